@@ -1,0 +1,212 @@
+"""Every error that zcrecord raises for bad input, a missing tensor or a failing disk, as one tree.
+
+::
+
+    Exception
+    └── RecordError                      where (path, tensor, offset), what, and what to do
+        ├── FormatError(ValueError)      the bytes are not a valid archive
+        │   ├── VersionError             a later version, or a feature this reader does not know
+        │   └── IntegrityError           a checksum or digest does not match: the bytes changed
+        ├── LimitError(ValueError)       a documented limit is exceeded, on either side
+        ├── UnsupportedError(TypeError)  a legal value that the format or this build cannot hold
+        ├── NameCollisionError(ValueError)  two things of one record would have the same name
+        ├── OnnxError(ValueError)        the input is not a valid ONNX model
+        │   └── ExternalDataError        an external-data path breaks a rule
+        ├── TensorNotFoundError(KeyError)
+        ├── DependencyError(ImportError) an optional package is missing; says how to install it
+        └── SourceError(OSError)         the file system refused
+            ├── SourceNotFoundError(FileNotFoundError)
+            └── DestinationExistsError(FileExistsError)
+
+The module knows how an error is worded and carried; when to raise it is left to the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+__all__ = [
+    "DependencyError",
+    "DestinationExistsError",
+    "ExternalDataError",
+    "FormatError",
+    "IntegrityError",
+    "LimitError",
+    "NameCollisionError",
+    "OnnxError",
+    "RecordError",
+    "SourceError",
+    "SourceNotFoundError",
+    "TensorNotFoundError",
+    "UnsupportedError",
+    "VersionError",
+    "printable",
+]
+
+
+def printable(text: str, limit: int = 200) -> str:
+    """Return `text` with control characters escaped and its middle cut out: names come from strangers."""
+    if len(text) > limit:
+        text = f"{text[: limit // 2]}…{text[-limit // 2 :]}"
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+class RecordError(Exception):
+    """Base of every error zcrecord raises on purpose; pickles, and says where, what and what to do.
+
+    Attributes:
+        path: the file, where one is known.
+        tensor: the full name of the tensor or module concerned.
+        offset: byte offset in the file at which the fault was noticed.
+    """
+
+    def __init__(
+        self,
+        message: str = "",
+        *,
+        path: str | None = None,
+        tensor: str | None = None,
+        offset: int | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.path = path
+        self.tensor = tensor
+        self.offset = offset
+
+    def __str__(self) -> str:
+        where = [printable(self.path)] if self.path else []
+        if self.tensor is not None:
+            where.append(f"tensor '{printable(self.tensor)}'")
+        return ": ".join([*where, self.message])
+
+    def located(
+        self, *, path: str | None = None, tensor: str | None = None, offset: int | None = None
+    ) -> RecordError:
+        """Return this same error with the places filled in that were not known where it was raised."""
+        self.path = self.path if self.path is not None else path
+        self.tensor = self.tensor if self.tensor is not None else tensor
+        self.offset = self.offset if self.offset is not None else offset
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        state = {**self.__dict__, "message": self.message}
+        return _rebuild, (type(self), state)
+
+
+def _rebuild(kind: type[RecordError], state: dict[str, Any]) -> RecordError:
+    error = kind.__new__(kind)
+    for key, value in state.items():
+        setattr(error, key, value)
+    error.args = (state["message"],)
+    return error
+
+
+class FormatError(RecordError, ValueError):
+    """The bytes are not a valid archive."""
+
+
+class VersionError(FormatError):
+    """The archive needs a later reader: its version byte, or a feature bit, is not known here."""
+
+
+class IntegrityError(FormatError):
+    """A checksum or digest does not match: the bytes are not those that were written."""
+
+
+class LimitError(RecordError, ValueError):
+    """A documented limit is exceeded; writer and reader enforce the same ones."""
+
+
+class UnsupportedError(RecordError, TypeError):
+    """A legal value that the format, or this operation, cannot hold."""
+
+
+class NameCollisionError(RecordError, ValueError):
+    """Two things of one record would get the same name."""
+
+
+class OnnxError(RecordError, ValueError):
+    """The input is not a valid ONNX model."""
+
+
+class ExternalDataError(OnnxError):
+    """An external-data reference breaks one of the rules that keep it inside the model's folder."""
+
+
+class DependencyError(RecordError, ImportError):
+    """An optional package is missing; the message gives the command that installs it."""
+
+
+class TensorNotFoundError(RecordError, KeyError):
+    """No tensor has that name. The message lists close names, and looks for them only when it is asked for."""
+
+    def __init__(self, name: str = "", names: Callable[[], Iterable[str]] = tuple, *, path: str | None = None) -> None:
+        super().__init__("", path=path, tensor=name)
+        self._names: Callable[[], Iterable[str]] | None = names
+        self.args = (name,)
+        self._text = ""
+
+    @property
+    def message(self) -> str:
+        if self._names is not None:
+            self._text = _close_names(self.tensor or "", self._names())
+            self._names = None
+        return self._text
+
+    @message.setter
+    def message(self, text: str) -> None:
+        self._text = text
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        text = self.message
+        state = {**self.__dict__, "_names": None, "message": text}
+        return _rebuild_not_found, (state,)
+
+
+def _rebuild_not_found(state: dict[str, Any]) -> TensorNotFoundError:
+    error = TensorNotFoundError(state["tensor"], path=state["path"])
+    error._names = None
+    error._text = state["message"]
+    error.offset = state["offset"]
+    return error
+
+
+def _close_names(name: str, names: Iterable[str]) -> str:
+    import difflib  # here, because it is needed only once something went wrong
+
+    everything = list(names)
+    tail = name.rpartition(".")[2]
+    candidates = [n for n in everything if n.rpartition(".")[2] == tail or name in n][:2000] or everything[:2000]
+    close = difflib.get_close_matches(name, candidates, n=3, cutoff=0.5) or [n for n in candidates if name in n][:3]
+    if close:
+        return "not in this record; close names: " + ", ".join(f"'{printable(n)}'" for n in close)
+    return f"not in this record of {len(everything)} tensors; list(record) gives all names"
+
+
+class SourceError(RecordError, OSError):
+    """The file system refused; `errno` says how."""
+
+    def __init__(
+        self,
+        message: str = "",
+        *,
+        path: str | None = None,
+        tensor: str | None = None,
+        offset: int | None = None,
+        errno: int | None = None,
+    ) -> None:
+        super().__init__(message, path=path, tensor=tensor, offset=offset)
+        self.errno = errno
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (type(self), {**self.__dict__, "message": self.message, "errno": self.errno})
+
+
+class SourceNotFoundError(SourceError, FileNotFoundError):
+    """There is no such file."""
+
+
+class DestinationExistsError(SourceError, FileExistsError):
+    """The output exists already and was not to be replaced."""

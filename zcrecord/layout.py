@@ -1,0 +1,209 @@
+"""Where things lie in an archive: header and trailer, alignment, limits. Pure arithmetic, no I/O.
+
+The one place that packs and unpacks binary numbers, and the one with an align function. What the index holds is
+left to `index`, whether it is right to `verify`.
+"""
+
+from __future__ import annotations
+
+import struct
+import sys
+import zlib
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from .errors import FormatError, IntegrityError, LimitError, VersionError
+
+__all__ = ["ALIGNMENT", "HEADER_SIZE", "LARGE_ALIGNMENT", "LARGE_PAYLOAD", "MAGIC", "VERSION", "Header", "align_up"]
+
+if sys.byteorder != "little":
+    raise ImportError("zcrecord archives are little-endian and used in place; this machine is big-endian")
+
+MAGIC = b"\x89ZCR\r\n\x1a\n"  # the idea is PNG's: a text-mode transfer damages it
+VERSION = 0  # a draft: any change is allowed until the readers in C, Rust and JavaScript agree
+HEADER_SIZE = 64  # of header and trailer alike
+KNOWN_FEATURES = 0  # bit 0 is kept for payloads in other files
+
+ALIGNMENT = 64  # a cache line, an AVX-512 register, Arrow's choice
+LARGE_PAYLOAD = 1 << 20  # payloads of this size and more ...
+LARGE_ALIGNMENT = 16384  # ... start on a page, Apple's included: each can be mapped or handed to a GPU by itself
+MIN_ALIGNMENT = 16
+MAX_ALIGNMENT = 65536
+
+MAX_ARCHIVE_SIZE = 1 << 56  # so that no sum of two sizes overflows 64 bits, signed or not
+MAX_INDEX_SIZE = (1 << 31) - 1  # FlatBuffers' own limit
+MAX_RANK = 64  # numpy's
+MAX_DEPTH = 100  # of nested modules
+NONE = 0xFFFFFFFF
+SPAN_ALLOWANCE = 256  # bytes an entry may repeat of the text pool, on average
+WORDS_ALLOWANCE = 32  # items an attribute list may repeat of the word pool, on average
+
+_HEADER = struct.Struct("<8sBBBBIQQQQQII")
+_U16 = struct.Struct("<H")
+_U32 = struct.Struct("<I")
+
+
+def u16_at(buffer: memoryview, offset: int) -> int:
+    """Return the unsigned 16-bit number at `offset`."""
+    value: int = _U16.unpack_from(buffer, offset)[0]
+    return value
+
+
+def u32_at(buffer: memoryview, offset: int) -> int:
+    """Return the unsigned 32-bit number at `offset`."""
+    value: int = _U32.unpack_from(buffer, offset)[0]
+    return value
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """The 64 bytes at both ends of an archive. Offsets and sizes in bytes from the archive's first byte."""
+
+    alignment: int
+    base_alignment: int
+    index_offset: int
+    index_size: int
+    payload_offset: int
+    archive_size: int
+    index_crc: int
+    required_features: int = 0
+
+    def encode(self) -> bytes:
+        """Return the sealed form, for the trailer and a front header."""
+        body = _HEADER.pack(
+            MAGIC,
+            VERSION,
+            self.alignment.bit_length() - 1,
+            self.base_alignment.bit_length() - 1,
+            0,
+            0,
+            self.required_features,
+            self.index_offset,
+            self.index_size,
+            self.payload_offset,
+            self.archive_size,
+            self.index_crc,
+            0,
+        )[:60]
+        return body + struct.pack("<I", zlib.crc32(body))
+
+    @property
+    def front(self) -> bool:
+        """Whether the index lies before the payloads."""
+        return self.index_offset == HEADER_SIZE and self.payload_offset >= HEADER_SIZE + self.index_size
+
+
+def encode_unsealed(alignment: int) -> bytes:
+    """Return the header of an archive whose index is yet to come: zeros from byte 10 to 59."""
+    body = MAGIC + bytes([VERSION, alignment.bit_length() - 1]) + bytes(50)
+    return body + struct.pack("<I", zlib.crc32(body))
+
+
+def decode_header(data: bytes, what: str = "header") -> Header | None:
+    """Return what 64 bytes say, or None for an unsealed header; rules R1 to R7 of FORMAT.md.
+
+    Raises:
+        FormatError: not an archive, damaged, or inconsistent. VersionError: a later version or unknown feature.
+    """
+    if data[:8] != MAGIC:
+        raise FormatError(_foreign(data, what))
+    (_, version, log2, base_log2, zero8, zero32, features, index_offset, index_size, payload_offset, archive_size,
+     index_crc, crc) = _HEADER.unpack(data)  # fmt: skip
+    if version != VERSION:
+        raise VersionError(f"{what}: format version {version}, this reader knows {VERSION}; upgrade zcrecord")
+    if zlib.crc32(data[:60]) != crc:
+        raise IntegrityError(f"{what}: its CRC does not match; the file is damaged, copy it again")
+    if not 4 <= log2 <= 16:
+        raise FormatError(f"{what}: alignment 2^{log2} is outside 2^4 to 2^16")
+    if not any(data[10:60]):
+        return None
+    if zero8 or zero32:
+        raise FormatError(f"{what}: reserved bytes 11 to 15 are not zero")
+    if not log2 <= base_log2 <= 16:
+        raise FormatError(f"{what}: base alignment 2^{base_log2} is outside 2^{log2} to 2^16")
+    if features & ~KNOWN_FEATURES:
+        bits = [i for i in range(64) if features >> i & 1 and not KNOWN_FEATURES >> i & 1]
+        raise VersionError(f"{what}: needs features (bits {bits}) this reader does not know; upgrade zcrecord")
+    if archive_size > MAX_ARCHIVE_SIZE:
+        raise LimitError(f"{what}: archive_size {archive_size} is more than 2^56")
+    header = Header(1 << log2, 1 << base_log2, index_offset, index_size, payload_offset, archive_size, index_crc)
+    _check_extents(header, what)
+    return header
+
+
+def _check_extents(h: Header, what: str) -> None:
+    """Check that header, index, payloads and trailer tile the archive in one of its two orders (R6, R7)."""
+    end = h.archive_size - HEADER_SIZE
+    if not 0 < h.index_size <= MAX_INDEX_SIZE or h.index_size % 8:
+        raise FormatError(f"{what}: index_size {h.index_size} is not a multiple of 8 from 8 to 2^31 - 8")
+    if h.payload_offset % h.alignment or h.payload_offset > end:
+        raise FormatError(f"{what}: payload_offset {h.payload_offset} is unaligned or past the end")
+    if h.front:
+        gap = h.payload_offset - HEADER_SIZE - h.index_size
+        if gap >= h.base_alignment:
+            raise FormatError(f"{what}: {gap} bytes between index and payloads, at most {h.base_alignment - 1}")
+    elif h.payload_offset != align_up(HEADER_SIZE, h.alignment):
+        raise FormatError(f"{what}: payload_offset {h.payload_offset} fits neither index order")
+    elif h.index_offset < h.payload_offset or h.index_offset % h.alignment:
+        raise FormatError(f"{what}: index_offset {h.index_offset} is unaligned or before the payloads")
+    elif h.index_offset + h.index_size != end:
+        index_end = h.index_offset + h.index_size
+        raise FormatError(f"{what}: the index ends at {index_end:#x}, the trailer starts at {end:#x}")
+
+
+def _foreign(data: bytes, what: str) -> str:
+    """Say what a file that is no archive might be; strangers hand in the wrong one."""
+    if what == "trailer":
+        return "trailer: its magic is missing; the file is truncated or has bytes appended, copy it again"
+    if data[:4] == b"\x89ZCR" or data[1:4] == b"ZCR":
+        return "the magic is damaged, as by a transfer in text mode; copy the file again in binary mode"
+    if data[8:10] == b'{"' or data[8:9] == b"{":
+        return "this is a safetensors file, not a zcrecord archive"
+    if data[:4] == b"PK\x03\x04":
+        return "this is a zip file (an .npz or a torch checkpoint?), not a zcrecord archive"
+    if data[:4] == b"GGUF":
+        return "this is a GGUF file, not a zcrecord archive"
+    if data[:4] == b"\x28\xb5\x2f\xfd":
+        return "this is a zstd stream, not a zcrecord archive; decompress it first"
+    if data[:1] == b"\x08" and data[2:3] in (b"\x12", b"\x1a", b"\x22", b"\x2a", b"\x3a"):
+        return "this looks like an ONNX model, not a zcrecord archive; convert it with onnx2zc"
+    if all(32 <= c < 127 or c in (9, 10, 13) for c in data[:64]):
+        return "this is a text file, not a zcrecord archive"
+    return "not a zcrecord archive: the first 8 bytes are not its magic"
+
+
+def align_up(n: int, alignment: int) -> int:
+    """Return the least multiple of `alignment`, a power of two, that is at least `n`."""
+    return (n + alignment - 1) & -alignment
+
+
+def check_alignment(alignment: int) -> int:
+    """Return `alignment`, or raise LimitError unless it is a power of two from 16 to 65536."""
+    if not MIN_ALIGNMENT <= alignment <= MAX_ALIGNMENT or alignment & (alignment - 1):
+        raise LimitError(f"alignment {alignment} is not a power of two from {MIN_ALIGNMENT} to {MAX_ALIGNMENT}")
+    return alignment
+
+
+def payload_alignment(nbytes: int, alignment: int) -> int:
+    """Return where a payload of `nbytes` bytes may start: large ones on a page of their own."""
+    return max(alignment, LARGE_ALIGNMENT) if nbytes >= LARGE_PAYLOAD else alignment
+
+
+def plan_payloads(sizes: npt.NDArray[np.uint64], alignment: int) -> tuple[npt.NDArray[np.uint64], int, int]:
+    """Return each payload's offset, where they all end (aligned), and the strongest alignment used.
+
+    Offsets are relative to a `payload_offset` that is a multiple of the strongest alignment. No byte is touched:
+    every front-indexed writer feeds on this, so sizes and bytes cannot disagree.
+    """
+    padded = (sizes + np.uint64(alignment - 1)) & np.uint64(2**64 - alignment)
+    offsets = np.zeros(len(sizes) + 1, np.uint64)
+    np.cumsum(padded, out=offsets[1:])
+    strongest = alignment
+    for i in np.flatnonzero(sizes >= LARGE_PAYLOAD).tolist():
+        strongest = payload_alignment(int(sizes[i]), alignment)
+        gap = -int(offsets[i]) % strongest
+        if gap:
+            offsets[i:] += np.uint64(gap)
+    return offsets[:-1], int(offsets[-1]), strongest
