@@ -1,0 +1,142 @@
+"""What only the payloads' bytes can tell: their digests, the zeros between them, and the archive's content digest.
+
+Reads every byte it is asked about; holds none. What the index says is taken as verified.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import xxhash
+
+from . import dtypes
+from .errors import FormatError, IntegrityError
+from .index import Index, ValueForm, ValueType
+from .layout import HEADER_SIZE, NONE
+from .sharing import as_bytes
+from .tensors import PackedTensor, StringTensor
+
+if TYPE_CHECKING:
+    from .reader import Archive
+
+__all__ = ["check", "content_digest"]
+
+_TAG = b"zcrecord content digest 1\n"
+
+
+def check(archive: Archive) -> None:
+    """Check every payload's digest, and that all other bytes of the archive outside the index are zero (R40, R41).
+
+    Raises:
+        IntegrityError: a digest does not match; names a tensor that uses the payload. FormatError: the rest.
+    """
+    ix, h = archive.index, archive.header
+    start = HEADER_SIZE + h.index_size if h.front else HEADER_SIZE
+    done = start
+    last = (-1, -1)
+    for number, (offset, nbytes, digest) in enumerate(ix.payloads.tolist()):
+        at = h.payload_offset + offset
+        if (offset, nbytes) == last:
+            continue
+        last = (offset, nbytes)
+        _check_zero(archive.buffer, done, at)
+        done = at + nbytes
+        if ix.digest_kind and xxhash.xxh3_64_intdigest(archive.buffer[at:done]) != digest:
+            user = np.flatnonzero(ix.tensors["payload"] == number)
+            name = ix.name(int(user[0])) if len(user) else None
+            what = f"payload [{at:#x}, {done:#x}): its digest does not match; the file is damaged, copy it again"
+            raise IntegrityError(what, tensor=name, offset=at)
+    _check_zero(archive.buffer, done, archive.header.archive_size - HEADER_SIZE if h.front else h.index_offset)
+    _check_elements(archive)
+
+
+def _check_zero(buffer: memoryview, lo: int, hi: int) -> None:
+    if lo < hi and np.frombuffer(buffer[lo:hi], np.uint8).any():
+        raise FormatError(f"the gap [{lo:#x}, {hi:#x}) holds bytes that are not zero", offset=lo)
+
+
+def _check_elements(archive: Archive) -> None:
+    """Pad bits are zero, bools are 0 or 1, string ends are right (R36 to R39)."""
+    ix = archive.index
+    rows = ix.tensors
+    bools = rows["dtype"] == dtypes.by_name["bool"].code
+    for i in np.flatnonzero((rows["payload"] != NONE) & ((rows["bits"] < 8) | bools)).tolist():
+        if rows["dtype"][i] not in dtypes.by_code:
+            continue
+        view = archive.view(i)  # a string tensor checks itself
+        name = ix.name(i)
+        if isinstance(view, PackedTensor):
+            used = int(np.prod(view.shape)) * view.kind.bits % 8
+            if used and view.packed[-1] >> used:
+                raise FormatError("the pad bits after its last element are not zero", tensor=name)
+        elif bools[i] and as_bytes(view).max() > 1:
+            raise FormatError("a bool is neither 0 nor 1", tensor=name)
+
+
+def content_digest(archive: Archive) -> str:
+    """Return 'sha256:...' over what the archive holds, however it is laid out; FORMAT.md has the exact bytes.
+
+    Metadata, order, ties, strides, alignment, the index's place and deduplication do not enter.
+    """
+    ix = archive.index
+    digest = hashlib.sha256(_TAG)
+
+    def put(*items: bytes | int) -> None:
+        for item in items:
+            if isinstance(item, int):
+                digest.update(item.to_bytes(8, "little"))
+            else:
+                digest.update(len(item).to_bytes(8, "little") + item)
+
+    known: dict[tuple[int, ...], bytes] = {}
+    put(len(ix.tensors))
+    for i in ix.by_name.tolist():
+        row = archive.row(i)
+        shape, strides = archive.shape(row), archive.strides(row)
+        key = (row[5], row[6], *shape, *(strides or ()))
+        if key not in known or strides is not None:
+            known[key] = _sha256(archive, i)
+        put(ix.name(i).encode(), row[9], row[10], len(shape), *shape)
+        digest.update(known[key])
+    put(len(ix.modules))
+    for m in sorted(range(len(ix.modules)), key=lambda m: _span(ix, ix.modules[m], "name")):
+        row = ix.modules[m]
+        put(_span(ix, row, "name"), int(row["kind"]), _span(ix, row, "type_name"))
+    _put_attributes(archive, put)
+    return "sha256:" + digest.hexdigest()
+
+
+def _span(ix: Index, row: Any, field: str) -> bytes:
+    start, size = int(row[field]), int(row[field + "_size"])
+    return bytes(ix.text[start : start + size])
+
+
+def _sha256(archive: Archive, i: int) -> bytes:
+    """Return the SHA-256 of a tensor's logical bytes: C order, whatever its strides; packed elements as they lie."""
+    row = archive.row(i)
+    if archive.strides(row) is None:
+        return hashlib.sha256(archive.payload(row[5])).digest()
+    view = archive.view(i)
+    assert not isinstance(view, StringTensor | PackedTensor)
+    return hashlib.sha256(as_bytes(view)).digest()
+
+
+def _put_attributes(archive: Archive, put: Any) -> None:
+    ix = archive.index
+    put(len(ix.attributes))
+    found = [(_span(ix, ix.modules[int(row["parent"])], "name"), _span(ix, row, "name"), row) for row in ix.attributes]
+    for module, key, row in sorted(found, key=lambda f: f[:2]):
+        form, kind, word = int(row["form"]), int(row["type"]), int(row["value"])
+        words = [word]
+        if form != ValueForm.SCALAR:
+            words = ix.words[word & NONE : (word & NONE) + (word >> 32)].tolist()
+        put(module, key, kind, form, len(words))
+        for w in words:
+            if kind == ValueType.TEXT:
+                put(bytes(ix.text[w & NONE : (w & NONE) + (w >> 32)]))
+            elif kind == ValueType.PAYLOAD:
+                put(hashlib.sha256(archive.payload(w)).digest())
+            else:
+                put(w)
