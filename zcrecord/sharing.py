@@ -1,0 +1,308 @@
+"""Which tensors of a record lie in the same memory, and what bytes each payload therefore holds.
+
+A payload holds only bytes that a saved tensor reaches. Tensors share one where their bytes overlap: the dense ones
+(C order, or a permutation of it) that overlap make a run, and a view with gaps that lies inside a run joins it.
+Anything else with gaps is packed into C order. Knows addresses; nothing of names, files or offsets in them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from . import dtypes
+from .dtypes import DType
+from .errors import UnsupportedError
+from .index import Form
+from .tensors import PackedTensor, StringTensor
+
+__all__ = ["Placement", "Source", "analyse", "as_bytes", "chunks"]
+
+Array = npt.NDArray[Any]
+_CACHED = 1 << 24  # bytes; larger packings are made twice (digest, write) rather than held
+
+
+class Placement:
+    """Where every tensor goes: `form_ids[i]` and `source_ids[i]` are tensor i's form and source (-1: no bytes)."""
+
+    __slots__ = ("_numbers", "form_ids", "forms", "source_ids", "sources")
+
+    def __init__(self, count: int) -> None:
+        self.form_ids = [0] * count
+        self.source_ids = [-1] * count
+        self.forms: list[Form] = []
+        self.sources: list[Source | Array] = []  # an array in C order, with the buffer protocol, is its own source
+        self._numbers: dict[Form, int] = {}
+
+    def form(self, form: Form) -> int:
+        """Return the number of a form, each distinct one kept once."""
+        number = self._numbers.setdefault(form, len(self.forms))
+        if number == len(self.forms):
+            self.forms.append(form)
+        return number
+
+    def put(self, users: list[int], form: Form, source: int) -> None:
+        """Place tensors that are one and the same."""
+        number = self.form(form)
+        for i in users:
+            self.form_ids[i], self.source_ids[i] = number, source
+
+    def in_order(self) -> None:
+        """Renumber forms and sources by the first tensor that uses them: addresses leave no trace in the file."""
+        order: dict[int, int] = {-1: -1}
+        for s in self.source_ids:
+            order.setdefault(s, len(order) - 1)
+        self.source_ids = [order[s] for s in self.source_ids]
+        self.sources = [self.sources[old] for old in order if old >= 0]
+        kept: dict[int, int] = {}
+        self.form_ids = [kept.setdefault(f, len(kept)) for f in self.form_ids]
+        self.forms = [self.forms[old] for old in kept]
+
+
+class Source:
+    """The bytes of one payload-to-be that do not lie in one piece: arrays to be read one after the other."""
+
+    __slots__ = ("nbytes", "parts")
+
+    def __init__(self, parts: list[Array], nbytes: int) -> None:
+        self.parts = parts
+        self.nbytes = nbytes
+
+
+@dataclass(slots=True)
+class _Run:
+    """Memory [lo, hi) that dense members cover without a hole, and the source it becomes."""
+
+    lo: int
+    hi: int
+    members: list[_Member]
+    source: int
+
+
+def as_bytes(array: Array) -> npt.NDArray[np.uint8]:
+    """Return the array's C-order bytes, little-endian: a view where it is contiguous, a new array otherwise."""
+    if not array.dtype.isnative:
+        array = array.astype(array.dtype.newbyteorder("<"))
+    if not array.flags.c_contiguous:
+        array = np.ascontiguousarray(array)
+    return array.reshape(-1).view(np.uint8)
+
+
+@dataclass(slots=True)
+class _Member:
+    """One distinct array with bytes: where it lies and how it may be stored."""
+
+    array: Array
+    kind: DType
+    lo: int
+    hi: int
+    dense: bool
+    plain: bool  # must fill its payload alone: packed elements, strings
+    users: list[int]
+    shape: tuple[int, ...]
+
+
+def chunks(source: Source | Array) -> Iterator[Array]:
+    """Yield a source's bytes as contiguous uint8 arrays; packs what has gaps, one part at a time."""
+    parts = source.parts if isinstance(source, Source) else [source]
+    return map(as_bytes, parts)
+
+
+def analyse(tensors: list[Any]) -> Placement:
+    """Return where each tensor goes, and the sources in the order in which the tensors first need them.
+
+    Accepts ndarray, PackedTensor, StringTensor. Copies nothing but what must be packed or byte-swapped.
+
+    Raises:
+        UnsupportedError: an element type the format does not have.
+    """
+    out = Placement(len(tensors))
+    rest = _plain_owners(tensors, out)
+    members: dict[Any, _Member] = {}
+    for i in rest:
+        _collect(i, tensors[i], out, members)
+    for group in _overlapping(list(members.values())):
+        _place_group(group, out)
+    if rest:
+        out.in_order()
+    return out
+
+
+def _plain_owners(tensors: list[Any], out: Placement) -> range | list[int]:
+    """Place the common case, C-order arrays that own their bytes, and return the indices of all others.
+
+    Arrays that own their memory overlap only views of it: one view or tie among them, and all go the long way.
+    """
+    if set(map(type, tensors)) != {np.ndarray} or len(set(map(id, tensors))) < len(tensors):
+        return range(len(tensors))
+    if any([t.base is not None for t in tensors]):  # noqa: C419  # a list is twice as fast as a generator
+        return range(len(tensors))
+    form, last_dtype, last_shape = -1, None, None
+    forms = []
+    for dtype, shape in zip([t.dtype for t in tensors], [t.shape for t in tensors], strict=True):
+        if dtype is not last_dtype or shape != last_shape:  # tensors of a kind tend to follow one another
+            kind = dtypes.from_numpy(dtype)
+            usable = dtype.isbuiltin == 1 and 0 not in shape
+            form = out.form(Form(kind.code, kind.bits, shape)) if usable else -1
+            last_dtype, last_shape = dtype, shape
+        forms.append(form)
+    if -1 not in forms and all([t.flags.c_contiguous for t in tensors]):  # noqa: C419
+        out.form_ids, out.source_ids, out.sources = forms, list(range(len(tensors))), tensors
+        return []
+    rest = []
+    for i, t in enumerate(tensors):
+        if forms[i] < 0 or not t.flags.c_contiguous:
+            rest.append(i)
+            continue
+        out.form_ids[i], out.source_ids[i] = forms[i], len(out.sources)
+        out.sources.append(t)
+    return rest
+
+
+def _collect(i: int, tensor: Any, out: Placement, members: dict[Any, _Member]) -> None:
+    """Register tensor i with the member that is the same memory seen the same way, or place it if it has no bytes."""
+    if isinstance(tensor, StringTensor):
+        array, kind, plain = tensor.data, dtypes.STRING, True
+    elif isinstance(tensor, PackedTensor):
+        array, kind, plain = tensor.packed, tensor.kind, True
+    else:
+        array, kind, plain = tensor, dtypes.from_numpy(tensor.dtype), False
+    if array.size == 0:
+        out.put([i], Form(kind.code, kind.bits, tuple(tensor.shape)), -1)
+        return
+    lo, hi = extent(array)
+    key = (lo, array.shape, array.strides, kind.code, plain, tuple(tensor.shape))
+    if (known := members.get(key)) is not None:
+        known.users.append(i)
+        return
+    if not plain and (kind.packed or not array.dtype.isnative):
+        array, plain = PackedTensor.pack(array).packed if kind.packed else as_bytes(array), True
+        lo, hi = extent(array)
+    dense = plain or is_dense(array)
+    members[key] = _Member(array, kind, lo, hi, dense, plain, [i], tuple(tensor.shape))
+
+
+def extent(array: Array) -> tuple[int, int]:
+    """Return the first address the array reaches and one past its last."""
+    address: int = array.__array_interface__["data"][0]
+    low = high = 0
+    for dim, stride in zip(array.shape, array.strides, strict=True):
+        reach = (dim - 1) * stride
+        low, high = (low + reach, high) if reach < 0 else (low, high + reach)
+    return address + low, address + high + array.itemsize
+
+
+def is_dense(array: Array) -> bool:
+    """Return whether the elements fill their extent in some order of the axes, none of them reversed."""
+    if array.flags.c_contiguous or array.flags.f_contiguous:
+        return True
+    expected = array.itemsize
+    for stride, dim in sorted(zip(array.strides, array.shape, strict=True)):
+        if dim == 1:
+            continue
+        if stride != expected:
+            return False
+        expected *= dim
+    return True
+
+
+def _overlapping(members: list[_Member]) -> list[list[_Member]]:
+    """Return members in groups whose extents overlap, transitively."""
+    members.sort(key=lambda m: (m.lo, -m.hi))
+    groups: list[list[_Member]] = []
+    end = -1
+    for m in members:
+        if m.lo < end:
+            groups[-1].append(m)
+        else:
+            groups.append([m])
+        end = max(end, m.hi)
+    return groups
+
+
+def _place_group(group: list[_Member], out: Placement) -> None:
+    """Make runs of the dense members of a group, put the others inside one where they fit, pack the rest."""
+    runs: list[_Run] = []
+    for m in group:
+        if m.plain or not m.dense:
+            continue
+        if not runs or m.lo >= runs[-1].hi:
+            runs.append(_Run(m.lo, m.hi, [m], len(out.sources)))
+            out.sources.append(Source([], 0))
+        elif (m.lo - runs[-1].lo) % m.array.itemsize == 0:
+            runs[-1].hi = max(runs[-1].hi, m.hi)
+            runs[-1].members.append(m)
+        else:
+            _place_alone(m, out)  # no element of it starts where one of the run does
+    for run in runs:
+        out.sources[run.source] = _run_source(run)
+        for m in run.members:
+            _place_view(m, out, run)
+    for m in group:
+        if m.plain:
+            _place_alone(m, out)
+        elif not m.dense:
+            home = next((r for r in runs if _fits(m, r.lo, r.hi)), None)
+            if home is None:
+                _place_alone(m, out)
+            else:
+                _place_view(m, out, home)
+
+
+def _fits(m: _Member, lo: int, hi: int) -> bool:
+    """Return whether a view with gaps can be described by strides inside a run."""
+    item = m.array.itemsize
+    start = m.array.__array_interface__["data"][0] - lo
+    whole = start % item == 0 and all(s % item == 0 for s in m.array.strides)
+    return lo <= m.lo and m.hi <= hi and whole and m.array.nbytes <= hi - lo
+
+
+def _run_source(run: _Run) -> Source | Array:
+    """Return a run's memory, pieced together from the members that cover it."""
+    pieces: list[Array] = []
+    done = run.lo
+    for m in run.members:  # ascending by lo, and each overlaps what came before it
+        if m.hi > done:
+            pieces.append(_memory_order(m.array)[done - m.lo :])
+            done = m.hi
+    return pieces[0] if len(pieces) == 1 else Source(pieces, run.hi - run.lo)
+
+
+def _memory_order(array: Array) -> npt.NDArray[np.uint8]:
+    """Return a dense array's bytes in the order in which they lie; a view."""
+    if not array.flags.c_contiguous:
+        array = array.transpose(sorted(range(array.ndim), key=lambda a: (-array.strides[a], array.shape[a])))
+    return array.reshape(-1).view(np.uint8)
+
+
+def _place_alone(m: _Member, out: Placement) -> None:
+    """Give a member a payload of its own, in C order."""
+    array = m.array
+    whole = array.flags.c_contiguous or array.nbytes <= _CACHED
+    out.put(m.users, Form(m.kind.code, m.kind.bits, m.shape), len(out.sources))
+    out.sources.append(as_bytes(array) if whole else Source([array], array.nbytes))
+
+
+def _place_view(m: _Member, out: Placement, run: _Run) -> None:
+    form = Form(m.kind.code, m.kind.bits, m.shape)
+    if (m.lo, m.hi) != (run.lo, run.hi) or not m.array.flags.c_contiguous:
+        item = m.array.itemsize
+        strides = tuple(s // item if d > 1 else 0 for s, d in zip(m.array.strides, m.shape, strict=True))
+        offset = m.array.__array_interface__["data"][0] - run.lo
+        form = form._replace(byte_offset=offset, strides=strides)
+    out.put(m.users, form, run.source)
+
+
+def check_supported(value: Any, path: str) -> None:
+    """Raise UnsupportedError if `value`, at `path`, is an array the format cannot hold."""
+    if isinstance(value, np.ma.MaskedArray):
+        raise UnsupportedError("a masked array; save .filled() and the mask as two tensors", tensor=path)
+    if isinstance(value, np.ndarray):
+        try:
+            dtypes.from_numpy(value.dtype)
+        except UnsupportedError as error:
+            raise error.located(tensor=path) from None

@@ -1,0 +1,194 @@
+"""Where bytes go: a file that appears whole or not at all, or any binary file object, a pipe included.
+
+Knows system calls and how to undo; nothing of archives.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+from .errors import SourceError
+
+__all__ = ["Sink", "open_sink"]
+
+_MOST = 1 << 30  # bytes of one write; Linux takes no more than 2 GiB - 4 KiB
+
+
+class Sink(Protocol):
+    """Something to write forward into; `can_rewind` tells whether the other methods work."""
+
+    position: int
+    can_rewind: bool
+
+    def write(self, data: Any) -> None:
+        """Append all of a bytes-like."""
+
+    def read_back(self, offset: int, size: int) -> bytes:
+        """Return bytes written earlier."""
+
+    def rewind(self, offset: int) -> None:
+        """Forget everything from `offset` on."""
+
+    def patch(self, offset: int, data: bytes) -> None:
+        """Overwrite bytes written earlier; the position stays."""
+
+
+def _flat(data: Any) -> memoryview:
+    view = memoryview(data)
+    return view if view.format == "B" and view.ndim == 1 else view.cast("B")
+
+
+class _FileSink:
+    """A regular file of our own, by its descriptor."""
+
+    can_rewind = True
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        self.position = 0
+
+    def write(self, data: Any) -> None:
+        view = _flat(data)
+        while len(view):
+            done = os.write(self._fd, view[:_MOST])
+            self.position += done
+            view = view[done:]
+
+    def read_back(self, offset: int, size: int) -> bytes:
+        here = os.lseek(self._fd, 0, os.SEEK_CUR)
+        os.lseek(self._fd, offset, os.SEEK_SET)
+        parts = []
+        while size and (part := os.read(self._fd, size)):
+            parts.append(part)
+            size -= len(part)
+        os.lseek(self._fd, here, os.SEEK_SET)
+        return b"".join(parts)
+
+    def rewind(self, offset: int) -> None:
+        os.ftruncate(self._fd, offset)
+        self.position = os.lseek(self._fd, offset, os.SEEK_SET)
+
+    def patch(self, offset: int, data: bytes) -> None:
+        os.lseek(self._fd, offset, os.SEEK_SET)
+        here, self.position = self.position, offset
+        self.write(data)
+        self.position = os.lseek(self._fd, here, os.SEEK_SET)
+
+
+class _ObjectSink:
+    """A binary file object. It counts as seekable only if it can be read back too: two kinds of sink, not three."""
+
+    def __init__(self, file: Any) -> None:
+        self._file = file
+        self.position = 0
+        self.can_rewind = False
+        with contextlib.suppress(AttributeError, OSError, ValueError):
+            self.can_rewind = bool(file.seekable() and file.readable() and hasattr(file, "truncate"))
+        self._base = file.tell() if self.can_rewind else 0
+
+    def write(self, data: Any) -> None:
+        view = _flat(data)
+        while len(view):
+            done = self._file.write(view)
+            done = len(view) if done is None else done
+            self.position += done
+            view = view[done:]
+
+    def read_back(self, offset: int, size: int) -> bytes:
+        self._file.seek(self._base + offset)
+        parts = []
+        while size and (part := self._file.read(size)):
+            parts.append(part)
+            size -= len(part)
+        self._file.seek(self._base + self.position)
+        return b"".join(parts)
+
+    def rewind(self, offset: int) -> None:
+        self._file.seek(self._base + offset)
+        self._file.truncate()
+        self.position = offset
+
+    def patch(self, offset: int, data: bytes) -> None:
+        self._file.seek(self._base + offset)
+        self._file.write(data)
+        self._file.seek(self._base + self.position)
+
+
+@contextlib.contextmanager
+def open_sink(dest: Any, *, durable: bool = True) -> Iterator[Sink]:
+    """Yield a sink for a path or a binary file object.
+
+    A path gets a scratch file beside it, which replaces what is there only when the block ends without an exception,
+    and is removed otherwise: the path holds the old file or the new one, whole. `durable` adds an fsync of the file
+    and of its folder. A symbolic link keeps pointing where it did; a device or a named pipe is written to directly.
+
+    Raises:
+        SourceError: the file system refused; `errno` says how.
+    """
+    if hasattr(dest, "write"):
+        yield _ObjectSink(dest)
+        if hasattr(dest, "flush"):
+            dest.flush()
+        return
+    path = os.path.realpath(os.fspath(dest))
+    if isinstance(path, bytes):
+        path = os.fsdecode(path)
+    if os.path.isdir(path):
+        raise SourceError("is a directory; name a file in it", path=path, errno=21)
+    if os.path.exists(path) and not stat.S_ISREG(os.stat(path).st_mode):
+        with _refusals(path), open(path, "wb", buffering=0) as file:
+            yield _ObjectSink(file)
+        return
+    with _refusals(path):
+        yield from _replacing(path, durable)
+
+
+def _replacing(path: str, durable: bool) -> Iterator[Sink]:
+    folder, name = os.path.split(path)
+    scratch = os.path.join(folder, f".{name[:200]}.{os.urandom(6).hex()}.zcr-scratch")
+    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0)
+    fd = os.open(scratch, flags, 0o666)
+    try:
+        try:
+            if os.path.exists(path):
+                os.chmod(scratch, stat.S_IMODE(os.stat(path).st_mode))
+            yield _FileSink(fd)
+            if durable:
+                os.fsync(fd)
+        finally:
+            os.close(fd)
+        os.replace(scratch, path)
+    except BaseException:  # Ctrl-C too
+        with contextlib.suppress(OSError):
+            os.unlink(scratch)
+        raise
+    if durable and os.name == "posix":
+        _sync_folder(folder)
+
+
+def _sync_folder(folder: str) -> None:
+    fd = os.open(folder or ".", os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    except OSError:  # some network file systems have no fsync of folders
+        pass
+    finally:
+        os.close(fd)
+
+
+@contextlib.contextmanager
+def _refusals(path: str) -> Iterator[None]:
+    """Turn what the operating system says about this path into one typed error."""
+    try:
+        yield
+    except SourceError:
+        raise
+    except OSError as error:
+        if isinstance(error, SourceError) or error.errno is None:
+            raise
+        reason = os.strerror(error.errno)
+        raise SourceError(f"cannot write: {reason}; the file there before is untouched", path=path, errno=error.errno) from error

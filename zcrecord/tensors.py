@@ -1,0 +1,206 @@
+"""Tensors that numpy has no array for: elements narrower than a byte, and strings. Never unpacked unasked.
+
+Both are views of the bytes they were given; both save back unchanged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from math import prod
+from typing import Any, NoReturn
+
+import numpy as np
+import numpy.typing as npt
+
+from . import dtypes
+from .dtypes import DType
+from .errors import FormatError, UnsupportedError
+
+__all__ = ["PackedTensor", "StringTensor"]
+
+Bytes = npt.NDArray[np.uint8]
+
+
+class PackedTensor:
+    """A tensor of 2-, 4- or 6-bit elements as a view of its packed bytes; unpacked only by :meth:`unpack`.
+
+    Element i is bits [i * bits, (i + 1) * bits) of the bytes read as one least-significant-bit-first stream, as ONNX
+    packs its 2- and 4-bit types.
+
+    Example:
+        >>> t = PackedTensor.pack(np.array([[1, -2], [3, -4]]).astype("int4"))
+        >>> t.nbytes, t.packed.tolist(), t.unpack().astype(int).tolist()
+        (2, [225, 195], [[1, -2], [3, -4]])
+    """
+
+    __slots__ = ("kind", "packed", "shape")
+
+    def __init__(self, packed: Bytes, kind: DType | str, shape: tuple[int, ...]) -> None:
+        """Wrap `packed`, a one-dimensional uint8 array of exactly ceil(prod(shape) * bits / 8) bytes; copies nothing.
+
+        Raises:
+            UnsupportedError: `kind` is not a type narrower than a byte. FormatError: too few or too many bytes.
+        """
+        self.kind = dtypes.by_name[kind] if isinstance(kind, str) else kind
+        if not self.kind.packed:
+            raise UnsupportedError(f"{self.kind.name} is not packed; use a numpy array")
+        self.shape = tuple(shape)
+        need = dtypes.nbytes(prod(self.shape), self.kind.bits)
+        if packed.dtype != np.uint8 or packed.ndim != 1 or len(packed) != need:
+            raise FormatError(f"shape {self.shape} of {self.kind.name} takes {need} packed bytes, got {packed.shape}")
+        self.packed = packed
+
+    @classmethod
+    def pack(cls, array: npt.NDArray[Any]) -> PackedTensor:
+        """Return `array`, of an ml_dtypes type with one element to a byte, packed into new bytes."""
+        kind = dtypes.from_numpy(array.dtype)
+        if not kind.packed:
+            raise UnsupportedError(f"{kind.name} is not narrower than a byte")
+        raw = np.ascontiguousarray(array).reshape(-1).view(np.uint8) & np.uint8((1 << kind.bits) - 1)
+        if kind.bits == 6:
+            bits = np.unpackbits(raw[:, None], axis=1, count=6, bitorder="little")
+            return cls(np.packbits(bits.reshape(-1), bitorder="little"), kind, array.shape)
+        each = 8 // kind.bits
+        padded = np.zeros(-(-len(raw) // each) * each, np.uint8)
+        padded[: len(raw)] = raw
+        out = np.zeros(len(padded) // each, np.uint8)
+        for i in range(each):
+            out |= padded[i::each] << np.uint8(i * kind.bits)
+        return cls(out, kind, array.shape)
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The numpy dtype that :meth:`unpack` gives, one element to a byte."""
+        assert self.kind.numpy is not None
+        return self.kind.numpy
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the packed form."""
+        return len(self.packed)
+
+    def unpack(self) -> npt.NDArray[Any]:
+        """Return a new array with one element to a byte: 8 / bits times the memory."""
+        count, bits = prod(self.shape), self.kind.bits
+        if bits == 6:
+            flat = np.unpackbits(self.packed, count=count * 6, bitorder="little").reshape(count, 6)
+            raw = np.packbits(flat, axis=1, bitorder="little").reshape(-1)
+        else:
+            each = 8 // bits
+            raw = np.empty(len(self.packed) * each, np.uint8)
+            for i in range(each):
+                raw[i::each] = (self.packed >> np.uint8(i * bits)) & np.uint8((1 << bits) - 1)
+            raw = raw[:count]
+        if self.kind.name.startswith("int"):  # ml_dtypes keeps signed elements sign-extended
+            sign = np.uint8(1 << (bits - 1))
+            raw = (raw ^ sign) - sign
+        return raw.view(self.dtype).reshape(self.shape)
+
+    def __len__(self) -> int:
+        if not self.shape:
+            raise TypeError("a tensor of rank 0 has no length")
+        return self.shape[0]
+
+    def __getitem__(self, rows: int | slice) -> PackedTensor:
+        """Return rows of the first axis: a view where they start on a byte, otherwise repacked into new bytes."""
+        if not self.shape:
+            raise IndexError("a tensor of rank 0 has no rows")
+        one = not isinstance(rows, slice)
+        if isinstance(rows, slice):
+            start, stop, step = rows.indices(self.shape[0])
+        else:
+            start = range(self.shape[0])[rows]
+            stop, step = start + 1, 1
+        if step != 1:
+            raise UnsupportedError("rows of a packed tensor are taken with step 1; unpack() it for others")
+        stop = max(start, stop)
+        shape = self.shape[1:] if one else (stop - start, *self.shape[1:])
+        row_bits = prod(self.shape[1:]) * self.kind.bits
+        first, last = start * row_bits, stop * row_bits
+        if first % 8 == 0 and (last % 8 == 0 or stop == self.shape[0]):
+            return PackedTensor(self.packed[first // 8 : (last + 7) // 8], self.kind, shape)
+        part = np.unpackbits(self.packed[first // 8 : (last + 7) // 8], bitorder="little")
+        part = part[first % 8 : first % 8 + last - first]
+        return PackedTensor(np.packbits(part, bitorder="little"), self.kind, shape)
+
+    def __array__(self, *_: Any, **__: Any) -> NoReturn:
+        raise UnsupportedError(f"a packed {self.kind.name} tensor is no array; .unpack() copies it into one")
+
+    def __repr__(self) -> str:
+        return f"PackedTensor({self.kind.name}, shape={self.shape}, nbytes={self.nbytes})"
+
+
+class StringTensor:
+    """A tensor of byte strings as a view of one buffer: the bytes, zeros to a multiple of 8, then n + 1 u64 ends.
+
+    Example:
+        >>> t = StringTensor.from_strings(["a", "bc"])
+        >>> t[1], t.shape, t.unpack().tolist()
+        (b'bc', (2,), ['a', 'bc'])
+    """
+
+    __slots__ = ("_ends", "data", "shape")
+
+    def __init__(self, data: Bytes, shape: tuple[int, ...]) -> None:
+        """Wrap `data`; copies nothing, and checks every end before one is used.
+
+        Raises:
+            FormatError: the ends do not ascend from 0 inside the bytes, or the padding is not zero.
+        """
+        self.data, self.shape = data, tuple(shape)
+        count = prod(self.shape)
+        table = 8 * (count + 1)
+        if not count:
+            self._ends = np.zeros(1, np.uint64)
+            return
+        if len(data) % 8 or len(data) < table:
+            raise FormatError(f"{count} strings cannot lie in {len(data)} bytes")
+        self._ends = data[len(data) - table :].view("<u8")
+        end = int(self._ends[-1])
+        room = len(data) - table
+        if self._ends[0] or (self._ends[1:] < self._ends[:-1]).any() or end > room or room - end >= 8:
+            raise FormatError("the ends of its strings do not ascend from 0 to the end of their bytes")
+        if data[end:room].any():
+            raise FormatError("the padding after its strings is not zero")
+
+    @classmethod
+    def from_strings(cls, strings: Iterable[str | bytes], shape: tuple[int, ...] | None = None) -> StringTensor:
+        """Return new strings laid down in one buffer; `str` is encoded as UTF-8."""
+        raw = [s.encode() if isinstance(s, str) else bytes(s) for s in strings]
+        shape = (len(raw),) if shape is None else shape
+        if prod(shape) != len(raw):
+            raise FormatError(f"shape {shape} does not hold {len(raw)} strings")
+        if not raw:
+            return cls(np.zeros(0, np.uint8), shape)
+        text = b"".join(raw)
+        ends = np.zeros(len(raw) + 1, "<u8")
+        np.cumsum([len(r) for r in raw], out=ends[1:])
+        return cls(np.frombuffer(text + bytes(-len(text) % 8) + ends.tobytes(), np.uint8), shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of strings, padding and ends together."""
+        return len(self.data)
+
+    def __len__(self) -> int:
+        return len(self._ends) - 1
+
+    def __getitem__(self, i: int) -> bytes:
+        """Return the i-th string in C order, whatever the shape; copies that string alone."""
+        i = range(len(self))[i]
+        return self.data[int(self._ends[i]) : int(self._ends[i + 1])].tobytes()
+
+    def __iter__(self) -> Iterator[bytes]:
+        return (self[i] for i in range(len(self)))
+
+    def unpack(self, encoding: str | None = "utf-8") -> npt.NDArray[Any]:
+        """Return a new object array of `str`, or of `bytes` with `encoding=None`."""
+        out = np.empty(len(self), object)
+        out[:] = [s if encoding is None else s.decode(encoding) for s in self]
+        return out.reshape(self.shape)
+
+    def __array__(self, *_: Any, **__: Any) -> NoReturn:
+        raise UnsupportedError("a string tensor is no array; .unpack() copies it into one of objects")
+
+    def __repr__(self) -> str:
+        return f"StringTensor(shape={self.shape}, nbytes={self.nbytes})"

@@ -1,0 +1,326 @@
+"""The module tree and names: nested Python values to flat entries, and flat entries back to nested values.
+
+Names are decided here and nowhere else: a full name is its module's name, a dot and the key. What the values' bytes
+are, and where they go, is left to `sharing` and `writer`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from .dtypes import DType, by_numpy
+from .errors import FormatError, LimitError, NameCollisionError, UnsupportedError
+from .index import AttributeEntry, Entries, Form, Index, ModuleEntry, ModuleKind, ValueForm, ValueType
+from .index import list_type, value_type
+from .layout import MAX_DEPTH, MAX_RANK, NONE
+from .sharing import check_supported
+from .tensors import PackedTensor, StringTensor
+
+__all__ = ["Flat", "Leaf", "attribute_value", "flatten", "from_paths", "split_dotted", "unflatten"]
+
+
+class Leaf(NamedTuple):
+    """A tensor whose bytes are written already, under the keys of its modules and its own."""
+
+    path: tuple[str, ...]
+    dtype: DType
+    bits: int
+    shape: tuple[int, ...]
+    payload: int
+
+
+class Flat(Entries):
+    """A record taken apart: the columns of its tensors, beside `values`, what is to be stored for each."""
+
+    __slots__ = ("values",)
+
+    def __init__(self, kind: int, type_name: str) -> None:
+        super().__init__(modules=[ModuleEntry("", 0, NONE, 0, kind, type_name)])
+        self.values: list[Any] = []
+
+    def add(self, name: str, key_size: int, parent: int, place: int, value: Any) -> None:
+        """Append one tensor."""
+        self.names.append(name)
+        self.key_sizes.append(key_size)
+        self.parents.append(parent)
+        self.places.append(place)
+        self.values.append(value)
+
+    def check_names(self) -> None:
+        """Raise unless tensors, and modules, have distinct names that the format can hold."""
+        for names in (self.names, [m.name for m in self.modules]):
+            joined = "".join(names)
+            if "\0" in joined:
+                raise UnsupportedError("its name contains NUL", tensor=next(n for n in names if "\0" in n))
+            if not _encodable(joined):
+                bad = next(n for n in names if not _encodable(n))
+                raise UnsupportedError("its name has lone surrogates, which are not UTF-8", tensor=bad)
+            if len(set(names)) != len(names):
+                seen: set[str] = set()
+                twice = next(n for n in names if n in seen or seen.add(n))  # type: ignore[func-returns-value]
+                raise NameCollisionError("two keys with dots lead to this name; rename one", tensor=twice)
+        for a in self.attributes:
+            if "\0" in a.key or not _encodable(a.key):
+                raise UnsupportedError("its name contains NUL or is not UTF-8", tensor=a.key)
+
+
+def _encodable(text: str) -> bool:
+    try:
+        return text.isascii() or bool(text.encode())
+    except UnicodeEncodeError:
+        return False
+
+
+def flatten(record: Any) -> Flat:
+    """Return a nested record taken apart, in its own order; copies no tensor.
+
+    Mappings, lists, tuples and dataclasses become modules; None, bool, int, float, str, bytes and lists of one of
+    these become attributes; an object with `state_dict()` stands for what that returns, its names split at dots.
+
+    Raises:
+        UnsupportedError: a key that is no str, a value the format cannot hold. LimitError: nested over 100 deep.
+        NameCollisionError: two tensors, or two modules, would share a full name.
+    """
+    if callable(getattr(record, "state_dict", None)):
+        record = _nested(record.state_dict())
+    kind, type_name, items = _children(record)
+    if kind is None:
+        raise UnsupportedError(f"a record is a mapping, list, tuple or dataclass, not {type(record).__name__}")
+    flat = Flat(kind, type_name)
+    _walk(flat, "", 0, items, 1)
+    flat.check_names()
+    return flat
+
+
+def _children(value: Any) -> tuple[int | None, str, Iterable[tuple[str, Any]]]:
+    """Return kind, class name and (key, child) pairs of a value that is a module, or (None, ...)."""
+    if isinstance(value, Mapping):
+        return ModuleKind.MAPPING, "", value.items()
+    if isinstance(value, tuple):
+        names = getattr(value, "_fields", None)
+        if names is not None:
+            return ModuleKind.TUPLE, type(value).__name__, zip(names, value, strict=True)
+        return ModuleKind.TUPLE, "", ((str(i), v) for i, v in enumerate(value))
+    if isinstance(value, list):
+        return ModuleKind.LIST, "", ((str(i), v) for i, v in enumerate(value))
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = ((f.name, getattr(value, f.name)) for f in dataclasses.fields(value))
+        return ModuleKind.OBJECT, type(value).__name__, fields
+    return None, "", ()
+
+
+def _walk(flat: Flat, name: str, module: int, items: Iterable[tuple[str, Any]], depth: int) -> None:
+    prefix = name + "." if module else ""
+    children = dict(items)
+    if _add_arrays(flat, prefix, module, children):
+        return
+    for place, (key, value) in enumerate(children.items()):
+        if not isinstance(key, str) or not key:
+            _refuse_key(key, name)
+        full = prefix + key
+        if isinstance(value, list | tuple):
+            typed = None if hasattr(value, "_fields") else list_type(value)
+            if typed is not None:
+                flat.attributes.append(AttributeEntry(key, module, place, value))
+                continue
+        elif value_type(value) is not None:
+            flat.attributes.append(AttributeEntry(key, module, place, value))
+            continue
+        kind, type_name, inner = _children(value)
+        size = len(key.encode(errors="surrogatepass"))
+        if kind is None:
+            flat.add(full, size, module, place, _tensor(value, full))
+            continue
+        if depth >= MAX_DEPTH:
+            raise LimitError(f"nested more than {MAX_DEPTH} deep; does the record contain itself?", tensor=full)
+        flat.modules.append(ModuleEntry(full, size, module, place, kind, type_name))
+        _walk(flat, full, len(flat.modules) - 1, inner, depth + 1)
+
+
+def _add_arrays(flat: Flat, prefix: str, module: int, children: Mapping[str, Any]) -> bool:
+    """Add a module's children if all are plain arrays, without a loop over them; return whether that was so."""
+    keys, values = list(children), list(children.values())
+    if set(map(type, values)) != {np.ndarray} or set(map(type, keys)) != {str} or not all(keys):
+        return False
+    if not {v.dtype for v in values} <= by_numpy.keys():
+        return False
+    flat.names += [prefix + k for k in keys] if prefix else keys
+    flat.key_sizes += map(len, keys if "".join(keys).isascii() else [k.encode(errors="surrogatepass") for k in keys])
+    flat.parents += [module] * len(keys)
+    flat.places += range(len(keys))
+    flat.values += values
+    return True
+
+
+def _refuse_key(key: Any, module: str) -> None:
+    where = f"in '{module}'" if module else "in the record"
+    what = "an empty key" if key == "" else f"key {key!r} is a {type(key).__name__}"
+    raise UnsupportedError(f"{where}: {what}; keys are non-empty strings")
+
+
+def _tensor(value: Any, path: str) -> Any:
+    """Return a value as ndarray, PackedTensor or StringTensor; views where numpy can view it."""
+    if isinstance(value, PackedTensor | StringTensor):
+        return value
+    if isinstance(value, bytearray | memoryview):
+        raise UnsupportedError("a mutable buffer; pass bytes for an attribute, np.frombuffer(...) for a tensor", tensor=path)
+    if isinstance(value, np.ndarray | np.generic):
+        array = np.asarray(value)
+        if array.dtype.kind in "UT":
+            return StringTensor.from_strings(array.reshape(-1).tolist(), array.shape)
+    elif hasattr(value, "__dlpack__"):
+        array = _from_dlpack(value, path)
+    elif hasattr(value, "__array__"):
+        array = np.asarray(value)
+    else:
+        raise UnsupportedError(f"a {type(value).__name__} is neither a tensor, an attribute nor a module", tensor=path)
+    check_supported(value if isinstance(value, np.ma.MaskedArray) else array, path)
+    if array.ndim > MAX_RANK:
+        raise LimitError(f"rank {array.ndim} is more than {MAX_RANK}", tensor=path)
+    return array
+
+
+def _from_dlpack(value: Any, path: str) -> Any:
+    try:
+        return np.from_dlpack(value)
+    except (BufferError, RuntimeError, TypeError) as error:
+        raise UnsupportedError(f"numpy cannot view this {type(value).__name__}: {error}", tensor=path) from error
+
+
+def split_dotted(name: str) -> tuple[str, ...]:
+    """Return the keys a dotted name stands for; whole where a part would be empty or the depth too great."""
+    parts = tuple(name.split("."))
+    return parts if all(parts) and len(parts) <= MAX_DEPTH else (name,)
+
+
+def _nested(state: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a `state_dict()` as nested dicts; a name stays whole where a tensor has its prefix as a name."""
+    out: dict[str, Any] = {}
+    for name, value in state.items():
+        path = split_dotted(name)
+        if any(".".join(path[:i]) in state for i in range(1, len(path))):
+            path = (name,)
+        here = out
+        for key in path[:-1]:
+            here = here.setdefault(key, {})
+        here[path[-1]] = value
+    return out
+
+
+def from_paths(leaves: Iterable[Leaf], attributes: Mapping[str, Any] | None = None) -> Entries:
+    """Return entries for tensors that are written already; modules appear in the order of their first tensor.
+
+    Tensors keep their order. `attributes` become those of module 0, after its other children.
+
+    Raises:
+        NameCollisionError: two leaves have one full name, or one's path runs through another tensor's.
+    """
+    root: dict[str, Any] = {}
+    everything = list(leaves)
+    for i, leaf in enumerate(everything):
+        here = root
+        for key in leaf.path[:-1]:
+            here = here.setdefault(key, {})
+            if not isinstance(here, dict):
+                raise NameCollisionError("a tensor's name is also the name of a module", tensor=".".join(leaf.path))
+        if leaf.path[-1] in here:
+            raise NameCollisionError("two tensors would have this name", tensor=".".join(leaf.path))
+        here[leaf.path[-1]] = i
+    flat = Flat(ModuleKind.MAPPING, "")
+    _walk_paths(flat, "", 0, root)
+    for key, value in (attributes or {}).items():
+        if key in root:
+            raise NameCollisionError("an attribute of the record has the name of a tensor or module", tensor=key)
+        flat.attributes.append(AttributeEntry(key, 0, len(root) + len(flat.attributes), value))
+    flat.check_names()
+    entries = Entries(modules=flat.modules, attributes=flat.attributes, payloads=[leaf.payload for leaf in everything])
+    back = sorted(range(len(everything)), key=flat.values.__getitem__)  # the walk was by module, tensors keep their order
+    for column in ("names", "key_sizes", "parents", "places"):
+        setattr(entries, column, [getattr(flat, column)[i] for i in back])
+    forms: dict[Form, int] = {}
+    entries.form_ids = [forms.setdefault(Form(d.code, bits, shape), len(forms)) for _, d, bits, shape, _ in everything]
+    entries.forms = list(forms)
+    return entries
+
+
+def _walk_paths(flat: Flat, name: str, module: int, items: dict[str, Any]) -> None:
+    for place, (key, value) in enumerate(items.items()):
+        full = f"{name}.{key}" if module else key
+        size = len(key.encode(errors="surrogatepass"))
+        if isinstance(value, dict):
+            flat.modules.append(ModuleEntry(full, size, module, place, ModuleKind.MAPPING, ""))
+            _walk_paths(flat, full, len(flat.modules) - 1, value)
+        else:
+            flat.add(full, size, module, place, value)
+
+
+def attribute_value(ix: Index, row: Any, payload: Callable[[int], Any]) -> Any:
+    """Return one attribute as Python's own value; bytes come as `payload` gives them."""
+    form, kind, word = int(row["form"]), int(row["type"]), int(row["value"])
+    if form == ValueForm.SCALAR:
+        return _decode_word(ix, kind, word, payload)
+    start, count = word & 0xFFFFFFFF, word >> 32
+    items = [_decode_word(ix, kind, int(w), payload) for w in ix.words[start : start + count]]
+    return items if form == ValueForm.LIST else tuple(items)
+
+
+def _decode_word(ix: Index, kind: int, word: int, payload: Callable[[int], Any]) -> Any:
+    if kind == ValueType.NIL:
+        return None
+    if kind == ValueType.BOOL:
+        return bool(word)
+    if kind == ValueType.INT:
+        return word - (1 << 64) if word >> 63 else word
+    if kind == ValueType.UINT:
+        return word
+    if kind == ValueType.FLOAT:
+        return float(np.uint64(word).view(np.float64))
+    if kind == ValueType.TEXT:
+        return ix.string(word & 0xFFFFFFFF, word >> 32)
+    if kind == ValueType.PAYLOAD:
+        return payload(word)
+    raise FormatError(f"an attribute of unknown type {kind}")
+
+
+def unflatten(ix: Index, module: int, tensor: Callable[[int], Any], payload: Callable[[int], Any]) -> Any:
+    """Return the subtree of one module as nested dicts, lists and tuples, children in their saved order.
+
+    A module of a kind this version does not know, like a dataclass, comes as a dict. Needs a verified index.
+    """
+    last = int(ix.modules["end"][module])
+    children: dict[int, list[tuple[int, str, Any]]] = {m: [] for m in range(module, last)}
+    built: dict[int, Any] = {}
+    modules = ix.modules
+    first, past = int(modules["first_tensor"][module]), len(ix.tensors)
+    if last < len(modules):
+        past = int(modules["first_tensor"][last])
+    order = range(first, past) if ix.by_module is None else ix.by_module[first:past].tolist()
+    for i in order:
+        row = ix.tensors[i]
+        children[int(row["parent"])].append((int(row["place"]), _key(ix, row), tensor(i)))
+    for row in ix.attributes:
+        if int(row["parent"]) in children:
+            key = ix.string(int(row["name"]), int(row["name_size"]))
+            children[int(row["parent"])].append((int(row["place"]), key, attribute_value(ix, row, payload)))
+    for m in range(last - 1, module - 1, -1):
+        row = modules[m]
+        items = sorted(children[m], key=lambda child: child[0])
+        kind = int(row["kind"])
+        if kind in (ModuleKind.LIST, ModuleKind.TUPLE):
+            built[m] = [v for _, _, v in items] if kind == ModuleKind.LIST else tuple(v for _, _, v in items)
+        else:
+            built[m] = {k: v for _, k, v in items}
+        if m > module:
+            children[int(row["parent"])].append((int(row["place"]), _key(ix, row), built[m]))
+    return built[module]
+
+
+def _key(ix: Index, row: Any) -> str:
+    end, size = int(row["name"]) + int(row["name_size"]), int(row["key_size"])
+    return ix.string(end - size, size)
+
+

@@ -1,0 +1,292 @@
+"""Payloads, index and seal to a sink, in one of two orders; and the sink that replaces a file atomically.
+
+`write_front` has every payload in memory and writes straight through; `StreamWriter` gets them one by one and puts
+the index behind them. Which tensors share bytes is decided by `sharing`, what the entries say by `tree`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import xxhash
+
+from .errors import LimitError
+from .index import PAYLOAD, Array, Entries, PayloadId, encode
+from .layout import HEADER_SIZE, NONE, Header, align_up, check_alignment, encode_unsealed, payload_alignment, plan_payloads
+from .sharing import Source, as_bytes, chunks
+from .sink import Sink, open_sink
+
+__all__ = ["PayloadId", "SaveReport", "StreamWriter", "digest_kind", "open_sink", "write_front"]
+
+_BATCH = 1 << 20  # bytes of small payloads joined into one write
+_COMPARE = 1 << 20  # bytes compared at a time
+
+
+@dataclass(frozen=True, slots=True)
+class SaveReport:
+    """What a save wrote. Bytes throughout; `deduplicated` counts bytes that equal others and were stored once."""
+
+    tensors: int
+    payloads: int
+    payload_bytes: int
+    archive_bytes: int
+    tied: int
+    deduplicated: int
+
+
+def digest_kind(digest: str | None) -> int:
+    """Return the schema's code for a digest name, 'xxh3' or 'none'.
+
+    Raises:
+        LimitError: another name.
+    """
+    if digest in (None, "none"):
+        return 0
+    if digest == "xxh3":
+        return 1
+    raise LimitError(f"digest {digest!r} is not known; 'xxh3' or 'none'")
+
+
+def _hash(source: Source | Array) -> int:
+    if not isinstance(source, Source):
+        return xxhash.xxh3_64_intdigest(source)  # type: ignore[arg-type]  # arrays have the buffer protocol
+    running = xxhash.xxh3_64()
+    for chunk in chunks(source):
+        running.update(chunk)  # type: ignore[arg-type]
+    return running.intdigest()
+
+
+def _same_bytes(a: Source | Array, b: Source | Array) -> bool:
+    x, y = (np.concatenate(list(chunks(s))) if isinstance(s, Source) else as_bytes(s) for s in (a, b))
+    return np.array_equal(x, y)
+
+
+def _homes(sources: Sequence[Source | Array], kind: int) -> tuple[list[int], list[int]]:
+    """Return which source each one's bytes are stored with (itself, or an equal earlier one), and the digests."""
+    homes = list(range(len(sources)))
+    if not kind:
+        return homes, [0] * len(sources)
+    if set(map(type, sources)) == {np.ndarray}:
+        digests = list(map(xxhash.xxh3_64_intdigest, sources))
+    else:
+        digests = [_hash(s) for s in sources]
+    if len(set(digests)) < len(digests):
+        seen: dict[int, int] = {}
+        for i, digest in enumerate(digests):
+            home = seen.setdefault(digest, i)
+            if home != i and sources[i].nbytes == sources[home].nbytes and _same_bytes(sources[i], sources[home]):
+                homes[i] = home
+    return homes, digests
+
+
+def write_front(
+    sink: Sink, number: Any, sources: Sequence[Source | Array], *, alignment: int, kind: int
+) -> SaveReport:
+    """Write a front-indexed archive, straight through; every size is known from one plan before the first byte.
+
+    `number(payloads)` gives the entries, told which payload holds each source.
+    """
+    check_alignment(alignment)
+    homes, digests = _homes(sources, kind)
+    home = np.array(homes, np.int64)
+    order = np.argsort(home, kind="stable")  # equal ranges side by side
+    kept = np.flatnonzero(home == np.arange(len(home)))
+    sizes = np.array([sources[i].nbytes for i in kept.tolist()], np.uint64)
+    offsets, end, base = plan_payloads(sizes, alignment)
+    rows = np.zeros(len(homes), PAYLOAD)
+    slot = np.searchsorted(kept, home[order])
+    rows["offset"], rows["nbytes"] = offsets[slot], sizes[slot]
+    rows["digest"] = np.array(digests, np.uint64)[order]
+    payloads = np.empty(len(homes), np.int64)
+    payloads[order] = np.arange(len(homes))
+    entries: Entries = number(np.append(payloads, NONE))
+    entries.payload_rows, entries.digest_kind = rows, kind
+    index = encode(entries)
+    payload_offset = align_up(HEADER_SIZE + len(index), base)
+    size = payload_offset + end + HEADER_SIZE
+    header = Header(alignment, base, HEADER_SIZE, len(index), payload_offset, size, zlib.crc32(index)).encode()
+    sink.write(header + index)
+    stored = sources if len(kept) == len(sources) else [sources[i] for i in kept.tolist()]
+    _write_sources(sink, stored, offsets + np.uint64(payload_offset), HEADER_SIZE + len(index))
+    sink.write(bytes(size - HEADER_SIZE - sink.position) + header)
+    return _report(entries, size)
+
+
+def _write_sources(sink: Sink, sources: Sequence[Source | Array], offsets: Array, position: int) -> None:
+    """Write payloads at their offsets with zeros between; small ones joined, large ones straight from their arrays."""
+    ends = offsets + np.array([s.nbytes for s in sources], np.uint64)
+    gaps = offsets - np.concatenate((np.array([position], np.uint64), ends[:-1]))
+    single = (ends - offsets >= np.uint64(_BATCH)) | np.array([isinstance(s, Source) for s in sources], bool)
+    cut = single | (gaps > 0)
+    cut[1:] |= single[:-1] | ((ends // np.uint64(_BATCH))[1:] != (ends // np.uint64(_BATCH))[:-1])
+    cuts = [*np.flatnonzero(cut).tolist(), len(sources)]
+    parts: list[Any] = [] if cut[:1].all() else list(sources[: cuts[0]])  # from cut to cut nothing but bytes to join
+    held = 0
+    for lo, hi in itertools.pairwise(cuts):
+        if gaps[lo]:
+            parts.append(bytes(int(gaps[lo])))
+        if single[lo] or held >= _BATCH:
+            sink.write(b"".join(parts))
+            parts, held = [], 0
+        if single[lo]:
+            for chunk in chunks(sources[lo]):
+                sink.write(chunk)
+        else:
+            parts += sources[lo:hi]
+            held += int(ends[hi - 1] - offsets[lo])
+    sink.write(b"".join(parts))
+
+
+def _report(entries: Entries, size: int) -> SaveReport:
+    rows = entries.payload_rows
+    new = np.ones(len(rows), bool)
+    new[1:] = rows["offset"][1:] != rows["offset"][:-1]
+    stored = int(rows["nbytes"][new].sum())
+    users = np.asarray(entries.payloads, np.int64)
+    users = users[users != NONE]
+    return SaveReport(
+        tensors=len(entries.names),
+        payloads=int(new.sum()),
+        payload_bytes=stored,
+        archive_bytes=size,
+        tied=len(users) - len(np.unique(users)),
+        deduplicated=int(rows["nbytes"].sum()) - stored,
+    )
+
+
+class StreamWriter:
+    """A back-indexed archive, written forward as payloads come; nothing but their places is held.
+
+    Into a sink that can seek and be read back, a payload equal to an earlier one is taken back after its digest and
+    its bytes were compared, and the header is sealed at the end. Into a pipe, every payload stays and the header is
+    unsealed, which readers of whole files do not mind.
+
+    Example:
+        >>> import io
+        >>> with open_sink(io.BytesIO()) as sink:
+        ...     out = StreamWriter(sink)
+        ...     out.begin(4)
+        ...     out.write(b"abcd")
+        ...     out.end()
+        0
+    """
+
+    def __init__(self, sink: Sink, *, alignment: int = 64, digest: str | None = "xxh3") -> None:
+        self._sink = sink
+        self._alignment = check_alignment(alignment)
+        self._kind = digest_kind(digest)
+        self._base = alignment
+        self._payload_offset = align_up(HEADER_SIZE, alignment)
+        self._rows: list[tuple[int, int, int]] = []  # offset, nbytes, digest
+        self._seen: dict[tuple[int, int], int] = {}  # (nbytes, digest) -> absolute offset
+        self._start = -1
+        self._end = self._payload_offset
+        self._hash = xxhash.xxh3_64()
+        sink.write(encode_unsealed(alignment) + bytes(self._payload_offset - HEADER_SIZE))
+
+    def begin(self, nbytes: int) -> None:
+        """Start a payload of about `nbytes` bytes; the number only decides its alignment."""
+        assert self._start < 0, "end() or discard() the payload in progress first"
+        strongest = payload_alignment(nbytes, self._alignment)
+        self._base = max(self._base, strongest)
+        self._start = align_up(self._sink.position, strongest)
+        self._sink.write(bytes(self._start - self._sink.position))
+        self._hash.reset()
+
+    def write(self, data: Any) -> None:
+        """Append any bytes-like to the payload in progress."""
+        self._hash.update(data)
+        self._sink.write(data)
+
+    def discard(self) -> None:
+        """Drop the payload in progress. Into a sink that cannot seek its bytes would stay: LimitError there."""
+        if self._start < 0:
+            return
+        if self._sink.position != self._start and not self._sink.can_rewind:
+            raise LimitError("a payload cannot be taken back from a pipe; write to a file")
+        self._take_back()
+
+    def _take_back(self) -> None:
+        if self._sink.can_rewind:
+            self._sink.rewind(self._end)
+        self._start = -1
+
+    def end(self) -> int:
+        """Finish the payload in progress and return its id, NONE if no byte was written."""
+        nbytes = self._sink.position - self._start
+        if not nbytes:
+            self._take_back()
+            return NONE
+        digest = self._hash.intdigest() if self._kind else 0
+        start = self._start
+        if self._kind and self._sink.can_rewind:
+            earlier = self._seen.setdefault((nbytes, digest), start)
+            if earlier != start and self._equal(earlier, start, nbytes):
+                self._take_back()
+                start = earlier
+        if start == self._start:
+            self._end = start + nbytes
+        self._start = -1
+        self._rows.append((start - self._payload_offset, nbytes, digest))
+        return len(self._rows) - 1
+
+    def _equal(self, a: int, b: int, nbytes: int) -> bool:
+        for done in range(0, nbytes, _COMPARE):
+            size = min(_COMPARE, nbytes - done)
+            if self._sink.read_back(a + done, size) != self._sink.read_back(b + done, size):
+                return False
+        return True
+
+    def finish(self, entries: Entries, metadata: Any = None) -> SaveReport:
+        """Write index and trailer, and seal the header where the sink can seek."""
+        assert self._start < 0, "end() the payload in progress first"
+        if metadata is not None:
+            entries.metadata = metadata
+        self._add_bytes(entries)
+        self._sort(entries)
+        entries.digest_kind = self._kind
+        index = encode(entries)
+        at = align_up(self._sink.position, self._alignment)
+        self._sink.write(bytes(at - self._sink.position) + index)
+        size = at + len(index) + HEADER_SIZE
+        header = Header(self._alignment, self._base, at, len(index), self._payload_offset, size, zlib.crc32(index))
+        self._sink.write(header.encode())
+        if self._sink.can_rewind:
+            self._sink.patch(0, header.encode())
+        return _report(entries, size)
+
+    def _add_bytes(self, entries: Entries) -> None:
+        """Store the bytes of attributes that were not streamed as payloads of their own."""
+
+        def stored(value: Any) -> Any:
+            if isinstance(value, bytes):
+                self.begin(len(value))
+                self.write(value)
+                return PayloadId(self.end())
+            return type(value)(map(stored, value)) if isinstance(value, list | tuple) else value
+
+        for rows in (entries.attributes, entries.metadata):
+            rows[:] = [a._replace(value=stored(a.value)) for a in rows]
+
+    def _sort(self, entries: Entries) -> None:
+        """Order payloads by offset, equal ranges side by side, and renumber who names them."""
+        rows = np.array(self._rows, PAYLOAD)
+        order = np.argsort(rows["offset"], kind="stable")
+        entries.payload_rows = rows[order]
+        if (order == np.arange(len(order))).all():
+            return
+        new = {old: i for i, old in enumerate(order.tolist())} | {NONE: NONE}
+
+        def renumbered(value: Any) -> Any:
+            if isinstance(value, PayloadId):
+                return PayloadId(new[value])
+            return type(value)(map(renumbered, value)) if isinstance(value, list | tuple) else value
+
+        entries.payloads = [new[p] for p in entries.payloads]
+        for rows in (entries.attributes, entries.metadata):
+            rows[:] = [a._replace(value=renumbered(a.value)) for a in rows]
