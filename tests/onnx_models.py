@@ -1,0 +1,140 @@
+"""What the ONNX tests share: models to convert, what onnx itself says is in them, and protobuf by hand."""
+
+from __future__ import annotations
+
+import functools
+import io
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+import zcrecord
+from zcrecord import dtypes
+from zcrecord.onnx import convert
+from zcrecord.tensors import PackedTensor, StringTensor
+
+
+def packaged_models() -> list[Path]:
+    """The models that the onnx wheel carries."""
+    return sorted((Path(onnx.__file__).parent / "backend/test/data").rglob("*.onnx"))
+
+
+@functools.cache
+def node_cases() -> list[Any]:
+    """The cases onnx generates for its operators: a model and data sets of inputs and outputs."""
+    import warnings
+
+    from onnx.backend.test.case.node import collect_testcases
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return list(collect_testcases(None))
+
+
+def every_tensor(message: Any) -> Iterator[TensorProto]:
+    """Every TensorProto of a model, wherever it sits, in the order in which it is serialized."""
+    if isinstance(message, TensorProto):
+        yield message
+        return
+    for field, value in sorted(message.ListFields(), key=lambda pair: pair[0].number):
+        if field.message_type is not None:
+            for item in value if field.is_repeated else [value]:
+                yield from every_tensor(item)
+
+
+def expected(t: TensorProto, base_dir: str = "") -> np.ndarray:
+    """What onnx says a tensor holds; strings as bytes."""
+    if t.data_type == TensorProto.STRING:
+        out = np.empty(len(t.string_data), object)
+        out[:] = list(t.string_data)
+        return out.reshape(tuple(t.dims))
+    return numpy_helper.to_array(t, base_dir)
+
+
+def stored(value: Any) -> np.ndarray:
+    """What a record's tensor holds, in the same form."""
+    if isinstance(value, PackedTensor):
+        return value.unpack()
+    return value.unpack(encoding=None) if isinstance(value, StringTensor) else value
+
+
+def bits(array: np.ndarray) -> Any:
+    """Something that is equal for arrays with the same bits; onnx does not extend the sign of narrow integers."""
+    if array.dtype == object:
+        return array.tolist()
+    return (array.astype(np.int8) if array.dtype.name in ("int2", "int4") else array).tobytes()
+
+
+def assert_equal(value: Any, t: TensorProto, base_dir: str = "") -> None:
+    """Compare a record's tensor with onnx's, bit by bit."""
+    ours, theirs = stored(value), expected(t, base_dir)
+    assert ours.shape == theirs.shape
+    assert ours.dtype == theirs.dtype
+    assert bits(ours) == bits(theirs)
+
+
+def converted(model: Any, **options: Any) -> zcrecord.Record:
+    """A record of a model, given as a ModelProto or as bytes, with everything in it verified."""
+    data = model if isinstance(model, bytes) else model.SerializeToString()
+    out = io.BytesIO()
+    convert(io.BytesIO(data), out, **options)
+    record = zcrecord.load_record(out.getvalue())
+    record.verify()
+    return record
+
+
+def normal(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The model with every tensor's values in raw_data, the form in which they come back from an archive."""
+    model = onnx.ModelProto.FromString(model.SerializeToString())
+    for t in every_tensor(model):
+        if t.data_type == TensorProto.STRING:
+            continue
+        array = expected(t)
+        raw = PackedTensor.pack(array).packed if _is_packed(t) else array
+        for field in ("float_data", "int32_data", "int64_data", "double_data", "uint64_data"):
+            t.ClearField(field)
+        t.ClearField("data_location")
+        t.raw_data = raw.tobytes()
+    return model
+
+
+def _is_packed(t: TensorProto) -> bool:
+    return dtypes.by_onnx[t.data_type].packed
+
+
+def model_of(*initializers: TensorProto, nodes: Any = (), **fields: Any) -> onnx.ModelProto:
+    """A model with these initializers."""
+    graph = helper.make_graph(list(nodes), "g", [], [], list(initializers))
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9, **fields)
+
+
+# Protobuf by hand, for what no exporter writes.
+
+
+def varint(value: int, nbytes: int = 0) -> bytes:
+    """A varint, negative ones in 10 bytes; `nbytes` makes it longer than it need be."""
+    value = int(value) & (1 << 64) - 1
+    out = bytearray()
+    while value > 127 or len(out) + 1 < nbytes:
+        out.append(value & 127 | 128)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
+
+
+def field(number: int, value: int | bytes | list[bytes]) -> bytes:
+    """A field: a varint, or bytes, or the concatenation of fields as a message."""
+    if isinstance(value, int):
+        return varint(number << 3) + varint(value)
+    data = b"".join(value) if isinstance(value, list) else value
+    return varint(number << 3 | 2) + varint(len(data)) + data
+
+
+def wire_model(*initializers: bytes, graph: bytes = b"") -> bytes:
+    """A ModelProto whose graph has these TensorProtos as initializers, and whatever else is given."""
+    body = b"".join(field(5, t) for t in initializers)
+    return field(1, 9) + field(7, body + graph) + field(8, field(2, 17))

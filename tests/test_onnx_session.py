@@ -1,0 +1,416 @@
+"""ONNX Runtime computes off the archive: the same outputs, no copy of a weight, whatever the archive comes from."""
+
+from __future__ import annotations
+
+import io
+import mmap
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_models as m
+import onnxruntime as ort
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+import zcrecord
+from zcrecord.errors import DependencyError, FormatError, LimitError, OnnxError, SourceError, UnsupportedError
+from zcrecord.onnx import convert, graph, runtime, session
+
+RNG = np.random.default_rng(0)
+SHARED = {"ConstantFolding", "NchwcTransformer"}
+
+
+def floats(*shape: int) -> np.ndarray:
+    return RNG.standard_normal(shape).astype("f4")
+
+
+def archive(model: onnx.ModelProto, **options: Any) -> bytes:
+    """The archive of a model."""
+    out = io.BytesIO()
+    convert(io.BytesIO(model.SerializeToString()), out, **options)
+    return out.getvalue()
+
+
+def value(name: str, *shape: Any, kind: int = TensorProto.FLOAT) -> onnx.ValueInfoProto:
+    return helper.make_tensor_value_info(name, kind, shape or None)
+
+
+def graph_model(
+    nodes: list[Any], inputs: list[Any], outputs: list[Any], inits: dict[str, np.ndarray]
+) -> onnx.ModelProto:
+    tensors = [numpy_helper.from_array(a, n) for n, a in inits.items()]
+    made = helper.make_graph(nodes, "g", inputs, outputs, tensors)
+    return helper.make_model(made, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+
+
+def mlp() -> onnx.ModelProto:
+    """Two MatMuls with biases, an initializer of few bytes, a Constant."""
+    nodes = [
+        helper.make_node("MatMul", ["x", "a.w"], ["h"]),
+        helper.make_node("Add", ["h", "a.b"], ["i"]),
+        helper.make_node("Relu", ["i"], ["j"]),
+        helper.make_node("MatMul", ["j", "b.w"], ["k"]),
+        helper.make_node("Constant", [], ["c"], value=numpy_helper.from_array(floats(64))),
+        helper.make_node("Mul", ["k", "c"], ["l"]),
+        helper.make_node("Mul", ["l", "scale"], ["y"]),
+    ]
+    inits = {"a.w": floats(64, 64), "a.b": floats(64), "b.w": floats(64, 64), "scale": np.float32(0.5).reshape(())}
+    return graph_model(nodes, [value("x", "n", 64)], [value("y", "n", 64)], inits)
+
+
+def branches() -> onnx.ModelProto:
+    """An If whose branches use one matrix of the graph around them, and each a matrix of its own, of one name."""
+    own = {b: numpy_helper.from_array(floats(64, 64), "own") for b in ("then", "else")}
+    then = helper.make_graph(
+        [helper.make_node("Gather", ["shared", "i"], ["g"]), helper.make_node("MatMul", ["g", "own"], ["t"])],
+        "then", [], [value("t")], [own["then"]],
+    )  # fmt: skip
+    other = helper.make_graph(
+        [helper.make_node("Transpose", ["shared"], ["s"], perm=[1, 0]), helper.make_node("MatMul", ["x", "s"], ["m"]),
+         helper.make_node("MatMul", ["m", "own"], ["e"])],
+        "else", [], [value("e")], [own["else"]],
+    )  # fmt: skip
+    node = helper.make_node("If", ["c"], ["y"], then_branch=then, else_branch=other)
+    inputs = [value("x", 1, 64), value("i", 1, kind=TensorProto.INT64), value("c", 1, kind=TensorProto.BOOL)]
+    return graph_model([node], inputs, [value("y")], {"shared": floats(64, 64)})
+
+
+def conv() -> onnx.ModelProto:
+    """Convolution, batch normalisation, and transposes that an optimizer pushes through a weight."""
+    nodes = [
+        helper.make_node("Conv", ["x", "w"], ["c"], pads=[1, 1, 1, 1]),
+        helper.make_node("BatchNormalization", ["c", "s", "b", "mean", "var"], ["n"]),
+        helper.make_node("Transpose", ["n"], ["t"], perm=[0, 2, 3, 1]),
+        helper.make_node("Add", ["t", "nhwc"], ["u"]),
+        helper.make_node("Transpose", ["u"], ["y"], perm=[0, 3, 1, 2]),
+    ]
+    inits = {"w": floats(48, 3, 3, 3), "s": floats(48), "b": floats(48), "mean": floats(48), "var": floats(48) ** 2,
+             "nhwc": floats(1, 8, 8, 48)}  # fmt: skip
+    return graph_model(nodes, [value("x", 1, 3, 8, 8)], [value("y")], inits)
+
+
+def feeds() -> list[tuple[onnx.ModelProto, list[dict[str, np.ndarray]]]]:
+    x, i = floats(1, 64), np.array([3])
+    return [
+        (mlp(), [{"x": floats(5, 64)}]),
+        (branches(), [{"x": x, "i": i, "c": np.array([c])} for c in (True, False)]),
+        (conv(), [{"x": floats(1, 3, 8, 8)}]),
+    ]
+
+
+def plain(model: onnx.ModelProto, shared: bool) -> ort.InferenceSession:
+    """ONNX Runtime on the model itself, with the options that `session` sets."""
+    options = ort.SessionOptions()
+    if shared:
+        options.add_session_config_entry("session.disable_prepacking", "1")
+    return ort.InferenceSession(model.SerializeToString(), options, disabled_optimizers=SHARED if shared else None)
+
+
+def assert_same(a: list[np.ndarray], b: list[np.ndarray]) -> None:
+    for x, y in zip(a, b, strict=True):
+        assert (x.dtype, x.shape) == (y.dtype, y.shape)
+        assert x.tobytes() == y.tobytes()
+
+
+@pytest.fixture(params=["direct", "earlier"])
+def version(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Both ways in which weights reach ONNX Runtime: in place, and as before 1.31."""
+    if request.param == "earlier":
+        monkeypatch.setattr(runtime, "_DIRECT_SINCE", (99, 0))
+    return str(request.param)
+
+
+# The same outputs.
+
+
+@pytest.mark.parametrize("memory", ["shared", "speed"])
+@pytest.mark.parametrize("number", range(3), ids=["mlp", "if", "conv"])
+def test_outputs_are_bit_equal_under_the_same_options(number: int, memory: Any, version: str, tmp_path: Path) -> None:
+    model, inputs = feeds()[number]
+    path = tmp_path / "model.zcr"
+    path.write_bytes(archive(model))
+    record = zcrecord.load_record(path)
+    reference = plain(model, memory == "shared")
+    for source in (path, str(path), record, path.read_bytes(), bytearray(path.read_bytes())):
+        made = session(source, memory=memory)
+        assert type(made) is ort.InferenceSession
+        for feed in inputs:
+            assert_same(made.run(None, feed), reference.run(None, feed))
+
+
+def test_the_node_cases_run_from_archives_bit_for_bit() -> None:
+    """Their inputs turned into initializers: every operator, every type, weights large enough to be handed over."""
+    ran = 0
+    for case in m.node_cases()[::7]:
+        if case.model is None or not case.data_sets or "bernoulli" in case.name or "random" in case.name:
+            continue
+        model = onnx.ModelProto.FromString(case.model.SerializeToString())
+        feed: dict[str, Any] = {}
+        for info, array in zip(case.model.graph.input, case.data_sets[0][0], strict=False):
+            large = isinstance(array, np.ndarray) and array.nbytes > runtime.INLINE and array.dtype != object
+            t = numpy_helper.from_array(array, info.name) if large else None
+            if t is not None and t.data_type == info.type.tensor_type.elem_type:
+                model.graph.initializer.append(t)
+                model.graph.input.remove(info)
+            else:
+                feed[info.name] = array
+        options = ort.SessionOptions()
+        options.log_severity_level = 4
+        options.add_session_config_entry("session.disable_prepacking", "1")
+        try:
+            reference = ort.InferenceSession(
+                model.SerializeToString(), options, disabled_optimizers=SHARED, enable_fallback=0
+            )
+            expected = reference.run(None, feed)
+        except Exception:  # ONNX Runtime does not have every operator in every type
+            continue
+        got = session(archive(model)).run(None, feed)
+        if all(isinstance(e, np.ndarray) and e.dtype != object for e in expected):
+            assert_same(got, expected)
+            ran += bool(model.graph.initializer)
+    assert ran > 50
+
+
+def test_strings_and_complex_tensors_and_empty_ones_stay_in_the_model() -> None:
+    model = mlp()
+    model.graph.initializer.append(helper.make_tensor("names", TensorProto.STRING, [40], [b"a long string"] * 40))
+    model.graph.initializer.append(numpy_helper.from_array(np.zeros((0, 64), "f4"), "none"))
+    model.graph.node.append(helper.make_node("Identity", ["names"], ["z"]))
+    model.graph.node.append(helper.make_node("Concat", ["y", "none"], ["cat"], axis=0))
+    model.graph.output.extend([value("z", 40, kind=TensorProto.STRING), value("cat", "n", 64)])
+    x = floats(2, 64)
+    got = session(archive(model)).run(None, {"x": x})
+    assert got[1].tolist() == ["a long string"] * 40
+    assert_same([got[0], got[2]], [plain(model, True).run(["y"], {"x": x})[0], got[0]])
+
+
+def test_a_type_narrower_than_a_byte_is_handed_over(version: str, tmp_path: Path) -> None:
+    weights = RNG.integers(-8, 8, (64, 64)).astype("i1")
+    t = helper.make_tensor("w", TensorProto.INT4, [64, 64], weights.reshape(-1).tolist())
+    node = helper.make_node("DequantizeLinear", ["w", "s"], ["d"], axis=0)
+    model = graph_model([node, helper.make_node("MatMul", ["x", "d"], ["y"])], [value("x", 1, 64)], [value("y")],
+                        {"s": np.abs(floats(64))})  # fmt: skip
+    model.opset_import[0].version = 21
+    model.ir_version = 10
+    model.graph.initializer.append(t)
+    x = floats(1, 64)
+    path = tmp_path / "model.zcr"
+    path.write_bytes(archive(model))
+    assert_same(session(path).run(None, {"x": x}), plain(model, True).run(None, {"x": x}))
+
+
+def test_very_many_weights_are_mapped_only_from_a_larger_size_on(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(runtime, "_DIRECT_SINCE", (99, 0))
+    monkeypatch.setattr(runtime, "_MOST_MAPPED", 2)
+    model, inputs = mlp(), {"x": floats(1, 64)}
+    path = tmp_path / "model.zcr"
+    path.write_bytes(archive(model))
+    made = runtime._Maker(ort, zcrecord.load_record(path), True, None, None, None)
+    assert made._least() == 64 * 4 + 1
+    assert_same(session(path).run(None, inputs), plain(model, True).run(None, inputs))
+
+
+# Where the archive is.
+
+
+def test_a_renamed_archive_works(version: str, tmp_path: Path) -> None:
+    model, inputs = mlp(), {"x": floats(1, 64)}
+    expected = plain(model, True).run(None, inputs)
+    (tmp_path / "a.zcr").write_bytes(archive(model))
+    (tmp_path / "a.zcr").rename(tmp_path / "b.zcr")
+    assert_same(session(tmp_path / "b.zcr").run(None, inputs), expected)
+    record = zcrecord.load_record(tmp_path / "b.zcr")
+    (tmp_path / "b.zcr").rename(tmp_path / "c.zcr")  # after it was opened
+    assert_same(session(record).run(None, inputs), expected)
+
+
+def test_a_replaced_archive_does_not_mix_in(version: str, tmp_path: Path) -> None:
+    model, inputs = mlp(), {"x": floats(1, 64)}
+    path = tmp_path / "model.zcr"
+    path.write_bytes(archive(model))
+    record = zcrecord.load_record(path)
+    other = archive(mlp())  # as large, other weights
+    (tmp_path / "new").write_bytes(other)
+    os.replace(tmp_path / "new", path)
+    assert_same(session(record).run(None, inputs), plain(model, True).run(None, inputs))
+
+
+def test_an_archive_replaced_while_the_session_is_made_is_noticed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runtime, "_DIRECT_SINCE", (99, 0))
+    path = tmp_path / "model.zcr"
+    path.write_bytes(archive(mlp()))
+    create = runtime._Maker._create
+
+    def late(self: Any, *args: Any) -> Any:
+        made = create(self, *args)
+        os.utime(path, ns=(1, 1))
+        return made
+
+    monkeypatch.setattr(runtime._Maker, "_create", late)
+    with pytest.raises(SourceError, match=r"model\.zcr: replaced while the session was made; make it again"):
+        session(path)
+
+
+def test_an_archive_behind_a_link_works(version: str, tmp_path: Path) -> None:
+    """As in a Hugging Face cache: ONNX Runtime refuses a linked data file, so it never sees the link."""
+    model, inputs = mlp(), {"x": floats(1, 64)}
+    (tmp_path / "blobs").mkdir()
+    (tmp_path / "snapshots").mkdir()
+    (tmp_path / "blobs" / "cafe").write_bytes(archive(model))
+    (tmp_path / "snapshots" / "model.zcr").symlink_to("../blobs/cafe")
+    assert_same(session(tmp_path / "snapshots" / "model.zcr").run(None, inputs), plain(model, True).run(None, inputs))
+
+
+def test_the_session_keeps_its_source_alive(version: str) -> None:
+    model, inputs = mlp(), {"x": floats(1, 64)}
+    made = session(archive(model))
+    junk = [bytes(200_000) for _ in range(50)]  # what freed memory would be filled with
+    assert_same(made.run(None, inputs), plain(model, True).run(None, inputs))
+    assert len(junk) == 50
+
+
+def test_options_of_ones_own_serve_several_sessions(version: str, tmp_path: Path) -> None:
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = 1
+    inputs = {"x": floats(1, 64)}
+    for i in range(2):
+        model = mlp()
+        (tmp_path / f"{i}.zcr").write_bytes(archive(model))
+        for source in (archive(model), tmp_path / f"{i}.zcr"):
+            made = session(source, sess_options=options, providers=["CPUExecutionProvider"])
+            assert_same(made.run(None, inputs), plain(model, True).run(None, inputs))
+            assert made.get_session_options().intra_op_num_threads == 1
+    assert made.get_providers() == ["CPUExecutionProvider"]
+
+
+# What it says when it cannot.
+
+
+def test_an_archive_without_a_model_is_refused(tmp_path: Path) -> None:
+    zcrecord.save_record({"w": np.ones(3)}, tmp_path / "w.zcr")
+    with pytest.raises(
+        UnsupportedError, match=r"w\.zcr: no attribute 'onnx\.graph': the archive holds tensors but no ONNX"
+    ):
+        session(tmp_path / "w.zcr")
+
+
+def test_an_unknown_kind_of_memory_is_refused() -> None:
+    with pytest.raises(UnsupportedError, match="memory='fast' is not known; 'shared' or 'speed'"):
+        session(b"", memory="fast")  # type: ignore[arg-type]
+
+
+def test_a_missing_onnxruntime_is_named_with_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    with pytest.raises(DependencyError, match=r'onnxruntime is not installed; pip install "zcrecord\[ort\]"'):
+        session(archive(mlp()))
+
+
+BARE = m.field(1, 3) + m.field(2, TensorProto.FLOAT) + m.field(8, b"w")
+
+
+def stub(index: str, dims: int = 3, code: int = TensorProto.FLOAT, more: bytes = b"") -> bytes:
+    entry = m.field(1, b"zcrecord") + m.field(2, index.encode())
+    return m.field(1, dims) + m.field(2, code) + m.field(8, b"w") + m.field(14, 1) + m.field(13, entry) + more
+
+
+@pytest.mark.parametrize("skeleton, kind, message", [
+    (m.wire_model(stub("0", 4)), FormatError, r"the skeleton has data_type 1 and shape \[4\], the archive float32"),
+    (m.wire_model(stub("0", 3, TensorProto.INT32)), FormatError, r"data_type 6 and shape \[3\], the archive float32"),
+    (m.wire_model(stub("1")), FormatError, "its stub says '1', not the number of one of 1 tensors"),
+    (m.wire_model(stub("-1")), FormatError, "its stub says '-1'"),
+    (m.wire_model(stub("0"), stub("0")), FormatError, "its stub says '0'"),
+    (m.wire_model(BARE), FormatError, "its stub says ''"),
+    (m.wire_model(BARE + m.field(9, bytes(12))), FormatError, "of its own"),
+    (m.wire_model(stub("0", more=m.field(9, bytes(12)))), FormatError, "a tensor has values of its own"),
+    (b"\x3a\x7f", OnnxError, "byte 0x2: the stream ends inside a field"),
+])  # fmt: skip
+def test_a_skeleton_that_disagrees_with_the_archive_is_refused(skeleton: bytes, kind: type, message: str) -> None:
+    """Shape and type go to ONNX Runtime beside a raw address: they must be those of the tensor."""
+    out = io.BytesIO()
+    zcrecord.save_record({"w": np.ones(3, "f4"), "onnx.graph": skeleton}, out)
+    with pytest.raises(kind, match=message):
+        session(out.getvalue())
+
+
+def test_a_model_too_large_for_protobuf_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runtime, "_MODEL_LIMIT", 100)
+    with pytest.raises(LimitError, match="bytes of model without what can be external data; ONNX Runtime takes 2 GiB"):
+        session(archive(mlp()))
+
+
+# Nothing is copied.
+
+MEASURE = """
+import mmap, sys
+import numpy as np, onnxruntime as ort
+from zcrecord.onnx import session
+def private():
+    fields = dict(line.split(":") for line in open("/proc/self/smaps_rollup") if "kB" in line)
+    return int(fields["Anonymous"].split()[0]) << 10
+def grow(make, feeds):
+    before = private()
+    made = make()
+    for feed in feeds:
+        made.run(None, feed)
+    return private() - before
+def mapped(path):
+    with open(path, "rb") as file:
+        return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+path = sys.argv[1]
+feeds = [{"x": np.ones((1, 2048), "f4"), "i": np.array([3]), "c": np.array([c])} for c in (True, False)]
+"""
+
+
+def large_branches(tmp_path: Path) -> tuple[Path, Path]:
+    """An If whose branches share a matrix of 16 MiB and have one of 16 MiB each, as .onnx and .zcr."""
+    model = branches()
+    size = {"shared": floats(2048, 2048), "own": floats(2048, 2048)}
+    for t in m.every_tensor(model):
+        t.CopyFrom(numpy_helper.from_array(size[t.name] * np.float32(len(t.raw_data) and RNG.random()), t.name))
+    del model.graph.input[0]
+    model.graph.input.insert(0, value("x", 1, 2048))
+    (tmp_path / "m.onnx").write_bytes(model.SerializeToString())
+    convert(tmp_path / "m.onnx", tmp_path / "m.zcr", durable=True)
+    return tmp_path / "m.onnx", tmp_path / "m.zcr"
+
+
+def private_growth(make: str, path: Path) -> int:
+    code = f"{MEASURE}\nprint(grow(lambda: {make}, feeds))"
+    done = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True, check=True)
+    return int(done.stdout.split()[-1])
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/smaps_rollup"), reason="platform: needs Linux's smaps_rollup")
+def test_no_weight_is_copied_and_the_measurement_would_notice(tmp_path: Path) -> None:
+    plain_path, path = large_branches(tmp_path)
+    assert private_growth("ort.InferenceSession(path)", plain_path) > 48 << 20
+    assert private_growth("session(path)", path) < 8 << 20
+    assert private_growth("session(path, sess_options=ort.SessionOptions())", path) < 8 << 20
+    assert private_growth("session(mapped(path))", path) < 8 << 20
+    plain_path.unlink()
+    path.unlink()
+
+
+def test_a_mapping_is_a_source_like_any_other(tmp_path: Path) -> None:
+    model, inputs = mlp(), {"x": floats(1, 64)}
+    path = tmp_path / "model.zcr"
+    path.write_bytes(archive(model))
+    with open(path, "rb") as file:
+        mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    assert_same(session(mapping).run(None, inputs), plain(model, True).run(None, inputs))
+
+
+def test_what_comes_back_runs_as_the_original_does() -> None:
+    model, inputs = mlp(), {"x": floats(1, 64)}
+    back = b"".join(graph.model_parts(zcrecord.load_record(archive(model))))
+    assert onnx.ModelProto.FromString(back) == m.normal(model)
+    assert_same(ort.InferenceSession(back).run(None, inputs), plain(model, False).run(None, inputs))

@@ -1,0 +1,284 @@
+"""ONNX to an archive in one forward pass: values stream through, the rest of the model becomes its skeleton.
+
+The archive has the model's tensors, under the names that `names` gives them, and the skeleton as the bytes attribute
+"onnx.graph" of the record: the ModelProto byte for byte, but each TensorProto keeps only what describes it and gets
+data_location EXTERNAL and one external_data entry, "zcrecord" -> the tensor's number in the archive. `graph` undoes
+that. Nothing of the time, the host or a version enters the bytes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from zcrecord import tree, writer
+from zcrecord.dtypes import by_onnx
+from zcrecord.errors import (
+    DestinationExistsError,
+    ExternalDataError,
+    OnnxError,
+    RecordError,
+    SourceError,
+    SourceNotFoundError,
+)
+from zcrecord.index import Entries
+from zcrecord.layout import ALIGNMENT, NONE
+
+from . import external
+from .names import GRAPH_ATTRIBUTE, Found, name_tensors
+from .scan import Scanner
+from .schema import Scope, Tensor, Tensors
+from .values import RAW_DATA, STRING, Payloads, Values
+from .wire import Binary, Skeleton, Window
+
+__all__ = ["STUB_KEY", "ConvertReport", "convert"]
+
+STUB_KEY = b"zcrecord"
+# TensorProto.data_location = EXTERNAL, external_data { key, value } up to a value of so many digits.
+_STUBS = [b"\x70\x01\x6a%c\x0a%c%s\x12%c" % (len(STUB_KEY) + n + 4, len(STUB_KEY), STUB_KEY, n) for n in range(20)]
+_CHUNK = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class ConvertReport:
+    """What a conversion did. Bytes throughout; `shared` counts those that equal earlier ones and were stored once.
+
+    `source` and `dest` are None for streams, `peak_rss`, of the process so far, where the system does not tell.
+    """
+
+    source: str | None
+    dest: str | None
+    tensors: int
+    modules: int
+    renamed: int
+    payload_bytes: int
+    archive_bytes: int
+    input_bytes: int
+    shared_bytes: int
+    seconds: float
+    peak_rss: int | None
+
+
+def convert(
+    source: str | os.PathLike[str] | Binary,
+    dest: str | os.PathLike[str] | Binary,
+    *,
+    alignment: int = ALIGNMENT,
+    force: bool = False,
+    durable: bool = True,
+    allow_links: bool = False,
+    progress: Callable[[int, int | None], None] | None = None,
+) -> ConvertReport:
+    """Write an ONNX model as an archive; reads `source` once, forward, and never holds a payload.
+
+    Both may be paths or binary file objects, pipes included. A path at `dest` holds the old file or the whole new one
+    at any time, and is replaced only with `force`. `progress` is called with the bytes read so far and, for a regular
+    file, how many there are; external data counts on top. `durable` and `alignment` are those of `save_record`.
+
+    Example:
+        >>> report = convert("model.onnx", "model.zcr")
+        >>> report.tensors > 0, report.payload_bytes < report.archive_bytes
+        (True, True)
+
+    Raises:
+        OnnxError: not a valid model, or one that uses what is not supported; with the offset. ExternalDataError: its
+            external data breaks a rule. DestinationExistsError: `dest` exists and `force` was not given, or is the
+            source. SourceError: the file system refused.
+    """
+    started = time.perf_counter()
+    source_path, dest_path = _path(source), _path(dest)
+    _check_destination(source_path, dest_path, force)
+    with contextlib.ExitStack() as stack:
+        stream, total, folder = source, None, None
+        if source_path is not None:
+            stream, total = _open(source_path)
+            stack.enter_context(stream)
+            folder = external.Folder(Path(source_path).absolute().parent, allow_links=allow_links)
+            stack.enter_context(folder)
+        report = None if progress is None else lambda done: progress(done, total)
+        with writer.open_sink(dest, durable=durable) as sink:
+            out = writer.StreamWriter(sink, alignment=alignment)
+            try:
+                entries, input_bytes, renamed = _stream(stream, out, folder, report)
+            except RecordError as error:
+                raise error.located(path=source_path) from error.__cause__
+            saved = out.finish(entries)
+    return ConvertReport(
+        source=source_path,
+        dest=dest_path,
+        tensors=saved.tensors,
+        modules=len(entries.modules),
+        renamed=renamed,
+        payload_bytes=saved.payload_bytes,
+        archive_bytes=saved.archive_bytes,
+        input_bytes=input_bytes,
+        shared_bytes=saved.deduplicated,
+        seconds=time.perf_counter() - started,
+        peak_rss=_peak_rss(),
+    )
+
+
+def _stream(
+    stream: Any, out: writer.StreamWriter, folder: external.Folder | None, report: Callable[[int], None] | None
+) -> tuple[Entries, int, int]:
+    """Write all payloads, the skeleton last; return the entries, the bytes read and how many names had to change."""
+    window, skeleton = _start(stream, report)
+    store = _Store(window, out, folder, report)
+    Scanner(window, store.values, store).scan()
+    input_bytes = window.base + window.limit + (folder.nbytes if folder is not None else 0)
+    leaves, renamed = name_tensors(store.found, input_bytes)
+    store.found.clear()
+    graph = _write_skeleton(out, skeleton)
+    return tree.from_paths(leaves, attributes={GRAPH_ATTRIBUTE: graph}), input_bytes, renamed
+
+
+def _path(file: Any) -> str | None:
+    if hasattr(file, "read") or hasattr(file, "write"):
+        return None
+    return os.fsdecode(os.fspath(file))
+
+
+def _check_destination(source: str | None, dest: str | None, force: bool) -> None:
+    if dest is None or not Path(dest).exists():
+        return
+    if source is not None and Path(source).exists() and Path(dest).samefile(source):
+        raise DestinationExistsError("source and destination are the same file; name another destination", path=dest)
+    if not force and Path(dest).is_file():
+        raise DestinationExistsError("exists already; force=True (--force) replaces it", path=dest)
+
+
+def _open(path: str) -> tuple[io.FileIO, int | None]:
+    """Return a file to read, and its length if it is a regular one."""
+    try:
+        file = io.FileIO(path)
+    except OSError as error:
+        kind = SourceNotFoundError if isinstance(error, FileNotFoundError) else SourceError
+        raise kind(f"cannot read: {error.strerror or error}", path=path, errno=error.errno) from error
+    regular = Path(path).is_file()
+    if regular and hasattr(os, "posix_fadvise"):
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_SEQUENTIAL)
+    return file, os.fstat(file.fileno()).st_size if regular else None
+
+
+def _start(stream: Binary, report: Callable[[int], None] | None) -> tuple[Window, Skeleton]:
+    """Return a window on the stream; say so at once if it starts like something else."""
+    skeleton = Skeleton()
+    window = Window(stream, skeleton, report)
+    window.fill(32)
+    head = bytes(window.view[: window.limit][:32])
+    if not head:
+        raise OnnxError("empty, not an ONNX model")
+    for magic, what in _FOREIGN.items():
+        if head.startswith(magic):
+            raise OnnxError(f"{what}, not an ONNX model", offset=0)
+    return window, skeleton
+
+
+_FOREIGN = {
+    b"\x89ZCR": "this is a zcrecord archive already",
+    b"PK\x03\x04": "this is a zip file (a torch checkpoint, an .npz?)",
+    b"\x28\xb5\x2f\xfd": "this is a zstd stream; decompress it first",
+    b"\x1f\x8b": "this is a gzip stream; decompress it first",
+    b"GGUF": "this is a GGUF file",
+    b"<": "this is text (a web page, where a download failed?)",
+    b"{": "this is text (JSON?)",
+    b"version https://git-lfs": "this is a Git LFS pointer; fetch the file itself with git lfs pull",
+}
+
+
+class _Store(Tensors):
+    """Numbers the tensors of a scan in order of appearance and stores the values of each as a payload."""
+
+    def __init__(
+        self, window: Window, out: Payloads, folder: external.Folder | None, report: Callable[[int], None] | None
+    ) -> None:
+        self.values = Values(window, out)
+        self.found: list[Any] = []
+        self._out = out
+        self._folder = folder
+        self._report = report
+        self._window = window
+
+    def whole(self, scope: Scope, field: int, place: int, offset: int, name: bytes, code: int, dims: list[int],
+              data: memoryview) -> bytes:  # fmt: skip
+        out = self._out
+        payload = NONE
+        if len(data):
+            self.values.close_open()
+            out.begin(len(data))
+            out.write(data)
+            payload = out.end()
+        found = self.found
+        found.append(Found(scope, field, place, name, offset, by_onnx[code], tuple(dims), payload))
+        return stub(len(found) - 1)
+
+    def start(self, t: Tensor) -> None:
+        t.index = len(self.found)
+        self.found.append(None)
+
+    def stub(self, t: Tensor, skeleton: Skeleton) -> None:
+        skeleton.tail += stub(t.index)
+
+    def finish(self, t: Tensor) -> None:
+        try:
+            if t.external:
+                self._load(t)
+            shape = self.values.finish(t)
+        except RecordError as error:
+            raise error.located(tensor=t.label or None, offset=t.offset) from error.__cause__
+        kind = by_onnx[t.data_type]
+        self.found[t.index] = Found(t.scope, t.field, t.place, t.name, t.offset, kind, shape, t.payload)
+
+    def _load(self, t: Tensor) -> None:
+        """Copy the values of a tensor from its file."""
+        if t.source and (t.source != RAW_DATA or t.nbytes):
+            raise OnnxError("has external data and values of its own; it may have one of them")
+        if t.data_type == STRING:
+            raise ExternalDataError("strings cannot be external data")
+        need = t.expected()
+        if t.dtype is None or need < 0:
+            return  # `finish` says what is wrong with it
+        reference = external.parse(t.entries or {}, need)
+        if not need:
+            return
+        if self._folder is None:
+            what = "lies beside the model, and a stream has no folder; convert the file itself"
+            raise ExternalDataError(f"external data '{reference.location}' {what}")
+        for chunk in self._folder.read(reference):
+            self.values.write(t, chunk, need)
+            if self._report is not None:
+                self._report(self._window.base + self._window.pos + self._folder.nbytes)
+
+
+def stub(index: int) -> bytes:
+    """Return the fields that stand for the values of the tensor with this number."""
+    digits = b"%d" % index
+    return _STUBS[len(digits)] + digits
+
+
+def _write_skeleton(out: writer.StreamWriter, skeleton: Skeleton) -> writer.PayloadId:
+    out.begin(len(skeleton))
+    for part in skeleton.finish():
+        out.write(part)
+    return writer.PayloadId(out.end())
+
+
+def _peak_rss() -> int | None:
+    """Return the most memory this process has held, in bytes."""
+    with contextlib.suppress(OSError, ValueError, StopIteration):
+        with open("/proc/self/status", encoding="ascii", errors="replace") as status:
+            line = next(line for line in status if line.startswith("VmHWM:"))
+        return int(line.split()[1]) << 10
+    try:
+        import resource
+    except ImportError:
+        return None
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # on Linux it may be the parent's: hence the above
+    return peak if sys.platform == "darwin" else peak << 10

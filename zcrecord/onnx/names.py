@@ -1,0 +1,234 @@
+"""What each tensor of a model is called in the archive, and in which module it lies: one rule, in one place.
+
+- An initializer of the main graph keeps its ONNX name exactly. The name is split at "." into modules and a key, as
+  deep as no prefix of it is a tensor's name itself; it stays whole where a part would be empty.
+- Everything else is named after where it sits, each message a module: a node by its name, else its first output,
+  else "_"; an attribute by its name; "function", then domain:name[:overload]; "training_info", its number, then
+  "initialization" or "algorithm". These names are not split. Under them
+  - an initializer of a subgraph has its own name: `If_0.then_branch.weight`;
+  - a tensor in an attribute is the attribute: `Constant_3.value`, or `Node_1.tensors_attribute.0` in a list;
+  - a sparse tensor is a module with the keys "values" and "indices"; as an initializer its name is that of its values.
+- Where such a name is taken already, it gets "~2", "~3", ... appended; initializers of the main graph never change.
+- Bytes that are not UTF-8, and NUL, are an error in an initializer's name, and become U+FFFD in all others.
+
+How tensors are found is left to `scan`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from zcrecord.dtypes import DType
+from zcrecord.errors import LimitError, OnnxError
+from zcrecord.layout import MAX_DEPTH
+from zcrecord.tree import Leaf
+
+from .schema import ATTRIBUTE, FUNCTION, GRAPH, MODEL, NODE, SPARSE, SPARSE_INITIALIZER, TRAINING, Scope
+from .wire import LEN
+
+__all__ = ["GRAPH_ATTRIBUTE", "Found", "name_tensors", "seal"]
+
+GRAPH_ATTRIBUTE = "onnx.graph"  # of module 0: the model without its tensors' values
+_SPARE = 1 << 20  # bytes that derived names may take beyond those of the input
+
+
+class Found(NamedTuple):
+    """A tensor of the model, written to the archive as a payload."""
+
+    scope: Scope
+    field: int
+    place: int
+    name: bytes
+    offset: int
+    dtype: DType
+    shape: tuple[int, ...]
+    payload: int
+
+
+def name_tensors(found: Sequence[Found], input_bytes: int) -> tuple[list[Leaf], int]:
+    """Return the tensors under their names, in the order given, and how many names had to be changed.
+
+    Raises:
+        OnnxError: a graph has two initializers of one name, or one whose name is empty, contains NUL or is not UTF-8.
+        LimitError: names made of deeply nested parts would take many times the input.
+    """
+    main = next((f.scope for f in found if f.scope.kind is GRAPH and not _prefix(f.scope)), None)
+    exact = _exact([f for f in found if f.scope is main])
+    others = [f for f in found if f.scope is not main and _is_initializer(f)]
+    _check_defined([*filter(_is_initializer, found)] if any(f.scope.kind is SPARSE for f in others) else others)
+    taken = {GRAPH_ATTRIBUTE, *exact}
+    tree = _Tree(taken)
+    parts: list[tuple[str, ...]] = []
+    renamed, budget = 0, 8 * input_bytes + _SPARE
+    counters: dict[str, int] = {}
+    for f in found:
+        if f.scope is not main:
+            derived = _parts(f)
+            budget -= sum(map(len, derived)) + len(derived)
+            if budget < 0:
+                raise LimitError("the names of nested tensors take more than 8 times the input; flatten the model")
+            unique = _unique(derived, taken, counters)
+            renamed += unique is not derived
+            parts.append(unique)
+    paths = iter([tree.split(name) for name in exact])
+    nested = iter([tree.nest(p) for p in parts])  # after all of the main graph, which goes first
+    leaves = [
+        Leaf(next(paths) if f.scope is main else next(nested), f.dtype, f.dtype.bits, f.shape, f.payload) for f in found
+    ]
+    return leaves, renamed
+
+
+def _exact(found: Sequence[Found]) -> list[str]:
+    """Return the names of the main graph's initializers, all at once where nothing is wrong with them."""
+    raw = [f.name for f in found]
+    joined = b"\0".join(raw)
+    if raw and all(raw) and joined.count(b"\0") == len(raw) - 1:
+        try:
+            names = joined.decode().split("\0")
+        except UnicodeDecodeError:
+            names = []
+        if len(set(names)) == len(raw):
+            return names
+    _check_defined(found)
+    return [_strict(f) for f in found]
+
+
+def _is_initializer(f: Found) -> bool:
+    """Whether a tensor, or the sparse one whose values it is, is an initializer of a graph."""
+    return f.scope.kind is GRAPH or (f.scope.kind is SPARSE and f.scope.field == SPARSE_INITIALIZER and f.field == 1)
+
+
+def _check_defined(found: Sequence[Found]) -> None:
+    defined: set[tuple[int, bytes]] = set()
+    for f in found:
+        graph = f.scope if f.scope.kind is GRAPH else f.scope.parent
+        key = id(graph), f.name
+        if key in defined:
+            name = f.name.decode("utf-8", "replace")
+            what = f"two initializers of one graph are called '{name}'; rename one"
+            raise OnnxError(f"byte {f.offset:#x}: {what}", offset=f.offset)
+        defined.add(key)
+
+
+def _strict(f: Found) -> str:
+    """Return an initializer's name, which must be one the archive can hold."""
+    what = "no name" if not f.name else "a name with NUL in it" if b"\0" in f.name else ""
+    if not what:
+        try:
+            return f.name.decode()
+        except UnicodeDecodeError:
+            what = "a name that is not UTF-8"
+    raise OnnxError(f"byte {f.offset:#x}: an initializer has {what} ({f.name[:40]!r}); name it", offset=f.offset)
+
+
+def _loose(text: bytes) -> str:
+    return text.decode("utf-8", "replace").replace("\0", "\ufffd") or "_"
+
+
+def seal(scope: Scope) -> None:
+    """Keep of a message that was read to its end no more than the parts of a name it stands for."""
+    scope.own = _own(scope)
+    scope.texts = scope.counts = scope.single = None
+
+
+def _prefix(scope: Scope) -> tuple[str, ...]:
+    """Return the parts of a name that a message stands for, those of the messages around it included."""
+    return () if scope.parent is None else (*_prefix(scope.parent), *scope.own)
+
+
+def _own(scope: Scope) -> tuple[str, ...]:
+    texts, parent = scope.texts or {}, scope.parent.kind if scope.parent is not None else MODEL
+    if scope.kind is NODE:
+        return (_loose(texts.get(3) or texts.get(2, b"")),)
+    if scope.kind is ATTRIBUTE:
+        return (_loose(texts.get(1, b"")),)
+    if scope.kind is FUNCTION:
+        name = _loose(texts.get(1, b""))
+        domain = texts.get(10, b"")
+        overload = f":{_loose(texts[13])}" if texts.get(13) else ""
+        return ("function", f"{_loose(domain) if domain else ''}:{name}{overload}")
+    if scope.kind is TRAINING:
+        return ("training_info", str(scope.place))
+    if scope.kind is GRAPH and parent is TRAINING:
+        return ("initialization" if scope.field == 1 else "algorithm",)
+    if scope.kind in (GRAPH, SPARSE) and parent is ATTRIBUTE and scope.field in (11, 23):
+        return (str(scope.place),)
+    if scope.kind is SPARSE and parent is GRAPH:
+        values = (scope.single or {}).get(1 << 3 | LEN)
+        return (_loose(getattr(values, "name", b"")),)
+    return ()
+
+
+def _parts(f: Found) -> tuple[str, ...]:
+    above = _prefix(f.scope)
+    if f.scope.kind is SPARSE:
+        return (*above, "values" if f.field == 1 else "indices")
+    if f.scope.kind is ATTRIBUTE:
+        return above if f.field == 5 else (*above, str(f.place))
+    return (*above, _strict(f))
+
+
+def _unique(parts: tuple[str, ...], taken: set[str], counters: dict[str, int]) -> tuple[str, ...]:
+    """Return the parts, the last one changed so that the full name is new, and note the name as taken."""
+    name = ".".join(parts)
+    count = counters.get(name, 1)
+    unique = name
+    while unique in taken:
+        count += 1
+        unique = f"{name}~{count}"
+    if unique != name:
+        counters[name] = count
+        parts = (*parts[:-1], f"{parts[-1]}~{count}")
+    taken.add(unique)
+    return parts
+
+
+class _Tree:
+    """The modules of the archive: a full name is one module, however one comes to it, and never a tensor too."""
+
+    def __init__(self, tensors: set[str]) -> None:
+        self._tensors = tensors
+        self._modules: dict[str, tuple[str, ...] | None] = {}
+
+    def split(self, name: str) -> tuple[str, ...]:
+        """Return the keys that lead to a tensor with a dotted name."""
+        head, dot, key = name.rpartition(".")
+        if not dot:
+            return (name,)
+        path = self._modules.get(head)
+        if path is not None and key:
+            return (*path, key)
+        if name.count(".") >= MAX_DEPTH or not all(name.split(".")):
+            return (name,)
+        path = self._module(head)
+        if path is not None:
+            return (*path, key)
+        parts = name.split(".")
+        for i in range(len(parts) - 1, 0, -1):
+            path = self._module(".".join(parts[:i]))
+            if path is not None:
+                return (*path, ".".join(parts[i:]))
+        return (name,)
+
+    def _module(self, name: str) -> tuple[str, ...] | None:
+        """Return the keys that lead to a module, or None where it or one above it is a tensor."""
+        if name not in self._modules:
+            head, dot, key = name.rpartition(".")
+            above: tuple[str, ...] | None = self._module(head) if dot else ()
+            free = above is not None and name not in self._tensors
+            self._modules[name] = (*above, key) if above is not None and free else None
+        return self._modules[name]
+
+    def nest(self, parts: tuple[str, ...]) -> tuple[str, ...]:
+        """Return the keys that lead to a tensor whose modules are these parts, not to be split."""
+        path: tuple[str, ...] = ()
+        name = ""
+        for i, part in enumerate(parts[:-1]):
+            name = f"{name}.{part}" if i else part
+            if name in self._tensors or len(path) >= MAX_DEPTH - 1:
+                return (*path, ".".join(parts[i:]))
+            known = self._modules.get(name)
+            path = (*path, part) if known is None else known
+            self._modules[name] = path
+        return (*path, parts[-1])

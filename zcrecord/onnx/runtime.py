@@ -1,0 +1,255 @@
+"""ONNX Runtime sessions that compute straight off an archive.
+
+ONNX Runtime takes the archive's own memory as a file of external data, of which each weight of the main graph is a
+slice: nothing is copied, whether the archive is mapped or in a bytes object, renamed or replaced meanwhile. The
+weights of subgraphs it looks for in real files: it maps them from the archive's, by its resolved path, or from a
+temporary file where there is none. Before 1.31 it copied memory it was given, and so all weights go that way there.
+
+Small tensors, strings, complex numbers, empty tensors and those in attributes go into the model, as ONNX Runtime
+wants it. `SessionOptions.add_initializer` is not used: a view handed over by name stays what it is where an optimizer
+transposes or reshapes the initializer under the same name, and results would be silently wrong.
+
+Source: ONNX Runtime 1.31 and `onnxruntime_session_options_config_keys.h`; `ort_optimizer_api_impl.cc`
+(TransposeInitializer, ReshapeInitializer) for the last.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import re
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from zcrecord.dtypes import STRING, by_name
+from zcrecord.errors import DependencyError, LimitError, SourceError, UnsupportedError
+from zcrecord.layout import ALIGNMENT, align_up
+from zcrecord.record import Record, load_record
+
+from . import graph
+from .graph import Initializer
+
+__all__ = ["session"]
+
+Bytes = np.ndarray[Any, np.dtype[np.uint8]]
+
+INLINE = 127  # bytes; up to here shape inference reads values, and it cannot read external data
+_DIRECT_SINCE = (1, 31)  # buffers used in place; earlier versions do not know the key and copy
+_MOST_MAPPED = 20_000  # before that, each tensor is a mapping of its own, of which Linux allows 65,530
+_MODEL_LIMIT = (1 << 31) - 1
+_DIRECT = "session.use_external_initializer_file_buffers_directly"
+_FOLDER = "session.model_external_initializers_file_folder_path"
+_NO_PREPACKING = "session.disable_prepacking"
+# Optimizers that make private copies of weights. With them and prepacking off, the stored copy is the only one.
+_COPYING = {"ConstantFolding", "NchwcTransformer"}
+_INLINE_TYPES = {STRING, by_name["complex64"], by_name["complex128"]}
+_calls = itertools.count()
+
+
+def session(
+    source: Any,
+    *,
+    memory: Literal["shared", "speed"] = "shared",
+    sess_options: Any = None,
+    providers: Sequence[Any] | None = None,
+    provider_options: Sequence[Any] | None = None,
+) -> Any:
+    """Return a plain `onnxruntime.InferenceSession` whose weights are the archive's own bytes, uncopied.
+
+    `source` is a path, a bytes-like or a Record made from an ONNX model; the session keeps it alive. With
+    `memory="shared"` nothing is prepacked, folded or laid out anew, so processes that serve the same archive share one
+    copy of the weights; `"speed"` leaves all that to ONNX Runtime, which then copies most weights once per process,
+    and computes faster.
+
+    `sess_options` is added to: the archive as a file in memory, and for "shared" no prepacking. Use it for no model
+    that has external data of its own afterwards. A failing provider is an error; there is no silent retry on the CPU.
+
+    Example:
+        >>> from zcrecord.onnx import convert
+        >>> report = convert("model.onnx", "model.zcr")
+        >>> session("model.zcr").get_providers()[-1]
+        'CPUExecutionProvider'
+
+    Raises:
+        DependencyError: onnxruntime is not installed. UnsupportedError: the record holds no ONNX model. FormatError:
+            its graph and its tensors disagree. SourceError: the archive was replaced meanwhile. What ONNX Runtime
+            itself raises comes as it is.
+    """
+    if memory not in ("shared", "speed"):
+        raise UnsupportedError(f"memory={memory!r} is not known; 'shared' or 'speed'")
+    ort = _onnxruntime()
+    record = source if isinstance(source, Record) else load_record(source)
+    return _Maker(ort, record, memory == "shared", sess_options, providers, provider_options).make()
+
+
+def _onnxruntime() -> Any:
+    try:
+        import onnxruntime
+    except ImportError as error:
+        raise DependencyError('onnxruntime is not installed; pip install "zcrecord[ort]"') from error
+    return onnxruntime
+
+
+def _version(ort: Any) -> tuple[int, ...]:
+    return tuple(int(part) for part in re.findall(r"\d+", ort.__version__)[:2])
+
+
+def _whole(record: Record) -> Bytes:
+    """Return the memory that all of the record's tensors lie in, its file's first byte being its own; a view."""
+    owner: Any = graph.skeleton_of(record).obj
+    return np.frombuffer(owner, np.uint8)
+
+
+def _address(array: np.ndarray[Any, Any]) -> int:
+    address: int = array.__array_interface__["data"][0]
+    return address
+
+
+def _file_of(record: Record) -> str | None:
+    """Return the resolved path of the file that a record is a mapping of, None where it is not there any more."""
+    if record.path is None:
+        return None
+    whole = _whole(record)
+    path = os.path.realpath(record.path)
+    try:
+        with open(path, "rb") as file:
+            if os.fstat(file.fileno()).st_size != len(whole):
+                return None
+            first = file.read(64)
+            file.seek(-64, os.SEEK_END)
+            same = first == whole[:64].tobytes() and file.read(64) == whole[-64:].tobytes()
+    except (OSError, ValueError):
+        return None
+    return path if same else None
+
+
+class _Maker:
+    """One call of `session`."""
+
+    def __init__(self, ort: Any, record: Record, shared: bool, options: Any, *providers: Any) -> None:
+        self._ort = ort
+        self._record = record
+        self._shared = shared
+        self._options = ort.SessionOptions() if options is None else options
+        self._providers = providers
+
+    def make(self) -> Any:
+        """Return the session: main graph's weights from memory where they can be, all others from a file."""
+        direct = _version(self._ort) >= _DIRECT_SINCE
+        name = f"zcrecord-{next(_calls)}"  # options may be given to several calls
+        path = _file_of(self._record)
+        whole = _whole(self._record)
+        offsets = self._offsets(whole)
+        least = INLINE + 1 if direct else self._least()
+        spill = _Spill()
+
+        def refer(found: Initializer) -> bytes | None:
+            nbytes = found.value.nbytes
+            if not found.graph or found.dtype in _INLINE_TYPES or nbytes < least or found.number not in offsets:
+                return None
+            if direct and found.graph == "main":
+                return graph.encode_reference(name, offsets[found.number], nbytes)
+            offset = offsets[found.number] if path is not None else None
+            return graph.encode_reference(*spill.place(path, offset, found.value), nbytes)
+
+        model = self._joined(graph.model_parts(self._record, refer))
+        if direct:
+            _configure(self._options, _DIRECT, "1")
+            self._options.add_external_initializers_from_files_in_memory([name], [whole], [len(whole)])
+        with contextlib.ExitStack() as stack:
+            if spill.used:
+                folder = str(Path(path).parent) if path is not None else stack.enter_context(spill.written())
+                _configure(self._options, _FOLDER, folder)
+            before = None if path is None else _identity(path)
+            made = self._create(model)
+        if spill.used and path is not None and _identity(path) != before:
+            raise SourceError("replaced while the session was made; make it again", path=path)
+        made._zcrecord = self._record, whole  # must outlive the session
+        return made
+
+    def _offsets(self, whole: Bytes) -> dict[int, int]:
+        """Return where each tensor that is as ONNX Runtime wants it lies in the record's memory."""
+        base = _address(whole)
+        values = enumerate(self._record.values())
+        return {n: _address(graph.raw_bytes(value)) - base for n, value in values if _mappable(value)}
+
+    def _least(self) -> int:
+        """Return from how many bytes on a tensor is mapped: more than INLINE where there are very many."""
+        sizes = sorted((v.nbytes for v in self._record.values()), reverse=True)[: _MOST_MAPPED + 1]
+        return max(INLINE, sizes[-1] if len(sizes) > _MOST_MAPPED else 0) + 1
+
+    def _joined(self, parts: list[Any]) -> bytes:
+        size = sum(map(len, parts))
+        if size > _MODEL_LIMIT:
+            what = f"{size} bytes of model without what can be external data; ONNX Runtime takes 2 GiB"
+            raise LimitError(what, path=self._record.path)
+        return b"".join(parts)
+
+    def _create(self, model: bytes) -> Any:
+        if self._shared:
+            _configure(self._options, _NO_PREPACKING, "1")
+        providers, provider_options = self._providers
+        return self._ort.InferenceSession(
+            model,
+            self._options,
+            providers=providers,
+            provider_options=provider_options,
+            disabled_optimizers=_COPYING if self._shared else None,
+            enable_fallback=0,  # it would leave out what is set here
+        )
+
+
+class _Spill:
+    """The weights that ONNX Runtime maps from a file: the archive's own, or a temporary one yet to be written."""
+
+    def __init__(self) -> None:
+        self.used = False
+        self._pending: list[tuple[int, Any]] = []
+        self._end = 0
+
+    def place(self, path: str | None, offset: int | None, value: Any) -> tuple[str, int]:
+        """Return the name of the file in its folder, and where in it the value lies or will lie."""
+        self.used = True
+        if path is not None and offset is not None:
+            return Path(path).name, offset
+        offset = align_up(self._end, ALIGNMENT)
+        self._end = offset + value.nbytes
+        self._pending.append((offset, value))
+        return "weights", offset
+
+    @contextlib.contextmanager
+    def written(self) -> Iterator[str]:
+        """Yield a folder with the temporary file; a mapping of it stays valid when it is gone."""
+        with tempfile.TemporaryDirectory(prefix="zcrecord-", ignore_cleanup_errors=True) as folder:
+            with Path(folder, "weights").open("wb") as file:
+                for offset, value in self._pending:
+                    file.seek(offset)
+                    file.write(graph.raw_bytes(value).data)
+            yield folder
+
+
+def _configure(options: Any, key: str, value: str) -> None:
+    """Set an entry unless it is so already: setting it again makes ONNX Runtime print a warning."""
+    try:
+        if options.get_session_config_entry(key) == value:
+            return
+    except RuntimeError:  # not set
+        pass
+    options.add_session_config_entry(key, value)
+
+
+def _identity(path: str) -> tuple[int, ...]:
+    status = Path(path).stat()
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
+
+
+def _mappable(value: Any) -> bool:
+    """Whether a tensor's bytes lie in the archive as ONNX Runtime wants them."""
+    if isinstance(value, np.ndarray):
+        return bool(value.flags.c_contiguous and value.size)
+    return hasattr(value, "packed") and bool(value.nbytes)
