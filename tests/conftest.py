@@ -1,0 +1,75 @@
+"""What happens to tests that need a system tool, and where tests find `tools`.
+
+`@pytest.mark.needs("gcc")`: without that command on PATH the test is left out, and named at the end. Under
+`tools/test --all` (ZCRECORD_TEST_ALL=1) nothing is left out: it fails, and so does every skip whose reason does not
+start with "platform:", which is for what another operating system alone can show.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Generator
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+
+ALL = os.environ.get("ZCRECORD_TEST_ALL") == "1"
+LEFT_OUT = pytest.StashKey[list[str]]()
+Report = TypeVar("Report", pytest.TestReport, pytest.CollectReport)
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # `tools` is not installed
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # as in tools/__init__.py, for whatever imports it first
+
+
+def missing_tools(item: pytest.Item) -> list[str]:
+    """Return the tools that the test's marks name and PATH does not have."""
+    named = [str(tool) for mark in item.iter_markers("needs") for tool in mark.args]
+    return [tool for tool in named if shutil.which(tool) is None]
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Deselect what lacks a tool, unless nothing is to be left out."""
+    config.stash[LEFT_OUT] = []
+    lacking = [] if ALL else [item for item in items if missing_tools(item)]
+    if lacking:
+        config.stash[LEFT_OUT] = [f"{item.nodeid} needs {', '.join(missing_tools(item))}" for item in lacking]
+        config.hook.pytest_deselected(items=lacking)
+        items[:] = [item for item in items if item not in lacking]
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Fail what lacks a tool and was not deselected."""
+    if missing := missing_tools(item):
+        pytest.fail(f"needs {', '.join(missing)}, not on PATH; is it in tools/test's system_tools?", pytrace=False)
+
+
+def _refuse_skip(report: Report) -> Report:
+    reason = str(report.longrepr[2]) if isinstance(report.longrepr, tuple) else ""
+    if ALL and report.skipped and reason and not reason.removeprefix("Skipped: ").startswith("platform:"):
+        report.outcome = "failed"
+        report.longrepr = f"under --all a skip is a failure: {reason}"
+    return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Turn a test's skip into a failure under --all."""
+    return _refuse_skip((yield))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    """Turn a module's skip into a failure under --all."""
+    return _refuse_skip((yield))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """Name what was left out, before pytest's own closing line."""
+    left_out = config.stash.get(LEFT_OUT, [])
+    if left_out:
+        terminalreporter.section("left out for want of a system tool; tools/test --all has it installed")
+        for line in left_out:
+            terminalreporter.line(line)

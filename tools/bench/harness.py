@@ -1,0 +1,176 @@
+"""How a comparison is made: interleaved repetitions, medians, rows that know what was promised, and where it ran."""
+
+from __future__ import annotations
+
+import gc
+import importlib.metadata
+import os
+import platform
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from tools.measure import MIB, free_bytes
+
+__all__ = [
+    "BURST",
+    "OURS",
+    "Promise",
+    "Row",
+    "Settings",
+    "collect",
+    "machine",
+    "median_seconds",
+    "require_disk",
+    "versions",
+]
+
+OURS = "zcrecord"
+BURST = 5
+PACKAGES = ("numpy", "flatbuffers", "ml_dtypes", "xxhash", "safetensors", "onnx", "onnxruntime")
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Where an area may write, and whether it is to be quick rather than right."""
+
+    folder: Path
+    quick: bool = False
+
+    def pick(self, full: int, quick: int) -> int:
+        """Return a size or a number of repetitions."""
+        return quick if self.quick else full
+
+
+@dataclass(frozen=True, slots=True)
+class Promise:
+    """What a row must reach: `faster` than a peer by a factor, `within` a factor of a peer, or `under` a limit."""
+
+    kind: str
+    limit: float
+    peer: str | None = None
+
+    def reached(self, values: Mapping[str, float]) -> bool:
+        """Tell whether the measured values keep it."""
+        ours = values[OURS]
+        if self.peer is None:
+            return ours < self.limit
+        peer = values[self.peer]
+        return peer >= self.limit * ours if self.kind == "faster" else ours <= self.limit * peer
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One comparison: medians by contestant, ours under OURS, all in `unit` ("s" or "B")."""
+
+    area: str
+    work: str
+    unit: str
+    values: dict[str, float]
+    promise: Promise | None = None
+    note: str = ""
+    samples: int = 1
+    extra: dict[str, Any] = field(default_factory=dict)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the row for the results file, with what follows from it: whether the promise was kept."""
+        kept = None if self.promise is None else self.promise.reached(self.values)
+        return {**asdict(self), "reached": kept}
+
+    @staticmethod
+    def from_json(data: Mapping[str, Any]) -> Row:
+        """Return the row that `as_json` wrote."""
+        given = {k: v for k, v in data.items() if k != "reached"}
+        promise = given.pop("promise")
+        return Row(**given, promise=None if promise is None else Promise(**promise))
+
+
+def collect(repeats: int, ways: Mapping[str, Callable[[], float]]) -> dict[str, list[float]]:
+    """Return what each way returned in each repetition; A B A B, so that a slow minute hits all alike."""
+    samples: dict[str, list[float]] = {name: [] for name in ways}
+    for _ in range(repeats):
+        for name, way in ways.items():
+            samples[name].append(way())
+    return samples
+
+
+def median_seconds(repeats: int, ways: Mapping[str, Callable[[], object]]) -> dict[str, float]:
+    """Return the median seconds of each way over interleaved bursts of calls, after one call that is not counted.
+
+    A burst is a few calls in a row, each timed by itself: a call of less than a millisecond straight after another
+    contestant's (or the garbage collector's) finds the processor's caches full of what was theirs.
+    """
+    for way in ways.values():
+        way()
+    samples = collect(repeats, {name: partial(_burst, way) for name, way in ways.items()})
+    return {name: statistics.median(seconds) for name, seconds in samples.items()}
+
+
+def _burst(way: Callable[[], object]) -> float:
+    gc.collect()  # what the last contestant left is not this one's to sweep up
+    samples = []
+    for _ in range(BURST):
+        start = time.perf_counter()
+        kept = way()  # freed after the clock is read: nobody's loading ends with throwing away
+        samples.append(time.perf_counter() - start)
+        del kept
+    return statistics.median(samples)
+
+
+def require_disk(folder: Path, nbytes: int) -> None:
+    """Raise OSError, saying what to do, unless `folder` has room for `nbytes`."""
+    free = free_bytes(folder)
+    if free < nbytes:
+        needs, has = nbytes // MIB, free // MIB
+        raise OSError(f"{folder} has {has:,} MiB free, this needs {needs:,} MiB; set TMPDIR to a roomier folder")
+
+
+def versions() -> dict[str, str]:
+    """Return the version of everything that takes part."""
+    import zcrecord
+
+    found = {"zcrecord": zcrecord.__version__, "python": platform.python_version()}
+    for name in PACKAGES:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            found[name] = "not installed"
+    return found
+
+
+def machine(folder: Path) -> dict[str, Any]:
+    """Return what the figures depend on besides the versions, and today's date (UTC)."""
+    return {
+        "date": datetime.now(UTC).strftime("%Y-%m-%d"),
+        "cpu": _cpu(),
+        "cores": os.cpu_count(),
+        "memory_mib": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // MIB
+        if hasattr(os, "sysconf")
+        else None,
+        "system": f"{platform.system()} {platform.release()} {platform.machine()}",
+        "file_system": _file_system(folder),
+    }
+
+
+def _cpu() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor() or "unknown"
+
+
+def _file_system(folder: Path) -> str:
+    try:
+        mounts = [line.split()[1:3] for line in Path("/proc/mounts").read_text().splitlines()]
+    except OSError:
+        return "unknown"
+    holding = [(len(at), kind) for at, kind in mounts if folder.resolve().is_relative_to(at)]
+    return max(holding)[1] if holding else "unknown"

@@ -1,0 +1,119 @@
+"""The results as a table: on the terminal, and in README.md between two markers, from the results file alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+
+from tools.bench.harness import OURS, Row
+from tools.measure import MIB
+
+__all__ = ["BEGIN", "END", "markdown", "readme_matches", "readme_with_table", "terminal_table"]
+
+BEGIN, END = "<!-- bench:begin -->", "<!-- bench:end -->"
+HEADINGS = ("work", OURS, "beside it", "ratio", "promised", "reached")
+
+
+def terminal_table(rows: Iterable[Row]) -> Table:
+    """Return the rows for a terminal."""
+    table = Table(box=SIMPLE_HEAD)
+    for heading in HEADINGS:
+        table.add_column(heading, justify="right" if heading in (OURS, "ratio") else "left")
+    for row in rows:
+        table.add_row(*_cells(row))
+    return table
+
+
+def markdown(results: dict[str, Any]) -> str:
+    """Return what stands between the markers: the table, where a peer wins, and what it was measured on."""
+    rows = [Row.from_json(r) for r in results["rows"]]
+    lines = ["| " + " | ".join(HEADINGS) + " |", "|---|--:|---|--:|---|---|"]
+    lines += ["| " + " | ".join(_cells(row)) + " |" for row in rows]
+    machine, versions = results["machine"], results["versions"]
+    where = f"{machine['cpu']}, {machine['cores']} cores, {machine['memory_mib'] // 1024} GiB, {machine['file_system']}"
+    what = ", ".join(f"{name} {version}" for name, version in versions.items() if name != OURS)
+    lines += ["", *_wins(rows), ""]
+    lines += [f"Measured on {machine['date']}, {where}, files warm in the page cache; {what}."]
+    lines += ["Medians of interleaved runs, from `tools/bench/results.json`; `python -m tools.bench` makes them again."]
+    return "\n".join(lines)
+
+
+def readme_with_table(readme: str, results: dict[str, Any]) -> str:
+    """Return README's text with the table put between its markers.
+
+    Raises:
+        ValueError: the markers are not there, or not in that order.
+    """
+    before, begin, rest = readme.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        raise ValueError(f"README.md has no lines {BEGIN} and {END} for the table to go between")
+    return f"{before}{BEGIN}\n{markdown(results)}\n{END}{after}"
+
+
+def readme_matches(readme: Path, results: dict[str, Any]) -> bool:
+    """Tell whether README's table is the one that the results make."""
+    text = readme.read_text(encoding="utf-8")
+    return text == readme_with_table(text, results)
+
+
+def _cells(row: Row) -> tuple[str, ...]:
+    peers = {name: value for name, value in row.values.items() if name != OURS}
+    beside = ", ".join(f"{name} {_quantity(value, row.unit)}" for name, value in peers.items())
+    work = f"{row.work} ({row.note})" if row.note else row.work
+    reached = "" if row.promise is None else "yes" if row.promise.reached(row.values) else "**no**"
+    return work, _quantity(row.values[OURS], row.unit), beside, _ratio(row), _promised(row), reached
+
+
+def _ratio(row: Row) -> str:
+    """Return our value against the peer's, in the words of the promise, so that the two can be compared."""
+    promise, ours = row.promise, row.values[OURS]
+    if promise is not None and promise.peer is None:
+        return ""  # a limit in bytes; a growth of nothing has no ratio
+    # What is ours in another setting is not a peer.
+    peer = promise.peer if promise else next(n for n in row.values if not n.startswith(OURS))
+    factor = row.values[peer or ""] / ours
+    if promise and promise.kind == "within":
+        return f"{1 / factor:.2f}x"
+    return f"{_factor(factor)} faster" if factor >= 1 else f"{_factor(1 / factor)} slower"
+
+
+def _factor(factor: float) -> str:
+    return f"{factor:.0f}x" if factor >= 20 else f"{factor:.1f}x" if factor >= 2 else f"{factor:.2f}x"
+
+
+def _promised(row: Row) -> str:
+    promise = row.promise
+    if promise is None:
+        return ""
+    if promise.peer is None:
+        return f"under {_quantity(promise.limit, row.unit)}"
+    return f"{promise.limit:g}x faster" if promise.kind == "faster" else f"within {promise.limit:g}x"
+
+
+def _wins(rows: list[Row]) -> list[str]:
+    """Return a line for each peer that is more than a twentieth ahead of us.
+
+    Not for a floor: `cp`, or `import numpy`, which is part of ours, can only be approached.
+    """
+    lost = []
+    for row in rows:
+        floor = row.promise.peer if row.promise and row.promise.kind == "within" else None
+        for name, value in row.values.items():
+            if name != floor and not name.startswith(OURS) and value < 0.95 * row.values[OURS]:
+                ours, theirs = (_quantity(v, row.unit) for v in (row.values[OURS], value))
+                lost.append(f"- {row.work}: {name} {theirs}, {OURS} {ours}")
+    return ["Where others win:", "", *lost] if lost else ["Nothing beside it was ahead by more than a twentieth."]
+
+
+def _quantity(value: float, unit: str) -> str:
+    if unit == "B":
+        return f"{value / MIB:,.0f} MiB" if abs(value) >= 10 * MIB else f"{value / MIB:.2f} MiB"
+    if value >= 1:
+        return f"{value:.2f} s"
+    digits = 0 if value >= 0.1 else 1 if value >= 0.01 else 2 if value >= 1e-3 else 3
+    return f"{value * 1e3:.{digits}f} ms"

@@ -1,0 +1,324 @@
+"""The main job, from a model to an answer, on this machine: what `tools/quickstart` runs.
+
+Act one converts a small classifier of handwritten digits, opens it, lists it and runs it from both files. Act two,
+left out with --small, streams a large GPT-shaped model to disk, converts it beside what `onnx.load` takes for it, and
+has four processes serve it from either file. Everything it writes is in one temporary folder, removed at the end and
+on Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import signal
+import statistics
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+import zcrecord
+import zcrecord.onnx
+from tools.measure import MIB, free_bytes, memory
+from tools.models.gpt import MAX_MIB, write_gpt
+from tools.serving import make_session
+from tools.worker import Worker, WorkerError, call_alone
+
+ROOT = Path(__file__).resolve().parents[1]
+DATA = ROOT / "tests" / "data"
+PROCESSES = 4
+LATENCY_REPEATS = 20
+LARGE_BATCH = 16
+SPARE_MIB = 256  # of disk and memory, left for everybody else
+
+
+class QuickstartError(Exception):
+    """Something about this machine, or a result that should not be; one line for the user."""
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """What serving one file cost. Seconds are medians over the processes, bytes are summed over them."""
+
+    label: str
+    ready: float
+    first_answer: float
+    latency: float
+    latency_large: float
+    resident: int | None
+    private: int | None
+    answer: list[float]
+
+
+def act_one(console: Console, folder: Path) -> None:
+    """Convert, open, list and run the digits classifier; both files must classify alike."""
+    source, archive = DATA / "digits.onnx", folder / "digits.zcr"
+    console.rule("[bold]Act one[/]: a classifier of handwritten digits", align="left")
+    start = time.perf_counter()
+    zcrecord.onnx.convert(source, archive)
+    converted = time.perf_counter()
+    record = zcrecord.load_record(archive)
+    opened = time.perf_counter()
+    console.print(
+        f"onnx2zc digits.onnx digits.zcr    {_seconds(converted - start)}, {source.stat().st_size:,} bytes in"
+    )
+    console.print(f'load_record("digits.zcr")         {_seconds(opened - converted)}, nothing copied:')
+    console.print(_tensor_table(record))
+    _compare_digits(console, source, archive)
+
+
+def _tensor_table(record: Any) -> Table:
+    table = Table(box=SIMPLE_HEAD)
+    for heading in ("tensor", "dtype", "shape"):
+        table.add_column(heading)
+    for heading in ("bytes", "at offset"):
+        table.add_column(heading, justify="right")
+    for name in record:
+        info = record.info(name)
+        shape = " x ".join(map(str, info.shape)) or "scalar"
+        table.add_row(name, info.dtype.name, shape, f"{info.nbytes:,}", f"{info.offset:,}")
+    return table
+
+
+def _compare_digits(console: Console, source: Path, archive: Path) -> None:
+    with np.load(DATA / "digits_heldout.npz") as held_out:
+        images, labels = held_out["images"], held_out["labels"]
+    pixels = images.reshape(len(images), -1).astype(np.float32)
+    both = [make_session(str(path)).run(None, {"pixels": pixels})[0] for path in (source, archive)]
+    accuracies = [float((logits.argmax(axis=1) == labels).mean()) for logits in both]
+    for path, accuracy in zip((source, archive), accuracies, strict=True):
+        console.print(f"ONNX Runtime from {path.name:<12}    {accuracy:.1%} of {len(labels)} held-out images right")
+    stock, ours = both
+    if np.array_equal(stock, ours):
+        console.print("All logits are equal, bit for bit.")
+    elif accuracies[0] == accuracies[1] and np.allclose(stock, ours, atol=1e-4):
+        console.print(f"The logits differ by at most {np.abs(stock - ours).max():.1e}.")
+    else:
+        raise QuickstartError("the two files do not give the same answers; this is a fault, please report it")
+
+
+def act_two(console: Console, folder: Path, mib: int) -> None:
+    """Stream, convert and serve a GPT-shaped model of `mib` MiB."""
+    console.print()
+    console.rule(f"[bold]Act two[/]: a GPT-shaped model of {mib:,} MiB", align="left")
+    mib = _that_fits(console, folder, mib)
+    source, archive = folder / "gpt.onnx", folder / "gpt.zcr"
+    with console.status("streaming the model to disk"), source.open("wb") as sink:
+        shape = write_gpt(sink, mib)
+    console.print(
+        f"gpt.onnx: {shape.blocks} blocks, width {shape.width}, vocabulary {shape.vocabulary:,}; made just now"
+    )
+    with console.status("onnx.load, in a process of its own"):
+        loaded = call_alone("tools.serving:onnx_load", source=str(source))
+    with console.status("onnx2zc, in a process of its own"):
+        converted = call_alone("tools.serving:convert", source=str(source), dest=str(archive))
+    table = _figures("converting it", "time", "peak memory")
+    table.add_row("onnx2zc", _seconds(converted["seconds"]), _mib(converted["peak_rss"]))
+    table.add_row("onnx.load (parses it, writes nothing)", _seconds(loaded["seconds"]), _mib(loaded["peak_rss"]))
+    console.print(table)
+
+    stock = _serve(console, source, "gpt.onnx")
+    ours = _serve(console, archive, "gpt.zcr")
+    fast = _serve(console, archive, 'gpt.zcr, "speed"', memory="speed")
+    _check_answers(stock, ours, fast)
+    console.print(_serving_table([stock, ours, fast]))
+    _summary(console, stock, ours, fast, (loaded["peak_rss"], converted["peak_rss"]))
+
+
+def _that_fits(console: Console, folder: Path, mib: int) -> int:
+    """Return `mib`, or a smaller size if four copies of the model would not fit into memory.
+
+    Raises:
+        QuickstartError: the disk is too full.
+    """
+    available = _available_memory()
+    # Each process that creates a session from .onnx holds the parsed model and its own copy of it for a moment.
+    fitting = mib if available is None else (available // MIB - SPARE_MIB) // (2 * PROCESSES + 1)
+    if fitting < mib:
+        mib = max(16, fitting)
+        console.print(f"{PROCESSES} processes with the .onnx would not fit into memory here; taking {mib} MiB instead")
+    needed, free = (2 * mib + SPARE_MIB) * MIB, free_bytes(folder)
+    if free < needed:
+        raise QuickstartError(
+            f"{folder.parent} has {_mib(free)} free, act two needs {_mib(needed)}; "
+            "set TMPDIR to a roomier folder, or run with --small"
+        )
+    return mib
+
+
+def _available_memory() -> int | None:
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    return None
+
+
+def _serve(console: Console, path: Path, label: str, **options: Any) -> Served:
+    """Have four processes serve `path` at once; memory is taken when all four have answered and none has ended."""
+    threads = max(1, (os.cpu_count() or 1) // PROCESSES)
+    with console.status(f"{PROCESSES} processes serve {label}"), contextlib.ExitStack() as stack:
+        workers = [stack.enter_context(Worker()) for _ in range(PROCESSES)]
+        _all(workers, "tools.serving:prepare")
+        ready = _all(workers, "tools.serving:open_session", path=str(path), threads=threads, **options)
+        answers = _all(workers, "tools.serving:first_answer")
+        memories = [memory(worker.pid) for worker in workers]
+        # One process at a time: four at once would measure how they fight over the cores.
+        batches = [
+            workers[0].call("tools.serving:latency", batch=batch, repeats=LATENCY_REPEATS) for batch in (1, LARGE_BATCH)
+        ]
+    return Served(
+        label=label,
+        ready=statistics.median(ready),
+        first_answer=statistics.median(r + a[0] for r, a in zip(ready, answers, strict=True)),
+        latency=batches[0],
+        latency_large=batches[1],
+        resident=_sum([m if m is None else m.rss if m.pss is None else m.pss for m in memories]),
+        private=_sum([m if m is None else m.private for m in memories]),
+        answer=answers[0][1],
+    )
+
+
+def _all(workers: list[Worker], target: str, **arguments: Any) -> list[Any]:
+    """Call one function in all workers at once; return when all have answered."""
+    for worker in workers:
+        worker.send(target, **arguments)
+    return [worker.receive() for worker in workers]
+
+
+def _sum(values: list[int | None]) -> int | None:
+    known = [v for v in values if v is not None]
+    return sum(known) if len(known) == len(values) else None
+
+
+def _check_answers(*served: Served) -> None:
+    for other in served[1:]:
+        if not np.allclose(served[0].answer, other.answer, atol=1e-3):
+            raise QuickstartError(f"{other.label} answers otherwise than gpt.onnx; this is a fault, please report it")
+
+
+def _figures(*headings: str) -> Table:
+    table = Table(box=SIMPLE_HEAD)
+    table.add_column(headings[0])
+    for heading in headings[1:]:
+        table.add_column(heading, justify="right")
+    return table
+
+
+def _serving_table(served: list[Served]) -> Table:
+    table = _figures(f"{PROCESSES} processes serve it", *(s.label for s in served))
+    rows = [
+        ("session ready", [_seconds(s.ready) for s in served]),
+        ("first answer", [_seconds(s.first_answer) for s in served]),
+        ("steady latency, batch 1", [_seconds(s.latency) for s in served]),
+        (f"steady latency, batch {LARGE_BATCH}", [_seconds(s.latency_large) for s in served]),
+        ("memory of all, shared pages once", [_mib(s.resident) for s in served]),
+        ("  of which copies", [_mib(s.private) for s in served]),
+    ]
+    if not _tells_shares():  # mapped pages are then counted once in every process
+        rows[4:] = [("resident memory, summed", [_mib(s.resident) for s in served])]
+    for name, values in rows:
+        table.add_row(name, *values)
+    return table
+
+
+def _tells_shares() -> bool:
+    """Tell whether memory that processes share can be told from their own: on Linux, not on macOS and Windows."""
+    own = memory()
+    return own is not None and own.pss is not None
+
+
+def _summary(console: Console, stock: Served, ours: Served, fast: Served, peaks: tuple[int | None, int | None]) -> None:
+    console.print("[bold]What it saved[/]")
+    if None not in peaks:
+        console.print(f"  converting  {_mib(peaks[1])} at the peak instead of {_mib(peaks[0])}")
+    first, stock_first = _seconds(ours.first_answer), _seconds(stock.first_answer)
+    console.print(f"  starting    {first} to the first answer instead of {stock_first}")
+    if stock.resident and ours.resident and _tells_shares():
+        instead = f"{_mib(ours.resident)} for {PROCESSES} processes instead of {_mib(stock.resident)}"
+        console.print(f"  serving     {instead}")
+    console.print("[bold]Where the .onnx wins[/]")
+    rows = [(1, stock.latency, ours.latency), (LARGE_BATCH, stock.latency_large, ours.latency_large)]
+    behind = [(batch, theirs, mine) for batch, theirs, mine in rows if mine > 1.05 * theirs]
+    for batch, theirs, mine in behind:
+        console.print(f"  batch of {batch:<3}{_seconds(theirs)} instead of {_seconds(mine)}")
+    if behind:
+        console.print("  ONNX Runtime copies the weights of an .onnx and repacks them for its kernels;")
+        console.print('  the archive is used as it lies. memory="speed" has it repack them here too,')
+        console.print(
+            f"  for a copy in each process: a batch of {LARGE_BATCH} then takes {_seconds(fast.latency_large)}."
+        )
+    else:
+        console.print("  Nowhere in this run: steady latency is within a twentieth at both batch sizes.")
+
+
+def _next_steps(console: Console, small: bool) -> None:
+    bin_folder = Path(sys.executable).parent
+    shown = bin_folder.relative_to(ROOT) if bin_folder.is_relative_to(ROOT) else bin_folder
+    console.print("\n[bold]What to try next[/]")
+    steps = [
+        (f"{shown}/onnx2zc your-model.onnx", "convert a model of your own"),
+        (f"{shown}/zcrecord ls your-model.zcr", "list what is in it"),
+        ("./tools/test", "run the tests"),
+    ]
+    if small:
+        steps.insert(0, ("./tools/quickstart", "the same with a large model and four processes"))
+    width = max(len(command) for command, _ in steps)
+    for command, purpose in steps:
+        console.print(f"  {command:<{width}}  {purpose}", soft_wrap=True)
+
+
+def _seconds(seconds: float) -> str:
+    return f"{seconds:.2f} s" if seconds >= 1 else f"{seconds * 1e3:.{0 if seconds >= 0.1 else 1}f} ms"
+
+
+def _mib(nbytes: int | None) -> str:
+    return "not told by this system" if nbytes is None else f"{nbytes / MIB:,.0f} MiB"
+
+
+def _end_on_signals() -> None:
+    """Have SIGTERM and SIGHUP end the program as Ctrl-C does, by an exception, so that the folder is removed."""
+
+    def end(number: int, _frame: object) -> None:
+        sys.exit(128 + number)
+
+    for name in ("SIGTERM", "SIGHUP"):
+        if hasattr(signal, name):
+            signal.signal(getattr(signal, name), end)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run both acts; return the exit status."""
+    parser = argparse.ArgumentParser(prog="tools/quickstart", description="zcrecord's main job, on this machine.")
+    parser.add_argument("--small", action="store_true", help="leave out act two, the large model")
+    parser.add_argument("--mib", type=int, default=512, help="size of the large model (default 512)")
+    args = parser.parse_args(arguments)
+    if not 1 <= args.mib <= MAX_MIB:
+        parser.error(f"--mib {args.mib} is not from 1 to {MAX_MIB}")
+    _end_on_signals()
+    console = Console(highlight=False)  # coloured digits distract from the two columns that matter
+    try:
+        with tempfile.TemporaryDirectory(prefix="zcrecord-quickstart-") as folder:
+            act_one(console, Path(folder))
+            if not args.small:
+                act_two(console, Path(folder), args.mib)
+        _next_steps(console, args.small)
+    except KeyboardInterrupt:
+        console.print("\ninterrupted; nothing is left behind")
+        return 130
+    except (QuickstartError, WorkerError, zcrecord.RecordError) as error:
+        print(f"tools/quickstart: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,125 @@
+"""Call functions of this tree in a process of their own, so that its memory is theirs alone.
+
+    with Worker() as worker:
+        seconds = worker.call("tools.serving:open_session", path="gpt.zcr")
+        print(memory(worker.pid))
+
+A worker is asked line by line (JSON over its standard input and output) and keeps its modules' state between calls:
+several can be sent a call at once with `send` and then waited for with `receive`. What the functions do is left to
+them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import traceback
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+__all__ = ["Worker", "WorkerError", "call_alone"]
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+class WorkerError(RuntimeError):
+    """What a worker was asked failed; the message is its error's, the traceback went to standard error."""
+
+
+class Worker:
+    """One child process; leaving the context ends it, whatever it is doing."""
+
+    def __init__(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tools.worker"],
+            cwd=ROOT,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            encoding="utf-8",
+        )
+
+    @property
+    def pid(self) -> int:
+        """Its process id, for `tools.measure.memory`."""
+        return self._process.pid
+
+    def send(self, target: str, **arguments: Any) -> None:
+        """Have the function `module:name` called with JSON-able arguments; `receive` waits for its result.
+
+        Raises:
+            WorkerError: the process has ended.
+        """
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(json.dumps([target, arguments]) + "\n")
+            self._process.stdin.flush()
+        except BrokenPipeError:
+            raise WorkerError(f"a worker process ended with status {self._process.wait()}") from None
+
+    def receive(self) -> Any:
+        """Return the result of the oldest call not yet waited for.
+
+        Raises:
+            WorkerError: the function raised, or the process ended.
+        """
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            raise WorkerError(f"a worker process ended with status {self._process.wait()}")
+        reply = json.loads(line)
+        if "error" in reply:
+            raise WorkerError(reply["error"])
+        return reply["result"]
+
+    def call(self, target: str, **arguments: Any) -> Any:
+        """Call a function and wait for its result."""
+        self.send(target, **arguments)
+        return self.receive()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._process.kill()
+        self._process.wait()
+        for stream in (self._process.stdin, self._process.stdout):
+            if stream is not None:
+                with contextlib.suppress(BrokenPipeError):
+                    stream.close()
+
+
+def call_alone(target: str, **arguments: Any) -> Any:
+    """Return the result of one function called in a process of its own."""
+    with Worker() as worker:
+        return worker.call(target, **arguments)
+
+
+def _serve() -> None:
+    """Answer calls until standard input ends, as it does when the parent dies."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent ends its workers itself
+    # Replies go to a descriptor of their own: a library that prints must not garble them.
+    replies = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    for line in sys.stdin:
+        target, arguments = json.loads(line)
+        module, _, name = target.partition(":")
+        try:
+            reply = {"result": getattr(importlib.import_module(module), name)(**arguments)}
+        except Exception as error:
+            traceback.print_exc()
+            reply = {"error": f"{type(error).__name__}: {error}"}
+        replies.write(json.dumps(reply) + "\n")
+        replies.flush()
+
+
+if __name__ == "__main__":
+    _serve()
