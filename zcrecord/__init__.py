@@ -26,7 +26,8 @@ from .errors import (
     UnsupportedError,
     VersionError,
 )
-from .record import ModuleInfo, Record, TensorInfo, load_record, save_record
+from .record import ModuleInfo, Record, TensorInfo, load_record
+from .save import save_record
 from .tensors import PackedTensor, StringTensor
 from .writer import SaveReport
 

@@ -12,8 +12,9 @@ import numpy as np
 import xxhash
 
 from . import dtypes
+from .entries import ValueForm, ValueType
 from .errors import FormatError, IntegrityError
-from .index import Index, ValueForm, ValueType
+from .index import Index
 from .layout import HEADER_SIZE, NONE
 from .sharing import as_bytes
 from .tensors import PackedTensor, StringTensor

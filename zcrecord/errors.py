@@ -81,9 +81,7 @@ class RecordError(Exception):
             where.append(f"tensor '{printable(self.tensor)}'")
         return ": ".join([*where, self.message])
 
-    def located(
-        self, *, path: str | None = None, tensor: str | None = None, offset: int | None = None
-    ) -> RecordError:
+    def located(self, *, path: str | None = None, tensor: str | None = None, offset: int | None = None) -> RecordError:
         """Return this same error with the places filled in that were not known where it was raised."""
         self.path = self.path if self.path is not None else path
         self.tensor = self.tensor if self.tensor is not None else tensor

@@ -7,18 +7,19 @@ Knows the structs of `schema/zcrecord.fbs` and where the vectors lie; whether wh
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import flatbuffers
 import numpy as np
 import numpy.typing as npt
 
 from . import _schema, spans
+from .entries import AttributeEntry, Entries, ValueForm, ValueType, list_type, value_type
 from .errors import FormatError, LimitError, UnsupportedError
 from .layout import MAX_INDEX_SIZE, NONE, u16_at, u32_at
 
-__all__ = ["AttributeEntry", "Entries", "Form", "Index", "ModuleEntry", "PayloadId", "decode", "encode"]
+__all__ = ["Index", "decode", "encode", "first_children"]
 
 Array = npt.NDArray[Any]
 
@@ -53,63 +54,6 @@ VECTORS: dict[str, tuple[int, Any, int]] = {
     "metadata": (11, ATTRIBUTE, 8),
 }
 IDENTIFIER = b"ZCR1"
-ValueType, ValueForm, ModuleKind = _schema.ValueType, _schema.ValueForm, _schema.ModuleKind
-
-
-class PayloadId(int):
-    """The index of a payload, as the value of an attribute that holds bytes."""
-
-
-class Form(NamedTuple):
-    """How a tensor's elements lie in its payload; `byte_offset` in bytes, strides in elements (None: C order)."""
-
-    dtype: int
-    bits: int
-    shape: tuple[int, ...]
-    strides: tuple[int, ...] | None = None
-    byte_offset: int = 0
-
-
-class ModuleEntry(NamedTuple):
-    """One module; a list of them is in pre-order, the record itself first."""
-
-    name: str
-    key_size: int
-    parent: int
-    place: int
-    kind: int
-    type_name: str
-
-
-class AttributeEntry(NamedTuple):
-    """One value that is not a tensor: None, bool, int, float, str, a PayloadId (bytes), or a list or tuple of one kind."""
-
-    key: str
-    parent: int
-    place: int
-    value: Any
-
-
-@dataclass(slots=True)
-class Entries:
-    """Everything an index says. Tensors are columns, one item each, so that ten thousand cost no more than lists.
-
-    `key_sizes` count UTF-8 bytes, `payloads` number the rows of `payload_rows` (NONE: no bytes), `form_ids` those of
-    `forms`. Modules are in pre-order, the record itself first.
-    """
-
-    names: list[str] = field(default_factory=list)
-    key_sizes: list[int] = field(default_factory=list)
-    parents: list[int] = field(default_factory=list)
-    places: list[int] = field(default_factory=list)
-    payloads: list[int] | Array = field(default_factory=list)
-    form_ids: list[int] = field(default_factory=list)
-    forms: list[Form] = field(default_factory=list)
-    modules: list[ModuleEntry] = field(default_factory=list)
-    attributes: list[AttributeEntry] = field(default_factory=list)
-    metadata: list[AttributeEntry] = field(default_factory=list)
-    payload_rows: Array = field(default_factory=lambda: np.zeros(0, PAYLOAD))
-    digest_kind: int = 0
 
 
 class _Pool:
@@ -170,7 +114,9 @@ def encode(entries: Entries) -> bytearray:
     _encode_tensors(entries, pool, vectors)
     _encode_modules(entries, pool, vectors)
     words = _Ranges()
-    vectors["attributes"] = _encode_attributes(sorted(entries.attributes, key=lambda a: (a.parent, a.place)), pool, words)
+    vectors["attributes"] = _encode_attributes(
+        sorted(entries.attributes, key=lambda a: (a.parent, a.place)), pool, words
+    )
     vectors["metadata"] = _encode_attributes(sorted(entries.metadata, key=lambda a: a.key), pool, words)
     vectors["words"] = np.array(words.items, np.uint64)
     vectors["payloads"] = entries.payload_rows
@@ -259,33 +205,6 @@ def _encode_value(value: Any, pool: _Pool, words: _Ranges) -> tuple[int, int, in
     if kind is None:
         raise UnsupportedError(f"a {type(value).__name__} is no attribute value")
     return kind, ValueForm.SCALAR, _word(kind, value, pool)
-
-
-def value_type(value: Any) -> int | None:
-    """Return the ValueType of a scalar attribute, None where the schema has none for it (a 65-bit integer, say)."""
-    if value is None:
-        return int(ValueType.NIL)
-    if isinstance(value, bool):
-        return int(ValueType.BOOL)
-    if isinstance(value, PayloadId | bytes):
-        return int(ValueType.PAYLOAD)
-    if isinstance(value, int):
-        if not -(1 << 63) <= value < 1 << 64:
-            return None
-        return int(ValueType.INT if value < 1 << 63 else ValueType.UINT)
-    if isinstance(value, float):
-        return int(ValueType.FLOAT)
-    return int(ValueType.TEXT) if isinstance(value, str) else None
-
-
-def list_type(values: Sequence[Any]) -> int | None:
-    """Return the one ValueType of all items, NIL for none, or None where they have no type in common."""
-    kinds = {value_type(v) for v in values}
-    if kinds == {ValueType.INT, ValueType.UINT} and min(values) >= 0:
-        return int(ValueType.UINT)
-    if len(kinds) > 1:
-        return None
-    return kinds.pop() if kinds else int(ValueType.NIL)
 
 
 def _word(kind: int, value: Any, pool: _Pool) -> int:

@@ -76,7 +76,13 @@ class Archive:
     __slots__ = ("_checked", "_mapping", "_pool", "_region", "buffer", "header", "index", "offset", "path", "verified")
 
     def __init__(
-        self, source: memoryview, *, path: str | None, mapping: mmap.mmap | None, level: Verify, embedded: Embedded | None
+        self,
+        source: memoryview,
+        *,
+        path: str | None,
+        mapping: mmap.mmap | None,
+        level: Verify,
+        embedded: Embedded | None,
     ) -> None:
         self.path = path
         self._mapping = mapping
@@ -198,7 +204,9 @@ class Archive:
         data = np.frombuffer(self.payload(number), np.uint8)
         if kind is None:
             code = self.row(i)[_FIELD["dtype"]]
-            raise UnsupportedError(f"dtype code {code} is not known; .raw(name) gives its bytes", path=self.path, tensor=name)
+            raise UnsupportedError(
+                f"dtype code {code} is not known; .raw(name) gives its bytes", path=self.path, tensor=name
+            )
         try:
             return StringTensor(data, shape) if kind is dtypes.STRING else PackedTensor(data, kind, shape)
         except FormatError as error:
@@ -330,5 +338,3 @@ def buffer_of(source: Any) -> memoryview:
     except (TypeError, ValueError, BufferError) as error:
         kind = type(source).__name__
         raise UnsupportedError(f"a {kind} is neither a path nor contiguous bytes: {error}") from None
-
-

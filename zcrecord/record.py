@@ -1,4 +1,4 @@
-"""`save_record` and `load_record`, and the Record between them: an archive as a mapping from names to tensors."""
+"""`load_record` and the Record it gives: an archive as a mapping from names to tensors."""
 
 from __future__ import annotations
 
@@ -13,15 +13,10 @@ import numpy as np
 from . import dtypes, tree
 from .dtypes import DType
 from .errors import TensorNotFoundError, UnsupportedError
-from .index import AttributeEntry, Entries, list_type, value_type
-from .layout import ALIGNMENT, NONE
+from .layout import NONE
 from .reader import Archive, Embedded, Verify, buffer_of, map_file
-from .sharing import analyse
-from .sink import open_sink
 
-from .writer import PayloadId, SaveReport, digest_kind, write_front
-
-__all__ = ["ModuleInfo", "Record", "TensorInfo", "load_record", "save_record"]
+__all__ = ["ModuleInfo", "Record", "TensorInfo", "load_record"]
 
 _ENOUGH = 32  # lookups by search after which a dictionary of all names pays
 
@@ -150,7 +145,7 @@ class Record(Mapping[str, Any]):
         return value
 
     def raw(self, name: str) -> memoryview:
-        """Return the bytes of the payload a tensor lies in, read-only and uncopied; for element types unknown here too."""
+        """Return the bytes of the payload a tensor lies in, read-only and uncopied; of unknown element types too."""
         return self._open.payload(self._open.row(self._number(name))[5])
 
     def info(self, name: str) -> TensorInfo:
@@ -159,7 +154,9 @@ class Record(Mapping[str, Any]):
         i = self._number(name)
         row = archive.row(i)
         shape, strides = archive.shape(row), archive.strides(row)
-        kind = dtypes.by_code.get(row[9]) or DType(row[9], f"unknown {row[9]}", row[10], None, None, None, None, None, None)
+        kind = dtypes.by_code.get(row[9]) or DType(
+            row[9], f"unknown {row[9]}", row[10], None, None, None, None, None, None
+        )
         number = row[5]
         if number == NONE:
             return TensorInfo(name, kind, shape, strides, 0, 0, 0, None, None, (), row[10], self._module_name(row[3]))
@@ -328,92 +325,6 @@ class _Items(_Values):
         return zip(self._record._all_names(), self._record._open.views(), strict=True)
 
 
-def save_record(
-    record: Any,
-    dest: Any,
-    *,
-    alignment: int = ALIGNMENT,
-    digest: str | None = "xxh3",
-    durable: bool = True,
-    metadata: Mapping[str, Any] | None = None,
-) -> SaveReport:
-    """Write a record as one archive, whole or not at all; tensors in C order are written from their own memory.
-
-    Args:
-        record: nested dicts, lists, tuples and dataclasses of arrays and plain values; a flat `{name: array}`; or an
-            object with `state_dict()`. Tied arrays are stored once and stay tied; a view stores only its own rows.
-        dest: a path, or a binary file object; a pipe will do.
-        alignment: of every payload in bytes, a power of two from 16 to 65536. Those of 1 MiB and more lie on 16384.
-        digest: 'xxh3' for a checksum of each payload, and equal payloads stored once; 'none' for neither.
-        durable: fsync file and folder, so that the archive survives power loss.
-        metadata: of the file: names to None, bool, int, float, str, bytes, or lists of one of these.
-
-    Raises:
-        UnsupportedError: a value the format cannot hold. NameCollisionError: two tensors would share a name.
-        LimitError: alignment, depth, rank or size out of bounds. SourceError: the file system refused.
-
-    Example:
-        >>> report = save_record({"w": np.ones((2, 3), np.float32), "steps": 5}, "model.zcr")
-        >>> report.tensors, report.payload_bytes
-        (1, 24)
-    """
-    kind = digest_kind(digest)
-    flat = tree.flatten(record)
-    placement = analyse(flat.values)
-    flat.form_ids, flat.forms = placement.form_ids, placement.forms
-    blobs = _Blobs(len(placement.sources))
-    flat.attributes = [a._replace(value=blobs.take(a.value)) for a in flat.attributes]
-    flat.metadata = _metadata(metadata or {}, blobs)
-
-    def number(payloads: Any) -> Entries:
-        flat.payloads = payloads[placement.source_ids] if flat.names else []
-        for rows in (flat.attributes, flat.metadata):
-            rows[:] = [a._replace(value=blobs.numbered(a.value, payloads)) for a in rows]
-        return flat
-
-    with open_sink(dest, durable=durable) as sink:
-        sources = [*placement.sources, *blobs.sources]
-        return write_front(sink, number, sources, alignment=alignment, kind=kind)
-
-
-def _metadata(metadata: Mapping[str, Any], blobs: _Blobs) -> list[AttributeEntry]:
-    out = []
-    for key, value in metadata.items():
-        known = list_type(value) if isinstance(value, list | tuple) else value_type(value)
-        if not isinstance(key, str) or not key or "\0" in key or known is None:
-            raise UnsupportedError(f"metadata {key!r}: names are non-empty strings, values plain ones or lists of one type")
-        out.append(AttributeEntry(key, NONE, 0, blobs.take(value)))
-    return out
-
-
-class _Blobs:
-    """Bytes among attributes, as further sources behind the tensors'; equal objects are one."""
-
-    def __init__(self, first: int) -> None:
-        self._first = first
-        self._known: dict[bytes, int] = {}
-        self.sources: list[Any] = []
-
-    def take(self, value: Any) -> Any:
-        """Return the value with bytes replaced by the number of their source (-1: empty)."""
-        if isinstance(value, list | tuple):
-            return type(value)(map(self.take, value)) if any(isinstance(v, bytes) for v in value) else value
-        if not isinstance(value, bytes):
-            return value
-        if not value:
-            return PayloadId(-1)
-        number = self._known.setdefault(value, self._first + len(self.sources))
-        if number == self._first + len(self.sources):
-            self.sources.append(np.frombuffer(value, np.uint8))
-        return PayloadId(number)
-
-    def numbered(self, value: Any, payloads: Any) -> Any:
-        """Return the value with sources' numbers replaced by their payloads'."""
-        if isinstance(value, list | tuple) and any(isinstance(v, PayloadId) for v in value):
-            return type(value)(self.numbered(v, payloads) for v in value)
-        return PayloadId(payloads[value]) if isinstance(value, PayloadId) else value
-
-
 def load_record(source: Any, *, verify: Verify = "index", embedded: Embedded | None = None) -> Record:
     """Open an archive without reading a payload byte: what comes out are views of the mapping, or of the given bytes.
 
@@ -428,7 +339,8 @@ def load_record(source: Any, *, verify: Verify = "index", embedded: Embedded | N
         needs a later reader. UnsupportedError: `source` is neither a path nor contiguous bytes.
 
     Example:
-        >>> _ = save_record({"w": np.ones((2, 3), np.float32)}, "model.zcr")
+        >>> import zcrecord
+        >>> _ = zcrecord.save_record({"w": np.ones((2, 3), np.float32)}, "model.zcr")
         >>> load_record("model.zcr")["w"].shape
         (2, 3)
     """
@@ -447,5 +359,3 @@ def _archive(
     buffer: memoryview, path: str | None, mapping: mmap.mmap | None, verify: Verify, embedded: Embedded | None
 ) -> Archive:
     return Archive(buffer, path=path, mapping=mapping, level=verify, embedded=embedded)
-
-

@@ -253,7 +253,9 @@ def check_tensor(t: TensorRow | TensorColumns) -> None:
     t.refuse(t.reserved != 0, "a reserved field is not zero")
     t.refuse(t.rank > MAX_RANK, f"rank {{rank}} is more than {MAX_RANK}", LimitError)
     t.refuse(t.parent >= len(t.ix.modules), "its parent {parent} is no module")
-    t.refuse((t.key_size == 0) | (t.key_size > t.name_size), "its key takes {key_size} of {name_size} bytes of its name")
+    t.refuse(
+        (t.key_size == 0) | (t.key_size > t.name_size), "its key takes {key_size} of {name_size} bytes of its name"
+    )
     t.refuse(t.bad_type, "dtype {dtype} cannot take {bits} bits an element")
     t.refuse(t.dims + t.rank > len(t.ix.dims), "its dims leave their pool")
     t.refuse((t.payload != NONE) & (t.payload >= len(t.ix.payloads)), "its payload {payload} is not in the index")

@@ -16,8 +16,8 @@ import numpy.typing as npt
 
 from . import dtypes
 from .dtypes import DType
+from .entries import Form
 from .errors import UnsupportedError
-from .index import Form
 from .tensors import PackedTensor, StringTensor
 
 __all__ = ["Placement", "Source", "analyse", "as_bytes", "chunks"]

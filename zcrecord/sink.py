@@ -191,4 +191,6 @@ def _refusals(path: str) -> Iterator[None]:
         if isinstance(error, SourceError) or error.errno is None:
             raise
         reason = os.strerror(error.errno)
-        raise SourceError(f"cannot write: {reason}; the file there before is untouched", path=path, errno=error.errno) from error
+        raise SourceError(
+            f"cannot write: {reason}; the file there before is untouched", path=path, errno=error.errno
+        ) from error

@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .dtypes import DType, by_numpy
+from .entries import AttributeEntry, Entries, Form, ModuleEntry, ModuleKind, ValueForm, ValueType, list_type, value_type
 from .errors import FormatError, LimitError, NameCollisionError, UnsupportedError
-from .index import AttributeEntry, Entries, Form, Index, ModuleEntry, ModuleKind, ValueForm, ValueType
-from .index import list_type, value_type
+from .index import Index
 from .layout import MAX_DEPTH, MAX_RANK, NONE
 from .sharing import check_supported
 from .tensors import PackedTensor, StringTensor
@@ -167,7 +167,9 @@ def _tensor(value: Any, path: str) -> Any:
     if isinstance(value, PackedTensor | StringTensor):
         return value
     if isinstance(value, bytearray | memoryview):
-        raise UnsupportedError("a mutable buffer; pass bytes for an attribute, np.frombuffer(...) for a tensor", tensor=path)
+        raise UnsupportedError(
+            "a mutable buffer; pass bytes for an attribute, np.frombuffer(...) for a tensor", tensor=path
+        )
     if isinstance(value, np.ndarray | np.generic):
         array = np.asarray(value)
         if array.dtype.kind in "UT":
@@ -238,7 +240,9 @@ def from_paths(leaves: Iterable[Leaf], attributes: Mapping[str, Any] | None = No
         flat.attributes.append(AttributeEntry(key, 0, len(root) + len(flat.attributes), value))
     flat.check_names()
     entries = Entries(modules=flat.modules, attributes=flat.attributes, payloads=[leaf.payload for leaf in everything])
-    back = sorted(range(len(everything)), key=flat.values.__getitem__)  # the walk was by module, tensors keep their order
+    back = sorted(
+        range(len(everything)), key=flat.values.__getitem__
+    )  # the walk was by module, tensors keep their order
     for column in ("names", "key_sizes", "parents", "places"):
         setattr(entries, column, [getattr(flat, column)[i] for i in back])
     forms: dict[Form, int] = {}
@@ -322,5 +326,3 @@ def unflatten(ix: Index, module: int, tensor: Callable[[int], Any], payload: Cal
 def _key(ix: Index, row: Any) -> str:
     end, size = int(row["name"]) + int(row["name_size"]), int(row["key_size"])
     return ix.string(end - size, size)
-
-

@@ -13,14 +13,17 @@ import numpy as np
 import numpy.typing as npt
 
 from . import spans
+from .entries import ValueForm, ValueType
 from .errors import FormatError, LimitError
-from .index import Index, ModuleKind, ValueForm, ValueType, first_children
+from .index import Index, first_children
 from .layout import MAX_DEPTH, NONE, SPAN_ALLOWANCE, WORDS_ALLOWANCE, Header, align_up
 from .rules import PayloadColumns, TensorColumns, TensorRow, check_payload, check_tensor
 
 __all__ = ["check_header", "check_index", "check_tensors"]
 
 Array = npt.NDArray[Any]
+
+
 def _first(bad: Array) -> int | None:
     """Return the position of the first entry that breaks a rule."""
     return int(bad.argmax()) if np.count_nonzero(bad) else None

@@ -15,13 +15,23 @@ from typing import Any
 import numpy as np
 import xxhash
 
+from .entries import Entries, PayloadId
 from .errors import LimitError
-from .index import PAYLOAD, Array, Entries, PayloadId, encode
-from .layout import HEADER_SIZE, NONE, Header, align_up, check_alignment, encode_unsealed, payload_alignment, plan_payloads
+from .index import PAYLOAD, Array, encode
+from .layout import (
+    HEADER_SIZE,
+    NONE,
+    Header,
+    align_up,
+    check_alignment,
+    encode_unsealed,
+    payload_alignment,
+    plan_payloads,
+)
 from .sharing import Source, as_bytes, chunks
-from .sink import Sink, open_sink
+from .sink import Sink
 
-__all__ = ["PayloadId", "SaveReport", "StreamWriter", "digest_kind", "open_sink", "write_front"]
+__all__ = ["SaveReport", "StreamWriter", "digest_kind", "write_front"]
 
 _BATCH = 1 << 20  # bytes of small payloads joined into one write
 _COMPARE = 1 << 20  # bytes compared at a time
@@ -84,9 +94,7 @@ def _homes(sources: Sequence[Source | Array], kind: int) -> tuple[list[int], lis
     return homes, digests
 
 
-def write_front(
-    sink: Sink, number: Any, sources: Sequence[Source | Array], *, alignment: int, kind: int
-) -> SaveReport:
+def write_front(sink: Sink, number: Any, sources: Sequence[Source | Array], *, alignment: int, kind: int) -> SaveReport:
     """Write a front-indexed archive, straight through; every size is known from one plan before the first byte.
 
     `number(payloads)` gives the entries, told which payload holds each source.
@@ -168,6 +176,7 @@ class StreamWriter:
 
     Example:
         >>> import io
+        >>> from zcrecord.sink import open_sink
         >>> with open_sink(io.BytesIO()) as sink:
         ...     out = StreamWriter(sink)
         ...     out.begin(4)

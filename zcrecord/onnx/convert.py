@@ -20,6 +20,7 @@ from typing import Any
 
 from zcrecord import tree, writer
 from zcrecord.dtypes import by_onnx
+from zcrecord.entries import Entries, PayloadId
 from zcrecord.errors import (
     DestinationExistsError,
     ExternalDataError,
@@ -28,8 +29,8 @@ from zcrecord.errors import (
     SourceError,
     SourceNotFoundError,
 )
-from zcrecord.index import Entries
 from zcrecord.layout import ALIGNMENT, NONE
+from zcrecord.sink import open_sink
 
 from . import external
 from .names import GRAPH_ATTRIBUTE, Found, name_tensors
@@ -103,7 +104,7 @@ def convert(
             folder = external.Folder(Path(source_path).absolute().parent, allow_links=allow_links)
             stack.enter_context(folder)
         report = None if progress is None else lambda done: progress(done, total)
-        with writer.open_sink(dest, durable=durable) as sink:
+        with open_sink(dest, durable=durable) as sink:
             out = writer.StreamWriter(sink, alignment=alignment)
             try:
                 entries, input_bytes, renamed = _stream(stream, out, folder, report)
@@ -263,11 +264,11 @@ def stub(index: int) -> bytes:
     return _STUBS[len(digits)] + digits
 
 
-def _write_skeleton(out: writer.StreamWriter, skeleton: Skeleton) -> writer.PayloadId:
+def _write_skeleton(out: writer.StreamWriter, skeleton: Skeleton) -> PayloadId:
     out.begin(len(skeleton))
     for part in skeleton.finish():
         out.write(part)
-    return writer.PayloadId(out.end())
+    return PayloadId(out.end())
 
 
 def _peak_rss() -> int | None:
