@@ -118,18 +118,21 @@ def write_front(sink: Sink, number: Any, sources: Sequence[Source | Array], *, a
     payload_offset = align_up(HEADER_SIZE + len(index), base)
     size = payload_offset + end + HEADER_SIZE
     header = Header(alignment, base, HEADER_SIZE, len(index), payload_offset, size, zlib.crc32(index)).encode()
+    sink.reserve(size)
     sink.write(header + index)
     stored = sources if len(kept) == len(sources) else [sources[i] for i in kept.tolist()]
-    _write_sources(sink, stored, offsets + np.uint64(payload_offset), HEADER_SIZE + len(index))
+    _write_sources(sink, stored, offsets + np.uint64(payload_offset), sizes)
     sink.write(bytes(size - HEADER_SIZE - sink.position) + header)
     return _report(entries, size)
 
 
-def _write_sources(sink: Sink, sources: Sequence[Source | Array], offsets: Array, position: int) -> None:
+def _write_sources(sink: Sink, sources: Sequence[Source | Array], offsets: Array, sizes: Array) -> None:
     """Write payloads at their offsets with zeros between; small ones joined, large ones straight from their arrays."""
-    ends = offsets + np.array([s.nbytes for s in sources], np.uint64)
-    gaps = offsets - np.concatenate((np.array([position], np.uint64), ends[:-1]))
-    single = (ends - offsets >= np.uint64(_BATCH)) | np.array([isinstance(s, Source) for s in sources], bool)
+    ends = offsets + sizes
+    gaps = offsets - np.concatenate((np.array([sink.position], np.uint64), ends[:-1]))
+    single = sizes >= np.uint64(_BATCH)
+    if Source in set(map(type, sources)):
+        single |= np.array([isinstance(s, Source) for s in sources], bool)
     cut = single | (gaps > 0)
     cut[1:] |= single[:-1] | ((ends // np.uint64(_BATCH))[1:] != (ends // np.uint64(_BATCH))[:-1])
     cuts = [*np.flatnonzero(cut).tolist(), len(sources)]
@@ -157,12 +160,13 @@ def _report(entries: Entries, size: int) -> SaveReport:
     stored = int(rows["nbytes"][new].sum())
     users = np.asarray(entries.payloads, np.int64)
     users = users[users != NONE]
+    different = np.count_nonzero(np.bincount(users, minlength=1))
     return SaveReport(
         tensors=len(entries.names),
         payloads=int(new.sum()),
         payload_bytes=stored,
         archive_bytes=size,
-        tied=len(users) - len(np.unique(users)),
+        tied=len(users) - different,
         deduplicated=int(rows["nbytes"].sum()) - stored,
     )
 
