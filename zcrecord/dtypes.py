@@ -10,6 +10,7 @@ those of its `Dtype` enum.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -27,7 +28,7 @@ class DType:
     code: int
     name: str
     bits: int
-    numpy: np.dtype | None  # type: ignore[type-arg]  # None: no fixed-size element (string)
+    numpy: np.dtype[Any] | None  # None: no fixed-size element (string)
     onnx: int | None
     safetensors: str | None
     torch: str | None
@@ -43,7 +44,7 @@ class DType:
         return f"DType({self.name})"
 
 
-def _d(np_type: npt.DTypeLike) -> np.dtype:  # type: ignore[type-arg]
+def _d(np_type: npt.DTypeLike) -> np.dtype[Any]:
     return np.dtype(np_type).newbyteorder("<") if np.dtype(np_type).isbuiltin == 1 else np.dtype(np_type)
 
 
@@ -85,11 +86,11 @@ DTYPES: tuple[DType, ...] = (
 by_code: dict[int, DType] = {d.code: d for d in DTYPES}
 by_name: dict[str, DType] = {d.name: d for d in DTYPES}
 by_onnx: dict[int, DType] = {d.onnx: d for d in DTYPES if d.onnx is not None}
-by_numpy: dict[np.dtype, DType] = {d.numpy: d for d in DTYPES if d.numpy is not None}  # type: ignore[type-arg]
+by_numpy: dict[np.dtype[Any], DType] = {d.numpy: d for d in DTYPES if d.numpy is not None}
 STRING = by_name["string"]
 
 
-def from_numpy(dtype: np.dtype) -> DType:  # type: ignore[type-arg]
+def from_numpy(dtype: np.dtype[Any]) -> DType:
     """Return the table's entry for a numpy dtype of either byte order.
 
     Raises:

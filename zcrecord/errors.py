@@ -89,8 +89,8 @@ class RecordError(Exception):
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:
-        state = {**self.__dict__, "message": self.message}
-        return _rebuild, (type(self), state)
+        known = {"message": self.message, "path": self.path, "tensor": self.tensor, "offset": self.offset}
+        return _rebuild, (type(self), {**self.__dict__, **known})  # ImportError keeps `path` outside __dict__
 
 
 def _rebuild(kind: type[RecordError], state: dict[str, Any]) -> RecordError:
@@ -148,8 +148,12 @@ class TensorNotFoundError(RecordError, KeyError):
 
     @property
     def message(self) -> str:
+        """What is wrong, close names included; printing an error never raises another."""
         if self._names is not None:
-            self._text = _close_names(self.tensor or "", self._names())
+            try:
+                self._text = _close_names(self.tensor or "", self._names())
+            except RecordError:  # the names are damaged, or the record is closed by now
+                self._text = "not in this record"
             self._names = None
         return self._text
 
@@ -196,10 +200,11 @@ class SourceError(RecordError, OSError):
         errno: int | None = None,
     ) -> None:
         super().__init__(message, path=path, tensor=tensor, offset=offset)
-        self.errno = errno
+        self.errno, self.strerror, self.filename = errno, message, path
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild, (type(self), {**self.__dict__, "message": self.message, "errno": self.errno})
+        kind, (cls, state) = super().__reduce__()
+        return kind, (cls, {**state, "errno": self.errno, "strerror": self.strerror, "filename": self.filename})
 
 
 class SourceNotFoundError(SourceError, FileNotFoundError):

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from . import _schema, spans
 from .entries import AttributeEntry, Entries, ValueForm, ValueType, list_type, value_type
 from .errors import FormatError, LimitError, UnsupportedError
-from .layout import MAX_INDEX_SIZE, NONE, u16_at, u32_at
+from .layout import MAX_INDEX_SIZE, MAX_RANK, NONE, SPAN_ALLOWANCE, WORDS_ALLOWANCE, u16_at, u32_at
 
 __all__ = ["Index", "decode", "encode", "first_children"]
 
@@ -57,7 +57,7 @@ IDENTIFIER = b"ZCR1"
 
 
 class _Pool:
-    """The text pool under construction: equal strings share a span."""
+    """The text pool under construction: equal strings share a span, if short enough for any number to (R30)."""
 
     def __init__(self) -> None:
         self.parts: list[bytes] = []
@@ -67,9 +67,11 @@ class _Pool:
     def add(self, text: str) -> tuple[int, int]:
         if (span := self.spans.get(text)) is None:
             data = text.encode() + b"\0"
-            span = self.spans[text] = (self.size, len(data) - 1)
+            span = (self.size, len(data) - 1)
             self.parts.append(data)
             self.size += len(data)
+            if len(data) <= SPAN_ALLOWANCE:
+                self.spans[text] = span
         return span
 
     def add_names(self, names: list[str], order: Array) -> tuple[Array, Array]:
@@ -87,17 +89,20 @@ class _Pool:
 
 
 class _Ranges:
-    """A pool of numbers (dims, strides, words); equal tuples share a range."""
+    """A pool of numbers (dims, strides, words); equal tuples share a range, up to `most` items each."""
 
-    def __init__(self) -> None:
+    def __init__(self, most: int = MAX_RANK) -> None:
+        self.most = most
         self.items: list[int] = []
         self.starts: dict[tuple[int, ...], int] = {}
 
     def add(self, items: tuple[int, ...]) -> int:
         start = self.starts.get(items)
         if start is None:
-            start = self.starts[items] = len(self.items)
+            start = len(self.items)
             self.items.extend(items)
+            if len(items) <= self.most:
+                self.starts[items] = start
         return start
 
 
@@ -113,7 +118,7 @@ def encode(entries: Entries) -> bytearray:
     vectors: dict[str, Array] = {}
     _encode_tensors(entries, pool, vectors)
     _encode_modules(entries, pool, vectors)
-    words = _Ranges()
+    words = _Ranges(WORDS_ALLOWANCE)
     vectors["attributes"] = _encode_attributes(
         sorted(entries.attributes, key=lambda a: (a.parent, a.place)), pool, words
     )
@@ -232,11 +237,12 @@ def _assemble(vectors: dict[str, Array], digest_kind: int, total: int) -> bytear
         builder.head -= len(raw)
         builder.Bytes[builder.head : builder.head + len(raw)] = raw.data
         places[name] = builder.EndVector()
-    _schema.RecordStart(builder)
-    _schema.RecordAddDigestKind(builder, digest_kind)
+    schema: Any = _schema  # generated without types
+    schema.RecordStart(builder)
+    schema.RecordAddDigestKind(builder, digest_kind)
     for name, place in places.items():
-        getattr(_schema, "RecordAdd" + name.title().replace("_", ""))(builder, place)
-    builder.Finish(_schema.RecordEnd(builder), file_identifier=IDENTIFIER)
+        getattr(schema, "RecordAdd" + name.title().replace("_", ""))(builder, place)
+    builder.Finish(schema.RecordEnd(builder), file_identifier=IDENTIFIER)
     return builder.Output()  # type: ignore[no-any-return]
 
 
@@ -290,6 +296,7 @@ def decode(memory: memoryview, size: int) -> Index:
     """
     buffer = memory[:size]
     table, fields = _root(buffer)
+    octets = np.frombuffer(buffer, np.uint8)  # unlike ndarray(buffer=...), it holds the buffer's export
     kind = buffer[table + fields[0]] if 0 in fields else 0
     columns: dict[str, Any] = {}
     for name, (number, dtype, alignment) in VECTORS.items():
@@ -301,7 +308,7 @@ def decode(memory: memoryview, size: int) -> Index:
         elif name == "by_module" and place is None:
             columns[name] = None
         else:
-            columns[name] = np.ndarray(count, dtype, buffer, start)
+            columns[name] = np.ndarray(count, dtype, octets, start)
     return Index(digest_kind=kind, **columns)
 
 

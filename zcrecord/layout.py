@@ -102,7 +102,7 @@ def encode_unsealed(alignment: int) -> bytes:
 
 
 def decode_header(data: bytes, what: str = "header") -> Header | None:
-    """Return what 64 bytes say, or None for an unsealed header; rules R1 to R7 of FORMAT.md.
+    """Return what 64 bytes say, or None for an unsealed header; rules R1 to R12 of FORMAT.md.
 
     Raises:
         FormatError: not an archive, damaged, or inconsistent. VersionError: a later version or unknown feature.
@@ -134,7 +134,7 @@ def decode_header(data: bytes, what: str = "header") -> Header | None:
 
 
 def _check_extents(h: Header, what: str) -> None:
-    """Check that header, index, payloads and trailer tile the archive in one of its two orders (R6, R7)."""
+    """Check that header, index, payloads and trailer tile the archive in one of its two orders (R10 to R12)."""
     end = h.archive_size - HEADER_SIZE
     if not 0 < h.index_size <= MAX_INDEX_SIZE or h.index_size % 8:
         raise FormatError(f"{what}: index_size {h.index_size} is not a multiple of 8 from 8 to 2^31 - 8")

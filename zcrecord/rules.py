@@ -71,9 +71,7 @@ class _OneEntry(_Entry):
 
 
 class _ManyEntries(_Entry):
-    """Columns of entries [lo, hi)."""
-
-    lo: int
+    """Whole columns."""
 
     def some(self, bad: Some) -> bool:
         return bool(np.count_nonzero(bad))
@@ -85,7 +83,7 @@ class _ManyEntries(_Entry):
         return value.max()
 
     def at(self, bad: Some) -> int:
-        return self.lo + int(np.argmax(bad))
+        return int(np.argmax(bad))
 
 
 class PayloadRow(_OneEntry):
@@ -98,18 +96,18 @@ class PayloadRow(_OneEntry):
 
 
 class PayloadColumns(_ManyEntries):
-    """Payloads [lo, hi), each beside the one before it."""
+    """All payloads, each beside the one before it."""
 
-    def __init__(self, ix: Index, header: Header, lo: int, hi: int) -> None:
-        self.ix, self.header, self.lo = ix, header, lo
-        offset, nbytes, digest = np.ascontiguousarray(ix.payloads[max(lo - 1, 0) : hi].view("<u8").reshape(-1, 3).T)
-        first = [np.concatenate((np.zeros(1, np.uint64), c)) if not lo else c for c in (offset, nbytes, digest)]
-        self.offset, self.nbytes, self.digest = (c[1:] for c in first)
-        self.before = tuple(c[:-1] for c in first)
+    def __init__(self, ix: Index, header: Header) -> None:
+        self.ix, self.header = ix, header
+        columns = np.zeros((3, len(ix.payloads) + 1), np.uint64)
+        columns[:, 1:] = ix.payloads.view("<u8").reshape(-1, 3).T
+        self.offset, self.nbytes, self.digest = columns[:, 1:]
+        self.before = tuple(columns[:, :-1])
 
 
 def check_payload(p: PayloadRow | PayloadColumns) -> None:
-    """Payloads are not empty, aligned, inside, ascending, disjoint or the very same range, without holes (R20 to R24).
+    """Payloads are not empty, aligned, inside, ascending, disjoint or the very same range, without holes (R56 to R60).
 
     Raises:
         FormatError: with the offsets concerned.
@@ -136,6 +134,8 @@ def check_payload(p: PayloadRow | PayloadColumns) -> None:
         raise FormatError(f"payload {_range(p, bad)} comes after a hole of {h.base_alignment} bytes or more")
     if p.some(bad := (other == False) & (p.digest != digest)):  # noqa: E712  # `not` knows no arrays
         raise FormatError(f"payload {_range(p, bad)} shares its range with one of another digest")
+    if not p.ix.digest_kind and p.some(bad := p.digest != 0):
+        raise FormatError(f"payload {_range(p, bad)} has a digest in an archive without")
 
 
 def _range(p: PayloadRow | PayloadColumns, bad: Some) -> str:
@@ -200,13 +200,12 @@ class TensorRow(_OneEntry, _Tensor):
 
 
 class TensorColumns(_ManyEntries, _Tensor):
-    """Tensors [lo, hi) as columns, each in one piece."""
+    """All tensors as columns, each in one piece. Payloads are checked before."""
 
-    def __init__(self, ix: Index, header: Header, lo: int, hi: int) -> None:
-        self.ix, self.header, self.lo = ix, header, lo
-        words = np.ascontiguousarray(ix.tensors[lo:hi].view("<u4").reshape(-1, 12).T)
+    def __init__(self, ix: Index, header: Header) -> None:
+        self.ix, self.header = ix, header
+        words = np.ascontiguousarray(ix.tensors.view("<u4").reshape(-1, 12).T)
         self.name, self.name_size, self.key_size, self.parent, self.place, self.payload = words[:6]
-        self.byte_offset = words[6] | words[7].astype(np.uint64) << np.uint64(32)
         self.dims, self.strides = words[8].astype(np.int64), words[9].astype(np.int64)
         kind = words[10] & 0xFFFF
         self.bits = (kind >> 8).astype(np.uint64)
@@ -216,6 +215,9 @@ class TensorColumns(_ManyEntries, _Tensor):
         self.string = kind == _STRING
         self.strided = self.strides != NONE
         self.any_strided, self.any_string = self.some(self.strided), self.some(self.string)
+        self.byte_offset = words[6]  # 32 bits do for "is it 0?", all that is asked without strides
+        if self.any_strided or np.count_nonzero(words[7]):
+            self.byte_offset = words[6] | words[7].astype(np.uint64) << np.uint64(32)
 
     def refuse(self, bad: Some, message: str, kind: type[FormatError | LimitError] = FormatError) -> None:
         if np.count_nonzero(bad):
@@ -232,10 +234,7 @@ class TensorColumns(_ManyEntries, _Tensor):
         return np.where(active, pool[np.where(active, starts + axis, 0)], pool.dtype.type(missing))
 
     def payload_bytes(self) -> Some:
-        """Return the bytes of each payload, 0 without one; all entries of a whole index were checked before."""
-        if len(self.payload) < len(self.ix.tensors):
-            for p in set(self.payload[self.payload != NONE].tolist()):
-                check_payload(PayloadRow(self.ix, self.header, p))
+        """Return the bytes of each payload, 0 without one."""
         has = self.payload != NONE
         if np.count_nonzero(has) == len(has):
             return self.ix.payloads["nbytes"][self.payload]
@@ -245,7 +244,7 @@ class TensorColumns(_ManyEntries, _Tensor):
 
 
 def check_tensor(t: TensorRow | TensorColumns) -> None:
-    """After this, a view of the tensor lies inside the archive (R18, R19, R25 to R33). Names are checked apart.
+    """After this, a view of the tensor lies inside the archive (R26, R33, R45 to R55, R71, R77); names are apart.
 
     Raises:
         FormatError, LimitError: naming the tensor.
@@ -274,7 +273,7 @@ def check_tensor(t: TensorRow | TensorColumns) -> None:
         t.refuse(t.string & (empty == False) & short, "its payload cannot hold its strings")  # noqa: E712
         plain = plain & (t.string == False)  # noqa: E712
     if t.some(bad := plain & (empty == False) & (need != available)):  # noqa: E712
-        i = t.at(bad) - t.lo if isinstance(t, TensorColumns) else None
+        i = t.at(bad) if isinstance(t, TensorColumns) else None
         want, got = (need, available) if i is None else (int(need[i]), int(available[i]))
         t.refuse(bad, f"its shape takes {want} bytes, its payload has {got}")
     if t.any_strided:
@@ -283,7 +282,7 @@ def check_tensor(t: TensorRow | TensorColumns) -> None:
 
 
 def _count(t: TensorRow | TensorColumns, bits: Some) -> tuple[Some, Some]:
-    """Return the number of elements, zeros left out, and whether there are none; no product passes 2^56 bytes (R28)."""
+    """Return the number of elements, zeros left out, and whether there are none; no product passes 2^56 bytes (R49)."""
     product = t.where(t.rank >= 0, np.uint64(1) if isinstance(t, TensorColumns) else 1, 1)
     size = bits * 1.0  # an upper bound that cannot wrap
     empty = t.rank < 0
@@ -301,7 +300,7 @@ def _count(t: TensorRow | TensorColumns, bits: Some) -> tuple[Some, Some]:
 
 
 def _check_strides(t: TensorRow | TensorColumns, need: Some, available: Some) -> None:
-    """Lowest and highest element reached stay inside the payload; each axis is bounded by division first (R31)."""
+    """Lowest and highest element reached stay inside the payload; each axis bounded by division first (R53 to R55)."""
     limit = MAX_ARCHIVE_SIZE
     low, high = t.rank * 0, t.rank * 0
     wild = t.rank < 0

@@ -1,8 +1,8 @@
 """Every rule an index must keep, checked in whole columns before a view exists. Rule numbers are FORMAT.md's.
 
-One implementation over a range of entries serves all three modes: `index` checks every range at open, `touch` a block
-of entries when one of them is first used, `full` adds what only the payloads' bytes can tell (`check_contents`).
-How bytes become columns is left to `index`, raw comparisons of names to `spans`.
+The rules of one tensor are `rules`'; here they are applied to all of them, or to the one just touched, and here are
+those of the index as a whole. How bytes become columns is left to `index`, raw comparisons of names to `spans`, what
+only the payloads' bytes can tell to `contents`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from .index import Index, first_children
 from .layout import MAX_DEPTH, NONE, SPAN_ALLOWANCE, WORDS_ALLOWANCE, Header, align_up
 from .rules import PayloadColumns, TensorColumns, TensorRow, check_payload, check_tensor
 
-__all__ = ["check_header", "check_index", "check_tensors"]
+__all__ = ["check_header", "check_index", "check_touched"]
 
 Array = npt.NDArray[Any]
 
@@ -30,7 +30,7 @@ def _first(bad: Array) -> int | None:
 
 
 def check_header(ix: Index, header: Header) -> None:
-    """Check what can be told without looking at an entry: counts that must agree, and where the payloads end (R6, R14).
+    """Check what takes no look at an entry: counts that must agree, and where the payloads end (R13, R24, R25, R37).
 
     Raises:
         FormatError: naming the rule's subject, what was expected and what is there.
@@ -66,14 +66,13 @@ def check_index(ix: Index, header: Header) -> None:
     pool.check_text()
     _check_budgets(ix)
     if len(ix.payloads):
-        check_payload(PayloadColumns(ix, header, 0, len(ix.payloads)))
+        check_payload(PayloadColumns(ix, header))
     if _first(ix.by_name >= len(ix.tensors)) is not None:
         raise FormatError(f"by_name: an item is not one of the {len(ix.tensors)} tensors")
-    t = TensorColumns(ix, header, 0, len(ix.tensors))
+    t = TensorColumns(ix, header)
     _check_names(ix, t, pool)
     if len(ix.tensors):
         check_tensor(t)
-    _check_by_name(ix, t, pool)
     _check_modules(ix, pool)
     _check_attributes(ix, pool)
     _check_children(ix, t)
@@ -83,7 +82,7 @@ def check_index(ix: Index, header: Header) -> None:
 
 
 def _check_budgets(ix: Index) -> None:
-    """Spans and lists may share their pool, but not a million times (R42): this keeps every later pass linear."""
+    """Spans and lists may share their pool, but not a million times (R30, R31): this keeps every later pass linear."""
     limit = len(ix.text)
     columns: list[tuple[str, Array]] = [
         ("names of tensors", ix.tensors["name_size"]),
@@ -100,6 +99,7 @@ def _check_budgets(ix: Index) -> None:
             raise LimitError(f"index: the {what} sum to {total} bytes, in a text pool of {limit}")
     if not len(ix.attributes) and not len(ix.metadata):
         return
+    _check_lists(ix)
     for what, rows in (("attributes", ix.attributes), ("metadata", ix.metadata)):
         lists = rows["value"][rows["form"] != ValueForm.SCALAR] >> np.uint64(32)
         total = int(lists.sum(dtype=np.uint64))
@@ -111,12 +111,21 @@ def _check_budgets(ix: Index) -> None:
         raise LimitError(f"index: text values sum to {total} bytes, in a text pool of {limit}")
 
 
+def _check_lists(ix: Index) -> None:
+    """Every list lies in the pool of words (R67)."""
+    for what, rows in (("attributes", ix.attributes), ("metadata", ix.metadata)):
+        starts, counts = _lists(rows[rows["form"] != ValueForm.SCALAR])
+        if (starts + counts > len(ix.words)).any():
+            raise FormatError(f"{what}: a list leaves the pool of {len(ix.words)} words")
+
+
+def _lists(rows: Array) -> tuple[Array, Array]:
+    return (rows["value"] & np.uint64(NONE)).astype(np.int64), (rows["value"] >> np.uint64(32)).astype(np.int64)
+
+
 def _list_items(ix: Index, rows: Array) -> Array:
-    """Return the words of all lists in `rows`, after checking that each list lies in the pool (R34)."""
-    starts = (rows["value"] & np.uint64(NONE)).astype(np.int64)
-    counts = (rows["value"] >> np.uint64(32)).astype(np.int64)
-    if (starts + counts > len(ix.words)).any():
-        raise FormatError(f"attributes: a list leaves the pool of {len(ix.words)} words")
+    """Return the words of all lists in `rows`."""
+    starts, counts = _lists(rows)
     parts = [ix.words[s : s + c] for s, c in zip(starts.tolist(), counts.tolist(), strict=True)]
     return np.concatenate([np.zeros(0, np.uint64), *parts])
 
@@ -128,45 +137,36 @@ def _text_values(ix: Index, rows: Array) -> Array:
     return np.concatenate((texts["value"][scalar], _list_items(ix, texts[~scalar])))
 
 
-def check_tensors(ix: Index, header: Header, lo: int, hi: int, pool: spans.Pool) -> None:
-    """Check tensors [lo, hi): after this, a view of any of them lies inside the archive (R15 to R33).
+def check_touched(ix: Index, header: Header, i: int, pool: spans.Pool) -> None:
+    """Check tensor i alone: after this, a view of it lies inside the archive (R26 to R29, R33, R45 to R60).
 
     Raises:
         FormatError, LimitError: naming the tensor.
     """
-    if hi - lo == 1:
-        one = TensorRow(ix, header, lo)
-        if (why := pool.bad_name(one.name, one.name_size)) is not None:
-            raise FormatError(f"tensors[{lo}]: its name {why}")
-        check_tensor(one)
-    elif hi > lo:
-        t = TensorColumns(ix, header, lo, hi)
-        _check_names(ix, t, pool)
-        check_tensor(t)
+    one = TensorRow(ix, header, i)
+    if (why := pool.bad_name(one.name, one.name_size)) is not None:
+        raise FormatError(f"tensors[{i}]: its name {why}")
+    check_tensor(one)
 
 
 def _check_names(ix: Index, t: TensorColumns, pool: spans.Pool) -> None:
-    """Names lie in the pool, are not empty, hold no NUL and are UTF-8 (R15, R16)."""
-    order = ix.by_name if pool.valid and len(t.name) == len(ix.tensors) else None
-    if (bad := pool.bad_names(t.name, t.name_size, order=order)) is not None:
-        raise FormatError(f"tensors[{t.lo + bad[0]}]: its name {bad[1]}")
-
-
-def _check_by_name(ix: Index, t: TensorColumns, pool: spans.Pool) -> None:
-    """`by_name` is every tensor once, names strictly ascending bytewise (R16, R17)."""
-    order = ix.by_name
-    if (i := pool.first_not_ascending(t.name[order], t.name_size[order])) is not None:
+    """`by_name` is every tensor once, and their names, each one legal, ascend strictly in it (R27 to R29, R32)."""
+    order = ix.by_name.astype(np.int64)
+    starts, sizes = t.name[order], t.name_size[order]
+    if (bad := pool.bad_names(starts, sizes)) is not None:
+        raise FormatError(f"tensors[{order[bad[0]]}]: its name {bad[1]}")
+    if (i := pool.first_not_ascending(starts, sizes)) is not None:
         name = ix.name(int(order[i]))
         raise FormatError(f"by_name[{i + 1}]: names are not strictly ascending after '{name}'", tensor=name)
 
 
 def _check_modules(ix: Index, pool: spans.Pool) -> None:
-    """Modules are in pre-order, their ranges nest, none is deeper than 100 (R8, R9)."""
+    """Names, kinds and reserved fields of modules are right, and so is module 0 (R26 to R29, R37, R41)."""
     rows = ix.modules
     count = len(rows)
     if bool(rows["reserved0"].any() or rows["reserved1"].any() or rows["reserved2"].any()):
         raise FormatError("modules: a reserved field is not zero")
-    if bad := pool.bad_names(rows["name"][1:], rows["name_size"][1:]):
+    if count > 1 and (bad := pool.bad_names(rows["name"][1:], rows["name_size"][1:])):
         raise FormatError(f"modules[{bad[0] + 1}]: its name {bad[1]}")
     if bad := pool.bad_names(rows["type_name"], rows["type_name_size"], empty=True):
         raise FormatError(f"modules[{bad[0]}]: its type name {bad[1]}")
@@ -177,6 +177,13 @@ def _check_modules(ix: Index, pool: spans.Pool) -> None:
         raise FormatError("modules[0]: the record itself has no name, no parent, place 0, and holds all modules")
     if not rows["kind"].all():
         raise FormatError("modules: kind 0 is invalid")
+    if count > 1:
+        _check_nesting(rows)
+
+
+def _check_nesting(rows: Array) -> None:
+    """Modules are in pre-order, their ranges nest, none is deeper than 100 (R38 to R40)."""
+    count = len(rows)
     i = np.arange(1, count)
     parent, end = rows["parent"][1:].astype(np.int64), rows["end"].astype(np.int64)
     if (j := _first(parent >= i)) is not None:
@@ -190,12 +197,12 @@ def _check_modules(ix: Index, pool: spans.Pool) -> None:
     if (rows["parent"][end[later]] != rows["parent"][later]).any():
         raise FormatError("modules: not in pre-order, a module is not followed by its sibling")
     depth = np.bincount(np.arange(count) + 1, minlength=count + 1)[: count + 1] - np.bincount(end, minlength=count + 1)
-    if count and int(np.cumsum(depth).max()) > MAX_DEPTH:
+    if int(np.cumsum(depth).max()) >= MAX_DEPTH:
         raise LimitError(f"modules: nested more than {MAX_DEPTH} deep")
 
 
 def _check_attributes(ix: Index, pool: spans.Pool) -> None:
-    """Attributes ascend by (parent, place), metadata by name; every value is of a known kind and inside its pool."""
+    """Attributes ascend by (parent, place), metadata by name; values are of known kinds, in their pool (R64 to R68)."""
     rows = ix.attributes
     if not len(rows) and not len(ix.metadata):
         return
@@ -220,8 +227,6 @@ def _check_attributes(ix: Index, pool: spans.Pool) -> None:
 def _check_values(ix: Index, rows: Array, what: str, pool: spans.Pool) -> None:
     if (i := _first((rows["type"] > ValueType.PAYLOAD) | (rows["form"] > ValueForm.TUPLE))) is not None:
         raise FormatError(f"{what}[{i}]: type {int(rows['type'][i])} or form {int(rows['form'][i])} is not known")
-    scalar = rows["form"] == ValueForm.SCALAR
-    _list_items(ix, rows[~scalar])
     for kind, most in ((ValueType.NIL, 0), (ValueType.BOOL, 1)):
         if (_values(ix, rows, kind) > most).any():
             raise FormatError(f"{what}: a {('nil', 'bool')[kind]} is more than {most}")
@@ -242,8 +247,12 @@ def _values(ix: Index, rows: Array, kind: int) -> Array:
 
 
 def _check_children(ix: Index, t: TensorColumns) -> None:
-    """`by_module`, first_tensor, first_attribute and the places of each module's children agree (R10, R11, R18)."""
+    """`by_module`, first_tensor, first_attribute and the places of each module's children agree (R42 to R44)."""
     modules, count, parents = ix.modules, len(ix.modules), t.parent
+    if count == 1 and ix.by_module is None and not len(ix.attributes):
+        alone = np.array_equal(t.place, np.arange(len(parents), dtype=np.uint32))
+        if alone and not modules["first_tensor"][0] and not modules["first_attribute"][0]:
+            return  # a flat record, in order
     if ix.by_module is not None:
         order = ix.by_module
         if _first(order >= len(parents)) is not None:
@@ -266,7 +275,7 @@ def _check_children(ix: Index, t: TensorColumns) -> None:
 
 
 def _check_full_names(ix: Index, t: TensorColumns, pool: spans.Pool) -> None:
-    """A full name is the module's name, a dot and the key; in module 0 the key alone (R12)."""
+    """A full name is the module's name, a dot and the key; in module 0 the key alone (R34)."""
     modules = ix.modules[1:]
     inner = [np.ascontiguousarray(modules[c]) for c in ("name", "name_size", "key_size", "parent")]
     for what, columns in (("tensors", [t.name, t.name_size, t.key_size, t.parent]), ("modules", inner)):
@@ -286,7 +295,7 @@ def _check_full_names(ix: Index, t: TensorColumns, pool: spans.Pool) -> None:
 
 
 def _check_collisions(ix: Index, t: TensorColumns, pool: spans.Pool) -> None:
-    """No two modules share a full name; within a module no two children of any kind share a key (R13)."""
+    """No two modules share a full name; within a module no two children of any kind share a key (R35, R36)."""
     modules, attributes = ix.modules, ix.attributes
     if len(modules) == 1 and not len(attributes):
         return  # tensors alone: `by_name` has shown their names to be unique
@@ -309,8 +318,11 @@ def _check_collisions(ix: Index, t: TensorColumns, pool: spans.Pool) -> None:
 
 
 def _check_usage(ix: Index, t: TensorColumns) -> None:
-    """Every payload belongs to something: an archive carries no stowaways (R24)."""
-    used = np.zeros(len(ix.payloads) + 1, bool)
+    """Every payload belongs to something: an archive carries no stowaways (R61)."""
+    count = len(ix.payloads)
+    if count <= len(t.payload) and np.array_equal(t.payload[:count], np.arange(count, dtype=np.uint32)):
+        return  # as they mostly are
+    used = np.zeros(count + 1, bool)
     used[np.minimum(t.payload, len(ix.payloads))] = True
     for rows in filter(len, (ix.attributes, ix.metadata)):
         used[np.minimum(_values(ix, rows, ValueType.PAYLOAD), np.uint64(len(ix.payloads)))] = True
