@@ -9,6 +9,7 @@
 `zcrecord.onnx` converts ONNX models; the command line is `zcrecord` and `onnx2zc`.
 """
 
+from .describe import ArchiveLayout, ModuleInfo, TensorInfo
 from .dtypes import DType
 from .errors import (
     DependencyError,
@@ -26,7 +27,7 @@ from .errors import (
     UnsupportedError,
     VersionError,
 )
-from .record import ModuleInfo, Record, TensorInfo, load_record
+from .record import Record, load_record
 from .save import save_record
 from .tensors import PackedTensor, StringTensor
 from .writer import SaveReport
@@ -34,6 +35,7 @@ from .writer import SaveReport
 __version__ = "0.1.0"
 
 __all__ = [
+    "ArchiveLayout",
     "DType",
     "DependencyError",
     "DestinationExistsError",

@@ -5,56 +5,18 @@ from __future__ import annotations
 import mmap
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from . import dtypes, tree
-from .dtypes import DType
+from . import describe, tree
+from .describe import ArchiveLayout, ModuleInfo, TensorInfo
 from .errors import TensorNotFoundError, UnsupportedError
-from .layout import NONE
-from .reader import Archive, Embedded, Verify, buffer_of, map_file
+from .reader import Archive, Embedded, Progress, Verify, buffer_of, map_file
 
-__all__ = ["ModuleInfo", "Record", "TensorInfo", "load_record"]
+__all__ = ["Record", "load_record"]
 
 _ENOUGH = 32  # lookups by search after which a dictionary of all names pays
-
-
-@dataclass(frozen=True, slots=True)
-class TensorInfo:
-    """What the index says of one tensor.
-
-    `offset` is that of element [0, ..., 0] in the file, `nbytes` that of the tensor's own elements, `strides` count
-    elements (None: C order), `alignment` is the strongest power of two, up to 65536, that divides the payload's
-    offset. `payload` numbers the stored bytes, `digest` is theirs (None where none was stored), and `tied` names all
-    tensors that share them, this one included, where there are others.
-    """
-
-    name: str
-    dtype: DType
-    shape: tuple[int, ...]
-    strides: tuple[int, ...] | None
-    offset: int
-    nbytes: int
-    alignment: int
-    payload: int | None
-    digest: int | None
-    tied: tuple[str, ...]
-    bits: int
-    module: str
-
-
-@dataclass(frozen=True, slots=True)
-class ModuleInfo:
-    """What the index says of one module; `nbytes` and `tensors` count its whole subtree, ties each time."""
-
-    name: str
-    kind: str
-    type_name: str
-    tensors: int
-    nbytes: int
-    attributes: dict[str, Any]
 
 
 class Record(Mapping[str, Any]):
@@ -90,16 +52,17 @@ class Record(Mapping[str, Any]):
         return tuple(self._all_names())
 
     def _all_names(self) -> list[str]:
+        archive = self._open
         if self._names is None:
-            self._names = self._open.names()
+            self._names = archive.names()
         return self._names
 
     def _find(self, name: object) -> int:
+        archive = self._open
         if not isinstance(name, str):
             return -1
-        archive = self._open
         if self._numbers is None:
-            if self._lookups < _ENOUGH:
+            if self._lookups < _ENOUGH or archive.verified == "touch":  # a dictionary would touch all
                 self._lookups += 1
                 return archive.find(name)
             self._numbers = {n: i for i, n in enumerate(self._all_names())}
@@ -150,95 +113,34 @@ class Record(Mapping[str, Any]):
 
     def info(self, name: str) -> TensorInfo:
         """Return dtype, shape, place and ties of one tensor; reads no payload byte."""
-        archive = self._open
-        i = self._number(name)
-        row = archive.row(i)
-        shape, strides = archive.shape(row), archive.strides(row)
-        kind = dtypes.by_code.get(row[9]) or DType(
-            row[9], f"unknown {row[9]}", row[10], None, None, None, None, None, None
-        )
-        number = row[5]
-        if number == NONE:
-            return TensorInfo(name, kind, shape, strides, 0, 0, 0, None, None, (), row[10], self._module_name(row[3]))
-        offset, nbytes, digest = archive.index.payloads[number].item()
-        offset += archive.header.payload_offset
-        if kind is not dtypes.STRING:
-            count = 1
-            for dim in shape:
-                count *= dim
-            nbytes = dtypes.nbytes(count, row[10])
-        users = np.flatnonzero(archive.index.tensors["payload"] == number)
-        tied = tuple(archive.index.name(int(u)) for u in users) if len(users) > 1 else ()
-        return TensorInfo(
-            name=name, dtype=kind, shape=shape, strides=strides, offset=offset + row[6], nbytes=nbytes,
-            alignment=min(offset & -offset, 65536), payload=number,
-            digest=digest if archive.index.digest_kind else None, tied=tied, bits=row[10],
-            module=self._module_name(row[3]),
-        )  # fmt: skip
+        return describe.info(self._open, self._number(name))
 
-    def _module_name(self, number: int) -> str:
-        row = self._open.index.modules[number]
-        return self._open.index.string(int(row["name"]), int(row["name_size"]))
+    def infos(self) -> Iterator[TensorInfo]:
+        """Yield the TensorInfo of every tensor in saved order, all together in linear time."""
+        return describe.infos(self._open)
+
+    def walk(self) -> Iterator[tuple[int, str, Any]]:
+        """Yield (depth, key, child) of every module, tensor and attribute, in pre-order and saved order.
+
+        The record itself comes first. A module is a ModuleInfo, a tensor a TensorInfo, an attribute its value.
+        """
+        return describe.walk(self._open)
 
     def tree(self) -> Any:
         """Return the record nested as it was saved: dicts, lists, tuples (a dataclass as a dict), tensors as views."""
         archive = self._open
-        archive.ensure_all()
         views = list(archive.views())
         return tree.unflatten(archive.index, 0, views.__getitem__, archive.payload)
 
     @property
     def modules(self) -> dict[str, ModuleInfo]:
         """Every module by its full name, the record itself as ''; in pre-order."""
-        archive = self._open
-        archive.ensure_all()
-        ix = archive.index
-        found = [self._module_name(m) for m in range(len(ix.modules))]
-        attributes: dict[int, dict[str, Any]] = {}
-        for row in ix.attributes:
-            key = ix.string(int(row["name"]), int(row["name_size"]))
-            attributes.setdefault(int(row["parent"]), {})[key] = tree.attribute_value(ix, row, archive.payload)
-        order = ix.by_module if ix.by_module is not None else np.arange(len(ix.tensors))
-        sizes = self._sizes()[order]
-        sums = np.concatenate(([0], np.cumsum(sizes)))
-        first = [*ix.modules["first_tensor"].tolist(), len(ix.tensors)]
-        kinds = {1: "mapping", 2: "list", 3: "tuple", 4: "object"}
-        return {
-            name: ModuleInfo(
-                name=name,
-                kind=kinds.get(int(ix.modules["kind"][m]), "mapping"),
-                type_name=ix.string(int(ix.modules["type_name"][m]), int(ix.modules["type_name_size"][m])),
-                tensors=first[int(ix.modules["end"][m])] - first[m],
-                nbytes=int(sums[first[int(ix.modules["end"][m])]] - sums[first[m]]),
-                attributes=attributes.get(m, {}),
-            )
-            for m, name in enumerate(found)
-        }
-
-    def _sizes(self) -> Any:
-        """Return every tensor's own bytes, as a column."""
-        archive = self._open
-        sizes = np.zeros(len(archive.index.tensors), np.int64)
-        for i, row in enumerate(archive.index.tensors.tolist()):
-            count = 1
-            for dim in archive.shape(row):
-                count *= dim
-            string = row[9] == dtypes.STRING.code
-            sizes[i] = len(archive.payload(row[5])) if string else dtypes.nbytes(count, row[10])
-        return sizes
+        return describe.modules(self._open)
 
     @property
     def attributes(self) -> dict[str, Any]:
         """Every attribute by its full name, in saved order; bytes as read-only memoryviews, uncopied."""
-        archive = self._open
-        archive.ensure_all()
-        ix = archive.index
-        out = {}
-        for row in ix.attributes:
-            key = ix.string(int(row["name"]), int(row["name_size"]))
-            module = self._module_name(int(row["parent"]))
-            out[f"{module}.{key}" if module else key] = tree.attribute_value(ix, row, archive.payload)
-        return out
+        return describe.attributes(self._open)
 
     @property
     def metadata(self) -> dict[str, Any]:
@@ -252,27 +154,29 @@ class Record(Mapping[str, Any]):
         }
 
     @property
+    def layout(self) -> ArchiveLayout:
+        """Where header, index and payloads lie, and how."""
+        return describe.layout(self._open)
+
+    @property
     def nbytes(self) -> int:
         """Bytes of stored payloads, each counted once however many tensors use it."""
-        archive = self._open
-        archive.ensure_all()
-        rows = archive.index.payloads
-        new = np.ones(len(rows), bool)
-        new[1:] = rows["offset"][1:] != rows["offset"][:-1]
-        return int(rows["nbytes"][new].sum())
+        return describe.payload_bytes(self._open)[0]
 
     @property
     def archive_nbytes(self) -> int:
         """Bytes of the archive: header, index, payloads, padding and trailer."""
         return self._open.header.archive_size
 
-    def verify(self) -> None:
+    def verify(self, *, progress: Progress | None = None) -> None:
         """Check every rule of the format, payload digests included; reads the whole archive.
+
+        `progress` is called with the bytes checked so far, and with all there are to check.
 
         Raises:
             IntegrityError: a checksum or digest does not match. FormatError: another rule is broken.
         """
-        self._open.check_contents()
+        self._open.check_contents(progress)
 
     def content_digest(self) -> str:
         """Return 'sha256:...' of what the record holds; the same for every layout of the same content. Reads it all."""
@@ -282,9 +186,7 @@ class Record(Mapping[str, Any]):
         return contents.content_digest(self._open)
 
     def close(self) -> bool:
-        """End lookups; returns whether the mapping was released. Views taken before keep it, and stay valid."""
-        if self._closed:
-            return True
+        """End lookups; returns whether the mapping is released. Views taken before keep it, and stay valid."""
         self._closed = True
         return self._archive.release()
 
@@ -339,7 +241,7 @@ def load_record(source: Any, *, verify: Verify = "index", embedded: Embedded | N
         needs a later reader. UnsupportedError: `source` is neither a path nor contiguous bytes.
 
     Example:
-        >>> import zcrecord
+        >>> import numpy as np, zcrecord
         >>> _ = zcrecord.save_record({"w": np.ones((2, 3), np.float32)}, "model.zcr")
         >>> load_record("model.zcr")["w"].shape
         (2, 3)

@@ -20,7 +20,7 @@ from .layout import MAX_DEPTH, MAX_RANK, NONE
 from .sharing import check_supported
 from .tensors import PackedTensor, StringTensor
 
-__all__ = ["Flat", "Leaf", "attribute_value", "flatten", "from_paths", "split_dotted", "unflatten"]
+__all__ = ["Flat", "Leaf", "attribute_value", "flatten", "from_paths", "key_of", "split_dotted", "unflatten"]
 
 
 class Leaf(NamedTuple):
@@ -305,7 +305,7 @@ def unflatten(ix: Index, module: int, tensor: Callable[[int], Any], payload: Cal
     order = range(first, past) if ix.by_module is None else ix.by_module[first:past].tolist()
     for i in order:
         row = ix.tensors[i]
-        children[int(row["parent"])].append((int(row["place"]), _key(ix, row), tensor(i)))
+        children[int(row["parent"])].append((int(row["place"]), key_of(ix, row), tensor(i)))
     for row in ix.attributes:
         if int(row["parent"]) in children:
             key = ix.string(int(row["name"]), int(row["name_size"]))
@@ -319,10 +319,11 @@ def unflatten(ix: Index, module: int, tensor: Callable[[int], Any], payload: Cal
         else:
             built[m] = {k: v for _, k, v in items}
         if m > module:
-            children[int(row["parent"])].append((int(row["place"]), _key(ix, row), built[m]))
+            children[int(row["parent"])].append((int(row["place"]), key_of(ix, row), built[m]))
     return built[module]
 
 
-def _key(ix: Index, row: Any) -> str:
+def key_of(ix: Index, row: Any) -> str:
+    """Return the key of a module or tensor: the end of its name."""
     end, size = int(row["name"]) + int(row["name_size"]), int(row["key_size"])
     return ix.string(end - size, size)
