@@ -52,7 +52,8 @@ def expected(t: TensorProto, base_dir: str = "") -> np.ndarray:
         out = np.empty(len(t.string_data), object)
         out[:] = list(t.string_data)
         return out.reshape(tuple(t.dims))
-    return numpy_helper.to_array(t, base_dir)
+    array: np.ndarray = numpy_helper.to_array(t, base_dir)
+    return array
 
 
 def stored(value: Any) -> np.ndarray:

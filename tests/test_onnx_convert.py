@@ -50,7 +50,7 @@ def test_the_packaged_models_convert_and_come_back(path: Path) -> None:
 
 def test_the_generated_node_cases_convert_and_come_back() -> None:
     models = [case.model for case in m.node_cases() if case.model is not None]
-    assert len(models) > 1800
+    assert len(models) > 1600  # of onnx 1.21; later ones have more
     for model in models:
         check(model)
 
@@ -70,9 +70,8 @@ def test_the_data_sets_of_the_node_cases_convert_as_initializers() -> None:
 
 # Every type, in every form.
 
-CODES = sorted(zcrecord.dtypes.by_onnx)
+CODES = sorted(set(zcrecord.dtypes.by_onnx) & set(TensorProto.DataType.values()))  # 6 bits: from onnx 1.23 on
 NUMBERS = sorted(set(CODES) - {TensorProto.STRING})
-SIX_BITS = (27, 28)
 
 
 def test_every_type_that_onnx_has_is_known() -> None:
@@ -85,7 +84,7 @@ def sample(code: int, shape: tuple[int, ...]) -> np.ndarray:
     count = int(np.prod(shape))
     if code == TensorProto.STRING:
         return np.array([b"x" * (i % 5) + b"\xc3\xa9" for i in range(count)], object).reshape(shape)
-    kind = helper.tensor_dtype_to_np_dtype(code)
+    kind: np.dtype[Any] = helper.tensor_dtype_to_np_dtype(code)
     rng = np.random.default_rng(code)
     width = zcrecord.dtypes.by_onnx[code].bits
     if width < 8 or code == TensorProto.BOOL:
@@ -192,7 +191,7 @@ def rich_model() -> onnx.ModelProto:
         ("sp", AttributeProto.SPARSE_TENSOR, {"sparse_tensor": sparse("", 3)}),
         ("sps", AttributeProto.SPARSE_TENSORS, {"sparse_tensors": [sparse("", 4), sparse("", 5)]}),
     ]:
-        several.attribute.append(AttributeProto(name=name, type=kind, **fields))  # type: ignore[arg-type]
+        several.attribute.append(AttributeProto(name=name, type=kind, **fields))
     nodes = [
         several,
         helper.make_node("If", ["c"], ["y"], name="branches", then_branch=branch(30), else_branch=branch(40)),
@@ -261,15 +260,15 @@ def test_many_nodes_of_every_kind_stay_as_they_are() -> None:
     nodes = []
     for i in range(3000):
         kind = int(rng.integers(9))
-        extra: dict[str, Any] = [
+        extras: list[dict[str, Any]] = [
             {}, {"alpha": 0.5}, {"ints": [1, 200, -3]}, {"text": "x" * int(rng.integers(300))}, {"axis": -1},
             {"floats": [1.0] * 9},
             {"value": numpy_helper.from_array(np.full(2, i))},
             {"body": helper.make_graph([], "g", [], [], [numpy_helper.from_array(np.full(1, i), "w")])},
             {"strings": ["a", "b"], "keep": 1},
-        ][kind]  # fmt: skip
+        ]  # fmt: skip
         name = "n" * int(rng.choice([0, 1, 90, 200, 20000], p=[0.3, 0.3, 0.3, 0.095, 0.005]))
-        nodes.append(helper.make_node("Op", [f"i{i}"], [f"o{i}"], name=name and f"{name}{i}", **extra))
+        nodes.append(helper.make_node("Op", [f"i{i}"], [f"o{i}"], name=name and f"{name}{i}", **extras[kind]))
     check(m.model_of(nodes=nodes))
 
 
@@ -495,13 +494,13 @@ def test_progress_is_told_in_bytes_and_ends_at_the_total(tmp_path: Path) -> None
     source = tmp_path / "m.onnx"
     source.write_bytes(m.model_of(numpy_helper.from_array(np.arange(500_000), "w")).SerializeToString())
     seen: list[tuple[int, int | None]] = []
+    piped: list[tuple[int, int | None]] = []
     convert(source, tmp_path / "m.zcr", progress=lambda done, total: seen.append((done, total)))
     assert len(seen) > 3
     assert [done for done, _ in seen] == sorted(done for done, _ in seen)
     assert seen[-1] == (source.stat().st_size, source.stat().st_size)
-    seen.clear()
-    convert(io.BytesIO(source.read_bytes()), io.BytesIO(), progress=lambda done, total: seen.append((done, total)))
-    assert seen[-1] == (source.stat().st_size, None)
+    convert(io.BytesIO(source.read_bytes()), io.BytesIO(), progress=lambda done, total: piped.append((done, total)))
+    assert piped[-1] == (source.stat().st_size, None)
 
 
 def test_a_scan_never_seeks_and_never_asks_for_more_than_the_window() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -37,7 +38,7 @@ def write(folder: Path, *tensors: TensorProto, data: bytes = DATA.tobytes()) -> 
     return folder / "model.onnx"
 
 
-def read(path: Path, **options: bool) -> zcrecord.Record:
+def read(path: Path, **options: Any) -> zcrecord.Record:
     """The record of a model in a file."""
     out = io.BytesIO()
     convert(path, out, **options)
@@ -46,7 +47,7 @@ def read(path: Path, **options: bool) -> zcrecord.Record:
     return record
 
 
-def refused(path: Path, message: str, **options: bool) -> None:
+def refused(path: Path, message: str, **options: Any) -> None:
     """Check that a model's external data is refused with this message, which names model and tensor."""
     with pytest.raises(ExternalDataError, match=rf"model\.onnx: tensor 'w': {message}"):
         convert(path, io.BytesIO(), **options)
@@ -235,7 +236,7 @@ def test_a_file_swapped_between_check_and_opening_is_noticed(
             os.symlink(secret, name) if swap == "link" else os.rename(secret, name)
         return real_open(name, *args)
 
-    monkeypatch.setattr(external.os, "open", late)
+    monkeypatch.setattr("zcrecord.onnx.external.os.open", late)
     refused(path, "external data 'w.bin': (it was replaced by another file|cannot be opened: Too many levels)")
 
 
@@ -269,7 +270,7 @@ def test_links_out_of_a_hugging_face_repository_are_refused(target: str, tmp_pat
 def test_external_data_beside_values_is_refused(tmp_path: Path) -> None:
     for values in ({"raw_data": DATA.tobytes()}, {"float_data": DATA.tolist()}):
         t = reference()
-        t.MergeFrom(TensorProto(**values))  # type: ignore[arg-type]
+        t.MergeFrom(TensorProto(**values))
         with pytest.raises(OnnxError, match="tensor 'w': has external data and values of its own; it may have one"):
             read(write(tmp_path / "m", t))
 

@@ -26,12 +26,13 @@ find_python() {
   die "needs Python 3.11 or later; found none as ${candidates[*]}"
 }
 
-# ensure_venv NAME EXTRAS: has .venv-NAME hold this project, editable, with EXTRAS, and sets $python to its interpreter.
+# ensure_venv NAME EXTRAS [CONSTRAINTS]: has .venv-NAME hold this project, editable, with EXTRAS, and sets $python to
+# its interpreter. CONSTRAINTS is a file for pip, made from pyproject.toml alone.
 #
 # A stamp, written last, says what the environment was made for: the interpreter, its version, where it lies (it does
 # not survive a move), the extras and pyproject.toml. One without that very stamp, a half-made one too, is made anew.
 ensure_venv() {
-  local venv="$root/.venv-$1" extras=$2 base stamp log
+  local venv="$root/.venv-$1" extras=$2 constraints=${3:+--constraint=$3} base stamp log
   base=$(find_python) || exit 1
   stamp="$("$base" -c 'import sys; print(sys.base_prefix, sys.version)' | tr '\n' ' ')"
   stamp="$stamp| $venv [$extras] $(cksum <"$root/pyproject.toml")"
@@ -48,10 +49,11 @@ ensure_venv() {
     die "could not make the virtual environment $venv"
   fi
   [ -x "$python" ] || python="$venv/Scripts/python.exe"
-  if ! "$python" -m pip install --quiet --editable "$root[$extras]" >"$log" 2>&1; then
+  # shellcheck disable=SC2086  # mktemp's name, or nothing
+  if ! "$python" -m pip install --quiet --editable "$root[$extras]" $constraints >"$log" 2>&1; then
     cat "$log" >&2
     rm -f "$log"
-    die "pip could not install zcrecord[$extras] into $venv; what it said is above"
+    die "pip could not install zcrecord[$extras] into $venv; see above, or try another Python: PYTHON=python3.12 $0"
   fi
   rm -f "$log"
   printf '%s\n' "$stamp" >"$venv/.stamp"

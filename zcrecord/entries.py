@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from ._schema import ModuleKind, ValueForm, ValueType
 
 __all__ = [
@@ -82,12 +84,14 @@ class Entries:
 
 
 def value_type(value: Any) -> int | None:
-    """Return the ValueType of a scalar attribute, None where the schema has none for it (a 65-bit integer, say)."""
+    """Return the ValueType of a scalar attribute (R68, R69); None where it has none (a 65-bit integer, say)."""
     if value is None:
         return int(ValueType.NIL)
     if isinstance(value, bool):
         return int(ValueType.BOOL)
-    if isinstance(value, PayloadId | bytes):
+    if isinstance(value, np.number | np.bool_):
+        return None  # a tensor of rank 0, whatever its width: some of them are Python's numbers, too
+    if isinstance(value, PayloadId | bytes) or (isinstance(value, memoryview) and value.readonly and value.contiguous):
         return int(ValueType.PAYLOAD)
     if isinstance(value, int):
         if not -(1 << 63) <= value < 1 << 64:
@@ -99,7 +103,7 @@ def value_type(value: Any) -> int | None:
 
 
 def list_type(values: Sequence[Any]) -> int | None:
-    """Return the one ValueType of all items, NIL for none, or None where they have no type in common."""
+    """Return the one ValueType of all items (R69), NIL for none, or None where they have no type in common."""
     kinds = {value_type(v) for v in values}
     if kinds == {ValueType.INT, ValueType.UINT} and min(values) >= 0:
         return int(ValueType.UINT)

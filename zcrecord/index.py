@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import flatbuffers
@@ -15,9 +16,9 @@ import numpy as np
 import numpy.typing as npt
 
 from . import _schema, spans
-from .entries import AttributeEntry, Entries, ValueForm, ValueType, list_type, value_type
+from .entries import AttributeEntry, Entries, Form, ValueForm, ValueType, list_type, value_type
 from .errors import FormatError, LimitError, UnsupportedError
-from .layout import MAX_INDEX_SIZE, MAX_RANK, NONE, SPAN_ALLOWANCE, WORDS_ALLOWANCE, u16_at, u32_at
+from .layout import MAX_ARCHIVE_SIZE, MAX_INDEX_SIZE, MAX_RANK, NONE, SPAN_ALLOWANCE, WORDS_ALLOWANCE, u16_at, u32_at
 
 __all__ = ["Index", "decode", "encode", "first_children"]
 
@@ -153,6 +154,7 @@ def _encode_tensors(entries: Entries, pool: _Pool, vectors: dict[str, Array]) ->
         out["payload"] = entries.payloads
         forms = np.zeros(len(entries.forms), TENSOR)
         for i, f in enumerate(entries.forms):
+            _check_form(f, entries, i)
             forms["dtype"][i], forms["bits"][i], forms["rank"][i] = f.dtype, f.bits, len(f.shape)
             forms["dims"][i], forms["byte_offset"][i] = dims.add(f.shape), f.byte_offset
             forms["strides"][i] = NONE if f.strides is None else strides.add(f.strides)
@@ -163,6 +165,17 @@ def _encode_tensors(entries: Entries, pool: _Pool, vectors: dict[str, Array]) ->
             vectors["by_module"] = np.argsort(out["parent"], kind="stable").astype(np.uint32)
     vectors["dims"] = np.array(dims.items, np.uint64)
     vectors["strides"] = np.array(strides.items, np.int64)
+
+
+def _check_form(form: Form, entries: Entries, number: int) -> None:
+    """Raise LimitError, naming a tensor, for a rank or an empty shape that no reader takes (R47, R49)."""
+    if len(form.shape) > MAX_RANK:
+        what = f"rank {len(form.shape)} is more than {MAX_RANK}"
+    elif prod(d or 1 for d in form.shape) * (form.bits or 64) > 8 * MAX_ARCHIVE_SIZE:
+        what = f"shape {form.shape} claims more than 2^56 bytes"
+    else:
+        return
+    raise LimitError(what, tensor=entries.names[list(entries.form_ids).index(number)])
 
 
 def _encode_modules(entries: Entries, pool: _Pool, vectors: dict[str, Array]) -> None:

@@ -181,8 +181,9 @@ def align_up(n: int, alignment: int) -> int:
 
 def check_alignment(alignment: int) -> int:
     """Return `alignment`, or raise LimitError unless it is a power of two from 16 to 65536."""
-    if not MIN_ALIGNMENT <= alignment <= MAX_ALIGNMENT or alignment & (alignment - 1):
-        raise LimitError(f"alignment {alignment} is not a power of two from {MIN_ALIGNMENT} to {MAX_ALIGNMENT}")
+    whole = isinstance(alignment, int) and MIN_ALIGNMENT <= alignment <= MAX_ALIGNMENT
+    if not whole or alignment & (alignment - 1):
+        raise LimitError(f"alignment {alignment!r} is not a power of two from {MIN_ALIGNMENT} to {MAX_ALIGNMENT}")
     return alignment
 
 

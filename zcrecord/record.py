@@ -13,6 +13,7 @@ from . import describe, tree
 from .describe import ArchiveLayout, ModuleInfo, TensorInfo
 from .errors import TensorNotFoundError, UnsupportedError
 from .reader import Archive, Embedded, Progress, Verify, buffer_of, map_file
+from .sink import path_of
 
 __all__ = ["Record", "load_record"]
 
@@ -36,7 +37,8 @@ class Record(Mapping[str, Any]):
         self._numbers: dict[str, int] | None = None
 
     @property
-    def _open(self) -> Archive:
+    def archive(self) -> Archive:
+        """The opened archive behind the record, for this package's own use."""
         if self._closed:
             raise UnsupportedError("the record is closed; views taken before stay valid", path=self._archive.path)
         return self._archive
@@ -52,13 +54,13 @@ class Record(Mapping[str, Any]):
         return tuple(self._all_names())
 
     def _all_names(self) -> list[str]:
-        archive = self._open
+        archive = self.archive
         if self._names is None:
             self._names = archive.names()
         return self._names
 
     def _find(self, name: object) -> int:
-        archive = self._open
+        archive = self.archive
         if not isinstance(name, str):
             return -1
         if self._numbers is None:
@@ -70,7 +72,7 @@ class Record(Mapping[str, Any]):
 
     def __getitem__(self, name: str) -> Any:
         """Return the tensor; TensorNotFoundError (a KeyError) lists close names when it is printed."""
-        return self._open.view(self._number(name))
+        return self.archive.view(self._number(name))
 
     def _number(self, name: object) -> int:
         i = self._find(name)
@@ -84,13 +86,13 @@ class Record(Mapping[str, Any]):
     def get(self, name: str, default: Any = None) -> Any:
         """Return the tensor, or `default`; never searches for close names."""
         i = self._find(name)
-        return default if i < 0 else self._open.view(i)
+        return default if i < 0 else self.archive.view(i)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._all_names())
 
     def __len__(self) -> int:
-        return len(self._open.index.tensors)
+        return len(self.archive.index.tensors)
 
     def values(self) -> Any:
         """Return a view of all tensors in saved order; iterating makes them together, at 1 µs each."""
@@ -109,43 +111,43 @@ class Record(Mapping[str, Any]):
 
     def raw(self, name: str) -> memoryview:
         """Return the bytes of the payload a tensor lies in, read-only and uncopied; of unknown element types too."""
-        return self._open.payload(self._open.row(self._number(name))[5])
+        return self.archive.payload(self.archive.row(self._number(name))[5])
 
     def info(self, name: str) -> TensorInfo:
         """Return dtype, shape, place and ties of one tensor; reads no payload byte."""
-        return describe.info(self._open, self._number(name))
+        return describe.info(self.archive, self._number(name))
 
     def infos(self) -> Iterator[TensorInfo]:
         """Yield the TensorInfo of every tensor in saved order, all together in linear time."""
-        return describe.infos(self._open)
+        return describe.infos(self.archive)
 
     def walk(self) -> Iterator[tuple[int, str, Any]]:
         """Yield (depth, key, child) of every module, tensor and attribute, in pre-order and saved order.
 
         The record itself comes first. A module is a ModuleInfo, a tensor a TensorInfo, an attribute its value.
         """
-        return describe.walk(self._open)
+        return describe.walk(self.archive)
 
     def tree(self) -> Any:
         """Return the record nested as it was saved: dicts, lists, tuples (a dataclass as a dict), tensors as views."""
-        archive = self._open
+        archive = self.archive
         views = list(archive.views())
         return tree.unflatten(archive.index, 0, views.__getitem__, archive.payload)
 
     @property
     def modules(self) -> dict[str, ModuleInfo]:
         """Every module by its full name, the record itself as ''; in pre-order."""
-        return describe.modules(self._open)
+        return describe.modules(self.archive)
 
     @property
     def attributes(self) -> dict[str, Any]:
         """Every attribute by its full name, in saved order; bytes as read-only memoryviews, uncopied."""
-        return describe.attributes(self._open)
+        return describe.attributes(self.archive)
 
     @property
     def metadata(self) -> dict[str, Any]:
         """The file's own metadata, by name."""
-        archive = self._open
+        archive = self.archive
         archive.ensure_all()
         ix = archive.index
         return {
@@ -156,17 +158,17 @@ class Record(Mapping[str, Any]):
     @property
     def layout(self) -> ArchiveLayout:
         """Where header, index and payloads lie, and how."""
-        return describe.layout(self._open)
+        return describe.layout(self.archive)
 
     @property
     def nbytes(self) -> int:
         """Bytes of stored payloads, each counted once however many tensors use it."""
-        return describe.payload_bytes(self._open)[0]
+        return describe.payload_bytes(self.archive)[0]
 
     @property
     def archive_nbytes(self) -> int:
         """Bytes of the archive: header, index, payloads, padding and trailer."""
-        return self._open.header.archive_size
+        return self.archive.header.archive_size
 
     def verify(self, *, progress: Progress | None = None) -> None:
         """Check every rule of the format, payload digests included; reads the whole archive.
@@ -176,14 +178,14 @@ class Record(Mapping[str, Any]):
         Raises:
             IntegrityError: a checksum or digest does not match. FormatError: another rule is broken.
         """
-        self._open.check_contents(progress)
+        self.archive.check_contents(progress)
 
     def content_digest(self) -> str:
         """Return 'sha256:...' of what the record holds; the same for every layout of the same content. Reads it all."""
         from . import contents  # here, because hashlib takes 3 ms to import
 
-        self._open.ensure_all()
-        return contents.content_digest(self._open)
+        self.archive.ensure_all()
+        return contents.content_digest(self.archive)
 
     def close(self) -> bool:
         """End lookups; returns whether the mapping is released. Views taken before keep it, and stay valid."""
@@ -214,7 +216,7 @@ class _Values:
         self._record = record
 
     def __iter__(self) -> Iterator[Any]:
-        return self._record._open.views()
+        return self._record.archive.views()
 
     def __len__(self) -> int:
         return len(self._record)
@@ -224,7 +226,7 @@ class _Items(_Values):
     """The (name, tensor) pairs of a record, made together when iterated."""
 
     def __iter__(self) -> Iterator[tuple[str, Any]]:
-        return zip(self._record._all_names(), self._record._open.views(), strict=True)
+        return zip(self._record._all_names(), self._record.archive.views(), strict=True)
 
 
 def load_record(source: Any, *, verify: Verify = "index", embedded: Embedded | None = None) -> Record:
@@ -251,7 +253,7 @@ def load_record(source: Any, *, verify: Verify = "index", embedded: Embedded | N
     if embedded not in (None, "prefix", "suffix"):
         raise UnsupportedError(f"embedded={embedded!r} is not known; 'prefix' or 'suffix'")
     if isinstance(source, str | os.PathLike):
-        path = os.fsdecode(source)
+        path = path_of(source)
         mapping = map_file(path)
         return Record(_archive(memoryview(mapping), path, mapping, verify, embedded))
     return Record(_archive(buffer_of(source), None, None, verify, embedded))

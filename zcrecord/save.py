@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 
 from . import tree
-from .entries import AttributeEntry, Entries, PayloadId, list_type, value_type
+from .entries import AttributeEntry, Entries, PayloadId
 from .errors import UnsupportedError
-from .layout import ALIGNMENT, NONE
+from .layout import ALIGNMENT, NONE, check_alignment
+from .record import Record
 from .sharing import analyse
 from .sink import open_sink
 from .writer import SaveReport, digest_kind, write_front
@@ -30,30 +31,37 @@ def save_record(
     """Write a record as one archive, whole or not at all; tensors in C order are written from their own memory.
 
     Args:
-        record: nested dicts, lists, tuples and dataclasses of arrays and plain values; a flat `{name: array}`; or an
-            object with `state_dict()`. Tied arrays are stored once and stay tied; a view stores only its own rows.
+        record: nested dicts, lists, tuples and dataclasses of arrays and plain values; a flat `{name: array}`; an
+            object with `state_dict()`; or a Record. None, bool, int, float, str, bytes, and lists of one of these,
+            become attributes; a numpy scalar is a tensor of rank 0. Tied arrays are stored once and stay tied (what a
+            Record holds deduplicated lies in the same memory, and so is tied); a view stores only its own rows.
         dest: a path, or a binary file object; a pipe will do.
         alignment: of every payload in bytes, a power of two from 16 to 65536. Those of 1 MiB and more lie on 16384.
         digest: 'xxh3' for a checksum of each payload, and equal payloads stored once; 'none' for neither.
         durable: fsync file and folder, so that the archive survives power loss.
-        metadata: of the file: names to None, bool, int, float, str, bytes, or lists of one of these.
+        metadata: of the file: names to None, bool, int, float, str, bytes, or lists of one of these. A Record keeps
+            its own unless other is given.
 
     Raises:
         UnsupportedError: a value the format cannot hold. NameCollisionError: two tensors would share a name.
         LimitError: alignment, depth, rank or size out of bounds. SourceError: the file system refused.
 
     Example:
+        >>> import numpy as np
         >>> report = save_record({"w": np.ones((2, 3), np.float32), "steps": 5}, "model.zcr")
         >>> report.tensors, report.payload_bytes
         (1, 24)
     """
     kind = digest_kind(digest)
-    flat = tree.flatten(record)
+    check_alignment(alignment)
+    flat = _flat(record)
     placement = analyse(flat.values)
     flat.form_ids, flat.forms = placement.form_ids, placement.forms
     blobs = _Blobs(len(placement.sources))
     flat.attributes = [a._replace(value=blobs.take(a.value)) for a in flat.attributes]
-    flat.metadata = _metadata(metadata or {}, blobs)
+    if metadata is None:
+        metadata = record.metadata if isinstance(record, Record) else {}
+    flat.metadata = _metadata(metadata, blobs)
 
     def number(payloads: Any) -> Entries:
         flat.payloads = payloads[placement.source_ids] if flat.names else []
@@ -66,16 +74,24 @@ def save_record(
         return write_front(sink, number, sources, alignment=alignment, kind=kind)
 
 
-def _metadata(metadata: Mapping[str, Any], blobs: _Blobs) -> list[AttributeEntry]:
-    out = []
+def _flat(record: Any) -> tree.Flat:
+    if not isinstance(record, Record):
+        return tree.flatten(record)
+    archive = record.archive
+    archive.ensure_all()
+    return tree.from_index(archive.index, list(archive.views()), archive.payload)
+
+
+def _metadata(metadata: Any, blobs: _Blobs) -> list[AttributeEntry]:
+    if not isinstance(metadata, Mapping):
+        raise UnsupportedError(f"metadata is a mapping from names to plain values, not a {type(metadata).__name__}")
     for key, value in metadata.items():
-        known = list_type(value) if isinstance(value, list | tuple) else value_type(value)
-        if not isinstance(key, str) or not key or "\0" in key or known is None:
-            raise UnsupportedError(
-                f"metadata {key!r}: names are non-empty strings, values plain ones or lists of one type"
-            )
-        out.append(AttributeEntry(key, NONE, 0, blobs.take(value)))
-    return out
+        what = f"metadata {key!r}"
+        if not isinstance(key, str) or not key or "\0" in key or not tree.is_attribute(key, what):
+            raise UnsupportedError(f"{what}: names are non-empty strings without NUL")
+        if not tree.is_attribute(value, what):
+            raise UnsupportedError(f"{what}: values are None, bool, int, float, str, bytes, or lists of one of these")
+    return [AttributeEntry(key, NONE, 0, blobs.take(value)) for key, value in metadata.items()]
 
 
 class _Blobs:
@@ -89,9 +105,11 @@ class _Blobs:
     def take(self, value: Any) -> Any:
         """Return the value with bytes replaced by the number of their source (-1: empty)."""
         if isinstance(value, list | tuple):
-            return type(value)(map(self.take, value)) if any(isinstance(v, bytes) for v in value) else value
-        if not isinstance(value, bytes):
+            taken = map(self.take, value)
+            return list(taken) if isinstance(value, list) else tuple(taken)
+        if not isinstance(value, bytes | memoryview):
             return value
+        value = bytes(value)
         if not value:
             return PayloadId(-1)
         number = self._known.setdefault(value, self._first + len(self.sources))
@@ -102,5 +120,6 @@ class _Blobs:
     def numbered(self, value: Any, payloads: Any) -> Any:
         """Return the value with sources' numbers replaced by their payloads'."""
         if isinstance(value, list | tuple) and any(isinstance(v, PayloadId) for v in value):
-            return type(value)(self.numbered(v, payloads) for v in value)
+            numbered = (self.numbered(v, payloads) for v in value)
+            return list(numbered) if isinstance(value, list) else tuple(numbered)
         return PayloadId(payloads[value]) if isinstance(value, PayloadId) else value

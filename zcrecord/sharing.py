@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Iterator
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ from .tensors import PackedTensor, StringTensor
 __all__ = ["Placement", "Source", "analyse", "as_bytes", "chunks"]
 
 Array = npt.NDArray[Any]
+_BOOL = dtypes.by_name["bool"]
 _CACHED = 1 << 24  # bytes; larger packings are made twice (digest, write) rather than held
 
 
@@ -155,7 +157,7 @@ def _simple(tensors: list[Any], out: Placement) -> tuple[list[int], list[Source 
     for dtype, shape in zip(dtypes_, shapes, strict=True):
         if dtype is not last_dtype or shape != last_shape:  # tensors of a kind tend to follow one another
             kind = dtypes.from_numpy(dtype)
-            usable = dtype == kind.numpy and not kind.packed and 0 not in shape
+            usable = dtype == kind.numpy and kind.bits >= 8 and kind is not _BOOL and 0 not in shape
             form = out.form(Form(kind.code, kind.bits, shape)) if usable else -1
             last_dtype, last_shape = dtype, shape
         forms.append(form)
@@ -210,15 +212,31 @@ def _collect(i: int, tensor: Any, out: Placement, members: dict[Any, _Member]) -
         out.put([i], Form(kind.code, kind.bits, tuple(tensor.shape)), -1)
         return
     lo, hi = extent(array)
-    key = (lo, array.shape, array.strides, kind.code, plain, tuple(tensor.shape))
+    key = (lo, array.shape, array.strides, array.dtype, kind.code, plain, tuple(tensor.shape))
     if (known := members.get(key)) is not None:
         known.users.append(i)
         return
-    if not plain and (kind.packed or not array.dtype.isnative):
-        array, plain = PackedTensor.pack(array).packed if kind.packed else as_bytes(array), True
+    if (legal := _legal(array, kind, tensor)) is not array:
+        array, plain = legal, True
         lo, hi = extent(array)
     dense = plain or is_dense(array)
     members[key] = _Member(array, kind, lo, hi, dense, plain, [i], tuple(tensor.shape))
+
+
+def _legal(array: Array, kind: DType, tensor: Any) -> Array:
+    """Return the array if it may be stored as it is, else new ones: packed, swapped, bools and pads mended."""
+    if isinstance(tensor, PackedTensor):
+        used = prod(tensor.shape) * kind.bits % 8
+        if used and array[-1] >> used:
+            array = array.copy()
+            array[-1] &= (1 << used) - 1
+    elif kind.packed:
+        return PackedTensor.pack(array).packed
+    elif not array.dtype.isnative:
+        return as_bytes(array)
+    elif array.dtype == np.bool_ and array.view(np.uint8).max() > 1:
+        return np.asarray(array.view(np.uint8) != 0)
+    return array
 
 
 def extent(array: Array) -> tuple[int, int]:

@@ -6,14 +6,15 @@ Knows system calls and how to undo; nothing of archives.
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import stat
 from collections.abc import Iterator
 from typing import Any, Protocol
 
-from .errors import SourceError
+from .errors import SourceError, UnsupportedError
 
-__all__ = ["Sink", "open_sink"]
+__all__ = ["Sink", "open_sink", "path_of"]
 
 _RESERVED = 64 << 20  # bytes of a file that is allocated before it is written
 _MOST = 1 << 30  # bytes of one write; Linux takes no more than 2 GiB - 4 KiB
@@ -110,7 +111,10 @@ class _ObjectSink:
         view = _flat(data)
         while len(view):
             done = self._file.write(view)
-            done = len(view) if done is None else done
+            if done is None and not isinstance(self._file, io.RawIOBase):
+                done = len(view)
+            if not done:  # a raw file says None when it would block
+                raise SourceError(f"the file object took none of {len(view)} bytes; open it in blocking mode")
             self.position += done
             view = view[done:]
 
@@ -134,6 +138,24 @@ class _ObjectSink:
         self._file.seek(self._base + self.position)
 
 
+def path_of(value: Any) -> str:
+    """Return a path as text.
+
+    Raises:
+        UnsupportedError: it is no path. SourceError: no file can have that name.
+    """
+    try:
+        path = os.fsdecode(value)
+        os.fsencode(path)
+    except TypeError:
+        raise UnsupportedError(f"a {type(value).__name__} is neither a path nor a binary file object") from None
+    except UnicodeError:
+        raise SourceError("no file can have this name, it is not UTF-8", path=repr(value)) from None
+    if "\0" in path:
+        raise SourceError("no file can have this name, it contains NUL", path=path)
+    return path
+
+
 @contextlib.contextmanager
 def open_sink(dest: Any, *, durable: bool = True) -> Iterator[Sink]:
     """Yield a sink for a path or a binary file object.
@@ -146,13 +168,13 @@ def open_sink(dest: Any, *, durable: bool = True) -> Iterator[Sink]:
         SourceError: the file system refused; `errno` says how.
     """
     if hasattr(dest, "write"):
+        if isinstance(dest, io.TextIOBase):
+            raise UnsupportedError("a file object in text mode; open it in binary mode, as with open(path, 'wb')")
         yield _ObjectSink(dest)
         if hasattr(dest, "flush"):
             dest.flush()
         return
-    path = os.path.realpath(os.fspath(dest))
-    if isinstance(path, bytes):
-        path = os.fsdecode(path)
+    path = os.path.realpath(path_of(dest))
     if os.path.isdir(path):
         raise SourceError("is a directory; name a file in it", path=path, errno=21)
     if os.path.exists(path) and not stat.S_ISREG(os.stat(path).st_mode):
@@ -165,7 +187,8 @@ def open_sink(dest: Any, *, durable: bool = True) -> Iterator[Sink]:
 
 def _replacing(path: str, durable: bool) -> Iterator[Sink]:
     folder, name = os.path.split(path)
-    scratch = os.path.join(folder, f".{name[:200]}.{os.urandom(6).hex()}.zcr-scratch")
+    short = os.fsdecode(os.fsencode(name)[:200])  # file systems count bytes
+    scratch = os.path.join(folder, f".{short}.{os.urandom(6).hex()}.zcr-scratch")
     flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0)
     fd = os.open(scratch, flags, 0o666)
     try:
@@ -207,6 +230,5 @@ def _refusals(path: str) -> Iterator[None]:
         if isinstance(error, SourceError) or error.errno is None:
             raise
         reason = os.strerror(error.errno)
-        raise SourceError(
-            f"cannot write: {reason}; the file there before is untouched", path=path, errno=error.errno
-        ) from error
+        kept = "; the file there before is untouched" if os.path.isfile(path) else ""
+        raise SourceError(f"cannot write: {reason}{kept}", path=path, errno=error.errno) from error

@@ -5,6 +5,7 @@ Both are views of the bytes they were given; both save back unchanged.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator
 from math import prod
 from typing import Any, NoReturn
@@ -103,18 +104,7 @@ class PackedTensor:
 
     def __getitem__(self, rows: int | slice) -> PackedTensor:
         """Return rows of the first axis: a view where they start on a byte, otherwise repacked into new bytes."""
-        if not self.shape:
-            raise IndexError("a tensor of rank 0 has no rows")
-        one = not isinstance(rows, slice)
-        if isinstance(rows, slice):
-            start, stop, step = rows.indices(self.shape[0])
-        else:
-            start = range(self.shape[0])[rows]
-            stop, step = start + 1, 1
-        if step != 1:
-            raise UnsupportedError("rows of a packed tensor are taken with step 1; unpack() it for others")
-        stop = max(start, stop)
-        shape = self.shape[1:] if one else (stop - start, *self.shape[1:])
+        start, stop, shape = _rows(self.shape, rows)
         row_bits = prod(self.shape[1:]) * self.kind.bits
         first, last = start * row_bits, stop * row_bits
         if first % 8 == 0 and (last % 8 == 0 or stop == self.shape[0]):
@@ -178,25 +168,45 @@ class StringTensor:
         return cls(np.frombuffer(text + bytes(-len(text) % 8) + ends.tobytes(), np.uint8), shape)
 
     @property
+    def dtype(self) -> np.dtype[Any]:
+        """The numpy dtype that :meth:`unpack` gives: object."""
+        return np.dtype(object)
+
+    @property
     def nbytes(self) -> int:
         """Bytes of strings, padding and ends together."""
         return len(self.data)
 
+    def strings(self) -> Iterator[bytes]:
+        """Yield every string in C order; copies one at a time."""
+        ends = self._ends.tolist()
+        return (self.data[a:b].tobytes() for a, b in itertools.pairwise(ends))
+
     def __len__(self) -> int:
-        return len(self._ends) - 1
+        if not self.shape:
+            raise TypeError("a tensor of rank 0 has no length")
+        return self.shape[0]
 
-    def __getitem__(self, i: int) -> bytes:
-        """Return the i-th string in C order, whatever the shape; copies that string alone."""
-        i = range(len(self))[i]
-        return self.data[int(self._ends[i]) : int(self._ends[i + 1])].tobytes()
-
-    def __iter__(self) -> Iterator[bytes]:
-        return (self[i] for i in range(len(self)))
+    def __getitem__(self, rows: int | slice) -> Any:
+        """Return rows of the first axis: one string of a vector as bytes, otherwise a StringTensor of new bytes."""
+        start, stop, shape = _rows(self.shape, rows)
+        each = prod(self.shape[1:])
+        ends = self._ends[start * each : stop * each + 1].tolist()
+        parts = [self.data[a:b].tobytes() for a, b in itertools.pairwise(ends)]
+        return StringTensor.from_strings(parts, shape) if shape or not parts else parts[0]
 
     def unpack(self, encoding: str | None = "utf-8") -> npt.NDArray[Any]:
-        """Return a new object array of `str`, or of `bytes` with `encoding=None`."""
-        out = np.empty(len(self), object)
-        out[:] = [s if encoding is None else s.decode(encoding) for s in self]
+        """Return a new object array of `str`, or of `bytes` with `encoding=None`.
+
+        Raises:
+            UnsupportedError: a string is not valid in that encoding.
+        """
+        out = np.empty(prod(self.shape), object)
+        try:
+            out[:] = [s if encoding is None else s.decode(encoding) for s in self.strings()]
+        except UnicodeDecodeError as error:
+            what = f"a string is not {encoding}: {error.reason}; unpack(encoding=None) gives bytes"
+            raise UnsupportedError(what) from error
         return out.reshape(self.shape)
 
     def __array__(self, *_: Any, **__: Any) -> NoReturn:
@@ -204,3 +214,17 @@ class StringTensor:
 
     def __repr__(self) -> str:
         return f"StringTensor(shape={self.shape}, nbytes={self.nbytes})"
+
+
+def _rows(shape: tuple[int, ...], rows: int | slice) -> tuple[int, int, tuple[int, ...]]:
+    """Return which rows [start, stop) of the first axis are meant, and the shape they have."""
+    if not shape:
+        raise IndexError("a tensor of rank 0 has no rows")
+    if not isinstance(rows, slice):
+        start = range(shape[0])[rows]
+        return start, start + 1, shape[1:]
+    start, stop, step = rows.indices(shape[0])
+    if step != 1:
+        raise UnsupportedError("rows are taken with step 1; unpack() it for others")
+    stop = max(start, stop)
+    return start, stop, (stop - start, *shape[1:])

@@ -16,11 +16,22 @@ from .dtypes import DType, by_numpy
 from .entries import AttributeEntry, Entries, Form, ModuleEntry, ModuleKind, ValueForm, ValueType, list_type, value_type
 from .errors import FormatError, LimitError, NameCollisionError, UnsupportedError
 from .index import Index
-from .layout import MAX_DEPTH, MAX_RANK, NONE
+from .layout import MAX_DEPTH, NONE
 from .sharing import check_supported
 from .tensors import PackedTensor, StringTensor
 
-__all__ = ["Flat", "Leaf", "attribute_value", "flatten", "from_paths", "key_of", "split_dotted", "unflatten"]
+__all__ = [
+    "Flat",
+    "Leaf",
+    "attribute_value",
+    "flatten",
+    "from_index",
+    "from_paths",
+    "is_attribute",
+    "key_of",
+    "split_dotted",
+    "unflatten",
+]
 
 
 class Leaf(NamedTuple):
@@ -51,8 +62,10 @@ class Flat(Entries):
         self.values.append(value)
 
     def check_names(self) -> None:
-        """Raise unless tensors, and modules, have distinct names that the format can hold."""
-        for names in (self.names, [m.name for m in self.modules]):
+        """Raise unless tensors, modules, and attributes, have distinct full names that the format can hold."""
+        inner = [self.modules[a.parent].name for a in self.attributes]
+        attributes = [f"{m}.{a.key}" if m else a.key for m, a in zip(inner, self.attributes, strict=True)]
+        for names in (self.names, [m.name for m in self.modules], attributes):
             joined = "".join(names)
             if "\0" in joined:
                 raise UnsupportedError("its name contains NUL", tensor=next(n for n in names if "\0" in n))
@@ -63,9 +76,11 @@ class Flat(Entries):
                 seen: set[str] = set()
                 twice = next(n for n in names if n in seen or seen.add(n))  # type: ignore[func-returns-value]
                 raise NameCollisionError("two keys with dots lead to this name; rename one", tensor=twice)
-        for a in self.attributes:
-            if "\0" in a.key or not _encodable(a.key):
-                raise UnsupportedError("its name contains NUL or is not UTF-8", tensor=a.key)
+
+    def sort(self, order: list[int]) -> None:
+        """Put tensors into another order; their places in the modules stay."""
+        for column in ("names", "key_sizes", "parents", "places", "values"):
+            setattr(self, column, [getattr(self, column)[i] for i in order])
 
 
 def _encodable(text: str) -> bool:
@@ -85,15 +100,67 @@ def flatten(record: Any) -> Flat:
         UnsupportedError: a key that is no str, a value the format cannot hold. LimitError: nested over 100 deep.
         NameCollisionError: two tensors, or two modules, would share a full name.
     """
-    if callable(getattr(record, "state_dict", None)):
-        record = _nested(record.state_dict())
+    state = None
+    if callable(getattr(record, "state_dict", None)) and not isinstance(record, type):
+        state = record.state_dict()
+        if not isinstance(state, Mapping) or not all(isinstance(name, str) for name in state):
+            raise UnsupportedError(f"state_dict() of {type(record).__name__} is no mapping from names to tensors")
+        record = _nested(state)
     kind, type_name, items = _children(record)
     if kind is None:
-        raise UnsupportedError(f"a record is a mapping, list, tuple or dataclass, not {type(record).__name__}")
+        raise UnsupportedError(f"a record is a mapping, list, tuple or dataclass, not {_article(record)}")
     flat = Flat(kind, type_name)
     _walk(flat, "", 0, items, 1)
     flat.check_names()
+    if state is not None:  # modules brought their tensors together; the owner's order may mix them
+        rank = {name: i for i, name in enumerate(state)}
+        flat.sort(sorted(range(len(flat.names)), key=lambda i: rank.get(flat.names[i], len(rank))))
     return flat
+
+
+def _article(value: Any) -> str:
+    return f"the class {value.__name__}" if isinstance(value, type) else f"a {type(value).__name__}"
+
+
+def from_index(ix: Index, values: list[Any], payload: Callable[[int], Any]) -> Flat:
+    """Return a loaded record, its tensors given as `values`, ready to be saved again: order, kinds and places stay."""
+    found = []
+    for row in ix.modules:
+        name = ix.string(int(row["name"]), int(row["name_size"]))
+        type_name = ix.string(int(row["type_name"]), int(row["type_name_size"]))
+        key_size, parent, place, kind = (int(row[c]) for c in ("key_size", "parent", "place", "kind"))
+        found.append(ModuleEntry(name, key_size, parent, place, kind, type_name))
+    flat = Flat(found[0].kind, found[0].type_name)
+    flat.modules = found
+    flat.names = [ix.name(i) for i in range(len(values))]
+    flat.key_sizes, flat.parents, flat.places = (ix.tensors[c].tolist() for c in ("key_size", "parent", "place"))
+    flat.values = values
+    for row in ix.attributes:
+        key = ix.string(int(row["name"]), int(row["name_size"]))
+        value = attribute_value(ix, row, payload)
+        flat.attributes.append(AttributeEntry(key, int(row["parent"]), int(row["place"]), value))
+    return flat
+
+
+def is_attribute(value: Any, path: str) -> bool:
+    """Return whether a value is stored as an attribute rather than as a tensor or module.
+
+    Raises:
+        UnsupportedError: it would be one, but an integer is too large, or a text is not UTF-8.
+    """
+    if isinstance(value, list | tuple):
+        if hasattr(value, "_fields") or list_type(value) is None:
+            return False
+        texts = [v for v in value if isinstance(v, str)]
+    elif value_type(value) is None:
+        if isinstance(value, int):
+            raise UnsupportedError("an integer outside -2^63 to 2^64 - 1; save it as text", tensor=path)
+        return False
+    else:
+        texts = [value] if isinstance(value, str) else []
+    if not all(map(_encodable, texts)):
+        raise UnsupportedError("a text with lone surrogates, which are not UTF-8", tensor=path)
+    return True
 
 
 def _children(value: Any) -> tuple[int | None, str, Iterable[tuple[str, Any]]]:
@@ -122,12 +189,7 @@ def _walk(flat: Flat, name: str, module: int, items: Iterable[tuple[str, Any]], 
         if not isinstance(key, str) or not key:
             _refuse_key(key, name)
         full = prefix + key
-        if isinstance(value, list | tuple):
-            typed = None if hasattr(value, "_fields") else list_type(value)
-            if typed is not None:
-                flat.attributes.append(AttributeEntry(key, module, place, value))
-                continue
-        elif value_type(value) is not None:
+        if is_attribute(value, full):
             flat.attributes.append(AttributeEntry(key, module, place, value))
             continue
         kind, type_name, inner = _children(value)
@@ -172,7 +234,9 @@ def _tensor(value: Any, path: str) -> Any:
         )
     if isinstance(value, np.ndarray | np.generic):
         array = np.asarray(value)
-        if array.dtype.kind in "UT":
+        if array.dtype.kind in "UT" and not isinstance(value, np.ma.MaskedArray):
+            if not all(map(_encodable, array.reshape(-1).tolist())):
+                raise UnsupportedError("a text with lone surrogates, which are not UTF-8", tensor=path)
             return StringTensor.from_strings(array.reshape(-1).tolist(), array.shape)
     elif hasattr(value, "__dlpack__"):
         array = _from_dlpack(value, path)
@@ -181,8 +245,6 @@ def _tensor(value: Any, path: str) -> Any:
     else:
         raise UnsupportedError(f"a {type(value).__name__} is neither a tensor, an attribute nor a module", tensor=path)
     check_supported(value if isinstance(value, np.ma.MaskedArray) else array, path)
-    if array.ndim > MAX_RANK:
-        raise LimitError(f"rank {array.ndim} is more than {MAX_RANK}", tensor=path)
     return array
 
 
@@ -239,16 +301,12 @@ def from_paths(leaves: Iterable[Leaf], attributes: Mapping[str, Any] | None = No
             raise NameCollisionError("an attribute of the record has the name of a tensor or module", tensor=key)
         flat.attributes.append(AttributeEntry(key, 0, len(root) + len(flat.attributes), value))
     flat.check_names()
-    entries = Entries(modules=flat.modules, attributes=flat.attributes, payloads=[leaf.payload for leaf in everything])
-    back = sorted(
-        range(len(everything)), key=flat.values.__getitem__
-    )  # the walk was by module, tensors keep their order
-    for column in ("names", "key_sizes", "parents", "places"):
-        setattr(entries, column, [getattr(flat, column)[i] for i in back])
+    flat.sort(sorted(range(len(everything)), key=flat.values.__getitem__))  # the walk was by module
+    flat.payloads = [leaf.payload for leaf in everything]
     forms: dict[Form, int] = {}
-    entries.form_ids = [forms.setdefault(Form(d.code, bits, shape), len(forms)) for _, d, bits, shape, _ in everything]
-    entries.forms = list(forms)
-    return entries
+    flat.form_ids = [forms.setdefault(Form(d.code, bits, shape), len(forms)) for _, d, bits, shape, _ in everything]
+    flat.forms = list(forms)
+    return flat
 
 
 def _walk_paths(flat: Flat, name: str, module: int, items: dict[str, Any]) -> None:

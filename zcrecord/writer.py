@@ -10,7 +10,7 @@ import itertools
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import xxhash
@@ -64,10 +64,10 @@ def digest_kind(digest: str | None) -> int:
 
 def _hash(source: Source | Array) -> int:
     if not isinstance(source, Source):
-        return xxhash.xxh3_64_intdigest(source)  # type: ignore[arg-type]  # arrays have the buffer protocol
+        return xxhash.xxh3_64_intdigest(source.data)
     running = xxhash.xxh3_64()
     for chunk in chunks(source):
-        running.update(chunk)  # type: ignore[arg-type]
+        running.update(chunk.data)
     return running.intdigest()
 
 
@@ -82,7 +82,7 @@ def _homes(sources: Sequence[Source | Array], kind: int) -> tuple[list[int], lis
     if not kind:
         return homes, [0] * len(sources)
     if set(map(type, sources)) == {np.ndarray}:
-        digests = list(map(xxhash.xxh3_64_intdigest, sources))
+        digests = list(map(xxhash.xxh3_64_intdigest, cast(list[Any], sources)))  # they have the buffer protocol
     else:
         digests = [_hash(s) for s in sources]
     if len(set(digests)) < len(digests):
@@ -166,7 +166,7 @@ def _report(entries: Entries, size: int) -> SaveReport:
         payloads=int(new.sum()),
         payload_bytes=stored,
         archive_bytes=size,
-        tied=len(users) - different,
+        tied=len(users) - int(different),
         deduplicated=int(rows["nbytes"].sum()) - stored,
     )
 
@@ -301,5 +301,5 @@ class StreamWriter:
             return type(value)(map(renumbered, value)) if isinstance(value, list | tuple) else value
 
         entries.payloads = [new[p] for p in entries.payloads]
-        for rows in (entries.attributes, entries.metadata):
-            rows[:] = [a._replace(value=renumbered(a.value)) for a in rows]
+        for part in (entries.attributes, entries.metadata):
+            part[:] = [a._replace(value=renumbered(a.value)) for a in part]

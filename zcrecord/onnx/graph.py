@@ -130,7 +130,7 @@ class _Restore(Tensors):
         if fields is not None:
             skeleton.tail += fields
         elif isinstance(value, StringTensor):
-            for text_bytes in value:
+            for text_bytes in value.strings():
                 skeleton.tail += encode_field(STRING_DATA, text_bytes)
         else:
             _put_raw(skeleton, raw_bytes(value))

@@ -1,0 +1,178 @@
+"""The commands in real processes: closed pipes, full disks, terminals, ASCII and Ctrl-C."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import command_line as c
+import numpy as np
+import pytest
+
+import zcrecord
+from tools.models.gpt import write_gpt
+
+posix = pytest.mark.skipif(os.name != "posix", reason="platform: signals, pipes and terminals of POSIX")
+
+
+@pytest.fixture(autouse=True)
+def _in_a_folder_with_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    c.enter(tmp_path, monkeypatch)
+
+
+@pytest.fixture
+def archive() -> Path:
+    return c.make_archive()
+
+
+@pytest.mark.parametrize("command", ["info", "ls", "tree"])
+@pytest.mark.parametrize(
+    "environment",
+    [{"PYTHONIOENCODING": "ascii:strict"}, {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}],
+)
+def test_a_stream_that_knows_ascii_alone_gets_every_name(environment: dict[str, str], command: str) -> None:
+    zcrecord.save_record({"größe": np.zeros(2), "重み": {"b": np.zeros(1)}}, "names.zcr", metadata={"wer": "Žofie"})
+    done = c.python("-m", "zcrecord", command, "names.zcr", env={**os.environ, **environment})
+    assert done.returncode == 0, done.stderr.decode()
+    assert (rb"\u017dofie" if command == "info" else rb"gr\xf6\xdfe") in done.stdout
+
+
+# Pipes, terminals and Ctrl-C, in real processes
+
+
+@posix
+def test_ls_into_a_pipe_that_closes_ends_silently() -> None:
+    zcrecord.save_record({f"tensor.{i}": np.zeros(1) for i in range(20_000)}, "big.zcr", durable=False)
+    command = [sys.executable, "-m", "zcrecord", "ls", "big.zcr"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert process.stdout.readline().startswith(b"tensor.0\tfloat64\t[1]\t8\t")
+        process.stdout.close()
+        assert process.stderr.read() == b""
+        assert process.wait(60) == 141
+
+
+@posix
+def test_onnx2zc_into_a_pipe_that_closes_ends_silently() -> None:
+    with open("large.onnx", "wb") as file:
+        write_gpt(file, 1)  # more than fits into a pipe that nobody reads
+    script = f'"{sys.executable}" -c "{c.ONNX2ZC[1]}" large.onnx - | head -c 10; exit ${{PIPESTATUS[0]}}'
+    done = subprocess.run(["bash", "-c", script], capture_output=True, timeout=60)
+    assert done.returncode == 141
+    assert len(done.stdout) == 10
+    assert done.stderr == b""
+
+
+@posix
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="platform: /dev/full is Linux's")
+def test_a_full_disk_behind_standard_output_is_one_line(archive: Path) -> None:
+    for arguments in (("-m", "zcrecord", "ls", str(archive)), (*c.ONNX2ZC, "model.onnx", "-")):
+        with open("/dev/full", "wb") as full:
+            command = [sys.executable, *arguments]
+            done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, timeout=60)
+        assert done.returncode == 1
+        assert re.fullmatch(rb"\w+: error: standard output: No space left on device\n", done.stderr)
+
+
+@posix
+def test_piping_through_both_commands_gives_a_sound_archive() -> None:
+    shell = f"""
+set -o pipefail
+onnx2zc() {{ "{sys.executable}" -c "{c.ONNX2ZC[1]}" "$@"; }}
+zcrecord() {{ "{sys.executable}" -m zcrecord "$@"; }}
+onnx2zc - out.zcr < model.onnx
+onnx2zc model.onnx - | zcrecord verify -
+cat model.onnx | onnx2zc - | zcrecord verify - --digest
+zcrecord verify out.zcr --digest
+"""
+    done = subprocess.run(["bash", "-ec", shell], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[0].startswith("out.zcr: 7 tensors")
+    assert lines[1].startswith("standard input: OK, 7 tensors")
+    assert lines[3].split(": ")[1] == lines[5].split(": ")[1]
+    assert "standard output: 7 tensors" in done.stderr
+
+
+@posix
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_conversion_that_is_interrupted_leaves_the_old_file_and_no_scratch(number: int, status: int) -> None:
+    out = Path("out.zcr")
+    out.write_bytes(b"the old file")
+    command = [sys.executable, *c.ONNX2ZC, "-", "out.zcr", "--force"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdin is not None
+        process.stdin.write(c.DIGITS.read_bytes()[:20_000])
+        process.stdin.flush()
+        deadline = time.monotonic() + 60
+        while not scratches() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert scratches(), "the conversion never began"
+        process.send_signal(number)
+        stdout, stderr = process.communicate(timeout=60)
+    assert process.returncode == status
+    assert stdout == b""
+    assert stderr == (b"onnx2zc: interrupted\n" if number == signal.SIGINT else b"")
+    assert out.read_bytes() == b"the old file"
+    assert not scratches()
+
+
+def scratches() -> list[Path]:
+    return [path for path in Path().iterdir() if "scratch" in path.name]
+
+
+def on_a_terminal(*arguments: str, stdin: Any = subprocess.DEVNULL, stdout: Any = None) -> tuple[int, str]:
+    """Run Python with standard output and error on a terminal of its own; return its status and what that shows."""
+    import pty
+
+    ours, theirs = pty.openpty()
+    with open(ours, "rb", buffering=0) as shown:
+        process = subprocess.Popen(
+            [sys.executable, *arguments],
+            stdin=theirs if stdin == "terminal" else stdin,
+            stdout=theirs if stdout is None else stdout,
+            stderr=theirs,
+            env={**os.environ, "TERM": "xterm-256color", "COLUMNS": "120"},
+        )
+        os.close(theirs)
+        text = b""
+        with contextlib.suppress(OSError):  # Linux: EIO when the other side is closed
+            while part := shown.read(65536):
+                text += part
+        return process.wait(60), text.decode()
+
+
+@posix
+def test_a_real_terminal_gets_tables_and_progress() -> None:
+    status, text = on_a_terminal(*c.ONNX2ZC, "model.onnx", "model.zcr")
+    assert status == 0
+    assert "onnx2zc" in text
+    assert re.search(r"model\.zcr: 7 tensors in \d+ modules, 26\.4 KiB in, ", text)
+    status, text = on_a_terminal("-m", "zcrecord", "ls", "model.zcr")
+    assert status == 0
+    assert re.search(r"tensor.*dtype.*shape.*bytes", text)
+    assert "float32" in text
+
+
+@posix
+def test_an_archive_is_not_written_to_a_terminal() -> None:
+    for arguments in (("model.onnx", "-"), ("-",)):
+        with open("model.onnx", "rb") as model:
+            status, text = on_a_terminal(*c.ONNX2ZC, *arguments, stdin=model)
+        assert status == 2
+        assert re.search(r"onnx2zc: error: .*terminal", text)
+
+
+@posix
+def test_a_model_is_not_awaited_from_a_terminal() -> None:
+    status, text = on_a_terminal(*c.ONNX2ZC, "-", "out.zcr", stdin="terminal")
+    assert status == 2
+    assert "standard input is a terminal" in text

@@ -1,0 +1,244 @@
+"""A view keeps its source alive: it outlives the record, the `with` block, `del` and the file.
+
+Every case runs in a Python of its own, since what these tests guard against is reading memory that is gone.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import records as r
+
+import zcrecord
+
+LINUX = sys.platform == "linux"
+START = """
+import gc, mmap, os, sys
+import numpy as np
+import zcrecord
+path = sys.argv[1]
+
+def load():
+    return zcrecord.load_record(path)
+
+def read():
+    with open(path, 'rb') as file:
+        return file.read()
+
+def mapped():
+    with open("/proc/self/maps") as lines:
+        return any(path in line for line in lines)
+
+def check(view):
+    gc.collect()
+    junk = [bytearray(1 << 20) for _ in range(8)]
+    assert view.tolist() == list(range(1000)), view
+"""
+OUTLIVES = {
+    "the with block": "with load() as rec: view = rec['w']\ncheck(view)",
+    "close": "rec = load(); view = rec['w']; assert rec.close() is False; check(view)",
+    "del": "rec = load(); view = rec['w']; del rec; check(view)",
+    "a temporary record": "check(load()['w'])",
+    "its own base view": "view = load()['w'][::-1]; view = view[::-1]; check(view)",
+    "the file": "view = load()['w']; os.unlink(path); check(view)",
+    "the file, overwritten": "view = load()['w']; zcrecord.save_record({'w': np.zeros(1000)}, path); check(view)",
+    "values": "rec = load(); view = list(rec.values())[0]; rec.close(); del rec; check(view)",
+    "items": "rec = load(); view = dict(rec.items())['w']; rec.close(); del rec; check(view)",
+    "tree": "rec = load(); view = rec.tree()['w']; rec.close(); del rec; check(view)",
+    "array": "rec = load(); view = rec.array('w'); rec.close(); del rec; check(view)",
+    "get": "rec = load(); view = rec.get('w'); rec.close(); del rec; check(view)",
+    "raw": "rec = load(); raw = rec.raw('w'); rec.close(); del rec; check(np.frombuffer(raw, np.int64))",
+    "packed": "rec = load(); p = rec['p']; rec.close(); del rec; assert p.unpack().astype(int).tolist() == [1, -2, 3]",
+    "strings": "rec = load(); s = rec['s']; rec.close(); del rec; assert list(s) == [b'a', b'bc']",
+    "attributes": "rec = load(); b = rec.attributes['b']; rec.close(); del rec; assert bytes(b) == b'blob'",
+    "metadata": "rec = load(); b = rec.metadata['b']; rec.close(); del rec; assert bytes(b) == b'more'",
+    "touch": "rec = zcrecord.load_record(path, verify='touch'); view = rec['w']; rec.close(); del rec; check(view)",
+    "a source of bytes": "view = zcrecord.load_record(read())['w']; check(view)",
+    "a source of numpy": "view = zcrecord.load_record(np.fromfile(path, np.uint8))['w']; check(view)",
+    "a memoryview's release": """
+data = read()
+source = memoryview(data)
+view = zcrecord.load_record(source)['w']
+source.release()
+del data, source
+check(view)""",
+}
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    packed = zcrecord.PackedTensor.pack(np.array([1, -2, 3]).astype("int4"))
+    tree = {"w": np.arange(1000), "p": packed, "s": np.array(["a", "bc"]), "b": b"blob"}
+    zcrecord.save_record(tree, tmp_path / "m.zcr", metadata={"b": b"more"})
+    return tmp_path / "m.zcr"
+
+
+@pytest.mark.parametrize("what", OUTLIVES)
+def test_view_outlives(what: str, path: Path) -> None:
+    r.run_python(START + OUTLIVES[what], path)
+
+
+HELD = {
+    "mmap": """
+with open(path, 'rb') as file:
+    source = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+release = source.close""",
+    "bytearray": """
+source = bytearray(read())
+release = lambda: source.extend(bytes(1 << 20))""",
+    "a writable mmap": """
+with open(path, 'r+b') as file:
+    source = mmap.mmap(file.fileno(), 0)
+release = source.close""",
+}
+
+
+@pytest.mark.parametrize("kind", ["view", "record"])
+@pytest.mark.parametrize("source", HELD)
+def test_source_cannot_be_released_or_resized_while_it_is_used(source: str, kind: str, path: Path) -> None:
+    code = """
+rec = zcrecord.load_record(source)
+view = rec['w']
+if KIND == 'view':
+    rec.close()
+    del rec
+else:
+    del view
+    gc.collect()
+try:
+    release()
+except BufferError:
+    pass
+else:
+    raise SystemExit('the memory under the views was released')
+if KIND == 'view':
+    check(view)
+    del view
+else:
+    check(rec['w'])
+    rec.close()
+release()
+"""
+    r.run_python(START + HELD[source] + code.replace("KIND", repr(kind)), path)
+
+
+CLOSES = {
+    "says True when nothing holds the mapping": """
+rec = load()
+len(rec)
+assert rec.close() is True
+assert not mapped()""",
+    "says True after views are gone": """
+rec = load()
+view = rec['w']
+del view
+assert rec.close() is True
+assert not mapped()""",
+    "says False while a view lives": """
+rec = load()
+view = rec['w']
+assert rec.close() is False
+assert mapped()
+check(view)""",
+    "says the truth the second time": """
+rec = load()
+view = rec['w']
+assert rec.close() is False
+assert rec.close() is False
+assert mapped()
+del view
+assert rec.close() is True
+assert not mapped()""",
+    "lets the last view take the mapping along": """
+rec = load()
+a, b = rec['w'], rec['w'][1:]
+rec.close()
+del rec, a
+assert mapped()
+del b
+gc.collect()
+assert not mapped()""",
+    "is not needed": "rec = load(); rec['w']; del rec; gc.collect(); assert not mapped()",
+    "counts what was asked before": """
+rec = load()
+rec.verify(), rec.content_digest(), rec.tree(), rec.modules, rec.attributes, rec.metadata, rec.info('w'), rec.nbytes
+list(rec), list(rec.items()), 'w' in rec
+assert rec.close() is True
+assert not mapped()""",
+    "works after a failed lookup": """
+rec = load()
+try:
+    rec['missing']
+except KeyError as error:
+    kept = error
+assert rec.close() is True
+assert 'missing' in str(kept)""",
+    "says True for bytes, of which nothing is mapped": """
+rec = zcrecord.load_record(read())
+view = rec['w']
+assert rec.close() is True
+check(view)""",
+}
+
+
+@pytest.mark.skipif(not LINUX, reason="platform: only Linux lists what is mapped")
+@pytest.mark.parametrize("what", CLOSES)
+def test_close(what: str, path: Path) -> None:
+    r.run_python(START + CLOSES[what], path)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="platform: no fork")
+def test_record_and_views_survive_fork(path: Path) -> None:
+    code = """
+rec = load()
+view = rec['w']
+child = os.fork()
+if child == 0:
+    check(view)
+    check(rec['w'])
+    assert rec['p'].shape == (3,) and rec.close() is False
+    os._exit(0)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+check(view)
+check(rec['w'])
+del view
+assert rec.close() is True
+"""
+    r.run_python(START + code, path)
+
+
+def test_failed_load_leaves_no_mapping_and_no_open_file(path: Path) -> None:
+    code = """
+data = bytearray(read())
+data[100] ^= 1
+with open(path, 'wb') as file:
+    file.write(data)
+before = len(os.listdir('/proc/self/fd')) if os.path.exists('/proc/self/fd') else 0
+for verify in ('index', 'full'):
+    try:
+        load()
+    except zcrecord.FormatError:
+        pass
+    else:
+        raise SystemExit('loaded')
+gc.collect()
+if before:
+    assert len(os.listdir('/proc/self/fd')) == before
+    assert not mapped()
+"""
+    r.run_python(START + code, path)
+
+
+def test_open_record_holds_no_file_descriptor(path: Path) -> None:
+    code = """
+if os.path.exists('/proc/self/fd'):
+    before = len(os.listdir('/proc/self/fd'))
+    records = [load() for _ in range(20)]
+    used = len(os.listdir('/proc/self/fd')) - before
+    assert used <= 20, used  # one each at the most: Python's mmap duplicates the descriptor it is given
+"""
+    r.run_python(START + code, path)

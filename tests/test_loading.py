@@ -1,0 +1,254 @@
+"""What can be loaded, and how everything else is refused: one typed error, one clear line, the path in front."""
+
+from __future__ import annotations
+
+import errno
+import io
+import mmap
+import os
+import pickle
+import tempfile
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import records as r
+
+import zcrecord
+from zcrecord import FormatError, IntegrityError, RecordError, SourceError, SourceNotFoundError, UnsupportedError
+
+TREE = {"a": np.arange(1000), "m": {"b": np.ones((3, 5)), "c": "text"}}
+DATA = r.saved(TREE)
+LEVELS: list[Any] = ["touch", "index", "full"]
+POSIX = pytest.mark.skipif(os.name != "posix", reason="platform: POSIX file systems")
+
+
+def check_refused(source: Any, error: type[RecordError], message: str, **options: Any) -> None:
+    """Loading fails with this error, in one line, at every level of verification, and the error pickles."""
+    for verify in LEVELS:
+        with pytest.raises(error, match=message) as caught:
+            zcrecord.load_record(source, verify=verify, **options)
+        text = str(caught.value)
+        assert "\n" not in text
+        copy = pickle.loads(pickle.dumps(caught.value))
+        assert (type(copy), str(copy), copy.path) == (type(caught.value), text, caught.value.path)
+        if isinstance(source, str | Path):
+            assert caught.value.path == str(source)
+            assert text.startswith(str(source))
+
+
+@pytest.mark.parametrize("verify", LEVELS)
+@pytest.mark.parametrize("kind", [str, Path])
+def test_loads_a_path_at_every_level_of_verification(kind: Any, verify: Any, tmp_path: Path) -> None:
+    path = tmp_path / "m.zcr"
+    path.write_bytes(DATA)
+    rec = zcrecord.load_record(kind(path), verify=verify)
+    assert rec.path == str(path)
+    assert rec["m.b"].tolist() == np.ones((3, 5)).tolist()
+    r.assert_same(rec.tree(), TREE)
+
+
+def test_loads_a_relative_path_and_keeps_it_after_a_change_of_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "m.zcr").write_bytes(DATA)
+    monkeypatch.chdir(tmp_path)
+    rec = zcrecord.load_record("m.zcr")
+    monkeypatch.chdir("/")
+    r.assert_same(rec.tree(), TREE)
+
+
+def test_loads_any_class_with_a_path(tmp_path: Path) -> None:
+    class Named:
+        def __fspath__(self) -> bytes:
+            return os.fsencode(tmp_path / "m.zcr")
+
+    (tmp_path / "m.zcr").write_bytes(DATA)
+    assert zcrecord.load_record(Named()).path == str(tmp_path / "m.zcr")
+
+
+def test_record_of_bytes_has_no_path() -> None:
+    assert zcrecord.load_record(DATA).path is None
+
+
+@POSIX
+def test_loads_through_a_symbolic_link(tmp_path: Path) -> None:
+    (tmp_path / "m.zcr").write_bytes(DATA)
+    (tmp_path / "link").symlink_to("m.zcr")
+    r.assert_same(zcrecord.load_record(tmp_path / "link").tree(), TREE)
+
+
+@POSIX
+def test_loads_a_file_that_nobody_may_write(tmp_path: Path) -> None:
+    (tmp_path / "m.zcr").write_bytes(DATA)
+    (tmp_path / "m.zcr").chmod(0o444)
+    r.assert_same(zcrecord.load_record(tmp_path / "m.zcr").tree(), TREE)
+
+
+@pytest.mark.parametrize("name", ["missing.zcr", "", "no/such/folder"])
+def test_refuses_a_missing_file(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SourceNotFoundError, match="no such file") as caught:
+        zcrecord.load_record(name)
+    assert isinstance(caught.value, FileNotFoundError)
+    assert caught.value.errno == errno.ENOENT
+
+
+def test_refuses_a_missing_file_by_its_path(tmp_path: Path) -> None:
+    check_refused(tmp_path / "missing.zcr", SourceNotFoundError, r"missing\.zcr: no such file$")
+
+
+def test_refuses_a_folder(tmp_path: Path) -> None:
+    check_refused(tmp_path, SourceError, ": is a directory; name an archive in it$")
+
+
+@POSIX
+def test_refuses_what_cannot_be_mapped(tmp_path: Path) -> None:
+    check_refused(os.devnull, SourceError, ": not a regular file; read it and pass the bytes$")
+
+
+@POSIX
+def test_refuses_a_path_that_runs_through_a_file(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    check_refused(tmp_path / "file" / "m.zcr", SourceError, ": cannot be read: Not a directory$")
+
+
+@POSIX
+def test_refuses_a_file_that_may_not_be_read() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        os.chmod(folder, 0o755)
+        path = Path(folder) / "m.zcr"
+        path.write_bytes(DATA)
+        path.chmod(0)
+        code = """
+import os, sys, zcrecord
+if os.getuid() == 0:
+    os.setuid(65534)  # root may read anything
+try:
+    zcrecord.load_record(sys.argv[1])
+except zcrecord.SourceError as error:
+    print(error)
+"""
+        assert r.run_python(code, path).stdout == f"{path}: cannot be read: Permission denied\n"
+
+
+@pytest.mark.parametrize("path", ["a\0b", "\ud800"], ids=["NUL", "surrogate"])
+def test_refuses_a_path_that_no_file_can_have(path: str) -> None:
+    with pytest.raises(RecordError, match="no file can have this name"):
+        zcrecord.load_record(path)
+
+
+def zipped() -> bytes:
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w") as archive:
+        archive.writestr("x.npy", bytes(200))
+    return file.getvalue()
+
+
+FOREIGN = {
+    "empty": (b"", "the file is empty|0 bytes are too few"),
+    "short text": (b"hello", "too few for an archive|not a zcrecord archive"),
+    "text": (b"# This is some text, and there is enough of it to fill a header.\n" * 9, "this is a text file, not"),
+    "safetensors": (np.uint64(300).tobytes() + b'{"x":{"dtype":"F32"}}' + b" " * 400, "this is a safetensors file"),
+    "zip": (zipped(), "this is a zip file"),
+    "gguf": (b"GGUF\x03" + bytes(200), "this is a GGUF file"),
+    "zstd": (b"\x28\xb5\x2f\xfd" + bytes(200), "this is a zstd stream.*decompress it first"),
+    "onnx": (b"\x08\x07\x12\x04test" + bytes(200), "looks like an ONNX model.*convert it with onnx2zc"),
+    "zeros": (bytes(500), "not a zcrecord archive"),
+    "text mode": (DATA.replace(b"\r\n", b"\n"), "transfer in text mode; copy the file again in binary mode"),
+    "truncated": (DATA[:-1], "truncated|copy it again"),
+    "half": (DATA[: len(DATA) // 2], "truncated, copy it again"),
+    "header alone": (DATA[:64], "64 bytes are too few for an archive"),
+    "appended": (DATA + b"x", "followed by other bytes"),
+}
+
+
+@pytest.mark.parametrize("what", FOREIGN)
+def test_refuses_a_file_that_is_no_whole_archive(what: str, tmp_path: Path) -> None:
+    data, message = FOREIGN[what]
+    (tmp_path / "m.zcr").write_bytes(data)
+    check_refused(tmp_path / "m.zcr", FormatError, message)
+    check_refused(data, FormatError, message)
+
+
+@pytest.mark.parametrize("source", [5, None, 1.5, [1, 2], {}, object(), ..., (DATA,)], ids=lambda s: type(s).__name__)
+def test_refuses_what_is_neither_path_nor_bytes(source: Any) -> None:
+    check_refused(source, UnsupportedError, f"a {type(source).__name__} is neither a path nor contiguous bytes")
+
+
+def test_refuses_an_open_file(tmp_path: Path) -> None:
+    (tmp_path / "m.zcr").write_bytes(DATA)
+    with open(tmp_path / "m.zcr", "rb") as file:
+        for source in (file, io.BytesIO(DATA)):
+            check_refused(source, UnsupportedError, f"a {type(source).__name__} is neither a path nor contiguous bytes")
+
+
+def test_refuses_bytes_with_gaps() -> None:
+    spread = np.repeat(np.frombuffer(DATA, np.uint8), 2)
+    sources = [spread.data[::2], spread[::2], np.asfortranarray(np.frombuffer(DATA, np.uint8).reshape(-1, 32))]
+    for source in sources:
+        check_refused(source, UnsupportedError, "is neither a path nor contiguous bytes")
+
+
+def test_refuses_released_memory() -> None:
+    view = memoryview(DATA)
+    view.release()
+    check_refused(view, UnsupportedError, "a memoryview is neither a path nor contiguous bytes")
+    mapping = mmap.mmap(-1, len(DATA))
+    mapping.close()
+    check_refused(mapping, UnsupportedError, "a mmap is neither a path nor contiguous bytes")
+
+
+def test_text_is_taken_for_a_path_and_bytes_for_an_archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "m.zcr").write_bytes(DATA)
+    assert len(zcrecord.load_record("m.zcr")) == 2
+    check_refused(b"m.zcr", FormatError, "too few for an archive|not a zcrecord archive")
+
+
+@pytest.mark.parametrize("verify", ["", "all", None, True, ["index"]], ids=repr)
+def test_refuses_an_unknown_level_of_verification(verify: Any) -> None:
+    with pytest.raises(UnsupportedError, match=r"verify=.* is not known; 'touch', 'index' or 'full'"):
+        zcrecord.load_record(DATA, verify=verify)
+
+
+@pytest.mark.parametrize("embedded", ["", "middle", True, 0], ids=repr)
+def test_refuses_an_unknown_kind_of_embedding(embedded: Any) -> None:
+    with pytest.raises(UnsupportedError, match=r"embedded=.* is not known; 'prefix' or 'suffix'"):
+        zcrecord.load_record(DATA, embedded=embedded)
+
+
+def test_embedded_archives_that_are_not_there_are_refused() -> None:
+    check_refused(bytes(300), FormatError, "not a zcrecord archive", embedded="prefix")
+    check_refused(DATA[:-1], FormatError, "is truncated", embedded="prefix")
+    check_refused(DATA + bytes(64), FormatError, "trailer", embedded="suffix")
+    check_refused(DATA[200:], FormatError, "trailer: no archive of a size up to", embedded="suffix")
+    check_refused(b"x" + DATA, FormatError, "not a zcrecord archive")
+
+
+def damaged() -> tuple[bytes, int]:
+    """Return the archive with one byte of m.b changed, and where that lies."""
+    at = zcrecord.load_record(DATA).info("m.b").offset + 7
+    return DATA[:at] + bytes([DATA[at] ^ 1]) + DATA[at + 1 :], at
+
+
+def test_full_verification_reads_the_payloads_and_names_the_damaged_tensor(tmp_path: Path) -> None:
+    data, at = damaged()
+    (tmp_path / "m.zcr").write_bytes(data)
+    message = r"m\.zcr: tensor 'm\.b': payload .*: its digest does not match; the file is damaged, copy it again"
+    with pytest.raises(IntegrityError, match=message) as caught:
+        zcrecord.load_record(tmp_path / "m.zcr", verify="full")
+    assert caught.value.tensor == "m.b"
+    assert caught.value.offset == at - 7
+
+
+@pytest.mark.parametrize("verify", ["touch", "index"])
+def test_verify_reads_the_payloads_of_a_record_loaded_without(verify: Any) -> None:
+    data, _ = damaged()
+    rec = zcrecord.load_record(data, verify=verify)
+    assert rec["a"].tolist() == list(range(1000))
+    with pytest.raises(IntegrityError, match=r"tensor 'm\.b': payload .*: its digest does not match"):
+        rec.verify()
+    zcrecord.load_record(DATA, verify=verify).verify()

@@ -1,0 +1,335 @@
+"""Names and other text: spans of one pool, UTF-8, NUL, order and uniqueness, full names made of module and key."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+from forge import NONE, Forge
+from malformed import Case, cases, plain, refused, rich, saved
+
+import zcrecord
+from zcrecord import FormatError, RecordError, TensorNotFoundError
+
+
+class Target(NamedTuple):
+    """Something that has a span, and how the reader speaks of it."""
+
+    what: str
+    put: Callable[[Forge, int, int], Any]  # a span in its place
+    message: str
+    may_be_empty: bool = False
+    may_hold_nul: bool = False
+
+
+def field(vector: str, key: str, name: str = "name") -> Callable[[Forge, int, int], Any]:
+    """Put a span into one field of the row with a name."""
+    return lambda f, start, size: f.set(vector, key, **{name: start, f"{name}_size": size})
+
+
+def value(vector: str, key: str) -> Callable[[Forge, int, int], Any]:
+    """Put a span into the value of an attribute that is one text."""
+    return lambda f, start, size: f.set(vector, key, value=start | size << 32)
+
+
+def item(f: Forge, start: int, size: int) -> None:
+    """Put a span into the second item of a list of texts."""
+    at = f.get("attributes", "texts", "value") & 0xFFFFFFFF
+    f.columns["words"][at + 1] = start | size << 32
+
+
+TARGETS = [
+    Target("name of a tensor", field("tensors", "w"), r"^tensors\[0\]: its name "),
+    Target("name of a module", field("modules", "block"), r"^modules\[1\]: its name "),
+    Target("name of module 0", field("modules", ""), r"^modules\[0\]: its name ", may_be_empty=True),
+    Target("type name", field("modules", "point", "type_name"), r"^modules\[\d\]: its type name ", may_be_empty=True),
+    Target("name of an attribute", field("attributes", "note"), r"^attributes\[\d\]: its name "),
+    Target("name of metadata", field("metadata", "raw"), r"^metadata\[1\]: its name "),
+    Target("text", value("attributes", "note"), "^attributes: a text ", may_be_empty=True, may_hold_nul=True),
+    Target("text in a list", item, "^attributes: a text ", may_be_empty=True, may_hold_nul=True),
+    Target("text of metadata", value("metadata", "by"), "^metadata: a text ", may_be_empty=True, may_hold_nul=True),
+]
+TARGET = pytest.mark.parametrize("target", TARGETS, ids=lambda t: t.what.replace(" ", "_"))
+
+
+def refuse_span(target: Target, span: Callable[[Forge], tuple[int, int]], why: str) -> None:
+    """Check that a span in the target's place is refused, at `index` when opened and at `touch` with the first tree."""
+    archive = rich()
+    target.put(archive, *span(archive))
+    data = archive.seal()
+    for action in (lambda: zcrecord.load_record(data), lambda: zcrecord.load_record(data, verify="touch").tree()):
+        with pytest.raises(FormatError, match=target.message + why):
+            action()
+
+
+@TARGET
+@pytest.mark.parametrize(("beyond", "size"), [(-1, 1), (0, 0), (0, 1), (2**31, 9)], ids=str)
+def test_refuses_span_past_the_end_of_the_pool(target: Target, beyond: int, size: int) -> None:
+    """R27."""
+    refuse_span(
+        target, lambda f: (len(f.columns["text"]) + beyond, size), r"is past the end of the text pool \(\d+ bytes\)"
+    )
+
+
+@TARGET
+def test_refuses_span_whose_end_wraps_around(target: Target) -> None:
+    """R27: start + size is 2^32, which 32 bits hold as 0."""
+    refuse_span(target, lambda _: (2**32 - 2, 2), "is past the end of the text pool")
+
+
+@TARGET
+def test_refuses_span_not_followed_by_nul(target: Target) -> None:
+    """R27."""
+    refuse_span(target, lambda f: (f.text(b"abc")[0], 2), "is not followed by NUL")
+
+
+@TARGET
+def test_refuses_span_that_ends_with_the_pool(target: Target) -> None:
+    """R27: the NUL behind the last span belongs to the pool."""
+    refuse_span(target, lambda f: f.text(b"abc", nul=False), "is past the end of the text pool")
+
+
+@TARGET
+def test_refuses_span_that_starts_inside_a_character(target: Target) -> None:
+    """R28."""
+    refuse_span(target, lambda f: (f.text("é".encode())[0] + 1, 1), "is not UTF-8")
+
+
+@TARGET
+@pytest.mark.parametrize("text", [b"a\0b", b"\0", b"a\0"], ids=repr)
+def test_refuses_nul_in_names_alone(target: Target, text: bytes) -> None:
+    """R29."""
+    if not target.may_hold_nul:
+        refuse_span(target, lambda f: f.text(text), "contains NUL")
+        return
+    archive = rich()
+    target.put(archive, *archive.text(text))
+    record = zcrecord.load_record(archive.seal())
+    assert text.decode() in [*record.attributes.values(), *record.attributes["texts"], *record.metadata.values()]
+
+
+@TARGET
+def test_refuses_empty_names_alone(target: Target) -> None:
+    """R29."""
+    if not target.may_be_empty:
+        refuse_span(target, lambda f: f.text(b""), "is empty")
+        return
+    archive = rich()
+    target.put(archive, *archive.text(b""))
+    zcrecord.load_record(archive.seal())
+
+
+@pytest.mark.parametrize(
+    ("span", "why"),
+    [
+        (lambda f: (len(f.columns["text"]), 1), "is past the end of the text pool"),
+        (lambda f: (f.text(b"www")[0], 1), "is not followed by NUL"),
+        (lambda f: f.text(b"\xc3"), "is not UTF-8"),
+        (lambda f: f.text(b"w\0w"), "contains NUL"),
+        (lambda f: f.text(b""), "is empty"),
+    ],
+    ids=["past the end", "no NUL behind", "not UTF-8", "NUL inside", "empty"],
+)
+def test_touch_gives_no_tensor_whose_name_is_none(span: Callable[[Forge], tuple[int, int]], why: str) -> None:
+    """R27, R28, R29: a search may miss the name; but it is never listed, and its tensor never seen."""
+    archive = plain()
+    start, size = span(archive)
+    archive.set("tensors", "w", name=start, name_size=size)
+    data = archive.seal()
+    with pytest.raises((FormatError, TensorNotFoundError), match=why + "|not in this record"):
+        zcrecord.load_record(data, verify="touch")["w"]
+    for action in (list, lambda r: list(r.values()), lambda r: list(r.items()), lambda r: r.names):
+        with pytest.raises(FormatError, match=r"^(tensors\[0\]: its name|index: text at \d+) " + why):
+            action(zcrecord.load_record(data, verify="touch"))
+
+
+@pytest.mark.parametrize(
+    ("span", "why"), [((NONE, 1), "past the end of the pool"), (None, "not UTF-8: invalid start byte")]
+)
+def test_touch_gives_no_info_with_a_name_of_a_module_that_is_none(span: tuple[int, int] | None, why: str) -> None:
+    """R27, R28: what is said of a tensor beside itself is checked as it is used."""
+    archive = plain()
+    start, size = span or archive.text(b"\xff")
+    archive.set("modules", "m", name=start, name_size=size)
+    record = zcrecord.load_record(archive.seal(), verify="touch")
+    assert record["m.z"].tolist() == [1, 1, 1]
+    with pytest.raises(FormatError, match=rf"^text \[\d+, \d+\) is {why}"):
+        record.info("m.z")
+
+
+def test_touch_refuses_name_that_only_looks_found() -> None:
+    """R27: a search compares the bytes that are there; here they are the name, and the span goes on."""
+    archive = plain()
+    start, _ = archive.text(b"w", nul=False)
+    archive.set("tensors", "w", name=start, name_size=9, key_size=9)
+    record = zcrecord.load_record(archive.seal(), verify="touch")
+    with pytest.raises(FormatError, match=r"^tensors\[0\]: its name is past the end of the text pool"):
+        record["w"]
+
+
+# Lists of names, in ascending order, that make comparisons go on for more than a few bytes, and for many names.
+NAMES = {
+    "few": ["a", "b", "c"],
+    "prefixes of each other": ["a" * n for n in range(1, 150)],
+    "a long beginning in common": [f"{'x' * 100}{n:03}" for n in range(300)],
+    "several long beginnings": sorted(f"{'x' * (n % 9 * 16)}{n:05}" for n in range(2500)),
+    "long": [f"{'y' * 3000}{n}" for n in range(9)],
+    "thousands": [f"n{n:05}" for n in range(5000)],
+    "not ASCII": sorted(("\x01", "a\x01", "a", "é", "ü.é", "√", "𝄞", "\uffff", "~"), key=str.encode),
+}
+
+
+@pytest.mark.parametrize("names", NAMES.values(), ids=NAMES)
+def test_refuses_names_out_of_order_wherever_that_is(names: list[str]) -> None:
+    """R32."""
+    data = saved({name: np.zeros(0, np.uint8) for name in names})
+    assert list(zcrecord.load_record(data)) == names
+    for at in sorted({0, len(names) // 2, len(names) - 2}):
+        archive = Forge(data)
+        archive.columns["by_name"][[at, at + 1]] = archive.columns["by_name"][[at + 1, at]]
+        with pytest.raises(
+            FormatError, match=rf"by_name\[{at + 1}\]: names are not strictly ascending after '"
+        ) as caught:
+            zcrecord.load_record(archive.seal())
+        assert caught.value.tensor == names[at + 1]
+
+
+@pytest.mark.parametrize("names", NAMES.values(), ids=NAMES)
+def test_refuses_two_tensors_of_one_name_wherever_they_are(names: list[str]) -> None:
+    """R32."""
+    data = saved({name: np.zeros(0, np.uint8) for name in names})
+    for at in sorted({0, len(names) // 2, len(names) - 2}):
+        archive = Forge(data)
+        name = names[at].encode()
+        archive.rename("tensors", at + 1, name).set("tensors", at + 1, key_size=len(name))
+        with pytest.raises(FormatError, match=rf"by_name\[{at + 1}\]: names are not strictly ascending after '"):
+            zcrecord.load_record(archive.seal())
+
+
+def test_refuses_by_name_that_has_a_tensor_twice() -> None:
+    """R32."""
+    archive = plain()
+    archive.columns["by_name"][1] = archive.columns["by_name"][0]
+    with pytest.raises(FormatError, match=r"by_name\[1\]: names are not strictly ascending after 'm.z'"):
+        zcrecord.load_record(archive.seal())
+
+
+def sort_names(f: Forge) -> None:
+    """Bring `by_name` in order again."""
+    names = [f.name(row).encode() for row in f.columns["tensors"]]
+    f.columns["by_name"] = np.array(sorted(range(len(names)), key=names.__getitem__), "<u4")
+
+
+def tensor(key: str, name: bytes, key_size: int) -> Callable[[Forge], Any]:
+    """Rename a tensor."""
+
+    def change(f: Forge) -> None:
+        f.rename("tensors", key, name).set("tensors", f.row("tensors", name.decode()), key_size=key_size)
+        sort_names(f)
+
+    return change
+
+
+def module(key: str, name: bytes, key_size: int) -> Callable[[Forge], Any]:
+    """Rename a module, and not what is in it."""
+    return lambda f: f.rename("modules", key, name).set("modules", name.decode(), key_size=key_size)
+
+
+def same_module(f: Forge) -> None:
+    """Give a module of module 0 the full name that another's child has."""
+    f.rename("modules", "apart", b"bare.sub").set("modules", f.row("modules", "bare.sub") + 1, key_size=8)
+
+
+# fmt: off
+FULL_NAMES = [
+    Case("R34", "key of a tensor in module 0 is a part", tensor("w", b"a.w", 1),
+         "^tensors: the name of one in module 0 is not its key"),
+    Case("R34", "key of a module in module 0 is a part", module("bare", b"a.bare", 4),
+         "^modules: the name of one in module 0 is not"),
+    Case("R34", "no dot", tensor("block.x", b"block_x", 1),
+         "^tensors: 'block_x' is not its module's name, a dot and its key"),
+    Case("R34", "another module's name", tensor("block.x", b"blocc.x", 1),
+         "^tensors: 'blocc.x' is not its module's name"),
+    Case("R34", "key longer than what follows the dot", tensor("block.x", b"block.x", 3),
+         "^tensors: 'block.x' is not its"),
+    Case("R34", "key shorter than what follows the dot", tensor("block.x", b"block.xy", 1),
+         "^tensors: 'block.xy' is not its"),
+    Case("R34", "name shorter than its module's", tensor("block.x", b"b.x", 1),
+         "^tensors: 'b.x' is not its module's name"),
+    Case("R34", "module in a module without a dot", module("bare.sub", b"bare-sub", 3),
+         "^modules: 'bare-sub' is not its"),
+    Case("R34", "module with another's name", module("bare.sub", b"bore.sub", 3), "^modules: 'bore.sub' is not its"),
+    Case("R34", "module in a module without a key", module("bare.sub", b"bare.", 0), "^modules: 'bare.' is not its"),
+    Case("R35", "module of another's full name", same_module, r"^modules\[\d\]: another module has its name"),
+    Case("R36", "attribute and tensor", lambda f: f.rename("attributes", "note", b"w"),
+         r"^modules\[0\]: two of its children have the key 'w'"),
+    Case("R36", "attribute and attribute", lambda f: f.rename("attributes", "note", b"on"),
+         r"^modules\[0\]: .* key 'on'"),
+    Case("R36", "attribute and module", lambda f: f.rename("attributes", "note", b"block"),
+         r"^modules\[0\]: .* key 'block'"),
+    Case("R36", "module and tensor", tensor("w", b"block", 5),
+         r"^modules\[0\]: two of its children have the key 'block'"),
+    Case("R36", "in another module", lambda f: f.rename("attributes", "n", b"x"),
+         r"^modules\[1\]: .* children have the key 'x'"),
+    Case("R65", "metadata out of order", lambda f: f.rename("metadata", "raw", b"a"),
+         r"^metadata\[1\]: names are not strictly asc"),
+    Case("R65", "metadata of one name", lambda f: f.rename("metadata", "raw", b"by"),
+         r"^metadata\[1\]: names are not strictly"),
+]
+# fmt: on
+
+
+@cases(FULL_NAMES)
+def test_refuses_names_that_do_not_fit_together(case: Case) -> None:
+    archive = rich()
+    case.change(archive)
+    data = archive.seal()
+    refused(case, lambda: zcrecord.load_record(data))
+    refused(case, lambda: zcrecord.load_record(data, verify="full"))
+    refused(case, lambda: zcrecord.load_record(data, verify="touch").tree())
+
+
+@pytest.mark.parametrize("at", [0, 31, 32, 63, 64, 99, 100])
+@pytest.mark.parametrize("row", [0, 77, 149])
+def test_refuses_any_other_byte_in_a_modules_part_of_a_name(at: int, row: int) -> None:
+    """R34."""
+    archive = Forge(saved({"m" * 100: {f"k{n:03}": np.zeros(0, np.uint8) for n in range(150)}}))
+    name = bytearray(b"m" * 100 + b".k%03d" % row)
+    name[at] ^= 1
+    archive.rename("tensors", row, bytes(name))
+    sort_names(archive)
+    with pytest.raises(
+        FormatError, match=f"^tensors: '{re.escape(name.decode())}' is not its module's name, a dot and its key"
+    ):
+        zcrecord.load_record(archive.seal())
+
+
+@pytest.mark.parametrize("size", [1, 8, 31, 32, 33, 64, 255, 256, 257, 1000])
+def test_tells_keys_apart_that_differ_in_the_last_byte_alone(size: int) -> None:
+    """R36."""
+    key, other = "k" * size, "k" * (size - 1) + "l"
+    data = saved({**{f"{n}": n for n in range(100)}, key: 1, other: np.ones(2), "m": {key: 1, other: 2}})
+    assert zcrecord.load_record(data).attributes[key] == 1
+    archive = Forge(data)
+    archive.rename("attributes", key, other.encode())
+    message = rf"^modules\[0\]: two of its children have the key '{other}'$"
+    with pytest.raises(FormatError, match=message):
+        zcrecord.load_record(archive.seal())
+
+
+def test_same_key_in_two_modules_is_no_collision() -> None:
+    """R36."""
+    record = zcrecord.load_record(saved({"a": {"k": 1, "w": np.ones(1)}, "b": {"k": 2, "w": np.ones(1)}, "k": 3}))
+    assert record.attributes == {"a.k": 1, "b.k": 2, "k": 3}
+
+
+def test_error_shows_a_hostile_name_without_its_control_characters() -> None:
+    archive = plain()
+    tensor("w", b"\x1b[31m\n", 6)(archive)
+    archive.set("tensors", "\x1b[31m\n", rank=65)
+    with pytest.raises(RecordError) as caught:
+        zcrecord.load_record(archive.seal())
+    assert str(caught.value) == r"tensor '\x1b[31m\n': rank 65 is more than 64"

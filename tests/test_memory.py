@@ -1,0 +1,189 @@
+"""Loading takes no memory for payloads, saving none but for what has to be packed. Each process proves it would notice.
+
+Private memory is what a copy costs; it is measured in a process of its own, from the kernel's figures, beside what
+Python and numpy allocate (tracemalloc). `tools.measure` says what the figures are.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import records as r
+
+import zcrecord
+
+MIB = 1 << 20
+PAYLOAD = 64 * MIB
+LITTLE = 4 * MIB
+LINUX = pytest.mark.skipif(sys.platform != "linux", reason="platform: only Linux tells private from shared memory")
+
+MEASURED = """
+import gc, io, json, mmap, sys, tracemalloc
+import numpy as np
+import zcrecord
+from tools.measure import memory
+
+path, small = sys.argv[1:3]
+
+def read(path):
+    with open(path, 'rb') as file:
+        return file.read()
+
+held = {{p: {held} for p in sys.argv[1:3]}}
+
+def act(path):
+{act}
+
+def grown():
+    gc.collect()
+    before = memory()
+    kept = act(path)
+    gc.collect()
+    after = memory()
+    return {{'private': after.private - before.private, 'rss': after.rss - before.rss}}, kept
+
+act(small)  # imports what is imported on the way
+result, kept = grown()
+del kept
+tracemalloc.start()
+kept = act(path)
+result['peak'] = tracemalloc.get_traced_memory()[1]
+print(json.dumps(result))
+"""
+
+
+@pytest.fixture(scope="module")
+def archives(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A large archive and a small one of the same names."""
+    folder = tmp_path_factory.mktemp("memory")
+    for name, each in (("large", PAYLOAD // 8), ("small", 800)):
+        tree = {f"w{i}": np.full(each // 4, i, np.float32) for i in range(6)}
+        tree["f"] = np.full((each // 400, 100), 1, np.float32, "F")
+        packed = zcrecord.PackedTensor(np.full(each, 0x21, np.uint8), "int4", (each * 2,))
+        zcrecord.save_record({"m": tree, "p": packed, "b": b"blob"}, folder / name, durable=False)
+    return folder / "large", folder / "small"
+
+
+def measured(act: str, archives: tuple[Path, Path], held: str = "None") -> dict[str, int]:
+    """Return how much private and resident memory `act(path)` adds, and the most that it allocates on the way.
+
+    `held[path]` is made before anything is measured.
+    """
+    code = MEASURED.format(act="\n".join("    " + line for line in act.strip().splitlines()), held=held)
+    result: dict[str, int] = json.loads(r.run_python(code, *archives).stdout)
+    return result
+
+
+ALL_VIEWS = """
+rec = zcrecord.load_record({source}{options})
+return rec, [rec[name] for name in rec], list(rec.values()), dict(rec.items()), rec.tree(), rec.attributes, rec.modules
+"""
+LOADS = {
+    "path": ALL_VIEWS.format(source="path", options=""),
+    "path, touched": ALL_VIEWS.format(source="path", options=", verify='touch'"),
+    "suffix": ALL_VIEWS.format(source="path", options=", embedded='suffix'"),
+}
+READS = {
+    "full verification": ALL_VIEWS.format(source="path", options=", verify='full'"),
+    "verify": "rec = zcrecord.load_record(path)\nrec.verify()\nreturn rec",
+    "sums": "rec = zcrecord.load_record(path)\nreturn rec, [v.sum() for n, v in rec.items() if n != 'p']",
+}
+
+
+@LINUX
+@pytest.mark.parametrize("how", LOADS)
+def test_loading_takes_no_memory_for_payloads_and_reads_none(how: str, archives: tuple[Path, Path]) -> None:
+    found = measured(LOADS[how], archives)
+    assert found["private"] < LITTLE
+    assert found["rss"] < LITTLE
+    assert found["peak"] < LITTLE
+
+
+@LINUX
+@pytest.mark.parametrize("how", READS)
+def test_reading_payloads_takes_no_private_memory(how: str, archives: tuple[Path, Path]) -> None:
+    found = measured(READS[how], archives)
+    assert found["private"] < LITTLE
+    assert found["peak"] < LITTLE
+    assert found["rss"] > PAYLOAD // 2, "the payloads were not read"
+
+
+@LINUX
+def test_content_digest_takes_memory_for_the_largest_permuted_tensor_alone(archives: tuple[Path, Path]) -> None:
+    found = measured("rec = zcrecord.load_record(path)\nrec.content_digest()\nreturn rec", archives)
+    assert found["private"] < LITTLE
+    assert found["peak"] < PAYLOAD // 8 + LITTLE
+
+
+@LINUX
+@pytest.mark.parametrize("copy", ["np.array(v)", "v.tobytes()", "v + 1", "bytearray(v.data)"])
+def test_one_copy_of_one_tensor_would_be_noticed(copy: str, archives: tuple[Path, Path]) -> None:
+    code = f"rec = zcrecord.load_record(path)\nv = rec['m.w3']\nreturn rec, {copy}"
+    found = measured(code, archives)
+    assert found["private"] >= PAYLOAD // 8 > LITTLE
+    assert found["peak"] >= PAYLOAD // 8
+
+
+@LINUX
+def test_reading_the_file_into_memory_would_be_noticed(archives: tuple[Path, Path]) -> None:
+    found = measured(ALL_VIEWS.format(source="read(path)", options=""), archives)
+    assert PAYLOAD - LITTLE < found["private"] < PAYLOAD + 2 * LITTLE, "one copy, made by the test itself"
+    assert PAYLOAD - LITTLE < found["peak"] < PAYLOAD + LITTLE
+
+
+@LINUX
+@pytest.mark.parametrize(
+    "held", ["read(p)", "bytearray(read(p))", "memoryview(read(p))", "np.frombuffer(read(p), np.uint8)"]
+)
+def test_loading_from_bytes_adds_nothing_to_them(held: str, archives: tuple[Path, Path]) -> None:
+    found = measured(ALL_VIEWS.format(source="held[path]", options=""), archives, held)
+    assert found["private"] < LITTLE
+    assert found["peak"] < LITTLE
+
+
+SAVED = """
+import sys, tracemalloc
+import numpy as np
+import zcrecord
+
+class Nowhere:
+    def write(self, data):
+        return len(data)
+
+zcrecord.save_record({{'x': np.ones(3)}}, Nowhere())
+array = {array}
+tree = {{'x': array}}
+tracemalloc.start()
+zcrecord.save_record({record}, Nowhere())
+print(tracemalloc.get_traced_memory()[1])
+"""
+SAVES = {
+    "C order": ("np.ones((4096, 2048))", "tree"),
+    "F order": ("np.ones((4096, 2048), order='F')", "tree"),
+    "transposed": ("np.ones((4096, 2048)).T", "tree"),
+    "tied": ("np.ones((4096, 2048))", "[tree, array]"),
+    "overlapping rows": ("np.ones((4096, 2048))", "[array[:4000], array[100:], array[::2]]"),
+    "packed": ("zcrecord.PackedTensor(np.ones(1 << 26, np.uint8), 'int4', (1 << 27,))", "tree"),
+}
+
+
+def peak_of_saving(array: str, record: str) -> int:
+    """Return how many bytes Python and numpy hold at the most while a record of `array` is saved."""
+    return int(r.run_python(SAVED.format(array=array, record=record)).stdout)
+
+
+@pytest.mark.parametrize("kind", SAVES)
+def test_saving_takes_no_memory_for_arrays_that_lie_in_one_piece(kind: str) -> None:
+    assert peak_of_saving(*SAVES[kind]) < LITTLE
+
+
+def test_saving_a_copy_would_be_noticed() -> None:
+    assert peak_of_saving("np.ones((4096, 2048))", "{'x': array.copy()}") >= PAYLOAD
+
+
+def test_saving_one_array_with_gaps_holds_one_packed_copy_at_the_most() -> None:
+    assert peak_of_saving("np.ones((4096, 4096))[:, ::2]", "tree") < PAYLOAD + LITTLE

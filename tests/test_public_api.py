@@ -1,0 +1,295 @@
+"""What users may rely on: public names and their signatures, docstrings with examples, errors that travel well."""
+
+from __future__ import annotations
+
+import ast
+import copy
+import dataclasses
+import difflib
+import functools
+import inspect
+import pickle
+import re
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import test_examples
+
+import zcrecord
+import zcrecord.onnx
+from zcrecord import errors
+
+MODULES = {zcrecord: "zcrecord", zcrecord.onnx: "zcrecord.onnx"}
+CHANGED = """The public API is not what tests/test_public_api.py says it is.
+Was that not meant? Give the new name a leading underscore, or the old one its place back.
+Was it meant? Then take the change into PUBLIC, and into the documentation that shows it."""
+
+# Functions and classes with their signatures, public methods, properties and attributes. For errors see `drawn`.
+PUBLIC = """
+zcrecord.ArchiveLayout(version: int, alignment: int, base_alignment: int, index_offset: int, index_nbytes: int,
+    payload_offset: int, archive_nbytes: int, front: bool, sealed: bool, digest: str, deduplicated: int)
+zcrecord.DType(code: int, name: str, bits: int, numpy: np.dtype[Any] | None, onnx: int | None,
+    safetensors: str | None, torch: str | None, c: str | None, rust: str | None)
+DType.packed -> bool
+zcrecord.ModuleInfo(name: str, kind: str, type_name: str, tensors: int, nbytes: int, attributes: dict[str, Any])
+zcrecord.PackedTensor(packed: Bytes, kind: DType | str, shape: tuple[int, ...])
+PackedTensor.dtype -> np.dtype[Any]
+PackedTensor.kind
+PackedTensor.nbytes -> int
+PackedTensor.pack(array: npt.NDArray[Any]) -> PackedTensor  # a class method
+PackedTensor.packed
+PackedTensor.shape
+PackedTensor.unpack() -> npt.NDArray[Any]
+zcrecord.Record(archive: Archive)
+Record.archive -> Archive
+Record.archive_nbytes -> int
+Record.array(name: str) -> np.ndarray[Any, np.dtype[Any]]
+Record.attributes -> dict[str, Any]
+Record.close() -> bool
+Record.content_digest() -> str
+Record.get(name: str, default: Any = None) -> Any
+Record.info(name: str) -> TensorInfo
+Record.infos() -> Iterator[TensorInfo]
+Record.items() -> Any
+Record.layout -> ArchiveLayout
+Record.metadata -> dict[str, Any]
+Record.modules -> dict[str, ModuleInfo]
+Record.names -> tuple[str, ...]
+Record.nbytes -> int
+Record.path -> str | None
+Record.raw(name: str) -> memoryview
+Record.tree() -> Any
+Record.values() -> Any
+Record.verify(*, progress: Progress | None = None) -> None
+Record.walk() -> Iterator[tuple[int, str, Any]]
+zcrecord.RecordError(message: str = '', *, path: str | None = None, tensor: str | None = None,
+    offset: int | None = None)
+RecordError.located(*, path: str | None = None, tensor: str | None = None, offset: int | None = None) -> RecordError
+zcrecord.SaveReport(tensors: int, payloads: int, payload_bytes: int, archive_bytes: int, tied: int,
+    deduplicated: int)
+zcrecord.StringTensor(data: Bytes, shape: tuple[int, ...])
+StringTensor.data
+StringTensor.dtype -> np.dtype[Any]
+StringTensor.from_strings(strings: Iterable[str | bytes], shape: tuple[int,
+    ...] | None = None) -> StringTensor  # a class method
+StringTensor.nbytes -> int
+StringTensor.shape
+StringTensor.strings() -> Iterator[bytes]
+StringTensor.unpack(encoding: str | None = 'utf-8') -> npt.NDArray[Any]
+zcrecord.TensorInfo(name: str, dtype: DType, shape: tuple[int, ...], strides: tuple[int, ...] | None, offset: int,
+    nbytes: int, alignment: int, payload: int | None, digest: int | None, tied: tuple[str, ...], bits: int,
+    module: str)
+zcrecord.load_record(source: Any, *, verify: Verify = 'index', embedded: Embedded | None = None) -> Record
+zcrecord.save_record(record: Any, dest: Any, *, alignment: int = 64, digest: str | None = 'xxh3',
+    durable: bool = True, metadata: Mapping[str, Any] | None = None) -> SaveReport
+zcrecord.onnx.ConvertReport(source: str | None, dest: str | None, tensors: int, modules: int, renamed: int,
+    payload_bytes: int, archive_bytes: int, input_bytes: int, shared_bytes: int, seconds: float,
+    peak_rss: int | None)
+zcrecord.onnx.convert(source: str | os.PathLike[str] | Binary, dest: str | os.PathLike[str] | Binary, *,
+    alignment: int = 64, force: bool = False, durable: bool = True, allow_links: bool = False,
+    progress: Callable[[int, int | None], None] | None = None) -> ConvertReport
+zcrecord.onnx.session(source: Any, *, memory: Literal['shared', 'speed'] = 'shared', sess_options: Any = None,
+    providers: Sequence[Any] | None = None, provider_options: Sequence[Any] | None = None) -> Any
+"""
+
+
+class _Bare:
+    """An annotation that prints as it was written."""
+
+    def __init__(self, text: Any) -> None:
+        self.text = str(text)
+
+    def __repr__(self) -> str:
+        return self.text
+
+
+def signature(thing: Callable[..., Any]) -> str:
+    """Return a signature with its annotations as the source has them; of a class, what calling it takes."""
+    found = inspect.signature(thing)
+    parameters = [p.replace(annotation=_Bare(p.annotation)) for p in found.parameters.values() if p.name != "self"]
+    returned = found.empty if inspect.isclass(thing) else _Bare(found.return_annotation)
+    return str(found.replace(parameters=parameters, return_annotation=returned))
+
+
+def members(kind: type) -> list[str]:
+    """Return a line for each public thing that a class itself defines."""
+    lines = []
+    for name, member in sorted(vars(kind).items()):
+        if name.startswith("_"):
+            continue
+        if isinstance(member, property):
+            lines.append(f".{name} -> {member.fget.__annotations__['return']}")
+        elif isinstance(member, classmethod):
+            lines.append(f".{name}{signature(getattr(kind, name))}  # a class method")
+        elif inspect.isfunction(member):
+            lines.append(f".{name}{signature(member)}")
+        elif not dataclasses.is_dataclass(kind):
+            lines.append(f".{name}")
+    return [f"{kind.__name__}{line}" for line in lines]
+
+
+def described() -> list[str]:
+    """Return the public API as it is, in lines that fit the page."""
+    lines = []
+    for module, prefix in MODULES.items():
+        for name in sorted(module.__all__):
+            thing = getattr(module, name)
+            if inspect.isclass(thing) and issubclass(thing, Exception) and thing is not zcrecord.RecordError:
+                continue
+            lines.append(f"{prefix}.{name}{signature(thing)}")
+            lines += members(thing) if inspect.isclass(thing) else []
+    wrap = functools.partial(textwrap.wrap, width=116, subsequent_indent="    ", break_on_hyphens=False)
+    parts = [part for line in lines for part in wrap(re.sub("(?<!,) ", "\0", line))]  # only after a comma
+    return [part.replace("\0", " ") for part in parts]
+
+
+def test_public_names_have_the_signatures_that_are_promised() -> None:
+    promised, found = PUBLIC.strip().splitlines(), described()
+    changes = difflib.unified_diff(promised, found, "promised", "found", n=1, lineterm="")
+    assert promised == found, "\n".join([CHANGED, *changes])
+
+
+@pytest.mark.parametrize("module", MODULES, ids=MODULES.values())
+def test_all_lists_every_public_name_in_order(module: Any) -> None:
+    assert module.__all__ == sorted(module.__all__)
+    modules = {name for name, value in vars(module).items() if inspect.ismodule(value)}
+    seen = (
+        {name for name in vars(module) if not name.startswith("_")} - modules - {"annotations", "TYPE_CHECKING", "Any"}
+    )
+    assert seen <= set(module.__all__), f"public, but not in __all__: {sorted(seen - set(module.__all__))}"
+    assert set(module.__all__) <= set(dir(module))
+
+
+def undocumented(path: Path) -> list[str]:
+    """Return each public function, class and method without a docstring, of its own or of a method it overrides."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    definitions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.ClassDef)]
+    documented = {node.name for node in definitions if ast.get_docstring(node)}
+    public = [node for node in tree.body if node in definitions]
+    public += [
+        m for c in public if isinstance(c, ast.ClassDef) and c.name[0] != "_" for m in c.body if m in definitions
+    ]
+    named = [(node.name, node.lineno) for node in definitions if node in public and node.name[0] != "_"]
+    return [f"{path.name}:{line} {name}" for name, line in named if name not in documented]
+
+
+def test_everything_public_has_a_docstring() -> None:
+    package = Path(zcrecord.__file__).parent
+    paths = [path for path in package.rglob("*.py") if "_schema" not in path.parts]
+    bare = [place for path in paths for place in undocumented(path)]
+    assert not bare, bare
+
+
+FUNCTIONS = [
+    thing for module in MODULES for name in module.__all__ if inspect.isfunction(thing := getattr(module, name))
+]
+
+
+@pytest.mark.parametrize("function", FUNCTIONS, ids=lambda f: f.__name__)
+def test_public_function_has_a_short_example_that_the_tests_run(function: Callable[..., Any]) -> None:
+    text = inspect.getdoc(function) or ""
+    assert "Example:" in text
+    lines = re.findall(r"^\s*(?:>>>|\.\.\.) ", text, re.MULTILINE)
+    assert 0 < len(lines) <= 6, f"{len(lines)} lines of example"
+    assert f"{function.__module__}.{function.__name__}" in {example.name for example in test_examples.EXAMPLES}
+
+
+# Errors.
+
+KINDS = [kind for name in errors.__all__ if isinstance(kind := getattr(errors, name), type)]
+BRANCH = re.compile(r"(?P<indent>[ │]*)[├└]── (?P<name>\w+)(?:\((?P<builtin>\w+)\))?")
+
+
+def drawn() -> dict[str, set[str]]:
+    """Return each error of the drawing in errors.py with the bases it has there."""
+    bases: dict[str, set[str]] = {}
+    path = ["Exception"]
+    for line in (errors.__doc__ or "").splitlines():
+        if match := BRANCH.match(line.strip("\n").removeprefix("    ")):
+            path = path[: len(match["indent"]) // 4 + 1]
+            bases[match["name"]] = {path[-1], match["builtin"]} - {None}
+            path.append(match["name"])
+    return bases
+
+
+def test_errors_form_the_tree_that_is_drawn() -> None:
+    assert drawn() == {kind.__name__: {base.__name__ for base in kind.__bases__} for kind in KINDS}
+    assert {kind.__name__ for kind in KINDS} <= set(zcrecord.__all__)
+
+
+def an_error(kind: type[zcrecord.RecordError]) -> zcrecord.RecordError:
+    """Return an error of this kind that says everything it can say."""
+    if issubclass(kind, zcrecord.TensorNotFoundError):
+        error: zcrecord.RecordError = kind("head.weigth", lambda: ["head.weight", "b"], path="dir/model.zcr")
+    elif issubclass(kind, zcrecord.SourceError):
+        error = kind("no such file", path="dir/model.zcr", tensor="head.weigth", errno=2)
+    else:
+        error = kind("is wrong; mend it", path="dir/model.zcr", tensor="head.weigth")
+    return error.located(path="elsewhere", offset=0x40)
+
+
+@pytest.mark.parametrize("protocol", ["copy", "deepcopy", *range(pickle.HIGHEST_PROTOCOL + 1)])
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+def test_error_survives_copying_and_pickling(kind: type[zcrecord.RecordError], protocol: str | int) -> None:
+    error = an_error(kind)
+    again = getattr(copy, protocol) if isinstance(protocol, str) else lambda e: pickle.loads(pickle.dumps(e, protocol))
+    other = again(error)
+    assert type(other) is kind
+    attributes = ["path", "tensor", "offset", "message", "args", *(["errno"] if isinstance(error, OSError) else [])]
+    assert [getattr(other, name) for name in attributes] == [getattr(error, name) for name in attributes]
+    assert (error.path, error.tensor, error.offset) == ("dir/model.zcr", "head.weigth", 0x40)
+    assert str(other) == str(error)
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+def test_error_says_where_and_what_in_one_line(kind: type[zcrecord.RecordError]) -> None:
+    text = str(an_error(kind))
+    assert text.startswith("dir/model.zcr: tensor 'head.weigth': ")
+    if kind is zcrecord.TensorNotFoundError:
+        assert text.endswith("not in this record; close names: 'head.weight'")
+    assert str(kind()) is not None
+    assert "\n" not in text
+
+
+def test_names_from_strangers_cannot_forge_lines_or_flood_the_screen() -> None:
+    text = str(zcrecord.FormatError("is wrong", path="a\nb\x1b[31m", tensor="x" * 100_000))
+    assert "a\\nb\\x1b[31m" in text
+    assert len(text) < 400
+
+
+# Values.
+
+
+@pytest.fixture
+def record(tmp_path: Path) -> zcrecord.Record:
+    zcrecord.save_record({"w": np.ones(3, np.float32), "m": {"s": 1}}, tmp_path / "m.zcr")
+    return zcrecord.load_record(tmp_path / "m.zcr")
+
+
+def test_reports_and_infos_are_frozen_values(record: zcrecord.Record, tmp_path: Path) -> None:
+    report = zcrecord.save_record({"w": np.ones(3)}, tmp_path / "n.zcr")
+    for value in (report, record.info("w"), record.modules["m"], record.info("w").dtype):
+        assert dataclasses.is_dataclass(value)
+        assert not hasattr(value, "__dict__")
+        for field in dataclasses.fields(value):
+            with pytest.raises(dataclasses.FrozenInstanceError):
+                setattr(value, field.name, None)
+
+
+def test_public_types_have_slots(record: zcrecord.Record) -> None:
+    packed = zcrecord.PackedTensor(np.zeros(2, np.uint8), "int4", (4,))
+    for value in (record, packed, zcrecord.StringTensor.from_strings(["a"])):
+        assert not hasattr(value, "__dict__")
+        with pytest.raises(AttributeError):
+            value.scratch = 1  # type: ignore[union-attr]
+
+
+def test_record_attributes_cannot_be_set(record: zcrecord.Record) -> None:
+    for name, member in vars(zcrecord.Record).items():
+        if isinstance(member, property):
+            with pytest.raises(AttributeError):
+                setattr(record, name, None)

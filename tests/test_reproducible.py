@@ -1,0 +1,136 @@
+"""The same record gives the same bytes, whatever the process, the sink, the hash seed or the memory it lay in."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import itertools
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import hypothesis
+import numpy as np
+import pytest
+import records as r
+from hypothesis import strategies as st
+
+import zcrecord
+
+BUILD = """
+import hashlib, io, sys
+import numpy as np, zcrecord
+base = np.arange(600, dtype=np.float32).reshape(20, 30)
+tree = {f'layer.{i}': {'w': np.full((i + 1, 3), i), 'rows': base[i : i + 5], 'n': i, 's': 'text'} for i in range(15)}
+tree['f'] = base.T
+tree['tied'] = base
+tree['equal'] = base.copy()
+tree['gaps'] = base[:, ::2]
+tree['large'] = np.arange(200_000)
+tree['strings'] = np.array(['a', 'bc'])
+tree['blob'] = b'bytes'
+metadata = {k: k for k in 'zyxabc'}
+"""
+TO_BYTES = BUILD + "file = io.BytesIO(); zcrecord.save_record(tree, file, metadata=metadata); data = file.getvalue()\n"
+DIGEST = TO_BYTES + "print(hashlib.sha256(data).hexdigest())"
+
+
+def built() -> bytes:
+    """Return the archive that BUILD describes, made in this process."""
+    names: dict[str, Any] = {}
+    exec(TO_BYTES, names)
+    data: bytes = names["data"]
+    return data
+
+
+def test_same_record_gives_the_same_bytes_twice() -> None:
+    assert built() == built()
+
+
+@pytest.mark.parametrize("seed", ["0", "1", "4711"])
+def test_same_record_gives_the_same_bytes_in_another_process(seed: str) -> None:
+    done = r.run_python(
+        DIGEST, env={**os.environ, "PYTHONHASHSEED": seed, "TZ": "Asia/Tokyo", "PYTHONMALLOC": "malloc"}
+    )
+    assert done.stdout.strip() == hashlib.sha256(built()).hexdigest()
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_addresses_of_arrays_leave_no_trace(seed: int) -> None:
+    """The same arrays are laid out in one block of memory in an order of their own each time."""
+    arrays = {f"a{i}": np.full(50, i, np.int64) for i in range(8)}
+    order = np.random.default_rng(seed).permutation(8)
+    memory = np.zeros((8, 60), np.int64)
+    placed = {name: memory[slot, : len(a)] for (name, a), slot in zip(arrays.items(), order, strict=True)}
+    for name, view in placed.items():
+        view[:] = arrays[name]
+    tree = {name: [view, view[10:20], view[15:30], view[::2]] for name, view in placed.items()}
+    apart = {name: [a, a[10:20], a[15:30], a[::2]] for name, a in arrays.items()}
+    assert r.saved(tree) == r.saved(apart)
+
+
+def test_order_in_which_views_lie_in_memory_leaves_no_trace() -> None:
+    def tree(first: int, second: int) -> dict[str, Any]:
+        memory = np.zeros((2, 100), np.uint8)
+        memory[first, :], memory[second, :] = 1, 2
+        return {"x": memory[first, :60], "y": memory[second, :60], "z": memory[first, 40:], "w": memory[second, 40:]}
+
+    assert r.saved(tree(0, 1)) == r.saved(tree(1, 0))
+
+
+@hypothesis.given(tree=r.trees(), alignment=st.sampled_from([16, 64, 4096]))
+@hypothesis.settings(max_examples=80, deadline=None)
+def test_archive_is_the_same_from_other_memory(tree: Any, alignment: int) -> None:
+    hypothesis.assume(r.names_are_unique(tree))
+    data = r.saved(tree, alignment=alignment)
+    assert r.saved(tree, alignment=alignment) == data
+    elsewhere = memoryview(bytes(128) + data)[128:]
+    first, second = (zcrecord.load_record(source).tree() for source in (data, elsewhere))
+    assert r.saved(first, alignment=alignment) == r.saved(second, alignment=alignment)
+
+
+@pytest.mark.parametrize("sink", ["pipe", "file", "BytesIO"])
+def test_archive_is_the_same_in_every_sink(sink: str, tmp_path: Path) -> None:
+    class OneWay(io.BytesIO):
+        def seekable(self) -> bool:
+            return False
+
+    names: dict[str, Any] = {}
+    exec(BUILD, names)
+    if sink == "file":
+        with open(tmp_path / "m", "w+b") as file:
+            zcrecord.save_record(names["tree"], file, metadata=names["metadata"])
+        assert (tmp_path / "m").read_bytes() == built()
+        return
+    memory = OneWay() if sink == "pipe" else io.BytesIO()
+    zcrecord.save_record(names["tree"], memory, metadata=names["metadata"])
+    assert memory.getvalue() == built()
+
+
+def test_order_of_metadata_leaves_no_trace() -> None:
+    orders = itertools.permutations([("b", 1), ("a", "x"), ("c", b"y")])
+    assert len({r.saved({"w": np.ones(3)}, metadata=dict(order)) for order in orders}) == 1
+
+
+LAYOUTS: dict[str, Callable[[], Any]] = {
+    "owned": lambda: np.arange(100, dtype=np.float32),
+    "a view": lambda: np.arange(200, dtype=np.float32)[:100],
+    "packed from gaps": lambda: (np.arange(200, dtype=np.float32) / 2)[::2],
+    "read-only": lambda: np.frombuffer(np.arange(100, dtype=np.float32).tobytes(), np.float32),
+    "unaligned": lambda: np.frombuffer(b"x" + np.arange(100, dtype=np.float32).tobytes(), np.uint8)[1:].view(
+        np.float32
+    ),
+    "swapped": lambda: np.arange(100, dtype=">f4"),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_how_an_array_in_c_order_is_held_leaves_no_trace(layout: str) -> None:
+    want = r.saved({"w": np.arange(100, dtype=np.float32), "v": np.ones(3)})
+    assert r.saved({"w": LAYOUTS[layout](), "v": np.ones(3)}) == want
+
+
+def test_equal_values_in_another_object_graph_give_the_same_bytes() -> None:
+    text = "".join(["te", "xt"])
+    assert r.saved({"a": ["text", text], "b": b"x" * 3}) == r.saved({"a": ["text", "text"], "b": b"xxx"})

@@ -1,0 +1,348 @@
+"""What is saved comes back: the tree, its order, the types of its values, its names. Element types are apart."""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections import OrderedDict
+from types import MappingProxyType
+from typing import Any
+
+import hypothesis
+import numpy as np
+import pytest
+import records as r
+from hypothesis import strategies as st
+
+import zcrecord
+
+ONE = np.ones(3, np.float32)
+TWO = np.arange(4, dtype=np.int64)
+
+
+@hypothesis.given(tree=r.trees(), digest=st.sampled_from(["xxh3", "none"]), alignment=st.sampled_from(r.ALIGNMENTS))
+@hypothesis.settings(max_examples=250, deadline=None)
+def test_tree_is_what_was_saved(tree: Any, digest: str, alignment: int) -> None:
+    hypothesis.assume(r.names_are_unique(tree))
+    rec = r.round_trip(tree, digest=digest, alignment=alignment)
+    r.assert_same(rec.tree(), tree)
+
+
+@hypothesis.given(tree=r.trees())
+@hypothesis.settings(max_examples=60, deadline=None)
+def test_loaded_record_and_its_tree_can_be_saved_again(tree: Any) -> None:
+    hypothesis.assume(r.names_are_unique(tree))
+    rec = r.round_trip(tree)
+    r.assert_same(r.round_trip(rec.tree()).tree(), tree)
+    again = r.round_trip(rec)
+    r.assert_same(again.tree(), tree)
+    assert list(again) == list(rec)
+    assert again.content_digest() == rec.content_digest()
+
+
+def test_tensors_are_found_by_their_full_names() -> None:
+    rec = r.round_trip(
+        {"encoder": [{"weight": ONE}, {"weight": TWO}], "head": r.Layer(TWO, ONE), "pair": r.Pair(ONE, TWO)}
+    )
+    assert list(rec) == [
+        "encoder.0.weight", "encoder.1.weight", "head.weight", "head.bias", "pair.first", "pair.second",
+    ]  # fmt: skip
+    assert rec["encoder.1.weight"].tolist() == TWO.tolist()
+    assert rec["pair.second"].tolist() == TWO.tolist()
+
+
+def test_children_of_every_kind_keep_their_order() -> None:
+    tree = {
+        "z": ONE,
+        "a": 1,
+        "m": {"y": 2, "b": TWO, "x": {"q": ONE}, "c": "text"},
+        "k": [ONE, 3, {"n": None}],
+        "b": TWO,
+    }
+    got = r.round_trip(tree).tree()
+    r.assert_same(got, tree)
+    assert [list(got), list(got["m"])] == [["z", "a", "m", "k", "b"], ["y", "b", "x", "c"]]
+
+
+def test_tensors_keep_their_order_across_modules() -> None:
+    rec = r.round_trip({"b": {"w": ONE}, "z": ONE, "a": {"w": TWO, "in": {"w": TWO}, "a": ONE}, "y": TWO})
+    assert list(rec) == ["b.w", "z", "a.w", "a.in.w", "a.a", "y"]
+
+
+@pytest.mark.parametrize(
+    "empty", [{}, [], (), {"a": {}}, {"a": [], "b": ()}, [[], {}], ({},), r.Layer({}, None)], ids=str
+)
+def test_records_without_tensors_round_trip(empty: Any) -> None:
+    rec = r.round_trip(empty)
+    r.assert_same(rec.tree(), empty)
+    assert (len(rec), list(rec), list(rec.values()), rec.nbytes) == (0, [], [], 0)
+
+
+def test_dataclass_comes_back_as_dict_and_keeps_its_class_name() -> None:
+    rec = r.round_trip({"layer": r.Layer(ONE, None), "pair": r.Pair(1, TWO)})
+    r.assert_same(rec.tree(), {"layer": {"weight": ONE, "bias": None}, "pair": (1, TWO)})
+    kinds = {name: (m.kind, m.type_name) for name, m in rec.modules.items()}
+    assert kinds == {"": ("mapping", ""), "layer": ("object", "Layer"), "pair": ("tuple", "Pair")}
+
+
+def test_dataclass_may_be_the_record_itself() -> None:
+    rec = r.round_trip(r.Layer(ONE, [1, 2]))
+    assert rec.modules[""].type_name == "Layer"
+    r.assert_same(rec.tree(), {"weight": ONE, "bias": [1, 2]})
+
+
+def test_any_mapping_is_a_module() -> None:
+    tree = OrderedDict(b=MappingProxyType({"w": ONE, "n": 1}), a=TWO)
+    r.assert_same(r.round_trip(tree).tree(), {"b": {"w": ONE, "n": 1}, "a": TWO})
+
+
+ENDS = [-(2**63), -(2**63) + 1, -1, 0, 1, 2**63 - 1, 2**63, 2**64 - 1]
+FLOATS = [0.0, -0.0, 1.5, 5e-324, 1.7976931348623157e308, math.inf, -math.inf, math.nan]
+
+
+@pytest.mark.parametrize(
+    "value",
+    [None, True, False, *ENDS, *FLOATS, "", "text", "zwölf €", "a\0b", "\n", b"", b"\0", b"bytes" * 9],
+    ids=repr,
+)
+def test_attribute_keeps_its_type_and_every_bit(value: Any) -> None:
+    tree = {"alone": value, "list": [value, value], "tuple": (value,), "w": ONE, "in": {"value": value}}
+    rec = r.round_trip(tree)
+    r.assert_same(rec.tree(), tree)
+    r.assert_same(rec.attributes, {k: tree[k] for k in ("alone", "list", "tuple")} | {"in.value": value})
+
+
+def test_nan_keeps_its_payload_bits() -> None:
+    quiet = struct.unpack("<d", struct.pack("<Q", 0xFFF8_0000_0000_1234))[0]
+    assert struct.pack("<d", r.round_trip({"x": quiet}).attributes["x"]) == struct.pack("<d", quiet)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        [1, True],
+        [1, 1.0],
+        [None, 0],
+        ["a", b"a"],
+        [-1, 2**63],
+        [1, [2]],
+        [1, 2**63],
+        [[], ()],
+        [[1, 2], [3.5, "x"]],
+        [ENDS],
+    ],
+    ids=repr,
+)
+def test_lists_of_several_types_keep_each_type(values: list[Any]) -> None:
+    tree = {"list": values, "tuple": tuple(values)}
+    r.assert_same(r.round_trip(tree).tree(), tree)
+
+
+def test_list_of_tensors_and_values_keeps_both() -> None:
+    tree = {"mixed": [ONE, 1, "x", None, [TWO, 2.5], (), ONE]}
+    r.assert_same(r.round_trip(tree).tree(), tree)
+
+
+def test_numbers_of_numpy_are_tensors_and_its_text_is_an_attribute() -> None:
+    rec = r.round_trip({"double": np.float64(1.5), "text": np.str_("a"), "half": np.float16(2.5), "flag": np.True_})
+    assert rec.attributes == {"text": "a"}
+    assert {n: (v.dtype, v.shape, v.item()) for n, v in rec.items()} == {
+        "double": (np.dtype(np.float64), (), 1.5),
+        "half": (np.dtype(np.float16), (), 2.5),
+        "flag": (np.dtype(bool), (), True),
+    }
+
+
+LONG = "läng." * 2000
+NAMES = [
+    "a", "a.b", ".", "..", ".a", "a.", "a..b", "a/b/c", "/", "\\", " ", "'", '"', "\n", "\x01", "\x7f", "é", "e\u0301",
+    "名前", "Ω" * 33, "\ufffd", "\uffff", "\U00010000", "\U0001f600", "\ud7ff", LONG, LONG + "x", LONG[:-1],
+    *("p" * n for n in (7, 8, 9, 31, 32, 33, 63, 64, 65, 255, 256, 257)),
+    *("p" * 31 + c for c in "aAz~é"),
+]  # fmt: skip
+
+
+def test_every_name_is_found_again() -> None:
+    rec = r.round_trip({name: np.full(2, i) for i, name in enumerate(NAMES)})
+    assert list(rec) == NAMES
+    for i, name in enumerate(NAMES):
+        assert name in rec
+        assert rec[name].tolist() == [i, i]
+    assert not [name for name in NAMES if name + "?" in rec or name[:-1] + "?" in rec]
+
+
+@pytest.mark.parametrize("verify", ["touch", "index", "full"])
+def test_names_are_ordered_by_bytes_and_not_by_utf16(verify: Any) -> None:
+    names = ["\U00010000", "\uffff", "z", "\U0010ffff", "\ue000", "é", "Z"]  # surrogates sort before \ue000 in UTF-16
+    rec = zcrecord.load_record(r.saved({n: np.full(1, i) for i, n in enumerate(names)}), verify=verify)
+    assert [int(rec[n][0]) for n in names] == list(range(len(names)))
+
+
+@pytest.mark.parametrize("name", NAMES, ids=lambda name: ascii(name[:12]))
+def test_every_name_may_be_a_module_an_attribute_or_metadata(name: str) -> None:
+    tree = {"m": {name: {"w": ONE, name: 1}}, name: [ONE]}
+    rec = r.round_trip(tree, metadata={name: 2})
+    r.assert_same(rec.tree(), tree)
+    assert rec.metadata == {name: 2}
+    assert rec.attributes == {f"m.{name}.{name}": 1}
+
+
+@hypothesis.given(names=st.lists(r.KEYS, unique=True, max_size=40), other=st.lists(r.KEYS, max_size=5))
+@hypothesis.settings(max_examples=100, deadline=None)
+def test_any_flat_mapping_keeps_its_names(names: list[str], other: list[str]) -> None:
+    rec = r.round_trip({name: np.full(1, i) for i, name in enumerate(names)})
+    assert list(rec) == names
+    assert [int(v[0]) for v in rec.values()] == list(range(len(names)))
+    assert [n in rec for n in other] == [n in names for n in other]
+
+
+def test_flat_mapping_with_dots_stays_flat() -> None:
+    tree = {"encoder.0.weight": ONE, "encoder.0": TWO, "encoder": ONE}
+    rec = r.round_trip(tree)
+    assert list(rec.modules) == [""]
+    r.assert_same(rec.tree(), tree)
+
+
+def test_dotted_names_of_a_state_dict_become_modules() -> None:
+    rec = r.round_trip(r.Owner({"enc.0.weight": ONE, "enc.0.bias": TWO, "enc.1.weight": ONE, "steps": 3, "scale": TWO}))
+    assert list(rec) == ["enc.0.weight", "enc.0.bias", "enc.1.weight", "scale"]
+    assert list(rec.modules) == ["", "enc", "enc.0", "enc.1"]
+    want = {"enc": {"0": {"weight": ONE, "bias": TWO}, "1": {"weight": ONE}}, "steps": 3, "scale": TWO}
+    r.assert_same(rec.tree(), want)
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["a.w", "b.w", "a.b"],
+        ["a", "a.b", "a.b.c", "b.c"],
+        ["a.b.c", "a.b", "a"],
+        ["a..b", ".", "a.", ".a"],
+        [".".join(["x"] * 100), ".".join(["x"] * 101), ".".join(["y"] * 5000)],
+    ],
+    ids=lambda names: names[0][:9],
+)
+def test_state_dict_keeps_its_names_and_their_order(names: list[str]) -> None:
+    rec = r.round_trip(r.Owner({name: np.full(1, i) for i, name in enumerate(names)}))
+    assert list(rec) == names
+    assert [int(rec[name][0]) for name in names] == list(range(len(names)))
+
+
+def test_state_dict_may_hold_modules_among_its_values() -> None:
+    rec = r.round_trip(r.Owner({"b": {"x": ONE}, "a.w": TWO, "c": [ONE, TWO], "a.b": r.Layer(ONE, 1)}))
+    assert list(rec) == ["b.x", "a.w", "c.0", "c.1", "a.b.weight"]
+    r.assert_same(rec.tree(), {"b": {"x": ONE}, "a": {"w": TWO, "b": r.Layer(ONE, 1)}, "c": [ONE, TWO]})
+
+
+@hypothesis.given(names=st.lists(st.text("ab.", min_size=1, max_size=6), unique=True, max_size=12))
+@hypothesis.settings(max_examples=150, deadline=None)
+def test_any_state_dict_keeps_its_names_and_their_order(names: list[str]) -> None:
+    rec = r.round_trip(r.Owner({name: np.full(1, i) for i, name in enumerate(names)}))
+    assert list(rec) == names
+    assert [int(v[0]) for v in rec.values()] == list(range(len(names)))
+
+
+METADATA = {
+    "z": None, "flag": True, "int": -5, "big": 2**64 - 1, "float": math.inf, "text": "ä\0b", "bytes": b"abc", "no": b"",
+    "list": [1, 2], "words": ("a", "b"), "none": [], "blobs": [b"x", b"", b"x"],
+}  # fmt: skip
+
+
+def test_metadata_comes_back_by_name() -> None:
+    got = r.round_trip({"w": ONE}, metadata=METADATA).metadata
+    r.assert_same(got, {key: METADATA[key] for key in sorted(METADATA)})
+
+
+def test_metadata_is_apart_from_attributes_and_tensors() -> None:
+    rec = r.round_trip({"w": ONE, "n": 1}, metadata={"w": 2, "n": 3})
+    assert (rec.metadata, rec.attributes, list(rec)) == ({"n": 3, "w": 2}, {"n": 1}, ["w"])
+
+
+CONFIG = "x" * 1000
+
+
+@pytest.mark.parametrize(
+    "tree",
+    [
+        {str(i): {"config": CONFIG} for i in range(300)},
+        {"configs": [CONFIG] * 300},
+        {str(i): {"shape": list(range(100))} for i in range(300)},
+        {str(i): {"k" * 400: i} for i in range(300)},
+        {CONFIG: {str(i): {"k": i} for i in range(300)}},
+        {"blobs": [CONFIG.encode()] * 300},
+    ],
+    ids=["text", "texts", "lists", "keys", "prefixes", "blobs"],
+)
+def test_long_values_may_repeat_in_every_module(tree: Any) -> None:
+    r.assert_same(r.round_trip(tree, metadata=tree if "configs" in tree else None).tree(), tree)
+
+
+def test_long_class_names_may_repeat() -> None:
+    kind = type("L" * 1000, (r.Layer,), {})
+    rec = r.round_trip([kind(i, None) for i in range(300)])
+    assert rec.modules["299"].type_name == "L" * 1000
+
+
+def test_modules_nest_a_hundred_deep() -> None:
+    tree: Any = {"w": ONE}
+    for _ in range(99):
+        tree = {"m": tree}
+    rec = r.round_trip(tree)
+    assert len(rec.modules) == 100
+    r.assert_same(rec.tree(), tree)
+
+
+@pytest.mark.parametrize("verify", ["touch", "index"])
+def test_saving_a_loaded_record_keeps_all_of_it(verify: Any) -> None:
+    tree = {"m": {"w": ONE, "n": 1, "b": b"x"}, "l": [TWO, r.Layer(ONE, r.Pair(1, TWO))], "s": np.array(["a"])}
+    data = r.saved(tree, metadata={"k": b"v"})
+    rec = zcrecord.load_record(data, verify=verify)
+    again = r.round_trip(rec)
+    assert list(again) == list(rec)
+    assert [(m.name, m.kind, m.type_name) for m in again.modules.values()] == [
+        (m.name, m.kind, m.type_name) for m in rec.modules.values()
+    ]
+    assert again.content_digest() == rec.content_digest()
+    r.assert_same(again.metadata, {"k": b"v"})
+    assert r.saved(rec) == data
+
+
+def test_metadata_of_a_saved_record_may_be_replaced() -> None:
+    rec = r.round_trip({"w": ONE}, metadata={"k": 1})
+    assert r.round_trip(rec, metadata={"j": 2}).metadata == {"j": 2}
+    assert r.round_trip(rec, metadata={}).metadata == {}
+
+
+def test_closed_record_cannot_be_saved() -> None:
+    rec = r.round_trip({"w": ONE})
+    rec.close()
+    with pytest.raises(zcrecord.UnsupportedError, match="the record is closed"):
+        r.saved(rec)
+
+
+@pytest.mark.parametrize("value", [memoryview(b"abc"), memoryview(b"abcd").cast("B", (2, 2)), memoryview(b"")], ids=len)
+def test_read_only_memoryview_is_bytes(value: memoryview) -> None:
+    rec = r.round_trip({"x": value, "l": [value, b"x"]}, metadata={"x": value})
+    r.assert_same(rec.tree(), {"x": bytes(value), "l": [bytes(value), b"x"]})
+    r.assert_same(rec.metadata, {"x": bytes(value)})
+
+
+def test_thousands_of_tensors_of_many_sizes_come_back() -> None:
+    sizes = np.random.default_rng(1).integers(0, 300, 5000).tolist()
+    rec = r.round_trip({f"layers.{i}": np.full(n, i, np.int16) for i, n in enumerate(sizes)})
+    assert [len(v) for v in rec.values()] == sizes
+    assert all((v == i).all() for i, v in enumerate(rec.values()))
+
+
+MIB = 1 << 20
+SIZES = st.one_of(st.integers(1, 200), st.integers(MIB - 70, MIB + 70), st.integers(1, MIB // 2))
+
+
+@hypothesis.given(sizes=st.lists(SIZES, min_size=1, max_size=12), alignment=st.sampled_from([16, 64, 65536]))
+@hypothesis.settings(max_examples=25, deadline=None)
+def test_payloads_of_any_sizes_are_written_where_the_index_says(sizes: list[int], alignment: int) -> None:
+    record = {str(i): np.full(n, i + 1, np.uint8) for i, n in enumerate(sizes)}
+    rec = r.round_trip(record, alignment=alignment)
+    for i, (n, view) in enumerate(zip(sizes, rec.values(), strict=True)):
+        assert len(view) == n
+        assert (view == i + 1).all()

@@ -1,0 +1,257 @@
+"""Every element type comes back with every bit, in every shape, layout and byte order that numpy has for it."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+import records as r
+
+import zcrecord
+from zcrecord import LimitError, PackedTensor, StringTensor
+from zcrecord.dtypes import DTYPES, DType
+
+SHAPES = [(), (1,), (3,), (2, 3), (3, 1, 5), (0,), (3, 0, 2), (0, 2**40), (1,) * 64, (2, 1) * 5 + (3,)]
+EVERY = pytest.mark.parametrize("kind", r.NUMERIC, ids=lambda d: d.name)
+
+
+@EVERY
+@pytest.mark.parametrize("shape", SHAPES, ids=lambda s: f"rank{len(s)}x{math.prod(s)}")
+def test_every_dtype_and_shape_comes_back(kind: DType, shape: tuple[int, ...]) -> None:
+    array = r.filled(kind, shape)
+    rec = r.round_trip({"x": array, "m": {"x": array}})
+    r.assert_same(rec.tree(), {"x": array, "m": {"x": array}})
+    info = rec.info("m.x")
+    assert (info.dtype, info.bits, info.shape, info.strides) == (kind, kind.bits, shape, None)
+    assert info.nbytes == math.ceil(math.prod(shape) * kind.bits / 8)
+
+
+def test_table_has_every_dtype_but_strings_as_numpy_type() -> None:
+    assert [d.name for d in DTYPES if d not in r.NUMERIC] == ["string"]
+    assert len(r.NUMERIC) == 27
+
+
+NARROW = [d for d in r.WHOLE if d.bits <= 16 and d.name != "bool"]
+
+
+@pytest.mark.parametrize("kind", NARROW, ids=lambda d: d.name)
+def test_every_bit_pattern_survives(kind: DType) -> None:
+    assert kind.numpy is not None
+    array = np.arange(1 << kind.bits, dtype=np.uint32).astype(f"<u{kind.bits // 8}").view(kind.numpy)
+    assert r.round_trip({"x": array})["x"].tobytes() == array.tobytes()
+
+
+@pytest.mark.parametrize("kind", r.PACKED, ids=lambda d: d.name)
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 5, 7, 8, 9, 64, 1000])
+def test_narrow_elements_are_stored_packed(kind: DType, count: int) -> None:
+    array = r.filled(kind, (count,))
+    rec = r.round_trip({"x": array})
+    got = rec["x"]
+    assert isinstance(got, PackedTensor)
+    assert rec.nbytes == got.nbytes == math.ceil(count * kind.bits / 8)
+    stream = int.from_bytes(got.packed.tobytes(), "little")
+    mask = (1 << kind.bits) - 1
+    assert [stream >> (i * kind.bits) & mask for i in range(count)] == (array.view(np.uint8) & mask).tolist()
+    assert stream >> (count * kind.bits) == 0
+
+
+LAYOUTS: dict[str, Any] = {
+    "transposed": lambda a: a.T,
+    "f_order": np.asfortranarray,
+    "middle_axis_first": lambda a: a.transpose(1, 2, 0),
+    "every_other_row": lambda a: a[::2],
+    "every_other_column": lambda a: a[..., ::2],
+    "reversed": lambda a: a[::-1, ::-1, ::-1],
+    "reversed_columns": lambda a: a[:, ::-1],
+    "window": lambda a: a[1:3, 1:, 2:4],
+    "row": lambda a: a[2],
+    "column": lambda a: a[:, 1],
+    "scalar": lambda a: a[1, 2, 3, ...],
+    "broadcast": lambda a: np.broadcast_to(a[0], a.shape),
+    "broadcast_scalar": lambda a: np.broadcast_to(a[1, 1, 1], (3, 4)),
+    "new_axes": lambda a: a[:, None, ::2, None],
+    "nothing": lambda a: a[2:2],
+    "overlapping_windows": lambda a: np.ndarray(
+        (a.size - 6, 7), a.dtype, a.view(np.uint8), 0, (a.itemsize, a.itemsize)
+    ),
+    "diagonal": lambda a: np.einsum("iij->ij", a[:3, :3]),
+}
+
+
+@EVERY
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_every_layout_comes_back_alone_and_beside_its_base(kind: DType, layout: str) -> None:
+    base = r.filled(kind, (4, 3, 5))
+    view = LAYOUTS[layout](base)
+    for tree in ({"view": view}, {"base": base, "view": view}, {"view": view, "base": base, "again": view}):
+        r.assert_same(r.round_trip(tree).tree(), tree)
+
+
+@pytest.mark.parametrize("kind", r.SWAPPABLE, ids=lambda d: d.name)
+@pytest.mark.parametrize("layout", ["transposed", "reversed", "scalar", "broadcast", "nothing"])
+def test_big_endian_arrays_come_back_as_little_endian_values(kind: DType, layout: str) -> None:
+    little = r.filled(kind, (4, 3, 5))
+    big = little.astype(little.dtype.newbyteorder(">"))
+    rec = r.round_trip({"big": big, "view": LAYOUTS[layout](big), "again": big})
+    assert rec["big"].dtype.byteorder in "<="
+    assert rec["big"].tobytes() == rec["again"].tobytes() == little.tobytes()
+    assert rec["view"].tobytes() == LAYOUTS[layout](little).tobytes()
+    assert rec.info("big").tied == ("big", "again")
+
+
+@pytest.mark.parametrize("kind", r.SWAPPABLE, ids=lambda d: d.name)
+@pytest.mark.parametrize("order", ["C", "F"])
+@pytest.mark.parametrize("tied", [True, False])
+def test_same_memory_in_both_byte_orders_is_two_tensors(kind: DType, order: Any, tied: bool) -> None:
+    little = np.asarray(r.filled(kind, (2, 3)), order=order)
+    big = little.view(little.dtype.newbyteorder(">"))
+    for tree in ({"little": little, "big": big}, {"big": big, "little": little}):
+        if tied:
+            tree |= {"row": tree["little"][1], "again": tree["big"], "same": tree["little"]}
+        r.assert_same(r.round_trip(tree).tree(), tree)
+
+
+@pytest.mark.parametrize("kind", [d for d in r.WHOLE if d.name != "bool"], ids=lambda d: d.name)
+def test_same_memory_as_two_element_types_is_two_tensors(kind: DType) -> None:
+    array = r.filled(kind, (16,))
+    tree = {"x": array, "bytes": array.view(np.uint8), "odd": array.view(np.uint8)[3:11], "first": array[:2]}
+    r.assert_same(r.round_trip(tree).tree(), tree)
+
+
+def test_numpy_has_no_array_of_rank_65() -> None:
+    with pytest.raises(ValueError, match="64"):
+        np.zeros((1,) * 65)
+
+
+@pytest.mark.parametrize("rank", [65, 255, 256, 300])
+def test_rank_above_64_is_refused_for_the_classes_that_could_have_it(rank: int) -> None:
+    shape = (1,) * rank
+    for tensor in (PackedTensor(np.ones(1, np.uint8), "int4", shape), StringTensor.from_strings(["a"], shape)):
+        with pytest.raises(LimitError, match=rf"tensor 'm\.x': rank {rank} is more than 64"):
+            r.saved({"m": {"x": tensor}})
+
+
+@pytest.mark.parametrize("shape", [(), (1,) * 64, (0, 5), (2, 0)])
+def test_packed_and_string_tensors_have_any_rank_up_to_64(shape: tuple[int, ...]) -> None:
+    count = math.prod(shape)
+    tree = {
+        "packed": PackedTensor(np.ones(-(-count // 2), np.uint8), "uint4", shape),
+        "strings": StringTensor.from_strings(["text"] * count, shape),
+    }
+    r.assert_same(r.round_trip(tree).tree(), tree)
+
+
+def test_shape_of_zero_elements_beyond_the_size_limit_is_refused_when_saved() -> None:
+    with pytest.raises(LimitError, match=r"tensor 'x': .*2\^56"):
+        r.saved({"x": np.empty((0, 2**57), np.uint8)})
+
+
+SAME_AS = {
+    "longlong": np.int64, "ulonglong": np.uint64, "intc": np.int32, "uintc": np.uint32, "short": np.int16,
+    "byte": np.int8, "single": np.float32, "double": np.float64, "csingle": np.complex64, "cdouble": np.complex128,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SAME_AS)
+def test_c_types_are_the_types_of_their_size(name: str) -> None:
+    got = r.round_trip({"x": np.arange(3).astype(name), "m": [np.arange(2).astype(name).T]})
+    assert got["x"].dtype == got["m.0"].dtype == np.dtype(SAME_AS[name])
+
+
+@pytest.mark.parametrize("kind", r.WHOLE, ids=lambda d: d.name)
+def test_numpy_scalar_is_a_tensor_of_rank_0(kind: DType) -> None:
+    scalar = r.filled(kind, (1,))[0]
+    got = r.round_trip({"x": scalar})["x"]
+    assert (got.shape, got.dtype, got.tobytes()) == ((), kind.numpy, scalar.tobytes())
+
+
+TEXTS = [[], ["a"], ["", "x", ""], ["ä", "名前", "\U0001f600"], ["x" * 1000, "y"], ["12345678"], ["a b", "\n"]]
+
+
+@pytest.mark.parametrize("texts", TEXTS, ids=lambda t: ascii(t)[:15])
+def test_arrays_of_text_come_back_as_string_tensors(texts: list[str]) -> None:
+    array = np.array(texts, np.str_)
+    rec = r.round_trip({"x": array, "big": array.astype(array.dtype.newbyteorder(">")), "step": array[::-1]})
+    assert rec["x"].unpack().tolist() == rec["big"].unpack().tolist() == texts
+    assert rec["step"].unpack().tolist() == texts[::-1]
+    assert rec.info("x").dtype.name == "string"
+
+
+@pytest.mark.parametrize("shape", [(), (2, 3), (6, 1), (0, 3), (1, 2, 3)])
+def test_arrays_of_text_keep_their_shape(shape: tuple[int, ...]) -> None:
+    array = np.array([f"s{i}" for i in range(math.prod(shape))], np.str_).reshape(shape)
+    got = r.round_trip({"x": array, "t": array.T})
+    assert got["x"].shape == shape
+    assert got["x"].unpack().tolist() == array.tolist()
+    assert got["t"].unpack().tolist() == array.T.tolist()
+
+
+def test_variable_width_strings_of_numpy_are_string_tensors() -> None:
+    array = np.array(["a", "long " * 50, ""], np.dtypes.StringDType())
+    assert r.round_trip({"x": array})["x"].unpack().tolist() == array.tolist()
+
+
+@pytest.mark.parametrize("digest", ["xxh3", "none", None])
+@pytest.mark.parametrize("alignment", r.ALIGNMENTS)
+def test_every_alignment_and_digest_gives_the_same_record(digest: str | None, alignment: int) -> None:
+    tree = {d.name: r.filled(d, (3, 5)) for d in r.NUMERIC} | {"large": np.arange(1 << 17), "s": np.array(["a"])}
+    rec = r.round_trip(tree, alignment=alignment, digest=digest)
+    r.assert_same(rec.tree(), tree)
+    for name in rec:
+        info = rec.info(name)
+        assert info.offset % alignment == 0
+        assert info.alignment >= (max(alignment, 16384) if name == "large" else alignment)
+        assert (info.digest is None) == (digest != "xxh3")
+
+
+class Wrapper:
+    """An array of somebody else's, known by one of numpy's protocols alone."""
+
+    def __init__(self, array: Any, protocol: str) -> None:
+        names = {"dlpack": ("__dlpack__", "__dlpack_device__")}.get(protocol, (protocol,))
+        self.__class__ = type(
+            "Foreign", (Wrapper,), {n: lambda _, *a, n=n, **k: getattr(array, n)(*a, **k) for n in names}
+        )
+
+
+@pytest.mark.parametrize("protocol", ["__array__", "dlpack"])
+def test_foreign_arrays_are_saved_by_protocol(protocol: str) -> None:
+    array = np.arange(12, dtype=np.float32).reshape(3, 4)
+    rec = r.round_trip({"x": Wrapper(array, protocol), "m": {"t": Wrapper(array.T, protocol)}})
+    assert rec["x"].tolist() == array.tolist()
+    assert rec["m.t"].tolist() == array.T.tolist()
+
+
+def test_arrays_over_any_memory_are_saved(tmp_path: Path) -> None:
+    want = np.arange(12, dtype=np.float32)
+    want.tofile(tmp_path / "raw")
+    readonly = want.copy()
+    readonly.flags.writeable = False
+    tree = {
+        "memmap": np.memmap(tmp_path / "raw", np.float32, "r"),
+        "bytes": np.frombuffer(want.tobytes(), np.float32),
+        "unaligned": np.frombuffer(b"x" + want.tobytes(), np.uint8)[1:].view(np.float32),
+        "ctypes": np.ctypeslib.as_array((ctypes.c_float * 12)(*want)),
+        "readonly": readonly,
+        "subclass": want.view(np.recarray),
+    }
+    rec = r.round_trip(tree)
+    assert {name: view.tolist() for name, view in rec.items()} == dict.fromkeys(tree, want.tolist())
+    assert {type(view) for view in rec.values()} == {np.ndarray}
+
+
+def test_views_of_a_loaded_record_save_as_they_are(tmp_path: Path) -> None:
+    first = r.round_trip({"x": np.arange(10), "p": r.filled(r.PACKED[0], (5,)), "s": np.array(["a", "b"])})
+    zcrecord.save_record(dict(first), tmp_path / "m.zcr")
+    second = zcrecord.load_record(tmp_path / "m.zcr", verify="full")
+    r.assert_same(second.tree(), first.tree())
+
+
+def test_bfloat16_is_found_in_the_table_however_it_is_spelt() -> None:
+    got = r.round_trip({"a": np.ones(2, "bfloat16"), "b": np.ones(2, ml_dtypes.bfloat16)})
+    assert got["a"].dtype == got["b"].dtype == np.dtype(ml_dtypes.bfloat16)

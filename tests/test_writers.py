@@ -1,0 +1,159 @@
+"""What writers do beyond what readers check: alignment, one form for each value, the same bytes everywhere."""
+
+from __future__ import annotations
+
+import io
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from forge import Forge
+
+import zcrecord
+from zcrecord import dtypes, tree, writer
+from zcrecord.entries import ValueForm, ValueType
+from zcrecord.layout import decode_header
+from zcrecord.sink import open_sink
+
+ROOT = Path(__file__).resolve().parents[1]
+MIB = 1 << 20
+
+
+class Pipe:
+    """A sink that only writes."""
+
+    def __init__(self) -> None:
+        self.data = bytearray()
+
+    def write(self, data: Any) -> int:
+        self.data += data
+        return len(data)
+
+    def getvalue(self) -> bytes:
+        return bytes(self.data)
+
+
+def saved(record: Any, **options: Any) -> bytes:
+    file = io.BytesIO()
+    zcrecord.save_record(record, file, **options)
+    return file.getvalue()
+
+
+def streamed(arrays: dict[str, Any], file: Any, alignment: int) -> bytes:
+    """The same tensors with the index at the back."""
+    with open_sink(file) as sink:
+        out = writer.StreamWriter(sink, alignment=alignment)
+        leaves = []
+        for name, array in arrays.items():
+            out.begin(array.nbytes)
+            out.write(array.tobytes())
+            leaves.append(tree.Leaf((name,), dtypes.from_numpy(array.dtype), 8, array.shape, out.end()))
+        out.finish(tree.from_paths(leaves))
+    data: bytes = file.getvalue()
+    return data
+
+
+def written(how: str, arrays: dict[str, Any], alignment: int) -> bytes:
+    if how == "front":
+        return saved(arrays, alignment=alignment)
+    return streamed(arrays, io.BytesIO() if how == "back" else Pipe(), alignment)
+
+
+def base_alignment(data: bytes) -> int:
+    trailer = decode_header(data[-64:], "trailer")
+    assert trailer is not None
+    return trailer.base_alignment
+
+
+@pytest.mark.parametrize("how", ["front", "back", "pipe"])
+@pytest.mark.parametrize("alignment", [16, 64, 4096, 65536])
+def test_payloads_of_a_mebibyte_start_on_a_page_others_on_the_alignment(how: str, alignment: int) -> None:
+    """R57, R62: of the file, wherever the payloads begin in it."""
+    sizes = {"small": 3, "large": MIB, "next": 5, "nearly": MIB - 1, "larger": MIB + 1}
+    arrays = {name: np.full(size, i + 1, np.uint8) for i, (name, size) in enumerate(sizes.items())}
+    data = written(how, arrays, alignment)
+    record = zcrecord.load_record(data, verify="full")
+    for name, size in sizes.items():
+        assert record.info(name).offset % (max(alignment, 16384) if size >= MIB else alignment) == 0, name
+    assert base_alignment(data) == max(alignment, 16384)
+
+
+@pytest.mark.parametrize("how", ["front", "back", "pipe"])
+def test_without_large_payloads_the_base_alignment_is_the_alignment(how: str) -> None:
+    """R62."""
+    data = written(how, {"w": np.arange(100, dtype=np.uint8)}, 64)
+    assert base_alignment(data) == 64
+    assert len(data) < 1024
+
+
+def placed(data: bytes, shift: int) -> memoryview:
+    """The bytes at an address that is `shift` past a multiple of 65536."""
+    room = np.zeros(len(data) + 2 * 65536, np.uint8)
+    start = -room.__array_interface__["data"][0] % 65536 + shift
+    room[start : start + len(data)] = np.frombuffer(data, np.uint8)
+    return room[start : start + len(data)].data
+
+
+def test_elements_are_aligned_wherever_the_archive_is_placed_on_its_base_alignment() -> None:
+    """R18."""
+    data = saved({"a": np.ones(3, np.int8), "b": np.ones(3), "big": np.ones(MIB, np.uint8)})
+    record = zcrecord.load_record(placed(data, 0))
+    for name in record:
+        assert record[name].__array_interface__["data"][0] % record.info(name).alignment == 0
+        assert record.info(name).alignment >= (16384 if name == "big" else 64)
+
+
+def test_an_archive_placed_anywhere_still_loads() -> None:
+    """R18: readers do not check it."""
+    record = zcrecord.load_record(placed(saved({"b": np.arange(3.0)}), 1), verify="full")
+    assert not record["b"].flags.aligned
+    assert record["b"].tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("value", "kind", "form"),
+    [
+        (2**63 - 1, ValueType.INT, ValueForm.SCALAR),
+        (-(2**63), ValueType.INT, ValueForm.SCALAR),
+        (2**63, ValueType.UINT, ValueForm.SCALAR),
+        (True, ValueType.BOOL, ValueForm.SCALAR),
+        ([1, -1], ValueType.INT, ValueForm.LIST),
+        ((1, 2**64 - 1), ValueType.UINT, ValueForm.TUPLE),
+        ([], ValueType.NIL, ValueForm.LIST),
+        ((), ValueType.NIL, ValueForm.TUPLE),
+    ],
+)
+def test_each_value_has_one_form(value: Any, kind: int, form: int) -> None:
+    """R69."""
+    data = saved({"v": value})
+    row = Forge(data).columns["attributes"][0]
+    assert (row["type"], row["form"]) == (kind, form)
+    assert zcrecord.load_record(data).attributes == {"v": value}
+    if value in ([], ()):
+        assert row["value"] >> np.uint64(32) == 0
+
+
+def test_a_list_of_integers_that_no_one_type_holds_is_a_module() -> None:
+    """R69."""
+    record = zcrecord.load_record(saved({"v": [-1, 2**63]}))
+    assert (record.modules["v"].kind, record.tree()) == ("list", {"v": [-1, 2**63]})
+
+
+def test_without_digests_their_fields_are_zero() -> None:
+    """R60."""
+    forge = Forge(saved({"w": np.ones(3)}, digest="none"))
+    assert (forge.digest_kind, forge.columns["payloads"]["digest"].tolist()) == (0, [0])
+
+
+@pytest.mark.parametrize("seed", ["1", "2"])
+def test_every_golden_archive_comes_out_the_same_under_another_hash_seed(seed: str) -> None:
+    """R75, promise P8."""
+    command = [sys.executable, "-m", "tools.golden", "--check"]
+    done = subprocess.run(
+        command, cwd=ROOT, env={**os.environ, "PYTHONHASHSEED": seed}, capture_output=True, text=True, timeout=120
+    )
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr

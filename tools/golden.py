@@ -1,0 +1,323 @@
+"""Write tests/golden: small archives, and beside each what it must load as, in JSON; `--check` only compares.
+
+The JSON comes from the values that went in, by code of its own (names, bytes, content digest), never from reading the
+archive; of the archive itself only the header's fields are copied, by the byte table of schema/FORMAT.md.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import json
+import sys
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import flatbuffers
+import numpy as np
+
+import zcrecord
+from tools.golden_contents import Content, describe
+from zcrecord import dtypes, entries, index, layout, onnx, sink, tree, writer
+from zcrecord.onnx.wire import encode_field
+
+FOLDER = Path(__file__).resolve().parent.parent / "tests" / "golden"
+Bytes = Callable[[], bytes]
+
+
+class Case(NamedTuple):
+    """One archive: how it is made, what it must hold, and what cannot be told from the values that went in."""
+
+    about: str
+    build: Bytes
+    content: Content
+    embedded: str | None = None
+
+
+class Point(NamedTuple):
+    """A named tuple of a tensor and a value."""
+
+    x: Any
+    y: int
+
+
+@dataclasses.dataclass
+class Config:
+    """A class of which only name and fields are stored."""
+
+    rate: float
+    scale: Any
+
+
+class Pipe:
+    """A sink that only writes."""
+
+    def __init__(self) -> None:
+        self.data = bytearray()
+
+    def write(self, data: Any) -> int:
+        self.data += data
+        return len(data)
+
+
+def saved(record: Any, **options: Any) -> bytes:
+    """Return the bytes that save_record writes."""
+    file = io.BytesIO()
+    zcrecord.save_record(record, file, **options)
+    return file.getvalue()
+
+
+def f32(*shape: int) -> Any:
+    """Return 0, 0.5, 1, ... in some shape."""
+    return np.arange(np.prod(shape), dtype=np.float32).reshape(shape) / 2
+
+
+def nested_record() -> dict[str, Any]:
+    """Return modules of every kind, values of every type, and one tensor twice."""
+    shared = f32(2, 3)
+    values = {
+        "nil": None, "no": False, "yes": True, "least": -(2**63), "most": 2**64 - 1, "pi": 3.25, "inf": float("inf"),
+        "minus_zero": -0.0, "text": "na\u00efve\0text", "no_text": "", "blob": b"\x00\x01\xff", "no_blob": b"",
+        "ints": [1, 2, -3], "uints": [0, 2**63], "floats": (0.5, -0.5), "texts": ["a", "", "\u00e9"],
+        "flags": [True, False], "nils": [None, None], "blobs": [b"xyz", b"", b"xyz"], "nothing": [], "no_items": (),
+    }  # fmt: skip
+    layer = np.array([-1, 1], np.int8)
+    return {
+        "encoder": {"weight": shared, "name": "first", "bias": np.ones(3), "layers": [{"w": layer}, {"drop": 0.5}]},
+        "head": shared,
+        "values": values,
+        "mixed": [1, "two", np.array(3.0), [4, 5], None, {"deep": {"er": np.array(7, np.uint16)}}],
+        "point": Point(f32(2), 2),
+        "config": Config(0.25, f32(1)),
+        "pair": (f32(4), {}),
+        "last": 7,
+    }
+
+
+def every_dtype() -> dict[str, Any]:
+    """Return seven elements of each type, their bits 0, 1, 2, ... byte by byte."""
+    out: dict[str, Any] = {}
+    for kind in dtypes.DTYPES:
+        if kind.numpy is None:
+            out[kind.name] = np.array(["", "one", "tw\u00f6"])
+            continue
+        most = 1 if kind.name == "bool" else (1 << kind.bits) - 1 if kind.packed else 255
+        raw = np.arange(7 * kind.numpy.itemsize, dtype=np.uint8) & np.uint8(most)
+        out[kind.name] = raw.view(kind.numpy)
+    return out
+
+
+def views() -> Content:
+    """Return views of one base, a transpose, a broadcast, gaps, rank 0, no elements, the other byte order."""
+    base = f32(6, 4)
+    record = {
+        "base": base, "rows": base[2:4], "column": base[:, 1], "corner": base[5, 3, ...], "backwards": base[::-1],
+        "transposed": np.asfortranarray(f32(3, 2)), "gaps": f32(8)[::2], "repeated": np.broadcast_to(f32(1), (2, 3)),
+        "scalar": np.array(2.5), "empty": np.zeros((0, 5), np.int16), "swapped": np.arange(3, dtype=">f4"),
+        "high": np.arange(8, dtype=np.uint8).reshape((1, 2) * 3),
+    }  # fmt: skip
+    strides = {"rows": (4, 1), "column": (4,), "corner": (), "backwards": (-4, 1), "transposed": (1, 3)}
+    ties = [["base", "rows", "column", "corner", "backwards"]]
+    return Content(record, ties=ties, strides=strides)
+
+
+def deduplicated() -> Content:
+    """Return equal bytes that are not tied, of one type and of two."""
+    record = {"a": f32(4), "b": f32(4), "c": f32(4).view(np.uint8), "tied": None, "other": f32(3)}
+    record["tied"] = record["a"]
+    return Content(record, ties=[["a", "tied"]], stored_once=[["a", "b", "c"]])
+
+
+def streamed(file: Any, metadata: dict[str, Any]) -> None:
+    """Write a back-indexed archive, tensors of two modules in turn."""
+    out = writer.StreamWriter(file, alignment=64)
+    leaves = []
+    for path, array in (("b", "w"), f32(5)), (("a", "w"), f32(2, 2)), (("b", "v"), f32(5)), (("top",), f32(0)):
+        out.begin(array.nbytes)
+        out.write(array.tobytes())
+        leaves.append(tree.Leaf(path, dtypes.by_name["float32"], 32, array.shape, out.end()))
+    found = tree.from_paths(leaves, attributes={"note": b"streamed"})
+    found.metadata = [entries.AttributeEntry(key, layout.NONE, 0, value) for key, value in metadata.items()]
+    out.finish(found)
+
+
+def back(sealed: bool) -> bytes:
+    """Return the same archive with its header sealed, or as it comes out of a pipe."""
+    file: Any = io.BytesIO() if sealed else Pipe()
+    with sink.open_sink(file) as opened:
+        streamed(opened, {"kind": "stream"})
+    return file.getvalue() if sealed else bytes(file.data)
+
+
+STREAMED = {"b": {"w": f32(5), "v": f32(5)}, "a": {"w": f32(2, 2)}, "top": f32(0), "note": b"streamed"}
+STREAM_ORDER = ["b.w", "a.w", "b.v", "top"]
+
+
+def onnx_model(value: bytes) -> bytes:
+    """Return a ModelProto of one initializer, `fc.weight`; `value` is the field with its values."""
+    tensor = b"\x08\x02\x10\x01" + encode_field(8, b"fc.weight") + value
+    graph = encode_field(2, b"g") + encode_field(5, tensor)
+    return b"\x08\x08" + encode_field(7, graph) + encode_field(8, b"\x10\x0d")
+
+
+def converted() -> bytes:
+    """Return that model as onnx2zc writes it."""
+    file = io.BytesIO()
+    onnx.convert(io.BytesIO(onnx_model(encode_field(9, f32(2).tobytes()))), file)
+    return file.getvalue()
+
+
+STUB = b"\x70\x01" + encode_field(13, encode_field(1, b"zcrecord") + encode_field(2, b"0"))
+
+
+def forged(data: bytes, change: Callable[[index.Index], None] | None = None, vectors: int = 0) -> bytes:
+    """Return a front-indexed archive with its index changed and sealed again; `vectors` unknown ones are added."""
+    header = layout.decode_header(data[:64])
+    assert header is not None
+    raw = bytearray(data[header.index_offset : header.index_offset + header.index_size])
+    columns = index.decode(memoryview(raw), len(raw))
+    if change is not None:
+        change(columns)
+    new = extended(columns, vectors) if vectors else bytes(raw)
+    start = layout.align_up(64 + len(new), header.base_alignment)
+    size = len(data) - header.payload_offset + start
+    header = dataclasses.replace(
+        header, index_size=len(new), payload_offset=start, archive_size=size, index_crc=zlib.crc32(new)
+    )
+    payloads = data[-(size - start) : -64]
+    return header.encode() + new + bytes(start - 64 - len(new)) + payloads + header.encode()
+
+
+def extended(columns: index.Index, vectors: int) -> bytes:
+    """Return the index with further vectors behind those of the schema."""
+    builder = flatbuffers.Builder(4096)
+    builder.Prep(8, 0)
+    known = {number: np.asarray(getattr(columns, name)) for name, (number, *_) in index.VECTORS.items()
+             if getattr(columns, name) is not None}  # fmt: skip
+    extra = {max(known) + 1 + i: np.arange(3, dtype=np.uint64) for i in range(vectors)}
+    places = {}
+    for number, column in ({n: c for n, c in known.items() if len(c)} | extra).items():
+        data = column.view(np.uint8).tobytes()
+        builder.StartVector(column.dtype.itemsize, len(column), 8)
+        builder.head -= len(data)
+        builder.Bytes[builder.head : builder.head + len(data)] = data
+        places[number] = builder.EndVector()
+    builder.StartObject(max(places) + 1)
+    builder.PrependByteSlot(0, columns.digest_kind, 0)
+    for number, place in places.items():
+        builder.PrependUOffsetTRelativeSlot(number, place, 0)
+    builder.Finish(builder.EndObject(), file_identifier=index.IDENTIFIER)
+    return bytes(builder.Output())
+
+
+def unknown_dtype(columns: index.Index) -> None:
+    """Give the tensors codes that no reader knows."""
+    columns.tensors["dtype"][:] = 200, 201
+    columns.tensors["bits"][:] = 32, 3
+
+
+def unknown_kind(columns: index.Index) -> None:
+    """Give module `odd` a kind that no reader knows."""
+    columns.modules["kind"][1] = 77
+
+
+def bytewise(columns: index.Index) -> None:
+    """Say that bytes are int4, one to a byte."""
+    columns.tensors["dtype"][0] = dtypes.by_name["int4"].code
+
+
+def cases() -> dict[str, Case]:
+    """Return every case by the name of its files."""
+    nested, every = nested_record(), every_dtype()
+    seen, equal = views(), deduplicated()
+    strings = {"words": np.array([["a", "bc"], ["", "d\u00e9"]]), "none": np.array([], dtype=str), "one": np.array("x")}
+    plain = {"w": f32(2, 3), "inner": {"b": np.ones(2, np.int64)}}
+    small = {"w": np.array([1, 2, 3], np.uint8)}
+    mystery = {"known": f32(3), "narrow": np.array([0x35], np.uint8)}
+    metadata = {"format": "pt", "blob": b"\1\2", "tags": ["x", "y"], "steps": 12, "none": None}
+    whole = Content(plain)
+    return {
+        "tiny": Case("the example of FORMAT.md", lambda: saved(small, alignment=16), Content(small)),
+        "empty": Case("no tensors at all", lambda: saved({}), Content({})),
+        "nested": Case(
+            "every kind of module and type of value, children mixed, a tie",
+            lambda: saved(nested, metadata=metadata),
+            Content(nested, ties=[["encoder.weight", "head"]], metadata=metadata),
+        ),
+        "dtypes": Case("every element type", lambda: saved(every), Content(every)),
+        "views": Case(str(views.__doc__), lambda: saved(seen.record), seen),
+        "deduplicated": Case("equal bytes stored once", lambda: saved(equal.record), equal),
+        "strings": Case("string tensors", lambda: saved(strings), Content(strings)),
+        "back_sealed": Case(
+            "index at the back, seekable sink", lambda: back(True),
+            Content(STREAMED, order=STREAM_ORDER, metadata={"kind": "stream"}, stored_once=[["b.w", "b.v"]]),
+        ),
+        "back_unsealed": Case(
+            "index at the back, a pipe", lambda: back(False),
+            Content(STREAMED, order=STREAM_ORDER, metadata={"kind": "stream"}),
+        ),
+        "onnx": Case(
+            "an ONNX model", converted,
+            Content({"fc": {"weight": f32(2)}, "onnx.graph": onnx_model(STUB)}),
+        ),
+        "alignment_16": Case(
+            "weakest alignment, no digests", lambda: saved(plain, alignment=16, digest="none"), whole
+        ),
+        "alignment_4096": Case("payloads on pages", lambda: saved(plain, alignment=4096), whole),
+        "prefix": Case("followed by other bytes", lambda: saved(plain) + b"\xaa" * 100, whole, "prefix"),
+        "suffix": Case("appended to other bytes", lambda: b"\xbb" * 128 + saved(plain), whole, "suffix"),
+        "unknown_dtype": Case(
+            "element types of a later version", lambda: forged(saved(mystery), unknown_dtype),
+            Content(mystery, codes={"known": (200, 32), "narrow": (201, 3)}),
+        ),
+        "unknown_kind": Case(
+            "a kind of module of a later version", lambda: forged(saved({"odd": [f32(2), 1]}), unknown_kind),
+            Content({"odd": {"0": f32(2), "1": 1}}, kinds={"odd": 77}),
+        ),
+        "unknown_vector": Case("vectors of a later version", lambda: forged(saved(plain), vectors=2), whole),
+        "int4_bytes": Case(
+            "int4, one to a byte", lambda: forged(saved({"w": np.array([-8, -1, 7], np.int8)}), bytewise),
+            Content({"w": np.array([-8, -1, 7], np.int8)}, codes={"w": (dtypes.by_name["int4"].code, 8)}),
+        ),
+    }  # fmt: skip
+
+
+def expected(case: Case, data: bytes) -> str:
+    """Return the JSON beside an archive."""
+    end = data if case.embedded != "prefix" else data[: int.from_bytes(data[48:56], "little")]
+    trailer, start = end[-64:], len(end) - int.from_bytes(end[-16:-8], "little")
+    fields = {"version": trailer[8], "alignment": 1 << trailer[9], "base_alignment": 1 << trailer[10]}
+    for at, field in enumerate(("required_features", "index_offset", "index_size", "payload_offset", "archive_size")):
+        fields[field] = int.from_bytes(trailer[16 + 8 * at : 24 + 8 * at], "little")
+    fields["index_crc"] = int.from_bytes(trailer[56:60], "little")
+    about = {"about": case.about, "embedded": case.embedded, "sealed": end[start : start + 64] == trailer, **fields}
+    return json.dumps(about | describe(case.content), indent=1, ensure_ascii=True) + "\n"
+
+
+def files() -> Iterator[tuple[Path, bytes]]:
+    """Yield every file there should be, with its bytes."""
+    for name, case in cases().items():
+        data = case.build()
+        yield FOLDER / f"{name}.zcr", data
+        yield FOLDER / f"{name}.json", expected(case, data).encode()
+
+
+def main(arguments: list[str]) -> int:
+    """Write the files, or with --check say which are not what would be written."""
+    wanted = dict(files())
+    if "--check" not in arguments:
+        FOLDER.mkdir(exist_ok=True)
+        for path, data in wanted.items():
+            path.write_bytes(data)
+        return 0
+    wrong = [path for path, data in wanted.items() if not path.exists() or path.read_bytes() != data]
+    wrong += [path for path in sorted(FOLDER.glob("*")) if path not in wanted]
+    for path in wrong:
+        print(f"{path.name}: differs, is missing or is not known; if that is meant: python -m tools.golden")
+    return int(bool(wrong))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,219 @@
+"""What an archive of given values must hold, worked out from schema/FORMAT.md alone: nothing here reads an archive."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import itertools
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from zcrecord import dtypes
+
+__all__ = ["Content", "describe", "plain"]
+
+KINDS = {"mapping": 1, "list": 2, "tuple": 3, "object": 4}
+TYPES = {type(None): 0, bool: 1, int: 2, float: 4, str: 5, bytes: 6}
+UINT = 3
+
+
+@dataclasses.dataclass(frozen=True)
+class Content:
+    """A record, and what its values do not tell.
+
+    Attributes:
+        order: full names of the tensors as saved, where not that of the walk.
+        ties: names that share a payload; `stored_once`: names whose payloads are the very same range.
+        strides: in elements, of tensors that are not in C order.
+        codes: (dtype, bits) of tensors whose type is not their array's; `kinds`: likewise of modules.
+    """
+
+    record: Any
+    order: list[str] = dataclasses.field(default_factory=list)
+    ties: list[list[str]] = dataclasses.field(default_factory=list)
+    stored_once: list[list[str]] = dataclasses.field(default_factory=list)
+    strides: dict[str, tuple[int, ...]] = dataclasses.field(default_factory=dict)
+    codes: dict[str, tuple[int, int]] = dataclasses.field(default_factory=dict)
+    kinds: dict[str, int] = dataclasses.field(default_factory=dict)
+    metadata: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+
+class _Tensor(NamedTuple):
+    name: str
+    module: str
+    code: int
+    bits: int
+    shape: tuple[int, ...]
+    data: bytes
+
+
+class _Module(NamedTuple):
+    name: str
+    kind: int
+    type_name: str
+
+
+class _Attribute(NamedTuple):
+    module: str
+    key: str
+    value: Any
+
+
+def plain(value: Any) -> Any:
+    """Return an attribute's value as JSON that keeps its type: floats in hexadecimal, bytes and tuples marked."""
+    if isinstance(value, float):
+        return {"float": value.hex()}
+    if isinstance(value, bytes | memoryview):
+        return {"bytes": bytes(value).hex()}
+    if isinstance(value, tuple):
+        return {"tuple": [plain(v) for v in value]}
+    return [plain(v) for v in value] if isinstance(value, list) else value
+
+
+def describe(content: Content) -> dict[str, Any]:
+    """Return tensors, modules, attributes, metadata, tree and content digest as JSON."""
+    found = list(_walk("", "", content.record, content))
+    tensors = [f for f in found if isinstance(f, _Tensor)]
+    order = content.order or [t.name for t in tensors]
+    tied = {name: group for group in content.ties for name in group}
+    return {
+        "content_digest": _content_digest(found),
+        "tensors": [
+            {
+                "name": t.name,
+                "module": t.module,
+                "dtype": dtypes.by_code[t.code].name if t.code in dtypes.by_code else f"unknown {t.code}",
+                "bits": t.bits,
+                "shape": list(t.shape),
+                "strides": list(content.strides[t.name]) if t.name in content.strides else None,
+                "sha256": hashlib.sha256(t.data).hexdigest(),
+                "tied": tied.get(t.name, []),
+            }
+            for t in sorted(tensors, key=lambda t: order.index(t.name))
+        ],
+        "stored_once": content.stored_once,
+        "modules": [
+            {
+                "name": f.name,
+                "kind": next((k for k, v in KINDS.items() if v == f.kind), "mapping"),
+                "type_name": f.type_name,
+            }
+            for f in found
+            if isinstance(f, _Module)
+        ],
+        "attributes": {
+            f"{f.module}.{f.key}" if f.module else f.key: plain(f.value) for f in found if isinstance(f, _Attribute)
+        },
+        "metadata": {key: plain(content.metadata[key]) for key in sorted(content.metadata)},
+        "tree": _tree(content.record, content, ""),
+    }
+
+
+def _children(value: Any) -> tuple[str, str, dict[str, Any]] | None:
+    """Return kind, type name and children of what is a module."""
+    if isinstance(value, dict):
+        return "mapping", "", value
+    if dataclasses.is_dataclass(value):
+        return "object", type(value).__name__, {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
+    fields = getattr(value, "_fields", None)
+    if fields is not None:
+        return "tuple", type(value).__name__, dict(zip(fields, value, strict=True))
+    if isinstance(value, list | tuple) and not _is_attribute(value):
+        return type(value).__name__, "", {str(i): v for i, v in enumerate(value)}
+    return None
+
+
+def _is_attribute(value: Any) -> bool:
+    if isinstance(value, list | tuple) and not hasattr(value, "_fields"):
+        return len({type(v) for v in value}) < 2 and all(type(v) in TYPES for v in value)
+    return type(value) in TYPES
+
+
+def _walk(name: str, key: str, value: Any, content: Content) -> Iterator[_Tensor | _Module | _Attribute]:
+    module = name.removesuffix(key).removesuffix(".")
+    parts = _children(value)
+    if parts is not None:
+        kind, type_name, children = parts
+        yield _Module(name, content.kinds.get(name, KINDS[kind]), type_name)
+        for inner, child in children.items():
+            yield from _walk(f"{name}.{inner}" if name else inner, inner, child, content)
+    elif _is_attribute(value):
+        yield _Attribute(module, key, value)
+    else:
+        code, bits, data = _elements(value)
+        code, bits = content.codes.get(name, (code, bits))
+        yield _Tensor(name, module, code, bits, value.shape, data)
+
+
+def _elements(array: Any) -> tuple[int, int, bytes]:
+    """Return dtype, bits and the bytes that are stored for an array."""
+    if array.dtype.kind == "U":
+        texts = [text.encode() for text in array.ravel().tolist()]
+        ends = np.array([0, *itertools.accumulate(map(len, texts))], "<u8").tobytes()
+        joined = b"".join(texts)
+        return dtypes.STRING.code, 0, joined + bytes(-len(joined) % 8) + ends if texts else b""
+    kind = dtypes.by_name[array.dtype.name]
+    raw = array.astype(array.dtype.newbyteorder("<")) if array.dtype.byteorder == ">" else array
+    data = np.frombuffer(raw.tobytes(), np.uint8)
+    if kind.bits < 8:
+        data = np.packbits(np.unpackbits(data[:, None], axis=1, count=kind.bits, bitorder="little"), bitorder="little")
+    return kind.code, kind.bits, data.tobytes()
+
+
+def _tree(value: Any, content: Content, name: str) -> Any:
+    """Return the nested form in which a record loads, a tensor as the SHA-256 of its bytes."""
+    parts = _children(value)
+    if parts is None:
+        return plain(value) if _is_attribute(value) else {"tensor": hashlib.sha256(_elements(value)[2]).hexdigest()}
+    kind, _, children = parts
+    built = {key: _tree(child, content, f"{name}.{key}" if name else key) for key, child in children.items()}
+    if kind in ("list", "tuple"):
+        return list(built.values()) if kind == "list" else {"tuple": list(built.values())}
+    return built
+
+
+def _content_digest(found: list[Any]) -> str:
+    """Return the digest of FORMAT.md's section "Content digest"."""
+    tensors = sorted((f for f in found if isinstance(f, _Tensor)), key=lambda t: t.name.encode())
+    modules = sorted((f for f in found if isinstance(f, _Module)), key=lambda m: m.name.encode())
+    attributes = sorted(
+        (f for f in found if isinstance(f, _Attribute)), key=lambda a: (a.module.encode(), a.key.encode())
+    )
+    data = b"zcrecord content digest 1\n" + _u64(len(tensors))
+    for t in tensors:
+        data += _text(t.name) + _u64(t.code, t.bits, len(t.shape), *t.shape) + hashlib.sha256(t.data).digest()
+    data += _u64(len(modules))
+    for m in modules:
+        data += _text(m.name) + _u64(m.kind) + _text(m.type_name)
+    data += _u64(len(attributes))
+    for a in attributes:
+        data += _text(a.module) + _text(a.key) + _value(a.value)
+    return "sha256:" + hashlib.sha256(data).hexdigest()
+
+
+def _u64(*numbers: int) -> bytes:
+    return b"".join((n % 2**64).to_bytes(8, "little") for n in numbers)
+
+
+def _text(text: str | bytes) -> bytes:
+    data = text.encode() if isinstance(text, str) else text
+    return _u64(len(data)) + data
+
+
+def _value(value: Any) -> bytes:
+    form = 1 if isinstance(value, list) else 2 if isinstance(value, tuple) else 0
+    items = list(value) if form else [value]
+    kind = TYPES[type(items[0])] if items else 0
+    if kind == TYPES[int] and max(items) >= 2**63:
+        kind = UINT
+    return _u64(kind, form, len(items)) + b"".join(map(_word, items))
+
+
+def _word(item: Any) -> bytes:
+    if isinstance(item, str):
+        return _text(item)
+    if isinstance(item, bytes):
+        return _text(hashlib.sha256(item).digest())
+    return np.float64(item).tobytes() if isinstance(item, float) else _u64(int(item or 0))

@@ -1,0 +1,8 @@
+"""`python -m zcrecord`, the same as the command `zcrecord`."""
+
+import sys
+
+from .cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())

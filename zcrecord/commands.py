@@ -1,0 +1,253 @@
+"""What each command of the command line prints, from what the library tells; every size in bytes.
+
+Arguments are `cli`'s, terminals and escapes `render`'s. Each function prints to the printer it is given, as JSON if
+`as_json`, and raises what the library raises.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from .describe import ModuleInfo, TensorInfo
+from .errors import RecordError, TensorNotFoundError, printable
+from .reader import Verify
+from .record import Record, load_record
+from .render import Printer, human, jsonable, showing_progress, shown, shown_value
+
+if TYPE_CHECKING:
+    from .onnx import ConvertReport
+
+__all__ = ["converted", "info", "ls", "tree", "verify"]
+
+_GLANCE = 50  # attributes that `info` shows on a terminal
+_COLUMNS = (("tensor", "left"), ("dtype", "left"), ("shape", "left"), ("bytes", "right"), ("offset", "right"),
+            ("aligned", "right"), ("tied", "left"))  # fmt: skip
+_TREE_COLUMNS = (("name", "left"), ("what", "left"), ("bytes", "right"), ("holds", "left"))
+
+
+def info(record: Record, name: str, out: Printer, *, as_json: bool) -> None:
+    """Print what an archive is: sizes, where things lie, its types, what was saved, metadata and attributes."""
+    facts = _facts(record, name)
+    if as_json:
+        out.json({**facts, "metadata": jsonable(facts["metadata"]), "attributes": jsonable(facts["attributes"])})
+    else:
+        out.facts(shown(name), _fact_lines(facts, out))
+
+
+def _facts(record: Record, name: str) -> dict[str, Any]:
+    from .onnx.names import GRAPH_ATTRIBUTE  # here, for the sake of the other commands' start
+
+    types: dict[str, dict[str, int]] = {}
+    groups: dict[int, tuple[int, int]] = {}  # payload -> bytes of its tensors, bytes of the largest
+    for tensor in record.infos():
+        kind = types.setdefault(_dtype(tensor), {"tensors": 0, "nbytes": 0})
+        kind["tensors"] += 1
+        kind["nbytes"] += tensor.nbytes
+        if len(tensor.tied) > 1 and tensor.payload is not None:
+            together, largest = groups.get(tensor.payload, (0, 0))
+            groups[tensor.payload] = together + tensor.nbytes, max(largest, tensor.nbytes)
+    place = record.layout
+    attributes = record.attributes
+    graph = attributes.get(GRAPH_ATTRIBUTE)
+    return {
+        "file": name,
+        "archive_nbytes": place.archive_nbytes,
+        "version": place.version,
+        "tensors": len(record),
+        "modules": len(record.modules),
+        "payload_nbytes": record.nbytes,
+        "dtypes": dict(sorted(types.items(), key=lambda item: -item[1]["nbytes"])),
+        "tied_nbytes": sum(together - largest for together, largest in groups.values()),
+        "deduplicated_nbytes": place.deduplicated,
+        "alignment": place.alignment,
+        "base_alignment": place.base_alignment,
+        "index": {"place": "front" if place.front else "back", "offset": place.index_offset,
+                  "nbytes": place.index_nbytes},
+        "payload_offset": place.payload_offset,
+        "sealed": place.sealed,
+        "digest": place.digest,
+        "onnx_graph_nbytes": len(graph) if isinstance(graph, bytes | memoryview) else None,
+        "metadata": record.metadata,
+        "attributes": attributes,
+    }  # fmt: skip
+
+
+def _fact_lines(facts: dict[str, Any], out: Printer) -> Iterator[tuple[str, str]]:
+    size, index = out.size, facts["index"]
+    tensors, modules = facts["tensors"], facts["modules"]
+    yield "archive", f"{size(facts['archive_nbytes'])}, format version {facts['version']}"
+    yield "tensors", f"{tensors} in {_count(modules, 'module')}"
+    yield "payload", size(facts["payload_nbytes"])
+    for kind, sums in facts["dtypes"].items():
+        yield f"dtype {kind}", f"{_count(sums['tensors'], 'tensor')}, {size(sums['nbytes'])}"
+    yield "tied", f"{size(facts['tied_nbytes'])} saved"
+    yield "equal bytes", f"{size(facts['deduplicated_nbytes'])} saved"
+    yield "alignment", f"{facts['alignment']}, {facts['base_alignment']} at most"
+    yield "index", f"{size(index['nbytes'])} at the {index['place']}, at {index['offset']}"
+    yield "header", "sealed" if facts["sealed"] else "not sealed: the trailer says it all"
+    yield "digests", str(facts["digest"])
+    if facts["onnx_graph_nbytes"] is not None:
+        yield "ONNX model", f"graph of {size(facts['onnx_graph_nbytes'])} beside its tensors"
+    for what in ("metadata", "attributes"):
+        label = what.removesuffix("s")
+        most = _GLANCE if out.pretty else None
+        for key, value in itertools.islice(facts[what].items(), most):
+            yield f"{label} {shown(key)}", shown_value(value)
+        if most is not None and len(facts[what]) > most:
+            yield label, f"... {len(facts[what])} in all; --json has them"
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
+
+
+def ls(record: Record, out: Printer, *, as_json: bool, sort: str = "saved", patterns: Sequence[str] = ()) -> None:
+    """Print every tensor, or those whose names a pattern matches; tied ones with one they are tied to.
+
+    Raises:
+        TensorNotFoundError: no name matches any pattern.
+    """
+    tensors = _picked(record, sort, patterns)
+    if as_json:
+        out.json_array(map(_tensor_json, tensors))
+    else:
+        out.table(_COLUMNS, (_tensor_cells(t, out) for t in tensors))
+
+
+def _picked(record: Record, sort: str, patterns: Sequence[str]) -> Iterable[TensorInfo]:
+    tensors = record.infos()
+    if patterns:
+        tensors = (t for t in tensors if any(fnmatch.fnmatchcase(t.name, p) for p in patterns))
+        first = next(tensors, None)
+        if first is None:
+            names = record.names  # taken now: the message is made when the record is closed
+            raise TensorNotFoundError(" ".join(patterns), lambda: names, path=record.path)
+        tensors = itertools.chain([first], tensors)
+    if sort == "saved":
+        return tensors
+    return sorted(tensors, key=(lambda t: t.name) if sort == "name" else (lambda t: -t.nbytes))
+
+
+def _dtype(tensor: TensorInfo) -> str:
+    """Return the type's name, with the bits of an element where they are not its own."""
+    natural = tensor.bits == tensor.dtype.bits
+    return tensor.dtype.name if natural else f"{tensor.dtype.name} in {tensor.bits} bits"
+
+
+def _shape(tensor: TensorInfo) -> str:
+    return f"[{', '.join(map(str, tensor.shape))}]"
+
+
+def _tensor_cells(tensor: TensorInfo, out: Printer) -> tuple[str, ...]:
+    others = len(tensor.tied) - 1
+    tied = ""
+    if others > 0:
+        tied = "= " + printable(tensor.tied[tensor.tied[0] == tensor.name])
+        tied += f" and {others - 1} more" if others > 1 else ""
+    numbers = out.number(tensor.nbytes), str(tensor.offset), str(tensor.alignment)
+    return shown(tensor.name), _dtype(tensor), _shape(tensor), *numbers, tied
+
+
+def _tensor_json(tensor: TensorInfo) -> dict[str, Any]:
+    """Return all of it but the names it is tied to: a million of them would fill a disk, and `payload` tells them."""
+    return {
+        "name": tensor.name,
+        "dtype": tensor.dtype.name,
+        "bits": tensor.bits,
+        "shape": tensor.shape,
+        "strides": tensor.strides,
+        "nbytes": tensor.nbytes,
+        "offset": tensor.offset,
+        "alignment": tensor.alignment,
+        "payload": tensor.payload,
+        "digest": None if tensor.digest is None else f"{tensor.digest:016x}",
+        "tied": max(len(tensor.tied) - 1, 0),
+        "module": tensor.module,
+    }
+
+
+def tree(record: Record, name: str, out: Printer, *, as_json: bool, depth: int | None = None) -> None:
+    """Print modules, tensors and attributes as they are nested, in saved order; a JSON array in that order, too."""
+    nodes = (node for node in record.walk() if depth is None or node[0] <= depth)
+    if as_json:
+        out.json_array(itertools.starmap(_node_json, nodes))
+    else:
+        out.table(_TREE_COLUMNS, (_node_cells(level, key or name, child, out) for level, key, child in nodes))
+
+
+def _node_cells(level: int, key: str, child: Any, out: Printer) -> tuple[str, ...]:
+    label = "  " * level + shown(key)
+    if isinstance(child, ModuleInfo):
+        what = f"{child.kind} {shown(child.type_name)}" if child.type_name else child.kind
+        return label, what, out.number(child.nbytes), _count(child.tensors, "tensor")
+    if isinstance(child, TensorInfo):
+        return label, _dtype(child), out.number(child.nbytes), _shape(child)
+    return label, "attribute", "", shown_value(child)
+
+
+def _node_json(level: int, key: str, child: Any) -> dict[str, Any]:
+    place = {"depth": level, "key": key}
+    if isinstance(child, ModuleInfo):
+        kind = {"name": child.name, "kind": child.kind, "type_name": child.type_name}
+        return {**place, "what": "module", **kind, "tensors": child.tensors, "nbytes": child.nbytes}
+    if isinstance(child, TensorInfo):
+        return {**place, "what": "tensor", **_tensor_json(child)}
+    return {**place, "what": "attribute", "value": jsonable(child)}
+
+
+def verify(
+    source: Any, name: str, out: Printer, progress_on: Printer, *, level: Verify, digest: bool, as_json: bool
+) -> None:
+    """Open an archive, check it as thoroughly as `level` says, and print that it is sound.
+
+    Raises:
+        RecordError: it is not; with `as_json` that is printed before.
+    """
+    told: dict[str, Any] = {"file": name, "ok": True, "level": level}
+    try:
+        with load_record(source, verify="touch" if level == "touch" else "index") as record:
+            if level == "full":
+                with showing_progress("verifying", progress_on) as progress:
+                    record.verify(progress=progress)
+            told |= {"tensors": len(record), "archive_nbytes": record.archive_nbytes}
+            told["content_digest"] = record.content_digest() if digest else None
+    except RecordError as error:
+        if as_json:
+            out.json({**told, "ok": False, "error": _error_json(error)})
+        raise
+    if as_json:
+        out.json(told)
+        return
+    size = out.size(told["archive_nbytes"])
+    out.line(f"{shown(name)}: OK, {_count(told['tensors'], 'tensor')}, {size}, checked: {level}")
+    if digest:
+        out.line(f"{shown(name)}: {told['content_digest']}")
+
+
+def _error_json(error: RecordError) -> dict[str, Any]:
+    about = {"type": type(error).__name__, "message": error.message}
+    return {**about, "tensor": error.tensor, "offset": error.offset}
+
+
+def converted(report: ConvertReport, out: Printer, *, as_json: bool) -> None:
+    """Print what a conversion did, in one line."""
+    if as_json:
+        out.json(asdict(report))
+        return
+    size = out.size
+    parts = [
+        f"{_count(report.tensors, 'tensor')} in {_count(report.modules, 'module')}",
+        f"{size(report.input_bytes)} in",
+        f"{size(report.archive_bytes)} out",
+        f"{size(report.shared_bytes)} shared",
+        f"{report.seconds:.2f} s",
+    ]
+    if report.renamed:
+        parts.append(f"{_count(report.renamed, 'name')} changed")
+    if report.peak_rss is not None:
+        parts.append(f"at most {human(report.peak_rss)} of memory")
+    out.line(f"{shown(report.dest or 'standard output')}: {', '.join(parts)}")
