@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,8 +18,6 @@ from .entries import ValueForm, ValueType
 from .errors import FormatError, IntegrityError
 from .index import Index
 from .layout import HEADER_SIZE, NONE
-from .sharing import as_bytes
-from .tensors import PackedTensor
 
 if TYPE_CHECKING:
     from .reader import Archive
@@ -83,27 +82,33 @@ def _check_zero(buffer: memoryview, lo: int, hi: int) -> None:
 
 
 def _check_elements(archive: Archive) -> None:
-    """Pad bits are zero, bools are 0 or 1, string ends are right (R70 to R72)."""
-    ix = archive.index
-    rows = ix.tensors
-    bools = rows["dtype"] == dtypes.by_name["bool"].code
-    for i in np.flatnonzero((rows["payload"] != NONE) & ((rows["bits"] < 8) | bools)).tolist():
-        if rows["dtype"][i] not in dtypes.by_code:
-            continue
-        view = archive.view(i)  # a string tensor checks itself
-        name = ix.name(i)
-        if isinstance(view, PackedTensor):
-            used = int(np.prod(view.shape)) * view.kind.bits % 8
-            if used and view.packed[-1] >> used:
-                raise FormatError("the pad bits after its last element are not zero", tensor=name)
-        elif bools[i] and as_bytes(view).max() > 1:
-            raise FormatError("a bool is neither 0 nor 1", tensor=name)
+    """Pad bits are zero, bools 0 or 1, string ends right (R70 to R72); each payload once, however many use it."""
+    rows = archive.index.tensors
+    bools, strings = (rows["dtype"] == dtypes.by_name[name].code for name in ("bool", "string"))
+    packed = (rows["bits"] < 8) & ~strings & np.isin(rows["dtype"], list(dtypes.by_code))
+    for i in np.flatnonzero(strings & (rows["payload"] != NONE)).tolist():
+        archive.view(i)  # it checks itself, and the archive remembers
+    seen: set[tuple[int, int]] = set()
+    for i in np.flatnonzero(packed & (rows["payload"] != NONE)).tolist():
+        row = archive.row(i)
+        used = prod(archive.shape(row)) * row[10] % 8
+        if (row[5], used) not in seen and used and archive.payload(row[5])[-1] >> used:
+            raise FormatError("the pad bits after its last element are not zero", tensor=archive.index.name(i))
+        seen.add((row[5], used))
+    fine: dict[int, bool] = {}
+    for i in np.flatnonzero(bools & (rows["payload"] != NONE)).tolist():
+        number = int(rows["payload"][i])
+        if number not in fine:
+            fine[number] = int(np.frombuffer(archive.payload(number), np.uint8).max()) <= 1
+        if not fine[number] and int(archive.view(i).view(np.uint8).max()) > 1:  # a view may leave out what is wrong
+            raise FormatError("a bool is neither 0 nor 1", tensor=archive.index.name(i))
 
 
 def content_digest(archive: Archive) -> str:
     """Return 'sha256:...' over what the archive holds, however it is laid out; FORMAT.md has the exact bytes (R76).
 
-    Metadata, order, ties, strides, alignment, the index's place and deduplication do not enter.
+    Metadata, order, ties, strides, alignment, the index's place and deduplication do not enter. Every payload is read
+    once, and every distinct strided view of it.
     """
     ix = archive.index
     digest = hashlib.sha256(_TAG)
@@ -115,13 +120,13 @@ def content_digest(archive: Archive) -> str:
             else:
                 digest.update(len(item).to_bytes(8, "little") + item)
 
-    known: dict[tuple[int, ...], bytes] = {}
+    known: dict[Any, bytes] = {}
     put(len(ix.tensors))
     for i in ix.by_name.tolist():
         row = archive.row(i)
         shape, strides = archive.shape(row), archive.strides(row)
-        key = (row[5], row[6], *shape, *(strides or ()))
-        if key not in known or strides is not None:
+        key = row[5] if strides is None else (row[5], row[6], row[10], shape, strides)
+        if key not in known:
             known[key] = _sha256(archive, i)
         put(ix.name(i).encode(), row[9], row[10], len(shape), *shape)
         digest.update(known[key])

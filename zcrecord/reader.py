@@ -5,7 +5,6 @@ Rules are `verify`'s, names and trees `record`'s; here is where a view's address
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import mmap
 import os
@@ -13,6 +12,7 @@ import stat
 import weakref
 import zlib
 from collections.abc import Callable, Iterator
+from math import prod
 from typing import Any, Literal
 
 import numpy as np
@@ -38,7 +38,8 @@ def map_file(path: str) -> mmap.mmap:
         SourceError: it is missing (SourceNotFoundError), a directory, or cannot be read. FormatError: it is empty.
     """
     try:
-        fd = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0))
+        extra = ("O_BINARY", "O_CLOEXEC", "O_NONBLOCK")  # a named pipe would wait for its writer
+        fd = os.open(path, os.O_RDONLY | sum(getattr(os, name, 0) for name in extra))
         try:
             status = os.fstat(fd)
             if stat.S_ISDIR(status.st_mode):
@@ -46,7 +47,7 @@ def map_file(path: str) -> mmap.mmap:
             if not stat.S_ISREG(status.st_mode):
                 raise SourceError("not a regular file; read it and pass the bytes", path=path)
             if status.st_size < 2 * HEADER_SIZE:
-                raise FormatError(_too_short(status.st_size, os.read(fd, HEADER_SIZE)), path=path)
+                raise _too_short(status.st_size, os.read(fd, HEADER_SIZE)).located(path=path)
             return mmap.mmap(fd, 0, access=mmap.ACCESS_READ)
         finally:
             os.close(fd)
@@ -59,12 +60,16 @@ def map_file(path: str) -> mmap.mmap:
         raise SourceError(f"cannot be read: {reason}", path=path, errno=error.errno) from error
 
 
-def _too_short(size: int, start: bytes) -> str:
+def _too_short(size: int, start: bytes) -> RecordError:
     if not size:
-        return "the file is empty"
-    with contextlib.suppress(IntegrityError):
+        return FormatError("the file is empty")
+    try:
         decode_header(start.ljust(HEADER_SIZE, b"\0"))
-    return f"{size} bytes are too few for an archive (at least {2 * HEADER_SIZE}); the file is truncated"
+    except IntegrityError:
+        pass
+    except FormatError as error:
+        return error
+    return FormatError(f"{size} bytes are too few for an archive (at least {2 * HEADER_SIZE}); the file is truncated")
 
 
 class Archive:
@@ -78,7 +83,7 @@ class Archive:
     """
 
     __slots__ = (
-        "_checked", "_mapping", "_octets", "_pool", "_region",
+        "_checked", "_mapping", "_octets", "_pool", "_region", "_strings",
         "buffer", "header", "index", "offset", "path", "verified",
     )  # fmt: skip
 
@@ -101,6 +106,7 @@ class Archive:
             self.index: Index = decode(self.buffer[h.index_offset :], h.index_size)
             self.verified: Verify = level
             self._checked = bytearray(0)
+            self._strings: set[tuple[int, int]] = set()  # payload and number of strings whose ends were checked
             self._pool = self.index.pool()
             if level == "touch":
                 verify.check_header(self.index, h)
@@ -220,8 +226,14 @@ class Archive:
             raise UnsupportedError(
                 f"dtype code {code} is not known; .raw(name) gives its bytes", path=self.path, tensor=name
             )
+        if kind is dtypes.STRING and (number, prod(shape)) in self._strings:
+            return StringTensor.of_checked(data, shape)
         try:
-            return StringTensor(data, shape) if kind is dtypes.STRING else PackedTensor(data, kind, shape)
+            if kind is not dtypes.STRING:
+                return PackedTensor(data, kind, shape)
+            checked = StringTensor(data, shape)
+            self._strings.add((number, prod(shape)))
+            return checked
         except FormatError as error:
             raise error.located(path=self.path, tensor=name) from None
 
@@ -309,7 +321,7 @@ def _locate(source: memoryview, embedded: Embedded | None) -> tuple[memoryview, 
     """Return the archive's own bytes in `source`, its sealed header or trailer, and where it starts (R14 to R16)."""
     size = len(source)
     if size < 2 * HEADER_SIZE:
-        raise FormatError(_too_short(size, bytes(source[:HEADER_SIZE])))
+        raise _too_short(size, bytes(source[:HEADER_SIZE]))
     if embedded == "prefix":
         header = decode_header(bytes(source[:HEADER_SIZE]))
         if header is None:

@@ -58,15 +58,19 @@ class _OneEntry(_Entry):
     number: int
 
     def some(self, bad: Some) -> bool:
+        """Return whether any entry is bad."""
         return bool(bad)
 
     def where(self, condition: Some, a: Some, b: Some) -> Some:
+        """Return a where the condition holds, else b."""
         return a if condition else b
 
     def greatest(self, value: Some) -> Any:
+        """Return the greatest of all entries."""
         return value
 
     def at(self, _: Some) -> int:
+        """Return the first bad entry."""
         return self.number
 
 
@@ -74,15 +78,19 @@ class _ManyEntries(_Entry):
     """Whole columns."""
 
     def some(self, bad: Some) -> bool:
+        """Return whether any entry is bad."""
         return bool(np.count_nonzero(bad))
 
     def where(self, condition: Some, a: Some, b: Some) -> Some:
+        """Return a where the condition holds, else b."""
         return np.where(condition, a, b)
 
     def greatest(self, value: Some) -> Any:
+        """Return the greatest of all entries."""
         return value.max()
 
     def at(self, bad: Some) -> int:
+        """Return the first bad entry."""
         return int(np.argmax(bad))
 
 
@@ -167,6 +175,7 @@ class _Tensor(_Entry):
     any_string: bool
 
     def fail(self, i: int, message: str, kind: type[FormatError | LimitError]) -> None:
+        """Raise the error, naming tensor i."""
         row = self.ix.tensors[i]
         values = {name: row[name] for name in row.dtype.names}
         raise kind(message.format(**values), tensor=self.ix.name(i))
@@ -185,10 +194,12 @@ class TensorRow(_OneEntry, _Tensor):
         self.strided = self.any_strided = self.strides != NONE
 
     def refuse(self, bad: Some, message: str, kind: type[FormatError | LimitError] = FormatError) -> None:
+        """Raise for the first bad entry."""
         if bad:
             self.fail(self.number, message, kind)
 
     def axis(self, pool: Array, starts: Some, axis: int, missing: int) -> Some:
+        """Return what the pool holds for one axis, `missing` where a tensor has none."""
         return int(pool[starts + axis]) if axis < self.rank else missing
 
     def payload_bytes(self) -> Some:
@@ -220,10 +231,12 @@ class TensorColumns(_ManyEntries, _Tensor):
             self.byte_offset = words[6] | words[7].astype(np.uint64) << np.uint64(32)
 
     def refuse(self, bad: Some, message: str, kind: type[FormatError | LimitError] = FormatError) -> None:
+        """Raise for the first bad entry."""
         if np.count_nonzero(bad):
             self.fail(self.at(bad), message, kind)
 
     def axis(self, pool: Array, starts: Some, axis: int, missing: int) -> Some:
+        """Return what the pool holds for one axis, `missing` where a tensor has none."""
         active = self.rank > axis
         if starts is self.strides:
             active &= self.strided

@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 
 from . import tree
-from .entries import AttributeEntry, Entries, PayloadId
+from .entries import AttributeEntry, Entries, Form, PayloadId
 from .errors import UnsupportedError
 from .layout import ALIGNMENT, NONE, check_alignment
+from .reader import Archive
 from .record import Record
-from .sharing import analyse
+from .sharing import Placement, analyse
 from .sink import open_sink
 from .writer import SaveReport, digest_kind, write_front
 
@@ -33,8 +34,8 @@ def save_record(
     Args:
         record: nested dicts, lists, tuples and dataclasses of arrays and plain values; a flat `{name: array}`; an
             object with `state_dict()`; or a Record. None, bool, int, float, str, bytes, and lists of one of these,
-            become attributes; a numpy scalar is a tensor of rank 0. Tied arrays are stored once and stay tied (what a
-            Record holds deduplicated lies in the same memory, and so is tied); a view stores only its own rows.
+            become attributes; a numpy scalar is a tensor of rank 0. Tied arrays are stored once and stay tied; a view
+            stores only its own rows. A Record is saved as it is, its payloads uncopied.
         dest: a path, or a binary file object; a pipe will do.
         alignment: of every payload in bytes, a power of two from 16 to 65536. Those of 1 MiB and more lie on 16384.
         digest: 'xxh3' for a checksum of each payload, and equal payloads stored once; 'none' for neither.
@@ -54,8 +55,7 @@ def save_record(
     """
     kind = digest_kind(digest)
     check_alignment(alignment)
-    flat = _flat(record)
-    placement = analyse(flat.values)
+    flat, placement = _taken_apart(record)
     flat.form_ids, flat.forms = placement.form_ids, placement.forms
     blobs = _Blobs(len(placement.sources))
     flat.attributes = [a._replace(value=blobs.take(a.value)) for a in flat.attributes]
@@ -74,23 +74,37 @@ def save_record(
         return write_front(sink, number, sources, alignment=alignment, kind=kind)
 
 
-def _flat(record: Any) -> tree.Flat:
+def _taken_apart(record: Any) -> tuple[tree.Flat, Placement]:
     if not isinstance(record, Record):
-        return tree.flatten(record)
+        flat = tree.flatten(record)
+        return flat, analyse(flat.values)
     archive = record.archive
     archive.ensure_all()
-    return tree.from_index(archive.index, list(archive.views()), archive.payload)
+    return tree.from_index(archive.index, archive.payload), _placement(archive)
+
+
+def _placement(archive: Archive) -> Placement:
+    """Return the payloads of a loaded archive as they are, so that what is tied stays tied and nothing else is."""
+    ix = archive.index
+    out = Placement(len(ix.tensors))
+    out.sources = [np.frombuffer(archive.payload(p), np.uint8) for p in range(len(ix.payloads))]
+    for i, row in enumerate(ix.tensors.tolist()):
+        out.form_ids[i] = out.form(Form(row[9], row[10], archive.shape(row), archive.strides(row), row[6]))
+        out.source_ids[i] = -1 if row[5] == NONE else row[5]
+    out.in_order()
+    return out
 
 
 def _metadata(metadata: Any, blobs: _Blobs) -> list[AttributeEntry]:
     if not isinstance(metadata, Mapping):
         raise UnsupportedError(f"metadata is a mapping from names to plain values, not a {type(metadata).__name__}")
+    metadata = {k: tuple(v) if isinstance(v, tuple) else v for k, v in metadata.items()}  # named ones are plain here
     for key, value in metadata.items():
         what = f"metadata {key!r}"
         if not isinstance(key, str) or not key or "\0" in key or not tree.is_attribute(key, what):
             raise UnsupportedError(f"{what}: names are non-empty strings without NUL")
         if not tree.is_attribute(value, what):
-            raise UnsupportedError(f"{what}: values are None, bool, int, float, str, bytes, or lists of one of these")
+            raise UnsupportedError(f"{what}: names are strings, values plain ones or lists of one type")
     return [AttributeEntry(key, NONE, 0, blobs.take(value)) for key, value in metadata.items()]
 
 

@@ -114,7 +114,7 @@ class _ObjectSink:
             if done is None and not isinstance(self._file, io.RawIOBase):
                 done = len(view)
             if not done:  # a raw file says None when it would block
-                raise SourceError(f"the file object took none of {len(view)} bytes; open it in blocking mode")
+                raise SourceError(f"the file object took no byte of {len(view)}; open it in blocking mode")
             self.position += done
             view = view[done:]
 
@@ -150,7 +150,7 @@ def path_of(value: Any) -> str:
     except TypeError:
         raise UnsupportedError(f"a {type(value).__name__} is neither a path nor a binary file object") from None
     except UnicodeError:
-        raise SourceError("no file can have this name, it is not UTF-8", path=repr(value)) from None
+        raise SourceError("no file can have this name, it has lone surrogates", path=repr(value)) from None
     if "\0" in path:
         raise SourceError("no file can have this name, it contains NUL", path=path)
     return path

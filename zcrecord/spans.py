@@ -191,7 +191,7 @@ class Pool:
         if not len(twice):
             return None
         seen: set[tuple[int, bytes]] = set()
-        for i in np.flatnonzero(np.isin(hashes, twice)).tolist():
+        for i in np.flatnonzero(np.isin(hashes, twice, kind="sort")).tolist():
             key = (int(groups[i]), self._slice(int(starts[i]), int(sizes[i])))
             if key in seen:
                 return i

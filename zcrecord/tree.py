@@ -103,8 +103,11 @@ def flatten(record: Any) -> Flat:
     state = None
     if callable(getattr(record, "state_dict", None)) and not isinstance(record, type):
         state = record.state_dict()
-        if not isinstance(state, Mapping) or not all(isinstance(name, str) for name in state):
-            raise UnsupportedError(f"state_dict() of {type(record).__name__} is no mapping from names to tensors")
+        if not isinstance(state, Mapping):
+            raise UnsupportedError(f"its state_dict() gave {_article(state)}, not a mapping from names to tensors")
+        for name in state:
+            if not isinstance(name, str):
+                _refuse_key(name, "")
         record = _nested(state)
     kind, type_name, items = _children(record)
     if kind is None:
@@ -114,16 +117,25 @@ def flatten(record: Any) -> Flat:
     flat.check_names()
     if state is not None:  # modules brought their tensors together; the owner's order may mix them
         rank = {name: i for i, name in enumerate(state)}
-        flat.sort(sorted(range(len(flat.names)), key=lambda i: rank.get(flat.names[i], len(rank))))
+        flat.sort(sorted(range(len(flat.names)), key=lambda i: _rank(flat.names[i], rank)))
     return flat
 
 
+def _rank(name: str, rank: Mapping[str, int]) -> int:
+    """Return the rank of a name, or of the name that it continues."""
+    while name and name not in rank:
+        name = name.rpartition(".")[0]
+    return rank.get(name, len(rank))
+
+
 def _article(value: Any) -> str:
+    if value is None:
+        return "None"
     return f"the class {value.__name__}" if isinstance(value, type) else f"a {type(value).__name__}"
 
 
-def from_index(ix: Index, values: list[Any], payload: Callable[[int], Any]) -> Flat:
-    """Return a loaded record, its tensors given as `values`, ready to be saved again: order, kinds and places stay."""
+def from_index(ix: Index, payload: Callable[[int], Any]) -> Flat:
+    """Return a loaded record ready to be saved again, but for its tensors' forms: order, kinds and places stay."""
     found = []
     for row in ix.modules:
         name = ix.string(int(row["name"]), int(row["name_size"]))
@@ -132,9 +144,8 @@ def from_index(ix: Index, values: list[Any], payload: Callable[[int], Any]) -> F
         found.append(ModuleEntry(name, key_size, parent, place, kind, type_name))
     flat = Flat(found[0].kind, found[0].type_name)
     flat.modules = found
-    flat.names = [ix.name(i) for i in range(len(values))]
+    flat.names = [ix.name(i) for i in range(len(ix.tensors))]
     flat.key_sizes, flat.parents, flat.places = (ix.tensors[c].tolist() for c in ("key_size", "parent", "place"))
-    flat.values = values
     for row in ix.attributes:
         key = ix.string(int(row["name"]), int(row["name_size"]))
         value = attribute_value(ix, row, payload)
@@ -154,7 +165,7 @@ def is_attribute(value: Any, path: str) -> bool:
         texts = [v for v in value if isinstance(v, str)]
     elif value_type(value) is None:
         if isinstance(value, int):
-            raise UnsupportedError("an integer outside -2^63 to 2^64 - 1; save it as text", tensor=path)
+            raise UnsupportedError("integers have 64 bits, from -2^63 to 2^64 - 1; save it as text", tensor=path)
         return False
     else:
         texts = [value] if isinstance(value, str) else []
