@@ -581,4 +581,4 @@ def test_strings_come_back_as_bytes() -> None:
     t = TensorProto(name="s", data_type=TensorProto.STRING, dims=[2, 2], string_data=strings)
     value = check(m.model_of(t))["s"]
     assert isinstance(value, StringTensor)
-    assert list(value) == strings
+    assert list(value.strings()) == strings

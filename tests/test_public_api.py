@@ -71,7 +71,7 @@ zcrecord.RecordError(message: str = '', *, path: str | None = None, tensor: str 
 RecordError.located(*, path: str | None = None, tensor: str | None = None, offset: int | None = None) -> RecordError
 zcrecord.SaveReport(tensors: int, payloads: int, payload_bytes: int, archive_bytes: int, tied: int,
     deduplicated: int)
-zcrecord.StringTensor(data: Bytes, shape: tuple[int, ...])
+zcrecord.StringTensor(data: Bytes, shape: tuple[int, ...], *, checked: bool = False)
 StringTensor.data
 StringTensor.dtype -> np.dtype[Any]
 StringTensor.from_strings(strings: Iterable[str | bytes], shape: tuple[int,

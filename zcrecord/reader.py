@@ -227,7 +227,7 @@ class Archive:
                 f"dtype code {code} is not known; .raw(name) gives its bytes", path=self.path, tensor=name
             )
         if kind is dtypes.STRING and (number, prod(shape)) in self._strings:
-            return StringTensor.of_checked(data, shape)
+            return StringTensor(data, shape, checked=True)
         try:
             if kind is not dtypes.STRING:
                 return PackedTensor(data, kind, shape)

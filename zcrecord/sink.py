@@ -114,7 +114,7 @@ class _ObjectSink:
             if done is None and not isinstance(self._file, io.RawIOBase):
                 done = len(view)
             if not done:  # a raw file says None when it would block
-                raise SourceError(f"the file object took no byte of {len(view)}; open it in blocking mode")
+                raise SourceError(f"the file object took none of {len(view)} bytes; open it in blocking mode")
             self.position += done
             view = view[done:]
 

@@ -131,37 +131,29 @@ class StringTensor:
 
     __slots__ = ("_ends", "data", "shape")
 
-    def __init__(self, data: Bytes, shape: tuple[int, ...]) -> None:
-        """Wrap `data`; copies nothing, and checks every end before one is used.
+    def __init__(self, data: Bytes, shape: tuple[int, ...], *, checked: bool = False) -> None:
+        """Wrap `data`; copies nothing, and checks every end before one is used, unless these bytes were `checked`.
 
         Raises:
             FormatError: the ends do not ascend from 0 inside the bytes, or the padding is not zero.
         """
-        self._set(data, shape)
+        self.data, self.shape = data, tuple(shape)
         count = prod(self.shape)
         table = 8 * (count + 1)
+        self._ends = np.zeros(1, np.uint64)
         if not count:
             return
         if len(data) % 8 or len(data) < table:
             raise FormatError(f"{count} strings cannot lie in {len(data)} bytes")
+        self._ends = data[len(data) - table :].view("<u8")
+        if checked:
+            return
         end = int(self._ends[-1])
         room = len(data) - table
         if self._ends[0] or (self._ends[1:] < self._ends[:-1]).any() or end > room or room - end >= 8:
             raise FormatError("the ends of its strings do not ascend from 0 to the end of their bytes")
         if data[end:room].any():
             raise FormatError("the padding after its strings is not zero")
-
-    def _set(self, data: Bytes, shape: tuple[int, ...]) -> None:
-        self.data, self.shape = data, tuple(shape)
-        table = 8 * (prod(self.shape) + 1)
-        self._ends = data[max(len(data) - table, 0) :].view("<u8") if len(data) % 8 == 0 else np.zeros(1, np.uint64)
-
-    @classmethod
-    def of_checked(cls, data: Bytes, shape: tuple[int, ...]) -> StringTensor:
-        """Wrap bytes that were checked before for as many strings."""
-        out = cls.__new__(cls)
-        out._set(data, shape)
-        return out
 
     @classmethod
     def from_strings(cls, strings: Iterable[str | bytes], shape: tuple[int, ...] | None = None) -> StringTensor:

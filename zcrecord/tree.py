@@ -103,11 +103,8 @@ def flatten(record: Any) -> Flat:
     state = None
     if callable(getattr(record, "state_dict", None)) and not isinstance(record, type):
         state = record.state_dict()
-        if not isinstance(state, Mapping):
-            raise UnsupportedError(f"its state_dict() gave {_article(state)}, not a mapping from names to tensors")
-        for name in state:
-            if not isinstance(name, str):
-                _refuse_key(name, "")
+        if not isinstance(state, Mapping) or not all(isinstance(name, str) for name in state):
+            raise UnsupportedError(f"state_dict() of {type(record).__name__} is no mapping from names to tensors")
         record = _nested(state)
     kind, type_name, items = _children(record)
     if kind is None:
@@ -129,8 +126,6 @@ def _rank(name: str, rank: Mapping[str, int]) -> int:
 
 
 def _article(value: Any) -> str:
-    if value is None:
-        return "None"
     return f"the class {value.__name__}" if isinstance(value, type) else f"a {type(value).__name__}"
 
 
@@ -165,7 +160,7 @@ def is_attribute(value: Any, path: str) -> bool:
         texts = [v for v in value if isinstance(v, str)]
     elif value_type(value) is None:
         if isinstance(value, int):
-            raise UnsupportedError("integers have 64 bits, from -2^63 to 2^64 - 1; save it as text", tensor=path)
+            raise UnsupportedError("an integer outside -2^63 to 2^64 - 1; save it as text", tensor=path)
         return False
     else:
         texts = [value] if isinstance(value, str) else []
