@@ -1,4 +1,4 @@
-"""What one question to an archive costs in a process of its own: `python -m tests.cost FILE LEVEL QUESTION SMALL`."""
+"""What questions to an archive cost in a process of its own: `python -m tests.cost FILE LEVEL QUESTIONS SMALL`."""
 
 from __future__ import annotations
 
@@ -38,20 +38,28 @@ QUESTIONS: dict[str, Callable[[Record], Any]] = {
 }
 
 
-def ask(path: str, level: Any, question: str, small: str) -> dict[str, Any]:
-    """Return the error's type and message (empty without one), and by how many bytes the peak of memory grew.
+def ask(path: str, level: Any, questions: str, small: str) -> dict[str, Any]:
+    """Return each question's error (type and message, empty without one), and by how much the peak of memory grew.
 
-    The same is asked of a small archive first, so that what is imported on the way does not count.
+    Every question is the first that its record hears. The same is asked of a small archive before, so that what is
+    imported on the way does not count.
     """
-    QUESTIONS[question](zcrecord.load_record(small, verify=level))
+    asked = questions.split(",")
+    for question in asked:
+        QUESTIONS[question](zcrecord.load_record(small, verify=level))
     data = Path(path).read_bytes()
     before = peak_rss() or 0
-    error = ["", ""]
+    errors = {question: error_of(QUESTIONS[question], data, level) for question in asked}
+    return {"errors": errors, "grown": (peak_rss() or 0) - before, "size": len(data)}
+
+
+def error_of(question: Callable[[Record], Any], data: bytes, level: Any) -> list[str]:
+    """Return type and message of the RecordError that a question ends in."""
     try:
-        QUESTIONS[question](zcrecord.load_record(data, verify=level))
-    except RecordError as caught:
-        error = [type(caught).__name__, str(caught)]
-    return {"error": error[0], "message": error[1], "grown": (peak_rss() or 0) - before, "size": len(data)}
+        question(zcrecord.load_record(data, verify=level))
+    except RecordError as error:
+        return [type(error).__name__, str(error)]
+    return ["", ""]
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ Array = npt.NDArray[Any]
 NUMERIC = [d for d in DTYPES if d.numpy is not None]
 WHOLE = [d for d in NUMERIC if not d.packed]  # at least a byte an element
 PACKED = [d for d in NUMERIC if d.packed]
-SWAPPABLE = [d for d in WHOLE if d.bits > 8 and hasattr(np, d.name)]  # numpy's own have both byte orders
+SWAPPABLE = [d for d in WHOLE if d.bits > 8]  # they have two byte orders
 ALIGNMENTS = [16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536]
 
 

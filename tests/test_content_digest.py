@@ -118,7 +118,7 @@ SHAPES = [
     r.Pair(BASE, None), (BASE, None), {"weight": BASE, "bias": None}, {"first": BASE, "second": None},
     {"a": {"b": BASE}}, {"a.b": BASE}, {"a": [BASE]}, {"a.0": BASE}, {"a": BASE, "m": {}}, {"a": BASE, "m": []},
     {"a": BASE, "m": {"m": {}}}, {"a": BASE, "n": 1}, {"a": BASE, "m": {"n": 1}}, {"a": BASE, "m.n": 1},
-    {"a": BASE, "n": "m"}, {"a": BASE, "m": "n"},
+    {"a": BASE, "n": "m"}, {"a": BASE, "m": "n"}, {"m": {"n": 1}, "k": {}}, {"m": {}, "k": {"n": 1}},
 ]  # fmt: skip
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -191,6 +192,19 @@ def test_every_byte_outside_header_index_and_trailer_is_a_payload_or_a_gap() -> 
         changed[at] ^= 16
         with pytest.raises(FormatError):
             zcrecord.load_record(bytes(changed), verify="full")
+
+
+def test_error_found_later_names_the_file_too(tmp_path: Path) -> None:
+    """R73."""
+    archive = rich()
+    flipped("w")(archive)
+    path = tmp_path / "model.zcr"
+    path.write_bytes(archive.seal())
+    with zcrecord.load_record(path) as record, pytest.raises(IntegrityError, match=r"model\.zcr: tensor 'w': payload "):
+        record.verify()
+    with pytest.raises(IntegrityError, match=r"model\.zcr: tensor 'w': payload ") as caught:
+        zcrecord.load_record(path, verify="full")
+    assert caught.value.path == str(path)
 
 
 def test_index_error_comes_before_any_payload_is_read() -> None:

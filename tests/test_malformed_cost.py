@@ -1,6 +1,6 @@
 """What a hostile archive may cost: memory of a small constant times its size, and time that its size bounds.
 
-Each archive is opened in a process of its own, whose peak of resident memory is read. 200,000 entries of one kind share
+Each archive is opened in a process of its own, whose peak of resident memory is read. 100,000 entries of one kind share
 what an archive of a few MB can hold once; as many tensors share a payload of 64 MB.
 """
 
@@ -23,7 +23,7 @@ from malformed import saved
 from tools.measure import MIB
 from tools.worker import ROOT
 
-N = 200_000
+N = 100_000
 MOST = 32  # times the size of the archive: what whole columns of temporary numbers come to
 LONG = 1 << 20
 BIG = 1 << 26
@@ -147,11 +147,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def ask(folder: Path, data: bytes, level: str, question: str) -> dict[str, Any]:
-    """Have a question answered in a process of its own; one that hangs is ended."""
+def ask(folder: Path, data: bytes, level: str, *questions: str) -> dict[str, Any]:
+    """Have questions answered in a process of their own; one that hangs is ended."""
     path = folder / "hostile.zcr"
     path.write_bytes(data)
-    command = [sys.executable, "-m", "tests.cost", str(path), level, question, str(folder / "small.zcr")]
+    command = [sys.executable, "-m", "tests.cost", str(path), level, ",".join(questions), str(folder / "small.zcr")]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
     path.unlink()
     assert done.returncode == 0, done.stderr
@@ -160,10 +160,9 @@ def ask(folder: Path, data: bytes, level: str, question: str) -> dict[str, Any]:
 
 
 def test_measurement_notices_a_copy_of_the_payload(folder: Path) -> None:
-    answer = ask(folder, saved({"a": np.ones(64 << 20, np.uint8)}), "touch", "copy")
-    assert 60 * MIB <= answer["grown"] <= 72 * MIB
-    answer = ask(folder, saved({"a": np.ones(64 << 20, np.uint8)}), "index", "views")
-    assert answer["grown"] < 4 * MIB
+    data = saved({"a": np.ones(64 << 20, np.uint8)})
+    assert 60 * MIB <= ask(folder, data, "touch", "copy")["grown"] <= 72 * MIB
+    assert ask(folder, data, "index", "views")["grown"] < 4 * MIB
 
 
 @ARCHIVE
@@ -172,29 +171,25 @@ def test_opening_takes_a_small_multiple_of_the_archive(
 ) -> None:
     """R30, R31, R40, R49."""
     answer = ask(folder, build().seal(), "index", "open")
-    assert answer["error"] == kind
-    assert re.search(message, answer["message"])
+    assert answer["errors"]["open"][0] == kind
+    assert re.search(message, answer["errors"]["open"][1])
     assert answer["grown"] < MOST * answer["size"]
 
 
-@pytest.mark.parametrize(
-    "question", ["names", "views", "info", "infos", "tree", "modules", "attributes", "verify", "digest"]
-)
-def test_touch_takes_no_more_where_names_share_their_pool(question: str, folder: Path) -> None:
+def test_touch_takes_no_more_where_names_share_their_pool(folder: Path) -> None:
     """R30."""
-    answer = ask(folder, long_names("tensors").seal(), "touch", question)
-    assert answer["error"] == "LimitError"
-    assert answer["message"].startswith("index: the names of tensors sum to ")
+    questions = ["names", "views", "info", "infos", "tree", "modules", "attributes", "verify", "digest"]
+    answer = ask(folder, long_names("tensors").seal(), "touch", *questions)
+    for kind, message in answer["errors"].values():
+        assert kind == "LimitError"
+        assert message.startswith("index: the names of tensors sum to ")
     assert answer["grown"] < MOST * answer["size"]
 
 
-@pytest.mark.parametrize("question", ["names", "views", "infos", "info", "tree"])
 @pytest.mark.parametrize("level", ["touch", "index"])
-def test_many_tensors_of_one_payload_take_a_small_multiple_of_the_archive(
-    level: str, question: str, folder: Path
-) -> None:
-    answer = ask(folder, tensors(4).seal(), level, question)
-    assert answer["error"] == ""
+def test_many_tensors_of_one_payload_take_a_small_multiple_of_the_archive(level: str, folder: Path) -> None:
+    answer = ask(folder, tensors(4).seal(), level, "names", "views", "infos", "info", "tree")
+    assert {kind for kind, _ in answer["errors"].values()} == {""}
     assert answer["grown"] < MOST * answer["size"]
 
 
@@ -224,22 +219,25 @@ def shapes() -> Forge:
     return large(f)
 
 
+def beside_a_wrong_byte() -> Forge:
+    """Let strided bools leave out the one byte that is none of them, which a tensor of another type has."""
+    f = tensors(BIG - 1, strided=True, dtype=1, byte_offset=1)
+    f.set("tensors", 0, dtype=2, byte_offset=0, strides=NONE, dims=f.add("dims", [BIG]))
+    large(f).payload[0] = 2
+    return f.digest()
+
+
 WORK = {
     "bools": lambda: large(tensors(BIG, dtype=1)),
+    "bools beside a wrong byte": beside_a_wrong_byte,
     "strings": strings,
     "shapes": shapes,
     "views": lambda: large(tensors(BIG, strided=True)),
 }
 
 
-@pytest.mark.parametrize("question", ["verify", "digest"])
 @pytest.mark.parametrize("build", WORK.values(), ids=WORK)
-def test_payload_shared_by_many_is_not_read_for_each(build: Callable[[], Forge], question: str, folder: Path) -> None:
-    """200,000 times 64 MB would take hours."""
-    answer = ask(folder, build().seal(), "index", question)
-    assert answer["error"] == ""
-
-
-def test_strings_shared_by_many_are_not_checked_for_each(folder: Path) -> None:
-    """R71."""
-    assert ask(folder, strings().seal(), "index", "views")["error"] == ""
+def test_payload_shared_by_many_is_not_read_for_each(build: Callable[[], Forge], folder: Path) -> None:
+    """R70, R71, R72, R76: 100,000 times 64 MB would take hours."""
+    answer = ask(folder, build().seal(), "index", "verify", "digest", "views")
+    assert {kind for kind, _ in answer["errors"].values()} == {""}

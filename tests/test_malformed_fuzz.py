@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from forge import VECTORS, Forge
+from forge import VECTORS
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from malformed import LEVELS, plain, rich
+from malformed import LEVELS, compact, plain, rich
 
 import zcrecord
 from zcrecord import FormatError, PackedTensor, Record, RecordError, StringTensor
@@ -75,7 +75,7 @@ def searched(record: Record, data: bytes) -> None:
             assert isinstance(name in record, bool)
 
 
-NAMES = [*zcrecord.load_record(rich().seal()), "same", "m.z", "no", ""]
+NAMES = [*zcrecord.load_record(rich().seal()), "same", "m.z", "m.s", "m.q", "no", ""]
 # Each list is asked of a record of its own: at `touch`, what one question has checked must not help the next.
 QUESTIONS: list[list[Callable[[Record, bytes], Any]]] = [
     [searched],
@@ -191,22 +191,21 @@ def test_every_changed_byte_of_an_end_leaves_the_same_record_if_its_crc_is_right
 
 
 def test_every_changed_byte_of_an_index_gives_a_valid_record_or_an_error() -> None:
-    data = Forge(rich().seal(), front=False).seal()
-    results = [questioned(resealed(changed)) for changed in variants(data, regions(data)[1], "^1 ^80 =ff")]
+    data = compact().seal()
+    results = [questioned(resealed(changed)) for changed in variants(data, regions(data)[1])]
     assert 0 < sum(record is not None for record in results) < len(results) // 2
 
 
 @ARCHIVE
 def test_every_changed_byte_of_a_small_index_gives_a_valid_record_or_an_error(data: bytes) -> None:
-    for changed in variants(data, regions(data)[1], "+1 =0"):
+    for changed in variants(data, regions(data)[1], "+1"):
         questioned(resealed(changed))
-        questioned(resealed(changed), "touch")
 
 
 @pytest.mark.parametrize("sealed", [True, False], ids=["CRC right", "CRC wrong"])
 def test_every_changed_byte_of_an_index_gives_a_valid_record_or_an_error_at_touch(sealed: bool) -> None:
-    data = rich().seal()
-    for changed in variants(data, regions(data)[1], "=ff" if sealed else "^1"):
+    data = compact().seal()
+    for changed in variants(data, regions(data)[1], "^80 =ff" if sealed else "^1 =0 =ff"):
         questioned(resealed(changed) if sealed else changed, "touch")
 
 

@@ -160,6 +160,17 @@ def test_touch_gives_no_info_with_a_name_of_a_module_that_is_none(span: tuple[in
         record.info("m.z")
 
 
+@pytest.mark.parametrize(("name", "why"), [("", "is empty"), ("w\0w", "contains NUL")], ids=["empty", "NUL inside"])
+def test_touch_refuses_name_that_is_searched_for_and_found(name: str, why: str) -> None:
+    """R29."""
+    archive = plain()
+    tensor("w", name.encode(), 1)(archive)
+    record = zcrecord.load_record(archive.seal(), verify="touch")
+    for action in (record.get, record.__getitem__, record.__contains__, record.info, record.raw):
+        with pytest.raises(FormatError, match=rf"^tensors\[0\]: its name {why}$"):
+            action(name)
+
+
 def test_touch_refuses_name_that_only_looks_found() -> None:
     """R27: a search compares the bytes that are there; here they are the name, and the span goes on."""
     archive = plain()

@@ -118,6 +118,19 @@ def test_refuses_two_digests_of_one_range() -> None:
         record["b"]
 
 
+def test_refuses_digest_in_an_archive_without() -> None:
+    """R60."""
+    archive = Forge(saved({"a": np.ones(16, np.uint8), "b": np.zeros(16, np.uint8)}, digest="none"))
+    archive.set("payloads", 1, digest=1)
+    data = archive.seal()
+    with pytest.raises(FormatError, match=r"^payload \[0x.*\) has a digest in an archive without$"):
+        zcrecord.load_record(data)
+    record = zcrecord.load_record(data, verify="touch")
+    assert record["a"].tolist() == [1] * 16
+    with pytest.raises(FormatError, match=r"has a digest in an archive without$"):
+        record["b"]
+
+
 def test_equal_payloads_share_a_range_and_stay_two() -> None:
     """R58."""
     record = zcrecord.load_record(equal().seal(), verify="full")

@@ -73,8 +73,10 @@ def test_rows_are_taken_by_number_from_either_end(kind: DType) -> None:
 
 def test_slices_that_start_on_a_byte_copy_nothing() -> None:
     packed = PackedTensor.pack(r.filled(r.PACKED[2], (6, 4)))
+    odd = PackedTensor.pack(r.filled(r.PACKED[2], (7,)))
     assert np.shares_memory(packed[2:4].packed, packed.packed)
     assert np.shares_memory(packed[5].packed, packed.packed)
+    assert np.shares_memory(odd[4:].packed, odd.packed)
 
 
 def test_packed_tensor_refuses_what_would_unpack_or_skip() -> None:

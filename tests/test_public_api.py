@@ -32,8 +32,9 @@ Was it meant? Then take the change into PUBLIC, and into the documentation that 
 PUBLIC = """
 zcrecord.ArchiveLayout(version: int, alignment: int, base_alignment: int, index_offset: int, index_nbytes: int,
     payload_offset: int, archive_nbytes: int, front: bool, sealed: bool, digest: str, deduplicated: int)
-zcrecord.DType(code: int, name: str, bits: int, numpy: np.dtype[Any] | None, onnx: int | None,
-    safetensors: str | None, torch: str | None, c: str | None, rust: str | None)
+zcrecord.DType(code: int, name: str, bits: int, onnx: int | None, safetensors: str | None, torch: str | None,
+    c: str | None, rust: str | None)
+DType.numpy -> np.dtype[Any] | None
 DType.packed -> bool
 zcrecord.ModuleInfo(name: str, kind: str, type_name: str, tensors: int, nbytes: int, attributes: dict[str, Any])
 zcrecord.PackedTensor(packed: Bytes, kind: DType | str, shape: tuple[int, ...])

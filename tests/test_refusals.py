@@ -7,7 +7,6 @@ import os
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import ml_dtypes
 import numpy as np
 import pytest
 import records as r
@@ -59,10 +58,6 @@ ARRAYS = {
     "masked text": Refusal({"x": np.ma.masked_equal(["a"], "a")}, UnsupportedError, r"tensor 'x': a masked array"),
     "surrogates in text": Refusal({"x": np.array(["a", LONE])}, UnsupportedError, r"tensor 'x': .*lone surrogates"),
     "object scalar": Refusal({"x": np.datetime64("2020")}, UnsupportedError, r"tensor 'x': dtype datetime64"),
-    "big-endian bfloat16": Refusal(
-        {"x": ONE.astype(ml_dtypes.bfloat16).view(np.dtype(ml_dtypes.bfloat16).newbyteorder(">"))},
-        UnsupportedError, r"tensor 'x': dtype .* has no place",
-    ),
 }  # fmt: skip
 VALUES = {
     "set": Refusal({"m": {"x": {1}}}, UnsupportedError, r"tensor 'm\.x': a set is neither"),
@@ -75,25 +70,21 @@ VALUES = {
     "bytearray": Refusal({"x": bytearray(b"a")}, UnsupportedError, r"tensor 'x': a mutable buffer; pass bytes"),
     "writable memoryview": Refusal({"x": memoryview(bytearray(1))}, UnsupportedError, r"tensor 'x': a mutable buffer"),
     "memoryview with gaps": Refusal({"x": memoryview(b"abcd")[::2]}, UnsupportedError, r"tensor 'x': "),
-    "65-bit integer": Refusal({"x": 2**64}, UnsupportedError, r"'x': .*integer outside -2\^63 to 2\^64 - 1"),
-    "low 65-bit integer": Refusal(
-        {"m": {"x": -(2**63) - 1}}, UnsupportedError, r"'m\.x': .*integer outside -2\^63 to 2\^64 - 1"
-    ),
-    "65-bit integer in list": Refusal(
-        {"x": [1, 2**64]}, UnsupportedError, r"'x(\.1)?': .*integer outside -2\^63 to 2\^64 - 1"
-    ),
-    "65-bit integers in list": Refusal(
-        {"x": [2**64, 2**64]}, UnsupportedError, r"'x(\.0)?': .*integer outside -2\^63 to 2\^64 - 1"
-    ),
+    "65-bit integer": Refusal({"x": 2**64}, UnsupportedError, r"'x': .*2\^64 - 1"),
+    "low 65-bit integer": Refusal({"m": {"x": -(2**63) - 1}}, UnsupportedError, r"'m\.x': .*2\^64 - 1"),
+    "65-bit integer in list": Refusal({"x": [1, 2**64]}, UnsupportedError, r"'x(\.1)?': .*2\^64 - 1"),
+    "65-bit integers in list": Refusal({"x": [2**64, 2**64]}, UnsupportedError, r"'x(\.0)?': .*2\^64 - 1"),
     "surrogates in a value": Refusal({"m": {"x": LONE}}, UnsupportedError, r"'m\.x': .*lone surrogates"),
     "surrogates in a list": Refusal({"x": ["a", LONE]}, UnsupportedError, r"'x': .*lone surrogates"),
     "array as record": Refusal(ONE, UnsupportedError, "a record is a mapping, list, tuple or dataclass, not .*ndarray"),
     "text as record": Refusal("text", UnsupportedError, "a record is a mapping.*, not .*str"),
-    "None as record": Refusal(None, UnsupportedError, "a record is a mapping.*, not .*NoneType"),
+    "None as record": Refusal(None, UnsupportedError, "a record is a mapping.*, not .*None"),
     "class as record": Refusal(r.Layer, UnsupportedError, "a record is a mapping.*, not .*Layer"),
     "owner's class as record": Refusal(r.Owner, UnsupportedError, "a record is a mapping.*, not .*Owner"),
-    "state_dict of a list": Refusal(r.Owner([ONE]), UnsupportedError, r"state_dict\(\) of Owner is no mapping"),
-    "state_dict of None": Refusal(r.Owner(None), UnsupportedError, r"state_dict\(\) of Owner is no mapping"),
+    "state_dict of a list": Refusal(
+        r.Owner([ONE]), UnsupportedError, r"state_dict\(\).* mapping from names to tensors"
+    ),
+    "state_dict of None": Refusal(r.Owner(None), UnsupportedError, r"state_dict\(\).* mapping from names to tensors"),
 }
 NAMES = {
     "int": Refusal({"m": {1: ONE}}, UnsupportedError, r"in 'm': key 1 is a int; keys are non-empty strings"),
@@ -180,14 +171,13 @@ METADATA: dict[str, tuple[Any, str]] = {
     "surrogate in key": ({LONE: 1}, r"metadata 'a\\ud800b'"),
     "surrogate in value": ({"k": LONE}, "metadata 'k'"),
     "surrogate in list": ({"k": ["a", LONE]}, "metadata 'k'"),
-    "mapping": ({"k": {}}, "metadata 'k': values are None, bool, .* or lists of one of these"),
-    "array": ({"k": ONE}, "metadata 'k': values are None, bool, .* or lists of one of these"),
-    "mixed list": ({"k": [1, "a"]}, "metadata 'k': values are None, bool, .* or lists of one of these"),
-    "nested list": ({"k": [[1]]}, "metadata 'k': values are None, bool, .* or lists of one of these"),
+    "mapping": ({"k": {}}, "metadata 'k': .*values .* lists of one"),
+    "array": ({"k": ONE}, "metadata 'k': .*values .* lists of one"),
+    "mixed list": ({"k": [1, "a"]}, "metadata 'k': .*values .* lists of one"),
+    "nested list": ({"k": [[1]]}, "metadata 'k': .*values .* lists of one"),
     "mixed 65-bit list": ({"k": [-1, 2**63]}, "metadata 'k'"),
     "65-bit integer": ({"k": 2**64}, "metadata 'k'"),
-    "namedtuple": ({"k": r.Pair(1, 2)}, "metadata 'k': values are None, bool"),
-    "namedtuple of bytes": ({"k": r.Pair(b"a", b"b")}, "metadata 'k': values are None, bool"),
+    "namedtuple of two types": ({"k": r.Pair(1, b"a")}, "metadata 'k': .*values .* lists of one"),
 }
 
 

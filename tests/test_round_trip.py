@@ -253,6 +253,11 @@ def test_metadata_comes_back_by_name() -> None:
     r.assert_same(got, {key: METADATA[key] for key in sorted(METADATA)})
 
 
+def test_namedtuples_of_metadata_come_back_as_tuples() -> None:
+    metadata = {"bytes": r.Pair(b"a", b"b"), "ints": r.Pair(1, 2)}
+    r.assert_same(r.round_trip({}, metadata=metadata).metadata, metadata)
+
+
 def test_metadata_is_apart_from_attributes_and_tensors() -> None:
     rec = r.round_trip({"w": ONE, "n": 1}, metadata={"w": 2, "n": 3})
     assert (rec.metadata, rec.attributes, list(rec)) == ({"n": 3, "w": 2}, {"n": 1}, ["w"])

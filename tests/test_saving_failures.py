@@ -174,7 +174,7 @@ def test_file_object_that_takes_nothing_is_an_error_and_no_endless_loop() -> Non
             assert self.calls < 100, "save_record would go on for ever"
             return 0
 
-    with pytest.raises(OSError, match=r"the file object took none of \d+ bytes"):
+    with pytest.raises(OSError, match=r"the file object took no.* of \d+"):
         zcrecord.save_record(TREE, Nothing())
 
 

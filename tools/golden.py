@@ -183,9 +183,7 @@ def forged(data: bytes, change: Callable[[index.Index], None] | None = None, vec
     new = extended(columns, vectors) if vectors else bytes(raw)
     start = layout.align_up(64 + len(new), header.base_alignment)
     size = len(data) - header.payload_offset + start
-    header = dataclasses.replace(
-        header, index_size=len(new), payload_offset=start, archive_size=size, index_crc=zlib.crc32(new)
-    )
+    header = header._replace(index_size=len(new), payload_offset=start, archive_size=size, index_crc=zlib.crc32(new))
     payloads = data[-(size - start) : -64]
     return header.encode() + new + bytes(start - 64 - len(new)) + payloads + header.encode()
 

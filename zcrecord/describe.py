@@ -138,7 +138,7 @@ def _ties(archive: Archive, names: list[str]) -> dict[int, tuple[str, ...]]:
 
 
 def _info(archive: Archive, name: str, row: tuple[int, ...], module: str, tied: tuple[str, ...]) -> TensorInfo:
-    kind = dtypes.by_code.get(row[9]) or DType(row[9], f"unknown {row[9]}", row[10], *[None] * 6)
+    kind = dtypes.by_code.get(row[9]) or DType(row[9], f"unknown {row[9]}", row[10], *[None] * 5)
     offset, alignment, digest = 0, 0, None
     if row[5] != NONE:
         start, _, digest = archive.index.payloads[row[5]].item()

@@ -61,7 +61,7 @@ class AttributeEntry(NamedTuple):
     value: Any
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False, repr=False)
 class Entries:
     """Everything an index says. Tensors are columns, one item each, so that ten thousand cost no more than lists.
 

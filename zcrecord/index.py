@@ -7,22 +7,19 @@ Knows the structs of `schema/zcrecord.fbs` and where the vectors lie; whether wh
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
-import flatbuffers
 import numpy as np
-import numpy.typing as npt
 
-from . import _schema, spans
+from . import spans
 from .entries import AttributeEntry, Entries, Form, ValueForm, ValueType, list_type, value_type
 from .errors import FormatError, LimitError, UnsupportedError
 from .layout import MAX_ARCHIVE_SIZE, MAX_INDEX_SIZE, MAX_RANK, NONE, SPAN_ALLOWANCE, WORDS_ALLOWANCE, u16_at, u32_at
 
 __all__ = ["Index", "decode", "encode", "first_children"]
 
-Array = npt.NDArray[Any]
+Array = np.ndarray[Any, np.dtype[Any]]
 
 PAYLOAD = np.dtype([("offset", "<u8"), ("nbytes", "<u8"), ("digest", "<u8")])
 TENSOR = np.dtype(
@@ -238,6 +235,11 @@ def _word(kind: int, value: Any, pool: _Pool) -> int:
 
 def _assemble(vectors: dict[str, Array], digest_kind: int, total: int) -> bytearray:
     """Lay the vectors down as bytes, with a handful of builder calls whatever the number of tensors."""
+    import flatbuffers  # here, because only who saves needs it
+
+    from ._schema import tables
+
+    schema: Any = tables  # generated without types
     builder = flatbuffers.Builder(total + 4096)
     builder.Prep(8, 0)  # so that the finished size is a multiple of 8
     places = {}
@@ -250,7 +252,6 @@ def _assemble(vectors: dict[str, Array], digest_kind: int, total: int) -> bytear
         builder.head -= len(raw)
         builder.Bytes[builder.head : builder.head + len(raw)] = raw.data
         places[name] = builder.EndVector()
-    schema: Any = _schema  # generated without types
     schema.RecordStart(builder)
     schema.RecordAddDigestKind(builder, digest_kind)
     for name, place in places.items():
@@ -259,8 +260,7 @@ def _assemble(vectors: dict[str, Array], digest_kind: int, total: int) -> bytear
     return builder.Output()  # type: ignore[no-any-return]
 
 
-@dataclass(slots=True)
-class Index:
+class Index(NamedTuple):
     """The columns of an index, as views of its bytes. Lengths and bounds of the vectors are checked, nothing else.
 
     `memory` starts where `text` does and goes on to the archive's end.

@@ -9,14 +9,15 @@ from __future__ import annotations
 import struct
 import sys
 import zlib
-from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from .errors import FormatError, IntegrityError, LimitError, VersionError
 
 __all__ = ["ALIGNMENT", "HEADER_SIZE", "LARGE_ALIGNMENT", "LARGE_PAYLOAD", "MAGIC", "VERSION", "Header", "align_up"]
+
+Array = np.ndarray[Any, np.dtype[np.uint64]]
 
 if sys.byteorder != "little":
     raise ImportError("zcrecord archives are little-endian and used in place; this machine is big-endian")
@@ -57,8 +58,7 @@ def u32_at(buffer: memoryview, offset: int) -> int:
     return value
 
 
-@dataclass(frozen=True, slots=True)
-class Header:
+class Header(NamedTuple):
     """The 64 bytes at both ends of an archive. Offsets and sizes in bytes from the archive's first byte."""
 
     alignment: int
@@ -192,7 +192,7 @@ def payload_alignment(nbytes: int, alignment: int) -> int:
     return max(alignment, LARGE_ALIGNMENT) if nbytes >= LARGE_PAYLOAD else alignment
 
 
-def plan_payloads(sizes: npt.NDArray[np.uint64], alignment: int) -> tuple[npt.NDArray[np.uint64], int, int]:
+def plan_payloads(sizes: Array, alignment: int) -> tuple[Array, int, int]:
     """Return each payload's offset, where they all end (aligned), and the strongest alignment used.
 
     Offsets are relative to a `payload_offset` that is a multiple of the strongest alignment. No byte is touched:

@@ -7,19 +7,21 @@ Rule numbers are FORMAT.md's. What concerns the index as a whole is left to `ver
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
 from . import dtypes
 from .errors import FormatError, LimitError
 from .index import Index
 from .layout import MAX_ARCHIVE_SIZE, MAX_RANK, NONE, Header
 
+if TYPE_CHECKING:
+    import numpy.typing as npt  # costs 0.6 ms at run time
+
 __all__ = ["PayloadColumns", "PayloadRow", "TensorColumns", "TensorRow", "check_payload", "check_tensor"]
 
-Array = npt.NDArray[Any]
+Array = np.ndarray[Any, np.dtype[Any]]
 Some = Any  # an int, or an array of them
 _BIT_LIMIT = MAX_ARCHIVE_SIZE * 8
 _SURELY_FITS = 2.0**58  # bits; a product in floating point below this is below the limit for certain

@@ -98,6 +98,7 @@ def _placement(archive: Archive) -> Placement:
 def _metadata(metadata: Any, blobs: _Blobs) -> list[AttributeEntry]:
     if not isinstance(metadata, Mapping):
         raise UnsupportedError(f"metadata is a mapping from names to plain values, not a {type(metadata).__name__}")
+    metadata = {k: tuple(v) if isinstance(v, tuple) else v for k, v in metadata.items()}  # named ones are plain here
     for key, value in metadata.items():
         what = f"metadata {key!r}"
         if not isinstance(key, str) or not key or "\0" in key or not tree.is_attribute(key, what):

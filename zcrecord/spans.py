@@ -9,13 +9,12 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from .errors import FormatError
 
 __all__ = ["Pool"]
 
-Array = npt.NDArray[Any]
+Array = np.ndarray[Any, np.dtype[Any]]
 _WIDTH = 32  # bytes; most names, or what distinguishes them, fit
 _FEW = 64  # spans; below this a Python loop over bytes is as fast as numpy's fixed costs
 _CHUNK = 2048  # spans compared together; their rows stay in the cache

@@ -8,18 +8,20 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Iterator
 from math import prod
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
-import numpy.typing as npt
 
 from . import dtypes
 from .dtypes import DType
 from .errors import FormatError, UnsupportedError
 
+if TYPE_CHECKING:
+    import numpy.typing as npt  # costs 0.6 ms at run time
+
 __all__ = ["PackedTensor", "StringTensor"]
 
-Bytes = npt.NDArray[np.uint8]
+Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
 
 class PackedTensor:

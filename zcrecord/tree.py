@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .dtypes import DType, by_numpy
+from .dtypes import DType, from_numpy
 from .entries import AttributeEntry, Entries, Form, ModuleEntry, ModuleKind, ValueForm, ValueType, list_type, value_type
 from .errors import FormatError, LimitError, NameCollisionError, UnsupportedError
 from .index import Index
@@ -214,8 +214,11 @@ def _add_arrays(flat: Flat, prefix: str, module: int, children: Mapping[str, Any
     keys, values = list(children), list(children.values())
     if set(map(type, values)) != {np.ndarray} or set(map(type, keys)) != {str} or not all(keys):
         return False
-    if not {v.dtype for v in values} <= by_numpy.keys():
-        return False
+    try:
+        for dtype in {v.dtype for v in values}:
+            from_numpy(dtype)
+    except UnsupportedError:
+        return False  # to be said with its path
     flat.names += [prefix + k for k in keys] if prefix else keys
     flat.key_sizes += map(len, keys if "".join(keys).isascii() else [k.encode(errors="surrogatepass") for k in keys])
     flat.parents += [module] * len(keys)

@@ -10,7 +10,6 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from . import spans
 from .entries import ValueForm, ValueType
@@ -21,7 +20,7 @@ from .rules import PayloadColumns, TensorColumns, TensorRow, check_payload, chec
 
 __all__ = ["check_header", "check_index", "check_touched"]
 
-Array = npt.NDArray[Any]
+Array = np.ndarray[Any, np.dtype[Any]]
 
 
 def _first(bad: Array) -> int | None:

@@ -36,9 +36,11 @@ def run(settings: Settings) -> Iterator[Row]:
 
 
 def make_tensors(count: int) -> dict[str, np.ndarray[Any, np.dtype[np.float32]]]:
-    """Return tensors of 1 KB, every one different, named as a deep model would name them."""
+    """Return tensors of 1 KB, each in memory of its own and different, named as a deep model would name them."""
     values = np.random.default_rng(0).random((count, ITEMS), np.float32)
-    return {f"model.layers.{i // 100}.experts.{i // 10 % 10}.part_{i % 10}.weight": values[i] for i in range(count)}
+    return {
+        f"model.layers.{i // 100}.experts.{i // 10 % 10}.part_{i % 10}.weight": values[i].copy() for i in range(count)
+    }
 
 
 def _open_one(settings: Settings, archive: Path, peer: Path, npz: Path, names: list[str]) -> Iterator[Row]:
