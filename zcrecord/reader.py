@@ -114,7 +114,8 @@ class Archive:
             else:
                 verify.check_index(self.index, h)
             self._region = self.buffer[h.payload_offset :]
-            self._octets = np.frombuffer(self._region, np.uint8)  # ndarray(buffer=...) of it holds the buffer's export
+            # ndarray(buffer=memoryview) keeps what the memoryview is of: here an array that holds the buffer's export.
+            self._octets = np.frombuffer(self._region, np.uint8).data
             if level == "full":
                 self.check_contents()
         except RecordError as error:
