@@ -44,6 +44,11 @@ def list_of(start: int, count: int, beyond: bool = False) -> Callable[[Forge], A
     return lambda f: attribute("list", value=start + len(f.columns["words"]) * beyond | count << 32)(f)
 
 
+def past_the_last(vector: str, key: str) -> Callable[[Forge], Any]:
+    """Name the payload that would come next."""
+    return lambda f: f.set(vector, key, value=len(f.columns["payloads"]))
+
+
 POOL = r"^attributes: a list leaves the pool of \d+ words"
 ORDER = r"^attributes\[\d\]: not strictly ascending by parent and place"
 PLACED = r"^metadata\[1\]: it has a parent or a place"
@@ -58,7 +63,8 @@ CASES = [
     Case("R64", "parent NONE", attribute("on", parent=NONE), r"^attributes\[1\]: its parent 4294967295 is no module"),
     Case("R64", "out of order", swapped, ORDER),
     Case("R64", "two in one place", lambda f: attribute("on", place=f.get("attributes", "note", "place"))(f), ORDER),
-    Case("R64", "parents descend", attribute("on", parent=9), ORDER),
+    Case("R64", "parents descend", attribute("on", parent=9),
+         r"^attributes\[2\]: not strictly ascending by parent and place"),
     Case("R65", "metadata with a parent", metadata("raw", parent=0), PLACED),
     Case("R65", "metadata with a place", metadata("raw", place=1), PLACED),
     Case("R66", "type 7", attribute("on", type=7), r"^attributes\[1\]: type 7 or form 0 is not known"),
@@ -78,6 +84,10 @@ CASES = [
     Case("R68", "bool of 2", attribute("on", value=2), "^attributes: a bool is more than 1"),
     Case("R68", "bool in a list", item("flags", 2**32), "^attributes: a bool is more than 1"),
     Case("R68", "bool of metadata", metadata("by", type=1, value=2), "^metadata: a bool is more than 1"),
+    Case("R68", "payload one past the last", past_the_last("attributes", "blob"),
+         "^attributes: a payload is not in the index"),
+    Case("R68", "payload of metadata one past the last", past_the_last("metadata", "raw"),
+         "^metadata: a payload is not in"),
     Case("R68", "payload behind the payloads", attribute("blob", value=99),
          "^attributes: a payload is not in the index"),
     Case("R68", "payload of 2^32", attribute("blob", value=2**32), "^attributes: a payload is not in the index"),

@@ -140,6 +140,19 @@ def test_bools_are_checked_where_strides_reach() -> None:
         zcrecord.load_record(archive.seal(), verify="full")
 
 
+@pytest.mark.parametrize("wrong", [0, 3])
+def test_bools_may_lie_beside_other_bytes(wrong: int) -> None:
+    """R72: what a bool tensor does not reach is no concern of it."""
+    archive = Forge(saved({"n": (numbers := np.ones(8, np.uint8)), "b": numbers[1:].view(bool)}))
+    archive.payload[wrong] = 2
+    archive.digest()
+    if not wrong:
+        assert zcrecord.load_record(archive.seal(), verify="full")["b"].all()
+        return
+    with pytest.raises(FormatError, match=r"^tensor 'b': a bool is neither 0 nor 1$"):
+        zcrecord.load_record(archive.seal(), verify="full")
+
+
 def test_without_digests_bytes_may_be_any() -> None:
     """R73."""
     archive = Forge(saved({"w": np.ones(4, np.uint8)}, digest="none"))

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from forge import END, Forge
-from malformed import LEVELS, Case, cases, plain, refused
+from forge import END, Forge, build_index
+from malformed import LEVELS, Case, cases, plain, refused, saved
 
 import zcrecord
 from zcrecord import FormatError, IntegrityError, LimitError, VersionError
@@ -83,6 +83,7 @@ FRONT = [
          r"^header: archive_size \d+ is more than 2\^56", LimitError),
     Case("R9", "archive_size of 2^64-1", both(archive_size=2**64 - 1), r"^header: archive_size \d+ is more",
          LimitError),
+    Case("R9", "archive_size 2^56", both(archive_size=2**56), "^the archive has 72057594037927936 bytes, the source"),
     Case("R10", "index_size 0", both(index_size=0),
          r"^header: index_size 0 is not a multiple of 8 from 8 to 2\^31 - 8"),
     Case("R10", "index_size no multiple of 8", both(index_size=100), "^header: index_size 100 is not"),
@@ -169,6 +170,29 @@ def test_accepts_what_the_cases_start_from() -> None:
     for archive in (plain(), plain(front=False), plain(sealed=False), plain(front=False, sealed=False)):
         data = archive.seal()
         assert len({zcrecord.load_record(data, verify=level).content_digest() for level in LEVELS}) == 1
+
+
+@pytest.mark.parametrize("front", [True, False], ids=["front", "back"])
+@pytest.mark.parametrize("alignment", [16, 32, 4096, 65536])
+def test_accepts_every_alignment(alignment: int, front: bool) -> None:
+    """R4, R5, R11, R12."""
+    for record in ({"w": np.ones(3), "v": np.ones(5)}, {"n": 1}):
+        data = Forge(saved(record, alignment=alignment), front=front).seal()
+        assert (
+            zcrecord.load_record(data, verify="full").content_digest()
+            == zcrecord.load_record(saved(record)).content_digest()
+        )
+
+
+def test_gap_behind_a_front_index_may_be_nothing_and_is_less_than_the_base_alignment() -> None:
+    """R12."""
+    archive = plain()
+    while len(build_index(archive.columns)) % 64:
+        archive.text(b"1234567")
+    zcrecord.load_record(archive.seal())
+    archive.widen = 64
+    with pytest.raises(FormatError, match=r"^header: 64 bytes between index and payloads, at most 63$"):
+        zcrecord.load_record(archive.seal())
 
 
 @pytest.mark.parametrize("level", LEVELS)

@@ -291,13 +291,10 @@ def test_vector_with_unknown_id_is_ignored() -> None:
     """R78."""
     archive = plain()
     index = build_index(archive.columns, 1)
-    table = bytes(index[TABLE : TABLE + 52])
-    longer = np.array([30, 52, *np.frombuffer(index, "<u2", 12, VTABLE + 4), 48], "<u2").tobytes()  # id 12, anywhere
     at = len(index)
-    index += longer + bytes(-len(longer) % 8)
+    index += np.array([32, 52, *np.frombuffer(index, "<u2", 12, VTABLE + 4), 48, 9], "<u2").tobytes()  # ids 12 and 13
     index[TABLE : TABLE + 4] = np.int32(TABLE - at).tobytes()
     archive.index = index
-    assert table[4:] == bytes(index[TABLE + 4 : TABLE + 52])
     assert zcrecord.load_record(archive.seal())["w"].shape == (2, 3)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from forge import NONE, STRUCTS, Forge
-from malformed import Case, cases, plain, refused, rich, saved
+from malformed import Case, cases, plain, refused, rich, saved, sequence
 
 import zcrecord
 from zcrecord import FormatError, LimitError
@@ -126,6 +126,52 @@ def test_touch_refuses_tree_of_modules_when_it_is_asked_for(case: Case) -> None:
         refused(case, action)
     refused(case, record.verify)
     refused(case, record.content_digest)
+
+
+# The same rules where an archive is so plain that less needs to be checked: no attributes, or module 0 alone.
+# fmt: off
+FLAT = [
+    Case("R43", "first_tensor", module(0, first_tensor=1),
+         "^modules: first_tensor does not match the tensors' parents"),
+    Case("R43", "first_attribute", module(0, first_attribute=1), "^modules: first_attribute does not match"),
+    Case("R44", "place twice", place("tensors", "t001", 0), PLACES),
+    Case("R44", "place beyond", place("tensors", "t003", 4), PLACES),
+    Case("R44", "place NONE", place("tensors", "t000", NONE), PLACES),
+    Case("R42", "by_module out of order", lambda f: f.add("by_module", [0, 2, 1, 3]),
+         r"^by_module: not strictly ascending"),
+    Case("R42", "by_module beyond", lambda f: f.add("by_module", [0, 1, 2, 4]), "^by_module: an item is no tensor"),
+]
+NESTED = [
+    Case("R43", "first_tensor", module(1, first_tensor=0),
+         "^modules: first_tensor does not match the tensors' parents"),
+    Case("R43", "first_attribute", module(1, first_attribute=1), "^modules: first_attribute does not match"),
+    Case("R44", "place of a module", place("modules", "m", 0), PLACES),
+    Case("R44", "place of a tensor", place("tensors", "m.x", 1), PLACES),
+]
+# fmt: on
+
+
+@cases(FLAT)
+def test_refuses_children_of_a_flat_record(case: Case) -> None:
+    archive = sequence(4)
+    case.change(archive)
+    refused(case, zcrecord.load_record, archive.seal())
+
+
+@cases(NESTED)
+def test_refuses_children_of_a_record_without_attributes(case: Case) -> None:
+    archive = Forge(saved({"w": np.ones(1), "m": {"x": np.ones(1)}}))
+    case.change(archive)
+    refused(case, zcrecord.load_record, archive.seal())
+
+
+def test_places_are_the_order_of_the_tree_and_not_that_of_the_tensors() -> None:
+    """R44."""
+    archive = sequence(4)
+    archive.columns["tensors"]["place"] = [3, 2, 1, 0]
+    record = zcrecord.load_record(archive.seal())
+    assert list(record) == ["t000", "t001", "t002", "t003"]
+    assert list(record.tree()) == ["t003", "t002", "t001", "t000"]
 
 
 def chain(depth: int) -> bytes:

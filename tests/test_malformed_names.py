@@ -171,11 +171,12 @@ def test_touch_refuses_name_that_is_searched_for_and_found(name: str, why: str) 
             action(name)
 
 
-def test_touch_refuses_name_that_only_looks_found() -> None:
-    """R27: a search compares the bytes that are there; here they are the name, and the span goes on."""
+@pytest.mark.parametrize("size", [1, 2, 9])
+def test_touch_refuses_name_that_only_looks_found(size: int) -> None:
+    """R27: a search compares the bytes that are there; here they are the name, but the pool ends with it."""
     archive = plain()
     start, _ = archive.text(b"w", nul=False)
-    archive.set("tensors", "w", name=start, name_size=9, key_size=9)
+    archive.set("tensors", "w", name=start, name_size=size, key_size=size)
     record = zcrecord.load_record(archive.seal(), verify="touch")
     with pytest.raises(FormatError, match=r"^tensors\[0\]: its name is past the end of the text pool"):
         record["w"]
@@ -328,6 +329,14 @@ def test_tells_keys_apart_that_differ_in_the_last_byte_alone(size: int) -> None:
     archive.rename("attributes", key, other.encode())
     message = rf"^modules\[0\]: two of its children have the key '{other}'$"
     with pytest.raises(FormatError, match=message):
+        zcrecord.load_record(archive.seal())
+
+
+def test_refuses_one_key_twice_where_there_are_no_attributes() -> None:
+    """R36."""
+    archive = Forge(saved({"w": np.ones(1), "m": {"x": np.ones(1)}}))
+    archive.rename("tensors", "w", b"m")
+    with pytest.raises(FormatError, match=r"^modules\[0\]: two of its children have the key 'm'$"):
         zcrecord.load_record(archive.seal())
 
 

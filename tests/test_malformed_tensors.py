@@ -73,6 +73,8 @@ CASES = [
     Case("R49", "strings", shape(2**54, key="s"), HUGE, LimitError, tensor="s"),
     Case("R49", "packed elements", shape(2**57 + 1, key="q"), HUGE, LimitError, tensor="q"),
     Case("R50", "payload behind the payloads", tensor(payload=99), "its payload 99 is not in the index"),
+    Case("R50", "payload one past the last", lambda f: f.set("tensors", "w", payload=len(f.columns["payloads"])),
+         "its payload 6 is not in the index"),
     Case("R50", "payload at NONE-1", tensor(payload=NONE - 1), "its payload 4294967294 is not in the index"),
     Case("R50", "no payload", tensor(payload=NONE), EXACTLY),
     Case("R50", "string without payload", tensor("s", payload=NONE), EXACTLY, tensor="s"),
@@ -188,6 +190,7 @@ LEGAL = [
     ("both ends reached", strided((2, 2), (-5, 0), byte_offset=20), [[5, 5], [0, 0]]),
     ("rank 0 amid the payload", strided((), (), byte_offset=20), 5),
     ("an axis of 1 with any stride", strided((1, 2), (2**56, 5)), [[0, 5]]),
+    ("an axis of 1 with any stride backwards", strided((1, 2), (-(2**56), 5)), [[0, 5]]),
     ("less than the payload", strided((2,), (3,), byte_offset=8), [2, 5]),
     ("rank 64", shape(*[1] * 62, 2, 3), np.arange(6).reshape(*[1] * 62, 2, 3).tolist()),
 ]

@@ -265,7 +265,7 @@ def test_whatever_views_of_one_base_are_saved_their_values_and_dense_overlaps_st
 ) -> None:
     views = data.draw(st.lists(r.views(base), min_size=1, max_size=5))
     tree = {str(i): view for i, view in enumerate(views)}
-    rec = r.round_trip(tree)
+    rec = r.round_trip(tree, digest="none")  # equal bytes stay apart, so that only ties share
     r.assert_same(rec.tree(), tree)
     assert rec.nbytes <= sum(v.nbytes for v in views)
     whole = [n for n, v in tree.items() if v.flags.c_contiguous and v.size and v.dtype == rec[n].dtype == base.dtype]

@@ -44,7 +44,6 @@ __all__ = ["STUB_KEY", "ConvertReport", "convert"]
 STUB_KEY = b"zcrecord"
 # TensorProto.data_location = EXTERNAL, external_data { key, value } up to a value of so many digits.
 _STUBS = [b"\x70\x01\x6a%c\x0a%c%s\x12%c" % (len(STUB_KEY) + n + 4, len(STUB_KEY), STUB_KEY, n) for n in range(20)]
-_CHUNK = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ __all__ = ["Folder", "Reference", "parse"]
 
 _KEYS = ("location", "offset", "length", "checksum", "basepath")
 _OPEN = 8  # descriptors kept open
-_CHUNK = 1 << 20
+_CHUNK = 1 << 19
 _NUMBER = re.compile(r"[0-9]{1,19}")
 _DRIVE = re.compile(r"[A-Za-z]:")
 # O_NONBLOCK: a named pipe in the file's place must not hang the open; it is refused after.

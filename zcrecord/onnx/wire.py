@@ -21,7 +21,7 @@ VARINT, FIXED64, LEN, GROUP, END_GROUP, FIXED32 = range(6)
 MAX_NESTING = 100  # messages in messages, groups included: protobuf's own default
 MAX_LENGTH = (1 << 31) - 1  # of one field: protobuf's limit for a message
 MAX_TEXT = 1 << 16  # bytes of a name that is looked at
-WINDOW = 1 << 20  # bytes held of the stream
+WINDOW = 1 << 19  # bytes held of the stream; with the hash and the write they stay in a core's cache
 OPEN_END = 1 << 62  # where a message ends whose length is not known: the model itself
 HEADER = 20  # bytes of the longest tag and length
 
