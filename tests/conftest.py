@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import sys
 from collections.abc import Generator
 from pathlib import Path
@@ -21,6 +22,7 @@ LEFT_OUT = pytest.StashKey[list[str]]()
 Report = TypeVar("Report", pytest.TestReport, pytest.CollectReport)
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # `tools` is not installed
+signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs of a shell have it ignored, and hand that on
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # as in tools/__init__.py, for whatever imports it first
 
 

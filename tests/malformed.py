@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from functools import cache
 from typing import Any, NamedTuple
 
+import ml_dtypes
 import numpy as np
 import pytest
 from forge import Forge
@@ -40,7 +41,7 @@ def _rich() -> bytes:
         "tied": w,
         "t": w.T,
         "empty": np.zeros((0, 3), np.int16),
-        "q": PackedTensor.pack(np.array([1, -2, 3]).astype("int4")),
+        "q": PackedTensor.pack(np.array([1, -2, 3]).astype(ml_dtypes.int4)),
         "s": StringTensor.from_strings(["a", "", "xyz"]),
         "b": np.array([True, False, True]),
         "block": {"x": np.ones(2), "n": 3, "y": np.arange(3, dtype=np.int8), "deep": {"z": np.ones(1, np.int16)}},
@@ -61,7 +62,8 @@ def rich() -> Forge:
 @cache
 def _compact() -> bytes:
     w = np.arange(4, dtype=np.int16).reshape(2, 2)
-    inner = {"s": StringTensor.from_strings(["a"]), "q": PackedTensor.pack(np.zeros(1, "int4")), "n": [1], "x": "y"}
+    q = PackedTensor.pack(np.zeros(1, ml_dtypes.int4))
+    inner = {"s": StringTensor.from_strings(["a"]), "q": q, "n": [1], "x": "y"}
     return saved({"w": w, "t": w.T, "m": inner, "c": b"d"}, metadata={"k": True})
 
 
@@ -81,9 +83,9 @@ def plain(*, front: bool = True, sealed: bool = True) -> Forge:
     return Forge(_plain(), front=front, sealed=sealed)
 
 
-def sequence(count: int, *, nbytes: int = 16) -> Forge:
+def sequence(count: int) -> Forge:
     """Return an archive of tensors t000, t001, ... with a payload of their own each, taken apart."""
-    return Forge(saved({f"t{i:03}": np.full(nbytes, i, np.uint8) for i in range(count)}))
+    return Forge(saved({f"t{i:03}": np.full(16, i & 255, np.uint8) for i in range(count)}))
 
 
 class Case(NamedTuple):

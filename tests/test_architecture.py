@@ -151,9 +151,9 @@ def newly_imported(statement: str) -> set[str]:
 
 
 HEAVY = """
-    argparse asyncio concurrent difflib email hashlib http importlib.metadata json logging multiprocessing onnx
-    onnxruntime psutil rich safetensors socket sqlite3 ssl subprocess tempfile torch unittest zstandard zcrecord.onnx
-    zcrecord.cli
+    argparse asyncio concurrent difflib email flatbuffers hashlib http importlib.metadata json logging ml_dtypes
+    multiprocessing onnx onnxruntime psutil rich safetensors socket sqlite3 ssl subprocess tempfile torch unittest
+    zcrecord.cli zcrecord.onnx zstandard
 """
 
 

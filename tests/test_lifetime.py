@@ -1,6 +1,6 @@
 """A view keeps its source alive: it outlives the record, the `with` block, `del` and the file.
 
-Every case runs in a Python of its own, since what these tests guard against is reading memory that is gone.
+Cases that could read memory that is gone run in a Python of their own.
 """
 
 from __future__ import annotations
@@ -8,12 +8,15 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import records as r
 
 import zcrecord
+from zcrecord import UnsupportedError
+from zcrecord.reader import Archive
 
 LINUX = sys.platform == "linux"
 START = """
@@ -72,7 +75,8 @@ check(view)""",
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     packed = zcrecord.PackedTensor.pack(np.array([1, -2, 3]).astype("int4"))
-    tree = {"w": np.arange(1000), "p": packed, "s": np.array(["a", "bc"]), "b": b"blob"}
+    turned = np.arange(6).reshape(2, 3).T
+    tree = {"w": np.arange(1000), "p": packed, "s": np.array(["a", "bc"]), "t": turned, "b": b"blob"}
     zcrecord.save_record(tree, tmp_path / "m.zcr", metadata={"b": b"more"})
     return tmp_path / "m.zcr"
 
@@ -242,3 +246,47 @@ if os.path.exists('/proc/self/fd'):
     assert used <= 20, used  # one each at the most: Python's mmap duplicates the descriptor it is given
 """
     r.run_python(START + code, path)
+
+
+BEGUN = {
+    "values": lambda rec: iter(rec.values()),
+    "items": lambda rec: iter(rec.items()),
+    "infos": lambda rec: rec.infos(),
+    "walk": lambda rec: rec.walk(),
+}
+
+
+@pytest.mark.parametrize("verify", ["touch", "index"])
+@pytest.mark.parametrize("what", BEGUN)
+def test_iterating_over_a_record_closed_meanwhile_is_refused_in_one_line(what: str, verify: Any, path: Path) -> None:
+    rec = zcrecord.load_record(path, verify=verify)
+    begun: Any = BEGUN[what](rec)
+    rec.close()
+    with pytest.raises(UnsupportedError, match=r"m\.zcr: the record is closed; views taken before stay valid"):
+        list(begun)
+
+
+@pytest.mark.parametrize("call", ["row", "shape", "strides", "payload"])
+@pytest.mark.parametrize("name", ["w", "p", "s", "t"])
+def test_lookup_while_another_thread_closes_gives_the_tensor_or_one_error(
+    name: str, call: str, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rec = zcrecord.load_record(path)
+    expected = rec[name].tolist() if name in "wt" else [bytes(rec.raw(name))]
+    original = getattr(Archive, call)
+
+    def closing(archive: Archive, *args: Any) -> Any:
+        found = original(archive, *args)
+        rec.close()
+        return found
+
+    monkeypatch.setattr(Archive, call, closing)
+    try:
+        got = rec[name]
+    except UnsupportedError as error:
+        assert "the record is closed" in str(error)
+    else:
+        assert (
+            got.tolist() if name in "wt" else [bytes(getattr(got, "packed", getattr(got, "data", b"")))]
+        ) == expected
+        assert name not in "wt" or not got.flags.writeable

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 from forge import NONE, Forge
-from malformed import Case, cases, plain, refused, rich, saved
+from malformed import Case, cases, plain, refused, rich, saved, sequence
 
 import zcrecord
 from zcrecord import FormatError, RecordError, TensorNotFoundError
@@ -96,6 +96,16 @@ def test_refuses_span_that_ends_with_the_pool(target: Target) -> None:
 def test_refuses_span_that_starts_inside_a_character(target: Target) -> None:
     """R28."""
     refuse_span(target, lambda f: (f.text("é".encode())[0] + 1, 1), "is not UTF-8")
+
+
+@pytest.mark.parametrize("count", [1, 2, 4, 300])
+def test_refuses_nul_in_one_of_many_names_side_by_side(count: int) -> None:
+    """R29: as a writer lays them down, each followed by the NUL before the next."""
+    for row in {0, count // 2, count - 1}:
+        archive = sequence(count)
+        archive.columns["text"][archive.get("tensors", row, "name") + 1] = 0
+        with pytest.raises(FormatError, match=rf"^tensors\[{row}\]: its name contains NUL$"):
+            zcrecord.load_record(archive.seal())
 
 
 @TARGET
@@ -335,7 +345,7 @@ def test_tells_keys_apart_that_differ_in_the_last_byte_alone(size: int) -> None:
 def test_refuses_one_key_twice_where_there_are_no_attributes() -> None:
     """R36."""
     archive = Forge(saved({"w": np.ones(1), "m": {"x": np.ones(1)}}))
-    archive.rename("tensors", "w", b"m")
+    tensor("w", b"m", 1)(archive)
     with pytest.raises(FormatError, match=r"^modules\[0\]: two of its children have the key 'm'$"):
         zcrecord.load_record(archive.seal())
 

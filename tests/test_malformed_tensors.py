@@ -74,7 +74,7 @@ CASES = [
     Case("R49", "packed elements", shape(2**57 + 1, key="q"), HUGE, LimitError, tensor="q"),
     Case("R50", "payload behind the payloads", tensor(payload=99), "its payload 99 is not in the index"),
     Case("R50", "payload one past the last", lambda f: f.set("tensors", "w", payload=len(f.columns["payloads"])),
-         "its payload 6 is not in the index"),
+         r"its payload \d+ is not in the index"),
     Case("R50", "payload at NONE-1", tensor(payload=NONE - 1), "its payload 4294967294 is not in the index"),
     Case("R50", "no payload", tensor(payload=NONE), EXACTLY),
     Case("R50", "string without payload", tensor("s", payload=NONE), EXACTLY, tensor="s"),

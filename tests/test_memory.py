@@ -167,6 +167,7 @@ SAVES = {
     "transposed": ("np.ones((4096, 2048)).T", "tree"),
     "tied": ("np.ones((4096, 2048))", "[tree, array]"),
     "overlapping rows": ("np.ones((4096, 2048))", "[array[:4000], array[100:], array[::2]]"),
+    "equal": ("np.ones((2, 2048, 2048))", "[array[0], array[1]]"),
     "packed": ("zcrecord.PackedTensor(np.ones(1 << 26, np.uint8), 'int4', (1 << 27,))", "tree"),
 }
 

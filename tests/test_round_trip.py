@@ -21,7 +21,7 @@ TWO = np.arange(4, dtype=np.int64)
 
 
 @hypothesis.given(tree=r.trees(), digest=st.sampled_from(["xxh3", "none"]), alignment=st.sampled_from(r.ALIGNMENTS))
-@hypothesis.settings(max_examples=250, deadline=None)
+@hypothesis.settings(max_examples=200, deadline=None)
 def test_tree_is_what_was_saved(tree: Any, digest: str, alignment: int) -> None:
     hypothesis.assume(r.names_are_unique(tree))
     rec = r.round_trip(tree, digest=digest, alignment=alignment)

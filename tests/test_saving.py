@@ -178,6 +178,16 @@ def test_saves_to_a_named_pipe_and_leaves_it_one(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["fifo"]
 
 
+@pytest.mark.skipif(not os.path.isdir("/dev/fd"), reason="platform: no /dev/fd")
+def test_saves_to_a_pipe_by_the_name_of_its_descriptor() -> None:
+    """As a shell's >(command), and /dev/stdout."""
+    read, write = os.pipe()
+    drain = Drain(lambda: read)
+    zcrecord.save_record(TREE, f"/dev/fd/{write}")
+    os.close(write)
+    check(drain.result())
+
+
 @POSIX
 def test_saves_to_the_null_device_and_leaves_it_one() -> None:
     zcrecord.save_record(TREE, os.devnull)
@@ -214,6 +224,26 @@ def test_replaced_file_keeps_its_permission_bits(mode: int, tmp_path: Path) -> N
     zcrecord.save_record(TREE, path)
     assert stat.S_IMODE(path.stat().st_mode) == mode
     check(path.read_bytes())
+
+
+@POSIX
+def test_nobody_can_open_the_scratch_file_who_could_not_open_the_old_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "m.zcr"
+    path.write_bytes(b"old")
+    path.chmod(0o600)
+    modes = []
+    opened = os.open
+
+    def seen(name: Any, flags: int, *args: Any) -> int:
+        fd = opened(name, flags, *args)
+        modes.append(stat.S_IMODE(os.fstat(fd).st_mode))
+        return fd
+
+    monkeypatch.setattr(os, "open", seen)
+    zcrecord.save_record(TREE, path, durable=False)
+    assert modes == [0o600]
 
 
 @POSIX
@@ -262,7 +292,7 @@ def test_two_threads_may_save_to_one_path(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["m.zcr"]
 
 
-@pytest.mark.parametrize("dest", ["", ".", "folder"])
+@pytest.mark.parametrize("dest", ["", ".", "folder", "folder/", "missing/"])
 def test_refuses_a_folder(dest: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "folder").mkdir()

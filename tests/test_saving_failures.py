@@ -260,6 +260,41 @@ def test_folder_that_cannot_be_synced_does_not_undo_a_finished_save(
     assert (tmp_path / "m.zcr").read_bytes() == r.saved(TREE)
 
 
+@POSIX
+def test_folder_that_cannot_be_opened_does_not_undo_a_finished_save(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One may have the right to put files into a folder, but not to list it."""
+    (tmp_path / "m.zcr").write_bytes(b"old")
+    monkeypatch.setattr(os, "open", failing(os.open, 1, PermissionError(errno.EACCES, "may not be listed")))
+    zcrecord.save_record(TREE, tmp_path / "m.zcr")
+    assert (tmp_path / "m.zcr").read_bytes() == r.saved(TREE)
+
+
+@POSIX
+@pytest.mark.parametrize("known", [True, False])
+def test_on_macos_the_drive_is_asked_to_write_its_cache(
+    known: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import fcntl  # not on Windows
+
+    asked: list[int] = []
+
+    def control(_: int, what: int) -> int:
+        asked.append(what)
+        if not known:
+            raise OSError(errno.ENOTSUP, "a file system without it")
+        return 0
+
+    monkeypatch.setattr(fcntl, "F_FULLFSYNC", 51, raising=False)
+    monkeypatch.setattr(fcntl, "fcntl", control)
+    monkeypatch.setattr(sys, "platform", "darwin")
+    zcrecord.save_record(TREE, tmp_path / "m.zcr")
+    monkeypatch.undo()
+    assert asked == [51, 51]  # file and folder
+    assert (tmp_path / "m.zcr").read_bytes() == r.saved(TREE)
+
+
 def test_short_writes_of_the_system_are_completed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write = os.write
     monkeypatch.setattr(os, "write", lambda fd, data: write(fd, data[:4001]))

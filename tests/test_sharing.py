@@ -12,7 +12,7 @@ import records as r
 from hypothesis import strategies as st
 
 import zcrecord
-from zcrecord import PackedTensor, StringTensor
+from zcrecord import PackedTensor, StringTensor, sharing
 
 BASE = np.arange(24, dtype=np.float32).reshape(4, 6)
 
@@ -300,3 +300,25 @@ def test_views_of_a_loaded_record_are_tied_by_the_memory_they_lie_in() -> None:
     second = r.round_trip(first.tree())
     assert second.info("a").tied == ("a", "m.b", "m.row")
     assert second.nbytes == first.nbytes == BASE.nbytes
+
+
+def test_many_views_with_gaps_over_many_rows_are_placed_in_linear_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compared with each other, these would take a minute."""
+    base = np.arange(64_000, dtype=np.uint16).reshape(8000, 8)
+    rows = {f"row{i}": base[i, :6] for i in range(8000)}
+    pairs = {f"pair{i}": base[i : i + 2, 1] for i in range(7999)}
+    inside = {f"inside{i}": base[i, 1:5:2] for i in range(8000)}
+    compared = 0
+    fits = sharing._fits
+
+    def counted(*pair: Any) -> bool:
+        nonlocal compared
+        compared += 1
+        return fits(*pair)
+
+    monkeypatch.setattr(sharing, "_fits", counted)
+    rec = r.round_trip(rows | pairs | inside)
+    assert 0 < compared <= len(pairs) + len(inside)
+    assert rec.info("inside7000").payload == rec.info("row7000").payload != rec.info("pair7000").payload
+    r.assert_same(rec["inside7000"], base[7000, 1:5:2])
+    r.assert_same(rec["pair7000"], base[7000:7002, 1])

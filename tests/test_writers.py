@@ -90,6 +90,37 @@ def test_without_large_payloads_the_base_alignment_is_the_alignment(how: str) ->
     assert len(data) < 1024
 
 
+@pytest.mark.parametrize("how", ["back", "pipe"])
+@pytest.mark.parametrize("first", [b"", b"abcd"])
+def test_payload_that_was_begun_large_and_got_no_byte_leaves_no_trace(how: str, first: bytes) -> None:
+    """R13, R59."""
+    file: Any = io.BytesIO() if how == "back" else Pipe()
+    with open_sink(file) as sink:
+        out = writer.StreamWriter(sink)
+        leaves = []
+        for name, data in (("a", first), ("b", b""), ("c", b"efg"), ("d", b"")):
+            out.begin(MIB if not data else len(data))
+            out.write(data)
+            leaves.append(tree.Leaf((name,), dtypes.by_name["uint8"], 8, (len(data),), out.end()))
+        out.finish(tree.from_paths(leaves))
+    record = zcrecord.load_record(file.getvalue(), verify="full")
+    assert [record[name].tobytes() for name in record] == [first, b"", b"efg", b""]
+    assert len(file.getvalue()) < 2048
+
+
+@pytest.mark.parametrize("buffering", [0, -1])
+def test_stream_appended_to_a_file_gets_no_second_header(buffering: int, tmp_path: Path) -> None:
+    """What is written to a file that appends goes to its end, wherever it was to go."""
+    path = tmp_path / "m.zcr"
+    arrays = {"w": np.arange(100, dtype=np.uint8)}
+    with open(path, "a+b", buffering=buffering) as file, open_sink(file) as sink:
+        out = writer.StreamWriter(sink)
+        out.begin(100)
+        out.write(arrays["w"])
+        out.finish(tree.from_paths([tree.Leaf(("w",), dtypes.by_name["uint8"], 8, (100,), out.end())]))
+    assert path.read_bytes() == streamed(arrays, Pipe(), 64)
+
+
 def placed(data: bytes, shift: int) -> memoryview:
     """The bytes at an address that is `shift` past a multiple of 65536."""
     room = np.zeros(len(data) + 2 * 65536, np.uint8)

@@ -91,10 +91,10 @@ def _check_elements(archive: Archive) -> None:
     seen: set[tuple[int, int]] = set()
     for i in np.flatnonzero(packed & (rows["payload"] != NONE)).tolist():
         row = archive.row(i)
-        used = prod(archive.shape(row)) * row[10] % 8
-        if (row[5], used) not in seen and used and archive.payload(row[5])[-1] >> used:
+        used = prod(archive.shape(row)) * row.bits % 8
+        if (row.payload, used) not in seen and used and archive.payload(row.payload)[-1] >> used:
             raise FormatError("the pad bits after its last element are not zero", tensor=archive.index.name(i))
-        seen.add((row[5], used))
+        seen.add((row.payload, used))
     fine: dict[int, bool] = {}
     viewed: set[Any] = set()
     for i in np.flatnonzero(bools & (rows["payload"] != NONE)).tolist():
@@ -104,7 +104,7 @@ def _check_elements(archive: Archive) -> None:
         if fine[number]:
             continue
         row = archive.row(i)  # a view may leave out what is wrong
-        key = (number, row[6], archive.shape(row), archive.strides(row))
+        key = (number, row.byte_offset, archive.shape(row), archive.strides(row))
         if key not in viewed and int(archive.view(i).view(np.uint8).max()) > 1:
             raise FormatError("a bool is neither 0 nor 1", tensor=archive.index.name(i))
         viewed.add(key)
@@ -131,10 +131,10 @@ def content_digest(archive: Archive) -> str:
     for i in ix.by_name.tolist():
         row = archive.row(i)
         shape, strides = archive.shape(row), archive.strides(row)
-        key = row[5] if strides is None else (row[5], row[6], row[10], shape, strides)
+        key = row.payload if strides is None else (row.payload, row.byte_offset, row.bits, shape, strides)
         if key not in known:
             known[key] = _sha256(archive, i)
-        put(ix.name(i).encode(), row[9], row[10], len(shape), *shape)
+        put(ix.name(i).encode(), row.dtype, row.bits, len(shape), *shape)
         digest.update(known[key])
     put(len(ix.modules))
     for m in sorted(range(len(ix.modules)), key=lambda m: _span(ix, ix.modules[m], "name")):
@@ -153,7 +153,7 @@ def _sha256(archive: Archive, i: int) -> bytes:
     """Return the SHA-256 of a tensor's logical bytes: C order, whatever its strides; packed elements as they lie."""
     row = archive.row(i)
     if archive.strides(row) is None:
-        return hashlib.sha256(archive.payload(row[5])).digest()
+        return hashlib.sha256(archive.payload(row.payload)).digest()
     return hashlib.sha256(np.ascontiguousarray(archive.elements(i)).data.cast("B")).digest()
 
 

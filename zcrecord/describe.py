@@ -1,18 +1,20 @@
 """What an index says of its tensors and modules, in the words of the API; reads no payload byte.
 
-Every function takes an opened archive and is linear in what it returns. Values are `reader`'s, names `index`'s.
+Every function takes an opened archive and is linear in its index. Values are `reader`'s, names `index`'s.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import numpy as np
 
 from . import dtypes, tree
 from .dtypes import DType
+from .index import TensorEntry
 from .layout import MAX_ALIGNMENT, NONE, VERSION
 from .reader import Archive
 
@@ -110,11 +112,15 @@ def payload_bytes(archive: Archive) -> tuple[int, int]:
 def info(archive: Archive, i: int) -> TensorInfo:
     """Return what the index says of tensor i."""
     row = archive.row(i)
-    users = np.flatnonzero(archive.index.tensors["payload"] == row[5]) if row[5] != NONE else np.zeros(0, np.int64)
+    users = (
+        np.flatnonzero(archive.index.tensors["payload"] == row.payload)
+        if row.payload != NONE
+        else np.zeros(0, np.int64)
+    )
     if len(users) > 1:
         archive.ensure_all()  # other tensors' names are shown too
     tied = tuple(archive.index.name(u) for u in users.tolist()) if len(users) > 1 else ()
-    return _info(archive, archive.index.name(i), row, _module_name(archive, row[3]), tied)
+    return _info(archive, archive.index.name(i), row, _module_name(archive, row.parent), tied)
 
 
 def infos(archive: Archive) -> Iterator[TensorInfo]:
@@ -122,8 +128,8 @@ def infos(archive: Archive) -> Iterator[TensorInfo]:
     names = archive.names()
     module_names = [_module_name(archive, m) for m in range(len(archive.index.modules))]
     ties = _ties(archive, names)
-    for i, row in enumerate(archive.index.tensors.tolist()):
-        yield _info(archive, names[i], row, module_names[row[3]], ties.get(row[5], ()))
+    for i, row in enumerate(map(TensorEntry._make, archive.index.tensors.tolist())):
+        yield _info(archive, names[i], row, module_names[row.parent], ties.get(row.payload, ()))
 
 
 def _ties(archive: Archive, names: list[str]) -> dict[int, tuple[str, ...]]:
@@ -137,13 +143,13 @@ def _ties(archive: Archive, names: list[str]) -> dict[int, tuple[str, ...]]:
     return {number: tuple(found) for number, found in out.items()}
 
 
-def _info(archive: Archive, name: str, row: tuple[int, ...], module: str, tied: tuple[str, ...]) -> TensorInfo:
-    kind = dtypes.by_code.get(row[9]) or DType(row[9], f"unknown {row[9]}", row[10], *[None] * 5)
+def _info(archive: Archive, name: str, row: TensorEntry, module: str, tied: tuple[str, ...]) -> TensorInfo:
+    kind = dtypes.by_code.get(row.dtype) or DType(row.dtype, f"unknown {row.dtype}", row.bits, *[None] * 5)
     offset, alignment, digest = 0, 0, None
-    if row[5] != NONE:
-        start, _, digest = archive.index.payloads[row[5]].item()
+    if row.payload != NONE:
+        start, _, digest = archive.index.payloads[row.payload].item()
         start += archive.header.payload_offset + archive.offset
-        offset, alignment = start + row[6], min(start & -start, MAX_ALIGNMENT)
+        offset, alignment = start + row.byte_offset, min(start & -start, MAX_ALIGNMENT)
     return TensorInfo(
         name=name,
         dtype=kind,
@@ -152,29 +158,25 @@ def _info(archive: Archive, name: str, row: tuple[int, ...], module: str, tied: 
         offset=offset,
         nbytes=_nbytes(archive, row),
         alignment=alignment,
-        payload=None if row[5] == NONE else row[5],
+        payload=None if row.payload == NONE else row.payload,
         digest=digest if archive.index.digest_kind else None,
         tied=tied,
-        bits=row[10],
+        bits=row.bits,
         module=module,
     )
 
 
-def _nbytes(archive: Archive, row: tuple[int, ...]) -> int:
+def _nbytes(archive: Archive, row: TensorEntry) -> int:
     """Return the bytes of a tensor's own elements: its payload's, unless strides pick some of them."""
-    if row[5] == NONE:
+    if row.payload == NONE:
         return 0
-    if row[8] == NONE:
-        return archive.index.payloads[row[5]].item()[1]  # type: ignore[no-any-return]
-    count = 1
-    for dim in archive.shape(row):
-        count *= dim
-    return dtypes.nbytes(count, row[10])
+    if row.strides == NONE:
+        return archive.index.payloads[row.payload].item()[1]  # type: ignore[no-any-return]
+    return dtypes.nbytes(prod(archive.shape(row)), row.bits)
 
 
 def _module_name(archive: Archive, number: int) -> str:
-    row = archive.index.modules[number]
-    return archive.index.string(int(row["name"]), int(row["name_size"]))
+    return archive.index.text_of(archive.index.modules[number])
 
 
 def modules(archive: Archive) -> dict[str, ModuleInfo]:
@@ -183,10 +185,9 @@ def modules(archive: Archive) -> dict[str, ModuleInfo]:
     ix = archive.index
     found = [_module_name(archive, m) for m in range(len(ix.modules))]
     values: dict[int, dict[str, Any]] = {}
-    for row in ix.attributes:
-        key = ix.string(int(row["name"]), int(row["name_size"]))
-        values.setdefault(int(row["parent"]), {})[key] = tree.attribute_value(ix, row, archive.payload)
-    sizes = np.array([_nbytes(archive, row) for row in ix.tensors.tolist()], np.int64)
+    for a in tree.attribute_entries(ix, ix.attributes, archive.payload):
+        values.setdefault(a.parent, {})[a.key] = a.value
+    sizes = np.array([_nbytes(archive, row) for row in map(TensorEntry._make, ix.tensors.tolist())], np.int64)
     if ix.by_module is not None:
         sizes = sizes[ix.by_module]
     sums = np.concatenate(([0], np.cumsum(sizes)))
@@ -197,7 +198,7 @@ def modules(archive: Archive) -> dict[str, ModuleInfo]:
         out[name] = ModuleInfo(
             name=name,
             kind=_KINDS.get(int(row["kind"]), "mapping"),
-            type_name=ix.string(int(row["type_name"]), int(row["type_name_size"])),
+            type_name=ix.text_of(row, "type_name"),
             tensors=last - first[m],
             nbytes=int(sums[last] - sums[first[m]]),
             attributes=values.get(m, {}),
@@ -210,10 +211,9 @@ def attributes(archive: Archive) -> dict[str, Any]:
     archive.ensure_all()
     ix = archive.index
     out = {}
-    for row in ix.attributes:
-        key = ix.string(int(row["name"]), int(row["name_size"]))
-        module = _module_name(archive, int(row["parent"]))
-        out[f"{module}.{key}" if module else key] = tree.attribute_value(ix, row, archive.payload)
+    for a in tree.attribute_entries(ix, ix.attributes, archive.payload):
+        module = _module_name(archive, a.parent)
+        out[f"{module}.{a.key}" if module else a.key] = a.value
     return out
 
 
@@ -244,10 +244,9 @@ def walk(archive: Archive) -> Iterator[tuple[int, str, Any]]:
             stack.append((m, iter(order[starts[m] : starts[m + 1]].tolist())))
         elif child < module_count - 1 + len(tensors):
             i = child - (module_count - 1)
-            row = tensors[i].item()
-            told = _info(archive, names[i], row, found[parent].name, ties.get(row[5], ()))
+            row = ix.tensor(i)
+            told = _info(archive, names[i], row, found[parent].name, ties.get(row.payload, ()))
             yield len(stack), tree.key_of(ix, tensors[i]), told
         else:
-            row = ix.attributes[child - (module_count - 1) - len(tensors)]
-            key = ix.string(int(row["name"]), int(row["name_size"]))
-            yield len(stack), key, tree.attribute_value(ix, row, archive.payload)
+            key = ix.text_of(ix.attributes[child - (module_count - 1) - len(tensors)])
+            yield len(stack), key, found[parent].attributes[key]

@@ -5,7 +5,7 @@ How they become bytes is left to `index`, where they come from to `tree`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -22,6 +22,7 @@ __all__ = [
     "PayloadId",
     "ValueForm",
     "ValueType",
+    "change_values",
     "list_type",
     "value_type",
 ]
@@ -81,6 +82,15 @@ class Entries:
     metadata: list[AttributeEntry] = field(default_factory=list)
     payload_rows: Any = ()
     digest_kind: int = 0
+
+
+def change_values(rows: list[AttributeEntry], change: Callable[[Any], Any]) -> None:
+    """Put `change(value)` in the place of every value, and of every item where that is a list or tuple."""
+    for i, a in enumerate(rows):
+        if not isinstance(a.value, list | tuple):
+            rows[i] = a._replace(value=change(a.value))
+        else:
+            rows[i] = a._replace(value=(list if isinstance(a.value, list) else tuple)(map(change, a.value)))
 
 
 def value_type(value: Any) -> int | None:

@@ -17,7 +17,7 @@ from .entries import AttributeEntry, Entries, Form, ValueForm, ValueType, list_t
 from .errors import FormatError, LimitError, UnsupportedError
 from .layout import MAX_ARCHIVE_SIZE, MAX_INDEX_SIZE, MAX_RANK, NONE, SPAN_ALLOWANCE, WORDS_ALLOWANCE, u16_at, u32_at
 
-__all__ = ["Index", "decode", "encode", "first_children"]
+__all__ = ["Index", "TensorEntry", "decode", "encode", "first_children"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -260,6 +260,25 @@ def _assemble(vectors: dict[str, Array], digest_kind: int, total: int) -> bytear
     return builder.Output()  # type: ignore[no-any-return]
 
 
+class TensorEntry(NamedTuple):
+    """One entry of `tensors` as plain integers; the fields are those of the struct."""
+
+    name: int
+    name_size: int
+    key_size: int
+    parent: int
+    place: int
+    payload: int
+    byte_offset: int
+    dims: int
+    strides: int
+    dtype: int
+    bits: int
+    rank: int
+    reserved0: int
+    reserved1: int
+
+
 class Index(NamedTuple):
     """The columns of an index, as views of its bytes. Lengths and bounds of the vectors are checked, nothing else.
 
@@ -293,10 +312,17 @@ class Index(NamedTuple):
         except UnicodeDecodeError as error:
             raise FormatError(f"text [{start}, {start + size}) is not UTF-8: {error.reason}") from None
 
+    def text_of(self, row: Any, field: str = "name") -> str:
+        """Return the text that one field of an entry, a span, stands for."""
+        return self.string(int(row[field]), int(row[field + "_size"]))
+
+    def tensor(self, i: int) -> TensorEntry:
+        """Return the entry of tensor i."""
+        return TensorEntry._make(self.tensors[i].item())
+
     def name(self, i: int) -> str:
         """Return the full name of tensor i."""
-        row = self.tensors[i]
-        return self.string(int(row["name"]), int(row["name_size"]))
+        return self.text_of(self.tensors[i])
 
 
 def decode(memory: memoryview, size: int) -> Index:

@@ -19,16 +19,15 @@ import numpy as np
 
 from . import dtypes, verify
 from .errors import FormatError, IntegrityError, RecordError, SourceError, SourceNotFoundError, UnsupportedError
-from .index import TENSOR, Index, decode
+from .index import Index, TensorEntry, decode
 from .layout import HEADER_SIZE, MAX_ARCHIVE_SIZE, NONE, Header, decode_header
 from .tensors import PackedTensor, StringTensor
 
-__all__ = ["Archive", "Embedded", "Progress", "Verify", "map_file"]
+__all__ = ["Archive", "Embedded", "Progress", "Verify", "buffer_of", "closed", "map_file"]
 
 Verify = Literal["touch", "index", "full"]
 Embedded = Literal["prefix", "suffix"]
 Progress = Callable[[int, int], None]
-_FIELD = {name: i for i, name in enumerate(TENSOR.names or ())}
 
 
 def map_file(path: str) -> mmap.mmap:
@@ -72,6 +71,24 @@ def _too_short(size: int, start: bytes) -> RecordError:
     return FormatError(f"{size} bytes are too few for an archive (at least {2 * HEADER_SIZE}); the file is truncated")
 
 
+class _Released:
+    """What an archive has in place of index and bytes once it is released: every use of it is the one typed error."""
+
+    def __init__(self, path: str | None) -> None:
+        self._path = path
+
+    def __getattr__(self, _: str) -> Any:
+        raise closed(self._path)
+
+    def __getitem__(self, _: Any) -> Any:
+        raise closed(self._path)
+
+
+def closed(path: str | None) -> UnsupportedError:
+    """Return what is raised for a record that was closed before, or by another thread meanwhile."""
+    return UnsupportedError("the record is closed; views taken before stay valid", path=path)
+
+
 class Archive:
     """An opened archive: its bytes, its index, and views of its payloads.
 
@@ -80,6 +97,8 @@ class Archive:
         header: the sealed header, or the trailer where the header is not sealed.
         offset: where the archive starts in the file or buffer.
         verified: what has been checked of the index so far.
+
+    Another thread may release it at any time: who makes views takes hold of `_octets` first, and then of the index.
     """
 
     __slots__ = (
@@ -173,21 +192,20 @@ class Archive:
                 hi = mid
         return -1
 
-    def row(self, i: int) -> tuple[int, ...]:
-        """Return the fields of tensor i, checked, in the order of the schema."""
+    def row(self, i: int) -> TensorEntry:
+        """Return the entry of tensor i, checked."""
         self.ensure(i)
-        row: tuple[int, ...] = self.index.tensors[i].item()
-        return row
+        return self.index.tensor(i)
 
-    def shape(self, row: tuple[int, ...]) -> tuple[int, ...]:
+    def shape(self, row: TensorEntry) -> tuple[int, ...]:
         """Return the shape a row names."""
-        start = row[_FIELD["dims"]]
-        return tuple(self.index.dims[start : start + row[_FIELD["rank"]]].tolist())
+        start = row.dims
+        return tuple(self.index.dims[start : start + row.rank].tolist())
 
-    def strides(self, row: tuple[int, ...]) -> tuple[int, ...] | None:
+    def strides(self, row: TensorEntry) -> tuple[int, ...] | None:
         """Return the strides a row names, in elements; None for C order."""
-        start = row[_FIELD["strides"]]
-        return None if start == NONE else tuple(self.index.strides[start : start + row[_FIELD["rank"]]].tolist())
+        start = row.strides
+        return None if start == NONE else tuple(self.index.strides[start : start + row.rank].tolist())
 
     def payload(self, number: int) -> memoryview:
         """Return a payload's bytes; a read-only view. NONE gives an empty one."""
@@ -198,32 +216,34 @@ class Archive:
 
     def view(self, i: int) -> Any:
         """Return tensor i as an ndarray, PackedTensor or StringTensor over the archive's own bytes."""
+        octets = self._octets
         row = self.row(i)
         shape, strides = self.shape(row), self.strides(row)
-        kind = dtypes.by_code.get(row[_FIELD["dtype"]])
-        number, bits = row[_FIELD["payload"]], row[_FIELD["bits"]]
+        kind = dtypes.by_code.get(row.dtype)
+        number, bits = row.payload, row.bits
         if kind is None or kind is dtypes.STRING or bits < 8:
             return self._special(i, kind, number, shape)
         if number == NONE:
             return np.frombuffer(b"", kind.numpy).reshape(shape)  # read-only, as every view
-        offset = self.index.payloads[number].item()[0] + row[_FIELD["byte_offset"]]
+        offset = self.index.payloads[number].item()[0] + row.byte_offset
         if strides is not None:
             strides = tuple(s * (bits >> 3) for s in strides)
-        return np.ndarray(shape, kind.numpy, self._octets, offset, strides)
+        return np.ndarray(shape, kind.numpy, octets, offset, strides)
 
     def elements(self, i: int) -> np.ndarray[Any, Any]:
         """Return a strided tensor as opaque elements of its width; unlike a view, whatever its type."""
+        octets = self._octets
         row = self.row(i)
-        item = row[_FIELD["bits"]] >> 3
+        item = row.bits >> 3
         strides = tuple(s * item for s in self.strides(row) or ())
-        offset = self.index.payloads[row[_FIELD["payload"]]].item()[0] + row[_FIELD["byte_offset"]]
-        return np.ndarray(self.shape(row), np.dtype((np.void, item)), self._octets, offset, strides)
+        offset = self.index.payloads[row.payload].item()[0] + row.byte_offset
+        return np.ndarray(self.shape(row), np.dtype((np.void, item)), octets, offset, strides)
 
     def _special(self, i: int, kind: dtypes.DType | None, number: int, shape: tuple[int, ...]) -> Any:
         name = self.index.name(i)
         data = np.frombuffer(self.payload(number), np.uint8)
         if kind is None:
-            code = self.row(i)[_FIELD["dtype"]]
+            code = self.row(i).dtype
             raise UnsupportedError(
                 f"dtype code {code} is not known; .raw(name) gives its bytes", path=self.path, tensor=name
             )
@@ -240,6 +260,7 @@ class Archive:
 
     def views(self) -> Iterator[Any]:
         """Yield every tensor in saved order, at a fraction of the cost of one call each."""
+        octets, ndarray = self._octets, np.ndarray
         self.ensure_all()
         ix = self.index
         rows = ix.tensors
@@ -250,7 +271,6 @@ class Archive:
         dims = ix.dims.tolist()
         shapes: dict[tuple[int, int], tuple[int, ...]] = {}
         offsets = ix.payloads["offset"][np.where(plain, rows["payload"], 0)].tolist() if len(ix.payloads) else []
-        octets, ndarray = self._octets, np.ndarray
         columns = zip(plain.tolist(), codes, rows["dims"].tolist(), rows["rank"].tolist(), offsets, strict=False)
         if not offsets:
             yield from (self.view(i) for i in range(len(rows)))
@@ -300,8 +320,9 @@ class Archive:
 
     def release(self) -> bool:
         """Drop the archive's own hold on its mapping; returns whether that, or a later view's end, released it."""
-        self.index = self._pool = self._octets = None  # type: ignore[assignment]
-        self.buffer = self._region = memoryview(b"")
+        released: Any = _Released(self.path)
+        self.index = released  # first: numpy takes a lost `_octets` for leave to make new memory
+        self.buffer = self._region = self._pool = self._octets = released
         mapping = self._mapping() if isinstance(self._mapping, weakref.ref) else self._mapping
         if mapping is None:
             return True

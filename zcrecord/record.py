@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import mmap
 import os
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -12,7 +11,7 @@ import numpy as np
 from . import describe, tree
 from .describe import ArchiveLayout, ModuleInfo, TensorInfo
 from .errors import TensorNotFoundError, UnsupportedError
-from .reader import Archive, Embedded, Progress, Verify, buffer_of, map_file
+from .reader import Archive, Embedded, Progress, Verify, buffer_of, closed, map_file
 from .sink import path_of
 
 __all__ = ["Record", "load_record"]
@@ -40,7 +39,7 @@ class Record(Mapping[str, Any]):
     def archive(self) -> Archive:
         """The opened archive behind the record, for this package's own use."""
         if self._closed:
-            raise UnsupportedError("the record is closed; views taken before stay valid", path=self._archive.path)
+            raise closed(self._archive.path)
         return self._archive
 
     @property
@@ -111,7 +110,7 @@ class Record(Mapping[str, Any]):
 
     def raw(self, name: str) -> memoryview:
         """Return the bytes of the payload a tensor lies in, read-only and uncopied; of unknown element types too."""
-        return self.archive.payload(self.archive.row(self._number(name))[5])
+        return self.archive.payload(self.archive.row(self._number(name)).payload)
 
     def info(self, name: str) -> TensorInfo:
         """Return dtype, shape, place and ties of one tensor; reads no payload byte."""
@@ -150,10 +149,7 @@ class Record(Mapping[str, Any]):
         archive = self.archive
         archive.ensure_all()
         ix = archive.index
-        return {
-            ix.string(int(row["name"]), int(row["name_size"])): tree.attribute_value(ix, row, archive.payload)
-            for row in ix.metadata
-        }
+        return {a.key: a.value for a in tree.attribute_entries(ix, ix.metadata, archive.payload)}
 
     @property
     def layout(self) -> ArchiveLayout:
@@ -252,14 +248,8 @@ def load_record(source: Any, *, verify: Verify = "index", embedded: Embedded | N
         raise UnsupportedError(f"verify={verify!r} is not known; 'touch', 'index' or 'full'")
     if embedded not in (None, "prefix", "suffix"):
         raise UnsupportedError(f"embedded={embedded!r} is not known; 'prefix' or 'suffix'")
-    if isinstance(source, str | os.PathLike):
-        path = path_of(source)
-        mapping = map_file(path)
-        return Record(_archive(memoryview(mapping), path, mapping, verify, embedded))
-    return Record(_archive(buffer_of(source), None, None, verify, embedded))
-
-
-def _archive(
-    buffer: memoryview, path: str | None, mapping: mmap.mmap | None, verify: Verify, embedded: Embedded | None
-) -> Archive:
-    return Archive(buffer, path=path, mapping=mapping, level=verify, embedded=embedded)
+    if not isinstance(source, str | os.PathLike):
+        return Record(Archive(buffer_of(source), path=None, mapping=None, level=verify, embedded=embedded))
+    path = path_of(source)
+    mapping = map_file(path)
+    return Record(Archive(memoryview(mapping), path=path, mapping=mapping, level=verify, embedded=embedded))

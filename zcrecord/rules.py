@@ -1,12 +1,13 @@
 """The rules about one tensor and one payload, written once and applied to a single entry or to whole columns.
 
 `TensorRow` holds plain integers, for the tensor that is just being touched; `TensorColumns` arrays, for all of them
-at once. The rules use only what both have: comparisons, `&`, `|`, arithmetic and the few methods of :class:`_Entry`.
+at once. The rules use only what both have: comparisons, `&`, `|`, arithmetic and the few methods that each defines.
 Rule numbers are FORMAT.md's. What concerns the index as a whole is left to `verify`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -44,19 +45,10 @@ _BAD_TYPES = _types()
 _BAD_TYPE_BYTES = _BAD_TYPES.tobytes()
 
 
-class _Entry:
-    """Where entries come from and how the first bad one is reported."""
-
-    ix: Index
-
-    def refuse(self, bad: Some, message: str, kind: type[FormatError | LimitError] = FormatError) -> None:
-        """Raise for the first bad entry; `message` may name fields of its struct in braces."""
-        raise NotImplementedError
-
-
-class _OneEntry(_Entry):
+class _OneEntry:
     """Plain integers; no call into numpy."""
 
+    ix: Index
     number: int
 
     def some(self, bad: Some) -> bool:
@@ -76,8 +68,10 @@ class _OneEntry(_Entry):
         return self.number
 
 
-class _ManyEntries(_Entry):
+class _ManyEntries:
     """Whole columns."""
+
+    ix: Index
 
     def some(self, bad: Some) -> bool:
         """Return whether any entry is bad."""
@@ -154,9 +148,10 @@ def _range(p: PayloadRow | PayloadColumns, bad: Some) -> str:
     return f"[{start:#x}, {start + nbytes:#x})"
 
 
-class _Tensor(_Entry):
+class _Tensor:
     """What both forms of tensors have in common; columns of the schema's struct by their names."""
 
+    ix: Index
     header: Header
     name: Some
     name_size: Some
@@ -176,11 +171,14 @@ class _Tensor(_Entry):
     any_strided: bool
     any_string: bool
 
-    def fail(self, i: int, message: str, kind: type[FormatError | LimitError]) -> None:
-        """Raise the error, naming tensor i."""
-        row = self.ix.tensors[i]
-        values = {name: row[name] for name in row.dtype.names}
-        raise kind(message.format(**values), tensor=self.ix.name(i))
+    some: Callable[[Some], bool]
+    at: Callable[[Some], int]
+
+    def refuse(self, bad: Some, message: str, kind: type[FormatError | LimitError] = FormatError) -> None:
+        """Raise for the first bad entry, naming its tensor; `message` may name fields of its struct in braces."""
+        if self.some(bad):
+            i = self.at(bad)
+            raise kind(message.format(**self.ix.tensor(i)._asdict()), tensor=self.ix.name(i))
 
 
 class TensorRow(_OneEntry, _Tensor):
@@ -194,11 +192,6 @@ class TensorRow(_OneEntry, _Tensor):
         self.bad_type = _BAD_TYPE_BYTES[dtype | self.bits << 8]
         self.string = self.any_string = dtype == _STRING
         self.strided = self.any_strided = self.strides != NONE
-
-    def refuse(self, bad: Some, message: str, kind: type[FormatError | LimitError] = FormatError) -> None:
-        """Raise for the first bad entry."""
-        if bad:
-            self.fail(self.number, message, kind)
 
     def axis(self, pool: Array, starts: Some, axis: int, missing: int) -> Some:
         """Return what the pool holds for one axis, `missing` where a tensor has none."""
@@ -232,11 +225,6 @@ class TensorColumns(_ManyEntries, _Tensor):
         if self.any_strided or np.count_nonzero(words[7]):
             self.byte_offset = words[6] | words[7].astype(np.uint64) << np.uint64(32)
 
-    def refuse(self, bad: Some, message: str, kind: type[FormatError | LimitError] = FormatError) -> None:
-        """Raise for the first bad entry."""
-        if np.count_nonzero(bad):
-            self.fail(self.at(bad), message, kind)
-
     def axis(self, pool: Array, starts: Some, axis: int, missing: int) -> Some:
         """Return what the pool holds for one axis, `missing` where a tensor has none."""
         active = self.rank > axis
@@ -259,7 +247,7 @@ class TensorColumns(_ManyEntries, _Tensor):
 
 
 def check_tensor(t: TensorRow | TensorColumns) -> None:
-    """After this, a view of the tensor lies inside the archive (R26, R33, R45 to R55, R71, R77); names are apart.
+    """After this, a view of the tensor lies inside the archive (R26, R33, R45 to R55, R71, R77). Names are checked apart.
 
     Raises:
         FormatError, LimitError: naming the tensor.

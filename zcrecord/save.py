@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 
 from . import tree
-from .entries import AttributeEntry, Entries, Form, PayloadId
+from .entries import AttributeEntry, Entries, Form, PayloadId, change_values
 from .errors import UnsupportedError
+from .index import TensorEntry
 from .layout import ALIGNMENT, NONE, check_alignment
 from .reader import Archive
 from .record import Record
@@ -58,15 +59,19 @@ def save_record(
     flat, placement = _taken_apart(record)
     flat.form_ids, flat.forms = placement.form_ids, placement.forms
     blobs = _Blobs(len(placement.sources))
-    flat.attributes = [a._replace(value=blobs.take(a.value)) for a in flat.attributes]
     if metadata is None:
         metadata = record.metadata if isinstance(record, Record) else {}
-    flat.metadata = _metadata(metadata, blobs)
+    flat.metadata = _metadata(metadata)
+    change_values(flat.attributes, blobs.take)
+    change_values(flat.metadata, blobs.take)
 
     def number(payloads: Any) -> Entries:
+        def numbered(value: Any) -> Any:
+            return PayloadId(payloads[value]) if isinstance(value, PayloadId) else value
+
         flat.payloads = payloads[placement.source_ids] if flat.names else []
-        for rows in (flat.attributes, flat.metadata):
-            rows[:] = [a._replace(value=blobs.numbered(a.value, payloads)) for a in rows]
+        change_values(flat.attributes, numbered)
+        change_values(flat.metadata, numbered)
         return flat
 
     with open_sink(dest, durable=durable) as sink:
@@ -88,14 +93,14 @@ def _placement(archive: Archive) -> Placement:
     ix = archive.index
     out = Placement(len(ix.tensors))
     out.sources = [np.frombuffer(archive.payload(p), np.uint8) for p in range(len(ix.payloads))]
-    for i, row in enumerate(ix.tensors.tolist()):
-        out.form_ids[i] = out.form(Form(row[9], row[10], archive.shape(row), archive.strides(row), row[6]))
-        out.source_ids[i] = -1 if row[5] == NONE else row[5]
+    for i, row in enumerate(map(TensorEntry._make, ix.tensors.tolist())):
+        out.form_ids[i] = out.form(Form(row.dtype, row.bits, archive.shape(row), archive.strides(row), row.byte_offset))
+        out.source_ids[i] = -1 if row.payload == NONE else row.payload
     out.in_order()
     return out
 
 
-def _metadata(metadata: Any, blobs: _Blobs) -> list[AttributeEntry]:
+def _metadata(metadata: Any) -> list[AttributeEntry]:
     if not isinstance(metadata, Mapping):
         raise UnsupportedError(f"metadata is a mapping from names to plain values, not a {type(metadata).__name__}")
     metadata = {k: tuple(v) if isinstance(v, tuple) else v for k, v in metadata.items()}  # named ones are plain here
@@ -105,7 +110,7 @@ def _metadata(metadata: Any, blobs: _Blobs) -> list[AttributeEntry]:
             raise UnsupportedError(f"{what}: names are non-empty strings without NUL")
         if not tree.is_attribute(value, what):
             raise UnsupportedError(f"{what}: values are None, bool, int, float, str, bytes, or lists of one of these")
-    return [AttributeEntry(key, NONE, 0, blobs.take(value)) for key, value in metadata.items()]
+    return [AttributeEntry(key, NONE, 0, value) for key, value in metadata.items()]
 
 
 class _Blobs:
@@ -117,10 +122,7 @@ class _Blobs:
         self.sources: list[Any] = []
 
     def take(self, value: Any) -> Any:
-        """Return the value with bytes replaced by the number of their source (-1: empty)."""
-        if isinstance(value, list | tuple):
-            taken = map(self.take, value)
-            return list(taken) if isinstance(value, list) else tuple(taken)
+        """Return the number of a source in place of bytes (-1: empty), all else as it is."""
         if not isinstance(value, bytes | memoryview):
             return value
         value = bytes(value)
@@ -130,10 +132,3 @@ class _Blobs:
         if number == self._first + len(self.sources):
             self.sources.append(np.frombuffer(value, np.uint8))
         return PayloadId(number)
-
-    def numbered(self, value: Any, payloads: Any) -> Any:
-        """Return the value with sources' numbers replaced by their payloads'."""
-        if isinstance(value, list | tuple) and any(isinstance(v, PayloadId) for v in value):
-            numbered = (self.numbered(v, payloads) for v in value)
-            return list(numbered) if isinstance(value, list) else tuple(numbered)
-        return PayloadId(payloads[value]) if isinstance(value, PayloadId) else value

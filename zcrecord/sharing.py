@@ -7,6 +7,7 @@ Anything else with gaps is packed into C order. Knows addresses; nothing of name
 
 from __future__ import annotations
 
+import bisect
 import ctypes
 from collections.abc import Iterator
 from math import prod
@@ -27,13 +28,13 @@ __all__ = ["Placement", "Source", "analyse", "as_bytes", "chunks"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 _BOOL = dtypes.by_name["bool"]
-_CACHED = 1 << 24  # bytes; larger packings are made twice (digest, write) rather than held
+_CACHED = 1 << 26  # bytes of packed copies held in all; those beyond are made twice (digest, write)
 
 
 class Placement:
     """Where every tensor goes: `form_ids[i]` and `source_ids[i]` are tensor i's form and source (-1: no bytes)."""
 
-    __slots__ = ("_numbers", "form_ids", "forms", "source_ids", "sources")
+    __slots__ = ("_numbers", "form_ids", "forms", "held", "source_ids", "sources")
 
     def __init__(self, count: int) -> None:
         self.form_ids = [0] * count
@@ -41,6 +42,7 @@ class Placement:
         self.forms: list[Form] = []
         self.sources: list[Source | Array] = []  # an array in C order, with the buffer protocol, is its own source
         self._numbers: dict[Form, int] = {}
+        self.held = 0  # bytes of packed copies among the sources
 
     def form(self, form: Form) -> int:
         """Return the number of a form, each distinct one kept once."""
@@ -105,7 +107,7 @@ class _Member(NamedTuple):
     lo: int
     hi: int
     dense: bool
-    plain: bool  # must fill its payload alone: packed elements, strings
+    plain: bool  # must fill its payload alone: packed elements, strings, bytes to be swapped
     users: list[int]
     shape: tuple[int, ...]
 
@@ -217,7 +219,9 @@ def _collect(i: int, tensor: Any, out: Placement, members: dict[Any, _Member]) -
     if (known := members.get(key)) is not None:
         known.users.append(i)
         return
-    if (legal := _legal(array, kind, tensor)) is not array:
+    if not array.dtype.isnative:
+        plain = True  # its bytes are swapped when they are needed
+    elif (legal := _legal(array, kind, tensor)) is not array:
         array, plain = legal, True
         lo, hi = extent(array)
     dense = plain or is_dense(array)
@@ -233,8 +237,6 @@ def _legal(array: Array, kind: DType, tensor: Any) -> Array:
             array[-1] &= (1 << used) - 1
     elif kind.packed:
         return PackedTensor.pack(array).packed
-    elif not array.dtype.isnative:
-        return as_bytes(array)
     elif array.dtype == np.bool_ and array.view(np.uint8).max() > 1:
         return np.asarray(array.view(np.uint8) != 0)
     return array
@@ -300,19 +302,19 @@ def _place_group(group: list[_Member], out: Placement) -> None:
         if m.plain:
             _place_alone(m, out)
         elif not m.dense:
-            home = next((r for r in runs if _fits(m, r.lo, r.hi)), None)
-            if home is None:
-                _place_alone(m, out)
+            before = bisect.bisect_right(runs, m.lo, key=lambda run: run.lo)  # runs ascend and are apart
+            if before and _fits(m, runs[before - 1]):
+                _place_view(m, out, runs[before - 1])
             else:
-                _place_view(m, out, home)
+                _place_alone(m, out)
 
 
-def _fits(m: _Member, lo: int, hi: int) -> bool:
+def _fits(m: _Member, run: _Run) -> bool:
     """Return whether a view with gaps can be described by strides inside a run."""
     item = m.array.itemsize
-    start = m.array.__array_interface__["data"][0] - lo
+    start = m.array.__array_interface__["data"][0] - run.lo
     whole = start % item == 0 and all(s % item == 0 for s in m.array.strides)
-    return lo <= m.lo and m.hi <= hi and whole and m.array.nbytes <= hi - lo
+    return run.lo <= m.lo and m.hi <= run.hi and whole and m.array.nbytes <= run.hi - run.lo
 
 
 def _run_source(run: _Run) -> Source | Array:
@@ -336,9 +338,13 @@ def _memory_order(array: Array) -> npt.NDArray[np.uint8]:
 def _place_alone(m: _Member, out: Placement) -> None:
     """Give a member a payload of its own, in C order."""
     array = m.array
-    whole = array.flags.c_contiguous or array.nbytes <= _CACHED
     out.put(m.users, Form(m.kind.code, m.kind.bits, m.shape), len(out.sources))
-    out.sources.append(as_bytes(array) if whole else Source([array], array.nbytes))
+    copied = 0 if array.flags.c_contiguous and array.dtype.isnative else array.nbytes
+    if out.held + copied <= _CACHED:
+        out.held += copied
+        out.sources.append(as_bytes(array))
+    else:
+        out.sources.append(Source([array], array.nbytes))
 
 
 def _place_view(m: _Member, out: Placement, run: _Run) -> None:

@@ -6,9 +6,11 @@ Knows system calls and how to undo; nothing of archives.
 from __future__ import annotations
 
 import contextlib
+import errno
 import io
 import os
 import stat
+import sys
 from collections.abc import Iterator
 from typing import Any, Protocol
 
@@ -94,14 +96,18 @@ class _FileSink:
 
 
 class _ObjectSink:
-    """A binary file object. It counts as seekable only if it can be read back too: two kinds of sink, not three."""
+    """A binary file object. It counts as seekable only if it can be read back too: two kinds of sink, not three.
+
+    One that appends cannot be patched either: wherever it is asked to, it writes at its end.
+    """
 
     def __init__(self, file: Any) -> None:
         self._file = file
         self.position = 0
         self.can_rewind = False
         with contextlib.suppress(AttributeError, OSError, ValueError):
-            self.can_rewind = bool(file.seekable() and file.readable() and hasattr(file, "truncate"))
+            appends = "a" in str(getattr(file, "mode", ""))
+            self.can_rewind = bool(file.seekable() and file.readable() and hasattr(file, "truncate") and not appends)
         self._base = file.tell() if self.can_rewind else 0
 
     def reserve(self, nbytes: int) -> None:
@@ -162,7 +168,7 @@ def open_sink(dest: Any, *, durable: bool = True) -> Iterator[Sink]:
 
     A path gets a scratch file beside it, which replaces what is there only when the block ends without an exception,
     and is removed otherwise: the path holds the old file or the new one, whole. `durable` adds an fsync of the file
-    and of its folder. A symbolic link keeps pointing where it did; a device or a named pipe is written to directly.
+    and of its folder. A symbolic link keeps pointing where it did; a device or a pipe is written to directly.
 
     Raises:
         SourceError: the file system refused; `errno` says how.
@@ -174,11 +180,12 @@ def open_sink(dest: Any, *, durable: bool = True) -> Iterator[Sink]:
         if hasattr(dest, "flush"):
             dest.flush()
         return
-    path = os.path.realpath(path_of(dest))
-    if os.path.isdir(path):
-        raise SourceError("is a directory; name a file in it", path=path, errno=21)
-    if os.path.exists(path) and not stat.S_ISREG(os.stat(path).st_mode):
-        with _refusals(path), open(path, "wb", buffering=0) as file:
+    given = path_of(dest)
+    path = os.path.realpath(given)
+    if os.path.isdir(path) or not os.path.basename(given):
+        raise SourceError("is a directory; name a file in it", path=path, errno=errno.EISDIR)
+    if os.path.exists(given) and not os.path.isfile(given):  # /dev/fd/3, too, whose real path may be no path at all
+        with _refusals(given), open(given, "wb", buffering=0) as file:
             yield _ObjectSink(file)
         return
     with _refusals(path):
@@ -190,14 +197,16 @@ def _replacing(path: str, durable: bool) -> Iterator[Sink]:
     short = os.fsdecode(os.fsencode(name)[:200])  # file systems count bytes
     scratch = os.path.join(folder, f".{short}.{os.urandom(6).hex()}.zcr-scratch")
     flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0)
-    fd = os.open(scratch, flags, 0o666)
+    replaced = os.name == "posix" and os.path.exists(path)  # Windows has no more than read-only, and replaces no such
+    mode = stat.S_IMODE(os.stat(path).st_mode) if replaced else 0o666
+    fd = os.open(scratch, flags, mode)  # never open to more people, even while it is empty
     try:
         try:
-            if os.path.exists(path):
-                os.chmod(scratch, stat.S_IMODE(os.stat(path).st_mode))
+            if replaced:
+                os.chmod(scratch, mode)
             yield _FileSink(fd)
             if durable:
-                os.fsync(fd)
+                _sync(fd)
         finally:
             os.close(fd)
         os.replace(scratch, path)
@@ -209,14 +218,24 @@ def _replacing(path: str, durable: bool) -> Iterator[Sink]:
         _sync_folder(folder)
 
 
+def _sync(fd: int) -> None:
+    """Have what was written survive power loss."""
+    os.fsync(fd)
+    if sys.platform == "darwin":  # there fsync leaves it in the drive's cache
+        import fcntl
+
+        with contextlib.suppress(OSError):  # not every file system has it
+            fcntl.fcntl(fd, fcntl.F_FULLFSYNC)
+
+
 def _sync_folder(folder: str) -> None:
-    fd = os.open(folder or ".", os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    except OSError:  # some network file systems have no fsync of folders
-        pass
-    finally:
-        os.close(fd)
+    """Have a rename survive power loss, where that can be asked for; it is done, and no failure here undoes it."""
+    with contextlib.suppress(OSError):  # some network file systems cannot; some folders may be written but not read
+        fd = os.open(folder, os.O_RDONLY)
+        try:
+            _sync(fd)
+        finally:
+            os.close(fd)
 
 
 @contextlib.contextmanager
@@ -227,7 +246,7 @@ def _refusals(path: str) -> Iterator[None]:
     except SourceError:
         raise
     except OSError as error:
-        if isinstance(error, SourceError) or error.errno is None:
+        if error.errno is None:
             raise
         reason = os.strerror(error.errno)
         kept = "; the file there before is untouched" if os.path.isfile(path) else ""

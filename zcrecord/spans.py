@@ -31,7 +31,6 @@ class Pool:
     def __init__(self, text: memoryview, memory: memoryview) -> None:
         self.text = text
         self._bytes: Array | None = None
-        self.valid = False
         self._ascii = False
         self._memory = memory
         self._rows_at: Array | None = None
@@ -45,12 +44,11 @@ class Pool:
         return self._bytes
 
     def check_text(self) -> None:
-        """Decode the whole pool once; spans are valid then if they start and end between characters."""
+        """Decode the whole pool once (R28); spans are UTF-8 then if they start and end between characters."""
         try:
             self._ascii = str(self.text, "utf-8").isascii()
         except UnicodeDecodeError as error:
             raise FormatError(f"index: text at {error.start} is not UTF-8: {error.reason}") from None
-        self.valid = True
 
     def bad_names(
         self, starts: Array, sizes: Array, *, empty: bool = False, nul: bool = False
@@ -72,12 +70,12 @@ class Pool:
             return int(inside.argmax()), "contains NUL"
         return None
 
-    def bad_name(self, start: int, size: int, empty: bool = False, nul: bool = False) -> str | None:
+    def bad_name(self, start: int, size: int) -> str | None:
         """Return why one span cannot be a name, or None."""
         end = start + size
         if end >= len(self.text):
             return f"is past the end of the text pool ({len(self.text)} bytes)"
-        if not size and not empty:
+        if not size:
             return "is empty"
         if self.text[end]:
             return "is not followed by NUL"
@@ -85,7 +83,7 @@ class Pool:
             text = str(self.text[start:end], "utf-8")
         except UnicodeDecodeError as error:
             return f"is not UTF-8: {error.reason}"
-        return "contains NUL" if not nul and "\0" in text else None
+        return "contains NUL" if "\0" in text else None
 
     def _holds_nul(self, starts: Array, ends: Array) -> Array:
         """Return which spans, each followed by NUL, have another one inside."""
@@ -97,10 +95,6 @@ class Pool:
             self._nuls = np.flatnonzero(self.octets == 0)
         found: Array = self._nuls[np.searchsorted(self._nuls, starts)]
         return found < ends
-
-    def bytes_at(self, positions: Array) -> Array:
-        """Return one byte at each position inside the pool."""
-        return self.octets[positions]
 
     def _words(self, starts: Array, sizes: Array, done: int) -> Array:
         """Return bytes [done, done + 32) of each span, zeros past its end, as 4 rows of big-endian numbers.

@@ -7,7 +7,7 @@ are, and where they go, is left to `sharing` and `writer`.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,7 +23,7 @@ from .tensors import PackedTensor, StringTensor
 __all__ = [
     "Flat",
     "Leaf",
-    "attribute_value",
+    "attribute_entries",
     "flatten",
     "from_index",
     "from_paths",
@@ -133,18 +133,13 @@ def from_index(ix: Index, payload: Callable[[int], Any]) -> Flat:
     """Return a loaded record ready to be saved again, but for its tensors' forms: order, kinds and places stay."""
     found = []
     for row in ix.modules:
-        name = ix.string(int(row["name"]), int(row["name_size"]))
-        type_name = ix.string(int(row["type_name"]), int(row["type_name_size"]))
         key_size, parent, place, kind = (int(row[c]) for c in ("key_size", "parent", "place", "kind"))
-        found.append(ModuleEntry(name, key_size, parent, place, kind, type_name))
+        found.append(ModuleEntry(ix.text_of(row), key_size, parent, place, kind, ix.text_of(row, "type_name")))
     flat = Flat(found[0].kind, found[0].type_name)
     flat.modules = found
     flat.names = [ix.name(i) for i in range(len(ix.tensors))]
     flat.key_sizes, flat.parents, flat.places = (ix.tensors[c].tolist() for c in ("key_size", "parent", "place"))
-    for row in ix.attributes:
-        key = ix.string(int(row["name"]), int(row["name_size"]))
-        value = attribute_value(ix, row, payload)
-        flat.attributes.append(AttributeEntry(key, int(row["parent"]), int(row["place"]), value))
+    flat.attributes = list(attribute_entries(ix, ix.attributes, payload))
     return flat
 
 
@@ -329,8 +324,14 @@ def _walk_paths(flat: Flat, name: str, module: int, items: dict[str, Any]) -> No
             flat.add(full, size, module, place, value)
 
 
-def attribute_value(ix: Index, row: Any, payload: Callable[[int], Any]) -> Any:
-    """Return one attribute as Python's own value; bytes come as `payload` gives them."""
+def attribute_entries(ix: Index, rows: Any, payload: Callable[[int], Any]) -> Iterator[AttributeEntry]:
+    """Yield attributes, or metadata, with Python's own values; bytes come as `payload` gives them."""
+    for row in rows:
+        value = _attribute_value(ix, row, payload)
+        yield AttributeEntry(ix.text_of(row), int(row["parent"]), int(row["place"]), value)
+
+
+def _attribute_value(ix: Index, row: Any, payload: Callable[[int], Any]) -> Any:
     form, kind, word = int(row["form"]), int(row["type"]), int(row["value"])
     if form == ValueForm.SCALAR:
         return _decode_word(ix, kind, word, payload)
@@ -366,17 +367,14 @@ def unflatten(ix: Index, module: int, tensor: Callable[[int], Any], payload: Cal
     children: dict[int, list[tuple[int, str, Any]]] = {m: [] for m in range(module, last)}
     built: dict[int, Any] = {}
     modules = ix.modules
-    first, past = int(modules["first_tensor"][module]), len(ix.tensors)
-    if last < len(modules):
-        past = int(modules["first_tensor"][last])
-    order = range(first, past) if ix.by_module is None else ix.by_module[first:past].tolist()
+    ends = modules[last] if last < len(modules) else {"first_tensor": None, "first_attribute": None}
+    of_tensors, own = (slice(modules[c][module], ends[c]) for c in ("first_tensor", "first_attribute"))
+    order = range(len(ix.tensors))[of_tensors] if ix.by_module is None else ix.by_module[of_tensors].tolist()
     for i in order:
         row = ix.tensors[i]
         children[int(row["parent"])].append((int(row["place"]), key_of(ix, row), tensor(i)))
-    for row in ix.attributes:
-        if int(row["parent"]) in children:
-            key = ix.string(int(row["name"]), int(row["name_size"]))
-            children[int(row["parent"])].append((int(row["place"]), key, attribute_value(ix, row, payload)))
+    for a in attribute_entries(ix, ix.attributes[own], payload):
+        children[a.parent].append((a.place, a.key, a.value))
     for m in range(last - 1, module - 1, -1):
         row = modules[m]
         items = sorted(children[m], key=lambda child: child[0])

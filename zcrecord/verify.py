@@ -15,7 +15,7 @@ from . import spans
 from .entries import ValueForm, ValueType
 from .errors import FormatError, LimitError
 from .index import Index, first_children
-from .layout import MAX_DEPTH, NONE, SPAN_ALLOWANCE, WORDS_ALLOWANCE, Header, align_up
+from .layout import HEADER_SIZE, MAX_DEPTH, NONE, SPAN_ALLOWANCE, WORDS_ALLOWANCE, Header, align_up
 from .rules import PayloadColumns, TensorColumns, TensorRow, check_payload, check_tensor
 
 __all__ = ["check_header", "check_index", "check_touched"]
@@ -43,7 +43,7 @@ def check_header(ix: Index, header: Header) -> None:
         raise FormatError("index: it has no modules; module 0, the record itself, is always there")
     if ix.digest_kind not in (0, 1):
         raise FormatError(f"index: digest kind {ix.digest_kind} is not known")
-    region = header.archive_size - 64 if header.front else header.index_offset
+    region = header.archive_size - HEADER_SIZE if header.front else header.index_offset
     region -= header.payload_offset
     end = 0
     if len(ix.payloads):
@@ -286,7 +286,7 @@ def _check_full_names(ix: Index, t: TensorColumns, pool: spans.Pool) -> None:
         name, size, key, parent = (c[nested] for c in columns)
         prefix = ix.modules["name_size"][parent]
         split = (key != 0) & (size == prefix + np.uint64(1) + key)
-        split &= pool.bytes_at(name + np.where(split, prefix, 0)) == ord(".")
+        split &= pool.octets[name + np.where(split, prefix, 0)] == ord(".")
         split &= pool.equal(name, ix.modules["name"][parent], np.where(split, prefix, 0))
         if (i := _first(~split)) is not None:
             full = ix.string(int(name[i]), int(size[i]))

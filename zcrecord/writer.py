@@ -1,7 +1,8 @@
-"""Payloads, index and seal to a sink, in one of two orders; and the sink that replaces a file atomically.
+"""Payloads, index and seal to a sink, in one of two orders.
 
 `write_front` has every payload in memory and writes straight through; `StreamWriter` gets them one by one and puts
-the index behind them. Which tensors share bytes is decided by `sharing`, what the entries say by `tree`.
+the index behind them. Which tensors share bytes is decided by `sharing`, what the entries say by `tree`, where the
+bytes go by `sink`.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Any, cast
 import numpy as np
 import xxhash
 
-from .entries import Entries, PayloadId
+from .entries import Entries, PayloadId, change_values
 from .errors import LimitError
 from .index import PAYLOAD, Array, encode
 from .layout import (
@@ -28,7 +29,7 @@ from .layout import (
     payload_alignment,
     plan_payloads,
 )
-from .sharing import Source, as_bytes, chunks
+from .sharing import Source, chunks
 from .sink import Sink
 
 __all__ = ["SaveReport", "StreamWriter", "digest_kind", "write_front"]
@@ -72,8 +73,9 @@ def _hash(source: Source | Array) -> int:
 
 
 def _same_bytes(a: Source | Array, b: Source | Array) -> bool:
-    x, y = (np.concatenate(list(chunks(s))) if isinstance(s, Source) else as_bytes(s) for s in (a, b))
-    return np.array_equal(x, y)
+    """Return whether two sources of one size hold the same bytes; copies only what lies in pieces or has gaps."""
+    x, y = (np.concatenate(parts) if len(parts) > 1 else parts[0] for parts in (list(chunks(s)) for s in (a, b)))
+    return all(np.array_equal(x[i : i + _COMPARE], y[i : i + _COMPARE]) for i in range(0, len(x), _COMPARE))
 
 
 def _homes(sources: Sequence[Source | Array], kind: int) -> tuple[list[int], list[int]]:
@@ -204,47 +206,33 @@ class StreamWriter:
 
     def begin(self, nbytes: int) -> None:
         """Start a payload of about `nbytes` bytes; the number only decides its alignment."""
-        assert self._start < 0, "end() or discard() the payload in progress first"
+        assert self._start < 0, "end() the payload in progress first"
         strongest = payload_alignment(nbytes, self._alignment)
         self._base = max(self._base, strongest)
         self._start = align_up(self._sink.position, strongest)
-        self._sink.write(bytes(self._start - self._sink.position))
         self._hash.reset()
 
     def write(self, data: Any) -> None:
         """Append any bytes-like to the payload in progress."""
+        gap = self._start - self._sink.position
+        if gap > 0 and memoryview(data).nbytes:  # only now: where no byte follows there must be no zeros either (R13)
+            self._sink.write(bytes(gap))
         self._hash.update(data)
         self._sink.write(data)
 
-    def discard(self) -> None:
-        """Drop the payload in progress. Into a sink that cannot seek its bytes would stay: LimitError there."""
-        if self._start < 0:
-            return
-        if self._sink.position != self._start and not self._sink.can_rewind:
-            raise LimitError("a payload cannot be taken back from a pipe; write to a file")
-        self._take_back()
-
-    def _take_back(self) -> None:
-        if self._sink.can_rewind:
-            self._sink.rewind(self._end)
-        self._start = -1
-
     def end(self) -> int:
         """Finish the payload in progress and return its id, NONE if no byte was written."""
-        nbytes = self._sink.position - self._start
-        if not nbytes:
-            self._take_back()
+        start, self._start = self._start, -1
+        nbytes = self._sink.position - start
+        if nbytes <= 0:
             return NONE
         digest = self._hash.intdigest() if self._kind else 0
-        start = self._start
         if self._kind and self._sink.can_rewind:
             earlier = self._seen.setdefault((nbytes, digest), start)
             if earlier != start and self._equal(earlier, start, nbytes):
-                self._take_back()
+                self._sink.rewind(self._end)
                 start = earlier
-        if start == self._start:
-            self._end = start + nbytes
-        self._start = -1
+        self._end = max(self._end, start + nbytes)
         self._rows.append((start - self._payload_offset, nbytes, digest))
         return len(self._rows) - 1
 
@@ -255,11 +243,9 @@ class StreamWriter:
                 return False
         return True
 
-    def finish(self, entries: Entries, metadata: Any = None) -> SaveReport:
+    def finish(self, entries: Entries) -> SaveReport:
         """Write index and trailer, and seal the header where the sink can seek."""
         assert self._start < 0, "end() the payload in progress first"
-        if metadata is not None:
-            entries.metadata = metadata
         self._add_bytes(entries)
         self._sort(entries)
         entries.digest_kind = self._kind
@@ -281,10 +267,10 @@ class StreamWriter:
                 self.begin(len(value))
                 self.write(value)
                 return PayloadId(self.end())
-            return type(value)(map(stored, value)) if isinstance(value, list | tuple) else value
+            return value
 
-        for rows in (entries.attributes, entries.metadata):
-            rows[:] = [a._replace(value=stored(a.value)) for a in rows]
+        change_values(entries.attributes, stored)
+        change_values(entries.metadata, stored)
 
     def _sort(self, entries: Entries) -> None:
         """Order payloads by offset, equal ranges side by side, and renumber who names them."""
@@ -296,10 +282,8 @@ class StreamWriter:
         new = {old: i for i, old in enumerate(order.tolist())} | {NONE: NONE}
 
         def renumbered(value: Any) -> Any:
-            if isinstance(value, PayloadId):
-                return PayloadId(new[value])
-            return type(value)(map(renumbered, value)) if isinstance(value, list | tuple) else value
+            return PayloadId(new[value]) if isinstance(value, PayloadId) else value
 
         entries.payloads = [new[p] for p in entries.payloads]
-        for part in (entries.attributes, entries.metadata):
-            part[:] = [a._replace(value=renumbered(a.value)) for a in part]
+        change_values(entries.attributes, renumbered)
+        change_values(entries.metadata, renumbered)
