@@ -247,7 +247,7 @@ class TensorColumns(_ManyEntries, _Tensor):
 
 
 def check_tensor(t: TensorRow | TensorColumns) -> None:
-    """After this, a view of the tensor lies inside the archive (R26, R33, R45 to R55, R71, R77). Names are checked apart.
+    """After this, a view of the tensor lies inside (R26, R33, R45 to R55, R71, R77); its name is checked apart.
 
     Raises:
         FormatError, LimitError: naming the tensor.

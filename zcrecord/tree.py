@@ -367,8 +367,11 @@ def unflatten(ix: Index, module: int, tensor: Callable[[int], Any], payload: Cal
     children: dict[int, list[tuple[int, str, Any]]] = {m: [] for m in range(module, last)}
     built: dict[int, Any] = {}
     modules = ix.modules
-    ends = modules[last] if last < len(modules) else {"first_tensor": None, "first_attribute": None}
-    of_tensors, own = (slice(modules[c][module], ends[c]) for c in ("first_tensor", "first_attribute"))
+    past = [None if last == len(modules) else modules[c][last] for c in ("first_tensor", "first_attribute")]
+    of_tensors, own = (
+        slice(modules["first_tensor"][module], past[0]),
+        slice(modules["first_attribute"][module], past[1]),
+    )
     order = range(len(ix.tensors))[of_tensors] if ix.by_module is None else ix.by_module[of_tensors].tolist()
     for i in order:
         row = ix.tensors[i]
