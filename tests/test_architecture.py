@@ -20,8 +20,8 @@ ROOT = Path(__file__).resolve().parents[1]
 
 # A module may import what stands before it here, nothing else. Names are relative to the package, "." is the package.
 FLOORS = """
-    errors dtypes layout _schema _schema.tables entries spans index rules verify tensors sharing tree sink writer
-    reader contents describe record save .
+    errors dtypes layout _schema _schema.tables entries spans index rules verify tensors foreign lazy sharing
+    tree paths unfold sink writer reader contents describe record save recording .
     onnx.varints onnx.wire onnx.schema onnx.nodes onnx.values onnx.names onnx.scan onnx.external
     onnx.convert onnx.graph onnx.runtime onnx
     render commands cli __main__

@@ -14,8 +14,8 @@ import pytest
 from forge import Forge
 
 import zcrecord
-from zcrecord import dtypes, tree, writer
-from zcrecord.entries import ValueForm, ValueType
+from zcrecord import dtypes, paths, writer
+from zcrecord.entries import Form, ValueForm, ValueType
 from zcrecord.layout import decode_header
 from zcrecord.sink import open_sink
 
@@ -47,12 +47,12 @@ def streamed(arrays: dict[str, Any], file: Any, alignment: int) -> bytes:
     """The same tensors with the index at the back."""
     with open_sink(file) as sink:
         out = writer.StreamWriter(sink, alignment=alignment)
-        leaves = []
+        outline = paths.Outline()
         for name, array in arrays.items():
             out.begin(array.nbytes)
             out.write(array.tobytes())
-            leaves.append(tree.Leaf((name,), dtypes.from_numpy(array.dtype), 8, array.shape, out.end()))
-        out.finish(tree.from_paths(leaves))
+            outline.tensor((name,), Form(dtypes.from_numpy(array.dtype).code, 8, array.shape), out.end())
+        out.finish(outline.entries())
     data: bytes = file.getvalue()
     return data
 
@@ -97,12 +97,12 @@ def test_payload_that_was_begun_large_and_got_no_byte_leaves_no_trace(how: str, 
     file: Any = io.BytesIO() if how == "back" else Pipe()
     with open_sink(file) as sink:
         out = writer.StreamWriter(sink)
-        leaves = []
+        outline = paths.Outline()
         for name, data in (("a", first), ("b", b""), ("c", b"efg"), ("d", b"")):
             out.begin(MIB if not data else len(data))
             out.write(data)
-            leaves.append(tree.Leaf((name,), dtypes.by_name["uint8"], 8, (len(data),), out.end()))
-        out.finish(tree.from_paths(leaves))
+            outline.tensor((name,), Form(dtypes.by_name["uint8"].code, 8, (len(data),)), out.end())
+        out.finish(outline.entries())
     record = zcrecord.load_record(file.getvalue(), verify="full")
     assert [record[name].tobytes() for name in record] == [first, b"", b"efg", b""]
     assert len(file.getvalue()) < 2048
@@ -117,7 +117,9 @@ def test_stream_appended_to_a_file_gets_no_second_header(buffering: int, tmp_pat
         out = writer.StreamWriter(sink)
         out.begin(100)
         out.write(arrays["w"])
-        out.finish(tree.from_paths([tree.Leaf(("w",), dtypes.by_name["uint8"], 8, (100,), out.end())]))
+        outline = paths.Outline()
+        outline.tensor(("w",), Form(dtypes.by_name["uint8"].code, 8, (100,)), out.end())
+        out.finish(outline.entries())
     assert path.read_bytes() == streamed(arrays, Pipe(), 64)
 
 

@@ -20,7 +20,7 @@ import numpy as np
 
 import zcrecord
 from tools.golden_contents import Content, describe
-from zcrecord import dtypes, entries, index, layout, onnx, sink, tree, writer
+from zcrecord import dtypes, entries, index, layout, onnx, paths, sink, writer
 from zcrecord.onnx.wire import encode_field
 
 FOLDER = Path(__file__).resolve().parent.parent / "tests" / "golden"
@@ -133,12 +133,13 @@ def deduplicated() -> Content:
 def streamed(file: Any, metadata: dict[str, Any]) -> None:
     """Write a back-indexed archive, tensors of two modules in turn."""
     out = writer.StreamWriter(file, alignment=64)
-    leaves = []
+    outline = paths.Outline()
     for path, array in (("b", "w"), f32(5)), (("a", "w"), f32(2, 2)), (("b", "v"), f32(5)), (("top",), f32(0)):
         out.begin(array.nbytes)
         out.write(array.tobytes())
-        leaves.append(tree.Leaf(path, dtypes.by_name["float32"], 32, array.shape, out.end()))
-    found = tree.from_paths(leaves, attributes={"note": b"streamed"})
+        outline.tensor(path, entries.Form(dtypes.by_name["float32"].code, 32, array.shape), out.end())
+    outline.attribute(("note",), b"streamed")
+    found = outline.entries()
     found.metadata = [entries.AttributeEntry(key, layout.NONE, 0, value) for key, value in metadata.items()]
     out.finish(found)
 

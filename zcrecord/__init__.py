@@ -20,6 +20,7 @@ from .errors import (
     LimitError,
     NameCollisionError,
     OnnxError,
+    ProducerError,
     RecordError,
     SourceError,
     SourceNotFoundError,
@@ -27,7 +28,9 @@ from .errors import (
     UnsupportedError,
     VersionError,
 )
+from .lazy import LazyTensor
 from .record import Record, load_record
+from .recording import RecordWriter
 from .save import save_record
 from .tensors import PackedTensor, StringTensor
 from .writer import SaveReport
@@ -42,13 +45,16 @@ __all__ = [
     "ExternalDataError",
     "FormatError",
     "IntegrityError",
+    "LazyTensor",
     "LimitError",
     "ModuleInfo",
     "NameCollisionError",
     "OnnxError",
     "PackedTensor",
+    "ProducerError",
     "Record",
     "RecordError",
+    "RecordWriter",
     "SaveReport",
     "SourceError",
     "SourceNotFoundError",

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from . import dtypes, tree
+from . import dtypes, unfold
 from .dtypes import DType
 from .index import TensorEntry
 from .layout import MAX_ALIGNMENT, NONE, VERSION
@@ -185,7 +185,7 @@ def modules(archive: Archive) -> dict[str, ModuleInfo]:
     ix = archive.index
     found = [_module_name(archive, m) for m in range(len(ix.modules))]
     values: dict[int, dict[str, Any]] = {}
-    for a in tree.attribute_entries(ix, ix.attributes, archive.payload):
+    for a in unfold.attribute_entries(ix, ix.attributes, archive.payload):
         values.setdefault(a.parent, {})[a.key] = a.value
     sizes = np.array([_nbytes(archive, row) for row in map(TensorEntry._make, ix.tensors.tolist())], np.int64)
     if ix.by_module is not None:
@@ -211,7 +211,7 @@ def attributes(archive: Archive) -> dict[str, Any]:
     archive.ensure_all()
     ix = archive.index
     out = {}
-    for a in tree.attribute_entries(ix, ix.attributes, archive.payload):
+    for a in unfold.attribute_entries(ix, ix.attributes, archive.payload):
         module = _module_name(archive, a.parent)
         out[f"{module}.{a.key}" if module else a.key] = a.value
     return out
@@ -240,13 +240,13 @@ def walk(archive: Archive) -> Iterator[tuple[int, str, Any]]:
             stack.pop()
         elif child < module_count - 1:
             m = child + 1
-            yield len(stack), tree.key_of(ix, ix.modules[m]), found[m]
+            yield len(stack), unfold.key_of(ix, ix.modules[m]), found[m]
             stack.append((m, iter(order[starts[m] : starts[m + 1]].tolist())))
         elif child < module_count - 1 + len(tensors):
             i = child - (module_count - 1)
             row = ix.tensor(i)
             told = _info(archive, names[i], row, found[parent].name, ties.get(row.payload, ()))
-            yield len(stack), tree.key_of(ix, tensors[i]), told
+            yield len(stack), unfold.key_of(ix, tensors[i]), told
         else:
             key = ix.text_of(ix.attributes[child - (module_count - 1) - len(tensors)])
             yield len(stack), key, found[parent].attributes[key]

@@ -16,7 +16,7 @@ import numpy as np
 
 from .errors import UnsupportedError
 
-__all__ = ["DTYPES", "DType", "by_code", "by_name", "by_onnx", "from_numpy", "nbytes"]
+__all__ = ["DTYPES", "DType", "as_dtype", "by_code", "by_name", "by_onnx", "from_numpy", "nbytes"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -92,6 +92,26 @@ STRING = by_name["string"]
 
 _numpy: dict[str, np.dtype[Any]] = {d: np.dtype(d).newbyteorder("<") for d in by_name if hasattr(np, d)}
 _by_numpy: dict[np.dtype[Any], DType] = {dtype: by_name[name] for name, dtype in _numpy.items()}
+
+
+def as_dtype(value: Any) -> DType:
+    """Return the element type that a name, a numpy dtype or a torch dtype stands for.
+
+    Raises:
+        UnsupportedError: the format has no such element type.
+    """
+    if isinstance(value, DType):
+        return value
+    name = str(value).removeprefix("torch.")
+    if name in by_name:
+        return by_name[name]
+    try:
+        return from_numpy(np.dtype(value))
+    except TypeError as error:
+        if isinstance(error, UnsupportedError):
+            raise
+        known = ", ".join(by_name)
+        raise UnsupportedError(f"{name!r} is no element type of the format; it knows {known}") from None
 
 
 def from_numpy(dtype: np.dtype[Any]) -> DType:

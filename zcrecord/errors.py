@@ -9,6 +9,7 @@
         │   └── IntegrityError           a checksum or digest does not match: the bytes changed
         ├── LimitError(ValueError)       a documented limit is exceeded, on either side
         ├── UnsupportedError(TypeError)  a legal value that the format or this build cannot hold
+        ├── ProducerError(ValueError)    a lazily produced tensor is not what was declared
         ├── NameCollisionError(ValueError)  two things of one record would have the same name
         ├── OnnxError(ValueError)        the input is not a valid ONNX model
         │   └── ExternalDataError        an external-data path breaks a rule
@@ -35,6 +36,7 @@ __all__ = [
     "LimitError",
     "NameCollisionError",
     "OnnxError",
+    "ProducerError",
     "RecordError",
     "SourceError",
     "SourceNotFoundError",
@@ -119,6 +121,10 @@ class LimitError(RecordError, ValueError):
 
 class UnsupportedError(RecordError, TypeError):
     """A legal value that the format, or this operation, cannot hold."""
+
+
+class ProducerError(RecordError, ValueError):
+    """A lazily produced tensor is not what was declared: other bytes, another type, or used up."""
 
 
 class NameCollisionError(RecordError, ValueError):

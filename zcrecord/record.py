@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from . import describe, tree
+from . import describe, unfold
 from .describe import ArchiveLayout, ModuleInfo, TensorInfo
 from .errors import TensorNotFoundError, UnsupportedError
 from .reader import Archive, Embedded, Progress, Verify, buffer_of, closed, map_file
@@ -131,7 +131,7 @@ class Record(Mapping[str, Any]):
         """Return the record nested as it was saved: dicts, lists, tuples (a dataclass as a dict), tensors as views."""
         archive = self.archive
         views = list(archive.views())
-        return tree.unflatten(archive.index, 0, views.__getitem__, archive.payload)
+        return unfold.unflatten(archive.index, 0, views.__getitem__, archive.payload)
 
     @property
     def modules(self) -> dict[str, ModuleInfo]:
@@ -149,7 +149,7 @@ class Record(Mapping[str, Any]):
         archive = self.archive
         archive.ensure_all()
         ix = archive.index
-        return {a.key: a.value for a in tree.attribute_entries(ix, ix.metadata, archive.payload)}
+        return {a.key: a.value for a in unfold.attribute_entries(ix, ix.metadata, archive.payload)}
 
     @property
     def layout(self) -> ArchiveLayout:

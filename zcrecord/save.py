@@ -7,18 +7,19 @@ from typing import Any
 
 import numpy as np
 
-from . import tree
+from . import tree, unfold
 from .entries import AttributeEntry, Entries, Form, PayloadId, change_values
-from .errors import UnsupportedError
+from .errors import ProducerError, UnsupportedError
 from .index import TensorEntry
 from .layout import ALIGNMENT, NONE, check_alignment
+from .lazy import LazyTensor
 from .reader import Archive
 from .record import Record
 from .sharing import Placement, analyse
 from .sink import open_sink
-from .writer import SaveReport, digest_kind, write_front
+from .writer import SaveReport, StreamWriter, digest_kind, write_front
 
-__all__ = ["save_record"]
+__all__ = ["metadata_entries", "save_record"]
 
 
 def save_record(
@@ -36,7 +37,8 @@ def save_record(
         record: nested dicts, lists, tuples and dataclasses of arrays and plain values; a flat `{name: array}`; an
             object with `state_dict()`; or a Record. None, bool, int, float, str, bytes, and lists of one of these,
             become attributes; a numpy scalar is a tensor of rank 0. Tied arrays are stored once and stay tied; a view
-            stores only its own rows. A Record is saved as it is, its payloads uncopied.
+            stores only its own rows. A Record is saved as it is, its payloads uncopied. With a LazyTensor among them
+            everything is written forward, one piece at a time.
         dest: a path, or a binary file object; a pipe will do.
         alignment: of every payload in bytes, a power of two from 16 to 65536. Those of 1 MiB and more lie on 16384.
         digest: 'xxh3' for a checksum of each payload, and equal payloads stored once; 'none' for neither.
@@ -46,7 +48,8 @@ def save_record(
 
     Raises:
         UnsupportedError: a value the format cannot hold. NameCollisionError: two tensors would share a name.
-        LimitError: alignment, depth, rank or size out of bounds. SourceError: the file system refused.
+        LimitError: alignment, depth, rank or size out of bounds. ProducerError: a LazyTensor gave other bytes than it
+        declared. SourceError: the file system refused.
 
     Example:
         >>> import numpy as np
@@ -58,10 +61,13 @@ def save_record(
     check_alignment(alignment)
     flat, placement = _taken_apart(record)
     flat.form_ids, flat.forms = placement.form_ids, placement.forms
-    blobs = _Blobs(len(placement.sources))
     if metadata is None:
         metadata = record.metadata if isinstance(record, Record) else {}
-    flat.metadata = _metadata(metadata)
+    flat.metadata = metadata_entries(metadata)
+    if any(isinstance(s, LazyTensor) for s in placement.sources):
+        with open_sink(dest, durable=durable) as sink:
+            return _stream(flat, placement, StreamWriter(sink, alignment=alignment, digest=digest))
+    blobs = _Blobs(len(placement.sources))
     change_values(flat.attributes, blobs.take)
     change_values(flat.metadata, blobs.take)
 
@@ -79,13 +85,28 @@ def save_record(
         return write_front(sink, number, sources, alignment=alignment, kind=kind)
 
 
+def _stream(flat: tree.Flat, placement: Placement, out: StreamWriter) -> SaveReport:
+    """Write forward what is there and what is yet to be produced, in the order of first use; the index last."""
+    first: dict[int, str] = {}
+    for name, s in zip(flat.names, placement.source_ids, strict=True):
+        first.setdefault(s, name)
+    payloads = []
+    for s, source in enumerate(placement.sources):
+        try:
+            payloads.append(out.store(source))
+        except ProducerError as error:
+            raise error.located(tensor=first[s]) from error.__cause__
+    flat.payloads = [payloads[s] if s >= 0 else NONE for s in placement.source_ids]
+    return out.finish(flat)
+
+
 def _taken_apart(record: Any) -> tuple[tree.Flat, Placement]:
     if not isinstance(record, Record):
         flat = tree.flatten(record)
         return flat, analyse(flat.values)
     archive = record.archive
     archive.ensure_all()
-    return tree.from_index(archive.index, archive.payload), _placement(archive)
+    return unfold.from_index(archive.index, archive.payload), _placement(archive)
 
 
 def _placement(archive: Archive) -> Placement:
@@ -100,7 +121,12 @@ def _placement(archive: Archive) -> Placement:
     return out
 
 
-def _metadata(metadata: Any) -> list[AttributeEntry]:
+def metadata_entries(metadata: Any) -> list[AttributeEntry]:
+    """Return a file's metadata as entries.
+
+    Raises:
+        UnsupportedError: a name or a value that the format cannot hold.
+    """
     if not isinstance(metadata, Mapping):
         raise UnsupportedError(f"metadata is a mapping from names to plain values, not a {type(metadata).__name__}")
     metadata = {k: tuple(v) if isinstance(v, tuple) else v for k, v in metadata.items()}  # named ones are plain here

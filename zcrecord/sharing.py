@@ -19,12 +19,13 @@ from . import dtypes
 from .dtypes import DType
 from .entries import Form
 from .errors import UnsupportedError
-from .tensors import PackedTensor, StringTensor
+from .lazy import LazyTensor
+from .tensors import PackedTensor, StringTensor, as_bytes
 
 if TYPE_CHECKING:
     import numpy.typing as npt  # costs 0.6 ms at run time
 
-__all__ = ["Placement", "Source", "analyse", "as_bytes", "chunks"]
+__all__ = ["Placement", "Source", "analyse", "chunks"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 _BOOL = dtypes.by_name["bool"]
@@ -40,7 +41,7 @@ class Placement:
         self.form_ids = [0] * count
         self.source_ids = [-1] * count
         self.forms: list[Form] = []
-        self.sources: list[Source | Array] = []  # an array in C order, with the buffer protocol, is its own source
+        self.sources: list[Any] = []  # Source, LazyTensor, or an array in C order that has the buffer protocol
         self._numbers: dict[Form, int] = {}
         self.held = 0  # bytes of packed copies among the sources
 
@@ -90,15 +91,6 @@ class _Run:
         self.source = source
 
 
-def as_bytes(array: Array) -> npt.NDArray[np.uint8]:
-    """Return the array's C-order bytes, little-endian: a view where it is contiguous, a new array otherwise."""
-    if not array.dtype.isnative:
-        array = array.astype(array.dtype.newbyteorder("<"))
-    if not array.flags.c_contiguous:
-        array = np.ascontiguousarray(array)
-    return array.reshape(-1).view(np.uint8)
-
-
 class _Member(NamedTuple):
     """One distinct array with bytes: where it lies and how it may be stored."""
 
@@ -130,8 +122,12 @@ def analyse(tensors: list[Any]) -> Placement:
     simple, raw = _simple(tensors, out)
     members: dict[Any, _Member] = {}
     if len(simple) < len(tensors):
+        lazy: dict[Any, int] = {}
         for i in sorted(set(range(len(tensors))).difference(simple)):
-            _collect(i, tensors[i], out, members)
+            if isinstance(tensors[i], LazyTensor):
+                _place_lazy(i, tensors[i], out, lazy)
+            else:
+                _collect(i, tensors[i], out, members)
     elif _own_memory(tensors) or not _crowded(raw, []).any():
         out.source_ids, out.sources = list(range(len(tensors))), raw
         return out
@@ -144,9 +140,19 @@ def analyse(tensors: list[Any]) -> Placement:
             out.sources.append(array)
     for group in _overlapping(list(members.values())):
         _place_group(group, out)
-    if members:
+    if members or len(simple) < len(tensors):
         out.in_order()
     return out
+
+
+def _place_lazy(i: int, tensor: LazyTensor, out: Placement, known: dict[Any, int]) -> None:
+    """Place a tensor that is yet to be produced; of those with one key, the first is."""
+    source = -1
+    if tensor.nbytes:
+        source = known.setdefault((tensor.key, tensor.kind.code, tensor.nbytes), len(out.sources))
+        if source == len(out.sources):
+            out.sources.append(tensor)
+    out.put([i], Form(tensor.kind.code, tensor.kind.bits, tensor.shape), source)
 
 
 def _simple(tensors: list[Any], out: Placement) -> tuple[list[int], list[Source | Array]]:

@@ -1,4 +1,4 @@
-"""The module tree and names: nested Python values to flat entries, and flat entries back to nested values.
+"""The module tree and names: nested Python values to flat entries.
 
 Names are decided here and nowhere else: a full name is its module's name, a dot and the key. What the values' bytes
 are, and where they go, is left to `sharing` and `writer`.
@@ -7,41 +7,27 @@ are, and where they go, is left to `sharing` and `writer`.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 import numpy as np
 
-from .dtypes import DType, from_numpy
-from .entries import AttributeEntry, Entries, Form, ModuleEntry, ModuleKind, ValueForm, ValueType, list_type, value_type
-from .errors import FormatError, LimitError, NameCollisionError, UnsupportedError
-from .index import Index
+from . import foreign
+from .dtypes import from_numpy
+from .entries import AttributeEntry, Entries, ModuleEntry, ModuleKind, list_type, value_type
+from .errors import LimitError, NameCollisionError, UnsupportedError
 from .layout import MAX_DEPTH, NONE
+from .lazy import LazyTensor
 from .sharing import check_supported
 from .tensors import PackedTensor, StringTensor
 
 __all__ = [
     "Flat",
-    "Leaf",
-    "attribute_entries",
+    "as_tensor",
     "flatten",
-    "from_index",
-    "from_paths",
     "is_attribute",
-    "key_of",
     "split_dotted",
-    "unflatten",
 ]
-
-
-class Leaf(NamedTuple):
-    """A tensor whose bytes are written already, under the keys of its modules and its own."""
-
-    path: tuple[str, ...]
-    dtype: DType
-    bits: int
-    shape: tuple[int, ...]
-    payload: int
 
 
 class Flat(Entries):
@@ -129,20 +115,6 @@ def _article(value: Any) -> str:
     return f"the class {value.__name__}" if isinstance(value, type) else f"a {type(value).__name__}"
 
 
-def from_index(ix: Index, payload: Callable[[int], Any]) -> Flat:
-    """Return a loaded record ready to be saved again, but for its tensors' forms: order, kinds and places stay."""
-    found = []
-    for row in ix.modules:
-        key_size, parent, place, kind = (int(row[c]) for c in ("key_size", "parent", "place", "kind"))
-        found.append(ModuleEntry(ix.text_of(row), key_size, parent, place, kind, ix.text_of(row, "type_name")))
-    flat = Flat(found[0].kind, found[0].type_name)
-    flat.modules = found
-    flat.names = [ix.name(i) for i in range(len(ix.tensors))]
-    flat.key_sizes, flat.parents, flat.places = (ix.tensors[c].tolist() for c in ("key_size", "parent", "place"))
-    flat.attributes = list(attribute_entries(ix, ix.attributes, payload))
-    return flat
-
-
 def is_attribute(value: Any, path: str) -> bool:
     """Return whether a value is stored as an attribute rather than as a tensor or module.
 
@@ -196,7 +168,7 @@ def _walk(flat: Flat, name: str, module: int, items: Iterable[tuple[str, Any]], 
         kind, type_name, inner = _children(value)
         size = len(key.encode(errors="surrogatepass"))
         if kind is None:
-            flat.add(full, size, module, place, _tensor(value, full))
+            flat.add(full, size, module, place, as_tensor(value, full))
             continue
         if depth >= MAX_DEPTH:
             raise LimitError(f"nested more than {MAX_DEPTH} deep; does the record contain itself?", tensor=full)
@@ -228,35 +200,28 @@ def _refuse_key(key: Any, module: str) -> None:
     raise UnsupportedError(f"{where}: {what}; keys are non-empty strings")
 
 
-def _tensor(value: Any, path: str) -> Any:
-    """Return a value as ndarray, PackedTensor or StringTensor; views where numpy can view it."""
-    if isinstance(value, PackedTensor | StringTensor):
+def as_tensor(value: Any, path: str) -> Any:
+    """Return a value as ndarray, PackedTensor, StringTensor or LazyTensor; views where numpy can view it."""
+    if isinstance(value, PackedTensor | StringTensor | LazyTensor):
         return value
     if isinstance(value, bytearray | memoryview):
         raise UnsupportedError(
             "a mutable buffer; pass bytes for an attribute, np.frombuffer(...) for a tensor", tensor=path
         )
+    array: Any
     if isinstance(value, np.ndarray | np.generic):
         array = np.asarray(value)
         if array.dtype.kind in "UT" and not isinstance(value, np.ma.MaskedArray):
             if not all(map(_encodable, array.reshape(-1).tolist())):
                 raise UnsupportedError("a text with lone surrogates, which are not UTF-8", tensor=path)
             return StringTensor.from_strings(array.reshape(-1).tolist(), array.shape)
-    elif hasattr(value, "__dlpack__"):
-        array = _from_dlpack(value, path)
-    elif hasattr(value, "__array__"):
-        array = np.asarray(value)
     else:
-        raise UnsupportedError(f"a {type(value).__name__} is neither a tensor, an attribute nor a module", tensor=path)
+        try:
+            array = foreign.as_array(value)
+        except UnsupportedError as error:
+            raise error.located(tensor=path) from error.__cause__
     check_supported(value if isinstance(value, np.ma.MaskedArray) else array, path)
     return array
-
-
-def _from_dlpack(value: Any, path: str) -> Any:
-    try:
-        return np.from_dlpack(value)
-    except (BufferError, RuntimeError, TypeError) as error:
-        raise UnsupportedError(f"numpy cannot view this {type(value).__name__}: {error}", tensor=path) from error
 
 
 def split_dotted(name: str) -> tuple[str, ...]:
@@ -277,121 +242,3 @@ def _nested(state: Mapping[str, Any]) -> dict[str, Any]:
             here = here.setdefault(key, {})
         here[path[-1]] = value
     return out
-
-
-def from_paths(leaves: Iterable[Leaf], attributes: Mapping[str, Any] | None = None) -> Entries:
-    """Return entries for tensors that are written already; modules appear in the order of their first tensor.
-
-    Tensors keep their order. `attributes` become those of module 0, after its other children.
-
-    Raises:
-        NameCollisionError: two leaves have one full name, or one's path runs through another tensor's.
-    """
-    root: dict[str, Any] = {}
-    everything = list(leaves)
-    for i, leaf in enumerate(everything):
-        here = root
-        for key in leaf.path[:-1]:
-            here = here.setdefault(key, {})
-            if not isinstance(here, dict):
-                raise NameCollisionError("a tensor's name is also the name of a module", tensor=".".join(leaf.path))
-        if leaf.path[-1] in here:
-            raise NameCollisionError("two tensors would have this name", tensor=".".join(leaf.path))
-        here[leaf.path[-1]] = i
-    flat = Flat(ModuleKind.MAPPING, "")
-    _walk_paths(flat, "", 0, root)
-    for key, value in (attributes or {}).items():
-        if key in root:
-            raise NameCollisionError("an attribute of the record has the name of a tensor or module", tensor=key)
-        flat.attributes.append(AttributeEntry(key, 0, len(root) + len(flat.attributes), value))
-    flat.check_names()
-    flat.sort(sorted(range(len(everything)), key=flat.values.__getitem__))  # the walk was by module
-    flat.payloads = [leaf.payload for leaf in everything]
-    forms: dict[Form, int] = {}
-    flat.form_ids = [forms.setdefault(Form(d.code, bits, shape), len(forms)) for _, d, bits, shape, _ in everything]
-    flat.forms = list(forms)
-    return flat
-
-
-def _walk_paths(flat: Flat, name: str, module: int, items: dict[str, Any]) -> None:
-    for place, (key, value) in enumerate(items.items()):
-        full = f"{name}.{key}" if module else key
-        size = len(key.encode(errors="surrogatepass"))
-        if isinstance(value, dict):
-            flat.modules.append(ModuleEntry(full, size, module, place, ModuleKind.MAPPING, ""))
-            _walk_paths(flat, full, len(flat.modules) - 1, value)
-        else:
-            flat.add(full, size, module, place, value)
-
-
-def attribute_entries(ix: Index, rows: Any, payload: Callable[[int], Any]) -> Iterator[AttributeEntry]:
-    """Yield attributes, or metadata, with Python's own values; bytes come as `payload` gives them."""
-    for row in rows:
-        value = _attribute_value(ix, row, payload)
-        yield AttributeEntry(ix.text_of(row), int(row["parent"]), int(row["place"]), value)
-
-
-def _attribute_value(ix: Index, row: Any, payload: Callable[[int], Any]) -> Any:
-    form, kind, word = int(row["form"]), int(row["type"]), int(row["value"])
-    if form == ValueForm.SCALAR:
-        return _decode_word(ix, kind, word, payload)
-    start, count = word & 0xFFFFFFFF, word >> 32
-    items = [_decode_word(ix, kind, int(w), payload) for w in ix.words[start : start + count]]
-    return items if form == ValueForm.LIST else tuple(items)
-
-
-def _decode_word(ix: Index, kind: int, word: int, payload: Callable[[int], Any]) -> Any:
-    if kind == ValueType.NIL:
-        return None
-    if kind == ValueType.BOOL:
-        return bool(word)
-    if kind == ValueType.INT:
-        return word - (1 << 64) if word >> 63 else word
-    if kind == ValueType.UINT:
-        return word
-    if kind == ValueType.FLOAT:
-        return float(np.uint64(word).view(np.float64))
-    if kind == ValueType.TEXT:
-        return ix.string(word & 0xFFFFFFFF, word >> 32)
-    if kind == ValueType.PAYLOAD:
-        return payload(word)
-    raise FormatError(f"an attribute of unknown type {kind}")
-
-
-def unflatten(ix: Index, module: int, tensor: Callable[[int], Any], payload: Callable[[int], Any]) -> Any:
-    """Return the subtree of one module as nested dicts, lists and tuples, children in their saved order.
-
-    A module of a kind this version does not know, like a dataclass, comes as a dict. Needs a verified index.
-    """
-    last = int(ix.modules["end"][module])
-    children: dict[int, list[tuple[int, str, Any]]] = {m: [] for m in range(module, last)}
-    built: dict[int, Any] = {}
-    modules = ix.modules
-    past = [None if last == len(modules) else modules[c][last] for c in ("first_tensor", "first_attribute")]
-    of_tensors, own = (
-        slice(modules["first_tensor"][module], past[0]),
-        slice(modules["first_attribute"][module], past[1]),
-    )
-    order = range(len(ix.tensors))[of_tensors] if ix.by_module is None else ix.by_module[of_tensors].tolist()
-    for i in order:
-        row = ix.tensors[i]
-        children[int(row["parent"])].append((int(row["place"]), key_of(ix, row), tensor(i)))
-    for a in attribute_entries(ix, ix.attributes[own], payload):
-        children[a.parent].append((a.place, a.key, a.value))
-    for m in range(last - 1, module - 1, -1):
-        row = modules[m]
-        items = sorted(children[m], key=lambda child: child[0])
-        kind = int(row["kind"])
-        if kind in (ModuleKind.LIST, ModuleKind.TUPLE):
-            built[m] = [v for _, _, v in items] if kind == ModuleKind.LIST else tuple(v for _, _, v in items)
-        else:
-            built[m] = {k: v for _, k, v in items}
-        if m > module:
-            children[int(row["parent"])].append((int(row["place"]), key_of(ix, row), built[m]))
-    return built[module]
-
-
-def key_of(ix: Index, row: Any) -> str:
-    """Return the key of a module or tensor: the end of its name."""
-    end, size = int(row["name"]) + int(row["name_size"]), int(row["key_size"])
-    return ix.string(end - size, size)

@@ -29,6 +29,7 @@ from .layout import (
     payload_alignment,
     plan_payloads,
 )
+from .lazy import LazyTensor
 from .sharing import Source, chunks
 from .sink import Sink
 
@@ -203,6 +204,13 @@ class StreamWriter:
         self._end = self._payload_offset
         self._hash = xxhash.xxh3_64()
         sink.write(encode_unsealed(alignment) + bytes(self._payload_offset - HEADER_SIZE))
+
+    def store(self, source: Any) -> int:
+        """Write one payload: what a LazyTensor produces, or the bytes of an array or Source; return its id."""
+        self.begin(source.nbytes)
+        for piece in source.pieces() if isinstance(source, LazyTensor) else chunks(source):
+            self.write(piece)
+        return self.end()
 
     def begin(self, nbytes: int) -> None:
         """Start a payload of about `nbytes` bytes; the number only decides its alignment."""

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from zcrecord import tree, writer
+from zcrecord import writer
 from zcrecord.dtypes import by_onnx
 from zcrecord.entries import Entries, PayloadId
 from zcrecord.errors import (
@@ -133,10 +133,10 @@ def _stream(
     store = _Store(window, out, folder, report)
     Scanner(window, store.values, store).scan()
     input_bytes = window.base + window.limit + (folder.nbytes if folder is not None else 0)
-    leaves, renamed = name_tensors(store.found, input_bytes)
+    outline, renamed = name_tensors(store.found, input_bytes)
     store.found.clear()
-    graph = _write_skeleton(out, skeleton)
-    return tree.from_paths(leaves, attributes={GRAPH_ATTRIBUTE: graph}), input_bytes, renamed
+    outline.attribute((GRAPH_ATTRIBUTE,), _write_skeleton(out, skeleton))
+    return outline.entries(), input_bytes, renamed
 
 
 def _path(file: Any) -> str | None:

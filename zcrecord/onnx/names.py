@@ -20,9 +20,10 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from zcrecord.dtypes import DType
+from zcrecord.entries import Form
 from zcrecord.errors import LimitError, OnnxError
 from zcrecord.layout import MAX_DEPTH
-from zcrecord.tree import Leaf
+from zcrecord.paths import Outline
 
 from .schema import ATTRIBUTE, FUNCTION, GRAPH, MODEL, NODE, SPARSE, SPARSE_INITIALIZER, TRAINING, Scope
 from .wire import LEN
@@ -46,7 +47,7 @@ class Found(NamedTuple):
     payload: int
 
 
-def name_tensors(found: Sequence[Found], input_bytes: int) -> tuple[list[Leaf], int]:
+def name_tensors(found: Sequence[Found], input_bytes: int) -> tuple[Outline, int]:
     """Return the tensors under their names, in the order given, and how many names had to be changed.
 
     Raises:
@@ -73,10 +74,11 @@ def name_tensors(found: Sequence[Found], input_bytes: int) -> tuple[list[Leaf], 
             parts.append(unique)
     paths = iter([tree.split(name) for name in exact])
     nested = iter([tree.nest(p) for p in parts])  # after all of the main graph, which goes first
-    leaves = [
-        Leaf(next(paths) if f.scope is main else next(nested), f.dtype, f.dtype.bits, f.shape, f.payload) for f in found
-    ]
-    return leaves, renamed
+    outline = Outline()
+    for f in found:
+        path = next(paths) if f.scope is main else next(nested)
+        outline.tensor(path, Form(f.dtype.code, f.dtype.bits, f.shape), f.payload)
+    return outline, renamed
 
 
 def _exact(found: Sequence[Found]) -> list[str]:

@@ -1,0 +1,166 @@
+"""The module tree of a record that becomes known one tensor at a time: paths of keys to entries.
+
+For who writes forward (`RecordWriter`, converters) and who picks from a loaded record. Nested values that are all
+there are `tree`'s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from .entries import AttributeEntry, Entries, Form, ModuleEntry, ModuleKind
+from .errors import LimitError, NameCollisionError, UnsupportedError
+from .layout import MAX_DEPTH
+from .tree import Flat, is_attribute, split_dotted
+
+__all__ = ["Outline", "path_of_name"]
+
+
+class _Module:
+    """One module: its children by key, in the order in which they came."""
+
+    __slots__ = ("children", "kind", "type_name")
+
+    def __init__(self, kind: int = ModuleKind.MAPPING, type_name: str = "") -> None:
+        self.kind, self.type_name = kind, type_name
+        self.children: dict[str, _Module | _Attribute | int] = {}
+
+
+class _Attribute:
+    __slots__ = ("value",)
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+
+class Outline:
+    """Modules, tensors and attributes as they are told, each by its path; children keep the order of their first word.
+
+    Example:
+        >>> from zcrecord.entries import Form
+        >>> outline = Outline()
+        >>> outline.tensor(("encoder", "weight"), Form(18, 32, (2,)), payload=0)
+        >>> outline.attribute(("encoder", "heads"), 8)
+        >>> outline.entries().names
+        ['encoder.weight']
+    """
+
+    def __init__(self) -> None:
+        self._root = _Module()
+        self._names: set[str] = set()
+        self._forms: dict[Form, int] = {}
+        self._form_ids: list[int] = []
+        self.payloads: list[int] = []
+
+    def __len__(self) -> int:
+        return len(self.payloads)
+
+    def tensor(self, path: Sequence[str], form: Form, payload: int) -> None:
+        """Add a tensor whose bytes are those of `payload`, a number that may still change in `payloads`.
+
+        Raises:
+            NameCollisionError: its name is taken. UnsupportedError: a key is empty or has NUL. LimitError: too deep.
+        """
+        self.check(path)
+        self._put(path, len(self.payloads))
+        self._names.add(".".join(path))
+        self._form_ids.append(self._forms.setdefault(form, len(self._forms)))
+        self.payloads.append(payload)
+
+    def check(self, path: Sequence[str]) -> None:
+        """Raise what `tensor` would, before a byte is written for it."""
+        name = ".".join(path)
+        _check_keys(path, name)
+        if name in self._names:
+            raise NameCollisionError("two tensors would have this name", tensor=name)
+        here: Any = self._root
+        for key in path[:-1]:
+            here = here.children.get(key)
+            if here is None:
+                return
+            if not isinstance(here, _Module):
+                raise NameCollisionError("a tensor's name is also the name of a module", tensor=name)
+        if path[-1] in here.children:
+            what = "a module" if isinstance(here.children[path[-1]], _Module) else "an attribute"
+            raise NameCollisionError(f"{what} has this name already", tensor=name)
+
+    def attribute(self, path: Sequence[str], value: Any) -> None:
+        """Add an attribute.
+
+        Raises:
+            UnsupportedError: no attribute has such a value. NameCollisionError: the name is taken.
+        """
+        name = ".".join(path)
+        _check_keys(path, name)
+        if not is_attribute(value, name):
+            what = "an attribute is None, bool, int, float, str, bytes, or a list of one of these"
+            raise UnsupportedError(f"a {type(value).__name__}; {what}", tensor=name)
+        self._put(path, _Attribute(value))
+
+    def module(self, path: Sequence[str], kind: int = ModuleKind.MAPPING, type_name: str = "") -> None:
+        """Add a module, or say what kind one is; the empty path is the record itself."""
+        here = self._root
+        if path:
+            _check_keys(path, ".".join(path))
+            found = self._parent(path).children.setdefault(path[-1], _Module())
+            if not isinstance(found, _Module):
+                raise NameCollisionError("a tensor or an attribute has the name of this module", tensor=".".join(path))
+            here = found
+        here.kind, here.type_name = kind, type_name
+
+    def _parent(self, path: Sequence[str]) -> _Module:
+        here = self._root
+        for key in path[:-1]:
+            found = here.children.setdefault(key, _Module())
+            if not isinstance(found, _Module):
+                raise NameCollisionError("a tensor's name is also the name of a module", tensor=".".join(path))
+            here = found
+        return here
+
+    def _put(self, path: Sequence[str], child: _Attribute | int) -> None:
+        siblings = self._parent(path).children
+        if path[-1] in siblings:
+            raise NameCollisionError("this name is taken already", tensor=".".join(path))
+        siblings[path[-1]] = child
+
+    def entries(self) -> Entries:
+        """Return everything told so far, tensors in the order in which they came.
+
+        Raises:
+            NameCollisionError: two modules, or two attributes, have one full name.
+        """
+        flat = Flat(self._root.kind, self._root.type_name)
+        _walk(flat, "", 0, self._root)
+        flat.check_names()
+        flat.sort(sorted(range(len(self)), key=flat.values.__getitem__))  # the walk was by module
+        flat.payloads = list(self.payloads)
+        flat.form_ids, flat.forms = self._form_ids, list(self._forms)
+        return flat
+
+
+def _walk(flat: Flat, name: str, number: int, module: _Module) -> None:
+    for place, (key, child) in enumerate(module.children.items()):
+        full = f"{name}.{key}" if number else key
+        size = len(key.encode(errors="surrogatepass"))
+        if isinstance(child, _Module):
+            flat.modules.append(ModuleEntry(full, size, number, place, child.kind, child.type_name))
+            _walk(flat, full, len(flat.modules) - 1, child)
+        elif isinstance(child, _Attribute):
+            flat.attributes.append(AttributeEntry(key, number, place, child.value))
+        else:
+            flat.add(full, size, number, place, child)
+
+
+def _check_keys(path: Sequence[str], name: str) -> None:
+    if not path or not all(isinstance(key, str) and key for key in path):
+        raise UnsupportedError(f"{path!r}: keys are non-empty strings")
+    if "\0" in name:
+        raise UnsupportedError("its name contains NUL", tensor=name)
+    if len(path) > MAX_DEPTH:
+        raise LimitError(f"nested more than {MAX_DEPTH} deep", tensor=name)
+
+
+def path_of_name(name: str | Sequence[str]) -> tuple[str, ...]:
+    """Return the path that a caller means: a name split at its dots, or the keys as they are given."""
+    return split_dotted(name) if isinstance(name, str) else tuple(name)
