@@ -9,7 +9,8 @@
 `zcrecord.onnx` converts ONNX models; the command line is `zcrecord` and `onnx2zc`.
 """
 
-from .describe import ArchiveLayout, ModuleInfo, TensorInfo
+from typing import TYPE_CHECKING, Any
+
 from .dtypes import DType
 from .errors import (
     DependencyError,
@@ -18,6 +19,7 @@ from .errors import (
     FormatError,
     IntegrityError,
     LimitError,
+    MismatchError,
     NameCollisionError,
     OnnxError,
     ProducerError,
@@ -28,12 +30,15 @@ from .errors import (
     UnsupportedError,
     VersionError,
 )
-from .lazy import LazyTensor
 from .record import Record, load_record
-from .recording import RecordWriter
-from .save import save_record
 from .tensors import PackedTensor, StringTensor
-from .writer import SaveReport
+
+if TYPE_CHECKING:
+    from .describe import ArchiveLayout, ModuleInfo, TensorInfo
+    from .lazy import LazyTensor
+    from .recording import RecordWriter
+    from .save import save_record
+    from .writer import SaveReport
 
 __version__ = "0.1.0"
 
@@ -47,6 +52,7 @@ __all__ = [
     "IntegrityError",
     "LazyTensor",
     "LimitError",
+    "MismatchError",
     "ModuleInfo",
     "NameCollisionError",
     "OnnxError",
@@ -66,3 +72,27 @@ __all__ = [
     "load_record",
     "save_record",
 ]
+
+# Imported when they are first asked for: a program that loads need not wait for what saves and describes.
+_LATER = {
+    "ArchiveLayout": "describe",
+    "LazyTensor": "lazy",
+    "ModuleInfo": "describe",
+    "RecordWriter": "recording",
+    "SaveReport": "writer",
+    "TensorInfo": "describe",
+    "save_record": "save",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LATER:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    found = globals()[name] = getattr(import_module(f".{_LATER[name]}", __name__), name)
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 from .describe import ModuleInfo, TensorInfo
 from .errors import RecordError, TensorNotFoundError, printable
-from .reader import Verify
 from .record import Record, load_record
 from .render import Printer, human, jsonable, showing_progress, shown, shown_value
+from .views import Verify
 
 if TYPE_CHECKING:
     from .onnx import ConvertReport

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .errors import FormatError, IntegrityError, LimitError, VersionError
+from .errors import FormatError, IntegrityError, LimitError, RecordError, VersionError
 
 __all__ = ["ALIGNMENT", "HEADER_SIZE", "LARGE_ALIGNMENT", "LARGE_PAYLOAD", "MAGIC", "VERSION", "Header", "align_up"]
 
@@ -172,6 +172,61 @@ def _foreign(data: bytes, what: str) -> str:
     if all(32 <= c < 127 or c in (9, 10, 13) for c in data[:64]):
         return "this is a text file, not a zcrecord archive"
     return "not a zcrecord archive: the first 8 bytes are not its magic"
+
+
+def too_short(size: int, start: bytes) -> RecordError:
+    """Return what is wrong with a file of so few bytes, going by the first of them."""
+    if not size:
+        return FormatError("the file is empty")
+    try:
+        decode_header(start.ljust(HEADER_SIZE, b"\0"))
+    except IntegrityError:
+        pass
+    except FormatError as error:
+        return error
+    return FormatError(f"{size} bytes are too few for an archive (at least {2 * HEADER_SIZE}); the file is truncated")
+
+
+def locate(source: memoryview, embedded: str | None) -> tuple[memoryview, Header, int]:
+    """Return the archive's own bytes in `source`, its sealed header or trailer, and where it starts (R14 to R16)."""
+    size = len(source)
+    if size < 2 * HEADER_SIZE:
+        raise too_short(size, bytes(source[:HEADER_SIZE]))
+    if embedded == "prefix":
+        header = decode_header(bytes(source[:HEADER_SIZE]))
+        if header is None:
+            raise FormatError("header: not sealed, so its size is not known; open the whole file, or write it to one")
+        if header.archive_size > size:
+            raise FormatError(f"the archive has {header.archive_size} bytes, only {size} are there; it is truncated")
+        source = source[: header.archive_size]
+    elif embedded == "suffix":
+        trailer = decode_header(bytes(source[size - HEADER_SIZE :]), "trailer")
+        if trailer is None or not 2 * HEADER_SIZE <= trailer.archive_size <= size:
+            raise FormatError(f"trailer: no archive of a size up to {size} ends here")
+        source = source[size - trailer.archive_size :]
+    return source, _sealed(source), (size - len(source) if embedded == "suffix" else 0)
+
+
+def _sealed(archive: memoryview) -> Header:
+    """Return what header and trailer agree on (R8, R9)."""
+    first, last = bytes(archive[:HEADER_SIZE]), bytes(archive[-HEADER_SIZE:])
+    size = len(archive)
+    if size > MAX_ARCHIVE_SIZE:
+        raise FormatError("the source is larger than 2^56 bytes")
+    header = decode_header(first)
+    if header is not None and header.archive_size != size:
+        what = "truncated, copy it again" if header.archive_size > size else "followed by other bytes; see embedded="
+        raise FormatError(f"the archive has {header.archive_size} bytes, the source {size}; it is {what}")
+    trailer = header if first == last else decode_header(last, "trailer")
+    if trailer is None:
+        raise FormatError("trailer: not sealed")
+    if trailer.archive_size != size:
+        raise FormatError(f"trailer: the archive has {trailer.archive_size} bytes, the source {size}; copy it again")
+    if header is not None and first != last:
+        raise FormatError("header and trailer differ; the file is damaged, copy it again")
+    if header is None and first[9] != last[9]:
+        raise FormatError("header and trailer differ in their alignment; the file is damaged, copy it again")
+    return trailer
 
 
 def align_up(n: int, alignment: int) -> int:

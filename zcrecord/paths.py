@@ -26,6 +26,12 @@ class _Module:
         self.kind, self.type_name = kind, type_name
         self.children: dict[str, _Module | _Attribute | int] = {}
 
+    def told_kind(self) -> int:
+        counted = self.kind in (ModuleKind.LIST, ModuleKind.TUPLE) and not self.type_name
+        if counted and any(key != str(i) for i, key in enumerate(self.children)):
+            return int(ModuleKind.MAPPING)
+        return self.kind
+
 
 class _Attribute:
     __slots__ = ("value",)
@@ -124,18 +130,21 @@ class Outline:
             raise NameCollisionError("this name is taken already", tensor=".".join(path))
         siblings[path[-1]] = child
 
-    def entries(self) -> Entries:
-        """Return everything told so far, tensors in the order in which they came.
+    def entries(self, order: Sequence[int] | None = None) -> Entries:
+        """Return everything told so far, tensors in the order in which they came, or that of the numbers in `order`.
+
+        A list or tuple whose keys are not 0, 1, 2 and so on is told as a mapping.
 
         Raises:
             NameCollisionError: two modules, or two attributes, have one full name.
         """
-        flat = Flat(self._root.kind, self._root.type_name)
+        flat = Flat(self._root.told_kind(), self._root.type_name)
         _walk(flat, "", 0, self._root)
         flat.check_names()
-        flat.sort(sorted(range(len(self)), key=flat.values.__getitem__))  # the walk was by module
-        flat.payloads = list(self.payloads)
-        flat.form_ids, flat.forms = self._form_ids, list(self._forms)
+        rank = range(len(self)) if order is None else order
+        flat.sort(sorted(range(len(self)), key=lambda i: rank[flat.values[i]]))  # the walk was by module
+        flat.payloads = [self.payloads[i] for i in flat.values]
+        flat.form_ids, flat.forms = [self._form_ids[i] for i in flat.values], list(self._forms)
         return flat
 
 
@@ -144,7 +153,7 @@ def _walk(flat: Flat, name: str, number: int, module: _Module) -> None:
         full = f"{name}.{key}" if number else key
         size = len(key.encode(errors="surrogatepass"))
         if isinstance(child, _Module):
-            flat.modules.append(ModuleEntry(full, size, number, place, child.kind, child.type_name))
+            flat.modules.append(ModuleEntry(full, size, number, place, child.told_kind(), child.type_name))
             _walk(flat, full, len(flat.modules) - 1, child)
         elif isinstance(child, _Attribute):
             flat.attributes.append(AttributeEntry(key, number, place, child.value))

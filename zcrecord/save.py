@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from . import tree, unfold
-from .entries import AttributeEntry, Entries, Form, PayloadId, change_values
+from .entries import AttributeEntry, Entries, Form, ModuleEntry, PayloadId, change_values
 from .errors import ProducerError, UnsupportedError
-from .index import TensorEntry
+from .index import Index, TensorEntry
 from .layout import ALIGNMENT, NONE, check_alignment
 from .lazy import LazyTensor
 from .reader import Archive
@@ -106,7 +106,21 @@ def _taken_apart(record: Any) -> tuple[tree.Flat, Placement]:
         return flat, analyse(flat.values)
     archive = record.archive
     archive.ensure_all()
-    return unfold.from_index(archive.index, archive.payload), _placement(archive)
+    return _from_index(archive.index, archive.payload), _placement(archive)
+
+
+def _from_index(ix: Index, payload: Any) -> tree.Flat:
+    """Return a loaded record ready to be saved again, but for its tensors' forms: order, kinds and places stay."""
+    found = []
+    for row in ix.modules:
+        key_size, parent, place, kind = (int(row[c]) for c in ("key_size", "parent", "place", "kind"))
+        found.append(ModuleEntry(ix.text_of(row), key_size, parent, place, kind, ix.text_of(row, "type_name")))
+    flat = tree.Flat(found[0].kind, found[0].type_name)
+    flat.modules = found
+    flat.names = [ix.name(i) for i in range(len(ix.tensors))]
+    flat.key_sizes, flat.parents, flat.places = (ix.tensors[c].tolist() for c in ("key_size", "parent", "place"))
+    flat.attributes = list(unfold.attribute_entries(ix, ix.attributes, payload))
+    return flat
 
 
 def _placement(archive: Archive) -> Placement:

@@ -19,6 +19,7 @@ from .errors import SourceError, UnsupportedError
 __all__ = ["Sink", "open_sink", "path_of"]
 
 _RESERVED = 64 << 20  # bytes of a file that is allocated before it is written
+_MAPPED = (5, 32, 1224)  # what Windows says to who replaces an open file: denied, shared, a user-mapped section
 _MOST = 1 << 30  # bytes of one write; Linux takes no more than 2 GiB - 4 KiB
 
 
@@ -249,5 +250,7 @@ def _refusals(path: str) -> Iterator[None]:
         if error.errno is None:
             raise
         reason = os.strerror(error.errno)
+        if getattr(error, "winerror", None) in _MAPPED:
+            reason = "it is mapped, by a record loaded from it here or in another program; close() that, drop its views"
         kept = "; the file there before is untouched" if os.path.isfile(path) else ""
         raise SourceError(f"cannot write: {reason}{kept}", path=path, errno=error.errno) from error

@@ -99,8 +99,12 @@ class Pool:
     def _words(self, starts: Array, sizes: Array, done: int) -> Array:
         """Return bytes [done, done + 32) of each span, zeros past its end, as 4 rows of big-endian numbers.
 
-        Compared row by row they order as the bytes do. Spans must lie inside the pool.
+        Compared row by row they order as the bytes do.
         """
+        return np.ascontiguousarray(self._pieces(starts, sizes, done).T).byteswap(inplace=True)
+
+    def _pieces(self, starts: Array, sizes: Array, done: int) -> Array:
+        """Return bytes [done, done + 32) of each span, zeros past its end, as 4 columns. Spans must lie inside."""
         if self._rows_at is None:
             if len(self._memory) < len(self.text) + _WIDTH:
                 self._memory = memoryview(self.text.tobytes() + b"\0" * _WIDTH)
@@ -112,7 +116,7 @@ class Pool:
         rows = self._rows_at[at].view(np.uint64)
         if len(left) and left.min() < _WIDTH:
             rows &= _MASKS[np.minimum(left, _WIDTH)].view(np.uint64)
-        return np.ascontiguousarray(rows.reshape(-1, _WORDS).T).byteswap(inplace=True)
+        return rows.reshape(-1, _WORDS)
 
     def _slice(self, start: int, size: int) -> bytes:
         return self.text[start : start + size].tobytes()
@@ -151,12 +155,22 @@ class Pool:
 
     def equal(self, starts: Array, others: Array, sizes: Array) -> Array:
         """Return whether each pair of spans of the same size holds the same bytes."""
+        parts = [
+            self._equal(starts[lo : lo + _CHUNK], others[lo : lo + _CHUNK], sizes[lo : lo + _CHUNK])
+            for lo in range(0, len(starts), _CHUNK)
+        ]
+        return np.concatenate(parts) if parts else np.ones(0, bool)
+
+    def _equal(self, starts: Array, others: Array, sizes: Array) -> Array:
         same = np.ones(len(starts), bool)
         active: Array = np.flatnonzero(sizes)
         done = 0
         while len(active) > _FEW:
-            left = self._words(starts[active], sizes[active], done)
-            equal = (left == self._words(others[active], sizes[active], done)).all(axis=0)
+            left = self._pieces(starts[active], sizes[active], done)
+            right = self._pieces(others[active], sizes[active], done)
+            equal = left[:, 0] == right[:, 0]
+            for column in range(1, _WORDS):
+                equal &= left[:, column] == right[:, column]
             same[active[~equal]] = False
             done += _WIDTH
             active = active[equal & (sizes[active] > done)]

@@ -5,31 +5,18 @@ The way there is `tree`'s; where tensors' views come from is `reader`'s.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
-from .entries import AttributeEntry, ModuleEntry, ModuleKind, ValueForm, ValueType
+from .entries import AttributeEntry, ModuleKind, ValueForm, ValueType
 from .errors import FormatError
 from .index import Index
-from .tree import Flat
 
-__all__ = ["attribute_entries", "from_index", "key_of", "unflatten"]
+__all__ = ["attribute_entries", "below", "key_of", "plain", "unflatten"]
 
-
-def from_index(ix: Index, payload: Callable[[int], Any]) -> Flat:
-    """Return a loaded record ready to be saved again, but for its tensors' forms: order, kinds and places stay."""
-    found = []
-    for row in ix.modules:
-        key_size, parent, place, kind = (int(row[c]) for c in ("key_size", "parent", "place", "kind"))
-        found.append(ModuleEntry(ix.text_of(row), key_size, parent, place, kind, ix.text_of(row, "type_name")))
-    flat = Flat(found[0].kind, found[0].type_name)
-    flat.modules = found
-    flat.names = [ix.name(i) for i in range(len(ix.tensors))]
-    flat.key_sizes, flat.parents, flat.places = (ix.tensors[c].tolist() for c in ("key_size", "parent", "place"))
-    flat.attributes = list(attribute_entries(ix, ix.attributes, payload))
-    return flat
+Make = Callable[[int, str, list[tuple[str, Any]]], Any]
 
 
 def attribute_entries(ix: Index, rows: Any, payload: Callable[[int], Any]) -> Iterator[AttributeEntry]:
@@ -66,21 +53,28 @@ def _decode_word(ix: Index, kind: int, word: int, payload: Callable[[int], Any])
     raise FormatError(f"an attribute of unknown type {kind}")
 
 
-def unflatten(ix: Index, module: int, tensor: Callable[[int], Any], payload: Callable[[int], Any]) -> Any:
-    """Return the subtree of one module as nested dicts, lists and tuples, children in their saved order.
+def plain(kind: int, _type_name: str, items: list[tuple[str, Any]]) -> Any:
+    """Return a module as list, tuple or dict; a dataclass, as a module of an unknown kind, as a dict."""
+    if kind == ModuleKind.LIST:
+        return [value for _, value in items]
+    if kind == ModuleKind.TUPLE:
+        return tuple(value for _, value in items)
+    return dict(items)
 
-    A module of a kind this version does not know, like a dataclass, comes as a dict. Needs a verified index.
+
+def unflatten(
+    ix: Index, module: int, tensor: Callable[[int], Any], payload: Callable[[int], Any], make: Make = plain
+) -> Any:
+    """Return the subtree of one module, children in their saved order; needs a verified index.
+
+    `make` gives a module's value from its kind, its class name, and its keys with their values; nested dicts, lists and
+    tuples by default.
     """
+    order, own = below(ix, module)
     last = int(ix.modules["end"][module])
     children: dict[int, list[tuple[int, str, Any]]] = {m: [] for m in range(module, last)}
     built: dict[int, Any] = {}
     modules = ix.modules
-    past = [None if last == len(modules) else modules[c][last] for c in ("first_tensor", "first_attribute")]
-    of_tensors, own = (
-        slice(modules["first_tensor"][module], past[0]),
-        slice(modules["first_attribute"][module], past[1]),
-    )
-    order = range(len(ix.tensors))[of_tensors] if ix.by_module is None else ix.by_module[of_tensors].tolist()
     for i in order:
         row = ix.tensors[i]
         children[int(row["parent"])].append((int(row["place"]), key_of(ix, row), tensor(i)))
@@ -88,15 +82,21 @@ def unflatten(ix: Index, module: int, tensor: Callable[[int], Any], payload: Cal
         children[a.parent].append((a.place, a.key, a.value))
     for m in range(last - 1, module - 1, -1):
         row = modules[m]
-        items = sorted(children[m], key=lambda child: child[0])
-        kind = int(row["kind"])
-        if kind in (ModuleKind.LIST, ModuleKind.TUPLE):
-            built[m] = [v for _, _, v in items] if kind == ModuleKind.LIST else tuple(v for _, _, v in items)
-        else:
-            built[m] = {k: v for _, k, v in items}
+        items = [(key, value) for _, key, value in sorted(children[m], key=lambda child: child[0])]
+        built[m] = make(int(row["kind"]), ix.text_of(row, "type_name"), items)
         if m > module:
             children[int(row["parent"])].append((int(row["place"]), key_of(ix, row), built[m]))
     return built[module]
+
+
+def below(ix: Index, module: int) -> tuple[Sequence[int], slice]:
+    """Return the tensors of a module's whole subtree, by module, and where its attributes lie."""
+    modules = ix.modules
+    last = int(modules["end"][module])
+    past = [None if last == len(modules) else int(modules[c][last]) for c in ("first_tensor", "first_attribute")]
+    of_tensors = slice(int(modules["first_tensor"][module]), past[0])
+    tensors = range(len(ix.tensors))[of_tensors] if ix.by_module is None else ix.by_module[of_tensors].tolist()
+    return tensors, slice(int(modules["first_attribute"][module]), past[1])
 
 
 def key_of(ix: Index, row: Any) -> str:

@@ -1,0 +1,235 @@
+"""Parts of an opened archive as archives of their own: one module, chosen tensors, other names. Copies no payload.
+
+A part has an index made for it, over the same bytes, so that everything that works on an archive works on a part.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from . import describe, unfold
+from .entries import AttributeEntry, Entries, Form, PayloadId, change_values
+from .errors import TensorNotFoundError, UnsupportedError
+from .index import Index, decode, encode
+from .layout import NONE
+from .paths import Outline
+from .reader import Archive
+from .tree import split_dotted
+
+__all__ = ["Names", "Rename", "index_of", "is_pattern", "matcher", "module", "select"]
+
+Names = str | Iterable[str] | Callable[[describe.TensorInfo], bool]
+Rename = Mapping[str | re.Pattern[str], str] | Callable[[str], str]
+
+_SLACK = bytes(64)  # names are compared 32 bytes at a time, and may be read past their pool's end
+
+
+def module(archive: Archive, name: str) -> Archive:
+    """Return one module of an archive, with everything below it, under names that start below it.
+
+    Raises:
+        TensorNotFoundError: there is no such module; lists close names.
+    """
+    archive.ensure_all()
+    ix = archive.index
+    sized = np.flatnonzero(ix.modules["name_size"] == len(name.encode(errors="surrogatepass")))
+    found = [m for m in sized.tolist() if ix.text_of(ix.modules[m]) == name]
+    if not found:
+        raise TensorNotFoundError(name, lambda: map(ix.text_of, ix.modules), path=archive.path)
+    return _Walk(archive, found[0]).part()
+
+
+def select(archive: Archive, names: Names | None, rename: Rename | None) -> Archive:
+    """Return chosen tensors of an archive, maybe under other names, with the attributes of the modules they are in.
+
+    Raises:
+        TensorNotFoundError: a name without wildcards is neither a tensor's nor a module's.
+    """
+    archive.ensure_all()
+    walk = _Walk(archive, 0)
+    if names is not None:
+        walk.keep(names)
+    if rename is not None:
+        walk.rename(_renamer(rename))
+    return walk.part()
+
+
+class _Walk:
+    """The modules, tensors and attributes below one module, and what becomes of them."""
+
+    def __init__(self, archive: Archive, top: int) -> None:
+        self._archive = archive
+        ix = archive.index
+        self._top, self._last = top, int(ix.modules["end"][top])
+        tensors, attributes = unfold.below(ix, top)
+        self._tensors = tensors
+        self._attributes = list(unfold.attribute_entries(ix, ix.attributes[attributes], PayloadId))
+        self._names = {m: ix.text_of(ix.modules[m]) for m in range(top, self._last)}
+        self._kept_modules = set(self._names)
+        self._kept = set(tensors)
+        self._paths: dict[int, tuple[str, ...]] = {top: ()}
+        for m in range(top + 1, self._last):
+            self._paths[m] = (*self._paths[self._parent(m)], unfold.key_of(ix, ix.modules[m]))
+        self._new: Callable[[str], str] | None = None
+
+    def _parent(self, m: int) -> int:
+        return int(self._archive.index.modules["parent"][m])
+
+    def keep(self, names: Names) -> None:
+        """Keep the tensors that are chosen, and the modules that lead to them or are chosen themselves."""
+        archive, ix = self._archive, self._archive.index
+        chosen: set[int] = set()
+        if callable(names):
+            keep = names
+            self._kept = {i for i in self._tensors if keep(describe.info(archive, i))}
+        else:
+            matches = matcher(names, lambda: [*self._names.values(), *archive.names()], archive.path)
+            chosen = {m for m, name in self._names.items() if m and matches(name)}
+            for m in range(self._top + 1, self._last):
+                if self._parent(m) in chosen:
+                    chosen.add(m)
+            parents = ix.tensors["parent"]
+            self._kept = {i for i in self._tensors if int(parents[i]) in chosen or matches(ix.name(i))}
+        kept = {int(ix.tensors["parent"][i]) for i in self._kept} | chosen | {self._top}
+        for m in range(self._last - 1, self._top, -1):
+            if m in kept:
+                kept.add(self._parent(m))
+        self._kept_modules = kept
+
+    def rename(self, new: Callable[[str], str]) -> None:
+        """Have modules, tensors and attributes go by other names; those that change are split at their dots."""
+        self._new = new
+        for m, name in self._names.items():
+            if m > self._top:
+                self._paths[m] = self._path(self._parent(m), self._paths[m][-1], name)
+            else:
+                changed = new(name) if name else name
+                self._paths[m] = split_dotted(changed) if changed else ()
+
+    def _path(self, parent: int, key: str, name: str) -> tuple[str, ...]:
+        """Return the path of a child, after its parent's is known."""
+        plain = (*self._paths[parent], key)
+        if self._new is None:
+            return plain
+        changed = self._new(name)
+        if changed == ".".join(plain):
+            return plain
+        return split_dotted(changed) if changed else ()
+
+    def part(self) -> Archive:
+        """Return the archive of what is kept."""
+        archive, ix = self._archive, self._archive.index
+        outline, order = Outline(), []
+        for kind, number in self._in_order():
+            if kind == 0:
+                row = ix.modules[number]
+                outline.module(self._paths[number], int(row["kind"]), ix.text_of(row, "type_name"))
+            elif kind == 1:
+                t = archive.row(number)
+                path = self._path(t.parent, unfold.key_of(ix, ix.tensors[number]), ix.name(number))
+                form = Form(t.dtype, t.bits, archive.shape(t), archive.strides(t), t.byte_offset)
+                outline.tensor(path, form, t.payload)
+                order.append(number)
+            else:
+                a = self._attributes[number]
+                name = f"{self._names[a.parent]}.{a.key}" if self._names[a.parent] else a.key
+                outline.attribute(self._path(a.parent, a.key, name), a.value)
+        entries = outline.entries(order)
+        attributes = entries.attributes
+        used = {int(p) for p in entries.payloads} | set(_blobs(attributes))
+        numbers = sorted(used - {NONE})
+        new = {old: i for i, old in enumerate(numbers)} | {NONE: NONE}
+        entries.payloads = [new[p] for p in entries.payloads]
+        change_values(attributes, lambda v: PayloadId(new[v]) if isinstance(v, PayloadId) else v)
+        entries.payload_rows, entries.digest_kind = ix.payloads[numbers], ix.digest_kind
+        return archive.part(index_of(entries), numbers)
+
+    def _in_order(self) -> Iterator[tuple[int, int]]:
+        """Yield (0, module), (1, tensor), (2, attribute) of all that is kept, in pre-order and saved order."""
+        ix = self._archive.index
+        children: dict[int, list[tuple[int, int, int]]] = {m: [] for m in self._kept_modules}
+        for m in self._kept_modules:
+            if m > self._top:
+                children[self._parent(m)].append((int(ix.modules["place"][m]), 0, m))
+        for i in self._kept:
+            children[int(ix.tensors["parent"][i])].append((int(ix.tensors["place"][i]), 1, i))
+        for number, a in enumerate(self._attributes):
+            if a.parent in children:
+                children[a.parent].append((a.place, 2, number))
+        stack = [(0, 0, self._top)]
+        while stack:
+            _, kind, number = stack.pop()
+            yield kind, number
+            if kind == 0:
+                stack += sorted(children[number], reverse=True)
+
+
+def _blobs(attributes: list[AttributeEntry]) -> Iterator[int]:
+    for a in attributes:
+        for value in a.value if isinstance(a.value, list | tuple) else [a.value]:
+            if isinstance(value, PayloadId):
+                yield int(value)
+
+
+def index_of(entries: Entries) -> Index:
+    """Return an index in memory, as one is read from an archive."""
+    data = encode(entries)
+    return decode(memoryview(bytes(data) + _SLACK), len(data))
+
+
+def is_pattern(name: str) -> bool:
+    """Return whether a name has wildcards, as the shell's have them."""
+    return any(c in name for c in "*?[")
+
+
+def matcher(names: Any, known: Callable[[], Iterable[str]], path: str | None) -> Callable[[str], bool]:
+    """Return what tells whether a name is one of `names`, some of which may be patterns.
+
+    Raises:
+        TensorNotFoundError: one without wildcards is not known. UnsupportedError: they are no names.
+    """
+    wanted = [names] if isinstance(names, str) else names
+    if not isinstance(wanted, Iterable):
+        raise UnsupportedError(f"names= takes a pattern, several, or a function, not a {type(names).__name__}")
+    wanted = list(wanted)
+    for name in wanted:
+        if not isinstance(name, str):
+            raise UnsupportedError(f"names= takes patterns, and one is a {type(name).__name__}")
+    exact = {name for name in wanted if not is_pattern(name)}
+    patterns = [fnmatch.translate(name) for name in wanted if is_pattern(name)]
+    everything = set(known()) if wanted else set()
+    missing = [name for name in wanted if name in exact and name not in everything]
+    if missing:
+        raise TensorNotFoundError(missing[0], lambda: sorted(everything), path=path)
+    exact |= {name for name in wanted if name in everything}  # names may have brackets
+    match = re.compile("|".join(patterns) or r"(?!)").match
+    return lambda name: name in exact or match(name) is not None
+
+
+def _renamer(rename: Rename) -> Callable[[str], str]:
+    """Return what gives a name's new form; of several prefixes the longest counts, of patterns each in turn."""
+    if not isinstance(rename, Mapping):
+        if not callable(rename):
+            raise UnsupportedError(f"rename= takes a mapping or a function, not a {type(rename).__name__}")
+        return rename
+    exact = {k: v for k, v in rename.items() if isinstance(k, str)}
+    patterns = [(k, v) for k, v in rename.items() if not isinstance(k, str)]
+
+    def new(name: str) -> str:
+        prefix, rest = name, ""
+        while prefix and prefix not in exact:
+            prefix, _, last = prefix.rpartition(".")
+            rest = f".{last}{rest}"
+        if prefix in exact:
+            out = exact[prefix] + (rest if prefix else f".{name}")
+            name = out.removeprefix(".")
+        for pattern, replacement in patterns:
+            name = pattern.sub(replacement, name)
+        return name
+
+    return new

@@ -1,0 +1,204 @@
+"""Where an archive's bytes come from: a mapped file, one read into memory, a private copy, or a buffer that was given.
+
+Knows files, mappings and addresses; nothing of what the bytes say.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import itertools
+import mmap
+import os
+import stat
+import sys
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+
+from .errors import RecordError, SourceError, SourceNotFoundError, UnsupportedError
+from .layout import HEADER_SIZE, MAX_ALIGNMENT, too_short
+
+__all__ = ["Memory", "Mode", "buffer_of", "map_file", "private_copy", "read_file"]
+
+Mode = Literal["r", "c"]
+
+_PIECE = 1 << 19  # bytes of one read: what is copied stays in a core's cache, and a network's round trip weighs little
+_READERS = 8  # reads under way at a time; a network file system answers each by itself
+_GENERIC = sys.platform == "linux" and os.uname().machine in ("x86_64", "aarch64", "riscv64", "i686", "armv7l")
+_NORESERVE = 0x4000 if _GENERIC else 0  # MAP_NORESERVE, which Python does not name; some machines number it otherwise
+
+
+class Memory(NamedTuple):
+    """Bytes that an archive may be opened from.
+
+    Attributes:
+        octets: all of them, flat; read-only unless they are nobody else's.
+        path: the file they are of.
+        mapping: what is closed to let go of them; None for a buffer that was given.
+        identity: of the mapped file, to know it again: device, inode, size, time of change.
+    """
+
+    octets: memoryview
+    path: str | None = None
+    mapping: mmap.mmap | None = None
+    identity: tuple[int, ...] | None = None
+
+
+def _open(path: str) -> tuple[int, tuple[int, ...]]:
+    """Return a descriptor of a regular file that is long enough, and the file's identity."""
+    extra = ("O_BINARY", "O_CLOEXEC", "O_NONBLOCK")  # a named pipe would wait for its writer
+    fd = os.open(path, os.O_RDONLY | sum(getattr(os, name, 0) for name in extra))
+    try:
+        status = os.fstat(fd)
+        if stat.S_ISDIR(status.st_mode):
+            raise SourceError("is a directory; name an archive in it", path=path, errno=errno.EISDIR)
+        if not stat.S_ISREG(status.st_mode):
+            raise SourceError("not a regular file; read it and pass the bytes", path=path)
+        if status.st_size < 2 * HEADER_SIZE:
+            raise too_short(status.st_size, os.read(fd, HEADER_SIZE)).located(path=path)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd, (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
+
+
+def _refused(error: OSError, path: str) -> Exception:
+    if isinstance(error, RecordError):
+        return error
+    if isinstance(error, FileNotFoundError):
+        return SourceNotFoundError("no such file", path=path, errno=error.errno)
+    reason = os.strerror(error.errno) if error.errno else str(error)
+    return SourceError(f"cannot be read: {reason}", path=path, errno=error.errno)
+
+
+def _cause(error: OSError) -> BaseException | None:
+    """Return what is worth telling besides the typed error: what the system said, unless that says it all."""
+    if isinstance(error, RecordError):
+        return error.__cause__
+    return None if isinstance(error, FileNotFoundError) else error
+
+
+def map_file(path: str, *, private: bool = False) -> Memory:
+    """Return a mapping of a whole file: read-only, or private, whose pages are copied when they are written.
+
+    A private one reserves no memory for what may be written, so that files larger than it can be mapped, too.
+
+    Raises:
+        SourceError: it is missing (SourceNotFoundError), a directory, or cannot be read. FormatError: it is too short.
+    """
+    try:
+        fd, identity = _open(path)
+        try:
+            if not private:
+                mapping = mmap.mmap(fd, 0, access=mmap.ACCESS_READ)
+            elif os.name == "posix":
+                flags, prot = mmap.MAP_PRIVATE | _NORESERVE, mmap.PROT_READ | mmap.PROT_WRITE
+                mapping = mmap.mmap(fd, 0, flags=flags, prot=prot)
+            else:
+                mapping = mmap.mmap(fd, 0, access=mmap.ACCESS_COPY)
+        finally:
+            os.close(fd)
+    except OSError as error:
+        raise _refused(error, path) from _cause(error)
+    return Memory(memoryview(mapping), path, mapping, identity)
+
+
+def read_file(path: str) -> Memory:
+    """Return a whole file read into memory of its own, whose address is a multiple of 65536; several reads at a time.
+
+    For network file systems, where page faults cost a round trip each, and for files that may shrink: a mapping's
+    reader would be killed.
+
+    Raises:
+        SourceError: it is missing, a directory, cannot be read, or became shorter. FormatError: it is too short.
+    """
+    try:
+        fd, identity = _open(path)
+        try:
+            block, octets = _aligned(identity[2])
+            _fill(fd, octets, path)
+        finally:
+            os.close(fd)
+    except OSError as error:
+        raise _refused(error, path) from _cause(error)
+    return Memory(octets, path, block, identity)
+
+
+def private_copy(octets: memoryview) -> Memory:
+    """Return a writable copy of bytes, at an address that is a multiple of 65536."""
+    block, out = _aligned(len(octets))
+    out[:] = octets
+    return Memory(out, None, block)
+
+
+def _aligned(size: int) -> tuple[mmap.mmap, memoryview]:
+    """Return zeroed memory, as a mapping to be closed and as its aligned part of `size` bytes."""
+    block = mmap.mmap(-1, size + MAX_ALIGNMENT)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        with contextlib.suppress(OSError):  # some kernels are built without
+            block.madvise(mmap.MADV_HUGEPAGE)  # far fewer page faults
+    whole = memoryview(block)
+    start = -np.frombuffer(whole, np.uint8).__array_interface__["data"][0] % MAX_ALIGNMENT
+    return block, whole[start : start + size]
+
+
+def _fill(fd: int, target: memoryview, path: str) -> None:
+    """Read a file's bytes from its start, several pieces at a time; the GIL is free meanwhile."""
+    size = len(target)
+    if not hasattr(os, "preadv"):
+        with open(fd, "rb", buffering=0, closefd=False) as file:
+            done = 0
+            while done < size and (got := file.readinto(target[done : done + _PIECE])):
+                done += got
+        if done < size:
+            raise _shrunk(path, done, size)
+        return
+    starts = itertools.count(0, _PIECE)  # next() of it is atomic
+    failed: list[BaseException] = []
+
+    def read() -> None:
+        try:
+            while not failed and (start := next(starts)) < size:
+                end = min(start + _PIECE, size)
+                while start < end:
+                    got = os.preadv(fd, [target[start:end]], start)
+                    if not got:
+                        raise _shrunk(path, start, size)
+                    start += got
+        except BaseException as error:
+            failed.append(error)
+
+    import threading  # here, because few read rather than map
+
+    others = [threading.Thread(target=read) for _ in range(min(_READERS, -(-size // _PIECE)) - 1)]
+    for thread in others:
+        thread.start()
+    read()
+    for thread in others:
+        while thread.is_alive():
+            try:
+                thread.join()
+            except KeyboardInterrupt as error:  # the file stays open until nobody reads it any more
+                failed.append(error)
+    if failed:
+        raise failed[0]
+
+
+def _shrunk(path: str, at: int, size: int) -> SourceError:
+    return SourceError(f"became shorter while it was read: {at} of {size} bytes; is it still being written?", path=path)
+
+
+def buffer_of(source: Any) -> memoryview:
+    """Return any bytes-like as flat, read-only bytes; copies nothing.
+
+    Raises:
+        UnsupportedError: it has no contiguous buffer.
+    """
+    try:
+        if isinstance(source, np.ndarray) and source.dtype.isbuiltin != 1:
+            source = source.view(np.uint8)
+        return memoryview(source).cast("B").toreadonly()
+    except (TypeError, ValueError, BufferError) as error:
+        kind = type(source).__name__
+        raise UnsupportedError(f"a {kind} is neither a path nor contiguous bytes: {error}") from None
