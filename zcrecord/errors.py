@@ -9,6 +9,7 @@
         │   └── IntegrityError           a checksum or digest does not match: the bytes changed
         ├── LimitError(ValueError)       a documented limit is exceeded, on either side
         ├── UnsupportedError(TypeError)  a legal value that the format or this build cannot hold
+        ├── MismatchError(TypeError)     a record is not of the type it was to be loaded into
         ├── ProducerError(ValueError)    a lazily produced tensor is not what was declared
         ├── NameCollisionError(ValueError)  two things of one record would have the same name
         ├── OnnxError(ValueError)        the input is not a valid ONNX model
@@ -34,6 +35,7 @@ __all__ = [
     "FormatError",
     "IntegrityError",
     "LimitError",
+    "MismatchError",
     "NameCollisionError",
     "OnnxError",
     "ProducerError",
@@ -121,6 +123,10 @@ class LimitError(RecordError, ValueError):
 
 class UnsupportedError(RecordError, TypeError):
     """A legal value that the format, or this operation, cannot hold."""
+
+
+class MismatchError(RecordError, TypeError):
+    """A record is not of the type it was to be loaded into; `tensor` is the path at which the two part."""
 
 
 class ProducerError(RecordError, ValueError):

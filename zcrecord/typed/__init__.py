@@ -1,0 +1,133 @@
+"""A record as instances of classes: a saved tree against annotations, arrays still views.
+
+Knows which annotation means what; how values are made of them is left to `wanted` and `composed`, what fields a class
+has to `fields`. Written with `typing` and `dataclasses` alone: a structuring library would be one more thing for
+everybody to install, and knows neither tensors nor the names of saved classes.
+
+An annotation of no kind known here takes, if it is a class, what its own `isinstance` says is one (jaxtyping checks
+dtype and shape so); any other takes any value. A saved class's name tells apart the members of a union, no more: a
+record may be loaded into a class of another name.
+"""
+
+from __future__ import annotations
+
+import types
+from collections import abc
+from enum import Enum
+from functools import lru_cache
+from pathlib import PurePath
+from typing import Any, ForwardRef, Literal, Self, TypeVar, Union, get_args, get_origin
+
+import numpy as np
+
+from zcrecord import unfold
+from zcrecord.entries import ModuleKind
+from zcrecord.errors import RecordError, UnsupportedError
+from zcrecord.reader import Archive
+from zcrecord.tree import is_attribute
+
+from . import composed, fields
+from .wanted import Array, Bytes, FromValue, Instance, Module, Number, NumpyScalar, OneOf, Torch, Want
+
+__all__ = ["into", "structure"]
+
+T = TypeVar("T")
+
+_LEAVES: dict[Any, type[Want]] = dict.fromkeys((bool, int, float, complex), Number) | {bytes: Bytes, np.ndarray: Array}
+_BASES: dict[type, type[Want]] = {Enum: FromValue, PurePath: FromValue, np.generic: NumpyScalar, object: Instance}
+
+
+def into(archive: Archive, kind: type[T]) -> T:
+    """Return an archive's record as a `kind`; arrays are views of it, only attributes are copied.
+
+    Raises:
+        MismatchError: a field is missing, or of another kind. UnsupportedError: nothing is loaded into such a `kind`.
+
+    Example:
+        >>> import zcrecord; from dataclasses import make_dataclass
+        >>> Layer = make_dataclass("Layer", [("weight", np.ndarray), ("heads", int)])
+        >>> _ = zcrecord.save_record(Layer(np.ones(3), 8), "model.zcr")
+        >>> into(zcrecord.load_record("model.zcr").archive, Layer).heads
+        8
+    """
+    views = list(archive.views())
+    tree = unfold.unflatten(archive.index, 0, views.__getitem__, archive.payload, _module)
+    try:
+        return structure(kind, tree)
+    except RecordError as error:
+        raise error.located(path=archive.path) from error.__cause__
+
+
+def structure(kind: type[T], tree: Any) -> T:
+    """Return a nested record, as `Record.tree` gives it, as a `kind`; copies no array.
+
+    Raises:
+        MismatchError: the first field in their order that is missing or of another kind; its `tensor` is the path.
+        UnsupportedError: an annotation cannot be read, or is one of torch's.
+
+    Example:
+        >>> structure(dict[str, list[float]], {"a": [1, 2.5]})
+        {'a': [1.0, 2.5]}
+    """
+    hint: Any = fields.bare(kind)
+    if hint is not Any and not isinstance(hint, type) and get_origin(hint) is None:
+        what = f"a record is loaded into a class, or a type such as list[Layer], not into a {type(kind).__name__}"
+        raise UnsupportedError(what)
+    made: T = _want(hint).build(_noded(tree), "")
+    return made
+
+
+def _module(kind: int, type_name: str, items: list[tuple[str, Any]]) -> Module:
+    return Module(kind, type_name, dict(items))
+
+
+def _noded(value: Any) -> Any:
+    """Return plain mappings, lists and tuples as modules."""
+    if isinstance(value, abc.Mapping):
+        return Module(ModuleKind.MAPPING, "", {key: _noded(v) for key, v in value.items()})
+    if not isinstance(value, list | tuple) or is_attribute(value, ""):
+        return value
+    kind = ModuleKind.LIST if isinstance(value, list) else ModuleKind.TUPLE
+    names = getattr(value, "_fields", None)
+    items = zip(names or map(str, range(len(value))), map(_noded, value), strict=True)
+    return Module(kind, type(value).__name__ if names else "", dict(items))
+
+
+def _want(hint: Any) -> Want:
+    try:
+        hash(hint)
+    except TypeError:  # it has something in it that is no type
+        return _read(hint)
+    return _remembered(hint)
+
+
+@lru_cache(maxsize=1024)  # so that classes made while running can go
+def _remembered(hint: Any) -> Want:
+    return _read(hint)
+
+
+def _read(hint: Any) -> Want:
+    """Return what an annotation wants; its parts are read when first used, since types may hold themselves."""
+    hint = type(None) if hint is None else fields.bare(hint)
+    origin = get_origin(hint)
+    kind = origin or hint
+    if isinstance(hint, str | ForwardRef) or hint is Self:
+        raise UnsupportedError(f"the annotation {hint!r} cannot be read where it stands; name the class itself")
+    if origin in (Union, types.UnionType):
+        return composed.Choice(hint, _want)
+    if origin is Literal:
+        return OneOf(hint)
+    if not isinstance(kind, type) or kind in (Any, object):  # Any is a class, too
+        return Want(hint)
+    if fields.is_planned(kind):
+        return composed.Class(hint, _want)
+    if kind in composed.SEQUENCES:
+        fixed = origin is tuple and ... not in get_args(hint)
+        return (composed.Tuple if fixed else composed.Sequence)(hint, _want)
+    if kind in composed.MAPPINGS:
+        return composed.Dict(hint, _want)
+    if kind in _LEAVES:
+        return _LEAVES[kind](hint)
+    if kind.__module__.partition(".")[0] == "torch":
+        return Torch(kind)
+    return next(want(kind) for base, want in _BASES.items() if issubclass(kind, base))

@@ -1,0 +1,226 @@
+"""What classes ask for: the fields of dataclasses, attrs classes, NamedTuples and TypedDicts, all told alike.
+
+Knows how each family spells fields, defaults and constructors, and what annotations stand for once aliases and type
+parameters are filled in. Which values fit is left to `typed`. attrs is not imported: whoever has such a class has.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import sys
+import typing
+from collections.abc import Callable, Mapping
+from typing import Any, Generic, TypeVar, get_args, get_origin
+
+from zcrecord.errors import UnsupportedError, printable
+
+__all__ = ["Field", "Plan", "bare", "is_planned", "plan_of"]
+
+Hints = Mapping[str, Any]
+
+_WRAPPERS = {
+    typing.Annotated,
+    typing.ClassVar,
+    typing.Final,
+    typing.NotRequired,
+    typing.Required,
+    getattr(typing, "ReadOnly", typing.Required),  # from Python 3.13 on
+}
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Field:
+    """One field: its annotation, whether it must be there, and its argument of the constructor (None: it is set after).
+
+    `stored` is False for an `InitVar`, which instances do not have, so that saving leaves it out. `default` makes the
+    value that a constructor would, where there is none to do it.
+    """
+
+    name: str
+    hint: Any
+    argument: str | None
+    required: bool
+    stored: bool = True
+    default: Callable[[], Any] | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Plan:
+    """A class, its fields in order, and what makes an instance of their arguments."""
+
+    kind: type
+    fields: tuple[Field, ...]
+    construct: Callable[..., Any]
+
+    def make(self, values: Mapping[str, Any]) -> Any:
+        """Return an instance with these values of its fields; what the constructor raises comes as it is."""
+        made = self.construct(**{f.argument: values[f.name] for f in self.fields if f.argument and f.name in values})
+        for f in self.fields:
+            if f.argument is None and f.name in values:
+                object.__setattr__(made, f.name, values[f.name])  # frozen ones too
+            elif f.default is not None:
+                object.__setattr__(made, f.name, f.default())
+        return made
+
+    def unset(self, made: Any) -> list[str]:
+        """Return the fields that neither the values nor the constructor gave an instance."""
+        return [f.name for f in self.fields if f.argument is None and not hasattr(made, f.name)]
+
+
+def is_planned(kind: type) -> bool:
+    """Return whether `plan_of` knows the class."""
+    return _family(kind) is not None
+
+
+def plan_of(hint: Any) -> Plan:
+    """Return the fields of a class, or of a generic class with its arguments.
+
+    Raises:
+        UnsupportedError: its annotations cannot be read.
+
+    Example:
+        >>> from typing import NamedTuple
+        >>> plan_of(NamedTuple("Point", [("x", int), ("y", float)])).fields[1].hint
+        <class 'float'>
+    """
+    kind: type = get_origin(hint) or hint
+    family = _family(kind)
+    assert family is not None
+    return family(kind, _hints(kind, get_args(hint)))
+
+
+def _family(kind: type) -> Callable[[Any, Hints], Plan] | None:
+    if dataclasses.is_dataclass(kind):
+        return _of_dataclass
+    if hasattr(kind, "__attrs_attrs__"):
+        return _of_attrs
+    if issubclass(kind, tuple) and hasattr(kind, "_fields"):
+        return _of_namedtuple
+    if dict in kind.__mro__ and hasattr(kind, "__required_keys__"):  # that of typing_extensions, too
+        return _of_typed_dict
+    return None
+
+
+def _of_dataclass(kind: Any, hints: Hints) -> Plan:
+    stored = {f.name for f in dataclasses.fields(kind)}
+    has_init = bool(kind.__dataclass_params__.init)
+    found = []
+    for f in kind.__dataclass_fields__.values():  # those of `dataclasses.fields`, and InitVars and ClassVars
+        hint = hints.get(f.name, Any)
+        if f.name not in stored and not isinstance(hint, dataclasses.InitVar):
+            continue
+        missing = f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
+        argument = f.name if has_init and f.init else None
+        default = None if has_init or missing else _default(f)
+        found.append(Field(f.name, hint, argument, missing and f.init, f.name in stored, default))
+    return Plan(kind, tuple(found), kind if has_init else lambda: kind.__new__(kind))
+
+
+def _default(field: dataclasses.Field[Any]) -> Callable[[], Any]:
+    if field.default_factory is not dataclasses.MISSING:
+        return field.default_factory
+    return lambda: field.default
+
+
+def _of_attrs(kind: Any, hints: Hints) -> Plan:
+    def construct(**arguments: Any) -> Any:  # the class has an __init__ of its own
+        made = kind.__new__(kind)
+        made.__attrs_init__(**arguments)
+        return made
+
+    nothing = sys.modules["attr"].NOTHING
+    found = []
+    for a in kind.__attrs_attrs__:
+        argument = getattr(a, "alias", None) or a.name.lstrip("_")  # attrs before 22.2 has no aliases
+        hint = hints.get(a.name, Any if a.type is None else a.type)
+        found.append(Field(a.name, hint, argument if a.init else None, a.init and a.default is nothing))
+    return Plan(kind, tuple(found), construct if hasattr(kind, "__attrs_init__") else kind)
+
+
+def _of_namedtuple(kind: Any, hints: Hints) -> Plan:
+    names = kind._fields
+    return Plan(kind, tuple(Field(n, hints.get(n, Any), n, n not in kind._field_defaults) for n in names), kind)
+
+
+def _of_typed_dict(kind: Any, hints: Hints) -> Plan:
+    found = []
+    marked = _read_hints(kind, include_extras=True)
+    for name, hint in hints.items():
+        marks = {get_origin(marked[name])} | {get_origin(a) for a in get_args(marked[name])[:1]}
+        required = name in kind.__required_keys__  # which has not seen marks in annotations that are text
+        required = typing.Required in marks or (required and typing.NotRequired not in marks)
+        found.append(Field(name, hint, name, required))
+    return Plan(kind, tuple(found), dict)
+
+
+# Annotations.
+
+
+def _hints(kind: type, arguments: tuple[Any, ...]) -> Hints:
+    """Return the annotations of a class and its bases, with every type parameter that is known filled in."""
+    hints = _read_hints(kind)
+    bound: dict[type, dict[Any, Any]] = {}
+    _bind(kind, _binding(kind, arguments), bound)
+    known = {t: a for binding in reversed(bound.values()) for t, a in binding.items()}
+    if not known:
+        return hints
+    owner: dict[str, type] = {}
+    for base in reversed(kind.__mro__):
+        owner |= dict.fromkeys(inspect.get_annotations(base), base)
+    return {name: _filled(hint, known | bound.get(owner[name], {})) for name, hint in hints.items()}
+
+
+def _read_hints(kind: type, **options: Any) -> dict[str, Any]:
+    try:
+        try:
+            return typing.get_type_hints(kind, **options)
+        except NameError:  # a class in a function may name itself, and make_dataclass writes 'typing.Any'
+            names: dict[str, Any] = {base.__name__: base for base in kind.__mro__}
+            return typing.get_type_hints(kind, localns={**names, "typing": typing}, **options)
+    except Exception as error:
+        what = f"the annotations of {kind.__qualname__} cannot be read: {printable(str(error))}"
+        todo = "define what they name at module level, and not for type checkers alone"
+        raise UnsupportedError(f"{what}; {todo}") from error
+
+
+def _bind(kind: type, binding: dict[Any, Any], bound: dict[type, dict[Any, Any]]) -> None:
+    """Say what the type parameters of a class, and of its bases, stand for."""
+    bound[kind] = binding
+    for base in vars(kind).get("__orig_bases__", kind.__bases__):
+        origin = get_origin(base) or base
+        if isinstance(origin, type) and origin is not Generic:
+            _bind(origin, _binding(origin, tuple(_filled(a, binding) for a in get_args(base))), bound)
+
+
+def _binding(kind: Any, arguments: tuple[Any, ...]) -> dict[Any, Any]:
+    return dict(zip(getattr(kind, "__parameters__", ()), arguments, strict=False))
+
+
+def _filled(hint: Any, binding: Mapping[Any, Any]) -> Any:
+    if isinstance(hint, TypeVar):
+        return binding.get(hint, hint)
+    parameters = () if isinstance(hint, type) else getattr(hint, "__parameters__", ())
+    if not any(p in binding for p in parameters):
+        return hint
+    return hint[tuple(binding.get(p, p) for p in parameters)]
+
+
+def bare(hint: Any) -> Any:
+    """Return what an annotation says of the value: without Annotated, Final, NewType or an alias's name.
+
+    A type parameter that nothing fills in stands for its bound, its constraints, or anything.
+    """
+    origin, arguments = get_origin(hint), get_args(hint)
+    if isinstance(hint, dataclasses.InitVar):
+        return bare(hint.type)
+    if origin in _WRAPPERS:
+        return bare(arguments[0])
+    if hasattr(hint, "__supertype__"):
+        return bare(hint.__supertype__)
+    if isinstance(hint, TypeVar):
+        return bare(hint.__bound__ or (typing.Union[hint.__constraints__] if hint.__constraints__ else Any))  # noqa: UP007
+    for alias in (hint, origin):
+        if type(alias).__name__ == "TypeAliasType":  # of Python 3.12, or of typing_extensions
+            return bare(_filled(alias.__value__, dict(zip(alias.__type_params__, arguments, strict=False))))
+    return hint
