@@ -157,8 +157,16 @@ def _sha256(archive: Archive, i: int) -> bytes:
     """Return the SHA-256 of a tensor's logical bytes: C order, whatever its strides; packed elements as they lie."""
     row = archive.row(i)
     if archive.strides(row) is None:
-        return hashlib.sha256(archive.payload(row.payload)).digest()
-    return hashlib.sha256(np.ascontiguousarray(archive.elements(i)).data.cast("B")).digest()
+        return _sha256_of(archive.payload(row.payload))
+    return _sha256_of(np.ascontiguousarray(archive.elements(i)).data.cast("B"))
+
+
+def _sha256_of(data: memoryview) -> bytes:
+    """Return the SHA-256 of bytes, in pieces, so that Ctrl-C need not wait for a large payload."""
+    digest = hashlib.sha256()
+    for at in range(0, len(data), _PIECE):
+        digest.update(data[at : at + _PIECE])
+    return digest.digest()
 
 
 def _put_attributes(archive: Archive, put: Any) -> None:

@@ -106,6 +106,8 @@ def as_dtype(value: Any) -> DType:
     if name in by_name:
         return by_name[name]
     try:
+        if value is None:  # numpy takes it for float64
+            raise TypeError
         return from_numpy(np.dtype(value))
     except TypeError as error:
         if isinstance(error, UnsupportedError):

@@ -5,6 +5,7 @@ Knows how many bytes are due and what each piece must be; where they go is left 
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from math import prod
 from typing import Any
@@ -20,6 +21,7 @@ from .tensors import PackedTensor, as_bytes
 __all__ = ["LazyTensor", "Pieces"]
 
 _BOOL = dtypes.by_name["bool"]
+_SPENT = object()
 
 
 class LazyTensor:
@@ -38,6 +40,7 @@ class LazyTensor:
         UnsupportedError: no such element type. LimitError: a shape that no archive holds.
 
     Example:
+        >>> import zcrecord
         >>> rows = (np.full((1, 4), i, np.float32) for i in range(3))
         >>> _ = zcrecord.save_record({"w": LazyTensor("float32", (3, 4), rows)}, "model.zcr")
         >>> zcrecord.load_record("model.zcr")["w"][:, 0].tolist()
@@ -58,7 +61,10 @@ class LazyTensor:
         self.kind: DType = dtypes.as_dtype(dtype)
         if self.kind is dtypes.STRING:
             raise UnsupportedError("strings cannot be produced lazily; their bytes are not known from a shape")
-        self.shape = tuple(int(d) for d in shape)
+        try:
+            self.shape = tuple(int(operator.index(d)) for d in shape)
+        except TypeError:
+            raise UnsupportedError(f"a shape is a sequence of integers, not {shape!r}") from None
         if any(d < 0 for d in self.shape):
             raise LimitError(f"shape {self.shape} has a negative dimension")
         if len(self.shape) > MAX_RANK or prod(d or 1 for d in self.shape) * self.kind.bits > 8 * MAX_ARCHIVE_SIZE:
@@ -78,14 +84,16 @@ class LazyTensor:
             ProducerError: too few or too many bytes, a piece of another type, or it was used up before. What the
             producer itself raises goes through as it is.
         """
-        produce, self._produce = self._produce, None
-        if produce is None:
+        produce, self._produce = self._produce, _SPENT
+        if produce is _SPENT:
             raise ProducerError("its values were produced already; make a new LazyTensor for each save")
         made = produce() if callable(produce) else produce
-        octets = isinstance(made, bytes | bytearray | memoryview)
+        octets = _octets(made) is not None
         whole = octets or hasattr(made, "shape")
         if whole and not octets and tuple(made.shape) != self.shape:
             raise ProducerError(f"declared with shape {self.shape}, produced with {tuple(made.shape)}")
+        if not whole and not hasattr(made, "__iter__") and not hasattr(made, "__getitem__"):
+            raise ProducerError(f"a {type(made).__name__} is neither bytes, nor an array, nor an iterable of them")
         pieces = Pieces(self.kind, self.shape)
         try:
             for piece in [made] if whole else made:
@@ -115,11 +123,12 @@ class Pieces:
             ProducerError: it is of another element type, or more than is due.
         """
         data, broken = self._bytes(piece)
-        self._done += len(data)
-        if self._done > self._due:
-            raise ProducerError(f"{self._due} bytes were declared, at least {self._done} produced")
-        if broken and self._done < self._due:
+        done = self._done + len(data)
+        if done > self._due:
+            raise ProducerError(f"{self._due} bytes were declared, at least {done} produced")
+        if broken and done < self._due:
             raise ProducerError(f"a piece of {self._kind.name} ends within a byte; have all but the last fill theirs")
+        self._done = done  # not before: a piece that was refused is not there, whoever swallows the error
         if self._kind is _BOOL and len(data) and np.frombuffer(data, np.uint8).max() > 1:
             data = memoryview((np.frombuffer(data, np.uint8) != 0).view(np.uint8))
         if self._used and self._done == self._due and len(data) and data[-1] >> self._used:
@@ -133,11 +142,11 @@ class Pieces:
 
     def _bytes(self, piece: Any) -> tuple[memoryview, bool]:
         """Return a piece's bytes, and whether its last one is not all elements."""
-        if isinstance(piece, bytes | bytearray | memoryview):
-            try:
-                return memoryview(piece).cast("B"), False
-            except TypeError:
-                raise ProducerError("a piece is not contiguous; hand over its .tobytes()") from None
+        octets = _octets(piece)
+        if octets is not None:
+            if not octets.c_contiguous:
+                raise ProducerError("a piece is not contiguous; hand over its .tobytes()")
+            return octets.cast("B") if octets.nbytes else memoryview(b""), False
         try:
             array = piece if isinstance(piece, PackedTensor) else foreign.as_array(piece)
             if not isinstance(array, PackedTensor) and (kind := dtypes.from_numpy(array.dtype)).packed:
@@ -151,3 +160,13 @@ class Pieces:
         if isinstance(array, PackedTensor):
             return array.packed.data, prod(array.shape) * kind.bits % 8 != 0
         return as_bytes(array).data, False
+
+
+def _octets(value: Any) -> memoryview | None:
+    """Return the buffer of anything bytes-like, None for what is an array or has no buffer."""
+    if hasattr(value, "shape") and not isinstance(value, memoryview):
+        return None
+    try:
+        return memoryview(value)
+    except (TypeError, ValueError, BufferError):
+        return None

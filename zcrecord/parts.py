@@ -24,7 +24,7 @@ from .tree import split_dotted
 __all__ = ["Names", "Rename", "index_of", "is_pattern", "matcher", "module", "select"]
 
 Names = str | Iterable[str] | Callable[[describe.TensorInfo], bool]
-Rename = Mapping[str | re.Pattern[str], str] | Callable[[str], str]
+Rename = Mapping[Any, str] | Callable[[str], str]  # keys: str or re.Pattern; a mapping's key type is invariant
 
 _SLACK = bytes(64)  # names are compared 32 bytes at a time, and may be read past their pool's end
 
@@ -37,6 +37,8 @@ def module(archive: Archive, name: str) -> Archive:
     """
     archive.ensure_all()
     ix = archive.index
+    if not isinstance(name, str):
+        raise UnsupportedError(f"a module's name is a str, not a {type(name).__name__}")
     sized = np.flatnonzero(ix.modules["name_size"] == len(name.encode(errors="surrogatepass")))
     found = [m for m in sized.tolist() if ix.text_of(ix.modules[m]) == name]
     if not found:
@@ -55,7 +57,8 @@ def select(archive: Archive, names: Names | None, rename: Rename | None) -> Arch
     if names is not None:
         walk.keep(names)
     if rename is not None:
-        walk.rename(_renamer(rename))
+        new = _renamer(rename)
+        walk.rename(new, new("") if isinstance(rename, Mapping) else "")
     return walk.part()
 
 
@@ -89,7 +92,7 @@ class _Walk:
             self._kept = {i for i in self._tensors if keep(describe.info(archive, i))}
         else:
             matches = matcher(names, lambda: [*self._names.values(), *archive.names()], archive.path)
-            chosen = {m for m, name in self._names.items() if m and matches(name)}
+            chosen = {m for m, name in self._names.items() if matches(name)}
             for m in range(self._top + 1, self._last):
                 if self._parent(m) in chosen:
                     chosen.add(m)
@@ -101,15 +104,17 @@ class _Walk:
                 kept.add(self._parent(m))
         self._kept_modules = kept
 
-    def rename(self, new: Callable[[str], str]) -> None:
-        """Have modules, tensors and attributes go by other names; those that change are split at their dots."""
+    def rename(self, new: Callable[[str], str], whole: str) -> None:
+        """Have modules, tensors and attributes go by other names, all of them below the module `whole` (or "").
+
+        Names that change are split at their dots.
+        """
         self._new = new
         for m, name in self._names.items():
             if m > self._top:
                 self._paths[m] = self._path(self._parent(m), self._paths[m][-1], name)
             else:
-                changed = new(name) if name else name
-                self._paths[m] = split_dotted(changed) if changed else ()
+                self._paths[m] = split_dotted(whole) if whole else ()
 
     def _path(self, parent: int, key: str, name: str) -> tuple[str, ...]:
         """Return the path of a child, after its parent's is known."""
@@ -119,26 +124,25 @@ class _Walk:
         changed = self._new(name)
         if changed == ".".join(plain):
             return plain
+        if not isinstance(changed, str):
+            raise UnsupportedError(f"rename= gave a {type(changed).__name__} for this name", tensor=name)
         return split_dotted(changed) if changed else ()
 
     def part(self) -> Archive:
         """Return the archive of what is kept."""
         archive, ix = self._archive, self._archive.index
         outline, order = Outline(), []
-        for kind, number in self._in_order():
+        for kind, number, path in self._told():
             if kind == 0:
                 row = ix.modules[number]
-                outline.module(self._paths[number], int(row["kind"]), ix.text_of(row, "type_name"))
+                outline.module(path, int(row["kind"]), ix.text_of(row, "type_name"))
             elif kind == 1:
                 t = archive.row(number)
-                path = self._path(t.parent, unfold.key_of(ix, ix.tensors[number]), ix.name(number))
                 form = Form(t.dtype, t.bits, archive.shape(t), archive.strides(t), t.byte_offset)
                 outline.tensor(path, form, t.payload)
                 order.append(number)
             else:
-                a = self._attributes[number]
-                name = f"{self._names[a.parent]}.{a.key}" if self._names[a.parent] else a.key
-                outline.attribute(self._path(a.parent, a.key, name), a.value)
+                outline.attribute(path, self._attributes[number].value)
         entries = outline.entries(order)
         attributes = entries.attributes
         used = {int(p) for p in entries.payloads} | set(_blobs(attributes))
@@ -149,8 +153,33 @@ class _Walk:
         entries.payload_rows, entries.digest_kind = ix.payloads[numbers], ix.digest_kind
         return archive.part(index_of(entries), numbers)
 
-    def _in_order(self) -> Iterator[tuple[int, int]]:
-        """Yield (0, module), (1, tensor), (2, attribute) of all that is kept, in pre-order and saved order."""
+    def _told(self) -> list[tuple[int, int, tuple[str, ...]]]:
+        """Return (0, module, path), (1, tensor, path), (2, attribute, path) of all that is kept, in order.
+
+        A module whose children all have names elsewhere by now is not.
+        """
+        ix = self._archive.index
+        children = self._children()
+        told = []
+        for kind, number in self._in_order(children):
+            if kind == 0:
+                path = self._paths[number]
+            elif kind == 1:
+                parent = int(ix.tensors["parent"][number])
+                path = self._path(parent, unfold.key_of(ix, ix.tensors[number]), ix.name(number))
+            else:
+                a = self._attributes[number]
+                name = f"{self._names[a.parent]}.{a.key}" if self._names[a.parent] else a.key
+                path = self._path(a.parent, a.key, name)
+            told.append((kind, number, path))
+        if self._new is None:
+            return told
+        ends = {path for kind, number, path in told if kind or not children[number]}
+        used = {path[:depth] for path in ends for depth in range(len(path) + 1)}
+        return [(kind, number, path) for kind, number, path in told if kind or path in used]
+
+    def _children(self) -> dict[int, list[tuple[int, int, int]]]:
+        """Return (place, 0, module), (place, 1, tensor), (place, 2, attribute) of what is kept, by module."""
         ix = self._archive.index
         children: dict[int, list[tuple[int, int, int]]] = {m: [] for m in self._kept_modules}
         for m in self._kept_modules:
@@ -161,6 +190,10 @@ class _Walk:
         for number, a in enumerate(self._attributes):
             if a.parent in children:
                 children[a.parent].append((a.place, 2, number))
+        return children
+
+    def _in_order(self, children: dict[int, list[tuple[int, int, int]]]) -> Iterator[tuple[int, int]]:
+        """Yield (0, module), (1, tensor), (2, attribute) of all that is kept, in pre-order and saved order."""
         stack = [(0, 0, self._top)]
         while stack:
             _, kind, number = stack.pop()
@@ -217,6 +250,11 @@ def _renamer(rename: Rename) -> Callable[[str], str]:
         if not callable(rename):
             raise UnsupportedError(f"rename= takes a mapping or a function, not a {type(rename).__name__}")
         return rename
+    for key, value in rename.items():
+        pattern = isinstance(key, re.Pattern) and isinstance(key.pattern, str)
+        if not (isinstance(value, str) and (pattern or isinstance(key, str))) and not (pattern and callable(value)):
+            what = f"rename= maps names, or compiled patterns of text, to names, and not {key!r} to {value!r}"
+            raise UnsupportedError(what)
     exact = {k: v for k, v in rename.items() if isinstance(k, str)}
     patterns = [(k, v) for k, v in rename.items() if not isinstance(k, str)]
 
@@ -226,9 +264,9 @@ def _renamer(rename: Rename) -> Callable[[str], str]:
             prefix, _, last = prefix.rpartition(".")
             rest = f".{last}{rest}"
         if prefix in exact:
-            out = exact[prefix] + (rest if prefix else f".{name}")
+            out = exact[prefix] + (rest if prefix or not name else f".{name}")
             name = out.removeprefix(".")
-        for pattern, replacement in patterns:
+        for pattern, replacement in patterns if name else ():
             name = pattern.sub(replacement, name)
         return name
 

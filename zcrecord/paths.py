@@ -54,7 +54,9 @@ class Outline:
 
     def __init__(self) -> None:
         self._root = _Module()
-        self._names: set[str] = set()
+        self._names: set[str] = set()  # of tensors, and below of attributes and modules
+        self._attributes: set[str] = set()
+        self._modules: set[str] = set()
         self._forms: dict[Form, int] = {}
         self._form_ids: list[int] = []
         self.payloads: list[int] = []
@@ -80,15 +82,9 @@ class Outline:
         _check_keys(path, name)
         if name in self._names:
             raise NameCollisionError("two tensors would have this name", tensor=name)
-        here: Any = self._root
-        for key in path[:-1]:
-            here = here.children.get(key)
-            if here is None:
-                return
-            if not isinstance(here, _Module):
-                raise NameCollisionError("a tensor's name is also the name of a module", tensor=name)
-        if path[-1] in here.children:
-            what = "a module" if isinstance(here.children[path[-1]], _Module) else "an attribute"
+        parent = self._parent(path, make=False)
+        if parent is not None and path[-1] in parent.children:
+            what = "a module" if isinstance(parent.children[path[-1]], _Module) else "an attribute"
             raise NameCollisionError(f"{what} has this name already", tensor=name)
 
     def attribute(self, path: Sequence[str], value: Any) -> None:
@@ -102,25 +98,40 @@ class Outline:
         if not is_attribute(value, name):
             what = "an attribute is None, bool, int, float, str, bytes, or a list of one of these"
             raise UnsupportedError(f"a {type(value).__name__}; {what}", tensor=name)
+        if name in self._attributes:
+            raise NameCollisionError("two attributes would have this name", tensor=name)
         self._put(path, _Attribute(value))
+        self._attributes.add(name)
 
     def module(self, path: Sequence[str], kind: int = ModuleKind.MAPPING, type_name: str = "") -> None:
         """Add a module, or say what kind one is; the empty path is the record itself."""
         here = self._root
         if path:
             _check_keys(path, ".".join(path))
-            found = self._parent(path).children.setdefault(path[-1], _Module())
-            if not isinstance(found, _Module):
-                raise NameCollisionError("a tensor or an attribute has the name of this module", tensor=".".join(path))
-            here = found
+            here = self._parent((*path, ""))
         here.kind, here.type_name = kind, type_name
 
-    def _parent(self, path: Sequence[str]) -> _Module:
+    def _parent(self, path: Sequence[str], *, make: bool = True) -> Any:
+        """Return the module a path leads to but for its last key, made unless only looked for: None if not there."""
         here = self._root
-        for key in path[:-1]:
-            found = here.children.setdefault(key, _Module())
+        for depth, key in enumerate(path[:-1]):
+            found = here.children.get(key)
+            if found is None:
+                new = [".".join(path[:end]) for end in range(depth + 1, len(path))]
+                if not self._modules.isdisjoint(new):
+                    what = "two keys with dots lead to this name of a module; rename one"
+                    raise NameCollisionError(what, tensor=next(n for n in new if n in self._modules))
+                if not make:
+                    return None
+                self._modules.update(new)
+                for missing in path[depth:-1]:
+                    inner = _Module()
+                    here.children[missing] = inner
+                    here = inner
+                return here
             if not isinstance(found, _Module):
-                raise NameCollisionError("a tensor's name is also the name of a module", tensor=".".join(path))
+                what = "a tensor or an attribute has the name of this module"
+                raise NameCollisionError(what, tensor=".".join(path[: depth + 1]))
             here = found
         return here
 
@@ -162,14 +173,26 @@ def _walk(flat: Flat, name: str, number: int, module: _Module) -> None:
 
 
 def _check_keys(path: Sequence[str], name: str) -> None:
-    if not path or not all(isinstance(key, str) and key for key in path):
+    if not path or not all(path):
         raise UnsupportedError(f"{path!r}: keys are non-empty strings")
     if "\0" in name:
         raise UnsupportedError("its name contains NUL", tensor=name)
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        raise UnsupportedError("its name has lone surrogates, which are not UTF-8", tensor=name) from None
     if len(path) > MAX_DEPTH:
         raise LimitError(f"nested more than {MAX_DEPTH} deep", tensor=name)
 
 
 def path_of_name(name: str | Sequence[str]) -> tuple[str, ...]:
-    """Return the path that a caller means: a name split at its dots, or the keys as they are given."""
-    return split_dotted(name) if isinstance(name, str) else tuple(name)
+    """Return the path that a caller means: a name split at its dots, or the keys as they are given.
+
+    Raises:
+        UnsupportedError: it is neither.
+    """
+    if isinstance(name, str):
+        return split_dotted(name)
+    if not isinstance(name, list | tuple) or not all(isinstance(key, str) for key in name):
+        raise UnsupportedError(f"{name!r}: a name is a str, or a tuple of keys, each a non-empty str")
+    return tuple(name)

@@ -62,17 +62,18 @@ class Archive(Views):
         """Open `memory`; in mode "c" it must be writable and nobody else's."""
         self._prepare(memory)
         self.embedded = embedded
+        if mode == "c" and level == "touch":
+            level = "index"  # all of it was read anyway, and twins are told apart now
         try:
             octets, self.header, self.offset = locate(memory.octets, embedded)
             self._place(octets, mode)
             h = self.header
             if level != "touch":
-                self._check_crc()
+                self.check_crc()
             self.index = decode(self.buffer[h.index_offset :], h.index_size)
             self.verified = level
             if level == "touch":
                 verify.check_header(self.index, h)
-                self._checked = bytearray(len(self.index.tensors))
             else:
                 verify.check_index(self.index, h)
             self._pool = self.index.pool()
@@ -90,10 +91,11 @@ class Archive(Views):
         self.whole = True
         self.embedded: Embedded | None = None
         self._memory: Memory | None = memory
-        self._mapping: Any = memory.mapping
-        self._checked = bytearray(0)
+        self._mappings = [] if memory.mapping is None else [weakref.ref(memory.mapping)]
+        self._checked: set[int] = set()
         self._strings: set[tuple[int, int]] = set()  # payload and number of strings whose ends were checked
         self._own: dict[int, memoryview] = {}  # payloads with memory of their own, in mode "c"
+        self._again: dict[int, Archive] = {}  # the file mapped again, for the large ones among those
         self.index: Index
         self.verified: Verify
 
@@ -117,10 +119,10 @@ class Archive(Views):
         if self.parent is not None:
             return self.parent[0].private().part(self.index, self.parent[1])
         held = self._held()
-        if held.identity is None or held.path is None or held.mapping is None or not held.octets.readonly:
+        if held.path is None or not self.mapped:
             memory, at = private_copy(self.buffer), 0
         else:
-            memory, at = map_file(held.path, private=True), self.offset
+            memory, at = map_file(held.path, private=True, least=0), self.offset
             if memory.identity != held.identity:
                 what = "was replaced or changed since it was opened; load it again"
                 raise SourceError(what, path=held.path)
@@ -150,21 +152,33 @@ class Archive(Views):
         self._held()
         out = Archive.__new__(Archive)
         out._prepare(Memory(self.buffer, self.path))
-        out.parent, out.whole = (self, numbers), False
+        out.parent, out.whole, out._mappings = (self, numbers), False, self._mappings
         out.header, out.offset, out.mode, out.index, out.verified = self.header, self.offset, self.mode, index, "index"
         out._pool, out.buffer, out._region, out._octets = index.pool(), self.buffer, self._region, self._octets
         return out
 
+    def kept(self) -> Archive:
+        """Return this archive once more, over the same memory, to be released by itself: parts outlive their record."""
+        out = Archive.__new__(Archive)
+        for name in filter("index".__ne__, Views.__slots__):
+            setattr(out, name, getattr(self, name))
+        out.index = self.index  # last: if another thread releases this one meanwhile, it goes first
+        out.original = out.original and out.original.kept()
+        return out
+
     @property
     def mapped(self) -> bool:
-        """Whether its bytes are those of a mapped file."""
-        return self.original is not None or self._held().octets.readonly
+        """Whether its bytes are those of a mapped file, and nobody can have written to them."""
+        held = self._held()
+        return held.mapping is not None and held.identity is not None and held.octets.readonly
 
     def prefetch(self) -> None:
         """Advise the system that all payloads will be read soon."""
-        held = self.parent[0]._held() if self.parent is not None else self._held()
-        mapping = held.mapping
-        if mapping is None or held.identity is None or not hasattr(mapping, "madvise"):
+        whole = self
+        while whole.parent is not None:
+            whole = whole.parent[0]
+        mapping: Any = whole._held().mapping
+        if not (whole.original or whole).mapped or not hasattr(mapping, "madvise"):
             return
         rows = self.index.payloads
         page, base = _mmap.PAGESIZE, self.offset + self.header.payload_offset
@@ -219,14 +233,14 @@ class Archive(Views):
         released: Any = _Released(self.path)
         self.index = released  # first: numpy takes a lost `_octets` for leave to make new memory
         self.buffer = self._region = self._pool = self._octets = released
-        self._memory, self._own = None, {}
-        rest = self.original is None or self.original.release()
-        mapping = self._mapping() if isinstance(self._mapping, weakref.ref) else self._mapping
-        if mapping is None:
-            return rest and self.parent is None
-        self._mapping = weakref.ref(mapping)
-        try:
-            mapping.close()
-        except BufferError:  # views live; the mapping goes with the last of them
-            return False
-        return rest
+        self._memory = self.parent = None
+        self._own, self._again = {}, {}
+        gone = self.original is None or self.original.release()
+        for reference in self._mappings:
+            mapping = reference()
+            try:
+                if mapping is not None:
+                    mapping.close()
+            except BufferError:  # views live, or parts; the mapping goes with the last of them
+                gone = False
+        return gone

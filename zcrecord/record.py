@@ -1,31 +1,28 @@
-"""`load_record` and the Record it gives: an archive as a mapping from names to tensors."""
+"""Record: an archive as a mapping from names to tensors."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, TypeVar, overload
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
 from . import unfold
-from .errors import IntegrityError, TensorNotFoundError, UnsupportedError
-from .reader import Archive, Embedded, Progress
-from .sink import path_of
-from .source import Memory, Mode, buffer_of, map_file, read_file
-from .views import Verify, closed
+from .errors import TensorNotFoundError, UnsupportedError
+from .reader import Archive, Progress
+from .source import Mode
+from .views import closed
 
 if TYPE_CHECKING:
-    import jax
-    import torch
-
     from .describe import ArchiveLayout, ModuleInfo, TensorInfo
     from .parts import Names, Rename
 
-__all__ = ["Record", "load_record"]
+__all__ = ["Record"]
 
 T = TypeVar("T")
 
+# `describe` and `parts` are imported when they are first asked for: few loads need more than views.
 _ENOUGH = 32  # lookups by search after which a dictionary of all names pays
 
 
@@ -133,18 +130,24 @@ class Record(Mapping[str, Any]):
 
     def info(self, name: str) -> TensorInfo:
         """Return dtype, shape, place and ties of one tensor; reads no payload byte."""
-        return _describe().info(self.archive, self._number(name))
+        from . import describe
+
+        return describe.info(self.archive, self._number(name))
 
     def infos(self) -> Iterator[TensorInfo]:
         """Yield the TensorInfo of every tensor in saved order, all together in linear time."""
-        return _describe().infos(self.archive)
+        from . import describe
+
+        return describe.infos(self.archive)
 
     def walk(self) -> Iterator[tuple[int, str, Any]]:
         """Yield (depth, key, child) of every module, tensor and attribute, in pre-order and saved order.
 
         The record itself comes first. A module is a ModuleInfo, a tensor a TensorInfo, an attribute its value.
         """
-        return _describe().walk(self.archive)
+        from . import describe
+
+        return describe.walk(self.archive)
 
     def tree(self) -> Any:
         """Return the record nested as it was saved: dicts, lists, tuples (a dataclass as a dict), tensors as views."""
@@ -155,12 +158,16 @@ class Record(Mapping[str, Any]):
     @property
     def modules(self) -> dict[str, ModuleInfo]:
         """Every module by its full name, the record itself as ''; in pre-order."""
-        return _describe().modules(self.archive)
+        from . import describe
+
+        return describe.modules(self.archive)
 
     @property
     def attributes(self) -> dict[str, Any]:
         """Every attribute by its full name, in saved order; bytes as read-only memoryviews, uncopied."""
-        return _describe().attributes(self.archive)
+        from . import describe
+
+        return describe.attributes(self.archive)
 
     @property
     def metadata(self) -> dict[str, Any]:
@@ -173,12 +180,16 @@ class Record(Mapping[str, Any]):
     @property
     def layout(self) -> ArchiveLayout:
         """Where header, index and payloads lie, and how."""
-        return _describe().layout(self.archive)
+        from . import describe
+
+        return describe.layout(self.archive)
 
     @property
     def nbytes(self) -> int:
         """Bytes of stored payloads, each counted once however many tensors use it."""
-        return _describe().payload_bytes(self.archive)[0]
+        from . import describe
+
+        return describe.payload_bytes(self.archive)[0]
 
     @property
     def archive_nbytes(self) -> int:
@@ -195,15 +206,12 @@ class Record(Mapping[str, Any]):
             TensorNotFoundError: there is no such module; lists close names.
 
         Example:
-            >>> _ = save_record({"encoder": [{"w": np.ones(3)}, {"w": np.zeros(3)}]}, "model.zcr")
+            >>> import zcrecord
+        >>> _ = zcrecord.save_record({"encoder": [{"w": np.ones(3)}, {"w": np.zeros(3)}]}, "model.zcr")
             >>> load_record("model.zcr").module("encoder.1")["w"].tolist()
             [0.0, 0.0, 0.0]
         """
-        if not name:
-            return self
-        from . import parts
-
-        return Record(parts.module(self.archive, name), origin=(self, "module", (name,)))
+        return self._part("module", name) if name != "" else self
 
     def select(self, names: Names | None = None, rename: Rename | None = None) -> Record:
         """Return chosen tensors as a record of their own, maybe under other names; copies no payload.
@@ -221,13 +229,20 @@ class Record(Mapping[str, Any]):
             name.
 
         Example:
-            >>> _ = save_record({"model": {"w": np.ones(3), "b": np.zeros(3)}}, "model.zcr")
+            >>> import zcrecord
+        >>> _ = zcrecord.save_record({"model": {"w": np.ones(3), "b": np.zeros(3)}}, "model.zcr")
             >>> load_record("model.zcr").select("*.w", rename={"model": "encoder"}).names
             ('encoder.w',)
         """
+        if isinstance(names, Iterable) and not isinstance(names, str):
+            names = tuple(names)  # whoever pickles the part needs them again
+        return self._part("select", names, dict(rename) if isinstance(rename, Mapping) else rename)
+
+    def _part(self, how: str, *arguments: Any) -> Record:
         from . import parts
 
-        return Record(parts.select(self.archive, names, rename), origin=(self, "select", (names, rename)))
+        whole = Record(self.archive.kept(), origin=self._origin)
+        return Record(getattr(parts, how)(whole.archive, *arguments), origin=(whole, how, arguments))
 
     def into(self, kind: type[T]) -> T:
         """Return the record as an instance of a class: dataclasses, attrs classes, NamedTuples and what is in them.
@@ -241,9 +256,7 @@ class Record(Mapping[str, Any]):
 
         return typed.into(self.archive, kind)
 
-    def torch(
-        self, device: Any = "cpu", names: Names | None = None, *, writable: bool = True
-    ) -> dict[str, torch.Tensor]:
+    def torch(self, device: Any = "cpu", names: Names | None = None, *, writable: bool = True) -> dict[str, Any]:
         """Return the tensors as torch's, by name, as `load_state_dict` takes them; see `zcrecord.handover`.
 
         On the CPU they lie on a private mapping, whose pages are copied when they are written: an optimizer step
@@ -254,7 +267,7 @@ class Record(Mapping[str, Any]):
 
         return handover.torch_tensors(self.archive, device=device, names=names, writable=writable)
 
-    def jax(self, names: Names | None = None) -> dict[str, jax.Array]:
+    def jax(self, names: Names | None = None) -> dict[str, Any]:
         """Return the tensors as jax's, by name; see `zcrecord.handover` for which are copied."""
         from . import handover
 
@@ -289,13 +302,15 @@ class Record(Mapping[str, Any]):
 
     def close(self) -> bool:
         """End lookups; returns whether the mapping is released. Views taken before keep it, and stay valid."""
-        self._closed = True
+        self._closed, self._origin = True, None
         return self._archive.release()
 
     def __enter__(self) -> Record:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
+        if isinstance(error, TensorNotFoundError):
+            str(error)  # close names are looked up when they are asked for, which would be too late
         self.close()
 
     def __repr__(self) -> str:
@@ -303,9 +318,11 @@ class Record(Mapping[str, Any]):
         return f"<Record {where}: closed>" if self._closed else f"<Record {where}: {len(self)} tensors>"
 
     def __reduce__(self) -> tuple[Any, ...]:
+        from . import loading  # a higher floor: it makes records
+
         archive = self.archive
         if self._origin is not None:
-            return _repart, self._origin
+            return loading.repart, self._origin
         if archive.mode == "c":
             what = "a record of mode 'c' may hold edits that its file does not; save it, or pickle single tensors"
             raise UnsupportedError(what, path=self.path)
@@ -313,22 +330,15 @@ class Record(Mapping[str, Any]):
             raise UnsupportedError("only records of archives can be pickled", path=self.path)
         options: dict[str, Any] = {"verify": "touch" if archive.verified == "touch" else "index"}
         if self.path is None:
-            return _reload, (bytes(archive.buffer), options, archive.header.encode())
+            return loading.reload, (bytes(archive.buffer), options, archive.header.encode())
         options |= {"embedded": archive.embedded, "mmap": archive.mapped}
-        return _reload, (os.path.abspath(self.path), options, archive.header.encode())
+        return loading.reload, (os.path.abspath(self.path), options, archive.header.encode())
 
     def __hash__(self) -> int:
         return id(self)
 
     def __eq__(self, other: object) -> bool:
         return self is other
-
-
-def _describe() -> Any:
-    """Return what tells of archives; imported when it is first asked, as `parts` is: few loads need more than views."""
-    from . import describe
-
-    return describe
 
 
 class _Values:
@@ -349,120 +359,3 @@ class _Items(_Values):
 
     def __iter__(self) -> Iterator[tuple[str, Any]]:
         return zip(self._record._all_names(), self._record.archive.views(), strict=True)
-
-
-@overload
-def load_record(
-    source: Any,
-    *,
-    into: None = None,
-    names: Names | None = None,
-    rename: Rename | None = None,
-    mode: Mode = "r",
-    verify: Verify = "index",
-    mmap: bool = True,
-    expect: str | None = None,
-    embedded: Embedded | None = None,
-) -> Record: ...
-
-
-@overload
-def load_record(
-    source: Any,
-    *,
-    into: type[T],
-    names: Names | None = None,
-    rename: Rename | None = None,
-    mode: Mode = "r",
-    verify: Verify = "index",
-    mmap: bool = True,
-    expect: str | None = None,
-    embedded: Embedded | None = None,
-) -> T: ...
-
-
-def load_record(
-    source: Any,
-    *,
-    into: Any = None,
-    names: Names | None = None,
-    rename: Rename | None = None,
-    mode: Mode = "r",
-    verify: Verify = "index",
-    mmap: bool = True,
-    expect: str | None = None,
-    embedded: Embedded | None = None,
-) -> Any:
-    """Open an archive without reading a payload byte: what comes out are views of the mapping, or of the given bytes.
-
-    Args:
-        source: a path (mapped), or any bytes-like: bytes, bytearray, memoryview, mmap, numpy array.
-        into: a dataclass, attrs class, NamedTuple or other type that is built from the record and returned instead of
-            it; arrays are views still. See `Record.into`.
-        names, rename: load a part, or under other names; see `Record.select`.
-        mode: 'r' for read-only views; 'c' for writable ones of a private copy, whose pages are copied when they are
-            written, so that no edit reaches the file. Tied tensors stay tied; equal ones that are not tied, though
-            stored once, are edited each by itself. Of bytes in memory 'c' makes a whole copy.
-        verify: 'index' checks every rule of the index first; 'touch' only what is used, as it is used, for huge
-            archives of which little is read; 'full' the payloads' digests too.
-        mmap: False reads the file into one aligned buffer, several reads at a time: for network file systems, and for
-            files that may shrink or change while they are used.
-        expect: the content digest that the archive must have ('sha256:...'); reads it all.
-        embedded: 'prefix' for an archive followed by other bytes (flash), 'suffix' for one appended to a file.
-
-    Returns:
-        A Record, or an instance of `into`.
-
-    Raises:
-        SourceError: the file is missing or cannot be read. FormatError: it is no valid archive. VersionError: it
-        needs a later reader. IntegrityError: it has another content digest than `expect`. UnsupportedError: `source`
-        is neither a path nor contiguous bytes. MismatchError: the record is no `into`.
-
-    Example:
-        >>> import numpy as np, zcrecord
-        >>> _ = zcrecord.save_record({"w": np.ones((2, 3), np.float32)}, "model.zcr")
-        >>> load_record("model.zcr")["w"].shape
-        (2, 3)
-    """
-    _check_choice("verify", verify, ("touch", "index", "full"))
-    _check_choice("embedded", embedded, (None, "prefix", "suffix"))
-    _check_choice("mode", mode, ("r", "c"))
-    record = Record(_open(source, mode=mode, verify=verify, mmap=mmap, embedded=embedded))
-    if expect is not None and (found := record.content_digest()) != expect:
-        raise IntegrityError(f"content digest {expect} was expected, it has {found}", path=record.path)
-    if names is not None or rename is not None:
-        record = record.select(names, rename=rename)
-    return record if into is None else record.into(into)
-
-
-def _check_choice(name: str, value: Any, known: tuple[Any, ...]) -> None:
-    if value not in known:
-        *others, last = (repr(k) for k in known if k is not None)
-        raise UnsupportedError(f"{name}={value!r} is not known; {', '.join(others)} or {last}")
-
-
-def _open(source: Any, *, mode: Mode, verify: Verify, mmap: bool, embedded: Embedded | None) -> Archive:
-    if not isinstance(source, str | os.PathLike):
-        archive = Archive(Memory(buffer_of(source)), level=verify, embedded=embedded)
-    elif mmap:
-        archive = Archive(map_file(path_of(source)), level=verify, embedded=embedded)
-    else:
-        return Archive(read_file(path_of(source)), level=verify, embedded=embedded, mode=mode)
-    return archive.private() if mode == "c" else archive
-
-
-def _reload(source: Any, options: dict[str, Any], seal: bytes) -> Record:
-    """Return the record that was pickled: what is loaded again has to be the same archive.
-
-    Raises:
-        IntegrityError: the file has other content by now.
-    """
-    record: Record = load_record(source, **options)
-    if record.archive.header.encode() != seal:
-        raise IntegrityError("is not the archive that was pickled; it was replaced since", path=record.path)
-    return record
-
-
-def _repart(record: Record, how: str, arguments: tuple[Any, ...]) -> Record:
-    part: Record = getattr(record, how)(*arguments)
-    return part

@@ -16,7 +16,7 @@ from .lazy import LazyTensor
 from .reader import Archive
 from .record import Record
 from .sharing import Placement, analyse
-from .sink import open_sink
+from .sink import Sink, open_sink
 from .writer import SaveReport, StreamWriter, digest_kind, write_front
 
 __all__ = ["metadata_entries", "save_record"]
@@ -64,9 +64,14 @@ def save_record(
     if metadata is None:
         metadata = record.metadata if isinstance(record, Record) else {}
     flat.metadata = metadata_entries(metadata)
-    if any(isinstance(s, LazyTensor) for s in placement.sources):
-        with open_sink(dest, durable=durable) as sink:
+    with open_sink(dest, durable=durable) as sink:
+        if any(isinstance(s, LazyTensor) for s in placement.sources):
             return _stream(flat, placement, StreamWriter(sink, alignment=alignment, digest=digest))
+        return _straight_through(sink, flat, placement, alignment, kind)
+
+
+def _straight_through(sink: Sink, flat: tree.Flat, placement: Placement, alignment: int, kind: int) -> SaveReport:
+    """Write what is all there, index first."""
     blobs = _Blobs(len(placement.sources))
     change_values(flat.attributes, blobs.take)
     change_values(flat.metadata, blobs.take)
@@ -80,9 +85,8 @@ def save_record(
         change_values(flat.metadata, numbered)
         return flat
 
-    with open_sink(dest, durable=durable) as sink:
-        sources = [*placement.sources, *blobs.sources]
-        return write_front(sink, number, sources, alignment=alignment, kind=kind)
+    sources = [*placement.sources, *blobs.sources]
+    return write_front(sink, number, sources, alignment=alignment, kind=kind)
 
 
 def _stream(flat: tree.Flat, placement: Placement, out: StreamWriter) -> SaveReport:

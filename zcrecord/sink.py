@@ -12,7 +12,7 @@ import os
 import stat
 import sys
 from collections.abc import Iterator
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 from .errors import SourceError, UnsupportedError
 
@@ -55,8 +55,8 @@ class _FileSink:
 
     can_rewind = True
 
-    def __init__(self, fd: int) -> None:
-        self._fd = fd
+    def __init__(self, fd: int, path: str) -> None:
+        self._fd, self._path = fd, path
         self.position = 0
 
     def reserve(self, nbytes: int) -> None:
@@ -70,40 +70,47 @@ class _FileSink:
 
     def write(self, data: Any) -> None:
         view = _flat(data)
-        while len(view):
-            done = os.write(self._fd, view[:_MOST])
-            self.position += done
-            view = view[done:]
+        try:
+            while len(view):
+                done = os.write(self._fd, view[:_MOST])
+                self.position += done
+                view = view[done:]
+        except OSError as error:
+            _refuse(error, self._path)
 
     def read_back(self, offset: int, size: int) -> bytes:
-        here = os.lseek(self._fd, 0, os.SEEK_CUR)
-        os.lseek(self._fd, offset, os.SEEK_SET)
-        parts = []
-        while size and (part := os.read(self._fd, size)):
-            parts.append(part)
-            size -= len(part)
-        os.lseek(self._fd, here, os.SEEK_SET)
-        return b"".join(parts)
+        with _refusals(self._path):
+            here = os.lseek(self._fd, 0, os.SEEK_CUR)
+            os.lseek(self._fd, offset, os.SEEK_SET)
+            parts = []
+            while size and (part := os.read(self._fd, size)):
+                parts.append(part)
+                size -= len(part)
+            os.lseek(self._fd, here, os.SEEK_SET)
+            return b"".join(parts)
 
     def rewind(self, offset: int) -> None:
-        os.ftruncate(self._fd, offset)
-        self.position = os.lseek(self._fd, offset, os.SEEK_SET)
+        with _refusals(self._path):
+            os.ftruncate(self._fd, offset)
+            self.position = os.lseek(self._fd, offset, os.SEEK_SET)
 
     def patch(self, offset: int, data: bytes) -> None:
-        os.lseek(self._fd, offset, os.SEEK_SET)
-        here, self.position = self.position, offset
-        self.write(data)
-        self.position = os.lseek(self._fd, here, os.SEEK_SET)
+        with _refusals(self._path):
+            os.lseek(self._fd, offset, os.SEEK_SET)
+            here, self.position = self.position, offset
+            self.write(data)
+            self.position = os.lseek(self._fd, here, os.SEEK_SET)
 
 
 class _ObjectSink:
     """A binary file object. It counts as seekable only if it can be read back too: two kinds of sink, not three.
 
-    One that appends cannot be patched either: wherever it is asked to, it writes at its end.
+    One that appends cannot be patched either: wherever it is asked to, it writes at its end. What the object raises
+    is its owner's; of one that was opened here, by `path`, it is a refusal.
     """
 
-    def __init__(self, file: Any) -> None:
-        self._file = file
+    def __init__(self, file: Any, path: str | None = None) -> None:
+        self._file, self._path = file, path
         self.position = 0
         self.can_rewind = False
         with contextlib.suppress(AttributeError, OSError, ValueError):
@@ -117,13 +124,21 @@ class _ObjectSink:
     def write(self, data: Any) -> None:
         view = _flat(data)
         while len(view):
-            done = self._file.write(view)
+            done = self._put(view)
             if done is None and not isinstance(self._file, io.RawIOBase):
                 done = len(view)
             if not done:  # a raw file says None when it would block
                 raise SourceError(f"the file object took none of {len(view)} bytes; open it in blocking mode")
             self.position += done
             view = view[done:]
+
+    def _put(self, view: memoryview) -> Any:
+        try:
+            return self._file.write(view)
+        except OSError as error:
+            if self._path is None:
+                raise
+            _refuse(error, self._path)
 
     def read_back(self, offset: int, size: int) -> bytes:
         self._file.seek(self._base + offset)
@@ -186,31 +201,38 @@ def open_sink(dest: Any, *, durable: bool = True) -> Iterator[Sink]:
     if os.path.isdir(path) or not os.path.basename(given):
         raise SourceError("is a directory; name a file in it", path=path, errno=errno.EISDIR)
     if os.path.exists(given) and not os.path.isfile(given):  # /dev/fd/3, too, whose real path may be no path at all
-        with _refusals(given), open(given, "wb", buffering=0) as file:
-            yield _ObjectSink(file)
+        with _refusals(given):
+            file = open(given, "wb", buffering=0)  # noqa: SIM115  # what the block raises is no refusal
+        with file:
+            yield _ObjectSink(file, given)
         return
-    with _refusals(path):
-        yield from _replacing(path, durable)
+    yield from _replacing(path, durable)
 
 
 def _replacing(path: str, durable: bool) -> Iterator[Sink]:
+    """What the system refuses here is one typed error; what is thrown in by who writes goes through as it is."""
     folder, name = os.path.split(path)
     short = os.fsdecode(os.fsencode(name)[:200])  # file systems count bytes
     scratch = os.path.join(folder, f".{short}.{os.urandom(6).hex()}.zcr-scratch")
     flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0)
     replaced = os.name == "posix" and os.path.exists(path)  # Windows has no more than read-only, and replaces no such
-    mode = stat.S_IMODE(os.stat(path).st_mode) if replaced else 0o666
-    fd = os.open(scratch, flags, mode)  # never open to more people, even while it is empty
+    with _refusals(path):
+        mode = stat.S_IMODE(os.stat(path).st_mode) if replaced else 0o666
+        fd = os.open(scratch, flags, mode)  # never open to more people, even while it is empty
     try:
         try:
             if replaced:
-                os.chmod(scratch, mode)
-            yield _FileSink(fd)
+                with _refusals(path):
+                    os.chmod(scratch, mode)
+            yield _FileSink(fd, path)
             if durable:
-                _sync(fd)
+                with _refusals(path):
+                    _sync(fd)
         finally:
-            os.close(fd)
-        os.replace(scratch, path)
+            with _refusals(path):
+                os.close(fd)
+        with _refusals(path):
+            os.replace(scratch, path)
     except BaseException:  # Ctrl-C too
         with contextlib.suppress(OSError):
             os.unlink(scratch)
@@ -244,13 +266,15 @@ def _refusals(path: str) -> Iterator[None]:
     """Turn what the operating system says about this path into one typed error."""
     try:
         yield
-    except SourceError:
-        raise
     except OSError as error:
-        if error.errno is None:
-            raise
-        reason = os.strerror(error.errno)
-        if getattr(error, "winerror", None) in _MAPPED:
-            reason = "it is mapped, by a record loaded from it here or in another program; close() that, drop its views"
-        kept = "; the file there before is untouched" if os.path.isfile(path) else ""
-        raise SourceError(f"cannot write: {reason}{kept}", path=path, errno=error.errno) from error
+        _refuse(error, path)
+
+
+def _refuse(error: OSError, path: str) -> NoReturn:
+    if isinstance(error, SourceError) or error.errno is None:
+        raise error
+    reason = os.strerror(error.errno)
+    if getattr(error, "winerror", None) in _MAPPED:
+        reason = "it is mapped, by a record loaded from it here or in another program; close() that, drop its views"
+    kept = "; the file there before is untouched" if os.path.isfile(path) else ""
+    raise SourceError(f"cannot write: {reason}{kept}", path=path, errno=error.errno) from error

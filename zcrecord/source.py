@@ -45,7 +45,7 @@ class Memory(NamedTuple):
     identity: tuple[int, ...] | None = None
 
 
-def _open(path: str) -> tuple[int, tuple[int, ...]]:
+def _open(path: str, least: int) -> tuple[int, tuple[int, ...]]:
     """Return a descriptor of a regular file that is long enough, and the file's identity."""
     extra = ("O_BINARY", "O_CLOEXEC", "O_NONBLOCK")  # a named pipe would wait for its writer
     fd = os.open(path, os.O_RDONLY | sum(getattr(os, name, 0) for name in extra))
@@ -55,7 +55,7 @@ def _open(path: str) -> tuple[int, tuple[int, ...]]:
             raise SourceError("is a directory; name an archive in it", path=path, errno=errno.EISDIR)
         if not stat.S_ISREG(status.st_mode):
             raise SourceError("not a regular file; read it and pass the bytes", path=path)
-        if status.st_size < 2 * HEADER_SIZE:
+        if status.st_size < least:
             raise too_short(status.st_size, os.read(fd, HEADER_SIZE)).located(path=path)
     except BaseException:
         os.close(fd)
@@ -79,7 +79,7 @@ def _cause(error: OSError) -> BaseException | None:
     return None if isinstance(error, FileNotFoundError) else error
 
 
-def map_file(path: str, *, private: bool = False) -> Memory:
+def map_file(path: str, *, private: bool = False, least: int = 2 * HEADER_SIZE) -> Memory:
     """Return a mapping of a whole file: read-only, or private, whose pages are copied when they are written.
 
     A private one reserves no memory for what may be written, so that files larger than it can be mapped, too.
@@ -88,8 +88,10 @@ def map_file(path: str, *, private: bool = False) -> Memory:
         SourceError: it is missing (SourceNotFoundError), a directory, or cannot be read. FormatError: it is too short.
     """
     try:
-        fd, identity = _open(path)
+        fd, identity = _open(path, least)
         try:
+            if not identity[2]:
+                return Memory(memoryview(b""), path, None, identity)  # nothing can be mapped of it
             if not private:
                 mapping = mmap.mmap(fd, 0, access=mmap.ACCESS_READ)
             elif os.name == "posix":
@@ -104,7 +106,7 @@ def map_file(path: str, *, private: bool = False) -> Memory:
     return Memory(memoryview(mapping), path, mapping, identity)
 
 
-def read_file(path: str) -> Memory:
+def read_file(path: str, *, least: int = 2 * HEADER_SIZE) -> Memory:
     """Return a whole file read into memory of its own, whose address is a multiple of 65536; several reads at a time.
 
     For network file systems, where page faults cost a round trip each, and for files that may shrink: a mapping's
@@ -114,7 +116,7 @@ def read_file(path: str) -> Memory:
         SourceError: it is missing, a directory, cannot be read, or became shorter. FormatError: it is too short.
     """
     try:
-        fd, identity = _open(path)
+        fd, identity = _open(path, least)
         try:
             block, octets = _aligned(identity[2])
             _fill(fd, octets, path)
@@ -134,7 +136,10 @@ def private_copy(octets: memoryview) -> Memory:
 
 def _aligned(size: int) -> tuple[mmap.mmap, memoryview]:
     """Return zeroed memory, as a mapping to be closed and as its aligned part of `size` bytes."""
-    block = mmap.mmap(-1, size + MAX_ALIGNMENT)
+    if os.name == "posix":  # not shared with the children of a fork, as Python's own default would be
+        block = mmap.mmap(-1, size + MAX_ALIGNMENT, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    else:
+        block = mmap.mmap(-1, size + MAX_ALIGNMENT)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         with contextlib.suppress(OSError):  # some kernels are built without
             block.madvise(mmap.MADV_HUGEPAGE)  # far fewer page faults
@@ -172,9 +177,13 @@ def _fill(fd: int, target: memoryview, path: str) -> None:
     import threading  # here, because few read rather than map
 
     others = [threading.Thread(target=read) for _ in range(min(_READERS, -(-size // _PIECE)) - 1)]
-    for thread in others:
-        thread.start()
-    read()
+    try:
+        with contextlib.suppress(RuntimeError):  # no more threads are to be had: the others read it all
+            for thread in others:
+                thread.start()
+        read()
+    except KeyboardInterrupt as error:
+        failed.append(error)
     for thread in others:
         while thread.is_alive():
             try:

@@ -6,6 +6,7 @@ so that a pass costs no more than the bytes it looks at, however they are chosen
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -57,6 +58,9 @@ class Pool:
 
         Fastest for spans that lie side by side, as our writer puts the names of tensors down. Needs `check_text`.
         """
+        if len(starts) == 1:  # the record itself, mostly
+            why = self.bad_name(int(starts[0]), int(sizes[0]), empty=empty, nul=nul)
+            return None if why is None else (0, why)
         ends = starts.astype(np.int64) + sizes
         if np.count_nonzero(outside := ends >= len(self.text)):
             return int(outside.argmax()), f"is past the end of the text pool ({len(self.text)} bytes)"
@@ -70,12 +74,12 @@ class Pool:
             return int(inside.argmax()), "contains NUL"
         return None
 
-    def bad_name(self, start: int, size: int) -> str | None:
-        """Return why one span cannot be a name, or None."""
+    def bad_name(self, start: int, size: int, *, empty: bool = False, nul: bool = False) -> str | None:
+        """Return why one span cannot be a name, or None; `empty` and `nul` say what is allowed."""
         end = start + size
         if end >= len(self.text):
             return f"is past the end of the text pool ({len(self.text)} bytes)"
-        if not size:
+        if not size and not empty:
             return "is empty"
         if self.text[end]:
             return "is not followed by NUL"
@@ -83,7 +87,7 @@ class Pool:
             text = str(self.text[start:end], "utf-8")
         except UnicodeDecodeError as error:
             return f"is not UTF-8: {error.reason}"
-        return "contains NUL" if "\0" in text else None
+        return "contains NUL" if "\0" in text and not nul else None
 
     def _holds_nul(self, starts: Array, ends: Array) -> Array:
         """Return which spans, each followed by NUL, have another one inside."""
@@ -123,6 +127,10 @@ class Pool:
 
     def first_not_ascending(self, starts: Array, sizes: Array) -> int | None:
         """Return the first i whose span is not strictly less, bytewise, than span i + 1."""
+        if len(starts) <= _FEW:
+            text = self.text
+            few = [bytes(text[a : a + n]) for a, n in zip(starts.tolist(), sizes.tolist(), strict=True)]
+            return next((i for i, (a, b) in enumerate(itertools.pairwise(few)) if a >= b), None)
         for lo in range(0, len(starts) - 1, _CHUNK):
             found = self._first_not_ascending(starts[lo : lo + _CHUNK + 1], sizes[lo : lo + _CHUNK + 1])
             if found is not None:

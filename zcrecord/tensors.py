@@ -40,6 +40,7 @@ class PackedTensor:
     packs its 2- and 4-bit types.
 
     Example:
+        >>> import ml_dtypes  # numpy knows "int4" from it
         >>> t = PackedTensor.pack(np.array([[1, -2], [3, -4]]).astype("int4"))
         >>> t.nbytes, t.packed.tolist(), t.unpack().astype(int).tolist()
         (2, [225, 195], [[1, -2], [3, -4]])

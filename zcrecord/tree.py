@@ -7,7 +7,9 @@ are, and where they go, is left to `sharing` and `writer`.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+import mmap
+from collections.abc import Container, Iterable, Mapping
+from enum import Enum
 from typing import Any
 
 import numpy as np
@@ -15,7 +17,7 @@ import numpy as np
 from . import foreign
 from .dtypes import from_numpy
 from .entries import AttributeEntry, Entries, ModuleEntry, ModuleKind, list_type, value_type
-from .errors import LimitError, NameCollisionError, UnsupportedError
+from .errors import LimitError, NameCollisionError, RecordError, UnsupportedError
 from .layout import MAX_DEPTH, NONE
 from .lazy import LazyTensor
 from .sharing import check_supported
@@ -27,6 +29,7 @@ __all__ = [
     "flatten",
     "is_attribute",
     "split_dotted",
+    "state_path",
 ]
 
 
@@ -79,20 +82,16 @@ def _encodable(text: str) -> bool:
 def flatten(record: Any) -> Flat:
     """Return a nested record taken apart, in its own order; copies no tensor.
 
-    Mappings, lists, tuples and dataclasses become modules; None, bool, int, float, str, bytes and lists of one of
-    these become attributes; an object with `state_dict()` stands for what that returns, its names split at dots.
+    Mappings, lists, tuples, dataclasses, attrs classes and classes that jax knows as pytrees become modules; None,
+    bool, int, float, str, bytes and lists of one of these become attributes; an Enum's member stands for its value, an
+    object with `state_dict()`, such as a torch module, for what that returns, its names split at dots.
 
     Raises:
         UnsupportedError: a key that is no str, a value the format cannot hold. LimitError: nested over 100 deep.
         NameCollisionError: two tensors, or two modules, would share a full name.
     """
-    state = None
-    if callable(getattr(record, "state_dict", None)) and not isinstance(record, type):
-        state = record.state_dict()
-        if not isinstance(state, Mapping) or not all(isinstance(name, str) for name in state):
-            raise UnsupportedError(f"state_dict() of {type(record).__name__} is no mapping from names to tensors")
-        record = _nested(state)
-    kind, type_name, items = _children(record)
+    state = _state_of(record)
+    kind, type_name, items = _children(record if state is None else _nested(state))
     if kind is None:
         raise UnsupportedError(f"a record is a mapping, list, tuple or dataclass, not {_article(record)}")
     flat = Flat(kind, type_name)
@@ -102,6 +101,16 @@ def flatten(record: Any) -> Flat:
         rank = {name: i for i, name in enumerate(state)}
         flat.sort(sorted(range(len(flat.names)), key=lambda i: _rank(flat.names[i], rank)))
     return flat
+
+
+def _state_of(value: Any) -> Mapping[str, Any] | None:
+    """Return the `state_dict()` of what has one."""
+    if isinstance(value, type) or not callable(getattr(value, "state_dict", None)):
+        return None
+    state = value.state_dict()
+    if not isinstance(state, Mapping) or not all(isinstance(name, str) for name in state):
+        raise UnsupportedError(f"state_dict() of {type(value).__name__} is no mapping from names to tensors")
+    return state
 
 
 def _rank(name: str, rank: Mapping[str, int]) -> int:
@@ -147,10 +156,41 @@ def _children(value: Any) -> tuple[int | None, str, Iterable[tuple[str, Any]]]:
         return ModuleKind.TUPLE, "", ((str(i), v) for i, v in enumerate(value))
     if isinstance(value, list):
         return ModuleKind.LIST, "", ((str(i), v) for i, v in enumerate(value))
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = ((f.name, getattr(value, f.name)) for f in dataclasses.fields(value))
-        return ModuleKind.OBJECT, type(value).__name__, fields
+    if isinstance(value, type | PackedTensor | StringTensor | LazyTensor) or foreign.is_tensor(value):
+        return None, "", ()
+    fields = _fields(value)
+    pytree = foreign.pytree_children(value)
+    if pytree is not None:
+        return ModuleKind.OBJECT, type(value).__name__, _pytree_items(list(pytree), fields)
+    if fields is not None:
+        return ModuleKind.OBJECT, type(value).__name__, fields.items()
+    state = _state_of(value)
+    if state is not None:
+        return ModuleKind.MAPPING, "", _nested(state).items()
     return None, "", ()
+
+
+def _fields(value: Any) -> dict[str, Any] | None:
+    """Return the fields of a dataclass's or attrs class's instance."""
+    if dataclasses.is_dataclass(value):
+        return {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
+    attributes = getattr(type(value), "__attrs_attrs__", None)
+    return None if attributes is None else {a.name: getattr(value, a.name) for a in attributes}
+
+
+def _pytree_items(children: list[tuple[str, Any]], fields: dict[str, Any] | None) -> Iterable[tuple[str, Any]]:
+    """Return what is saved of a pytree: its children, and of fields that are not among them those of plain values.
+
+    The others are structure to jax, functions and shapes, which the class brings when it is made again.
+    """
+    data = dict(children)
+    if fields is None or not data.keys() <= fields.keys():
+        return children
+    return ((key, data.get(key, field)) for key, field in fields.items() if key in data or _is_plain(field))
+
+
+def _is_plain(value: Any) -> bool:
+    return (list_type(value) if isinstance(value, list | tuple) else value_type(value)) is not None
 
 
 def _walk(flat: Flat, name: str, module: int, items: Iterable[tuple[str, Any]], depth: int) -> None:
@@ -162,6 +202,7 @@ def _walk(flat: Flat, name: str, module: int, items: Iterable[tuple[str, Any]], 
         if not isinstance(key, str) or not key:
             _refuse_key(key, name)
         full = prefix + key
+        value = value.value if isinstance(value, Enum) else value
         if is_attribute(value, full):
             flat.attributes.append(AttributeEntry(key, module, place, value))
             continue
@@ -201,10 +242,13 @@ def _refuse_key(key: Any, module: str) -> None:
 
 
 def as_tensor(value: Any, path: str) -> Any:
-    """Return a value as ndarray, PackedTensor, StringTensor or LazyTensor; views where numpy can view it."""
+    """Return a value as ndarray, PackedTensor, StringTensor or LazyTensor; views where numpy can view it.
+
+    A tensor of a device becomes a LazyTensor, fetched when it is written; `foreign` says what is copied.
+    """
     if isinstance(value, PackedTensor | StringTensor | LazyTensor):
         return value
-    if isinstance(value, bytearray | memoryview):
+    if isinstance(value, bytearray | memoryview | mmap.mmap):
         raise UnsupportedError(
             "a mutable buffer; pass bytes for an attribute, np.frombuffer(...) for a tensor", tensor=path
         )
@@ -217,11 +261,20 @@ def as_tensor(value: Any, path: str) -> Any:
             return StringTensor.from_strings(array.reshape(-1).tolist(), array.shape)
     else:
         try:
-            array = foreign.as_array(value)
-        except UnsupportedError as error:
+            array = foreign.viewed(value)
+            if isinstance(array, foreign.Elsewhere):
+                return LazyTensor(array.kind, array.shape, lambda: _fetched(array, path), key=array.key)
+        except RecordError as error:
             raise error.located(tensor=path) from error.__cause__
     check_supported(value if isinstance(value, np.ma.MaskedArray) else array, path)
     return array
+
+
+def _fetched(tensor: foreign.Elsewhere, path: str) -> Any:
+    try:
+        return tensor.fetch()
+    except RecordError as error:
+        raise error.located(tensor=path) from error.__cause__
 
 
 def split_dotted(name: str) -> tuple[str, ...]:
@@ -230,13 +283,17 @@ def split_dotted(name: str) -> tuple[str, ...]:
     return parts if all(parts) and len(parts) <= MAX_DEPTH else (name,)
 
 
+def state_path(name: str, state: Container[str]) -> tuple[str, ...]:
+    """Return the keys that one of the names of a `state_dict()` stands for; whole where `state` has a prefix of it."""
+    path = split_dotted(name)
+    return (name,) if any(".".join(path[:i]) in state for i in range(1, len(path))) else path
+
+
 def _nested(state: Mapping[str, Any]) -> dict[str, Any]:
     """Return a `state_dict()` as nested dicts; a name stays whole where a tensor has its prefix as a name."""
     out: dict[str, Any] = {}
     for name, value in state.items():
-        path = split_dotted(name)
-        if any(".".join(path[:i]) in state for i in range(1, len(path))):
-            path = (name,)
+        path = state_path(name, state)
         here = out
         for key in path[:-1]:
             here = here.setdefault(key, {})

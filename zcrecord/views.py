@@ -7,6 +7,7 @@ Here is where a view's address comes from and what keeps it alive; opening and l
 from __future__ import annotations
 
 import contextlib
+import weakref
 import zlib
 from collections.abc import Iterator
 from math import prod
@@ -26,6 +27,7 @@ __all__ = ["Verify", "Views", "closed"]
 Verify = Literal["touch", "index", "full"]
 
 _MAPPED = 1 << 20  # bytes from which a private mapping is cheaper than a copy
+_MAPPINGS = 32  # of one file at the most: each takes a file descriptor, in Python
 
 
 def closed(path: str | None) -> UnsupportedError:
@@ -37,7 +39,7 @@ class Views:
     """The bytes and the index of an opened archive, as values."""
 
     __slots__ = (
-        "_checked", "_mapping", "_memory", "_octets", "_own", "_pool", "_region", "_strings",
+        "_again", "_checked", "_mappings", "_memory", "_octets", "_own", "_pool", "_region", "_strings",
         "buffer", "embedded", "header", "index", "mode", "offset", "original", "parent", "path", "verified", "whole",
     )  # fmt: skip
 
@@ -52,7 +54,9 @@ class Views:
     path: str | None
     verified: Verify
     whole: bool
-    _checked: bytearray
+    _again: dict[int, Any]
+    _checked: set[int]
+    _mappings: list[weakref.ref[Any]]
     _memory: Memory | None
     _octets: Any
     _own: dict[int, memoryview]
@@ -60,27 +64,28 @@ class Views:
     _region: memoryview
     _strings: set[tuple[int, int]]
 
-    def _check_crc(self) -> None:
+    def check_crc(self) -> None:
+        """Raise IntegrityError unless the index is what was written."""
         h = self.header
         if zlib.crc32(self.buffer[h.index_offset : h.index_offset + h.index_size]) != h.index_crc:
             raise IntegrityError("index: its CRC does not match; the file is damaged, copy it again")
 
     def ensure(self, i: int) -> None:
         """Check tensor i unless that was done, at open or when it was touched before."""
-        if self.verified != "touch" or self._checked[i]:
+        if self.verified != "touch" or i in self._checked:
             return
         try:
             verify.check_touched(self.index, self.header, i, self._pool)
         except RecordError as error:
             raise error.located(path=self.path) from None
-        self._checked[i] = 1
+        self._checked.add(i)
 
     def ensure_all(self) -> None:
         """Check the whole index, where only what was touched had been: modules, attributes and order included."""
         if self.verified != "touch":
             return
         try:
-            self._check_crc()
+            self.check_crc()
             verify.check_index(self.index, self.header)
         except RecordError as error:
             raise error.located(path=self.path) from None
@@ -201,7 +206,8 @@ class Views:
         kinds: Any = {c: dtypes.by_code[c].numpy if c in dtypes.by_code else None for c in set(codes)}
         if self.mode == "c":
             plain &= self._at_home(rows["payload"])
-        plain &= np.isin(rows["dtype"], [c for c, d in kinds.items() if d is not None])
+        if None in kinds.values():
+            plain &= np.isin(rows["dtype"], [c for c, d in kinds.items() if d is not None])
         dims = ix.dims.tolist()
         shapes: dict[tuple[int, int], tuple[int, ...]] = {}
         offsets = ix.payloads["offset"][np.where(plain, rows["payload"], 0)].tolist() if len(ix.payloads) else []
@@ -249,16 +255,22 @@ class Views:
             return self._octets, offset
         own = self._own.get(number)
         if own is None:
-            own = self._own.setdefault(number, self._twin(offset, nbytes))
+            own = self._own.setdefault(number, self._twin(number, offset, nbytes))
         return own, 0
 
-    def _twin(self, offset: int, nbytes: int) -> memoryview:
+    def _twin(self, number: int, offset: int, nbytes: int) -> memoryview:
         """Return memory of its own for a payload, as it was before any edit."""
         original = self.original
-        if original is not None and nbytes >= _MAPPED:
-            with contextlib.suppress(SourceError):  # replaced since: a copy, then
-                again: memoryview = original.private()._octets
-                return again[offset : offset + nbytes]
+        if original is not None and nbytes >= _MAPPED and original.mapped:
+            rank = number - int(np.searchsorted(self.index.payloads["offset"], offset))  # 1: the second of its equals
+            if rank not in self._again and 0 < rank <= _MAPPINGS:
+                with contextlib.suppress(SourceError):  # replaced since: a copy, then
+                    again = original.private()
+                    self._again.setdefault(rank, again)
+                    self._mappings += again._mappings
+            if rank in self._again:
+                octets: memoryview = self._again[rank]._octets
+                return octets[offset : offset + nbytes]
         source: memoryview = self._region if original is None else original._region
         if nbytes >= _MAPPED:
             return private_copy(source[offset : offset + nbytes]).octets

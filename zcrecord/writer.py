@@ -271,7 +271,8 @@ class StreamWriter:
         """Store the bytes of attributes that were not streamed as payloads of their own."""
 
         def stored(value: Any) -> Any:
-            if isinstance(value, bytes):
+            if isinstance(value, bytes | memoryview):
+                value = bytes(value)
                 self.begin(len(value))
                 self.write(value)
                 return PayloadId(self.end())
