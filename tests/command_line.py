@@ -106,3 +106,27 @@ def damage(archive: Path) -> None:
     data = bytearray(archive.read_bytes())
     data[zcrecord.load_record(archive).info("encoder.turned").offset] ^= 1
     archive.write_bytes(data)
+
+
+COMMAND = re.compile(r"^\$ (?P<command>.*)\n(?P<shown>(?:(?!\$ ).*\n)*)", re.MULTILINE)
+SHELL = f"""
+onnx2zc() {{ "{sys.executable}" -c "{ONNX2ZC[1]}" "$@"; }}
+zcrecord() {{ "{sys.executable}" -m zcrecord "$@"; }}
+"""
+
+
+def run_console(block: str) -> int:
+    """Run the commands of a console block of the documentation, in this folder; return how many there were.
+
+    Each has to print what the block shows, where "..." at the end of a line stands for anything.
+    """
+    found = list(COMMAND.finditer(block))
+    for match in found:
+        shell = ["bash", "-c", SHELL + match["command"]]
+        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+        done = subprocess.run(
+            shell, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=60, env=environment
+        )
+        pattern = re.escape(match["shown"]).replace(r"\.\.\.", ".*")
+        assert re.fullmatch(pattern, done.stdout), f"$ {match['command']}\n{done.stdout}\nshown is:\n{match['shown']}"
+    return len(found)

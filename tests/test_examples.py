@@ -1,6 +1,6 @@
-"""What the documentation shows works: the docstrings' examples and README's Python blocks.
+"""What the documentation shows works: the docstrings' examples and the Python blocks of README and docs/.
 
-Each docstring's examples, and README's blocks one after the other, run in a folder of their own that holds
+Each docstring's examples, and a page's blocks one after the other, run in a folder of their own that holds
 `model.onnx` (the digits classifier). A block that follows a line `<!-- not run: why -->` is left alone.
 """
 
@@ -13,14 +13,17 @@ import re
 import shutil
 from pathlib import Path
 
+import command_line as c
 import pytest
 
 import zcrecord
 
 ROOT = Path(__file__).resolve().parents[1]
-README = ROOT / "README.md"
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 OPTIONS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE | doctest.REPORT_ONLY_FIRST_FAILURE
-BLOCK = re.compile(r"(?P<before>[^\n]*)\n```(?:python|pycon)\n(?P<code>.*?)^```$", re.MULTILINE | re.DOTALL)
+BLOCK = re.compile(
+    r"(?P<before>[^\n]*)\n```(?P<kind>python|pycon|console)\n(?P<code>.*?)^```$", re.MULTILINE | re.DOTALL
+)
 MODULES = [
     found.name
     for found in pkgutil.walk_packages(zcrecord.__path__, "zcrecord.")
@@ -51,17 +54,22 @@ def test_docstring_example_works(example: doctest.DocTest) -> None:
     run(example)
 
 
-def test_readme_examples_work() -> None:
-    text = README.read_text(encoding="utf-8")
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_examples_of_a_page_work(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
     names: dict[str, object] = {"__name__": "__main__"}
     blocks = [match for match in BLOCK.finditer(text) if not match["before"].startswith("<!-- not run:")]
-    assert blocks, "README has no Python block to run"
+    assert blocks, f"{page} has no Python block to run"
     for match in blocks:
+        if match["kind"] == "console":
+            if page.name != "README.md":  # whose commands want files that test_readme brings
+                assert c.run_console(match["code"])
+            continue
         line = text.count("\n", 0, match.start("code")) + 1
         if ">>>" in match["code"]:
             # A copy of the names goes in; what the examples add comes out.
-            example = doctest.DocTestParser().get_doctest(match["code"], names, f"README.md:{line}", str(README), line)
+            example = doctest.DocTestParser().get_doctest(match["code"], names, f"{page.name}:{line}", str(page), line)
             run(example)
             names |= example.globs
         else:
-            exec(compile("\n" * (line - 1) + match["code"], str(README), "exec"), names)
+            exec(compile("\n" * (line - 1) + match["code"], str(page), "exec"), names)
