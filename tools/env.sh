@@ -26,6 +26,15 @@ find_python() {
   die "needs Python 3.11 or later; found none as ${candidates[*]}"
 }
 
+# Has pip look at PyTorch's own index too, if it answers: PyPI's build for Linux brings gigabytes of CUDA that no test uses.
+prefer_small_torch() {
+  local index=https://download.pytorch.org/whl/cpu
+  [ "$1" = dev ] && [ "$(uname -s)" = Linux ] && [ -z "${PIP_EXTRA_INDEX_URL:-}" ] || return 0
+  if "$python" -c "import urllib.request; urllib.request.urlopen('$index/torch/', timeout=3)" 2>/dev/null; then
+    export PIP_EXTRA_INDEX_URL=$index
+  fi
+}
+
 # ensure_venv NAME EXTRAS [CONSTRAINTS]: has .venv-NAME hold this project, editable, with EXTRAS, and sets $python to
 # its interpreter. CONSTRAINTS is a file for pip, made from pyproject.toml alone.
 #
@@ -49,6 +58,7 @@ ensure_venv() {
     die "could not make the virtual environment $venv"
   fi
   [ -x "$python" ] || python="$venv/Scripts/python.exe"
+  prefer_small_torch "$extras"
   # shellcheck disable=SC2086  # mktemp's name, or nothing
   if ! "$python" -m pip install --quiet --editable "$root[$extras]" $constraints >"$log" 2>&1; then
     cat "$log" >&2

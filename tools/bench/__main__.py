@@ -18,7 +18,7 @@ from tools.worker import ROOT
 
 __all__ = ["AREAS", "README", "RESULTS", "main"]
 
-AREAS = ("small", "large", "sparse", "imports", "convert", "session")
+AREAS = ("small", "growth", "large", "cold", "sparse", "imports", "exchange", "convert", "session")
 RESULTS = ROOT / "tools" / "bench" / "results.json"
 README = ROOT / "README.md"
 

@@ -16,7 +16,7 @@ from tools.measure import MIB
 from tools.models.gpt import write_gpt
 from tools.worker import call_alone
 
-__all__ = ["run"]
+__all__ = ["copy_seconds", "run", "settle"]
 
 AREA = "convert"
 SIZE_MIB = 1536  # 1.6 GB
@@ -35,7 +35,7 @@ def run(settings: Settings) -> Iterator[Row]:
     peaks: dict[str, list[float]] = {OURS: [], PEER: []}
 
     def alone(name: str, function: str, **arguments: Any) -> float:
-        _settle(archive)
+        settle(archive)
         told: dict[str, Any] = call_alone(f"tools.serving:{function}", source=str(source), **arguments)
         peaks[name].append(told["peak_rss"])
         return float(told["seconds"])
@@ -43,12 +43,12 @@ def run(settings: Settings) -> Iterator[Row]:
     repeats = settings.pick(5, 1)
     ways = {
         OURS: lambda: alone(OURS, "convert", dest=str(archive), durable=False),
-        COPY: lambda: _copy_seconds(source, copy, sync=False),
+        COPY: lambda: copy_seconds(source, copy, sync=False),
         PEER: lambda: alone(PEER, "onnx_load"),
     }
     durable_ways = {
         OURS: lambda: alone(OURS, "convert", dest=str(archive)),
-        COPY_SYNC: lambda: _copy_seconds(source, copy, sync=True),
+        COPY_SYNC: lambda: copy_seconds(source, copy, sync=True),
     }
     collect(1, {OURS: ways[OURS], COPY: ways[COPY]})
     seconds, durable = (
@@ -64,15 +64,16 @@ def run(settings: Settings) -> Iterator[Row]:
     yield Row(AREA, f"{work}, fsync", "s", durable, Promise("within", 1.5, COPY_SYNC), samples=repeats)
 
 
-def _settle(dest: Path) -> None:
+def settle(dest: Path) -> None:
     """Remove what the last contestant wrote, and wait until nothing is left to be written back."""
     dest.unlink(missing_ok=True)
     if hasattr(os, "sync"):
         os.sync()
 
 
-def _copy_seconds(source: Path, dest: Path, *, sync: bool) -> float:
-    _settle(dest)
+def copy_seconds(source: Path, dest: Path, *, sync: bool) -> float:
+    """Return how long `cp` takes, with an fsync if asked for."""
+    settle(dest)
     command = shutil.which("cp")
     start = time.perf_counter()
     if command:

@@ -32,7 +32,7 @@ __all__ = [
 
 OURS = "zcrecord"
 BURST = 5
-PACKAGES = ("numpy", "flatbuffers", "ml_dtypes", "xxhash", "safetensors", "onnx", "onnxruntime")
+PACKAGES = ("numpy", "flatbuffers", "ml_dtypes", "xxhash", "safetensors", "torch", "gguf", "onnx", "onnxruntime")
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,23 +12,24 @@ from typing import Any
 import numpy as np
 
 from tools.bench.harness import OURS, Promise, Row, Settings, collect, require_disk
+from tools.bench.peers import GGUF, NPZ, PEERS, SAFETENSORS, SAFETENSORS_TORCH, TORCH
 from tools.measure import MIB, memory
 from tools.worker import Worker, call_alone
 
-__all__ = ["WAYS_TO_LOAD", "load_growth", "run", "save_seconds"]
+__all__ = ["WAYS_TO_LOAD", "load_growth", "make_buffers", "run", "save_seconds"]
 
 AREA = "large"
 COUNT = 24
 MIB_EACH = 64
 PLAIN = "os.write"
-PEER = "safetensors"
+STATE_DICT = "state dict"
 
 
 def run(settings: Settings) -> Iterator[Row]:
     """Yield the rows of 24 large tensors."""
     mib_each = settings.pick(MIB_EACH, 1)
     total = COUNT * mib_each * MIB
-    require_disk(settings.folder, 4 * total)
+    require_disk(settings.folder, 8 * total)
     work = f"{total / 1e9:.1f} GB in {COUNT} tensors"
     repeats = settings.pick(5, 2)
     with Worker() as worker:  # the buffers are its memory, and go with it
@@ -41,29 +42,64 @@ def run(settings: Settings) -> Iterator[Row]:
         for way in (OURS, PLAIN):
             save(way)  # both then replace a file of that size
         samples = collect(repeats, {OURS: lambda: save(OURS), PLAIN: lambda: save(PLAIN)})
-        save(PEER)
-    seconds = {name: statistics.median(s) for name, s in samples.items()}
+        seconds = {name: statistics.median(s) for name, s in samples.items()}
+        seconds |= {name: save(name) for name in PEERS}  # none of them waits for the disk
     promise = Promise("within", 1.1, PLAIN)
-    yield Row(AREA, f"save {work}, digests, fsync and rename", "s", seconds, promise, samples=repeats)
-    yield _load(settings, f"load {work}")
-    for name in ("large.zcr", "large.raw", "large.safetensors"):
-        (settings.folder / name).unlink(missing_ok=True)
+    note = "peers do not fsync"
+    yield Row(AREA, f"save {work}, digests, fsync and rename", "s", seconds, promise, note=note, samples=repeats)
+    yield from _load(settings, work)
+    yield _ready(settings, work)
+    for name in ("zcr", "raw", *(peer.suffix for peer in PEERS.values())):
+        (settings.folder / f"large.{name}").unlink(missing_ok=True)
 
 
-def _load(settings: Settings, work: str) -> Row:
-    names = {OURS: "large.zcr", PEER: "large.safetensors"}
+def _load(settings: Settings, work: str) -> Iterator[Row]:
+    files = _files(settings)
     target = "tools.bench.large:load_growth"
-    told = {way: call_alone(target, way=way, path=str(settings.folder / name)) for way, name in names.items()}
+    told = {way: call_alone(target, way=way, path=str(path)) for way, path in files.items()}
     inside, tensors = told[OURS]["inside"], told[OURS]["tensors"]
     touched = told[OURS]["file_backed"] // 1024
     note = f"{inside} of {tensors} views lie inside the mapping; {touched} KiB of the file touched"
     growth = {way: float(t["private"]) for way, t in told.items()}
-    return Row(AREA, f"{work}: private memory", "B", growth, Promise("under", 4 * MIB), note=note)
+    yield Row(AREA, f"load {work}: private memory", "B", growth, Promise("under", 4 * MIB), note=note)
+    ready = {OURS: call_alone(target, way=STATE_DICT, path=str(files[OURS]))}
+    ready |= {way: told[way] for way in (SAFETENSORS_TORCH, TORCH)}
+    growth = {way: float(t["private"]) for way, t in ready.items()}
+    what = f"torch state dict of {work}, writable: private memory before the first write"
+    yield Row(AREA, what, "B", growth, Promise("under", 8 * MIB))
+
+
+def _ready(settings: Settings, work: str) -> Row:
+    files = _files(settings)
+    repeats = settings.pick(9, 2)
+    with Worker() as worker:
+
+        def seconds(way: str, path: Path) -> float:
+            return float(worker.call("tools.bench.large:load_seconds", way=way, path=str(path)))
+
+        ways = {OURS: (STATE_DICT, files[OURS])} | {n: (n, files[n]) for n in (SAFETENSORS_TORCH, TORCH)}
+        for way in ways.values():
+            seconds(*way)
+        samples = collect(repeats, {name: lambda way=way: seconds(*way) for name, way in ways.items()})  # type: ignore[misc]
+    medians = {name: statistics.median(s) for name, s in samples.items()}
+    promise = Promise("faster", 1, SAFETENSORS_TORCH)
+    return Row(AREA, f"torch state dict of {work}: ready", "s", medians, promise, samples=repeats)
+
+
+def _files(settings: Settings) -> dict[str, Path]:
+    suffixes = {OURS: "zcr"} | {name: peer.suffix for name, peer in PEERS.items()}
+    return {name: settings.folder / f"large.{suffix}" for name, suffix in suffixes.items()}
 
 
 # -- in the worker ---------------------------------------------------------------------------------------------------
 
-_buffers: dict[str, np.ndarray[Any, Any]] = {}
+_buffers: dict[str, np.ndarray[Any, np.dtype[np.float32]]] = {}
+
+
+def make_buffers(mib: int) -> dict[str, np.ndarray[Any, np.dtype[np.float32]]]:
+    """Return the tensors, of `mib` MiB each."""
+    values = np.random.default_rng(0)
+    return {f"blocks.{i}.weight": values.random((mib, MIB // 4), np.float32) for i in range(COUNT)}
 
 
 def save_seconds(way: str, folder: str, mib: int) -> float:
@@ -71,18 +107,14 @@ def save_seconds(way: str, folder: str, mib: int) -> float:
     import zcrecord
 
     if not _buffers:
-        values = np.random.default_rng(0)
-        shape = (mib, MIB // 4)
-        _buffers.update({f"blocks.{i}.weight": values.random(shape, np.float32) for i in range(COUNT)})
+        _buffers.update(make_buffers(mib))
     start = time.perf_counter()
     if way == OURS:
         zcrecord.save_record(_buffers, Path(folder, "large.zcr"))
     elif way == PLAIN:
         _plain_save(Path(folder, "large.raw"))
     else:
-        from safetensors.numpy import save_file
-
-        save_file(_buffers, Path(folder, "large.safetensors"))
+        PEERS[way].save(Path(folder, f"large.{PEERS[way].suffix}"), _buffers)
     return time.perf_counter() - start
 
 
@@ -106,13 +138,22 @@ def _plain_save(path: Path) -> None:
         os.close(folder)
 
 
+def load_seconds(way: str, path: str) -> float:
+    """Load every tensor one way; return the seconds until they can be used."""
+    start = time.perf_counter()
+    kept = WAYS_TO_LOAD[way](Path(path))
+    seconds = time.perf_counter() - start
+    assert len(kept) == COUNT
+    return seconds
+
+
 def load_growth(way: str, path: str) -> dict[str, Any]:
     """Load every tensor one way; return the growth of private and file-backed memory, in bytes, and where views lie.
 
     The way "copy" is ours with each view copied: what the measurement has to notice.
     """
     load = WAYS_TO_LOAD[way]
-    _warm_up(Path(path))
+    _warm_up(Path(path), way)
     before = memory()
     tensors = load(Path(path))
     after = memory()
@@ -121,14 +162,17 @@ def load_growth(way: str, path: str) -> dict[str, Any]:
     assert after.file_backed is not None
     assert before.file_backed is not None
     mappings = _mappings(path)
+    places = [(_address(t), t.nbytes) for t in tensors]
     return {
         "private": after.private - before.private,
         "file_backed": after.file_backed - before.file_backed,
         "tensors": len(tensors),
-        "inside": sum(
-            any(lo <= t.ctypes.data and t.ctypes.data + t.nbytes <= hi for lo, hi in mappings) for t in tensors
-        ),
+        "inside": sum(any(lo <= at and at + nbytes <= hi for lo, hi in mappings) for at, nbytes in places),
     }
+
+
+def _address(tensor: Any) -> int:
+    return int(tensor.data_ptr() if hasattr(tensor, "data_ptr") else tensor.ctypes.data)
 
 
 def _load_ours(path: Path) -> list[Any]:
@@ -141,30 +185,38 @@ def _load_copies(path: Path) -> list[Any]:
     return [view.copy() for view in _load_ours(path)]
 
 
-def _load_safetensors(path: Path) -> list[Any]:
-    from safetensors.numpy import load_file
+def _state_dict(path: Path) -> list[Any]:
+    import zcrecord
 
-    return list(load_file(path).values())
-
-
-WAYS_TO_LOAD = {OURS: _load_ours, "copy": _load_copies, PEER: _load_safetensors}
+    return list(zcrecord.load_record(path).torch().values())
 
 
-def _warm_up(path: Path) -> None:
-    """Save and load something small by all ways, so that imports and first calls are in no figure."""
+def _by_peer(name: str) -> Any:
+    return lambda path: list(PEERS[name].all(path).values())
+
+
+WAYS_TO_LOAD = {
+    OURS: _load_ours,
+    "copy": _load_copies,
+    STATE_DICT: _state_dict,
+    **{name: _by_peer(name) for name in (SAFETENSORS, SAFETENSORS_TORCH, NPZ, TORCH, GGUF)},
+}
+
+
+def _warm_up(path: Path, way: str) -> None:
+    """Save and load something small the same way, so that imports and first calls are in no figure."""
     import tempfile
-
-    from safetensors.numpy import save_file
 
     import zcrecord
 
     small = {"a": np.zeros(16, np.float32)}
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
-        archive, peer = Path(folder, "small.zcr"), Path(folder, "small.safetensors")
-        zcrecord.save_record(small, archive, durable=False)
-        save_file(small, peer)
-        _load_copies(archive)
-        _load_safetensors(peer)
+        file = Path(folder, f"small.{PEERS[way].suffix if way in PEERS else 'zcr'}")
+        if way in PEERS:
+            PEERS[way].save(file, small)
+        else:
+            zcrecord.save_record(small, file, durable=False)
+        WAYS_TO_LOAD[way](file)
 
 
 def _mappings(path: str) -> list[tuple[int, int]]:

@@ -37,7 +37,9 @@ def markdown(results: dict[str, Any]) -> str:
     where = f"{machine['cpu']}, {machine['cores']} cores, {machine['memory_mib'] // 1024} GiB, {machine['file_system']}"
     what = ", ".join(f"{name} {version}" for name, version in versions.items() if name != OURS)
     lines += ["", *_wins(rows), ""]
-    lines += [f"Measured on {machine['date']}, {where}, files warm in the page cache; {what}."]
+    lines += [
+        f"Measured on {machine['date']}, {where}, files warm in the page cache but where it says otherwise; {what}."
+    ]
     lines += ["Medians of interleaved runs, from `tools/bench/results.json`; `python -m tools.bench` makes them again."]
     return "\n".join(lines)
 
@@ -72,8 +74,8 @@ def _cells(row: Row) -> tuple[str, ...]:
 def _ratio(row: Row) -> str:
     """Return our value against the peer's, in the words of the promise, so that the two can be compared."""
     promise, ours = row.promise, row.values[OURS]
-    if promise is not None and promise.peer is None:
-        return ""  # a limit in bytes; a growth of nothing has no ratio
+    if len(row.values) == 1 or (promise is not None and promise.peer is None):
+        return ""  # a limit; a growth of nothing has no ratio
     # What is ours in another setting is not a peer.
     peer = promise.peer if promise else next(n for n in row.values if not n.startswith(OURS))
     factor = row.values[peer or ""] / ours
@@ -115,5 +117,7 @@ def _quantity(value: float, unit: str) -> str:
         return f"{value / MIB:,.0f} MiB" if abs(value) >= 10 * MIB else f"{value / MIB:.2f} MiB"
     if value >= 1:
         return f"{value:.2f} s"
+    if value < 1e-5:
+        return f"{value * 1e6:.2f} µs"
     digits = 0 if value >= 0.1 else 1 if value >= 0.01 else 2 if value >= 1e-3 else 3
     return f"{value * 1e3:.{digits}f} ms"

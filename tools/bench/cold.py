@@ -1,0 +1,77 @@
+"""1.6 GB that is not in the page cache, until every byte was touched: mapped, and read into memory."""
+
+from __future__ import annotations
+
+import os
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import zcrecord
+from tools.bench.harness import OURS, Promise, Row, Settings, collect, require_disk
+from tools.bench.large import make_buffers
+from tools.bench.peers import PEERS, SAFETENSORS_TORCH
+from tools.measure import MIB
+from tools.worker import call_alone
+
+__all__ = ["run", "touch_seconds"]
+
+AREA = "cold"
+READ = "zcrecord, mmap=False"
+PLAIN = "a plain read"
+
+
+def run(settings: Settings) -> Iterator[Row]:
+    """Yield the rows of a file that has to come from the disk."""
+    mib_each = settings.pick(64, 1)
+    require_disk(settings.folder, 50 * mib_each * MIB)
+    archive, peer = settings.folder / "cold.zcr", settings.folder / "cold.safetensors"
+    buffers = make_buffers(mib_each)
+    total = sum(b.nbytes for b in buffers.values())
+    zcrecord.save_record(buffers, archive)
+    PEERS[SAFETENSORS_TORCH].save(peer, buffers)
+    del buffers
+    os.sync()
+    files = {OURS: archive, READ: archive, SAFETENSORS_TORCH: peer, PLAIN: archive}
+
+    def seconds(way: str) -> float:
+        return float(call_alone("tools.bench.cold:touch_seconds", way=way, path=str(files[way])))
+
+    repeats = settings.pick(5, 1)
+    ways: dict[str, Callable[[], float]] = {way: partial(seconds, way) for way in files}
+    medians = {way: statistics.median(s) for way, s in collect(repeats, ways).items()}
+    peers = {way: medians[way] for way in (SAFETENSORS_TORCH, PLAIN)}
+    promise = Promise("within", 1.1, min(peers, key=peers.__getitem__))
+    work = f"{total / 1e9:.1f} GB not in the page cache, until every byte was touched"
+    yield Row(AREA, f"{work}: mapped", "s", {OURS: medians[OURS], **peers}, promise, samples=repeats)
+    yield Row(AREA, f"{work}: mmap=False", "s", {OURS: medians[READ], **peers}, promise, samples=repeats)
+    for path in (archive, peer):
+        path.unlink()
+
+
+def touch_seconds(way: str, path: str) -> float:
+    """Drop the file from the page cache, load it one way and add up all of it; return the seconds."""
+    if way == SAFETENSORS_TORCH:
+        import safetensors.torch  # noqa: F401  # imports are not what is measured
+        import torch  # noqa: F401
+    fd = os.open(path, os.O_RDONLY)
+    os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+    os.close(fd)
+    start = time.perf_counter()
+    for array in _arrays(way, Path(path)):
+        array.reshape(-1).view(np.uint64).sum()
+    return time.perf_counter() - start
+
+
+def _arrays(way: str, path: Path) -> list[np.ndarray[Any, Any]]:
+    if way == SAFETENSORS_TORCH:
+        return [t.numpy() for t in PEERS[way].all(path).values()]
+    if way == PLAIN:
+        data = path.read_bytes()
+        return [np.frombuffer(data, np.uint8)[: len(data) // 8 * 8]]
+    return list(zcrecord.load_record(path, mmap=way == OURS).values())

@@ -1,0 +1,136 @@
+"""How the neighbours save and load the same tensors: safetensors with numpy and with torch, npz, torch.load, gguf.
+
+Each is used as its documentation shows it. None is imported before it is asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+__all__ = ["GGUF", "NPZ", "PEERS", "SAFETENSORS", "SAFETENSORS_TORCH", "TORCH", "Peer"]
+
+SAFETENSORS = "safetensors"
+SAFETENSORS_TORCH = "safetensors torch"
+NPZ = "npz"
+TORCH = "torch.load(mmap)"
+GGUF = "gguf"
+
+Tensors = Mapping[str, np.ndarray[Any, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """One neighbour: `save` writes tensors, `one` gets one of them by name, `all` gets all, as it gives them."""
+
+    suffix: str
+    save: Callable[[Path, Tensors], None]
+    one: Callable[[Path, str], object]
+    all: Callable[[Path], dict[str, Any]]
+
+
+def _st_save(path: Path, tensors: Tensors) -> None:
+    from safetensors.numpy import save_file
+
+    save_file(dict(tensors), path)
+
+
+def _st_one(path: Path, name: str) -> object:
+    from safetensors import safe_open
+
+    with safe_open(path, framework="np") as file:
+        return file.get_tensor(name)
+
+
+def _st_all(path: Path) -> dict[str, Any]:
+    from safetensors import safe_open
+
+    with safe_open(path, framework="np") as file:
+        return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # it is no mapping
+
+
+def _stt_save(path: Path, tensors: Tensors) -> None:
+    import torch
+    from safetensors.torch import save_file
+
+    save_file({name: torch.from_numpy(array) for name, array in tensors.items()}, path)
+
+
+def _stt_one(path: Path, name: str) -> object:
+    from safetensors import safe_open
+
+    with safe_open(path, framework="pt") as file:
+        return file.get_tensor(name)
+
+
+def _stt_all(path: Path) -> dict[str, Any]:
+    from safetensors.torch import load_file
+
+    loaded: dict[str, Any] = load_file(path)
+    return loaded
+
+
+def _npz_save(path: Path, tensors: Tensors) -> None:
+    np.savez(path, **tensors)  # type: ignore[arg-type]
+
+
+def _npz_one(path: Path, name: str) -> object:
+    with np.load(path) as file:
+        return file[name]
+
+
+def _npz_all(path: Path) -> dict[str, Any]:
+    with np.load(path) as file:
+        return dict(file)
+
+
+def _torch_save(path: Path, tensors: Tensors) -> None:
+    import torch
+
+    torch.save({name: torch.from_numpy(array) for name, array in tensors.items()}, path)
+
+
+def _torch_all(path: Path) -> dict[str, Any]:
+    import torch
+
+    loaded: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    return loaded
+
+
+def _torch_one(path: Path, name: str) -> object:
+    return _torch_all(path)[name]
+
+
+def _gguf_save(path: Path, tensors: Tensors) -> None:
+    import gguf
+
+    writer = gguf.GGUFWriter(path, "bench")
+    for name, array in tensors.items():
+        writer.add_tensor(name, array)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def _gguf_all(path: Path) -> dict[str, Any]:
+    import gguf
+
+    return {tensor.name: tensor.data for tensor in gguf.GGUFReader(path).tensors}
+
+
+def _gguf_one(path: Path, name: str) -> object:
+    return _gguf_all(path)[name]
+
+
+PEERS = {
+    SAFETENSORS: Peer("safetensors", _st_save, _st_one, _st_all),
+    SAFETENSORS_TORCH: Peer("pt.safetensors", _stt_save, _stt_one, _stt_all),
+    NPZ: Peer("npz", _npz_save, _npz_one, _npz_all),
+    TORCH: Peer("pt", _torch_save, _torch_one, _torch_all),
+    GGUF: Peer("gguf", _gguf_save, _gguf_one, _gguf_all),
+}
