@@ -16,11 +16,12 @@ BOUND = re.compile(r"(?P<name>[\w.-]+)>=(?P<version>[\w.]+)")
 
 
 def lower_bounds(pyproject: str) -> list[str]:
-    """Return `name==version` for each `name>=version` among dependencies and extras, each once."""
+    """Return `name==version` for each `name>=version` among dependencies and extras, each once; no pinned names."""
     project = tomllib.loads(pyproject)["project"]
     requirements = sum(project["optional-dependencies"].values(), project["dependencies"])
-    found = [BOUND.fullmatch(requirement) for requirement in requirements]
-    return sorted({f"{match['name']}=={match['version']}" for match in found if match})
+    pinned = {requirement.partition("==")[0] for requirement in requirements if "==" in requirement}
+    found = [match for requirement in requirements if (match := BOUND.fullmatch(requirement))]
+    return sorted({f"{match['name']}=={match['version']}" for match in found if match["name"] not in pinned})
 
 
 if __name__ == "__main__":
