@@ -15,12 +15,15 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from . import __version__
 from .errors import DependencyError, LimitError, RecordError, SourceError, printable
 from .layout import ALIGNMENT, VERSION, check_alignment
-from .record import load_record
+from .loading import load_record
+
+if TYPE_CHECKING:
+    from .converting import ConvertReport
 
 __all__ = ["main", "onnx2zc_main"]
 
@@ -71,7 +74,34 @@ def _zcrecord_parser() -> argparse.ArgumentParser:
     check.add_argument("--level", choices=("touch", "index", "full"), default="full", help=levels)
     check.add_argument("--digest", action="store_true", help="print the content digest, the same for every layout")
     check.add_argument("--quiet", "-q", action="store_true", help="print nothing but errors")
+    _add_convert(commands)
     return parser
+
+
+def _add_convert(commands: Any) -> None:
+    about = """Convert to and from archives (zcr): safetensors and npz both ways, torch, gguf and onnx into one. The
+        format of IN is told by its first bytes, that of OUT by its suffix; - is standard input or output."""
+    parser = commands.add_parser("convert", help="from and to other formats", description=about, allow_abbrev=False)
+    parser.set_defaults(refuse=parser.error)
+    parser.add_argument("source", metavar="IN", help="a file; - for standard input")
+    parser.add_argument("dest", metavar="OUT", help="a file; - for standard output")
+    parser.add_argument(
+        "--from", dest="source_format", metavar="FORMAT", help="the format of IN, where it is not plain"
+    )
+    parser.add_argument("--to", dest="dest_format", metavar="FORMAT", help="the format of OUT: zcr, safetensors, npz")
+    what = "write safetensors in files of at most this size, such as 5GB, with their index"
+    parser.add_argument("--max-shard-size", type=_size, metavar="SIZE", help=what)
+    _add_conversion_options(parser)
+
+
+def _add_conversion_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--force", "-f", action="store_true", help="replace OUT if it exists")
+    what = f"of every payload of an archive, a power of two from 16 to 65536 (default: {ALIGNMENT})"
+    parser.add_argument("--alignment", type=_alignment, default=ALIGNMENT, metavar="BYTES", help=what)
+    parser.add_argument("--no-sync", action="store_true", help="do not wait until OUT would survive power loss")
+    parser.add_argument("--quiet", "-q", action="store_true", help="print nothing but errors")
+    what = "print the report as JSON (on standard error if OUT is -)"
+    parser.add_argument("--json", action="store_true", help=what)
 
 
 def _zcrecord_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -90,15 +120,9 @@ def _onnx2zc_parser() -> argparse.ArgumentParser:
     parser = _parser("onnx2zc", about)
     parser.add_argument("source", metavar="IN", help="an ONNX model; - for standard input")
     parser.add_argument("dest", metavar="OUT", nargs="?", help="default: IN with .zcr for its suffix; - after IN of -")
-    parser.add_argument("--force", "-f", action="store_true", help="replace OUT if it exists")
-    what = f"of every payload, a power of two from 16 to 65536 (default: {ALIGNMENT})"
-    parser.add_argument("--alignment", type=_alignment, default=ALIGNMENT, metavar="BYTES", help=what)
-    parser.add_argument("--no-sync", action="store_true", help="do not wait until OUT would survive power loss")
     what = "accept external data behind symbolic and hard links, wherever they lead"
     parser.add_argument("--allow-links", action="store_true", help=what)
-    parser.add_argument("--quiet", "-q", action="store_true", help="print nothing but errors")
-    what = "print the report as JSON (on standard error if OUT is -)"
-    parser.add_argument("--json", action="store_true", help=what)
+    _add_conversion_options(parser)
     return parser
 
 
@@ -116,7 +140,21 @@ def _alignment(text: str) -> int:
         raise argparse.ArgumentTypeError(error.message) from None
 
 
+def _size(text: str) -> int:
+    """Return a number of bytes: '5GB' as people in this field write it (10^9), '5GiB', '5000'."""
+    number, unit = text.rstrip("BbKkMmGgTtIi"), text.lstrip("0123456789.").lower()
+    power = "kmgt".find(unit[:1]) + 1 if unit else 0
+    known = unit in ("", "b") or (power and unit[1:] in ("", "b", "ib"))
+    with contextlib.suppress(ValueError, OverflowError):
+        nbytes = int(float(number) * (1024 if unit[1:] == "ib" else 1000) ** power)
+        if known and nbytes > 0:
+            return nbytes
+    raise argparse.ArgumentTypeError(f"'{printable(text)}' is not a size, such as 5GB or 500MiB")
+
+
 def _zcrecord(args: argparse.Namespace) -> int:
+    if args.command == "convert":
+        return _convert(args)
     from . import commands
     from .render import Printer
 
@@ -140,14 +178,38 @@ def _zcrecord(args: argparse.Namespace) -> int:
 
 
 def _onnx2zc(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
-    from . import commands, onnx
-    from .render import Printer, showing_progress
+    from . import onnx
 
     dest = args.dest if args.dest is not None else _default_dest(parser, args.source)
+    return _run_conversion("onnx2zc", args, dest, parser.error, onnx.convert, allow_links=args.allow_links)
+
+
+def _convert(args: argparse.Namespace) -> int:
+    from . import formats
+
+    for given in (args.source_format, args.dest_format):
+        if given is not None and given not in formats.FORMATS:
+            args.refuse(f"format '{printable(given)}' is not known; {', '.join(formats.FORMATS)}")
+    options = {name: getattr(args, name) for name in ("source_format", "dest_format", "max_shard_size")}
+    return _run_conversion("zcrecord", args, args.dest, args.refuse, formats.convert, **options)
+
+
+def _run_conversion(
+    prog: str,
+    args: argparse.Namespace,
+    dest: str,
+    refuse: Callable[[str], object],
+    convert: Callable[..., ConvertReport],
+    **options: Any,
+) -> int:
+    """Convert from and to files or standard streams; progress and report go where they are in nobody's way."""
+    from . import commands
+    from .render import Printer, showing_progress
+
     if args.source == "-" and sys.stdin is not None and sys.stdin.isatty():
-        parser.error("standard input is a terminal; pipe a model into it, or name a file")
+        refuse("standard input is a terminal; pipe a model into it, or name a file")
     if dest == "-" and sys.stdout is not None and sys.stdout.isatty():
-        parser.error("standard output is a terminal, and an archive is no text; redirect it, or name OUT")
+        refuse("standard output is a terminal, and an archive is no text; redirect it, or name OUT")
     source = _binary(sys.stdin, "input") if args.source == "-" else args.source
     sink = _binary(sys.stdout, "output") if dest == "-" else dest
     known = _size_ahead(source) if args.source == "-" else None
@@ -155,15 +217,15 @@ def _onnx2zc(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
     alone = args.json and dest == "-"  # nothing but the report is then on standard error
     errors = Printer(None if args.quiet or alone else sys.stderr)
     name = "standard input" if args.source == "-" else args.source
-    with _located(name), _ending_on_signals(), showing_progress("onnx2zc", errors) as progress:
-        report = onnx.convert(
+    with _located(name), _ending_on_signals(), showing_progress(prog, errors) as progress:
+        report = convert(
             source,
             sink,
             alignment=args.alignment,
             force=args.force,
             durable=not args.no_sync,
-            allow_links=args.allow_links,
             progress=lambda done, total: progress(done, known if total is None else total),
+            **options,
         )
     if not args.quiet:
         commands.converted(report, Printer(report_on), as_json=args.json)

@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 from .describe import ModuleInfo, TensorInfo
 from .errors import RecordError, TensorNotFoundError, printable
-from .record import Record, load_record
+from .loading import load_record
+from .record import Record
 from .render import Printer, human, jsonable, showing_progress, shown, shown_value
 from .views import Verify
 
 if TYPE_CHECKING:
-    from .onnx import ConvertReport
+    from .converting import ConvertReport
 
 __all__ = ["converted", "info", "ls", "tree", "verify"]
 
@@ -248,6 +249,8 @@ def converted(report: ConvertReport, out: Printer, *, as_json: bool) -> None:
     ]
     if report.renamed:
         parts.append(f"{_count(report.renamed, 'name')} changed")
+    if report.repeated_bytes:
+        parts.append(f"{size(report.repeated_bytes)} of ties written again")
     if report.peak_rss is not None:
         parts.append(f"at most {human(report.peak_rss)} of memory")
     out.line(f"{shown(report.dest or 'standard output')}: {', '.join(parts)}")

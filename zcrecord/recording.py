@@ -75,8 +75,10 @@ class RecordWriter:
             raise UnsupportedError("this RecordWriter was used before; make a new one for each archive")
         self._used = True
         metadata_entries(self.metadata)
-        sink = self._stack.enter_context(open_sink(self._dest, durable=self._durable))
-        self._stream = StreamWriter(sink, alignment=self._alignment, digest=self._digest)
+        with contextlib.ExitStack() as stack:  # which undoes what was opened if the first bytes cannot be written
+            sink = stack.enter_context(open_sink(self._dest, durable=self._durable))
+            self._stream = StreamWriter(sink, alignment=self._alignment, digest=self._digest)
+            self._stack = stack.pop_all()
         return self
 
     def __exit__(
@@ -251,6 +253,7 @@ class OpenTensor:
 
     def write(self, piece: Any) -> None:
         """Append bytes, or an array of the tensor's dtype; copies nothing that lies in C order."""
+        self._check()
         data = self._pieces.take(piece)
         self._broken = True
         self._out.write(data)
@@ -258,6 +261,9 @@ class OpenTensor:
 
     def finish(self) -> None:
         """Raise ProducerError unless all of the tensor was written."""
-        if self._broken:
-            raise ProducerError("one of its writes failed")
+        self._check()
         self._pieces.finish()
+
+    def _check(self) -> None:
+        if self._broken:
+            raise ProducerError("one of its writes failed, and nobody can tell how much of it was written")

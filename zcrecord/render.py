@@ -22,7 +22,8 @@ Progress = Callable[[int, int | None], None]  # bytes done, bytes in all where t
 
 _PAGE = 1000  # rows to a table: rich holds and measures all of one
 _WHOLE = 1 << 31  # no text of an archive is longer
-_VALUE = 200  # characters of a value, items of a list
+_VALUE = 200  # characters of a value
+_ITEMS = 20  # of a list: a vocabulary is among what is shown
 _REFRESH = 0.05  # seconds between two looks of a progress bar
 _PLAIN_REFRESH = 10.0  # seconds between two lines where there is no terminal
 
@@ -39,8 +40,8 @@ def shown_value(value: Any) -> str:
     if isinstance(value, bytes | memoryview):
         return f"{len(value)} bytes"
     if isinstance(value, list | tuple):
-        items = [shown_value(v) for v in value[:_VALUE]]
-        more = [f"... {len(value)} in all"] if len(value) > _VALUE else []
+        items = [shown_value(v) for v in value[:_ITEMS]]
+        more = [f"... {len(value)} in all"] if len(value) > _ITEMS else []
         return f"[{', '.join(items + more)}]"
     return str(value)
 

@@ -9,26 +9,17 @@ that. Nothing of the time, the host or a version enters the bytes.
 from __future__ import annotations
 
 import contextlib
-import io
 import os
-import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from zcrecord import writer
+from zcrecord.converting import ConvertReport, check_destination, open_source, path_or_none, peak_rss, what_it_is
 from zcrecord.dtypes import by_onnx
 from zcrecord.entries import Entries, PayloadId
-from zcrecord.errors import (
-    DestinationExistsError,
-    ExternalDataError,
-    OnnxError,
-    RecordError,
-    SourceError,
-    SourceNotFoundError,
-)
+from zcrecord.errors import ExternalDataError, OnnxError, RecordError
 from zcrecord.layout import ALIGNMENT, NONE
 from zcrecord.sink import open_sink
 
@@ -44,26 +35,6 @@ __all__ = ["STUB_KEY", "ConvertReport", "convert"]
 STUB_KEY = b"zcrecord"
 # TensorProto.data_location = EXTERNAL, external_data { key, value } up to a value of so many digits.
 _STUBS = [b"\x70\x01\x6a%c\x0a%c%s\x12%c" % (len(STUB_KEY) + n + 4, len(STUB_KEY), STUB_KEY, n) for n in range(20)]
-
-
-@dataclass(frozen=True, slots=True)
-class ConvertReport:
-    """What a conversion did. Bytes throughout; `shared` counts those that equal earlier ones and were stored once.
-
-    `source` and `dest` are None for streams, `peak_rss`, of the process so far, where the system does not tell.
-    """
-
-    source: str | None
-    dest: str | None
-    tensors: int
-    modules: int
-    renamed: int
-    payload_bytes: int
-    archive_bytes: int
-    input_bytes: int
-    shared_bytes: int
-    seconds: float
-    peak_rss: int | None
 
 
 def convert(
@@ -93,12 +64,12 @@ def convert(
             source. SourceError: the file system refused.
     """
     started = time.perf_counter()
-    source_path, dest_path = _path(source), _path(dest)
-    _check_destination(source_path, dest_path, force)
+    source_path, dest_path = path_or_none(source), path_or_none(dest)
+    check_destination(source_path, dest_path, force)
     with contextlib.ExitStack() as stack:
         stream, total, folder = source, None, None
         if source_path is not None:
-            stream, total = _open(source_path)
+            stream, total = open_source(source_path)
             stack.enter_context(stream)
             folder = external.Folder(Path(source_path).absolute().parent, allow_links=allow_links)
             stack.enter_context(folder)
@@ -121,7 +92,7 @@ def convert(
         input_bytes=input_bytes,
         shared_bytes=saved.deduplicated,
         seconds=time.perf_counter() - started,
-        peak_rss=_peak_rss(),
+        peak_rss=peak_rss(),
     )
 
 
@@ -139,34 +110,6 @@ def _stream(
     return outline.entries(), input_bytes, renamed
 
 
-def _path(file: Any) -> str | None:
-    if hasattr(file, "read") or hasattr(file, "write"):
-        return None
-    return os.fsdecode(os.fspath(file))
-
-
-def _check_destination(source: str | None, dest: str | None, force: bool) -> None:
-    if dest is None or not Path(dest).exists():
-        return
-    if source is not None and Path(source).exists() and Path(dest).samefile(source):
-        raise DestinationExistsError("source and destination are the same file; name another destination", path=dest)
-    if not force and Path(dest).is_file():
-        raise DestinationExistsError("exists already; force=True (--force) replaces it", path=dest)
-
-
-def _open(path: str) -> tuple[io.FileIO, int | None]:
-    """Return a file to read, and its length if it is a regular one."""
-    try:
-        file = io.FileIO(path)
-    except OSError as error:
-        kind = SourceNotFoundError if isinstance(error, FileNotFoundError) else SourceError
-        raise kind(f"cannot read: {error.strerror or error}", path=path, errno=error.errno) from error
-    regular = Path(path).is_file()
-    if regular and hasattr(os, "posix_fadvise"):
-        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_SEQUENTIAL)
-    return file, os.fstat(file.fileno()).st_size if regular else None
-
-
 def _start(stream: Binary, report: Callable[[int], None] | None) -> tuple[Window, Skeleton]:
     """Return a window on the stream; say so at once if it starts like something else."""
     skeleton = Skeleton()
@@ -175,22 +118,9 @@ def _start(stream: Binary, report: Callable[[int], None] | None) -> tuple[Window
     head = bytes(window.view[: window.limit][:32])
     if not head:
         raise OnnxError("empty, not an ONNX model")
-    for magic, what in _FOREIGN.items():
-        if head.startswith(magic):
-            raise OnnxError(f"{what}, not an ONNX model", offset=0)
+    if what := what_it_is(head):
+        raise OnnxError(f"{what}, not an ONNX model", offset=0)
     return window, skeleton
-
-
-_FOREIGN = {
-    b"\x89ZCR": "this is a zcrecord archive already",
-    b"PK\x03\x04": "this is a zip file (a torch checkpoint, an .npz?)",
-    b"\x28\xb5\x2f\xfd": "this is a zstd stream; decompress it first",
-    b"\x1f\x8b": "this is a gzip stream; decompress it first",
-    b"GGUF": "this is a GGUF file",
-    b"<": "this is text (a web page, where a download failed?)",
-    b"{": "this is text (JSON?)",
-    b"version https://git-lfs": "this is a Git LFS pointer; fetch the file itself with git lfs pull",
-}
 
 
 class _Store(Tensors):
@@ -268,17 +198,3 @@ def _write_skeleton(out: writer.StreamWriter, skeleton: Skeleton) -> PayloadId:
     for part in skeleton.finish():
         out.write(part)
     return PayloadId(out.end())
-
-
-def _peak_rss() -> int | None:
-    """Return the most memory this process has held, in bytes."""
-    with contextlib.suppress(OSError, ValueError, StopIteration):
-        with open("/proc/self/status", encoding="ascii", errors="replace") as status:
-            line = next(line for line in status if line.startswith("VmHWM:"))
-        return int(line.split()[1]) << 10
-    try:
-        import resource
-    except ImportError:
-        return None
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # on Linux it may be the parent's: hence the above
-    return peak if sys.platform == "darwin" else peak << 10

@@ -29,7 +29,8 @@ import numpy as np
 from zcrecord.dtypes import STRING, by_name
 from zcrecord.errors import DependencyError, LimitError, SourceError, UnsupportedError
 from zcrecord.layout import ALIGNMENT, align_up
-from zcrecord.record import Record, load_record
+from zcrecord.loading import load_record
+from zcrecord.record import Record
 
 from . import graph
 from .graph import Initializer

@@ -1,0 +1,271 @@
+"""Npz into an archive and back: what numpy.savez wrote comes back equal, and numpy.load reads what is written."""
+
+from __future__ import annotations
+
+import io
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import records as r
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+import zcrecord
+from zcrecord import PackedTensor, StringTensor
+from zcrecord.errors import IntegrityError, LimitError, UnsupportedError
+from zcrecord.formats import convert
+from zcrecord.formats.npz import BYTES, STRUCTURE
+
+MIB = 1 << 20
+Arrays = dict[str, Any]
+
+
+def archive_of(arrays: Arrays, folder: Path, *, compressed: bool = False) -> zcrecord.Record:
+    """Return arrays saved by numpy, by way of an archive."""
+    (np.savez_compressed if compressed else np.savez)(folder / "in.npz", **arrays)
+    convert(folder / "in.npz", folder / "out.zcr", force=True, durable=False)
+    return zcrecord.load_record((folder / "out.zcr").read_bytes(), verify="full")
+
+
+def npz_of(record: Any, **options: Any) -> bytes:
+    """Return a record, or what is saved as one, as a .npz file."""
+    out = io.BytesIO()
+    data = bytes(record.archive.buffer) if isinstance(record, zcrecord.Record) else r.saved(record, **options)
+    convert(io.BytesIO(data), out, dest_format="npz")
+    return out.getvalue()
+
+
+def assert_equal(loaded: Any, arrays: Arrays) -> None:
+    assert loaded.files == list(arrays)
+    for name, value in arrays.items():
+        want, got = np.asarray(value), loaded[name]
+        assert got.shape == want.shape, name
+        assert got.dtype.newbyteorder("=") == want.dtype.newbyteorder("=") or want.dtype.itemsize == 0 == got.size, name
+        assert got.tobytes() == want.astype(got.dtype).tobytes(), name
+
+
+A = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
+ARRAYS: Arrays = {
+    "layer.0.weight": A, "layer.0.bias": A[0, 0], "F": np.asfortranarray(A), "gaps": A[:, ::2], "scalar": np.float16(2),
+    "swapped": A.astype(">f4"), "flags": np.array([True, False]), "waves": np.array([1j, 2]), "empty": np.zeros((0, 3)),
+    "long": np.array([2**63, 1], np.uint64), "words": np.array([["a", "bcd"], ["é\U0001f600", "x y"]]),
+    "octets": np.array([b"a", b"\xff\0c"]), "word": np.array("hey"), "octet": np.array(b"hey"),
+    "F words": np.asfortranarray(np.array([["a", "b"], ["c", "d"]])), "big words": np.array(["éß"], ">U2"),
+    "odd/name:0": np.array([1], np.int8), "é": np.array([2], np.int8),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("compressed", [False, True])
+def test_what_numpy_saved_comes_back_equal(compressed: bool, tmp_path: Path) -> None:
+    record = archive_of(ARRAYS, tmp_path, compressed=compressed)
+    assert record.names == tuple(ARRAYS)
+    assert record.tree()["layer"]["0"]["weight"].shape == (2, 3, 4)
+    loaded = np.load(io.BytesIO(npz_of(record)))
+    assert_equal(loaded, ARRAYS)
+    assert loaded["F"].flags.f_contiguous
+
+
+def test_strings_become_string_tensors_and_it_is_remembered_which_were_bytes(tmp_path: Path) -> None:
+    record = archive_of(ARRAYS, tmp_path)
+    assert isinstance(record["words"], StringTensor)
+    assert record["words"].unpack().tolist() == ARRAYS["words"].tolist()
+    assert list(record["octets"].strings()) == [b"a", b"\xff\0c"]
+    assert record["F words"].unpack().tolist() == [["a", "b"], ["c", "d"]]
+    assert record.metadata == {BYTES: ["octets", "octet"]}
+
+
+def test_strings_of_width_0_and_none_at_all_come_through(tmp_path: Path) -> None:
+    arrays = {"none": np.zeros((0, 2), "U3"), "blank": np.array(["", ""]), "octets": np.array([b"", b""])}
+    record = archive_of(arrays, tmp_path)
+    assert [record[n].shape for n in arrays] == [(0, 2), (2,), (2,)]
+    assert list(record["blank"].strings()) == list(record["octets"].strings()) == [b"", b""]
+    loaded = np.load(io.BytesIO(npz_of(record)))
+    assert [loaded[n].tolist() for n in arrays] == [[], ["", ""], [b"", b""]]
+
+
+def test_more_strings_than_are_converted_at_a_time(tmp_path: Path) -> None:
+    words = np.array([f"word {i}" for i in range(40_000)])
+    record = archive_of({"w": words, "b": words.astype("S")}, tmp_path)
+    assert record["w"][39_999] == b"word 39999"
+    assert_equal(np.load(io.BytesIO(npz_of(record))), {"w": words, "b": words.astype("S")})
+
+
+def test_fortran_order_is_kept_as_strides(tmp_path: Path) -> None:
+    record = archive_of(ARRAYS, tmp_path)
+    assert record.info("F").strides == (1, 2, 6)
+    assert record.info("F").nbytes == len(record.raw("F"))
+    assert record["F"].flags.f_contiguous
+    assert np.array_equal(record["F"], A)
+
+
+def test_what_is_stored_byte_for_byte_is_written_so(tmp_path: Path) -> None:
+    arrays = {"a": A, "F": np.asfortranarray(A)}
+    record = archive_of(arrays, tmp_path)
+    with zipfile.ZipFile(tmp_path / "in.npz") as theirs, zipfile.ZipFile(io.BytesIO(npz_of(record))) as ours:
+        assert [theirs.read(n) for n in theirs.namelist()] == [ours.read(n) for n in ours.namelist()]
+
+
+@given(
+    st.dictionaries(
+        st.text(st.characters(codec="utf-8", exclude_characters="\0/"), min_size=1, max_size=8).filter(
+            lambda n: n != "file"  # numpy.savez's own argument
+        ),
+        hnp.arrays(
+            st.one_of(
+                hnp.boolean_dtypes(),
+                hnp.integer_dtypes(endianness="?"),
+                hnp.unsigned_integer_dtypes(endianness="?"),
+                hnp.floating_dtypes(endianness="?", sizes=(16, 32, 64)),
+                hnp.complex_number_dtypes(endianness="?", sizes=(64, 128)),
+            ),
+            hnp.array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=4),
+        ),
+        max_size=4,
+    ),
+    st.booleans(),
+)
+@settings(max_examples=100, deadline=None)
+def test_any_arrays_come_back_equal(tmp_path_factory: Any, arrays: Arrays, compressed: bool) -> None:
+    record = archive_of(arrays, tmp_path_factory.mktemp("npz"), compressed=compressed)
+    assert_equal(np.load(io.BytesIO(npz_of(record))), arrays)
+
+
+def test_what_npz_cannot_say_comes_back_all_the_same(tmp_path: Path) -> None:
+    w = np.arange(6.0)
+    tree = {
+        "m": r.Layer([w, {"k": (1, 2)}], w),
+        "t": ("x", b"yz"),
+        "flat.key": np.ones(2),
+        "none": {},
+        "s": np.array(["q"]),
+    }
+    zcrecord.save_record(tree, tmp_path / "m.zcr", metadata={"a": 1, "b": "text", "c": [float("nan")]})
+    convert(tmp_path / "m.zcr", tmp_path / "m.npz")
+    with np.load(tmp_path / "m.npz") as loaded:
+        assert loaded.files == ["m.weight.0", "m.bias", "flat.key", "s", STRUCTURE]
+    convert(tmp_path / "m.npz", tmp_path / "n.zcr")
+    a, b = (zcrecord.load_record(tmp_path / name) for name in ("m.zcr", "n.zcr"))
+    assert (a.content_digest(), a.names, repr(a.metadata)) == (b.content_digest(), b.names, repr(b.metadata))
+    r.assert_same(b.tree(), a.tree())
+    assert b.info("m.bias").tied == ("m.weight.0", "m.bias")
+
+
+def test_a_plain_record_has_no_member_of_its_own() -> None:
+    assert np.load(io.BytesIO(npz_of({"m": {"w": np.ones(2)}, "b": np.ones(1)}))).files == ["m.w", "b"]
+
+
+def test_an_empty_record_is_an_empty_file(tmp_path: Path) -> None:
+    assert np.load(io.BytesIO(npz_of({}))).files == []
+    np.savez(tmp_path / "in.npz")
+    convert(tmp_path / "in.npz", tmp_path / "out.zcr")
+    assert zcrecord.load_record(tmp_path / "out.zcr").names == ()
+
+
+UNSUPPORTED: dict[str, tuple[Any, str]] = {
+    "bfloat16": (np.ones(2).astype("bfloat16"), "numpy's files cannot name bfloat16"),
+    "float8_e5m2": (np.ones(2).astype("float8_e5m2"), "numpy's files cannot name float8_e5m2"),
+    "int4": (PackedTensor.pack(np.ones(2).astype("int4")), "numpy's files cannot name int4"),
+    "NUL": (StringTensor.from_strings(["a\0"]), "a string that ends with NUL"),
+}
+
+
+@pytest.mark.parametrize("kind", UNSUPPORTED)
+def test_says_what_npz_has_no_place_for(kind: str, tmp_path: Path) -> None:
+    value, pattern = UNSUPPORTED[kind]
+    zcrecord.save_record({"layer": {"x": value}}, tmp_path / "m.zcr")
+    with pytest.raises(UnsupportedError, match=rf"m\.zcr: tensor 'layer\.x': {pattern}"):
+        convert(tmp_path / "m.zcr", tmp_path / "m.npz")
+    assert [p.name for p in tmp_path.iterdir()] == ["m.zcr"]
+
+
+def test_strings_that_are_not_text_are_written_as_bytes() -> None:
+    loaded = np.load(io.BytesIO(npz_of({"s": StringTensor.from_strings([b"\xff", b"a"])})))
+    assert loaded["s"].tolist() == [b"\xff", b"a"]
+
+
+def test_limits_of_names_and_of_strings_padded_to_one_width() -> None:
+    with pytest.raises(LimitError, match="longer than the 65535 bytes that a zip file takes"):
+        npz_of({"n" * 65_532: np.ones(1)})
+    with pytest.raises(LimitError, match="padded to the width of the longest, would take"):
+        npz_of({"s": StringTensor.from_strings(["x" * 10_000] + [""] * 10_000)})
+
+
+def test_damaged_payload_is_noticed_and_nothing_is_written(tmp_path: Path) -> None:
+    zcrecord.save_record({"a": np.ones(4), "F": np.asfortranarray(np.ones((3, 3)))}, tmp_path / "m.zcr")
+    for name in ("a", "F"):
+        data = bytearray((tmp_path / "m.zcr").read_bytes())
+        data[zcrecord.load_record(tmp_path / "m.zcr").info(name).offset] ^= 1
+        (tmp_path / "bad.zcr").write_bytes(data)
+        with pytest.raises(IntegrityError, match=f"tensor '{name}'"):
+            convert(tmp_path / "bad.zcr", tmp_path / "bad.npz")
+        assert not (tmp_path / "bad.npz").exists()
+
+
+class Pipe:
+    """What can only be written to."""
+
+    def __init__(self) -> None:
+        self.data = b""
+
+    def write(self, data: Any) -> int:
+        self.data += bytes(data)
+        return len(data)
+
+
+def test_bytes_are_the_same_each_time_and_a_pipe_s_are_read_too(tmp_path: Path) -> None:
+    record = {"a": {"w": A}, "F": np.asfortranarray(A)}
+    zcrecord.save_record(record, tmp_path / "m.zcr")
+    convert(tmp_path / "m.zcr", tmp_path / "m.npz")
+    assert (tmp_path / "m.npz").read_bytes() == npz_of(record) == npz_of(record, alignment=4096)
+    pipe = Pipe()
+    convert(tmp_path / "m.zcr", pipe, dest_format="npz")  # type: ignore[arg-type]
+    assert_equal(np.load(io.BytesIO(pipe.data)), {"a.w": A, "F": A})
+
+
+def test_members_of_more_than_4_gib_have_room_for_their_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(zipfile, "ZIP64_LIMIT", 100)  # as if
+    zcrecord.save_record({"a": A, "b": np.ones(1)}, tmp_path / "m.zcr")
+    pipe = Pipe()
+    convert(tmp_path / "m.zcr", pipe, dest_format="npz")  # type: ignore[arg-type]
+    convert(tmp_path / "m.zcr", tmp_path / "m.npz")
+    convert(tmp_path / "m.npz", tmp_path / "n.zcr")
+    for source in (io.BytesIO(pipe.data), tmp_path / "m.npz"):
+        assert_equal(np.load(source), {"a": A, "b": np.ones(1)})
+
+
+def test_npz_is_read_from_a_file_alone(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedError, match="npz cannot be read from a pipe; write it to a file first"):
+        convert(io.BytesIO(npz_of({"a": A})), tmp_path / "m.zcr")
+
+
+MEASURED = """
+import sys
+import numpy, zcrecord.formats, zcrecord.formats.npz
+from tools.measure import peak_rss
+before = peak_rss()
+if len(sys.argv) > 3:
+    held = dict(numpy.load(sys.argv[1]))
+zcrecord.formats.convert(sys.argv[1], sys.argv[2], durable=False, force=True)
+print(peak_rss() - before)
+"""
+
+
+def test_conversions_take_bounded_memory(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    arrays = {f"w{i}": rng.integers(0, 1 << 60, 2 * MIB) for i in range(4)}
+    arrays["F"] = rng.integers(0, 1 << 60, (2048, 1024)).T
+    np.savez(tmp_path / "a.npz", **arrays)  # type: ignore[arg-type]
+    np.savez_compressed(tmp_path / "c.npz", F=np.zeros(8 * MIB))
+
+    def peak(source: str, dest: str, *copy: str) -> int:
+        return int(r.run_python(MEASURED, tmp_path / source, tmp_path / dest, *copy).stdout)
+
+    assert peak("a.npz", "a.zcr") < 40 * MIB
+    assert peak("a.zcr", "b.npz") < 40 * MIB
+    assert peak("c.npz", "c.zcr") < 40 * MIB
+    assert peak("a.npz", "a.zcr", "copy") > 64 * MIB, "a copy would be noticed"
+    assert_equal(np.load(tmp_path / "b.npz"), arrays)

@@ -1,0 +1,343 @@
+"""Checkpoints of torch become archives: nested as they were, ties kept, and nothing runs that is in them."""
+
+from __future__ import annotations
+
+import collections
+import json
+import os
+import pickle
+import sys
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import records as r
+import torch
+
+import zcrecord
+from zcrecord import RecordWriter
+from zcrecord.formats import torch as reading
+
+MIB = 1 << 20
+LINUX = pytest.mark.skipif(sys.platform != "linux", reason="platform: only Linux tells private from shared memory")
+
+
+def nothing(done: int, total: int | None) -> None:
+    """Progress that nobody looks at."""
+
+
+def converted(path: Path, progress: Any = nothing) -> zcrecord.Record:
+    """Return the archive of a checkpoint, every digest checked."""
+    with RecordWriter(path.with_suffix(".zcr")) as out:
+        assert reading.read(str(path), out, progress) == path.stat().st_size
+    return zcrecord.load_record(path.with_suffix(".zcr"), verify="full")
+
+
+def saved(value: Any, folder: Path, **options: Any) -> zcrecord.Record:
+    """Return the archive of what torch saved."""
+    torch.save(value, folder / "m.pt", **options)
+    return converted(folder / "m.pt")
+
+
+def tied() -> Any:
+    """Return a module whose embedding and head are one, as language models have them."""
+    linears = torch.nn.ModuleList([torch.nn.Linear(4, 4) for _ in range(2)])
+    head = torch.nn.Linear(4, 10, bias=False)
+    model = torch.nn.ModuleDict({"wte": torch.nn.Embedding(10, 4), "h": linears, "lm_head": head})
+    head.weight = model["wte"].weight
+    return model
+
+
+# What comes over.
+
+
+def test_state_dict_comes_as_save_record_would_save_it(tmp_path: Path) -> None:
+    model = tied()
+    record = saved(model.state_dict(), tmp_path)
+    assert list(record) == list(model.state_dict())
+    for name, tensor in model.state_dict().items():
+        r.assert_same(record[name], tensor.numpy())
+    assert list(record.modules) == ["", "wte", "h", "h.0", "h.1", "lm_head"]
+    assert record.content_digest() == zcrecord.load_record(r.saved(model)).content_digest()
+
+
+def test_tied_tensors_are_stored_once_and_stay_tied(tmp_path: Path) -> None:
+    record = saved({"model": tied().state_dict()}, tmp_path)
+    assert set(record.info("model.wte.weight").tied) == {"model.wte.weight", "model.lm_head.weight"}
+    assert r.address(record["model.wte.weight"]) == r.address(record["model.lm_head.weight"])
+
+
+def test_views_of_one_storage_share_what_they_reach_of_it(tmp_path: Path) -> None:
+    base = torch.arange(1000, dtype=torch.float32)
+    record = saved({"rows": base[:40], "some": base[10:30:2], "all": base[:40].view(4, 10).T}, tmp_path)
+    assert record["some"].tolist() == list(range(10, 30, 2))
+    assert record["all"].shape == (10, 4)
+    assert record.nbytes == 160, "what no tensor reaches of the storage is left out"
+    assert r.address(record["some"]) == r.address(record["rows"]) + 40
+
+
+def test_tensors_that_only_lie_in_one_storage_are_apart(tmp_path: Path) -> None:
+    base = torch.arange(6, dtype=torch.float32)
+    record = saved({"a": base[:3], "b": base[3:]}, tmp_path)
+    assert record["b"].tolist() == [3, 4, 5]
+    assert record.info("a").payload != record.info("b").payload
+
+
+DTYPES = [getattr(torch, d.torch) for d in zcrecord.dtypes.DTYPES if d.torch and hasattr(torch, d.torch)]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_tensor_of_every_element_type_comes_bit_for_bit(dtype: torch.dtype, tmp_path: Path) -> None:
+    raw = torch.arange(32, dtype=torch.uint8) % (2 if dtype == torch.bool else 128)
+    record = saved({"w": raw.view(dtype)}, tmp_path)
+    assert record.info("w").dtype.name == str(dtype).removeprefix("torch.")
+    assert record["w"].tobytes() == bytes(raw.tolist())
+
+
+def test_optimizer_state_comes_nested_with_its_numbers_as_text(tmp_path: Path) -> None:
+    model = tied()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.25, betas=(0.5, 0.75))
+    model["lm_head"](model["h"][0](model["wte"](torch.tensor([1, 2])))).sum().backward()
+    optimizer.step()
+    record = saved({"model": model.state_dict(), "optimizer": optimizer.state_dict(), "epoch": 3}, tmp_path)
+    tree = record.tree()
+    state = optimizer.state_dict()["state"]
+    assert list(tree) == ["model", "optimizer", "epoch"]
+    assert tree["epoch"] == 3
+    assert list(tree["optimizer"]["state"]) == [str(key) for key in state]
+    assert np.array_equal(tree["optimizer"]["state"]["0"]["exp_avg"], state[0]["exp_avg"].numpy())
+    (group,) = tree["optimizer"]["param_groups"]
+    assert (group["lr"], group["betas"], group["params"]) == (0.25, (0.5, 0.75), [0, 1, 2, 3, 4])
+    assert group["maximize"] is False
+    assert group["capturable"] is False
+
+
+def test_plain_values_become_attributes_and_order_is_kept(tmp_path: Path) -> None:
+    value = {
+        "w": torch.ones(2), "steps": 5, "lr": 0.5, "name": "é", "none": None, "yes": True, "raw": b"\0x",
+        "buffer": bytearray(b"ab"), "size": torch.Size([2, 3]), "empty": [], "nothing": {}, "dtype": torch.bfloat16,
+        "device": torch.device("cuda:1"), "mixed": [1, "a", torch.zeros(1)], "pair": (torch.ones(1), 2),
+        "counter": collections.Counter("aab"), "last": torch.zeros(()),
+    }  # fmt: skip
+    tree = saved(value, tmp_path).tree()
+    assert list(tree) == list(value)
+    assert (tree["steps"], tree["lr"], tree["name"], tree["none"], tree["yes"]) == (5, 0.5, "é", None, True)
+    assert (bytes(tree["raw"]), bytes(tree["buffer"])) == (b"\0x", b"ab")
+    assert (tree["size"], tree["empty"], tree["nothing"]) == ((2, 3), [], {})
+    assert (tree["dtype"], tree["device"], tree["counter"]) == ("bfloat16", "cuda:1", {"a": 2, "b": 1})
+    assert tree["mixed"][:2] == [1, "a"]
+    assert type(tree["pair"]) is tuple
+    assert tree["last"].shape == ()
+
+
+def test_list_of_tensors_is_a_list(tmp_path: Path) -> None:
+    record = saved([torch.ones(2), {"a": torch.zeros(1)}], tmp_path)
+    assert list(record) == ["0", "1.a"]
+    assert type(record.tree()) is list
+
+
+def test_names_are_split_in_dicts_of_tensors_alone(tmp_path: Path) -> None:
+    record = saved({"a.b": {"c.d": torch.ones(1), "c.n": 1}, "lr.min": 0.5, "e": {"f.g": 2}}, tmp_path)
+    assert record.attributes == {"a.b.c.n": 1, "lr.min": 0.5, "e.f.g": 2}
+    assert list(record.modules) == ["", "a.b", "a.b.c", "e"]
+
+
+def test_name_that_continues_a_tensors_name_stays_whole(tmp_path: Path) -> None:
+    record = saved({"out": torch.ones(1), "out.bias": torch.zeros(1)}, tmp_path)
+    assert list(record) == ["out", "out.bias"]
+    assert list(record.modules) == [""]
+
+
+def test_parameters_are_tensors(tmp_path: Path) -> None:
+    weight = torch.nn.Parameter(torch.ones(3))
+    record = saved({"w": weight, "again": weight}, tmp_path)
+    assert record["w"].tolist() == [1, 1, 1]
+    assert record.info("w").tied == ("w", "again")
+
+
+def test_checkpoint_from_before_zip_files_comes_the_same(tmp_path: Path) -> None:
+    value = {"model": tied().state_dict(), "epoch": 5}
+    old = saved(value, tmp_path, _use_new_zipfile_serialization=False)
+    assert (tmp_path / "m.pt").read_bytes()[:2] != b"PK"
+    assert old.content_digest() == saved(value, tmp_path).content_digest()
+
+
+def test_progress_ends_with_the_whole_file(tmp_path: Path) -> None:
+    told: list[tuple[int, int | None]] = []
+    torch.save({"a": torch.ones(5000), "b": torch.ones(500)}, tmp_path / "m.pt")
+    converted(tmp_path / "m.pt", lambda done, total: told.append((done, total)))
+    size = (tmp_path / "m.pt").stat().st_size
+    assert told == [(20000, size), (22000, size), (size, size)]
+
+
+# What is refused.
+
+
+class Foreign:
+    """A class that torch has not heard of."""
+
+
+class Command:
+    """What runs a command when it is unpickled without care."""
+
+    def __init__(self, command: str) -> None:
+        self.command = command
+
+    def __reduce__(self) -> Any:
+        return os.system, (self.command,)
+
+
+@pytest.mark.parametrize("zipped", [True, False])
+def test_object_of_a_foreign_class_is_one_line_that_says_so(zipped: bool, tmp_path: Path) -> None:
+    with pytest.raises(zcrecord.FormatError, match=r"holds an object of \S*Foreign, .*state_dict") as caught:
+        saved({"model": Foreign()}, tmp_path, _use_new_zipfile_serialization=zipped)
+    assert str(caught.value).startswith(str(tmp_path / "m.pt"))
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "m.zcr").exists()
+
+
+@pytest.mark.parametrize("protocol", [2, 4])
+def test_nothing_that_is_in_a_file_runs(protocol: int, tmp_path: Path) -> None:
+    command = Command(f"touch {tmp_path / 'ran'}")
+    (tmp_path / "m.pt").write_bytes(pickle.dumps(command, protocol))
+    with pytest.raises(zcrecord.FormatError, match=r"holds an object of|no torch checkpoint"):
+        converted(tmp_path / "m.pt")
+    with pytest.raises(zcrecord.FormatError, match=r"holds an object of"):
+        saved({"a": command}, tmp_path)
+    assert not (tmp_path / "ran").exists()
+    pickle.loads((tmp_path / "m.pt").read_bytes()[:0] or pickle.dumps(command))
+    assert (tmp_path / "ran").exists(), "this test would not notice"
+
+
+REFUSED = {
+    "a set": ({"e": {1, 2}, "w": torch.ones(1)}, "tensor 'e': a set is neither a tensor nor a plain value"),
+    "complex": ({"o": {"c": 1j}}, "tensor 'o.c': a complex is neither"),
+    "sparse": ({"s": torch.eye(3).to_sparse()}, "tensor 's': "),
+    "key of another type": ({"a": {(1, 2): torch.ones(1)}}, "in 'a': key \\(1, 2\\) is a tuple; keys are texts"),
+    "key of bool": ({True: torch.ones(1)}, "key True is a bool"),
+    "empty key": ({"": torch.ones(1)}, "keys are non-empty"),
+    "the same key": ({0: torch.ones(1), "0": torch.ones(1)}, "an integer and a text among its keys are the same"),
+    "large integer": ({"seed": 1 << 70}, "tensor 'seed': an integer outside"),
+    "no names": (torch.ones(3), "a single Tensor without a name; save a dict"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_an_archive_cannot_hold_is_named(name: str, tmp_path: Path) -> None:
+    value, message = REFUSED[name]
+    with pytest.raises(zcrecord.UnsupportedError, match=message):
+        saved(value, tmp_path)
+    assert not (tmp_path / "m.zcr").exists()
+
+
+def test_file_of_another_kind_is_named_where_that_is_plain(tmp_path: Path) -> None:
+    for head, message in {
+        b"": "the file is empty",
+        b"GGUF" + bytes(99): "this is a GGUF file, no torch checkpoint",
+        b"version https://git-lfs.github.com/spec/v1": "Git LFS pointer",
+        b"hello " * 99: "no torch checkpoint, or a damaged one",
+    }.items():
+        (tmp_path / "m.pt").write_bytes(head)
+        with pytest.raises(zcrecord.FormatError, match=message):
+            converted(tmp_path / "m.pt")
+
+
+def test_zip_file_of_something_else_is_no_checkpoint(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "m.pt", "w") as file:
+        file.writestr("a/readme.txt", "hello")
+    with pytest.raises(zcrecord.FormatError, match="no torch checkpoint, or a damaged one"):
+        converted(tmp_path / "m.pt")
+
+
+@pytest.mark.parametrize("zipped", [True, False])
+def test_truncated_anywhere_it_is_an_error(zipped: bool, tmp_path: Path) -> None:
+    torch.save({"w": torch.ones(3), "n": 1}, tmp_path / "m.pt", _use_new_zipfile_serialization=zipped)
+    whole = (tmp_path / "m.pt").read_bytes()
+    for size in range(0, len(whole), 7):
+        (tmp_path / "m.pt").write_bytes(whole[:size])
+        with pytest.raises(zcrecord.FormatError, match=r"no torch checkpoint|empty|holds an object of"):
+            converted(tmp_path / "m.pt")
+
+
+def test_list_that_holds_itself_is_refused(tmp_path: Path) -> None:
+    endless: list[Any] = [torch.ones(1)]
+    endless.append(endless)
+    with pytest.raises(zcrecord.LimitError, match="nested more than 100 deep; does it contain itself"):
+        saved(endless, tmp_path)
+
+
+def test_few_bytes_that_stand_for_billions_of_items_are_refused(tmp_path: Path) -> None:
+    value: Any = ["x"] * 10
+    for _ in range(12):
+        value = [value, {"a": 1}] * 10
+    with pytest.raises(zcrecord.LimitError, match="millions of times"):
+        saved({"bomb": value}, tmp_path)
+    assert (tmp_path / "m.pt").stat().st_size < 10_000
+
+
+def test_lists_that_are_there_many_times_are_welcome(tmp_path: Path) -> None:
+    betas, text = (0.9, 0.999), "a text that is there many times"
+    groups = [{"betas": betas, "text": text, "lr": 0.1} for _ in range(3000)]
+    assert saved({"w": torch.ones(1), "groups": groups}, tmp_path).tree()["groups"] == groups
+
+
+def test_small_file_cannot_claim_terabytes(tmp_path: Path) -> None:
+    for tensor in (torch.zeros(1).expand(1 << 40), torch.zeros(1 << 20).as_strided((1 << 12, 1 << 19), (1, 1))):
+        with pytest.raises(zcrecord.LimitError, match=r"its tensors claim \d{10,} bytes, the file has \d{4,7};"):
+            saved({"w": tensor}, tmp_path)
+
+
+def test_small_expanded_tensor_comes_packed(tmp_path: Path) -> None:
+    assert saved({"w": torch.ones(1).expand(3, 4)}, tmp_path)["w"].tolist() == np.ones((3, 4)).tolist()
+
+
+def test_without_torch_the_error_says_how_to_install_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.save({"w": torch.ones(1)}, tmp_path / "m.pt")
+    monkeypatch.setitem(sys.modules, "torch", None)
+    with pytest.raises(zcrecord.DependencyError, match=r'pip install "zcrecord\[torch\]"'):
+        converted(tmp_path / "m.pt")
+
+
+def test_missing_file_is_a_file_not_found_error(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"none\.pt: cannot read"), RecordWriter(os.devnull) as out:
+        reading.read(str(tmp_path / "none.pt"), out, nothing)
+
+
+MEASURED = """
+import gc, json, sys
+import torch
+from tools.measure import memory
+from zcrecord import RecordWriter
+from zcrecord.formats import torch as reading
+
+most = 0
+
+def look(*_):
+    global most
+    most = max(most, memory().private)
+
+def act(path):
+    {act}
+
+act(sys.argv[2])
+gc.collect()
+before = most = memory().private
+act(sys.argv[1])
+print(json.dumps(most - before))
+"""
+READ = "with RecordWriter(path + '.zcr', durable=False) as out: reading.read(path, out, look)"
+WHOLE = "kept = torch.load(path); look()"
+
+
+@LINUX
+def test_conversion_takes_no_private_memory_for_tensors(tmp_path: Path) -> None:
+    for name, count in (("large", 1 << 21), ("small", 8)):
+        torch.save({"model": {f"w{i}": torch.ones(count) * i for i in range(8)}}, tmp_path / name)
+    grown = [
+        json.loads(r.run_python(MEASURED.format(act=act), tmp_path / "large", tmp_path / "small").stdout)
+        for act in (READ, WHOLE)
+    ]
+    assert grown[0] < 4 * MIB
+    assert grown[1] > 60 * MIB, "this test would not notice"

@@ -1,0 +1,123 @@
+"""What all conversions share: the report, what may be replaced, how sources are opened, what foreign files look like.
+
+Knows files and processes; nothing of any format's inside, which is left to `onnx` and `formats`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from .errors import DestinationExistsError, SourceError, SourceNotFoundError
+
+__all__ = [
+    "Binary",
+    "ConvertReport",
+    "Progress",
+    "check_destination",
+    "open_source",
+    "path_or_none",
+    "peak_rss",
+    "what_it_is",
+]
+
+Binary = IO[bytes] | io.RawIOBase | io.BufferedIOBase
+Progress = Callable[[int, int | None], None]  # bytes done, bytes in all where that is known
+
+
+@dataclass(frozen=True, slots=True)
+class ConvertReport:
+    """What a conversion did. Bytes throughout; `shared` counts those that equal earlier ones and were stored once.
+
+    `source` and `dest` are None for streams, `peak_rss`, of the process so far, where the system does not tell.
+    `archive_bytes` is all that was written, whatever its format; `repeated_bytes` what a format without ties had to
+    store once more for another name of the same tensor.
+    """
+
+    source: str | None
+    dest: str | None
+    tensors: int
+    modules: int
+    renamed: int
+    payload_bytes: int
+    archive_bytes: int
+    input_bytes: int
+    shared_bytes: int
+    seconds: float
+    peak_rss: int | None
+    repeated_bytes: int = 0
+
+
+_FOREIGN = {
+    b"\x89ZCR": "this is a zcrecord archive already",
+    b"PK\x03\x04": "this is a zip file (a torch checkpoint, an .npz?)",
+    b"\x28\xb5\x2f\xfd": "this is a zstd stream; decompress it first",
+    b"\x1f\x8b": "this is a gzip stream; decompress it first",
+    b"GGUF": "this is a GGUF file",
+    b"<": "this is text (a web page, where a download failed?)",
+    b"{": "this is text (JSON?)",
+    b"version https://git-lfs": "this is a Git LFS pointer; fetch the file itself with git lfs pull",
+}
+
+
+def what_it_is(head: bytes) -> str | None:
+    """Return, for people, what a file that starts so is, where that is plain; None where it is not."""
+    return next((what for magic, what in _FOREIGN.items() if head.startswith(magic)), None)
+
+
+def path_or_none(file: Any) -> str | None:
+    """Return a path as text, None for a file object."""
+    if hasattr(file, "read") or hasattr(file, "write"):
+        return None
+    return os.fsdecode(os.fspath(file))
+
+
+def check_destination(source: str | None, dest: str | None, force: bool) -> None:
+    """Raise unless `dest` may be written: it is not there, or is to be replaced, and is never the source.
+
+    Raises:
+        DestinationExistsError: it is there and `force` is not given, or it is the source.
+    """
+    if dest is None or not Path(dest).exists():
+        return
+    if source is not None and Path(source).exists() and Path(dest).samefile(source):
+        raise DestinationExistsError("source and destination are the same file; name another destination", path=dest)
+    if not force and Path(dest).is_file():
+        raise DestinationExistsError("exists already; force=True (--force) replaces it", path=dest)
+
+
+def open_source(path: str) -> tuple[io.FileIO, int | None]:
+    """Return a file to read forward, and its length if it is a regular one.
+
+    Raises:
+        SourceError: it is missing (SourceNotFoundError), a directory, or cannot be read.
+    """
+    try:
+        file = io.FileIO(path)
+    except OSError as error:
+        kind = SourceNotFoundError if isinstance(error, FileNotFoundError) else SourceError
+        raise kind(f"cannot read: {error.strerror or error}", path=path, errno=error.errno) from error
+    regular = Path(path).is_file()
+    if regular and hasattr(os, "posix_fadvise"):
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_SEQUENTIAL)
+    return file, os.fstat(file.fileno()).st_size if regular else None
+
+
+def peak_rss() -> int | None:
+    """Return the most memory this process has held, in bytes."""
+    with contextlib.suppress(OSError, ValueError, StopIteration):
+        with open("/proc/self/status", encoding="ascii", errors="replace") as status:
+            line = next(line for line in status if line.startswith("VmHWM:"))
+        return int(line.split()[1]) << 10
+    try:
+        import resource
+    except ImportError:
+        return None
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # on Linux it may be the parent's: hence the above
+    return peak if sys.platform == "darwin" else peak << 10

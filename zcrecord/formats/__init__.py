@@ -1,0 +1,341 @@
+"""Other formats in and out: `convert`, and the table of what is read and written.
+
+A format is a module of this folder with one or two functions, both streaming:
+
+    read(path, out: RecordWriter, progress) -> int      its tensors and metadata into an archive; bytes read
+    write(record: Record, dest, ..., progress) -> int   a loaded record into the format; bytes written
+
+Which format a file has is decided here, by its first bytes and then by its name. ONNX has a package of its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import io
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from zcrecord import onnx
+from zcrecord.converting import (
+    Binary,
+    ConvertReport,
+    Progress,
+    check_destination,
+    open_source,
+    path_or_none,
+    peak_rss,
+    what_it_is,
+)
+from zcrecord.errors import FormatError, RecordError, UnsupportedError, printable
+from zcrecord.layout import ALIGNMENT, MAGIC, check_alignment
+from zcrecord.loading import load_record
+from zcrecord.record import Record
+from zcrecord.recording import RecordWriter
+from zcrecord.save import save_record
+
+__all__ = ["FORMATS", "ConvertReport", "Format", "convert"]
+
+ARCHIVE, ONNX, SAFETENSORS = "zcr", "onnx", "safetensors"
+_HEAD = 256  # bytes by which a format is known
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Format:
+    """One format: the suffixes of its files, and what is done with it; `streams` tells whether a pipe is read, too."""
+
+    name: str
+    suffixes: tuple[str, ...]
+    reads: bool = True
+    writes: bool = False
+    streams: bool = False
+
+
+FORMATS: dict[str, Format] = {
+    found.name: found
+    for found in (
+        Format(ARCHIVE, (".zcr",), writes=True, streams=True),
+        Format(ONNX, (".onnx",), streams=True),
+        Format(SAFETENSORS, (".safetensors", ".safetensors.index.json"), writes=True, streams=True),
+        Format("npz", (".npz",), writes=True),
+        Format("torch", (".pt", ".pth", ".bin", ".ckpt")),
+        Format("gguf", (".gguf",)),
+    )
+}
+
+
+def _reader(kind: str) -> Callable[[Any, RecordWriter, Progress], int]:
+    """Return a format's `read`; imported here, because a conversion needs one of them."""
+    if kind == SAFETENSORS:
+        from . import safetensors
+
+        return safetensors.read
+    if kind == "npz":
+        from . import npz
+
+        return npz.read
+    if kind == "torch":
+        from . import torch
+
+        return torch.read
+    from . import gguf
+
+    return gguf.read
+
+
+def _writer(kind: str) -> Callable[..., int]:
+    if kind == SAFETENSORS:
+        from . import safetensors
+
+        return safetensors.write
+    from . import npz
+
+    return npz.write
+
+
+def convert(
+    source: str | os.PathLike[str] | Binary,
+    dest: str | os.PathLike[str] | Binary,
+    *,
+    source_format: str | None = None,
+    dest_format: str | None = None,
+    force: bool = False,
+    alignment: int = ALIGNMENT,
+    durable: bool = True,
+    max_shard_size: int | None = None,
+    progress: Progress | None = None,
+) -> ConvertReport:
+    """Write what one file holds as another format, in bounded memory; one of the two is usually an archive.
+
+    A path at `dest` holds the old file or the whole new one at any time, and is replaced only with `force`. Between
+    two other formats it goes through an archive beside `dest` that is removed. An archive as `dest` of an archive is
+    laid out anew.
+
+    Args:
+        source, dest: paths; binary file objects, pipes included, where the format is one forward pass.
+        source_format: a name of FORMATS. By default what the first bytes say; where they say nothing, the suffix.
+        dest_format: the same; by default what the suffix says, an archive for a file object.
+        alignment, durable: those of `save_record`.
+        max_shard_size: write safetensors in files of at most so many bytes of tensors, with an index beside them.
+        progress: called with the bytes of input done and, where that is known, how many there are; of an archive that
+            is written as another format, with those of its tensors.
+
+    Raises:
+        FormatError: the source is damaged or not what it should be. UnsupportedError: the format is not known or not
+        written, or has no place for something in the record; names it. DestinationExistsError: `dest` is there and
+        `force` was not given, or it is the source. DependencyError: a package is missing. SourceError: the file
+        system refused.
+
+    Example:
+        >>> import numpy as np, zcrecord
+        >>> _ = zcrecord.save_record({"w": np.ones((2, 3), np.float32)}, "model.zcr")
+        >>> convert("model.zcr", "copy.safetensors").tensors
+        1
+        >>> _ = convert("copy.safetensors", "again.zcr")
+        >>> zcrecord.load_record("again.zcr")["w"].shape
+        (2, 3)
+    """
+    started = time.perf_counter()
+    source_path, dest_path = path_or_none(source), path_or_none(dest)
+    target = _dest_format(dest_path, dest_format)
+    _check_options(target, dest_path, alignment, max_shard_size)
+    check_destination(source_path, dest_path, force)
+    with _recognised(source, source_path, source_format) as (given, kind):
+        work = _Work(source_path, dest_path, force, alignment, durable, max_shard_size, progress or (lambda *_: None))
+        try:
+            if target == ARCHIVE:
+                report = work.to_archive(kind, given, dest)
+            elif kind == ARCHIVE:
+                report = work.from_archive(given, target, dest)
+            else:
+                report = work.through_archive(kind, given, target, dest)
+        except RecordError as error:
+            raise error.located(path=source_path) from error.__cause__
+    seconds = time.perf_counter() - started
+    return dataclasses.replace(report, source=source_path, dest=dest_path, seconds=seconds, peak_rss=peak_rss())
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Work:
+    """One conversion: what all its ways need to know."""
+
+    source_path: str | None
+    dest_path: str | None
+    force: bool
+    alignment: int
+    durable: bool
+    max_shard_size: int | None
+    progress: Progress
+
+    def to_archive(self, kind: str, given: Any, dest: Any, durable: bool | None = None) -> ConvertReport:
+        durable = self.durable if durable is None else durable
+        options: dict[str, Any] = {"alignment": self.alignment, "durable": durable}
+        if kind == ONNX:
+            return onnx.convert(given, dest, force=self.force, progress=self.progress, **options)
+        if kind == ARCHIVE:
+            with _loaded(given) as record:
+                saved, modules, nbytes = (
+                    save_record(record, dest, **options),
+                    len(record.modules),
+                    record.archive_nbytes,
+                )
+            self.progress(nbytes, nbytes)
+        else:
+            with RecordWriter(dest, **options) as out:
+                nbytes = _reader(kind)(given, out, self.progress)
+            assert out.report is not None
+            saved, modules = out.report, out.modules
+        return ConvertReport(
+            source=None,
+            dest=None,
+            tensors=saved.tensors,
+            modules=modules,
+            renamed=0,
+            payload_bytes=saved.payload_bytes,
+            archive_bytes=saved.archive_bytes,
+            input_bytes=nbytes,
+            shared_bytes=saved.deduplicated,
+            seconds=0,
+            peak_rss=None,
+        )
+
+    def from_archive(self, given: Any, target: str, dest: Any) -> ConvertReport:
+        options: dict[str, Any] = {"durable": self.durable, "progress": self.progress}
+        if target == SAFETENSORS:
+            options |= {"max_shard_size": self.max_shard_size, "force": self.force}
+        with _loaded(given) as record:
+            written = _writer(target)(record, dest, **options)
+            repeated, nbytes = _repeated(record)
+            return ConvertReport(
+                source=None,
+                dest=None,
+                tensors=len(record),
+                modules=len(record.modules),
+                renamed=0,
+                payload_bytes=nbytes,
+                archive_bytes=written,
+                input_bytes=record.archive_nbytes,
+                shared_bytes=0,
+                seconds=0,
+                peak_rss=None,
+                repeated_bytes=repeated,
+            )
+
+    def through_archive(self, kind: str, given: Any, target: str, dest: Any) -> ConvertReport:
+        folder = None if self.dest_path is None else os.path.dirname(os.path.abspath(self.dest_path))
+        with tempfile.TemporaryDirectory(dir=folder, prefix=".", suffix=".zcr-scratch") as scratch:
+            between = os.path.join(scratch, "between.zcr")
+            first = self.to_archive(kind, given, between, durable=False)
+            last = self.from_archive(between, target, dest)
+        return dataclasses.replace(last, input_bytes=first.input_bytes, renamed=first.renamed)
+
+
+def _loaded(given: Any) -> Record:
+    return load_record(given if isinstance(given, str) else given.read())
+
+
+def _repeated(record: Record) -> tuple[int, int]:
+    """Return the bytes of tensors that are tied to an earlier one, and of all tensors."""
+    seen: set[int] = set()
+    repeated = total = 0
+    for info in record.infos():
+        total += info.nbytes
+        if info.payload in seen:
+            repeated += info.nbytes
+        elif info.payload is not None:
+            seen.add(info.payload)
+    return repeated, total
+
+
+def _check_options(target: str, dest: str | None, alignment: int, max_shard_size: int | None) -> None:
+    check_alignment(alignment)
+    if target != ARCHIVE and alignment != ALIGNMENT:
+        raise UnsupportedError(f"alignment is for archives; {target} has none to choose")
+    if max_shard_size is not None and (target != SAFETENSORS or dest is None or max_shard_size < 1):
+        raise UnsupportedError("max_shard_size is for safetensors written to a path, in bytes from 1 on")
+
+
+def _dest_format(path: str | None, named: str | None) -> str:
+    kind = named if named is not None else ARCHIVE if path is None else _by_suffix(path)
+    written = ", ".join(f.name for f in FORMATS.values() if f.writes)
+    if kind is None:
+        raise UnsupportedError(f"no format has its suffix; name one (dest_format=, --to): {written}", path=path)
+    if kind not in FORMATS or not FORMATS[kind].writes:
+        raise UnsupportedError(f"{printable(kind)} is not written; what is: {written}", path=path)
+    return kind
+
+
+@contextlib.contextmanager
+def _recognised(source: Any, path: str | None, named: str | None) -> Iterator[tuple[Any, str]]:
+    """Yield the source, ready to be read, and its format; a path that is no regular file is opened, once."""
+    with contextlib.ExitStack() as stack:
+        given = source
+        if path is not None:
+            file, nbytes = open_source(path)
+            stack.enter_context(file)
+            given = path if nbytes is not None else file
+            head = file.read(_HEAD) if nbytes is not None else b""
+        if not isinstance(given, str):
+            given = _Peeked(given)
+            head = given.head
+        kind = named if named is not None else _by_content(head, path) or _by_suffix(path or "")
+        if kind is None:
+            what = what_it_is(head) or "it has no format's first bytes, nor a suffix that is known"
+            raise FormatError(f"{what}; name its format (source_format=, --from): {', '.join(FORMATS)}", path=path)
+        if kind not in FORMATS:
+            raise UnsupportedError(f"format {printable(kind)} is not known; {', '.join(FORMATS)}", path=path)
+        if not isinstance(given, str) and not FORMATS[kind].streams:
+            raise UnsupportedError(f"{kind} cannot be read from a pipe; write it to a file first", path=path)
+        yield given, kind
+
+
+def _by_suffix(path: str) -> str | None:
+    name = os.path.basename(path).lower()
+    return next((f.name for f in FORMATS.values() if name.endswith(f.suffixes)), None)
+
+
+def _by_content(head: bytes, path: str | None) -> str | None:
+    if head.startswith(MAGIC[:4]):
+        return ARCHIVE
+    if head.startswith(b"GGUF"):
+        return "gguf"
+    if head[8:9] == b"{" and not any(head[5:8]):  # the length of a header, and its start
+        return SAFETENSORS
+    if head.startswith(b"PK\x03\x04"):
+        first = head[30 : 30 + int.from_bytes(head[26:28], "little")]
+        return "npz" if first.endswith((b".npy", b".json")) else "torch" if b"/" in first else None
+    if head.startswith(b"\x80\x02"):
+        return "torch"  # a pickle, as it wrote them before 1.6
+    if head.lstrip()[:1] == b"{" and path is not None and path.lower().endswith(".json"):
+        return SAFETENSORS  # an index of shards
+    return None
+
+
+class _Peeked(io.RawIOBase):
+    """A stream whose first bytes were looked at and are read again."""
+
+    def __init__(self, stream: Any) -> None:
+        if isinstance(stream, io.TextIOBase):
+            raise UnsupportedError("a file object in text mode; open it in binary mode, as with open(path, 'rb')")
+        self._stream = stream
+        head = b""
+        while len(head) < _HEAD and (more := stream.read(_HEAD - len(head))):
+            head += more
+        self.head = self._rest = head
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int | None:
+        if not self._rest:
+            if hasattr(self._stream, "readinto"):
+                done: int | None = self._stream.readinto(buffer)
+                return done
+            data = self._stream.read(len(buffer))
+        else:
+            data, self._rest = self._rest[: len(buffer)], self._rest[len(buffer) :]
+        buffer[: len(data)] = data
+        return len(data)

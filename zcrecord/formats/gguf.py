@@ -1,0 +1,295 @@
+"""GGUF files into an archive: tensors as they are, quantised ones as blocks under the `zcr:quantized` convention.
+
+The header is read by a walk of our own: every count and length is held against what is left of the file before
+anything is made of it, which `gguf.GGUFReader` leaves out. What the type numbers mean, the `gguf` package says.
+
+Source: the GGUF specification, versions 2 and 3 (ggml, docs/gguf.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import prod
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from zcrecord.converting import Progress
+from zcrecord.dtypes import DTYPES, DType
+from zcrecord.errors import DependencyError, FormatError, LimitError, RecordError, UnsupportedError
+from zcrecord.layout import MAX_ARCHIVE_SIZE, MAX_RANK
+from zcrecord.recording import RecordWriter
+from zcrecord.tree import state_path
+
+from .pieces import PIECE, Reader
+
+__all__ = ["QUANTIZED", "read"]
+
+QUANTIZED = "zcr:quantized"
+MAGIC = b"GGUF"
+
+_VERSIONS = (2, 3)
+_STRING, _ARRAY, _BOOL = 8, 9, 7
+_NUMBERS = {
+    code: np.dtype(kind)
+    for code, kind in {0: "u1", 1: "i1", 2: "<u2", 3: "<i2", 4: "<u4", 5: "<i4", 6: "<f4", _BOOL: "u1",
+                       10: "<u8", 11: "<i8", 12: "<f8"}.items()
+}  # fmt: skip
+_LEAST_FIELD, _LEAST_TENSOR = 13, 24  # bytes of the smallest metadata entry and the smallest description of a tensor
+_MOST_HEADER = 1 << 28  # bytes; a vocabulary takes some ten million
+_LONGEST_NAME = 65535
+_PLAIN: dict[str, DType] = {d.safetensors: d for d in DTYPES if d.safetensors}  # F32, BF16, I8: ggml's names too
+
+
+def read(path: str, out: RecordWriter, progress: Progress) -> int:
+    """Write a GGUF file's tensors and metadata to `out`; returns the bytes of input. Holds one window of payload.
+
+    Dimensions come in numpy's order, the reverse of GGUF's. A tensor of floats or integers is a tensor; one of
+    quantised blocks is a module of type name `zcr:quantized` with the tensor `data`, uint8, whose rows are the blocks
+    as they are, and the attributes `ggml_type`, `shape`, `block` and `block_nbytes`; `gguf.quants.dequantize` takes
+    that `data`. Names are split at their dots, as those of a `state_dict()` are. The file's metadata becomes the
+    archive's: text, int, float, bool, and lists of one of these; text that is not UTF-8 comes as bytes, a list with
+    such a one as a list of bytes.
+
+    Example:
+        >>> import gguf, zcrecord
+        >>> made = gguf.GGUFWriter("model.gguf", "llama")
+        >>> made.add_tensor("blk.0.norm", np.ones(4, np.float32))
+        >>> _ = made.write_header_to_file(), made.write_kv_data_to_file(), made.write_tensors_to_file(), made.close()
+        >>> with RecordWriter("model.zcr") as out: size = read("model.gguf", out, lambda done, total: None)
+        >>> zcrecord.load_record("model.zcr").metadata
+        {'general.architecture': 'llama'}
+
+    Raises:
+        FormatError: it is no valid GGUF file. LimitError: metadata of more than 256 MiB. UnsupportedError: big-endian,
+            or lists within lists. DependencyError: gguf is not installed. SourceError: the file cannot be read.
+    """
+    types = _types()
+    try:
+        with Reader(path) as file:
+            size = file.nbytes
+            if size is None:
+                raise UnsupportedError("not a regular file; GGUF is read by seeking, write it to one first")
+            found = _Header(file, size, types)
+            _check_apart(found.tensors)
+            out.metadata.update(found.metadata)
+            names = {t.name for t in found.tensors}
+            for t in found.tensors:
+                _write(file, t, state_path(t.name, names), out, lambda done: progress(done, size))
+            progress(size, size)
+            return size
+    except RecordError as error:
+        raise error.located(path=path) from error.__cause__
+
+
+class _Type(NamedTuple):
+    """One of ggml's element types: a plain one, or blocks of so many elements in so many bytes."""
+
+    name: str
+    block: int
+    nbytes: int
+    plain: DType | None
+
+
+class _Tensor(NamedTuple):
+    """One tensor as the header describes it; its offset is the file's."""
+
+    name: str
+    kind: _Type
+    shape: tuple[int, ...]
+    offset: int
+    nbytes: int
+
+
+def _types() -> dict[int, _Type]:
+    try:
+        import gguf
+    except ImportError as error:
+        raise DependencyError('gguf is not installed; pip install "zcrecord[gguf]"') from error
+    known = {}
+    for kind, (block, nbytes) in gguf.GGML_QUANT_SIZES.items():
+        known[int(kind)] = _Type(kind.name, block, nbytes, _PLAIN.get(kind.name) if block == 1 else None)
+    return known
+
+
+class _Header:
+    """What a file says before its tensors' bytes, read forward; nothing is believed that the file has no room for.
+
+    Attributes:
+        metadata: by key, with Python's own values.
+        tensors: in the file's order.
+    """
+
+    def __init__(self, file: Reader, size: int, types: dict[int, _Type]) -> None:
+        self._file, self._size, self._types = file, size, types
+        self._buffer, self._base, self._pos = b"", 0, 0  # bytes read, where they lie in the file, how many are used
+        tensors, fields = self._start()
+        self.metadata: dict[str, Any] = {}
+        for _ in range(fields):
+            self._field()
+        described = self._described(tensors)
+        start = self._at + -self._at % self._alignment()
+        self.tensors = [self._placed(t, start) for t in described]
+
+    def _fail(self, what: str) -> FormatError:
+        return FormatError(f"byte {self._at:#x}: {what}", offset=self._at)
+
+    @property
+    def _at(self) -> int:
+        return self._base + self._pos
+
+    def _take(self, count: int, what: str) -> bytes:
+        if count > len(self._buffer) - self._pos:
+            self._fill(count, what)
+        start, self._pos = self._pos, self._pos + count
+        return self._buffer[start : self._pos]
+
+    def _fill(self, count: int, what: str) -> None:
+        """Have the next `count` bytes in the buffer, and some more."""
+        left = self._size - self._at
+        if count > left:
+            raise self._fail(f"{what} takes {count} bytes, {left} are left; the file is truncated or damaged")
+        if self._at + count > _MOST_HEADER:
+            raise LimitError(f"byte {self._at:#x}: more than {_MOST_HEADER >> 20} MiB of metadata", offset=self._at)
+        rest, self._base, self._pos = self._buffer[self._pos :], self._at, 0
+        self._buffer = rest + self._file.read(max(count - len(rest), PIECE))
+        if len(self._buffer) < count:
+            raise self._fail("the file became shorter while it was read")
+
+    def _number(self, nbytes: int, what: str) -> int:
+        return int.from_bytes(self._take(nbytes, what), "little")
+
+    def _count(self, least: int, what: str) -> int:
+        """Return a number of things that take at least so many bytes each."""
+        count = self._number(8, f"the number of {what}")
+        if count * least > self._size - self._at:
+            raise self._fail(f"{count} {what} are claimed, {self._size - self._at} bytes are left")
+        return count
+
+    def _name(self, what: str) -> str:
+        nbytes = self._number(8, f"the length of {what}")
+        if not 0 < nbytes <= _LONGEST_NAME:
+            raise self._fail(f"{what} has {nbytes} bytes; 1 to {_LONGEST_NAME} are legal")
+        raw = self._take(nbytes, what)
+        try:
+            if b"\0" not in raw:
+                return raw.decode()
+        except UnicodeDecodeError:
+            pass
+        raise self._fail(f"{what} is not UTF-8 without NUL: {raw[:40]!r}")
+
+    def _start(self) -> tuple[int, int]:
+        """Return how many tensors and metadata entries the file says it has."""
+        if self._take(4, "the magic") != MAGIC:
+            raise FormatError("no GGUF file: it does not start with 'GGUF'", offset=0)
+        version = self._number(4, "the version")
+        if version and not version & 0xFFFF:
+            raise UnsupportedError("a big-endian GGUF file; convert it with gguf's gguf_convert_endian.py first")
+        if version not in _VERSIONS:
+            raise FormatError(f"GGUF version {version}; versions 2 and 3 can be read", offset=4)
+        return self._count(_LEAST_TENSOR, "tensors"), self._count(_LEAST_FIELD, "metadata entries")
+
+    def _field(self) -> None:
+        key = self._name("a metadata key")
+        if key in self.metadata:
+            raise self._fail(f"metadata key '{key}' is there twice")
+        kind = self._number(4, "a metadata type")
+        self.metadata[key] = self._list(key) if kind == _ARRAY else self._values(kind, 1, key)[0]
+
+    def _list(self, key: str) -> list[Any]:
+        kind = self._number(4, "a metadata type")
+        if kind == _ARRAY:
+            raise UnsupportedError(f"byte {self._at:#x}: metadata '{key}' has lists within a list", offset=self._at)
+        least = _NUMBERS[kind].itemsize if kind in _NUMBERS else 8
+        return self._values(kind, self._count(least, f"items of metadata '{key}'"), key)
+
+    def _values(self, kind: int, count: int, key: str) -> list[Any]:
+        """Return values of one type; text that is not UTF-8 turns all of them into bytes."""
+        what = f"metadata '{key}'"
+        if kind == _STRING:
+            raw = [self._take(self._number(8, what), what) for _ in range(count)]
+            try:
+                return [text.decode() for text in raw]
+            except UnicodeDecodeError:
+                return raw
+        if kind not in _NUMBERS:
+            raise self._fail(f"{what} is of the unknown type {kind}")
+        values = np.frombuffer(self._take(count * _NUMBERS[kind].itemsize, what), _NUMBERS[kind])
+        if kind != _BOOL:
+            return list(values.tolist())
+        if count and values.max() > 1:
+            raise self._fail(f"{what} is a bool that is neither 0 nor 1")
+        return list(map(bool, values))
+
+    def _alignment(self) -> int:
+        alignment = self.metadata.get("general.alignment", 32)
+        if type(alignment) is not int or alignment <= 0 or alignment & (alignment - 1):
+            raise FormatError(f"general.alignment is {alignment!r}; a power of two is expected")
+        return alignment
+
+    def _described(self, count: int) -> list[_Tensor]:
+        found: dict[str, _Tensor] = {}
+        for _ in range(count):
+            name = self._name("a tensor's name")
+            if name in found:
+                raise self._fail("this name is there twice").located(tensor=name)
+            try:
+                found[name] = self._tensor(name)
+            except RecordError as error:
+                raise error.located(tensor=name) from None
+        return list(found.values())
+
+    def _tensor(self, name: str) -> _Tensor:
+        rank = self._number(4, "the rank")
+        if rank > MAX_RANK:
+            raise self._fail(f"rank {rank}; at most {MAX_RANK} is legal")
+        dims = np.frombuffer(self._take(8 * rank, "the dimensions"), "<u8").tolist()
+        number, offset = self._number(4, "the type"), self._number(8, "the offset")
+        kind = self._types.get(number)
+        if kind is None:
+            raise self._fail(f"ggml type {number} is not known; a later gguf package may know it")
+        if prod(d or 1 for d in dims) * kind.nbytes > MAX_ARCHIVE_SIZE:
+            raise self._fail(f"dimensions {dims} claim more than 2^56 bytes")
+        if kind.plain is None and (not dims or dims[0] % kind.block):
+            raise self._fail(f"rows of {dims[:1]} elements are not whole blocks of {kind.block} ({kind.name})")
+        return _Tensor(name, kind, tuple(reversed(dims)), offset, prod(dims) // kind.block * kind.nbytes)
+
+    def _placed(self, t: _Tensor, start: int) -> _Tensor:
+        """Return a tensor with its place in the file, which must hold it."""
+        if t.offset % self._alignment():
+            raise FormatError(f"its offset {t.offset:#x} is no multiple of general.alignment", tensor=t.name)
+        begin = start + t.offset
+        if t.nbytes and begin + t.nbytes > self._size:
+            what = f"its bytes [{begin:#x}, {begin + t.nbytes:#x}) end past the end of the file ({self._size:#x})"
+            raise FormatError(f"{what}; the file is truncated, copy it again", tensor=t.name, offset=begin)
+        return t._replace(offset=begin)
+
+
+def _check_apart(tensors: list[_Tensor]) -> None:
+    """Raise where tensors overlap: a small file could claim terabytes else."""
+    end, last = 0, ""
+    for t in sorted((t for t in tensors if t.nbytes), key=lambda t: t.offset):
+        if t.offset < end:
+            raise FormatError(f"its bytes overlap those of tensor '{last}'", tensor=t.name, offset=t.offset)
+        end, last = t.offset + t.nbytes, t.name
+
+
+def _write(file: Reader, t: _Tensor, path: tuple[str, ...], out: RecordWriter, report: Callable[[int], None]) -> None:
+    dtype, shape = t.kind.plain, t.shape
+    if dtype is None:
+        out.module(path, type_name=QUANTIZED)
+        for key, value in _attributes(t).items():
+            out.attribute((*path, key), value)
+        path = (*path, "data")
+        shape = (*t.shape[:-1], t.shape[-1] // t.kind.block * t.kind.nbytes)
+    with out.tensor(path, dtype or "uint8", shape) as tensor:
+        if t.nbytes:  # the offset of an empty one may be anything
+            file.seek(t.offset)
+        for piece in file.pieces(t.nbytes):
+            tensor.write(piece)
+            report(file.position)
+
+
+def _attributes(t: _Tensor) -> dict[str, Any]:
+    kind = t.kind
+    return {"ggml_type": kind.name, "shape": list(t.shape), "block": kind.block, "block_nbytes": kind.nbytes}

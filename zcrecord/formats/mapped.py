@@ -1,0 +1,77 @@
+"""A safetensors file as a Record, without converting it: views of the mapped file, under an index made for it."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from typing import Any
+
+import numpy as np
+
+from zcrecord.entries import Form, ModuleKind
+from zcrecord.errors import RecordError
+from zcrecord.index import PAYLOAD
+from zcrecord.layout import NONE
+from zcrecord.parts import index_of
+from zcrecord.reader import Archive
+from zcrecord.record import Record
+from zcrecord.save import metadata_entries
+from zcrecord.sink import path_of
+from zcrecord.source import Memory, buffer_of, map_file, read_file
+from zcrecord.tree import Flat
+
+from .safetensors_header import check_length, decode_header
+
+__all__ = ["open_record"]
+
+
+def open_record(source: Any, *, mmap: bool = True) -> Record:
+    """Return a safetensors file as a record: its tensors as views, under their exact names, its metadata; no payload
+    byte is read.
+
+    The record is what `load_record` gives, but that it has no digests, cannot be pickled, and may have views that are
+    not aligned, where the file has them so.
+
+    Args:
+        source: a path, or bytes.
+        mmap: False reads the file into memory.
+
+    Raises:
+        FormatError: a rule of the format is broken; the file is checked as for a conversion. SourceError: it cannot be
+        read.
+
+    Example:
+        >>> import numpy as np, zcrecord, zcrecord.formats
+        >>> _ = zcrecord.save_record({"w": np.ones((2, 3), np.float32)}, "model.zcr")
+        >>> _ = zcrecord.formats.convert("model.zcr", "model.safetensors")
+        >>> open_record("model.safetensors")["w"].shape
+        (2, 3)
+    """
+    if not isinstance(source, str | os.PathLike):
+        memory = Memory(buffer_of(source))
+    else:
+        memory = (map_file if mmap else read_file)(path_of(source), least=0)
+    try:
+        return Record(_archive(memory))
+    except RecordError as error:
+        raise error.located(path=memory.path) from None
+
+
+def _archive(memory: Memory) -> Archive:
+    octets = memory.octets.toreadonly()
+    length = check_length(bytes(octets[:64]), len(octets))
+    start = 8 + length
+    entries, metadata = decode_header(bytes(octets[8:start]), len(octets) - start)
+    told = Flat(ModuleKind.MAPPING, "")  # every name whole, so that they come back as they are
+    told.names = [entry.name for entry in entries]
+    told.key_sizes = [len(name) if name.isascii() else len(name.encode()) for name in told.names]
+    told.parents, told.places = [0] * len(entries), list(range(len(entries)))
+    forms: dict[Form, int] = {}
+    told.form_ids = [forms.setdefault(Form(e.kind.code, e.kind.bits, e.shape), len(forms)) for e in entries]
+    told.forms = list(forms)
+    rows = [(start + e.start, e.end - e.start, 0) for e in entries if e.end > e.start]
+    numbers = itertools.count()
+    told.payloads = [next(numbers) if e.end > e.start else NONE for e in entries]
+    told.payload_rows = np.array(rows, PAYLOAD)
+    told.metadata = metadata_entries(metadata)
+    return Archive.foreign(memory._replace(octets=octets), index_of(told))

@@ -1,0 +1,274 @@
+"""What a record says besides its named tensors, as one text for formats that have no place for it.
+
+Kinds and class names of modules, attributes and metadata with their types, keys that hold dots, ties and saved order:
+with this text beside the tensors the record comes back with the same content digest. It is JSON; bytes are base64,
+and who reads it believes nothing. Where the text is kept is left to the formats.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Callable, Container, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from zcrecord.describe import ModuleInfo, TensorInfo
+from zcrecord.errors import FormatError, RecordError, VersionError, printable
+from zcrecord.record import Record
+from zcrecord.recording import RecordWriter
+from zcrecord.tree import is_attribute, state_path
+
+__all__ = ["KEY", "Structure", "decode_structure", "structure_of"]
+
+KEY = "zcrecord"
+_VERSION = 1
+_KINDS = ("mapping", "list", "tuple", "object")
+
+
+@dataclass(slots=True)
+class Structure:
+    """What is told to a RecordWriter besides tensors.
+
+    Attributes:
+        items: modules as (at, path, kind, class name), attributes as (at, path, value), in ascending order of `at`:
+            how many tensors come before them.
+        paths: of tensors whose names are not split at every dot.
+        ties: names of tensors that are the same memory.
+        order: all names as saved, where the format had to store the tensors in another order.
+        metadata: what the format's own metadata cannot say.
+        marked: whether metadata entry 'format' is the writer's and not the record's.
+    """
+
+    items: list[tuple[Any, ...]] = field(default_factory=list)
+    paths: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    ties: list[list[str]] = field(default_factory=list)
+    order: list[str] = field(default_factory=list)
+    metadata: dict[str, Any] = field(default_factory=dict)
+    marked: bool = False
+    _told: int = 0
+    _twins: dict[str, list[str]] | None = None
+
+    def path(self, name: str, names: Container[str]) -> tuple[str, ...]:
+        """Return the keys that a tensor's name stands for, `names` being all of them."""
+        return self.paths.get(name) or state_path(name, names)
+
+    def twin(self, name: str) -> str | None:
+        """Return the tensor that this one was tied to, once it was asked for all those before it; None for the first.
+
+        Whether the two still are the same is to be seen.
+        """
+        if self._twins is None:
+            self._twins = {}
+            for names in self.ties:
+                together: list[str] = []
+                self._twins |= dict.fromkeys(names, together)
+        asked = self._twins.get(name)
+        if asked is None:
+            return None
+        asked.append(name)
+        return asked[0] if asked[0] != name else None
+
+    def tell(self, out: RecordWriter, count: int | None = None) -> None:
+        """Tell modules and attributes that come before tensor number `count`, all that are left by default."""
+        while self._told < len(self.items) and (count is None or self.items[self._told][0] <= count):
+            _, path, *what = self.items[self._told]
+            self._told += 1
+            if len(what) == 1:
+                out.attribute(path, what[0])
+            else:
+                out.module(path, *what)
+
+    def in_order(self, names: Iterable[str]) -> list[str]:
+        """Return names in the order in which they were saved; those it does not know come last."""
+        rank = {name: i for i, name in enumerate(self.order)}
+        return sorted(names, key=lambda name: rank.get(name, len(rank)))
+
+    def encode(self) -> str | None:
+        """Return the text, None where there is nothing to say."""
+        told: dict[str, Any] = {
+            "items": [[at, path, *map(_encode, what)] for at, path, *what in self.items],
+            "paths": self.paths,
+            "ties": self.ties,
+            "order": self.order,
+            "metadata": {name: _encode(value) for name, value in self.metadata.items()},
+            "marked": self.marked,
+        }
+        told = {name: value for name, value in told.items() if value}
+        if not told:
+            return None
+        return json.dumps({"version": _VERSION, **told}, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+
+
+def structure_of(record: Record, infos: Sequence[TensorInfo], *, texts: bool) -> Structure:
+    """Return what a record says besides its tensors; with `texts`, metadata that is text has a place of its own."""
+    out = Structure()
+    number = {info.name: i for i, info in enumerate(infos)}
+    frames: list[tuple[tuple[str, ...], list[int]]] = []  # of the open modules: path, and what came before, as `at`
+    for depth, key, child in record.walk():
+        while len(frames) > max(depth, 0):
+            _, (done,) = frames.pop()
+            if frames:
+                frames[-1][1][0] = max(frames[-1][1][0], done)
+        path = (*frames[-1][0], key) if frames else ()
+        at = frames[-1][1][0] if frames else 0
+        if isinstance(child, ModuleInfo):
+            if child.kind != "mapping" or child.type_name or (path and not child.tensors and not child.attributes):
+                out.items.append((at, path, child.kind, child.type_name))
+            frames.append((path, [at]))
+        elif isinstance(child, TensorInfo):
+            frames[-1][1][0] = max(at, number[child.name] + 1)
+            if path != state_path(child.name, number):
+                out.paths[child.name] = path
+        else:
+            out.items.append((at, path, child))
+    out.items.sort(key=lambda item: item[0])
+    out.ties = _ties(infos)
+    plain = {name for name, value in record.metadata.items() if texts and isinstance(value, str) and name != KEY}
+    out.metadata = {name: value for name, value in record.metadata.items() if name not in plain}
+    return out
+
+
+def _ties(infos: Iterable[TensorInfo]) -> list[list[str]]:
+    """Return the names of tensors that are one, seen the same way, where there are several."""
+    groups: dict[Any, list[str]] = {}
+    for info in infos:
+        if len(info.tied) > 1 and info.payload is not None:
+            seen = info.payload, info.offset, info.dtype.code, info.shape, info.strides
+            groups.setdefault(seen, []).append(info.name)
+    return [names for names in groups.values() if len(names) > 1]
+
+
+def _encode(value: Any) -> Any:
+    if isinstance(value, bytes | memoryview):
+        return {"bytes": base64.b64encode(value).decode()}
+    if isinstance(value, float) and not np.isfinite(value):
+        return {"float": f"{np.float64(value).view(np.uint64):016x}"}
+    if isinstance(value, tuple):
+        return {"tuple": [_encode(v) for v in value]}
+    return [_encode(v) for v in value] if isinstance(value, list) else value
+
+
+def _wrong(what: str) -> FormatError:
+    return FormatError(f"its 'zcrecord' entry {what}; if it is not zcrecord's, or was changed, remove it")
+
+
+def decode_structure(text: str | None) -> Structure:
+    """Return what `encode` was given; an empty one for None.
+
+    Raises:
+        FormatError: it is not such a text. VersionError: it is of a later version.
+    """
+    if text is None:
+        return Structure()
+    try:
+        told = json.loads(text, object_pairs_hook=_once)
+    except (ValueError, RecursionError) as error:
+        if isinstance(error, RecordError):
+            raise
+        raise _wrong(f"is no JSON that can be read ({printable(str(error))})") from None
+    if not isinstance(told, dict) or type(told.get("version")) is not int:
+        raise _wrong("is no JSON object with a version")
+    if told["version"] != _VERSION:
+        raise VersionError(f"its 'zcrecord' entry has version {told['version']}, this is {_VERSION}; upgrade zcrecord")
+    known: dict[str, Callable[[Any], Any]] = {
+        "items": _items,
+        "paths": lambda found: {name: _path(path, name) for name, path in _object(found).items()},
+        "ties": lambda found: [_names(tie) for tie in _list(found)],
+        "order": _names,
+        "metadata": lambda found: {name: _value(value, name) for name, value in _object(found).items()},
+        "marked": lambda found: found is True or _fail("marks with something other than true"),
+    }
+    del told["version"]
+    if unknown := told.keys() - known.keys():
+        raise _wrong(f"has an unknown part '{printable(min(unknown))}'")
+    return Structure(**{name: known[name](value) for name, value in told.items()})
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    out = dict(pairs)
+    if len(out) < len(pairs):
+        raise _wrong("has a key twice in one object")
+    return out
+
+
+def _fail(what: str) -> Any:
+    raise _wrong(what)
+
+
+def _object(found: Any) -> dict[str, Any]:
+    return found if isinstance(found, dict) else _fail("has something other than an object where one is due")
+
+
+def _list(found: Any) -> list[Any]:
+    return found if isinstance(found, list) else _fail("has something other than a list where one is due")
+
+
+def _text(found: Any) -> str:
+    if not isinstance(found, str):
+        raise _wrong("has something other than text where text is due")
+    if not found.isascii():
+        try:
+            found.encode()
+        except UnicodeEncodeError:
+            raise _wrong("has text with lone surrogates, which are not UTF-8") from None
+    return found
+
+
+def _names(found: Any) -> list[str]:
+    return [_text(name) for name in _list(found)]
+
+
+def _path(found: Any, name: str | None = None) -> tuple[str, ...]:
+    path = tuple(_names(found))
+    if name is not None and ".".join(path) != name:
+        raise _wrong(f"splits '{printable(name)}' into other keys")
+    return path
+
+
+def _items(found: Any) -> list[tuple[Any, ...]]:
+    out: list[tuple[Any, ...]] = []
+    for item in _list(found):
+        if not isinstance(item, list) or not 3 <= len(item) <= 4 or type(item[0]) is not int:
+            raise _wrong("has an item that is neither a module nor an attribute")
+        at, path = item[0], _path(item[1])
+        if out and at < out[-1][0]:
+            raise _wrong("has items out of order")
+        if len(item) == 3:
+            out.append((at, path, _value(item[2], ".".join(path))))
+        elif item[2] in _KINDS:
+            out.append((at, path, item[2], _text(item[3])))
+        else:
+            raise _wrong("has a module of unknown kind")
+    return out
+
+
+def _value(found: Any, name: str) -> Any:
+    value = _decoded(found)
+    if isinstance(value, dict) or not is_attribute(value, name):
+        raise _wrong(f"has a value for '{printable(name)}' that no attribute has")
+    return value
+
+
+def _decoded(found: Any) -> Any:
+    if isinstance(found, list):
+        return [_decoded(v) for v in found]
+    if not isinstance(found, dict):
+        return _text(found) if isinstance(found, str) else found
+    if len(found) != 1:
+        raise _wrong("has an object of no known type for a value")
+    ((kind, inner),) = found.items()
+    try:
+        if kind == "bytes":
+            return base64.b64decode(_text(inner), validate=True)
+        if kind == "float" and len(_text(inner)) == 16:
+            return float(np.uint64(int(inner, 16)).view(np.float64))
+    except (ValueError, OverflowError) as error:
+        if isinstance(error, RecordError):
+            raise
+        raise _wrong(f"has a value of {kind} that is none") from None
+    if kind != "tuple":
+        raise _wrong("has an object of no known type for a value")
+    return tuple(map(_decoded, _list(inner)))

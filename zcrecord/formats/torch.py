@@ -1,0 +1,208 @@
+"""Checkpoints of `torch.save` into an archive: state dicts, optimizers' states, and dicts and lists of them.
+
+torch reads the file, and only what it calls safe (`weights_only`), from a private mapping whose pages are never
+written. How tensors become arrays is `foreign`'s, which of them share memory `sharing`'s.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import warnings
+from collections.abc import Container, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from zcrecord.converting import Progress, open_source, what_it_is
+from zcrecord.errors import DependencyError, FormatError, LimitError, RecordError, UnsupportedError, printable
+from zcrecord.layout import MAX_DEPTH
+from zcrecord.recording import RecordWriter
+from zcrecord.tree import as_tensor, is_attribute, state_path
+
+__all__ = ["read"]
+
+_ZIP = b"PK\x03\x04"
+_ADVICE = re.compile(r"torch\.load|weights_only|Weights only")  # lines that say what else one might do
+_REPEATS, _REPEATED = 1 << 20, 64  # items that may be met again: so many, and so many times those that are there
+_EXPANDED, _TIMES = 64 << 20, 4  # bytes that tensors may come to beyond so many times the file
+
+
+def read(path: str, out: RecordWriter, progress: Progress) -> int:
+    """Write a checkpoint's tensors and values to `out`; returns the bytes of input. Copies no tensor in C order.
+
+    What `torch.save` nested comes nested: dicts, lists and tuples as modules, plain values as attributes, a dtype or
+    device as text. In a dict that holds tensors names are split at their dots, as those of a `state_dict()` are. Keys
+    that are integers, as in an optimizer's state, become text. Tied tensors stay tied, and views of one storage
+    share what they reach of it; what no tensor reaches is left out.
+
+    Tensors are read from the mapped file, a page at a time. A checkpoint from before torch 1.6, which is no zip file,
+    cannot be mapped: torch reads it into memory, whole.
+
+    Example:
+        >>> import torch, zcrecord
+        >>> torch.save({"model": {"fc.bias": torch.ones(3)}, "epoch": 5}, "last.pt")
+        >>> with RecordWriter("last.zcr") as out: size = read("last.pt", out, lambda done, total: None)
+        >>> zcrecord.load_record("last.zcr").tree()["model"]["fc"]["bias"]
+        array([1., 1., 1.], dtype=float32)
+
+    Raises:
+        FormatError: it is no checkpoint, is damaged, or holds objects of classes that torch does not load from
+            strangers. UnsupportedError: a value or a tensor no archive can hold. LimitError: a small file claims huge
+            tensors. DependencyError: torch is not installed. SourceError: the file cannot be read.
+    """
+    torch = _torch()
+    try:
+        file, size = open_source(path)
+        with file:
+            head = file.read(64)
+        if size is None:
+            raise UnsupportedError("not a regular file; torch seeks in it, write it to one first")
+        found = list(_Walk(torch).items((), _load(torch, path, head)))
+        arrays = [as_tensor(f.value, ".".join(f.path)) for f in found if f.kind == "tensor"]
+        _check_amount(arrays, size)
+        parts = iter(out.parts(arrays))
+        done = 0
+        for f in found:
+            if f.kind == "tensor":
+                out.add(f.path, next(parts))
+                done += f.value.nbytes
+                progress(min(done, size), size)
+            elif f.kind == "attribute":
+                out.attribute(f.path, f.value)
+            else:
+                out.module(f.path, f.kind)
+        progress(size, size)
+        return size
+    except RecordError as error:
+        raise error.located(path=path) from error.__cause__
+
+
+def _torch() -> Any:
+    try:
+        import torch
+    except ImportError as error:
+        raise DependencyError('torch is not installed; pip install "zcrecord[torch]"') from error
+    return torch
+
+
+def _load(torch: Any, path: str, head: bytes) -> Any:
+    """Return what torch loads of a file, its storages mapped where it is a zip file."""
+    zipped = head.startswith(_ZIP)
+    if not head:
+        raise FormatError("the file is empty, no torch checkpoint")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # what there is to say about a damaged file, the error says
+            return torch.load(os.fspath(path), map_location="cpu", weights_only=True, mmap=zipped)
+    except MemoryError:
+        raise
+    except Exception as error:  # unpickling a damaged file raises anything
+        guess = None if zipped else what_it_is(head)
+        raise FormatError(f"{guess}, no torch checkpoint" if guess else _reason(error)) from error
+
+
+def _reason(error: Exception) -> str:
+    """Return one line of what torch says, which tends to be a page."""
+    text = re.sub(r"\x1b\[\d*m", "", str(error))
+    if found := re.search(r"GLOBAL ([\w.]*\w) (?:was|whose)", text):
+        return (
+            f"holds an object of {found[1]}, and loading that may run code; have whoever made the file save plain "
+            "tensors, as torch.save(model.state_dict(), ...) does"
+        )
+    lines = [line.strip() for line in text.splitlines()]
+    line = next((line for line in lines if line and not _ADVICE.search(line)), "it ends too early")
+    return f"no torch checkpoint, or a damaged one: {type(error).__name__}: {printable(line)}"
+
+
+class _Found(NamedTuple):
+    """A tensor, an attribute, or the start of a module, whose kind it then tells."""
+
+    path: tuple[str, ...]
+    kind: str
+    value: Any = None
+
+
+class _Walk:
+    """A walk through what a checkpoint holds, in its own order.
+
+    A pickle may refer to one list from many places, and from within itself: a few bytes can stand for billions of
+    items, so what is met again is counted.
+    """
+
+    def __init__(self, torch: Any) -> None:
+        self._torch = torch
+        self._met: set[int] = set()
+        self._left = _REPEATS
+
+    def items(self, path: tuple[str, ...], value: Any) -> Iterator[_Found]:
+        """Yield a module and everything below it."""
+        if not path and not isinstance(value, Mapping | list | tuple):
+            raise UnsupportedError(f"holds a single {type(value).__name__} without a name; save a dict of tensors")
+        if len(path) >= MAX_DEPTH:
+            raise LimitError(f"nested more than {MAX_DEPTH} deep; does it contain itself?", tensor=".".join(path))
+        if isinstance(value, Mapping):
+            yield _Found(path, "mapping")
+            for key, child in self._children(value, ".".join(path)):
+                yield from self._item((*path, *key), child)
+        else:
+            yield _Found(path, "list" if isinstance(value, list) else "tuple")
+            for i, child in enumerate(value):
+                yield from self._item((*path, str(i)), child)
+
+    def _item(self, path: tuple[str, ...], value: Any) -> Iterator[_Found]:
+        torch, name = self._torch, ".".join(path)
+        if isinstance(value, torch.Tensor):
+            yield _Found(path, "tensor", value.detach())
+            return
+        if isinstance(value, str | bytes | list | tuple | Mapping):
+            self._meet(value, name)
+        if isinstance(value, torch.dtype | torch.device):
+            value = str(value).removeprefix("torch.")
+        elif isinstance(value, bytearray):
+            value = bytes(value)
+        if is_attribute(value, name):
+            yield _Found(path, "attribute", value)
+        elif isinstance(value, Mapping | list | tuple):
+            yield from self.items(path, value)
+        else:
+            what = f"a {type(value).__name__} is neither a tensor nor a plain value; take it out of the checkpoint"
+            raise UnsupportedError(what, tensor=name)
+
+    def _children(self, module: Mapping[Any, Any], name: str) -> Iterator[tuple[tuple[str, ...], Any]]:
+        """Yield the items of a mapping, each with the keys that its own stands for."""
+        texts = {_text(key, name): value for key, value in module.items()}
+        if len(texts) < len(module):
+            raise UnsupportedError("an integer and a text among its keys are the same", tensor=name)
+        owner: Container[str] = texts
+        split = any(isinstance(value, self._torch.Tensor) for value in texts.values())
+        return ((state_path(key, owner) if split else (key,), value) for key, value in texts.items())
+
+    def _meet(self, value: Any, name: str) -> None:
+        cost = len(value) + 1
+        again = id(value) in self._met
+        self._met.add(id(value))
+        self._left += -cost if again else cost * _REPEATED
+        if self._left < 0:
+            raise LimitError("the same lists or texts are there millions of times; the file is malicious", tensor=name)
+
+
+def _text(key: Any, name: str) -> str:
+    if isinstance(key, str):
+        return key
+    if type(key) is int:
+        return str(key)
+    where = f"in '{name}': " if name else ""
+    raise UnsupportedError(f"{where}key {printable(repr(key))} is a {type(key).__name__}; keys are texts or integers")
+
+
+def _check_amount(arrays: list[Any], size: int) -> None:
+    """Raise where tensors, most of them expanded from few elements, come to far more bytes than the file has."""
+    distinct = {}
+    for array in arrays:
+        plain = isinstance(array, np.ndarray)
+        key = (array.__array_interface__["data"][0], array.shape, array.strides, array.dtype) if plain else id(array)
+        distinct[key] = array.nbytes
+    total = sum(distinct.values())
+    if total > _TIMES * size + _EXPANDED:
+        raise LimitError(f"its tensors claim {total} bytes, the file has {size}; save expanded ones .contiguous()")
