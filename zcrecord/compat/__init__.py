@@ -1,0 +1,3 @@
+"""Stand-ins for other libraries: the same names and signatures, over archives. One import line is the whole trial."""
+
+__all__ = []

@@ -1,0 +1,75 @@
+"""`safetensors.numpy`, over archives: the same functions, with the same arguments.
+
+Written are archives; read are archives and safetensors files. What differs, the package's docstring lists.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from .opening import open_record, write, write_bytes
+
+__all__ = ["load", "load_file", "save", "save_file"]
+
+
+def save_file(
+    tensor_dict: Mapping[str, Any], filename: str | os.PathLike[str], metadata: Mapping[str, str] | None = None
+) -> None:
+    """Write arrays as an archive, whole or not at all; arrays of any strides and byte order come back equal.
+
+    Example:
+        >>> import numpy as np
+        >>> save_file({"embedding": np.zeros((512, 1024))}, "model.safetensors", metadata={"format": "np"})
+        >>> load_file("model.safetensors")["embedding"].shape
+        (512, 1024)
+
+    Raises:
+        UnsupportedError: a value is no tensor, or metadata no text. SourceError: the file system refused.
+    """
+    write(tensor_dict, filename, metadata)
+
+
+def save(tensor_dict: Mapping[str, Any], metadata: Mapping[str, str] | None = None) -> bytes:
+    """Return the bytes that `save_file` writes.
+
+    Example:
+        >>> import numpy as np
+        >>> load(save({"attention": np.arange(3)}))["attention"].tolist()
+        [0, 1, 2]
+    """
+    return write_bytes(tensor_dict, metadata)
+
+
+def load_file(filename: str | os.PathLike[str], *, backend: str = "mmap") -> dict[str, Any]:
+    """Return all arrays of a file by name; copies none. They may be written, and the file stays as it is.
+
+    Example:
+        >>> import numpy as np
+        >>> save_file({"w": np.zeros(2)}, "model.safetensors")
+        >>> w = load_file("model.safetensors")["w"]
+        >>> w += 1
+        >>> w.tolist(), load_file("model.safetensors")["w"].tolist()
+        ([1.0, 1.0], [0.0, 0.0])
+
+    Raises:
+        SourceError: the file is missing or cannot be read. FormatError: it is neither archive nor safetensors file.
+    """
+    with open_record(filename, backend=backend) as record:
+        return dict(record.items())
+
+
+def load(data: Any) -> dict[str, Any]:
+    """Return all arrays of a file that was read into memory (any bytes-like), by name. Copies the bytes once.
+
+    Example:
+        >>> import numpy as np
+        >>> load(memoryview(save({"w": np.ones(2)})))["w"].tolist()
+        [1.0, 1.0]
+
+    Raises:
+        FormatError: it is neither archive nor safetensors file. UnsupportedError: it has no contiguous bytes.
+    """
+    with open_record(data) as record:
+        return dict(record.items())

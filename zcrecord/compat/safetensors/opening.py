@@ -1,0 +1,278 @@
+"""Archives and safetensors files opened alike, by their content: `safe_open`, and what the other modules build on.
+
+Where tensors' memory comes from is `record`'s, how torch and jax get at it `handover`'s.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from zcrecord.dtypes import STRING, from_numpy
+from zcrecord.entries import Form
+from zcrecord.errors import RecordError, TensorNotFoundError, UnsupportedError
+from zcrecord.formats import mapped as genuine
+from zcrecord.layout import MAGIC, NONE
+from zcrecord.lazy import LazyTensor
+from zcrecord.loading import load_record
+from zcrecord.parts import index_of
+from zcrecord.paths import Outline
+from zcrecord.record import Record
+from zcrecord.save import save_record
+from zcrecord.sink import path_of
+from zcrecord.source import read_file
+from zcrecord.tensors import PackedTensor, StringTensor
+
+__all__ = ["SafetensorError", "on_cpu", "open_record", "safe_open", "write", "write_bytes"]
+
+SafetensorError = RecordError
+
+_FRAMEWORKS = {"pt": "torch", "torch": "torch", "pytorch": "torch", "np": "numpy", "numpy": "numpy",
+               "jax": "jax", "flax": "jax"}  # fmt: skip
+_BACKENDS = ("mmap", "pread")
+_SINGLES = 16  # tensors converted each by itself, before all are, at a tenth of the cost of each
+
+
+class safe_open:  # noqa: N801  # the name people import
+    """An archive or a safetensors file, opened; reads no payload byte. A context manager, and a mapping to look into.
+
+    Args:
+        filename: a path; what the file is its content tells, not its suffix.
+        framework: "pt" (torch, pytorch), "np" (numpy) or "jax" (flax).
+        device: where torch's tensors go; "cpu" for the others.
+        backend: "mmap", or "pread" to read the file into memory.
+
+    Tensors of torch and numpy may be written: they lie on a private mapping, whose pages are copied when they are.
+
+    Example:
+        >>> import numpy as np, zcrecord
+        >>> _ = zcrecord.save_record({"w": np.arange(6).reshape(2, 3)}, "model.safetensors")
+        >>> with safe_open("model.safetensors", framework="np") as f:
+        ...     f.keys(), f.get_tensor("w").shape, f.get_slice("w")[:, -1:].tolist(), "b" in f
+        (['w'], (2, 3), [[2], [5]], False)
+
+    Raises:
+        SourceNotFoundError (a FileNotFoundError), SourceError: the file is missing or cannot be read. FormatError: it
+        is neither of the two, or damaged. UnsupportedError: no such framework, device or backend. Each is a
+        SafetensorError.
+    """
+
+    def __init__(
+        self, filename: str | os.PathLike[str], framework: str, device: Any = "cpu", *, backend: str = "mmap"
+    ) -> None:
+        if framework not in _FRAMEWORKS:
+            known = ", ".join(_FRAMEWORKS)
+            raise UnsupportedError(f"framework {framework!r} is not known; {known} are")
+        self._framework = _FRAMEWORKS[framework]
+        if self._framework != "torch" and not on_cpu(device):
+            raise UnsupportedError(f"device {device!r}: {self._framework} takes its tensors from the CPU")
+        self._device = device
+        self._on_cpu = on_cpu(device)
+        writable = self._framework != "jax" and self._on_cpu
+        self._record = open_record(filename, backend=backend, writable=writable)
+        self._made: dict[str, Any] | None = None  # all tensors of torch or jax, once several were asked for
+        self._singles = 0
+
+    def __enter__(self) -> safe_open:
+        return self
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        if isinstance(error, TensorNotFoundError):
+            str(error)  # close names are looked for when they are asked for, and then it would be too late
+        self._made = None
+        self._record.close()
+
+    def keys(self) -> list[str]:
+        """Return the names of all tensors, in saved order."""
+        return list(self._record)
+
+    def offset_keys(self) -> list[str]:
+        """Return the names of all tensors, ordered by where they lie in the file."""
+        return [info.name for info in sorted(self._record.infos(), key=lambda info: info.offset)]
+
+    def metadata(self) -> dict[str, str] | None:
+        """Return the file's metadata, None where there is none; values that are no text come as JSON, bytes not."""
+        found = {k: _text(v) for k, v in self._record.metadata.items() if not _has_bytes(v)}
+        return found or None
+
+    def get_tensor(self, name: str) -> Any:
+        """Return one tensor; TensorNotFoundError lists close names. Two calls give the same memory."""
+        if self._framework == "numpy":
+            return self._record[name]
+        if self._made is None and self._singles < _SINGLES:
+            self._singles += 1
+            (tensor,) = self._converted(_alone(self._record, name)).values()
+        else:
+            tensor = self._one_of_all(name)
+        return tensor if self._framework == "jax" or self._on_cpu else tensor.to(self._device)
+
+    def get_tensors(self) -> dict[str, Any]:
+        """Return all tensors by name, in saved order; tied ones are tied."""
+        if self._framework == "numpy":
+            return dict(self._record.items())
+        if self._framework == "torch" and not self._on_cpu:
+            return self._record.torch(device=self._device)
+        return dict(self._all())
+
+    def get_slice(self, name: str) -> Slice:
+        """Return what takes parts of one tensor: `f.get_slice("w")[:, 2:-1]`; TensorNotFoundError."""
+        view = self._record[name]
+        kind = STRING if isinstance(view, StringTensor) else getattr(view, "kind", None) or from_numpy(view.dtype)
+        take = (lambda: view) if self._framework == "numpy" else (lambda: self.get_tensor(name))
+        return Slice(take, view.shape, kind.safetensors or kind.name)
+
+    def _one_of_all(self, name: str) -> Any:
+        if name not in self._record:
+            self._record.info(name)  # says what names there are
+        try:
+            return self._all()[name]
+        except UnsupportedError:  # of some other tensor
+            self._singles = -sys.maxsize
+            return self.get_tensor(name)
+
+    def _all(self) -> dict[str, Any]:
+        if self._made is None:
+            self._made = self._converted(self._record)
+        return self._made
+
+    def _converted(self, record: Record) -> dict[str, Any]:
+        """Return tensors in the framework's hands, still in the archive's memory: a device gets them one by one."""
+        return record.jax() if self._framework == "jax" else record.torch(writable=self._on_cpu)
+
+    def __getitem__(self, name: str) -> Any:
+        """Return one tensor, as `get_tensor` does."""
+        return self.get_tensor(name)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._record
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._record)
+
+    def __len__(self) -> int:
+        return len(self._record)
+
+    def __repr__(self) -> str:
+        return f"<safe_open {self._record!r}>"
+
+
+class Slice:
+    """One tensor, to be indexed as its framework indexes: `[...]` gives a view, copied where numpy or torch copy."""
+
+    __slots__ = ("_dtype", "_shape", "_take")
+
+    def __init__(self, take: Callable[[], Any], shape: Iterable[int], dtype: str) -> None:
+        self._take, self._shape, self._dtype = take, list(shape), dtype
+
+    def get_shape(self) -> list[int]:
+        """Return the dimensions."""
+        return list(self._shape)
+
+    def get_dtype(self) -> str:
+        """Return the element type as safetensors calls it ("F32"); where it has no name for it, numpy's."""
+        return self._dtype
+
+    def __getitem__(self, index: Any) -> Any:
+        part = self._take()[index]
+        return np.asarray(part) if isinstance(part, np.generic) else part
+
+
+def _alone(record: Record, name: str) -> Record:
+    """Return a record of one tensor, in the same memory."""
+    archive = record.archive
+    number = archive.find(name)
+    if number < 0:
+        record.info(name)  # says what names there are
+    row = archive.row(number)
+    form = Form(row.dtype, row.bits, archive.shape(row), archive.strides(row), row.byte_offset)
+    payloads = [] if row.payload == NONE else [row.payload]
+    outline = Outline()
+    outline.tensor((name,), form, 0 if payloads else NONE)
+    entries = outline.entries()
+    entries.payload_rows = archive.index.payloads[payloads]
+    return Record(archive.part(index_of(entries), payloads))
+
+
+def on_cpu(device: Any) -> bool:
+    """Whether a device, by whatever name, is the CPU."""
+    return str(device).partition(":")[0] == "cpu"
+
+
+def open_record(source: Any, *, backend: str = "mmap", writable: bool = True) -> Record:
+    """Return a record of an archive or a safetensors file, a path or bytes; with views that may be written, if asked.
+
+    Raises:
+        FormatError: it is neither. UnsupportedError: no such backend. SourceError: it cannot be read.
+    """
+    if backend not in _BACKENDS:
+        raise UnsupportedError(f"backend {backend!r} is not known; 'mmap' or 'pread'")
+    if not _is_safetensors(source):
+        return load_record(source, mode="c" if writable else "r", mmap=backend == "mmap")
+    path = path_of(source) if isinstance(source, str | os.PathLike) else None
+    if path is not None and backend == "pread":
+        source = read_file(path, least=0).octets
+    try:
+        record = genuine.open_record(source)
+        return Record(record.archive.private()) if writable else record
+    except RecordError as error:
+        raise error.located(path=path) from error.__cause__
+
+
+def _is_safetensors(source: Any) -> bool:
+    """Whether a file starts as safetensors' do: a length of 8 bytes, and JSON. What it is else, `load_record` says."""
+    head = b""
+    if isinstance(source, str | os.PathLike):
+        path = path_of(source)
+        if not os.path.isfile(path):  # a named pipe would wait for its writer
+            return False
+        with contextlib.suppress(OSError), open(path, "rb") as file:
+            head = file.read(9)
+    else:
+        with contextlib.suppress(TypeError, ValueError):
+            head = bytes(memoryview(source).cast("B")[:9])
+    return not head.startswith(MAGIC) and head[8:] == b"{"
+
+
+def write(tensors: Any, dest: Any, metadata: Any) -> None:
+    """Write a flat mapping of tensors as an archive; names stay as they are, dots and all.
+
+    Raises:
+        UnsupportedError: `tensors` is no mapping of names to tensors, or `metadata` none of texts.
+    """
+    if not isinstance(tensors, Mapping):
+        raise UnsupportedError(f"a mapping from names to tensors is expected, not a {type(tensors).__name__}")
+    for name, value in tensors.items():
+        if not _is_tensor(value):
+            raise UnsupportedError(f"a {type(value).__name__} is no tensor; metadata= takes texts", tensor=str(name))
+    for key, text in (metadata or {}).items():
+        if not isinstance(text, str):
+            what = f"metadata {key!r} is a {type(text).__name__}; save str(value), or zcrecord.save_record keeps types"
+            raise UnsupportedError(what)
+    save_record(dict(tensors), dest, metadata=metadata or {})
+
+
+def write_bytes(tensors: Any, metadata: Any) -> bytes:
+    """Return what `write` writes."""
+    file = io.BytesIO()
+    write(tensors, file, metadata)
+    return file.getvalue()
+
+
+def _is_tensor(value: Any) -> bool:
+    own = isinstance(value, np.ndarray | np.generic | PackedTensor | StringTensor | LazyTensor)
+    return own or hasattr(value, "__dlpack__") or hasattr(value, "__array__")
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _has_bytes(value: Any) -> bool:
+    return any(isinstance(v, memoryview) for v in (value if isinstance(value, list | tuple) else [value]))
