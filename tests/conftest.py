@@ -15,6 +15,7 @@ from collections.abc import Generator
 from pathlib import Path
 from typing import TypeVar
 
+import ml_dtypes  # noqa: F401  # numpy knows "int4" and "bfloat16" by name from it
 import pytest
 
 ALL = os.environ.get("ZCRECORD_TEST_ALL") == "1"

@@ -18,7 +18,7 @@ from forge import Forge
 
 import zcrecord
 from zcrecord import FormatError, PackedTensor, RecordError, StringTensor
-from zcrecord.reader import Verify
+from zcrecord.views import Verify
 
 __all__ = ["LEVELS", "Case", "cases", "compact", "plain", "refused", "rich", "saved", "sequence"]
 

@@ -72,4 +72,4 @@ def test_examples_of_a_page_work(page: Path) -> None:
             run(example)
             names |= example.globs
         else:
-            exec(compile("\n" * (line - 1) + match["code"], str(page), "exec"), names)
+            exec(compile("\n" * (line - 1) + match["code"], str(page), "exec", dont_inherit=True), names)

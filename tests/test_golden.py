@@ -20,7 +20,7 @@ from tools.golden_contents import plain
 from zcrecord.layout import decode_header
 from zcrecord.onnx.graph import model_parts
 from zcrecord.onnx.wire import encode_field
-from zcrecord.reader import Verify
+from zcrecord.views import Verify
 
 FOLDER = Path(__file__).parent / "golden"
 CASES = golden.cases()

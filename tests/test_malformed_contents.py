@@ -13,7 +13,7 @@ from malformed import LEVELS, Case, cases, refused, rich, saved
 
 import zcrecord
 from zcrecord import FormatError, IntegrityError, PackedTensor, StringTensor, UnsupportedError
-from zcrecord.reader import Verify
+from zcrecord.views import Verify
 
 
 def flipped(key: str, vector: str = "tensors") -> Callable[[Forge], Any]:

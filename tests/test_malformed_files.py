@@ -24,7 +24,7 @@ from zcrecord import (
     UnsupportedError,
     VersionError,
 )
-from zcrecord.reader import Verify
+from zcrecord.views import Verify
 
 ROOT = Path(__file__).resolve().parents[1]
 DIGITS = ROOT / "tests" / "data" / "digits.onnx"
@@ -194,6 +194,6 @@ def test_what_is_neither_path_nor_bytes_is_refused(source: Callable[[], Any], me
 
 def test_unknown_levels_are_refused() -> None:
     with pytest.raises(UnsupportedError, match=r"^verify='all' is not known; 'touch', 'index' or 'full'$"):
-        zcrecord.load_record(ARCHIVE, verify="all")  # type: ignore[arg-type]
+        zcrecord.load_record(ARCHIVE, verify="all")  # type: ignore[call-overload]
     with pytest.raises(UnsupportedError, match=r"^embedded='middle' is not known; 'prefix' or 'suffix'$"):
-        zcrecord.load_record(ARCHIVE, embedded="middle")  # type: ignore[arg-type]
+        zcrecord.load_record(ARCHIVE, embedded="middle")  # type: ignore[call-overload]

@@ -19,7 +19,7 @@ from malformed import LEVELS, compact, plain, rich
 
 import zcrecord
 from zcrecord import FormatError, PackedTensor, Record, RecordError, StringTensor
-from zcrecord.reader import Verify
+from zcrecord.views import Verify
 
 FORMS = [(True, True), (True, False), (False, True), (False, False)]
 ARCHIVES = {

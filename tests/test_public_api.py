@@ -20,10 +20,17 @@ import pytest
 import test_examples
 
 import zcrecord
+import zcrecord.compat.safetensors.numpy
+import zcrecord.compat.safetensors.torch
+import zcrecord.formats
 import zcrecord.onnx
 from zcrecord import errors
+from zcrecord.compat import safetensors as compat
 
-MODULES = {zcrecord: "zcrecord", zcrecord.onnx: "zcrecord.onnx"}
+MODULES = {
+    module: module.__name__
+    for module in (zcrecord, compat, compat.numpy, compat.torch, zcrecord.formats, zcrecord.onnx)
+}
 CHANGED = """The public API is not what tests/test_public_api.py says it is.
 Was that not meant? Give the new name a leading underscore, or the old one its place back.
 Was it meant? Then take the change into PUBLIC, and into the documentation that shows it."""
@@ -36,6 +43,13 @@ zcrecord.DType(code: int, name: str, bits: int, onnx: int | None, safetensors: s
     c: str | None, rust: str | None)
 DType.numpy -> np.dtype[Any] | None
 DType.packed -> bool
+zcrecord.LazyTensor(dtype: Any, shape: Sequence[int], produce: Callable[[], Any] | Iterable[Any], *,
+    key: Hashable | None = None)
+LazyTensor.key
+LazyTensor.kind
+LazyTensor.nbytes -> int
+LazyTensor.pieces() -> Iterator[Any]
+LazyTensor.shape
 zcrecord.ModuleInfo(name: str, kind: str, type_name: str, tensors: int, nbytes: int, attributes: dict[str, Any])
 zcrecord.PackedTensor(packed: Bytes, kind: DType | str, shape: tuple[int, ...])
 PackedTensor.dtype -> np.dtype[Any]
@@ -45,7 +59,7 @@ PackedTensor.pack(array: npt.NDArray[Any]) -> PackedTensor  # a class method
 PackedTensor.packed
 PackedTensor.shape
 PackedTensor.unpack() -> npt.NDArray[Any]
-zcrecord.Record(archive: Archive)
+zcrecord.Record(archive: Archive, *, origin: tuple[Record, str, tuple[Any, ...]] | None = None)
 Record.archive -> Archive
 Record.archive_nbytes -> int
 Record.array(name: str) -> np.ndarray[Any, np.dtype[Any]]
@@ -55,14 +69,21 @@ Record.content_digest() -> str
 Record.get(name: str, default: Any = None) -> Any
 Record.info(name: str) -> TensorInfo
 Record.infos() -> Iterator[TensorInfo]
+Record.into(kind: type[T]) -> T
 Record.items() -> Any
+Record.jax(names: Names | None = None) -> dict[str, Any]
 Record.layout -> ArchiveLayout
 Record.metadata -> dict[str, Any]
+Record.mode -> Mode
+Record.module(name: str) -> Record
 Record.modules -> dict[str, ModuleInfo]
 Record.names -> tuple[str, ...]
 Record.nbytes -> int
 Record.path -> str | None
+Record.prefetch(names: Names | None = None) -> None
 Record.raw(name: str) -> memoryview
+Record.select(names: Names | None = None, rename: Rename | None = None) -> Record
+Record.torch(device: Any = 'cpu', names: Names | None = None, *, writable: bool = True) -> dict[str, Any]
 Record.tree() -> Any
 Record.values() -> Any
 Record.verify(*, progress: Progress | None = None) -> None
@@ -70,6 +91,15 @@ Record.walk() -> Iterator[tuple[int, str, Any]]
 zcrecord.RecordError(message: str = '', *, path: str | None = None, tensor: str | None = None,
     offset: int | None = None)
 RecordError.located(*, path: str | None = None, tensor: str | None = None, offset: int | None = None) -> RecordError
+zcrecord.RecordWriter(dest: Any, *, alignment: int = 64, digest: str | None = 'xxh3', durable: bool = True,
+    metadata: Mapping[str, Any] | None = None)
+RecordWriter.add(name: str | Sequence[str], value: Any) -> None
+RecordWriter.attribute(name: str | Sequence[str], value: Any) -> None
+RecordWriter.module(name: str | Sequence[str], kind: str = 'mapping', type_name: str = '') -> None
+RecordWriter.parts(values: Iterable[Any]) -> list[Any]
+RecordWriter.tensor(name: str | Sequence[str], dtype: Any, shape: Sequence[int], *, order: Literal['C',
+    'F'] = 'C') -> Iterator[OpenTensor]
+RecordWriter.tie(name: str | Sequence[str], to: str | Sequence[str]) -> None
 zcrecord.SaveReport(tensors: int, payloads: int, payload_bytes: int, archive_bytes: int, tied: int,
     deduplicated: int)
 zcrecord.StringTensor(data: Bytes, shape: tuple[int, ...], *, checked: bool = False)
@@ -84,12 +114,58 @@ StringTensor.unpack(encoding: str | None = 'utf-8') -> npt.NDArray[Any]
 zcrecord.TensorInfo(name: str, dtype: DType, shape: tuple[int, ...], strides: tuple[int, ...] | None, offset: int,
     nbytes: int, alignment: int, payload: int | None, digest: int | None, tied: tuple[str, ...], bits: int,
     module: str)
-zcrecord.load_record(source: Any, *, verify: Verify = 'index', embedded: Embedded | None = None) -> Record
+zcrecord.load_record(source: Any, *, into: Any = None, names: Names | None = None, rename: Rename | None = None,
+    mode: Mode = 'r', verify: Verify = 'index', mmap: bool = True, expect: str | None = None,
+    embedded: Embedded | None = None) -> Any
 zcrecord.save_record(record: Any, dest: Any, *, alignment: int = 64, digest: str | None = 'xxh3',
     durable: bool = True, metadata: Mapping[str, Any] | None = None) -> SaveReport
+zcrecord.compat.safetensors.SafetensorError(message: str = '', *, path: str | None = None,
+    tensor: str | None = None, offset: int | None = None)
+RecordError.located(*, path: str | None = None, tensor: str | None = None, offset: int | None = None) -> RecordError
+zcrecord.compat.safetensors.load(data: Any, framework: str = 'np', device: Any = 'cpu') -> dict[str, Any]
+zcrecord.compat.safetensors.load_file(filename: str | os.PathLike[str], framework: str = 'np', device: Any = 'cpu',
+    *, backend: str = 'mmap') -> dict[str, Any]
+zcrecord.compat.safetensors.safe_open(filename: str | os.PathLike[str], framework: str, device: Any = 'cpu', *,
+    backend: str = 'mmap')
+safe_open.get_slice(name: str) -> Slice
+safe_open.get_tensor(name: str) -> Any
+safe_open.get_tensors() -> dict[str, Any]
+safe_open.keys() -> list[str]
+safe_open.metadata() -> dict[str, str] | None
+safe_open.offset_keys() -> list[str]
+zcrecord.compat.safetensors.save(tensors: Mapping[str, Any], metadata: Mapping[str, str] | None = None) -> bytes
+zcrecord.compat.safetensors.save_file(tensors: Mapping[str, Any], filename: str | os.PathLike[str],
+    metadata: Mapping[str, str] | None = None) -> None
+zcrecord.compat.safetensors.numpy.load(data: Any) -> dict[str, Any]
+zcrecord.compat.safetensors.numpy.load_file(filename: str | os.PathLike[str], *, backend: str = 'mmap') -> dict[str,
+    Any]
+zcrecord.compat.safetensors.numpy.save(tensor_dict: Mapping[str, Any], metadata: Mapping[str,
+    str] | None = None) -> bytes
+zcrecord.compat.safetensors.numpy.save_file(tensor_dict: Mapping[str, Any], filename: str | os.PathLike[str],
+    metadata: Mapping[str, str] | None = None) -> None
+zcrecord.compat.safetensors.torch.load(data: Any) -> dict[str, Any]
+zcrecord.compat.safetensors.torch.load_file(filename: str | os.PathLike[str], device: Any = 'cpu', *,
+    backend: str = 'mmap') -> dict[str, Any]
+zcrecord.compat.safetensors.torch.load_model(model: Any, filename: str | os.PathLike[str], strict: bool = True,
+    device: Any = 'cpu', *, backend: str = 'mmap') -> tuple[list[str], list[str]]
+zcrecord.compat.safetensors.torch.save(tensors: Mapping[str, Any], metadata: Mapping[str,
+    str] | None = None) -> bytes
+zcrecord.compat.safetensors.torch.save_file(tensors: Mapping[str, Any], filename: str | os.PathLike[str],
+    metadata: Mapping[str, str] | None = None) -> None
+zcrecord.compat.safetensors.torch.save_model(model: Any, filename: str | os.PathLike[str], metadata: Mapping[str,
+    str] | None = None, force_contiguous: bool = True) -> None
+zcrecord.formats.ConvertReport(source: str | None, dest: str | None, tensors: int, modules: int, renamed: int,
+    payload_bytes: int, archive_bytes: int, input_bytes: int, shared_bytes: int, seconds: float,
+    peak_rss: int | None, repeated_bytes: int = 0)
+zcrecord.formats.FORMATS
+zcrecord.formats.Format(name: str, suffixes: tuple[str, ...], reads: bool = True, writes: bool = False,
+    streams: bool = False)
+zcrecord.formats.convert(source: str | os.PathLike[str] | Binary, dest: str | os.PathLike[str] | Binary, *,
+    source_format: str | None = None, dest_format: str | None = None, force: bool = False, alignment: int = 64,
+    durable: bool = True, max_shard_size: int | None = None, progress: Progress | None = None) -> ConvertReport
 zcrecord.onnx.ConvertReport(source: str | None, dest: str | None, tensors: int, modules: int, renamed: int,
     payload_bytes: int, archive_bytes: int, input_bytes: int, shared_bytes: int, seconds: float,
-    peak_rss: int | None)
+    peak_rss: int | None, repeated_bytes: int = 0)
 zcrecord.onnx.convert(source: str | os.PathLike[str] | Binary, dest: str | os.PathLike[str] | Binary, *,
     alignment: int = 64, force: bool = False, durable: bool = True, allow_links: bool = False,
     progress: Callable[[int, int | None], None] | None = None) -> ConvertReport
@@ -141,7 +217,7 @@ def described() -> list[str]:
             thing = getattr(module, name)
             if inspect.isclass(thing) and issubclass(thing, Exception) and thing is not zcrecord.RecordError:
                 continue
-            lines.append(f"{prefix}.{name}{signature(thing)}")
+            lines.append(f"{prefix}.{name}{signature(thing) if callable(thing) else ''}")
             lines += members(thing) if inspect.isclass(thing) else []
     wrap = functools.partial(textwrap.wrap, width=116, subsequent_indent="    ", break_on_hyphens=False)
     parts = [part for line in lines for part in wrap(re.sub("(?<!,) ", "\0", line))]  # only after a comma

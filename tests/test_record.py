@@ -101,6 +101,34 @@ def test_close_names_are_searched_for_only_when_the_message_is_wanted(
     assert searches
 
 
+def test_missing_key_among_ten_thousand_costs_no_search_until_its_message_is_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    many = r.round_trip({f"layers.{i}.weight": BASE for i in range(10_000)})
+    search, searched = difflib.get_close_matches, []
+
+    def noted(word: str, candidates: Any, **options: Any) -> list[str]:
+        searched.append(len(candidates))
+        return search(word, candidates, **options)
+
+    monkeypatch.setattr(difflib, "get_close_matches", noted)
+    errors = []
+    for i in range(10_000):
+        assert f"layers.{i}.weigth" not in many
+        assert many.get(f"layers.{i}.weigth") is None
+        try:
+            many[f"layers.{i}.weigth"]
+        except TensorNotFoundError as error:
+            errors.append(error)
+    assert len(errors) == 10_000
+    assert not searched
+    text = str(errors[77])
+    assert "'layers.77.weigth': not in this record; close names: " in text
+    assert str(errors[77]) == text
+    assert len(searched) == 1, "one message was asked for, twice"
+    assert searched[0] <= 2000, "however many names there are"
+
+
 @pytest.mark.parametrize("key", [5, None, b"z", ("z",), ["z"], 1.5, object()], ids=lambda k: type(k).__name__)
 def test_key_that_is_no_text_is_missing(key: Any, rec: Record) -> None:
     assert key not in rec

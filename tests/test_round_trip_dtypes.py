@@ -60,6 +60,25 @@ def test_narrow_elements_are_stored_packed(kind: DType, count: int) -> None:
     assert stream >> (count * kind.bits) == 0
 
 
+@pytest.mark.parametrize("kind", r.PACKED, ids=lambda d: d.name)
+@pytest.mark.parametrize("shape", [(), (7,), (3, 5), (4, 2, 3), (0, 4)], ids=str)
+def test_narrow_elements_of_ml_dtypes_loaded_packed_and_saved_again_are_the_same_bytes(
+    kind: DType, shape: tuple[int, ...]
+) -> None:
+    data = r.saved({"x": r.filled(kind, shape), "m": {"y": r.filled(kind, (9, 5), 1)}})
+    rec = zcrecord.load_record(data)
+    assert isinstance(rec["x"], PackedTensor)
+    for again in (
+        rec,
+        rec.tree(),
+        {"x": rec["x"], "m": {"y": rec["m.y"]}},
+        {"x": rec["x"].unpack(), "m": {**rec.module("m")}},
+    ):
+        assert r.saved(again) == data
+    editable = zcrecord.load_record(data, mode="c")
+    assert r.saved(editable) == r.saved(editable.tree()) == data
+
+
 LAYOUTS: dict[str, Any] = {
     "transposed": lambda a: a.T,
     "f_order": np.asfortranarray,

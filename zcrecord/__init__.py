@@ -30,7 +30,8 @@ from .errors import (
     UnsupportedError,
     VersionError,
 )
-from .record import Record, load_record
+from .loading import load_record
+from .record import Record
 from .tensors import PackedTensor, StringTensor
 
 if TYPE_CHECKING:

@@ -133,5 +133,6 @@ def reload(source: Any, options: dict[str, Any], seal: bytes) -> Record:
 
 
 def repart(record: Record, how: str, arguments: tuple[Any, ...]) -> Record:
+    """Return the part of a record that was pickled: what `Record.module` or `Record.select` makes of it anew."""
     part: Record = getattr(record, how)(*arguments)
     return part

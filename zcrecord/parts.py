@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from . import describe, unfold
-from .entries import AttributeEntry, Entries, Form, PayloadId, change_values
+from .entries import AttributeEntry, Entries, Form, ModuleKind, PayloadId, change_values
 from .errors import TensorNotFoundError, UnsupportedError
 from .index import Index, decode, encode
 from .layout import NONE
@@ -25,6 +25,8 @@ __all__ = ["Names", "Rename", "index_of", "is_pattern", "matcher", "module", "se
 
 Names = str | Iterable[str] | Callable[[describe.TensorInfo], bool]
 Rename = Mapping[Any, str] | Callable[[str], str]  # keys: str or re.Pattern; a mapping's key type is invariant
+Told = list[tuple[int, int, tuple[str, ...]]]  # what kind of thing, its number, its path
+Children = dict[int, list[tuple[int, int, int]]]  # of a module: place, what kind of thing, number
 
 _SLACK = bytes(64)  # names are compared 32 bytes at a time, and may be read past their pool's end
 
@@ -75,6 +77,7 @@ class _Walk:
         self._names = {m: ix.text_of(ix.modules[m]) for m in range(top, self._last)}
         self._kept_modules = set(self._names)
         self._kept = set(tensors)
+        self._shorter: set[int] = set()  # modules that lose members
         self._paths: dict[int, tuple[str, ...]] = {top: ()}
         for m in range(top + 1, self._last):
             self._paths[m] = (*self._paths[self._parent(m)], unfold.key_of(ix, ix.modules[m]))
@@ -89,7 +92,7 @@ class _Walk:
         chosen: set[int] = set()
         if callable(names):
             keep = names
-            self._kept = {i for i in self._tensors if keep(describe.info(archive, i))}
+            self._kept = {i for i, told in enumerate(describe.infos(archive)) if keep(told)}
         else:
             matches = matcher(names, lambda: [*self._names.values(), *archive.names()], archive.path)
             chosen = {m for m, name in self._names.items() if matches(name)}
@@ -103,6 +106,8 @@ class _Walk:
             if m in kept:
                 kept.add(self._parent(m))
         self._kept_modules = kept
+        self._shorter = {self._parent(m) for m in self._names if m and m not in kept}
+        self._shorter |= {int(ix.tensors["parent"][i]) for i in self._tensors if i not in self._kept}
 
     def rename(self, new: Callable[[str], str], whole: str) -> None:
         """Have modules, tensors and attributes go by other names, all of them below the module `whole` (or "").
@@ -132,10 +137,12 @@ class _Walk:
         """Return the archive of what is kept."""
         archive, ix = self._archive, self._archive.index
         outline, order = Outline(), []
-        for kind, number, path in self._told():
+        children = self._children()
+        told = self._told(children)
+        kinds = self._kinds(told, children)
+        for kind, number, path in told:
             if kind == 0:
-                row = ix.modules[number]
-                outline.module(path, int(row["kind"]), ix.text_of(row, "type_name"))
+                outline.module(path, *kinds[path])
             elif kind == 1:
                 t = archive.row(number)
                 form = Form(t.dtype, t.bits, archive.shape(t), archive.strides(t), t.byte_offset)
@@ -153,13 +160,37 @@ class _Walk:
         entries.payload_rows, entries.digest_kind = ix.payloads[numbers], ix.digest_kind
         return archive.part(index_of(entries), numbers)
 
-    def _told(self) -> list[tuple[int, int, tuple[str, ...]]]:
+    def _kinds(self, told: Told, children: Children) -> dict[tuple[str, ...], tuple[int, str]]:
+        """Return kind and class name by path: a module's own, unless it has members of others by now, or lacks some.
+
+        A list that has lost members is a mapping too, but the outline sees to that.
+        """
+        ix = self._archive.index
+        members: dict[tuple[str, ...], list[int]] = {}
+        for kind, number, path in told:
+            if path and (kind or number != self._top):
+                parents = (ix.modules["parent"], ix.tensors["parent"])
+                parent = self._attributes[number].parent if kind == 2 else int(parents[kind][number])
+                members.setdefault(path[:-1], []).append(parent)
+        out: dict[tuple[str, ...], tuple[int, str]] = {}
+        for kind, number, path in told:
+            if kind:
+                continue
+            row, mine = ix.modules[number], members.get(path, [])
+            was, type_name = int(row["kind"]), ix.text_of(row, "type_name")
+            lacks = number in self._shorter or len(mine) < len(children[number])
+            if (lacks and type_name and was == ModuleKind.TUPLE) or any(parent != number for parent in mine):
+                out.setdefault(path, (int(ModuleKind.MAPPING), ""))
+            else:
+                out[path] = was, type_name
+        return out
+
+    def _told(self, children: Children) -> Told:
         """Return (0, module, path), (1, tensor, path), (2, attribute, path) of all that is kept, in order.
 
         A module whose children all have names elsewhere by now is not.
         """
         ix = self._archive.index
-        children = self._children()
         told = []
         for kind, number in self._in_order(children):
             if kind == 0:
@@ -174,14 +205,14 @@ class _Walk:
             told.append((kind, number, path))
         if self._new is None:
             return told
-        ends = {path for kind, number, path in told if kind or not children[number]}
+        ends = {path if kind == 0 else path[:-1] for kind, number, path in told if kind or not children[number]}
         used = {path[:depth] for path in ends for depth in range(len(path) + 1)}
         return [(kind, number, path) for kind, number, path in told if kind or path in used]
 
-    def _children(self) -> dict[int, list[tuple[int, int, int]]]:
+    def _children(self) -> Children:
         """Return (place, 0, module), (place, 1, tensor), (place, 2, attribute) of what is kept, by module."""
         ix = self._archive.index
-        children: dict[int, list[tuple[int, int, int]]] = {m: [] for m in self._kept_modules}
+        children: Children = {m: [] for m in self._kept_modules}
         for m in self._kept_modules:
             if m > self._top:
                 children[self._parent(m)].append((int(ix.modules["place"][m]), 0, m))
@@ -192,7 +223,7 @@ class _Walk:
                 children[a.parent].append((a.place, 2, number))
         return children
 
-    def _in_order(self, children: dict[int, list[tuple[int, int, int]]]) -> Iterator[tuple[int, int]]:
+    def _in_order(self, children: Children) -> Iterator[tuple[int, int]]:
         """Yield (0, module), (1, tensor), (2, attribute) of all that is kept, in pre-order and saved order."""
         stack = [(0, 0, self._top)]
         while stack:

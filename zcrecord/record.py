@@ -207,8 +207,8 @@ class Record(Mapping[str, Any]):
 
         Example:
             >>> import zcrecord
-        >>> _ = zcrecord.save_record({"encoder": [{"w": np.ones(3)}, {"w": np.zeros(3)}]}, "model.zcr")
-            >>> load_record("model.zcr").module("encoder.1")["w"].tolist()
+            >>> _ = zcrecord.save_record({"encoder": [{"w": np.ones(3)}, {"w": np.zeros(3)}]}, "model.zcr")
+            >>> zcrecord.load_record("model.zcr").module("encoder.1")["w"].tolist()
             [0.0, 0.0, 0.0]
         """
         return self._part("module", name) if name != "" else self
@@ -230,8 +230,8 @@ class Record(Mapping[str, Any]):
 
         Example:
             >>> import zcrecord
-        >>> _ = zcrecord.save_record({"model": {"w": np.ones(3), "b": np.zeros(3)}}, "model.zcr")
-            >>> load_record("model.zcr").select("*.w", rename={"model": "encoder"}).names
+            >>> _ = zcrecord.save_record({"model": {"w": np.ones(3), "b": np.zeros(3)}}, "model.zcr")
+            >>> zcrecord.load_record("model.zcr").select("*.w", rename={"model": "encoder"}).names
             ('encoder.w',)
         """
         if isinstance(names, Iterable) and not isinstance(names, str):

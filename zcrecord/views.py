@@ -262,7 +262,8 @@ class Views:
         """Return memory of its own for a payload, as it was before any edit."""
         original = self.original
         if original is not None and nbytes >= _MAPPED and original.mapped:
-            rank = number - int(np.searchsorted(self.index.payloads["offset"], offset))  # 1: the second of its equals
+            first = int(np.searchsorted(self.index.payloads["offset"], np.uint64(offset)))
+            rank = number - first  # among its equals
             if rank not in self._again and 0 < rank <= _MAPPINGS:
                 with contextlib.suppress(SourceError):  # replaced since: a copy, then
                     again = original.private()

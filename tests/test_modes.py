@@ -1,0 +1,773 @@
+"""Mode "c": edits reach a private copy and nothing else. Plain reads, read-ahead and the digest that is expected.
+
+What is tied stays tied; what is only equal, and stored once, is edited each by itself; the file stays as it is.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import math
+import mmap
+import os
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import hypothesis
+import numpy as np
+import pytest
+import records as r
+from forge import Forge
+from hypothesis import strategies as st
+
+import zcrecord
+from zcrecord import FormatError, IntegrityError, PackedTensor, Record, SourceError, UnsupportedError, load_record
+from zcrecord import source as reading
+
+MIB = 1 << 20
+LINUX = pytest.mark.skipif(sys.platform != "linux", reason="platform: only Linux tells private from shared memory")
+ARRAYS = ["a", "b", "c", "tied", "deep.0", "base", "step", "cols", "flat", "big", "twin", "twin2", "turned", "rank0"]
+
+
+def make() -> dict[str, Any]:
+    """Return a record with tensors that are tied, equal, overlapping, packed, text, empty, and of 1 MiB."""
+    w, base, half = np.arange(40.0), np.arange(24).reshape(4, 6), MIB // 8
+    packed = PackedTensor.pack(np.array([1, -2, 3, -4, 5]).astype("int4"))
+    return {
+        "a": np.ones(64), "b": np.ones(64), "c": np.ones(64),
+        "tied": w, "deep": [w, w.copy()],
+        "base": base, "step": base[::2], "cols": base[:, 1:3], "flat": base.reshape(-1)[6:18],
+        "big": np.zeros(half), "twin": np.zeros(half), "twin2": np.zeros(half),
+        "turned": np.asfortranarray(np.arange(6.0).reshape(2, 3)), "rank0": np.array(7),
+        "p": packed, "p2": PackedTensor(packed.packed.copy(), "int4", (5,)),
+        "s": np.array(["x", "yz"]), "s2": np.array(["x", "yz"]),
+        "empty": np.zeros((0, 3)), "blob": np.ones(64).tobytes(), "n": 5,
+    }  # fmt: skip
+
+
+ARCHIVE = r.saved(make(), metadata={"m": 1})
+WAYS: dict[str, dict[str, Any]] = {
+    "a path": {},
+    "a path, touched": {"verify": "touch"},
+    "a path, verified in full": {"verify": "full"},
+    "a path, read": {"mmap": False},
+    "a path, read and touched": {"mmap": False, "verify": "touch"},
+    "a prefix": {"embedded": "prefix"},
+    "a suffix": {"embedded": "suffix"},
+    "a suffix, read": {"embedded": "suffix", "mmap": False},
+    "bytes": {},
+    "a bytearray": {},
+    "bytes before bytes": {"embedded": "prefix"},
+    "a part of a path": {"names": "*"},
+    "a part of a path, read": {"names": "*", "mmap": False},
+    "a part of bytes": {"names": "*"},
+}
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    (tmp_path / "m.zcr").write_bytes(ARCHIVE)
+    return tmp_path / "m.zcr"
+
+
+@pytest.fixture(params=WAYS)
+def way(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[..., Record]]:
+    """A way to load the archive; whatever a test does with the record, its source is afterwards what it was."""
+    name: str = request.param
+    embedded = WAYS[name].get("embedded")
+    data = {None: ARCHIVE, "prefix": ARCHIVE + bytes(999), "suffix": bytes(4096) + ARCHIVE}[embedded]
+    source: Any = bytearray(data) if "bytearray" in name else data
+    if "path" in name or name.startswith(("a prefix", "a suffix")):
+        source = tmp_path / "m.zcr"
+        source.write_bytes(data)
+    before = hashlib.sha256(data).digest()
+    yield lambda mode="c", **more: load_record(source, mode=mode, **WAYS[name], **more)
+    after = source.read_bytes() if isinstance(source, Path) else source
+    assert hashlib.sha256(after).digest() == before, "an edit reached the source"
+
+
+@pytest.fixture
+def rec(way: Callable[..., Record]) -> Record:
+    return way()
+
+
+# Who sees an edit.
+
+
+@pytest.mark.parametrize(("edited", "other"), [("a", "b"), ("b", "a"), ("c", "b"), ("deep.0", "deep.1")])
+def test_edit_of_one_of_two_equal_untied_tensors_does_not_change_the_other(
+    edited: str, other: str, rec: Record
+) -> None:
+    assert not np.shares_memory(rec[edited], rec[other])
+    before = rec[other].copy()
+    rec[edited][:] = -1
+    assert rec[other].tolist() == before.tolist()
+    assert (rec[edited] == -1).all()
+
+
+@pytest.mark.parametrize(("edited", "other"), [("big", "twin"), ("twin", "big"), ("twin2", "twin"), ("twin", "twin2")])
+def test_edit_of_one_of_two_large_equal_tensors_does_not_change_the_other(edited: str, other: str, rec: Record) -> None:
+    rec[edited][::100] = -1
+    assert not rec[other].any()
+    rec[other][-1] = 5
+    assert rec[edited][-1] == 0
+    assert (rec[edited][::100] == -1).all()
+
+
+@pytest.mark.parametrize(("first", "later"), [("a", "b"), ("b", "c"), ("big", "twin"), ("big", "twin2")])
+def test_tensor_touched_only_after_its_equal_was_edited_has_the_values_of_the_file(
+    first: str, later: str, rec: Record
+) -> None:
+    rec[first][:] = 9
+    want = make()[later]
+    assert rec[later].tobytes() == want.tobytes()
+
+
+def test_edit_of_one_of_two_tied_tensors_changes_the_other(rec: Record) -> None:
+    assert rec.info("tied").tied == ("tied", "deep.0")
+    rec["tied"][3] = -1
+    assert rec["deep.0"][3] == -1
+    rec["deep.0"][:] = 2
+    assert (rec["tied"] == 2).all()
+    assert rec["deep.1"].tolist() == np.arange(40.0).tolist()
+
+
+def test_overlapping_views_see_each_others_edits(rec: Record) -> None:
+    want = make()
+    base, views = want["base"], ("base", "step", "cols", "flat")
+    for number, name in enumerate(views):
+        for tree in (want, rec):
+            tree[name][..., 0] = -number
+            tree[name][-1, ...] = 100 + number
+    for name in views:
+        assert rec[name].tolist() == want[name].tolist()
+        assert np.shares_memory(rec[name], rec["base"])
+    assert base.tolist() == rec["base"].tolist()
+
+
+def test_every_view_of_a_tensor_is_the_same_memory(rec: Record) -> None:
+    tree, modules = rec.tree(), rec.module("deep")
+    for name in ARRAYS:
+        views = [rec[name], rec.get(name), rec.array(name), dict(rec.items())[name], rec.select(name)[name]]
+        views += [rec.select(["*"])[name], rec.select(rename={name: "other"})["other"]]
+        views.append(list(rec.values())[rec.names.index(name)])
+        inner = tree
+        for key in name.split("."):
+            inner = inner[int(key) if isinstance(inner, list) else key]
+        views.append(inner)
+        if name.startswith("deep."):
+            views += [modules[name[5:]], modules.select("*")[name[5:]], rec.select("deep").module("deep")[name[5:]]]
+        assert {r.address(view) for view in views} == {r.address(views[0])}, name
+        assert all(view.flags.writeable for view in views), name
+
+
+def test_edits_through_a_part_are_edits_of_the_record(rec: Record) -> None:
+    rec.module("deep")["0"][:] = 1
+    rec.select(["twin*", "b"])["b"][:] = 2
+    rec.select("twin2", rename={"twin2": "x.y"}).module("x")["y"][7] = 3
+    assert (rec["tied"] == 1).all()
+    assert (rec["b"] == 2).all()
+    assert rec["twin2"][7] == 3
+    assert (rec["a"] == 1).all()
+    assert not rec["twin"].any()
+    assert not rec["big"].any()
+
+
+def test_two_records_of_one_source_do_not_see_each_others_edits(way: Callable[..., Record]) -> None:
+    one, two, three = way(), way(), way("r")
+    one["a"][:] = 5
+    one["twin"][0] = 6
+    for other in (two, three, way()):
+        assert (other["a"] == 1).all()
+        assert other["twin"][0] == 0
+
+
+def test_every_array_may_be_written_whatever_its_shape(rec: Record) -> None:
+    want = make()
+    for name in ARRAYS:
+        got = rec[name]
+        got[...] = np.arange(got.size).reshape(got.shape) + 3
+    want["rank0"][...] = 3
+    assert rec["rank0"] == 3
+    assert rec["turned"].strides == want["turned"].strides
+    assert rec["turned"].tolist() == [[3, 4, 5], [6, 7, 8]]
+    rec["empty"][:] = 1
+    assert rec["empty"].shape == (0, 3)
+    assert rec["empty"].flags.writeable
+
+
+def test_packed_tensors_may_be_written_each_by_itself(rec: Record) -> None:
+    rec["p"].packed[0] = 0x21
+    assert rec["p"].unpack().astype(int).tolist() == [1, 2, 3, -4, 5]
+    assert rec["p2"].unpack().astype(int).tolist() == [1, -2, 3, -4, 5]
+    rec["p2"].packed[-1] = 2
+    assert rec["p2"].unpack().astype(int).tolist() == [1, -2, 3, -4, 2]
+    assert rec["p"][:2].unpack().astype(int).tolist() == [1, 2]
+
+
+def test_text_bytes_and_raw_payloads_stay_read_only_and_raw_ones_show_edits(rec: Record) -> None:
+    assert not rec["s"].data.flags.writeable
+    assert list(rec["s"].strings()) == list(rec["s2"].strings()) == [b"x", b"yz"]
+    rec["a"][:] = 0
+    rec["c"][:] = 8
+    blob = rec.attributes["blob"]
+    assert blob.readonly
+    assert bytes(blob) == np.ones(64).tobytes(), "an attribute is nobody's tensor, however equal"
+    assert rec.raw("a").readonly
+    assert bytes(rec.raw("a")) == bytes(512)
+    assert bytes(rec.raw("c")) == np.full(64, 8.0).tobytes()
+
+
+def test_views_in_mode_r_stay_read_only(way: Callable[..., Record]) -> None:
+    rec = way("r")
+    assert rec.mode == "r"
+    for name in ARRAYS:
+        with pytest.raises(ValueError, match="read-only"):
+            rec[name][...] = 0
+        assert not rec.module("deep")["0"].flags.writeable
+        assert not rec.select(name)[name].flags.writeable
+    with pytest.raises(ValueError, match="read-only"):
+        rec["p"].packed[0] = 0
+
+
+def test_mode_is_told_and_others_are_refused(rec: Record) -> None:
+    assert (rec.mode, rec.select("a").mode, rec.module("deep").mode) == ("c", "c", "c")
+    for mode in ("w", "r+", "", None):
+        with pytest.raises(UnsupportedError, match=r"^mode=.* is not known; 'r' or 'c'$"):
+            load_record(ARCHIVE, mode=mode)  # type: ignore[call-overload]
+
+
+@pytest.mark.parametrize("verify", ["touch", "index"])
+def test_threads_that_touch_a_twin_first_all_get_one_memory(verify: Any, path: Path) -> None:
+    rec = load_record(path, mode="c", verify=verify)
+    barrier = threading.Barrier(8)
+    found: list[tuple[int, int]] = []
+
+    def touch() -> None:
+        barrier.wait()
+        found.extend((r.address(rec["b"]), r.address(rec["twin"])) for _ in range(20))
+
+    threads = [threading.Thread(target=touch) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 160
+    assert len(set(found)) == 1
+
+
+# What is done with edited records.
+
+
+def test_saving_saves_the_edits_and_keeps_the_ties(rec: Record, tmp_path: Path) -> None:
+    want = make()
+    for tree in (want, rec):
+        tree["a"][:5] = 3
+        tree["tied"][0] = -7
+        tree["twin"][10] = 1
+        tree["step"][0] = 99
+    rec["p"].packed[0] = 0x21
+    want["p"] = PackedTensor.pack(np.array([1, 2, 3, -4, 5]).astype("int4"))
+    report = zcrecord.save_record(rec, tmp_path / "edited.zcr")
+    again = load_record(tmp_path / "edited.zcr", verify="full")
+    r.assert_same(again.tree(), want)
+    assert again.info("tied").tied == ("tied", "deep.0")
+    assert again.info("base").tied == ("base", "step", "cols", "flat")
+    assert report.deduplicated == MIB + 64 * 8 * 2 + 32, "big and twin2; b, c and the attribute; the texts"
+    assert again.content_digest() == rec.content_digest()
+
+
+def test_record_may_be_saved_over_its_own_file(path: Path) -> None:
+    rec = load_record(path, mode="c")
+    rec["a"][:] = 4
+    rec["twin"][:] = 4
+    zcrecord.save_record(rec, path)
+    again = load_record(path, verify="full")
+    assert (again["a"] == 4).all()
+    assert (again["twin"] == 4).all()
+    assert not again["twin2"].any()
+    assert (rec["b"] == 1).all()
+    assert not rec["twin2"].any(), "touched only now, and of the file that is gone"
+
+
+def test_content_digest_is_that_of_the_edited_values(rec: Record) -> None:
+    assert rec.content_digest() == load_record(ARCHIVE).content_digest()
+    want = make()
+    for tree in (want, rec):
+        tree["b"][1] = 3
+        tree["twin2"][-1] = 3
+        tree["cols"][2, 1] = 3
+    assert rec.content_digest() == r.round_trip(want).content_digest()
+
+
+def test_verify_is_about_what_was_loaded_and_not_about_edits(path: Path) -> None:
+    for rec in (load_record(path, mode="c"), load_record(ARCHIVE, mode="c"), load_record(path, mode="c", names="*")):
+        for name in ("a", "twin", "tied"):
+            rec[name][:] = 3
+        rec.verify()
+        rec.module("deep").verify()
+    rec = load_record(path, mode="c", mmap=False, verify="full")
+    for part in (rec, rec.module("deep")):
+        with pytest.raises(UnsupportedError, match=r"m\.zcr: may have been edited.*load it with verify='full'"):
+            part.verify()
+
+
+def test_verify_finds_damage_that_was_there_before_an_edit(tmp_path: Path) -> None:
+    data = bytearray(ARCHIVE)
+    data[load_record(ARCHIVE).info("tied").offset + 7] ^= 1
+    (tmp_path / "m.zcr").write_bytes(data)
+    for source in (tmp_path / "m.zcr", bytes(data)):
+        rec = load_record(source, mode="c")
+        rec["tied"][:] = np.arange(40.0)  # as it was meant to be
+        with pytest.raises(IntegrityError, match=r"tensor 'tied': payload .* its digest does not match"):
+            rec.verify()
+        with pytest.raises(IntegrityError, match=r"tensor 'tied': payload .* its digest does not match"):
+            rec.select("tied").verify()
+        for mapped in (True, False):
+            with pytest.raises(IntegrityError, match=r"tensor 'tied': payload .* its digest does not match"):
+                load_record(source, mode="c", verify="full", mmap=mapped)
+
+
+# The file meanwhile.
+
+
+@pytest.mark.parametrize("verify", ["touch", "index"])
+def test_file_replaced_meanwhile_changes_nothing_here_and_is_what_is_loaded_next(verify: Any, path: Path) -> None:
+    rec = load_record(path, mode="c", verify=verify)
+    part = rec.select(["a", "b", "twin*"])
+    rec["a"][:] = 3
+    tree = make()
+    tree["b"][:], tree["twin"][:] = 50, 50
+    zcrecord.save_record(tree, path)
+    for record in (rec, part):
+        assert (record["a"] == 3).all()
+        assert (record["b"] == 1).all()
+        assert not record["twin"].any()
+    again = load_record(path, mode="c")
+    assert (again["b"] == 50).all()
+    assert (again["twin"] == 50).all()
+
+
+def test_private_copy_of_a_file_that_was_replaced_is_refused(path: Path) -> None:
+    rec = load_record(path)
+    zcrecord.save_record({"a": np.zeros(3)}, path)
+    with pytest.raises(SourceError, match=r"m\.zcr: was replaced or changed since it was opened; load it again"):
+        rec.archive.private()
+
+
+CLOSED = {
+    "a plain view": "a",
+    "a small twin": "b",
+    "a large twin": "twin",
+    "a second large twin": "twin2",
+}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="platform: only Linux lists what is mapped")
+@pytest.mark.parametrize("part", [False, True])
+@pytest.mark.parametrize("what", CLOSED)
+def test_close_tells_whether_a_view_still_holds_the_file(what: str, part: bool, path: Path) -> None:
+    def mapped() -> bool:
+        return str(path) in Path("/proc/self/maps").read_text()
+
+    rec = load_record(path, mode="c", names="*" if part else None)
+    list(rec.values())
+    view = rec[CLOSED[what]]
+    holds = what != "a small twin"  # which has memory of its own
+    assert rec.close() is not holds
+    assert mapped() is holds
+    view[:] = 5
+    assert (view == 5).all()
+    del view
+    assert rec.close() is True
+    assert not mapped()
+    with pytest.raises(UnsupportedError, match="the record is closed"):
+        rec["a"]
+
+
+@pytest.mark.parametrize("mode", ["r", "c"])
+def test_part_outlives_the_record_it_is_of(mode: Any, path: Path) -> None:
+    with load_record(path, mode=mode) as rec:
+        part = rec.select(["deep", "a", "b", "twin"])
+        inner = part.module("deep")
+    part.close()
+    assert inner["1"].tolist() == np.arange(40.0).tolist()
+    with load_record(path, mode=mode) as rec:
+        part = rec.select(["deep", "a", "b", "twin"])
+    assert (part["b"] == 1).all()
+    assert not part["twin"].any()
+    part.verify()
+    private = part.archive.private() if mode == "r" else part.archive
+    assert private.view(private.find("a")).flags.writeable
+    del private
+    assert part.close() is True
+
+
+@pytest.mark.parametrize(("offset", "nbytes"), [(0, 1 << 50), (1 << 40, 1000), (1 << 40, 1 << 20), (0, 1 << 63)])
+def test_forged_twins_are_refused_before_anything_is_copied(offset: int, nbytes: int, tmp_path: Path) -> None:
+    forged = Forge(r.saved({"a": np.ones(64), "b": np.ones(64), "c": np.zeros(8)}))
+    for row in (0, 1):
+        forged.set("payloads", row, offset=offset, nbytes=nbytes)
+    data = forged.seal()
+    (tmp_path / "m.zcr").write_bytes(data)
+    for verify in ("touch", "index", "full"):
+        for source, mapped in ((tmp_path / "m.zcr", False), (tmp_path / "m.zcr", True), (data, True)):
+            with pytest.raises(FormatError, match=r"payload.* ends past the end of|larger than an archive may be"):
+                load_record(source, mode="c", mmap=mapped, verify=verify)["b"]
+
+
+def test_many_large_twins_take_few_mappings_of_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "m.zcr"
+    zcrecord.save_record({f"w{i}": np.zeros(MIB, np.uint8) for i in range(60)}, path, durable=False)
+    rec = load_record(path, mode="c")
+    before = len(os.listdir("/proc/self/fd")) if sys.platform == "linux" else 0
+    for number, view in enumerate(rec.values()):
+        view[:] = number
+    assert [int(view[0]) for view in rec.values()] == list(range(60))
+    assert not before or len(os.listdir("/proc/self/fd")) - before <= 40
+
+
+# Memory.
+
+MEMORY = """
+import gc, json, mmap, os, sys
+import numpy as np
+import zcrecord
+from tools.measure import memory
+path, small = sys.argv[1:]
+PAGE, MIB = mmap.PAGESIZE, 1 << 20
+
+def private():
+    gc.collect()
+    return memory().private
+
+def load(path, **options):
+    rec = zcrecord.load_record(path, mode='c', **options)
+    return rec, list(rec.values()), [rec[name] for name in rec]
+
+load(small), load(small, mmap=False), load(open(small, 'rb').read())
+found = {}
+before = private()
+rec, views, _ = load(path)
+found['opened'] = private() - before
+sum(int(view[::PAGE].sum()) for view in views)
+found['read'] = private() - before
+at = private()
+for view in views[:4]:
+    view[: 64 * PAGE : PAGE] = 1
+found['written'] = private() - at
+at = private()
+copy = np.array(views[0])
+found['copied'] = private() - at
+del rec, views, view, _, copy
+at = private()
+rec = zcrecord.load_record(path, mmap=False)
+found['plain read'] = private() - at
+del rec
+data = open(path, 'rb').read()
+rec = zcrecord.load_record(data, mode='c')
+rec['w0'][0] = 1
+at = private()
+rec['twin'][:PAGE] = 1
+found['twin of bytes'] = private() - at
+print(json.dumps(found))
+"""
+
+
+@LINUX
+def test_memory_is_private_page_by_page_as_it_is_written(tmp_path: Path) -> None:
+    for name, each in (("large", 8 * MIB), ("small", 800)):
+        tree = {f"w{i}": np.full(each, i + 1, np.uint8) for i in range(6)}
+        tree["twin"] = tree["w3"].copy()
+        zcrecord.save_record(tree, tmp_path / name, durable=False)
+    size = (tmp_path / "large").stat().st_size
+    found = json.loads(r.run_python(MEMORY, tmp_path / "large", tmp_path / "small").stdout)
+    page, little = mmap.PAGESIZE, 2 * MIB
+    assert found["opened"] < little
+    assert found["read"] < little
+    assert 4 * 64 * page <= found["written"] < 4 * 64 * page + little
+    assert found["copied"] >= 8 * MIB, "a copy would be noticed"
+    assert size <= found["plain read"] < size + 2 * little
+    assert found["twin of bytes"] < 8 * MIB + 2 * little, "the twin's bytes are copied, and not the archive's"
+
+
+SPARSE = """
+import mmap, os, sys
+import numpy as np
+from pathlib import Path
+import zcrecord
+from tools.bench.sparse import write_holes
+from tools.measure import memory
+path = Path(sys.argv[1])
+write_holes(path, 64 << 30)
+assert path.stat().st_size > 64 << 30
+before, blocks = memory().private, path.stat().st_blocks
+with open('/proc/sys/vm/overcommit_memory') as file:
+    careful = file.read().strip() == '0'
+if careful and os.sysconf('SC_PHYS_PAGES') * mmap.PAGESIZE < 32 << 30:
+    with path.open('rb') as file:
+        try:
+            mmap.mmap(file.fileno(), 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE)
+        except OSError:
+            pass
+        else:
+            raise SystemExit('a mapping that reserves memory would be noticed')
+rec = zcrecord.load_record(path, mode='c')
+views = list(rec.values())
+for view in views:
+    view.reshape(-1)[[0, -1]] = 1
+assert all(view.reshape(-1)[-1] == 1 for view in views)
+assert memory().private - before < 8 << 20, memory().private - before
+assert path.stat().st_blocks == blocks
+assert not zcrecord.load_record(path)[rec.names[-1]].reshape(-1)[-1:].any()
+"""
+
+
+@LINUX
+def test_file_larger_than_memory_is_opened_and_edited(tmp_path: Path) -> None:
+    r.run_python(SPARSE, tmp_path / "holes.zcr")
+
+
+# Plain reads.
+
+
+def sized(path: Path, nbytes: int) -> bytes:
+    """Write an archive with one payload of `nbytes` random bytes; return the file's."""
+    data = np.random.default_rng(nbytes).integers(0, 256, nbytes, np.uint8)
+    zcrecord.save_record({"w": data}, path, durable=False)
+    return path.read_bytes()
+
+
+@pytest.mark.parametrize("nbytes", [0, 1, 63, 65536, 8 * MIB - 500, 8 * MIB, 20 * MIB + 12345])
+def test_plain_read_has_every_byte_at_an_aligned_address(nbytes: int, tmp_path: Path) -> None:
+    path = tmp_path / "m.zcr"
+    data = sized(path, nbytes)
+    for mode in ("r", "c"):
+        rec = load_record(path, mode=mode, mmap=False, verify="full")
+        octets = np.frombuffer(rec.archive.buffer, np.uint8)
+        assert octets.tobytes() == data
+        assert r.address(octets) % 65536 == 0
+        assert nbytes == 0 or r.address(rec["w"]) == r.address(octets) + rec.info("w").offset
+
+
+@hypothesis.given(nbytes=st.integers(0, 5000), piece=st.integers(1, 999), most=st.integers(1, 1500))
+@hypothesis.settings(max_examples=50, deadline=None)
+def test_plain_read_of_any_size_is_put_together_from_pieces_of_any_size(nbytes: int, piece: int, most: int) -> None:
+    read = os.preadv
+
+    def short(fd: int, buffers: Any, offset: int) -> int:
+        return read(fd, [buffers[0][:most]], offset)
+
+    with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "m.zcr"
+        data = sized(path, nbytes)
+        patch.setattr(reading, "_PIECE", piece)
+        patch.setattr(os, "preadv", short)
+        assert bytes(load_record(path, mmap=False, verify="full").archive.buffer) == data
+        patch.delattr(os, "preadv")  # as on Windows
+        assert bytes(load_record(path, mmap=False, verify="full").archive.buffer) == data
+
+
+@pytest.fixture
+def pieces(monkeypatch: pytest.MonkeyPatch, path: Path) -> list[int]:
+    """Have files read in pieces of 64 KiB; returns the offsets at which reads were asked for."""
+    monkeypatch.setattr(reading, "_PIECE", 65536)
+    read, offsets = os.preadv, []
+
+    def noted(fd: int, buffers: Any, offset: int) -> int:
+        offsets.append(offset)
+        return read(fd, buffers, offset)
+
+    monkeypatch.setattr(os, "preadv", noted)
+    return offsets
+
+
+def test_plain_read_asks_for_every_piece_once(pieces: list[int], path: Path) -> None:
+    load_record(path, mmap=False)
+    assert sorted(pieces) == list(range(0, path.stat().st_size, 65536))
+
+
+@pytest.mark.parametrize("preadv", [True, False])
+def test_file_that_shrinks_while_it_is_read_is_a_typed_error(
+    preadv: bool, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reading, "_PIECE", 65536)
+    opened = reading._open
+
+    def shrinking(path: str, *more: Any) -> Any:
+        found = opened(path, *more)
+        os.truncate(path, 100_000)
+        return found
+
+    monkeypatch.setattr(reading, "_open", shrinking)
+    if not preadv:
+        monkeypatch.delattr(os, "preadv", raising=False)
+    files = os.listdir("/proc/self/fd") if sys.platform == "linux" else []
+    size = path.stat().st_size
+    what = rf"m\.zcr: became shorter while it was read: \d+ of {size} bytes; is it still being written\?"
+    with pytest.raises(SourceError, match=what):
+        load_record(path, mmap=False)
+    assert not files or len(os.listdir("/proc/self/fd")) == len(files)
+
+
+def test_file_that_shrinks_after_a_plain_read_harms_nobody(path: Path) -> None:
+    rec = load_record(path, mmap=False)
+    os.truncate(path, 0)
+    r.assert_same(rec.tree(), make())
+
+
+@pytest.mark.parametrize(
+    ("error", "raised", "message"),
+    [
+        (OSError(errno.EIO, "io"), SourceError, r"m\.zcr: cannot be read: Input/output error"),
+        (OSError(errno.ESTALE, "stale"), SourceError, r"m\.zcr: cannot be read: Stale file handle"),
+        (KeyboardInterrupt(), KeyboardInterrupt, "^$"),
+        (MemoryError("none left"), MemoryError, "none left"),
+    ],
+    ids=["io", "stale", "interrupt", "memory"],
+)
+@pytest.mark.parametrize("after", [0, 5])
+def test_error_of_any_reader_ends_the_read(
+    after: int, error: BaseException, raised: type[BaseException], message: str, path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(reading, "_PIECE", 65536)
+    read, left, lock = os.preadv, [after], threading.Lock()
+
+    def failing(fd: int, buffers: Any, offset: int) -> int:
+        with lock:
+            left[0] -= 1
+            if left[0] < 0:
+                raise error
+        return read(fd, buffers, offset)
+
+    monkeypatch.setattr(os, "preadv", failing)
+    threads = threading.active_count()
+    with pytest.raises(raised, match=message):
+        load_record(path, mmap=False)
+    assert threading.active_count() == threads, "nobody reads on"
+
+
+@pytest.mark.parametrize("most", [0, 1, 3])
+def test_plain_read_does_with_the_threads_that_are_to_be_had(
+    most: int, pieces: list[int], path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start, left = threading.Thread.start, [most]
+
+    def refusing(thread: threading.Thread) -> None:
+        left[0] -= 1
+        if left[0] < 0:
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", refusing)
+    r.assert_same(load_record(path, mmap=False, verify="full").tree(), make())
+    assert len(pieces) == len(set(pieces)) == math.ceil(path.stat().st_size / 65536)
+
+
+def test_plain_read_refuses_what_mapping_refuses(tmp_path: Path) -> None:
+    (tmp_path / "short").write_bytes(bytes(50))
+    (tmp_path / "folder").mkdir()
+    for name in ("short", "folder", "missing"):
+        errors = []
+        for mapped in (True, False):
+            with pytest.raises(zcrecord.RecordError) as caught:
+                load_record(tmp_path / name, mmap=mapped)
+            errors.append((type(caught.value), str(caught.value)))
+        assert errors[0] == errors[1]
+
+
+# Read-ahead.
+
+
+@pytest.fixture
+def advised(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+    """The ranges of mappings, start and end, that the system was advised about from now on."""
+    ranges = []
+
+    class Noting(mmap.mmap):
+        def madvise(self, option: int, start: int = 0, length: int | None = None) -> None:
+            super().madvise(option, start, length or 0)
+            if option == mmap.MADV_WILLNEED:
+                ranges.append((start, start + (length or 0)))
+
+    if hasattr(mmap.mmap, "madvise"):
+        monkeypatch.setattr(mmap, "mmap", Noting)
+    return ranges
+
+
+@pytest.mark.skipif(not hasattr(mmap.mmap, "madvise"), reason="platform: nothing to advise")
+@pytest.mark.parametrize("embedded", [None, "suffix"])
+@pytest.mark.parametrize("mode", ["r", "c"])
+def test_prefetch_advises_what_is_chosen_and_little_else(
+    mode: Any, embedded: Any, advised: list[tuple[int, int]], tmp_path: Path
+) -> None:
+    tree = {"m": {f"w{i}": np.full(40_000 * (i + 1), i) for i in range(8)}, "small": [np.arange(i) for i in range(9)]}
+    data = r.saved(tree)
+    (tmp_path / "m.zcr").write_bytes(bytes(4096) + data if embedded else data)
+    rec = load_record(tmp_path / "m.zcr", mode=mode, embedded=embedded)
+    parts: list[tuple[Record, Any]] = [
+        (rec, None), (rec, "m.w3"), (rec, ["m.w1", "m.w5", "small"]), (rec.module("m"), None),
+        (rec.module("m"), "w3"), (rec.select("m").module("m"), ["w0", "w7"]),
+    ]  # fmt: skip
+    for part, names in parts:
+        advised.clear()
+        part.prefetch(names)
+        chosen = part if names is None else part.select(names)
+        wanted = [(info.offset, info.offset + info.nbytes) for info in chosen.infos() if info.nbytes]
+        assert advised, names
+        for start, end in wanted:
+            assert any(lo <= start and end <= hi for lo, hi in advised), names
+        spare = sum(hi - lo for lo, hi in advised) - sum(end - start for start, end in wanted)
+        assert spare < len(wanted) * 2 * mmap.PAGESIZE + 65536 * len(advised), names
+        assert all(0 <= lo < hi <= len(data) + 4096 for lo, hi in advised)
+
+
+def test_prefetch_of_what_is_in_memory_does_nothing(advised: list[tuple[int, int]], path: Path) -> None:
+    for rec in (load_record(ARCHIVE), load_record(path, mmap=False), load_record(ARCHIVE, mode="c")):
+        rec.prefetch()
+        rec.module("deep").prefetch()
+    assert not advised
+    load_record(path, verify="touch").prefetch(["a", "deep"])
+    r.round_trip({}).prefetch()
+
+
+def test_prefetch_refuses_names_that_are_not_there(path: Path) -> None:
+    rec = load_record(path)
+    with pytest.raises(zcrecord.TensorNotFoundError, match="'twin3': not in this record; close names: 'twin"):
+        rec.prefetch(["a", "twin3"])
+    rec.close()
+    with pytest.raises(UnsupportedError, match="the record is closed"):
+        rec.prefetch()
+
+
+# The digest that is expected.
+
+
+def test_expected_content_digest_is_compared(way: Callable[..., Record]) -> None:
+    right = load_record(ARCHIVE).content_digest()
+    for mode in ("r", "c"):
+        assert len(way(mode, expect=right))
+        with pytest.raises(IntegrityError, match=rf"content digest sha256:00 was expected, it has {right}$"):
+            way(mode, expect="sha256:00")
+
+
+def test_expected_digest_is_the_whole_archives_whatever_part_is_loaded(path: Path) -> None:
+    right = load_record(path).content_digest()
+    assert load_record(path, expect=right, names="a").names == ("a",)
+    with pytest.raises(IntegrityError, match=r"m\.zcr: content digest .* was expected, it has "):
+        load_record(path, expect=load_record(path).select("a").content_digest(), names="a")
+
+
+def test_damaged_payload_is_not_what_was_expected(path: Path) -> None:
+    right = load_record(path).content_digest()
+    data = bytearray(ARCHIVE)
+    data[load_record(path).info("base").offset] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(IntegrityError, match="was expected, it has sha256:"):
+        load_record(path, expect=right)

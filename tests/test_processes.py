@@ -1,0 +1,560 @@
+"""Records among threads and processes: forked, pickled, handed to pools and back; interrupted; the GIL let go.
+
+Whatever could hang, crash or be told apart only by a signal runs in a Python of its own.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import pickle
+import re
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import records as r
+
+import zcrecord
+from zcrecord import (
+    IntegrityError,
+    Record,
+    RecordError,
+    SourceNotFoundError,
+    TensorNotFoundError,
+    UnsupportedError,
+    load_record,
+)
+
+FORK = pytest.mark.skipif(not hasattr(os, "fork"), reason="platform: no fork")
+POSIX = pytest.mark.skipif(os.name != "posix", reason="platform: POSIX signals")
+LINUX = pytest.mark.skipif(sys.platform != "linux", reason="platform: only Linux lists open files and mappings")
+TREE: dict[str, Any] = {
+    "a": np.ones(64), "b": np.ones(64), "n": {"w": np.arange(6.0), "deep": [np.zeros(3), {"v": np.arange(4)}]},
+    "big": np.zeros(1 << 17), "twin": np.zeros(1 << 17), "s": np.array(["x", "yz"]), "blob": b"blob",
+}  # fmt: skip
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    zcrecord.save_record(TREE, tmp_path / "m.zcr", durable=False)
+    return tmp_path / "m.zcr"
+
+
+# Pickling.
+
+
+def unlikely(info: zcrecord.TensorInfo) -> bool:
+    """A predicate that can be pickled."""
+    return info.nbytes < 1000
+
+
+def renamed(name: str) -> str:
+    """A renaming that can be pickled."""
+    return f"model.{name}"
+
+
+PARTS: dict[str, Callable[[Record], Record]] = {
+    "whole": lambda rec: rec,
+    "module": lambda rec: rec.module("n"),
+    "module of a module": lambda rec: rec.module("n").module("deep.1"),
+    "patterns": lambda rec: rec.select(["n.*", "a"]),
+    "an iterator of patterns": lambda rec: rec.select(iter(["n.*", "a"])),
+    "predicate": lambda rec: rec.select(unlikely),
+    "names": lambda rec: rec.select(rename={"n": "m", "": "model", re.compile(r"deep\.(\d)"): r"layer\1"}),
+    "function": lambda rec: rec.select(rename=renamed),
+    "part of a part": lambda rec: rec.select(["n", "b"], rename={"n": "m"}).select("m").module("m"),
+}
+SOURCES: dict[str, Callable[[Path], Record]] = {
+    "path": load_record,
+    "touched": lambda path: load_record(path, verify="touch"),
+    "read": lambda path: load_record(path, mmap=False),
+    "bytes": lambda path: load_record(path.read_bytes()),
+    "bytearray": lambda path: load_record(bytearray(path.read_bytes())),
+}
+
+
+@pytest.mark.parametrize("protocol", [*range(pickle.HIGHEST_PROTOCOL + 1), "copy", "deepcopy"])
+@pytest.mark.parametrize("part", PARTS)
+@pytest.mark.parametrize("source", SOURCES)
+def test_record_survives_pickling_and_copying(source: str, part: str, protocol: Any, path: Path) -> None:
+    rec = PARTS[part](SOURCES[source](path))
+    again: Any = (
+        pickle.loads(pickle.dumps(rec, protocol)) if isinstance(protocol, int) else getattr(copy, protocol)(rec)
+    )
+    assert type(again) is Record
+    assert again.archive.verified == ("touch" if source == "touched" and part == "whole" else "index")
+    assert (again.names, again.path, again.mode) == (rec.names, rec.path, "r")
+    assert again.content_digest() == rec.content_digest()
+    r.assert_same(again.tree(), rec.tree())
+    assert again.archive.mapped is rec.archive.mapped
+
+
+@LINUX
+@pytest.mark.parametrize(("mapped", "count"), [(True, 1), (False, 0)])
+def test_unpickled_record_is_mapped_or_read_as_the_one_that_was_pickled(mapped: bool, count: int, path: Path) -> None:
+    data = pickle.dumps(load_record(path, mmap=mapped))
+    again = pickle.loads(data)
+    assert sum(str(path) in line for line in Path("/proc/self/maps").read_text().splitlines()) == count
+    assert len(data) < 1000, "the path goes, and not the payloads"
+    assert len(again) == 8
+
+
+@pytest.mark.parametrize("embedded", ["prefix", "suffix"])
+def test_embedded_record_survives_pickling(embedded: Any, path: Path) -> None:
+    data = path.read_bytes()
+    path.write_bytes(data + bytes(99) if embedded == "prefix" else bytes(4096) + data)
+    rec = load_record(path, embedded=embedded)
+    r.assert_same(pickle.loads(pickle.dumps(rec)).tree(), TREE)
+    r.assert_same(pickle.loads(pickle.dumps(rec.module("n"))).tree(), TREE["n"])
+
+
+def test_record_of_a_relative_path_is_found_from_another_folder(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(path.parent)
+    data = pickle.dumps(load_record("m.zcr"))
+    monkeypatch.chdir("/")
+    assert pickle.loads(data).path == str(path)
+
+
+@pytest.mark.parametrize("part", ["whole", "module", "patterns"])
+def test_unpickling_refuses_a_file_that_was_replaced_or_removed(part: str, path: Path) -> None:
+    data = pickle.dumps(PARTS[part](load_record(path)))
+    zcrecord.save_record({**TREE, "n": {**TREE["n"], "deep": []}}, path)
+    with pytest.raises(IntegrityError, match=r"m\.zcr: is not the archive that was pickled; it was replaced since"):
+        pickle.loads(data)
+    zcrecord.save_record(TREE, path)
+    assert pickle.loads(data)["w" if part == "module" else "n.w"][1] == 1
+    path.unlink()
+    with pytest.raises(SourceNotFoundError, match=r"m\.zcr: no such file"):
+        pickle.loads(data)
+
+
+def test_what_cannot_be_pickled_is_refused_in_one_line(path: Path) -> None:
+    rec = load_record(path, mode="c")
+    for part in (rec, rec.module("n"), rec.select("a")):
+        with pytest.raises(
+            UnsupportedError, match=r"m\.zcr: a record of mode 'c' may hold edits.*; save it, or pickle"
+        ):
+            pickle.dumps(part)
+    whole = load_record(path)
+    part = whole.module("n")
+    whole.close()
+    with pytest.raises(UnsupportedError, match=r"m\.zcr: the record is closed"):
+        pickle.dumps(whole)
+    assert pickle.loads(pickle.dumps(part)).names == part.names
+    part.close()
+    with pytest.raises(UnsupportedError, match=r"m\.zcr: the record is closed"):
+        pickle.dumps(part)
+
+
+def test_what_a_caller_does_to_the_names_does_not_reach_the_pickled_part(path: Path) -> None:
+    names, rename = ["a"], {"a": "x"}
+    part = load_record(path).select(names, rename)
+    names.append("b")
+    rename["a"] = "y"
+    assert pickle.loads(pickle.dumps(part)).names == part.names == ("x",)
+
+
+@pytest.mark.parametrize("mode", ["r", "c"])
+def test_views_are_pickled_by_value(mode: Any, path: Path) -> None:
+    rec = load_record(path, mode=mode)
+    again = pickle.loads(pickle.dumps({name: rec[name] for name in ("a", "b", "n.w")}))
+    path.unlink()
+    assert again["n.w"].tolist() == [0, 1, 2, 3, 4, 5]
+    assert again["a"].flags.writeable
+
+
+# Pools.
+
+POOL = """
+import concurrent.futures as futures
+import multiprocessing
+import operator
+import pickle
+import sys
+import numpy as np
+import zcrecord
+
+how, path, damaged = sys.argv[1:]
+rec = zcrecord.load_record(path)
+FAILING = [
+    (zcrecord.TensorNotFoundError, operator.getitem, rec, 'n.x'),
+    (zcrecord.TensorNotFoundError, operator.methodcaller('module', 'm'), rec),
+    (zcrecord.TensorNotFoundError, operator.methodcaller('select', ['n', 'c']), rec),
+    (zcrecord.SourceNotFoundError, zcrecord.load_record, path + 'x'),
+    (zcrecord.FormatError, zcrecord.load_record, b'x' * 500),
+    (zcrecord.UnsupportedError, zcrecord.load_record, 5),
+    (zcrecord.IntegrityError, operator.methodcaller('verify'), zcrecord.load_record(damaged)),
+    (zcrecord.NameCollisionError, zcrecord.save_record, {'a.b': {'c': np.ones(1)}, 'a': {'b.c': np.ones(1)}}, path),
+    (zcrecord.LimitError, zcrecord.save_record, {'': np.ones(1)}, path),
+    (zcrecord.SourceError, zcrecord.save_record, {'a': np.ones(1)}, path + '/x/y'),
+]
+with futures.ProcessPoolExecutor(2, mp_context=multiprocessing.get_context(how)) as pool:
+    loaded = pool.submit(zcrecord.load_record, path)
+    part = pool.submit(operator.methodcaller('module', 'n'), rec)
+    of_bytes = pool.submit(zcrecord.load_record, open(path, 'rb').read())
+    chosen = pool.submit(operator.methodcaller('select', 'n.*', rename={'n': 'm'}), rec)
+    sums = pool.map(operator.methodcaller('sum'), rec.module('n.deep').values())
+    lengths = list(pool.map(len, [rec, rec.module('n'), rec.select('a')]))
+    failed = [pool.submit(*call) for _, *call in FAILING]
+    assert loaded.result().content_digest() == rec.content_digest()
+    assert loaded.result().path == path and part.result().path == path and of_bytes.result().path is None
+    assert part.result()['w'].tolist() == rec['n.w'].tolist()
+    assert chosen.result().names == ('m.w', 'm.deep.0', 'm.deep.1.v'), chosen.result().names
+    assert of_bytes.result()['twin'].nbytes == 1 << 20
+    assert (list(map(float, sums)), lengths) == ([0.0, 6.0], [8, 3, 1]), lengths
+    for (kind, *call), future in zip(FAILING, failed):
+        try:
+            future.result(timeout=60)
+        except zcrecord.RecordError as error:
+            try:
+                call[0](*call[1:])
+            except zcrecord.RecordError as here:
+                assert type(error) is type(here), (type(error), type(here))
+                assert (str(error), error.path, error.tensor) == (str(here), here.path, here.tensor)
+                assert getattr(error, 'errno', None) == getattr(here, 'errno', None)
+            assert isinstance(error, kind) or kind is zcrecord.LimitError, (kind, error)
+        else:
+            raise SystemExit(f'{kind} was not raised')
+    assert pool.submit(len, rec).result(timeout=60) == 8, 'the pool lives'
+print('fine')
+"""
+
+
+@FORK
+@pytest.mark.parametrize("how", ["fork", "spawn", "forkserver"])
+def test_pool_of_processes_takes_and_returns_records_and_errors(how: str, path: Path) -> None:
+    damaged = path.with_name("damaged.zcr")
+    data = bytearray(path.read_bytes())
+    data[load_record(path).info("n.w").offset] ^= 1
+    damaged.write_bytes(data)
+    assert r.run_python(POOL, how, path, damaged).stdout == "fine\n"
+
+
+FORKED = """
+import os, sys
+import numpy as np
+import zcrecord
+path, how = sys.argv[1:]
+options = {'read': {'mmap': False}, 'part': {'names': '*'}}.get(how, {})
+source = open(path, 'rb').read() if how == 'bytes' else path
+rec = zcrecord.load_record(source, mode='c', **options)
+touched = rec['a'], rec['twin'], rec['n.w']
+rec['n.w'][0] = 50
+ready, go = os.pipe(), os.pipe()
+child = os.fork()
+if child == 0:
+    for name in ('a', 'b', 'big', 'twin', 'n.w'):
+        rec[name][1:] = 7
+    os.write(ready[1], b'x')
+    os.read(go[0], 1)
+    assert rec['n.w'].tolist() == [50, 7, 7, 7, 7, 7]
+    assert (rec['b'][1:] == 7).all() and rec['b'][0] == 1 and rec['a'][0] == 1
+    assert (rec['twin'][1:] == 7).all() and rec['big'][0] == 0
+    os._exit(0)
+os.read(ready[0], 1)
+assert rec['n.w'].tolist() == [50, 1, 2, 3, 4, 5], rec['n.w']
+assert (rec['a'] == 1).all() and (rec['b'] == 1).all(), (rec['a'], rec['b'])
+assert not rec['big'].any() and not rec['twin'].any()
+for name in ('a', 'b', 'big', 'twin', 'n.w'):
+    rec[name][0] = -1
+os.write(go[1], b'x')
+status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+assert status == 0, status
+assert rec['b'][0] == -1 and (rec['b'][1:] == 1).all()
+"""
+
+
+@FORK
+@pytest.mark.parametrize("how", ["path", "read", "bytes", "part"])
+def test_edits_of_parent_and_child_are_each_their_own(how: str, path: Path) -> None:
+    before = path.read_bytes()
+    r.run_python(FORKED, path, how)
+    assert path.read_bytes() == before
+
+
+# Threads.
+
+
+@pytest.mark.parametrize("mode", ["r", "c"])
+def test_threads_share_a_record_its_parts_and_its_twins(mode: Any, path: Path) -> None:
+    rec = load_record(path, mode=mode, verify="touch")
+    barrier = threading.Barrier(8)
+    failed: list[BaseException] = []
+
+    def work(number: int) -> None:
+        try:
+            barrier.wait()
+            for i in range(30):
+                part = (rec.module("n"), rec.select(["n", "b"]).module("n"), rec.select("n.*").module("n"))[i % 3]
+                assert part["w"].tolist() == [0, 1, 2, 3, 4, 5]
+                assert (rec["b"] == 1).all()
+                assert not rec["twin"].any()
+                assert len(pickle.dumps(rec.tree()["n"])) > 50
+                with pytest.raises(TensorNotFoundError):
+                    rec[f"missing {number}"]
+                part.close()
+        except BaseException as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failed
+    assert rec.module("n")["w"][5] == 5
+
+
+@pytest.mark.parametrize("mode", ["r", "c"])
+def test_closing_while_threads_make_parts_and_views_gives_a_part_or_one_error(mode: Any, path: Path) -> None:
+    for _ in range(20):
+        rec = load_record(path, mode=mode)
+        barrier = threading.Barrier(4)
+        strange: list[BaseException] = []
+
+        def work(
+            rec: Record = rec, barrier: threading.Barrier = barrier, strange: list[BaseException] = strange
+        ) -> None:
+            barrier.wait()
+            try:
+                for _ in range(50):
+                    part = rec.module("n")
+                    assert part["w"].tolist() == [0, 1, 2, 3, 4, 5]
+                    assert (rec["b"] == 1).all()
+                    assert not rec.select("twin")["twin"].any()
+            except UnsupportedError as error:
+                if "the record is closed" not in str(error):
+                    strange.append(error)
+            except BaseException as error:
+                strange.append(error)
+
+        threads = [threading.Thread(target=work) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        barrier.wait()
+        rec.close()
+        for thread in threads:
+            thread.join()
+        assert not strange
+
+
+FREE = """
+import json, sys, threading, time
+import numpy as np
+import zcrecord
+
+path = sys.argv[1]
+data = np.random.default_rng(0).integers(0, 256, 48 << 20, np.uint8)
+pieces = [data[i : i + (4 << 20)] for i in range(0, len(data), 4 << 20)]
+sys.setswitchinterval(1000)  # nobody is made to let the GIL go: others run only where it is let go
+steps, ended = [0], []
+
+def step():
+    while not ended:
+        steps[0] += 1
+        time.sleep(0)
+
+def during(work):
+    before = steps[0]
+    work()
+    return steps[0] - before
+
+def lazily():
+    lazy = zcrecord.LazyTensor('uint8', data.shape, pieces)
+    zcrecord.save_record({'w': lazy}, path + '.lazy', durable=False)
+
+other = threading.Thread(target=step)
+other.start()
+time.sleep(0.01)
+found = {
+    'nothing but Python': during(lambda: sum(range(1_000_000))),
+    'save_record': during(lambda: zcrecord.save_record({'w': data}, path, durable=False)),
+    'save of LazyTensor': during(lazily),
+}
+rec = zcrecord.load_record(path)
+found['verify'] = during(rec.verify)
+found['content_digest'] = during(rec.content_digest)
+found['mmap=False'] = during(lambda: zcrecord.load_record(path, mmap=False))
+ended.append(True)
+other.join()
+print(json.dumps(found))
+"""
+
+
+def test_other_threads_run_while_payloads_are_written_hashed_and_read(tmp_path: Path) -> None:
+    found = json.loads(r.run_python(FREE, tmp_path / "m.zcr").stdout)
+    assert found.pop("nothing but Python") <= 1, "that the GIL is held would be noticed"
+    assert {what: steps >= 10 for what, steps in found.items()} == dict.fromkeys(found, True), found
+
+
+# Ctrl-C.
+
+INTERRUPTED = """
+import os, signal, sys, threading, time
+import numpy as np
+import zcrecord
+from pathlib import Path
+path = Path(sys.argv[1])
+
+def interrupt():
+    os.kill(os.getpid(), signal.SIGINT)
+
+def wide(pieces):
+    for number in range(pieces):
+        if number == 40:
+            interrupt()
+        yield bytes(65536)
+
+{before}
+assert threading.active_count() == 1
+try:
+    {work}
+except KeyboardInterrupt:
+    assert [t for t in threading.enumerate() if t is not threading.main_thread()] == []
+    if os.path.exists('/proc/self/fd'):
+        held = [os.readlink(f'/proc/self/fd/{{fd}}') for fd in os.listdir('/proc/self/fd') if fd > '2' and
+                os.path.exists(f'/proc/self/fd/{{fd}}')]
+        assert not [name for name in held if 'scratch' in name], held
+    raise
+print('finished')
+"""
+WORK = {
+    "a lazy save": ("", "zcrecord.save_record({'w': zcrecord.LazyTensor('u1', (1 << 30,), wide(1 << 14))}, path)"),
+    "a callable's": ("", "zcrecord.save_record({'w': zcrecord.LazyTensor('u1', (1 << 26,), interrupt)}, path)"),
+    "a RecordWriter, piece by piece": ("", """
+    with zcrecord.RecordWriter(path) as out:
+        out.add('a', np.ones(5))
+        with out.tensor('w', 'u1', (1 << 30,)) as w:
+            for piece in wide(1 << 14):
+                w.write(piece)"""),
+    "a RecordWriter's block": ("", """
+    with zcrecord.RecordWriter(path) as out:
+        out.add('a', np.ones(5))
+        interrupt()
+        time.sleep(60)"""),
+    "an eager save": ("""
+write, left = os.write, [2]
+def interrupting(fd, data):
+    left[0] -= 1
+    if not left[0]:
+        interrupt()
+    return write(fd, data)
+os.write = interrupting
+""", "zcrecord.save_record({f'w{i}': np.ones(200_000) for i in range(20)}, path)"),
+}  # fmt: skip
+
+
+@POSIX
+@pytest.mark.parametrize("old", [False, True])
+@pytest.mark.parametrize("what", WORK)
+def test_control_c_during_a_save_leaves_the_old_file_and_nothing_beside_it(
+    what: str, old: bool, tmp_path: Path
+) -> None:
+    path = tmp_path / "m.zcr"
+    if old:
+        path.write_bytes(b"old")
+    before, work = WORK[what]
+    done = r.run_python(INTERRUPTED.format(before=before, work=work), path, ok=False)
+    assert done.returncode == -signal.SIGINT, done.stderr
+    assert "KeyboardInterrupt" in done.stderr
+    assert "finished" not in done.stdout
+    assert os.listdir(tmp_path) == (["m.zcr"] if old else [])
+    assert not old or path.read_bytes() == b"old"
+
+
+READS = {
+    "verify, between payloads": ("", """
+    zcrecord.load_record(path).verify(progress=lambda done, _: interrupt() if done > 1 << 22 else None)"""),
+    "the digest of one payload of many GiB": ("""
+from tools.bench.sparse import write_holes
+write_holes(path.with_name('holes'), 64 << 30)
+signal.signal(signal.SIGALRM, lambda *_: interrupt())
+signal.setitimer(signal.ITIMER_REAL, 0.05)
+""", "zcrecord.load_record(path.with_name('holes')).content_digest()"),
+    "a plain read, by whichever reader": ("""
+read, left = os.preadv, [3]
+def interrupting(fd, buffers, offset):
+    left[0] -= 1
+    if not left[0]:
+        interrupt()
+    return read(fd, buffers, offset)
+os.preadv = interrupting
+""", "zcrecord.load_record(path, mmap=False)"),
+    "a plain read, again and again": ("""
+read = os.preadv
+def interrupting(fd, buffers, offset):
+    interrupt()
+    return read(fd, [buffers[0][: 1 << 20]], offset)
+os.preadv = interrupting
+""", "zcrecord.load_record(path, mmap=False)"),
+}  # fmt: skip
+
+
+@POSIX
+@pytest.mark.parametrize("what", READS)
+def test_control_c_during_a_long_read_ends_it(what: str, tmp_path: Path) -> None:
+    path = tmp_path / "m.zcr"
+    zcrecord.save_record({f"w{i}": np.full(1 << 20, i) for i in range(5)}, path, durable=False)
+    before, work = READS[what]
+    done = r.run_python(INTERRUPTED.format(before=before, work=work), path, ok=False)
+    assert done.returncode == -signal.SIGINT, done.stderr
+    assert "KeyboardInterrupt" in done.stderr
+    assert "finished" not in done.stdout
+    assert "AssertionError" not in done.stderr
+
+
+# The file is replaced.
+
+
+@pytest.mark.parametrize("mode", ["r", "c"])
+@pytest.mark.parametrize("part", [False, True])
+def test_mapped_file_may_be_replaced_while_views_live(mode: Any, part: bool, path: Path) -> None:
+    rec = load_record(path, mode=mode, names="*" if part else None)
+    view = rec["n.w"]
+    zcrecord.save_record({"n": {"w": np.zeros(9)}}, path)
+    assert view.tolist() == rec["n.w"].tolist() == [0, 1, 2, 3, 4, 5]
+    assert rec.module("n")["w"].tolist() == [0, 1, 2, 3, 4, 5]
+    again = load_record(path, mode=mode)
+    assert again["n.w"].tolist() == [0] * 9
+    rec.close()
+    assert view.tolist() == [0, 1, 2, 3, 4, 5]
+    again.close()
+
+
+def test_windows_names_the_open_mapping_that_keeps_a_file_from_being_replaced(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = path.read_bytes()
+
+    def refuse(*_: Any) -> None:
+        error = PermissionError(13, "The process cannot access the file because of a user-mapped section")
+        error.winerror = 1224  # type: ignore[attr-defined]
+        raise error
+
+    monkeypatch.setattr(os, "replace", refuse)
+    what = r"m\.zcr: cannot write: it is mapped, by a record loaded from it here or in another program; close\(\) that"
+    with pytest.raises(zcrecord.SourceError, match=what):
+        zcrecord.save_record(TREE, path)
+    assert path.read_bytes() == before
+    assert os.listdir(path.parent) == ["m.zcr"]
+
+
+def test_every_error_is_a_record_error_after_a_round_trip(path: Path) -> None:
+    for call in (
+        lambda: load_record(path)["x"], lambda: load_record(path).module("x"), lambda: load_record(path, expect="x"),
+        lambda: load_record(path, mode="x"),  # type: ignore[call-overload]
+        lambda: load_record(path).select(5),  # type: ignore[arg-type]
+        lambda: zcrecord.save_record({"x": zcrecord.LazyTensor("u1", (3,), [b""])}, path),
+    ):  # fmt: skip
+        with pytest.raises(RecordError) as caught:
+            call()
+        again = pickle.loads(pickle.dumps(caught.value))
+        assert type(again) is type(caught.value)
+        assert (str(again), again.path, again.tensor) == (str(caught.value), caught.value.path, caught.value.tensor)
