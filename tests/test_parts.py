@@ -153,7 +153,6 @@ def test_module_is_a_record_of_its_own(rec: Record) -> None:
     assert str(part.path or "bytes") in repr(part)
     r.assert_same(part.tree(), TREE["layers"][0])
     r.assert_same(part.module("norm").tree(), TREE["layers"][0]["norm"])
-    assert rec.module("") is rec
     with pytest.raises(TensorNotFoundError, match="'c': not in this record of 3 tensors"):
         part["c"]
 
@@ -567,8 +566,8 @@ def test_part_of_a_record_with_elements_of_an_unknown_type() -> None:
     assert bytes(r.round_trip(part).raw("w")) == TWO.tobytes()
 
 
-def test_metadata_is_the_files_and_not_a_parts(rec: Record) -> None:
-    assert rec.metadata == {"by": "me"}
+def test_metadata_and_the_record_itself_as_a_module(rec: Record) -> None:
+    assert rec.module("") is rec
     assert rec.module("").metadata == {"by": "me"}
 
 
@@ -587,3 +586,16 @@ def test_part_of_a_malformed_index_is_refused_as_the_whole_is() -> None:
     for call in (lambda: rec.module("embed"), lambda: rec.select("head"), lambda: rec.prefetch("head")):
         with pytest.raises(FormatError, match="modules: kind 0 is invalid"):
             call()
+
+
+def test_a_part_keeps_the_metadata_of_its_file(tmp_path: Path) -> None:
+    metadata = {"author": "me", "blob": b"12345", "tags": ["x", "y"]}
+    tree = {"a": {"w": np.ones(3)}, "b": np.zeros(3), "blob": b"12345"}
+    zcrecord.save_record(tree, tmp_path / "m", metadata=metadata)
+    record = zcrecord.load_record(tmp_path / "m")
+    for part in (record.module("a"), record.select("b"), record.select(rename={"a": "c"}).module("c")):
+        found = part.metadata
+        assert bytes(found.pop("blob")) == b"12345"
+        assert found == {"author": "me", "tags": ["x", "y"]}
+        zcrecord.save_record(part, tmp_path / "part")
+        assert zcrecord.load_record(tmp_path / "part", verify="full").metadata["author"] == "me"

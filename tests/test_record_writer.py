@@ -29,6 +29,7 @@ from zcrecord import (
     UnsupportedError,
     load_record,
 )
+from zcrecord.tree import is_attribute
 
 ONE = np.ones(3, np.float32)
 TWO = np.arange(4)
@@ -60,7 +61,7 @@ def told(record: Any, out: RecordWriter, path: tuple[str, ...] = ()) -> None:
     out.module(path or "", kind, name)
     for key, value in items:
         where = (*path, key)
-        if zcrecord.tree.is_attribute(value, key):
+        if is_attribute(value, key):
             out.attribute(where, value)
         elif isinstance(value, np.ndarray | PackedTensor | StringTensor):
             out.add(where, value)

@@ -84,7 +84,8 @@ def load_record(
 
     Raises:
         SourceError: the file is missing or cannot be read. FormatError: it is no valid archive. VersionError: it
-        needs a later reader. IntegrityError: it has another content digest than `expect`. UnsupportedError: `source`
+        needs a later reader. IntegrityError: it has another content digest than `expect`. LimitError: in mode
+        "c", equal tensors that are not tied would take out of all proportion to the archive. UnsupportedError: `source`
         is neither a path nor contiguous bytes. MismatchError: the record is no `into`.
 
     Example:

@@ -151,12 +151,13 @@ class _Walk:
             else:
                 outline.attribute(path, self._attributes[number].value)
         entries = outline.entries(order)
-        attributes = entries.attributes
-        used = {int(p) for p in entries.payloads} | set(_blobs(attributes))
+        entries.metadata = list(unfold.attribute_entries(ix, ix.metadata, PayloadId))
+        used = {int(p) for p in entries.payloads} | {*_blobs(entries.attributes), *_blobs(entries.metadata)}
         numbers = sorted(used - {NONE})
         new = {old: i for i, old in enumerate(numbers)} | {NONE: NONE}
         entries.payloads = [new[p] for p in entries.payloads]
-        change_values(attributes, lambda v: PayloadId(new[v]) if isinstance(v, PayloadId) else v)
+        for values in (entries.attributes, entries.metadata):
+            change_values(values, lambda v: PayloadId(new[v]) if isinstance(v, PayloadId) else v)
         entries.payload_rows, entries.digest_kind = ix.payloads[numbers], ix.digest_kind
         return archive.part(index_of(entries), numbers)
 

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import numpy as np
 
 from . import verify
-from .errors import RecordError, SourceError, UnsupportedError
+from .errors import LimitError, RecordError, SourceError, UnsupportedError
 from .index import Index, decode
 from .layout import MAX_ARCHIVE_SIZE, Header, locate
 from .source import Memory, Mode, map_file, private_copy
@@ -24,6 +24,7 @@ __all__ = ["Archive", "Embedded", "Progress"]
 Embedded = Literal["prefix", "suffix"]
 Progress = Callable[[int, int], None]
 
+_APART, _APART_FREE = 64, 1 << 30  # times an archive, and bytes, that twins may take in mode "c"
 _NEAR = 1 << 16  # bytes between payloads for which one piece of advice does
 
 
@@ -78,7 +79,8 @@ class Archive(Views):
                 verify.check_index(self.index, h)
             self._pool = self.index.pool()
             if mode == "c":
-                self._part_twins()
+                for number in self._twins():  # nothing keeps the bytes as they were: before the first can be edited
+                    self.home(number)
             if level == "full":
                 self._check_contents(None)
         except RecordError as error:
@@ -114,10 +116,16 @@ class Archive(Views):
         Of a mapped file it is a mapping whose pages are copied when they are written, of bytes in memory a whole copy.
 
         Raises:
-            SourceError: the file was replaced since it was opened.
+            SourceError: the file was replaced since it was opened. LimitError: equal tensors, each by itself, would
+            take out of all proportion to the archive.
         """
+        if self.verified != "touch":
+            self._twins()
+        return self._private()
+
+    def _private(self) -> Archive:
         if self.parent is not None:
-            return self.parent[0].private().part(self.index, self.parent[1])
+            return self.parent[0]._private().part(self.index, self.parent[1])
         held = self._held()
         if held.path is None or not self.mapped:
             memory, at = private_copy(self.buffer), 0
@@ -191,11 +199,19 @@ class Archive(Views):
                 start = offset
             end = max(end, offset + nbytes) if offset <= end + _NEAR else offset + nbytes
 
-    def _part_twins(self) -> None:
-        """Where nothing keeps the bytes as they were, copy those of twins before anybody can write to the first."""
-        offsets = self.index.payloads["offset"]
-        for number in (np.flatnonzero(offsets[1:] == offsets[:-1]) + 1).tolist():
-            self.home(number)
+    def _twins(self) -> list[int]:
+        """Return the payloads whose bytes are stored once with another's.
+
+        Raises:
+            LimitError: apart they would take out of all proportion to the archive.
+        """
+        rows = self.index.payloads
+        twins = np.flatnonzero(rows["offset"][1:] == rows["offset"][:-1]) + 1
+        apart = float(rows["nbytes"][twins].sum(dtype=np.float64))
+        if apart > _APART * len(self.buffer) + _APART_FREE:
+            what = f"equal tensors that are not tied would take {apart:.3g} bytes, each by itself, in mode 'c'"
+            raise LimitError(what, path=self.path)
+        return twins.tolist()
 
     def _held(self) -> Memory:
         if self._memory is None:

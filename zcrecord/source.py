@@ -23,8 +23,8 @@ __all__ = ["Memory", "Mode", "buffer_of", "map_file", "private_copy", "read_file
 
 Mode = Literal["r", "c"]
 
-_PIECE = 1 << 19  # bytes of one read: what is copied stays in a core's cache, and a network's round trip weighs little
-_READERS = 8  # reads under way at a time; a network file system answers each by itself
+_PIECE = 1 << 20  # bytes of one read; many times a network's round trip is worth
+_READERS = 4  # reads under way at a time; a network file system answers each by itself
 _GENERIC = sys.platform == "linux" and os.uname().machine in ("x86_64", "aarch64", "riscv64", "i686", "armv7l")
 _NORESERVE = 0x4000 if _GENERIC else 0  # MAP_NORESERVE, which Python does not name; some machines number it otherwise
 
@@ -135,14 +135,14 @@ def private_copy(octets: memoryview) -> Memory:
 
 
 def _aligned(size: int) -> tuple[mmap.mmap, memoryview]:
-    """Return zeroed memory, as a mapping to be closed and as its aligned part of `size` bytes."""
+    """Return zeroed memory, as a mapping to be closed and as its aligned part of `size` bytes.
+
+    Without huge pages on purpose: several threads that first touch one each clear it, at three times the cost in all.
+    """
     if os.name == "posix":  # not shared with the children of a fork, as Python's own default would be
         block = mmap.mmap(-1, size + MAX_ALIGNMENT, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     else:
         block = mmap.mmap(-1, size + MAX_ALIGNMENT)
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        with contextlib.suppress(OSError):  # some kernels are built without
-            block.madvise(mmap.MADV_HUGEPAGE)  # far fewer page faults
     whole = memoryview(block)
     start = -np.frombuffer(whole, np.uint8).__array_interface__["data"][0] % MAX_ALIGNMENT
     return block, whole[start : start + size]

@@ -118,9 +118,13 @@ class Pool:
         if done:  # a span that ends before keeps no byte, wherever it would be
             at, left = np.minimum(at + done, len(self.text)), sizes.astype(np.int64) - done
         rows = self._rows_at[at].view(np.uint64)
-        if len(left) and left.min() < _WIDTH:
-            rows &= _MASKS[np.minimum(left, _WIDTH)].view(np.uint64)
-        return rows.reshape(-1, _WORDS)
+        pieces = rows.reshape(-1, _WORDS)
+        if len(left) and (least := left.min()) < _WIDTH:
+            if least == left.max():  # as the names of one module are, over and over
+                pieces &= _MASKS[least : least + 1].view(np.uint64)
+            else:
+                rows &= _MASKS[np.minimum(left, _WIDTH)].view(np.uint64)
+        return pieces
 
     def _slice(self, start: int, size: int) -> bytes:
         return self.text[start : start + size].tobytes()
