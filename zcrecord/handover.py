@@ -160,12 +160,20 @@ class _Torch:
     def tensors(self) -> Iterator[Any]:
         """Yield every tensor, in saved order."""
         shared = _shared(self._archive)
-        payloads = self._archive.index.tensors["payload"].tolist()
+        rows, from_numpy = self._archive.index.tensors, self._torch.from_numpy
+        payloads = rows["payload"].tolist()
+        whole = (rows["strides"] == NONE) & (rows["payload"] != NONE) & (rows["bits"] >= 8)
+        easy = whole.tolist() if self._on_cpu and self._archive.mode == "c" else [False] * len(payloads)
+        known: set[np.dtype[Any]] = set()  # dtypes that torch takes as they are
         for i, (number, view) in enumerate(zip(payloads, self._archive.views(), strict=True)):
             if number in shared:
                 yield self._part(i, number, view)
+            elif easy[i] and view.dtype in known:  # as nearly all are
+                yield from_numpy(view)
             else:
                 made = self._whole(i, view)
+                if easy[i] and self._form(i, view)[1] is view.dtype and from_numpy(view).dtype is made.dtype:
+                    known.add(view.dtype)
                 yield made if self._on_cpu else made.to(self._where)
 
     def _form(self, i: int, view: Any) -> tuple[Any, Any]:

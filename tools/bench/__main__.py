@@ -29,18 +29,37 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--only", nargs="+", choices=AREAS, metavar="AREA", help=f"some of {', '.join(AREAS)}")
     parser.add_argument("--quick", action="store_true", help="small sizes, few repetitions: for trying it out")
     parser.add_argument("--json", type=Path, metavar="OUT", help="results file (a full run: tools/bench/results.json)")
+    parser.add_argument(
+        "--update", action="store_true", help="put what was measured in the place of the same areas' rows"
+    )
     parser.add_argument("--readme", action="store_true", help="put the results file's table into README.md; no run")
     parser.add_argument("--check", action="store_true", help="tell whether README.md has that table; no run")
     args = parser.parse_args(arguments)
     if args.readme or args.check:
         return _readme(args.json or RESULTS, write=args.readme)
     results = _measure(args.only or AREAS, args.quick, _console())
+    if args.update and not args.quick:
+        _update(results, args.json or RESULTS)
+        return 0
     # A partial or quick run must not pass for the whole.
     out: Path | None = args.json or (None if args.only or args.quick else RESULTS)
     if out is not None:
         out.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
         print(f"written to {out}")
     return 0
+
+
+def _update(results: dict[str, Any], path: Path) -> None:
+    """Replace the rows of the areas that were measured again; machine and versions have to be those of the rest."""
+    before = json.loads(path.read_text(encoding="utf-8"))
+    for what in ("versions", "machine"):
+        if before[what] != results[what]:
+            sys.exit(f"{path} is of other {what}; run everything: python -m tools.bench")
+    again = {row["area"] for row in results["rows"]}
+    rows = [row for row in before["rows"] if row["area"] not in again] + results["rows"]
+    rows.sort(key=lambda row: AREAS.index(row["area"]))
+    path.write_text(json.dumps({**before, "rows": rows}, indent=1) + "\n", encoding="utf-8")
+    print(f"written to {path}")
 
 
 def _console() -> Console:

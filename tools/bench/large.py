@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from tools.bench.harness import OURS, Promise, Row, Settings, collect, require_disk
+from tools.bench.harness import BURST, OURS, Promise, Row, Settings, collect, require_disk
 from tools.bench.peers import GGUF, NPZ, PEERS, SAFETENSORS, SAFETENSORS_TORCH, TORCH
 from tools.measure import MIB, memory
 from tools.worker import Worker, call_alone
@@ -83,7 +83,7 @@ def _ready(settings: Settings, work: str) -> Row:
         samples = collect(repeats, {name: lambda way=way: seconds(*way) for name, way in ways.items()})  # type: ignore[misc]
     medians = {name: statistics.median(s) for name, s in samples.items()}
     promise = Promise("faster", 1, SAFETENSORS_TORCH)
-    return Row(AREA, f"torch state dict of {work}: ready", "s", medians, promise, samples=repeats)
+    return Row(AREA, f"torch state dict of {work}: ready", "s", medians, promise, samples=repeats * BURST)
 
 
 def _files(settings: Settings) -> dict[str, Path]:
@@ -139,12 +139,15 @@ def _plain_save(path: Path) -> None:
 
 
 def load_seconds(way: str, path: str) -> float:
-    """Load every tensor one way; return the seconds until they can be used."""
-    start = time.perf_counter()
-    kept = WAYS_TO_LOAD[way](Path(path))
-    seconds = time.perf_counter() - start
-    assert len(kept) == COUNT
-    return seconds
+    """Load every tensor one way, several times in a row; return the median seconds until they can be used."""
+    samples = []
+    for _ in range(BURST):  # as `median_seconds` has them
+        start = time.perf_counter()
+        kept = WAYS_TO_LOAD[way](Path(path))
+        samples.append(time.perf_counter() - start)
+        assert len(kept) == COUNT
+        del kept
+    return statistics.median(samples)
 
 
 def load_growth(way: str, path: str) -> dict[str, Any]:

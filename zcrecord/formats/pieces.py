@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import io
 import mmap
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -24,8 +24,9 @@ __all__ = ["PIECE", "Payloads", "Reader"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
-PIECE = 1 << 19  # bytes passed on at a time; with the hash and the write they stay in a core's cache
-_KEPT = 4 << 20  # bytes of a mapping that were passed and are not yet let go of
+PIECE = 1 << 20  # bytes passed on at a time; with the hash and the write they stay in a core's cache
+_SPAN = 2 << 20  # bytes of a record prepared at a time, in a thread of their own
+_KEPT = 8 << 20  # bytes of a mapping that were passed and are not yet let go of
 _NEAR = 1 << 16  # bytes between two pieces that still count as neighbours
 _GATHERED = (
     16 << 20
@@ -228,13 +229,16 @@ class Payloads:
         start = self._find(raw)
         digest = None if info.payload in self._sound or self._record.mode != "r" else info.digest
         running = xxhash.xxh3_64()
-        for at in range(0, len(raw), PIECE):
-            piece = raw[at : at + PIECE]
+
+        def prepared(at: int) -> memoryview:
+            piece = raw[at : at + _SPAN]
             if self._mapped is not None:
                 self._mapped.bring(start + at, start + at + len(piece))
             if digest is not None:
                 running.update(piece)
-            yield piece
+            return piece
+
+        yield from _ahead(prepared, range(0, len(raw), _SPAN))
         if digest is not None and running.intdigest() != digest:
             what = "its payload's digest does not match; the file is damaged, copy it again"
             raise IntegrityError(what, path=self._record.path, tensor=info.name, offset=info.offset)
@@ -268,6 +272,22 @@ class Payloads:
         for start in range(0, block.shape[axis], step):
             rows = (*before, slice(start, start + step))
             self._gather(out[rows], block[rows])
+
+
+def _ahead(prepared: Callable[[int], memoryview], places: range) -> Iterator[memoryview]:
+    """Yield what is prepared for each place, the next one while this one is used: hashing beside writing."""
+    if len(places) < 2:
+        yield from map(prepared, places)
+        return
+    from concurrent.futures import ThreadPoolExecutor  # here, because only what is large is worth a thread
+
+    with ThreadPoolExecutor(1) as other:
+        coming = other.submit(prepared, places[0])
+        for at in places[1:]:
+            piece = coming.result()
+            coming = other.submit(prepared, at)
+            yield piece
+        yield coming.result()
 
 
 def _address(view: memoryview) -> int:
