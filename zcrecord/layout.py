@@ -43,18 +43,11 @@ WORDS_ALLOWANCE = 32  # items an attribute list may repeat of the word pool, on 
 
 _HEADER = struct.Struct("<8sBBBBIQQQQQII")
 _U16 = struct.Struct("<H")
-_U32 = struct.Struct("<I")
 
 
 def u16_at(buffer: memoryview, offset: int) -> int:
     """Return the unsigned 16-bit number at `offset`."""
     value: int = _U16.unpack_from(buffer, offset)[0]
-    return value
-
-
-def u32_at(buffer: memoryview, offset: int) -> int:
-    """Return the unsigned 32-bit number at `offset`."""
-    value: int = _U32.unpack_from(buffer, offset)[0]
     return value
 
 

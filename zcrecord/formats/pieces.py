@@ -42,21 +42,27 @@ class _Mapped:
         self.view = memoryview(mapping)
         self._mapping = mapping
         self._lo = self._hi = 0  # brought in and not yet let go of
+        self._rest = (0, 0)  # in use when what lies around it was let go of
         self.populates = True
         try:
             mapping.madvise(_POPULATE, 0, 1)
         except OSError:
             self.populates = False
 
-    def bring(self, start: int, end: int) -> None:
+    def bring(self, start: int, end: int, behind: int = 0) -> None:
         """Have pages in place before they are touched: failing to read them is an error here, and a signal later.
+
+        `behind` bytes of what was brought in last are still in use, and are let go of later.
 
         Raises:
             SourceError: the file became shorter, or cannot be read there.
         """
         if not self._lo <= start <= self._hi + _NEAR or self._hi - self._lo >= _KEPT:
+            used = max(self._hi - behind, self._lo)
+            rest = (used, self._hi)
+            self._hi = used
             self.let_go()
-            self._lo = start
+            self._rest, self._lo = rest, start
         self._hi = max(self._hi, end)
         if self.populates:
             page = start & -mmap.PAGESIZE
@@ -68,10 +74,12 @@ class _Mapped:
 
     def let_go(self) -> None:
         """Let go of what was brought in; the page cache keeps it, and views of it stay valid."""
-        page = self._lo & -mmap.PAGESIZE
-        if self._hi > page:
-            self._mapping.madvise(mmap.MADV_DONTNEED, page, self._hi - page)
+        for lo, hi in (self._rest, (self._lo, self._hi)):
+            page = lo & -mmap.PAGESIZE
+            if hi > page:
+                self._mapping.madvise(mmap.MADV_DONTNEED, page, hi - page)
         self._lo = self._hi = 0
+        self._rest = (0, 0)
 
 
 def _map(file: io.FileIO, nbytes: int) -> _Mapped | None:
@@ -233,7 +241,7 @@ class Payloads:
         def prepared(at: int) -> memoryview:
             piece = raw[at : at + _SPAN]
             if self._mapped is not None:
-                self._mapped.bring(start + at, start + at + len(piece))
+                self._mapped.bring(start + at, start + at + len(piece), _SPAN)
             if digest is not None:
                 running.update(piece)
             return piece
