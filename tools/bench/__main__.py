@@ -29,9 +29,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--only", nargs="+", choices=AREAS, metavar="AREA", help=f"some of {', '.join(AREAS)}")
     parser.add_argument("--quick", action="store_true", help="small sizes, few repetitions: for trying it out")
     parser.add_argument("--json", type=Path, metavar="OUT", help="results file (a full run: tools/bench/results.json)")
-    parser.add_argument(
-        "--update", action="store_true", help="put what was measured in the place of its areas' rows"
-    )
+    parser.add_argument("--update", action="store_true", help="put what was measured in the place of its areas' rows")
     parser.add_argument("--readme", action="store_true", help="put the results file's table into README.md; no run")
     parser.add_argument("--check", action="store_true", help="tell whether README.md has that table; no run")
     args = parser.parse_args(arguments)
