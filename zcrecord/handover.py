@@ -128,6 +128,8 @@ def _jax() -> Any:
 
 def _device(torch: Any, device: Any) -> Any:
     """Return a torch.device on which there can be tensors."""
+    if device == "cpu":
+        return torch.device("cpu")
     try:
         where = torch.device(device)
         torch.empty(0, device=where)

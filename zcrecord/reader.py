@@ -206,7 +206,10 @@ class Archive(Views):
             LimitError: apart they would take out of all proportion to the archive.
         """
         rows = self.index.payloads
-        twins = np.flatnonzero(rows["offset"][1:] == rows["offset"][:-1]) + 1
+        same = rows["offset"][1:] == rows["offset"][:-1]
+        if not np.count_nonzero(same):  # as in most archives
+            return []
+        twins = np.flatnonzero(same) + 1
         apart = float(rows["nbytes"][twins].sum(dtype=np.float64))
         if apart > _APART * len(self.buffer) + _APART_FREE:
             what = f"equal tensors that are not tied would take {apart:.3g} bytes, each by itself, in mode 'c'"
