@@ -108,6 +108,19 @@ def damage(archive: Path) -> None:
     archive.write_bytes(data)
 
 
+def options_given(monkeypatch: pytest.MonkeyPatch, module: Any) -> dict[str, Any]:
+    """Have a module's `convert` note the options it is called with, from now on, in what is returned."""
+    given: dict[str, Any] = {}
+    real = module.convert
+
+    def convert(source: Any, dest: Any, **options: Any) -> Any:
+        given.update(options)
+        return real(source, dest, **options)
+
+    monkeypatch.setattr(module, "convert", convert)
+    return given
+
+
 COMMAND = re.compile(r"^\$ (?P<command>.*)\n(?P<shown>(?:(?!\$ ).*\n)*)", re.MULTILINE)
 SHELL = f"""
 onnx2zc() {{ "{sys.executable}" -c "{ONNX2ZC[1]}" "$@"; }}

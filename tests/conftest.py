@@ -11,7 +11,7 @@ import os
 import shutil
 import signal
 import sys
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import TypeVar
 
@@ -25,6 +25,17 @@ Report = TypeVar("Report", pytest.TestReport, pytest.CollectReport)
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # `tools` is not installed
 signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs of a shell have it ignored, and hand that on
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # as in tools/__init__.py, for whatever imports it first
+
+
+@pytest.fixture(params=["new", "old"])
+def path(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
+    """A path with or without a file, which is to be as it was when the test is over, and alone."""
+    path = tmp_path / "m.zcr"
+    if request.param == "old":
+        path.write_bytes(b"old")
+    yield path
+    assert os.listdir(tmp_path) == (["m.zcr"] if request.param == "old" else [])
+    assert request.param == "new" or path.read_bytes() == b"old"
 
 
 def missing_tools(item: pytest.Item) -> list[str]:

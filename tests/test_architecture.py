@@ -24,7 +24,7 @@ FLOORS = """
     tree paths unfold sink writer source views reader contents describe parts typed.fields typed.wanted
     typed.composed typed handover
     record loading save recording converting .
-    onnx.varints onnx.wire onnx.schema onnx.nodes onnx.values onnx.names onnx.scan onnx.external
+    onnx.varints onnx.wire onnx.schema onnx.nodes onnx.values onnx.names onnx.scanner onnx.external
     onnx.convert onnx.graph onnx.runtime onnx
     formats.pieces formats.structure formats.safetensors_header formats.mapped formats.shards formats.safetensors
     formats.npy formats.zipped formats.npz formats.torch formats.gguf formats

@@ -118,14 +118,7 @@ def test_shards_are_as_large_as_is_said(capsys: pytest.CaptureFixture[str]) -> N
 
 
 def test_hands_its_options_on(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    given: dict[str, Any] = {}
-    real = zcrecord.formats.convert
-
-    def convert(source: Any, dest: Any, **options: Any) -> Any:
-        given.update(options)
-        return real(source, dest, **options)
-
-    monkeypatch.setattr(zcrecord.formats, "convert", convert)
+    given = c.options_given(monkeypatch, zcrecord.formats)
     Path("in").write_bytes(Path("model.safetensors").read_bytes())
     options = ["--from", "safetensors", "--to", "zcr", "--alignment", "4096", "--no-sync", "--force", "--quiet"]
     assert main(["convert", "in", "out", *options]) == 0

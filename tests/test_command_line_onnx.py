@@ -10,7 +10,6 @@ import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import command_line as c
 import onnx
@@ -101,14 +100,7 @@ def test_onnx2zc_reports_as_json(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_onnx2zc_hands_its_options_on(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    given: dict[str, Any] = {}
-    real = zcrecord.onnx.convert
-
-    def convert(source: Any, dest: Any, **options: Any) -> Any:
-        given.update(options)
-        return real(source, dest, **options)
-
-    monkeypatch.setattr(zcrecord.onnx, "convert", convert)
+    given = c.options_given(monkeypatch, zcrecord.onnx)
     assert onnx2zc_main(["model.onnx", "--alignment", "4096", "--no-sync", "--allow-links", "--force", "--quiet"]) == 0
     wanted = {"alignment": 4096, "durable": False, "allow_links": True, "force": True}
     assert {k: given[k] for k in wanted} == wanted

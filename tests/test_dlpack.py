@@ -152,7 +152,9 @@ def test_typed_buffers_are_tensors_in_their_own_memory(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "make", [lambda: bytearray(4), lambda: memoryview(bytearray(4)), lambda: mmap.mmap(-1, 4)], ids=str
+    "make",
+    [lambda: bytearray(4), lambda: memoryview(bytearray(4)), lambda: mmap.mmap(-1, 4)],
+    ids=["bytearray", "memoryview", "mmap"],
 )
 def test_plain_bytes_are_taken_for_a_tensor_only_if_told_so(make: Any) -> None:
     with pytest.raises(UnsupportedError, match=r"tensor 'x': a mutable buffer; pass bytes .* np\.frombuffer"):

@@ -68,17 +68,6 @@ def rows() -> Iterator[Any]:
     yield from VALUES
 
 
-@pytest.fixture(params=["new", "old"])
-def path(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
-    """A path with or without a file, which is to be as it was when the test is over, and alone."""
-    path = tmp_path / "m.zcr"
-    if request.param == "old":
-        path.write_bytes(b"old")
-    yield path
-    assert os.listdir(tmp_path) == (["m.zcr"] if request.param == "old" else [])
-    assert request.param == "new" or path.read_bytes() == b"old"
-
-
 # What a producer may be.
 
 PRODUCERS: dict[str, Callable[[], Any]] = {

@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import io
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -34,17 +34,6 @@ from zcrecord.tree import is_attribute
 ONE = np.ones(3, np.float32)
 TWO = np.arange(4)
 KINDS: dict[Any, str] = {list: "list", tuple: "tuple"}
-
-
-@pytest.fixture(params=["new", "old"])
-def path(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
-    """A path with or without a file, which is to be as it was when the test is over, and alone."""
-    path = tmp_path / "m.zcr"
-    if request.param == "old":
-        path.write_bytes(b"old")
-    yield path
-    assert os.listdir(tmp_path) == (["m.zcr"] if request.param == "old" else [])
-    assert request.param == "new" or path.read_bytes() == b"old"
 
 
 def told(record: Any, out: RecordWriter, path: tuple[str, ...] = ()) -> None:

@@ -192,6 +192,13 @@ def test_archive_of_holes_takes_no_disk(tmp_path: Path) -> None:
     assert status.st_blocks * 512 < 4 * MIB  # the index, and what rounds each payload up to a page
 
 
+@linux
+def test_producing_a_record_holds_one_chunk_and_holding_all_would_be_noticed(tmp_path: Path) -> None:
+    target, arguments = "tools.bench.exchange:produce", {"path": str(tmp_path / "m.zcr"), "mib": 128}
+    assert call_alone(target, **arguments)["growth"] < 32 * MIB
+    assert call_alone(target, **arguments, keep=True)["growth"] > 96 * MIB
+
+
 # -- the benchmarks' results -----------------------------------------------------------------------------------------
 
 

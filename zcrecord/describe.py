@@ -14,13 +14,13 @@ import numpy as np
 
 from . import dtypes, unfold
 from .dtypes import DType
+from .entries import KIND_NAMES
 from .index import TensorEntry
 from .layout import MAX_ALIGNMENT, NONE, VERSION
 from .reader import Archive
 
 __all__ = ["ArchiveLayout", "ModuleInfo", "TensorInfo", "attributes", "info", "infos", "layout", "modules", "walk"]
 
-_KINDS = {1: "mapping", 2: "list", 3: "tuple", 4: "object"}
 _DIGESTS = {0: "none", 1: "xxh3"}
 
 
@@ -197,7 +197,7 @@ def modules(archive: Archive) -> dict[str, ModuleInfo]:
         last = first[int(row["end"])]
         out[name] = ModuleInfo(
             name=name,
-            kind=_KINDS.get(int(row["kind"]), "mapping"),
+            kind=KIND_NAMES.get(int(row["kind"]), "mapping"),
             type_name=ix.text_of(row, "type_name"),
             tensors=last - first[m],
             nbytes=int(sums[last] - sums[first[m]]),

@@ -16,7 +16,7 @@ import numpy as np
 
 from .errors import UnsupportedError
 
-__all__ = ["DTYPES", "DType", "as_dtype", "by_code", "by_name", "by_onnx", "from_numpy", "nbytes"]
+__all__ = ["DTYPES", "DType", "as_dtype", "by_code", "by_name", "by_onnx", "by_safetensors", "from_numpy", "nbytes"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -88,6 +88,7 @@ DTYPES: tuple[DType, ...] = (
 by_code: dict[int, DType] = {d.code: d for d in DTYPES}
 by_name: dict[str, DType] = {d.name: d for d in DTYPES}
 by_onnx: dict[int, DType] = {d.onnx: d for d in DTYPES if d.onnx is not None}
+by_safetensors: dict[str, DType] = {d.safetensors: d for d in DTYPES if d.safetensors is not None}
 STRING = by_name["string"]
 
 _numpy: dict[str, np.dtype[Any]] = {d: np.dtype(d).newbyteorder("<") for d in by_name if hasattr(np, d)}

@@ -14,6 +14,7 @@ import numpy as np
 from ._schema import ModuleKind, ValueForm, ValueType
 
 __all__ = [
+    "KIND_NAMES",
     "AttributeEntry",
     "Entries",
     "Form",
@@ -26,6 +27,14 @@ __all__ = [
     "list_type",
     "value_type",
 ]
+
+
+KIND_NAMES = {
+    ModuleKind.MAPPING: "mapping",
+    ModuleKind.LIST: "list",
+    ModuleKind.TUPLE: "tuple",
+    ModuleKind.OBJECT: "object",
+}
 
 
 class PayloadId(int):

@@ -21,7 +21,7 @@ from .paths import Outline
 from .reader import Archive
 from .tree import split_dotted
 
-__all__ = ["Names", "Rename", "index_of", "is_pattern", "matcher", "module", "select"]
+__all__ = ["Names", "Rename", "alone", "index_of", "module", "select"]
 
 Names = str | Iterable[str] | Callable[[describe.TensorInfo], bool]
 Rename = Mapping[Any, str] | Callable[[str], str]  # keys: str or re.Pattern; a mapping's key type is invariant
@@ -64,6 +64,18 @@ def select(archive: Archive, names: Names | None, rename: Rename | None) -> Arch
     return walk.part()
 
 
+def alone(archive: Archive, i: int) -> Archive:
+    """Return one tensor of an archive under its whole name, without modules, attributes and metadata, in no time."""
+    row = archive.row(i)
+    outline = Outline()
+    numbers = [] if row.payload == NONE else [row.payload]
+    form = Form(row.dtype, row.bits, archive.shape(row), archive.strides(row), row.byte_offset)
+    outline.tensor((archive.index.name(i),), form, 0 if numbers else NONE)
+    entries = outline.entries()
+    entries.payload_rows = archive.index.payloads[numbers]
+    return archive.part(index_of(entries), numbers)
+
+
 class _Walk:
     """The modules, tensors and attributes below one module, and what becomes of them."""
 
@@ -94,7 +106,7 @@ class _Walk:
             keep = names
             self._kept = {i for i, told in enumerate(describe.infos(archive)) if keep(told)}
         else:
-            matches = matcher(names, lambda: [*self._names.values(), *archive.names()], archive.path)
+            matches = _matcher(names, lambda: [*self._names.values(), *archive.names()], archive.path)
             chosen = {m for m, name in self._names.items() if matches(name)}
             for m in range(self._top + 1, self._last):
                 if self._parent(m) in chosen:
@@ -247,12 +259,12 @@ def index_of(entries: Entries) -> Index:
     return decode(memoryview(bytes(data) + _SLACK), len(data))
 
 
-def is_pattern(name: str) -> bool:
+def _is_pattern(name: str) -> bool:
     """Return whether a name has wildcards, as the shell's have them."""
     return any(c in name for c in "*?[")
 
 
-def matcher(names: Any, known: Callable[[], Iterable[str]], path: str | None) -> Callable[[str], bool]:
+def _matcher(names: Any, known: Callable[[], Iterable[str]], path: str | None) -> Callable[[str], bool]:
     """Return what tells whether a name is one of `names`, some of which may be patterns.
 
     Raises:
@@ -265,8 +277,8 @@ def matcher(names: Any, known: Callable[[], Iterable[str]], path: str | None) ->
     for name in wanted:
         if not isinstance(name, str):
             raise UnsupportedError(f"names= takes patterns, and one is a {type(name).__name__}")
-    exact = {name for name in wanted if not is_pattern(name)}
-    patterns = [fnmatch.translate(name) for name in wanted if is_pattern(name)]
+    exact = {name for name in wanted if not _is_pattern(name)}
+    patterns = [fnmatch.translate(name) for name in wanted if _is_pattern(name)]
     everything = set(known()) if wanted else set()
     missing = [name for name in wanted if name in exact and name not in everything]
     if missing:

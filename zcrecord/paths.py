@@ -12,7 +12,7 @@ from typing import Any
 from .entries import AttributeEntry, Entries, Form, ModuleEntry, ModuleKind
 from .errors import LimitError, NameCollisionError, UnsupportedError
 from .layout import MAX_DEPTH
-from .tree import Flat, is_attribute, split_dotted
+from .tree import Flat, encodable, is_attribute, split_dotted
 
 __all__ = ["Outline", "path_of_name"]
 
@@ -177,10 +177,8 @@ def _check_keys(path: Sequence[str], name: str) -> None:
         raise UnsupportedError(f"{path!r}: keys are non-empty strings")
     if "\0" in name:
         raise UnsupportedError("its name contains NUL", tensor=name)
-    try:
-        name.encode()
-    except UnicodeEncodeError:
-        raise UnsupportedError("its name has lone surrogates, which are not UTF-8", tensor=name) from None
+    if not encodable(name):
+        raise UnsupportedError("its name has lone surrogates, which are not UTF-8", tensor=name)
     if len(path) > MAX_DEPTH:
         raise LimitError(f"nested more than {MAX_DEPTH} deep", tensor=name)
 

@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Any, Literal
 
 from . import tree
-from .entries import Form, ModuleKind
+from .entries import KIND_NAMES, Form
 from .errors import ProducerError, RecordError, TensorNotFoundError, UnsupportedError
 from .layout import ALIGNMENT, NONE, check_alignment
 from .lazy import LazyTensor, Pieces
@@ -21,12 +21,7 @@ from .writer import SaveReport, StreamWriter, digest_kind
 
 __all__ = ["OpenTensor", "RecordWriter"]
 
-_KINDS = {
-    "mapping": ModuleKind.MAPPING,
-    "list": ModuleKind.LIST,
-    "tuple": ModuleKind.TUPLE,
-    "object": ModuleKind.OBJECT,
-}
+_KINDS = {name: kind for kind, name in KIND_NAMES.items()}
 
 
 class RecordWriter:

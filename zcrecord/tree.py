@@ -26,6 +26,7 @@ from .tensors import PackedTensor, StringTensor
 __all__ = [
     "Flat",
     "as_tensor",
+    "encodable",
     "flatten",
     "is_attribute",
     "split_dotted",
@@ -58,8 +59,8 @@ class Flat(Entries):
             joined = "".join(names)
             if "\0" in joined:
                 raise UnsupportedError("its name contains NUL", tensor=next(n for n in names if "\0" in n))
-            if not _encodable(joined):
-                bad = next(n for n in names if not _encodable(n))
+            if not encodable(joined):
+                bad = next(n for n in names if not encodable(n))
                 raise UnsupportedError("its name has lone surrogates, which are not UTF-8", tensor=bad)
             if len(set(names)) != len(names):
                 seen: set[str] = set()
@@ -72,7 +73,8 @@ class Flat(Entries):
             setattr(self, column, [getattr(self, column)[i] for i in order])
 
 
-def _encodable(text: str) -> bool:
+def encodable(text: str) -> bool:
+    """Return whether a text is UTF-8: one with lone surrogates is not."""
     try:
         return text.isascii() or bool(text.encode())
     except UnicodeEncodeError:
@@ -140,7 +142,7 @@ def is_attribute(value: Any, path: str) -> bool:
         return False
     else:
         texts = [value] if isinstance(value, str) else []
-    if not all(map(_encodable, texts)):
+    if not all(map(encodable, texts)):
         raise UnsupportedError("a text with lone surrogates, which are not UTF-8", tensor=path)
     return True
 
@@ -256,7 +258,7 @@ def as_tensor(value: Any, path: str) -> Any:
     if isinstance(value, np.ndarray | np.generic):
         array = np.asarray(value)
         if array.dtype.kind in "UT" and not isinstance(value, np.ma.MaskedArray):
-            if not all(map(_encodable, array.reshape(-1).tolist())):
+            if not all(map(encodable, array.reshape(-1).tolist())):
                 raise UnsupportedError("a text with lone surrogates, which are not UTF-8", tensor=path)
             return StringTensor.from_strings(array.reshape(-1).tolist(), array.shape)
     else:

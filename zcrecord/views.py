@@ -144,7 +144,6 @@ class Views:
 
     def view(self, i: int) -> Any:
         """Return tensor i as an ndarray, PackedTensor or StringTensor over the archive's own bytes."""
-        octets = self._octets
         row = self.row(i)
         shape, strides = self.shape(row), self.strides(row)
         kind = dtypes.by_code.get(row.dtype)
@@ -153,25 +152,18 @@ class Views:
             return self._special(i, kind, number, shape)
         if number == NONE:
             return np.frombuffer(b"" if self.mode == "r" else bytearray(), kind.numpy).reshape(shape)
-        offset = self.index.payloads[number].item()[0]
-        if self.mode == "c":
-            octets, offset = self.home(number)
-        offset += row.byte_offset
+        octets, start = self.home(number)
         if strides is not None:
             strides = tuple(s * (bits >> 3) for s in strides)
-        return np.ndarray(shape, kind.numpy, octets, offset, strides)
+        return np.ndarray(shape, kind.numpy, octets, start + row.byte_offset, strides)
 
     def elements(self, i: int) -> np.ndarray[Any, Any]:
         """Return a strided tensor as opaque elements of its width; unlike a view, whatever its type."""
-        octets = self._octets
         row = self.row(i)
         item = row.bits >> 3
         strides = tuple(s * item for s in self.strides(row) or ())
-        offset = self.index.payloads[row.payload].item()[0]
-        if self.mode == "c":
-            octets, offset = self.home(row.payload)
-        offset += row.byte_offset
-        return np.ndarray(self.shape(row), np.dtype((np.void, item)), octets, offset, strides)
+        octets, start = self.home(row.payload)
+        return np.ndarray(self.shape(row), np.dtype((np.void, item)), octets, start + row.byte_offset, strides)
 
     def _special(self, i: int, kind: dtypes.DType | None, number: int, shape: tuple[int, ...]) -> Any:
         name = self.index.name(i)
@@ -247,12 +239,13 @@ class Views:
 
         In mode "c" payloads of equal bytes, stored once, have each its memory: their tensors are not tied.
         """
+        octets = self._octets  # first: after another thread's release the index says so
         offset, nbytes, _ = self.index.payloads[number].item()
         if self.mode == "c" and self.parent is not None:
             whole: Views = self.parent[0]
             return whole.home(self.parent[1][number])
         if self.mode == "r" or not self._is_twin(number):
-            return self._octets, offset
+            return octets, offset
         own = self._own.get(number)
         if own is None:
             own = self._own.setdefault(number, self._twin(number, offset, nbytes))

@@ -63,7 +63,7 @@ def _convert(settings: Settings, source: Path, dest: Path, copy: Path, work: str
 
 def _produce(settings: Settings, gib: int) -> Row:
     path = settings.folder / "produced.zcr"
-    told: dict[str, Any] = call_alone("tools.bench.exchange:produce", path=str(path), gib=gib)
+    told: dict[str, Any] = call_alone("tools.bench.exchange:produce", path=str(path), mib=gib << 10)
     path.unlink()
     os.sync()
     work = f"save a record of {gib} GiB made of generated chunks of 1 MiB: peak memory above the import"
@@ -86,7 +86,7 @@ def convert(source: str, dest: str) -> dict[str, float]:
     return {"seconds": seconds, "growth": float((peak_rss() or 0) - before)}
 
 
-def produce(path: str, gib: int, *, keep: bool = False) -> dict[str, float]:
+def produce(path: str, mib: int, *, keep: bool = False) -> dict[str, float]:
     """Save 16 tensors that are made chunk by chunk; `keep` holds on to all chunks, which has to be noticed."""
     import zcrecord
 
@@ -100,7 +100,7 @@ def produce(path: str, gib: int, *, keep: bool = False) -> dict[str, float]:
                 kept.append(piece)
             yield piece
 
-    each = gib * (1 << 30) // 16
+    each = mib * MIB // 16
     record = {f"w{i}": zcrecord.LazyTensor("float32", (each // 4,), lambda: chunks(each)) for i in range(16)}
     before = peak_rss() or 0
     start = time.perf_counter()

@@ -17,9 +17,10 @@ from math import prod
 from typing import NamedTuple
 
 from zcrecord.converting import what_it_is
-from zcrecord.dtypes import DTYPES, DType, nbytes
+from zcrecord.dtypes import DType, by_safetensors, nbytes
 from zcrecord.errors import FormatError, LimitError, RecordError, printable
 from zcrecord.layout import MAX_ARCHIVE_SIZE, MAX_RANK, align_up
+from zcrecord.tree import encodable
 
 __all__ = ["MAX_HEADER", "METADATA", "Entry", "check_length", "decode_header", "encode_header"]
 
@@ -29,7 +30,6 @@ _ALIGNMENT = 8  # of the tensors' bytes in the file, by its own writer's habit
 _DIGITS = 20  # of a 64-bit number
 _COPY = "the file is damaged, copy it again"
 
-_KINDS: dict[str, DType] = {kind.safetensors: kind for kind in DTYPES if kind.safetensors is not None}
 _NUMBER = rf"(?:0|[1-9][0-9]{{0,{_DIGITS - 1}}})"
 _USUAL = re.compile(  # an entry as writers write it
     rf'"([^"\\\x00-\x1f]*+)":\{{"dtype":"([A-Z0-9_]{{1,16}})","shape":\[((?:{_NUMBER}(?:,{_NUMBER}){{0,63}})?)\],'
@@ -183,11 +183,8 @@ class _Scanner:
         except ValueError as error:
             raise self._fail(f"no string of JSON ({printable(str(error).partition(':')[0])})", start) from None
         found, self._pos = scanned
-        if not found.isascii():
-            try:
-                found.encode()
-            except UnicodeEncodeError:
-                raise self._fail("a string with lone surrogates, which are not UTF-8", start) from None
+        if not encodable(found):
+            raise self._fail("a string with lone surrogates, which are not UTF-8", start)
         return found
 
     def _key(self) -> str:
@@ -201,7 +198,7 @@ class _Scanner:
         if found is None:
             return None
         name, dtype, dims, start, end = found.groups()
-        kind = _KINDS.get(dtype)
+        kind = by_safetensors.get(dtype)
         if kind is None or not name or name == METADATA:
             return None
         self._pos = found.end()
@@ -262,9 +259,9 @@ class _Scanner:
     def _dtype(self) -> DType:
         at = self._space()
         dtype = self._string()
-        if dtype not in _KINDS:
-            raise self._fail(f"dtype '{printable(dtype)}' is not known; it knows {', '.join(_KINDS)}", at)
-        return _KINDS[dtype]
+        if dtype not in by_safetensors:
+            raise self._fail(f"dtype '{printable(dtype)}' is not known; it knows {', '.join(by_safetensors)}", at)
+        return by_safetensors[dtype]
 
     def _integers(self, most: int, what: str) -> tuple[int, ...]:
         out: list[int] = []

@@ -16,16 +16,16 @@ from typing import Any
 import numpy as np
 
 from zcrecord.describe import ModuleInfo, TensorInfo
+from zcrecord.entries import KIND_NAMES
 from zcrecord.errors import FormatError, RecordError, VersionError, printable
 from zcrecord.record import Record
 from zcrecord.recording import RecordWriter
-from zcrecord.tree import is_attribute, state_path
+from zcrecord.tree import encodable, is_attribute, state_path
 
 __all__ = ["KEY", "Structure", "decode_structure", "structure_of"]
 
 KEY = "zcrecord"
 _VERSION = 1
-_KINDS = ("mapping", "list", "tuple", "object")
 
 
 @dataclass(slots=True)
@@ -209,11 +209,8 @@ def _list(found: Any) -> list[Any]:
 def _text(found: Any) -> str:
     if not isinstance(found, str):
         raise _wrong("has something other than text where text is due")
-    if not found.isascii():
-        try:
-            found.encode()
-        except UnicodeEncodeError:
-            raise _wrong("has text with lone surrogates, which are not UTF-8") from None
+    if not encodable(found):
+        raise _wrong("has text with lone surrogates, which are not UTF-8")
     return found
 
 
@@ -238,7 +235,7 @@ def _items(found: Any) -> list[tuple[Any, ...]]:
             raise _wrong("has items out of order")
         if len(item) == 3:
             out.append((at, path, _value(item[2], ".".join(path))))
-        elif item[2] in _KINDS:
+        elif item[2] in KIND_NAMES.values():
             out.append((at, path, item[2], _text(item[3])))
         else:
             raise _wrong("has a module of unknown kind")

@@ -13,6 +13,7 @@ from typing import Any
 
 from zcrecord.errors import FormatError, RecordError, SourceError, UnsupportedError, printable
 from zcrecord.sink import Sink
+from zcrecord.tree import encodable
 
 __all__ = ["ZipSink", "members", "open_zip", "read_end", "read_exactly", "zip_entry", "zip_faults"]
 
@@ -73,7 +74,7 @@ def members(
             raise UnsupportedError("this member is encrypted", tensor=name)
         if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
             raise UnsupportedError(f"compression {info.compress_type}; numpy stores or deflates", tensor=name)
-        if not name or not _encodable(name):
+        if not name or not encodable(name):
             raise FormatError("a member without a name that text can hold")
         if info.orig_filename == besides and text is None:
             text = _text(opened, info)
@@ -89,13 +90,6 @@ def members(
     if end > total:
         raise FormatError(f"its last member ends at byte {end}, the file has {total}; it is truncated")
     return out, text
-
-
-def _encodable(text: str) -> bool:
-    try:
-        return bool(text.encode())
-    except UnicodeEncodeError:
-        return False
 
 
 def _text(opened: zipfile.ZipFile, info: zipfile.ZipInfo) -> str:

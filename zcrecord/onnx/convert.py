@@ -25,7 +25,7 @@ from zcrecord.sink import open_sink
 
 from . import external
 from .names import GRAPH_ATTRIBUTE, Found, name_tensors
-from .scan import Scanner
+from .scanner import Scanner
 from .schema import Scope, Tensor, Tensors
 from .values import RAW_DATA, STRING, Payloads, Values
 from .wire import Binary, Skeleton, Window

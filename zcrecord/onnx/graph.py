@@ -20,7 +20,7 @@ from zcrecord.tensors import PackedTensor, StringTensor
 
 from .convert import STUB_KEY
 from .names import GRAPH_ATTRIBUTE
-from .scan import Scanner
+from .scanner import Scanner
 from .schema import GRAPH, MODEL, Scope, Tensor, Tensors
 from .values import RAW_DATA, STRING_DATA, Values
 from .wire import LEN, Skeleton, Window, encode_field, encode_varint

@@ -11,7 +11,7 @@
 - Where such a name is taken already, it gets "~2", "~3", ... appended; initializers of the main graph never change.
 - Bytes that are not UTF-8, and NUL, are an error in an initializer's name, and become U+FFFD in all others.
 
-How tensors are found is left to `scan`.
+How tensors are found is left to `scanner`.
 """
 
 from __future__ import annotations

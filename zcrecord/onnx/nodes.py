@@ -2,7 +2,7 @@
 
 Those that lie side by side in the window are walked in step, one field each per round, so that a model of 20,000
 nodes takes some hundred numpy calls. What is not of the commonest shape is looked at alone, and only that way is
-anything refused. The others are left to `scan`.
+anything refused. The others are left to `scanner`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Where a model can hold tensors, as a table, and what is remembered of the messages on the way to one.
 
-Source: onnx.proto (IR version 13). Reading them is left to `scan`.
+Source: onnx.proto (IR version 13). Reading them is left to `scanner`.
 """
 
 from __future__ import annotations

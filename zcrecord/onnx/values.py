@@ -2,7 +2,7 @@
 
 raw_data goes through as it is; typed data is decoded chunk by chunk; strings get the ends the archive wants. What is
 not canonical is made so: bools are 0 or 1, bits after the last packed element are zero. Which message a tensor sits
-in is left to `scan`.
+in is left to `scanner`.
 
 Source: onnx.proto's comments on TensorProto, and `onnx.numpy_helper.to_array`.
 """

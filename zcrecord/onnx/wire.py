@@ -2,7 +2,7 @@
 
 The window never seeks and never holds a payload; what it passes is kept byte for byte in a `Skeleton` unless the
 reader drops it. Knows tags, lengths, varints and groups, and when they are malformed; which fields mean what is left
-to `scan`.
+to `scanner`.
 
 Source: https://protobuf.dev/programming-guides/encoding/ (proto2; limits as in protobuf's own parsers).
 """

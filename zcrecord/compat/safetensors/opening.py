@@ -15,15 +15,13 @@ from typing import Any
 
 import numpy as np
 
+from zcrecord import parts
 from zcrecord.dtypes import STRING, from_numpy
-from zcrecord.entries import Form
 from zcrecord.errors import RecordError, TensorNotFoundError, UnsupportedError
 from zcrecord.formats import mapped as genuine
-from zcrecord.layout import MAGIC, NONE
+from zcrecord.layout import MAGIC
 from zcrecord.lazy import LazyTensor
 from zcrecord.loading import load_record
-from zcrecord.parts import index_of
-from zcrecord.paths import Outline
 from zcrecord.record import Record
 from zcrecord.save import save_record
 from zcrecord.sink import path_of
@@ -186,18 +184,10 @@ class Slice:
 
 def _alone(record: Record, name: str) -> Record:
     """Return a record of one tensor, in the same memory."""
-    archive = record.archive
-    number = archive.find(name)
+    number = record.archive.find(name)
     if number < 0:
         record.info(name)  # says what names there are
-    row = archive.row(number)
-    form = Form(row.dtype, row.bits, archive.shape(row), archive.strides(row), row.byte_offset)
-    payloads = [] if row.payload == NONE else [row.payload]
-    outline = Outline()
-    outline.tensor((name,), form, 0 if payloads else NONE)
-    entries = outline.entries()
-    entries.payload_rows = archive.index.payloads[payloads]
-    return Record(archive.part(index_of(entries), payloads))
+    return Record(parts.alone(record.archive, number))
 
 
 def on_cpu(device: Any) -> bool:
