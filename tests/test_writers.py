@@ -90,6 +90,69 @@ def test_without_large_payloads_the_base_alignment_is_the_alignment(how: str) ->
     assert len(data) < 1024
 
 
+def numbered(nbytes: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, 256, nbytes, np.uint8)
+
+
+@pytest.mark.parametrize("how", ["back", "pipe"])
+@pytest.mark.parametrize("nbytes", [1, 64, writer.HELD - 1, writer.HELD, writer.HELD + 1, 3 * MIB])
+def test_equal_payloads_are_stored_once_into_a_pipe_up_to_what_is_held(how: str, nbytes: int) -> None:
+    arrays = {"a": numbered(nbytes), "b": numbered(nbytes, 1), "c": numbered(nbytes), "d": numbered(nbytes, 1)}
+    record = zcrecord.load_record(written(how, arrays, 64), verify="full")
+    assert all((record[name] == array).all() for name, array in arrays.items())
+    shared = how == "back" or nbytes <= writer.HELD
+    assert record.layout.deduplicated == (2 * nbytes if shared else 0)
+    assert (record.info("a").offset == record.info("c").offset) == shared
+    assert record.info("a").payload != record.info("c").payload, "equal is not tied"
+
+
+@pytest.mark.parametrize("how", ["back", "pipe"])
+def test_payloads_that_only_share_a_digest_are_both_stored(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """XXH3 can be made to collide on purpose; what decides must not."""
+
+    class Colliding:
+        def reset(self) -> None: ...
+        def update(self, data: Any) -> None: ...
+        def intdigest(self) -> int:
+            return 7
+
+    monkeypatch.setattr(writer.xxhash, "xxh3_64", Colliding)
+    monkeypatch.setattr(writer.xxhash, "xxh3_64_intdigest", lambda data: 7)
+    arrays = {"a": numbered(100), "b": numbered(100, 1), "c": numbered(100)}
+    record = zcrecord.load_record(written(how, arrays, 64))
+    assert all((record[name] == array).all() for name, array in arrays.items())
+    assert record.layout.deduplicated == 100
+
+
+@pytest.mark.parametrize("how", ["back", "pipe"])
+def test_a_payload_that_is_forgotten_leaves_no_trace(how: str) -> None:
+    kept = {"a": numbered(100), "b": numbered(writer.HELD, 1), "c": numbered(100)}
+    file: Any = io.BytesIO() if how == "back" else Pipe()
+    with open_sink(file) as sink:
+        out = writer.StreamWriter(sink)
+        outline = paths.Outline()
+        for name, array in kept.items():
+            for dropped in (numbered(70, 5), numbered(MIB, 6) if how == "back" else numbered(80, 6), array):
+                out.begin(dropped.nbytes)
+                out.write(dropped)
+                number = out.end()
+                if dropped is not array:
+                    out.forget()
+            outline.tensor((name,), Form(dtypes.by_name["uint8"].code, 8, array.shape), number)
+        out.finish(outline.entries())
+    assert file.getvalue() == written(how, kept, 64)
+
+
+def test_what_went_into_a_pipe_cannot_be_forgotten() -> None:
+    with open_sink(Pipe()) as sink:
+        out = writer.StreamWriter(sink)
+        out.begin(writer.HELD + 1)
+        out.write(bytes(writer.HELD + 1))
+        out.end()
+        with pytest.raises(zcrecord.errors.UnsupportedError, match="cannot be taken back; write to a file"):
+            out.forget()
+
+
 @pytest.mark.parametrize("how", ["back", "pipe"])
 @pytest.mark.parametrize("first", [b"", b"abcd"])
 def test_payload_that_was_begun_large_and_got_no_byte_leaves_no_trace(how: str, first: bytes) -> None:
