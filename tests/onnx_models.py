@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import functools
 import io
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
-from onnx import TensorProto, helper, numpy_helper
+from onnx import AttributeProto, TensorProto, helper, numpy_helper
 
 import zcrecord
 from zcrecord import dtypes
@@ -111,6 +113,67 @@ def model_of(*initializers: TensorProto, nodes: Any = (), **fields: Any) -> onnx
     """A model with these initializers."""
     graph = helper.make_graph(list(nodes), "g", [], [], list(initializers))
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9, **fields)
+
+
+def rich_model() -> onnx.ModelProto:
+    """A model with a tensor in every place that onnx has for one."""
+
+    def arr(value: float) -> TensorProto:
+        return numpy_helper.from_array(np.full(3, value, np.float32))
+
+    def sparse(name: str, value: float) -> onnx.SparseTensorProto:
+        values = numpy_helper.from_array(np.array([value], np.float32), name)
+        return helper.make_sparse_tensor(values, numpy_helper.from_array(np.array([2])), [5])
+
+    def branch(value: float) -> onnx.GraphProto:
+        inner = helper.make_graph([], "inner", [], [], [numpy_helper.from_array(np.full(2, value + 0.5, "f4"), "w")])
+        nodes = [helper.make_node("Loop", [], ["l"], name="loop", body=inner)]
+        return helper.make_graph(nodes, "b", [], [], [numpy_helper.from_array(np.full(2, value, "f4"), "w")])
+
+    several = helper.make_node("Custom", [], ["several"])
+    for name, kind, fields in [
+        ("ts", AttributeProto.TENSORS, {"tensors": [arr(1), arr(2)]}),
+        ("gs", AttributeProto.GRAPHS, {"graphs": [branch(10), branch(20)]}),
+        ("sp", AttributeProto.SPARSE_TENSOR, {"sparse_tensor": sparse("", 3)}),
+        ("sps", AttributeProto.SPARSE_TENSORS, {"sparse_tensors": [sparse("", 4), sparse("", 5)]}),
+    ]:
+        several.attribute.append(AttributeProto(name=name, type=kind, **fields))
+    nodes = [
+        several,
+        helper.make_node("If", ["c"], ["y"], name="branches", then_branch=branch(30), else_branch=branch(40)),
+        helper.make_node("Constant", [], ["const"], value=arr(6)),
+    ]
+    model = model_of(numpy_helper.from_array(np.arange(4.0), "layer.0.weight"), nodes=nodes)
+    model.graph.sparse_initializer.append(sparse("sparse.w", 7))
+    function = helper.make_function(
+        "my.domain", "Fun", ["x"], ["y"], [helper.make_node("Constant", [], ["k"], value=arr(8))], [], ["a"]
+    )
+    function.attribute_proto.append(helper.make_attribute("default", arr(9)))
+    model.functions.append(function)
+    training = model.training_info.add()
+    training.initialization.CopyFrom(helper.make_graph([], "i", [], [], [numpy_helper.from_array(np.arange(2), "m")]))
+    training.algorithm.CopyFrom(branch(50))
+    return model
+
+
+# Memory.
+
+PEAK = """
+import sys
+def peak():
+    if sys.platform == "linux":  # getrusage starts from the peak of the process that started this one
+        line = next(line for line in open("/proc/self/status") if line.startswith("VmHWM:"))
+        return int(line.split()[1]) << 10
+    import resource
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << (0 if sys.platform == "darwin" else 10)
+"""
+
+
+def peak_growth(setup: str, work: str) -> int:
+    """The bytes by which the peak memory of a fresh process grows while it does this work."""
+    code = f"{PEAK}\n{setup}\nbefore = peak()\n{work}\nprint(peak() - before)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return int(done.stdout.split()[-1])
 
 
 # Protobuf by hand, for what no exporter writes.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import re
 from pathlib import Path
@@ -12,6 +13,7 @@ import numpy as np
 import onnx
 import pytest
 import safetensors.numpy
+import zstandard
 
 import zcrecord.formats
 from zcrecord import render
@@ -168,7 +170,7 @@ NO_SOURCES: dict[str, tuple[bytes | None, str]] = {
     "page.npz": (b"<html>", "page.npz: this is text"),
     "short.zcr": (b"\x89ZCR\r\n\x1a\n", "short.zcr: .* the file is truncated"),
     "unknown.dat": (b"what is this", "unknown.dat: it has no format's first bytes.*--from.*: zcr, onnx, safetensors"),
-    "packed.dat": (b"\x1f\x8b\x08\0", "packed.dat: this is a gzip stream; decompress it first; name its format"),
+    "packed.dat": (b"\x1f\x8b\x08\0", "packed.dat: the gzip stream is truncated or damaged"),
 }
 
 
@@ -219,6 +221,22 @@ def test_progress_without_a_terminal_is_a_line_now_and_then(
     monkeypatch.setattr(render, "_PLAIN_REFRESH", 0)
     assert main(["convert", "model.safetensors", "model.zcr"]) == 0
     size = Path("model.safetensors").stat().st_size
-    assert f"zcrecord: {size} B of {size} B, 100%\n" in capsys.readouterr().err
+    assert re.search(rf"zcrecord: {size} B of {size} B, 100%, .* .?i?B/s, 0 s left\n", capsys.readouterr().err)
     assert main(["convert", "model.zcr", "out.npz", "--quiet"]) == 0
     assert capsys.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("packed", ["gz", "zst"])
+def test_a_compressed_source_is_decompressed_on_the_way(packed: str, capsys: pytest.CaptureFixture[str]) -> None:
+    pack = gzip.compress if packed == "gz" else zstandard.compress
+    assert main(["convert", "model.safetensors", "plain.zcr", "-q"]) == 0
+    for name in ("model.safetensors", "model.onnx", "plain.zcr"):
+        assert main(["convert", name, "a.zcr", "-q", "-f"]) == 0
+        Path(f"{name}.{packed}").write_bytes(pack(Path(name).read_bytes()))
+        assert main(["convert", f"{name}.{packed}", "b.zcr", "-q", "-f"]) == 0
+        assert Path("a.zcr").read_bytes() == Path("b.zcr").read_bytes()
+    np.savez("model.npz", a=np.arange(3))
+    Path(f"x.npz.{packed}").write_bytes(pack(Path("model.npz").read_bytes()))
+    capsys.readouterr()
+    c.fails(capsys, main(["convert", f"x.npz.{packed}", "c.zcr"]), "npz cannot be read compressed; decompress it first")
+    c.fails(capsys, main(["convert", "model.onnx", f"c.zcr.{packed}"]), "no format has its suffix; name one")

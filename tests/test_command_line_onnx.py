@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import re
 import shutil
 import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import command_line as c
 import onnx
 import pytest
+import zstandard
 
 import zcrecord.onnx
 from zcrecord import render
@@ -102,11 +105,109 @@ def test_onnx2zc_reports_as_json(capsys: pytest.CaptureFixture[str]) -> None:
 def test_onnx2zc_hands_its_options_on(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     given = c.options_given(monkeypatch, zcrecord.onnx)
     assert onnx2zc_main(["model.onnx", "--alignment", "4096", "--no-sync", "--allow-links", "--force", "--quiet"]) == 0
-    wanted = {"alignment": 4096, "durable": False, "allow_links": True, "force": True}
+    wanted: dict[str, Any] = {"alignment": 4096, "durable": False, "allow_links": True, "force": True}
+    wanted |= {"select": None, "exclude": None, "verify": False, "dry_run": False}
     assert {k: given[k] for k in wanted} == wanted
     assert capsys.readouterr() == ("", "")
     record = zcrecord.load_record("model.zcr")
     assert all(record.info(name).offset % 4096 == 0 for name in record)
+
+
+def test_onnx2zc_converts_what_is_chosen(capsys: pytest.CaptureFixture[str]) -> None:
+    assert onnx2zc_main(["model.onnx", "--select", "features", "--select=scale", "--exclude", "*.bias"]) == 0
+    assert ", 4 tensors and the graph left out, " in capsys.readouterr().out
+    assert list(zcrecord.load_record("model.zcr")) == ["scale", "features.0.weight", "features.2.weight"]
+    message = "model.onnx: tensor 'nothing': not in this record of 7 tensors"
+    c.fails(capsys, onnx2zc_main(["model.onnx", "--select", "nothing", "-f"]), message, "onnx2zc: error: ")
+    assert len(zcrecord.load_record("model.zcr")) == 3
+
+
+def test_onnx2zc_tries_out_without_writing(capsys: pytest.CaptureFixture[str]) -> None:
+    assert onnx2zc_main(["model.onnx", "--dry-run"]) == 0
+    assert capsys.readouterr().out.startswith("model.zcr: would be written, 7 tensors in ")
+    assert os.listdir() == ["model.onnx"]
+    assert onnx2zc_main(["model.onnx", "--dry-run", "--json"]) == 0
+    tried = json.loads(capsys.readouterr().out)
+    assert onnx2zc_main(["model.onnx", "--json"]) == 0
+    done = json.loads(capsys.readouterr().out)
+    different = {"seconds", "peak_rss", "dry_run"}
+    assert {k: v for k, v in tried.items() if k not in different} == {k: done[k] for k in done if k not in different}
+
+
+def test_onnx2zc_verifies_what_it_wrote(capsys: pytest.CaptureFixture[str]) -> None:
+    assert onnx2zc_main(["model.onnx", "--verify"]) == 0
+    assert ", verified, " in capsys.readouterr().out
+    for arguments in (["-", "x.zcr"], ["model.onnx", "-"], ["model.onnx", "x.zcr", "--dry-run"]):
+        with pytest.raises(SystemExit) as ended:
+            onnx2zc_main([*arguments, "--verify"])
+        assert ended.value.code == 2
+        assert "--verify reads IN again and OUT back: both have to be files" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("name", "archive"), [
+    ("model.onnx.gz", "model.zcr"), ("model.onnx.zst", "model.zcr"), ("model.gz", "model.zcr"), ("a.b", "a.zcr"),
+    ("model", "model.zcr"), ("v1.0/model.onnx", "v1.0/model.zcr"), ("model.ONNX", "model.zcr"),
+])  # fmt: skip
+def test_onnx2zc_names_the_archive_without_the_suffixes_of_the_model(name: str, archive: str) -> None:
+    import gzip
+
+    Path("v1.0").mkdir()
+    data = c.DIGITS.read_bytes()
+    Path(name).write_bytes(
+        gzip.compress(data) if name.endswith("gz") else zstandard.compress(data) if name.endswith("zst") else data
+    )
+    assert onnx2zc_main([name, "--quiet"]) == 0
+    assert list(zcrecord.load_record(archive)) == names_of_digits()
+
+
+# zcrecord to-onnx
+
+
+def test_to_onnx_gives_the_model_back(capsys: pytest.CaptureFixture[str]) -> None:
+    assert onnx2zc_main(["model.onnx", "m.zcr", "-q"]) == 0
+    assert main(["to-onnx", "m.zcr"]) == 0
+    assert re.match(r"m\.onnx: 7 tensors in \d+ modules, \d+ bytes in, 27059 bytes out, ", capsys.readouterr().out)
+    assert Path("m.onnx").read_bytes() == c.DIGITS.read_bytes()
+    c.fails(capsys, main(["to-onnx", "m.zcr"]), "m.onnx: exists already; .*--force")
+    assert main(["to-onnx", "m.zcr", "--force", "--json", "--no-sync"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["dest"], told["tensors"], told["archive_bytes"]) == ("m.onnx", 7, 27059)
+
+
+def test_to_onnx_leaves_the_weights_in_the_archive_on_request(capsys: pytest.CaptureFixture[str]) -> None:
+    assert onnx2zc_main(["model.onnx", "m.zcr", "-q"]) == 0
+    assert main(["to-onnx", "m.zcr", "small.onnx", "--external", "-q"]) == 0
+    assert Path("small.onnx").stat().st_size < 4000
+    assert len(onnx.load("small.onnx").graph.initializer) == 7
+    assert main(["verify", "small.onnx"]) == 0
+    assert re.match(r"small\.onnx: OK, \d+ tensors, \d+ bytes in .*m\.zcr, checked: full\n", capsys.readouterr().out)
+    assert main(["verify", "small.onnx", "--level", "index", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["ok"] is True
+    data = bytearray(Path("m.zcr").read_bytes())
+    data[zcrecord.load_record("m.zcr").info("features.0.weight").offset] ^= 1
+    Path("m.zcr").write_bytes(data)
+    c.fails(capsys, main(["verify", "small.onnx"]), "m.zcr: tensor 'features.0.weight': .*digest does not match")
+    assert main(["verify", "small.onnx", "--json"]) == 1
+    told = json.loads(capsys.readouterr().out)
+    assert (told["ok"], told["error"]["type"]) == (False, "IntegrityError")
+    with pytest.raises(SystemExit) as ended:
+        main(["to-onnx", "m.zcr", "-", "--external"])
+    assert ended.value.code == 2
+
+
+def test_to_onnx_goes_through_pipes(
+    monkeypatch: pytest.MonkeyPatch, capsysbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    assert onnx2zc_main(["model.onnx", "m.zcr", "-q"]) == 0
+    c.pipe_in(monkeypatch, Path("m.zcr").read_bytes())
+    assert main(["to-onnx", "-", "-", "-q"]) == 0
+    assert capsysbinary.readouterr() == (c.DIGITS.read_bytes(), b"")
+
+
+def test_to_onnx_of_an_archive_without_a_model_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    c.make_archive()
+    c.fails(capsys, main(["to-onnx", "model.zcr", "x.onnx"]), "model.zcr: no attribute 'onnx.graph'")
+    assert not Path("x.onnx").exists()
 
 
 def test_onnx2zc_writes_the_archive_to_standard_output_and_its_report_to_standard_error(
@@ -148,7 +249,7 @@ def test_progress_without_a_terminal_is_a_line_now_and_then(
 ) -> None:
     monkeypatch.setattr(render, "_PLAIN_REFRESH", 0)
     assert onnx2zc_main(["model.onnx"]) == 0
-    assert "onnx2zc: 26.4 KiB of 26.4 KiB, 100%\n" in capsys.readouterr().err
+    assert re.search(r"^onnx2zc: 26\.4 KiB of 26\.4 KiB, 100%, [\d.]+ \w+/s, 0 s left$", capsys.readouterr().err, re.M)
     assert onnx2zc_main(["model.onnx", "--force", "--quiet"]) == 0
     assert capsys.readouterr() == ("", "")
 
@@ -177,5 +278,5 @@ def test_progress_past_the_size_of_the_model_is_that_of_its_external_data(
     assert onnx2zc_main(["split.onnx"]) == 0
     out, err = capsys.readouterr()
     assert out.startswith("split.zcr: 7 tensors")
-    assert len(re.findall(r"^onnx2zc: [\d.]+ KiB$", err, re.MULTILINE)) > 1
+    assert len(re.findall(r"^onnx2zc: [\d.]+ KiB, [\d.]+ \w+/s$", err, re.MULTILINE)) > 1
     assert all(int(percent) <= 100 for percent in re.findall(r"(\d+)%", err))

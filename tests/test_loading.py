@@ -154,7 +154,7 @@ FOREIGN = {
     "safetensors": (np.uint64(300).tobytes() + b'{"x":{"dtype":"F32"}}' + b" " * 400, "this is a safetensors file"),
     "zip": (zipped(), "this is a zip file"),
     "gguf": (b"GGUF\x03" + bytes(200), "this is a GGUF file"),
-    "zstd": (b"\x28\xb5\x2f\xfd" + bytes(200), "this is a zstd stream.*decompress it first"),
+    "zstd": (b"\x28\xb5\x2f\xfd" + bytes(200), "0 bytes come out of this zstd file, too few"),
     "onnx": (b"\x08\x07\x12\x04test" + bytes(200), "looks like an ONNX model.*convert it with onnx2zc"),
     "zeros": (bytes(500), "not a zcrecord archive"),
     "text mode": (DATA.replace(b"\r\n", b"\n"), "transfer in text mode; copy the file again in binary mode"),

@@ -14,7 +14,7 @@ import numpy as np
 import onnx
 import onnx_models as m
 import pytest
-from onnx import AttributeProto, TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper, numpy_helper
 from onnx.external_data_helper import convert_model_to_external_data
 
 import zcrecord
@@ -169,49 +169,8 @@ def test_bits_after_the_last_packed_element_become_zero(tmp_path: Path) -> None:
 # Everywhere a tensor can sit.
 
 
-def rich_model() -> onnx.ModelProto:
-    """A model with a tensor in every place that onnx has for one."""
-
-    def arr(value: float) -> TensorProto:
-        return numpy_helper.from_array(np.full(3, value, np.float32))
-
-    def sparse(name: str, value: float) -> onnx.SparseTensorProto:
-        values = numpy_helper.from_array(np.array([value], np.float32), name)
-        return helper.make_sparse_tensor(values, numpy_helper.from_array(np.array([2])), [5])
-
-    def branch(value: float) -> onnx.GraphProto:
-        inner = helper.make_graph([], "inner", [], [], [numpy_helper.from_array(np.full(2, value + 0.5, "f4"), "w")])
-        nodes = [helper.make_node("Loop", [], ["l"], name="loop", body=inner)]
-        return helper.make_graph(nodes, "b", [], [], [numpy_helper.from_array(np.full(2, value, "f4"), "w")])
-
-    several = helper.make_node("Custom", [], ["several"])
-    for name, kind, fields in [
-        ("ts", AttributeProto.TENSORS, {"tensors": [arr(1), arr(2)]}),
-        ("gs", AttributeProto.GRAPHS, {"graphs": [branch(10), branch(20)]}),
-        ("sp", AttributeProto.SPARSE_TENSOR, {"sparse_tensor": sparse("", 3)}),
-        ("sps", AttributeProto.SPARSE_TENSORS, {"sparse_tensors": [sparse("", 4), sparse("", 5)]}),
-    ]:
-        several.attribute.append(AttributeProto(name=name, type=kind, **fields))
-    nodes = [
-        several,
-        helper.make_node("If", ["c"], ["y"], name="branches", then_branch=branch(30), else_branch=branch(40)),
-        helper.make_node("Constant", [], ["const"], value=arr(6)),
-    ]
-    model = m.model_of(numpy_helper.from_array(np.arange(4.0), "layer.0.weight"), nodes=nodes)
-    model.graph.sparse_initializer.append(sparse("sparse.w", 7))
-    function = helper.make_function(
-        "my.domain", "Fun", ["x"], ["y"], [helper.make_node("Constant", [], ["k"], value=arr(8))], [], ["a"]
-    )
-    function.attribute_proto.append(helper.make_attribute("default", arr(9)))
-    model.functions.append(function)
-    training = model.training_info.add()
-    training.initialization.CopyFrom(helper.make_graph([], "i", [], [], [numpy_helper.from_array(np.arange(2), "m")]))
-    training.algorithm.CopyFrom(branch(50))
-    return model
-
-
 def test_tensors_are_found_everywhere_and_named_after_their_place() -> None:
-    record = check(rich_model())
+    record = check(m.rich_model())
     assert set(record.names) == {
         "layer.0.weight", "const.value", "several.ts.0", "several.ts.1",
         "several.gs.0.w", "several.gs.0.loop.body.w", "several.gs.1.w", "several.gs.1.loop.body.w",
@@ -229,7 +188,7 @@ def test_tensors_are_found_everywhere_and_named_after_their_place() -> None:
 
 
 def test_the_skeleton_is_the_model_with_stubs_for_values() -> None:
-    model = rich_model()
+    model = m.rich_model()
     record = m.converted(model)
     skeleton = onnx.ModelProto.FromString(bytes(graph.skeleton_of(record)))
     for number, (t, original) in enumerate(zip(m.every_tensor(skeleton), m.every_tensor(model), strict=True)):
@@ -389,7 +348,7 @@ def test_equal_payloads_are_stored_once_and_stay_distinct() -> None:
 
 
 def test_the_report_says_what_was_done(tmp_path: Path) -> None:
-    (tmp_path / "m.onnx").write_bytes(rich_model().SerializeToString())
+    (tmp_path / "m.onnx").write_bytes(m.rich_model().SerializeToString())
     report = convert(tmp_path / "m.onnx", tmp_path / "m.zcr")
     assert report.source == str(tmp_path / "m.onnx")
     assert report.dest == str(tmp_path / "m.zcr")
@@ -403,7 +362,7 @@ def test_the_report_says_what_was_done(tmp_path: Path) -> None:
 
 
 def test_the_same_model_gives_the_same_bytes(tmp_path: Path) -> None:
-    data = rich_model().SerializeToString()
+    data = m.rich_model().SerializeToString()
     (tmp_path / "m.onnx").write_bytes(data)
     first, second = io.BytesIO(), io.BytesIO()
     convert(io.BytesIO(data), first)
@@ -454,7 +413,7 @@ def test_a_model_goes_through_pipes_on_both_sides() -> None:
 
 def test_an_existing_file_is_replaced_only_on_request(tmp_path: Path) -> None:
     source, dest = tmp_path / "m.onnx", tmp_path / "m.zcr"
-    source.write_bytes(rich_model().SerializeToString())
+    source.write_bytes(m.rich_model().SerializeToString())
     dest.write_bytes(b"precious")
     with pytest.raises(DestinationExistsError, match=r"m\.zcr: exists already; force=True \(--force\) replaces it"):
         convert(source, dest)
@@ -465,7 +424,7 @@ def test_an_existing_file_is_replaced_only_on_request(tmp_path: Path) -> None:
 
 def test_the_destination_may_not_be_the_source(tmp_path: Path) -> None:
     source = tmp_path / "m.onnx"
-    source.write_bytes(rich_model().SerializeToString())
+    source.write_bytes(m.rich_model().SerializeToString())
     (tmp_path / "link").symlink_to(source)
     for dest in (source, tmp_path / "link"):
         with pytest.raises(DestinationExistsError, match="source and destination are the same file"):
@@ -482,7 +441,7 @@ def test_a_missing_source_is_one_clear_error(tmp_path: Path) -> None:
 
 def test_a_failed_conversion_leaves_the_old_file_and_no_scratch(tmp_path: Path) -> None:
     source, dest = tmp_path / "m.onnx", tmp_path / "m.zcr"
-    source.write_bytes(rich_model().SerializeToString()[:-3])
+    source.write_bytes(m.rich_model().SerializeToString()[:-3])
     dest.write_bytes(b"precious")
     with pytest.raises(OnnxError, match=r"m\.onnx: byte 0x"):
         convert(source, dest, force=True)
@@ -526,23 +485,6 @@ def test_a_scan_never_seeks_and_never_asks_for_more_than_the_window() -> None:
 
 # Memory.
 
-PEAK = """
-import sys
-def peak():
-    if sys.platform == "linux":  # getrusage starts from the peak of the process that started this one
-        line = next(line for line in open("/proc/self/status") if line.startswith("VmHWM:"))
-        return int(line.split()[1]) << 10
-    import resource
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << (0 if sys.platform == "darwin" else 10)
-"""
-
-
-def peak_growth(setup: str, work: str) -> int:
-    """The bytes by which the peak memory of a fresh process grows while it does this work."""
-    code = f"{PEAK}\n{setup}\nbefore = peak()\n{work}\nprint(peak() - before)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    return int(done.stdout.split()[-1])
-
 
 def test_a_conversion_holds_no_payload_and_the_measurement_would_notice(tmp_path: Path) -> None:
     source, size = tmp_path / "m.onnx", 128 << 20
@@ -551,9 +493,9 @@ def test_a_conversion_holds_no_payload_and_the_measurement_would_notice(tmp_path
     with source.open("wb") as file:
         file.write(m.field(1, 9) + b"\x3a" + m.varint(graph_size) + b"\x2a" + m.varint(len(header) + size) + header)
         file.truncate(file.tell() + size)
-    assert peak_growth("import onnx", f"model = onnx.load({str(source)!r})") > size
+    assert m.peak_growth("import onnx", f"model = onnx.load({str(source)!r})") > size
     work = f"convert({str(source)!r}, {str(tmp_path / 'm.zcr')!r}, durable=False)"
-    assert peak_growth("from zcrecord.onnx import convert", work) < 24 << 20
+    assert m.peak_growth("from zcrecord.onnx import convert", work) < 24 << 20
     assert zcrecord.load_record(tmp_path / "m.zcr")["w"].nbytes == size
     (tmp_path / "m.zcr").unlink()  # pytest keeps the folders of three runs
 
@@ -565,7 +507,7 @@ def test_typed_values_are_not_held_either(tmp_path: Path) -> None:
     body = t.SerializeToString() + m.field(7, values.astype(np.uint8).tobytes())
     source.write_bytes(m.wire_model(body))
     work = f"convert({str(source)!r}, {str(tmp_path / 'm.zcr')!r}, durable=False)"
-    assert peak_growth("from zcrecord.onnx import convert", work) < 24 << 20
+    assert m.peak_growth("from zcrecord.onnx import convert", work) < 24 << 20
     assert (zcrecord.load_record(tmp_path / "m.zcr")["w"] == values).all()
     (tmp_path / "m.zcr").unlink()
 

@@ -427,7 +427,7 @@ def test_unfinished_tensor_leaves_no_file_even_if_its_error_is_swallowed(
                 out.add("b", ONE)
 
 
-@pytest.mark.parametrize("after", range(5))
+@pytest.mark.parametrize("after", range(3))  # the header, what was gathered, the header once more
 def test_failing_disk_whose_error_is_swallowed_leaves_no_file(
     after: int, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -6,15 +6,17 @@ import io
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import xxhash
 from forge import Forge
 
 import zcrecord
-from zcrecord import dtypes, paths, writer
+from zcrecord import dtypes, paths, streaming
 from zcrecord.entries import Form, ValueForm, ValueType
 from zcrecord.layout import decode_header
 from zcrecord.sink import open_sink
@@ -46,7 +48,7 @@ def saved(record: Any, **options: Any) -> bytes:
 def streamed(arrays: dict[str, Any], file: Any, alignment: int) -> bytes:
     """The same tensors with the index at the back."""
     with open_sink(file) as sink:
-        out = writer.StreamWriter(sink, alignment=alignment)
+        out = streaming.StreamWriter(sink, alignment=alignment)
         outline = paths.Outline()
         for name, array in arrays.items():
             out.begin(array.nbytes)
@@ -60,7 +62,22 @@ def streamed(arrays: dict[str, Any], file: Any, alignment: int) -> bytes:
 def written(how: str, arrays: dict[str, Any], alignment: int) -> bytes:
     if how == "front":
         return saved(arrays, alignment=alignment)
+    if how == "file":
+        with tempfile.TemporaryDirectory() as folder:
+            return streamed_to(arrays, Path(folder, "m.zcr"), alignment)
     return streamed(arrays, io.BytesIO() if how == "back" else Pipe(), alignment)
+
+
+def streamed_to(arrays: dict[str, Any], path: Path, alignment: int) -> bytes:
+    """The same into a file of its own, each payload at once."""
+    with open_sink(path, durable=False) as sink:
+        out = streaming.StreamWriter(sink, alignment=alignment)
+        outline = paths.Outline()
+        for name, array in arrays.items():
+            form = Form(dtypes.from_numpy(array.dtype).code, 8, array.shape)
+            outline.tensor((name,), form, out.add(memoryview(array.tobytes())))
+        out.finish(outline.entries())
+    return path.read_bytes()
 
 
 def base_alignment(data: bytes) -> int:
@@ -94,19 +111,20 @@ def numbered(nbytes: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).integers(0, 256, nbytes, np.uint8)
 
 
-@pytest.mark.parametrize("how", ["back", "pipe"])
-@pytest.mark.parametrize("nbytes", [1, 64, writer.HELD - 1, writer.HELD, writer.HELD + 1, 3 * MIB])
+@pytest.mark.parametrize("how", ["back", "pipe", "file"])
+@pytest.mark.parametrize("nbytes", [1, 64, streaming.HELD - 1, streaming.HELD, streaming.HELD + 1, 3 * MIB])
 def test_equal_payloads_are_stored_once_into_a_pipe_up_to_what_is_held(how: str, nbytes: int) -> None:
     arrays = {"a": numbered(nbytes), "b": numbered(nbytes, 1), "c": numbered(nbytes), "d": numbered(nbytes, 1)}
     record = zcrecord.load_record(written(how, arrays, 64), verify="full")
     assert all((record[name] == array).all() for name, array in arrays.items())
-    shared = how == "back" or nbytes <= writer.HELD
+    assert how != "file" or written("back", arrays, 64) == written("file", arrays, 64)
+    shared = how != "pipe" or nbytes <= streaming.HELD
     assert record.layout.deduplicated == (2 * nbytes if shared else 0)
     assert (record.info("a").offset == record.info("c").offset) == shared
     assert record.info("a").payload != record.info("c").payload, "equal is not tied"
 
 
-@pytest.mark.parametrize("how", ["back", "pipe"])
+@pytest.mark.parametrize("how", ["back", "pipe", "file"])
 def test_payloads_that_only_share_a_digest_are_both_stored(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """XXH3 can be made to collide on purpose; what decides must not."""
 
@@ -116,8 +134,8 @@ def test_payloads_that_only_share_a_digest_are_both_stored(how: str, monkeypatch
         def intdigest(self) -> int:
             return 7
 
-    monkeypatch.setattr(writer.xxhash, "xxh3_64", Colliding)
-    monkeypatch.setattr(writer.xxhash, "xxh3_64_intdigest", lambda data: 7)
+    monkeypatch.setattr(xxhash, "xxh3_64", Colliding)
+    monkeypatch.setattr(xxhash, "xxh3_64_intdigest", lambda data: 7)
     arrays = {"a": numbered(100), "b": numbered(100, 1), "c": numbered(100)}
     record = zcrecord.load_record(written(how, arrays, 64))
     assert all((record[name] == array).all() for name, array in arrays.items())
@@ -126,10 +144,10 @@ def test_payloads_that_only_share_a_digest_are_both_stored(how: str, monkeypatch
 
 @pytest.mark.parametrize("how", ["back", "pipe"])
 def test_a_payload_that_is_forgotten_leaves_no_trace(how: str) -> None:
-    kept = {"a": numbered(100), "b": numbered(writer.HELD, 1), "c": numbered(100)}
+    kept = {"a": numbered(100), "b": numbered(streaming.HELD, 1), "c": numbered(100)}
     file: Any = io.BytesIO() if how == "back" else Pipe()
     with open_sink(file) as sink:
-        out = writer.StreamWriter(sink)
+        out = streaming.StreamWriter(sink)
         outline = paths.Outline()
         for name, array in kept.items():
             for dropped in (numbered(70, 5), numbered(MIB, 6) if how == "back" else numbered(80, 6), array):
@@ -137,7 +155,7 @@ def test_a_payload_that_is_forgotten_leaves_no_trace(how: str) -> None:
                 out.write(dropped)
                 number = out.end()
                 if dropped is not array:
-                    out.forget()
+                    out.forget(number)
             outline.tensor((name,), Form(dtypes.by_name["uint8"].code, 8, array.shape), number)
         out.finish(outline.entries())
     assert file.getvalue() == written(how, kept, 64)
@@ -145,12 +163,12 @@ def test_a_payload_that_is_forgotten_leaves_no_trace(how: str) -> None:
 
 def test_what_went_into_a_pipe_cannot_be_forgotten() -> None:
     with open_sink(Pipe()) as sink:
-        out = writer.StreamWriter(sink)
-        out.begin(writer.HELD + 1)
-        out.write(bytes(writer.HELD + 1))
-        out.end()
+        out = streaming.StreamWriter(sink)
+        out.begin(streaming.HELD + 1)
+        out.write(bytes(streaming.HELD + 1))
+        number = out.end()
         with pytest.raises(zcrecord.errors.UnsupportedError, match="cannot be taken back; write to a file"):
-            out.forget()
+            out.forget(number)
 
 
 @pytest.mark.parametrize("how", ["back", "pipe"])
@@ -159,7 +177,7 @@ def test_payload_that_was_begun_large_and_got_no_byte_leaves_no_trace(how: str, 
     """R13, R59."""
     file: Any = io.BytesIO() if how == "back" else Pipe()
     with open_sink(file) as sink:
-        out = writer.StreamWriter(sink)
+        out = streaming.StreamWriter(sink)
         outline = paths.Outline()
         for name, data in (("a", first), ("b", b""), ("c", b"efg"), ("d", b"")):
             out.begin(MIB if not data else len(data))
@@ -177,7 +195,7 @@ def test_stream_appended_to_a_file_gets_no_second_header(buffering: int, tmp_pat
     path = tmp_path / "m.zcr"
     arrays = {"w": np.arange(100, dtype=np.uint8)}
     with open(path, "a+b", buffering=buffering) as file, open_sink(file) as sink:
-        out = writer.StreamWriter(sink)
+        out = streaming.StreamWriter(sink)
         out.begin(100)
         out.write(arrays["w"])
         outline = paths.Outline()

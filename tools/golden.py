@@ -20,7 +20,7 @@ import numpy as np
 
 import zcrecord
 from tools.golden_contents import Content, describe
-from zcrecord import dtypes, entries, index, layout, onnx, paths, sink, writer
+from zcrecord import dtypes, entries, index, layout, onnx, paths, sink, streaming
 from zcrecord.onnx.wire import encode_field
 
 FOLDER = Path(__file__).resolve().parent.parent / "tests" / "golden"
@@ -132,7 +132,7 @@ def deduplicated() -> Content:
 
 def streamed(file: Any, metadata: dict[str, Any]) -> None:
     """Write a back-indexed archive, tensors of two modules in turn."""
-    out = writer.StreamWriter(file, alignment=64)
+    out = streaming.StreamWriter(file, alignment=64)
     outline = paths.Outline()
     for path, array in (("b", "w"), f32(5)), (("a", "w"), f32(2, 2)), (("b", "v"), f32(5)), (("top",), f32(0)):
         out.begin(array.nbytes)

@@ -1,7 +1,7 @@
 """What a process does that converts a model or serves it with ONNX Runtime; called through `tools.worker`.
 
-A path that ends in .onnx goes the stock way, one that ends in .zcr by `zcrecord.onnx.session`. Input tokens are drawn
-from a fixed seed, so that both ways answer the same question.
+A path that ends in .onnx goes the stock way, one that ends in .zcr by `zcrecord.onnx.session`. Inputs are drawn from a
+fixed seed, as the model of `tools.models` declares them, so that both ways answer the same question.
 """
 
 from __future__ import annotations
@@ -28,8 +28,14 @@ def prepare() -> None:
     from zcrecord.onnx import session  # noqa: F401
 
 
-def make_session(path: str, *, threads: int | None = None, memory: Literal["shared", "speed"] = "shared") -> Any:
-    """Return an ONNX Runtime session over a model of either form; `memory` is for archives alone."""
+def make_session(
+    path: str,
+    *,
+    threads: int | None = None,
+    memory: Literal["shared", "speed"] = "shared",
+    prefetch: bool = False,
+) -> Any:
+    """Return an ONNX Runtime session over a model of either form; `memory` and `prefetch` are for archives alone."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
@@ -39,9 +45,13 @@ def make_session(path: str, *, threads: int | None = None, memory: Literal["shar
     providers = ["CPUExecutionProvider"]
     if path.endswith(".onnx"):
         return onnxruntime.InferenceSession(path, options, providers=providers)
+    from zcrecord import load_record
     from zcrecord.onnx import session
 
-    return session(path, memory=memory, sess_options=options, providers=providers)
+    record = load_record(path)
+    if prefetch:
+        record.prefetch()
+    return session(record, memory=memory, sess_options=options, providers=providers)
 
 
 def open_session(path: str, **options: Any) -> float:
@@ -52,12 +62,15 @@ def open_session(path: str, **options: Any) -> float:
     return time.perf_counter() - start
 
 
-def first_answer(batch: int = 1) -> tuple[float, list[float]]:
-    """Return the seconds that one request took, and some of its answer to compare with the other form's."""
+def first_answer(batch: int = 1, *, condition: bool = True) -> tuple[float, list[float]]:
+    """Return the seconds that one request took, and some of its answer to compare with the other form's.
+
+    `condition` is what goes into an input of truth values: which branch an If takes.
+    """
     start = time.perf_counter()
-    logits = _session.run(None, _request(batch))[0]
+    answer = _session.run(None, _request(batch, condition))[0]
     seconds = time.perf_counter() - start
-    return seconds, [float(v) for v in logits[0, -1, :16]]
+    return seconds, [float(v) for v in answer[0].reshape(-1, answer.shape[-1])[-1, :16]]
 
 
 def latency(batch: int = 1, repeats: int = 20) -> float:
@@ -95,6 +108,18 @@ def onnx_load(source: str) -> dict[str, Any]:
     return {"seconds": time.perf_counter() - start, "peak_rss": peak_rss()}
 
 
-def _request(batch: int) -> dict[str, Any]:
-    vocabulary = _session.get_outputs()[0].shape[-1]
-    return {"input_ids": np.random.default_rng(0).integers(0, vocabulary, (batch, SEQUENCE))}
+def _request(batch: int, condition: bool = True) -> dict[str, Any]:
+    """Return values for every input: integers below the size of the answer's last axis, floats of deviation 1."""
+    rng = np.random.default_rng(0)
+    sizes = {"batch": batch, "sequence": SEQUENCE}
+    most = _session.get_outputs()[0].shape[-1]
+    request: dict[str, Any] = {}
+    for wanted in _session.get_inputs():
+        shape = [sizes.get(size, size) for size in wanted.shape]
+        if wanted.type == "tensor(int64)":
+            request[wanted.name] = rng.integers(0, most, shape)
+        elif wanted.type == "tensor(bool)":
+            request[wanted.name] = np.full(shape, condition)
+        else:
+            request[wanted.name] = rng.standard_normal(shape, np.float32)
+    return request

@@ -21,8 +21,9 @@ from .views import Verify
 
 if TYPE_CHECKING:
     from .converting import ConvertReport
+    from .transport import PackReport
 
-__all__ = ["converted", "info", "ls", "tree", "verify"]
+__all__ = ["converted", "info", "ls", "tree", "verify", "verify_external"]
 
 _GLANCE = 50  # attributes that `info` shows on a terminal
 _COLUMNS = (("tensor", "left"), ("dtype", "left"), ("shape", "left"), ("bytes", "right"), ("offset", "right"),
@@ -234,23 +235,57 @@ def _error_json(error: RecordError) -> dict[str, Any]:
     return {**about, "tensor": error.tensor, "offset": error.offset}
 
 
-def converted(report: ConvertReport, out: Printer, *, as_json: bool) -> None:
+def verify_external(model: str, out: Printer, progress_on: Printer, *, level: Verify, as_json: bool) -> None:
+    """Check that the archive beside an ONNX model is the one it was written for, and print that it is.
+
+    Raises:
+        RecordError: it is not; with `as_json` that is printed before.
+    """
+    from . import onnx
+
+    try:
+        with showing_progress("verifying", progress_on) as progress:
+            report = onnx.verify_external(model, full=level == "full", progress=progress)
+    except RecordError as error:
+        if as_json:
+            out.json({"file": model, "ok": False, "error": _error_json(error)})
+        raise
+    if as_json:
+        out.json({"file": model, "ok": True, **asdict(report)})
+        return
+    what = f"{_count(report.tensors, 'tensor')}, {out.size(report.nbytes)} in {shown(report.archive)}"
+    out.line(f"{shown(model)}: OK, {what}, checked: {'full' if report.full else 'index'}")
+
+
+def converted(report: ConvertReport | PackReport, out: Printer, *, as_json: bool) -> None:
     """Print what a conversion did, in one line."""
+    from .converting import ConvertReport  # here, for the sake of the other commands' start
+
     if as_json:
         out.json(asdict(report))
         return
-    size = out.size
-    parts = [
-        f"{_count(report.tensors, 'tensor')} in {_count(report.modules, 'module')}",
-        f"{size(report.input_bytes)} in",
-        f"{size(report.archive_bytes)} out",
-        f"{size(report.shared_bytes)} shared",
-        f"{report.seconds:.2f} s",
-    ]
-    if report.renamed:
-        parts.append(f"{_count(report.renamed, 'name')} changed")
-    if report.repeated_bytes:
-        parts.append(f"{size(report.repeated_bytes)} of ties written again")
+    facts = _converted(report, out) if isinstance(report, ConvertReport) else _packed(report, out)
+    parts = [part for part in facts if part]
+    parts.append(f"{report.seconds:.2f} s")
     if report.peak_rss is not None:
         parts.append(f"at most {human(report.peak_rss)} of memory")
     out.line(f"{shown(report.dest or 'standard output')}: {', '.join(parts)}")
+
+
+def _converted(report: ConvertReport, out: Printer) -> Iterator[str]:
+    size = out.size
+    yield "would be written" if report.dry_run else ""
+    yield f"{_count(report.tensors, 'tensor')} in {_count(report.modules, 'module')}"
+    yield f"{size(report.input_bytes)} in"
+    yield f"{size(report.archive_bytes)} out"
+    yield f"{size(report.shared_bytes)} shared"
+    yield f"{_count(report.left_out, 'tensor')} and the graph left out" if report.left_out else ""
+    yield f"{_count(report.renamed, 'name')} changed" if report.renamed else ""
+    yield f"{size(report.repeated_bytes)} of ties written again" if report.repeated_bytes else ""
+    yield "verified" if report.verified else ""
+
+
+def _packed(report: PackReport, out: Printer) -> Iterator[str]:
+    yield f"{out.size(report.archive_bytes)} unpacked"
+    yield f"{out.size(report.packed_bytes)} packed, {100 * report.packed_bytes / report.archive_bytes:.1f}%"
+    yield _count(report.frames, "frame") if report.frames is not None else ""

@@ -37,7 +37,8 @@ class ConvertReport:
 
     `source` and `dest` are None for streams, `peak_rss`, of the process so far, where the system does not tell.
     `archive_bytes` is all that was written, whatever its format; `repeated_bytes` what a format without ties had to
-    store once more for another name of the same tensor.
+    store once more for another name of the same tensor. `left_out` counts the tensors that were not chosen; after a
+    `dry_run` nothing was written, and the sizes are those it would have.
     """
 
     source: str | None
@@ -52,6 +53,9 @@ class ConvertReport:
     seconds: float
     peak_rss: int | None
     repeated_bytes: int = 0
+    left_out: int = 0
+    verified: bool = False
+    dry_run: bool = False
 
 
 _FOREIGN = {

@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
-from .errors import IntegrityError, UnsupportedError
+from .errors import FormatError, IntegrityError, UnsupportedError
 from .reader import Archive, Embedded
 from .record import Record
 from .sink import path_of
-from .source import Memory, Mode, buffer_of, map_file, read_file
+from .source import Memory, Mode, buffer_of, is_packed, map_file, read_file
 from .views import Verify
 
 if TYPE_CHECKING:
@@ -64,6 +64,8 @@ def load_record(
 ) -> Any:
     """Open an archive without reading a payload byte: what comes out are views of the mapping, or of the given bytes.
 
+    One packed for transport (see `zcrecord.transport`) is decompressed into memory, with `names` only what is chosen.
+
     Args:
         source: a path (mapped), or any bytes-like: bytes, bytearray, memoryview, mmap, numpy array.
         into: a dataclass, attrs class, NamedTuple or other type that is built from the record and returned instead of
@@ -73,7 +75,7 @@ def load_record(
             written, so that no edit reaches the file. Tied tensors stay tied; equal ones that are not tied, though
             stored once, are edited each by itself. Of bytes in memory 'c' makes a whole copy.
         verify: 'index' checks every rule of the index first; 'touch' only what is used, as it is used, for huge
-            archives of which little is read; 'full' the payloads' digests too.
+            archives of which little is read; 'full' the payloads' digests too, of a part of a packed archive its own.
         mmap: False reads the file into one aligned buffer, several reads at a time: for network file systems, and for
             files that may shrink or change while they are used.
         expect: the content digest that the archive must have ('sha256:...'); reads it all.
@@ -83,10 +85,10 @@ def load_record(
         A Record, or an instance of `into`.
 
     Raises:
-        SourceError: the file is missing or cannot be read. FormatError: it is no valid archive. VersionError: it
-        needs a later reader. IntegrityError: it has another content digest than `expect`. LimitError: in mode
-        "c", equal tensors that are not tied would take out of all proportion to the archive. UnsupportedError: `source`
-        is neither a path nor contiguous bytes. MismatchError: the record is no `into`.
+        SourceError: the file is missing or cannot be read. FormatError: it is no valid archive. VersionError: it needs
+        a later reader. IntegrityError: it has another content digest than `expect`. LimitError: what is packed, or in
+        mode "c" equal tensors that are not tied, would take memory out of all proportion. UnsupportedError: `source` is
+        neither path nor contiguous bytes. MismatchError: the record is no `into`. DependencyError: zstandard is needed.
 
     Example:
         >>> import numpy as np, zcrecord
@@ -97,11 +99,16 @@ def load_record(
     _check_choice("verify", verify, ("touch", "index", "full"))
     _check_choice("embedded", embedded, (None, "prefix", "suffix"))
     _check_choice("mode", mode, ("r", "c"))
-    record = Record(_open(source, mode=mode, verify=verify, mmap=mmap, embedded=embedded))
-    if expect is not None and (found := record.content_digest()) != expect:
-        raise IntegrityError(f"content digest {expect} was expected, it has {found}", path=record.path)
-    if names is not None or rename is not None:
-        record = record.select(names, rename=rename)
+    memory = _memory(source, mmap)
+    if names is not None and expect is None and embedded is None and is_packed(memory.octets):
+        from . import packed  # here, as below, because few archives are
+
+        record = packed.select_packed(memory, names, rename, verify=verify, mode=mode)
+    else:
+        record = Record(_open(memory, mode=mode, verify=verify, embedded=embedded))
+        _check_content(record, expect)
+        if names is not None or rename is not None:
+            record = record.select(names, rename=rename)
     return record if into is None else record.into(into)
 
 
@@ -111,13 +118,32 @@ def _check_choice(name: str, value: Any, known: tuple[Any, ...]) -> None:
         raise UnsupportedError(f"{name}={value!r} is not known; {', '.join(others)} or {last}")
 
 
-def _open(source: Any, *, mode: Mode, verify: Verify, mmap: bool, embedded: Embedded | None) -> Archive:
+def _check_content(record: Record, expect: str | None) -> None:
+    if expect is not None and (found := record.content_digest()) != expect:
+        raise IntegrityError(f"content digest {expect} was expected, it has {found}", path=record.path)
+
+
+def _memory(source: Any, mmap: bool) -> Memory:
     if not isinstance(source, str | os.PathLike):
-        archive = Archive(Memory(buffer_of(source)), level=verify, embedded=embedded)
-    elif mmap:
-        archive = Archive(map_file(path_of(source)), level=verify, embedded=embedded)
-    else:
-        return Archive(read_file(path_of(source)), level=verify, embedded=embedded, mode=mode)
+        return Memory(buffer_of(source))
+    path, read = path_of(source), map_file if mmap else read_file
+    try:
+        return read(path)
+    except FormatError:
+        memory = read(path, least=0)  # a small archive is packed into less than an archive can have
+        if not is_packed(memory.octets):
+            raise
+        return memory
+
+
+def _open(memory: Memory, *, mode: Mode, verify: Verify, embedded: Embedded | None) -> Archive:
+    if embedded is None and is_packed(memory.octets):
+        from . import packed
+
+        return packed.open_packed(memory, verify=verify, mode=mode)
+    if memory.identity is not None and not memory.octets.readonly:  # read from a file, and nobody else's
+        return Archive(memory, level=verify, embedded=embedded, mode=mode)
+    archive = Archive(memory, level=verify, embedded=embedded)
     return archive.private() if mode == "c" else archive
 
 
@@ -133,7 +159,7 @@ def reload(source: Any, options: dict[str, Any], seal: bytes) -> Record:
     return record
 
 
-def repart(record: Record, how: str, arguments: tuple[Any, ...]) -> Record:
+def repart(record: Any, how: str, arguments: tuple[Any, ...]) -> Record:
     """Return the part of a record that was pickled: what `Record.module` or `Record.select` makes of it anew."""
     part: Record = getattr(record, how)(*arguments)
     return part

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from .entries import AttributeEntry, Entries, Form, ModuleEntry, ModuleKind
 from .errors import LimitError, NameCollisionError, UnsupportedError
 from .layout import MAX_DEPTH
@@ -54,6 +56,7 @@ class Outline:
 
     def __init__(self) -> None:
         self._root = _Module()
+        self._known: dict[Sequence[str], _Module] = {}  # modules by their paths
         self._names: set[str] = set()  # of tensors, and below of attributes and modules
         self._attributes: set[str] = set()
         self._modules: set[str] = set()
@@ -71,8 +74,18 @@ class Outline:
             NameCollisionError: its name is taken. UnsupportedError: a key is empty or has NUL. LimitError: too deep.
         """
         self.check(path)
-        self._put(path, len(self.payloads))
-        self._names.add(".".join(path))
+        self.put(path, ".".join(path), form, payload)
+
+    def put(self, path: Sequence[str], name: str, form: Form, payload: int) -> None:
+        """Add a tensor of which the caller knows that its keys are right and that its full name, `name`, is free.
+
+        Raises:
+            NameCollisionError: not so among the module's children.
+        """
+        siblings = self._parent(path).children
+        if siblings.setdefault(path[-1], number := len(self.payloads)) != number:
+            raise NameCollisionError("this name is taken already", tensor=name)
+        self._names.add(name)
         self._form_ids.append(self._forms.setdefault(form, len(self._forms)))
         self.payloads.append(payload)
 
@@ -113,6 +126,13 @@ class Outline:
 
     def _parent(self, path: Sequence[str], *, make: bool = True) -> Any:
         """Return the module a path leads to but for its last key, made unless only looked for: None if not there."""
+        above = tuple(path[:-1])
+        found = self._known.get(above)
+        if found is None and (found := self._find(path, make)) is not None:
+            self._known[above] = found
+        return found
+
+    def _find(self, path: Sequence[str], make: bool) -> Any:
         here = self._root
         for depth, key in enumerate(path[:-1]):
             found = here.children.get(key)
@@ -152,24 +172,25 @@ class Outline:
         flat = Flat(self._root.told_kind(), self._root.type_name)
         _walk(flat, "", 0, self._root)
         flat.check_names()
-        rank = range(len(self)) if order is None else order
-        flat.sort(sorted(range(len(self)), key=lambda i: rank[flat.values[i]]))  # the walk was by module
+        came = np.array(flat.values, np.int64)  # the walk was by module
+        flat.sort(np.argsort(came if order is None else np.asarray(order, np.int64)[came]).tolist())
         flat.payloads = [self.payloads[i] for i in flat.values]
         flat.form_ids, flat.forms = [self._form_ids[i] for i in flat.values], list(self._forms)
         return flat
 
 
 def _walk(flat: Flat, name: str, number: int, module: _Module) -> None:
+    before = f"{name}." if number else ""
     for place, (key, child) in enumerate(module.children.items()):
-        full = f"{name}.{key}" if number else key
-        size = len(key.encode(errors="surrogatepass"))
-        if isinstance(child, _Module):
+        size = len(key) if key.isascii() else len(key.encode(errors="surrogatepass"))
+        if isinstance(child, int):
+            flat.add(before + key, size, number, place, child)
+        elif isinstance(child, _Module):
+            full = before + key
             flat.modules.append(ModuleEntry(full, size, number, place, child.told_kind(), child.type_name))
             _walk(flat, full, len(flat.modules) - 1, child)
-        elif isinstance(child, _Attribute):
-            flat.attributes.append(AttributeEntry(key, number, place, child.value))
         else:
-            flat.add(full, size, number, place, child)
+            flat.attributes.append(AttributeEntry(key, number, place, child.value))
 
 
 def _check_keys(path: Sequence[str], name: str) -> None:

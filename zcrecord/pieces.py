@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 import xxhash
 
-from zcrecord.converting import Binary, open_source
-from zcrecord.describe import TensorInfo
-from zcrecord.errors import FormatError, IntegrityError, LimitError, SourceError, UnsupportedError
-from zcrecord.record import Record
-from zcrecord.sharing import extent
+from .converting import Binary, open_source
+from .describe import TensorInfo
+from .errors import FormatError, IntegrityError, LimitError, SourceError, UnsupportedError
+from .record import Record
+from .sharing import extent
 
 __all__ = ["PIECE", "Payloads", "Reader"]
 
@@ -148,7 +148,7 @@ class Reader:
             FormatError: the file ends before. SourceError: it cannot be read.
         """
         while nbytes:
-            piece = self._next(min(nbytes, most))
+            piece = self.piece(min(nbytes, most))
             if not len(piece):
                 where = self.position
                 raise FormatError(f"ends at byte {where}, {nbytes} bytes early; it is truncated", offset=where)
@@ -158,12 +158,19 @@ class Reader:
     def read(self, most: int) -> bytes:
         """Return the next bytes, fewer only at the end; held as they come, so that a stream cannot claim too many."""
         parts: list[bytes] = []
-        while most and len(piece := self._next(min(most, PIECE))):
+        while most and len(piece := self.piece(min(most, PIECE))):
             parts.append(bytes(piece))
             most -= len(piece)
         return b"".join(parts)
 
-    def _next(self, most: int) -> memoryview:
+    def readinto(self, buffer: memoryview) -> int:
+        """Copy the next bytes into a buffer; return how many, 0 at the end."""
+        piece = self.piece(len(buffer))
+        buffer[: len(piece)] = piece
+        return len(piece)
+
+    def piece(self, most: int) -> memoryview:
+        """Return some of the next bytes, at most so many, valid until more are asked for; none at the end."""
         start = self.position
         if self._mapped is not None:
             piece = self._mapped.view[start : start + most]

@@ -19,12 +19,12 @@ from .layout import MAX_ARCHIVE_SIZE, Header, locate
 from .source import Memory, Mode, map_file, private_copy
 from .views import Verify, Views, closed
 
-__all__ = ["Archive", "Embedded", "Progress"]
+__all__ = ["APART", "APART_FREE", "Archive", "Embedded", "Progress"]
 
 Embedded = Literal["prefix", "suffix"]
 Progress = Callable[[int, int], None]
 
-_APART, _APART_FREE = 64, 1 << 30  # times an archive, and bytes, that twins may take in mode "c"
+APART, APART_FREE = 64, 1 << 30  # times what was given, and bytes, that loading it may take in all: twins in mode "c"
 _NEAR = 1 << 16  # bytes between payloads for which one piece of advice does
 
 
@@ -128,7 +128,7 @@ class Archive(Views):
             return self.parent[0]._private().part(self.index, self.parent[1])
         held = self._held()
         if held.path is None or not self.mapped:
-            memory, at = private_copy(self.buffer), 0
+            memory, at = private_copy(self.buffer, held.filled), 0
         else:
             memory, at = map_file(held.path, private=True, least=0), self.offset
             if memory.identity != held.identity:
@@ -211,7 +211,7 @@ class Archive(Views):
             return []
         twins = np.flatnonzero(same) + 1
         apart = float(rows["nbytes"][twins].sum(dtype=np.float64))
-        if apart > _APART * len(self.buffer) + _APART_FREE:
+        if apart > APART * len(self.buffer) + APART_FREE:
             what = f"equal tensors that are not tied would take {apart:.3g} bytes, each by itself, in mode 'c'"
             raise LimitError(what, path=self.path)
         return twins.tolist()
@@ -232,11 +232,18 @@ class Archive(Views):
         """
         if self.mode == "r":
             self._check_contents(progress)
-        elif (before := self.original or (self.parent and self.parent[0])) is not None:
+        elif (before := self._before()) is not None:
             before.check_contents(progress)
         else:
             what = "may have been edited, and nothing is left of what was read; load it with verify='full'"
             raise UnsupportedError(what, path=self.path)
+
+    def _before(self) -> Archive | None:
+        """Return what a private copy is of, with the same index; None if nothing is left of it."""
+        if self.parent is None:
+            return self.original
+        whole = self.parent[0]._before()
+        return whole and whole.part(self.index, self.parent[1])
 
     def _check_contents(self, progress: Progress | None) -> None:
         from . import contents  # here, because few who open an archive read all of it

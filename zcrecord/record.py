@@ -37,7 +37,7 @@ class Record(Mapping[str, Any]):
 
     __slots__ = ("__weakref__", "_archive", "_closed", "_lookups", "_names", "_numbers", "_origin")
 
-    def __init__(self, archive: Archive, *, origin: tuple[Record, str, tuple[Any, ...]] | None = None) -> None:
+    def __init__(self, archive: Archive, *, origin: tuple[Any, str, tuple[Any, ...]] | None = None) -> None:
         """For this package's own use: `load_record` opens archives. `origin` says how a part came about."""
         self._origin = origin
         self._archive = archive

@@ -17,7 +17,8 @@ from .paths import Outline, path_of_name
 from .save import metadata_entries
 from .sharing import Placement, analyse
 from .sink import open_sink
-from .writer import SaveReport, StreamWriter, digest_kind
+from .streaming import StreamWriter
+from .writer import SaveReport, digest_kind
 
 __all__ = ["OpenTensor", "RecordWriter"]
 

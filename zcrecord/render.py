@@ -161,9 +161,13 @@ def showing_progress(label: str, printer: Printer) -> Iterator[Progress]:
             yield _throttled(update, _REFRESH)
         return
 
+    started = time.monotonic()
+
     def tell(done: int, total: int | None) -> None:
+        seconds = time.monotonic() - started
         of = f" of {human(total)}, {100 * done // max(total, 1)}%" if total is not None else ""
-        printer.line(f"{label}: {human(done)}{of}")
+        left = f", {seconds * (total - done) / done:.0f} s left" if total is not None and done else ""
+        printer.line(f"{label}: {human(done)}{of}, {human(int(done / max(seconds, 1e-3)))}/s{left}")
 
     yield _throttled(tell, _PLAIN_REFRESH, first=False)
 

@@ -17,7 +17,8 @@ from .reader import Archive
 from .record import Record
 from .sharing import Placement, analyse
 from .sink import Sink, open_sink
-from .writer import SaveReport, StreamWriter, digest_kind, write_front
+from .streaming import StreamWriter
+from .writer import SaveReport, digest_kind, write_front
 
 __all__ = ["metadata_entries", "save_record"]
 

@@ -16,10 +16,11 @@ from typing import Any, NoReturn, Protocol
 
 from .errors import SourceError, UnsupportedError
 
-__all__ = ["Sink", "open_sink", "path_of"]
+__all__ = ["Nowhere", "Sink", "open_sink", "path_of"]
 
 _RESERVED = 64 << 20  # bytes of a file that is allocated before it is written
 _MAPPED = (5, 32, 1224)  # what Windows says to who replaces an open file: denied, shared, a user-mapped section
+_SMALL, _GATHERED = 1 << 15, 1 << 18  # bytes of a write that is gathered, and of all that are
 _MOST = 1 << 30  # bytes of one write; Linux takes no more than 2 GiB - 4 KiB
 
 
@@ -51,13 +52,14 @@ def _flat(data: Any) -> memoryview:
 
 
 class _FileSink:
-    """A regular file of our own, by its descriptor."""
+    """A regular file of our own, by its descriptor. Small writes are gathered; `flush` writes what is left of them."""
 
     can_rewind = True
 
     def __init__(self, fd: int, path: str) -> None:
         self._fd, self._path = fd, path
         self.position = 0
+        self._gathered = bytearray()  # the last bytes, not written yet
 
     def reserve(self, nbytes: int) -> None:
         """Allocate now what small files need: ext4 flushes what is not yet allocated when a rename replaces a file.
@@ -70,15 +72,35 @@ class _FileSink:
 
     def write(self, data: Any) -> None:
         view = _flat(data)
+        nbytes = len(view)
+        if nbytes <= _SMALL and self.position:  # the first goes straight: a disk may be full from the start
+            self._gathered += view
+            self.position += nbytes
+            if len(self._gathered) > _GATHERED:
+                self.flush()
+            return
+        self.flush()
+        self._write(view)
+        self.position += nbytes
+
+    def _write(self, view: memoryview) -> None:
         try:
             while len(view):
-                done = os.write(self._fd, view[:_MOST])
-                self.position += done
-                view = view[done:]
+                view = view[os.write(self._fd, view[:_MOST]) :]
         except OSError as error:
             _refuse(error, self._path)
 
+    def flush(self) -> None:
+        """Write what was gathered."""
+        if self._gathered:
+            gathered, self._gathered = self._gathered, bytearray()
+            self._write(memoryview(gathered))
+
     def read_back(self, offset: int, size: int) -> bytes:
+        written = self.position - len(self._gathered)
+        if offset >= written:
+            return bytes(self._gathered[offset - written : offset - written + size])
+        self.flush()
         with _refusals(self._path):
             here = os.lseek(self._fd, 0, os.SEEK_CUR)
             os.lseek(self._fd, offset, os.SEEK_SET)
@@ -90,16 +112,21 @@ class _FileSink:
             return b"".join(parts)
 
     def rewind(self, offset: int) -> None:
-        with _refusals(self._path):
-            os.ftruncate(self._fd, offset)
-            self.position = os.lseek(self._fd, offset, os.SEEK_SET)
+        written = self.position - len(self._gathered)
+        del self._gathered[max(offset - written, 0) :]
+        self.position = offset
+        if offset < written:
+            with _refusals(self._path):
+                os.ftruncate(self._fd, offset)
+                os.lseek(self._fd, offset, os.SEEK_SET)
 
     def patch(self, offset: int, data: bytes) -> None:
+        self.flush()
         with _refusals(self._path):
+            here = os.lseek(self._fd, 0, os.SEEK_CUR)
             os.lseek(self._fd, offset, os.SEEK_SET)
-            here, self.position = self.position, offset
-            self.write(data)
-            self.position = os.lseek(self._fd, here, os.SEEK_SET)
+            self._write(memoryview(data))
+            os.lseek(self._fd, here, os.SEEK_SET)
 
 
 class _ObjectSink:
@@ -158,6 +185,34 @@ class _ObjectSink:
         self._file.seek(self._base + offset)
         self._file.write(data)
         self._file.seek(self._base + self.position)
+
+
+class Nowhere:
+    """What is written is counted and gone. It counts as seekable; what is read back is nothing, whatever it was."""
+
+    can_rewind = True
+
+    def __init__(self) -> None:
+        self.position = 0
+
+    def reserve(self, nbytes: int) -> None:
+        """Nothing to prepare."""
+
+    def write(self, data: Any) -> None:
+        """Count it."""
+        self.position += memoryview(data).nbytes
+
+    def read_back(self, offset: int, size: int) -> bytes:
+        """Return nothing, so that any two ranges are equal."""
+        del offset, size
+        return b""
+
+    def rewind(self, offset: int) -> None:
+        """Forget everything from `offset` on."""
+        self.position = offset
+
+    def patch(self, offset: int, data: bytes) -> None:
+        """Nothing to overwrite."""
 
 
 def path_of(value: Any) -> str:
@@ -224,7 +279,9 @@ def _replacing(path: str, durable: bool) -> Iterator[Sink]:
             if replaced:
                 with _refusals(path):
                     os.chmod(scratch, mode)
-            yield _FileSink(fd, path)
+            sink = _FileSink(fd, path)
+            yield sink
+            sink.flush()
             if durable:
                 with _refusals(path):
                     _sync(fd)

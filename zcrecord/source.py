@@ -19,10 +19,21 @@ import numpy as np
 from .errors import RecordError, SourceError, SourceNotFoundError, UnsupportedError
 from .layout import HEADER_SIZE, MAX_ALIGNMENT, too_short
 
-__all__ = ["Memory", "Mode", "buffer_of", "map_file", "private_copy", "read_file"]
+__all__ = [
+    "Memory",
+    "Mode",
+    "aligned",
+    "buffer_of",
+    "identity_of",
+    "is_packed",
+    "map_file",
+    "private_copy",
+    "read_file",
+]
 
 Mode = Literal["r", "c"]
 
+_PACKED = (b"\xb5\x2f\xfd", b"\x2a\x4d\x18")  # zstd's magic from the second byte on: a frame, one to be skipped
 _PIECE = 1 << 20  # bytes of one read; many times a network's round trip is worth
 _READERS = 4  # reads under way at a time; a network file system answers each by itself
 _GENERIC = sys.platform == "linux" and os.uname().machine in ("x86_64", "aarch64", "riscv64", "i686", "armv7l")
@@ -37,12 +48,14 @@ class Memory(NamedTuple):
         path: the file they are of.
         mapping: what is closed to let go of them; None for a buffer that was given.
         identity: of the mapped file, to know it again: device, inode, size, time of change.
+        filled: where there is anything, of memory most of which was never touched; None where there is everywhere.
     """
 
     octets: memoryview
     path: str | None = None
     mapping: mmap.mmap | None = None
     identity: tuple[int, ...] | None = None
+    filled: list[tuple[int, int]] | None = None
 
 
 def _open(path: str, least: int) -> tuple[int, tuple[int, ...]]:
@@ -60,7 +73,16 @@ def _open(path: str, least: int) -> tuple[int, tuple[int, ...]]:
     except BaseException:
         os.close(fd)
         raise
-    return fd, (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
+    return fd, _identity(status)
+
+
+def _identity(status: os.stat_result) -> tuple[int, ...]:
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
+
+
+def identity_of(fd: int) -> tuple[int, ...]:
+    """Return what an open file is known again by, as `Memory.identity`."""
+    return _identity(os.fstat(fd))
 
 
 def _refused(error: OSError, path: str) -> Exception:
@@ -118,7 +140,7 @@ def read_file(path: str, *, least: int = 2 * HEADER_SIZE) -> Memory:
     try:
         fd, identity = _open(path, least)
         try:
-            block, octets = _aligned(identity[2])
+            block, octets = aligned(identity[2])
             _fill(fd, octets, path)
         finally:
             os.close(fd)
@@ -127,20 +149,23 @@ def read_file(path: str, *, least: int = 2 * HEADER_SIZE) -> Memory:
     return Memory(octets, path, block, identity)
 
 
-def private_copy(octets: memoryview) -> Memory:
-    """Return a writable copy of bytes, at an address that is a multiple of 65536."""
-    block, out = _aligned(len(octets))
-    out[:] = octets
-    return Memory(out, None, block)
+def private_copy(octets: memoryview, filled: list[tuple[int, int]] | None = None) -> Memory:
+    """Return a writable copy of bytes, or of the filled ranges of them, at an address that is a multiple of 65536."""
+    block, out = aligned(len(octets), sparse=filled is not None)
+    for start, end in [(0, len(octets))] if filled is None else filled:
+        out[start:end] = octets[start:end]
+    return Memory(out, None, block, filled=filled)
 
 
-def _aligned(size: int) -> tuple[mmap.mmap, memoryview]:
+def aligned(size: int, *, sparse: bool = False) -> tuple[mmap.mmap, memoryview]:
     """Return zeroed memory, as a mapping to be closed and as its aligned part of `size` bytes.
 
-    Without huge pages on purpose: several threads that first touch one each clear it, at three times the cost in all.
+    A sparse one reserves no memory for what is never touched, so it may be larger than the machine has. Without huge
+    pages on purpose: several threads that first touch one each clear it, at three times the cost in all.
     """
     if os.name == "posix":  # not shared with the children of a fork, as Python's own default would be
-        block = mmap.mmap(-1, size + MAX_ALIGNMENT, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | (_NORESERVE if sparse else 0)
+        block = mmap.mmap(-1, size + MAX_ALIGNMENT, flags=flags)
     else:
         block = mmap.mmap(-1, size + MAX_ALIGNMENT)
     whole = memoryview(block)
@@ -196,6 +221,11 @@ def _fill(fd: int, target: memoryview, path: str) -> None:
 
 def _shrunk(path: str, at: int, size: int) -> SourceError:
     return SourceError(f"became shorter while it was read: {at} of {size} bytes; is it still being written?", path=path)
+
+
+def is_packed(octets: Any) -> bool:
+    """Return whether bytes begin as zstd frames do; what pzstd writes begins with one to be skipped."""
+    return octets[1:4] in _PACKED
 
 
 def buffer_of(source: Any) -> memoryview:

@@ -69,8 +69,10 @@ class Flat(Entries):
 
     def sort(self, order: list[int]) -> None:
         """Put tensors into another order; their places in the modules stay."""
+        if order == list(range(len(order))):
+            return
         for column in ("names", "key_sizes", "parents", "places", "values"):
-            setattr(self, column, [getattr(self, column)[i] for i in order])
+            setattr(self, column, list(map(getattr(self, column).__getitem__, order)))
 
 
 def encodable(text: str) -> bool:

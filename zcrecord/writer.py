@@ -1,8 +1,7 @@
-"""Payloads, index and seal to a sink, in one of two orders.
+"""An archive whose payloads are all in memory, written straight through: index in front, nothing to go back for.
 
-`write_front` has every payload in memory and writes straight through; `StreamWriter` gets them one by one and puts
-the index behind them. Which tensors share bytes is decided by `sharing`, what the entries say by `tree`, where the
-bytes go by `sink`.
+What comes one by one is `streaming`'s. Which tensors share bytes on purpose is decided by `sharing`, what the entries
+say by `tree`, where the bytes go by `sink`.
 """
 
 from __future__ import annotations
@@ -16,8 +15,8 @@ from typing import Any, cast
 import numpy as np
 import xxhash
 
-from .entries import Entries, PayloadId, change_values
-from .errors import LimitError, UnsupportedError
+from .entries import Entries
+from .errors import LimitError
 from .index import PAYLOAD, Array, encode
 from .layout import (
     HEADER_SIZE,
@@ -25,19 +24,15 @@ from .layout import (
     Header,
     align_up,
     check_alignment,
-    encode_unsealed,
-    payload_alignment,
     plan_payloads,
 )
-from .lazy import LazyTensor
 from .sharing import Source, chunks
 from .sink import Sink
 
-__all__ = ["HELD", "SaveReport", "StreamWriter", "digest_kind", "write_front"]
+__all__ = ["SaveReport", "digest_kind", "report_of", "write_front"]
 
 _BATCH = 1 << 20  # bytes of small payloads joined into one write
 _COMPARE = 1 << 20  # bytes compared at a time
-HELD = 1 << 19  # bytes of a payload on its way into a pipe that are held until it is whole
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +122,7 @@ def write_front(sink: Sink, number: Any, sources: Sequence[Source | Array], *, a
     stored = sources if len(kept) == len(sources) else [sources[i] for i in kept.tolist()]
     _write_sources(sink, stored, offsets + np.uint64(payload_offset), sizes)
     sink.write(bytes(size - HEADER_SIZE - sink.position) + header)
-    return _report(entries, size)
+    return report_of(entries, size)
 
 
 def _write_sources(sink: Sink, sources: Sequence[Source | Array], offsets: Array, sizes: Array) -> None:
@@ -157,7 +152,8 @@ def _write_sources(sink: Sink, sources: Sequence[Source | Array], offsets: Array
     sink.write(b"".join(parts))
 
 
-def _report(entries: Entries, size: int) -> SaveReport:
+def report_of(entries: Entries, size: int) -> SaveReport:
+    """Return what an archive of so many bytes holds."""
     rows = entries.payload_rows
     new = np.ones(len(rows), bool)
     new[1:] = rows["offset"][1:] != rows["offset"][:-1]
@@ -173,193 +169,3 @@ def _report(entries: Entries, size: int) -> SaveReport:
         tied=len(users) - int(different),
         deduplicated=int(rows["nbytes"].sum()) - stored,
     )
-
-
-class StreamWriter:
-    """A back-indexed archive, written forward as payloads come; nothing but their places is held.
-
-    Into a sink that can seek and be read back, a payload equal to an earlier one is taken back after its digest and
-    its bytes were compared, and the header is sealed at the end. Into a pipe, payloads up to HELD bytes wait until
-    they are whole, and those equal to an earlier one of that size are not written; their bytes are gone by then, so
-    it is their SHA-256 that is compared. Larger ones all stay. The header is unsealed, which readers of whole files
-    do not mind.
-
-    Example:
-        >>> import io
-        >>> from zcrecord.sink import open_sink
-        >>> with open_sink(io.BytesIO()) as sink:
-        ...     out = StreamWriter(sink)
-        ...     out.begin(4)
-        ...     out.write(b"abcd")
-        ...     out.end()
-        0
-    """
-
-    def __init__(self, sink: Sink, *, alignment: int = 64, digest: str | None = "xxh3") -> None:
-        self._sink = sink
-        self._alignment = check_alignment(alignment)
-        self._kind = digest_kind(digest)
-        self._base = alignment
-        self._payload_offset = align_up(HEADER_SIZE, alignment)
-        self._rows: list[tuple[int, int, int]] = []  # offset, nbytes, digest
-        self._seen: dict[Any, int] = {}  # (nbytes, digest), or SHA-256 -> absolute offset
-        self._before: tuple[int, int, Any] = (0, 0, None)  # the last payload: end and base without it, key in `_seen`
-        self._start = -1
-        self._end = self._payload_offset
-        self._hash = xxhash.xxh3_64()
-        self._held: bytearray | None = None  # the payload in progress, while it may turn out to be there already
-        self._waiting: tuple[int, bytearray] | None = None  # the payload before it, and where it is to start
-        self.index: bytes | bytearray = b""  # as it was written
-        sink.write(encode_unsealed(alignment) + bytes(self._payload_offset - HEADER_SIZE))
-
-    def store(self, source: Any) -> int:
-        """Write one payload: what a LazyTensor produces, or the bytes of an array or Source; return its id."""
-        self.begin(source.nbytes)
-        for piece in source.pieces() if isinstance(source, LazyTensor) else chunks(source):
-            self.write(piece)
-        return self.end()
-
-    def begin(self, nbytes: int) -> None:
-        """Start a payload of about `nbytes` bytes; the number only decides its alignment."""
-        assert self._start < 0, "end() the payload in progress first"
-        self._settle()
-        strongest = payload_alignment(nbytes, self._alignment)
-        self._before = self._end, self._base, None
-        self._base = max(self._base, strongest)
-        self._start = align_up(self._sink.position, strongest)
-        self._hash.reset()
-        if self._kind and not self._sink.can_rewind and nbytes <= HELD:
-            self._held = bytearray()
-
-    def write(self, data: Any) -> None:
-        """Append any bytes-like to the payload in progress."""
-        if self._held is not None:
-            self._held.extend(data)  # not +=, which an ndarray takes for arithmetic
-            if len(self._held) <= HELD:
-                return
-            data, self._held = self._held, None
-        self._hash.update(data)
-        if memoryview(data).nbytes:  # only then: where no byte follows there must be no zeros either (R13)
-            self._put(self._start, data)
-
-    def _put(self, start: int, data: Any) -> None:
-        gap = start - self._sink.position
-        if gap > 0:
-            self._sink.write(bytes(gap))
-        self._sink.write(data)
-
-    def end(self) -> int:
-        """Finish the payload in progress and return its id, NONE if no byte was written."""
-        start, self._start = self._start, -1
-        if self._held is not None:
-            held, self._held = self._held, None
-            return self._end_held(start, held) if held else NONE
-        nbytes = self._sink.position - start
-        if nbytes <= 0:
-            return NONE
-        digest = self._hash.intdigest() if self._kind else 0
-        if self._kind and self._sink.can_rewind:
-            earlier = self._note((nbytes, digest), start)
-            if earlier != start and self._equal(earlier, start, nbytes):
-                self._sink.rewind(self._end)
-                start = earlier
-        return self._row(start, nbytes, digest)
-
-    def _end_held(self, start: int, data: bytearray) -> int:
-        """Finish a payload of which no byte is written yet."""
-        import hashlib  # here, because few write into pipes
-
-        earlier = self._note(hashlib.sha256(data).digest(), start)
-        if earlier == start:
-            self._waiting = start, data
-        return self._row(earlier, len(data), xxhash.xxh3_64_intdigest(data))
-
-    def _note(self, key: Any, start: int) -> int:
-        """Return where a payload with this key starts: an earlier one, or this one."""
-        earlier = self._seen.setdefault(key, start)
-        if earlier == start:
-            self._before = *self._before[:2], key
-        return earlier
-
-    def _row(self, start: int, nbytes: int, digest: int) -> int:
-        self._end = max(self._end, start + nbytes)
-        self._rows.append((start - self._payload_offset, nbytes, digest))
-        return len(self._rows) - 1
-
-    def _settle(self) -> None:
-        """Write the payload that waited."""
-        if self._waiting is not None:
-            waiting, self._waiting = self._waiting, None
-            self._put(*waiting)
-
-    def forget(self) -> None:
-        """Take back the payload that was ended last; its id must not be used.
-
-        Raises:
-            UnsupportedError: it is on its way through a pipe.
-        """
-        start = self._rows.pop()[0] + self._payload_offset
-        end, base, key = self._before
-        if start < end:
-            return  # equal to an earlier one: nothing was added
-        if self._waiting is None and not self._sink.can_rewind:
-            raise UnsupportedError("what went into a pipe cannot be taken back; write to a file")
-        self._waiting = None
-        self._seen.pop(key, None)
-        if self._sink.can_rewind:
-            self._sink.rewind(end)
-        self._end, self._base = end, base
-
-    def _equal(self, a: int, b: int, nbytes: int) -> bool:
-        for done in range(0, nbytes, _COMPARE):
-            size = min(_COMPARE, nbytes - done)
-            if self._sink.read_back(a + done, size) != self._sink.read_back(b + done, size):
-                return False
-        return True
-
-    def finish(self, entries: Entries) -> SaveReport:
-        """Write index and trailer, and seal the header where the sink can seek."""
-        assert self._start < 0, "end() the payload in progress first"
-        self._add_bytes(entries)
-        self._settle()
-        self._sort(entries)
-        entries.digest_kind = self._kind
-        self.index = index = encode(entries)
-        at = align_up(self._sink.position, self._alignment)
-        self._sink.write(bytes(at - self._sink.position) + index)
-        size = at + len(index) + HEADER_SIZE
-        header = Header(self._alignment, self._base, at, len(index), self._payload_offset, size, zlib.crc32(index))
-        self._sink.write(header.encode())
-        if self._sink.can_rewind:
-            self._sink.patch(0, header.encode())
-        return _report(entries, size)
-
-    def _add_bytes(self, entries: Entries) -> None:
-        """Store the bytes of attributes that were not streamed as payloads of their own."""
-
-        def stored(value: Any) -> Any:
-            if isinstance(value, bytes | memoryview):
-                value = bytes(value)
-                self.begin(len(value))
-                self.write(value)
-                return PayloadId(self.end())
-            return value
-
-        change_values(entries.attributes, stored)
-        change_values(entries.metadata, stored)
-
-    def _sort(self, entries: Entries) -> None:
-        """Order payloads by offset, equal ranges side by side, and renumber who names them."""
-        rows = np.array(self._rows, PAYLOAD)
-        order = np.argsort(rows["offset"], kind="stable")
-        entries.payload_rows = rows[order]
-        if (order == np.arange(len(order))).all():
-            return
-        new = {old: i for i, old in enumerate(order.tolist())} | {NONE: NONE}
-
-        def renumbered(value: Any) -> Any:
-            return PayloadId(new[value]) if isinstance(value, PayloadId) else value
-
-        entries.payloads = [new[p] for p in entries.payloads]
-        change_values(entries.attributes, renumbered)
-        change_values(entries.metadata, renumbered)

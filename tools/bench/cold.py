@@ -19,7 +19,7 @@ from tools.bench.peers import PEERS, SAFETENSORS_TORCH
 from tools.measure import MIB
 from tools.worker import call_alone
 
-__all__ = ["run", "touch_seconds"]
+__all__ = ["drop_cached", "run", "touch_seconds"]
 
 AREA = "cold"
 READ = "zcrecord, mmap=False"
@@ -54,14 +54,19 @@ def run(settings: Settings) -> Iterator[Row]:
         path.unlink()
 
 
+def drop_cached(path: str) -> None:
+    """Drop a file that was written back from the page cache."""
+    fd = os.open(path, os.O_RDONLY)
+    os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+    os.close(fd)
+
+
 def touch_seconds(way: str, path: str) -> float:
     """Drop the file from the page cache, load it one way and add up all of it; return the seconds."""
     if way == SAFETENSORS_TORCH:
         import safetensors.torch  # noqa: F401  # imports are not what is measured
         import torch  # noqa: F401
-    fd = os.open(path, os.O_RDONLY)
-    os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
-    os.close(fd)
+    drop_cached(path)
     start = time.perf_counter()
     for array in _arrays(way, Path(path)):
         array.reshape(-1).view(np.uint64).sum()

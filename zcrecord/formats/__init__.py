@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import io
 import os
 import tempfile
 import time
@@ -20,6 +19,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from zcrecord import onnx
+from zcrecord.compressed import SUFFIXES, Peeked, expanded
 from zcrecord.converting import (
     Binary,
     ConvertReport,
@@ -40,7 +40,6 @@ from zcrecord.save import save_record
 __all__ = ["FORMATS", "ConvertReport", "Format", "convert"]
 
 ARCHIVE, ONNX, SAFETENSORS = "zcr", "onnx", "safetensors"
-_HEAD = 256  # bytes by which a format is known
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -115,7 +114,8 @@ def convert(
     laid out anew.
 
     Args:
-        source, dest: paths; binary file objects, pipes included, where the format is one forward pass.
+        source, dest: paths; binary file objects, pipes included, where the format is one forward pass. Such a source
+            may be compressed by zstd or gzip.
         source_format: a name of FORMATS. By default what the first bytes say; where they say nothing, the suffix.
         dest_format: the same; by default what the suffix says, an archive for a file object.
         alignment, durable: those of `save_record`.
@@ -272,28 +272,34 @@ def _dest_format(path: str | None, named: str | None) -> str:
 def _recognised(source: Any, path: str | None, named: str | None) -> Iterator[tuple[Any, str]]:
     """Yield the source, ready to be read, and its format; a path that is no regular file is opened, once."""
     with contextlib.ExitStack() as stack:
-        given = source
+        given, nbytes = source, None
         if path is not None:
-            file, nbytes = open_source(path)
-            stack.enter_context(file)
-            given = path if nbytes is not None else file
-            head = file.read(_HEAD) if nbytes is not None else b""
-        if not isinstance(given, str):
-            given = _Peeked(given)
-            head = given.head
-        kind = named if named is not None else _by_content(head, path) or _by_suffix(path or "")
+            given, nbytes = open_source(path)
+            stack.enter_context(given)
+        peeked = Peeked(given)
+        given = expanded(peeked)
+        packed = given is not peeked
+        if packed:
+            given = Peeked(given)
+        head = given.head
+        kind = named if named is not None else _by_content(head, path) or _by_suffix(path or "", SUFFIXES)
         if kind is None:
             what = what_it_is(head) or "it has no format's first bytes, nor a suffix that is known"
             raise FormatError(f"{what}; name its format (source_format=, --from): {', '.join(FORMATS)}", path=path)
         if kind not in FORMATS:
             raise UnsupportedError(f"format {printable(kind)} is not known; {', '.join(FORMATS)}", path=path)
-        if not isinstance(given, str) and not FORMATS[kind].streams:
-            raise UnsupportedError(f"{kind} cannot be read from a pipe; write it to a file first", path=path)
+        if path is not None and nbytes is not None and not packed:
+            given = path
+        elif not FORMATS[kind].streams:
+            how = "compressed; decompress it first" if packed else "from a pipe; write it to a file first"
+            raise UnsupportedError(f"{kind} cannot be read {how}", path=path)
         yield given, kind
 
 
-def _by_suffix(path: str) -> str | None:
+def _by_suffix(path: str, off: tuple[str, ...] = ()) -> str | None:
     name = os.path.basename(path).lower()
+    for suffix in off:
+        name = name.removesuffix(suffix)
     return next((f.name for f in FORMATS.values() if name.endswith(f.suffixes)), None)
 
 
@@ -312,30 +318,3 @@ def _by_content(head: bytes, path: str | None) -> str | None:
     if head.lstrip()[:1] == b"{" and path is not None and path.lower().endswith(".json"):
         return SAFETENSORS  # an index of shards
     return None
-
-
-class _Peeked(io.RawIOBase):
-    """A stream whose first bytes were looked at and are read again."""
-
-    def __init__(self, stream: Any) -> None:
-        if isinstance(stream, io.TextIOBase):
-            raise UnsupportedError("a file object in text mode; open it in binary mode, as with open(path, 'rb')")
-        self._stream = stream
-        head = b""
-        while len(head) < _HEAD and (more := stream.read(_HEAD - len(head))):
-            head += more
-        self.head = self._rest = head
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int | None:
-        if not self._rest:
-            if hasattr(self._stream, "readinto"):
-                done: int | None = self._stream.readinto(buffer)
-                return done
-            data = self._stream.read(len(buffer))
-        else:
-            data, self._rest = self._rest[: len(buffer)], self._rest[len(buffer) :]
-        buffer[: len(data)] = data
-        return len(data)

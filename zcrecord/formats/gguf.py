@@ -18,10 +18,9 @@ from zcrecord.converting import Progress
 from zcrecord.dtypes import DTYPES, DType
 from zcrecord.errors import DependencyError, FormatError, LimitError, RecordError, UnsupportedError
 from zcrecord.layout import MAX_ARCHIVE_SIZE, MAX_RANK
+from zcrecord.pieces import PIECE, Reader
 from zcrecord.recording import RecordWriter
 from zcrecord.tree import state_path
-
-from .pieces import PIECE, Reader
 
 __all__ = ["QUANTIZED", "read"]
 

@@ -19,12 +19,12 @@ from zcrecord import dtypes
 from zcrecord.converting import Progress, open_source, what_it_is
 from zcrecord.describe import TensorInfo
 from zcrecord.errors import FormatError, LimitError, RecordError, UnsupportedError
+from zcrecord.pieces import PIECE, Payloads
 from zcrecord.record import Record
 from zcrecord.recording import RecordWriter
 from zcrecord.sink import open_sink
 
 from .npy import NpyHeader, encode_npy_header, read_npy_header, string_rows, string_tensor
-from .pieces import PIECE, Payloads
 from .structure import Structure, decode_structure, structure_of
 from .zipped import ZipSink, members, open_zip, read_end, read_exactly, zip_entry, zip_faults
 

@@ -17,12 +17,12 @@ from zcrecord import dtypes
 from zcrecord.converting import Binary, Progress, check_destination, path_or_none
 from zcrecord.describe import TensorInfo
 from zcrecord.errors import FormatError, RecordError, UnsupportedError
+from zcrecord.pieces import PIECE, Payloads, Reader
 from zcrecord.record import Record
 from zcrecord.recording import RecordWriter
 from zcrecord.sink import Sink, open_sink
 
 from . import shards
-from .pieces import PIECE, Payloads, Reader
 from .safetensors_header import MAX_HEADER, METADATA, Entry, check_length, decode_header, encode_header
 from .structure import KEY, Structure, decode_structure, structure_of
 

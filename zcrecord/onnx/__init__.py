@@ -1,27 +1,36 @@
-"""ONNX models as archives: converted in one pass, and run by ONNX Runtime straight off the file.
+"""ONNX models as archives: converted in one pass, run by ONNX Runtime straight off the file, and given back.
 
-`convert` needs no package besides zcrecord's own; `session` needs onnxruntime, which is imported when it is called.
+`convert`, `to_onnx` and `scan`, which reads a model without converting it, need no package besides zcrecord's own;
+`session` needs onnxruntime, which is imported when it is called.
 """
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 from .convert import ConvertReport, convert
+from .listing import OnnxTensorInfo, OnnxTensors, scan
 
 if TYPE_CHECKING:
+    from .export import to_onnx
+    from .linked import ExternalReport, verify_external
     from .runtime import session
 
-__all__ = ["ConvertReport", "convert", "session"]
+__all__ = [
+    "ConvertReport", "ExternalReport", "OnnxTensorInfo", "OnnxTensors", "convert", "scan", "session", "to_onnx",
+    "verify_external",
+]  # fmt: skip
+
+# What is imported when it is first asked for.
+_LATER = {"ExternalReport": "linked", "session": "runtime", "to_onnx": "export", "verify_external": "linked"}
 
 
 def __getattr__(name: str) -> Any:
-    if name != "session":
+    if name not in _LATER:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from .runtime import session
-
-    globals()[name] = session
-    return session
+    globals()[name] = found = getattr(importlib.import_module(f".{_LATER[name]}", __name__), name)
+    return found
 
 
 def __dir__() -> list[str]:

@@ -11,24 +11,36 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from zcrecord import writer
-from zcrecord.converting import ConvertReport, check_destination, open_source, path_or_none, peak_rss, what_it_is
+from zcrecord.compressed import Peeked, expanded
+from zcrecord.converting import (
+    Binary,
+    ConvertReport,
+    Progress,
+    check_destination,
+    path_or_none,
+    peak_rss,
+    what_it_is,
+)
 from zcrecord.dtypes import by_onnx
 from zcrecord.entries import Entries, PayloadId
-from zcrecord.errors import ExternalDataError, OnnxError, RecordError
+from zcrecord.errors import ExternalDataError, IntegrityError, OnnxError, RecordError, UnsupportedError
 from zcrecord.layout import ALIGNMENT, NONE
-from zcrecord.sink import open_sink
+from zcrecord.pieces import Reader
+from zcrecord.sink import Nowhere, Sink, open_sink
+from zcrecord.streaming import StreamWriter
+from zcrecord.writer import SaveReport
 
 from . import external
-from .names import GRAPH_ATTRIBUTE, Found, name_tensors
+from .names import GRAPH_ATTRIBUTE, LEFT_OUT, Found, name_tensors
 from .scanner import Scanner
 from .schema import Scope, Tensor, Tensors
-from .values import RAW_DATA, STRING, Payloads, Values
-from .wire import Binary, Skeleton, Window
+from .selecting import Chosen, ChosenValues, Patterns, Wanted
+from .values import Values
+from .wire import Skeleton, Window
 
 __all__ = ["STUB_KEY", "ConvertReport", "convert"]
 
@@ -45,69 +57,179 @@ def convert(
     force: bool = False,
     durable: bool = True,
     allow_links: bool = False,
-    progress: Callable[[int, int | None], None] | None = None,
+    select: Patterns | None = None,
+    exclude: Patterns | None = None,
+    verify: bool = False,
+    dry_run: bool = False,
+    progress: Progress | None = None,
 ) -> ConvertReport:
     """Write an ONNX model as an archive; reads `source` once, forward, and never holds a payload.
 
-    Both may be paths or binary file objects, pipes included. A path at `dest` holds the old file or the whole new one
-    at any time, and is replaced only with `force`. `progress` is called with the bytes read so far and, for a regular
-    file, how many there are; external data counts on top. `durable` and `alignment` are those of `save_record`.
+    Both may be paths or binary file objects, pipes included; what zstd or gzip compressed is decompressed on the way. A
+    path at `dest` holds the old file or the whole new one at any time, and is replaced only with `force`.
+
+    Args:
+        source, dest: paths or binary file objects. External data are looked for in the folder of a `source` by path.
+        alignment, durable: those of `save_record`.
+        allow_links: take external data behind symbolic and hard links, wherever they lead.
+        select, exclude: shell patterns of names; one that matches a module stands for all below it. The archive then
+            has the tensors that `select` matches and `exclude` does not, and no graph.
+        verify: before `dest` is replaced, read the source again and the archive back, and compare. Both must be paths.
+        dry_run: write nothing, and report what would be written; equal digests are then taken for equal bytes.
+        progress: called with the bytes read so far and, where that is known, how many there are; for a compressed
+            source by path its own bytes. External data counts on top.
 
     Example:
         >>> report = convert("model.onnx", "model.zcr")
         >>> report.tensors > 0, report.payload_bytes < report.archive_bytes
         (True, True)
+        >>> convert("model.onnx", "bias.zcr", select="*.bias").left_out
+        4
 
     Raises:
         OnnxError: not a valid model, or one that uses what is not supported; with the offset. ExternalDataError: its
             external data breaks a rule. DestinationExistsError: `dest` exists and `force` was not given, or is the
-            source. SourceError: the file system refused.
+            source. TensorNotFoundError: the patterns leave no tensor. FormatError: a compressed source is damaged.
+            IntegrityError: `verify` found a difference. DependencyError: zstandard is missing. SourceError: the file
+            system refused.
     """
     started = time.perf_counter()
     source_path, dest_path = path_or_none(source), path_or_none(dest)
     check_destination(source_path, dest_path, force)
-    with contextlib.ExitStack() as stack:
-        stream, total, folder = source, None, None
-        if source_path is not None:
-            stream, total = open_source(source_path)
-            stack.enter_context(stream)
-            folder = external.Folder(Path(source_path).absolute().parent, allow_links=allow_links)
-            stack.enter_context(folder)
-        report = None if progress is None else lambda done: progress(done, total)
-        with open_sink(dest, durable=durable) as sink:
-            out = writer.StreamWriter(sink, alignment=alignment)
-            try:
-                entries, input_bytes, renamed = _stream(stream, out, folder, report)
-            except RecordError as error:
-                raise error.located(path=source_path) from error.__cause__
-            saved = out.finish(entries)
+    if verify and (dry_run or source_path is None or dest_path is None):
+        raise UnsupportedError("verify=True reads the source again and the archive back: both must be files by path")
+    test = None if select is None and exclude is None else Wanted(select, exclude)
+    work = _Work(source, source_path, alignment, allow_links, test, 1 + verify, progress)
+    with contextlib.nullcontext(Nowhere()) if dry_run else open_sink(dest, durable=durable) as sink:
+        done = work.write(sink)
+        if verify:
+            work.check(done, dest_path)
+    saved = done.saved
     return ConvertReport(
         source=source_path,
         dest=dest_path,
         tensors=saved.tensors,
-        modules=len(entries.modules),
-        renamed=renamed,
+        modules=done.modules,
+        renamed=done.renamed,
         payload_bytes=saved.payload_bytes,
         archive_bytes=saved.archive_bytes,
-        input_bytes=input_bytes,
+        input_bytes=done.input_bytes,
         shared_bytes=saved.deduplicated,
         seconds=time.perf_counter() - started,
         peak_rss=peak_rss(),
+        left_out=done.left_out,
+        verified=verify,
+        dry_run=dry_run,
     )
 
 
+class _Written(NamedTuple):
+    """What one pass made of a model."""
+
+    saved: SaveReport
+    out: StreamWriter
+    modules: int
+    input_bytes: int
+    passed: int  # bytes read, of the compressed form where there is one
+    renamed: int
+    left_out: int
+
+
+class _Work(NamedTuple):
+    """One conversion: what each pass over the model needs to know."""
+
+    source: Any
+    source_path: str | None
+    alignment: int
+    allow_links: bool
+    test: Wanted | None
+    passes: int
+    progress: Progress | None
+
+    def write(self, sink: Sink, before: int = 0) -> _Written:
+        """Pass over the model once, everything into the sink."""
+        with contextlib.ExitStack() as stack:
+            try:
+                source = stack.enter_context(self._opened())
+                out = StreamWriter(sink, alignment=self.alignment)
+                entries, input_bytes, renamed, left_out = _stream(source, out, self.test, self._report(source, before))
+            except RecordError as error:
+                raise error.located(path=self.source_path) from error.__cause__
+            saved = out.finish(entries)
+        passed = source.packed.position if source.packed is not None else input_bytes
+        return _Written(saved, out, len(entries.modules), input_bytes, passed, renamed, left_out)
+
+    @contextlib.contextmanager
+    def _opened(self) -> Iterator[_Source]:
+        if self.source_path is None:
+            peeked = Peeked(self.source)
+            yield _Source(expanded(peeked), peeked, None, None)
+            return
+        folder = external.Folder(Path(self.source_path).absolute().parent, allow_links=self.allow_links)
+        with Reader(self.source_path) as file, folder:
+            peeked = Peeked(file)
+            stream = expanded(peeked)
+            if stream is not peeked:
+                yield _Source(stream, peeked, file.nbytes, folder)
+                return
+            if file.seekable:
+                file.seek(0)
+            yield _Source(file if file.seekable else peeked, None, file.nbytes, folder)
+
+    def _report(self, source: _Source, before: int) -> Callable[[int], None] | None:
+        progress, total = self.progress, source.total
+        if progress is None:
+            return None
+        all_passes = None if total is None else self.passes * total
+
+        def report(passed: int) -> None:
+            outside = source.folder.nbytes if source.folder is not None else 0
+            progress(before + (passed if source.packed is None else source.packed.position) + outside, all_passes)
+
+        return report
+
+    def check(self, done: _Written, dest_path: str | None) -> None:
+        """Read the source again and the archive back, and compare them.
+
+        Raises:
+            IntegrityError: they differ.
+        """
+        again = self.write(Nowhere(), done.passed)
+        if again.out.index != done.out.index:
+            what = "read again, it is another model than the one converted; it was changed meanwhile, convert it again"
+            raise IntegrityError(what, path=self.source_path)
+        try:
+            done.out.check()
+        except RecordError as error:
+            raise error.located(path=dest_path) from error.__cause__
+
+
+class _Source(NamedTuple):
+    """A model that is open: its bytes; those of the compressed form, if it has one; how many; what lies beside it."""
+
+    stream: Any
+    packed: Peeked | None
+    total: int | None
+    folder: external.Folder | None
+
+
 def _stream(
-    stream: Any, out: writer.StreamWriter, folder: external.Folder | None, report: Callable[[int], None] | None
-) -> tuple[Entries, int, int]:
-    """Write all payloads, the skeleton last; return the entries, the bytes read and how many names had to change."""
-    window, skeleton = _start(stream, report)
-    store = _Store(window, out, folder, report)
+    source: _Source, out: StreamWriter, test: Wanted | None, report: Callable[[int], None] | None
+) -> tuple[Entries, int, int, int]:
+    """Write all payloads, the skeleton last; return the entries, the bytes read, names changed, tensors left out."""
+    window, skeleton = _start(source.stream, report)
+    chosen = None if test is None else Chosen(out, test)
+    store = _Store(window, out, chosen, source.folder, report)
     Scanner(window, store.values, store).scan()
-    input_bytes = window.base + window.limit + (folder.nbytes if folder is not None else 0)
+    input_bytes = window.base + window.limit + (source.folder.nbytes if source.folder is not None else 0)
     outline, renamed = name_tensors(store.found, input_bytes)
+    left_out = sum(f.payload == LEFT_OUT for f in store.found)
+    if chosen is not None:
+        chosen.check(store.found)
     store.found.clear()
-    outline.attribute((GRAPH_ATTRIBUTE,), _write_skeleton(out, skeleton))
-    return outline.entries(), input_bytes, renamed
+    if chosen is None:
+        outline.attribute((GRAPH_ATTRIBUTE,), _write_skeleton(out, skeleton))
+    return outline.entries(), input_bytes, renamed, left_out
 
 
 def _start(stream: Binary, report: Callable[[int], None] | None) -> tuple[Window, Skeleton]:
@@ -127,11 +249,17 @@ class _Store(Tensors):
     """Numbers the tensors of a scan in order of appearance and stores the values of each as a payload."""
 
     def __init__(
-        self, window: Window, out: Payloads, folder: external.Folder | None, report: Callable[[int], None] | None
+        self,
+        window: Window,
+        out: StreamWriter,
+        chosen: Chosen | None,
+        folder: external.Folder | None,
+        report: Callable[[int], None] | None,
     ) -> None:
-        self.values = Values(window, out)
+        self.values = Values(window, out) if chosen is None else ChosenValues(window, chosen)
         self.found: list[Any] = []
         self._out = out
+        self._chosen = chosen
         self._folder = folder
         self._report = report
         self._window = window
@@ -140,11 +268,11 @@ class _Store(Tensors):
               data: memoryview) -> bytes:  # fmt: skip
         out = self._out
         payload = NONE
-        if len(data):
+        if self._chosen is not None and not self._chosen.takes(scope, field, place, name):
+            payload = LEFT_OUT
+        elif len(data):
             self.values.close_open()
-            out.begin(len(data))
-            out.write(data)
-            payload = out.end()
+            payload = out.add(data)
         found = self.found
         found.append(Found(scope, field, place, name, offset, by_onnx[code], tuple(dims), payload))
         return stub(len(found) - 1)
@@ -161,30 +289,27 @@ class _Store(Tensors):
             if t.external:
                 self._load(t)
             shape = self.values.finish(t)
+            payload = t.payload if self._chosen is None else self._chosen.settle(t)
         except RecordError as error:
             raise error.located(tensor=t.label or None, offset=t.offset) from error.__cause__
         kind = by_onnx[t.data_type]
-        self.found[t.index] = Found(t.scope, t.field, t.place, t.name, t.offset, kind, shape, t.payload)
+        self.found[t.index] = Found(t.scope, t.field, t.place, t.name, t.offset, kind, shape, payload)
 
     def _load(self, t: Tensor) -> None:
         """Copy the values of a tensor from its file."""
-        if t.source and (t.source != RAW_DATA or t.nbytes):
-            raise OnnxError("has external data and values of its own; it may have one of them")
-        if t.data_type == STRING:
-            raise ExternalDataError("strings cannot be external data")
-        need = t.expected()
-        if t.dtype is None or need < 0:
-            return  # `finish` says what is wrong with it
-        reference = external.parse(t.entries or {}, need)
-        if not need:
+        reference = external.reference_of(t)
+        if reference is None:
+            return  # empty, or wrong: `finish` says how
+        if self._chosen is not None and not self._chosen.takes(t.scope, t.field, t.place, t.name):
+            t.nbytes = reference.length  # taken for read
             return
         if self._folder is None:
             what = "lies beside the model, and a stream has no folder; convert the file itself"
             raise ExternalDataError(f"external data '{reference.location}' {what}")
         for chunk in self._folder.read(reference):
-            self.values.write(t, chunk, need)
+            self.values.write(t, chunk, reference.length)
             if self._report is not None:
-                self._report(self._window.base + self._window.pos + self._folder.nbytes)
+                self._report(self._window.base + self._window.pos)
 
 
 def stub(index: int) -> bytes:
@@ -193,7 +318,7 @@ def stub(index: int) -> bytes:
     return _STUBS[len(digits)] + digits
 
 
-def _write_skeleton(out: writer.StreamWriter, skeleton: Skeleton) -> PayloadId:
+def _write_skeleton(out: StreamWriter, skeleton: Skeleton) -> PayloadId:
     out.begin(len(skeleton))
     for part in skeleton.finish():
         out.write(part)

@@ -18,9 +18,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from zcrecord.errors import ExternalDataError, RecordError, printable
+from zcrecord.errors import ExternalDataError, OnnxError, RecordError, printable
 
-__all__ = ["Folder", "Reference", "parse"]
+from .placed import read_at as _read_at
+from .schema import Tensor
+from .values import RAW_DATA, STRING
+
+__all__ = ["Folder", "Reference", "check_inside", "parse", "reference_of"]
 
 _KEYS = ("location", "offset", "length", "checksum", "basepath")
 _OPEN = 8  # descriptors kept open
@@ -66,6 +70,31 @@ def parse(entries: dict[str, str], nbytes: int) -> Reference:
     if length is not None and length != nbytes:
         raise _broken(location, f"length {length}, but the tensor's shape and type take {nbytes} bytes")
     return Reference(location, offset, nbytes)
+
+
+def reference_of(t: Tensor) -> Reference | None:
+    """Return where the values of a tensor with data_location EXTERNAL lie; None where it has none, or no legal shape.
+
+    Raises:
+        OnnxError: it has values of its own, too. ExternalDataError: strings, or what `parse` raises.
+    """
+    if t.source and (t.source != RAW_DATA or t.nbytes):
+        raise OnnxError("has external data and values of its own; it may have one of them")
+    if t.data_type == STRING:
+        raise ExternalDataError("strings cannot be external data")
+    need = t.expected()
+    if t.dtype is None or need < 0:
+        return None  # `Values.finish` says what is wrong with it
+    found = parse(t.entries or {}, need)
+    return found if need else None
+
+
+def check_inside(reference: Reference, nbytes: int) -> None:
+    """Raise ExternalDataError unless what is referred to lies inside its file of so many bytes."""
+    end = reference.offset + reference.length
+    if end > nbytes:
+        what = f"bytes {reference.offset} to {end} are past its end ({nbytes})"
+        raise _broken(reference.location, f"{what}; the file is truncated or belongs to another model")
 
 
 def _checked_location(location: str) -> str:
@@ -132,10 +161,8 @@ class Folder:
             ExternalDataError: the file is not there, is not one the model may use, or is too short.
         """
         file = self._open(reference.location)
+        check_inside(reference, file.nbytes)
         end = reference.offset + reference.length
-        if end > file.nbytes:
-            what = f"bytes {reference.offset} to {end} are past its end ({file.nbytes})"
-            raise _broken(reference.location, f"{what}; the file is truncated or belongs to another model")
         position = reference.offset
         while position < end:
             try:
@@ -153,18 +180,29 @@ class Folder:
         if found is not None:
             self._files.move_to_end(location)
             return found
-        try:
-            fd = self._checked(location)
-        except OSError as error:
-            if isinstance(error, RecordError):
-                raise
-            raise _broken(
-                location, f"cannot be opened: {error.strerror or error}; it belongs beside the model"
-            ) from error
+        fd = self.open(location)
         if len(self._files) >= _OPEN:
             os.close(self._files.popitem(last=False)[1].fd)
         self._files[location] = found = _Open(fd, os.fstat(fd).st_size)
         return found
+
+    def locate(self, location: str) -> str:
+        """Return the path of a file in the folder, links followed; looks at no more than its name."""
+        return os.path.realpath(Path(self.path, *location.split("/")))
+
+    def open(self, location: str) -> int:
+        """Return a descriptor of a file in the folder that the model may use; the caller closes it.
+
+        Raises:
+            ExternalDataError: it may not be used, or is not there.
+        """
+        try:
+            return self._checked(location)
+        except OSError as error:
+            if isinstance(error, RecordError):
+                raise
+            what = f"cannot be opened: {error.strerror or error}; it belongs beside the model"
+            raise _broken(location, what) from error
 
     def _checked(self, location: str) -> int:
         """Return a descriptor of the file, opened so that a swap between the checks and the opening is noticed."""
@@ -201,12 +239,3 @@ class Folder:
 
 
 _LINKS = "which is allowed only on request (allow_links=True, --allow-links)"
-
-
-def _read_at(fd: int, buffer: memoryview, offset: int) -> int:
-    if hasattr(os, "preadv"):
-        return os.preadv(fd, [buffer], offset)
-    os.lseek(fd, offset, os.SEEK_SET)
-    data = os.read(fd, len(buffer))
-    buffer[: len(data)] = data
-    return len(data)

@@ -1,13 +1,14 @@
 """From an archive back to the bytes of a ModelProto: the skeleton, each stub replaced by values or by where they lie.
 
 Pure rewriting on the wire, with the scan that `convert` uses; `onnx` is not needed. The skeleton is taken for as
-untrusted as any model: what it says of a tensor must be what the archive says.
+untrusted as any model: what it says of a tensor must be what the archive says. A stub's number is where the tensor
+stood when the archive was written; what counts is its name, since a record that is saved again may be in another order.
 """
 
 from __future__ import annotations
 
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,22 +20,36 @@ from zcrecord.record import Record
 from zcrecord.tensors import PackedTensor, StringTensor
 
 from .convert import STUB_KEY
-from .names import GRAPH_ATTRIBUTE
+from .names import GRAPH_ATTRIBUTE, Found, full_names
+from .properties import without_properties
 from .scanner import Scanner
-from .schema import GRAPH, MODEL, Scope, Tensor, Tensors
+from .schema import FUNCTION, GRAPH, MODEL, TRAINING, Scope, Tensor, Tensors
 from .values import RAW_DATA, STRING_DATA, Values
 from .wire import LEN, Skeleton, Window, encode_field, encode_varint
 
-__all__ = ["Initializer", "encode_reference", "model_parts", "skeleton_of"]
+__all__ = [
+    "INLINE",
+    "Initializer",
+    "Restored",
+    "encode_reference",
+    "model_parts",
+    "raw_bytes",
+    "restore",
+    "skeleton_of",
+]
 
+INLINE = 127  # bytes; up to here shape inference reads values, and it cannot read external data
 _COPIED = 1 << 12  # bytes; smaller values are copied into the message, larger ones become parts of their own
 _KEY = STUB_KEY.decode()
+# What ONNX Runtime takes from nowhere but the model.
+_INSIDE = {dtypes.STRING, dtypes.by_name["complex64"], dtypes.by_name["complex128"]}
 
 
 class Initializer(NamedTuple):
     """A tensor met while the skeleton is rewritten: its number in the archive, its name in its graph.
 
-    `graph` is "main" or "inner" for the initializer of a graph, "" for a tensor in an attribute or a sparse one.
+    `graph` is "main" or "inner" for the initializer of the model's graph or of one in a node of it, "apart" for that
+    of one in a function or in training_info, "" for a tensor in an attribute or a sparse one.
     """
 
     number: int
@@ -42,6 +57,18 @@ class Initializer(NamedTuple):
     graph: str
     dtype: DType
     value: Any  # ndarray, PackedTensor or StringTensor
+
+    @property
+    def inside(self) -> bool:
+        """Whether its values belong into the model, wherever its readers take external data from."""
+        return not self.graph or self.dtype in _INSIDE or self.value.nbytes <= INLINE
+
+
+class Restored(NamedTuple):
+    """A ModelProto as parts in order, and the numbers of its tensors in the archive, in the model's order."""
+
+    parts: list[Any]
+    numbers: list[int]
 
 
 def skeleton_of(record: Record) -> memoryview:
@@ -59,10 +86,10 @@ def skeleton_of(record: Record) -> memoryview:
     return memoryview(found)
 
 
-def model_parts(record: Record, refer: Callable[[Initializer], bytes | None] | None = None) -> list[Any]:
+def model_parts(record: Record, place: Callable[[Initializer], Any] | None = None) -> list[Any]:
     """Return a ModelProto as bytes-like parts in order; large values are views of the record, not copies.
 
-    `refer` may give the fields that stand for a tensor's values, as `encode_reference` does; None puts the values in.
+    `place` may say what stands for a tensor's values, see `restore`.
 
     Example:
         >>> from pathlib import Path
@@ -76,11 +103,46 @@ def model_parts(record: Record, refer: Callable[[Initializer], bytes | None] | N
         UnsupportedError: the record holds no model. OnnxError: its skeleton is malformed. FormatError: the skeleton
             and the archive disagree about a tensor.
     """
+    return restore(record, place).parts
+
+
+def restore(
+    record: Record, place: Callable[[Initializer], Any] | None = None, *, without: Collection[str] = ()
+) -> Restored:
+    """Return a ModelProto as `model_parts` does, and which tensors are in it.
+
+    Args:
+        place: what stands for a tensor's values: None for themselves, bytes for fields as `encode_reference` makes
+            them, or an object with a length, which becomes a part: raw_data's bytes, or the string_data fields of
+            strings. May be asked about a tensor again; then the last answer counts.
+        without: keys of metadata_props to leave out.
+    """
+    data: Any = skeleton_of(record)
+    if without:
+        data = without_properties(data, without)
+    found = _restored(data, _Restore(record, place))
+    names, there = full_names(found.found, sum(map(len, record.names))), record.names
+    if names != [there[number] for number in found.numbers]:
+        found = _restored(data, _Restore(record, place, _numbers(names, there, record.path)))
+    found.check()
+    return Restored(found.parts, found.numbers)
+
+
+def _numbers(names: list[str], there: Sequence[str], path: str | None) -> list[int]:
+    known = {name: number for number, name in enumerate(there)}
+    for name in names:
+        if name not in known:
+            what = "the model has a tensor of this name, the archive does not; save the record with all it had"
+            raise FormatError(f"attribute '{GRAPH_ATTRIBUTE}': {what}", path=path, tensor=name)
+    return [known[name] for name in names]
+
+
+def _restored(data: Any, tensors: _Restore) -> _Restore:
     skeleton = Skeleton()
-    window = Window(io.BytesIO(skeleton_of(record)), skeleton)
-    restore = _Restore(record, refer)
-    Scanner(window, Values(window, _Refuse()), restore).scan()
-    return skeleton.finish()
+    window = Window(io.BytesIO(data), skeleton)
+    Scanner(window, Values(window, _Refuse()), tensors).scan()
+    tensors.parts = skeleton.finish()
+    return tensors
 
 
 def encode_reference(location: str, offset: int, nbytes: int) -> bytes:
@@ -104,49 +166,82 @@ class _Refuse:
 
 
 class _Restore(Tensors):
-    """Puts values, or references to them, where the stubs are."""
+    """Puts values, or what `place` says, where the stubs are; which tensor that is, stubs say or `numbers`."""
 
-    def __init__(self, record: Record, refer: Callable[[Initializer], bytes | None] | None) -> None:
-        self._refer = refer
+    def __init__(
+        self, record: Record, place: Callable[[Initializer], Any] | None, numbers: Sequence[int] | None = None
+    ) -> None:
+        self.parts: list[Any] = []
+        self.found: list[Any] = []  # in the order in which they start
+        self.numbers: list[int] = []
+        self._place = place
+        self._given = numbers
         self._path = record.path
-        self._names = record.names
         self._tensors = _values(record)
-        self._seen = bytearray(len(self._names))
+        self._seen = bytearray(len(self._tensors))
 
     def whole(self, *_: Any, **__: Any) -> bytes:
         _Refuse().begin(0)
         return b""
 
+    def start(self, t: Tensor) -> None:
+        t.index = len(self.found)
+        self.found.append(None)
+
     def stub(self, t: Tensor, skeleton: Skeleton) -> None:
-        text = (t.entries or {}).get(_KEY, "")
-        index = int(text) if text.isascii() and text.isdigit() and len(text) < 12 else -1
-        if not 0 <= index < len(self._names) or self._seen[index]:
-            raise self._disagree(t, f"its stub says '{text}', not the number of one of {len(self._names)} tensors")
-        self._seen[index] = 1
-        t.index = index
-        kind, value = self._tensors[index]
-        where = ("main" if _is_main(t.scope) else "inner") if t.scope.kind is GRAPH else ""
-        fields = None if self._refer is None else self._refer(Initializer(index, t.label, where, kind, value))
-        if fields is not None:
-            skeleton.tail += fields
-        elif isinstance(value, StringTensor):
-            for text_bytes in value.strings():
-                skeleton.tail += encode_field(STRING_DATA, text_bytes)
+        number = self._given[t.index] if self._given is not None else self._told(t)
+        self.numbers.append(number)
+        kind, value = self._tensors[number]
+        told = None if self._place is None else self._place(Initializer(number, t.label, _graph(t), kind, value))
+        if isinstance(told, bytes):
+            skeleton.tail += told
+        elif kind is not dtypes.STRING:
+            _put_raw(skeleton, raw_bytes(value).data if told is None else told)
+        elif told is not None:
+            skeleton.insert(told)
         else:
-            _put_raw(skeleton, raw_bytes(value))
+            for text in value.strings():
+                skeleton.tail += encode_field(STRING_DATA, text)
+
+    def _told(self, t: Tensor) -> int:
+        """Return the number in a stub."""
+        text = (t.entries or {}).get(_KEY, "")
+        number = int(text) if text.isascii() and text.isdigit() and len(text) < 12 else -1
+        if not 0 <= number < len(self._tensors) or self._seen[number]:
+            what = f"its stub says '{text}', not the number of one of {len(self._tensors)} tensors"
+            raise self._disagree(t.label, what)
+        self._seen[number] = 1
+        return number
 
     def finish(self, t: Tensor) -> None:
-        kind, value = self._tensors[t.index]
-        if t.data_type != kind.onnx or tuple(t.dims) != value.shape:
-            what = f"data_type {t.data_type} and shape {t.dims}, the archive {kind.name} and {list(value.shape)}"
-            raise self._disagree(t, f"the skeleton has {what}")
+        kind = t.dtype
+        if kind is None:
+            raise self._disagree(t.label, f"its data_type {t.data_type} is not known here; upgrade zcrecord")
+        self.found[t.index] = Found(t.scope, t.field, t.place, t.name, t.offset, kind, tuple(t.dims), 0)
 
-    def _disagree(self, t: Tensor, what: str) -> FormatError:
-        return FormatError(f"attribute '{GRAPH_ATTRIBUTE}': {what}", path=self._path, tensor=t.label)
+    def check(self) -> None:
+        """Raise FormatError unless skeleton and archive agree on every tensor's type and shape."""
+        for number, found in zip(self.numbers, self.found, strict=True):
+            kind, value = self._tensors[number]
+            if found.dtype is not kind or found.shape != value.shape:
+                ours = f"data_type {found.dtype.onnx} and shape {list(found.shape)}"
+                what = f"the skeleton has {ours}, the archive {kind.name} and {list(value.shape)}"
+                raise self._disagree(found.name.decode("utf-8", "replace"), what)
+
+    def _disagree(self, label: str, what: str) -> FormatError:
+        return FormatError(f"attribute '{GRAPH_ATTRIBUTE}': {what}", path=self._path, tensor=label)
 
 
-def _is_main(scope: Scope) -> bool:
-    return scope.parent is not None and scope.parent.kind is MODEL
+def _graph(t: Tensor) -> str:
+    """Return where a tensor sits, in the words of `Initializer.graph`."""
+    if t.scope.kind is not GRAPH:
+        return ""
+    above: Scope | None = t.scope.parent
+    if above is not None and above.kind is MODEL:
+        return "main"
+    while above is not None and above.kind not in (FUNCTION, TRAINING):
+        above = above.parent
+    return "inner" if above is None else "apart"
 
 
 def _values(record: Record) -> list[tuple[DType, Any]]:
@@ -166,9 +261,10 @@ def raw_bytes(value: Any) -> np.ndarray[Any, np.dtype[np.uint8]]:
     return np.ascontiguousarray(value).reshape(-1).view(np.uint8)
 
 
-def _put_raw(skeleton: Skeleton, data: np.ndarray[Any, np.dtype[np.uint8]]) -> None:
+def _put_raw(skeleton: Skeleton, data: Any) -> None:
+    """Add raw_data: bytes, or what stands for so many."""
     skeleton.tail += encode_varint(RAW_DATA << 3 | LEN) + encode_varint(len(data))
-    if len(data) < _COPIED:
-        skeleton.tail += data.data
+    if isinstance(data, memoryview) and len(data) < _COPIED:
+        skeleton.tail += data
     else:
-        skeleton.insert(data.data)
+        skeleton.insert(data)

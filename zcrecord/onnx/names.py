@@ -28,8 +28,9 @@ from zcrecord.paths import Outline
 from .schema import ATTRIBUTE, FUNCTION, GRAPH, MODEL, NODE, SPARSE, SPARSE_INITIALIZER, TRAINING, Scope
 from .wire import LEN
 
-__all__ = ["GRAPH_ATTRIBUTE", "Found", "name_tensors", "seal"]
+__all__ = ["GRAPH_ATTRIBUTE", "LEFT_OUT", "Found", "full_names", "name_tensors", "plain_name", "seal"]
 
+LEFT_OUT = -2  # in place of the id of a payload, of a tensor that is found and not converted
 GRAPH_ATTRIBUTE = "onnx.graph"  # of module 0: the model without its tensors' values
 _SPARE = 1 << 20  # bytes that derived names may take beyond those of the input
 
@@ -54,12 +55,58 @@ def name_tensors(found: Sequence[Found], input_bytes: int) -> tuple[Outline, int
         OnnxError: a graph has two initializers of one name, or one whose name is empty, contains NUL or is not UTF-8.
         LimitError: names made of deeply nested parts would take many times the input.
     """
-    main = next((f.scope for f in found if f.scope.kind is GRAPH and not _prefix(f.scope)), None)
+    taken: set[str] = {GRAPH_ATTRIBUTE}
+    tree = _Tree(taken)
+    exact, parts, renamed = _name(found, input_bytes, taken)
+    paths = zip([tree.split(name) for name in exact], exact, strict=True)
+    nested = zip([tree.nest(p) for p in parts], map(".".join, parts), strict=True)  # after the main graph's
+    outline = Outline()
+    main = _main(found)
+    for f in found:
+        path, name = next(paths) if f.scope is main else next(nested)
+        if f.payload != LEFT_OUT:
+            outline.put(path, name, Form(f.dtype.code, f.dtype.bits, f.shape), f.payload)
+    return outline, renamed
+
+
+def full_names(found: Sequence[Found], input_bytes: int) -> list[str]:
+    """Return the full names that `name_tensors` gives, in the order given; raises what it raises."""
+    exact, parts, _ = _name(found, input_bytes, {GRAPH_ATTRIBUTE})
+    main, names, derived = _main(found), iter(exact), iter(parts)
+    return [next(names) if f.scope is main else ".".join(next(derived)) for f in found]
+
+
+def plain_name(scope: Scope, field: int, place: int, name: bytes) -> str | None:
+    """Return the full name of a tensor as far as its messages have been read, with nothing to tell equal ones apart.
+
+    None where it has no name yet.
+    """
+    parent = scope.parent
+    if scope.kind is SPARSE and parent is not None and parent.kind is GRAPH and not scope.own:
+        named = name if field == 1 else _name_of_values(scope)
+        return ".".join(_parts_in((*_so_far(parent), _loose(named)), scope, field, place, name)) if named else None
+    if scope.kind is GRAPH and not name:
+        return None
+    return ".".join(_parts_in(_so_far(scope), scope, field, place, name))
+
+
+def _so_far(scope: Scope) -> tuple[str, ...]:
+    if scope.parent is None:
+        return ()
+    return (*_so_far(scope.parent), *(scope.own or _own(scope)))
+
+
+def _main(found: Sequence[Found]) -> Scope | None:
+    return next((f.scope for f in found if f.scope.kind is GRAPH and not _prefix(f.scope)), None)
+
+
+def _name(found: Sequence[Found], input_bytes: int, taken: set[str]) -> tuple[list[str], list[tuple[str, ...]], int]:
+    """Return the main graph's names, the parts of all others, and how many had to be changed; note them as taken."""
+    main = _main(found)
     exact = _exact([f for f in found if f.scope is main])
     others = [f for f in found if f.scope is not main and _is_initializer(f)]
     _check_defined([*filter(_is_initializer, found)] if any(f.scope.kind is SPARSE for f in others) else others)
-    taken = {GRAPH_ATTRIBUTE, *exact}
-    tree = _Tree(taken)
+    taken.update(exact)
     parts: list[tuple[str, ...]] = []
     renamed, budget = 0, 8 * input_bytes + _SPARE
     counters: dict[str, int] = {}
@@ -72,13 +119,7 @@ def name_tensors(found: Sequence[Found], input_bytes: int) -> tuple[Outline, int
             unique = _unique(derived, taken, counters)
             renamed += unique is not derived
             parts.append(unique)
-    paths = iter([tree.split(name) for name in exact])
-    nested = iter([tree.nest(p) for p in parts])  # after all of the main graph, which goes first
-    outline = Outline()
-    for f in found:
-        path = next(paths) if f.scope is main else next(nested)
-        outline.tensor(path, Form(f.dtype.code, f.dtype.bits, f.shape), f.payload)
-    return outline, renamed
+    return exact, parts, renamed
 
 
 def _exact(found: Sequence[Found]) -> list[str]:
@@ -157,18 +198,27 @@ def _own(scope: Scope) -> tuple[str, ...]:
     if scope.kind in (GRAPH, SPARSE) and parent is ATTRIBUTE and scope.field in (11, 23):
         return (str(scope.place),)
     if scope.kind is SPARSE and parent is GRAPH:
-        values = (scope.single or {}).get(1 << 3 | LEN)
-        return (_loose(getattr(values, "name", b"")),)
+        return (_loose(_name_of_values(scope)),)
     return ()
 
 
+def _name_of_values(sparse: Scope) -> bytes:
+    """Return the name of a sparse tensor's values, which is its own, as far as it was read."""
+    name: bytes = getattr((sparse.single or {}).get(1 << 3 | LEN), "name", b"")
+    return name
+
+
 def _parts(f: Found) -> tuple[str, ...]:
-    above = _prefix(f.scope)
-    if f.scope.kind is SPARSE:
-        return (*above, "values" if f.field == 1 else "indices")
-    if f.scope.kind is ATTRIBUTE:
-        return above if f.field == 5 else (*above, str(f.place))
-    return (*above, _strict(f))
+    initializer = f.scope.kind is GRAPH
+    return (*_prefix(f.scope), _strict(f)) if initializer else _parts_in(_prefix(f.scope), *f[:4])
+
+
+def _parts_in(above: tuple[str, ...], scope: Scope, field: int, place: int, name: bytes) -> tuple[str, ...]:
+    if scope.kind is SPARSE:
+        return (*above, "values" if field == 1 else "indices")
+    if scope.kind is ATTRIBUTE:
+        return above if field == 5 else (*above, str(place))
+    return (*above, _loose(name))
 
 
 def _unique(parts: tuple[str, ...], taken: set[str], counters: dict[str, int]) -> tuple[str, ...]:

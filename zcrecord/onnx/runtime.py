@@ -26,20 +26,18 @@ from typing import Any, Literal
 
 import numpy as np
 
-from zcrecord.dtypes import STRING, by_name
 from zcrecord.errors import DependencyError, LimitError, SourceError, UnsupportedError
 from zcrecord.layout import ALIGNMENT, align_up
 from zcrecord.loading import load_record
 from zcrecord.record import Record
 
 from . import graph
-from .graph import Initializer
+from .graph import INLINE, Initializer
 
-__all__ = ["session"]
+__all__ = ["INLINE", "session"]
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
-INLINE = 127  # bytes; up to here shape inference reads values, and it cannot read external data
 _DIRECT_SINCE = (1, 31)  # buffers used in place; earlier versions do not know the key and copy
 _MOST_MAPPED = 20_000  # before that, each tensor is a mapping of its own, of which Linux allows 65,530
 _MODEL_LIMIT = (1 << 31) - 1
@@ -48,7 +46,6 @@ _FOLDER = "session.model_external_initializers_file_folder_path"
 _NO_PREPACKING = "session.disable_prepacking"
 # Optimizers that make private copies of weights. With them and prepacking off, the stored copy is the only one.
 _COPYING = {"ConstantFolding", "NchwcTransformer"}
-_INLINE_TYPES = {STRING, by_name["complex64"], by_name["complex128"]}
 _calls = itertools.count()
 
 
@@ -151,12 +148,12 @@ class _Maker:
 
         def refer(found: Initializer) -> bytes | None:
             nbytes = found.value.nbytes
-            if not found.graph or found.dtype in _INLINE_TYPES or nbytes < least or found.number not in offsets:
+            if found.inside or nbytes < least or found.number not in offsets:
                 return None
             if direct and found.graph == "main":
                 return graph.encode_reference(name, offsets[found.number], nbytes)
             offset = offsets[found.number] if path is not None else None
-            return graph.encode_reference(*spill.place(path, offset, found.value), nbytes)
+            return graph.encode_reference(*spill.place(path, offset, found), nbytes)
 
         model = self._joined(graph.model_parts(self._record, refer))
         if direct:
@@ -210,25 +207,26 @@ class _Spill:
 
     def __init__(self) -> None:
         self.used = False
-        self._pending: list[tuple[int, Any]] = []
+        self._pending: dict[int, tuple[int, Any]] = {}  # by number: `restore` may ask about a tensor again
         self._end = 0
 
-    def place(self, path: str | None, offset: int | None, value: Any) -> tuple[str, int]:
+    def place(self, path: str | None, offset: int | None, found: Initializer) -> tuple[str, int]:
         """Return the name of the file in its folder, and where in it the value lies or will lie."""
         self.used = True
         if path is not None and offset is not None:
             return Path(path).name, offset
-        offset = align_up(self._end, ALIGNMENT)
-        self._end = offset + value.nbytes
-        self._pending.append((offset, value))
-        return "weights", offset
+        if found.number not in self._pending:
+            offset = align_up(self._end, ALIGNMENT)
+            self._end = offset + found.value.nbytes
+            self._pending[found.number] = offset, found.value
+        return "weights", self._pending[found.number][0]
 
     @contextlib.contextmanager
     def written(self) -> Iterator[str]:
         """Yield a folder with the temporary file; a mapping of it stays valid when it is gone."""
         with tempfile.TemporaryDirectory(prefix="zcrecord-", ignore_cleanup_errors=True) as folder:
             with Path(folder, "weights").open("wb") as file:
-                for offset, value in self._pending:
+                for offset, value in self._pending.values():
                     file.seek(offset)
                     file.write(graph.raw_bytes(value).data)
             yield folder

@@ -12,6 +12,7 @@ from zcrecord.layout import MAX_RANK
 
 from .names import seal
 from .nodes import is_plain, plain_runs
+from .properties import read_pair
 from .schema import ATTRIBUTE, CHILDREN, FUNCTION, GRAPH, MODEL, NODE, TENSOR, TEXTS, Child, Scope, Tensor, Tensors
 from .values import BOOL, STRING, Values
 from .wire import HEADER, LEN, MAX_NESTING, MAX_TEXT, OPEN_END, VARINT, Window, encode_varint
@@ -152,7 +153,9 @@ class Scanner:
         skeleton.tail += encode_varint(tag)
         mark = skeleton.open()
         window.keep()
-        self._fields(t, window.base + window.pos + nbytes, depth + 1)
+        body = window.base + window.pos
+        t.parts.append((body, body + nbytes))
+        self.fields(t, body + nbytes, depth + 1)
         window.drop(window.pos)
         if not again:
             self._tensors.stub(t, skeleton)
@@ -170,6 +173,7 @@ class Scanner:
         window, buffer, view = self._window, self._window.buffer, self._window.view
         varint, store, tail = window.varint, self._tensors.whole, window.skeleton.tail
         start, limit = window.pos, min(window.limit, end - window.base)
+        place = first_place = scope.count(tag, 0)
         while start < limit and buffer[start] == tag:
             if start + HEADER > limit:
                 break
@@ -206,22 +210,26 @@ class Scanner:
                 size, at = varint(at - 1) if buffer[at] > 127 else ((buffer[at] << 7) + size - 128, at + 1)
             if at + size != stop or count * bits != size * 8:
                 break
-            window.drop(start)
-            stub = store(scope, tag >> 3, scope.count(tag), window.base + start, name, code, dims, view[at:stop])
+            if place == first_place:
+                window.drop(start)
+            window.pos = at
+            stub = store(scope, tag >> 3, place, window.base + start, name, code, dims, view[at:stop])
+            place += 1
             tail.append(tag)
             size = kept - first + len(stub)
             tail += encode_varint(size) if size > 127 else _SHORT[size]
             tail += view[first:kept]
             tail += stub
             start = stop
-        if window.mark >= 0:
+        if place == first_place:
             return False
+        scope.count(tag, place - first_place)
         window.pos = start
         window.keep()
         return True
 
-    def _fields(self, t: Tensor, end: int, depth: int) -> None:
-        """Read the fields of a TensorProto."""
+    def fields(self, t: Tensor, end: int, depth: int = 0) -> None:
+        """Read the fields of a TensorProto from where the window stands up to `end`, an offset in the stream."""
         window = self._window
         while window.base + window.pos < end:
             start, tag, value = window.header(end)
@@ -269,14 +277,7 @@ class Scanner:
     def _entry(self, t: Tensor, end: int) -> None:
         """Read one key and value of external_data."""
         window = self._window
-        texts = {1: b"", 2: b""}
-        while window.base + window.pos < end:
-            _, tag, value = window.header(end)
-            if tag in (0x0A, 0x12):
-                texts[tag >> 3] = window.text(value)
-            elif tag & 7 != VARINT:
-                window.skip(tag, value, end)
-        key, text = (texts[n].decode("utf-8", "surrogateescape") for n in (1, 2))
+        key, text = read_pair(window, end)
         t.entries = {} if t.entries is None else t.entries
         if key in t.entries or len(t.entries) == _MAX_ENTRIES:
             what = f"external_data key '{printable(key)}' twice" if key in t.entries else "too many external_data keys"

@@ -79,12 +79,12 @@ class Scope:
         if self.kind is not NODE or field != 2 or field not in self.texts:
             self.texts[field] = text
 
-    def count(self, tag: int) -> int:
-        """Return how many times this was asked for the tag before."""
+    def count(self, tag: int, more: int = 1) -> int:
+        """Return how many fields with this tag were counted before, and count so many more."""
         if self.counts is None:
             self.counts = {}
         place = self.counts.get(tag, 0)
-        self.counts[tag] = place + 1
+        self.counts[tag] = place + more
         return place
 
 
@@ -92,14 +92,15 @@ class Tensor:
     """One TensorProto as far as it was read. `scope` and `field` say where it sits, `index` is its number."""
 
     __slots__ = ("closed", "data_type", "dims", "early", "ends", "entries", "external", "field", "held", "index",
-                 "name", "nbytes", "offset", "payload", "pending", "place", "rest", "scope", "source",
-                 "stored", "top")  # fmt: skip
+                 "name", "nbytes", "offset", "parts", "payload", "pending", "place", "rest", "run", "scope", "source",
+                 "stored", "top", "uncounted")  # fmt: skip
 
     def __init__(self, scope: Scope, field: int, place: int, offset: int) -> None:
         self.scope = scope
         self.field = field
         self.place = place  # among those of the field it sits in
         self.offset = offset  # in the stream
+        self.parts: list[tuple[int, int]] = []  # of the stream, from offset to offset: its fields, where they were read
         self.index = -1
         self.name = b""
         self.dims: list[int] = []
@@ -117,6 +118,8 @@ class Tensor:
         self.pending: bytearray | None = None  # single elements, to be written together
         self.rest: npt.NDArray[np.uint8] = _NO_ELEMENTS  # of 6 bits, not yet enough to pack
         self.ends: array[int] | None = None  # of strings
+        self.run = (0, 0)  # where its values were passed last without a look at them: offset and bytes
+        self.uncounted = 0  # bytes of varints passed like that
 
     @property
     def dtype(self) -> DType | None:
@@ -152,7 +155,7 @@ class Tensors:
               data: memoryview) -> bytes:  # fmt: skip
         """Take a small tensor in the commonest form and return the fields that stand for its values.
 
-        `data` is its raw_data, of the right length, valid during the call.
+        `data` is its raw_data, of the right length, valid during the call; the window stands where it begins.
         """
         raise NotImplementedError
 

@@ -10,14 +10,16 @@ Source: onnx.proto's comments on TensorProto, and `onnx.numpy_helper.to_array`.
 from __future__ import annotations
 
 from array import array
+from collections.abc import Iterator
 from math import prod
 from typing import Any, Protocol
 
 import numpy as np
 
 from zcrecord import dtypes
-from zcrecord.errors import LimitError, OnnxError
+from zcrecord.errors import LimitError, OnnxError, RecordError
 from zcrecord.layout import MAX_ARCHIVE_SIZE, MAX_RANK
+from zcrecord.ordered import cores, in_order
 
 from . import varints
 from .schema import Tensor
@@ -28,7 +30,8 @@ __all__ = ["Payloads", "Values"]
 BOOL, STRING, UINT32 = 9, 8, 12  # data_type
 SIX_BITS = (27, 28)
 MAX_EARLY = 1 << 20  # bytes of varints that may come before the data_type that explains them
-_PIECE = 1 << 18  # bytes of varints decoded at a time: what fits a cache
+_PIECE = 1 << 17  # bytes of varints decoded at a time: what fits a cache
+_LONG = 4 << 20  # bytes of varints from which on threads decode them
 _FLUSH = 1 << 16  # bytes of single elements written at a time
 _AGAIN = "export the model again"
 
@@ -47,7 +50,7 @@ _TYPES = {
 
 
 class Payloads(Protocol):
-    """What values are written to: `writer.StreamWriter`, or something that refuses them."""
+    """What values are written to: `streaming.StreamWriter`, or something that refuses them."""
 
     def begin(self, nbytes: int, /) -> None:
         """Start a payload of about so many bytes."""
@@ -84,7 +87,7 @@ class Values:
             if kind == LEN or t.early:
                 self.settle(t)  # in order
             if number == RAW_DATA:
-                self._raw(t, value)
+                self.raw(t, value)
             elif number == STRING_DATA:
                 self._string(t, value)
             elif number in (FLOAT_DATA, DOUBLE_DATA):
@@ -95,16 +98,17 @@ class Values:
                 self._single(t, tag, value, end)
         window.keep()
 
-    def _fail(self, t: Tensor, what: str, pos: int | None = None) -> OnnxError:
+    def fail(self, t: Tensor, what: str, pos: int | None = None) -> OnnxError:
+        """Return the error for something wrong with a tensor's values at a position of the window."""
         return self._window.fail(what, pos, tensor=t.label, do=_AGAIN)
 
     def _claim(self, t: Tensor, number: int, start: int) -> None:
         """Note that the tensor's values are in this field; refuse a second one."""
         if t.source and (t.source != number or number == RAW_DATA):
             twice = "twice" if t.source == number else f"besides {FIELDS[t.source]}"
-            raise self._fail(t, f"{FIELDS[number]} {twice}; values come in one field, once", start)
+            raise self.fail(t, f"{FIELDS[number]} {twice}; values come in one field, once", start)
         if t.closed:
-            raise self._fail(t, "values in two places, with those of another tensor in between", start)
+            raise self.fail(t, "values in two places, with those of another tensor in between", start)
         t.source = number
         if t.data_type and t.data_type not in _TYPES[number]:
             raise self._mismatch(t)
@@ -113,7 +117,7 @@ class Values:
         if t.dtype is None:
             return self._unknown(t)
         wanted = " or ".join(FIELDS[n] for n, types in _TYPES.items() if t.data_type in types)
-        return self._fail(t, f"{t.dtype.name} keeps its values in {wanted}, got {FIELDS[t.source]}")
+        return self.fail(t, f"{t.dtype.name} keeps its values in {wanted}, got {FIELDS[t.source]}")
 
     def _unknown(self, t: Tensor) -> OnnxError:
         what = f"data_type {t.data_type} is not known here" if t.data_type else "no data_type"
@@ -122,8 +126,7 @@ class Values:
     def write(self, t: Tensor, data: Any, estimate: int = 0) -> None:
         """Append stored bytes, as a flat bytes-like, to the tensor's payload; made canonical on the way."""
         if self._open is not t:
-            self._begin(t, estimate or len(data))
-            t.stored = t.data_type, -1
+            self.begin(t, estimate or len(data))
         t.nbytes += len(data)
         if not t.data_type or t.data_type == BOOL:
             raw = np.frombuffer(data, np.uint8)
@@ -142,13 +145,16 @@ class Values:
             data = data[:-1]
         self._out.write(data)
 
-    def _begin(self, t: Tensor, estimate: int) -> None:
+    def begin(self, t: Tensor, estimate: int) -> None:
+        """Start the tensor's payload of about so many bytes, unless it is the one that is open."""
         if self._open is not t:
             self.close_open()
             self._out.begin(max(estimate, t.expected()))
             self._open = t
+            t.stored = t.data_type, -1
 
-    def _raw(self, t: Tensor, nbytes: int) -> None:
+    def raw(self, t: Tensor, nbytes: int) -> None:
+        """Pass stored bytes, as they are in raw_data."""
         for chunk in self._window.chunks(nbytes):
             self.write(t, chunk, nbytes)
 
@@ -158,8 +164,8 @@ class Values:
         size = 4 if number == FLOAT_DATA else 8
         if tag & 7 == LEN:
             if nbytes % size:
-                raise self._fail(t, f"{FIELDS[number]} of {nbytes} bytes, not a multiple of {size}")
-            self._raw(t, nbytes)
+                raise self.fail(t, f"{FIELDS[number]} of {nbytes} bytes, not a multiple of {size}")
+            self.raw(t, nbytes)
             return
         for chunk in window.chunks(size):
             self._gather(t, chunk)
@@ -190,12 +196,27 @@ class Values:
             self.write(t, memoryview(pending))
 
     def _packed(self, t: Tensor, number: int, nbytes: int) -> None:
-        """A packed run of varints, decoded a piece at a time; what is cut in two waits for the rest."""
-        window = self._window
-        if not t.data_type and number != INT64_DATA:
+        if t.data_type or number == INT64_DATA:
+            self.varints(t, number, nbytes)
+        else:
             self._check_early(t, nbytes)
-            self._wait(t, b"".join(bytes(chunk) for chunk in window.chunks(nbytes)))
-            return
+            self._wait(t, b"".join(bytes(chunk) for chunk in self._window.chunks(nbytes)))
+
+    def varints(self, t: Tensor, number: int, nbytes: int) -> None:
+        """Pass a packed run of varints, decoded a piece at a time, of a long one several in threads."""
+        threads = cores() if nbytes >= _LONG else 1
+        try:
+            for found in in_order(lambda: varints.decode_piece, self._pieces(t, number, nbytes, threads > 1), threads):
+                self.write(t, self._stored(t, number, found), nbytes)
+        except ValueError as error:
+            if isinstance(error, RecordError):
+                raise
+            what = f"{FIELDS[number]} holds a varint of more than 10 bytes"
+            raise self._window.fail(what, int(error.args[0]) - self._window.base, tensor=t.label) from None
+
+    def _pieces(self, t: Tensor, number: int, nbytes: int, keeps: bool) -> Iterator[varints.Piece]:
+        """Pass a run of varints in pieces that end where one does; copied if they are kept while the window moves."""
+        window = self._window
         left = nbytes
         while left:
             here = min(left, _PIECE, window.limit - window.pos)
@@ -208,18 +229,13 @@ class Values:
                 if window.fill(min(left, 16)) <= here:
                     raise window.fail(f"the stream ends inside {FIELDS[number]}", tensor=t.label)
                 continue
-            data = np.frombuffer(window.view[window.pos : end + varints.SLACK], np.uint8)
-            self.write(t, self._decoded(t, number, data, end - window.pos), left)
+            data, offset = (
+                np.frombuffer(window.view[window.pos : end + varints.SLACK], np.uint8),
+                window.base + window.pos,
+            )
             left -= end - window.pos
             window.pos = end
-
-    def _decoded(self, t: Tensor, number: int, data: Any, nbytes: int) -> Any:
-        try:
-            found = varints.decode(data, nbytes)
-        except ValueError as error:
-            what = f"{FIELDS[number]} holds a varint of more than 10 bytes"
-            raise self._window.fail(what, self._window.pos + int(error.args[0]), tensor=t.label) from None
-        return self._stored(t, number, found)
+            yield varints.Piece(data.copy() if keeps else data, len(data) - varints.SLACK, offset)
 
     def _stored(self, t: Tensor, number: int, found: Any) -> Any:
         """Return decoded varints as the bytes that are stored."""
@@ -241,12 +257,12 @@ class Values:
 
     def _out_of_range(self, t: Tensor, value: int) -> OnnxError:
         kind = t.dtype.name if t.dtype is not None else "?"
-        return self._fail(t, f"{FIELDS[t.source]} holds {value}, out of range for {kind}")
+        return self.fail(t, f"{FIELDS[t.source]} holds {value}, out of range for {kind}")
 
     def _check_early(self, t: Tensor, nbytes: int) -> None:
         if nbytes + sum(map(len, t.early or ())) > MAX_EARLY:
             what = f"more than {MAX_EARLY} bytes of {FIELDS[t.source]} before the data_type that explains them"
-            raise self._fail(t, what)
+            raise self.fail(t, what)
 
     def _wait(self, t: Tensor, data: bytes) -> None:
         """Hold varints until the data_type comes."""
@@ -270,11 +286,15 @@ class Values:
     def _string(self, t: Tensor, nbytes: int) -> None:
         if t.ends is None:
             t.ends = array("Q", [0])
-        self._begin(t, nbytes)
-        for chunk in self._window.chunks(nbytes):
-            self._out.write(chunk)
+        self.begin(t, nbytes)
+        self.text(nbytes)
         t.nbytes += nbytes
         t.ends.append(t.nbytes)
+
+    def text(self, nbytes: int) -> None:
+        """Pass the bytes of one string."""
+        for chunk in self._window.chunks(nbytes):
+            self._out.write(chunk)
 
     def settle(self, t: Tensor) -> None:
         """Store what waited, as far as it can be: at the end of a tensor's message, before values of another form."""
@@ -285,7 +305,12 @@ class Values:
             if early[-1] > 127:
                 raise self._window.fail(f"{FIELDS[t.source]} ends inside a varint", tensor=t.label)
             data = np.frombuffer(early + bytes(varints.SLACK), np.uint8)
-            self.write(t, self._decoded(t, t.source, data, len(early)))
+            try:
+                found = varints.decode(data, len(early))
+            except ValueError:
+                what = f"{FIELDS[t.source]} holds a varint of more than 10 bytes"
+                raise self._window.fail(what, tensor=t.label) from None
+            self.write(t, self._stored(t, t.source, found))
         self._flush(t)
 
     def close_open(self) -> None:
@@ -331,20 +356,24 @@ class Values:
         self._flush_rest(t)
         if t.source and t.data_type not in _TYPES[t.source]:
             raise self._mismatch(t)
-        found, what, need = t.nbytes, "bytes", t.expected()
+        found, what, need = self.found(t), "bytes", t.expected()
         if t.data_type == STRING:
             found, what, need = (len(t.ends) - 1 if t.ends is not None else 0), "strings", prod(shape)
         if found != need:
             kind = t.dtype.name if t.dtype is not None else "?"
             where = FIELDS[t.source] if t.source else "external data" if t.external else "no value field"
-            raise self._fail(t, f"{kind} of shape {list(shape)} takes {need} {what}, got {found} in {where}")
+            raise self.fail(t, f"{kind} of shape {list(shape)} takes {need} {what}, got {found} in {where}")
         if self._open is t:
             self._close(t)
         if t.top > 1 and t.data_type == BOOL:
-            raise self._fail(t, "bools other than 0 and 1 before the data_type that says what they are")
+            raise self.fail(t, "bools other than 0 and 1 before the data_type that says what they are")
         if t.stored is not None and t.stored not in ((t.data_type, -1), (t.data_type, prod(shape)), (0, -1)):
-            raise self._fail(t, "data_type or shape change after the values")
+            raise self.fail(t, "data_type or shape change after the values")
         return shape
+
+    def found(self, t: Tensor) -> int:
+        """Return how many bytes of values, in stored form, were passed."""
+        return t.nbytes
 
     def _shape(self, t: Tensor) -> tuple[int, ...]:
         if t.dtype is None:
@@ -352,7 +381,7 @@ class Values:
         if len(t.dims) > MAX_RANK:
             raise LimitError(f"rank {len(t.dims)} is more than {MAX_RANK}", tensor=t.label, offset=t.offset)
         if min(t.dims, default=0) < 0:
-            raise self._fail(t, f"a negative dimension in {t.dims}")
+            raise self.fail(t, f"a negative dimension in {t.dims}")
         if prod(d for d in t.dims if d) * max(1, t.dtype.bits // 8) > MAX_ARCHIVE_SIZE:
             raise LimitError(f"shape {t.dims} is more than 2^56 bytes", tensor=t.label, offset=t.offset)
         return tuple(t.dims)

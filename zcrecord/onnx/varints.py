@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["SLACK", "STORED", "decode", "narrow", "pack6", "pairs"]
+__all__ = ["SLACK", "STORED", "Piece", "decode", "decode_piece", "narrow", "pack6", "pairs"]
 
 Array = npt.NDArray[Any]
 SLACK = 10  # readable bytes wanted behind the last varint
@@ -36,6 +36,14 @@ class Stored(NamedTuple):
     high: int
 
 
+class Piece(NamedTuple):
+    """Whole varints and SLACK bytes behind them, and the offset at which they begin in their stream."""
+
+    data: Array
+    nbytes: int
+    offset: int
+
+
 # ONNX data_type -> its form in int32_data; one entry per element, or per byte of packed elements of 2 and 4 bits.
 STORED: dict[int, Stored] = {
     6: Stored("<i4", -(2**31), 2**31 - 1),
@@ -48,6 +56,11 @@ STORED: dict[int, Stored] = {
 }
 
 
+# What of a word belongs to a varint, by bytes after its first; of a longer one all.
+_MASKS = {
+    size: np.array([int.from_bytes(b"\x7f" * min(n + 1, size), "little") for n in range(10)], f"u{size}")
+    for size in (2, 4, 8)
+}
 _TAIL_MASKS = np.array([0] * 8 + [0xFF, 0xFFFF], np.uint16)  # of bytes 9 and 10, by bytes after the first
 
 
@@ -74,6 +87,14 @@ def decode(data: Array, nbytes: int) -> Array:
     return _decode(data, starts, ends)
 
 
+def decode_piece(piece: Piece) -> Array:
+    """Return the varints of a piece; one of more than 10 bytes gives ValueError with its offset in the stream."""
+    try:
+        return decode(piece.data, piece.nbytes)
+    except ValueError as error:
+        raise ValueError(piece.offset + int(error.args[0])) from None
+
+
 def _decode(data: Array, starts: Array, ends: Array) -> Array:
     longer = ends - starts  # bytes after the first
     longest = int(longer.max()) + 1
@@ -82,22 +103,24 @@ def _decode(data: Array, starts: Array, ends: Array) -> Array:
     size = 2 if longest <= 2 else 4 if longest <= 4 else 8
     kind = np.dtype(f"u{size}").type
     words = _words(data, size, starts)
-    stop = ~words & kind(int.from_bytes(b"\x80" * size, "little"))
-    stop &= -stop  # the top bit of the last byte, 0 if that lies further on
-    stop <<= kind(1)
-    stop -= kind(1)
-    words &= stop
+    words &= _MASKS[size].take(longer)
+    moved = np.empty_like(words)
     for stays, moves, shift in _STEPS[size]:
-        moved = words & kind(moves)
+        np.bitwise_and(words, kind(moves), out=moved)
         moved >>= kind(shift)
         words &= kind(stays)
         words |= moved
     if longest > 8:
-        tails = _words(data, 2, starts + 8) & _TAIL_MASKS.take(longer)
-        high = tails.astype(np.uint64)
-        words |= (high & np.uint64(127)) << np.uint64(56)
-        words |= (high >> np.uint64(8)) << np.uint64(63)
+        _add_tails(words, data, starts, longer)
     return words
+
+
+def _add_tails(words: Array, data: Array, starts: Array, longer: Array) -> None:
+    """Put in what the ninth and tenth byte hold."""
+    which = np.flatnonzero(longer > 7)
+    tails = _words(data, 2, starts.take(which) + 8) & _TAIL_MASKS.take(longer.take(which))
+    high = tails.astype(np.uint64)
+    words[which] |= (high & np.uint64(127)) << np.uint64(56) | (high >> np.uint64(8)) << np.uint64(63)
 
 
 def pairs(data: Array, nbytes: int, tag: int) -> tuple[Array, int]:

@@ -1,8 +1,8 @@
 """Protobuf's wire format, read forward only: a window of fixed size over a stream, and the message that is kept.
 
 The window never seeks and never holds a payload; what it passes is kept byte for byte in a `Skeleton` unless the
-reader drops it. Knows tags, lengths, varints and groups, and when they are malformed; which fields mean what is left
-to `scanner`.
+reader drops it. (One that may seek, in a file, is `placed`'s.) Knows tags, lengths, varints and groups, and when they
+are malformed; which fields mean what is left to `scanner`.
 
 Source: https://protobuf.dev/programming-guides/encoding/ (proto2; limits as in protobuf's own parsers).
 """
@@ -23,6 +23,7 @@ MAX_LENGTH = (1 << 31) - 1  # of one field: protobuf's limit for a message
 MAX_TEXT = 1 << 16  # bytes of a name that is looked at
 WINDOW = 1 << 19  # bytes held of the stream; with the hash and the write they stay in a core's cache
 OPEN_END = 1 << 62  # where a message ends whose length is not known: the model itself
+PIECE = 1 << 20  # bytes of a large value handed out at a time
 HEADER = 20  # bytes of the longest tag and length
 
 Binary = IO[bytes] | io.RawIOBase | io.BufferedIOBase
@@ -107,13 +108,16 @@ class Window:
 
     Offsets of the stream are `base` + position. Bytes from `mark` to `pos` go to the skeleton when the window moves
     on; `mark` is -1 while they are dropped. Behind the window lie a few bytes of slack, so that a header can be read
-    without a check for each byte; whether it was all there is checked once after it.
+    without a check for each byte; whether it was all there is checked once after it. A source with a method `piece`, as
+    `pieces.Reader` has it, hands out large values without their being copied into the window.
     """
 
-    __slots__ = ("_eof", "_progress", "_readinto", "base", "buffer", "limit", "mark", "pos", "skeleton", "view")
+    __slots__ = ("_eof", "_piece", "_progress", "_readinto", "base", "buffer", "limit", "mark", "pos", "skeleton",
+                 "view")  # fmt: skip
 
     def __init__(self, source: Binary, skeleton: Skeleton, progress: Callable[[int], None] | None = None) -> None:
         self._readinto = _readinto(source)
+        self._piece = getattr(source, "piece", None)
         self._progress = progress
         self._eof = False
         self.skeleton = skeleton
@@ -136,12 +140,16 @@ class Window:
         self.base += self.pos
         self.pos, self.limit = 0, rest
         while self.limit < need and not self._eof:
-            done = self._readinto(self.view[self.limit : WINDOW])
+            done = self.read(self.view[self.limit : WINDOW])
             self._eof = not done
             self.limit += done
         if self._progress is not None:
             self._progress(self.base + self.limit)
         return self.limit
+
+    def read(self, buffer: memoryview) -> int:
+        """Read what follows in the stream, as much as is there and fits; returns how many bytes, 0 at the end."""
+        return self._readinto(buffer)
 
     def at_end(self) -> bool:
         """Return whether the stream has no byte left."""
@@ -253,8 +261,20 @@ class Window:
                 self.pos += here
                 nbytes -= here
                 yield self.view[self.pos - here : self.pos]
+            elif self._piece is not None and nbytes > WINDOW:
+                piece = self._piece(min(nbytes, PIECE))
+                if not len(piece):
+                    raise self._early(nbytes)
+                self.base += len(piece)  # of the window nothing is left
+                nbytes -= len(piece)
+                if self._progress is not None:
+                    self._progress(self.base + self.limit)
+                yield piece
             elif not self.fill(1):
-                raise self.fail(f"the stream ends {nbytes} bytes before its tensor's values do")
+                raise self._early(nbytes)
+
+    def _early(self, nbytes: int) -> OnnxError:
+        return self.fail(f"the stream ends {nbytes} bytes before its tensor's values do")
 
     def drop(self, start: int) -> None:
         """Keep what lies before a position of the window, drop what follows until `keep`."""

@@ -1,0 +1,439 @@
+"""A small model and the archive it points into: that it is the right one is checked, and any other noticed."""
+
+from __future__ import annotations
+
+import io
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_models as m
+import pytest
+import zstandard
+from onnx import TensorProto, helper, numpy_helper
+from test_onnx_export import (
+    OURS,
+    X,
+    archive,
+    assert_same,
+    damaged,
+    floats,
+    mlp,
+    named,
+    outputs,
+    outside,
+    plain,
+    pointing,
+    whole,
+)
+
+import zcrecord
+from zcrecord.errors import (
+    ExternalDataError,
+    FormatError,
+    IntegrityError,
+    OnnxError,
+    RecordError,
+    SourceNotFoundError,
+    UnsupportedError,
+)
+from zcrecord.onnx import convert, graph, to_onnx, verify_external
+
+# Pointing into the archive.
+
+
+def test_a_stream_cannot_point_to_an_archive_nor_can_a_model_to_memory(tmp_path: Path) -> None:
+    made = archive(mlp(), tmp_path / "m.zcr")
+    with pytest.raises(UnsupportedError, match="from the folder it lies in, and a stream has none; name a path"):
+        to_onnx(made, io.BytesIO(), external=True)
+    with pytest.raises(UnsupportedError, match="needs an archive in a file, and this one is in memory; save it to one"):
+        to_onnx(made.read_bytes(), tmp_path / "m.onnx", external=True)
+    with pytest.raises(UnsupportedError, match=r"m\.zcr: .*it may hold edits that its file does not; save the record"):
+        to_onnx(zcrecord.load_record(made, mode="c"), tmp_path / "m.onnx", external=True)
+    with pytest.raises(UnsupportedError, match=r"m\.zcr: .*it is a part of its archive; save the record first"):
+        to_onnx(zcrecord.load_record(made).select("*"), tmp_path / "m.onnx", external=True)
+    with pytest.raises(UnsupportedError, match="null: a model with external=True is a regular file in a folder"):
+        to_onnx(made, os.devnull, external=True)
+    packed = tmp_path / "m.zcr.zst"
+    packed.write_bytes(zstandard.ZstdCompressor().compress(made.read_bytes()))
+    assert whole(packed) == mlp()
+    with pytest.raises(UnsupportedError, match=r"m\.zcr\.zst: .*and these lie there compressed; unpack it first"):
+        to_onnx(packed, tmp_path / "m.onnx", external=True)
+    assert sorted(os.listdir(tmp_path)) == ["m.zcr", "m.zcr.zst"]
+
+
+def test_the_archive_lies_in_the_models_folder_or_below_it(tmp_path: Path) -> None:
+    model = mlp()
+    for folder in ("a", "a/b", "c"):
+        (tmp_path / folder).mkdir()
+    made = archive(model, tmp_path / "a/b/m.zcr")
+    assert pointing(made, tmp_path / "a/m.onnx") == model
+    assert outside(tmp_path / "a/m.onnx")["a.w"]["location"] == "b/m.zcr"
+    assert_same(outputs(tmp_path / "a/m.onnx", X), outputs(model, X))
+    onnx.checker.check_model(os.fspath(tmp_path / "a/m.onnx"))
+    assert verify_external(tmp_path / "a/m.onnx").archive == str(made)
+    what = (
+        r"b/m\.zcr: external data must lie in the model's folder \('.*/c'\) or below it; this archive lies in '.*/a/b'"
+    )
+    with pytest.raises(ExternalDataError, match=f"{what}: write the model there, or copy the archive"):
+        to_onnx(made, tmp_path / "c/m.onnx", external=True)
+    assert os.listdir(tmp_path / "c") == []
+
+
+def test_links_are_resolved_and_those_that_lead_out_refused(tmp_path: Path) -> None:
+    """As in a Hugging Face cache: readers of ONNX take no linked data file."""
+    model = mlp()
+    (tmp_path / "blobs").mkdir()
+    (tmp_path / "snapshots").mkdir()
+    made = archive(model, tmp_path / "blobs/cafe")
+    (tmp_path / "snapshots/m.zcr").symlink_to("../blobs/cafe")
+    with pytest.raises(
+        ExternalDataError, match=r"lies, by a link in '.*/snapshots/m\.zcr', in '.*/blobs': write the model"
+    ):
+        to_onnx(tmp_path / "snapshots/m.zcr", tmp_path / "snapshots/m.onnx", external=True)
+    (tmp_path / "folder").symlink_to("blobs")
+    assert pointing(tmp_path / "snapshots/m.zcr", tmp_path / "folder/m.onnx") == model
+    assert outside(tmp_path / "blobs/m.onnx")["a.w"]["location"] == "cafe"
+    assert_same(outputs(tmp_path / "blobs/m.onnx", X), outputs(model, X))
+    assert verify_external(tmp_path / "folder/m.onnx").archive == str(made)
+
+
+def test_a_file_of_several_names_is_refused_as_onnx_would(tmp_path: Path) -> None:
+    made = archive(mlp(), tmp_path / "m.zcr")
+    os.link(made, tmp_path / "other.zcr")
+    with pytest.raises(ExternalDataError, match=r"the file has 2 names \(hard links\), and onnx takes no .*; copy it"):
+        to_onnx(made, tmp_path / "m.onnx", external=True)
+
+
+def test_a_name_that_no_location_can_have_is_refused(tmp_path: Path) -> None:
+    for name, message in (("a\\b.zcr", "a location has no backslash"), (os.fsdecode(b"a\xff.zcr"), "is not UTF-8")):
+        made = archive(mlp(), tmp_path / name)
+        with pytest.raises(ExternalDataError, match=message):
+            to_onnx(made, tmp_path / "m.onnx", external=True)
+
+
+def test_an_archive_that_was_replaced_since_it_was_opened_is_refused(tmp_path: Path) -> None:
+    made = archive(mlp(), tmp_path / "m.zcr")
+    record = zcrecord.load_record(made)
+    archive(mlp(seed=50), made)
+    with pytest.raises(IntegrityError, match=r"m\.zcr: was replaced since it was opened; load it again"):
+        to_onnx(record, tmp_path / "m.onnx", external=True)
+    made.unlink()
+    with pytest.raises(SourceNotFoundError, match=r"m\.zcr: no such file"):
+        to_onnx(record, tmp_path / "m.onnx", external=True)
+
+
+@pytest.mark.parametrize("embedded", ["prefix", "suffix"])
+def test_an_archive_in_another_file_is_pointed_into(embedded: Any, tmp_path: Path) -> None:
+    model = mlp()
+    other, data = bytes(1 << 16), archive(model, tmp_path / "m.zcr").read_bytes()
+    path = tmp_path / "program"
+    path.write_bytes(other + data if embedded == "suffix" else data + other)
+    record = zcrecord.load_record(path, embedded=embedded)
+    assert pointing(record, tmp_path / "m.onnx") == model
+    told = {p.key: p.value for p in onnx.load(tmp_path / "m.onnx").metadata_props}
+    assert told["zcrecord.payload_offset"] == str(
+        record.archive.header.payload_offset + (1 << 16) * (embedded == "suffix")
+    )
+    assert told["zcrecord.embedded"] == embedded
+    assert int(outside(tmp_path / "m.onnx")["a.w"]["offset"]) == record.info("a.w").offset
+    assert_same(outputs(tmp_path / "m.onnx", X), outputs(model, X))
+    assert verify_external(tmp_path / "m.onnx", full=True).tensors == 3
+
+
+def test_a_record_read_into_memory_points_to_its_file(tmp_path: Path) -> None:
+    made = archive(mlp(), tmp_path / "m.zcr")
+    assert pointing(zcrecord.load_record(made, mmap=False), tmp_path / "m.onnx") == mlp()
+
+
+def test_onnx_runtime_computes_the_same_from_the_archive(tmp_path: Path) -> None:
+    """The packaged models that have weights, and operators with their inputs turned into initializers."""
+    ran = 0
+    for case in m.node_cases()[::9]:
+        if case.model is None or not case.data_sets or "bernoulli" in case.name or "random" in case.name:
+            continue
+        model, feed = onnx.ModelProto.FromString(case.model.SerializeToString()), {}
+        for info, array in zip(case.model.graph.input, case.data_sets[0][0], strict=False):
+            big = isinstance(array, np.ndarray) and array.nbytes > graph.INLINE and array.dtype != object
+            t = numpy_helper.from_array(array, info.name) if big else None
+            if t is not None and t.data_type == info.type.tensor_type.elem_type:
+                model.graph.initializer.append(t)
+                model.graph.input.remove(info)
+            else:
+                feed[info.name] = array
+        if not model.graph.initializer:
+            continue
+        try:
+            expected = outputs(model, feed)
+        except Exception:  # ONNX Runtime does not have every operator in every type
+            continue
+        made = archive(model, tmp_path / "m.zcr")
+        assert pointing(made, tmp_path / "m.onnx", force=True) == m.normal(model)
+        assert outside(tmp_path / "m.onnx")
+        if all(isinstance(e, np.ndarray) and e.dtype != object for e in expected):
+            assert_same(outputs(tmp_path / "m.onnx", feed), expected)
+            ran += 1
+    assert ran >= 30
+
+
+def test_packaged_models_with_weights_run_from_the_archive(tmp_path: Path) -> None:
+    ran = 0
+    for path in m.packaged_models():
+        model = onnx.load(path)
+        if not any(t.ByteSize() > 200 for t in model.graph.initializer):
+            continue
+        known = {t.name for t in model.graph.initializer}
+        feeds: dict[str, Any] = {}
+        for i in model.graph.input:
+            kind = i.type.tensor_type
+            shape = [d.dim_value or 1 for d in kind.shape.dim]
+            if i.name not in known:
+                feeds[i.name] = floats(*shape).astype(helper.tensor_dtype_to_np_dtype(kind.elem_type))
+        try:
+            expected = outputs(model, feeds)
+        except Exception:  # ONNX Runtime does not run all of them
+            continue
+        made = archive(model, tmp_path / "m.zcr")
+        pointing(made, tmp_path / "m.onnx", force=True)
+        onnx.checker.check_model(os.fspath(tmp_path / "m.onnx"))
+        assert_same(outputs(tmp_path / "m.onnx", feeds), expected)
+        ran += 1
+    assert ran >= 20
+
+
+def test_a_model_moved_with_its_archive_works(tmp_path: Path) -> None:
+    model = mlp()
+    (tmp_path / "here").mkdir()
+    to_onnx(archive(model, tmp_path / "here/m.zcr"), tmp_path / "here/m.onnx", external=True)
+    shutil.move(tmp_path / "here", tmp_path / "there")
+    dest = tmp_path / "there/m.onnx"
+    assert plain(onnx.load(dest)) == model
+    assert_same(outputs(dest, X), outputs(model, X))
+    assert verify_external(dest, full=True).archive == str(tmp_path / "there/m.zcr")
+
+
+def test_a_model_that_points_to_its_archive_converts_to_the_same_tensors(tmp_path: Path) -> None:
+    """What it says of its archive is part of the graph, which is part of the content; without it all is the same."""
+    made = archive(mlp(), tmp_path / "m.zcr")
+    to_onnx(made, tmp_path / "m.onnx", external=True)
+    convert(tmp_path / "m.onnx", tmp_path / "again.zcr")
+    first, second = (zcrecord.load_record(path) for path in (made, tmp_path / "again.zcr"))
+    assert first.names == second.names
+    assert all(first[name].tobytes() == second[name].tobytes() for name in first)
+    told = bytes(graph.skeleton_of(second))
+    assert told.startswith(graph.skeleton_of(first))
+    assert {p.key for p in onnx.ModelProto.FromString(told).metadata_props} == set(OURS)
+    tree = second.tree()
+    tree["onnx.graph"] = bytes(graph.skeleton_of(first))
+    zcrecord.save_record(tree, tmp_path / "without.zcr")
+    assert zcrecord.load_record(tmp_path / "without.zcr").content_digest() == first.content_digest()
+
+
+def test_what_a_model_says_of_its_archive_is_replaced_and_not_doubled(tmp_path: Path) -> None:
+    model = mlp()
+    model.metadata_props.add(key="author", value="me")
+    to_onnx(archive(model, tmp_path / "m.zcr"), tmp_path / "m.onnx", external=True)
+    convert(tmp_path / "m.onnx", tmp_path / "again.zcr")
+    assert whole(tmp_path / "again.zcr") == model  # which says nothing of an archive that it does not need
+    to_onnx(tmp_path / "again.zcr", tmp_path / "again.onnx", external=True)
+    pairs = [(p.key, p.value) for p in onnx.load(tmp_path / "again.onnx").metadata_props]
+    assert [key for key, _ in pairs] == ["author", *OURS]
+    assert dict(pairs)["zcrecord.archive"] == "again.zcr"
+    assert verify_external(tmp_path / "again.onnx", full=True).tensors == 3
+
+
+def test_metadata_props_of_a_models_own_stay_byte_for_byte(tmp_path: Path) -> None:
+    model = named(notes=100_000)
+    made = archive(model, tmp_path / "m.zcr")
+    assert whole(made) == model
+    assert pointing(made, tmp_path / "m.onnx") == model
+
+
+# A changed archive.
+
+
+def linked_pair(tmp_path: Path) -> tuple[Path, Path]:
+    made = archive(mlp(), tmp_path / "m.zcr")
+    to_onnx(made, tmp_path / "m.onnx", external=True)
+    return made, tmp_path / "m.onnx"
+
+
+def test_the_archive_it_was_written_for_is_accepted(tmp_path: Path) -> None:
+    made, model = linked_pair(tmp_path)
+    found = verify_external(model)
+    assert (found.archive, found.tensors, found.nbytes, found.full) == (str(made), 3, (64 * 64 * 2 + 64) * 4, False)
+    assert found.content_digest == zcrecord.load_record(made).content_digest()
+    seen: list[Any] = []
+    assert verify_external(str(model), full=True, progress=lambda *told: seen.append(told)).full
+    assert seen[-1][0] == seen[-1][1] == sum(a.nbytes for a in zcrecord.load_record(made).values())
+
+
+def test_another_weight_is_noticed(tmp_path: Path) -> None:
+    made, model = linked_pair(tmp_path)
+    other = archive(mlp(seed=50), tmp_path / "other.zcr")
+    expected, found = (zcrecord.load_record(path).content_digest() for path in (made, other))
+    os.replace(other, made)
+    for full in (False, True):
+        what = rf"m\.zcr: content digest {expected} was expected by '.*m\.onnx', it has {found}; put that archive back"
+        with pytest.raises(IntegrityError, match=rf"{what}, or write the model again with to_onnx\(external=True\)"):
+            verify_external(model, full=full)
+
+
+def test_another_layout_is_noticed(tmp_path: Path) -> None:
+    made, model = linked_pair(tmp_path)
+    zcrecord.save_record(zcrecord.load_record(made), tmp_path / "front.zcr")  # the index before the payloads
+    os.replace(tmp_path / "front.zcr", made)
+    with pytest.raises(IntegrityError, match=r"m\.zcr: payload offset 64 was expected by '.*m\.onnx', it has \d{3,}"):
+        verify_external(model)
+    convert(io.BytesIO(mlp().SerializeToString()), made, alignment=4096, force=True)
+    with pytest.raises(IntegrityError, match="payload offset 64 was expected by"):
+        verify_external(model)
+
+
+def test_equal_content_with_tensors_in_each_others_place_is_noticed(tmp_path: Path) -> None:
+    """Same digest, same offset of the payloads, same size: and each matrix is where the other was."""
+    made = archive(mlp(), tmp_path / "m.zcr", alignment=16)
+    front = tmp_path / "front.zcr"
+    zcrecord.save_record(zcrecord.load_record(made), front)
+    to_onnx(front, tmp_path / "m.onnx", external=True)
+    record = zcrecord.load_record(front)
+    tree, order = record.tree(), list(record.names)
+    swapped = {"b": {"w": tree["b"]["w"]}, "a": {"w": tree["a"]["w"], "b": tree["a"]["b"]},
+               **{k: v for k, v in tree.items() if k not in "ab"}}  # fmt: skip
+    zcrecord.save_record(swapped, tmp_path / "new.zcr")
+    again = zcrecord.load_record(tmp_path / "new.zcr")
+    assert list(again.names) != order
+    assert again.content_digest() == record.content_digest()
+    assert again.archive.header.payload_offset == record.archive.header.payload_offset
+    os.replace(tmp_path / "new.zcr", front)
+    what = r"tensor 'a\.(w|b)': '.*m\.onnx' expects float32 of shape \[64(, 64)?\], \d+ bytes at \d+, the archive has"
+    with pytest.raises(IntegrityError, match=rf"{what} float32 of shape .* bytes at \d+; write the model again"):
+        verify_external(tmp_path / "m.onnx")
+
+
+def test_an_archive_that_only_says_more_of_itself_is_accepted(tmp_path: Path) -> None:
+    """Metadata are no content; the index is another, and so everything is read."""
+    made = archive(mlp(), tmp_path / "m.zcr")
+    record = zcrecord.load_record(made)
+    zcrecord.save_record(record, tmp_path / "front.zcr", metadata={"signed": "by me......"})
+    to_onnx(tmp_path / "front.zcr", tmp_path / "m.onnx", external=True)
+    crc = zcrecord.load_record(tmp_path / "front.zcr").archive.header.index_crc
+    zcrecord.save_record(record, tmp_path / "front.zcr", metadata={"signed": "by another"})
+    assert zcrecord.load_record(tmp_path / "front.zcr").archive.header.index_crc != crc
+    assert verify_external(tmp_path / "m.onnx").tensors == 3
+    damaged(tmp_path / "front.zcr", "a.w")
+    with pytest.raises(IntegrityError, match=r"tensor 'a\.w': its payload's digest does not match"):
+        verify_external(tmp_path / "m.onnx")
+
+
+def test_bytes_that_changed_in_place_are_noticed_when_all_is_read(tmp_path: Path) -> None:
+    made, model = linked_pair(tmp_path)
+    damaged(made, "b.w")
+    verify_external(model)
+    with pytest.raises(IntegrityError, match=r"m\.zcr: tensor 'b\.w': its payload's digest does not match"):
+        verify_external(model, full=True)
+
+
+def test_a_reference_that_was_changed_is_noticed(tmp_path: Path) -> None:
+    made, path = linked_pair(tmp_path)
+    offset = zcrecord.load_record(made).info("a.w").offset
+    changes: list[tuple[Any, str]] = [
+        (lambda t: setattr(t.external_data[1], "value", str(offset + 4)), "tensor 'a.w': .* expects .* at"),
+        (lambda t: setattr(t, "name", "unknown"), "tensor 'unknown': .*the archive has nothing of this name"),
+        (lambda t: setattr(t, "data_type", TensorProto.INT32), "expects int32 of shape .*, the archive has float32"),
+        (lambda t: t.dims.__setitem__(slice(None), [32, 128]), r"expects float32 of shape \[32, 128\]"),
+    ]
+    for change, message in changes:
+        model = onnx.load(path, load_external_data=False)
+        change(model.graph.initializer[0])
+        (tmp_path / "changed.onnx").write_bytes(model.SerializeToString())
+        with pytest.raises(IntegrityError, match=message):
+            verify_external(tmp_path / "changed.onnx")
+
+
+def test_a_missing_archive_is_one_clear_error(tmp_path: Path) -> None:
+    made, model = linked_pair(tmp_path)
+    made.rename(tmp_path / "elsewhere")
+    with pytest.raises(ExternalDataError, match=r"m\.onnx: external data 'm\.zcr': cannot be opened: No such file"):
+        verify_external(model)
+    made.write_bytes(b"no archive" * 40)
+    with pytest.raises(FormatError, match=r"m\.zcr: this is a text file, not a zcrecord archive"):
+        verify_external(model)
+    with pytest.raises(OSError, match=r"none\.onnx: cannot read: No such file or directory"):
+        verify_external(tmp_path / "none.onnx")
+
+
+def test_links_to_the_archive_are_followed_as_convert_follows_them(tmp_path: Path) -> None:
+    made, model = linked_pair(tmp_path)
+    (tmp_path / "real").mkdir()
+    made.rename(tmp_path / "real/m.zcr")
+    made.symlink_to("real/m.zcr")
+    with pytest.raises(ExternalDataError, match=r"it is a symbolic link, which is allowed only on request"):
+        verify_external(model)
+    assert verify_external(model, allow_links=True, full=True).tensors == 3
+    cache = tmp_path / "models--x"
+    (cache / "blobs").mkdir(parents=True)
+    (cache / "snapshots/1").mkdir(parents=True)
+    for name, blob in (("m.zcr", "a"), ("m.onnx", "b")):
+        shutil.copy(tmp_path / name, cache / "blobs" / blob)
+        (cache / "snapshots/1" / name).symlink_to(f"../../blobs/{blob}")
+    found = verify_external(cache / "snapshots/1/m.onnx")
+    assert (found.archive, found.tensors) == (str(cache / "blobs/a"), 3)
+
+
+def with_property(path: Path, key: str, value: str | None) -> Path:
+    model = onnx.load(path, load_external_data=False)
+    kept = [p for p in model.metadata_props if p.key != key]
+    del model.metadata_props[:]
+    model.metadata_props.extend(kept)
+    if value is not None:
+        model.metadata_props.add(key=key, value=value)
+    path.write_bytes(model.SerializeToString())
+    return path
+
+
+@pytest.mark.parametrize("key", OURS)
+def test_a_model_that_does_not_say_which_archive_it_is_for_is_refused(key: str, tmp_path: Path) -> None:
+    _, model = linked_pair(tmp_path)
+    with_property(model, key, None)
+    with pytest.raises(
+        UnsupportedError, match=rf"m\.onnx: no '{key}' in its metadata_props: it was not written by to_onnx"
+    ):
+        verify_external(model)
+
+
+@pytest.mark.parametrize("key, value, kind, message", [
+    ("zcrecord.archive", "../m.zcr", ExternalDataError, r"leaves the model's folder through '\.\.'"),
+    ("zcrecord.archive", "/etc/passwd", ExternalDataError, "the location is absolute"),
+    ("zcrecord.archive", "", ExternalDataError, "the location is empty"),
+    ("zcrecord.archive", "m.onnx", FormatError, "not a zcrecord archive"),
+    ("zcrecord.payload_offset", "1\x1b[2J", IntegrityError, r"payload offset 1\\x1b\[2J was expected"),
+    ("zcrecord.embedded", "inside", OnnxError, "its 'zcrecord.embedded' is 'inside', not prefix or suffix"),
+    ("zcrecord.index_crc", "", None, ""),
+])  # fmt: skip
+def test_what_a_model_says_is_not_trusted(key: str, value: str, kind: Any, message: str, tmp_path: Path) -> None:
+    _, model = linked_pair(tmp_path)
+    with_property(model, key, value)
+    if kind is None:  # another index: everything is read instead, and found to be right
+        verify_external(model)
+        return
+    with pytest.raises(kind, match=message):
+        verify_external(model)
+
+
+def test_verifying_takes_a_damaged_model_for_what_it_is(tmp_path: Path) -> None:
+    _, model = linked_pair(tmp_path)
+    data = model.read_bytes()
+    for end in range(0, len(data), 7):
+        model.write_bytes(data[:end])
+        with pytest.raises(RecordError, match=r"m\.onnx: "):
+            verify_external(model)
+
+
+def test_a_model_converted_from_nothing_of_ours_says_so(tmp_path: Path) -> None:
+    (tmp_path / "m.onnx").write_bytes(mlp().SerializeToString())
+    with pytest.raises(UnsupportedError, match=r"m\.onnx: no 'zcrecord\.archive' in its metadata_props"):
+        verify_external(tmp_path / "m.onnx")

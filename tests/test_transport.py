@@ -1,0 +1,442 @@
+"""A packed archive is zstd frames that begin where payloads do, and gives the same bytes back, wherever it comes from.
+
+Loading is tested in test_transport_loading.py, damage in test_transport_malformed.py.
+"""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+import subprocess
+import sys
+import threading
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import records as r
+import zstandard
+from packed_archives import GOLDEN, MIB, OneWay, encoded, frames_of, packed, streamed, tabled, weights
+
+import zcrecord
+from zcrecord import (
+    DependencyError,
+    DestinationExistsError,
+    FormatError,
+    SourceError,
+    SourceNotFoundError,
+    UnsupportedError,
+)
+from zcrecord.transport import PackReport, pack, unpack
+
+HOW = pytest.mark.parametrize("how", ["front", "sealed", "unsealed"])
+LINUX = pytest.mark.skipif(sys.platform != "linux", reason="platform: only Linux tells the peak of a process alone")
+POSIX = pytest.mark.skipif(os.name != "posix", reason="platform: pipes of POSIX")
+
+
+def decompressed(data: bytes) -> bytes:
+    """What any zstd makes of it, in one forward pass."""
+    return zstandard.ZstdDecompressor().stream_reader(io.BytesIO(data), read_across_frames=True).read()
+
+
+@pytest.fixture
+def archive(tmp_path: Path) -> Path:
+    path = tmp_path / "m.zcr"
+    path.write_bytes(encoded())
+    return path
+
+
+# The same bytes, from anywhere to anywhere
+
+
+@pytest.mark.parametrize("name", GOLDEN)
+def test_every_golden_archive_comes_back_byte_for_byte(name: str, tmp_path: Path) -> None:
+    """R81."""
+    source, there, back = tmp_path / "m.zcr", tmp_path / "m.zcr.zst", tmp_path / "back.zcr"
+    source.write_bytes(GOLDEN[name])
+    report = pack(source, there)
+    assert decompressed(there.read_bytes()) == GOLDEN[name]
+    assert unpack(there, back).archive_bytes == report.archive_bytes == len(GOLDEN[name])
+    assert back.read_bytes() == GOLDEN[name]
+
+
+@HOW
+def test_large_archives_come_back_from_files_and_pipes_to_files_and_pipes(how: str, tmp_path: Path) -> None:
+    data, there = encoded(how), tmp_path / "m.zcr.zst"
+    there.write_bytes(packed(how))
+    for made in (packed(how), streamed(data)):
+        assert decompressed(made) == data
+        out = OneWay()
+        unpack(OneWay(made), out)
+        assert out.written == data
+        unpack(OneWay(made), tmp_path / "back.zcr", force=True)
+        assert (tmp_path / "back.zcr").read_bytes() == data
+    out = OneWay()
+    assert unpack(there, out).frames == len(frames_of(packed(how)))
+    assert out.written == data
+
+
+@POSIX
+def test_pipes_of_the_system_work_on_both_sides(tmp_path: Path) -> None:
+    work = "import sys; from zcrecord.transport import {0}; {0}(sys.stdin.buffer, sys.stdout.buffer)"
+    commands = [[sys.executable, "-c", work.format(name)] for name in ("pack", "unpack")]
+    (tmp_path / "m.zcr").write_bytes(encoded())
+    cat = subprocess.Popen(["cat", str(tmp_path / "m.zcr")], stdout=subprocess.PIPE)
+    there = subprocess.Popen(commands[0], stdin=cat.stdout, stdout=subprocess.PIPE, cwd=r.ROOT)
+    back = subprocess.Popen(commands[1], stdin=there.stdout, stdout=subprocess.PIPE, cwd=r.ROOT)
+    with cat, there, back:
+        for earlier in (cat, there):
+            assert earlier.stdout is not None
+            earlier.stdout.close()
+        assert back.stdout is not None
+        assert back.stdout.read() == encoded()
+    assert [p.returncode for p in (cat, there, back)] == [0, 0, 0]
+
+
+@POSIX
+def test_named_pipes_are_streams(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    writer = threading.Thread(target=(tmp_path / "pipe").write_bytes, args=(encoded(),))
+    writer.start()
+    pack(tmp_path / "pipe", tmp_path / "m.zcr.zst")
+    writer.join()
+    assert (tmp_path / "m.zcr.zst").read_bytes() == packed()
+
+
+@pytest.mark.parametrize("threads", [1, 2, 5])
+def test_neither_threads_nor_the_way_in_change_a_byte(threads: int, archive: Path, tmp_path: Path) -> None:
+    """R82."""
+    pack(archive, tmp_path / "m.zcr.zst", threads=threads)
+    assert (tmp_path / "m.zcr.zst").read_bytes() == packed() == streamed(encoded(), threads=threads)
+    unpack(tmp_path / "m.zcr.zst", tmp_path / "back.zcr", threads=threads)
+    assert (tmp_path / "back.zcr").read_bytes() == encoded()
+
+
+def test_more_effort_gives_other_bytes_of_the_same_archive(archive: Path, tmp_path: Path) -> None:
+    pack(archive, tmp_path / "m.zcr.zst", level=9)
+    data = (tmp_path / "m.zcr.zst").read_bytes()
+    assert data != packed()
+    assert decompressed(data) == encoded()
+
+
+@pytest.mark.parametrize("made", ["one frame", "of a stream", "many frames", "skippable frame first", "no checksums"])
+def test_what_other_programs_made_of_an_archive_is_unpacked(made: str, tmp_path: Path) -> None:
+    """R85."""
+    data = encoded()
+    parts = [data[i : i + 300_000] for i in range(0, len(data), 300_000)]
+    stream = zstandard.ZstdCompressor().compressobj()
+    of_a_stream = stream.compress(data) + stream.flush()
+    other = {
+        "one frame": zstandard.ZstdCompressor().compress(data),
+        "of a stream": of_a_stream,
+        "many frames": b"".join(zstandard.ZstdCompressor().compress(part) for part in parts),
+        "skippable frame first": b"\x50\x2a\x4d\x18\x04\0\0\0abcd" + of_a_stream,
+        "no checksums": tabled(parts, checksums=False),
+    }[made]
+    (tmp_path / "m.zcr.zst").write_bytes(other)
+    for source in (tmp_path / "m.zcr.zst", io.BytesIO(other)):
+        report = unpack(source, tmp_path / "back.zcr", force=True)
+        assert (tmp_path / "back.zcr").read_bytes() == data
+        assert report.packed_bytes == len(other)
+
+
+def test_frames_of_other_programs_may_be_too_large_to_hold_several(tmp_path: Path) -> None:
+    data = r.saved({"w": np.zeros(40 * MIB // 8)})
+    (tmp_path / "m.zcr.zst").write_bytes(tabled([data[:100], data[100:]]))
+    unpack(tmp_path / "m.zcr.zst", tmp_path / "back.zcr")
+    assert (tmp_path / "back.zcr").read_bytes() == data
+
+
+# Frames
+
+
+@HOW
+def test_the_table_says_what_the_frames_are(how: str) -> None:
+    """R81, R83."""
+    for made in (packed(how), streamed(encoded(how))):
+        for frame in frames_of(made):
+            data = made[frame.offset : frame.offset + frame.nbytes]
+            told = zstandard.get_frame_parameters(data)
+            assert (told.content_size, told.has_checksum, told.dict_id) == (frame.size, True, 0)
+            out = zstandard.ZstdDecompressor().decompress(data, allow_extra_data=False)
+            assert out == encoded(how)[frame.start : frame.start + frame.size]
+            assert int.from_bytes(data[-4:], "little") == frame.checksum
+
+
+@HOW
+def test_frames_begin_at_payloads_and_part_them_from_header_index_and_trailer(how: str) -> None:
+    """R82."""
+    record, found = zcrecord.load_record(encoded(how)), frames_of(packed(how))
+    header, size = record.archive.header, len(encoded(how))
+    begin = (np.unique(record.archive.index.payloads["offset"]).astype(int) + header.payload_offset).tolist()
+    end = size - 64 if header.front else header.index_offset
+    starts = [frame.start for frame in found]
+    assert [s for s in starts if s < begin[0]] == [0]
+    assert [s for s in starts if s >= end] == [end]
+    cut = {start: [s for s in starts if start <= s < after] for start, after in pairwise([*begin, end])}
+    large = {start for start, after in pairwise([*begin, end]) if after - start >= MIB}
+    of_large = {s for start in large for s in cut[start]}
+    for start, after in pairwise([*begin, end]):
+        inside = cut[start]
+        if start in large:
+            assert inside == list(range(start, start + 4 * MIB * len(inside), 4 * MIB))
+            assert after - inside[-1] <= 6 * MIB
+            assert len(inside) == 1 or after - inside[-1] >= 2 * MIB
+        elif inside:
+            assert inside == [start], "a payload of less than 1 MiB is cut"
+            before = found[starts.index(start) - 1]
+            assert before.start < begin[0] or before.start in of_large or (before.size + after - start > MIB), (
+                "it has a frame of its own, and there was room in the one before"
+            )
+    assert sum(len(cut[start]) for start in begin if start not in large) < len(begin) / 4
+
+
+def test_an_archive_whose_index_comes_last_is_cut_evenly_as_it_comes() -> None:
+    """R82."""
+    unsealed = frames_of(streamed(encoded("unsealed")))
+    assert [f.start for f in unsealed] == [0, *range(64, len(encoded("unsealed")), 4 * MIB)]
+    sealed, header = frames_of(streamed(encoded("sealed"))), zcrecord.load_record(encoded("sealed")).archive.header
+    assert {f.start for f in sealed} == {0, *range(header.payload_offset, header.index_offset, 4 * MIB),
+                                         header.index_offset}  # fmt: skip
+
+
+def test_a_long_index_is_cut_too() -> None:
+    data = r.saved({f"module.{i}.{'x' * 200}.weight": np.zeros(0) for i in range(50_000)})
+    found = frames_of(streamed(data))
+    assert zcrecord.load_record(data).archive.header.index_size > 10 * MIB
+    assert [f.start for f in found[:2]] == [0, 4 * MIB]
+    assert max(f.size for f in found) <= 6 * MIB
+    assert decompressed(streamed(data)) == data
+
+
+# Reports and progress
+
+
+def test_the_report_says_what_was_done(archive: Path, tmp_path: Path) -> None:
+    there = tmp_path / "m.zcr.zst"
+    report = pack(archive, there)
+    size = there.stat().st_size
+    assert (report.source, report.dest, report.archive_bytes) == (str(archive), str(there), len(encoded()))
+    assert (report.packed_bytes, report.frames) == (size, len(frames_of(packed())))
+    assert report.ratio == len(encoded()) / size > 1.05
+    back = unpack(there, tmp_path / "back.zcr")
+    assert (back.archive_bytes, back.packed_bytes, back.frames) == (len(encoded()), size, report.frames)
+    streams = unpack(io.BytesIO(packed()), io.BytesIO())
+    assert isinstance(streams, PackReport)
+    assert (streams.source, streams.dest, streams.frames, streams.packed_bytes) == (None, None, None, size)
+
+
+@HOW
+def test_progress_counts_the_archive_s_bytes(how: str, tmp_path: Path) -> None:
+    source, size = tmp_path / "m.zcr", len(encoded(how))
+    source.write_bytes(encoded(how))
+    told: list[tuple[int, int | None]] = []
+
+    def check(total: int | None) -> None:
+        done = [d for d, _ in told]
+        assert done == sorted(done) and done[-1] == size and len(done) > 4
+        assert {t for _, t in told} == {total}
+        told.clear()
+
+    pack(source, tmp_path / "m.zcr.zst", progress=lambda *told_now: told.append(told_now))
+    check(size)
+    unpack(tmp_path / "m.zcr.zst", io.BytesIO(), progress=lambda *told_now: told.append(told_now))
+    check(size)
+    pack(OneWay(encoded(how)), io.BytesIO(), progress=lambda *told_now: told.append(told_now))
+    check(None if how == "unsealed" else size)
+    unpack(OneWay(packed(how)), io.BytesIO(), progress=lambda *told_now: told.append(told_now))
+    check(None)
+
+
+# What is refused, and what is left as it was
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"", "the file is empty"),
+        (b"PK\x03\x04" + bytes(200), "this is a zip file"),
+        (encoded()[:-1], "truncated"),
+        (encoded()[:5_000_000], "truncated"),
+        (encoded("unsealed")[:-1], "trailer: its magic is missing"),
+        (encoded()[:100], "truncated"),
+        (encoded() + b"more", "followed by other"),
+        (encoded("unsealed") + b"more", "trailer: its magic is missing"),
+        (encoded()[:90] + b"\xff" + encoded()[91:], "index: its CRC does not match"),
+        (packed(), "this is a zstd stream"),
+    ],
+    ids=["empty", "zip", "short", "half", "unsealed", "index", "long", "unsealed long", "damaged", "packed"],
+)
+def test_only_whole_archives_are_packed(data: bytes, message: str, path: Path, tmp_path_factory: Any) -> None:
+    source = tmp_path_factory.mktemp("source") / "s.zcr"
+    source.write_bytes(data)
+    for given in (source, OneWay(data)):
+        with pytest.raises(FormatError, match=message) as caught:
+            pack(given, path, force=True)
+        assert caught.value.path == (str(source) if given is source else None)
+
+
+def test_a_damaged_index_at_the_end_of_a_sealed_stream_is_noticed(path: Path) -> None:
+    data = bytearray(encoded("sealed"))
+    data[-100] ^= 1
+    with pytest.raises(FormatError, match="index: its CRC does not match"):
+        pack(OneWay(bytes(data)), path, force=True)
+
+
+@pytest.mark.parametrize("how", ["pack", "unpack"])
+@pytest.mark.parametrize("after", range(3))
+def test_a_full_disk_leaves_the_old_file(
+    how: str, after: int, path: Path, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    source = tmp_path_factory.mktemp("source") / "s"
+    source.write_bytes(encoded() if how == "pack" else packed())
+    write, left = os.write, [after]
+
+    def full(fd: int, data: Any) -> int:
+        left[0] -= 1
+        if left[0] < 0:
+            raise OSError(errno.ENOSPC, "full")
+        return write(fd, data)
+
+    monkeypatch.setattr(os, "write", full)
+    with pytest.raises(SourceError, match="cannot write: No space left"):
+        (pack if how == "pack" else unpack)(source, path, force=True, durable=False)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_an_interrupt_leaves_the_old_file_and_no_thread(
+    threads: int, path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    source = tmp_path_factory.mktemp("source") / "s"
+    source.write_bytes(encoded())
+    before = threading.active_count()
+
+    def interrupt(_done: int, _total: int | None) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        pack(source, path, force=True, threads=threads, progress=interrupt)
+    source.write_bytes(packed())
+    with pytest.raises(KeyboardInterrupt):
+        unpack(source, path, force=True, threads=threads, progress=interrupt)
+    assert threading.active_count() == before
+
+
+def test_a_source_that_changes_while_it_is_packed_is_noticed(path: Path, tmp_path_factory: Any) -> None:
+    source = tmp_path_factory.mktemp("source") / "s.zcr"
+    source.write_bytes(encoded())
+    with pytest.raises(SourceError, match=r"s\.zcr: was changed or replaced while it was packed; pack it again"):
+        pack(source, path, force=True, progress=lambda *_: os.utime(source, ns=(1, 1)))
+    with pytest.raises(SourceError, match=r"s\.zcr: became shorter while it was read: it ends at byte \d+"):
+        pack(source, path, force=True, threads=1, progress=lambda *_: os.truncate(source, 100_000))
+
+
+def test_a_disk_that_cannot_be_read_is_one_typed_error(
+    path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = tmp_path_factory.mktemp("source") / "s"
+
+    def broken(*_: Any) -> int:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(os, "preadv", broken)
+    for work, data in ((pack, encoded()), (unpack, packed())):
+        source.write_bytes(data)
+        with pytest.raises(SourceError, match="s: cannot be read: Input/output error") as caught:
+            work(source, path, force=True)
+        assert caught.value.errno == errno.EIO
+
+
+def test_nothing_is_replaced_unasked(archive: Path, tmp_path: Path) -> None:
+    there = tmp_path / "m.zcr.zst"
+    pack(archive, there)
+    for work, source, dest in ((pack, archive, there), (unpack, there, archive)):
+        with pytest.raises(DestinationExistsError, match="exists already"):
+            work(source, dest)
+        with pytest.raises(DestinationExistsError, match="source and destination are the same file"):
+            work(source, source, force=True)
+
+
+@pytest.mark.parametrize("level", [0, -1, 23, 1.5, "3", None])
+def test_an_unknown_level_is_refused(level: Any, path: Path) -> None:
+    with pytest.raises(UnsupportedError, match=r"level=.* is not a number from 1 to 22"):
+        pack(io.BytesIO(encoded()), path, level=level, force=True)
+
+
+@pytest.mark.parametrize("threads", [0, -1, 1.5, "3"])
+def test_an_impossible_number_of_threads_is_refused(threads: Any) -> None:
+    for work, data in ((pack, encoded()), (unpack, packed())):
+        with pytest.raises(UnsupportedError, match=r"threads=.* is not a number from 1 on"):
+            work(io.BytesIO(data), io.BytesIO(), threads=threads)
+
+
+def test_what_is_neither_path_nor_binary_file_is_refused(tmp_path: Path) -> None:
+    for work in (pack, unpack):
+        with pytest.raises(UnsupportedError, match="is neither a path nor a binary file object"):
+            work(5, tmp_path / "m")
+        with pytest.raises(UnsupportedError, match="text mode"):
+            work(io.StringIO(), tmp_path / "m")
+        with pytest.raises(SourceNotFoundError, match="missing: cannot read: No such file"):
+            work(tmp_path / "missing", tmp_path / "m")
+    assert not os.listdir(tmp_path)
+
+
+def test_a_missing_package_is_named_with_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "zstandard", None)
+    for work, data in ((pack, encoded()), (unpack, packed())):
+        with pytest.raises(DependencyError, match=r'zstandard is not installed; pip install "zcrecord\[zstd\]"'):
+            work(io.BytesIO(data), io.BytesIO())
+    with pytest.raises(DependencyError, match="zstandard is not installed"):
+        zcrecord.load_record(packed())
+
+
+# Memory
+
+
+MEASURED = """
+import io, sys
+from zcrecord.transport import pack, unpack
+from tools.measure import peak_rss
+
+class Nowhere(io.RawIOBase):
+    def writable(self):
+        return True
+    def write(self, data):
+        return len(data)
+
+class Once:
+    def __init__(self, path):
+        self.file = open(path, "rb")
+    def read(self, nbytes):
+        return self.file.read(nbytes)
+
+small, archive, packed = sys.argv[1:4]
+pack(small, Nowhere(), threads=2)
+before = peak_rss()
+{work}
+print(peak_rss() - before)
+"""
+
+
+@LINUX
+def test_packing_and_unpacking_hold_some_frames_and_the_measurement_would_notice(tmp_path: Path) -> None:
+    small, archive, there = tmp_path / "small.zcr", tmp_path / "m.zcr", tmp_path / "m.zcr.zst"
+    zcrecord.save_record({"w": np.ones(100)}, small)
+    zcrecord.save_record({f"w{i}": weights(16 * MIB, i) for i in range(10)}, archive, durable=False)
+    pack(archive, there, durable=False)
+
+    def growth(work: str) -> int:
+        return int(r.run_python(MEASURED.format(work=work), small, archive, there).stdout)
+
+    assert growth("held = open(archive, 'rb').read()") > 150 * MIB
+    for work in (
+        "pack(archive, Nowhere(), threads=2)",
+        "pack(Once(archive), Nowhere(), threads=2)",
+        "unpack(packed, Nowhere(), threads=2)",
+        "unpack(Once(packed), Nowhere(), threads=2)",
+    ):
+        assert growth(work) < 64 * MIB, work
+    archive.unlink()  # pytest keeps the folders of three runs

@@ -1,0 +1,333 @@
+"""Damaged packed archives: out comes the same record or a RecordError; nothing in the table is believed unchecked."""
+
+from __future__ import annotations
+
+import io
+import random
+import struct
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import records as r
+import zstandard
+from packed_archives import GOLDEN, MIB, encoded, frames_of, packed, streamed, tabled, weights
+
+import zcrecord
+from zcrecord import FormatError, IntegrityError, LimitError, RecordError
+from zcrecord.transport import unpack
+
+TREE = {"w": np.arange(60, dtype=np.float32).reshape(3, 20), "deep": [{"v": np.ones(3), "n": 5, "b": b"blob" * 20}]}
+SMALL = r.saved(TREE)
+TABLED = streamed(SMALL)
+FOUND = frames_of(TABLED)
+END = FOUND[-1].offset + FOUND[-1].nbytes  # where the table starts
+WAYS: dict[str, Callable[[bytes], bytes]] = {}
+
+
+def way(work: Callable[[bytes], bytes]) -> Callable[[bytes], bytes]:
+    """Register something that gives back an archive, or a part of it, as bytes that can be compared."""
+    WAYS[work.__name__] = work
+    return work
+
+
+def unpacked(data: bytes) -> bytes:
+    out = io.BytesIO()
+    unpack(io.BytesIO(data), out)
+    return out.getvalue()
+
+
+@way
+def loaded(data: bytes) -> bytes:
+    return bytes(zcrecord.load_record(data).archive.buffer)
+
+
+@way
+def touched(data: bytes) -> bytes:
+    return bytes(zcrecord.load_record(data, verify="touch").archive.buffer)
+
+
+@way
+def in_part(data: bytes) -> bytes:
+    part = zcrecord.load_record(data, names=["deep"])
+    assert part.names == ("deep.0.v",)
+    assert part.attributes == {"deep.0.n": 5, "deep.0.b": b"blob" * 20}
+    return SMALL if part["deep.0.v"].tolist() == [1, 1, 1] else b""
+
+
+@way
+def through_a_pipe(data: bytes) -> bytes:
+    return unpacked(data)
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("packed") / "m.zcr.zst"
+
+
+def out_of_a_file(path: Path, data: bytes) -> bytes:
+    path.write_bytes(data)
+    out = io.BytesIO()
+    unpack(path, out, threads=1)
+    return out.getvalue()
+
+
+def refused_or_right(work: Callable[[bytes], bytes], data: bytes) -> bool:
+    """Whether it is refused; what comes out otherwise must be right."""
+    try:
+        assert work(data) == SMALL
+    except RecordError as error:
+        assert str(error)
+        return True
+    return False
+
+
+def changed(data: bytes) -> Iterator[bytes]:
+    """Yield these bytes with each of them changed, once by a bit and once by all."""
+    for at in range(len(data)):
+        for mask in (1 << at % 8, 0xFF):
+            yield data[:at] + bytes([data[at] ^ mask]) + data[at + 1 :]
+
+
+@pytest.mark.parametrize("name", WAYS)
+@pytest.mark.parametrize("tabled_one", [True, False])
+def test_every_truncation_is_refused_or_harmless(name: str, tabled_one: bool) -> None:
+    """R83, R85."""
+    data = TABLED if tabled_one else zstandard.ZstdCompressor(write_checksum=True).compress(SMALL)
+    refused = [refused_or_right(WAYS[name], data[:size]) for size in range(len(data))]
+    assert all(refused[: len(data) * 2 // 3]), "what holds too little was taken"
+
+
+@pytest.mark.parametrize("name", WAYS)
+@pytest.mark.parametrize("tabled_one", [True, False])
+def test_every_changed_byte_is_refused_or_harmless(name: str, tabled_one: bool) -> None:
+    """R83, R84."""
+    data = TABLED if tabled_one else zstandard.ZstdCompressor(write_checksum=True).compress(SMALL)
+    refused = [refused_or_right(WAYS[name], other) for other in changed(data)]
+    assert sum(refused) > len(refused) / 2
+
+
+def test_every_changed_byte_of_a_file_is_refused_or_harmless(file: Path) -> None:
+    """R83, R84."""
+    refused = [refused_or_right(lambda data: out_of_a_file(file, data), other) for other in changed(TABLED)]
+    assert sum(refused) > len(refused) * 0.9
+    for size in range(len(TABLED)):
+        refused_or_right(lambda data: out_of_a_file(file, data), TABLED[:size])
+
+
+def test_random_damage_to_many_frames_is_refused_or_harmless(file: Path) -> None:
+    """R83, R84."""
+    dice = random.Random(1)
+    data = tabled([SMALL[i : i + 50] for i in range(0, len(SMALL), 50)], write_checksum=False)
+    assert loaded(data) == SMALL
+    for _ in range(1500):
+        other = bytearray(data)
+        for _ in range(dice.randint(1, 4)):
+            at = dice.randrange(len(other))
+            other[at : at + dice.randint(0, 3)] = dice.randbytes(dice.randint(0, 5))
+        for work in WAYS.values():
+            refused_or_right(work, bytes(other)) if work is not through_a_pipe else plain_zstd(bytes(other))
+        refused_or_right(lambda d: out_of_a_file(file, d), bytes(other))
+
+
+def plain_zstd(data: bytes) -> None:
+    """In one pass only the frames' own checksums can be checked, and here they have none."""
+    try:
+        unpacked(data)
+    except RecordError as error:
+        assert str(error)
+
+
+# The table
+
+
+def resealed(rows: list[tuple[int, int, int]], descriptor: int = 0x80, count: int | None = None) -> bytes:
+    """The frames under another table."""
+    body = b"".join(struct.pack("<III", *row) for row in rows)
+    body += struct.pack("<IBI", len(rows) if count is None else count, descriptor, 0x8F92EAB1)
+    return TABLED[:END] + struct.pack("<II", 0x184D2A5E, len(body)) + body
+
+
+ROWS = [(f.nbytes, f.size, f.checksum) for f in FOUND]
+BIG = 0xFFFFFFFF
+WRONG: dict[str, tuple[bytes, type[RecordError], str]] = {
+    "reserved bits": (resealed(ROWS, 0x84), FormatError, "descriptor 0x84 has reserved bits that are not zero"),
+    "too many frames": (resealed(ROWS, count=BIG), FormatError, r"4294967295 frames would take a table of \d+ bytes"),
+    "a frame more": (resealed(ROWS, count=len(ROWS) + 1), FormatError, "frames it would start at"),
+    "a frame less": (resealed(ROWS, count=len(ROWS) - 1), FormatError, "frames it would start at"),
+    "no checksums": (resealed(ROWS, 0), FormatError, "frames it would start at"),
+    "a line more": (resealed([*ROWS, (1, 1, 1)]), FormatError, r"its frames take \d+ bytes, \d+ stand before it"),
+    "no lines": (resealed([]), FormatError, r"its frames take 0 bytes, \d+ stand before it"),
+    "a frame past the end": (resealed([*ROWS[:-1], (BIG, 64, 0)]), FormatError, "its frames take"),
+    "a frame shorter": (resealed([(ROWS[0][0] - 1, *ROWS[0][1:]), (ROWS[1][0] + 1, *ROWS[1][1:]), *ROWS[2:]]),
+                        FormatError, "frame .0x0, "),
+    "more out of a frame": (resealed([(ROWS[0][0], ROWS[0][1] + 1, 0), *ROWS[1:]]), FormatError,
+                            r"holds \d+ bytes, the seek table says|trailer"),
+    "less out of a frame": (resealed([(ROWS[0][0], ROWS[0][1] - 1, 0), *ROWS[1:]]), FormatError,
+                            r"holds \d+ bytes, the seek table says|trailer"),
+    "another checksum": (resealed([(*ROWS[0][:2], ROWS[0][2] ^ 1), *ROWS[1:]]), IntegrityError,
+                         r"frame \[0x0, 0x[0-9a-f]+\): its checksum is not that of the seek table"),
+    "terabytes": (resealed([(ROWS[0][0], BIG, 0), *[(0, BIG, 0)] * 5000, *ROWS[1:]]), LimitError,
+                  "packed bytes would take .* bytes of memory; unpack it into a file|holds"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_what_the_table_says_is_checked(what: str, tmp_path: Path) -> None:
+    """R83, R84."""
+    data, kind, message = WRONG[what]
+    (tmp_path / "m.zcr.zst").write_bytes(data)
+    for source in (data, tmp_path / "m.zcr.zst"):
+        with pytest.raises(kind, match=message) as caught:
+            zcrecord.load_record(source)
+        assert caught.value.path == (None if source is data else str(source))
+    with pytest.raises(RecordError):
+        zcrecord.load_record(data, names="w")
+    if what != "terabytes":
+        with pytest.raises(kind, match=message.partition("|")[0]):
+            unpack(tmp_path / "m.zcr.zst", io.BytesIO())
+
+
+def test_a_part_of_terabytes_that_are_not_there_is_refused() -> None:
+    rows = [ROWS[0], *[(0, BIG, 0)] * 100_000, *ROWS[1:]]
+    with pytest.raises(LimitError, match=r"no room in memory for \d+ bytes"):
+        zcrecord.load_record(resealed(rows), names="w")
+
+
+def test_a_frame_without_its_size_is_held_to_the_table_s() -> None:
+    """R84."""
+    parts = [SMALL[:200], SMALL[200:]]
+    stream = tabled(parts, write_content_size=False)
+    assert loaded(stream) == SMALL
+    frames = [zstandard.ZstdCompressor(write_content_size=False).compress(part) for part in parts]
+    for more, message in ((1, r"ends after \d+ of \d+ bytes"), (-1, r"holds more than the \d+ bytes")):
+        rows = b"".join(struct.pack("<II", len(f), len(p)) for f, p in zip(frames, parts, strict=True))
+        first = struct.pack("<II", len(frames[0]), len(parts[0]) + more)
+        body = first + rows[8:] + struct.pack("<IBI", 2, 0, 0x8F92EAB1)
+        data = b"".join(frames) + struct.pack("<II", 0x184D2A5E, len(body)) + body
+        with pytest.raises(FormatError, match=message):
+            zcrecord.load_record(data)
+
+
+def test_checksums_of_the_table_are_compared_where_frames_have_none() -> None:
+    """R84."""
+    data = bytearray(tabled([SMALL[:200], SMALL[200:]], write_checksum=False))
+    data[-13] ^= 1
+    with pytest.raises(IntegrityError, match="its checksum is not that of the seek table"):
+        zcrecord.load_record(bytes(data))
+
+
+@pytest.mark.parametrize("damage", range(1, 40, 7))
+def test_a_damaged_payload_is_found_by_its_frame(damage: int, tmp_path: Path) -> None:
+    frame = max(frames_of(packed()), key=lambda f: f.size)
+    at = frame.offset + frame.nbytes * damage // 40
+    data = packed()[:at] + bytes([packed()[at] ^ 0x10]) + packed()[at + 1 :]
+    (tmp_path / "m.zcr.zst").write_bytes(data)
+    where = rf"frame \[{frame.offset:#x}, {frame.offset + frame.nbytes:#x}\): "
+    for work in (zcrecord.load_record, lambda path: unpack(path, io.BytesIO())):
+        with pytest.raises(FormatError, match=where) as caught:
+            work(tmp_path / "m.zcr.zst")
+        assert caught.value.offset == frame.offset
+    with pytest.raises(FormatError, match="zstd stream is truncated or damaged"):
+        unpack(io.BytesIO(data), io.BytesIO())
+
+
+# What comes out
+
+
+INSIDE: dict[str, tuple[bytes, str]] = {
+    "a text": (b"# A model\n" * 30, "this is a text file, not a zcrecord archive"),
+    "nothing": (b"", "0 bytes come out of this zstd file, too few for an archive"),
+    "a few bytes": (SMALL[:60], "60 bytes come out of this zstd file, too few for an archive"),
+    "half an archive": (SMALL[:-200], "truncated"),
+    "more than an archive": (SMALL + b"more", "holds more than the archive's|trailer|followed by other bytes"),
+    "two archives": (SMALL + SMALL, "holds more than the archive's|trailer|followed by other bytes"),
+    "a damaged index": (SMALL[:90] + b"\xff" + SMALL[91:], "index: its CRC does not match"),
+    "half, header unsealed": (GOLDEN["back_unsealed"][:-200], "trailer: its magic is missing"),
+    "packed twice": (TABLED, "this is a zstd stream, not a zcrecord archive|seek table: its frames"),
+}
+
+
+@pytest.mark.parametrize("what", INSIDE)
+@pytest.mark.parametrize("tabled_one", [True, False])
+def test_what_is_no_archive_is_told_so_when_it_is_loaded(what: str, tabled_one: bool) -> None:
+    inside, message = INSIDE[what]
+    data = tabled([inside]) if tabled_one else zstandard.ZstdCompressor().compress(inside)
+    if not tabled_one or not message.startswith(("0", "6")):
+        with pytest.raises(FormatError, match=message):
+            zcrecord.load_record(data)
+    with pytest.raises(FormatError):
+        zcrecord.load_record(data, names="w")
+    with pytest.raises(FormatError):
+        zcrecord.load_record(data, verify="touch")
+
+
+@pytest.mark.parametrize("what", INSIDE)
+def test_what_is_no_archive_is_not_unpacked(what: str, path: Path) -> None:
+    inside, _ = INSIDE[what]
+    for data in (tabled([inside]), zstandard.ZstdCompressor().compress(inside)):
+        with pytest.raises(FormatError):
+            unpack(io.BytesIO(data), path, force=True)
+    assert path.exists() is False or path.read_bytes() == b"old"
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (SMALL, "not a packed archive: this is a zcrecord archive already"),
+        (b"PK\x03\x04" + bytes(100), "not a packed archive: this is a zip file"),
+        (bytes(200), "not a packed archive: no zstd frame starts so"),
+        (b"", "the file is empty"),
+        (b"\x28\xb5", "not a packed archive"),
+        (b"\x28\xb5\x2f\xfd", "too few|truncated"),
+    ],
+    ids=["archive", "zip", "zeros", "empty", "two bytes", "magic"],
+)
+def test_what_is_not_packed_is_not_unpacked(data: bytes, message: str, tmp_path: Path) -> None:
+    (tmp_path / "s").write_bytes(data)
+    for source in (tmp_path / "s", io.BytesIO(data)):
+        with pytest.raises(FormatError, match=message):
+            unpack(source, tmp_path / "m.zcr")
+    assert not (tmp_path / "m.zcr").exists()
+
+
+def test_a_window_larger_than_zstd_s_own_limit_is_refused(tmp_path: Path) -> None:
+    wide = zstandard.ZstdCompressionParameters(window_log=28, write_content_size=0, compression_level=1)
+    data = r.saved({"w": weights(4 * MIB)})
+    stream = zstandard.ZstdCompressor(compression_params=wide).compressobj()
+    frame = stream.compress(data) + stream.flush()
+    with pytest.raises(LimitError, match="its window is larger than 128 MiB; decompress it with zstd --long"):
+        zcrecord.load_record(frame)
+    rows = struct.pack("<II", len(frame), len(data)) + struct.pack("<IBI", 1, 0, 0x8F92EAB1)
+    with pytest.raises(LimitError, match="its window is larger than 128 MiB"):
+        zcrecord.load_record(frame + struct.pack("<II", 0x184D2A5E, len(rows)) + rows)
+
+
+def test_the_error_is_that_of_the_first_damaged_frame_however_many_threads_there_are(tmp_path: Path) -> None:
+    data = bytearray(packed())
+    hurt = [f for f in frames_of(packed()) if f.size > 100_000]
+    for frame in hurt:
+        data[frame.offset + frame.nbytes // 2] ^= 0x55
+    said = set()
+    for _ in range(5):
+        with pytest.raises(RecordError, match=rf"frame \[{hurt[0].offset:#x}, ") as caught:
+            zcrecord.load_record(bytes(data))
+        said.add(str(caught.value))
+    assert len(said) == 1
+
+
+@pytest.mark.parametrize("how", ["front", "unsealed"])
+def test_large_archives_cut_off_anywhere_are_refused(how: str, tmp_path: Path) -> None:
+    data = packed(how)
+    for end in [*range(100, len(data) - 1000, len(data) // 9), frames_of(data)[3].offset]:
+        for source in (data[:end], io.BytesIO(data[:end])):
+            with pytest.raises(FormatError):
+                unpack(source, tmp_path / "m.zcr") if hasattr(source, "read") else zcrecord.load_record(source)
+    assert not (tmp_path / "m.zcr").exists()
+    assert len(encoded(how)) > 20 * MIB
+
+
+def test_an_archive_whose_table_is_lost_still_loads() -> None:
+    """R85."""
+    assert loaded(TABLED[:-30] + bytes(30)) == loaded(TABLED[:END]) == SMALL

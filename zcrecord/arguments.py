@@ -1,0 +1,203 @@
+"""What may be said on the command lines of `zcrecord` and `onnx2zc`, and what is wrong with it.
+
+Wrong usage ends in SystemExit with status 2, as argparse has it. What is done with the arguments is left to `cli`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from . import __version__
+from .compressed import SUFFIXES
+from .errors import LimitError, printable
+from .layout import ALIGNMENT, VERSION, check_alignment
+
+__all__ = ["onnx2zc_arguments", "zcrecord_arguments"]
+
+
+def _parser(prog: str, description: str) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog=prog, description=description, allow_abbrev=False)
+    parser.add_argument("--version", action="version", version=f"{prog} {__version__}, archive format {VERSION}")
+    return parser
+
+
+def _zcrecord_parser() -> argparse.ArgumentParser:
+    parser = _parser("zcrecord", "Look into an archive of model weights. A size is in bytes; - is standard input.")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+    def command(name: str, purpose: str, description: str) -> argparse.ArgumentParser:
+        added = commands.add_parser(name, help=purpose, description=description, allow_abbrev=False)
+        added.add_argument("file", metavar="FILE", help="an archive; - for standard input, read into memory")
+        added.add_argument("--json", action="store_true", help="print everything, as JSON")
+        return added
+
+    command("info", "sizes, types, what was saved, metadata", "Say what an archive is.")
+    listing = command(
+        "ls",
+        "its tensors",
+        "List tensors. Into a pipe: name, dtype, shape, bytes, offset, alignment and tie, with tabs between.",
+    )
+    listing.add_argument("patterns", nargs="*", metavar="PATTERN", help="names to list, such as 'encoder.*.weight'")
+    listing.add_argument("--sort", choices=("saved", "name", "size"), default="saved", help="order (default: saved)")
+    tree = command("tree", "its modules, tensors and attributes", "Show how modules, tensors and attributes nest.")
+    tree.add_argument("--depth", type=_natural, metavar="N", help="leave out what is nested deeper")
+    about = """Check an archive; exit status 1 if anything is wrong with it. Of an .onnx file whose weights lie in an
+        archive (to-onnx --external), check that it still is that archive."""
+    check = command("verify", "whether it is sound", about)
+    levels = "touch: headers and structure; index: every rule of the index, too; full (default): all digests, too"
+    check.add_argument("--level", choices=("touch", "index", "full"), default="full", help=levels)
+    check.add_argument("--digest", action="store_true", help="print the content digest, the same for every layout")
+    check.add_argument("--quiet", "-q", action="store_true", help="print nothing but errors")
+    _add_convert(commands)
+    _add_to_onnx(commands)
+    _add_packing(commands)
+    return parser
+
+
+def _add_convert(commands: Any) -> None:
+    about = """Convert to and from archives (zcr): safetensors and npz both ways, torch, gguf and onnx into one. The
+        format of IN is told by its first bytes, that of OUT by its suffix; - is standard input or output."""
+    parser = commands.add_parser("convert", help="from and to other formats", description=about, allow_abbrev=False)
+    parser.add_argument("source", metavar="IN", help="a file; - for standard input")
+    parser.add_argument("dest", metavar="OUT", help="a file; - for standard output")
+    parser.add_argument(
+        "--from", dest="source_format", metavar="FORMAT", help="the format of IN, where it is not plain"
+    )
+    parser.add_argument("--to", dest="dest_format", metavar="FORMAT", help="the format of OUT: zcr, safetensors, npz")
+    what = "write safetensors in files of at most this size, such as 5GB, with their index"
+    parser.add_argument("--max-shard-size", type=_size, metavar="SIZE", help=what)
+    _add_alignment(parser)
+    _add_output_options(parser)
+
+
+def _add_to_onnx(commands: Any) -> None:
+    about = """Write the model in an archive that was made from ONNX as ONNX again. With --external its weights stay in
+        the archive, which has to lie in OUT's folder or below it."""
+    parser = commands.add_parser("to-onnx", help="back to ONNX", description=about, allow_abbrev=False)
+    parser.add_argument("source", metavar="ARCHIVE", help="an archive; - for standard input, read into memory")
+    parser.add_argument("dest", metavar="OUT", nargs="?", help="default: ARCHIVE with .onnx for its suffix")
+    what = "leave the weights in the archive, as external data"
+    parser.add_argument("--external", action="store_true", help=what)
+    _add_output_options(parser)
+
+
+def _add_packing(commands: Any) -> None:
+    about = "Pack an archive for transport, as zstd frames that begin where payloads do; zstd -d unpacks it, too."
+    pack = commands.add_parser("pack", help="to .zcr.zst, for transport", description=about, allow_abbrev=False)
+    pack.add_argument("source", metavar="ARCHIVE", help="an archive; - for standard input")
+    pack.add_argument("dest", metavar="OUT", nargs="?", help="default: ARCHIVE with .zst after it")
+    what = "zstd's, from 1 to 22; more than 1, the default, takes longer and gains little on weights"
+    pack.add_argument("--level", type=_natural, default=1, metavar="N", help=what)
+    about = "Unpack an archive: its very bytes, checked as they come."
+    unpack = commands.add_parser("unpack", help="from .zcr.zst", description=about, allow_abbrev=False)
+    unpack.add_argument("source", metavar="PACKED", help="a packed archive; - for standard input")
+    unpack.add_argument("dest", metavar="OUT", nargs="?", help="default: PACKED without .zst")
+    for parser in (pack, unpack):
+        parser.add_argument("--threads", type=_natural, metavar="N", help="default: one for each core")
+        _add_output_options(parser)
+
+
+def _add_alignment(parser: argparse.ArgumentParser) -> None:
+    what = f"of every payload of an archive, a power of two from 16 to 65536 (default: {ALIGNMENT})"
+    parser.add_argument("--alignment", type=_alignment, default=ALIGNMENT, metavar="BYTES", help=what)
+
+
+def _add_output_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--force", "-f", action="store_true", help="replace OUT if it exists")
+    parser.add_argument("--no-sync", action="store_true", help="do not wait until OUT would survive power loss")
+    parser.add_argument("--quiet", "-q", action="store_true", help="print nothing but errors")
+    what = "print the report as JSON (on standard error if OUT is -)"
+    parser.add_argument("--json", action="store_true", help=what)
+
+
+def zcrecord_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """Return the arguments of `zcrecord`; `refuse` of them ends with status 2.
+
+    Patterns may follow options, which argparse takes ill before Python 3.13.
+    """
+    parser = _zcrecord_parser()
+    args, more = parser.parse_known_args(arguments)
+    if more and (args.command != "ls" or any(m.startswith("-") for m in more)):
+        parser.error(f"unrecognized arguments: {printable(' '.join(more))}")
+    if more:
+        args.patterns = [*args.patterns, *more]
+    args.refuse = parser.error
+    suffixes = {"to-onnx": ((".zst", ".zcr"), ".onnx"), "pack": ((), ".zst"), "unpack": ((".zst",), "")}
+    if args.command in suffixes and args.dest is None:
+        args.dest = _default_dest(args, *suffixes[args.command])
+    return args
+
+
+def onnx2zc_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """Return the arguments of `onnx2zc`; `refuse` of them ends with status 2."""
+    about = """Convert an ONNX model to an archive, in one pass and in little memory; - is standard input or output, and
+        what zstd or gzip compressed is decompressed on the way."""
+    parser = _parser("onnx2zc", about)
+    parser.add_argument("source", metavar="IN", help="an ONNX model; - for standard input")
+    parser.add_argument("dest", metavar="OUT", nargs="?", help="default: IN with .zcr for its suffix; - after IN of -")
+    what = "convert only tensors whose names match, such as 'encoder.*'; may be given several times"
+    parser.add_argument("--select", action="append", metavar="PATTERN", help=what)
+    what = "leave out tensors whose names match; both leave out the graph"
+    parser.add_argument("--exclude", action="append", metavar="PATTERN", help=what)
+    what = "read IN again and OUT back, and compare, before OUT is replaced"
+    parser.add_argument("--verify", action="store_true", help=what)
+    parser.add_argument("--dry-run", action="store_true", help="read everything, write nothing, say what would be")
+    what = "accept external data behind symbolic and hard links, wherever they lead"
+    parser.add_argument("--allow-links", action="store_true", help=what)
+    _add_alignment(parser)
+    _add_output_options(parser)
+    args = parser.parse_args(arguments)
+    args.refuse = parser.error
+    if args.dest is None:
+        args.dest = _default_dest(args, (*SUFFIXES, ".onnx"), ".zcr")
+    if args.verify and (args.dry_run or "-" in (args.source, args.dest)):
+        parser.error("--verify reads IN again and OUT back: both have to be files")
+    return args
+
+
+def _default_dest(args: argparse.Namespace, off: tuple[str, ...], on: str) -> str:
+    """Return the source's name with a suffix in the place of those that it may have."""
+    if args.source == "-":
+        if sys.stdout is not None and sys.stdout.isatty():
+            args.refuse("OUT is required where IN is standard input and standard output a terminal")
+        return "-"
+    name = str(args.source)
+    for suffix in off:
+        name = name.removesuffix(suffix)
+    if off and name == args.source and on:
+        path = Path(name)
+        return str(path.with_suffix(on)) if path.name else f"{name}{on}"
+    if off and name == args.source:
+        args.refuse(f"OUT is required where IN does not end in {off[0]}")
+    return name + on
+
+
+def _natural(text: str) -> int:
+    number = int(text) if text.isascii() and text.isdigit() else -1
+    if number < 0:
+        raise argparse.ArgumentTypeError(f"'{printable(text)}' is not a number from 0 on")
+    return number
+
+
+def _alignment(text: str) -> int:
+    try:
+        return check_alignment(_natural(text))
+    except LimitError as error:
+        raise argparse.ArgumentTypeError(error.message) from None
+
+
+def _size(text: str) -> int:
+    """Return a number of bytes: '5GB' as people in this field write it (10^9), '5GiB', '5000'."""
+    number, unit = text.rstrip("BbKkMmGgTtIi"), text.lstrip("0123456789.").lower()
+    power = "kmgt".find(unit[:1]) + 1 if unit else 0
+    known = unit in ("", "b") or (power and unit[1:] in ("", "b", "ib"))
+    with contextlib.suppress(ValueError, OverflowError):
+        nbytes = int(float(number) * (1024 if unit[1:] == "ib" else 1000) ** power)
+        if known and nbytes > 0:
+            return nbytes
+    raise argparse.ArgumentTypeError(f"'{printable(text)}' is not a size, such as 5GB or 500MiB")

@@ -1,0 +1,243 @@
+"""From an archive back to ONNX: a model that holds everything, or a small one whose weights stay in the archive.
+
+`graph` rewrites the skeleton; here is what is put where a tensor's values go, and how they get there, a piece at a
+time. What a model that points to an archive says of it is left to `linked`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Iterator
+from math import prod
+from typing import Any
+
+from zcrecord import dtypes
+from zcrecord.converting import Binary, ConvertReport, Progress, check_destination, path_or_none, peak_rss
+from zcrecord.describe import TensorInfo
+from zcrecord.errors import LimitError, RecordError, UnsupportedError
+from zcrecord.loading import load_record
+from zcrecord.pieces import Payloads
+from zcrecord.record import Record
+from zcrecord.sink import Sink, open_sink
+from zcrecord.tensors import StringTensor
+
+from .graph import Initializer, encode_reference, restore
+from .linked import PROPERTIES, Link, digest_of, link
+from .properties import encode_properties
+from .values import RAW_DATA, STRING_DATA
+from .wire import LEN, MAX_LENGTH, encode_field, encode_varint
+
+__all__ = ["to_onnx"]
+
+_SMALL = 1 << 8  # bytes; smaller values are in memory with the skeleton, whose fields take as much
+_JOINED = 1 << 18  # bytes that are written together
+_STRINGS = 1 << 12  # strings encoded together
+
+
+def to_onnx(
+    source: str | os.PathLike[str] | Any,
+    dest: str | os.PathLike[str] | Binary,
+    *,
+    external: bool = False,
+    force: bool = False,
+    durable: bool = True,
+    progress: Progress | None = None,
+) -> ConvertReport:
+    """Write the model in an archive as ONNX again; holds no more than a few MiB of its values at a time.
+
+    It is what was converted, message by message, with the values in raw_data, and those that the record has by now. A
+    path at `dest` holds the old file or the whole new one at any time. Every payload is checked against its digest.
+
+    With `external` the initializers' values stay in the archive, which `onnx.load` and ONNX Runtime then read as
+    external data: the archive must be a file in the folder of `dest` or below it, and stay there. What readers want in
+    the model goes into it: tensors of up to 127 bytes, strings, complex numbers, tensors in attributes, functions and
+    training_info, sparse ones; and those that are not in C order in the archive. The model's metadata_props say which
+    archive it is for, see `verify_external`; for that, all of the archive is read.
+
+    Args:
+        source: an archive that `convert` made: a path, a bytes-like, or a Record.
+        dest: a path or, unless `external`, a binary file object, pipes included.
+        external: leave the values in the archive.
+        force: replace what is at `dest`.
+        durable: that of `save_record`.
+        progress: called with bytes done and bytes in all: of the model, and before, with `external`, of the archive.
+
+    Returns:
+        `payload_bytes` are the values in the model, `repeated_bytes` those of them that the archive holds once for
+        several tensors or, with `external`, not in C order.
+
+    Example:
+        >>> from zcrecord.onnx import convert
+        >>> _ = convert("model.onnx", "model.zcr")
+        >>> to_onnx("model.zcr", "again.onnx").archive_bytes == os.path.getsize("model.onnx")
+        True
+        >>> to_onnx("model.zcr", "small.onnx", external=True).archive_bytes < 2000
+        True
+
+    Raises:
+        UnsupportedError: the archive was not made from a model, or, with `external`, is no file as it is.
+            ExternalDataError: no model at `dest` may point to it. LimitError: more than the 2 GiB that one model may
+            have. IntegrityError: a payload is damaged. FormatError: the archive is, or has other tensors by now than
+            the model. DestinationExistsError: `dest` exists and `force` was not given. SourceError: the file system
+            refused.
+    """
+    started = time.perf_counter()
+    dest_path = path_or_none(dest)
+    with contextlib.ExitStack() as stack:
+        record: Record = source if isinstance(source, Record) else stack.enter_context(load_record(source))
+        try:
+            check_destination(record.path, dest_path, force)
+            model = _Model(record, _linked(record, dest_path, stack) if external else None)
+            model.plan(progress)
+            with open_sink(dest, durable=durable) as sink:
+                model.write(sink)
+        except RecordError as error:
+            raise error.located(path=record.path) from error.__cause__
+        return model.report(record.path, dest_path, started)
+
+
+def _linked(record: Record, dest: str | None, stack: contextlib.ExitStack) -> Link:
+    if dest is None:
+        what = "points to its archive from the folder it lies in, and a stream has none; name a path"
+        raise UnsupportedError(f"a model with external=True {what}")
+    found = link(record, dest)
+    stack.enter_context(found.record)
+    return found
+
+
+class _Later:
+    """Stands for the values of a tensor until they are written."""
+
+    __slots__ = ("_nbytes", "info", "value")
+
+    def __init__(self, info: TensorInfo, value: Any) -> None:
+        self.info = info
+        self.value = value if isinstance(value, StringTensor) else None
+        self._nbytes = info.nbytes if self.value is None else sum(map(len, _string_fields(self.value)))
+
+    def __len__(self) -> int:
+        return self._nbytes
+
+    def pieces(self, payloads: Payloads) -> Iterator[Any]:
+        """Yield them, each piece valid until the next is asked for."""
+        if self.value is None:
+            yield from payloads.pieces(self.info)
+            return
+        for _ in payloads.stored(self.info):  # checks the digest
+            pass
+        yield from _string_fields(self.value)
+
+
+def _string_fields(value: StringTensor) -> Iterator[bytes]:
+    """Yield strings as string_data fields, some at a time."""
+    flat = StringTensor(value.data, (prod(value.shape),), checked=True)
+    for start in range(0, len(flat), _STRINGS):
+        yield b"".join(encode_field(STRING_DATA, text) for text in flat[start : start + _STRINGS].strings())
+
+
+class _Model:
+    """One model on its way out."""
+
+    def __init__(self, record: Record, found: Link | None) -> None:
+        self._record = record if found is None else found.record
+        self._link = found
+        self._payloads = Payloads(self._record)
+        self._outside: set[int] = set()  # numbers of the tensors whose values stay in the archive
+        self._parts: list[Any] = []
+        self._numbers: list[int] = []
+        self._progress: Progress | None = None
+        self._before = 0  # bytes of progress made when writing starts
+        self._written = 0
+
+    def plan(self, progress: Progress | None) -> None:
+        """Put the model together, but for the values that are written later.
+
+        Raises:
+            LimitError: it would be larger than a model may be.
+        """
+        self._parts, self._numbers = restore(self._record, self._place, without=PROPERTIES)
+        nbytes = sum(map(len, self._parts))
+        if nbytes > MAX_LENGTH:
+            what = f"{nbytes} bytes in one model, and protobuf holds at most {MAX_LENGTH}"
+            do = "external=True (--external) leaves the weights in the archive"
+            if self._link is not None:
+                do = "save the record again with np.ascontiguousarray of its arrays, so that they can stay out"
+            raise LimitError(f"{what}; {do}")
+        self._progress = progress
+        if self._link is not None:
+            told = self._link.properties(digest_of(self._payloads, self._record, self._tell_read))
+            self._parts.append(encode_properties(told))
+
+    def _tell_read(self, done: int, total: int) -> None:
+        self._before = total
+        if self._progress is not None:
+            self._progress(done, total + sum(map(len, self._parts)))
+
+    def _place(self, found: Initializer) -> Any:
+        """Return what stands for a tensor's values."""
+        info = self._payloads.infos[found.number]
+        self._outside.discard(found.number)
+        if self._link is not None and not found.inside and found.graph != "apart" and info.strides is None:
+            self._outside.add(found.number)
+            return encode_reference(self._link.location, info.offset, info.nbytes)
+        if info.nbytes > _SMALL or info.dtype is dtypes.STRING:
+            return _Later(info, found.value)
+        data = b"".join(bytes(piece) for piece in self._payloads.pieces(info))
+        return encode_varint(RAW_DATA << 3 | LEN) + encode_varint(len(data)) + data
+
+    def write(self, sink: Sink) -> None:
+        """Write it all."""
+        total = sum(map(len, self._parts))
+        sink.reserve(total)
+        held = bytearray()
+        for part in self._parts:
+            for piece in part.pieces(self._payloads) if isinstance(part, _Later) else (part,):
+                if len(piece) < _JOINED:
+                    held.extend(piece)  # not +=, which an ndarray takes for arithmetic
+                if len(piece) >= _JOINED or len(held) >= _JOINED:
+                    self._put(sink, held, total)
+                    held = bytearray()
+                if len(piece) >= _JOINED:
+                    self._put(sink, piece, total)
+        self._put(sink, held, total)
+        self._payloads.let_go()
+
+    def _put(self, sink: Sink, data: Any, total: int) -> None:
+        sink.write(data)
+        self._written += len(data)
+        if self._progress is not None:
+            self._progress(self._before + self._written, self._before + total)
+
+    def report(self, source: str | None, dest: str | None, started: float) -> ConvertReport:
+        """Return what was done."""
+        inside = [self._payloads.infos[n] for n in self._numbers if n not in self._outside]
+        return ConvertReport(
+            source=source,
+            dest=dest,
+            tensors=len(self._numbers),
+            modules=len(self._record.archive.index.modules),
+            renamed=0,
+            payload_bytes=sum(info.nbytes for info in inside),
+            archive_bytes=self._written,
+            input_bytes=self._record.archive_nbytes,
+            shared_bytes=0,
+            seconds=time.perf_counter() - started,
+            peak_rss=peak_rss(),
+            repeated_bytes=self._repeated(inside),
+        )
+
+    def _repeated(self, inside: list[TensorInfo]) -> int:
+        """Return the bytes of values in the model that the archive holds once for several, or in another order."""
+        if self._link is not None:
+            return sum(info.nbytes for info in inside if info.strides is not None)
+        rows = self._record.archive.index.payloads
+        seen: set[tuple[int, int]] = set()
+        repeated = 0
+        for info in inside:
+            if info.payload is not None:
+                key = (int(rows["offset"][info.payload]), int(rows["nbytes"][info.payload]))
+                repeated += info.nbytes if key in seen else 0
+                seen.add(key)
+        return repeated
