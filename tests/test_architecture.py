@@ -21,8 +21,8 @@ ROOT = Path(__file__).resolve().parents[1]
 # A module may import what stands before it here, nothing else. Names are relative to the package, "." is the package.
 FLOORS = """
     errors dtypes layout _schema _schema.tables entries spans index rules verify tensors foreign lazy sharing
-    tree paths unfold sink compressed ordered writer streaming source frames views reader contents describe parts typed.fields typed.wanted
-    typed.composed typed handover
+    tree paths unfold sink compressed ordered writer streaming source frames views reader contents describe parts
+    typed.fields typed.wanted typed.composed typed handover
     record packed loading save recording converting pieces cutting packing transport .
     onnx.varints onnx.wire onnx.properties onnx.schema onnx.nodes onnx.values onnx.names onnx.scanner
     onnx.placed onnx.places onnx.external onnx.files onnx.locating onnx.listing onnx.selecting

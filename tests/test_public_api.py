@@ -24,12 +24,13 @@ import zcrecord.compat.safetensors.numpy
 import zcrecord.compat.safetensors.torch
 import zcrecord.formats
 import zcrecord.onnx
+import zcrecord.transport
 from zcrecord import errors
 from zcrecord.compat import safetensors as compat
 
 MODULES = {
     module: module.__name__
-    for module in (zcrecord, compat, compat.numpy, compat.torch, zcrecord.formats, zcrecord.onnx)
+    for module in (zcrecord, compat, compat.numpy, compat.torch, zcrecord.formats, zcrecord.onnx, zcrecord.transport)
 }
 CHANGED = """The public API is not what tests/test_public_api.py says it is.
 Was that not meant? Give the new name a leading underscore, or the old one its place back.
@@ -59,7 +60,7 @@ PackedTensor.pack(array: npt.NDArray[Any]) -> PackedTensor  # a class method
 PackedTensor.packed
 PackedTensor.shape
 PackedTensor.unpack() -> npt.NDArray[Any]
-zcrecord.Record(archive: Archive, *, origin: tuple[Record, str, tuple[Any, ...]] | None = None)
+zcrecord.Record(archive: Archive, *, origin: tuple[Any, str, tuple[Any, ...]] | None = None)
 Record.archive -> Archive
 Record.archive_nbytes -> int
 Record.array(name: str) -> np.ndarray[Any, np.dtype[Any]]
@@ -156,7 +157,7 @@ zcrecord.compat.safetensors.torch.save_model(model: Any, filename: str | os.Path
     str] | None = None, force_contiguous: bool = True) -> None
 zcrecord.formats.ConvertReport(source: str | None, dest: str | None, tensors: int, modules: int, renamed: int,
     payload_bytes: int, archive_bytes: int, input_bytes: int, shared_bytes: int, seconds: float,
-    peak_rss: int | None, repeated_bytes: int = 0)
+    peak_rss: int | None, repeated_bytes: int = 0, left_out: int = 0, verified: bool = False, dry_run: bool = False)
 zcrecord.formats.FORMATS
 zcrecord.formats.Format(name: str, suffixes: tuple[str, ...], reads: bool = True, writes: bool = False,
     streams: bool = False)
@@ -165,12 +166,39 @@ zcrecord.formats.convert(source: str | os.PathLike[str] | Binary, dest: str | os
     durable: bool = True, max_shard_size: int | None = None, progress: Progress | None = None) -> ConvertReport
 zcrecord.onnx.ConvertReport(source: str | None, dest: str | None, tensors: int, modules: int, renamed: int,
     payload_bytes: int, archive_bytes: int, input_bytes: int, shared_bytes: int, seconds: float,
-    peak_rss: int | None, repeated_bytes: int = 0)
+    peak_rss: int | None, repeated_bytes: int = 0, left_out: int = 0, verified: bool = False, dry_run: bool = False)
+zcrecord.onnx.ExternalReport(archive: str, content_digest: str, tensors: int, nbytes: int, full: bool)
+zcrecord.onnx.OnnxTensorInfo(name: str, dtype: DType, shape: tuple[int, ...], file: str, offset: int | None,
+    nbytes: int, field: str, copied: bool)
+zcrecord.onnx.OnnxTensors(path: str, files: Files, names: list[str], entries: list[Entry], *, mmap: bool)
+OnnxTensors.array(name: str) -> np.ndarray[Any, np.dtype[Any]]
+OnnxTensors.close() -> bool
+OnnxTensors.get(name: str, default: Any = None) -> Any
+OnnxTensors.info(name: str) -> OnnxTensorInfo
+OnnxTensors.infos() -> Iterator[OnnxTensorInfo]
+OnnxTensors.load_all() -> dict[str, Any]
+OnnxTensors.names -> tuple[str, ...]
+OnnxTensors.nbytes -> int
+OnnxTensors.path -> str
 zcrecord.onnx.convert(source: str | os.PathLike[str] | Binary, dest: str | os.PathLike[str] | Binary, *,
     alignment: int = 64, force: bool = False, durable: bool = True, allow_links: bool = False,
-    progress: Callable[[int, int | None], None] | None = None) -> ConvertReport
+    select: Patterns | None = None, exclude: Patterns | None = None, verify: bool = False, dry_run: bool = False,
+    progress: Progress | None = None) -> ConvertReport
+zcrecord.onnx.scan(path: str | os.PathLike[str], *, allow_links: bool = False, mmap: bool = True) -> OnnxTensors
 zcrecord.onnx.session(source: Any, *, memory: Literal['shared', 'speed'] = 'shared', sess_options: Any = None,
     providers: Sequence[Any] | None = None, provider_options: Sequence[Any] | None = None) -> Any
+zcrecord.onnx.to_onnx(source: str | os.PathLike[str] | Any, dest: str | os.PathLike[str] | Binary, *,
+    external: bool = False, force: bool = False, durable: bool = True,
+    progress: Progress | None = None) -> ConvertReport
+zcrecord.onnx.verify_external(path: str | os.PathLike[str], *, full: bool = False, allow_links: bool = False,
+    progress: Progress | None = None) -> ExternalReport
+zcrecord.transport.PackReport(source: str | None, dest: str | None, archive_bytes: int, packed_bytes: int,
+    frames: int | None, seconds: float, peak_rss: int | None)
+PackReport.ratio -> float
+zcrecord.transport.pack(source: Any, dest: Any, *, level: int = 1, threads: int | None = None, force: bool = False,
+    durable: bool = True, progress: Progress | None = None) -> PackReport
+zcrecord.transport.unpack(source: Any, dest: Any, *, force: bool = False, durable: bool = True,
+    threads: int | None = None, progress: Progress | None = None) -> PackReport
 """
 
 

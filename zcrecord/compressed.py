@@ -14,7 +14,7 @@ from typing import Any
 
 from .errors import DependencyError, FormatError, SourceError, UnsupportedError
 
-__all__ = ["SUFFIXES", "Peeked", "expanded", "import_zstandard"]
+__all__ = ["SUFFIXES", "Peeked", "ends_whole", "expanded", "import_zstandard"]
 
 SUFFIXES = (".zst", ".gz")  # of files that are read as what they hold
 _ZSTD, _GZIP = b"\x28\xb5\x2f\xfd", b"\x1f\x8b"
@@ -93,6 +93,13 @@ def import_zstandard() -> Any:
     return module
 
 
+def ends_whole(data: memoryview) -> bool:
+    """Return whether zstd data end where a frame does; looks at the headers of frames and blocks alone."""
+    frames = _Frames(None)
+    frames.follow(data, len(data))
+    return frames.whole
+
+
 def _is_skippable(magic: bytes) -> bool:
     return magic[:1] in _SKIPPABLE[0] and magic[1:] == _SKIPPABLE[1] if len(magic) == 4 else False
 
@@ -135,7 +142,7 @@ class _Frames(io.RawIOBase):
     Attributes: `whole`, whether what was read so far ends where a frame does.
     """
 
-    def __init__(self, stream: Peeked) -> None:
+    def __init__(self, stream: Any) -> None:
         self._stream = stream
         self._skip = 0  # bytes until the next thing to look at
         self._next, self._need = self._magic, 4
@@ -148,6 +155,11 @@ class _Frames(io.RawIOBase):
 
     def readinto(self, buffer: Any) -> int:
         done = self._stream.readinto(buffer) or 0
+        self.follow(buffer, done)
+        return done
+
+    def follow(self, data: Any, done: int) -> None:
+        """Take the next bytes, the first `done` of `data`, for read."""
         at = 0
         while at < done:
             passed = min(self._skip, done - at)
@@ -155,14 +167,13 @@ class _Frames(io.RawIOBase):
             at += passed
             if self._skip or at == done:
                 break
-            taken = bytes(buffer[at : min(at + self._need - len(self._seen), done)])
+            taken = bytes(data[at : min(at + self._need - len(self._seen), done)])
             at += len(taken)
             self._seen += taken
             if len(self._seen) == self._need:
                 seen, self._seen = self._seen, b""
                 self._next(seen)
         self.whole = not (self._skip or self._seen) and self._next == self._magic
-        return done
 
     def _expect(self, what: Any, nbytes: int, skip: int = 0) -> None:
         self._next, self._need, self._skip = what, nbytes, skip

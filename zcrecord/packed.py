@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from . import frames, parts
-from .compressed import import_zstandard
+from .compressed import ends_whole, import_zstandard
 from .errors import FormatError, IntegrityError, LimitError, RecordError
 from .layout import HEADER_SIZE, Header, decode_header
 from .ordered import cores
@@ -192,6 +192,8 @@ def _in_one_go(memory: Memory) -> tuple[Any, memoryview]:
         raise frames.refused(error, "zstd") from None
     if done < size:
         raise FormatError(f"zstd: ends after {done} of {size} bytes; the file is truncated, copy it again")
+    if not ends_whole(memory.octets):
+        raise FormatError("zstd: it ends inside a frame; the file is truncated, copy it again")
     if more:
         raise FormatError(f"zstd: holds more than the archive's {size} bytes; is it several, one after the other?")
     return block, octets

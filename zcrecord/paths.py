@@ -127,10 +127,10 @@ class Outline:
     def _parent(self, path: Sequence[str], *, make: bool = True) -> Any:
         """Return the module a path leads to but for its last key, made unless only looked for: None if not there."""
         above = tuple(path[:-1])
-        found = self._known.get(above)
-        if found is None and (found := self._find(path, make)) is not None:
-            self._known[above] = found
-        return found
+        known = self._known.get(above)
+        if known is None and (found := self._find(path, make)) is not None:
+            self._known[above] = known = found
+        return known
 
     def _find(self, path: Sequence[str], make: bool) -> Any:
         here = self._root

@@ -23,10 +23,7 @@ def write_typed(sink: IO[bytes], field: Literal["float_data", "int64_data"], nby
     """Write a model whose tensor `values` has at least `nbytes` of values on the wire; return how many elements."""
     number, data_type = _NUMBERS[field]
     rng = np.random.default_rng(SEED)
-    if field == "float_data":
-        block = rng.random(BLOCK, np.float32).astype("<f4").tobytes()
-    else:
-        block = _varints(rng)
+    block = rng.random(BLOCK, np.float32).astype("<f4").tobytes() if field == "float_data" else _varints(rng)
     count = -(-nbytes // len(block))
     size = count * len(block)
     head = b"\x08" + encode_varint(count * BLOCK) + b"\x10" + encode_varint(data_type)

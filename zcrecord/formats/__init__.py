@@ -114,8 +114,7 @@ def convert(
     laid out anew.
 
     Args:
-        source, dest: paths; binary file objects, pipes included, where the format is one forward pass. Such a source
-            may be compressed by zstd or gzip.
+        source, dest: paths; where the format is one forward pass, binary file objects, too, and compressed sources.
         source_format: a name of FORMATS. By default what the first bytes say; where they say nothing, the suffix.
         dest_format: the same; by default what the suffix says, an archive for a file object.
         alignment, durable: those of `save_record`.

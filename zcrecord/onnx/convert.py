@@ -104,23 +104,8 @@ def convert(
         done = work.write(sink)
         if verify:
             work.check(done, dest_path)
-    saved = done.saved
-    return ConvertReport(
-        source=source_path,
-        dest=dest_path,
-        tensors=saved.tensors,
-        modules=done.modules,
-        renamed=done.renamed,
-        payload_bytes=saved.payload_bytes,
-        archive_bytes=saved.archive_bytes,
-        input_bytes=done.input_bytes,
-        shared_bytes=saved.deduplicated,
-        seconds=time.perf_counter() - started,
-        peak_rss=peak_rss(),
-        left_out=done.left_out,
-        verified=verify,
-        dry_run=dry_run,
-    )
+    flags = {"verified": verify, "dry_run": dry_run}
+    return done.report(source=source_path, dest=dest_path, seconds=time.perf_counter() - started, **flags)
 
 
 class _Written(NamedTuple):
@@ -133,6 +118,21 @@ class _Written(NamedTuple):
     passed: int  # bytes read, of the compressed form where there is one
     renamed: int
     left_out: int
+
+    def report(self, **more: Any) -> ConvertReport:
+        saved = self.saved
+        return ConvertReport(
+            tensors=saved.tensors,
+            modules=self.modules,
+            renamed=self.renamed,
+            payload_bytes=saved.payload_bytes,
+            archive_bytes=saved.archive_bytes,
+            input_bytes=self.input_bytes,
+            shared_bytes=saved.deduplicated,
+            peak_rss=peak_rss(),
+            left_out=self.left_out,
+            **more,
+        )
 
 
 class _Work(NamedTuple):

@@ -167,21 +167,18 @@ class Scanner:
     def _pass_whole_tensors(self, scope: Scope, tag: int, end: int) -> bool:
         """Pass the tensors next in the window, as long as each is dims, data_type, name and raw_data, no more.
 
-        Exporters write hardly anything else. One that is different, or not whole in the window, is left to be read
-        thoroughly: nothing of it is passed, and nothing refused. Returns whether there was any.
+        Exporters write little else. One that differs, or is not whole in the window, is left to be read thoroughly:
+        nothing of it is passed, and nothing refused. Returns whether there was any.
         """
         window, buffer, view = self._window, self._window.buffer, self._window.view
         varint, store, tail = window.varint, self._tensors.whole, window.skeleton.tail
         start, limit = window.pos, min(window.limit, end - window.base)
         place = first_place = scope.count(tag, 0)
-        while start < limit and buffer[start] == tag:
-            if start + HEADER > limit:
-                break
+        while start + HEADER <= limit and buffer[start] == tag:
             nbytes, first = buffer[start + 1], start + 2
             if nbytes > 127:
-                nbytes, first = (
-                    varint(start + 1) if buffer[first] > 127 else ((buffer[first] << 7) + nbytes - 128, first + 1)
-                )
+                short = (buffer[first] << 7) + nbytes - 128, first + 1
+                nbytes, first = varint(start + 1) if buffer[first] > 127 else short
             stop = first + nbytes
             if stop > limit:
                 break

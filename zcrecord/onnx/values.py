@@ -23,6 +23,7 @@ from zcrecord.ordered import cores, in_order
 
 from . import varints
 from .schema import Tensor
+from .varints import Piece
 from .wire import LEN, Window, encode_varint
 
 __all__ = ["Payloads", "Values"]
@@ -214,7 +215,7 @@ class Values:
             what = f"{FIELDS[number]} holds a varint of more than 10 bytes"
             raise self._window.fail(what, int(error.args[0]) - self._window.base, tensor=t.label) from None
 
-    def _pieces(self, t: Tensor, number: int, nbytes: int, keeps: bool) -> Iterator[varints.Piece]:
+    def _pieces(self, t: Tensor, number: int, nbytes: int, keeps: bool) -> Iterator[Piece]:
         """Pass a run of varints in pieces that end where one does; copied if they are kept while the window moves."""
         window = self._window
         left = nbytes
