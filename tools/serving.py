@@ -8,13 +8,27 @@ from __future__ import annotations
 
 import statistics
 import time
+from collections.abc import Callable
 from typing import Any, Literal
 
 import numpy as np
 
 from tools.measure import memory, peak_rss
 
-__all__ = ["SEQUENCE", "convert", "first_answer", "latency", "onnx_load", "open_session", "prepare", "private_bytes"]
+__all__ = [
+    "SEQUENCE",
+    "convert",
+    "first_answer",
+    "imported_rss",
+    "latency",
+    "onnx_ir_load",
+    "onnx_load",
+    "onnx_to_arrays",
+    "onnx_to_safetensors",
+    "open_session",
+    "prepare",
+    "private_bytes",
+]
 
 SEQUENCE = 16  # tokens to a request
 
@@ -90,22 +104,63 @@ def private_bytes() -> int | None:
     return None if now is None else now.private
 
 
+def imported_rss() -> int | None:
+    """Return the peak of this process's resident size once what converts is imported, and nothing else done."""
+    import zcrecord.cli
+    import zcrecord.onnx  # noqa: F401
+
+    return peak_rss()
+
+
 def convert(source: str, dest: str, **options: Any) -> dict[str, Any]:
-    """Convert an ONNX model to an archive; return seconds (imports left out) and the process's peak RSS."""
+    """Convert an ONNX model to an archive; return what `_timed` does."""
+    import zcrecord._schema.tables  # noqa: F401  # otherwise imported when the index is written
     from zcrecord.onnx import convert
 
-    start = time.perf_counter()
-    convert(source, dest, **options)
-    return {"seconds": time.perf_counter() - start, "peak_rss": peak_rss()}
+    return _timed(lambda: convert(source, dest, **options))
 
 
 def onnx_load(source: str) -> dict[str, Any]:
-    """Parse an ONNX model with `onnx.load`; return seconds (imports left out) and the process's peak RSS."""
+    """Parse an ONNX model with `onnx.load`; return what `_timed` does."""
     import onnx
 
+    return _timed(lambda: onnx.load(source))
+
+
+def onnx_to_arrays(source: str) -> dict[str, Any]:
+    """Make an array of every initializer, with `onnx` alone; return what `_timed` does."""
+    import onnx
+    from onnx import numpy_helper
+
+    return _timed(lambda: [numpy_helper.to_array(t) for t in onnx.load(source).graph.initializer])
+
+
+def onnx_ir_load(source: str) -> dict[str, Any]:
+    """Open an ONNX model with onnx-ir; return what `_timed` does."""
+    import onnx_ir
+
+    return _timed(lambda: onnx_ir.load(source))
+
+
+def onnx_to_safetensors(source: str, dest: str) -> dict[str, Any]:
+    """Save every initializer with safetensors, the graph left aside; return what `_timed` does."""
+    import onnx
+    import safetensors.numpy
+    from onnx import numpy_helper
+
+    def save() -> None:
+        tensors = {t.name: numpy_helper.to_array(t) for t in onnx.load(source).graph.initializer}
+        safetensors.numpy.save_file(tensors, dest)
+
+    return _timed(save)
+
+
+def _timed(work: Callable[[], object]) -> dict[str, Any]:
+    """Return the seconds that `work` takes, and the peak of the resident size before (imports) and after it."""
+    imported = peak_rss()
     start = time.perf_counter()
-    onnx.load(source)
-    return {"seconds": time.perf_counter() - start, "peak_rss": peak_rss()}
+    work()
+    return {"seconds": time.perf_counter() - start, "imported_rss": imported, "peak_rss": peak_rss()}
 
 
 def _request(batch: int, condition: bool = True) -> dict[str, Any]:

@@ -114,6 +114,8 @@ def _wins(rows: list[Row]) -> list[str]:
 
 def _quantity(value: float, unit: str) -> str:
     if unit == "B":
+        if 0 < abs(value) < 10_000:
+            return f"{value:,.0f} B"
         return f"{value / MIB:,.0f} MiB" if abs(value) >= 10 * MIB else f"{value / MIB:.2f} MiB"
     if value >= 1:
         return f"{value:.2f} s"

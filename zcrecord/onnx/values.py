@@ -10,20 +10,18 @@ Source: onnx.proto's comments on TensorProto, and `onnx.numpy_helper.to_array`.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator
 from math import prod
 from typing import Any, Protocol
 
 import numpy as np
 
 from zcrecord import dtypes
-from zcrecord.errors import LimitError, OnnxError, RecordError
+from zcrecord.errors import LimitError, OnnxError
 from zcrecord.layout import MAX_ARCHIVE_SIZE, MAX_RANK
-from zcrecord.ordered import cores, in_order
 
 from . import varints
 from .schema import Tensor
-from .varints import Piece
+from .varints import Decoder
 from .wire import LEN, Window, encode_varint
 
 __all__ = ["Payloads", "Values"]
@@ -32,7 +30,6 @@ BOOL, STRING, UINT32 = 9, 8, 12  # data_type
 SIX_BITS = (27, 28)
 MAX_EARLY = 1 << 20  # bytes of varints that may come before the data_type that explains them
 _PIECE = 1 << 17  # bytes of varints decoded at a time: what fits a cache
-_LONG = 4 << 20  # bytes of varints from which on threads decode them
 _FLUSH = 1 << 16  # bytes of single elements written at a time
 _AGAIN = "export the model again"
 
@@ -74,6 +71,7 @@ class Values:
         self._window = window
         self._out = out
         self._open: Tensor | None = None
+        self._decoder = Decoder()
 
     def take(self, t: Tensor, tag: int, value: int, start: int, end: int) -> None:
         """Pass one value field whose header was read, a run or a single element, and store what it holds.
@@ -204,19 +202,7 @@ class Values:
             self._wait(t, b"".join(bytes(chunk) for chunk in self._window.chunks(nbytes)))
 
     def varints(self, t: Tensor, number: int, nbytes: int) -> None:
-        """Pass a packed run of varints, decoded a piece at a time, of a long one several in threads."""
-        threads = cores() if nbytes >= _LONG else 1
-        try:
-            for found in in_order(lambda: varints.decode_piece, self._pieces(t, number, nbytes, threads > 1), threads):
-                self.write(t, self._stored(t, number, found), nbytes)
-        except ValueError as error:
-            if isinstance(error, RecordError):
-                raise
-            what = f"{FIELDS[number]} holds a varint of more than 10 bytes"
-            raise self._window.fail(what, int(error.args[0]) - self._window.base, tensor=t.label) from None
-
-    def _pieces(self, t: Tensor, number: int, nbytes: int, keeps: bool) -> Iterator[Piece]:
-        """Pass a run of varints in pieces that end where one does; copied if they are kept while the window moves."""
+        """Pass a packed run of varints, decoded a piece at a time; what is cut in two waits for the rest."""
         window = self._window
         left = nbytes
         while left:
@@ -230,13 +216,18 @@ class Values:
                 if window.fill(min(left, 16)) <= here:
                     raise window.fail(f"the stream ends inside {FIELDS[number]}", tensor=t.label)
                 continue
-            data, offset = (
-                np.frombuffer(window.view[window.pos : end + varints.SLACK], np.uint8),
-                window.base + window.pos,
-            )
+            data = np.frombuffer(window.view[window.pos : end + varints.SLACK], np.uint8)
+            self.write(t, self._decoded(t, number, data, end - window.pos), left)
             left -= end - window.pos
             window.pos = end
-            yield varints.Piece(data.copy() if keeps else data, len(data) - varints.SLACK, offset)
+
+    def _decoded(self, t: Tensor, number: int, data: Any, nbytes: int) -> Any:
+        try:
+            found = self._decoder.decode(data, nbytes)
+        except ValueError as error:
+            what = f"{FIELDS[number]} holds a varint of more than 10 bytes"
+            raise self._window.fail(what, self._window.pos + int(error.args[0]), tensor=t.label) from None
+        return self._stored(t, number, found)
 
     def _stored(self, t: Tensor, number: int, found: Any) -> Any:
         """Return decoded varints as the bytes that are stored."""
@@ -275,7 +266,7 @@ class Values:
         window, number = self._window, tag >> 3
         data = self._ahead(end)
         padded = np.frombuffer(window.view[window.pos : window.pos + len(data) + varints.SLACK], np.uint8)
-        found, passed = varints.pairs(padded, len(data), tag)
+        found, passed = self._decoder.pairs(padded, len(data), tag)
         if not t.data_type and number != INT64_DATA:
             self._check_early(t, 10 + passed)
             self._wait(t, encode_varint(value) + b"".join(map(encode_varint, found.tolist())))
@@ -306,12 +297,7 @@ class Values:
             if early[-1] > 127:
                 raise self._window.fail(f"{FIELDS[t.source]} ends inside a varint", tensor=t.label)
             data = np.frombuffer(early + bytes(varints.SLACK), np.uint8)
-            try:
-                found = varints.decode(data, len(early))
-            except ValueError:
-                what = f"{FIELDS[t.source]} holds a varint of more than 10 bytes"
-                raise self._window.fail(what, tensor=t.label) from None
-            self.write(t, self._stored(t, t.source, found))
+            self.write(t, self._decoded(t, t.source, data, len(early)))
         self._flush(t)
 
     def close_open(self) -> None:

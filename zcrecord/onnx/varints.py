@@ -11,21 +11,14 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["SLACK", "STORED", "Piece", "decode", "decode_piece", "narrow", "pack6", "pairs"]
+__all__ = ["SLACK", "STORED", "Decoder", "narrow", "pack6"]
 
 Array = npt.NDArray[Any]
 SLACK = 10  # readable bytes wanted behind the last varint
 
-# What squeezes the 7-bit groups of a word together: bits that stay, bits that move, by how many.
-_STEPS: dict[int, list[tuple[int, int, int]]] = {
-    2: [(0x7F, 0x7F00, 1)],
-    4: [(0x7F007F, 0x7F007F00, 1), (0x3FFF, 0x3FFF0000, 2)],
-    8: [
-        (0x007F007F007F007F, 0x7F007F007F007F00, 1),
-        (0x00003FFF00003FFF, 0x3FFF00003FFF0000, 2),
-        (0x0FFFFFFF, 0x0FFFFFFF00000000, 4),
-    ],
-}
+# What squeezes the 7-bit groups of a word together, two neighbours at a time: bits that move, by how many, and how long
+# a varint is that has any. To move bits down by n is to take 2^n - 1 times where they come to lie off the word.
+_STEPS = [(0x7F007F007F007F00, 1, 1), (0x3FFF00003FFF0000, 2, 2), (0x0FFFFFFF00000000, 4, 4)]
 
 
 class Stored(NamedTuple):
@@ -34,14 +27,6 @@ class Stored(NamedTuple):
     numpy: str
     low: int
     high: int
-
-
-class Piece(NamedTuple):
-    """Whole varints and SLACK bytes behind them, and the offset at which they begin in their stream."""
-
-    data: Array
-    nbytes: int
-    offset: int
 
 
 # ONNX data_type -> its form in int32_data; one entry per element, or per byte of packed elements of 2 and 4 bits.
@@ -56,89 +41,97 @@ STORED: dict[int, Stored] = {
 }
 
 
-# What of a word belongs to a varint, by bytes after its first; of a longer one all.
-_MASKS = {
-    size: np.array([int.from_bytes(b"\x7f" * min(n + 1, size), "little") for n in range(10)], f"u{size}")
-    for size in (2, 4, 8)
-}
-_TAIL_MASKS = np.array([0] * 8 + [0xFF, 0xFFFF], np.uint16)  # of bytes 9 and 10, by bytes after the first
+# What of a word belongs to a varint, by bytes after its first.
+_MASKS = np.array([int.from_bytes(b"\x7f" * min(n + 1, 8), "little") for n in range(10)], np.uint64)
+_ONE, _SEVEN, _63 = np.uint64(1), np.uint64(7), np.uint64(63)
 
 
-def _words(data: Array, size: int, starts: Array) -> Array:
-    """Return the little-endian words of `size` bytes that start at these positions, aligned or not."""
-    every = np.ndarray((len(data) - size + 1,), f"<u{size}", data, strides=(1,))
-    words: Array = every.take(starts)
-    return words
+class Decoder:
+    """Varints to integers. Works in memory that it keeps: what is fresh costs more than the arithmetic does."""
 
+    def __init__(self) -> None:
+        self._kept: dict[str, Array] = {}
 
-def decode(data: Array, nbytes: int) -> Array:
-    """Return the varints that fill the first `nbytes` bytes of `data` as unsigned integers of some width.
+    def _room(self, name: str, count: int, kind: Any) -> Array:
+        kept = self._kept.get(name)
+        if kept is None or len(kept) < count:
+            self._kept[name] = kept = np.empty(count + (count >> 2), kind)
+        return kept[:count]
 
-    At least SLACK bytes must follow them, and the last must be whole. A varint of more than 10 bytes gives ValueError
-    with its position.
-    """
-    last = data[:nbytes] < 128
-    if last.all():
-        return data[:nbytes]
-    ends = np.flatnonzero(last)
-    starts = np.empty_like(ends)
-    starts[0] = 0
-    np.add(ends[:-1], 1, out=starts[1:])
-    return _decode(data, starts, ends)
+    def decode(self, data: Array, nbytes: int) -> Array:
+        """Return the varints that fill the first `nbytes` bytes of `data` as unsigned integers, some maybe views of it.
 
+        At least SLACK bytes must follow them, and the last must be whole. A varint of more than 10 bytes gives
+        ValueError with its position.
+        """
+        last = np.less(data[:nbytes], 128, out=self._room("last", nbytes, np.bool_))
+        if last.all():
+            return data[:nbytes]
+        return self._decoded(data, *self._bounds(np.flatnonzero(last)))
 
-def decode_piece(piece: Piece) -> Array:
-    """Return the varints of a piece; one of more than 10 bytes gives ValueError with its offset in the stream."""
-    try:
-        return decode(piece.data, piece.nbytes)
-    except ValueError as error:
-        raise ValueError(piece.offset + int(error.args[0])) from None
+    def pairs(self, data: Array, nbytes: int, tag: int) -> tuple[Array, int]:
+        """Return the values of the (tag, varint) pairs at the start of `data`, and how many bytes they take.
 
+        Stops at the first thing that is no whole pair with this one-byte tag, which may be at once.
+        """
+        ends = np.flatnonzero(data[:nbytes] < 128)
+        starts, ends = self._bounds(ends[: len(ends) & -2])
+        good = (data.take(ends[0::2]) == tag) & (starts[0::2] == ends[0::2]) & (ends[1::2] - starts[1::2] < 10)
+        count = len(good) if good.all() else int(good.argmin())
+        if not count:
+            return np.zeros(0, np.uint64), 0
+        values = self._decoded(data, starts[1 : 2 * count : 2], ends[1 : 2 * count : 2])
+        return values, int(ends[2 * count - 1]) + 1
 
-def _decode(data: Array, starts: Array, ends: Array) -> Array:
-    longer = ends - starts  # bytes after the first
-    longest = int(longer.max()) + 1
-    if longest > 10:
-        raise ValueError(int(starts[longer.argmax()]))
-    size = 2 if longest <= 2 else 4 if longest <= 4 else 8
-    kind = np.dtype(f"u{size}").type
-    words = _words(data, size, starts)
-    words &= _MASKS[size].take(longer)
-    moved = np.empty_like(words)
-    for stays, moves, shift in _STEPS[size]:
-        np.bitwise_and(words, kind(moves), out=moved)
-        moved >>= kind(shift)
-        words &= kind(stays)
-        words |= moved
-    if longest > 8:
-        _add_tails(words, data, starts, longer)
-    return words
-
-
-def _add_tails(words: Array, data: Array, starts: Array, longer: Array) -> None:
-    """Put in what the ninth and tenth byte hold."""
-    which = np.flatnonzero(longer > 7)
-    tails = _words(data, 2, starts.take(which) + 8) & _TAIL_MASKS.take(longer.take(which))
-    high = tails.astype(np.uint64)
-    words[which] |= (high & np.uint64(127)) << np.uint64(56) | (high >> np.uint64(8)) << np.uint64(63)
-
-
-def pairs(data: Array, nbytes: int, tag: int) -> tuple[Array, int]:
-    """Return the values of the (tag, varint) pairs at the start of `data`, and how many bytes they take.
-
-    Stops at the first thing that is no whole pair with this one-byte tag, which may be at once.
-    """
-    ends = np.flatnonzero(data[:nbytes] < 128)
-    ends = ends[: len(ends) & -2]
-    starts = np.empty_like(ends)
-    if len(ends):
-        starts[0] = 0
+    def _bounds(self, ends: Array) -> tuple[Array, Array]:
+        """Return where varints start that lie side by side from 0 on, and where they end."""
+        starts = self._room("starts", len(ends), np.int64)
+        starts[:1] = 0
         np.add(ends[:-1], 1, out=starts[1:])
-    good = (data.take(ends[0::2]) == tag) & (starts[0::2] == ends[0::2]) & (ends[1::2] - starts[1::2] < 10)
-    count = len(good) if good.all() else int(good.argmin())
-    if not count:
-        return np.zeros(0, np.uint64), 0
-    return _decode(data, starts[1 : 2 * count : 2], ends[1 : 2 * count : 2]), int(ends[2 * count - 1]) + 1
+        return starts, ends
+
+    def _decoded(self, data: Array, starts: Array, ends: Array) -> Array:
+        longer = np.subtract(ends, starts, out=self._room("longer", len(ends), np.int64))  # bytes after the first
+        longest = int(longer.max())
+        if longest > 9:
+            raise ValueError(int(starts[longer.argmax()]))
+        words = self._words(data, starts)
+        other = self._room("other", len(words), np.uint64)
+        words &= np.take(_MASKS, longer, out=other, mode="clip")
+        for moves, shift, since in _STEPS:
+            if longest >= since:
+                np.bitwise_and(words, np.uint64(moves), out=other)
+                other >>= np.uint64(shift)
+                if shift > 1:
+                    other *= np.uint64((1 << shift) - 1)
+                words -= other
+        if longest > 7:
+            which = np.flatnonzero(longer > 7)
+            at = starts.take(which) + 8
+            high = (data.take(at) & 127).astype(np.uint64) << np.uint64(56)
+            high |= np.where(longer.take(which) > 8, data.take(at + 1), 0).astype(np.uint64) << _63
+            words[which] |= high
+        return words
+
+    def _words(self, data: Array, starts: Array) -> Array:
+        """Return the 8 bytes at each place as a number, the first byte lowest: of two aligned words, what belongs."""
+        count = len(starts)
+        copy = self._room("copy", (len(data) >> 3) + 2, np.uint64)
+        copy.view(np.uint8)[: len(data)] = data
+        index, shift = self._room("index", count, np.int64), self._room("shift", count, np.uint64)
+        np.right_shift(starts, 3, out=index)
+        np.bitwise_and(starts.view(np.uint64), _SEVEN, out=shift)
+        shift <<= np.uint64(3)
+        words = np.empty(count, np.uint64)
+        np.take(copy, index, out=words, mode="clip")
+        words >>= shift
+        index += 1
+        other = np.take(copy, index, out=self._room("other", count, np.uint64), mode="clip")
+        np.subtract(_63, shift, out=shift)
+        other <<= _ONE  # in two steps, since a shift by 64 is none
+        other <<= shift
+        words |= other
+        return words
 
 
 def narrow(values: Array, form: Stored) -> Array:
