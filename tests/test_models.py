@@ -13,9 +13,10 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
+from onnx import numpy_helper
 
 from tools.measure import MIB
-from tools.models import branches, convolutions, gpt, quantized
+from tools.models import branches, convolutions, gpt, quantized, small, typed
 from tools.worker import ROOT, Worker, call_alone
 
 DATA = ROOT / "tests" / "data"
@@ -251,3 +252,30 @@ def test_digits_model_is_small_and_classifies_the_held_out_images() -> None:
 def test_digits_model_names_its_weights_as_an_exporter_would() -> None:
     names = {t.name for t in onnx.load(DATA / "digits.onnx").graph.initializer}
     assert {"features.0.weight", "features.0.bias", "features.2.weight", "classifier.weight"} <= names
+
+
+@pytest.mark.parametrize("field, kind", [("float_data", np.float32), ("int64_data", np.int64)])
+def test_typed_models_hold_their_values_in_that_field(field: Any, kind: Any) -> None:
+    sink = io.BytesIO()
+    count = typed.write_typed(sink, field, 2_000_000)
+    model = onnx.ModelProto.FromString(sink.getvalue())
+    onnx.checker.check_model(model)
+    (tensor,) = model.graph.initializer
+    values = numpy_helper.to_array(tensor)
+    assert len(getattr(tensor, field)) == len(values) == count
+    assert values.dtype == kind
+    assert len(sink.getvalue()) >= 2_000_000
+    if kind is np.int64:
+        sizes = np.array([(int(v) & (1 << 64) - 1).bit_length() for v in values[:5000]])
+        assert {1, 2, 3, 4, 5, 10} <= {max(1, -(-int(n) // 7)) for n in sizes}
+
+
+def test_small_models_have_very_many_initializers_and_two_nodes_for_each() -> None:
+    sink = io.BytesIO()
+    nbytes = small.write_small(sink, 200)
+    model = onnx.ModelProto.FromString(sink.getvalue())
+    onnx.checker.check_model(model, full_check=True)
+    arrays = [numpy_helper.to_array(t) for t in model.graph.initializer]
+    assert (len(arrays), len(model.graph.node)) == (200, 400)
+    assert nbytes == sum(a.nbytes for a in arrays)
+    assert len({a.tobytes() for a in arrays}) == 200

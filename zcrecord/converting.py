@@ -36,9 +36,10 @@ class ConvertReport:
     """What a conversion did. Bytes throughout; `shared` counts those that equal earlier ones and were stored once.
 
     `source` and `dest` are None for streams, `peak_rss`, of the process so far, where the system does not tell.
-    `archive_bytes` is all that was written, whatever its format; `repeated_bytes` what a format without ties had to
-    store once more for another name of the same tensor. `left_out` counts the tensors that were not chosen; after a
-    `dry_run` nothing was written, and the sizes are those it would have.
+    `input_bytes` is what was read, after it was decompressed, external data included; `archive_bytes` all that was
+    written, whatever its format; `payload_bytes` what of it are values; `repeated_bytes` what had to be stored once
+    more: values of ties in a format without them, strided ones beside external data. `left_out` counts the tensors
+    that were not chosen; after a `dry_run` nothing was written, and the sizes are those it would have.
     """
 
     source: str | None

@@ -90,7 +90,10 @@ def _large(settings: Settings) -> Iterator[Row]:
         OURS: partial(alone.convert, durable=False),
         COPY: partial(copy_seconds, source, copy, sync=False),
     }
-    synced: dict[str, Callable[[], float]] = {OURS: alone.convert, COPY_SYNC: partial(copy_seconds, source, copy, sync=True)}
+    synced: dict[str, Callable[[], float]] = {
+        OURS: alone.convert,
+        COPY_SYNC: partial(copy_seconds, source, copy, sync=True),
+    }
     others = {
         LOAD: partial(alone, LOAD, "onnx_load"),
         IR: partial(alone, IR, "onnx_ir_load"),

@@ -32,7 +32,18 @@ __all__ = [
 
 OURS = "zcrecord"
 BURST = 5
-PACKAGES = ("numpy", "flatbuffers", "ml_dtypes", "xxhash", "safetensors", "torch", "gguf", "onnx", "onnxruntime")
+PACKAGES = (
+    "numpy",
+    "flatbuffers",
+    "ml_dtypes",
+    "xxhash",
+    "safetensors",
+    "torch",
+    "gguf",
+    "onnx",
+    "onnx-ir",
+    "onnxruntime",
+)
 
 
 @dataclass(frozen=True, slots=True)

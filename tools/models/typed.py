@@ -29,7 +29,7 @@ def write_typed(sink: IO[bytes], field: Literal["float_data", "int64_data"], nby
     head = b"\x08" + encode_varint(count * BLOCK) + b"\x10" + encode_varint(data_type)
     head += encode_varint(number << 3 | 2) + encode_varint(size)
     tail = encode_field(8, b"values")
-    tensor = b"\x2a" + encode_varint(len(head) + size + len(tail)) + head
+    tensor = encode_field(2, b"typed") + b"\x2a" + encode_varint(len(head) + size + len(tail)) + head
     sink.write(b"\x08\x08\x3a" + encode_varint(len(tensor) + size + len(tail)) + tensor)
     for _ in range(count):
         sink.write(block)
