@@ -100,7 +100,7 @@ class StreamWriter:
         key = nbytes << 64 | digest
         earlier = self._seen.setdefault(key, start)
         self._before = self._end, self._base, key if earlier == start else None
-        if earlier == start or sink.read_back(earlier, nbytes) not in (data, b""):
+        if earlier == start or sink.read_back(earlier, nbytes) != data:
             earlier = start
             sink.write(b"".join((_ZEROS[: start - position], data)) if start > position else data)
         return self._row(earlier, nbytes, digest)

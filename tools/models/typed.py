@@ -1,7 +1,7 @@
 """Stream an ONNX model of one tensor whose values lie in a typed field, as `onnx.helper.make_tensor` lays them there.
 
-float_data holds 4 bytes for each element; int64_data varints, of which half take one byte, a quarter up to five and a
-quarter, negative ones, ten. A block of 1 MiB of them is repeated, so any size takes little time and memory.
+float_data holds 4 bytes for each element; int64_data varints of values of every size and both signs: one to nine bytes,
+and ten for what is negative. A block of them is repeated, so any size takes little time and memory.
 """
 
 from __future__ import annotations
@@ -38,8 +38,7 @@ def write_typed(sink: IO[bytes], field: Literal["float_data", "int64_data"], nby
 
 
 def _varints(rng: Any) -> bytes:
-    values = rng.integers(0, 128, BLOCK)
-    kinds = rng.integers(0, 4, BLOCK)
-    values = np.where(kinds == 2, rng.integers(128, 1 << 35, BLOCK), values)
-    values = np.where(kinds == 3, -rng.integers(1, 1 << 40, BLOCK), values)
+    sizes = rng.integers(0, 63, BLOCK)  # in bits
+    values = rng.integers(0, 1 << 62, BLOCK) >> (62 - sizes)
+    values *= rng.choice([-1, 1], BLOCK)
     return b"".join(encode_varint(v & 0xFFFFFFFFFFFFFFFF) for v in values.tolist())

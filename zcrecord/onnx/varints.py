@@ -14,6 +14,7 @@ import numpy.typing as npt
 __all__ = ["SLACK", "STORED", "Decoder", "narrow", "pack6"]
 
 Array = npt.NDArray[Any]
+_LARGEST = 8 << 20  # bytes; more than any array that a piece of varints takes
 SLACK = 10  # readable bytes wanted behind the last varint
 
 # What squeezes the 7-bit groups of a word together, two neighbours at a time: bits that move, by how many, and how long
@@ -42,8 +43,11 @@ STORED: dict[int, Stored] = {
 
 
 # What of a word belongs to a varint, by bytes after its first.
-_MASKS = np.array([int.from_bytes(b"\x7f" * min(n + 1, 8), "little") for n in range(10)], np.uint64)
-_ONE, _SEVEN, _63 = np.uint64(1), np.uint64(7), np.uint64(63)
+_MASKS = {
+    size: np.array([int.from_bytes(b"\x7f" * min(n + 1, size), "little") for n in range(10)], f"u{size}")
+    for size in (2, 4, 8)
+}
+_TAIL_MASKS = np.array([0x7F, 0x17F], np.uint64)  # of a ninth byte, of a ninth and the one bit of a tenth
 
 
 class Decoder:
@@ -51,6 +55,9 @@ class Decoder:
 
     def __init__(self) -> None:
         self._kept: dict[str, Array] = {}
+        # The C library of Linux maps what is larger than the largest block it has seen freed, and unmaps it again: a
+        # page fault for every 4 KiB each time. It learns from one block, of which nothing is touched.
+        np.empty(_LARGEST, np.uint8)
 
     def _room(self, name: str, count: int, kind: Any) -> Array:
         kept = self._kept.get(name)
@@ -59,7 +66,7 @@ class Decoder:
         return kept[:count]
 
     def decode(self, data: Array, nbytes: int) -> Array:
-        """Return the varints that fill the first `nbytes` bytes of `data` as unsigned integers, some maybe views of it.
+        """Return the varints that fill the first `nbytes` bytes of `data`, unsigned, valid until the next call.
 
         At least SLACK bytes must follow them, and the last must be whole. A varint of more than 10 bytes gives
         ValueError with its position.
@@ -72,7 +79,8 @@ class Decoder:
     def pairs(self, data: Array, nbytes: int, tag: int) -> tuple[Array, int]:
         """Return the values of the (tag, varint) pairs at the start of `data`, and how many bytes they take.
 
-        Stops at the first thing that is no whole pair with this one-byte tag, which may be at once.
+        They are valid until the next call. Stops at the first thing that is no whole pair with this one-byte tag,
+        which may be at once.
         """
         ends = np.flatnonzero(data[:nbytes] < 128)
         starts, ends = self._bounds(ends[: len(ends) & -2])
@@ -95,43 +103,40 @@ class Decoder:
         longest = int(longer.max())
         if longest > 9:
             raise ValueError(int(starts[longer.argmax()]))
-        words = self._words(data, starts)
-        other = self._room("other", len(words), np.uint64)
-        words &= np.take(_MASKS, longer, out=other, mode="clip")
+        size = 2 if longest < 2 else 4 if longest < 4 else 8
+        kind = np.dtype(f"u{size}").type
+        every = self._every(data, size)
+        words = np.take(every, starts, out=self._room(f"words{size}", len(starts), kind), mode="clip")
+        other = self._room(f"other{size}", len(words), kind)
+        words &= np.take(_MASKS[size], longer, out=other, mode="clip")
+        full = (1 << 8 * size) - 1
         for moves, shift, since in _STEPS:
             if longest >= since:
-                np.bitwise_and(words, np.uint64(moves), out=other)
-                other >>= np.uint64(shift)
+                np.bitwise_and(words, kind(moves & full), out=other)
+                other >>= kind(shift)
                 if shift > 1:
-                    other *= np.uint64((1 << shift) - 1)
+                    other *= kind((1 << shift) - 1)
                 words -= other
         if longest > 7:
-            which = np.flatnonzero(longer > 7)
-            at = starts.take(which) + 8
-            high = (data.take(at) & 127).astype(np.uint64) << np.uint64(56)
-            high |= np.where(longer.take(which) > 8, data.take(at + 1), 0).astype(np.uint64) << _63
-            words[which] |= high
+            _add_tails(words, every, starts, longer)
         return words
 
-    def _words(self, data: Array, starts: Array) -> Array:
-        """Return the 8 bytes at each place as a number, the first byte lowest: of two aligned words, what belongs."""
-        count = len(starts)
-        copy = self._room("copy", (len(data) >> 3) + 2, np.uint64)
-        copy.view(np.uint8)[: len(data)] = data
-        index, shift = self._room("index", count, np.int64), self._room("shift", count, np.uint64)
-        np.right_shift(starts, 3, out=index)
-        np.bitwise_and(starts.view(np.uint64), _SEVEN, out=shift)
-        shift <<= np.uint64(3)
-        words = np.empty(count, np.uint64)
-        np.take(copy, index, out=words, mode="clip")
-        words >>= shift
-        index += 1
-        other = np.take(copy, index, out=self._room("other", count, np.uint64), mode="clip")
-        np.subtract(_63, shift, out=shift)
-        other <<= _ONE  # in two steps, since a shift by 64 is none
-        other <<= shift
-        words |= other
-        return words
+    def _every(self, data: Array, size: int) -> Array:
+        """Return the `size` bytes from each byte on as numbers, in aligned memory, which is what numpy takes from."""
+        count = len(data) - size + 1
+        every = self._room(f"every{size}", count, f"u{size}")
+        every[:] = np.ndarray((count,), f"<u{size}", data, strides=(1,))
+        return every
+
+
+def _add_tails(words: Array, every: Array, starts: Array, longer: Array) -> None:
+    """Put in what the ninth and the tenth byte hold."""
+    which = np.flatnonzero(longer > 7)
+    tails = every.take(starts.take(which) + 8)
+    tails &= _TAIL_MASKS.take(longer.take(which) - 8)
+    top = tails >> np.uint64(8) << np.uint64(63)
+    tails <<= np.uint64(56)
+    words[which] |= tails | top
 
 
 def narrow(values: Array, form: Stored) -> Array:
