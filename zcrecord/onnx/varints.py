@@ -14,7 +14,7 @@ import numpy.typing as npt
 __all__ = ["SLACK", "STORED", "Decoder", "narrow", "pack6"]
 
 Array = npt.NDArray[Any]
-_LARGEST = 8 << 20  # bytes; more than any array that a piece of varints takes
+_LARGEST = 3 << 19  # bytes; more than most arrays that a piece of varints takes
 SLACK = 10  # readable bytes wanted behind the last varint
 
 # What squeezes the 7-bit groups of a word together, two neighbours at a time: bits that move, by how many, and how long
