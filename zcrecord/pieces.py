@@ -27,6 +27,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 PIECE = 1 << 20  # bytes passed on at a time; with the hash and the write they stay in a core's cache
 _SPAN = 2 << 20  # bytes of a record prepared at a time, in a thread of their own
 _KEPT = 8 << 20  # bytes of a mapping that were passed and are not yet let go of
+_AROUND = 4 << 20  # bytes before what was brought in that Linux may have mapped with it: a folio of the page cache
 _NEAR = 1 << 16  # bytes between two pieces that still count as neighbours
 _GATHERED = (
     16 << 20
@@ -75,8 +76,8 @@ class _Mapped:
     def let_go(self) -> None:
         """Let go of what was brought in; the page cache keeps it, and views of it stay valid."""
         for lo, hi in (self._rest, (self._lo, self._hi)):
-            page = lo & -mmap.PAGESIZE
-            if hi > page:
+            page = max(lo - _AROUND, 0) & -mmap.PAGESIZE
+            if hi > lo:
                 self._mapping.madvise(mmap.MADV_DONTNEED, page, hi - page)
         self._lo = self._hi = 0
         self._rest = (0, 0)
