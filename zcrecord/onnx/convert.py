@@ -23,11 +23,10 @@ from zcrecord.converting import (
     check_destination,
     path_or_none,
     peak_rss,
-    what_it_is,
 )
 from zcrecord.dtypes import by_onnx
 from zcrecord.entries import Entries, PayloadId
-from zcrecord.errors import ExternalDataError, IntegrityError, OnnxError, RecordError, UnsupportedError
+from zcrecord.errors import ExternalDataError, IntegrityError, RecordError, UnsupportedError
 from zcrecord.layout import ALIGNMENT, NONE
 from zcrecord.pieces import Reader
 from zcrecord.sink import Nowhere, Sink, open_sink
@@ -36,7 +35,7 @@ from zcrecord.writer import SaveReport
 
 from . import external
 from .names import GRAPH_ATTRIBUTE, LEFT_OUT, Found, name_tensors
-from .scanner import Scanner
+from .scanner import Scanner, check_start
 from .schema import Scope, Tensor, Tensors
 from .selecting import Chosen, ChosenValues, Patterns, Wanted
 from .values import Values
@@ -217,7 +216,9 @@ def _stream(
     source: _Source, out: StreamWriter, test: Wanted | None, report: Callable[[int], None] | None
 ) -> tuple[Entries, int, int, int]:
     """Write all payloads, the skeleton last; return the entries, the bytes read, names changed, tensors left out."""
-    window, skeleton = _start(source.stream, report)
+    skeleton = Skeleton()
+    window = Window(source.stream, skeleton, report)
+    check_start(window)
     chosen = None if test is None else Chosen(out, test)
     store = _Store(window, out, chosen, source.folder, report)
     Scanner(window, store.values, store).scan()
@@ -230,19 +231,6 @@ def _stream(
     if chosen is None:
         outline.attribute((GRAPH_ATTRIBUTE,), _write_skeleton(out, skeleton))
     return outline.entries(), input_bytes, renamed, left_out
-
-
-def _start(stream: Binary, report: Callable[[int], None] | None) -> tuple[Window, Skeleton]:
-    """Return a window on the stream; say so at once if it starts like something else."""
-    skeleton = Skeleton()
-    window = Window(stream, skeleton, report)
-    window.fill(32)
-    head = bytes(window.view[: window.limit][:32])
-    if not head:
-        raise OnnxError("empty, not an ONNX model")
-    if what := what_it_is(head):
-        raise OnnxError(f"{what}, not an ONNX model", offset=0)
-    return window, skeleton
 
 
 class _Store(Tensors):

@@ -12,9 +12,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from zcrecord.converting import what_it_is
 from zcrecord.dtypes import STRING, DType, by_onnx
-from zcrecord.errors import OnnxError, RecordError, SourceError
+from zcrecord.errors import RecordError, SourceError
 from zcrecord.layout import align_up
 
 from .external import Reference, reference_of
@@ -22,7 +21,7 @@ from .files import Bytes, Files, OpenFile, aligned_empty
 from .names import Found
 from .placed import PlacedWindow
 from .places import Places
-from .scanner import Scanner
+from .scanner import Scanner, check_start
 from .schema import MODEL, Scope, Tensor, Tensors
 from .values import BOOL, FIELDS, RAW_DATA, Values
 
@@ -53,12 +52,7 @@ def find_tensors(file: OpenFile) -> tuple[list[Found], list[Entry]]:
             of a tensor. SourceError: the file cannot be read.
     """
     window = PlacedWindow(file.read_at, file.nbytes)
-    window.fill(32)
-    head = bytes(window.view[: window.limit][:32])
-    if not head:
-        raise OnnxError("empty, not an ONNX model")
-    if what := what_it_is(head):
-        raise OnnxError(f"{what}, not an ONNX model", offset=0)
+    check_start(window)
     listed = _List(window)
     Scanner(window, listed.places, listed).scan()
     return listed.found, listed.entries

@@ -7,7 +7,8 @@ a tensor is left to a `Tensors` object, of its values to `values`.
 from __future__ import annotations
 
 from zcrecord import dtypes
-from zcrecord.errors import printable
+from zcrecord.converting import what_it_is
+from zcrecord.errors import OnnxError, printable
 from zcrecord.layout import MAX_RANK
 
 from .names import seal
@@ -17,7 +18,7 @@ from .schema import ATTRIBUTE, CHILDREN, FUNCTION, GRAPH, MODEL, NODE, TENSOR, T
 from .values import BOOL, STRING, Values
 from .wire import HEADER, LEN, MAX_NESTING, MAX_TEXT, OPEN_END, VARINT, Window, encode_varint
 
-__all__ = ["Scanner"]
+__all__ = ["Scanner", "check_start"]
 
 _NODE_TAG = {GRAPH: 1 << 3 | LEN, FUNCTION: 7 << 3 | LEN}
 _TENSOR_TAG = {GRAPH: 5 << 3 | LEN, ATTRIBUTE: 10 << 3 | LEN}
@@ -31,6 +32,20 @@ _MAX_ENTRIES = 16
 _SHORT = [bytes([n]) for n in range(128)]  # varints
 # Bits of the types whose raw_data is stored as it is, whatever is in it.
 _AS_IS = {code: d.bits for code, d in dtypes.by_onnx.items() if not d.packed and code not in (BOOL, STRING)}
+
+
+def check_start(window: Window) -> None:
+    """Look at a model's first bytes, which stay in the window.
+
+    Raises:
+        OnnxError: there are none, or they are those of something else, which the message names.
+    """
+    window.fill(32)
+    head = bytes(window.view[: window.limit][:32])
+    if not head:
+        raise OnnxError("empty, not an ONNX model")
+    if what := what_it_is(head):
+        raise OnnxError(f"{what}, not an ONNX model", offset=0)
 
 
 class Scanner:
