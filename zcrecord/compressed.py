@@ -71,12 +71,12 @@ def expanded(stream: Peeked) -> Any:
     if stream.head.startswith(_GZIP):
         import gzip
 
-        return _Expanded(stream, gzip.GzipFile(fileobj=stream, mode="rb"), "gzip")
+        return _Expanded(stream, gzip.GzipFile(fileobj=stream, mode="rb"), "gzip", (EOFError, zlib.error))
     if stream.head.startswith(_ZSTD) or _is_skippable(stream.head[:4]):
-        frames = _Frames(stream)
+        frames, package = _Frames(stream), import_zstandard()
         # A frame may ask for as much memory as it likes; what zstd itself takes unasked is 128 MiB.
-        reader = import_zstandard().ZstdDecompressor().stream_reader(frames, read_across_frames=True)
-        return _Expanded(stream, reader, "zstd", frames)
+        reader = package.ZstdDecompressor().stream_reader(frames, read_across_frames=True)
+        return _Expanded(stream, reader, "zstd", (package.ZstdError,), frames)
     return stream
 
 
@@ -107,8 +107,11 @@ def _is_skippable(magic: bytes) -> bool:
 class _Expanded(io.RawIOBase):
     """What a decompressor makes of a stream, its complaints as one typed error."""
 
-    def __init__(self, stream: Peeked, reader: Any, kind: str, frames: _Frames | None = None) -> None:
+    def __init__(
+        self, stream: Peeked, reader: Any, kind: str, refusals: tuple[Any, ...], frames: _Frames | None = None
+    ) -> None:
         self._stream, self._reader, self._kind, self._frames = stream, reader, kind, frames
+        self._refusals = refusals
 
     def readable(self) -> bool:
         return True
@@ -120,11 +123,7 @@ class _Expanded(io.RawIOBase):
             if error.errno is not None:
                 raise
             raise self._damaged(str(error)) from error
-        except (EOFError, zlib.error) as error:
-            raise self._damaged(str(error)) from error
-        except Exception as error:
-            if type(error).__module__.partition(".")[0] != "zstandard":
-                raise
+        except self._refusals as error:
             raise self._damaged(str(error)) from error
         if not done and len(buffer) and self._frames is not None and not self._frames.whole:
             raise self._damaged("it ends inside a frame")
