@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import functools
 import io
+import os
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,7 @@ from onnx import AttributeProto, TensorProto, helper, numpy_helper
 
 import zcrecord
 from zcrecord import dtypes
-from zcrecord.onnx import convert
+from zcrecord.onnx import ConvertReport, convert
 from zcrecord.tensors import PackedTensor, StringTensor
 
 
@@ -88,6 +90,30 @@ def converted(model: Any, **options: Any) -> zcrecord.Record:
     record = zcrecord.load_record(out.getvalue())
     record.verify()
     return record
+
+
+def through_pipes(data: bytes, **options: Any) -> tuple[bytes, ConvertReport]:
+    """The archive of a model, written into one pipe and read from another, and the report."""
+    source_end, feed = os.pipe()
+    drain, dest_end = os.pipe()
+    got: list[bytes] = []
+
+    def write() -> None:
+        with open(feed, "wb") as file:
+            file.write(data)
+
+    def read() -> None:
+        with open(drain, "rb") as file:
+            got.append(file.read())
+
+    threads = [threading.Thread(target=write), threading.Thread(target=read)]
+    for thread in threads:
+        thread.start()
+    with open(source_end, "rb", buffering=0) as source, open(dest_end, "wb", buffering=0) as dest:
+        report = convert(source, dest, **options)
+    for thread in threads:
+        thread.join()
+    return got[0], report
 
 
 def normal(model: onnx.ModelProto) -> onnx.ModelProto:

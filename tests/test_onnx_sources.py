@@ -9,7 +9,6 @@ import os
 import random
 import subprocess
 import sys
-import threading
 import zlib
 from pathlib import Path
 from typing import Any
@@ -259,32 +258,8 @@ print(peak() - before)
     (tmp_path / "m.zcr").unlink()
 
 
-def through_pipes(data: bytes, **options: Any) -> bytes:
-    """The archive of a model, written into one pipe and read from another."""
-    source_end, feed = os.pipe()
-    drain, dest_end = os.pipe()
-    got: list[bytes] = []
-
-    def write() -> None:
-        with open(feed, "wb") as file:
-            file.write(data)
-
-    def read() -> None:
-        with open(drain, "rb") as file:
-            got.append(file.read())
-
-    threads = [threading.Thread(target=write), threading.Thread(target=read)]
-    for thread in threads:
-        thread.start()
-    with open(source_end, "rb", buffering=0) as source, open(dest_end, "wb", buffering=0) as dest:
-        convert(source, dest, **options)
-    for thread in threads:
-        thread.join()
-    return got[0]
-
-
 def test_into_a_pipe_equal_tensors_up_to_a_chunk_are_stored_once() -> None:
-    record = zcrecord.load_record(through_pipes(PACKED["zst"]), verify="full")
+    record = zcrecord.load_record(m.through_pipes(PACKED["zst"])[0], verify="full")
     assert record.content_digest() == zcrecord.load_record(archive_of(io.BytesIO(MODEL))).content_digest()
     assert record.layout.deduplicated == 27 * 400  # of 30 small ones, three differ
     assert np.shares_memory(record["small.0"], record["small.3"])
@@ -312,12 +287,14 @@ def layered(nodes: Any = ()) -> bytes:
 ])  # fmt: skip
 @pytest.mark.parametrize("how", ["file", "pipe"])
 def test_patterns_choose_what_is_converted(how: str, select: Any, exclude: Any, expected: list[str] | None) -> None:
-    convert_it = through_pipes if how == "pipe" else lambda data, **o: archive_of(io.BytesIO(data), **o)
     if expected is None:
         with pytest.raises(KeyError, match=r"tensor '\*\.WEIGHT without nothing': not in this record of 5 tensors"):
             archive_of(io.BytesIO(layered()), select=select, exclude=exclude)
         return
-    record = zcrecord.load_record(convert_it(layered(), select=select, exclude=exclude), verify="full")
+    options = {"select": select, "exclude": exclude}
+    piped = how == "pipe"
+    data = m.through_pipes(layered(), **options)[0] if piped else archive_of(io.BytesIO(layered()), **options)
+    record = zcrecord.load_record(data, verify="full")
     assert list(record) == expected
     assert all(record[name].tolist() == [NAMES.index(name)] * 5 for name in expected)
     assert "onnx.graph" not in record.attributes, "a graph without all of its weights is none"
@@ -372,7 +349,7 @@ def test_a_pipe_takes_a_choice_unless_a_large_tensor_is_named_after_its_values()
         t = helper.make_tensor("w", TensorProto.FLOAT, [count], np.arange(float(count)))
         return bytes(m.model_of(t, numpy_helper.from_array(np.arange(3), "k")).SerializeToString())
 
-    assert list(zcrecord.load_record(through_pipes(typed(1000), select="k"))) == ["k"]
+    assert list(zcrecord.load_record(m.through_pipes(typed(1000), select="k")[0])) == ["k"]
     with pytest.raises(UnsupportedError, match="tensor 'w': what went into a pipe cannot be taken back"):
         convert(io.BytesIO(typed(WINDOW)), Pipe(), select="k")
 

@@ -17,12 +17,13 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from .errors import RecordError, SourceError, SourceNotFoundError, UnsupportedError
-from .layout import HEADER_SIZE, MAX_ALIGNMENT, too_short
+from .layout import ALIGNMENT, HEADER_SIZE, MAX_ALIGNMENT, too_short
 
 __all__ = [
     "Memory",
     "Mode",
     "aligned",
+    "aligned_empty",
     "buffer_of",
     "identity_of",
     "is_packed",
@@ -171,6 +172,13 @@ def aligned(size: int, *, sparse: bool = False) -> tuple[mmap.mmap, memoryview]:
     whole = memoryview(block)
     start = -np.frombuffer(whole, np.uint8).__array_interface__["data"][0] % MAX_ALIGNMENT
     return block, whole[start : start + size]
+
+
+def aligned_empty(nbytes: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    """Return new memory, not initialised, aligned as payloads are."""
+    room = np.empty(nbytes + ALIGNMENT, np.uint8)
+    start = -room.__array_interface__["data"][0] % ALIGNMENT
+    return room[start : start + nbytes]
 
 
 def _fill(fd: int, target: memoryview, path: str) -> None:

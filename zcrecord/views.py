@@ -18,8 +18,8 @@ import numpy as np
 from . import dtypes, verify
 from .errors import FormatError, IntegrityError, RecordError, SourceError, UnsupportedError
 from .index import Index, TensorEntry
-from .layout import ALIGNMENT, NONE, Header
-from .source import Memory, Mode, private_copy
+from .layout import NONE, Header
+from .source import Memory, Mode, aligned_empty, private_copy
 from .tensors import PackedTensor, StringTensor
 
 __all__ = ["Verify", "Views", "closed"]
@@ -268,10 +268,9 @@ class Views:
         source: memoryview = self._region if original is None else original._region
         if nbytes >= _MAPPED:
             return private_copy(source[offset : offset + nbytes]).octets
-        room = np.empty(nbytes + ALIGNMENT, np.uint8)
-        start = -room.__array_interface__["data"][0] % ALIGNMENT
-        room[start : start + nbytes] = source[offset : offset + nbytes]
-        return room[start : start + nbytes].data
+        room = aligned_empty(nbytes)
+        room[:] = source[offset : offset + nbytes]
+        return room.data
 
     def _at_home(self, numbers: Any) -> np.ndarray[Any, np.dtype[np.bool_]]:
         """Return which payloads lie where the index says, in mode "c"."""

@@ -23,6 +23,8 @@ from typing import IO, Any
 
 import numpy as np
 
+from zcrecord.onnx.wire import encode_field, encode_varint
+
 __all__ = [
     "BOOL",
     "FLOAT",
@@ -114,13 +116,13 @@ def write_model(
 
     Holds one chunk of 4 MiB besides the nodes.
     """
-    head = b"".join(_message(1, n) for n in graph.nodes) + _bytes_field(2, name.encode())
+    head = b"".join(_message(1, n) for n in graph.nodes) + encode_field(2, name.encode())
     head += b"".join(_message(5, c) for c in graph.constants)
     tail = b"".join(_message(number, v) for number, vs in ((11, inputs), (12, outputs), (13, known)) for v in vs)
     tensors = [(w, _tensor_head(w)) for w in weights]
     records = [len(record) + w.nbytes for w, record in tensors]
     graph_nbytes = len(head) + sum(len(_prefix(5, n)) + n for n in records) + len(tail)
-    sink.write(_varint_field(1, IR_VERSION) + _bytes_field(2, f"zcrecord tools/models/{name}.py".encode()))
+    sink.write(_varint_field(1, IR_VERSION) + encode_field(2, f"zcrecord tools/models/{name}.py".encode()))
     sink.write(_prefix(7, graph_nbytes) + head)
     chunk = np.empty(CHUNK_NBYTES // 4, "<f4")
     for position, ((weight, record), nbytes) in enumerate(zip(tensors, records, strict=True)):
@@ -130,7 +132,7 @@ def write_model(
             _write_bytes(sink, weight, generator)
         else:
             _write_floats(sink, weight, generator, chunk)
-    sink.write(tail + _bytes_field(8, _varint_field(2, OPSET)))
+    sink.write(tail + encode_field(8, _varint_field(2, OPSET)))
 
 
 def _write_bytes(sink: IO[bytes], weight: Weight, generator: Any) -> None:
@@ -182,33 +184,20 @@ def write_as_told(
 # -- protobuf --------------------------------------------------------------------------------------------------------
 
 
-def _varint(value: int) -> bytes:
-    out = bytearray()
-    while value > 0x7F:
-        out.append(value & 0x7F | 0x80)
-        value >>= 7
-    out.append(value)
-    return bytes(out)
-
-
 def _varint_field(number: int, value: int) -> bytes:
-    return _varint(number << 3 | VARINT) + _varint(value)
+    return encode_varint(number << 3 | VARINT) + encode_varint(value)
 
 
 def _prefix(number: int, nbytes: int) -> bytes:
     """Return what precedes a length-delimited field of `nbytes` bytes."""
-    return _varint(number << 3 | LENGTH) + _varint(nbytes)
-
-
-def _bytes_field(number: int, value: bytes) -> bytes:
-    return _prefix(number, len(value)) + value
+    return encode_varint(number << 3 | LENGTH) + encode_varint(nbytes)
 
 
 def _message(number: int, message: Any) -> bytes:
-    return _bytes_field(number, message.SerializeToString(deterministic=True))
+    return encode_field(number, message.SerializeToString(deterministic=True))
 
 
 def _tensor_head(weight: Weight) -> bytes:
     """Return a TensorProto up to and including the length of its raw_data, in the order in which exporters write."""
     dims = b"".join(_varint_field(1, n) for n in weight.shape)
-    return dims + _varint_field(2, weight.dtype) + _bytes_field(8, weight.name.encode()) + _prefix(9, weight.nbytes)
+    return dims + _varint_field(2, weight.dtype) + encode_field(8, weight.name.encode()) + _prefix(9, weight.nbytes)

@@ -17,12 +17,12 @@ import numpy as np
 
 from zcrecord.converting import open_source
 from zcrecord.errors import SourceError
-from zcrecord.layout import ALIGNMENT
+from zcrecord.source import aligned_empty
 
 from .external import Folder, Reference, check_inside
 from .placed import read_at
 
-__all__ = ["Bytes", "Files", "OpenFile", "aligned_empty", "open_model", "release"]
+__all__ = ["Bytes", "Files", "OpenFile", "open_model", "release"]
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
@@ -88,13 +88,6 @@ class OpenFile:
     def forget(self) -> None:
         """Let go of the mapping: views alone keep it."""
         self._octets = None
-
-
-def aligned_empty(nbytes: int) -> Bytes:
-    """Return new memory, not initialised, aligned as payloads are."""
-    room = np.empty(nbytes + ALIGNMENT, np.uint8)
-    start = -room.__array_interface__["data"][0] % ALIGNMENT
-    return room[start : start + nbytes]
 
 
 def open_model(path: str) -> OpenFile:

@@ -15,9 +15,10 @@ import numpy as np
 from zcrecord.dtypes import STRING, DType, by_onnx
 from zcrecord.errors import RecordError, SourceError
 from zcrecord.layout import align_up
+from zcrecord.source import aligned_empty
 
 from .external import Reference, reference_of
-from .files import Bytes, Files, OpenFile, aligned_empty
+from .files import Bytes, Files, OpenFile
 from .names import Found
 from .placed import PlacedWindow
 from .places import Places
