@@ -15,11 +15,11 @@ import numpy as np
 import pytest
 
 import zcrecord
-from tools.bench.__main__ import AREAS, README, RESULTS
+from tools.bench.__main__ import AREAS, PAGES, RESULTS
 from tools.bench.__main__ import main as bench
 from tools.bench.harness import OURS, Promise, Row
 from tools.bench.sparse import write_holes
-from tools.bench.table import BEGIN, END, markdown, readme_matches, readme_with_table
+from tools.bench.table import BEGIN, END, markdown, page_with_table
 from tools.measure import MIB, memory, peak_rss
 from tools.models import gpt
 from tools.worker import ROOT, Worker, WorkerError, call_alone
@@ -142,20 +142,29 @@ def test_table_says_what_was_missed_and_where_a_peer_wins() -> None:
 def test_table_replaces_only_what_is_between_the_markers() -> None:
     results = results_of(Row("area", "some work", "s", {OURS: 1.0, "peer": 2.0}))
     readme = f"# Title\n{BEGIN}\nold\n{END}\nrest\n"
-    made = readme_with_table(readme, results)
+    made = page_with_table(readme, results)
     assert made.startswith(f"# Title\n{BEGIN}\n| work")
     assert made.endswith(f"{END}\nrest\n")
     assert "old" not in made
-    assert readme_with_table(made, results) == made
-    with pytest.raises(ValueError, match=r"README\.md has no lines"):
-        readme_with_table("# Title\n", results)
+    assert page_with_table(made, results) == made
+    with pytest.raises(ValueError, match="the page has no lines"):
+        page_with_table("# Title\n", results)
 
 
-def test_readme_shows_the_table_of_the_results_file() -> None:
+def test_pages_show_the_tables_of_the_results_file() -> None:
     results = json.loads(RESULTS.read_text(encoding="utf-8"))
     assert not results["quick"]
     assert {row["area"] for row in results["rows"]} == set(AREAS)
-    assert readme_matches(README, results), "run: python -m tools.bench --readme"
+    for page, works in PAGES.items():
+        text = page.read_text(encoding="utf-8")
+        assert text == page_with_table(text, results, works), f"{page}: run python -m tools.bench --readme"
+
+
+def test_page_that_wants_a_row_that_is_not_there_is_refused() -> None:
+    results = results_of(Row("area", "some work", "s", {OURS: 1.0, "peer": 2.0}))
+    assert "| other work" not in page_with_table(f"{BEGIN}{END}", results, ("some work",))
+    with pytest.raises(ValueError, match="no row 'other work'"):
+        page_with_table(f"{BEGIN}{END}", results, ("other work",))
 
 
 @linux

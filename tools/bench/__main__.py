@@ -13,28 +13,28 @@ from typing import Any
 from rich.console import Console
 
 from tools.bench.harness import Row, Settings, machine, versions
-from tools.bench.table import readme_matches, readme_with_table, terminal_table
+from tools.bench.table import HEADLINES, page_with_table, terminal_table
 from tools.worker import ROOT
 
-__all__ = ["AREAS", "README", "RESULTS", "main"]
+__all__ = ["AREAS", "PAGES", "RESULTS", "main"]
 
 AREAS = ("small", "growth", "large", "cold", "sparse", "imports", "exchange", "convert", "session")
 RESULTS = ROOT / "tools" / "bench" / "results.json"
-README = ROOT / "README.md"
+PAGES = {ROOT / "README.md": HEADLINES, ROOT / "docs" / "measurements.md": None}  # which rows each shows
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Measure, or bring README's table up to date; a promise not kept is told, and is no error."""
+    """Measure, or bring the pages' tables up to date; a promise not kept is told, and is no error."""
     parser = argparse.ArgumentParser(prog="python -m tools.bench", description="zcrecord beside its neighbours.")
     parser.add_argument("--only", nargs="+", choices=AREAS, metavar="AREA", help=f"some of {', '.join(AREAS)}")
     parser.add_argument("--quick", action="store_true", help="small sizes, few repetitions: for trying it out")
     parser.add_argument("--json", type=Path, metavar="OUT", help="results file (a full run: tools/bench/results.json)")
     parser.add_argument("--update", action="store_true", help="put what was measured in the place of its areas' rows")
-    parser.add_argument("--readme", action="store_true", help="put the results file's table into README.md; no run")
-    parser.add_argument("--check", action="store_true", help="tell whether README.md has that table; no run")
+    parser.add_argument("--readme", action="store_true", help="put the results file's tables into their pages; no run")
+    parser.add_argument("--check", action="store_true", help="tell whether the pages have those tables; no run")
     args = parser.parse_args(arguments)
     if args.readme or args.check:
-        return _readme(args.json or RESULTS, write=args.readme)
+        return _pages(args.json or RESULTS, write=args.readme)
     results = _measure(args.only or AREAS, args.quick, _console())
     if args.update and not args.quick:
         _update(results, args.json or RESULTS)
@@ -79,17 +79,18 @@ def _measure(areas: tuple[str, ...], quick: bool, console: Console) -> dict[str,
     return {"quick": quick, "machine": described, "versions": versions(), "rows": [row.as_json() for row in rows]}
 
 
-def _readme(source: Path, *, write: bool) -> int:
+def _pages(source: Path, *, write: bool) -> int:
     results = json.loads(source.read_text(encoding="utf-8"))
-    if write:
-        text = README.read_text(encoding="utf-8")
-        README.write_text(readme_with_table(text, results), encoding="utf-8")
-        return 0
-    if readme_matches(README, results):
-        print("README.md has the table of the results file")
-        return 0
-    print("README.md's table is not that of the results file; run: python -m tools.bench --readme", file=sys.stderr)
-    return 1
+    for page, works in PAGES.items():
+        text = page.read_text(encoding="utf-8")
+        made = page_with_table(text, results, works)
+        if write:
+            page.write_text(made, encoding="utf-8")
+        elif made != text:
+            print(f"{page}: not the results file's table; run: python -m tools.bench --readme", file=sys.stderr)
+            return 1
+    print("README.md and docs/measurements.md have the results file's tables")
+    return 0
 
 
 if __name__ == "__main__":
