@@ -1,8 +1,9 @@
 """What happens to tests that need a system tool, and where tests find `tools`.
 
-`@pytest.mark.needs("gcc")`: without that command on PATH the test is left out, and named at the end. Under
-`tools/test --all` (ZCRECORD_TEST_ALL=1) nothing is left out: it fails, and so does every skip whose reason does not
-start with "platform:", which is for what another operating system alone can show.
+`@pytest.mark.needs("gcc")`: without that command on PATH the test is left out, and named at the end; without
+"gcc -m32" where that builds no program. Under `tools/test --all` (ZCRECORD_TEST_ALL=1) nothing is left out: it fails,
+and so does every skip whose reason does not start with "platform:", which is for what another operating system alone
+can show.
 """
 
 from __future__ import annotations
@@ -10,8 +11,11 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import subprocess
 import sys
+import tempfile
 from collections.abc import Generator, Iterator
+from functools import lru_cache
 from pathlib import Path
 from typing import TypeVar
 
@@ -38,10 +42,22 @@ def path(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
     assert request.param == "new" or path.read_bytes() == b"old"
 
 
+@lru_cache
+def has(tool: str) -> bool:
+    """Return whether a command is on PATH; of a compiler with an option, such as 'gcc -m32', whether it builds."""
+    command, *options = tool.split()
+    if not options or shutil.which(command) is None:
+        return shutil.which(command) is not None
+    with tempfile.TemporaryDirectory() as folder:
+        build = [command, *options, "-x", "c", "-", "-o", f"{folder}/main"]
+        program = b"#include <stdlib.h>\nint main(void) { return 0; }\n"
+        return subprocess.run(build, input=program, capture_output=True).returncode == 0
+
+
 def missing_tools(item: pytest.Item) -> list[str]:
-    """Return the tools that the test's marks name and PATH does not have."""
+    """Return the tools that the test's marks name and this machine does not have."""
     named = [str(tool) for mark in item.iter_markers("needs") for tool in mark.args]
-    return [tool for tool in named if shutil.which(tool) is None]
+    return [tool for tool in named if not has(tool)]
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
