@@ -1,0 +1,299 @@
+"""A whole archive as one constant: by `.incbin`, by C23's `#embed`, or as string literals that every compiler takes.
+
+For toolchains that know no symbols with bytes of a file, and for `zcrecord.h`, which opens an archive in memory. The
+header says where each tensor lies, and lays its type over its bytes. Tensors one by one are `assembly`'s and `c`'s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Literal
+
+from zcrecord.errors import IntegrityError, UnsupportedError, printable
+from zcrecord.layout import align_up
+from zcrecord.pieces import Reader
+
+from .assembly import equates, footer, macros, placed, sections
+from .c import Language, aligned, assertions, declared, dimensions, forms, local_names
+from .planning import Constant, Plan
+from .wording import head, path_between, told
+
+__all__ = ["Form", "files"]
+
+Form = Literal["incbin", "embed", "string"]
+
+_HALVES = (range(4), range(4, 8))  # of the last 8 bytes, for lines of a bearable length
+_PIECE = 4_000  # bytes of a literal: C99 promises 4,095 ...
+_LINE = 256  # ... and MSVC takes parts of up to 2,048, which is more than these bytes take with every one escaped
+_ESCAPED = [chr(c) if 32 <= c < 127 and chr(c) not in '"\\?' else f"\\{c:03o}" for c in range(256)]
+
+_HEADER = """\
+#ifndef {upper}_BLOB_H
+#define {upper}_BLOB_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+{aligned}
+#ifndef {upper}_EXTENSION
+#if defined(__GNUC__) || defined(__clang__)
+#define {upper}_EXTENSION __extension__ /* members without a name, which C99 has not */
+#else
+#define {upper}_EXTENSION
+#endif
+#endif
+
+#ifdef __cplusplus
+extern "C" {{
+#endif
+
+{assertions}
+/* The tensors where they lie. */
+struct {stem}_blob_at {{
+{members}}};
+{pieces}
+union {stem}_blob_union {{
+{first}    unsigned char bytes[{nbytes}]; /* what zcr_open takes */
+    struct {stem}_blob_at at;
+}};
+
+extern {upper}_ALIGNED({alignment}) const union {stem}_blob_union {stem}_blob;
+
+/* Whether the archive is the one that this header was generated from; costs nothing where it is not called. */
+static inline int {stem}_is_current(void)
+{{
+    const unsigned char *last = {stem}_blob.bytes + {last};
+    return {current};
+}}
+
+typedef char {stem}_blob_check[sizeof(union {stem}_blob_union) == {nbytes} ? 1 : -1];
+"""
+
+_SOURCE = """\
+#include "{stem}_blob.h"
+
+{before}{upper}_ALIGNED({alignment}) const union {stem}_blob_union {stem}_blob{section} = {{{{
+"""
+
+_STRINGS = """\
+#if !defined(__cplusplus) /* whose arrays have room for a literal's zero; C's may have none, and compilers warn */
+#if defined(__clang__) && defined(__has_warning)
+#if __has_warning("-Wunterminated-string-initialization")
+#pragma clang diagnostic ignored "-Wunterminated-string-initialization"
+#endif
+#elif defined(__GNUC__) && __GNUC__ >= 15
+#pragma GCC diagnostic ignored "-Wunterminated-string-initialization"
+#endif
+#endif
+
+"""
+
+_EMBED = """\
+#ifndef {upper}_ZCR
+#define {upper}_ZCR "{path}"
+#endif
+
+#if !defined(__has_embed)
+#error "this compiler has no #embed; generate the blob by .incbin, or as a string"
+#endif
+#if defined(__clang__) /* 19 takes the bytes for signed ones; older standards than C23 have it as an extension */
+#pragma clang diagnostic ignored "-Wsign-conversion"
+#pragma clang diagnostic ignored "-Wc23-extensions"
+#ifdef __cplusplus
+#pragma clang diagnostic ignored "-Wc++11-narrowing"
+#endif
+#endif
+
+"""
+
+
+def files(
+    plan: Plan, directory: str, *, form: Form, language: Language | Literal["asm"] = "c", section: str | None = None
+) -> dict[str, Iterable[bytes]]:
+    """Return the files that make the archive one constant `STEM_blob`, aligned as its payloads ask for.
+
+    What is selected has a place in the header; the constant is always the whole archive. C++ takes the same files.
+
+    Args:
+        form: 'incbin' for an assembler file; 'embed' for C23's `#embed`; 'string' for literals, which make a source of
+            three to four times the archive.
+        section: as in `assembly.files`, its name alone.
+
+    Raises:
+        UnsupportedError: an assembler has no such form; `#embed` cannot name that path; no section has such a name.
+
+    Example:
+        >>> import numpy as np, zcrecord
+        >>> from zcrecord.embed.planning import plan
+        >>> _ = zcrecord.save_record({"w": np.ones(3, np.float32)}, "model.zcr")
+        >>> sorted(files(plan("model.zcr"), ".", form="string"))
+        ['model_blob.c', 'model_blob.h']
+    """
+    name = f"{plan.stem}_blob"
+    if form == "incbin":
+        rest = {f"{name}.inc": equates(plan, offsets=True)} if language == "asm" else {f"{name}.h": _header(plan, form)}
+        return {f"{name}.S": _assembler(plan, directory, section), **rest}
+    if language == "asm":
+        raise UnsupportedError(f"a blob by '{form}' is C; for an assembler there is 'incbin'")
+    sections(section)  # for its refusal
+    return {f"{name}.c": _source(plan, directory, form, section), f"{name}.h": _header(plan, form)}
+
+
+def _assembler(plan: Plan, directory: str, section: str | None) -> Iterator[bytes]:
+    name = f"{plan.stem}_blob"
+    yield head(plan, [f"The archive as one constant, {name}: cc -I. -c {name}.S"]).encode()
+    yield macros(plan, directory, section).encode()
+    yield placed(name, 0, plan.archive_size, plan.base_alignment).encode()
+    yield footer().encode()
+
+
+def _header(plan: Plan, form: Form) -> Iterator[bytes]:
+    stem, size = plan.stem, plan.archive_size
+    names = dict(zip(plan.constants, local_names(plan), strict=True))
+    last = plan.index_crc.to_bytes(4, "little") + plan.header_crc.to_bytes(4, "little")
+    strings = form == "string"
+    yield head(plan, _about(plan, form)).encode()
+    yield _HEADER.format(
+        upper=stem.upper(),
+        stem=stem,
+        aligned=aligned(stem),
+        assertions=assertions(plan),
+        members="".join(_members(plan, names)),
+        pieces=_pieces_declared(plan) if strings else "",
+        first=f"    struct {stem}_blob_pieces pieces;\n" if strings else "",
+        nbytes=size,
+        alignment=plan.base_alignment,
+        last=size - 8,
+        current=" &&\n        ".join(" && ".join(f"last[{i}] == {last[i]}" for i in half) for half in _HALVES),
+    ).encode()
+    for number, (c, name) in enumerate(names.items()):
+        upper = c.identifier.upper()
+        out = f"\n/* {told(c, placed=False)}: {_where(plan, c, name)} */\n{dimensions(c)}"
+        if c.place == "archive":
+            place = f"offsetof(struct {stem}_blob_at, {name}) == {upper}_OFFSET"
+            out += f"#define {upper}_OFFSET {c.offset}\ntypedef char {stem}_blob_check_{number}[{place} ? 1 : -1];\n"
+        yield out.encode()
+    yield f"\n#ifdef __cplusplus\n}}\n#endif\n\n#endif /* {stem.upper()}_BLOB_H */\n".encode()
+
+
+def _about(plan: Plan, form: Form) -> list[str]:
+    name = f"{plan.stem}_blob"
+    how = {
+        "incbin": f"{name}.S takes it from the file: cc -I. program.c {name}.S",
+        "embed": f"{name}.c takes it from the file by #embed: cc -std=c23 program.c {name}.c",
+        "string": f"{name}.c holds it: cc program.c {name}.c",
+    }
+    return [
+        f"The archive as one constant, {name}, of {plan.archive_size} bytes of read-only memory; no RAM. {how[form]}",
+        f"{name}.at.NAME is a tensor with its type: no cast, and no pointer that a linker or loader would have to fill"
+        f" in. {name}.bytes is what zcrecord.h opens.",
+        *forms(plan.constants),
+    ]
+
+
+def _where(plan: Plan, c: Constant, name: str) -> str:
+    if c.repacked:
+        return "strided, so it has no constant here; zcrecord.h reads it"
+    return f"{plan.stem}_blob.at.{name}" if c.nbytes else "empty"
+
+
+def _members(plan: Plan, names: dict[Constant, str]) -> Iterator[str]:
+    """Yield the members of a struct in which each tensor lies at its offset, those that share bytes in a union.
+
+    Capitals keep the names of gaps apart from those of tensors. Gaps are spelled out, so that no compiler has any of
+    its own to add.
+    """
+    at = gap = 0
+    for group in _overlapping(c for c in plan.constants if c.place == "archive"):
+        start, end = group[0].offset, max(c.offset + c.nbytes for c in group)
+        if start > at:
+            yield f"    unsigned char Gap{gap}[{start - at}];\n"
+            gap += 1
+        at = end
+        if len(group) == 1:
+            yield f"    {declared(group[0], names[group[0]])};\n"
+            continue
+        at = align_up(end, 8)  # every compiler's size of the union, whatever it aligns a double to
+        extension = f"{plan.stem.upper()}_EXTENSION"
+        yield f"    {extension} union {{\n        unsigned char Gap{gap}[{at - start}];\n"
+        gap += 1
+        for c in group:
+            member = f"{declared(c, names[c])};"
+            if c.offset > start:
+                member = f"{extension} struct {{ unsigned char Gap{gap}[{c.offset - start}]; {member} }};"
+                gap += 1
+            yield f"        {member}\n"
+        yield "    };\n"
+    if not at:
+        yield "    unsigned char Gap0[1];\n"
+
+
+def _overlapping(constants: Iterable[Constant]) -> Iterator[list[Constant]]:
+    """Yield constants in the order of their bytes, together with all that share some."""
+    group: list[Constant] = []
+    end = 0
+    for c in sorted(constants, key=lambda c: (c.offset, -c.nbytes)):
+        if group and c.offset >= end:
+            yield group
+            group = []
+        group.append(c)
+        end = max(end, c.offset + c.nbytes)
+    if group:
+        yield group
+
+
+def _source(plan: Plan, directory: str, form: Form, section: str | None) -> Iterator[bytes]:
+    upper, before = plan.stem.upper(), _STRINGS
+    if form == "embed":
+        path = path_between(directory, plan.archive)
+        if any(c in path for c in '"\\\n\r'):
+            what = f"#embed cannot name '{printable(path)}'; rename it, or generate the blob by .incbin"
+            raise UnsupportedError(what, path=plan.archive)
+        before = _EMBED.format(upper=upper, path=path)
+    own = "" if section is None else f' __attribute__((section("{section}")))'
+    options = {"alignment": plan.base_alignment, "section": own, "before": before}
+    yield head(plan, [f"The archive as one constant; {plan.stem}_blob.h says more."]).encode()
+    yield _SOURCE.format(upper=upper, stem=plan.stem, **options).encode(errors="surrogateescape")
+    if form == "embed":
+        yield f"#embed {upper}_ZCR\n".encode()
+    else:
+        for number, piece in enumerate(_pieces(plan)):
+            yield _initialiser(piece, number).encode()
+    yield b"}};\n"
+
+
+def _pieces(plan: Plan) -> Iterator[bytes]:
+    """Yield the archive in pieces that are strings: each ends in a zero, where there is one in reach.
+
+    A literal ends in a zero of its own, which C++ never leaves out: so it should be one of the archive's.
+    """
+    left, seen = b"", 0
+    with Reader(plan.archive) as reader:
+        for read in reader.pieces(plan.archive_size):
+            left += bytes(read)
+            seen += len(read)
+            while len(left) >= _PIECE or (left and seen == plan.archive_size):
+                piece = left[:_PIECE]
+                piece = piece[: piece.rfind(b"\0") + 1] or piece
+                yield piece
+                left = left[len(piece) :]
+            last = bytes(read)[-8:]
+    if last != plan.index_crc.to_bytes(4, "little") + plan.header_crc.to_bytes(4, "little"):
+        raise IntegrityError("was changed while constants were made of it; start again", path=plan.archive)
+
+
+def _pieces_declared(plan: Plan) -> str:
+    sizes = "".join(f"    unsigned char part{i}[{len(piece)}];\n" for i, piece in enumerate(_pieces(plan)))
+    about = "/* The archive in parts that are no longer than compilers' string literals. */"
+    return f"\n{about}\nstruct {plan.stem}_blob_pieces {{\n{sizes}}};\n"
+
+
+def _initialiser(piece: bytes, number: int) -> str:
+    """Return a piece as literals, a line each."""
+    text = piece.rstrip(b"\0")  # what no initialiser says is zero
+    lines = [text[i : i + _LINE] for i in range(0, len(text), _LINE)] or [b""]
+    literals = "\n".join('"' + "".join(map(_ESCAPED.__getitem__, line)) + '"' for line in lines)
+    if len(text) == len(piece):  # no zero to end in
+        numbers = "{" + ",\n".join(",".join(map(str, line)) for line in lines) + "}"
+        literals = f"#ifdef __cplusplus\n{numbers}\n#else\n{literals}\n#endif"
+    return (",\n" if number else "") + literals + "\n"

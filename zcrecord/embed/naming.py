@@ -1,0 +1,206 @@
+"""Names of tensors as identifiers that C, C++, Rust, Python and assemblers all take, no two of them alike.
+
+Knows which words are taken and how names collide; what is done with an identifier is left to the generators.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+import zlib
+from collections.abc import Iterable, Sequence
+
+from zcrecord.errors import UnsupportedError, printable
+
+__all__ = ["DERIVED", "PER_FILE", "check_prefix", "cleaned", "identifiers", "stem_of"]
+
+# What generators append to a tensor's identifier, and `dim0`, `dim1`, ... None has an underscore: were "a_b" one and
+# "b" another, then x + "_a" and x would both have an x_a_b.
+_DERIVED = """
+    alignment bits count dims dtype info name nbytes offset place rank shape strides type
+"""
+# What generators append to a file's stem.
+_PER_FILE = """
+    aligned alignment archive archive_size blob check check_double check_float h hpp inc index_crc inline is_current
+    namespace packed section tensors underscore zcr
+"""
+_LONGEST = 160  # characters; linkers take more, people and some debug formats do not
+
+# Keywords of C, C++, Rust and Python; macros that compilers define without underscores; registers and operators of
+# assemblers; what the C library exports or compilers have built in, since a symbol of that name would replace it.
+_WORDS = """
+    abstract alignas alignof and and_eq as asm assert async atomic auto await become bitand bitor bool box break case
+    catch char char16_t char32_t char8_t class co_await co_return co_yield compl concept const const_cast consteval
+    constexpr constinit continue crate decltype def default del delete do double dyn dynamic_cast elif else enum except
+    explicit export extern false final finally float fn for friend from gen global goto if impl import in inline int is
+    lambda let long loop macro macro_rules match mod module move mut mutable namespace new noexcept none nonlocal not
+    not_eq nullptr operator or or_eq override pass priv private protected pub public raise raw ref register
+    reinterpret_cast requires restrict return safe self short signed sizeof static static_assert static_cast struct
+    super switch synchronized template this thread_local throw trait true try type typedef typeid typename typeof
+    typeof_unqual union unsafe unsigned unsized use using virtual void volatile wchar_t where while with xor xor_eq
+    yield
+
+    ah al arm ax bh bl bp bss bx byte ch cl cr cs cx data dh di dl ds dword dx eax ebp ebx ecx edata edi edx end environ
+    eq errno es esi esp etext far flat fp fs ge gp gs gt hi huge i386 inf infinity ip le length linux lo lr lt main mips
+    nan ne near null offset pc print ptr qword ra rax rbp rbx rcx rdi rdx rsi rsp sb shl shr si size sl sp sparc sr ss
+    st start stderr stdin stdout text tp unix vax word wr zero
+
+    abort abs acos acosf acosh acoshf acoshl acosl alloca asctime asin asinf asinh asinhf asinhl asinl atan atan2 atan2f
+    atan2l atanf atanh atanhf atanhl atanl atexit atof atoi atol atoll bcmp bcopy bsearch bzero cabs cabsf cabsl cacos
+    cacosf cacosh cacoshf cacoshl cacosl calloc carg cargf cargl casin casinf casinh casinhf casinhl casinl catan catanf
+    catanh catanhf catanhl catanl cbrt cbrtf cbrtl ccos ccosf ccosh ccoshf ccoshl ccosl ceil ceilf ceill cexp cexpf
+    cexpl cimag cimagf cimagl clearerr clock clog clogf clogl conj conjf conjl copysign copysignf copysignl cos cosf
+    cosh coshf coshl cosl cpow cpowf cpowl cproj cprojf cprojl creal crealf creall csin csinf csinh csinhf csinhl csinl
+    csqrt csqrtf csqrtl ctan ctanf ctanh ctanhf ctanhl ctanl ctime dcgettext dgettext difftime div drem dremf dreml erf
+    erfc erfcf erfcl erff erfl execl execle execlp execv execve execvp exit exp exp10 exp10f exp10l exp2 exp2f exp2l
+    expf expl expm1 expm1f expm1l fabs fabsf fabsl fclose fdim fdimf fdiml feclearexcept feholdexcept feof feraiseexcept
+    ferror fesetenv fesetround fetestexcept feupdateenv fflush ffs ffsl ffsll fgetc fgetpos fgets fgetwc fgetws finite
+    finitef finitel floor floorf floorl fma fmaf fmal fmax fmaxf fmaxl fmin fminf fminl fmod fmodf fmodl fopen fork
+    fprintf fprintf_unlocked fputc fputc_unlocked fputs fputs_unlocked fputwc fputws fread free freopen frexp frexpf
+    frexpl fscanf fseek fsetpos ftell fwide fwprintf fwrite fwrite_unlocked fwscanf gamma gamma_r gammaf gammaf_r gammal
+    gammal_r getc getchar getenv gets gettext getwc getwchar gmtime hypot hypotf hypotl ilogb ilogbf ilogbl imaxabs
+    imaxdiv index isalnum isalpha isascii isblank iscntrl isdigit isgraph isinf isinff isinfl islower isnan isnanf
+    isnanl isprint ispunct isspace isupper iswalnum iswalpha iswblank iswcntrl iswctype iswdigit iswgraph iswlower
+    iswprint iswpunct iswspace iswupper iswxdigit isxdigit j0 j0f j0l j1 j1f j1l jn jnf jnl kill labs ldexp ldexpf
+    ldexpl ldiv lgamma lgamma_r lgammaf lgammaf_r lgammal lgammal_r link llabs lldiv llrint llrintf llrintl llround
+    llroundf llroundl localeconv localtime log log10 log10f log10l log1p log1pf log1pl log2 log2f log2l logb logbf logbl
+    logf logl longjmp lrint lrintf lrintl lround lroundf lroundl malloc mblen mbrlen mbrtowc mbsinit mbsrtowcs mbstowcs
+    mbtowc memccpy memchr memcmp memcpy memmem memmove mempcpy memset mktime modf modff modfl nanf nanl nearbyint
+    nearbyintf nearbyintl nextafter nextafterf nextafterl nexttoward nexttowardf nexttowardl open perror pow pow10
+    pow10f pow10l powf powl printf printf_unlocked putc putchar putchar_unlocked puts puts_unlocked putwc putwchar qsort
+    quick_exit rand read realloc reallocarray remainder remainderf remainderl remove remquo remquof remquol rename
+    rewind rindex rint rintf rintl round roundeven roundevenf roundevenl roundf roundl scalb scalbf scalbl scalbln
+    scalblnf scalblnl scalbn scalbnf scalbnl scanf setbuf setjmp setlocale setvbuf signal signbit signbitf signbitl
+    significand significandf significandl sin sincos sincosf sincosl sinf sinh sinhf sinhl sinl sleep snprintf sprintf
+    sqrt sqrtf sqrtl srand sscanf stat stpcpy stpncpy strcasecmp strcat strchr strcmp strcoll strcpy strcspn strdup
+    strerror strfmon strftime strlen strncasecmp strncat strncmp strncpy strndup strnlen strpbrk strrchr strspn strstr
+    strtod strtof strtok strtol strtold strtoll strtoul strtoull strxfrm swprintf swscanf system tan tanf tanh tanhf
+    tanhl tanl tgamma tgammaf tgammal time times tmpfile tmpnam toascii tolower toupper towctrans towlower towupper
+    trunc truncf truncl ungetc ungetwc unlink utime va_arg va_copy va_end va_start vfprintf vfscanf vfwprintf vfwscanf
+    vprintf vscanf vsnprintf vsprintf vsscanf vswprintf vswscanf vwprintf vwscanf wait wcrtomb wcscat wcschr wcscmp
+    wcscoll wcscpy wcscspn wcsftime wcslen wcsncat wcsncmp wcsncpy wcspbrk wcsrchr wcsrtombs wcsspn wcsstr wcstod wcstof
+    wcstok wcstol wcstold wcstoll wcstombs wcstoul wcstoull wcsxfrm wctob wctomb wctrans wctype wmemchr wmemcmp wmemcpy
+    wmemmove wmemset wprintf write wscanf y0 y0f y0l y1 y1f y1l yn ynf ynl
+
+    alloc byte_t clock_t complex core ctype div_t err f128 f16 f32 f64 fenv fpos_t i128 i16 i32 i64 i8 imaginary int16_t
+    int32_t int64_t int8_t intmax_t intptr_t inttypes isize iso646 jmp_buf limits locale math max_align_t memory
+    nullptr_t numbers off_t offsetof ok option ptrdiff_t ranges ratio size_t some span ssize_t std stdalign stdarg
+    stdatomic stdbool stdckdint stddef stdint stdio stdlib stdnoreturn str string strings tgmath thread threads time_t
+    u128 u16 u32 u64 u8 uchar uint uint16_t uint32_t uint64_t uint8_t uintmax_t uintptr_t usize utility va_list valarray
+    variant vector version wchar wint_t zcr zcrecord
+"""
+_TAKEN = frozenset(_WORDS.split())
+DERIVED = frozenset(_DERIVED.split())
+PER_FILE = frozenset(_PER_FILE.split())
+_SAFE = "t_"  # put before what would be no identifier, or somebody else's
+_LEGAL = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*_?")
+_DIM = re.compile(r"dim[0-9]+")
+_REGISTER = re.compile(r"([a-z]|c[rp]|f[ast]|[xyz]?mm|st)[0-9]{1,2}")  # of ARM, RISC-V, MIPS, x86
+
+
+def cleaned(name: str) -> str:
+    """Return a name in lower-case letters, digits and single underscores, none at its ends; '' if nothing is left.
+
+    Accents are dropped, other letters become `u` and their code point. What is very long is cut, its CRC-32 at its end.
+
+    Example:
+        >>> cleaned("Encoder.0.attn/Wé"), cleaned("β"), cleaned("...")
+        ('encoder_0_attn_we', 'u3b2', '')
+    """
+    if not name.isascii():
+        kept = (c for c in unicodedata.normalize("NFKD", name) if not unicodedata.combining(c))
+        name = "".join(c if ord(c) < 128 else f"_u{ord(c):x}_" for c in kept)
+    out = re.sub(r"[^a-z0-9]+", "_", name.lower()).strip("_")
+    if len(out) > _LONGEST:
+        out = f"{out[: _LONGEST - 9].rstrip('_')}_{zlib.crc32(out.encode()):08x}"
+    return out
+
+
+def stem_of(path: str) -> str:
+    """Return a file's name as an identifier: without its folders and its last suffix, and never a taken word.
+
+    Example:
+        >>> stem_of("models/Digits-v2.zcr"), stem_of("7b.zcr"), stem_of("string.zcr")
+        ('digits_v2', 't_7b', 't_string')
+    """
+    name = re.split(r"[/\\]", path)[-1]
+    stem = name.rpartition(".")[0] or name
+    return _allowed(cleaned(stem) or "model")
+
+
+def check_prefix(prefix: str) -> str:
+    """Return `prefix` if identifiers may start with it: lower-case letters, digits, single underscores, or nothing.
+
+    Raises:
+        UnsupportedError: it is something else.
+    """
+    if not isinstance(prefix, str):
+        raise UnsupportedError(f"a prefix is a str, not a {type(prefix).__name__}")
+    if prefix and (not _LEGAL.fullmatch(prefix) or len(prefix) > _LONGEST):
+        proposed = cleaned(prefix) or "model"
+        what = "a prefix is lower-case letters, digits and single underscores, and starts with a letter"
+        raise UnsupportedError(f"prefix '{printable(prefix)}': {what}; '{_allowed(proposed)}_' would do")
+    return prefix
+
+
+def identifiers(names: Sequence[str], *, prefix: str, stem: str) -> tuple[list[str], list[int]]:
+    """Return an identifier for each name, and the numbers of those that could not simply be cleaned.
+
+    All start with `prefix`. None is a word of C, C++, Rust, Python or an assembler, no two differ in their case alone,
+    and none is another with what a generator appends: beside `w` there is no `w_shape`. Who comes first keeps the plain
+    form; others are numbered from 2 in the order of `names`, so that the same names always give the same identifiers.
+
+    Example:
+        >>> identifiers(["a.b", "a_b", "a_b_shape", "class"], prefix="", stem="model")
+        (['a_b', 'a_b_2', 'a_b_shape_2', 't_class'], [1, 2, 3])
+    """
+    claims = _Claims(f"{stem}_{word}" for word in PER_FILE)
+    claims.add(stem)
+    plain = [_allowed(cleaned(name) or "tensor", prefix) for name in names]
+    out: list[str | None] = []
+    for identifier in plain:
+        out.append(identifier if claims.free(identifier) else None)
+        if out[-1] is not None:
+            claims.add(identifier)
+    last: dict[str, int] = {}
+    told = []
+    for i, identifier in enumerate(plain):
+        if out[i] is None:
+            number = last.get(identifier, 1) + 1
+            while not claims.free(f"{identifier}_{number}"):
+                number += 1
+            last[identifier] = number
+            out[i] = f"{identifier}_{number}"
+            claims.add(f"{identifier}_{number}")
+        if out[i] != prefix + re.sub(r"[^a-z0-9]+", "_", names[i].lower()).strip("_"):
+            told.append(i)
+    return [identifier for identifier in out if identifier is not None], told
+
+
+class _Claims:
+    """Identifiers that are taken, with everything that is derived from them."""
+
+    def __init__(self, taken: Iterable[str]) -> None:
+        self._taken = set(taken)
+        self._bases: set[str] = set()  # to append something to these would give one that is taken
+
+    def free(self, identifier: str) -> bool:
+        return identifier not in self._taken and identifier not in self._bases and _base(identifier) not in self._taken
+
+    def add(self, identifier: str) -> None:
+        self._taken.add(identifier)
+        if (base := _base(identifier)) is not None:
+            self._bases.add(base)
+
+
+def _base(identifier: str) -> str | None:
+    """Return what something was appended to, going by its end, or None."""
+    base, _, word = identifier.rpartition("_")
+    return base if base and (word in DERIVED or _DIM.fullmatch(word)) else None
+
+
+def _allowed(name: str, prefix: str = "") -> str:
+    """Return a cleaned name with its prefix, and `t_` between them where it would be no identifier or a taken word."""
+    whole = prefix + name
+    theirs = whole in _TAKEN or not whole[:1].isalpha() or _REGISTER.fullmatch(whole)
+    return prefix + _SAFE + name if theirs else whole
