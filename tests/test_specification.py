@@ -22,6 +22,7 @@ ENUMS = specification.enums()
 NUMPY = {"Payload": index.PAYLOAD, "Tensor": index.TENSOR, "Module": index.MODULE, "Attribute": index.ATTRIBUTE}
 CODES = {"u8": "u1", "u16": "<u2", "u32": "<u4", "u64": "<u8", "i64": "<i8", "char[8]": "S8"}
 LARGE = layout.LARGE_ALIGNMENT
+NO_LIMITS = {"ATTACHED_MAGIC", "KNOWN_FEATURES", "MAGIC", "PROGRAMS", "VERSION"}
 CITED = re.compile(r"\bR(\d+)\b")
 
 
@@ -91,6 +92,20 @@ def test_header_table_is_what_the_code_writes() -> None:
     assert zlib.crc32(b"123456789") == 0xCBF43926 and "0xCBF43926" in specification.section("Header and trailer")
 
 
+def test_table_of_the_note_before_an_attached_archive_is_what_the_code_writes() -> None:
+    """R86."""
+    rows = specification.table("Attached to a program")
+    fields = np.dtype([(row["field"], CODES[row["type"]]) for row in rows])
+    assert fields.itemsize == layout.ATTACHED_SIZE
+    assert [int(row["offset"]) for row in rows] == [fields.fields[row["field"]][1] for row in rows]  # type: ignore[index]
+    note = layout.encode_attached(70_000)
+    found = [np.frombuffer(note, fields)[name][0].item() for name in fields.names or ()]
+    assert found == [layout.ATTACHED_MAGIC, 70_000, 0, 0, zlib.crc32(note[:28])]
+    assert " ".join(f"{byte:02X}" for byte in layout.ATTACHED_MAGIC) == rows[0]["meaning"].strip("`")
+    rule = specification.rules()[86][1]
+    assert f"multiple of {layout.ATTACHED_ALIGNMENT} of the file" in rule
+
+
 @pytest.mark.parametrize("name", STRUCTS)
 def test_struct_table_is_the_schema_s_and_numpy_s(name: str) -> None:
     heading = (
@@ -158,7 +173,7 @@ def test_every_limit_is_the_code_s() -> None:
     assert {row["constant"]: number(row["value"]) for row in rows} == {
         name: getattr(layout, name)
         for name in vars(layout)
-        if name.isupper() and not name.startswith("_") and name not in ("MAGIC", "VERSION", "KNOWN_FEATURES")
+        if name.isupper() and not name.startswith("_") and name not in NO_LIMITS
     }
 
 

@@ -41,7 +41,13 @@ NONE = 0xFFFFFFFF
 SPAN_ALLOWANCE = 256  # bytes an entry may repeat of the text pool, on average
 WORDS_ALLOWANCE = 32  # items an attribute list may repeat of the word pool, on average
 
+PROGRAMS = {b"\x7fELF": "an ELF", b"MZ": "a Windows", b"\xcf\xfa\xed\xfe": "a Mach-O", b"\xca\xfe\xba\xbe": "a Mach-O"}
+ATTACHED_MAGIC = b"\x89ZCA\r\n\x1a\n"
+ATTACHED_SIZE = 32  # of the note before an attached archive
+ATTACHED_ALIGNMENT = MAX_ALIGNMENT  # no system's pages, or what Windows maps by, are larger: it can be mapped by itself
+
 _HEADER = struct.Struct("<8sBBBBIQQQQQII")
+_ATTACHED = struct.Struct("<8sQQII")
 _U16 = struct.Struct("<H")
 
 
@@ -164,7 +170,15 @@ def _foreign(data: bytes, what: str) -> str:
         return "this looks like an ONNX model, not a zcrecord archive; convert it with onnx2zc"
     if all(32 <= c < 127 or c in (9, 10, 13) for c in data[:64]):
         return "this is a text file, not a zcrecord archive"
+    if (kind := _program(data)) is not None:
+        return f"this is {kind} program, not a zcrecord archive; `zcrecord detach` takes out one that is attached"
     return "not a zcrecord archive: the first 8 bytes are not its magic"
+
+
+def _program(data: bytes) -> str | None:
+    if 0 not in data:  # as it is in no text, which may well start with MZ
+        return None
+    return next((kind for magic, kind in PROGRAMS.items() if data.startswith(magic)), None)
 
 
 def too_short(size: int, start: bytes) -> RecordError:
@@ -198,6 +212,60 @@ def locate(source: memoryview, embedded: str | None) -> tuple[memoryview, Header
             raise FormatError(f"trailer: no archive of a size up to {size} ends here")
         source = source[size - trailer.archive_size :]
     return source, _sealed(source), (size - len(source) if embedded == "suffix" else 0)
+
+
+def ends_in_archive(source: memoryview) -> bool:
+    """Return whether bytes that are no archive end in one, placed as R18 asks: a program that has one attached.
+
+    Raises:
+        FormatError: they are a program without one; or they end in one, but its elements might be misaligned.
+    """
+    size = len(source)
+    if size < 2 * HEADER_SIZE or source[:8] == MAGIC:
+        return False
+    try:
+        trailer = decode_header(bytes(source[size - HEADER_SIZE :]), "trailer")
+    except VersionError:
+        return True  # which is then said
+    except RecordError:
+        trailer = None
+    start = 0 if trailer is None else size - trailer.archive_size
+    if trailer is None or start <= 0 or source[start : start + 8] != MAGIC:
+        if (kind := _program(bytes(source[:HEADER_SIZE]))) is not None:
+            gone = "`strip` takes an attached one off, and bytes behind one hide it"
+            what = f"this is {kind} program with no archive at its end; {gone}; attach it with `zcrecord attach`"
+            raise FormatError(what)
+        return False
+    if start % trailer.base_alignment:
+        where = f"from offset {start}, which is no multiple of its base alignment {trailer.base_alignment}"
+        what = f"not a zcrecord archive; one is at its end, but {where}"
+        raise FormatError(f"{what}: place it with `zcrecord attach`, or open it as it is with embedded='suffix'")
+    return True
+
+
+def encode_attached(program_size: int) -> bytes:
+    """Return the note that stands right before an archive attached to a program of so many bytes."""
+    body = _ATTACHED.pack(ATTACHED_MAGIC, program_size, 0, 0, 0)[: ATTACHED_SIZE - 4]
+    return body + struct.pack("<I", zlib.crc32(body))
+
+
+def decode_attached(before: memoryview) -> int | None:
+    """Return the size of the program whose bytes, padding and note lie before an archive; None if there is no note.
+
+    Raises:
+        FormatError: the note does not fit where it stands. IntegrityError: it is damaged.
+    """
+    note = bytes(before[len(before) - ATTACHED_SIZE :]) if len(before) >= ATTACHED_SIZE else b""
+    if note[:8] != ATTACHED_MAGIC:
+        return None
+    _, size, reserved0, reserved1, crc = _ATTACHED.unpack(note)
+    if zlib.crc32(note[:-4]) != crc:
+        raise IntegrityError("the note before the archive: its CRC does not match; the file is damaged")
+    padded = align_up(size + ATTACHED_SIZE, ATTACHED_ALIGNMENT) if size <= MAX_ARCHIVE_SIZE else 0
+    zeros = before[size : len(before) - ATTACHED_SIZE] if padded == len(before) else b"x"
+    if reserved0 or reserved1 or any(zeros):
+        raise FormatError(f"the note before the archive: a program of {size} bytes, and zeros, are not what it follows")
+    return int(size)
 
 
 def _sealed(archive: memoryview) -> Header:

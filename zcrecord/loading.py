@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
-from .errors import FormatError, IntegrityError, UnsupportedError
+from .errors import FormatError, IntegrityError, RecordError, UnsupportedError
+from .layout import ends_in_archive
 from .reader import Archive, Embedded
 from .record import Record
 from .sink import path_of
-from .source import Memory, Mode, buffer_of, is_packed, map_file, read_file
+from .source import Memory, Mode, buffer_of, is_packed, map_file, read_file, read_resource
 from .views import Verify
 
 if TYPE_CHECKING:
@@ -67,7 +68,9 @@ def load_record(
     One packed for transport (see `zcrecord.transport`) is decompressed into memory, with `names` only what is chosen.
 
     Args:
-        source: a path (mapped), or any bytes-like: bytes, bytearray, memoryview, mmap, numpy array.
+        source: a path (mapped), of an archive or a program that has one attached, such as `sys.executable`; any
+            bytes-like: bytes, bytearray, memoryview, mmap, numpy array; a package resource, as `importlib.resources`
+            has them (mapped, or, if it is no file but in a zip, read once into memory).
         into: a dataclass, attrs class, NamedTuple or other type that is built from the record and returned instead of
             it; arrays are views still. See `Record.into`.
         names, rename: load a part, or under other names; see `Record.select`.
@@ -79,7 +82,8 @@ def load_record(
         mmap: False reads the file into one aligned buffer, several reads at a time: for network file systems, and for
             files that may shrink or change while they are used.
         expect: the content digest that the archive must have ('sha256:...'); reads it all.
-        embedded: 'prefix' for an archive followed by other bytes (flash), 'suffix' for one appended to a file.
+        embedded: 'prefix' for an archive followed by other bytes (flash), 'suffix' for one appended to a file; None
+            finds one that is appended where it is aligned, as by `zcrecord attach`, too.
 
     Returns:
         A Record, or an instance of `into`.
@@ -99,17 +103,31 @@ def load_record(
     _check_choice("verify", verify, ("touch", "index", "full"))
     _check_choice("embedded", embedded, (None, "prefix", "suffix"))
     _check_choice("mode", mode, ("r", "c"))
-    memory = _memory(source, mmap)
+    memory, name = _memory(source, mmap)
+    try:
+        record = _record(memory, names, rename, mode=mode, verify=verify, expect=expect, embedded=embedded)
+    except RecordError as error:
+        raise error.located(path=name) from error.__cause__
+    return record if into is None else record.into(into)
+
+
+def _record(
+    memory: Memory,
+    names: Names | None,
+    rename: Rename | None,
+    *,
+    mode: Mode,
+    verify: Verify,
+    expect: str | None,
+    embedded: Embedded | None,
+) -> Record:
     if names is not None and expect is None and embedded is None and is_packed(memory.octets):
         from . import packed  # here, as below, because few archives are
 
-        record = packed.select_packed(memory, names, rename, verify=verify, mode=mode)
-    else:
-        record = Record(_open(memory, mode=mode, verify=verify, embedded=embedded))
-        _check_content(record, expect)
-        if names is not None or rename is not None:
-            record = record.select(names, rename=rename)
-    return record if into is None else record.into(into)
+        return packed.select_packed(memory, names, rename, verify=verify, mode=mode)
+    record = Record(_open(memory, mode=mode, verify=verify, embedded=embedded))
+    _check_content(record, expect)
+    return record if names is None and rename is None else record.select(names, rename=rename)
 
 
 def _check_choice(name: str, value: Any, known: tuple[Any, ...]) -> None:
@@ -123,17 +141,19 @@ def _check_content(record: Record, expect: str | None) -> None:
         raise IntegrityError(f"content digest {expect} was expected, it has {found}", path=record.path)
 
 
-def _memory(source: Any, mmap: bool) -> Memory:
+def _memory(source: Any, mmap: bool) -> tuple[Memory, str | None]:
+    """Return a source's bytes, and what errors are to call it; a resource's name is no path to load it from again."""
     if not isinstance(source, str | os.PathLike):
-        return Memory(buffer_of(source))
+        resource = hasattr(source, "read_bytes")
+        return (read_resource(source), str(source)) if resource else (Memory(buffer_of(source)), None)
     path, read = path_of(source), map_file if mmap else read_file
     try:
-        return read(path)
+        return read(path), path
     except FormatError:
         memory = read(path, least=0)  # a small archive is packed into less than an archive can have
         if not is_packed(memory.octets):
             raise
-        return memory
+        return memory, path
 
 
 def _open(memory: Memory, *, mode: Mode, verify: Verify, embedded: Embedded | None) -> Archive:
@@ -141,6 +161,8 @@ def _open(memory: Memory, *, mode: Mode, verify: Verify, embedded: Embedded | No
         from . import packed
 
         return packed.open_packed(memory, verify=verify, mode=mode)
+    if embedded is None and ends_in_archive(memory.octets):
+        embedded = "suffix"
     if memory.identity is not None and not memory.octets.readonly:  # read from a file, and nobody else's
         return Archive(memory, level=verify, embedded=embedded, mode=mode)
     archive = Archive(memory, level=verify, embedded=embedded)

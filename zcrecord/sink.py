@@ -22,6 +22,7 @@ _RESERVED = 64 << 20  # bytes of a file that is allocated before it is written
 _MAPPED = (5, 32, 1224)  # what Windows says to who replaces an open file: denied, shared, a user-mapped section
 _SMALL, _GATHERED = 1 << 15, 1 << 18  # bytes of a write that is gathered, and of all that are
 _AHEAD = 16 << 20  # bytes of a file that is to be durable, at a time, that the disk is set to work on
+_OF_CONTENT = ("security.ima", "security.evm")  # extended attributes that sign a file's bytes
 _MOST = 1 << 30  # bytes of one write; Linux takes no more than 2 GiB - 4 KiB
 
 
@@ -257,7 +258,7 @@ def path_of(value: Any) -> str:
 
 
 @contextlib.contextmanager
-def open_sink(dest: Any, *, durable: bool = True) -> Iterator[Sink]:
+def open_sink(dest: Any, *, durable: bool = True, like: str | None = None) -> Iterator[Sink]:
     """Yield a sink for a path or a binary file object.
 
     A path gets a scratch file beside it, which replaces what is there only when the block ends without an exception,
@@ -284,10 +285,10 @@ def open_sink(dest: Any, *, durable: bool = True) -> Iterator[Sink]:
         with file:
             yield _ObjectSink(file, given)
         return
-    yield from _replacing(path, durable)
+    yield from _replacing(path, durable, like)
 
 
-def _replacing(path: str, durable: bool) -> Iterator[Sink]:
+def _replacing(path: str, durable: bool, like: str | None) -> Iterator[Sink]:
     """What the system refuses here is one typed error; what is thrown in by who writes goes through as it is."""
     folder, name = os.path.split(path)
     short = os.fsdecode(os.fsencode(name)[:200])  # file systems count bytes
@@ -305,8 +306,10 @@ def _replacing(path: str, durable: bool) -> Iterator[Sink]:
             sink = _FileSink(fd, path, durable=durable)
             yield sink
             sink.flush()
-            if durable:
-                with _refusals(path):
+            with _refusals(path):
+                if like is not None:  # last: whoever writes takes setuid and capabilities away
+                    _make_like(scratch, like)
+                if durable:
                     _sync(fd)
         finally:
             with _refusals(path):
@@ -319,6 +322,24 @@ def _replacing(path: str, durable: bool) -> Iterator[Sink]:
         raise
     if durable and os.name == "posix":
         _sync_folder(folder)
+
+
+def _make_like(path: str, like: str) -> None:
+    """Give a file another's mode, and its owner and extended attributes as far as one may."""
+    status = os.stat(like)
+    mode = stat.S_IMODE(status.st_mode)
+    if hasattr(os, "chown"):
+        try:
+            os.chown(path, status.st_uid, status.st_gid)
+        except OSError:
+            mode &= 0o777  # setuid would make it run as another than the one it did
+    if hasattr(os, "listxattr"):
+        with contextlib.suppress(OSError):  # not every file system has any
+            for name in os.listxattr(like):
+                if name not in _OF_CONTENT:
+                    with contextlib.suppress(OSError):
+                        os.setxattr(path, name, os.getxattr(like, name))
+    os.chmod(path, mode)
 
 
 def _sync(fd: int) -> None:

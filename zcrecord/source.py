@@ -5,6 +5,7 @@ Knows files, mappings and addresses; nothing of what the bytes say.
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import errno
 import itertools
@@ -30,6 +31,7 @@ __all__ = [
     "map_file",
     "private_copy",
     "read_file",
+    "read_resource",
 ]
 
 Mode = Literal["r", "c"]
@@ -148,6 +150,32 @@ def read_file(path: str, *, least: int = 2 * HEADER_SIZE) -> Memory:
     except OSError as error:
         raise _refused(error, path) from _cause(error)
     return Memory(octets, path, block, identity)
+
+
+def read_resource(resource: Any) -> Memory:
+    """Return a package resource, as of `importlib.resources`, read into memory whose address is a multiple of 65536.
+
+    It is for those that are no files of their own, as in a zip: such a stream tells its size only at its end, so it is
+    read in pieces, each let go of once it is in its place.
+
+    Raises:
+        SourceError: it is missing, or whoever holds it cannot read it.
+    """
+    name = str(resource)
+    try:
+        with resource.open("rb") as stream:
+            pieces = collections.deque(iter(lambda: stream.read(_PIECE), b""))
+    except FileNotFoundError as error:
+        raise SourceNotFoundError("no such resource", path=name, errno=error.errno) from None
+    except Exception as error:  # of a zip, of its decompressor, of whatever loads the package
+        raise SourceError(f"cannot be read: {error or type(error).__name__}", path=name) from error
+    block, octets = aligned(sum(map(len, pieces)))
+    done = 0
+    while pieces:
+        piece = pieces.popleft()
+        octets[done : done + len(piece)] = piece
+        done += len(piece)
+    return Memory(octets, None, block)
 
 
 def private_copy(octets: memoryview, filled: list[tuple[int, int]] | None = None) -> Memory:

@@ -1,0 +1,233 @@
+"""Archives attached to executables: a program with its weights behind it, in one file that runs as before.
+
+Such a file is the program, zeros, a note of 32 bytes, and the archive on a multiple of 65536, so that every system can
+map it by itself. The note holds the program's own size, by which `detach` gives it back byte for byte. `load_record`
+opens the file as it is, and needs nothing of this module. What speaks against attaching is `programs`'s.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from zcrecord.converting import Progress, check_destination
+from zcrecord.errors import FormatError, RecordError, UnsupportedError
+from zcrecord.layout import (
+    ATTACHED_ALIGNMENT,
+    ATTACHED_SIZE,
+    HEADER_SIZE,
+    MAGIC,
+    align_up,
+    decode_attached,
+    encode_attached,
+    locate,
+)
+from zcrecord.loading import load_record
+from zcrecord.sink import Sink, open_sink, path_of
+from zcrecord.source import map_file
+from zcrecord.views import Verify
+
+from .programs import objection
+
+__all__ = ["AttachReport", "DetachReport", "attach", "detach"]
+
+_PIECE = 1 << 20  # bytes of one write
+
+
+@dataclass(frozen=True, slots=True)
+class AttachReport:
+    """What attaching did. Bytes throughout.
+
+    `dest` is the file that was written, `program_bytes` what of it is the program, `offset` where the archive starts
+    in it, `replaced_bytes` the size of the archive that was attached before, None without one.
+    """
+
+    program: str
+    dest: str
+    program_bytes: int
+    archive_bytes: int
+    offset: int
+    replaced_bytes: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class DetachReport:
+    """What detaching did. Bytes throughout.
+
+    `dest` is the archive that was written, None without one, `program_bytes` the size of the program without it.
+    `exact` tells whether these are the bytes that the program had before `attach`: of an archive that was appended by
+    other means nobody knows where the program ended, so what lies between stays.
+    """
+
+    program: str
+    dest: str | None
+    program_bytes: int
+    archive_bytes: int
+    exact: bool
+
+
+class _Parts(NamedTuple):
+    """What a file is made of: the program's size, and where an attached archive starts, None without one."""
+
+    program: int
+    archive: int | None
+    noted: bool
+
+
+def attach(
+    program: Any,
+    archive: Any,
+    dest: Any = None,
+    *,
+    verify: Verify = "full",
+    force: bool = False,
+    durable: bool = True,
+    progress: Progress | None = None,
+) -> AttachReport:
+    """Append an archive to a program, which runs as before and finds its weights by `load_record(sys.executable)`.
+
+    The program is replaced in one step, or left as it was: it may be running, and a process that runs keeps the old
+    file. Mode, owner and extended attributes stay; hard links of it keep the old file. An archive that was attached
+    before is replaced. `strip` first, since it would take the archive off again. A program that looks for data of its
+    own at its very end (of Nuitka's onefile mode, of `deno compile`) does not find it there any more.
+
+    Args:
+        program: the path of an executable, of any kind that bears bytes at its end: ELF, what PyInstaller makes.
+        archive: whatever `load_record` takes.
+        dest: a path, to leave the program as it is and write this file.
+        verify: how much of the archive is checked before, as in `load_record`.
+        force: whether `dest` may be replaced if it is there, and a program that would break be attached to.
+        durable: whether to wait until the file would survive power loss.
+        progress: called with the bytes written, and with all there are.
+
+    Raises:
+        UnsupportedError: the program is a script, a zip, signed, or an archive. FormatError: the archive is none, or
+        the program is empty. IntegrityError: the archive is damaged. DestinationExistsError: `dest` exists and `force`
+        was not given. SourceError: the file system refused.
+
+    Example:
+        >>> import shutil, sys, numpy as np, zcrecord
+        >>> _ = shutil.copy(sys.executable, "app")
+        >>> _ = zcrecord.save_record({"w": np.arange(3)}, "weights.zcr")
+        >>> attach("app", "weights.zcr").replaced_bytes
+        >>> zcrecord.load_record("app")["w"].tolist()
+        [0, 1, 2]
+    """
+    path = path_of(program)
+    out = path if dest is None else path_of(dest)
+    if not _same(out, path):
+        check_destination(_path_or_none(archive), out, force)
+    with load_record(archive, verify=verify) as record:
+        if not record.archive.whole:
+            raise UnsupportedError("only whole archives can be attached", path=record.path)
+        weights = record.archive.buffer
+        octets = map_file(path, least=0).octets
+        parts = _parts(octets, path)
+        _check(octets[: parts.program], path, force)
+        offset = align_up(parts.program + ATTACHED_SIZE, ATTACHED_ALIGNMENT)
+        with open_sink(out, durable=durable, like=path) as sink:
+            copy = _Copy(sink, offset + len(weights), progress)
+            copy.add(octets[: parts.program])
+            copy.add(bytes(offset - ATTACHED_SIZE - parts.program) + encode_attached(parts.program))
+            copy.add(weights)
+        replaced = None if parts.archive is None else len(octets) - parts.archive
+        return AttachReport(path, out, parts.program, len(weights), offset, replaced)
+
+
+def detach(
+    program: Any, dest: Any = None, *, keep: bool = False, force: bool = False, durable: bool = True
+) -> DetachReport:
+    """Take an attached archive off a program, which is then, byte for byte, what it was before `attach`.
+
+    The archive's bytes are those that were attached. They are not checked, so that a damaged one can be taken off. The
+    program is replaced in one step, as by `attach`, after `dest` was written.
+
+    Args:
+        program: the path of a program with an archive attached.
+        dest: a path for the archive; without it, it is gone.
+        keep: whether the program keeps it, too.
+        force: whether `dest` may be replaced if it is there.
+        durable: whether to wait until the files would survive power loss.
+
+    Raises:
+        FormatError: no archive is attached. DestinationExistsError: `dest` exists and `force` was not given, or is the
+        program. SourceError: the file system refused.
+
+    Example:
+        >>> import shutil, sys, numpy as np, zcrecord
+        >>> _ = shutil.copy(sys.executable, "app")
+        >>> _ = zcrecord.save_record({"w": np.arange(3)}, "weights.zcr")
+        >>> _ = attach("app", "weights.zcr")
+        >>> detach("app", "again.zcr").exact
+        True
+    """
+    path = path_of(program)
+    out = None if dest is None else path_of(dest)
+    if keep and out is None:
+        raise UnsupportedError("with keep=True nothing is left to do; name a file for the archive", path=path)
+    check_destination(path, out, force)
+    octets = map_file(path, least=0).octets
+    parts = _parts(octets, path)
+    if parts.archive is None:
+        raise FormatError("no archive is attached to this file", path=path)
+    if out is not None:
+        with open_sink(out, durable=durable) as sink:
+            _Copy(sink, 0, None).add(octets[parts.archive :])
+    if not keep:
+        with open_sink(path, durable=durable, like=path) as sink:
+            _Copy(sink, 0, None).add(octets[: parts.program])
+    return DetachReport(path, out, parts.program, len(octets) - parts.archive, parts.noted)
+
+
+def _same(out: str, path: str) -> bool:
+    return out == path or (os.path.exists(out) and os.path.exists(path) and os.path.samefile(out, path))
+
+
+def _path_or_none(archive: Any) -> str | None:
+    return path_of(archive) if isinstance(archive, str | os.PathLike) else None
+
+
+def _parts(octets: memoryview, path: str) -> _Parts:
+    """Say what a file is made of, going by its end alone.
+
+    Raises:
+        UnsupportedError: it is an archive and nothing else. FormatError: what is attached does not hold together.
+    """
+    size = len(octets)
+    try:
+        if size < 2 * HEADER_SIZE or octets[size - HEADER_SIZE :][: len(MAGIC)] != MAGIC:
+            return _Parts(size, None, False)
+        _, _, start = locate(octets, "suffix")
+        if not start:
+            raise UnsupportedError("this is an archive, not a program with one attached")
+        noted = decode_attached(octets[:start])
+    except RecordError as error:
+        raise error.located(path=path) from None
+    return _Parts(start if noted is None else noted, start, noted is not None)
+
+
+def _check(program: memoryview, path: str, force: bool) -> None:
+    """Raise unless a program would run as before; only an empty one or an archive is refused come what may."""
+    if not len(program):
+        raise FormatError("the program is empty", path=path)
+    if program[: len(MAGIC)] == MAGIC:
+        raise UnsupportedError("this is a zcrecord archive, not a program", path=path)
+    reason = None if force else objection(program)
+    if reason is not None:
+        raise UnsupportedError(f"nothing can be attached to this program: {reason}, or pass force=True", path=path)
+
+
+class _Copy:
+    """Bytes on their way into a sink, a piece at a time."""
+
+    def __init__(self, sink: Sink, total: int, progress: Progress | None) -> None:
+        self._sink, self._total, self._progress = sink, total, progress
+
+    def add(self, data: Any) -> None:
+        """Write bytes, and tell how far that is."""
+        view = memoryview(data)
+        for at in range(0, len(view), _PIECE):
+            self._sink.write(view[at : at + _PIECE])
+            if self._progress is not None:
+                self._progress(self._sink.position, self._total)

@@ -1,0 +1,75 @@
+"""What a program's file shows of whether it bears an archive behind it: scripts, zip files, signatures.
+
+Knows just enough of ELF's neighbours to find a signature; what it says, a person reads. Nothing of archives.
+"""
+
+from __future__ import annotations
+
+__all__ = ["objection"]
+
+_ZIP_END = b"PK\x05\x06"
+_ZIP_END_SIZE, _ZIP_COMMENT = 22, 65535  # bytes of a zip's last entry, and of the comment that may follow it
+_MACHO_SIGNATURE = 0x1D  # LC_CODE_SIGNATURE
+_MOST_SLICES = 32  # of a universal program; what starts as one with more is a Java class
+_SECURITY = 4  # the number of the certificate table among PE's data directories
+
+
+def objection(program: memoryview) -> str | None:
+    """Return why a program would not work as before with bytes after it; None where nothing speaks against it.
+
+    Example:
+        >>> objection(memoryview(b"#!/bin/sh\\nexit 0\\n"))
+        'it is a script, whose interpreter would read on into the archive; leave the archive beside it'
+    """
+    if bytes(program[:2]) == b"#!" and not _is_zip(program):
+        return "it is a script, whose interpreter would read on into the archive; leave the archive beside it"
+    if _is_zip(program):
+        return "it ends in a zip's directory (a zipapp?), which has to be last; put the archive into the zip, stored"
+    if _is_signed_pe(program):
+        return "it has an Authenticode signature, which would no longer hold; attach first, then sign"
+    if _is_signed_macho(program):
+        return "it has a code signature, which would no longer hold; take it off, attach, and sign it again"
+    return None
+
+
+def _number(data: memoryview, at: int, size: int = 4, order: str = "little") -> int:
+    """Return an unsigned number; what lies past the end is taken for zeros."""
+    big = order == "big"
+    return int.from_bytes(data[at : at + size], "big" if big else "little")
+
+
+def _is_zip(program: memoryview) -> bool:
+    tail = bytes(program[-(_ZIP_END_SIZE + _ZIP_COMMENT) :])
+    at = tail.rfind(_ZIP_END)
+    while at >= 0:
+        if at + _ZIP_END_SIZE + int.from_bytes(tail[at + 20 : at + 22], "little") == len(tail):
+            return True
+        at = tail.rfind(_ZIP_END, 0, at)
+    return False
+
+
+def _is_signed_pe(program: memoryview) -> bool:
+    header = _number(program, 0x3C)
+    if bytes(program[:2]) != b"MZ" or bytes(program[header : header + 4]) != b"PE\0\0":
+        return False
+    optional = header + 24
+    directories = optional + (112 if _number(program, optional, 2) == 0x20B else 96)
+    return _number(program, directories - 4) > _SECURITY and _number(program, directories + 8 * _SECURITY + 4) > 0
+
+
+def _is_signed_macho(program: memoryview) -> bool:
+    magic = bytes(program[:4])
+    if magic == b"\xca\xfe\xba\xbe" and (count := _number(program, 4, order="big")) <= _MOST_SLICES:
+        starts = [_number(program, 8 + 20 * i + 8, order="big") for i in range(count)]
+        return any(_is_signed_macho(program[start:]) for start in starts if start)
+    if magic not in (b"\xcf\xfa\xed\xfe", b"\xce\xfa\xed\xfe"):
+        return False
+    at = 32 if magic[0] == 0xCF else 28
+    end = min(at + _number(program, 20), len(program))
+    for _ in range(_number(program, 16)):
+        if at >= end:
+            return False
+        if _number(program, at) == _MACHO_SIGNATURE:
+            return True
+        at += max(_number(program, at + 4), 8)
+    return False
