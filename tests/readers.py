@@ -20,11 +20,11 @@ from math import prod
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-import zcrecord
 from zcrecord.entries import ValueForm, ValueType
 from zcrecord.errors import RecordError
 from zcrecord.layout import NONE
 from zcrecord.reader import Archive
+from zcrecord.source import Memory, buffer_of
 
 __all__ = ["Answer", "Question", "ask", "disagreements", "dump", "ours"]
 
@@ -116,10 +116,11 @@ def ours(question: Question) -> Answer:
     verify: Any = VERIFY[question.level]
     embedded: Any = EMBEDDED[question.mode]
     try:
-        record = zcrecord.load_record(question.data, verify=verify, embedded=embedded)
+        # not `load_record`, which also finds what is attached to a program, and unpacks
+        archive = Archive(Memory(buffer_of(question.data)), level=verify, embedded=embedded)
     except RecordError as error:
         return Answer(False, f"{type(error).__name__}: {error}")
-    text = "" if question.level == "o" else dump(record._archive)
+    text = "" if question.level == "o" else dump(archive)
     return Answer(True, f"{zlib.crc32(text.encode()):08x}")
 
 

@@ -1,0 +1,246 @@
+/* Answers questions about archives by zcrecord.h, in the protocol that tests/readers.py describes.
+ *
+ * Each archive is put into a block of exactly its size, so that AddressSanitizer sees one byte too far. */
+#define _POSIX_C_SOURCE 200112L
+#include "zcrecord.h"
+
+#include <inttypes.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#ifdef CHECKER_ASAN
+#include <sanitizer/asan_interface.h>
+#else
+#define ASAN_POISON_MEMORY_REGION(start, size) ((void)(size))
+#define ASAN_UNPOISON_MEMORY_REGION(start, size) ((void)(size))
+#endif
+
+static char *text;
+static size_t text_size, text_room;
+
+static void put(const char *format, ...)
+{
+    va_list arguments;
+    int size;
+    if (text_room - text_size < 4096) {
+        text_room = text_room * 2 + 8192;
+        text = (char *)realloc(text, text_room);
+    }
+    va_start(arguments, format);
+    size = vsnprintf(text + text_size, text_room - text_size, format, arguments);
+    va_end(arguments);
+    text_size += (size_t)size;
+}
+
+static void put_hex(const void *data, size_t size)
+{
+    const unsigned char *p = (const unsigned char *)data;
+    size_t i;
+    if (!size) put("-");
+    for (i = 0; i < size; i++) put("%02x", p[i]);
+}
+
+static void put_number(uint32_t number)
+{
+    if (number == ZCR_NONE) put("-");
+    else put("%" PRIu32, number);
+}
+
+static void put_tensor(const zcr_tensor *t)
+{
+    const uint32_t number = zcr_payload_number(t);
+    const unsigned char *payload = NULL;
+    size_t nbytes = 0;
+    unsigned i;
+    put("tensor ");
+    put_hex(t->name, t->name_size);
+    put(" %u %u ", t->dtype, t->bits);
+    for (i = 0; i < t->rank; i++) put("%s%" PRIu64, i ? "," : "", zcr_dim(t, i));
+    put(t->rank ? " " : "- ");
+    if (!t->strides) put("c");
+    else if (!t->rank) put("-");
+    else for (i = 0; i < t->rank; i++) put("%s%" PRId64, i ? "," : "", zcr_stride(t, i));
+    if (zcr_strided_data(t)) put(" %zu", (size_t)((const unsigned char *)zcr_strided_data(t) - t->archive->base));
+    else put(" -");
+    if (number != ZCR_NONE && zcr_payload(t->archive, number, &payload, &nbytes)) abort();
+    put(" %zu %08" PRIx32, nbytes, nbytes ? zcr_crc32(payload, nbytes) : 0);
+    put(" %" PRIu32 " %" PRIu32 " %" PRIu32 "\n", zcr_parent(t), zcr_place(t), zcr_key_size(t));
+}
+
+static void put_value(const char *kind, const zcr_attribute *at)
+{
+    uint32_t i;
+    put("%s ", kind);
+    put_number(at->parent);
+    put(" %" PRIu32 " ", at->place);
+    put_hex(at->name, at->name_size);
+    put(" %u %u ", at->type, at->form);
+    if (!at->count) put("-");
+    for (i = 0; i < at->count; i++) {
+        const char *data = NULL;
+        const unsigned char *bytes = NULL;
+        uint32_t size = 0;
+        size_t nbytes = 0;
+        if (i) put(",");
+        if (!zcr_text_value(at, i, &data, &size)) put_hex(data, size);
+        else if (!zcr_bytes_value(at, i, &bytes, &nbytes)) put("%zu", nbytes);
+        else put("%" PRIu64, zcr_word(at, i));
+    }
+    put("\n");
+}
+
+static void dump(const zcr_archive *a)
+{
+    zcr_tensor t;
+    zcr_module m;
+    zcr_attribute at;
+    uint32_t i;
+    put("archive %" PRIu32 " %" PRIu32 " %zu", a->mask + 1, zcr_alignment(a), a->extent[ZCR_E_SIZE]);
+    put(" %" PRIu32 " %" PRIu32, zcr_tensor_count(a), zcr_module_count(a));
+    put(" %" PRIu32 " %" PRIu32 "\n", zcr_attribute_count(a), zcr_metadata_count(a));
+    for (i = 0; !zcr_tensor_at(a, i, &t); i++) put_tensor(&t);
+    if (i != zcr_tensor_count(a)) abort();
+    for (i = 0; !zcr_module_at(a, i, &m); i++) {
+        put("module ");
+        put_hex(m.name, m.name_size);
+        put(" %u ", m.kind);
+        put_hex(m.type_name, m.type_name_size);
+        put(" ");
+        put_number(m.parent);
+        put(" %" PRIu32 " %" PRIu32 " %" PRIu32 "\n", m.end, m.place, m.key_size);
+    }
+    if (i != zcr_module_count(a)) abort();
+    for (i = 0; !zcr_attribute_at(a, i, &at); i++) put_value("attribute", &at);
+    if (i != zcr_attribute_count(a)) abort();
+    for (i = 0; !zcr_metadata_at(a, i, &at); i++) put_value("metadata", &at);
+    if (i != zcr_metadata_count(a)) abort();
+}
+
+extern unsigned sink; /* so that no read is left out */
+unsigned sink;
+
+/* Uses whatever can be reached by asking, verified or not: nothing may be read that is not the archive's. */
+static void explore(const zcr_archive *a, int verified)
+{
+    zcr_tensor t, again;
+    zcr_attribute at;
+    zcr_module m;
+    zcr_children walk;
+    zcr_child child;
+    uint32_t i, k, children = 0;
+    for (i = 0; i < zcr_tensor_count(a); i++) {
+        const char *string = NULL;
+        size_t size = 0, j;
+        if (zcr_tensor_at(a, i, &t)) continue;
+        if (zcr_number(&t) != i) abort();
+        if (zcr_find(a, t.name, t.name_size, &again) ? verified : again.entry != t.entry && verified) abort();
+        for (k = 0; k < t.rank; k++) sink += (unsigned)zcr_dim(&t, k) + (unsigned)zcr_stride(&t, k);
+        if (zcr_is_contiguous(&t) && zcr_data(&t) != zcr_strided_data(&t)) abort();
+        for (j = 0; j < 4 && !zcr_string(&t, j, &string, &size); j++) sink += size ? (unsigned)string[size - 1] : 0;
+        if (t.bits && t.bits < 8 && t.first) sink += zcr_packed(t.first, t.bits, (size_t)zcr_count(&t) - 1);
+        if (t.first && t.bits >= 8 && !t.strides) sink += t.first[t.nbytes - 1];
+        if (t.first && t.strides) { /* both ends that the strides reach */
+            const unsigned char *low = t.first, *high = t.first + t.bits / 8 - 1;
+            for (k = 0; k < t.rank; k++) {
+                const int64_t reach = zcr_stride(&t, k) * (int64_t)(zcr_dim(&t, k) - 1) * (t.bits / 8);
+                *(reach < 0 ? &low : &high) += (ptrdiff_t)reach;
+            }
+            sink += *low + *high;
+        }
+    }
+    for (i = 0; i < zcr_tensor_count(a); i++) {
+        if (!zcr_tensor_sorted(a, i, &t)) sink += t.rank;
+    }
+    if (!zcr_get(a, "w", &t)) sink += t.rank;
+    for (i = 0; i < zcr_module_count(a); i++) {
+        if (zcr_module_at(a, i, &m)) {
+            if (verified) abort();
+            continue;
+        }
+        if (zcr_find_module(a, m.name, m.name_size, &m) ? verified : verified && m.number != i) abort();
+        if (zcr_walk(a, i, &walk)) continue;
+        for (k = 0; k < 10000; k++) {
+            zcr_status status = zcr_next(&walk, &child);
+            if (status == ZCR_NOT_FOUND) break;
+            if (status && verified) abort();
+            if (status) break;
+        }
+        children += k;
+        if (!verified) continue;
+        for (k = 0; k < m.attributes; k++) {
+            if (zcr_attribute_at(a, m.first_attribute + k, &at)) abort();
+            if (zcr_find_attribute(&m, at.name, at.name_size, &at) || at.parent != i) abort();
+        }
+    }
+    if (verified && children != zcr_tensor_count(a) + zcr_module_count(a) - 1 + zcr_attribute_count(a)) abort();
+    if (!zcr_find_metadata(a, "by", 2, &at)) sink += at.count;
+    for (i = 0; i < 2; i++) {
+        for (k = 0; !(i ? zcr_attribute_at(a, k, &at) : zcr_metadata_at(a, k, &at)); k++) {
+            const char *string;
+            const unsigned char *bytes;
+            uint32_t size, j;
+            size_t nbytes;
+            double number;
+            for (j = 0; j < at.count && j < 8; j++) {
+                if (!zcr_text_value(&at, j, &string, &size)) sink += (unsigned)string[size];
+                if (!zcr_bytes_value(&at, j, &bytes, &nbytes) && nbytes) sink += bytes[nbytes - 1];
+                if (!zcr_float_value(&at, j, &number)) sink += number > 0;
+            }
+        }
+    }
+}
+
+static zcr_status check(const unsigned char *data, size_t size, char mode, char level, int tell)
+{
+    zcr_archive a;
+    zcr_status status;
+    size_t scratch_size;
+    void *scratch;
+    if (mode == 'p') status = zcr_open_prefix(&a, data, size);
+    else if (mode == 's') status = zcr_open_suffix(&a, data, size);
+    else status = zcr_open(&a, data, size);
+    if (status) return status;
+    explore(&a, 0);
+    if (level != 'o') {
+        scratch_size = zcr_verify_scratch(&a);
+        scratch = malloc(scratch_size);
+        if (scratch_size && zcr_verify(&a, scratch, scratch_size - 1) != ZCR_SCRATCH) abort();
+        status = zcr_verify(&a, scratch, scratch_size);
+        if (!status && level == 'f') status = zcr_verify_payloads(&a, scratch, scratch_size);
+        free(scratch);
+        if (status) return status;
+        explore(&a, 1);
+        dump(&a);
+    }
+    printf("accepted %08" PRIx32 "\n", text_size ? zcr_crc32((const unsigned char *)text, text_size) : 0);
+    if (tell) printf("%.*s\n", (int)text_size, text ? text : "");
+    text_size = 0;
+    return ZCR_OK;
+}
+
+int main(int argc, char **argv)
+{
+    const int tell = argc > 1 && !strcmp(argv[1], "--dump");
+    unsigned char question[8];
+    while (fread(question, 1, sizeof question, stdin) == sizeof question) {
+        const size_t size = (size_t)question[4] | (size_t)question[5] << 8 | (size_t)question[6] << 16 |
+                            (size_t)question[7] << 24;
+        /* The archive at the end of its bytes is to lie aligned, so these may not. */
+        const size_t skip = question[0] == 's' ? (64 - size % 64) % 64 : 0;
+        zcr_status status;
+        void *block;
+        unsigned char *start;
+        if (posix_memalign(&block, 64, skip + size + !size)) return 3;
+        start = (unsigned char *)block + skip;
+        if (fread(start, 1, size, stdin) != size) return 2;
+        ASAN_POISON_MEMORY_REGION(block, skip / 8 * 8);
+        status = check(start, size, (char)question[0], (char)question[1], tell);
+        ASAN_UNPOISON_MEMORY_REGION(block, skip / 8 * 8);
+        if (status) printf("refused R%u: %s\n", status, zcr_explain(status));
+        free(block);
+    }
+    free(text);
+    return 0;
+}

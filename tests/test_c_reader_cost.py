@@ -1,0 +1,90 @@
+"""What a hostile archive may cost zcr_verify: time that grows as n log(n) with its index, in basic blocks executed.
+
+100,000 entries of one kind share what an archive of a few MB can hold once. A block is a few instructions; their number
+is the same in every run.
+"""
+
+from __future__ import annotations
+
+import math
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from c_programs import SOURCES, build
+from forge import Forge
+from test_malformed_cost import ARCHIVES, N, repeated, start
+
+pytestmark = pytest.mark.needs("gcc")
+
+ALLOWANCE = 256  # bytes of names that an entry may share, on average (R30)
+HOSTILE = ["names of tensors", "names of attributes", "texts", "short lists of texts", "chain of modules",
+           "strided tensors of rank 64", "pool of NULs"]  # fmt: skip
+
+
+def keys_alike(vector: str) -> Forge:
+    """Give all attributes or modules names that differ in nothing, as long as the budget allows: sorting reads them."""
+    f = start()
+    begin, size = f.text(b"x" * ALLOWANCE)
+    column = repeated(f, vector)
+    column["name"][1:], column["name_size"][1:] = begin, size
+    if vector == "modules":
+        column["key_size"][1:], column["parent"][1:] = size, 0
+        column["end"] = np.arange(len(column)) + 1
+        column["end"][0] = len(column)
+        column["place"][1:] = np.arange(1, len(column))
+        column["first_attribute"][2:] = len(f.columns["attributes"])
+    return f
+
+
+ALIKE: dict[str, Callable[[], Forge]] = {
+    "attributes": lambda: keys_alike("attributes"),
+    "modules": lambda: keys_alike("modules"),
+}
+
+
+@pytest.fixture(scope="module")
+def counting(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("cost")
+    flags = ["-std=c99", "-O1"]
+    counter = build("gcc", SOURCES / "cost.c", folder / "counter.o", "-c", "-DCOUNTER", *flags)
+    return build("gcc", SOURCES / "cost.c", folder / "cost", "-fsanitize-coverage=trace-pc", *flags, str(counter))
+
+
+def blocks(counting: Path, data: bytes) -> tuple[int, int]:
+    """Return what verifying returns, and the blocks it takes."""
+    path = counting.parent / "hostile.zcr"
+    path.write_bytes(data)
+    done = subprocess.run([counting, path], capture_output=True, text=True, check=True)
+    path.unlink()
+    status, count = done.stdout.split()
+    return int(status), int(count)
+
+
+def most(data: bytes) -> float:
+    """Return how many blocks are allowed: of the archive and of what its entries may share, log(n) times each byte."""
+    return 4 * (len(data) + ALLOWANCE * N) * math.log2(N)
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_time_to_verify_is_bounded_by_the_index(counting: Path, name: str) -> None:
+    data = ARCHIVES[name][0]().seal()
+    assert blocks(counting, data)[1] < most(data)
+
+
+@pytest.mark.parametrize("vector", ALIKE)
+def test_time_to_sort_names_that_are_alike_is_bounded_by_the_index(counting: Path, vector: str) -> None:
+    data = ALIKE[vector]().seal()
+    status, count = blocks(counting, data)
+    assert status == 36  # and so its names were sorted
+    assert count < most(data)
+
+
+def test_count_notices_work_that_grows_with_the_square(counting: Path) -> None:
+    """Each of 100,000 names compared with each, or one of a MB looked at for each, would be far past the bound."""
+    data = ARCHIVES["tensors"][0]().seal()
+    status, count = blocks(counting, data)
+    assert status == 0 and count > len(data)  # each byte of the index was looked at
+    assert most(data) < N * N < N << 20
