@@ -1,0 +1,42 @@
+// What a program of generated modules says of each constant: its address, alignment and bytes, and what it allocated.
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+struct Counting;
+
+static ALLOCATIONS: AtomicUsize = AtomicUsize::new(0);
+
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
+        System.alloc(layout)
+    }
+
+    unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
+        System.dealloc(at, layout)
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+pub fn allocations() -> usize {
+    ALLOCATIONS.load(Ordering::Relaxed)
+}
+
+pub fn bytes_of<T: ?Sized>(value: &'static T) -> &'static [u8] {
+    unsafe { std::slice::from_raw_parts(value as *const T as *const u8, std::mem::size_of_val(value)) }
+}
+
+/// Prints a constant: plan and number, address, what its type is aligned to, name, dtype, bits, shape, bytes.
+pub fn show<T: ?Sized>(number: (u32, u32), value: Option<&'static T>, about: (&str, &str, u8), shape: &[u64]) {
+    let bytes = value.map_or(&[][..], bytes_of);
+    let hex = |bytes: &[u8]| bytes.iter().map(|b| format!("{:02x}", b)).collect::<String>();
+    let at = value.map_or(0, |v| v as *const T as *const u8 as usize);
+    let align = value.map_or(1, std::mem::align_of_val);
+    let (name, dtype, bits) = about;
+    let dims: Vec<String> = shape.iter().map(u64::to_string).collect();
+    let (name, dims, bytes) = (hex(name.as_bytes()), dims.join(","), hex(bytes));
+    println!("{} {} {at} {align} -{name} {dtype} {bits} -{dims} -{bytes}", number.0, number.1);
+}

@@ -1,0 +1,37 @@
+"""Rust programs that tests build around zcrecord.rs and generated modules, by every rustc that is there.
+
+The oldest one that the sources are for is Debian 12's, 1.63; a newer one on PATH is asked as well.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+__all__ = ["READER", "SOURCES", "build", "compile_rust", "compilers"]
+
+SOURCES = Path(__file__).parent / "rust"
+READER = Path(__file__).parents[1] / "zcrecord" / "embed" / "zcrecord.rs"
+DEBIANS = "/usr/bin/rustc"
+
+
+def compilers() -> list[str]:
+    """Return each rustc: that on PATH, and that of the system if it is another."""
+    found = [path for path in (shutil.which("rustc"), shutil.which(DEBIANS)) if path is not None]
+    return list(dict.fromkeys(found))
+
+
+def compile_rust(
+    rustc: str, source: Path, out: Path, *flags: str, edition: str = "2021"
+) -> subprocess.CompletedProcess[str]:
+    """Compile a file, warnings being errors, whatever comes of it."""
+    command = [rustc, "--edition", edition, "-D", "warnings", *flags, str(source), "-o", str(out)]
+    return subprocess.run(command, capture_output=True, text=True, cwd=out.parent)
+
+
+def build(rustc: str, source: Path, out: Path, *flags: str, edition: str = "2021") -> Path:
+    """Compile a file; anything that the compiler has to say fails."""
+    done = compile_rust(rustc, source, out, *flags, edition=edition)
+    assert done.returncode == 0 and not done.stderr, f"{rustc} {source} {flags}\n{done.stderr[-6000:]}"
+    return out

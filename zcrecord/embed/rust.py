@@ -1,0 +1,268 @@
+"""Tensors as typed statics of Rust: a module without std, each one a reference into the archive's own bytes.
+
+Knows how Rust declares each element type and shape. Two forms: the archive as one aligned static, by `include_bytes!`,
+or each tensor a symbol of its own, by `global_asm!`. What shares whose bytes is `planning`'s.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+
+from zcrecord.errors import UnsupportedError
+from zcrecord.layout import payload_alignment
+
+from .assembly import packed_file, sections
+from .naming import identifiers
+from .planning import Constant, Plan, item_alignment
+from .wording import head, literal, path_between, told
+
+__all__ = ["files"]
+
+_TRACKED = 256 << 20  # bytes; a compiler that includes more than this takes long, or fails
+_FORMS = {
+    "bool": "bool is u8, 0 or 1.",
+    "half": "float16 and bfloat16 are u16: their bits.",
+    "narrow": "8-bit floats are u8: their bits.",
+    "packed": "Elements below 8 bits are packed into [u8; NBYTES]: element i is bits [i * BITS, (i + 1) * BITS), "
+    " counted from the least significant bit of the first byte on.",
+    "string": "Strings are [u8; NBYTES]: their bytes, zeros to a multiple of 8, then COUNT + 1 offsets of 64 bits.",
+    "unknown": "What has an element type that the generator did not know is [u8; NBYTES].",
+}
+
+_MODULE = """\
+#[allow(unused_imports)]
+pub use constants::*;
+
+#[allow(dead_code, unsafe_code, clippy::all)] // whatever the program does not use
+mod constants {
+#[cfg(not(target_endian = "little"))]
+compile_error!("the archive is little-endian and used as it lies");
+"""
+
+_FILE = """
+const {const}: &[u8; {nbytes}] = include_bytes!({path});
+"""
+
+_CHECK = """
+const ZCR__CHECK: u64 = {{
+    let [.., a, b, c, d, e, f, g, h] = *ZCR__FILE;
+    u64::from_le_bytes([a, b, c, d, e, f, g, h])
+}};
+const _: () = assert!(
+    ZCR__CHECK == {crc:#018x},
+    "the archive is not the one that this file was generated from: generate it again"
+);
+"""
+
+_BLOB = """
+#[repr(C, align({alignment}))]
+struct {kind}([u8; {nbytes}]);
+{section}static {name}: {kind} = {kind}(*{const});
+"""
+
+_ARCHIVE = """
+/// All bytes of the archive, as `zcrecord::Archive::open` takes them.
+pub static {upper}_ARCHIVE: &[u8] = &ZCR__BLOB.0;
+"""
+
+_ELF = 'not(any(target_vendor = "apple", windows))'
+_COFF = (r".if \log2 > 13", ".p2align 13", ".else", r".p2align \log2", ".endif")  # no alignment past 8192
+_TARGETS = {  # to what begins a section, and whether names have an underscore before them
+    _ELF: ("elf", (r".p2align \log2",), ""),
+    'target_vendor = "apple"': ("macho", (r".p2align \log2",), "_"),
+    'all(windows, target_arch = "x86")': ("coff", _COFF, "_"),
+    'all(windows, not(target_arch = "x86"))': ("coff", _COFF, ""),
+}
+
+
+def files(
+    plan: Plan, directory: str, *, assembly: bool = False, section: str | None = None
+) -> dict[str, Iterable[bytes]]:
+    """Return the module for a Rust program, and the packed file if there is one; `core` alone, rustc 1.63 and later.
+
+    Args:
+        plan: what is to be embedded.
+        directory: where the files will lie; the archive is found from there.
+        assembly: each tensor is a symbol by `global_asm!`, with the archive's absolute path: for large archives, of
+            which the linker then drops what is not used. Otherwise the whole archive is one static.
+        section: an ELF or COFF section for the bytes; one that ends in a dot gets a name added to it.
+
+    Raises:
+        UnsupportedError: no section can have that name; or, without `assembly`, a tensor is to be aligned to more than
+            its place in the archive is.
+
+    Example:
+        >>> import numpy as np, zcrecord
+        >>> from zcrecord.embed.planning import plan
+        >>> _ = zcrecord.save_record({"w": np.ones((2, 3), np.float32)}, "model.zcr")
+        >>> module = b"".join(files(plan("model.zcr"), ".")["model.rs"]).decode()
+        >>> "pub static W: &[[f32; 3]; 2] = " in module, 'pub const W_NAME: &str = "w";' in module
+        (True, True)
+    """
+    where = sections(section)
+    if not assembly:
+        _check_alignments(plan)
+    body = _assembled(plan, directory, where) if assembly else _included(plan, directory, section)
+    return {f"{plan.stem}.rs": _module(plan, body, assembly), **packed_file(plan)}
+
+
+def _check_alignments(plan: Plan) -> None:
+    """Check that each tensor lies in the archive as it is asked for, beyond what the archive gives it by itself."""
+    given = plan.record.archive.header.alignment
+    for c in plan.constants:
+        own = max(payload_alignment(c.nbytes, given), item_alignment(c.dtype))
+        if c.base is None and c.place == "archive" and c.alignment > own and c.offset % c.alignment:
+            what = f"its place in the archive is no multiple of {c.alignment}; assembly places it on one, or save it so"
+            raise UnsupportedError(what, path=plan.archive, tensor=c.name)
+
+
+def _module(plan: Plan, body: Iterable[str], assembly: bool) -> Iterator[bytes]:
+    yield (head(plan, _about(plan, assembly)) + "\n" + _MODULE).encode()
+    for text in body:
+        yield text.encode()
+    yield b"}\n"
+
+
+def _about(plan: Plan, assembly: bool) -> list[str]:
+    kept = [c for c in plan.constants if c.nbytes and c.base is None]
+    nbytes = sum(c.nbytes for c in kept)
+    how = (
+        "Each is a symbol of its own, and the linker drops those that nothing uses."
+        if assembly
+        else "They refer to one static, which holds the whole archive; for large ones see --assembly."
+    )
+    return [
+        f"{len(plan.constants)} tensors in {nbytes} bytes of read-only memory; no RAM, nothing to initialise, no std."
+        f" All are in C order and aligned. {how}",
+        f"   mod {plan.stem};",
+        "or, where build.rs generates it,",
+        f'   mod {plan.stem} {{ include!(concat!(env!("OUT_DIR"), "/{plan.stem}.rs")); }}',
+        "In a crate that forbids unsafe code this module has to be a crate of its own: bytes become arrays here, which"
+        " is sound for numbers, whose every pattern of bits is one. Editions 2018 and 2021.",
+        *_forms(plan),
+    ]
+
+
+def _forms(plan: Plan) -> list[str]:
+    """Return what a reader of the module has to know of the element types that occur."""
+    kinds: dict[str, None] = {}
+    for c in plan.constants:
+        if c.dtype.rust is None:
+            kinds["unknown" if c.dtype.bits else "string"] = None
+        elif c.bits < 8:
+            kinds["packed"] = None
+        elif c.dtype.name == "bool":
+            kinds["bool"] = None
+        elif "float" in c.dtype.name and c.dtype.rust.startswith("u"):
+            kinds["half" if c.bits == 16 else "narrow"] = None
+    return [text for kind, text in _FORMS.items() if kind in kinds]
+
+
+def _named(plan: Plan) -> Iterator[tuple[Constant, str]]:
+    """Yield the constants with their names in the module, which go without the prefix."""
+    local, _ = identifiers([c.identifier[len(plan.prefix) :] for c in plan.constants], prefix="", stem=plan.stem)
+    for c, name in zip(plan.constants, local, strict=True):
+        yield c, name.upper()
+
+
+def _included(plan: Plan, directory: str, section: str | None) -> Iterator[str]:
+    """Yield the form with one static for the archive, and one for what was put into C order."""
+    upper = plan.stem.upper()
+    alignment = max([plan.base_alignment, *(c.alignment for c in plan.constants)])
+    sizes = {"alignment": alignment, "section": _link_section(section, plan.stem)}
+    yield _file(plan, directory)
+    yield _BLOB.format(const="ZCR__FILE", kind="Blob", name="ZCR__BLOB", nbytes=plan.archive_size, **sizes)
+    yield _ARCHIVE.format(upper=upper)
+    if plan.packed_size:
+        path = _string(f"{plan.stem}_packed.bin")
+        yield _FILE.format(const="ZCR__PACKED_FILE", nbytes=plan.packed_size, path=path)
+        names = {"const": "ZCR__PACKED_FILE", "kind": "Packed", "name": "ZCR__PACKED"}
+        yield _BLOB.format(nbytes=plan.packed_size, **names, **sizes)
+    for c, name in _named(plan):
+        blob = "ZCR__PACKED" if c.place == "packed" else "ZCR__BLOB"
+        yield _declared(c, name, f"&*({blob}.0.as_ptr().add({c.offset}) as *const {_type(c)})")
+
+
+def _assembled(plan: Plan, directory: str, where: dict[str, str]) -> Iterator[str]:
+    """Yield the form with a symbol for each tensor."""
+    if plan.archive_size < _TRACKED:
+        yield _file(plan, directory)  # no part of what is linked; the compiler sees when it changes
+    yield "\n// Each symbol has a section of its own, which a linker drops where nothing uses it.\n"
+    yield "macro_rules! symbols {\n    ($($line:literal)*) => {\n"
+    for cfg, (form, aligned, mark) in _TARGETS.items():
+        macros = "".join(f'    r##"{line}"##,\n' for line in _macros(where[form], aligned, mark, elf=cfg == _ELF))
+        end = '$($line,)* ".purgem zcr_at", ".purgem zcr_set", ".text", options(raw)'
+        yield f"#[cfg({cfg})]\ncore::arch::global_asm!(\n{macros}    {end}\n);\n"
+    yield "    };\n}\n\nsymbols! {\n"
+    for line in _lines(plan, directory):
+        yield f'    r##"{line}"##\n'
+    yield "}\n"
+    yield '\nextern "C" {\n'
+    for c in plan.constants:
+        if c.nbytes:
+            yield f'    #[link_name = "{c.identifier}"]\n    static ZCR__{c.identifier.upper()}: {_type(c)};\n'
+    yield "}\n"
+    for c, name in _named(plan):
+        yield _declared(c, name, f"&ZCR__{c.identifier.upper()}")
+
+
+def _macros(section: str, aligned: Iterable[str], mark: str, *, elf: bool) -> list[str]:
+    """Return the assembler's macros that start a symbol, and that name a part of one."""
+    hidden = [r".hidden \name", r".type \name, %object", r".size \name, \nbytes"] if elf else []
+    out = [".macro zcr_at name, number, log2, nbytes", f".section {section}", *aligned]
+    out += [rf".globl {mark}\name", *hidden, rf"{mark}\name:", ".endm"]
+    out += [".macro zcr_set name, base, offset, nbytes", rf".globl {mark}\name", *hidden]
+    return [*out, rf".set {mark}\name, {mark}\base + \offset", ".endm"]
+
+
+def _lines(plan: Plan, directory: str) -> Iterator[str]:
+    """Yield a symbol for each tensor, its bytes taken from a file by its absolute path."""
+    places = {"archive": plan.archive, "packed": os.path.join(directory, f"{plan.stem}_packed.bin")}
+    paths = {place: literal(os.path.realpath(path).encode(errors="surrogateescape")) for place, path in places.items()}
+    for number, c in enumerate(plan.constants, 1):
+        if c.base is not None:
+            yield f"zcr_set {c.identifier}, {c.base}, {c.base_offset}, {c.nbytes}"
+        elif c.nbytes:
+            yield f"zcr_at {c.identifier}, {number}, {c.alignment.bit_length() - 1}, {c.nbytes}"
+            yield f".incbin {paths[c.place or '']}, {c.offset}, {c.nbytes}"
+
+
+def _file(plan: Plan, directory: str) -> str:
+    """Return the archive's bytes as a constant, and a check that they are still the same."""
+    path = path_between(directory, plan.archive)
+    included = _FILE.format(const="ZCR__FILE", nbytes=plan.archive_size, path=_string(path))
+    return included + _CHECK.format(crc=plan.header_crc << 32 | plan.index_crc)
+
+
+def _link_section(section: str | None, stem: str) -> str:
+    if section is None:
+        return ""
+    name = f"{section}{stem}" if section.endswith(".") else section
+    return f'#[cfg_attr(not(any(target_vendor = "apple", windows)), link_section = "{name}")]\n'
+
+
+def _declared(c: Constant, name: str, value: str) -> str:
+    """Return a tensor's static, if it has bytes, and its constants."""
+    kind = "u64" if max(c.shape, default=0) >> 32 else "usize"
+    static = f"pub static {name}: &{_type(c)} = unsafe {{ {value} }};\n" if c.nbytes else ""
+    about = f"/// {told(c)}\n" if c.nbytes else f"// {told(c)}\n"
+    out = f"\n{about}{static}pub const {name}_NAME: &str = {_string(c.name)};\n"
+    out += f"pub const {name}_DTYPE: &str = {_string(c.dtype.name)};\npub const {name}_BITS: u8 = {c.bits};\n"
+    return out + f"pub const {name}_SHAPE: [{kind}; {len(c.shape)}] = [{', '.join(map(str, c.shape))}];\n"
+
+
+def _string(text: str) -> str:
+    """Return text as a Rust literal of ASCII letters."""
+    plain = (c if " " <= c <= "~" and c not in '"\\' else f"\\u{{{ord(c):x}}}" for c in text)
+    return f'"{"".join(plain)}"'
+
+
+def _type(c: Constant) -> str:
+    """Return the type of a constant: `[[f32; 128]; 64]`."""
+    if c.dtype.rust is None or c.bits < 8:
+        return f"[u8; {c.nbytes}]"
+    out = c.dtype.rust
+    for dim in reversed(c.shape):
+        out = f"[{out}; {dim}]"
+    return out
