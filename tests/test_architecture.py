@@ -24,12 +24,15 @@ FLOORS = """
     tree paths unfold sink compressed ordered writer streaming source frames views reader contents describe parts
     typed.fields typed.wanted typed.composed typed handover
     record packed loading save recording converting pieces cutting packing transport .
+    embed.programs embed.attaching
     onnx.varints onnx.wire onnx.properties onnx.schema onnx.nodes onnx.values onnx.names onnx.scanner
     onnx.placed onnx.places onnx.external onnx.files onnx.locating onnx.listing onnx.selecting
     onnx.convert onnx.graph onnx.linked onnx.export onnx.runtime onnx
     formats.structure formats.safetensors_header formats.mapped formats.shards formats.safetensors
     formats.npy formats.zipped formats.npz formats.torch formats.gguf formats
     compat.safetensors.opening compat.safetensors.numpy compat.safetensors.torch compat.safetensors compat
+    embed.naming embed.planning embed.wording embed.python embed.writing embed.assembly embed.c embed.blob embed.rust
+    embed.generating embed
     render commands arguments cli __main__
 """
 FLOOR = {f"zcrecord.{name}".rstrip("."): i for i, name in enumerate(FLOORS.split())}

@@ -22,6 +22,7 @@ import test_examples
 import zcrecord
 import zcrecord.compat.safetensors.numpy
 import zcrecord.compat.safetensors.torch
+import zcrecord.embed
 import zcrecord.formats
 import zcrecord.onnx
 import zcrecord.transport
@@ -30,7 +31,16 @@ from zcrecord.compat import safetensors as compat
 
 MODULES = {
     module: module.__name__
-    for module in (zcrecord, compat, compat.numpy, compat.torch, zcrecord.formats, zcrecord.onnx, zcrecord.transport)
+    for module in (
+        zcrecord,
+        compat,
+        compat.numpy,
+        compat.torch,
+        zcrecord.embed,
+        zcrecord.formats,
+        zcrecord.onnx,
+        zcrecord.transport,
+    )
 }
 CHANGED = """The public API is not what tests/test_public_api.py says it is.
 Was that not meant? Give the new name a leading underscore, or the old one its place back.
@@ -155,6 +165,20 @@ zcrecord.compat.safetensors.torch.save_file(tensors: Mapping[str, Any], filename
     metadata: Mapping[str, str] | None = None) -> None
 zcrecord.compat.safetensors.torch.save_model(model: Any, filename: str | os.PathLike[str], metadata: Mapping[str,
     str] | None = None, force_contiguous: bool = True) -> None
+zcrecord.embed.AttachReport(program: str, dest: str, program_bytes: int, archive_bytes: int, offset: int,
+    replaced_bytes: int | None)
+zcrecord.embed.DetachReport(program: str, dest: str | None, program_bytes: int, archive_bytes: int, exact: bool)
+zcrecord.embed.EmbedReport(archive: str, lang: str, files: tuple[str, ...], tensors: int, nbytes: int, shared: int,
+    empty: int, left_out: int, renamed: tuple[tuple[str, str], ...], repacked: tuple[str, ...])
+zcrecord.embed.attach(program: Any, archive: Any, dest: Any = None, *, verify: Verify = 'full', force: bool = False,
+    durable: bool = True, progress: Progress | None = None) -> AttachReport
+zcrecord.embed.detach(program: Any, dest: Any = None, *, keep: bool = False, force: bool = False,
+    durable: bool = True) -> DetachReport
+zcrecord.embed.generate(source: Any, directory: Any, *, lang: Language, blob: BlobForm | None = None,
+    assembly: bool = False, select: Patterns | None = None, exclude: Patterns | None = None,
+    prefix: str | None = None, section: str | None = None, alignment: int | None = None, reader: bool = False,
+    force: bool = False) -> EmbedReport
+zcrecord.embed.reader_source(lang: str) -> bytes
 zcrecord.formats.ConvertReport(source: str | None, dest: str | None, tensors: int, modules: int, renamed: int,
     payload_bytes: int, archive_bytes: int, input_bytes: int, shared_bytes: int, seconds: float,
     peak_rss: int | None, repeated_bytes: int = 0, left_out: int = 0, verified: bool = False, dry_run: bool = False)

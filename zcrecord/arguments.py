@@ -56,6 +56,8 @@ def _zcrecord_parser() -> argparse.ArgumentParser:
     _add_convert(commands)
     _add_to_onnx(commands)
     _add_packing(commands)
+    _add_embed(commands)
+    _add_attaching(commands)
     return parser
 
 
@@ -100,6 +102,56 @@ def _add_packing(commands: Any) -> None:
     for parser in (pack, unpack):
         parser.add_argument("--threads", type=_natural, metavar="N", help="default: one for each core")
         _add_output_options(parser)
+
+
+def _add_embed(commands: Any) -> None:
+    about = """Write sources that make an archive's tensors constants of a program. C, C++, assembler and Rust take the
+        bytes from the archive itself while they are built; what is written says how."""
+    parser = commands.add_parser("embed", help="constants in a program", description=about, allow_abbrev=False)
+    parser.add_argument("source", metavar="ARCHIVE", help="an archive, a file of its own")
+    what = "c: .S and .h; cpp: .S and .hpp; asm: .S and .inc; rust: .rs; python: .py"
+    parser.add_argument("--lang", required=True, choices=("c", "cpp", "asm", "rust", "python"), help=what)
+    parser.add_argument("--output", "-o", default=".", metavar="DIR", help="where they go (default: here)")
+    what = """C, C++, assembler: the archive as one constant, which zcrecord.h can open, by .incbin; C and C++ also by
+        C23's #embed, or as string literals, which every compiler takes"""
+    parser.add_argument("--blob", choices=("incbin", "embed", "string"), help=what)
+    what = "Rust: place each tensor by global_asm!, for large archives; the linker then drops what is not used"
+    parser.add_argument("--assembly", action="store_true", help=what)
+    what = "only tensors whose names match, such as 'encoder.*'; may be given several times"
+    parser.add_argument("--select", action="append", metavar="PATTERN", help=what)
+    parser.add_argument("--exclude", action="append", metavar="PATTERN", help="leave out tensors whose names match")
+    what = "before every name (default: the archive's stem and an underscore); may be empty"
+    parser.add_argument("--prefix", metavar="TEXT", help=what)
+    what = "section for the payloads, which the linker script must know (default: .rodata)"
+    parser.add_argument("--section", metavar="NAME", help=what)
+    what = "at least, of every tensor, a power of two from 16 to 65536"
+    parser.add_argument("--alignment", type=_alignment, metavar="BYTES", help=what)
+    what = "write zcrecord.h or zcrecord.rs, too, which open archives at run time"
+    parser.add_argument("--reader", action="store_true", help=what)
+    parser.add_argument("--force", "-f", action="store_true", help="replace files that this command did not write")
+    parser.add_argument("--quiet", "-q", action="store_true", help="print nothing but errors")
+    parser.add_argument("--json", action="store_true", help="print the report as JSON")
+
+
+def _add_attaching(commands: Any) -> None:
+    about = """Append an archive to an executable, which runs as before and finds its weights in itself:
+        load_record(sys.executable), or zcr_open_suffix in C."""
+    attach = commands.add_parser("attach", help="append to an executable", description=about, allow_abbrev=False)
+    attach.add_argument("program", metavar="PROGRAM", help="an executable; one attached before is replaced")
+    attach.add_argument("archive", metavar="ARCHIVE", help="an archive, a file of its own")
+    attach.add_argument("--output", "-o", metavar="OUT", help="leave PROGRAM as it is, and write this")
+    about = "Take an attached archive off an executable again."
+    detach = commands.add_parser("detach", help="take it off again", description=about, allow_abbrev=False)
+    detach.add_argument("program", metavar="PROGRAM", help="an executable with an archive attached")
+    detach.add_argument("--output", "-o", metavar="ARCHIVE", help="where the archive goes (default: nowhere)")
+    detach.add_argument("--keep", action="store_true", help="write the archive, and leave PROGRAM as it is")
+    what = "replace OUT if it exists; attach to scripts, zips and signed programs, too, which may not run then"
+    attach.add_argument("--force", "-f", action="store_true", help=what)
+    detach.add_argument("--force", "-f", action="store_true", help="replace ARCHIVE if it exists")
+    for parser in (attach, detach):
+        parser.add_argument("--no-sync", action="store_true", help="do not wait until it would survive power loss")
+        parser.add_argument("--quiet", "-q", action="store_true", help="print nothing but errors")
+        parser.add_argument("--json", action="store_true", help="print the report as JSON")
 
 
 def _add_alignment(parser: argparse.ArgumentParser) -> None:

@@ -113,7 +113,64 @@ def _unpack(args: argparse.Namespace) -> int:
     return _run("zcrecord", args, transport.unpack, threads=args.threads or None)
 
 
-_OF_FILES = {"convert": _convert, "to-onnx": _to_onnx, "pack": _pack, "unpack": _unpack}
+def _embed(args: argparse.Namespace) -> int:
+    from . import commands, embed
+    from .embed.generating import out_of_place
+    from .render import Printer
+
+    names = ("blob", "assembly", "prefix", "section", "alignment", "reader")
+    options = {name: getattr(args, name) for name in names}
+    if wrong := out_of_place(args.lang, options):
+        args.refuse(f"--{wrong}")
+    chosen = {name: getattr(args, name) for name in ("select", "exclude", "force")}
+    with _located(args.source), _ending_on_signals(), _broken_off("zcrecord"):
+        report = embed.generate(args.source, args.output, lang=args.lang, **options, **chosen)
+    if not args.quiet:
+        commands.embedded(report, Printer(sys.stdout), as_json=args.json)
+    return 0
+
+
+def _attach(args: argparse.Namespace) -> int:
+    from . import commands, embed
+    from .render import Printer, showing_progress
+
+    errors = Printer(None if args.quiet else sys.stderr)
+    options = {"force": args.force, "durable": not args.no_sync}
+    with (
+        _located(args.program),
+        _ending_on_signals(),
+        _broken_off("zcrecord"),
+        showing_progress("attaching", errors) as p,
+    ):
+        report = embed.attach(args.program, args.archive, args.output, progress=p, **options)
+    if not args.quiet:
+        commands.attached(report, Printer(sys.stdout), as_json=args.json)
+    return 0
+
+
+def _detach(args: argparse.Namespace) -> int:
+    from . import commands, embed
+    from .render import Printer
+
+    if args.keep and args.output is None:
+        args.refuse("--keep leaves PROGRAM as it is; name a file for the archive by --output")
+    options = {"keep": args.keep, "force": args.force, "durable": not args.no_sync}
+    with _located(args.program), _ending_on_signals(), _broken_off("zcrecord"):
+        report = embed.detach(args.program, args.output, **options)
+    if not args.quiet:
+        commands.detached(report, Printer(sys.stdout), as_json=args.json)
+    return 0
+
+
+_OF_FILES = {
+    "convert": _convert,
+    "to-onnx": _to_onnx,
+    "pack": _pack,
+    "unpack": _unpack,
+    "embed": _embed,
+    "attach": _attach,
+    "detach": _detach,
+}
 
 
 def _run(prog: str, args: argparse.Namespace, convert: Callable[..., Any], **options: Any) -> int:

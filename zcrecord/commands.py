@@ -21,9 +21,10 @@ from .views import Verify
 
 if TYPE_CHECKING:
     from .converting import ConvertReport
+    from .embed import AttachReport, DetachReport, EmbedReport
     from .transport import PackReport
 
-__all__ = ["converted", "info", "ls", "tree", "verify", "verify_external"]
+__all__ = ["attached", "converted", "detached", "embedded", "info", "ls", "tree", "verify", "verify_external"]
 
 _GLANCE = 50  # attributes that `info` shows on a terminal
 _COLUMNS = (("tensor", "left"), ("dtype", "left"), ("shape", "left"), ("bytes", "right"), ("offset", "right"),
@@ -289,3 +290,44 @@ def _packed(report: PackReport, out: Printer) -> Iterator[str]:
     yield f"{out.size(report.archive_bytes)} unpacked"
     yield f"{out.size(report.packed_bytes)} packed, {100 * report.packed_bytes / report.archive_bytes:.1f}%"
     yield _count(report.frames, "frame") if report.frames is not None else ""
+
+
+def embedded(report: EmbedReport, out: Printer, *, as_json: bool) -> None:
+    """Print what was generated: the files, and what in them is not as somebody might expect."""
+    if as_json:
+        out.json(asdict(report))
+        return
+    for file in report.files:
+        out.line(shown(file))
+    facts = (
+        f"{_count(report.tensors, 'tensor')}, {out.size(report.nbytes)}",
+        f"{report.shared} in another's bytes" if report.shared else "",
+        f"{report.empty} without bytes" if report.empty else "",
+        f"{_count(report.left_out, 'tensor')} left out" if report.left_out else "",
+    )
+    out.line(f"{shown(report.archive)}: {', '.join(fact for fact in facts if fact)}")
+    for name in report.repacked:
+        out.line(f"  put into C order: {shown(name)}")
+    for name, identifier in report.renamed:
+        out.line(f"  {shown(name)} is {identifier}")
+
+
+def attached(report: AttachReport, out: Printer, *, as_json: bool) -> None:
+    """Print what attaching did."""
+    if as_json:
+        out.json(asdict(report))
+        return
+    before = "" if report.replaced_bytes is None else f", in the place of one of {out.size(report.replaced_bytes)}"
+    what = f"{out.size(report.program_bytes)} of program, {out.size(report.archive_bytes)} of archive"
+    out.line(f"{shown(report.dest)}: {what} at {report.offset}{before}")
+
+
+def detached(report: DetachReport, out: Printer, *, as_json: bool) -> None:
+    """Print what detaching did."""
+    if as_json:
+        out.json(asdict(report))
+        return
+    if report.dest is not None:
+        out.line(f"{shown(report.dest)}: {out.size(report.archive_bytes)}")
+    rest = "" if report.exact else ", with what lay between it and the archive, which another program attached"
+    out.line(f"{shown(report.program)}: {out.size(report.program_bytes)}{rest}")

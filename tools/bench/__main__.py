@@ -18,7 +18,7 @@ from tools.worker import ROOT
 
 __all__ = ["AREAS", "PAGES", "RESULTS", "main"]
 
-AREAS = ("small", "growth", "large", "cold", "sparse", "imports", "exchange", "convert", "session")
+AREAS = ("small", "growth", "large", "cold", "sparse", "imports", "exchange", "convert", "session", "embedding")
 RESULTS = ROOT / "tools" / "bench" / "results.json"
 PAGES = {ROOT / "README.md": HEADLINES, ROOT / "docs" / "measurements.md": None}  # which rows each shows
 

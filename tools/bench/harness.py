@@ -77,7 +77,7 @@ class Promise:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One comparison: medians by contestant, ours under OURS, all in `unit` ("s" or "B")."""
+    """One comparison: medians by contestant, ours under OURS, all in `unit`: "s", "B", or "" for a count."""
 
     area: str
     work: str

@@ -27,6 +27,11 @@ HEADLINES = (
     "ONNX Runtime, GPT, 1.6 GB: create the session",
     "ONNX Runtime, GPT, 1.6 GB: steady latency, batch 1",
     "ONNX Runtime, one weight in two branches, 537 MB: private memory after an answer of each",
+    "load 256 KB of weights that are part of a program: allocations",
+    "gcc, 64 MiB of weights to an object file",
+    "arrays out of a Python constant of 64 MiB: allocated",
+    "Cortex-M3, zcrecord.h: code to open, find and verify",
+    "Cortex-M3, zcrecord.h: instructions to find one of 1,000 tensors",
 )
 
 
@@ -88,11 +93,13 @@ def _cells(row: Row) -> tuple[str, ...]:
 def _ratio(row: Row) -> str:
     """Return our value against the peer's, in the words of the promise, so that the two can be compared."""
     promise, ours = row.promise, row.values[OURS]
-    if len(row.values) == 1 or (promise is not None and promise.peer is None):
+    if promise is not None and promise.peer is None:
         return ""  # a limit; a growth of nothing has no ratio
     # What is ours in another setting is not a peer.
-    peer = promise.peer if promise else next(n for n in row.values if not n.startswith(OURS))
-    factor = row.values[peer or ""] / ours
+    peer = promise.peer if promise else next((n for n in row.values if not n.startswith(OURS)), None)
+    if peer is None:
+        return ""
+    factor = row.values[peer] / ours
     if promise and promise.kind == "within":
         return f"{1 / factor:.2f}x"
     return f"{_factor(factor)} faster" if factor >= 1 else f"{_factor(1 / factor)} slower"
@@ -128,9 +135,13 @@ def _wins(rows: list[Row]) -> list[str]:
 
 def _quantity(value: float, unit: str) -> str:
     if unit == "B":
-        if 0 < abs(value) < 10_000:
+        if abs(value) < 10_000:
             return f"{value:,.0f} B"
+        if abs(value) < MIB:
+            return f"{value / 1024:,.1f} KiB"
         return f"{value / MIB:,.0f} MiB" if abs(value) >= 10 * MIB else f"{value / MIB:.2f} MiB"
+    if unit != "s":
+        return f"{value:,.0f} {unit}".rstrip()
     if value >= 1:
         return f"{value:.2f} s"
     if value < 1e-5:

@@ -1,0 +1,119 @@
+"""Promise P5 on this machine: programs use weights where they were linked, and allocate and copy nothing.
+
+C, C++ and Rust, with weights as typed symbols and in a whole archive that is opened at run time.
+"""
+
+from __future__ import annotations
+
+import functools
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tools.hosted import build_c, build_rust, run_together, write_model
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="platform: /proc/PID/smaps is Linux's")
+
+ROWS, COLUMNS = 1024, 1024
+NBYTES = ROWS * COLUMNS * 4
+SUM = ROWS * COLUMNS * 0.5 + 1 - 2 + 3 - 4
+
+SANITIZE = "-fsanitize=address,undefined"
+COMPILERS = {
+    "C, gcc": ["gcc", "-std=c99"],
+    "C, clang": ["clang-19", "-std=c99"],
+    "C++, g++": ["g++"],
+    "C++, clang": ["clang++-19"],
+    "C, 32 bits": ["gcc", "-m32", "-std=c99"],
+    "C, gcc, sanitized": ["gcc", "-std=c99", SANITIZE, "-fno-sanitize-recover=all"],
+    "C, clang, sanitized": ["clang-19", "-std=c99", SANITIZE, "-fno-sanitize-recover=all"],
+    "C, 32 bits, sanitized": ["gcc", "-m32", "-std=c99", SANITIZE, "-fno-sanitize-recover=all"],
+}
+RUST = {"Rust": False, "Rust, global_asm!": True}  # which has no archive to open, since each tensor lies by itself
+NEEDS = {"gcc": ["gcc"], "clang-19": ["clang-19"], "g++": ["gcc", "g++"], "clang++-19": ["clang-19"]}
+PROGRAMS = ("host_symbols", "host_archive")
+
+Build = Callable[..., Path]
+
+
+def languages(*names: str) -> pytest.MarkDecorator:
+    """Parametrize by language, each with the tools it needs."""
+    tools = {name: NEEDS[command[0]] for name, command in COMPILERS.items()} | {name: ["rustc"] for name in RUST}
+    tools |= {name: ["gcc -m32"] for name in names if "32 bits" in name}
+    marked = [pytest.param(name, marks=pytest.mark.needs(*tools[name])) for name in names]
+    return pytest.mark.parametrize("language", marked)
+
+
+with_every_program = pytest.mark.parametrize("program", PROGRAMS)
+
+
+@pytest.fixture(scope="module")
+def build(tmp_path_factory: pytest.TempPathFactory) -> Build:
+    """A program in a language, with or without a deliberate copy; each is built once."""
+    folder = tmp_path_factory.mktemp("host")
+    archive = write_model(folder, ROWS, COLUMNS)
+
+    @functools.cache
+    def program(language: str, name: str, *, copied: bool = False) -> Path:
+        if language in RUST:
+            return build_rust(folder, archive, name, assembly=RUST[language], copied=copied)
+        return build_c(folder, archive, name, COMPILERS[language], copied=copied)
+
+    return program
+
+
+@with_every_program
+@languages("C, gcc", "C, clang", "C++, g++", "C++, clang", "C, 32 bits", "Rust")
+def test_program_allocates_nothing_and_reads_its_weights_from_its_own_file(
+    build: Build, language: str, program: str
+) -> None:
+    built = build(language, program)
+    (ran,) = run_together(built)
+    assert (ran.told["allocations"], ran.told["bytes"]) == (0, 0)
+    assert (ran.told["nbytes"], ran.told["sum"]) == (NBYTES, SUM)
+    assert ran.pages.permissions == {"r--p"}
+    assert ran.pages.files == {str(built)}
+    assert ran.pages.private_dirty == 0
+
+
+@with_every_program
+@languages("C, gcc", "C++, g++", "C, 32 bits", "Rust")
+def test_a_deliberate_copy_is_noticed(build: Build, language: str, program: str) -> None:
+    """What the other tests measure with: malloc, operator new and Rust's allocator are counted, pages told apart."""
+    built = build(language, program, copied=True)
+    for ran in run_together(built, 2):
+        assert (ran.told["allocations"], ran.told["bytes"], ran.told["sum"]) == (1, NBYTES, SUM)
+        assert ran.pages.permissions == {"rw-p"}
+        assert str(built) not in ran.pages.files
+        assert ran.pages.private_dirty >= NBYTES
+        assert ran.pages.shared == 0
+
+
+@with_every_program
+@languages("C, gcc", "C++, g++", "Rust")
+def test_two_processes_share_the_pages_of_their_weights(build: Build, language: str, program: str) -> None:
+    for ran in run_together(build(language, program), 2):
+        assert ran.pages.shared >= NBYTES
+        assert ran.pages.private_dirty == 0
+        assert ran.pages.pss <= ran.pages.rss / 2 + (64 << 10)  # what lies around the weights one may have read alone
+
+
+@languages("Rust, global_asm!")
+def test_statics_placed_one_by_one_are_used_where_they_lie_as_well(build: Build, language: str) -> None:
+    built = build(language, "host_symbols")
+    for ran in run_together(built, 2):
+        assert (ran.told["allocations"], ran.told["bytes"], ran.told["sum"]) == (0, 0, SUM)
+        assert ran.pages.permissions == {"r--p"}
+        assert ran.pages.files == {str(built)}
+        assert ran.pages.shared >= NBYTES
+
+
+@with_every_program
+@languages("C, gcc, sanitized", "C, clang, sanitized", "C, 32 bits, sanitized")
+def test_program_runs_under_the_sanitizers(build: Build, language: str, program: str) -> None:
+    done = subprocess.run([build(language, program)], stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert f'"sum": {SUM:.0f}' in done.stdout

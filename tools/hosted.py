@@ -1,0 +1,168 @@
+"""Programs of this machine with weights in them, built and run: what they allocate, of what pages their weights are.
+
+Knows the programs tests/c/host_*.c and tests/rust/host_*.rs. Each prints a line of JSON, with at least `address` and
+`nbytes` of its weights, and then waits for the end of its standard input. What is to be shown by them is left to tests
+and benchmarks.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+import zcrecord
+from tools.worker import ROOT
+from zcrecord.embed import generate
+
+__all__ = ["WARNINGS", "Hosted", "Pages", "build_c", "build_rust", "run_together", "write_model"]
+
+TESTS = ROOT / "tests"
+WARNINGS = ("-Wall", "-Wextra", "-Wpedantic", "-Wconversion", "-Wshadow", "-Werror")
+BIASES = (1, -2, 3, -4)
+
+
+@dataclass(frozen=True, slots=True)
+class Pages:
+    """The mappings that hold a range of a process's memory, in the words of /proc/PID/smaps; sizes in bytes.
+
+    Attributes:
+        permissions: of every mapping that holds a byte of the range, such as {"r--p"}.
+        files: what is mapped there; "" is memory of the process's own.
+        shared: resident pages that another process has mapped, too.
+        private_dirty: pages that were written to, and are this process's alone.
+    """
+
+    permissions: frozenset[str]
+    files: frozenset[str]
+    rss: int
+    pss: int
+    shared: int
+    private_dirty: int
+
+
+@dataclass(frozen=True, slots=True)
+class Hosted:
+    """What one process told, and what the kernel told of the pages of its weights while it ran."""
+
+    told: dict[str, Any]
+    pages: Pages
+
+
+def write_model(folder: Path, rows: int, columns: int) -> Path:
+    """Write `model.zcr` with the tensors that the programs use, and return its path.
+
+    They are `encoder.weight`, float32 of that shape, every number 0.5, and `encoder.bias`, four int16.
+    """
+    weight = np.full((rows, columns), 0.5, np.float32)
+    archive = folder / "model.zcr"
+    zcrecord.save_record({"encoder": {"weight": weight, "bias": np.array(BIASES, np.int16)}}, archive, durable=False)
+    return archive
+
+
+def build_c(
+    folder: Path, archive: Path, program: str, compiler: Sequence[str] = ("gcc",), *, copied: bool = False
+) -> Path:
+    """Return a program of tests/c, with the weights of an archive in it as symbols or, for `host_archive`, as a blob.
+
+    Args:
+        folder: where files are generated and the program is written.
+        archive: made by `write_model`.
+        program: its name in tests/c.
+        compiler: a C or C++ compiler with its options. With one of -fsanitize the program does not count allocations:
+            the sanitizer has an allocator of its own.
+        copied: the program first copies its weights: what a measurement has to notice.
+    """
+    made = folder / "_".join([program, *compiler, *(["copied"] * copied)]).replace("/", "")
+    cpp = "++" in compiler[0]
+    whole = program == "host_archive"
+    lang: Literal["c", "cpp"] = "cpp" if cpp else "c"
+    report = generate(archive, made, lang=lang, blob="incbin" if whole else None, reader=whole)
+    sources = [Path(file) for file in report.files if file.endswith((".S", ".c"))]
+    sanitized = any(option.startswith("-fsanitize") for option in compiler)
+    counting = TESTS / "c" / ("host_uncounted.c" if sanitized else "host_counting.c")
+    objects = []
+    for source in (TESTS / "c" / f"{program}.c", counting, *sources):
+        out = made / f"{source.stem}_{source.suffix[1:]}.o"
+        # The program itself is C++ as well; the rest stays what it is.
+        standard = ["-x", "c++", "-std=c++11"] if cpp and source.stem == program else []
+        if cpp and source == counting:
+            standard = ["-x", "c"]
+        defines = ["-DHOST_COPY"] * copied
+        include = [f"-I{made}", f"-I{TESTS / 'c'}"]
+        _run([*compiler, "-O2", "-g", *WARNINGS, *standard, *defines, *include, "-c", source, "-o", out], made)
+        objects.append(out)
+    _run([*compiler, *objects, "-o", made / program], made)
+    return _written_back(made / program)
+
+
+def build_rust(folder: Path, archive: Path, program: str, *, assembly: bool = False, copied: bool = False) -> Path:
+    """Return a program of tests/rust, likewise; `assembly` has each tensor placed by `global_asm!`."""
+    made = folder / "_".join([program, "rust", *(["assembly"] * assembly), *(["copied"] * copied)])
+    generate(archive, made, lang="rust", assembly=assembly, reader=program == "host_archive")
+    for name in (program, "host_counting"):
+        shutil.copy(TESTS / "rust" / f"{name}.rs", made)
+    environment = {**os.environ, "HOST_COPY": "1"} if copied else None
+    command = ["rustc", "--edition", "2021", "-O", "-D", "warnings", f"{program}.rs", "-o", program]
+    _run(command, made, environment)
+    return _written_back(made / program)
+
+
+def _run(command: Sequence[str | Path], folder: Path, environment: Mapping[str, str] | None = None) -> None:
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(map(str, command))}: exit {done.returncode}\n{done.stdout}{done.stderr}")
+
+
+def _written_back(program: Path) -> Path:
+    """Return a program whose pages are clean: those of a new file are dirty until they are on the disk."""
+    with program.open("rb") as file:
+        os.fsync(file.fileno())
+    return program
+
+
+def run_together(program: Path, count: int = 1) -> list[Hosted]:
+    """Run a program in so many processes at once, and look at all of them when each has used its weights.
+
+    Raises:
+        RuntimeError: one of them failed.
+    """
+    processes = [subprocess.Popen([program], stdin=subprocess.PIPE, stdout=subprocess.PIPE) for _ in range(count)]
+    try:
+        lines = [process.stdout.readline() for process in processes if process.stdout is not None]
+        if not all(lines):
+            status = processes[lines.index(b"")].wait()
+            raise RuntimeError(f"{program}: exit {status}, and it said nothing")
+        told = [json.loads(line) for line in lines]
+        return [
+            Hosted(words, _pages(process.pid, words["address"], words["address"] + words["nbytes"]))
+            for process, words in zip(processes, told, strict=True)
+        ]
+    finally:
+        for process in processes:
+            process.communicate()
+
+
+def _pages(pid: int, start: int, end: int) -> Pages:
+    permissions, files, sums = set(), set(), {"Rss": 0, "Pss": 0, "Shared_Clean": 0, "Shared_Dirty": 0}
+    sums["Private_Dirty"] = 0
+    inside = False
+    for line in Path(f"/proc/{pid}/smaps").read_text().splitlines():
+        words = line.split(maxsplit=5)
+        if not words[0].endswith(":"):
+            low, high = (int(word, 16) for word in words[0].split("-"))
+            inside = low < end and start < high
+            if inside:
+                permissions.add(words[1])
+                files.add(words[5] if len(words) == 6 else "")
+        elif inside and words[0][:-1] in sums:
+            sums[words[0][:-1]] += int(words[1]) * 1024
+    shared = sums["Shared_Clean"] + sums["Shared_Dirty"]
+    return Pages(frozenset(permissions), frozenset(files), sums["Rss"], sums["Pss"], shared, sums["Private_Dirty"])
