@@ -11,7 +11,7 @@ import os
 import subprocess
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -98,23 +98,23 @@ def wide() -> Iterator[bytes]:
             yield forged.seal()
 
 
-def uneven() -> Iterator[Forge]:
+def uneven() -> Iterator[bytes]:
     """Yield archives that break a rule which others mostly stand before."""
     forged = Forge(saved({}))
     forged.widen = 8
-    yield forged  # R11: nothing but payload_offset is unaligned
+    yield forged.seal()  # R11: nothing but payload_offset is unaligned
     forged = rich()
     dims = [2, 3, *[1] * 63]
-    yield forged.set("tensors", "w", rank=65, dims=forged.add("dims", dims))  # R47
+    yield forged.set("tensors", "w", rank=65, dims=forged.add("dims", dims)).seal()  # R47
     wide = Forge(saved({"w": np.zeros(1 << 16, np.complex128)}))
     pools = {"dims": wide.add("dims", [2] * 16), "strides": wide.add("strides", [1 << 56] * 16)}
-    yield wide.set("tensors", "w", rank=16, **pools)  # R53: the highest byte is past 2^64, at 0
+    yield wide.set("tensors", "w", rank=16, **pools).seal()  # R53: the highest byte is past 2^64, at 0
     forged = plain()
     index = build_index(forged.columns, forged.digest_kind)
     table = int.from_bytes(index[:4], "little")
     index[:4] = (table + 2).to_bytes(4, "little")
     forged.index = index
-    yield forged  # R19
+    yield forged.seal()  # R19
     forged = plain()
     index = build_index(forged.columns, forged.digest_kind) + bytes(64)
     field = table + 8  # of the text, whose items may lie anywhere; the count may not
@@ -124,11 +124,79 @@ def uneven() -> Iterator[Forge]:
     index[at : at + 4 + size] = size.to_bytes(4, "little") + text
     index[field : field + 4] = (at - field).to_bytes(4, "little")
     forged.index = index
-    yield forged  # R22
+    yield forged.seal()  # R22
+    index = build_index(plain().columns, 1)
+    index[10:12] = (8).to_bytes(2, "little")
+    forged.index = index
+    yield forged.seal()  # R21: the table ends before its fields
+    forged.index = build_index(plain().columns, 1) + bytes(4)
+    yield forged.seal()  # R10
+    for log2 in (3, 17):
+        forged = Forge(saved({}))
+        forged.alignment_log2, forged.base_log2 = log2, max(log2, 6)
+        yield forged.seal()  # R4
+    for vector, name in (("attributes", "note"), ("metadata", "by")):
+        yield rich().rename(vector, name, b"").seal()  # R29
+    forged = Forge(saved({"w": np.ones(3), "blob": b"bytes"}))
+    row = forged.get("attributes", "blob", "value")
+    forged.payload = forged.payload[: forged.get("payloads", row, "offset")]
+    yield forged.set("payloads", row, nbytes=0).seal()  # R56
+    yield deep().seal()  # R40
+
+
+def deep() -> Forge:
+    """Nest 100 modules as an archive may, and one more in the innermost."""
+    record: dict[str, Any] = {"n": 1}
+    for _ in range(99):
+        record = {"a": record}
+    forged = Forge(saved(record))
+    modules = forged.columns["modules"]
+    assert len(modules) == 100
+    modules["end"] += 1
+    forged.columns["modules"] = np.concatenate((modules, modules[-1:]))
+    forged.rename("modules", 100, b".".join([b"a"] * 100))
+    return forged.set("modules", 100, parent=99, place=1, end=101, first_attribute=1)
+
+
+def repeating() -> Iterator[bytes]:
+    """Yield archives whose only fault is how often they repeat their pools (R30, R31); names differ in length."""
+    long = 20_000
+    for vector, record in (
+        ("tensors", {f"k{i:02}": np.full(1, i, np.uint8) for i in range(20)}),
+        ("attributes", {f"k{i:02}": i for i in range(20)}),
+        ("modules", {f"k{i:02}": {"n": i} for i in range(20)}),
+        ("metadata", {}),
+    ):
+        for short in (False, True):
+            forged = Forge(saved(record, metadata={f"k{i:02}": i for i in range(20)}))
+            start, _ = forged.text(b"x" * long)
+            column = forged.columns[vector][-20:]
+            sizes = np.arange(20) + (1 if short else long - 20)
+            column["name"], column["name_size"] = start + long - sizes, sizes
+            if "key_size" in (column.dtype.names or ()):
+                column["key_size"] = sizes
+            yield forged.seal()
+    forged = Forge(saved({f"k{i:02}": {"n": i} for i in range(20)}))
+    start, size = forged.text(b"x" * long)
+    forged.columns["modules"]["type_name"], forged.columns["modules"]["type_name_size"] = start, size
+    yield forged.seal()
+    forged = Forge(saved({f"k{i:02}": "text" for i in range(20)}))
+    start, size = forged.text(b"x" * long)
+    forged.columns["attributes"]["value"] = start | size << 32
+    yield forged.seal()
+    forged = Forge(saved({f"k{i:02}": [1, 2] for i in range(20)}))
+    forged.columns["attributes"]["value"] = forged.add("words", [7] * long) | long << 32
+    yield forged.seal()
+
+
+def test_agrees_on_what_may_be_repeated_and_how_often(checker: Path) -> None:
+    """Of four pairs the second repeats little."""
+    questions = [Question(data) for data in repeating()]
+    assert accepted(checker, questions) == 4
 
 
 def test_agrees_where_one_rule_alone_is_broken(checker: Path) -> None:
-    questions = [Question(forged.seal()) for forged in uneven()]
+    questions = [Question(data) for data in uneven()]
     assert accepted(checker, questions) == 0
 
 
