@@ -119,9 +119,8 @@ def uses(plans: Sequence[Plan], headers: Sequence[str], paths: Mapping[tuple[int
     """Return a program that shows each constant: `paths` has the expression for each plan's and constant's number."""
     includes = "".join(f'#include "{header}"\n' for header in headers)
     calls = "".join(f"    Show({p}, {n}, &{path}, sizeof {path});\n" for (p, n), path in paths.items())
-    current = " && ".join(
-        f"{scope}{p.stem}_is_current()" for p, scope in zip(plans, _scopes(plans, headers), strict=True)
-    )
+    scopes = zip(plans, _scopes(plans, headers), strict=True)
+    current = " && ".join(f"{scope}{p.stem}_is_current()" for p, scope in scopes if p.telling) or "1"
     return f"{includes}{_SHOW}\nint main(void)\n{{\n{calls}    return !({current});\n}}\n"
 
 

@@ -50,7 +50,14 @@ def test_embed_writes_the_files_of_each_language_and_names_them(
     assert sorted(path.name for path in Path("out").iterdir()) == files
     told = capsys.readouterr().out.splitlines()
     assert sorted(told[: len(files)]) == [f"out/{name}" for name in files]
-    assert told[len(files)].startswith("model.zcr: 7 tensors, 146 bytes, 2 in another's bytes")
+    whole = lang == "python" or "--blob" in options
+    nbytes = Path("model.zcr").stat().st_size if whole else 146
+    assert told[len(files)] == f"model.zcr: 7 tensors, {nbytes} bytes, 2 in another's bytes"
+    strided = [line for line in told if line.endswith(": encoder.turned")]
+    if "--blob" in options:
+        assert strided == ["  strided, so no member of the blob: encoder.turned"]
+    else:
+        assert strided == ([] if lang == "python" else ["  put into C order: encoder.turned"])
     run("embed", "model.zcr", "--lang", lang, "-o", "out", *options, "--quiet")  # what was generated may be replaced
     assert capsys.readouterr().out == ""
 
@@ -69,6 +76,20 @@ def test_embed_tells_what_was_repacked_renamed_and_left_out(capsys: pytest.Captu
     assert report["renamed"] == [["a_b", "p_a_b_2"]]
     assert "extern P_" not in Path("odd.h").read_text()
     assert "const double p_a_b[1];" in Path("odd.h").read_text()
+
+
+def test_embed_tells_names_as_the_language_has_them(capsys: pytest.CaptureFixture[str]) -> None:
+    zcrecord.save_record({"a-b": np.ones(1), "a_b": np.ones(1), "int": np.ones(1)}, "odd.zcr")
+    told = {"c": ["  a_b is odd_a_b_2"], "cpp": ["  a_b is a_b_2", "  int is t_int"], "python": []}
+    told["rust"] = [
+        line.replace("_b_2", "_B_2").replace("is a", "is A").replace("t_int", "T_INT") for line in told["cpp"]
+    ]
+    for lang, lines in told.items():
+        run("embed", "odd.zcr", "--lang", lang)
+        assert [line for line in capsys.readouterr().out.splitlines() if line.startswith("  ")] == lines
+    run("embed", "odd.zcr", "--lang", "rust", "--prefix", "net_", "--name", "net")
+    assert "  a_b is NET_A_B_2" in capsys.readouterr().out
+    assert "pub static NET_INT: &[f64; 1]" in Path("net.rs").read_text()
 
 
 def test_embed_writes_the_readers_as_they_are_shipped() -> None:

@@ -13,7 +13,6 @@ import pytest
 
 import zcrecord
 from zcrecord.embed import blob
-from zcrecord.embed.c import local_names
 from zcrecord.embed.planning import Plan, plan
 from zcrecord.embed.writing import write
 
@@ -73,7 +72,7 @@ def test_constant_is_the_archive_and_its_tensors_lie_where_they_should(
     paths: dict[tuple[int, int], str] = {}
     for p, each in enumerate(g.plans):
         paths[p, -1] = f"{each.stem}_blob.bytes"
-        named = enumerate(zip(each.constants, local_names(each), strict=True))
+        named = enumerate(zip(each.constants, each.local, strict=True))
         paths |= {(p, n): member(each, name) for n, (k, name) in named if k.place == "archive"}
     source = g.folder / f"{form}{'.cpp' if plus else '.c'}"
     source.write_text(e.uses(g.plans, [f"{each.stem}_blob.h" for each in g.plans], paths))
@@ -200,15 +199,33 @@ def test_section_is_the_one_that_is_asked_for(tmp_path: Path, form: blob.Form) -
         write(blob.files(plan(tmp_path / "m.zcr"), str(tmp_path), form=form, section='"x'), tmp_path)
 
 
-@pytest.mark.parametrize("asked", [None, 4096])
+@pytest.mark.parametrize("asked, found", [(None, 256), (64, 256), (512, 512)])
 @pytest.mark.parametrize("form", FORMS)
-def test_alignment_is_that_of_the_archive_or_more(tmp_path: Path, form: blob.Form, asked: int | None) -> None:
+def test_alignment_is_that_of_the_archive_or_more(
+    tmp_path: Path, form: blob.Form, asked: int | None, found: int
+) -> None:
     zcrecord.save_record({"a": np.ones(3)}, tmp_path / "m.zcr", alignment=256)
+    assert zcrecord.load_record(tmp_path / "m.zcr").info("a").offset == 512
     write(blob.files(plan(tmp_path / "m.zcr", alignment=asked), str(tmp_path), form=form), tmp_path)
     source = tmp_path / ("m_blob.S" if form == "incbin" else "m_blob.c")
     e.quiet("clang-19", *e.WARNINGS, f"-I{tmp_path}", "-c", source, "-o", tmp_path / "m.o")
     symbol = e.symbols(tmp_path / "m.o")["m_blob"]
-    assert e.section_flags(tmp_path / "m.o")[symbol.section][2] == asked or 256
+    assert e.section_flags(tmp_path / "m.o")[symbol.section][2] == found
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_alignment_that_a_tensor_s_place_does_not_have_is_refused(tmp_path: Path, form: blob.Form) -> None:
+    zcrecord.save_record({"a": np.ones(3)}, tmp_path / "m.zcr", alignment=256)
+    with pytest.raises(zcrecord.UnsupportedError, match="'a': its place in the archive is no multiple of 4096; save"):
+        blob.files(plan(tmp_path / "m.zcr", alignment=4096), str(tmp_path), form=form)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_archive_without_digests_is_not_said_to_be_current(tmp_path: Path, form: blob.Form) -> None:
+    zcrecord.save_record({"a": np.ones(3)}, tmp_path / "m.zcr", digest=None)
+    header = b"".join(blob.files(plan(tmp_path / "m.zcr"), str(tmp_path), form=form)["m_blob.h"])
+    assert b"is_current" not in header
+    assert b"saved without digests" in header
 
 
 @pytest.mark.parametrize("form", ["embed", "string"])

@@ -104,6 +104,21 @@ def test_cmake_builds_what_the_archive_holds(tmp_path: Path) -> None:
     check(project, ["cmake", "--build", "build"], "build/program")
 
 
+@pytest.mark.needs("cmake", "ninja", "cc")
+def test_cmake_takes_an_archive_of_any_name(tmp_path: Path) -> None:
+    project = Project(tmp_path, "cmake")
+    project.save(1.0, 2.0)
+    (tmp_path / "model.zcr").rename(tmp_path / "Mobile Net-v2.zcr")
+    changes = ("CMakeLists.txt", "model.zcr", '"Mobile Net-v2.zcr"'), ("main.c", "model", "mobile_net_v2")
+    for name, old, new in changes:
+        text = (tmp_path / name).read_text().replace(old, new)
+        (tmp_path / name).write_text(text.replace("MODEL", "MOBILE_NET_V2"))
+    command = f"-DZCRECORD_COMMAND={sys.executable};-m;zcrecord"
+    project.run("cmake", "-S", ".", "-B", "build", "-G", "Ninja", command)
+    project.run("cmake", "--build", "build")
+    assert project.run("build/program").split() == ["1", "2", "1"]
+
+
 @pytest.mark.needs("cc")
 def test_stale_assembler_file_is_refused_by_the_assembler(tmp_path: Path) -> None:
     project = Project(tmp_path, "make")

@@ -273,9 +273,16 @@ def test_refuses_alignment_that_places_in_the_archive_do_not_have(tmp_path: Path
 
 
 @pytest.mark.needs("cargo")
-def test_cargo_builds_what_the_archive_holds(tmp_path: Path) -> None:
-    """The recipe: build.rs makes the module again whenever the archive changes, and only then."""
+@pytest.mark.parametrize(("assembly", "digest"), [(False, "xxh3"), (True, "xxh3"), (True, None)])
+def test_cargo_builds_what_the_archive_holds(tmp_path: Path, assembly: bool, digest: str | None) -> None:
+    """The recipe: build.rs makes the module again whenever the archive changes, and only then.
+
+    A build of cargo's dev profile is incremental, and does not see what an assembler reads.
+    """
     shutil.copytree(ROOT / "tools" / "recipes" / "cargo", tmp_path, dirs_exist_ok=True)
+    if assembly:
+        script = tmp_path / "build.rs"
+        script.write_text(script.read_text().replace('"--quiet"', '"--quiet", "--assembly"'))
     environment = os.environ | {"PYTHONPATH": str(ROOT), "ZCRECORD": f"{sys.executable} -m zcrecord"}
 
     def run(values: list[float]) -> tuple[str, list[str]]:
@@ -286,8 +293,23 @@ def test_cargo_builds_what_the_archive_holds(tmp_path: Path) -> None:
         return done.stdout, [line for line in done.stderr.splitlines() if "Compiling" in line]
 
     for number, values in enumerate(([1.0, 2.0], [3.0, 4.0], [5.0, 6.0, 7.0])):
-        zcrecord.save_record({"w": np.array(values, np.float32)}, tmp_path / "model.zcr")
+        zcrecord.save_record({"w": np.array(values, np.float32)}, tmp_path / "model.zcr", digest=digest)
         later = tmp_path.stat().st_mtime_ns + (number + 1) * 10**10  # whatever the file system's clock is like
         os.utime(tmp_path / "model.zcr", ns=(later, later))
         text, compiled = run(values)
         assert text.endswith(f"[{len(values)}]\n") and len(compiled) == 1
+
+
+@pytest.mark.parametrize("assembly", [False, True])
+def test_names_keep_a_prefix_that_was_asked_for_and_none_is_taken(tmp_path: Path, assembly: bool) -> None:
+    names = ["check", "file", "blob", "packed", "at_file"]
+    record = {name: np.full(2, i, np.float32) for i, name in enumerate(names)}
+    zcrecord.save_record({**record, "turned": np.asfortranarray(np.eye(2))}, tmp_path / "model.zcr")
+    for prefix, start in (("", ""), ("p_", "P_")):
+        generate(plan(tmp_path / "model.zcr", prefix=prefix), tmp_path, assembly=assembly)
+        values = ", ".join(f"model::{start}{name.upper()}[0]" for name in names)
+        shown = 'println!("{:?}", [' + values + "]);"
+        (tmp_path / "main.rs").write_text(f"mod model;\nfn main() {{\n    {shown}\n}}\n")
+        program = build(compilers()[0], tmp_path / "main.rs", tmp_path / "main")
+        found = subprocess.run([program], capture_output=True, text=True, check=True).stdout
+        assert found == "[0.0, 1.0, 2.0, 3.0, 4.0]\n"

@@ -109,7 +109,7 @@ def _add_embed(commands: Any) -> None:
         bytes from the archive itself while they are built; what is written says how."""
     parser = commands.add_parser("embed", help="constants in a program", description=about, allow_abbrev=False)
     parser.add_argument("source", metavar="ARCHIVE", help="an archive, a file of its own")
-    what = "c: .S and .h; cpp: .S and .hpp; asm: .S and .inc; rust: .rs; python: .py"
+    what = "c: .S and .h; cpp: .S and .hpp, of a blob as for c; asm: .S and .inc; rust: .rs; python: .py"
     parser.add_argument("--lang", required=True, choices=("c", "cpp", "asm", "rust", "python"), help=what)
     parser.add_argument("--output", "-o", default=".", metavar="DIR", help="where they go (default: here)")
     what = """C, C++, assembler: the archive as one constant, which zcrecord.h can open, by .incbin; C and C++ also by
@@ -120,8 +120,11 @@ def _add_embed(commands: Any) -> None:
     what = "only tensors whose names match, such as 'encoder.*'; may be given several times"
     parser.add_argument("--select", action="append", metavar="PATTERN", help=what)
     parser.add_argument("--exclude", action="append", metavar="PATTERN", help="leave out tensors whose names match")
-    what = "before every name (default: the archive's stem and an underscore); may be empty"
+    what = """before every identifier, may be empty (default: the archive's stem and an underscore; in C++ and Rust,
+        which have a namespace and a module, nothing)"""
     parser.add_argument("--prefix", metavar="TEXT", help=what)
+    what = "of files, namespace and the like (default: the archive's stem, as an identifier in lower case)"
+    parser.add_argument("--name", metavar="NAME", help=what)
     what = "section for the payloads, which the linker script must know (default: .rodata)"
     parser.add_argument("--section", metavar="NAME", help=what)
     what = "at least, of every tensor, a power of two from 16 to 65536"

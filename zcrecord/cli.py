@@ -122,7 +122,7 @@ def _embed(args: argparse.Namespace) -> int:
     options = {name: getattr(args, name) for name in names}
     if wrong := out_of_place(args.lang, options):
         args.refuse(f"--{wrong}")
-    chosen = {name: getattr(args, name) for name in ("select", "exclude", "force")}
+    chosen = {name: getattr(args, name) for name in ("select", "exclude", "name", "force")}
     with _located(args.source), _ending_on_signals(), _broken_off("zcrecord"):
         report = embed.generate(args.source, args.output, lang=args.lang, **options, **chosen)
     if not args.quiet:

@@ -308,6 +308,8 @@ def embedded(report: EmbedReport, out: Printer, *, as_json: bool) -> None:
     out.line(f"{shown(report.archive)}: {', '.join(fact for fact in facts if fact)}")
     for name in report.repacked:
         out.line(f"  put into C order: {shown(name)}")
+    for name in report.unplaced:
+        out.line(f"  strided, so no member of the blob: {shown(name)}")
     for name, identifier in report.renamed:
         out.line(f"  {shown(name)} is {identifier}")
 

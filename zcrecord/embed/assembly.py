@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
+from math import prod
 
 from zcrecord.errors import UnsupportedError, printable
 
@@ -220,7 +221,7 @@ def equates(plan: Plan, *, offsets: bool = False) -> Iterator[bytes]:
     yield head(plan, [about]).encode()
     for c in plan.constants:
         upper = c.identifier.upper()
-        values = {"RANK": len(c.shape), **{f"DIM{i}": dim for i, dim in enumerate(c.shape)}}
+        values = {"RANK": len(c.shape), "COUNT": prod(c.shape), **{f"DIM{i}": dim for i, dim in enumerate(c.shape)}}
         values |= {"NBYTES": c.nbytes, "DTYPE": c.dtype.code, "BITS": c.bits}
         values |= {"OFFSET": c.offset} if offsets and c.place == "archive" else {}
         yield f"\n/* {told(c, placed=not offsets)} */\n".encode()

@@ -14,8 +14,8 @@ from zcrecord.layout import align_up
 from zcrecord.pieces import Reader
 
 from .assembly import equates, footer, macros, placed, sections
-from .c import Language, aligned, assertions, declared, dimensions, forms, local_names
-from .planning import Constant, Plan
+from .c import NOT_TELLING, Language, aligned, assertions, declared, dimensions, forms
+from .planning import Constant, Plan, check_places
 from .wording import head, path_between, told
 
 __all__ = ["Form", "files"]
@@ -59,14 +59,17 @@ union {stem}_blob_union {{
 
 extern {upper}_ALIGNED({alignment}) const union {stem}_blob_union {stem}_blob;
 
+{current}
+typedef char {stem}_blob_check[sizeof(union {stem}_blob_union) == {nbytes} ? 1 : -1];
+"""
+
+_CURRENT = """\
 /* Whether the archive is the one that this header was generated from; costs nothing where it is not called. */
 static inline int {stem}_is_current(void)
 {{
     const unsigned char *last = {stem}_blob.bytes + {last};
-    return {current};
+    return {bytes};
 }}
-
-typedef char {stem}_blob_check[sizeof(union {stem}_blob_union) == {nbytes} ? 1 : -1];
 """
 
 _SOURCE = """\
@@ -120,7 +123,8 @@ def files(
         section: as in `assembly.files`, its name alone.
 
     Raises:
-        UnsupportedError: an assembler has no such form; `#embed` cannot name that path; no section has such a name.
+        UnsupportedError: an assembler has no such form; `#embed` cannot name that path; no section has such a name; a
+            tensor is to be aligned to more than its place in the archive is.
 
     Example:
         >>> import numpy as np, zcrecord
@@ -130,6 +134,7 @@ def files(
         ['model_blob.c', 'model_blob.h']
     """
     name = f"{plan.stem}_blob"
+    check_places(plan)
     if form == "incbin":
         rest = {f"{name}.inc": equates(plan, offsets=True)} if language == "asm" else {f"{name}.h": _header(plan, form)}
         return {f"{name}.S": _assembler(plan, directory, section), **rest}
@@ -149,8 +154,7 @@ def _assembler(plan: Plan, directory: str, section: str | None) -> Iterator[byte
 
 def _header(plan: Plan, form: Form) -> Iterator[bytes]:
     stem, size = plan.stem, plan.archive_size
-    names = dict(zip(plan.constants, local_names(plan), strict=True))
-    last = plan.index_crc.to_bytes(4, "little") + plan.header_crc.to_bytes(4, "little")
+    names = dict(zip(plan.constants, plan.local, strict=True))
     strings = form == "string"
     yield head(plan, _about(plan, form)).encode()
     yield _HEADER.format(
@@ -163,8 +167,7 @@ def _header(plan: Plan, form: Form) -> Iterator[bytes]:
         first=f"    struct {stem}_blob_pieces pieces;\n" if strings else "",
         nbytes=size,
         alignment=plan.base_alignment,
-        last=size - 8,
-        current=" &&\n        ".join(" && ".join(f"last[{i}] == {last[i]}" for i in half) for half in _HALVES),
+        current=_current(plan),
     ).encode()
     for number, (c, name) in enumerate(names.items()):
         upper = c.identifier.upper()
@@ -174,6 +177,14 @@ def _header(plan: Plan, form: Form) -> Iterator[bytes]:
             out += f"#define {upper}_OFFSET {c.offset}\ntypedef char {stem}_blob_check_{number}[{place} ? 1 : -1];\n"
         yield out.encode()
     yield f"\n#ifdef __cplusplus\n}}\n#endif\n\n#endif /* {stem.upper()}_BLOB_H */\n".encode()
+
+
+def _current(plan: Plan) -> str:
+    if not plan.telling:
+        return NOT_TELLING
+    last = plan.index_crc.to_bytes(4, "little") + plan.header_crc.to_bytes(4, "little")
+    found = " &&\n        ".join(" && ".join(f"last[{i}] == {last[i]}" for i in half) for half in _HALVES)
+    return _CURRENT.format(stem=plan.stem, last=plan.archive_size - 8, bytes=found)
 
 
 def _about(plan: Plan, form: Form) -> list[str]:

@@ -10,11 +10,10 @@ from math import prod
 from typing import Literal
 
 from .assembly import packed_file, source
-from .naming import identifiers
 from .planning import Constant, Plan
 from .wording import head, told
 
-__all__ = ["Language", "aligned", "assertions", "declared", "dimensions", "files", "forms", "local_names", "numbers"]
+__all__ = ["NOT_TELLING", "Language", "aligned", "assertions", "declared", "dimensions", "files", "forms", "numbers"]
 
 Language = Literal["c", "cpp"]
 
@@ -50,6 +49,10 @@ _ENDIAN = """\
 #if defined(__BYTE_ORDER__) && defined(__ORDER_LITTLE_ENDIAN__) && __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
 #error "the archive is little-endian and used as it lies"
 #endif
+"""
+
+NOT_TELLING = """\
+/* The archive was saved without digests, so nothing short tells whether it is still the same. */
 """
 
 _CURRENT = """\
@@ -121,11 +124,6 @@ def forms(constants: Iterable[Constant]) -> list[str]:
     return [text for kind, text in _FORMS.items() if kind in kinds]
 
 
-def local_names(plan: Plan) -> list[str]:
-    """Return names for the constants where they need no prefix: in a namespace or a struct of their own."""
-    return identifiers([c.identifier[len(plan.prefix) :] for c in plan.constants], prefix="", stem=plan.stem)[0]
-
-
 def numbers(c: Constant) -> dict[str, int]:
     """Return a constant's numbers by the words that are appended to its name."""
     dims = {f"dim{i}": dim for i, dim in enumerate(c.shape)}
@@ -176,6 +174,8 @@ def _extern(plan: Plan, c: Constant, prefix: str = "") -> str:
 
 
 def _current(plan: Plan, prefix: str) -> str:
+    if not plan.telling:
+        return NOT_TELLING
     values = {"index_crc": plan.index_crc, "header_crc": plan.header_crc}
     return _CURRENT.format(upper=plan.stem.upper(), stem=plan.stem, word=f"{prefix}uint32_t", **values)
 
@@ -196,14 +196,13 @@ def _about(plan: Plan, suffix: str) -> list[str]:
 
 
 def _cpp_header(plan: Plan) -> Iterator[bytes]:
-    """Yield the C++ header: the same symbols in a namespace, under names without the prefix."""
+    """Yield the C++ header: the same symbols in a namespace, which spares them the prefix."""
     upper, space = plan.stem.upper(), plan.stem
-    local = local_names(plan)
-    yield head(plan, [*_about(plan, "hpp"), f"In namespace {space} each has its name without the prefix."]).encode()
+    yield head(plan, [*_about(plan, "hpp"), f"Names are in namespace {space}."]).encode()
     yield f"#ifndef {upper}_HPP\n#define {upper}_HPP\n\n#include <cstddef>\n#include <cstdint>\n\n".encode()
     yield f"{aligned(plan.stem)}\n{_INLINE.format(upper=upper)}\nnamespace {space} {{\n\n".encode()
     yield f'extern "C" {{\n{_current(plan, "std::")}}}\n\n{assertions(plan)}'.encode()
-    for c, name in zip(plan.constants, local, strict=True):
+    for c, name in zip(plan.constants, plan.local, strict=True):
         yield f"\n/* {told(c)} */\n".encode()
         if c.nbytes:
             yield f'extern "C" {{\n{_extern(plan, c, "std::")}}}\n'.encode()

@@ -23,10 +23,10 @@ Language = Literal["c", "cpp", "asm", "rust", "python"]
 BlobForm = Literal["incbin", "embed", "string"]
 
 LANGUAGES: dict[str, frozenset[str]] = {  # and the options that mean something to each
-    "c": frozenset({"blob", "section", "prefix", "alignment", "reader"}),
-    "cpp": frozenset({"blob", "section", "prefix", "alignment", "reader"}),
-    "asm": frozenset({"blob", "section", "prefix", "alignment"}),
-    "rust": frozenset({"assembly", "section", "prefix", "alignment", "reader"}),
+    "c": frozenset({"alignment", "blob", "prefix", "reader", "section"}),
+    "cpp": frozenset({"alignment", "blob", "prefix", "reader", "section"}),
+    "asm": frozenset({"alignment", "blob", "prefix", "section"}),
+    "rust": frozenset({"alignment", "assembly", "prefix", "reader", "section"}),
     "python": frozenset(),
 }
 _READERS = {"c": "zcrecord.h", "cpp": "zcrecord.h", "rust": "zcrecord.rs"}
@@ -34,11 +34,12 @@ _READERS = {"c": "zcrecord.h", "cpp": "zcrecord.h", "rust": "zcrecord.rs"}
 
 @dataclass(frozen=True, slots=True)
 class EmbedReport:
-    """What was generated. Bytes are those of tensors, each stored one once.
+    """What was generated.
 
-    `renamed` are names with identifiers that are more than the name cleaned, `repacked` the names of strided tensors,
-    whose bytes were put into C order into a file of their own, `shared` how many lie in another's bytes, `empty` how
-    many have none, and so no symbol, `left_out` how many were not selected.
+    `nbytes` is what the program has of it: the tensors' bytes, each stored one once, or the whole archive. `shared`
+    tensors lie in another's bytes, `empty` ones have none, and so no symbol, `left_out` ones were not selected.
+    `renamed` are names with identifiers that are more than the name cleaned. Strided tensors are `repacked`, their
+    bytes put into C order into a file of their own, or, of a blob, `unplaced`: they have no member in it.
     """
 
     archive: str
@@ -51,6 +52,7 @@ class EmbedReport:
     left_out: int
     renamed: tuple[tuple[str, str], ...]
     repacked: tuple[str, ...]
+    unplaced: tuple[str, ...]
 
 
 def generate(
@@ -63,6 +65,7 @@ def generate(
     select: Patterns | None = None,
     exclude: Patterns | None = None,
     prefix: str | None = None,
+    name: str | None = None,
     section: str | None = None,
     alignment: int | None = None,
     reader: bool = False,
@@ -81,9 +84,12 @@ def generate(
             literals, which every compiler takes.
         assembly: Rust: each tensor placed by `global_asm!`, so that what is not used is dropped.
         select, exclude: shell patterns of names; one that matches a module stands for all below it.
-        prefix: before every identifier; the file's stem and an underscore by default, may be empty.
+        prefix: before every identifier, may be empty. By default the file's stem and an underscore, and nothing where
+            C++ and Rust have a namespace or module.
+        name: what files, namespace and the like are called; the archive's stem, as an identifier, by default.
         section: where payloads go; one that ends in a dot gets each identifier added to it. `.rodata.` by default.
-        alignment: the least of every tensor, from 16 to 65536.
+        alignment: the least of every tensor, from 16 to 65536. Where the bytes stay in their place in the archive (a
+            blob, Rust without `assembly`), the archive has to have it.
         reader: write `zcrecord.h` or `zcrecord.rs`, too, which open archives at run time.
         force: replace files that were not generated before.
 
@@ -102,27 +108,33 @@ def generate(
     if wrong := out_of_place(lang, {**given, "reader": reader}):
         raise UnsupportedError(wrong)
     folder = path_of(directory)
-    planned = plan(source, select=select, exclude=exclude, prefix=prefix, alignment=alignment)
+    planned = plan(source, select=select, exclude=exclude, prefix=prefix, name=name, alignment=alignment)
     files = _files(planned, folder, lang, blob, assembly, section)
     if reader:
         files = {**files, _READERS[lang]: [reader_source(lang)]}
     written = write(files, folder, force=force)
-    return _report(planned, lang, written)
+    return _report(planned, lang, blob is not None, written)
 
 
-def _report(planned: Plan, lang: str, written: list[str]) -> EmbedReport:
+def _report(planned: Plan, lang: str, blob: bool, written: list[str]) -> EmbedReport:
     own = [c for c in planned.constants if c.base is None]
+    strided = tuple(c.name for c in planned.constants if c.repacked)
+    whole = blob or (lang == "python" and not planned.left_out)
+    renamed = planned.renamed
+    if lang in ("cpp", "rust") and not blob:
+        renamed = tuple((name, local.upper() if lang == "rust" else local) for name, local in planned.renamed_locally)
     return EmbedReport(
         archive=planned.archive,
         lang=lang,
         files=tuple(written),
         tensors=len(planned.constants),
-        nbytes=sum(c.nbytes for c in own),
+        nbytes=planned.archive_size if whole else sum(c.nbytes for c in own),
         shared=len(planned.constants) - len(own),
         empty=sum(not c.nbytes for c in own),
         left_out=planned.left_out,
-        renamed=planned.renamed,
-        repacked=tuple(c.name for c in planned.constants if c.repacked),
+        renamed=() if lang == "python" else renamed,
+        repacked=() if blob or lang == "python" else strided,
+        unplaced=strided if blob else (),
     )
 
 

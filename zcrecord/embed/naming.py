@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 
 from zcrecord.errors import UnsupportedError, printable
 
-__all__ = ["DERIVED", "PER_FILE", "check_prefix", "cleaned", "identifiers", "stem_of"]
+__all__ = ["DERIVED", "PER_FILE", "check_name", "check_prefix", "cleaned", "identifiers", "stem_of"]
 
 # What generators append to a tensor's identifier, and `dim0`, `dim1`, ... None has an underscore: were "a_b" one and
 # "b" another, then x + "_a" and x would both have an x_a_b.
@@ -126,6 +126,19 @@ def stem_of(path: str) -> str:
     name = re.split(r"[/\\]", path)[-1]
     stem = name.rpartition(".")[0] or name
     return _allowed(cleaned(stem) or "model")
+
+
+def check_name(name: str) -> str:
+    """Return `name` if generated files and what there is one of may be called so, as `stem_of` would call them.
+
+    Raises:
+        UnsupportedError: it is something else.
+    """
+    if not isinstance(name, str) or _allowed(cleaned(name) or "model") != name:
+        proposed = _allowed(cleaned(str(name)) or "model")
+        what = "a name is lower-case letters, digits and single underscores, and no taken word"
+        raise UnsupportedError(f"name '{printable(str(name))}': {what}; '{proposed}' would do")
+    return name
 
 
 def check_prefix(prefix: str) -> str:

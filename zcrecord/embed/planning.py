@@ -22,9 +22,9 @@ from zcrecord.record import Record
 from zcrecord.sink import path_of
 from zcrecord.source import is_packed, map_file
 
-from .naming import check_prefix, identifiers, stem_of
+from .naming import check_name, check_prefix, identifiers, stem_of
 
-__all__ = ["Constant", "Plan", "item_alignment", "plan"]
+__all__ = ["Constant", "Plan", "check_places", "item_alignment", "plan"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +71,9 @@ class Plan:
         constants: in saved order.
         packed_size: bytes of the packed file, 0 if none is needed.
         renamed: names with identifiers that are more than the name cleaned: numbered, or a taken word avoided.
+        local: what each constant is called in a namespace or module of its own: without the prefix, unless one was
+            asked for. `renamed_locally` is of these.
+        telling: whether the archive's last 8 bytes change with every payload: it has digests.
         left_out: tensors that were not selected.
     """
 
@@ -84,6 +87,9 @@ class Plan:
     constants: tuple[Constant, ...]
     packed_size: int
     renamed: tuple[tuple[str, str], ...]
+    local: tuple[str, ...]
+    renamed_locally: tuple[tuple[str, str], ...]
+    telling: bool
     left_out: int
     record: Record = field(repr=False, compare=False)
 
@@ -126,6 +132,7 @@ def plan(
     select: Patterns | None = None,
     exclude: Patterns | None = None,
     prefix: str | None = None,
+    name: str | None = None,
     alignment: int | None = None,
 ) -> Plan:
     """Return an archive's tensors as constants. A tensor has the same identifier whatever else is selected.
@@ -134,6 +141,7 @@ def plan(
         source: an archive's path, or a record loaded from one: generated files name the archive's file.
         select, exclude: shell patterns of names; one that matches a module stands for all below it.
         prefix: what identifiers start with; the file's stem and an underscore by default, may be empty.
+        name: what stands for the file's stem.
         alignment: the least that constants with bytes of their own are aligned to, from 16 to 65536.
 
     Raises:
@@ -151,18 +159,20 @@ def plan(
     path, header = str(record.path), record.archive.header
     least = 1 if alignment is None else check_alignment(alignment)
     infos = list(record.infos())
-    stem = stem_of(path)
-    prefix = check_prefix(f"{stem}_" if prefix is None else prefix)
-    named, told = identifiers([info.name for info in infos], prefix=prefix, stem=stem)
-    chosen = _chosen([info.name for info in infos], select, exclude)
-    kept = [i for i, info in enumerate(infos) if info.name in chosen]
+    names = [info.name for info in infos]
+    stem = stem_of(path) if name is None else check_name(name)
+    whole = check_prefix(f"{stem}_" if prefix is None else prefix)
+    named, told = identifiers(names, prefix=whole, stem=stem)
+    local, told_locally = (named, told) if prefix is not None else identifiers(names, prefix="", stem=stem)
+    chosen = _chosen(names, select, exclude)
+    kept = [i for i, full in enumerate(names) if full in chosen]
     planned = [_constant(infos[i], named[i], max(header.alignment, least), path) for i in kept]
     constants = _shared([infos[i] for i in kept], planned)
     constants, packed_size = _packed(constants)
     last = bytes(record.archive.buffer[-8:])
     return Plan(
         stem=stem,
-        prefix=prefix,
+        prefix=whole,
         archive=path,
         archive_size=header.archive_size,
         base_alignment=max(header.base_alignment, least),
@@ -170,10 +180,27 @@ def plan(
         header_crc=int.from_bytes(last[4:], "little"),
         constants=tuple(constants),
         packed_size=packed_size,
-        renamed=tuple((infos[i].name, named[i]) for i in told if infos[i].name in chosen),
+        renamed=tuple((names[i], named[i]) for i in told if names[i] in chosen),
+        local=tuple(local[i] for i in kept),
+        renamed_locally=tuple((names[i], local[i]) for i in told_locally if names[i] in chosen),
+        telling=bool(record.archive.index.digest_kind),
         left_out=len(infos) - len(kept),
         record=record,
     )
+
+
+def check_places(planned: Plan) -> None:
+    """Check that each tensor lies in the archive as it was asked for, where its bytes stay in their place there.
+
+    Raises:
+        UnsupportedError: one does not.
+    """
+    given = planned.record.archive.header.alignment
+    for c in planned.constants:
+        own = max(payload_alignment(c.nbytes, given), item_alignment(c.dtype))
+        if c.base is None and c.place == "archive" and c.alignment > own and c.offset % c.alignment:
+            what = f"its place in the archive is no multiple of {c.alignment}; save the archive with that alignment"
+            raise UnsupportedError(f"{what}, or have each tensor placed by itself", path=planned.archive, tensor=c.name)
 
 
 def item_alignment(dtype: DType) -> int:
@@ -210,7 +237,7 @@ def _chosen(names: Sequence[str], select: Patterns | None, exclude: Patterns | N
     chosen = set(names) if select is None else _matching(names, select)
     dropped = set() if exclude is None else _matching(names, exclude)
     if names and not chosen - dropped:
-        raise TensorNotFoundError(Wanted(select, exclude).text, lambda: names)
+        raise UnsupportedError(f"select and exclude ({Wanted(select, exclude).text}) leave no tensor")
     return chosen - dropped
 
 

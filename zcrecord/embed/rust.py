@@ -9,17 +9,17 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator
 
-from zcrecord.errors import UnsupportedError
-from zcrecord.layout import payload_alignment
+import xxhash
+
+from zcrecord.pieces import Reader
 
 from .assembly import packed_file, sections
-from .naming import identifiers
-from .planning import Constant, Plan, item_alignment
+from .planning import Constant, Plan, check_places
 from .wording import head, literal, path_between, told
 
 __all__ = ["files"]
 
-_TRACKED = 256 << 20  # bytes; a compiler that includes more than this takes long, or fails
+_TRACKED = 16 << 20  # bytes; a compiler that includes more takes seconds and hundreds of MB, and of a GB fails
 _FORMS = {
     "bool": "bool is u8, 0 or 1.",
     "half": "float16 and bfloat16 are u16: their bits.",
@@ -85,7 +85,8 @@ def files(
         plan: what is to be embedded.
         directory: where the files will lie; the archive is found from there.
         assembly: each tensor is a symbol by `global_asm!`, with the archive's absolute path: for large archives, of
-            which the linker then drops what is not used. Otherwise the whole archive is one static.
+            which the linker then drops what is not used, and which the compiler does not read. Whether the archive is
+            still the same is then checked up to 16 MiB. Otherwise the whole archive is one static.
         section: an ELF or COFF section for the bytes; one that ends in a dot gets a name added to it.
 
     Raises:
@@ -102,19 +103,9 @@ def files(
     """
     where = sections(section)
     if not assembly:
-        _check_alignments(plan)
+        check_places(plan)
     body = _assembled(plan, directory, where) if assembly else _included(plan, directory, section)
     return {f"{plan.stem}.rs": _module(plan, body, assembly), **packed_file(plan)}
-
-
-def _check_alignments(plan: Plan) -> None:
-    """Check that each tensor lies in the archive as it is asked for, beyond what the archive gives it by itself."""
-    given = plan.record.archive.header.alignment
-    for c in plan.constants:
-        own = max(payload_alignment(c.nbytes, given), item_alignment(c.dtype))
-        if c.base is None and c.place == "archive" and c.alignment > own and c.offset % c.alignment:
-            what = f"its place in the archive is no multiple of {c.alignment}; assembly places it on one, or save it so"
-            raise UnsupportedError(what, path=plan.archive, tensor=c.name)
 
 
 def _module(plan: Plan, body: Iterable[str], assembly: bool) -> Iterator[bytes]:
@@ -139,7 +130,7 @@ def _about(plan: Plan, assembly: bool) -> list[str]:
         "or, where build.rs generates it,",
         f'   mod {plan.stem} {{ include!(concat!(env!("OUT_DIR"), "/{plan.stem}.rs")); }}',
         "In a crate that forbids unsafe code this module has to be a crate of its own: bytes become arrays here, which"
-        " is sound for numbers, whose every pattern of bits is one. Editions 2018 and 2021.",
+        " is sound for numbers, whose every pattern of bits is one." + (" Editions 2018 and 2021." if assembly else ""),
         *_forms(plan),
     ]
 
@@ -160,9 +151,8 @@ def _forms(plan: Plan) -> list[str]:
 
 
 def _named(plan: Plan) -> Iterator[tuple[Constant, str]]:
-    """Yield the constants with their names in the module, which go without the prefix."""
-    local, _ = identifiers([c.identifier[len(plan.prefix) :] for c in plan.constants], prefix="", stem=plan.stem)
-    for c, name in zip(plan.constants, local, strict=True):
+    """Yield the constants with their names in the module."""
+    for c, name in zip(plan.constants, plan.local, strict=True):
         yield c, name.upper()
 
 
@@ -194,17 +184,18 @@ def _assembled(plan: Plan, directory: str, where: dict[str, str]) -> Iterator[st
         macros = "".join(f'    r##"{line}"##,\n' for line in _macros(where[form], aligned, mark, elf=cfg == _ELF))
         end = '$($line,)* ".purgem zcr_at", ".purgem zcr_set", ".text", options(raw)'
         yield f"#[cfg({cfg})]\ncore::arch::global_asm!(\n{macros}    {end}\n);\n"
-    yield "    };\n}\n\nsymbols! {\n"
+    yield "    };\n}\n\n// The first line changes with the archive, for incremental builds to see it.\n"
+    yield f'symbols! {{\n    r##".set .Lzcr_{_fingerprint(plan):016x}, 0"##\n'
     for line in _lines(plan, directory):
         yield f'    r##"{line}"##\n'
     yield "}\n"
     yield '\nextern "C" {\n'
     for c in plan.constants:
         if c.nbytes:
-            yield f'    #[link_name = "{c.identifier}"]\n    static ZCR__{c.identifier.upper()}: {_type(c)};\n'
+            yield f'    #[link_name = "{c.identifier}"]\n    static ZCR__AT_{c.identifier.upper()}: {_type(c)};\n'
     yield "}\n"
     for c, name in _named(plan):
-        yield _declared(c, name, f"&ZCR__{c.identifier.upper()}")
+        yield _declared(c, name, f"&ZCR__AT_{c.identifier.upper()}")
 
 
 def _macros(section: str, aligned: Iterable[str], mark: str, *, elf: bool) -> list[str]:
@@ -232,7 +223,18 @@ def _file(plan: Plan, directory: str) -> str:
     """Return the archive's bytes as a constant, and a check that they are still the same."""
     path = path_between(directory, plan.archive)
     included = _FILE.format(const="ZCR__FILE", nbytes=plan.archive_size, path=_string(path))
-    return included + _CHECK.format(crc=plan.header_crc << 32 | plan.index_crc)
+    return included + (_CHECK.format(crc=plan.header_crc << 32 | plan.index_crc) if plan.telling else "")
+
+
+def _fingerprint(plan: Plan) -> int:
+    """Return what changes when the archive does: its CRCs, or, where they do not know the payloads, a hash of it."""
+    if plan.telling:
+        return plan.header_crc << 32 | plan.index_crc
+    running = xxhash.xxh3_64()
+    with Reader(plan.archive) as reader:
+        for piece in reader.pieces(plan.archive_size):
+            running.update(piece)
+    return running.intdigest()
 
 
 def _link_section(section: str | None, stem: str) -> str:
