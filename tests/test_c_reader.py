@@ -113,8 +113,64 @@ def test_agrees_on_every_changed_byte_of_an_index_whose_crcs_are_right(built: li
         assert 0 < agree(built, questions) < len(questions)
 
 
+def key_that_wraps(vector: str, parent_size: int) -> bytes:
+    """R34: name a child shorter than its module, its key_size what is left of it, below 0, after module and dot.
+
+    Its name ends the pool, and the index the archive: as many bytes as the module's name has are not behind it.
+    """
+    forged = Forge(saved({"m": {"t": np.ones(1)}} if vector == "tensors" else {"m": {"t": {"n": 1}}}), front=False)
+    forged.rename("modules", "m", b"m" * parent_size).set("modules", 1, key_size=parent_size)
+    row = 0 if vector == "tensors" else 2
+    return forged.rename(vector, row, b"x").set(vector, row, key_size=(1 - 1 - parent_size) % 2**32).seal()
+
+
+def shared_payload(data: bytes, *views: dict[str, int]) -> bytes:
+    """Let tensors of several types, each a `dim` and perhaps strides, be made of the same bytes."""
+    tied = np.frombuffer(data, np.uint8)
+    forged = Forge(saved({f"t{i}": tied for i in range(len(views))}))
+    for row, view in enumerate(views):
+        fields = dict(view)
+        forged.set("tensors", row, dims=forged.add("dims", [fields.pop("dim")]), **fields)
+        if "strides" in fields:
+            forged.set("tensors", row, strides=forged.add("strides", [view["strides"]]))
+    return forged.seal()
+
+
+def shared_by_strings_and_bools() -> Iterator[bytes]:
+    """Yield payloads that are one, the other, both or none, used by both, either first (R71, R72)."""
+    for ends in ((0, 2), (1, 0), (0, 1), (2, 1)):
+        text = (b"ab" if 2 in ends else b"\1").ljust(8, b"\0")
+        data = text + b"".join(end.to_bytes(8, "little") for end in ends)
+        strings, bools = {"dtype": 64, "bits": 0, "dim": 1}, {"dtype": 1, "bits": 8, "dim": len(data)}
+        yield from (shared_payload(data, *views) for views in ((strings, bools), (bools, strings), (bools, bools)))
+    data = bytes([1, 0, 1, 0, 2])
+    few, all_but_one, every = ({"dtype": 1, "bits": 8, "strides": 1, "dim": dim} for dim in (2, 4, 5))
+    yield from (shared_payload(data, *views) for views in ((few, all_but_one), (few, every), (every, few)))
+
+
+def sizes_below_two_ends() -> Iterator[bytes]:
+    """Yield archives whose header, trailer or both are sealed and say that they are of fewer than 128 bytes."""
+    for front in (True, False):
+        for size in (0, 1, 64, 127):
+            for end in ("ends", "header", "trailer"):
+                forged = plain(front=front)
+                getattr(forged, end)["archive_size"] = size
+                yield forged.seal()
+        forged = plain(front=front)
+        forged.header = {"archive_size": 0, "index_size": 8, "payload_offset": 80, "index_crc": 0xDEADBEEF}
+        yield forged.seal()  # were it unsealed, no more than ten bytes of it would be compared with the trailer
+
+
+def corners() -> Iterator[bytes]:
+    """Yield archives that readers with fixed widths and flags once took for something else."""
+    yield from (key_that_wraps(vector, size) for vector in ("modules", "tensors") for size in (2, 70, 5000))
+    yield from shared_by_strings_and_bools()
+    yield from sizes_below_two_ends()
+
+
 def catalogue() -> Iterator[bytes]:
-    """Yield what the tests of malformed archives forge, of every archive that a case can be applied to."""
+    """Yield what the tests of malformed archives forge, of every archive that a case can be applied to; and corners."""
+    yield from corners()
     starts = [plain(front=front, sealed=sealed) for front in (True, False) for sealed in (True, False)]
     starts += [rich(), compact()]
     ends = [start.seal() for start in starts]
@@ -137,6 +193,20 @@ def test_agrees_on_every_rule_that_the_catalogue_of_malformed_archives_breaks(bu
     opened, verified, full = (agree(built, (Question(data, "w", level) for data in forged)) for level in LEVELS)
     assert full < verified < opened < len(forged), (full, verified, opened)
     assert full < len(forged) // 20  # a case may be none on an archive that it was not made for
+
+
+def test_agrees_on_keys_sizes_and_shared_payloads_that_wrap_or_contradict(built: list[Path]) -> None:
+    whole = list(corners())
+    assert agree(built, (Question(data, "w", "f") for data in whole)) == 5
+    assert not agree(built, (Question(data, "w", level) for data in sizes_below_two_ends() for level in LEVELS))
+    trailers = [data for data in sizes_below_two_ends() if data[-16:-8] == data[48:56]]
+    assert not agree(built, (Question(data, mode, "o") for data in trailers for mode in EACH))
+
+
+def test_tells_that_an_unsealed_header_does_not_say_the_size(built: list[Path]) -> None:
+    (answer,) = ask([built[0]], [Question(golden("back_unsealed")[0], "p")])
+    assert not answer.accepted
+    assert answer.text.startswith("R15: the archive's header does not say its size") and "open the whole" in answer.text
 
 
 def test_names_the_rule_that_a_forged_archive_breaks(built: list[Path]) -> None:

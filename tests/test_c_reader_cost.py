@@ -1,5 +1,7 @@
 """What a hostile archive may cost zcr_verify: time that grows as n log(n) with its index, in basic blocks executed.
 
+And what it may cost to verify payloads that several tensors share, and to walk through children in any order.
+
 100,000 entries of one kind share what an archive of a few MB can hold once. A block is a few instructions; their number
 is the same in every run.
 """
@@ -15,6 +17,7 @@ import numpy as np
 import pytest
 from c_programs import SOURCES, build
 from forge import Forge
+from malformed import saved
 from test_malformed_cost import ARCHIVES, N, repeated, start
 
 pytestmark = pytest.mark.needs("gcc")
@@ -53,11 +56,11 @@ def counting(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build("gcc", SOURCES / "cost.c", folder / "cost", "-fsanitize-coverage=trace-pc", *flags, str(counter))
 
 
-def blocks(counting: Path, data: bytes) -> tuple[int, int]:
-    """Return what verifying returns, and the blocks it takes."""
+def blocks(counting: Path, data: bytes, what: str = "verify") -> tuple[int, int]:
+    """Return what verifying, or one of the other things that cost.c does, returns, and the blocks it takes."""
     path = counting.parent / "hostile.zcr"
     path.write_bytes(data)
-    done = subprocess.run([counting, path], capture_output=True, text=True, check=True)
+    done = subprocess.run([counting, path, what], capture_output=True, text=True, check=True)
     path.unlink()
     status, count = done.stdout.split()
     return int(status), int(count)
@@ -88,3 +91,43 @@ def test_count_notices_work_that_grows_with_the_square(counting: Path) -> None:
     status, count = blocks(counting, data)
     assert status == 0 and count > len(data)  # each byte of the index was looked at
     assert most(data) < N * N < N << 20
+
+
+def test_a_payload_that_is_not_all_bools_is_looked_through_once_for_all_its_views(counting: Path) -> None:
+    """Each view has one element; only the last byte, of none of them, is no bool."""
+    size, views = 1 << 16, 300
+    data = np.zeros(size, np.uint8)
+    data[-1] = 2
+    forged = Forge(saved({f"t{i:03}": data for i in range(views)}))  # tied
+    one, stride = forged.add("dims", [1]), forged.add("strides", [1])
+    rows = forged.columns["tensors"]
+    rows["dtype"], rows["dims"], rows["strides"], rows["byte_offset"] = 1, one, stride, np.arange(views)
+    archive = forged.seal()
+    status, verified = blocks(counting, archive)
+    assert status == 0
+    status, all_of_it = blocks(counting, archive, "payloads")
+    assert status == 0
+    assert size < all_of_it - verified < 10 * size < views * size
+
+
+def backwards(count: int) -> bytes:
+    """Return an archive whose tensors' places run against their numbers."""
+    forged = Forge(saved({f"t{i:05}": np.zeros(1, np.uint8) for i in range(count)}))
+    forged.columns["tensors"]["place"] = np.arange(count)[::-1]
+    return forged.seal()
+
+
+def test_a_walk_against_the_order_of_numbers_looks_at_nothing_but_places(counting: Path) -> None:
+    count = 1000
+    status, walked = blocks(counting, backwards(count), "walk")
+    assert status == 128  # ZCR_NOT_FOUND, after the last
+    assert count**2 // 2 < walked < 20 * count**2 // 2  # to check each tensor takes more than 50
+
+
+def test_a_walk_with_memory_of_its_own_is_linear_in_any_order(counting: Path) -> None:
+    walked = []
+    for count in (1000, 4000):
+        status, number = blocks(counting, backwards(count), "ordered")
+        assert status == 128
+        walked.append(number)
+    assert walked[1] < 5 * walked[0] < 1000 * 1000

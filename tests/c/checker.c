@@ -97,7 +97,7 @@ static void dump(const zcr_archive *a)
     zcr_module m;
     zcr_attribute at;
     uint32_t i;
-    put("archive %" PRIu32 " %" PRIu32 " %zu", a->mask + 1, zcr_alignment(a), a->extent[ZCR_E_SIZE]);
+    put("archive %" PRIu32 " %" PRIu32 " %zu", a->mask + 1, zcr_alignment(a), zcr_size(a));
     put(" %" PRIu32 " %" PRIu32, zcr_tensor_count(a), zcr_module_count(a));
     put(" %" PRIu32 " %" PRIu32 "\n", zcr_attribute_count(a), zcr_metadata_count(a));
     for (i = 0; !zcr_tensor_at(a, i, &t); i++) put_tensor(&t);
@@ -121,6 +121,62 @@ static void dump(const zcr_archive *a)
 extern unsigned sink; /* so that no read is left out */
 unsigned sink;
 
+/* Asks what is said of a tensor twice, and for more than it has. */
+static void explore_tensor(const zcr_tensor *t)
+{
+    const uint32_t payloads = t->archive->v[ZCR_V_PAYLOADS].count;
+    const unsigned char *const data = (const unsigned char *)zcr_data(t), *payload = NULL;
+    uint64_t dims[ZCR_MAX_RANK + 1];
+    size_t nbytes = 0;
+    unsigned k;
+    for (k = 0; k < t->rank; k++) {
+        dims[k] = zcr_dim(t, k);
+        sink += (unsigned)dims[k] + (unsigned)zcr_stride(t, k);
+    }
+    dims[k] = 1;
+    if (zcr_dim(t, k) || zcr_stride(t, k) || zcr_dim(t, ~0u) || zcr_stride(t, ~0u)) abort();
+    if (!zcr_has_shape(t, k, dims) || zcr_has_shape(t, k + 1, dims) || (k && zcr_has_shape(t, k - 1, dims))) abort();
+    for (k = 0; k < t->rank; k++) {
+        dims[k] ^= 1;
+        if (zcr_has_shape(t, t->rank, dims)) abort();
+        dims[k] ^= 1;
+    }
+    if (zcr_key(t)[zcr_key_size(t)] || zcr_key(t) + zcr_key_size(t) != t->name + t->name_size) abort();
+    if (t->bits && t->nbytes != (zcr_count(t) * t->bits + 7) / 8) abort();
+    if (data) sink += data[0] + data[t->nbytes - 1];
+    if (zcr_payload(t->archive, payloads, &payload, &nbytes) != ZCR_NOT_FOUND) abort();
+    if (zcr_payload(t->archive, zcr_payload_number(t), &payload, &nbytes) ? t->first != NULL : !t->first) abort();
+    if (nbytes != zcr_payload_bytes(t) || nbytes < t->nbytes) abort();
+    if (nbytes) sink += payload[nbytes - 1];
+}
+
+/* Walks through a module's children with a list of them: the same ones, if verified. */
+static uint32_t explore_ordered(const zcr_archive *a, uint32_t i, int verified)
+{
+    const size_t order_size = zcr_verify_scratch(a);
+    void *const order = malloc(order_size);
+    zcr_children walk, listed;
+    zcr_child child, same;
+    zcr_status status = zcr_walk_ordered(a, i, order, order_size, &listed);
+    const size_t exact = listed.count * sizeof(uint32_t);
+    uint32_t k = 0;
+    if (status && verified) abort();
+    if (!status) {
+        zcr_walk(a, i, &walk);
+        if (exact && zcr_walk_ordered(a, i, order, exact - 1, &listed) != ZCR_SCRATCH) abort();
+        if (zcr_walk_ordered(a, i, order, exact, &listed)) abort();
+        for (; !(status = zcr_next(&listed, &child)); k++) {
+            if (zcr_next(&walk, &same) || child.kind != same.kind) abort();
+            if (child.kind == ZCR_CHILD_TENSOR && child.tensor.entry != same.tensor.entry) abort();
+            if (child.kind == ZCR_CHILD_MODULE && child.module.number != same.module.number) abort();
+            if (child.kind == ZCR_CHILD_ATTRIBUTE && child.attribute.name != same.attribute.name) abort();
+        }
+        if (status == ZCR_NOT_FOUND ? k != listed.count : verified) abort();
+    }
+    free(order);
+    return k;
+}
+
 /* Uses whatever can be reached by asking, verified or not: nothing may be read that is not the archive's. */
 static void explore(const zcr_archive *a, int verified)
 {
@@ -136,11 +192,10 @@ static void explore(const zcr_archive *a, int verified)
         if (zcr_tensor_at(a, i, &t)) continue;
         if (zcr_number(&t) != i) abort();
         if (zcr_find(a, t.name, t.name_size, &again) ? verified : again.entry != t.entry && verified) abort();
-        for (k = 0; k < t.rank; k++) sink += (unsigned)zcr_dim(&t, k) + (unsigned)zcr_stride(&t, k);
+        explore_tensor(&t);
         if (zcr_is_contiguous(&t) && zcr_data(&t) != zcr_strided_data(&t)) abort();
         for (j = 0; j < 4 && !zcr_string(&t, j, &string, &size); j++) sink += size ? (unsigned)string[size - 1] : 0;
         if (t.bits && t.bits < 8 && t.first) sink += zcr_packed(t.first, t.bits, (size_t)zcr_count(&t) - 1);
-        if (t.first && t.bits >= 8 && !t.strides) sink += t.first[t.nbytes - 1];
         if (t.first && t.strides) { /* both ends that the strides reach */
             const unsigned char *low = t.first, *high = t.first + t.bits / 8 - 1;
             for (k = 0; k < t.rank; k++) {
@@ -168,6 +223,7 @@ static void explore(const zcr_archive *a, int verified)
             if (status) break;
         }
         children += k;
+        if (explore_ordered(a, i, verified) != k && verified) abort();
         if (!verified) continue;
         for (k = 0; k < m.attributes; k++) {
             if (zcr_attribute_at(a, m.first_attribute + k, &at)) abort();
@@ -183,6 +239,7 @@ static void explore(const zcr_archive *a, int verified)
             uint32_t size, j;
             size_t nbytes;
             double number;
+            if (zcr_word(&at, at.count) || zcr_word(&at, ZCR_NONE)) abort();
             for (j = 0; j < at.count && j < 8; j++) {
                 if (!zcr_text_value(&at, j, &string, &size)) sink += (unsigned)string[size];
                 if (!zcr_bytes_value(&at, j, &bytes, &nbytes) && nbytes) sink += bytes[nbytes - 1];

@@ -5,18 +5,22 @@
 extern uint32_t everything(const void *data, size_t size, void *scratch, size_t scratch_size);
 extern uint32_t of_tensor(const zcr_tensor *t);
 extern uint32_t of_attribute(const zcr_attribute *at);
-extern uint32_t of_modules(const zcr_archive *a);
+extern uint32_t of_modules(const zcr_archive *a, void *scratch, size_t scratch_size);
 
 uint32_t of_tensor(const zcr_tensor *t)
 {
     uint32_t sum = (uint32_t)zcr_count(t) + zcr_number(t) + zcr_parent(t) + zcr_place(t) + zcr_key_size(t);
+    const uint64_t one = 1;
+    const unsigned char *payload = NULL;
     const char *text = NULL;
     size_t size = 0;
     unsigned axis;
     for (axis = 0; axis < t->rank; axis++) {
         sum += (uint32_t)zcr_dim(t, axis) + (uint32_t)zcr_stride(t, axis);
     }
-    sum += zcr_payload_number(t) + (uint32_t)zcr_is_contiguous(t);
+    sum += zcr_payload_number(t) + (uint32_t)zcr_is_contiguous(t) + (uint32_t)t->nbytes;
+    sum += (uint32_t)zcr_payload_bytes(t) + (uint32_t)zcr_has_shape(t, 1, &one) + (uint32_t)zcr_key(t)[0];
+    if (!zcr_payload(t->archive, zcr_payload_number(t), &payload, &size)) sum += *payload;
     sum += (zcr_data(t) ? 1u : 0u) + (zcr_strided_data(t) ? 2u : 0u);
     if (zcr_bool(t)) sum += *zcr_bool(t);
     if (zcr_u8(t)) sum += *zcr_u8(t);
@@ -61,7 +65,7 @@ uint32_t of_attribute(const zcr_attribute *at)
     return sum;
 }
 
-uint32_t of_modules(const zcr_archive *a)
+uint32_t of_modules(const zcr_archive *a, void *scratch, size_t scratch_size)
 {
     zcr_module m;
     zcr_tensor t;
@@ -74,6 +78,8 @@ uint32_t of_modules(const zcr_archive *a)
         for (k = 0; !zcr_module_tensor(&m, k, &t); k++) sum += of_tensor(&t);
         if (!zcr_find_attribute(&m, "x", 1, &at)) sum += of_attribute(&at);
         if (zcr_walk(a, i, &walk)) continue;
+        while (!zcr_next(&walk, &child)) sum += child.kind;
+        if (zcr_walk_ordered(a, i, scratch, scratch_size, &walk)) continue;
         while (!zcr_next(&walk, &child)) sum += child.kind;
     }
     for (i = 0; i < zcr_attribute_count(a); i++) {
@@ -104,5 +110,6 @@ uint32_t everything(const void *data, size_t size, void *scratch, size_t scratch
         if (!zcr_find(&a, t.name, (size_t)t.name_size, &t)) sum += of_tensor(&t);
         if (!zcr_get(&a, t.name, &t)) sum += of_tensor(&t);
     }
-    return (sum + of_modules(&a) + zcr_alignment(&a)) & 0x7FFFFFFFu;
+    sum += of_modules(&a, scratch, scratch_size) + zcr_alignment(&a) + (uint32_t)zcr_size(&a);
+    return sum & 0x7FFFFFFFu;
 }

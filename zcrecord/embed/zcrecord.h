@@ -4,11 +4,13 @@
  * allocation, no copy of any weight. Numbers like R38 are rules of the format's specification, FORMAT.md.
  *
  *     alignas(64) extern const unsigned char model[];      // flash; at least on a multiple of 8
+ *     const uint64_t shape[] = {64, 128};                  // what the program was written for
  *     zcr_archive archive;
  *     zcr_tensor weight;
  *     if (zcr_open_prefix(&archive, model, ZCR_ANY_SIZE)) ...
  *     if (zcr_get(&archive, "encoder.0.weight", &weight)) ...
- *     const float *w = zcr_f32(&weight);                   // NULL unless float32, in C order, aligned
+ *     if (!zcr_has_shape(&weight, 2, shape)) ...           // before any element is read: another model has others
+ *     const float *w = zcr_f32(&weight);                   // NULL unless float32, in C order, aligned, not empty
  *
  * Every function is static: whatever a file does not call is not in its object, without -ffunction-sections,
  * without a file that has to define an implementation once, and without a warning. A program that uses the reader in
@@ -18,13 +20,25 @@
  *   zcr_open*            what opening checks: both ends, the bounds of every vector of the index.
  *   zcr_find, zcr_get    each entry as it is touched; memory-safe whatever the archive holds.
  *   zcr_verify           every rule of the index and its CRC. Modules, attributes and metadata are to be trusted only
- *                        after it; before it their functions stay inside the archive, too, but may return nonsense.
+ *                        after it; before it their functions stay inside the archive, too, but may return nonsense,
+ *                        and every name, a tensor's too, may be no UTF-8 and hold a NUL: its size is what counts. A
+ *                        name that is there may not be found, or be there twice.
  *   zcr_verify_payloads  the payloads' bytes as well: digests, gaps, strings, bools.
  *
  * The archive's address is a multiple of 8, otherwise every open returns ZCR_MISALIGNED: then no field of the index is
- * read unaligned. An archive should lie on its own alignment (zcr_alignment), typed accessors look at theirs. The
- * memory is only ever read, by any number of threads, and pointers into it live as long as it does. What a typed
- * accessor returns is read as that type and never written, so nothing a compiler may assume of the bytes is untrue.
+ * read unaligned. An archive should lie on its own alignment (zcr_alignment), typed accessors look at theirs.
+ *
+ * What lives how long: a tensor, module, attribute or walk points to the zcr_archive that it was asked of, which stays
+ * where it is, and unchanged, as long as they are used; a copy of it is another. Names and elements lie in the
+ * archive's memory itself and need nothing else. That memory is only ever read, by any number of threads at a time.
+ * What was checked holds for the bytes that were there: where something else writes to them meanwhile, such as another
+ * process to a mapped file, neither the checks nor the bounds they gave do.
+ *
+ * Aliasing: to read as float what is declared as an array of unsigned char, as in the example, is undefined in C; bytes
+ * without a declared type, as of a mapping, may be read so. What compilers make of that rule is to move a write through
+ * one type across a read through another, so it does no harm where the program never writes to the archive. One that
+ * fills such an array at run time does so before it opens the archive, and in another file than the one that reads
+ * elements; with link-time optimisation, which sees through files, it is compiled with -fno-strict-aliasing.
  *
  * Copyright (c) the zcrecord authors. Permission to use, copy, modify, and/or distribute this software for any purpose
  * with or without fee is hereby granted. THE SOFTWARE IS PROVIDED "AS IS" AND THE AUTHOR DISCLAIMS ALL WARRANTIES.
@@ -49,6 +63,10 @@
 #endif
 
 #ifdef __cplusplus
+#if defined(__GNUC__) || defined(__clang__)
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wold-style-cast" /* C has no others */
+#endif
 extern "C" {
 #endif
 
@@ -67,7 +85,7 @@ typedef unsigned zcr_status;
 enum {
     ZCR_KIND_OK,
     ZCR_KIND_NOT_AN_ARCHIVE, /* other bytes, or fewer than the smallest archive has */
-    ZCR_KIND_TRUNCATED,      /* its size, or the one at its other end, is another */
+    ZCR_KIND_TRUNCATED,      /* its size, or the one at its other end, is another; of status 15 perhaps not known */
     ZCR_KIND_VERSION,        /* of a later version, or with a feature this reader does not know */
     ZCR_KIND_INTEGRITY,      /* a CRC or digest does not match: damaged */
     ZCR_KIND_LIMIT,          /* larger or deeper than the format allows */
@@ -97,8 +115,9 @@ enum { /* types of attributes' values */
 };
 enum { ZCR_FORM_SCALAR, ZCR_FORM_LIST, ZCR_FORM_TUPLE };
 
+#define ZCR_VERSION 0                   /* the format's, which this reader reads */
 #define ZCR_NONE 0xFFFFFFFFu            /* no number: of a payload, of a module 0's parent */
-#define ZCR_ANY_SIZE (~(size_t)0)       /* for zcr_open_prefix: only the address is known */
+#define ZCR_ANY_SIZE (~(size_t)0)       /* for zcr_open_prefix alone: only the address is known */
 #define ZCR_MAX_RANK 64
 
 /* Vectors of the index by their ids. The first is none; its count is that one's value. */
@@ -120,19 +139,19 @@ typedef struct zcr_archive {
     const unsigned char *base;
     size_t extent[ZCR_E_COUNT]; /* index_offset, index_size, payload_offset, archive_size */
     uint32_t mask;              /* alignment - 1 */
-    uint32_t base_mask;         /* base alignment - 1 */
+    uint32_t base_mask;         /* base alignment - 1; while opening 0 of an unsealed header, which has none */
     zcr_vector v[ZCR_V_COUNT];
 } zcr_archive;
 
-/* One tensor: what is needed to compute with it. The rest: zcr_count, zcr_dim, zcr_stride, zcr_parent, ... */
+/* One tensor: what is needed to compute with it. The rest: zcr_count, zcr_dim, zcr_stride, zcr_key, zcr_parent, ... */
 typedef struct zcr_tensor {
     const zcr_archive *archive;
     const unsigned char *entry;   /* in the index, where the functions read */
-    const char *name;             /* UTF-8, followed by NUL */
+    const char *name;             /* followed by NUL; UTF-8 without another NUL once zcr_verify has passed */
     const unsigned char *first;   /* element [0, ..., 0]; NULL if there are no elements */
     const unsigned char *dims;    /* rank u64 */
     const unsigned char *strides; /* rank i64, or NULL: none are stored, elements lie in C order */
-    size_t nbytes;                /* of the payload: of the elements, unless they share it or leave gaps */
+    size_t nbytes;                /* of the elements: at zcr_data so many may be read; of strings, with their ends */
     uint32_t name_size;
     uint8_t dtype;
     uint8_t bits; /* per element; 0 for strings */
@@ -248,7 +267,7 @@ static inline const unsigned char *zcr_range(const zcr_archive *a, unsigned vect
 
 /* ---- Opening --------------------------------------------------------------------------------------------------- */
 
-/* Takes in a header or trailer of `size` bytes (R1 to R12). An unsealed one leaves a size of 0. */
+/* Takes in a header or trailer of `size` bytes (R1 to R12). An unsealed one leaves a base mask and extents of 0. */
 ZCR_FUNCTION zcr_status zcr_read_end(zcr_archive *a, const unsigned char *p, size_t size)
 {
     size_t index, index_size, payloads, end;
@@ -263,7 +282,7 @@ ZCR_FUNCTION zcr_status zcr_read_end(zcr_archive *a, const unsigned char *p, siz
     if (ZCR_LOAD32(p) != 0x52435A89u || ZCR_LOAD32(p + 4) != 0x0A1A0A0Du) {
         return 1;
     }
-    if (p[8]) {
+    if (p[8] != ZCR_VERSION) {
         return 2;
     }
     if (zcr_crc32(p, 60) != ZCR_LOAD32(p + 60)) {
@@ -281,6 +300,7 @@ ZCR_FUNCTION zcr_status zcr_read_end(zcr_archive *a, const unsigned char *p, siz
     for (at = 0; at < ZCR_E_COUNT; at++) {
         a->extent[at] = zcr_load_size(p + 24 + 8 * at);
     }
+    a->base_mask = 0;
     if (!any) {
         return ZCR_OK;
     }
@@ -304,7 +324,10 @@ ZCR_FUNCTION zcr_status zcr_read_end(zcr_archive *a, const unsigned char *p, siz
         return 9;
     }
 #endif
-    end -= 64; /* of a size that is too small for two ends, too: zcr_open sees to that */
+    if (end < 128) {
+        return 14;
+    }
+    end -= 64;
     if (index_size & 7 || !index_size || index_size >> 15 > 0xFFFF) {
         return 10;
     }
@@ -411,7 +434,7 @@ ZCR_FUNCTION zcr_status zcr_read_index(zcr_archive *a)
     return zcr_check_counts(a);
 }
 
-/* Opens the archive that `size` bytes are, from first to last (R14). */
+/* Opens the archive that `size` bytes are, from first to last (R14). A size that goes round memory is refused. */
 static inline zcr_status zcr_open(zcr_archive *a, const void *data, size_t size)
 {
     const unsigned char *header = (const unsigned char *)data, *trailer;
@@ -420,9 +443,12 @@ static inline zcr_status zcr_open(zcr_archive *a, const void *data, size_t size)
     if (status) {
         return status;
     }
+    if ((uintptr_t)data + size < size) { /* no archive goes round memory */
+        return 14;
+    }
     a->base = header;
     trailer = header + (size - 64);
-    if (!a->extent[ZCR_E_SIZE]) { /* unsealed: the trailer has the rest, but magic, version, alignment */
+    if (!a->base_mask) { /* unsealed: the trailer has the rest, but magic, version, alignment */
         status = zcr_read_end(a, trailer, size);
         if (status) {
             return status;
@@ -442,25 +468,33 @@ static inline zcr_status zcr_open(zcr_archive *a, const void *data, size_t size)
  * is known, as in flash: then it is as long as its header says, and what it says has to be there to be read. */
 static inline zcr_status zcr_open_prefix(zcr_archive *a, const void *data, size_t size)
 {
-    const uintptr_t start = (uintptr_t)data;
     zcr_status status = zcr_read_end(a, (const unsigned char *)data, size);
     size_t most;
     if (status) {
         return status;
     }
     most = a->extent[ZCR_E_SIZE];
-    /* An unsealed one's 0 wraps; a size that does not fit was made an odd one; and no archive goes round memory. */
-    if (most - 1 >= size || most & 7 || start + most < start) {
+    /* An unsealed one's 0 wraps; a size that does not fit was made an odd one. */
+    if (most - 1 >= size || most & 7) {
         return 15;
     }
     return zcr_open(a, data, most);
 }
 
-/* Opens the archive at the end of `size` bytes (R16), as one that was appended to an executable. */
+/* Opens the archive at the end of `size` bytes (R16), as one that was appended to an executable. The size is needed:
+ * of ZCR_ANY_SIZE, or any other that goes round memory, nothing is read, and the status is 16. */
 ZCR_FUNCTION zcr_status zcr_open_suffix(zcr_archive *a, const void *data, size_t size)
 {
-    const unsigned char *const end = (const unsigned char *)data + size;
-    const zcr_status status = size < 128 ? 1 : zcr_read_end(a, end - 64, size);
+    const unsigned char *end;
+    zcr_status status;
+    if (size < 128) {
+        return 1;
+    }
+    if ((uintptr_t)data + size < size) {
+        return 16;
+    }
+    end = (const unsigned char *)data + size;
+    status = zcr_read_end(a, end - 64, size);
     if (status) {
         return status;
     }
@@ -468,6 +502,12 @@ ZCR_FUNCTION zcr_status zcr_open_suffix(zcr_archive *a, const void *data, size_t
         return 16;
     }
     return zcr_open(a, end - a->extent[ZCR_E_SIZE], a->extent[ZCR_E_SIZE]);
+}
+
+/* Returns the archive's bytes, from its first to its last: after zcr_open_prefix where the next may begin. */
+static inline size_t zcr_size(const zcr_archive *a)
+{
+    return a->extent[ZCR_E_SIZE];
 }
 
 /* Returns what the archive's address should be a multiple of, for its elements to lie as they were meant to. */
@@ -478,8 +518,8 @@ static inline uint32_t zcr_alignment(const zcr_archive *a)
 
 /* ---- Tensors --------------------------------------------------------------------------------------------------- */
 
-/* Finds payload i after checking it beside the one before (R56 to R60). */
-static inline zcr_status zcr_payload(const zcr_archive *a, uint32_t i, const unsigned char **data, size_t *nbytes)
+/* Finds payload i, below the count, after checking it beside the one before (R56 to R60). */
+static inline zcr_status zcr_load_payload(const zcr_archive *a, uint32_t i, const unsigned char **data, size_t *nbytes)
 {
     const unsigned char *p = zcr_row(a, ZCR_V_PAYLOADS, i, 24);
     const size_t offset = zcr_load_size(p), size = zcr_load_size(p + 8);
@@ -518,6 +558,12 @@ static inline zcr_status zcr_payload(const zcr_archive *a, uint32_t i, const uns
     return ZCR_OK;
 }
 
+/* Finds payload i, whatever is in it; with zcr_payload_number, all the bytes that a tensor shares with others. */
+static inline zcr_status zcr_payload(const zcr_archive *a, uint32_t i, const unsigned char **data, size_t *nbytes)
+{
+    return i < a->v[ZCR_V_PAYLOADS].count ? zcr_load_payload(a, i, data, nbytes) : ZCR_NOT_FOUND;
+}
+
 /* Returns whether elements of a type may be so many bits wide (R46). */
 static inline int zcr_is_width(unsigned dtype, unsigned bits)
 {
@@ -536,18 +582,18 @@ static inline int zcr_is_width(unsigned dtype, unsigned bits)
     return bits == natural || (bits == 8 && natural - 1 < 8); /* 0 wraps */
 }
 
-/* Checks strides, and that all they reach lies in the payload (R53, R54); finds element [0, ..., 0]. */
-static inline zcr_status zcr_check_strides(zcr_tensor *t)
+/* Checks strides, and that all they reach lies in the payload of `nbytes` (R53, R54); finds element [0, ..., 0]. */
+static inline zcr_status zcr_check_strides(zcr_tensor *t, size_t nbytes)
 {
     const unsigned char *dim = t->dims, *at = t->strides;
     const size_t offset = zcr_load_size(t->entry + 24);
     const unsigned item = t->bits / 8u;
     size_t room[2]; /* in elements: from the first one on, and before it */
     unsigned rank;
-    if (offset > t->nbytes) {
+    if (offset > nbytes) {
         return 53;
     }
-    room[0] = (t->nbytes - offset) / item;
+    room[0] = (nbytes - offset) / item;
     room[1] = offset / item;
     if (room[1] * item != offset) {
         return 54;
@@ -594,7 +640,8 @@ ZCR_FUNCTION zcr_status zcr_check_shape(zcr_tensor *t)
     }
     bits = (bits + 7) >> 3;
     if (t->strides) { /* without elements there are no bytes, and so no strides */
-        return bits > nbytes ? 55 : zcr_check_strides(t);
+        t->nbytes = (size_t)bits;
+        return bits > nbytes ? 55 : zcr_check_strides(t, nbytes);
     }
     if (ZCR_LOAD64(t->entry + 24)) {
         return 51;
@@ -655,7 +702,7 @@ static inline zcr_status zcr_load_tensor(const zcr_archive *a, uint32_t i, zcr_t
     }
     payload = ZCR_LOAD32(e + 20);
     if (payload != ZCR_NONE) {
-        status = payload < a->v[ZCR_V_PAYLOADS].count ? zcr_payload(a, payload, &t->first, &t->nbytes) : 50;
+        status = payload < a->v[ZCR_V_PAYLOADS].count ? zcr_load_payload(a, payload, &t->first, &t->nbytes) : 50;
         if (status) {
             return status;
         }
@@ -728,7 +775,7 @@ static inline zcr_status zcr_tensor_sorted(const zcr_archive *a, uint32_t i, zcr
 /* Returns a tensor's number in the order in which they were saved. */
 static inline uint32_t zcr_number(const zcr_tensor *t)
 {
-    return (uint32_t)((size_t)(t->entry - t->archive->v[ZCR_V_TENSORS].items) / 48);
+    return (uint32_t)(((uintptr_t)t->entry - (uintptr_t)t->archive->v[ZCR_V_TENSORS].items) / 48);
 }
 
 /* Returns the number of its module. */
@@ -749,16 +796,44 @@ static inline uint32_t zcr_payload_number(const zcr_tensor *t)
     return ZCR_LOAD32(t->entry + 20);
 }
 
+/* Returns how many bytes that payload has, which are more than t->nbytes where elements leave some out; 0: none. */
+static inline size_t zcr_payload_bytes(const zcr_tensor *t)
+{
+    return t->first ? zcr_load_size(zcr_row(t->archive, ZCR_V_PAYLOADS, zcr_payload_number(t), 24) + 8) : 0;
+}
+
 /* Returns how many of the last bytes of the name are its key in its module. */
 static inline uint32_t zcr_key_size(const zcr_tensor *t)
 {
     return ZCR_LOAD32(t->entry + 8);
 }
 
-/* Returns the size of one axis, below the rank. */
+/* Returns that key, followed by NUL. */
+static inline const char *zcr_key(const zcr_tensor *t)
+{
+    return t->name + (size_t)(t->name_size - zcr_key_size(t));
+}
+
+/* Returns the size of one axis; 0 for one that is not below the rank. */
 static inline uint64_t zcr_dim(const zcr_tensor *t, unsigned axis)
 {
-    return ZCR_LOAD64(t->dims + 8 * axis);
+    return axis < t->rank ? ZCR_LOAD64(t->dims + 8 * axis) : 0;
+}
+
+/* Returns whether a tensor has this shape: so many axes, of these sizes. To be asked before elements are read by a
+ * program that knows how many there should be. */
+ZCR_FUNCTION int zcr_has_shape(const zcr_tensor *t, unsigned rank, const uint64_t *dims)
+{
+    unsigned axis;
+    if (t->rank != rank) {
+        return 0;
+    }
+    for (axis = 0; axis < rank; axis++) {
+        if (zcr_dim(t, axis) != dims[axis]) {
+            return 0;
+        }
+    }
+    return 1;
 }
 
 /* Returns the number of elements. */
@@ -772,11 +847,15 @@ ZCR_FUNCTION uint64_t zcr_count(const zcr_tensor *t)
     return count;
 }
 
-/* Returns the stride of one axis, below the rank, in elements; those of C order where none are stored. */
+/* Returns the stride of one axis in elements, that of C order where none are stored; 0 for an axis that is not below
+ * the rank. */
 ZCR_FUNCTION int64_t zcr_stride(const zcr_tensor *t, unsigned axis)
 {
     uint64_t stride = 1;
     unsigned later;
+    if (axis >= t->rank) {
+        return 0;
+    }
     if (t->strides) {
         stride = ZCR_LOAD64(t->strides + 8 * axis);
         return stride >> 63 ? -(int64_t)(0 - stride) : (int64_t)stride;
@@ -806,7 +885,7 @@ ZCR_FUNCTION int zcr_is_contiguous(const zcr_tensor *t)
     return 1;
 }
 
-/* Returns the elements, in C order one after the other; NULL if they do not lie so, or if there are none. Elements of
+/* Returns the elements, t->nbytes in C order; NULL if they do not lie so, or if there are none. Elements of
  * less than a byte are packed unless `bits` is 8: see zcr_packed. For strings see zcr_string. */
 static inline const void *zcr_data(const zcr_tensor *t)
 {
@@ -826,7 +905,8 @@ ZCR_FUNCTION const void *zcr_typed(const zcr_tensor *t, unsigned dtype, unsigned
     return t->dtype == dtype && t->bits == 8 * size * parts && !((uintptr_t)data & (size - 1)) ? data : NULL;
 }
 
-/* The elements as C's own types; NULL if they are of another type, not in C order, not aligned, or none. float16 and
+/* The elements as C's own types, zcr_count of them; NULL if they are of another type, not in C order, not aligned, or
+ * if there are none: an empty tensor is found, and has no address. float16 and
  * bfloat16 are their bits; a complex element is two floats or doubles, its real part first. */
 static inline const uint8_t *zcr_bool(const zcr_tensor *t)
 {
@@ -1006,10 +1086,13 @@ ZCR_FUNCTION zcr_status zcr_check_full_name(const zcr_archive *a, const unsigned
     if (!parent) {
         return key_size == size ? ZCR_OK : 34;
     }
+    if (key_size - 1 >= size - 1) { /* 0 wraps */
+        return 34;
+    }
     module = zcr_row(a, ZCR_V_MODULES, parent, 48);
     name = text + (size_t)ZCR_LOAD32(span);
-    size -= key_size + 1; /* wraps for a key that is too long, and then matches no module */
-    if (!key_size || size != ZCR_LOAD32(module + 4) || name[(size_t)size] != '.' ||
+    size -= key_size + 1;
+    if (size != ZCR_LOAD32(module + 4) || name[(size_t)size] != '.' ||
         zcr_compare(name, (size_t)size, text + (size_t)ZCR_LOAD32(module), (size_t)size)) {
         return 34;
     }
@@ -1161,7 +1244,7 @@ ZCR_FUNCTION zcr_status zcr_check_groups(const zcr_archive *a, unsigned vector)
 /* Checks attributes and metadata, one by one, and marks the payloads they use (R26 to R31, R65 to R68). */
 static inline zcr_status zcr_check_values(const zcr_archive *a, unsigned char *used)
 {
-    int64_t texts = a->v[ZCR_V_TEXT].count; /* how much more their texts may take, all together */
+    uint64_t texts = a->v[ZCR_V_TEXT].count; /* how much more their texts may take, all together; below 0 it wraps */
     unsigned vector;
     for (vector = ZCR_V_ATTRIBUTES; vector <= ZCR_V_METADATA; vector++) {
         uint64_t names = zcr_budget(a, vector), lists = a->v[ZCR_V_WORDS].count + (uint64_t)32 * a->v[vector].count;
@@ -1208,7 +1291,8 @@ static inline zcr_status zcr_check_values(const zcr_archive *a, unsigned char *u
                     if (!zcr_span(a, word)) {
                         return 68;
                     }
-                    texts -= (int64_t)high - 256;
+                    texts += 256;
+                    texts -= high;
                 } else if (type <= ZCR_VALUE_BOOL) {
                     if (high || low > type) { /* the greatest nil is 0, the greatest bool 1 */
                         return 68;
@@ -1222,7 +1306,7 @@ static inline zcr_status zcr_check_values(const zcr_archive *a, unsigned char *u
             }
         }
     }
-    return texts < 0 ? 30 : ZCR_OK;
+    return texts >> 63 ? 30 : ZCR_OK;
 }
 
 /* Checks that places are 0, 1, 2, ... in each module, that keys are unique in it, or full names of modules at all (R44,
@@ -1297,7 +1381,7 @@ ZCR_FUNCTION zcr_status zcr_verify(const zcr_archive *a, void *scratch, size_t s
     }
     for (i = 0; i < payloads; i++) {
         used[(size_t)i] = 0;
-        status = zcr_payload(a, i, &t.first, &t.nbytes);
+        status = zcr_load_payload(a, i, &t.first, &t.nbytes);
         if (status) {
             return status;
         }
@@ -1353,7 +1437,8 @@ ZCR_FUNCTION zcr_status zcr_verify(const zcr_archive *a, void *scratch, size_t s
 
 /* ---- Modules, attributes, metadata ----------------------------------------------------------------------------- */
 
-/* One module. The key is the end of the name. */
+/* One module. The key is the end of the name. Of an archive that is not verified the counts may be near 2^32: a loop
+ * over them has to end at the first status that is not ZCR_OK. */
 typedef struct zcr_module {
     const zcr_archive *archive;
     const char *name;      /* UTF-8, followed by NUL; empty for module 0, the record itself */
@@ -1528,10 +1613,10 @@ static inline zcr_status zcr_find_metadata(const zcr_archive *a, const char *nam
     return zcr_find_value(a, ZCR_V_METADATA, 0, a->v[ZCR_V_METADATA].count, name, name_size, found);
 }
 
-/* Returns value i, below the count, as its 64 bits. */
+/* Returns value i as its 64 bits; 0 for one that is not below the count. */
 static inline uint64_t zcr_word(const zcr_attribute *at, uint32_t i)
 {
-    return ZCR_LOAD64(at->words + (size_t)i * 8);
+    return i < at->count ? ZCR_LOAD64(at->words + (size_t)i * 8) : 0;
 }
 
 /* Value i of an attribute as C's own type. An integer of either kind is given where it fits. */
@@ -1611,17 +1696,19 @@ static inline zcr_status zcr_bytes_value(const zcr_attribute *at, uint32_t i, co
     if (number == ZCR_NONE) {
         return ZCR_OK;
     }
-    return number < at->archive->v[ZCR_V_PAYLOADS].count ? zcr_payload(at->archive, number, data, nbytes) : 68;
+    return number < at->archive->v[ZCR_V_PAYLOADS].count ? zcr_load_payload(at->archive, number, data, nbytes) : 68;
 }
+
+enum { ZCR_CHILD_TENSOR, ZCR_CHILD_MODULE, ZCR_CHILD_ATTRIBUTE, ZCR_CHILD_KINDS };
 
 /* A walk through a module's children of every kind in the order of their places. */
 typedef struct zcr_children {
     zcr_module module;
-    uint32_t place;                       /* of the next one */
-    uint32_t tensor, attribute, submodule; /* where each kind goes on, as long as places ascend in it */
+    uint32_t place;                  /* of the next one */
+    uint32_t count;                  /* of those in `order` */
+    uint32_t next[ZCR_CHILD_KINDS];  /* where each kind goes on, as long as places ascend in it */
+    const uint32_t *order;           /* by place, see zcr_walk_ordered; or NULL */
 } zcr_children;
-
-enum { ZCR_CHILD_TENSOR, ZCR_CHILD_MODULE, ZCR_CHILD_ATTRIBUTE };
 
 /* One child of a module: which of the three is there, `kind` says. */
 typedef struct zcr_child {
@@ -1631,54 +1718,178 @@ typedef struct zcr_child {
     zcr_attribute attribute;
 } zcr_child;
 
+/* Where one child lies: no more of it than a search has to read. */
+typedef struct zcr_child_entry {
+    uint32_t number; /* among all of its kind */
+    uint32_t place;
+    uint32_t next;   /* the `i` of the next one of its kind */
+} zcr_child_entry;
+
+/* Finds where a module's child `i` of one kind lies: i counts its tensors or attributes from 0, or is the number of a
+ * module, the first one that of the module itself and 1. */
+ZCR_FUNCTION zcr_status zcr_child_at(const zcr_module *m, unsigned kind, uint32_t i, zcr_child_entry *entry)
+{
+    const zcr_archive *const a = m->archive;
+    const zcr_vector *const order = &a->v[ZCR_V_BY_MODULE];
+    entry->next = i + 1;
+    if (kind == ZCR_CHILD_TENSOR) {
+        if (i >= m->tensors) {
+            return ZCR_NOT_FOUND;
+        }
+        i += m->first_tensor;
+        entry->number = i < order->count ? ZCR_LOAD32(order->items + (size_t)i * 4) : i;
+        if (entry->number >= a->v[ZCR_V_TENSORS].count) {
+            return 42;
+        }
+        entry->place = ZCR_LOAD32(zcr_row(a, ZCR_V_TENSORS, entry->number, 48) + 16);
+    } else if (kind == ZCR_CHILD_ATTRIBUTE) {
+        if (i >= m->attributes) {
+            return ZCR_NOT_FOUND;
+        }
+        entry->number = i + m->first_attribute;
+        if (entry->number >= a->v[ZCR_V_ATTRIBUTES].count) {
+            return 43;
+        }
+        entry->place = ZCR_LOAD32(zcr_row(a, ZCR_V_ATTRIBUTES, entry->number, 32) + 20);
+    } else {
+        const unsigned char *row;
+        if (i >= m->end) {
+            return ZCR_NOT_FOUND;
+        }
+        if (i >= a->v[ZCR_V_MODULES].count) {
+            return 38;
+        }
+        row = zcr_row(a, ZCR_V_MODULES, i, 48);
+        entry->number = i;
+        entry->place = ZCR_LOAD32(row + 28);
+        if (ZCR_LOAD32(row + 24) > i) {
+            entry->next = ZCR_LOAD32(row + 24);
+        }
+    }
+    return ZCR_OK;
+}
+
+static inline uint32_t zcr_first_child(const zcr_module *m, unsigned kind)
+{
+    return kind == ZCR_CHILD_MODULE ? m->number + 1 : 0;
+}
+
 /* Starts a walk through the children of module i. */
 static inline zcr_status zcr_walk(const zcr_archive *a, uint32_t i, zcr_children *walk)
 {
-    walk->place = 0;
-    walk->tensor = walk->attribute = 0;
-    walk->submodule = i + 1;
-    return zcr_module_at(a, i, &walk->module);
+    const zcr_status status = zcr_module_at(a, i, &walk->module);
+    unsigned kind;
+    walk->place = walk->count = 0;
+    walk->order = NULL;
+    for (kind = 0; kind < ZCR_CHILD_KINDS; kind++) {
+        walk->next[kind] = status ? 0 : zcr_first_child(&walk->module, kind);
+    }
+    return status;
 }
 
-/* Finds the next child, ZCR_NOT_FOUND after the last. A step takes no search where each kind of children was saved in
- * the order of its places, as our writer does; otherwise it looks through them all. */
-ZCR_FUNCTION zcr_status zcr_next(zcr_children *walk, zcr_child *child)
+/* Starts the same walk, whose time then grows with the children alone, in whatever order they were saved: `order` is
+ * memory of 4 bytes for each child, on a multiple of 4, to be kept as long as the walk; ZCR_SCRATCH where it is too
+ * little. As much as zcr_verify_scratch says is enough for any module. */
+static inline zcr_status zcr_walk_ordered(const zcr_archive *a, uint32_t i, void *order, size_t order_size,
+                                          zcr_children *walk)
 {
-    const zcr_module *const m = &walk->module;
-    unsigned again;
-    for (again = 0; again < 2; again++) {
-        uint32_t i = again ? 0 : walk->tensor, last = again ? m->tensors : i + 1;
-        for (child->kind = ZCR_CHILD_TENSOR; i < last && i < m->tensors; i++) {
-            zcr_status status = zcr_module_tensor(m, i, &child->tensor);
-            if (status || zcr_place(&child->tensor) == walk->place) {
-                walk->tensor = i + 1;
-                walk->place++;
-                return status;
+    uint32_t *const numbers = (uint32_t *)order;
+    uint32_t count = 0, before = 0, at;
+    zcr_status status = zcr_walk(a, i, walk);
+    unsigned pass, kind;
+    zcr_child_entry entry;
+    if (status) {
+        return status;
+    }
+    if ((uintptr_t)order & 3) {
+        return ZCR_SCRATCH;
+    }
+    for (pass = 0; pass < 2; pass++) { /* how many there are; then each into its place */
+        for (kind = 0, before = 0; kind < ZCR_CHILD_KINDS; kind++) {
+            for (at = zcr_first_child(&walk->module, kind);; at = entry.next) {
+                status = zcr_child_at(&walk->module, kind, at, &entry);
+                if (status == ZCR_NOT_FOUND) {
+                    break;
+                }
+                if (status) {
+                    return status;
+                }
+                if (!pass) {
+                    if (order_size / 4 <= count) {
+                        return ZCR_SCRATCH;
+                    }
+                    numbers[(size_t)count++] = ZCR_NONE;
+                } else if (entry.place >= count || numbers[(size_t)entry.place] != ZCR_NONE) {
+                    return 44;
+                } else {
+                    numbers[(size_t)entry.place] = before + entry.number;
+                }
+            }
+            before += kind == ZCR_CHILD_TENSOR ? a->v[ZCR_V_TENSORS].count : a->v[ZCR_V_MODULES].count;
+        }
+    }
+    walk->order = numbers;
+    walk->count = count;
+    return ZCR_OK;
+}
+
+/* Finds what is next in the order of places, by its kind and number. */
+static inline zcr_status zcr_next_child(zcr_children *walk, unsigned *kind, zcr_child_entry *entry)
+{
+    const zcr_vector *const v = walk->module.archive->v;
+    unsigned all;
+    if (walk->order) {
+        if (walk->place >= walk->count) {
+            return ZCR_NOT_FOUND;
+        }
+        entry->number = walk->order[(size_t)walk->place];
+        *kind = ZCR_CHILD_TENSOR;
+        if (entry->number >= v[ZCR_V_TENSORS].count) {
+            entry->number -= v[ZCR_V_TENSORS].count;
+            *kind = ZCR_CHILD_MODULE;
+            if (entry->number >= v[ZCR_V_MODULES].count) {
+                entry->number -= v[ZCR_V_MODULES].count;
+                *kind = ZCR_CHILD_ATTRIBUTE;
             }
         }
-        i = again ? 0 : walk->attribute;
-        last = again ? m->attributes : i + 1;
-        for (child->kind = ZCR_CHILD_ATTRIBUTE; i < last && i < m->attributes; i++) {
-            zcr_status status = zcr_attribute_at(m->archive, m->first_attribute + i, &child->attribute);
-            if (status || child->attribute.place == walk->place) {
-                walk->attribute = i + 1;
-                walk->place++;
-                return status;
-            }
-        }
-        i = again ? m->number + 1 : walk->submodule;
-        last = again ? m->end : i + 1;
-        for (child->kind = ZCR_CHILD_MODULE; i < last && i < m->end;) {
-            zcr_status status = zcr_module_at(m->archive, i, &child->module);
-            i = child->module.end > i ? child->module.end : i + 1;
-            if (status || child->module.place == walk->place) {
-                walk->submodule = i;
-                walk->place++;
-                return status;
-            }
+        return ZCR_OK;
+    }
+    for (all = 0; all < 2; all++) { /* first the one of each kind that ought to be it */
+        for (*kind = 0; *kind < ZCR_CHILD_KINDS; ++*kind) {
+            uint32_t i = all ? zcr_first_child(&walk->module, *kind) : walk->next[*kind];
+            do {
+                const zcr_status status = zcr_child_at(&walk->module, *kind, i, entry);
+                if (status == ZCR_NOT_FOUND) {
+                    break;
+                }
+                if (status || entry->place == walk->place) {
+                    walk->next[*kind] = entry->next;
+                    return status;
+                }
+                i = entry->next;
+            } while (all);
         }
     }
     return ZCR_NOT_FOUND;
+}
+
+/* Finds the next child, ZCR_NOT_FOUND after the last. A step takes no search where each kind of children was saved in
+ * the order of its places, as our writer does, or after zcr_walk_ordered. Otherwise it may look at the places of all:
+ * the walk is quadratic in their number. After any other status there is no going on. */
+ZCR_FUNCTION zcr_status zcr_next(zcr_children *walk, zcr_child *child)
+{
+    const zcr_archive *const a = walk->module.archive;
+    zcr_child_entry entry;
+    const zcr_status status = zcr_next_child(walk, &child->kind, &entry);
+    if (status) {
+        return status;
+    }
+    walk->place++;
+    if (child->kind == ZCR_CHILD_TENSOR) {
+        return zcr_tensor_at(a, entry.number, &child->tensor);
+    }
+    return child->kind == ZCR_CHILD_MODULE ? zcr_module_at(a, entry.number, &child->module)
+                                           : zcr_attribute_at(a, entry.number, &child->attribute);
 }
 
 /* ---- Verifying payloads ---------------------------------------------------------------------------------------- */
@@ -1835,7 +2046,8 @@ static inline int zcr_is_zero(const unsigned char *p, const unsigned char *end)
     return 1;
 }
 
-/* Returns whether every element of a tensor of bytes is 0 or 1, visiting those that its strides reach. */
+/* Returns whether every element of a tensor of bytes is 0 or 1, visiting those that its strides reach. Takes some 600
+ * bytes of stack, more than any other function here. */
 ZCR_FUNCTION int zcr_all_bools(const zcr_tensor *t)
 {
     uint64_t index[ZCR_MAX_RANK];
@@ -1866,13 +2078,16 @@ ZCR_FUNCTION int zcr_all_bools(const zcr_tensor *t)
     }
 }
 
-/* Checks one tensor's bytes: pad bits, ends of strings, bools (R70 to R72). Of payloads in `fine` all were checked. */
-ZCR_FUNCTION zcr_status zcr_check_elements(const zcr_tensor *t, unsigned char *fine)
+/* What is known of a payload's bytes, as a tensor of one type or another needs it: each is found out once. */
+enum { ZCR_ALL_STRINGS = 1, ZCR_ALL_BOOLS = 2, ZCR_NOT_ALL_BOOLS = 4 };
+
+/* Checks one tensor's bytes: pad bits, ends of strings, bools (R70 to R72). `known` has a byte for each payload. */
+ZCR_FUNCTION zcr_status zcr_check_elements(const zcr_tensor *t, unsigned char *known)
 {
-    const uint32_t number = zcr_payload_number(t);
     if (!t->first) {
         return ZCR_OK;
     }
+    known += (size_t)zcr_payload_number(t);
     if (t->bits && t->bits < 8 && t->dtype >= ZCR_FLOAT6_E2M3FN && t->dtype <= ZCR_INT2) {
         const unsigned used = (unsigned)(zcr_count(t) % 8) * t->bits % 8;
         return used && t->first[t->nbytes - 1] >> used ? 70 : ZCR_OK;
@@ -1884,7 +2099,7 @@ ZCR_FUNCTION zcr_status zcr_check_elements(const zcr_tensor *t, unsigned char *f
         if (last > room || room - last >= 8) { /* so there is one count that goes with these bytes */
             return 71;
         }
-        if (fine[(size_t)number]) {
+        if (*known & ZCR_ALL_STRINGS) {
             return ZCR_OK;
         }
         if (!zcr_is_zero(t->first + last, ends) || !zcr_is_zero(ends, ends + 8)) {
@@ -1895,30 +2110,29 @@ ZCR_FUNCTION zcr_status zcr_check_elements(const zcr_tensor *t, unsigned char *f
                 return 71;
             }
         }
-        fine[(size_t)number] = 1;
+        *known |= ZCR_ALL_STRINGS;
     }
-    if (t->dtype == ZCR_BOOL && !fine[(size_t)number]) {
-        size_t nbytes, i = 0;
+    if (t->dtype == ZCR_BOOL) {
         const unsigned char *data;
-        if (!zcr_payload(t->archive, number, &data, &nbytes)) {
-            while (i < nbytes && data[i] <= 1) {
-                i++;
+        size_t nbytes, i;
+        if (!(*known & (ZCR_ALL_BOOLS | ZCR_NOT_ALL_BOOLS)) &&
+            !zcr_payload(t->archive, zcr_payload_number(t), &data, &nbytes)) {
+            for (i = 0; i < nbytes && data[i] <= 1; i++) {
             }
-            if (i == nbytes) {
-                fine[(size_t)number] = 1;
-                return ZCR_OK;
-            }
+            *known |= i == nbytes ? ZCR_ALL_BOOLS : ZCR_NOT_ALL_BOOLS;
         }
-        return zcr_all_bools(t) ? ZCR_OK : 72; /* a view may leave out what is wrong */
+        return *known & ZCR_ALL_BOOLS || zcr_all_bools(t) ? ZCR_OK : 72; /* a view may leave out what is wrong */
     }
     return ZCR_OK;
 }
 
 /* Checks what only the payloads' bytes can tell, of an archive that zcr_verify has passed: their digests, the zeros
- * between them, pad bits, strings, bools (R70 to R74). Reads every byte; `scratch` is as for zcr_verify. */
+ * between them, pad bits, strings, bools (R70 to R74). `scratch` is as for zcr_verify. Reads every byte once for its
+ * digest, and once for each of the types string and bool. Where a payload holds more than bools, each view of bools
+ * reads its own elements besides: as many views as the index has, of as many elements as the payload has bytes. */
 ZCR_FUNCTION zcr_status zcr_verify_payloads(const zcr_archive *a, void *scratch, size_t scratch_size)
 {
-    unsigned char *const fine = (unsigned char *)scratch;
+    unsigned char *const known = (unsigned char *)scratch;
     const size_t index = a->extent[ZCR_E_INDEX], front = index < a->extent[ZCR_E_PAYLOADS];
     const unsigned char *done = a->base + (front ? index + a->extent[ZCR_E_INDEX_SIZE] : 64), *data = NULL;
     const unsigned char *const end = a->base + (front ? a->extent[ZCR_E_SIZE] - 64 : index);
@@ -1931,8 +2145,8 @@ ZCR_FUNCTION zcr_status zcr_verify_payloads(const zcr_archive *a, void *scratch,
         return ZCR_SCRATCH;
     }
     for (i = 0; i < count; i++) {
-        fine[(size_t)i] = 0;
-        status = zcr_payload(a, i, &data, &nbytes);
+        known[(size_t)i] = 0;
+        status = zcr_load_payload(a, i, &data, &nbytes);
         if (status) {
             return status;
         }
@@ -1954,7 +2168,7 @@ ZCR_FUNCTION zcr_status zcr_verify_payloads(const zcr_archive *a, void *scratch,
     for (i = 0; i < a->v[ZCR_V_TENSORS].count; i++) {
         status = zcr_load_tensor(a, i, &t);
         if (!status) {
-            status = zcr_check_elements(&t, fine);
+            status = zcr_check_elements(&t, known);
         }
         if (status) {
             return status;
@@ -2008,6 +2222,10 @@ static inline unsigned zcr_kind(zcr_status status)
 /* Returns what to tell a person about a status; its number, below 100, is the rule of FORMAT.md that is broken. */
 static inline const char *zcr_explain(zcr_status status)
 {
+    if (status == 15) {
+        return "the archive's header does not say its size, as after writing to a pipe (open the whole of it, or save "
+               "it to a file), or says more than there is";
+    }
     switch (zcr_kind(status)) {
     case ZCR_KIND_OK:
         return "success";
@@ -2036,6 +2254,9 @@ static inline const char *zcr_explain(zcr_status status)
 
 #ifdef __cplusplus
 }
+#if defined(__GNUC__) || defined(__clang__)
+#pragma GCC diagnostic pop
+#endif
 #endif
 
 #endif
