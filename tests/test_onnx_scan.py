@@ -38,8 +38,9 @@ from zcrecord.errors import (
     TensorNotFoundError,
     UnsupportedError,
 )
-from zcrecord.onnx import OnnxTensors, convert, files, placed, scan
+from zcrecord.onnx import OnnxTensors, convert, files, scan
 from zcrecord.onnx.placed import STEP
+from zcrecord.source import read_some
 from zcrecord.tensors import PackedTensor, StringTensor
 
 MIB = 1 << 20
@@ -177,8 +178,8 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         read.append(real(fd, buffer, offset))
         return read[-1]
 
-    real = placed.read_at
-    monkeypatch.setattr(files, "read_at", counting)
+    real = read_some
+    monkeypatch.setattr(files, "read_some", counting)
     return read
 
 
@@ -739,7 +740,7 @@ def test_a_disk_that_fails_is_one_error(tmp_path: Path, monkeypatch: pytest.Monk
 
     path = written(tmp_path / "m.onnx", m.model_of(helper.make_tensor("w", TensorProto.INT64, [1], [300])))
     tensors = scan(path)
-    monkeypatch.setattr(files, "read_at", fail)
+    monkeypatch.setattr(files, "read_some", fail)
     with pytest.raises(SourceError, match=r"m\.onnx: tensor 'w': cannot read: Input/output error"):
         tensors["w"]
     with pytest.raises(SourceError, match=r"m\.onnx: cannot read: Input/output error"):

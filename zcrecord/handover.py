@@ -29,7 +29,7 @@ from .parts import Names
 from .reader import Archive
 from .tensors import PackedTensor
 
-__all__ = ["jax_arrays", "torch_tensors"]
+__all__ = ["import_torch", "jax_arrays", "torch_device", "torch_dtype", "torch_shape", "torch_tensors"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -69,8 +69,8 @@ def torch_tensors(
         >>> rec.torch()["w"].mul_(2).sum().item(), rec["w"].sum().item()
         (12.0, 6.0)
     """
-    torch = _torch()
-    where = _device(torch, device)
+    torch = import_torch()
+    where = torch_device(torch, device)
     if names is not None:
         archive = parts.select(archive, names, None)
     if writable and where.type == "cpu" and archive.mode == "r":
@@ -110,7 +110,12 @@ def jax_arrays(archive: Archive, names: Names | None = None) -> dict[str, Any]:
     return dict(zip(archive.names(), given.arrays(), strict=True))
 
 
-def _torch() -> Any:
+def import_torch() -> Any:
+    """Return torch.
+
+    Raises:
+        DependencyError: it is not installed.
+    """
     try:
         import torch
     except ImportError as error:
@@ -126,8 +131,12 @@ def _jax() -> Any:
     return jax
 
 
-def _device(torch: Any, device: Any) -> Any:
-    """Return a torch.device on which there can be tensors."""
+def torch_device(torch: Any, device: Any) -> Any:
+    """Return a torch.device on which there can be tensors.
+
+    Raises:
+        UnsupportedError: torch has no such device here.
+    """
     if device == "cpu":
         return torch.device("cpu")
     try:
@@ -138,6 +147,33 @@ def _device(torch: Any, device: Any) -> Any:
     return where
 
 
+def torch_dtype(torch: Any, kind: DType, bits: int) -> Any:
+    """Return torch's dtype of elements that take so many bits; of packed float4_e2m1fn it is one of pairs.
+
+    Raises:
+        UnsupportedError: this torch has none.
+    """
+    name = FLOAT4_PAIRS if kind.name == "float4_e2m1fn" and bits == kind.bits else kind.torch
+    dtype = getattr(torch, name or "", None)
+    if dtype is None:
+        raise _left_out(kind.name, f"torch {torch.__version__} has no dtype for {kind.name}")
+    return dtype
+
+
+def torch_shape(kind: DType, bits: int, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the shape of a tensor in torch: of pairs, the last axis is half as long.
+
+    Raises:
+        UnsupportedError: it cannot be halved.
+    """
+    if bits >= 8:
+        return shape
+    if not shape or shape[-1] % 2:
+        what = f"shape {shape} of {kind.name}, of which torch has two to an entry of the last axis"
+        raise _left_out(kind.name, what)
+    return (*shape[:-1], shape[-1] // 2)
+
+
 def _shared(archive: Archive) -> set[int]:
     """Return the payloads that more than one tensor uses."""
     used = archive.index.tensors["payload"]
@@ -145,9 +181,12 @@ def _shared(archive: Archive) -> set[int]:
     return set(used[1:][used[1:] == used[:-1]].tolist())
 
 
+def _left_out(kind: str, what: str) -> RecordError:
+    return UnsupportedError(f"{what}; leave such out with names=lambda tensor: tensor.dtype.name != {kind!r}")
+
+
 def _unsupported(archive: Archive, i: int, kind: str, what: str) -> RecordError:
-    out = f"leave such out with names=lambda tensor: tensor.dtype.name != {kind!r}"
-    return UnsupportedError(f"{what}; {out}", path=archive.path, tensor=archive.index.name(i))
+    return _left_out(kind, what).located(path=archive.path, tensor=archive.index.name(i))
 
 
 class _Torch:
@@ -189,17 +228,16 @@ class _Torch:
     def _made_form(self, i: int, view: Any) -> tuple[Any, Any]:
         if isinstance(view, np.ndarray):
             kind: DType = dtypes.from_numpy(view.dtype)
-            name, carrier = kind.torch, view.dtype
+            bits, carrier = 8 * view.itemsize, view.dtype
             if carrier.isbuiltin == 2:  # ml_dtypes', which torch does not know
                 carrier = np.dtype(np.uint8 if carrier.itemsize == 1 else np.int16)
         else:
             kind = view.kind if isinstance(view, PackedTensor) else dtypes.STRING
-            name, carrier = (FLOAT4_PAIRS if kind.name == "float4_e2m1fn" else kind.torch), np.dtype(np.uint8)
-        dtype = getattr(self._torch, name or "", None)
-        if dtype is None:
-            what = f"torch {self._torch.__version__} has no dtype for {kind.name}"
-            raise _unsupported(self._archive, i, kind.name, what)
-        return dtype, carrier
+            bits, carrier = kind.bits, np.dtype(np.uint8)
+        try:
+            return torch_dtype(self._torch, kind, bits), carrier
+        except RecordError as error:
+            raise error.located(path=self._archive.path, tensor=self._archive.index.name(i)) from None
 
     def _whole(self, i: int, view: Any) -> Any:
         """Return the one tensor of a payload, over its bytes."""
@@ -216,11 +254,10 @@ class _Torch:
         return made if made.dtype is dtype else made.view(dtype)
 
     def _paired(self, i: int, view: PackedTensor) -> tuple[int, ...]:
-        kind, shape = view.kind, view.shape
-        if not shape or shape[-1] % 2:
-            what = f"shape {shape} of {kind.name}, of which torch has two to an entry of the last axis"
-            raise _unsupported(self._archive, i, kind.name, what)
-        return (*shape[:-1], shape[-1] // 2)
+        try:
+            return torch_shape(view.kind, view.kind.bits, view.shape)
+        except RecordError as error:
+            raise error.located(path=self._archive.path, tensor=self._archive.index.name(i)) from None
 
     def _part(self, i: int, number: int, view: Any) -> Any:
         """Return one of several tensors of a payload, in the storage that all of them have."""

@@ -23,9 +23,9 @@ from .packed import outline
 from .pieces import Reader
 from .reader import Archive
 from .sink import Sink
-from .source import identity_of, map_file
+from .source import identity_of, map_file, read_at
 
-__all__ = ["PREADV", "Watch", "compressors_of", "of_file", "of_stream", "read_at"]
+__all__ = ["PREADV", "Watch", "compressors_of", "of_file", "of_stream"]
 
 PREADV = hasattr(os, "preadv")  # threads can read a file each by itself
 
@@ -129,23 +129,6 @@ def of_file(
         yield from in_order(start, pairwise(where), threads)
         if identity_of(file.fileno()) != memory.identity:
             raise SourceError("was changed or replaced while it was packed; pack it again")
-
-
-def read_at(fd: int, target: memoryview, offset: int) -> None:
-    """Read a file's bytes from `offset` on into memory, as many as it has room for.
-
-    Raises:
-        SourceError: the file cannot be read, or ends before.
-    """
-    done = 0
-    while done < len(target):
-        try:
-            got = os.preadv(fd, [target[done:]], offset + done)
-        except OSError as error:
-            raise SourceError(f"cannot be read: {error.strerror}", offset=offset, errno=error.errno) from error
-        if not got:
-            raise SourceError(f"became shorter while it was read: it ends at byte {offset + done}")
-        done += got
 
 
 def of_stream(

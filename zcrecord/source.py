@@ -11,8 +11,10 @@ import errno
 import itertools
 import mmap
 import os
+import re
 import stat
 import sys
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -23,20 +25,27 @@ from .layout import ALIGNMENT, HEADER_SIZE, MAX_ALIGNMENT, too_short
 __all__ = [
     "Memory",
     "Mode",
+    "Piece",
     "aligned",
     "aligned_empty",
     "buffer_of",
+    "each_piece",
     "identity_of",
     "is_packed",
+    "is_url",
     "map_file",
     "private_copy",
+    "read_at",
     "read_file",
+    "read_pieces",
     "read_resource",
+    "read_some",
 ]
 
 Mode = Literal["r", "c"]
 
 _PACKED = (b"\xb5\x2f\xfd", b"\x2a\x4d\x18")  # zstd's magic from the second byte on: a frame, one to be skipped
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+(::[A-Za-z][A-Za-z0-9+.-]+)*://")
 _PIECE = 1 << 20  # bytes of one read; many times a network's round trip is worth
 _READERS = 4  # reads under way at a time; a network file system answers each by itself
 _GENERIC = sys.platform == "linux" and os.uname().machine in ("x86_64", "aarch64", "riscv64", "i686", "armv7l")
@@ -52,6 +61,7 @@ class Memory(NamedTuple):
         mapping: what is closed to let go of them; None for a buffer that was given.
         identity: of the mapped file, to know it again: device, inode, size, time of change.
         filled: where there is anything, of memory most of which was never touched; None where there is everywhere.
+        remote: what reads the rest by position (`loaders.protocol.RangeSource`), where payloads lie elsewhere.
     """
 
     octets: memoryview
@@ -59,6 +69,14 @@ class Memory(NamedTuple):
     mapping: mmap.mmap | None = None
     identity: tuple[int, ...] | None = None
     filled: list[tuple[int, int]] | None = None
+    remote: Any = None
+
+
+class Piece(NamedTuple):
+    """What one read brings: a file's bytes from an offset on, into buffers one after the other, a thousand at most."""
+
+    offset: int
+    buffers: list[memoryview]
 
 
 def _open(path: str, least: int) -> tuple[int, tuple[int, ...]]:
@@ -90,7 +108,7 @@ def identity_of(fd: int) -> tuple[int, ...]:
 
 def _refused(error: OSError, path: str) -> Exception:
     if isinstance(error, RecordError):
-        return error
+        return error.located(path=path)
     if isinstance(error, FileNotFoundError):
         return SourceNotFoundError("no such file", path=path, errno=error.errno)
     reason = os.strerror(error.errno) if error.errno else str(error)
@@ -144,7 +162,8 @@ def read_file(path: str, *, least: int = 2 * HEADER_SIZE) -> Memory:
         fd, identity = _open(path, least)
         try:
             block, octets = aligned(identity[2])
-            _fill(fd, octets, path)
+            starts = range(0, len(octets), _PIECE)
+            _read_all(fd, [Piece(start, [octets[start : start + _PIECE]]) for start in starts])
         finally:
             os.close(fd)
     except OSError as error:
@@ -209,41 +228,118 @@ def aligned_empty(nbytes: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
     return room[start : start + nbytes]
 
 
-def _fill(fd: int, target: memoryview, path: str) -> None:
-    """Read a file's bytes from its start, several pieces at a time; the GIL is free meanwhile."""
-    size = len(target)
-    if not hasattr(os, "preadv"):
-        with open(fd, "rb", buffering=0, closefd=False) as file:
-            done = 0
-            while done < size and (got := file.readinto(target[done : done + _PIECE])):
-                done += got
-        if done < size:
-            raise _shrunk(path, done, size)
-        return
-    starts = itertools.count(0, _PIECE)  # next() of it is atomic
+def read_some(fd: int, buffer: memoryview, offset: int) -> int:
+    """Read a file's bytes from an offset, as many as fit or come at once; returns how many, 0 at its end."""
+    if hasattr(os, "preadv"):
+        return os.preadv(fd, [buffer], offset)
+    os.lseek(fd, offset, os.SEEK_SET)
+    data = os.read(fd, len(buffer))
+    buffer[: len(data)] = data
+    return len(data)
+
+
+def read_at(fd: int, target: memoryview, offset: int) -> None:
+    """Read a file's bytes from `offset` on into memory, as many as it has room for.
+
+    Raises:
+        SourceError: the file cannot be read, or ends before.
+    """
+    try:
+        _read_piece(fd, Piece(offset, [target]))
+    except OSError as error:
+        if isinstance(error, RecordError):
+            raise
+        raise SourceError(f"cannot be read: {error.strerror}", offset=offset, errno=error.errno) from error
+
+
+def read_pieces(
+    path: str, pieces: Sequence[Piece], *, identity: tuple[int, ...], done: Callable[[int], None] | None = None
+) -> None:
+    """Read pieces of a file straight into memory, several at a time; the GIL is free meanwhile.
+
+    `done` is called, by this thread, with the bytes that were read since; what it raises ends the reading.
+
+    Raises:
+        SourceError: the file is missing, cannot be read, became shorter, or is not the one that `identity` tells.
+    """
+    try:
+        fd, found = _open(path, 0)
+        try:
+            if found != identity:
+                raise SourceError("was replaced or changed since it was opened; load it again", path=path)
+            _read_all(fd, pieces, done)
+            if identity_of(fd) != identity:
+                raise SourceError("was changed while it was read; load it again", path=path)
+        finally:
+            os.close(fd)
+    except OSError as error:
+        raise _refused(error, path) from _cause(error)
+
+
+def _read_piece(fd: int, piece: Piece) -> None:
+    """Read one piece; a short read goes on where it ended, an interrupted one Python itself repeats."""
+    offset, left = piece.offset, [buffer for buffer in piece.buffers if len(buffer)]
+    while left:
+        got = os.preadv(fd, left, offset) if hasattr(os, "preadv") else read_some(fd, left[0], offset)
+        if not got:
+            end = min(offset, os.fstat(fd).st_size)  # another reader's bytes may be missing, too
+            what = f"became shorter while it was read: it ends at byte {end}; is it still being written?"
+            raise SourceError(what, offset=end)
+        offset += got
+        while left and got >= len(left[0]):
+            got -= len(left.pop(0))
+        if got:
+            left[0] = left[0][got:]
+
+
+def _read_all(fd: int, pieces: Sequence[Piece], done: Callable[[int], None] | None = None) -> None:
+    readers = _READERS if hasattr(os, "preadv") else 1
+    each_piece(lambda piece: _read_piece(fd, piece), pieces, done=done, readers=readers)
+
+
+def each_piece(
+    work: Callable[[Piece], None],
+    pieces: Sequence[Piece],
+    *,
+    done: Callable[[int], None] | None = None,
+    readers: int = _READERS,
+) -> None:
+    """Call `work`, which fills a piece, with all of them, several at a time, and `done` as `read_pieces` does.
+
+    The first error of any ends it, and is raised once nobody works any more.
+    """
+    import queue  # here, as below, because few read rather than map
+    import threading
+
+    numbers = itertools.count()  # next() of it is atomic
     failed: list[BaseException] = []
+    arrived: queue.SimpleQueue[int] = queue.SimpleQueue()
 
     def read() -> None:
         try:
-            while not failed and (start := next(starts)) < size:
-                end = min(start + _PIECE, size)
-                while start < end:
-                    got = os.preadv(fd, [target[start:end]], start)
-                    if not got:
-                        raise _shrunk(path, start, size)
-                    start += got
+            while not failed and (number := next(numbers)) < len(pieces):
+                work(pieces[number])
+                arrived.put(sum(map(len, pieces[number].buffers)))
         except BaseException as error:
             failed.append(error)
+            arrived.put(-1)
 
-    import threading  # here, because few read rather than map
+    def watch(done: Callable[[int], None]) -> None:
+        for _ in pieces:
+            if (nbytes := arrived.get()) < 0:
+                return
+            done(nbytes)
 
-    others = [threading.Thread(target=read) for _ in range(min(_READERS, -(-size // _PIECE)) - 1)]
+    others = [threading.Thread(target=read) for _ in range(min(readers, len(pieces)) - (done is None))]
     try:
         with contextlib.suppress(RuntimeError):  # no more threads are to be had: the others read it all
             for thread in others:
                 thread.start()
-        read()
-    except KeyboardInterrupt as error:
+        if done is None or not any(thread.ident for thread in others):
+            read()
+        if done is not None:
+            watch(done)
+    except BaseException as error:
         failed.append(error)
     for thread in others:
         while thread.is_alive():
@@ -255,13 +351,17 @@ def _fill(fd: int, target: memoryview, path: str) -> None:
         raise failed[0]
 
 
-def _shrunk(path: str, at: int, size: int) -> SourceError:
-    return SourceError(f"became shorter while it was read: {at} of {size} bytes; is it still being written?", path=path)
-
-
 def is_packed(octets: Any) -> bool:
     """Return whether bytes begin as zstd frames do; what pzstd writes begins with one to be skipped."""
     return octets[1:4] in _PACKED
+
+
+def is_url(source: Any) -> bool:
+    """Return whether a source is a URL such as `https://...`, several chained ones included; a Windows path is none.
+
+    Only text is: a file in a folder named `https:` is reached by a `pathlib.Path`, or with `./` before its path.
+    """
+    return isinstance(source, str) and "://" in source and _URL.match(source) is not None
 
 
 def buffer_of(source: Any) -> memoryview:

@@ -26,10 +26,10 @@ from .converting import Progress, check_destination, open_source, peak_rss, what
 from .errors import FormatError, RecordError
 from .frames import Row, Table
 from .ordered import cores, in_order
-from .packing import PREADV, Watch, compressors_of, of_file, of_stream, read_at
+from .packing import PREADV, Watch, compressors_of, of_file, of_stream
 from .pieces import Reader
 from .sink import open_sink, path_of
-from .source import is_packed
+from .source import is_packed, read_at
 
 __all__ = ["PackReport", "pack", "unpack"]
 

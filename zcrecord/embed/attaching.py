@@ -121,6 +121,7 @@ def attach(
     with load_record(archive, verify=verify) as record:
         if not record.archive.whole:
             raise UnsupportedError("only whole archives can be attached", path=record.path)
+        record.archive.bring()
         weights = record.archive.buffer
         octets = map_file(path, least=0).octets
         parts = _parts(octets, path)
@@ -215,7 +216,9 @@ def _check(program: memoryview, path: str, force: bool) -> None:
         raise UnsupportedError("this is a zcrecord archive, not a program", path=path)
     reason = None if force else objection(program)
     if reason is not None:
-        raise UnsupportedError(f"nothing can be attached to this program: {reason}, or pass force=True", path=path)
+        raise UnsupportedError(
+            f"nothing can be attached to this program: {reason}, or pass force=True (--force)", path=path
+        )
 
 
 class _Copy:

@@ -156,9 +156,8 @@ def plan(
         [('model_layer_w', (2, 3), 'archive')]
     """
     record = _record(source)
-    path, header = str(record.path), record.archive.header
+    path, header, infos = str(record.path), record.archive.header, list(record.infos())
     least = 1 if alignment is None else check_alignment(alignment)
-    infos = list(record.infos())
     names = [info.name for info in infos]
     stem = stem_of(path) if name is None else check_name(name)
     whole = check_prefix(f"{stem}_" if prefix is None else prefix)

@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from zcrecord.errors import ExternalDataError, OnnxError, RecordError, printable
+from zcrecord.source import read_some as _read_at
 
-from .placed import read_at as _read_at
 from .schema import Tensor
 from .values import RAW_DATA, STRING
 

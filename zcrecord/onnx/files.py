@@ -17,10 +17,9 @@ import numpy as np
 
 from zcrecord.converting import open_source
 from zcrecord.errors import SourceError
-from zcrecord.source import aligned_empty
+from zcrecord.source import aligned_empty, read_some
 
 from .external import Folder, Reference, check_inside
-from .placed import read_at
 
 __all__ = ["Bytes", "Files", "OpenFile", "open_model", "release"]
 
@@ -66,7 +65,7 @@ class OpenFile:
     def read_at(self, buffer: memoryview, offset: int) -> int:
         """Read from an offset, as many bytes as fit or come at once; returns how many, 0 at the end."""
         try:
-            return read_at(self._fd, buffer, offset)
+            return read_some(self._fd, buffer, offset)
         except OSError as error:
             raise SourceError(f"cannot read: {error.strerror or error}", path=self.path, errno=error.errno) from error
 

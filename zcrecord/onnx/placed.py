@@ -6,25 +6,14 @@ Nothing of the message is kept. What a field means is left to `scanner`, as with
 from __future__ import annotations
 
 import io
-import os
 from collections.abc import Callable
 from typing import SupportsIndex
 
 from .wire import WINDOW, Skeleton, Window
 
-__all__ = ["PlacedWindow", "read_at"]
+__all__ = ["PlacedWindow"]
 
 STEP = 1 << 12  # bytes; what is read first where the window was moved to, and what is rather read than passed
-
-
-def read_at(fd: int, buffer: memoryview, offset: int) -> int:
-    """Read a file's bytes from an offset, as many as fit or come at once; returns how many, 0 at its end."""
-    if hasattr(os, "preadv"):
-        return os.preadv(fd, [buffer], offset)
-    os.lseek(fd, offset, os.SEEK_SET)
-    data = os.read(fd, len(buffer))
-    buffer[: len(data)] = data
-    return len(data)
 
 
 class _Nowhere(bytearray):
@@ -57,7 +46,7 @@ class _Unkept(Skeleton):
 
 
 class PlacedWindow(Window):
-    """The bytes of a file around a place in it. `read` is `read_at` of that file, of which `nbytes` bytes count.
+    """The bytes of a file around a place in it. `read` is that file's `OpenFile.read_at`, `nbytes` what of it counts.
 
     Where it was moved to it reads little at first, then twice as much each time: what is headers between large values
     costs a page each, a graph the reads of a forward window.

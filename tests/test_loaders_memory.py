@@ -1,0 +1,91 @@
+"""Loading takes no more memory than the tensors and what may be on its way; each measurement proves it would notice.
+
+What counts is the most that a process has resident, mapped pages of the file included, in a process of its own.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import records as r
+
+import zcrecord
+
+MIB = 1 << 20
+PAYLOAD = 96 * MIB
+IN_FLIGHT = 8 * MIB
+LITTLE = 8 * MIB
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="platform: only Linux tells mapped pages as resident")
+
+MEASURED = """
+import json, sys
+import numpy as np
+from tools.measure import peak_rss
+from zcrecord import load_record
+from zcrecord.loaders import PayloadRef, load_into
+
+path, small, way = sys.argv[1:]
+device = way.split()[0]
+load_into(load_record(small), "host" if device == "copy" else device)  # imports what is imported on the way
+if way.endswith("held"):
+    PayloadRef.let_go = lambda *_: None
+record = load_record(path)
+rooms = {} if "fresh" in way else {name: np.ones_like(view) for name, view in record.items()}
+record = load_record(path)  # nothing of this mapping was touched
+before = peak_rss()
+if device == "copy":
+    for name, room in rooms.items():
+        np.copyto(room, record[name])
+else:
+    found = load_into(record, device, dst=rooms, max_in_flight=8 << 20)
+print(json.dumps(peak_rss() - before))
+"""
+
+
+@pytest.fixture(scope="module")
+def archives(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Archives of a few large tensors, of many small ones, and of hardly anything."""
+    folder = tmp_path_factory.mktemp("memory")
+    count = PAYLOAD // 4
+    trees = {
+        "large": {f"w{i}": np.full(count // 4, i, np.float32) for i in range(4)},
+        "many": {f"w{i}": np.full(1000, i, np.float32) for i in range(count // 1000)},
+        "tiny": {"w": np.ones(3)},
+    }
+    for name, tree in trees.items():
+        zcrecord.save_record(tree, folder / name, durable=False)
+    return {name: folder / name for name in trees}
+
+
+def grown(way: str, archives: dict[str, Path], of: str = "large") -> int:
+    """Return by how much the peak of memory grows while a record is loaded one way."""
+    return int(json.loads(r.run_python(MEASURED, archives[of], archives["tiny"], way).stdout))
+
+
+@pytest.mark.parametrize("way", ["copy", "host held"])
+def test_a_plain_copy_out_of_the_mapping_would_be_noticed(way: str, archives: dict[str, Path]) -> None:
+    assert grown(way, archives) > PAYLOAD - LITTLE
+
+
+@pytest.mark.parametrize("device", ["host", "read"])
+def test_memory_of_the_callers_is_filled_with_little_besides(device: str, archives: dict[str, Path]) -> None:
+    assert grown(device, archives) < IN_FLIGHT + LITTLE
+
+
+@pytest.mark.parametrize("device", ["host", "read"])
+def test_fresh_memory_is_all_that_is_taken_besides(device: str, archives: dict[str, Path]) -> None:
+    assert PAYLOAD - LITTLE < grown(f"{device} fresh", archives) < PAYLOAD + IN_FLIGHT + LITTLE
+
+
+def test_many_small_payloads_take_little_besides_either(archives: dict[str, Path]) -> None:
+    known = grown("host held", archives, "many")
+    assert known > PAYLOAD - LITTLE
+    assert grown("host", archives, "many") < known - PAYLOAD + IN_FLIGHT + LITTLE
+
+
+def test_views_of_the_mapping_take_nothing(archives: dict[str, Path]) -> None:
+    assert grown("mapped fresh", archives) < LITTLE

@@ -1,0 +1,145 @@
+"""1.6 GB brought to a device: the host device against memcpy of the same mapping, reads by position against plain ones.
+
+Where new memory is filled its page faults count for all alike; the record is opened anew for every repetition, so that
+nobody finds the mapping's pages mapped already. The device is this machine's memory; for torch's see `gpu`.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import zcrecord
+from tools.bench.cold import drop_cached
+from tools.bench.harness import OURS, Promise, Row, Settings, collect, require_disk
+from tools.bench.large import make_buffers
+from tools.measure import MIB, peak_rss
+from tools.worker import Worker, call_alone
+from zcrecord.loaders import load_into, shard
+from zcrecord.loaders.planning import MAX_IN_FLIGHT
+
+__all__ = ["load_seconds", "peak_growth", "run"]
+
+AREA = "loading"
+COPY = "memcpy"
+READ = "load_record, mmap=False"
+PLAIN = "a plain read"
+WHOLE = "all of it"
+RANKS = 4
+
+
+def run(settings: Settings) -> Iterator[Row]:
+    """Yield the rows of 24 large tensors, warm and cold."""
+    mib_each = settings.pick(64, RANKS)  # as many rows
+    require_disk(settings.folder, 30 * mib_each * MIB)
+    path = settings.folder / "loading.zcr"
+    buffers = make_buffers(mib_each)
+    total = sum(b.nbytes for b in buffers.values())
+    zcrecord.save_record(buffers, path)
+    del buffers
+    os.sync()
+    work, repeats = f"{total / 1e9:.1f} GB", settings.pick(9, 2)
+    within = Promise("within", 1.111, COPY)  # nine tenths of its speed
+    with Worker() as worker:
+        measure = partial(_medians, worker, path)
+        for where, warm in (("new memory", False), ("memory that is there", True)):
+            seconds = measure(repeats, {OURS: ("host", warm), COPY: ("copy", warm)})
+            yield Row(AREA, f"host device, {work} to {where}", "s", seconds, within, samples=repeats)
+        yield _extra(path, work, total)
+        reads = {OURS: ("read", False), READ: ("load", False), PLAIN: ("plain", False)}
+        for cold in (False, True):
+            repeats = settings.pick(5, 1)
+            seconds = measure(repeats, reads, cold=cold)
+            state = "not in the page cache" if cold else "in the page cache"
+            yield Row(AREA, f"reads by position, {work} {state}", "s", seconds, samples=repeats)
+        seconds = measure(repeats, {OURS: ("rank", False), WHOLE: ("read", False)}, cold=True)
+        work = f"one rank of {RANKS}, of {work} not in the page cache"
+        yield Row(AREA, work, "s", seconds, samples=repeats)
+    path.unlink()
+
+
+def _medians(
+    worker: Worker, path: Path, repeats: int, ways: dict[str, tuple[str, bool]], *, cold: bool = False
+) -> dict[str, float]:
+    """Return the median seconds of each way, after one call each that is not counted."""
+
+    def seconds(way: str, warm: bool) -> float:
+        target = "tools.bench.loading:load_seconds"
+        return float(worker.call(target, way=way, path=str(path), warm=warm, cold=cold))
+
+    calls: dict[str, Callable[[], float]] = {name: partial(seconds, *way) for name, way in ways.items()}
+    if not cold:
+        collect(1, calls)
+    return {name: statistics.median(s) for name, s in collect(repeats, calls).items()}
+
+
+def _extra(path: Path, work: str, total: int) -> Row:
+    """Return the row of what is resident besides the tensors at the most, mapped pages of the file included."""
+    ways = {OURS: "host", COPY: "copy", "reads by position": "read", READ: "load"}
+    values = {
+        name: float(max(0, call_alone("tools.bench.loading:peak_growth", way=way, path=str(path)) - total))
+        for name, way in ways.items()
+    }
+    promise = Promise("under", MAX_IN_FLIGHT + 8 * MIB)
+    note = f"max_in_flight is {MAX_IN_FLIGHT // MIB} MiB"
+    return Row(AREA, f"host device, {work}: the most that is resident besides the tensors", "B", values, promise, note)
+
+
+# -- in the worker ---------------------------------------------------------------------------------------------------
+
+_rooms: dict[str, np.ndarray[Any, Any]] = {}
+
+
+def load_seconds(way: str, path: str, warm: bool, cold: bool) -> float:
+    """Bring all tensors to memory of this process one way; return the seconds.
+
+    `warm`: to memory that is there and was touched. `cold`: the file is dropped from the page cache before.
+    """
+    record = zcrecord.load_record(path)
+    rooms: dict[str, Any] | None = None
+    if warm and not _rooms:
+        _rooms.update({name: np.ones_like(view) for name, view in record.items()})
+    if warm:
+        rooms = _rooms
+        record = zcrecord.load_record(path)
+    if cold:
+        drop_cached(path)
+    start = time.perf_counter()
+    kept = _load(way, path, record, rooms)  # freed after the clock is read
+    seconds = time.perf_counter() - start
+    del kept
+    return seconds
+
+
+def _load(way: str, path: str, record: zcrecord.Record, rooms: dict[str, Any] | None) -> Any:
+    if way == "copy":
+        return {name: _copy(view, None if rooms is None else rooms[name]) for name, view in record.items()}
+    if way == "plain":
+        return Path(path).read_bytes()
+    if way == "load":
+        return zcrecord.load_record(path, mmap=False)
+    if way == "rank":
+        return load_into(record, "read", slices={"*": shard(0, RANKS)})
+    return load_into(record, way, dst=rooms)
+
+
+def _copy(view: np.ndarray[Any, Any], room: np.ndarray[Any, Any] | None) -> np.ndarray[Any, Any]:
+    out = np.empty_like(view) if room is None else room
+    np.copyto(out, view)
+    return out
+
+
+def peak_growth(way: str, path: str) -> int:
+    """Return by how much the most that this process had resident grows while everything is loaded one way."""
+    before = peak_rss() or 0
+    kept = _load(way, path, zcrecord.load_record(path), None)
+    after = peak_rss() or 0
+    del kept
+    return after - before

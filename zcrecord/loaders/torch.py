@@ -1,0 +1,277 @@
+"""Tensors on torch's devices, by way of staging buffers that are filled while others are copied (`ring`).
+
+Knows torch's streams, events and pinned memory, and how a tensor is a view of bytes on a device. What is to be loaded
+is `planning`'s, torch's element types are `handover`'s.
+
+==============  ======================================================================================================
+cuda            NVIDIA's devices, and AMD's under the same name: pinned buffers, a stream of its own, so that reading
+                and copying overlap; shown by tests with a stand-in for `torch.cuda`, timed by `tools/bench/gpu.py`
+other devices   the same ring, but each copy is waited for; the CPU too, where `Record.torch` needs no copy at all
+meta            refused: nothing could be loaded into it
+==============  ======================================================================================================
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+from zcrecord.dtypes import DType
+from zcrecord.errors import LimitError, RecordError, UnsupportedError
+from zcrecord.handover import import_torch, torch_device, torch_dtype, torch_shape
+
+from .planning import LoadPlan
+from .protocol import PayloadRef
+from .ring import Ring
+
+__all__ = ["TorchLoader"]
+
+_MOST_READERS = 8  # one of them moves about 8 GB/s, a device takes up to 60
+
+
+class TorchLoader:
+    """Brings tensors to one torch device; each payload once, so that tied tensors are one, and views share storage.
+
+    Device memory beyond the tensors' own is needed for strides below zero and for `dst` of other strides: a copy of
+    that tensor. In the host's memory there is the ring, at most `max_in_flight` bytes, on cuda pinned.
+
+    Args:
+        device: a torch.device, or its name.
+        readers: how many threads fill buffers; None for as many as the machine has cores, 8 at the most.
+        reads: read the file, rather than copy out of its mapping: for network file systems and cold disks.
+
+    Raises:
+        DependencyError: torch is not installed. UnsupportedError: it has no such device here, or that is "meta".
+
+    Example:
+        >>> import numpy as np, zcrecord
+        >>> from zcrecord.loaders import load_into
+        >>> _ = zcrecord.save_record({"w": np.ones((2, 3), np.float32)}, "model.zcr")
+        >>> load_into(zcrecord.load_record("model.zcr"), TorchLoader("cpu"))["w"].sum()
+        tensor(6.)
+    """
+
+    def __init__(self, device: Any = "cuda", *, readers: int | None = None, reads: bool = False) -> None:
+        self._torch = import_torch()
+        where = torch_device(self._torch, device)
+        if where.type == "meta":
+            raise UnsupportedError("tensors on torch's device 'meta' have no bytes to be loaded; use record.info(name)")
+        if where.type == "cuda" and where.index is None:
+            where = self._torch.device("cuda", self._torch.cuda.current_device())
+        if readers is not None and readers < 1:
+            raise LimitError(f"readers={readers}: at least one has to read")
+        self._where, self._reads = where, reads
+        self._readers = readers or min(os.cpu_count() or 1, _MOST_READERS)
+        self.device = str(where)
+        self._lane: _Blocking = (_Cuda if where.type == "cuda" else _Blocking)(self._torch, where)
+        self._ring: Ring | None = None
+        self._late: list[tuple[Any, Any]] = []  # copies on the device for which the bytes have to be there
+
+    def can_load(self, device: str, dtype: DType) -> bool:
+        """Return whether it is this device, and torch has such elements; of float4_e2m1fn it has pairs."""
+        try:
+            asked = self._torch.device(device)
+            torch_dtype(self._torch, dtype, dtype.bits)
+        except (RuntimeError, TypeError):  # RecordErrors for what torch does not have are TypeErrors
+            return False
+        where = self._where
+        return asked.type == where.type and (None in (asked.index, where.index) or asked.index == where.index)
+
+    def begin(self, plan: LoadPlan) -> None:
+        """Get the ring ready.
+
+        Raises:
+            LimitError: the host has no memory for it that could be pinned. SourceError: the file was replaced.
+        """
+        self.abort()
+        self._ring = Ring(self._lane, plan, self._readers, reads=self._reads)
+        plan.advance(0)  # what `load` returns is not there yet; the ring tells when it is
+
+    def load(self, ref: PayloadRef, dst: Any | None = None) -> Any:
+        """Return the tensor of a ref, on the device; its bytes are there after `finish`.
+
+        Straight into `dst` goes what is in C order, if that is, too; anything else is copied to it in `finish`.
+
+        Raises:
+            UnsupportedError: torch has no such elements, or `dst` is another tensor's place. LimitError: the device has
+            no room. Or what reading an earlier ref has come to.
+        """
+        try:
+            if dst is not None:
+                return self._load_into(ref, dst)
+            if not ref.nbytes:
+                dtype = torch_dtype(self._torch, ref.dtype, ref.bits)
+                return self._room(torch_shape(ref.dtype, ref.bits, ref.shape), dtype)
+            octets = self._room((ref.nbytes,), self._torch.uint8)
+            made = self.view(octets, ref)
+            self._send(ref, octets)
+        except RecordError as error:
+            raise error.located(path=ref.path, tensor=ref.name) from error.__cause__
+        return made
+
+    def view(self, loaded: Any, ref: PayloadRef) -> Any:
+        """Return a tensor as it lies in bytes that were loaded, which it shares; strides below zero have it copied.
+
+        Raises:
+            UnsupportedError: torch has no such elements.
+        """
+        try:
+            dtype = torch_dtype(self._torch, ref.dtype, ref.bits)
+            shape = torch_shape(ref.dtype, ref.bits, ref.shape)
+        except RecordError as error:
+            raise error.located(path=ref.path, tensor=ref.name) from None
+        with self._ordinary():
+            return self._viewed(loaded, ref, dtype, shape)
+
+    def finish(self) -> None:
+        """Return once all bytes are there, and let go of the ring.
+
+        Raises:
+            RecordError: something could not be read.
+        """
+        ring = self._ring
+        if ring is None:
+            return
+        ring.finish()
+        for target, upright in self._late:
+            target.copy_(upright())
+        if self._late:
+            self._lane.caught_up()
+        self._ring, self._late = None, []
+
+    def abort(self) -> None:
+        """Let go of ring, readers and events; waits for the reads and copies that are under way. Never raises."""
+        ring, self._ring, self._late = self._ring, None, []
+        if ring is not None:
+            ring.abort()
+
+    def _room(self, shape: tuple[int, ...], dtype: Any) -> Any:
+        try:
+            with self._ordinary():
+                return self._torch.empty(shape, dtype=dtype, device=self._where)
+        except RuntimeError as error:  # torch.OutOfMemoryError of a device, RuntimeError of the CPU
+            what = f"{self.device} has no room for {math.prod(shape) * dtype.itemsize} bytes"
+            raise LimitError(f"{what}; load fewer tensors with names=, or parts of them with slices=") from error
+
+    def _ordinary(self) -> AbstractContextManager[object]:
+        """Return what has tensors made that anybody may write to: readers do, and theirs is no inference mode."""
+        return self._torch.inference_mode(False) if self._torch.is_inference_mode_enabled() else nullcontext()
+
+    def _send(self, ref: PayloadRef, octets: Any) -> None:
+        if self._ring is None:
+            raise UnsupportedError("begin(plan) comes before load(ref)")
+        self._lane.follow()
+        self._ring.send(ref, octets)
+
+    def _load_into(self, ref: PayloadRef, dst: Any) -> Any:
+        torch = self._torch
+        dtype, shape = torch_dtype(torch, ref.dtype, ref.bits), torch_shape(ref.dtype, ref.bits, ref.shape)
+        if not isinstance(dst, torch.Tensor) or (dst.dtype, tuple(dst.shape)) != (dtype, shape):
+            found = f"{dst.dtype} of shape {tuple(dst.shape)}" if isinstance(dst, torch.Tensor) else type(dst).__name__
+            raise UnsupportedError(f"dst is to be {dtype} of shape {shape}, and is {found}")
+        if not self.can_load(str(dst.device), ref.dtype):
+            raise UnsupportedError(f"dst is to be on {self.device}, and is on {dst.device}")
+        target = dst.detach()  # a parameter may be filled, too
+        if not ref.nbytes:
+            return dst
+        lazy = target.is_conj() or target.is_neg() or target.is_inference()  # what lies there is not what it shows
+        if ref.strides is None and target.is_contiguous() and not lazy:
+            self._send(ref, target.reshape(-1).view(torch.uint8))
+        else:
+            octets = self._room((ref.nbytes,), torch.uint8)
+            self._send(ref, octets)
+            made = self.view(octets, ref)
+            self._later(target, made, [])
+        return dst
+
+    def _viewed(self, loaded: Any, ref: PayloadRef, dtype: Any, shape: tuple[int, ...]) -> Any:
+        item = dtype.itemsize
+        elements = loaded[: len(loaded) // item * item].view(dtype)
+        # Detached, it is no view to autograd, but shares the count of in-place writes with those it is tied to.
+        if ref.strides is None:
+            count = math.prod(shape)
+            return elements[ref.byte_offset // item :][:count].view(shape).detach()
+        lowest = ref.byte_offset // item
+        lowest += sum((n - 1) * s for n, s in zip(shape, ref.strides, strict=True) if s < 0)
+        upright = elements.as_strided(shape, [abs(s) for s in ref.strides], lowest).detach()
+        turned = [axis for axis, stride in enumerate(ref.strides) if stride < 0]
+        return upright if not turned else self._later(None, upright, turned)
+
+    def _later(self, target: Any | None, upright: Any, turned: list[int]) -> Any:
+        """Have a tensor copied once its bytes are there, with some axes the other way round."""
+        if target is None:
+            target = self._room(tuple(upright.shape), upright.dtype)
+        if self._ring is None:  # they are
+            target.copy_(upright.flip(turned))
+        else:
+            self._late.append((target, lambda: upright.flip(turned) if turned else upright))
+        return target
+
+
+class _Blocking:
+    """A device whose copies are waited for; there is no event to them."""
+
+    def __init__(self, torch: Any, where: Any) -> None:
+        self._torch, self._where = torch, where
+
+    def staging(self, nbytes: int) -> Any:
+        """Return memory to copy from."""
+        return self._torch.empty(nbytes, dtype=self._torch.uint8, device="cpu")
+
+    def event(self) -> Any:
+        """Return what `send` marks, and `wait` waits for."""
+        return None
+
+    def follow(self) -> None:
+        """Have copies that are sent from now on come after what this thread has asked of the device."""
+
+    def send(self, copies: Iterable[tuple[Any, Any]], event: Any) -> None:
+        """Copy each second tensor to the first."""
+        assert event is None
+        for target, source in copies:
+            target.copy_(source)
+
+    def wait(self, event: Any) -> None:
+        """Return once the copies before the event are done."""
+
+    def drain(self) -> None:
+        """Return once all copies are done."""
+
+    def caught_up(self) -> None:
+        """Return once this thread's own work on the device is done."""
+
+
+class _Cuda(_Blocking):
+    """Copies from pinned memory, on a stream of their own."""
+
+    def __init__(self, torch: Any, where: Any) -> None:
+        super().__init__(torch, where)
+        self._stream = torch.cuda.Stream(where)
+
+    def staging(self, nbytes: int) -> Any:
+        return self._torch.empty(nbytes, dtype=self._torch.uint8, device="cpu", pin_memory=True)
+
+    def event(self) -> Any:
+        return self._torch.cuda.Event(blocking=True)  # who waits for it leaves its core to the readers
+
+    def follow(self) -> None:
+        # The memory copied to is new to the user's stream, which may still use it for what was there before.
+        self._stream.wait_stream(self._torch.cuda.current_stream(self._where))
+
+    def send(self, copies: Iterable[tuple[Any, Any]], event: Any) -> None:
+        with self._torch.cuda.stream(self._stream):
+            for target, source in copies:
+                target.copy_(source, non_blocking=True)
+            event.record(self._stream)
+
+    def wait(self, event: Any) -> None:
+        event.synchronize()
+
+    def drain(self) -> None:
+        self._stream.synchronize()
+
+    def caught_up(self) -> None:
+        self._torch.cuda.current_stream(self._where).synchronize()
