@@ -1,0 +1,254 @@
+"""One archive served by four processes at once: what they take together, against one copy of the weights.
+
+Every process is measured three times in its life: bare, having imported everything and done the same work on next to
+nothing; over the archive; and with a copy of its own, which the figures have to notice. They are ONNX Runtime sessions
+on a model whose If has one matrix in both branches, and torch workers, forked and spawned, by hand and by a DataLoader.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import threading
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tools.bench.harness import OURS, Promise, Row, Settings, require_disk
+from tools.measure import MIB, memory
+from tools.models import branches
+from tools.worker import Worker, call_alone
+
+__all__ = [
+    "BARE",
+    "OWN",
+    "PROCESSES",
+    "SHARED",
+    "STARTS",
+    "serve",
+    "torch_workers",
+    "total_pss",
+    "write_archive",
+    "write_models",
+]
+
+AREA = "sharing"
+PROCESSES = 4
+MIB_IN_ALL = 512
+BARE, SHARED, OWN = "bare", "shared", "own"  # what a worker does, in this order
+STARTS = ("fork", "spawn", "DataLoader, fork", "DataLoader, spawn")
+ONE_COPY = "one copy and four bare processes"
+PATIENCE = 120  # seconds after which a worker that does not answer has failed
+
+
+def run(settings: Settings) -> Iterator[Row]:
+    """Yield the rows of four processes over one archive."""
+    mib = settings.pick(MIB_IN_ALL, 8)
+    require_disk(settings.folder, 3 * mib * MIB)
+    yield _served(settings, mib)
+    path = write_archive(settings.folder, mib)
+    for start in STARTS[: settings.pick(len(STARTS), 1)]:
+        sums = call_alone("tools.bench.sharing:torch_workers", path=str(path), start=start)
+        work = f"{PROCESSES} torch workers ({start}) over one archive of {_size(mib)}: memory"
+        yield _row(work, sums, path.stat().st_size, {"a clone in each": sums[OWN]})
+    path.unlink()
+
+
+def _served(settings: Settings, mib: int) -> Row:
+    paths = write_models(settings.folder, mib)
+    nbytes = os.path.getsize(paths[SHARED])
+    sums = serve(paths)
+    speed = serve({BARE: paths[BARE], OWN: paths[SHARED]}, memory="speed")
+    for path in paths.values():
+        Path(path).unlink()
+    work = f"{PROCESSES} ONNX Runtime sessions, one weight in two branches, {_size(mib)}: memory"
+    return _row(work, sums, nbytes, {f'{OURS}, memory="speed"': speed[OWN], ".onnx": sums[OWN]})
+
+
+def _row(work: str, sums: dict[str, int], nbytes: int, others: dict[str, int]) -> Row:
+    values = {OURS: sums[SHARED], ONE_COPY: nbytes + sums[BARE], **others}
+    note = "sum of proportional set sizes"
+    return Row(AREA, work, "B", {k: float(v) for k, v in values.items()}, Promise("within", 1.15, ONE_COPY), note)
+
+
+def _size(mib: int) -> str:
+    return f"{mib * MIB / 1e6:.0f} MB"
+
+
+def total_pss(pids: Iterable[int]) -> int:
+    """Return the sum of proportional set sizes: what the processes take together, shared pages counted once.
+
+    Raises:
+        OSError: it cannot be learnt here.
+    """
+    told = [memory(pid) for pid in pids]
+    sizes = [one.pss for one in told if one is not None and one.pss is not None]
+    if len(sizes) < len(told):
+        raise OSError("proportional set sizes cannot be learnt here; /proc/PID/smaps_rollup is Linux's")
+    return sum(sizes)
+
+
+# -- ONNX Runtime ----------------------------------------------------------------------------------------------------
+
+
+def write_models(folder: Path, mib: int) -> dict[str, str]:
+    """Write the model whose If has one matrix in both branches: a tiny one, an archive, and as .onnx."""
+    paths = {BARE: str(folder / "tiny.onnx"), SHARED: str(folder / "branches.zcr"), OWN: str(folder / "branches.onnx")}
+    for way, size in ((BARE, 1), (OWN, mib)):
+        with open(paths[way], "wb") as sink:
+            branches.write_branches(sink, size)
+    call_alone("tools.serving:convert", source=paths[OWN], dest=paths[SHARED])
+    return paths
+
+
+def serve(paths: dict[str, str], **options: Any) -> dict[str, int]:
+    """Return, by way, what four processes take together that answer requests over that way's model at once.
+
+    Every process takes both branches each time. `options` are for archives alone, as `tools.serving` has them.
+
+    Raises:
+        AssertionError: answers differ among the processes, or between the two forms of the model.
+    """
+    sums, answers = {}, {}
+    with ExitStack() as stack:
+        workers = [stack.enter_context(Worker()) for _ in range(PROCESSES)]
+        _at_once(workers, "prepare")
+        for way, path in paths.items():
+            _at_once(workers, "open_session", path=path, **(options if path.endswith(".zcr") else {}))
+            answers[way] = [
+                [values for _, values in _at_once(workers, "first_answer", condition=condition)]
+                for condition in (False, True)
+            ]
+            sums[way] = total_pss(worker.pid for worker in workers)
+    for way, told in answers.items():
+        assert all(one == of_branch[0] for of_branch in told for one in of_branch), f"{way}: processes differ: {told}"
+    if SHARED in answers and OWN in answers:
+        np.testing.assert_allclose(answers[SHARED], answers[OWN], rtol=1e-3, atol=1e-4)
+    return sums
+
+
+def _at_once(workers: list[Worker], function: str, **arguments: Any) -> list[Any]:
+    for worker in workers:
+        worker.send(f"tools.serving:{function}", **arguments)
+    return [worker.receive() for worker in workers]
+
+
+# -- torch -----------------------------------------------------------------------------------------------------------
+
+
+def write_archive(folder: Path, mib: int) -> Path:
+    """Write 8 equally large matrices, `mib` MiB in all, of which a worker can say whether it read them all."""
+    import zcrecord
+
+    path = folder / "shared.zcr"
+    weights = {f"blocks.{i}.weight": np.full((mib, MIB // 32), i + 1, np.float32) for i in range(8)}
+    zcrecord.save_record(weights, path, durable=False)
+    return path
+
+
+def torch_workers(path: str, start: str) -> dict[str, int]:
+    """Return, by way, what this process and four torch workers of it take together, over the archive at `path`.
+
+    To be called in a process of its own, which has the record opened before it starts the workers: forked ones inherit
+    it, spawned ones get it pickled, that is, by its path.
+
+    Raises:
+        AssertionError: a worker's tensors were not what was saved.
+    """
+    import torch
+
+    import zcrecord
+
+    torch.set_num_threads(1)  # threads of the parent would be missing in a forked child, and it waits for them
+    record = zcrecord.load_record(path)
+    by_loader, how = start.startswith("DataLoader"), start.rpartition(" ")[2]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12's, of forking where there are threads
+        warnings.filterwarnings("ignore", "This DataLoader will create")  # more workers than the machine has cores
+        return (_loader_sums if by_loader else _process_sums)(record, how)
+
+
+class Stages:
+    """What one worker does at each stage; picklable, and what it holds is the worker's own."""
+
+    def __init__(self, record: Any) -> None:
+        self._record = record
+        self._held: Any = None
+
+    def __getitem__(self, way: str) -> tuple[int, float]:
+        """Hold the tensors this way, read them all, and return the process's number and what they add up to."""
+        import torch
+
+        torch.set_num_threads(1)
+        names = list(self._record)[:1] if way == BARE else None
+        self._held = self._record.torch(names=names, writable=False)
+        if way == BARE:  # one row: everything on the way is imported and in place, and next to nothing read
+            self._held = {name: tensor[:1] for name, tensor in self._held.items()}
+        elif way == OWN:
+            self._held = {name: tensor.clone() for name, tensor in self._held.items()}
+        return os.getpid(), float(sum(tensor.mean().item() for tensor in self._held.values()))
+
+
+def _process_sums(record: Any, how: str) -> dict[str, int]:
+    context: Any = multiprocessing.get_context(how)
+    barrier, results = context.Barrier(PROCESSES + 1), context.SimpleQueue()
+    arguments = (Stages(record), barrier, results)
+    workers = [context.Process(target=_work, args=arguments, daemon=True) for _ in range(PROCESSES)]
+    for worker in workers:
+        worker.start()
+
+    def stage(_: str) -> list[tuple[int, float]]:
+        barrier.wait(PATIENCE)
+        return [results.get() for _ in workers]
+
+    try:
+        return _sums(stage, lambda: barrier.wait(PATIENCE))
+    finally:
+        for worker in workers:
+            worker.terminate()
+            worker.join()
+
+
+def _work(stages: Stages, barrier: threading.Barrier, results: Any) -> None:
+    for way in (BARE, SHARED, OWN):
+        told = stages[way]
+        barrier.wait(PATIENCE)  # all have read everything; what follows is put while nobody is measured
+        results.put(told)
+        barrier.wait(PATIENCE)
+
+
+def _loader_sums(record: Any, how: str) -> dict[str, int]:
+    from torch.utils.data import DataLoader
+
+    asked: list[str] = []
+    dataset: Any = Stages(record)
+    loader: Any = DataLoader(
+        dataset, batch_size=None, sampler=asked, num_workers=PROCESSES, multiprocessing_context=how,
+        persistent_workers=True, prefetch_factor=1, collate_fn=_as_it_is, timeout=PATIENCE,
+    )  # fmt: skip
+
+    def stage(way: str) -> list[tuple[int, float]]:
+        asked[:] = [way] * PROCESSES  # handed out in turn, so one to each worker
+        return list(loader)
+
+    return _sums(stage, lambda: None)
+
+
+def _as_it_is(told: Any) -> Any:
+    return told
+
+
+def _sums(stage: Callable[[str], list[tuple[int, float]]], done: Callable[[], object]) -> dict[str, int]:
+    sums = {}
+    for way in (BARE, SHARED, OWN):
+        told = stage(way)
+        pids, means = {pid for pid, _ in told}, {mean for _, mean in told}
+        assert len(pids) == PROCESSES, f"{way}: the work was done by {len(pids)} processes"
+        assert means == {1.0 if way == BARE else 36.0}, f"{way}: other bytes than were saved: {means}"
+        sums[way] = total_pss([os.getpid(), *pids])
+        done()
+    return sums
