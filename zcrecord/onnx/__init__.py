@@ -1,7 +1,7 @@
 """ONNX models as archives: converted in one pass, run by ONNX Runtime straight off the file, and given back.
 
 `convert`, `to_onnx` and `scan`, which reads a model without converting it, need no package besides zcrecord's own;
-`session` needs onnxruntime, which is imported when it is called.
+`session` and `fill_session` need onnxruntime, which is imported when they are called.
 """
 
 from __future__ import annotations
@@ -14,16 +14,20 @@ from .listing import OnnxTensorInfo, OnnxTensors, scan
 
 if TYPE_CHECKING:
     from .export import to_onnx
+    from .filling import fill_session
     from .linked import ExternalReport, verify_external
     from .runtime import session
 
 __all__ = [
-    "ConvertReport", "ExternalReport", "OnnxTensorInfo", "OnnxTensors", "convert", "scan", "session", "to_onnx",
-    "verify_external",
+    "ConvertReport", "ExternalReport", "OnnxTensorInfo", "OnnxTensors", "convert", "fill_session", "scan", "session",
+    "to_onnx", "verify_external",
 ]  # fmt: skip
 
 # What is imported when it is first asked for.
-_LATER = {"ExternalReport": "linked", "session": "runtime", "to_onnx": "export", "verify_external": "linked"}
+_LATER = {
+    "ExternalReport": "linked", "fill_session": "filling", "session": "runtime", "to_onnx": "export",
+    "verify_external": "linked",
+}  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

@@ -34,7 +34,7 @@ from zcrecord.record import Record
 from . import graph
 from .graph import INLINE, Initializer
 
-__all__ = ["INLINE", "session"]
+__all__ = ["INLINE", "make_session", "onnxruntime_module", "session"]
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
@@ -80,12 +80,21 @@ def session(
     """
     if memory not in ("shared", "speed"):
         raise UnsupportedError(f"memory={memory!r} is not known; 'shared' or 'speed'")
-    ort = _onnxruntime()
+    ort = onnxruntime_module()
     record = source if isinstance(source, Record) else load_record(source)
     return _Maker(ort, record, memory == "shared", sess_options, providers, provider_options).make()
 
 
-def _onnxruntime() -> Any:
+def make_session(record: Record, options: Any, *providers: Any, more: bytes) -> Any:
+    """Return a session as `session` does, with memory "shared", whose model has `more` fields at its end.
+
+    `providers` are the names and their options.
+    """
+    return _Maker(onnxruntime_module(), record, True, options, *providers, more=more).make()
+
+
+def onnxruntime_module() -> Any:
+    """Return onnxruntime, imported here alone; DependencyError if it is not installed."""
     try:
         import onnxruntime
     except ImportError as error:
@@ -129,8 +138,11 @@ def _file_of(record: Record) -> str | None:
 class _Maker:
     """One call of `session`."""
 
-    def __init__(self, ort: Any, record: Record, shared: bool, options: Any, *providers: Any) -> None:
+    def __init__(
+        self, ort: Any, record: Record, shared: bool, options: Any, *providers: Any, more: bytes = b""
+    ) -> None:
         self._ort = ort
+        self._more = more
         self._record = record
         self._shared = shared
         self._options = ort.SessionOptions() if options is None else options
@@ -155,7 +167,7 @@ class _Maker:
             offset = offsets[found.number] if path is not None else None
             return graph.encode_reference(*spill.place(path, offset, found), nbytes)
 
-        model = self._joined(graph.model_parts(self._record, refer))
+        model = self._joined([*graph.model_parts(self._record, refer), self._more])
         if direct:
             _configure(self._options, _DIRECT, "1")
             self._options.add_external_initializers_from_files_in_memory([name], [whole], [len(whole)])

@@ -1,0 +1,117 @@
+"""Filling a hollow record takes, besides what it fills, one payload; with chunks into a sink, one chunk.
+
+2 GiB of weights are filled, of a file of holes, in processes of their own, and the most they had resident is looked at:
+their tensors are made or read, not mapped, so that all of it is their own. Each proves that it would notice.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import records as r
+
+from tools.bench.sparse import COUNT, write_holes
+
+MIB = 1 << 20
+LARGE = 2048 * MIB
+PAYLOAD = LARGE // COUNT + 8
+SMALL = 256 * MIB
+LITTLE = 6 * MIB
+
+MEASURED = """
+import json, sys
+import numpy as np
+import zcrecord
+from tools.measure import memory, peak_rss
+from zcrecord.hollow import hollow_of
+
+class Device:
+    '''Takes what it is given and holds none of it, or what `keeps` says.'''
+    taken, kept, keeps = 0, [], 0
+    def write(self, chunk):
+        Device.taken += len(chunk)
+        if Device.taken <= Device.keeps:
+            Device.kept.append(bytes(chunk))
+
+def arrays(hollow):
+    return ((i.name, np.full(i.shape, 1, i.dtype.numpy)) for i in hollow.infos())
+
+def chunks(hollow):
+    piece = bytes(1 << 16)
+    for i in hollow.infos():
+        whole, rest = divmod(i.nbytes, len(piece))
+        yield i.name, (piece if k < whole else piece[:rest] for k in range(whole + 1))
+
+def device(name, info):
+    return Device()
+
+def act(path, first):
+{act}
+
+act(sys.argv[2], True)  # imports what is imported on the way, of a record that is small
+before = peak_rss()
+result = act(sys.argv[1], False)
+print(json.dumps({{'grown': peak_rss() - before, 'taken': Device.taken, 'state': result}}))
+"""
+
+
+@pytest.fixture(scope="module")
+def archives(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
+    """Files of holes by the bytes of their tensors."""
+    folder = tmp_path_factory.mktemp("holes")
+    found = {nbytes: folder / str(nbytes) for nbytes in (LARGE, SMALL, MIB)}
+    for nbytes, path in found.items():
+        write_holes(path, nbytes)
+    return found
+
+
+def measured(act: str, archives: dict[int, Path], nbytes: int = LARGE) -> Any:
+    """Return how much more was resident at the most while a record was filled, and what the device took."""
+    code = MEASURED.format(act="\n".join(f"    {line}" for line in act.strip().splitlines()))
+    return json.loads(r.run_python(code, archives[nbytes], archives[MIB]).stdout)
+
+
+ACT = """
+Device.keeps = 0 if first else {keeps}
+hollow = hollow_of(path, sink={sink})
+{fill}
+hollow.seal()
+return hollow.state
+"""
+FROM_FILE = "with open(path, 'rb') as file: hollow.stream(file)"
+BY_CHUNKS = "hollow.stream(chunks(hollow))"
+BY_ARRAYS = "hollow.stream(arrays(hollow))"
+
+
+@pytest.mark.parametrize("fill", [FROM_FILE, BY_CHUNKS], ids=["file", "chunks"])
+def test_two_gibibytes_pass_to_a_device_in_the_memory_of_a_chunk(fill: str, archives: dict[int, Path]) -> None:
+    found = measured(ACT.format(keeps=0, sink="device", fill=fill), archives)
+    assert found["taken"] > LARGE
+    assert found["state"] == "sealed"
+    assert found["grown"] < LITTLE
+
+
+def test_two_gibibytes_pass_to_a_device_in_the_memory_of_one_payload(archives: dict[int, Path]) -> None:
+    found = measured(ACT.format(keeps=0, sink="device", fill=BY_ARRAYS), archives)
+    assert found["taken"] > LARGE
+    assert PAYLOAD // 2 < found["grown"] < PAYLOAD + LITTLE
+
+
+@pytest.mark.parametrize("fill", [FROM_FILE, BY_CHUNKS], ids=["file", "chunks"])
+def test_one_payload_that_is_kept_would_be_noticed(fill: str, archives: dict[int, Path]) -> None:
+    found = measured(ACT.format(keeps=PAYLOAD + MIB, sink="device", fill=fill), archives)
+    assert found["grown"] > PAYLOAD - MIB > LITTLE
+
+
+@pytest.mark.parametrize("fill", [FROM_FILE, BY_CHUNKS, BY_ARRAYS], ids=["file", "chunks", "arrays"])
+def test_memory_of_its_own_is_filled_in_place_and_sealing_adds_nothing(fill: str, archives: dict[int, Path]) -> None:
+    found = measured(ACT.format(keeps=0, sink="None", fill=fill), archives, SMALL)
+    besides = SMALL // COUNT + 8 if fill == BY_ARRAYS else 0
+    assert SMALL - LITTLE < found["grown"] < SMALL + besides + LITTLE
+
+
+def test_declaring_takes_no_memory_for_weights(archives: dict[int, Path]) -> None:
+    assert measured("return hollow_of(path).state", archives)["grown"] < LITTLE

@@ -1,0 +1,390 @@
+"""Hollow records: every name, shape, dtype and module of a record, and its graph, without the weights; filled later.
+
+Here is what fills them, and what becomes of it. Which are filled is `ledger`'s, how bytes get where they go
+`constants`'s, what is left of the archive `shell`'s.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from . import parts
+from .constants import Constant, ConstantWriter, Destination, Filler, Given, Place
+from .converting import Progress
+from .describe import ModuleInfo, TensorInfo
+from .errors import FillError, ProducerError, UnsupportedError
+from .layout import MAX_ARCHIVE_SIZE
+from .ledger import Ledger, State
+from .loaders import Loader, load_into, plan_load
+from .loaders.planning import MAX_IN_FLIGHT
+from .loading import load_record
+from .reader import Archive
+from .record import Record
+from .shell import Shell
+
+__all__ = ["HollowRecord", "hollow_of"]
+
+Sink = Callable[[str, TensorInfo], Any]
+
+
+def hollow_of(source: Any, *, sink: Sink | None = None) -> HollowRecord:
+    """Return a record without its weights; reads the index, attributes and metadata of an archive, no tensor's bytes.
+
+    Constants are filled by `set`, `open`, `stream` and `fill_by`, each once, in any order, from any number of threads;
+    then `seal` gives the record. What takes memory is what was filled so far, and besides the one tensor or chunk that
+    is handed over.
+
+    Args:
+        source: a Record, or what `load_record` takes: of a URL only the index is fetched.
+        sink: where constants go. None for memory of this process, aligned as payloads are, of which `seal` makes a
+            Record. Or a function of a tensor's name and TensorInfo that is called when its constant is begun, once for
+            tied ones; it returns a writable buffer of `info.nbytes` bytes, or an object with `write(chunk)`, and
+            maybe `close()` and `abort()`: a device's upload. The bytes come in C order, in as many chunks as were
+            handed over, and a chunk is good until `write` returns.
+
+    Raises:
+        Whatever `load_record` raises.
+
+    Example:
+        >>> import numpy as np, zcrecord
+        >>> _ = zcrecord.save_record({"w": np.ones(3), "b": np.zeros(2)}, "model.zcr")
+        >>> hollow = hollow_of("model.zcr")
+        >>> hollow.set("w", np.arange(3.0))
+        >>> hollow.missing()
+        ['b']
+    """
+    if isinstance(source, Record):
+        return HollowRecord(Shell.of(source.archive), sink)
+    with load_record(source) as record:
+        return HollowRecord(Shell.of(record.archive), sink)
+
+
+class HollowRecord:
+    """A record's names, shapes, dtypes, modules and attributes, whose constants are filled one by one.
+
+    A constant is what tied tensors share: filling one fills all. Where tensors are different views of one payload, each
+    is filled by itself, unless one of them is all of it. Empty tensors need no filling. Threads may fill different
+    constants at a time. As a context manager it gives up what is not sealed on leaving.
+    """
+
+    def __init__(self, shell: Shell, sink: Sink | None) -> None:
+        """For this package's own use: `hollow_of` makes them."""
+        self._shell, self._sink, self._path = shell, sink, shell.path
+        octets, archive = shell.room(sink is None)
+        self._octets: memoryview | None = octets
+        self._told = Record(archive)
+        self._ledger = Ledger(archive, shell.path, whole=sink is None)
+
+    # What is declared.
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Every tensor's full name, in saved order."""
+        return self._told.names
+
+    @property
+    def modules(self) -> dict[str, ModuleInfo]:
+        """Every module by its full name, the record itself as ''; in pre-order."""
+        return self._told.modules
+
+    @property
+    def attributes(self) -> dict[str, Any]:
+        """Every attribute by its full name; an ONNX model's graph is `onnx.graph`."""
+        return self._told.attributes
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        """The file's own metadata, by name."""
+        return self._told.metadata
+
+    def info(self, name: str) -> TensorInfo:
+        """Return dtype, shape and ties of one tensor; `offset` is where it lies in the memory to be filled."""
+        return self._told.info(name)
+
+    def infos(self) -> Iterator[TensorInfo]:
+        """Yield the TensorInfo of every tensor in saved order."""
+        return self._told.infos()
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._ledger.names
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.names)
+
+    def __len__(self) -> int:
+        return len(self._ledger.names)
+
+    # What is filled.
+
+    @property
+    def state(self) -> State:
+        """'declared', 'filling' once something was begun, 'filled' when nothing is missing; 'sealed' or 'aborted'."""
+        return self._ledger.state
+
+    def missing(self) -> list[str]:
+        """Return the names of tensors that are not filled yet, in saved order."""
+        return self._ledger.missing()
+
+    @property
+    def nbytes(self) -> int:
+        """How many bytes are due in all, those of tied tensors once."""
+        return self._ledger.nbytes(filled=False)
+
+    @property
+    def nbytes_filled(self) -> int:
+        """How many of them have come."""
+        return self._ledger.nbytes(filled=True)
+
+    # Filling.
+
+    def set(self, name: str, data: Any) -> None:
+        """Fill one constant at once; `data` is copied to where it goes, and not kept.
+
+        Args:
+            name: of one of its tensors.
+            data: an array of numpy, torch, jax or anything with DLPack, a PackedTensor, a StringTensor, or bytes in C
+                order (strings: as StringTensor.data has them).
+
+        Raises:
+            TensorNotFoundError: no tensor has that name; lists close ones. ProducerError: another shape or element
+            type, too few or too many bytes; the constant can be filled again. FillError: it is filled already, or the
+            record is sealed or was given up. UnsupportedError: `data` is no tensor. What the sink raises comes as it
+            is.
+        """
+        with self.open(name) as writer:
+            writer.take(data)
+
+    def open(self, name: str) -> ConstantWriter:
+        """Begin to fill one constant chunk by chunk; see `constants.ConstantWriter`. Raises what `set` raises."""
+        ledger = self._ledger
+        constant = ledger.find(name)
+        ledger.begin(constant, name)
+        try:
+            filler = Filler(constant, self._destination(constant))
+        except BaseException:
+            ledger.give_back(constant)
+            raise
+        return ConstantWriter(filler, name, partial(ledger.note, constant, name), partial(ledger.give_back, constant))
+
+    def _destination(self, constant: Constant) -> Destination:
+        number = constant.info.payload
+        if number is None:
+            return Place(constant, memoryview(b""))
+        if self._sink is not None:
+            return Given(constant, self._sink(constant.name, constant.info))
+        return Place(constant, self._payload(number))
+
+    def _payload(self, number: int) -> memoryview:
+        """Return the memory of a payload, to be filled."""
+        octets = self._octets
+        self._ledger.check_open()
+        assert octets is not None, "it is let go of after the end alone"
+        start = int(self._told.archive.index.payloads["offset"][number])
+        return octets[start : start + self._shell.nbytes(number)]
+
+    def stream(self, source: Any) -> None:
+        """Fill what is missing from `source`, one tensor or chunk at a time.
+
+        Args:
+            source: a mapping from names to tensors, such as a Record or `zcrecord.onnx.scan` of a model: what it has of
+                what is missing is taken. Or a binary file object at the first byte of the very archive that this is of,
+                read forward in chunks, each payload checked against its digest. Or an iterable of (name, data), `data`
+                being what `set` takes or an iterable of chunks; ties of what was filled are passed over.
+
+        Raises:
+            What `set` raises. IntegrityError: the file is not that archive. SourceError: it ends early.
+        """
+        if isinstance(source, Record | Mapping):
+            for name in self.missing():
+                if name in source and not self._ledger.is_tied(name):
+                    self.set(name, source[name])
+        elif hasattr(source, "read"):
+            self._stream_file(source)
+        else:
+            for name, data in source:
+                if not self._ledger.is_tied(name):
+                    self._take(name, data)
+                del data  # or two would be held while the next is made
+
+    def _take(self, name: str, data: Any) -> None:
+        if hasattr(data, "shape") or isinstance(data, bytes | bytearray | memoryview) or hasattr(data, "__dlpack__"):
+            self.set(name, data)
+            return
+        if not isinstance(data, Iterable):
+            raise ProducerError(f"a {type(data).__name__} is neither a tensor nor chunks of one", tensor=name)
+        with self.open(name) as writer:
+            for chunk in data:
+                writer.write(chunk)
+
+    def _stream_file(self, file: Any) -> None:
+        ledger = self._ledger
+        left = {n: [c for c in cs if not ledger.is_filled(c)] for n, cs in ledger.by_payload.items()}
+        left = {number: constants for number, constants in left.items() if constants}
+        for numbers, chunks in self._shell.read(file, left):
+            with contextlib.ExitStack() as stack:
+                writers = [stack.enter_context(self.open(c.name)) for number in numbers for c in left[number]]
+                if self._sink is None:
+                    _put([self._payload(number) for number in numbers], chunks)
+                else:
+                    _fan_out(writers, chunks, self._shell.nbytes(numbers[0]))
+                for writer in writers:
+                    writer.skip()
+
+    def fill_by(
+        self, loader: Loader | str, source: Any = None, *, progress: Progress | None = None, cancel: Any = None
+    ) -> None:
+        """Have a loader fill what is missing, straight into the memory of the constants; see `zcrecord.loaders`.
+
+        Args:
+            loader: its `load(ref, dst)` is given the very bytes of memory to fill; with a `sink` none, and the sink
+                gets what it returns, of 64 MiB of tensors, or one, at a time.
+            source: the archive that this is of, as `load_record` takes it; None for the path it was loaded from.
+            progress, cancel: as in `load_into`.
+
+        Raises:
+            FillError: another archive, or none is known. What `load_into` raises; nothing that it was to fill counts.
+        """
+        archive = self._archive(source)
+        names = [c.name for c in dict.fromkeys(self._ledger.names[n] for n in self.missing())]
+        done, total = 0, self.nbytes - self.nbytes_filled
+
+        def tell(arrived: int, _: int | None) -> None:
+            if progress is not None:
+                progress(min(done + arrived, total), total)
+
+        for batch in self._batches(names):
+            alone = len(batch) == 1
+            part = parts.alone(archive, archive.find(batch[0])) if alone else _chosen(archive, set(batch))
+            self._load(part, loader, batch, progress=tell, cancel=cancel)
+            done += sum(self._ledger.names[name].nbytes for name in batch)
+
+    def _batches(self, names: list[str]) -> Iterator[list[str]]:
+        """Yield what is loaded together: with a sink what may be in memory besides. Views of one payload go alone."""
+        ledger = self._ledger
+        batch: list[str] = []
+        room = MAX_IN_FLIGHT if self._sink is not None else MAX_ARCHIVE_SIZE
+        for name in names:
+            info = ledger.names[name].info
+            if info.payload is None or len(ledger.by_payload[info.payload]) > 1:
+                continue
+            room -= info.nbytes
+            if batch and room < 0:
+                yield batch
+                batch, room = [], MAX_IN_FLIGHT - info.nbytes
+            batch.append(name)
+        if batch:
+            yield batch
+        shared = (n for n in names if len(ledger.by_payload[ledger.names[n].info.payload or 0]) > 1)
+        yield from ([name] for name in shared if not ledger.is_filled(ledger.names[name]))
+
+    def _archive(self, source: Any) -> Archive:
+        """Return an archive that is the very one that this is of."""
+        if source is None and self._path is None:
+            raise FillError("no path is known to load from; name the source")
+        record = source if isinstance(source, Record) else load_record(self._path if source is None else source)
+        if not self._shell.is_of(record.archive):
+            raise FillError("is not the archive that the hollow record is of", path=record.path)
+        return record.archive
+
+    def _load(self, archive: Archive, loader: Loader | str, names: list[str], **options: Any) -> None:
+        """Have constants loaded, into their memory if they have any; `archive` has them and no others."""
+        with contextlib.ExitStack() as stack:
+            writers = {name: stack.enter_context(self.open(name)) for name in names}
+            rooms = {} if self._sink is not None else self._rooms(archive)
+            loaded = load_into(archive, loader, dst=rooms, raw=True, **options)
+            for name, writer in writers.items():
+                if name in rooms and _lies_in(loaded[name], rooms[name]):
+                    writer.skip()
+                else:
+                    writer.take(loaded[name] if writer.constant.typed else memoryview(loaded[name]))
+
+    def _rooms(self, archive: Archive) -> dict[str, Any]:
+        """Return the memory of each tensor's bytes, as they lie in the payload."""
+        rooms = {}
+        for name, (ref, _) in plan_load(archive, raw=True).targets.items():
+            number = self._ledger.names[name].info.payload
+            if number is not None:
+                start = ref.offset - archive.offset - self._shell.offset(number)
+                rooms[name] = np.frombuffer(self._payload(number)[start : start + ref.nbytes], np.uint8)
+        return rooms
+
+    # The end.
+
+    def seal(self) -> Any:
+        """Return what was filled: a Record over the memory that was filled, or with a `sink` a dict by name.
+
+        The dict has, in saved order, what the sink returned for each tensor, or what that object's `close()` returned
+        if that was not None; the very same for tied ones, None for empty ones.
+
+        Raises:
+            FillError: something is missing; lists it. Or it is sealed or was given up.
+        """
+        results = self._ledger.seal()
+        self._octets = None
+        return Record(self._told.archive.kept()) if self._sink is None else results
+
+    def abort(self) -> None:
+        """Give it up: let go of what was filled; what others are at fails. May be called again, and never raises.
+
+        After `seal` it does nothing: what was sealed stays.
+        """
+        if self._ledger.abort():
+            self._octets = None
+            self._told = Record(self._shell.room(False)[1])
+
+    def __enter__(self) -> HollowRecord:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.abort()
+
+    def __repr__(self) -> str:
+        where = self._path or "bytes"
+        return f"<HollowRecord {where}: {self.state}, {len(self.missing())} of {len(self)} tensors missing>"
+
+    def __reduce__(self) -> Any:
+        if self.state != "declared" or self._sink is not None:
+            raise UnsupportedError(
+                "a hollow record is pickled before it is filled, and without a sink", path=self._path
+            )
+        return HollowRecord, (self._shell, None)
+
+
+def _chosen(archive: Archive, names: Set[str]) -> Archive:
+    """Return some tensors of an archive; names are no patterns here, whatever characters they have."""
+    return parts.select(archive, lambda told: told.name in names, None)
+
+
+def _lies_in(loaded: Any, room: Any) -> bool:
+    """Return whether a loader has put a tensor where it was told to."""
+    array = getattr(loaded, "packed", loaded)
+    return isinstance(array, np.ndarray) and np.may_share_memory(array, room)
+
+
+def _put(payloads: list[memoryview], chunks: Iterable[memoryview]) -> None:
+    """Put the bytes of whole payloads where they lie, whatever tensors they are."""
+    done = 0
+    for chunk in chunks:
+        for octets in payloads:
+            octets[done : done + len(chunk)] = chunk
+        done += len(chunk)
+
+
+def _fan_out(writers: list[ConstantWriter], chunks: Iterable[memoryview], nbytes: int) -> None:
+    """Pass a payload on to the constants that lie in it; those that strides pick need all of it at once."""
+    scattered = [w for w in writers if w.constant.info.strides is not None]
+    whole, done = bytearray(nbytes if scattered else 0), 0
+    for chunk in chunks:
+        for writer in writers:
+            if writer not in scattered:
+                writer.write(chunk)
+        if scattered:
+            whole[done : done + len(chunk)] = chunk
+        done += len(chunk)
+    for writer in scattered:
+        writer.take(writer.constant.view(whole))
