@@ -122,6 +122,8 @@ def content_digest(archive: Archive, sha256: Callable[[int], bytes] | None = Non
     Metadata, order, ties, strides, alignment, the index's place and deduplication do not enter. Every payload is read
     once, and so is every distinct strided view: the one cost here that the size of an archive does not bound.
     """
+    if sha256 is None:
+        archive.bring()
     ix = archive.index
     digest = hashlib.sha256(_TAG)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from .errors import FormatError, IntegrityError, RecordError, UnsupportedError
@@ -10,7 +11,7 @@ from .layout import ends_in_archive
 from .reader import Archive, Embedded
 from .record import Record
 from .sink import path_of
-from .source import Memory, Mode, buffer_of, is_packed, map_file, read_file, read_resource
+from .source import Memory, Mode, buffer_of, is_packed, is_url, map_file, read_file, read_resource
 from .views import Verify
 
 if TYPE_CHECKING:
@@ -33,6 +34,8 @@ def load_record(
     mmap: bool = True,
     expect: str | None = None,
     embedded: Embedded | None = None,
+    cache: Any = None,
+    storage_options: Mapping[str, Any] | None = None,
 ) -> Record: ...
 
 
@@ -48,6 +51,8 @@ def load_record(
     mmap: bool = True,
     expect: str | None = None,
     embedded: Embedded | None = None,
+    cache: Any = None,
+    storage_options: Mapping[str, Any] | None = None,
 ) -> T: ...
 
 
@@ -62,6 +67,8 @@ def load_record(
     mmap: bool = True,
     expect: str | None = None,
     embedded: Embedded | None = None,
+    cache: Any = None,
+    storage_options: Mapping[str, Any] | None = None,
 ) -> Any:
     """Open an archive without reading a payload byte: what comes out are views of the mapping, or of the given bytes.
 
@@ -70,7 +77,8 @@ def load_record(
     Args:
         source: a path (mapped), of an archive or a program that has one attached, such as `sys.executable`; any
             bytes-like: bytes, bytearray, memoryview, mmap, numpy array; a package resource, as `importlib.resources`
-            has them (mapped, or, if it is no file but in a zip, read once into memory).
+            has them (mapped, or, if it is no file but in a zip, read once into memory); a URL, such as `https://` or
+            `s3://`, of which only what is asked for is fetched, when it is asked for (see `zcrecord.remote`).
         into: a dataclass, attrs class, NamedTuple or other type that is built from the record and returned instead of
             it; arrays are views still. See `Record.into`.
         names, rename: load a part, or under other names; see `Record.select`.
@@ -84,6 +92,8 @@ def load_record(
         expect: the content digest that the archive must have ('sha256:...'); reads it all.
         embedded: 'prefix' for an archive followed by other bytes (flash), 'suffix' for one appended to a file; None
             finds one that is appended where it is aligned, as by `zcrecord attach`, too.
+        cache: a folder for what is fetched from URLs; None for the one that $ZCRECORD_CACHE names; False for none.
+        storage_options: for fsspec, which opens URLs: headers, credentials, the endpoint of an S3 server.
 
     Returns:
         A Record, or an instance of `into`.
@@ -100,15 +110,30 @@ def load_record(
         >>> load_record("model.zcr")["w"].shape
         (2, 3)
     """
-    _check_choice("verify", verify, ("touch", "index", "full"))
-    _check_choice("embedded", embedded, (None, "prefix", "suffix"))
-    _check_choice("mode", mode, ("r", "c"))
-    memory, name = _memory(source, mmap)
+    _check_choices(verify, embedded, mode)
+    remote = _opened(source, verify, cache, storage_options) if is_url(source) else None
+    how: dict[str, Any] = {"mode": mode, "verify": verify, "expect": expect, "embedded": embedded}
+    record = _loaded(source, remote, names, rename, mmap, **how)
+    return record if into is None else record.into(into)
+
+
+def _opened(url: str, verify: Verify, cache: Any, options: Mapping[str, Any] | None) -> Record | str:
+    """Return a remote record, or the path that a `file://` URL is of."""
+    from .remote import opening  # here, because few archives are
+
+    return opening.open_url(url, verify=verify, cache=cache, options=options)
+
+
+def _loaded(
+    source: Any, remote: Record | str | None, names: Names | None, rename: Rename | None, mmap: bool, **how: Any
+) -> Record:
+    if isinstance(remote, Record):
+        return _fetched(remote, names, rename, **how)
+    memory, name = _memory(source if remote is None else remote, mmap)
     try:
-        record = _record(memory, names, rename, mode=mode, verify=verify, expect=expect, embedded=embedded)
+        return _record(memory, names, rename, **how)
     except RecordError as error:
         raise error.located(path=name) from error.__cause__
-    return record if into is None else record.into(into)
 
 
 def _record(
@@ -128,6 +153,36 @@ def _record(
     record = Record(_open(memory, mode=mode, verify=verify, embedded=embedded))
     _check_content(record, expect)
     return record if names is None and rename is None else record.select(names, rename=rename)
+
+
+def _fetched(
+    record: Record,
+    names: Names | None,
+    rename: Rename | None,
+    *,
+    mode: Mode,
+    verify: Verify,
+    expect: str | None,
+    embedded: Embedded | None,
+) -> Record:
+    """Return a remote record, or a part of one, with those payloads there that were asked for."""
+    if embedded is not None:
+        what = f"embedded={embedded!r} is for local files; download it, or have the archive served by itself"
+        raise UnsupportedError(what, path=record.path)
+    _check_content(record, expect)
+    if names is not None or rename is not None:
+        record = record.select(names, rename=rename)
+    if names is not None:
+        record.prefetch()
+    if verify == "full":
+        record.verify()
+    return Record(record.archive.private()) if mode == "c" else record
+
+
+def _check_choices(verify: Any, embedded: Any, mode: Any) -> None:
+    _check_choice("verify", verify, ("touch", "index", "full"))
+    _check_choice("embedded", embedded, (None, "prefix", "suffix"))
+    _check_choice("mode", mode, ("r", "c"))
 
 
 def _check_choice(name: str, value: Any, known: tuple[Any, ...]) -> None:

@@ -53,6 +53,7 @@ class Archive(Views):
         original: the read-only archive that a private copy is of.
         parent: the archive whose payloads these are some of, and their numbers there.
         whole: whether the bytes are an archive's from end to end, and not part of one or another format's.
+        remote: what fetches payloads, and reads by position, where not all bytes are in memory; None where they are.
 
     Another thread may release it at any time: who makes views takes hold of `_octets` first, and then of the index.
     """
@@ -90,6 +91,7 @@ class Archive(Views):
         self.path = memory.path
         self.original: Archive | None = None
         self.parent: tuple[Archive, list[int]] | None = None
+        self.remote = memory.remote
         self.whole = True
         self.embedded: Embedded | None = None
         self._memory: Memory | None = memory
@@ -121,6 +123,7 @@ class Archive(Views):
         """
         if self.verified != "touch":
             self._twins()
+        self.bring()
         return self._private()
 
     def _private(self) -> Archive:
@@ -160,7 +163,7 @@ class Archive(Views):
         self._held()
         out = Archive.__new__(Archive)
         out._prepare(Memory(self.buffer, self.path))
-        out.parent, out.whole, out._mappings = (self, numbers), False, self._mappings
+        out.parent, out.whole, out._mappings, out.remote = (self, numbers), False, self._mappings, self.remote
         out.header, out.offset, out.mode, out.index, out.verified = self.header, self.offset, self.mode, index, "index"
         out._pool, out.buffer, out._region, out._octets = index.pool(), self.buffer, self._region, self._octets
         return out
@@ -180,11 +183,28 @@ class Archive(Views):
         held = self._held()
         return held.mapping is not None and held.identity is not None and held.octets.readonly
 
+    @property
+    def file(self) -> tuple[str, tuple[int, ...]] | None:
+        """Path and identity of the mapped file whose very bytes these are; None if there is none, or they were edited.
+
+        What lies in the archive at an offset lies in that file `self.offset` further on.
+        """
+        root = self._root()
+        held = root._held()
+        return (held.path, held.identity) if root.mapped and held.path is not None and held.identity else None
+
+    def _root(self) -> Archive:
+        root = self
+        while root.parent is not None:
+            root = root.parent[0]
+        return root
+
     def prefetch(self) -> None:
-        """Advise the system that all payloads will be read soon."""
-        whole = self
-        while whole.parent is not None:
-            whole = whole.parent[0]
+        """Advise the system that all payloads will be read soon; those of a remote archive are fetched."""
+        if self.remote is not None:
+            self.bring()
+            return
+        whole = self._root()
         mapping: Any = whole._held().mapping
         if not (whole.original or whole).mapped or not hasattr(mapping, "madvise"):
             return
@@ -249,6 +269,9 @@ class Archive(Views):
         from . import contents  # here, because few who open an archive read all of it
 
         self.ensure_all()
+        self.bring()
+        if self.whole and self.remote is not None:
+            self.remote.fetch([(0, len(self.buffer))])  # what lies between payloads is checked, too
         try:
             contents.check(self, progress)
         except RecordError as error:
@@ -259,7 +282,7 @@ class Archive(Views):
         released: Any = _Released(self.path)
         self.index = released  # first: numpy takes a lost `_octets` for leave to make new memory
         self.buffer = self._region = self._pool = self._octets = released
-        self._memory = self.parent = None
+        self._memory = self.parent = self.remote = None
         self._own, self._again = {}, {}
         gone = self.original is None or self.original.release()
         for reference in self._mappings:

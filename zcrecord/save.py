@@ -111,6 +111,7 @@ def _taken_apart(record: Any) -> tuple[tree.Flat, Placement]:
         return flat, analyse(flat.values)
     archive = record.archive
     archive.ensure_all()
+    archive.bring()
     return _from_index(archive.index, archive.payload), _placement(archive)
 
 

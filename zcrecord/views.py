@@ -40,7 +40,8 @@ class Views:
 
     __slots__ = (
         "_again", "_checked", "_mappings", "_memory", "_octets", "_own", "_pool", "_region", "_strings",
-        "buffer", "embedded", "header", "index", "mode", "offset", "original", "parent", "path", "verified", "whole",
+        "buffer", "embedded", "header", "index", "mode", "offset", "original", "parent", "path", "remote", "verified",
+        "whole",
     )  # fmt: skip
 
     buffer: memoryview
@@ -52,6 +53,7 @@ class Views:
     original: Any
     parent: tuple[Any, list[int]] | None
     path: str | None
+    remote: Any
     verified: Verify
     whole: bool
     _again: dict[int, Any]
@@ -136,11 +138,36 @@ class Views:
         """Return a payload's bytes; a read-only view. NONE gives an empty one."""
         if number == NONE:
             return self._region[:0]
+        if self.remote is not None:
+            self.bring([number])
         offset, nbytes, _ = self.index.payloads[number].item()
         if self.mode == "c":
             octets, at = self.home(number)
             return octets[at : at + nbytes].toreadonly()
         return self._region[offset : offset + nbytes]
+
+    def bring(self, numbers: list[int] | None = None) -> None:
+        """Have payloads (all by default) fetched, whose digests are checked; where they are local, they are there.
+
+        Raises:
+            SourceError: they cannot be had. IntegrityError: a digest does not match.
+        """
+        remote = self.remote
+        if remote is None:
+            return
+        if numbers is None:
+            self.ensure_all()
+        ix = self.index
+        rows = (ix.payloads if numbers is None else ix.payloads[numbers]).tolist()
+        base, known = self.header.payload_offset, bool(ix.digest_kind)
+        try:
+            remote.bring([(base + offset, nbytes, digest if known else None) for offset, nbytes, digest in rows])
+        except RecordError as error:
+            at = None if error.offset is None else error.offset - base
+            used = ix.payloads["offset"][np.minimum(ix.tensors["payload"], max(len(ix.payloads) - 1, 0))]
+            user = [] if at is None else np.flatnonzero((used == at) & (ix.tensors["payload"] != NONE)).tolist()
+            name = ix.name(user[0]) if user else None
+            raise error.located(path=self.path, tensor=name) from error.__cause__
 
     def view(self, i: int) -> Any:
         """Return tensor i as an ndarray, PackedTensor or StringTensor over the archive's own bytes."""
@@ -191,6 +218,8 @@ class Views:
         """Yield every tensor in saved order, at a fraction of the cost of one call each."""
         octets, ndarray = self._octets, np.ndarray
         self.ensure_all()
+        if self.remote is not None:
+            self.bring()
         ix = self.index
         rows = ix.tensors
         plain = (rows["bits"] >= 8) & (rows["strides"] == NONE) & (rows["payload"] != NONE)
@@ -240,6 +269,8 @@ class Views:
         In mode "c" payloads of equal bytes, stored once, have each its memory: their tensors are not tied.
         """
         octets = self._octets  # first: after another thread's release the index says so
+        if self.remote is not None:
+            self.bring([number])
         offset, nbytes, _ = self.index.payloads[number].item()
         if self.mode == "c" and self.parent is not None:
             whole: Views = self.parent[0]

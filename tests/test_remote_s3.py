@@ -1,0 +1,179 @@
+"""Archives in an S3 bucket, of a server that runs here; and any file system of fsspec that fails now and then."""
+
+from __future__ import annotations
+
+import logging
+import os
+import pickle
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from records import saved
+
+import zcrecord
+from zcrecord import SourceError, SourceNotFoundError
+from zcrecord.remote import stores
+
+WEIGHTS = {f"w{i}": np.random.default_rng(i).integers(0, 255, 100_000, np.uint8) for i in range(8)}
+NEWER = {name: value[::-1].copy() for name, value in WEIGHTS.items()}
+URL = "s3://bucket/models/m.zcr"
+
+
+@pytest.fixture(scope="module")
+def options() -> Iterator[dict[str, Any]]:
+    """What reaches a server with an empty bucket; nothing of it leaves this machine."""
+    import s3fs
+    from moto.server import ThreadedMotoServer
+
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)
+    before = os.environ.get("AWS_EC2_METADATA_DISABLED")
+    os.environ["AWS_EC2_METADATA_DISABLED"] = "true"  # no one is asked for credentials
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    out = {"key": "key", "secret": "secret", "client_kwargs": {"endpoint_url": f"http://{host}:{port}"}}
+    s3fs.S3FileSystem(**out).mkdir("bucket")
+    yield out
+    server.stop()
+    if before is None:
+        del os.environ["AWS_EC2_METADATA_DISABLED"]
+
+
+def put(options: dict[str, Any], record: Any, **how: Any) -> None:
+    import s3fs
+
+    s3fs.S3FileSystem(**options).pipe("bucket/models/m.zcr", saved(record, **how))
+
+
+def is_right(record: Any, expected: Any = WEIGHTS) -> bool:
+    return all(map(np.array_equal, record.values(), expected.values()))
+
+
+def counted(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+    import s3fs
+
+    asked: list[tuple[int, int]] = []
+    before = s3fs.S3FileSystem._cat_file
+
+    async def cat_file(self: Any, path: str, start: int, end: int) -> Any:
+        asked.append((start, end))
+        return await before(self, path, start=start, end=end)
+
+    monkeypatch.setattr(s3fs.S3FileSystem, "_cat_file", cat_file)
+    s3fs.S3FileSystem.clear_instance_cache()  # each takes hold of its methods when it is made
+    return asked
+
+
+def test_an_archive_in_a_bucket_is_read_by_ranges(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    put(options, WEIGHTS)
+    asked = counted(monkeypatch)
+    rec = zcrecord.load_record(URL, storage_options=options)
+    assert len(asked) == 2
+    assert np.array_equal(rec["w5"], WEIGHTS["w5"])
+    assert [end - start for start, end in asked[2:]] == [100_000]
+    assert is_right(rec)
+    assert is_right(pickle.loads(pickle.dumps(rec)))
+
+
+def test_what_is_kept_of_a_bucket_is_found_again(
+    options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(options, WEIGHTS)
+    assert is_right(zcrecord.load_record(URL, storage_options=options, cache=tmp_path))
+    asked = counted(monkeypatch)
+    assert is_right(zcrecord.load_record(URL, storage_options=options, cache=tmp_path))
+    assert asked == [(0, 64)]
+
+
+@pytest.mark.parametrize("digest", ["xxh3", "none"])
+def test_an_object_that_is_replaced_is_never_mixed(options: dict[str, Any], digest: Any) -> None:
+    put(options, WEIGHTS, digest=digest)
+    rec = zcrecord.load_record(URL, storage_options=options)
+    put(options, NEWER, digest=digest)
+    with pytest.raises(SourceError, match="was replaced or changed since it was opened"):
+        rec["w3"]
+    assert is_right(zcrecord.load_record(URL, storage_options=options), NEWER)
+
+
+def test_a_missing_object_or_bucket_is_told(options: dict[str, Any]) -> None:
+    with pytest.raises(SourceNotFoundError, match=r"s3://bucket/none\.zcr: no such file on the server"):
+        zcrecord.load_record("s3://bucket/none.zcr", storage_options=options)
+    with pytest.raises(SourceNotFoundError):
+        zcrecord.load_record("s3://nobucket/m.zcr", storage_options=options)
+
+
+def test_options_that_do_not_fit_are_told() -> None:
+    with pytest.raises(SourceError, match=r"m\.zcr: .* refused it .*nosuch_option.*; does storage_options= fit"):
+        zcrecord.load_record(URL, storage_options={"nosuch_option": 1, "skip_instance_cache": True})
+
+
+@pytest.fixture
+def memory(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """The class of fsspec's own file system in memory, with an archive at memory://m.zcr."""
+    from fsspec.implementations.memory import MemoryFileSystem
+
+    monkeypatch.setattr("zcrecord.remote.place._FIRST_WAIT", 0.001)
+    MemoryFileSystem().pipe("/m.zcr", saved(WEIGHTS))
+    yield MemoryFileSystem
+    MemoryFileSystem().rm("/m.zcr")
+
+
+def failing(monkeypatch: pytest.MonkeyPatch, kind: Any, errors: list[Exception | int]) -> None:
+    """Have `cat_file` raise these errors first, or answer with so many bytes."""
+    before = kind.cat_file
+
+    def cat_file(self: Any, path: str, start: int, end: int) -> Any:
+        if errors:
+            error = errors.pop(0)
+            if isinstance(error, Exception):
+                raise error
+            return before(self, path, start=start, end=end)[:error]
+        return before(self, path, start=start, end=end)
+
+    monkeypatch.setattr(kind, "cat_file", cat_file)
+
+
+def test_errors_of_any_kind_and_short_answers_are_tried_again(monkeypatch: pytest.MonkeyPatch, memory: Any) -> None:
+    failing(monkeypatch, memory, [ConnectionResetError(), Exception("busy"), TimeoutError(), 17])
+    assert is_right(zcrecord.load_record("memory://m.zcr"))
+
+
+def test_errors_that_stay_are_told(monkeypatch: pytest.MonkeyPatch, memory: Any) -> None:
+    failing(monkeypatch, memory, [Exception("busy")] * 99)
+    with pytest.raises(SourceError, match=r"memory://m\.zcr: cannot be read, tried 5 times: busy"):
+        zcrecord.load_record("memory://m.zcr")
+
+
+def test_a_refusal_is_not_tried_again(monkeypatch: pytest.MonkeyPatch, memory: Any) -> None:
+    errors: list[Exception | int] = [PermissionError("no"), PermissionError("no")]
+    failing(monkeypatch, memory, errors)
+    with pytest.raises(SourceError, match="refused it"):
+        zcrecord.load_record("memory://m.zcr")
+    assert len(errors) == 1
+
+
+def test_a_folder_is_no_archive(memory: Any) -> None:
+    memory().mkdir("/folder")
+    with pytest.raises(SourceError, match="is no file"):
+        zcrecord.load_record("memory://folder")
+    memory().rmdir("/folder")
+
+
+def test_a_file_that_became_shorter_was_replaced(memory: Any) -> None:
+    rec = zcrecord.load_record("memory://m.zcr")
+    memory().pipe("/m.zcr", b"short")
+    with pytest.raises(SourceError, match="was replaced"):
+        rec["w7"]
+
+
+def test_pieces_are_fetched_several_at_a_time_and_land_where_they_belong(
+    monkeypatch: pytest.MonkeyPatch, memory: Any
+) -> None:
+    monkeypatch.setattr("zcrecord.remote.window.cut", lambda ranges: [
+        (at, min(at + 9_999, end)) for start, end in ranges for at in range(start, end, 9_999)
+    ])  # fmt: skip
+    assert stores.Store is not None
+    assert is_right(zcrecord.load_record("memory://m.zcr"))

@@ -1,0 +1,152 @@
+"""Remote archives, opened: header, index and trailer in two or three requests, payloads when they are asked for.
+
+The first request asks for more than the header: a small index in front comes along. What the bytes mean, and whether
+they are right, is the archive's own business; here is what it takes to ask that, and how a record is pickled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from zcrecord.errors import FormatError, IntegrityError, RecordError
+from zcrecord.layout import HEADER_SIZE, Header, decode_header, too_short
+from zcrecord.packed import open_packed, outline
+from zcrecord.reader import Archive
+from zcrecord.record import Record
+from zcrecord.source import Memory, is_packed
+from zcrecord.views import Verify
+
+from .cache import Cache, cache_at
+from .place import Place, connected, redacted
+from .ranges import Held, cut
+from .stores import Store
+from .web import Web
+from .window import Window
+
+__all__ = ["RemoteSource", "open_url"]
+
+FIRST = 64 << 10  # bytes asked for at once, of either end: as long as a request takes anyway, on most lines
+
+
+def open_url(
+    url: str, *, verify: Verify = "index", cache: Any = None, options: Mapping[str, Any] | None = None
+) -> Record | str:
+    """Return a record of a remote archive, of which header, index and trailer are there; or the path of a local file.
+
+    A payload is fetched, and its digest checked, before the first view of it is made. One packed for transport is
+    fetched whole. The record is pickled by URL, cache and options, which may hold credentials.
+
+    Args:
+        url: that fsspec knows: `https://`, `s3://`, ...; for a `file://` URL its path is returned.
+        verify: "index" or "touch".
+        cache: a folder, None for the one that ZCRECORD_CACHE names, False for none; see `zcrecord.remote.cache`.
+        options: for fsspec's file system: headers, credentials, an S3 endpoint.
+
+    Raises:
+        SourceError: it cannot be read; SourceNotFoundError: it is not there. FormatError: it is no valid archive.
+        DependencyError: fsspec, or what it needs, is not installed. UnsupportedError: fsspec knows no such URL.
+    """
+    options = dict(options or {})
+    fs, path = connected(url, options)
+    protocols = (fs.protocol,) if isinstance(fs.protocol, str) else fs.protocol
+    if "file" in protocols:
+        return path
+    place: Place = (Web if "http" in protocols or "https" in protocols else Store)(url, options)
+    try:
+        archive = _open(place, verify, cache_at(cache, url))
+    except RecordError as error:
+        raise error.located(path=place.shown) from error.__cause__
+    seal = archive.header.encode()
+    return Record(archive, origin=(RemoteSource(url, verify, cache, options, seal), "open", ()))
+
+
+class RemoteSource(NamedTuple):
+    """What a remote record is pickled by: where it is, how it was opened, and the header that it must have."""
+
+    url: str
+    verify: Verify
+    cache: Any
+    options: dict[str, Any]
+    seal: bytes
+
+    def open(self) -> Record:
+        """Return the record anew.
+
+        Raises:
+            IntegrityError: it is another archive by now.
+        """
+        record = open_url(self.url, verify=self.verify, cache=self.cache, options=self.options)
+        if not isinstance(record, Record) or record.archive.header.encode() != self.seal:
+            raise IntegrityError("is not the archive that was pickled; it was replaced since", path=redacted(self.url))
+        return record
+
+
+def _open(place: Place, verify: Verify, cache: Cache | None) -> Archive:
+    level: Verify = "touch" if verify == "touch" else "index"
+    first = place.start(HEADER_SIZE if cache is not None and cache.has_index() else FIRST)
+    if is_packed(first):
+        return _open_packed(place, first, level)
+    if place.size < 2 * HEADER_SIZE or len(first) < HEADER_SIZE:
+        raise too_short(place.size, bytes(first[:HEADER_SIZE]))
+    header = decode_header(bytes(first[:HEADER_SIZE]))
+    held = Held()
+    held.add(0, len(first))
+    memory = outline(place.size, [(0, first)])._replace(path=place.shown, filled=held.ranges)
+    window = Window(place, memory.octets, held, cache)
+    if not _from_cache(place, cache, memory.octets, held):
+        _fetch_ends(window, memory.octets, header)
+    try:
+        archive = Archive(memory._replace(remote=window), level=level, embedded=None)
+        archive.check_crc()  # at level "touch", too: unlike a local file, it came a long way
+    except FormatError:
+        place.check_same()  # one that was replaced meanwhile is not damaged
+        raise
+    if cache is not None and place.tag is not None:
+        cache.put_index(place.size, place.tag, _ends(archive.header, memory.octets))
+    return archive
+
+
+def _fetch_ends(window: Window, octets: memoryview, header: Header | None) -> None:
+    """Have index and trailer there. What does not fit is left to the archive, which says so."""
+    size = len(octets)
+    if header is None:
+        window.fetch([(max(0, size - FIRST), size)])
+        header = decode_header(bytes(octets[-HEADER_SIZE:]), "trailer")
+    if header is not None and header.archive_size == size:
+        index = header.index_offset, header.index_offset + header.index_size
+        window.fetch([index, (size - HEADER_SIZE, size)])
+
+
+def _ends(header: Header, octets: memoryview) -> list[tuple[int, memoryview]]:
+    at = header.index_offset
+    return [
+        (0, octets[:HEADER_SIZE]),
+        (at, octets[at : at + header.index_size]),
+        (len(octets) - HEADER_SIZE, octets[-HEADER_SIZE:]),
+    ]
+
+
+def _from_cache(place: Place, cache: Cache | None, octets: memoryview, held: Held) -> bool:
+    """Take index and trailer from the cache, if they are those of this version of the file."""
+    if cache is None or place.tag is None:
+        return False
+    pieces = cache.index(place.size, place.tag)
+    if pieces is None or any(offset < 0 or offset + len(piece) > len(octets) for offset, piece in pieces):
+        return False
+    if pieces[0][1] != octets[:HEADER_SIZE]:
+        return False
+    for offset, piece in pieces:
+        octets[offset : offset + len(piece)] = piece
+        held.add(offset, offset + len(piece))
+    return True
+
+
+def _open_packed(place: Place, first: memoryview, level: Verify) -> Archive:
+    """Return an archive of which the packed form is fetched whole, into memory, and let go of again."""
+    packed = outline(place.size, [(0, first)])
+    octets = packed.octets
+    missing = [(min(len(first), place.size), place.size)]
+    place.fill([(start, octets[start:end]) for start, end in cut(missing)])
+    place.check_same()
+    return open_packed(Memory(octets, place.shown, packed.mapping), verify=level, mode="r")

@@ -1,0 +1,138 @@
+"""A file elsewhere, as what fetches from it sees it: how big it is, whether it is still the same, what goes wrong.
+
+Which requests are made is for the two kinds of place: `web` has HTTP servers, `stores` everything else that fsspec
+reaches. Here is what both share: how often a request is tried, and how errors are worded.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import urlsplit
+
+from zcrecord.errors import DependencyError, SourceError, SourceNotFoundError, UnsupportedError
+from zcrecord.layout import MAX_ARCHIVE_SIZE
+
+__all__ = ["MOST_AT_ONCE", "TRIES", "Piece", "Place", "connected", "redacted", "wait"]
+
+TRIES = 5  # of one request, the first included: 1.5 to 3 seconds in all, which outlast a server's restart or a hiccup
+MOST_AT_ONCE = 8  # requests under way at a time; more than browsers make, fewer than servers take for an attack
+_FIRST_WAIT = 0.1  # seconds before the second try; doubled before each further one
+_LONGEST_WAIT = 10.0  # seconds, whatever a server asks for: who waits longer wants to be told
+
+Piece = tuple[int, memoryview]  # from where on, and what is to be filled
+
+
+def wait(tried: int, asked: float = 0.0) -> float:
+    """Return how many seconds to wait after so many tries, or what the server asked for if that is more.
+
+    Spread at random, so that many readers do not come back all at once.
+    """
+    spread: float = _FIRST_WAIT * 2 ** (tried - 1) * random.uniform(1, 2)  # noqa: S311
+    return min(_LONGEST_WAIT, max(asked, spread))
+
+
+def redacted(url: str) -> str:
+    """Return a URL without what may be secret: user, password and query, such as a signature."""
+    head, _, last = url.rpartition("::")  # of chained ones, the last has the address
+    parts = urlsplit(last)
+    host = parts.netloc.rpartition("@")[2]
+    return f"{head}::{parts.scheme}://{host}{parts.path}" if head else f"{parts.scheme}://{host}{parts.path}"
+
+
+def connected(url: str, options: Mapping[str, Any]) -> tuple[Any, str]:
+    """Return fsspec's file system for a URL, and the file's path in it.
+
+    Raises:
+        DependencyError: fsspec, or what it needs for this kind of URL, is not installed. UnsupportedError: it knows no
+        such kind, or no such options.
+    """
+    try:
+        import fsspec.core
+    except ImportError as error:
+        raise DependencyError('fsspec is not installed; pip install "zcrecord[remote]"') from error
+    scheme = url.partition("://")[0].rpartition("::")[2].lower()
+    try:
+        fs, path = fsspec.core.url_to_fs(url, **options)
+    except ImportError as error:
+        extra = "s3" if scheme in ("s3", "s3a") else "remote"
+        what = f"URLs of the kind {scheme}:// need another package ({error})"
+        raise DependencyError(f'{what}; pip install "zcrecord[{extra}]", or that package') from error
+    except ValueError as error:
+        if "not known" in str(error):
+            what = f"URLs of the kind {scheme}:// are not known to fsspec; a local file's path has no '://' in it"
+            raise UnsupportedError(what) from None
+        raise UnsupportedError(f"this is no URL: {error}") from error
+    except TypeError as error:
+        raise UnsupportedError(f"storage_options= does not fit URLs of the kind {scheme}://: {error}") from error
+    return fs, path
+
+
+class Place:
+    """A file elsewhere. `start` comes first; several threads may use it then, and processes that were forked.
+
+    Attributes:
+        shown: its URL as errors name it.
+        size: how many bytes it has.
+        tag: what tells one version of it from another, as its server has it (ETag, time of change); None for nothing.
+    """
+
+    def __init__(self, url: str, options: Mapping[str, Any]) -> None:
+        self._url, self._options = url, dict(options)
+        self.shown = redacted(url)
+        self.size = -1
+        self.tag: str | None = None
+        self._pid = -1
+        self._connection: tuple[Any, str] | None = None
+
+    def connection(self) -> tuple[Any, str]:
+        """Return fsspec's file system and the path in it; new ones in a forked process, which has no threads."""
+        if self._connection is None or self._pid != os.getpid():
+            self._connection, self._pid = connected(self._url, self._options), os.getpid()
+        return self._connection
+
+    def start(self, nbytes: int) -> memoryview:
+        """Return the first bytes, more or less than were asked for if the file or the server is like that.
+
+        `size` and `tag` are known then.
+        """
+        raise NotImplementedError
+
+    def fill(self, pieces: list[Piece]) -> None:
+        """Fill every piece, several at a time; nothing writes to them any more when it returns or raises.
+
+        Raises:
+            SourceError: they cannot be had, however often it was tried; or the file is another one by now.
+        """
+        raise NotImplementedError
+
+    def check_same(self) -> None:
+        """Raise SourceError if the file is another one by now, where `fill` does not see that."""
+
+    def known(self, size: int, tag: str | None) -> None:
+        """Note what a server says of the file, which has to be what it said before.
+
+        Raises:
+            SourceError: it is not.
+        """
+        if self.size < 0:
+            if size > MAX_ARCHIVE_SIZE:
+                raise SourceError(f"the server says that it has {size} bytes, which no archive has", path=self.shown)
+            self.size, self.tag = size, tag
+        elif (size, tag) != (self.size, self.tag):
+            raise self.replaced()
+
+    def replaced(self) -> SourceError:
+        """Return what is raised for a file that is another one by now."""
+        what = "was replaced or changed since it was opened; load it again, views taken before stay as they are"
+        return SourceError(what, path=self.shown)
+
+    def missing(self) -> SourceNotFoundError:
+        """Return what is raised for a file that is not there."""
+        return SourceNotFoundError("no such file on the server", path=self.shown)
+
+    def failed(self, what: str) -> SourceError:
+        """Return what is raised for a request that was tried often enough."""
+        return SourceError(f"cannot be read, tried {TRIES} times: {what}", path=self.shown)

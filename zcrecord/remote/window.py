@@ -1,0 +1,173 @@
+"""Memory with addresses for all of a remote archive, and bytes where they were asked for.
+
+Knows what is there, what is on its way, and that a payload is checked before anyone sees it. Requests are `place`'s,
+what lies on the disk is `cache`'s, what the bytes mean is the archive's.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import xxhash
+
+from zcrecord.errors import IntegrityError
+
+from .cache import Cache
+from .place import Place
+from .ranges import Held, cut, merged
+
+__all__ = ["Row", "Window"]
+
+_PIECE = 8 << 20  # bytes hashed at a time, so that Ctrl-C need not wait for a large payload
+
+
+class Row(NamedTuple):
+    """A payload: where it starts in the file, how long it is, its digest (None: it has none)."""
+
+    start: int
+    nbytes: int
+    digest: int | None
+
+
+class Window:
+    """The bytes of one remote archive, fetched as they are asked for; what is there is never fetched again."""
+
+    def __init__(self, place: Place, octets: memoryview, held: Held, cache: Cache | None) -> None:
+        self._place, self._octets, self._held, self._cache = place, octets, held, cache
+        self._ready: set[int] = set()  # offsets of payloads that are there and were checked
+        self._flying: dict[int, threading.Event] = {}  # of those that some thread is fetching
+        self._lock, self._pid = threading.Lock(), os.getpid()
+
+    def fetch(self, ranges: Iterable[tuple[int, int]]) -> None:
+        """Have ranges of the file there; of payloads `bring` checks them, too.
+
+        Raises:
+            SourceError: they cannot be had.
+        """
+        self._get(ranges)
+
+    def bring(self, rows: list[tuple[int, int, int | None]]) -> None:
+        """Have payloads there, each checked against its digest; from the cache, else in few merged requests.
+
+        What another thread is fetching already is waited for.
+
+        Raises:
+            SourceError: they cannot be had. IntegrityError: a digest does not match.
+        """
+        if self._ready.issuperset(row[0] for row in rows):  # as nearly always: no lock is taken then
+            return
+        wanted = {row[0]: Row(*row) for row in rows}
+        while True:
+            mine, others = self._claim(wanted)
+            if mine:
+                try:
+                    self._bring(mine)
+                    self._ready.update(row.start for row in mine)
+                finally:
+                    self._let_go(mine)
+            for other in others:
+                other.wait()
+            if not others:  # where another thread failed, this one tries itself
+                return
+
+    def readinto_at(self, offset: int, target: memoryview) -> None:
+        """Fill `target` with the file's bytes from `offset` on, without keeping them; for loaders to other memory.
+
+        What is there already is copied. Nothing is checked: a loader that reads whole payloads may do that itself.
+
+        Raises:
+            SourceError: they cannot be had.
+        """
+        target = target.cast("B")
+        end = offset + len(target)
+        missing = self._held.missing(offset, end)
+        at = offset
+        for start, stop in [*missing, (end, end)]:
+            target[at - offset : start - offset] = self._octets[at:start]
+            at = stop
+        if missing:
+            self._place.fill([(start, target[start - offset : stop - offset]) for start, stop in cut(missing)])
+
+    def _claim(self, wanted: dict[int, Row]) -> tuple[list[Row], list[threading.Event]]:
+        """Return the payloads that this thread is to fetch, and what tells when others have theirs."""
+        if self._pid != os.getpid():  # in a forked process no other thread goes on
+            self._lock, self._flying, self._pid = threading.Lock(), {}, os.getpid()
+        with self._lock:
+            lacking = [row for start, row in wanted.items() if start not in self._ready]
+            others = [self._flying[row.start] for row in lacking if row.start in self._flying]
+            mine = [row for row in lacking if row.start not in self._flying]
+            self._flying.update({row.start: threading.Event() for row in mine})
+        return mine, others
+
+    def _let_go(self, rows: list[Row]) -> None:
+        with self._lock:
+            for row in rows:
+                self._flying.pop(row.start).set()
+
+    def _bring(self, rows: list[Row]) -> None:
+        cache, fetched = self._cache, rows
+        if cache is not None:
+            fetched = [row for row in rows if not self._from_cache(cache, row)]
+        self._get((row.start, row.start + row.nbytes) for row in fetched)
+        bad = [row for row in fetched if not self._is_right(row)]
+        if bad:  # a proxy's or a disk's fault may have passed by; the file's own has not
+            self._place.check_same()
+            self._get_again(bad)
+        for row in bad:
+            if not self._is_right(row):
+                where = f"[{row.start:#x}, {row.start + row.nbytes:#x})"
+                what = f"payload {where}: its digest does not match, fetched twice; the file is damaged, copy it again"
+                raise IntegrityError(what, offset=row.start)
+        if any(row.digest is None for row in fetched):
+            self._place.check_same()
+        if cache is not None:
+            for row in fetched:
+                if row.digest is not None:
+                    cache.put(row.digest, self._bytes(row))
+
+    def _from_cache(self, cache: Cache, row: Row) -> bool:
+        if row.digest is None or not self._held.missing(row.start, row.start + row.nbytes):
+            return False
+        if not cache.get(row.digest, self._bytes(row)):
+            return False
+        self._note([(row.start, row.start + row.nbytes)])
+        return True
+
+    def _bytes(self, row: Row) -> memoryview:
+        return self._octets[row.start : row.start + row.nbytes]
+
+    def _is_right(self, row: Row) -> bool:
+        return row.digest is None or _xxh3(self._bytes(row)) == row.digest
+
+    def _get(self, ranges: Iterable[tuple[int, int]]) -> None:
+        with self._lock:
+            missing = [part for start, end in ranges for part in self._held.missing(start, end)]
+        # Whatever lies between two of them is fetched along, unless it is there: views of it may be in use.
+        with self._lock:
+            together = [part for start, end in merged(missing) for part in self._held.missing(start, end)]
+        self._fill(together)
+
+    def _get_again(self, rows: list[Row]) -> None:
+        self._fill([(row.start, row.start + row.nbytes) for row in rows])
+
+    def _fill(self, ranges: list[tuple[int, int]]) -> None:
+        if ranges:
+            self._place.fill([(start, self._octets[start:end]) for start, end in cut(ranges)])
+            self._note(ranges)
+
+    def _note(self, ranges: list[tuple[int, int]]) -> None:
+        with self._lock:
+            for start, end in ranges:
+                self._held.add(start, end)
+
+
+def _xxh3(octets: memoryview) -> int:
+    if len(octets) <= _PIECE:
+        return xxhash.xxh3_64_intdigest(octets)
+    running = xxhash.xxh3_64()
+    for at in range(0, len(octets), _PIECE):
+        running.update(octets[at : at + _PIECE])
+    return running.intdigest()
