@@ -133,7 +133,7 @@ def test_plain_install_brings_the_core_alone(metadata: Message) -> None:
         extra = re.fullmatch(r" extra == '(\w+)'", marker)
         required[extra[1] if extra else ""].add(re.split(r"[^\w-]", requirement)[0])
     assert required[""] == {"numpy", "flatbuffers", "ml-dtypes", "xxhash", "rich"}
-    assert set(required) == {"", "zstd", "onnx", "ort", "torch", "jax", "gguf", "bench", "all", "dev"}
+    assert set(required) == {"", "zstd", "onnx", "ort", "torch", "jax", "gguf", "remote", "s3", "bench", "all", "dev"}
     assert required["zstd"] == {"zstandard"}
     assert required["onnx"] == {"onnx", "zstandard"}
     assert required["ort"] == {"onnxruntime"}

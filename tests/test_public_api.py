@@ -24,7 +24,10 @@ import zcrecord.compat.safetensors.numpy
 import zcrecord.compat.safetensors.torch
 import zcrecord.embed
 import zcrecord.formats
+import zcrecord.hollow
+import zcrecord.loaders
 import zcrecord.onnx
+import zcrecord.remote
 import zcrecord.transport
 from zcrecord import errors
 from zcrecord.compat import safetensors as compat
@@ -38,7 +41,10 @@ MODULES = {
         compat.torch,
         zcrecord.embed,
         zcrecord.formats,
+        zcrecord.hollow,
+        zcrecord.loaders,
         zcrecord.onnx,
+        zcrecord.remote,
         zcrecord.transport,
     )
 }
@@ -78,12 +84,14 @@ Record.attributes -> dict[str, Any]
 Record.close() -> bool
 Record.content_digest() -> str
 Record.get(name: str, default: Any = None) -> Any
+Record.hollow(*, sink: Any = None) -> Any
 Record.info(name: str) -> TensorInfo
 Record.infos() -> Iterator[TensorInfo]
 Record.into(kind: type[T]) -> T
 Record.items() -> Any
 Record.jax(names: Names | None = None) -> dict[str, Any]
 Record.layout -> ArchiveLayout
+Record.load_into(loader: Any, names: Names | None = None, **options: Any) -> dict[str, Any]
 Record.metadata -> dict[str, Any]
 Record.mode -> Mode
 Record.module(name: str) -> Record
@@ -127,7 +135,7 @@ zcrecord.TensorInfo(name: str, dtype: DType, shape: tuple[int, ...], strides: tu
     module: str)
 zcrecord.load_record(source: Any, *, into: Any = None, names: Names | None = None, rename: Rename | None = None,
     mode: Mode = 'r', verify: Verify = 'index', mmap: bool = True, expect: str | None = None,
-    embedded: Embedded | None = None) -> Any
+    embedded: Embedded | None = None, cache: Any = None, storage_options: Mapping[str, Any] | None = None) -> Any
 zcrecord.save_record(record: Any, dest: Any, *, alignment: int = 64, digest: str | None = 'xxh3',
     durable: bool = True, metadata: Mapping[str, Any] | None = None) -> SaveReport
 zcrecord.compat.safetensors.SafetensorError(message: str = '', *, path: str | None = None,
@@ -169,15 +177,16 @@ zcrecord.embed.AttachReport(program: str, dest: str, program_bytes: int, archive
     replaced_bytes: int | None)
 zcrecord.embed.DetachReport(program: str, dest: str | None, program_bytes: int, archive_bytes: int, exact: bool)
 zcrecord.embed.EmbedReport(archive: str, lang: str, files: tuple[str, ...], tensors: int, nbytes: int, shared: int,
-    empty: int, left_out: int, renamed: tuple[tuple[str, str], ...], repacked: tuple[str, ...])
+    empty: int, left_out: int, renamed: tuple[tuple[str, str], ...], repacked: tuple[str, ...], unplaced: tuple[str,
+    ...])
 zcrecord.embed.attach(program: Any, archive: Any, dest: Any = None, *, verify: Verify = 'full', force: bool = False,
     durable: bool = True, progress: Progress | None = None) -> AttachReport
 zcrecord.embed.detach(program: Any, dest: Any = None, *, keep: bool = False, force: bool = False,
     durable: bool = True) -> DetachReport
 zcrecord.embed.generate(source: Any, directory: Any, *, lang: Language, blob: BlobForm | None = None,
     assembly: bool = False, select: Patterns | None = None, exclude: Patterns | None = None,
-    prefix: str | None = None, section: str | None = None, alignment: int | None = None, reader: bool = False,
-    force: bool = False) -> EmbedReport
+    prefix: str | None = None, name: str | None = None, section: str | None = None, alignment: int | None = None,
+    reader: bool = False, force: bool = False) -> EmbedReport
 zcrecord.embed.reader_source(lang: str) -> bytes
 zcrecord.formats.ConvertReport(source: str | None, dest: str | None, tensors: int, modules: int, renamed: int,
     payload_bytes: int, archive_bytes: int, input_bytes: int, shared_bytes: int, seconds: float,
@@ -188,6 +197,51 @@ zcrecord.formats.Format(name: str, suffixes: tuple[str, ...], reads: bool = True
 zcrecord.formats.convert(source: str | os.PathLike[str] | Binary, dest: str | os.PathLike[str] | Binary, *,
     source_format: str | None = None, dest_format: str | None = None, force: bool = False, alignment: int = 64,
     durable: bool = True, max_shard_size: int | None = None, progress: Progress | None = None) -> ConvertReport
+zcrecord.hollow.HollowRecord(shell: Shell, sink: Sink | None)
+HollowRecord.abort() -> None
+HollowRecord.attributes -> dict[str, Any]
+HollowRecord.fill_by(loader: Loader | str, source: Any = None, *, progress: Progress | None = None,
+    cancel: Any = None) -> None
+HollowRecord.info(name: str) -> TensorInfo
+HollowRecord.infos() -> Iterator[TensorInfo]
+HollowRecord.metadata -> dict[str, Any]
+HollowRecord.missing() -> list[str]
+HollowRecord.modules -> dict[str, ModuleInfo]
+HollowRecord.names -> tuple[str, ...]
+HollowRecord.nbytes -> int
+HollowRecord.nbytes_filled -> int
+HollowRecord.open(name: str) -> ConstantWriter
+HollowRecord.seal() -> Any
+HollowRecord.set(name: str, data: Any) -> None
+HollowRecord.state -> State
+HollowRecord.stream(source: Any) -> None
+zcrecord.hollow.hollow_of(source: Any, *, sink: Sink | None = None) -> HollowRecord
+zcrecord.loaders.LoadPlan(refs: tuple[PayloadRef, ...], targets: dict[str, Target], max_in_flight: int,
+    path: str | None = None, identity: tuple[int, ...] | None = None, advance: Callable[[int], None] = _nothing)
+LoadPlan.advance(_: int) -> None
+zcrecord.loaders.Loader
+Loader.abort() -> None
+Loader.begin(plan: LoadPlan) -> None
+Loader.can_load(device: str, dtype: DType) -> bool
+Loader.finish() -> None
+Loader.load(ref: PayloadRef, dst: Any | None = None) -> Any
+zcrecord.loaders.PayloadRef(name: str, path: str | None, buffer: memoryview | None, source: RangeSource | None,
+    offset: int, nbytes: int, dtype: DType, bits: int, shape: tuple[int, ...], strides: tuple[int, ...] | None,
+    payload: int, byte_offset: int = 0)
+PayloadRef.let_go(start: int, stop: int) -> None
+PayloadRef.read_into(target: memoryview, start: int = 0) -> None
+zcrecord.loaders.RangeSource
+RangeSource.readinto_at(offset: int, target: memoryview) -> None
+zcrecord.loaders.Target(ref: PayloadRef, view: PayloadRef | None)
+Target.ref
+Target.view
+zcrecord.loaders.load_into(record: Record | Archive, loader: Loader | str, names: Names | None = None, *,
+    dst: Mapping[str, Any] | None = None, slices: Slices | None = None, max_in_flight: int = 67108864,
+    raw: bool = False, progress: Progress | None = None, cancel: Cancel | None = None) -> dict[str, Any]
+zcrecord.loaders.loader_for(device: str) -> Loader
+zcrecord.loaders.plan_load(record: Record | Archive, names: Names | None = None, *, slices: Slices | None = None,
+    max_in_flight: int = 67108864, raw: bool = False) -> LoadPlan
+zcrecord.loaders.shard(rank: int, world: int) -> Callable[[int], slice]
 zcrecord.onnx.ConvertReport(source: str | None, dest: str | None, tensors: int, modules: int, renamed: int,
     payload_bytes: int, archive_bytes: int, input_bytes: int, shared_bytes: int, seconds: float,
     peak_rss: int | None, repeated_bytes: int = 0, left_out: int = 0, verified: bool = False, dry_run: bool = False)
@@ -208,6 +262,9 @@ zcrecord.onnx.convert(source: str | os.PathLike[str] | Binary, dest: str | os.Pa
     alignment: int = 64, force: bool = False, durable: bool = True, allow_links: bool = False,
     select: Patterns | None = None, exclude: Patterns | None = None, verify: bool = False, dry_run: bool = False,
     progress: Progress | None = None) -> ConvertReport
+zcrecord.onnx.fill_session(source: Any, *, loader: Loader | Mapping[str, Any] | str | None = None,
+    sess_options: Any = None, providers: Sequence[Any] | None = None,
+    provider_options: Sequence[Any] | None = None) -> Any
 zcrecord.onnx.scan(path: str | os.PathLike[str], *, allow_links: bool = False, mmap: bool = True) -> OnnxTensors
 zcrecord.onnx.session(source: Any, *, memory: Literal['shared', 'speed'] = 'shared', sess_options: Any = None,
     providers: Sequence[Any] | None = None, provider_options: Sequence[Any] | None = None) -> Any
@@ -216,6 +273,7 @@ zcrecord.onnx.to_onnx(source: str | os.PathLike[str] | Any, dest: str | os.PathL
     progress: Progress | None = None) -> ConvertReport
 zcrecord.onnx.verify_external(path: str | os.PathLike[str], *, full: bool = False, allow_links: bool = False,
     progress: Progress | None = None) -> ExternalReport
+zcrecord.remote.trim_cache(folder: Any = None, *, limit: int = 0) -> int
 zcrecord.transport.PackReport(source: str | None, dest: str | None, archive_bytes: int, packed_bytes: int,
     frames: int | None, seconds: float, peak_rss: int | None)
 PackReport.ratio -> float
@@ -269,7 +327,10 @@ def described() -> list[str]:
             thing = getattr(module, name)
             if inspect.isclass(thing) and issubclass(thing, Exception) and thing is not zcrecord.RecordError:
                 continue
-            lines.append(f"{prefix}.{name}{signature(thing) if callable(thing) else ''}")
+            shown = signature(thing) if callable(thing) and not getattr(thing, "_is_protocol", False) else ""
+            shown = re.sub(r"<function (\w+) at 0x[0-9a-f]+>", r"\1", shown)
+            shown = re.sub(r"ForwardRef\('([^']*)'\)", r"\1", shown)
+            lines.append(f"{prefix}.{name}{shown}")
             lines += members(thing) if inspect.isclass(thing) else []
     wrap = functools.partial(textwrap.wrap, width=116, subsequent_indent="    ", break_on_hyphens=False)
     parts = [part for line in lines for part in wrap(re.sub("(?<!,) ", "\0", line))]  # only after a comma

@@ -11,7 +11,9 @@
         ├── UnsupportedError(TypeError)  a legal value that the format or this build cannot hold
         ├── MismatchError(TypeError)     a record is not of the type it was to be loaded into
         ├── ProducerError(ValueError)    a lazily produced tensor is not what was declared
+        ├── FillError(ValueError)        a hollow record is filled twice, sealed too early, or was given up
         ├── NameCollisionError(ValueError)  two things of one record would have the same name
+        ├── LoadCancelledError           what was to be loaded to a device was given up, as was asked for
         ├── OnnxError(ValueError)        the input is not a valid ONNX model
         │   └── ExternalDataError        an external-data path breaks a rule
         ├── TensorNotFoundError(KeyError)
@@ -32,9 +34,11 @@ __all__ = [
     "DependencyError",
     "DestinationExistsError",
     "ExternalDataError",
+    "FillError",
     "FormatError",
     "IntegrityError",
     "LimitError",
+    "LoadCancelledError",
     "MismatchError",
     "NameCollisionError",
     "OnnxError",
@@ -133,8 +137,16 @@ class ProducerError(RecordError, ValueError):
     """A lazily produced tensor is not what was declared: other bytes, another type, or used up."""
 
 
+class FillError(RecordError, ValueError):
+    """A hollow record's constant is filled twice, something is missing, or it is sealed or was given up."""
+
+
 class NameCollisionError(RecordError, ValueError):
     """Two things of one record would get the same name."""
+
+
+class LoadCancelledError(RecordError):
+    """Loading to a device was given up because `cancel` said so; the loader has let go of everything."""
 
 
 class OnnxError(RecordError, ValueError):

@@ -273,10 +273,23 @@ class Record(Mapping[str, Any]):
 
         return handover.jax_arrays(self.archive, names=names)
 
+    def load_into(self, loader: Any, names: Names | None = None, **options: Any) -> dict[str, Any]:
+        """Return chosen tensors on a device, each payload transferred once; see `zcrecord.loaders.load_into`."""
+        from . import loaders  # here, as below, because few load anywhere but here
+
+        return loaders.load_into(self, loader, names, **options)
+
+    def hollow(self, *, sink: Any = None) -> Any:
+        """Return the record without its weights, a `HollowRecord` to be filled; see `zcrecord.hollow.hollow_of`."""
+        from . import hollow
+
+        return hollow.hollow_of(self, sink=sink)
+
     def prefetch(self, names: Names | None = None) -> None:
         """Have the system read ahead what is chosen (all, by default) into its page cache; does not wait for it.
 
-        Does nothing where the system takes no such advice, or the bytes are in memory anyway.
+        Of a remote archive what is chosen is fetched, in few merged requests, and waited for. Does nothing where the
+        system takes no such advice, or the bytes are in memory anyway.
 
         Raises:
             TensorNotFoundError: a name without wildcards is not there.

@@ -18,7 +18,21 @@ from tools.worker import ROOT
 
 __all__ = ["AREAS", "PAGES", "RESULTS", "main"]
 
-AREAS = ("small", "growth", "large", "cold", "sparse", "imports", "exchange", "convert", "session", "embedding")
+AREAS = (
+    "small",
+    "growth",
+    "large",
+    "cold",
+    "sparse",
+    "imports",
+    "exchange",
+    "convert",
+    "session",
+    "embedding",
+    "loading",
+    "sharing",
+    "remote",
+)
 RESULTS = ROOT / "tools" / "bench" / "results.json"
 PAGES = {ROOT / "README.md": HEADLINES, ROOT / "docs" / "measurements.md": None}  # which rows each shows
 
