@@ -721,3 +721,68 @@ def test_a_skeleton_filled_tensor_by_tensor_from_the_model_runs(tmp_path: Path) 
             for a, b, c in zip(got, want, plain, strict=True):
                 assert a.tobytes() == b.tobytes()
                 np.testing.assert_allclose(a, c, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("strides", [(0, 4), (4, 4)])
+@pytest.mark.parametrize("how", ["record", "set", "host", "file"])
+def test_view_as_large_as_its_payload_that_leaves_some_out_fills_nothing_else(
+    tmp_path: Path, strides: tuple[int, int], how: str
+) -> None:
+    y = np.arange(8, dtype=np.float32)
+    shape = (2, 4) if strides == (0, 4) else (4, 2)
+    view = np.lib.stride_tricks.as_strided(y, shape, strides)
+    zcrecord.save_record({"b": view, "y": y}, tmp_path / "m.zcr")
+    record = zcrecord.load_record(tmp_path / "m.zcr")
+    hollow = record.hollow()
+    if how == "record":
+        hollow.stream(record)
+    elif how == "host":
+        hollow.fill_by("host")
+    elif how == "file":
+        with open(tmp_path / "m.zcr", "rb") as file:
+            hollow.stream(file)
+    else:
+        hollow.set("b", record["b"])
+        assert hollow.missing() == ["y"]
+        hollow.set("y", y)
+    assert hollow.seal()["y"].tolist() == y.tolist()
+
+
+@pytest.mark.parametrize("how", ["host", "file"])
+def test_what_was_filled_stays_where_the_rest_of_its_payload_is_filled(tmp_path: Path, how: str) -> None:
+    x = np.arange(600, dtype=np.float32)
+    zcrecord.save_record({"z": x[:512:2], "y": x[1:512:2], "full": x}, tmp_path / "m.zcr")
+    record = zcrecord.load_record(tmp_path / "m.zcr", names=["z", "y"])
+    hollow = record.hollow()
+    hollow.set("z", np.full(256, 99, np.float32))
+    if how == "host":
+        hollow.fill_by("host", record)
+    else:
+        with open(tmp_path / "m.zcr", "rb") as file:
+            hollow.stream(file)
+    sealed = hollow.seal()
+    assert set(sealed["z"].tolist()) == {99.0}
+    assert sealed["y"].tolist() == x[1:512:2].tolist()
+
+
+def test_sealed_record_has_no_writer_any_more_and_nothing_missing(tmp_path: Path) -> None:
+    x = np.arange(10, dtype=np.float32)
+    zcrecord.save_record({"a": x[::2], "w": x}, tmp_path / "m.zcr")
+    hollow = zcrecord.load_record(tmp_path / "m.zcr").hollow()
+    writer = hollow.open("a")
+    with pytest.raises(zcrecord.FillError, match="tensor 'w': is being filled by somebody else"):
+        hollow.set("w", x)
+    writer.abort()
+    hollow.set("w", x)
+    assert hollow.seal()["a"].tolist() == x[::2].tolist()
+    assert hollow.missing() == []
+    assert hollow.state == "sealed"
+
+
+def test_path_or_no_function_in_the_wrong_place_is_told(tmp_path: Path) -> None:
+    zcrecord.save_record({"w": np.ones(3)}, tmp_path / "m.zcr")
+    hollow = zcrecord.load_record(tmp_path / "m.zcr").hollow()
+    with pytest.raises(zcrecord.UnsupportedError, match="a path is no source"):
+        hollow.stream(tmp_path / "m.zcr")
+    with pytest.raises(zcrecord.UnsupportedError, match="sink= is a function"):
+        zcrecord.load_record(tmp_path / "m.zcr").hollow(sink="x")

@@ -436,3 +436,25 @@ def test_options_of_ones_own_are_used() -> None:
     made = fill_session(archive(MODELS["matmul"]), sess_options=options, providers=["CPUExecutionProvider"])
     assert made.get_session_options().intra_op_num_threads == 1
     assert made.get_providers() == ["CPUExecutionProvider"]
+
+
+def test_options_of_one_session_are_refused_for_another_and_keep_its_weights() -> None:
+    """ONNX Runtime has the weights' addresses in the options, which it uses for whatever is made with them."""
+    data = archive(MODELS["transposed, square"])
+    options = ort.SessionOptions()
+    with pytest.raises(Exception, match="NoSuchProvider"):
+        fill_session(data, loader="host", sess_options=options, providers=["NoSuchProvider"])
+    with pytest.raises(UnsupportedError, match="have weights of another session; make new ones"):
+        fill_session(data, loader="host", sess_options=options)
+    x = {"x": floats(1, 64)}
+    assert np.array_equal(
+        session(data, sess_options=options).run(None, x)[0], session(data).run(None, x)[0]
+    )  # from freed memory before
+
+
+def test_weights_of_another_byte_order_are_taken_for_what_they_are() -> None:
+    data = archive(MODELS["matmul"])
+    record = zcrecord.load_record(data)
+    swapped = {name: np.array(record[name]).astype(">f4") for name in record}
+    x = {"x": floats(1, 64)}
+    assert np.allclose(fill_session(data, loader=swapped).run(None, x)[0], session(data).run(None, x)[0], atol=1e-4)

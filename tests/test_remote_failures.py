@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -347,3 +348,64 @@ def test_a_missing_package_is_told_with_what_installs_it(
     monkeypatch.setitem(sys.modules, missing, None)
     with pytest.raises(DependencyError, match=rf'pip install "zcrecord\[{extra}\]"'):
         zcrecord.load_record("s3://bucket/m.zcr")
+
+
+def test_view_stays_what_it_is_while_others_fetch_around_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What lies between two payloads comes along with them, and must not replace one that was checked meanwhile."""
+    import fsspec
+
+    fs, names = fsspec.filesystem("memory"), ["pad", "A", "Y", "C"]
+
+    def put(value: float) -> None:
+        fs.pipe("/y.zcr", saved({n: np.full(10_000, value + i, np.float32) for i, n in enumerate(names)}))
+
+    put(1.0)
+    record = zcrecord.load_record("memory://y.zcr", cache=False)
+    fetch, arrived, go_on = type(fs).cat_file, threading.Event(), threading.Event()
+
+    def slow(self: Any, path: str, start: Any = None, end: Any = None, **options: Any) -> bytes:
+        if end - start > 60_000:  # A, C and what lies between; Y alone is answered at once
+            arrived.set()
+            go_on.wait(10)
+        found: bytes = fetch(self, path, start=start, end=end, **options)
+        return found
+
+    monkeypatch.setattr(type(fs), "cat_file", slow)
+    seen: list[Any] = []
+
+    def look(name: str) -> None:
+        try:
+            if name == "A":
+                record.prefetch(["A", "C"])
+            seen.append(float(record[name][0]))
+        except RecordError as error:
+            seen.append(type(error).__name__)
+
+    first, second = (threading.Thread(target=look, args=(name,)) for name in ("A", "Y"))
+    first.start()
+    assert arrived.wait(10)
+    second.start()
+    second.join(0.2)
+    put(50.0)  # replaced while the first request is under way
+    go_on.set()
+    first.join(10)
+    second.join(10)
+    assert len(seen) == 2
+    assert {*seen} <= {"SourceError", "IntegrityError"}  # never 3.0, and 52.0 in the same view later
+    fs.rm("/y.zcr")
+
+
+@pytest.mark.parametrize("target", ["http://{own}/m.zcr?X-Signature=SECRET", "ftp://x/y?sig=SECRET"])
+def test_errors_name_no_query_of_a_url_that_leads_astray(server: Server, target: str) -> None:
+    where = target.replace("{own}", server.url.removeprefix("http://"))
+
+    def astray(handler: Any, _: int) -> bool:
+        handler.say(302, b"", Location=where)
+        return True
+
+    server.misbehave = astray
+    with pytest.raises(SourceError) as caught:
+        load(server)
+    chain = f"{caught.value} {caught.value.__cause__}"
+    assert "SECRET" not in chain
+    assert "redirects" in chain or "no http URL" in chain

@@ -7,7 +7,8 @@ Here is what fills them, and what becomes of it. Which are filled is `ledger`'s,
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+import os
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Set
 from functools import partial
 from typing import Any
 
@@ -37,7 +38,7 @@ def hollow_of(source: Any, *, sink: Sink | None = None) -> HollowRecord:
 
     Constants are filled by `set`, `open`, `stream` and `fill_by`, each once, in any order, from any number of threads;
     then `seal` gives the record. What takes memory is what was filled so far, and besides the one tensor or chunk that
-    is handed over.
+    is handed over; of a strided one that goes to a sink the payload and its elements in C order.
 
     Args:
         source: a Record, or what `load_record` takes: of a URL only the index is fetched.
@@ -58,6 +59,8 @@ def hollow_of(source: Any, *, sink: Sink | None = None) -> HollowRecord:
         >>> hollow.missing()
         ['b']
     """
+    if sink is not None and not callable(sink):
+        raise UnsupportedError(f"sink= is a function of a name and a TensorInfo, not a {type(sink).__name__}")
     if isinstance(source, Record):
         return HollowRecord(Shell.of(source.archive), sink)
     with load_record(source) as record:
@@ -161,9 +164,12 @@ class HollowRecord:
 
     def open(self, name: str) -> ConstantWriter:
         """Begin to fill one constant chunk by chunk; see `constants.ConstantWriter`. Raises what `set` raises."""
+        return self._open(name)
+
+    def _open(self, name: str, beside: Collection[Constant] = ()) -> ConstantWriter:
         ledger = self._ledger
         constant = ledger.find(name)
-        ledger.begin(constant, name)
+        ledger.begin(constant, name, beside)
         try:
             filler = Filler(constant, self._destination(constant))
         except BaseException:
@@ -199,6 +205,8 @@ class HollowRecord:
         Raises:
             What `set` raises. IntegrityError: the file is not that archive. SourceError: it ends early.
         """
+        if isinstance(source, str | os.PathLike):
+            raise UnsupportedError("a path is no source; stream(open(path, 'rb')), or fill_by('read', path)")
         if isinstance(source, Record | Mapping):
             for name in self.missing():
                 if name in source and not self._ledger.is_tied(name):
@@ -227,8 +235,10 @@ class HollowRecord:
         left = {number: constants for number, constants in left.items() if constants}
         for numbers, chunks in self._shell.read(file, left):
             with contextlib.ExitStack() as stack:
-                writers = [stack.enter_context(self.open(c.name)) for number in numbers for c in left[number]]
-                if self._sink is None:
+                together = [c for number in numbers for c in left[number]]
+                writers = [stack.enter_context(self._open(c.name, together)) for c in together]
+                untouched = all(len(left[number]) == len(ledger.by_payload[number]) for number in numbers)
+                if self._sink is None and untouched:
                     _put([self._payload(number) for number in numbers], chunks)
                 else:
                     _fan_out(writers, chunks, self._shell.nbytes(numbers[0]))
@@ -247,7 +257,7 @@ class HollowRecord:
             progress, cancel: as in `load_into`.
 
         Raises:
-            FillError: another archive, or none is known. What `load_into` raises; nothing that it was to fill counts.
+            FillError: another archive, or none is known. What `load_into` raises; what came before counts.
         """
         archive = self._archive(source)
         names = [c.name for c in dict.fromkeys(self._ledger.names[n] for n in self.missing())]
@@ -307,8 +317,11 @@ class HollowRecord:
         """Return the memory of each tensor's bytes, as they lie in the payload."""
         rooms = {}
         for name, (ref, _) in plan_load(archive, raw=True).targets.items():
-            number = self._ledger.names[name].info.payload
-            if number is not None:
+            constant = self._ledger.names[name]
+            number = constant.info.payload
+            # What strides pick is read with what lies between, which may be filled already.
+            apart = constant.info.strides is not None and len(self._ledger.by_payload.get(number or 0, ())) > 1
+            if number is not None and not apart:
                 start = ref.offset - archive.offset - self._shell.offset(number)
                 rooms[name] = np.frombuffer(self._payload(number)[start : start + ref.nbytes], np.uint8)
         return rooms

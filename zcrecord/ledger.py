@@ -6,6 +6,7 @@ What a constant is, is `constants`'s; where its bytes go is left to `hollow`.
 from __future__ import annotations
 
 import threading
+from collections.abc import Collection, Sequence
 from typing import Any, Literal
 
 from . import describe
@@ -51,6 +52,7 @@ class Ledger:
         constants: dict[str, Constant] = {}
         for told, names, offset in groups.values():
             whole = told.payload is not None and told.nbytes == int(archive.index.payloads["nbytes"][told.payload])
+            whole = whole and _reaches_each_once(told.shape, told.strides)
             constant = Constant(told, tuple(names), offset, whole)
             constants |= dict.fromkeys(names, constant)
             if told.payload is not None:
@@ -83,7 +85,7 @@ class Ledger:
         return [name for name, constant in self.names.items() if not self._is_filled(constant)]
 
     def _is_filled(self, constant: Constant) -> bool:
-        return constant in self._results or not constant.nbytes
+        return constant in self._results or not constant.nbytes or self._ended == "sealed"
 
     def is_filled(self, constant: Constant) -> bool:
         """Return whether nothing more is due."""
@@ -101,8 +103,8 @@ class Ledger:
         with self._lock:
             return sum(c.nbytes for c in {*self.names.values()} if not filled or self._is_filled(c))
 
-    def begin(self, constant: Constant, name: str) -> None:
-        """Take a constant, which nobody else can then.
+    def begin(self, constant: Constant, name: str, beside: Collection[Constant] = ()) -> None:
+        """Take a constant, which nobody else can then; nor, meanwhile, what shares its bytes, but for `beside`.
 
         Raises:
             FillError: it is filled, somebody is at it, or all is over.
@@ -112,7 +114,9 @@ class Ledger:
             if constant in self._results:
                 also = "" if name in self._told else ", with a tensor whose bytes it shares"
                 raise FillError(f"is filled already{also}; each constant is filled once", path=self._path, tensor=name)
-            if constant in self._begun:
+            others = self.by_payload.get(constant.info.payload, []) if constant.info.payload is not None else []
+            sharing = [c for c in others if self._whole and (c.whole or constant.whole) and c not in beside]
+            if not self._begun.isdisjoint((constant, *sharing)):
                 raise FillError("is being filled by somebody else", path=self._path, tensor=name)
             self._begun.add(constant)
 
@@ -157,6 +161,9 @@ class Ledger:
                 more = f" and {len(missing) - _SHOWN} more" if len(missing) > _SHOWN else ""
                 what = f"{len(missing)} of {len(self.names)} tensors are missing: {shown}{more}"
                 raise FillError(f"{what}; fill them first", path=self._path)
+            if self._begun:
+                name = min(c.name for c in self._begun)
+                raise FillError("is being filled still; close its writer", path=self._path, tensor=name)
             self._ended = "sealed"
             results, self._results = self._results, {}
         return {name: results.get(constant) for name, constant in self.names.items()}
@@ -168,3 +175,15 @@ class Ledger:
                 return False
             self._ended, self._results = "aborted", {}
             return True
+
+
+def _reaches_each_once(shape: Sequence[int], strides: Sequence[int] | None) -> bool:
+    """Return whether strides, in elements, are those of C order but for the order and direction of axes."""
+    if strides is None:
+        return True
+    step = 1
+    for stride, dim in sorted((abs(s), n) for s, n in zip(strides, shape, strict=True) if n > 1):
+        if stride != step:
+            return False
+        step *= dim
+    return True

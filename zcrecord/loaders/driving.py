@@ -94,7 +94,12 @@ def load_into(
         >>> load_into(zcrecord.load_record("model.zcr"), "host", slices={"w": slice(1, 4)})["w"].shape
         (3, 2)
     """
-    chosen = loader_for(loader) if isinstance(loader, str) else loader
+    named = isinstance(loader, str) or type(loader).__module__ == "torch"  # a torch.device
+    chosen: Any = loader_for(str(loader)) if named else loader
+    if isinstance(chosen, type) or not hasattr(chosen, "can_load"):
+        raise UnsupportedError("loader= takes a loader, or the name of a device; see zcrecord.loaders.Loader")
+    if cancel is not None and not hasattr(cancel, "is_set") and not callable(cancel):
+        raise UnsupportedError(f"cancel= takes an Event or a function, not a {type(cancel).__name__}")
     plan = plan_load(record, names, slices=slices, max_in_flight=max_in_flight, raw=raw)
     path = record.path
     _check_loader(chosen, plan, path)
@@ -128,6 +133,8 @@ def _load(loader: Loader, plan: LoadPlan, rooms: Mapping[int, Any], watch: _Watc
         if view is not None and id(view) not in views:
             views[id(view)] = loader.view(loaded[id(ref)], view)  # type: ignore[attr-defined]  # _check_loader
     loader.finish()
+    for remote in {id(ref.source): ref.source for ref in plan.refs if ref.source is not None}.values():
+        getattr(remote, "check_same", bool)()  # or bytes of two versions could have come
     return {name: loaded[id(ref)] if view is None else views[id(view)] for name, (ref, view) in plan.targets.items()}
 
 
@@ -173,7 +180,8 @@ class _Watch:
         self._arrived = self._begun = self._told = 0
         self._telling = False  # the loader says what has arrived
         self._lock = threading.Lock()
-        self._cancelled = cancel.is_set if isinstance(cancel, threading.Event) else cancel
+        asked: Any = cancel
+        self._cancelled: Callable[[], bool] | None = getattr(asked, "is_set", asked)
 
     def check(self) -> None:
         """Raise LoadCancelledError where the user gave up."""

@@ -38,6 +38,7 @@ copy; `ort_optimizer_api_impl.cc` (GetConstant, TransposeInitializer) for what i
 from __future__ import annotations
 
 import io
+import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -45,7 +46,7 @@ import numpy as np
 
 from zcrecord import foreign
 from zcrecord.dtypes import DType
-from zcrecord.errors import MismatchError, TensorNotFoundError
+from zcrecord.errors import MismatchError, TensorNotFoundError, UnsupportedError
 from zcrecord.loaders import Loader, load_into
 from zcrecord.loading import load_record
 from zcrecord.record import Record
@@ -58,6 +59,7 @@ from .wire import LEN, OPEN_END, VARINT, Skeleton, Window, encode_field, encode_
 __all__ = ["fill_session"]
 
 _IR_VERSION, _GRAPH, _INPUT, _NAME = 1, 7, 11, 1  # fields of ModelProto, GraphProto and ValueInfoProto
+_HELD: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()  # SessionOptions -> its weights' memory
 _OVERRIDABLE = 4  # the IR version from which on an initializer among the inputs is a default
 
 
@@ -104,13 +106,14 @@ def fill_session(
     names = [everything[w.number] for w in weights]
     loaded = _loaded(record, loader, names)
     options = _options(ort) if sess_options is None else sess_options
-    held = []
-    for weight, name in zip(weights, names, strict=True):
-        value = _ort_value(ort, loaded[name], weight, name)
+    if options in _HELD:
+        raise UnsupportedError("these sess_options have weights of another session; make new ones for each")
+    held = [(_ort_value(ort, loaded[name], w, name), loaded[name]) for w, name in zip(weights, names, strict=True)]
+    _HELD[options] = held  # of both, ONNX Runtime has their addresses alone, which options hand on to any session
+    for weight, (value, _) in zip(weights, held, strict=True):
         options.add_initializer(weight.name, value)
-        held.append((value, loaded[name]))
     made = make_session(record, options, providers, provider_options, more=_as_inputs(record, weights))
-    made._zcrecord_weights = held  # ONNX Runtime has their addresses alone
+    made._zcrecord_weights = held
     return made
 
 
@@ -160,6 +163,7 @@ def _ort_value(ort: Any, made: Any, weight: Initializer, name: str) -> Any:
     else:
         made = made.numpy() if isinstance(made, ort.OrtValue) else made
         array = np.ascontiguousarray(foreign.as_array(made)).reshape(tuple(made.shape))
+        array = array.astype(array.dtype.newbyteorder("="), copy=False)  # of what has another byte order
         own = array.dtype.isbuiltin == 2  # of ml_dtypes
         if own and (code := weight.dtype.onnx) is not None and array.dtype == weight.dtype.numpy:
             array = array.view(f"u{array.itemsize}")

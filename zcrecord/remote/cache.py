@@ -14,9 +14,10 @@ import contextlib
 import hashlib
 import json
 import os
+import posixpath
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 import xxhash
 
@@ -101,7 +102,8 @@ class Cache:
                     done += got
                 if done < len(target) or file.read(1):
                     return False
-            os.utime(path)  # for `trim_cache`
+            with contextlib.suppress(OSError):  # somebody else's, which may be read alone
+                os.utime(path)  # for `trim_cache`
         except OSError:
             return False
         return xxhash.xxh3_64_intdigest(target) == digest
@@ -112,7 +114,7 @@ class Cache:
 
     def has_index(self) -> bool:
         """Return whether there is an index for this URL, maybe of another version."""
-        return self._index.exists()
+        return os.path.exists(self._index)  # which raises nothing where it may not look
 
     def index(self, size: int, tag: str) -> list[tuple[int, bytes]] | None:
         """Return the pieces that `put_index` was given for this version of the file; None if there are none."""
@@ -161,7 +163,7 @@ class Cache:
 def _publisher(url: str) -> str:
     """Return what archives of one publisher have in common: host, or bucket, and the first folder in it."""
     parts = urlsplit(url.rpartition("::")[2])
-    folders = parts.path.lstrip("/").split("/")[:-1]
+    folders = posixpath.normpath(unquote(parts.path) or "/").lstrip("/").split("/")[:-1]  # "../" is no way around it
     return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}/{folders[0] if folders else ''}"
 
 

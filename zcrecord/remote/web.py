@@ -122,11 +122,11 @@ class Web(Place):
                     return whole
                 raise _AgainError(f"only {part.done} of {len(part.target)} bytes came")
             except (aiohttp.ClientSSLError, aiohttp.InvalidURL, aiohttp.TooManyRedirects) as error:
-                raise SourceError(f"cannot be read: {_said(error)}", path=self.shown) from error
+                raise SourceError(f"cannot be read: {_said(error)}", path=self.shown) from None  # it may name the query
             except (_AgainError, aiohttp.ClientError, TimeoutError, ConnectionError) as error:
                 tried = 1 if part.done - before >= NEAR else tried + 1  # a server may send less at a time
                 if tried == TRIES:
-                    raise self.failed(_said(error)) from error
+                    raise self.failed(_said(error)) from None
                 await asyncio.sleep(wait(tried, getattr(error, "seconds", 0.0)))
 
     async def _ask(self, part: _Part, *, first: bool) -> bytes | None:
@@ -211,4 +211,11 @@ def _empty(headers: Mapping[str, str]) -> int:
 def _said(error: BaseException) -> str:
     if isinstance(error, TimeoutError):
         return "no answer in time"
-    return str(error) or type(error).__name__
+    kind = type(error).__name__
+    if kind == "TooManyRedirects":
+        return "too many redirects"
+    if isinstance(error, ValueError) or "Redirect" in kind or "Url" in kind:  # their texts have the URL, query and all
+        return "it leads to what is no http URL"
+    if getattr(error, "status", 0):
+        return f"HTTP status {getattr(error, 'status', 0)}"
+    return str(error) or kind

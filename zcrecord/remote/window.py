@@ -39,7 +39,15 @@ class Window:
         self._place, self._octets, self._held, self._cache = place, octets, held, cache
         self._ready: set[int] = set()  # offsets of payloads that are there and were checked
         self._flying: dict[int, threading.Event] = {}  # of those that some thread is fetching
-        self._lock, self._pid = threading.Lock(), os.getpid()
+        self._pid = os.getpid()
+        self._begin()
+
+    def _begin(self) -> None:
+        """Start with no thread at work: at first, and in a forked process, where no other thread goes on."""
+        self._lock = threading.Lock()
+        self._written = threading.Condition(self._lock)
+        self._writing: list[tuple[int, int]] = []  # ranges that some thread fills: nobody else does, or looks at them
+        self._flying.clear()
 
     def fetch(self, ranges: Iterable[tuple[int, int]]) -> None:
         """Have ranges of the file there; of payloads `bring` checks them, too.
@@ -76,7 +84,8 @@ class Window:
     def readinto_at(self, offset: int, target: memoryview) -> None:
         """Fill `target` with the file's bytes from `offset` on, without keeping them; for loaders to other memory.
 
-        What is there already is copied. Nothing is checked: a loader that reads whole payloads may do that itself.
+        What is there already is copied. No digest is checked, and the cache is not asked; `check_same` afterwards tells
+        whether the file was replaced.
 
         Raises:
             SourceError: they cannot be had.
@@ -91,10 +100,15 @@ class Window:
         if missing:
             self._place.fill([(start, target[start - offset : stop - offset]) for start, stop in cut(missing)])
 
+    def check_same(self) -> None:
+        """Raise SourceError if the file was replaced since it was opened, as far as its server can tell."""
+        self._place.check_same()
+
     def _claim(self, wanted: dict[int, Row]) -> tuple[list[Row], list[threading.Event]]:
         """Return the payloads that this thread is to fetch, and what tells when others have theirs."""
-        if self._pid != os.getpid():  # in a forked process no other thread goes on
-            self._lock, self._flying, self._pid = threading.Lock(), {}, os.getpid()
+        if self._pid != os.getpid():
+            self._pid = os.getpid()
+            self._begin()
         with self._lock:
             lacking = [row for start, row in wanted.items() if start not in self._ready]
             others = [self._flying[row.start] for row in lacking if row.start in self._flying]
@@ -129,12 +143,18 @@ class Window:
                     cache.put(row.digest, self._bytes(row))
 
     def _from_cache(self, cache: Cache, row: Row) -> bool:
-        if row.digest is None or not self._held.missing(row.start, row.start + row.nbytes):
-            return False
-        if not cache.get(row.digest, self._bytes(row)):
-            return False
-        self._note([(row.start, row.start + row.nbytes)])
-        return True
+        whole = row.start, row.start + row.nbytes
+        with self._lock:
+            if row.digest is None or not self._held.missing(*whole) or self._unclaimed([whole]) != [whole]:
+                return False
+            self._writing.append(whole)
+        try:
+            if not cache.get(row.digest, self._bytes(row)):
+                return False
+            self._note([whole])
+            return True
+        finally:
+            self._end([whole])
 
     def _bytes(self, row: Row) -> memoryview:
         return self._octets[row.start : row.start + row.nbytes]
@@ -143,12 +163,39 @@ class Window:
         return row.digest is None or _xxh3(self._bytes(row)) == row.digest
 
     def _get(self, ranges: Iterable[tuple[int, int]]) -> None:
+        wanted = list(ranges)
+        while True:
+            with self._lock:
+                missing = self._missing(wanted)
+                if not missing:
+                    return
+                free = self._unclaimed(missing)
+                if not free:  # others are at the rest
+                    self._written.wait()
+                    continue
+                # What lies between two of them is fetched along, unless it is there: views of it may be in use.
+                together = self._unclaimed(self._missing(merged(free)))
+                self._writing += together
+            try:
+                self._fill(together)
+            finally:
+                self._end(together)
+
+    def _missing(self, ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+        return [part for start, end in ranges for part in self._held.missing(start, end)]
+
+    def _unclaimed(self, ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+        """Return what of some ranges no thread is filling."""
+        taken = Held()
+        for start, end in self._writing:
+            taken.add(start, end)
+        return [part for start, end in ranges for part in taken.missing(start, end)]
+
+    def _end(self, ranges: list[tuple[int, int]]) -> None:
         with self._lock:
-            missing = [part for start, end in ranges for part in self._held.missing(start, end)]
-        # Whatever lies between two of them is fetched along, unless it is there: views of it may be in use.
-        with self._lock:
-            together = [part for start, end in merged(missing) for part in self._held.missing(start, end)]
-        self._fill(together)
+            for part in ranges:
+                self._writing.remove(part)
+            self._written.notify_all()
 
     def _get_again(self, rows: list[Row]) -> None:
         self._fill([(row.start, row.start + row.nbytes) for row in rows])
