@@ -320,7 +320,8 @@ def test_program_that_would_break_is_refused_unless_forced(kind: str, archive: P
     make, message = BREAK[kind]
     data = make(tmp_path)
     program = put(tmp_path / "app", data)
-    with pytest.raises(UnsupportedError, match=f"app: nothing can be attached to this program: {message}.*force=True$"):
+    refused = rf"app: nothing can be attached to this program: {message}.*force=True \(--force\)$"
+    with pytest.raises(UnsupportedError, match=refused):
         attach(program, archive)
     assert program.read_bytes() == data
     attach(program, archive, force=True)

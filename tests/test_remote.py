@@ -255,6 +255,7 @@ def test_close_releases_the_memory_once_views_are_gone(url: str) -> None:
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="platform: has fork")
+@pytest.mark.filterwarnings("ignore")  # jax, where other tests have imported it, warns of every fork
 def test_a_forked_process_fetches_by_itself(url: str) -> None:
     rec = zcrecord.load_record(url)
     assert rec["layers.3.w"].any()

@@ -26,7 +26,7 @@ from .loaders.planning import MAX_IN_FLIGHT
 from .loading import load_record
 from .reader import Archive
 from .record import Record
-from .shell import Shell
+from .shell import Shell, put
 
 __all__ = ["HollowRecord", "hollow_of"]
 
@@ -239,7 +239,7 @@ class HollowRecord:
                 writers = [stack.enter_context(self._open(c.name, together)) for c in together]
                 untouched = all(len(left[number]) == len(ledger.by_payload[number]) for number in numbers)
                 if self._sink is None and untouched:
-                    _put([self._payload(number) for number in numbers], chunks)
+                    put([self._payload(number) for number in numbers], chunks)
                 else:
                     _fan_out(writers, chunks, self._shell.nbytes(numbers[0]))
                 for writer in writers:
@@ -377,15 +377,6 @@ def _lies_in(loaded: Any, room: Any) -> bool:
     """Return whether a loader has put a tensor where it was told to."""
     array = getattr(loaded, "packed", loaded)
     return isinstance(array, np.ndarray) and np.may_share_memory(array, room)
-
-
-def _put(payloads: list[memoryview], chunks: Iterable[memoryview]) -> None:
-    """Put the bytes of whole payloads where they lie, whatever tensors they are."""
-    done = 0
-    for chunk in chunks:
-        for octets in payloads:
-            octets[done : done + len(chunk)] = chunk
-        done += len(chunk)
 
 
 def _fan_out(writers: list[ConstantWriter], chunks: Iterable[memoryview], nbytes: int) -> None:

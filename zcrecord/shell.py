@@ -6,7 +6,7 @@ wanted is left to `hollow`.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,7 @@ from .layout import ALIGNMENT, HEADER_SIZE, NONE, plan_payloads
 from .reader import Archive
 from .source import Memory, aligned
 
-__all__ = ["Shell"]
+__all__ = ["Shell", "put"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -180,3 +180,12 @@ class _Forward:
         data = self._file.read(len(target))
         target[: len(data)] = data
         return len(data)
+
+
+def put(payloads: list[memoryview], chunks: Iterable[memoryview]) -> None:
+    """Put the bytes of whole payloads where they lie, whatever tensors they are."""
+    done = 0
+    for chunk in chunks:
+        for octets in payloads:
+            octets[done : done + len(chunk)] = chunk
+        done += len(chunk)
