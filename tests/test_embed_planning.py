@@ -304,3 +304,23 @@ def test_folder_that_cannot_be_made_is_one_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(zcrecord.SourceError, match="cannot make this folder"):
         write({"a.h": text()}, tmp_path / "file" / "below")
+
+
+FULL = """
+import resource, signal, sys
+from zcrecord import SourceError
+from zcrecord.embed.writing import write
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
+try:
+    write({"large.c": [bytes(300)] * 9, "small.h": [b"x"]}, sys.argv[1])
+except SourceError as error:
+    print(error)
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="platform: has limits of a file's size")
+def test_full_disk_leaves_none_of_the_files(tmp_path: Path) -> None:
+    """What is small is gathered, and fails only when it is handed on: before another file takes its place."""
+    assert "large.c: cannot write" in r.run_python(FULL, tmp_path).stdout
+    assert list(tmp_path.iterdir()) == []

@@ -35,6 +35,9 @@ class Sink(Protocol):
     def write(self, data: Any) -> None:
         """Append all of a bytes-like."""
 
+    def flush(self) -> None:
+        """Hand on what `write` gathered, so that its failing is told now."""
+
     def reserve(self, nbytes: int) -> None:
         """Say how many bytes will be written in all."""
 
@@ -157,6 +160,9 @@ class _ObjectSink:
             self.can_rewind = bool(file.seekable() and file.readable() and hasattr(file, "truncate") and not appends)
         self._base = file.tell() if self.can_rewind else 0
 
+    def flush(self) -> None:
+        """Nothing was gathered."""
+
     def reserve(self, nbytes: int) -> None:
         """Nothing to prepare."""
 
@@ -225,6 +231,9 @@ class Nowhere:
     def write(self, data: Any) -> None:
         """Count it."""
         self.position += memoryview(data).nbytes
+
+    def flush(self) -> None:
+        """Nothing was gathered."""
 
     def read_back(self, offset: int, size: int) -> bytes:
         """Return what equals any bytes."""

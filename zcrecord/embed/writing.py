@@ -45,6 +45,7 @@ def write(files: Mapping[str, Iterable[bytes]], directory: Any, *, force: bool =
             sink = stack.enter_context(open_sink(path, durable=False))
             for piece in pieces:
                 sink.write(piece)
+            sink.flush()  # here, where its failing keeps the others from appearing
     return list(paths)
 
 
