@@ -123,7 +123,7 @@ def _embed(args: argparse.Namespace) -> int:
     if wrong := out_of_place(args.lang, options):
         args.refuse(f"--{wrong}")
     chosen = {name: getattr(args, name) for name in ("select", "exclude", "name", "force")}
-    with _located(args.source), _ending_on_signals(), _broken_off("zcrecord"):
+    with _writing("zcrecord", args.source):
         report = embed.generate(args.source, args.output, lang=args.lang, **options, **chosen)
     if not args.quiet:
         commands.embedded(report, Printer(sys.stdout), as_json=args.json)
@@ -136,13 +136,8 @@ def _attach(args: argparse.Namespace) -> int:
 
     errors = Printer(None if args.quiet else sys.stderr)
     options = {"force": args.force, "durable": not args.no_sync}
-    with (
-        _located(args.program),
-        _ending_on_signals(),
-        _broken_off("zcrecord"),
-        showing_progress("attaching", errors) as p,
-    ):
-        report = embed.attach(args.program, args.archive, args.output, progress=p, **options)
+    with _writing("zcrecord", args.program), showing_progress("attaching", errors) as progress:
+        report = embed.attach(args.program, args.archive, args.output, progress=progress, **options)
     if not args.quiet:
         commands.attached(report, Printer(sys.stdout), as_json=args.json)
     return 0
@@ -155,7 +150,7 @@ def _detach(args: argparse.Namespace) -> int:
     if args.keep and args.output is None:
         args.refuse("--keep leaves PROGRAM as it is; name a file for the archive by --output")
     options = {"keep": args.keep, "force": args.force, "durable": not args.no_sync}
-    with _located(args.program), _ending_on_signals(), _broken_off("zcrecord"):
+    with _writing("zcrecord", args.program):
         report = embed.detach(args.program, args.output, **options)
     if not args.quiet:
         commands.detached(report, Printer(sys.stdout), as_json=args.json)
@@ -189,7 +184,7 @@ def _run(prog: str, args: argparse.Namespace, convert: Callable[..., Any], **opt
     alone = args.json and args.dest == "-"  # nothing but the report is then on standard error
     errors = Printer(None if args.quiet or alone else sys.stderr)
     name = "standard input" if args.source == "-" else args.source
-    with _located(name), _ending_on_signals(), _broken_off(prog), showing_progress(prog, errors) as progress:
+    with _writing(prog, name), showing_progress(prog, errors) as progress:
         report = convert(
             source,
             sink,
@@ -201,6 +196,13 @@ def _run(prog: str, args: argparse.Namespace, convert: Callable[..., Any], **opt
     if not args.quiet:
         commands.converted(report, Printer(report_on), as_json=args.json)
     return 0
+
+
+@contextlib.contextmanager
+def _writing(prog: str, name: str) -> Iterator[None]:
+    """Do what writes files: errors name the input, and however it is broken off, no scratch file is left."""
+    with _located(name), _ending_on_signals(), _broken_off(prog):
+        yield
 
 
 @contextlib.contextmanager

@@ -41,7 +41,7 @@ NONE = 0xFFFFFFFF
 SPAN_ALLOWANCE = 256  # bytes an entry may repeat of the text pool, on average
 WORDS_ALLOWANCE = 32  # items an attribute list may repeat of the word pool, on average
 
-PROGRAMS = {b"\x7fELF": "an ELF", b"MZ": "a Windows", b"\xcf\xfa\xed\xfe": "a Mach-O", b"\xca\xfe\xba\xbe": "a Mach-O"}
+_PROGRAMS = {b"\x7fELF": "an ELF", b"MZ": "a Windows", b"\xcf\xfa\xed\xfe": "a Mach-O", b"\xca\xfe\xba\xbe": "a Mach-O"}
 ATTACHED_MAGIC = b"\x89ZCA\r\n\x1a\n"
 ATTACHED_SIZE = 32  # of the note before an attached archive
 ATTACHED_ALIGNMENT = MAX_ALIGNMENT  # no system's pages, or what Windows maps by, are larger: it can be mapped by itself
@@ -178,7 +178,7 @@ def _foreign(data: bytes, what: str) -> str:
 def _program(data: bytes) -> str | None:
     if 0 not in data:  # as it is in no text, which may well start with MZ
         return None
-    return next((kind for magic, kind in PROGRAMS.items() if data.startswith(magic)), None)
+    return next((kind for magic, kind in _PROGRAMS.items() if data.startswith(magic)), None)
 
 
 def too_short(size: int, start: bytes) -> RecordError:

@@ -70,9 +70,9 @@ def select_packed(memory: Memory, names: Names | None, rename: Rename | None, *,
         part.check_contents()
     if mode == "c":
         part = part.private()
-        return Record(part, origin=(Record(_ancestor(part)), "select", (names, rename)))
+        return Record(part, origin=(Record(part.root), "select", (names, rename)))
     source = memory.octets if memory.path is None else os.path.abspath(memory.path)
-    again = PackedSource(source, _ancestor(part).header.encode())
+    again = PackedSource(source, part.root.header.encode())
     return Record(part, origin=(again, "select", (names, rename)))
 
 
@@ -108,15 +108,9 @@ class PackedSource(NamedTuple):
         source = self.source
         memory = map_file(source, least=0) if isinstance(source, str) else Memory(buffer_of(source))
         part = select_packed(memory, names, rename, verify="index", mode="r")
-        if _ancestor(part.archive).header.encode() != self.seal:
+        if part.archive.root.header.encode() != self.seal:
             raise IntegrityError("is not the archive that was pickled; it was replaced since", path=memory.path)
         return part
-
-
-def _ancestor(part: Archive) -> Archive:
-    while part.parent is not None:
-        part = part.parent[0]
-    return part
 
 
 def _table(memory: Memory) -> frames.Table | None:

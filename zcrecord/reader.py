@@ -189,11 +189,13 @@ class Archive(Views):
 
         What lies in the archive at an offset lies in that file `self.offset` further on.
         """
-        root = self._root()
+        root = self.root
         held = root._held()
         return (held.path, held.identity) if root.mapped and held.path is not None and held.identity else None
 
-    def _root(self) -> Archive:
+    @property
+    def root(self) -> Archive:
+        """The archive that this is a part of, or itself."""
         root = self
         while root.parent is not None:
             root = root.parent[0]
@@ -204,7 +206,7 @@ class Archive(Views):
         if self.remote is not None:
             self.bring()
             return
-        whole = self._root()
+        whole = self.root
         mapping: Any = whole._held().mapping
         if not (whole.original or whole).mapped or not hasattr(mapping, "madvise"):
             return

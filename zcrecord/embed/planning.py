@@ -213,9 +213,7 @@ def item_alignment(dtype: DType) -> int:
 def _record(source: Any) -> Record:
     """Return the record of an archive that is a file by itself."""
     if isinstance(source, Record):
-        root = source.archive
-        while root.parent is not None:
-            root = root.parent[0]
+        root = source.archive.root
         if source.path is None or not root.whole or root.embedded is not None or root.offset or root.mode != "r":
             what = "constants are made of an archive's own file; give its path, or save the record to one first"
             raise UnsupportedError(what, path=source.path)
