@@ -93,16 +93,14 @@ def test_count_notices_work_that_grows_with_the_square(counting: Path) -> None:
     assert most(data) < N * N < N << 20
 
 
-def test_a_payload_that_is_not_all_bools_is_looked_through_once_for_all_its_views(counting: Path) -> None:
-    """Each view has one element; only the last byte, of none of them, is no bool."""
+@pytest.mark.parametrize("tied", [True, False])
+def test_bools_are_looked_through_once_for_all_that_share_them(counting: Path, tied: bool) -> None:
+    """Whether they are one payload, or payloads of the very same range."""
     size, views = 1 << 16, 300
-    data = np.zeros(size, np.uint8)
-    data[-1] = 2
-    forged = Forge(saved({f"t{i:03}": data for i in range(views)}))  # tied
-    one, stride = forged.add("dims", [1]), forged.add("strides", [1])
-    rows = forged.columns["tensors"]
-    rows["dtype"], rows["dims"], rows["strides"], rows["byte_offset"] = 1, one, stride, np.arange(views)
-    archive = forged.seal()
+    data = np.zeros(size, bool)
+    archive = saved({f"t{i:03}": data if tied else data.copy() for i in range(views)})
+    assert len(archive) < 2 * size
+    assert len(Forge(archive).columns["payloads"]) == (1 if tied else views)
     status, verified = blocks(counting, archive)
     assert status == 0
     status, all_of_it = blocks(counting, archive, "payloads")

@@ -219,20 +219,36 @@ def shapes() -> Forge:
     return large(f)
 
 
-def beside_a_wrong_byte() -> Forge:
-    """Let strided bools leave out the one byte that is none of them, which a tensor of another type has."""
-    f = tensors(BIG - 1, strided=True, dtype=1, byte_offset=1)
-    f.set("tensors", 0, dtype=2, byte_offset=0, strides=NONE, dims=f.add("dims", [BIG]))
-    large(f).payload[0] = 2
-    return f.digest()
+def alike(f: Forge) -> Forge:
+    """Give each tensor a payload of its own, all of the very same range."""
+    rows = f.columns["tensors"]
+    f.columns["payloads"] = np.repeat(f.columns["payloads"][:1], len(rows))
+    rows["payload"] = np.arange(len(rows))
+    return f
+
+
+def attributes() -> Forge:
+    """Let 100,000 attributes each be the bytes of a payload of their own, all of the very same range."""
+    f = start()
+    column = repeated(f, "attributes")
+    names = [f.text(f"{i:06}".encode()) for i in range(len(column))]
+    column["name"], column["name_size"] = np.array(names).T
+    large(f)
+    f.columns["payloads"] = np.repeat(f.columns["payloads"][:1], len(column))
+    column["type"], column["value"] = 6, np.arange(len(column))
+    f.set("tensors", 0, dims=f.add("dims", [BIG]))
+    return f
 
 
 WORK = {
     "bools": lambda: large(tensors(BIG, dtype=1)),
-    "bools beside a wrong byte": beside_a_wrong_byte,
+    "bools of one range": lambda: alike(large(tensors(BIG, dtype=1))),
     "strings": strings,
+    "strings of one range": lambda: alike(strings()),
     "shapes": shapes,
+    "attributes of one range": attributes,
     "views": lambda: large(tensors(BIG, strided=True)),
+    "views of one range": lambda: alike(large(tensors(BIG, strided=True))),
 }
 
 
@@ -241,3 +257,13 @@ def test_payload_shared_by_many_is_not_read_for_each(build: Callable[[], Forge],
     """R70, R71, R72, R76: 100,000 times 64 MB would take hours."""
     answer = ask(folder, build().seal(), "index", "verify", "digest", "views")
     assert {kind for kind, _ in answer["errors"].values()} == {""}
+
+
+def test_a_content_digest_is_not_made_of_more_views_than_the_archive_bounds(folder: Path) -> None:
+    """R76: 100,000 views, each from another byte on, would be 6 TB."""
+    f = tensors(BIG - N, strided=True)
+    f.columns["tensors"]["byte_offset"] = np.arange(len(f.columns["tensors"]))
+    answer = ask(folder, large(f).seal(), "index", "verify", "digest", "views")
+    errors = answer["errors"]
+    assert errors.pop("digest")[0] == "LimitError"
+    assert {kind for kind, _ in errors.values()} == {""}

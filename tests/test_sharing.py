@@ -54,6 +54,29 @@ def test_tied_packed_and_string_tensors_share_their_bytes() -> None:
     assert rec.info("n").tied == ("n", "m.n")
 
 
+@pytest.mark.parametrize("gaps", [False, True], ids=["dense", "with gaps"])
+def test_bools_share_a_payload_with_other_bytes_only_if_all_of_those_could_be_bools(gaps: bool) -> None:
+    """R72."""
+    octets = np.array([[1, 0, 1, 1], [0, 0, 1, 2]], np.uint8)
+    flags, last = octets[:1].view(bool), octets[:, 3:] if gaps else octets
+    apart = r.round_trip({"flags": flags, "octets": octets, "last": last})
+    assert not np.shares_memory(apart["flags"], apart["octets"])
+    assert np.shares_memory(apart["last"], apart["octets"])
+    octets[1, 3] = 1
+    together = r.round_trip({"flags": flags, "octets": octets, "last": last})
+    assert np.shares_memory(together["flags"], together["octets"])
+    for rec in (apart, together):
+        assert rec["flags"].tolist() == [[True, False, True, True]]
+    r.assert_same(together["octets"], octets)
+
+
+def test_bools_that_overlap_nothing_dense_are_looked_at_with_the_strides_they_have() -> None:
+    """R72."""
+    octets = np.array([[1, 2, 0], [1, 2, 0]], np.uint8)
+    rec = r.round_trip({"flags": octets[:, ::2].view(bool), "row": octets[:, ::2]})
+    assert rec["flags"].tolist() == [[True, False], [True, False]]
+
+
 def test_reshaped_views_share_one_payload_in_their_own_shapes() -> None:
     tree = {"flat": BASE.reshape(-1), "square": BASE, "bytes": BASE.view(np.uint8), "complex": BASE.view(np.complex64)}
     rec = r.round_trip(tree)

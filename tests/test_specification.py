@@ -187,6 +187,7 @@ def test_every_limit_is_the_code_s() -> None:
         (31, f"{layout.WORDS_ALLOWANCE} * len("),
         (40, f"at most {layout.MAX_DEPTH}"),
         (47, f"at most {layout.MAX_RANK}"),
+        (76, f"{layout.DIGEST_ALLOWANCE} * archive_size"),
         (49, f"2^{layout.MAX_ARCHIVE_SIZE.bit_length() + 2} bits"),
         (
             62,
@@ -283,3 +284,13 @@ def test_recipe_for_a_reader_finds_every_tensor(name: str) -> None:
         assert (recipe.shape(i), recipe.offset(i)) == (info.shape, None if info.payload is None else info.offset)
         assert recipe.field("tensors", "Tensor", i, "dtype") == info.dtype.code
     assert recipe.find(b"no such tensor") == -1
+
+
+def test_every_test_that_the_page_of_promises_names_is_there() -> None:
+    page = (ROOT / "schema" / "SECURITY.md").read_text(encoding="utf-8")
+    _, _, *promises = re.findall(r"(?m)^\|.+", page.split("## Not promised")[0])  # below the table's head
+    assert len(promises) > 10
+    for line in promises:
+        tests = re.findall(r"`(test_\w+\.py)`", line.split("|")[3])
+        assert tests, line
+        assert not [name for name in tests if not (ROOT / "tests" / name).exists()], line

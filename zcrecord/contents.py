@@ -1,4 +1,4 @@
-"""What only the payloads' bytes can tell: their digests, the zeros between them, and the archive's content digest.
+"""What only the payloads' bytes can tell: whether they are damaged, what elements must be, and the content digest.
 
 Reads every byte it is asked about; holds none. What the index says is taken as verified.
 """
@@ -6,18 +6,23 @@ Reads every byte it is asked about; holds none. What the index says is taken as 
 from __future__ import annotations
 
 import hashlib
+import threading
+from collections import deque
 from collections.abc import Callable
 from math import prod
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import xxhash
 
-from . import dtypes
+from . import damage, dtypes
+from .damage import Progress
 from .entries import ValueForm, ValueType
-from .errors import FormatError, IntegrityError
+from .errors import FormatError, LimitError
 from .index import Index
-from .layout import HEADER_SIZE, NONE
+from .layout import DIGEST_ALLOWANCE, NONE
+from .ordered import cores
+from .together import MOST_THREADS, WORTH_A_THREAD, Going, together
+from .unfold import check_full_names
 
 if TYPE_CHECKING:
     from .reader import Archive
@@ -26,63 +31,26 @@ __all__ = ["check", "content_digest"]
 
 _PIECE = 8 << 20  # bytes hashed at a time
 _TAG = b"zcrecord content digest 1\n"
+_TOO_MANY_VIEWS = (
+    f"different views of the same bytes add up to more than {DIGEST_ALLOWANCE} times the archive, up to which it has a "
+    "content digest; save copies of them"
+)
 
 
-def check(archive: Archive, progress: Callable[[int, int], None] | None = None) -> None:
-    """Check every payload's digest, and that all other bytes of the archive outside the index are zero (R73, R74).
+def check(archive: Archive, progress: Progress | None = None) -> None:
+    """Check every payload's digest, that all other bytes outside the index are zero, and elements (R70 to R74).
 
-    Of a part of an archive, and of another format's bytes, only what its index names.
+    Of a part of an archive, and of another format's bytes, only what its index names. Several threads read at a time.
 
     `progress` is called with the bytes done and the bytes there are, after every 8 MiB at the latest.
 
     Raises:
-        IntegrityError: a digest does not match; names a tensor that uses the payload. FormatError: the rest.
+        IntegrityError: a digest does not match; names a tensor that uses the payload, and its `damage` lists all that
+        is damaged. FormatError: the rest.
     """
-    ix, h = archive.index, archive.header
-    start = HEADER_SIZE + h.index_size if h.front else HEADER_SIZE
-    done = start
-    last = (-1, -1)
-    end = h.archive_size - HEADER_SIZE if h.front else h.index_offset
-    for number, (offset, nbytes, digest) in enumerate(ix.payloads.tolist()):
-        at = h.payload_offset + offset
-        if (offset, nbytes) == last:
-            continue
-        last = (offset, nbytes)
-        if archive.whole:
-            _check_zero(archive.buffer, done, at)
-        done = at + nbytes
-        if ix.digest_kind and _xxh3(archive.buffer, at, done, start, end, progress) != digest:
-            user = np.flatnonzero(ix.tensors["payload"] == number)
-            name = ix.name(int(user[0])) if len(user) else None
-            what = f"payload [{at:#x}, {done:#x}): its digest does not match; the file is damaged, copy it again"
-            raise IntegrityError(what, tensor=name, offset=at)
-    if archive.whole:
-        _check_zero(archive.buffer, done, end)
+    if found := damage.find(archive, progress):
+        raise damage.error_of(found)
     _check_elements(archive)
-    if progress:
-        progress(end - start, end - start)
-
-
-def _xxh3(
-    buffer: memoryview, lo: int, hi: int, start: int, end: int, progress: Callable[[int, int], None] | None
-) -> int:
-    """Return the digest of [lo, hi), in pieces, so that Ctrl-C and a progress bar need not wait for a large payload."""
-    if hi - lo <= _PIECE:
-        value = xxhash.xxh3_64_intdigest(buffer[lo:hi])
-        if progress:
-            progress(hi - start, end - start)
-        return value
-    running = xxhash.xxh3_64()
-    for at in range(lo, hi, _PIECE):
-        running.update(buffer[at : min(at + _PIECE, hi)])
-        if progress:
-            progress(min(at + _PIECE, hi) - start, end - start)
-    return running.intdigest()
-
-
-def _check_zero(buffer: memoryview, lo: int, hi: int) -> None:
-    if lo < hi and np.frombuffer(buffer[lo:hi], np.uint8).any():
-        raise FormatError(f"the gap [{lo:#x}, {hi:#x}) holds bytes that are not zero", offset=lo)
 
 
 def _check_elements(archive: Archive) -> None:
@@ -99,31 +67,30 @@ def _check_elements(archive: Archive) -> None:
         if (row.payload, used) not in seen and used and archive.payload(row.payload)[-1] >> used:
             raise FormatError("the pad bits after its last element are not zero", tensor=archive.index.name(i))
         seen.add((row.payload, used))
-    fine: dict[int, bool] = {}
-    viewed: set[Any] = set()
-    for i in np.flatnonzero(bools & (rows["payload"] != NONE)).tolist():
-        number = int(rows["payload"][i])
-        if number not in fine:
-            fine[number] = int(np.frombuffer(archive.payload(number), np.uint8).max()) <= 1
-        if fine[number]:
-            continue
-        row = archive.row(i)  # a view may leave out what is wrong
-        key = (number, row.byte_offset, archive.shape(row), archive.strides(row))
-        if key not in viewed and int(archive.view(i).view(np.uint8).max()) > 1:
-            raise FormatError("a bool is neither 0 nor 1", tensor=archive.index.name(i))
-        viewed.add(key)
+    whole = rows["payload"][bools & (rows["payload"] != NONE)]
+    _, first = np.unique(archive.index.payloads["offset"][whole], return_index=True)
+    for number in whole[np.sort(first)].tolist():
+        if np.frombuffer(archive.payload(number), np.uint8).max() > 1:
+            user = np.flatnonzero(bools & (rows["payload"] == number))
+            raise FormatError("a bool is neither 0 nor 1", tensor=archive.index.name(int(user[0])))
 
 
-def content_digest(archive: Archive, sha256: Callable[[int], bytes] | None = None) -> str:
+def content_digest(
+    archive: Archive, sha256: Callable[[int], bytes] | None = None, *, progress: Progress | None = None
+) -> str:
     """Return 'sha256:...' over what the archive holds, however it is laid out; FORMAT.md has the exact bytes (R76).
 
     `sha256` may give the SHA-256 of tensor i's logical bytes: for who lets go of what was read, or checks it, too.
+    Otherwise several threads read at a time, and `progress` is called with the bytes hashed and those to be.
 
     Metadata, order, ties, strides, alignment, the index's place and deduplication do not enter. Every payload is read
-    once, and so is every distinct strided view: the one cost here that the size of an archive does not bound.
+    once, and so is every distinct strided view, of which there are only so many bytes to an archive (DIGEST_ALLOWANCE).
+
+    Raises:
+        LimitError: there are more.
     """
-    if sha256 is None:
-        archive.bring()
+    if sha256 is None and archive.remote is not None:
+        sha256 = archive.remote.sha256_of(archive)  # as it comes, in little memory
     ix = archive.index
     digest = hashlib.sha256(_TAG)
 
@@ -134,15 +101,15 @@ def content_digest(archive: Archive, sha256: Callable[[int], bytes] | None = Non
             else:
                 digest.update(len(item).to_bytes(8, "little") + item)
 
-    known: dict[Any, bytes] = {}
+    keys, distinct = _distinct(archive)
+    if sha256 is None:
+        known = _Hashing(archive, distinct, progress).run()
+    else:
+        known = {key: sha256(i) for key, i in distinct.items()}
     put(len(ix.tensors))
-    for i in ix.by_name.tolist():
+    for i, key in zip(ix.by_name.tolist(), keys, strict=True):
         row = archive.row(i)
-        shape, strides = archive.shape(row), archive.strides(row)
-        key = row.payload if strides is None else (row.payload, row.byte_offset, row.bits, shape, strides)
-        if key not in known:
-            known[key] = _sha256(archive, i) if sha256 is None else sha256(i)
-        put(ix.name(i).encode(), row.dtype, row.bits, len(shape), *shape)
+        put(ix.name(i).encode(), row.dtype, row.bits, row.rank, *archive.shape(row))
         digest.update(known[key])
     put(len(ix.modules))
     for m in sorted(range(len(ix.modules)), key=lambda m: _span(ix, ix.modules[m], "name")):
@@ -152,31 +119,109 @@ def content_digest(archive: Archive, sha256: Callable[[int], bytes] | None = Non
     return "sha256:" + digest.hexdigest()
 
 
+def _distinct(archive: Archive) -> tuple[list[Any], dict[Any, int]]:
+    """Return what is equal for tensors of the same logical bytes, by name, and for each such the first tensor."""
+    keys: list[Any] = []
+    first: dict[Any, int] = {}
+    left = DIGEST_ALLOWANCE * archive.header.archive_size
+    places = [*_places(archive), None]  # the last one for tensors without bytes
+    for i in archive.index.by_name.tolist():
+        row = archive.row(i)
+        strides = archive.strides(row)
+        at = places[min(row.payload, len(places) - 1)]
+        key = at if strides is None else (at, row.byte_offset, row.bits, archive.shape(row), strides)
+        keys.append(key)
+        if key not in first:
+            first[key] = i
+            if strides is not None and (left := left - prod(archive.shape(row)) * row.bits // 8) < 0:
+                raise LimitError(_TOO_MANY_VIEWS, tensor=archive.index.name(i))
+    return keys, first
+
+
+class _Hashing:
+    """The SHA-256 of many tensors' logical bytes, made by several threads: the largest first, each by one of them."""
+
+    def __init__(self, archive: Archive, distinct: dict[Any, int], progress: Progress | None) -> None:
+        self._archive, self._progress, self._caller = archive, progress, threading.get_ident()
+        self._known: dict[Any, bytes] = {}
+        sized = [(self._nbytes(i), key, i) for key, i in distinct.items()]
+        self._total = sum(nbytes for nbytes, _, _ in sized)
+        self._left = deque(sorted(sized, key=lambda item: -item[0]))
+        self._lock, self._copying = threading.Lock(), threading.Lock()
+        self._done = 0
+
+    def _nbytes(self, i: int) -> int:
+        row = self._archive.row(i)
+        if self._archive.strides(row) is not None:
+            return prod(self._archive.shape(row)) * row.bits // 8
+        return 0 if row.payload == NONE else int(self._archive.index.payloads["nbytes"][row.payload])
+
+    def run(self) -> dict[Any, bytes]:
+        """Return the SHA-256 by key."""
+        count = min(cores(), MOST_THREADS, max(len(self._left), 1), self._total // WORTH_A_THREAD + 1)
+        together(self._work, count, self._tell)
+        return self._known
+
+    def _work(self, going: Going) -> None:
+        while going():
+            try:
+                _, key, i = self._left.popleft()
+            except IndexError:  # another thread took the last
+                return
+            row = self._archive.row(i)
+            if self._archive.strides(row) is None:
+                self._known[key] = self._sha256(self._archive.payload(row.payload), going)
+                continue
+            with self._copying:  # one copy is in memory at a time
+                dense = np.ascontiguousarray(self._archive.elements(i)).data.cast("B")
+                self._known[key] = self._sha256(dense, going)
+                del dense
+
+    def _sha256(self, data: memoryview, going: Going) -> bytes:
+        def seen(nbytes: int) -> bool:
+            with self._lock:
+                self._done += nbytes
+            self._tell()
+            return going()
+
+        return _sha256_of(data, seen)
+
+    def _tell(self) -> None:
+        if self._progress and threading.get_ident() == self._caller:
+            self._progress(self._done, self._total)
+
+
+def _places(archive: Archive) -> list[int]:
+    """Return for each payload what those have in common that are the same bytes; after edits no two may be."""
+    rows = archive.index.payloads
+    places: list[int] = rows["offset"].tolist() if archive.mode == "r" else list(range(len(rows)))
+    return places
+
+
 def _span(ix: Index, row: Any, field: str) -> bytes:
     start, size = int(row[field]), int(row[field + "_size"])
     return bytes(ix.text[start : start + size])
 
 
-def _sha256(archive: Archive, i: int) -> bytes:
-    """Return the SHA-256 of a tensor's logical bytes: C order, whatever its strides; packed elements as they lie."""
-    row = archive.row(i)
-    if archive.strides(row) is None:
-        return _sha256_of(archive.payload(row.payload))
-    return _sha256_of(np.ascontiguousarray(archive.elements(i)).data.cast("B"))
-
-
-def _sha256_of(data: memoryview) -> bytes:
-    """Return the SHA-256 of bytes, in pieces, so that Ctrl-C need not wait for a large payload."""
+def _sha256_of(data: memoryview, seen: Callable[[int], bool] = lambda _: True) -> bytes:
+    """Return the SHA-256 of bytes, in pieces, so that Ctrl-C need not wait for a large payload; `seen` may end it."""
     digest = hashlib.sha256()
     for at in range(0, len(data), _PIECE):
-        digest.update(data[at : at + _PIECE])
+        piece = data[at : at + _PIECE]
+        digest.update(piece)
+        if not seen(len(piece)):
+            break
     return digest.digest()
 
 
 def _put_attributes(archive: Archive, put: Any) -> None:
     ix = archive.index
+    known: dict[int, bytes] = {}
+    places = _places(archive)
     put(len(ix.attributes))
-    found = [(_span(ix, ix.modules[int(row["parent"])], "name"), _span(ix, row, "name"), row) for row in ix.attributes]
+    check_full_names(ix, archive.header.index_size)
+    modules = [_span(ix, row, "name") for row in ix.modules]  # once: many attributes may have one long name before them
+    found = [(modules[int(row["parent"])], _span(ix, row, "name"), row) for row in ix.attributes]
     for module, key, row in sorted(found, key=lambda f: f[:2]):
         form, kind, word = int(row["form"]), int(row["type"]), int(row["value"])
         words = [word]
@@ -187,6 +232,9 @@ def _put_attributes(archive: Archive, put: Any) -> None:
             if kind == ValueType.TEXT:
                 put(bytes(ix.text[w & NONE : (w & NONE) + (w >> 32)]))
             elif kind == ValueType.PAYLOAD:
-                put(hashlib.sha256(archive.payload(w)).digest())
+                at = -1 if w == NONE else places[w]
+                if at not in known:
+                    known[at] = _sha256_of(archive.payload(w))
+                put(known[at])
             else:
                 put(w)

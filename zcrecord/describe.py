@@ -112,15 +112,21 @@ def payload_bytes(archive: Archive) -> tuple[int, int]:
 def info(archive: Archive, i: int) -> TensorInfo:
     """Return what the index says of tensor i."""
     row = archive.row(i)
-    users = (
-        np.flatnonzero(archive.index.tensors["payload"] == row.payload)
-        if row.payload != NONE
-        else np.zeros(0, np.int64)
-    )
-    if len(users) > 1:
-        archive.ensure_all()  # other tensors' names are shown too
-    tied = tuple(archive.index.name(u) for u in users.tolist()) if len(users) > 1 else ()
-    return _info(archive, archive.index.name(i), row, _module_name(archive, row.parent), tied)
+    return _info(archive, archive.index.name(i), row, _module_name(archive, row.parent), _tied(archive, row.payload))
+
+
+def _tied(archive: Archive, payload: int) -> tuple[str, ...]:
+    """Return the names of all tensors of a payload that has several: one tuple, or n of n names would be n * n."""
+    if payload == NONE:
+        return ()
+    if (known := archive.tied.get(payload)) is not None:
+        return known
+    users = np.flatnonzero(archive.index.tensors["payload"] == payload)
+    if len(users) < 2:
+        return ()
+    archive.ensure_all()  # other tensors' names are shown too
+    names = tuple(archive.index.name(u) for u in users.tolist())
+    return archive.tied.setdefault(payload, names)
 
 
 def infos(archive: Archive) -> Iterator[TensorInfo]:
@@ -207,9 +213,14 @@ def modules(archive: Archive) -> dict[str, ModuleInfo]:
 
 
 def attributes(archive: Archive) -> dict[str, Any]:
-    """Return every attribute by its full name, in saved order."""
+    """Return every attribute by its full name, in saved order.
+
+    Raises:
+        LimitError: the full names would take out of all proportion to the index.
+    """
     archive.ensure_all()
     ix = archive.index
+    unfold.check_full_names(ix, archive.header.index_size)
     out = {}
     for a in unfold.attribute_entries(ix, ix.attributes, archive.payload):
         module = _module_name(archive, a.parent)

@@ -87,7 +87,7 @@ class RecordError(Exception):
         where = [printable(self.path)] if self.path else []
         if self.tensor is not None:
             where.append(f"tensor '{printable(self.tensor)}'")
-        return ": ".join([*where, self.message])
+        return ": ".join([*where, printable(self.message, len(self.message))])
 
     def located(self, *, path: str | None = None, tensor: str | None = None, offset: int | None = None) -> RecordError:
         """Return this same error with the places filled in that were not known where it was raised."""
@@ -110,7 +110,13 @@ def _rebuild(kind: type[RecordError], state: dict[str, Any]) -> RecordError:
 
 
 class FormatError(RecordError, ValueError):
-    """The bytes are not a valid archive."""
+    """The bytes are not a valid archive.
+
+    Attributes:
+        damage: after a full verification all that is damaged, a `damage.Damage` each; the message names the first.
+    """
+
+    damage: tuple[Any, ...] = ()
 
 
 class VersionError(FormatError):

@@ -40,6 +40,7 @@ MAX_DEPTH = 100  # of nested modules
 NONE = 0xFFFFFFFF
 SPAN_ALLOWANCE = 256  # bytes an entry may repeat of the text pool, on average
 WORDS_ALLOWANCE = 32  # items an attribute list may repeat of the word pool, on average
+DIGEST_ALLOWANCE = 64  # times an archive's size that its distinct strided views may add up to, for a content digest
 
 _PROGRAMS = {b"\x7fELF": "an ELF", b"MZ": "a Windows", b"\xcf\xfa\xed\xfe": "a Mach-O", b"\xca\xfe\xba\xbe": "a Mach-O"}
 ATTACHED_MAGIC = b"\x89ZCA\r\n\x1a\n"
@@ -272,8 +273,6 @@ def _sealed(archive: memoryview) -> Header:
     """Return what header and trailer agree on (R8, R9)."""
     first, last = bytes(archive[:HEADER_SIZE]), bytes(archive[-HEADER_SIZE:])
     size = len(archive)
-    if size > MAX_ARCHIVE_SIZE:
-        raise FormatError("the source is larger than 2^56 bytes")
     header = decode_header(first)
     if header is not None and header.archive_size != size:
         what = "truncated, copy it again" if header.archive_size > size else "followed by other bytes; see embedded="

@@ -19,12 +19,12 @@ from .layout import MAX_ARCHIVE_SIZE, Header, locate
 from .source import Memory, Mode, map_file, private_copy
 from .views import Verify, Views, closed
 
-__all__ = ["APART", "APART_FREE", "Archive", "Embedded", "Progress"]
+__all__ = ["Archive", "Embedded", "Progress"]
 
 Embedded = Literal["prefix", "suffix"]
 Progress = Callable[[int, int], None]
 
-APART, APART_FREE = 64, 1 << 30  # times what was given, and bytes, that loading it may take in all: twins in mode "c"
+_APART, _APART_FREE = 64, 1 << 30  # times what was given, and bytes, that loading it may take in all: twins in mode "c"
 _NEAR = 1 << 16  # bytes between payloads for which one piece of advice does
 
 
@@ -54,6 +54,7 @@ class Archive(Views):
         parent: the archive whose payloads these are some of, and their numbers there.
         whole: whether the bytes are an archive's from end to end, and not part of one or another format's.
         remote: what fetches payloads, and reads by position, where not all bytes are in memory; None where they are.
+        tied: the names of the tensors of one payload, by its number, as far as they were asked for.
 
     Another thread may release it at any time: who makes views takes hold of `_octets` first, and then of the index.
     """
@@ -97,8 +98,9 @@ class Archive(Views):
         self._memory: Memory | None = memory
         self._mappings = [] if memory.mapping is None else [weakref.ref(memory.mapping)]
         self._checked: set[int] = set()
-        self._strings: set[tuple[int, int]] = set()  # payload and number of strings whose ends were checked
+        self._strings: set[tuple[int, int]] = set()  # offsets of payloads whose ends of strings were checked, how many
         self._own: dict[int, memoryview] = {}  # payloads with memory of their own, in mode "c"
+        self.tied = {}
         self._again: dict[int, Archive] = {}  # the file mapped again, for the large ones among those
         self.index: Index
         self.verified: Verify
@@ -233,7 +235,7 @@ class Archive(Views):
             return []
         twins = np.flatnonzero(same) + 1
         apart = float(rows["nbytes"][twins].sum(dtype=np.float64))
-        if apart > APART * len(self.buffer) + APART_FREE:
+        if apart > _APART * len(self.buffer) + _APART_FREE:
             what = f"equal tensors that are not tied would take {apart:.3g} bytes, each by itself, in mode 'c'"
             raise LimitError(what, path=self.path)
         return twins.tolist()
@@ -271,11 +273,11 @@ class Archive(Views):
         from . import contents  # here, because few who open an archive read all of it
 
         self.ensure_all()
-        self.bring()
-        if self.whole and self.remote is not None:
-            self.remote.fetch([(0, len(self.buffer))])  # what lies between payloads is checked, too
         try:
-            contents.check(self, progress)
+            if self.remote is not None:
+                self.remote.check(self, progress)  # as it comes, in little memory
+            else:
+                contents.check(self, progress)
         except RecordError as error:
             raise error.located(path=self.path) from None
 

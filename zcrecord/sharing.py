@@ -139,7 +139,8 @@ def analyse(tensors: list[Any]) -> Placement:
             out.source_ids[i] = len(out.sources)
             out.sources.append(array)
     for group in _overlapping(list(members.values())):
-        _place_group(group, out)
+        for part in _apart(group):
+            _place_group(part, out)
     if members or len(simple) < len(tensors):
         out.in_order()
     return out
@@ -284,6 +285,19 @@ def _overlapping(members: list[_Member]) -> list[list[_Member]]:
             groups.append([m])
         end = max(end, m.hi)
     return groups
+
+
+def _apart(group: list[_Member]) -> list[list[_Member]]:
+    """Return a group in two parts if bools of it lie among other bytes: a payload has one or the other (R72)."""
+    others = [m for m in group if m.kind is not _BOOL]
+    if len(others) in (0, len(group)) or all(int(part.max()) <= 1 for m in others for part in _octets(m.array)):
+        return [group]
+    return [others, [m for m in group if m.kind is _BOOL]]
+
+
+def _octets(array: Array) -> Iterator[npt.NDArray[np.uint8]]:
+    """Return the bytes of an array in some order; copies what has gaps, a row at a time."""
+    return iter([_memory_order(array)]) if is_dense(array) else map(as_bytes, array if array.ndim > 1 else array[None])
 
 
 def _place_group(group: list[_Member], out: Placement) -> None:

@@ -11,31 +11,46 @@ from typing import Any
 import numpy as np
 
 from .entries import AttributeEntry, ModuleKind, ValueForm, ValueType
-from .errors import FormatError
+from .errors import FormatError, LimitError
 from .index import Index
+from .layout import DIGEST_ALLOWANCE
 
-__all__ = ["attribute_entries", "below", "key_of", "plain", "unflatten"]
+__all__ = ["attribute_entries", "below", "check_full_names", "key_of", "plain", "unflatten"]
 
 Make = Callable[[int, str, list[tuple[str, Any]]], Any]
 
 
 def attribute_entries(ix: Index, rows: Any, payload: Callable[[int], Any]) -> Iterator[AttributeEntry]:
     """Yield attributes, or metadata, with Python's own values; bytes come as `payload` gives them."""
+    texts: dict[int, str] = {}  # lists may share words, and words texts: each is made once, or there is no end of them
     for row in rows:
-        value = _attribute_value(ix, row, payload)
+        value = _attribute_value(ix, row, payload, texts)
         yield AttributeEntry(ix.text_of(row), int(row["parent"]), int(row["place"]), value)
 
 
-def _attribute_value(ix: Index, row: Any, payload: Callable[[int], Any]) -> Any:
+def check_full_names(ix: Index, index_size: int) -> None:
+    """Allow for attributes to have their modules' names before them, but not 100,000 of them one of a MiB.
+
+    Raises:
+        LimitError: those names add up to more than DIGEST_ALLOWANCE times the index.
+    """
+    total = int(ix.modules["name_size"][ix.attributes["parent"]].sum(dtype=np.uint64))
+    index_size = index_size or len(ix.text) + ix.attributes.nbytes  # an index that was made here is in no file
+    if total > DIGEST_ALLOWANCE * index_size:
+        what = f"full names of attributes add up to {total} bytes, more than {DIGEST_ALLOWANCE} times the index"
+        raise LimitError(f"{what}; a module's `attributes` have them by key")
+
+
+def _attribute_value(ix: Index, row: Any, payload: Callable[[int], Any], texts: dict[int, str]) -> Any:
     form, kind, word = int(row["form"]), int(row["type"]), int(row["value"])
     if form == ValueForm.SCALAR:
-        return _decode_word(ix, kind, word, payload)
+        return _decode_word(ix, kind, word, payload, texts)
     start, count = word & 0xFFFFFFFF, word >> 32
-    items = [_decode_word(ix, kind, int(w), payload) for w in ix.words[start : start + count]]
+    items = [_decode_word(ix, kind, w, payload, texts) for w in ix.words[start : start + count].tolist()]
     return items if form == ValueForm.LIST else tuple(items)
 
 
-def _decode_word(ix: Index, kind: int, word: int, payload: Callable[[int], Any]) -> Any:
+def _decode_word(ix: Index, kind: int, word: int, payload: Callable[[int], Any], texts: dict[int, str]) -> Any:
     if kind == ValueType.NIL:
         return None
     if kind == ValueType.BOOL:
@@ -47,7 +62,9 @@ def _decode_word(ix: Index, kind: int, word: int, payload: Callable[[int], Any])
     if kind == ValueType.FLOAT:
         return float(np.uint64(word).view(np.float64))
     if kind == ValueType.TEXT:
-        return ix.string(word & 0xFFFFFFFF, word >> 32)
+        if (text := texts.get(word)) is None:
+            text = texts[word] = ix.string(word & 0xFFFFFFFF, word >> 32)
+        return text
     if kind == ValueType.PAYLOAD:
         return payload(word)
     raise FormatError(f"an attribute of unknown type {kind}")

@@ -40,8 +40,8 @@ class Views:
 
     __slots__ = (
         "_again", "_checked", "_mappings", "_memory", "_octets", "_own", "_pool", "_region", "_strings",
-        "buffer", "embedded", "header", "index", "mode", "offset", "original", "parent", "path", "remote", "verified",
-        "whole",
+        "buffer", "embedded", "header", "index", "mode", "offset", "original", "parent", "path", "remote", "tied",
+        "verified", "whole",
     )  # fmt: skip
 
     buffer: memoryview
@@ -54,6 +54,7 @@ class Views:
     parent: tuple[Any, list[int]] | None
     path: str | None
     remote: Any
+    tied: dict[int, tuple[str, ...]]
     verified: Verify
     whole: bool
     _again: dict[int, Any]
@@ -200,7 +201,8 @@ class Views:
             raise UnsupportedError(
                 f"dtype code {code} is not known; .raw(name) gives its bytes", path=self.path, tensor=name
             )
-        if kind is dtypes.STRING and (number, prod(shape)) in self._strings:
+        start = 0 if number == NONE else int(self.index.payloads["offset"][number])
+        if kind is dtypes.STRING and (start, prod(shape)) in self._strings:
             return StringTensor(data, shape, checked=True)
         try:
             if kind is not dtypes.STRING:
@@ -209,7 +211,7 @@ class Views:
                     data = np.frombuffer(octets, np.uint8)[at : at + len(data)]
                 return PackedTensor(data, kind, shape)
             checked = StringTensor(data, shape)
-            self._strings.add((number, prod(shape)))
+            self._strings.add((start, prod(shape)))
             return checked
         except FormatError as error:
             raise error.located(path=self.path, tensor=name) from None

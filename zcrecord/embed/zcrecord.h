@@ -2046,48 +2046,33 @@ static inline int zcr_is_zero(const unsigned char *p, const unsigned char *end)
     return 1;
 }
 
-/* Returns whether every element of a tensor of bytes is 0 or 1, visiting those that its strides reach. Takes some 600
- * bytes of stack, more than any other function here. */
-ZCR_FUNCTION int zcr_all_bools(const zcr_tensor *t)
+/* Returns the number of the first payload of the very same range: neighbours, and payloads ascend by offset. */
+static inline uint32_t zcr_first_alike(const zcr_archive *a, uint32_t number)
 {
-    uint64_t index[ZCR_MAX_RANK];
-    const unsigned char *p = t->first;
-    unsigned axis;
-    for (axis = 0; axis < t->rank; axis++) {
-        index[axis] = 0;
-    }
-    for (;;) {
-        if (*p > 1) {
-            return 0;
-        }
-        for (axis = t->rank;;) { /* to the next element, as an odometer turns */
-            ptrdiff_t stride;
-            uint64_t dim;
-            if (!axis--) {
-                return 1;
-            }
-            stride = (ptrdiff_t)zcr_stride(t, axis);
-            dim = zcr_dim(t, axis);
-            if (++index[axis] < dim) {
-                p += stride;
-                break;
-            }
-            index[axis] = 0;
-            p -= dim == 1 ? 0 : stride * (ptrdiff_t)(dim - 1);
+    const uint64_t offset = ZCR_LOAD64(zcr_row(a, ZCR_V_PAYLOADS, number, 24));
+    uint32_t low = 0, high = number;
+    while (low < high) {
+        const uint32_t middle = low + (high - low) / 2;
+        if (ZCR_LOAD64(zcr_row(a, ZCR_V_PAYLOADS, middle, 24)) < offset) {
+            low = middle + 1;
+        } else {
+            high = middle;
         }
     }
+    return low;
 }
 
 /* What is known of a payload's bytes, as a tensor of one type or another needs it: each is found out once. */
-enum { ZCR_ALL_STRINGS = 1, ZCR_ALL_BOOLS = 2, ZCR_NOT_ALL_BOOLS = 4 };
+enum { ZCR_ALL_STRINGS = 1, ZCR_ALL_BOOLS = 2 };
 
-/* Checks one tensor's bytes: pad bits, ends of strings, bools (R70 to R72). `known` has a byte for each payload. */
+/* Checks one tensor's bytes: pad bits, ends of strings, bools (R70 to R72). `known` has a byte for each payload, of
+ * which those of the very same range share one. */
 ZCR_FUNCTION zcr_status zcr_check_elements(const zcr_tensor *t, unsigned char *known)
 {
     if (!t->first) {
         return ZCR_OK;
     }
-    known += (size_t)zcr_payload_number(t);
+    known += (size_t)zcr_first_alike(t->archive, zcr_payload_number(t));
     if (t->bits && t->bits < 8 && t->dtype >= ZCR_FLOAT6_E2M3FN && t->dtype <= ZCR_INT2) {
         const unsigned used = (unsigned)(zcr_count(t) % 8) * t->bits % 8;
         return used && t->first[t->nbytes - 1] >> used ? 70 : ZCR_OK;
@@ -2112,24 +2097,26 @@ ZCR_FUNCTION zcr_status zcr_check_elements(const zcr_tensor *t, unsigned char *k
         }
         *known |= ZCR_ALL_STRINGS;
     }
-    if (t->dtype == ZCR_BOOL) {
-        const unsigned char *data;
-        size_t nbytes, i;
-        if (!(*known & (ZCR_ALL_BOOLS | ZCR_NOT_ALL_BOOLS)) &&
-            !zcr_payload(t->archive, zcr_payload_number(t), &data, &nbytes)) {
-            for (i = 0; i < nbytes && data[i] <= 1; i++) {
-            }
-            *known |= i == nbytes ? ZCR_ALL_BOOLS : ZCR_NOT_ALL_BOOLS;
+    if (t->dtype == ZCR_BOOL && !(*known & ZCR_ALL_BOOLS)) { /* of the whole payload: its views may be very many */
+        const unsigned char *data = NULL;
+        size_t nbytes = 0, i;
+        const zcr_status status = zcr_payload(t->archive, zcr_payload_number(t), &data, &nbytes);
+        if (status) {
+            return status;
         }
-        return *known & ZCR_ALL_BOOLS || zcr_all_bools(t) ? ZCR_OK : 72; /* a view may leave out what is wrong */
+        for (i = 0; i < nbytes; i++) {
+            if (data[i] > 1) {
+                return 72;
+            }
+        }
+        *known |= ZCR_ALL_BOOLS;
     }
     return ZCR_OK;
 }
 
 /* Checks what only the payloads' bytes can tell, of an archive that zcr_verify has passed: their digests, the zeros
  * between them, pad bits, strings, bools (R70 to R74). `scratch` is as for zcr_verify. Reads every byte once for its
- * digest, and once for each of the types string and bool. Where a payload holds more than bools, each view of bools
- * reads its own elements besides: as many views as the index has, of as many elements as the payload has bytes. */
+ * digest, and once for each of the types string and bool. */
 ZCR_FUNCTION zcr_status zcr_verify_payloads(const zcr_archive *a, void *scratch, size_t scratch_size)
 {
     unsigned char *const known = (unsigned char *)scratch;

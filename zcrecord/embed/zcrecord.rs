@@ -2026,40 +2026,44 @@ impl<'a> Archive<'a> {
         ensure(part(self.data, start, end.saturating_sub(start)).map_or(false, is_zero), Error::Gap)
     }
 
-    /// Pad bits are zero, bools 0 or 1, string ends right (R70 to R72); no payload is read again for each tensor.
+    /// Pad bits are zero, bools 0 or 1, string ends right (R70 to R72); no bytes are read again for each tensor.
     fn check_elements(&self, scratch: &mut [u32]) -> Result<(), Error> {
         let payloads = self.payload_count();
         let (first, second) = scratch.split_at_mut(words_of(payloads).min(scratch.len()));
-        let (mut seen, mut fine) = (Bits::new(first, payloads)?, Bits::new(second, payloads)?);
+        let (mut strings, mut bools) = (Bits::new(first, payloads)?, Bits::new(second, payloads)?);
         for number in 0..self.tensor_count() {
             let tensor = self.tensor(number)?;
-            let payload = self.tensor_row(number)?.payload;
             if tensor.count == 0 {
                 continue;
             }
+            let payload = self.first_alike(self.tensor_row(number)?.payload);
             if tensor.dtype.0 == STRING {
-                tensor.check_strings(|| seen.set(payload))?;
+                tensor.check_strings(|| strings.set(payload))?;
+            } else if tensor.dtype == DType::BOOL {
+                // of the whole payload: its views may be very many
+                ensure(bools.set(payload) || tensor.payload.iter().all(|&b| b <= 1), Error::Bool)?;
             } else if tensor.bits < 8 && tensor.dtype.bits().is_some() {
                 let used = tensor.count.wrapping_mul(u64::from(tensor.bits)) & 7;
                 let last = tensor.payload.last().copied().unwrap_or(0);
                 ensure(used == 0 || last >> used == 0, Error::PadBits)?;
             }
         }
-        seen.0.fill(0);
-        for number in 0..self.tensor_count() {
-            let row = self.tensor_row(number)?;
-            if DType(row.dtype) != DType::BOOL || row.payload == NONE {
-                continue;
-            }
-            let tensor = self.tensor(number)?;
-            if !seen.set(row.payload) && tensor.payload.iter().all(|&b| b <= 1) {
-                fine.set(row.payload);
-            }
-            let whole = fine.0.get((row.payload >> 5) as usize).map_or(false, |w| w >> (row.payload & 31) & 1 == 1);
-            // a view may leave out what is wrong
-            ensure(whole || tensor.values::<u8>()?.all(|b| b <= 1), Error::Bool)?;
-        }
         Ok(())
+    }
+
+    /// The number of the first payload of the very same range: neighbours, and payloads ascend by offset.
+    fn first_alike(&self, number: u32) -> u32 {
+        let offset = |number| self.range(number).map_or(0, |(offset, _, _)| offset);
+        let (mut low, mut high, wanted) = (0, number, offset(number));
+        while low < high {
+            let middle = low.wrapping_add(high.wrapping_sub(low) >> 1);
+            if offset(middle) < wanted {
+                low = middle.wrapping_add(1);
+            } else {
+                high = middle;
+            }
+        }
+        low
     }
 }
 
