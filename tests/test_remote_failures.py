@@ -409,3 +409,168 @@ def test_errors_name_no_query_of_a_url_that_leads_astray(server: Server, target:
     chain = f"{caught.value} {caught.value.__cause__}"
     assert "SECRET" not in chain
     assert "redirects" in chain or "no http URL" in chain
+
+
+@pytest.fixture
+def elsewhere(tmp_path: Path) -> Iterator[Server]:
+    """Another server, of another origin, of the same files."""
+    with serving(tmp_path) as state:
+        yield state
+
+
+def sends_to(where: Server, heard: list[dict[str, str]], status: int = 302) -> Callable[[Any, int], bool]:
+    def moved(handler: Any, _: int) -> bool:
+        heard.append(dict(handler.headers))
+        handler.say(status, b"", Location=f"{where.url}{handler.path}")
+        return True
+
+    return moved
+
+
+def listens(heard: list[dict[str, str]]) -> Callable[[Any, int], bool]:
+    def listen(handler: Any, _: int) -> bool:
+        heard.append(dict(handler.headers))
+        return False
+
+    return listen
+
+
+@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
+@pytest.mark.parametrize("how", ["headers", "session", "cookies"])
+def test_secrets_for_one_server_do_not_go_on_to_another(
+    server: Server, elsewhere: Server, how: str, status: int
+) -> None:
+    told: list[dict[str, str]] = []
+    heard: list[dict[str, str]] = []
+    server.misbehave, elsewhere.misbehave = sends_to(elsewhere, told, status), listens(heard)
+    secret = {"Authorization": "Bearer SECRET", "X-Api-Key": "SECRET", "range": "bytes=0-1"}
+    options: dict[str, dict[str, Any]] = {
+        "headers": {"headers": secret},
+        "session": {"client_kwargs": {"headers": secret}},
+        "cookies": {"client_kwargs": {"cookies": {"session": "SECRET"}}},
+    }
+    assert is_right(load(server, storage_options=options[how]))
+    assert told
+    assert all("SECRET" in str(headers) for headers in told), "the first server is told"
+    assert len(heard) == len(told)
+    assert "SECRET" not in str(heard)
+
+
+def test_headers_stay_where_a_server_sends_on_to_itself(server: Server) -> None:
+    heard: list[dict[str, str]] = []
+
+    def moved(handler: Any, _: int) -> bool:
+        heard.append(dict(handler.headers))
+        if "signed" in handler.path:
+            return False
+        handler.say(307, b"", Location="/m.zcr?signed=1")
+        return True
+
+    server.misbehave = moved
+    assert is_right(load(server, storage_options={"headers": {"Authorization": "Bearer token"}}))
+    assert all(headers["Authorization"] == "Bearer token" for headers in heard)
+
+
+def test_a_trickle_of_bytes_is_given_up(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    rec = load(server)
+    monkeypatch.setattr(web, "_PATIENCE", 0.3)
+    monkeypatch.setattr(web, "_SLOWEST", 1 << 40)
+    stopped = threading.Event()
+
+    def trickle(handler: Any, number: int) -> bool:
+        start, end = request_of(handler, number).asked
+        handler.send_response(206)
+        handler.send_header("Content-Range", f"bytes {start}-{end - 1}/{rec.archive_nbytes}")
+        handler.send_header("ETag", '"1"')
+        handler.send_header("Content-Length", str(end - start))
+        handler.end_headers()
+        while not stopped.wait(0.01):
+            handler.wfile.write(b"x")
+            handler.wfile.flush()
+        return True
+
+    server.misbehave = trickle
+    with pytest.raises(SourceError, match=r"only \d+ of 100000 bytes came in 0 seconds; the server or the line is too"):
+        rec["w3"]
+    stopped.set()
+    server.misbehave = None
+    assert is_right(rec)
+
+
+def test_a_header_that_never_ends_is_given_up(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(web, "_PATIENCE", 0.3)
+    monkeypatch.setattr(web, "_SLOWEST", 1 << 40)
+    stopped = threading.Event()
+
+    def trickle(handler: Any, _: int) -> bool:
+        handler.wfile.write(b"HTTP/1.1 200 OK\r\nX-Long: ")
+        while not stopped.wait(0.01):
+            handler.wfile.write(b"x")
+            handler.wfile.flush()
+        return True
+
+    server.misbehave = trickle
+    with pytest.raises(SourceError, match="only 0 of 65536 bytes came"):
+        load(server)
+    stopped.set()
+
+
+@pytest.mark.parametrize(
+    "url, options, message",
+    [
+        ("http://me:pass/word@host/m.zcr", None, "no host and port that can be understood; write what is special"),
+        ("http://host:port/m.zcr", None, "no host and port"),
+        ("http:///m.zcr", None, "no host and port"),
+        ("http://[::1/m.zcr", None, "no host and port"),
+        ("https://host/m.zcr", [1], "storage_options= takes a mapping, not a list"),
+        ("https://host/m.zcr", "anon", "storage_options= takes a mapping, not a str"),
+        ("https://host/m.zcr", {1: 2}, "storage_options= does not fit"),
+    ],
+)
+def test_what_cannot_be_asked_for_is_one_typed_error(url: str, options: Any, message: str) -> None:
+    with pytest.raises(UnsupportedError, match=message) as found:
+        zcrecord.load_record(url, storage_options=options)
+    assert "pass/" not in str(found.value)
+
+
+@pytest.mark.parametrize("headers", [{"X-Key": "a\nb SECRET"}, {"X-Key": 3}, "SECRET", {3: "SECRET"}])
+def test_headers_that_are_none_are_told_without_what_is_in_them(server: Server, headers: Any) -> None:
+    with pytest.raises(SourceError, match="storage_options= fit, headers as text") as found:
+        load(server, storage_options={"headers": headers})
+    assert "SECRET" not in f"{found.value}{found.value.__cause__}"
+    assert not server.requests
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_server_that_knows_no_such_range_is_told(server: Server, tmp_path: Path, number: int) -> None:
+    size = (tmp_path / "m.zcr").stat().st_size
+
+    def none(handler: Any, now: int) -> bool:
+        return now == number and (handler.say(416, Content_Range=f"bytes */{size}", ETag='"1"') or True)
+
+    server.misbehave = none
+    message = rf"no bytes \[0x\w+, 0x\w+\) of it \(HTTP 416\), it says 'bytes \*/{size}'; try again, or download"
+    with pytest.raises(SourceError, match=message):
+        load(server)
+    server.misbehave = lambda handler, _: handler.say(416) or True
+    with pytest.raises(SourceError, match="it does not say how many bytes it has; try again"):
+        load(server)
+
+
+def test_encoded_answers_are_ruled_out_and_refused(server: Server) -> None:
+    heard: list[dict[str, str]] = []
+    server.misbehave = listens(heard)
+    assert is_right(load(server, storage_options={"headers": {"accept-encoding": "gzip"}}))
+    assert {headers["Accept-Encoding"] for headers in heard} == {"identity"}
+    assert not any("accept-encoding" in headers for headers in heard)
+    server.misbehave = lambda handler, _: handler.say(200, b"x", Content_Encoding="gzip") or True
+    with pytest.raises(SourceError, match=r"sends it encoded \(gzip\), though that was ruled out"):
+        load(server)
+
+
+def test_a_weak_etag_that_changes_tells_of_a_replaced_file(server: Server) -> None:
+    server.etag = 'W/"1"'
+    rec = load(server)
+    server.etag = 'W/"2"'
+    with pytest.raises(SourceError, match="was replaced or changed"):
+        rec["w3"]

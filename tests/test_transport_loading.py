@@ -20,8 +20,7 @@ import zstandard
 from packed_archives import GOLDEN, MIB, encoded, frames_of, mixed, packed, streamed, tabled, weights
 
 import zcrecord
-from zcrecord import FormatError, IntegrityError, LimitError, Record, TensorNotFoundError, UnsupportedError
-from zcrecord import packed as packed_module
+from zcrecord import FormatError, IntegrityError, LimitError, Record, TensorNotFoundError, UnsupportedError, frames
 from zcrecord.transport import pack
 
 HOW = pytest.mark.parametrize("how", ["front", "sealed", "unsealed"])
@@ -165,8 +164,8 @@ def test_the_content_digest_is_checked_over_everything(there: Path) -> None:
     assert len(zcrecord.load_record(there, expect=digest)) > 60
     assert zcrecord.load_record(there, expect=digest, names="page").names == ("page",)
     for names in (None, "page"):
-        with pytest.raises(IntegrityError, match=r"m\.zcr\.zst: content digest sha256:0 was expected"):
-            zcrecord.load_record(there, expect="sha256:0", names=names)
+        with pytest.raises(IntegrityError, match=r"m\.zcr\.zst: content digest sha256:0+ was expected"):
+            zcrecord.load_record(there, expect="sha256:" + 64 * "0", names=names)
 
 
 @pytest.mark.parametrize("embedded", ["prefix", "suffix"])
@@ -435,7 +434,7 @@ def test_memory_out_of_all_proportion_is_refused(names: Any, form: str, monkeypa
     data = r.saved({"w": np.zeros(8 * MIB // 8)}) if form != "of a stream" else file.getvalue()
     bomb = streamed(data) if form == "table" else zstandard.ZstdCompressor().compress(data)
     assert zcrecord.load_record(bomb)["w"].nbytes == 8 * MIB
-    monkeypatch.setattr(packed_module, "APART_FREE", 7 * MIB)
+    monkeypatch.setattr(frames, "EXPANDED_FREE", 7 * MIB)
     with pytest.raises(LimitError, match=r"packed bytes would take \d+ bytes of memory; unpack it into a file"):
         zcrecord.load_record(bomb, names=names)
 

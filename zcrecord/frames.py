@@ -18,7 +18,7 @@ from .compressed import import_zstandard
 from .errors import FormatError, IntegrityError, LimitError, RecordError
 from .ordered import in_order
 
-__all__ = ["Row", "Table", "encode_table", "expanded", "fill", "read_table", "refused"]
+__all__ = ["EXPANDED", "Row", "Table", "check_proportion", "encode_table", "expanded", "fill", "read_table", "refused"]
 
 Numbers = np.ndarray[Any, np.dtype[np.int64]]
 
@@ -29,6 +29,14 @@ _CHECKSUMS, _RESERVED = 0x80, 0x7C  # of the descriptor
 _TOGETHER = 1 << 20  # bytes out of frames that are one piece of work, where frames are smaller
 _WIDE = 8 << 20  # bytes of a window of which every thread may have one; zstd's own advice to decoders
 _LONE = threading.Lock()  # held for a wider one
+EXPANDED, EXPANDED_FREE = 64, 64 << 20  # times what is packed, and bytes, that may come out of it into memory
+
+
+def check_proportion(nbytes: int, packed: int, do: str = "") -> None:
+    """Raise LimitError if packed bytes would take memory out of all proportion to them; `do` is what to do first."""
+    if nbytes > EXPANDED * packed + EXPANDED_FREE:
+        what = f"{packed} packed bytes would take {nbytes} bytes of memory"
+        raise LimitError(f"{what}; {do}unpack it into a file (zcrecord unpack), and load that")
 
 
 class Row(NamedTuple):

@@ -17,7 +17,7 @@ from .errors import FormatError, IntegrityError, LimitError, RecordError
 from .layout import HEADER_SIZE, Header, decode_header
 from .ordered import cores
 from .parts import Names, Rename
-from .reader import APART, APART_FREE, Archive
+from .reader import Archive
 from .record import Record
 from .source import Memory, Mode, aligned, buffer_of, map_file
 from .views import Verify
@@ -166,7 +166,7 @@ class _Window:
         chosen = self._table.covering(ranges)
         chosen = chosen[~self._done[chosen]]
         self._done[chosen] = True
-        _check_proportion(int(np.diff(bounds)[self._done].sum()), len(self._data))
+        frames.check_proportion(int(np.diff(bounds)[self._done].sum()), len(self._data))
         self._filled += zip(bounds[chosen].tolist(), bounds[chosen + 1].tolist(), strict=True)
         frames.fill(self._data, self._table, self._octets, chosen, cores())
 
@@ -205,7 +205,7 @@ def _size(package: Any, memory: Memory) -> int:
         size = HEADER_SIZE
         while piece := reader.read(_PIECE):
             size += len(piece)
-            _check_proportion(size, len(memory.octets))
+            frames.check_proportion(size, len(memory.octets))
         return size
 
 
@@ -215,7 +215,7 @@ def _no_archive(size: int) -> FormatError:
 
 
 def _room(memory: Memory, size: int) -> tuple[Any, memoryview]:
-    _check_proportion(size, len(memory.octets))
+    frames.check_proportion(size, len(memory.octets))
     return _mapped(size)
 
 
@@ -224,9 +224,3 @@ def _mapped(size: int, *, sparse: bool = False) -> tuple[Any, memoryview]:
         return aligned(size, sparse=sparse)
     except (OSError, OverflowError, ValueError) as error:
         raise LimitError(f"no room in memory for {size} bytes: {error}") from error
-
-
-def _check_proportion(size: int, packed: int) -> None:
-    if size > APART * packed + APART_FREE:
-        what = f"{packed} packed bytes would take {size} bytes of memory"
-        raise LimitError(f"{what}; unpack it into a file (zcrecord unpack), and load that")

@@ -15,8 +15,8 @@ import numpy as np
 from .compressed import import_zstandard
 from .converting import Progress, open_source
 from .cutting import FRAME, cuts
-from .errors import FormatError, SourceError, UnsupportedError
-from .frames import Row
+from .errors import FormatError, LimitError, SourceError, UnsupportedError
+from .frames import EXPANDED, Row
 from .layout import HEADER_SIZE, Header, decode_header, locate, too_short
 from .ordered import Start, in_order
 from .packed import outline
@@ -28,12 +28,18 @@ from .source import identity_of, map_file, read_at
 __all__ = ["PREADV", "Watch", "compressors_of", "of_file", "of_stream"]
 
 PREADV = hasattr(os, "preadv")  # threads can read a file each by itself
+_INDEX_FREE = 32 << 20  # bytes of an index that may come out of next to nothing
 
 
 class Watch:
-    """What passes of an archive: how much, both its ends, and its index if the header says where that is."""
+    """What passes of an archive: how much, both its ends, and its index if the header says where that is.
 
-    def __init__(self, progress: Progress | None) -> None:
+    `packed` tells how many bytes it comes out of, where it is being unpacked: the index is held in memory, and must not
+    take out of all proportion to them.
+    """
+
+    def __init__(self, progress: Progress | None, packed: Callable[[], int] | None = None) -> None:
+        self._packed = packed
         self.expected: int | None = None
         self.done = self.size = 0
         self._progress = progress
@@ -51,7 +57,7 @@ class Watch:
         """Take notice of the next bytes.
 
         Raises:
-            FormatError: no archive starts so.
+            FormatError: no archive starts so, or it is over already. LimitError: see above.
         """
         start, end = self.size, self.size + len(piece)
         if start < HEADER_SIZE:
@@ -59,8 +65,14 @@ class Watch:
             if end >= HEADER_SIZE:
                 self._header = decode_header(self._first)
         if self._header is not None:
+            if end > self._header.archive_size:  # said now: a small frame may go on for terabytes
+                whole = self._header.archive_size
+                raise FormatError(f"holds more than the archive's {whole} bytes; the file is damaged")
             begin, stop = self._header.index_offset, self._header.index_offset + self._header.index_size
             self._index += piece[max(begin - start, 0) : max(stop - start, 0)]
+            if self._packed is not None and len(self._index) > EXPANDED * self._packed() + _INDEX_FREE:
+                what = f"its index takes more than {EXPANDED} times the bytes it is packed into"
+                raise LimitError(f"{what}; `zstd -d` decompresses it")
         self._last = (self._last + bytes(piece[-HEADER_SIZE:]))[-HEADER_SIZE:]
         self.size = end
 

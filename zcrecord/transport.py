@@ -159,10 +159,11 @@ def unpack(
     started = time.perf_counter()
     source_path, dest_path = _checked(source, dest, force)
     import_zstandard()  # before anything is opened
-    threads, watch = cores(threads), Watch(progress)
+    threads = cores(threads)
     try:
         with Reader(source_path or source) as reader:
             table = _table_of(reader)
+            watch = Watch(progress, lambda: reader.position if reader.nbytes is None else reader.nbytes)
             watch.expected = None if table is None else table.nbytes
             pieces = _expanded(reader, table, threads)
             with open_sink(dest, durable=durable) as sink, closing(pieces):

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from zcrecord.errors import FormatError, IntegrityError, RecordError
+from zcrecord.errors import FormatError, IntegrityError, RecordError, UnsupportedError
 from zcrecord.layout import HEADER_SIZE, Header, decode_header, too_short
 from zcrecord.packed import open_packed, outline
 from zcrecord.reader import Archive
@@ -18,11 +18,12 @@ from zcrecord.source import Memory, is_packed
 from zcrecord.views import Verify
 
 from .cache import Cache, cache_at
-from .place import Place, connected, redacted
+from .frames import Unpacked, table_of
+from .place import Piece, Place, connected, redacted
 from .ranges import Held, cut
 from .stores import Store
+from .streamed import Streamed
 from .web import Web
-from .window import Window
 
 __all__ = ["RemoteSource", "open_url"]
 
@@ -34,8 +35,9 @@ def open_url(
 ) -> Record | str:
     """Return a record of a remote archive, of which header, index and trailer are there; or the path of a local file.
 
-    A payload is fetched, and its digest checked, before the first view of it is made. One packed for transport is
-    fetched whole. The record is pickled by URL, cache and options, which may hold credentials.
+    A payload is fetched, and its digest checked, before the first view of it is made. Of one packed for transport the
+    frames that are needed are fetched, or without a seek table all of it. The record is pickled by URL, cache and
+    options, which may hold credentials.
 
     Args:
         url: that fsspec knows: `https://`, `s3://`, ...; for a `file://` URL its path is returned.
@@ -47,6 +49,8 @@ def open_url(
         SourceError: it cannot be read; SourceNotFoundError: it is not there. FormatError: it is no valid archive.
         DependencyError: fsspec, or what it needs, is not installed. UnsupportedError: fsspec knows no such URL.
     """
+    if options is not None and not isinstance(options, Mapping):
+        raise UnsupportedError(f"storage_options= takes a mapping, not a {type(options).__name__}")
     options = dict(options or {})
     fs, path = connected(url, options)
     protocols = (fs.protocol,) if isinstance(fs.protocol, str) else fs.protocol
@@ -54,7 +58,7 @@ def open_url(
         return path
     place: Place = (Web if "http" in protocols or "https" in protocols else Store)(url, options)
     try:
-        archive = _open(place, verify, cache_at(cache, url))
+        archive = _open(place, verify, cache_at(cache, url, {**fs.storage_options, **options}))
     except RecordError as error:
         raise error.located(path=place.shown) from error.__cause__
     seal = archive.header.encode()
@@ -84,17 +88,23 @@ class RemoteSource(NamedTuple):
 
 def _open(place: Place, verify: Verify, cache: Cache | None) -> Archive:
     level: Verify = "touch" if verify == "touch" else "index"
-    first = place.start(HEADER_SIZE if cache is not None and cache.has_index() else FIRST)
+    few = cache is not None and cache.has_index()
+    first = place.start(HEADER_SIZE if few else FIRST)
     if is_packed(first):
-        return _open_packed(place, first, level)
+        table, have = table_of(place, first)
+        if table is None:
+            return _open_packed(place, have, level)
+        place = Unpacked(place, table, have)
+        first = place.start(HEADER_SIZE)
     if place.size < 2 * HEADER_SIZE or len(first) < HEADER_SIZE:
         raise too_short(place.size, bytes(first[:HEADER_SIZE]))
     header = decode_header(bytes(first[:HEADER_SIZE]))
     held = Held()
     held.add(0, len(first))
     memory = outline(place.size, [(0, first)])._replace(path=place.shown, filled=held.ranges)
-    window = Window(place, memory.octets, held, cache)
-    if not _from_cache(place, cache, memory.octets, held):
+    window = Streamed(place, memory.octets, held, cache)
+    known = _from_cache(place, cache, memory.octets, held)
+    if not known:
         _fetch_ends(window, memory.octets, header)
     try:
         archive = Archive(memory._replace(remote=window), level=level, embedded=None)
@@ -102,12 +112,12 @@ def _open(place: Place, verify: Verify, cache: Cache | None) -> Archive:
     except FormatError:
         place.check_same()  # one that was replaced meanwhile is not damaged
         raise
-    if cache is not None and place.tag is not None:
+    if cache is not None and not known and place.tag is not None and place.firm:
         cache.put_index(place.size, place.tag, _ends(archive.header, memory.octets))
     return archive
 
 
-def _fetch_ends(window: Window, octets: memoryview, header: Header | None) -> None:
+def _fetch_ends(window: Streamed, octets: memoryview, header: Header | None) -> None:
     """Have index and trailer there. What does not fit is left to the archive, which says so."""
     size = len(octets)
     if header is None:
@@ -129,12 +139,12 @@ def _ends(header: Header, octets: memoryview) -> list[tuple[int, memoryview]]:
 
 def _from_cache(place: Place, cache: Cache | None, octets: memoryview, held: Held) -> bool:
     """Take index and trailer from the cache, if they are those of this version of the file."""
-    if cache is None or place.tag is None:
+    if cache is None or place.tag is None or not place.firm:
         return False
     pieces = cache.index(place.size, place.tag)
     if pieces is None or any(offset < 0 or offset + len(piece) > len(octets) for offset, piece in pieces):
         return False
-    if pieces[0][1] != octets[:HEADER_SIZE]:
+    if not _are_ends(pieces, len(octets)) or pieces[0][1] != octets[:HEADER_SIZE]:
         return False
     for offset, piece in pieces:
         octets[offset : offset + len(piece)] = piece
@@ -142,11 +152,25 @@ def _from_cache(place: Place, cache: Cache | None, octets: memoryview, held: Hel
     return True
 
 
-def _open_packed(place: Place, first: memoryview, level: Verify) -> Archive:
-    """Return an archive of which the packed form is fetched whole, into memory, and let go of again."""
-    packed = outline(place.size, [(0, first)])
+def _are_ends(pieces: list[tuple[int, bytes]], size: int) -> bool:
+    """Return whether pieces are those that `_ends` gives, whoever wrote them."""
+    try:
+        trailer = decode_header(pieces[-1][1], "trailer") if pieces and len(pieces[-1][1]) == HEADER_SIZE else None
+    except RecordError:
+        return False
+    if trailer is None:
+        return False
+    told = [(0, HEADER_SIZE), (trailer.index_offset, trailer.index_size), (size - HEADER_SIZE, HEADER_SIZE)]
+    return told == [(offset, len(piece)) for offset, piece in pieces]
+
+
+def _open_packed(place: Place, have: list[Piece], level: Verify) -> Archive:
+    """Return an archive of which the packed form, without a seek table, is fetched whole, and let go of again."""
+    packed = outline(place.size, have)
     octets = packed.octets
-    missing = [(min(len(first), place.size), place.size)]
-    place.fill([(start, octets[start:end]) for start, end in cut(missing)])
+    held = Held()
+    for offset, piece in have:
+        held.add(offset, offset + len(piece))
+    place.fill([(start, octets[start:end]) for start, end in cut(held.missing(0, place.size))])
     place.check_same()
     return open_packed(Memory(octets, place.shown, packed.mapping), verify=level, mode="r")

@@ -8,19 +8,22 @@ from __future__ import annotations
 
 import os
 import random
+import re
 from collections.abc import Mapping
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from zcrecord.errors import DependencyError, SourceError, SourceNotFoundError, UnsupportedError
 from zcrecord.layout import MAX_ARCHIVE_SIZE
 
-__all__ = ["MOST_AT_ONCE", "TRIES", "Piece", "Place", "connected", "redacted", "wait"]
+__all__ = ["MOST_AT_ONCE", "TRIES", "Piece", "Place", "address_of", "connected", "redacted", "wait"]
 
-TRIES = 5  # of one request, the first included: 1.5 to 3 seconds in all, which outlast a server's restart or a hiccup
+TRIES = 5  # of one request, the first included; between them are 1.5 to 3 seconds in all, or 40 if the server asks so
 MOST_AT_ONCE = 8  # requests under way at a time; more than browsers make, fewer than servers take for an attack
 _FIRST_WAIT = 0.1  # seconds before the second try; doubled before each further one
 _LONGEST_WAIT = 10.0  # seconds, whatever a server asks for: who waits longer wants to be told
+
+_CHAINED = re.compile(r"::(?=[A-Za-z][A-Za-z0-9+.-]*://)")  # and not an IPv6 address's
 
 Piece = tuple[int, memoryview]  # from where on, and what is to be filled
 
@@ -36,10 +39,15 @@ def wait(tried: int, asked: float = 0.0) -> float:
 
 def redacted(url: str) -> str:
     """Return a URL without what may be secret: user, password and query, such as a signature."""
-    head, _, last = url.rpartition("::")  # of chained ones, the last has the address
-    parts = urlsplit(last)
+    *heads, last = _CHAINED.split(url)  # the last has the address
+    parts = address_of(last)
     host = parts.netloc.rpartition("@")[2]
-    return f"{head}::{parts.scheme}://{host}{parts.path}" if head else f"{parts.scheme}://{host}{parts.path}"
+    return "::".join([*heads, f"{parts.scheme}://{host}{parts.path}"])
+
+
+def address_of(url: str) -> SplitResult:
+    """Return the parts of a URL, of chained ones of the last, which says where the file is."""
+    return urlsplit(_CHAINED.split(url)[-1])
 
 
 def connected(url: str, options: Mapping[str, Any]) -> tuple[Any, str]:
@@ -53,6 +61,7 @@ def connected(url: str, options: Mapping[str, Any]) -> tuple[Any, str]:
         import fsspec.core
     except ImportError as error:
         raise DependencyError('fsspec is not installed; pip install "zcrecord[remote]"') from error
+    _check_url(url)
     scheme = url.partition("://")[0].rpartition("::")[2].lower()
     try:
         fs, path = fsspec.core.url_to_fs(url, **options)
@@ -70,6 +79,20 @@ def connected(url: str, options: Mapping[str, Any]) -> tuple[Any, str]:
     return fs, path
 
 
+def _check_url(url: str) -> None:
+    """Raise UnsupportedError for an address in which no server can be found; its text, maybe a password, is not told.
+
+    A password with '/' or ':' in it, for one, makes the rest of it a port.
+    """
+    try:
+        parts = address_of(url)
+        if parts.scheme in ("http", "https") and (parts.hostname is None or parts.port == 0):
+            raise ValueError
+    except ValueError:
+        what = "this URL has no host and port that can be understood"
+        raise UnsupportedError(f"{what}; write what is special in user and password as %XX") from None
+
+
 class Place:
     """A file elsewhere. `start` comes first; several threads may use it then, and processes that were forked.
 
@@ -77,6 +100,7 @@ class Place:
         shown: its URL as errors name it.
         size: how many bytes it has.
         tag: what tells one version of it from another, as its server has it (ETag, time of change); None for nothing.
+        firm: whether an equal tag promises equal bytes; a weak ETag does not.
     """
 
     def __init__(self, url: str, options: Mapping[str, Any]) -> None:
@@ -84,6 +108,7 @@ class Place:
         self.shown = redacted(url)
         self.size = -1
         self.tag: str | None = None
+        self.firm = True
         self._pid = -1
         self._connection: tuple[Any, str] | None = None
 
@@ -111,7 +136,7 @@ class Place:
     def check_same(self) -> None:
         """Raise SourceError if the file is another one by now, where `fill` does not see that."""
 
-    def known(self, size: int, tag: str | None) -> None:
+    def known(self, size: int, tag: str | None, firm: bool = True) -> None:
         """Note what a server says of the file, which has to be what it said before.
 
         Raises:
@@ -120,7 +145,7 @@ class Place:
         if self.size < 0:
             if size > MAX_ARCHIVE_SIZE:
                 raise SourceError(f"the server says that it has {size} bytes, which no archive has", path=self.shown)
-            self.size, self.tag = size, tag
+            self.size, self.tag, self.firm = size, tag, firm
         elif (size, tag) != (self.size, self.tag):
             raise self.replaced()
 

@@ -2,7 +2,7 @@
 
 fsspec's own `cat_file` takes whatever comes for the range that was asked for, be it the whole file, another range or
 another version of it. Here every answer says what it is before a byte of it is taken, and is written straight to where
-it belongs.
+it belongs. Where a server sends a request on to another, what was meant for the first alone does not go along.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import re
 import threading
+import weakref
 from collections.abc import Coroutine, Mapping
 from typing import Any, TypeVar
 
@@ -24,7 +25,12 @@ T = TypeVar("T")
 
 SMALL = 8 << 20  # bytes that are taken whole from a server that does not do ranges
 _AGAIN = (408, 425, 429, 500, 502, 503, 504)  # what servers say that are busy or about to restart
+_MOVED = (301, 302, 303, 307, 308)
+_MOST_MOVES = 10  # as browsers and aiohttp have it, some of them more
+_SECRET = ("headers", "auth", "cookies", "cookie_jar", "base_url")  # options that are for one server, and no other's
 _CONNECT, _SILENCE = 20.0, 60.0  # seconds to wait for a connection, and for the next byte
+_PATIENCE = 360.0  # seconds for one request with all its tries: a little more than TRIES silences
+_SLOWEST = 16 << 10  # bytes a second: what a long request has besides that
 _LEAVE = 5.0  # seconds that requests are given to end when the caller is interrupted
 _CONTENT_RANGE = re.compile(r"bytes (?:(\d{1,19})-(\d{1,19})|\*)/(\d{1,19}|\*)")
 
@@ -35,6 +41,13 @@ class _AgainError(Exception):
     def __init__(self, what: str, seconds: float = 0.0) -> None:
         super().__init__(what)
         self.seconds = seconds
+
+
+class _Hop:
+    """Where one request goes, over which session, and what goes along."""
+
+    def __init__(self, at: Any, session: Any, headers: Mapping[str, str], options: dict[str, Any]) -> None:
+        self.at, self.session, self.headers, self.options = at, session, headers, options
 
 
 class _Part:
@@ -62,6 +75,8 @@ class _Part:
 
 class Web(Place):
     """A file on an HTTP server."""
+
+    _bare: tuple[Any, Any] | None = None  # fsspec's file system, and a session for other servers than its own
 
     def start(self, nbytes: int) -> memoryview:
         """Return the first bytes; all of a small file's from a server that does not do ranges."""
@@ -111,6 +126,16 @@ class Web(Place):
 
     async def _try(self, part: _Part, *, first: bool = False) -> bytes | None:
         """Make a request until it is answered in full; returns the whole file if that is what came first."""
+        nbytes = part.left
+        seconds = _PATIENCE + nbytes / _SLOWEST
+        try:
+            async with asyncio.timeout(seconds):
+                return await self._repeat(part, first=first)
+        except TimeoutError:
+            what = f"cannot be read: only {part.done} of {nbytes} bytes came in {seconds:.0f} seconds"
+            raise SourceError(f"{what}; the server or the line is too slow", path=self.shown) from None
+
+    async def _repeat(self, part: _Part, *, first: bool) -> bytes | None:
         import aiohttp
 
         tried = 0
@@ -121,37 +146,94 @@ class Web(Place):
                 if whole is not None or not part.left:
                     return whole
                 raise _AgainError(f"only {part.done} of {len(part.target)} bytes came")
-            except (aiohttp.ClientSSLError, aiohttp.InvalidURL, aiohttp.TooManyRedirects) as error:
+            except (aiohttp.ClientSSLError, aiohttp.InvalidURL) as error:
                 raise SourceError(f"cannot be read: {_said(error)}", path=self.shown) from None  # it may name the query
             except (_AgainError, aiohttp.ClientError, TimeoutError, ConnectionError) as error:
                 tried = 1 if part.done - before >= NEAR else tried + 1  # a server may send less at a time
                 if tried == TRIES:
                     raise self.failed(_said(error)) from None
                 await asyncio.sleep(wait(tried, getattr(error, "seconds", 0.0)))
+            except (TypeError, ValueError):  # whose text may have what is secret
+                what = "no request can be made of it; do the URL and storage_options= fit, headers as text?"
+                raise SourceError(what, path=self.shown) from None
 
     async def _ask(self, part: _Part, *, first: bool) -> bytes | None:
-        """Make one request, and write what comes to where it belongs."""
+        """Make one request, wherever it is sent on to, and write what comes to where it belongs."""
+        hop = await self._first_hop(f"bytes={part.at}-{part.at + part.left - 1}")
+        follow = hop.options.pop("allow_redirects", True)
+        for _ in range(hop.options.pop("max_redirects", _MOST_MOVES) + 1):
+            request = hop.session.get(hop.at, headers=hop.headers, allow_redirects=False, **hop.options)
+            async with request as answer:
+                if answer.status not in _MOVED or not follow:
+                    return await self._answered(answer, part, first=first)
+                where = answer.headers.get("Location")
+            hop = await self._sent_on(hop, where)
+        raise SourceError("cannot be read: too many redirects", path=self.shown)
+
+    async def _first_hop(self, wanted: str) -> _Hop:
+        """Return where a range is asked for first: encoded it would be other bytes than those of the file."""
         import aiohttp
 
         fs, url = self.connection()
-        session = await fs.set_session()
         options = dict(fs.kwargs)
-        end = part.at + part.left - 1
-        wanted = {"Range": f"bytes={part.at}-{end}", "Accept-Encoding": "identity"}
-        options["headers"] = {**options.get("headers", {}), **wanted}
+        ours = {"Range": wanted, "Accept-Encoding": "identity"}
+        theirs = {k: v for k, v in dict(options.pop("headers", {})).items() if str(k).title() not in ours}
         if "timeout" not in fs.client_kwargs:
             options.setdefault("timeout", aiohttp.ClientTimeout(sock_connect=_CONNECT, sock_read=_SILENCE))
-        async with session.get(fs.encode_url(url), **options) as answer:
-            self._check_status(answer.status, answer.headers)
-            if answer.status == 200:
-                return await self._whole(answer, first)
-            if answer.status == 416:
-                self.known(_empty(answer.headers), _tag(answer.headers))
-                if first and not self.size:
-                    return b""
-                raise SourceError(f"the server has no bytes from {part.at} on (HTTP 416)", path=self.shown)
-            await self._take(answer, part)
+        return _Hop(fs.encode_url(url), await fs.set_session(), {**theirs, **ours}, options)
+
+    async def _sent_on(self, hop: _Hop, where: str | None) -> _Hop:
+        """Return where a redirect leads. To another server go no headers, cookies or passwords of the user's."""
+        try:
+            at = hop.at.join(type(hop.at)(where or "", encoded=True))
+            if at.scheme not in ("http", "https") or not where:
+                raise ValueError
+            same = at.origin() == hop.at.origin()
+        except (TypeError, ValueError):
+            raise SourceError("cannot be read: it leads to what is no http URL", path=self.shown) from None
+        if same:
+            return _Hop(at, hop.session, hop.headers, hop.options)
+        ours = {name: hop.headers[name] for name in ("Range", "Accept-Encoding")}
+        options = {name: value for name, value in hop.options.items() if name not in _SECRET}
+        return _Hop(at, await self._bare_session(hop.session), ours, options)
+
+    async def _bare_session(self, session: Any) -> Any:
+        """Return a session that has nothing of the user's to say to a server: fsspec's own, or one made for this."""
+        fs, _ = self.connection()
+        if not any(name in fs.client_kwargs for name in _SECRET):
+            return session
+        if self._bare is None or self._bare[0] is not fs:
+            shared = (*_SECRET, "connector")  # which is closed with the session that it was given to
+            kept = {name: value for name, value in fs.client_kwargs.items() if name not in shared}
+            self._bare = fs, await fs.get_client(loop=fs.loop, **kept)
+            weakref.finalize(self, fs.close_session, fs.loop, self._bare[1])
+        return self._bare[1]
+
+    async def _answered(self, answer: Any, part: _Part, *, first: bool) -> bytes | None:
+        self._check_status(answer.status, answer.headers)
+        encoding = answer.headers.get("Content-Encoding", "identity").strip().lower()
+        if encoding not in ("", "identity") and answer.status != 416:
+            what = f"the server sends it encoded ({encoding}), though that was ruled out; other bytes than the file's"
+            raise SourceError(f"{what}; download the file and load that", path=self.shown)
+        if answer.status == 200:
+            return await self._whole(answer, first)
+        if answer.status == 416:
+            return self._no_such_range(answer.headers, part, first=first)
+        await self._take(answer, part)
         return None
+
+    def _no_such_range(self, headers: Mapping[str, str], part: _Part, *, first: bool) -> bytes:
+        """Return no bytes, all that an empty file has; any other has those that were asked for, or was replaced."""
+        said = headers.get("Content-Range", "").strip()
+        found = _CONTENT_RANGE.fullmatch(said)
+        if found is not None and found[3] != "*":
+            self.known(int(found[3]), *_tag(headers))
+            if first and not self.size:
+                return b""
+        told = f"it says '{said}'" if said else "it does not say how many bytes it has"
+        asked = f"[{part.at:#x}, {part.at + part.left:#x})"
+        what = f"the server has no bytes {asked} of it (HTTP 416), {told}"
+        raise SourceError(f"{what}; try again, or download the file and load that", path=self.shown)
 
     def _check_status(self, status: int, headers: Mapping[str, str]) -> None:
         if status in (404, 410):
@@ -169,13 +251,13 @@ class Web(Place):
         """Return a small file whose server sends all of it, whatever is asked for."""
         nbytes = answer.content_length
         if self.size >= 0:
-            self.known(self.size if nbytes is None else nbytes, _tag(answer.headers))
-        if not first or nbytes is None or nbytes > SMALL or "Content-Encoding" in answer.headers:
+            self.known(self.size if nbytes is None else nbytes, *_tag(answer.headers))
+        if not first or nbytes is None or nbytes > SMALL:
             size = "an unknown number of" if nbytes is None else f"all {nbytes}"
             what = f"the server does not do ranges (HTTP 200 in place of 206) and would send {size} bytes"
             raise SourceError(f"{what}; download the file and load that", path=self.shown)
         data: bytes = await answer.read()
-        self.known(nbytes, _tag(answer.headers))
+        self.known(nbytes, *_tag(answer.headers))
         return data
 
     async def _take(self, answer: Any, part: _Part) -> None:
@@ -185,10 +267,7 @@ class Web(Place):
         if found is None or found[1] is None or found[3] == "*" or int(found[1]) != part.at:
             what = f"the server answered the range '{said}' where bytes from {part.at} on were asked for"
             raise SourceError(f"{what}; download the file and load that", path=self.shown)
-        if "Content-Encoding" in answer.headers:
-            what = f"the server sends it encoded ({answer.headers['Content-Encoding']})"
-            raise SourceError(f"{what}; download the file and load that", path=self.shown)
-        self.known(int(found[3]), _tag(answer.headers))
+        self.known(int(found[3]), *_tag(answer.headers))
         if part.at + part.left > self.size:  # the first request, of a file that is shorter
             part.shorten(self.size)
         async for chunk in answer.content.iter_any():
@@ -198,22 +277,22 @@ class Web(Place):
             part.put(chunk)
 
 
-def _tag(headers: Mapping[str, str]) -> str | None:
-    return headers.get("ETag") or headers.get("Last-Modified")
+def _tag(headers: Mapping[str, str]) -> tuple[str | None, bool]:
+    """Return what changes with the content, and whether the same one is a promise that every byte is the same.
 
-
-def _empty(headers: Mapping[str, str]) -> int:
-    """Return the size that goes with "no such range"."""
-    found = _CONTENT_RANGE.fullmatch(headers.get("Content-Range", "").strip())
-    return int(found[3]) if found is not None and found[3] != "*" else 0
+    A weak ETag promises only that the bytes mean the same. Of two times within a second a date tells nothing, either,
+    but whoever has replaced a file twice in that time has not shown the first one to anybody.
+    """
+    etag = headers.get("ETag", "").strip()
+    if etag:
+        return etag, not etag.startswith("W/")
+    return headers.get("Last-Modified"), True
 
 
 def _said(error: BaseException) -> str:
     if isinstance(error, TimeoutError):
         return "no answer in time"
     kind = type(error).__name__
-    if kind == "TooManyRedirects":
-        return "too many redirects"
     if isinstance(error, ValueError) or "Redirect" in kind or "Url" in kind:  # their texts have the URL, query and all
         return "it leads to what is no http URL"
     if getattr(error, "status", 0):

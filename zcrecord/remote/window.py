@@ -8,20 +8,35 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterable
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
 
 import xxhash
 
 from zcrecord.errors import IntegrityError
 
 from .cache import Cache
-from .place import Place
+from .place import Piece, Place
 from .ranges import Held, cut, merged
 
-__all__ = ["Row", "Window"]
+__all__ = ["Row", "Seal", "Window"]
 
 _PIECE = 8 << 20  # bytes hashed at a time, so that Ctrl-C need not wait for a large payload
+
+
+class Seal(NamedTuple):
+    """What tells whether bytes are right: what hashes them, and what it has to give."""
+
+    new: Callable[[], Any]
+    wanted: bytes
+
+    def fits(self, octets: memoryview) -> bool:
+        """Return whether bytes are right; in pieces, so that Ctrl-C need not wait for a large payload."""
+        running = self.new()
+        for at in range(0, len(octets), _PIECE):
+            running.update(octets[at : at + _PIECE])
+        found: bytes = running.digest()
+        return found == self.wanted
 
 
 class Row(NamedTuple):
@@ -39,6 +54,7 @@ class Window:
         self._place, self._octets, self._held, self._cache = place, octets, held, cache
         self._ready: set[int] = set()  # offsets of payloads that are there and were checked
         self._flying: dict[int, threading.Event] = {}  # of those that some thread is fetching
+        self._pins: dict[int, bytes] = {}
         self._pid = os.getpid()
         self._begin()
 
@@ -81,24 +97,47 @@ class Window:
             if not others:  # where another thread failed, this one tries itself
                 return
 
-    def readinto_at(self, offset: int, target: memoryview) -> None:
-        """Fill `target` with the file's bytes from `offset` on, without keeping them; for loaders to other memory.
+    @property
+    def shown(self) -> str:
+        """The archive's URL as errors name it."""
+        return self._place.shown
 
-        What is there already is copied. No digest is checked, and the cache is not asked; `check_same` afterwards tells
-        whether the file was replaced.
+    @property
+    def cache(self) -> Cache | None:
+        """Where payloads are kept, if anywhere."""
+        return self._cache
+
+    def read(self, pieces: Iterable[Piece], *, again: bool = False) -> None:
+        """Fill pieces with the file's bytes, several at a time, without keeping them; checks no digest.
+
+        What is there already is copied, unless it is to be fetched `again`.
 
         Raises:
             SourceError: they cannot be had.
         """
-        target = target.cast("B")
-        end = offset + len(target)
-        missing = self._held.missing(offset, end)
-        at = offset
-        for start, stop in [*missing, (end, end)]:
-            target[at - offset : start - offset] = self._octets[at:start]
-            at = stop
-        if missing:
-            self._place.fill([(start, target[start - offset : stop - offset]) for start, stop in cut(missing)])
+        wanted = []
+        for offset, target in pieces:
+            end = offset + len(target)
+            missing = [(offset, end)] if again else self._held.missing(offset, end)
+            at = offset
+            for start, stop in [*missing, (end, end)]:
+                target[at - offset : start - offset] = self._octets[at:start]
+                at = stop
+            wanted += [(start, target[start - offset : stop - offset]) for start, stop in cut(missing)]
+        if wanted:
+            self._place.fill(wanted)
+
+    def pin(self, known: Mapping[int, bytes]) -> None:
+        """Have payloads, by where they start, be checked by their SHA-256 from now on, and not by 64 bits alone."""
+        self._pins |= known
+
+    def seal(self, start: int, digest: int | None) -> Seal | None:
+        """Return what tells whether the payload that starts there is right; None if nothing does."""
+        if start in self._pins:
+            import hashlib  # here, because it takes 3 ms
+
+            return Seal(hashlib.sha256, self._pins[start])
+        return None if digest is None else Seal(xxhash.xxh3_64, digest.to_bytes(8, "big"))
 
     def check_same(self) -> None:
         """Raise SourceError if the file was replaced since it was opened, as far as its server can tell."""
@@ -149,7 +188,7 @@ class Window:
                 return False
             self._writing.append(whole)
         try:
-            if not cache.get(row.digest, self._bytes(row)):
+            if not cache.get(row.digest, self._bytes(row)) or (self._pins and not self._is_right(row)):
                 return False
             self._note([whole])
             return True
@@ -160,7 +199,8 @@ class Window:
         return self._octets[row.start : row.start + row.nbytes]
 
     def _is_right(self, row: Row) -> bool:
-        return row.digest is None or _xxh3(self._bytes(row)) == row.digest
+        seal = self.seal(row.start, row.digest)
+        return seal is None or seal.fits(self._bytes(row))
 
     def _get(self, ranges: Iterable[tuple[int, int]]) -> None:
         wanted = list(ranges)
@@ -209,12 +249,3 @@ class Window:
         with self._lock:
             for start, end in ranges:
                 self._held.add(start, end)
-
-
-def _xxh3(octets: memoryview) -> int:
-    if len(octets) <= _PIECE:
-        return xxhash.xxh3_64_intdigest(octets)
-    running = xxhash.xxh3_64()
-    for at in range(0, len(octets), _PIECE):
-        running.update(octets[at : at + _PIECE])
-    return running.intdigest()

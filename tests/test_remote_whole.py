@@ -1,0 +1,203 @@
+"""All of a remote archive read once, verified or hashed: what is wrong is found, in little memory, and stays found."""
+
+from __future__ import annotations
+
+import itertools
+import mmap
+import sys
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+import xxhash
+from records import saved
+
+import zcrecord
+from tools.bench.remote import write_sparse
+from tools.range_server import Server, serving
+from zcrecord import FormatError, IntegrityError
+from zcrecord.layout import HEADER_SIZE, decode_header
+
+MIB = 1 << 20
+
+
+def weights() -> dict[str, Any]:
+    """One of each kind that has rules of its own: strided, tied, bools, packed, strings, bytes, empty."""
+    rng = np.random.default_rng(8)
+    base = rng.standard_normal((700, 300)).astype(np.float32)
+    return {
+        "base": base,
+        "turned": base.T,
+        "again": base,
+        "mask": rng.integers(0, 2, 5000).astype(bool),
+        "packed": np.arange(-7, 8).astype(ml_dtypes.int4),
+        "words": np.array(["one", "two"], dtype=np.dtypes.StringDType()) if hasattr(np.dtypes, "StringDType") else base,
+        "graph": b"some bytes" * 100,
+        "none": np.zeros((0, 3)),
+        "large": rng.integers(0, 255, 3 * MIB, np.uint8),
+        "module": {"kind": "conv", "w": np.arange(9.0)},
+    }
+
+
+@pytest.fixture(autouse=True)
+def _large(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the archive count as one that is not kept."""
+    monkeypatch.setattr("zcrecord.remote.streamed._MOST", 1 << 17)
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Server]:
+    """A server of a folder that holds `m.zcr`, the archive of `weights()`."""
+    (tmp_path / "m.zcr").write_bytes(saved(weights()))
+    with serving(tmp_path) as state:
+        yield state
+
+
+def local(server: Server) -> Any:
+    return zcrecord.load_record(server.folder / "m.zcr")
+
+
+def change(server: Server, at: int, value: int, name: str | None = None) -> None:
+    """Change a byte; of a tensor whose digest is to fit, that too, and the checksums over it."""
+    path = server.folder / "m.zcr"
+    info = None if name is None else local(server).info(name)
+    data = bytearray(path.read_bytes())
+    data[at if info is None else info.offset + at] = value
+    if info is not None:
+        assert info.digest is not None
+        payload = bytes(data[info.offset : info.offset + info.nbytes])
+        digest = xxhash.xxh3_64_intdigest(payload)
+        place = data.index(info.digest.to_bytes(8, "little"))
+        data[place : place + 8] = digest.to_bytes(8, "little")
+        header = decode_header(bytes(data[-HEADER_SIZE:]))
+        assert header is not None
+        index = data[header.index_offset : header.index_offset + header.index_size]
+        for start in (0, len(data) - HEADER_SIZE):
+            data[start + 56 : start + 60] = zlib.crc32(bytes(index)).to_bytes(4, "little")
+            data[start + 60 : start + 64] = zlib.crc32(bytes(data[start : start + 60])).to_bytes(4, "little")
+    path.write_bytes(data)
+
+
+def test_the_content_digest_is_that_of_the_local_file_and_can_be_expected(server: Server) -> None:
+    digest = local(server).content_digest()
+    url = f"{server.url}/m.zcr"
+    assert zcrecord.load_record(url).content_digest() == digest
+    rec = zcrecord.load_record(url, expect=digest)
+    assert np.array_equal(rec["turned"], weights()["turned"])
+    assert np.array_equal(rec.load_into("host", "large")["large"], weights()["large"])
+    part = zcrecord.load_record(url, expect=digest, names="module")
+    assert part["module.w"].tolist() == list(range(9))
+    with pytest.raises(IntegrityError, match=r"m\.zcr: content digest sha256:0+ was expected, it has sha256:"):
+        zcrecord.load_record(url, expect="sha256:" + "0" * 64)
+
+
+@pytest.mark.parametrize("how", ["view", "host", "cache"])
+def test_what_was_expected_cannot_be_exchanged_afterwards_for_what_has_its_short_digest(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """Nobody here can make XXH3 collide in a test: it is made to find everything equal."""
+    cache = tmp_path / "cache"
+    if how == "cache":
+        assert zcrecord.load_record(f"{server.url}/m.zcr", cache=cache)["large"].any()
+    rec = zcrecord.load_record(f"{server.url}/m.zcr", expect=local(server).content_digest(), cache=cache)
+    for path in cache.rglob("*"):
+        if path.is_file() and not path.name.startswith("index-"):
+            forged = bytearray(path.read_bytes())
+            forged[-1] ^= 1
+            path.write_bytes(forged)
+    info = local(server).info("large")
+    data = bytearray((server.folder / "m.zcr").read_bytes())
+    data[info.offset + 5] ^= 1
+    if how != "cache":
+        (server.folder / "m.zcr").write_bytes(data)
+
+    wanted = int(info.digest).to_bytes(8, "big")
+
+    class Weak:
+        """A hash that is always the right one."""
+
+        def update(self, _: Any) -> None:
+            pass
+
+        def digest(self) -> bytes:
+            return wanted
+
+    monkeypatch.setattr(xxhash, "xxh3_64", Weak)
+    monkeypatch.setattr(xxhash, "xxh3_64_intdigest", lambda _: info.digest)
+    if how == "cache":
+        assert np.array_equal(rec["large"], weights()["large"]), "the forged entry is not taken"
+        return
+    with pytest.raises(IntegrityError, match=r"tensor 'large': payload .* its digest does not match"):
+        rec["large"] if how == "view" else rec.load_into("host", "large")
+
+
+def test_full_verification_passes_over_all_there_is(server: Server) -> None:
+    told: list[tuple[int, int]] = []
+    rec = zcrecord.load_record(f"{server.url}/m.zcr", verify="full")
+    rec.verify(progress=lambda done, total: told.append((done, total)))
+    assert told[-1][0] == told[-1][1]
+    assert all(a[0] <= b[0] for a, b in itertools.pairwise(told))
+    rec.select("module").verify()
+    assert np.array_equal(rec["base"], weights()["base"])
+
+
+@pytest.mark.parametrize(
+    "name, at, value, kind, message",
+    [
+        ("mask", 70, 2, FormatError, "tensor 'mask': a bool is neither 0 nor 1"),
+        ("packed", 7, 0xF0, FormatError, "tensor 'packed': the pad bits after its last element are not zero"),
+    ],
+)
+def test_elements_that_cannot_be_are_found_as_in_a_local_file(
+    server: Server, name: str, at: int, value: int, kind: type[Exception], message: str
+) -> None:
+    change(server, at, value, name)
+    with pytest.raises(kind, match=message):
+        local(server).verify()
+    with pytest.raises(kind, match=rf"m\.zcr: {message}"):
+        zcrecord.load_record(f"{server.url}/m.zcr", verify="full")
+
+
+def test_bytes_between_payloads_and_damaged_payloads_are_found_as_in_a_local_file(server: Server) -> None:
+    rec = local(server)
+    info = rec.info("packed")
+    change(server, info.offset + info.nbytes + 3, 1)
+    with pytest.raises(FormatError, match=r"the gap \[0x\w+, 0x\w+\) holds bytes that are not zero"):
+        zcrecord.load_record(f"{server.url}/m.zcr", verify="full")
+    change(server, info.offset + info.nbytes + 3, 0)
+    change(server, rec.info("large").offset + 2 * MIB, int(weights()["large"][2 * MIB]) ^ 1)
+    with pytest.raises(IntegrityError, match=r"m\.zcr: tensor 'large': payload .* its digest does not match"):
+        zcrecord.load_record(f"{server.url}/m.zcr", verify="full")
+    with pytest.raises(IntegrityError, match=r"tensor 'large'"):
+        zcrecord.load_record(f"{server.url}/m.zcr").content_digest()
+
+
+def test_a_small_archive_is_kept_rather_than_fetched_again(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("zcrecord.remote.streamed._MOST", 32 * MIB)
+    digest = local(server).content_digest()
+    rec = zcrecord.load_record(f"{server.url}/m.zcr", expect=digest, verify="full")
+    server.forget()
+    assert len(list(rec.items())) == len(list(local(server)))
+    assert not server.requests
+
+
+def resident() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="platform: /proc/self/statm is Linux's")
+def test_reading_all_of_it_keeps_little_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    write_sparse(tmp_path / "m.zcr", 160 * MIB)
+    digest = zcrecord.load_record(tmp_path / "m.zcr").content_digest()
+    with serving(tmp_path) as server:
+        before = resident()
+        rec = zcrecord.load_record(f"{server.url}/m.zcr", verify="full", expect=digest)
+        assert resident() - before < 80 * MIB
+        before = resident()
+        rec.prefetch("large.*")
+        assert resident() - before > 100 * MIB, "it would be noticed"
