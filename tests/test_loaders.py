@@ -16,6 +16,7 @@ import pytest
 import records as r
 
 import zcrecord
+from tools.range_server import serving
 from zcrecord import LoadCancelledError, PackedTensor, Record, TensorNotFoundError, UnsupportedError, load_record
 from zcrecord.dtypes import DType
 from zcrecord.loaders import LoadPlan, PayloadRef, load_into, loader_for, plan_load, shard
@@ -149,10 +150,18 @@ def test_archive_attached_to_a_program_is_planned_by_its_place_in_the_file(tmp_p
     assert_same_tensors(load_into(record, "read"), record)
 
 
-@pytest.mark.parametrize("limit", [0, -1, 1.5, None])
+@pytest.mark.parametrize("limit", [0, -1, 1.5, None, True, np.True_, "64"])
 def test_limit_that_is_no_number_of_bytes_is_refused(record: Record, limit: Any) -> None:
     with pytest.raises(zcrecord.LimitError, match="is not a number of bytes"):
         plan_load(record, max_in_flight=limit)
+
+
+@pytest.mark.parametrize("limit", [np.int64(1 << 20), np.uint8(200)], ids=repr)
+def test_limit_may_be_any_integer(record: Record, limit: Any) -> None:
+    plan = plan_load(record, max_in_flight=limit)
+    assert type(plan.max_in_flight) is int
+    assert plan.max_in_flight == limit
+    assert_same_tensors(load_into(record, "host", max_in_flight=limit), record)
 
 
 # What arrives.
@@ -320,6 +329,11 @@ def test_rows_that_cannot_be_had_are_refused(what: str, record: Record) -> None:
 def test_rows_of_unknown_tensors_and_ranks_are_refused(record: Record) -> None:
     with pytest.raises(TensorNotFoundError, match="close names: 'alone'"):
         plan_load(record, slices={"alonne": slice(1)})
+    no_rank: Any = np.int64(1)
+    assert shard(no_rank, 4)(8) == slice(2, 4)
+    for no_rank in (0.5, "a", None):
+        with pytest.raises(UnsupportedError, match=f"rank {no_rank!r} of 4: both are integers"):
+            shard(no_rank, 4)
     for rank in (-1, 4):
         with pytest.raises(UnsupportedError, match=f"rank {rank} of 4: ranks are counted from 0"):
             shard(rank, 4)
@@ -349,6 +363,36 @@ def test_remote_bytes_are_asked_for_once_and_only_those_that_are_wanted(
         load_into(archive, "mapped", "m.w")
 
 
+def test_views_of_a_remote_record_are_had_by_fetching_what_is_chosen(record: Record, tmp_path: Path) -> None:
+    with serving(tmp_path) as server:
+        far = load_record(f"{server.url}/m.zcr")
+        found = load_into(far, "cpu", "alone")
+        assert found["alone"].tobytes() == record["alone"].tobytes()
+        assert r.address(found["alone"]) == r.address(far["alone"])
+        asked = len(server.requests)
+        rows = load_into(far, "mapped", "alone", slices={"alone": slice(3, 5)})["alone"]
+        assert rows.tobytes() == record["alone"][3:5].tobytes()
+        assert len(server.requests) == asked, "what is there is fetched once"
+        assert_same_tensors(load_into(far, "cpu"), record)
+
+
+def test_views_of_damaged_remote_bytes_are_refused(record: Record, tmp_path: Path) -> None:
+    data = bytearray((tmp_path / "m.zcr").read_bytes())
+    data[record.info("alone").offset] ^= 1
+    (tmp_path / "m.zcr").write_bytes(data)
+    with serving(tmp_path) as server:
+        far = load_record(f"{server.url}/m.zcr")
+        with pytest.raises(zcrecord.IntegrityError, match=r"http://.*m\.zcr: tensor 'alone': payload"):
+            load_into(far, "cpu", "alone")
+
+
+def test_errors_of_remote_records_tell_the_url(record: Record, tmp_path: Path) -> None:
+    with serving(tmp_path) as server:
+        far = load_record(f"{server.url}/m.zcr")
+        with pytest.raises(UnsupportedError, match=r"http://.*m\.zcr: tensor 'alone': dst= has 3 bytes"):
+            load_into(far, "host", dst={"alone": bytearray(3)})
+
+
 # Into the caller's memory.
 
 
@@ -365,7 +409,34 @@ def test_tensors_go_into_the_memory_that_is_given(device: str, record: Record) -
     assert octets == bytes(record.raw("packed")) + bytes(8)
 
 
+SCALARS = {"f4": np.float32(2.5), "bf": np.array(2.5, ml_dtypes.bfloat16), "f8": np.array(1, ml_dtypes.float8_e4m3fn)}
+
+
+@pytest.mark.parametrize("device", ["host", "read"])
+@pytest.mark.parametrize("name", SCALARS)
+def test_memory_of_rank_0_is_filled(name: str, device: str) -> None:
+    room = np.zeros((), np.asarray(SCALARS[name]).dtype)
+    found = load_into(load_record(r.saved(SCALARS)), device, name, dst={name: room})[name]
+    assert room.tobytes() == SCALARS[name].tobytes()
+    assert found.shape == ()
+    assert np.shares_memory(found, room)
+
+
+@pytest.mark.parametrize("device", ["host", "read"])
+@pytest.mark.parametrize(
+    "room", [np.empty((0, 7), np.int8), np.empty((7, 0), ml_dtypes.bfloat16), bytearray()], ids=str
+)
+def test_memory_of_an_empty_tensor_may_be_given(room: Any, device: str, record: Record) -> None:
+    found = load_into(record, device, ["none", "alone"], dst={"none": room})
+    assert found["none"].shape == (0, 7)
+    assert found["alone"].tobytes() == record["alone"].tobytes()
+
+
 ROOMS: dict[str, tuple[str, Any, str]] = {
+    "too large for nothing": ("none", bytearray(1), "'none': dst= has 1 bytes, the tensor 0"),
+    "nothing": ("alone", np.empty((0, 5), np.int16), "'alone': dst= has 0 bytes, the tensor 120"),
+    "nothing, read-only": ("none", b"", "'none': dst= cannot be written"),
+    "axes the other way": ("half", np.zeros((3, 2), ml_dtypes.bfloat16).T, "'half': dst= of a ndarray has no contig"),
     "too small": ("alone", bytearray(119), r"'alone': dst= has 119 bytes, the tensor 120; make it np\.empty\(120"),
     "read-only": ("alone", bytes(120), "'alone': dst= cannot be written"),
     "gaps": ("alone", np.zeros((12, 10), np.int16)[:, ::2], "'alone': dst= of a ndarray has no contiguous bytes"),
@@ -418,6 +489,34 @@ def test_loader_is_not_begun_with_element_types_that_it_does_not_know(record: Re
     with pytest.raises(UnsupportedError, match="'alone': Picky brings no int16 to 'paper'; leave it out with names="):
         load_into(record, loader, ["alone", "half"])
     assert loader.calls == []
+
+
+MISUSE: dict[str, tuple[Callable[[Record], Any], str]] = {
+    "a path": (lambda rec: load_into(str(rec.path), "host"), "a str is no record to be loaded from; load_record"),  # type: ignore[arg-type]
+    "a hollow record": (lambda rec: load_into(rec.hollow(), "host"), "a HollowRecord is no record to be loaded from"),
+    "a plan of a path": (lambda rec: plan_load(str(rec.path)), "a str is no record to be loaded from"),  # type: ignore[arg-type]
+    "a list of memory": (lambda rec: load_into(rec, "host", dst=[bytearray(8)]), r"dst= takes memory by name.*a list"),  # type: ignore[arg-type]
+    "rows of all": (lambda rec: load_into(rec, "host", slices=slice(2)), "slices= takes rows by name.*, not a slice"),  # type: ignore[arg-type]
+    "a list of rows": (lambda rec: plan_load(rec, slices=[slice(2)]), "slices= takes rows by name.*, not a list"),  # type: ignore[arg-type]
+    "nobody to tell": (lambda rec: load_into(rec, "host", progress=3), "progress= takes a function, not a int"),  # type: ignore[arg-type]
+    "no cancel": (lambda rec: load_into(rec, "host", cancel=3), "cancel= takes an Event or a function, not a int"),  # type: ignore[arg-type]
+    "no loader": (lambda rec: load_into(rec, None), "loader= takes a loader, or the name of a device"),  # type: ignore[arg-type]
+    "half a loader": (lambda rec: load_into(rec, Half()), "loader= takes a loader, or the name of a device"),  # type: ignore[arg-type]
+}
+
+
+class Half:
+    """A loader that does not say to which device it loads."""
+
+    def can_load(self, *_: Any) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("what", MISUSE)
+def test_misuse_is_one_typed_error(what: str, record: Record) -> None:
+    act, message = MISUSE[what]
+    with pytest.raises(UnsupportedError, match=message):
+        act(record)
 
 
 def test_loaders_are_found_by_the_device_they_load_to() -> None:
@@ -484,6 +583,27 @@ def test_progress_grows_to_the_whole_and_tells_that_once(device: str, large: Rec
     assert done == sorted(set(done))
     assert done[-1] == total
     assert device == "mapped" or len([now for now in done if now < 20 << 20]) >= 2, "nothing was told in between"
+
+
+@pytest.mark.parametrize("limit", [3, 1 << 20, 64 << 20])
+def test_large_payload_is_the_same_whatever_may_be_on_its_way(limit: int, large: Record) -> None:
+    """Several threads copy it, of a limit of 3 bytes hardly anything at a time."""
+    part = large if limit > 3 else large.select("b*")
+    assert_same_tensors(load_into(part, "host", max_in_flight=limit), part)
+    if limit > 3:
+        room = np.zeros(5 << 20, np.uint32)
+        load_into(part, "host", "w", max_in_flight=limit, dst={"w": room})
+        assert room.tobytes() == large["w"].tobytes()
+
+
+def test_ref_is_not_read_past_its_end(record: Record) -> None:
+    (ref,) = plan_load(record, "alone").refs
+    for start, nbytes in ((0, 121), (119, 2), (121, 1)):
+        with pytest.raises(ValueError, match=r"buffer is smaller than requested size|offset must be"):
+            ref.read_into(memoryview(bytearray(nbytes)), start)
+    target = bytearray(2)
+    ref.read_into(memoryview(target), 118)
+    assert target == record["alone"].tobytes()[118:]
 
 
 def stops(after: int) -> Callable[[], bool]:

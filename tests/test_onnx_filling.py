@@ -137,6 +137,38 @@ def test_no_optimizer_makes_a_result_wrong(kind: str, loader: str | None, tmp_pa
     np.testing.assert_allclose(got, unoptimized(model, inputs), rtol=2e-2 if got.itemsize == 2 else 1e-3, atol=1e-3)
 
 
+MISUSE: dict[str, tuple[Any, dict[str, Any], str]] = {
+    "hollow": (
+        hollow_of,
+        {},
+        r"a hollow record has no weights to run with; fill it, and pass what its seal\(\) returns",
+    ),
+    "options": (bytes, {"sess_options": "x"}, r"sess_options= takes an onnxruntime\.SessionOptions, not a str"),
+    "a class": (
+        bytes,
+        {"sess_options": ort.SessionOptions},
+        r"sess_options= takes an onnxruntime\.SessionOptions, not",
+    ),
+    "a number": (lambda _: 3, {}, "a int is neither a path nor contiguous bytes"),
+}
+
+
+@pytest.mark.parametrize("what", MISUSE)
+def test_misuse_is_one_typed_error(what: str) -> None:
+    form, options, message = MISUSE[what]
+    with pytest.raises(UnsupportedError, match=message):
+        fill_session(form(archive(MODELS["matmul"])), **options)
+
+
+@pytest.mark.parametrize("given, message", [
+    ({}, r"tensor 'w': is a weight of the model, and not among the 0 tensors given as loader=$"),
+    ({"ww": 1, 3: 4}, r"tensor 'w': is a weight of the model, and not among the 2 .*; close names there: 'ww'$"),
+])  # fmt: skip
+def test_weight_that_is_not_among_those_loaded_before_is_told_as_that(given: Any, message: str) -> None:
+    with pytest.raises(TensorNotFoundError, match=message):
+        fill_session(archive(MODELS["matmul"]), loader=given)
+
+
 def torch_loader() -> Any:
     """A loader whose tensors are torch's."""
 
@@ -276,7 +308,7 @@ def test_sessions_share_what_was_loaded_once_or_went_through_a_sink() -> None:
     weights["b"] += 1
     np.testing.assert_array_equal(first.run(None, inputs)[0], second.run(None, inputs)[0])
     assert (first.run(None, inputs)[0] > unoptimized(model, inputs)).all()
-    with pytest.raises(TensorNotFoundError, match="tensor 'w': not in this record"):
+    with pytest.raises(TensorNotFoundError, match="tensor 'w': is a weight of the model, and not among the"):
         fill_session(data, loader={"b": weights["b"]})
 
 

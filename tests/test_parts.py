@@ -262,6 +262,13 @@ def test_name_without_wildcards_that_is_not_there_is_refused(rec: Record) -> Non
         rec.select("embed.n")  # an attribute
 
 
+def test_what_is_not_there_is_counted_among_the_tensors_and_close_to_modules_too(rec: Record) -> None:
+    with pytest.raises(TensorNotFoundError, match=rf"'zzz': not in this record of {len(rec)} tensors; list\(record\)"):
+        rec.select("zzz")
+    with pytest.raises(TensorNotFoundError, match=r"'layerz': not in this record; close names: 'layers'"):
+        rec.select("layerz")
+
+
 def test_error_of_a_predicate_goes_through(rec: Record) -> None:
     def fails(_: TensorInfo) -> bool:
         raise ZeroDivisionError("own")

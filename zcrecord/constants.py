@@ -1,27 +1,22 @@
 """One constant of a hollow record: which tensors it is, what bytes are due, and where they go.
 
-Bytes come as whole arrays or in chunks and go to a place in memory, or to what the user gave for them. Which constants
-there are, and when each may be filled, is left to `hollow`.
+They go to a place in memory, or to what the user gave for them. What bytes are right is `fillers`'s, which constants
+there are, and when each may be filled, `hollow`'s.
 """
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable
+import io
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any, Protocol
 
 import numpy as np
 
-from . import dtypes, foreign
+from . import dtypes
 from .describe import TensorInfo
-from .dtypes import DType
-from .errors import FillError, ProducerError, RecordError
-from .lazy import Pieces
-from .tensors import PackedTensor, StringTensor, as_bytes
+from .errors import ProducerError
 
-__all__ = ["Constant", "ConstantWriter", "Destination", "Filler", "Given", "Place"]
+__all__ = ["Constant", "Destination", "Given", "Place"]
 
 _PIECE = 1 << 20  # bytes that are put where strides scatter them at a time
 
@@ -142,17 +137,30 @@ class Given:
             return
         if room.readonly or not room.c_contiguous or room.nbytes != constant.nbytes:
             form = "read-only" if room.readonly else f"of {room.nbytes} bytes"
+            if not room.readonly and not room.c_contiguous:
+                form = "not in C order"
             what = f"sink= gave a buffer that is {form}; {constant.nbytes} contiguous, writable bytes are needed"
             raise ProducerError(what, tensor=constant.name)
         self._room = room.cast("B") if room.nbytes else memoryview(bytearray())
 
     def write(self, data: memoryview) -> None:
-        """Pass the next bytes on; the object must be done with them when its `write` returns."""
-        if self._room is None:
-            self._made.write(data)
-        else:
+        """Pass the next bytes on; the object must be done with them when its `write` returns.
+
+        Raises:
+            ProducerError: it says, as files do, how many it took, and that is none, or more than it was given.
+        """
+        if self._room is not None:
             self._room[self._done : self._done + len(data)] = data
             self._done += len(data)
+            return
+        while len(data):
+            taken = self._made.write(data)
+            if taken is None and not isinstance(self._made, io.RawIOBase):  # a raw file says None when it would block
+                return
+            if not isinstance(taken, int) or not 0 < taken <= len(data):
+                what = f"sink= took {taken} of {len(data)} bytes"
+                raise ProducerError(f"{what}; its write returns how many it took, or None for all of them")
+            data = data[taken:]
 
     def close(self) -> Any:
         """Return what was given, or what its own `close` returned instead."""
@@ -165,196 +173,3 @@ class Given:
         """Tell the object, if it wants to know, that no more will come."""
         if self._room is None and callable(getattr(self._made, "abort", None)):
             self._made.abort()
-
-
-class Filler:
-    """The bytes of one constant on their way: checked, counted, and passed on; nothing is kept."""
-
-    def __init__(self, constant: Constant, destination: Destination) -> None:
-        self.constant = constant
-        self._destination = destination
-        info = constant.info
-        self._plain = constant.native is not None and not info.dtype.packed
-        pieces = self._plain or (info.dtype.packed and info.bits == info.dtype.bits)
-        self._due: Pieces | _Bytes = Pieces(info.dtype, info.shape) if pieces else _Bytes(constant.nbytes)
-
-    def whole(self, data: Any) -> None:
-        """Take all of it at once: an array of any library, a PackedTensor, a StringTensor, or bytes in C order.
-
-        Raises:
-            ProducerError: another shape or element type, or too few or too many bytes.
-        """
-        array = self._array(data)
-        if isinstance(array, np.ndarray) and isinstance(self._destination, Place) and self._destination.scattered:
-            self._destination.put(array)
-            return
-        self.write(array)
-        self._due.finish()
-
-    def _array(self, data: Any) -> Any:
-        """Return what has a shape as an array of the right shape and element type; bytes as they are."""
-        info = self.constant.info
-        if isinstance(data, bytes | bytearray | memoryview) or not hasattr(data, "shape"):
-            return data
-        if not isinstance(data, PackedTensor | StringTensor):
-            data = foreign.as_array(data)
-        if tuple(data.shape) != info.shape:
-            raise ProducerError(f"declared with shape {info.shape}, got {tuple(data.shape)}")
-        if (kind := _kind(data)) is not info.dtype:
-            raise ProducerError(f"declared as {info.dtype.name}, got {kind.name}; convert it with .astype(...)")
-        if isinstance(data, StringTensor):
-            return data.data
-        if isinstance(data, PackedTensor) and info.bits == 8:  # stored one to a byte
-            data = data.unpack()
-        if isinstance(data, np.ndarray) and not self._plain and info.bits == 8:
-            return as_bytes(data)
-        return data
-
-    def write(self, chunk: Any) -> None:
-        """Take the next chunk: bytes, or an array of the element type, whatever its shape; not kept.
-
-        Raises:
-            ProducerError: it is of another element type, or more than is due.
-        """
-        data = self._due.take(chunk)
-        if len(data):
-            self._destination.write(data)
-
-    def finish(self) -> None:
-        """Raise ProducerError unless all has come."""
-        self._due.finish()
-
-    def close(self) -> Any:
-        """Be done with the destination; returns what stands for the constant."""
-        return self._destination.close()
-
-    def abort(self) -> None:
-        """Let go of the destination."""
-        self._destination.abort()
-
-
-class _Bytes:
-    """The bytes of strings, and of elements that are known by their width alone: counted, and nothing else."""
-
-    def __init__(self, due: int) -> None:
-        self._left = self._all = due
-
-    def take(self, piece: Any) -> memoryview:
-        """Return a piece's bytes.
-
-        Raises:
-            ProducerError: it is no bytes, or more than is due.
-        """
-        try:
-            data = memoryview(piece).cast("B") if len(piece) else memoryview(b"")
-        except (TypeError, ValueError):
-            raise ProducerError(f"{self._all} contiguous bytes are due, got a {type(piece).__name__}") from None
-        if len(data) > self._left:
-            raise ProducerError(f"{self._all} bytes were declared, at least {self._all - self._left + len(data)} came")
-        self._left -= len(data)
-        return data
-
-    def finish(self) -> None:
-        """Raise ProducerError unless all has come."""
-        if self._left:
-            raise ProducerError(f"{self._all} bytes were declared, {self._all - self._left} produced")
-
-
-def _kind(data: Any) -> DType:
-    if isinstance(data, StringTensor):
-        return dtypes.STRING
-    if isinstance(data, PackedTensor):
-        return data.kind
-    try:
-        return dtypes.from_numpy(data.dtype)
-    except RecordError as error:
-        raise ProducerError(error.message) from error
-
-
-class ConstantWriter:
-    """Fills one constant chunk by chunk: `write(chunk)` until all has come, then `close()`, or leave the `with` block.
-
-    A chunk is bytes in C order, or an array of the constant's element type, whatever its shape; it is passed on, and
-    not kept. Where anything fails, or an exception leaves the block, the constant counts as not begun, and can be
-    filled again.
-
-    Example:
-        >>> import numpy as np, zcrecord
-        >>> _ = zcrecord.save_record({"w": np.ones(4, np.uint8)}, "model.zcr")
-        >>> from zcrecord.hollow import hollow_of
-        >>> hollow = hollow_of("model.zcr")
-        >>> with hollow.open("w") as writer:
-        ...     writer.write(b"ab"), writer.write(b"cd")
-        (None, None)
-        >>> bytes(hollow.seal()["w"])
-        b'abcd'
-    """
-
-    def __init__(self, filler: Filler, name: str, done: Callable[[Any], None], gone: Callable[[], None]) -> None:
-        """For this package's own use: `HollowRecord.open` makes them."""
-        self._filler, self._name, self._done, self._gone = filler, name, done, gone
-        self._open, self._whole = True, False
-
-    @property
-    def constant(self) -> Constant:
-        """What is filled; for this package's own use."""
-        return self._filler.constant
-
-    def write(self, chunk: Any) -> None:
-        """Pass on the next chunk.
-
-        Raises:
-            ProducerError: it is of another element type, or more than is due.
-        """
-        self._do(self._filler.write, chunk)
-
-    def take(self, data: Any) -> None:
-        """Pass on all of it, as `HollowRecord.set` takes it."""
-        self._do(self._filler.whole, data)
-        self._whole = True
-
-    def skip(self) -> None:
-        """Say that all bytes are where they belong; for this package's own use."""
-        self._whole = True
-
-    def close(self) -> None:
-        """Have the constant count as filled.
-
-        Raises:
-            ProducerError: too few bytes have come. FillError: the record was given up meanwhile.
-        """
-        if not self._open:
-            return
-        if not self._whole:
-            self._do(self._filler.finish)
-        result = self._do(self._filler.close)
-        self._open = False
-        self._done(result)
-
-    def abort(self) -> None:
-        """Have the constant count as not begun; never raises."""
-        if self._open:
-            self._open = False
-            with contextlib.suppress(Exception):
-                self._filler.abort()
-            self._gone()
-
-    def _do(self, step: Callable[..., Any], *arguments: Any) -> Any:
-        if not self._open:
-            raise FillError("its writer was closed, or something failed; open it again", tensor=self._name)
-        try:
-            return step(*arguments)
-        except BaseException as error:
-            self.abort()
-            if isinstance(error, RecordError):
-                raise error.located(tensor=self._name) from error.__cause__
-            raise
-
-    def __enter__(self) -> ConstantWriter:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, _error: object, _trace: TracebackType | None) -> None:
-        if kind is None:
-            self.close()
-        else:
-            self.abort()

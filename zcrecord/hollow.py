@@ -1,28 +1,27 @@
 """Hollow records: every name, shape, dtype and module of a record, and its graph, without the weights; filled later.
 
 Here is what fills them, and what becomes of it. Which are filled is `ledger`'s, how bytes get where they go
-`constants`'s, what is left of the archive `shell`'s.
+`fillers`'s, how loaders bring them `bringing`'s, what is left of the archive `shell`'s.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Set
+import threading
+import weakref
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
-import numpy as np
-
-from . import parts
-from .constants import Constant, ConstantWriter, Destination, Filler, Given, Place
+from .bringing import Bringer
+from .constants import Constant, Destination, Given, Place
 from .converting import Progress
 from .describe import ModuleInfo, TensorInfo
 from .errors import FillError, ProducerError, UnsupportedError
-from .layout import MAX_ARCHIVE_SIZE
+from .fillers import ConstantWriter, Filler
 from .ledger import Ledger, State
-from .loaders import Loader, load_into, plan_load
-from .loaders.planning import MAX_IN_FLIGHT
+from .loaders import Loader
 from .loading import load_record
 from .reader import Archive
 from .record import Record
@@ -46,7 +45,7 @@ def hollow_of(source: Any, *, sink: Sink | None = None) -> HollowRecord:
             Record. Or a function of a tensor's name and TensorInfo that is called when its constant is begun, once for
             tied ones; it returns a writable buffer of `info.nbytes` bytes, or an object with `write(chunk)`, and
             maybe `close()` and `abort()`: a device's upload. The bytes come in C order, in as many chunks as were
-            handed over, and a chunk is good until `write` returns.
+            handed over, and a chunk is good until `write` returns; that may say, as files do, how many it took.
 
     Raises:
         Whatever `load_record` raises.
@@ -82,6 +81,8 @@ class HollowRecord:
         self._octets: memoryview | None = octets
         self._told = Record(archive)
         self._ledger = Ledger(archive, shell.path, whole=sink is None)
+        self._writers: weakref.WeakSet[ConstantWriter] = weakref.WeakSet()  # that are open, and maybe others
+        self._lock = threading.Lock()
 
     # What is declared.
 
@@ -114,7 +115,7 @@ class HollowRecord:
         return self._told.infos()
 
     def __contains__(self, name: object) -> bool:
-        return name in self._ledger.names
+        return isinstance(name, str) and name in self._ledger.names
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.names)
@@ -150,20 +151,20 @@ class HollowRecord:
 
         Args:
             name: of one of its tensors.
-            data: an array of numpy, torch, jax or anything with DLPack, a PackedTensor, a StringTensor, or bytes in C
-                order (strings: as StringTensor.data has them).
+            data: an array of numpy, torch, jax or anything with DLPack, a PackedTensor, a StringTensor or an array of
+                texts, or bytes in C order (strings: as StringTensor.data has them).
 
         Raises:
             TensorNotFoundError: no tensor has that name; lists close ones. ProducerError: another shape or element
-            type, too few or too many bytes; the constant can be filled again. FillError: it is filled already, or the
-            record is sealed or was given up. UnsupportedError: `data` is no tensor. What the sink raises comes as it
-            is.
+            type, too few or too many bytes, strings that are none, or no tensor at all; the constant can be filled
+            again. FillError: it is filled already, or the record is sealed or was given up. What the sink raises comes
+            as it is.
         """
         with self.open(name) as writer:
             writer.take(data)
 
     def open(self, name: str) -> ConstantWriter:
-        """Begin to fill one constant chunk by chunk; see `constants.ConstantWriter`. Raises what `set` raises."""
+        """Begin to fill one constant chunk by chunk; see `fillers.ConstantWriter`. Raises what `set` raises."""
         return self._open(name)
 
     def _open(self, name: str, beside: Collection[Constant] = ()) -> ConstantWriter:
@@ -175,7 +176,11 @@ class HollowRecord:
         except BaseException:
             ledger.give_back(constant)
             raise
-        return ConstantWriter(filler, name, partial(ledger.note, constant, name), partial(ledger.give_back, constant))
+        note, gone = partial(ledger.note, constant, name), partial(ledger.give_back, constant)
+        writer = ConstantWriter(filler, name, ledger.check_open, note, gone)
+        with self._lock:
+            self._writers.add(writer)
+        return writer
 
     def _destination(self, constant: Constant) -> Destination:
         number = constant.info.payload
@@ -203,7 +208,8 @@ class HollowRecord:
                 being what `set` takes or an iterable of chunks; ties of what was filled are passed over.
 
         Raises:
-            What `set` raises. IntegrityError: the file is not that archive. SourceError: it ends early.
+            What `set` raises. UnsupportedError: it is none of these. IntegrityError: the file is not that archive.
+            SourceError: it ends early.
         """
         if isinstance(source, str | os.PathLike):
             raise UnsupportedError("a path is no source; stream(open(path, 'rb')), or fill_by('read', path)")
@@ -214,7 +220,9 @@ class HollowRecord:
         elif hasattr(source, "read"):
             self._stream_file(source)
         else:
-            for name, data in source:
+            for item in source if isinstance(source, Iterable) else [source]:
+                name, data = _pair(item)
+                del item
                 if not self._ledger.is_tied(name):
                     self._take(name, data)
                 del data  # or two would be held while the next is made
@@ -246,85 +254,43 @@ class HollowRecord:
                     writer.skip()
 
     def fill_by(
-        self, loader: Loader | str, source: Any = None, *, progress: Progress | None = None, cancel: Any = None
+        self,
+        loader: Loader | str,
+        source: Any = None,
+        *,
+        progress: Progress | None = None,
+        cancel: Any = None,
+        verify_digests: bool = True,
     ) -> None:
         """Have a loader fill what is missing, straight into the memory of the constants; see `zcrecord.loaders`.
 
         Args:
             loader: its `load(ref, dst)` is given the very bytes of memory to fill; with a `sink` none, and the sink
                 gets what it returns, of 64 MiB of tensors, or one, at a time.
-            source: the archive that this is of, as `load_record` takes it; None for the path it was loaded from.
+            source: the archive that this is of or, of a part, the whole one, as `load_record` takes it; None for the
+                path it was loaded from.
             progress, cancel: as in `load_into`.
+            verify_digests: whether to compare the digest of each payload that a tensor is all of, once it is in the
+                host's memory. What a loader has on a device elsewhere, and what was edited in mode "c", is not.
 
         Raises:
-            FillError: another archive, or none is known. What `load_into` raises; what came before counts.
+            FillError: another archive, or none is known. IntegrityError: a digest does not match. What `load_into`
+            raises. In each case what came before counts.
         """
-        archive = self._archive(source)
-        names = [c.name for c in dict.fromkeys(self._ledger.names[n] for n in self.missing())]
-        done, total = 0, self.nbytes - self.nbytes_filled
-
-        def tell(arrived: int, _: int | None) -> None:
-            if progress is not None:
-                progress(min(done + arrived, total), total)
-
-        for batch in self._batches(names):
-            alone = len(batch) == 1
-            part = parts.alone(archive, archive.find(batch[0])) if alone else _chosen(archive, set(batch))
-            self._load(part, loader, batch, progress=tell, cancel=cancel)
-            done += sum(self._ledger.names[name].nbytes for name in batch)
-
-    def _batches(self, names: list[str]) -> Iterator[list[str]]:
-        """Yield what is loaded together: with a sink what may be in memory besides. Views of one payload go alone."""
-        ledger = self._ledger
-        batch: list[str] = []
-        room = MAX_IN_FLIGHT if self._sink is not None else MAX_ARCHIVE_SIZE
-        for name in names:
-            info = ledger.names[name].info
-            if info.payload is None or len(ledger.by_payload[info.payload]) > 1:
-                continue
-            room -= info.nbytes
-            if batch and room < 0:
-                yield batch
-                batch, room = [], MAX_IN_FLIGHT - info.nbytes
-            batch.append(name)
-        if batch:
-            yield batch
-        shared = (n for n in names if len(ledger.by_payload[ledger.names[n].info.payload or 0]) > 1)
-        yield from ([name] for name in shared if not ledger.is_filled(ledger.names[name]))
+        place = self._payload if self._sink is None else None
+        bringer = Bringer(self._shell, self._ledger, self.open, place)
+        options = {"progress": progress, "cancel": cancel, "verify_digests": verify_digests}
+        bringer.fill(self._archive(source), loader, **options)
 
     def _archive(self, source: Any) -> Archive:
-        """Return an archive that is the very one that this is of."""
+        """Return the very archive that this is of, or what this is of as a part of it."""
         if source is None and self._path is None:
             raise FillError("no path is known to load from; name the source")
         record = source if isinstance(source, Record) else load_record(self._path if source is None else source)
-        if not self._shell.is_of(record.archive):
+        found = self._shell.within(record.archive)
+        if found is None:
             raise FillError("is not the archive that the hollow record is of", path=record.path)
-        return record.archive
-
-    def _load(self, archive: Archive, loader: Loader | str, names: list[str], **options: Any) -> None:
-        """Have constants loaded, into their memory if they have any; `archive` has them and no others."""
-        with contextlib.ExitStack() as stack:
-            writers = {name: stack.enter_context(self.open(name)) for name in names}
-            rooms = {} if self._sink is not None else self._rooms(archive)
-            loaded = load_into(archive, loader, dst=rooms, raw=True, **options)
-            for name, writer in writers.items():
-                if name in rooms and _lies_in(loaded[name], rooms[name]):
-                    writer.skip()
-                else:
-                    writer.take(loaded[name] if writer.constant.typed else memoryview(loaded[name]))
-
-    def _rooms(self, archive: Archive) -> dict[str, Any]:
-        """Return the memory of each tensor's bytes, as they lie in the payload."""
-        rooms = {}
-        for name, (ref, _) in plan_load(archive, raw=True).targets.items():
-            constant = self._ledger.names[name]
-            number = constant.info.payload
-            # What strides pick is read with what lies between, which may be filled already.
-            apart = constant.info.strides is not None and len(self._ledger.by_payload.get(number or 0, ())) > 1
-            if number is not None and not apart:
-                start = ref.offset - archive.offset - self._shell.offset(number)
-                rooms[name] = np.frombuffer(self._payload(number)[start : start + ref.nbytes], np.uint8)
-        return rooms
+        return found
 
     # The end.
 
@@ -338,17 +304,30 @@ class HollowRecord:
             FillError: something is missing; lists it. Or it is sealed or was given up.
         """
         results = self._ledger.seal()
+        if self._sink is not None:
+            return results
+        sealed = Record(self._told.archive.kept())
+        self._let_go()
+        return sealed
+
+    def _let_go(self) -> None:
+        """Keep what is declared alone, and no memory: what was sealed goes with whoever has it."""
         self._octets = None
-        return Record(self._told.archive.kept()) if self._sink is None else results
+        self._told = Record(self._shell.room(False)[1])
 
     def abort(self) -> None:
-        """Give it up: let go of what was filled; what others are at fails. May be called again, and never raises.
+        """Give it up: let go of what was filled, have open writers abort; what other threads are at fails.
+
+        May be called again, and never raises.
 
         After `seal` it does nothing: what was sealed stays.
         """
         if self._ledger.abort():
-            self._octets = None
-            self._told = Record(self._shell.room(False)[1])
+            with self._lock:
+                writers = list(self._writers)
+            for writer in writers:
+                writer.give_up()
+            self._let_go()
 
     def __enter__(self) -> HollowRecord:
         return self
@@ -368,15 +347,16 @@ class HollowRecord:
         return HollowRecord, (self._shell, None)
 
 
-def _chosen(archive: Archive, names: Set[str]) -> Archive:
-    """Return some tensors of an archive; names are no patterns here, whatever characters they have."""
-    return parts.select(archive, lambda told: told.name in names, None)
-
-
-def _lies_in(loaded: Any, room: Any) -> bool:
-    """Return whether a loader has put a tensor where it was told to."""
-    array = getattr(loaded, "packed", loaded)
-    return isinstance(array, np.ndarray) and np.may_share_memory(array, room)
+def _pair(item: Any) -> tuple[str, Any]:
+    """Return a name and what its tensor is filled with."""
+    try:
+        name, data = item
+    except (TypeError, ValueError):
+        name = data = None
+    if not isinstance(name, str):
+        shown = f"a {type(item).__name__}"
+        raise UnsupportedError(f"stream() takes a mapping, a binary file, or pairs (name, data), and one is {shown}")
+    return name, data
 
 
 def _fan_out(writers: list[ConstantWriter], chunks: Iterable[memoryview], nbytes: int) -> None:

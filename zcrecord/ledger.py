@@ -35,7 +35,7 @@ class Ledger:
         self.by_payload: dict[int, list[Constant]] = {}
         self._path, self._whole = path, whole
         self._list(archive)
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a forgotten writer may be collected while it is held, and give back
         self._begun: set[Constant] = set()
         self._results: dict[Constant, Any] = {}
         self._told: set[str] = set()  # names under which constants were filled
@@ -162,7 +162,7 @@ class Ledger:
                 what = f"{len(missing)} of {len(self.names)} tensors are missing: {shown}{more}"
                 raise FillError(f"{what}; fill them first", path=self._path)
             if self._begun:
-                name = min(c.name for c in self._begun)
+                name = min(c.name for c in list(self._begun))
                 raise FillError("is being filled still; close its writer", path=self._path, tensor=name)
             self._ended = "sealed"
             results, self._results = self._results, {}

@@ -106,7 +106,7 @@ class _Walk:
             keep = names
             self._kept = {i for i, told in enumerate(describe.infos(archive)) if keep(told)}
         else:
-            matches = _matcher(names, lambda: [*self._names.values(), *archive.names()], archive.path)
+            matches = _matcher(names, archive.names, list(self._names.values()), archive.path)
             chosen = {m for m, name in self._names.items() if matches(name)}
             for m in range(self._top + 1, self._last):
                 if self._parent(m) in chosen:
@@ -264,8 +264,10 @@ def _is_pattern(name: str) -> bool:
     return any(c in name for c in "*?[")
 
 
-def _matcher(names: Any, known: Callable[[], Iterable[str]], path: str | None) -> Callable[[str], bool]:
-    """Return what tells whether a name is one of `names`, some of which may be patterns.
+def _matcher(
+    names: Any, tensors: Callable[[], list[str]], modules: list[str], path: str | None
+) -> Callable[[str], bool]:
+    """Return what tells whether a name, of a tensor or a module, is one of `names`, some of which may be patterns.
 
     Raises:
         TensorNotFoundError: one without wildcards is not known. UnsupportedError: they are no names.
@@ -279,13 +281,21 @@ def _matcher(names: Any, known: Callable[[], Iterable[str]], path: str | None) -
             raise UnsupportedError(f"names= takes patterns, and one is a {type(name).__name__}")
     exact = {name for name in wanted if not _is_pattern(name)}
     patterns = [fnmatch.translate(name) for name in wanted if _is_pattern(name)]
-    everything = set(known()) if wanted else set()
+    everything = {*tensors(), *modules} if wanted else set()
     missing = [name for name in wanted if name in exact and name not in everything]
     if missing:
-        raise TensorNotFoundError(missing[0], lambda: sorted(everything), path=path)
+        raise TensorNotFoundError(missing[0], lambda: _to_suggest(missing[0], tensors(), modules), path=path)
     exact |= {name for name in wanted if name in everything}  # names may have brackets
     match = re.compile("|".join(patterns) or r"(?!)").match
     return lambda name: name in exact or match(name) is not None
+
+
+def _to_suggest(name: str, tensors: list[str], modules: list[str]) -> list[str]:
+    """Return the names to look for close ones in: the tensors', which are counted if none is, and close modules'."""
+    import difflib  # here, because it is needed only once something went wrong
+
+    close = [*difflib.get_close_matches(name, modules, cutoff=0.5), *(module for module in modules if name in module)]
+    return list(dict.fromkeys([*close, *sorted(tensors)]))
 
 
 def _renamer(rename: Rename) -> Callable[[str], str]:

@@ -261,11 +261,14 @@ class Record(Mapping[str, Any]):
 
         On the CPU they lie on a private mapping, whose pages are copied when they are written: an optimizer step
         changes neither the file nor any other tensor but tied ones. Each call makes a mapping of its own, but in mode
-        "c", whose memory they then share with the record's views.
+        "c", whose memory they then share with the record's views. Any other device is filled as by `load_into`.
         """
         from . import handover  # here, as below, because not everybody has torch or jax
 
-        return handover.torch_tensors(self.archive, device=device, names=names, writable=writable)
+        where = handover.torch_device(handover.import_torch(), device)
+        if where.type not in ("cpu", "meta"):
+            return self.load_into(str(where), names)
+        return handover.torch_tensors(self.archive, device=where, names=names, writable=writable)
 
     def jax(self, names: Names | None = None) -> dict[str, Any]:
         """Return the tensors as jax's, by name; see `zcrecord.handover` for which are copied."""
@@ -302,16 +305,20 @@ class Record(Mapping[str, Any]):
         `progress` is called with the bytes checked so far, and with all there are to check.
 
         Raises:
-            IntegrityError: a checksum or digest does not match. FormatError: another rule is broken.
+            IntegrityError: a checksum or digest does not match; the message names the first tensor concerned, `damage`
+            has all, with their ranges in the file. FormatError: another rule is broken.
         """
         self.archive.check_contents(progress)
 
-    def content_digest(self) -> str:
-        """Return 'sha256:...' of what the record holds; the same for every layout of the same content. Reads it all."""
+    def content_digest(self, *, progress: Progress | None = None) -> str:
+        """Return 'sha256:...' of what the record holds; the same for every layout of the same content. Reads it all.
+
+        `progress` is called with the bytes hashed so far, and with all there are to hash.
+        """
         from . import contents  # here, because hashlib takes 3 ms to import
 
         self.archive.ensure_all()
-        return contents.content_digest(self.archive)
+        return contents.content_digest(self.archive, progress=progress)
 
     def close(self) -> bool:
         """End lookups; returns whether the mapping is released. Views taken before keep it, and stay valid."""

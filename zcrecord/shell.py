@@ -6,6 +6,8 @@ wanted is left to `hollow`.
 
 from __future__ import annotations
 
+import io
+import os
 from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
@@ -14,11 +16,11 @@ import xxhash
 
 from . import unfold
 from .entries import PayloadId
-from .errors import IntegrityError, SourceError
+from .errors import IntegrityError, SourceError, UnsupportedError
 from .index import Index
 from .layout import ALIGNMENT, HEADER_SIZE, NONE, plan_payloads
 from .reader import Archive
-from .source import Memory, aligned
+from .source import Memory, aligned, is_url
 
 __all__ = ["Shell", "put"]
 
@@ -49,7 +51,8 @@ class Shell:
         places = ix.payloads.copy()
         places["offset"] += np.uint64(header.payload_offset)
         blobs = {number: bytes(archive.payload(number)) for number in _blob_numbers(ix)}
-        return cls(_own(ix), places, blobs, header.encode() if header.payload_offset else b"", archive.path)
+        path = archive.path if archive.path is None or is_url(archive.path) else os.path.abspath(archive.path)
+        return cls(_own(ix), places, blobs, header.encode() if header.payload_offset else b"", path)
 
     def is_of(self, archive: Archive) -> bool:
         """Return whether this is what is left of an archive: the same index."""
@@ -58,6 +61,16 @@ class Shell:
         return found.text == mine.text and all(
             getattr(found, c).tobytes() == getattr(mine, c).tobytes() for c in columns
         )
+
+    def within(self, archive: Archive) -> Archive | None:
+        """Return the archive that this is what is left of: this very one, or the part of it; None if there is none."""
+        if self.is_of(archive):
+            return archive
+        if not self.seal or archive.mode != "r" or archive.header.encode() != self.seal:
+            return None
+        known = {row: number for number, row in enumerate(archive.index.payloads.tolist())}
+        numbers = [known.get(row, NONE) for row in self.index.payloads.tolist()]
+        return None if NONE in numbers else archive.part(self.index, numbers)
 
     def offset(self, number: int) -> int:
         """Return where a payload lies in the archive."""
@@ -99,6 +112,12 @@ class Shell:
             groups.setdefault(self.places[number].item(), []).append(number)
         for (offset, nbytes, digest), numbers in groups.items():
             yield numbers, self._checked(reader.chunks(offset, nbytes), digest)
+
+    def check(self, number: int, octets: memoryview) -> None:
+        """Raise IntegrityError unless these are the bytes of a payload, as far as its digest tells."""
+        chunks = (octets[at : at + _CHUNK] for at in range(0, len(octets), _CHUNK))
+        for _ in self._checked(chunks, int(self.places["digest"][number])):
+            pass  # what is read is what counts
 
     def _check_seal(self, start: bytes) -> None:
         if start != self.seal and (start[:8] != self.seal[:8] or any(start[10:60])):  # or not sealed
@@ -148,6 +167,8 @@ class _Forward:
     """A binary file object that is read forward, into one buffer."""
 
     def __init__(self, file: Any, path: str | None) -> None:
+        if isinstance(file, io.TextIOBase):
+            raise UnsupportedError("the file was opened as text; open it as bytes, with mode 'rb'", path=path)
         self._file, self._path = file, path
         self._at = 0
         self._buffer = memoryview(bytearray(_CHUNK))
@@ -177,7 +198,10 @@ class _Forward:
     def _readinto(self, target: memoryview) -> int:
         if hasattr(self._file, "readinto"):
             return int(self._file.readinto(target) or 0)
-        data = self._file.read(len(target))
+        data = self._file.read(len(target)) or b""
+        if not isinstance(data, bytes | bytearray | memoryview) or len(data) > len(target):
+            what = f"read({len(target)}) gave a {type(data).__name__} of {len(data)}, and not that many bytes at most"
+            raise UnsupportedError(what, path=self._path)
         target[: len(data)] = data
         return len(data)
 

@@ -19,11 +19,11 @@ from zcrecord.record import Record
 
 from .host import HostLoader
 from .mapped import MappedLoader
-from .planning import MAX_IN_FLIGHT, Slices, plan_load
+from .planning import MAX_IN_FLIGHT, Slices, archive_of, plan_archive
 from .protocol import Loader, LoadPlan
 from .reading import ReadingLoader
 
-__all__ = ["load_into", "loader_for"]
+__all__ = ["load_into", "loader_for", "loader_of"]
 
 Cancel = threading.Event | Callable[[], bool]
 
@@ -69,7 +69,8 @@ def load_into(
     """Return chosen tensors on a device, by full name in saved order; all bytes are there.
 
     A payload that several tensors share is transferred once, and tied tensors are one and the same object. What is read
-    is the read-only mapping, in the order of the file; of a record of mode "c" its private bytes, edits and all.
+    is the read-only mapping, in the order of the file; of a record of mode "c" its private bytes, edits and all. Of a
+    remote archive "cpu" gives views, too: what is chosen is fetched first, whole payloads, their digests checked.
 
     Args:
         record: a record, or a part of one (`Record.module`).
@@ -94,19 +95,17 @@ def load_into(
         >>> load_into(zcrecord.load_record("model.zcr"), "host", slices={"w": slice(1, 4)})["w"].shape
         (3, 2)
     """
-    named = isinstance(loader, str) or type(loader).__module__ == "torch"  # a torch.device
-    chosen: Any = loader_for(str(loader)) if named else loader
-    if isinstance(chosen, type) or not hasattr(chosen, "can_load"):
-        raise UnsupportedError("loader= takes a loader, or the name of a device; see zcrecord.loaders.Loader")
-    if cancel is not None and not hasattr(cancel, "is_set") and not callable(cancel):
-        raise UnsupportedError(f"cancel= takes an Event or a function, not a {type(cancel).__name__}")
-    plan = plan_load(record, names, slices=slices, max_in_flight=max_in_flight, raw=raw)
-    path = record.path
+    chosen = loader_of(loader)
+    _check_options(dst, progress, cancel)
+    archive = archive_of(record)
+    fetch = isinstance(chosen, MappedLoader)
+    plan = plan_archive(archive, names, slices=slices, max_in_flight=max_in_flight, raw=raw, fetch=fetch)
+    path = archive.path
     _check_loader(chosen, plan, path)
     rooms = _rooms(plan, dst or {}, path)
     watch = _Watch(plan.nbytes, progress, cancel, path)
     try:
-        out = _load(chosen, dataclasses.replace(plan, advance=watch.advance), rooms, watch)
+        out = _load(chosen, dataclasses.replace(plan, advance=watch.advance), rooms, watch, path)
         watch.finish()
     except BaseException:
         with contextlib.suppress(Exception):  # what went wrong first is what is told
@@ -115,7 +114,30 @@ def load_into(
     return out
 
 
-def _load(loader: Loader, plan: LoadPlan, rooms: Mapping[int, Any], watch: _Watch) -> dict[str, Any]:
+def loader_of(loader: Loader | str) -> Loader:
+    """Return a loader as it is, or a new one by its device's name, of torch's devices too.
+
+    Raises:
+        UnsupportedError: it is neither, or there is no such device. DependencyError: torch is not installed.
+    """
+    named = isinstance(loader, str) or type(loader).__module__ == "torch"  # a torch.device
+    chosen: Any = loader_for(str(loader)) if named else loader
+    if isinstance(chosen, type) or not all(hasattr(chosen, name) for name in ("can_load", "device")):
+        raise UnsupportedError("loader= takes a loader, or the name of a device; see zcrecord.loaders.Loader")
+    made: Loader = chosen
+    return made
+
+
+def _check_options(dst: Any, progress: Any, cancel: Any) -> None:
+    if dst is not None and not isinstance(dst, Mapping):
+        raise UnsupportedError(f"dst= takes memory by name, as {{name: array}}, not a {type(dst).__name__}")
+    if progress is not None and not callable(progress):
+        raise UnsupportedError(f"progress= takes a function, not a {type(progress).__name__}")
+    if cancel is not None and not hasattr(cancel, "is_set") and not callable(cancel):
+        raise UnsupportedError(f"cancel= takes an Event or a function, not a {type(cancel).__name__}")
+
+
+def _load(loader: Loader, plan: LoadPlan, rooms: Mapping[int, Any], watch: _Watch, path: str | None) -> dict[str, Any]:
     watch.check()
     loader.begin(plan)
     loaded: dict[int, Any] = {}
@@ -125,7 +147,7 @@ def _load(loader: Loader, plan: LoadPlan, rooms: Mapping[int, Any], watch: _Watc
         try:
             loaded[id(ref)] = loader.load(ref, rooms.get(id(ref)))
         except RecordError as error:
-            raise error.located(path=ref.path, tensor=ref.name) from error.__cause__
+            raise error.located(path=ref.path or path, tensor=ref.name) from error.__cause__
         watch.begun(ref.nbytes)
     for ref, view in plan.targets.values():
         if id(ref) not in loaded:  # of 0 bytes

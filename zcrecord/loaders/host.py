@@ -1,17 +1,19 @@
 """A plain device: memory of its own on this machine, filled by copying. For tests, and to copy for a device of yours.
 
 What a loader has to do is all here. For a device that is further away, `load` queues a copy in the place of making one,
-and `finish` waits for what was queued.
+and `finish` waits for what was queued. That several cores copy is only to be fast.
 """
 
 from __future__ import annotations
 
+import os
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from zcrecord.dtypes import DType
-from zcrecord.source import aligned_empty
+from zcrecord.source import Piece, aligned_empty, each_piece
 
 from .mapped import as_tensor, room_of
 from .protocol import LoadPlan, PayloadRef
@@ -19,6 +21,7 @@ from .protocol import LoadPlan, PayloadRef
 __all__ = ["HostLoader"]
 
 _PIECE = 8 << 20  # bytes copied at a time: few enough that progress and cancelling are prompt, many enough to be fast
+_COPIERS = min(4, os.cpu_count() or 1)  # new memory is cleared before it is copied to: what one core does is the limit
 
 
 class HostLoader:
@@ -44,12 +47,13 @@ class HostLoader:
         """Return the tensor, copied piece by piece into new memory, or into the caller's."""
         assert self._plan is not None, "begin comes first"
         room = aligned_empty(ref.nbytes) if dst is None else room_of(dst, ref)
-        piece = min(_PIECE, self._plan.max_in_flight)
-        for start in range(0, ref.nbytes, piece):
-            stop = min(start + piece, ref.nbytes)
-            ref.read_into(room[start:stop].data, start)
-            ref.let_go(start, stop)  # or the mapping would count as this process's memory, as large as what it feeds
-            self._plan.advance(stop - start)  # raises where the user gave up
+        size = max(1, min(_PIECE, self._plan.max_in_flight // _COPIERS))
+        pieces = [Piece(start, [room[start : start + size].data]) for start in range(0, ref.nbytes, size)]
+        if ref.buffer is not None and 1 < _COPIERS <= len(pieces):
+            each_piece(partial(_copy, ref), pieces, done=self._plan.advance, readers=_COPIERS)
+        else:
+            for piece in pieces:
+                self._plan.advance(_copy(ref, piece))  # raises where the user gave up
         return as_tensor(room, ref)
 
     def view(self, loaded: np.ndarray[Any, np.dtype[np.uint8]], ref: PayloadRef) -> Any:
@@ -63,3 +67,11 @@ class HostLoader:
     def abort(self) -> None:
         """Let go of everything, whatever state this is in. What was loaded goes with whoever holds it."""
         self._plan = None
+
+
+def _copy(ref: PayloadRef, piece: Piece) -> int:
+    """Fill a piece's memory; returns how many bytes that is."""
+    (target,) = piece.buffers
+    ref.read_into(target, piece.offset)
+    ref.let_go(piece.offset, piece.offset + len(target))  # or the mapping would count as this process's memory
+    return len(target)

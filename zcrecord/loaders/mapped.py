@@ -38,12 +38,15 @@ def room_of(dst: Any, ref: PayloadRef) -> Octets:
         UnsupportedError: it cannot be written, is not contiguous, or is of another size.
     """
     try:
-        whole: Any = dst.view(np.uint8) if isinstance(dst, np.ndarray) and dst.dtype.isbuiltin == 2 else dst
-        octets = memoryview(whole).cast("B")
+        if isinstance(dst, np.ndarray) and dst.dtype.isbuiltin != 1 and dst.flags.c_contiguous:
+            dst = dst.reshape(-1).view(np.uint8)  # numpy gives no buffer of what is not its own
+        octets = memoryview(dst)
+        readonly = octets.readonly
+        octets = octets.cast("B") if octets.nbytes else memoryview(bytearray())  # nothing is not cast
     except (TypeError, ValueError, BufferError) as error:
         kind = type(dst).__name__
         raise UnsupportedError(f"dst= of a {kind} has no contiguous bytes: {error}", tensor=ref.name) from None
-    if octets.readonly:
+    if readonly:
         raise UnsupportedError("dst= cannot be written; give memory of your own", tensor=ref.name)
     if len(octets) != ref.nbytes:
         what = f"dst= has {len(octets)} bytes, the tensor {ref.nbytes}"
@@ -54,7 +57,8 @@ def room_of(dst: Any, ref: PayloadRef) -> Octets:
 class MappedLoader:
     """Views of the record's own bytes, read-only: what `record[name]` gives, but for mode "c", whose bytes these show.
 
-    Each keeps the mapping alive. Rows of the first axis, and parts of payloads, are views, too.
+    Each keeps the mapping alive. Rows of the first axis, and parts of payloads, are views, too. Of a remote archive
+    `load_into` has whole payloads fetched first, as getting a view does.
     """
 
     device = "cpu"

@@ -6,11 +6,14 @@ Everything here is arithmetic over the index. Names are chosen by `parts`; who l
 from __future__ import annotations
 
 import fnmatch
+import operator
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping
 from math import prod
-from typing import NamedTuple
+from typing import Any, NamedTuple, SupportsIndex
+
+import numpy as np
 
 from zcrecord import dtypes, parts
 from zcrecord.dtypes import DType
@@ -19,10 +22,22 @@ from zcrecord.layout import ALIGNMENT, NONE
 from zcrecord.parts import Names
 from zcrecord.reader import Archive
 from zcrecord.record import Record
+from zcrecord.remote.feed import Expected, Feed
+from zcrecord.remote.window import Window
 
 from .protocol import LoadPlan, PayloadRef, RangeSource, Target
 
-__all__ = ["MAX_IN_FLIGHT", "LoadPlan", "Rows", "Slices", "Target", "plan_load", "shard"]
+__all__ = [
+    "MAX_IN_FLIGHT",
+    "LoadPlan",
+    "Rows",
+    "Slices",
+    "Target",
+    "archive_of",
+    "plan_archive",
+    "plan_load",
+    "shard",
+]
 
 MAX_IN_FLIGHT = 64 << 20  # bytes on the way to a device at a time, where nothing else is asked for
 
@@ -40,6 +55,9 @@ def shard(rank: int, world: int) -> Callable[[int], slice]:
         >>> shard(1, 4)(100)
         slice(25, 50, None)
     """
+    if not isinstance(rank, SupportsIndex) or not isinstance(world, SupportsIndex):
+        raise UnsupportedError(f"rank {rank!r} of {world!r}: both are integers")
+    rank, world = operator.index(rank), operator.index(world)
     if not 0 <= rank < world:
         raise UnsupportedError(f"rank {rank} of {world}: ranks are counted from 0")
 
@@ -81,9 +99,31 @@ def plan_load(
         >>> plan_load(zcrecord.load_record("model.zcr"), slices={"*": slice(2, 4)}).nbytes
         16
     """
-    if not isinstance(max_in_flight, int) or max_in_flight < 1:
-        raise LimitError(f"max_in_flight={max_in_flight!r} is not a number of bytes")
+    return plan_archive(archive_of(record), names, slices=slices, max_in_flight=max_in_flight, raw=raw)
+
+
+def archive_of(record: Any) -> Archive:
+    """Return the archive of what is to be loaded.
+
+    Raises:
+        UnsupportedError: it is no record.
+    """
     archive = record.archive if isinstance(record, Record) else record
+    if not isinstance(archive, Archive):
+        what = f"a {type(record).__name__} is no record to be loaded from; load_record(source) gives one"
+        raise UnsupportedError(what)
+    return archive
+
+
+def plan_archive(
+    archive: Archive, names: Names | None, *, slices: Any, max_in_flight: Any, raw: bool, fetch: bool = False
+) -> LoadPlan:
+    """Return `plan_load`'s plan; with `fetch` a remote archive's payloads are brought into memory, all together."""
+    if slices is not None and not isinstance(slices, Mapping):
+        raise UnsupportedError(f"slices= takes rows by name or pattern, as {{name: slice}}, not a {_kind(slices)}")
+    limit = _whole_number(max_in_flight)
+    if limit < 1:
+        raise LimitError(f"max_in_flight={max_in_flight!r} is not a number of bytes")
     if names is not None:
         archive = parts.select(archive, names, None)
     everything = archive.names()
@@ -103,10 +143,25 @@ def plan_load(
             users.setdefault(form.payload, []).append((name, form))
         else:
             found[name] = Target(places.ref(name, form, -1, 0, 0), None)
+    if fetch and users:
+        places.fetch()
     refs = [_share(places, number, tensors, found) for number, tensors in users.items()]
     refs.sort(key=lambda ref: (ref.offset, ref.payload))
+    ahead = places.announce(refs, limit)
     targets = {name: found[name] for name in everything}
-    return LoadPlan(tuple(refs), targets, max_in_flight, places.path, places.identity)
+    return LoadPlan(tuple(refs), targets, limit - ahead, places.path, places.identity)
+
+
+def _whole_number(value: Any) -> int:
+    """Return what counts as an integer, of numpy too, but for True and False; anything else is -1."""
+    try:
+        return -1 if isinstance(value, bool | np.bool_) else operator.index(value)
+    except TypeError:
+        return -1
+
+
+def _kind(value: Any) -> str:
+    return type(value).__name__
 
 
 class _Form(NamedTuple):
@@ -130,9 +185,31 @@ class _Places:
         file = archive.file
         self.path = None if file is None else os.path.abspath(file[0])
         self.identity = None if file is None else file[1]
-        self._source: RangeSource | None = archive.remote
+        remote = archive.remote
+        self._feed = Feed(remote) if isinstance(remote, Window) else None
+        self._source: RangeSource | None = self._feed or remote
         self._start = archive.offset + archive.header.payload_offset
         self._offsets = archive.index.payloads["offset"].tolist()
+
+    def fetch(self) -> None:
+        """Have all payloads in memory; of a remote archive they are fetched, and checked, if it can do that."""
+        if self._feed is not None:
+            self._archive.bring()
+            self._source = self._feed = None
+
+    def announce(self, refs: list[PayloadRef], max_in_flight: int) -> int:
+        """Say what will be read of a remote archive; returns how many of the bytes in flight that takes, ahead."""
+        if self._feed is None:
+            return 0
+        rows = self._archive.index.payloads
+        checked = bool(self._archive.index.digest_kind)
+        expected = []
+        for ref in refs:
+            _, nbytes, digest = rows[ref.payload].item()
+            whole = checked and nbytes == ref.nbytes  # of a part nothing tells whether it is right
+            expected.append(Expected(ref.offset, ref.nbytes, digest if whole else None, ref.name))
+        self._feed.expect(expected, max_in_flight // 2)
+        return max_in_flight // 2
 
     def ref(self, name: str, form: _Form, payload: int, start: int, stop: int) -> PayloadRef:
         """Return a ref of the bytes [start, stop) of a payload, of which `form` has its part."""

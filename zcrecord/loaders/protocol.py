@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple, Protocol
 
+import numpy as np
+
 from zcrecord.dtypes import DType
 from zcrecord.errors import UnsupportedError
 
@@ -62,7 +64,8 @@ class PayloadRef:
     def read_into(self, target: memoryview, start: int = 0) -> None:
         """Fill `target` with the bytes from `start` on, from the mapping, memory or remote archive they are in."""
         if self.buffer is not None:
-            target[:] = self.buffer[start : start + len(target)]
+            mine = np.frombuffer(self.buffer, np.uint8, len(target), start)
+            np.copyto(np.frombuffer(target, np.uint8), mine)  # a memoryview's copy would keep the GIL
         elif self.source is not None:
             self.source.readinto_at(self.offset + start, target)
         else:

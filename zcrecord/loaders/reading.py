@@ -33,6 +33,10 @@ class ReadingLoader:
     `load` only says where the bytes go, `finish` reads them all, those of remote archives in the same way. What lies in
     memory is copied in `load`. A file that was replaced, changed or became shorter since it was opened, is a
     SourceError.
+
+    Whoever gives up, by `cancel` or Ctrl-C, waits for the reads that are under way, since they fill memory that may be
+    the caller's: four of 1 MiB each of a file; of a remote archive the requests of one batch, each with its tries,
+    which end as its server's time limit says. No further one is begun.
     """
 
     device = "read"
@@ -84,7 +88,8 @@ class ReadingLoader:
         done = _Arrived(plan).add
         source = wanted[0][0].source  # of all, as is the path
         if source is not None:
-            each_piece(partial(_fetch, source), _pieces(wanted, min(_FETCH, plan.max_in_flight)), done=done)
+            pieces = _pieces(wanted, min(_FETCH, plan.max_in_flight), gap=0)  # it merges near ones itself
+            each_piece(partial(_fetch, source), pieces, done=done)
         else:
             assert plan.path is not None and plan.identity is not None
             pieces = _pieces(wanted, min(_READ, plan.max_in_flight))
@@ -125,18 +130,18 @@ def _fetch(source: RangeSource, piece: Piece) -> None:
         room = room[len(buffer) :]
 
 
-def _pieces(wanted: list[tuple[PayloadRef, Octets]], most: int) -> list[Piece]:
+def _pieces(wanted: list[tuple[PayloadRef, Octets]], most: int, gap: int = _GAP) -> list[Piece]:
     """Return the reads that bring all this, each of up to `most` bytes: neighbours in one, large ones in several."""
     pieces: list[Piece] = []
-    nowhere = np.empty(min(_GAP, most), np.uint8).data  # takes what lies between two; nobody looks at it
+    nowhere = np.empty(min(gap, most), np.uint8).data  # takes what lies between two; nobody looks at it
     end = size = -1  # of the last piece: where it ends in the file, how many bytes it has
     for ref, room in sorted(wanted, key=lambda item: item[0].offset):
-        gap = ref.offset - end
+        apart = ref.offset - end
         start = 0
-        if pieces and 0 <= gap <= len(nowhere) and size + gap < most and len(pieces[-1].buffers) < _BUFFERS:
-            start = min(ref.nbytes, most - size - gap)
-            pieces[-1].buffers.extend([nowhere[:gap], room[:start].data])
-            end, size = ref.offset + start, size + gap + start
+        if pieces and 0 <= apart <= len(nowhere) and size + apart < most and len(pieces[-1].buffers) < _BUFFERS:
+            start = min(ref.nbytes, most - size - apart)
+            pieces[-1].buffers.extend([nowhere[:apart], room[:start].data])
+            end, size = ref.offset + start, size + apart + start
         while start < ref.nbytes:
             stop = min(start + most, ref.nbytes)
             pieces.append(Piece(ref.offset + start, [room[start:stop].data]))

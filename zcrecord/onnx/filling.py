@@ -47,6 +47,7 @@ import numpy as np
 from zcrecord import foreign
 from zcrecord.dtypes import DType
 from zcrecord.errors import MismatchError, TensorNotFoundError, UnsupportedError
+from zcrecord.hollow import HollowRecord
 from zcrecord.loaders import Loader, load_into
 from zcrecord.loading import load_record
 from zcrecord.record import Record
@@ -88,9 +89,10 @@ def fill_session(
         providers, provider_options: as InferenceSession takes them. A failing one is an error, the CPU no fallback.
 
     Raises:
-        DependencyError: onnxruntime is not installed. UnsupportedError: the record holds no ONNX model. MismatchError:
-            the loader returned another shape or element type. TensorNotFoundError: of what was loaded before one is
-            missing. What `load_into` and ONNX Runtime raise.
+        DependencyError: onnxruntime is not installed. UnsupportedError: the record holds no ONNX model, or is hollow
+            still; or `sess_options` are none, or another session's. MismatchError: the loader returned another shape
+            or element type. TensorNotFoundError: of what was loaded before one is missing. What `load_into` and ONNX
+            Runtime raise.
 
     Example:
         >>> from zcrecord.onnx import convert
@@ -100,6 +102,11 @@ def fill_session(
         (1, 10)
     """
     ort = onnxruntime_module()
+    if isinstance(source, HollowRecord):
+        raise UnsupportedError("a hollow record has no weights to run with; fill it, and pass what its seal() returns")
+    if sess_options is not None and not isinstance(sess_options, ort.SessionOptions):
+        what = f"sess_options= takes an onnxruntime.SessionOptions, not a {type(sess_options).__name__}"
+        raise UnsupportedError(what)
     record = source if isinstance(source, Record) else load_record(source)
     weights = _weights(record)
     everything = record.names
@@ -125,8 +132,17 @@ def _loaded(record: Record, loader: Loader | Mapping[str, Any] | str | None, nam
         return load_into(record, loader, lambda told: told.name in chosen)  # names are no patterns
     for name in names:
         if name not in loader:
-            raise TensorNotFoundError(name, lambda: loader)
+            raise _not_given(name, loader, record.path)
     return loader
+
+
+def _not_given(name: str, given: Mapping[str, Any], path: str | None) -> TensorNotFoundError:
+    """Return what is raised for a weight that is not among what was loaded before."""
+    error = TensorNotFoundError(name, lambda: [key for key in given if isinstance(key, str)], path=path)
+    close = error.message.partition("close names: ")[2]
+    what = f"is a weight of the model, and not among the {len(given)} tensors given as loader="
+    error.message = f"{what}; close names there: {close}" if close else what
+    return error
 
 
 def _options(ort: Any) -> Any:

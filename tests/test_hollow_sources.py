@@ -1,0 +1,219 @@
+"""Where a hollow record is filled from: its own path, from anywhere, as a part too, digests checked; or one error."""
+
+from __future__ import annotations
+
+import io
+import os
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import records as r
+
+import zcrecord
+from tools.range_server import serving
+from zcrecord.errors import FillError, IntegrityError, RecordError, SourceError, UnsupportedError
+from zcrecord.hollow import HollowRecord, hollow_of
+
+BASE = np.arange(40, dtype=np.int32)
+W = np.arange(24, dtype=np.float32).reshape(4, 6)
+TREE = {
+    "m": {"w": W, "tied": W, "columns": np.asfortranarray(W + 1), "equal": W.copy(), "note": b"kept"},
+    "first": BASE[:30],
+    "last": BASE[10:],
+    "text": zcrecord.StringTensor.from_strings(["a", "bc"]),
+    "packed": zcrecord.PackedTensor(np.arange(6, dtype=np.uint8), "uint4", (3, 4)),
+}
+
+
+@pytest.fixture()
+def path(tmp_path: Path) -> Path:
+    zcrecord.save_record(TREE, tmp_path / "m.zcr", durable=False)
+    return tmp_path / "m.zcr"
+
+
+PARTS: dict[str, Callable[[zcrecord.Record], zcrecord.Record]] = {
+    "a tensor": lambda rec: rec.select("first"),
+    "several": lambda rec: rec.select(["m.equal", "last", "text"]),
+    "a module": lambda rec: rec.module("m"),
+    "of a part": lambda rec: rec.select("m").module("m").select("columns"),
+    "renamed": lambda rec: rec.select("m", rename={"m": "encoder.0"}),
+    "nothing": lambda rec: rec.select([]),
+}
+SINKS: dict[str, Any] = {"memory": None, "sink": lambda _name, info: bytearray(info.nbytes)}
+
+
+def assert_filled(hollow: HollowRecord, part: zcrecord.Record) -> None:
+    sealed = hollow.seal()
+    if isinstance(sealed, zcrecord.Record):
+        r.assert_same(sealed.tree(), part.tree())
+        return
+    whole = {name: part.archive.payload(part.archive.row(i).payload) for i, name in enumerate(part)}
+    for name, value in part.items():
+        strided = part.info(name).strides is not None
+        assert bytes(sealed[name]) == (value.tobytes() if strided else bytes(whole[name]))
+
+
+# From its own path, and from what it is a part of.
+
+
+@pytest.mark.parametrize("sink", SINKS)
+@pytest.mark.parametrize("part", PARTS)
+def test_part_is_filled_from_its_own_path_and_from_the_whole_archive(part: str, sink: str, path: Path) -> None:
+    record = zcrecord.load_record(path)
+    chosen = PARTS[part](record)
+    for source in (None, path, record, path.read_bytes(), zcrecord.load_record(path, verify="touch"), chosen):
+        for device in ("host", "read"):
+            hollow = hollow_of(chosen, sink=SINKS[sink])
+            hollow.fill_by(device, source)
+            assert_filled(hollow, chosen)
+
+
+def test_part_of_a_pickled_hollow_record_is_filled_from_its_path(path: Path) -> None:
+    chosen = zcrecord.load_record(path, names="m")
+    hollow = pickle.loads(pickle.dumps(chosen.hollow()))
+    hollow.fill_by("host")
+    assert_filled(hollow, chosen)
+
+
+def test_part_is_not_filled_from_another_archive_nor_from_less_than_it_is(path: Path, tmp_path: Path) -> None:
+    record = zcrecord.load_record(path)
+    other = zcrecord.load_record(r.saved({**TREE, "first": BASE[:29]}))
+    for source in (other, record.select("last"), zcrecord.load_record(path, mode="c")):
+        with pytest.raises(FillError, match="is not the archive that the hollow record is of"):
+            record.select("m").hollow().fill_by("host", source)
+
+
+def test_part_of_a_remote_archive_is_filled_from_its_url(path: Path) -> None:
+    with serving(path.parent) as server:
+        chosen = zcrecord.load_record(f"{server.url}/m.zcr").select(["m.columns", "first"])
+        hollow = chosen.hollow()
+        hollow.fill_by("read")
+        assert_filled(hollow, chosen)
+
+
+def test_relative_path_is_the_one_it_was_when_it_was_loaded(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(path.parent)
+    hollow = hollow_of("m.zcr")
+    again = pickle.loads(pickle.dumps(hollow))
+    elsewhere = path.parent / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "m.zcr").write_bytes(r.saved({"other": W}))
+    monkeypatch.chdir(elsewhere)
+    for one in (hollow, again):
+        one.fill_by("host")
+        assert_filled(one, zcrecord.load_record(path))
+
+
+# Digests.
+
+
+@pytest.mark.parametrize("sink", SINKS)
+@pytest.mark.parametrize("device", ["host", "read"])
+@pytest.mark.parametrize("name", ["m.w", "m.columns", "text", "packed"])
+def test_loader_that_brings_damaged_bytes_is_noticed(name: str, device: str, sink: str, path: Path) -> None:
+    record, data = zcrecord.load_record(path), bytearray(path.read_bytes())
+    data[record.info(name).offset] ^= 1
+    damaged_path = path.with_name("damaged.zcr")
+    damaged_path.write_bytes(data)
+    hollow = hollow_of(damaged_path, sink=SINKS[sink])
+    with pytest.raises(IntegrityError, match=rf"damaged\.zcr: tensor '{name}': a payload's digest does not match"):
+        hollow.fill_by(device)
+    assert name in hollow.missing()
+    assert name == "m.w" or "m.w" not in hollow.missing(), "what came before counts"
+    hollow.fill_by(device, verify_digests=False)
+    assert hollow.state == "filled"
+    hollow = hollow_of(path, sink=SINKS[sink])
+    hollow.fill_by(device, record)
+    assert_filled(hollow, record)
+
+
+@pytest.mark.parametrize("sink", SINKS)
+def test_view_that_runs_backwards_is_checked_as_it_is_stored(sink: str, tmp_path: Path) -> None:
+    x = np.arange(5, 17, dtype=np.int16).reshape(2, 3, 2)
+    data = r.saved({"x": x, "turned": x[::-1].transpose(2, 0, 1)[:, :, ::-1]})
+    for broken in (False, True):
+        source = zcrecord.load_record(data.replace(x.tobytes(), bytes(24)) if broken else data).select("turned")
+        assert source.info("turned").strides == (1, -6, -2)
+        hollow = hollow_of(source, sink=SINKS[sink])
+        if broken:
+            with pytest.raises(IntegrityError, match="tensor 'turned': a payload's digest does not match"):
+                hollow.fill_by("host", source)
+        else:
+            hollow.fill_by("host", source)
+            assert_filled(hollow, source)
+
+
+def test_archive_without_digests_and_edits_of_a_private_copy_fill_unchecked(tmp_path: Path) -> None:
+    zcrecord.save_record({"w": W}, tmp_path / "m.zcr", digest="none")
+    hollow = hollow_of(tmp_path / "m.zcr")
+    hollow.fill_by("host")
+    assert hollow.seal()["w"].tobytes() == W.tobytes()
+    zcrecord.save_record({"w": W}, tmp_path / "m.zcr")
+    edited = zcrecord.load_record(tmp_path / "m.zcr", mode="c")
+    edited["w"][:] = 7
+    hollow = hollow_of(tmp_path / "m.zcr")
+    hollow.fill_by("host", edited)
+    assert set(hollow.seal()["w"].reshape(-1).tolist()) == {7.0}
+
+
+# One error for what is no source.
+
+
+class Reads:
+    """What has a `read` that gives something else than bytes."""
+
+    def __init__(self, gives: Any) -> None:
+        self._gives = gives
+
+    def read(self, _: int) -> Any:
+        return self._gives
+
+
+MISUSE: dict[str, tuple[Callable[[HollowRecord], Any], str]] = {
+    "no loader": (lambda h: h.fill_by(None), "loader= takes a loader, or the name of a device"),  # type: ignore[arg-type]
+    "a class of loaders": (lambda h: h.fill_by(dict), "loader= takes a loader"),  # type: ignore[arg-type]
+    "views": (lambda h: h.fill_by("cpu"), "views of the archive fill no memory of their own; fill by 'host' or"),
+    "views by another name": (lambda h: h.fill_by("mapped"), "views of the archive fill no memory of their own"),
+    "no function to tell": (lambda h: h.fill_by("host", progress=3), "progress= takes a function, not a int"),  # type: ignore[arg-type]
+    "no cancel": (lambda h: h.fill_by("host", cancel=3), "cancel= takes an Event or a function, not a int"),
+    "numbers": (lambda h: h.stream([1, 2]), r"or pairs \(name, data\), and one is a int"),
+    "a number": (lambda h: h.stream(3), r"or pairs \(name, data\), and one is a int"),
+    "none": (lambda h: h.stream(None), r"or pairs \(name, data\), and one is a NoneType"),
+    "names": (lambda h: h.stream(["m.w"]), r"or pairs \(name, data\), and one is a str"),
+    "triples": (lambda h: h.stream([("m.w", W, 1)]), r"or pairs \(name, data\), and one is a tuple"),
+    "no names": (lambda h: h.stream([(["m.w"], W)]), r"or pairs \(name, data\), and one is a tuple"),
+    "a hollow record": (lambda h: h.stream(h), r"or pairs \(name, data\), and one is a str"),
+    "text": (lambda h: h.stream(io.StringIO("text")), "the file was opened as text; open it as bytes, with mode 'rb'"),
+    "read gives text": (lambda h: h.stream(Reads("x" * 9)), r"read\(64\) gave a str of 9, and not that many bytes"),
+    "read gives more": (lambda h: h.stream(Reads(bytes(65))), r"read\(64\) gave a bytes of 65, and not that many byte"),
+}
+
+
+@pytest.mark.parametrize("what", MISUSE)
+def test_misuse_is_one_typed_error_and_harms_nothing(what: str, path: Path) -> None:
+    act, message = MISUSE[what]
+    hollow = hollow_of(path)
+    with pytest.raises(UnsupportedError, match=message):
+        act(hollow)
+    assert hollow.nbytes_filled == 0
+    hollow.fill_by("host")
+    assert not hollow.missing()
+
+
+def test_file_that_gives_nothing_yet_or_cannot_be_read_is_told(path: Path) -> None:
+    with pytest.raises(SourceError, match="the file ends at 0x0, 0x40 bytes are needed"):
+        hollow_of(path).stream(Reads(None))
+    with open(os.devnull, "wb") as file, pytest.raises(SourceError, match="cannot be read"):
+        hollow_of(path).stream(file)
+
+
+@pytest.mark.parametrize("name", [[], {}, 3, None, b"m.w"], ids=repr)
+def test_what_is_no_name_is_not_among_the_names(name: Any, path: Path) -> None:
+    hollow = hollow_of(path)
+    assert name not in hollow
+    with pytest.raises(RecordError, match="not in this record"):
+        hollow.open(name)
