@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import stat
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from .errors import DestinationExistsError, SourceError, SourceNotFoundError
+from .scratch import refusals
 
 __all__ = [
     "Binary",
@@ -87,14 +89,25 @@ def check_destination(source: str | None, dest: str | None, force: bool) -> None
     """Raise unless `dest` may be written: it is not there, or is to be replaced, and is never the source.
 
     Raises:
-        DestinationExistsError: it is there and `force` is not given, or it is the source.
+        DestinationExistsError: it is there and `force` is not given, or it is the source. SourceError: nobody can tell.
     """
-    if dest is None or not Path(dest).exists():
+    if dest is None:
         return
-    if source is not None and Path(source).exists() and Path(dest).samefile(source):
-        raise DestinationExistsError("source and destination are the same file; name another destination", path=dest)
-    if not force and Path(dest).is_file():
-        raise DestinationExistsError("exists already; force=True (--force) replaces it", path=dest)
+    with refusals(dest):
+        if not Path(dest).exists():
+            return
+        if source is not None and Path(source).exists() and Path(dest).samefile(source):
+            raise DestinationExistsError("source and destination are the same file; name another", path=dest)
+        if not force and Path(dest).is_file():
+            raise DestinationExistsError("exists already; force=True (--force) replaces it", path=dest)
+
+
+class _Source(io.FileIO):
+    """A file that is only read: closing it has nothing to tell."""
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            super().close()
 
 
 def open_source(path: str) -> tuple[io.FileIO, int | None]:
@@ -104,14 +117,19 @@ def open_source(path: str) -> tuple[io.FileIO, int | None]:
         SourceError: it is missing (SourceNotFoundError), a directory, or cannot be read.
     """
     try:
-        file = io.FileIO(path)
+        with contextlib.ExitStack() as stack:
+            file = stack.enter_context(_Source(path))
+            status = os.fstat(file.fileno())
+            stack.pop_all()
     except OSError as error:
         kind = SourceNotFoundError if isinstance(error, FileNotFoundError) else SourceError
         raise kind(f"cannot read: {error.strerror or error}", path=path, errno=error.errno) from error
-    regular = Path(path).is_file()
-    if regular and hasattr(os, "posix_fadvise"):
-        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_SEQUENTIAL)
-    return file, os.fstat(file.fileno()).st_size if regular else None
+    if not stat.S_ISREG(status.st_mode):
+        return file, None
+    if hasattr(os, "posix_fadvise"):
+        with contextlib.suppress(OSError):  # advice
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_SEQUENTIAL)
+    return file, status.st_size
 
 
 def peak_rss() -> int | None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
-from .errors import FormatError, IntegrityError, RecordError, UnsupportedError
+from .errors import FormatError, IntegrityError, RecordError, UnsupportedError, printable
 from .layout import ends_in_archive
 from .reader import Archive, Embedded
 from .record import Record
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["load_record", "reload", "repart"]
 
 T = TypeVar("T")
+_DIGEST = re.compile("sha256:[0-9a-f]{64}")
 
 
 @overload
@@ -88,7 +90,8 @@ def load_record(
         verify: 'index' checks every rule of the index first; 'touch' only what is used, as it is used, for huge
             archives of which little is read; 'full' the payloads' digests too, of a part of a packed archive its own.
         mmap: False reads the file into one aligned buffer, several reads at a time: for network file systems, and for
-            files that may shrink or change while they are used.
+            files that may shrink or change while they are used. A file that is replaced does no harm to who has mapped
+            it; one that is shortened in place ends the process that touches what is gone (SIGBUS).
         expect: the content digest that the archive must have ('sha256:...'); reads it all.
         embedded: 'prefix' for an archive followed by other bytes (flash), 'suffix' for one appended to a file; None
             finds one that is appended where it is aligned, as by `zcrecord attach`, too.
@@ -102,7 +105,7 @@ def load_record(
         SourceError: the file is missing or cannot be read. FormatError: it is no valid archive. VersionError: it needs
         a later reader. IntegrityError: it has another content digest than `expect`. LimitError: what is packed, or in
         mode "c" equal tensors that are not tied, would take memory out of all proportion. UnsupportedError: `source` is
-        neither path nor contiguous bytes. MismatchError: the record is no `into`. DependencyError: zstandard is needed.
+        neither path nor bytes, `expect` no digest. MismatchError: it is no `into`. DependencyError: zstandardabsent.
 
     Example:
         >>> import numpy as np, zcrecord
@@ -110,7 +113,7 @@ def load_record(
         >>> load_record("model.zcr")["w"].shape
         (2, 3)
     """
-    _check_choices(verify, embedded, mode)
+    _check_choices(verify, embedded, mode, expect)
     remote = _opened(source, verify, cache, storage_options) if is_url(source) else None
     how: dict[str, Any] = {"mode": mode, "verify": verify, "expect": expect, "embedded": embedded}
     record = _loaded(source, remote, names, rename, mmap, **how)
@@ -179,10 +182,14 @@ def _fetched(
     return Record(record.archive.private()) if mode == "c" else record
 
 
-def _check_choices(verify: Any, embedded: Any, mode: Any) -> None:
+def _check_choices(verify: Any, embedded: Any, mode: Any, expect: Any) -> None:
+    """Refuse what cannot be meant, before anything is read."""
     _check_choice("verify", verify, ("touch", "index", "full"))
     _check_choice("embedded", embedded, (None, "prefix", "suffix"))
     _check_choice("mode", mode, ("r", "c"))
+    if expect is not None and not (isinstance(expect, str) and _DIGEST.fullmatch(expect)):
+        what = "is no content digest: 'sha256:' and 64 hexadecimal digits, a to f small"
+        raise UnsupportedError(f"expect={printable(repr(expect))} {what}")
 
 
 def _check_choice(name: str, value: Any, known: tuple[Any, ...]) -> None:

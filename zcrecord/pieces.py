@@ -139,8 +139,12 @@ class Reader:
             assert offset == self.position, "a stream is read forward"
             return
         self.position = offset
-        if self._mapped is None:
+        if self._mapped is not None:
+            return
+        try:
             self._stream.seek(offset)
+        except OSError as error:
+            raise SourceError(f"cannot read: {error.strerror or error}", offset=offset, errno=error.errno) from error
 
     def pieces(self, nbytes: int, most: int = PIECE) -> Iterator[memoryview]:
         """Yield the next `nbytes` bytes, at most `most` at a time.

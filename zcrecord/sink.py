@@ -1,6 +1,6 @@
 """Where bytes go: a file that appears whole or not at all, or any binary file object, a pipe included.
 
-Knows system calls and how to undo; nothing of archives.
+Knows system calls and how to undo; nothing of archives. What is left of those who could not is `scratch`'s.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ import os
 import stat
 import sys
 from collections.abc import Iterator
-from typing import Any, NoReturn, Protocol
+from typing import Any, Protocol
 
 from .errors import SourceError, UnsupportedError
+from .scratch import refusals, refuse, scratch_file
 
 __all__ = ["Nowhere", "Sink", "open_sink", "path_of"]
 
 _RESERVED = 64 << 20  # bytes of a file that is allocated before it is written
-_MAPPED = (5, 32, 1224)  # what Windows says to who replaces an open file: denied, shared, a user-mapped section
 _SMALL, _GATHERED = 1 << 15, 1 << 18  # bytes of a write that is gathered, and of all that are
 _AHEAD = 16 << 20  # bytes of a file that is to be durable, at a time, that the disk is set to work on
 _OF_CONTENT = ("security.ima", "security.evm")  # extended attributes that sign a file's bytes
@@ -102,7 +102,7 @@ class _FileSink:
             while len(view):
                 view = view[os.write(self._fd, view[:_MOST]) :]
         except OSError as error:
-            _refuse(error, self._path)
+            refuse(error, self._path)
 
     def flush(self) -> None:
         """Write what was gathered."""
@@ -115,7 +115,7 @@ class _FileSink:
         if offset >= written:
             return bytes(self._gathered[offset - written : offset - written + size])
         self.flush()
-        with _refusals(self._path):
+        with refusals(self._path):
             here = os.lseek(self._fd, 0, os.SEEK_CUR)
             os.lseek(self._fd, offset, os.SEEK_SET)
             parts = []
@@ -131,13 +131,13 @@ class _FileSink:
         self.position = offset
         self._begun = min(self._begun, offset) if self._begun < 1 << 62 else self._begun
         if offset < written:
-            with _refusals(self._path):
+            with refusals(self._path):
                 os.ftruncate(self._fd, offset)
                 os.lseek(self._fd, offset, os.SEEK_SET)
 
     def patch(self, offset: int, data: bytes) -> None:
         self.flush()
-        with _refusals(self._path):
+        with refusals(self._path):
             here = os.lseek(self._fd, 0, os.SEEK_CUR)
             os.lseek(self._fd, offset, os.SEEK_SET)
             self._write(memoryview(data))
@@ -170,20 +170,24 @@ class _ObjectSink:
         view = _flat(data)
         while len(view):
             done = self._put(view)
-            if done is None and not isinstance(self._file, io.RawIOBase):
-                done = len(view)
-            if not done:  # a raw file says None when it would block
-                raise SourceError(f"the file object took none of {len(view)} bytes; open it in blocking mode")
             self.position += done
             view = view[done:]
 
-    def _put(self, view: memoryview) -> Any:
+    def _put(self, view: memoryview) -> int:
+        done = self._handed_on(view)
+        if done is None and not isinstance(self._file, io.RawIOBase):
+            done = len(view)
+        if not done:  # a raw file says None when it would block
+            raise SourceError(f"the file object took none of {len(view)} bytes; open it in blocking mode")
+        return int(done)
+
+    def _handed_on(self, view: memoryview) -> Any:
         try:
             return self._file.write(view)
         except OSError as error:
             if self._path is None:
                 raise
-            _refuse(error, self._path)
+            refuse(error, self._path)
 
     def read_back(self, offset: int, size: int) -> bytes:
         self._file.seek(self._base + offset)
@@ -201,7 +205,9 @@ class _ObjectSink:
 
     def patch(self, offset: int, data: bytes) -> None:
         self._file.seek(self._base + offset)
-        self._file.write(data)
+        view = memoryview(data)
+        while len(view):
+            view = view[self._put(view) :]
         self._file.seek(self._base + self.position)
 
 
@@ -286,51 +292,53 @@ def open_sink(dest: Any, *, durable: bool = True, like: str | None = None) -> It
         return
     given = path_of(dest)
     path = os.path.realpath(given)
-    if os.path.isdir(path) or not os.path.basename(given):
+    with refusals(path):
+        mode = _mode_of(given)  # and not of `path`: that of /dev/fd/3 may be no path at all
+    if not os.path.basename(given) or (mode is not None and stat.S_ISDIR(mode)):
         raise SourceError("is a directory; name a file in it", path=path, errno=errno.EISDIR)
-    if os.path.exists(given) and not os.path.isfile(given):  # /dev/fd/3, too, whose real path may be no path at all
-        with _refusals(given):
+    if mode is not None and not stat.S_ISREG(mode):
+        with refusals(given):
             file = open(given, "wb", buffering=0)  # noqa: SIM115  # what the block raises is no refusal
         with file:
             yield _ObjectSink(file, given)
         return
-    yield from _replacing(path, durable, like)
+    yield from _replacing(path, mode, durable, like)
 
 
-def _replacing(path: str, durable: bool, like: str | None) -> Iterator[Sink]:
-    """What the system refuses here is one typed error; what is thrown in by who writes goes through as it is."""
-    folder, name = os.path.split(path)
-    short = os.fsdecode(os.fsencode(name)[:200])  # file systems count bytes
-    scratch = os.path.join(folder, f".{short}.{os.urandom(6).hex()}.zcr-scratch")
-    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0)
-    replaced = os.name == "posix" and os.path.exists(path)  # Windows has no more than read-only, and replaces no such
-    with _refusals(path):
-        mode = stat.S_IMODE(os.stat(path).st_mode) if replaced else 0o666
-        fd = os.open(scratch, flags, mode)  # never open to more people, even while it is empty
+def _mode_of(path: str) -> int | None:
+    """Return a file's type and mode, None if it is not there; whatever else keeps that unknown is an error."""
     try:
+        return os.stat(path).st_mode
+    except FileNotFoundError:
+        return None
+
+
+def _replacing(path: str, old_mode: int | None, durable: bool, like: str | None) -> Iterator[Sink]:
+    """What the system refuses here is one typed error; what is thrown in by who writes goes through as it is."""
+    replaced = os.name == "posix" and old_mode is not None  # Windows has no more than read-only, and replaces no such
+    mode = stat.S_IMODE(old_mode) if replaced and old_mode is not None else 0o666
+    with contextlib.ExitStack() as stack:
+        with refusals(path):
+            fd, scratch = stack.enter_context(scratch_file(path, mode))
         try:
             if replaced:
-                with _refusals(path):
+                with refusals(path):
                     os.chmod(scratch, mode)
             sink = _FileSink(fd, path, durable=durable)
             yield sink
             sink.flush()
-            with _refusals(path):
+            with refusals(path):
                 if like is not None:  # last: whoever writes takes setuid and capabilities away
                     _make_like(scratch, like)
                 if durable:
                     _sync(fd)
         finally:
-            with _refusals(path):
+            with refusals(path):
                 os.close(fd)
-        with _refusals(path):
+        with refusals(path):
             os.replace(scratch, path)
-    except BaseException:  # Ctrl-C too
-        with contextlib.suppress(OSError):
-            os.unlink(scratch)
-        raise
     if durable and os.name == "posix":
-        _sync_folder(folder)
+        _sync_folder(os.path.dirname(path))
 
 
 def _make_like(path: str, like: str) -> None:
@@ -369,22 +377,3 @@ def _sync_folder(folder: str) -> None:
             _sync(fd)
         finally:
             os.close(fd)
-
-
-@contextlib.contextmanager
-def _refusals(path: str) -> Iterator[None]:
-    """Turn what the operating system says about this path into one typed error."""
-    try:
-        yield
-    except OSError as error:
-        _refuse(error, path)
-
-
-def _refuse(error: OSError, path: str) -> NoReturn:
-    if isinstance(error, SourceError) or error.errno is None:
-        raise error
-    reason = os.strerror(error.errno)
-    if getattr(error, "winerror", None) in _MAPPED:
-        reason = "it is mapped, by a record loaded from it here or in another program; close() that, drop its views"
-    kept = "; the file there before is untouched" if os.path.isfile(path) else ""
-    raise SourceError(f"cannot write: {reason}{kept}", path=path, errno=error.errno) from error

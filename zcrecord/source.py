@@ -102,8 +102,15 @@ def _identity(status: os.stat_result) -> tuple[int, ...]:
 
 
 def identity_of(fd: int) -> tuple[int, ...]:
-    """Return what an open file is known again by, as `Memory.identity`."""
-    return _identity(os.fstat(fd))
+    """Return what an open file is known again by, as `Memory.identity`.
+
+    Raises:
+        SourceError: the system does not tell.
+    """
+    try:
+        return _identity(os.fstat(fd))
+    except OSError as error:
+        raise SourceError(f"cannot be read: {error.strerror}", errno=error.errno) from error
 
 
 def _refused(error: OSError, path: str) -> Exception:
@@ -135,18 +142,32 @@ def map_file(path: str, *, private: bool = False, least: int = 2 * HEADER_SIZE) 
         try:
             if not identity[2]:
                 return Memory(memoryview(b""), path, None, identity)  # nothing can be mapped of it
-            if not private:
-                mapping = mmap.mmap(fd, 0, access=mmap.ACCESS_READ)
-            elif os.name == "posix":
-                flags, prot = mmap.MAP_PRIVATE | _NORESERVE, mmap.PROT_READ | mmap.PROT_WRITE
-                mapping = mmap.mmap(fd, 0, flags=flags, prot=prot)
-            else:
-                mapping = mmap.mmap(fd, 0, access=mmap.ACCESS_COPY)
+            mapping = _mapping(fd, identity[2], private)
         finally:
             os.close(fd)
     except OSError as error:
         raise _refused(error, path) from _cause(error)
     return Memory(memoryview(mapping), path, mapping, identity)
+
+
+def _mapping(fd: int, nbytes: int, private: bool) -> mmap.mmap:
+    """Map a file that had `nbytes` bytes when it was opened.
+
+    Raises:
+        SourceError: it has fewer by now; who touched the rest would be killed.
+    """
+    mapping = None
+    with contextlib.suppress(ValueError):  # nothing is left of it
+        if not private:
+            mapping = mmap.mmap(fd, 0, access=mmap.ACCESS_READ)
+        elif os.name == "posix":
+            flags, prot = mmap.MAP_PRIVATE | _NORESERVE, mmap.PROT_READ | mmap.PROT_WRITE
+            mapping = mmap.mmap(fd, 0, flags=flags, prot=prot)
+        else:
+            mapping = mmap.mmap(fd, 0, access=mmap.ACCESS_COPY)
+    if mapping is None or len(mapping) < nbytes:
+        raise SourceError("became shorter while it was opened; is it still being written?", offset=0)
+    return mapping
 
 
 def read_file(path: str, *, least: int = 2 * HEADER_SIZE) -> Memory:
@@ -298,7 +319,7 @@ def _read_all(fd: int, pieces: Sequence[Piece], done: Callable[[int], None] | No
 
 
 def each_piece(
-    work: Callable[[Piece], None],
+    work: Callable[[Piece], object],
     pieces: Sequence[Piece],
     *,
     done: Callable[[int], None] | None = None,

@@ -24,6 +24,7 @@ from zcrecord.layout import (
     locate,
 )
 from zcrecord.loading import load_record
+from zcrecord.scratch import refusals
 from zcrecord.sink import Sink, open_sink, path_of
 from zcrecord.source import map_file
 from zcrecord.views import Verify
@@ -182,7 +183,8 @@ def detach(
 
 
 def _same(out: str, path: str) -> bool:
-    return out == path or (os.path.exists(out) and os.path.exists(path) and os.path.samefile(out, path))
+    with refusals(out):
+        return out == path or (os.path.exists(out) and os.path.exists(path) and os.path.samefile(out, path))
 
 
 def _path_or_none(archive: Any) -> str | None:

@@ -36,6 +36,7 @@ from zcrecord.loading import load_record
 from zcrecord.record import Record
 from zcrecord.recording import RecordWriter
 from zcrecord.save import save_record
+from zcrecord.scratch import refusals, scratch_file
 
 __all__ = ["FORMATS", "ConvertReport", "Format", "convert"]
 
@@ -224,10 +225,12 @@ class _Work:
             )
 
     def through_archive(self, kind: str, given: Any, target: str, dest: Any) -> ConvertReport:
-        folder = None if self.dest_path is None else os.path.dirname(os.path.abspath(self.dest_path))
-        with tempfile.TemporaryDirectory(dir=folder, prefix=".", suffix=".zcr-scratch") as scratch:
-            between = os.path.join(scratch, "between.zcr")
-            first = self.to_archive(kind, given, between, durable=False)
+        beside = os.path.join(tempfile.gettempdir(), "zcrecord") if self.dest_path is None else self.dest_path
+        with contextlib.ExitStack() as stack:
+            with refusals(beside):
+                fd, between = stack.enter_context(scratch_file(f"{os.path.abspath(beside)}-between", 0o600))
+            with refusals(beside), open(fd, "w+b", buffering=0) as file:
+                first = self.to_archive(kind, given, file, durable=False)
             last = self.from_archive(between, target, dest)
         return dataclasses.replace(last, input_bytes=first.input_bytes, renamed=first.renamed)
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from zcrecord.converting import Progress
 from zcrecord.dtypes import DTYPES, DType
-from zcrecord.errors import DependencyError, FormatError, LimitError, RecordError, UnsupportedError
+from zcrecord.errors import DependencyError, FormatError, LimitError, RecordError, UnsupportedError, printable
 from zcrecord.layout import MAX_ARCHIVE_SIZE, MAX_RANK
 from zcrecord.pieces import PIECE, Reader
 from zcrecord.recording import RecordWriter
@@ -191,20 +191,21 @@ class _Header:
     def _field(self) -> None:
         key = self._name("a metadata key")
         if key in self.metadata:
-            raise self._fail(f"metadata key '{key}' is there twice")
+            raise self._fail(f"metadata key '{printable(key)}' is there twice")
         kind = self._number(4, "a metadata type")
         self.metadata[key] = self._list(key) if kind == _ARRAY else self._values(kind, 1, key)[0]
 
     def _list(self, key: str) -> list[Any]:
         kind = self._number(4, "a metadata type")
         if kind == _ARRAY:
-            raise UnsupportedError(f"byte {self._at:#x}: metadata '{key}' has lists within a list", offset=self._at)
+            what = f"metadata '{printable(key)}' has lists within a list"
+            raise UnsupportedError(f"byte {self._at:#x}: {what}", offset=self._at)
         least = _NUMBERS[kind].itemsize if kind in _NUMBERS else 8
-        return self._values(kind, self._count(least, f"items of metadata '{key}'"), key)
+        return self._values(kind, self._count(least, f"items of metadata '{printable(key)}'"), key)
 
     def _values(self, kind: int, count: int, key: str) -> list[Any]:
         """Return values of one type; text that is not UTF-8 turns all of them into bytes."""
-        what = f"metadata '{key}'"
+        what = f"metadata '{printable(key)}'"
         if kind == _STRING:
             raw = [self._take(self._number(8, what), what) for _ in range(count)]
             try:
@@ -269,7 +270,7 @@ def _check_apart(tensors: list[_Tensor]) -> None:
     end, last = 0, ""
     for t in sorted((t for t in tensors if t.nbytes), key=lambda t: t.offset):
         if t.offset < end:
-            raise FormatError(f"its bytes overlap those of tensor '{last}'", tensor=t.name, offset=t.offset)
+            raise FormatError(f"its bytes overlap those of tensor '{printable(last)}'", tensor=t.name, offset=t.offset)
         end, last = t.offset + t.nbytes, t.name
 
 

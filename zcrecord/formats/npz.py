@@ -60,10 +60,12 @@ def read(path: str, out: RecordWriter, progress: Progress) -> int:
     with file:
         if total is None:
             raise UnsupportedError("a .npz file is read from its end; write it to a file first")
-        what = what_it_is(file.read(64))
-        if what is not None and not zipfile.is_zipfile(file):
-            raise FormatError(f"{what}, not a .npz file", offset=0)
-        with io.BufferedReader(file) as buffered:
+        with zip_faults():
+            what = what_it_is(file.read(64))
+            if what is not None and not zipfile.is_zipfile(file):
+                raise FormatError(f"{what}, not a .npz file", offset=0)
+            reader = io.BufferedReader(file)
+        with reader as buffered:
             opened = open_zip(buffered, total)
             found, text = members(opened, total, _NPY, STRUCTURE)
             _Arrays(opened, found, decode_structure(text), out, total, progress).tell()

@@ -6,9 +6,11 @@ written. How tensors become arrays is `foreign`'s, which of them share memory `s
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import warnings
+import zipfile
 from collections.abc import Container, Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -24,7 +26,7 @@ __all__ = ["read"]
 
 _ZIP = b"PK\x03\x04"
 _ADVICE = re.compile(r"torch\.load|weights_only|Weights only")  # lines that say what else one might do
-_REPEATS, _REPEATED = 1 << 20, 64  # items that may be met again: so many, and so many times those that are there
+_REPEATS, _REPEATED = 1 << 16, 64  # items that may be met again: so many, and so many times those that are there
 _EXPANDED, _TIMES = 64 << 20, 4  # bytes that tensors may come to beyond so many times the file
 
 
@@ -91,6 +93,8 @@ def _load(torch: Any, path: str, head: bytes) -> Any:
     zipped = head.startswith(_ZIP)
     if not head:
         raise FormatError("the file is empty, no torch checkpoint")
+    if zipped:
+        _check_stored(path)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # what there is to say about a damaged file, the error says
@@ -100,6 +104,15 @@ def _load(torch: Any, path: str, head: bytes) -> Any:
     except Exception as error:  # unpickling a damaged file raises anything
         guess = None if zipped else what_it_is(head)
         raise FormatError(f"{guess}, no torch checkpoint" if guess else _reason(error)) from error
+
+
+def _check_stored(path: str) -> None:
+    """Refuse a zip file with compressed members, which `torch.save` never writes: torch holds each of them whole."""
+    with contextlib.suppress(zipfile.BadZipFile, ValueError, OSError), zipfile.ZipFile(path) as opened:  # torch tells
+        packed = next((info.filename for info in opened.infolist() if info.compress_type != zipfile.ZIP_STORED), None)
+        if packed is not None:
+            what = f"no torch checkpoint, or one that was packed again: '{printable(packed)}' is compressed"
+            raise UnsupportedError(f"{what}; unpack it and pack it without compression, or save it anew")
 
 
 def _reason(error: Exception) -> str:

@@ -1,0 +1,185 @@
+"""Files that are replaced, shortened or out of reach while they are read: one generation, whole, or one typed error."""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import records as r
+
+import zcrecord
+from tools.faults.kills import written
+from tools.faults.replacing import WAYS, replace_under_readers
+from zcrecord import SourceError, load_record
+
+POSIX = pytest.mark.skipif(os.name != "posix", reason="platform: files that others have open are replaced on POSIX")
+LINUX = pytest.mark.skipif(sys.platform != "linux", reason="platform: Linux's signals, limits and reads by position")
+TREE = {"a": np.arange(600_000), "b": np.ones(5)}
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    zcrecord.save_record(TREE, tmp_path / "m.zcr", durable=False)
+    return tmp_path / "m.zcr"
+
+
+@POSIX
+@pytest.mark.parametrize(("times", "durable"), [(80, False), (15, True)])
+def test_readers_of_a_file_that_is_replaced_see_one_generation_whole(times: int, durable: bool, tmp_path: Path) -> None:
+    told = replace_under_readers(tmp_path / "m.zcr", times, processes=2, threads=2, durable=durable)
+    assert told["errors"] == []
+    assert told["generations"] >= 2, "nothing was replaced while it was read"
+    assert all(told["reads"].values()), told
+    assert os.listdir(tmp_path) == ["m.zcr"]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_readers_would_notice_a_file_of_two_generations(way: str, tmp_path: Path) -> None:
+    read, _ = WAYS[way]
+    zcrecord.save_record(written(1), tmp_path / "m.zcr")
+    assert read(str(tmp_path / "m.zcr")) == 1
+    zcrecord.save_record(written(1) | {"last": written(2)["last"]}, tmp_path / "m.zcr")
+    with pytest.raises(ValueError, match="several generations"):
+        read(str(tmp_path / "m.zcr"))
+
+
+SHRUNK = """
+import os, sys
+import numpy as np, zcrecord
+rec = zcrecord.load_record(sys.argv[1], mmap=MMAP)
+os.truncate(sys.argv[1], 4096)
+print('loaded', flush=True)
+print(int(rec['a'][-1]))
+"""
+
+
+@LINUX
+def test_file_that_is_shortened_ends_the_process_that_has_it_mapped_and_no_other(path: Path) -> None:
+    """What load_record's documentation says, and why it has mmap=False."""
+    whole = path.read_bytes()
+    done = r.run_python(SHRUNK.replace("MMAP", "True"), path, ok=False)
+    assert (done.returncode, done.stdout) == (-signal.SIGBUS, "loaded\n")
+    path.write_bytes(whole)
+    assert r.run_python(SHRUNK.replace("MMAP", "False"), path).stdout == "loaded\n599999\n"
+
+
+@pytest.mark.parametrize("size", [0, 1, 200, 1 << 20])
+def test_file_that_is_shortened_between_looking_and_mapping_is_refused(
+    size: int, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = os.fstat
+
+    def shrinking(fd: int) -> os.stat_result:
+        status = real(fd)
+        os.truncate(path, size)
+        return status
+
+    monkeypatch.setattr(os, "fstat", shrinking)
+    with pytest.raises(SourceError, match=r"m\.zcr: .*became shorter while it was opened; is it still being written"):
+        load_record(path)
+
+
+@LINUX
+@pytest.mark.parametrize("size", [0, 4096, 1 << 20])
+def test_file_that_is_shortened_while_it_is_read_is_refused(
+    size: int, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = os.preadv
+
+    def shrinking(fd: int, buffers: Any, offset: int) -> int:
+        os.truncate(path, size)
+        return real(fd, buffers, offset)
+
+    monkeypatch.setattr(os, "preadv", shrinking)
+    with pytest.raises(SourceError, match=rf"m\.zcr: .*became shorter while it was read: it ends at byte {size}"):
+        load_record(path, mmap=False)
+
+
+READS: dict[str, Any] = {
+    "mapped": lambda path: load_record(path, verify="full"),
+    "read": lambda path: load_record(path, mmap=False),
+    "private": lambda path: load_record(path, mode="c"),
+}
+
+
+@LINUX
+@pytest.mark.parametrize("number", [errno.ESTALE, errno.EIO, errno.EACCES, errno.EMFILE, errno.ENOMEM])
+@pytest.mark.parametrize(("way", "call"), [("mapped", "open"), ("mapped", "fstat"), ("mapped", "mmap"),
+                                           ("private", "mmap"), ("read", "open"), ("read", "preadv")])  # fmt: skip
+def test_what_the_system_refuses_is_told_with_path_and_number(
+    way: str, call: str, number: int, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """ESTALE: a network file system has the file no more."""
+
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(mmap if call == "mmap" else os, call, refuse)
+    with pytest.raises(SourceError, match=rf"m\.zcr: cannot be read: {os.strerror(number)}") as caught:
+        READS[way](path)
+    monkeypatch.undo()
+    assert (caught.value.errno, caught.value.path) == (number, str(path))
+    READS[way](path)
+
+
+@LINUX
+@pytest.mark.parametrize("most", [1000, 4097])
+def test_short_reads_are_completed(most: int, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, made = os.preadv, []
+
+    def short(fd: int, buffers: Any, offset: int) -> int:
+        made.append(offset)
+        return real(fd, [memoryview(buffers[0])[:most]], offset)
+
+    monkeypatch.setattr(os, "preadv", short)
+    r.assert_same(load_record(path, mmap=False, verify="full").tree(), TREE)
+    assert len(made) > 1000
+
+
+@POSIX
+def test_signals_that_arrive_all_the_time_change_nothing(tmp_path: Path) -> None:
+    code = """
+import io, os, signal, sys
+import numpy as np, zcrecord
+arrived = []
+signal.signal(signal.SIGALRM, lambda *_: arrived.append(1))
+tree = {'a': np.arange(2_000_000), 'b': np.ones(5)}
+file = io.BytesIO()
+zcrecord.save_record(tree, file)
+signal.setitimer(signal.ITIMER_REAL, 0.001, 0.001)
+for _ in range(8):
+    zcrecord.save_record(tree, sys.argv[1], durable=False)
+    rec = zcrecord.load_record(sys.argv[1], mmap=False, verify='full')
+    assert rec['a'][-1] == 1_999_999
+signal.setitimer(signal.ITIMER_REAL, 0)
+assert open(sys.argv[1], 'rb').read() == file.getvalue()
+assert len(arrived) > 5, len(arrived)
+"""
+    r.run_python(code, tmp_path / "m.zcr")
+
+
+@POSIX
+def test_record_that_is_mapped_keeps_its_bytes_when_the_file_is_replaced_or_removed(path: Path) -> None:
+    rec = load_record(path)
+    zcrecord.save_record({"a": np.zeros(600_000, np.int64)}, path)
+    rec.verify()
+    os.unlink(path)
+    rec.verify()
+    assert rec["a"][-1] == 599_999
+
+
+def test_loader_of_a_file_that_was_replaced_says_so(path: Path) -> None:
+    rec = load_record(path)
+    zcrecord.save_record(TREE, path)
+    with pytest.raises(SourceError, match="was replaced or changed since it was opened; load it again"):
+        rec.load_into("read")
+    os.unlink(path)
+    with pytest.raises(SourceError, match="no such file"):
+        rec.load_into("read")

@@ -1,0 +1,71 @@
+"""State the figures: `python -m tools.faults [--times 1000] [--calls]`.
+
+Needs Linux; gcc too for `--calls`, which interrupts every save at every system call, and takes minutes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from .interrupting import build, run_in
+from .kills import kill_saves
+from .replacing import replace_under_readers
+
+__all__ = ["main"]
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Print what was done and what came of it; the exit status tells whether all is as it has to be."""
+    summary = (__doc__ or "").partition("\n")[0]
+    parser = argparse.ArgumentParser(prog="python -m tools.faults", description=summary)
+    parser.add_argument("--times", type=int, default=1000, help="of kills, and of replacements")
+    parser.add_argument("--folder", type=Path, help="where to, for another file system than that of temporary files")
+    parser.add_argument("--calls", action="store_true", help="also interrupt every save at every system call")
+    given = parser.parse_args(arguments)
+    with tempfile.TemporaryDirectory(dir=given.folder) as name:
+        folder = Path(name)
+        works = [_killed(folder, given.times), *(_replaced(folder, given.times, durable) for durable in (False, True))]
+        if given.calls:
+            works.append(_calls(folder))
+    return 0 if all(works) else 1
+
+
+def _say(what: str, started: float, good: bool, told: Any) -> bool:
+    print(f"{what}: {'ok' if good else 'FAILED'}, {time.perf_counter() - started:.0f} s\n  {told}", flush=True)
+    return good
+
+
+def _killed(folder: Path, times: int) -> bool:
+    started = time.perf_counter()
+    (folder / "killed").mkdir()
+    told = kill_saves(folder / "killed" / "m.zcr", times)
+    what = f"{told.whole} of {times} killed saves left a whole archive"
+    return _say(what, started, told.whole == times and not told.left, dataclasses.asdict(told))
+
+
+def _replaced(folder: Path, times: int, durable: bool) -> bool:
+    started = time.perf_counter()
+    told = replace_under_readers(folder / "replaced.zcr", times, processes=8, threads=8, durable=durable)
+    errors = told.pop("errors")
+    what = f"{times} replacements (durable={durable}) under {told['readers']} readers, {len(errors)} errors"
+    return _say(what, started, not errors, {**told, "errors": errors[:5]})
+
+
+def _calls(folder: Path) -> bool:
+    started = time.perf_counter()
+    (folder / "calls").mkdir()
+    told = run_in(build(folder), folder / "calls")
+    wrong = [problem for found in told.values() for problem in found.pop("wrong")]
+    sums = {what: sum(found[what] for found in told.values()) for what in ("failed", "survived", "killed")}
+    what = f"{len(told)} kinds of save, interrupted {sum(sums.values())} times"
+    return _say(what, started, not wrong, {**sums, "wrong": wrong})
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,99 @@
+"""Saves that are killed at any moment: whoever finds the file afterwards finds one generation of it, whole."""
+
+from __future__ import annotations
+
+import os
+import random
+import select
+import signal
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+import zcrecord
+
+__all__ = ["Kills", "generation", "kill_saves", "written"]
+
+_WORDS = 60_000  # of one tensor; a save takes several writes
+
+
+@dataclass(slots=True)
+class Kills:
+    """What became of saves that were killed: how many files were whole after it, were new, or had a scratch beside."""
+
+    times: int = 0
+    whole: int = 0
+    new: int = 0
+    scratches: int = 0
+    left: int = 0
+
+
+def written(number: int) -> dict[str, np.ndarray]:
+    """Return the record of one generation; every word of it says which."""
+    return {"first": np.full(_WORDS, number, np.int32), "last": np.full(_WORDS // 2, -number, np.int64)}
+
+
+def generation(record: zcrecord.Record) -> int:
+    """Return of which generation a record is.
+
+    Raises:
+        ValueError: it is of several.
+    """
+    first, last = record["first"], record["last"]
+    number = int(first[0])
+    if not ((first == number).all() and (last == -number).all() and len(last) == _WORDS // 2):
+        raise ValueError(f"a file of several generations, {number} among them")
+    return number
+
+
+def kill_saves(path: Path, times: int, *, durable: bool = False, seed: int = 0) -> Kills:
+    """Save generation after generation, each save killed at a moment of its own; POSIX only."""
+    chance = random.Random(seed)
+    zcrecord.save_record(written(0), path, durable=durable)
+    told = Kills()
+    last, within = 0, 0.01
+    for number in range(1, times + 1):
+        _kill_one(path, number, chance.uniform(0, within), durable)
+        found = _whole(path)
+        within *= 0.9 if found == number else 1.1  # so that half of them are fast enough
+        told.times += 1
+        told.whole += found in (last, number)
+        told.new += found == number
+        told.scratches += len(os.listdir(path.parent)) > 1
+        last = last if found is None else found
+    zcrecord.save_record(written(0), path, durable=durable)
+    told.left = len(os.listdir(path.parent)) - 1
+    return told
+
+
+def _kill_one(path: Path, number: int, after: float, durable: bool) -> None:
+    """Kill a process some time after it began to save; one that was faster waits for it."""
+    record = written(number)
+    begun, tell = os.pipe()
+    child = os.fork()
+    if not child:
+        try:
+            os.write(tell, b".")
+            zcrecord.save_record(record, path, durable=durable)
+            signal.pause()
+        finally:
+            os._exit(1)
+    try:
+        os.read(begun, 1)
+        select.select([], [], [], after)
+    finally:
+        os.kill(child, signal.SIGKILL)
+        status = os.waitpid(child, 0)[1]
+        os.close(begun)
+        os.close(tell)
+    if os.waitstatus_to_exitcode(status) != -signal.SIGKILL:
+        raise RuntimeError("a save ended by itself, with an error")
+
+
+def _whole(path: Path) -> int | None:
+    try:
+        with zcrecord.load_record(path, verify="full") as record:
+            return generation(record)
+    except (zcrecord.RecordError, ValueError):
+        return None

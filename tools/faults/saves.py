@@ -1,0 +1,155 @@
+"""What writes a file, in every way there is: the library's functions and the commands, each from sources of its own."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+import zcrecord
+from zcrecord import LazyTensor, RecordWriter, cli, embed, formats, onnx, transport
+
+__all__ = ["OLD", "SAVES", "TREE", "Save", "prepare"]
+
+DIGITS = Path(__file__).resolve().parents[2] / "tests" / "data" / "digits.onnx"
+TREE: dict[str, Any] = {
+    "a": np.arange(20_000),
+    "f": np.arange(6000).reshape(2, -1)[:, ::2],
+    "b": np.ones(5),
+    "c": "text",
+    "d": b"\1",
+}
+OLD = "old.zcr"
+
+
+class Save(NamedTuple):
+    """A way to write the file that `dest` names, which may be there; `sources` is a folder that `prepare` has filled.
+
+    `old` names the source that is a file before; `ends` tells that errors end in an exit status; `zipped` that the
+    source is a zip file, of which zipfile takes it for damage if the system cannot read it; `in_place` that it changes
+    a file that is there.
+    """
+
+    run: Callable[[Path, Path], Any]
+    name: str = "m.zcr"
+    old: str = OLD
+    ends: bool = False
+    zipped: bool = False
+    in_place: bool = False
+
+    def states(self, sources: Path) -> list[bytes | None]:
+        """Return what may be there before: nothing, or a file."""
+        return [*[None] * (not self.in_place), (sources / self.old).read_bytes()]
+
+
+def prepare(sources: Path) -> None:
+    """Make what the saves start from."""
+    zcrecord.save_record({"old": np.arange(10)}, sources / OLD)
+    zcrecord.save_record(TREE, sources / "tree.zcr")
+    zcrecord.save_record({name: TREE[name] for name in "afb"}, sources / "plain.zcr")
+    np.savez(sources / "plain.npz", a=TREE["a"], b=TREE["b"])
+    formats.convert(sources / "plain.zcr", sources / "plain.safetensors")
+    onnx.convert(DIGITS, sources / "digits.zcr")
+    shutil.copy(DIGITS, sources / "digits.onnx")
+    transport.pack(sources / "tree.zcr", sources / "packed.zcr", threads=1)
+    (sources / "program").write_bytes(b"\x7fELF" + bytes(range(256)) * 40)
+    (sources / "program").chmod(0o640)  # which what is made of it has, too
+    shutil.copy(sources / "program", sources / "attached")
+    embed.attach(sources / "attached", sources / "old.zcr")
+
+
+def _record(_: Path, dest: Path) -> None:
+    zcrecord.save_record(TREE, dest)
+
+
+def _lazy(_: Path, dest: Path) -> None:
+    def pieces() -> Iterator[bytes]:
+        yield from (bytes([i]) * 40_000 for i in range(4))
+
+    zcrecord.save_record({"lazy": LazyTensor("u1", (160_000,), pieces), "a": TREE["a"]}, dest)
+
+
+def _recording(_: Path, dest: Path) -> None:
+    """Payloads that equal earlier ones are read back, compared and taken back."""
+    with RecordWriter(dest) as out:
+        for name in ("first", "second", "third"):
+            out.add(name, np.array(TREE["a"]))
+        with out.tensor("pieces", "i8", (20_000,)) as tensor:
+            tensor.write(TREE["a"])
+
+
+def _onnx(sources: Path, dest: Path) -> None:
+    onnx.convert(sources / "digits.onnx", dest, force=True)
+
+
+def _onnx_verified(sources: Path, dest: Path) -> None:
+    onnx.convert(sources / "digits.onnx", dest, force=True, verify=True)
+
+
+def _to_onnx(sources: Path, dest: Path) -> None:
+    onnx.to_onnx(sources / "digits.zcr", dest, force=True)
+
+
+def _converted(source: str) -> Callable[[Path, Path], None]:
+    def run(sources: Path, dest: Path) -> None:
+        formats.convert(sources / source, dest, force=True)
+
+    return run
+
+
+def _pack(sources: Path, dest: Path) -> None:
+    transport.pack(sources / "tree.zcr", dest, threads=1, force=True)
+
+
+def _unpack(sources: Path, dest: Path) -> None:
+    transport.unpack(sources / "packed.zcr", dest, threads=1, force=True)
+
+
+def _attach(sources: Path, dest: Path) -> None:
+    embed.attach(sources / "program", sources / "tree.zcr", dest, force=True)
+
+
+def _attach_in_place(sources: Path, dest: Path) -> None:
+    embed.attach(dest, sources / "tree.zcr")
+
+
+def _detach(sources: Path, dest: Path) -> None:
+    embed.detach(sources / "attached", dest, keep=True, force=True)
+
+
+def _command(*arguments: str, program: bool = False) -> Callable[[Path, Path], int]:
+    def run(sources: Path, dest: Path) -> int:
+        given = [str(sources / a[1:]) if a.startswith("@") else a.replace("DEST", str(dest)) for a in arguments]
+        return cli.onnx2zc_main(given) if program else cli.main(given)
+
+    return run
+
+
+SAVES = {
+    "save_record": Save(_record),
+    "save_record, lazy": Save(_lazy),
+    "RecordWriter": Save(_recording),
+    "onnx.convert": Save(_onnx),
+    "onnx.convert, verified": Save(_onnx_verified),
+    "onnx.to_onnx": Save(_to_onnx, "m.onnx"),
+    "safetensors to archive": Save(_converted("plain.safetensors")),
+    "npz to archive": Save(_converted("plain.npz"), zipped=True),
+    "archive to archive": Save(_converted("tree.zcr")),
+    "archive to safetensors": Save(_converted("plain.zcr"), "m.safetensors"),
+    "archive to npz": Save(_converted("plain.zcr"), "m.npz"),
+    "npz to safetensors": Save(_converted("plain.npz"), "m.safetensors", zipped=True),
+    "pack": Save(_pack),
+    "unpack": Save(_unpack),
+    "attach": Save(_attach),
+    "attach in place": Save(_attach_in_place, "app", "program", in_place=True),
+    "detach": Save(_detach),
+    "onnx2zc": Save(_command("@digits.onnx", "DEST", "--force", "-q", program=True), ends=True),
+    "zcrecord convert": Save(_command("convert", "@plain.safetensors", "DEST", "--force", "-q"), ends=True),
+    "zcrecord pack": Save(_command("pack", "@tree.zcr", "DEST", "--force", "-q", "--threads", "1"), ends=True),
+    "zcrecord attach": Save(
+        _command("attach", "@program", "@tree.zcr", "-o", "DEST", "--force", "-q"), "app", ends=True
+    ),
+}

@@ -1,0 +1,129 @@
+"""Scratch files: where a file is written before it takes another's place, and what is left of those whose writer died.
+
+Knows how they are named, that a lock tells the living from the dead, and how to say what the system refuses; nothing of
+what is written.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import stat
+from collections.abc import Iterator
+from typing import NoReturn
+
+from .errors import SourceError
+
+__all__ = ["refusals", "refuse", "scratch_file"]
+
+_MAPPED = (5, 32, 1224)  # what Windows says to who replaces an open file: denied, shared, a user-mapped section
+_SUFFIX = ".zcr-scratch"
+_TRIES = 16  # to make a file that nobody removes before it is locked
+_MORE = sum(getattr(os, name, 0) for name in ("O_BINARY", "O_CLOEXEC"))
+
+
+@contextlib.contextmanager
+def scratch_file(path: str, mode: int = 0o666) -> Iterator[tuple[int, str]]:
+    """Yield a new file beside `path`, open for reading and writing, and its name; at the end it is gone, or renamed.
+
+    Who writes closes it. Those that processes left which were killed while they wrote for this path are removed first;
+    the one of a process that lives, in another container or, where the file system carries locks, on another machine,
+    never is.
+
+    Raises:
+        OSError: the file system refused.
+    """
+    folder, name = os.path.split(path)
+    stem = f".{os.fsdecode(os.fsencode(name)[:200])}."  # file systems count bytes
+    _clear(folder, stem)
+    fd, scratch = _make(os.path.join(folder, stem), mode)
+    held = -1
+    try:
+        try:
+            held = os.dup(fd) if os.name == "posix" else -1  # the lock goes with the last of the two
+        except BaseException:
+            os.close(fd)
+            raise
+        yield fd, scratch
+    finally:
+        with contextlib.suppress(OSError):
+            os.unlink(scratch)
+        if held >= 0:
+            with contextlib.suppress(OSError):  # what closing has to tell was told to who closed the other
+                os.close(held)
+
+
+def _make(start: str, mode: int) -> tuple[int, str]:
+    """Return a new file that is locked and still there, so that nobody takes it for a dead one's."""
+    for _ in range(_TRIES):
+        scratch = f"{start}{os.urandom(6).hex()}{_SUFFIX}"
+        fd = os.open(scratch, os.O_RDWR | os.O_CREAT | os.O_EXCL | _MORE, mode)  # never open to more people
+        if _lock(fd) is not False and os.path.lexists(scratch):
+            break
+        os.close(fd)  # it was removed between its making and its locking
+        with contextlib.suppress(OSError):
+            os.unlink(scratch)
+    else:
+        fd = os.open(scratch, os.O_RDWR | os.O_CREAT | os.O_EXCL | _MORE, mode)
+    return fd, scratch
+
+
+def _lock(fd: int) -> bool | None:
+    """Lock a file for as long as it is open; False if another has it, None where there are no locks."""
+    try:
+        import fcntl  # not on Windows
+
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except (ImportError, OSError):
+        return None
+    return True
+
+
+def _clear(folder: str, stem: str) -> None:
+    """Remove the scratch files of this stem whose writers are dead."""
+    ours = re.compile(f"{re.escape(stem)}[0-9a-f]{{12}}{re.escape(_SUFFIX)}")
+    with contextlib.suppress(OSError):  # a folder may be written to and not listed
+        with os.scandir(folder or ".") as entries:
+            found = [entry.path for entry in entries if ours.fullmatch(entry.name)]
+        for scratch in found:
+            with contextlib.suppress(OSError):  # another's, or somebody else was faster
+                _remove_dead(scratch)
+
+
+def _remove_dead(scratch: str) -> None:
+    if os.name != "posix":  # Windows removes no file that is open
+        os.unlink(scratch)
+        return
+    extra = os.O_NONBLOCK | os.O_NOFOLLOW | _MORE  # it may be anything that somebody has put there
+    try:
+        fd = os.open(scratch, os.O_RDWR | extra)  # NFS locks only what may be written
+    except PermissionError:
+        fd = os.open(scratch, os.O_RDONLY | extra)
+    try:
+        if stat.S_ISREG(os.fstat(fd).st_mode) and _lock(fd):
+            os.unlink(scratch)
+    finally:
+        os.close(fd)
+
+
+@contextlib.contextmanager
+def refusals(path: str) -> Iterator[None]:
+    """Turn what the operating system says about this path into one typed error."""
+    try:
+        yield
+    except OSError as error:
+        refuse(error, path)
+
+
+def refuse(error: OSError, path: str) -> NoReturn:
+    """Raise what the operating system said about this path, as a SourceError that says what became of the old file."""
+    if isinstance(error, SourceError) or error.errno is None:
+        raise error
+    reason = os.strerror(error.errno)
+    if getattr(error, "winerror", None) in _MAPPED:
+        reason = "it is mapped, by a record loaded from it here or in another program; close() that, drop its views"
+    kept = "; the file there before is untouched" if os.path.isfile(path) else ""
+    raise SourceError(f"cannot write: {reason}{kept}", path=path, errno=error.errno) from error
