@@ -145,8 +145,8 @@ def test_wrong_resource_is_an_error_that_names_it(zipped: Any) -> None:
     data[-40] ^= 1
     with pytest.raises(FormatError, match=where + "trailer: "):
         zcrecord.load_record(zipped(bytes(data)))
-    with pytest.raises(IntegrityError, match=where + "content digest sha256:0 was expected"):
-        zcrecord.load_record(zipped(r.saved(TREE)), expect="sha256:0")
+    with pytest.raises(IntegrityError, match=where + r"content digest sha256:0+ was expected"):
+        zcrecord.load_record(zipped(r.saved(TREE)), expect="sha256:" + 64 * "0")
 
 
 def test_missing_and_unreadable_resources_are_errors_that_name_them(zipped: Any, tmp_path: Path) -> None:

@@ -133,7 +133,8 @@ def test_plain_install_brings_the_core_alone(metadata: Message) -> None:
         extra = re.fullmatch(r" extra == '(\w+)'", marker)
         required[extra[1] if extra else ""].add(re.split(r"[^\w-]", requirement)[0])
     assert required[""] == {"numpy", "flatbuffers", "ml-dtypes", "xxhash", "rich"}
-    assert set(required) == {"", "zstd", "onnx", "ort", "torch", "jax", "gguf", "remote", "s3", "bench", "all", "dev"}
+    extras = {"zstd", "onnx", "ort", "torch", "jax", "gguf", "remote", "s3", "sign", "bench", "all", "dev"}
+    assert set(required) == {"", *extras}
     assert required["zstd"] == {"zstandard"}
     assert required["onnx"] == {"onnx", "zstandard"}
     assert required["ort"] == {"onnxruntime"}

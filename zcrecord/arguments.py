@@ -36,7 +36,10 @@ def _zcrecord_parser() -> argparse.ArgumentParser:
         added.add_argument("--json", action="store_true", help="print everything, as JSON")
         return added
 
-    command("info", "sizes, types, what was saved, metadata", "Say what an archive is.")
+    about = "Say what an archive is; of one of up to 64 MiB its content digest, too."
+    telling = command("info", "sizes, types, what was saved, metadata", about)
+    what = "print the content digest, too, the same for every layout: reads all of it"
+    telling.add_argument("--digest", action=argparse.BooleanOptionalAction, default=None, help=what)
     listing = command(
         "ls",
         "its tensors",
@@ -46,19 +49,55 @@ def _zcrecord_parser() -> argparse.ArgumentParser:
     listing.add_argument("--sort", choices=("saved", "name", "size"), default="saved", help="order (default: saved)")
     tree = command("tree", "its modules, tensors and attributes", "Show how modules, tensors and attributes nest.")
     tree.add_argument("--depth", type=_natural, metavar="N", help="leave out what is nested deeper")
-    about = """Check an archive; exit status 1 if anything is wrong with it. Of an .onnx file whose weights lie in an
-        archive (to-onnx --external), check that it still is that archive."""
+    about = """Check an archive; exit status 1 if anything is wrong with it, and all that is damaged is listed. Of an
+        .onnx file whose weights lie in an archive (to-onnx --external), check that it still is that archive."""
     check = command("verify", "whether it is sound", about)
     levels = "touch: headers and structure; index: every rule of the index, too; full (default): all digests, too"
     check.add_argument("--level", choices=("touch", "index", "full"), default="full", help=levels)
     check.add_argument("--digest", action="store_true", help="print the content digest, the same for every layout")
     check.add_argument("--quiet", "-q", action="store_true", help="print nothing but errors")
+    _add_signing(commands)
+    _add_diff(commands)
     _add_convert(commands)
     _add_to_onnx(commands)
     _add_packing(commands)
     _add_embed(commands)
     _add_attaching(commands)
+    _add_serve(commands)
     return parser
+
+
+def _add_signing(commands: Any) -> None:
+    about = """Add an Ed25519 signature of the content digest to an archive's metadata. It stays good however the
+        archive is laid out, packed or converted; metadata are not covered. A key: openssl genpkey -algorithm ed25519"""
+    parser = commands.add_parser("sign", help="say whose it is", description=about, allow_abbrev=False)
+    parser.add_argument("file", metavar="FILE", help="an archive, which is replaced")
+    what = "private key, PEM or OpenSSH; where it is encrypted, $ZCRECORD_PASSPHRASE has its passphrase, or it is asked"
+    parser.add_argument("--key", required=True, metavar="KEY", help=what)
+    parser.add_argument("--output", "-o", metavar="OUT", help="leave FILE as it is, and write this")
+    _add_output_options(parser)
+    about = """Check that an archive was signed by the owner of a key, and is what was signed; exit status 1 if not.
+        Tensors, modules and attributes are covered, metadata are not."""
+    parser = commands.add_parser("check", help="whether it is signed", description=about, allow_abbrev=False)
+    parser.add_argument("file", metavar="FILE", help="an archive; - for standard input, read into memory")
+    what = "public key, PEM or OpenSSH; given several times, each has to have signed"
+    parser.add_argument("--key", required=True, action="append", metavar="PUB", help=what)
+    parser.add_argument("--quiet", "-q", action="store_true", help="print nothing but errors")
+    parser.add_argument("--json", action="store_true", help="print the result as JSON")
+
+
+def _add_diff(commands: Any) -> None:
+    about = """Compare two archives by what they hold, however they are laid out. Exit status 0 if it is the same, 1 if
+        not, 2 if that cannot be told. Into a pipe: +, - or !, what, name, before, after, difference, with tabs
+        between."""
+    parser = commands.add_parser("diff", help="what two do not have in common", description=about, allow_abbrev=False)
+    parser.add_argument("file", metavar="A", help="an archive; one of the two may be - for standard input")
+    parser.add_argument("other", metavar="B", help="an archive")
+    what = "take payloads of the same digest for the same, unread: for archives that nobody has made up"
+    parser.add_argument("--fast", action="store_true", help=what)
+    parser.add_argument("--no-metadata", action="store_true", help="leave out metadata, and so signatures")
+    parser.add_argument("--quiet", "-q", action="store_true", help="print nothing but errors")
+    parser.add_argument("--json", action="store_true", help="print the differences as JSON")
 
 
 def _add_convert(commands: Any) -> None:
@@ -155,6 +194,20 @@ def _add_attaching(commands: Any) -> None:
         parser.add_argument("--no-sync", action="store_true", help="do not wait until it would survive power loss")
         parser.add_argument("--quiet", "-q", action="store_true", help="print nothing but errors")
         parser.add_argument("--json", action="store_true", help="print the report as JSON")
+
+
+def _add_serve(commands: Any) -> None:
+    about = """Serve an archive and a page that looks into it, tensor by tensor, until Ctrl-C. Only this machine can
+        reach it, unless --host says otherwise."""
+    parser = commands.add_parser("serve", help="look into it in a browser", description=about, allow_abbrev=False)
+    parser.add_argument("file", metavar="FILE", help="an archive, a file of its own")
+    what = "where to listen: 0 for any port that is free (default: 8000, or any if that is taken)"
+    parser.add_argument("--port", type=_natural, metavar="N", help=what)
+    what = "address to listen on (default: 127.0.0.1); others than this machine may then read all of FILE"
+    parser.add_argument("--host", default="127.0.0.1", metavar="ADDRESS", help=what)
+    what = "an archive with images and labels, for a model that the page can run"
+    parser.add_argument("--samples", metavar="ARCHIVE", help=what)
+    parser.add_argument("--open", action="store_true", help="open a browser there, too")
 
 
 def _add_alignment(parser: argparse.ArgumentParser) -> None:

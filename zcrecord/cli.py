@@ -1,8 +1,9 @@
 """The commands `zcrecord` and `onnx2zc`: standard streams, signals, and every failure as one line.
 
-Exit status: 0; 1 if the input is at fault, or the disk, or a conversion was broken off; 2 for wrong usage. What only
-prints ends with 130 after Ctrl-C, and with 141, silently, where a pipe's reader is gone. What may be said is left to
-`arguments`, what is printed to `commands` and `render`.
+Exit status: 0; 1 if the input is at fault, or the disk, or a conversion was broken off; 2 for wrong usage. `diff` has
+it as diff has: 1 if there are differences, 2 for any fault. What only prints ends with 130 after Ctrl-C, and with 141,
+silently, where a pipe's reader is gone. What may be said is left to `arguments`, what is printed to `commands`,
+`checks` and `render`.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 from .arguments import onnx2zc_arguments, zcrecord_arguments
 from .errors import DependencyError, RecordError, SourceError, printable
 from .loading import load_record
+from .source import is_url
 
 if TYPE_CHECKING:
     import argparse
@@ -44,24 +46,26 @@ def onnx2zc_main(arguments: Sequence[str] | None = None) -> int:
 def _zcrecord(args: argparse.Namespace) -> int:
     if args.command in _OF_FILES:
         return _OF_FILES[args.command](args)
-    from . import commands
+    from . import checks, commands
     from .render import Printer
 
     piped = args.file == "-"
     name = "standard input" if piped else args.file
-    quiet = args.command == "verify" and args.quiet
+    quiet = args.command in ("verify", "check") and args.quiet
     out, errors = Printer(None if quiet else sys.stdout), Printer(None if quiet else sys.stderr)
     with _located(name):
         source = _read_stdin() if piped else args.file
         if args.command == "verify" and name.lower().endswith(".onnx"):
-            commands.verify_external(name, out, errors, level=args.level, as_json=args.json)
+            checks.verify_external(name, out, errors, level=args.level, as_json=args.json)
             return 0
         if args.command == "verify":
-            commands.verify(source, name, out, errors, level=args.level, digest=args.digest, as_json=args.json)
+            checks.verify(source, name, out, errors, level=args.level, digest=args.digest, as_json=args.json)
             return 0
         with load_record(source) as record:
             if args.command == "info":
-                commands.info(record, name, out, as_json=args.json)
+                commands.info(record, name, out, errors, digest=args.digest, as_json=args.json)
+            elif args.command == "check":
+                checks.check(record, name, args.key, out, errors, as_json=args.json)
             elif args.command == "ls":
                 commands.ls(record, out, as_json=args.json, sort=args.sort, patterns=args.patterns)
             else:
@@ -113,6 +117,58 @@ def _unpack(args: argparse.Namespace) -> int:
     return _run("zcrecord", args, transport.unpack, threads=args.threads or None)
 
 
+def _sign(args: argparse.Namespace) -> int:
+    from . import checks
+    from .render import Printer
+
+    options = {"passphrase": _passphrase(args.key), "force": args.force, "durable": not args.no_sync}
+    out, errors = (Printer(None if args.quiet else stream) for stream in (sys.stdout, sys.stderr))
+    with _writing("zcrecord", args.file):
+        checks.sign(args.file, args.key, args.output, out, errors, as_json=args.json, **options)
+    return 0
+
+
+def _passphrase(key: str) -> bytes | None:
+    """Return what a private key is encrypted with, asked for where there is somebody to ask; None if it is not."""
+    from . import signing
+
+    given = os.environ.get("ZCRECORD_PASSPHRASE")
+    if given is not None or not signing.is_encrypted(key):
+        return None if given is None else os.fsencode(given)
+    if sys.stdin is None or not sys.stdin.isatty():
+        raise SourceError("is encrypted; $ZCRECORD_PASSPHRASE has to hold its passphrase", path=key)
+    import getpass  # here, because few keys are
+
+    return getpass.getpass(f"Passphrase of {printable(key)}: ").encode()
+
+
+def _diff(args: argparse.Namespace) -> int:
+    """Return 0, 1 for differences, 2 for a fault, as diff does."""
+    from . import checks
+    from .render import Printer
+
+    if args.file == args.other == "-":
+        args.refuse("only one of the two can be standard input")
+    out, errors = (Printer(None if args.quiet else stream) for stream in (sys.stdout, sys.stderr))
+    different = False
+
+    def work() -> int:
+        nonlocal different
+        options = {"fast": args.fast, "metadata": not args.no_metadata, "as_json": args.json}
+        with contextlib.ExitStack() as stack:
+            before, after = (stack.enter_context(_opened(given)) for given in (args.file, args.other))
+            different = checks.diff(before, after, (args.file, args.other), out, errors, **options)
+        return 0
+
+    status = _guarded("zcrecord", work)
+    return 2 if status == 1 else status or int(different)
+
+
+def _opened(given: str) -> Any:
+    with _located("standard input" if given == "-" else given):
+        return load_record(_read_stdin() if given == "-" else given)
+
+
 def _embed(args: argparse.Namespace) -> int:
     from . import commands, embed
     from .embed.generating import out_of_place
@@ -157,7 +213,33 @@ def _detach(args: argparse.Namespace) -> int:
     return 0
 
 
+def _serve(args: argparse.Namespace) -> int:
+    """Return 0 after Ctrl-C, too: it is how a server ends."""
+    from . import serving
+    from .render import Printer
+
+    if args.file == "-" or is_url(args.file):
+        args.refuse("serve takes a file")
+    if not serving.is_loopback(args.host):
+        _tell("zcrecord", f"whoever reaches {args.host} can read all of {args.file}")
+
+    def started(url: str) -> None:
+        Printer(sys.stdout).line(url)
+        sys.stdout.flush()  # whoever waits for it may be a pipe
+        if args.open:
+            import webbrowser  # here, because few ask for it
+
+            webbrowser.open(url)
+
+    with contextlib.suppress(KeyboardInterrupt):
+        serving.serve(args.file, samples=args.samples, host=args.host, port=args.port, started=started)
+    return 0
+
+
 _OF_FILES = {
+    "serve": _serve,
+    "sign": _sign,
+    "diff": _diff,
     "convert": _convert,
     "to-onnx": _to_onnx,
     "pack": _pack,

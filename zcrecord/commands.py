@@ -6,6 +6,7 @@ Arguments are `cli`'s, terminals and escapes `render`'s. Each function prints to
 
 from __future__ import annotations
 
+import contextlib
 import fnmatch
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
@@ -13,28 +14,31 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from .describe import ModuleInfo, TensorInfo
-from .errors import RecordError, TensorNotFoundError, printable
-from .loading import load_record
+from .errors import LimitError, TensorNotFoundError, printable
 from .record import Record
 from .render import Printer, human, jsonable, showing_progress, shown, shown_value
-from .views import Verify
 
 if TYPE_CHECKING:
     from .converting import ConvertReport
     from .embed import AttachReport, DetachReport, EmbedReport
     from .transport import PackReport
 
-__all__ = ["attached", "converted", "detached", "embedded", "info", "ls", "tree", "verify", "verify_external"]
+__all__ = ["attached", "converted", "detached", "embedded", "info", "ls", "tree"]
 
+_HASHED_UNASKED = 64 << 20  # bytes of payload whose content digest takes no noticeable time
 _GLANCE = 50  # attributes that `info` shows on a terminal
 _COLUMNS = (("tensor", "left"), ("dtype", "left"), ("shape", "left"), ("bytes", "right"), ("offset", "right"),
             ("aligned", "right"), ("tied", "left"))  # fmt: skip
 _TREE_COLUMNS = (("name", "left"), ("what", "left"), ("bytes", "right"), ("holds", "left"))
 
 
-def info(record: Record, name: str, out: Printer, *, as_json: bool) -> None:
-    """Print what an archive is: sizes, where things lie, its types, what was saved, metadata and attributes."""
+def info(record: Record, name: str, out: Printer, progress_on: Printer, *, digest: bool | None, as_json: bool) -> None:
+    """Print what an archive is: sizes, where things lie, its types, what was saved, metadata and attributes.
+
+    The content digest, for which everything is read, where `digest` says so; None: where that takes no time.
+    """
     facts = _facts(record, name)
+    facts["content_digest"] = _content_digest(record, progress_on, digest)
     if as_json:
         out.json({**facts, "metadata": jsonable(facts["metadata"]), "attributes": jsonable(facts["attributes"])})
     else:
@@ -79,6 +83,17 @@ def _facts(record: Record, name: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def _content_digest(record: Record, progress_on: Printer, digest: bool | None) -> str | None:
+    if digest is None:
+        small = record.archive.remote is None and record.nbytes <= _HASHED_UNASKED
+        with contextlib.suppress(LimitError):  # views that add up to far more
+            return record.content_digest() if small else None
+    if not digest:
+        return None
+    with showing_progress("hashing", progress_on) as progress:
+        return record.content_digest(progress=progress)
+
+
 def _fact_lines(facts: dict[str, Any], out: Printer) -> Iterator[tuple[str, str]]:
     size, index = out.size, facts["index"]
     tensors, modules = facts["tensors"], facts["modules"]
@@ -93,6 +108,7 @@ def _fact_lines(facts: dict[str, Any], out: Printer) -> Iterator[tuple[str, str]
     yield "index", f"{size(index['nbytes'])} at the {index['place']}, at {index['offset']}"
     yield "header", "sealed" if facts["sealed"] else "not sealed: the trailer says it all"
     yield "digests", str(facts["digest"])
+    yield "content", facts["content_digest"] or "its digest takes reading all of it; --digest does"
     if facts["onnx_graph_nbytes"] is not None:
         yield "ONNX model", f"graph of {size(facts['onnx_graph_nbytes'])} beside its tensors"
     for what in ("metadata", "attributes"):
@@ -200,62 +216,6 @@ def _node_json(level: int, key: str, child: Any) -> dict[str, Any]:
     if isinstance(child, TensorInfo):
         return {**place, "what": "tensor", **_tensor_json(child)}
     return {**place, "what": "attribute", "value": jsonable(child)}
-
-
-def verify(
-    source: Any, name: str, out: Printer, progress_on: Printer, *, level: Verify, digest: bool, as_json: bool
-) -> None:
-    """Open an archive, check it as thoroughly as `level` says, and print that it is sound.
-
-    Raises:
-        RecordError: it is not; with `as_json` that is printed before.
-    """
-    told: dict[str, Any] = {"file": name, "ok": True, "level": level}
-    try:
-        with load_record(source, verify="touch" if level == "touch" else "index") as record:
-            if level == "full":
-                with showing_progress("verifying", progress_on) as progress:
-                    record.verify(progress=progress)
-            told |= {"tensors": len(record), "archive_nbytes": record.archive_nbytes}
-            told["content_digest"] = record.content_digest() if digest else None
-    except RecordError as error:
-        if as_json:
-            out.json({**told, "ok": False, "error": _error_json(error)})
-        raise
-    if as_json:
-        out.json(told)
-        return
-    size = out.size(told["archive_nbytes"])
-    out.line(f"{shown(name)}: OK, {_count(told['tensors'], 'tensor')}, {size}, checked: {level}")
-    if digest:
-        out.line(f"{shown(name)}: {told['content_digest']}")
-
-
-def _error_json(error: RecordError) -> dict[str, Any]:
-    about = {"type": type(error).__name__, "message": error.message}
-    return {**about, "tensor": error.tensor, "offset": error.offset}
-
-
-def verify_external(model: str, out: Printer, progress_on: Printer, *, level: Verify, as_json: bool) -> None:
-    """Check that the archive beside an ONNX model is the one it was written for, and print that it is.
-
-    Raises:
-        RecordError: it is not; with `as_json` that is printed before.
-    """
-    from . import onnx
-
-    try:
-        with showing_progress("verifying", progress_on) as progress:
-            report = onnx.verify_external(model, full=level == "full", progress=progress)
-    except RecordError as error:
-        if as_json:
-            out.json({"file": model, "ok": False, "error": _error_json(error)})
-        raise
-    if as_json:
-        out.json({"file": model, "ok": True, **asdict(report)})
-        return
-    what = f"{_count(report.tensors, 'tensor')}, {out.size(report.nbytes)} in {shown(report.archive)}"
-    out.line(f"{shown(model)}: OK, {what}, checked: {'full' if report.full else 'index'}")
 
 
 def converted(report: ConvertReport | PackReport, out: Printer, *, as_json: bool) -> None:

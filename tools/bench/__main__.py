@@ -32,6 +32,7 @@ AREAS = (
     "loading",
     "sharing",
     "remote",
+    "integrity",
 )
 RESULTS = ROOT / "tools" / "bench" / "results.json"
 PAGES = {ROOT / "README.md": HEADLINES, ROOT / "docs" / "measurements.md": None}  # which rows each shows
