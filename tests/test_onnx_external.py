@@ -230,11 +230,12 @@ def test_a_file_swapped_between_check_and_opening_is_noticed(
     secret.write_bytes(bytes(24))
     real_open = os.open
 
-    def late(name: str, *args: int) -> int:
-        if str(name).endswith("w.bin"):
-            os.unlink(name)
-            os.symlink(secret, name) if swap == "link" else os.rename(secret, name)
-        return real_open(name, *args)
+    def late(name: str, *args: int, **options: int) -> int:
+        if name == "w.bin":
+            inside = tmp_path / "m" / name
+            inside.unlink()
+            inside.symlink_to(secret) if swap == "link" else secret.rename(inside)
+        return real_open(name, *args, **options)
 
     monkeypatch.setattr("zcrecord.onnx.external.os.open", late)
     refused(path, "external data 'w.bin': (it was replaced by another file|cannot be opened: Too many levels)")

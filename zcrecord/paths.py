@@ -7,6 +7,7 @@ there are `tree`'s.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate, islice
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,10 @@ from .layout import MAX_DEPTH
 from .tree import Flat, encodable, is_attribute, split_dotted
 
 __all__ = ["Outline", "path_of_name"]
+
+# What full names of modules may take: so many characters, and so many times those of tensors' names. Each is stored in
+# full: a file of deeply nested long names would else become one of 50 times its size, and take 300 times its memory.
+_ROOM, _TIMES = 16 << 20, 16
 
 
 class _Module:
@@ -60,6 +65,7 @@ class Outline:
         self._names: set[str] = set()  # of tensors, and below of attributes and modules
         self._attributes: set[str] = set()
         self._modules: set[str] = set()
+        self._room = _ROOM
         self._forms: dict[Form, int] = {}
         self._form_ids: list[int] = []
         self.payloads: list[int] = []
@@ -71,7 +77,8 @@ class Outline:
         """Add a tensor whose bytes are those of `payload`, a number that may still change in `payloads`.
 
         Raises:
-            NameCollisionError: its name is taken. UnsupportedError: a key is empty or has NUL. LimitError: too deep.
+            NameCollisionError: its name is taken. UnsupportedError: a key is empty or has NUL. LimitError: too deep, or
+                names of modules take far more than those of tensors.
         """
         self.check(path)
         self.put(path, ".".join(path), form, payload)
@@ -80,8 +87,10 @@ class Outline:
         """Add a tensor of which the caller knows that its keys are right and that its full name, `name`, is free.
 
         Raises:
-            NameCollisionError: not so among the module's children.
+            NameCollisionError: not so among the module's children. LimitError: names of modules take far more than
+                those of tensors.
         """
+        self._room += _TIMES * len(name)
         siblings = self._parent(path).children
         if siblings.setdefault(path[-1], number := len(self.payloads)) != number:
             raise NameCollisionError("this name is taken already", tensor=name)
@@ -137,6 +146,7 @@ class Outline:
         for depth, key in enumerate(path[:-1]):
             found = here.children.get(key)
             if found is None:
+                self._check_room(path, depth)
                 new = [".".join(path[:end]) for end in range(depth + 1, len(path))]
                 if not self._modules.isdisjoint(new):
                     what = "two keys with dots lead to this name of a module; rename one"
@@ -144,6 +154,7 @@ class Outline:
                 if not make:
                     return None
                 self._modules.update(new)
+                self._room -= sum(map(len, new))
                 for missing in path[depth:-1]:
                     inner = _Module()
                     here.children[missing] = inner
@@ -154,6 +165,13 @@ class Outline:
                 raise NameCollisionError(what, tensor=".".join(path[: depth + 1]))
             here = found
         return here
+
+    def _check_room(self, path: Sequence[str], depth: int) -> None:
+        """Refuse modules from this depth on whose names would take too much, before they are made."""
+        sizes = accumulate(len(key) + 1 for key in path[:-1])
+        if sum(islice(sizes, depth, None)) > self._room + _TIMES * sum(len(key) + 1 for key in path):
+            what = f"names of modules would take more than {_ROOM >> 20} MiB and {_TIMES} times those of tensors"
+            raise LimitError(f"{what}; nest them less deeply", tensor=".".join(path))
 
     def _put(self, path: Sequence[str], child: _Attribute | int) -> None:
         siblings = self._parent(path).children

@@ -26,7 +26,7 @@ from zcrecord.converting import (
 )
 from zcrecord.dtypes import by_onnx
 from zcrecord.entries import Entries, PayloadId
-from zcrecord.errors import ExternalDataError, IntegrityError, RecordError, UnsupportedError
+from zcrecord.errors import ExternalDataError, IntegrityError, LimitError, RecordError, UnsupportedError
 from zcrecord.layout import ALIGNMENT, NONE
 from zcrecord.pieces import Reader
 from zcrecord.sink import Nowhere, Sink, open_sink
@@ -44,6 +44,7 @@ from .wire import Skeleton, Window
 __all__ = ["STUB_KEY", "ConvertReport", "convert"]
 
 STUB_KEY = b"zcrecord"
+_GRAPH, _EXPANDED = 16 << 20, 16  # bytes a graph may take, beyond so many times the compressed bytes it comes from
 # TensorProto.data_location = EXTERNAL, external_data { key, value } up to a value of so many digits.
 _STUBS = [b"\x70\x01\x6a%c\x0a%c%s\x12%c" % (len(STUB_KEY) + n + 4, len(STUB_KEY), STUB_KEY, n) for n in range(20)]
 
@@ -89,6 +90,7 @@ def convert(
         OnnxError: not a valid model, or one that uses what is not supported; with the offset. ExternalDataError: its
             external data breaks a rule. DestinationExistsError: `dest` exists and `force` was not given, or is the
             source. TensorNotFoundError: the patterns leave no tensor. FormatError: a compressed source is damaged.
+        LimitError: a shape no archive holds, or little compressed data that expands to a huge graph.
             IntegrityError: `verify` found a difference. DependencyError: zstandard is missing. SourceError: the file
             system refused.
     """
@@ -217,7 +219,7 @@ def _stream(
 ) -> tuple[Entries, int, int, int]:
     """Write all payloads, the skeleton last; return the entries, the bytes read, names changed, tensors left out."""
     skeleton = Skeleton()
-    window = Window(source.stream, skeleton, report)
+    window = Window(source.stream, skeleton, report if source.packed is None else _bounded(skeleton, source, report))
     check_start(window)
     chosen = None if test is None else Chosen(out, test)
     store = _Store(window, out, chosen, source.folder, report)
@@ -231,6 +233,20 @@ def _stream(
     if chosen is None:
         outline.attribute((GRAPH_ATTRIBUTE,), _write_skeleton(out, skeleton))
     return outline.entries(), input_bytes, renamed, left_out
+
+
+def _bounded(skeleton: Skeleton, source: _Source, report: Callable[[int], None] | None) -> Callable[[int], None]:
+    """Return a report that refuses a graph which a little compressed data expands to: it is held in memory."""
+
+    def bounded(passed: int) -> None:
+        packed = source.packed.position if source.packed is not None else passed
+        if len(skeleton) > _GRAPH + _EXPANDED * packed:
+            what = f"{packed} compressed bytes expand to a graph of more than {len(skeleton)} bytes, without its values"
+            raise LimitError(f"{what}; if it is to be trusted, decompress it first", offset=packed)
+        if report is not None:
+            report(passed)
+
+    return bounded
 
 
 class _Store(Tensors):

@@ -33,6 +33,8 @@ _NUMBER = re.compile(r"[0-9]{1,19}")
 _DRIVE = re.compile(r"[A-Za-z]:")
 # O_NONBLOCK: a named pipe in the file's place must not hang the open; it is refused after.
 _FLAGS = os.O_RDONLY | sum(getattr(os, f, 0) for f in ("O_NOFOLLOW", "O_CLOEXEC", "O_NONBLOCK", "O_BINARY"))
+_WALKS = os.open in os.supports_dir_fd  # not so on Windows
+_FOLDER = sum(getattr(os, f, 0) for f in ("O_PATH", "O_DIRECTORY", "O_NOFOLLOW", "O_CLOEXEC"))
 
 
 class Reference(NamedTuple):
@@ -218,7 +220,8 @@ class Folder:
             raise _broken(location, "it is not a regular file")
         if before.st_nlink != 1 and not self._allow_links:
             raise _broken(location, f"the file has {before.st_nlink} names (hard links), {_LINKS}")
-        fd = os.open(real, _FLAGS)
+        root = self.path if Path(real).is_relative_to(self.path) else os.path.dirname(real)
+        fd = _open_below(root, os.path.relpath(real, root).split(os.sep))
         try:
             opened = os.fstat(fd)
             if (opened.st_dev, opened.st_ino) != (before.st_dev, before.st_ino) or os.path.realpath(path) != real:
@@ -236,6 +239,23 @@ class Folder:
         return any(
             above.name == "snapshots" and holder == above.with_name("blobs") for above in Path(self.path).parents
         )
+
+
+def _open_below(root: str, parts: list[str]) -> int:
+    """Return a descriptor of a file below a folder; a link on the way there is an OSError, whenever it was put there.
+
+    That its path leads there before and after says too little: meanwhile a folder can be swapped for a link and back.
+    """
+    if not _WALKS:
+        return os.open(os.path.join(root, *parts), _FLAGS)
+    here = os.open(root, _FOLDER & ~getattr(os, "O_NOFOLLOW", 0))
+    try:
+        for part in parts[:-1]:
+            above, here = here, os.open(part, _FOLDER, dir_fd=here)
+            os.close(above)
+        return os.open(parts[-1], _FLAGS, dir_fd=here)
+    finally:
+        os.close(here)
 
 
 _LINKS = "which is allowed only on request (allow_links=True, --allow-links)"

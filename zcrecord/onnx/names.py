@@ -1,7 +1,8 @@
 """What each tensor of a model is called in the archive, and in which module it lies: one rule, in one place.
 
 - An initializer of the main graph keeps its ONNX name exactly. The name is split at "." into modules and a key, as
-  deep as no prefix of it is a tensor's name itself; it stays whole where a part would be empty.
+  deep as no prefix of it is a tensor's name itself; it stays whole where a part would be empty, or where the names of
+  all modules would take more than twice the input and 1 MiB: each is stored in full.
 - Everything else is named after where it sits, each message a module: a node by its name, else its first output,
   else "_"; an attribute by its name; "function", then domain:name[:overload]; "training_info", its number, then
   "initialization" or "algorithm". These names are not split. Under them
@@ -21,7 +22,7 @@ from typing import NamedTuple
 
 from zcrecord.dtypes import DType
 from zcrecord.entries import Form
-from zcrecord.errors import LimitError, OnnxError
+from zcrecord.errors import LimitError, OnnxError, printable
 from zcrecord.layout import MAX_DEPTH
 from zcrecord.paths import Outline
 
@@ -32,7 +33,7 @@ __all__ = ["GRAPH_ATTRIBUTE", "LEFT_OUT", "Found", "full_names", "name_tensors",
 
 LEFT_OUT = -2  # in place of the id of a payload, of a tensor that is found and not converted
 GRAPH_ATTRIBUTE = "onnx.graph"  # of module 0: the model without its tensors' values
-_SPARE = 1 << 20  # bytes that derived names may take beyond those of the input
+_SPARE = 1 << 20  # bytes that names of modules, and derived ones, may take beyond those of the input
 
 
 class Found(NamedTuple):
@@ -56,7 +57,7 @@ def name_tensors(found: Sequence[Found], input_bytes: int) -> tuple[Outline, int
         LimitError: names made of deeply nested parts would take many times the input.
     """
     taken: set[str] = {GRAPH_ATTRIBUTE}
-    tree = _Tree(taken)
+    tree = _Tree(taken, 2 * input_bytes + _SPARE)
     exact, parts, renamed = _name(found, input_bytes, taken)
     paths = zip([tree.split(name) for name in exact], exact, strict=True)
     nested = zip([tree.nest(p) for p in parts], map(".".join, parts), strict=True)  # after the main graph's
@@ -149,7 +150,7 @@ def _check_defined(found: Sequence[Found]) -> None:
         key = id(graph), f.name
         if key in defined:
             name = f.name.decode("utf-8", "replace")
-            what = f"two initializers of one graph are called '{name}'; rename one"
+            what = f"two initializers of one graph are called '{printable(name)}'; rename one"
             raise OnnxError(f"byte {f.offset:#x}: {what}", offset=f.offset)
         defined.add(key)
 
@@ -237,10 +238,14 @@ def _unique(parts: tuple[str, ...], taken: set[str], counters: dict[str, int]) -
 
 
 class _Tree:
-    """The modules of the archive: a full name is one module, however one comes to it, and never a tensor too."""
+    """The modules of the archive: a full name is one module, however one comes to it, and never a tensor too.
 
-    def __init__(self, tensors: set[str]) -> None:
+    Once their names have taken up the `room`, which is in characters, there are no more of them.
+    """
+
+    def __init__(self, tensors: set[str], room: int) -> None:
         self._tensors = tensors
+        self._room = room
         self._modules: dict[str, tuple[str, ...] | None] = {}
 
     def split(self, name: str) -> tuple[str, ...]:
@@ -251,7 +256,7 @@ class _Tree:
         path = self._modules.get(head)
         if path is not None and key:
             return (*path, key)
-        if name.count(".") >= MAX_DEPTH or not all(name.split(".")):
+        if self._room < 0 or name.count(".") >= MAX_DEPTH or not all(name.split(".")):
             return (name,)
         path = self._module(head)
         if path is not None:
@@ -267,6 +272,7 @@ class _Tree:
         """Return the keys that lead to a module, or None where it or one above it is a tensor."""
         if name not in self._modules:
             head, dot, key = name.rpartition(".")
+            self._room -= len(name)
             above: tuple[str, ...] | None = self._module(head) if dot else ()
             free = above is not None and name not in self._tensors
             self._modules[name] = (*above, key) if above is not None and free else None
@@ -278,9 +284,10 @@ class _Tree:
         name = ""
         for i, part in enumerate(parts[:-1]):
             name = f"{name}.{part}" if i else part
-            if name in self._tensors or len(path) >= MAX_DEPTH - 1:
-                return (*path, ".".join(parts[i:]))
             known = self._modules.get(name)
+            self._room -= len(name) if known is None else 0
+            if name in self._tensors or len(path) >= MAX_DEPTH - 1 or (known is None and self._room < 0):
+                return (*path, ".".join(parts[i:]))
             path = (*path, part) if known is None else known
             self._modules[name] = path
         return (*path, parts[-1])

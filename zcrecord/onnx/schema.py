@@ -114,7 +114,7 @@ class Tensor:
         self.stored: tuple[int, int] | None = None  # data_type, and for packed ones the count, as they were stored
         self.held = -1  # the last byte, until it is known which of its bits count
         self.top = 0  # the greatest byte seen before the data_type was known
-        self.early: list[bytes] | None = None  # varints that came before the data_type
+        self.early: bytearray | None = None  # varints that came before the data_type
         self.pending: bytearray | None = None  # single elements, to be written together
         self.rest: npt.NDArray[np.uint8] = _NO_ELEMENTS  # of 6 bits, not yet enough to pack
         self.ends: array[int] | None = None  # of strings

@@ -10,6 +10,7 @@ Source: onnx.proto's comments on TensorProto, and `onnx.numpy_helper.to_array`.
 from __future__ import annotations
 
 from array import array
+from collections.abc import Iterator
 from math import prod
 from typing import Any, Protocol
 
@@ -30,6 +31,8 @@ BOOL, STRING, UINT32 = 9, 8, 12  # data_type
 SIX_BITS = (27, 28)
 MAX_EARLY = 1 << 20  # bytes of varints that may come before the data_type that explains them
 _PIECE = 1 << 17  # bytes of varints decoded at a time: what fits a cache
+_AHEAD = 1 << 8  # bytes looked at first for single elements that follow
+_LONGEST = 11  # bytes of the longest of them, its tag included
 _FLUSH = 1 << 16  # bytes of single elements written at a time
 _AGAIN = "export the model again"
 
@@ -168,18 +171,30 @@ class Values:
             return
         for chunk in window.chunks(size):
             self._gather(t, chunk)
-        run = self._ahead(end)
-        run = run[: len(run) // (size + 1) * (size + 1)].reshape(-1, size + 1)
-        same = run[:, 0] == tag
-        count = len(same) if same.all() else int(same.argmin())
-        window.pos += count * (size + 1)
-        self._gather(t, run[:count, 1:].tobytes())
+        for ahead in self._ahead(tag, end):
+            run = ahead[: len(ahead) // (size + 1) * (size + 1)].reshape(-1, size + 1)
+            same = run[:, 0] == tag
+            count = len(same) if same.all() else int(same.argmin())
+            window.pos += count * (size + 1)
+            self._gather(t, run[:count, 1:].tobytes())
 
-    def _ahead(self, end: int) -> Any:
-        """Return what the window holds of the message that ends at this offset, up to a piece of it."""
+    def _ahead(self, tag: int, end: int) -> Iterator[Any]:
+        """Yield what the window holds of the message that ends at this offset, as long as it goes on with this tag.
+
+        Each is larger than the one before: what is looked at costs little more than what the caller then passes.
+        """
         window = self._window
-        here = min(window.limit - window.pos, end - window.base - window.pos, _PIECE)
-        return np.frombuffer(window.view[window.pos : window.pos + here], np.uint8)
+        most, passed, here = _AHEAD, 0, 0
+        while here <= passed + _LONGEST and window.pos < min(window.limit, end - window.base):
+            if window.buffer[window.pos] != tag:
+                return
+            start = window.pos
+            here = min(window.limit - start, end - window.base - start, most)
+            yield np.frombuffer(window.view[start : start + here], np.uint8)
+            passed = window.pos - start
+            if not passed:
+                return
+            most = min(most << 3, _PIECE)
 
     def _gather(self, t: Tensor, data: Any) -> None:
         """Collect single elements to write them together."""
@@ -252,28 +267,32 @@ class Values:
         return self.fail(t, f"{FIELDS[t.source]} holds {value}, out of range for {kind}")
 
     def _check_early(self, t: Tensor, nbytes: int) -> None:
-        if nbytes + sum(map(len, t.early or ())) > MAX_EARLY:
+        if nbytes + len(t.early or b"") > MAX_EARLY:
             what = f"more than {MAX_EARLY} bytes of {FIELDS[t.source]} before the data_type that explains them"
             raise self.fail(t, what)
 
     def _wait(self, t: Tensor, data: bytes) -> None:
         """Hold varints until the data_type comes."""
-        t.early = [] if t.early is None else t.early
-        t.early.append(data)
+        t.early = bytearray() if t.early is None else t.early
+        t.early += data
 
     def _single(self, t: Tensor, tag: int, value: int, end: int) -> None:
         """Integers one to a field, as proto2 writes what is not packed. Those that follow are taken along."""
         window, number = self._window, tag >> 3
-        data = self._ahead(end)
-        padded = np.frombuffer(window.view[window.pos : window.pos + len(data) + varints.SLACK], np.uint8)
-        found, passed = self._decoder.pairs(padded, len(data), tag)
-        if not t.data_type and number != INT64_DATA:
-            self._check_early(t, 10 + passed)
-            self._wait(t, encode_varint(value) + b"".join(map(encode_varint, found.tolist())))
-        else:
-            self._gather(t, self._stored(t, number, np.array([value], np.uint64)))
+        self._singles(t, number, np.array([value], np.uint64))
+        for data in self._ahead(tag, end):
+            padded = np.frombuffer(window.view[window.pos : window.pos + len(data) + varints.SLACK], np.uint8)
+            found, passed = self._decoder.pairs(padded, len(data), tag)
+            self._singles(t, number, found)
+            window.pos += passed
+
+    def _singles(self, t: Tensor, number: int, found: Any) -> None:
+        if t.data_type or number == INT64_DATA:
             self._gather(t, self._stored(t, number, found))
-        window.pos += passed
+        else:
+            data = b"".join(map(encode_varint, found.tolist()))
+            self._check_early(t, len(data))
+            self._wait(t, data)
 
     def _string(self, t: Tensor, nbytes: int) -> None:
         if t.ends is None:
@@ -293,7 +312,7 @@ class Values:
         if t.early and t.data_type:
             if t.data_type not in _TYPES[t.source]:
                 raise self._mismatch(t)
-            early, t.early = b"".join(t.early), None
+            early, t.early = t.early, None
             if early[-1] > 127:
                 raise self._window.fail(f"{FIELDS[t.source]} ends inside a varint", tensor=t.label)
             data = np.frombuffer(early + bytes(varints.SLACK), np.uint8)

@@ -1,0 +1,182 @@
+"""Archives in which one numbered rule of FORMAT.md is broken and nothing else: those of the tests, and what they lack.
+
+The cases are those of `tests/test_malformed_*.py`, where each is shown at every question; here they go through every
+door, their cost is measured, and the page is held to have one for each rule that readers check.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import test_malformed_attributes as attributes
+import test_malformed_contents as contents
+import test_malformed_header as header
+import test_malformed_index as index
+import test_malformed_modules as modules
+import test_malformed_names as names
+import test_malformed_payloads as payloads
+import test_malformed_tensors as tensors
+from forge import Forge
+from malformed import Case, plain, rich, saved, sequence
+
+from attacks.catalogue import Attack
+from attacks.doors import ARCHIVE_DOORS, FULL_DOORS
+from zcrecord import FormatError, IntegrityError, LimitError
+
+__all__ = ["ATTACKS", "DOORS", "HARMLESS", "file"]
+
+# What goes wrong with one rule does so on opening, whatever is asked then: not all commands need to be tried. The
+# path is opened at the level "index".
+LEFT_OUT = {"load_record index", "zcrecord info", "zcrecord tree"}
+DOORS = {name: door for name, door in ARCHIVE_DOORS.items() if name not in LEFT_OUT}
+
+
+def file(data: Callable[[], bytes], name: str = "m.zcr") -> Callable[[Path], Path]:
+    """Return what writes these bytes into a folder."""
+
+    def make(folder: Path) -> Path:
+        path = folder / name
+        path.write_bytes(data())
+        return path
+
+    return make
+
+
+HARMLESS = file(lambda: rich().seal())
+
+
+def sealed(start: Callable[[], Forge], change: Callable[[Forge], Any]) -> Callable[[], bytes]:
+    """Return what makes an archive, takes it apart, changes it and seals it."""
+
+    def made() -> bytes:
+        archive = start()
+        change(archive)
+        return archive.seal()
+
+    return made
+
+
+def attacks(
+    start: Callable[[], Forge], found: Iterable[Case], of: str, doors: frozenset[str] | None = None
+) -> Iterator[Attack]:
+    """Yield cases as attacks."""
+    for case in found:
+        yield Attack(
+            name=f"{case.rule} {of}: {case.what}",
+            rules=(case.rule,),
+            make=file(sealed(start, case.change)),
+            error=case.error,
+            message=case.message,
+            doors=doors,
+        )
+
+
+def nested() -> Forge:
+    return Forge(saved({"w": np.ones(1), "m": {"x": np.ones(1)}}))
+
+
+def spans() -> Iterator[Attack]:
+    """Yield every kind of text with every fault that a span can have."""
+
+    def put(target: names.Target, span: Callable[[Forge], tuple[int, int]]) -> Callable[[Forge], Any]:
+        return lambda f: target.put(f, *span(f))
+
+    faults: list[tuple[str, str, Callable[[Forge], tuple[int, int]], str]] = [
+        ("R27", "past the pool", lambda f: (len(f.columns["text"]), 1), ""),
+        ("R27", "end wraps around", lambda f: (2**32 - 2, 3), ""),
+        ("R27", "not followed by NUL", lambda f: (f.text(b"longer")[0], 3), ""),
+        ("R28", "inside a character", lambda f: (f.text("é".encode())[0] + 1, 1), ""),
+        ("R28", "ends inside a character", lambda f: (f.text(b"\xc3\0x")[0], 1), "UTF-8"),
+        ("R29", "NUL inside", lambda f: f.text(b"a\0b"), ""),
+        ("R29", "empty", lambda f: f.text(b""), ""),
+    ]
+    for rule, what, span, why in faults:
+        for target in names.TARGETS:
+            if (what == "NUL inside" and target.may_hold_nul) or (what == "empty" and target.may_be_empty):
+                continue
+            yield Attack(
+                name=f"{rule} {target.what}: {what}",
+                rules=(rule,),
+                make=file(sealed(rich, put(target, span))),
+                error=FormatError,
+                message=why or target.message,
+            )
+
+
+def twins(f: Forge) -> None:
+    """Let two payloads of one range have different digests."""
+    f.set("payloads", 3, offset=f.get("payloads", 2, "offset"), digest=1)
+    del f.payload[-64:]
+
+
+def unused(f: Forge) -> None:
+    """Let a tensor use another's payload, and nothing its own."""
+    f.set("tensors", "t002", payload=1)
+
+
+def digests_of_no_kind(f: Forge) -> None:
+    f.digest_kind = 0
+
+
+def names_descend(f: Forge) -> None:
+    f.columns["by_name"][:] = f.columns["by_name"][::-1].copy()
+
+
+def same_name(f: Forge) -> None:
+    f.columns["by_name"][:] = f.columns["by_name"][0]
+
+
+def deep(f: Forge) -> None:
+    """Nest 101 modules, the record itself included."""
+    level: dict[str, Any] = {}
+    for _ in range(99):
+        level = {"m": level}
+    f.columns, f.payload = Forge(saved(level)).columns, bytearray()
+    rows = f.columns["modules"]
+    f.add("modules", rows[-1:])
+    rows = f.columns["modules"]
+    rows["end"] = len(rows)
+    rows["parent"][-1], rows["place"][-1] = len(rows) - 2, 0
+    name = f.name(rows[-2]).encode() + b".m"
+    f.rename("modules", len(rows) - 1, name)
+
+
+def byte_in_a_gap(f: Forge) -> None:
+    """Leave a byte between two payloads of 16 bytes that start 64 apart."""
+    f.payload[20] = 1
+
+
+ASCEND = r"by_name\[\d\]: names are not strictly ascending"
+MORE = [
+    Case("R17", "CRC of the index", lambda f: f.ends.update(index_crc=1), "^index: its CRC does not match",
+         IntegrityError),
+    Case("R32", "names descend", names_descend, ASCEND),
+    Case("R32", "one tensor again and again", same_name, ASCEND),
+    Case("R60", "twins of two digests", twins, "digest"),
+    Case("R60", "digests of no kind", digests_of_no_kind, "digest"),
+    Case("R61", "payload that nothing uses", unused, r"^payloads\[2\]: no tensor and no attribute uses it"),
+]  # fmt: skip
+GAPS = [Case("R74", "byte in a gap", byte_in_a_gap, "not zero")]
+
+ATTACKS: tuple[Attack, ...] = (
+    *attacks(plain, header.FRONT, "front"),
+    *attacks(lambda: plain(front=False), header.BACK, "back"),
+    *attacks(lambda: plain(front=False, sealed=False), header.UNSEALED, "unsealed"),
+    *attacks(rich, index.OPEN, "index"),
+    *attacks(rich, index.INDEX, "index"),
+    *attacks(rich, tensors.CASES, "tensor"),
+    *attacks(lambda: sequence(4), payloads.CASES, "payload"),
+    *attacks(rich, modules.CASES, "module"),
+    *attacks(lambda: sequence(4), modules.FLAT, "flat"),
+    *attacks(nested, modules.NESTED, "nested"),
+    *attacks(rich, attributes.CASES, "attribute"),
+    *attacks(rich, names.FULL_NAMES, "names"),
+    *attacks(rich, contents.CASES, "contents", FULL_DOORS),
+    *attacks(lambda: sequence(4), MORE, "more"),
+    *attacks(lambda: sequence(4), GAPS, "gaps", FULL_DOORS),
+    *attacks(lambda: sequence(1), [Case("R40", "101 deep", deep, "nested more than 100 deep", LimitError)], "deep"),
+    *spans(),
+)

@@ -1,0 +1,108 @@
+"""What an attack is, what it must be answered with, and what was answered.
+
+A module of attacks has `ATTACKS`, a tuple of `Attack`; `DOORS`, the ways through which each is tried, by name;
+`HARMLESS`, which makes a file that every door accepts; and, where a trick can be played on others, `PEERS`: for each of
+them its doors. How an attack is run and measured is left to `attacks.running`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import zcrecord
+from tools.measure import MIB
+from zcrecord import RecordError
+
+__all__ = ["MOST_BYTES", "MOST_SECONDS", "Answer", "Attack", "Door", "Refused", "kind_of", "wrong"]
+
+MOST_SECONDS = 1.0  # of the processor: what other processes do at the same time does not count
+MOST_BYTES = 64 * MIB
+
+# What is done with an attack's file: what the call is given is made ready first, and only what it returns is measured.
+Door = Callable[[Path], Callable[[], object]]
+Outcome = Literal["refused", "either", "accepted"]
+
+
+class Refused(Exception):  # not an error of this program's: the answer of another
+    """A door that is no function of ours refused: a command with exit status 1 and one line, a peer with its error.
+
+    The message is that line or error; doors raise it so that the answer's kind is "Refused" everywhere.
+    """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attack:
+    """One trick.
+
+    Attributes:
+        name: a few words, unique in its module.
+        rules: the rules it breaks or leans on: "R30", "O7", "X2".
+        make: writes the file into an empty folder, and returns its path.
+        error: exactly the error's type; None where the trick is legal and has to be harmless.
+        message: a regular expression that the error's message has to contain a match of.
+        doors: names of those that have to refuse it; every other may, in words of its own. None: all of them.
+        peer: for each peer that the same trick can be played on, the function that makes its file.
+    """
+
+    name: str
+    rules: tuple[str, ...]
+    make: Callable[[Path], Path]
+    error: type[RecordError] | None
+    message: str = ""
+    doors: frozenset[str] | None = None
+    peer: Mapping[str, Callable[[Path], Path]] | None = None
+
+    def outcome(self, door: str) -> Outcome:
+        """Return what has to happen at a door."""
+        if self.error is None:
+            return "accepted"
+        return "refused" if self.doors is None or door in self.doors else "either"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """What came of one attack at one door.
+
+    Attributes:
+        kind: the error's type, "Refused", "" if it was accepted; "hung" or "killed by SIG..." if the process was lost.
+        message: the error's.
+        seconds: of the processor, all threads.
+        nbytes: by how much the peak of resident memory exceeded what was resident before and the file.
+    """
+
+    attack: str
+    door: str
+    kind: str
+    message: str
+    seconds: float
+    nbytes: int
+
+
+def kind_of(error: BaseException) -> str:
+    """Return the word for an error's type."""
+    return type(error).__name__
+
+
+def wrong(attack: Attack, answer: Answer) -> str:
+    """Return what is wrong with an answer, as a sentence; empty if it is as it has to be."""
+    where = f"{attack.name}, at {answer.door}: "
+    if answer.seconds > MOST_SECONDS:
+        return f"{where}took {answer.seconds:.2f} s of the processor, at most {MOST_SECONDS:g}"
+    if answer.nbytes > MOST_BYTES:
+        return f"{where}took {answer.nbytes / MIB:.0f} MiB, at most {MOST_BYTES // MIB}"
+    outcome = attack.outcome(answer.door)
+    if not answer.kind:
+        return f"{where}accepted" if outcome == "refused" else ""
+    if outcome == "accepted" or attack.error is None:
+        return f"{where}{answer.kind}: {answer.message}; it is legal"
+    if outcome == "either" and issubclass(getattr(zcrecord, answer.kind, object), RecordError):
+        return ""
+    if answer.kind not in (attack.error.__name__, "Refused"):
+        return f"{where}{answer.kind} in place of {attack.error.__name__}: {answer.message}"
+    if not re.search(attack.message, answer.message):
+        return f"{where}says '{answer.message}', which does not match '{attack.message}'"
+    return ""

@@ -1,0 +1,208 @@
+"""Hostile files of other formats: safetensors, .npz, GGUF and checkpoints of torch.
+
+Most faults of these formats are held, one by one, by `tests/test_formats_*.py`; here are the tricks that cost
+something: bombs, claims, code that would run. The numpy and torch that are given some of them are shown as peers.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import pickle
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from exchange import array, described, file_of, npy, npz, tensor
+
+from attacks.catalogue import Attack, Door
+from attacks.doors import command
+from attacks.names import gguf, zipped
+from attacks.onnx_files import check_untouched, old_archive, refusing
+from zcrecord import LimitError, RecordError, UnsupportedError, formats
+from zcrecord.cli import main
+from zcrecord.errors import FormatError
+
+__all__ = ["ATTACKS", "DOORS", "HARMLESS", "PEERS", "TOUCHED"]
+
+MIB = 1 << 20
+TOUCHED = "evil"  # the file that a pickle makes in the folder it is loaded in, if it runs
+
+
+def converted(path: Path) -> Callable[[], object]:
+    """Convert by path over an old archive, which must stay where the file is refused; and nothing may have run."""
+    dest = old_archive(path)
+    before = {p.name for p in path.parent.iterdir()}
+
+    def act() -> None:
+        os.chdir(path.parent)
+        try:
+            formats.convert(path, dest, force=True, durable=False)
+        except RecordError:
+            check_untouched(path, dest, before)
+            raise
+        assert not Path(TOUCHED).exists(), "what is in the file was run"
+        assert {p.name for p in path.parent.iterdir()} == before, "something was written beside the archive"
+
+    return act
+
+
+DOORS: dict[str, Door] = {
+    "convert": converted,
+    "zcrecord convert": command(main, "convert", "--force", after=lambda path: [os.fspath(path.with_name("out.zcr"))]),
+}
+
+
+def peer_numpy(path: Path) -> Callable[[], object]:
+    def act() -> None:
+        with np.load(path) as found:
+            for name in found.files:
+                found[name]
+
+    return lambda: refusing(act)
+
+
+def peer_torch(path: Path) -> Callable[[], object]:
+    return lambda: refusing(lambda: torch.load(path, weights_only=True))
+
+
+def peer_safetensors(path: Path) -> Callable[[], object]:
+    from safetensors import safe_open
+
+    def act() -> None:
+        with safe_open(path, "numpy") as found:
+            for name in found.keys():  # noqa: SIM118  # it is no mapping
+                found.get_tensor(name)
+
+    return lambda: refusing(act)
+
+
+PEERS: dict[str, dict[str, Door]] = {
+    "npz": {"numpy.load": peer_numpy}, "pt": {"torch.load": peer_torch}, "safetensors": {"safe_open": peer_safetensors},
+}  # fmt: skip
+
+
+def file(name: str, data: Callable[[], bytes]) -> Callable[[Path], Path]:
+    """Return what writes a file into a folder."""
+
+    def made(folder: Path) -> Path:
+        path = folder / name
+        path.write_bytes(data())
+        return path
+
+    return made
+
+
+HARMLESS = file("m.safetensors", lambda: file_of({"w": tensor(0, 2)}, b"ab"))
+
+
+def attack(
+    name: str, suffix: str, data: Callable[[], bytes], message: str, error: type[RecordError] | None = FormatError
+) -> Attack:
+    made = file(f"m.{suffix}", data)
+    peer = {suffix: made} if suffix in PEERS else None
+    return Attack(name=f"{suffix}: {name}", rules=(), make=made, error=error, message=message, peer=peer)
+
+
+def nested_names() -> list[str]:
+    """Names of 99 parts, 32 KiB each, no two with a module in common."""
+    return [".".join([f"{i:04}{'a' * 320}"] * 99) for i in range(40)]
+
+
+class Evil:
+    """What a pickle makes of itself: a call."""
+
+    def __reduce__(self) -> Any:
+        return os.system, (f"touch {TOUCHED}",)
+
+
+def checkpoint(data: bytes, *, deflate: bool = False) -> bytes:
+    """A checkpoint of torch with this pickle."""
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED if deflate else zipfile.ZIP_STORED) as opened:
+        for name, member in (("m/data.pkl", data), ("m/version", b"3\n")):
+            opened.writestr(name, member)
+    return out.getvalue()
+
+
+def laughing() -> bytes:
+    """A pickle of 100 lists, each of which has the one before ten times."""
+    found: list[Any] = ["ha"]
+    for _ in range(90):
+        found = [found] * 10
+    return pickle.dumps({"laughs": found}, 2)
+
+
+def deflated(nbytes: int, header: str) -> bytes:
+    """An .npz file of one array of zeros."""
+    out = io.BytesIO()
+    with (
+        zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as opened,
+        opened.open("w.npy", "w") as member,
+    ):
+        member.write(npy(header))
+        for _ in range(nbytes // MIB):
+            member.write(bytes(MIB))
+    return out.getvalue()
+
+
+def lying_directory() -> bytes:
+    """An .npz file whose end says that it has 65,535 members in a directory of 4 GiB."""
+    data = bytearray(array())
+    at = data.rindex(b"PK\x05\x06")
+    data[at + 8 : at + 16] = b"\xff\xff\xff\xff\xf0\xff\xff\xff"
+    return bytes(data)
+
+
+def overlapping() -> bytes:
+    """An .npz file of a thousand members that are all one."""
+    data = zipped([("w.npy", npy(described("'|u1'", f"({MIB},)"), bytes(MIB)))])
+    at = data.index(b"PK\x01\x02")
+    end = data.rindex(b"PK\x05\x06")
+    entry = data[at:end]
+    entries = b"".join(entry.replace(b"w.npy", b"%05d" % i) for i in range(1000))
+    tail = bytearray(data[end:])
+    tail[8:12] = (1000).to_bytes(2, "little") * 2
+    tail[12:16] = len(entries).to_bytes(4, "little")
+    return data[:at] + entries + bytes(tail)
+
+
+def slipping() -> bytes:
+    """An .npz file whose members would be written outside, if anything wrote them."""
+    member = npy(described(), b"ab")
+    return npz(("../../evil.npy", member), ("/etc/evil.npy", member), ("C:\\evil.npy", member))
+
+
+ATTACKS = (
+    attack("a header of 2^63 bytes", "safetensors", lambda: file_of("{}", length=2**63), "header would have|past the"),
+    attack("brackets a million deep", "safetensors", lambda: file_of('{"w":' + "[" * MIB), "expected '{', got '\\['"),
+    attack("objects a million deep", "safetensors", lambda: file_of('{"w":' * (MIB // 5)), "is unknown, or there"),
+    attack("a name twice", "safetensors",
+           lambda: file_of('{"w":%s,"w":%s}' % ((str(tensor(0, 1)).replace("'", '"'),) * 2), b"\0"), "there twice"),
+    attack("names of 99 parts", "safetensors",
+           lambda: file_of({name: tensor(i, i + 1) for i, name in enumerate(nested_names())}, bytes(40)),
+           "names of modules would take more than", LimitError),
+    attack("names of 99 parts", "gguf", lambda: gguf(nested_names()), "names of modules would take more", LimitError),
+    attack("2^60 metadata entries", "gguf", lambda: b"GGUF\3\0\0\0" + bytes(8) + (2**60).to_bytes(8, "little"),
+           "metadata entries are claimed"),
+    attack("lists within lists", "gguf",
+           lambda: b"GGUF\3\0\0\0" + bytes(8) + (1).to_bytes(8, "little") + (1).to_bytes(8, "little") + b"k"
+           + (b"\x09\0\0\0" + b"\x09\0\0\0" + (1).to_bytes(8, "little")) * 9, "lists within a list", UnsupportedError),
+    attack("64 MiB of zeros where 2 bytes are due", "npz", lambda: deflated(64 * MIB, described()), "takes 2 bytes"),
+    attack("strings of 64 MiB of zeros", "npz", lambda: deflated(64 * MIB, described("'<U1'", f"({16 * MIB},)")),
+           "strings take much more memory than the file", LimitError),
+    attack("a directory of 4 GiB", "npz", lying_directory, "damaged|not a"),
+    attack("a thousand members that are one", "npz", overlapping, "damaged|overlap|missing|differ|there twice"),
+    attack("paths for names", "npz", slipping, "", None),
+    attack("a pickle that runs", "npz", lambda: npz(("w.npy", npy(described("'|O'", "(1,)"), pickle.dumps([Evil()])))),
+           "an array of objects is a pickle, which may run anything", UnsupportedError),
+    attack("a pickle that runs", "pt", lambda: checkpoint(pickle.dumps({"w": Evil()}, 2)),
+           "holds an object of .*system, and loading that may run code"),
+    attack("a bare pickle that runs", "pt", lambda: pickle.dumps({"w": Evil()}, 2), "may run code|no torch checkpoint"),
+    attack("lists that stand for 10^90 items", "pt", lambda: checkpoint(laughing()), "of times|deep", LimitError),
+    attack("64 MiB of zeros, deflated", "pt", lambda: checkpoint(bytes(64 * MIB), deflate=True), "is compressed",
+           UnsupportedError),
+)  # fmt: skip

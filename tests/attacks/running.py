@@ -1,0 +1,183 @@
+"""Attacks carried out, each at each door in a process of its own: `python -m attacks.running MODULE FOLDER WHAT`.
+
+The process imports what doors need and forks for every attack: a crash, a hang or a leak ends with the child, and the
+peak of resident memory is the attack's alone. It needs fork and Linux's /proc. What an answer has to be is left to
+`attacks.catalogue`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import importlib
+import json
+import os
+import re
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Literal, NoReturn
+
+from attacks.catalogue import Answer, Door, kind_of
+
+__all__ = ["answers", "run"]
+
+What = Literal["ours", "peers"]
+ROOT = Path(__file__).resolve().parents[2]
+LONGEST = 20.0  # seconds by the clock; what takes longer is called hung, unless the module says less
+ROOM = 6 << 30  # bytes of address space: a fault ends the child, not the machine
+SHORT = 500  # characters of a message
+
+
+def answers(module: str, folder: Path, what: What = "ours", names: Iterable[str] = ()) -> list[Answer]:
+    """Return the answers to a module's attacks (those named, or all), from a process that does nothing else.
+
+    `what` is "ours" for the module's DOORS, "peers" for its PEERS.
+    """
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join((str(ROOT), str(ROOT / "tests")))}
+    command = [sys.executable, "-m", "attacks.running", module, str(folder), what, *names]
+    done = subprocess.run(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True, check=True)
+    return [Answer(**json.loads(line)) for line in done.stdout.splitlines()]
+
+
+def run(module: str, folder: Path, what: What, names: Iterable[str]) -> Iterator[Answer]:
+    """Carry a module's attacks out in children of this process."""
+    found = importlib.import_module(module)
+    chosen = set(names)
+    if what == "ours" and hasattr(found, "HARMLESS"):
+        warm_up(found, folder)
+    gc.freeze()  # what is here by now needs no looking through in every child
+    for attack in found.ATTACKS:
+        if chosen and attack.name not in chosen:
+            continue
+        if what == "ours":
+            yield from at_doors(attack.name, attack.make, folder, found.DOORS, getattr(found, "LONGEST", LONGEST))
+        else:
+            for peer, make in (attack.peer or {}).items():
+                yield from at_doors(attack.name, make, folder, found.PEERS[peer])
+
+
+def warm_up(found: Any, folder: Path) -> None:
+    """Take every door once with a harmless file, in this process: what is imported on the way is not an attack's."""
+    (folder / "harmless").mkdir(exist_ok=True)
+    path = found.HARMLESS(folder / "harmless")
+    for name, door in found.DOORS.items():
+        if (answer := measured(door, path))["kind"]:
+            raise RuntimeError(f"{name} refuses what is harmless: {answer['message']}")
+
+
+def at_doors(
+    name: str, make: Callable[[Path], Path], folder: Path, doors: Mapping[str, Door], longest: float = LONGEST
+) -> Iterator[Answer]:
+    """Make an attack's file, and yield what each door answers; where one ends the child, another tries the rest."""
+    place = folder / "attack"
+    place.mkdir()
+    try:
+        [path] = in_child(lambda tell: tell(os.fspath(make(place))))[0] or [""]
+        if not path:
+            raise RuntimeError(f"{name}: its file could not be made")
+        left = dict(doors)
+        while left:
+            told, end = in_child(lambda tell: [tell(measured(door, Path(path), longest)) for door in left.values()])
+            for one in told:
+                yield Answer(attack=name, door=take_first(left), **one)
+            if left:
+                yield Answer(attack=name, door=take_first(left), kind=end, message="", seconds=0.0, nbytes=0)
+    finally:
+        shutil.rmtree(place)
+
+
+def take_first(left: dict[str, Door]) -> str:
+    """Take the first door out, and return its name."""
+    name = next(iter(left))
+    del left[name]
+    return name
+
+
+def in_child(work: Callable[[Callable[[Any], object]], object]) -> tuple[list[Any], str]:
+    """Return what `work` tells in a child of this process, and how the child ended ("" as it should)."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if not child:
+        os.close(reading)
+        as_child(work, writing)
+    os.close(writing)
+    with os.fdopen(reading, encoding="utf-8") as lines:
+        told = [json.loads(line) for line in lines]
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    if status == -signal.SIGALRM:
+        return told, "hung"
+    return told, f"killed by {signal.Signals(-status).name}" if status < 0 else "ended" if status else ""
+
+
+def as_child(work: Callable[[Callable[[Any], object]], object], writing: int) -> NoReturn:
+    """Do the work and end, whatever comes of it."""
+    status = 1
+    try:
+        os.dup2(2, 1)  # standard output is the parent's answers
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        resource.setrlimit(resource.RLIMIT_AS, (ROOM, ROOM))
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+        def tell(value: Any) -> None:
+            os.write(writing, (json.dumps(value) + "\n").encode())
+
+        work(tell)
+        status = 0
+    except BaseException as error:
+        print(f"{kind_of(error)}: {error}", file=sys.stderr)
+    finally:
+        os._exit(status)
+
+
+def measured(door: Door, path: Path, longest: float = LONGEST) -> dict[str, Any]:
+    """Return what a door answers, and what that took.
+
+    Pages of the file itself, which a mapping shows and the system takes back as it likes, are not told from others; so
+    as many bytes as the file has do not count.
+    """
+    act = door(path)
+    gc.collect()
+    give_back()
+    Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # the peak starts again from what is resident
+    before, start = resident("VmRSS"), time.process_time()
+    signal.setitimer(signal.ITIMER_REAL, longest)
+    kind = message = ""
+    try:
+        act()
+    except BaseException as error:
+        kind, message = kind_of(error), str(error)[:SHORT]
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    seconds = time.process_time() - start
+    nbytes = max(0, resident("VmHWM") - before - path.stat().st_size)
+    return {"kind": kind, "message": message, "seconds": seconds, "nbytes": nbytes}
+
+
+def give_back() -> None:
+    """Give free heap back: what is taken from it later would not count."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
+
+
+def resident(field: str) -> int:
+    """Return one of the kernel's figures on this process, in bytes."""
+    found = re.search(rf"^{field}:\s*(\d+) kB$", Path("/proc/self/status").read_text(encoding="ascii"), re.MULTILINE)
+    assert found is not None
+    return int(found[1]) * 1024
+
+
+def main(module: str, folder: str, what: What, *names: str) -> None:
+    """Print an answer a line, as JSON."""
+    for answer in run(module, Path(folder), what, names):
+        print(json.dumps(asdict(answer)), flush=True)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])  # type: ignore[arg-type]

@@ -1,0 +1,78 @@
+"""Who answers how to the same trick, as Markdown tables: `python -m tools.attacks`.
+
+The tricks are those of `tests/attacks/peers.py`: archives for zcrecord, files made alike for safetensors and numpy; and
+the models of `onnx_files.py` and `external.py`, the same file for zcrecord, `onnx.load` and the checker. A cell has the
+answer, the processor's seconds and the peak of memory; where a peer is asked in two ways, the worse one. It needs fork
+and Linux's /proc, as `attacks.running` does.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import Iterable
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from tools.measure import MIB
+
+__all__ = ["main", "table"]
+
+TESTS = Path(__file__).resolve().parents[1] / "tests"
+# Module of attacks -> column -> its package, and the doors that it stands for.
+COLUMNS: dict[str, dict[str, tuple[str, tuple[str, ...]]]] = {
+    "attacks.peers": {
+        "zcrecord": ("zcrecord", ("load_record",)),
+        "safetensors": ("safetensors", ("load", "safe_open")),
+        "numpy": ("numpy", ("np.load",)),
+    },
+    **{
+        module: {
+            "zcrecord": ("zcrecord", ("convert",)),
+            "onnx.load": ("onnx", ("onnx.load",)),
+            "onnx.checker": ("onnx", ("onnx.checker",)),
+        }
+        for module in ("attacks.onnx_files", "attacks.external")
+    },
+}
+
+
+def main() -> None:
+    """Play every trick on everybody, and print the tables."""
+    print("\n\n".join(map(table, COLUMNS)))
+
+
+def table(module: str) -> str:
+    """Return the table of a module's attacks."""
+    if str(TESTS) not in sys.path:
+        sys.path.append(str(TESTS))  # tests are not installed
+    from attacks.running import answers
+
+    with tempfile.TemporaryDirectory() as folder:
+        ours = answers(module, Path(folder), "ours")
+        found = [*ours, *answers(module, Path(folder), "peers")]
+    columns = COLUMNS[module]
+    lines = [
+        f"| trick | {' | '.join(f'{name} {version(package)}' for name, (package, _) in columns.items())} |",
+        f"|---|{'---|' * len(columns)}",
+    ]
+    for trick in dict.fromkeys(answer.attack for answer in ours):
+        cells = (worst(a for a in found if a.attack == trick and a.door in doors) for _, doors in columns.values())
+        lines.append(f"| {trick} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def worst(told: Iterable[Any]) -> str:
+    """Return the cell of the answer that took longest; of doors that answer differently, the one that accepts."""
+    sorted_ones = sorted(told, key=lambda a: (not a.kind, a.seconds))
+    if not sorted_ones:
+        return "-"
+    answer = sorted_ones[-1]
+    lost = answer.kind == "hung" or answer.kind.startswith("killed")
+    took = "" if lost else f", {1000 * answer.seconds:.1f} ms, {answer.nbytes / MIB:.1f} MiB"
+    return (answer.kind or "accepted") + took
+
+
+if __name__ == "__main__":
+    main()
