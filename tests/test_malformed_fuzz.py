@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import zlib
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -200,6 +201,38 @@ def test_every_changed_byte_of_an_index_gives_a_valid_record_or_an_error() -> No
 def test_every_changed_byte_of_a_small_index_gives_a_valid_record_or_an_error(data: bytes) -> None:
     for changed in variants(data, regions(data)[1], "+1"):
         questioned(resealed(changed))
+
+
+GOLDEN = pytest.mark.parametrize("name", ["tiny", "empty", "int4_bytes", "strings", "unknown_dtype", "back_unsealed"])
+
+
+def golden(name: str) -> bytes:
+    return (Path(__file__).parent / "golden" / f"{name}.zcr").read_bytes()
+
+
+@GOLDEN
+def test_every_truncation_of_a_golden_archive_is_refused(name: str) -> None:
+    data = golden(name)
+    for size in range(len(data)):
+        with pytest.raises(FormatError) as caught:
+            zcrecord.load_record(data[:size])
+        assert str(caught.value)
+
+
+@GOLDEN
+def test_every_changed_byte_of_a_golden_archive_is_refused_or_leaves_the_same_record(name: str) -> None:
+    """A payload's bytes are looked at by `full` alone; then nothing is left that may change."""
+    data = golden(name)
+    for places in regions(data):
+        for changed in variants(data, places, "^1 ^80 =0 =ff +1"):
+            with pytest.raises(FormatError):
+                zcrecord.load_record(changed)
+            if (record := questioned(changed, "touch")) is not None:
+                with pytest.raises(FormatError):
+                    record.verify()
+    for changed in variants(data, range(len(data)), "^1 =ff"):
+        with pytest.raises(FormatError):
+            zcrecord.load_record(changed, verify="full")
 
 
 @pytest.mark.parametrize("sealed", [True, False], ids=["CRC right", "CRC wrong"])

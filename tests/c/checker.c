@@ -36,10 +36,15 @@ static void put(const char *format, ...)
 
 static void put_hex(const void *data, size_t size)
 {
+    static const char digits[] = "0123456789abcdef";
     const unsigned char *p = (const unsigned char *)data;
     size_t i;
-    if (!size) put("-");
-    for (i = 0; i < size; i++) put("%02x", p[i]);
+    put(size ? "" : "-");
+    for (i = 0; i < size; i++) {
+        if (text_room - text_size < 4096) put("");
+        text[text_size++] = digits[p[i] >> 4];
+        text[text_size++] = digits[p[i] & 15];
+    }
 }
 
 static void put_number(uint32_t number)
@@ -249,31 +254,44 @@ static void explore(const zcr_archive *a, int verified)
     }
 }
 
-static zcr_status check(const unsigned char *data, size_t size, char mode, char level, int tell)
+/* Opens, uses and checks an archive as a question asks; what it holds is then in `text`. */
+static zcr_status examine(const unsigned char *data, size_t size, char mode, char level)
 {
     zcr_archive a;
     zcr_status status;
     size_t scratch_size;
     void *scratch;
+    text_size = 0;
     if (mode == 'p') status = zcr_open_prefix(&a, data, size);
     else if (mode == 's') status = zcr_open_suffix(&a, data, size);
     else status = zcr_open(&a, data, size);
     if (status) return status;
     explore(&a, 0);
-    if (level != 'o') {
-        scratch_size = zcr_verify_scratch(&a);
-        scratch = malloc(scratch_size);
-        if (scratch_size && zcr_verify(&a, scratch, scratch_size - 1) != ZCR_SCRATCH) abort();
-        status = zcr_verify(&a, scratch, scratch_size);
-        if (!status && level == 'f') status = zcr_verify_payloads(&a, scratch, scratch_size);
-        free(scratch);
-        if (status) return status;
-        explore(&a, 1);
-        dump(&a);
-    }
-    printf("accepted %08" PRIx32 "\n", text_size ? zcr_crc32((const unsigned char *)text, text_size) : 0);
+    if (level == 'o') return ZCR_OK;
+    scratch_size = zcr_verify_scratch(&a);
+    scratch = malloc(scratch_size);
+    if (scratch_size && zcr_verify(&a, scratch, scratch_size - 1) != ZCR_SCRATCH) abort();
+    status = zcr_verify(&a, scratch, scratch_size);
+    if (!status && level == 'f') status = zcr_verify_payloads(&a, scratch, scratch_size);
+    free(scratch);
+    if (status) return status;
+    explore(&a, 1);
+    dump(&a);
+    return ZCR_OK;
+}
+
+/* The CRC of what `examine` found. */
+static uint32_t text_crc(void)
+{
+    return text_size ? zcr_crc32((const unsigned char *)text, text_size) : 0;
+}
+
+static zcr_status check(const unsigned char *data, size_t size, char mode, char level, int tell)
+{
+    const zcr_status status = examine(data, size, mode, level);
+    if (status) return status;
+    printf("accepted %08" PRIx32 "\n", text_crc());
     if (tell) printf("%.*s\n", (int)text_size, text ? text : "");
-    text_size = 0;
     return ZCR_OK;
 }
 

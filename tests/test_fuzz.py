@@ -1,0 +1,123 @@
+"""A short run of every fuzzer from the kept corpus on, always the same; and what the corpus itself shows.
+
+`python -m tools.fuzz` does longer ones. An input that once showed a fault lies in tests/corpus/found.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+import subprocess
+import sys
+from itertools import islice
+from pathlib import Path
+
+import pytest
+
+from tools.fuzz import CORPUS, ROOT, archives, models, native, targets
+from tools.fuzz.__main__ import guided
+from tools.fuzz.corpus import inputs
+
+SMALL = 300 << 10
+
+
+def folders(tmp_path: Path) -> Path:
+    """Make the folder for new inputs; without one they would go to the kept ones."""
+    (tmp_path / "new").mkdir()
+    return tmp_path / "new"
+
+
+def test_corpus_is_small_and_without_repetition() -> None:
+    kept = [*inputs("archive"), *inputs("model")]
+    assert len(inputs("archive")) > 100 and len(inputs("model")) > 30
+    assert len(set(kept)) == len(kept)
+    assert sum(map(len, kept)) < SMALL
+
+
+def test_nothing_but_record_errors_comes_of_the_corpus() -> None:
+    assert 0 < sum(map(targets.archive, inputs("archive"))) < len(inputs("archive"))
+    assert 0 < sum(map(targets.model, inputs("model"))) < len(inputs("model"))
+
+
+@pytest.mark.parametrize("what", ["archive", "model"])
+def test_changes_are_the_same_for_the_same_seed_and_get_past_the_checksums(what: str) -> None:
+    mutated = {"archive": archives.mutated, "model": models.mutated}[what]
+
+    def changed() -> list[bytes]:
+        rng = random.Random(4)
+        kept = [data for data in inputs(what) if len(data) < 4000]
+        return [mutated(rng.choice(kept), rng, lambda data: data[: rng.randrange(len(data) + 1)]) for _ in range(600)]
+
+    first = changed()
+    assert first == changed()
+    assert len(set(first)) > 400
+    accepted = sum(map(getattr(targets, what), first))
+    assert 30 < accepted < 580
+
+
+@pytest.mark.parametrize("what", ["archive", "model"])
+def test_atheris_finds_nothing_in_a_short_run(tmp_path: Path, what: str) -> None:
+    done = native.outcome(guided(what, RUNS[what], seed=1, found=tmp_path / "found", folder=folders(tmp_path)))
+    assert done.clean, done.tail
+    assert done.executions >= RUNS[what]
+    assert done.features > 1000
+    assert not list((tmp_path / "found").iterdir())
+
+
+RUNS = {"archive": 5000, "model": 3000}
+BROKEN = """
+import sys
+import zcrecord
+from tools.fuzz import guided
+load = zcrecord.load_record
+def careless(data, **options):
+    record = load(data, **options)
+    if len(record) == 1:
+        FAULT
+    return record
+zcrecord.load_record = careless
+guided.main(sys.argv[1:])
+"""
+FAULTS = {'raise KeyError("once in a while")': "KeyError", "bytearray(100 << 20)": "AssertionError: .* bytes took 1"}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_atheris_would_notice_another_error_and_memory(tmp_path: Path, fault: str) -> None:
+    program = BROKEN.replace("FAULT", fault)
+    command = [sys.executable, "-c", program, "archive", str(folders(tmp_path)), str(CORPUS / "archive")]
+    command += [f"-artifact_prefix={tmp_path}/crash-", "-runs=2000", "-seed=1"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode != 0 and re.search(FAULTS[fault], done.stdout)
+    assert list(tmp_path.glob("crash-*"))
+
+
+@pytest.fixture(scope="module", params=["c", "rust"])
+def fuzzer(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return native.build(request.param, tmp_path_factory.mktemp("fuzzer"))
+
+
+@pytest.mark.needs("clang-19", "rustc")
+def test_libfuzzer_finds_nothing_in_the_readers_in_c_and_rust(fuzzer: Path, tmp_path: Path) -> None:
+    done = native.fuzz(fuzzer, 100_000, seed=1, found=tmp_path / "found", folder=folders(tmp_path))
+    assert done.clean, done.tail
+    assert done.executions >= 100_000
+    assert done.edges > 500
+    assert not list((tmp_path / "found").iterdir())
+
+
+@pytest.mark.needs("gcc", "rustc")
+def test_readers_in_python_c_and_rust_agree_on_the_corpus_and_on_changes_of_it(tmp_path: Path) -> None:
+    from tools.fuzz.differential import asked_every_way, checkers, compare, mutations
+
+    programs = checkers(tmp_path)
+    kept = inputs("archive")
+    questions = asked_every_way(kept) + list(islice(mutations([d for d in kept if len(d) < 6000], 1), 3000))
+    done = compare(programs, questions)
+    assert not done.different, done.different[:3]
+    assert 100 < done.accepted < len(questions)
+
+
+def test_corpus_reaches_every_branch_of_the_verifier() -> None:
+    done = subprocess.run([sys.executable, "-m", "tools.fuzz", "coverage"], capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "(100.0 %)" in done.stdout

@@ -1,0 +1,137 @@
+"""The inputs kept in tests/corpus: few and short, but every branch of the verifier and of the readers is reached.
+
+`make` writes them anew: from the archives that the tests forge, from what fuzzers found (folders of inputs), and from
+what is there already. An input that once showed a fault is kept in `found`, whatever it reaches.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from readers import Question, ours
+
+import zcrecord
+from zcrecord import index, layout, verify
+from zcrecord.errors import RecordError
+
+from . import CORPUS, native, targets
+from .branches import PACKAGE, VERIFIER, fewest
+from .crafted import crafted
+
+__all__ = ["everything", "inputs", "make", "try_every_way"]
+
+MOST = {"archive": 4096, "model": 900}  # bytes of an input
+SUFFIXES = {"archive": "zcr", "model": "onnx"}
+MOST_FOR_EDGES = 1000  # of one that only the readers in C and Rust go another way for
+# They change one byte or number after another, or are about archives of megabytes.
+NOT_GATHERED = {"test_malformed_fuzz", "test_malformed_agreement", "test_malformed_cost"}
+WAYS: tuple[tuple[Any, Any], ...] = tuple(
+    (level, embedded) for level in ("touch", "index", "full") for embedded in (None, "prefix", "suffix")
+)
+
+
+def inputs(kind: str) -> list[bytes]:
+    """Return the inputs of a kind that are kept, those that showed a fault included."""
+    folders = [CORPUS / kind, CORPUS / "found" / kind]
+    return [path.read_bytes() for folder in folders if folder.is_dir() for path in sorted(folder.iterdir())]
+
+
+def try_every_way(data: bytes) -> None:
+    """Load an archive at each level, alone and among other bytes, and ask for everything."""
+    for level, embedded in WAYS:
+        try:
+            record = zcrecord.load_record(data, verify=level, embedded=embedded)
+        except RecordError:
+            continue
+        for action in targets.ACTIONS:
+            try:
+                action(record)
+            except RecordError:
+                continue
+    ours(Question(data, "w", "f"))  # as an archive and nothing else, whatever it looks like
+
+
+class _Gathering:
+    """A plugin of pytest that keeps whatever bytes the tests load."""
+
+    def __init__(self) -> None:
+        self.found: list[bytes] = []
+
+    def pytest_runtest_setup(self) -> None:
+        load = zcrecord.load_record
+        if load.__name__ == "gathering":
+            return
+
+        def gathering(source: Any, **options: Any) -> Any:
+            if isinstance(source, bytes) and len(source) <= MOST["archive"]:
+                self.found.append(source)
+            return load(source, **options)
+
+        zcrecord.load_record = gathering
+
+
+def forged() -> list[bytes]:
+    """Return the archives that the tests forge, and golden ones."""
+    import pytest
+
+    tests = CORPUS.parent
+    files = [str(path) for path in tests.glob("test_malformed_*.py") if path.stem not in NOT_GATHERED]
+    gathering = _Gathering()
+    load = zcrecord.load_record
+    failed = pytest.main(["-q", "-p", "no:cacheprovider", *files], plugins=[gathering])
+    zcrecord.load_record = load
+    assert not failed
+    assert len(gathering.found) > 500
+    return gathering.found + [path.read_bytes() for path in sorted((tests / "golden").glob("*.zcr"))]
+
+
+def models() -> Iterator[bytes]:
+    """Yield the models that the onnx package carries."""
+    from onnx_models import packaged_models
+
+    for path in packaged_models():
+        yield path.read_bytes()
+
+
+def everything() -> None:
+    """Try every archive that is kept, and those too large to be, in every way; and their indexes alone."""
+    for data in [*inputs("archive"), *crafted()]:
+        try_every_way(data)
+        index_alone(data)
+
+
+def index_alone(data: bytes) -> None:
+    """Read an index of which nothing was verified, and nothing but it is there."""
+    start, size = (int.from_bytes(data[at : at + 8], "little") for at in (len(data) - 40, len(data) - 32))
+    if len(data) < 128 or start + size > len(data) - 64:
+        return
+    try:
+        found = index.decode(memoryview(data[start : start + size]), size)
+        header = layout.decode_header(data[-64:], "trailer")
+        assert header is not None
+        for i in range(min(3, len(found.tensors))):
+            found.name(i)
+        verify.check_index(found, header)
+    except RecordError:
+        return
+
+
+def make(folders: Iterable[Path]) -> None:
+    """Write the corpus anew; `folders` hold more inputs to choose from, archives and models alike."""
+    more = [path.read_bytes() for folder in folders for path in sorted(folder.iterdir()) if path.is_file()]
+    archives = [data for data in (*forged(), *more, *inputs("archive")) if len(data) <= MOST["archive"]]
+    kept = fewest(archives, try_every_way, [PACKAGE / name for name in VERIFIER])
+    _write(CORPUS / "archive", kept + native.fewest([data for data in archives if len(data) <= MOST_FOR_EDGES], kept))
+    found = [data for data in (*models(), *more, *inputs("model")) if len(data) <= MOST["model"]]
+    _write(CORPUS / "model", fewest(found, targets.model, sorted((PACKAGE / "onnx").glob("*.py"))))
+
+
+def _write(folder: Path, kept: Sequence[bytes]) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for path in folder.iterdir():
+        path.unlink()
+    for data in kept:
+        (folder / f"{hashlib.sha256(data).hexdigest()[:16]}.{SUFFIXES[folder.name]}").write_bytes(data)

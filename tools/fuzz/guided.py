@@ -1,0 +1,59 @@
+"""Fuzzing of what is written in Python, guided by coverage: atheris, which is libFuzzer, in a process of its own.
+
+`python -m tools.fuzz.guided archive|model [libFuzzer's arguments]` is that process: it ends with an input on disk at
+the first exception that is no RecordError, at one that takes too long, or too much memory. Knows nothing of what is
+tried (`targets`) or how inputs are changed (`archives`, `models`).
+"""
+
+from __future__ import annotations
+
+import random
+import resource
+import sys
+
+import atheris  # type: ignore[import-untyped]  # it has no types
+
+from . import archives, models
+
+__all__ = ["main"]
+
+MUTATORS = {"archive": archives.mutated, "model": models.mutated}
+INSTRUMENTED = {"archive": "zcrecord", "model": "zcrecord.onnx"}  # of the rest a model reaches the same, over and over
+SPARE = 64 << 10  # KiB that any input may take, ...
+FOLD = 64  # ... and times its size
+# atheris 3.0 itself loses some 2 KiB an input, so that libFuzzer's own limit (MiB) can only be a distant one.
+FUZZERS_LIMIT = 8192
+
+
+def main(arguments: list[str]) -> None:
+    """Fuzz until libFuzzer's arguments say that it is enough; ends the process."""
+    what, *options = arguments
+    with atheris.instrument_imports(include=[INSTRUMENTED[what]]):
+        from . import targets
+
+        target = getattr(targets, what)
+
+    def try_one(data: bytes) -> None:
+        before = _most_memory()
+        target(data)
+        grown = _most_memory() - before
+        assert grown <= SPARE + FOLD * len(data) // 1024, f"{len(data)} bytes took {grown} KiB"
+
+    def change(data: bytes, most: int, seed: int) -> bytes:
+        def raw(part: bytes) -> bytes:
+            changed: bytes = atheris.Mutate(part, len(part) + 16)
+            return changed
+
+        return MUTATORS[what](bytes(data), random.Random(seed), raw)[:most]
+
+    atheris.Setup([f"fuzz {what}", f"-rss_limit_mb={FUZZERS_LIMIT}", *options], try_one, custom_mutator=change)
+    atheris.Fuzz()
+
+
+def _most_memory() -> int:
+    """Return the most memory that the process has held, in KiB; it grows by what one input takes beyond all before."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
