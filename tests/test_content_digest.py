@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import random
 import re
 import struct
@@ -13,6 +14,7 @@ import hypothesis
 import numpy as np
 import pytest
 import records as r
+from forge import Forge
 from hypothesis import strategies as st
 
 import zcrecord
@@ -119,6 +121,8 @@ SHAPES = [
     {"a": {"b": BASE}}, {"a.b": BASE}, {"a": [BASE]}, {"a.0": BASE}, {"a": BASE, "m": {}}, {"a": BASE, "m": []},
     {"a": BASE, "m": {"m": {}}}, {"a": BASE, "n": 1}, {"a": BASE, "m": {"n": 1}}, {"a": BASE, "m.n": 1},
     {"a": BASE, "n": "m"}, {"a": BASE, "m": "n"}, {"m": {"n": 1}, "k": {}}, {"m": {}, "k": {"n": 1}},
+    {"a": {}, "a.b": BASE}, {"a": {"b": {}}, "a.b.c": BASE}, {"a": {"b": {}, "b.c": BASE}}, {"a": {"b": {"c": BASE}}},
+    {"a": {}, "a.b": {}}, {"a": {"b": {}}}, {"a": {}, "a.b": {"c": BASE}}, {"a": {"b": {"c": BASE}, "d": 1}},
 ]  # fmt: skip
 
 
@@ -146,3 +150,51 @@ def test_every_bit_of_every_tensor_enters(data: st.DataObject) -> None:
     changed = array.copy()
     changed[bit // 8] ^= np.uint8(1 << bit % 8)
     assert digest({"x": BASE, "y": array}) != digest({"x": BASE, "y": changed})
+
+
+def swapped(data: bytes, vector: str, *names: str) -> zcrecord.Record:
+    """Return a record of which two children of a module, of these names, have each other's place."""
+    f = Forge(data)
+    places = [f.get(vector, name, "place") for name in names]
+    for name, place in zip(names, reversed(places), strict=True):
+        f.set(vector, name, place=place)
+    return zcrecord.load_record(f.seal(), verify="full")
+
+
+LISTS: dict[str, tuple[Any, str, tuple[str, str]]] = {
+    "modules": ([{"w": BASE}, {"w": BASE + 1}], "modules", ("m.0", "m.1")),
+    "tensors": ([BASE, BASE + 1], "tensors", ("m.0", "m.1")),
+    "more than ten": ([np.full(2, i) for i in range(12)], "tensors", ("m.1", "m.10")),
+    "a tuple": ((BASE, BASE + 1), "tensors", ("m.0", "m.1")),
+    "a named tuple": (r.Pair(BASE, BASE + 1), "tensors", ("m.first", "m.second")),
+}
+
+
+@pytest.mark.parametrize(("items", "vector", "names"), LISTS.values(), ids=LISTS)
+def test_order_of_a_list_enters_though_its_keys_stay(items: Any, vector: str, names: tuple[str, str]) -> None:
+    """R76: no reader refuses places that are not the keys, but what was signed is the list."""
+    data = r.saved({"m": items})
+    turned = swapped(data, vector, *names)
+    assert turned.content_digest() != zcrecord.load_record(data).content_digest()
+    assert str(turned.tree()["m"]) != str(zcrecord.load_record(data).tree()["m"])
+
+
+def test_what_names_do_not_tell_is_digested_as_the_specification_says() -> None:
+    """R76: the fifth part, made anew from nothing but its words."""
+
+    def text(x: str) -> bytes:
+        return struct.pack("<Q", len(x)) + x.encode()
+
+    def u64(*numbers: int) -> bytes:
+        return struct.pack(f"<{len(numbers)}Q", *numbers)
+
+    data = r.saved({"a": {}, "a.b": np.zeros(0, bool), "a.c": {}, "z": r.Pair({}, {})})
+    record = swapped(data, "modules", "z.first", "z.second")
+    want = b"zcrecord content digest 1\n" + u64(1) + text("a.b") + u64(1, 8, 1, 0) + hashlib.sha256().digest()
+    want += u64(6) + text("") + u64(1) + text("") + text("a") + u64(1) + text("") + text("a.c") + u64(1) + text("")
+    want += text("z") + u64(3) + text("Pair")
+    want += text("z.first") + u64(1) + text("") + text("z.second") + u64(1) + text("")
+    want += u64(0)
+    want += u64(1) + text("a.b") + text("") + u64(1) + text("a.c") + text("")
+    want += u64(1) + text("z") + u64(2) + text("second") + text("first")
+    assert record.content_digest() == f"sha256:{hashlib.sha256(want).hexdigest()}"

@@ -240,3 +240,13 @@ def test_a_file_keeps_its_mode_and_one_whose_mode_cannot_be_learnt_is_not_replac
     assert path.read_bytes() == before
     zcrecord.save_record({"new": np.arange(3)}, path)
     assert path.stat().st_mode & 0o777 == mode
+
+
+def test_scratch_of_a_long_name_is_named_in_whole_characters(tmp_path: Path) -> None:
+    """Some file systems, and Windows, know no part of one."""
+    for name in ("\u6a21" * 80, "a" + "\u6a21" * 80, "\U0001f984" * 60, "x" * 250):
+        left = dead(tmp_path / name)
+        assert os.fsencode(left.name).decode("utf-8", "strict").startswith(f".{name[:40]}")
+        assert len(os.fsencode(left.name)) <= 255
+        zcrecord.save_record({"w": np.ones(1)}, tmp_path / name)
+        assert not left.exists()

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import itertools
+import os
 import pickle
 import threading
+import time
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from forge import Forge
 from records import saved
 
 import zcrecord
-from zcrecord import FormatError, IntegrityError, damage, together
+from zcrecord import FormatError, IntegrityError, LimitError, SourceError, damage, together
 from zcrecord.damage import Damage
 
 MIB = 1 << 20
@@ -236,3 +240,40 @@ def test_content_digest_tells_how_far_it_is(large: Path) -> None:
     record.content_digest(progress=lambda done, total: steps.append((done, total)))
     assert steps[-1] == (record.nbytes, record.nbytes)
     assert [done for done, _ in steps] == sorted(done for done, _ in steps)
+
+
+def test_names_of_what_uses_damaged_bytes_are_bounded_by_the_index() -> None:
+    f = Forge(saved({"m": {f"{i:03}": b"some" for i in range(100)}}))
+    start, size = f.text(b"x" * 100_000)
+    f.set("modules", 1, name=start, name_size=size, key_size=size)
+    sound = zcrecord.load_record(f.seal())
+    sound.verify()
+    f.payload[0] ^= 1
+    damaged = zcrecord.load_record(f.seal())
+    with pytest.raises(LimitError, match="full names of attributes add up to 10000000 bytes, more than 64 times"):
+        damaged.verify()
+
+
+@pytest.mark.skipif(os.name != "posix", reason="platform: fork")
+def test_child_that_is_forked_in_the_middle_does_not_take_it_for_done() -> None:
+    """What other threads had begun would be checked by nobody there."""
+    children: list[int] = []
+
+    def fork() -> None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # later Pythons warn of just that
+            children.extend([] if children else [os.fork()])
+
+    def work(going: together.Going) -> None:
+        while threading.current_thread() is not threading.main_thread() and not children and going():
+            time.sleep(0.001)
+
+    told = "done"
+    try:
+        together.together(work, 2, fork)
+    except SourceError as error:
+        told = error.message
+    if children[0] == 0:
+        os._exit(7 if "was forked in the middle" in told else 1)
+    assert told == "done"
+    assert os.waitstatus_to_exitcode(os.waitpid(children[0], 0)[1]) == 7

@@ -10,11 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 import records as r
+from forge import Forge
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import zcrecord
-from zcrecord import LimitError, PackedTensor, StringTensor
+from zcrecord import LimitError, PackedTensor, StringTensor, comparing, differing
 from zcrecord.comparing import Change, compare
 from zcrecord.layout import DIGEST_ALLOWANCE
 
@@ -230,3 +231,70 @@ def test_differences_come_as_they_are_found() -> None:
     assert first().change == "removed"
     assert first().change == "added"
     assert list(found) == []
+
+
+def forged(tree: Any, vector: str, key: str, **fields: int) -> zcrecord.Record:
+    return zcrecord.load_record(Forge(r.saved(tree)).set(vector, key, **fields).seal())
+
+
+def test_strings_that_only_begin_alike_differ() -> None:
+    """98,303 empty strings are 786,432 zeros; so begins what holds as many zeros, and then more."""
+    count = (3 << 18) // 8 - 1
+    empty, other = (StringTensor.from_strings([first, *[""] * (count - 1)]) for first in ("", "\0" * (3 << 18)))
+    assert contents(empty, other) == contents(other, empty) == (None, None)
+
+
+def test_what_lies_in_another_module_of_the_same_names_is_told() -> None:
+    x = np.zeros(3)
+    (change,) = changes({"a.b": x, "a": {}}, {"a": {"b": x}})
+    assert change == Change("tensor", "a.b", "moved", "", "a")
+    (change,) = changes({"a": {"b": {}}}, {"a.b": {}, "a": {}})
+    assert change == Change("module", "a.b", "moved", "a", "")
+    (change,) = changes({"a.b": x}, {"a": {"b": x}})
+    assert (change.what, change.change) == ("module", "added"), "that says it"
+
+
+def test_order_of_a_list_is_content() -> None:
+    tree = {"l": [np.zeros(3), np.zeros(3)], "m": 1}
+    turned = Forge(r.saved(tree)).set("tensors", "l.0", place=1).set("tensors", "l.1", place=0)
+    (change,) = changes(tree, zcrecord.load_record(turned.seal()))
+    assert change == Change("module", "l", "changed", "list", "list of 1, 0")
+
+
+def test_kinds_and_bits_that_python_has_no_word_for_are_compared() -> None:
+    tree = {"m": {"x": np.zeros(3)}, "n": float("nan")}
+    (change,) = changes(tree, forged(tree, "modules", "m", kind=9))
+    assert change == Change("module", "m", "changed", "mapping", "unknown 9")
+    (change,) = changes(tree, forged(tree, "attributes", "n", value=0xFFF8_0000_0000_0123))
+    assert (change.what, change.name, change.change) == ("attribute", "n", "changed")
+    assert changes(forged(tree, "attributes", "n", value=7 << 60), forged(tree, "attributes", "n", value=7 << 60)) == []
+
+
+def named_a_thousand_times() -> zcrecord.Record:
+    """Return a record of a list whose items are all the same 16 MiB."""
+    f = Forge(r.saved({"big": np.zeros(16 << 20, np.uint8), "l": [b"x"]}))
+    number, other = f.get("tensors", "big", "payload"), int(f.columns["words"][0])
+    start = f.add("words", [number] * 1000 + [other])
+    return zcrecord.load_record(f.set("attributes", "l", value=start | 1001 << 32).seal())
+
+
+def test_bytes_that_a_list_names_a_thousand_times_are_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[int] = []
+
+    def counted(x: memoryview, y: memoryview) -> bool:
+        read.append(len(x))
+        return differing.same(x, y)
+
+    monkeypatch.setattr(comparing, "same", counted)
+    a, b = named_a_thousand_times(), named_a_thousand_times()
+    assert changes(a, b) == []
+    assert sorted(read) == [1, 16 << 20]
+    assert changes(a, r.round_trip(a)) == [], "saved again it is the same"
+
+
+def test_full_names_beyond_the_limit_are_refused_before_anything_is_compared() -> None:
+    f = Forge(r.saved({"m": {f"{i:03}": i for i in range(100)}}))
+    start, size = f.text(b"x" * 100_000)
+    long = zcrecord.load_record(f.set("modules", 1, name=start, name_size=size, key_size=size).seal())
+    with pytest.raises(LimitError, match="full names of attributes add up to 10000000 bytes, more than 64 times"):
+        changes({"w": np.zeros(3)}, long)

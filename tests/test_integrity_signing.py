@@ -296,7 +296,11 @@ BAD_PRIVATE: dict[str, tuple[Any, str]] = {
     "nothing": (b"", "is no private key in PEM or OpenSSH's form$"),
     "an archive": (saved({"w": np.ones(3)}), "is no private key in PEM or OpenSSH's form$"),
     "a damaged key": (private().replace(b"MC4C", b"MC4D"), "is no private key in PEM or OpenSSH's form$"),
-    "no passphrase": (private(how=BestAvailableEncryption(b"pass")), "that needs another passphrase, or is damaged$"),
+    "no passphrase": (private(how=BestAvailableEncryption(b"pass")), "is encrypted; it takes its passphrase$"),
+    "a damaged key of OpenSSH": (
+        private(PrivateFormat.OpenSSH)[:90] + private(PrivateFormat.OpenSSH)[94:],
+        "is no private key in PEM or OpenSSH's form$",
+    ),
     "another algorithm": (elliptic().private_bytes(Encoding.PEM, PrivateFormat.PKCS8, PLAIN), "not an Ed25519 one$"),
     "a number": (5, "a key is a path, bytes or an Ed25519 key of cryptography's, not a int$"),
 }

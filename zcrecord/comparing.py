@@ -10,8 +10,11 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any, Literal
 
-from . import dtypes
-from .differing import differing
+import numpy as np
+
+from . import dtypes, unfold
+from .differing import differing, same
+from .entries import KIND_NAMES
 from .errors import LimitError
 from .layout import DIGEST_ALLOWANCE
 from .reader import Archive
@@ -20,7 +23,6 @@ from .record import Record
 __all__ = ["Change", "compare"]
 
 Key = tuple[Any, ...]
-Values = dict[str, dict[str, Any]]  # by module, then by key
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,14 +30,15 @@ class Change:
     """One thing that two records do not have in common.
 
     `change` is 'added' where only the second has it, 'removed' where only the first has; of a tensor else 'type'
-    (dtype or shape) or 'contents', of the rest 'changed'. `before` and `after` describe tensors and modules, and are
-    the values of attributes and metadata. Of contents, `elements` tells how many differ, of how many, and `largest` the
-    largest absolute difference: None where there are no numbers, NaN where none can be told.
+    (dtype or shape) or 'contents', of the rest 'changed'; 'moved' if both have it and the modules it lies in, but in
+    another one of those. `before` and `after` describe tensors and modules, are the values of attributes and metadata,
+    and of what moved the names of its modules. Of contents, `elements` tells how many differ, of how many, and
+    `largest` the largest absolute difference: None where there are no numbers, NaN where none can be told.
     """
 
     what: Literal["tensor", "module", "attribute", "metadata"]
     name: str
-    change: Literal["added", "removed", "type", "contents", "changed"]
+    change: Literal["added", "removed", "type", "contents", "changed", "moved"]
     before: Any = None
     after: Any = None
     elements: tuple[int, int] | None = None
@@ -47,8 +50,8 @@ def compare(
 ) -> Iterator[Change]:
     """Yield what two records do not have in common: tensors first, then modules, attributes and metadata.
 
-    Layout, order, ties and strides are no difference. Values are the same if all their bits are. What both have is read
-    forward, a piece at a time, as it is asked for; nothing is copied.
+    Layout, the order of mappings, ties and strides are no difference. Values are the same if all their bits are. What
+    both have is read forward, a piece at a time, as it is asked for; nothing is copied.
 
     Args:
         fast: take tensors whose payloads have the same digest (XXH3, 64 bits) for the same, unread. Damage does not get
@@ -56,7 +59,8 @@ def compare(
         progress: called with the bytes compared so far, and None: how many there will be nobody has counted.
 
     Raises:
-        LimitError: different views of the same bytes would have to be compared for over 64 times both archives' size.
+        LimitError: different views of the same bytes would have to be compared for over 64 times both archives' size;
+        or attributes' full names would take out of all proportion to the index.
 
     Example:
         >>> import numpy as np, zcrecord
@@ -66,16 +70,19 @@ def compare(
         ['contents', 'removed']
     """
     for record in (before, after):
-        record.archive.ensure_all()
+        archive = record.archive
+        archive.ensure_all()
+        unfold.check_full_names(archive.index, archive.header.index_size)
     yield from _Tensors(before.archive, after.archive, fast, progress).changes()
+    equal = _Equal()
+    yield from _moved(before.archive, after.archive)
+    yield from _mappings("module", _described(before.archive), _described(after.archive), equal)
     a, b = before.modules, after.modules
-    mine, other = ({name: f"{m.kind} {m.type_name}".strip() for name, m in found.items()} for found in (a, b))
-    yield from _mappings("module", mine, other)
-    values: list[Values] = [{name: m.attributes for name, m in found.items()} for found in (a, b)]
+    mine, others = ({name: m.attributes for name, m in found.items()} for found in (a, b))
     for module in {**a, **b}:
         prefix = f"{module}." if module else ""
-        yield from _mappings("attribute", *(v.get(module, {}) for v in values), prefix=prefix)
-    yield from _mappings("metadata", before.metadata, after.metadata)
+        yield from _mappings("attribute", mine.get(module, {}), others.get(module, {}), equal, prefix=prefix)
+    yield from _mappings("metadata", before.metadata, after.metadata, _Equal())
 
 
 class _Tensors:
@@ -159,23 +166,77 @@ def _told(archive: Archive, i: int) -> str:
     return f"{name}{stored} [{', '.join(map(str, shape))}]"
 
 
-def _mappings(what: Any, before: Mapping[str, Any], after: Mapping[str, Any], *, prefix: str = "") -> Iterator[Change]:
+def _moved(a: Archive, b: Archive) -> Iterator[Change]:
+    """Yield what lies in another module, though both archives have both modules: the names do not tell."""
+    mine, others = unfold.astray(a.index), unfold.astray(b.index)
+    if mine == others:
+        return
+    modules = [set(map(archive.index.text_of, archive.index.modules)) for archive in (a, b)]
+    whats: tuple[Literal["tensor", "module"], ...] = ("tensor", "module")
+    for what, was, now in zip(whats, mine, others, strict=True):
+        homes = [_homes(archive, what, {**was, **now}) for archive in (a, b)]
+        for name, before in homes[0].items():
+            after = homes[1].get(name, before)
+            if before != after and after in modules[0] and before in modules[1]:
+                yield Change(what, name, "moved", before, after)
+
+
+def _homes(archive: Archive, what: str, names: Mapping[str, Any]) -> dict[str, str]:
+    """Return the names of the modules of those of an archive's tensors, or modules, that are among `names`."""
+    ix = archive.index
+    rows = ix.tensors if what == "tensor" else ix.modules[1:]
+    found = zip(map(ix.text_of, rows), rows["parent"].tolist(), strict=True)
+    return {name: ix.text_of(ix.modules[parent]) for name, parent in found if name in names}
+
+
+def _described(archive: Archive) -> dict[str, str]:
+    """Return each module's kind and class, and the order of its items where their keys do not tell it."""
+    ix = archive.index
+    turned = unfold.turned(ix)
+    out = {}
+    for row in ix.modules:
+        name, kind = ix.text_of(row), int(row["kind"])
+        told = f"{KIND_NAMES.get(kind, f'unknown {kind}')} {ix.text_of(row, 'type_name')}".strip()
+        out[name] = f"{told} of {', '.join(turned[name])}" if name in turned else told
+    return out
+
+
+def _mappings(
+    what: Any, before: Mapping[str, Any], after: Mapping[str, Any], equal: _Equal, *, prefix: str = ""
+) -> Iterator[Change]:
     for key, value in before.items():
         if key not in after:
             yield Change(what, prefix + key, "removed", before=value)
-        elif not _equal(value, after[key]):
+        elif not equal(value, after[key]):
             yield Change(what, prefix + key, "changed", value, after[key])
     for key, value in after.items():
         if key not in before:
             yield Change(what, prefix + key, "added", after=value)
 
 
-def _equal(x: Any, y: Any) -> bool:
-    """Return whether two values are of one type and the same, bit by bit: NaN is NaN, True is not 1."""
-    if isinstance(x, bytes | memoryview) and isinstance(y, bytes | memoryview):
-        return len(x) == len(y) and bytes(x) == bytes(y)
-    if type(x) is not type(y):
-        return False
-    if isinstance(x, list | tuple):
-        return len(x) == len(y) and all(map(_equal, x, y))
-    return x.hex() == y.hex() if isinstance(x, float) else bool(x == y)
+class _Equal:
+    """Whether two values are of one type and the same, bit by bit: True is not 1, and a NaN only the same NaN.
+
+    Bytes are read once, however many items of a list they are: for values that are all kept while this is.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[int, int, int], bool] = {}
+
+    def __call__(self, x: Any, y: Any) -> bool:
+        if isinstance(x, bytes | memoryview) and isinstance(y, bytes | memoryview):
+            return len(x) == len(y) and (not len(x) or self._octets(x, y))
+        if type(x) is not type(y):
+            return False
+        if isinstance(x, list | tuple):
+            return len(x) == len(y) and all(map(self, x, y))
+        if isinstance(x, float):
+            return np.float64(x).tobytes() == np.float64(y).tobytes()
+        return bool(x == y)
+
+    def _octets(self, x: bytes | memoryview, y: bytes | memoryview) -> bool:
+        starts = (np.frombuffer(v, np.uint8).__array_interface__["data"][0] for v in (x, y))
+        key = (*starts, len(x))
+        if key not in self._known:
+            self._known[key] = same(x, y)
+        return self._known[key]

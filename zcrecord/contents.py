@@ -22,7 +22,7 @@ from .index import Index
 from .layout import DIGEST_ALLOWANCE, NONE
 from .ordered import cores
 from .together import MOST_THREADS, WORTH_A_THREAD, Going, together
-from .unfold import check_full_names
+from .unfold import astray, check_full_names, turned
 
 if TYPE_CHECKING:
     from .reader import Archive
@@ -83,8 +83,9 @@ def content_digest(
     `sha256` may give the SHA-256 of tensor i's logical bytes: for who lets go of what was read, or checks it, too.
     Otherwise several threads read at a time, and `progress` is called with the bytes hashed and those to be.
 
-    Metadata, order, ties, strides, alignment, the index's place and deduplication do not enter. Every payload is read
-    once, and so is every distinct strided view, of which there are only so many bytes to an archive (DIGEST_ALLOWANCE).
+    Metadata, the order of mappings, ties, strides, alignment, the index's place and deduplication do not enter. Every
+    payload is read once, and so is every distinct strided view, of which there are only so many bytes to an archive
+    (DIGEST_ALLOWANCE).
 
     Raises:
         LimitError: there are more.
@@ -116,6 +117,7 @@ def content_digest(
         row = ix.modules[m]
         put(_span(ix, row, "name"), int(row["kind"]), _span(ix, row, "type_name"))
     _put_attributes(archive, put)
+    _put_order(ix, put)
     return "sha256:" + digest.hexdigest()
 
 
@@ -238,3 +240,17 @@ def _put_attributes(archive: Archive, put: Any) -> None:
                 put(known[at])
             else:
                 put(w)
+
+
+def _put_order(ix: Index, put: Any) -> None:
+    """Put what names and keys do not tell of the tree, if there is any: another tree of the same names is another."""
+    lost, lists = astray(ix), turned(ix)
+    if not (*lost[0], *lost[1], *lists):
+        return
+    for found in lost:
+        put(len(found))
+        for name, module in found.items():
+            put(name.encode(), module.encode())
+    put(len(lists))
+    for name, keys in lists.items():
+        put(name.encode(), len(keys), *(key.encode() for key in keys))

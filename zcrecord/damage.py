@@ -57,6 +57,9 @@ def find(archive: Archive, progress: Progress | None = None, *, threads: int | N
 
     `progress` is called in this thread, with the bytes done and the bytes there are, after 8 MiB of its own at the
     latest. `threads` is one for each core by default; a payload is read by one of them.
+
+    Raises:
+        LimitError: something is damaged, and the full names of what uses it would take out of all proportion.
     """
     check = _Check(archive, progress)
     check.run(cores(threads))
@@ -191,6 +194,7 @@ def _named(archive: Archive, numbers: Array, found: list[tuple[int, int, int]]) 
 def _users(archive: Archive, numbers: Array, wanted: set[int]) -> Iterator[dict[int, list[str]]]:
     """Yield the names of tensors, attributes and metadata that use each wanted range."""
     ix = archive.index
+    unfold.check_full_names(ix, archive.header.index_size)
     tensors: dict[int, list[str]] = {}
     at = np.searchsorted(numbers, ix.tensors["payload"], "right") - 1
     at[ix.tensors["payload"] == NONE] = -1

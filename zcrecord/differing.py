@@ -19,7 +19,7 @@ from .tensors import PackedTensor
 if TYPE_CHECKING:
     from .reader import Archive
 
-__all__ = ["differing"]
+__all__ = ["differing", "same"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -55,7 +55,7 @@ def _pieces(a: Archive, i: int, b: Archive, j: int) -> Iterator[tuple[Array, Arr
     mine, other = a.row(i), b.row(j)
     if a.strides(mine) is None and b.strides(other) is None:
         x, y = (np.frombuffer(archive.payload(row.payload), np.uint8) for archive, row in ((a, mine), (b, other)))
-        for at in range(0, len(x), _PIECE):
+        for at in range(0, max(len(x), len(y)), _PIECE):
             yield x[at : at + _PIECE], y[at : at + _PIECE]
         return
     item = mine.bits >> 3
@@ -64,6 +64,14 @@ def _pieces(a: Archive, i: int, b: Archive, j: int) -> Iterator[tuple[Array, Arr
     each = np.nditer(both, flags=flags, order="C", buffersize=_PIECE // item // 8 * 8)
     for u, v in each:
         yield np.ascontiguousarray(u).view(np.uint8), np.ascontiguousarray(v).view(np.uint8)
+
+
+def same(x: bytes | memoryview, y: bytes | memoryview) -> bool:
+    """Return whether bytes are the same, a piece at a time."""
+    if len(x) != len(y):
+        return False
+    u, v = np.frombuffer(x, np.uint8), np.frombuffer(y, np.uint8)
+    return all(_same(u[at : at + _PIECE], v[at : at + _PIECE]) for at in range(0, len(u), _PIECE))
 
 
 def _elements(archive: Archive, i: int, row: TensorEntry) -> Array:

@@ -165,13 +165,21 @@ class _Blobs:
     def __init__(self, first: int) -> None:
         self._first = first
         self._known: dict[bytes, int] = {}
+        self._at: dict[tuple[int, int], tuple[PayloadId, memoryview]] = {}  # kept, or others would come to lie there
         self.sources: list[Any] = []
 
     def take(self, value: Any) -> Any:
         """Return the number of a source in place of bytes (-1: empty), all else as it is."""
         if not isinstance(value, bytes | memoryview):
             return value
-        value = bytes(value)
+        if isinstance(value, bytes) or value.format != "B" or value.ndim != 1 or not len(value):
+            return self._number(bytes(value))
+        place = np.frombuffer(value, np.uint8).__array_interface__["data"][0], value.nbytes
+        if place not in self._at:  # lists may name one payload a million times
+            self._at[place] = self._number(bytes(value)), value
+        return self._at[place][0]
+
+    def _number(self, value: bytes) -> PayloadId:
         if not value:
             return PayloadId(-1)
         number = self._known.setdefault(value, self._first + len(self.sources))

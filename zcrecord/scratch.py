@@ -19,6 +19,7 @@ __all__ = ["refusals", "refuse", "scratch_file"]
 
 _MAPPED = (5, 32, 1224)  # what Windows says to who replaces an open file: denied, shared, a user-mapped section
 _SUFFIX = ".zcr-scratch"
+_LONGEST = 200  # bytes of a name that its scratch file's begins with
 _TRIES = 16  # to make a file that nobody removes before it is locked
 _MORE = sum(getattr(os, name, 0) for name in ("O_BINARY", "O_CLOEXEC"))
 
@@ -35,7 +36,9 @@ def scratch_file(path: str, mode: int = 0o666) -> Iterator[tuple[int, str]]:
         OSError: the file system refused.
     """
     folder, name = os.path.split(path)
-    stem = f".{os.fsdecode(os.fsencode(name)[:200])}."  # file systems count bytes
+    while len(os.fsencode(name)) > _LONGEST:  # file systems count bytes, and some take no part of a character
+        name = name[:-1]
+    stem = f".{name}."
     _clear(folder, stem)
     fd, scratch = _make(os.path.join(folder, stem), mode)
     held = -1

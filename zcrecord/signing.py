@@ -15,11 +15,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from . import unfold
 from .converting import check_destination
+from .entries import PayloadId, list_type, value_type
 from .errors import DependencyError, IntegrityError, SourceError, SourceNotFoundError, UnsupportedError, printable
 from .loading import load_record
 from .record import Record
 from .save import save_record
+from .sink import path_of
+from .source import identity_of
 
 __all__ = ["PREFIX", "SignReport", "check", "is_encrypted", "message", "sign", "signature", "signers"]
 
@@ -65,8 +69,9 @@ def sign(
 
     Raises:
         IntegrityError: the archive is damaged. FormatError: it is none. UnsupportedError: the key is none that can
-        sign, or the archive is attached to a program. DestinationExistsError: `dest` exists. DependencyError:
-        cryptography is not installed. SourceError: the file system refused.
+        sign, or the archive is attached to a program, or another writer's that has to be saved again first.
+        DestinationExistsError: `dest` exists. DependencyError: cryptography is not installed. SourceError: the file
+        system refused, or the archive was replaced in the meantime.
 
     Example:
         >>> import numpy as np, zcrecord
@@ -77,9 +82,9 @@ def sign(
         >>> check(zcrecord.load_record("model.zcr"), key.public_key()) == signers(zcrecord.load_record("model.zcr"))[0]
         True
     """
-    source = os.fspath(path)
+    source = path_of(path)
     private = _private(key, passphrase)
-    out = source if dest is None else os.fspath(dest)
+    out = source if dest is None else path_of(dest)
     if dest is not None:
         check_destination(source, out, force)
     with load_record(source) as record:
@@ -88,13 +93,38 @@ def sign(
             raise UnsupportedError(what, path=source)
         if dest is None and not record.archive.mapped:
             raise UnsupportedError("is packed, or remote; name a file for the signed archive", path=source)
+        _check_words(record)
         record.verify(progress=progress)
         name, value, digest = _signed(record, private, progress)
         place = record.layout
         options: dict[str, Any] = {"alignment": place.alignment, "digest": place.digest, "durable": durable}
         replaced = name in record.metadata
+        if dest is None:
+            _check_still_there(record)
         save_record(record, out, metadata={**record.metadata, name: value}, **options)
     return SignReport(source, out, name.removeprefix(PREFIX), digest, replaced)
+
+
+def _check_words(record: Record) -> None:
+    """Make sure that saving keeps the words of attributes, which are signed: by R69 each value has one form."""
+    ix = record.archive.index
+    for row, a in zip(ix.attributes, unfold.attribute_entries(ix, ix.attributes, PayloadId), strict=True):
+        kind = list_type(a.value) if isinstance(a.value, list | tuple) else value_type(a.value)
+        if kind != int(row["type"]):
+            what = f"attribute '{printable(a.key)}' is not in the form that saving gives it, so the content digest"
+            raise UnsupportedError(f"{what} would change; load the archive, save it, and sign that", path=record.path)
+
+
+def _check_still_there(record: Record) -> None:
+    """Make sure that what is to be replaced is what was signed: not what another has put there, or signed, since."""
+    path, identity = record.archive.file or (record.path or "", None)
+    try:
+        with open(path, "rb") as file:
+            now = identity_of(file.fileno())
+    except OSError as error:
+        raise SourceError(f"cannot be read: {error.strerror or error}", path=path, errno=error.errno) from error
+    if now != identity:
+        raise SourceError("was replaced while it was signed; sign it again", path=path)
 
 
 def signature(record: Record, key: Any, *, passphrase: bytes | None = None) -> tuple[str, str]:
@@ -117,8 +147,8 @@ def signature(record: Record, key: Any, *, passphrase: bytes | None = None) -> t
 def check(record: Record, key: Any, *, progress: Progress | None = None) -> str:
     """Make sure that the owner of a key signed what a record holds; returns the key's id. Reads all of the record.
 
-    Tensors, modules and attributes are covered; metadata, order, ties and layout are not. What was checked is `record`
-    itself, not what lies at its path later.
+    Tensors, modules and attributes are covered; metadata, the order of mappings, ties and layout are not. What was
+    checked is `record` itself, not what lies at its path later.
 
     Args:
         key: an Ed25519 public key: the path of a PEM file or of one line of OpenSSH's, its bytes, or a `cryptography`
@@ -186,16 +216,21 @@ def is_encrypted(key: str | os.PathLike[str]) -> bool:
         True
     """
     data, _ = _key_bytes(key)
+    _require()
+    return _takes_passphrase(data)
+
+
+def _takes_passphrase(data: bytes) -> bool:
     if not data.startswith(b"-----BEGIN OPENSSH"):
         return b"ENCRYPTED" in data
-    _require()
+    from cryptography.exceptions import UnsupportedAlgorithm
     from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 
     try:
         load_ssh_private_key(data, None)
     except TypeError:  # what the package raises where a passphrase is missing
         return True
-    except ValueError:
+    except (ValueError, UnsupportedAlgorithm):  # no key, or none that it knows: signing says so
         return False
     return False
 
@@ -242,6 +277,10 @@ def _private(key: Any, passphrase: bytes | None) -> Any:
     data, path = _key_bytes(key)
     ssh = data.startswith(b"-----BEGIN OPENSSH")
     load: Any = serialization.load_ssh_private_key if ssh else serialization.load_pem_private_key
+    if not _takes_passphrase(data):
+        passphrase = None  # the package refuses one that is not needed
+    elif passphrase is None:
+        raise UnsupportedError("is encrypted; it takes its passphrase", path=path)
     found = _loaded(lambda: load(data, password=passphrase), path, "private", data)
     if not isinstance(found, Ed25519PrivateKey):
         raise UnsupportedError("the key is not an Ed25519 one", path=path)
@@ -281,7 +320,7 @@ def _loaded(load: Callable[[], Any], path: str | None, which: str, data: bytes) 
         what = f"is no {which} key in PEM or OpenSSH's form"
         if which == "private" and (b"PUBLIC KEY" in data or data.startswith(b"ssh-")):
             what = "is a public key; to sign takes the private one"
-        elif which == "private" and (b"ENCRYPTED" in data or b"OPENSSH" in data):
+        elif which == "private" and _takes_passphrase(data):
             what = "is a private key that needs another passphrase, or is damaged"
         raise UnsupportedError(what, path=path) from error
 
@@ -292,7 +331,7 @@ def _key_bytes(key: Any) -> tuple[bytes, str | None]:
     if not isinstance(key, str | os.PathLike):
         kind = type(key).__name__
         raise UnsupportedError(f"a key is a path, bytes or an Ed25519 key of cryptography's, not a {kind}")
-    path = os.fspath(key)
+    path = path_of(key)
     try:
         with open(path, "rb") as file:
             return file.read(_LARGEST_KEY), path

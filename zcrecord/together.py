@@ -6,8 +6,11 @@ How it is divided, and whether it lets go of the interpreter's lock, is left to 
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 from collections.abc import Callable
+
+from .errors import SourceError
 
 __all__ = ["MOST_THREADS", "WORTH_A_THREAD", "Going", "together"]
 
@@ -24,7 +27,11 @@ def together(work: Callable[[Going], None], threads: int, look: Callable[[], Non
 
     `work` takes its share from what all have in common, and asks now and then whether to go on. The first exception of
     any thread, Ctrl-C included, ends it, and is raised once none works any more.
+
+    Raises:
+        SourceError: `work` or `look` forked, and this is the child: the other threads' shares are not done in it.
     """
+    process = os.getpid()
     failed: list[BaseException] = []
 
     def guarded() -> None:
@@ -51,3 +58,5 @@ def together(work: Callable[[Going], None], threads: int, look: Callable[[], Non
                 thread.join()
     if failed:
         raise failed[0]
+    if others and os.getpid() != process:
+        raise SourceError("the process was forked in the middle of this, and its other threads are not here; ask again")

@@ -5,7 +5,8 @@ The way there is `tree`'s; where tensors' views come from is `reader`'s.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from .errors import FormatError, LimitError
 from .index import Index
 from .layout import DIGEST_ALLOWANCE
 
-__all__ = ["attribute_entries", "below", "check_full_names", "key_of", "plain", "unflatten"]
+__all__ = ["astray", "attribute_entries", "below", "check_full_names", "key_of", "plain", "turned", "unflatten"]
 
 Make = Callable[[int, str, list[tuple[str, Any]]], Any]
 
@@ -108,6 +109,62 @@ def unflatten(
             parent, place, key = placed[m - module]
             children[parent].append((place, key, built[m]))
     return built[module]
+
+
+def astray(ix: Index) -> tuple[dict[str, str], dict[str, str]]:
+    """Return tensors and modules by full name that lie in another module than their names say, with that module's.
+
+    A name says the module of the longest name that begins it, with a dot after it: {"a.b": x, "a": {}} has no other
+    names than {"a": {"b": x}}. Tensors come by name, and so do modules.
+    """
+    modules = list(map(ix.text_of, ix.modules))
+    if len(modules) == 1:
+        return {}, {}
+    by_name = ix.by_name.tolist()
+    tensors = zip(map(ix.name, by_name), ix.tensors["parent"][by_name].tolist(), strict=True)
+    inner = sorted(zip(modules[1:], ix.modules["parent"][1:].tolist(), strict=True))
+    starts = sorted((f"{name}.", name) for name in modules[1:])
+    return _astray(tensors, modules, starts), _astray(inner, modules, starts)
+
+
+def _astray(named: Iterable[tuple[str, int]], modules: list[str], starts: list[tuple[str, str]]) -> dict[str, str]:
+    """Return those of which no start says where they lie; names and starts ascend, and so one pass does."""
+    out, around, at = {}, [("", "")], 0
+    for name, parent in named:
+        while at < len(starts) and starts[at][0] <= name:
+            while not starts[at][0].startswith(around[-1][0]):
+                around.pop()
+            around.append(starts[at])
+            at += 1
+        while not name.startswith(around[-1][0]):
+            around.pop()
+        if modules[parent] != around[-1][1]:
+            out[name] = modules[parent]
+    return out
+
+
+def turned(ix: Index) -> dict[str, list[str]]:
+    """Return the keys, in the order of their places, of lists and tuples of which they do not tell that order, by name.
+
+    Keys that are 0, 1, 2, ... tell it, and others that ascend (bytewise).
+    """
+    kinds = ix.modules["kind"]
+    ordered = np.flatnonzero((kinds == ModuleKind.LIST) | (kinds == ModuleKind.TUPLE)).tolist()
+    if not ordered:
+        return {}
+    children: dict[int, list[tuple[int, str]]] = {m: [] for m in ordered}
+    rows = ix.attributes
+    attributes = zip(rows["parent"].tolist(), rows["place"].tolist(), map(ix.text_of, rows), strict=True)
+    for parent, place, key in itertools.chain(_placed(ix, ix.tensors), _placed(ix, ix.modules[1:]), attributes):
+        if parent in children:
+            children[parent].append((place, key))
+    found = {ix.text_of(ix.modules[m]): [key for _, key in sorted(children[m])] for m in ordered}
+    return {name: keys for name, keys in sorted(found.items()) if keys != _told(keys)}
+
+
+def _told(keys: list[str]) -> list[str]:
+    numbers = [str(n) for n in range(len(keys))]
+    return numbers if set(numbers) == set(keys) else sorted(keys)
 
 
 def _placed(ix: Index, rows: Any) -> Iterator[tuple[int, int, str]]:
