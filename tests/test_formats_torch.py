@@ -261,6 +261,20 @@ def test_truncated_anywhere_it_is_an_error(zipped: bool, tmp_path: Path) -> None
             converted(tmp_path / "m.pt")
 
 
+@pytest.mark.parametrize("at, value", [(6, b"\x63\x00"), (28, b"\x00\x70"), (30, b"\x04\x00")])
+def test_a_directory_that_cannot_be_read_is_refused_before_torch_reads_on(
+    at: int, value: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.save({"w": torch.ones(3)}, tmp_path / "m.pt")
+    data = bytearray((tmp_path / "m.pt").read_bytes())
+    entry = data.index(b"PK\x01\x02")
+    data[entry + at : entry + at + 2] = value
+    (tmp_path / "m.pt").write_bytes(data)
+    monkeypatch.setattr(torch, "load", lambda *_, **__: pytest.fail("torch might expand what is compressed"))
+    with pytest.raises(zcrecord.FormatError, match=r"m\.pt: damaged, or no torch checkpoint \(.+\); copy it again"):
+        converted(tmp_path / "m.pt")
+
+
 def test_list_that_holds_itself_is_refused(tmp_path: Path) -> None:
     endless: list[Any] = [torch.ones(1)]
     endless.append(endless)

@@ -170,6 +170,16 @@ def test_trimming_takes_what_was_not_used_for_longest_and_nothing_of_others(serv
     assert is_right(load(server, cache))
 
 
+def test_trimming_follows_no_link_to_elsewhere(tmp_path: Path, cache: Path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "mine.txt").write_text("mine")
+    cache.mkdir()
+    (cache / "zcrecord-0").symlink_to(elsewhere)
+    assert trim_cache(cache) == 0
+    assert (elsewhere / "mine.txt").read_text() == "mine"
+
+
 def test_using_an_entry_counts_for_trimming(server: Server, cache: Path) -> None:
     assert is_right(load(server, cache))
     for path in files(cache):

@@ -23,6 +23,7 @@ from zcrecord import (
     SourceError,
     SourceNotFoundError,
     UnsupportedError,
+    transport,
 )
 from zcrecord.remote import web
 from zcrecord.remote.place import wait
@@ -57,6 +58,11 @@ def request_of(handler: Any, number: int) -> Any:
 
 def busy(handler: Any, _: int) -> bool:
     handler.say(503, b"later", Retry_After="0")
+    return True
+
+
+def busy_always(handler: Any, _: int) -> bool:
+    handler.say(503, b"busy")
     return True
 
 
@@ -106,6 +112,16 @@ def test_what_fails_always_is_told_after_five_tries(
     assert len(server.requests) in (5, 10), "aiohttp itself asks once more where a kept connection was closed"
     server.misbehave = None
     assert is_right(rec), "a record is as good as before"
+
+
+def test_frames_that_cannot_be_had_are_not_asked_for_all_over(server: Server, tmp_path: Path) -> None:
+    transport.pack(tmp_path / "m.zcr", tmp_path / "p.zcr.zst")
+    rec = zcrecord.load_record(f"{server.url}/p.zcr.zst")
+    server.forget()
+    server.misbehave = busy_always
+    with pytest.raises(SourceError, match="tried 5 times"):
+        assert rec["w3"].any()
+    assert len(server.requests) == 5
 
 
 def test_waits_grow_and_follow_the_server_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -469,6 +485,33 @@ def test_headers_stay_where_a_server_sends_on_to_itself(server: Server) -> None:
     server.misbehave = moved
     assert is_right(load(server, storage_options={"headers": {"Authorization": "Bearer token"}}))
     assert all(headers["Authorization"] == "Bearer token" for headers in heard)
+
+
+def test_what_params_add_to_a_query_is_for_the_first_server_alone(server: Server, elsewhere: Server) -> None:
+    def moved(handler: Any, _: int) -> bool:
+        handler.say(302, b"", Location=f"{elsewhere.url}/m.zcr?signed=1")
+        return True
+
+    server.misbehave = moved
+    assert is_right(load(server, storage_options={"params": {"token": "SECRET"}}))
+    assert {request.path for request in server.requests} == {"/m.zcr?token=SECRET"}
+    assert {request.path for request in elsewhere.requests} == {"/m.zcr?signed=1"}
+
+
+def test_a_user_of_the_url_stays_where_a_server_sends_on_to_itself_by_a_whole_url(server: Server) -> None:
+    heard: list[str | None] = []
+
+    def moved(handler: Any, _: int) -> bool:
+        heard.append(handler.headers.get("Authorization"))
+        if "signed" in handler.path:
+            return False
+        handler.say(302, b"", Location=f"{server.url}/m.zcr?signed=1")
+        return True
+
+    server.misbehave = moved
+    url = server.url.replace("://", "://me:p%2Fw@")
+    assert is_right(zcrecord.load_record(f"{url}/m.zcr", cache=False))
+    assert set(heard) == {"Basic bWU6cC93"}
 
 
 def test_a_trickle_of_bytes_is_given_up(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:

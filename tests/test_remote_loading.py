@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import os
+import threading
+import time
 import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,7 +20,10 @@ from tools.range_server import Server, serving
 from zcrecord import IntegrityError, SourceError
 from zcrecord.loaders import load_into
 from zcrecord.loaders.torch import TorchLoader
-from zcrecord.remote.feed import batches
+from zcrecord.remote.feed import Expected, Feed, batches
+from zcrecord.remote.place import Piece, Place
+from zcrecord.remote.ranges import Held
+from zcrecord.remote.window import Window
 
 MIB = 1 << 20
 LOADERS = ["host", "read", "torch"]
@@ -170,6 +175,108 @@ def test_loading_takes_little_memory_whatever_the_payloads_size(tmp_path: Path) 
         tracemalloc.stop()
     assert np.array_equal(room[-300:], np.arange(nbytes - 300, nbytes).astype(np.uint8))
     assert peak < 7 * MIB, "two batches of 1 MiB each, and what aiohttp reads ahead"
+
+
+@pytest.mark.parametrize("how", ["host", "read"])
+def test_loading_many_small_ones_takes_as_little_memory(how: str, tmp_path: Path) -> None:
+    wanted = {f"w{i}": np.frombuffer(np.random.default_rng(i).bytes(1 << 16), np.uint8) for i in range(384)}
+    (tmp_path / "m.zcr").write_bytes(saved(wanted))
+    with serving(tmp_path) as server:
+        record = zcrecord.load_record(f"{server.url}/m.zcr")
+        rooms = {name: np.empty(1 << 16, np.uint8) for name in wanted}
+        tracemalloc.start()
+        load_into(record, how, dst=rooms, max_in_flight=4 * MIB)
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+    assert all(np.array_equal(rooms[name], wanted[name]) for name in wanted)
+    assert 2 * MIB < peak < 7 * MIB, "as above"
+
+
+class Zeros(Place):
+    """A file of zeros that is nowhere."""
+
+    def fill(self, pieces: list[Piece]) -> None:
+        for _, target in pieces:
+            target[:] = bytes(len(target))
+
+
+def test_batches_together_take_no_more_than_the_feed_may_hold() -> None:
+    feed = Feed(Window(Zeros("memory://m.zcr", {}), memoryview(b""), Held(), None))
+    feed.expect([Expected(0, 60 * MIB, None, "w")], 12 * MIB)
+    room = memoryview(bytearray(2 * MIB))
+    tracemalloc.start()
+    for at in range(0, 60 * MIB, 2 * MIB):
+        feed.readinto_at(at, room)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert 8 * MIB < peak < 14 * MIB, "three batches of 4 MiB, and what the zeros take"
+
+
+def test_a_server_that_fails_is_given_up_once_by_all_who_wait_for_it() -> None:
+    class Failing(Zeros):
+        calls = 0
+
+        def fill(self, pieces: list[Piece]) -> None:
+            self.calls += 1
+            waiting.wait(10)
+            raise SourceError("no answer in time", path=self.shown)
+
+    place, waiting = Failing("memory://m.zcr", {}), threading.Event()
+    feed = Feed(Window(place, memoryview(b""), Held(), None))
+    feed.expect([Expected(0, 8 * MIB, None, "w")], 3 * MIB)
+    told: list[BaseException] = []
+
+    def read(at: int) -> None:
+        try:
+            feed.readinto_at(at, memoryview(bytearray(10)))
+        except SourceError as error:
+            told.append(error)
+
+    readers = [threading.Thread(target=read, args=(at * MIB,)) for at in range(4)]
+    for reader in readers:
+        reader.start()
+        time.sleep(0.05)
+    waiting.set()
+    for reader in readers:
+        reader.join()
+    assert (len(told), place.calls) == (4, 1)
+    read(0)
+    assert (len(told), place.calls) == (5, 2), "who comes later tries anew"
+
+
+def test_what_is_there_is_not_looked_at_while_it_changes() -> None:
+    class Slow(Held):
+        looking, seen = 0, 0
+
+        def missing(self, start: int, end: int) -> list[tuple[int, int]]:
+            self.looking += 1
+            time.sleep(0.001)
+            self.looking -= 1
+            return super().missing(start, end)
+
+        def add(self, start: int, end: int) -> None:
+            assert not self.looking
+            self.seen += 1
+            super().add(start, end)
+
+    held = Slow()
+    window = Window(Zeros("memory://m.zcr", {}), memoryview(bytearray(1000)), held, None)
+    room = memoryview(bytearray(10))
+    done = threading.Event()
+
+    def read() -> None:
+        while not done.is_set():
+            window.read([(500, room)])
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    try:
+        for at in range(0, 200, 4):
+            window.fetch([(at, at + 2)])
+    finally:
+        done.set()
+        reader.join()
+    assert held.seen == 50
 
 
 def test_a_loader_that_reads_backwards_is_checked_in_the_end(server: Server) -> None:

@@ -12,7 +12,6 @@ import gc
 import importlib
 import json
 import os
-import re
 import resource
 import shutil
 import signal
@@ -25,6 +24,7 @@ from pathlib import Path
 from typing import Any, Literal, NoReturn
 
 from attacks.catalogue import Answer, Door, kind_of
+from tools.measure import begin_peak, peak_rss
 
 __all__ = ["answers", "run"]
 
@@ -145,8 +145,7 @@ def measured(door: Door, path: Path, longest: float = LONGEST) -> dict[str, Any]
     act = door(path)
     gc.collect()
     give_back()
-    Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # the peak starts again from what is resident
-    before, start = resident("VmRSS"), time.process_time()
+    before, start = begin_peak(), time.process_time()
     signal.setitimer(signal.ITIMER_REAL, longest)
     kind = message = ""
     try:
@@ -155,7 +154,7 @@ def measured(door: Door, path: Path, longest: float = LONGEST) -> dict[str, Any]
         kind, message = kind_of(error), str(error)[:SHORT]
     signal.setitimer(signal.ITIMER_REAL, 0)
     seconds = time.process_time() - start
-    nbytes = max(0, resident("VmHWM") - before - path.stat().st_size)
+    nbytes = max(0, (peak_rss() or 0) - before - path.stat().st_size)
     return {"kind": kind, "message": message, "seconds": seconds, "nbytes": nbytes}
 
 
@@ -164,13 +163,6 @@ def give_back() -> None:
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
-
-
-def resident(field: str) -> int:
-    """Return one of the kernel's figures on this process, in bytes."""
-    found = re.search(rf"^{field}:\s*(\d+) kB$", Path("/proc/self/status").read_text(encoding="ascii"), re.MULTILINE)
-    assert found is not None
-    return int(found[1]) * 1024
 
 
 def main(module: str, folder: str, what: What, *names: str) -> None:

@@ -6,7 +6,6 @@ written. How tensors become arrays is `foreign`'s, which of them share memory `s
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import warnings
@@ -17,7 +16,15 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from zcrecord.converting import Progress, open_source, what_it_is
-from zcrecord.errors import DependencyError, FormatError, LimitError, RecordError, UnsupportedError, printable
+from zcrecord.errors import (
+    DependencyError,
+    FormatError,
+    LimitError,
+    RecordError,
+    SourceError,
+    UnsupportedError,
+    printable,
+)
 from zcrecord.layout import MAX_DEPTH
 from zcrecord.recording import RecordWriter
 from zcrecord.tree import as_tensor, is_attribute, state_path
@@ -108,11 +115,20 @@ def _load(torch: Any, path: str, head: bytes) -> Any:
 
 def _check_stored(path: str) -> None:
     """Refuse a zip file with compressed members, which `torch.save` never writes: torch holds each of them whole."""
-    with contextlib.suppress(zipfile.BadZipFile, ValueError, OSError), zipfile.ZipFile(path) as opened:  # torch tells
-        packed = next((info.filename for info in opened.infolist() if info.compress_type != zipfile.ZIP_STORED), None)
-        if packed is not None:
-            what = f"no torch checkpoint, or one that was packed again: '{printable(packed)}' is compressed"
-            raise UnsupportedError(f"{what}; unpack it and pack it without compression, or save it anew")
+    try:
+        with zipfile.ZipFile(path) as opened:
+            members = opened.infolist()
+    except MemoryError:
+        raise
+    except OSError as error:
+        raise SourceError(f"cannot be read: {error.strerror or error}", errno=error.errno) from error
+    except Exception as error:  # BadZipFile, NotImplementedError, ValueError: it promises none
+        what = printable(str(error) or type(error).__name__)
+        raise FormatError(f"damaged, or no torch checkpoint ({what}); copy it again") from error
+    packed = next((info.filename for info in members if info.compress_type != zipfile.ZIP_STORED), None)
+    if packed is not None:
+        what = f"no torch checkpoint, or one that was packed again: '{printable(packed)}' is compressed"
+        raise UnsupportedError(f"{what}; unpack it and pack it without compression, or save it anew")
 
 
 def _reason(error: Exception) -> str:

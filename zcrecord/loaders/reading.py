@@ -21,7 +21,7 @@ from .protocol import LoadPlan, PayloadRef, RangeSource
 __all__ = ["ReadingLoader"]
 
 _READ = 1 << 20  # bytes of one read; many times what a network's round trip is worth
-_FETCH = 8 << 20  # of one request to a remote archive
+_FETCH, _FETCHERS = 8 << 20, 4  # of one request to a remote archive, and how many there are at a time
 _GAP = 1 << 16  # bytes between two payloads that are rather read, too, than asked around
 _HUGE = 4 << 20  # from which numpy asks for huge pages
 _BUFFERS = 1000  # of one read; systems take 1024
@@ -88,8 +88,9 @@ class ReadingLoader:
         done = _Arrived(plan).add
         source = wanted[0][0].source  # of all, as is the path
         if source is not None:
-            pieces = _pieces(wanted, min(_FETCH, plan.max_in_flight), gap=0)  # it merges near ones itself
-            each_piece(partial(_fetch, source), pieces, done=done)
+            most = max(1, min(_FETCH, plan.max_in_flight // _FETCHERS))  # each may have as much in memory besides
+            pieces = _pieces(wanted, most, gap=0)  # it merges near ones itself
+            each_piece(partial(_fetch, source), pieces, done=done, readers=_FETCHERS)
         else:
             assert plan.path is not None and plan.identity is not None
             pieces = _pieces(wanted, min(_READ, plan.max_in_flight))

@@ -9,6 +9,8 @@ import io
 from collections.abc import Collection, Mapping
 from typing import Any
 
+from zcrecord.errors import OnnxError
+
 from .wire import LEN, MAX_TEXT, OPEN_END, VARINT, Binary, Skeleton, Window, encode_field, encode_varint
 
 __all__ = ["encode_properties", "read_pair", "read_properties", "without_properties"]
@@ -34,8 +36,10 @@ def read_properties(stream: Binary) -> dict[str, str]:
 def without_properties(data: Any, keys: Collection[str]) -> bytes:
     """Return a ModelProto without the metadata_props of these keys, all else byte for byte as it is; copies it.
 
+    A pair that is malformed in itself has none of the keys, and stays: what `convert` took is given back.
+
     Raises:
-        OnnxError: it is malformed.
+        OnnxError: the model is malformed around its pairs.
     """
     kept = Skeleton()
     window = Window(io.BytesIO(data), kept)
@@ -63,14 +67,26 @@ def _pass(window: Window, drop: Collection[str] | None) -> dict[str, str]:
             window.drop(start)
         if not window.hold(value):
             raise window.fail("the stream ends inside metadata_props")
+        if drop is None:
+            key, text = read_pair(window, window.base + window.pos + value)
+            found[key] = text
+            continue
         raw = bytes(window.view[window.pos : window.pos + value])
-        key, text = read_pair(window, window.base + window.pos + value)
-        found[key] = text
-        if drop is not None:
-            if key not in drop:
-                window.skeleton.tail += encode_varint(tag) + encode_varint(value) + raw
-            window.keep()
+        if _pass_pair(window, value) not in drop:
+            window.skeleton.tail += encode_varint(tag) + encode_varint(value) + raw
+        window.keep()
     return found
+
+
+def _pass_pair(window: Window, nbytes: int) -> str | None:
+    """Pass a pair that the window holds and return its key, None if it is malformed."""
+    end = window.pos + nbytes
+    try:
+        key, _ = read_pair(window, window.base + end)
+    except OnnxError:
+        key = None
+    window.pos = end
+    return key
 
 
 def read_pair(window: Window, end: int) -> tuple[str, str]:

@@ -214,7 +214,10 @@ class Values:
             self.varints(t, number, nbytes)
         else:
             self._check_early(t, nbytes)
-            self._wait(t, b"".join(bytes(chunk) for chunk in self._window.chunks(nbytes)))
+            data = b"".join(bytes(chunk) for chunk in self._window.chunks(nbytes))
+            if data[-1] > 127:  # what comes after it is another run's
+                raise self._window.fail(f"{FIELDS[number]} ends inside a varint", tensor=t.label)
+            self._wait(t, data)
 
     def varints(self, t: Tensor, number: int, nbytes: int) -> None:
         """Pass a packed run of varints, decoded a piece at a time; what is cut in two waits for the rest."""
@@ -313,8 +316,6 @@ class Values:
             if t.data_type not in _TYPES[t.source]:
                 raise self._mismatch(t)
             early, t.early = t.early, None
-            if early[-1] > 127:
-                raise self._window.fail(f"{FIELDS[t.source]} ends inside a varint", tensor=t.label)
             data = np.frombuffer(early + bytes(varints.SLACK), np.uint8)
             self.write(t, self._decoded(t, t.source, data, len(early)))
         self._flush(t)

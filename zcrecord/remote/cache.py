@@ -79,7 +79,7 @@ def trim_cache(folder: Any = None, *, limit: int = 0) -> int:
         raise UnsupportedError(f"limit={limit!r} is not a number of bytes")
     root = _folder_of(folder)
     found = []
-    for path in root.rglob("*") if root is not None else ():
+    for path in root.rglob("*") if root is not None and not root.is_symlink() else ():  # which no cache is in
         with contextlib.suppress(OSError):
             status = path.lstat()
             if not stat.S_ISDIR(status.st_mode):

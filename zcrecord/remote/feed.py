@@ -1,8 +1,8 @@
 """The bytes of a remote archive for who brings them elsewhere: ahead, together, checked, and let go of again.
 
 Loaders ask for payloads in the order of the file, or for pieces of them. Here these become batches: neighbours merged,
-several requests at a time, two batches in memory at the most. A digest is counted along as batches come, so that a
-payload may be larger than both; its error comes with its last byte. Which ranges are one request is `ranges`'s.
+several requests at a time, three batches in memory at the most. A digest is counted along as batches come, so that a
+payload may be larger than these; its error comes with its last byte. Which ranges are one request is `ranges`'s.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import xxhash
 
-from zcrecord.errors import IntegrityError
+from zcrecord.errors import IntegrityError, RecordError
 
 from .cache import Entry
 from .place import MOST_AT_ONCE
@@ -27,7 +27,7 @@ __all__ = ["LEAST", "Expected", "Feed", "batches"]
 
 LEAST = 1 << 16  # bytes of a batch, however little memory may be taken: a request costs as much as they do
 _LEAST_REQUEST = 1 << 20  # bytes of one of several requests, if there are as many: worth many round trips
-_HELD = 2  # batches: one is read while the next one comes
+_HELD = 2  # batches, and one that comes meanwhile: of threads that read in order some are late
 _OVERTAKEN = 0.1  # seconds that a thread far ahead is given to be overtaken by those that are to come before
 
 Range = tuple[int, int]
@@ -81,7 +81,7 @@ class Feed:
     def expect(self, rows: Iterable[Expected], most: int) -> None:
         """Say what will be asked for, in which order, and how many bytes may be held at a time."""
         known = sorted(set(rows))
-        batch = max(most // _HELD, LEAST)
+        batch = max(most // (_HELD + 1), LEAST)
         self._request = max(batch // MOST_AT_ONCE, _LEAST_REQUEST)  # so that a batch is some at a time
         self._batches = batches(((row.start, row.end) for row in known), batch)
         self._ranges = [(lo, hi, n) for n, ranges in enumerate(self._batches) for lo, hi in ranges]
@@ -94,6 +94,7 @@ class Feed:
                 self._parts[n].append(_Part(row, max(lo, row.start), min(hi, row.end)))
         self._rooms: dict[int, dict[int, memoryview]] = {}
         self._failed: IntegrityError | None = None
+        self._faults: list[RecordError] = []  # of fetching: who waited for that need not try it all over
         self._next = 0
         self._running: dict[Expected, _Running] = {}
         self._digests: dict[tuple[Expected, int], int] = {}  # of parts, so that they are known if they come again
@@ -162,6 +163,10 @@ class Feed:
             self._failed = error
             self._drop()
             raise
+        except RecordError as error:
+            with self._changed:
+                self._faults.append(error)
+            raise
         finally:
             with self._changed:
                 self._busy = False
@@ -176,10 +181,15 @@ class Feed:
     def _await_turn(self, number: int) -> None:
         """Return once a batch is there or may be fetched: by one thread at a time, and before later ones.
 
+        Where a fetch fails meanwhile, its error is raised here, too: a server that takes minutes to be given up would
+        else do so for each thread.
+
         Of threads that take what is to be read in order, one may ask before the one that has what comes before.
         """
-        patient = True
+        patient, known = True, len(self._faults)
         while number not in self._rooms and self._failed is None:
+            if len(self._faults) > known:
+                raise self._faults[-1]
             if self._busy or min(self._asking) < number:
                 self._changed.wait()
             elif patient and self._next + _HELD <= number:

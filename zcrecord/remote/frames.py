@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from zcrecord import frames
-from zcrecord.errors import RecordError
+from zcrecord.errors import FormatError, IntegrityError
 
 from .place import Piece, Place
 from .ranges import cut, merged
@@ -107,7 +107,7 @@ class Unpacked(Place):
         frames.check_proportion(claimed, self._packed.size, "download it, ")
         try:
             made = self._fetched(missing)
-        except RecordError:
+        except (FormatError, IntegrityError):  # what cannot be had was asked for often enough
             self._packed.check_same()
             made = self._fetched(missing)  # a proxy's fault may have passed by
         recent = list({**self._recent, **made}.items())

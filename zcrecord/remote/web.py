@@ -183,7 +183,10 @@ class Web(Place):
         return _Hop(fs.encode_url(url), await fs.set_session(), {**theirs, **ours}, options)
 
     async def _sent_on(self, hop: _Hop, where: str | None) -> _Hop:
-        """Return where a redirect leads. To another server go no headers, cookies or passwords of the user's."""
+        """Return where a redirect leads. To another server go no headers, cookies or passwords of the user's.
+
+        What `params` add to a query is for the first request alone, as aiohttp has it: the server's answer is to that.
+        """
         try:
             at = hop.at.join(type(hop.at)(where or "", encoded=True))
             if at.scheme not in ("http", "https") or not where:
@@ -191,10 +194,13 @@ class Web(Place):
             same = at.origin() == hop.at.origin()
         except (TypeError, ValueError):
             raise SourceError("cannot be read: it leads to what is no http URL", path=self.shown) from None
+        options = {name: value for name, value in hop.options.items() if name != "params"}
         if same:
-            return _Hop(at, hop.session, hop.headers, hop.options)
+            if at.user is None and hop.at.user is not None:  # a whole URL does not repeat them
+                at = at.with_user(hop.at.user).with_password(hop.at.password)
+            return _Hop(at, hop.session, hop.headers, options)
         ours = {name: hop.headers[name] for name in ("Range", "Accept-Encoding")}
-        options = {name: value for name, value in hop.options.items() if name not in _SECRET}
+        options = {name: value for name, value in options.items() if name not in _SECRET}
         return _Hop(at, await self._bare_session(hop.session), ours, options)
 
     async def _bare_session(self, session: Any) -> Any:

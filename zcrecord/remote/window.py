@@ -65,12 +65,19 @@ class Window:
         self._writing: list[tuple[int, int]] = []  # ranges that some thread fills: nobody else does, or looks at them
         self._flying.clear()
 
+    def _here(self) -> None:
+        """Begin anew if this is a forked process by now."""
+        if self._pid != os.getpid():
+            self._pid = os.getpid()
+            self._begin()
+
     def fetch(self, ranges: Iterable[tuple[int, int]]) -> None:
         """Have ranges of the file there; of payloads `bring` checks them, too.
 
         Raises:
             SourceError: they cannot be had.
         """
+        self._here()
         self._get(ranges)
 
     def bring(self, rows: list[tuple[int, int, int | None]]) -> None:
@@ -115,10 +122,12 @@ class Window:
         Raises:
             SourceError: they cannot be had.
         """
+        self._here()
         wanted = []
         for offset, target in pieces:
             end = offset + len(target)
-            missing = [(offset, end)] if again else self._held.missing(offset, end)
+            with self._lock:
+                missing = [(offset, end)] if again else self._held.missing(offset, end)
             at = offset
             for start, stop in [*missing, (end, end)]:
                 target[at - offset : start - offset] = self._octets[at:start]
@@ -145,9 +154,7 @@ class Window:
 
     def _claim(self, wanted: dict[int, Row]) -> tuple[list[Row], list[threading.Event]]:
         """Return the payloads that this thread is to fetch, and what tells when others have theirs."""
-        if self._pid != os.getpid():
-            self._pid = os.getpid()
-            self._begin()
+        self._here()
         with self._lock:
             lacking = [row for start, row in wanted.items() if start not in self._ready]
             others = [self._flying[row.start] for row in lacking if row.start in self._flying]
