@@ -13,7 +13,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["MIB", "Memory", "free_bytes", "memory", "peak_rss"]
+__all__ = ["MIB", "Memory", "begin_peak", "free_bytes", "memory", "peak_rss"]
 
 MIB = 1 << 20
 
@@ -61,6 +61,12 @@ def peak_rss() -> int | None:
     import resource
 
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+def begin_peak() -> int:
+    """Have `peak_rss` start again from what is resident now, and return that; on Linux alone."""
+    Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+    return peak_rss() or 0
 
 
 def free_bytes(folder: str | os.PathLike[str]) -> int:

@@ -164,7 +164,11 @@ class Record(Mapping[str, Any]):
 
     @property
     def attributes(self) -> dict[str, Any]:
-        """Every attribute by its full name, in saved order; bytes as read-only memoryviews, uncopied."""
+        """Every attribute by its full name, in saved order; bytes as read-only memoryviews, uncopied.
+
+        Raises:
+            LimitError: the names of their modules, once for each, add up to over 64 times the index; ask a module's.
+        """
         from . import describe
 
         return describe.attributes(self.archive)

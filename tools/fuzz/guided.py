@@ -8,10 +8,11 @@ tried (`targets`) or how inputs are changed (`archives`, `models`).
 from __future__ import annotations
 
 import random
-import resource
 import sys
 
 import atheris  # type: ignore[import-untyped]  # it has no types
+
+from tools.measure import begin_peak, peak_rss
 
 from . import archives, models
 
@@ -19,7 +20,7 @@ __all__ = ["main"]
 
 MUTATORS = {"archive": archives.mutated, "model": models.mutated}
 INSTRUMENTED = {"archive": "zcrecord", "model": "zcrecord.onnx"}  # of the rest a model reaches the same, over and over
-SPARE = 64 << 10  # KiB that any input may take, ...
+SPARE = 64 << 20  # bytes that any input may take, ...
 FOLD = 64  # ... and times its size
 # atheris 3.0 itself loses some 2 KiB an input, so that libFuzzer's own limit (MiB) can only be a distant one.
 FUZZERS_LIMIT = 8192
@@ -34,10 +35,10 @@ def main(arguments: list[str]) -> None:
         target = getattr(targets, what)
 
     def try_one(data: bytes) -> None:
-        before = _most_memory()
+        before = begin_peak()
         target(data)
-        grown = _most_memory() - before
-        assert grown <= SPARE + FOLD * len(data) // 1024, f"{len(data)} bytes took {grown} KiB"
+        grown = (peak_rss() or 0) - before
+        assert grown <= SPARE + FOLD * len(data), f"{len(data)} bytes took {grown >> 20} MiB"
 
     def change(data: bytes, most: int, seed: int) -> bytes:
         def raw(part: bytes) -> bytes:
@@ -48,11 +49,6 @@ def main(arguments: list[str]) -> None:
 
     atheris.Setup([f"fuzz {what}", f"-rss_limit_mb={FUZZERS_LIMIT}", *options], try_one, custom_mutator=change)
     atheris.Fuzz()
-
-
-def _most_memory() -> int:
-    """Return the most memory that the process has held, in KiB; it grows by what one input takes beyond all before."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
 if __name__ == "__main__":
