@@ -304,6 +304,8 @@ BROKEN = [
     attack("O28", "a type that changes after values",
            lambda: in_attribute(field(5, field(2, T.INT4) + field(9, b"\x21")), field(10, DIMS + FLOAT + RAW),
                                 field(5, field(1, 2))), "change after the values"),
+    attack("O28", "two types", lambda: in_attribute(field(5, DIMS + field(2, T.STRING)), field(5, FLOAT)),
+           "data_type 8 in one part, and 1 in another"),
     attack("O29", "a segment", lambda: model(WHOLE + field(3, field(1, 0))), "it is one segment"),
     attack("O30", "data_location 2", lambda: model(WHOLE + field(14, 2)), "neither DEFAULT nor EXTERNAL"),
     attack("O31", "an initializer without a name", lambda: model(DIMS + FLOAT + RAW), "no name"),

@@ -242,12 +242,15 @@ class Scanner:
 
     def fields(self, t: Tensor, end: int, depth: int = 0) -> None:
         """Read the fields of a TensorProto from where the window stands up to `end`, an offset in the stream."""
-        window = self._window
+        window, before = self._window, t.data_type  # of the part before: protobuf merges what comes in several
         while window.base + window.pos < end:
             start, tag, value = window.header(end)
             if tag == _DIMS:
                 self._dim(t, value)
             elif tag == _DATA_TYPE:
+                if before not in (0, value & 0xFFFFFFFF):
+                    what = f"data_type {before} in one part, and {value & 0xFFFFFFFF} in another"
+                    raise window.fail(what, start, tensor=t.label, do="export the model again")
                 t.data_type = value & 0xFFFFFFFF
             elif tag == _NAME:
                 t.name = window.text(value)
