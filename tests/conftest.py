@@ -17,10 +17,14 @@ import tempfile
 from collections.abc import Generator, Iterator
 from functools import lru_cache
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import ml_dtypes  # noqa: F401  # numpy knows "int4" and "bfloat16" by name from it
 import pytest
+
+if TYPE_CHECKING:
+    from browsers import Pages
+    from playwright.sync_api import Browser
 
 ALL = os.environ.get("ZCRECORD_TEST_ALL") == "1"
 LEFT_OUT = pytest.StashKey[list[str]]()
@@ -40,6 +44,26 @@ def path(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
     yield path
     assert os.listdir(tmp_path) == (["m.zcr"] if request.param == "old" else [])
     assert request.param == "new" or path.read_bytes() == b"old"
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    """Chromium, for the tests of one file."""
+    from browsers import chromium  # here, since most tests run without it
+
+    with chromium() as running:
+        yield running
+
+
+@pytest.fixture
+def pages(browser: Browser) -> Iterator[Pages]:
+    """Makes pages; a test fails if one of them complains."""
+    from browsers import Pages  # here, as above
+
+    made = Pages(browser)
+    yield made
+    made.close()
+    assert not made.complaints
 
 
 @lru_cache

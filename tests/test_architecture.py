@@ -21,14 +21,16 @@ ROOT = Path(__file__).resolve().parents[1]
 # A module may import what stands before it here, nothing else. Names are relative to the package, "." is the package.
 FLOORS = """
     errors dtypes layout _schema _schema.tables entries spans index rules verify tensors foreign lazy sharing
-    tree paths unfold sink compressed ordered writer streaming source frames views reader contents describe parts
+    tree paths unfold scratch sink compressed ordered together writer streaming source frames views reader damage
+    contents describe parts
     typed.fields typed.wanted typed.composed typed handover
-    record packed
-    remote.ranges remote.place remote.web remote.stores remote.cache remote.window remote.opening remote
-    loading save recording converting pieces cutting packing transport .
+    record packed differing comparing
+    remote.ranges remote.place remote.web remote.stores remote.publishers remote.cache remote.window remote.feed
+    remote.streamed remote.frames remote.opening remote
+    loading save recording converting signing pieces cutting packing transport .
     loaders.protocol loaders.planning loaders.mapped loaders.reading loaders.host loaders.ring loaders.torch
     loaders.driving loaders
-    shell constants ledger hollow
+    shell constants fillers ledger bringing hollow
     embed.programs embed.attaching
     onnx.varints onnx.wire onnx.properties onnx.schema onnx.nodes onnx.values onnx.names onnx.scanner
     onnx.placed onnx.places onnx.external onnx.files onnx.locating onnx.listing onnx.selecting
@@ -38,7 +40,8 @@ FLOORS = """
     compat.safetensors.opening compat.safetensors.numpy compat.safetensors.torch compat.safetensors compat
     embed.naming embed.planning embed.wording embed.python embed.writing embed.assembly embed.c embed.blob embed.rust
     embed.generating embed
-    render commands arguments cli __main__
+    serving reporting
+    render commands checks arguments streams cli __main__
 """
 FLOOR = {f"zcrecord.{name}".rstrip("."): i for i, name in enumerate(FLOORS.split())}
 

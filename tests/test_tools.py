@@ -167,8 +167,11 @@ def test_page_that_wants_a_row_that_is_not_there_is_refused() -> None:
         page_with_table(f"{BEGIN}{END}", results, ("other work",))
 
 
+NEEDS = {"web": pytest.mark.needs("chromium")}
+
+
 @linux
-@pytest.mark.parametrize("area", AREAS)
+@pytest.mark.parametrize("area", [pytest.param(area, marks=NEEDS.get(area, ())) for area in AREAS])
 def test_benchmark_runs_at_a_small_size_and_leaves_no_files(
     area: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

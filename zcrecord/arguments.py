@@ -16,6 +16,7 @@ from . import __version__
 from .compressed import SUFFIXES
 from .errors import LimitError, printable
 from .layout import ALIGNMENT, VERSION, check_alignment
+from .source import is_url
 
 __all__ = ["onnx2zc_arguments", "zcrecord_arguments"]
 
@@ -61,6 +62,7 @@ def _zcrecord_parser() -> argparse.ArgumentParser:
     _add_convert(commands)
     _add_to_onnx(commands)
     _add_packing(commands)
+    _add_report(commands)
     _add_embed(commands)
     _add_attaching(commands)
     _add_serve(commands)
@@ -141,6 +143,18 @@ def _add_packing(commands: Any) -> None:
     for parser in (pack, unpack):
         parser.add_argument("--threads", type=_natural, metavar="N", help="default: one for each core")
         _add_output_options(parser)
+
+
+def _add_report(commands: Any) -> None:
+    about = """Show an archive as one HTML file that needs no server: its tree, what takes the bytes, where they lie,
+        what was saved. The same archive gives the same file."""
+    parser = commands.add_parser("report", help="as a web page", description=about, allow_abbrev=False)
+    parser.add_argument("source", metavar="FILE", help="an archive, a URL of one; - for standard input")
+    what = "- for standard output (default: FILE with .html for its suffix)"
+    parser.add_argument("--output", "-o", dest="dest", metavar="OUT", help=what)
+    what = "compute the content digest for it: reads all of FILE"
+    parser.add_argument("--digest", action="store_true", help=what)
+    _add_output_options(parser)
 
 
 def _add_embed(commands: Any) -> None:
@@ -236,6 +250,7 @@ def zcrecord_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
         args.patterns = [*args.patterns, *more]
     args.refuse = parser.error
     suffixes = {"to-onnx": ((".zst", ".zcr"), ".onnx"), "pack": ((), ".zst"), "unpack": ((".zst",), "")}
+    suffixes["report"] = ((".zst", ".zcr"), ".html")
     if args.command in suffixes and args.dest is None:
         args.dest = _default_dest(args, *suffixes[args.command])
     return args
@@ -270,6 +285,8 @@ def onnx2zc_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 def _default_dest(args: argparse.Namespace, off: tuple[str, ...], on: str) -> str:
     """Return the source's name with a suffix in the place of those that it may have."""
+    if is_url(args.source):
+        args.refuse("OUT is required where the source is a URL")
     if args.source == "-":
         if sys.stdout is not None and sys.stdout.isatty():
             args.refuse("OUT is required where IN is standard input and standard output a terminal")

@@ -1,9 +1,9 @@
-"""The commands `zcrecord` and `onnx2zc`: standard streams, signals, and every failure as one line.
+"""The commands `zcrecord` and `onnx2zc`: who does what they ask for, signals, and every failure as one line.
 
 Exit status: 0; 1 if the input is at fault, or the disk, or a conversion was broken off; 2 for wrong usage. `diff` has
 it as diff has: 1 if there are differences, 2 for any fault. What only prints ends with 130 after Ctrl-C, and with 141,
 silently, where a pipe's reader is gone. What may be said is left to `arguments`, what is printed to `commands`,
-`checks` and `render`.
+`checks` and `render`, what standard streams are to `streams`.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import stat
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any
 
 from .arguments import onnx2zc_arguments, zcrecord_arguments
 from .errors import DependencyError, RecordError, SourceError, printable
 from .loading import load_record
 from .source import is_url
+from .streams import binary, read_stdin, size_ahead
 
 if TYPE_CHECKING:
     import argparse
@@ -30,7 +30,6 @@ __all__ = ["main", "onnx2zc_main"]
 _INTERRUPTED = 130  # 128 + SIGINT, as shells have it
 _PIPE_CLOSED = 141  # 128 + SIGPIPE
 _LONGEST = 2000  # characters of an error
-_PIPE = 1 << 20  # bytes of a pipe, where the system grants them; a sixteenth is usual, and as many more switches
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -54,7 +53,7 @@ def _zcrecord(args: argparse.Namespace) -> int:
     quiet = args.command in ("verify", "check") and args.quiet
     out, errors = Printer(None if quiet else sys.stdout), Printer(None if quiet else sys.stderr)
     with _located(name):
-        source = _read_stdin() if piped else args.file
+        source = read_stdin() if piped else args.file
         if args.command == "verify" and name.lower().endswith(".onnx"):
             checks.verify_external(name, out, errors, level=args.level, as_json=args.json)
             return 0
@@ -96,7 +95,7 @@ def _to_onnx(args: argparse.Namespace) -> int:
     from . import onnx
 
     def to_onnx(source: Any, dest: Any, **options: Any) -> Any:
-        return onnx.to_onnx(source if isinstance(source, str) else _read_stdin(), dest, **options)
+        return onnx.to_onnx(source if isinstance(source, str) else read_stdin(), dest, **options)
 
     if args.external and "-" in (args.source, args.dest):
         args.refuse("--external refers to a file from a file: neither can be -")
@@ -166,7 +165,13 @@ def _diff(args: argparse.Namespace) -> int:
 
 def _opened(given: str) -> Any:
     with _located("standard input" if given == "-" else given):
-        return load_record(_read_stdin() if given == "-" else given)
+        return load_record(read_stdin() if given == "-" else given)
+
+
+def _report(args: argparse.Namespace) -> int:
+    from . import reporting
+
+    return _run("zcrecord", args, reporting.report, digest=args.digest)
 
 
 def _embed(args: argparse.Namespace) -> int:
@@ -229,7 +234,7 @@ def _serve(args: argparse.Namespace) -> int:
         if args.open:
             import webbrowser  # here, because few ask for it
 
-            webbrowser.open(url)
+            threading.Thread(target=webbrowser.open, args=(url,), daemon=True).start()  # some return when they end
 
     with contextlib.suppress(KeyboardInterrupt):
         serving.serve(args.file, samples=args.samples, host=args.host, port=args.port, started=started)
@@ -244,6 +249,7 @@ _OF_FILES = {
     "to-onnx": _to_onnx,
     "pack": _pack,
     "unpack": _unpack,
+    "report": _report,
     "embed": _embed,
     "attach": _attach,
     "detach": _detach,
@@ -259,9 +265,9 @@ def _run(prog: str, args: argparse.Namespace, convert: Callable[..., Any], **opt
         args.refuse("standard input is a terminal; pipe something into it, or name a file")
     if args.dest == "-" and sys.stdout is not None and sys.stdout.isatty():
         args.refuse("standard output is a terminal, and this is no text; redirect it, or name OUT")
-    source = _binary(sys.stdin, "input") if args.source == "-" else args.source
-    sink = _binary(sys.stdout, "output") if args.dest == "-" else args.dest
-    known = _size_ahead(source) if args.source == "-" else None
+    source = binary(sys.stdin, "input") if args.source == "-" else args.source
+    sink = binary(sys.stdout, "output") if args.dest == "-" else args.dest
+    known = size_ahead(source) if args.source == "-" else None
     report_on = sys.stderr if args.dest == "-" else sys.stdout
     alone = args.json and args.dest == "-"  # nothing but the report is then on standard error
     errors = Printer(None if args.quiet or alone else sys.stderr)
@@ -298,39 +304,6 @@ def _broken_off(prog: str) -> Iterator[None]:
     except KeyboardInterrupt:
         _tell(prog, "interrupted")
         raise SystemExit(1) from None
-
-
-def _binary(stream: Any, what: str) -> Any:
-    """Return the bytes under a standard stream; of a pipe, after it was told to hold more.
-
-    Raises:
-        SourceError: the process was started without it.
-    """
-    if stream is None:
-        raise SourceError("it is closed", path=f"standard {what}")
-    with contextlib.suppress(ImportError, AttributeError, OSError, ValueError):  # not Linux, no pipe, over a quota
-        import fcntl
-
-        fcntl.fcntl(stream.fileno(), fcntl.F_SETPIPE_SZ, _PIPE)
-    return stream.buffer
-
-
-def _read_stdin() -> Any:
-    try:
-        return _binary(sys.stdin, "input").read()
-    except OSError as error:
-        if isinstance(error, RecordError):
-            raise
-        raise SourceError(f"cannot be read: {error.strerror or error}", errno=error.errno) from error
-
-
-def _size_ahead(stream: BinaryIO) -> int | None:
-    """Return how many bytes there are to read from where a regular file is; None for a pipe."""
-    with contextlib.suppress(OSError, ValueError):
-        status = os.fstat(stream.fileno())
-        if stat.S_ISREG(status.st_mode):
-            return max(status.st_size - stream.tell(), 0)
-    return None
 
 
 @contextlib.contextmanager

@@ -21,6 +21,7 @@ from .render import Printer, human, jsonable, showing_progress, shown, shown_val
 if TYPE_CHECKING:
     from .converting import ConvertReport
     from .embed import AttachReport, DetachReport, EmbedReport
+    from .reporting import PageReport
     from .transport import PackReport
 
 __all__ = ["attached", "converted", "detached", "embedded", "info", "ls", "tree"]
@@ -218,14 +219,17 @@ def _node_json(level: int, key: str, child: Any) -> dict[str, Any]:
     return {**place, "what": "attribute", "value": jsonable(child)}
 
 
-def converted(report: ConvertReport | PackReport, out: Printer, *, as_json: bool) -> None:
+def converted(report: ConvertReport | PackReport | PageReport, out: Printer, *, as_json: bool) -> None:
     """Print what a conversion did, in one line."""
     from .converting import ConvertReport  # here, for the sake of the other commands' start
 
     if as_json:
         out.json(asdict(report))
         return
-    facts = _converted(report, out) if isinstance(report, ConvertReport) else _packed(report, out)
+    if isinstance(report, ConvertReport):
+        facts = _converted(report, out)
+    else:
+        facts = _packed(report, out) if hasattr(report, "packed_bytes") else _reported(report, out)
     parts = [part for part in facts if part]
     parts.append(f"{report.seconds:.2f} s")
     if report.peak_rss is not None:
@@ -246,10 +250,16 @@ def _converted(report: ConvertReport, out: Printer) -> Iterator[str]:
     yield "verified" if report.verified else ""
 
 
-def _packed(report: PackReport, out: Printer) -> Iterator[str]:
+def _packed(report: Any, out: Printer) -> Iterator[str]:
     yield f"{out.size(report.archive_bytes)} unpacked"
     yield f"{out.size(report.packed_bytes)} packed, {100 * report.packed_bytes / report.archive_bytes:.1f}%"
     yield _count(report.frames, "frame") if report.frames is not None else ""
+
+
+def _reported(report: Any, out: Printer) -> Iterator[str]:
+    yield f"{_count(report.tensors, 'tensor')} in {_count(report.modules, 'module')}"
+    yield f"{out.size(report.archive_bytes)} of archive"
+    yield f"{out.size(report.html_bytes)} of page"
 
 
 def embedded(report: EmbedReport, out: Printer, *, as_json: bool) -> None:

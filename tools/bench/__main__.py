@@ -33,6 +33,7 @@ AREAS = (
     "sharing",
     "remote",
     "integrity",
+    "web",
 )
 RESULTS = ROOT / "tools" / "bench" / "results.json"
 PAGES = {ROOT / "README.md": HEADLINES, ROOT / "docs" / "measurements.md": None}  # which rows each shows

@@ -1,0 +1,194 @@
+// Opening, names, values and bytes: what an archive holds is what was saved, wherever it lies.
+
+import { Sha256 } from "../../../zcrecord/web/contents.js";
+import * as zcrecord from "../../../zcrecord/web/zcrecord.js";
+import { equal, ok, rejects, test } from "./harness.mjs";
+
+const { open } = zcrecord;
+const GOLDEN = ["alignment_16", "alignment_4096", "back_sealed", "back_unsealed", "deduplicated", "dtypes", "empty",
+  "int4_bytes", "nested", "onnx", "prefix", "strings", "suffix", "tiny", "unknown_dtype", "unknown_kind",
+  "unknown_vector", "views"];
+
+const bytesOf = async (base, name) => new Uint8Array(await (await fetch(`${base}/${name}`)).arrayBuffer());
+const sha256 = (octets) =>
+  Array.from(new Sha256().update(octets).digest(), (byte) => byte.toString(16).padStart(2, "0")).join("");
+const octetsOf = ({ data }) => new Uint8Array(data.buffer, data.byteOffset, data.byteLength);
+
+/** Returns a tensor's bytes as the format has them: of strings the payload. */
+async function stored(record, name) {
+  const { code, payload } = record.info(name);
+  if (code === 64) return payload === null ? new Uint8Array(0) : record._payload(payload, 0, record._nbytes(payload));
+  return octetsOf((await record.tensor(name)).contiguous());
+}
+
+for (const name of GOLDEN) {
+  test(`golden archive ${name} holds what its description says`, async ({ base }) => {
+    const told = await (await fetch(`${base}/golden/${name}.json`)).json();
+    const record = await open(`${base}/golden/${name}.zcr`, { embedded: told.embedded, verify: "full" });
+    equal(record.names, told.tensors.map((tensor) => tensor.name));
+    for (const expected of told.tensors) {
+      const { dtype, bits, shape, strides, module } = record.info(expected.name);
+      if (!dtype.startsWith("unknown_")) equal(dtype, expected.dtype);
+      equal([bits, shape, strides, module], [expected.bits, expected.shape, expected.strides, expected.module]);
+      equal(record.tied(expected.name), expected.tied);
+      equal(sha256(await stored(record, expected.name)), expected.sha256);
+    }
+    const modules = [...record.modules.values()].map(({ name: n, kind, typeName }) => [n, kind, typeName]);
+    equal(modules, told.modules.map((m) => [m.name, /^[a-z]+$/.test(m.kind) ? m.kind : "mapping", m.type_name]));
+    equal(await record.contentDigest(), told.content_digest);
+  });
+}
+
+const SOURCES = {
+  url: (base, name) => `${base}/${name}`,
+  "a URL object": (base, name) => new URL(`${base}/${name}`),
+  "a Blob": async (base, name) => new Blob([await bytesOf(base, name)]),
+  "an ArrayBuffer": async (base, name) => (await bytesOf(base, name)).buffer,
+  "an odd address": async (base, name) => {
+    const octets = await bytesOf(base, name);
+    const room = new Uint8Array(octets.length + 3);
+    room.set(octets, 3);
+    return room.subarray(3);
+  },
+};
+
+for (const [kind, source] of Object.entries(SOURCES)) {
+  test(`everything is read from ${kind}`, async ({ base }) => {
+    const record = await open(await source(base, "things.zcr"));
+    equal(record.names.slice(0, 3), ["encoder.w", "encoder.b", "encoder.h"]);
+    const w = await record.tensor("encoder.w");
+    equal([w.data, w.shape, w.dtype, w.strides], [Float32Array.of(0, 1, 2, 3, 4, 5), [2, 3], "float32", null]);
+    equal((await record.tensor("encoder.b")).data, BigInt64Array.of(-1n, 2n ** 60n));
+    const half = await record.tensor("encoder.h");
+    equal([half.dtype, half.data], ["bfloat16", Uint16Array.of(0x3f80, 0xc000)]);
+    const f16 = await record.tensor("encoder.f");
+    equal(f16.data.constructor, globalThis.Float16Array ?? Uint16Array);
+    const complex = await record.tensor("encoder.c");
+    equal([complex.data, complex.components], [Float32Array.of(1, 2, 3, -4), 2]);
+    equal((await record.array("packed")), Int8Array.of(-8, -1, 0, 7, 3));
+    equal((await record.tensor("words")).strings(), ["zero", "", "ünï", "\ufeffthree"]);
+    equal((await record.tensor("empty")).data, new Float32Array(0));
+    equal((await record.array("turned")), Float32Array.of(0, 3, 1, 4, 2, 5));
+    equal((await record.tensor("scalar")).data, Float64Array.of(2.5));
+    await record.close();
+  });
+}
+
+test("a tensor of an ArrayBuffer is a view of it", async ({ base }) => {
+  const { buffer } = await bytesOf(base, "things.zcr");
+  const record = await open(buffer);
+  for (const name of ["encoder.w", "turned", "big"]) ok((await record.tensor(name)).data.buffer === buffer, name);
+  ok((await record.slice("big", 5, 9)).data.buffer === buffer);
+});
+
+test("a slice has the rows of the whole", async ({ base }) => {
+  const record = await open(`${base}/things.zcr`);
+  equal((await record.slice("encoder.w", 1)).data, Float32Array.of(3, 4, 5));
+  equal((await record.slice("encoder.w", -1, 2)).shape, [1, 3]);
+  equal((await record.slice("turned", 1, 3)).contiguous().data, Float32Array.of(1, 4, 2, 5));
+  equal((await record.slice("packed", 1, 4)).unpack(), Int8Array.of(-1, 0, 7));
+  equal((await record.slice("words", 1, 3)).strings(), ["", "ünï"]);
+  equal((await record.slice("encoder.w", 2)).shape, [0, 3]);
+  await rejects(() => record.slice("scalar", 0, 1), "UnsupportedError", /tensor 'scalar': a tensor of rank 0/);
+});
+
+test("where a slice starts and stops is a number, however it is written", async ({ base }) => {
+  const record = await open(`${base}/things.zcr`);
+  const rows = async (...args) => (await record.slice("big", ...args)).data.length;
+  equal([await rows(NaN), await rows(5, NaN), await rows(1.9, 4.2), await rows(undefined, 3)], [300_000, 0, 3, 3]);
+  equal([await rows(-3, Infinity), await rows(-Infinity, 2), await rows(7, 3)], [3, 2, 0]);
+});
+
+test("integers of less than a byte have their sign where they take a byte each", async ({ base }) => {
+  const record = await open(`${base}/golden/int4_bytes.zcr`);
+  for (const name of record.names.filter((n) => record.info(n).dtype === "int4")) {
+    const { bits } = record.info(name);
+    equal([bits, (await record.array(name)).constructor], [8, Int8Array]);
+    ok((await record.array(name)).some((value) => value < 0));
+  }
+});
+
+test("values keep every digit", async ({ base }) => {
+  const record = await open(`${base}/things.zcr`);
+  const { attributes, metadata } = record;
+  equal([attributes.get("version"), attributes.get("huge"), attributes.get("note")], [3, 2n ** 60n, "hi\0there"]);
+  equal([attributes.get("numbers"), attributes.get("nothing"), attributes.get("yes")], [[1, -2], null, true]);
+  equal([attributes.get("encoder.rate"), metadata.get("by")], [0.5, "a test"]);
+  equal(await attributes.get("blob").read(), Uint8Array.of(1, 2, 3));
+  equal(record.info("encoder.w").digest.constructor, BigInt);
+});
+
+test("the tree is nested as it was saved", async ({ base }) => {
+  const tree = (await open(`${base}/things.zcr`)).tree();
+  equal([...tree.get("encoder").keys()], ["w", "b", "h", "f", "c", "rate"]);
+  equal(tree.get("layers").map((layer) => layer.get("k").name), ["layers.0.k", "layers.1.k"]);
+  equal(tree.get("encoder").get("w").shape, [2, 3]);
+});
+
+test("ties are told, and what is stored once is not tied", async ({ base }) => {
+  const record = await open(`${base}/things.zcr`);
+  equal(record.tied("again"), ["encoder.w", "again", "turned"]);
+  equal(record.tied("equal"), []);
+  equal(record.info("equal").offset, record.info("encoder.w").offset);
+});
+
+test("more than memory holds at once is a typed error", async ({ base }) => {
+  const record = await open(`${base}/huge.zcr`);
+  await rejects(() => record.tensor("t0"), "LimitError", /tensor 't0': \d+ bytes at once are more .* by slices/);
+  equal((await record.slice("t0", 0, 2)).data, Uint8Array.of(0, 0));
+  const repeated = await open(`${base}/repeated.zcr`);
+  equal((await repeated.tensor("t0")).data, Uint8Array.of(0)); // 2^43 elements, and one byte
+  const large = /repeated\.zcr: tensor 't0': 8796093022208 bytes at once are more/;
+  await rejects(() => repeated.array("t0"), "LimitError", large);
+});
+
+test("a missing tensor lists close names", async ({ base }) => {
+  const record = await open(`${base}/things.zcr`);
+  const error = await rejects(() => record.tensor("enc.w"), "TensorNotFoundError", /close names: 'encoder\.w'/);
+  equal([error.tensor, error.path], ["enc.w", `${base}/things.zcr`]);
+  ok(error instanceof zcrecord.RecordError && error instanceof Error && !record.has("enc.w") && !record.has(""));
+});
+
+test("a damaged payload is found when it is asked for, and names its tensor", async ({ base }) => {
+  const octets = await bytesOf(base, "things.zcr");
+  const { offset } = (await open(octets)).info("big");
+  octets[offset + 7] ^= 1;
+  const record = await open(octets);
+  const damaged = /tensor 'big': .*digest does not match/;
+  await rejects(() => record.tensor("big", { verify: true }), "IntegrityError", damaged);
+  await rejects(() => record.verify(), "IntegrityError", /tensor 'big'/);
+  await rejects(() => open(octets, { verify: "full" }), "IntegrityError", /tensor 'big'/);
+  await record.tensor("encoder.w", { verify: true });
+});
+
+test("names are shown without control characters", async ({ base }) => {
+  const record = await open(`${base}/things.zcr`);
+  const error = await rejects(() => record.tensor("a\u001b[31m\n"), "TensorNotFoundError", /'a\\u\{1b\}\[31m\\u\{a\}'/);
+  ok(!error.message.includes("\n"));
+});
+
+test("elements of an unknown type are bytes, and no array", async ({ base }) => {
+  const record = await open(`${base}/golden/unknown_dtype.zcr`);
+  const name = record.names.find((n) => record.info(n).dtype.startsWith("unknown_"));
+  equal((await record.tensor(name)).data.constructor, Uint8Array);
+  await rejects(() => record.array(name), "UnsupportedError", /dtype code \d+ is not known/);
+  const things = await open(`${base}/things.zcr`);
+  await rejects(() => things.array("words"), "UnsupportedError", /strings are no array/);
+});
+
+test("what is no archive says so", async ({ base }) => {
+  const octets = await bytesOf(base, "golden/tiny.zcr");
+  const cases = [
+    [new Uint8Array(0), "FormatError", /the file is empty/],
+    [octets.subarray(0, 100), "FormatError", /100 bytes are too few|truncated/],
+    [octets.subarray(0, -1), "FormatError", /truncated, copy it again/],
+    [new Uint8Array(500), "FormatError", /not a zcrecord archive/],
+    [new Uint8Array([...octets, 0]), "FormatError", /followed by other bytes/],
+    [octets.with(8, 1), "VersionError", /format version 1/],
+    [octets.with(70, 1), "IntegrityError", /index: its CRC/],
+    [42, "UnsupportedError", /a number is no archive/],
+  ];
+  for (const [source, name, pattern] of cases) await rejects(() => open(source), name, pattern);
+  await rejects(() => open(octets, { verify: "maybe" }), "UnsupportedError", /verify is/);
+  await rejects(() => open(octets, { embedded: "middle" }), "UnsupportedError", /embedded is/);
+});

@@ -1,0 +1,158 @@
+// Archives over HTTP: how much is fetched, and what is said of servers that do not behave.
+
+import { open } from "../../../zcrecord/web/zcrecord.js";
+import { counting, equal, ok, rejects, test } from "./harness.mjs";
+
+test("one tensor of a small archive takes three requests", async ({ base }) => {
+  const told = counting();
+  const record = await open(`${base}/front.zcr`, { fetch: told.fetch });
+  equal(told.requests, 2);
+  equal((await record.tensor("t3")).data[0], 3);
+  equal(told.requests, 3);
+  equal(told.ranges[0], "bytes=0-65535");
+});
+
+test("an index at the end takes no more, sealed or not", async ({ base }) => {
+  for (const name of ["back_sealed", "back_unsealed"]) {
+    const told = counting();
+    const record = await open(`${base}/long_${name}.zcr`, { fetch: told.fetch });
+    await record.tensor(record.names[0]);
+    ok(told.requests <= 3 && told.asked < 1 << 18, JSON.stringify(told));
+  }
+});
+
+test("one 16 KiB tensor out of 1 GiB takes three requests and less than 256 KiB", async ({ base }) => {
+  const told = counting();
+  const record = await open(`${base}/sparse1.zcr`, { fetch: told.fetch });
+  const { data } = await record.tensor("t9");
+  equal([data.length, data[0], told.requests], [16384, 9, 3]);
+  ok(told.asked < 256 << 10, `${told.asked} bytes`);
+});
+
+test("offsets beyond 2^32 are read right", async ({ base }) => {
+  const record = await open(`${base}/sparse6.zcr`);
+  const last = record.names.at(-1);
+  ok(record.info(last).offset > 2 ** 32);
+  const rows = record.info(last).shape[0];
+  equal(Array.from((await record.slice(last, rows - 4)).data), [6, 6, 6, 6]);
+});
+
+test("no cache stands between, unless that is asked for", async ({ base }) => {
+  for (const [asked, used] of [[undefined, "no-store"], ["default", "default"]]) {
+    const seen = new Set();
+    const watching = (url, options) => {
+      seen.add(options.cache);
+      return fetch(url, options);
+    };
+    await (await open(`${base}/front.zcr`, { fetch: watching, cache: asked })).tensor("t3");
+    equal([...seen], [used]);
+  }
+});
+
+test("streams that cannot fill memory of ours are read as well", async ({ base }) => {
+  let streams = 0;
+  const plain = async (url, options) => {
+    const { body, status, headers } = await fetch(url, options);
+    streams += 1;
+    return new Response(body.pipeThrough(new TransformStream()), { status, headers });
+  };
+  const { body } = await plain(`${base}/things.zcr`, {});
+  await rejects(() => body.getReader({ mode: "byob" }), "TypeError", /./);
+  await body.cancel();
+  const record = await open(`${base}/things.zcr`, { fetch: plain });
+  await record.verify();
+  equal((await record.tensor("encoder.w", { verify: true })).data[5], 5);
+  ok(streams > 3);
+});
+
+test("what is no URL says so", async () => {
+  for (const url of ["http://", "https://["]) {
+    await rejects(() => open(url), "UnsupportedError", /is no URL/);
+  }
+});
+
+test("headers go along", async ({ base }) => {
+  const url = `${base}/front.zcr?do=secret`;
+  await rejects(() => open(url), "SourceError", /front\.zcr\?…: the server answered 401/);
+  ok((await open(url, { headers: { "X-Token": "letmein" } })).has("t3"));
+});
+
+test("a server that does no ranges is refused, or taken at its word", async ({ base }) => {
+  const url = `${base}/things.zcr?do=whole`;
+  await rejects(() => open(url), "SourceError", /would send everything; use one that does, or open it with allowWhole/);
+  const record = await open(url, { allowWhole: true });
+  equal((await record.tensor("encoder.w")).data[5], 5);
+  ok((await open(`${base}/golden/tiny.zcr?do=whole`)).has("w"));
+});
+
+const OPENING = {
+  missing: ["SourceNotFoundError", /no such file: the server answered 404/],
+  forbidden: ["SourceError", /the server answered 403/],
+  failing: ["SourceError", /the server answered 500/],
+  gzip: ["SourceError", /encoded as gzip|the request failed: Failed to fetch/], // which Chromium says by itself
+  silent: ["SourceError", /no Content-Range that can be read; another origin/],
+  empty: ["FormatError", /the file is empty/],
+  short: ["SourceError", /the request failed|are missing/],
+  hangup: ["SourceError", /the request failed/],
+  elsewhere: ["SourceError", /the server sent/],
+};
+
+for (const [how, [name, pattern]] of Object.entries(OPENING)) {
+  test(`a server that is ${how} gives a ${name} with its URL`, async ({ base }) => {
+    const error = await rejects(() => open(`${base}/front.zcr?do=${how}`), name, pattern);
+    ok(error.message.startsWith(`${base}/front.zcr?…: `), error.message);
+  });
+}
+
+const LATER = {
+  lateetag: ["SourceError", /was replaced or changed since it was opened; open it again/],
+  grown: ["SourceError", /was replaced or changed/],
+  latewhole: ["SourceError", /a request for a range with everything/],
+  lateshort: ["SourceError", /the request failed|are missing/],
+  lateshrunk: ["SourceError", /has become shorter/],
+  latemissing: ["SourceNotFoundError", /404/],
+  lateelsewhere: ["SourceError", /the server sent bytes/],
+};
+
+for (const [how, [name, pattern]] of Object.entries(LATER)) {
+  test(`a server that turns ${how} gives a ${name} that names the tensor`, async ({ base }) => {
+    const record = await open(`${base}/front.zcr?do=${how}&seed=${Math.random()}`);
+    const error = await rejects(() => record.tensor("t5"), name, pattern);
+    ok(error.message.startsWith(`${base}/front.zcr?…: `), error.message);
+    if (error.tensor !== null) equal(error.tensor, "t5");
+  });
+}
+
+test("a connection that breaks off is taken up where it broke", async ({ base }) => {
+  const record = await open(`${base}/things.zcr?do=breaking`);
+  const { data } = await record.tensor("big", { verify: true });
+  equal([data.length, data[299_999]], [300_000, 299_999 % 251]);
+});
+
+test("a server that sends less than was asked for is asked again", async ({ base }) => {
+  const record = await open(`${base}/things.zcr?do=sparing`);
+  await record.verify();
+});
+
+test("nobody at the other end is a SourceError", async () => {
+  const failed = /127\.0\.0\.1:9\/model\.zcr: the request failed/;
+  await rejects(() => open("http://127.0.0.1:9/model.zcr"), "SourceError", failed);
+});
+
+test("a load that is cancelled says so, before and while it goes on", async ({ base }) => {
+  const reason = AbortSignal.abort();
+  await rejects(() => open(`${base}/front.zcr`, { signal: reason }), "LoadCancelledError", /was cancelled/);
+  const stop = new AbortController();
+  setTimeout(() => stop.abort(), 30);
+  const { signal } = stop;
+  await rejects(() => open(`${base}/front.zcr?do=slow`, { signal }), "LoadCancelledError", /was cancelled/);
+  const record = await open(`${base}/front.zcr?do=lateslow`);
+  const later = new AbortController();
+  setTimeout(() => later.abort(), 30);
+  await rejects(() => record.tensor("t5", { signal: later.signal }), "LoadCancelledError", /was cancelled/);
+  const octets = await (await fetch(`${base}/front.zcr`)).arrayBuffer();
+  await rejects(() => open(octets, { signal: reason }), "LoadCancelledError", /was cancelled/);
+  const bytes = await open(octets);
+  await rejects(() => bytes.tensor("t5", { signal: reason }), "LoadCancelledError", /tensor 't5': was cancelled/);
+  await rejects(() => record.verify({ signal: reason }), "LoadCancelledError", /was cancelled/);
+});

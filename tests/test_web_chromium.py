@@ -1,0 +1,87 @@
+"""zcrecord.js in Chromium: the suite that runs in Node, a real GPUDevice, and how much of an archive is in the heap.
+
+What only Chromium shows: its fetch, its cache, the ports it refuses, promises that nobody waits for, and WebGPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from browser_heap import heap_growth
+from browsers import Pages
+from test_web_module import names_in
+from web_archives import everything_served
+
+from tools.range_server import Server
+
+pytestmark = pytest.mark.needs("chromium")
+
+MIB = 1 << 20
+MOST_GROWTH = 48 * MIB
+UPLOAD = """async (name) => {
+  const { open } = await import("/zcrecord/web/zcrecord.js");
+  const adapter = await navigator.gpu.requestAdapter();
+  const device = await adapter.requestDevice({ requiredLimits: { maxBufferSize: adapter.limits.maxBufferSize } });
+  const record = await open(`/${name}`);
+  window.bindings = await record.uploadTo(device, undefined, { onProgress: (done) => { window.done = done; } });
+  return [record.nbytes, [...window.bindings.values()].reduce((sum, { buffer }) => sum + buffer.size, 0)];
+}"""
+WHOLE = """async (name) => {
+  window.held = await (await fetch(`/${name}`)).arrayBuffer();
+  return window.held.byteLength;
+}"""
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server of everything the suite reads."""
+    with everything_served(tmp_path_factory.mktemp("web")) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def still(browser: Any, served: Server) -> Iterator[Any]:
+    """A page of the archives' origin, on which nothing runs."""
+    page = browser.new_page()
+    page.goto(f"{served.url}/blank")
+    yield page
+    page.close()
+
+
+def test_the_suite_passes_in_chromium(pages: Pages, served: Server) -> None:
+    page = pages()
+    page.goto(f"{served.url}/tests/js/web/page.html")
+    page.wait_for_function("window.results", timeout=120_000)
+    results = {one["name"]: one["error"] for one in page.evaluate("window.results")}
+    failed = {name: why for name, why in results.items() if why is not None}
+    assert not failed, "\n".join(f"{name}: {why}" for name, why in failed.items())
+    files = ("reading.mjs", "serving.mjs", "uploading.mjs", "hollowing.mjs", "gpu.mjs", "browsing.mjs")
+    assert len(results) >= sum(map(names_in, files)) > 40
+    # Requests that fail are what many tests are about; but a promise that nobody waits for may not be among them.
+    failing = ("Failed to load resource", "blocked by CORS policy")
+    pages.complaints = [one for one in pages.complaints if not any(why in one for why in failing)]
+
+
+def test_a_heap_that_holds_all_of_a_response_is_noticed(still: Any) -> None:
+    nbytes, grown = heap_growth(still, WHOLE, "quarter.zcr")
+    assert nbytes > 5 * MOST_GROWTH and grown > MOST_GROWTH
+    still.evaluate("window.held = null")
+
+
+def test_all_of_a_gibibyte_goes_to_the_device_through_little_heap(still: Any) -> None:
+    (nbytes, held), grown = heap_growth(still, UPLOAD, "sparse1.zcr")
+    assert held == nbytes and nbytes > 0.99 * (1 << 30)
+    assert grown < MOST_GROWTH, f"{grown / MIB:.1f} MiB"
+
+
+def test_a_small_tensor_of_a_gibibyte_takes_three_requests(still: Any, served: Server) -> None:
+    served.forget()
+    read = """async () => {
+      const { open } = await import("/zcrecord/web/zcrecord.js");
+      return Array.from((await (await open("/sparse1.zcr?again")).tensor("t9")).data.subarray(0, 5));
+    }"""
+    assert still.evaluate(read) == [9, 9, 9, 9, 0]
+    asked = [request for request in served.requests if request.path.startswith("/sparse1")]
+    assert len(asked) <= 3 and sum(request.sent for request in asked) < 256 << 10

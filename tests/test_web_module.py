@@ -1,0 +1,187 @@
+"""zcrecord.js reads what Python writes: its own suite, run in Node against a server that misbehaves when asked to.
+
+The suite (tests/js/web) runs in browsers as well: what it is given is a URL, and archives under it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_other_languages import node_packages
+from web_archives import SUITE, WEB, everything_served
+
+import zcrecord
+from tools.range_server import Server
+from zcrecord.dtypes import DTYPES
+
+pytestmark = pytest.mark.needs("node")
+
+MOST = 42_000  # bytes that every `open` loads
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server of everything the suite reads."""
+    with everything_served(tmp_path_factory.mktemp("web")) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def results(served: Server) -> dict[str, str | None]:
+    """What each test of the suite came to, run in one process: None, or why it failed."""
+    command: list[str | Path] = ["node", "--expose-gc", SUITE / "run.mjs", served.url, served.folder]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    return {line["name"]: line["error"] for line in lines}
+
+
+def names_in(file: str) -> int:
+    """Return how many tests a file of the suite registers where it is read, those made in a loop once."""
+    return len(re.findall(r"^ *test\(", (SUITE / file).read_text(), re.MULTILINE))
+
+
+def test_the_suite_passes_in_node(results: dict[str, str | None]) -> None:
+    failed = {name: why for name, why in results.items() if why is not None}
+    assert not failed, "\n".join(f"{name}: {why}" for name, why in failed.items())
+    files = ("reading.mjs", "serving.mjs", "uploading.mjs", "hollowing.mjs", "files.mjs")
+    assert len(results) >= sum(map(names_in, files)) > 40
+
+
+def test_a_test_that_fails_is_noticed(tmp_path: Path) -> None:
+    """The test before would pass with a harness that catches everything."""
+    harness = (SUITE / "harness.mjs").as_uri()
+    script = f"""
+        import {{ equal, rejects, run, test }} from "{harness}";
+        test("wrong", () => equal(new Map([["a", 1n]]), new Map([["a", 2n]])));
+        test("silent", () => rejects(() => 5, "Error", /x/));
+        test("other", () => rejects(() => {{ throw new TypeError("y"); }}, "TypeError", /x/));
+        test("right", () => equal([1, Uint8Array.of(2)], [1, Uint8Array.of(2)]));
+        console.log(JSON.stringify((await run({{}})).map(({{ error }}) => error !== null)));
+    """
+    (tmp_path / "failing.mjs").write_text(script)
+    done = subprocess.run(["node", tmp_path / "failing.mjs"], capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout) == [True, True, True, False]
+
+
+def imported(text: str, *, at_once: bool = False) -> set[str]:
+    """Return what a module imports; of what is loaded later on only if that is asked for."""
+    pattern = r"""from\s+"([^"]+)"|^import\s+"([^"]+)\"""" if at_once else r"""(?:from|import)\s*\(?"([^"]+)"\)?"""
+    return {"".join(found) for found in re.findall(pattern, text, re.MULTILINE)}
+
+
+def test_what_every_open_loads_is_small() -> None:
+    """In all, as it stands; what is seldom used is loaded when it is."""
+    loaded: dict[str, int] = {}
+    due = ["./zcrecord.js"]
+    while due:
+        text = (WEB / (name := due.pop())).read_text()
+        loaded[name] = len(text.encode())
+        due += imported(text, at_once=True) - set(loaded)
+    assert imported('import {\n a } from "./a.js";\nexport { b } from "./b.js";\nimport("./c.js")', at_once=True) == {
+        "./a.js",
+        "./b.js",
+    }
+    assert sum(loaded.values()) < MOST, loaded
+
+
+def test_every_module_is_free_to_use_and_imports_nothing_else() -> None:
+    for path in WEB.glob("*.js"):
+        text = path.read_text()
+        assert text.startswith("// SPDX-License-Identifier: 0BSD\n")
+        assert imported(text) <= {f"./{p.name}" for p in WEB.glob("*.js")} | {"node:fs/promises"}, path.name
+        assert max(map(len, text.splitlines())) <= 120, path.name
+
+
+def asked(expression: str) -> Any:
+    """Return what an expression over the exports of format.js, `all`, is in Node."""
+    script = f'import * as all from "{(WEB / "format.js").as_uri()}"; console.log(JSON.stringify({expression}));'
+    done = subprocess.run(["node", "--input-type=module", "-e", script], capture_output=True, text=True, check=True)
+    return json.loads(done.stdout)
+
+
+def test_knows_the_element_types_of_the_table() -> None:
+    found = asked("[...all.KINDS].map(([code, { name, bits }]) => [code, name, bits])")
+    assert found == [[d.code, d.name, d.bits] for d in DTYPES]
+
+
+def test_the_errors_are_those_of_python_and_form_the_same_tree() -> None:
+    text = (WEB / "format.js").read_text()
+    found = dict(re.findall(r"export class (\w+) extends (\w*Error)", text))
+    assert found.pop("RecordError") == "Error" and len(found) == 11
+    for name, base in found.items():
+        assert base in [parent.__name__ for parent in getattr(zcrecord, name).__mro__], name
+    declared = (WEB / "zcrecord.d.ts").read_text()
+    assert dict(re.findall(r"export class (\w+) extends (\w+)", declared)) == found | {"RecordError": "Error"}
+
+
+def test_there_are_words_for_every_rule_that_is_checked() -> None:
+    text = "".join((WEB / name).read_text() for name in ("format.js", "zcrecord.js"))
+    rules = set(re.findall(r"\b(?:rule|check|hold|budget)\((\d+),", text))
+    words = re.findall(r"^(\d+) \S", (WEB / "rules.js").read_text(), re.MULTILINE)
+    assert len(rules) > 50 and sorted(rules, key=int) == words
+
+
+@pytest.mark.needs("npm")
+def test_what_is_declared_compiles_as_it_is_meant_to(tmp_path: Path) -> None:
+    compiler = node_packages() / "typescript" / "bin" / "tsc"
+    options = ["--strict", "--noEmit", "--target", "es2022", "--module", "nodenext", "--lib", "es2022,dom,dom.iterable"]
+    command: list[str | Path] = ["node", compiler, *options, SUITE / "types.ts"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 0, done.stdout
+
+
+def test_what_is_declared_is_there(served: Server) -> None:
+    """Every member of a class or interface in zcrecord.d.ts is one of the objects that it stands for, and no other."""
+    text = (WEB / "zcrecord.d.ts").read_text()
+    declared = {}
+    for name in ("Record", "Tensor", "HollowRecord", "Writer"):
+        body = re.search(rf"export (?:class|interface) {name} {{\n(.*?)\n}}", text, re.DOTALL)
+        assert body is not None
+        declared[name] = sorted(set(re.findall(r"^  (?:readonly )?(\w+)(?=[(:<])", body[1], re.MULTILINE)))
+        declared[name] = [member for member in declared[name] if member != "constructor"]
+    script = f"""
+        import {{ open }} from "{(WEB / "zcrecord.js").as_uri()}";
+        const record = await open("{served.url}/things.zcr");
+        const hollow = await record.hollow();
+        const objects = {{ Record: record, Tensor: await record.tensor("scalar"), HollowRecord: hollow,
+          Writer: await hollow.open("scalar") }};
+        const members = (object) => [...new Set([...Object.keys(object),
+          ...Object.getOwnPropertyNames(Object.getPrototypeOf(object))])];
+        const open_ = (name) => !name.startsWith("_") && name !== "constructor";
+        console.log(JSON.stringify(Object.fromEntries(Object.entries(objects).map(([name, object]) =>
+          [name, members(object).filter(open_).sort()]))));
+    """
+    done = subprocess.run(["node", "--input-type=module", "-e", script], capture_output=True, text=True, check=True)
+    found = json.loads(done.stdout)
+    assert found == {name: sorted(members) for name, members in declared.items()}
+
+
+def test_what_the_module_exports_is_declared_and_nothing_else() -> None:
+    text = (WEB / "zcrecord.d.ts").read_text()
+    declared = re.findall(r"^export (?:declare )?(?:function|class|const) (\w+)", text, re.MULTILINE)
+    script = f'console.log(JSON.stringify(Object.keys(await import("{(WEB / "zcrecord.js").as_uri()}"))))'
+    done = subprocess.run(["node", "--input-type=module", "-e", script], capture_output=True, text=True, check=True)
+    assert sorted(json.loads(done.stdout)) == sorted(declared)
+
+
+def test_every_option_that_is_read_is_declared() -> None:
+    """An option that the declarations do not have is refused by whoever checks types, whatever the code does."""
+    text = (WEB / "zcrecord.d.ts").read_text()
+    declared = dict(re.findall(r"export interface (\w+)[^{]*{\n(.*?)\n}", text, re.DOTALL))
+    options = {
+        "OpenOptions": {"signal", "verify", "embedded", "fetch", "headers", "cache", "allowWhole"},
+        "UploadOptions": {"signal", "onProgress", "maxInFlight", "usage", "verify"},
+        "VerifyOptions": {"signal", "onProgress", "maxInFlight"},
+    }
+    for name, wanted in options.items():
+        found = set(re.findall(r"^  (\w+)\?:", declared[name], re.MULTILINE)) | {"signal"}
+        assert found == wanted, name
+        code = "".join(path.read_text() for path in WEB.glob("*.js"))
+        assert all(re.search(rf"[{{,(]\s*{option}\b", code) for option in wanted)

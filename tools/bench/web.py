@@ -1,0 +1,94 @@
+"""zcrecord.js in Chromium: what a small tensor of a large archive costs, what passes through the heap, what it weighs.
+
+The GPU is SwiftShader's, made of software: times would say nothing of others, and are not taken.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from tools.bench.harness import OURS, Promise, Row, Settings
+from tools.bench.remote import write_sparse
+from tools.range_server import Server, serving
+
+__all__ = ["run"]
+
+AREA = "web"
+KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
+ROOT = Path(__file__).resolve().parents[2]
+WEB = ROOT / "zcrecord" / "web"
+WHOLE = "fetch().arrayBuffer()"
+DEVICE = """
+  const adapter = await navigator.gpu.requestAdapter();
+  const device = await adapter.requestDevice({ requiredLimits: { maxBufferSize: adapter.limits.maxBufferSize } });
+  const record = await (await import("/zcrecord/web/zcrecord.js")).open(url);
+"""
+SMALL = """async (url) => {
+  const record = await (await import("/zcrecord/web/zcrecord.js")).open(url);
+  return (await record.tensor("small")).nbytes;
+}"""
+STREAMED = f"async (url) => {{ {DEVICE} await record.uploadTo(device); device.destroy(); return record.nbytes; }}"
+AT_ONCE = f"""async (url) => {{ {DEVICE}
+  const held = await (await fetch(url)).arrayBuffer();
+  for (const name of record.names) {{
+    const {{ offset, nbytes }} = record.info(name);
+    const buffer = device.createBuffer({{ size: nbytes, usage: GPUBufferUsage.COPY_DST }});
+    device.queue.writeBuffer(buffer, 0, held, offset, nbytes);
+  }}
+  await device.queue.onSubmittedWorkDone();
+  device.destroy();
+  return record.nbytes;
+}}"""
+
+
+def run(settings: Settings) -> Iterator[Row]:
+    """Yield the rows of the area."""
+    if (tests := str(ROOT / "tests")) not in sys.path:
+        sys.path.append(tests)  # tests are not installed
+    from browser_heap import heap_growth
+    from browsers import chromium
+    from web_archives import Misbehaving
+
+    size = settings.pick(GIB, 64 * MIB)
+    write_sparse(settings.folder / "sparse.zcr", size)
+    with serving(settings.folder) as server, chromium() as browser:
+        server.misbehave = Misbehaving()  # it serves the module, too
+        page = browser.new_page()
+        page.goto(f"{server.url}/blank")
+        yield from _one_tensor(server, page, size)
+        work = f"all of an archive of {size // MIB} MiB into GPU buffers in Chromium: growth of the JavaScript heap"
+        # A page each: the garbage of the one is not the other's.
+        grown = {}
+        for name, script in {OURS: STREAMED, WHOLE: AT_ONCE}.items():
+            page = browser.new_page()
+            page.goto(f"{server.url}/blank")
+            grown[name] = float(heap_growth(page, script, "/sparse.zcr")[1])
+            page.close()
+        yield Row(AREA, work, "B", grown, Promise("under", 48 * MIB))
+    work = "zcrecord.js, unminified: all that a page loads to open an archive and read tensors"
+    yield Row(AREA, work, "B", {OURS: loaded()}, Promise("under", 30_000))
+
+
+def _one_tensor(server: Server, page: Any, size: int) -> Iterator[Row]:
+    server.forget()
+    assert page.evaluate(SMALL, "/sparse.zcr") == 16 * KIB
+    asked = [request for request in server.requests if request.path == "/sparse.zcr"]
+    work = f"one 16 KiB tensor of an archive of {size // MIB} MiB in Chromium (10 tensors)"
+    yield Row(AREA, f"{work}: requests", "", {OURS: len(asked)}, Promise("under", 4))
+    sent = sum(request.sent for request in asked)
+    yield Row(AREA, f"{work}: bytes fetched", "B", {OURS: sent}, Promise("under", 256 * KIB))
+
+
+def loaded() -> int:
+    """Return the bytes of zcrecord.js and of every module that it imports, but for those loaded on request."""
+    found, waiting = {"zcrecord.js"}, ["zcrecord.js"]
+    while waiting:
+        text = (WEB / waiting.pop()).read_text(encoding="utf-8")
+        more = set(re.findall(r"""from "\./([^"]+)";""", text)) - found
+        found |= more
+        waiting += more
+    return sum((WEB / name).stat().st_size for name in found)

@@ -1,0 +1,181 @@
+"""A web server for one archive: its bytes by ranges, and the page that looks into it.
+
+Knows which files there are to be had (none but the archive, the samples, and those of the page), under which headers,
+and who may ask. HTTP is aiohttp's. What the page does is left to the page, `web/page/`.
+"""
+
+from __future__ import annotations
+
+import errno
+import ipaddress
+import os
+import socket
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+from .errors import DependencyError, SourceError, UnsupportedError
+from .layout import MAGIC
+from .loading import load_record
+
+__all__ = ["PORT", "is_loopback", "serve"]
+
+PORT = 8000  # where nobody asks for another, and it is free
+_WEB = Path(__file__).parent / "web"
+_TYPES = {".html": "text/html", ".js": "text/javascript", ".css": "text/css"}
+_HEADERS = {
+    "Cache-Control": "no-cache",  # kept, but asked about each time: the archive may be replaced
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
+    "img-src 'self' data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+}
+_LEAVE = 1.0  # seconds that answers have to end when the server does
+
+
+def serve(
+    source: str | os.PathLike[str],
+    *,
+    samples: str | os.PathLike[str] | None = None,
+    host: str = "127.0.0.1",
+    port: int | None = None,
+    started: Callable[[str], object] | None = None,
+) -> None:
+    """Serve an archive and its page until SIGINT or SIGTERM; reads nothing that nobody asks for.
+
+    What is answered is the file as it is then: one that was replaced has another ETag, by which a reader notices.
+
+    Args:
+        source: an archive that is a file of its own.
+        samples: an archive with inputs (`images` or `inputs`) and `labels`, for a model that the page can run.
+        host: where to listen. On a loopback address, requests that name another host are refused: a page from
+            elsewhere whose name was made to point here (DNS rebinding) gets nothing.
+        port: 0 for any that is free; None for 8000, or any if that is taken.
+        started: called with the URL as soon as there is something to be had of it.
+
+    Raises:
+        SourceError: a file cannot be read; the address is not to be had. FormatError: it is no valid archive.
+        UnsupportedError: it is packed, or attached to a program. DependencyError: aiohttp is absent.
+    """
+    web = _aiohttp()
+    files = {"archive": Path(source), **({"samples": Path(samples)} if samples is not None else {})}
+    for path in files.values():
+        _check(path)
+    listening = _listen(host, port)
+    with listening:
+        if started is not None:
+            started(_url(host, listening.getsockname()[1]))
+        app = _application(web, files, local=is_loopback(host))
+        web.run_app(app, sock=listening, print=None, access_log=None, shutdown_timeout=_LEAVE)
+
+
+def _aiohttp() -> Any:
+    try:
+        from aiohttp import web  # here, because it is an extra
+    except ImportError as error:
+        raise DependencyError('aiohttp is not installed; pip install "zcrecord[serve]"') from error
+    return web
+
+
+def _check(path: Path) -> None:
+    """Raise what is wrong with an archive, before anybody looks at a page of it."""
+    load_record(path).close()
+    with path.open("rb") as file:
+        if file.read(len(MAGIC)) != MAGIC:
+            what = "is packed or attached to a program, and browsers read plain archives: unpack or detach it first"
+            raise UnsupportedError(what, path=os.fspath(path))
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether an address is reached from this machine alone."""
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host == "localhost" or host.endswith(".localhost")
+
+
+def _listen(host: str, port: int | None) -> socket.socket:
+    asked = PORT if port is None else port
+    where = f"{host} port {asked}: cannot listen there"
+    if asked > 0xFFFF:
+        raise SourceError(f"{where}: ports end at 65535")  # the resolver would take the low 16 bits
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, asked, type=socket.SOCK_STREAM)[0]
+        try:
+            return socket.create_server(address[:2], family=family)
+        except OSError as error:
+            if port is not None or error.errno != errno.EADDRINUSE:
+                raise
+            return socket.create_server((address[0], 0), family=family)
+    except (OSError, UnicodeError) as error:
+        number = None if isinstance(error, UnicodeError | socket.gaierror) else error.errno
+        why = str(getattr(error, "strerror", error)) if number is None else os.strerror(number)
+        raise SourceError(f"{where}: {why}; --port 0 takes a free one", errno=number) from error
+
+
+def _url(host: str, port: int) -> str:
+    bare = host.strip("[]")
+    if bare in ("0.0.0.0", "::", ""):  # noqa: S104  # what is told, not where it listens
+        bare = socket.gethostname()
+    return f"http://[{bare}]:{port}/" if ":" in bare else f"http://{bare}:{port}/"
+
+
+def _application(web: Any, files: dict[str, Path], *, local: bool) -> Any:
+    """Return what answers: each file has a route of its own, and what has none is not there."""
+
+    @web.middleware  # type: ignore[untyped-decorator]
+    async def guard(request: Any, handler: Callable[[Any], Awaitable[Any]]) -> Any:
+        if local and not _names_this_machine(request.headers.get("Host", "")):
+            raise web.HTTPMisdirectedRequest(text="This server is for programs on its own machine: ask for localhost.")
+        return await handler(request)
+
+    async def prepare(_: Any, response: Any) -> None:
+        response.headers.update(_HEADERS)
+
+    async def about(_: Any) -> Any:
+        name = os.fsencode(files["archive"].name).decode("utf-8", "replace")
+        return web.json_response({"name": name, "samples": "samples" in files})
+
+    app = web.Application(middlewares=[guard])
+    app.on_response_prepare.append(prepare)
+    app.router.add_get("/about.json", about)
+    for name, path in files.items():
+        app.router.add_get(f"/{name}.zcr", _answering(web, path, "application/octet-stream"))
+    for path in sorted(p for p in (*_WEB.iterdir(), *(_WEB / "page").iterdir()) if p.suffix in _TYPES):
+        place = "" if path.name == "index.html" else path.relative_to(_WEB).as_posix()
+        app.router.add_get(f"/{place}", _answering(web, path, f"{_TYPES[path.suffix]}; charset=utf-8"))
+    return app
+
+
+def _names_this_machine(host: str) -> bool:
+    """Return whether a Host header names a loopback address; its port may be that of a tunnel."""
+    name, _, port = host.rpartition(":")
+    return is_loopback(name if name and port.isdecimal() else host)
+
+
+def _answering(web: Any, path: Path, kind: str) -> Callable[[Any], Awaitable[Any]]:
+    class Answer(web.FileResponse):  # type: ignore[misc]
+        """The file itself: no compressed sibling of it, and no range of another version of it."""
+
+        async def prepare(self, request: Any) -> Any:
+            headers = request.headers.copy()
+            headers.popall("Accept-Encoding", None)  # aiohttp would send what is in PATH.gz
+            wanted = headers.get("If-Range", "").strip()
+            if wanted.startswith(('"', "W/")) and wanted != _tag(path):  # aiohttp knows dates alone
+                headers.popall("Range", None)
+            return await super().prepare(request.clone(headers=headers))
+
+    async def answer(_: Any) -> Any:
+        return Answer(path, headers={"Content-Type": kind})
+
+    return answer
+
+
+def _tag(path: Path) -> str:
+    """Return a file's ETag as aiohttp makes it; nothing without a file."""
+    try:
+        status = path.stat()
+    except OSError:
+        return ""
+    return f'"{status.st_mtime_ns:x}-{status.st_size:x}"'

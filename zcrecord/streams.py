@@ -1,0 +1,56 @@
+"""Standard input and output, as the bytes that the command line takes from them and gives to them.
+
+Knows that they may be closed, and how much there is to read; what is done with it is left to `cli`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+import sys
+from typing import Any, BinaryIO
+
+from .errors import RecordError, SourceError
+
+__all__ = ["binary", "read_stdin", "size_ahead"]
+
+_PIPE = 1 << 20  # bytes of a pipe, where the system grants them; a sixteenth is usual, and as many more switches
+
+
+def binary(stream: Any, what: str) -> Any:
+    """Return the bytes under a standard stream; of a pipe, after it was told to hold more.
+
+    Raises:
+        SourceError: the process was started without it.
+    """
+    if stream is None:
+        raise SourceError("it is closed", path=f"standard {what}")
+    with contextlib.suppress(ImportError, AttributeError, OSError, ValueError):  # not Linux, no pipe, over a quota
+        import fcntl
+
+        fcntl.fcntl(stream.fileno(), fcntl.F_SETPIPE_SZ, _PIPE)
+    return stream.buffer
+
+
+def read_stdin() -> Any:
+    """Return all of standard input.
+
+    Raises:
+        SourceError: it is closed, or cannot be read.
+    """
+    try:
+        return binary(sys.stdin, "input").read()
+    except OSError as error:
+        if isinstance(error, RecordError):
+            raise
+        raise SourceError(f"cannot be read: {error.strerror or error}", errno=error.errno) from error
+
+
+def size_ahead(stream: BinaryIO) -> int | None:
+    """Return how many bytes there are to read from where a regular file is; None for a pipe."""
+    with contextlib.suppress(OSError, ValueError):
+        status = os.fstat(stream.fileno())
+        if stat.S_ISREG(status.st_mode):
+            return max(status.st_size - stream.tell(), 0)
+    return None

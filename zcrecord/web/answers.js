@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: 0BSD
+/** What is to be said of servers that do not answer a request for a range with that range: loaded when one does not. */
+
+import { FormatError, SourceError, SourceNotFoundError, need } from "./format.js";
+
+/** Returns a stream of the whole file where it is small or may be sent whole; throws what is wrong otherwise. */
+export async function instead(place, response, { at, end, lo, last, size, tag, opening }) {
+  const { status } = response;
+  const told = (name) => response.headers.get(name);
+  const check = (holds, what, Kind = SourceError) => {
+    if (!holds) response.body?.cancel().catch(() => {});
+    need(holds, what, Kind);
+  };
+  check(status !== 416 || !/\/0$/.test(told("content-range")), "the file is empty", FormatError);
+  const missing = `there is no such file: the server answered ${status}`;
+  check(status !== 404 && status !== 410, missing, SourceNotFoundError);
+  check(status !== 416, "has become shorter since it was opened; open it again");
+  check(status === 200 || status === 206, `the server answered ${status} ${response.statusText}`.trim());
+  const encoding = told("content-encoding") ?? "identity";
+  check(encoding === "identity", `the server sent it encoded as ${encoding}; have it serve .zcr files as they are`);
+  if (status === 200 && opening) {
+    const length = told("content-length");
+    check(place.allowWhole || (length !== null && Number(length) <= end), "the server does not answer requests for \
+ranges, and so would send everything; use one that does, or open it with allowWhole");
+    const octets = new Uint8Array(await response.arrayBuffer());
+    Object.assign(place, { octets, size: octets.length });
+    return new Blob([octets.subarray(at, end)]).stream();
+  }
+  check(status === 206 || tag !== place.tag, "the server answered a request for a range with everything");
+  check(status === 200 || size !== undefined, "the answer has no Content-Range that can be read; another origin must \
+send Access-Control-Expose-Headers: Content-Range, ETag");
+  const misplaced = status === 206 && size === place.size && (lo !== at || last >= end);
+  check(!misplaced, `the server sent bytes [${lo}, ${last + 1}) of [${at}, ${end})`);
+  check(false, "was replaced or changed since it was opened; open it again");
+  return null;
+}

@@ -1,0 +1,125 @@
+// SPDX-License-Identifier: 0BSD
+/** Tensors whose elements are not simply there in C order: strided views, packed elements, strings. */
+
+import { KINDS, UnsupportedError, need } from "./format.js";
+import { roomFor } from "./places.js";
+import { Tensor } from "./zcrecord.js";
+
+const product = (shape) => shape.reduce((a, b) => a * Number(b), 1);
+
+/** Returns the tensor of `info`, which is that from item `start` of `all` on; `get` reads a range of its payload. */
+export function read(info, get, all, start, nbytes) {
+  if (info.code === 64) return strings(info, get, all, start, nbytes);
+  return info.strides ? strided(info, get, start) : packed(info, get, all, start);
+}
+
+/** Returns a tensor's elements in C order, packed ones one to an item. */
+export async function arrayOf(record, name, options) {
+  const { code, bits } = record.info(name);
+  const what = code === 64 ? "strings are no array; use (await record.tensor(name)).strings()"
+    : `dtype code ${code} is not known; tensor(name).data has its elements of ${bits} bits as bytes`;
+  if (code === 64 || !KINDS.has(code)) throw new UnsupportedError(what, { path: record.path, tensor: name });
+  const tensor = await record.tensor(name, options);
+  try {
+    return tensor.packed ? tensor.unpack() : tensor.contiguous().data;
+  } catch (error) {
+    throw record._located(error, name);
+  }
+}
+
+class StridedTensor extends Tensor {
+  contiguous() {
+    const { shape, strides, components: each, data, count } = this;
+    const rank = shape.length;
+    const out = roomFor(count * each, data.constructor);
+    const index = new Array(rank).fill(0);
+    const [inner, step] = rank ? [shape[rank - 1], Number(strides[rank - 1]) * each] : [1, 0];
+    let at = this.base * each;
+    for (let to = 0; to < out.length;) {
+      for (let k = 0, from = at; k < inner; k++, from += step) {
+        for (let c = 0; c < each; c++) out[to++] = data[from + c];
+      }
+      for (let axis = rank - 2; axis >= 0; axis--) {
+        at += Number(strides[axis]) * each;
+        if (++index[axis] < shape[axis]) break;
+        at -= Number(strides[axis]) * each * shape[axis];
+        index[axis] = 0;
+      }
+    }
+    return new Tensor({ ...this, strides: null }, new Uint8Array(out.buffer));
+  }
+}
+
+/** Reads what strides reach of items from `start` on. */
+async function strided(info, get, start) {
+  const { shape, strides, bits, byteOffset } = info;
+  const item = bits / 8;
+  const first = byteOffset + (shape.length ? start * Number(strides[0]) * item : 0);
+  let [low, high] = [0, 0];
+  shape.forEach((dim, axis) => {
+    const reach = dim > 1 ? (Number(dim) - 1) * Number(strides[axis]) : 0;
+    low += Math.min(0, reach);
+    high += Math.max(0, reach);
+  });
+  return new StridedTensor(info, await get(first + low * item, first + (high + 1) * item), -low);
+}
+
+class PackedTensor extends Tensor {
+  unpack() {
+    const { bits, data, code } = this;
+    if (!this.packed) return data; // of an unknown type
+    const out = roomFor(this.count, KINDS.get(code).Array);
+    const shift = out instanceof Int8Array ? 32 - bits : 0;
+    for (let i = 0, bit = 0; i < out.length; i++, bit += bits) {
+      const at = Math.floor(bit / 8); // `>>` would wrap beyond 2^32
+      const word = data[at] | (data[at + 1] << 8);
+      out[i] = (((word >>> (bit % 8)) & ((1 << bits) - 1)) << shift) >> shift;
+    }
+    return out;
+  }
+}
+
+async function packed(info, get, { shape }, start) {
+  const first = product(shape.slice(1)) * start * info.bits;
+  const [skip, count] = [first % 8, info.count * info.bits];
+  const octets = await get(Math.floor(first / 8), Math.ceil((first + count) / 8));
+  const whole = info.count === product(shape);
+  return new PackedTensor(info, skip || (count % 8 && !whole) ? shifted(octets, skip, count) : octets);
+}
+
+/** Returns bits [skip, skip + count) of a stream as one of its own, zeros after the last. */
+function shifted(octets, skip, count) {
+  const out = new Uint8Array(Math.ceil(count / 8));
+  for (let i = 0; i < out.length; i++) out[i] = (octets[i] | (octets[i + 1] << 8)) >>> skip;
+  if (count % 8) out[out.length - 1] &= (1 << (count % 8)) - 1;
+  return out;
+}
+
+class StringTensor extends Tensor {
+  strings({ decoded = true } = {}) {
+    const decoder = new TextDecoder("utf-8", { ignoreBOM: true });
+    return Array.from({ length: this.count }, (_, i) => {
+      const octets = this.data.subarray(this._ends[i], this._ends[i + 1]);
+      return decoded ? decoder.decode(octets) : octets;
+    });
+  }
+}
+
+/** Reads strings, whose ends stand in a table at the end of the payload; it is checked before one is used (R71). */
+async function strings(info, get, { shape }, start, nbytes) {
+  const all = product(shape);
+  const room = nbytes - 8 * (all + 1);
+  const whole = info.count === all;
+  const first = product(shape.slice(1)) * start;
+  const row = await get(room + 8 * first, room + 8 * (first + info.count + 1));
+  const words = new Uint32Array(row.slice().buffer);
+  const ends = Float64Array.from({ length: info.count + 1 }, (_, i) => words[2 * i + 1] * 2 ** 32 + words[2 * i]);
+  const end = ends[info.count];
+  let fine = whole ? ends[0] === 0 && end <= room && room - end < 8 : end <= room;
+  for (let i = 0; i < info.count; i++) fine &&= ends[i] <= ends[i + 1];
+  need(fine, "the ends of its strings do not ascend from 0 to the end of their bytes");
+  const octets = await get(ends[0], whole ? room : end);
+  need(!whole || !octets.subarray(end).some(Boolean), "the padding after its strings is not zero");
+  const tensor = new StringTensor(info, octets.subarray(0, end - ends[0]));
+  return Object.defineProperty(tensor, "_ends", { value: ends.map((at) => at - ends[0]) });
+}

@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: 0BSD
+/** Archives in files, in Node, read by ranges; and what is to be said of a source that is nothing to read from. */
+
+import { SourceError, SourceNotFoundError, UnsupportedError, checkGoing, need, printable } from "./format.js";
+import { Place, roomFor } from "./places.js";
+
+const PIECE = 1 << 20; // bytes that a chunk has
+
+class FilePlace extends Place {
+  async read(start, end, signal) {
+    const out = roomFor(end - start);
+    for (let at = 0; at < out.length;) {
+      checkGoing(signal);
+      at += await this.some(out, at, Math.min(out.length - at, 1 << 30), start + at);
+    }
+    return out;
+  }
+
+  async *chunks(start, end, signal) {
+    const piece = new Uint8Array(Math.min(PIECE, end - start));
+    for (let at = start; at < end;) {
+      checkGoing(signal);
+      const count = await this.some(piece, 0, Math.min(piece.length, end - at), at);
+      at += count;
+      yield piece.subarray(0, count);
+    }
+  }
+
+  async some(out, start, count, at) {
+    const { bytesRead } = await this.handle.read(out, start, count, at)
+      .catch((cause) => { throw unreadable(cause, this.path); });
+    const what = `ends at ${at}, bytes up to ${at + count} are missing; it is truncated or changed, open it again`;
+    if (!bytesRead) throw new SourceError(what, { path: this.path, offset: at });
+    return bytesRead;
+  }
+
+  async close() {
+    if (this.owned) await this.handle.close();
+  }
+}
+
+function unreadable(cause, path) {
+  const Kind = cause.code === "ENOENT" ? SourceNotFoundError : SourceError;
+  return new Kind(Kind === SourceError ? `cannot be read: ${cause.message}` : "there is no such file", { path, cause });
+}
+
+/** Returns the place of a path, a file URL or a FileHandle. */
+export async function fileOf(source) {
+  const node = globalThis.process?.versions?.node;
+  if (node && typeof source?.read === "function" && "fd" in source) {
+    return new FilePlace({ handle: source, size: (await source.stat()).size });
+  }
+  need(typeof source === "string" || source instanceof URL, () => `a ${typeof source} is no archive; open takes a URL, \
+a Blob, an ArrayBuffer or a typed array, in Node a path or FileHandle, too`, UnsupportedError);
+  const path = String(source);
+  const remote = /^(?!file:)[a-z][a-z0-9+.-]+:/i.test(path);
+  need(node && !remote, () => `'${printable(path)}' is no URL`, UnsupportedError);
+  const { open } = await import("node:fs/promises");
+  const failed = (cause) => { throw unreadable(cause, path); };
+  const handle = await open(/^file:/i.test(path) ? new URL(path) : path).catch(failed);
+  return new FilePlace({ handle, path, size: (await handle.stat()).size, owned: true });
+}

@@ -1,0 +1,401 @@
+// SPDX-License-Identifier: 0BSD
+/**
+ * Hollow records: every name, shape, dtype and module of a record without its weights, which are filled one by one; the
+ * same states and errors as in Python. A constant is what tied tensors share: filling one fills all. What different
+ * views of one payload are is filled one by one, unless one of them is all of it.
+ */
+
+import { FillError, KINDS, ProducerError, UnsupportedError, need, printable } from "./format.js";
+import { Record, Tensor } from "./zcrecord.js";
+
+const PIECE = 1 << 20; // bytes of a record's tensor that are passed on at a time
+
+/** Returns a record without its weights; fetches attributes' bytes, no tensor's. See zcrecord.d.ts. */
+export async function hollowOf(record, { sink = null, signal } = {}) {
+  need(sink === null || typeof sink === "function", "sink is a function of a name and a TensorInfo", UnsupportedError);
+  const rooms = new Map();
+  const weights = new Set(record.names.map((name) => record.info(name).payload));
+  for (let number = 0; sink === null && number < record._ix.payloads.n; number++) {
+    if (!weights.has(number)) rooms.set(number, await record._payload(number, 0, record._nbytes(number), signal));
+  }
+  return new HollowRecord(record, sink, rooms);
+}
+
+/** Returns whether strides are those of C order but for the order and direction of axes. */
+function reachesEachOnce({ shape, strides }) {
+  if (!strides) return true;
+  const axes = shape.map((dim, i) => [Math.abs(Number(strides[i])), dim]).filter(([, dim]) => dim > 1);
+  let step = 1;
+  return axes.sort((a, b) => a[0] - b[0]).every(([stride, dim]) => {
+    const fits = stride === step;
+    step *= dim;
+    return fits;
+  });
+}
+
+/** Returns a record over other memory: `room(number)` is a payload's bytes. */
+function over({ path, _header: header, _sealed: sealed, _base: base, _ix: ix }, room) {
+  return new Record({ header, sealed, base, ix, place: { path }, room });
+}
+
+class HollowRecord {
+  #record;
+  #sink;
+  #constants = new Map(); // by name
+  #byPayload = new Map();
+  #begun = new Set();
+  #results = new Map();
+  #told = new Set(); // names under which constants were filled
+  #rooms; // memory by payload
+  #ended = null;
+
+  constructor(record, sink, rooms) {
+    this.#record = record;
+    this.#sink = sink;
+    this.#rooms = rooms;
+    const known = new Map();
+    for (const name of record.names) {
+      const info = record.info(name);
+      const key = info.payload === null ? name
+        : JSON.stringify([info.payload, info.byteOffset, info.code, info.bits, info.shape, info.strides], (_, v) =>
+          (typeof v === "bigint" ? String(v) : v));
+      let constant = known.get(key);
+      if (!constant) {
+        const whole = info.payload !== null && info.nbytes === record._nbytes(info.payload) && reachesEachOnce(info);
+        constant = { info, names: [], whole };
+        known.set(key, constant);
+        if (info.payload !== null) this.#at(info.payload).push(constant);
+      }
+      constant.names.push(name);
+      this.#constants.set(name, constant);
+    }
+  }
+
+  #at(payload) {
+    if (!this.#byPayload.has(payload)) this.#byPayload.set(payload, []);
+    return this.#byPayload.get(payload);
+  }
+
+  get names() {
+    return this.#record.names;
+  }
+  get modules() {
+    return this.#record.modules;
+  }
+  get attributes() {
+    return this.#record.attributes;
+  }
+  get metadata() {
+    return this.#record.metadata;
+  }
+  info(name) {
+    return this.#record.info(name);
+  }
+
+  #isFilled(constant) {
+    return this.#results.has(constant) || !constant.info.nbytes || this.#ended === "sealed";
+  }
+
+  /** "declared", "filling" once something was begun, "filled" when nothing is missing; "sealed" or "aborted". */
+  get state() {
+    if (this.#ended) return this.#ended;
+    if (!this.missing().length) return "filled";
+    return this.#results.size || this.#begun.size ? "filling" : "declared";
+  }
+
+  missing() {
+    return this.names.filter((name) => !this.#isFilled(this.#constants.get(name)));
+  }
+
+  get nbytes() {
+    return this.#sum(() => true);
+  }
+  get nbytesFilled() {
+    return this.#sum((constant) => this.#isFilled(constant));
+  }
+  #sum(counts) {
+    return [...new Set(this.#constants.values())].filter(counts).reduce((sum, { info }) => sum + info.nbytes, 0);
+  }
+
+  #fault(what, tensor, Kind = FillError) {
+    return new Kind(what, { path: this.#record.path, tensor });
+  }
+
+  #checkOpen(tensor = null) {
+    const how = this.#ended === "sealed" ? "is sealed" : "was given up";
+    if (this.#ended) throw this.#fault(`the hollow record ${how}; make another`, tensor);
+  }
+
+  #begin(constant, name, beside) {
+    this.#checkOpen(name);
+    if (this.#results.has(constant)) {
+      const also = this.#told.has(name) ? "" : ", with a tensor whose bytes it shares";
+      throw this.#fault(`is filled already${also}; each constant is filled once`, name);
+    }
+    const sharing = (this.#byPayload.get(constant.info.payload) ?? []).filter((other) =>
+      !this.#sink && (other.whole || constant.whole) && !beside.includes(other));
+    if ([constant, ...sharing].some((one) => this.#begun.has(one))) {
+      throw this.#fault("is being filled by somebody else", name);
+    }
+    this.#begun.add(constant);
+  }
+
+  /** Begins to fill one constant chunk by chunk; returns { write(chunk), close(), abort() }. */
+  async open(name) {
+    const record = this.#record;
+    if (!this.#constants.has(name)) record._find(name);
+    const constant = this.#constants.get(name);
+    this.#begin(constant, name, []);
+    try {
+      const target = this.#sink && constant.info.nbytes
+        ? given(await this.#sink(constant.names[0], constant.info), constant.info) : this.#place(constant);
+      return new Writer(constant, name, target, (result) => this.#note(constant, name, result),
+        () => this.#begun.delete(constant), record.path);
+    } catch (error) {
+      this.#begun.delete(constant);
+      throw record._located(error, name);
+    }
+  }
+
+  #note(constant, name, result) {
+    this.#begun.delete(constant);
+    this.#checkOpen(constant.names[0]);
+    if (!constant.info.nbytes) return;
+    this.#results.set(constant, result);
+    this.#told.add(name);
+    if (this.#sink || !constant.whole) return;
+    for (const other of this.#byPayload.get(constant.info.payload)) {
+      if (!this.#results.has(other)) this.#results.set(other, null);
+    }
+  }
+
+  #room(payload) {
+    if (!this.#rooms.has(payload)) this.#rooms.set(payload, new Uint8Array(this.#record._nbytes(payload)));
+    return this.#rooms.get(payload);
+  }
+
+  /** Returns what takes a constant's bytes into memory; where strides scatter elements, once all of them are there. */
+  #place({ info }) {
+    if (!info.nbytes) return { write() {}, close: () => null, abort() {} };
+    const room = this.#room(info.payload);
+    let at = 0;
+    if (!info.strides) {
+      return { write: (chunk) => { room.set(chunk, at); at += chunk.length; }, close: () => null, abort() {} };
+    }
+    const gathered = new Uint8Array(info.nbytes);
+    const write = (chunk) => { gathered.set(chunk, at); at += chunk.length; };
+    return { write, close: () => scatter(gathered, info, room), abort() {} };
+  }
+
+  /** Fills one constant at once from a typed array, an ArrayBuffer, or a Tensor of that shape and dtype; copies it. */
+  async set(name, data) {
+    const writer = await this.open(name);
+    await writer.take(data);
+    await writer.close();
+  }
+
+  /** Fills what is missing from a Record, a Map, or an (async) iterable of [name, data or chunks of it]. */
+  async stream(source, { signal } = {}) {
+    if (source instanceof Record || source instanceof Map) {
+      for (const name of this.missing()) {
+        if (!source.has(name) || this.#isTied(name)) continue;
+        if (source instanceof Record) await this.#copy(name, source, signal);
+        else await this.#take(name, source.get(name));
+      }
+      return;
+    }
+    const many = typeof source !== "string" && (source?.[Symbol.asyncIterator] ?? source?.[Symbol.iterator]);
+    const what = "a source is a Record, a Map, or an iterable of [name, data]; open a path or URL first";
+    need(many, what, UnsupportedError);
+    for await (const [name, data] of source) if (!this.#isTied(name)) await this.#take(name, data);
+  }
+
+  #isTied(name) {
+    const constant = this.#constants.get(name);
+    return this.#results.has(constant) && !this.#told.has(name);
+  }
+
+  async #take(name, data) {
+    const iterable = data?.[Symbol.asyncIterator] ?? data?.[Symbol.iterator];
+    if (ArrayBuffer.isView(data) || data instanceof ArrayBuffer || data instanceof Tensor || !iterable) {
+      await this.set(name, data);
+      return;
+    }
+    const writer = await this.open(name);
+    try {
+      for await (const chunk of data) await writer.write(chunk);
+    } catch (error) {
+      writer.abort();
+      throw error;
+    }
+    await writer.close();
+  }
+
+  /** Copies a tensor piece by piece, but for one that strides scatter. */
+  async #copy(name, source, signal) {
+    const [info, mine] = [source.info(name), this.info(name)];
+    const alike = info.code === mine.code && info.bits === mine.bits && info.shape.join() === mine.shape.join();
+    if (info.strides || !alike) {
+      await this.set(name, (await source.tensor(name, { signal })).contiguous());
+      return;
+    }
+    const writer = await this.open(name);
+    try {
+      for (let at = 0; at < info.nbytes; at += PIECE) {
+        await writer.write(await source._payload(info.payload, at, Math.min(info.nbytes, at + PIECE), signal));
+      }
+    } catch (error) {
+      writer.abort();
+      throw error;
+    }
+    await writer.close();
+  }
+
+  /** Returns a Record over the memory that was filled; with a sink a Map from names to what stands for them. */
+  seal() {
+    this.#checkOpen();
+    const missing = this.missing();
+    if (missing.length) {
+      const more = missing.length > 10 ? ` and ${missing.length - 10} more` : "";
+      const shown = missing.slice(0, 10).map((name) => `'${printable(name)}'`).join(", ");
+      const what = `${missing.length} of ${this.names.length} tensors are missing: ${shown}${more}`;
+      throw this.#fault(`${what}; fill them first`);
+    }
+    const [busy] = this.#begun;
+    if (busy) throw this.#fault("is being filled still; close its writer", busy.names[0]);
+    this.#ended = "sealed";
+    const results = this.#results;
+    this.#results = new Map();
+    if (this.#sink) {
+      return new Map(this.names.map((name) => [name, results.get(this.#constants.get(name)) ?? null]));
+    }
+    return over(this.#record, (number) => this.#room(number));
+  }
+
+  /** Gives it up: what was filled is let go of, what others are at fails. After `seal` it does nothing. */
+  abort() {
+    if (this.#ended) return;
+    this.#ended = "aborted";
+    this.#results = new Map();
+    this.#rooms = new Map();
+  }
+}
+
+/** Returns what a sink gave, a writable buffer or an object with write(chunk), as one with write, close and abort. */
+function given(made, { name, nbytes }) {
+  if (made instanceof ArrayBuffer || ArrayBuffer.isView(made)) {
+    const room = made instanceof ArrayBuffer ? new Uint8Array(made)
+      : new Uint8Array(made.buffer, made.byteOffset, made.byteLength);
+    const what = `sink gave a buffer of ${room.length} bytes; ${nbytes} are needed`;
+    if (room.length !== nbytes) throw new ProducerError(what, { tensor: name });
+    let at = 0;
+    return { write: (chunk) => { room.set(chunk, at); at += chunk.length; }, close: () => made, abort() {} };
+  }
+  const what = "sink gave neither a buffer nor an object with write(chunk)";
+  if (typeof made?.write !== "function") throw new ProducerError(what, { tensor: name });
+  return {
+    write: (chunk) => made.write(chunk),
+    close: async () => (await made.close?.()) ?? made,
+    abort: () => made.abort?.(),
+  };
+}
+
+/** Puts elements in C order to where strides say they lie in a payload. */
+function scatter(octets, { shape, strides, bits, byteOffset }, room) {
+  const item = bits / 8;
+  const index = shape.map(() => 0);
+  for (let from = 0; from < octets.length; from += item) {
+    const at = byteOffset + item * index.reduce((sum, k, axis) => sum + k * Number(strides[axis]), 0);
+    room.set(octets.subarray(from, from + item), at);
+    for (let axis = shape.length - 1; axis >= 0 && ++index[axis] === shape[axis]; axis--) index[axis] = 0;
+  }
+  return null;
+}
+
+class Writer {
+  #state = "open";
+  #done = 0;
+
+  constructor(constant, name, target, done, gone, path) {
+    Object.assign(this, { name, info: constant.info });
+    this._ = { target, done, gone, path };
+  }
+
+  #fault(what, Kind = ProducerError) {
+    return new Kind(what, { path: this._.path, tensor: this.name });
+  }
+
+  async #do(step) {
+    const what = "its writer was closed, or something failed; open it again";
+    if (this.#state !== "open") throw this.#fault(what, FillError);
+    try {
+      return await step();
+    } catch (error) {
+      this.abort();
+      throw error;
+    }
+  }
+
+  /** Passes on the next bytes in C order; a typed array has to be of the constant's dtype, or bytes. */
+  write(chunk) {
+    return this.#do(async () => {
+      const octets = this.#octets(chunk);
+      const { nbytes } = this.info;
+      if (this.#done + octets.length > nbytes) {
+        throw this.#fault(`${nbytes} bytes were declared, at least ${this.#done + octets.length} came`);
+      }
+      this.#done += octets.length;
+      if (octets.length) await this._.target.write(octets);
+    });
+  }
+
+  #octets(chunk) {
+    if (chunk instanceof ArrayBuffer) return new Uint8Array(chunk);
+    if (!ArrayBuffer.isView(chunk)) throw this.#fault(`bytes or a typed array are due, got a ${typeof chunk}`);
+    const { code, bits, dtype } = this.info;
+    const kind = KINDS.get(code);
+    const fits = [Uint8Array, Uint8ClampedArray, DataView].some((Kind) => chunk instanceof Kind)
+      || (kind && bits === kind.bits && bits >= 8 && chunk instanceof kind.Array)
+      || (bits === 8 && chunk instanceof Int8Array) || (code === 16 && chunk instanceof Uint16Array);
+    if (!fits) throw this.#fault(`declared as ${dtype}, got a ${chunk.constructor.name}`);
+    return new Uint8Array(chunk.buffer, chunk.byteOffset, chunk.byteLength);
+  }
+
+  take(data) {
+    if (!(data instanceof Tensor)) return this.write(data);
+    return this.#do(async () => {
+      const { shape, dtype, bits, code } = this.info;
+      if (data.shape.join() !== shape.join()) {
+        throw this.#fault(`declared with shape (${shape.join(", ")}), got (${data.shape.join(", ")})`);
+      }
+      if (data.code !== code || data.bits !== bits) throw this.#fault(`declared as ${dtype}, got ${data.dtype}`);
+      if (code === 64) throw this.#fault("strings are filled by the bytes of their payload");
+      const whole = data.contiguous().data;
+      await this.write(new Uint8Array(whole.buffer, whole.byteOffset, whole.byteLength));
+    });
+  }
+
+  /** Has the constant count as filled. */
+  async close() {
+    if (this.#state !== "open") return;
+    const result = await this.#do(() => {
+      const { nbytes } = this.info;
+      if (this.#done < nbytes) throw this.#fault(`${nbytes} bytes were declared, ${this.#done} produced`);
+      return this._.target.close();
+    });
+    this.#state = "closed";
+    this._.done(result);
+  }
+
+  /** Has the constant count as not begun; never throws. */
+  abort() {
+    if (this.#state !== "open") return;
+    this.#state = "aborted";
+    this._.gone();
+    try {
+      Promise.resolve(this._.target.abort()).catch(() => {});
+    } catch {
+      // what is let go of may say what it likes
+    }
+  }
+}

@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: 0BSD
+/**
+ * Work that takes a while, as a page shows it: a bar, a button that cancels, and what went wrong as text in its place.
+ *
+ * One thing is done at a time: what is begun ends what was there before.
+ */
+
+import { make, shown } from "../model.js";
+import { LoadCancelledError, SourceError } from "../zcrecord.js";
+
+export class Job {
+  #abort = null;
+
+  /** `onReplaced` is told of an error that opening the archive again may mend. */
+  constructor(label, onReplaced) {
+    this.onReplaced = onReplaced;
+    this.bar = make("progress", { "aria-label": label, max: "1", value: "0" });
+    this.button = make("button", { type: "button" }, "Cancel");
+    this.button.addEventListener("click", () => this.end("Cancelled."));
+    this.going = make("div", { class: "going", hidden: "" }, this.bar, this.button);
+    this.status = make("p", { class: "status", role: "status" });
+    this.alert = make("p", { class: "error", role: "alert", hidden: "" });
+    this.element = make("div", { class: "job" }, this.going, this.status, this.alert);
+  }
+
+  /** Runs `work(signal)`; returns whether it came to its end. */
+  async run(work) {
+    this.end("");
+    const mine = (this.#abort = new AbortController());
+    this.alert.hidden = true;
+    this.progress(0, 1);
+    this.going.hidden = false;
+    try {
+      await work(mine.signal);
+      return !mine.signal.aborted;
+    } catch (error) {
+      if (!mine.signal.aborted && !(error instanceof LoadCancelledError)) this.#fail(error);
+      return false;
+    } finally {
+      if (this.#abort === mine) this.end(this.status.textContent);
+    }
+  }
+
+  progress(done, total) {
+    this.bar.value = total ? done / total : 1;
+  }
+
+  /** Breaks off what is going on, and says so. */
+  end(what) {
+    this.#abort?.abort();
+    this.#abort = null;
+    this.going.hidden = true;
+    this.status.textContent = what;
+  }
+
+  #fail(error) {
+    this.alert.textContent = shown(error.message);
+    this.alert.hidden = false;
+    if (error instanceof SourceError && /replaced or changed/.test(error.what)) this.onReplaced(error);
+  }
+}

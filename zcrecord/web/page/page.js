@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: 0BSD
+/**
+ * The page of `zcrecord serve`: opens the archive by ranges, and puts the parts of the view where they belong.
+ *
+ * What a tensor is like is tensor.js's, the model that runs is digits.js's. `globalThis.zcrecordPage` has the opened
+ * record, what was fetched, and, once the model ran, its logits: for the console, and for tests.
+ */
+
+import { describe } from "../describe.js";
+import { details, facts, fullName, human, layoutMap, legend, shown, tree, treemap } from "../view.js";
+import { SourceError, open } from "../zcrecord.js";
+import { ModelPanel } from "./digits.js";
+import { TensorPanel } from "./tensor.js";
+import { Traffic } from "./traffic.js";
+
+const place = (id) => document.getElementById(id);
+const shortly = () => new Promise((done) => { requestAnimationFrame(() => setTimeout(done)); }); // after a painting
+const page = (globalThis.zcrecordPage = { record: null, traffic: null, logits: null });
+
+/** Tells of an error where the archive's name and size are; one that was replaced can be opened again. */
+function tell(error) {
+  place("summary").textContent = shown(error.message);
+  place("summary").className = "error";
+  place("again").hidden = false;
+}
+
+place("again").addEventListener("click", () => location.reload());
+
+async function start() {
+  const about = await (await fetch("about.json")).json();
+  place("title").textContent = shown(about.name);
+  document.title = `${shown(about.name)} - zcrecord`;
+  const traffic = (page.traffic = new Traffic());
+  traffic.onChange = () => {
+    const { nbytes, requests } = traffic;
+    place("traffic").textContent = `${human(nbytes)} fetched in ${requests} request${requests === 1 ? "" : "s"}.`;
+  };
+  const record = (page.record = await open(new URL("archive.zcr", location.href), { fetch: traffic.fetch }));
+  const description = describe(record, about.name);
+  const count = record.length.toLocaleString("en");
+  place("summary").textContent = `${count} tensor${record.length === 1 ? "" : "s"} in an archive of \
+${human(record.layout.archiveSize)}.`;
+  document.querySelector("main").hidden = false;
+  build(record, description, traffic, about);
+}
+
+function build(record, description, traffic, about) {
+  const parts = [];
+  const box = document.createElement("div");
+  box.className = "box";
+  const tensor = new TensorPanel(record, { onReplaced: tell });
+
+  function choose(kind, number, from) {
+    box.replaceChildren(details(description, kind, number));
+    if (kind === "tensor") box.append(tensor.show(fullName(description, number)));
+    else tensor.leave();
+    for (const part of parts) if (part !== from) part.select(kind, number);
+  }
+  function put(id, part, ...more) {
+    place(id).append(part.element, ...more);
+    parts.push(part);
+  }
+  const modules = tree(description, { onSelect: (kind, number) => choose(kind, number, modules) });
+  put("tree", modules);
+  place("details").append(box);
+  choose("module", 0, modules);
+  shortly().then(() => {
+    const onSelect = (part) => (kind, number) => choose(kind, number, part());
+    const strip = layoutMap(description, { fetching: true, onSelect: onSelect(() => strip) });
+    put("map", strip, legend(description, { parts: true }));
+    traffic.follow((start, end) => strip.fetched(start - record.layout.offset, end - record.layout.offset));
+    const model = new ModelPanel(record, { samples: about.samples, page, onReplaced: tell });
+    model.place(place("model"));
+    const areas = treemap(description, { onSelect: onSelect(() => areas) });
+    put("treemap", areas, legend(description));
+    place("facts").append(facts(description, { onSelect: (kind, number) => choose(kind, number) }));
+    document.documentElement.dataset.ready = "all";
+  });
+}
+
+start().catch((error) => {
+  tell(error);
+  if (!(error instanceof SourceError)) place("again").hidden = true; // it would be the same again
+});

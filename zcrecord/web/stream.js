@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: 0BSD
+/** Many payloads at once: read forward as they lie in the file, neighbours in one request, a few requests at a time. */
+
+import { UnsupportedError, checkGoing, need } from "./format.js";
+
+const NEAR = 1 << 16; // bytes between payloads that are fetched rather than asking twice
+const GROUP = 1 << 26; // bytes of small payloads that one request brings
+
+/** Returns the distinct ranges of payloads in the file, ascending, each with the numbers that have it. */
+export function rangesOf(record, numbers = Array.from({ length: record._ix.payloads.n }, (_, i) => i)) {
+  const out = [];
+  for (const number of [...new Set(numbers)].sort((a, b) => a - b)) {
+    const start = record._start(number);
+    if (!record._room && out.length && out.at(-1).start === start) out.at(-1).numbers.push(number);
+    else out.push({ start, end: start + record._nbytes(number), numbers: [number] });
+  }
+  return out;
+}
+
+/** Calls `take` with a range, where in it a chunk starts, and the chunk, which is good until that returns. */
+export async function stream(record, ranges, take, { signal, maxInFlight = 3 } = {}) {
+  need(maxInFlight >= 1, "maxInFlight is a number from 1 on", UnsupportedError);
+  if (record._room) {
+    for (const range of ranges) if (range.numbers.length) await take(range, 0, record._room(range.numbers[0]));
+    return;
+  }
+  const groups = groupsOf(ranges);
+  const stop = new AbortController();
+  const abort = () => stop.abort(signal.reason);
+  checkGoing(signal);
+  signal?.addEventListener("abort", abort, { once: true });
+  const work = async () => {
+    for (let group = groups.shift(); group; group = groups.shift()) await readGroup(record, group, take, stop.signal);
+  };
+  let failed = null;
+  const run = () => work().catch((error) => { failed ??= { error }; stop.abort(); });
+  await Promise.all(Array.from({ length: Math.min(maxInFlight, groups.length) }, run));
+  signal?.removeEventListener("abort", abort);
+  checkGoing(signal);
+  if (failed) throw failed.error;
+}
+
+function groupsOf(ranges) {
+  const groups = [];
+  for (const range of ranges) {
+    const last = groups.at(-1);
+    if (last && range.start - last.end <= NEAR && range.end - last.start <= GROUP) {
+      last.ranges.push(range);
+      last.end = range.end;
+    } else groups.push({ start: range.start, end: range.end, ranges: [range] });
+  }
+  return groups;
+}
+
+async function readGroup(record, { start, end, ranges }, take, signal) {
+  let [at, k] = [start, 0];
+  for await (const chunk of record._place.chunks(start, end, signal)) {
+    const next = at + chunk.length;
+    for (; k < ranges.length && ranges[k].start < next; k++) {
+      const range = ranges[k];
+      const [lo, hi] = [Math.max(at, range.start), Math.min(next, range.end)];
+      checkGoing(signal);
+      if (lo < hi) await take(range, lo - range.start, chunk.subarray(lo - at, hi - at));
+      if (range.end > next) break;
+    }
+    at = next;
+  }
+}

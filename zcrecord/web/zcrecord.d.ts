@@ -1,0 +1,321 @@
+// SPDX-License-Identifier: 0BSD
+
+/** Where an archive lies. In Node a string that is no URL is a path, and a FileHandle is read by ranges, too. */
+export type Source = string | URL | Blob | ArrayBuffer | ArrayBufferView | FileHandleLike;
+
+/** What is used of Node's FileHandle. */
+export interface FileHandleLike {
+  readonly fd: number;
+  read(buffer: Uint8Array, offset: number, length: number, position: number): Promise<{ bytesRead: number }>;
+  stat(): Promise<{ size: number }>;
+}
+
+/** What is used of WebGPU's GPUDevice. */
+export interface DeviceLike<B extends BufferLike = BufferLike> {
+  createBuffer(descriptor: { size: number; usage: number; label?: string }): B;
+  readonly queue: {
+    writeBuffer(buffer: B, offset: number, data: ArrayBuffer, dataOffset?: number, size?: number): void;
+    onSubmittedWorkDone?(): Promise<unknown>;
+  };
+  readonly limits?: { readonly maxBufferSize: number };
+  readonly lost?: Promise<{ readonly message: string }>;
+  pushErrorScope?(filter: "validation" | "out-of-memory"): void;
+  popErrorScope?(): Promise<{ readonly message: string } | null>;
+}
+
+/** What is used of a GPUBuffer. */
+export interface BufferLike {
+  destroy(): void;
+}
+
+/** A number, or a BigInt where a number would lose digits. */
+export type Exact = number | bigint;
+
+/** A typed array of the element type, or of its components. */
+export type Elements =
+  | Uint8Array | Int8Array | Uint16Array | Int16Array | Uint32Array | Int32Array | BigUint64Array | BigInt64Array
+  | Float32Array | Float64Array;
+
+/** The value of an attribute or of metadata; bytes are fetched when they are read. */
+export type Value = null | boolean | Exact | string | Payload | Value[];
+
+/** Bytes that are no tensor, such as an ONNX model's graph. */
+export interface Payload {
+  readonly nbytes: number;
+  read(options?: Cancellable): Promise<Uint8Array>;
+}
+
+export interface Cancellable {
+  /** Aborted, it has the load fail with LoadCancelledError. */
+  signal?: AbortSignal;
+}
+
+export interface OpenOptions extends Cancellable {
+  /** "index" (default): every rule of the index. "full": payloads' digests and contents too, which reads everything. */
+  verify?: "index" | "full";
+  /** The archive is not alone: it starts where the source does ("prefix"), or ends where it does ("suffix"). */
+  embedded?: "prefix" | "suffix" | null;
+  /** In place of the global fetch. */
+  fetch?: typeof fetch;
+  /** Sent with each request; a request's Range comes besides. */
+  headers?: HeadersInit;
+  /** What fetch's `cache` is; "no-store" by default, with which no cache hides that a file was replaced. */
+  cache?: RequestCache;
+  /** Take all of a file of any size where the server does no ranges; up to 64 KiB are taken anyway. */
+  allowWhole?: boolean;
+}
+
+/**
+ * Opens an archive: fetches header, index and trailer, and checks them; no tensor's bytes. Of a URL that takes two
+ * requests, the first for 64 KiB; of an ArrayBuffer nothing is copied, and views keep it alive.
+ *
+ * Throws FormatError (VersionError, IntegrityError), LimitError: it is no valid archive. SourceError,
+ * SourceNotFoundError: it cannot be read. LoadCancelledError. UnsupportedError: `source` is nothing to read from.
+ *
+ * @example
+ * const record = await open("https://example.org/model.zcr");
+ * const { data, shape } = await record.tensor("encoder.0.weight");
+ */
+export function open(source: Source, options?: OpenOptions): Promise<Record>;
+
+/** What the index says of one tensor. */
+export interface TensorInfo {
+  readonly name: string;
+  /** Its element type by name, such as "bfloat16"; `unknown_200` for code 200, which this version does not know. */
+  readonly dtype: string;
+  readonly code: number;
+  /** Bits an element takes as stored; 0 for strings. */
+  readonly bits: number;
+  readonly shape: Exact[];
+  /** In elements; null: C order. */
+  readonly strides: Exact[] | null;
+  /** Of element [0, ...] in the file; null without bytes. */
+  readonly offset: number | null;
+  /** Bytes of its own elements; of strings those of the payload. */
+  readonly nbytes: number;
+  readonly count: number;
+  /** Of element [0, ...] in the payload. */
+  readonly byteOffset: number;
+  /** The number of the stored bytes; null without any. */
+  readonly payload: number | null;
+  /** XXH3 of the payload; null where none was stored. */
+  readonly digest: bigint | null;
+  /** The full name of the module it is in. */
+  readonly module: string;
+}
+
+export interface ModuleInfo {
+  readonly name: string;
+  readonly kind: "mapping" | "list" | "tuple" | "object";
+  readonly typeName: string;
+  /** In its whole subtree. */
+  readonly tensors: number;
+  /** The full name of its parent; null for the record itself. */
+  readonly parent: string | null;
+}
+
+/** The record as it was saved. */
+export type Tree = Map<string, Tree> | Tree[] | TensorInfo | Value;
+
+export interface Binding<B extends BufferLike = BufferLike> {
+  /** Null for a tensor without bytes. Tied tensors have the same one. */
+  readonly buffer: B | null;
+  /** Of element [0, ...] in the buffer, in bytes. */
+  readonly offset: number;
+  /** Bytes of the payload; the buffer's size is that rounded up to 4. */
+  readonly size: number;
+  readonly dtype: string;
+  readonly bits: number;
+  readonly shape: Exact[];
+  readonly strides: Exact[] | null;
+}
+
+export interface UploadOptions extends Cancellable {
+  /** Called with the bytes that have arrived, and with all there are. */
+  onProgress?: (done: number, total: number) => void;
+  /** Requests at a time, from 1 on; 3 by default. */
+  maxInFlight?: number;
+  /** GPUBufferUsage of the buffers; STORAGE | COPY_SRC by default, COPY_DST always. */
+  usage?: number;
+  /** Check each payload's digest on its way. */
+  verify?: boolean;
+}
+
+export interface VerifyOptions extends Cancellable {
+  onProgress?: (done: number, total: number) => void;
+  maxInFlight?: number;
+}
+
+/** An opened archive: its names, modules and values are there, tensors' bytes are fetched when they are asked for. */
+export class Record {
+  private constructor();
+  /** The URL (without its query) or path; null for memory. */
+  readonly path: string | null;
+  readonly layout: {
+    readonly alignment: number; readonly baseAlignment: number; readonly indexOffset: number;
+    readonly indexSize: number; readonly payloadOffset: number; readonly archiveSize: number; readonly front: boolean;
+    readonly sealed: boolean; readonly digest: "xxh3" | "none";
+    /** Where the archive starts in the source. */
+    readonly offset: number;
+  };
+  /** How many tensors there are. */
+  readonly length: number;
+  /** Every tensor's full name, in saved order. */
+  readonly names: readonly string[];
+  /** Bytes of stored payloads, each range once. */
+  readonly nbytes: number;
+  /** Every module by its full name, the record itself as ""; in pre-order. */
+  readonly modules: Map<string, ModuleInfo>;
+  /** Every attribute by its full name. Throws LimitError where those names add up to over 64 times the index. */
+  readonly attributes: Map<string, Value>;
+  /** The file's own metadata, by name. */
+  readonly metadata: Map<string, Value>;
+  has(name: string): boolean;
+  /** What the index says of one tensor. Throws TensorNotFoundError, which lists close names. */
+  info(name: string): TensorInfo;
+  /** Names of the tensors that share a tensor's bytes, its own included; none where it is alone. */
+  tied(name: string): readonly string[];
+  /** The record as it was saved: Maps, arrays of list and tuple modules, attributes, and TensorInfos for tensors. */
+  tree(): Tree;
+  /**
+   * One tensor: fetches its bytes, or is a view of those in memory. `verify` reads the whole payload and checks its
+   * digest first. Throws TensorNotFoundError, IntegrityError, SourceError, LoadCancelledError; FormatError for strings
+   * whose ends are wrong.
+   */
+  tensor(name: string, options?: Cancellable & { verify?: boolean }): Promise<Tensor>;
+  /** The elements of one tensor in C order; packed ones one to an item. UnsupportedError for strings and
+   *  for types that this version does not know. */
+  array(name: string, options?: Cancellable & { verify?: boolean }): Promise<Elements>;
+  /** Items [start, stop) of the first axis, counted as Array.prototype.slice does; fetches only their bytes. */
+  slice(name: string, start?: number, stop?: number, options?: Cancellable): Promise<Tensor>;
+  /**
+   * Every payload that the tensors need in a GPUBuffer, tied ones once. Neighbouring payloads come in one request; what
+   * is in memory is a piece of 1 MiB for each request. On failure every buffer made is destroyed. Throws what `tensor`
+   * throws; LimitError: the device has no room for a payload.
+   */
+  uploadTo<B extends BufferLike>(
+    device: DeviceLike<B>, names?: Iterable<string>, options?: UploadOptions,
+  ): Promise<Map<string, Binding<B>>>;
+  /** Reads everything and checks what only payloads' bytes can tell. Throws IntegrityError or FormatError. */
+  verify(options?: VerifyOptions): Promise<void>;
+  /** "sha256:..." over what the record holds, however it is laid out; reads everything. */
+  contentDigest(options?: Cancellable): Promise<string>;
+  /** The record without its weights, to be filled by whatever makes them. */
+  hollow(options?: Cancellable & { sink?: Sink }): Promise<HollowRecord>;
+  /** Closes the file, if `open` opened one. */
+  close(): Promise<void>;
+}
+
+/** A tensor's bytes, and what they mean. Element [i, j, ...] starts at item
+ *  (base + i * strides[0] + j * strides[1] + ...) * components of `data`; without strides elements lie in C order. */
+export class Tensor {
+  private constructor();
+  readonly name: string;
+  readonly dtype: string;
+  readonly code: number;
+  readonly bits: number;
+  readonly shape: Exact[];
+  readonly strides: Exact[] | null;
+  readonly base: number;
+  readonly count: number;
+  /** Items of `data` an element takes: 2 for complex ones. */
+  readonly components: number;
+  /** Whether elements are narrower than a byte; `data` has their bytes. */
+  readonly packed: boolean;
+  /** float16 is a Float16Array where there is one, else a Uint16Array, as bfloat16 is; float8 is a Uint8Array. */
+  readonly data: Elements;
+  readonly nbytes: number;
+  /** This tensor if its elements lie in C order, else a copy in which they do. */
+  contiguous(): Tensor;
+  /** Packed elements one to an item: integers by value, floats by their bits. */
+  unpack(): Elements;
+  /** Each string, in C order; their bytes unless `decoded`. */
+  strings(options?: { decoded?: true }): string[];
+  strings(options: { decoded: false }): Uint8Array[];
+}
+
+/** What takes a constant's bytes: a buffer of all of them, or an object that is handed chunks. */
+export type Target = ArrayBuffer | ArrayBufferView | {
+  write(chunk: Uint8Array): unknown;
+  /** What it returns stands for the constant, unless that is undefined. */
+  close?(): unknown;
+  abort?(): unknown;
+};
+
+/** Called when a constant is begun, once for tied ones. */
+export type Sink = (name: string, info: TensorInfo) => Target | Promise<Target>;
+
+/** What fills a constant: bytes in C order, a typed array of its dtype, or a Tensor of its dtype and shape. */
+export type Filling = ArrayBuffer | ArrayBufferView | Tensor;
+
+/** A record whose constants are filled one by one; tied tensors are one constant. Throws FillError, ProducerError. */
+export interface HollowRecord {
+  readonly names: readonly string[];
+  readonly modules: Map<string, ModuleInfo>;
+  readonly attributes: Map<string, Value>;
+  readonly metadata: Map<string, Value>;
+  readonly state: "declared" | "filling" | "filled" | "sealed" | "aborted";
+  /** Bytes that are due in all, and those that have come. */
+  readonly nbytes: number;
+  readonly nbytesFilled: number;
+  info(name: string): TensorInfo;
+  /** Names of tensors that are not filled yet, in saved order. */
+  missing(): string[];
+  /** Fills one constant at once; `data` is copied. */
+  set(name: string, data: Filling): Promise<void>;
+  /** Begins to fill one constant chunk by chunk. */
+  open(name: string): Promise<Writer>;
+  /** Fills what is missing from a Record, a Map, or an iterable of [name, data or chunks of it]. */
+  stream(
+    source: Record | Map<string, Filling> | Iterable<[string, Chunks]> | AsyncIterable<[string, Chunks]>,
+    options?: Cancellable,
+  ): Promise<void>;
+  /** A Record over the memory that was filled; with a sink a Map from names to what stands for them. */
+  seal(): Record | Map<string, unknown>;
+  /** Gives it up; after `seal` it does nothing. */
+  abort(): void;
+}
+
+export type Chunks = Filling | Iterable<ArrayBuffer | ArrayBufferView> | AsyncIterable<ArrayBuffer | ArrayBufferView>;
+
+/** Fills one constant. Where anything fails it counts as not begun, and can be filled again. */
+export interface Writer {
+  /** The name it was opened by, and what is declared. */
+  readonly name: string;
+  readonly info: TensorInfo;
+  write(chunk: ArrayBuffer | ArrayBufferView): Promise<void>;
+  /** Passes on all of it. */
+  take(data: Filling): Promise<void>;
+  close(): Promise<void>;
+  abort(): void;
+}
+
+/** Base of every error: `message` says where, what, and what to do; `what` leaves out where. */
+export class RecordError extends Error {
+  readonly what: string;
+  readonly path: string | null;
+  readonly tensor: string | null;
+  readonly offset: number | null;
+}
+/** The bytes are not a valid archive. */
+export class FormatError extends RecordError {}
+/** A later version, or a feature that is not known here. */
+export class VersionError extends FormatError {}
+/** A checksum or digest does not match. */
+export class IntegrityError extends FormatError {}
+/** A documented limit is exceeded, of the format or of the device. */
+export class LimitError extends RecordError {}
+/** What was asked for is not to be had of this. */
+export class UnsupportedError extends RecordError {}
+/** What a hollow record was given is not what was declared. */
+export class ProducerError extends RecordError {}
+/** A hollow record is filled twice, sealed too early, or was given up. */
+export class FillError extends RecordError {}
+/** The signal was aborted. */
+export class LoadCancelledError extends RecordError {}
+/** No tensor has that name; lists close ones. */
+export class TensorNotFoundError extends RecordError {}
+/** The server, the file system or the device refused. */
+export class SourceError extends RecordError {}
+/** There is no such file. */
+export class SourceNotFoundError extends SourceError {}
