@@ -11,19 +11,21 @@ import importlib
 import pkgutil
 import re
 import shutil
+import subprocess
 from pathlib import Path
 
 import command_line as c
 import pytest
 
 import zcrecord
+import zcrecord.onnx
 
 ROOT = Path(__file__).resolve().parents[1]
-# measurements.md is tables, nothing to run.
-PAGES = [ROOT / "README.md", *sorted({*(ROOT / "docs").glob("*.md")} - {ROOT / "docs" / "measurements.md"})]
+TABLES = {"attacks.md", "measurements.md"}  # nothing to run
+PAGES = [ROOT / "README.md", *sorted(page for page in (ROOT / "docs").glob("*.md") if page.name not in TABLES)]
 OPTIONS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE | doctest.REPORT_ONLY_FIRST_FAILURE
 BLOCK = re.compile(
-    r"(?P<before>[^\n]*)\n```(?P<kind>python|pycon|console)\n(?P<code>.*?)^```$", re.MULTILINE | re.DOTALL
+    r"(?P<before>[^\n]*)\n```(?P<kind>python|pycon|console|js)\n(?P<code>.*?)^```$", re.MULTILINE | re.DOTALL
 )
 MODULES = [
     found.name
@@ -56,13 +58,22 @@ def test_docstring_example_works(example: doctest.DocTest) -> None:
     run(example)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def run_blocks(text: str) -> list[re.Match[str]]:
+    return [match for match in BLOCK.finditer(text) if not match["before"].startswith("<!-- not run:")]
+
+
+NEEDS = {"integrity.md": [pytest.mark.needs("openssl")]}  # keys are made with it
+
+
+@pytest.mark.parametrize("page", [pytest.param(page, id=page.name, marks=NEEDS.get(page.name, ())) for page in PAGES])
 def test_examples_of_a_page_work(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     names: dict[str, object] = {"__name__": "__main__"}
-    blocks = [match for match in BLOCK.finditer(text) if not match["before"].startswith("<!-- not run:")]
-    assert blocks, f"{page} has no Python block to run"
+    blocks = run_blocks(text)
+    assert blocks, f"{page} has no block to run"
     for match in blocks:
+        if match["kind"] == "js":
+            continue  # the next test's
         if match["kind"] == "console":
             if page.name != "README.md":  # whose commands want files that test_readme brings
                 assert c.run_console(match["code"])
@@ -75,3 +86,14 @@ def test_examples_of_a_page_work(page: Path) -> None:
             names |= example.globs
         else:
             exec(compile("\n" * (line - 1) + match["code"], str(page), "exec", dont_inherit=True), names)
+
+
+@pytest.mark.needs("node")
+def test_javascript_of_a_page_works_beside_the_module(tmp_path: Path) -> None:
+    blocks = run_blocks((ROOT / "docs" / "in-the-browser.md").read_text(encoding="utf-8"))
+    program = "\n".join(match["code"] for match in blocks if match["kind"] == "js")
+    zcrecord.onnx.convert("model.onnx", "model.zcr")
+    shutil.copytree(ROOT / "zcrecord" / "web", tmp_path, dirs_exist_ok=True)
+    (tmp_path / "page.mjs").write_text(program)
+    done = subprocess.run(["node", "page.mjs"], capture_output=True, text=True)
+    assert done.stdout == "7 tensors\nFloat32Array 64x64\n8x64\n", done.stderr

@@ -78,7 +78,10 @@ def careless(data, **options):
 zcrecord.load_record = careless
 guided.main(sys.argv[1:])
 """
-FAULTS = {'raise KeyError("once in a while")': "KeyError", "bytearray(100 << 20)": "AssertionError: .* bytes took \\d+ MiB"}
+FAULTS = {
+    'raise KeyError("once in a while")': "KeyError",
+    "bytearray(100 << 20)": "AssertionError: .* bytes took \\d+ MiB",
+}
 
 
 @pytest.mark.parametrize("fault", FAULTS)

@@ -552,7 +552,8 @@ def test_windows_names_the_open_mapping_that_keeps_a_file_from_being_replaced(
 
 def test_every_error_is_a_record_error_after_a_round_trip(path: Path) -> None:
     for call in (
-        lambda: load_record(path)["x"], lambda: load_record(path).module("x"), lambda: load_record(path, expect="sha256:" + 64 * "0"),
+        lambda: load_record(path)["x"], lambda: load_record(path).module("x"),
+        lambda: load_record(path, expect="sha256:" + 64 * "0"),
         lambda: load_record(path, mode="x"),  # type: ignore[call-overload]
         lambda: load_record(path).select(5),  # type: ignore[arg-type]
         lambda: zcrecord.save_record({"x": zcrecord.LazyTensor("u1", (3,), [b""])}, path),

@@ -20,6 +20,7 @@ import pytest
 import test_examples
 
 import zcrecord
+import zcrecord.comparing
 import zcrecord.compat.safetensors.numpy
 import zcrecord.compat.safetensors.torch
 import zcrecord.embed
@@ -28,6 +29,8 @@ import zcrecord.hollow
 import zcrecord.loaders
 import zcrecord.onnx
 import zcrecord.remote
+import zcrecord.reporting
+import zcrecord.signing
 import zcrecord.transport
 from zcrecord import errors
 from zcrecord.compat import safetensors as compat
@@ -36,6 +39,7 @@ MODULES = {
     module: module.__name__
     for module in (
         zcrecord,
+        zcrecord.comparing,
         compat,
         compat.numpy,
         compat.torch,
@@ -45,6 +49,8 @@ MODULES = {
         zcrecord.loaders,
         zcrecord.onnx,
         zcrecord.remote,
+        zcrecord.reporting,
+        zcrecord.signing,
         zcrecord.transport,
     )
 }
@@ -82,7 +88,7 @@ Record.archive_nbytes -> int
 Record.array(name: str) -> np.ndarray[Any, np.dtype[Any]]
 Record.attributes -> dict[str, Any]
 Record.close() -> bool
-Record.content_digest() -> str
+Record.content_digest(*, progress: Progress | None = None) -> str
 Record.get(name: str, default: Any = None) -> Any
 Record.hollow(*, sink: Any = None) -> Any
 Record.info(name: str) -> TensorInfo
@@ -138,6 +144,11 @@ zcrecord.load_record(source: Any, *, into: Any = None, names: Names | None = Non
     embedded: Embedded | None = None, cache: Any = None, storage_options: Mapping[str, Any] | None = None) -> Any
 zcrecord.save_record(record: Any, dest: Any, *, alignment: int = 64, digest: str | None = 'xxh3',
     durable: bool = True, metadata: Mapping[str, Any] | None = None) -> SaveReport
+zcrecord.comparing.Change(what: Literal['tensor', 'module', 'attribute', 'metadata'], name: str,
+    change: Literal['added', 'removed', 'type', 'contents', 'changed', 'moved'], before: Any = None,
+    after: Any = None, elements: tuple[int, int] | None = None, largest: float | int | None = None)
+zcrecord.comparing.compare(before: Record, after: Record, *, fast: bool = False, progress: Callable[[int,
+    int | None], None] | None = None) -> Iterator[Change]
 zcrecord.compat.safetensors.SafetensorError(message: str = '', *, path: str | None = None,
     tensor: str | None = None, offset: int | None = None)
 RecordError.located(*, path: str | None = None, tensor: str | None = None, offset: int | None = None) -> RecordError
@@ -201,7 +212,7 @@ zcrecord.hollow.HollowRecord(shell: Shell, sink: Sink | None)
 HollowRecord.abort() -> None
 HollowRecord.attributes -> dict[str, Any]
 HollowRecord.fill_by(loader: Loader | str, source: Any = None, *, progress: Progress | None = None,
-    cancel: Any = None) -> None
+    cancel: Any = None, verify_digests: bool = True) -> None
 HollowRecord.info(name: str) -> TensorInfo
 HollowRecord.infos() -> Iterator[TensorInfo]
 HollowRecord.metadata -> dict[str, Any]
@@ -274,6 +285,22 @@ zcrecord.onnx.to_onnx(source: str | os.PathLike[str] | Any, dest: str | os.PathL
 zcrecord.onnx.verify_external(path: str | os.PathLike[str], *, full: bool = False, allow_links: bool = False,
     progress: Progress | None = None) -> ExternalReport
 zcrecord.remote.trim_cache(folder: Any = None, *, limit: int = 0) -> int
+zcrecord.reporting.PageReport(source: str | None, dest: str | None, tensors: int, modules: int, archive_bytes: int,
+    html_bytes: int, content_digest: str | None, seconds: float, peak_rss: int | None)
+zcrecord.reporting.describe_archive(record: Record, *, content_digest: str | None = None) -> dict[str, Any]
+zcrecord.reporting.report(source: Any, dest: Any, *, digest: bool = False, force: bool = False,
+    durable: bool = True, progress: Progress | None = None) -> PageReport
+zcrecord.reporting.report_page(description: dict[str, Any]) -> bytes
+zcrecord.signing.PREFIX
+zcrecord.signing.SignReport(path: str, dest: str, key: str, content_digest: str, replaced: bool)
+zcrecord.signing.check(record: Record, key: Any, *, progress: Progress | None = None) -> str
+zcrecord.signing.is_encrypted(key: str | os.PathLike[str]) -> bool
+zcrecord.signing.message(key: str, digest: str) -> bytes
+zcrecord.signing.sign(path: str | os.PathLike[str], key: Any, dest: str | os.PathLike[str] | None = None, *,
+    passphrase: bytes | None = None, force: bool = False, durable: bool = True,
+    progress: Progress | None = None) -> SignReport
+zcrecord.signing.signature(record: Record, key: Any, *, passphrase: bytes | None = None) -> tuple[str, str]
+zcrecord.signing.signers(record: Record) -> tuple[str, ...]
 zcrecord.transport.PackReport(source: str | None, dest: str | None, archive_bytes: int, packed_bytes: int,
     frames: int | None, seconds: float, peak_rss: int | None)
 PackReport.ratio -> float
