@@ -41,6 +41,7 @@ def dead(path: Path, *, folder: Path | None = None) -> Path:
     return left
 
 
+@pytest.mark.filterwarnings("ignore")  # jax, where another test has brought it, warns of forks
 @POSIX
 @pytest.mark.parametrize("durable", [False, True])
 def test_save_killed_at_any_moment_leaves_one_generation_whole(durable: bool, tmp_path: Path) -> None:

@@ -261,7 +261,7 @@ def test_child_that_is_forked_in_the_middle_does_not_take_it_for_done() -> None:
 
     def fork() -> None:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # later Pythons warn of just that
+            warnings.simplefilter("ignore")  # later Pythons, and jax where another test has brought it, warn of forks
             children.extend([] if children else [os.fork()])
 
     def work(going: together.Going) -> None:

@@ -404,6 +404,15 @@ def test_everything_at_once_is_what_each_is(tmp_path: Path) -> None:
 # A mapping.
 
 
+@pytest.mark.parametrize("shape", [[], [1], [3]])
+def test_strings_that_are_all_empty_are_empty(tmp_path: Path, shape: list[int]) -> None:
+    count = int(np.prod(shape))
+    strings = TensorProto(name="s", data_type=TensorProto.STRING, dims=shape, string_data=[b""] * count)
+    tensors = scan(written(tmp_path / "m.onnx", m.model_of(strings)))
+    assert tensors.info("s").offset is None
+    assert list(tensors["s"].strings()) == [b""] * count
+
+
 def test_it_is_a_mapping_in_the_models_order(tmp_path: Path) -> None:
     strings = TensorProto(name="s", data_type=TensorProto.STRING, dims=[2], string_data=[b"a", b"bc"])
     tensors = scan(written(tmp_path / "m.onnx", m.model_of(numpy_helper.from_array(FLOATS, "enc.weight"), strings)))

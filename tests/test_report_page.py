@@ -226,6 +226,8 @@ def test_search_finds_by_any_part_of_a_name(opened: Open) -> None:
     assert rows(page) == []
     page.get_by_role("searchbox").fill("")
     assert rows(page)[0] == "model.zcr"
+    selected = page.locator("[role=treeitem][aria-selected=true]")  # what was found is shown where it belongs
+    assert (selected.locator(".name").inner_text(), selected.get_attribute("aria-level")) == ("weight", "5")
 
 
 def test_treemap_names_what_is_pointed_at_and_chooses_it(opened: Open) -> None:
@@ -251,6 +253,15 @@ def test_what_is_chosen_elsewhere_is_opened_and_in_view_in_the_tree(opened: Open
         return row.top >= list.top && row.bottom <= list.bottom;
     }"""
     assert page.evaluate(script)
+
+
+def test_record_tells_what_its_tensors_take_and_what_is_stored_of_them(opened: Open, folder: Path) -> None:
+    page = opened()
+    with zcrecord.load_record(folder / "model.zcr") as record:
+        infos = [record.info(name) for name in record]
+    assert f"({sum(info.nbytes for info in infos):,} bytes)" in detail(page, "bytes")
+    stored = {info.offset: info.nbytes for info in infos if info.nbytes}
+    assert f"({sum(stored.values()):,} bytes)" in detail(page, "stored in")
 
 
 def test_choosing_a_module_marks_all_of_its_bytes(opened: Open) -> None:
@@ -318,6 +329,20 @@ def test_fits_every_window_and_can_be_read(opened: Open, name: str, scheme: str,
     lightness = sum(rgb(page.evaluate("getComputedStyle(document.body).backgroundColor")))
     assert lightness > 600 if scheme == "light" else lightness < 200
     assert worst_contrast(page) >= 4.5
+
+
+def test_type_names_are_whole_words_in_a_narrow_window(opened: Open) -> None:
+    page = opened(width=360)
+    script = """() => [...document.querySelectorAll("tbody .whole, tbody .typed")].map((cell) => {
+        const [text, range] = [cell.lastChild, document.createRange()];
+        const [first] = text.data.split(" ");
+        range.setStart(text, 0);
+        range.setEnd(text, first.length);
+        return [first, new Set([...range.getClientRects()].map((r) => r.top)).size];
+    })"""
+    lines = page.evaluate(script)
+    assert len(lines) > 5
+    assert {count for _, count in lines} == {1}, lines
 
 
 def test_pictures_follow_when_the_scheme_or_the_width_changes(opened: Open) -> None:

@@ -59,7 +59,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     record["turned"] = np.asfortranarray(np.arange(12.0).reshape(3, 4))
     record["normal"] = RNG.normal(3.0, 0.5, (40, 50)).astype(np.float32)
     record["complex"] = np.array([3 + 4j, 0])
-    record["texts"] = np.array(["<b>bold</b>", "two\nlines"])
+    record["texts"] = np.array(["<b>bold</b>", "two\nlines", ""])
     record["empty"] = np.zeros((0, 3), np.float32)
     record["scalar"] = np.array(0.25)
     zcrecord.save_record(record, folder / "kinds.zcr", durable=False)
@@ -152,9 +152,9 @@ def test_every_element_type_is_shown(pages: Pages, site: dict[str, str]) -> None
     for name in kinds():
         choose(page, f"kinds.{name}")
         found = facts(page)
-        told = [found[k] for k in ("elements", "smallest", "largest", "mean", "zeros", "values")]
+        told = [found[k] for k in ("elements", "smallest", "largest", "mean", "zeros", "distinct")]
         most = "-1" if name == "int2" and np.array(1).astype("int2") < 0 else "1"
-        assert told == ["8", "0", most, "0.625", "3", "2 different"], name
+        assert told == ["8", "0", most, "0.625", "3", "2"], name
 
 
 def test_what_is_no_number_is_counted_apart(pages: Pages, site: dict[str, str]) -> None:
@@ -174,10 +174,12 @@ def test_other_shapes_are_shown_too(pages: Pages, site: dict[str, str], name: st
     assert facts(page)["mean"] == mean
 
 
-def test_strings_are_listed_and_nothing_is_of_no_elements(pages: Pages, site: dict[str, str]) -> None:
+def test_strings_are_listed_and_nothing_is_of_no_elements(pages: Pages, site: dict[str, str], folder: Path) -> None:
     page = visit(pages(), site["kinds"])
     choose(page, "texts")
-    expect(page.locator(".strings li")).to_have_text(["<b>bold</b>", "two\\x0alines"])
+    expect(page.locator(".strings li")).to_have_text(["'<b>bold</b>'", "'two\\x0alines'", "''"])
+    nbytes = zcrecord.load_record(folder / "kinds.zcr").info("texts").nbytes
+    expect(page.locator(".reading .status")).to_have_text(f"{nbytes} bytes of {nbytes} bytes read.")
     choose(page, "empty")
     expect(page.locator(".reading .status")).to_have_text("It has no elements.")
 
@@ -190,6 +192,7 @@ def test_heat_map_tells_what_is_pointed_at(pages: Pages, site: dict[str, str]) -
     line = page.locator(".pointed")
     canvas.hover(position={"x": 5, "y": 5})
     expect(line).to_have_text("[0, 0] = NaN")
+    expect(page.locator(".scale")).to_have_text("≤ −2.50≥ 2.5not a number")  # what is beyond, too
     canvas.focus()
     for key in ("ArrowDown", "ArrowRight", "ArrowRight"):
         page.keyboard.press(key)
@@ -251,6 +254,33 @@ def test_replaced_archive_is_told_and_can_be_opened_again(pages: Pages, tmp_path
         expect(page.locator("html[data-ready=all]")).to_be_attached()
         choose(page, "w")
         assert facts(page)["mean"] == "2"
+
+
+def test_archive_that_became_shorter_can_be_opened_again_and_nothing_is_shown_of_it(
+    pages: Pages, tmp_path: Path
+) -> None:
+    path = tmp_path / "m.zcr"
+    zcrecord.save_record({"w": np.ones(1 << 18, np.float32)}, path)
+    with served.served(path) as url:
+        page = visit(pages(), url)
+        os.truncate(path, 1 << 10)
+        choose(page, "w")
+        expect(page.get_by_role("alert")).to_contain_text("has become shorter since it was opened; open it again")
+        expect(page.get_by_role("button", name="Open it again")).to_be_visible()
+        expect(page.locator(".heatmap")).to_have_count(0)
+    assert [text for text in pages.complaints if "416" not in text] == []
+    pages.complaints.clear()
+
+
+def test_server_that_ended_is_asked_after(pages: Pages, tmp_path: Path) -> None:
+    path = tmp_path / "m.zcr"
+    zcrecord.save_record({"w": np.ones(1 << 18, np.float32)}, path)
+    with served.served(path) as url:
+        page = visit(pages(), url)
+    choose(page, "w")
+    expect(page.get_by_role("alert")).to_contain_text("is the server still running?")
+    assert [text for text in pages.complaints if "ERR_CONNECTION_REFUSED" not in text] == []
+    pages.complaints.clear()
 
 
 def test_archive_that_is_damaged_or_gone_is_told_in_place(pages: Pages, tmp_path: Path) -> None:

@@ -40,14 +40,8 @@ def scratch_file(path: str, mode: int = 0o666) -> Iterator[tuple[int, str]]:
         name = name[:-1]
     stem = f".{name}."
     _clear(folder, stem)
-    fd, scratch = _make(os.path.join(folder, stem), mode)
-    held = -1
+    fd, held, scratch = _make(os.path.join(folder, stem), mode)
     try:
-        try:
-            held = os.dup(fd) if os.name == "posix" else -1  # the lock goes with the last of the two
-        except BaseException:
-            os.close(fd)
-            raise
         yield fd, scratch
     finally:
         with contextlib.suppress(OSError):
@@ -57,19 +51,47 @@ def scratch_file(path: str, mode: int = 0o666) -> Iterator[tuple[int, str]]:
                 os.close(held)
 
 
-def _make(start: str, mode: int) -> tuple[int, str]:
-    """Return a new file that is locked and still there, so that nobody takes it for a dead one's."""
+def _make(start: str, mode: int) -> tuple[int, int, str]:
+    """Return a new file, a descriptor that locks it, so that nobody takes it for a dead one's, and its name."""
     for _ in range(_TRIES):
-        scratch = f"{start}{os.urandom(6).hex()}{_SUFFIX}"
-        fd = os.open(scratch, os.O_RDWR | os.O_CREAT | os.O_EXCL | _MORE, mode)  # never open to more people
-        if _lock(fd) is not False and os.path.lexists(scratch):
-            break
-        os.close(fd)  # it was removed between its making and its locking
+        fd, scratch = _new(start, mode)
+        held = _hold(fd, scratch)
+        if held is not None and os.path.lexists(scratch):
+            return fd, held, scratch
+        for one in (fd, held):  # it was removed between its making and its locking
+            if one is not None and one >= 0:
+                os.close(one)
         with contextlib.suppress(OSError):
             os.unlink(scratch)
-    else:
-        fd = os.open(scratch, os.O_RDWR | os.O_CREAT | os.O_EXCL | _MORE, mode)
-    return fd, scratch
+    fd, scratch = _new(start, mode)
+    return fd, -1, scratch
+
+
+def _new(start: str, mode: int) -> tuple[int, str]:
+    scratch = f"{start}{os.urandom(6).hex()}{_SUFFIX}"
+    return os.open(scratch, os.O_RDWR | os.O_CREAT | os.O_EXCL | _MORE, mode), scratch  # never open to more people
+
+
+def _hold(fd: int, scratch: str) -> int | None:
+    """Return another descriptor, by which a file is locked until it is closed; -1 without locks, None: another has it.
+
+    It is closed after the file took its place. Read-only, since no program can be started that is open for writing;
+    but on file systems that lock only what may be written.
+    """
+    if os.name != "posix":
+        return -1
+    for reading in (True, False):
+        try:
+            held = os.open(scratch, os.O_RDONLY | _MORE) if reading else os.dup(fd)
+        except OSError:
+            continue
+        locked = _lock(held)
+        if locked:
+            return held
+        os.close(held)
+        if locked is False:
+            return None
+    return -1
 
 
 def _lock(fd: int) -> bool | None:

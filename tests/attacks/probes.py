@@ -15,7 +15,7 @@ from attacks.catalogue import Attack, Door
 
 __all__ = ["ATTACKS", "DOORS", "LONGEST"]
 
-LONGEST = 0.2
+LONGEST = 3.0
 
 
 def empty(folder: Path) -> Path:

@@ -146,7 +146,7 @@ def _entry(t: Tensor, kind: DType, shape: tuple[int, ...], reference: Reference 
     if kind is STRING:
         nbytes += align_up(t.nbytes, 8)
     offset, passed = t.run
-    if passed == t.nbytes and not t.uncounted:
+    if passed == t.nbytes and not t.uncounted and kind is not STRING:  # empty strings have nothing that was passed
         return Entry(kind, shape, nbytes, field, offset)
     return Entry(kind, shape, nbytes, field, parts=tuple(t.parts))
 

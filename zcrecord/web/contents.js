@@ -305,12 +305,16 @@ export function damaged(record, number, tensor) {
   return new IntegrityError(what, { path: record.path, tensor, offset: record._start(number) });
 }
 
-/** Checks the digest of one payload, if it has one. */
-export async function verifyPayload(record, number, signal) {
+/** Checks the digest of a payload, if it has one. Returns what reads ranges of the bytes that were checked: what is
+ *  fetched again could be something else. */
+export async function verified(record, number, get) {
   const wanted = record._digest(number);
-  if (wanted === null) return;
-  const octets = await record._payload(number, 0, record._nbytes(number), signal);
+  if (wanted === null) return get;
+  const octets = await get(0, record._nbytes(number));
   if (xxh3(octets) !== wanted) throw damaged(record, number);
+  // A part that was fetched does not keep all of it; one of memory is a view.
+  const cut = record._place.octets ? "subarray" : "slice";
+  return async (lo, hi) => (hi - lo < octets.length ? octets[cut](lo, hi) : octets);
 }
 
 /** Returns the name of a tensor that uses one of some payloads. */
@@ -407,7 +411,8 @@ export async function contentDigest(record, { signal } = {}) {
 function putOrder({ pool, byName, tensors, modules: m, attributes }, number, text) {
   if (m.n === 1 && m.kind(0) !== 2 && m.kind(0) !== 3) return;
   // Strings of bytes: they compare as bytes do.
-  const raw = (start, size) => pool.subarray(start, start + size).reduce((s, byte) => s + String.fromCharCode(byte), "");
+  const raw = (start, size) => (
+    pool.subarray(start, start + size).reduce((s, byte) => s + String.fromCharCode(byte), ""));
   const put = (octets) => text(Uint8Array.from(octets, (c) => c.charCodeAt(0)));
   const byBytes = (a, b) => (a < b ? -1 : a > b ? 1 : 0);
   const names = Array.from({ length: m.n }, (_, i) => raw(m.start(i), m.size(i)));

@@ -61,7 +61,7 @@ async function strided(info, get, start) {
     low += Math.min(0, reach);
     high += Math.max(0, reach);
   });
-  return new StridedTensor(info, await get(first + low * item, first + (high + 1) * item), -low);
+  return new StridedTensor(info, await get(first + low * item, first + (high + 1) * item), 0 - low); // not -0
 }
 
 class PackedTensor extends Tensor {

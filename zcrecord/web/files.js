@@ -44,11 +44,16 @@ function unreadable(cause, path) {
   return new Kind(Kind === SourceError ? `cannot be read: ${cause.message}` : "there is no such file", { path, cause });
 }
 
+async function sizeOf(handle, path) {
+  const { size } = await handle.stat().catch((cause) => { throw unreadable(cause, path); });
+  return size;
+}
+
 /** Returns the place of a path, a file URL or a FileHandle. */
 export async function fileOf(source) {
   const node = globalThis.process?.versions?.node;
   if (node && typeof source?.read === "function" && "fd" in source) {
-    return new FilePlace({ handle: source, size: (await source.stat()).size });
+    return new FilePlace({ handle: source, size: await sizeOf(source) });
   }
   need(typeof source === "string" || source instanceof URL, () => `a ${typeof source} is no archive; open takes a URL, \
 a Blob, an ArrayBuffer or a typed array, in Node a path or FileHandle, too`, UnsupportedError);
@@ -58,5 +63,5 @@ a Blob, an ArrayBuffer or a typed array, in Node a path or FileHandle, too`, Uns
   const { open } = await import("node:fs/promises");
   const failed = (cause) => { throw unreadable(cause, path); };
   const handle = await open(/^file:/i.test(path) ? new URL(path) : path).catch(failed);
-  return new FilePlace({ handle, path, size: (await handle.stat()).size, owned: true });
+  return new FilePlace({ handle, path, size: await sizeOf(handle, path), owned: true });
 }

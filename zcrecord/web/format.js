@@ -309,22 +309,24 @@ function checkTensor(ix, i, hold) {
   hold(50, payload === NONE || payload < payloads.n);
   hold(52, !strided || (bits && bits % 8 === 0 && steps + rank <= strides.n));
   const width = bits || 64;
-  let [claimed, empty] = [width, false];
+  let [claimed, empty] = [width, false]; // claimed bits
   for (let k = first; k < first + rank; k++) {
     claimed *= u64(dims, k) || 1;
     empty ||= !u64(dims, k);
   }
+  let needed = Math.ceil(claimed / 8);
   if (claimed >= 2 ** 53) { // rounded, maybe
     let product = BigInt(width);
     for (let k = first; k < first + rank; k++) product *= big(dims, k) || 1n;
     hold(49, product <= 1n << 59n);
+    needed = Number((product + 7n) / 8n);
   }
   hold(50, empty === (payload === NONE) && !(empty && strided));
   hold(51, strided || !t.offset(i));
   if (empty) return;
   const [nbytes, offset, item] = [payloads.nbytes(payload), t.offset(i), bits / 8];
-  if (!bits) hold(71, nbytes % 8 === 0 && nbytes >= claimed / 8 + 8);
-  else if (!strided) hold(51, nbytes === Math.ceil(claimed / 8));
+  if (!bits) hold(71, nbytes % 8 === 0 && nbytes >= needed + 8);
+  else if (!strided) hold(51, nbytes === needed);
   if (!strided) return;
   let [low, high] = [0, 0];
   for (let k = 0; k < rank; k++) { // what is rounded here is too far in any case
@@ -336,7 +338,7 @@ function checkTensor(ix, i, hold) {
   }
   hold(53, offset + low * item >= 0 && offset + (high + 1) * item <= nbytes);
   hold(54, offset % item === 0);
-  hold(55, claimed / 8 <= nbytes);
+  hold(55, needed <= nbytes);
 }
 
 function checkModules(ix) {
@@ -396,7 +398,8 @@ function checkChildren({ pool, tensors, modules: m, attributes, byModule }) {
     let [module, last] = [-1, -1];
     each(rows, (k, hold) => {
       const i = rows === tensors && byModule.at ? byModule.item(k) : k;
-      const parent = i < rows.n ? rows.parent(i) : -1;
+      hold(42, i < rows.n);
+      const parent = rows.parent(i);
       hold(42, parent > module || (parent === module && i > last));
       while (module < parent) rule(43, first(++module) === k, "modules");
       last = i;

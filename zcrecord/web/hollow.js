@@ -5,7 +5,7 @@
  * views of one payload are is filled one by one, unless one of them is all of it.
  */
 
-import { FillError, KINDS, ProducerError, UnsupportedError, need, printable } from "./format.js";
+import { FillError, KINDS, ProducerError, UnsupportedError, checkGoing, need, printable } from "./format.js";
 import { Record, Tensor } from "./zcrecord.js";
 
 const PIECE = 1 << 20; // bytes of a record's tensor that are passed on at a time
@@ -199,15 +199,19 @@ class HollowRecord {
     if (source instanceof Record || source instanceof Map) {
       for (const name of this.missing()) {
         if (!source.has(name) || this.#isTied(name)) continue;
+        checkGoing(signal);
         if (source instanceof Record) await this.#copy(name, source, signal);
-        else await this.#take(name, source.get(name));
+        else await this.#take(name, source.get(name), signal);
       }
       return;
     }
     const many = typeof source !== "string" && (source?.[Symbol.asyncIterator] ?? source?.[Symbol.iterator]);
     const what = "a source is a Record, a Map, or an iterable of [name, data]; open a path or URL first";
     need(many, what, UnsupportedError);
-    for await (const [name, data] of source) if (!this.#isTied(name)) await this.#take(name, data);
+    for await (const [name, data] of source) {
+      checkGoing(signal);
+      if (!this.#isTied(name)) await this.#take(name, data, signal);
+    }
   }
 
   #isTied(name) {
@@ -215,7 +219,7 @@ class HollowRecord {
     return this.#results.has(constant) && !this.#told.has(name);
   }
 
-  async #take(name, data) {
+  async #take(name, data, signal) {
     const iterable = data?.[Symbol.asyncIterator] ?? data?.[Symbol.iterator];
     if (ArrayBuffer.isView(data) || data instanceof ArrayBuffer || data instanceof Tensor || !iterable) {
       await this.set(name, data);
@@ -223,7 +227,10 @@ class HollowRecord {
     }
     const writer = await this.open(name);
     try {
-      for await (const chunk of data) await writer.write(chunk);
+      for await (const chunk of data) {
+        checkGoing(signal);
+        await writer.write(chunk);
+      }
     } catch (error) {
       writer.abort();
       throw error;

@@ -94,7 +94,8 @@ class WebPlace extends Place {
     const response = await this.fetch.call(globalThis, this.url, { headers, cache: this.cache, signal });
     const told = (name) => response.headers.get(name);
     const [, lo, last, size] = /^bytes (\d+)-(\d+)\/(\d+)$/.exec(told("content-range"))?.map(Number) ?? [];
-    const tag = /^(?!W\/)/.test(told("etag") ?? "W/") ? told("etag") : told("last-modified");
+    const etag = told("etag"); // a weak one may stay when bytes change: the date tells more
+    const tag = etag?.startsWith("W/") ? told("last-modified") ?? etag.slice(2) : etag ?? told("last-modified");
     const opening = this.size === undefined;
     const encoded = (told("content-encoding") ?? "identity") !== "identity";
     if (opening && response.status === 206) Object.assign(this, { size, tag });

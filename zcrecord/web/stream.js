@@ -20,14 +20,17 @@ export function rangesOf(record, numbers = Array.from({ length: record._ix.paylo
 /** Calls `take` with a range, where in it a chunk starts, and the chunk, which is good until that returns. */
 export async function stream(record, ranges, take, { signal, maxInFlight = 3 } = {}) {
   need(maxInFlight >= 1, "maxInFlight is a number from 1 on", UnsupportedError);
+  checkGoing(signal);
   if (record._room) {
-    for (const range of ranges) if (range.numbers.length) await take(range, 0, record._room(range.numbers[0]));
+    for (const range of ranges.filter(({ numbers }) => numbers.length)) {
+      checkGoing(signal);
+      await take(range, 0, record._room(range.numbers[0]));
+    }
     return;
   }
   const groups = groupsOf(ranges);
   const stop = new AbortController();
   const abort = () => stop.abort(signal.reason);
-  checkGoing(signal);
   signal?.addEventListener("abort", abort, { once: true });
   const work = async () => {
     for (let group = groups.shift(); group; group = groups.shift()) await readGroup(record, group, take, stop.signal);

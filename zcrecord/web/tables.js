@@ -75,7 +75,8 @@ function typesTable(model) {
   const whole = model.below[0];
   const rows = model.types.map(({ name, number, count, nbytes }) =>
     [[swatch(model.colours[number]), name], exactly(count), human(nbytes), percent(nbytes, whole)]);
-  return table("Element types", [["type"], ["tensors", "right"], ["bytes", "right"], ["share", "right"]], rows);
+  const heads = [["type", "whole"], ["tensors", "right"], ["bytes", "right"], ["share", "right"]];
+  return table("Element types", heads, rows);
 }
 
 function spaceTable(model) {
@@ -97,7 +98,7 @@ function largestTable(model, onSelect) {
     button.addEventListener("click", () => onSelect(TENSOR, i));
     return [[button], model.typed(i), human(model.nbytes[i])];
   });
-  return table("The largest tensors", [["tensor"], ["type and shape"], ["bytes", "right"]], rows);
+  return table("The largest tensors", [["tensor"], ["type and shape", "typed"], ["bytes", "right"]], rows);
 }
 
 function valuesTable(caption, keys, values) {
@@ -144,6 +145,8 @@ export function details(description, kind, number) {
 function aboutModule(model, m) {
   const { kind, type } = model.d.modules;
   const pairs = [["kind", kind[m]], ["tensors", exactly(model.tensorsBelow[m])], ["bytes", both(model.below[m])]];
+  const stored = model.ownBelow[m];
+  if (!m && stored < model.below[m]) pairs.push(["stored in", `${both(stored)}, shared ones once`]);
   return type[m] ? [["type", shown(type[m])], ...pairs] : pairs;
 }
 

@@ -55,12 +55,9 @@ class Tree {
   select(kind, row) {
     const node = this.#model.node(kind, row);
     this.#chosen = node;
-    if (this.#found && !this.#found.includes(node)) this.#find(this.search.value = "");
-    if (!this.#found) {
-      for (let m = node ? this.#model.parent(node) : -1; m >= 0; m = this.#model.d.modules.parent[m]) this.#open.add(m);
-      this.#unfold();
-    }
-    this.#go(this.#shown.indexOf(node));
+    if (!this.#found) this.#reveal(node);
+    else if (this.#found.includes(node)) this.#go(this.#found.indexOf(node));
+    else this.#find(this.search.value = "");
   }
 
   focus() {
@@ -105,6 +102,13 @@ class Tree {
     this.#draw();
   }
 
+  /** Opens what a node is in, and goes there. */
+  #reveal(node) {
+    for (let m = node ? this.#model.parent(node) : -1; m >= 0; m = this.#model.d.modules.parent[m]) this.#open.add(m);
+    this.#unfold();
+    this.#go(this.#rows.indexOf(node));
+  }
+
   #find(text) {
     const [model, wanted] = [this.#model, text.toLowerCase()];
     this.#found = null;
@@ -117,7 +121,8 @@ class Tree {
     this.#say();
     this.#active = 0;
     this.list.scrollTop = 0;
-    this.#draw();
+    if (!this.#found && this.#chosen >= 0) this.#reveal(this.#chosen); // what was found is seen where it belongs
+    else this.#draw();
   }
 
   #say() {

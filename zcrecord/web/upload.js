@@ -70,12 +70,18 @@ class Upload {
     need(large < 0, () => `a payload of ${nbytes} bytes is more than the device's maxBufferSize, ${most}; ask for more \
 by requiredLimits, or split the tensor`, LimitError);
     const scopes = device.pushErrorScope ? ["validation", "out-of-memory"] : [];
-    const faults = await Promise.all(ranges.map(({ numbers }, k) => {
+    const faults = await Promise.all(ranges.map(async ({ numbers }, k) => {
+      let thrown = null; // such as a usage that is no number of 32 bits
       for (const scope of scopes) device.pushErrorScope(scope);
-      for (const number of numbers) {
-        this.buffers.set(number, device.createBuffer({ size: sizes[k], usage, label: `zcr ${number}` }));
+      try {
+        for (const number of numbers) {
+          this.buffers.set(number, device.createBuffer({ size: sizes[k], usage, label: `zcr ${number}` }));
+        }
+      } catch (error) {
+        thrown = error;
       }
-      return Promise.all(scopes.map(() => device.popErrorScope())); // the last one first
+      const [full, wrong] = await Promise.all(scopes.map(() => device.popErrorScope())); // the last one first
+      return [full, wrong ?? thrown];
     })).catch((cause) => { throw new SourceError(`the GPU device failed: ${cause.message}`, { cause }); });
     faults.forEach(([full, wrong], k) => {
       need(!full, () => `the device has no room for ${sizes[k]} bytes: ${full.message}`, LimitError);

@@ -34,7 +34,10 @@ export type Exact = number | bigint;
 /** A typed array of the element type, or of its components. */
 export type Elements =
   | Uint8Array | Int8Array | Uint16Array | Int16Array | Uint32Array | Int32Array | BigUint64Array | BigInt64Array
-  | Float32Array | Float64Array;
+  | Float16 | Float32Array | Float64Array;
+
+/** A Float16Array, where the program's own declarations have one. */
+export type Float16 = typeof globalThis extends { Float16Array: { prototype: infer Array } } ? Array : never;
 
 /** The value of an attribute or of metadata; bytes are fetched when they are read. */
 export type Value = null | boolean | Exact | string | Payload | Value[];
@@ -66,8 +69,9 @@ export interface OpenOptions extends Cancellable {
 }
 
 /**
- * Opens an archive: fetches header, index and trailer, and checks them; no tensor's bytes. Of a URL that takes two
- * requests, the first for 64 KiB; of an ArrayBuffer nothing is copied, and views keep it alive.
+ * Opens an archive: fetches header, index and trailer, and checks them; no tensor's bytes. Of a URL that takes one
+ * request for 64 KiB and up to two more, embedded at the end of a file up to four; of an aligned ArrayBuffer nothing is
+ * copied, and views keep it alive.
  *
  * Throws FormatError (VersionError, IntegrityError), LimitError: it is no valid archive. SourceError,
  * SourceNotFoundError: it cannot be read. LoadCancelledError. UnsupportedError: `source` is nothing to read from.
@@ -178,8 +182,8 @@ export class Record {
   /** The record as it was saved: Maps, arrays of list and tuple modules, attributes, and TensorInfos for tensors. */
   tree(): Tree;
   /**
-   * One tensor: fetches its bytes, or is a view of those in memory. `verify` reads the whole payload and checks its
-   * digest first. Throws TensorNotFoundError, IntegrityError, SourceError, LoadCancelledError; FormatError for strings
+   * One tensor: fetches its bytes, or is a view of those in memory. `verify` reads the whole payload, once, and checks
+   * its digest first. Throws TensorNotFoundError, IntegrityError, SourceError, LoadCancelledError; FormatError for strings
    * whose ends are wrong.
    */
   tensor(name: string, options?: Cancellable & { verify?: boolean }): Promise<Tensor>;
@@ -220,7 +224,7 @@ export class Tensor {
   readonly count: number;
   /** Items of `data` an element takes: 2 for complex ones. */
   readonly components: number;
-  /** Whether elements are narrower than a byte; `data` has their bytes. */
+  /** Whether elements are of a known type and narrower than a byte; `data` has their bytes. */
   readonly packed: boolean;
   /** float16 is a Float16Array where there is one, else a Uint16Array, as bfloat16 is; float8 is a Uint8Array. */
   readonly data: Elements;

@@ -2,10 +2,7 @@
 /**
  * A reader of zcrecord archives for browsers and Node 20+, without dependencies or build step: fetches header and
  * index, checks every rule of an index, and then only the bytes that are asked for. zcrecord.d.ts documents it.
- *
- * format.js and places.js are always needed. Loaded when they are asked for: elements.js (strided, packed and string
- * tensors), files.js (in Node), stream.js, upload.js, hollow.js, contents.js (digests), rules.js and answers.js (what
- * is wrong with an archive, or a server).
+ * Always needed: format.js, places.js. All other modules are loaded when something asks for them.
  */
 
 import { END, KINDS, NONE, LimitError, RecordError, TensorNotFoundError, UnsupportedError, big, checkGoing,
@@ -17,10 +14,10 @@ export { FillError, FormatError, IntegrityError, LimitError, LoadCancelledError,
 
 export async function open(source, options = {}) {
   const { signal, verify = "index", embedded = null } = options;
-  need(["index", "full"].includes(verify), `verify is "index" or "full", not ${verify}`, UnsupportedError);
-  const known = [null, "prefix", "suffix"].includes(embedded);
-  need(known, `embedded is "prefix" or "suffix", not ${embedded}`, UnsupportedError);
-  need(new Uint8Array(Uint16Array.of(1).buffer)[0], "this machine is not little-endian", UnsupportedError);
+  const due = (holds, what) => need(holds, what, UnsupportedError);
+  due(["index", "full"].includes(verify), `verify is "index" or "full", not ${verify}`);
+  due([null, "prefix", "suffix"].includes(embedded), `embedded is "prefix" or "suffix", not ${embedded}`);
+  due(new Uint8Array(Uint16Array.of(1).buffer)[0], "this machine is not little-endian");
   checkGoing(signal);
   const place = await placeOf(source, options);
   try {
@@ -33,7 +30,8 @@ export async function open(source, options = {}) {
     return record;
   } catch (error) {
     await place.close?.();
-    if (error.rule) error.what = (await import("./rules.js")).explain(error);
+    const short = () => `${error.what} breaks R${error.rule}`; // where the words cannot be loaded
+    if (error.rule) error.what = await import("./rules.js").then(({ explain }) => explain(error), short);
     throw located(error, { path: place.path });
   }
 }
@@ -54,7 +52,7 @@ async function locate(place, embedded, signal) {
     held.push([lo, await place.read(lo, hi, signal)]);
     return held.at(-1)[1];
   };
-  held.push([0, await place.read(0, Math.min(FIRST, place.size ?? FIRST), signal)]);
+  await get(0, Math.min(FIRST, place.size ?? FIRST));
   let [base, size] = [0, place.size];
   need(size, "the file is empty");
   need(size < 2 ** 53, "is larger than 2^53 bytes, more than this reader counts", UnsupportedError);
@@ -81,8 +79,8 @@ async function locate(place, embedded, signal) {
   rule(14, trailer.archiveSize === size, "trailer", size);
   const start = base + trailer.indexOffset;
   let index = await get(start, start + trailer.indexSize);
-  // Read in place where it is aligned; what came with other bytes is copied, or all of them would be kept.
-  if (index.byteOffset % 8 || !place.octets) index = index.slice();
+  // In place where it is aligned and no thread writes; what came with other bytes is copied, or all would be kept.
+  if (index.byteOffset % 8 || !place.octets || !(index.buffer instanceof ArrayBuffer)) index = index.slice();
   return { header: trailer, sealed: header !== null, base, index };
 }
 
@@ -124,6 +122,7 @@ export class Record {
 
   /** Returns the number of a tensor, -1 without one of that name. */
   _search(name) {
+    if (typeof name !== "string") return -1;
     const { pool, byName, tensors: t } = this._ix;
     const wanted = new TextEncoder().encode(name);
     let [low, high] = [0, byName.n];
@@ -139,13 +138,14 @@ export class Record {
   }
 
   _find(name) {
-    const i = typeof name === "string" ? this._search(name) : -1;
+    const i = this._search(name);
     if (i >= 0) return i;
-    const tail = String(name).split(".").pop();
-    const close = this.names.filter((n) => n.endsWith(tail) || n.includes(name)).slice(0, 3);
+    const text = String(name);
+    const tail = text.split(".").pop();
+    const close = this.names.filter((n) => n.endsWith(tail) || n.includes(text)).slice(0, 3);
     const what = close.length ? `close names: ${close.map((n) => `'${printable(n)}'`).join(", ")}`
       : `it has ${this.length} tensors, record.names gives all names`;
-    throw this._located(new TensorNotFoundError(`not in this record; ${what}`), String(name));
+    throw this._located(new TensorNotFoundError(`not in this record; ${what}`), text);
   }
 
   _located(error, tensor = null) {
@@ -307,8 +307,9 @@ export class Record {
     const what = "a tensor of rank 0 has no slices";
     if (!info.shape.length) throw this._located(new UnsupportedError(what), name);
     const rows = Number(info.shape[0]);
-    const at = (n) => Math.min(rows, Math.max(0, Math.trunc(n < 0 ? n + rows : n) || 0)); // NaN is 0
-    return this.#part(info, at(start), Math.max(at(start), at(stop)), { signal });
+    const at = (n) => Math.min(rows, Math.max(0, n < 0 ? n + rows : n));
+    const [first, end] = [start, stop].map((n) => at(Math.trunc(n) || 0)); // NaN is 0
+    return this.#part(info, first, Math.max(first, end), { signal });
   }
 
   /** Returns items [start, stop) of the first axis. */
@@ -319,8 +320,8 @@ export class Record {
     info.count = payload === null ? 0 : product(info.shape);
     try {
       if (!info.count) return new Tensor(info, new Uint8Array(0));
-      if (verify) await (await import("./contents.js")).verifyPayload(this, payload, signal);
-      const get = (lo, hi) => this._payload(payload, lo, hi, signal);
+      let get = async (lo, hi) => this._payload(payload, lo, hi, signal);
+      if (verify) get = await (await import("./contents.js")).verified(this, payload, get);
       if (strides || bits % 8 || !bits) {
         return await (await import("./elements.js")).read(info, get, all, start, this._nbytes(payload));
       }
@@ -374,7 +375,7 @@ export class Tensor {
   }
 
   unpack() {
-    return this.data;
+    return this.packed ? new (KINDS.get(this.code).Array)(0) : this.data; // what is packed here is empty
   }
 
   strings() {

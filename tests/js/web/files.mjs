@@ -19,6 +19,7 @@ test("a path, a file URL and a FileHandle are read by ranges", async ({ folder }
   equal((await record.slice("big", 250, 252)).data, Uint8Array.of(250, 0)); // it is the caller's, and open still
   await handle.close();
   await rejects(() => record.tensor("big"), "SourceError", /cannot be read/);
+  await rejects(() => open(handle), "SourceError", /cannot be read/);
 });
 
 test("the last tensor of a file of 6 GiB is read right", async ({ folder }) => {

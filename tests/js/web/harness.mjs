@@ -35,6 +35,7 @@ export function equal(found, expected) {
 function shown(value) {
   return JSON.stringify(value, (_, v) => {
     if (typeof v === "bigint") return `${v}n`;
+    if (typeof v === "function") return `class or function ${v.name}`; // else any two would be alike
     if (v instanceof Map) return [...v];
     if (ArrayBuffer.isView(v)) return { [v.constructor.name]: Array.from(v) };
     return Object.is(v, -0) ? "-0" : v;

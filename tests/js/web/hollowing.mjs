@@ -138,3 +138,17 @@ test("a sink that fails leaves the constant to be filled again", async ({ base }
   await rejects(() => hollow.set("scalar", new Float64Array(1)), "ProducerError", /a buffer of 3 bytes; 8 are needed/);
   await rejects(() => record.hollow({ sink: 5 }), "UnsupportedError", /sink is a function/);
 });
+
+test("filling is cancelled between tensors, wherever they come from", async ({ base }) => {
+  const record = await things(base);
+  const gone = { signal: AbortSignal.abort() };
+  const pairs = [["scalar", Float64Array.of(1)]];
+  for (const source of [record, new Map(pairs), pairs]) {
+    const hollow = await record.hollow();
+    await rejects(() => hollow.stream(source, gone), "LoadCancelledError", /was cancelled/);
+    equal(hollow.state, "declared");
+  }
+  const hollow = await record.hollow();
+  await hollow.stream(record);
+  await rejects(() => hollow.seal().verify(gone), "LoadCancelledError", /was cancelled/);
+});

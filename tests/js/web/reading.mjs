@@ -1,6 +1,7 @@
 // Opening, names, values and bytes: what an archive holds is what was saved, wherever it lies.
 
 import { Sha256 } from "../../../zcrecord/web/contents.js";
+import { checkIndex, decodeHeader, decodeIndex } from "../../../zcrecord/web/format.js";
 import * as zcrecord from "../../../zcrecord/web/zcrecord.js";
 import { equal, ok, rejects, test } from "./harness.mjs";
 
@@ -97,6 +98,8 @@ test("where a slice starts and stops is a number, however it is written", async 
   const rows = async (...args) => (await record.slice("big", ...args)).data.length;
   equal([await rows(NaN), await rows(5, NaN), await rows(1.9, 4.2), await rows(undefined, 3)], [300_000, 0, 3, 3]);
   equal([await rows(-3, Infinity), await rows(-Infinity, 2), await rows(7, 3)], [3, 2, 0]);
+  const items = new Array(300_000).fill(0);
+  for (const at of [-0.5, 0.5, -1.5, "2", null]) equal(await rows(at), items.slice(at).length);
 });
 
 test("integers of less than a byte have their sign where they take a byte each", async ({ base }) => {
@@ -191,4 +194,52 @@ test("what is no archive says so", async ({ base }) => {
   for (const [source, name, pattern] of cases) await rejects(() => open(source), name, pattern);
   await rejects(() => open(octets, { verify: "maybe" }), "UnsupportedError", /verify is/);
   await rejects(() => open(octets, { embedded: "middle" }), "UnsupportedError", /embedded is/);
+});
+
+test("an empty tensor's elements are of the type that others' are", async ({ base }) => {
+  const record = await open(`${base}/things.zcr`);
+  const { constructor } = await record.array("packed");
+  equal((await record.slice("packed", 2, 2)).unpack().constructor, constructor);
+});
+
+test("a tensor whose strides are all forward starts at 0, not at -0", async ({ base }) => {
+  equal((await (await open(`${base}/things.zcr`)).tensor("turned")).base, 0);
+});
+
+test("what is no text is no tensor's name", async ({ base }) => {
+  const record = await open(`${base}/golden/nested.zcr`);
+  for (const name of [5, /w/, null, undefined, Symbol("w"), ["w"]]) {
+    ok(!record.has(name));
+    await rejects(() => record.tensor(name), "TensorNotFoundError", /not in this record/);
+  }
+  ok(!(await open(`${base}/golden/tiny.zcr`)).has(["w"]));
+});
+
+test("an index in memory that others may write to is copied before it is checked", async ({ base }) => {
+  const octets = await bytesOf(base, "things.zcr");
+  const pages = Math.ceil(octets.length / 65_536);
+  const { buffer } = new WebAssembly.Memory({ initial: pages, maximum: pages, shared: true });
+  const shared = new Uint8Array(buffer, 0, octets.length);
+  shared.set(octets);
+  const record = await open(shared);
+  const { indexOffset, indexSize } = record.layout;
+  shared.fill(0xff, indexOffset, indexOffset + indexSize);
+  equal((await record.tensor("encoder.w")).data, Float32Array.of(0, 1, 2, 3, 4, 5));
+  equal((await record.tensor("words")).strings()[2], "ünï");
+});
+
+test("a shape of more than 2^53 bits is held to its payload to the byte", async ({ base }) => {
+  const octets = await bytesOf(base, "golden/tiny.zcr");
+  const found = decodeHeader(octets.subarray(0, 64), "header");
+  const claimed = (nbytes) => {
+    const ix = decodeIndex(octets.slice(found.indexOffset, found.indexOffset + found.indexSize));
+    Object.assign(ix.tensors, { dtype: () => 200, bits: () => 1 });
+    Object.assign(ix.dims, { low: () => 1, high: () => 2 ** 21 }); // 2^53 + 1, which no number is
+    ix.payloads.nbytes = () => nbytes;
+    const region = Math.ceil(nbytes / found.alignment) * found.alignment;
+    checkIndex(ix, { ...found, archiveSize: found.payloadOffset + region + 64 });
+  };
+  claimed(2 ** 50 + 1);
+  const error = await rejects(async () => claimed(2 ** 50), "FormatError", /tensors\[0\]/);
+  equal(error.rule, 51);
 });

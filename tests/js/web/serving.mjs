@@ -156,3 +156,66 @@ test("a load that is cancelled says so, before and while it goes on", async ({ b
   await rejects(() => bytes.tensor("t5", { signal: reason }), "LoadCancelledError", /tensor 't5': was cancelled/);
   await rejects(() => record.verify({ signal: reason }), "LoadCancelledError", /was cancelled/);
 });
+
+test("what is returned is what was verified, and is fetched once", async ({ base }) => {
+  const told = counting();
+  const record = await open(`${base}/things.zcr`, { fetch: told.fetch });
+  for (const [name, item] of [["encoder.w", 5], ["turned", 4], ["packed", 2]]) {
+    const before = told.requests;
+    const found = await record.tensor(name, { verify: true });
+    equal((found.packed ? found.unpack() : found.contiguous().data)[item], item === 2 ? 0 : item === 5 ? 5 : 2);
+    equal(told.requests, before + 1);
+  }
+  equal((await record.tensor("words", { verify: true })).strings()[2], "ünï");
+});
+
+const answering = (tags, more = {}) => async (url, options) => {
+  const response = await fetch(url, options);
+  const headers = new Headers(response.headers);
+  const tag = tags.length > 1 ? tags.shift() : tags[0];
+  headers.delete("etag");
+  if (tag) headers.set("etag", tag);
+  for (const [name, value] of Object.entries(more)) headers.set(name, value);
+  return new Response(response.body, { status: response.status, headers });
+};
+
+test("a weak ETag that changes is a change, but not beside a date that stays", async ({ base }) => {
+  const changing = () => ['W/"1"', 'W/"1"', 'W/"2"'];
+  const record = await open(`${base}/front.zcr`, { fetch: answering(changing()) });
+  await rejects(() => record.tensor("t5"), "SourceError", /was replaced or changed since it was opened/);
+  const dated = answering(changing(), { "Last-Modified": "Thu, 01 Jan 2026 00:00:00 GMT" });
+  equal((await (await open(`${base}/front.zcr`, { fetch: dated })).tensor("t5")).data[0], 5);
+});
+
+test("several ranges in one answer, and a size that is left open, are refused", async ({ base }) => {
+  for (const more of [{ "Content-Range": "bytes 0-65535/*" }, { "Content-Type": "multipart/byteranges; boundary=x",
+    "Content-Range": "" }]) {
+    const asked = () => open(`${base}/front.zcr`, { fetch: answering([null], more) });
+    await rejects(asked, "SourceError", /no Content-Range that can be read/);
+  }
+});
+
+test("a server that sends nothing, or a little each time, is not asked for ever", async ({ base }) => {
+  for (const nbytes of [0, 10]) {
+    const told = counting(async (url, options) => {
+      const response = await fetch(url, options);
+      const { status, headers } = response;
+      return new Response((await response.arrayBuffer()).slice(0, nbytes), { status, headers });
+    });
+    const missing = /bytes \d+ to \d+ are missing; it is truncated or changed, open it again/;
+    await rejects(() => open(`${base}/front.zcr`, { fetch: told.fetch }), "SourceError", missing);
+    equal(told.requests, 3);
+  }
+});
+
+test("an answer that is not used is let go of", async ({ base }) => {
+  const cancelled = [];
+  const watching = (status, range) => async () => {
+    const body = new ReadableStream({ cancel: () => void cancelled.push(status) });
+    return new Response(body, { status, headers: range ? { "Content-Range": range } : {} });
+  };
+  for (const [status, range] of [[200], [403], [500], [416, "bytes */5"], [206], [206, "bytes 7-9/100"]]) {
+    await rejects(() => open(`${base}/front.zcr`, { fetch: watching(status, range) }), "SourceError", /./);
+  }
+  equal(cancelled, [200, 403, 500, 416, 206, 206]);
+});

@@ -201,3 +201,16 @@ test("chunks come in memory that is used again, not in new garbage each", async 
   equal(kept.size, 1);
   ok(!kept.has("new"), "each chunk has memory of its own");
 });
+
+test("a device that throws at once is a typed error, and keeps no scope and no buffer", async ({ base }) => {
+  const record = await open(`${base}/things.zcr`);
+  const device = new FakeDevice();
+  const create = device.createBuffer;
+  let made = 0;
+  device.createBuffer = (descriptor) => { // as browsers do of a usage that is no 32 bits
+    if (++made > 2) throw new TypeError("value is outside the range");
+    return create.call(device, descriptor);
+  };
+  await leavesNothing(device, () => record.uploadTo(device), "UnsupportedError", /refuses a buffer.*outside the range/);
+  equal(device.scopes, []);
+});

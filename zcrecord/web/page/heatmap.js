@@ -130,9 +130,12 @@ export class HeatMap {
       this.scale.append(swatch, text);
     };
     this.scale.replaceChildren();
-    if (this.values.some((v, i) => v < 0 && this.indices[i] >= 0)) show(colours.minus, `${short(-limit, this.whole)}`);
+    const beyond = (sign) => (this.values.some((v) => sign * v > limit) ? { "-1": "≤ ", 1: "≥ " }[sign] : "");
+    if (this.values.some((v, i) => v < 0 && this.indices[i] >= 0)) {
+      show(colours.minus, `${beyond(-1)}${short(-limit, this.whole)}`);
+    }
     show(colours.zero, "0");
-    show(colours.plus, short(limit, this.whole));
+    show(colours.plus, `${beyond(1)}${short(limit, this.whole)}`);
     if (this.values.some(Number.isNaN)) show(colours.odd, "not a number");
     if (this.indices.includes(-1)) show(colours.none, "not read");
   }

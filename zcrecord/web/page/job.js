@@ -54,8 +54,10 @@ export class Job {
   }
 
   #fail(error) {
-    this.alert.textContent = shown(error.message);
+    const source = error instanceof SourceError;
+    const hint = source && error.what.startsWith("the request failed") ? "; is the server still running?" : "";
+    this.alert.textContent = `${shown(error.message)}${hint}`;
     this.alert.hidden = false;
-    if (error instanceof SourceError && /replaced or changed/.test(error.what)) this.onReplaced(error);
+    if (source && /open it again/.test(error.what)) this.onReplaced(error);
   }
 }

@@ -57,16 +57,17 @@ export class TensorPanel {
     }
     const view = isNumeric(info.dtype) ? new Numbers(info) : info.dtype === "string" ? new Strings() : new Octets();
     this.map = view.map ?? null;
-    this.result.append(...view.elements);
     return this.job.run((signal) => this.#fill(info, plan, view, signal));
   }
 
   async #fill(info, plan, view, signal) {
-    let done = 0;
+    let [done, pieces] = [0, 0];
     for await (const { tensor, first } of piecesOf(this.record, info, plan, signal)) {
       if (signal.aborted) return;
+      if (!pieces++) this.result.append(...view.elements); // before, and if nothing comes, there is nothing to see
       view.add(tensor, first);
-      done += tensor.nbytes;
+      const all = plan.complete && pieces === plan.pieces.length; // strings have more bytes than their texts
+      done = all ? info.nbytes : done + tensor.nbytes;
       view.draw();
       this.job.progress(done, plan.nbytes);
       this.job.status.textContent = plan.complete ? `${both(Math.min(done, info.nbytes))} of ${both(info.nbytes)} read.`
@@ -99,11 +100,11 @@ class Numbers {
 
   draw() {
     const { statistics: s, whole } = this;
-    const pairs = [["elements", exactly(s.count)], ["smallest", s.finite ? short(s.min, whole) : "none"],
-      ["largest", s.finite ? short(s.max, whole) : "none"], ["mean", s.finite ? short(s.mean) : "none"],
-      ["deviation", s.finite ? short(s.deviation) : "none"], ["zeros", exactly(s.zeros)]];
-    if (s.distinct !== null && s.finite) pairs.push(["values", `${s.distinct} different`]);
-    pairs.push(["not a number", exactly(s.nans)], ["infinite", exactly(s.infinities)]);
+    const pairs = [["elements", exactly(s.count)], ["zeros", exactly(s.zeros)],
+      ["smallest", s.finite ? short(s.min, whole) : "none"], ["largest", s.finite ? short(s.max, whole) : "none"],
+      ["mean", s.finite ? short(s.mean) : "none"], ["deviation", s.finite ? short(s.deviation) : "none"],
+      ["not a number", exactly(s.nans)], ["infinite", exactly(s.infinities)]]; // two to a line where there is room
+    if (s.distinct !== null && s.finite) pairs.push(["distinct", exactly(s.distinct)]);
     this.facts.replaceChildren(...pairs.flatMap(([term, what]) => [make("dt", {}, term), make("dd", {}, what)]));
     this.histogram.replaceChildren(...histogramOf(s.bars(), whole));
     this.map.draw();
@@ -155,7 +156,7 @@ class Strings {
       const text = new TextDecoder().decode(octets.subarray(0, 4 * LETTERS)).slice(0, LETTERS);
       const cut = octets.length > 4 * LETTERS || text.length === LETTERS;
       const more = cut ? `… ${counted(octets.length, "byte")}` : "";
-      this.list.append(make("li", { class: "name" }, `${shown(text)}${more}`));
+      this.list.append(make("li", { class: "name" }, `'${shown(text)}'${more}`));
     }
   }
 
