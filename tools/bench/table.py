@@ -29,6 +29,8 @@ HEADLINES = (
     "4 ONNX Runtime sessions, one weight in two branches, 537 MB: memory",
     "host device, 1.6 GB to memory that is there",
     "one 16 KiB tensor of an archive of 1024 MiB over HTTP (10 tensors): bytes fetched",
+    "all of an archive of 1024 MiB into GPU buffers in Chromium: growth of the JavaScript heap",
+    "every digest of 1.6 GB, mapped, one thread",
     "load 256 KB of weights that are part of a program: allocations",
     "gcc, 64 MiB of weights to an object file",
     "arrays out of a Python constant of 64 MiB: allocated",
