@@ -46,9 +46,7 @@ def scratch_file(path: str, mode: int = 0o666) -> Iterator[tuple[int, str]]:
     finally:
         with contextlib.suppress(OSError):
             os.unlink(scratch)
-        if held >= 0:
-            with contextlib.suppress(OSError):  # what closing has to tell was told to who closed the other
-                os.close(held)
+        _close(held)
 
 
 def _make(start: str, mode: int) -> tuple[int, int, str]:
@@ -58,9 +56,7 @@ def _make(start: str, mode: int) -> tuple[int, int, str]:
         held = _hold(fd, scratch)
         if held is not None and os.path.lexists(scratch):
             return fd, held, scratch
-        for one in (fd, held):  # it was removed between its making and its locking
-            if one is not None and one >= 0:
-                os.close(one)
+        _close(fd, held)  # it was removed between its making and its locking
         with contextlib.suppress(OSError):
             os.unlink(scratch)
     fd, scratch = _new(start, mode)
@@ -88,10 +84,18 @@ def _hold(fd: int, scratch: str) -> int | None:
         locked = _lock(held)
         if locked:
             return held
-        os.close(held)
+        _close(held)
         if locked is False:
             return None
     return -1
+
+
+def _close(*descriptors: int | None) -> None:
+    """Close what is one; what there is to tell of the file is told to who closes it after writing."""
+    for fd in descriptors:
+        if fd is not None and fd >= 0:
+            with contextlib.suppress(OSError):
+                os.close(fd)
 
 
 def _lock(fd: int) -> bool | None:
