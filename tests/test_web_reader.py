@@ -110,6 +110,13 @@ def test_agrees_where_one_rule_alone_is_broken() -> None:
     )
 
 
+def test_says_of_a_first_number_in_by_module_that_no_tensor_has_what_is_wrong() -> None:
+    forged = plain()
+    forged.add("by_module", [99, *range(1, len(forged.columns["tensors"]))])
+    (answer,) = ask(CHECKER, [Question(forged.seal())])
+    assert not answer.accepted and "it is no tensor, or not ascending" in answer.text
+
+
 def test_agrees_on_sizes_past_32_bits() -> None:
     questions = [Question(data) for data in wide()]
     assert accepted(questions) < len(questions)

@@ -100,7 +100,8 @@ class StringTensor extends Tensor {
     const decoder = new TextDecoder("utf-8", { ignoreBOM: true });
     return Array.from({ length: this.count }, (_, i) => {
       const octets = this.data.subarray(this._ends[i], this._ends[i + 1]);
-      return decoded ? decoder.decode(octets) : octets;
+      if (!decoded) return octets;
+      return decoder.decode(octets.buffer instanceof ArrayBuffer ? octets : octets.slice()); // shared ones it refuses
     });
   }
 }

@@ -149,8 +149,10 @@ class HollowRecord {
     try {
       const target = this.#sink && constant.info.nbytes
         ? given(await this.#sink(constant.names[0], constant.info), constant.info) : this.#place(constant);
-      return new Writer(constant, name, target, (result) => this.#note(constant, name, result),
-        () => this.#begun.delete(constant), record.path);
+      return new Writer(constant, name, target, {
+        check: () => this.#checkOpen(name), done: (result) => this.#note(constant, name, result),
+        gone: () => this.#begun.delete(constant), path: record.path,
+      });
     } catch (error) {
       this.#begun.delete(constant);
       throw record._located(error, name);
@@ -323,9 +325,9 @@ class Writer {
   #state = "open";
   #done = 0;
 
-  constructor(constant, name, target, done, gone, path) {
+  constructor(constant, name, target, record) {
     Object.assign(this, { name, info: constant.info });
-    this._ = { target, done, gone, path };
+    this._ = { target, ...record };
   }
 
   #fault(what, Kind = ProducerError) {
@@ -336,6 +338,7 @@ class Writer {
     const what = "its writer was closed, or something failed; open it again";
     if (this.#state !== "open") throw this.#fault(what, FillError);
     try {
+      this._.check(); // what was given up is not to be finished
       return await step();
     } catch (error) {
       this.abort();

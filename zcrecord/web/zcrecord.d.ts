@@ -60,7 +60,8 @@ export interface OpenOptions extends Cancellable {
   embedded?: "prefix" | "suffix" | null;
   /** In place of the global fetch. */
   fetch?: typeof fetch;
-  /** Sent with each request; a request's Range comes besides. */
+  /** Sent with each request; a request's Range comes besides. Where a server redirects to another origin, fetch leaves
+   *  out Authorization, and no other. */
   headers?: HeadersInit;
   /** What fetch's `cache` is; "no-store" by default, with which no cache hides that a file was replaced. */
   cache?: RequestCache;

@@ -152,3 +152,17 @@ test("filling is cancelled between tensors, wherever they come from", async ({ b
   await hollow.stream(record);
   await rejects(() => hollow.seal().verify(gone), "LoadCancelledError", /was cancelled/);
 });
+
+test("what a sink gave is let go of, not finished, once the record was given up", async ({ base }) => {
+  const told = [];
+  const sink = () => ({ write: () => void told.push("write"), close: () => void told.push("close"),
+    abort: () => void told.push("abort") });
+  for (const step of [(writer) => writer.close(), (writer) => writer.write(new Uint8Array(1))]) {
+    const hollow = await (await things(base)).hollow({ sink });
+    const writer = await hollow.open("scalar");
+    await writer.write(Float64Array.of(1));
+    hollow.abort();
+    await rejects(() => step(writer), "FillError", /tensor 'scalar': the hollow record was given up; make another/);
+  }
+  equal(told, ["write", "abort", "write", "abort"]);
+});

@@ -243,3 +243,14 @@ test("a shape of more than 2^53 bits is held to its payload to the byte", async 
   const error = await rejects(async () => claimed(2 ** 50), "FormatError", /tensors\[0\]/);
   equal(error.rule, 51);
 });
+
+test("an empty tensor may have dims that no number is", async ({ base }) => {
+  const record = await open(`${base}/golden/tiny.zcr`);
+  Object.assign(record._ix.tensors, { rank: () => 2, payload: () => 0xffffffff });
+  Object.assign(record._ix.dims, { low: (k) => 1 - k, high: (k) => (k ? 0 : 2 ** 22) });
+  const { shape, count, nbytes } = record.info("w");
+  equal([shape, count, nbytes], [[2n ** 54n + 1n, 0], 0, 0]);
+  equal((await record.tensor("w")).data, new Uint8Array(0));
+  equal((await record.slice("w", 3, 5)).shape, [2, 0]);
+  equal(await record.array("w"), new Uint8Array(0));
+});
