@@ -58,7 +58,9 @@ def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The source distribution, unpacked."""
     folder = tmp_path_factory.mktemp("dist")
     with tarfile.open(build("sdist", ROOT, folder / "sdist")) as archive:
-        archive.extractall(folder, filter="data")
+        if hasattr(tarfile, "data_filter"):  # from 3.11.4 on
+            archive.extraction_filter = tarfile.data_filter
+        archive.extractall(folder)
     return folder / SDIST
 
 

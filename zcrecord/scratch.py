@@ -53,12 +53,15 @@ def _make(start: str, mode: int) -> tuple[int, int, str]:
     """Return a new file, a descriptor that locks it, so that nobody takes it for a dead one's, and its name."""
     for _ in range(_TRIES):
         fd, scratch = _new(start, mode)
-        held = _hold(fd, scratch)
-        if held is not None and os.path.lexists(scratch):
-            return fd, held, scratch
-        _close(fd, held)  # it was removed between its making and its locking
-        with contextlib.suppress(OSError):
-            os.unlink(scratch)
+        held = None
+        try:
+            held = _hold(fd, scratch)
+            if held is not None and os.path.lexists(scratch):
+                return fd, held, scratch
+        except OSError:
+            _give_up(scratch, fd)
+            raise
+        _give_up(scratch, fd, held)  # it was removed between its making and its locking
     fd, scratch = _new(start, mode)
     return fd, -1, scratch
 
@@ -80,6 +83,8 @@ def _hold(fd: int, scratch: str) -> int | None:
         try:
             held = os.open(scratch, os.O_RDONLY | _MORE) if reading else os.dup(fd)
         except OSError:
+            if not reading:
+                raise
             continue
         locked = _lock(held)
         if locked:
@@ -88,6 +93,12 @@ def _hold(fd: int, scratch: str) -> int | None:
         if locked is False:
             return None
     return -1
+
+
+def _give_up(scratch: str, *descriptors: int | None) -> None:
+    _close(*descriptors)
+    with contextlib.suppress(OSError):
+        os.unlink(scratch)
 
 
 def _close(*descriptors: int | None) -> None:
