@@ -196,12 +196,17 @@ class Misbehaving:
         more = size + (self.seen[handler.path] > 2)
         handler.say(206, data, Content_Range=f"bytes {start}-{last}/{more}")
 
-    def do_breaking(self, handler: Any, request: Any, size: int) -> None:
+    def begun(self, handler: Any, request: Any, size: int) -> bytes:
+        """Answer with the head that goes with the bytes asked for, and return those."""
         start, last, data = self.body(handler, request)
         handler.send_response(206)
         handler.send_header("Content-Range", f"bytes {start}-{last}/{size}")
         handler.send_header("Content-Length", str(len(data)))
         handler.end_headers()
+        return data
+
+    def do_breaking(self, handler: Any, request: Any, size: int) -> None:
+        data = self.begun(handler, request, size)
         handler.wfile.write(data[:70_000])
         handler.wfile.flush()
         if len(data) > 70_000:
@@ -214,11 +219,7 @@ class Misbehaving:
         handler.answer(request)
 
     def do_slow(self, handler: Any, request: Any, size: int) -> None:
-        start, last, data = self.body(handler, request)
-        handler.send_response(206)
-        handler.send_header("Content-Range", f"bytes {start}-{last}/{size}")
-        handler.send_header("Content-Length", str(len(data)))
-        handler.end_headers()
+        data = self.begun(handler, request, size)
         handler.wfile.write(data[:5])
         handler.wfile.flush()
         self.stop.wait(20)
