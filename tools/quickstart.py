@@ -16,6 +16,7 @@ import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -111,14 +112,14 @@ def act_two(console: Console, folder: Path, mib: int) -> None:
     console.rule(f"[bold]Act two[/]: a GPT-shaped model of {mib:,} MiB", align="left")
     mib = _that_fits(console, folder, mib)
     source, archive = folder / "gpt.onnx", folder / "gpt.zcr"
-    with console.status("streaming the model to disk"), source.open("wb") as sink:
+    with _step(console, "streaming the model to disk"), source.open("wb") as sink:
         shape = write_gpt(sink, mib)
     console.print(
         f"gpt.onnx: {shape.blocks} blocks, width {shape.width}, vocabulary {shape.vocabulary:,}; made just now"
     )
-    with console.status("onnx.load, in a process of its own"):
+    with _step(console, "onnx.load, in a process of its own"):
         loaded = call_alone("tools.serving:onnx_load", source=str(source))
-    with console.status("onnx2zc, in a process of its own"):
+    with _step(console, "onnx2zc, in a process of its own"):
         converted = call_alone("tools.serving:convert", source=str(source), dest=str(archive))
     table = _figures("converting it", "time", "peak memory")
     table.add_row("onnx2zc", _seconds(converted["seconds"]), _mib(converted["peak_rss"]))
@@ -165,7 +166,7 @@ def _available_memory() -> int | None:
 def _serve(console: Console, path: Path, label: str, **options: Any) -> Served:
     """Have four processes serve `path` at once; memory is taken when all four have answered and none has ended."""
     threads = max(1, (os.cpu_count() or 1) // PROCESSES)
-    with console.status(f"{PROCESSES} processes serve {label}"), contextlib.ExitStack() as stack:
+    with _step(console, f"{PROCESSES} processes serve {label}"), contextlib.ExitStack() as stack:
         workers = [stack.enter_context(Worker()) for _ in range(PROCESSES)]
         _all(workers, "tools.serving:prepare")
         ready = _all(workers, "tools.serving:open_session", path=str(path), threads=threads, **options)
@@ -284,15 +285,39 @@ def _mib(nbytes: int | None) -> str:
     return "not told by this system" if nbytes is None else f"{nbytes / MIB:,.0f} MiB"
 
 
+def _import_onnx() -> None:
+    """Import what writes models while a signal still just ends the program: there is nothing to remove yet.
+
+    An exception in the middle of it would crash the interpreter (onnx 1.23.2).
+    """
+    handler = signal.signal(signal.SIGINT, signal.SIG_DFL)
+    import onnx  # noqa: F401
+
+    signal.signal(signal.SIGINT, handler)
+
+
+_signals: list[int] = []  # those that came
+
+
 def _end_on_signals() -> None:
-    """Have SIGTERM and SIGHUP end the program as Ctrl-C does, by an exception, so that the folder is removed."""
+    """Have signals end the program by an exception, so that the folder is removed."""
 
     def end(number: int, _frame: object) -> None:
+        _signals.append(number)
         sys.exit(128 + number)
 
-    for name in ("SIGTERM", "SIGHUP"):
+    for name in ("SIGINT", "SIGTERM", "SIGHUP"):
         if hasattr(signal, name):
             signal.signal(getattr(signal, name), end)
+
+
+@contextlib.contextmanager
+def _step(console: Console, what: str) -> Iterator[None]:
+    """Say what goes on; end after it if a signal came in a callback of protobuf's, which drops exceptions."""
+    with console.status(what):
+        yield
+    if _signals:
+        sys.exit(128 + _signals[0])
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -303,6 +328,8 @@ def main(arguments: list[str] | None = None) -> int:
     args = parser.parse_args(arguments)
     if not 1 <= args.mib <= MAX_MIB:
         parser.error(f"--mib {args.mib} is not from 1 to {MAX_MIB}")
+    if not args.small:
+        _import_onnx()
     _end_on_signals()
     console = Console(highlight=False)  # coloured digits distract from the two columns that matter
     try:
@@ -311,9 +338,10 @@ def main(arguments: list[str] | None = None) -> int:
             if not args.small:
                 act_two(console, Path(folder), args.mib)
         _next_steps(console, args.small)
-    except KeyboardInterrupt:
-        console.print("\ninterrupted; nothing is left behind")
-        return 130
+    except SystemExit:
+        if _signals == [signal.SIGINT]:
+            console.print("\ninterrupted; nothing is left behind")
+        raise
     except (QuickstartError, WorkerError, zcrecord.RecordError) as error:
         print(f"tools/quickstart: {error}", file=sys.stderr)
         return 1
