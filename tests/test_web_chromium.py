@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from browser_heap import heap_growth
 from browsers import Pages
-from test_web_module import names_in
-from web_archives import everything_served
+from test_web_module import MOST, names_in
+from web_archives import WEB, everything_served
 
 from tools.range_server import Server
 
@@ -85,3 +85,46 @@ def test_a_small_tensor_of_a_gibibyte_takes_three_requests(still: Any, served: S
     assert still.evaluate(read) == [9, 9, 9, 9, 0]
     asked = [request for request in served.requests if request.path.startswith("/sparse1")]
     assert len(asked) <= 3 and sum(request.sent for request in asked) < 256 << 10
+
+
+def test_a_page_that_reads_a_tensor_loads_no_more_of_the_module_than_that_takes(pages: Pages, served: Server) -> None:
+    page = pages()
+    page.goto(f"{served.url}/blank")
+    served.forget()
+    read = """async () => {
+      const { open } = await import("/zcrecord/web/zcrecord.js");
+      return Array.from((await (await open("/things.zcr")).tensor("encoder.w")).data);
+    }"""
+    assert page.evaluate(read) == [0, 1, 2, 3, 4, 5]
+    loaded = [request.path.rpartition("/")[2] for request in served.requests if request.path.endswith(".js")]
+    assert sorted(loaded) == ["format.js", "places.js", "zcrecord.js"]
+    assert sum((WEB / name).stat().st_size for name in loaded) < MOST
+
+
+@pytest.mark.parametrize(
+    ("part", "archive", "ask"),
+    [
+        ("structure.js", "things", "modules()"),
+        ("elements.js", "things", 'tensor("turned")'),
+        ("pieces.js", "quarter", 'tensor("t0")'),
+    ],
+)
+def test_a_part_of_the_module_that_cannot_be_loaded_is_a_source_error(
+    part: str, archive: str, ask: str, pages: Pages, served: Server
+) -> None:
+    page = pages()
+    page.route(f"**/{part}", lambda route: route.abort())
+    page.goto(f"{served.url}/blank")
+    read = f"""async () => {{
+      const {{ open, SourceError }} = await import("/zcrecord/web/zcrecord.js");
+      const record = await open("/{archive}.zcr");
+      try {{
+        await record.{ask};
+      }} catch (error) {{
+        return [error instanceof SourceError, error.message];
+      }}
+    }}"""
+    typed, message = page.evaluate(read)
+    assert typed and "the request failed" in message and part in message
+    assert all("Failed to load resource" in complaint for complaint in pages.complaints)
+    pages.complaints = []

@@ -69,7 +69,7 @@ def run(settings: Settings) -> Iterator[Row]:
             grown[name] = float(heap_growth(page, script, "/sparse.zcr")[1])
             page.close()
         yield Row(AREA, work, "B", grown, Promise("under", 48 * MIB))
-    work = "zcrecord.js, unminified: all that a page loads to open an archive and read tensors"
+    work = "zcrecord.js, unminified: all that a page loads to open an archive and read a dense tensor of up to 1 MiB"
     yield Row(AREA, work, "B", {OURS: loaded()}, Promise("under", 30_000))
 
 

@@ -3,8 +3,17 @@
 
 import { FormatError, SourceError, SourceNotFoundError, need } from "./format.js";
 
-/** Returns a stream of the whole file where it is small or may be sent whole; throws what is wrong otherwise. */
-export async function instead(place, response, { at, end, lo, last, size, tag, opening }) {
+/** Returns whether two answers' ETags and dates are those of one file. A weak ETag may stay when bytes change: the date
+ *  tells more. */
+function sameFile(...answers) {
+  const [one, other] = answers.map(([etag, date]) =>
+    (etag?.startsWith("W/") ? date ?? etag.slice(2) : etag ?? date));
+  return !one || !other || one === other;
+}
+
+/** Returns the response where it is right after all, or a Blob of the whole file where it is small or may be sent
+ *  whole; throws what is wrong otherwise. */
+export async function instead(place, response, { at, end, lo, last, size, tags, opening }) {
   const { status } = response;
   const told = (name) => response.headers.get(name);
   const check = (holds, what, Kind = SourceError) => {
@@ -24,13 +33,14 @@ export async function instead(place, response, { at, end, lo, last, size, tag, o
 ranges, and so would send everything; use one that does, or open it with allowWhole");
     const octets = new Uint8Array(await response.arrayBuffer());
     Object.assign(place, { octets, size: octets.length });
-    return new Blob([octets.subarray(at, end)]).stream();
+    return new Blob([octets.subarray(at, end)]);
   }
-  check(status === 206 || tag !== place.tag, "the server answered a request for a range with everything");
+  const same = sameFile(tags, place.tags ?? []);
+  check(status === 206 || !same, "the server answered a request for a range with everything");
   check(status === 200 || size !== undefined, "the answer has no Content-Range that can be read; another origin must \
 send Access-Control-Expose-Headers: Content-Range, ETag");
   const misplaced = status === 206 && size === place.size && (lo !== at || last >= end);
   check(!misplaced, `the server sent bytes [${lo}, ${last + 1}) of [${at}, ${end})`);
-  check(false, "was replaced or changed since it was opened; open it again");
-  return null;
+  check(status === 206 && size === place.size && same, "was replaced or changed since it was opened; open it again");
+  return response;
 }

@@ -5,6 +5,7 @@
  */
 
 import { rangesOf, stream } from "./stream.js";
+import { checkFullNames } from "./structure.js";
 import { END, FormatError, IntegrityError, KINDS, LimitError, NONE, big, compare, eachWord } from "./format.js";
 
 // -- XXH3, 64 bits, seed 0 -------------------------------------------------------------------------------------------
@@ -307,7 +308,7 @@ export function damaged(record, number, tensor) {
 
 /** Checks the digest of a payload, if it has one. Returns what reads ranges of the bytes that were checked: what is
  *  fetched again could be something else. */
-export async function verified(record, number, get) {
+export async function _verified(record, number, get) {
   const wanted = record._digest(number);
   if (wanted === null) return get;
   const octets = await get(0, record._nbytes(number));
@@ -367,7 +368,7 @@ function checkElements(record, numbers, chunk, last, bools, pads) {
 export async function contentDigest(record, { signal } = {}) {
   const { _ix: ix } = record;
   const { pool, byName, tensors, modules: m, attributes } = ix;
-  record._checkFullNames();
+  checkFullNames(record);
   const known = await elementDigests(record, signal);
   const sha = new Sha256().update(new TextEncoder().encode("zcrecord content digest 1\n"));
   const number = (value) => sha.update(new Uint8Array(BigUint64Array.of(BigInt(value)).buffer));

@@ -5,6 +5,7 @@
  */
 
 import { KINDS, NONE, big } from "./format.js";
+import { values } from "./structure.js";
 
 const MOST_TEXT = 2000; // characters of a value
 const MOST_ITEMS = 20; // of a list
@@ -27,10 +28,10 @@ export function describe(record, name, { contentDigest = null } = {}) {
     metadata: { key: [], value: [] },
   };
   addTensors(record, out);
-  for (const { parent, place, name: key, value } of record._values(ix.attributes)) {
+  for (const { parent, place, name: key, value } of values(record, ix.attributes)) {
     add(out.attributes, { key, module: parent, place, value: told(value) });
   }
-  for (const { name: key, value } of record._values(ix.metadata)) add(out.metadata, { key, value: told(value) });
+  for (const { name: key, value } of values(record, ix.metadata)) add(out.metadata, { key, value: told(value) });
   return out;
 }
 

@@ -2,19 +2,46 @@
 /** Tensors whose elements are not simply there in C order: strided views, packed elements, strings. */
 
 import { KINDS, UnsupportedError, need } from "./format.js";
-import { roomFor } from "./places.js";
+import { roomFor } from "./pieces.js";
 import { Tensor } from "./zcrecord.js";
 
 const product = (shape) => shape.reduce((a, b) => a * Number(b), 1);
 
-/** Returns the tensor of `info`, which is that from item `start` of `all` on; `get` reads a range of its payload. */
-export function read(info, get, all, start, nbytes) {
-  if (info.code === 64) return strings(info, get, all, start, nbytes);
-  return info.strides ? strided(info, get, start) : packed(info, get, all, start);
+/** Returns the tensor of `info`; `get` reads a range of its payload. */
+export function _read(record, info, get) {
+  return part(record, info, get, 0, Infinity);
+}
+
+export async function slice(record, name, start = 0, stop = Infinity, { signal } = {}) {
+  const info = record.info(name);
+  const what = "a tensor of rank 0 has no slices";
+  if (!info.shape.length) throw record._located(new UnsupportedError(what), name);
+  const rows = Number(info.shape[0]);
+  const at = (n) => Math.min(rows, Math.max(0, n < 0 ? n + rows : n));
+  const [first, end] = [start, stop].map((n) => at(Math.trunc(n) || 0)); // NaN is 0
+  try {
+    const get = (lo, hi) => record._payload(info.payload, lo, hi, signal);
+    return await part(record, info, get, first, Math.max(first, end));
+  } catch (error) {
+    throw record._located(error, name);
+  }
+}
+
+/** Returns items [start, stop) of the first axis. */
+async function part(record, all, get, start, stop) {
+  const { bits, code, strides, payload, shape: [rows = 1, ...rest] } = all;
+  const info = start === 0 && stop >= rows ? all : { ...all, shape: [stop - start, ...rest] };
+  info.count = payload === null ? 0 : product(info.shape);
+  if (!info.count) return new (code === 64 ? StringTensor : bits % 8 ? PackedTensor : Tensor)(info, new Uint8Array(0));
+  if (code === 64) return strings(info, get, all, start, record._nbytes(payload));
+  if (strides) return strided(info, get, start);
+  if (bits % 8) return packed(info, get, all, start);
+  const row = (product(rest) * bits) / 8;
+  return new Tensor(info, await get(row * start, row * start + (info.count * bits) / 8));
 }
 
 /** Returns a tensor's elements in C order, packed ones one to an item. */
-export async function arrayOf(record, name, options) {
+export async function array(record, name, options) {
   const { code, bits } = record.info(name);
   const what = code === 64 ? "strings are no array; use (await record.tensor(name)).strings()"
     : `dtype code ${code} is not known; tensor(name).data has its elements of ${bits} bits as bytes`;
@@ -28,6 +55,11 @@ export async function arrayOf(record, name, options) {
 }
 
 class StridedTensor extends Tensor {
+  constructor(info, octets, base) {
+    super(info, octets);
+    this.base = base;
+  }
+
   contiguous() {
     const { shape, strides, components: each, data, count } = this;
     const rank = shape.length;
@@ -64,7 +96,13 @@ async function strided(info, get, start) {
   return new StridedTensor(info, await get(first + low * item, first + (high + 1) * item), 0 - low); // not -0
 }
 
+/** Of elements narrower than a byte; those of an unknown type are not told apart. */
 class PackedTensor extends Tensor {
+  constructor(info, octets) {
+    super(info, octets, Uint8Array);
+    this.packed = KINDS.has(info.code);
+  }
+
   unpack() {
     const { bits, data, code } = this;
     if (!this.packed) return data; // of an unknown type

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: 0BSD
-/** Archives in files, in Node, read by ranges; and what is to be said of a source that is nothing to read from. */
+/** Archives in memory, in Blobs and in Node's files; and what is to be said of a source that is none. */
 
 import { SourceError, SourceNotFoundError, UnsupportedError, checkGoing, need, printable } from "./format.js";
-import { Place, roomFor } from "./places.js";
+import { Place, PIECE } from "./places.js";
+import { roomFor } from "./pieces.js";
 
-const PIECE = 1 << 20; // bytes that a chunk has
 
 class FilePlace extends Place {
   async read(start, end, signal) {
@@ -16,7 +16,7 @@ class FilePlace extends Place {
     return out;
   }
 
-  async *chunks(start, end, signal) {
+  async *pieces(start, end, signal) {
     const piece = new Uint8Array(Math.min(PIECE, end - start));
     for (let at = start; at < end;) {
       checkGoing(signal);
@@ -49,8 +49,17 @@ async function sizeOf(handle, path) {
   return size;
 }
 
-/** Returns the place of a path, a file URL or a FileHandle. */
-export async function fileOf(source) {
+/** Returns the place of memory, a Blob, a path, a file URL or a FileHandle. */
+export async function placeOf(source) {
+  if (source instanceof ArrayBuffer) source = new Uint8Array(source);
+  if (ArrayBuffer.isView(source)) {
+    const octets = new Uint8Array(source.buffer, source.byteOffset, source.byteLength);
+    return new Place({ octets, size: octets.length });
+  }
+  if (source instanceof Blob) {
+    const ask = async (start, end) => source.slice(start, end);
+    return new Place({ path: source.name ?? null, size: source.size, ask });
+  }
   const node = globalThis.process?.versions?.node;
   if (node && typeof source?.read === "function" && "fd" in source) {
     return new FilePlace({ handle: source, size: await sizeOf(source) });

@@ -5,13 +5,14 @@
  * views of one payload are is filled one by one, unless one of them is all of it.
  */
 
-import { FillError, KINDS, ProducerError, UnsupportedError, checkGoing, need, printable } from "./format.js";
+import { FillError, KINDS, ProducerError, UnsupportedError, checkGoing, need, printable,
+  range } from "./format.js";
 import { Record, Tensor } from "./zcrecord.js";
 
 const PIECE = 1 << 20; // bytes of a record's tensor that are passed on at a time
 
 /** Returns a record without its weights; fetches attributes' bytes, no tensor's. See zcrecord.d.ts. */
-export async function hollowOf(record, { sink = null, signal } = {}) {
+export async function hollow(record, { sink = null, signal } = {}) {
   need(sink === null || typeof sink === "function", "sink is a function of a name and a TensorInfo", UnsupportedError);
   const rooms = new Map();
   const weights = new Set(record.names.map((name) => record.info(name).payload));
@@ -33,9 +34,22 @@ function reachesEachOnce({ shape, strides }) {
   });
 }
 
-/** Returns a record over other memory: `room(number)` is a payload's bytes. */
-function over({ path, _header: header, _sealed: sealed, _base: base, _ix: ix }, room) {
-  return new Record({ header, sealed, base, ix, place: { path }, room });
+/** A record over the memory that was filled: `room(number)` is a payload's bytes, which nobody has hashed. */
+class FilledRecord extends Record {
+  constructor({ path, layout: { sealed }, _header: header, _base: base, _ix: ix }, room) {
+    super({ header, sealed, base, ix, place: { path }, digest: "none" });
+    this._room = room;
+    this.nbytes = range(ix.payloads.n, ix.payloads.nbytes).reduce((a, b) => a + b, 0);
+  }
+
+  async _payload(number, lo, hi, signal) {
+    try {
+      checkGoing(signal);
+      return lo === hi ? new Uint8Array(0) : this._room(number).subarray(lo, hi);
+    } catch (error) {
+      throw this._located(error);
+    }
+  }
 }
 
 class HollowRecord {
@@ -79,14 +93,14 @@ class HollowRecord {
   get names() {
     return this.#record.names;
   }
-  get modules() {
-    return this.#record.modules;
+  modules() {
+    return this.#record.modules();
   }
-  get attributes() {
-    return this.#record.attributes;
+  attributes() {
+    return this.#record.attributes();
   }
-  get metadata() {
-    return this.#record.metadata;
+  metadata() {
+    return this.#record.metadata();
   }
   info(name) {
     return this.#record.info(name);
@@ -278,7 +292,7 @@ class HollowRecord {
     if (this.#sink) {
       return new Map(this.names.map((name) => [name, results.get(this.#constants.get(name)) ?? null]));
     }
-    return over(this.#record, (number) => this.#room(number));
+    return new FilledRecord(this.#record, (number) => this.#room(number));
   }
 
   /** Gives it up: what was filled is let go of, what others are at fails. After `seal` it does nothing. */

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: 0BSD
-/** What to tell a person about an archive that breaks a rule of FORMAT.md: loaded when one does. */
+/** What it is when an archive breaks a rule of FORMAT.md, and what to tell a person: loaded when one does. */
 
 import { FormatError, IntegrityError, LimitError, VersionError } from "./format.js";
 
@@ -17,7 +17,7 @@ const BREACHES = new Map(`\
 11 payload_offset is unaligned or past the end
 12 header, index, payloads and trailer do not tile the archive
 13 they do not end where their region does
-14 the source has # bytes, its archive_size is another: truncated, copy it again, or followed by other bytes
+14 the source has # bytes, its archive_size is another: it is truncated, or other bytes follow it
 15 not sealed, or larger than the # bytes of the source; open the whole file
 16 no archive of up to # bytes ends here
 17 its CRC does not match
@@ -77,7 +77,12 @@ const ADVICE = new Map([
   [FormatError, "copy it again, or save it again if that does not help"],
 ]);
 
-/** Returns what is wrong and what to do about it, for an error that has the number of a rule. */
-export function explain({ what, rule, got, constructor }) {
-  return `${what}: ${BREACHES.get(rule).replace("#", got)} (R${rule}); ${ADVICE.get(constructor)}`;
+// What the breach of a rule is, where it is no FormatError.
+const KIND = { 2: VersionError, 3: IntegrityError, 7: VersionError, 9: LimitError, 17: IntegrityError, 30: LimitError,
+  31: LimitError, 40: LimitError, 47: LimitError, 49: LimitError };
+
+/** Returns an error of the right kind that says what is wrong and what to do, for one that has the number of a rule. */
+export function explain({ where, rule, got, tensor }) {
+  const Kind = KIND[rule] ?? FormatError;
+  return new Kind(`${where}: ${BREACHES.get(rule).replace("#", got)} (R${rule}); ${ADVICE.get(Kind)}`, { tensor });
 }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: 0BSD
 /** Many payloads at once: read forward as they lie in the file, neighbours in one request, a few requests at a time. */
 
+import { pieces } from "./pieces.js";
 import { UnsupportedError, checkGoing, need } from "./format.js";
 
 const NEAR = 1 << 16; // bytes between payloads that are fetched rather than asking twice
@@ -57,7 +58,7 @@ function groupsOf(ranges) {
 
 async function readGroup(record, { start, end, ranges }, take, signal) {
   let [at, k] = [start, 0];
-  for await (const chunk of record._place.chunks(start, end, signal)) {
+  for await (const chunk of pieces(record._place, start, end, signal)) {
     const next = at + chunk.length;
     for (; k < ranges.length && ranges[k].start < next; k++) {
       const range = ranges[k];

@@ -151,7 +151,8 @@ export interface VerifyOptions extends Cancellable {
   maxInFlight?: number;
 }
 
-/** An opened archive: its names, modules and values are there, tensors' bytes are fetched when they are asked for. */
+/** An opened archive. Its names and what there is to know of each tensor are there; modules, attributes and metadata,
+ *  too, but the part of the reader that makes them is loaded when one is asked for. Tensors' bytes are fetched then. */
 export class Record {
   private constructor();
   /** The URL (without its query) or path; null for memory. */
@@ -169,19 +170,19 @@ export class Record {
   readonly names: readonly string[];
   /** Bytes of stored payloads, each range once. */
   readonly nbytes: number;
-  /** Every module by its full name, the record itself as ""; in pre-order. */
-  readonly modules: Map<string, ModuleInfo>;
-  /** Every attribute by its full name. Throws LimitError where those names add up to over 64 times the index. */
-  readonly attributes: Map<string, Value>;
-  /** The file's own metadata, by name. */
-  readonly metadata: Map<string, Value>;
   has(name: string): boolean;
   /** What the index says of one tensor. Throws TensorNotFoundError, which lists close names. */
   info(name: string): TensorInfo;
+  /** Every module by its full name, the record itself as ""; in pre-order. */
+  modules(): Promise<Map<string, ModuleInfo>>;
+  /** Every attribute by its full name. Throws LimitError where those names add up to over 64 times the index. */
+  attributes(): Promise<Map<string, Value>>;
+  /** The file's own metadata, by name. */
+  metadata(): Promise<Map<string, Value>>;
   /** Names of the tensors that share a tensor's bytes, its own included; none where it is alone. */
-  tied(name: string): readonly string[];
+  tied(name: string): Promise<readonly string[]>;
   /** The record as it was saved: Maps, arrays of list and tuple modules, attributes, and TensorInfos for tensors. */
-  tree(): Tree;
+  tree(): Promise<Tree>;
   /**
    * One tensor: fetches its bytes, or is a view of those in memory. `verify` reads the whole payload, once, and checks
    * its digest first. Throws TensorNotFoundError, IntegrityError, SourceError, LoadCancelledError; FormatError for strings
@@ -256,9 +257,9 @@ export type Filling = ArrayBuffer | ArrayBufferView | Tensor;
 /** A record whose constants are filled one by one; tied tensors are one constant. Throws FillError, ProducerError. */
 export interface HollowRecord {
   readonly names: readonly string[];
-  readonly modules: Map<string, ModuleInfo>;
-  readonly attributes: Map<string, Value>;
-  readonly metadata: Map<string, Value>;
+  modules(): Promise<Map<string, ModuleInfo>>;
+  attributes(): Promise<Map<string, Value>>;
+  metadata(): Promise<Map<string, Value>>;
   readonly state: "declared" | "filling" | "filled" | "sealed" | "aborted";
   /** Bytes that are due in all, and those that have come. */
   readonly nbytes: number;

@@ -65,9 +65,10 @@ async function dump(record) {
 // Uses whatever the reader offers: in an archive that opened nothing may fail but the ends of strings, which are the
 // payload's, and all ways to one thing agree.
 async function useAll(record, level) {
-  record.tree();
-  if (record.modules.size < 1 || record.names.length !== record.length) throw new Error("counts differ");
-  for (const value of [...record.attributes.values(), ...record.metadata.values()].flat()) await value?.read?.();
+  await record.tree();
+  if ((await record.modules()).size < 1 || record.names.length !== record.length) throw new Error("counts differ");
+  const values = [...(await record.attributes()).values(), ...(await record.metadata()).values()];
+  for (const value of values.flat()) await value?.read?.();
   for (const [i, name] of record.names.entries()) {
     if (record._search(name) !== i) throw new Error(`${name} is not found`);
     const { shape, code, dtype } = record.info(name);
@@ -98,9 +99,9 @@ async function useAll(record, level) {
 async function askAll(record) {
   const some = record.names.slice(0, 1000);
   const questions = [
-    () => some.map((name) => [record.info(name), record.tied(name)]),
+    async () => { for (const name of some) await record.tied(record.info(name).name); },
     async () => { for (const name of some.slice(0, 100)) await record.tensor(name); },
-    () => record.tree(), () => record.modules, () => record.attributes, () => record.metadata,
+    () => record.tree(), () => record.modules(), () => record.attributes(), () => record.metadata(),
     () => record.verify(), () => record.contentDigest(),
   ];
   let first = null;

@@ -61,7 +61,7 @@ for (const name of ["golden/dtypes", "golden/views", "golden/strings", "golden/d
       equal(found.length, Math.ceil(size / 4) * 4);
       ok(whole.subarray(start, start + size).every((byte, i) => byte === found[i]), `${tensor} differs`);
       ok(!found.subarray(size).some(Boolean), `${tensor}: bytes after the last are not zero`);
-      for (const other of record.tied(tensor)) ok(bindings.get(other).buffer === buffer, `${other} is elsewhere`);
+      for (const other of await record.tied(tensor)) ok(bindings.get(other).buffer === buffer, `${other} is elsewhere`);
     }
     equal(buffers.size, new Set(record.names.map((n) => record.info(n).payload).filter((n) => n !== null)).size);
     device.destroy();

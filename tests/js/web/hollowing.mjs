@@ -9,7 +9,8 @@ test("a record that is filled from itself is the same", async ({ base }) => {
   const record = await things(base);
   const hollow = await record.hollow();
   equal([hollow.state, hollow.nbytesFilled], ["declared", 0]);
-  equal([hollow.names, [...hollow.modules.keys()]], [record.names, [...record.modules.keys()]]);
+  equal(hollow.names, record.names);
+  equal([...(await hollow.modules()).keys()], [...(await record.modules()).keys()]);
   equal(hollow.missing(), record.names.filter((name) => name !== "empty"));
   await hollow.stream(record);
   equal([hollow.state, hollow.nbytesFilled, hollow.missing()], ["filled", hollow.nbytes, []]);
@@ -17,7 +18,7 @@ test("a record that is filled from itself is the same", async ({ base }) => {
   equal(hollow.state, "sealed");
   equal(await sealed.contentDigest(), await record.contentDigest());
   await sealed.verify();
-  equal(await sealed.attributes.get("blob").read(), Uint8Array.of(1, 2, 3));
+  equal(await (await sealed.attributes()).get("blob").read(), Uint8Array.of(1, 2, 3));
 });
 
 test("tied tensors are filled once, equal ones by themselves", async ({ base }) => {

@@ -204,7 +204,7 @@ test("a server that sends nothing, or a little each time, is not asked for ever"
     });
     const missing = /bytes \d+ to \d+ are missing; it is truncated or changed, open it again/;
     await rejects(() => open(`${base}/front.zcr`, { fetch: told.fetch }), "SourceError", missing);
-    equal(told.requests, 3);
+    equal(told.requests, 4);
   }
 });
 

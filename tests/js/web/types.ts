@@ -26,8 +26,8 @@ export async function everything(source: string | URL | Blob | ArrayBuffer): Pro
   const data: Elements = tensor.contiguous().data;
   const texts: string[] = tensor.strings();
   const raw: Uint8Array[] = tensor.strings({ decoded: false });
-  const tree: Tree = record.tree();
-  const value: Value | undefined = record.attributes.get("version");
+  const tree: Tree = await record.tree();
+  const value: Value | undefined = (await record.attributes()).get("version");
   const onProgress = (done: number, total: number) => done / total;
   const bound: Map<string, Binding<GPU>> = await record.uploadTo(device, ["w"], { onProgress });
   const size: number | undefined = bound.get("w")?.buffer?.size;

@@ -24,7 +24,7 @@ export class ModelPanel {
 
   /** Fills a section, or leaves it hidden where the archive has no model. */
   async place(section) {
-    const skeleton = this.record.attributes.get("onnx.graph");
+    const skeleton = (await this.record.attributes()).get("onnx.graph");
     if (typeof skeleton?.read !== "function") return;
     this.box = make("div", { class: "box" });
     section.append(this.box);

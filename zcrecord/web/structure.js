@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: 0BSD
+/** What an index has besides tensors: modules, attributes, metadata, ties. Fetches nothing. */
+
+import { LimitError, NONE, big, eachWord, exact, range } from "./format.js";
+
+const KINDS = [, , "list", "tuple", "object"]; // every other one is a mapping
+
+/** Returns a function that gives a module's name, decoded once: many attributes may have a long one before theirs. */
+function moduleNames({ modules }) {
+  const known = new Map();
+  return (i) => {
+    if (!known.has(i)) known.set(i, modules.name(i));
+    return known.get(i);
+  };
+}
+
+/** Lets attributes have their modules' names before them, but not 100,000 of them one of a MiB. */
+export function checkFullNames({ path, _header: { indexSize }, _ix: { attributes, modules } }) {
+  let total = 0;
+  for (let i = 0; i < attributes.n; i++) total += modules.size(attributes.parent(i));
+  if (total <= 64 * indexSize) return;
+  throw new LimitError(`full names of attributes add up to ${total} bytes, more than 64 times the index`, { path });
+}
+
+export function modules({ _ix: ix }) {
+  const { modules: m, tensors, textAt } = ix;
+  const name = moduleNames(ix);
+  return new Map(range(m.n, (i) => {
+    const last = m.end(i) < m.n ? m.tensor(m.end(i)) : tensors.n;
+    return [name(i), {
+      name: name(i), kind: KINDS[m.kind(i)] ?? "mapping", typeName: textAt(m.type(i), m.typeSize(i)),
+      tensors: last - m.tensor(i), parent: i ? name(m.parent(i)) : null,
+    }];
+  }));
+}
+
+export function attributes(record) {
+  checkFullNames(record);
+  const module = moduleNames(record._ix);
+  return new Map(values(record, record._ix.attributes).map(({ parent, name, value }) =>
+    [parent ? `${module(parent)}.${name}` : name, value]));
+}
+
+export function metadata(record) {
+  return new Map(values(record, record._ix.metadata).map(({ name, value }) => [name, value]));
+}
+
+/** Returns every row of attributes or of metadata: number and place in its module, name, and value. */
+export function values(record, rows) {
+  const texts = new Map(); // lists may share words, and words texts: each is made once
+  return range(rows.n, (i) => {
+    const words = [];
+    eachWord(record._ix, rows, i, (from, k) => void words.push(valueOf(record, rows.type(i), from, k, texts)));
+    const value = rows.form(i) ? words : words[0];
+    return { parent: rows.parent(i), place: rows.place(i), name: rows.name(i), value };
+  });
+}
+
+function valueOf(record, type, from, k, texts) {
+  const [low, high] = [from.low(k), from.high(k)];
+  if (type < 2) return type ? low === 1 : null;
+  if (type < 4) return exact(type === 2 ? BigInt.asIntN(64, big(from, k)) : big(from, k));
+  if (type === 4) return new Float64Array(Uint32Array.of(low, high).buffer)[0];
+  if (type === 5) {
+    const span = `${low} ${high}`;
+    if (!texts.has(span)) texts.set(span, record._ix.textAt(low, high));
+    return texts.get(span);
+  }
+  const nbytes = low === NONE ? 0 : record._nbytes(low);
+  return { nbytes, read: ({ signal } = {}) => record._payload(low, 0, nbytes, signal) };
+}
+
+export function tree(record) {
+  const { modules: m, tensors: t, attributes: rows, textAt } = record._ix;
+  const made = range(m.n, () => []);
+  const put = (vector, i, value) => {
+    const key = textAt(vector.start(i) + vector.size(i) - vector.key(i), vector.key(i));
+    made[vector.parent(i)][vector.place(i)] = [key, value];
+  };
+  for (let i = 0; i < t.n; i++) put(t, i, record._info(i));
+  for (const { parent, place, name, value } of values(record, rows)) made[parent][place] = [name, value];
+  for (let i = m.n - 1; i >= 0; i--) { // children come after their parents
+    const list = m.kind(i) === 2 || (m.kind(i) === 3 && !m.typeSize(i));
+    made[i] = list ? made[i].map(([, value]) => value) : new Map(made[i]);
+    if (i) put(m, i, made[i]);
+  }
+  return made[0];
+}
+
+const users = new WeakMap(); // of a record: the names that use a payload, by its number
+
+export function tied(record, name) {
+  const { payload } = record._ix.tensors;
+  if (!users.has(record)) {
+    const found = new Map();
+    record.names.forEach((one, i) => {
+      if (!found.has(payload(i))) found.set(payload(i), []);
+      if (payload(i) !== NONE) found.get(payload(i)).push(one);
+    });
+    users.set(record, found);
+  }
+  const names = users.get(record).get(payload(record._find(name)));
+  return names.length > 1 ? names : [];
+}
