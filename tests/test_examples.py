@@ -96,4 +96,4 @@ def test_javascript_of_a_page_works_beside_the_module(tmp_path: Path) -> None:
     shutil.copytree(ROOT / "zcrecord" / "web", tmp_path, dirs_exist_ok=True)
     (tmp_path / "page.mjs").write_text(program)
     done = subprocess.run(["node", "page.mjs"], capture_output=True, text=True)
-    assert done.stdout == "7 tensors\nFloat32Array 64x64\n8x64\n", done.stderr
+    assert done.stdout == "7 tensors\nFloat32Array 64x64\n8x64\n867 bytes of graph, 5 modules\n", done.stderr

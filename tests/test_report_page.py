@@ -158,6 +158,8 @@ def test_modules_open_and_tensors_tell_their_details(opened: Open, folder: Path)
     assert detail(page, "payload's digest") == f"xxh3 {info.digest:016x}"
     row(page, "weight").click()
     assert detail(page, "tied to") == "embed"
+    page.locator("#details").get_by_role("button", name="embed").click()
+    assert (chosen(page), detail(page, "tied to")) == ("embed", "head.weight")
     row(page, "empty").click()
     assert detail(page, "payload") == "none: it is empty"
     row(page, "note").click()

@@ -234,6 +234,21 @@ def test_ends_quietly(path: Path, by: signal.Signals) -> None:
     assert server.end(by) == (0, "")
 
 
+@pytest.mark.skipif(os.name != "posix", reason="platform: pseudo-terminals")
+def test_terminal_is_told_what_ends_it(path: Path) -> None:
+    ours, theirs = os.openpty()
+    command = [*served.COMMAND, str(path), "--port", "0"]
+    process = subprocess.Popen(command, stdout=theirs, stderr=subprocess.PIPE, text=True, env=served.ENVIRONMENT)
+    os.close(theirs)
+    assert process.stderr is not None
+    assert process.stderr.readline() == "zcrecord: Ctrl-C ends it\n"
+    assert os.read(ours, 100).startswith(b"http://127.0.0.1:")
+    process.send_signal(signal.SIGINT)
+    assert process.communicate(timeout=30)[1] == ""
+    assert process.returncode == 0
+    os.close(ours)
+
+
 def test_taken_port_is_told_if_it_was_asked_for(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])

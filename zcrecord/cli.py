@@ -231,6 +231,8 @@ def _serve(args: argparse.Namespace) -> int:
     def started(url: str) -> None:
         Printer(sys.stdout).line(url)
         sys.stdout.flush()  # whoever waits for it may be a pipe
+        if sys.stdout.isatty():
+            _tell("zcrecord", "Ctrl-C ends it")
         if args.open:
             import webbrowser  # here, because few ask for it
 

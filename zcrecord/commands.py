@@ -105,7 +105,8 @@ def _fact_lines(facts: dict[str, Any], out: Printer) -> Iterator[tuple[str, str]
         yield f"dtype {kind}", f"{_count(sums['tensors'], 'tensor')}, {size(sums['nbytes'])}"
     yield "tied", f"{size(facts['tied_nbytes'])} saved"
     yield "equal bytes", f"{size(facts['deduplicated_nbytes'])} saved"
-    yield "alignment", f"{facts['alignment']}, {facts['base_alignment']} at most"
+    alignment, strongest = facts["alignment"], facts["base_alignment"]
+    yield "alignment", f"{alignment:,} bytes" + (f", of some payloads {strongest:,}" if strongest > alignment else "")
     yield "index", f"{size(index['nbytes'])} at the {index['place']}, at {index['offset']}"
     yield "header", "sealed" if facts["sealed"] else "not sealed: the trailer says it all"
     yield "digests", str(facts["digest"])

@@ -50,6 +50,7 @@ export function both(nbytes) {
 
 export function percent(part, whole) {
   const share = whole ? (100 * part) / whole : 0;
+  if (share && share < 0.05) return "< 0.1 %";
   return `${share.toFixed(share && share < 10 ? 1 : 0)} %`;
 }
 

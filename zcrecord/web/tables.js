@@ -23,7 +23,7 @@ function table(caption, heads, rows) {
 }
 
 function list(pairs) {
-  const items = pairs.flatMap(([term, what]) => [make("dt", {}, term), make("dd", {}, what)]);
+  const items = pairs.flatMap(([term, what]) => [make("dt", {}, term), make("dd", {}, ...[what].flat())]);
   return make("dl", { class: "facts" }, ...items);
 }
 
@@ -61,7 +61,9 @@ function aboutArchive(model) {
     ["size", both(archive.nbytes)],
     ["format", `version ${archive.version}`],
     ["tensors", `${exactly(model.tensors)} in ${counted(model.modules, "module")}`],
-    ["alignment", `${archive.alignment}, ${archive.baseAlignment} at most`],
+    ["alignment", archive.baseAlignment > archive.alignment
+      ? `${exactly(archive.alignment)} bytes, of some payloads ${exactly(archive.baseAlignment)}`
+      : `${exactly(archive.alignment)} bytes`],
     ["index", `${index}, at ${hex(archive.indexOffset)}`],
     ["header", archive.sealed ? "sealed" : "not sealed: the trailer says it all"],
     ["payload digests", archive.digest === "none" ? "none stored" : archive.digest],
@@ -90,13 +92,17 @@ function spaceTable(model) {
   return table("Space", [["what"], ["bytes", "right"], ["rounded", "right spare"], ["share", "right"]], rows);
 }
 
+/** Returns a button that chooses a tensor. */
+function tensorButton(model, i, onSelect) {
+  const button = make("button", { type: "button", class: "name" }, model.brief(model.modules + i));
+  button.addEventListener("click", () => onSelect(TENSOR, i));
+  return button;
+}
+
 function largestTable(model, onSelect) {
   const order = Array.from(model.nbytes.keys()).sort((a, b) => model.nbytes[b] - model.nbytes[a]).slice(0, 10);
   const rows = order.filter((i) => model.nbytes[i]).map((i) => {
-    const name = model.brief(model.modules + i);
-    const button = make("button", { type: "button", class: "name" }, name);
-    button.addEventListener("click", () => onSelect(TENSOR, i));
-    return [[button], model.typed(i), human(model.nbytes[i])];
+    return [[tensorButton(model, i, onSelect)], model.typed(i), human(model.nbytes[i])];
   });
   return table("The largest tensors", [["tensor"], ["type and shape", "typed"], ["bytes", "right"]], rows);
 }
@@ -133,11 +139,11 @@ function digests(model) {
 }
 
 /** Returns what the index says of one module, tensor or attribute. */
-export function details(description, kind, number) {
+export function details(description, kind, number, { onSelect = () => {} } = {}) {
   const model = modelOf(description);
   const node = model.node(kind, number);
   const name = node ? shown(model.name(node)) : shown(description.name);
-  const pairs = kind === TENSOR ? aboutTensor(model, number) : kind === MODULE ? aboutModule(model, number)
+  const pairs = kind === TENSOR ? aboutTensor(model, number, onSelect) : kind === MODULE ? aboutModule(model, number)
     : [["value", shownValue(description.attributes.value[number])]];
   return make("div", { class: "details" }, make("h3", { class: "name" }, name), make("p", {}, kind), list(pairs));
 }
@@ -150,7 +156,7 @@ function aboutModule(model, m) {
   return type[m] ? [["type", shown(type[m])], ...pairs] : pairs;
 }
 
-function aboutTensor(model, i) {
+function aboutTensor(model, i, onSelect) {
   const { tensors, strided, payloads, archive, shapes, dtypes } = model.d;
   const p = tensors.payload[i];
   const pairs = [["type", dtypes[tensors.dtype[i]]], ["shape", shapes[tensors.shape[i]]]];
@@ -164,8 +170,8 @@ function aboutTensor(model, i) {
   if (payloads.digest) pairs.push(["payload's digest", `${archive.digest} ${payloads.digest[p]}`]);
   const named = (all) => {
     const others = all.filter((k) => k !== i);
-    const names = others.slice(0, 10).map((k) => model.brief(model.modules + k)).join(", ");
-    return others.length > 10 ? `${names} and ${exactly(others.length - 10)} more` : names;
+    const names = others.slice(0, 10).flatMap((k, at) => [at ? ", " : "", tensorButton(model, k, onSelect)]);
+    return others.length > 10 ? [...names, ` and ${exactly(others.length - 10)} more`] : names;
   };
   const { users } = model.ranges[model.range[p]];
   const twins = users.filter((k) => tensors.payload[k] !== p);

@@ -137,6 +137,8 @@ class Tree {
     if (!this.#height) {
       this.rows.replaceChildren(this.#row(0, 0));
       this.#height = this.rows.firstChild?.offsetHeight || 28;
+      const most = this.#model.nodes * this.#height + list.offsetHeight - list.clientHeight; // with its borders
+      list.style.maxHeight = `${Math.max(200, most)}px`;
     }
     this.rows.style.height = `${Math.min(rows.length * this.#height, TALLEST)}px`;
     const [top, height] = [list.scrollTop, list.clientHeight || 600];

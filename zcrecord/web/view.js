@@ -28,7 +28,7 @@
  *     treemap(description, { onSelect })    -> { element, select(kind, number) }
  *     layoutMap(description, { onSelect, fetching })  -> { element, select(kind, number), fetched(start, end) }
  *     facts(description, { onSelect })      -> an element
- *     details(description, kind, number)    -> an element
+ *     details(description, kind, number, { onSelect })  -> an element
  *     legend(description, { parts })        -> an element: what the colours stand for
  *     human(nbytes), shown(text), shownValue(value), fullName(description, number), nbytesOf(description, number)
  */

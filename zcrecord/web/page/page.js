@@ -51,7 +51,7 @@ function build(record, description, traffic, about) {
   const tensor = new TensorPanel(record, { onReplaced: tell });
 
   function choose(kind, number, from) {
-    box.replaceChildren(details(description, kind, number));
+    box.replaceChildren(details(description, kind, number, { onSelect: choose }));
     if (kind === "tensor") box.append(tensor.show(fullName(description, number)));
     else tensor.leave();
     for (const part of parts) if (part !== from) part.select(kind, number);

@@ -17,7 +17,7 @@ const panel = document.createElement("div");
 panel.setAttribute("role", "status");
 
 function choose(kind, number, from) {
-  panel.replaceChildren(details(description, kind, number));
+  panel.replaceChildren(details(description, kind, number, { onSelect: choose }));
   for (const part of parts) if (part !== from) part.select(kind, number);
 }
 
