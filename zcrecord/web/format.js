@@ -187,7 +187,6 @@ export function decodeIndex(octets) {
 
 export const big = (rows, i) => (BigInt(rows.high(i)) << 32n) | BigInt(rows.low(i));
 
-/** Returns a number if it has all the digits. */
 export const exact = (value) => (Number.isSafeInteger(Number(value)) ? Number(value) : value);
 
 /** Compares two spans bytewise, a proper prefix first. */

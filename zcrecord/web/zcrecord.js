@@ -30,7 +30,6 @@ export async function open(source, options = {}) {
   }
 }
 
-/** Says where an error happened. */
 function located(error, where) {
   const what = `this machine has no room for it: ${error.message}; save it in parts`;
   if (error instanceof RangeError) error = new LimitError(what, { cause: error });
@@ -182,7 +181,11 @@ export class Record {
 function later(load, ...names) {
   for (const name of names) {
     Record.prototype[name] = async function ask(...given) {
-      return (await load().catch(missing))[name](this, ...given);
+      try {
+        return await (await load().catch(missing))[name](this, ...given);
+      } catch (error) {
+        throw this._located(error);
+      }
     };
   }
 }
@@ -192,7 +195,7 @@ later(() => import("./contents.js"), "verify", "contentDigest", "_verified");
 later(() => import("./upload.js"), "uploadTo");
 later(() => import("./hollow.js"), "hollow");
 
-/** Elements in C order; elements.js has those that do not lie so. */
+/** Elements in C order; elements.js has all others. */
 export class Tensor {
   constructor({ name, dtype, code, bits, shape, strides, count }, octets, Kind = KINDS.get(code)?.Array ?? Uint8Array) {
     const item = Kind.BYTES_PER_ELEMENT;

@@ -186,7 +186,7 @@ test("what is no archive says so", async ({ base }) => {
     [octets.subarray(0, 100), "FormatError", /100 bytes are too few|truncated/],
     [octets.subarray(0, -1), "FormatError", /truncated, or other bytes follow it .*copy it again/],
     [new Uint8Array(500), "FormatError", /not a zcrecord archive/],
-    [new Uint8Array([...octets, 0]), "FormatError", /followed by other bytes/],
+    [new Uint8Array([...octets, 0]), "FormatError", /or other bytes follow it/],
     [octets.with(8, 1), "VersionError", /format version 1/],
     [octets.with(70, 1), "IntegrityError", /index: its CRC/],
     [42, "UnsupportedError", /a number is no archive/],
