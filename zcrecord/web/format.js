@@ -304,7 +304,7 @@ function checkTensor({ tensors: t, modules, dims, strides, payloads }, i, hold, 
 }
 
 function checkModules({ modules: m }) {
-  const [around, names] = [[], new Set()]; // modules that have not ended
+  const around = []; // modules that have not ended
   each(m, (i, hold) => {
     const [parent, end] = [m.parent(i), m.end(i)];
     while (around.length && m.end(around.at(-1)) === i) around.pop();
@@ -315,11 +315,10 @@ function checkModules({ modules: m }) {
       hold(40, around.length <= 99);
     } else hold(37, parent === NONE && end === m.n && !m.size(i) && !m.key(i) && !m.place(i));
     around.push(i);
-    hold(35, names.size < names.add(m.name(i)).size);
   });
 }
 
-/** Lists repeat their pools only so often, too (R30, R31). */
+/** Lists repeat their pools only so often, too (R31). */
 function checkValues(ix, used) {
   const { pool, words, attributes, metadata, payloads } = ix;
   let [texts, size] = [0, 0];
@@ -371,9 +370,13 @@ function checkChildren({ pool, textAt, tensors, modules: m, attributes, byModule
     });
   }
   each(m, (i) => { ends[m.parent(i) + 1] += 1; }, 1);
-  each(m, (i) => { ends[i + 1] += ends[i]; });
+  const [names, keys] = [new Set(), new Set()];
+  each(m, (i, hold) => {
+    hold(35, names.size < names.add(m.name(i)).size);
+    ends[i + 1] += ends[i];
+  });
   // Tensors' keys alone are unique by their names.
-  const [taken, mixed, keys] = [new Uint8Array(ends[m.n]), new Uint8Array(m.n), new Set()];
+  const [taken, mixed] = [new Uint8Array(ends[m.n]), new Uint8Array(m.n)];
   for (const [rows, from] of [[m, 1], [attributes, 0], [tensors, 0]]) {
     each(rows, (i, hold) => {
       const [parent, start, size, key] = [rows.parent(i), rows.start(i), rows.size(i), rows.key(i)];

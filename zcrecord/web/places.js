@@ -4,7 +4,7 @@
 import { RecordError, checkGoing, missing } from "./format.js";
 
 export const FIRST = 1 << 16; // bytes asked for at once, of either end
-export const PIECE = 1 << 20; // bytes that are taken as one; what is larger comes piece by piece
+export const PIECE = 1 << 20; // bytes that are taken at once
 
 /** Bytes in memory (`octets`), or in the Blob or Response that `ask` gives. */
 export class Place {
@@ -15,18 +15,21 @@ export class Place {
   /** Returns bytes [start, end), or those up to the end of the source. */
   async read(start, end, signal) {
     if (this.octets) return this.octets.subarray(start, end);
-    checkGoing(signal);
+    let [done, out, reader] = [0];
     try {
-      const answer = end - start <= PIECE && await this.ask(start, end, signal);
-      const nbytes = Math.min(end, this.size) - start;
-      if (answer && (answer.size ?? Number(answer.headers.get("content-length"))) === nbytes) {
-        const octets = new Uint8Array(await answer.arrayBuffer());
-        if (octets.length === nbytes) return octets;
-      } else await answer?.body?.cancel();
+      if (end - start <= PIECE) {
+        const answer = await this.ask(start, end, signal);
+        out = new Uint8Array(Math.min(end, this.size) - start);
+        reader = (answer.body ?? answer.stream()).getReader();
+        for (let part; (part = (await reader.read()).value);) out.set(part, (done += part.length) - part.length);
+      }
     } catch (error) {
       if (error instanceof RecordError) throw error;
     }
-    return (await import("./pieces.js").catch(missing)).gathered(this, start, end, signal); // asks again
+    reader?.cancel().catch(() => {});
+    checkGoing(signal);
+    if (out?.length === done) return out;
+    return (await import("./pieces.js").catch(missing)).gathered(this, start, end, signal);
   }
 }
 

@@ -47,7 +47,7 @@ const BREACHES = new Map(`\
 43 its first_tensor or first_attribute is wrong
 44 its place is taken already, or leaves others empty
 45 its parent is no module
-46 its dtype cannot take # bits an element
+46 its dtype cannot take that many bits an element
 47 its rank is more than 64
 48 its dims leave their pool
 49 its shape claims more than 2^56 bytes

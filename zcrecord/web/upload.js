@@ -6,7 +6,7 @@
  */
 
 import { rangesOf, stream } from "./stream.js";
-import { LimitError, SourceError, UnsupportedError, need } from "./format.js";
+import { LimitError, SourceError, UnsupportedError, missing, need } from "./format.js";
 
 const USAGE = 0x8c; // STORAGE | COPY_DST | COPY_SRC
 const COPY_DST = 8;
@@ -33,7 +33,7 @@ export async function uploadTo(record, device, names = record.names, options = {
   try {
     await upload.create(ranges);
     const total = ranges.reduce((sum, { start, end }) => sum + end - start, 0);
-    const hashes = verify ? await import("./contents.js") : null;
+    const hashes = verify ? await import("./contents.js").catch(missing) : null;
     let done = 0;
     await stream(record, ranges, async (range, from, chunk) => {
       await upload.take(range, from, chunk);

@@ -75,7 +75,8 @@ export interface OpenOptions extends Cancellable {
  * copied, and views keep it alive.
  *
  * Throws FormatError (VersionError, IntegrityError), LimitError: it is no valid archive. SourceError,
- * SourceNotFoundError: it cannot be read. LoadCancelledError. UnsupportedError: `source` is nothing to read from.
+ * SourceNotFoundError: it cannot be read. LoadCancelledError. UnsupportedError: `source` is nothing to read from. An
+ * archive that breaks a rule is a FormatError that says no more than its number where rules.js cannot be loaded.
  *
  * @example
  * const record = await open("https://example.org/model.zcr");
@@ -321,7 +322,7 @@ export class FillError extends RecordError {}
 export class LoadCancelledError extends RecordError {}
 /** No tensor has that name; lists close ones. */
 export class TensorNotFoundError extends RecordError {}
-/** The server, the file system or the device refused. */
+/** The server, the file system or the device refused, or a part of zcrecord.js cannot be loaded. */
 export class SourceError extends RecordError {}
 /** There is no such file. */
 export class SourceNotFoundError extends SourceError {}

@@ -219,3 +219,53 @@ test("an answer that is not used is let go of", async ({ base }) => {
   }
   equal(cancelled, [200, 403, 500, 416, 206, 206]);
 });
+
+/** Answers as the server does, with another body. */
+const bodied = (made) => async (url, options) => {
+  const { body, status, headers } = await fetch(url, options);
+  const kept = new Headers(headers);
+  kept.delete("content-length");
+  return new Response(made(body), { status, headers: kept });
+};
+
+test("an answer that does not say how long it is is asked for once", async ({ base }) => {
+  const told = counting(bodied((body) => body));
+  const record = await open(`${base}/front.zcr`, { fetch: told.fetch });
+  equal((await record.tensor("t3")).data[0], 3);
+  equal(told.requests, 3);
+});
+
+test("an answer without end is not waited for, nor kept", async ({ base }) => {
+  let sent = 0;
+  const endless = () => new ReadableStream({
+    pull(controller) {
+      sent += 1 << 16;
+      if (sent > 1 << 26) controller.error(new Error("all of it was taken"));
+      else controller.enqueue(new Uint8Array(1 << 16));
+    },
+  });
+  const more = /the server sent more than was asked for/;
+  await rejects(() => open(`${base}/long_back_sealed.zcr`, { fetch: bodied(endless) }), "SourceError", more);
+  ok(sent < 1 << 24, `${sent} bytes`);
+});
+
+test("an answer that cannot be let go of is not waited for", async ({ base }) => {
+  const held = (body) => {
+    const reader = body.getReader();
+    const pull = async (controller) => {
+      const { done, value } = await reader.read();
+      if (!done) controller.enqueue(value.subarray(0, value.length - 1));
+      else controller.close();
+    };
+    return new ReadableStream({ pull, cancel: () => new Promise(() => {}) });
+  };
+  await rejects(() => open(`${base}/front.zcr`, { fetch: bodied(held) }), "SourceError", /are missing/);
+});
+
+test("a load from a Blob is cancelled, too", async ({ base }) => {
+  const record = await open(await (await fetch(`${base}/front.zcr`)).blob());
+  const stop = new AbortController();
+  const loading = record.tensor("t3", { signal: stop.signal });
+  stop.abort();
+  await rejects(() => loading, "LoadCancelledError", /tensor 't3': was cancelled/);
+});
