@@ -7,7 +7,7 @@ import { readFileSync } from "node:fs";
 
 import { RecordError, open } from "../../../zcrecord/web/zcrecord.js";
 import { big, crc32, eachWord } from "../../../zcrecord/web/format.js";
-import { xxh3 } from "../../../zcrecord/web/contents.js";
+import { xxh3 } from "../../../zcrecord/web/digests.js";
 
 const NONE = 0xffffffff;
 const EMBEDDED = { w: null, p: "prefix", s: "suffix" };
