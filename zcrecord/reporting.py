@@ -34,7 +34,8 @@ from .sink import open_sink
 __all__ = ["PageReport", "describe_archive", "report", "report_page"]
 
 _WEB = Path(__file__).parent / "web"
-_SCRIPTS = ("model.js", "tree.js", "pictures.js", "tables.js", "report/report.js")  # each after those it imports
+_VIEW = ("model.js", "tree.js", "pictures.js", "treemap.js", "layoutmap.js", "tables.js")  # each after those it imports
+_SCRIPTS = (*_VIEW, "report/report.js")
 _STYLES = ("view.css", "report/report.css")
 _MODULE_WORDS = re.compile(r"^import [^;]*;\n|^export (?=async |class |const |function )", re.MULTILINE)
 _MOST_TEXT, _MOST_ITEMS, _MOST_ITEM = 2000, 20, 200  # of a value: characters, items, characters of an item

@@ -2,7 +2,7 @@
 /**
  * What the view of an archive is made of: words for bytes and values, elements, and what follows from a description.
  *
- * view.js has what a description is. Knows no layout and no event; those are tree.js's, pictures.js's and tables.js's.
+ * view.js has what a description is. Knows no layout and no event; those are tree.js's, the pictures' and tables.js's.
  */
 
 export const [MODULE, TENSOR, ATTRIBUTE] = ["module", "tensor", "attribute"];

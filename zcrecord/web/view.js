@@ -34,6 +34,7 @@
  */
 
 export { fullName, human, nbytesOf, shown, shownValue } from "./model.js";
-export { layoutMap, treemap } from "./pictures.js";
+export { layoutMap } from "./layoutmap.js";
+export { treemap } from "./treemap.js";
 export { details, facts, legend } from "./tables.js";
 export { tree } from "./tree.js";

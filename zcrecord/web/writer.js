@@ -1,0 +1,125 @@
+// SPDX-License-Identifier: 0BSD
+/** How a constant of a hollow record is filled, chunk by chunk, and where its bytes go. */
+
+import { FillError, KINDS, ProducerError } from "./format.js";
+import { Tensor } from "./zcrecord.js";
+
+/** Returns what a sink gave, a writable buffer or an object with write(chunk), as one with write, close and abort. */
+export function given(made, { name, nbytes }) {
+  if (made instanceof ArrayBuffer || ArrayBuffer.isView(made)) {
+    const room = made instanceof ArrayBuffer ? new Uint8Array(made)
+      : new Uint8Array(made.buffer, made.byteOffset, made.byteLength);
+    const what = `sink gave a buffer of ${room.length} bytes; ${nbytes} are needed`;
+    if (room.length !== nbytes) throw new ProducerError(what, { tensor: name });
+    let at = 0;
+    return { write: (chunk) => { room.set(chunk, at); at += chunk.length; }, close: () => made, abort() {} };
+  }
+  const what = "sink gave neither a buffer nor an object with write(chunk)";
+  if (typeof made?.write !== "function") throw new ProducerError(what, { tensor: name });
+  return {
+    write: (chunk) => made.write(chunk),
+    close: async () => (await made.close?.()) ?? made,
+    abort: () => made.abort?.(),
+  };
+}
+
+/** Puts elements in C order to where strides say they lie in a payload. */
+export function scatter(octets, { shape, strides, bits, byteOffset }, room) {
+  const item = bits / 8;
+  const index = shape.map(() => 0);
+  for (let from = 0; from < octets.length; from += item) {
+    const at = byteOffset + item * index.reduce((sum, k, axis) => sum + k * Number(strides[axis]), 0);
+    room.set(octets.subarray(from, from + item), at);
+    for (let axis = shape.length - 1; axis >= 0 && ++index[axis] === shape[axis]; axis--) index[axis] = 0;
+  }
+  return null;
+}
+
+export class Writer {
+  #state = "open";
+  #done = 0;
+
+  constructor(constant, name, target, record) {
+    Object.assign(this, { name, info: constant.info });
+    this._ = { target, ...record };
+  }
+
+  #fault(what, Kind = ProducerError) {
+    return new Kind(what, { path: this._.path, tensor: this.name });
+  }
+
+  async #do(step) {
+    const what = "its writer was closed, or something failed; open it again";
+    if (this.#state !== "open") throw this.#fault(what, FillError);
+    try {
+      this._.check(); // what was given up is not to be finished
+      return await step();
+    } catch (error) {
+      this.abort();
+      throw error;
+    }
+  }
+
+  /** Passes on the next bytes in C order; a typed array has to be of the constant's dtype, or bytes. */
+  write(chunk) {
+    return this.#do(async () => {
+      const octets = this.#octets(chunk);
+      const { nbytes } = this.info;
+      if (this.#done + octets.length > nbytes) {
+        throw this.#fault(`${nbytes} bytes were declared, at least ${this.#done + octets.length} came`);
+      }
+      this.#done += octets.length;
+      if (octets.length) await this._.target.write(octets);
+    });
+  }
+
+  #octets(chunk) {
+    if (chunk instanceof ArrayBuffer) return new Uint8Array(chunk);
+    if (!ArrayBuffer.isView(chunk)) throw this.#fault(`bytes or a typed array are due, got a ${typeof chunk}`);
+    const { code, bits, dtype } = this.info;
+    const kind = KINDS.get(code);
+    const fits = [Uint8Array, Uint8ClampedArray, DataView].some((Kind) => chunk instanceof Kind)
+      || (kind && bits === kind.bits && bits >= 8 && chunk instanceof kind.Array)
+      || (bits === 8 && chunk instanceof Int8Array) || (code === 16 && chunk instanceof Uint16Array);
+    if (!fits) throw this.#fault(`declared as ${dtype}, got a ${chunk.constructor.name}`);
+    return new Uint8Array(chunk.buffer, chunk.byteOffset, chunk.byteLength);
+  }
+
+  take(data) {
+    if (!(data instanceof Tensor)) return this.write(data);
+    return this.#do(async () => {
+      const { shape, dtype, bits, code } = this.info;
+      if (data.shape.join() !== shape.join()) {
+        throw this.#fault(`declared with shape (${shape.join(", ")}), got (${data.shape.join(", ")})`);
+      }
+      if (data.code !== code || data.bits !== bits) throw this.#fault(`declared as ${dtype}, got ${data.dtype}`);
+      if (code === 64) throw this.#fault("strings are filled by the bytes of their payload");
+      const whole = data.contiguous().data;
+      await this.write(new Uint8Array(whole.buffer, whole.byteOffset, whole.byteLength));
+    });
+  }
+
+  /** Has the constant count as filled. */
+  async close() {
+    if (this.#state !== "open") return;
+    const result = await this.#do(() => {
+      const { nbytes } = this.info;
+      if (this.#done < nbytes) throw this.#fault(`${nbytes} bytes were declared, ${this.#done} produced`);
+      return this._.target.close();
+    });
+    this.#state = "closed";
+    this._.done(result);
+  }
+
+  /** Has the constant count as not begun; never throws. */
+  abort() {
+    if (this.#state !== "open") return;
+    this.#state = "aborted";
+    this._.gone();
+    try {
+      Promise.resolve(this._.target.abort()).catch(() => {});
+    } catch {
+      // what is let go of may say what it likes
+    }
+  }
+}
