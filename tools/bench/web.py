@@ -1,4 +1,5 @@
-"""zcrecord.js in Chromium: what a small tensor of a large archive costs, what passes through the heap, what it weighs.
+"""zcrecord.js in Chromium: what a small tensor of a large archive costs, what passes through the heap, what it weighs;
+and when a report can be used.
 
 The GPU is SwiftShader's, made of software: times would say nothing of others, and are not taken.
 """
@@ -6,10 +7,13 @@ The GPU is SwiftShader's, made of software: times would say nothing of others, a
 from __future__ import annotations
 
 import re
+import statistics
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from tools.bench.harness import OURS, Promise, Row, Settings
 from tools.bench.remote import write_sparse
@@ -43,6 +47,14 @@ AT_ONCE = f"""async (url) => {{ {DEVICE}
   device.destroy();
   return record.nbytes;
 }}"""
+READY = """for (const mark of ["tree", "all"]) {
+  const seen = new MutationObserver(() => {
+    if (document.documentElement?.dataset.ready !== mark) return;
+    performance.mark(mark);
+    seen.disconnect();
+  });
+  seen.observe(document, { subtree: true, attributes: true, childList: true });
+}"""
 
 
 def run(settings: Settings) -> Iterator[Row]:
@@ -69,6 +81,7 @@ def run(settings: Settings) -> Iterator[Row]:
             grown[name] = float(heap_growth(page, script, "/sparse.zcr")[1])
             page.close()
         yield Row(AREA, work, "B", grown, Promise("under", 48 * MIB))
+        yield from _report(browser, settings)
     work = "zcrecord.js, unminified: all that a page loads to open an archive and read a dense tensor of up to 1 MiB"
     yield Row(AREA, work, "B", {OURS: loaded()}, Promise("under", 30_000))
 
@@ -81,6 +94,31 @@ def _one_tensor(server: Server, page: Any, size: int) -> Iterator[Row]:
     yield Row(AREA, f"{work}: requests", "", {OURS: len(asked)}, Promise("under", 4))
     sent = sum(request.sent for request in asked)
     yield Row(AREA, f"{work}: bytes fetched", "B", {OURS: sent}, Promise("under", 256 * KIB))
+
+
+def _report(browser: Any, settings: Settings) -> Iterator[Row]:
+    import zcrecord
+    from zcrecord.reporting import report
+
+    count = settings.pick(10_000, 200)
+    record: dict[str, Any] = {}
+    for i in range(count):
+        record.setdefault(f"blocks{i // 100}", {}).setdefault(f"{i // 10 % 10}", {})[f"w{i % 10}"] = np.full(16, i)
+    archive, page_file = settings.folder / "many.zcr", settings.folder / "many.html"
+    zcrecord.save_record(record, archive, durable=False)
+    report(archive, page_file)
+    seconds: dict[str, list[float]] = {"tree": [], "all": []}
+    for _ in range(7):
+        page = browser.new_page()
+        page.add_init_script(READY)
+        page.goto(page_file.as_uri())
+        page.wait_for_function("performance.getEntriesByName('all').length")
+        for mark, times in seconds.items():
+            times.append(page.evaluate("(mark) => performance.getEntriesByName(mark)[0].startTime / 1000", mark))
+        page.close()
+    work = f"zcrecord report of {count:,} tensors, from navigation in Chromium until"
+    for mark, what in (("tree", "its tree can be used"), ("all", "all of it is drawn")):
+        yield Row(AREA, f"{work} {what}", "s", {OURS: statistics.median(seconds[mark])}, Promise("under", 1))
 
 
 def loaded() -> int:
