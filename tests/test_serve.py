@@ -190,11 +190,13 @@ def test_every_answer_says_what_a_page_may_do(url: str) -> None:
 def test_name_of_the_file_is_told_as_json(tmp_path: Path) -> None:
     path = tmp_path / os.fsdecode(b"<script>\xff\xe2\x80\xae'\".zcr")
     zcrecord.save_record({"w": WEIGHT}, path)
-    with served.served(path, "--samples", path) as url:
+    samples = tmp_path / "samples.zcr"
+    zcrecord.save_record({"inputs": np.zeros((2, 64), np.float32), "labels": np.zeros(2, np.int64)}, samples)
+    with served.served(path, "--samples", samples) as url:
         _, headers, body = ask(url, "/about.json")
         assert headers["content-type"].startswith("application/json")
         assert body == b'{"name": "<script>\\ufffd\\u202e\'\\".zcr", "samples": true}'
-        assert ask(url, "/samples.zcr")[2] == path.read_bytes()
+        assert ask(url, "/samples.zcr")[2] == samples.read_bytes()
 
 
 # Who may ask.
@@ -256,6 +258,15 @@ def test_taken_port_is_told_if_it_was_asked_for(path: Path, capsys: pytest.Captu
     c.fails(capsys, status, f"127.0.0.1 port {port}: cannot listen there: Address already in use; --port 0")
 
 
+def test_host_that_is_not_of_this_machine_is_told_without_advice_on_ports(
+    path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["serve", str(path), "--host", "192.0.2.1", "--port", "0"]) == 1
+    told = capsys.readouterr().err
+    assert told.startswith("zcrecord: error: 192.0.2.1 port 0: cannot listen there: ") and told.count("\n") == 1
+    assert "--port" not in told
+
+
 def test_taken_port_is_another_if_none_was_asked_for(path: Path) -> None:
     try:
         taken = socket.create_server(("127.0.0.1", serving.PORT))
@@ -293,6 +304,13 @@ def test_what_is_no_archive_is_not_served(tmp_path: Path, capsys: pytest.Capture
     shutil.copy(c.DIGITS, tmp_path / "m.onnx")
     c.fails(capsys, main(["serve", str(tmp_path / "m.onnx"), "--port", "0"]), "m.onnx: this looks like an ONNX model")
     c.fails(capsys, main(["serve", str(tmp_path / "absent.zcr"), "--port", "0"]), "absent.zcr: ")
+
+
+def test_samples_that_no_model_can_be_run_over_are_refused_at_once(
+    path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    status = main(["serve", str(path), "--samples", str(path)])
+    c.fails(capsys, status, "samples are tensors `images` .or `inputs`. and `labels`, this has not both")
 
 
 def test_packed_archive_is_not_served(path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -136,6 +137,42 @@ def test_what_is_declared_compiles_as_it_is_meant_to(tmp_path: Path) -> None:
     command: list[str | Path] = ["node", compiler, *options, SUITE / "types.ts"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == 0, done.stdout
+    of_pages = {"HeadersInit", "RequestCache", "RequestInit", "BodyInit", "GPUDevice", "GPUBuffer"}  # Node has none
+    code = re.sub(r"/\*.*?\*/|//.*", "", (WEB / "zcrecord.d.ts").read_text(), flags=re.DOTALL)
+    assert not of_pages & set(re.findall(r"\w+", code))
+
+
+@pytest.mark.needs("npm")
+@pytest.mark.parametrize("options", [["--format=esm"], ["--format=iife", "--minify"]], ids=["module", "script"])
+def test_a_bundle_for_browsers_has_all_of_it(options: list[str], served: Server, tmp_path: Path) -> None:
+    """What is loaded later is in it, too, and Node's files are no obstacle."""
+    program = f"""
+        import {{ open }} from "{WEB / "zcrecord.js"}";
+        (async () => {{
+          const record = await open("{served.url}/things.zcr", {{ verify: "full" }});
+          const tensor = await record.tensor("turned", {{ verify: true }});
+          console.log((await record.modules()).size > 1, tensor.contiguous().data.join());
+        }})();
+    """
+    (tmp_path / "app.mjs").write_text(program)
+    bundler = node_packages() / "esbuild" / "bin" / "esbuild"
+    bundle = tmp_path / "bundle.mjs"
+    command: list[str | Path] = [bundler, tmp_path / "app.mjs", "--bundle", f"--outfile={bundle}", *options]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert (done.returncode, "[WARNING]" in done.stderr) == (0, False), done.stderr
+    done = subprocess.run(["node", bundle], capture_output=True, text=True)
+    assert done.stdout == "true 0,3,1,4,2,5\n", done.stderr
+
+
+def test_the_folder_is_one_of_modules_wherever_it_is_copied(tmp_path: Path) -> None:
+    """A project whose package.json says that it is CommonJS would have its own way else."""
+    (tmp_path / "package.json").write_text('{"type": "commonjs"}')
+    shutil.copytree(WEB, tmp_path / "lib")
+    (tmp_path / "p.mjs").write_text('import { open } from "./lib/zcrecord.js"; console.log(typeof open);')
+    done = subprocess.run(["node", tmp_path / "p.mjs"], capture_output=True, text=True)
+    assert done.stdout == "function\n", done.stderr
+    told = json.loads((WEB / "package.json").read_text())
+    assert (WEB / told["main"]).is_file() and (WEB / told["types"]).is_file()
 
 
 def test_what_is_declared_is_there(served: Server) -> None:
@@ -143,7 +180,7 @@ def test_what_is_declared_is_there(served: Server) -> None:
     text = (WEB / "zcrecord.d.ts").read_text()
     declared = {}
     for name in ("Record", "Tensor", "HollowRecord", "Writer"):
-        body = re.search(rf"export (?:class|interface) {name} {{\n(.*?)\n}}", text, re.DOTALL)
+        body = re.search(rf"export (?:class|interface) {name}(?:<[^{{]+>)? {{\n(.*?)\n}}", text, re.DOTALL)
         assert body is not None
         declared[name] = sorted(set(re.findall(r"^  (?:readonly )?(\w+)(?=[(:<])", body[1], re.MULTILINE)))
         declared[name] = [member for member in declared[name] if member != "constructor"]

@@ -150,7 +150,7 @@ def _add_report(commands: Any) -> None:
         what was saved. The same archive gives the same file."""
     parser = commands.add_parser("report", help="as a web page", description=about, allow_abbrev=False)
     parser.add_argument("source", metavar="FILE", help="an archive, a URL of one; - for standard input")
-    what = "- for standard output (default: FILE with .html for its suffix)"
+    what = "- for standard output (default: FILE with .html for its suffix, - where FILE is -)"
     parser.add_argument("--output", "-o", dest="dest", metavar="OUT", help=what)
     what = "compute the content digest for it: reads all of FILE"
     parser.add_argument("--digest", action="store_true", help=what)

@@ -225,10 +225,10 @@ def _serve(args: argparse.Namespace) -> int:
 
     if args.file == "-" or is_url(args.file):
         args.refuse("serve takes a file")
-    if not serving.is_loopback(args.host):
-        _tell("zcrecord", f"whoever reaches {args.host} can read all of {args.file}")
 
     def started(url: str) -> None:
+        if not serving.is_loopback(args.host):
+            _tell("zcrecord", f"whoever reaches {args.host} can read all of {args.file}")
         Printer(sys.stdout).line(url)
         sys.stdout.flush()  # whoever waits for it may be a pipe
         if sys.stdout.isatty():

@@ -56,12 +56,15 @@ def serve(
 
     Raises:
         SourceError: a file cannot be read; the address is not to be had. FormatError: it is no valid archive.
-        UnsupportedError: it is packed, or attached to a program. DependencyError: aiohttp is absent.
+        UnsupportedError: it is packed, or attached to a program; the samples have other tensors. DependencyError:
+            aiohttp is absent.
     """
     web = _aiohttp()
     files = {"archive": Path(source), **({"samples": Path(samples)} if samples is not None else {})}
     for path in files.values():
         _check(path)
+    if samples is not None:
+        _check_samples(files["samples"])
     listening = _listen(host, port)
     with listening:
         if started is not None:
@@ -84,6 +87,14 @@ def _check(path: Path) -> None:
     with path.open("rb") as file:
         if file.read(len(MAGIC)) != MAGIC:
             what = "is packed or attached to a program, and browsers read plain archives: unpack or detach it first"
+            raise UnsupportedError(what, path=os.fspath(path))
+
+
+def _check_samples(path: Path) -> None:
+    """Raise unless there is what a model can be run over."""
+    with load_record(path) as record:
+        if "labels" not in record or not {"images", "inputs"} & set(record):
+            what = "samples are tensors `images` (or `inputs`) and `labels`, this has not both"
             raise UnsupportedError(what, path=os.fspath(path))
 
 
@@ -111,7 +122,8 @@ def _listen(host: str, port: int | None) -> socket.socket:
     except (OSError, UnicodeError) as error:
         number = None if isinstance(error, UnicodeError | socket.gaierror) else error.errno
         why = str(getattr(error, "strerror", error)) if number is None else os.strerror(number)
-        raise SourceError(f"{where}: {why}; --port 0 takes a free one", errno=number) from error
+        hint = "; --port 0 takes a free one" if asked and number in (errno.EADDRINUSE, errno.EACCES) else ""
+        raise SourceError(f"{where}: {why}{hint}", errno=number) from error
 
 
 def _url(host: str, port: int) -> str:

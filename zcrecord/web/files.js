@@ -5,7 +5,6 @@ import { SourceError, SourceNotFoundError, UnsupportedError, checkGoing, need, p
 import { Place, PIECE } from "./places.js";
 import { roomFor } from "./pieces.js";
 
-
 class FilePlace extends Place {
   async read(start, end, signal) {
     const out = roomFor(end - start);
@@ -13,6 +12,7 @@ class FilePlace extends Place {
       checkGoing(signal);
       at += await this.some(out, at, Math.min(out.length - at, 1 << 30), start + at);
     }
+    checkGoing(signal);
     return out;
   }
 
@@ -51,7 +51,8 @@ async function sizeOf(handle, path) {
 
 /** Returns the place of memory, a Blob, a path, a file URL or a FileHandle. */
 export async function placeOf(source) {
-  if (source instanceof ArrayBuffer) source = new Uint8Array(source);
+  const shared = globalThis.SharedArrayBuffer; // pages have it where they are isolated
+  if (source instanceof ArrayBuffer || (shared && source instanceof shared)) source = new Uint8Array(source);
   if (ArrayBuffer.isView(source)) {
     const octets = new Uint8Array(source.buffer, source.byteOffset, source.byteLength);
     return new Place({ octets, size: octets.length });
@@ -64,12 +65,13 @@ export async function placeOf(source) {
   if (node && typeof source?.read === "function" && "fd" in source) {
     return new FilePlace({ handle: source, size: await sizeOf(source) });
   }
-  need(typeof source === "string" || source instanceof URL, () => `a ${typeof source} is no archive; open takes a URL, \
-a Blob, an ArrayBuffer or a typed array, in Node a path or FileHandle, too`, UnsupportedError);
+  need(typeof source === "string" || source instanceof URL, () => `open takes a URL, a Blob, an ArrayBuffer or a typed \
+array, in Node a path or FileHandle, too; got ${source?.constructor?.name ?? source}`, UnsupportedError);
   const path = String(source);
   const remote = /^(?!file:)[a-z][a-z0-9+.-]+:/i.test(path);
   need(node && !remote, () => `'${printable(path)}' is no URL`, UnsupportedError);
-  const { open } = await import("node:fs/promises");
+  // What bundles for browsers is not to look for it: the catch tells esbuild.
+  const { open } = await import(/* webpackIgnore: true */ "node:fs/promises").catch((cause) => { throw cause; });
   const failed = (cause) => { throw unreadable(cause, path); };
   const handle = await open(/^file:/i.test(path) ? new URL(path) : path).catch(failed);
   return new FilePlace({ handle, path, size: await sizeOf(handle, path), owned: true });

@@ -46,7 +46,7 @@ export function need(holds, what, Kind = FormatError) {
   if (!holds) throw new Kind(what.call ? what() : what);
 }
 
-/** Says that a module cannot be loaded. */
+/** A module cannot be loaded. */
 export const missing = (cause) => {
   throw new SourceError(`the request failed: ${cause.message}`, { cause });
 };
@@ -89,7 +89,7 @@ export function decodeHeader(octets, what) {
   const view = new DataView(octets.buffer, octets.byteOffset, END);
   const u32 = (at) => view.getUint32(at, true);
   const check = (number, holds, got) => rule(number, holds, what, got);
-  check(1, view.getBigUint64(0) === 0x895a43520d0a1a0an);
+  check(1, view.getBigUint64(0) === 0x895a43520d0a1a0an, octets);
   check(2, !octets[8], octets[8]);
   check(3, crc32(octets.subarray(0, 60)) === u32(60));
   const [log2, baseLog2] = octets.subarray(9, 11);

@@ -4,6 +4,8 @@
 import { LimitError, RecordError, SourceError, checkGoing, need } from "./format.js";
 import { FIRST, PIECE } from "./places.js";
 
+const PAUSE = 16 * PIECE; // bytes in memory after which others have their turn
+
 /** Returns memory for so many items. */
 export function roomFor(count, Kind = Uint8Array) {
   try {
@@ -34,6 +36,7 @@ export async function* pieces(place, start, end, signal) {
   for (let from = at; at < Math.min(end, place.size ?? end); from = at) {
     checkGoing(signal);
     if (place.octets) {
+      if (at > start && (at - start) % PAUSE === 0) await new Promise((done) => { setTimeout(done); });
       yield place.octets.subarray(at, (at = Math.min(end, at + PIECE)));
       continue;
     }

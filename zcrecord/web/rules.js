@@ -81,8 +81,21 @@ const ADVICE = new Map([
 const KIND = { 2: VersionError, 3: IntegrityError, 7: VersionError, 9: LimitError, 17: IntegrityError, 30: LimitError,
   31: LimitError, 40: LimitError, 47: LimitError, 49: LimitError };
 
+// What other files begin with, as characters, and what they are.
+const OTHERS = [
+  [/^\x28\xb5\x2f\xfd/, "is packed with Zstandard; unpack it first, with `zcrecord unpack`"],
+  [/^\s*</, "looks like HTML or XML, a page in place of the archive; look at the URL"],
+  [/^PK\x03\x04/, "looks like a zip file, as PyTorch and NumPy write them; convert it with `zcrecord convert`"],
+  [/^GGUF/, "looks like GGUF; convert it with `zcrecord convert`"],
+  [/^.{8}\{"/s, "looks like safetensors; convert it with `zcrecord convert`"],
+  [/^\x08[\x01-\x20][\x12-\x42]/, "looks like an ONNX model; convert it with `onnx2zc`"],
+];
+
 /** Returns an error of the right kind that says what is wrong and what to do, for one that has the number of a rule. */
 export function explain({ where, rule, got, tensor }) {
   const Kind = KIND[rule] ?? FormatError;
+  const start = rule === 1 ? String.fromCharCode(...got) : "";
+  const other = OTHERS.find(([looks]) => looks.test(start));
+  if (other) return new Kind(`not a zcrecord archive (R1): it ${other[1]}`);
   return new Kind(`${where}: ${BREACHES.get(rule).replace("#", got)} (R${rule}); ${ADVICE.get(Kind)}`, { tensor });
 }

@@ -27,6 +27,7 @@ function lossOf(device) {
 export async function uploadTo(record, device, names = record.names, options = {}) {
   const { onProgress, signal, maxInFlight, usage = USAGE, verify = false } = options;
   need(typeof device?.createBuffer === "function", "uploadTo takes a GPUDevice", UnsupportedError);
+  need(typeof names !== "string", "uploadTo takes a list of names, not one name", UnsupportedError);
   const infos = [...names].map((name) => record.info(name));
   const ranges = rangesOf(record, infos.filter((info) => info.payload !== null).map((info) => info.payload));
   const upload = new Upload(record, device, usage | COPY_DST);

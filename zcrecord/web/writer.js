@@ -75,13 +75,14 @@ export class Writer {
 
   #octets(chunk) {
     if (chunk instanceof ArrayBuffer) return new Uint8Array(chunk);
-    if (!ArrayBuffer.isView(chunk)) throw this.#fault(`bytes or a typed array are due, got a ${typeof chunk}`);
+    const got = chunk?.constructor?.name ?? chunk;
+    if (!ArrayBuffer.isView(chunk)) throw this.#fault(`bytes or a typed array are due, got ${got}`);
     const { code, bits, dtype } = this.info;
     const kind = KINDS.get(code);
     const fits = [Uint8Array, Uint8ClampedArray, DataView].some((Kind) => chunk instanceof Kind)
       || (kind && bits === kind.bits && bits >= 8 && chunk instanceof kind.Array)
       || (bits === 8 && chunk instanceof Int8Array) || (code === 16 && chunk instanceof Uint16Array);
-    if (!fits) throw this.#fault(`declared as ${dtype}, got a ${chunk.constructor.name}`);
+    if (!fits) throw this.#fault(`declared as ${dtype}, got ${got}`);
     return new Uint8Array(chunk.buffer, chunk.byteOffset, chunk.byteLength);
   }
 

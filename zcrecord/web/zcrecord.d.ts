@@ -62,9 +62,9 @@ export interface OpenOptions extends Cancellable {
   fetch?: typeof fetch;
   /** Sent with each request; a request's Range comes besides. Where a server redirects to another origin, fetch leaves
    *  out Authorization, and no other. */
-  headers?: HeadersInit;
+  headers?: Headers | [string, string][] | { [name: string]: string };
   /** What fetch's `cache` is; "no-store" by default, with which no cache hides that a file was replaced. */
-  cache?: RequestCache;
+  cache?: "default" | "force-cache" | "no-cache" | "no-store" | "only-if-cached" | "reload";
   /** Take all of a file of any size where the server does no ranges; up to 64 KiB are taken anyway. */
   allowWhole?: boolean;
 }
@@ -172,7 +172,7 @@ export class Record {
   /** Bytes of stored payloads, each range once. */
   readonly nbytes: number;
   has(name: string): boolean;
-  /** What the index says of one tensor. Throws TensorNotFoundError, which lists close names. */
+  /** What the index says of one tensor. Throws TensorNotFoundError, which lists names with the same end. */
   info(name: string): TensorInfo;
   /** Every module by its full name, the record itself as ""; in pre-order. */
   modules(): Promise<Map<string, ModuleInfo>>;
@@ -208,7 +208,9 @@ export class Record {
   /** "sha256:..." over what the record holds, however it is laid out; reads everything. */
   contentDigest(options?: Cancellable): Promise<string>;
   /** The record without its weights, to be filled by whatever makes them. */
-  hollow(options?: Cancellable & { sink?: Sink }): Promise<HollowRecord>;
+  hollow(options?: Cancellable & { sink?: null }): Promise<HollowRecord>;
+  /** `T` is what the sink makes of a constant. */
+  hollow<T = unknown>(options: Cancellable & { sink: Sink }): Promise<HollowRecord<Map<string, T | null>>>;
   /** Closes the file, if `open` opened one. */
   close(): Promise<void>;
 }
@@ -252,11 +254,12 @@ export type Target = ArrayBuffer | ArrayBufferView | {
 /** Called when a constant is begun, once for tied ones. */
 export type Sink = (name: string, info: TensorInfo) => Target | Promise<Target>;
 
-/** What fills a constant: bytes in C order, a typed array of its dtype, or a Tensor of its dtype and shape. */
+/** What fills a constant: bytes in C order, a typed array of its dtype, or a Tensor of its dtype and shape; of packed
+ *  elements, bfloat16, float8, bools and strings it is their bytes as stored, or a Tensor, which strings cannot be. */
 export type Filling = ArrayBuffer | ArrayBufferView | Tensor;
 
 /** A record whose constants are filled one by one; tied tensors are one constant. Throws FillError, ProducerError. */
-export interface HollowRecord {
+export interface HollowRecord<Sealed = Record> {
   readonly names: readonly string[];
   modules(): Promise<Map<string, ModuleInfo>>;
   attributes(): Promise<Map<string, Value>>;
@@ -277,8 +280,9 @@ export interface HollowRecord {
     source: Record | Map<string, Filling> | Iterable<[string, Chunks]> | AsyncIterable<[string, Chunks]>,
     options?: Cancellable,
   ): Promise<void>;
-  /** A Record over the memory that was filled; with a sink a Map from names to what stands for them. */
-  seal(): Record | Map<string, unknown>;
+  /** A Record over the memory that was filled; with a sink a Map from names to what stands for them: null for tensors
+   *  without bytes, which no sink is asked for. */
+  seal(): Sealed;
   /** Gives it up; after `seal` it does nothing. */
   abort(): void;
 }
@@ -320,7 +324,7 @@ export class ProducerError extends RecordError {}
 export class FillError extends RecordError {}
 /** The signal was aborted. */
 export class LoadCancelledError extends RecordError {}
-/** No tensor has that name; lists close ones. */
+/** No tensor has that name; lists some with the same end, or that contain it. */
 export class TensorNotFoundError extends RecordError {}
 /** The server, the file system or the device refused, or a part of zcrecord.js cannot be loaded. */
 export class SourceError extends RecordError {}

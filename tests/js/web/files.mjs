@@ -1,6 +1,6 @@
 // Node alone: archives in files, read by ranges.
 
-import { open as openFile, truncate, writeFile } from "node:fs/promises";
+import { open as openFile, readFile, truncate, writeFile } from "node:fs/promises";
 import { pathToFileURL } from "node:url";
 
 import { open } from "../../../zcrecord/web/zcrecord.js";
@@ -20,6 +20,19 @@ test("a path, a file URL and a FileHandle are read by ranges", async ({ folder }
   await handle.close();
   await rejects(() => record.tensor("big"), "SourceError", /cannot be read/);
   await rejects(() => open(handle), "SourceError", /cannot be read/);
+});
+
+test("a load from a file, or from memory, is cancelled, too", async ({ folder }) => {
+  const record = await open(`${folder}/things.zcr`);
+  const stop = new AbortController();
+  const loading = record.tensor("big", { signal: stop.signal });
+  stop.abort();
+  await rejects(() => loading, "LoadCancelledError", /tensor 'big': was cancelled/);
+  await record.close();
+  const inMemory = await open(await readFile(`${folder}/quarter.zcr`));
+  const later = new AbortController();
+  setTimeout(() => later.abort(), 1);
+  await rejects(() => inMemory.contentDigest({ signal: later.signal }), "LoadCancelledError", /was cancelled/);
 });
 
 test("the last tensor of a file of 6 GiB is read right", async ({ folder }) => {

@@ -180,6 +180,7 @@ test("elements of an unknown type are bytes, and no array", async ({ base }) => 
 });
 
 test("what is no archive says so", async ({ base }) => {
+  const text = (start) => Uint8Array.from(start.padEnd(300), (c) => c.charCodeAt(0));
   const octets = await bytesOf(base, "golden/tiny.zcr");
   const cases = [
     [new Uint8Array(0), "FormatError", /the file is empty/],
@@ -189,7 +190,12 @@ test("what is no archive says so", async ({ base }) => {
     [new Uint8Array([...octets, 0]), "FormatError", /or other bytes follow it/],
     [octets.with(8, 1), "VersionError", /format version 1/],
     [octets.with(70, 1), "IntegrityError", /index: its CRC/],
-    [42, "UnsupportedError", /a number is no archive/],
+    [42, "UnsupportedError", /open takes .* got Number/],
+    [null, "UnsupportedError", /open takes .* got null/],
+    [text("\x28\xb5\x2f\xfd"), "FormatError", /packed with Zstandard; unpack it first/],
+    [text("<!doctype html>"), "FormatError", /looks like HTML .* look at the URL/],
+    [text("\x08\x08\x12\x07"), "FormatError", /an ONNX model; convert it with `onnx2zc`/],
+    [text('12345678{"__metadata__"'), "FormatError", /safetensors/],
   ];
   for (const [source, name, pattern] of cases) await rejects(() => open(source), name, pattern);
   await rejects(() => open(octets, { verify: "maybe" }), "UnsupportedError", /verify is/);

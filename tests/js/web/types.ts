@@ -31,12 +31,14 @@ export async function everything(source: string | URL | Blob | ArrayBuffer): Pro
   const onProgress = (done: number, total: number) => done / total;
   const bound: Map<string, Binding<GPU>> = await record.uploadTo(device, ["w"], { onProgress });
   const size: number | undefined = bound.get("w")?.buffer?.size;
-  const hollow: HollowRecord = await record.hollow({ sink: (_, told) => new Uint8Array(told.nbytes) });
+  const hollow: HollowRecord<Map<string, unknown>> = await record.hollow({ sink: (_, told) => new Uint8Array(told.nbytes) });
   await hollow.stream(record);
   await hollow.stream([["w", new Float32Array(3)], ["b", [new Uint8Array(3)]]]);
   const writer = await hollow.open("w");
   await writer.write(new Uint8Array(1));
-  if (hollow.state === "filled") hollow.seal();
+  if (hollow.state === "filled") console.log(hollow.seal().size);
+  const filled: Record = (await record.hollow()).seal();
+  const operands: Map<string, number | null> = (await record.hollow<number>({ sink: () => new Uint8Array(1) })).seal();
   // @ts-expect-error: there is no such level
   await open(source, { verify: "touch" });
   // @ts-expect-error: a name is text
@@ -46,5 +48,5 @@ export async function everything(source: string | URL | Blob | ArrayBuffer): Pro
   const errors: RecordError[] = [new FormatError("a"), new FillError("b"), new SourceNotFoundError("c")];
   const where: string | null = errors[0]!.tensor;
   await record.close();
-  return [shape, data, texts, raw, tree, value, size, where, errors[2] instanceof SourceError].length;
+  return [filled, operands, shape, data, texts, raw, tree, value, size, where, errors[2] instanceof SourceError].length;
 }

@@ -138,6 +138,7 @@ test("a device that is too small, full or lost is a typed error", async ({ base 
   lost.lose();
   await leavesNothing(lost, () => record.uploadTo(lost), "SourceError", /the GPU device was lost: pulled out/);
   await rejects(() => record.uploadTo({}), "UnsupportedError", /takes a GPUDevice/);
+  await rejects(() => record.uploadTo(new FakeDevice(), "encoder.w"), "UnsupportedError", /a list of names, not one/);
   await rejects(() => record.uploadTo(new FakeDevice(), ["nope"]), "TensorNotFoundError", /not in this record/);
 });
 
