@@ -50,14 +50,23 @@ def model() -> dict[str, Any]:
             "empty": np.zeros((0, 5)), "note": "of the model", "blob": b"x" * 100}  # fmt: skip
 
 
+def deep() -> dict[str, Any]:
+    """18 modules in one another, each with a tensor; the one in the last has 72 % of the bytes."""
+    inner: dict[str, Any] = {"largest": np.ones(18 * 720, np.float32)}
+    for level in range(18, 0, -1):
+        inner = {"small": np.full(280, level, np.float32), f"level{level}": inner}
+    return inner
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Reports of three archives: model, hostile names, 10,000 tensors side by side."""
+    """Reports of archives: model, hostile names, 10,000 tensors side by side, deep modules, no tensor."""
     folder = tmp_path_factory.mktemp("reports")
     zcrecord.save_record(model(), folder / "model.zcr", metadata={"author": "me"}, durable=False)
     hostile.archive(folder)
     flat = {f"tensor/{i:05}": np.full(8, i, np.float32) for i in range(10_000)}
     zcrecord.save_record(flat, folder / "flat.zcr", durable=False)
+    zcrecord.save_record(deep(), folder / "deep.zcr", durable=False)
     zcrecord.save_record({"note": "no tensor"}, folder / "none.zcr", durable=False)
     for path in list(folder.glob("*.zcr")):
         report(path, path.with_suffix(".html"), digest=True, durable=False)
@@ -242,6 +251,31 @@ def test_treemap_names_what_is_pointed_at_and_chooses_it(opened: Open) -> None:
     assert page.locator("[role=treeitem][aria-selected=true]").inner_text().startswith("weight")
     assert page.locator("#treemap .mark").count() == 1
     assert page.locator("#map .mark").count() == 3  # it goes on in the rows below
+
+
+def test_areas_of_deep_modules_are_in_proportion_to_their_bytes(opened: Open) -> None:
+    page = opened("deep")
+    page.locator("#facts").get_by_role("button", name=re.compile("largest$")).click()
+    assert detail(page, "bytes").startswith("50.6 KiB")
+    script = """() => {
+        const [mark, stage] = ['#treemap .mark', '.treemap'].map((s) => document.querySelector(s));
+        return (mark.clientWidth * mark.clientHeight) / (stage.clientWidth * stage.clientHeight);
+    }"""
+    assert 0.72 / 1.3 < page.evaluate(script) < 0.72 * 1.3
+
+
+def test_what_is_chosen_in_the_facts_is_told_of_in_the_window(opened: Open) -> None:
+    page = opened(height=500)
+    name = page.locator("#details h3")
+    in_window = "e => { const { top, bottom } = e.getBoundingClientRect(); return top >= 0 && bottom <= innerHeight; }"
+    page.locator("#facts").get_by_role("button", name="layers.2.attention.weight").click()
+    assert (name.inner_text(), name.evaluate(in_window)) == ("layers.2.attention.weight", True)
+    page.locator(".treemap").focus()
+    page.evaluate("scrollTo(0, document.querySelector('#details').getBoundingClientRect().bottom + scrollY)")
+    press(page, "Home", "Enter")
+    assert not name.evaluate(in_window)
+    page.locator(".treemap").click(position={"x": 20, "y": 100})
+    assert name.evaluate(in_window)
 
 
 def test_what_is_chosen_elsewhere_is_opened_and_in_view_in_the_tree(opened: Open) -> None:

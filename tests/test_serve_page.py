@@ -179,7 +179,7 @@ def test_strings_are_listed_and_nothing_is_of_no_elements(pages: Pages, site: di
     choose(page, "texts")
     expect(page.locator(".strings li")).to_have_text(["'<b>bold</b>'", "'two\\x0alines'", "''"])
     nbytes = zcrecord.load_record(folder / "kinds.zcr").info("texts").nbytes
-    expect(page.locator(".reading .status")).to_have_text(f"{nbytes} bytes of {nbytes} bytes read.")
+    expect(page.locator(".reading .status")).to_have_text(f"{nbytes} bytes of {nbytes} bytes read, its digest matches.")
     choose(page, "empty")
     expect(page.locator(".reading .status")).to_have_text("It has no elements.")
 
@@ -199,6 +199,117 @@ def test_heat_map_tells_what_is_pointed_at(pages: Pages, site: dict[str, str]) -
     expect(line).to_have_text("[1, 2] = 3.25")
     page.keyboard.press("ArrowDown")  # there is no further row
     expect(line).to_have_text("[1, 2] = 3.25")
+
+
+@pytest.mark.parametrize(("value", "legend"), [(0, "0"), (np.nan, "0not a number")], ids=str)
+def test_legend_of_a_tensor_of_one_value_has_no_number_twice(
+    pages: Pages, tmp_path: Path, value: float, legend: str
+) -> None:
+    zcrecord.save_record({"w": np.full((4, 4), value, np.float32)}, tmp_path / "m.zcr")
+    with served.served(tmp_path / "m.zcr") as url:
+        page = visit(pages(), url)
+        choose(page, "w")
+        facts(page)
+        expect(page.locator(".scale")).to_have_text(legend)
+        expect(page.locator(".scale .colour")).to_have_count(1 if value == 0 else 2)
+
+
+def in_window(page: Page, selector: str) -> bool:
+    """Return whether all of an element is in the window."""
+    script = "e => { const { top, bottom } = e.getBoundingClientRect(); return top >= 0 && bottom <= innerHeight; }"
+    return bool(page.locator(selector).evaluate(script))
+
+
+def test_tensor_chosen_in_the_facts_is_told_of_in_the_window(pages: Pages, site: dict[str, str]) -> None:
+    page = visit(pages(height=600), site["kinds"])
+    page.locator("#facts").get_by_role("button", name="normal", exact=True).click()
+    expect(page.locator("#details h3")).to_have_text("normal")
+    assert in_window(page, "#details h3")
+    assert in_window(page, "#details h2")
+
+
+def test_only_a_click_in_a_picture_brings_details_into_the_window(pages: Pages, site: dict[str, str]) -> None:
+    page = visit(pages(height=300), site["kinds"])
+    name = page.locator("#details h3")
+    for picture in ("#treemap .stage", "#map .stage"):
+        page.locator(picture).focus()
+        page.evaluate("scrollTo(0, document.querySelector('#details').getBoundingClientRect().bottom + scrollY)")
+        page.keyboard.press("Home")
+        for _ in range(2):  # in the map what comes first is no tensor
+            page.keyboard.press("ArrowRight")
+        page.keyboard.press("Enter")
+        assert not in_window(page, "#details h3")
+        page.locator(picture).click(position={"x": 100, "y": 60})
+        expect(name).to_have_text("large")
+        assert in_window(page, "#details h3")
+        page.get_by_role("treeitem").first.click()
+    page.set_viewport_size({"width": 1280, "height": 3000})
+    before = page.evaluate("scrollY")
+    page.locator("#treemap .stage").click(position={"x": 100, "y": 60})
+    assert page.evaluate("scrollY") == before
+
+
+# Digests.
+
+
+@pytest.mark.parametrize("name", ["normal", "turned", "texts", "complex", "kinds.int4", "scalar"])
+def test_digest_is_checked_of_bytes_that_are_fetched_anyway(
+    pages: Pages, site: dict[str, str], folder: Path, name: str
+) -> None:
+    page = visit(pages(), site["kinds"])
+    before = page.evaluate("zcrecordPage.traffic.nbytes")
+    choose(page, name)
+    expect(page.locator(".reading .status")).to_contain_text("read, its digest matches.")
+    nbytes = zcrecord.load_record(folder / "kinds.zcr").info(name).nbytes
+    assert page.evaluate("zcrecordPage.traffic.nbytes") - before == nbytes
+
+
+def test_digest_of_a_sample_or_of_pieces_is_told_not_to_be_checked(pages: Pages, site: dict[str, str]) -> None:
+    page = visit(pages(), site["kinds"])
+    choose(page, "large")
+    expect(page.locator(".reading .status")).to_contain_text("read, in 16 stretches, digest not checked.")
+    page.get_by_role("button", name="Read all of it, 24.0 MiB").click()
+    expect(page.locator(".reading .status")).to_contain_text("of 24.0 MiB (25,165,824 bytes) read, digest not checked.")
+
+
+def test_damaged_tensor_is_told_and_nothing_is_shown_of_it(pages: Pages, tmp_path: Path) -> None:
+    path = tmp_path / "m.zcr"
+    zcrecord.save_record({"w": RNG.normal(size=(1200, 1200)).astype(np.float32), "v": np.ones(99)}, path)
+    with zcrecord.load_record(path) as record:
+        at = record.info("w").offset
+    assert at is not None
+    whole = bytearray(path.read_bytes())
+    whole[at + 4_500_000] ^= 1  # in what would be the second piece of it
+    path.write_bytes(whole)
+    with served.served(path) as url:
+        page = visit(pages(), url)
+        choose(page, "w")
+        expect(page.get_by_role("alert")).to_contain_text(
+            "its digest does not match; the file is damaged, copy it again"
+        )
+        expect(page.locator(".heatmap")).to_have_count(0)
+        choose(page, "v")
+        expect(page.locator(".reading .status")).to_have_text("792 bytes of 792 bytes read, its digest matches.")
+        expect(page.get_by_role("alert")).to_be_hidden()
+
+
+def test_view_of_a_larger_payload_is_read_without_the_rest_of_it(pages: Pages, tmp_path: Path) -> None:
+    base = np.arange(1 << 18, dtype=np.float32).reshape(512, 512)
+    zcrecord.save_record({"base": base, "view": base[3:5].T}, tmp_path / "m.zcr")
+    with served.served(tmp_path / "m.zcr") as url:
+        page = visit(pages(), url)
+        before = page.evaluate("zcrecordPage.traffic.nbytes")
+        choose(page, "view")
+        expect(page.locator(".reading .status")).to_contain_text("read, digest not checked.")
+        assert page.evaluate("zcrecordPage.traffic.nbytes") - before == 4096
+
+
+def test_nothing_is_said_of_digests_where_there_are_none(pages: Pages, tmp_path: Path) -> None:
+    zcrecord.save_record({"w": np.ones(4)}, tmp_path / "m.zcr", digest="none")
+    with served.served(tmp_path / "m.zcr") as url:
+        page = visit(pages(), url)
+        choose(page, "w")
+        expect(page.locator(".reading .status")).to_have_text("32 bytes of 32 bytes read.")
 
 
 # Large ones.
@@ -279,6 +390,8 @@ def test_server_that_ended_is_asked_after(pages: Pages, tmp_path: Path) -> None:
         page = visit(pages(), url)
     choose(page, "w")
     expect(page.get_by_role("alert")).to_contain_text("is the server still running?")
+    expect(page.locator("#summary.error")).to_contain_text("is the server still running?")
+    expect(page.get_by_role("button", name="Open it again")).to_be_visible()
     assert [text for text in pages.complaints if "ERR_CONNECTION_REFUSED" not in text] == []
     pages.complaints.clear()
 
@@ -300,6 +413,40 @@ def test_archive_that_is_damaged_or_gone_is_told_in_place(pages: Pages, tmp_path
     pages.complaints.clear()
 
 
+def test_file_that_is_gone_is_told_in_the_head_until_it_is_back(pages: Pages, tmp_path: Path) -> None:
+    path, away = tmp_path / "m.zcr", tmp_path / "away"
+    zcrecord.save_record({"w": np.ones(8), "v": np.zeros(8)}, path)
+    with served.served(path) as url:
+        page = visit(pages(), url)
+        before = page.locator("#summary").inner_text()
+        os.rename(path, away)
+        choose(page, "w")
+        expect(page.locator("#summary.error")).to_contain_text("there is no such file: the server answered 404")
+        again = page.get_by_role("button", name="Open it again")
+        expect(again).to_be_visible()
+        os.rename(away, path)
+        choose(page, "v")
+        expect(page.locator("#summary")).to_have_text(before)
+        expect(again).to_be_hidden()
+    assert [text for text in pages.complaints if "404" not in text] == []
+    pages.complaints.clear()
+
+
+def test_what_is_no_archive_can_be_opened_again_when_it_is_one(pages: Pages, tmp_path: Path) -> None:
+    path = tmp_path / "m.zcr"
+    zcrecord.save_record({"w": np.ones(8)}, path)
+    with served.served(path) as url:
+        whole = path.read_bytes()
+        path.write_bytes(b"something else" * 40)
+        page = pages()
+        page.goto(url)
+        expect(page.locator("#summary.error")).to_be_visible()
+        path.write_bytes(whole)
+        page.get_by_role("button", name="Open it again").click()
+        expect(page.locator("html[data-ready=all]")).to_be_attached()
+        expect(page.locator("#summary")).to_contain_text("1 tensor in an archive of")
+
+
 def test_hostile_names_are_text(pages: Pages, site: dict[str, str]) -> None:
     page = visit(pages(), site[HTML[0]])
     assert page.title() == f"{HTML[0]}.zcr - zcrecord"
@@ -307,7 +454,7 @@ def test_hostile_names_are_text(pages: Pages, site: dict[str, str]) -> None:
         page.get_by_role("searchbox").fill(name)
         page.get_by_role("treeitem").first.click()
         expect(page.locator("#details h3")).to_contain_text(name)
-        expect(page.locator(".reading .status")).to_contain_text("read.")
+        expect(page.locator(".reading .status")).to_contain_text("read,")
     page.get_by_role("searchbox").fill("")
     tags = set(page.evaluate("[...document.querySelectorAll('body *')].map((e) => e.localName)"))
     assert not {"img", "b", "i", "u", "title", "iframe", "style"} & tags

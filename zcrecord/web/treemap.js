@@ -4,6 +4,8 @@
 import { MODULE, TENSOR, counted, modelOf, percent, shown } from "./model.js";
 import { MOST_MARKS, Picture } from "./pictures.js";
 
+const KEPT = 0.8; // of a box's area: titles, its own and those around it, take no more than the rest
+
 /**
  * Calls `put(i, x, y, width, height)` for each weight, which descend: areas that are in proportion to them and as near
  * to squares as filling row by row makes them.
@@ -58,7 +60,7 @@ class Treemap extends Picture {
 
   draw(context, width, height, palette) {
     [this.#boxes, this.#labels, this.#titles] = [[], [], []];
-    if (this.model.ownBelow[0]) this.#layOut(0, [0, 0, width, height], 0, "");
+    if (this.model.ownBelow[0]) this.#layOut(0, [0, 0, width, height], 1, "");
     context.fillStyle = palette.ground;
     context.fillRect(0, 0, width, height);
     let last = "";
@@ -87,7 +89,8 @@ class Treemap extends Picture {
     context.fillText(text, x, y);
   }
 
-  #layOut(module, [x, y, width, height], depth, label) {
+  /** `kept` is how much of its area titles around a module have left to it; `label` its name below them. */
+  #layOut(module, [x, y, width, height], kept, label) {
     const { model } = this;
     const add = (node, box, text) => { this.#boxes.push([node, ...box]); this.#labels.push(text); };
     if (width * height < 4) {
@@ -96,13 +99,15 @@ class Treemap extends Picture {
     }
     const nodes = Array.from(model.childrenOf(module)).filter((node) => model.weight(node) > 0);
     nodes.sort((a, b) => model.weight(b) - model.weight(a));
-    if (depth && width > 70 && height > 50 && nodes.length > 1) {
+    const room = kept * (1 - 5 / width) * (1 - 19 / height);
+    if (module && width > 70 && height > 50 && nodes.length > 1 && room >= KEPT) {
+      kept = room;
       this.#titles.push([label, x, y, width]);
       [x, y, width, height, label] = [x + 2, y + 16, width - 5, height - 19, ""];
     }
     const below = (node) => (label ? `${label}.${model.key(node)}` : model.key(node));
     squarify(nodes.map((node) => model.weight(node)), [x, y, width, height], (i, ...box) => {
-      if (nodes[i] < model.modules) this.#layOut(nodes[i], box, depth + 1, below(nodes[i]));
+      if (nodes[i] < model.modules) this.#layOut(nodes[i], box, kept, below(nodes[i]));
       else add(nodes[i], box, below(nodes[i]));
     });
   }

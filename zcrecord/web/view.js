@@ -30,11 +30,12 @@
  *     facts(description, { onSelect })      -> an element
  *     details(description, kind, number, { onSelect })  -> an element
  *     legend(description, { parts })        -> an element: what the colours stand for
+ *     reveal(section, panel, { near })      -> brings details into the window when a click in a section chose something
  *     human(nbytes), shown(text), shownValue(value), fullName(description, number), nbytesOf(description, number)
  */
 
 export { fullName, human, nbytesOf, shown, shownValue } from "./model.js";
 export { layoutMap } from "./layoutmap.js";
 export { treemap } from "./treemap.js";
-export { details, facts, legend } from "./tables.js";
+export { details, facts, legend, reveal } from "./tables.js";
 export { tree } from "./tree.js";

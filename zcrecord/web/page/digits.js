@@ -18,8 +18,8 @@ import { numbersOf } from "./values.js";
 const SHOWN = 60; // images; the wrong ones come first
 
 export class ModelPanel {
-  constructor(record, { samples, page, onReplaced }) {
-    Object.assign(this, { record, samples, page, onReplaced });
+  constructor(record, { samples, page, onSource }) {
+    Object.assign(this, { record, samples, page, onSource });
   }
 
   /** Fills a section, or leaves it hidden where the archive has no model. */
@@ -29,7 +29,7 @@ export class ModelPanel {
     this.box = make("div", { class: "box" });
     section.append(this.box);
     section.hidden = false;
-    this.job = new Job("Running the model", this.onReplaced);
+    this.job = new Job("Running the model", this.onSource);
     if (!this.samples) {
       const what = "The archive has an ONNX model. To run it, start with --samples ARCHIVE, one of images and labels.";
       this.box.append(make("p", {}, what));

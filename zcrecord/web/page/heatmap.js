@@ -135,7 +135,7 @@ export class HeatMap {
       show(colours.minus, `${beyond(-1)}${short(-limit, this.whole)}`);
     }
     show(colours.zero, "0");
-    show(colours.plus, `${beyond(1)}${short(limit, this.whole)}`);
+    if (limit || beyond(1)) show(colours.plus, `${beyond(1)}${short(limit, this.whole)}`);
     if (this.values.some(Number.isNaN)) show(colours.odd, "not a number");
     if (this.indices.includes(-1)) show(colours.none, "not read");
   }

@@ -6,14 +6,21 @@
  */
 
 import { make, shown } from "../model.js";
-import { LoadCancelledError, SourceError } from "../zcrecord.js";
+import { LoadCancelledError, SourceError, SourceNotFoundError } from "../zcrecord.js";
+
+const failed = (error) => error instanceof SourceError && error.what.startsWith("the request failed");
+
+/** Returns an error in words. */
+export function inWords(error) {
+  return `${shown(error.message)}${failed(error) ? "; is the server still running?" : ""}`;
+}
 
 export class Job {
   #abort = null;
 
-  /** `onReplaced` is told of an error that opening the archive again may mend. */
-  constructor(label, onReplaced) {
-    this.onReplaced = onReplaced;
+  /** `onSource` is told of an error that opening the archive again may mend, and null when something was done. */
+  constructor(label, onSource) {
+    this.onSource = onSource;
     this.bar = make("progress", { "aria-label": label, max: "1", value: "0" });
     this.button = make("button", { type: "button" }, "Cancel");
     this.button.addEventListener("click", () => this.end("Cancelled."));
@@ -32,7 +39,9 @@ export class Job {
     this.going.hidden = false;
     try {
       await work(mine.signal);
-      return !mine.signal.aborted;
+      if (mine.signal.aborted) return false;
+      this.onSource(null);
+      return true;
     } catch (error) {
       if (!mine.signal.aborted && !(error instanceof LoadCancelledError)) this.#fail(error);
       return false;
@@ -54,10 +63,9 @@ export class Job {
   }
 
   #fail(error) {
-    const source = error instanceof SourceError;
-    const hint = source && error.what.startsWith("the request failed") ? "; is the server still running?" : "";
-    this.alert.textContent = `${shown(error.message)}${hint}`;
+    this.alert.textContent = inWords(error);
     this.alert.hidden = false;
-    if (source && /open it again/.test(error.what)) this.onReplaced(error);
+    const changed = error instanceof SourceError && /open it again/.test(error.what);
+    if (changed || error instanceof SourceNotFoundError || failed(error)) this.onSource(error);
   }
 }

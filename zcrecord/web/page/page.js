@@ -7,9 +7,10 @@
  */
 
 import { describe } from "../describe.js";
-import { details, facts, fullName, human, layoutMap, legend, shown, tree, treemap } from "../view.js";
-import { SourceError, open } from "../zcrecord.js";
+import { details, facts, fullName, human, layoutMap, legend, reveal, shown, tree, treemap } from "../view.js";
+import { SourceNotFoundError, open } from "../zcrecord.js";
 import { ModelPanel } from "./digits.js";
+import { inWords } from "./job.js";
 import { TensorPanel } from "./tensor.js";
 import { Traffic } from "./traffic.js";
 
@@ -17,11 +18,11 @@ const place = (id) => document.getElementById(id);
 const shortly = () => new Promise((done) => { requestAnimationFrame(() => setTimeout(done)); }); // after a painting
 const page = (globalThis.zcrecordPage = { record: null, traffic: null, logits: null });
 
-/** Tells of an error where the archive's name and size are; one that was replaced can be opened again. */
-function tell(error) {
-  place("summary").textContent = shown(error.message);
-  place("summary").className = "error";
-  place("again").hidden = false;
+/** Tells of the archive below its name: what it is, or an error; whatever that is, it can be opened again. */
+function tell(text, error) {
+  if (place("summary").textContent !== text) place("summary").textContent = text; // or it would be read out again
+  place("summary").className = error ? "error" : "";
+  place("again").hidden = !error;
 }
 
 place("again").addEventListener("click", () => location.reload());
@@ -38,17 +39,21 @@ async function start() {
   const record = (page.record = await open(new URL("archive.zcr", location.href), { fetch: traffic.fetch }));
   const description = describe(record, about.name);
   const count = record.length.toLocaleString("en");
-  place("summary").textContent = `${count} tensor${record.length === 1 ? "" : "s"} in an archive of \
-${human(record.layout.archiveSize)}.`;
+  const size = human(record.layout.archiveSize);
+  const summary = `${count} tensor${record.length === 1 ? "" : "s"} in an archive of ${size}.`;
+  tell(summary, null);
   document.querySelector("main").hidden = false;
-  build(record, description, traffic, about);
+  build(record, description, traffic, about, (error) => {
+    const other = error instanceof SourceNotFoundError && error.path !== record.path; // the samples
+    if (!other) tell(error ? inWords(error) : summary, error);
+  });
 }
 
-function build(record, description, traffic, about) {
+function build(record, description, traffic, about, onSource) {
   const parts = [];
   const box = document.createElement("div");
   box.className = "box";
-  const tensor = new TensorPanel(record, { onReplaced: tell });
+  const tensor = new TensorPanel(record, { onSource });
 
   function choose(kind, number, from) {
     box.replaceChildren(details(description, kind, number, { onSelect: choose }));
@@ -60,6 +65,8 @@ function build(record, description, traffic, about) {
     place(id).append(part.element, ...more);
     parts.push(part);
   }
+  reveal(place("facts"), place("details"));
+  for (const id of ["treemap", "map"]) reveal(place(id), place("details"), { near: true });
   const modules = tree(description, { onSelect: (kind, number) => choose(kind, number, modules) });
   put("tree", modules);
   place("details").append(box);
@@ -69,7 +76,7 @@ function build(record, description, traffic, about) {
     const strip = layoutMap(description, { fetching: true, onSelect: onSelect(() => strip) });
     put("map", strip, legend(description, { parts: true }));
     traffic.follow((start, end) => strip.fetched(start - record.layout.offset, end - record.layout.offset));
-    const model = new ModelPanel(record, { samples: about.samples, page, onReplaced: tell });
+    const model = new ModelPanel(record, { samples: about.samples, page, onSource });
     model.place(place("model"));
     const areas = treemap(description, { onSelect: onSelect(() => areas) });
     put("treemap", areas, legend(description));
@@ -78,7 +85,4 @@ function build(record, description, traffic, about) {
   });
 }
 
-start().catch((error) => {
-  tell(error);
-  if (!(error instanceof SourceError)) place("again").hidden = true; // it would be the same again
-});
+start().catch((error) => tell(inWords(error), error));

@@ -10,19 +10,30 @@ const PIECE = 4 * 2 ** 20; // bytes, read and shown before the next
 const STRETCHES = 16; // of a tensor that is read in part
 const MOST = 2 ** 29; // bytes that have to be in memory at once, where a tensor does not come in smaller pieces
 
-/** Returns what to read: `pieces` of [start, stop) of the first axis (null: the tensor as it is), and what to say. */
-export function planOf(info, all) {
+/**
+ * Returns what to read: `pieces` of [start, stop) of the first axis (null: the tensor as it is), whether its digest is
+ * to be checked (`verify`), and what to say.
+ */
+export function planOf(record, info, all) {
   const [nbytes, rows] = [info.nbytes, info.shape.length ? Number(info.shape[0]) : 1];
   if (!info.count) return { pieces: [], nbytes: 0, complete: true };
   const whole = !info.shape.length || info.strides !== null; // out of order, every slice reaches over most of it
   const row = whole ? nbytes : nbytes / rows;
   if (row > MOST) return { pieces: [], nbytes: 0, complete: false, reason: "huge" };
   if (nbytes > GLANCE && !all) return partOf(nbytes, rows, row);
-  if (whole) return { pieces: [null], nbytes, complete: true };
+  const verify = isAllOfItsPayload(record, info);
+  if (whole || verify) return { pieces: [null], nbytes, complete: true, verify };
   const step = Math.max(1, Math.floor(PIECE / row));
   const pieces = [];
   for (let start = 0; start < rows; start += step) pieces.push([start, Math.min(rows, start + step)]);
   return { pieces, nbytes, complete: true };
+}
+
+/** Returns whether reading a tensor fetches all of a small payload that has a digest: to check it costs no bytes. */
+function isAllOfItsPayload(record, { digest, payload, nbytes, shape, strides, bits }) {
+  const size = digest === null ? Infinity : record._nbytes(payload);
+  const span = shape.reduce((sum, dim, axis) => sum + (Number(dim) - 1) * Math.abs(Number(strides?.[axis])), 1);
+  return size <= GLANCE && size <= (strides ? (span * bits) / 8 : nbytes);
 }
 
 function partOf(nbytes, rows, row) {
@@ -40,7 +51,8 @@ function partOf(nbytes, rows, row) {
 export async function* piecesOf(record, info, plan, signal) {
   const { shape, count, name } = info;
   const row = shape.length ? count / Number(shape[0]) : 1;
-  const get = (piece) => (piece ? record.slice(name, ...piece, { signal }) : record.tensor(name, { signal }));
+  const get = (piece) => (piece ? record.slice(name, ...piece, { signal })
+    : record.tensor(name, { signal, verify: plan.verify }));
   let next = plan.pieces.length ? get(plan.pieces[0]) : null;
   for (let i = 0; i < plan.pieces.length; i++) {
     const tensor = await next;

@@ -18,9 +18,9 @@ const SVG = "http://www.w3.org/2000/svg";
 export class TensorPanel {
   #wanted = null; // the name that is shown
 
-  constructor(record, { onReplaced }) {
+  constructor(record, { onSource }) {
     this.record = record;
-    this.job = new Job("Reading the tensor", onReplaced);
+    this.job = new Job("Reading the tensor", onSource);
     this.all = make("button", { type: "button", hidden: "" });
     this.all.addEventListener("click", () => this.#read(this.record.info(this.#wanted), true));
     this.result = make("div", { class: "result" });
@@ -43,7 +43,7 @@ export class TensorPanel {
   }
 
   #read(info, all) {
-    const plan = planOf(info, all);
+    const plan = planOf(this.record, info, all);
     this.map = null;
     this.result.replaceChildren();
     this.all.hidden = plan.complete || plan.reason === "huge";
@@ -62,6 +62,7 @@ export class TensorPanel {
 
   async #fill(info, plan, view, signal) {
     let [done, pieces] = [0, 0];
+    const digest = plan.verify ? ", its digest matches" : info.digest === null ? "" : ", digest not checked";
     for await (const { tensor, first } of piecesOf(this.record, info, plan, signal)) {
       if (signal.aborted) return;
       if (!pieces++) this.result.append(...view.elements); // before, and if nothing comes, there is nothing to see
@@ -70,9 +71,10 @@ export class TensorPanel {
       done = all ? info.nbytes : done + tensor.nbytes;
       view.draw();
       this.job.progress(done, plan.nbytes);
-      this.job.status.textContent = plan.complete ? `${both(Math.min(done, info.nbytes))} of ${both(info.nbytes)} read.`
-        : `A sample: ${both(done)} of ${both(info.nbytes)} read, in ${counted(plan.pieces.length, "stretch")}.`
-          .replace("stretchs", "stretches");
+      const stretches = counted(plan.pieces.length, "stretch").replace("stretchs", "stretches");
+      const told = plan.complete ? `${both(Math.min(done, info.nbytes))} of ${both(info.nbytes)} read`
+        : `A sample: ${both(done)} of ${both(info.nbytes)} read, in ${stretches}`;
+      this.job.status.textContent = `${told}${digest}.`;
       await new Promise((next) => { setTimeout(next); }); // or the page could not be used meanwhile
     }
   }

@@ -5,7 +5,7 @@
  * Knows the page of report.html; what is drawn is view.js's. It asks for nothing: all it shows lies in the page.
  */
 
-import { details, facts, human, layoutMap, legend, shown, tree, treemap } from "../view.js";
+import { details, facts, human, layoutMap, legend, reveal, shown, tree, treemap } from "../view.js";
 
 const description = JSON.parse(document.getElementById("description").textContent);
 const place = (id) => document.getElementById(id);
@@ -26,6 +26,9 @@ function put(id, part, ...more) {
   place(id).append(part.element, ...more);
   parts.push(part);
 }
+
+reveal(place("facts"), place("details"));
+for (const id of ["treemap", "map"]) reveal(place(id), place("details"), { near: true });
 
 const shortly = (draw) => requestAnimationFrame(() => setTimeout(draw)); // after what is there was painted
 
