@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import http.client
 import os
@@ -11,6 +12,7 @@ import socket
 import stat
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -249,6 +251,22 @@ def test_terminal_is_told_what_ends_it(path: Path) -> None:
     assert process.communicate(timeout=30)[1] == ""
     assert process.returncode == 0
     os.close(ours)
+
+
+@pytest.mark.skipif(os.name != "posix", reason="platform: a shell")
+def test_serves_whoever_closed_standard_output(path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    command = ["/bin/sh", "-c", 'exec "$@" >&-', "sh", *served.COMMAND, str(path), "--port", str(port)]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=served.ENVIRONMENT)
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline and process.poll() is None:
+        with contextlib.suppress(ConnectionRefusedError):
+            assert ask(f"http://127.0.0.1:{port}/", ARCHIVE)[2] == path.read_bytes()
+            break
+        time.sleep(0.02)
+    process.send_signal(signal.SIGINT)
+    assert (process.communicate(timeout=30)[1], process.returncode) == ("", 0)
 
 
 def test_taken_port_is_told_if_it_was_asked_for(path: Path, capsys: pytest.CaptureFixture[str]) -> None:

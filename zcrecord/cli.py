@@ -230,9 +230,10 @@ def _serve(args: argparse.Namespace) -> int:
         if not serving.is_loopback(args.host):
             _tell("zcrecord", f"whoever reaches {args.host} can read all of {args.file}")
         Printer(sys.stdout).line(url)
-        sys.stdout.flush()  # whoever waits for it may be a pipe
-        if sys.stdout.isatty():
-            _tell("zcrecord", "Ctrl-C ends it")
+        if sys.stdout is not None:  # it is closed where nobody is to be told
+            sys.stdout.flush()  # whoever waits for it may be a pipe
+            if sys.stdout.isatty():
+                _tell("zcrecord", "Ctrl-C ends it")
         if args.open:
             import webbrowser  # here, because few ask for it
 
