@@ -3,9 +3,10 @@
 A test marked `needs("chromium")` takes the fixture `pages` (see conftest.py), and opens what it wants to look at:
 `pages(width=360, scheme="dark")` is a new page of a context of its own. Whatever a page writes to its console as an
 error or a warning, every exception nobody caught, every refusal of its Content-Security-Policy and every request that
-leaves this machine is a complaint, and a test with complaints fails; one that provokes some takes them from
-`pages.complaints` itself. The browser is one for each test file, not one for the session: while it lives, Playwright
-has an event loop running in this thread, in which nobody else could call asyncio.run.
+leaves this machine is a complaint, and a test with complaints fails; one that provokes some says which
+(`expect_complaints`), or takes them from `pages.complaints` itself. The browser is one for each test file, not one for
+the session: while it lives, Playwright has an event loop running in this thread, in which nobody else could call
+asyncio.run.
 """
 
 from __future__ import annotations
@@ -69,6 +70,11 @@ class Pages:
         parts = urlsplit(url)
         if parts.scheme in ("http", "https", "ws", "wss") and parts.hostname not in HERE:
             self.complaints.append(f"left this machine: {url}")
+
+    def expect_complaints(self, *about: str) -> None:
+        """Check that every complaint so far is about one of these, and forget them."""
+        assert [text for text in self.complaints if not any(one in text for one in about)] == []
+        self.complaints.clear()
 
     def close(self) -> None:
         """Close every page."""

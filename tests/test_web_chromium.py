@@ -60,8 +60,7 @@ def test_the_suite_passes_in_chromium(pages: Pages, served: Server) -> None:
     files = ("reading.mjs", "serving.mjs", "uploading.mjs", "hollowing.mjs", "gpu.mjs", "browsing.mjs")
     assert len(results) >= sum(map(names_in, files)) > 40
     # Requests that fail are what many tests are about; but a promise that nobody waits for may not be among them.
-    failing = ("Failed to load resource", "blocked by CORS policy")
-    pages.complaints = [one for one in pages.complaints if not any(why in one for why in failing)]
+    pages.expect_complaints("Failed to load resource", "blocked by CORS policy")
 
 
 def test_a_heap_that_holds_all_of_a_response_is_noticed(still: Any) -> None:
@@ -126,5 +125,4 @@ def test_a_part_of_the_module_that_cannot_be_loaded_is_a_source_error(
     }}"""
     typed, message = page.evaluate(read)
     assert typed and "the request failed" in message and part in message
-    assert all("Failed to load resource" in complaint for complaint in pages.complaints)
-    pages.complaints = []
+    pages.expect_complaints("Failed to load resource")

@@ -34,8 +34,16 @@ from .sink import open_sink
 __all__ = ["PageReport", "describe_archive", "report", "report_page"]
 
 _WEB = Path(__file__).parent / "web"
-_VIEW = ("model.js", "tree.js", "pictures.js", "treemap.js", "layoutmap.js", "tables.js")  # each after those it imports
-_SCRIPTS = (*_VIEW, "report/report.js")
+_SCRIPTS = (  # each after those it imports
+    "model.js",
+    "tree.js",
+    "pictures.js",
+    "treemap.js",
+    "layoutmap.js",
+    "tables.js",
+    "parts.js",
+    "report/report.js",
+)
 _STYLES = ("view.css", "report/report.css")
 _MODULE_WORDS = re.compile(r"^import [^;]*;\n|^export (?=async |class |const |function )", re.MULTILINE)
 _MOST_TEXT, _MOST_ITEMS, _MOST_ITEM = 2000, 20, 200  # of a value: characters, items, characters of an item

@@ -61,10 +61,8 @@ def serve(
     """
     web = _aiohttp()
     files = {"archive": Path(source), **({"samples": Path(samples)} if samples is not None else {})}
-    for path in files.values():
-        _check(path)
-    if samples is not None:
-        _check_samples(files["samples"])
+    for name, path in files.items():
+        _check(path, samples=name == "samples")
     listening = _listen(host, port)
     with listening:
         if started is not None:
@@ -81,21 +79,17 @@ def _aiohttp() -> Any:
     return web
 
 
-def _check(path: Path) -> None:
+def _check(path: Path, *, samples: bool) -> None:
     """Raise what is wrong with an archive, before anybody looks at a page of it."""
-    load_record(path).close()
+    with load_record(path) as record:
+        fits = not samples or ("labels" in record and ("images" in record or "inputs" in record))
     with path.open("rb") as file:
         if file.read(len(MAGIC)) != MAGIC:
             what = "is packed or attached to a program, and browsers read plain archives: unpack or detach it first"
             raise UnsupportedError(what, path=os.fspath(path))
-
-
-def _check_samples(path: Path) -> None:
-    """Raise unless there is what a model can be run over."""
-    with load_record(path) as record:
-        if "labels" not in record or not {"images", "inputs"} & set(record):
-            what = "samples are tensors `images` (or `inputs`) and `labels`, this has not both"
-            raise UnsupportedError(what, path=os.fspath(path))
+    if not fits:
+        what = "samples are tensors `images` (or `inputs`) and `labels`, this has not both"
+        raise UnsupportedError(what, path=os.fspath(path))
 
 
 def is_loopback(host: str) -> bool:

@@ -31,8 +31,11 @@ export async function gathered(place, start, end, signal) {
 /** Yields bytes up to `end`, or that of the place; each chunk is good until the next. A stream that breaks off is taken
  *  up where it broke, twice even if nothing came: browsers drop what had arrived and was not read. */
 export async function* pieces(place, start, end, signal) {
-  if (place.pieces) yield* place.pieces(start, end, signal);
-  let [at, tries] = [place.pieces ? end : start, 0];
+  if (place.pieces) {
+    yield* place.pieces(start, end, signal);
+    return;
+  }
+  let [at, tries] = [start, 0];
   for (let from = at; at < Math.min(end, place.size ?? end); from = at) {
     checkGoing(signal);
     if (place.octets) {

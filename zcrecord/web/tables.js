@@ -148,19 +148,6 @@ export function details(description, kind, number, { onSelect = () => {} } = {})
   return make("div", { class: "details" }, make("h3", { class: "name" }, name), make("p", {}, kind), list(pairs));
 }
 
-/** Brings `panel`, where details are, into the window when a click in a section chose something; with `near` only if
- *  no part of it is there. */
-export function reveal(section, panel, { near = false } = {}) {
-  const told = () => panel.querySelector(".details");
-  let before = null;
-  section.addEventListener("click", () => { before = told(); }, { capture: true });
-  section.addEventListener("click", () => {
-    const { top, bottom } = panel.getBoundingClientRect();
-    const outside = bottom <= 0 || top >= innerHeight;
-    if (told() !== before && (outside || !near)) told().scrollIntoView({ block: "nearest" });
-  });
-}
-
 function aboutModule(model, m) {
   const { kind, type } = model.d.modules;
   const pairs = [["kind", kind[m]], ["tensors", exactly(model.tensorsBelow[m])], ["bytes", both(model.below[m])]];

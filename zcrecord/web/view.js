@@ -30,6 +30,7 @@
  *     facts(description, { onSelect })      -> an element
  *     details(description, kind, number, { onSelect })  -> an element
  *     legend(description, { parts })        -> an element: what the colours stand for
+ *     new Parts(description, panel, onChosen)  -> { choose(kind, number), add(section, draw, options, ...more) }
  *     reveal(section, panel, { near })      -> brings details into the window when a click in a section chose something
  *     human(nbytes), shown(text), shownValue(value), fullName(description, number), nbytesOf(description, number)
  */
@@ -37,5 +38,6 @@
 export { fullName, human, nbytesOf, shown, shownValue } from "./model.js";
 export { layoutMap } from "./layoutmap.js";
 export { treemap } from "./treemap.js";
-export { details, facts, legend, reveal } from "./tables.js";
+export { Parts, reveal } from "./parts.js";
+export { details, facts, legend } from "./tables.js";
 export { tree } from "./tree.js";

@@ -7,7 +7,7 @@
  */
 
 import { describe } from "../describe.js";
-import { details, facts, fullName, human, layoutMap, legend, reveal, shown, tree, treemap } from "../view.js";
+import { Parts, facts, fullName, human, layoutMap, legend, reveal, shown, tree, treemap } from "../view.js";
 import { SourceNotFoundError, open } from "../zcrecord.js";
 import { ModelPanel } from "./digits.js";
 import { inWords } from "./job.js";
@@ -50,37 +50,25 @@ async function start() {
 }
 
 function build(record, description, traffic, about, onSource) {
-  const parts = [];
   const box = document.createElement("div");
   box.className = "box";
   const tensor = new TensorPanel(record, { onSource });
-
-  function choose(kind, number, from) {
-    box.replaceChildren(details(description, kind, number, { onSelect: choose }));
+  const parts = new Parts(description, box, (kind, number) => {
     if (kind === "tensor") box.append(tensor.show(fullName(description, number)));
     else tensor.leave();
-    for (const part of parts) if (part !== from) part.select(kind, number);
-  }
-  function put(id, part, ...more) {
-    place(id).append(part.element, ...more);
-    parts.push(part);
-  }
+  });
   reveal(place("facts"), place("details"));
   for (const id of ["treemap", "map"]) reveal(place(id), place("details"), { near: true });
-  const modules = tree(description, { onSelect: (kind, number) => choose(kind, number, modules) });
-  put("tree", modules);
+  const modules = parts.add(place("tree"), tree);
   place("details").append(box);
-  choose("module", 0, modules);
+  parts.choose("module", 0, modules);
   shortly().then(() => {
-    const onSelect = (part) => (kind, number) => choose(kind, number, part());
-    const strip = layoutMap(description, { fetching: true, onSelect: onSelect(() => strip) });
-    put("map", strip, legend(description, { parts: true }));
+    const strip = parts.add(place("map"), layoutMap, { fetching: true }, legend(description, { parts: true }));
     traffic.follow((start, end) => strip.fetched(start - record.layout.offset, end - record.layout.offset));
     const model = new ModelPanel(record, { samples: about.samples, page, onSource });
     model.place(place("model"));
-    const areas = treemap(description, { onSelect: onSelect(() => areas) });
-    put("treemap", areas, legend(description));
-    place("facts").append(facts(description, { onSelect: (kind, number) => choose(kind, number) }));
+    parts.add(place("treemap"), treemap, {}, legend(description));
+    place("facts").append(facts(description, { onSelect: parts.choose }));
     document.documentElement.dataset.ready = "all";
   });
 }
