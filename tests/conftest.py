@@ -1,23 +1,25 @@
-"""What happens to tests that need a system tool, and where tests find `tools`.
+"""Tests that need a system tool, fixtures that many tests share, and where tests find `tools`.
 
-`@pytest.mark.needs("gcc")`: without that command on PATH the test is left out, and named at the end; without
-"gcc -m32" where that builds no program. Under `tools/test --all` (ZCRECORD_TEST_ALL=1) nothing is left out: it fails,
-and so does every skip whose reason does not start with "platform:", which is for what another operating system alone
-can show.
+`@pytest.mark.needs("gcc")`: without that command on PATH the test is left out, and counted at the end; without
+"gcc -m32" where that builds no program. The names are those of `tools/system_tools.py`.
+
+Under `tools/test --all` (ZCRECORD_TEST_ALL=1) nothing is left out: what lacks a tool fails, and so does every skip
+whose reason does not start with "platform:", which is for what another operating system alone can show. A test that
+runs a tool without a mark that names it fails there, too: without that tool it would fail instead of being left out.
 """
 
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
-from collections.abc import Generator, Iterator
-from functools import lru_cache
+from collections import Counter
+from collections.abc import Generator, Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import ml_dtypes  # noqa: F401  # numpy knows "int4" and "bfloat16" by name from it
 import pytest
@@ -26,11 +28,14 @@ if TYPE_CHECKING:
     from browsers import Pages
     from playwright.sync_api import Browser
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # `tools` is not installed
+from tools.system_tools import PACKAGES, has
+
 ALL = os.environ.get("ZCRECORD_TEST_ALL") == "1"
-LEFT_OUT = pytest.StashKey[list[str]]()
+LEFT_OUT = pytest.StashKey[list[tuple[str, str]]]()
+TOOLS_RUN = pytest.StashKey[Path]()
 Report = TypeVar("Report", pytest.TestReport, pytest.CollectReport)
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # `tools` is not installed
 signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs of a shell have it ignored, and hand that on
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # as in tools/__init__.py, for whatever imports it first
 
@@ -66,30 +71,39 @@ def pages(browser: Browser) -> Iterator[Pages]:
     assert not made.complaints
 
 
-@lru_cache
-def has(tool: str) -> bool:
-    """Return whether a command is on PATH; of a compiler with an option, such as 'gcc -m32', whether it builds."""
-    command, *options = tool.split()
-    if not options or shutil.which(command) is None:
-        return shutil.which(command) is not None
-    with tempfile.TemporaryDirectory() as folder:
-        build = [command, *options, "-x", "c", "-", "-o", f"{folder}/main"]
-        program = b"#include <stdlib.h>\nint main(void) { return 0; }\n"
-        return subprocess.run(build, input=program, capture_output=True).returncode == 0
+def named_tools(item: pytest.Item) -> list[str]:
+    """Return the tools that the test's marks name."""
+    return [str(tool) for mark in item.iter_markers("needs") for tool in mark.args]
 
 
 def missing_tools(item: pytest.Item) -> list[str]:
     """Return the tools that the test's marks name and this machine does not have."""
-    named = [str(tool) for mark in item.iter_markers("needs") for tool in mark.args]
-    return [tool for tool in named if not has(tool)]
+    return [tool for tool in named_tools(item) if not has(tool)]
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Under --all, put commands before the tools on PATH that note each use of one."""
+    config.stash[LEFT_OUT] = []
+    if ALL:
+        folder = Path(tempfile.mkdtemp(prefix="tools-"))
+        config.add_cleanup(lambda: shutil.rmtree(folder))
+        config.stash[TOOLS_RUN] = folder / "run.log"
+        for command in {tool.split()[0] for tool in PACKAGES}:
+            if "/" not in command and (found := shutil.which(command)):
+                noting = f'#!/bin/sh\necho "{command} $*" >>{folder}/run.log\nexec {shlex.quote(found)} "$@"\n'
+                (folder / command).write_text(noting)
+                (folder / command).chmod(0o755)
+        os.environ["PATH"] = f"{folder}{os.pathsep}{os.environ['PATH']}"
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Deselect what lacks a tool, unless nothing is to be left out."""
-    config.stash[LEFT_OUT] = []
+    unknown = {tool for item in items for tool in named_tools(item)} - PACKAGES.keys()
+    if unknown:
+        raise pytest.UsageError(f"needs({', '.join(sorted(unknown))}): add it to tools/system_tools.py")
     lacking = [] if ALL else [item for item in items if missing_tools(item)]
     if lacking:
-        config.stash[LEFT_OUT] = [f"{item.nodeid} needs {', '.join(missing_tools(item))}" for item in lacking]
+        config.stash[LEFT_OUT] = [(tool, item.path.stem) for item in lacking for tool in missing_tools(item)[:1]]
         config.hook.pytest_deselected(items=lacking)
         items[:] = [item for item in items if item not in lacking]
 
@@ -97,7 +111,27 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Fail what lacks a tool and was not deselected."""
     if missing := missing_tools(item):
-        pytest.fail(f"needs {', '.join(missing)}, not on PATH; is it in tools/test's system_tools?", pytrace=False)
+        pytest.fail(f"needs {', '.join(missing)}, which ./tools/test --all installs", pytrace=False)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, None, None]:
+    """Under --all, fail a test that ran a tool, itself or by a program it ran, and does not say that it needs it."""
+    yield
+    log = item.config.stash.get(TOOLS_RUN, None)
+    if log is not None and log.exists():
+        unnamed = tools_run(log.read_text().splitlines()) - set(named_tools(item))
+        log.unlink()
+        if unnamed:
+            pytest.fail(f"runs {', '.join(sorted(unnamed))}; mark it with pytest.mark.needs", pytrace=False)
+
+
+def tools_run(commands: Iterable[str]) -> set[str]:
+    """Return the tools of tools/system_tools.py that command lines run."""
+    run = set()
+    for words in map(str.split, commands):
+        run |= {tool for tool in PACKAGES if words[0] == tool.split()[0] and set(tool.split()[1:]) <= set(words[1:])}
+    return run
 
 
 def _refuse_skip(report: Report) -> Report:
@@ -120,10 +154,23 @@ def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest
     return _refuse_skip((yield))
 
 
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Hand what was left out to the process that collects the results, where there are several."""
+    if (output := getattr(session.config, "workeroutput", None)) is not None:
+        output["left_out"] = session.config.stash[LEFT_OUT]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """Take what another process left out; all of them collect the same tests."""
+    node.config.stash[LEFT_OUT] = getattr(node, "workeroutput", {}).get("left_out", [])
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    """Name what was left out, before pytest's own closing line."""
-    left_out = config.stash.get(LEFT_OUT, [])
+    """Tell what was left out, a line for each tool, before pytest's own closing line."""
+    left_out = config.stash[LEFT_OUT]
     if left_out:
-        terminalreporter.section("left out for want of a system tool; tools/test --all has it installed")
-        for line in left_out:
-            terminalreporter.line(line)
+        terminalreporter.section("left out for want of a system tool; ./tools/test --all installs them")
+        for tool, count in Counter(tool for tool, _ in left_out).most_common():
+            files = sorted({file for missing, file in left_out if missing == tool})
+            terminalreporter.line(f"{tool}: {count} tests in {', '.join(files)}")

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.needs("gcc")
 GOLDEN = Path(__file__).parent / "golden"
 
 
-@pytest.fixture(scope="module", params=["-m64", "-m32"])
+@pytest.fixture(scope="module", params=["-m64", pytest.param("-m32", marks=pytest.mark.needs("gcc -m32"))])
 def calls(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     flags = [*SANITIZERS, "-Wno-cast-align", request.param]
     return build("gcc", SOURCES / "calls.c", tmp_path_factory.mktemp("calls") / "calls", "-std=c99", "-O1", *flags)

@@ -1,0 +1,100 @@
+"""System tools that tests need: the Debian packages that bring them, which are missing, and a PATH without any.
+
+    python tools/system_tools.py missing        # a line for each missing tool: its name, a tab, its Debian packages
+    python tools/system_tools.py bare FOLDER    # links in FOLDER what a Debian has that was just installed, and Python
+
+`tools/test --all` installs what is missing; `.ci/run` runs the first two commands of README with PATH=FOLDER, as a
+stranger's machine would. Needs no package.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from functools import lru_cache
+from pathlib import Path
+
+__all__ = ["PACKAGES", "has", "link_bare_commands"]
+
+# The command, or a compiler and an option with which it has to build a program, and its Debian packages.
+PACKAGES = {
+    "gcc": "gcc libc6-dev",
+    "cc": "gcc libc6-dev",
+    "g++": "g++",
+    "gcc -m32": "gcc-multilib",
+    "g++ -m32": "g++-multilib",
+    "clang-19": "clang-19 libclang-rt-19-dev",
+    "clang++-19": "clang-19",
+    "readelf": "binutils",
+    "nm": "binutils",
+    "strip": "binutils",
+    "objcopy": "binutils",
+    "objdump": "binutils",
+    "ldd": "libc-bin",
+    "arm-none-eabi-gcc": "gcc-arm-none-eabi",
+    "arm-none-eabi-nm": "binutils-arm-none-eabi",
+    "arm-none-eabi-size": "binutils-arm-none-eabi",
+    "qemu-system-arm": "qemu-system-arm",
+    "avr-gcc": "gcc-avr avr-libc",
+    "simavr": "simavr",
+    "rustc": "rustc",
+    "cargo": "cargo",
+    "/usr/bin/rustc": "rustc libstd-rust-dev",
+    "wasm-ld-14": "libstd-rust-dev-wasm32 lld-14",
+    "make": "make",
+    "cmake": "cmake",
+    "ninja": "ninja-build",
+    "node": "nodejs",
+    "npm": "npm",
+    "chromium": "chromium",
+    "openssl": "openssl",
+    "unshare": "util-linux",
+    "mount": "mount",
+}
+# Half a multilib compiles <stdlib.h> and has neither <asm/errno.h>, which <errno.h> includes, nor the sanitizers.
+_PROBE = b"#include <errno.h>\n#include <stdlib.h>\nint main(void) { return errno; }\n"
+_SANITIZED = "-fsanitize=address,undefined"
+
+
+@lru_cache
+def has(tool: str) -> bool:
+    """Return whether a tool is on PATH; of a compiler with an option, whether it builds what the tests build.
+
+    A tool with a folder in its name is there only if that folder is on PATH.
+    """
+    command, *options = tool.split()
+    folder = os.path.dirname(command)
+    if shutil.which(command) is None or (folder and folder not in os.get_exec_path()):
+        return False
+    if not options:
+        return True
+    with tempfile.TemporaryDirectory() as scratch:
+        language = "c++" if "++" in command else "c"
+        build = [command, *options, _SANITIZED, "-x", language, "-", "-o", f"{scratch}/main"]
+        return subprocess.run(build, input=_PROBE, capture_output=True).returncode == 0
+
+
+def link_bare_commands(folder: Path) -> None:
+    """Link in a folder the commands of Debian's required packages, but for PACKAGES', and this Python as `python3`."""
+    query = ["dpkg-query", "--show", "--showformat", "${Priority} ${Package}\n"]
+    listed = subprocess.run(query, check=True, capture_output=True, text=True).stdout.splitlines()
+    required = [line.partition(" ")[2] for line in listed if line.startswith("required ")]
+    files = subprocess.run(["dpkg", "--listfiles", *required], check=True, capture_output=True, text=True).stdout
+    commands = {Path(file) for file in files.splitlines() if os.path.basename(os.path.dirname(file)) in ("bin", "sbin")}
+    for command in commands:
+        if command.name not in PACKAGES and os.access(command, os.X_OK) and not (folder / command.name).exists():
+            (folder / command.name).symlink_to(command)
+    (folder / "python3").symlink_to(Path(sys.executable).resolve())
+
+
+if __name__ == "__main__":
+    match sys.argv[1:]:
+        case ["missing"]:
+            print(*(f"{tool}\t{packages}" for tool, packages in PACKAGES.items() if not has(tool)), sep="\n", end="")
+        case ["bare", folder]:
+            link_bare_commands(Path(folder))
+        case _:
+            sys.exit(__doc__)
