@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+from functools import lru_cache
 from pathlib import Path
 
 __all__ = ["READER", "SOURCES", "build", "compile_rust", "compilers"]
@@ -16,10 +17,15 @@ READER = Path(__file__).parents[1] / "zcrecord" / "embed" / "zcrecord.rs"
 DEBIANS = "/usr/bin/rustc"
 
 
+@lru_cache
 def compilers() -> list[str]:
-    """Return each rustc: that on PATH, and that of the system if it is another."""
-    found = [path for path in (shutil.which("rustc"), shutil.which(DEBIANS)) if path is not None]
-    return list(dict.fromkeys(found))
+    """Return each rustc: that on PATH, and that of the system if it is of another version."""
+    found: dict[str, str] = {}
+    for command in ("rustc", DEBIANS):
+        if shutil.which(command):
+            version = subprocess.run([command, "--version"], capture_output=True, text=True).stdout
+            found.setdefault(version, command)
+    return list(found.values())
 
 
 def compile_rust(
