@@ -115,8 +115,9 @@ def test_knows_the_element_types_of_the_table() -> None:
 
 def test_the_errors_are_those_of_python_and_form_the_same_tree() -> None:
     text = (WEB / "format.js").read_text()
-    found = dict(re.findall(r"export class (\w+) extends (\w*Error)", text))
-    assert found.pop("RecordError") == "Error" and len(found) == 11
+    kinds = re.findall(r"export const (\w+) = kind\(\"(\w+)\"(?:, (\w+))?\);", text)
+    assert all(name == literal for name, literal, _ in kinds) and len(kinds) == 11
+    found = {name: base or "RecordError" for name, _, base in kinds}
     for name, base in found.items():
         assert base in [parent.__name__ for parent in getattr(zcrecord, name).__mro__], name
     declared = (WEB / "zcrecord.d.ts").read_text()
@@ -155,13 +156,54 @@ def test_a_bundle_for_browsers_has_all_of_it(options: list[str], served: Server,
         }})();
     """
     (tmp_path / "app.mjs").write_text(program)
-    bundler = node_packages() / "esbuild" / "bin" / "esbuild"
     bundle = tmp_path / "bundle.mjs"
-    command: list[str | Path] = [bundler, tmp_path / "app.mjs", "--bundle", f"--outfile={bundle}", *options]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert (done.returncode, "[WARNING]" in done.stderr) == (0, False), done.stderr
+    done = bundled("esbuild", tmp_path / "app.mjs", bundle, *options)
+    assert "[WARNING]" not in done.stderr, done.stderr
     done = subprocess.run(["node", bundle], capture_output=True, text=True)
     assert done.stdout == "true 0,3,1,4,2,5\n", done.stderr
+
+
+def bundled(bundler: str, program: Path, bundle: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    """Bundle a program for browsers."""
+    packages = node_packages()
+    commands: dict[str, list[str | Path]] = {
+        "esbuild": [packages / "esbuild" / "bin" / "esbuild", program, "--bundle", f"--outfile={bundle}"],
+        "vite": ["node", packages / "vite" / "bin" / "vite.js", "build", "--config", bundle.parent / "vite.config.mjs"],
+        "bun": [*packages.glob("@oven/bun-*/bin/bun"), "build", program, "--target=browser", f"--outfile={bundle}"],
+    }
+    library = f'{{ entry: "{program}", formats: ["es"], fileName: () => "{bundle.name}" }}'
+    output = f'{{ lib: {library}, minify: "oxc", outDir: "{bundle.parent}", emptyOutDir: false }}'
+    (bundle.parent / "vite.config.mjs").write_text(f"export default {{ build: {output} }};")
+    done = subprocess.run([*commands[bundler], *options], capture_output=True, text=True, cwd=bundle.parent)
+    assert done.returncode == 0, done.stderr
+    return done
+
+
+@pytest.mark.needs("npm")
+@pytest.mark.parametrize(
+    ("bundler", "options"),
+    [("esbuild", ["--minify", "--format=esm"]), ("vite", []), ("bun", ["--minify"])],
+    ids=["esbuild", "vite", "bun"],
+)
+def test_errors_keep_their_names_when_minified(bundler: str, options: list[str], tmp_path: Path) -> None:
+    program = f"""
+        import * as all from "{WEB / "zcrecord.js"}";
+        const short = await all.open(new Uint8Array(5)).catch((error) => error);
+        console.log(JSON.stringify([[short.name, String(short)], ...Object.entries(all)
+          .filter(([name]) => name.endsWith("Error"))
+          .map(([name, Kind]) => [name, new Kind("what").name, Kind.name, String(new Kind("what"))])]));
+    """
+    (tmp_path / "app.mjs").write_text(program)
+    bundled(bundler, tmp_path / "app.mjs", tmp_path / "bundle.mjs", *options)
+    minified = (tmp_path / "bundle.mjs").read_text()
+    assert "class RecordError" not in minified  # or nothing would be shown
+    done = subprocess.run(["node", tmp_path / "bundle.mjs"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    short, *names = json.loads(done.stdout)
+    assert short[0] == "FormatError" and short[1].startswith("FormatError: the file: ")
+    assert len(names) == 12
+    for name, *found in names:
+        assert found == [name, name, f"{name}: what"]
 
 
 def test_the_folder_is_one_of_modules_wherever_it_is_copied(tmp_path: Path) -> None:
@@ -206,7 +248,7 @@ def test_what_the_module_exports_is_declared_and_nothing_else() -> None:
     declared = re.findall(r"^export (?:declare )?(?:function|class|const) (\w+)", text, re.MULTILINE)
     script = f'console.log(JSON.stringify(Object.keys(await import("{(WEB / "zcrecord.js").as_uri()}"))))'
     done = subprocess.run(["node", "--input-type=module", "-e", script], capture_output=True, text=True, check=True)
-    assert sorted(json.loads(done.stdout)) == sorted(declared)
+    assert sorted(json.loads(done.stdout)) == sorted(set(declared))
 
 
 def test_every_option_that_is_read_is_declared() -> None:
@@ -214,12 +256,15 @@ def test_every_option_that_is_read_is_declared() -> None:
     text = (WEB / "zcrecord.d.ts").read_text()
     declared = dict(re.findall(r"export interface (\w+)[^{]*{\n(.*?)\n}", text, re.DOTALL))
     options = {
-        "OpenOptions": {"signal", "verify", "embedded", "fetch", "headers", "cache", "allowWhole"},
+        "OpenOptions": {"signal", "onProgress", "verify", "embedded", "fetch", "headers", "cache", "allowWhole"},
+        "TensorOptions": {"signal", "onProgress", "verify"},
         "UploadOptions": {"signal", "onProgress", "maxInFlight", "usage", "verify"},
         "VerifyOptions": {"signal", "onProgress", "maxInFlight"},
     }
+    inherited = re.findall(r"^  (\w+)\?:", declared["Cancellable"] + declared["Reading"], re.MULTILINE)
+    assert set(inherited) == {"signal", "onProgress"}
     for name, wanted in options.items():
-        found = set(re.findall(r"^  (\w+)\?:", declared[name], re.MULTILINE)) | {"signal"}
+        found = {*re.findall(r"^  (\w+)\?:", declared[name], re.MULTILINE), *inherited}
         assert found == wanted, name
         code = "".join(path.read_text() for path in WEB.glob("*.js"))
         assert all(re.search(rf"[{{,(]\s*{option}\b", code) for option in wanted)

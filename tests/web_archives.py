@@ -152,6 +152,11 @@ class Misbehaving:
     def do_failing(self, handler: Any, request: Any, size: int) -> None:
         handler.say(500)
 
+    def do_busy(self, handler: Any, request: Any, size: int) -> None:
+        """Answer what `refused` in the query says to so many requests, then as asked."""
+        status, times = map(int, re.findall(r"refused=(\d+)x(\d+)", handler.path)[0])
+        handler.say(status, Retry_After="soon") if self.seen[handler.path] <= times else handler.answer(request)
+
     def do_secret(self, handler: Any, request: Any, size: int) -> None:
         handler.answer(request) if handler.headers.get("X-Token") == "letmein" else handler.say(401)
 

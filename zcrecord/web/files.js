@@ -5,12 +5,15 @@ import { SourceError, SourceNotFoundError, UnsupportedError, checkGoing, need, p
 import { Place, PIECE } from "./places.js";
 import { roomFor } from "./pieces.js";
 
+const PART = 1 << 26; // bytes that are read at once
+
 class FilePlace extends Place {
-  async read(start, end, signal) {
+  async read(start, end, signal, onProgress) {
     const out = roomFor(end - start);
     for (let at = 0; at < out.length;) {
       checkGoing(signal);
-      at += await this.some(out, at, Math.min(out.length - at, 1 << 30), start + at);
+      at += await this.some(out, at, Math.min(out.length - at, PART), start + at);
+      if (at < out.length) onProgress?.(at, out.length);
     }
     checkGoing(signal);
     return out;

@@ -10,11 +10,13 @@ export function range(count, make) {
   return out;
 }
 
-/** Returns text cut short and with control characters escaped: names come from strangers. */
+/** Shortens text and escapes control characters: names come from strangers. */
 export const printable = (text) => (text.length > 200 ? `${text.slice(0, 100)}…${text.slice(-100)}` : text)
   .replace(/(?! )[\p{C}\p{Z}]/gu, (c) => `\\u{${c.codePointAt(0).toString(16)}}`);
 
 export class RecordError extends Error {
+  static name = "RecordError";
+
   constructor(what, { cause, ...where } = {}) {
     super(what, { cause });
     Object.assign(this, { name: new.target.name, what, path: null, tensor: null, offset: null }).located(where);
@@ -29,17 +31,19 @@ export class RecordError extends Error {
     return this;
   }
 }
-export class FormatError extends RecordError {}
-export class VersionError extends FormatError {}
-export class IntegrityError extends FormatError {}
-export class LimitError extends RecordError {}
-export class UnsupportedError extends RecordError {}
-export class ProducerError extends RecordError {}
-export class FillError extends RecordError {}
-export class LoadCancelledError extends RecordError {}
-export class TensorNotFoundError extends RecordError {}
-export class SourceError extends RecordError {}
-export class SourceNotFoundError extends SourceError {}
+/** Returns an error class whose name no minifier changes. */
+const kind = (name, Base = RecordError) => ({ [name]: class extends Base {} })[name];
+export const FormatError = kind("FormatError");
+export const VersionError = kind("VersionError", FormatError);
+export const IntegrityError = kind("IntegrityError", FormatError);
+export const LimitError = kind("LimitError");
+export const UnsupportedError = kind("UnsupportedError");
+export const ProducerError = kind("ProducerError");
+export const FillError = kind("FillError");
+export const LoadCancelledError = kind("LoadCancelledError");
+export const TensorNotFoundError = kind("TensorNotFoundError");
+export const SourceError = kind("SourceError");
+export const SourceNotFoundError = kind("SourceNotFoundError", SourceError);
 
 /** Throws unless something holds. */
 export function need(holds, what, Kind = FormatError) {
@@ -55,7 +59,7 @@ export function checkGoing(signal) {
   if (signal?.aborted) throw new LoadCancelledError("was cancelled", { cause: signal.reason });
 }
 
-/** Holds a part of the archive, or item `i` of a vector, to a rule; rules.js has the kind of error, and words. */
+/** Holds a part of the archive, or item `i` of a vector, to a rule; rules.js has the words. */
 export function rule(number, holds, part, got, i) {
   if (holds) return;
   const where = part.what ? `${part.what}[${i}]` : part;

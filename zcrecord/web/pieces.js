@@ -17,13 +17,14 @@ export function roomFor(count, Kind = Uint8Array) {
   }
 }
 
-/** Returns bytes [start, end) of a place, or those up to its end. */
-export async function gathered(place, start, end, signal) {
+/** Returns bytes [start, end) of a place, or those up to its end; `onProgress` is called before the last have come. */
+export async function gathered(place, start, end, signal, onProgress) {
   const out = roomFor(end - start);
   let done = 0;
   for await (const chunk of pieces(place, start, end, signal)) {
     out.set(chunk, done);
     done += chunk.length;
+    if (done < out.length) onProgress?.(done, out.length);
   }
   return out.subarray(0, done);
 }

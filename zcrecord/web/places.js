@@ -13,7 +13,7 @@ export class Place {
   }
 
   /** Returns bytes [start, end), or those up to the end of the source. */
-  async read(start, end, signal) {
+  async read(start, end, signal, onProgress) {
     if (this.octets) return this.octets.subarray(start, end);
     let [done, out, reader] = [0];
     try {
@@ -29,13 +29,13 @@ export class Place {
     reader?.cancel().catch(() => {});
     checkGoing(signal);
     if (out?.length === done) return out;
-    return (await import("./pieces.js").catch(missing)).gathered(this, start, end, signal);
+    return (await import("./pieces.js").catch(missing)).gathered(this, start, end, signal, onProgress);
   }
 }
 
 class WebPlace extends Place {
   /** Asks for a range; later answers have to agree with the first. */
-  async ask(at, end, signal) {
+  async ask(at, end, signal, tries = 0) {
     const headers = new Headers(this.headers);
     headers.set("Range", `bytes=${at}-${end - 1}`);
     const response = await this.fetch.call(globalThis, this.url, { headers, cache: this.cache, signal });
@@ -48,7 +48,7 @@ class WebPlace extends Place {
     const same = size && size === this.size && String(tags) === String(this.tags);
     if (plain && same && lo === at && last < end) return response;
     const { instead } = await import("./answers.js").catch(missing);
-    return instead(this, response, { at, end, lo, last, size, tags, opening });
+    return instead(this, response, { at, end, lo, last, size, tags, opening, signal, tries });
   }
 }
 
@@ -59,7 +59,7 @@ export async function placeOf(source, { fetch = globalThis.fetch, headers, cache
   const url = text && URL.canParse(text, base) ? new URL(text, base) : null;
   const { protocol, host, pathname, search, href } = url ?? { protocol: "" };
   if (/^(file|.?):?$/.test(protocol)) return (await import("./files.js").catch(missing)).placeOf(source);
-  // Without credentials, which a query may hold, too. Chromium's cache would hide that a file was replaced.
+  // Without credentials, which a query may hold, too.
   const path = `${protocol}${host && "//"}${host}${pathname}${search && "?…"}`;
   return new WebPlace({ url: href, path, fetch, headers, cache, allowWhole });
 }

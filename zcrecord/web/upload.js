@@ -148,6 +148,6 @@ by requiredLimits, or split the tensor`, LimitError);
   binding({ payload, byteOffset, dtype, bits, shape, strides }) {
     const buffer = payload === null ? null : this.buffers.get(payload);
     const size = payload === null ? 0 : this.record._nbytes(payload);
-    return { buffer, offset: byteOffset, size, dtype, bits, shape, strides };
+    return { buffer, offset: byteOffset, size, dtype, bits, shape: shape.map(Number), strides };
   }
 }

@@ -1,7 +1,11 @@
 // SPDX-License-Identifier: 0BSD
+// For TypeScript 5.7 and later, whose typed arrays tell the buffer that they lie in.
 
-/** Where an archive lies. In Node a string that is no URL is a path, and a FileHandle is read by ranges, too. */
-export type Source = string | URL | Blob | ArrayBuffer | ArrayBufferView | FileHandleLike;
+/** Where an archive lies. In Node, Bun and Deno a string that is no URL is a path, and a FileHandle is read by ranges. */
+export type Source = string | URL | Blob | ArrayBuffer | ArrayBufferView<ArrayBuffer> | FileHandleLike;
+
+/** Memory that threads may share; views over it are SharedArrayBuffer-backed. */
+export type SharedSource = SharedArrayBuffer | ArrayBufferView<SharedArrayBuffer>;
 
 /** What is used of Node's FileHandle. */
 export interface FileHandleLike {
@@ -31,13 +35,14 @@ export interface BufferLike {
 /** A number, or a BigInt where a number would lose digits. */
 export type Exact = number | bigint;
 
-/** A typed array of the element type, or of its components. */
-export type Elements =
-  | Uint8Array | Int8Array | Uint16Array | Int16Array | Uint32Array | Int32Array | BigUint64Array | BigInt64Array
-  | Float16 | Float32Array | Float64Array;
+/** A typed array of the element type, or of its components. `B` is the buffer that it lies in. */
+export type Elements<B extends ArrayBufferLike = ArrayBuffer> =
+  | Uint8Array<B> | Int8Array<B> | Uint16Array<B> | Int16Array<B> | Uint32Array<B> | Int32Array<B>
+  | BigUint64Array<B> | BigInt64Array<B> | Float16<B> | Float32Array<B> | Float64Array<B>;
 
 /** A Float16Array, where the program's own declarations have one. */
-export type Float16 = typeof globalThis extends { Float16Array: { prototype: infer Array } } ? Array : never;
+export type Float16<B extends ArrayBufferLike = ArrayBuffer> =
+  typeof globalThis extends { Float16Array: { prototype: infer Array } } ? Array & { readonly buffer: B } : never;
 
 /** The value of an attribute or of metadata; bytes are fetched when they are read. */
 export type Value = null | boolean | Exact | string | Payload | Value[];
@@ -45,7 +50,7 @@ export type Value = null | boolean | Exact | string | Payload | Value[];
 /** Bytes that are no tensor, such as an ONNX model's graph. */
 export interface Payload {
   readonly nbytes: number;
-  read(options?: Cancellable): Promise<Uint8Array>;
+  read(options?: Cancellable): Promise<Uint8Array<ArrayBuffer>>;
 }
 
 export interface Cancellable {
@@ -53,8 +58,19 @@ export interface Cancellable {
   signal?: AbortSignal;
 }
 
-export interface OpenOptions extends Cancellable {
-  /** "index" (default): every rule of the index. "full": payloads' digests and contents too, which reads everything. */
+export interface Reading extends Cancellable {
+  /** Called with the bytes that have arrived, and with all that are due. */
+  onProgress?: (done: number, total: number) => void;
+}
+
+export interface TensorOptions extends Reading {
+  /** Read the whole payload, and check its digest first. */
+  verify?: boolean;
+}
+
+export interface OpenOptions extends Reading {
+  /** "index" (default): every rule of the index. "full": payloads' digests and contents too, which reads everything and
+   *  calls `onProgress`. */
   verify?: "index" | "full";
   /** The archive is not alone: it starts where the source does ("prefix"), or ends where it does ("suffix"). */
   embedded?: "prefix" | "suffix" | null;
@@ -76,34 +92,48 @@ export interface OpenOptions extends Cancellable {
  *
  * Throws FormatError (VersionError, IntegrityError), LimitError: it is no valid archive. SourceError,
  * SourceNotFoundError: it cannot be read. LoadCancelledError. UnsupportedError: `source` is nothing to read from. An
- * archive that breaks a rule is a FormatError that says no more than its number where rules.js cannot be loaded.
+ * archive that breaks a rule is a FormatError that says no more than its number where rules.js cannot be loaded. A
+ * server that is busy (429, 502, 503, 504) is asked twice again: after its Retry-After, of up to 5 seconds, or 0.25 and 1.
  *
  * @example
  * const record = await open("https://example.org/model.zcr");
  * const { data, shape } = await record.tensor("encoder.0.weight");
  */
 export function open(source: Source, options?: OpenOptions): Promise<Record>;
+export function open(source: SharedSource, options?: OpenOptions): Promise<Record<ArrayBufferLike>>;
 
-/** What the index says of one tensor. */
-export interface TensorInfo {
+/** The index's entry of one tensor. One with elements (`payload !== null`) has a shape of numbers. */
+export type TensorInfo = FullTensorInfo | EmptyTensorInfo;
+
+interface FullTensorInfo extends TensorInfoBase {
+  readonly shape: number[];
+  /** Of element [0, ...] in the file. */
+  readonly offset: number;
+  /** The number of the stored bytes. */
+  readonly payload: number;
+}
+
+/** Of a tensor without elements: one dimension is 0. */
+interface EmptyTensorInfo extends TensorInfoBase {
+  readonly shape: Exact[];
+  readonly offset: null;
+  readonly payload: null;
+}
+
+interface TensorInfoBase {
   readonly name: string;
   /** Its element type by name, such as "bfloat16"; `unknown_200` for code 200, which this version does not know. */
   readonly dtype: string;
   readonly code: number;
   /** Bits an element takes as stored; 0 for strings. */
   readonly bits: number;
-  readonly shape: Exact[];
   /** In elements; null: C order. */
   readonly strides: Exact[] | null;
-  /** Of element [0, ...] in the file; null without bytes. */
-  readonly offset: number | null;
   /** Bytes of its own elements; of strings those of the payload. */
   readonly nbytes: number;
   readonly count: number;
   /** Of element [0, ...] in the payload. */
   readonly byteOffset: number;
-  /** The number of the stored bytes; null without any. */
-  readonly payload: number | null;
   /** XXH3 of the payload; null where none was stored. */
   readonly digest: bigint | null;
   /** The full name of the module it is in. */
@@ -132,13 +162,12 @@ export interface Binding<B extends BufferLike = BufferLike> {
   readonly size: number;
   readonly dtype: string;
   readonly bits: number;
-  readonly shape: Exact[];
+  /** Of a tensor without elements a dimension over 2^53 is rounded. */
+  readonly shape: number[];
   readonly strides: Exact[] | null;
 }
 
-export interface UploadOptions extends Cancellable {
-  /** Called with the bytes that have arrived, and with all there are. */
-  onProgress?: (done: number, total: number) => void;
+export interface UploadOptions extends Reading {
   /** Requests at a time, from 1 on; 3 by default. */
   maxInFlight?: number;
   /** GPUBufferUsage of the buffers; STORAGE | COPY_SRC by default, COPY_DST always. */
@@ -147,14 +176,13 @@ export interface UploadOptions extends Cancellable {
   verify?: boolean;
 }
 
-export interface VerifyOptions extends Cancellable {
-  onProgress?: (done: number, total: number) => void;
+export interface VerifyOptions extends Reading {
   maxInFlight?: number;
 }
 
 /** An opened archive. Its names and what there is to know of each tensor are there; modules, attributes and metadata,
  *  too, but the part of the reader that makes them is loaded when one is asked for. Tensors' bytes are fetched then. */
-export class Record {
+export class Record<B extends ArrayBufferLike = ArrayBuffer> {
   private constructor();
   /** The URL (without its query) or path; null for memory. */
   readonly path: string | null;
@@ -186,15 +214,15 @@ export class Record {
   tree(): Promise<Tree>;
   /**
    * One tensor: fetches its bytes, or is a view of those in memory. `verify` reads the whole payload, once, and checks
-   * its digest first. Throws TensorNotFoundError, IntegrityError, SourceError, LoadCancelledError; FormatError for strings
+   * its digest first. `onProgress` is called for each MiB or so. Throws TensorNotFoundError, IntegrityError, SourceError, LoadCancelledError; FormatError for strings
    * whose ends are wrong.
    */
-  tensor(name: string, options?: Cancellable & { verify?: boolean }): Promise<Tensor>;
+  tensor(name: string, options?: TensorOptions): Promise<Tensor<B>>;
   /** The elements of one tensor in C order; packed ones one to an item. UnsupportedError for strings and
    *  for types that this version does not know. */
-  array(name: string, options?: Cancellable & { verify?: boolean }): Promise<Elements>;
+  array(name: string, options?: TensorOptions): Promise<Elements<B>>;
   /** Items [start, stop) of the first axis, counted as Array.prototype.slice does; fetches only their bytes. */
-  slice(name: string, start?: number, stop?: number, options?: Cancellable): Promise<Tensor>;
+  slice(name: string, start?: number, stop?: number, options?: Cancellable): Promise<Tensor<B>>;
   /**
    * Every payload that the tensors need in a GPUBuffer, tied ones once. Neighbouring payloads come in one request; what
    * is in memory is a piece of 1 MiB for each request. On failure every buffer made is destroyed. Throws what `tensor`
@@ -217,13 +245,14 @@ export class Record {
 
 /** A tensor's bytes, and what they mean. Element [i, j, ...] starts at item
  *  (base + i * strides[0] + j * strides[1] + ...) * components of `data`; without strides elements lie in C order. */
-export class Tensor {
+export class Tensor<B extends ArrayBufferLike = ArrayBuffer> {
   private constructor();
   readonly name: string;
   readonly dtype: string;
   readonly code: number;
   readonly bits: number;
-  readonly shape: Exact[];
+  /** Of a tensor without elements a dimension over 2^53 is rounded; `info` has it exactly. */
+  readonly shape: number[];
   readonly strides: Exact[] | null;
   readonly base: number;
   readonly count: number;
@@ -232,15 +261,15 @@ export class Tensor {
   /** Whether elements are of a known type and narrower than a byte; `data` has their bytes. */
   readonly packed: boolean;
   /** float16 is a Float16Array where there is one, else a Uint16Array, as bfloat16 is; float8 is a Uint8Array. */
-  readonly data: Elements;
+  readonly data: Elements<B>;
   readonly nbytes: number;
   /** This tensor if its elements lie in C order, else a copy in which they do. */
-  contiguous(): Tensor;
+  contiguous(): Tensor<B>;
   /** Packed elements one to an item: integers by value, floats by their bits. */
-  unpack(): Elements;
+  unpack(): Elements<B>;
   /** Each string, in C order; their bytes unless `decoded`. */
   strings(options?: { decoded?: true }): string[];
-  strings(options: { decoded: false }): Uint8Array[];
+  strings(options: { decoded: false }): Uint8Array<B>[];
 }
 
 /** What takes a constant's bytes: a buffer of all of them, or an object that is handed chunks. */
@@ -256,7 +285,7 @@ export type Sink = (name: string, info: TensorInfo) => Target | Promise<Target>;
 
 /** What fills a constant: bytes in C order, a typed array of its dtype, or a Tensor of its dtype and shape; of packed
  *  elements, bfloat16, float8, bools and strings it is their bytes as stored, or a Tensor, which strings cannot be. */
-export type Filling = ArrayBuffer | ArrayBufferView | Tensor;
+export type Filling = ArrayBuffer | ArrayBufferView | Tensor<ArrayBufferLike>;
 
 /** A record whose constants are filled one by one; tied tensors are one constant. Throws FillError, ProducerError. */
 export interface HollowRecord<Sealed = Record> {
@@ -277,7 +306,7 @@ export interface HollowRecord<Sealed = Record> {
   open(name: string): Promise<Writer>;
   /** Fills what is missing from a Record, a Map, or an iterable of [name, data or chunks of it]. */
   stream(
-    source: Record | Map<string, Filling> | Iterable<[string, Chunks]> | AsyncIterable<[string, Chunks]>,
+    source: Record<ArrayBufferLike> | Map<string, Filling> | Iterable<[string, Chunks]> | AsyncIterable<[string, Chunks]>,
     options?: Cancellable,
   ): Promise<void>;
   /** A Record over the memory that was filled; with a sink a Map from names to what stands for them: null for tensors

@@ -3,7 +3,7 @@
  *  all other modules are loaded when something asks for them. */
 
 import { END, KINDS, NONE, LimitError, RecordError, TensorNotFoundError, UnsupportedError, big, checkGoing, checkIndex,
-  compare, crc32, decodeHeader, decodeIndex, exact, missing, need, printable, range, rule } from "./format.js";
+  crc32, decodeHeader, decodeIndex, exact, missing, need, printable, range, rule } from "./format.js";
 import { FIRST, placeOf } from "./places.js";
 
 export { FillError, FormatError, IntegrityError, LimitError, LoadCancelledError, ProducerError, RecordError,
@@ -21,7 +21,7 @@ export async function open(source, options = {}) {
     const ix = decodeIndex(index);
     checkIndex(ix, found.header);
     const record = new Record({ ...found, ix, place });
-    if (verify === "full") await record.verify({ signal });
+    if (verify === "full") await record.verify(options);
     return record;
   } catch (error) {
     await place.close?.();
@@ -62,13 +62,14 @@ async function locate(place, embedded, signal) {
   rule(14, trailer.archiveSize === size, "trailer", size);
   const start = base + trailer.indexOffset;
   let index = await get(start, start + trailer.indexSize);
-  // In place where it is aligned and no thread writes; a part of what came is copied, or all would be kept.
+  // Copied where it is unaligned, shared with threads, or a part of more, which it would keep.
   if (index.byteOffset % 8 || !place.octets || !(index.buffer instanceof ArrayBuffer)) index = index.slice();
   return { header: trailer, sealed: header !== null, base, index };
 }
 
 export class Record {
   #names = null;
+  #numbers = null;
 
   constructor({ header, sealed, base, ix, place, digest = ix.digestKind ? "xxh3" : "none" }) {
     const { indexCrc: _, ...rest } = header;
@@ -78,8 +79,7 @@ export class Record {
   }
 
   get names() {
-    this.#names ??= Object.freeze(range(this.length, this._ix.tensors.name));
-    return this.#names;
+    return (this.#names ??= Object.freeze(range(this.length, this._ix.tensors.name)));
   }
 
   has(name) {
@@ -88,19 +88,8 @@ export class Record {
 
   /** Returns a tensor's number, or -1. */
   _search(name) {
-    if (typeof name !== "string") return -1;
-    const { pool, byName, tensors: t } = this._ix;
-    const wanted = new TextEncoder().encode(name);
-    let [low, high] = [0, byName.n];
-    while (low < high) {
-      const middle = (low + high) >>> 1;
-      const i = byName.item(middle);
-      const order = compare(pool, t.start(i), t.size(i), wanted, 0, wanted.length);
-      if (!order) return i;
-      if (order < 0) low = middle + 1;
-      else high = middle;
-    }
-    return -1;
+    this.#numbers ??= new Map(this.names.map((each, i) => [each, i]));
+    return this.#numbers.get(name) ?? -1;
   }
 
   _find(name) {
@@ -150,21 +139,25 @@ export class Record {
     return this.layout.digest === "none" ? null : big(this._ix.payloads, number);
   }
 
-  async _payload(number, lo, hi, signal) {
+  async _payload(number, lo, hi, signal, onProgress) {
     try {
       checkGoing(signal);
       const start = this._start(number);
-      return lo === hi ? new Uint8Array(0) : await this._place.read(start + lo, start + hi, signal);
+      return lo === hi ? new Uint8Array(0) : await this._place.read(start + lo, start + hi, signal, onProgress);
     } catch (error) {
       throw this._located(error);
     }
   }
 
-  async tensor(name, { signal, verify } = {}) {
+  async tensor(name, { signal, verify, onProgress } = {}) {
     const info = this.info(name);
     const { bits, payload, nbytes } = info;
     try {
-      let get = (lo, hi) => this._payload(payload, lo, hi, signal);
+      let get = async (lo, hi) => {
+        const octets = await this._payload(payload, lo, hi, signal, onProgress);
+        onProgress?.(hi - lo, hi - lo);
+        return octets;
+      };
       if (verify && nbytes) get = await this._verified(payload, get);
       if (bits && bits % 8 === 0 && !info.strides) return new Tensor(info, await get(0, nbytes));
       return await this._read(info, get);
@@ -202,8 +195,8 @@ export class Tensor {
     if (octets.byteOffset % item) octets = octets.slice();
     const data = new Kind(octets.buffer, octets.byteOffset, octets.length / item);
     const components = bits >= 8 ? bits / 8 / item : 1;
-    Object.assign(this, { name, dtype, code, bits, shape, strides, base: 0, count, packed: false, components, data });
-    this.nbytes = octets.length;
+    Object.assign(this, { name, dtype, code, bits, shape: shape.map(Number), strides, base: 0, count, packed: false,
+      components, data, nbytes: octets.length });
   }
 
   contiguous() {

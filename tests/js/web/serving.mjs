@@ -134,6 +134,46 @@ test("a server that sends less than was asked for is asked again", async ({ base
   await record.verify();
 });
 
+for (const status of [429, 502, 503, 504]) {
+  test(`a server that answers ${status} twice is asked a third time`, async ({ base }) => {
+    equal((await open(`${base}/front.zcr?do=busy&refused=${status}x2&seed=${Math.random()}`)).length, 10);
+  });
+}
+
+test("a server that stays busy gives a SourceError with its status", async ({ base }) => {
+  const url = `${base}/front.zcr?do=busy&refused=503x3&seed=${Math.random()}`;
+  await rejects(() => open(url), "SourceError", /the server answered 503/);
+  equal((await open(url)).length, 10); // three requests, and no more, were made
+});
+
+test("a load is cancelled while it waits for a busy server", async ({ base }) => {
+  const url = `${base}/front.zcr?do=busy&refused=503x9&seed=${Math.random()}`;
+  await rejects(() => open(url, { signal: AbortSignal.timeout(50) }), "LoadCancelledError", /was cancelled/);
+});
+
+test("progress of one tensor ascends to its bytes, whatever it comes from", async ({ base }) => {
+  const url = `${base}/odd.zcr`;
+  const octets = await (await fetch(url)).arrayBuffer();
+  for (const source of [url, octets, new Blob([octets])]) {
+    const record = await open(source);
+    for (const [name, calls] of [["of9", 1], [`of${(3 << 20) + 3}`, 2]]) {
+      const told = [];
+      await record.tensor(name, { verify: true, onProgress: (...all) => told.push(all) });
+      const { nbytes } = record.info(name);
+      equal(told.at(-1), [nbytes, nbytes]);
+      ok(source === octets || told.length >= calls, `${told.length} calls`);
+      ok(told.every(([done, total], i) => total === nbytes && (!i || done > told[i - 1][0])), JSON.stringify(told));
+    }
+  }
+});
+
+test("opening with every digest checked tells how far it is", async ({ base }) => {
+  const told = [];
+  await open(`${base}/front.zcr`, { verify: "full", onProgress: (...all) => told.push(all) });
+  const [done, total] = told.at(-1);
+  ok(told.length > 1 && done === total && total >= 1_000_000, JSON.stringify(told.at(-1)));
+});
+
 test("nobody at the other end is a SourceError", async () => {
   const failed = /127\.0\.0\.1:9\/model\.zcr: the request failed/;
   await rejects(() => open("http://127.0.0.1:9/model.zcr"), "SourceError", failed);

@@ -21,14 +21,22 @@ export async function everything(source: string | URL | Blob | ArrayBuffer): Pro
   const record: Record = await open(source, { signal, verify: "full", embedded: "suffix", headers: { a: "b" },
     cache: "default" });
   const info: TensorInfo = record.info(record.names[0]!);
-  const shape: (number | bigint)[] = info.shape;
-  const tensor: Tensor = await record.tensor(info.name, { verify: true });
+  const claimed: (number | bigint)[] = info.shape;
+  const elements: number = info.payload === null ? 0 : info.shape.reduce((a, b) => a * b, 1);
+  const onProgress = (done: number, total: number) => done / total;
+  await open(source, { verify: "full", onProgress });
+  const tensor: Tensor = await record.tensor(info.name, { verify: true, onProgress });
   const data: Elements = tensor.contiguous().data;
+  const digest: ArrayBuffer = await crypto.subtle.digest("SHA-256", tensor.data);
+  const blob = new Blob([tensor.data, await record.array(info.name)]);
+  const shape: number[] = tensor.shape;
+  const threads = await open(new SharedArrayBuffer(8));
+  // @ts-expect-error: threads may change it
+  await crypto.subtle.digest("SHA-256", (await threads.tensor("w")).data);
   const texts: string[] = tensor.strings();
   const raw: Uint8Array[] = tensor.strings({ decoded: false });
   const tree: Tree = await record.tree();
   const value: Value | undefined = (await record.attributes()).get("version");
-  const onProgress = (done: number, total: number) => done / total;
   const bound: Map<string, Binding<GPU>> = await record.uploadTo(device, ["w"], { onProgress });
   const size: number | undefined = bound.get("w")?.buffer?.size;
   const hollow: HollowRecord<Map<string, unknown>> = await record.hollow({ sink: (_, told) => new Uint8Array(told.nbytes) });
@@ -48,5 +56,5 @@ export async function everything(source: string | URL | Blob | ArrayBuffer): Pro
   const errors: RecordError[] = [new FormatError("a"), new FillError("b"), new SourceNotFoundError("c")];
   const where: string | null = errors[0]!.tensor;
   await record.close();
-  return [filled, operands, shape, data, texts, raw, tree, value, size, where, errors[2] instanceof SourceError].length;
+  return [claimed, elements, digest, blob, filled, operands, shape, data, texts, raw, tree, value, size, where, errors[2] instanceof SourceError].length;
 }
