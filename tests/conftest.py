@@ -90,7 +90,8 @@ def pytest_configure(config: pytest.Config) -> None:
         config.stash[TOOLS_RUN] = folder / "run.log"
         for command in {tool.split()[0] for tool in PACKAGES}:
             if "/" not in command and (found := shutil.which(command)):
-                noting = f'#!/bin/sh\necho "{command} $*" >>{folder}/run.log\nexec {shlex.quote(found)} "$@"\n'
+                note = f"printf '%s\\0' \"{command} $*\" >>{folder}/run.log"
+                noting = f'#!/bin/sh\n{note}\nexec {shlex.quote(found)} "$@"\n'
                 (folder / command).write_text(noting)
                 (folder / command).chmod(0o755)
         os.environ["PATH"] = f"{folder}{os.pathsep}{os.environ['PATH']}"
@@ -120,7 +121,7 @@ def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, None, None]:
     yield
     log = item.config.stash.get(TOOLS_RUN, None)
     if log is not None and log.exists():
-        unnamed = tools_run(log.read_text().splitlines()) - set(named_tools(item))
+        unnamed = tools_run(log.read_text(errors="replace").split("\0")[:-1]) - set(named_tools(item))
         log.unlink()
         if unnamed:
             pytest.fail(f"runs {', '.join(sorted(unnamed))}; mark it with pytest.mark.needs", pytrace=False)

@@ -230,7 +230,7 @@ def test_c_of_hostile_names_and_paths_compiles_and_holds_the_values(
     assert not (tmp_path / "evil").exists()
 
 
-@pytest.mark.needs("rustc")
+@pytest.mark.needs("rustc", "cc")
 def test_rust_of_hostile_names_and_paths_compiles_and_holds_the_values(sources: Path, tmp_path: Path) -> None:
     source = tmp_path / "main.rs"
     lines = f"#[path = {json.dumps(str(sources / 'net.rs'))}]\nmod net;\n"

@@ -24,7 +24,7 @@ from test_malformed_fuzz import regions, resealed, variants, with_crc
 
 import zcrecord
 
-pytestmark = pytest.mark.needs("gcc", "clang-19")
+pytestmark = pytest.mark.needs("gcc", "gcc -m32", "clang-19")
 
 GOLDEN = Path(__file__).parent / "golden"
 LEVELS: tuple[Level, ...] = get_args(Level)

@@ -33,7 +33,7 @@ COMPILERS = {
     "C, 32 bits, sanitized": ["gcc", "-m32", "-std=c99", SANITIZE, "-fno-sanitize-recover=all"],
 }
 RUST = {"Rust": False, "Rust, global_asm!": True}  # which has no archive to open, since each tensor lies by itself
-NEEDS = {"gcc": ["gcc"], "clang-19": ["clang-19"], "g++": ["gcc", "g++"], "clang++-19": ["clang-19"]}
+NEEDS = {"gcc": ["gcc"], "clang-19": ["clang-19"], "g++": ["gcc", "g++"], "clang++-19": ["clang++-19"]}
 PROGRAMS = ("host_symbols", "host_archive")
 
 Build = Callable[..., Path]
@@ -41,8 +41,8 @@ Build = Callable[..., Path]
 
 def languages(*names: str) -> pytest.MarkDecorator:
     """Parametrize by language, each with the tools it needs."""
-    tools = {name: NEEDS[command[0]] for name, command in COMPILERS.items()} | {name: ["rustc"] for name in RUST}
-    tools |= {name: ["gcc -m32"] for name in names if "32 bits" in name}
+    tools = {name: NEEDS[command[0]] for name, command in COMPILERS.items()} | {name: ["rustc", "cc"] for name in RUST}
+    tools |= {name: ["gcc", "gcc -m32"] for name in names if "32 bits" in name}
     marked = [pytest.param(name, marks=pytest.mark.needs(*tools[name])) for name in names]
     return pytest.mark.parametrize("language", marked)
 

@@ -21,7 +21,7 @@ BLOCK = re.compile(r"^```(\w+)(?: (\S+))?\n(.*?)^```$", re.MULTILINE | re.DOTALL
 
 pytestmark = [
     pytest.mark.skipif(os.name != "posix", reason="platform: the page's commands are those of a POSIX shell"),
-    pytest.mark.needs("gcc", "rustc"),
+    pytest.mark.needs("gcc", "rustc", "cc"),
 ]
 
 

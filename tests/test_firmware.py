@@ -29,7 +29,7 @@ from tools.firmware.images import HERE, MODEL_ADDRESS, Image, Run, build, examin
 from tools.models.digits_int8 import quantize
 from zcrecord.errors import FormatError, IntegrityError
 
-on_the_board = pytest.mark.needs("make", "arm-none-eabi-gcc", "qemu-system-arm")
+on_the_board = pytest.mark.needs("make", "arm-none-eabi-gcc", "arm-none-eabi-nm", "qemu-system-arm")
 
 FLASH_END, RAM_START, KIB = 0x00200000, 0x20000000, 1024
 IMAGES = ("float", "int8", "runtime")

@@ -99,7 +99,7 @@ def fuzzer(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return native.build(request.param, tmp_path_factory.mktemp("fuzzer"))
 
 
-@pytest.mark.needs("clang-19", "rustc")
+@pytest.mark.needs("clang-19", "rustc", "cc")
 def test_libfuzzer_finds_nothing_in_the_readers_in_c_and_rust(fuzzer: Path, tmp_path: Path) -> None:
     done = native.fuzz(fuzzer, 100_000, seed=1, found=tmp_path / "found", folder=folders(tmp_path))
     assert done.clean, done.tail
@@ -108,7 +108,7 @@ def test_libfuzzer_finds_nothing_in_the_readers_in_c_and_rust(fuzzer: Path, tmp_
     assert not list((tmp_path / "found").iterdir())
 
 
-@pytest.mark.needs("gcc", "rustc")
+@pytest.mark.needs("gcc", "gcc -m32", "clang-19", "rustc", "cc")
 def test_readers_in_python_c_and_rust_agree_on_the_corpus_and_on_changes_of_it(tmp_path: Path) -> None:
     from tools.fuzz.differential import asked_every_way, checkers, compare, mutations
 

@@ -38,7 +38,7 @@ COMPILERS = {
 }
 CPP = [
     pytest.param("g++", marks=pytest.mark.needs("g++")),
-    pytest.param("clang++-19 sanitized", marks=pytest.mark.needs("clang-19")),
+    pytest.param("clang++-19 sanitized", marks=pytest.mark.needs("clang++-19")),
 ]
 JAVASCRIPT = pytest.param("JavaScript", marks=pytest.mark.needs("node", "npm"))
 

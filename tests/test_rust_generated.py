@@ -27,7 +27,7 @@ from zcrecord.embed import rust
 from zcrecord.embed.planning import Plan, plan
 from zcrecord.embed.writing import write
 
-pytestmark = pytest.mark.needs("rustc")
+pytestmark = pytest.mark.needs("rustc", "cc")
 
 ROOT = Path(__file__).resolve().parents[1]
 FORMS = list(product((False, True), compilers()))

@@ -26,7 +26,7 @@ from test_malformed_fuzz import regions, resealed, variants, with_crc
 
 import zcrecord
 
-pytestmark = pytest.mark.needs("rustc")
+pytestmark = pytest.mark.needs("rustc", "cc")
 
 LEVELS = get_args(Level)
 CHECKED = ("-C", "opt-level=1", "-C", "debug-assertions=on", "-C", "overflow-checks=on")

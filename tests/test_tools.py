@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -22,6 +23,7 @@ from tools.bench.sparse import write_holes
 from tools.bench.table import BEGIN, END, markdown, page_with_table
 from tools.measure import MIB, memory, peak_rss
 from tools.models import gpt
+from tools.system_tools import has, link_bare_commands
 from tools.worker import ROOT, Worker, WorkerError, call_alone
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="platform: /proc/PID/smaps_rollup is Linux's")
@@ -231,3 +233,32 @@ def test_entry_script_without_a_python_says_so_in_one_line(script: str, tmp_path
     assert done.returncode == 1
     assert done.stderr.startswith(f"tools/{script}: needs Python 3.11 or later")
     assert done.stderr.count("\n") == 1
+
+
+# -- system tools ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(shutil.which("dpkg-query") is None, reason="platform: Debian's list of required packages")
+def test_a_bare_path_has_a_shell_and_python_and_no_optional_tool(tmp_path: Path) -> None:
+    link_bare_commands(tmp_path)
+    environment = {**os.environ, "PATH": str(tmp_path)}
+    script = "from tools.system_tools import PACKAGES, has; print([tool for tool in PACKAGES if has(tool)])"
+    command = ["bash", "-c", f"ls >/dev/null && mktemp -u >/dev/null && python3 -c '{script}'"]
+    done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("[]\n", "")
+
+
+@posix
+@pytest.mark.parametrize(
+    ("body", "there"),
+    [("cat >/dev/null", True), ("! grep -q errno", False), ("[[ $* != *-fsanitize* ]]", False), ("exit 1", False)],
+    ids=["whole", "half a multilib", "no sanitizers", "broken"],
+)
+def test_a_compiler_with_an_option_is_there_only_if_it_builds_what_tests_build(
+    body: str, there: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "gcc").write_text(f"#!/bin/bash\n{body}\n")
+    (tmp_path / "gcc").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    assert has.__wrapped__("gcc -m32") is there
+    assert has.__wrapped__("no-such-tool") is False
