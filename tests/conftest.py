@@ -109,6 +109,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if item not in lacking]
 
 
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Forget the tools that modules of tests ran where they were read, such as `rustc --version`."""
+    if (log := session.config.stash.get(TOOLS_RUN, None)) is not None:
+        log.unlink(missing_ok=True)
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Fail what lacks a tool and was not deselected."""
     if missing := missing_tools(item):

@@ -44,7 +44,7 @@ def compile_object(compiler: str, source: Path, out: Path, *flags: str) -> Path:
     return build(compiler, source, out, "-c", *flags)
 
 
-@pytest.mark.needs("gcc", "g++", "clang-19", "clang++-19", "nm")
+@pytest.mark.needs("gcc", "gcc -m32", "g++", "g++ -m32", "clang-19", "clang++-19", "nm")
 @pytest.mark.parametrize(("compiler", "language", "std"), BUILDS)
 def test_builds_without_a_warning_and_needs_nothing(compiler: str, language: str, std: str, tmp_path: Path) -> None:
     others = [("-O0", "-m64"), ("-O3", "-m32")] if std in ("c99", "c++11") else []

@@ -117,7 +117,7 @@ def test_two_files_that_include_the_header_have_one_of_each(generated: Generated
     assert names.count("views_base") == 1
 
 
-@pytest.mark.needs("arm-none-eabi-gcc")
+@pytest.mark.needs("arm-none-eabi-gcc", "arm-none-eabi-gcc --specs=nosys.specs")
 def test_cortex_m3_program_has_them_in_flash_alone(generated: Generated) -> None:
     g = generated
     for plans, folder in ((g.plans, "gen"), ([g.bare], "bare")):

@@ -35,6 +35,7 @@ PACKAGES = {
     "objdump": "binutils",
     "ldd": "libc-bin",
     "arm-none-eabi-gcc": "gcc-arm-none-eabi",
+    "arm-none-eabi-gcc --specs=nosys.specs": "libnewlib-arm-none-eabi",
     "arm-none-eabi-nm": "binutils-arm-none-eabi",
     "arm-none-eabi-size": "binutils-arm-none-eabi",
     "qemu-system-arm": "qemu-system-arm",
@@ -54,9 +55,10 @@ PACKAGES = {
     "unshare": "util-linux",
     "mount": "mount",
 }
-# Half a multilib compiles <stdlib.h> and has neither <asm/errno.h>, which <errno.h> includes, nor the sanitizers.
+# Half a multilib compiles <stdlib.h> and has neither <asm/errno.h>, which <errno.h> includes, nor the sanitizers. Where
+# Debian's compilers for other machines are installed, such as gcc-s390x-linux-gnu, no more than that half is left.
 _PROBE = b"#include <errno.h>\n#include <stdlib.h>\nint main(void) { return errno; }\n"
-_SANITIZED = "-fsanitize=address,undefined"
+_ALSO = {"-m32": ["-fsanitize=address,undefined"]}
 
 
 @lru_cache
@@ -73,7 +75,8 @@ def has(tool: str) -> bool:
         return True
     with tempfile.TemporaryDirectory() as scratch:
         language = "c++" if "++" in command else "c"
-        build = [command, *options, _SANITIZED, "-x", language, "-", "-o", f"{scratch}/main"]
+        more = [flag for option in options for flag in _ALSO.get(option, ())]
+        build = [command, *options, *more, "-x", language, "-", "-o", f"{scratch}/main"]
         return subprocess.run(build, input=_PROBE, capture_output=True).returncode == 0
 
 
