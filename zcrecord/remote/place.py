@@ -64,7 +64,7 @@ def connected(url: str, options: Mapping[str, Any]) -> tuple[Any, str]:
     _check_url(url)
     scheme = url.partition("://")[0].rpartition("::")[2].lower()
     try:
-        fs, path = fsspec.core.url_to_fs(url, **options)
+        fs, path = fsspec.core.url_to_fs(url, **_undecoded(url, options))
     except ImportError as error:
         extra = "s3" if scheme in ("s3", "s3a") else "remote"
         what = f"URLs of the kind {scheme}:// need another package ({error})"
@@ -77,6 +77,18 @@ def connected(url: str, options: Mapping[str, Any]) -> tuple[Any, str]:
     except TypeError as error:
         raise UnsupportedError(f"storage_options= does not fit URLs of the kind {scheme}://: {error}") from error
     return fs, path
+
+
+def _undecoded(url: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return options by which fsspec decompresses nothing of an HTTP server that it reaches through another scheme.
+
+    Such as `simplecache::https://`; what is asked for by `https://` itself is asked for by `web`.
+    """
+    out = dict(options)
+    for scheme in {part.partition("://")[0] for part in _CHAINED.split(url)[1:]} & {"http", "https"}:
+        own = dict(out.get(scheme) or {})
+        out[scheme] = {**own, "client_kwargs": {**(own.get("client_kwargs") or {}), "auto_decompress": False}}
+    return out
 
 
 def _check_url(url: str) -> None:

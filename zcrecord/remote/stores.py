@@ -20,6 +20,7 @@ __all__ = ["Store"]
 T = TypeVar("T")
 
 # What file systems call that which changes with the content, the surest first.
+_CODINGS = ("contentEncoding", "ContentEncoding", "content_encoding")  # Google's, S3's, Azure's
 _TAGS = ("ETag", "etag", "content_hash", "content_md5", "md5Hash", "md5", "generation", "LastModified",
          "last_modified", "updated", "mtime", "modified", "created")  # fmt: skip
 
@@ -49,6 +50,9 @@ class Store(Place):
     def _note(self, found: Mapping[str, Any]) -> None:
         if found.get("type") == "directory" or found.get("size") is None:
             raise SourceError("is no file, or the server does not tell its size", path=self.shown)
+        if (coding := _coding(found)) not in ("", "identity"):
+            what = f"the server keeps it encoded ({coding}); what it sends may be decompressed on the way, without a limit"
+            raise SourceError(f"{what}; download the file, or have it stored without Content-Encoding", path=self.shown)
         self.known(int(found["size"]), next((f"{found[t]}" for t in _TAGS if found.get(t)), None))
 
     def fill(self, pieces: list[Piece]) -> None:
@@ -65,6 +69,9 @@ class Store(Place):
 
         def ask() -> bytes:
             data: bytes = fs.cat_file(path, start=offset, end=offset + len(target))
+            if len(data) > len(target):
+                what = f"the server sent {len(data)} bytes where {len(target)} were asked for"
+                raise SourceError(f"{what}; download the file and load that", path=self.shown)
             if len(data) != len(target):
                 self.check_same()
                 raise EOFError(f"{len(data)} of {len(target)} bytes came")
@@ -108,6 +115,13 @@ class Store(Place):
         except Exception:
             return
         self._note(found)
+
+
+def _coding(found: Mapping[str, Any]) -> str:
+    """Return how a file is encoded where it lies, as far as its file system says so: any publisher may say gzip."""
+    settings = found.get("content_settings")
+    told = [found, settings] if isinstance(settings, Mapping) else [found]
+    return next((str(t[name]).strip().lower() for t in told for name in _CODINGS if t.get(name)), "")
 
 
 def _said(error: Exception) -> str:

@@ -2,7 +2,8 @@
 
 fsspec's own `cat_file` takes whatever comes for the range that was asked for, be it the whole file, another range or
 another version of it. Here every answer says what it is before a byte of it is taken, and is written straight to where
-it belongs. Where a server sends a request on to another, what was meant for the first alone does not go along.
+it belongs: bytes are counted as they come and nothing is decompressed, so a server decides over no memory here. Where
+a server sends a request on to another, what was meant for the first alone does not go along.
 """
 
 from __future__ import annotations
@@ -29,10 +30,13 @@ _MOVED = (301, 302, 303, 307, 308)
 _MOST_MOVES = 10  # as browsers and aiohttp have it, some of them more
 _SECRET = ("headers", "auth", "cookies", "cookie_jar", "base_url")  # options that are for one server, and no other's
 _CONNECT, _SILENCE = 20.0, 60.0  # seconds to wait for a connection, and for the next byte
-_PATIENCE = 360.0  # seconds for one request with all its tries: a little more than TRIES silences
+_PATIENCE = TRIES * _SILENCE  # seconds for one request with all its tries, whatever a server does to be waited for
 _SLOWEST = 16 << 10  # bytes a second: what a long request has besides that
+_MOST_COOKIES = 1000  # of all servers of one session, which keeps them; older releases of aiohttp set no limit
 _LEAVE = 5.0  # seconds that requests are given to end when the caller is interrupted
-_CONTENT_RANGE = re.compile(r"bytes (?:(\d{1,19})-(\d{1,19})|\*)/(\d{1,19}|\*)")
+_DOWNLOAD = "download the file and load that"
+_LENGTH = re.compile("[0-9]{1,19}")
+_CONTENT_RANGE = re.compile(r"bytes (?:([0-9]{1,19})-([0-9]{1,19})|\*)/([0-9]{1,19}|\*)")
 
 
 class _AgainError(Exception):
@@ -82,8 +86,8 @@ class Web(Place):
         """Return the first bytes; all of a small file's from a server that does not do ranges."""
         first = bytearray(nbytes)
         part = _Part(0, memoryview(first))
-        whole: bytes | None = self._run(self._try(part, first=True))
-        return memoryview(first)[: part.done] if whole is None else memoryview(whole)
+        whole: memoryview | None = self._run(self._try(part, first=True))
+        return memoryview(first)[: part.done] if whole is None else whole
 
     def fill(self, pieces: list[Piece]) -> None:
         """Fill every piece, several at a time."""
@@ -124,7 +128,7 @@ class Web(Place):
             await asyncio.gather(*tasks, return_exceptions=True)
             raise
 
-    async def _try(self, part: _Part, *, first: bool = False) -> bytes | None:
+    async def _try(self, part: _Part, *, first: bool = False) -> memoryview | None:
         """Make a request until it is answered in full; returns the whole file if that is what came first."""
         nbytes = part.left
         seconds = _PATIENCE + nbytes / _SLOWEST
@@ -135,7 +139,7 @@ class Web(Place):
             what = f"cannot be read: only {part.done} of {nbytes} bytes came in {seconds:.0f} seconds"
             raise SourceError(f"{what}; the server or the line is too slow", path=self.shown) from None
 
-    async def _repeat(self, part: _Part, *, first: bool) -> bytes | None:
+    async def _repeat(self, part: _Part, *, first: bool) -> memoryview | None:
         import aiohttp
 
         tried = 0
@@ -157,16 +161,18 @@ class Web(Place):
                 what = "no request can be made of it; do the URL and storage_options= fit, headers as text?"
                 raise SourceError(what, path=self.shown) from None
 
-    async def _ask(self, part: _Part, *, first: bool) -> bytes | None:
+    async def _ask(self, part: _Part, *, first: bool) -> memoryview | None:
         """Make one request, wherever it is sent on to, and write what comes to where it belongs."""
         hop = await self._first_hop(f"bytes={part.at}-{part.at + part.left - 1}")
         follow = hop.options.pop("allow_redirects", True)
         for _ in range(hop.options.pop("max_redirects", _MOST_MOVES) + 1):
-            request = hop.session.get(hop.at, headers=hop.headers, allow_redirects=False, **hop.options)
-            async with request as answer:
+            ours: dict[str, Any] = {"allow_redirects": False, "auto_decompress": False}
+            async with hop.session.get(hop.at, headers=hop.headers, **{**hop.options, **ours}) as answer:
+                if len(hop.session.cookie_jar) > _MOST_COOKIES:
+                    raise SourceError(f"the server sets more than {_MOST_COOKIES} cookies", path=self.shown)
                 if answer.status not in _MOVED or not follow:
                     return await self._answered(answer, part, first=first)
-                where = answer.headers.get("Location")
+                where = self._only(answer.headers, "Location")
             hop = await self._sent_on(hop, where)
         raise SourceError("cannot be read: too many redirects", path=self.shown)
 
@@ -182,13 +188,13 @@ class Web(Place):
             options.setdefault("timeout", aiohttp.ClientTimeout(sock_connect=_CONNECT, sock_read=_SILENCE))
         return _Hop(fs.encode_url(url), await fs.set_session(), {**theirs, **ours}, options)
 
-    async def _sent_on(self, hop: _Hop, where: str | None) -> _Hop:
+    async def _sent_on(self, hop: _Hop, where: str) -> _Hop:
         """Return where a redirect leads. To another server go no headers, cookies or passwords of the user's.
 
         What `params` add to a query is for the first request alone, as aiohttp has it: the server's answer is to that.
         """
         try:
-            at = hop.at.join(type(hop.at)(where or "", encoded=True))
+            at = hop.at.join(type(hop.at)(where, encoded=True))
             if at.scheme not in ("http", "https") or not where:
                 raise ValueError
             same = at.origin() == hop.at.origin()
@@ -215,12 +221,12 @@ class Web(Place):
             weakref.finalize(self, fs.close_session, fs.loop, self._bare[1])
         return self._bare[1]
 
-    async def _answered(self, answer: Any, part: _Part, *, first: bool) -> bytes | None:
+    async def _answered(self, answer: Any, part: _Part, *, first: bool) -> memoryview | None:
         self._check_status(answer.status, answer.headers)
-        encoding = answer.headers.get("Content-Encoding", "identity").strip().lower()
-        if encoding not in ("", "identity") and answer.status != 416:
-            what = f"the server sends it encoded ({encoding}), though that was ruled out; other bytes than the file's"
-            raise SourceError(f"{what}; download the file and load that", path=self.shown)
+        codings = [c.strip() for c in ",".join(answer.headers.getall("Content-Encoding", ())).split(",")]
+        if not {c.lower() for c in codings} <= {"", "identity"} and answer.status != 416:
+            encoded = f"the server sends it encoded ({', '.join(filter(None, codings))}), though that was ruled out"
+            raise SourceError(f"{encoded}; other bytes than the file's; {_DOWNLOAD}", path=self.shown)
         if answer.status == 200:
             return await self._whole(answer, first)
         if answer.status == 416:
@@ -228,18 +234,18 @@ class Web(Place):
         await self._take(answer, part)
         return None
 
-    def _no_such_range(self, headers: Mapping[str, str], part: _Part, *, first: bool) -> bytes:
+    def _no_such_range(self, headers: Any, part: _Part, *, first: bool) -> memoryview:
         """Return no bytes, all that an empty file has; any other has those that were asked for, or was replaced."""
-        said = headers.get("Content-Range", "").strip()
+        said = self._only(headers, "Content-Range")
         found = _CONTENT_RANGE.fullmatch(said)
         if found is not None and found[3] != "*":
-            self.known(int(found[3]), *_tag(headers))
+            self.known(int(found[3]), *self._tag(headers))
             if first and not self.size:
-                return b""
+                return memoryview(b"")
         told = f"it says '{said}'" if said else "it does not say how many bytes it has"
         asked = f"[{part.at:#x}, {part.at + part.left:#x})"
         what = f"the server has no bytes {asked} of it (HTTP 416), {told}"
-        raise SourceError(f"{what}; try again, or download the file and load that", path=self.shown)
+        raise SourceError(f"{what}; try again, or {_DOWNLOAD}", path=self.shown)
 
     def _check_status(self, status: int, headers: Mapping[str, str]) -> None:
         if status in (404, 410):
@@ -253,46 +259,66 @@ class Web(Place):
         if status not in (200, 206, 416):
             raise SourceError(f"the server answered HTTP {status} and not 206", path=self.shown)
 
-    async def _whole(self, answer: Any, first: bool) -> bytes:
+    async def _whole(self, answer: Any, first: bool) -> memoryview:
         """Return a small file whose server sends all of it, whatever is asked for."""
-        nbytes = answer.content_length
+        length = self._only(answer.headers, "Content-Length")
+        nbytes = int(length) if _LENGTH.fullmatch(length) else None
         if self.size >= 0:
-            self.known(self.size if nbytes is None else nbytes, *_tag(answer.headers))
+            self.known(self.size if nbytes is None else nbytes, *self._tag(answer.headers))
         if not first or nbytes is None or nbytes > SMALL:
             size = "an unknown number of" if nbytes is None else f"all {nbytes}"
             what = f"the server does not do ranges (HTTP 200 in place of 206) and would send {size} bytes"
-            raise SourceError(f"{what}; download the file and load that", path=self.shown)
-        data: bytes = await answer.read()
-        self.known(nbytes, *_tag(answer.headers))
-        return data
+            raise SourceError(f"{what}; {_DOWNLOAD}", path=self.shown)
+        whole = _Part(0, memoryview(bytearray(nbytes)))
+        await self._pour(answer, whole)
+        if whole.left:
+            raise _AgainError(f"only {whole.done} of {nbytes} bytes came")
+        self.known(nbytes, *self._tag(answer.headers))
+        return whole.target
 
     async def _take(self, answer: Any, part: _Part) -> None:
         """Write a range to where it belongs, after checking that it is of the same file and the one asked for."""
-        said = answer.headers.get("Content-Range", "")
-        found = _CONTENT_RANGE.fullmatch(said.strip())
+        said = self._only(answer.headers, "Content-Range")
+        found = _CONTENT_RANGE.fullmatch(said)
         if found is None or found[1] is None or found[3] == "*" or int(found[1]) != part.at:
             what = f"the server answered the range '{said}' where bytes from {part.at} on were asked for"
-            raise SourceError(f"{what}; download the file and load that", path=self.shown)
-        self.known(int(found[3]), *_tag(answer.headers))
+            raise SourceError(f"{what}; {_DOWNLOAD}", path=self.shown)
+        self.known(int(found[3]), *self._tag(answer.headers))
         if part.at + part.left > self.size:  # the first request, of a file that is shorter
             part.shorten(self.size)
+        await self._pour(answer, part)
+
+    async def _pour(self, answer: Any, part: _Part) -> None:
+        """Write a body to where it belongs, as it comes: what is read of one that is too long is one chunk.
+
+        How long an answer says that it is decides nothing here: with Transfer-Encoding it may go on for ever.
+        """
         async for chunk in answer.content.iter_any():
             if len(chunk) > part.left:
                 what = f"the server sent more than the {len(part.target)} bytes that were asked for"
-                raise SourceError(f"{what}; download the file and load that", path=self.shown)
+                raise SourceError(f"{what}; {_DOWNLOAD}", path=self.shown)
             part.put(chunk)
 
+    def _tag(self, headers: Any) -> tuple[str | None, bool]:
+        """Return what changes with the content, and whether the same one is a promise that every byte is the same.
 
-def _tag(headers: Mapping[str, str]) -> tuple[str | None, bool]:
-    """Return what changes with the content, and whether the same one is a promise that every byte is the same.
+        A weak ETag promises only that the bytes mean the same. Of two times within a second a date tells nothing,
+        either, but whoever has replaced a file twice in that time has not shown the first one to anybody.
+        """
+        etag = self._only(headers, "ETag")
+        return (etag, not etag.startswith("W/")) if etag else (self._only(headers, "Last-Modified") or None, True)
 
-    A weak ETag promises only that the bytes mean the same. Of two times within a second a date tells nothing, either,
-    but whoever has replaced a file twice in that time has not shown the first one to anybody.
-    """
-    etag = headers.get("ETag", "").strip()
-    if etag:
-        return etag, not etag.startswith("W/")
-    return headers.get("Last-Modified"), True
+    def _only(self, headers: Any, name: str) -> str:
+        """Return the value of a header, "" if it is not there.
+
+        Raises:
+            SourceError: it is there twice with two values, of which this reader would take one and a proxy the other.
+        """
+        values = {value.strip() for value in headers.getall(name, ())}
+        if len(values) > 1:
+            what = f"the server's answer has {len(values)} headers {name} that say different things"
+            raise SourceError(f"{what}; {_DOWNLOAD}", path=self.shown)
+        return values.pop() if values else ""
 
 
 def _said(error: BaseException) -> str:
