@@ -1,12 +1,12 @@
-"""Payloads and indexes of remote archives in a folder on this machine, found again by what they are.
+"""Payloads and indexes of remote archives in a folder on this machine, found again by where they come from.
 
-A payload goes by its digest and size, so that two versions of a model share what did not change; an index by its URL
-and by what tells one version of the file from another. Both are checked when they are read back: an entry that is
-damaged, half written or no plain file counts as none. Any file of the folder may be removed at any time, by anyone.
+What is kept is one archive's alone, as `publishers` tells it by its URL, and of it one version's, as its server tells
+that by size and tag; a payload goes by where it lies in it. So nobody but who answers for that URL decides what is
+found: digests are of 64 bits, which tell damage and no forgery, and only whether an entry is damaged is asked of them.
+One that is, or half written, or no plain file, counts as none. Any file of the folder may be removed at any time.
 
-A digest of 64 bits tells accidents apart, not forgeries: who could write to the folder, or publish a payload that has
-another's digest, could change what is loaded. So a folder of another user's is refused, and archives share entries only
-where they come from one publisher, which `publishers` tells.
+Who could write to the folder could change what is loaded. So one that others may write to is refused, and so is every
+folder in it; what this makes only its owner may read and write.
 """
 
 from __future__ import annotations
@@ -25,19 +25,21 @@ import xxhash
 from zcrecord.errors import SourceError, UnsupportedError
 from zcrecord.layout import MAX_INDEX_SIZE
 
-from .publishers import identity, publisher
+from .publishers import identity
 
-__all__ = ["CACHE_VARIABLE", "Cache", "Entry", "cache_at", "trim_cache"]
+__all__ = ["CACHE_VARIABLE", "Cache", "Entry", "Shelf", "cache_at", "trim_cache"]
 
 CACHE_VARIABLE = "ZCRECORD_CACHE"
-_FOLDER = "zcrecord-0"  # changes with what is in it; nothing else in the folder that was named is touched
+_FOLDER = "zcrecord-1"  # changes with what is in it; nothing else in the folder that was named is touched
 _SCRATCH = ".new-"
+_INDEX = "index"
+_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 _PIECE = 8 << 20  # bytes read and hashed at a time
 _PLAIN = sum(getattr(os, name, 0) for name in ("O_NOFOLLOW", "O_NONBLOCK", "O_CLOEXEC", "O_BINARY"))
 
 
-def cache_at(folder: Any, url: str, options: Mapping[str, Any] | None = None) -> Cache | None:
-    """Return the cache in a folder for what is published where this URL is; None if there is to be no cache.
+def cache_at(folder: Any, url: str, options: Mapping[str, Any] | None = None) -> Shelf | None:
+    """Return what a folder has of the archive that this URL names; None if there is to be no cache.
 
     Args:
         folder: a path; None for the one that the environment variable ZCRECORD_CACHE names, if any; False for none.
@@ -45,18 +47,17 @@ def cache_at(folder: Any, url: str, options: Mapping[str, Any] | None = None) ->
         options: with which fsspec reaches it, which may say what server that is.
 
     Raises:
-        SourceError: the folder cannot be made, or others may write to it. UnsupportedError: that is no path.
+        SourceError: a folder cannot be made, or others may write to it, the one that was named included.
+        UnsupportedError: that is no path.
     """
     root = _folder_of(folder)
     if root is None:
         return None
-    try:
-        return Cache(root, url, options or {})
-    except (OSError, ValueError) as error:
-        if isinstance(error, SourceError):
-            raise
-        what = f"the cache's folder cannot be made: {getattr(error, 'strerror', None) or error}"
-        raise SourceError(what, path=str(root.parent), errno=getattr(error, "errno", None)) from error
+    archive = root / _short(identity(url, options or {}))
+    _ready(root.parent, named=True)
+    _ready(root)
+    _ready(archive)
+    return Shelf(archive)
 
 
 def trim_cache(folder: Any = None, *, limit: int = 0) -> int:
@@ -69,7 +70,8 @@ def trim_cache(folder: Any = None, *, limit: int = 0) -> int:
         limit: 0 empties it.
 
     Raises:
-        UnsupportedError: `folder` is no path, or `limit` no number.
+        SourceError: others may write to it: they could have other files removed. UnsupportedError: `folder` is no path,
+        or `limit` no number.
 
     Example:
         >>> trim_cache("no such folder")
@@ -78,11 +80,17 @@ def trim_cache(folder: Any = None, *, limit: int = 0) -> int:
     if not isinstance(limit, int):
         raise UnsupportedError(f"limit={limit!r} is not a number of bytes")
     root = _folder_of(folder)
-    found = []
-    for path in root.rglob("*") if root is not None and not root.is_symlink() else ():  # which no cache is in
+    if root is None or root.is_symlink() or not root.is_dir():  # which no cache is in
+        return 0
+    _check_ours(root.parent, named=True)
+    _check_ours(root)
+    found, folders = [], []
+    for path in root.rglob("*"):
         with contextlib.suppress(OSError):
             status = path.lstat()
-            if not stat.S_ISDIR(status.st_mode):
+            if stat.S_ISDIR(status.st_mode):
+                folders.append(path)
+            else:
                 found.append((status.st_mtime_ns, status.st_size, path))
     left = sum(nbytes for _, nbytes, _ in found)
     for _, nbytes, path in sorted(found):
@@ -91,6 +99,9 @@ def trim_cache(folder: Any = None, *, limit: int = 0) -> int:
         with contextlib.suppress(OSError):
             path.unlink()
             left -= nbytes
+    for path in sorted(folders, reverse=True):  # those in others first
+        with contextlib.suppress(OSError):  # it is not empty
+            path.rmdir()
     return left
 
 
@@ -106,62 +117,74 @@ def _folder_of(folder: Any) -> Path | None:
     return Path(folder) / _FOLDER
 
 
+class Shelf:
+    """What is kept of one archive, by versions."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def holds_any(self) -> bool:
+        """Return whether there is anything, maybe of another version."""
+        return any(self._folder.iterdir())
+
+    def version(self, size: int, tag: str) -> Cache:
+        """Return what is kept of the version that its server tells by size and tag.
+
+        Raises:
+            SourceError: the folder cannot be made, or is not this user's alone.
+        """
+        folder = self._folder / _short(f"{size} {tag}")
+        _ready(folder)
+        return Cache(folder)
+
+
 class Cache:
-    """What is kept of the archives of one publisher. Several processes may use it at once."""
+    """What is kept of one version of one archive. Several processes may use it at once."""
 
-    def __init__(self, root: Path, url: str, options: Mapping[str, Any]) -> None:
-        """Make the folder, which only its owner may read: what is in it may have been behind a password."""
-        self._folder = root / _short(publisher(url, options))
-        self._index = self._folder / f"index-{_short(identity(url))}"
-        for folder in (root, self._folder):
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            _check_ours(folder)
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
 
-    def get(self, digest: int, target: memoryview) -> bool:
-        """Fill `target` with the payload that has this digest and its size; False if it is not there, and right."""
-        return self.read(digest, len(target), 0, target) and xxhash.xxh3_64_intdigest(target) == digest
+    def get(self, start: int, digest: int, target: memoryview) -> bool:
+        """Fill `target` with the payload that starts there; False if it is not there, or damaged."""
+        return self.read(start, len(target), 0, target) and xxhash.xxh3_64_intdigest(target) == digest
 
-    def read(self, digest: int, nbytes: int, start: int, target: memoryview) -> bool:
-        """Fill `target` with bytes of a payload from `start` on, unchecked; False if it is not there."""
+    def read(self, start: int, nbytes: int, at: int, target: memoryview) -> bool:
+        """Fill `target` with bytes of a payload from `at` on, unchecked; False if it is not there."""
         try:
-            with _opened(self._payload(digest, nbytes), nbytes) as file:
-                file.seek(start)
+            with _opened(self._payload(start, nbytes), nbytes) as file:
+                file.seek(at)
                 return _fill(file, target)
         except OSError:
             return False
 
-    def has(self, digest: int, nbytes: int) -> bool:
-        """Return whether a payload is there and right; reads it all, holds little of it."""
+    def has(self, start: int, nbytes: int, digest: int) -> bool:
+        """Return whether a payload is there and undamaged; reads it all, holds little of it."""
         running = xxhash.xxh3_64()
         try:
-            with _opened(self._payload(digest, nbytes), nbytes) as file:
+            with _opened(self._payload(start, nbytes), nbytes) as file:
                 while piece := file.read(_PIECE):
                     running.update(piece)
         except OSError:
             return False
         return running.intdigest() == digest
 
-    def put(self, digest: int, octets: memoryview) -> None:
+    def put(self, start: int, octets: memoryview) -> None:
         """Keep a payload, unless that fails: a full disk is no reason to give up loading."""
-        entry = self.entry(digest, len(octets))
+        entry = self.entry(start, len(octets))
         entry.write(octets)
         entry.keep()
 
-    def entry(self, digest: int, nbytes: int) -> Entry:
+    def entry(self, start: int, nbytes: int) -> Entry:
         """Return what keeps a payload that comes piece by piece."""
-        return Entry(self._payload(digest, nbytes))
+        return Entry(self._payload(start, nbytes))
 
-    def has_index(self) -> bool:
-        """Return whether there is an index for this URL, maybe of another version."""
-        return os.path.exists(self._index)  # which raises nothing where it may not look
-
-    def index(self, size: int, tag: str) -> list[tuple[int, bytes]] | None:
-        """Return the pieces that `put_index` was given for this version of the file; None if there are none."""
+    def index(self) -> list[tuple[int, bytes]] | None:
+        """Return the pieces that `put_index` was given; None if there are none."""
         try:
-            with _opened(self._index) as file:
+            with _opened(self._folder / _INDEX) as file:
                 line, _, rest = file.readall().partition(b"\n")
             told = json.loads(line)
-            if (told["size"], told["tag"], told["digest"]) != (size, tag, xxhash.xxh3_64_hexdigest(rest)):
+            if told["digest"] != xxhash.xxh3_64_hexdigest(rest):
                 return None
             out = []
             for offset, nbytes in told["pieces"]:
@@ -173,17 +196,17 @@ class Cache:
             return None
         return out
 
-    def put_index(self, size: int, tag: str, pieces: list[tuple[int, memoryview]]) -> None:
+    def put_index(self, pieces: list[tuple[int, memoryview]]) -> None:
         """Keep what it takes to open the file, pieces by their offsets."""
         rest = b"".join(piece for _, piece in pieces)
         places = [(offset, len(piece)) for offset, piece in pieces]
-        told = {"size": size, "tag": tag, "digest": xxhash.xxh3_64_hexdigest(rest), "pieces": places}
-        entry = Entry(self._index)
+        told = {"digest": xxhash.xxh3_64_hexdigest(rest), "pieces": places}
+        entry = Entry(self._folder / _INDEX)
         entry.write(memoryview(json.dumps(told).encode() + b"\n" + rest))
         entry.keep()
 
-    def _payload(self, digest: int, nbytes: int) -> Path:
-        return self._folder / f"{digest >> 56:02x}" / f"{digest:016x}-{nbytes}"
+    def _payload(self, start: int, nbytes: int) -> Path:
+        return self._folder / f"{start}-{nbytes}"
 
 
 class Entry:
@@ -198,8 +221,9 @@ class Entry:
         if not self._fine:
             return
         try:
-            self._path.parent.mkdir(mode=0o700, exist_ok=True)
-            with open(self._scratch, "r+b" if self._made else "xb", buffering=0) as file:  # "ab" would make it anew
+            _make(self._path.parent)  # `trim_cache` may have been there
+            mode = "r+b" if self._made else "xb"  # "ab" would make it anew
+            with open(self._scratch, mode, buffering=0, opener=_private) as file:
                 file.seek(0, os.SEEK_END)
                 self._made, done = True, 0
                 while done < len(octets):
@@ -228,32 +252,65 @@ class Entry:
         self.drop()
 
 
-def _check_ours(folder: Path) -> None:
-    """Raise SourceError unless nobody but its owner can have put anything there, and that is this user, or root."""
-    status = folder.lstat()
+def _ready(folder: Path, *, named: bool = False) -> None:
+    """Have a folder be there, and be nobody else's.
+
+    Raises:
+        SourceError: it cannot be made, or others may write to it.
+    """
+    try:
+        _make(folder)
+        _check_ours(folder, named=named)
+    except SourceError:
+        raise
+    except (OSError, ValueError) as error:
+        what = f"the cache's folder cannot be made: {getattr(error, 'strerror', None) or error}"
+        raise SourceError(what, path=str(folder), errno=getattr(error, "errno", None)) from error
+
+
+def _make(folder: Path) -> None:
+    """Make a folder and those above it that are missing, which only their owner may read: it may be of private use."""
+    for missing in reversed([path for path in (folder, *folder.parents) if not path.exists()]):
+        missing.mkdir(mode=0o700, exist_ok=True)
+
+
+def _check_ours(folder: Path, *, named: bool = False) -> None:
+    """Raise SourceError unless nobody but its owner can put anything there, and that is this user, or root.
+
+    The one that the user `named` may be a link, and one such as /tmp, in which nobody can rename what is another's.
+    """
+    status = folder.stat() if named else folder.lstat()
     if not stat.S_ISDIR(status.st_mode):
-        raise SourceError("the cache's folder is a link or a file; name another one in cache=", path=str(folder))
+        what = "a file" if named else "a link or a file"
+        raise SourceError(f"the cache's folder is {what}; name another one in cache=", path=str(folder))
     if not hasattr(os, "geteuid"):
         return
-    if status.st_uid not in (os.geteuid(), 0):
+    if not _is_owners(status):
         what = f"the cache's folder is another user's (number {status.st_uid}), who could change what is loaded"
         raise SourceError(f"{what}; name one of your own in cache=", path=str(folder))
-    if status.st_mode & stat.S_IWOTH:
-        what = "everybody may write to the cache's folder, and could change what is loaded"
-        raise SourceError(f"{what}; take that right away (chmod o-w), or name another in cache=", path=str(folder))
+    if status.st_mode & _OTHERS and not (named and status.st_mode & stat.S_ISVTX):
+        who = "everybody" if status.st_mode & stat.S_IWOTH else "its group"
+        what = f"{who} may write to the cache's folder, and could change what is loaded"
+        raise SourceError(f"{what}; take that right away (chmod go-w), or name another in cache=", path=str(folder))
+
+
+def _is_owners(status: os.stat_result) -> bool:
+    return not hasattr(os, "geteuid") or status.st_uid in (os.geteuid(), 0)
 
 
 def _opened(path: Path, nbytes: int | None = None) -> Any:
     """Return a plain file of so many bytes, open for reading; as used now, for `trim_cache`.
 
     Raises:
-        OSError: there is none: a link, a pipe or a device is never followed, waited for or read.
+        OSError: there is none: a link, a pipe or a device is never followed, waited for or read; nor is a file that
+        another user has made or may have written to, from a time when the folder was open to others.
     """
     fd = os.open(path, os.O_RDONLY | _PLAIN)
     try:
         status = os.fstat(fd)
         fits = status.st_size <= 2 * MAX_INDEX_SIZE if nbytes is None else status.st_size == nbytes
-        if not stat.S_ISREG(status.st_mode) or not fits:
+        ours = _is_owners(status) and (os.name != "posix" or not status.st_mode & _OTHERS)
+        if not stat.S_ISREG(status.st_mode) or not fits or not ours:
             raise OSError("no entry of a cache")
         with contextlib.suppress(OSError):  # somebody else's, which may be read alone
             os.utime(fd if os.utime in os.supports_fd else path)
@@ -261,6 +318,10 @@ def _opened(path: Path, nbytes: int | None = None) -> Any:
     except BaseException:
         os.close(fd)
         raise
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
 
 
 def _fill(file: Any, target: memoryview) -> bool:

@@ -224,10 +224,10 @@ class Feed:
         if cache is None or row.digest is None:
             return False
         if part.whole:
-            return cache.get(row.digest, target)
-        if part.lo == row.start and cache.has(row.digest, row.nbytes):  # all of it, before any byte is given out
+            return cache.get(row.start, row.digest, target)
+        if part.lo == row.start and cache.has(row.start, row.nbytes, row.digest):  # all of it, before any byte is given out
             self._kept.add(row)
-        return row in self._kept and cache.read(row.digest, row.nbytes, part.lo - row.start, target)
+        return row in self._kept and cache.read(row.start, row.nbytes, part.lo - row.start, target)
 
     def _check_whole(self, row: Expected, octets: memoryview, seal: Seal, *, cached: bool) -> None:
         if not seal.fits(octets):
@@ -236,7 +236,7 @@ class Feed:
             if not seal.fits(octets):
                 raise self._damaged(row, "fetched twice; the file is damaged, copy it again")
         if self._cache is not None and row.digest is not None and not cached:
-            self._cache.put(row.digest, octets)
+            self._cache.put(row.start, octets)
 
     def _check_part(self, part: _Part, octets: memoryview, seal: Seal) -> None:
         """Count a part into its payload's digest, if all before it came; else that is left to `check_same`."""
@@ -247,7 +247,7 @@ class Feed:
         if part.lo == row.start and running is None:
             running = self._running[row] = _Running(row.start, seal, seal.new())
             if self._cache is not None and row.digest is not None and row not in self._kept:
-                running.entry = self._cache.entry(row.digest, row.nbytes)
+                running.entry = self._cache.entry(row.start, row.nbytes)
         if running is None or running.at != part.lo:
             return
         running.hash.update(octets)

@@ -17,7 +17,7 @@ from zcrecord.record import Record
 from zcrecord.source import Memory, is_packed
 from zcrecord.views import Verify
 
-from .cache import Cache, cache_at
+from .cache import Cache, Shelf, cache_at
 from .frames import Unpacked, table_of
 from .place import Piece, Place, connected, redacted
 from .ranges import Held, cut
@@ -86,9 +86,9 @@ class RemoteSource(NamedTuple):
         return record
 
 
-def _open(place: Place, verify: Verify, cache: Cache | None) -> Archive:
+def _open(place: Place, verify: Verify, shelf: Shelf | None) -> Archive:
     level: Verify = "touch" if verify == "touch" else "index"
-    few = cache is not None and cache.has_index()
+    few = shelf is not None and shelf.holds_any()
     first = place.start(HEADER_SIZE if few else FIRST)
     if is_packed(first):
         table, have = table_of(place, first)
@@ -102,8 +102,11 @@ def _open(place: Place, verify: Verify, cache: Cache | None) -> Archive:
     held = Held()
     held.add(0, len(first))
     memory = outline(place.size, [(0, first)])._replace(path=place.shown, filled=held.ranges)
+    cache = None
+    if shelf is not None and place.tag is not None and place.firm:  # else nothing tells one version from another
+        cache = shelf.version(place.size, place.tag)
     window = Streamed(place, memory.octets, held, cache)
-    known = _from_cache(place, cache, memory.octets, held)
+    known = _from_cache(cache, memory.octets, held)
     if not known:
         _fetch_ends(window, memory.octets, header)
     try:
@@ -112,8 +115,8 @@ def _open(place: Place, verify: Verify, cache: Cache | None) -> Archive:
     except FormatError:
         place.check_same()  # one that was replaced meanwhile is not damaged
         raise
-    if cache is not None and not known and place.tag is not None and place.firm:
-        cache.put_index(place.size, place.tag, _ends(archive.header, memory.octets))
+    if cache is not None and not known:
+        cache.put_index(_ends(archive.header, memory.octets))
     return archive
 
 
@@ -137,11 +140,9 @@ def _ends(header: Header, octets: memoryview) -> list[tuple[int, memoryview]]:
     ]
 
 
-def _from_cache(place: Place, cache: Cache | None, octets: memoryview, held: Held) -> bool:
-    """Take index and trailer from the cache, if they are those of this version of the file."""
-    if cache is None or place.tag is None or not place.firm:
-        return False
-    pieces = cache.index(place.size, place.tag)
+def _from_cache(cache: Cache | None, octets: memoryview, held: Held) -> bool:
+    """Take index and trailer from the cache, if they are there and fit the header that came."""
+    pieces = None if cache is None else cache.index()
     if pieces is None or any(offset < 0 or offset + len(piece) > len(octets) for offset, piece in pieces):
         return False
     if not _are_ends(pieces, len(octets)) or pieces[0][1] != octets[:HEADER_SIZE]:

@@ -1,72 +1,79 @@
-"""Who published an archive, and which one it is, as far as a URL and what fsspec is told can say. Reads text alone.
+"""Which archive a URL and fsspec's options name: two that may be two publishers' never have one name. Reads text alone.
 
-A publisher is a server, or bucket, and the first folder in it. Of a bucket's URL the server is in the options, such as
-an endpoint; two that differ in anything but credentials are taken for two, which costs room in the cache and no more.
+On a hub everybody is on one server, and what tells one's archives from another's may be a folder, the query, the user
+or a header. So everything counts that a server is told but two things, since else nothing would be found again: what
+proves who asks (passwords, tokens), and the signature of a signed URL. What is told apart without need costs room in
+the cache and no more.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import posixpath
 from collections.abc import Mapping
 from typing import Any
-from urllib.parse import parse_qsl, unquote, urlencode
 
-from .place import address_of, redacted
+from .place import address_of
 
-__all__ = ["identity", "publisher"]
+__all__ = ["identity"]
 
-# Options that say who asks and how, and not who answers.
-_WHO = {"key", "secret", "token", "username", "user", "password", "passwd", "headers", "auth", "cookies", "anon",
-        "sas_token", "account_key", "credential", "client_secret", "api_key", "bearer_token"}  # fmt: skip
-_ELSEWHERE = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_PROFILE")  # where botocore finds its endpoint, too
+# Options that prove who asks; a name (`key`, `username`) is none of them, since a server may have files for each.
+_PROOFS = {"secret", "token", "password", "passwd", "auth", "cookies", "sas_token", "account_key", "credential",
+           "client_secret", "api_key", "bearer_token", "authorization", "cookie"}  # fmt: skip
+# Where file systems find their server if neither URL nor options say it.
+_ELSEWHERE = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_PROFILE", "AZURE_STORAGE_ACCOUNT_NAME",
+              "AZURE_STORAGE_CONNECTION_STRING", "STORAGE_EMULATOR_HOST", "HF_ENDPOINT")  # fmt: skip
 
-# What is in a query because of a signature, and differs each time: AWS's, Google's and others' have prefixes, before
-# them AWS had three, CloudFront has three, Azure's are of two letters.
-_SIGNED = ("x-amz-", "x-goog-", "x-oss-", "x-ms-", "x-cos-", "q-sign", "q-key", "q-ak", "q-head", "q-url", "q-sig")
-_SIGNATURE = {"awsaccesskeyid", "googleaccessid", "signature", "expires", "key-pair-id", "policy", "token",
-              "access_token", "sig", "se", "st", "sp", "sv", "sr", "spr", "sip", "skoid", "sktid", "skt", "ske", "sks",
-              "skv"}  # fmt: skip
+# What a signature adds to a query, by scheme: names that are all there, and those that go then. One of these names
+# alone, such as `token` or `sp`, may be how a server tells its files apart.
+_PREFIXED = ("x-amz-", "x-goog-", "x-oss-")  # each with a `signature`: AWS's, Google's, Alibaba's version 4
+_OLDER = frozenset({"signature", "expires", "awsaccesskeyid", "googleaccessid", "ossaccesskeyid"})
+_SIGNED: tuple[tuple[frozenset[str], frozenset[str]], ...] = (
+    *((frozenset({"signature", "expires", key}), _OLDER) for key in sorted(_OLDER) if key.endswith("id")),
+    (frozenset({"signature", "key-pair-id"}), frozenset({"signature", "key-pair-id", "expires", "policy"})),
+    (frozenset({"sig", "sv", "sr", "se"}), frozenset({"sig", "sv", "sr", "se", "st", "sp", "spr", "sip", "si", "skoid",
+                                                      "sktid", "skt", "ske", "sks", "skv"})),
+)  # fmt: skip
 
 
-def publisher(url: str, options: Mapping[str, Any]) -> str:
-    """Return what archives of one publisher have in common, and of two have not: server or bucket, and first folder.
+def identity(url: str, options: Mapping[str, Any]) -> str:
+    """Return what is one archive's alone, whatever its URL is signed with and whoever proves to be the one who asks.
+
+    An option that is an object counts by what it prints, or by its type where it prints its address. The name may hold
+    a password of the URL's: hash it before it is written anywhere.
 
     Example:
-        >>> publisher("https://me:pw@host/models/a/m.zcr?v=1", {"headers": {"X-Key": "1"}})
-        'https://host/models {}'
+        >>> identity("https://host/m.zcr?f=alice&X-Amz-Date=1&X-Amz-Signature=2", {"headers": {"Cookie": "3"}})
+        '["https://host/m.zcr?f=alice", {}]'
     """
-    parts = address_of(url)
-    folders = posixpath.normpath(unquote(parts.path) or "/").lstrip("/").split("/")[:-1]  # "../" is no way around it
     told: Any = dict(options)
-    if parts.scheme in ("s3", "s3a"):
-        told |= {name: os.environ[name] for name in _ELSEWHERE if name in os.environ}
-    server = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}/{folders[0] if folders else ''}"
-    return f"{server} {json.dumps(_where(told), sort_keys=True)}"
+    if address_of(url).scheme in ("http", "https"):
+        return json.dumps([_unsigned(url), _where(told)], sort_keys=True)
+    told |= {name: os.environ[name] for name in _ELSEWHERE if name in os.environ}
+    return json.dumps([url, _where(told)], sort_keys=True)
 
 
-def identity(url: str) -> str:
-    """Return what is one archive's alone: its URL without user, password and signature; other queries count.
-
-    Example:
-        >>> identity("https://me:pw@host/m.zcr?X-Amz-Signature=1&version=2&sig=3")
-        'https://host/m.zcr?version=2'
-    """
-    query = address_of(url).query
-    kept = [(name, value) for name, value in parse_qsl(query, keep_blank_values=True) if not _is_signature(name)]
-    return f"{redacted(url)}?{urlencode(kept)}" if kept else redacted(url)
-
-
-def _is_signature(name: str) -> bool:
-    return name.lower() in _SIGNATURE or name.lower().startswith(_SIGNED)
+def _unsigned(url: str) -> str:
+    """Return a URL without its signature, the rest as it is written."""
+    before, _, after = url.partition("?")
+    query, fragment, rest = after.partition("#")
+    names = [pair.partition("=")[0].lower() for pair in query.split("&")]
+    gone = {name for prefix in _PREFIXED if f"{prefix}signature" in names for name in names if name.startswith(prefix)}
+    gone |= {name for needed, going in _SIGNED if needed <= set(names) for name in going}
+    if not gone:
+        return url
+    kept = [pair for pair, name in zip(query.split("&"), names, strict=True) if name not in gone]
+    return before + ("?" if kept else "") + "&".join(kept) + fragment + rest
 
 
 def _where(options: Any) -> Any:
-    """Return what options say of where files are; what is no text, number or list of them says nothing of that."""
+    """Return what options say of where files are, as JSON has it."""
     if isinstance(options, Mapping):
-        kept = {str(k): _where(v) for k, v in options.items() if str(k).lower() not in _WHO}
+        kept = {str(k): _where(v) for k, v in options.items() if str(k).lower() not in _PROOFS}
         return {k: v for k, v in kept.items() if v not in (None, {}, [])}
     if isinstance(options, list | tuple):
         return [_where(item) for item in options]
-    return options if isinstance(options, str | int | float | bool) else None
+    if options is None or isinstance(options, str | int | float | bool):
+        return options
+    shown = repr(options)
+    return type(options).__qualname__ if " at 0x" in shown else shown

@@ -186,7 +186,7 @@ class Window:
         if cache is not None:
             for row in fetched:
                 if row.digest is not None:
-                    cache.put(row.digest, self._bytes(row))
+                    cache.put(row.start, self._bytes(row))
 
     def _from_cache(self, cache: Cache, row: Row) -> bool:
         whole = row.start, row.start + row.nbytes
@@ -195,7 +195,7 @@ class Window:
                 return False
             self._writing.append(whole)
         try:
-            if not cache.get(row.digest, self._bytes(row)) or (self._pins and not self._is_right(row)):
+            if not cache.get(row.start, row.digest, self._bytes(row)) or (self._pins and not self._is_right(row)):
                 return False
             self._note([whole])
             return True
