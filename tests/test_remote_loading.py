@@ -70,7 +70,7 @@ def is_right(loaded: dict[str, Any]) -> bool:
 
 
 def payload_files(cache: Path) -> list[Path]:
-    return sorted(p for p in cache.rglob("*") if p.is_file() and not p.name.startswith("index-"))
+    return sorted(p for p in cache.rglob("*") if p.is_file() and p.name != "index")
 
 
 def damage(server: Server, name: str) -> None:

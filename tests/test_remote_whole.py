@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import mmap
+import pickle
 import sys
 import zlib
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 import xxhash
+from collisions import colliding
 from records import saved
 
 import zcrecord
@@ -21,6 +23,7 @@ from tools.bench.remote import write_sparse
 from tools.range_server import Server, serving
 from zcrecord import FormatError, IntegrityError
 from zcrecord.layout import HEADER_SIZE, decode_header
+from zcrecord.remote.feed import Expected, Feed
 
 MIB = 1 << 20
 
@@ -95,44 +98,93 @@ def test_the_content_digest_is_that_of_the_local_file_and_can_be_expected(server
         zcrecord.load_record(url, expect="sha256:" + "0" * 64)
 
 
-@pytest.mark.parametrize("how", ["view", "host", "cache"])
+def poison(server: Server, ranges: list[tuple[int, int]] | None = None) -> None:
+    """Have the server send other bytes for `large` from now on, of the same XXH3; and so each of some ranges."""
+    path = server.folder / "m.zcr"
+    info = local(server).info("large")
+    data = bytearray(path.read_bytes())
+    for lo, hi in ranges or [(info.offset, info.offset + info.nbytes)]:
+        data[lo:hi] = colliding(bytes(data[lo:hi]), bytes(hi - lo))
+    path.write_bytes(data)
+    if ranges is None:
+        zcrecord.load_record(path).verify()  # it does not notice
+
+
+@pytest.mark.parametrize("how", ["view", "host", "cache", "another process"])
 def test_what_was_expected_cannot_be_exchanged_afterwards_for_what_has_its_short_digest(
-    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+    server: Server, tmp_path: Path, how: str
 ) -> None:
-    """Nobody here can make XXH3 collide in a test: it is made to find everything equal."""
     cache = tmp_path / "cache"
     if how == "cache":
         assert zcrecord.load_record(f"{server.url}/m.zcr", cache=cache)["large"].any()
     rec = zcrecord.load_record(f"{server.url}/m.zcr", expect=local(server).content_digest(), cache=cache)
-    for path in cache.rglob("*"):
-        if path.is_file() and not path.name.startswith("index-"):
-            forged = bytearray(path.read_bytes())
-            forged[-1] ^= 1
-            path.write_bytes(forged)
-    info = local(server).info("large")
-    data = bytearray((server.folder / "m.zcr").read_bytes())
-    data[info.offset + 5] ^= 1
-    if how != "cache":
-        (server.folder / "m.zcr").write_bytes(data)
-
-    wanted = int(info.digest).to_bytes(8, "big")
-
-    class Weak:
-        """A hash that is always the right one."""
-
-        def update(self, _: Any) -> None:
-            pass
-
-        def digest(self) -> bytes:
-            return wanted
-
-    monkeypatch.setattr(xxhash, "xxh3_64", Weak)
-    monkeypatch.setattr(xxhash, "xxh3_64_intdigest", lambda _: info.digest)
     if how == "cache":
+        for path in cache.rglob("*-*"):
+            if path.is_file() and path.stat().st_size > 1 << 12:
+                path.write_bytes(colliding(path.read_bytes(), bytes(path.stat().st_size)))
         assert np.array_equal(rec["large"], weights()["large"]), "the forged entry is not taken"
         return
-    with pytest.raises(IntegrityError, match=r"tensor 'large': payload .* its digest does not match"):
-        rec["large"] if how == "view" else rec.load_into("host", "large")
+    told = pickle.dumps(rec)
+    poison(server)
+    for path in cache.rglob("*-*"):
+        if path.is_file():
+            path.unlink()
+    with pytest.raises(IntegrityError, match=r"payload .* its digest does not match"):
+        if how == "another process":
+            pickle.loads(told)["large"]
+        else:
+            rec["large"] if how == "view" else rec.load_into("host", "large")
+
+
+def test_what_a_loader_was_given_once_is_not_given_to_it_otherwise_again(server: Server) -> None:
+    rec = zcrecord.load_record(f"{server.url}/m.zcr", expect=local(server).content_digest())
+    info = rec.info("large")
+    feed = Feed(rec.archive.remote)
+    feed.expect([Expected(info.offset, info.nbytes, info.digest, "large")], 3 << 18)
+    room = memoryview(bytearray(1 << 18))
+    for at in range(0, 8 << 18, 1 << 18):
+        feed.readinto_at(info.offset + at, room)
+    poison(server, [part for ranges in feed._batches for part in ranges])
+    with pytest.raises(IntegrityError, match="what was fetched before differs"):
+        feed.readinto_at(info.offset, room)
+
+
+def test_a_pickled_record_is_known_by_more_than_the_checksum_of_its_index(server: Server) -> None:
+    """A CRC of 32 bits is matched by whoever wants to."""
+    rec = zcrecord.load_record(f"{server.url}/m.zcr")
+    told = pickle.dumps(rec)
+    data = bytearray((server.folder / "m.zcr").read_bytes())
+    header = decode_header(bytes(data[-HEADER_SIZE:]))
+    assert header is not None
+    lo, hi = header.index_offset, header.index_offset + header.index_size
+    at = data.index(b"large", lo)
+    data[at : at + 5] = b"lurge"
+    free = data.index(int(rec.info("large").digest).to_bytes(8, "little"), lo)
+    data[free : free + 4] = matching(data, lo, hi, free, header.index_crc)
+    (server.folder / "m.zcr").write_bytes(data)
+    assert "lurge" in zcrecord.load_record(f"{server.url}/m.zcr"), "its CRC is right"
+    with pytest.raises(IntegrityError, match="is not the archive that was pickled; it was replaced since"):
+        pickle.loads(told)
+
+
+def matching(data: bytearray, lo: int, hi: int, free: int, wanted: int) -> bytes:
+    """Return the 4 bytes that, put at `free`, give data[lo:hi] a CRC-32: it is linear, so 32 equations say which."""
+
+    def crc(four: int) -> int:
+        return zlib.crc32(bytes(data[lo:free]) + four.to_bytes(4, "little") + bytes(data[free + 4 : hi]))
+
+    base, basis = crc(0), {}
+    for bit in range(32):
+        effect, chosen = crc(1 << bit) ^ base, 1 << bit
+        while effect and (top := effect.bit_length()) in basis:
+            effect, chosen = effect ^ basis[top][0], chosen ^ basis[top][1]
+        if effect:
+            basis[effect.bit_length()] = effect, chosen
+    left, four = base ^ wanted, 0
+    while left:
+        effect, chosen = basis[left.bit_length()]
+        left, four = left ^ effect, four ^ chosen
+    return four.to_bytes(4, "little")
 
 
 def test_full_verification_passes_over_all_there_is(server: Server) -> None:

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
-import xxhash
 
 from zcrecord.errors import IntegrityError, RecordError
 
@@ -97,7 +96,7 @@ class Feed:
         self._faults: list[RecordError] = []  # of fetching: who waited for that need not try it all over
         self._next = 0
         self._running: dict[Expected, _Running] = {}
-        self._digests: dict[tuple[Expected, int], int] = {}  # of parts, so that they are known if they come again
+        self._digests: dict[tuple[Expected, int], bytes] = {}  # of parts, so that they are known if they come again
         self._kept: set[Expected] = set()  # whole and right in the cache
 
     def readinto_at(self, offset: int, target: memoryview) -> None:
@@ -225,7 +224,9 @@ class Feed:
             return False
         if part.whole:
             return cache.get(row.start, row.digest, target)
-        if part.lo == row.start and cache.has(row.start, row.nbytes, row.digest):  # all of it, before any byte is given out
+        if part.lo == row.start and cache.has(
+            row.start, row.nbytes, row.digest
+        ):  # all of it, before any byte is given out
             self._kept.add(row)
         return row in self._kept and cache.read(row.start, row.nbytes, part.lo - row.start, target)
 
@@ -240,7 +241,7 @@ class Feed:
 
     def _check_part(self, part: _Part, octets: memoryview, seal: Seal) -> None:
         """Count a part into its payload's digest, if all before it came; else that is left to `check_same`."""
-        row, found = part.row, xxhash.xxh3_64_intdigest(octets)
+        row, found = part.row, seal.of(octets)  # as strong as what the whole is checked by
         if self._digests.setdefault((row, part.lo), found) != found:
             raise self._damaged(row, "what was fetched before differs; load it again")
         running = self._running.get(row)

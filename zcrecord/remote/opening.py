@@ -6,6 +6,7 @@ they are right, is the archive's own business; here is what it takes to ask that
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -61,18 +62,34 @@ def open_url(
         archive = _open(place, verify, cache_at(cache, url, {**fs.storage_options, **options}))
     except RecordError as error:
         raise error.located(path=place.shown) from error.__cause__
-    seal = archive.header.encode()
-    return Record(archive, origin=(RemoteSource(url, verify, cache, options, seal), "open", ()))
+    return Record(archive, origin=(RemoteSource(url, verify, cache, options, archive), "open", ()))
 
 
-class RemoteSource(NamedTuple):
-    """What a remote record is pickled by: where it is, how it was opened, and the header that it must have."""
+class RemoteSource:
+    """What a remote record is pickled by: where it is, how it was opened, and which archive it must be.
+
+    That is told by the SHA-256 of its index, of which CRCs could be matched; after `expect=` or `content_digest()` by
+    that of each payload, too, as in the process before.
+    """
+
+    def __init__(self, url: str, verify: Verify, cache: Any, options: dict[str, Any], archive: Archive) -> None:
+        self._how: tuple[str, Verify, Any, dict[str, Any]] = url, verify, cache, options
+        self._ends, self._window = _ends(archive.header, archive.buffer), archive.remote
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        pins = {} if self._window is None else self._window.pins
+        return PickledSource, (*self._how, _sha256(self._ends), pins)
+
+
+class PickledSource(NamedTuple):
+    """What a `RemoteSource` is in a pickle."""
 
     url: str
     verify: Verify
     cache: Any
     options: dict[str, Any]
     seal: bytes
+    pins: dict[int, bytes]
 
     def open(self) -> Record:
         """Return the record anew.
@@ -81,9 +98,19 @@ class RemoteSource(NamedTuple):
             IntegrityError: it is another archive by now.
         """
         record = open_url(self.url, verify=self.verify, cache=self.cache, options=self.options)
-        if not isinstance(record, Record) or record.archive.header.encode() != self.seal:
+        archive = None if isinstance(record, str) else record.archive
+        if isinstance(record, str) or _sha256(_ends(archive.header, archive.buffer)) != self.seal:
             raise IntegrityError("is not the archive that was pickled; it was replaced since", path=redacted(self.url))
+        if archive.remote is not None:
+            archive.remote.pin(self.pins)
         return record
+
+
+def _sha256(pieces: list[tuple[int, memoryview]]) -> bytes:
+    running = hashlib.sha256()
+    for _, piece in pieces:
+        running.update(piece)
+    return running.digest()
 
 
 def _open(place: Place, verify: Verify, shelf: Shelf | None) -> Archive:

@@ -51,7 +51,9 @@ class Store(Place):
         if found.get("type") == "directory" or found.get("size") is None:
             raise SourceError("is no file, or the server does not tell its size", path=self.shown)
         if (coding := _coding(found)) not in ("", "identity"):
-            what = f"the server keeps it encoded ({coding}); what it sends may be decompressed on the way, without a limit"
+            what = (
+                f"the server keeps it encoded ({coding}); what it sends may be decompressed on the way, without a limit"
+            )
             raise SourceError(f"{what}; download the file, or have it stored without Content-Encoding", path=self.shown)
         self.known(int(found["size"]), next((f"{found[t]}" for t in _TAGS if found.get(t)), None))
 

@@ -31,12 +31,16 @@ class Seal(NamedTuple):
     wanted: bytes
 
     def fits(self, octets: memoryview) -> bool:
-        """Return whether bytes are right; in pieces, so that Ctrl-C need not wait for a large payload."""
+        """Return whether bytes are right."""
+        return self.of(octets) == self.wanted
+
+    def of(self, octets: memoryview) -> bytes:
+        """Return what hashing bytes gives; in pieces, so that Ctrl-C need not wait for a large payload."""
         running = self.new()
         for at in range(0, len(octets), _PIECE):
             running.update(octets[at : at + _PIECE])
         found: bytes = running.digest()
-        return found == self.wanted
+        return found
 
 
 class Row(NamedTuple):
@@ -139,6 +143,11 @@ class Window:
     def pin(self, known: Mapping[int, bytes]) -> None:
         """Have payloads, by where they start, be checked by their SHA-256 from now on, and not by 64 bits alone."""
         self._pins |= known
+
+    @property
+    def pins(self) -> dict[int, bytes]:
+        """What `pin` was told, for who opens the archive anew."""
+        return dict(self._pins)
 
     def seal(self, start: int, digest: int | None) -> Seal | None:
         """Return what tells whether the payload that starts there is right; None if nothing does."""
