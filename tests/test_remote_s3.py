@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import logging
 import os
 import pickle
@@ -14,7 +15,8 @@ import pytest
 from records import saved
 
 import zcrecord
-from zcrecord import SourceError, SourceNotFoundError
+from tools.range_server import serving
+from zcrecord import FormatError, SourceError, SourceNotFoundError
 from zcrecord.remote import stores
 
 WEIGHTS = {f"w{i}": np.random.default_rng(i).integers(0, 255, 100_000, np.uint8) for i in range(8)}
@@ -177,3 +179,62 @@ def test_pieces_are_fetched_several_at_a_time_and_land_where_they_belong(
     ])  # fmt: skip
     assert stores.Store is not None
     assert is_right(zcrecord.load_record("memory://m.zcr"))
+
+
+def test_an_object_is_read_as_it_lies_whatever_it_is_said_to_be_encoded_by(options: dict[str, Any]) -> None:
+    """Any publisher may say gzip of an object: what decompresses that on the way has no limit."""
+    import s3fs
+
+    fs = s3fs.S3FileSystem(**options)
+    fs.pipe("bucket/models/m.zcr", saved(WEIGHTS), ContentEncoding="gzip")
+    assert fs.call_s3("head_object", Bucket="bucket", Key="models/m.zcr")["ContentEncoding"] == "gzip"
+    assert is_right(zcrecord.load_record(URL, storage_options=options))
+    fs.pipe("bucket/models/m.zcr", gzip.compress(saved(WEIGHTS)), ContentEncoding="gzip")
+    with pytest.raises(FormatError, match="this is a gzip stream|not its magic"):
+        zcrecord.load_record(URL, storage_options=options)
+
+
+@pytest.mark.parametrize("told", [{"contentEncoding": "gzip"}, {"content_settings": {"content_encoding": "GZIP"}}])
+def test_what_a_server_says_it_keeps_encoded_is_refused_before_a_byte_of_it_comes(
+    monkeypatch: pytest.MonkeyPatch, memory: Any, told: dict[str, Any]
+) -> None:
+    before = memory.info
+    monkeypatch.setattr(memory, "info", lambda self, path: {**before(self, path), **told})
+    monkeypatch.setattr(memory, "cat_file", None)
+    with pytest.raises(SourceError, match=r"keeps it encoded \(gzip\).* stored without Content-Encoding"):
+        zcrecord.load_record("memory://m.zcr", cache=False)
+
+
+def test_more_than_was_asked_for_is_refused_at_once(monkeypatch: pytest.MonkeyPatch, memory: Any) -> None:
+    asked: list[int] = []
+    monkeypatch.setattr(memory, "cat_file", lambda self, path, start, end: asked.append(end) or bytes(end - start + 1))
+    with pytest.raises(SourceError, match="the server sent 65537 bytes where 65536 were asked for; download the file"):
+        zcrecord.load_record("memory://m.zcr", cache=False)
+    assert len(asked) == 1
+
+
+@pytest.mark.parametrize("codings", [("gzip",), ("identity", "gzip")])
+def test_an_http_server_behind_another_file_system_has_nothing_decompressed_either(
+    tmp_path: Path, codings: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("zcrecord.remote.place._FIRST_WAIT", 0.001)
+    body = gzip.compress(saved(WEIGHTS))
+
+    def encoded(handler: Any, _: int) -> bool:
+        handler.send_response(200)
+        for coding in codings:
+            handler.send_header("Content-Encoding", coding)
+        handler.send_header("Content-Length", str(len(body)))
+        handler.end_headers()
+        handler.wfile.write(body)
+        return True
+
+    with serving(tmp_path) as server:
+        server.misbehave = encoded
+        url = f"simplecache::{server.url}/m.zcr"
+        for own in ({}, {"http": {"client_kwargs": {"headers": {"X-Key": "1"}}}}):
+            with pytest.raises((FormatError, SourceError), match="gzip|magic|does not tell its size"):
+                zcrecord.load_record(url, storage_options=own, cache=False)
+        server.misbehave = None
+        (tmp_path / "n.zcr").write_bytes(saved(WEIGHTS))
+        assert is_right(zcrecord.load_record(url.replace("m.zcr", "n.zcr"), cache=False))

@@ -32,7 +32,7 @@ _SECRET = ("headers", "auth", "cookies", "cookie_jar", "base_url")  # options th
 _CONNECT, _SILENCE = 20.0, 60.0  # seconds to wait for a connection, and for the next byte
 _PATIENCE = TRIES * _SILENCE  # seconds for one request with all its tries, whatever a server does to be waited for
 _SLOWEST = 16 << 10  # bytes a second: what a long request has besides that
-_MOST_COOKIES = 1000  # of all servers of one session, which keeps them; older releases of aiohttp set no limit
+_MOST_COOKIES = 300  # of all servers of one session, which keeps them; older releases of aiohttp set no limit
 _LEAVE = 5.0  # seconds that requests are given to end when the caller is interrupted
 _DOWNLOAD = "download the file and load that"
 _LENGTH = re.compile("[0-9]{1,19}")
@@ -169,6 +169,7 @@ class Web(Place):
             ours: dict[str, Any] = {"allow_redirects": False, "auto_decompress": False}
             async with hop.session.get(hop.at, headers=hop.headers, **{**hop.options, **ours}) as answer:
                 if len(hop.session.cookie_jar) > _MOST_COOKIES:
+                    hop.session.cookie_jar.clear()  # it is other servers', too
                     raise SourceError(f"the server sets more than {_MOST_COOKIES} cookies", path=self.shown)
                 if answer.status not in _MOVED or not follow:
                     return await self._answered(answer, part, first=first)
@@ -325,6 +326,8 @@ def _said(error: BaseException) -> str:
     if isinstance(error, TimeoutError):
         return "no answer in time"
     kind = type(error).__name__
+    if kind == "ServerDisconnectedError":  # whose text is what came before, as an object of aiohttp's
+        return "Server disconnected"
     if isinstance(error, ValueError) or "Redirect" in kind or "Url" in kind:  # their texts have the URL, query and all
         return "it leads to what is no http URL"
     if getattr(error, "status", 0):
