@@ -26,5 +26,5 @@ def test_every_hostile_server_is_refused_in_time_and_in_little_memory(tmp_path: 
 def test_every_rule_of_an_answer_that_is_written_down_has_an_attack() -> None:
     page = (ROOT / "schema" / "SECURITY.md").read_text(encoding="utf-8")
     written = re.findall(r"^\| (W\d+) \|", page, re.MULTILINE)
-    assert written == [f"W{i}" for i in range(1, 13)]
+    assert written == [f"W{i}" for i in range(1, len(written) + 1)]
     assert {rule for attack in servers.ATTACKS for rule in attack.rules} == set(written)

@@ -8,10 +8,11 @@ replaced meanwhile is a SourceError, never a mixture of both. Loaders take bytes
 keep none here; `verify="full"` and `expect=` likewise.
 
 With a cache (`cache=` or the environment variable ZCRECORD_CACHE names a folder) what was fetched once is read from
-the disk, and checked again; `trim_cache` keeps it small, and any file of it may be removed at any time.
+the disk, and checked again, for the same archive and version of it alone; `trim_cache` keeps it small, and any file of
+it may be removed at any time.
 
 `ranges` is arithmetic, `place` what all places have in common, `web` and `stores` the two kinds, `frames` what is
-packed in one; `publishers` who they are of, `cache` the folder; `window` the memory that fills up, `feed` and
+packed in one; `publishers` which archive a URL names, `cache` the folder; `window` the memory that fills up, `feed` and
 `streamed` what passes by it; `opening` the way in.
 """
 

@@ -69,16 +69,16 @@ class RemoteSource:
     """What a remote record is pickled by: where it is, how it was opened, and which archive it must be.
 
     That is told by the SHA-256 of its index, of which CRCs could be matched; after `expect=` or `content_digest()` by
-    that of each payload, too, as in the process before.
+    that of each payload, too, as in the process before. Where all of it is in memory it is told by all of it.
     """
 
     def __init__(self, url: str, verify: Verify, cache: Any, options: dict[str, Any], archive: Archive) -> None:
         self._how: tuple[str, Verify, Any, dict[str, Any]] = url, verify, cache, options
-        self._ends, self._window = _ends(archive.header, archive.buffer), archive.remote
+        self._told, self._window = _told(archive), archive.remote
 
     def __reduce__(self) -> tuple[Any, ...]:
         pins = {} if self._window is None else self._window.pins
-        return PickledSource, (*self._how, _sha256(self._ends), pins)
+        return PickledSource, (*self._how, _sha256(self._told), pins)
 
 
 class PickledSource(NamedTuple):
@@ -99,11 +99,15 @@ class PickledSource(NamedTuple):
         """
         record = open_url(self.url, verify=self.verify, cache=self.cache, options=self.options)
         archive = None if isinstance(record, str) else record.archive
-        if isinstance(record, str) or _sha256(_ends(archive.header, archive.buffer)) != self.seal:
+        if archive is None or _sha256(_told(archive)) != self.seal:
             raise IntegrityError("is not the archive that was pickled; it was replaced since", path=redacted(self.url))
         if archive.remote is not None:
             archive.remote.pin(self.pins)
         return record
+
+
+def _told(archive: Archive) -> list[tuple[int, memoryview]]:
+    return [(0, archive.buffer)] if archive.remote is None else _ends(archive.header, archive.buffer)
 
 
 def _sha256(pieces: list[tuple[int, memoryview]]) -> bytes:
