@@ -1,4 +1,4 @@
-"""Every hostile server of the catalogue is refused by the right error, in time and in memory, whatever is asked of it."""
+"""Every hostile server of the catalogue is refused by the right error, in time and in memory, whatever is asked."""
 
 from __future__ import annotations
 

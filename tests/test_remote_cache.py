@@ -19,7 +19,6 @@ import zcrecord
 from tools.range_server import Server, serving
 from zcrecord import SourceError, UnsupportedError
 from zcrecord.remote import trim_cache
-from zcrecord.remote.publishers import identity
 
 WEIGHTS = {f"w{i}": np.random.default_rng(i).integers(0, 255, 100_000, np.uint8) for i in range(8)}
 
@@ -137,7 +136,7 @@ def test_trimming_follows_no_link_to_elsewhere(tmp_path: Path, cache: Path) -> N
     elsewhere.mkdir()
     (elsewhere / "mine.txt").write_text("mine")
     cache.mkdir()
-    (cache / "zcrecord-0").symlink_to(elsewhere)
+    (cache / "zcrecord-1").symlink_to(elsewhere)
     assert trim_cache(cache) == 0
     assert (elsewhere / "mine.txt").read_text() == "mine"
 

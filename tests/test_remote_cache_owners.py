@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -305,3 +306,21 @@ def test_trimming_leaves_no_empty_folders_and_a_record_that_is_open_goes_on(serv
     assert list((cache / "zcrecord-1").iterdir()) == []
     assert np.array_equal(record["w"], GENUINE)
     assert len(files(cache)) == 1
+
+
+def test_trimming_while_others_open_and_load_harms_nobody(server: Server, cache: Path) -> None:
+    ended = threading.Event()
+
+    def trim() -> None:
+        while not ended.is_set():
+            trim_cache(cache)
+
+    thread = threading.Thread(target=trim)
+    thread.start()
+    try:
+        for _ in range(30):
+            assert np.array_equal(load(server, cache)["w"], GENUINE)
+            assert np.array_equal(load(server, cache).load_into("host", max_in_flight=1 << 16)["w"], GENUINE)
+    finally:
+        ended.set()
+        thread.join()

@@ -159,7 +159,9 @@ def test_a_pickled_record_is_known_by_more_than_the_checksum_of_its_index(server
     lo, hi = header.index_offset, header.index_offset + header.index_size
     at = data.index(b"large", lo)
     data[at : at + 5] = b"lurge"
-    free = data.index(int(rec.info("large").digest).to_bytes(8, "little"), lo)
+    digest = rec.info("large").digest
+    assert digest is not None
+    free = data.index(digest.to_bytes(8, "little"), lo)
     data[free : free + 4] = matching(data, lo, hi, free, header.index_crc)
     (server.folder / "m.zcr").write_bytes(data)
     assert "lurge" in zcrecord.load_record(f"{server.url}/m.zcr"), "its CRC is right"
@@ -173,7 +175,8 @@ def matching(data: bytearray, lo: int, hi: int, free: int, wanted: int) -> bytes
     def crc(four: int) -> int:
         return zlib.crc32(bytes(data[lo:free]) + four.to_bytes(4, "little") + bytes(data[free + 4 : hi]))
 
-    base, basis = crc(0), {}
+    base = crc(0)
+    basis: dict[int, tuple[int, int]] = {}
     for bit in range(32):
         effect, chosen = crc(1 << bit) ^ base, 1 << bit
         while effect and (top := effect.bit_length()) in basis:

@@ -1,9 +1,10 @@
 """Who answers how to the same trick, as Markdown tables: `python -m tools.attacks`.
 
 The tricks are those of `tests/attacks/peers.py`: archives for zcrecord, files made alike for safetensors and numpy; and
-the models of `onnx_files.py` and `external.py`, the same file for zcrecord, `onnx.load` and the checker. A cell has the
-answer, the processor's seconds and the peak of memory; where a peer is asked in two ways, the worse one. It needs fork
-and Linux's /proc, as `attacks.running` does.
+the models of `onnx_files.py` and `external.py`, the same file for zcrecord, `onnx.load` and the checker; and those of
+the servers of `servers.py` that end by themselves, for zcrecord and fsspec's `cat_file`. A cell has the answer, the
+processor's seconds and the peak of memory; where a peer is asked in two ways, the worse one. It needs fork and Linux's
+/proc, as `attacks.running` does.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ COLUMNS: dict[str, dict[str, tuple[str, tuple[str, ...]]]] = {
         }
         for module in ("attacks.onnx_files", "attacks.external")
     },
+    "attacks.servers": {"zcrecord": ("zcrecord", ("load_record",)), "fsspec": ("fsspec", ("cat_file",))},
 }
 
 
@@ -58,7 +60,9 @@ def table(module: str) -> str:
         f"|---|{'---|' * len(columns)}",
     ]
     for trick in dict.fromkeys(answer.attack for answer in ours):
-        cells = (worst(a for a in found if a.attack == trick and a.door in doors) for _, doors in columns.values())
+        cells = [worst(a for a in found if a.attack == trick and a.door in doors) for _, doors in columns.values()]
+        if set(cells[1:]) == {"-"}:
+            continue  # nobody else was asked
         lines.append(f"| {trick} | {' | '.join(cells)} |")
     return "\n".join(lines)
 

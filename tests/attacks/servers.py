@@ -27,7 +27,7 @@ from attacks.doors import tell
 from zcrecord import SourceError
 from zcrecord.remote import place, web
 
-__all__ = ["ATTACKS", "DOORS", "HARMLESS", "LONGEST"]
+__all__ = ["ATTACKS", "DOORS", "HARMLESS", "LONGEST", "PEERS"]
 
 LATE, PATIENCE = 0.3, 8.0  # seconds in place of five minutes: where that is what ends it, and where it must not be
 LONGEST = 12.0
@@ -153,6 +153,17 @@ DOORS: dict[str, Door] = {
     "prefetch": opened(lambda record: record.prefetch()),
     "loader": opened(lambda record: record.load_into("host")),
 }
+
+
+def fetched(path: Path) -> Callable[[], object]:
+    """Ask fsspec for a range."""
+    import fsspec
+
+    url, fs = Server(path).url, fsspec.filesystem("http", skip_instance_cache=True)
+    return lambda: fs.cat_file(url, start=0, end=1 << 16)
+
+
+PEERS: dict[str, dict[str, Door]] = {"fsspec": {"cat_file": fetched}}
 LATER = frozenset({"view", "prefetch", "loader"})
 FIRST = frozenset(DOORS) - LATER
 EVERY = frozenset(DOORS)
@@ -174,11 +185,11 @@ HARMLESS = sent(b"")
 
 
 def inflating(window: int) -> bytes:
-    """Return 1.6 MB that inflate to 1.5 GiB: zlib's with that `wbits`; its checksum at the end is wrong."""
+    """Return 0.5 MB that inflate to 512 MiB: zlib's with that `wbits`; its checksum at the end is wrong."""
     packer = zlib.compressobj(9, zlib.DEFLATED, window)
     piece = bytes(1 << 20)
     first, again = (packer.compress(piece) + packer.flush(zlib.Z_FULL_FLUSH) for _ in range(2))
-    return first + again * 1535 + packer.flush()
+    return first + again * 511 + packer.flush()
 
 
 def reply(status: str, *headers: str, body: bytes = b"") -> bytes:
@@ -197,15 +208,16 @@ def encoded(what: str, *codings: str, status: tuple[str, ...] = PART, window: in
         body = inflating(window)
         return sent(reply(*status, *headers, f"Content-Length: {len(body)}", body=body))(folder)
 
-    return attack(f"1.5 GiB in 1.6 MB, {what}", "W1", make, "sends it encoded .*, though that was ruled out")
+    return attack(f"512 MiB in 0.5 MB, {what}", "W1", make, "sends it encoded .*, though that was ruled out", peer=True)
 
 
 def attack(
     name: str, rule: str, make: Callable[[Path], Path] | bytes, message: str, doors: frozenset[str] = EVERY,
-    *, more: bytes | None = None,
+    *, more: bytes | None = None, peer: bool = False,  # one that ends by itself: a peer's patience is what it is
 ) -> Attack:  # fmt: skip
     made = sent(make, more, "late" if rule == "W8" else "reply") if isinstance(make, bytes) else make
-    return Attack(name=name, rules=(rule,), make=made, error=SourceError, message=message, doors=doors)
+    peers = {"fsspec": made} if peer else None
+    return Attack(name=name, rules=(rule,), make=made, error=SourceError, message=message, doors=doors, peer=peers)
 
 
 WHOLE = ("200 OK", 'ETag: "1"')
@@ -225,20 +237,24 @@ ATTACKS: tuple[Attack, ...] = (
     encoded("identity and gzip in one header", "identity, gzip"),
     encoded("deflate behind identity", "identity", "deflate", window=15),
     encoded("of a whole file", "identity", "gzip", status=WHOLE),
-    attack("two lengths", "W2", reply(*WHOLE, "Content-Length: 9", "Content-Length: 70000"), TWICE.format("Content-Length"),
+    attack("two lengths", "W2", reply(*WHOLE, "Content-Length: 9", "Content-Length: 70000"),
+           TWICE.format("Content-Length"),
            more=ZEROS),
     attack("two ranges", "W2", reply(*PART, "Content-Range: bytes 0-1/2"), TWICE.format("Content-Range"), more=ZEROS),
     attack("two ETags", "W2", reply(*PART, 'ETag: "2"'), TWICE.format("ETag"), more=ZEROS),
     attack("two places to go on to", "W2", reply("302 Found", "Location: /a", "Location: /b"), TWICE.format("Location"),
            more=ZEROS),
     attack("no ranges, and no end", "W3", reply(*WHOLE), NO_RANGES, more=ZEROS),
-    attack("no ranges, in chunks without an end", "W3", reply(*CHUNKED), NO_RANGES, more=b"1000\r\n" + bytes(4096) + b"\r\n"),
+    attack("no ranges, in chunks without an end", "W3", reply(*CHUNKED), NO_RANGES,
+           more=b"1000\r\n" + bytes(4096) + b"\r\n"),
     attack("no ranges, and 9 GB", "W3", reply(*WHOLE, "Content-Length: 9000000000"), NO_RANGES, more=ZEROS),
     attack("no ranges, and more than its length", "W5", reply(*WHOLE, "Content-Length: 600"),
            f"not its magic|{UNREADABLE}", frozenset(), more=ZEROS),  # which of them depends on what comes together
     attack("an error without an end", "W3", reply("418 No"), "answered HTTP 418 and not 206", more=ZEROS),
     attack("busy without an end", "W3", reply("503 Busy"), "tried 5 times: HTTP 503", more=ZEROS),
-    attack("another range", "W4", reply("206 Part", "Content-Range: bytes 7-9/100"), "answered the range 'bytes 7-9/100'"),
+    attack("another range", "W4", reply("206 Part", "Content-Range: bytes 7-9/100"),
+           "answered the range 'bytes 7-9/100'",
+           peer=True),
     attack("a range in other digits", "W4", reply("206 Part", "Content-Range: bytes \u0660-\u0669/\u0661\u0660\u0660"),
            "answered the range '|HTTP status 400"),
     attack("a range of a file that has no size", "W4", reply("206 Part", "Content-Range: bytes 0-9/*"),
@@ -246,8 +262,10 @@ ATTACKS: tuple[Attack, ...] = (
     attack("a range without an end", "W5", reply(*PART), MORE, more=ZEROS),
     attack("a range in chunks without an end", "W5", reply(*PART, "Transfer-Encoding: chunked"), MORE,
            more=b"1000\r\n" + bytes(4096) + b"\r\n"),
-    attack("a range that ends", "W6", reply(*PART, "Content-Length: @LENGTH@", body=b"x"), "tried 5 times"),
-    attack("another version", "W7", reply("206 Part", "Content-Range: @RANGE@", 'ETag: "2"'), f"was replaced or changed|{MORE}",
+    attack("a range cut short", "W6", reply(*PART, "Content-Length: @LENGTH@", body=b"x"), "tried 5 times",
+           peer=True),
+    attack("another version", "W7", reply("206 Part", "Content-Range: @RANGE@", 'ETag: "2"'),
+           f"was replaced or changed|{MORE}",
            LATER, more=ZEROS),
     attack("nothing but the first byte", "W6", b"H", "tried 5 times: Server disconnected"),
     attack("nothing, for ever", "W8", b"H", TOO_LATE, more=b""),
@@ -256,9 +274,12 @@ ATTACKS: tuple[Attack, ...] = (
     attack("lengths of chunks for ever", "W3", reply(*CHUNKED, body=b"1;"), NO_RANGES, more=b"x" * 1000),
     attack("redirects in a circle", "W9", reply("302 Found", f"Location: /{NAME}", "Content-Length: 0"),
            "too many redirects"),
-    attack("a redirect to a file", "W9", reply("302 Found", "Location: file:///etc/passwd"), "is no http URL", more=ZEROS),
-    attack("a redirect without an end", "W9", reply("302 Found", f"Location: /{NAME}"), "too many redirects", more=ZEROS),
-    attack("headers without an end", "W10", b"HTTP/1.1 206 Partial\r\n", UNREADABLE, more=b"X: yyyyyyyyyyyy\r\n" * 1000),
+    attack("a redirect to a file", "W9", reply("302 Found", "Location: file:///etc/passwd"), "is no http URL",
+           more=ZEROS),
+    attack("a redirect without an end", "W9", reply("302 Found", f"Location: /{NAME}"), "too many redirects",
+           more=ZEROS),
+    attack("headers without an end", "W10", b"HTTP/1.1 206 Partial\r\n", UNREADABLE,
+           more=b"X: yyyyyyyyyyyy\r\n" * 1000),
     attack("a header without an end", "W10", b"HTTP/1.1 206 Partial\r\nX: ", UNREADABLE, more=b"y" * 10_000),
     attack("a length with a sign", "W10", reply(*WHOLE, "Content-Length: +600"), UNREADABLE, more=ZEROS),
     attack("a length and a coding for the way", "W10", reply(*CHUNKED, "Content-Length: 600"), UNREADABLE, more=ZEROS),
@@ -266,6 +287,7 @@ ATTACKS: tuple[Attack, ...] = (
            UNREADABLE, more=ZEROS),
     attack("cookies without an end", "W11", reply("302 Found", f"Location: /{NAME}", *COOKIES, "Content-Length: 0"),
            "more than 300 cookies|too many redirects"),  # newer releases of aiohttp keep fewer
-    attack("an exabyte", "W12", reply("206 Part", f"Content-Range: bytes 0-63/{1 << 60}"), "which no archive has", FIRST,
+    attack("an exabyte", "W12", reply("206 Part", f"Content-Range: bytes 0-63/{1 << 60}"), "which no archive has",
+           FIRST,
            more=ZEROS),
 )  # fmt: skip

@@ -54,9 +54,15 @@ def cache_at(folder: Any, url: str, options: Mapping[str, Any] | None = None) ->
     if root is None:
         return None
     archive = root / _short(identity(url, options or {}))
-    _ready(root.parent, named=True)
-    _ready(root)
-    _ready(archive)
+    for folder in (root.parent, root):
+        try:
+            _make(folder)
+            _check_ours(folder, named=folder != root)
+        except SourceError:
+            raise
+        except (OSError, ValueError) as error:
+            what = f"the cache's folder cannot be made: {getattr(error, 'strerror', None) or error}"
+            raise SourceError(what, path=str(folder), errno=getattr(error, "errno", None)) from error
     return Shelf(archive)
 
 
@@ -118,23 +124,34 @@ def _folder_of(folder: Any) -> Path | None:
 
 
 class Shelf:
-    """What is kept of one archive, by versions."""
+    """What is kept of one archive, by versions. Folders are made when something is put there."""
 
     def __init__(self, folder: Path) -> None:
+        """Take the archive's folder.
+
+        Raises:
+            SourceError: others may write to it.
+        """
+        with contextlib.suppress(FileNotFoundError):
+            _check_ours(folder)
         self._folder = folder
 
     def holds_any(self) -> bool:
         """Return whether there is anything, maybe of another version."""
-        return any(self._folder.iterdir())
+        try:
+            return any(self._folder.iterdir())
+        except OSError:  # there is no such folder
+            return False
 
     def version(self, size: int, tag: str) -> Cache:
         """Return what is kept of the version that its server tells by size and tag.
 
         Raises:
-            SourceError: the folder cannot be made, or is not this user's alone.
+            SourceError: others may write to its folder.
         """
         folder = self._folder / _short(f"{size} {tag}")
-        _ready(folder)
+        with contextlib.suppress(FileNotFoundError):
+            _check_ours(folder)
         return Cache(folder)
 
 
@@ -221,15 +238,22 @@ class Entry:
         if not self._fine:
             return
         try:
-            _make(self._path.parent)  # `trim_cache` may have been there
-            mode = "r+b" if self._made else "xb"  # "ab" would make it anew
-            with open(self._scratch, mode, buffering=0, opener=_private) as file:
+            try:
+                file = self._opened()
+            except FileNotFoundError:  # the first one, or `trim_cache` was there
+                _make(self._path.parent)
+                file = self._opened()
+            with file:
                 file.seek(0, os.SEEK_END)
                 self._made, done = True, 0
                 while done < len(octets):
                     done += file.write(octets[done:])
         except OSError:
             self.drop()
+
+    def _opened(self) -> Any:
+        mode = "r+b" if self._made else "xb"  # "ab" would make it anew
+        return open(self._scratch, mode, buffering=0, opener=_private)
 
     def keep(self) -> None:
         """Have the file be there."""
@@ -250,22 +274,6 @@ class Entry:
 
     def __del__(self) -> None:  # of loading that was given up
         self.drop()
-
-
-def _ready(folder: Path, *, named: bool = False) -> None:
-    """Have a folder be there, and be nobody else's.
-
-    Raises:
-        SourceError: it cannot be made, or others may write to it.
-    """
-    try:
-        _make(folder)
-        _check_ours(folder, named=named)
-    except SourceError:
-        raise
-    except (OSError, ValueError) as error:
-        what = f"the cache's folder cannot be made: {getattr(error, 'strerror', None) or error}"
-        raise SourceError(what, path=str(folder), errno=getattr(error, "errno", None)) from error
 
 
 def _make(folder: Path) -> None:

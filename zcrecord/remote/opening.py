@@ -98,11 +98,10 @@ class PickledSource(NamedTuple):
             IntegrityError: it is another archive by now.
         """
         record = open_url(self.url, verify=self.verify, cache=self.cache, options=self.options)
-        archive = None if isinstance(record, str) else record.archive
-        if archive is None or _sha256(_told(archive)) != self.seal:
+        if not isinstance(record, Record) or _sha256(_told(record.archive)) != self.seal:
             raise IntegrityError("is not the archive that was pickled; it was replaced since", path=redacted(self.url))
-        if archive.remote is not None:
-            archive.remote.pin(self.pins)
+        if record.archive.remote is not None:
+            record.archive.remote.pin(self.pins)
         return record
 
 
