@@ -149,6 +149,21 @@ def test_what_a_loader_was_given_once_is_not_given_to_it_otherwise_again(server:
         feed.readinto_at(info.offset, room)
 
 
+@pytest.mark.parametrize("how", ["fill_by", "stream", "pickled"])
+def test_a_hollow_record_is_filled_with_what_was_expected_of_the_one_it_is_of(server: Server, how: str) -> None:
+    url = f"{server.url}/m.zcr"
+    hollow = zcrecord.load_record(url, expect=local(server).content_digest()).hollow()
+    poison(server)
+    with pytest.raises(IntegrityError, match="its digest does not match|a payload's digest does not match"):
+        if how == "fill_by":
+            hollow.fill_by("host")
+        elif how == "stream":
+            with (server.folder / "m.zcr").open("rb") as file:
+                hollow.stream(file)
+        else:
+            pickle.loads(pickle.dumps(hollow)).fill_by("host", url)
+
+
 def test_a_pickled_record_is_known_by_more_than_the_checksum_of_its_index(server: Server) -> None:
     """A CRC of 32 bits is matched by whoever wants to."""
     rec = zcrecord.load_record(f"{server.url}/m.zcr")

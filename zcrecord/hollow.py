@@ -290,6 +290,8 @@ class HollowRecord:
         found = self._shell.within(record.archive)
         if found is None:
             raise FillError("is not the archive that the hollow record is of", path=record.path)
+        if found.remote is not None:
+            found.remote.pin(self._shell.pins)  # what a loader has on a device is not looked at afterwards
         return found
 
     # The end.
