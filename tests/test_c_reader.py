@@ -16,6 +16,7 @@ from typing import Any, get_args
 
 import numpy as np
 import pytest
+import windows
 from c_programs import agree, checkers
 from forge import VECTORS, Forge
 from malformed import Case, compact, plain, rich, saved
@@ -74,6 +75,11 @@ def test_agrees_on_archives_in_the_middle_of_other_bytes(built: list[Path]) -> N
     around = [bytes(n) for n in (0, 1, 7, 8, 63, 64, 1000)]
     questions = [Question(before + data + after, mode) for before in around for after in around for mode in EACH]
     assert agree(built, questions) == 1 + 2 * len(around)
+
+
+def test_agrees_on_archives_of_signed_programs(built: list[Path]) -> None:
+    questions = windows.questions()
+    assert 20 < agree(built, questions) < len(questions) // 10
 
 
 @pytest.mark.parametrize("level", LEVELS)

@@ -15,6 +15,7 @@ from typing import Any, get_args
 
 import numpy as np
 import pytest
+import windows
 import xxhash
 from forge import Forge, build_index
 from malformed import Case, compact, plain, rich, saved
@@ -61,6 +62,11 @@ def test_every_other_compiler_s_checker_gives_the_same_answers(checker: Path, tm
     expected = ask([checker], questions)
     for rustc in compilers()[1:]:
         assert ask([build(rustc, SOURCES / "checker.rs", tmp_path / "checker", *CHECKED)], questions) == expected
+
+
+def test_agrees_on_archives_of_signed_programs(checker: Path) -> None:
+    questions = windows.questions()
+    assert 20 < accepted(checker, questions) < len(questions) // 10
 
 
 @pytest.mark.needs("/usr/bin/rustc", "node", "wasm-ld-14")

@@ -14,6 +14,7 @@ from typing import get_args
 import numpy as np
 import pytest
 import records as r
+import windows
 import xxhash
 from attacks import broken, placed, tricks
 from malformed import compact, plain
@@ -57,6 +58,11 @@ def test_dump_is_the_package_s_word_for_word() -> None:
     done = subprocess.run([*CHECKER, "--dump"], input=question, capture_output=True, check=True)
     _, text = done.stdout.decode().split("\n", 1)
     assert text == dump(zcrecord.load_record(data)._archive) + "\n"
+
+
+def test_agrees_on_archives_of_signed_programs() -> None:
+    questions = windows.questions()
+    assert 20 < accepted(questions) < len(questions) // 10
 
 
 def test_agrees_on_truncations() -> None:

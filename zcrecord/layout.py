@@ -49,7 +49,8 @@ ATTACHED_ALIGNMENT = MAX_ALIGNMENT  # no system's pages, or what Windows maps by
 
 _HEADER = struct.Struct("<8sBBBBIQQQQQII")
 _ATTACHED = struct.Struct("<8sQQII")
-_U16 = struct.Struct("<H")
+_U16, _U32 = struct.Struct("<H"), struct.Struct("<I")
+_DIRECTORIES = {0x10B: 120, 0x20B: 136}  # from a Windows program's PE header to its data directories: 32 and 64 bits
 
 
 def u16_at(buffer: memoryview, offset: int) -> int:
@@ -207,12 +208,56 @@ def locate(source: memoryview, embedded: str | None) -> tuple[memoryview, Header
         if header.archive_size > size:
             raise FormatError(f"the archive has {header.archive_size} bytes, only {size} are there; it is truncated")
         source = source[: header.archive_size]
-    elif embedded == "suffix":
-        trailer = decode_header(bytes(source[size - HEADER_SIZE :]), "trailer")
-        if trailer is None or not 2 * HEADER_SIZE <= trailer.archive_size <= size:
-            raise FormatError(f"trailer: no archive of a size up to {size} ends here")
-        source = source[size - trailer.archive_size :]
-    return source, _sealed(source), (size - len(source) if embedded == "suffix" else 0)
+    start = 0
+    if embedded == "suffix":
+        end = unsigned_size(source)
+        trailer = decode_header(bytes(source[end - HEADER_SIZE : end]), "trailer") if end >= HEADER_SIZE else None
+        if trailer is None or not 2 * HEADER_SIZE <= trailer.archive_size <= end:
+            raise FormatError(f"trailer: no archive of a size up to {end} ends here")
+        start = end - trailer.archive_size
+        source = source[start:end]
+    return source, _sealed(source), start
+
+
+def certificate_table(program: memoryview) -> tuple[int, int] | None:
+    """Return offset and size of a Windows program's certificate table, as its headers say; None where they say nothing.
+
+    The table holds the program's Authenticode signatures. Neither number is checked against the file.
+
+    Source: Microsoft's PE format: the optional header's data directories, the fifth of which counts from the file's
+    start; the others count from the address that the program is loaded at.
+    """
+    size = len(program)
+    if size < 64 or program[:2] != b"MZ":
+        return None
+    header = _U32.unpack_from(program, 60)[0]
+    if size - header < 26 or program[header : header + 4] != b"PE\0\0":
+        return None
+    directories = header + _DIRECTORIES.get(u16_at(program, header + 24), size)
+    if size - directories < 40 or _U32.unpack_from(program, directories - 4)[0] < 5:
+        return None
+    at, nbytes = struct.unpack_from("<II", program, directories + 32)
+    return at, nbytes
+
+
+def unsigned_size(program: memoryview) -> int:
+    """Return where a file's bytes end that an attached archive is looked for at: before its signature, if it has one.
+
+    Of a Windows program whose certificate table is the end of the file, that is where the table starts, less the zeros
+    before it, at most 7, that a signer put there. Bytes in the table are covered by no signature, so no archive is
+    looked for there (R16).
+    """
+    size = len(program)
+    at, nbytes = certificate_table(program) or (size, 0)
+    if not nbytes or at + nbytes != size:
+        return size
+    for padding in range(min(8, at - 63)):
+        end = at - padding
+        if program[end - HEADER_SIZE : end - HEADER_SIZE + 8] == MAGIC:
+            return end
+        if program[end - 1]:
+            break
+    return at
 
 
 def ends_in_archive(source: memoryview) -> bool:
@@ -224,19 +269,22 @@ def ends_in_archive(source: memoryview) -> bool:
     size = len(source)
     if size < 2 * HEADER_SIZE or source[:8] == MAGIC:
         return False
+    end = unsigned_size(source)
     try:
-        trailer = decode_header(bytes(source[size - HEADER_SIZE :]), "trailer")
+        trailer = decode_header(bytes(source[end - HEADER_SIZE : end]), "trailer") if end >= HEADER_SIZE else None
     except VersionError:
         return True  # which is then said
     except RecordError:
         trailer = None
-    start = 0 if trailer is None else size - trailer.archive_size
+    start = 0 if trailer is None else end - trailer.archive_size
     if trailer is None or start <= 0 or source[start : start + 8] != MAGIC:
-        if (kind := _program(bytes(source[:HEADER_SIZE]))) is not None:
-            gone = "`strip` takes an attached one off, and bytes behind one hide it"
-            what = f"this is {kind} program with no archive at its end; {gone}; attach it with `zcrecord attach`"
-            raise FormatError(what)
-        return False
+        if (kind := _program(bytes(source[:HEADER_SIZE]))) is None:
+            return False
+        gone = "`strip` takes an attached one off, and bytes behind one hide it; attach it with `zcrecord attach`"
+        what = f"this is {kind} program with no archive at its end; {gone}"
+        if end < size:
+            what = f"this is {kind} program, signed, with no archive before its signature; attach it, then sign"
+        raise FormatError(what)
     if start % trailer.base_alignment:
         where = f"from offset {start}, which is no multiple of its base alignment {trailer.base_alignment}"
         what = f"not a zcrecord archive; one is at its end, but {where}"

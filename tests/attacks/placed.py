@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
+import windows
 from malformed import plain, saved
 
 import zcrecord
@@ -74,6 +76,8 @@ ATTACKS: tuple[Attack, ...] = (
            "", PREFIX | SUFFIX),
     attack("index of another", "R17", lambda: bytes(3) + crossed(), "its CRC|not a zcrecord|magic", SUFFIX,
            IntegrityError),
+    *(attack(f"signed program: {name}", "R16", partial(bytes, data), "magic|^trailer: no archive of a size", SUFFIX)
+      for name, data in windows.refused()),
 )  # fmt: skip
 
 

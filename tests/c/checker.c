@@ -280,6 +280,12 @@ static zcr_status examine(const unsigned char *data, size_t size, char mode, cha
     return ZCR_OK;
 }
 
+/* How far from an aligned address bytes are to start, for an archive at their end to lie aligned. */
+static size_t skipped(const unsigned char *data, size_t size, char mode)
+{
+    return mode == 's' ? (64 - zcr_unsigned_size(data, size) % 64) % 64 : 0;
+}
+
 /* The CRC of what `examine` found. */
 static uint32_t text_crc(void)
 {
@@ -302,14 +308,16 @@ int main(int argc, char **argv)
     while (fread(question, 1, sizeof question, stdin) == sizeof question) {
         const size_t size = (size_t)question[4] | (size_t)question[5] << 8 | (size_t)question[6] << 16 |
                             (size_t)question[7] << 24;
-        /* The archive at the end of its bytes is to lie aligned, so these may not. */
-        const size_t skip = question[0] == 's' ? (64 - size % 64) % 64 : 0;
         zcr_status status;
         void *block;
-        unsigned char *start;
+        unsigned char *start, *read = (unsigned char *)malloc(size + !size);
+        size_t skip;
+        if (!read || fread(read, 1, size, stdin) != size) return 2;
+        skip = skipped(read, size, (char)question[0]);
         if (posix_memalign(&block, 64, skip + size + !size)) return 3;
         start = (unsigned char *)block + skip;
-        if (fread(start, 1, size, stdin) != size) return 2;
+        memcpy(start, read, size);
+        free(read);
         ASAN_POISON_MEMORY_REGION(block, skip / 8 * 8);
         status = check(start, size, (char)question[0], (char)question[1], tell);
         ASAN_UNPOISON_MEMORY_REGION(block, skip / 8 * 8);

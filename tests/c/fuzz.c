@@ -37,7 +37,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     /* The CRC that ends a trailer is as good as a throw of dice, and the same whenever the input is. */
     const uint32_t dice = size < 4 ? 0 : load32(data + size - 4);
     const char mode = "wwwwwwps"[dice & 7], level = "oiffffff"[dice >> 3 & 7];
-    const size_t skip = mode == 's' ? (64 - size % 64) % 64 : 0; /* the archive at the end is to lie aligned */
+    const size_t skip = skipped(data, size, mode);
     zcr_status status;
     void *block;
     if (posix_memalign(&block, 64, skip + size + !size)) return 0;

@@ -22,6 +22,7 @@ from zcrecord.layout import (
     decode_attached,
     encode_attached,
     locate,
+    unsigned_size,
 )
 from zcrecord.loading import load_record
 from zcrecord.scratch import refusals
@@ -69,10 +70,14 @@ class DetachReport:
 
 
 class _Parts(NamedTuple):
-    """What a file is made of: the program's size, and where an attached archive starts, None without one."""
+    """What a file is made of: the program's size, and where an attached archive starts, None without one, and ends.
+
+    What follows the end is a signature.
+    """
 
     program: int
     archive: int | None
+    end: int
     noted: bool
 
 
@@ -90,8 +95,8 @@ def attach(
 
     The program is replaced in one step, or left as it was: it may be running, and a process that runs keeps the old
     file. Mode, owner and extended attributes stay; hard links of it keep the old file. An archive that was attached
-    before is replaced. `strip` first, since it would take the archive off again. A program that looks for data of its
-    own at its very end (of Nuitka's onefile mode, of `deno compile`) does not find it there any more.
+    before is replaced. `strip` first, since it would take the archive off again; sign a Windows program after. One that
+    looks for data of its own at its very end (Nuitka's onefile mode, `deno compile`) does not find it there any more.
 
     Args:
         program: the path of an executable, of any kind that bears bytes at its end: ELF, what PyInstaller makes.
@@ -126,6 +131,7 @@ def attach(
         weights = record.archive.buffer
         octets = map_file(path, least=0).octets
         parts = _parts(octets, path)
+        _check_unsigned(octets, parts, path)
         _check(octets[: parts.program], path, force)
         offset = align_up(parts.program + ATTACHED_SIZE, ATTACHED_ALIGNMENT)
         with open_sink(out, durable=durable, like=path) as sink:
@@ -133,7 +139,7 @@ def attach(
             copy.add(octets[: parts.program])
             copy.add(bytes(offset - ATTACHED_SIZE - parts.program) + encode_attached(parts.program))
             copy.add(weights)
-        replaced = None if parts.archive is None else len(octets) - parts.archive
+        replaced = None if parts.archive is None else parts.end - parts.archive
         return AttachReport(path, out, parts.program, len(weights), offset, replaced)
 
 
@@ -143,7 +149,9 @@ def detach(
     """Take an attached archive off a program, which is then, byte for byte, what it was before `attach`.
 
     The archive's bytes are those that were attached. They are not checked, so that a damaged one can be taken off. The
-    program is replaced in one step, as by `attach`, after `dest` was written.
+    program is replaced in one step, as by `attach`, after `dest` was written. Of one that was signed since, only a copy
+    of the archive is taken (`keep`): first the signature has to go, by the tool that made it, which leaves the
+    checksum in the program's headers as signing made it.
 
     Args:
         program: the path of a program with an archive attached.
@@ -153,8 +161,9 @@ def detach(
         durable: whether to wait until the files would survive power loss.
 
     Raises:
-        FormatError: no archive is attached. DestinationExistsError: `dest` exists and `force` was not given, or is the
-        program. SourceError: the file system refused.
+        FormatError: no archive is attached. UnsupportedError: the program was signed since, and `keep` was not given.
+        DestinationExistsError: `dest` exists and `force` was not given, or is the program. SourceError: the file system
+        refused.
 
     Example:
         >>> import shutil, sys, numpy as np, zcrecord
@@ -173,13 +182,15 @@ def detach(
     parts = _parts(octets, path)
     if parts.archive is None:
         raise FormatError("no archive is attached to this file", path=path)
+    if not keep:
+        _check_unsigned(octets, parts, path)
     if out is not None:
         with open_sink(out, durable=durable) as sink:
-            _Copy(sink, 0, None).add(octets[parts.archive :])
+            _Copy(sink, 0, None).add(octets[parts.archive : parts.end])
     if not keep:
         with open_sink(path, durable=durable, like=path) as sink:
             _Copy(sink, 0, None).add(octets[: parts.program])
-    return DetachReport(path, out, parts.program, len(octets) - parts.archive, parts.noted)
+    return DetachReport(path, out, parts.program, parts.end - parts.archive, parts.noted)
 
 
 def _same(out: str, path: str) -> bool:
@@ -197,17 +208,28 @@ def _parts(octets: memoryview, path: str) -> _Parts:
     Raises:
         UnsupportedError: it is an archive and nothing else. FormatError: what is attached does not hold together.
     """
-    size = len(octets)
+    size, end = len(octets), unsigned_size(octets)
     try:
-        if size < 2 * HEADER_SIZE or octets[size - HEADER_SIZE :][: len(MAGIC)] != MAGIC:
-            return _Parts(size, None, False)
+        if end < 2 * HEADER_SIZE or octets[end - HEADER_SIZE : end][: len(MAGIC)] != MAGIC:
+            return _Parts(size, None, size, False)
         _, _, start = locate(octets, "suffix")
         if not start:
             raise UnsupportedError("this is an archive, not a program with one attached")
         noted = decode_attached(octets[:start])
     except RecordError as error:
         raise error.located(path=path) from None
-    return _Parts(start if noted is None else noted, start, noted is not None)
+    return _Parts(start if noted is None else noted, start, end, noted is not None)
+
+
+def _check_unsigned(octets: memoryview, parts: _Parts, path: str) -> None:
+    """Raise if a program was signed with its archive attached: without it the signature would hold no more.
+
+    It is not taken off here: that is more than cutting bytes off, since the program's headers name it.
+    """
+    if parts.archive is not None and parts.end < len(octets):
+        off = "take the signature off first (`signtool remove /s`, `osslsigncode remove-signature`), and sign again after"
+        what = f"it was signed with its archive attached, and the signature would no longer hold; {off}"
+        raise UnsupportedError(f"{what}; detach with keep=True (--keep) copies the archive alone", path=path)
 
 
 def _check(program: memoryview, path: str, force: bool) -> None:

@@ -1,9 +1,11 @@
 """What a program's file shows of whether it bears an archive behind it: scripts, zip files, signatures.
 
-Knows just enough of ELF's neighbours to find a signature; what it says, a person reads. Nothing of archives.
+Knows just enough of Mach-O to find a signature, `layout` of Windows programs; what it says, a person reads.
 """
 
 from __future__ import annotations
+
+from zcrecord.layout import certificate_table
 
 __all__ = ["objection"]
 
@@ -11,7 +13,6 @@ _ZIP_END = b"PK\x05\x06"
 _ZIP_END_SIZE, _ZIP_COMMENT = 22, 65535  # bytes of a zip's last entry, and of the comment that may follow it
 _MACHO_SIGNATURE = 0x1D  # LC_CODE_SIGNATURE
 _MOST_SLICES = 32  # of a universal program; what starts as one with more is a Java class
-_SECURITY = 4  # the number of the certificate table among PE's data directories
 
 
 def objection(program: memoryview) -> str | None:
@@ -25,7 +26,7 @@ def objection(program: memoryview) -> str | None:
         return "it is a script, whose interpreter would read on into the archive; leave the archive beside it"
     if _is_zip(program):
         return "it ends in a zip's directory (a zipapp?), which has to be last; put the archive into the zip, stored"
-    if _is_signed_pe(program):
+    if (table := certificate_table(program)) is not None and table[1]:
         return "it has an Authenticode signature, which would no longer hold; attach first, then sign"
     if _is_signed_macho(program):
         return "it has a code signature, which would no longer hold; take it off, attach, and sign it again"
@@ -46,15 +47,6 @@ def _is_zip(program: memoryview) -> bool:
             return True
         at = tail.rfind(_ZIP_END, 0, at)
     return False
-
-
-def _is_signed_pe(program: memoryview) -> bool:
-    header = _number(program, 0x3C)
-    if bytes(program[:2]) != b"MZ" or bytes(program[header : header + 4]) != b"PE\0\0":
-        return False
-    optional = header + 24
-    directories = optional + (112 if _number(program, optional, 2) == 0x20B else 96)
-    return _number(program, directories - 4) > _SECURITY and _number(program, directories + 8 * _SECURITY + 4) > 0
 
 
 def _is_signed_macho(program: memoryview) -> bool:

@@ -481,8 +481,57 @@ static inline zcr_status zcr_open_prefix(zcr_archive *a, const void *data, size_
     return zcr_open(a, data, most);
 }
 
-/* Opens the archive at the end of `size` bytes (R16), as one that was appended to an executable. The size is needed:
- * of ZCR_ANY_SIZE, or any other that goes round memory, nothing is read, and the status is 16. */
+/* Returns 32 bits that may lie at any address. */
+ZCR_FUNCTION uint32_t zcr_load_any(const unsigned char *p)
+{
+    return p[0] | (uint32_t)p[1] << 8 | (uint32_t)p[2] << 16 | (uint32_t)p[3] << 24;
+}
+
+/* Returns where the bytes of a file end that may end in an archive (R16): of a signed Windows program where its
+ * certificate table starts, which is the end of the file, less up to 7 zeros before it; otherwise its size. */
+ZCR_FUNCTION size_t zcr_unsigned_size(const unsigned char *file, size_t size)
+{
+    const unsigned char *p = file;
+    size_t left = size, end;
+    uint32_t at, kind, more;
+    unsigned zeros;
+    if (left < 64 || p[0] != 'M' || p[1] != 'Z') {
+        return size;
+    }
+    at = zcr_load_any(p + 60);
+    if (at > left) {
+        return size;
+    }
+    p += (size_t)at;
+    left -= (size_t)at;
+    if (left < 160 || zcr_load_any(p) != 0x4550) { /* "PE", 0, 0 */
+        return size;
+    }
+    kind = zcr_load_any(p + 24) & 0xFFFF;
+    more = kind == 0x20B ? 16 : 0; /* what the headers of 64 bits have more than those of 32 */
+    if ((kind != 0x10B && kind != 0x20B) || left < 160 + more || zcr_load_any(p + 116 + more) < 5) {
+        return size;
+    }
+    at = zcr_load_any(p + 152 + more);
+    kind = zcr_load_any(p + 156 + more); /* the table's bytes */
+    if (!kind || at > size || size - at != kind) {
+        return size;
+    }
+    end = (size_t)at;
+    for (zeros = 0; zeros < 8 && end >= 64; zeros++, end--) {
+        if (zcr_load_any(file + (end - 64)) == 0x52435A89u && zcr_load_any(file + (end - 60)) == 0x0A1A0A0Du) {
+            return end;
+        }
+        if (file[end - 1]) {
+            break;
+        }
+    }
+    return (size_t)at;
+}
+
+/* Opens the archive at the end of `size` bytes (R16), as one that was appended to an executable; before the signature
+ * of a Windows program that was signed after. The size is needed: of ZCR_ANY_SIZE, or any other that goes round memory,
+ * nothing is read, and the status is 16. */
 ZCR_FUNCTION zcr_status zcr_open_suffix(zcr_archive *a, const void *data, size_t size)
 {
     const unsigned char *end;
@@ -491,6 +540,10 @@ ZCR_FUNCTION zcr_status zcr_open_suffix(zcr_archive *a, const void *data, size_t
         return 1;
     }
     if ((uintptr_t)data + size < size) {
+        return 16;
+    }
+    size = zcr_unsigned_size((const unsigned char *)data, size);
+    if (size < 128) {
         return 16;
     }
     end = (const unsigned char *)data + size;

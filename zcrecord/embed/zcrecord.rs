@@ -346,6 +346,34 @@ fn sealed(data: &[u8]) -> Result<Header, Error> {
     Ok(trailer)
 }
 
+/// Where a signed Windows program's certificate table starts, if that table is the end of `data`.
+fn certificate_table(data: &[u8]) -> Option<u64> {
+    let header = u64::from(u32_at(data, 60)?);
+    let marks = (take(data, 0) == Some(b"MZ"), take(data, header) == Some(b"PE\0\0"));
+    let directories = match (marks, u16_at(data, header.wrapping_add(24))?) {
+        ((true, true), 0x10B) => header.wrapping_add(120),
+        ((true, true), 0x20B) => header.wrapping_add(136),
+        _ => return None,
+    };
+    let count = u32_at(data, directories.wrapping_sub(4))?;
+    let table = take::<40>(data, directories)?;
+    let (start, size) = (u64::from(field32(table, 32)), u64::from(field32(table, 36)));
+    Some(start).filter(|_| count >= 5 && size != 0 && start.wrapping_add(size) == size_of(data))
+}
+
+/// Where the bytes end at whose end an archive may be: before a certificate table, and up to 7 zeros before that (R16).
+fn unsigned_size(data: &[u8]) -> u64 {
+    let table = match certificate_table(data) {
+        None => return size_of(data),
+        Some(table) => table,
+    };
+    let padded = (0..8).map_while(|zeros| table.checked_sub(zeros)).find(|&end| {
+        let zeros = part(data, end, table.wrapping_sub(end)).map_or(false, is_zero);
+        zeros && end.checked_sub(HEADER).map_or(false, |at| take(data, at) == Some(&MAGIC))
+    });
+    padded.unwrap_or(table)
+}
+
 // The index
 
 /// An opened archive: where its vectors lie in the bytes it was opened on. Small enough to copy.
@@ -453,11 +481,12 @@ impl<'a> Archive<'a> {
         Archive::open(part(data, 0, header.archive_size).ok_or(Error::ArchiveSize)?)
     }
 
-    /// Opens the archive at the end of `data`: one that was appended to an executable, for example.
+    /// Opens the archive at the end of `data`: one that was appended to an executable, for example; before the signature
+    /// of a Windows program that was signed after.
     pub fn open_suffix(data: &'a [u8]) -> Result<Archive<'a>, Error> {
-        let size = size_of(data);
-        ensure(size >= 2 * HEADER, Error::TooShort)?;
-        let trailer = size.checked_sub(HEADER).and_then(|at| take(data, at)).ok_or(Error::TooShort)?;
+        ensure(size_of(data) >= 2 * HEADER, Error::TooShort)?;
+        let size = unsigned_size(data);
+        let trailer = size.checked_sub(HEADER).and_then(|at| take(data, at)).ok_or(Error::Suffix)?;
         let trailer = Header::read(trailer)?.ok_or(Error::Suffix)?;
         let start = size.checked_sub(trailer.archive_size).ok_or(Error::Suffix)?;
         Archive::open(part(data, start, trailer.archive_size).ok_or(Error::Suffix)?)
