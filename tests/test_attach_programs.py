@@ -13,7 +13,7 @@ import pytest
 import records as r
 
 import zcrecord
-from zcrecord import FormatError
+from zcrecord import FormatError, UnsupportedError
 from zcrecord.embed.attaching import attach, detach
 
 HERE = Path(__file__).parent / "attached"
@@ -154,3 +154,77 @@ def test_frozen_python_program_maps_its_own_weights(name: str, frozen: Path, arc
     assert facts["sum"] == 15
     detach(program, durable=False)
     assert program.read_bytes() == before
+
+
+@pytest.fixture(scope="module")
+def windows_program(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    """The program of own_weights_windows.c."""
+    path = tmp_path_factory.mktemp("windows") / "app.exe"
+    command = ["x86_64-w64-mingw32-gcc", *WARNINGS, f"-I{HEADERS}", "-o", path, HERE / "own_weights_windows.c"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return path.read_bytes()
+
+
+@pytest.fixture(scope="module")
+def key(tmp_path_factory: pytest.TempPathFactory) -> list[str | Path]:
+    """A key for signing code, as osslsigncode's options."""
+    folder = tmp_path_factory.mktemp("key")
+    made = ["req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=test", "-addext", "extendedKeyUsage=codeSigning"]
+    subprocess.run(["openssl", *made, "-keyout", "key.pem", "-out", "cert.pem"], cwd=folder, check=True, capture_output=True)
+    return ["-certs", folder / "cert.pem", "-key", folder / "key.pem"]
+
+
+@pytest.fixture(scope="module")
+def wine(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """What the environment of wine is, which makes itself a home of its own."""
+    return {**os.environ, "WINEDEBUG": "-all", "WINEPREFIX": str(tmp_path_factory.mktemp("wine"))}
+
+
+def osslsigncode(*arguments: str | Path) -> str:
+    done = subprocess.run(["osslsigncode", *arguments], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.mark.needs("x86_64-w64-mingw32-gcc", "openssl", "osslsigncode")
+def test_signed_windows_program_bears_an_archive_that_the_signature_covers(
+    windows_program: bytes, key: list[str | Path], archive: Path, tmp_path: Path
+) -> None:
+    app, signed, unsigned = tmp_path / "app.exe", tmp_path / "signed.exe", tmp_path / "unsigned.exe"
+    app.write_bytes(windows_program)
+    attach(app, archive)
+    osslsigncode("sign", *key, "-in", app, "-out", signed)
+    assert "Signature verification: ok" in osslsigncode("verify", "-CAfile", key[1], "-in", signed)
+    r.assert_same(zcrecord.load_record(signed, verify="full").tree(), TREE)
+    detach(signed, tmp_path / "again.zcr", keep=True)
+    assert (tmp_path / "again.zcr").read_bytes() == archive.read_bytes()
+    with pytest.raises(UnsupportedError, match="take the signature off first"):
+        detach(signed)
+    osslsigncode("remove-signature", "-in", signed, "-out", unsigned)
+    assert detach(unsigned).exact
+    found = unsigned.read_bytes()
+    checksum = int.from_bytes(found[60:64], "little") + 24 + 64  # of the optional header, which signing set
+    assert found[:checksum] == windows_program[:checksum]
+    assert found[checksum + 4 :] == windows_program[checksum + 4 :]
+
+
+@pytest.mark.needs("x86_64-w64-mingw32-gcc", "openssl", "osslsigncode", "wine")
+def test_signed_windows_program_runs_and_maps_its_own_weights(
+    windows_program: bytes, key: list[str | Path], wine: dict[str, str], archive: Path, tmp_path: Path
+) -> None:
+    app, signed = tmp_path / "app.exe", tmp_path / "signed.exe"
+    app.write_bytes(windows_program)
+
+    def ran(program: Path, *arguments: str) -> tuple[int, str]:
+        command = ["wine", program, *arguments]
+        done = subprocess.run(command, env=wine, capture_output=True, text=True, check=False, timeout=300)
+        return done.returncode, done.stdout.replace("\r\n", "\n")
+
+    assert ran(app) == (0, "ready\n")
+    assert ran(app, "weight")[0] == 2
+    attach(app, archive)
+    assert ran(app, "weight") == (0, PRINTED)
+    osslsigncode("sign", *key, "-in", app, "-out", signed)
+    assert ran(signed) == (0, "ready\n")
+    assert ran(signed, "weight") == (0, PRINTED)
