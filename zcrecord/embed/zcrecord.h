@@ -66,6 +66,10 @@
 #if defined(__GNUC__) || defined(__clang__)
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wold-style-cast" /* C has no others */
+#pragma GCC diagnostic ignored "-Wzero-as-null-pointer-constant" /* some systems' NULL */
+#if !defined(__clang__)
+#pragma GCC diagnostic ignored "-Wuseless-cast" /* with a size_t or unsigned of another width it is of use */
+#endif
 #endif
 extern "C" {
 #endif
