@@ -1,7 +1,7 @@
 """Tensors as symbols: an assembler file that takes each one's bytes from the archive, in a section of its own.
 
-For GNU as and clang, as C's preprocessor hands it on: ELF of any 32- or 64-bit machine, Mach-O, COFF. How a program
-declares the symbols is left to `c`; constants for assembler programs are here.
+For GNU as and clang, as C's preprocessor hands it on: ELF, Mach-O, COFF, WebAssembly. How a program declares the symbols
+is left to `c`; constants for assembler programs are here.
 """
 
 from __future__ import annotations
@@ -19,8 +19,19 @@ __all__ = ["equates", "files", "footer", "macros", "packed_file", "placed", "sec
 
 _NAME = re.compile(r"[A-Za-z._$][A-Za-z0-9._$-]{0,100}")
 
+ENDIAN = """\
+#if defined(__BYTE_ORDER__) && defined(__ORDER_LITTLE_ENDIAN__) && __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
+#error "the archive is little-endian and used as it lies"
+#endif
+"""
+
 _MACROS = """\
-#if defined(__APPLE__) || (defined(_WIN32) && defined(__i386__))
+#if defined(_WIN32) || defined(__CYGWIN__) || defined(__UEFI__)
+#define {upper}_COFF 1
+#elif !defined(__ELF__) && !defined(__APPLE__) && !defined(__wasm__)
+#error "no sections are known for this target; what any C compiler takes is: zcrecord embed --lang c --blob string"
+#endif
+#if defined(__APPLE__) || (defined({upper}_COFF) && defined(__i386__))
 #define {upper}_UNDERSCORE 1 /* C's names have one before them */
 #endif
 
@@ -33,6 +44,9 @@ _\\name:
 .globl \\name
 #if defined(__ELF__)
 .type \\name, %object
+.size \\name, \\nbytes
+#elif defined(__wasm__)
+.type \\name, @object
 .size \\name, \\nbytes
 #endif
 \\name:
@@ -48,6 +62,9 @@ _\\name:
 #if defined(__ELF__)
 .type \\name, %object
 .size \\name, \\nbytes
+#elif defined(__wasm__)
+.type \\name, @object
+.size \\name, \\nbytes
 #endif
 .set \\name, \\base + \\offset
 #endif
@@ -55,35 +72,45 @@ _\\name:
 """
 
 _SECTION = """\
-.macro zcr_section name, number, log2
+.macro zcr_section name, log2
 #if defined(__ELF__)
 .section {elf}
 #elif defined(__APPLE__)
 .section {macho}
+#elif defined(__wasm__)
+.section {wasm}
 #else
 .section {coff}
 #endif
-#if defined(__ELF__) || defined(__APPLE__)
-.p2align \\log2
-#else
+#if defined({upper}_COFF)
 .if \\log2 > 13 /* COFF knows no more than 8192 */
 .p2align 13
 .else
 .p2align \\log2
 .endif
+#else
+.p2align \\log2
 #endif
 .endm
 """
 
-_CHECK = """\
-#if defined(__ELF__) /* no part of what is linked: it only tells whether {upper} has the size it had */
-.section .zcr_check.{stem}, "e", %progbits
-.L{name}_end:
-.incbin {upper}, {last}
-.if . - .L{name}_end - 1
-.error "{upper} is not the file that this one was generated from: generate it again"
+_CONSTANT = """
+.macro {macro} name, skip, nbytes, log2
+zcr_section \\name, \\log2
+zcr_symbol \\name, \\nbytes
+.incbin {file}, \\skip, \\nbytes
+.endm
+
+/* The last bytes of {file}: read up to its end, so that another size is noticed. */
+.macro {macro}_last name, skip, nbytes, log2
+zcr_section \\name, \\log2
+zcr_symbol \\name, \\nbytes
+1:
+.incbin {file}, \\skip
+.if . - 1b - \\nbytes
+.error "{file} is not the file that this one was generated from: generate it again"
 .endif
-#endif
+.endm
 """
 
 _NOTES = """\
@@ -109,7 +136,7 @@ def files(plan: Plan, directory: str, *, section: str | None = None) -> dict[str
         directory: where the files will lie; the archive is found from there.
         section: an ELF or COFF section for all symbols; one that ends in a dot gets each identifier added to it.
             `.rodata.` by default, which every linker script keeps in flash. One that a script does not name is left
-            out, or copied to RAM. One without a dot at its end needs binutils 2.35 or clang.
+            out, or copied to RAM.
 
     Raises:
         UnsupportedError: no section can have that name.
@@ -136,14 +163,12 @@ def source(plan: Plan, directory: str, section: str | None) -> Iterator[bytes]:
     yield head(plan, _about(plan, section)).encode()
     yield macros(plan, directory, section).encode()
     if plan.packed_size:
-        yield f'#ifndef {upper}_PACKED\n#define {upper}_PACKED "{stem}_packed.bin"\n#endif\n'.encode()
-        name, last = f"{stem}_packed", plan.packed_size - 1
-        yield _CHECK.format(name=name, stem=stem, upper=name.upper(), last=last).encode()
-        yield _constant_macro("zcr_packed", f"{upper}_PACKED").encode()
+        yield f'\n#ifndef {upper}_PACKED\n#define {upper}_PACKED "{stem}_packed.bin"\n#endif\n'.encode()
+        yield _CONSTANT.format(macro="zcr_packed", file=f"{upper}_PACKED").encode()
     yield placed(f"{stem}_check", plan.archive_size - 8, 8, 4).encode()
-    for number, c in enumerate(plan.constants, 1):
+    for c in plan.constants:
         if c.nbytes:
-            yield f"\n/* {told(c)} */\n{_symbol(c, number)}".encode()
+            yield f"\n/* {told(c)} */\n{_symbol(c, plan.packed_size)}".encode()
     yield footer().encode()
 
 
@@ -157,26 +182,18 @@ def _about(plan: Plan, section: str | None) -> list[str]:
     ]
 
 
-def _constant_macro(name: str, file: str) -> str:
-    return f"""
-.macro {name} name, number, skip, nbytes, log2
-zcr_section \\name, \\number, \\log2
-zcr_symbol \\name, \\nbytes
-.incbin {file}, \\skip, \\nbytes
-.endm
-"""
-
-
-def _symbol(c: Constant, number: int) -> str:
+def _symbol(c: Constant, packed_size: int) -> str:
     if c.base is not None:
         return f"zcr_shared {c.identifier}, {c.base}, {c.base_offset}, {c.nbytes}\n"
-    macro = "zcr_packed" if c.place == "packed" else "zcr_constant"
-    return f"{macro} {c.identifier}, {number}, {c.offset}, {c.nbytes}, {c.alignment.bit_length() - 1}\n"
+    macro = "zcr_constant"
+    if c.place == "packed":
+        macro = "zcr_packed" if c.offset + c.nbytes < packed_size else "zcr_packed_last"
+    return f"{macro} {c.identifier}, {c.offset}, {c.nbytes}, {c.alignment.bit_length() - 1}\n"
 
 
-def placed(name: str, offset: int, nbytes: int, alignment: int, number: int = 0) -> str:
-    """Return a symbol over bytes of the archive."""
-    return f"\nzcr_constant {name}, {number}, {offset}, {nbytes}, {alignment.bit_length() - 1}\n"
+def placed(name: str, offset: int, nbytes: int, alignment: int) -> str:
+    """Return a symbol over the archive's last bytes, by which its size is checked."""
+    return f"\nzcr_constant_last {name}, {offset}, {nbytes}, {alignment.bit_length() - 1}\n"
 
 
 def footer() -> str:
@@ -185,19 +202,20 @@ def footer() -> str:
 
 
 def macros(plan: Plan, directory: str, section: str | None) -> str:
-    """Return the archive's path, a check of its size, and the macros that define symbols."""
+    """Return the archive's path, and the macros that define symbols."""
     upper = plan.stem.upper()
     path = literal(path_between(directory, plan.archive).encode(errors="surrogateescape"))
     found = f"\n#ifndef {upper}_ZCR\n#define {upper}_ZCR {path}\n#endif\n\n"
-    check = _CHECK.format(name=f"{plan.stem}_zcr", stem=plan.stem, upper=f"{upper}_ZCR", last=plan.archive_size - 1)
-    defined = _MACROS.format(upper=upper, macro=_SECTION.format(**sections(section)))
-    return found + check + "\n" + defined + _constant_macro("zcr_constant", f"{upper}_ZCR")
+    macro = _SECTION.format(upper=upper, **sections(section))
+    defined = _MACROS.format(upper=upper, macro=macro)
+    return f"\n{ENDIAN}{found}{defined}" + _CONSTANT.format(macro="zcr_constant", file=f"{upper}_ZCR")
 
 
 def sections(section: str | None) -> dict[str, str]:
-    """Return what follows `.section` in each object format, for a symbol `\\name` numbered `\\number`.
+    """Return what follows `.section` in each object format, for a symbol `\\name`.
 
-    Sections of one name stay apart by their numbers, so that a linker can drop what is not used.
+    ELF sections of one name stay apart by groups of one each, so that a linker can drop what is not used. (`unique` would
+    do the same, but in binutils 2.35 and later alone.)
 
     Raises:
         UnsupportedError: no section can have that name.
@@ -206,11 +224,11 @@ def sections(section: str | None) -> dict[str, str]:
     if not _NAME.fullmatch(given):
         what = "a section's name is letters, digits, '.', '_', '$' and '-', and starts with none of the digits"
         raise UnsupportedError(f"section '{printable(given)}': {what}")
-    elf, coff = f'{given}, "a", %progbits, unique, \\number', given
+    elf, coff = f'{given}, "aG", %progbits, \\name', given
     if given.endswith("."):
         elf, coff = f'{given}\\name, "a", %progbits', f"{given}\\name"
     coff = ".rdata$\\name" if section is None else coff
-    return {"elf": elf, "macho": "__TEXT,__const", "coff": f'{coff}, "dr"'}
+    return {"elf": elf, "macho": "__TEXT,__const", "wasm": '.rodata.\\name, "", @', "coff": f'{coff}, "dr"'}
 
 
 def equates(plan: Plan, *, offsets: bool = False) -> Iterator[bytes]:

@@ -14,7 +14,7 @@ from zcrecord.layout import align_up
 from zcrecord.pieces import Reader
 
 from .assembly import equates, footer, macros, placed, sections
-from .c import NOT_TELLING, Language, aligned, assertions, declared, dimensions, forms
+from .c import NOT_TELLING, Language, aligned, assertions, declared, dimensions, forms, in_other_memory, included
 from .planning import Constant, Plan, check_places
 from .wording import head, path_between, told
 
@@ -33,7 +33,7 @@ _HEADER = """\
 
 #include <stddef.h>
 #include <stdint.h>
-
+{included}
 {aligned}
 #ifndef {upper}_EXTENSION
 #if defined(__GNUC__) || defined(__clang__)
@@ -135,13 +135,14 @@ def files(
     """
     name = f"{plan.stem}_blob"
     check_places(plan)
+    header = _header(plan, form, in_other_memory(section))
     if form == "incbin":
-        rest = {f"{name}.inc": equates(plan, offsets=True)} if language == "asm" else {f"{name}.h": _header(plan, form)}
+        rest = {f"{name}.inc": equates(plan, offsets=True)} if language == "asm" else {f"{name}.h": header}
         return {f"{name}.S": _assembler(plan, directory, section), **rest}
     if language == "asm":
         raise UnsupportedError(f"a blob by '{form}' is C; for an assembler there is 'incbin'")
     sections(section)  # for its refusal
-    return {f"{name}.c": _source(plan, directory, form, section), f"{name}.h": _header(plan, form)}
+    return {f"{name}.c": _source(plan, directory, form, section), f"{name}.h": header}
 
 
 def _assembler(plan: Plan, directory: str, section: str | None) -> Iterator[bytes]:
@@ -152,7 +153,7 @@ def _assembler(plan: Plan, directory: str, section: str | None) -> Iterator[byte
     yield footer().encode()
 
 
-def _header(plan: Plan, form: Form) -> Iterator[bytes]:
+def _header(plan: Plan, form: Form, flash: bool) -> Iterator[bytes]:
     stem, size = plan.stem, plan.archive_size
     names = dict(zip(plan.constants, plan.local, strict=True))
     strings = form == "string"
@@ -167,7 +168,8 @@ def _header(plan: Plan, form: Form) -> Iterator[bytes]:
         first=f"    struct {stem}_blob_pieces pieces;\n" if strings else "",
         nbytes=size,
         alignment=plan.base_alignment,
-        current=_current(plan),
+        included=included(flash),
+        current=_current(plan, flash),
     ).encode()
     for number, (c, name) in enumerate(names.items()):
         upper = c.identifier.upper()
@@ -179,11 +181,12 @@ def _header(plan: Plan, form: Form) -> Iterator[bytes]:
     yield f"\n#ifdef __cplusplus\n}}\n#endif\n\n#endif /* {stem.upper()}_BLOB_H */\n".encode()
 
 
-def _current(plan: Plan) -> str:
+def _current(plan: Plan, flash: bool) -> str:
     if not plan.telling:
         return NOT_TELLING
     last = plan.index_crc.to_bytes(4, "little") + plan.header_crc.to_bytes(4, "little")
-    found = " &&\n        ".join(" && ".join(f"last[{i}] == {last[i]}" for i in half) for half in _HALVES)
+    byte = "pgm_read_byte(last + {})" if flash else "last[{}]"
+    found = " &&\n        ".join(" && ".join(f"{byte.format(i)} == {last[i]}" for i in half) for half in _HALVES)
     return _CURRENT.format(stem=plan.stem, last=plan.archive_size - 8, bytes=found)
 
 

@@ -9,11 +9,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from math import prod
 from typing import Literal
 
-from .assembly import packed_file, source
+from .assembly import ENDIAN, packed_file, source
 from .planning import Constant, Plan
 from .wording import head, told
 
-__all__ = ["NOT_TELLING", "Language", "aligned", "assertions", "declared", "dimensions", "files", "forms", "numbers"]
+__all__ = ["NOT_TELLING", "Language", "aligned", "assertions", "declared", "dimensions", "files", "forms", "in_other_memory", "included", "numbers"]
 
 Language = Literal["c", "cpp"]
 
@@ -45,12 +45,6 @@ _ALIGNED = """\
 #endif
 """
 
-_ENDIAN = """\
-#if defined(__BYTE_ORDER__) && defined(__ORDER_LITTLE_ENDIAN__) && __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
-#error "the archive is little-endian and used as it lies"
-#endif
-"""
-
 NOT_TELLING = """\
 /* The archive was saved without digests, so nothing short tells whether it is still the same. */
 """
@@ -62,10 +56,14 @@ extern {upper}_ALIGNED(4) const {word} {stem}_check[2];
 /* Whether the archive is the one that this header was generated from; costs nothing where it is not called. */
 static inline int {stem}_is_current(void)
 {{
-    return {stem}_check[0] == 0x{index_crc:08x}UL && {stem}_check[1] == 0x{header_crc:08x}UL;
+    return {first} == 0x{index_crc:08x}UL && {second} == 0x{header_crc:08x}UL;
 }}
 """
 
+
+_PROGMEM = """\
+#include <avr/pgmspace.h> /* the section is no part of the memory that a pointer reads */
+"""
 
 _INLINE = """\
 #if defined(__cpp_inline_variables)
@@ -91,8 +89,15 @@ def files(
         >>> "const float model_w[2][3];" in header and "#define MODEL_W_SHAPE {2, 3}" in header
         True
     """
-    header = {f"{plan.stem}.h": _header(plan)} if language == "c" else {f"{plan.stem}.hpp": _cpp_header(plan)}
+    flash = in_other_memory(section)
+    name, made = (".h", _header(plan, flash)) if language == "c" else (".hpp", _cpp_header(plan, flash))
+    header = {plan.stem + name: made}
     return {f"{plan.stem}.S": source(plan, directory, section), **header, **packed_file(plan)}
+
+
+def in_other_memory(section: str | None) -> bool:
+    """Return whether a section lies where pointers do not read: AVR's program memory, which has an address space of its own."""
+    return section is not None and section.startswith(".progmem")
 
 
 def declared(c: Constant, name: str, prefix: str = "") -> str:
@@ -142,7 +147,7 @@ def dimensions(c: Constant) -> str:
 
 def aligned(stem: str) -> str:
     """Return the macro that aligns a declaration, and the refusal of big-endian machines."""
-    return _ENDIAN + "\n" + _ALIGNED.format(upper=stem.upper())
+    return ENDIAN + "\n" + _ALIGNED.format(upper=stem.upper())
 
 
 def assertions(plan: Plan) -> str:
@@ -156,12 +161,13 @@ def assertions(plan: Plan) -> str:
     )
 
 
-def _header(plan: Plan) -> Iterator[bytes]:
+def _header(plan: Plan, flash: bool) -> Iterator[bytes]:
     """Yield the C header, which C++ takes too."""
     upper = plan.stem.upper()
     yield head(plan, _about(plan, "h")).encode()
-    yield f"#ifndef {upper}_H\n#define {upper}_H\n\n#include <stdint.h>\n\n{aligned(plan.stem)}\n".encode()
-    yield f'#ifdef __cplusplus\nextern "C" {{\n#endif\n\n{assertions(plan)}\n{_current(plan, "")}'.encode()
+    yield f"#ifndef {upper}_H\n#define {upper}_H\n\n#include <stdint.h>\n".encode()
+    yield f"{included(flash)}\n{aligned(plan.stem)}\n".encode()
+    yield f'#ifdef __cplusplus\nextern "C" {{\n#endif\n\n{assertions(plan)}\n{_current(plan, "", flash)}'.encode()
     for c in plan.constants:
         yield f"\n/* {told(c)} */\n{_extern(plan, c)}{dimensions(c)}".encode()
     yield f"\n#ifdef __cplusplus\n}}\n#endif\n\n#endif /* {upper}_H */\n".encode()
@@ -173,10 +179,16 @@ def _extern(plan: Plan, c: Constant, prefix: str = "") -> str:
     return f"extern {plan.stem.upper()}_ALIGNED({c.alignment}) const {declared(c, c.identifier, prefix)};\n"
 
 
-def _current(plan: Plan, prefix: str) -> str:
+def included(flash: bool) -> str:
+    """Return what a header includes to read constants of another memory."""
+    return _PROGMEM if flash else ""
+
+
+def _current(plan: Plan, prefix: str, flash: bool) -> str:
     if not plan.telling:
         return NOT_TELLING
-    values = {"index_crc": plan.index_crc, "header_crc": plan.header_crc}
+    words = [f"pgm_read_dword(&{plan.stem}_check[{i}])" if flash else f"{plan.stem}_check[{i}]" for i in range(2)]
+    values = {"index_crc": plan.index_crc, "header_crc": plan.header_crc, "first": words[0], "second": words[1]}
     return _CURRENT.format(upper=plan.stem.upper(), stem=plan.stem, word=f"{prefix}uint32_t", **values)
 
 
@@ -195,13 +207,13 @@ def _about(plan: Plan, suffix: str) -> list[str]:
     ]
 
 
-def _cpp_header(plan: Plan) -> Iterator[bytes]:
+def _cpp_header(plan: Plan, flash: bool) -> Iterator[bytes]:
     """Yield the C++ header: the same symbols in a namespace, which spares them the prefix."""
     upper, space = plan.stem.upper(), plan.stem
     yield head(plan, [*_about(plan, "hpp"), f"Names are in namespace {space}."]).encode()
-    yield f"#ifndef {upper}_HPP\n#define {upper}_HPP\n\n#include <cstddef>\n#include <cstdint>\n\n".encode()
-    yield f"{aligned(plan.stem)}\n{_INLINE.format(upper=upper)}\nnamespace {space} {{\n\n".encode()
-    yield f'extern "C" {{\n{_current(plan, "std::")}}}\n\n{assertions(plan)}'.encode()
+    yield f"#ifndef {upper}_HPP\n#define {upper}_HPP\n\n#include <cstddef>\n#include <cstdint>\n".encode()
+    yield f"{included(flash)}\n{aligned(plan.stem)}\n{_INLINE.format(upper=upper)}\nnamespace {space} {{\n\n".encode()
+    yield f'extern "C" {{\n{_current(plan, "std::", flash)}}}\n\n{assertions(plan)}'.encode()
     for c, name in zip(plan.constants, plan.local, strict=True):
         yield f"\n/* {told(c)} */\n".encode()
         if c.nbytes:

@@ -66,8 +66,12 @@ _ARCHIVE = """
 pub static {upper}_ARCHIVE: &[u8] = &ZCR__BLOB.0;
 """
 
-_ELF = 'not(any(target_vendor = "apple", windows))'
+_ELF = 'not(any(target_vendor = "apple", windows, target_family = "wasm"))'
 _COFF = (r".if \log2 > 13", ".p2align 13", ".else", r".p2align \log2", ".endif")  # no alignment past 8192
+_NO_WASM = """\
+#[cfg(target_family = "wasm")]
+compile_error!("WebAssembly has no assembler here: generate this module again, without --assembly");
+"""
 _TARGETS = {  # to what begins a section, and whether names have an underscore before them
     _ELF: ("elf", (r".p2align \log2",), ""),
     'target_vendor = "apple"': ("macho", (r".p2align \log2",), "_"),
@@ -184,6 +188,7 @@ def _assembled(plan: Plan, directory: str, where: dict[str, str]) -> Iterator[st
         macros = "".join(f'    r##"{line}"##,\n' for line in _macros(where[form], aligned, mark, elf=cfg == _ELF))
         end = '$($line,)* ".purgem zcr_at", ".purgem zcr_set", ".text", options(raw)'
         yield f"#[cfg({cfg})]\ncore::arch::global_asm!(\n{macros}    {end}\n);\n"
+    yield _NO_WASM
     yield "    };\n}\n\n// The first line changes with the archive, for incremental builds to see it.\n"
     yield f'symbols! {{\n    r##".set .Lzcr_{_fingerprint(plan):016x}, 0"##\n'
     for line in _lines(plan, directory):
@@ -201,7 +206,7 @@ def _assembled(plan: Plan, directory: str, where: dict[str, str]) -> Iterator[st
 def _macros(section: str, aligned: Iterable[str], mark: str, *, elf: bool) -> list[str]:
     """Return the assembler's macros that start a symbol, and that name a part of one."""
     hidden = [r".hidden \name", r".type \name, %object", r".size \name, \nbytes"] if elf else []
-    out = [".macro zcr_at name, number, log2, nbytes", f".section {section}", *aligned]
+    out = [".macro zcr_at name, log2, nbytes", f".section {section}", *aligned]
     out += [rf".globl {mark}\name", *hidden, rf"{mark}\name:", ".endm"]
     out += [".macro zcr_set name, base, offset, nbytes", rf".globl {mark}\name", *hidden]
     return [*out, rf".set {mark}\name, {mark}\base + \offset", ".endm"]
@@ -211,11 +216,11 @@ def _lines(plan: Plan, directory: str) -> Iterator[str]:
     """Yield a symbol for each tensor, its bytes taken from a file by its absolute path."""
     places = {"archive": plan.archive, "packed": os.path.join(directory, f"{plan.stem}_packed.bin")}
     paths = {place: literal(os.path.realpath(path).encode(errors="surrogateescape")) for place, path in places.items()}
-    for number, c in enumerate(plan.constants, 1):
+    for c in plan.constants:
         if c.base is not None:
             yield f"zcr_set {c.identifier}, {c.base}, {c.base_offset}, {c.nbytes}"
         elif c.nbytes:
-            yield f"zcr_at {c.identifier}, {number}, {c.alignment.bit_length() - 1}, {c.nbytes}"
+            yield f"zcr_at {c.identifier}, {c.alignment.bit_length() - 1}, {c.nbytes}"
             yield f".incbin {paths[c.place or '']}, {c.offset}, {c.nbytes}"
 
 
@@ -241,7 +246,7 @@ def _link_section(section: str | None, stem: str) -> str:
     if section is None:
         return ""
     name = f"{section}{stem}" if section.endswith(".") else section
-    return f'#[cfg_attr(not(any(target_vendor = "apple", windows)), link_section = "{name}")]\n'
+    return f'#[cfg_attr({_ELF}, link_section = "{name}")]\n'
 
 
 def _declared(c: Constant, name: str, value: str) -> str:
