@@ -10,7 +10,7 @@ import subprocess
 from functools import lru_cache
 from pathlib import Path
 
-__all__ = ["READER", "SOURCES", "build", "compile_rust", "compilers"]
+__all__ = ["READER", "SOURCES", "build", "compile_rust", "compilers", "editions"]
 
 SOURCES = Path(__file__).parent / "rust"
 READER = Path(__file__).parents[1] / "zcrecord" / "embed" / "zcrecord.rs"
@@ -26,6 +26,16 @@ def compilers() -> list[str]:
             version = subprocess.run([command, "--version"], capture_output=True, text=True).stdout
             found.setdefault(version, command)
     return list(found.values())
+
+
+def editions(rustc: str) -> list[str]:
+    """Return the editions that a compiler takes, from 2018 on."""
+
+    def takes(edition: str) -> bool:
+        command = [rustc, "--edition", edition, "--print", "cfg", "-"]
+        return subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True).returncode == 0
+
+    return list(filter(takes, ("2018", "2021", "2024")))
 
 
 def compile_rust(

@@ -170,8 +170,20 @@ def windows_program(tmp_path_factory: pytest.TempPathFactory) -> bytes:
 def key(tmp_path_factory: pytest.TempPathFactory) -> list[str | Path]:
     """A key for signing code, as osslsigncode's options."""
     folder = tmp_path_factory.mktemp("key")
-    made = ["req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=test", "-addext", "extendedKeyUsage=codeSigning"]
-    subprocess.run(["openssl", *made, "-keyout", "key.pem", "-out", "cert.pem"], cwd=folder, check=True, capture_output=True)
+    made = [
+        "req",
+        "-x509",
+        "-newkey",
+        "rsa:2048",
+        "-nodes",
+        "-subj",
+        "/CN=test",
+        "-addext",
+        "extendedKeyUsage=codeSigning",
+    ]
+    subprocess.run(
+        ["openssl", *made, "-keyout", "key.pem", "-out", "cert.pem"], cwd=folder, check=True, capture_output=True
+    )
     return ["-certs", folder / "cert.pem", "-key", folder / "key.pem"]
 
 

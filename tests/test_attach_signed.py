@@ -64,7 +64,7 @@ def test_archive_is_found_before_the_signature(name: str) -> None:
 @pytest.mark.parametrize("name", REFUSED)
 def test_nothing_else_is_taken_for_an_archive(name: str) -> None:
     """R16."""
-    with pytest.raises(FormatError, match="magic|^trailer: no archive of a size up to|too few"):
+    with pytest.raises(FormatError, match=r"magic|^trailer: no archive of a size up to|too few"):
         zcrecord.load_record(REFUSED[name], embedded="suffix")
 
 
@@ -110,11 +110,13 @@ def test_signed_program_without_an_archive_is_told_what_comes_first(archive: Pat
     app = tmp_path / "app.exe"
     app.write_bytes(windows.program())
     sign(app)
-    with pytest.raises(FormatError, match=r"a Windows program, signed, with no archive before its signature; attach it"):
+    with pytest.raises(
+        FormatError, match=r"a Windows program, signed, with no archive before its signature; attach it"
+    ):
         zcrecord.load_record(app)
     with pytest.raises(FormatError, match="no archive is attached to this file"):
         detach(app)
-    with pytest.raises(UnsupportedError, match="has an Authenticode signature, .*; attach first, then sign"):
+    with pytest.raises(UnsupportedError, match=r"has an Authenticode signature, .*; attach first, then sign"):
         attach(app, archive)
 
 

@@ -198,46 +198,6 @@ def test_tied_and_equal_and_view_symbols_keep_what_they_are_part_of(generated: G
     assert kept == {f"every_thing_layer_{name}" for name in names}
 
 
-@pytest.mark.parametrize("target", [
-    "aarch64-linux-gnu", "riscv64-unknown-elf", "riscv32-unknown-elf", "armv7m-none-eabi", "i686-linux-gnu",
-    "mipsel-linux-gnu", "powerpc64le-linux-gnu",
-])  # fmt: skip
-def test_other_machines_symbols_lie_where_they_should(generated: Generated, target: str) -> None:
-    g = generated
-    for folder, each in (("gen", next(p for p in g.plans if p.stem == "every_thing")), ("bare", g.bare)):
-        out = g.folder / f"{target}.o"
-        command: list[str | Path] = ["clang-19", "-target", target, f"-I{g.folder}/{folder}", "-c", "-o", out]
-        e.quiet(*command, g.folder / folder / f"{each.stem}.S")
-        found, sections = e.symbols(out), e.section_flags(out)
-        for k in each.constants:
-            if k.nbytes:
-                assert (found[k.identifier].size, found[k.identifier].value) == (k.nbytes, k.base_offset)
-                name, flags, alignment = sections[found[k.identifier].section]
-                assert (name, flags) == (f".rodata.{k.base or k.identifier}", "A")
-                assert alignment >= k.alignment
-        source = g.folder / "freestanding.c"
-        reads = "".join(
-            f"    sink = *(const volatile unsigned char *)&{k.identifier};\n" for k in each.constants if k.nbytes
-        )
-        source.write_text(TINY.format(header=f"{each.stem}.h", reads=reads))
-        e.quiet(*command, "-ffreestanding", *e.WARNINGS, source)
-
-
-@pytest.mark.parametrize("target, underscore", [
-    ("arm64-apple-macos", True), ("x86_64-apple-macos", True), ("x86_64-pc-windows-gnu", False),
-    ("i686-pc-windows-gnu", True),
-])  # fmt: skip
-def test_other_object_formats_are_assembled(generated: Generated, target: str, underscore: bool) -> None:
-    g = generated
-    out = g.folder / f"{target}.o"
-    e.quiet("clang-19", "-target", target, f"-I{g.folder}/gen", "-c", g.folder / "gen/every_thing.S", "-o", out)
-    data = out.read_bytes()
-    for name in ("every_thing_layer_f64", "every_thing_layer_tied", "every_thing_check"):
-        assert name.encode() + b"\0" in data
-        assert (b"_" + name.encode() + b"\0" in data) == underscore
-    assert np.linspace(-1, 1, 7).tobytes() in data
-
-
 BTI = ["-target", "aarch64-linux-gnu", "-mbranch-protection=standard"]
 
 
@@ -263,7 +223,7 @@ def test_section_is_the_one_that_is_asked_for(tmp_path: Path, section: str | Non
     held = [found[name].section for name in ("m_a", "m_b")]
     assert {sections[number][0] for number in held} == names
     assert len(set(held)) == 2, "one section for both: no linker could drop one alone"
-    assert {sections[number][1] for number in held} == {"A"}
+    assert {sections[number][1].removesuffix("G") for number in held} == {"A"}  # each in a group, or by its name
 
 
 @pytest.mark.parametrize("section", ["", "a b", '.x,"aw"', "1", ".x\n.data", "é", "x" * 200])
@@ -349,22 +309,6 @@ def test_header_of_another_archive_is_noticed(tmp_path: Path) -> None:
         (tmp_path / "m.h").write_bytes(files[value])
         out = e.compiled(["gcc"], tmp_path / "main", [main, tmp_path / "m.S"], f"-I{tmp_path}")
         assert subprocess.run([out]).returncode == current
-
-
-@pytest.mark.parametrize("change", ["longer", "shorter"])
-@pytest.mark.parametrize("compiler", ["gcc", "clang-19"])
-def test_archive_of_another_size_is_refused_while_it_is_assembled(tmp_path: Path, compiler: str, change: str) -> None:
-    zcrecord.save_record({"a": np.ones(3), "t": np.ones((3, 4)).T}, tmp_path / "m.zcr")
-    write(c.files(plan(tmp_path / "m.zcr"), str(tmp_path)), tmp_path)
-    command = [compiler, f"-I{tmp_path}", "-c", str(tmp_path / "m.S"), "-o", str(tmp_path / "m.o")]
-    e.quiet(*command)
-    for name in ("m.zcr", "m_packed.bin"):
-        data = (tmp_path / name).read_bytes()
-        (tmp_path / name).write_bytes(data + b"\0" if change == "longer" else data[:-1])
-        done = subprocess.run(command, capture_output=True, text=True)
-        macro = name.partition(".")[0].upper() if "packed" in name else "M_ZCR"
-        assert done.returncode != 0 and f"{macro} is not the file that this one was generated from" in done.stderr
-        (tmp_path / name).write_bytes(data)
 
 
 def test_assembler_programs_have_equates(generated: Generated) -> None:

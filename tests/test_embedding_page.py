@@ -16,16 +16,17 @@ from pathlib import Path
 import command_line as c
 import pytest
 
+import zcrecord
+
 PAGE = (c.ROOT / "docs" / "embedding.md").read_text(encoding="utf-8")
 BLOCK = re.compile(r"^```(\w+)(?: (\S+))?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
-pytestmark = [
-    pytest.mark.skipif(os.name != "posix", reason="platform: the page's commands are those of a POSIX shell"),
-    pytest.mark.needs("gcc", "rustc", "cc"),
-]
+pytestmark = pytest.mark.skipif(os.name != "posix", reason="platform: the page's commands are those of a POSIX shell")
 
 
-def test_programs_of_the_page_build_and_run_as_it_shows_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder that the page works in: the model, the page's files, and the commands of the package on PATH."""
     shutil.copy(c.DIGITS, tmp_path / "digits.onnx")
     scripts = tmp_path / "bin"
     scripts.mkdir()
@@ -35,15 +36,41 @@ def test_programs_of_the_page_build_and_run_as_it_shows_them(tmp_path: Path, mon
         (scripts / name).chmod(0o755)
     monkeypatch.setenv("PATH", str(scripts), prepend=os.pathsep)
     monkeypatch.setenv("PYTHONPATH", str(c.ROOT), prepend=os.pathsep)
-    told = []
-    for language, name, text in BLOCK.findall(PAGE):
+    for _, name, text in BLOCK.findall(PAGE):
         if name:
             (tmp_path / name).write_text(text)
-        elif language == "sh":
-            done = subprocess.run(["sh", "-e"], input=text, cwd=tmp_path, capture_output=True, text=True)
-            assert done.returncode == 0, text + done.stdout + done.stderr
-            assert not done.stderr, f"{text}: {done.stderr}"
-            told.append(done.stdout)
+    return tmp_path
+
+
+def run(script: str, folder: Path) -> str:
+    """Run commands of the page, which have to succeed and to complain of nothing; return what they print."""
+    done = subprocess.run(["sh", "-e"], input=script, cwd=folder, capture_output=True, text=True)
+    assert done.returncode == 0, script + done.stdout + done.stderr
+    assert not done.stderr, f"{script}: {done.stderr}"
+    return done.stdout
+
+
+@pytest.mark.needs("gcc", "rustc", "cc")
+def test_programs_of_the_page_build_and_run_as_it_shows_them(folder: Path) -> None:
+    told = [run(text, folder) for language, name, text in BLOCK.findall(PAGE) if language == "sh" and not name]
     runs = [text for text in told if "10 x 32" in text or "[10, 32]" in text]
     assert len(runs) == 4, told
     assert "classifier.weight float32" in runs[2]
+
+
+@pytest.mark.needs("avr-gcc", "simavr")
+def test_avr_program_reads_its_own_flash(folder: Path) -> None:
+    run("onnx2zc digits.onnx digits.zcr --quiet", folder)
+    done = subprocess.run(["sh", "-e", "avr.sh"], cwd=folder, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    bias = zcrecord.load_record(folder / "digits.zcr")["classifier.bias"]
+    assert f"{bias.sum():.4f}, current" in done.stdout + done.stderr
+
+
+@pytest.mark.needs("avr-gcc")
+def test_avr_program_has_no_weight_in_its_ram(folder: Path) -> None:
+    run("onnx2zc digits.onnx digits.zcr --quiet", folder)
+    build = "".join(line for line in (folder / "avr.sh").read_text().splitlines(keepends=True) if "simavr" not in line)
+    run(build, folder)
+    sizes = run("avr-size avr.elf", folder).splitlines()[1].split()
+    assert int(sizes[1]) + int(sizes[2]) < 64  # .data and .bss; the tensor has 40 bytes, the strings are the program's

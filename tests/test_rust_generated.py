@@ -19,7 +19,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 from embedded import archives, own_bytes
-from rust_programs import READER, SOURCES, build, compile_rust, compilers
+from rust_programs import READER, SOURCES, build, compile_rust, compilers, editions
 
 import zcrecord
 from zcrecord import UnsupportedError
@@ -187,12 +187,28 @@ fn main() {
 
 
 @FORM
-def test_goes_into_a_crate_without_std(tmp_path: Path, assembly: bool) -> None:
-    zcrecord.save_record({"w": np.arange(4, dtype=np.float32)}, tmp_path / "model.zcr")
-    generate(plan(tmp_path / "model.zcr"), tmp_path, assembly=assembly)
+@pytest.mark.parametrize("section", [None, ".weights."])
+def test_goes_into_a_crate_without_std_of_any_edition(tmp_path: Path, assembly: bool, section: str | None) -> None:
+    turned = np.arange(4, dtype=np.float32).reshape(2, 2).T
+    zcrecord.save_record({"w": np.arange(4, dtype=np.float32), "t": turned}, tmp_path / "model.zcr")
+    generate(plan(tmp_path / "model.zcr"), tmp_path, assembly=assembly, section=section)
     (tmp_path / "lib.rs").write_text("#![no_std]\npub mod model;\n")
-    for rustc, edition in product(compilers(), ("2018", "2021")):
+    tried = [(rustc, edition) for rustc in compilers() for edition in editions(rustc)]
+    assert {edition for _, edition in tried} >= {"2018", "2021"}
+    for rustc, edition in tried:
         build(rustc, tmp_path / "lib.rs", tmp_path / "lib.rlib", "--crate-type", "rlib", edition=edition)
+
+
+@pytest.mark.needs("/usr/bin/rustc", "wasm-ld-14")
+def test_assembly_is_refused_for_webassembly_with_what_works(tmp_path: Path) -> None:
+    zcrecord.save_record({"w": np.arange(4, dtype=np.float32)}, tmp_path / "model.zcr")
+    (tmp_path / "lib.rs").write_text("#![no_std]\npub mod model;\n")
+    flags = ("--crate-type", "rlib", "--target", "wasm32-wasi")
+    for assembly in (True, False):
+        generate(plan(tmp_path / "model.zcr"), tmp_path, assembly=assembly, section=".weights")
+        done = compile_rust("/usr/bin/rustc", tmp_path / "lib.rs", tmp_path / "lib.rlib", *flags)
+        assert (done.returncode != 0) == assembly
+        assert ("generate this module again, without --assembly" in done.stderr) == assembly
 
 
 @FORM
@@ -274,12 +290,15 @@ def test_refuses_alignment_that_places_in_the_archive_do_not_have(tmp_path: Path
 
 @pytest.mark.needs("cargo")
 @pytest.mark.parametrize(("assembly", "digest"), [(False, "xxh3"), (True, "xxh3"), (True, None)])
-def test_cargo_builds_what_the_archive_holds(tmp_path: Path, assembly: bool, digest: str | None) -> None:
+@pytest.mark.parametrize("edition", editions("rustc") if shutil.which("rustc") else ["2021"])
+def test_cargo_builds_what_the_archive_holds(tmp_path: Path, edition: str, assembly: bool, digest: str | None) -> None:
     """The recipe: build.rs makes the module again whenever the archive changes, and only then.
 
     A build of cargo's dev profile is incremental, and does not see what an assembler reads.
     """
     shutil.copytree(ROOT / "tools" / "recipes" / "cargo", tmp_path, dirs_exist_ok=True)
+    manifest = tmp_path / "Cargo.toml"
+    manifest.write_text(manifest.read_text().replace('edition = "2021"', f'edition = "{edition}"'))
     if assembly:
         script = tmp_path / "build.rs"
         script.write_text(script.read_text().replace('"--quiet"', '"--quiet", "--assembly"'))

@@ -20,7 +20,7 @@ import xxhash
 from forge import Forge, build_index
 from malformed import Case, compact, plain, rich, saved
 from readers import Level, Mode, Question, ask, disagreements, dump
-from rust_programs import READER, SOURCES, build, compilers
+from rust_programs import READER, SOURCES, build, compilers, editions
 from test_c_reader import SMALL, catalogue, golden, mixed
 from test_malformed_cost import ARCHIVES, BIG, large, strings, tensors
 from test_malformed_fuzz import regions, resealed, variants, with_crc
@@ -305,8 +305,9 @@ def test_digests_of_every_size_are_xxh3(checker: Path) -> None:
     assert done.stdout.decode().split() == [xxhash.xxh3_64_hexdigest(data[:size]) for size in sizes]
 
 
-@COMPILER
-@pytest.mark.parametrize("edition", ["2018", "2021"])
+@pytest.mark.parametrize(
+    ("rustc", "edition"), [(rustc, edition) for rustc in compilers() for edition in editions(rustc)]
+)
 def test_compiles_without_a_warning_as_a_crate_and_as_a_private_module(
     rustc: str, edition: str, tmp_path: Path
 ) -> None:
@@ -316,11 +317,33 @@ def test_compiles_without_a_warning_as_a_crate_and_as_a_private_module(
     build(rustc, host, tmp_path / "host", edition=edition)
 
 
+@pytest.mark.parametrize("rustc", compilers())
+def test_one_line_makes_its_error_one_of_std(rustc: str, tmp_path: Path) -> None:
+    """The line is the guide's, and the file's own."""
+    guide = (READER.parents[2] / "docs" / "embedding.md").read_text()
+    (line,) = {line for line in guide.splitlines() if line.startswith("impl ") and "error::Error" in line}
+    assert f"//! {line}" in READER.read_text()
+    host = tmp_path / "host.rs"
+    host.write_text(f"""#[path = "{READER}"]
+mod zcrecord;
+{line}
+fn opened() -> Result<u32, Box<dyn std::error::Error + Send + Sync>> {{
+    Ok(zcrecord::Archive::open(&[])?.tensor_count())
+}}
+fn main() {{
+    println!("{{}}", opened().unwrap_err());
+}}
+""")
+    done = subprocess.run([build(rustc, host, tmp_path / "host")], capture_output=True, text=True, check=True)
+    assert done.stdout == "R1: too few bytes for an archive; the source is truncated\n"
+
+
 def test_has_no_unsafe_code_and_lets_none_in() -> None:
     text = READER.read_text()
     assert text.startswith("// SPDX-License-Identifier: 0BSD\n")
     assert "#![forbid(unsafe_code)]" in text
-    assert "unsafe {" not in text and "std::" not in text
+    code = "".join(line for line in text.splitlines(keepends=True) if not line.startswith("//"))
+    assert "unsafe {" not in code and "std::" not in code and len(code) > len(text) // 2
 
 
 def link_bare(rustc: str, folder: Path, *flags: str) -> subprocess.CompletedProcess[str]:

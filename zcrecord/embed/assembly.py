@@ -1,7 +1,7 @@
 """Tensors as symbols: an assembler file that takes each one's bytes from the archive, in a section of its own.
 
-For GNU as and clang, as C's preprocessor hands it on: ELF, Mach-O, COFF, WebAssembly. How a program declares the symbols
-is left to `c`; constants for assembler programs are here.
+For GNU as and clang, as C's preprocessor hands it on: ELF, Mach-O, COFF, WebAssembly. How a program declares the
+symbols is left to `c`; constants for assembler programs are here.
 """
 
 from __future__ import annotations
@@ -214,8 +214,8 @@ def macros(plan: Plan, directory: str, section: str | None) -> str:
 def sections(section: str | None) -> dict[str, str]:
     """Return what follows `.section` in each object format, for a symbol `\\name`.
 
-    ELF sections of one name stay apart by groups of one each, so that a linker can drop what is not used. (`unique` would
-    do the same, but in binutils 2.35 and later alone.)
+    ELF sections of one name stay apart by groups of one each, so that a linker can drop what is not used. (`unique`
+    would do the same, but in binutils 2.35 and later alone.)
 
     Raises:
         UnsupportedError: no section can have that name.

@@ -227,7 +227,9 @@ def _check_unsigned(octets: memoryview, parts: _Parts, path: str) -> None:
     It is not taken off here: that is more than cutting bytes off, since the program's headers name it.
     """
     if parts.archive is not None and parts.end < len(octets):
-        off = "take the signature off first (`signtool remove /s`, `osslsigncode remove-signature`), and sign again after"
+        off = (
+            "take the signature off first (`signtool remove /s`, `osslsigncode remove-signature`), and sign again after"
+        )
         what = f"it was signed with its archive attached, and the signature would no longer hold; {off}"
         raise UnsupportedError(f"{what}; detach with keep=True (--keep) copies the archive alone", path=path)
 

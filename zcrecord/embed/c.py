@@ -13,7 +13,19 @@ from .assembly import ENDIAN, packed_file, source
 from .planning import Constant, Plan
 from .wording import head, told
 
-__all__ = ["NOT_TELLING", "Language", "aligned", "assertions", "declared", "dimensions", "files", "forms", "in_other_memory", "included", "numbers"]
+__all__ = [
+    "NOT_TELLING",
+    "Language",
+    "aligned",
+    "assertions",
+    "declared",
+    "dimensions",
+    "files",
+    "forms",
+    "in_other_memory",
+    "included",
+    "numbers",
+]
 
 Language = Literal["c", "cpp"]
 
@@ -96,7 +108,7 @@ def files(
 
 
 def in_other_memory(section: str | None) -> bool:
-    """Return whether a section lies where pointers do not read: AVR's program memory, which has an address space of its own."""
+    """Return whether a section is AVR's program memory, an address space that pointers do not read."""
     return section is not None and section.startswith(".progmem")
 
 

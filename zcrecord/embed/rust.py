@@ -58,12 +58,21 @@ const _: () = assert!(
 _BLOB = """
 #[repr(C, align({alignment}))]
 struct {kind}([u8; {nbytes}]);
-{section}static {name}: {kind} = {kind}(*{const});
+{static}
 """
 
 _ARCHIVE = """
 /// All bytes of the archive, as `zcrecord::Archive::open` takes them.
 pub static {upper}_ARCHIVE: &[u8] = &ZCR__BLOB.0;
+"""
+
+# Edition 2024 wants an `unsafe` that compilers before it do not know. In it alone `_` is an expression to a macro.
+_BY_EDITION = """
+#[allow(unused_macros)]
+macro_rules! {name} {{
+    ($edition_2024:expr, $($item:tt)*) => {{ {new} }};
+    (_, $($item:tt)*) => {{ {old} }};
+}}
 """
 
 _ELF = 'not(any(target_vendor = "apple", windows, target_family = "wasm"))'
@@ -134,7 +143,7 @@ def _about(plan: Plan, assembly: bool) -> list[str]:
         "or, where build.rs generates it,",
         f'   mod {plan.stem} {{ include!(concat!(env!("OUT_DIR"), "/{plan.stem}.rs")); }}',
         "In a crate that forbids unsafe code this module has to be a crate of its own: bytes become arrays here, which"
-        " is sound for numbers, whose every pattern of bits is one." + (" Editions 2018 and 2021." if assembly else ""),
+        " is sound for numbers, whose every pattern of bits is one.",
         *_forms(plan),
     ]
 
@@ -164,15 +173,18 @@ def _included(plan: Plan, directory: str, section: str | None) -> Iterator[str]:
     """Yield the form with one static for the archive, and one for what was put into C order."""
     upper = plan.stem.upper()
     alignment = max([plan.base_alignment, *(c.alignment for c in plan.constants)])
-    sizes = {"alignment": alignment, "section": _link_section(section, plan.stem)}
+    wrapped = "{}" if section is None else "zcr_static! {{ _, {} }}"
     yield _file(plan, directory)
-    yield _BLOB.format(const="ZCR__FILE", kind="Blob", name="ZCR__BLOB", nbytes=plan.archive_size, **sizes)
+    if section is not None:
+        yield _link_section(section, plan.stem)
+    static = wrapped.format("static ZCR__BLOB: Blob = Blob(*ZCR__FILE);")
+    yield _BLOB.format(kind="Blob", nbytes=plan.archive_size, static=static, alignment=alignment)
     yield _ARCHIVE.format(upper=upper)
     if plan.packed_size:
         path = _string(f"{plan.stem}_packed.bin")
         yield _FILE.format(const="ZCR__PACKED_FILE", nbytes=plan.packed_size, path=path)
-        names = {"const": "ZCR__PACKED_FILE", "kind": "Packed", "name": "ZCR__PACKED"}
-        yield _BLOB.format(nbytes=plan.packed_size, **names, **sizes)
+        static = wrapped.format("static ZCR__PACKED: Packed = Packed(*ZCR__PACKED_FILE);")
+        yield _BLOB.format(kind="Packed", nbytes=plan.packed_size, static=static, alignment=alignment)
     for c, name in _named(plan):
         blob = "ZCR__PACKED" if c.place == "packed" else "ZCR__BLOB"
         yield _declared(c, name, f"&*({blob}.0.as_ptr().add({c.offset}) as *const {_type(c)})")
@@ -194,7 +206,8 @@ def _assembled(plan: Plan, directory: str, where: dict[str, str]) -> Iterator[st
     for line in _lines(plan, directory):
         yield f'    r##"{line}"##\n'
     yield "}\n"
-    yield '\nextern "C" {\n'
+    yield _BY_EDITION.format(name="zcr_symbols", new='unsafe extern "C" { $($item)* }', old='extern "C" { $($item)* }')
+    yield "\nzcr_symbols! { _,\n"
     for c in plan.constants:
         if c.nbytes:
             yield f'    #[link_name = "{c.identifier}"]\n    static ZCR__AT_{c.identifier.upper()}: {_type(c)};\n'
@@ -242,11 +255,12 @@ def _fingerprint(plan: Plan) -> int:
     return running.intdigest()
 
 
-def _link_section(section: str | None, stem: str) -> str:
-    if section is None:
-        return ""
+def _link_section(section: str, stem: str) -> str:
+    """Return the macro that puts a static into a section."""
     name = f"{section}{stem}" if section.endswith(".") else section
-    return f'#[cfg_attr({_ELF}, link_section = "{name}")]\n'
+    placed = f'link_section = "{name}"'
+    new, old = (f"#[cfg_attr({_ELF}, {how})] $($item)*" for how in (f"unsafe({placed})", placed))
+    return _BY_EDITION.format(name="zcr_static", new=new, old=old)
 
 
 def _declared(c: Constant, name: str, value: str) -> str:

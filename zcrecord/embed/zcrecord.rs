@@ -13,6 +13,13 @@
 //! let bytes: &[u8] = tensor.bytes()?;                  // C order, or Error::Strided
 //! ```
 //!
+//! [`Error`] is no `std::error::Error` by itself, since `core` has that trait from rustc 1.81 on alone. Your crate may
+//! say that it is one, as this file is a module of it:
+//!
+//! ```text
+//! impl std::error::Error for zcrecord::Error {}        // core::error::Error without std
+//! ```
+//!
 //! Archives that were not verified are safe to read all the same: each entry is checked when it is touched, and what is
 //! wrong comes out as an [`Error`]; only sums over the whole (unique names, every payload used) are not known then.
 //!
