@@ -160,7 +160,8 @@ def test_frozen_python_program_maps_its_own_weights(name: str, frozen: Path, arc
 def windows_program(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     """The program of own_weights_windows.c."""
     path = tmp_path_factory.mktemp("windows") / "app.exe"
-    command = ["x86_64-w64-mingw32-gcc", *WARNINGS, f"-I{HEADERS}", "-o", path, HERE / "own_weights_windows.c"]
+    command: list[str | Path] = ["x86_64-w64-mingw32-gcc", *WARNINGS, f"-I{HEADERS}", "-o", path]
+    command.append(HERE / "own_weights_windows.c")
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return path.read_bytes()
@@ -170,20 +171,9 @@ def windows_program(tmp_path_factory: pytest.TempPathFactory) -> bytes:
 def key(tmp_path_factory: pytest.TempPathFactory) -> list[str | Path]:
     """A key for signing code, as osslsigncode's options."""
     folder = tmp_path_factory.mktemp("key")
-    made = [
-        "req",
-        "-x509",
-        "-newkey",
-        "rsa:2048",
-        "-nodes",
-        "-subj",
-        "/CN=test",
-        "-addext",
-        "extendedKeyUsage=codeSigning",
-    ]
-    subprocess.run(
-        ["openssl", *made, "-keyout", "key.pem", "-out", "cert.pem"], cwd=folder, check=True, capture_output=True
-    )
+    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", "key.pem", "-out", "cert.pem"]
+    command += ["-subj", "/CN=test", "-addext", "extendedKeyUsage=codeSigning"]
+    subprocess.run(command, cwd=folder, check=True, capture_output=True)
     return ["-certs", folder / "cert.pem", "-key", folder / "key.pem"]
 
 
@@ -229,7 +219,7 @@ def test_signed_windows_program_runs_and_maps_its_own_weights(
     app.write_bytes(windows_program)
 
     def ran(program: Path, *arguments: str) -> tuple[int, str]:
-        command = ["wine", program, *arguments]
+        command: list[str | Path] = ["wine", program, *arguments]
         done = subprocess.run(command, env=wine, capture_output=True, text=True, check=False, timeout=300)
         return done.returncode, done.stdout.replace("\r\n", "\n")
 

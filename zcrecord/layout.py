@@ -228,10 +228,10 @@ def certificate_table(program: memoryview) -> tuple[int, int] | None:
     start; the others count from the address that the program is loaded at.
     """
     size = len(program)
-    if size < 64 or program[:2] != b"MZ":
+    if size < 64 or bytes(program[:2]) != b"MZ":
         return None
     header = _U32.unpack_from(program, 60)[0]
-    if size - header < 26 or program[header : header + 4] != b"PE\0\0":
+    if size - header < 26 or bytes(program[header : header + 4]) != b"PE\0\0":
         return None
     directories = header + _DIRECTORIES.get(u16_at(program, header + 24), size)
     if size - directories < 40 or _U32.unpack_from(program, directories - 4)[0] < 5:
