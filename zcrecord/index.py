@@ -155,8 +155,9 @@ def _encode_tensors(entries: Entries, pool: _Pool, vectors: dict[str, Array]) ->
             forms["dtype"][i], forms["bits"][i], forms["rank"][i] = f.dtype, f.bits, len(f.shape)
             forms["dims"][i], forms["byte_offset"][i] = dims.add(f.shape), f.byte_offset
             forms["strides"][i] = NONE if f.strides is None else strides.add(f.strides)
+        form_ids = np.array(entries.form_ids, np.intp)
         for column in ("dtype", "bits", "rank", "dims", "byte_offset", "strides"):
-            out[column] = forms[column][entries.form_ids]
+            out[column] = forms[column][form_ids]
         vectors["by_name"] = order
         if (np.diff(out["parent"].astype(np.int64)) < 0).any():
             vectors["by_module"] = np.argsort(out["parent"], kind="stable").astype(np.uint32)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 from typing import Any
 
@@ -61,17 +60,18 @@ def _archive(memory: Memory) -> Archive:
     octets = memory.octets.toreadonly()
     length = check_length(bytes(octets[:64]), len(octets))
     start = 8 + length
-    entries, metadata = decode_header(bytes(octets[8:start]), len(octets) - start)
+    said = decode_header(bytes(octets[8:start]), len(octets) - start)
+    names, count = said.names, len(said.names)
     told = Flat(ModuleKind.MAPPING, "")  # every name whole, so that they come back as they are
-    told.names = [entry.name for entry in entries]
-    told.key_sizes = [len(name) if name.isascii() else len(name.encode()) for name in told.names]
-    told.parents, told.places = [0] * len(entries), list(range(len(entries)))
-    forms: dict[Form, int] = {}
-    told.form_ids = [forms.setdefault(Form(e.kind.code, e.kind.bits, e.shape), len(forms)) for e in entries]
-    told.forms = list(forms)
-    rows = [(start + e.start, e.end - e.start, 0) for e in entries if e.end > e.start]
-    numbers = itertools.count()
-    told.payloads = [next(numbers) if e.end > e.start else NONE for e in entries]
-    told.payload_rows = np.array(rows, PAYLOAD)
-    told.metadata = metadata_entries(metadata)
+    told.names = names
+    told.key_sizes = list(map(len, names if "".join(names).isascii() else map(str.encode, names)))
+    told.parents, told.places = [0] * count, list(range(count))
+    told.form_ids, told.forms = said.form_ids, [Form(kind.code, kind.bits, shape) for kind, shape in said.forms]
+    bounds = np.array(said.bounds, np.uint64)
+    sizes = np.diff(bounds)
+    some = sizes > 0
+    told.payload_rows = np.zeros(np.count_nonzero(some), PAYLOAD)
+    told.payload_rows["offset"], told.payload_rows["nbytes"] = bounds[:-1][some] + np.uint64(start), sizes[some]
+    told.payloads = np.where(some, np.cumsum(some) - 1, NONE)
+    told.metadata = metadata_entries(said.metadata)
     return Archive.foreign(memory._replace(octets=octets), index_of(told))

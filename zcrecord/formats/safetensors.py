@@ -117,8 +117,8 @@ def _scan_file(reader: Reader) -> tuple[list[_Place], dict[str, str]]:
     header = reader.read(length)
     if len(header) < length:
         raise FormatError(f"ends inside its header of {length} bytes; it is truncated", offset=8 + len(header))
-    entries, metadata = decode_header(header, None if reader.nbytes is None else reader.nbytes - 8 - length)
-    return [_Place(entry, reader, 8 + length + entry.start) for entry in entries], metadata
+    said = decode_header(header, None if reader.nbytes is None else reader.nbytes - 8 - length)
+    return [_Place(entry, reader, 8 + length + entry.start) for entry in said.entries()], said.metadata
 
 
 def _tell(out: RecordWriter, places: list[_Place], structure: Structure) -> Iterable[int]:

@@ -2,7 +2,7 @@
 
 A file is the header's length (u64), the header (JSON: names to dtype, shape and offsets) and the tensors' bytes. The
 scanner goes once through the text and keeps nothing but entries, so no header costs more than a small constant times
-its length. Where the bytes go is left to `safetensors`.
+its length; one that is written as writers write it is read all at once. Where the bytes go is left to `safetensors`.
 
 Source: https://github.com/huggingface/safetensors#format; limits and rules as in its own reader, and the ones it lacks.
 """
@@ -11,10 +11,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import accumulate, pairwise
 from json.decoder import scanstring  # type: ignore[attr-defined]  # the stubs lack it
 from math import prod
 from typing import NamedTuple
+
+import numpy as np
 
 from zcrecord.converting import what_it_is
 from zcrecord.dtypes import DType, by_safetensors, nbytes
@@ -22,7 +25,7 @@ from zcrecord.errors import FormatError, LimitError, RecordError, printable
 from zcrecord.layout import MAX_ARCHIVE_SIZE, MAX_RANK, align_up
 from zcrecord.tree import encodable
 
-__all__ = ["MAX_HEADER", "METADATA", "Entry", "check_length", "decode_header", "encode_header"]
+__all__ = ["MAX_HEADER", "METADATA", "Entry", "Header", "check_length", "decode_header", "encode_header"]
 
 MAX_HEADER = 100_000_000  # bytes; the limit of safetensors' own reader, which writers have to keep, too
 METADATA = "__metadata__"
@@ -31,10 +34,12 @@ _DIGITS = 20  # of a 64-bit number
 _COPY = "the file is damaged, copy it again"
 
 _NUMBER = rf"(?:0|[1-9][0-9]{{0,{_DIGITS - 1}}})"
-_USUAL = re.compile(  # an entry as writers write it
-    rf'"([^"\\\x00-\x1f]*+)":\{{"dtype":"([A-Z0-9_]{{1,16}})","shape":\[((?:{_NUMBER}(?:,{_NUMBER}){{0,63}})?)\],'
-    rf'"data_offsets":\[({_NUMBER}),({_NUMBER})\]\}}'
+_USUAL = re.compile(  # an entry as writers write it: its name, _usual_form's part, and offsets
+    rf'"([^"\\\x00-\x1f]*+)":\{{"dtype":"([^]]*+)\],"data_offsets":\[({_NUMBER}),({_NUMBER})\]\}}'
 )
+_DIMS = re.compile(rf"(?:{_NUMBER}(?:,{_NUMBER}){{0,{MAX_RANK - 1}}})?")
+_NAMED, _SHAPED, _PLACED, _ENDED = '":{"dtype":"', '","shape":[', '],"data_offsets":[', ']},"'  # between what differs
+_FIRST = f'{{"{METADATA}":'
 _SPACE = re.compile(r"[ \t\n\r]*+")
 _INTEGER = re.compile(r"-?[0-9]++(?:\.[0-9]*+)?(?:[eE][-+]?[0-9]*+)?")
 
@@ -47,6 +52,21 @@ class Entry(NamedTuple):
     shape: tuple[int, ...]
     start: int
     end: int
+
+
+class Header(NamedTuple):
+    """What a header says, in columns: tensors lie one after the other, in the order in which they are here."""
+
+    names: list[str]
+    form_ids: list[int]  # of each tensor, among `forms`
+    forms: list[tuple[DType, tuple[int, ...]]]
+    bounds: list[int]  # where each tensor starts, and where the last one ends, behind the header
+    metadata: dict[str, str]
+
+    def entries(self) -> Iterator[Entry]:
+        """Yield the tensors one by one."""
+        for name, form, (start, end) in zip(self.names, self.form_ids, pairwise(self.bounds), strict=True):
+            yield Entry(name, *self.forms[form], start, end)
 
 
 def check_length(head: bytes, file_nbytes: int | None) -> int:
@@ -68,8 +88,8 @@ def check_length(head: bytes, file_nbytes: int | None) -> int:
     return length
 
 
-def decode_header(header: bytes, data_nbytes: int | None) -> tuple[list[Entry], dict[str, str]]:
-    """Return the tensors in the order of their bytes, and the metadata; `data_nbytes` follow the header, if known.
+def decode_header(header: bytes, data_nbytes: int | None) -> Header:
+    """Return what a header says; `data_nbytes` follow it, if known.
 
     Raises:
         FormatError: a rule is broken; says which, of which tensor, and at which byte of the file.
@@ -79,6 +99,12 @@ def decode_header(header: bytes, data_nbytes: int | None) -> tuple[list[Entry], 
     except UnicodeDecodeError as error:
         offset = 8 + error.start
         raise FormatError(f"byte {offset:#x}: the header is not UTF-8; {_COPY}", offset=offset) from None
+    found = _decode_usual(text, data_nbytes) if header and np.frombuffer(header, np.uint8).min() >= 0x20 else None
+    return found or _decode_any(text, len(header), data_nbytes)
+
+
+def _decode_any(text: str, header_nbytes: int, data_nbytes: int | None) -> Header:
+    """Return what a header says, looking at each character of it."""
     entries, metadata = _Scanner(text).header()
     entries.sort(key=lambda e: e[3:])
     end = 0
@@ -89,21 +115,84 @@ def decode_header(header: bytes, data_nbytes: int | None) -> tuple[list[Entry], 
             raise error.located(tensor=entry.name) from None
         end = entry.end
     if data_nbytes is not None and end < data_nbytes:
-        offset = 8 + len(header) + end
+        offset = 8 + header_nbytes + end
         raise FormatError(f"{data_nbytes - end} bytes behind the last tensor belong to none", offset=offset)
-    return entries, metadata
+    numbers = {form: i for i, form in enumerate(dict.fromkeys(entry[1:3] for entry in entries))}
+    bounds = [0, *(entry.end for entry in entries)]
+    return Header([e.name for e in entries], [numbers[e[1:3]] for e in entries], list(numbers), bounds, metadata)
+
+
+def _decode_usual(text: str, data_nbytes: int | None) -> Header | None:
+    """Return what a header says that is written as writers write it; None for any other, whether it is legal or not.
+
+    `text` has no control characters.
+    """
+    start, before = 1, "{"
+    metadata: dict[str, str] = {}
+    if text.startswith(_FIRST):
+        metadata, start = _Scanner(text, len(_FIRST)).metadata()
+        start, before = start + 1, ","
+    end = text.rfind("}") + 1
+    if text[start - 1 : start + 1] != before + '"' or text[end - 3 : end] != "]}}" or text[end:].strip(" "):
+        return None
+    found = _usual_tensors(text[start + 1 : end - 3], data_nbytes)
+    return found and found._replace(metadata=metadata)
+
+
+def _usual_tensors(body: str, data_nbytes: int | None) -> Header | None:
+    """Return what the entries between the first quote and the last bracket say, None unless they are usual and legal.
+
+    Names, types and shapes are taken from between what all entries have in common, offsets follow from them; then all
+    is put together again. If that gives the same text, it says just this: without backslashes, control characters and
+    other quotes than those around it, a name is what is written, and offsets that follow from sizes break no rule.
+    """
+    parts = body.replace(_NAMED, "\n").replace(_PLACED, "\n").replace(_ENDED, "\n").split("\n")
+    names, said, placed = parts[0::3], parts[1::3], parts[2::3]
+    count, distinct = len(placed), set(names)
+    if len(distinct) != count or "" in distinct or METADATA in distinct or "\\" in body or '"' in "".join(names):
+        return None
+    numbers = {form: i for i, form in enumerate(dict.fromkeys(said))}
+    forms = [form for form in map(_usual_form, numbers) if form is not None]
+    if len(forms) != len(numbers) or len(parts) != 3 * count:
+        return None
+    form_ids = list(map(numbers.__getitem__, said))
+    sizes = [nbytes(prod(shape), kind.bits) for kind, shape in forms]
+    bounds = [0, *accumulate(map(sizes.__getitem__, form_ids))]
+    if bounds[-1] != data_nbytes and (data_nbytes is not None or bounds[-1] > MAX_ARCHIVE_SIZE):
+        return None
+    again = [_NAMED] * (2 * len(parts) - 1)
+    again[0::2] = parts
+    again[3::6], again[5::6] = [_PLACED] * count, [_ENDED] * (count - 1)
+    same = "".join(again) == body and placed == list(map(",".join, pairwise(map(str, bounds))))
+    return Header(names, form_ids, forms, bounds, {}) if same else None
+
+
+def _usual_form(said: str) -> tuple[DType, tuple[int, ...]] | None:
+    """Return the element type and shape between _NAMED and _PLACED, None unless they are written as usual and legal."""
+    dtype, _, dims = said.partition(_SHAPED)
+    kind = by_safetensors.get(dtype)
+    if kind is None or not _DIMS.fullmatch(dims):
+        return None
+    shape = tuple(map(int, dims.split(","))) if dims else ()
+    return None if _fault(kind, shape) else (kind, shape)
+
+
+def _fault(kind: DType, shape: tuple[int, ...]) -> str | None:
+    """Return what is wrong with a tensor of this form, wherever it lies."""
+    if prod(d or 1 for d in shape) * kind.bits > 8 * MAX_ARCHIVE_SIZE:
+        return f"its shape {shape} claims more than 2^56 bytes"
+    count = prod(shape)
+    return f"{count} elements of {kind.name} do not fill whole bytes" if count * kind.bits % 8 else None
 
 
 def _check_entry(entry: Entry, expected: int, data_nbytes: int | None) -> None:
-    if prod(d or 1 for d in entry.shape) * entry.kind.bits > 8 * MAX_ARCHIVE_SIZE:
-        raise FormatError(f"its shape {entry.shape} claims more than 2^56 bytes")
+    if fault := _fault(entry.kind, entry.shape):
+        raise FormatError(fault)
     count, start, end = prod(entry.shape), entry.start, entry.end
     if start > end:
         raise FormatError(f"data_offsets [{start}, {end}] are the wrong way round")
     if data_nbytes is not None and end > data_nbytes:
         raise FormatError(f"data_offsets [{start}, {end}] end past the last of {data_nbytes} bytes; is it truncated?")
-    if count * entry.kind.bits % 8:
-        raise FormatError(f"{count} elements of {entry.kind.name} do not fill whole bytes")
     if (need := nbytes(count, entry.kind.bits)) != end - start:
         what = f"shape {entry.shape} of {entry.kind.name} takes {need} bytes"
         raise FormatError(f"{what}, data_offsets [{start}, {end}] say {end - start}")
@@ -115,9 +204,9 @@ def _check_entry(entry: Entry, expected: int, data_nbytes: int | None) -> None:
 class _Scanner:
     """One pass through a header's text, for the few things it may hold."""
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, pos: int = 0) -> None:
         self._text = text
-        self._pos = 0
+        self._pos = pos
 
     def _fail(self, what: str, pos: int | None = None, *, tensor: str | None = None) -> FormatError:
         offset = 8 + len(self._text[: self._pos if pos is None else pos].encode(errors="replace"))
@@ -140,7 +229,7 @@ class _Scanner:
                     raise self._fail("this name is there twice", at, tensor=name)
                 names.add(name)
                 if name == METADATA:
-                    metadata = self._metadata()
+                    metadata, _ = self.metadata()
                 else:
                     entries.append(entry or self._entry(name, at))
                 if self._closed("}"):
@@ -195,20 +284,18 @@ class _Scanner:
     def _usual(self) -> Entry | None:
         """Return an entry that is written as most are, None where it has to be looked at closely."""
         found = _USUAL.match(self._text, self._pos)
-        if found is None:
-            return None
-        name, dtype, dims, start, end = found.groups()
-        kind = by_safetensors.get(dtype)
-        if kind is None or not name or name == METADATA:
+        form = found and _usual_form(found[2])
+        if not found or not form or not found[1] or found[1] == METADATA:
             return None
         self._pos = found.end()
-        return Entry(name, kind, tuple(map(int, dims.split(","))) if dims else (), int(start), int(end))
+        return Entry(found[1], *form, int(found[3]), int(found[4]))
 
-    def _metadata(self) -> dict[str, str]:
+    def metadata(self) -> tuple[dict[str, str], int]:
+        """Return the metadata that is next, and where it ends."""
         out: dict[str, str] = {}
         self._expect("{")
         if self._skip("}"):
-            return out
+            return out, self._pos
         while True:
             at = self._space()
             name = self._key()
@@ -221,7 +308,7 @@ class _Scanner:
                 raise self._fail(f"metadata '{printable(name)}' is no string")
             out[name] = self._string()
             if self._closed("}"):
-                return out
+                return out, self._pos
 
     def _entry(self, name: str, at: int) -> Entry:
         try:
