@@ -245,7 +245,7 @@ class _Torch:
         if isinstance(view, PackedTensor):
             view = view.packed.reshape(self._paired(i, view))
         if not view.size:
-            return self._torch.empty(view.shape, dtype=dtype)
+            return self._torch.empty(view.shape, dtype=dtype, device="cpu")  # whatever the default device
         if carrier is not view.dtype:
             view = view.view(carrier)
         if min(view.strides, default=0) < 0:
