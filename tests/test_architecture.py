@@ -37,7 +37,9 @@ FLOORS = """
     onnx.convert onnx.graph onnx.linked onnx.export onnx.runtime onnx.filling onnx
     formats.structure formats.safetensors_header formats.mapped formats.shards formats.safetensors
     formats.npy formats.zipped formats.npz formats.torch formats.gguf formats
-    compat.safetensors.opening compat.safetensors.numpy compat.safetensors.torch compat.safetensors compat
+    compat.safetensors.opening compat.safetensors.specs compat.safetensors.numpy compat.safetensors.torch
+    compat.safetensors.flax compat.safetensors.tensorflow compat.safetensors.mlx compat.safetensors.paddle
+    compat.safetensors compat
     embed.naming embed.planning embed.wording embed.python embed.writing embed.assembly embed.c embed.blob embed.rust
     embed.generating embed
     serving reporting

@@ -1,6 +1,7 @@
 """`zcrecord.compat.safetensors` does what safetensors does: most tests here run on both, with the import alone changed.
 
-What only this package does, and what is different on purpose, comes after.
+What is written and read comes after. What programs import is in `test_compat_safetensors_programs`, what is different
+on purpose in `test_compat_safetensors_differences`.
 """
 
 from __future__ import annotations
@@ -9,54 +10,25 @@ import hashlib
 import importlib
 import inspect
 import json
-import sys
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import records as r
 import safetensors
-import safetensors.numpy
 import safetensors.torch
 import torch
+from stand_ins import COMPAT, OURS, PACKAGES, package, same_state, tied
 
 import zcrecord
-import zcrecord.compat.safetensors as ours
-
-MIB = 1 << 20
-LINUX = pytest.mark.skipif(sys.platform != "linux", reason="platform: only Linux tells private from shared memory")
-COMPAT = "zcrecord.compat.safetensors"
 
 
-def package(name: str) -> SimpleNamespace:
-    """Return a package of the two, with its modules."""
-    top, numpy, framework = (importlib.import_module(name + part) for part in ("", ".numpy", ".torch"))
-    return SimpleNamespace(safe_open=top.safe_open, error=top.SafetensorError, np=numpy, pt=framework)
-
-
-OURS = package(COMPAT)
-
-
-@pytest.fixture(params=["safetensors", COMPAT])
+@pytest.fixture(params=PACKAGES)
 def lib(request: pytest.FixtureRequest) -> SimpleNamespace:
     """Either package, under the same names."""
     return package(request.param)
-
-
-def tied(seed: int = 0) -> Any:
-    """Return a module whose embedding and head are one."""
-    torch.manual_seed(seed)
-    head = torch.nn.Linear(4, 10, bias=False)
-    model = torch.nn.ModuleDict({"wte": torch.nn.Embedding(10, 4), "mlp": torch.nn.Linear(4, 4), "head": head})
-    head.weight = model["wte"].weight
-    return model
-
-
-def same_state(one: Any, other: Any) -> bool:
-    a, b = one.state_dict(), other.state_dict()
-    return list(a) == list(b) and all(torch.equal(a[name], b[name]) for name in a)
 
 
 # What both do.
@@ -270,17 +242,24 @@ def test_errors_are_those_that_people_catch(lib: SimpleNamespace, tmp_path: Path
         lib.np.save_file({"a": np.arange(3)}, tmp_path / "none" / "m")
 
 
-SAME = [("numpy", name) for name in safetensors.numpy.__dict__ if name in ("load", "load_file", "save", "save_file")]
-SAME += [("torch", name) for name in ("load", "load_file", "load_model", "save", "save_file", "save_model")]
+SAME = [
+    (module, name)
+    for module in ("", ".numpy", ".torch", ".flax")
+    for name, value in vars(importlib.import_module(f"safetensors{module}")).items()
+    if not name.startswith("_") and getattr(value, "__module__", "").startswith(("safetensors", "builtins"))
+]
 
 
 @pytest.mark.parametrize("module, name", SAME)
-def test_arguments_are_the_same(module: str, name: str) -> None:
+def test_every_public_name_is_there_with_the_same_arguments(module: str, name: str) -> None:
     def arguments(package: str) -> Any:
-        function = getattr(importlib.import_module(f"{package}.{module}"), name)
-        return [(p.name, p.kind, p.default) for p in inspect.signature(function).parameters.values()]
+        function = getattr(importlib.import_module(package + module), name)
+        return {} if name == "SafetensorError" else inspect.signature(function).parameters
 
-    assert arguments(COMPAT) == arguments("safetensors")
+    ours, theirs = arguments(COMPAT), arguments("safetensors")
+    assert [(p.name, p.kind) for p in ours.values()] == [(p.name, p.kind) for p in theirs.values()]
+    defaults = {p.name: p.default for p in theirs.values() if p.default is not ...}  # which stands for some
+    assert {name: p.default for name, p in ours.items() if name in defaults} == defaults
 
 
 # What is written and read.
@@ -356,188 +335,3 @@ def test_file_that_is_neither_is_one_typed_error(tmp_path: Path) -> None:
             assert str(caught.value).startswith(f"{tmp_path / 'm'}: ")
         with pytest.raises(zcrecord.FormatError):
             OURS.np.load(data)
-
-
-# What is different on purpose.
-
-
-def test_ties_and_overlapping_views_are_kept(tmp_path: Path) -> None:
-    w = torch.arange(6.0)
-    tensors = {"a": w, "b": w, "half": w[:3], "alike": w.clone()}
-    with pytest.raises(RuntimeError, match="share memory"):
-        safetensors.torch.save_file(tensors, tmp_path / "m")
-    OURS.pt.save_file(tensors, tmp_path / "m")
-    loaded = OURS.pt.load_file(tmp_path / "m")
-    loaded["a"][0] = 9
-    assert [loaded[name][0].item() for name in tensors] == [9, 9, 9, 0]
-
-
-def test_tensors_of_any_strides_come_back(tmp_path: Path) -> None:
-    w = torch.arange(24.0).view(4, 6)
-    tensors = {"t": w.clone().T, "gaps": w.clone()[:, ::2], "last": torch.rand(2, 3, 4, 4).to(
-        memory_format=torch.channels_last)}  # fmt: skip
-    with pytest.raises(ValueError, match="non contiguous"):
-        safetensors.torch.save_file(tensors, tmp_path / "m")
-    OURS.pt.save_file(tensors, tmp_path / "m")
-    loaded = OURS.pt.load_file(tmp_path / "m")
-    assert all(torch.equal(loaded[name], tensor) for name, tensor in tensors.items())
-    assert loaded["last"].is_contiguous(memory_format=torch.channels_last)
-    arrays = {"f": np.asfortranarray(np.arange(6.0).reshape(2, 3)), "big": np.arange(3, dtype=">i4")}
-    OURS.np.save_file(arrays, tmp_path / "m")
-    for name, array in OURS.np.load_file(tmp_path / "m").items():
-        assert np.array_equal(array, arrays[name])
-
-
-def test_tied_parameters_stay_tied_when_they_are_made_contiguous(tmp_path: Path) -> None:
-    model = tied()
-    model["head"].weight.data = model["head"].weight.data.T.contiguous().T
-    model["wte"].weight = model["head"].weight
-    OURS.pt.save_model(model, tmp_path / "m")
-    record = zcrecord.load_record(tmp_path / "m")
-    assert record.info("head.weight").tied == ("wte.weight", "head.weight")
-    assert record.info("head.weight").strides is None
-    OURS.pt.save_model(model, tmp_path / "m", force_contiguous=False)
-    assert zcrecord.load_record(tmp_path / "m").info("head.weight").strides == (1, 10)
-
-
-def test_file_that_tears_what_a_module_ties_is_not_loaded_in_silence(tmp_path: Path) -> None:
-    state = {name: tensor.clone() for name, tensor in tied().state_dict().items()}
-    OURS.pt.save_file(state, tmp_path / "m")
-    assert OURS.pt.load_model(tied(), tmp_path / "m", strict=False) == ([], ["head.weight"])
-    with pytest.raises(RuntimeError, match="Unexpected key"):
-        OURS.pt.load_model(tied(), tmp_path / "m")
-
-
-@pytest.mark.parametrize("framework", ["np", "pt"])
-def test_file_is_a_mapping_to_look_into(framework: str, tmp_path: Path) -> None:
-    OURS.np.save_file({"z": np.arange(5), "a": np.ones(2)}, tmp_path / "m")
-    with OURS.safe_open(tmp_path / "m", framework) as f:
-        assert list(f) == f.keys() == ["z", "a"]
-        assert (len(f), "a" in f, "b" in f) == (2, True, False)
-        assert f["z"].tolist() == [0, 1, 2, 3, 4]
-        assert f.get_slice("z")[-3:].tolist() == [2, 3, 4]
-        assert f.get_slice("z")[[0, 4]].tolist() == [0, 4]
-        assert list(dict(f.get_tensors())) == ["z", "a"]
-
-
-@pytest.mark.parametrize("framework", ["np", "pt"])
-def test_missing_name_is_a_key_error_that_lists_close_ones(framework: str, tmp_path: Path) -> None:
-    OURS.np.save_file({"encoder.weight": np.ones(1)}, tmp_path / "m")
-    with pytest.raises(KeyError) as caught, OURS.safe_open(tmp_path / "m", framework) as f:
-        f["encoder.weigth"]
-    assert isinstance(caught.value, ours.SafetensorError)
-    assert "close names: 'encoder.weight'" in str(caught.value)
-
-
-def test_types_that_numpy_lacks_come_in_numpy(tmp_path: Path) -> None:
-    tensors = {"bf16": torch.ones(2, dtype=torch.bfloat16), "f8": torch.ones(2, dtype=torch.float8_e4m3fn)}
-    OURS.pt.save_file(tensors, tmp_path / "m")
-    loaded = OURS.np.load_file(tmp_path / "m")
-    assert {name: array.dtype.name for name, array in loaded.items()} == {"bf16": "bfloat16", "f8": "float8_e4m3fn"}
-    assert loaded["bf16"].astype(float).tolist() == [1, 1]
-
-
-@pytest.mark.parametrize(
-    "tensors, message",
-    [
-        ([1], "a mapping from names to tensors is expected, not a list"),
-        ({"a": 3}, "tensor 'a': a int is no tensor"),
-        ({"a": {"b": np.ones(1)}}, "tensor 'a': a dict is no tensor"),
-        ({"a": [1.0, 2.0]}, "tensor 'a': a list is no tensor"),
-        ({"a": None}, "tensor 'a': a NoneType is no tensor"),
-        ({3: np.ones(1)}, "key 3 is a int"),
-        ({"": np.ones(1)}, "an empty key"),
-        ({"a": np.array([None])}, "tensor 'a': dtype object"),
-        ({"a": torch.eye(2).to_sparse()}, "tensor 'a': "),
-    ],
-)
-def test_what_cannot_be_saved_is_named_and_the_old_file_stays(tensors: Any, message: str, tmp_path: Path) -> None:
-    (tmp_path / "m").write_bytes(b"old")
-    for save_file in (OURS.np.save_file, OURS.pt.save_file, ours.save_file):
-        with pytest.raises(zcrecord.UnsupportedError, match=message):
-            save_file(tensors, tmp_path / "m")
-    assert (tmp_path / "m").read_bytes() == b"old"
-
-
-def test_package_itself_saves_and_loads_tensors_of_any_library(tmp_path: Path) -> None:
-    tensors = {"n": np.arange(3), "t": torch.ones(2, dtype=torch.bfloat16)}
-    ours.save_file(tensors, tmp_path / "m", metadata={"k": "v"})
-    assert ours.load_file(tmp_path / "m")["n"].tolist() == [0, 1, 2]
-    assert ours.load_file(tmp_path / "m", framework="pt")["t"].dtype == torch.bfloat16
-    assert ours.load(ours.save(tensors), "pt")["n"].tolist() == [0, 1, 2]
-    assert ours.load(memoryview(ours.save(tensors)))["n"].tolist() == [0, 1, 2]
-
-
-def test_saving_over_a_file_that_is_mapped_leaves_what_was_loaded(tmp_path: Path) -> None:
-    OURS.pt.save_file({"w": torch.zeros(5000)}, tmp_path / "m")
-    loaded = OURS.pt.load_file(tmp_path / "m")
-    OURS.pt.save_file({name: tensor + 1 for name, tensor in loaded.items()}, tmp_path / "m")
-    assert loaded["w"].sum() == 0
-    assert OURS.pt.load_file(tmp_path / "m")["w"].sum() == 5000
-
-
-@pytest.mark.parametrize("call", ["load_file(path)", "load(data)", "load_model(None, path)"])
-def test_without_torch_the_error_says_how_to_install_it(
-    call: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "m"
-    OURS.np.save_file({"w": np.ones(1)}, path)
-    monkeypatch.setitem(sys.modules, "torch", None)
-    module: ModuleType = OURS.pt
-    with pytest.raises(zcrecord.DependencyError, match=r"zcrecord\[torch\]"):
-        eval(call, {**vars(module), "path": path, "data": path.read_bytes()})
-
-
-def test_tensors_go_to_the_device_that_is_named(tmp_path: Path) -> None:
-    OURS.pt.save_file({"a": torch.ones(3), "b": torch.zeros(2, 2, dtype=torch.bfloat16)}, tmp_path / "m")
-    with OURS.safe_open(tmp_path / "m", framework="pt", device="meta") as f:
-        found = [f.get_tensor("a"), f.get_slice("b")[:, :1], *f.get_tensors().values()]
-    found += OURS.pt.load_file(tmp_path / "m", device="meta").values()
-    assert [tensor.device.type for tensor in found] == ["meta"] * 6
-    assert (tuple(found[0].shape), tuple(found[1].shape)) == ((3,), (2, 1))
-
-
-def test_other_frameworks_are_named(tmp_path: Path) -> None:
-    OURS.np.save_file({"w": np.ones(1)}, tmp_path / "m")
-    with pytest.raises(zcrecord.UnsupportedError, match=r"framework 'tf' is not known; pt, torch, .* are"):
-        OURS.safe_open(tmp_path / "m", "tf")
-
-
-def test_jax_arrays_come_in_jax(tmp_path: Path) -> None:
-    jax = importlib.import_module("jax")
-    OURS.np.save_file({"w": np.arange(3, dtype=np.float32)}, tmp_path / "m")
-    with OURS.safe_open(tmp_path / "m", framework="flax") as f:
-        assert isinstance(f.get_tensor("w"), jax.Array)
-        assert f.get_slice("w")[1:].tolist() == [1, 2]
-
-
-MEASURED = """
-import gc, importlib, json, sys
-from tools.measure import memory
-
-library = importlib.import_module(sys.argv[1])
-
-def taken(path):
-    loaded = library.load_file(path)
-    return loaded, [tensor.sum() for tensor in loaded.values()]
-
-taken(sys.argv[3])
-gc.collect()
-before = memory().private
-kept = taken(sys.argv[2])
-print(json.dumps(memory().private - before))
-"""
-
-
-@LINUX
-@pytest.mark.parametrize("module", ["numpy", "torch"])
-@pytest.mark.parametrize("kind", ["archive", "genuine"])
-def test_loading_takes_no_private_memory(module: str, kind: str, tmp_path: Path) -> None:
-    save_file = OURS.np.save_file if kind == "archive" else safetensors.numpy.save_file
-    for name, count in (("large", 1 << 23), ("small", 8)):
-        save_file({"a": np.ones(count, np.float32), "b": np.zeros(count, np.float32)}, tmp_path / name)
-    arguments = tmp_path / "large", tmp_path / "small"
-    assert json.loads(r.run_python(MEASURED, f"{COMPAT}.{module}", *arguments).stdout) < 4 * MIB
-    if module == "numpy" and kind == "genuine":
-        theirs = json.loads(r.run_python(MEASURED, "safetensors.numpy", *arguments).stdout)
-        assert theirs > 60 * MIB, "this test would not notice"

@@ -21,6 +21,7 @@ import test_examples
 
 import zcrecord
 import zcrecord.comparing
+import zcrecord.compat.safetensors.flax
 import zcrecord.compat.safetensors.numpy
 import zcrecord.compat.safetensors.torch
 import zcrecord.embed
@@ -41,6 +42,7 @@ MODULES = {
         zcrecord,
         zcrecord.comparing,
         compat,
+        compat.flax,
         compat.numpy,
         compat.torch,
         zcrecord.embed,
@@ -152,6 +154,8 @@ zcrecord.comparing.compare(before: Record, after: Record, *, fast: bool = False,
 zcrecord.compat.safetensors.SafetensorError(message: str = '', *, path: str | None = None,
     tensor: str | None = None, offset: int | None = None)
 RecordError.located(*, path: str | None = None, tensor: str | None = None, offset: int | None = None) -> RecordError
+zcrecord.compat.safetensors.TensorSpec(*, dtype: str, shape: Sequence[int], data_ptr: int, data_len: int)
+zcrecord.compat.safetensors.deserialize(bytes: Any) -> list[tuple[str, dict[str, Any]]]
 zcrecord.compat.safetensors.load(data: Any, framework: str = 'np', device: Any = 'cpu') -> dict[str, Any]
 zcrecord.compat.safetensors.load_file(filename: str | os.PathLike[str], framework: str = 'np', device: Any = 'cpu',
     *, backend: str = 'mmap') -> dict[str, Any]
@@ -165,6 +169,17 @@ safe_open.metadata() -> dict[str, str] | None
 safe_open.offset_keys() -> list[str]
 zcrecord.compat.safetensors.save(tensors: Mapping[str, Any], metadata: Mapping[str, str] | None = None) -> bytes
 zcrecord.compat.safetensors.save_file(tensors: Mapping[str, Any], filename: str | os.PathLike[str],
+    metadata: Mapping[str, str] | None = None) -> None
+zcrecord.compat.safetensors.serialize(tensor_dict: Mapping[str, TensorSpec], metadata: Mapping[str,
+    str] | None = None) -> bytes
+zcrecord.compat.safetensors.serialize_file(tensor_dict: Mapping[str, TensorSpec], filename: str | os.PathLike[str],
+    metadata: Mapping[str, str] | None = None) -> None
+zcrecord.compat.safetensors.flax.load(data: Any) -> dict[str, Any]
+zcrecord.compat.safetensors.flax.load_file(filename: str | os.PathLike[str], *, backend: str = 'mmap') -> dict[str,
+    Any]
+zcrecord.compat.safetensors.flax.save(tensors: Mapping[str, Any], metadata: Mapping[str,
+    str] | None = None) -> bytes
+zcrecord.compat.safetensors.flax.save_file(tensors: Mapping[str, Any], filename: str | os.PathLike[str],
     metadata: Mapping[str, str] | None = None) -> None
 zcrecord.compat.safetensors.numpy.load(data: Any) -> dict[str, Any]
 zcrecord.compat.safetensors.numpy.load_file(filename: str | os.PathLike[str], *, backend: str = 'mmap') -> dict[str,
@@ -184,6 +199,8 @@ zcrecord.compat.safetensors.torch.save_file(tensors: Mapping[str, Any], filename
     metadata: Mapping[str, str] | None = None) -> None
 zcrecord.compat.safetensors.torch.save_model(model: Any, filename: str | os.PathLike[str], metadata: Mapping[str,
     str] | None = None, force_contiguous: bool = True) -> None
+zcrecord.compat.safetensors.torch.storage_ptr(tensor: Any) -> int
+zcrecord.compat.safetensors.torch.storage_size(tensor: Any) -> int
 zcrecord.embed.AttachReport(program: str, dest: str, program_bytes: int, archive_bytes: int, offset: int,
     replaced_bytes: int | None)
 zcrecord.embed.DetachReport(program: str, dest: str | None, program_bytes: int, archive_bytes: int, exact: bool)

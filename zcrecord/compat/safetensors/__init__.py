@@ -3,31 +3,20 @@
     from zcrecord.compat.safetensors import safe_open
     from zcrecord.compat.safetensors.torch import load_file, load_model, save_file, save_model
     from zcrecord.compat.safetensors.numpy import load, load_file, save, save_file
+    from zcrecord.compat.safetensors.flax import load, load_file, save, save_file
 
 Names, arguments and results are those of safetensors 0.8.0. What is written are zcrecord archives, whatever the name
 of the file; archives and genuine safetensors files are read alike, told apart by their content. Beyond it, this package
 has `save_file`, `load_file`, `save` and `load` itself, for tensors of any library.
 
-What differs, and why:
+For programs that import safetensors themselves, such as transformers, before they do:
 
-- Tied tensors and overlapping views are saved, once, and come back tied: `save_file` refuses none, and `save_model`
-  drops no name. Tensors of any strides are saved, as they are or packed.
-- Arrays of numpy are not copied: they lie on a private mapping whose pages are copied when they are written. They may
-  be written as safetensors' may, and two calls for one name give the same memory, as torch's do there.
-- `keys()` are in saved order, not sorted; `sorted(f.keys())` is what safetensors gives.
-- `safe_open` has `len`, `in`, iteration and `f[name]` besides; slices may have negative bounds, and take whatever
-  index the framework takes. An index out of bounds is an IndexError for numpy too.
-- More types: bfloat16, float8 and 4-bit ones in numpy (ml_dtypes; those narrower than a byte as PackedTensor),
-  complex128, strings. `get_dtype()` gives numpy's name for those safetensors has none for.
-- `load` takes a memoryview, or any bytes-like.
-- Names are not empty and have no NUL.
-- Frameworks are torch, numpy and jax; not TensorFlow, MLX and Paddle. `serialize`, `deserialize` and `TensorSpec`,
-  which deal in addresses, are not there.
-- Every error is a `SafetensorError`, which is `zcrecord.RecordError`, and says where and what to do; a missing file is
-  a FileNotFoundError, too, a missing name a KeyError, a value that cannot be saved a TypeError (there a ValueError).
-  `load_model` raises torch's RuntimeError, as there.
-- `load_model` returns two lists, as safetensors' documentation says; there the first is a set.
-- A saved file survives power loss: file and folder are synced.
+    import sys
+    import zcrecord.compat.safetensors
+
+    sys.modules["safetensors"] = zcrecord.compat.safetensors
+
+What differs on purpose, and why, docs/coming-from-safetensors.md lists: bytes, ties, strides, orders, wordings.
 """
 
 from __future__ import annotations
@@ -36,9 +25,24 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from .opening import SafetensorError, safe_open, write, write_bytes
+# By its own name, here and in the modules beside it: as `safetensors` in sys.modules this package has another.
+from zcrecord.compat.safetensors.opening import SafetensorError, safe_open, write, write_bytes
+from zcrecord.compat.safetensors.specs import TensorSpec, deserialize, serialize, serialize_file
 
-__all__ = ["SafetensorError", "load", "load_file", "safe_open", "save", "save_file"]
+__all__ = [
+    "SafetensorError",
+    "TensorSpec",
+    "deserialize",
+    "load",
+    "load_file",
+    "safe_open",
+    "save",
+    "save_file",
+    "serialize",
+    "serialize_file",
+]
+
+__version__ = "0.8.0"  # of the safetensors whose names these are: programs ask for one that is new enough
 
 
 def save_file(
@@ -97,3 +101,9 @@ def load(data: Any, framework: str = "np", device: Any = "cpu") -> dict[str, Any
     """
     with safe_open(data, framework, device) as file:
         return file.get_tensors()
+
+
+def _safe_open_handle(f: Any, framework: str, device: Any = "cpu", *, backend: str = "mmap") -> safe_open:
+    """Open the file that a file object is of, by its name; what has none is read to its end."""
+    name = getattr(f, "name", None)
+    return safe_open(name if isinstance(name, str | os.PathLike) else f.read(), framework, device, backend=backend)

@@ -17,7 +17,7 @@ import numpy as np
 
 from zcrecord import parts
 from zcrecord.dtypes import STRING, from_numpy
-from zcrecord.errors import RecordError, TensorNotFoundError, UnsupportedError
+from zcrecord.errors import DependencyError, RecordError, TensorNotFoundError, UnsupportedError
 from zcrecord.formats import mapped as genuine
 from zcrecord.layout import MAGIC
 from zcrecord.lazy import LazyTensor
@@ -28,7 +28,18 @@ from zcrecord.sink import path_of
 from zcrecord.source import read_file
 from zcrecord.tensors import PackedTensor, StringTensor
 
-__all__ = ["SafetensorError", "on_cpu", "open_record", "safe_open", "write", "write_bytes"]
+__all__ = [
+    "IndexingError",
+    "SafetensorError",
+    "SavingError",
+    "dtype_name",
+    "no_stand_in",
+    "on_cpu",
+    "open_record",
+    "safe_open",
+    "write",
+    "write_bytes",
+]
 
 SafetensorError = RecordError
 
@@ -36,6 +47,15 @@ _FRAMEWORKS = {"pt": "torch", "torch": "torch", "pytorch": "torch", "np": "numpy
                "jax": "jax", "flax": "jax"}  # fmt: skip
 _BACKENDS = ("mmap", "pread")
 _SINGLES = 16  # tensors converted each by itself, before all are, at a tenth of the cost of each
+_SHARE = 8  # views of numpy cost a quarter of one each, made together: worth it from that part of all on
+
+
+class IndexingError(RecordError, IndexError):
+    """An index that a tensor does not have: out of bounds, of too many dimensions, or no index."""
+
+
+class SavingError(UnsupportedError, ValueError):
+    """A value that cannot be saved: a TypeError as everywhere here, and a ValueError as in safetensors."""
 
 
 class safe_open:  # noqa: N801  # the name people import
@@ -44,7 +64,7 @@ class safe_open:  # noqa: N801  # the name people import
     Args:
         filename: a path; what the file is its content tells, not its suffix.
         framework: "pt" (torch, pytorch), "np" (numpy) or "jax" (flax).
-        device: where torch's tensors go; "cpu" for the others.
+        device: where torch's tensors go; "cpu", or None, for the others.
         backend: "mmap", or "pread" to read the file into memory.
 
     Tensors of torch and numpy may be written: they lie on a private mapping, whose pages are copied when they are.
@@ -102,19 +122,15 @@ class safe_open:  # noqa: N801  # the name people import
 
     def get_tensor(self, name: str) -> Any:
         """Return one tensor; TensorNotFoundError lists close names. Two calls give the same memory."""
-        if self._framework == "numpy":
-            return self._record[name]
-        if self._made is None and self._singles < _SINGLES:
+        if self._made is None and self._singles < self._worth_all():
             self._singles += 1
-            (tensor,) = self._converted(_alone(self._record, name)).values()
+            tensor = self._single(name)
         else:
             tensor = self._one_of_all(name)
-        return tensor if self._framework == "jax" or self._on_cpu else tensor.to(self._device)
+        return tensor.to(self._device) if self._framework == "torch" and not self._on_cpu else tensor
 
     def get_tensors(self) -> dict[str, Any]:
         """Return all tensors by name, in saved order; tied ones are tied."""
-        if self._framework == "numpy":
-            return dict(self._record.items())
         if self._framework == "torch" and not self._on_cpu:
             return self._record.torch(device=self._device)
         return dict(self._all())
@@ -122,9 +138,17 @@ class safe_open:  # noqa: N801  # the name people import
     def get_slice(self, name: str) -> Slice:
         """Return what takes parts of one tensor: `f.get_slice("w")[:, 2:-1]`; TensorNotFoundError."""
         view = self._record[name]
-        kind = STRING if isinstance(view, StringTensor) else getattr(view, "kind", None) or from_numpy(view.dtype)
         take = (lambda: view) if self._framework == "numpy" else (lambda: self.get_tensor(name))
-        return Slice(take, view.shape, kind.safetensors or kind.name)
+        return Slice(take, view.shape, dtype_name(view), name)
+
+    def _worth_all(self) -> int:
+        return _SINGLES + len(self._record) // _SHARE if self._framework == "numpy" else _SINGLES
+
+    def _single(self, name: str) -> Any:
+        if self._framework == "numpy":
+            return self._record[name]
+        (tensor,) = self._converted(_alone(self._record, name)).values()
+        return tensor
 
     def _one_of_all(self, name: str) -> Any:
         if name not in self._record:
@@ -142,6 +166,8 @@ class safe_open:  # noqa: N801  # the name people import
 
     def _converted(self, record: Record) -> dict[str, Any]:
         """Return tensors in the framework's hands, still in the archive's memory: a device gets them one by one."""
+        if self._framework == "numpy":
+            return dict(record.items())
         return record.jax() if self._framework == "jax" else record.torch(writable=self._on_cpu)
 
     def __getitem__(self, name: str) -> Any:
@@ -162,12 +188,16 @@ class safe_open:  # noqa: N801  # the name people import
 
 
 class Slice:
-    """One tensor, to be indexed as its framework indexes: `[...]` gives a view, copied where numpy or torch copy."""
+    """One tensor, to be indexed as its framework indexes: `[...]` gives a view, copied where numpy or torch copy.
 
-    __slots__ = ("_dtype", "_shape", "_take")
+    Raises:
+        IndexingError (an IndexError): the tensor has no such index, whatever the framework makes of it.
+    """
 
-    def __init__(self, take: Callable[[], Any], shape: Iterable[int], dtype: str) -> None:
-        self._take, self._shape, self._dtype = take, list(shape), dtype
+    __slots__ = ("_dtype", "_name", "_shape", "_take")
+
+    def __init__(self, take: Callable[[], Any], shape: Iterable[int], dtype: str, name: str) -> None:
+        self._take, self._shape, self._dtype, self._name = take, list(shape), dtype, name
 
     def get_shape(self) -> list[int]:
         """Return the dimensions."""
@@ -178,8 +208,23 @@ class Slice:
         return self._dtype
 
     def __getitem__(self, index: Any) -> Any:
-        part = self._take()[index]
+        tensor = self._take()
+        try:
+            if not isinstance(tensor, np.ndarray) and hasattr(tensor, "at"):  # jax puts an index that is out of bounds
+                _ = np.broadcast_to(np.False_, self._shape)[index]  # at the end of its axis, and says nothing
+            part = tensor[index]
+        except (IndexError, TypeError, ValueError) as error:
+            if isinstance(error, RecordError):
+                raise
+            what = f"cannot be indexed with {index!r}, its shape is {self._shape}: {error}"
+            raise IndexingError(what, tensor=self._name) from error
         return np.asarray(part) if isinstance(part, np.generic) else part
+
+
+def dtype_name(view: Any) -> str:
+    """Return the element type of a view as safetensors calls it, numpy's name where it has none."""
+    kind = STRING if isinstance(view, StringTensor) else getattr(view, "kind", None) or from_numpy(view.dtype)
+    return kind.safetensors or kind.name
 
 
 def _alone(record: Record, name: str) -> Record:
@@ -191,8 +236,8 @@ def _alone(record: Record, name: str) -> Record:
 
 
 def on_cpu(device: Any) -> bool:
-    """Whether a device, by whatever name, is the CPU."""
-    return str(device).partition(":")[0] == "cpu"
+    """Whether a device, by whatever name, is the CPU; None is."""
+    return device is None or str(device).partition(":")[0] == "cpu"
 
 
 def open_record(source: Any, *, backend: str = "mmap", writable: bool = True) -> Record:
@@ -234,8 +279,15 @@ def write(tensors: Any, dest: Any, metadata: Any) -> None:
     """Write a flat mapping of tensors as an archive; names stay as they are, dots and all.
 
     Raises:
-        UnsupportedError: `tensors` is no mapping of names to tensors, or `metadata` none of texts.
+        SavingError: `tensors` is no mapping of names to tensors, or `metadata` none of texts.
     """
+    try:
+        _write(tensors, dest, metadata)
+    except UnsupportedError as error:
+        raise SavingError(error.message, path=error.path, tensor=error.tensor) from error.__cause__
+
+
+def _write(tensors: Any, dest: Any, metadata: Any) -> None:
     if not isinstance(tensors, Mapping):
         raise UnsupportedError(f"a mapping from names to tensors is expected, not a {type(tensors).__name__}")
     for name, value in tensors.items():
@@ -266,3 +318,15 @@ def _text(value: Any) -> str:
 
 def _has_bytes(value: Any) -> bool:
     return any(isinstance(v, memoryview) for v in (value if isinstance(value, list | tuple) else [value]))
+
+
+def no_stand_in(module: str, how: str) -> Callable[[str], Any]:
+    """Return the `__getattr__` of a module of safetensors that is not here: an ImportError that says what to do."""
+
+    def missing(name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        what = f"safetensors.{module}.{name} has no stand-in here; load with zcrecord.compat.safetensors.numpy, and"
+        raise DependencyError(f"{what} {how}, or pip install safetensors and import it")
+
+    return missing

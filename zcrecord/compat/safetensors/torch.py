@@ -1,6 +1,6 @@
 """`safetensors.torch`, over archives: the same functions, with the same arguments.
 
-Written are archives; read are archives and safetensors files. What differs, the package's docstring lists.
+Written are archives; read are archives and safetensors files. What differs, docs/coming-from-safetensors.md lists.
 """
 
 from __future__ import annotations
@@ -9,9 +9,25 @@ import os
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from .opening import on_cpu, open_record, write, write_bytes
+from zcrecord.compat.safetensors.opening import on_cpu, open_record, write, write_bytes
+from zcrecord.compat.safetensors.opening import safe_open as safe_open  # programs import it from here, too
+from zcrecord.compat.safetensors.specs import TensorSpec as TensorSpec  # and these
+from zcrecord.compat.safetensors.specs import deserialize as deserialize
+from zcrecord.compat.safetensors.specs import serialize as serialize
+from zcrecord.compat.safetensors.specs import serialize_file as serialize_file
+from zcrecord.dtypes import by_safetensors
+from zcrecord.handover import import_torch
 
-__all__ = ["load", "load_file", "load_model", "save", "save_file", "save_model"]
+__all__ = [
+    "load",
+    "load_file",
+    "load_model",
+    "save",
+    "save_file",
+    "save_model",
+    "storage_ptr",
+    "storage_size",
+]
 
 
 def save_file(
@@ -124,8 +140,8 @@ def load_model(
     unexpected = [*unexpected, *_torn(own, loaded, found)]
     if strict and (missing or unexpected):
         said = [f"Error(s) in loading state_dict for {type(model).__name__} from {os.fspath(filename)}:"]
-        said += [f"Missing key(s) in state_dict: {', '.join(map(repr, missing))}"] if missing else []
-        said += [f"Unexpected key(s) in state_dict: {', '.join(map(repr, unexpected))}"] if unexpected else []
+        said += [f"Missing key(s) in state_dict: {_quoted(missing)}"] if missing else []
+        said += [f"Unexpected key(s) in state_dict: {_quoted(unexpected)}"] if unexpected else []
         raise RuntimeError("\n\t".join(said))
     return missing, unexpected
 
@@ -171,13 +187,122 @@ def _torn(own: Mapping[str, Any], loaded: Mapping[str, Any], found: Iterable[str
     return [name for name, other in ties if name != other and _view(loaded[name]) != _view(loaded[other])]
 
 
+def _quoted(names: Iterable[str]) -> str:
+    return ", ".join(f'"{name}"' for name in sorted(names))  # as torch and safetensors say it: programs look for it
+
+
 def _storage(tensor: Any) -> tuple[Any, int]:
-    pointer = tensor.untyped_storage().data_ptr()
-    return tensor.device, pointer or id(tensor)
+    return tensor.device, storage_ptr(tensor) or id(tensor)
 
 
 def _extent(tensor: Any) -> tuple[int, int]:
     """Return the first address a tensor reaches and one past its last."""
-    reach = sum((dim - 1) * stride for dim, stride in zip(tensor.shape, tensor.stride(), strict=True))
     start: int = tensor.data_ptr()
+    if not tensor.numel():
+        return start, start
+    reach = sum((dim - 1) * stride for dim, stride in zip(tensor.shape, tensor.stride(), strict=True))
     return start, start + (reach + 1) * tensor.itemsize
+
+
+# What transformers, vLLM, torch and others import from safetensors.torch, though much of it is nobody's public name.
+
+
+def storage_ptr(tensor: Any) -> int:
+    """Return the address of the memory that a tensor is a view of; 0 where it has none.
+
+    Example:
+        >>> import torch
+        >>> w = torch.ones(2, 3)
+        >>> storage_ptr(w) == storage_ptr(w[1]) != w[1].data_ptr()
+        True
+    """
+    try:
+        return int(tensor.untyped_storage().data_ptr())
+    except (NotImplementedError, RuntimeError):  # of devices without addresses
+        return 0
+
+
+def storage_size(tensor: Any) -> int:
+    """Return how many bytes the memory has that a tensor is a view of.
+
+    Example:
+        >>> import torch
+        >>> storage_size(torch.ones(2, 3)[1])
+        24
+    """
+    return int(tensor.untyped_storage().nbytes())
+
+
+def _end_ptr(tensor: Any) -> int:
+    """Return the address behind a tensor's last element."""
+    return _extent(tensor)[1]
+
+
+def _is_complete(tensor: Any) -> bool:
+    """Return whether a tensor is all of the memory that it is a view of."""
+    whole: bool = tensor.numel() * tensor.itemsize == storage_size(tensor)
+    return whole and bool(tensor.data_ptr() == storage_ptr(tensor))
+
+
+def _find_shared_tensors(state_dict: Mapping[str, Any]) -> list[set[str]]:
+    """Return names in groups: in one are those that overlap, directly or by way of others; without memory, in none."""
+    stored: dict[Any, list[str]] = {}
+    for name, tensor in state_dict.items():
+        if tensor.device.type != "meta" and storage_ptr(tensor) and storage_size(tensor):
+            stored.setdefault((*_storage(tensor), storage_size(tensor)), []).append(name)
+    groups: list[set[str]] = []
+    for names in stored.values():
+        reached = -1
+        for start, end, name in sorted((*_extent(state_dict[name]), name) for name in names):
+            if start >= reached:
+                groups.append(set())
+            groups[-1].add(name)
+            reached = max(reached, end)
+    return groups
+
+
+def _remove_duplicate_names(
+    state_dict: Mapping[str, Any],
+    *,
+    preferred_names: Iterable[str] | None = None,
+    discard_names: Iterable[str] | None = None,
+) -> dict[str, list[str]]:
+    """Return, of each group that overlaps, the name to keep with those to leave out.
+
+    One to keep is all of its memory; if there are several, one that is not in `discard_names`, and better one that is
+    in `preferred_names`, first by alphabet.
+
+    Raises:
+        RuntimeError: as safetensors' own: no tensor of a group is all of its memory.
+    """
+    preferred, discarded = set(preferred_names or ()), set(discard_names or ())
+    out: dict[str, list[str]] = {}
+    for group in _find_shared_tensors(state_dict):
+        complete = {name for name in group if _is_complete(state_dict[name])}
+        if not complete:
+            what = "none of them is all of the memory that it is a view of; save clones of them"
+            raise RuntimeError(f"{', '.join(sorted(group))}: {what}")
+        kept = min(complete & preferred or complete - discarded or complete)
+        if rest := sorted(group - {kept}):
+            out[kept] = rest
+    return out
+
+
+def _types() -> dict[str, Any]:
+    """Return torch's dtypes by safetensors' names, as far as torch has them one element to an entry."""
+    torch = import_torch()
+    found = {name: getattr(torch, kind.torch, None) for name, kind in by_safetensors.items() if kind.torch}
+    return {name: dtype for name, dtype in found.items() if dtype is not None}
+
+
+def _getdtype(dtype_str: str) -> Any:
+    """Return torch's dtype for one of safetensors' names; KeyError."""
+    return _types()[dtype_str]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "_TYPES":  # not when this is imported, which works without torch
+        return _types()
+    if name == "_SIZE":
+        return {dtype: dtype.itemsize for dtype in _types().values()}
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

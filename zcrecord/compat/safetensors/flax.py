@@ -1,0 +1,75 @@
+"""`safetensors.flax`, over archives: the same functions, with the same arguments. It needs jax, not flax.
+
+Written are archives; read are archives and safetensors files. What differs, docs/coming-from-safetensors.md lists.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from zcrecord.compat.safetensors.opening import open_record, write, write_bytes
+from zcrecord.compat.safetensors.opening import safe_open as safe_open  # programs import it from here, too
+
+__all__ = ["load", "load_file", "save", "save_file"]
+
+
+def save_file(
+    tensors: Mapping[str, Any], filename: str | os.PathLike[str], metadata: Mapping[str, str] | None = None
+) -> None:
+    """Write jax arrays as an archive, whole or not at all.
+
+    Example:
+        >>> from jax import numpy as jnp
+        >>> save_file({"embedding": jnp.zeros((512, 1024))}, "model.safetensors", metadata={"format": "flax"})
+        >>> load_file("model.safetensors")["embedding"].shape
+        (512, 1024)
+
+    Raises:
+        UnsupportedError: a value is no tensor, or metadata no text. SourceError: the file system refused.
+    """
+    write(tensors, filename, metadata)
+
+
+def save(tensors: Mapping[str, Any], metadata: Mapping[str, str] | None = None) -> bytes:
+    """Return the bytes that `save_file` writes.
+
+    Example:
+        >>> from jax import numpy as jnp
+        >>> load(save({"attention": jnp.arange(3)}))["attention"].tolist()
+        [0, 1, 2]
+    """
+    return write_bytes(tensors, metadata)
+
+
+def load_file(filename: str | os.PathLike[str], *, backend: str = "mmap") -> dict[str, Any]:
+    """Return all tensors of a file by name, as jax arrays on its default device; see `zcrecord.handover` on copies.
+
+    Example:
+        >>> from jax import numpy as jnp
+        >>> save_file({"w": jnp.zeros(2)}, "model.safetensors")
+        >>> load_file("model.safetensors")["w"].tolist()
+        [0.0, 0.0]
+
+    Raises:
+        SourceError: the file is missing or cannot be read. FormatError: it is neither archive nor safetensors file.
+        DependencyError: jax is not installed. UnsupportedError: jax would make 32 bits of a tensor's 64.
+    """
+    with open_record(filename, backend=backend, writable=False) as record:
+        return record.jax()
+
+
+def load(data: Any) -> dict[str, Any]:
+    """Return all tensors of a file that was read into memory (any bytes-like), by name.
+
+    Example:
+        >>> from jax import numpy as jnp
+        >>> load(memoryview(save({"w": jnp.ones(2)})))["w"].tolist()
+        [1.0, 1.0]
+
+    Raises:
+        FormatError: it is neither archive nor safetensors file. DependencyError: jax is not installed.
+    """
+    with open_record(data, writable=False) as record:
+        return record.jax()

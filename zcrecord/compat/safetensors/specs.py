@@ -1,0 +1,150 @@
+"""`safetensors.serialize` and `deserialize`, over archives: tensors by their addresses, and as bytes.
+
+Whoever gives an address answers for what lies there, as with safetensors: nothing here can check it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import operator
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from zcrecord.compat.safetensors.opening import dtype_name, open_record, write, write_bytes
+from zcrecord.dtypes import STRING, by_name, by_safetensors, nbytes
+from zcrecord.errors import UnsupportedError
+from zcrecord.foreign import FLOAT4_PAIRS
+from zcrecord.tensors import PackedTensor, StringTensor, as_bytes
+
+__all__ = ["TensorSpec", "deserialize", "serialize", "serialize_file"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorSpec:
+    """A tensor in C order somewhere in memory, which has to stay there until it was written.
+
+    Attributes:
+        dtype: its element type: given as "float32", kept as safetensors' "F32".
+        shape: its dimensions; of `float4_e2m1fn_x2`, given in pairs, the last one is kept in elements.
+        data_ptr: its address.
+        data_len: its bytes.
+
+    Example:
+        >>> array = np.ones((2, 3), np.float32)
+        >>> TensorSpec(dtype="float32", shape=array.shape, data_ptr=0, data_len=array.nbytes)
+        TensorSpec(dtype='F32', shape=[2, 3], data_ptr=0, data_len=24)
+
+    Raises:
+        UnsupportedError: no such element type, or dimensions that are none.
+    """
+
+    dtype: str
+    shape: Sequence[int]
+    data_ptr: int
+    data_len: int
+
+    def __post_init__(self) -> None:
+        kind = by_name.get("float4_e2m1fn" if self.dtype == FLOAT4_PAIRS else self.dtype)
+        if kind is None or kind is STRING:
+            known = ", ".join(name for name in by_name if name != STRING.name)
+            raise UnsupportedError(f"element type {self.dtype!r} is not known; {known} are")
+        try:
+            shape = list(map(operator.index, self.shape))
+        except TypeError:
+            raise UnsupportedError(f"a shape is a sequence of integers, not {self.shape!r}") from None
+        if min(shape, default=0) < 0:
+            raise UnsupportedError(f"shape {shape} has a negative dimension")
+        if self.dtype == FLOAT4_PAIRS and shape:
+            shape[-1] *= 2
+        object.__setattr__(self, "dtype", kind.safetensors or kind.name)
+        object.__setattr__(self, "shape", shape)
+
+
+def serialize(tensor_dict: Mapping[str, TensorSpec], metadata: Mapping[str, str] | None = None) -> bytes:
+    """Return tensors, given by their addresses, as the bytes of an archive.
+
+    Example:
+        >>> a = np.ones((2, 3), np.float32)
+        >>> spec = TensorSpec(dtype="float32", shape=a.shape, data_ptr=a.ctypes.data, data_len=a.nbytes)
+        >>> [(name, told["dtype"], told["shape"]) for name, told in deserialize(serialize({"a": spec}))]
+        [('a', 'F32', [2, 3])]
+
+    Raises:
+        UnsupportedError: a value is no TensorSpec, or its length is not that of its shape.
+    """
+    return write_bytes(_arrays(tensor_dict), metadata)
+
+
+def serialize_file(
+    tensor_dict: Mapping[str, TensorSpec],
+    filename: str | os.PathLike[str],
+    metadata: Mapping[str, str] | None = None,
+) -> None:
+    """Write tensors, given by their addresses, as an archive, whole or not at all.
+
+    Example:
+        >>> a = np.ones((2, 3), np.float32)
+        >>> spec = TensorSpec(dtype="float32", shape=a.shape, data_ptr=a.ctypes.data, data_len=a.nbytes)
+        >>> serialize_file({"a": spec}, "model.safetensors", metadata={"format": "np"})
+
+    Raises:
+        UnsupportedError: as `serialize` does. SourceError: the file system refused.
+    """
+    write(_arrays(tensor_dict), filename, metadata)
+
+
+def deserialize(bytes: Any) -> list[tuple[str, dict[str, Any]]]:  # the name people pass it by
+    """Return (name, {"dtype", "shape", "data"}) of every tensor of an archive or a safetensors file in memory.
+
+    `data` is a new bytearray in C order. Takes any bytes-like.
+
+    Example:
+        >>> a = np.arange(3, dtype=np.uint8)
+        >>> spec = TensorSpec(dtype="uint8", shape=a.shape, data_ptr=a.ctypes.data, data_len=a.nbytes)
+        >>> deserialize(serialize({"a": spec}))
+        [('a', {'dtype': 'U8', 'shape': [3], 'data': bytearray(b'\\x00\\x01\\x02')})]
+
+    Raises:
+        FormatError: it is neither. UnsupportedError: a tensor of strings.
+    """
+    out = []
+    with open_record(bytes, writable=False) as record:
+        for name, view in record.items():
+            if isinstance(view, StringTensor):
+                raise UnsupportedError(
+                    "strings have no bytes of elements; load it with zcrecord.load_record", tensor=name
+                )
+            data = bytearray(view.packed if isinstance(view, PackedTensor) else as_bytes(view))
+            out.append((name, {"dtype": dtype_name(view), "shape": list(view.shape), "data": data}))
+    return out
+
+
+def _arrays(specs: Any) -> dict[str, Any]:
+    if not isinstance(specs, Mapping):
+        raise UnsupportedError(f"a mapping from names to TensorSpec is expected, not a {type(specs).__name__}")
+    return {name: _array(name, spec) for name, spec in specs.items()}
+
+
+def _array(name: Any, spec: Any) -> Any:
+    """Return what lies at an address as a tensor, uncopied."""
+    if not isinstance(spec, TensorSpec):
+        raise UnsupportedError(f"a TensorSpec is expected, not a {type(spec).__name__}", tensor=str(name))
+    kind = by_safetensors.get(spec.dtype) or by_name[spec.dtype]
+    need = nbytes(prod(spec.shape), kind.bits)
+    if spec.data_len != need:
+        what = f"shape {spec.shape} of {spec.dtype} takes {need} bytes, data_len says {spec.data_len}"
+        raise UnsupportedError(what, tensor=str(name))
+    if need and not spec.data_ptr:
+        raise UnsupportedError(f"{need} bytes at address 0; is it on another device?", tensor=str(name))
+    octets = np.zeros(0, np.uint8)
+    if need:
+        octets = np.ctypeslib.as_array((ctypes.c_ubyte * need).from_address(spec.data_ptr))
+    if kind.packed:
+        return PackedTensor(octets, kind, tuple(spec.shape))
+    assert kind.numpy is not None  # strings are no TensorSpec
+    return octets.view(kind.numpy).reshape(spec.shape)
