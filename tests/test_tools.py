@@ -141,6 +141,21 @@ def test_table_says_what_was_missed_and_where_a_peer_wins() -> None:
     assert "- some work: rival 100 ms, zcrecord 250 ms\n" in text
 
 
+def test_rows_that_were_measured_later_say_what_was_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [Row(area, f"work of {area}", "s", {OURS: 1.0, "peer": 2.0}) for area in ("small", "dropin")]
+    path = tmp_path / "results.json"
+    path.write_text(json.dumps(results_of(*rows)))
+    later = results_of(rows[1])
+    later["machine"] |= {"date": "2026-02-02"}
+    later["versions"] |= {"python": "3.12"}
+    monkeypatch.setattr("tools.bench.__main__._measure", lambda *_: later)
+    assert bench(["--only", "dropin", "--update", "--json", str(path)]) == 0
+    assert "Measured again on 2026-02-02, python 3.12: work of dropin.\n" in markdown(json.loads(path.read_text()))
+    later["machine"] |= {"cpu": "another"}
+    with pytest.raises(SystemExit, match="is of another machine"):
+        bench(["--only", "dropin", "--update", "--json", str(path)])
+
+
 def test_table_replaces_only_what_is_between_the_markers() -> None:
     results = results_of(Row("area", "some work", "s", {OURS: 1.0, "peer": 2.0}))
     readme = f"# Title\n{BEGIN}\nold\n{END}\nrest\n"

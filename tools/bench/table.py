@@ -14,9 +14,10 @@ from rich.table import Table
 from tools.bench.harness import OURS, Row
 from tools.measure import MIB
 
-__all__ = ["BEGIN", "END", "HEADLINES", "markdown", "page_with_table", "terminal_table"]
+__all__ = ["BEGIN", "END", "HEADLINES", "MEASURED", "markdown", "page_with_table", "terminal_table"]
 
 BEGIN, END = "<!-- bench:begin -->", "<!-- bench:end -->"
+MEASURED = "measured"  # what was other, where a row was measured again after the rest
 HEADINGS = ("work", OURS, "beside it", "ratio", "promised", "reached")
 HEADLINES = (
     "open and get one tensor of 10,000 x 1 KB, whole index verified",
@@ -69,8 +70,21 @@ def markdown(results: dict[str, Any], works: tuple[str, ...] | None = None) -> s
     lines += [
         f"Measured on {machine['date']}, {where}, files warm in the page cache but where it says otherwise; {what}."
     ]
+    lines += [f"Measured again on {when}: {'; '.join(works)}." for when, works in _again(rows).items()]
     lines += ["Medians of interleaved runs, from `tools/bench/results.json`; `python -m tools.bench` makes them again."]
     return "\n".join(lines)
+
+
+def _again(rows: list[Row]) -> dict[str, list[str]]:
+    """Return the rows that were measured after the rest, by what was other."""
+    out: dict[str, list[str]] = {}
+    for row in rows:
+        if other := row.extra.get(MEASURED):
+            told = ", ".join(
+                [other.get("date", "the same day"), *(f"{k} {v}" for k, v in other.items() if k != "date")]
+            )
+            out.setdefault(told, []).append(row.work)
+    return out
 
 
 def page_with_table(page: str, results: dict[str, Any], works: tuple[str, ...] | None = None) -> str:
