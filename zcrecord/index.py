@@ -17,7 +17,7 @@ from .entries import AttributeEntry, Entries, Form, ValueForm, ValueType, list_t
 from .errors import FormatError, LimitError, UnsupportedError
 from .layout import MAX_ARCHIVE_SIZE, MAX_INDEX_SIZE, MAX_RANK, NONE, SPAN_ALLOWANCE, WORDS_ALLOWANCE, u16_at
 
-__all__ = ["Index", "TensorEntry", "decode", "encode", "first_children"]
+__all__ = ["Index", "TensorEntry", "decode", "encode", "first_children", "in_memory"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -52,6 +52,8 @@ VECTORS: dict[str, tuple[int, Any, int]] = {
     "metadata": (11, ATTRIBUTE, 8),
 }
 IDENTIFIER = b"ZCR1"
+_ROOM = 4096  # bytes of a FlatBuffer that are no vector's
+_SLACK = bytes(64)  # names are compared 32 bytes at a time, and may be read past their pool's end
 
 
 class _Pool:
@@ -76,8 +78,7 @@ class _Pool:
         """Lay names down in the order of `by_name`; lying side by side in it, they are verified fastest."""
         data = ("\0".join([names[i] for i in order.tolist()]) + "\0").encode()
         ends = np.flatnonzero(np.frombuffer(data, np.uint8) == 0)
-        starts = np.empty(len(names), np.uint32)
-        sizes = np.empty(len(names), np.uint32)
+        starts, sizes = np.empty((2, len(names)), np.uint32)
         first = np.concatenate(([0], ends[:-1] + 1))[: len(order)]
         starts[order] = first
         sizes[order] = ends - first
@@ -112,22 +113,34 @@ def encode(entries: Entries) -> bytearray:
     Raises:
         LimitError: the index would reach 2 GiB, or a value does not fit its field.
     """
+    return _assemble(_vectors(entries), entries.digest_kind)
+
+
+def in_memory(entries: Entries) -> Index:
+    """Return the columns of an index that is written nowhere; entries and errors are those of `encode`."""
+    vectors = _vectors(entries)
+    columns: dict[str, Any] = {n: np.asarray(vectors.get(n, ()), dtype) for n, (_, dtype, _) in VECTORS.items()}
+    memory = memoryview(columns["text"].tobytes() + _SLACK)
+    columns |= {"text": memory[: -len(_SLACK)], "by_module": vectors.get("by_module")}
+    return Index(memory=memory, digest_kind=entries.digest_kind, **columns)
+
+
+def _vectors(entries: Entries) -> dict[str, Array]:
     pool = _Pool()
     vectors: dict[str, Array] = {}
     _encode_tensors(entries, pool, vectors)
     _encode_modules(entries, pool, vectors)
     words = _Ranges(WORDS_ALLOWANCE)
-    vectors["attributes"] = _encode_attributes(
-        sorted(entries.attributes, key=lambda a: (a.parent, a.place)), pool, words
-    )
+    by_place = sorted(entries.attributes, key=lambda a: (a.parent, a.place))
+    vectors["attributes"] = _encode_attributes(by_place, pool, words)
     vectors["metadata"] = _encode_attributes(sorted(entries.metadata, key=lambda a: a.key), pool, words)
     vectors["words"] = np.array(words.items, np.uint64)
     vectors["payloads"] = entries.payload_rows
     vectors["text"] = np.frombuffer(b"".join(pool.parts), np.uint8)
     total = sum(v.nbytes for v in vectors.values())
-    if total + 4096 > MAX_INDEX_SIZE:
+    if total + _ROOM > MAX_INDEX_SIZE:
         raise LimitError(f"the index would take {total} bytes, FlatBuffers end at 2 GiB; split the record")
-    return _assemble(vectors, entries.digest_kind, total)
+    return vectors
 
 
 def _rows(dtype: Any, rows: Iterable[Sequence[Any]]) -> Array:
@@ -141,8 +154,7 @@ def _rows(dtype: Any, rows: Iterable[Sequence[Any]]) -> Array:
 
 def _encode_tensors(entries: Entries, pool: _Pool, vectors: dict[str, Array]) -> None:
     names = entries.names
-    out = np.zeros(len(names), TENSOR)
-    vectors["tensors"] = out
+    out = vectors["tensors"] = np.zeros(len(names), TENSOR)
     dims, strides = _Ranges(), _Ranges()
     if names:
         order = np.array(sorted(range(len(names)), key=names.__getitem__), np.uint32)
@@ -178,16 +190,13 @@ def _check_form(form: Form, entries: Entries, number: int) -> None:
 
 def _encode_modules(entries: Entries, pool: _Pool, vectors: dict[str, Array]) -> None:
     modules = entries.modules
-    out = np.zeros(len(modules), MODULE)
-    vectors["modules"] = out
+    out = vectors["modules"] = np.zeros(len(modules), MODULE)
     ends = list(range(1, len(modules) + 1))
     for i in range(len(modules) - 1, 0, -1):
         parent = modules[i].parent
         ends[parent] = max(ends[parent], ends[i])
-    spans = [pool.add(m.name) for m in modules]
-    types = [pool.add(m.type_name) for m in modules]
-    out["name"], out["name_size"] = zip(*spans, strict=True)
-    out["type_name"], out["type_name_size"] = zip(*types, strict=True)
+    out["name"], out["name_size"] = zip(*(pool.add(m.name) for m in modules), strict=True)
+    out["type_name"], out["type_name_size"] = zip(*(pool.add(m.type_name) for m in modules), strict=True)
     out["end"] = ends
     for column in ("key_size", "parent", "place", "kind"):
         out[column] = [getattr(m, column) for m in modules]
@@ -224,24 +233,22 @@ def _encode_value(value: Any, pool: _Pool, words: _Ranges) -> tuple[int, int, in
 
 
 def _word(kind: int, value: Any, pool: _Pool) -> int:
-    if kind == ValueType.NIL:
-        return 0
     if kind == ValueType.FLOAT:
         return int(np.float64(value).view(np.uint64))
     if kind == ValueType.TEXT:
         start, size = pool.add(value)
         return start | size << 32
-    return int(value) & 0xFFFFFFFFFFFFFFFF
+    return 0 if kind == ValueType.NIL else int(value) & 0xFFFFFFFFFFFFFFFF
 
 
-def _assemble(vectors: dict[str, Array], digest_kind: int, total: int) -> bytearray:
+def _assemble(vectors: dict[str, Array], digest_kind: int) -> bytearray:
     """Lay the vectors down as bytes, with a handful of builder calls whatever the number of tensors."""
     import flatbuffers  # here, because only who saves needs it
 
     from ._schema import tables
 
     schema: Any = tables  # generated without types
-    builder = flatbuffers.Builder(total + 4096)
+    builder = flatbuffers.Builder(sum(v.nbytes for v in vectors.values()) + _ROOM)
     builder.Prep(8, 0)  # so that the finished size is a multiple of 8
     places = {}
     for name, (_, dtype, alignment) in reversed(VECTORS.items()):

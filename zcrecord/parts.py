@@ -13,22 +13,20 @@ from typing import Any
 import numpy as np
 
 from . import describe, unfold
-from .entries import AttributeEntry, Entries, Form, ModuleKind, PayloadId, change_values
+from .entries import AttributeEntry, Form, ModuleKind, PayloadId, change_values
 from .errors import TensorNotFoundError, UnsupportedError
-from .index import Index, decode, encode
+from .index import in_memory
 from .layout import NONE
 from .paths import Outline
 from .reader import Archive
 from .tree import split_dotted
 
-__all__ = ["Names", "Rename", "alone", "index_of", "module", "select"]
+__all__ = ["Names", "Rename", "alone", "module", "select"]
 
 Names = str | Iterable[str] | Callable[[describe.TensorInfo], bool]
 Rename = Mapping[Any, str] | Callable[[str], str]  # keys: str or re.Pattern; a mapping's key type is invariant
 Told = list[tuple[int, int, tuple[str, ...]]]  # what kind of thing, its number, its path
 Children = dict[int, list[tuple[int, int, int]]]  # of a module: place, what kind of thing, number
-
-_SLACK = bytes(64)  # names are compared 32 bytes at a time, and may be read past their pool's end
 
 
 def module(archive: Archive, name: str) -> Archive:
@@ -73,7 +71,7 @@ def alone(archive: Archive, i: int) -> Archive:
     outline.tensor((archive.index.name(i),), form, 0 if numbers else NONE)
     entries = outline.entries()
     entries.payload_rows = archive.index.payloads[numbers]
-    return archive.part(index_of(entries), numbers)
+    return archive.part(in_memory(entries), numbers)
 
 
 class _Walk:
@@ -171,7 +169,7 @@ class _Walk:
         for values in (entries.attributes, entries.metadata):
             change_values(values, lambda v: PayloadId(new[v]) if isinstance(v, PayloadId) else v)
         entries.payload_rows, entries.digest_kind = ix.payloads[numbers], ix.digest_kind
-        return archive.part(index_of(entries), numbers)
+        return archive.part(in_memory(entries), numbers)
 
     def _kinds(self, told: Told, children: Children) -> dict[tuple[str, ...], tuple[int, str]]:
         """Return kind and class name by path: a module's own, unless it has members of others by now, or lacks some.
@@ -251,12 +249,6 @@ def _blobs(attributes: list[AttributeEntry]) -> Iterator[int]:
         for value in a.value if isinstance(a.value, list | tuple) else [a.value]:
             if isinstance(value, PayloadId):
                 yield int(value)
-
-
-def index_of(entries: Entries) -> Index:
-    """Return an index in memory, as one is read from an archive."""
-    data = encode(entries)
-    return decode(memoryview(bytes(data) + _SLACK), len(data))
 
 
 def _is_pattern(name: str) -> bool:

@@ -9,9 +9,8 @@ import numpy as np
 
 from zcrecord.entries import Form, ModuleKind
 from zcrecord.errors import RecordError
-from zcrecord.index import PAYLOAD
+from zcrecord.index import PAYLOAD, in_memory
 from zcrecord.layout import NONE
-from zcrecord.parts import index_of
 from zcrecord.reader import Archive
 from zcrecord.record import Record
 from zcrecord.save import metadata_entries
@@ -74,4 +73,4 @@ def _archive(memory: Memory) -> Archive:
     told.payload_rows["offset"], told.payload_rows["nbytes"] = bounds[:-1][some] + np.uint64(start), sizes[some]
     told.payloads = np.where(some, np.cumsum(some) - 1, NONE)
     told.metadata = metadata_entries(said.metadata)
-    return Archive.foreign(memory._replace(octets=octets), index_of(told))
+    return Archive.foreign(memory._replace(octets=octets), in_memory(told))
