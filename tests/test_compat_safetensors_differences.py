@@ -231,6 +231,30 @@ def flax_loads(path: Path) -> Any:
     return lambda: importlib.import_module(f"{COMPAT}.flax").load_file(path)
 
 
+WRONG_ARGUMENTS: dict[str, Any] = {
+    "framework": lambda path: OURS.safe_open(path, []),
+    "backend": lambda path: OURS.safe_open(path, "np", backend=[]),
+    "device": lambda path: OURS.safe_open(path, "pt", device="nonsense"),
+    "device that is none": lambda path: OURS.pt.load_file(path, device=object()),
+    "path": lambda path: OURS.safe_open(None, "np"),
+    "folder": lambda path: OURS.np.load_file(path.parent),
+    "name": lambda path: OURS.safe_open(path, "np").get_tensor([]),
+    "name of a part": lambda path: OURS.safe_open(path, "np").get_slice(3),
+    "bytes": lambda path: OURS.np.load("text"),
+    "open file": lambda path: OURS.top._safe_open_handle(3, "np"),
+    "metadata": lambda path: OURS.np.save({"a": np.ones(1)}, metadata=[1]),
+    "text of metadata": lambda path: OURS.np.save({"a": np.ones(1)}, metadata={"a": 1}),
+    "destination": lambda path: OURS.np.save_file({"a": np.ones(1)}, path.parent),
+}
+
+
+@pytest.mark.parametrize("call", WRONG_ARGUMENTS.values(), ids=WRONG_ARGUMENTS)
+def test_every_error_is_a_safetensor_error(call: Any, tmp_path: Path) -> None:
+    OURS.np.save_file({"a": np.ones(2)}, tmp_path / "m")
+    with pytest.raises(ours.SafetensorError):
+        call(tmp_path / "m")
+
+
 def test_errors_say_where_and_what(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError) as caught:
         OURS.pt.load_file(tmp_path / "none")

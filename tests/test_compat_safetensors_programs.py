@@ -87,9 +87,13 @@ def test_specs_that_do_not_fit_are_refused(lib: SimpleNamespace) -> None:
     [
         ({"data_ptr": 0}, "tensor 'a': 48 bytes at address 0"),
         ({"data_len": 40}, r"tensor 'a': shape \[6\] of F64 takes 48 bytes, data_len says 40"),
-        ({"shape": (-6,)}, r"shape \[-6\] has a negative dimension"),
-        ({"shape": 6}, "a shape is a sequence of integers, not 6"),
+        ({"shape": (-6,)}, r"no tensor has shape \[-6\]"),
+        ({"shape": (0,) * 65}, r"no tensor has shape \[0, "),
+        ({"shape": (1 << 70,), "data_len": 1 << 73}, r"no tensor has shape .* data_len 9444732965739290427392"),
+        ({"shape": 6}, "shape, data_ptr and data_len are integers, not "),
+        ({"data_ptr": "here"}, "shape, data_ptr and data_len are integers, not .*'here'"),
         ({"dtype": "string"}, "element type 'string' is not known"),
+        ({"dtype": []}, r"element type \[\] is not known"),
     ],
 )
 def test_specs_are_refused_with_what_is_wrong(other: dict[str, Any], message: str) -> None:

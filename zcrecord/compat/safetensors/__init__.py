@@ -28,6 +28,7 @@ from typing import Any
 # By its own name, here and in the modules beside it: as `safetensors` in sys.modules this package has another.
 from zcrecord.compat.safetensors.opening import SafetensorError, safe_open, write, write_bytes
 from zcrecord.compat.safetensors.specs import TensorSpec, deserialize, serialize, serialize_file
+from zcrecord.errors import UnsupportedError
 
 __all__ = [
     "SafetensorError",
@@ -105,5 +106,7 @@ def load(data: Any, framework: str = "np", device: Any = "cpu") -> dict[str, Any
 
 def _safe_open_handle(f: Any, framework: str, device: Any = "cpu", *, backend: str = "mmap") -> safe_open:
     """Open the file that a file object is of, by its name; what has none is read to its end."""
+    if not hasattr(f, "read"):
+        raise UnsupportedError(f"an open file is expected, not a {type(f).__name__}")
     name = getattr(f, "name", None)
     return safe_open(name if isinstance(name, str | os.PathLike) else f.read(), framework, device, backend=backend)

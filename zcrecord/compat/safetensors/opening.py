@@ -19,6 +19,7 @@ from zcrecord import parts
 from zcrecord.dtypes import STRING, from_numpy
 from zcrecord.errors import DependencyError, RecordError, TensorNotFoundError, UnsupportedError
 from zcrecord.formats import mapped as genuine
+from zcrecord.handover import import_torch, torch_device
 from zcrecord.layout import MAGIC
 from zcrecord.lazy import LazyTensor
 from zcrecord.loading import load_record
@@ -85,14 +86,14 @@ class safe_open:  # noqa: N801  # the name people import
     def __init__(
         self, filename: str | os.PathLike[str], framework: str, device: Any = "cpu", *, backend: str = "mmap"
     ) -> None:
-        if framework not in _FRAMEWORKS:
+        if not isinstance(framework, str) or framework not in _FRAMEWORKS:
             known = ", ".join(_FRAMEWORKS)
             raise UnsupportedError(f"framework {framework!r} is not known; {known} are")
         self._framework = _FRAMEWORKS[framework]
         if self._framework != "torch" and not on_cpu(device):
             raise UnsupportedError(f"device {device!r}: {self._framework} takes its tensors from the CPU")
-        self._device = device
         self._on_cpu = on_cpu(device)
+        self._device = device if self._on_cpu else torch_device(import_torch(), device)
         writable = self._framework != "jax" and self._on_cpu
         self._record = open_record(filename, backend=backend, writable=writable)
         self._made: dict[str, Any] | None = None  # all tensors of torch or jax, once several were asked for
@@ -293,6 +294,8 @@ def _write(tensors: Any, dest: Any, metadata: Any) -> None:
     for name, value in tensors.items():
         if not _is_tensor(value):
             raise UnsupportedError(f"a {type(value).__name__} is no tensor; metadata= takes texts", tensor=str(name))
+    if not isinstance(metadata, Mapping | None):
+        raise UnsupportedError(f"metadata is a mapping from names to texts, not a {type(metadata).__name__}")
     for key, text in (metadata or {}).items():
         if not isinstance(text, str):
             what = f"metadata {key!r} is a {type(text).__name__}; save str(value), or zcrecord.save_record keeps types"

@@ -19,6 +19,7 @@ from zcrecord.compat.safetensors.opening import dtype_name, open_record, write, 
 from zcrecord.dtypes import STRING, by_name, by_safetensors, nbytes
 from zcrecord.errors import UnsupportedError
 from zcrecord.foreign import FLOAT4_PAIRS
+from zcrecord.layout import MAX_ARCHIVE_SIZE, MAX_RANK
 from zcrecord.tensors import PackedTensor, StringTensor, as_bytes
 
 __all__ = ["TensorSpec", "deserialize", "serialize", "serialize_file"]
@@ -40,7 +41,7 @@ class TensorSpec:
         TensorSpec(dtype='F32', shape=[2, 3], data_ptr=0, data_len=24)
 
     Raises:
-        UnsupportedError: no such element type, or dimensions that are none.
+        UnsupportedError: no such element type, or numbers that no tensor has.
     """
 
     dtype: str
@@ -49,16 +50,18 @@ class TensorSpec:
     data_len: int
 
     def __post_init__(self) -> None:
-        kind = by_name.get("float4_e2m1fn" if self.dtype == FLOAT4_PAIRS else self.dtype)
+        kind = by_name.get("float4_e2m1fn" if self.dtype == FLOAT4_PAIRS else str(self.dtype))
         if kind is None or kind is STRING:
             known = ", ".join(name for name in by_name if name != STRING.name)
             raise UnsupportedError(f"element type {self.dtype!r} is not known; {known} are")
         try:
             shape = list(map(operator.index, self.shape))
+            place = operator.index(self.data_ptr), operator.index(self.data_len)
         except TypeError:
-            raise UnsupportedError(f"a shape is a sequence of integers, not {self.shape!r}") from None
-        if min(shape, default=0) < 0:
-            raise UnsupportedError(f"shape {shape} has a negative dimension")
+            given = self.shape, self.data_ptr, self.data_len
+            raise UnsupportedError(f"shape, data_ptr and data_len are integers, not {given!r}") from None
+        if min(*shape, *place, 0) < 0 or len(shape) > MAX_RANK or max(*shape, place[1], 0) > MAX_ARCHIVE_SIZE:
+            raise UnsupportedError(f"no tensor has shape {shape}, data_ptr {place[0]} and data_len {place[1]}")
         if self.dtype == FLOAT4_PAIRS and shape:
             shape[-1] *= 2
         object.__setattr__(self, "dtype", kind.safetensors or kind.name)
