@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -538,6 +539,32 @@ def test_a_trickle_of_bytes_is_given_up(server: Server, monkeypatch: pytest.Monk
     stopped.set()
     server.misbehave = None
     assert is_right(rec)
+
+
+def test_bytes_that_come_slowly_have_the_time_that_they_take_once_they_have_begun(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rec = load(server)
+    server.forget()
+    monkeypatch.setattr(web, "_PATIENCE", 0.2)
+
+    def slow(handler: Any, number: int) -> bool:
+        start, end = request_of(handler, number).asked
+        data = (server.folder / "m.zcr").read_bytes()
+        handler.send_response(206)
+        handler.send_header("Content-Range", f"bytes {start}-{end - 1}/{len(data)}")
+        handler.send_header("ETag", '"1"')
+        handler.send_header("Content-Length", str(end - start))
+        handler.end_headers()
+        for at in range(start, end, 10_000):
+            handler.wfile.write(data[at : min(at + 10_000, end)])
+            handler.wfile.flush()
+            time.sleep(0.05)
+        return True
+
+    server.misbehave = slow
+    assert np.array_equal(rec["w3"], WEIGHTS["w3"])
+    assert len(server.requests) == 1
 
 
 def test_a_header_that_never_ends_is_given_up(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -154,7 +154,7 @@ def test_a_hollow_record_is_filled_with_what_was_expected_of_the_one_it_is_of(se
     url = f"{server.url}/m.zcr"
     hollow = zcrecord.load_record(url, expect=local(server).content_digest()).hollow()
     poison(server)
-    with pytest.raises(IntegrityError, match="its digest does not match|a payload's digest does not match"):
+    with pytest.raises(IntegrityError, match="digest does not match"):
         if how == "fill_by":
             hollow.fill_by("host")
         elif how == "stream":

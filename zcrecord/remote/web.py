@@ -12,7 +12,7 @@ import asyncio
 import re
 import threading
 import weakref
-from collections.abc import Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, TypeVar
 
 from zcrecord.errors import SourceError
@@ -59,6 +59,7 @@ class _Part:
 
     def __init__(self, offset: int, target: memoryview) -> None:
         self.target, self.done, self._offset = target, 0, offset
+        self.grant: Callable[[], None] | None = None  # more time, as soon as an answer is there
 
     @property
     def at(self) -> int:
@@ -130,13 +131,14 @@ class Web(Place):
 
     async def _try(self, part: _Part, *, first: bool = False) -> memoryview | None:
         """Make a request until it is answered in full; returns the whole file if that is what came first."""
-        nbytes = part.left
-        seconds = _PATIENCE + nbytes / _SLOWEST
+        nbytes, clock = part.left, asyncio.get_running_loop().time
+        start = clock()
         try:
-            async with asyncio.timeout(seconds):
+            async with asyncio.timeout(_PATIENCE) as limit:
+                part.grant = lambda: limit.reschedule(start + _PATIENCE + nbytes / _SLOWEST)
                 return await self._repeat(part, first=first)
         except TimeoutError:
-            what = f"cannot be read: only {part.done} of {nbytes} bytes came in {seconds:.0f} seconds"
+            what = f"cannot be read: only {part.done} of {nbytes} bytes came in {clock() - start:.0f} seconds"
             raise SourceError(f"{what}; the server or the line is too slow", path=self.shown) from None
 
     async def _repeat(self, part: _Part, *, first: bool) -> memoryview | None:
@@ -287,6 +289,8 @@ class Web(Place):
         self.known(int(found[3]), *self._tag(answer.headers))
         if part.at + part.left > self.size:  # the first request, of a file that is shorter
             part.shorten(self.size)
+        if part.grant is not None:
+            part.grant()
         await self._pour(answer, part)
 
     async def _pour(self, answer: Any, part: _Part) -> None:
