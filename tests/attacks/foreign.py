@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 from exchange import array, described, file_of, npy, npz, tensor
+from zip_tricks import two_directories
 
 from attacks.catalogue import Attack, Door
 from attacks.doors import command
@@ -128,6 +129,11 @@ def checkpoint(data: bytes, *, deflate: bool = False) -> bytes:
     return out.getvalue()
 
 
+def hidden_zeros() -> bytes:
+    """A checkpoint of 96 MiB of zeros behind its pickle: deflated in torch's eyes, stored in zipfile's."""
+    return two_directories(checkpoint(pickle.dumps({"n": 1}, 2) + bytes(96 * MIB), deflate=True))
+
+
 def laughing() -> bytes:
     """A pickle of 100 lists, each of which has the one before ten times."""
     found: list[Any] = ["ha"]
@@ -205,4 +211,8 @@ ATTACKS = (
     attack("lists that stand for 10^90 items", "pt", lambda: checkpoint(laughing()), "of times|deep", LimitError),
     attack("64 MiB of zeros, deflated", "pt", lambda: checkpoint(bytes(64 * MIB), deflate=True), "is compressed",
            UnsupportedError),
+    attack("96 MiB of zeros, deflated in the directory that torch reads", "pt", hidden_zeros,
+           "its directory is at .* should end at"),
+    attack("two directories", "npz", lambda: two_directories(deflated(MIB, described("'|u1'", f"({MIB},)"))),
+           "its directory is at .* should end at"),
 )  # fmt: skip

@@ -66,8 +66,8 @@ def read(path: str, out: RecordWriter, progress: Progress) -> int:
                 raise FormatError(f"{what}, not a .npz file", offset=0)
             reader = io.BufferedReader(file)
         with reader as buffered:
-            opened = open_zip(buffered, total)
-            found, text = members(opened, total, _NPY, STRUCTURE)
+            opened = open_zip(buffered)
+            found, text = members(opened, buffered, total, _NPY, STRUCTURE)
             _Arrays(opened, found, decode_structure(text), out, total, progress).tell()
     return total
 

@@ -6,6 +6,7 @@ written. How tensors become arrays is `foreign`'s, which of them share memory `s
 
 from __future__ import annotations
 
+import io
 import os
 import re
 import warnings
@@ -21,13 +22,14 @@ from zcrecord.errors import (
     FormatError,
     LimitError,
     RecordError,
-    SourceError,
     UnsupportedError,
     printable,
 )
 from zcrecord.layout import MAX_DEPTH
 from zcrecord.recording import RecordWriter
 from zcrecord.tree import as_tensor, is_attribute, state_path
+
+from .zipped import check_alike, open_zip
 
 __all__ = ["read"]
 
@@ -114,21 +116,18 @@ def _load(torch: Any, path: str, head: bytes) -> Any:
 
 
 def _check_stored(path: str) -> None:
-    """Refuse a zip file with compressed members, which `torch.save` never writes: torch holds each of them whole."""
-    try:
-        with zipfile.ZipFile(path) as opened:
-            members = opened.infolist()
-    except MemoryError:
-        raise
-    except OSError as error:
-        raise SourceError(f"cannot be read: {error.strerror or error}", errno=error.errno) from error
-    except Exception as error:  # BadZipFile, NotImplementedError, ValueError: it promises none
-        what = printable(str(error) or type(error).__name__)
-        raise FormatError(f"damaged, or no torch checkpoint ({what}); copy it again") from error
-    packed = next((info.filename for info in members if info.compress_type != zipfile.ZIP_STORED), None)
-    if packed is not None:
-        what = f"no torch checkpoint, or one that was packed again: '{printable(packed)}' is compressed"
-        raise UnsupportedError(f"{what}; unpack it and pack it without compression, or save it anew")
+    """Refuse a zip file with compressed members, which `torch.save` never writes: torch holds each of them whole.
+
+    That torch finds the same members as zipfile does, `check_alike` sees to.
+    """
+    file, size = open_source(path)
+    with file, io.BufferedReader(file) as buffered:
+        opened = open_zip(buffered, "no torch checkpoint")
+        packed = next((info.filename for info in opened.infolist() if info.compress_type != zipfile.ZIP_STORED), None)
+        if packed is not None:
+            what = f"no torch checkpoint, or one that was packed again: '{printable(packed)}' is compressed"
+            raise UnsupportedError(f"{what}; unpack it and pack it without compression, or save it anew")
+        check_alike(opened, buffered, size or 0)
 
 
 def _reason(error: Exception) -> str:
