@@ -15,6 +15,7 @@ import pytest
 import zstandard
 from onnx import TensorProto, helper, numpy_helper
 from test_onnx_export import (
+    LINK,
     OURS,
     X,
     archive,
@@ -250,6 +251,33 @@ def test_metadata_props_of_a_models_own_stay_byte_for_byte(tmp_path: Path) -> No
     made = archive(model, tmp_path / "m.zcr")
     assert whole(made) == model
     assert pointing(made, tmp_path / "m.onnx") == model
+
+
+@pytest.mark.parametrize("own", [
+    {"zcrecord.archive": "a story of mine"},
+    {"zcrecord.embedded": "suffix"},
+    {**LINK, "zcrecord.payload_offset": "many"},
+    {**LINK, "zcrecord.index_crc": "0123ABCD"},
+    {**LINK, "zcrecord.embedded": "inside"},
+], ids=["one", "another", "no offset", "no checksum", "no place"])  # fmt: skip
+def test_what_a_model_has_of_its_own_under_our_keys_stays_or_is_refused(own: dict[str, str], tmp_path: Path) -> None:
+    model = mlp()
+    for key, value in own.items():
+        model.metadata_props.add(key=key, value=value)
+    made = archive(model, tmp_path / "m.zcr")
+    assert whole(made) == model
+    with pytest.raises(
+        UnsupportedError, match=rf"m\.zcr: the model's own metadata_props have '{min(own)}', which external=True needs"
+    ):
+        to_onnx(made, tmp_path / "m.onnx", external=True)
+    assert not (tmp_path / "m.onnx").exists()
+
+
+def test_a_key_of_ours_that_is_there_twice_stays(tmp_path: Path) -> None:
+    model = mlp()
+    for key, value in [*LINK.items(), ("zcrecord.archive", "n.zcr")]:
+        model.metadata_props.add(key=key, value=value)
+    assert whole(archive(model, tmp_path / "m.zcr")) == model
 
 
 # A changed archive.

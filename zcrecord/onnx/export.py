@@ -16,16 +16,16 @@ from typing import Any
 from zcrecord import dtypes
 from zcrecord.converting import Binary, ConvertReport, Progress, check_destination, path_or_none, peak_rss
 from zcrecord.describe import TensorInfo
-from zcrecord.errors import LimitError, RecordError, UnsupportedError
+from zcrecord.errors import LimitError, RecordError, UnsupportedError, printable
 from zcrecord.loading import load_record
 from zcrecord.pieces import Payloads
 from zcrecord.record import Record
 from zcrecord.sink import Sink, open_sink
 from zcrecord.tensors import StringTensor
 
-from .graph import Initializer, encode_reference, restore
-from .linked import PROPERTIES, Link, digest_of, link
-from .properties import encode_properties
+from .graph import Initializer, encode_reference, restore, skeleton_of
+from .linked import PROPERTIES, Link, digest_of, is_link, link
+from .properties import encode_properties, without_properties
 from .values import RAW_DATA, STRING_DATA
 from .wire import LEN, MAX_LENGTH, encode_field, encode_varint
 
@@ -47,7 +47,8 @@ def to_onnx(
 ) -> ConvertReport:
     """Write the model in an archive as ONNX again; holds no more than a few MiB of its values at a time.
 
-    It is what was converted, message by message, with the values in raw_data, and those that the record has by now. A
+    It is what was converted, message by message, with the values in raw_data, and those that the record has by now;
+    only what a model said of an archive that it pointed to (`external`) is left out, as it points there no more. A
     path at `dest` holds the old file or the whole new one at any time. Every payload is checked against its digest.
 
     With `external` the initializers' values stay in the archive, which `onnx.load` and ONNX Runtime then read as
@@ -77,11 +78,11 @@ def to_onnx(
         True
 
     Raises:
-        UnsupportedError: the archive was not made from a model, or, with `external`, is no file as it is.
-            ExternalDataError: no model at `dest` may point to it. LimitError: more than the 2 GiB that one model may
-            have. IntegrityError: a payload is damaged. FormatError: the archive is, or has other tensors by now than
-            the model. DestinationExistsError: `dest` exists and `force` was not given. SourceError: the file system
-            refused.
+        UnsupportedError: the archive was not made from a model, or, with `external`, is no file as it is, or the model
+            has metadata_props of its own under the keys for that. ExternalDataError: no model at `dest` may point to
+            it. LimitError: more than the 2 GiB that one model may have. IntegrityError: a payload is damaged.
+            FormatError: the archive is, or has other tensors by now than the model. DestinationExistsError: `dest`
+            exists and `force` was not given. SourceError: the file system refused.
     """
     started = time.perf_counter()
     dest_path = path_or_none(dest)
@@ -157,7 +158,7 @@ class _Model:
         Raises:
             LimitError: it would be larger than a model may be.
         """
-        self._parts, self._numbers = restore(self._record, self._place, without=PROPERTIES)
+        self._parts, self._numbers = restore(self._record, self._place, skeleton=self._skeleton())
         nbytes = sum(map(len, self._parts))
         if nbytes > MAX_LENGTH:
             what = f"{nbytes} bytes in one model, and protobuf holds at most {MAX_LENGTH}"
@@ -169,6 +170,23 @@ class _Model:
         if self._link is not None:
             told = self._link.properties(digest_of(self._payloads, self._record, self._tell_read))
             self._parts.append(encode_properties(told))
+
+    def _skeleton(self) -> Any:
+        """Return the record's skeleton, without what it says of an archive that the model pointed to before.
+
+        What else it has under the keys for that is the model's own, and stays.
+
+        Raises:
+            UnsupportedError: it would have a key twice.
+        """
+        skeleton = skeleton_of(self._record)
+        rest, taken = without_properties(skeleton, PROPERTIES)
+        if not taken or is_link(taken):
+            return rest
+        if self._link is not None:
+            what = f"the model's own metadata_props have '{printable(taken[0][0])}', which external=True needs"
+            raise UnsupportedError(f"{what} to say which archive the model is for; rename it there and convert again")
+        return skeleton
 
     def _tell_read(self, done: int, total: int) -> None:
         self._before = total

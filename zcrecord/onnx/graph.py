@@ -8,7 +8,7 @@ stood when the archive was written; what counts is its name, since a record that
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,7 +21,6 @@ from zcrecord.tensors import PackedTensor, StringTensor
 
 from .convert import STUB_KEY
 from .names import GRAPH_ATTRIBUTE, Found, full_names
-from .properties import without_properties
 from .scanner import Scanner
 from .schema import FUNCTION, GRAPH, MODEL, TRAINING, Scope, Tensor, Tensors
 from .values import RAW_DATA, STRING_DATA, Values
@@ -106,20 +105,16 @@ def model_parts(record: Record, place: Callable[[Initializer], Any] | None = Non
     return restore(record, place).parts
 
 
-def restore(
-    record: Record, place: Callable[[Initializer], Any] | None = None, *, without: Collection[str] = ()
-) -> Restored:
+def restore(record: Record, place: Callable[[Initializer], Any] | None = None, *, skeleton: Any = None) -> Restored:
     """Return a ModelProto as `model_parts` does, and which tensors are in it.
 
     Args:
         place: what stands for a tensor's values: None for themselves, bytes for fields as `encode_reference` makes
             them, or an object with a length, which becomes a part: raw_data's bytes, or the string_data fields of
             strings. May be asked about a tensor again; then the last answer counts.
-        without: keys of metadata_props to leave out.
+        skeleton: what to take in the place of the record's own, such as one without some of its metadata_props.
     """
-    data: Any = skeleton_of(record)
-    if without:
-        data = without_properties(data, without)
+    data: Any = skeleton_of(record) if skeleton is None else skeleton
     found = _restored(data, _Restore(record, place))
     names, there = full_names(found.found, sum(map(len, record.names))), record.names
     if names != [there[number] for number in found.numbers]:

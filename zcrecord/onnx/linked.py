@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ from . import external
 from .listing import OnnxTensorInfo, scan
 from .properties import read_properties
 
-__all__ = ["PROPERTIES", "ExternalReport", "Link", "digest_of", "link", "verify_external"]
+__all__ = ["PROPERTIES", "ExternalReport", "Link", "digest_of", "is_link", "link", "verify_external"]
 
 # Keys of metadata_props.
 ARCHIVE = "zcrecord.archive"  # its path from the model's folder on, as external data have it in `location`
@@ -34,6 +35,13 @@ PAYLOAD_OFFSET = "zcrecord.payload_offset"  # in the file
 INDEX_CRC = "zcrecord.index_crc"  # 8 hexadecimal digits; the index has every offset and every payload's digest
 EMBEDDED = "zcrecord.embedded"  # "prefix" or "suffix", where the archive is part of a file
 PROPERTIES = (ARCHIVE, CONTENT_DIGEST, PAYLOAD_OFFSET, INDEX_CRC, EMBEDDED)
+_WRITTEN = {  # what their values look like
+    ARCHIVE: re.compile(".+", re.DOTALL),
+    CONTENT_DIGEST: re.compile("sha256:[0-9a-f]{64}"),
+    PAYLOAD_OFFSET: re.compile("[0-9]{1,20}"),
+    INDEX_CRC: re.compile("[0-9a-f]{8}"),
+    EMBEDDED: re.compile("prefix|suffix"),
+}
 
 _AGAIN = "write the model again with to_onnx(external=True)"
 
@@ -69,6 +77,18 @@ class ExternalReport:
     tensors: int
     nbytes: int
     full: bool
+
+
+def is_link(pairs: Sequence[tuple[str, str]]) -> bool:
+    """Return whether metadata_props under these keys are what `to_onnx(external=True)` writes: each once, well formed.
+
+    Example:
+        >>> is_link([("zcrecord.archive", "m.zcr")])
+        False
+    """
+    told = dict(pairs)
+    whole = len(told) == len(pairs) and told.keys() >= set(PROPERTIES[:4])
+    return whole and all(_WRITTEN[key].fullmatch(value) for key, value in pairs)
 
 
 def _payload_offset(record: Record) -> int:

@@ -30,11 +30,11 @@ def read_properties(stream: Binary) -> dict[str, str]:
     """
     window = Window(stream, Skeleton())
     window.drop(0)
-    return _pass(window, None)
+    return dict(_pass(window, None))
 
 
-def without_properties(data: Any, keys: Collection[str]) -> bytes:
-    """Return a ModelProto without the metadata_props of these keys, all else byte for byte as it is; copies it.
+def without_properties(data: Any, keys: Collection[str]) -> tuple[bytes, list[tuple[str, str]]]:
+    """Return a ModelProto without the metadata_props of these keys, and those pairs; copies all else byte for byte.
 
     A pair that is malformed in itself has none of the keys, and stays: what `convert` took is given back.
 
@@ -43,9 +43,9 @@ def without_properties(data: Any, keys: Collection[str]) -> bytes:
     """
     kept = Skeleton()
     window = Window(io.BytesIO(data), kept)
-    _pass(window, keys)
+    taken = _pass(window, keys)
     window.finish()
-    return b"".join(kept.finish())
+    return b"".join(kept.finish()), taken
 
 
 def encode_properties(properties: Mapping[str, str]) -> bytes:
@@ -54,9 +54,9 @@ def encode_properties(properties: Mapping[str, str]) -> bytes:
     return b"".join(encode_field(_METADATA_PROPS, encode_field(1, k) + encode_field(2, v)) for k, v in pairs)
 
 
-def _pass(window: Window, drop: Collection[str] | None) -> dict[str, str]:
-    """Pass a whole model and return its pairs; those to `drop` do not get into the window's skeleton."""
-    found: dict[str, str] = {}
+def _pass(window: Window, drop: Collection[str] | None) -> list[tuple[str, str]]:
+    """Pass a whole model and return its pairs; with `drop` those alone, which do not get into the window's skeleton."""
+    found: list[tuple[str, str]] = []
     while not window.at_end():
         start, tag, value = window.header(OPEN_END)
         if tag != _METADATA_PROPS << 3 | LEN or value > MAX_TEXT:
@@ -68,25 +68,27 @@ def _pass(window: Window, drop: Collection[str] | None) -> dict[str, str]:
         if not window.hold(value):
             raise window.fail("the stream ends inside metadata_props")
         if drop is None:
-            key, text = read_pair(window, window.base + window.pos + value)
-            found[key] = text
+            found.append(read_pair(window, window.base + window.pos + value))
             continue
         raw = bytes(window.view[window.pos : window.pos + value])
-        if _pass_pair(window, value) not in drop:
+        pair = _pass_pair(window, value)
+        if pair is not None and pair[0] in drop:
+            found.append(pair)
+        else:
             window.skeleton.tail += encode_varint(tag) + encode_varint(value) + raw
         window.keep()
     return found
 
 
-def _pass_pair(window: Window, nbytes: int) -> str | None:
-    """Pass a pair that the window holds and return its key, None if it is malformed."""
+def _pass_pair(window: Window, nbytes: int) -> tuple[str, str] | None:
+    """Pass a pair that the window holds and return it, None if it is malformed."""
     end = window.pos + nbytes
     try:
-        key, _ = read_pair(window, window.base + end)
+        pair = read_pair(window, window.base + end)
     except OnnxError:
-        key = None
+        pair = None
     window.pos = end
-    return key
+    return pair
 
 
 def read_pair(window: Window, end: int) -> tuple[str, str]:
