@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 # A module may import what stands before it here, nothing else. Names are relative to the package, "." is the package.
 FLOORS = """
-    errors dtypes layout _schema _schema.tables entries spans index rules verify tensors foreign lazy sharing
+    errors filetypes dtypes layout _schema _schema.tables entries spans index rules verify tensors foreign lazy sharing
     tree paths unfold scratch sink compressed ordered together writer streaming source frames views reader damage
     contents describe parts
     typed.fields typed.wanted typed.composed typed handover
@@ -132,7 +132,7 @@ def test_exceptions_to_the_one_way_are_still_needed() -> None:
 @pytest.mark.parametrize(
     "package, users",
     [
-        ("struct", {"zcrecord.layout"}),
+        ("struct", {"zcrecord.layout", "zcrecord.formats.zipped"}),
         ("flatbuffers", {"zcrecord.index", "zcrecord._schema.tables"}),
         ("zcrecord._schema", {"zcrecord.entries", "zcrecord.index"}),
         ("argparse", {"zcrecord.arguments", "zcrecord.cli"}),

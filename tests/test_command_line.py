@@ -34,9 +34,9 @@ FAULTS: dict[str, tuple[Callable[[Path], object], str]] = {
     "missing": (lambda path: None, "given.zcr: no such file"),
     "directory": (lambda path: path.mkdir(), "given.zcr: is a directory; name an archive in it"),
     "empty": (lambda path: path.touch(), "given.zcr: the file is empty"),
-    "safetensors": (c.safetensors, "given.zcr: this is a safetensors file, not a zcrecord archive"),
+    "safetensors": (c.safetensors, "given.zcr: this is a safetensors file, not a zcrecord archive; zcrecord convert"),
     "text": (lambda path: path.write_text("one line\n" * 40), "given.zcr: this is a text file, not a zcrecord archive"),
-    "onnx": (lambda path: shutil.copy(c.DIGITS, path), "given.zcr: .*ONNX model.*convert it with onnx2zc"),
+    "onnx": (lambda path: shutil.copy(c.DIGITS, path), "given.zcr: .*ONNX model.*onnx2zc makes an archive of it"),
     "truncated": (c.truncated, "given.zcr: .*truncated, copy it again"),
     "future": (c.of_the_future, "given.zcr: header: format version 200, this reader knows .*upgrade zcrecord"),
 }

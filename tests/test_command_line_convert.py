@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -166,10 +167,18 @@ def test_wrong_usage_is_status_2(arguments: list[str], told: str, capsys: pytest
 NO_SOURCES: dict[str, tuple[bytes | None, str]] = {
     "missing.safetensors": (None, "missing.safetensors: cannot read: No such file"),
     "empty.safetensors": (b"", "empty.safetensors: 0 bytes are too few for a safetensors file"),
-    "pointer.safetensors": (b"version https://git-lfs.github.com/spec/v1\n", "Git LFS pointer; fetch the file itself"),
-    "page.npz": (b"<html>", "page.npz: this is text"),
+    "pointer.safetensors": (
+        b"version https://git-lfs.github.com/spec/v1\n",
+        "this is a Git LFS pointer, not a safetensors file; fetch the file itself with git lfs pull",
+    ),
+    "page.npz": (b"<html>", "page.npz: this is a web page, not a .npz file; the download failed"),
     "short.zcr": (b"\x89ZCR\r\n\x1a\n", "short.zcr: .* the file is truncated"),
-    "unknown.dat": (b"what is this", "unknown.dat: it has no format's first bytes.*--from.*: zcr, onnx, safetensors"),
+    "page.dat": (b"<html>", "page.dat: this is a web page, which is not converted; the download failed"),
+    "text.dat": (b"what is this", "text.dat: this is a text file, which is not converted"),
+    "unknown.dat": (
+        b"\1\2what is this",
+        "unknown.dat: it has no format's first bytes.*--from.*: zcr, onnx, safetensors",
+    ),
     "packed.dat": (b"\x1f\x8b\x08\0", "packed.dat: the gzip stream is truncated or damaged"),
 }
 
@@ -190,7 +199,7 @@ def test_what_cannot_be_read_is_told_in_one_line_and_leaves_nothing(
     "dest, options, pattern",
     [
         ("out.pt", [], "out.pt: torch is not written; what is: zcr, safetensors, npz"),
-        ("out.onnx", [], "out.onnx: onnx is not written"),
+        ("out.onnx", [], r"out.onnx: zcrecord to-onnx \(zcrecord.onnx.to_onnx\) writes a model from its archive"),
         ("out", [], "out: no format has its suffix; name one .*--to.*: zcr, safetensors, npz"),
         ("out.npz", ["--alignment", "128"], "alignment is for archives; npz has none to choose"),
         ("out.zcr", ["--max-shard-size", "5GB"], "max_shard_size is for safetensors written to a path"),
@@ -212,7 +221,7 @@ def test_content_counts_more_than_the_suffix(capsys: pytest.CaptureFixture[str])
         assert main(["convert", "wrong.onnx", "out.zcr", "--force"]) == 0
     capsys.readouterr()
     told = main(["convert", "a.npz", "out.zcr", "--from", "onnx", "--force"])
-    c.fails(capsys, told, "a.npz: this is a zip file .*, not an ONNX model")
+    c.fails(capsys, told, "a.npz: this is a .npz file, not an ONNX model; zcrecord convert makes an archive of it")
 
 
 def test_progress_without_a_terminal_is_a_line_now_and_then(
@@ -240,3 +249,53 @@ def test_a_compressed_source_is_decompressed_on_the_way(packed: str, capsys: pyt
     capsys.readouterr()
     c.fails(capsys, main(["convert", f"x.npz.{packed}", "c.zcr"]), "npz cannot be read compressed; decompress it first")
     c.fails(capsys, main(["convert", "model.onnx", f"c.zcr.{packed}"]), "no format has its suffix; name one")
+
+
+# A folder, as it was downloaded
+
+
+def test_a_folder_stands_for_the_one_model_in_it(capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("repo/model.safetensors", "repo/pytorch_model.bin", "repo/training_args.bin", "repo/README.md"):
+        Path(name).parent.mkdir(exist_ok=True)
+        Path(name).write_bytes(Path("model.safetensors").read_bytes())
+    assert main(["convert", "repo", "a.zcr", "--quiet"]) == 0
+    assert main(["convert", "model.safetensors", "b.zcr", "--quiet"]) == 0
+    assert Path("a.zcr").read_bytes() == Path("b.zcr").read_bytes()
+    assert zcrecord.formats.convert("repo", "c.zcr").source == os.path.join("repo", "model.safetensors")
+    Path("repo/model.safetensors").unlink()
+    assert zcrecord.formats.convert("repo", "d.zcr").source == os.path.join("repo", "pytorch_model.bin")
+
+
+def test_shards_in_a_folder_are_the_one_model_of_their_index(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("repo").mkdir()
+    assert main(["convert", "model.safetensors", "repo/model.safetensors", "--max-shard-size", "1", "--quiet"]) == 0
+    assert len(list(Path("repo").iterdir())) > 2
+    report = zcrecord.formats.convert("repo", "a.zcr")
+    assert report.source == os.path.join("repo", "model.safetensors.index.json")
+    zcrecord.formats.convert("model.safetensors", "b.zcr")
+    a, b = (zcrecord.load_record(path) for path in ("a.zcr", "b.zcr"))
+    assert {name: a[name].tobytes() for name in a} == {name: b[name].tobytes() for name in b}
+
+
+@pytest.mark.parametrize(
+    "names, options, told",
+    [
+        ([], [], "repo: is a folder without a model; name a file that can be converted"),
+        (["config.json", "a.txt"], [], "repo: is a folder without a model"),
+        (
+            ["a.safetensors", "b.safetensors"],
+            [],
+            "repo: is a folder with several models: a.safetensors, b.safetensors;",
+        ),
+        (["a\x1b.gguf", "b.gguf"], [], r"several models: a\\x1b.gguf, b.gguf; name"),
+        (["a.safetensors"], ["--from", "gguf"], "repo: is a folder without a model"),
+        (["x-00001-of-00002.safetensors", "x-00002-of-00002.safetensors"], [], "several models: x-00001-of-00002"),
+    ],
+)
+def test_a_folder_of_no_model_or_of_several_says_so(
+    names: list[str], options: list[str], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("repo").mkdir()
+    for name in names:
+        Path("repo", name).touch()
+    c.fails(capsys, main(["convert", "repo", "out.zcr", *options]), told)

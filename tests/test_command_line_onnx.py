@@ -32,9 +32,15 @@ NO_MODELS: dict[str, tuple[Callable[[Path], object], str]] = {
     "missing": (lambda path: None, "given.onnx: cannot read: No such file or directory"),
     "directory": (lambda path: path.mkdir(), "given.onnx: cannot read: Is a directory"),
     "empty": (lambda path: path.touch(), "given.onnx: empty, not an ONNX model"),
-    "archive": (c.of_the_future, "given.onnx: this is a zcrecord archive already, not an ONNX model"),
-    "text": (lambda path: path.write_text('{"a": 1}'), "given.onnx: this is text .*not an ONNX model"),
-    "safetensors": (c.safetensors, "given.onnx: byte 0x"),
+    "archive": (
+        c.of_the_future,
+        "given.onnx: this is a zcrecord archive, not an ONNX model; zcrecord convert and zcrecord to-onnx write other",
+    ),
+    "text": (lambda path: path.write_text('{"a": 1}'), "given.onnx: this is JSON text, not an ONNX model"),
+    "safetensors": (
+        c.safetensors,
+        "given.onnx: this is a safetensors file, not an ONNX model; zcrecord convert makes an archive of it",
+    ),
     "truncated": (lambda path: path.write_bytes(c.DIGITS.read_bytes()[:9000]), "given.onnx: byte 0x.* truncated"),
 }
 
@@ -233,7 +239,7 @@ def test_onnx2zc_reads_standard_input(monkeypatch: pytest.MonkeyPatch, capsys: p
     assert capsys.readouterr().out.startswith("out.zcr: 7 tensors")
     assert list(zcrecord.load_record("out.zcr", verify="full")) == names_of_digits()
     c.pipe_in(monkeypatch, b"<html>")
-    c.fails(capsys, onnx2zc_main(["-", "x.zcr"]), "standard input: this is text", "onnx2zc: error: ")
+    c.fails(capsys, onnx2zc_main(["-", "x.zcr"]), "standard input: this is a web page, not an", "onnx2zc: error: ")
     c.pipe_in(monkeypatch, c.DIGITS.read_bytes())
     c.fails(capsys, onnx2zc_main(["-", "out.zcr"]), "out.zcr: exists already", "onnx2zc: error: ")
 

@@ -203,7 +203,7 @@ ALIGN = text("general.alignment") + u32(4)
 KEY = text("k")
 STRING, ARRAY = u32(8), u32(9)
 HOSTILE = {
-    "empty": (b"", "the magic takes 4 bytes, 0 are left"),
+    "empty": (b"", "the file is empty"),
     "another magic": (b"GGML" + bytes(40), "does not start with 'GGUF'"),
     "version 1": (head(0, 0, 1), "GGUF version 1; versions 2 and 3"),
     "version 4": (head(0, 0, 4), "GGUF version 4"),

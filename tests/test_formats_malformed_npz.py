@@ -44,7 +44,7 @@ def changed(at: bytes, back: int, value: bytes) -> bytes:
 
 NPZ: dict[str, tuple[Callable[[], bytes], str]] = {
     "nothing in it": (lambda: b"", "damaged, or not a .npz file .File is not a zip file"),
-    "no zip file": (lambda: b"abc" * 100, "damaged, or not a .npz file"),
+    "no zip file": (lambda: b"\0abc" * 100, "damaged, or not a .npz file"),
     "Git LFS pointer": (lambda: b"version https://git-lfs.github.com/spec/v1\n", "Git LFS pointer"),
     "a name twice": (duplicated, "tensor 'w': this name is there twice"),
     "a name twice, once without its suffix": (

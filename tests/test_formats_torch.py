@@ -235,7 +235,7 @@ def test_what_an_archive_cannot_hold_is_named(name: str, tmp_path: Path) -> None
 def test_file_of_another_kind_is_named_where_that_is_plain(tmp_path: Path) -> None:
     for head, message in {
         b"": "the file is empty",
-        b"GGUF" + bytes(99): "this is a GGUF file, no torch checkpoint",
+        b"GGUF" + bytes(99): "this is a GGUF file, not a torch checkpoint; zcrecord convert",
         b"version https://git-lfs.github.com/spec/v1": "Git LFS pointer",
         b"hello " * 99: "no torch checkpoint, or a damaged one",
     }.items():

@@ -734,8 +734,8 @@ def test_only_a_regular_file_can_be_scanned(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("data, message", [
     (b"", "empty, not an ONNX model"),
-    (b"\x1f\x8b" + bytes(60), "gzip stream; decompress it first, not an ONNX model"),
-    (b"\x28\xb5\x2f\xfd" + bytes(60), "zstd stream; decompress it first, not an ONNX model"),
+    (b"\x1f\x8b" + bytes(60), "this is a gzip stream, not an ONNX model; decompress it first"),
+    (b"\x28\xb5\x2f\xfd" + bytes(60), "this is a zstd stream, not an ONNX model; decompress it first"),
     (b"\x08\x09", "no graph; this is not an ONNX model"),
 ])  # fmt: skip
 def test_compressed_and_other_files_are_told_apart(data: bytes, message: str, tmp_path: Path) -> None:

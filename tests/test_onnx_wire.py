@@ -508,9 +508,9 @@ def test_typed_values_before_their_data_type_are_held_up_to_a_bound() -> None:
     (b"", "empty, not an ONNX model"),
     (b"\x08\x09", "no graph"),
     (b"PK\x03\x04" + bytes(60), "this is a zip file"),
-    (b"<!DOCTYPE html>" + bytes(60), "this is text"),
-    (b"version https://git-lfs.github.com/spec/v1\n", "Git LFS pointer; fetch the file itself with git lfs pull"),
-    (b"\x89ZCR\r\n\x1a\n" + bytes(60), "zcrecord archive already"),
+    (b"<!DOCTYPE html>" + bytes(60), "this is a web page, not an ONNX model"),
+    (b"version https://git-lfs.github.com/spec/v1\n", "a Git LFS pointer, not an ONNX model; fetch the file itself"),
+    (b"\x89ZCR\r\n\x1a\n" + bytes(60), "this is a zcrecord archive, not an ONNX model"),
 ])  # fmt: skip
 def test_other_files_are_told_apart(data: bytes, message: str) -> None:
     with pytest.raises(OnnxError, match=message):

@@ -299,7 +299,7 @@ def test_a_payload_that_is_damaged_where_it_lies_is_never_shown(server: Server, 
     "data, kind, message",
     [
         (b"", FormatError, "the file is empty"),
-        (b"<html>" + b" page" * 50, FormatError, "this is a text file"),
+        (b"<html>" + b" page" * 50, FormatError, "this is a web page, not a zcrecord archive"),
         (saved(WEIGHTS)[:300_000], FormatError, r"the archive has 8\d+ bytes, the source 300000; it is truncated"),
         (saved(WEIGHTS)[:90], FormatError, "90 bytes are too few for an archive"),
         (saved(WEIGHTS) + bytes(8), FormatError, "followed by other bytes"),

@@ -1,4 +1,4 @@
-"""What all conversions share: the report, what may be replaced, how sources are opened, what foreign files look like.
+"""What all conversions share: the report, what may be replaced, how sources are opened.
 
 Knows files and processes; nothing of any format's inside, which is left to `onnx` and `formats`.
 """
@@ -26,7 +26,6 @@ __all__ = [
     "open_source",
     "path_or_none",
     "peak_rss",
-    "what_it_is",
 ]
 
 Binary = IO[bytes] | io.RawIOBase | io.BufferedIOBase
@@ -59,23 +58,6 @@ class ConvertReport:
     left_out: int = 0
     verified: bool = False
     dry_run: bool = False
-
-
-_FOREIGN = {
-    b"\x89ZCR": "this is a zcrecord archive already",
-    b"PK\x03\x04": "this is a zip file (a torch checkpoint, an .npz?)",
-    b"\x28\xb5\x2f\xfd": "this is a zstd stream; decompress it first",
-    b"\x1f\x8b": "this is a gzip stream; decompress it first",
-    b"GGUF": "this is a GGUF file",
-    b"<": "this is text (a web page, where a download failed?)",
-    b"{": "this is text (JSON?)",
-    b"version https://git-lfs": "this is a Git LFS pointer; fetch the file itself with git lfs pull",
-}
-
-
-def what_it_is(head: bytes) -> str | None:
-    """Return, for people, what a file that starts so is, where that is plain; None where it is not."""
-    return next((what for magic, what in _FOREIGN.items() if head.startswith(magic)), None)
 
 
 def path_or_none(file: Any) -> str | None:

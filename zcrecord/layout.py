@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .errors import FormatError, IntegrityError, LimitError, RecordError, VersionError
+from .filetypes import program_of, wrong_type
 
 __all__ = ["ALIGNMENT", "HEADER_SIZE", "LARGE_ALIGNMENT", "LARGE_PAYLOAD", "MAGIC", "VERSION", "Header", "align_up"]
 
@@ -42,7 +43,6 @@ SPAN_ALLOWANCE = 256  # bytes an entry may repeat of the text pool, on average
 WORDS_ALLOWANCE = 32  # items an attribute list may repeat of the word pool, on average
 DIGEST_ALLOWANCE = 64  # times an archive's size that its distinct strided views may add up to, for a content digest
 
-_PROGRAMS = {b"\x7fELF": "an ELF", b"MZ": "a Windows", b"\xcf\xfa\xed\xfe": "a Mach-O", b"\xca\xfe\xba\xbe": "a Mach-O"}
 ATTACHED_MAGIC = b"\x89ZCA\r\n\x1a\n"
 ATTACHED_SIZE = 32  # of the note before an attached archive
 ATTACHED_ALIGNMENT = MAX_ALIGNMENT  # no system's pages, or what Windows maps by, are larger: it can be mapped by itself
@@ -160,27 +160,7 @@ def _foreign(data: bytes, what: str) -> str:
         return "trailer: its magic is missing; the file is truncated or has bytes appended, copy it again"
     if data[:4] == b"\x89ZCR" or data[1:4] == b"ZCR":
         return "the magic is damaged, as by a transfer in text mode; copy the file again in binary mode"
-    if data[8:10] == b'{"' or data[8:9] == b"{":
-        return "this is a safetensors file, not a zcrecord archive"
-    if data[:4] == b"PK\x03\x04":
-        return "this is a zip file (an .npz or a torch checkpoint?), not a zcrecord archive"
-    if data[:4] == b"GGUF":
-        return "this is a GGUF file, not a zcrecord archive"
-    if data[:4] == b"\x28\xb5\x2f\xfd":
-        return "this is a zstd stream, not a zcrecord archive; decompress it first"
-    if data[:1] == b"\x08" and data[2:3] in (b"\x12", b"\x1a", b"\x22", b"\x2a", b"\x3a"):
-        return "this looks like an ONNX model, not a zcrecord archive; convert it with onnx2zc"
-    if all(32 <= c < 127 or c in (9, 10, 13) for c in data[:64]):
-        return "this is a text file, not a zcrecord archive"
-    if (kind := _program(data)) is not None:
-        return f"this is {kind} program, not a zcrecord archive; `zcrecord detach` takes out one that is attached"
-    return "not a zcrecord archive: the first 8 bytes are not its magic"
-
-
-def _program(data: bytes) -> str | None:
-    if 0 not in data:  # as it is in no text, which may well start with MZ
-        return None
-    return next((kind for magic, kind in _PROGRAMS.items() if data.startswith(magic)), None)
+    return wrong_type(data, "a zcrecord archive") or "not a zcrecord archive: the first 8 bytes are not its magic"
 
 
 def too_short(size: int, start: bytes) -> RecordError:
@@ -278,7 +258,7 @@ def ends_in_archive(source: memoryview) -> bool:
         trailer = None
     start = 0 if trailer is None else end - trailer.archive_size
     if trailer is None or start <= 0 or source[start : start + 8] != MAGIC:
-        if (kind := _program(bytes(source[:HEADER_SIZE]))) is None:
+        if (kind := program_of(bytes(source[:HEADER_SIZE]))) is None:
             return False
         gone = "`strip` takes an attached one off, and bytes behind one hide it; attach it with `zcrecord attach`"
         what = f"this is {kind} program with no archive at its end; {gone}"

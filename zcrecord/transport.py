@@ -22,8 +22,9 @@ import numpy as np
 
 from . import frames
 from .compressed import Peeked, expanded, import_zstandard
-from .converting import Progress, check_destination, open_source, peak_rss, what_it_is
+from .converting import Progress, check_destination, open_source, peak_rss
 from .errors import FormatError, RecordError
+from .filetypes import wrong_type
 from .frames import Row, Table
 from .ordered import cores, in_order
 from .packing import PREADV, Watch, compressors_of, of_file, of_stream
@@ -207,8 +208,8 @@ def _table_of(reader: Reader) -> Table | None:
 
 def _check_magic(head: bytes) -> None:
     if not is_packed(head):
-        what = what_it_is(head) or "no zstd frame starts so"
-        raise FormatError(f"not a packed archive: {what}" if head else "the file is empty")
+        what = wrong_type(head, "a packed archive") or "not a packed archive: no zstd frame starts so"
+        raise FormatError(what if head else "the file is empty")
 
 
 def _expanded(reader: Reader, table: Table | None, threads: int) -> Generator[Any, None, None]:

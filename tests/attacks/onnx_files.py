@@ -216,8 +216,8 @@ def greedy_frame() -> bytes:
 BROKEN = [
     attack("O1", "nothing", lambda: b"", "empty, not an ONNX model"),
     attack("O1", "a zip file", lambda: b"PK\x03\x04" + bytes(60), "this is a zip file"),
-    attack("O1", "a web page", lambda: b"<!DOCTYPE html>" + bytes(60), "this is text"),
-    attack("O1", "an archive already", lambda: b"\x89ZCR\r\n\x1a\n" + bytes(60), "zcrecord archive already"),
+    attack("O1", "a web page", lambda: b"<!DOCTYPE html>" + bytes(60), "this is a web page"),
+    attack("O1", "an archive already", lambda: b"\x89ZCR\r\n\x1a\n" + bytes(60), "zcrecord archive, not an ONNX"),
     attack("O2", "no graph", lambda: b"\x08\x09", "no graph"),
     attack("O3", "a varint of 11 bytes", lambda: field(7, b"\x08" + b"\x80" * 10 + b"\x01"), "varint of more than 10"),
     attack("O3", "a packed varint of 12 bytes", lambda: typed(1, field(7, b"\x80" * 11 + b"\x01")),

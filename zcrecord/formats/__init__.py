@@ -12,7 +12,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
 import os
+import re
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -28,19 +30,23 @@ from zcrecord.converting import (
     open_source,
     path_or_none,
     peak_rss,
-    what_it_is,
 )
-from zcrecord.errors import FormatError, RecordError, UnsupportedError, printable
-from zcrecord.layout import ALIGNMENT, MAGIC, check_alignment
+from zcrecord.errors import FormatError, RecordError, SourceError, UnsupportedError, printable
+from zcrecord.filetypes import FileType, file_type
+from zcrecord.layout import ALIGNMENT, check_alignment
 from zcrecord.loading import load_record
 from zcrecord.record import Record
 from zcrecord.recording import RecordWriter
 from zcrecord.save import save_record
 from zcrecord.scratch import refusals, scratch_file
 
+from .shards import INDEX
+
 __all__ = ["FORMATS", "ConvertReport", "Format", "convert"]
 
 ARCHIVE, ONNX, SAFETENSORS = "zcr", "onnx", "safetensors"
+_IN_FOLDERS = (SAFETENSORS, "gguf", ONNX, "torch", "npz")  # which of several formats is taken
+_SHARD = re.compile(r"-\d{5}-of-\d{5}\.safetensors$")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -111,23 +117,22 @@ def convert(
     """Write what one file holds as another format, in bounded memory; one of the two is usually an archive.
 
     A path at `dest` holds the old file or the whole new one at any time, and is replaced only with `force`. Between
-    two other formats it goes through an archive beside `dest` that is removed. An archive as `dest` of an archive is
-    laid out anew.
+    two other formats it goes through an archive beside `dest` that is removed. An archive of one is laid out anew.
 
     Args:
-        source, dest: paths; where the format is one forward pass, binary file objects, too, and compressed sources.
+        source, dest: paths, a folder for the one model in it; where the format is one forward pass, binary file
+            objects, too, and compressed sources.
         source_format: a name of FORMATS. By default what the first bytes say; where they say nothing, the suffix.
         dest_format: the same; by default what the suffix says, an archive for a file object.
         alignment, durable: those of `save_record`.
         max_shard_size: write safetensors in files of at most so many bytes of tensors, with an index beside them.
-        progress: called with the bytes of input done and, where that is known, how many there are; of an archive that
-            is written as another format, with those of its tensors.
+        progress: called with the bytes of input done and, where that is known, how many there are; where an archive is
+            written as another format, with those of its tensors.
 
     Raises:
         FormatError: the source is damaged or not what it should be. UnsupportedError: the format is not known or not
-        written, or has no place for something in the record; names it. DestinationExistsError: `dest` is there and
-        `force` was not given, or it is the source. DependencyError: a package is missing. SourceError: the file
-        system refused.
+        written, or has no place for something in the record. DestinationExistsError: `dest` is there and `force` was
+        not given, or it is the source. DependencyError: a package is missing. SourceError: the file system refused.
 
     Example:
         >>> import numpy as np, zcrecord
@@ -139,6 +144,7 @@ def convert(
         (2, 3)
     """
     started = time.perf_counter()
+    source = _in_folder(source, source_format)
     source_path, dest_path = path_or_none(source), path_or_none(dest)
     target = _dest_format(dest_path, dest_format)
     _check_options(target, dest_path, alignment, max_shard_size)
@@ -265,6 +271,8 @@ def _dest_format(path: str | None, named: str | None) -> str:
     written = ", ".join(f.name for f in FORMATS.values() if f.writes)
     if kind is None:
         raise UnsupportedError(f"no format has its suffix; name one (dest_format=, --to): {written}", path=path)
+    if kind == ONNX:
+        raise UnsupportedError("zcrecord to-onnx (zcrecord.onnx.to_onnx) writes a model from its archive", path=path)
     if kind not in FORMATS or not FORMATS[kind].writes:
         raise UnsupportedError(f"{printable(kind)} is not written; what is: {written}", path=path)
     return kind
@@ -283,11 +291,10 @@ def _recognised(source: Any, path: str | None, named: str | None) -> Iterator[tu
         packed = given is not peeked
         if packed:
             given = Peeked(given)
-        head = given.head
-        kind = named if named is not None else _by_content(head, path) or _by_suffix(path or "", SUFFIXES)
+        found = file_type(given.head)
+        kind = named if named is not None else _by_content(found, given.head, path) or _by_suffix(path or "", SUFFIXES)
         if kind is None:
-            what = what_it_is(head) or "it has no format's first bytes, nor a suffix that is known"
-            raise FormatError(f"{what}; name its format (source_format=, --from): {', '.join(FORMATS)}", path=path)
+            kind = _guessed(found, path)
         if kind not in FORMATS:
             raise UnsupportedError(f"format {printable(kind)} is not known; {', '.join(FORMATS)}", path=path)
         if path is not None and nbytes is not None and not packed:
@@ -305,18 +312,55 @@ def _by_suffix(path: str, off: tuple[str, ...] = ()) -> str | None:
     return next((f.name for f in FORMATS.values() if name.endswith(f.suffixes)), None)
 
 
-def _by_content(head: bytes, path: str | None) -> str | None:
-    if head.startswith(MAGIC[:4]):
-        return ARCHIVE
-    if head.startswith(b"GGUF"):
-        return "gguf"
-    if head[8:9] == b"{" and not any(head[5:8]):  # the length of a header, and its start
-        return SAFETENSORS
-    if head.startswith(b"PK\x03\x04"):
-        first = head[30 : 30 + int.from_bytes(head[26:28], "little")]
-        return "npz" if first.endswith((b".npy", b".json")) else "torch" if b"/" in first else None
-    if head.startswith(b"\x80\x02"):
-        return "torch"  # a pickle, as it wrote them before 1.6
+def _by_content(found: FileType | None, head: bytes, path: str | None) -> str | None:
     if head.lstrip()[:1] == b"{" and path is not None and path.lower().endswith(".json"):
         return SAFETENSORS  # an index of shards
-    return None
+    return found.format if found is not None and found.format != ONNX else None
+
+
+def _guessed(found: FileType | None, path: str | None) -> str:
+    """Return the format of a file whose name says nothing, if its first bytes leave little doubt.
+
+    Raises:
+        FormatError: they do not; says what the file is where that is plain.
+    """
+    if found is not None and found.format is not None:
+        return found.format
+    if found is not None and not found.what.startswith("this is a zip"):
+        raise FormatError(
+            f"{found.what}, which is not converted" + (f"; {found.advice}" * bool(found.advice)), path=path
+        )
+    what = "it has no format's first bytes, nor a suffix that is known" if found is None else found.what
+    raise FormatError(f"{what}; name its format (source_format=, --from): {', '.join(FORMATS)}", path=path)
+
+
+def _in_folder(source: Any, named: str | None) -> Any:
+    """Return the path of the one model in a folder, a source that is no folder as it is.
+
+    Of several formats safetensors go first; shards count as their index; of .bin files pytorch_model.bin is meant.
+
+    Raises:
+        SourceError: there is none, or more than one.
+    """
+    folder = path_or_none(source)
+    if folder is None or not os.path.isdir(folder):
+        return source
+    with refusals(folder):
+        names = sorted(name for name in os.listdir(folder) if os.path.isfile(os.path.join(folder, name)))
+    by_kind: dict[str | None, list[str]] = {}
+    for name in names:
+        by_kind.setdefault(_by_suffix(name), []).append(name)
+    if any(name.endswith(INDEX) for name in by_kind.get(SAFETENSORS, ())):
+        by_kind[SAFETENSORS] = [name for name in by_kind[SAFETENSORS] if not _SHARD.search(name)]
+    if "pytorch_model.bin" in by_kind.get("torch", ()):
+        by_kind["torch"] = ["pytorch_model.bin"]
+    order = _IN_FOLDERS if named is None else (named,)
+    found: list[str] = next((by_kind[kind] for kind in order if kind in by_kind), [])
+    if len(found) == 1:
+        return os.path.join(folder, found[0])
+    what = (
+        f"is a folder with several models: {', '.join(map(printable, found))}"
+        if found
+        else "is a folder without a model"
+    )
+    raise SourceError(f"{what}; name a file that can be converted", path=folder, errno=errno.EISDIR)

@@ -17,6 +17,7 @@ import numpy as np
 from zcrecord.converting import Progress
 from zcrecord.dtypes import DTYPES, DType
 from zcrecord.errors import DependencyError, FormatError, LimitError, RecordError, UnsupportedError, printable
+from zcrecord.filetypes import HEAD, wrong_type
 from zcrecord.layout import MAX_ARCHIVE_SIZE, MAX_RANK
 from zcrecord.pieces import PIECE, Reader
 from zcrecord.recording import RecordWriter
@@ -179,8 +180,11 @@ class _Header:
 
     def _start(self) -> tuple[int, int]:
         """Return how many tensors and metadata entries the file says it has."""
-        if self._take(4, "the magic") != MAGIC:
-            raise FormatError("no GGUF file: it does not start with 'GGUF'", offset=0)
+        head = self._take(min(HEAD, self._size), "the start")
+        self._pos = len(MAGIC)
+        if not head.startswith(MAGIC):
+            what = wrong_type(head, "a GGUF file") or "not a GGUF file: it does not start with 'GGUF'"
+            raise FormatError(what if head else "the file is empty", offset=0)
         version = self._number(4, "the version")
         if version and not version & 0xFFFF:
             raise UnsupportedError("a big-endian GGUF file; convert it with gguf's gguf_convert_endian.py first")

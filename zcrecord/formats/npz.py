@@ -16,9 +16,10 @@ from typing import Any
 import numpy as np
 
 from zcrecord import dtypes
-from zcrecord.converting import Progress, open_source, what_it_is
+from zcrecord.converting import Progress, open_source
 from zcrecord.describe import TensorInfo
 from zcrecord.errors import FormatError, LimitError, RecordError, UnsupportedError
+from zcrecord.filetypes import HEAD, wrong_type
 from zcrecord.pieces import PIECE, Payloads
 from zcrecord.record import Record
 from zcrecord.recording import RecordWriter
@@ -61,9 +62,9 @@ def read(path: str, out: RecordWriter, progress: Progress) -> int:
         if total is None:
             raise UnsupportedError("a .npz file is read from its end; write it to a file first")
         with zip_faults():
-            what = what_it_is(file.read(64))
+            what = wrong_type(file.read(HEAD), "a .npz file")
             if what is not None and not zipfile.is_zipfile(file):
-                raise FormatError(f"{what}, not a .npz file", offset=0)
+                raise FormatError(what, offset=0)
             reader = io.BufferedReader(file)
         with reader as buffered:
             opened = open_zip(buffered)

@@ -19,9 +19,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from zcrecord.converting import what_it_is
 from zcrecord.dtypes import DType, by_safetensors, nbytes
 from zcrecord.errors import FormatError, LimitError, RecordError, printable
+from zcrecord.filetypes import wrong_type
 from zcrecord.layout import MAX_ARCHIVE_SIZE, MAX_RANK, align_up
 from zcrecord.tree import encodable
 
@@ -79,9 +79,9 @@ def check_length(head: bytes, file_nbytes: int | None) -> int:
         raise FormatError(f"{len(head)} bytes are too few for a safetensors file")
     length = int.from_bytes(head[:8], "little")
     if length > MAX_HEADER:
-        what = what_it_is(head)
+        what = wrong_type(head, "a safetensors file")
         if what is not None:
-            raise FormatError(f"{what}, not a safetensors file", offset=0)
+            raise FormatError(what, offset=0)
         raise FormatError(f"its header would have {length} bytes, at most {MAX_HEADER} are legal; {_COPY}", offset=0)
     if file_nbytes is not None and length > file_nbytes - 8:
         raise FormatError(f"its header of {length} bytes ends past the end of the file ({file_nbytes})", offset=0)

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from zcrecord.converting import Progress, open_source, what_it_is
+from zcrecord.converting import Progress, open_source
 from zcrecord.errors import (
     DependencyError,
     FormatError,
@@ -25,6 +25,7 @@ from zcrecord.errors import (
     UnsupportedError,
     printable,
 )
+from zcrecord.filetypes import HEAD, wrong_type
 from zcrecord.layout import MAX_DEPTH
 from zcrecord.recording import RecordWriter
 from zcrecord.tree import as_tensor, is_attribute, state_path
@@ -66,7 +67,7 @@ def read(path: str, out: RecordWriter, progress: Progress) -> int:
     try:
         file, size = open_source(path)
         with file:
-            head = file.read(64)
+            head = file.read(HEAD)
         if size is None:
             raise UnsupportedError("not a regular file; torch seeks in it, write it to one first")
         found = list(_Walk(torch).items((), _load(torch, path, head)))
@@ -111,8 +112,8 @@ def _load(torch: Any, path: str, head: bytes) -> Any:
     except MemoryError:
         raise
     except Exception as error:  # unpickling a damaged file raises anything
-        guess = None if zipped else what_it_is(head)
-        raise FormatError(f"{guess}, no torch checkpoint" if guess else _reason(error)) from error
+        guess = None if zipped else wrong_type(head, "a torch checkpoint", sure=True)
+        raise FormatError(guess or _reason(error)) from error
 
 
 def _check_stored(path: str) -> None:

@@ -48,8 +48,8 @@ def to_onnx(
     """Write the model in an archive as ONNX again; holds no more than a few MiB of its values at a time.
 
     It is what was converted, message by message, with the values in raw_data, and those that the record has by now;
-    only what a model said of an archive that it pointed to (`external`) is left out, as it points there no more. A
-    path at `dest` holds the old file or the whole new one at any time. Every payload is checked against its digest.
+    only what it said of an archive that it pointed to (`external`) is left out, since it points there no more. A path
+    at `dest` holds the old file or the whole new one at any time. Every payload is checked against its digest.
 
     With `external` the initializers' values stay in the archive, which `onnx.load` and ONNX Runtime then read as
     external data: the archive must be a file in the folder of `dest` or below it, and stay there. What readers want in
@@ -61,13 +61,12 @@ def to_onnx(
         source: an archive that `convert` made: a path, a bytes-like, or a Record.
         dest: a path or, unless `external`, a binary file object, pipes included.
         external: leave the values in the archive.
-        force: replace what is at `dest`.
-        durable: that of `save_record`.
+        force, durable: replace what is at `dest`; that of `save_record`.
         progress: called with bytes done and bytes in all: of the model, and before, with `external`, of the archive.
 
     Returns:
-        `payload_bytes` are the values in the model, `repeated_bytes` those of them that the archive holds once for
-        several tensors or, with `external`, not in C order.
+        `payload_bytes` are the values in the model, `repeated_bytes` those that the archive holds once for several
+        tensors or, with `external`, not in C order.
 
     Example:
         >>> from zcrecord.onnx import convert
@@ -79,10 +78,10 @@ def to_onnx(
 
     Raises:
         UnsupportedError: the archive was not made from a model, or, with `external`, is no file as it is, or the model
-            has metadata_props of its own under the keys for that. ExternalDataError: no model at `dest` may point to
-            it. LimitError: more than the 2 GiB that one model may have. IntegrityError: a payload is damaged.
-            FormatError: the archive is, or has other tensors by now than the model. DestinationExistsError: `dest`
-            exists and `force` was not given. SourceError: the file system refused.
+            has our metadata_props of its own. ExternalDataError: no model at `dest` may point to it. LimitError: more
+            than the 2 GiB that one model may have. IntegrityError: a payload is damaged. FormatError: the archive is,
+            or has other tensors than the model. DestinationExistsError: `dest` is there already. SourceError: the file
+            system refused.
     """
     started = time.perf_counter()
     dest_path = path_or_none(dest)

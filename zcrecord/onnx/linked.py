@@ -17,6 +17,7 @@ from zcrecord.contents import content_digest
 from zcrecord.converting import Progress, open_source
 from zcrecord.describe import TensorInfo
 from zcrecord.errors import ExternalDataError, IntegrityError, OnnxError, RecordError, UnsupportedError, printable
+from zcrecord.filetypes import HEAD
 from zcrecord.loading import load_record
 from zcrecord.pieces import Payloads
 from zcrecord.record import Record
@@ -25,6 +26,7 @@ from zcrecord.sink import path_of
 from . import external
 from .listing import OnnxTensorInfo, scan
 from .properties import read_properties
+from .scanner import check_head
 
 __all__ = ["PROPERTIES", "ExternalReport", "Link", "digest_of", "is_link", "link", "verify_external"]
 
@@ -234,6 +236,8 @@ def _told(model: str) -> dict[str, str]:
     with file:
         if nbytes is None:
             raise UnsupportedError("not a regular file; write the model to one, beside its archive")
+        check_head(file.read(HEAD))
+        file.seek(0)
         told = read_properties(file)
     for key in PROPERTIES[:4]:
         if key not in told:

@@ -7,8 +7,8 @@ a tensor is left to a `Tensors` object, of its values to `values`.
 from __future__ import annotations
 
 from zcrecord import dtypes
-from zcrecord.converting import what_it_is
 from zcrecord.errors import OnnxError, printable
+from zcrecord.filetypes import wrong_type
 from zcrecord.layout import MAX_RANK
 
 from .names import seal
@@ -18,7 +18,7 @@ from .schema import ATTRIBUTE, CHILDREN, FUNCTION, GRAPH, MODEL, NODE, TENSOR, T
 from .values import BOOL, STRING, Values
 from .wire import HEADER, LEN, MAX_NESTING, MAX_TEXT, OPEN_END, VARINT, Window, encode_varint
 
-__all__ = ["Scanner", "check_start"]
+__all__ = ["Scanner", "check_head", "check_start"]
 
 _NODE_TAG = {GRAPH: 1 << 3 | LEN, FUNCTION: 7 << 3 | LEN}
 _TENSOR_TAG = {GRAPH: 5 << 3 | LEN, ATTRIBUTE: 10 << 3 | LEN}
@@ -29,6 +29,8 @@ _EXTERNAL_DATA, _DATA_LOCATION = 0x6A, 0x70
 _VALUES = frozenset({0x22, 0x25, 0x2A, 0x28, 0x32, 0x3A, 0x38, _RAW_DATA, 0x52, 0x51, 0x5A, 0x58})
 _EXTERNAL = 1  # data_location
 _MAX_ENTRIES = 16
+_TAGS = frozenset(b"\x08\x12\x1a\x22\x28\x32\x3a\x42\x72")  # of a model's own fields, of one byte
+_LOOKED = 64  # bytes of a model that tell it from other files
 _SHORT = [bytes([n]) for n in range(128)]  # varints
 # Bits of the types whose raw_data is stored as it is, whatever is in it.
 _AS_IS = {code: d.bits for code, d in dtypes.by_onnx.items() if not d.packed and code not in (BOOL, STRING)}
@@ -40,12 +42,20 @@ def check_start(window: Window) -> None:
     Raises:
         OnnxError: there are none, or they are those of something else, which the message names.
     """
-    window.fill(32)
-    head = bytes(window.view[: window.limit][:32])
+    window.fill(_LOOKED)
+    check_head(bytes(window.view[: window.limit][:_LOOKED]))
+
+
+def check_head(head: bytes) -> None:
+    """Do the same for first bytes that were read already; of text, which a model may begin with, only what is none.
+
+    Raises:
+        OnnxError: as `check_start` does.
+    """
     if not head:
         raise OnnxError("empty, not an ONNX model")
-    if what := what_it_is(head):
-        raise OnnxError(f"{what}, not an ONNX model", offset=0)
+    if what := wrong_type(head, "an ONNX model", sure=head[0] > 127 or head[0] in _TAGS):
+        raise OnnxError(what, offset=0)
 
 
 class Scanner:

@@ -1,0 +1,105 @@
+"""File types told by their first bytes, and what to do with each: one wording for every error about a wrong file.
+
+Knows what other kinds of files start with; whether one is sound is left to its reader.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+__all__ = ["HEAD", "FileType", "file_type", "program_of", "wrong_type"]
+
+HEAD = 256  # bytes that are enough for all types; fewer tell most of them
+_CONVERT = "zcrecord convert makes an archive of it"
+_DECOMPRESS = "decompress it first"
+_AGAIN = "the download failed: fetch the file itself"
+
+
+class FileType(NamedTuple):
+    """A type of file: what errors say, what to do with it, its name among `formats.FORMATS` if it has one.
+
+    `sure` is False where the bytes may, by chance, begin something else, too.
+    """
+
+    what: str
+    advice: str = ""
+    format: str | None = None
+    sure: bool = True
+
+
+_ZIP = b"PK\x03\x04"
+_BY_MAGIC = {
+    b"\x89ZCR": FileType(
+        "this is a zcrecord archive", "zcrecord convert and zcrecord to-onnx write other formats from it", "zcr"
+    ),
+    b"GGUF": FileType("this is a GGUF file", _CONVERT, "gguf"),
+    b"\x80\x02": FileType("this is a pickle (a checkpoint from before torch 1.6?)", _CONVERT, "torch", sure=False),
+    b"\x28\xb5\x2f\xfd": FileType("this is a zstd stream", _DECOMPRESS),
+    b"\x1f\x8b": FileType("this is a gzip stream", _DECOMPRESS),
+    b"\x93NUMPY": FileType("this is a single array of numpy (.npy)", "load it and save it under a name"),
+    b"\x89HDF\r\n\x1a\n": FileType("this is an HDF5 file", "save its arrays by save_record, or as .npz or safetensors"),
+    b"version https://git-lfs": FileType("this is a Git LFS pointer", "fetch the file itself with git lfs pull"),
+    b"<": FileType("this is a web page", _AGAIN),
+    b"{": FileType("this is JSON text"),
+}
+_PROGRAMS = {b"\x7fELF": "an ELF", b"MZ": "a Windows", b"\xcf\xfa\xed\xfe": "a Mach-O", b"\xca\xfe\xba\xbe": "a Mach-O"}
+_MODEL_STARTS = b"\x12\x1a\x22\x2a\x3a"  # tags that follow ir_version in a ModelProto
+
+
+def file_type(head: bytes) -> FileType | None:
+    """Return the type of a file that starts with these bytes, of which there are HEAD at most; None if it is unknown.
+
+    Example:
+        >>> file_type(b"GGUF\\3\\0\\0\\0").format
+        'gguf'
+    """
+    if head[8:9] == b"{" and not any(head[4:8]):  # the length of a header, and its start
+        return FileType("this is a safetensors file", _CONVERT, "safetensors")
+    if head.startswith(_ZIP):
+        return _zip_type(head)
+    known = next((known for magic, known in _BY_MAGIC.items() if head.startswith(magic)), None)
+    if known is not None:
+        return known
+    if head[:1] == b"\x08" and head[2:3] and head[2] in _MODEL_STARTS:
+        return FileType("this looks like an ONNX model", "onnx2zc makes an archive of it", "onnx", sure=False)
+    if (kind := program_of(head)) is not None:
+        return FileType(f"this is {kind} program", "`zcrecord detach` takes out an archive that is attached")
+    if head and all(32 <= c < 127 or c in (9, 10, 13) for c in head[:64]):
+        return FileType("this is a text file", sure=False)
+    return None
+
+
+def _zip_type(head: bytes) -> FileType:
+    """Return what a zip file is by the name of its first member."""
+    size = int.from_bytes(head[26:28], "little")
+    first = head[30 : 30 + size]
+    if len(first) == size and first.endswith((b".npy", b".json")):
+        return FileType("this is a .npz file", _CONVERT, "npz")
+    if b"/" in first:
+        return FileType("this is a zip file (a torch checkpoint?)", _CONVERT, "torch")
+    return FileType("this is a zip file (an .npz or a torch checkpoint?)", _CONVERT)
+
+
+def program_of(head: bytes) -> str | None:
+    """Return the kind of program that a file is, with its article, such as 'an ELF'; None if it is none."""
+    if 0 not in head:  # as it is in no text, which may well start with MZ
+        return None
+    return next((kind for magic, kind in _PROGRAMS.items() if head.startswith(magic)), None)
+
+
+def wrong_type(head: bytes, wanted: str, *, sure: bool = False) -> str | None:
+    """Return the sentence for a file that is not what was wanted, such as 'an ONNX model'.
+
+    None if its type is unknown, or what was wanted: then something else is wrong with it.
+
+    Args:
+        sure: leave out types that the bytes may stand for only by chance.
+
+    Example:
+        >>> wrong_type(b"GGUF", "an ONNX model")
+        'this is a GGUF file, not an ONNX model; zcrecord convert makes an archive of it'
+    """
+    found = file_type(head)
+    if found is None or (sure and not found.sure) or found.what == f"this is {wanted}":
+        return None
+    return f"{found.what}, not {wanted}" + (f"; {found.advice}" if found.advice else "")
