@@ -102,7 +102,7 @@ def is_plain(window: Window, end: int) -> bool:
     while pos < end:
         tag = buffer[pos]
         if tag == _ATTRIBUTE:
-            nbytes, pos = window.varint(pos + 1)
+            nbytes, pos = window.length(pos + 1)
             if pos + nbytes > end:
                 raise window.fail("an attribute reaches past the end of its node", pos)
             if not _is_plain_attribute(window, pos, pos + nbytes):

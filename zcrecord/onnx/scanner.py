@@ -196,14 +196,14 @@ class Scanner:
         nothing of it is passed, and nothing refused. Returns whether there was any.
         """
         window, buffer, view = self._window, self._window.buffer, self._window.view
-        varint, store, tail = window.varint, self._tensors.whole, window.skeleton.tail
+        varint, length, store, tail = window.varint, window.length, self._tensors.whole, window.skeleton.tail
         start, limit = window.pos, min(window.limit, end - window.base)
         place = first_place = scope.count(tag, 0)
         while start + HEADER <= limit and buffer[start] == tag:
             nbytes, first = buffer[start + 1], start + 2
             if nbytes > 127:
                 short = (buffer[first] << 7) + nbytes - 128, first + 1
-                nbytes, first = varint(start + 1) if buffer[first] > 127 else short
+                nbytes, first = length(start + 1) if buffer[first] > 127 else short
             stop = first + nbytes
             if stop > limit:
                 break
@@ -222,14 +222,14 @@ class Scanner:
             if buffer[at] == _NAME:
                 size, at = buffer[at + 1], at + 2
                 if size > 127:
-                    size, at = varint(at - 1)
+                    size, at = length(at - 1)
                 name, at = bytes(view[at : at + size]), at + size
             kept = at
             if at >= stop or buffer[at] != _RAW_DATA or len(name) > MAX_TEXT:
                 break
             size, at = buffer[at + 1], at + 2
             if size > 127:
-                size, at = varint(at - 1) if buffer[at] > 127 else ((buffer[at] << 7) + size - 128, at + 1)
+                size, at = length(at - 1) if buffer[at] > 127 else ((buffer[at] << 7) + size - 128, at + 1)
             if at + size != stop or count * bits != size * 8:
                 break
             if place == first_place:

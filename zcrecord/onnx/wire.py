@@ -20,6 +20,7 @@ __all__ = ["MAX_NESTING", "VARINT", "Skeleton", "Window", "encode_field", "encod
 VARINT, FIXED64, LEN, GROUP, END_GROUP, FIXED32 = range(6)
 MAX_NESTING = 100  # messages in messages, groups included: protobuf's own default
 MAX_LENGTH = (1 << 31) - 1  # of one field: protobuf's limit for a message
+MOST_TAG = 5  # bytes of a tag or a length: a varint may have 10, but protobuf's parsers stop here
 MAX_TEXT = 1 << 16  # bytes of a name that is looked at
 WINDOW = 1 << 19  # bytes held of the stream; with the hash and the write they stay in a core's cache
 OPEN_END = 1 << 62  # where a message ends whose length is not known: the model itself
@@ -169,14 +170,14 @@ class Window:
         pos = start + 1
         if tag > 127:
             tag, pos = self.varint(start)
-            if tag >> 32:
-                raise self.fail("a tag of more than 32 bits", start)
+            if tag >> 32 or pos - start > MOST_TAG:
+                raise self.fail(f"a tag of more than 32 bits, or {MOST_TAG} bytes", start)
         kind = tag & 7
         if kind in (LEN, VARINT):
             value = buffer[pos]
             pos += 1
             if value > 127:
-                value, pos = self.varint(pos - 1)
+                value, pos = self.varint(pos - 1) if kind == VARINT else self.length(pos - 1)
         else:
             value = 8 if kind == FIXED64 else 4 if kind == FIXED32 else 0
         if pos > self.limit:
@@ -206,6 +207,13 @@ class Window:
             if pos - start == 10 or pos > self.limit:
                 what = "the stream ends inside a varint" if pos > self.limit else "a varint of more than 10 bytes"
                 raise self.fail(what, start)
+
+    def length(self, pos: int) -> tuple[int, int]:
+        """Return the length at a position, and the position behind it; protobuf reads no more of it than of a tag."""
+        value, after = self.varint(pos)
+        if after - pos > MOST_TAG:
+            raise self.fail(f"a length of more than {MOST_TAG} bytes", pos)
+        return value, after
 
     def skip(self, tag: int, value: int, end: int, depth: int = 0) -> None:
         """Pass the rest of a field whose header was read; it stays in the skeleton."""
