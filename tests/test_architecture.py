@@ -36,7 +36,7 @@ FLOORS = """
     onnx.placed onnx.places onnx.external onnx.files onnx.locating onnx.listing onnx.selecting
     onnx.convert onnx.graph onnx.linked onnx.export onnx.runtime onnx.filling onnx
     formats.structure formats.safetensors_header formats.mapped formats.shards formats.safetensors
-    formats.npy formats.zipped formats.npz formats.torch formats.gguf formats
+    formats.npy formats.zipped formats.pickled formats.npz formats.torch formats.gguf formats
     compat.safetensors.opening compat.safetensors.specs compat.safetensors.numpy compat.safetensors.torch
     compat.safetensors.flax compat.safetensors.tensorflow compat.safetensors.mlx compat.safetensors.paddle
     compat.safetensors compat

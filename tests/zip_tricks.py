@@ -42,7 +42,7 @@ def two_directories(data: bytes) -> bytes:
 
 
 def in_front(data: bytes) -> bytes:
-    return b"MZ" + bytes(62) + data
+    return b"junk" + bytes(60) + data
 
 
 def moved(data: bytes) -> bytes:

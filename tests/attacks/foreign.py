@@ -129,6 +129,21 @@ def checkpoint(data: bytes, *, deflate: bool = False) -> bytes:
     return out.getvalue()
 
 
+def encoding() -> bytes:
+    """A pickle that has torch make 1 GiB of 1 MiB: a text, encoded again and again."""
+    text = b"X" + MIB.to_bytes(4, "little") + b"a" * MIB + b"q\1" + b"X\6\0\0\0latin1q\2"
+    return b"\x80\x02" + text + b"c_codecs\nencode\nq\3]q\4(" + b"h\3h\1h\2\x86R" * 1024 + b"e."
+
+
+def bare_claim() -> bytes:
+    """A checkpoint from before zip files whose system information is of 3 GiB."""
+    out = io.BytesIO()
+    torch.save({"n": 1}, out, _use_new_zipfile_serialization=False)
+    magic = pickle.dumps(0x1950A86A20F9469CFC6C, 2) + pickle.dumps(1001, 2)
+    assert out.getvalue().startswith(magic)
+    return magic + b"\x80\x02cbuiltins\nbytearray\n\x8a\x05\0\0\0\xc0\0\x85R."
+
+
 def hidden_zeros() -> bytes:
     """A checkpoint of 96 MiB of zeros behind its pickle: deflated in torch's eyes, stored in zipfile's."""
     return two_directories(checkpoint(pickle.dumps({"n": 1}, 2) + bytes(96 * MIB), deflate=True))
@@ -209,6 +224,12 @@ ATTACKS = (
            "holds an object of .*system, and loading that may run code"),
     attack("a bare pickle that runs", "pt", lambda: pickle.dumps({"w": Evil()}, 2), "may run code|no torch checkpoint"),
     attack("lists that stand for 10^90 items", "pt", lambda: checkpoint(laughing()), "of times|deep", LimitError),
+    attack("a pickle that asks for 3 GiB", "pt",
+           lambda: checkpoint(b"\x80\x02}X\1\0\0\0bcbuiltins\nbytearray\n\x8a\x05\0\0\0\xc0\0\x85Rs."),
+           "its pickle asks for 3221225472 bytes", LimitError),
+    attack("a pickle that encodes a text 1,000 times", "pt", lambda: checkpoint(encoding()),
+           "its pickle asks for .* bytes", LimitError),
+    attack("a bare pickle that asks for 3 GiB", "pt", bare_claim, "its pickle asks for .* bytes", LimitError),
     attack("64 MiB of zeros, deflated", "pt", lambda: checkpoint(bytes(64 * MIB), deflate=True), "is compressed",
            UnsupportedError),
     attack("96 MiB of zeros, deflated in the directory that torch reads", "pt", hidden_zeros,

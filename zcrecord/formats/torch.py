@@ -30,6 +30,7 @@ from zcrecord.layout import MAX_DEPTH
 from zcrecord.recording import RecordWriter
 from zcrecord.tree import as_tensor, is_attribute, state_path
 
+from .pickled import claimed
 from .zipped import check_alike, open_zip
 
 __all__ = ["read"]
@@ -37,6 +38,7 @@ __all__ = ["read"]
 _ZIP = b"PK\x03\x04"
 _ADVICE = re.compile(r"torch\.load|weights_only|Weights only")  # lines that say what else one might do
 _REPEATS, _REPEATED = 1 << 16, 64  # items that may be met again: so many, and so many times those that are there
+_PICKLES = 5  # in a file from before torch 1.6: magic, version, system, the checkpoint, keys of its storages
 _EXPANDED, _TIMES = 64 << 20, 4  # bytes that tensors may come to beyond so many times the file
 
 
@@ -103,20 +105,19 @@ def _load(torch: Any, path: str, head: bytes) -> Any:
     zipped = head.startswith(_ZIP)
     if not head:
         raise FormatError("the file is empty, no torch checkpoint")
-    if zipped:
-        _check_stored(path)
     try:
+        (_check_zip if zipped else _check_pickles)(path)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # what there is to say about a damaged file, the error says
             return torch.load(os.fspath(path), map_location="cpu", weights_only=True, mmap=zipped)
-    except MemoryError:
+    except (MemoryError, RecordError):
         raise
     except Exception as error:  # unpickling a damaged file raises anything
         guess = None if zipped else wrong_type(head, "a torch checkpoint", sure=True)
         raise FormatError(guess or _reason(error)) from error
 
 
-def _check_stored(path: str) -> None:
+def _check_zip(path: str) -> None:
     """Refuse a zip file with compressed members, which `torch.save` never writes: torch holds each of them whole.
 
     That torch finds the same members as zipfile does, `check_alike` sees to.
@@ -129,6 +130,22 @@ def _check_stored(path: str) -> None:
             what = f"no torch checkpoint, or one that was packed again: '{printable(packed)}' is compressed"
             raise UnsupportedError(f"{what}; unpack it and pack it without compression, or save it anew")
         check_alike(opened, buffered, size or 0)
+        for info in opened.infolist():
+            if info.filename.lower().endswith("data.pkl"):  # torch looks for it whatever its letters' case
+                _check_claim(claimed(opened.read(info)), size or 0)
+
+
+def _check_pickles(path: str) -> None:
+    """Refuse a checkpoint from before zip files whose pickles, the first things in it, ask for too much memory."""
+    file, size = open_source(path)
+    with file, io.BufferedReader(file) as buffered:
+        for _ in range(_PICKLES):
+            _check_claim(claimed(buffered), size or 0)
+
+
+def _check_claim(nbytes: int, size: int) -> None:
+    if nbytes > _TIMES * size + _EXPANDED:
+        raise LimitError(f"its pickle asks for {nbytes} bytes, the file has {size}; the file is malicious")
 
 
 def _reason(error: Exception) -> str:

@@ -1,0 +1,123 @@
+"""Memory that a checkpoint's pickle asks for, added up before torch unpickles it.
+
+torch lets a pickle call a few functions (`weights_only`). Some of them make much of little: `bytearray(n)` of a number,
+`_codecs.encode` of one text again and again. What each call would make is reckoned from its arguments, by a walk over
+the opcodes that runs none of them; what torch then makes of the pickle is left to `torch`.
+
+Source: the opcodes as `pickletools` has them; the functions that torch 2.13 allows (torch/_weights_only_unpickler.py).
+"""
+
+from __future__ import annotations
+
+import math
+import pickletools
+from collections.abc import Iterable
+from typing import Any
+
+__all__ = ["claimed"]
+
+_ITEM = 16  # bytes, at least, of an item in a container
+_VIEWS, _COPIES = ("_rebuild_", "Parameter"), "_rebuild_device_"  # names of functions that copy nothing, but for one
+_LONGEST = 64  # characters of a function's name
+_GROWS = {"APPEND": 1, "SETITEM": 2, "BUILD": 1}  # what they add to the value below, which stays
+_GROWS_BY_MARK = {"APPENDS", "SETITEMS", "ADDITEMS"}
+
+
+class _Value:
+    """A value on the stack: its size in bytes, those of a copy that is not deep, and what may tell more of it."""
+
+    __slots__ = ("items", "name", "number", "size")
+
+    def __init__(self, size: int, *, number: int | None = None, name: str = "", items: Iterable[Any] = ()) -> None:
+        self.size, self.number, self.name, self.items = size, number, name, tuple(items)
+
+
+def claimed(pickle: Any) -> int:
+    """Return how many bytes the calls in a pickle make; it is bytes, or a file, read on to the pickle's end.
+
+    Example:
+        >>> claimed(b"\\x80\\x02cbuiltins\\nbytearray\\nM\\xff\\xff\\x85R.")
+        65535
+
+    Raises:
+        ValueError and others: it is no sound pickle; anything may be raised.
+    """
+    total = 0
+    stack: list[_Value | None] = []  # None is a mark
+    memo: dict[int, _Value] = {}
+    for code, argument, _ in pickletools.genops(pickle):
+        name = code.name
+        if name in ("PUT", "BINPUT", "LONG_BINPUT", "MEMOIZE"):
+            memo[len(memo) if argument is None else int(argument)] = _value(stack[-1])
+        elif name in ("GET", "BINGET", "LONG_BINGET"):
+            stack.append(memo[int(argument)])
+        elif name in ("REDUCE", "NEWOBJ"):
+            arguments, function = _value(stack.pop()), _value(stack.pop())
+            made = _made(function.name, arguments)
+            total += 0 if function.name.startswith(_VIEWS) and not function.name.startswith(_COPIES) else made
+            stack.append(_Value(made))
+        elif name == "MARK":
+            stack.append(None)
+        elif name in _GROWS or name in _GROWS_BY_MARK:
+            more = len(_popped(stack)) if name in _GROWS_BY_MARK else len([stack.pop() for _ in range(_GROWS[name])])
+            _value(stack[-1]).size += _ITEM * more
+        else:
+            _pass(code, argument, stack)
+    return total
+
+
+def _value(found: _Value | None) -> _Value:
+    if found is None:
+        raise ValueError("a mark where a value is due")
+    return found
+
+
+def _popped(stack: list[_Value | None]) -> list[_Value]:
+    """Take what lies above the last mark, and the mark."""
+    items: list[_Value] = []
+    while (item := stack.pop()) is not None:
+        items.append(item)
+    return items[::-1]
+
+
+def _pass(code: Any, argument: Any, stack: list[_Value | None]) -> None:
+    """Do what any other opcode does to the stack."""
+    items: list[_Value] = []
+    for kind in reversed(code.stack_before):
+        if kind.name == "stackslice":
+            items = _popped(stack)
+        elif kind.name != "mark":
+            items.insert(0, _value(stack.pop()))
+    for kind in code.stack_after:
+        if kind.name == "mark":
+            stack.append(None)
+        elif isinstance(argument, int):
+            stack.append(_Value(_ITEM, number=int(argument)))
+        elif code.name in ("GLOBAL", "INST"):
+            stack.append(_Value(0, name=argument.rpartition(" ")[2]))
+        elif isinstance(argument, str | bytes | bytearray):
+            stack.append(_Value(len(argument), name=str(argument)[:_LONGEST]))
+        elif code.name == "STACK_GLOBAL":
+            stack.append(_Value(0, name=items[1].name))
+        elif code.name == "DUP":
+            stack.append(items[0])
+        else:
+            stack.append(_Value(_ITEM * len(items), items=items if code.name.startswith("TUPLE") else ()))
+
+
+def _made(function: str, arguments: _Value) -> int:
+    """Return the bytes of what a function makes of its arguments: as many as they have, or as a number in them says."""
+    if function.startswith("_rebuild_tensor"):
+        return 4 * _count(arguments.items[2:3])  # storage, offset, shape; an element has 1 to 16 bytes
+    numbers = 0 if function in ("device", "complex", "Size") else _count(arguments.items)
+    return sum(item.size for item in arguments.items if item.number is None) + numbers
+
+
+def _count(items: Iterable[_Value]) -> int:
+    """Return the product of all numbers among values, and in tuples among them; 0 if there is none."""
+    found = [n for item in items for n in ([item.number] if item.number is not None else _numbers(item.items))]
+    return math.prod(min(abs(n), 1 << 64) or 1 for n in found[:64]) if found else 0
+
+
+def _numbers(items: Iterable[_Value]) -> list[int]:
+    return [item.number for item in items if item.number is not None]
