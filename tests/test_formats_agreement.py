@@ -271,7 +271,7 @@ STREAMS: dict[str, bytes] = {
 OTHERWISE = {"zstd: gzip behind", "gzip: zeros between members"}
 
 
-@pytest.mark.needs("zstd")
+@pytest.mark.needs("zstd", "gzip")
 @pytest.mark.parametrize("kind", STREAMS)
 def test_compressed_stream_is_refused_or_read_as_the_tools_read_it(kind: str) -> None:
     data = STREAMS[kind]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import struct
 import zipfile
 from pathlib import Path
@@ -151,7 +152,7 @@ def test_checkpoint_of_more_than_4_gib_comes_over_without_its_holes_being_read(t
         file.write(hole.FileHeader(zip64=True))
         file.seek(5 * GIB, os.SEEK_CUR)
         packed.filelist.append(hole)
-        packed.start_dir = file.tell()  # type: ignore[attr-defined]  # the stubs lack it
+        packed.start_dir = file.tell()
         for name in found.namelist():
             packed.writestr(name, found.read(name))
     assert path.stat().st_size > 5 * GIB
@@ -164,3 +165,15 @@ def test_no_array_at_all_is_an_empty_archive(tmp_path: Path) -> None:
     assert directory((tmp_path / "m.npz").read_bytes()) == (0, 0, 0)
     convert(tmp_path / "m.npz", tmp_path / "out.zcr")
     assert len(zcrecord.load_record(tmp_path / "out.zcr")) == 0
+
+
+def test_every_rule_of_zip_files_that_is_written_down_has_its_error() -> None:
+    root = Path(__file__).resolve().parents[1]
+    page = (root / "schema" / "SECURITY.md").read_text(encoding="utf-8")
+    code = (root / "zcrecord" / "formats" / "zipped.py").read_text(encoding="utf-8")
+    rules = re.findall(r"^\| (Z\d+) \|.*\| (.*) \|$", page, re.MULTILINE)
+    assert [rule for rule, _ in rules] == [f"Z{i}" for i in range(1, len(rules) + 1)]
+    assert len(rules) == 8
+    for rule, errors in rules:
+        for error in re.findall("`(.*?)`", errors):
+            assert error in code, f"{rule}: no error says '{error}'"

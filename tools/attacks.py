@@ -1,8 +1,9 @@
 """Who answers how to the same trick, as Markdown tables: `python -m tools.attacks`.
 
-The tricks are those of `tests/attacks/peers.py`: archives for zcrecord, files made alike for safetensors and numpy; and
-the models of `onnx_files.py` and `external.py`, the same file for zcrecord, `onnx.load` and the checker; and those of
-the servers of `servers.py` that end by themselves, for zcrecord and fsspec's `cat_file`. A cell has the answer, the
+The tricks are those of `tests/attacks/peers.py`: archives for zcrecord, files made alike for safetensors and numpy; the
+models of `onnx_files.py` and `external.py`, the same file for zcrecord, `onnx.load` and the checker; the files of
+`foreign.py`, the same for zcrecord and for the package whose format it is; and the servers of `servers.py` that end by
+themselves, for zcrecord and fsspec's `cat_file`. A cell has the answer, the
 processor's seconds and the peak of memory; where a peer is asked in two ways, the worse one. It needs fork and Linux's
 /proc, as `attacks.running` does.
 """
@@ -35,6 +36,12 @@ COLUMNS: dict[str, dict[str, tuple[str, tuple[str, ...]]]] = {
             "onnx.checker": ("onnx", ("onnx.checker",)),
         }
         for module in ("attacks.onnx_files", "attacks.external")
+    },
+    "attacks.foreign": {
+        "zcrecord": ("zcrecord", ("convert",)),
+        "safe_open": ("safetensors", ("safe_open",)),
+        "numpy.load": ("numpy", ("numpy.load",)),
+        "torch.load": ("torch", ("torch.load",)),
     },
     "attacks.servers": {"zcrecord": ("zcrecord", ("load_record",)), "fsspec": ("fsspec", ("cat_file",))},
 }

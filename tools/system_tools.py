@@ -57,6 +57,8 @@ PACKAGES = {
     "npm": "npm",
     "chromium": "chromium",
     "openssl": "openssl",
+    "zstd": "zstd",
+    "gzip": "gzip",
     "unshare": "util-linux",
     "mount": "mount",
 }

@@ -45,6 +45,7 @@ def claimed(pickle: Any) -> int:
     total = 0
     stack: list[_Value | None] = []  # None is a mark
     memo: dict[int, _Value] = {}
+    argument: Any
     for code, argument, _ in pickletools.genops(pickle):
         name = code.name
         if name in ("PUT", "BINPUT", "LONG_BINPUT", "MEMOIZE"):
@@ -116,7 +117,7 @@ def _made(function: str, arguments: _Value) -> int:
 def _count(items: Iterable[_Value]) -> int:
     """Return the product of all numbers among values, and in tuples among them; 0 if there is none."""
     found = [n for item in items for n in ([item.number] if item.number is not None else _numbers(item.items))]
-    return math.prod(min(abs(n), 1 << 64) or 1 for n in found[:64]) if found else 0
+    return int(math.prod(min(abs(n), 1 << 64) or 1 for n in found[:64])) if found else 0
 
 
 def _numbers(items: Iterable[_Value]) -> list[int]:
