@@ -106,7 +106,7 @@ def _add_convert(commands: Any) -> None:
     about = """Convert to and from archives (zcr): safetensors and npz both ways, torch, gguf and onnx into one. The
         format of IN is told by its first bytes, that of OUT by its suffix; - is standard input or output."""
     parser = commands.add_parser("convert", help="from and to other formats", description=about, allow_abbrev=False)
-    parser.add_argument("source", metavar="IN", help="a file; - for standard input")
+    parser.add_argument("source", metavar="IN", help="a file, or a folder with one model in it; - for standard input")
     parser.add_argument("dest", metavar="OUT", help="a file; - for standard output")
     parser.add_argument(
         "--from", dest="source_format", metavar="FORMAT", help="the format of IN, where it is not plain"
