@@ -96,6 +96,19 @@ def nested_record() -> dict[str, Any]:
     }
 
 
+def numbered_record() -> dict[Any, Any]:
+    """Return mappings with integers as keys, in an optimizer's state and elsewhere, and values without a type."""
+    moments = [{"step": np.float32(4 + i).reshape(()), "exp_avg": f32(3 + i)} for i in range(2)]
+    return {
+        "state": dict(enumerate(moments)),
+        "milestones": {2: 1, 4: 2},
+        "keys": {-1: "least", 0: None, "01": "text", "-0": "text", "name": {10: f32(1)}, 2**64 - 1: 1.5, -(2**63): []},
+        "rng": {"state": 2**100 + 1, "inc": -(2**64), "list": [2**64, 5]},
+        "phase": 0.5 - 2j,
+        7: {"7": f32(2)},
+    }
+
+
 def every_dtype() -> dict[str, Any]:
     """Return seven elements of each type, their bits 0, 1, 2, ... byte by byte."""
     out: dict[str, Any] = {}
@@ -229,7 +242,7 @@ def bytewise(columns: index.Index) -> None:
 
 def cases() -> dict[str, Case]:
     """Return every case by the name of its files."""
-    nested, every = nested_record(), every_dtype()
+    nested, numbers, every = nested_record(), numbered_record(), every_dtype()
     seen, equal = views(), deduplicated()
     strings = {"words": np.array([["a", "bc"], ["", "d\u00e9"]]), "none": np.array([], dtype=str), "one": np.array("x")}
     plain = {"w": f32(2, 3), "inner": {"b": np.ones(2, np.int64)}}
@@ -244,6 +257,9 @@ def cases() -> dict[str, Case]:
             "every kind of module and type of value, children mixed, a tie",
             lambda: saved(nested, metadata=metadata),
             Content(nested, ties=[["encoder.weight", "head"]], metadata=metadata),
+        ),
+        "numbered": Case(
+            "keys that are integers, wide integers, a complex number", lambda: saved(numbers), Content(numbers)
         ),
         "dtypes": Case("every element type", lambda: saved(every), Content(every)),
         "views": Case(str(views.__doc__), lambda: saved(seen.record), seen),

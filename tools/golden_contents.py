@@ -14,7 +14,7 @@ from zcrecord import dtypes
 
 __all__ = ["Content", "describe", "plain"]
 
-KINDS = {"mapping": 1, "list": 2, "tuple": 3, "object": 4}
+KINDS = {"mapping": 1, "list": 2, "tuple": 3, "object": 4, "numbered": 5}
 TYPES = {type(None): 0, bool: 1, int: 2, float: 4, str: 5, bytes: 6}
 UINT = 3
 
@@ -62,9 +62,13 @@ class _Attribute(NamedTuple):
 
 
 def plain(value: Any) -> Any:
-    """Return an attribute's value as JSON that keeps its type: floats in hexadecimal, bytes and tuples marked."""
+    """Return a value as JSON that keeps its type: floats and wide integers in hexadecimal, bytes and tuples marked."""
     if isinstance(value, float):
         return {"float": value.hex()}
+    if isinstance(value, complex):
+        return {"complex": [value.real.hex(), value.imag.hex()]}
+    if isinstance(value, int) and not -(2**63) <= value < 2**64:
+        return {"int": hex(value)}
     if isinstance(value, bytes | memoryview):
         return {"bytes": bytes(value).hex()}
     if isinstance(value, tuple):
@@ -113,8 +117,14 @@ def describe(content: Content) -> dict[str, Any]:
 
 def _children(value: Any) -> tuple[str, str, dict[str, Any]] | None:
     """Return kind, type name and children of what is a module."""
+    if isinstance(value, dict) and any(isinstance(key, int) for key in value):
+        return "numbered", "", {str(key): child for key, child in value.items()}
     if isinstance(value, dict):
         return "mapping", "", value
+    if isinstance(value, complex):
+        return "object", "zcr:complex", {"value": (value.real, value.imag)}
+    if isinstance(value, int) and not -(2**63) <= value < 2**64:
+        return "object", "zcr:int", {"value": hex(value)}
     if dataclasses.is_dataclass(value):
         return "object", type(value).__name__, {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
     fields = getattr(value, "_fields", None)
@@ -127,8 +137,8 @@ def _children(value: Any) -> tuple[str, str, dict[str, Any]] | None:
 
 def _is_attribute(value: Any) -> bool:
     if isinstance(value, list | tuple) and not hasattr(value, "_fields"):
-        return len({type(v) for v in value}) < 2 and all(type(v) in TYPES for v in value)
-    return type(value) in TYPES
+        return len({type(v) for v in value}) < 2 and all(_is_attribute(v) and type(v) in TYPES for v in value)
+    return type(value) in TYPES and not (isinstance(value, int) and not -(2**63) <= value < 2**64)
 
 
 def _walk(name: str, key: str, value: Any, content: Content) -> Iterator[_Tensor | _Module | _Attribute]:
@@ -165,9 +175,16 @@ def _elements(array: Any) -> tuple[int, int, bytes]:
 def _tree(value: Any, content: Content, name: str) -> Any:
     """Return the nested form in which a record loads, a tensor as the SHA-256 of its bytes."""
     parts = _children(value)
-    if parts is None:
-        return plain(value) if _is_attribute(value) else {"tensor": hashlib.sha256(_elements(value)[2]).hexdigest()}
+    if parts is None or isinstance(value, int | complex):
+        return (
+            plain(value)
+            if parts or _is_attribute(value)
+            else {"tensor": hashlib.sha256(_elements(value)[2]).hexdigest()}
+        )
     kind, _, children = parts
+    if kind == "numbered":
+        pairs = zip(value, children.items(), strict=True)
+        return {"numbered": [[key, _tree(child, content, f"{name}.{text}")] for key, (text, child) in pairs]}
     built = {key: _tree(child, content, f"{name}.{key}" if name else key) for key, child in children.items()}
     if kind in ("list", "tuple"):
         return list(built.values()) if kind == "list" else {"tuple": list(built.values())}

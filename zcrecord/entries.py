@@ -34,6 +34,7 @@ KIND_NAMES = {
     ModuleKind.LIST: "list",
     ModuleKind.TUPLE: "tuple",
     ModuleKind.OBJECT: "object",
+    ModuleKind.NUMBERED: "numbered",
 }
 
 

@@ -174,7 +174,8 @@ class _Walk:
     def _kinds(self, told: Told, children: Children) -> dict[tuple[str, ...], tuple[int, str]]:
         """Return kind and class name by path: a module's own, unless it has members of others by now, or lacks some.
 
-        A list that has lost members is a mapping too, but the outline sees to that.
+        A list that has lost members is a mapping too, but the outline sees to that. Integers among the keys of a
+        NUMBERED module stay integers, whoever joins them.
         """
         ix = self._archive.index
         members: dict[tuple[str, ...], list[int]] = {}
@@ -190,7 +191,9 @@ class _Walk:
             row, mine = ix.modules[number], members.get(path, [])
             was, type_name = int(row["kind"]), ix.text_of(row, "type_name")
             lacks = number in self._shorter or len(mine) < len(children[number])
-            if (lacks and type_name and was == ModuleKind.TUPLE) or any(parent != number for parent in mine):
+            if was == ModuleKind.NUMBERED:
+                out[path] = was, type_name
+            elif (lacks and type_name and was == ModuleKind.TUPLE) or any(parent != number for parent in mine):
                 out.setdefault(path, (int(ModuleKind.MAPPING), ""))
             else:
                 out[path] = was, type_name

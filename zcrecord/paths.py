@@ -118,7 +118,7 @@ class Outline:
         name = ".".join(path)
         _check_keys(path, name)
         if not is_attribute(value, name):
-            what = "an attribute is None, bool, int, float, str, bytes, or a list of one of these"
+            what = "an attribute is None, bool, an int of 64 bits, float, str, bytes, or a list of one of these"
             raise UnsupportedError(f"a {type(value).__name__}; {what}", tensor=name)
         if name in self._attributes:
             raise NameCollisionError("two attributes would have this name", tensor=name)

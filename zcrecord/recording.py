@@ -206,7 +206,8 @@ class RecordWriter:
     def module(self, name: str | Sequence[str], kind: str = "mapping", type_name: str = "") -> None:
         """Add a module, empty so far, or say that one is a 'list', a 'tuple' or an 'object' (a class's instance).
 
-        The empty name is the record itself. Modules appear by themselves, as mappings, where a name goes through them.
+        In one that is 'numbered', keys that read as integers are integers when it is loaded. The empty name is the
+        record itself. Modules appear by themselves, as mappings, where a name goes through them.
 
         Raises:
             UnsupportedError: another kind. NameCollisionError: a tensor has its name.

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from . import foreign
+from . import conventions, foreign
 from .dtypes import from_numpy
 from .entries import AttributeEntry, Entries, ModuleEntry, ModuleKind, list_type, value_type
 from .errors import LimitError, NameCollisionError, RecordError, UnsupportedError
@@ -26,6 +26,7 @@ from .tensors import PackedTensor, StringTensor
 __all__ = [
     "Flat",
     "as_tensor",
+    "children_of",
     "encodable",
     "flatten",
     "is_attribute",
@@ -87,15 +88,16 @@ def flatten(record: Any) -> Flat:
     """Return a nested record taken apart, in its own order; copies no tensor.
 
     Mappings, lists, tuples, dataclasses, attrs classes and classes that jax knows as pytrees become modules; None,
-    bool, int, float, str, bytes and lists of one of these become attributes; an Enum's member stands for its value, an
-    object with `state_dict()`, such as a torch module, for what that returns, its names split at dots.
+    bool, int, float, str, bytes and lists of one of these become attributes; wide integers, complex numbers, dtypes and
+    devices of torch what `conventions` says; an Enum's member stands for its value, an object with `state_dict()`, such
+    as a torch module, for what that returns, its names split at dots.
 
     Raises:
-        UnsupportedError: a key that is no str, a value the format cannot hold. LimitError: nested over 100 deep.
-        NameCollisionError: two tensors, or two modules, would share a full name.
+        UnsupportedError: a key that is neither str nor int, a value the format cannot hold. LimitError: nested over 100
+        deep. NameCollisionError: two tensors, or two modules, would share a full name.
     """
     state = _state_of(record)
-    kind, type_name, items = _children(record if state is None else _nested(state))
+    kind, type_name, items = children_of(record if state is None else _nested(state), "")
     if kind is None:
         raise UnsupportedError(f"a record is a mapping, list, tuple or dataclass, not {_article(record)}")
     flat = Flat(kind, type_name)
@@ -132,15 +134,13 @@ def is_attribute(value: Any, path: str) -> bool:
     """Return whether a value is stored as an attribute rather than as a tensor or module.
 
     Raises:
-        UnsupportedError: it would be one, but an integer is too large, or a text is not UTF-8.
+        UnsupportedError: it would be one, but a text is not UTF-8.
     """
     if isinstance(value, list | tuple):
         if hasattr(value, "_fields") or list_type(value) is None:
             return False
         texts = [v for v in value if isinstance(v, str)]
     elif value_type(value) is None:
-        if isinstance(value, int):
-            raise UnsupportedError("an integer outside -2^63 to 2^64 - 1; save it as text", tensor=path)
         return False
     else:
         texts = [value] if isinstance(value, str) else []
@@ -149,10 +149,16 @@ def is_attribute(value: Any, path: str) -> bool:
     return True
 
 
-def _children(value: Any) -> tuple[int | None, str, Iterable[tuple[str, Any]]]:
-    """Return kind, class name and (key, child) pairs of a value that is a module, or (None, ...)."""
+def children_of(value: Any, name: str) -> tuple[int | None, str, Iterable[tuple[str, Any]]]:
+    """Return kind, class name and (key, child) pairs of a value that is a module, or (None, ...).
+
+    Raises:
+        UnsupportedError: it is a mapping, of that full name, with a key that is neither text nor an integer.
+    """
     if isinstance(value, Mapping):
-        return ModuleKind.MAPPING, "", value.items()
+        if all(isinstance(key, str) for key in value):
+            return ModuleKind.MAPPING, "", value.items()
+        return ModuleKind.NUMBERED, "", conventions.text_keys(value, name).items()
     if isinstance(value, tuple):
         names = getattr(value, "_fields", None)
         if names is not None:
@@ -171,7 +177,8 @@ def _children(value: Any) -> tuple[int | None, str, Iterable[tuple[str, Any]]]:
     state = _state_of(value)
     if state is not None:
         return ModuleKind.MAPPING, "", _nested(state).items()
-    return None, "", ()
+    spelled = conventions.spelled(value)
+    return (None, "", ()) if spelled is None else (ModuleKind.OBJECT, spelled[0], [("value", spelled[1])])
 
 
 def _fields(value: Any) -> dict[str, Any] | None:
@@ -210,7 +217,7 @@ def _walk(flat: Flat, name: str, module: int, items: Iterable[tuple[str, Any]], 
         if is_attribute(value, full):
             flat.attributes.append(AttributeEntry(key, module, place, value))
             continue
-        kind, type_name, inner = _children(value)
+        kind, type_name, inner = children_of(value, full)
         size = len(key.encode(errors="surrogatepass"))
         if kind is None:
             flat.add(full, size, module, place, as_tensor(value, full))
@@ -242,7 +249,7 @@ def _add_arrays(flat: Flat, prefix: str, module: int, children: Mapping[str, Any
 def _refuse_key(key: Any, module: str) -> None:
     where = f"in '{module}'" if module else "in the record"
     what = "an empty key" if key == "" else f"key {key!r} is a {type(key).__name__}"
-    raise UnsupportedError(f"{where}: {what}; keys are non-empty strings")
+    raise UnsupportedError(f"{where}: {what}; keys are non-empty strings or integers")
 
 
 def as_tensor(value: Any, path: str) -> Any:

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from .conventions import ABSENT, key_of_text, value_of
 from .entries import AttributeEntry, ModuleKind, ValueForm, ValueType
 from .errors import FormatError, LimitError
 from .index import Index
@@ -71,13 +72,16 @@ def _decode_word(ix: Index, kind: int, word: int, payload: Callable[[int], Any],
     raise FormatError(f"an attribute of unknown type {kind}")
 
 
-def plain(kind: int, _type_name: str, items: list[tuple[str, Any]]) -> Any:
-    """Return a module as list, tuple or dict; a dataclass, as a module of an unknown kind, as a dict."""
+def plain(kind: int, type_name: str, items: list[tuple[str, Any]]) -> Any:
+    """Return a module as list, tuple or dict, or the value that it stands for; of any other class as a dict."""
     if kind == ModuleKind.LIST:
         return [value for _, value in items]
     if kind == ModuleKind.TUPLE:
         return tuple(value for _, value in items)
-    return dict(items)
+    if kind == ModuleKind.NUMBERED:
+        return {key_of_text(key): value for key, value in items}
+    value = value_of(type_name, items) if kind == ModuleKind.OBJECT else ABSENT
+    return dict(items) if value is ABSENT else value
 
 
 def unflatten(

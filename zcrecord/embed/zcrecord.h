@@ -112,7 +112,7 @@ enum {
     ZCR_STRING = 64
 };
 
-enum { ZCR_MAPPING = 1, ZCR_LIST = 2, ZCR_TUPLE = 3, ZCR_OBJECT = 4 }; /* kinds of modules */
+enum { ZCR_MAPPING = 1, ZCR_LIST = 2, ZCR_TUPLE = 3, ZCR_OBJECT = 4, ZCR_NUMBERED = 5 }; /* kinds of modules */
 
 enum { /* types of attributes' values */
     ZCR_VALUE_NIL, ZCR_VALUE_BOOL, ZCR_VALUE_INT, ZCR_VALUE_UINT, ZCR_VALUE_FLOAT, ZCR_VALUE_TEXT, ZCR_VALUE_BYTES

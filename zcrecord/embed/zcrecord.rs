@@ -1381,6 +1381,8 @@ impl ModuleKind {
     pub const TUPLE: ModuleKind = ModuleKind(3);
     /// Children are the fields of an object.
     pub const OBJECT: ModuleKind = ModuleKind(4);
+    /// A mapping whose keys that are decimal integers of 64 bits are integers.
+    pub const NUMBERED: ModuleKind = ModuleKind(5);
 }
 
 /// A module: a mapping, list, tuple or object of tensors, attributes and other modules.

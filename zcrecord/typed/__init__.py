@@ -20,11 +20,11 @@ from typing import Any, ForwardRef, Literal, Self, TypeVar, Union, get_args, get
 
 import numpy as np
 
-from zcrecord import unfold
+from zcrecord import conventions, unfold
 from zcrecord.entries import ModuleKind
 from zcrecord.errors import RecordError, UnsupportedError
 from zcrecord.reader import Archive
-from zcrecord.tree import is_attribute
+from zcrecord.tree import children_of, is_attribute
 
 from . import composed, fields
 from .wanted import Array, Bytes, FromValue, Instance, Module, Number, NumpyScalar, OneOf, Torch, Want
@@ -77,14 +77,16 @@ def structure(kind: type[T], tree: Any) -> T:
     return made
 
 
-def _module(kind: int, type_name: str, items: list[tuple[str, Any]]) -> Module:
-    return Module(kind, type_name, dict(items))
+def _module(kind: int, type_name: str, items: list[tuple[str, Any]]) -> Any:
+    value = conventions.value_of(type_name, items) if kind == ModuleKind.OBJECT else conventions.ABSENT
+    return Module(kind, type_name, dict(items)) if value is conventions.ABSENT else value
 
 
 def _noded(value: Any) -> Any:
     """Return plain mappings, lists and tuples as modules."""
     if isinstance(value, abc.Mapping):
-        return Module(ModuleKind.MAPPING, "", {key: _noded(v) for key, v in value.items()})
+        kind, _, items = children_of(value, "")
+        return Module(kind or ModuleKind.MAPPING, "", {key: _noded(v) for key, v in items})
     if not isinstance(value, list | tuple) or is_attribute(value, ""):
         return value
     kind = ModuleKind.LIST if isinstance(value, list) else ModuleKind.TUPLE
@@ -128,6 +130,6 @@ def _read(hint: Any) -> Want:
         return composed.Dict(hint, _want)
     if kind in _LEAVES:
         return _LEAVES[kind](hint)
-    if kind.__module__.partition(".")[0] == "torch":
+    if kind.__module__.partition(".")[0] == "torch" and kind.__name__ not in ("dtype", "device"):
         return Torch(kind)
     return next(want(kind) for base, want in _BASES.items() if issubclass(kind, base))

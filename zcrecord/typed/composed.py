@@ -146,7 +146,7 @@ def _hole(value: Any) -> str:
 
 
 class Dict(Composed):
-    """dict[str, T] or Mapping: a saved mapping, or an object as one."""
+    """dict[str, T], dict[int, T] or Mapping: a saved mapping, or an object as one."""
 
     @cached_property
     def _parts(self) -> tuple[Want, Want]:
@@ -159,7 +159,11 @@ class Dict(Composed):
         return CONVERTED if value.kind == ModuleKind.OBJECT else EXACT
 
     def fits(self, value: Any, /) -> bool:
-        return bool(self.rank(value)) and all(map(self._parts[1].rank, self._items(value).values()))
+        if not self.rank(value):
+            return False
+        key, item = self._parts
+        items = self._items(value)
+        return all(map(key.rank, value.keys_of(items))) and all(map(item.rank, items.values()))
 
     def _items(self, value: Module) -> dict[str, Any]:
         """Return a mapping's items, a flat one's gathered where only then they are what is wanted."""
@@ -172,8 +176,10 @@ class Dict(Composed):
         if not self.rank(value):
             raise mismatch(where, self, value)
         key, item = self._parts
-        made = {key.build(k, where): item.build(v, _below(where, k)) for k, v in self._items(value).items()}
-        return MAPPINGS[get_origin(self.hint) or self.hint](made)
+        items = self._items(value)
+        keys = [key.build(k, where) for k in value.keys_of(items)]
+        made = [item.build(v, _below(where, k)) for k, v in items.items()]
+        return MAPPINGS[get_origin(self.hint) or self.hint](zip(keys, made, strict=True))
 
 
 class Class(Composed):
@@ -203,7 +209,7 @@ class Class(Composed):
             return NO
         if self._is_its_own(value):
             return NAMED
-        own = CONVERTED if value.kind == ModuleKind.MAPPING else EXACT
+        own = CONVERTED if value.kind in (ModuleKind.MAPPING, ModuleKind.NUMBERED) else EXACT
         return own if self._has_its_keys(items) else NO
 
     def fits(self, value: Any, /) -> bool:

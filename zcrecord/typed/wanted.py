@@ -14,7 +14,7 @@ from typing import Any, Union, get_args, get_origin
 
 import numpy as np
 
-from zcrecord import unfold
+from zcrecord import conventions, unfold
 from zcrecord.entries import ModuleKind
 from zcrecord.errors import MismatchError, UnsupportedError, printable
 from zcrecord.tensors import PackedTensor, StringTensor
@@ -67,6 +67,10 @@ class Module:
     def has_names(self) -> bool:
         """Whether its keys are names, and not numbers of places."""
         return not self.is_sequence or bool(self.type_name)
+
+    def keys_of(self, items: dict[str, Any]) -> list[str | int]:
+        """Return the keys of its items as they were saved: those of a NUMBERED module may be integers."""
+        return list(map(conventions.key_of_text, items) if self.kind == ModuleKind.NUMBERED else items)
 
 
 def plain(value: Any) -> Any:

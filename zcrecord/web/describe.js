@@ -83,7 +83,7 @@ function payloadsOf({ payloads: p, digestKind }) {
 function modulesOf(ix) {
   const { modules: m, textAt } = ix;
   const out = { key: [], parent: [], place: [], kind: [], type: [] };
-  const kinds = { 2: "list", 3: "tuple", 4: "object" };
+  const kinds = { 2: "list", 3: "tuple", 4: "object", 5: "numbered" };
   for (let i = 0; i < m.n; i++) {
     add(out, {
       key: keyOf(ix, m, i), parent: i ? m.parent(i) : -1, place: m.place(i), kind: kinds[m.kind(i)] ?? "mapping",

@@ -3,7 +3,10 @@
 
 import { LimitError, NONE, big, eachWord, exact, range } from "./format.js";
 
-const KINDS = [, , "list", "tuple", "object"]; // every other one is a mapping
+const NUMBERED = 5;
+const INTEGER = /^(0|-?[1-9][0-9]{0,19})$/;
+
+const KINDS = [, , "list", "tuple", "object", "numbered"]; // every other one is a mapping
 
 /** Returns a function that gives a module's name, decoded once: many attributes may have a long one before theirs. */
 function moduleNames({ modules }) {
@@ -70,15 +73,25 @@ function valueOf(record, type, from, k, texts) {
   return { nbytes, read: ({ signal } = {}) => record._payload(low, 0, nbytes, signal) };
 }
 
+/** Returns a key of a NUMBERED module: an integer where it is one in canonical form that has 64 bits. */
+function keyOfText(text) {
+  if (!INTEGER.test(text)) return text;
+  const value = BigInt(text);
+  return value < -(2n ** 63n) || value >= 2n ** 64n ? text : exact(value);
+}
+
 export function tree(record) {
   const { modules: m, tensors: t, attributes: rows, textAt } = record._ix;
   const made = range(m.n, () => []);
+  const putAt = (parent, place, key, value) => {
+    made[parent][place] = [m.kind(parent) === NUMBERED ? keyOfText(key) : key, value];
+  };
   const put = (vector, i, value) => {
     const key = textAt(vector.start(i) + vector.size(i) - vector.key(i), vector.key(i));
-    made[vector.parent(i)][vector.place(i)] = [key, value];
+    putAt(vector.parent(i), vector.place(i), key, value);
   };
   for (let i = 0; i < t.n; i++) put(t, i, record._info(i));
-  for (const { parent, place, name, value } of values(record, rows)) made[parent][place] = [name, value];
+  for (const { parent, place, name, value } of values(record, rows)) putAt(parent, place, name, value);
   for (let i = m.n - 1; i >= 0; i--) { // children come after their parents
     const list = m.kind(i) === 2 || (m.kind(i) === 3 && !m.typeSize(i));
     made[i] = list ? made[i].map(([, value]) => value) : new Map(made[i]);

@@ -142,7 +142,7 @@ interface TensorInfoBase {
 
 export interface ModuleInfo {
   readonly name: string;
-  readonly kind: "mapping" | "list" | "tuple" | "object";
+  readonly kind: "mapping" | "list" | "tuple" | "object" | "numbered";
   readonly typeName: string;
   /** In its whole subtree. */
   readonly tensors: number;
@@ -150,8 +150,8 @@ export interface ModuleInfo {
   readonly parent: string | null;
 }
 
-/** The record as it was saved. */
-export type Tree = Map<string, Tree> | Tree[] | TensorInfo | Value;
+/** The record as it was saved; keys that were integers, as in an optimizer's state, are integers. */
+export type Tree = Map<string | Exact, Tree> | Tree[] | TensorInfo | Value;
 
 export interface Binding<B extends BufferLike = BufferLike> {
   /** Null for a tensor without bytes. Tied tensors have the same one. */

@@ -7,7 +7,7 @@ import { equal, ok, rejects, test } from "./harness.mjs";
 
 const { open } = zcrecord;
 const GOLDEN = ["alignment_16", "alignment_4096", "back_sealed", "back_unsealed", "deduplicated", "dtypes", "empty",
-  "int4_bytes", "nested", "onnx", "prefix", "strings", "suffix", "tiny", "unknown_dtype", "unknown_kind",
+  "int4_bytes", "nested", "numbered", "onnx", "prefix", "strings", "suffix", "tiny", "unknown_dtype", "unknown_kind",
   "unknown_vector", "views"];
 
 const bytesOf = async (base, name) => new Uint8Array(await (await fetch(`${base}/${name}`)).arrayBuffer());
@@ -126,6 +126,15 @@ test("the tree is nested as it was saved", async ({ base }) => {
   equal([...tree.get("encoder").keys()], ["w", "b", "h", "f", "c", "rate"]);
   equal(tree.get("layers").map((layer) => layer.get("k").name), ["layers.0.k", "layers.1.k"]);
   equal(tree.get("encoder").get("w").shape, [2, 3]);
+});
+
+test("keys that were saved as integers are integers in the tree, all others text", async ({ base }) => {
+  const tree = await (await open(`${base}/golden/numbered.zcr`)).tree();
+  equal([...tree.keys()], ["state", "milestones", "keys", "rng", "phase", 7]);
+  const keys = [-1, 0, "01", "-0", "name", 18446744073709551615n, -9223372036854775808n];
+  equal([...tree.get("keys").keys()], keys);
+  equal([...tree.get(7).keys()], ["7"]);
+  equal(tree.get("state").get(1).get("exp_avg").name, "state.1.exp_avg");
 });
 
 test("ties are told, and what is stored once is not tied", async ({ base }) => {
