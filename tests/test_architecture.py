@@ -23,7 +23,7 @@ FLOORS = """
     errors filetypes dtypes layout _schema _schema.tables entries conventions spans index rules verify tensors foreign
     lazy sharing tree paths unfold scratch sink compressed ordered together writer streaming source frames views reader
     damage contents describe parts
-    typed.fields typed.wanted typed.composed typed handover
+    typed.fields typed.wanted typed.composed typed handover pytrees
     record packed differing comparing
     remote.ranges remote.place remote.web remote.stores remote.publishers remote.cache remote.window remote.feed
     remote.streamed remote.frames remote.opening remote
@@ -36,7 +36,7 @@ FLOORS = """
     onnx.placed onnx.places onnx.external onnx.files onnx.locating onnx.listing onnx.selecting
     onnx.convert onnx.graph onnx.linked onnx.export onnx.runtime onnx.filling onnx
     formats.structure formats.safetensors_header formats.mapped formats.shards formats.safetensors
-    formats.npy formats.zipped formats.pickled formats.npz formats.torch formats.gguf formats
+    formats.npy formats.zipped formats.pickled formats.npz formats.torch_numpy formats.torch formats.gguf formats
     compat.safetensors.opening compat.safetensors.specs compat.safetensors.numpy compat.safetensors.torch
     compat.safetensors.flax compat.safetensors.tensorflow compat.safetensors.mlx compat.safetensors.paddle
     compat.safetensors compat

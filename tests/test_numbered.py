@@ -197,7 +197,8 @@ FORGED: list[tuple[str, Any]] = [
     ("zcr:int", "5"), ("zcr:int", "0x05"), ("zcr:int", "0X5"), ("zcr:int", "0x"), ("zcr:int", 5), ("zcr:int", ["0x5"]),
     ("zcr:complex", 1.0), ("zcr:complex", (1.0,)), ("zcr:complex", (1, 2)), ("zcr:complex", "1j"),
     ("zcr:torch_dtype", "Tensor"), ("zcr:torch_dtype", "load"), ("zcr:torch_dtype", "_inductor"),
-    ("zcr:torch_dtype", 1), ("zcr:torch_device", "nowhere"), ("zcr:torch_device", ""), ("zcr:torch_device", 0), ("zcr:later", "x"),
+    ("zcr:torch_dtype", 1), ("zcr:torch_device", "nowhere"), ("zcr:torch_device", ""), ("zcr:torch_device", 0),
+    ("zcr:later", "x"),
 ]  # fmt: skip
 
 

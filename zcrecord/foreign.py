@@ -19,7 +19,7 @@ from .dtypes import DType
 from .errors import UnsupportedError
 from .tensors import PackedTensor
 
-__all__ = ["FLOAT4_PAIRS", "Elsewhere", "as_array", "is_tensor", "pytree_children", "viewed"]
+__all__ = ["FLOAT4_PAIRS", "Elsewhere", "as_array", "is_tensor", "path_key", "pytree_children", "viewed"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -312,7 +312,7 @@ def pytree_children(value: Any) -> Iterable[tuple[str, Any]] | None:
     if known is None or value is None or known.default_registry.flatten_one_level(value) is None:
         return None
     pairs = known.tree_flatten_with_path(value, is_leaf=lambda node: node is not value)[0]
-    children = [(_key(path[0]), child) for path, child in pairs]
+    children = [(path_key(path[0]), child) for path, child in pairs]
     keys = [key for key, _ in children]
     if len(set(keys)) < len(keys):
         twice = next(key for key in keys if keys.count(key) > 1)
@@ -320,7 +320,7 @@ def pytree_children(value: Any) -> Iterable[tuple[str, Any]] | None:
     return children
 
 
-def _key(entry: Any) -> Any:
+def path_key(entry: Any) -> Any:
     """Return one step of a path in a pytree as a key; what is no name and no number comes as it is."""
     for attribute in ("name", "idx", "key"):
         if hasattr(entry, attribute):

@@ -29,7 +29,7 @@ from .parts import Names
 from .reader import Archive
 from .tensors import PackedTensor
 
-__all__ = ["import_torch", "jax_arrays", "torch_device", "torch_dtype", "torch_shape", "torch_tensors"]
+__all__ = ["import_jax", "import_torch", "jax_arrays", "torch_device", "torch_dtype", "torch_shape", "torch_tensors"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -103,7 +103,7 @@ def jax_arrays(archive: Archive, names: Names | None = None) -> dict[str, Any]:
         >>> zcrecord.load_record("model.zcr").jax()["w"].sum().item()
         6.0
     """
-    jax = _jax()
+    jax = import_jax()
     if names is not None:
         archive = parts.select(archive, names, None)
     given = _Jax(jax, archive)
@@ -123,7 +123,12 @@ def import_torch() -> Any:
     return torch
 
 
-def _jax() -> Any:
+def import_jax() -> Any:
+    """Return jax.
+
+    Raises:
+        DependencyError: it is not installed.
+    """
     try:
         import jax
     except ImportError as error:

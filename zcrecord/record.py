@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import numpy as np
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["Record"]
 
 T = TypeVar("T")
+Tensors = Literal["numpy", "torch", "jax"]
 
 # `describe` and `parts` are imported when they are first asked for: few loads need more than views.
 _ENOUGH = 32  # lookups by search after which a dictionary of all names pays
@@ -149,11 +150,15 @@ class Record(Mapping[str, Any]):
 
         return describe.walk(self.archive)
 
-    def tree(self) -> Any:
-        """Return the record nested as it was saved: dicts, lists, tuples (a dataclass as a dict), tensors as views."""
-        archive = self.archive
-        views = list(archive.views())
-        return unfold.unflatten(archive.index, 0, views.__getitem__, archive.payload)
+    def tree(self, tensors: Tensors = "numpy", *, device: Any = None, like: Any = None) -> Any:
+        """Return the record nested as it was saved: dicts, lists, tuples (a dataclass as a dict), tensors as views.
+
+        Keys that were integers are integers. "torch" gives the tensors of `torch(device)`, ready for `load_state_dict`;
+        "jax" those of `jax()`, as the pytree `like` is built where one is given. See `zcrecord.pytrees.tree`.
+        """
+        from . import pytrees
+
+        return pytrees.tree(self, tensors, device, like)
 
     @property
     def modules(self) -> dict[str, ModuleInfo]:

@@ -11,12 +11,13 @@ import os
 import re
 import warnings
 import zipfile
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from zcrecord.converting import Progress, open_source
+from zcrecord.entries import KIND_NAMES
 from zcrecord.errors import (
     DependencyError,
     FormatError,
@@ -28,9 +29,10 @@ from zcrecord.errors import (
 from zcrecord.filetypes import HEAD, wrong_type
 from zcrecord.layout import MAX_DEPTH
 from zcrecord.recording import RecordWriter
-from zcrecord.tree import as_tensor, is_attribute, state_path
+from zcrecord.tree import as_tensor, children_of, is_attribute, state_path
 
 from .pickled import claimed
+from .torch_numpy import Noted, allowed
 from .zipped import check_alike, open_zip
 
 __all__ = ["read"]
@@ -45,10 +47,11 @@ _EXPANDED, _TIMES = 64 << 20, 4  # bytes that tensors may come to beyond so many
 def read(path: str, out: RecordWriter, progress: Progress) -> int:
     """Write a checkpoint's tensors and values to `out`; returns the bytes of input. Copies no tensor in C order.
 
-    What `torch.save` nested comes nested: dicts, lists and tuples as modules, plain values as attributes, a dtype or
-    device as text. In a dict that holds tensors names are split at their dots, as those of a `state_dict()` are. Keys
-    that are integers, as in an optimizer's state, become text. Tied tensors stay tied, and views of one storage
-    share what they reach of it; what no tensor reaches is left out.
+    It becomes what `save_record` makes of what `torch.load` returns: dicts, lists and tuples are modules, keys that
+    are integers stay so, names with dots stay whole, so that `tree("torch")` gives what `load_state_dict` takes. Only
+    where the file is one `state_dict()` and nothing else are its names split at their dots, as `save_record(module)`
+    splits them. Tied tensors stay tied, and views of one storage share what they reach of it; what no tensor reaches
+    is left out. Arrays and scalars of numpy are read, too, if they are of plain numbers.
 
     Tensors are read from the mapped file, a page at a time. A checkpoint from before torch 1.6, which is no zip file,
     cannot be mapped: torch reads it into memory, whole.
@@ -57,13 +60,13 @@ def read(path: str, out: RecordWriter, progress: Progress) -> int:
         >>> import torch, zcrecord
         >>> torch.save({"model": {"fc.bias": torch.ones(3)}, "epoch": 5}, "last.pt")
         >>> with RecordWriter("last.zcr") as out: size = read("last.pt", out, lambda done, total: None)
-        >>> zcrecord.load_record("last.zcr").tree()["model"]["fc"]["bias"]
-        array([1., 1., 1.], dtype=float32)
+        >>> zcrecord.load_record("last.zcr").tree("torch")
+        {'model': {'fc.bias': tensor([1., 1., 1.])}, 'epoch': 5}
 
     Raises:
         FormatError: it is no checkpoint, is damaged, or holds objects of classes that torch does not load from
-            strangers. UnsupportedError: a value or a tensor no archive can hold. LimitError: a small file claims huge
-            tensors. DependencyError: torch is not installed. SourceError: the file cannot be read.
+            strangers. UnsupportedError: a key, value or tensor no archive can hold. LimitError: a small file claims
+            huge tensors. DependencyError: torch is not installed. SourceError: the file cannot be read.
     """
     torch = _torch()
     try:
@@ -85,7 +88,7 @@ def read(path: str, out: RecordWriter, progress: Progress) -> int:
             elif f.kind == "attribute":
                 out.attribute(f.path, f.value)
             else:
-                out.module(f.path, f.kind)
+                out.module(f.path, f.kind, f.value)
         progress(size, size)
         return size
     except RecordError as error:
@@ -109,7 +112,8 @@ def _load(torch: Any, path: str, head: bytes) -> Any:
         (_check_zip if zipped else _check_pickles)(path)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # what there is to say about a damaged file, the error says
-            return torch.load(os.fspath(path), map_location="cpu", weights_only=True, mmap=zipped)
+            with allowed(torch):
+                return torch.load(os.fspath(path), map_location="cpu", weights_only=True, mmap=zipped)
     except (MemoryError, RecordError):
         raise
     except Exception as error:  # unpickling a damaged file raises anything
@@ -162,7 +166,7 @@ def _reason(error: Exception) -> str:
 
 
 class _Found(NamedTuple):
-    """A tensor, an attribute, or the start of a module, whose kind it then tells."""
+    """A tensor, an attribute, or the start of a module, whose kind and class name it then tells."""
 
     path: tuple[str, ...]
     kind: str
@@ -183,46 +187,41 @@ class _Walk:
 
     def items(self, path: tuple[str, ...], value: Any) -> Iterator[_Found]:
         """Yield a module and everything below it."""
-        if not path and not isinstance(value, Mapping | list | tuple):
-            raise UnsupportedError(f"holds a single {type(value).__name__} without a name; save a dict of tensors")
+        name = ".".join(path)
+        kind, type_name, children = children_of(value, name)
+        if kind is None or (not path and not isinstance(value, Mapping | list | tuple)):
+            if not path:
+                raise UnsupportedError(f"holds a single {type(value).__name__} without a name; save a dict of tensors")
+            what = f"a {type(value).__name__} is neither a tensor nor a plain value; take it out of the checkpoint"
+            raise UnsupportedError(what, tensor=name)
         if len(path) >= MAX_DEPTH:
-            raise LimitError(f"nested more than {MAX_DEPTH} deep; does it contain itself?", tensor=".".join(path))
-        if isinstance(value, Mapping):
-            yield _Found(path, "mapping")
-            for key, child in self._children(value, ".".join(path)):
-                yield from self._item((*path, *key), child)
-        else:
-            yield _Found(path, "list" if isinstance(value, list) else "tuple")
-            for i, child in enumerate(value):
-                yield from self._item((*path, str(i)), child)
+            raise LimitError(f"nested more than {MAX_DEPTH} deep; does it contain itself?", tensor=name)
+        yield _Found(path, KIND_NAMES[kind], type_name)
+        split = not path and self._is_state_dict(value)
+        for key, child in children:
+            yield from self._item((*path, *(state_path(key, value) if split else (key,))), child)
+
+    def _is_state_dict(self, value: Any) -> bool:
+        """Return whether a checkpoint is a module's `state_dict()` and nothing else: names of tensors, extra state."""
+        return isinstance(value, Mapping) and all(
+            isinstance(key, str) and (isinstance(child, self._torch.Tensor) or key.endswith("_extra_state"))
+            for key, child in value.items()
+        )
 
     def _item(self, path: tuple[str, ...], value: Any) -> Iterator[_Found]:
-        torch, name = self._torch, ".".join(path)
-        if isinstance(value, torch.Tensor):
-            yield _Found(path, "tensor", value.detach())
+        name = ".".join(path)
+        if isinstance(value, Noted):
+            value = value.array(name)
+        if isinstance(value, self._torch.Tensor | np.ndarray | np.generic):
+            yield _Found(path, "tensor", value.detach() if isinstance(value, self._torch.Tensor) else value)
             return
         if isinstance(value, str | bytes | list | tuple | Mapping):
             self._meet(value, name)
-        if isinstance(value, torch.dtype | torch.device):
-            value = str(value).removeprefix("torch.")
-        elif isinstance(value, bytearray):
-            value = bytes(value)
+        value = bytes(value) if isinstance(value, bytearray) else value
         if is_attribute(value, name):
             yield _Found(path, "attribute", value)
-        elif isinstance(value, Mapping | list | tuple):
-            yield from self.items(path, value)
         else:
-            what = f"a {type(value).__name__} is neither a tensor nor a plain value; take it out of the checkpoint"
-            raise UnsupportedError(what, tensor=name)
-
-    def _children(self, module: Mapping[Any, Any], name: str) -> Iterator[tuple[tuple[str, ...], Any]]:
-        """Yield the items of a mapping, each with the keys that its own stands for."""
-        texts = {_text(key, name): value for key, value in module.items()}
-        if len(texts) < len(module):
-            raise UnsupportedError("an integer and a text among its keys are the same", tensor=name)
-        owner: Container[str] = texts
-        split = any(isinstance(value, self._torch.Tensor) for value in texts.values())
-        return ((state_path(key, owner) if split else (key,), value) for key, value in texts.items())
+            yield from self.items(path, value)
 
     def _meet(self, value: Any, name: str) -> None:
         cost = len(value) + 1
@@ -231,15 +230,6 @@ class _Walk:
         self._left += -cost if again else cost * _REPEATED
         if self._left < 0:
             raise LimitError("the same lists or texts are there millions of times; the file is malicious", tensor=name)
-
-
-def _text(key: Any, name: str) -> str:
-    if isinstance(key, str):
-        return key
-    if type(key) is int:
-        return str(key)
-    where = f"in '{name}': " if name else ""
-    raise UnsupportedError(f"{where}key {printable(repr(key))} is a {type(key).__name__}; keys are texts or integers")
 
 
 def _check_amount(arrays: list[Any], size: int) -> None:

@@ -1,0 +1,107 @@
+"""numpy's arrays and scalars in a checkpoint of torch, without numpy's own unpickling.
+
+`torch.load(weights_only=True)` refuses them, since numpy's functions for them were not made for strangers' files. Here
+stand-ins of the same names note what the pickle says, and it is looked at before an array is made: of a plain element
+type, over bytes that are there. They are numpy's names as of pickle protocol 2, which `torch.save` uses.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from zcrecord.errors import UnsupportedError, printable
+
+__all__ = ["Noted", "allowed"]
+
+_PLAIN = re.compile(r"b1|[iu][1248]|f[248]|c(8|16)")
+
+
+class _Dtype:
+    """What a pickle says of a dtype: `numpy.dtype('f8', False, True)`, then (3, '<', ...)."""
+
+    def __init__(self, name: Any = "", *_: Any) -> None:
+        self._name, self._order = name, "="
+
+    def __setstate__(self, state: Any) -> None:
+        if isinstance(state, tuple) and len(state) > 1:
+            self._order = state[1]
+
+    def dtype(self, path: str) -> np.dtype[Any]:
+        """Return the dtype; UnsupportedError if it is none of plain numbers."""
+        if not isinstance(self._name, str) or not _PLAIN.fullmatch(self._name) or self._order not in list("<>|="):
+            what = f"a numpy array of dtype {printable(repr(self._name), 60)}; plain numbers are what is read"
+            raise UnsupportedError(f"{what}, save it as such or as a tensor of torch", tensor=path)
+        return np.dtype(self._name).newbyteorder(self._order)
+
+
+class Noted:
+    """What a pickle says of an array, `_reconstruct(...)` and its state, or of a scalar, `scalar(dtype, bytes)`."""
+
+    def __init__(self, *arguments: Any) -> None:
+        self._state: Any = (1, (), *arguments[:1], False, *arguments[1:])
+        self._array: np.ndarray[Any, Any] | None = None
+
+    def __setstate__(self, state: Any) -> None:
+        self._state = state
+
+    def array(self, path: str) -> np.ndarray[Any, Any]:
+        """Return the array, the same one each time: views of the bytes that the pickle had.
+
+        Raises:
+            UnsupportedError: it is not of plain numbers, or its bytes are not as many as it takes.
+        """
+        if self._array is None:
+            state = self._state if isinstance(self._state, tuple) and len(self._state) == 5 else (None,) * 5
+            _, shape, dtype, is_fortran, data = state
+            sizes = shape if isinstance(shape, tuple) and all(type(n) is int and n >= 0 for n in shape) else None
+            if sizes is None or not isinstance(dtype, _Dtype) or len(sizes) > 32:
+                raise UnsupportedError(
+                    "no numpy array as numpy pickles them; save it as a tensor of torch", tensor=path
+                )
+            kind = dtype.dtype(path)
+            if not isinstance(data, bytes) or prod(sizes) * kind.itemsize != len(data):
+                what = f"a numpy array of shape {shape} and dtype {kind} with other bytes than it takes"
+                raise UnsupportedError(f"{what}; copy the file again", tensor=path)
+            self._array = np.ndarray(sizes, kind, data, order="F" if is_fortran else "C")
+        return self._array
+
+
+class _NoBytes:
+    """What a pickle of protocol 2 calls for empty bytes, and with nothing else."""
+
+    def __new__(cls, *_: Any) -> Any:
+        return b""
+
+
+def _named(name: str, base: type) -> type:
+    """Return a class that torch takes for the one, or the function, of that name."""
+    module, _, short = name.rpartition(".")
+    return type(short, (base,), {"__module__": module, "__qualname__": short})
+
+
+_STAND_INS = [
+    _named("numpy.dtype", _Dtype),
+    _named("numpy.ndarray", object),
+    _named("builtins.bytes", _NoBytes),
+    *(
+        _named(f"numpy.{core}.multiarray.{what}", Noted)
+        for core in ("core", "_core")  # of numpy 1, and of numpy 2
+        for what in ("_reconstruct", "scalar")
+    ),
+]
+
+
+def allowed(torch: Any) -> Any:
+    """Return a context in which `torch.load` takes the stand-ins.
+
+    Not before torch 2.5, nor where the caller has allowed numpy's own functions: then those are called.
+    """
+    safe = getattr(torch.serialization, "safe_globals", None)
+    if safe is None or any("numpy" in str(getattr(f, "__module__", f)) for f in torch.serialization.get_safe_globals()):
+        return contextlib.nullcontext()
+    return safe(_STAND_INS)
