@@ -111,7 +111,7 @@ Record.prefetch(names: Names | None = None) -> None
 Record.raw(name: str) -> memoryview
 Record.select(names: Names | None = None, rename: Rename | None = None) -> Record
 Record.torch(device: Any = 'cpu', names: Names | None = None, *, writable: bool = True) -> dict[str, Any]
-Record.tree() -> Any
+Record.tree(tensors: Tensors = 'numpy', *, device: Any = None, like: Any = None) -> Any
 Record.values() -> Any
 Record.verify(*, progress: Progress | None = None) -> None
 Record.walk() -> Iterator[tuple[int, str, Any]]
