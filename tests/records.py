@@ -141,6 +141,9 @@ def _assert_same_value(got: Any, want: Any, where: str) -> None:
     elif isinstance(want, float):
         assert type(got) is float, where
         assert struct.pack("<d", got) == struct.pack("<d", want), where
+    elif isinstance(want, complex):
+        assert type(got) is complex, where
+        assert struct.pack("<2d", got.real, got.imag) == struct.pack("<2d", want.real, want.imag), where
     else:
         assert type(got) is type(want), where
         assert got == want, where

@@ -56,12 +56,15 @@ def run(name, steps, start=None):
     state = begin(optimizer)
     if start is not None:
         state = zcrecord.load_record(start).tree("jax", like=begin(optimizer))
+
+    @jax.jit
+    def step(params, opt, key):
+        key, drawn = jax.random.split(jax.random.wrap_key_data(key))
+        updates, opt = optimizer.update(jax.grad(loss)(params, jax.random.randint(drawn, (16,), 0, 8)), opt, params)
+        return {"params": optax.apply_updates(params, updates), "opt": opt, "key": jax.random.key_data(key)}
+
     for _ in range(steps):
-        key, drawn = jax.random.split(jax.random.wrap_key_data(state["key"]))
-        tokens = jax.random.randint(drawn, (16,), 0, 8)
-        updates, opt = optimizer.update(jax.grad(loss)(state["params"], tokens), state["opt"], state["params"])
-        state = {"params": optax.apply_updates(state["params"], updates), "opt": opt,
-                 "key": jax.random.key_data(key), "step": state["step"] + 1}
+        state = step(state["params"], state["opt"], state["key"]) | {"step": state["step"] + 1}
     return state
 
 

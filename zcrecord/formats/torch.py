@@ -188,6 +188,8 @@ class _Walk:
     def items(self, path: tuple[str, ...], value: Any) -> Iterator[_Found]:
         """Yield a module and everything below it."""
         name = ".".join(path)
+        if isinstance(value, Mapping) and any(isinstance(key, Noted) for key in value):
+            value = {key.array(name)[()] if isinstance(key, Noted) else key: inner for key, inner in value.items()}
         kind, type_name, children = children_of(value, name)
         if kind is None or (not path and not isinstance(value, Mapping | list | tuple)):
             if not path:

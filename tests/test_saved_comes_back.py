@@ -1,0 +1,143 @@
+"""Whatever save_record accepts, or convert of what torch saved, comes back equal; all else is refused by place."""
+
+from __future__ import annotations
+
+import collections
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import hypothesis
+import numpy as np
+import pytest
+import records as r
+import torch
+from hypothesis import strategies as st
+
+import zcrecord
+from zcrecord import RecordError
+from zcrecord.formats import convert
+
+WORDS = st.text("ab_é\n", min_size=1, max_size=3)
+INTS = st.one_of(st.integers(-20, 20), st.sampled_from([-(2**63), 2**63 - 1, 2**63, 2**64 - 1]))
+WIDE = st.one_of(st.integers(), st.integers(-(2**500), 2**500), st.sampled_from([2**64, -(2**63) - 1]))
+NUMBERS = ["f2", "f4", "f8", "i1", "i8", "u1", "u8", "c8", "c16", "?"]
+NUMPY = st.builds(lambda kind, number: np.dtype(kind).type(number), st.sampled_from(NUMBERS), st.integers(0, 1))
+PLAIN = st.one_of(
+    st.none(), st.booleans(), WIDE, st.floats(), st.complex_numbers(), st.text(max_size=5), st.binary(max_size=5),
+    NUMPY, st.sampled_from(["0", "-1", "torch", b"", "", [], (), {}]),
+)  # fmt: skip
+TORCH = st.sampled_from([torch.arange(3), torch.ones(2, 2).bfloat16(), torch.zeros(0), torch.tensor(1.5)])
+DTYPES = st.sampled_from([torch.float32, torch.device("cuda:1"), torch.Size([2, 3])])
+ODD_KEYS = st.sampled_from(["", "a\0", "\ud800", True, 1.0, None, (1,), b"k", 2**64, -(2**70), "1", "a.b", np.int64(3)])
+ODD = st.sampled_from([{1}, frozenset(), range(2), object, np.dtype("f4"), "\ud800", slice(1), torch.strided])
+
+
+def nested(leaves: Any, keys: Any, *, tuples: bool = True) -> Any:
+    """Records of these leaves, nested in every way, under these keys."""
+    inner = st.recursive(
+        leaves,
+        lambda x: st.one_of(
+            st.lists(x, max_size=3),
+            st.lists(x, max_size=3).map(tuple),
+            st.dictionaries(keys, x, max_size=4),
+            st.dictionaries(keys, x, max_size=3).map(collections.OrderedDict),
+            st.dictionaries(keys, st.integers(0, 9), max_size=3).map(collections.Counter),
+            *([st.builds(r.Pair, x, x)] if tuples else []),
+        ),
+        max_leaves=8,
+    )
+    return st.builds(lambda value: {"run": value}, inner)
+
+
+def expected(value: Any) -> Any:
+    """What a value comes back as, where that is not itself: equal to it, of another class."""
+    if isinstance(value, torch.Tensor):
+        return value.numpy() if value.dtype != torch.bfloat16 else value
+    if isinstance(value, np.generic):
+        return np.asarray(value)
+    if isinstance(value, dict):
+        return {int(k) if isinstance(k, np.integer) else k: expected(v) for k, v in value.items()}
+    if isinstance(value, torch.Size):
+        return tuple(value)
+    if isinstance(value, list | tuple):
+        return [*map(expected, value)] if isinstance(value, list) else tuple(map(expected, value))
+    return value
+
+
+def check(got: Any, want: Any) -> None:
+    """Fail unless it came back, with the types of keys."""
+    if isinstance(want, dict):
+        assert [(type(key), key) for key in got] == [(type(key), key) for key in want]
+        for key, value in want.items():
+            check(got[key], value)
+    elif isinstance(want, list | tuple):
+        assert (type(got), len(got)) == (type(want), len(want))
+        for one, other in zip(got, want, strict=True):
+            check(one, other)
+    elif isinstance(want, torch.Tensor):
+        assert np.asarray(got).tobytes() == want.view(torch.int16).numpy().tobytes()
+    else:
+        r.assert_same(got, want)
+
+
+def saved(value: Any) -> zcrecord.Record | None:
+    """Return the record of a value, None if it is refused with the place named."""
+    try:
+        return r.round_trip(value)
+    except RecordError as error:
+        assert error.tensor is not None or str(error).startswith("in '"), error
+        assert "run" in str(error)
+        return None
+
+
+def converted(value: Any) -> zcrecord.Record | None:
+    """Return the record of what torch saved, None if it is refused with the place named."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "m.pt"
+        torch.save(value, path)
+        try:
+            convert(path, path.with_suffix(".zcr"))
+        except RecordError as error:
+            assert "tensor 'run" in str(error) or "in 'run" in str(error) or "holds an object of" in str(error), error
+            return None
+        return zcrecord.load_record(path.with_suffix(".zcr").read_bytes(), verify="full")
+
+
+FINE = nested(st.one_of(PLAIN, TORCH, DTYPES), st.one_of(WORDS, INTS))
+
+
+@hypothesis.given(value=FINE)
+@hypothesis.settings(max_examples=200, deadline=None)
+def test_every_state_of_a_run_comes_back(value: Any) -> None:
+    record = saved(value)
+    assert record is not None
+    check(record.tree(), expected(value))
+
+
+@hypothesis.given(value=nested(st.one_of(PLAIN, ODD), st.one_of(WORDS, INTS, ODD_KEYS)))
+@hypothesis.settings(max_examples=200, deadline=None)
+def test_anything_comes_back_or_is_refused_with_its_place(value: Any) -> None:
+    if (record := saved(value)) is not None:
+        check(record.tree(), expected(value))
+
+
+@hypothesis.given(value=nested(st.one_of(PLAIN, TORCH, DTYPES), st.one_of(WORDS, INTS), tuples=False))
+@hypothesis.settings(max_examples=100, deadline=None)
+def test_every_state_that_torch_saved_comes_back(value: Any) -> None:
+    record = converted(value)
+    assert record is not None
+    check(record.tree(), expected(value))
+    assert record.content_digest() == r.round_trip(value).content_digest()
+
+
+@hypothesis.given(value=nested(st.one_of(PLAIN, ODD), st.one_of(WORDS, INTS, ODD_KEYS)))
+@hypothesis.settings(max_examples=100, deadline=None)
+def test_anything_that_torch_saved_comes_back_or_is_refused_with_its_place(value: Any) -> None:
+    if (record := converted(value)) is not None:
+        check(record.tree(), expected(value))
+
+
+def test_this_notices_a_key_that_becomes_text() -> None:
+    with pytest.raises(AssertionError):
+        check({"a": {"0": 1}}, {"a": {0: 1}})
