@@ -14,6 +14,8 @@ from test_formats_torch import converted, saved
 
 import zcrecord
 
+RECONSTRUCT: Any = np.zeros(1).__reduce__()[0]
+SCALAR: Any = np.float64(1).__reduce__()[0]
 NUMPY = [
     np.arange(6, dtype=np.uint32), np.asfortranarray(np.arange(6.0).reshape(2, 3)), np.ones((2, 0), np.int8),
     np.array(True), np.arange(3, dtype=">i2"), np.float64(0.1), np.float16(2), np.int64(-3), np.bool_(False),
@@ -36,7 +38,7 @@ def test_numbers_of_numpy_come_as_save_record_saves_them(value: Any, tmp_path: P
 def test_functions_of_numpy_that_the_caller_allows_are_called(tmp_path: Path) -> None:
     value = np.arange(3)
     torch.save({"a": value}, tmp_path / "m.pt")
-    own = [np._core.multiarray._reconstruct, np.ndarray, np.dtype, np.dtypes.Int64DType]
+    own = [RECONSTRUCT, np.ndarray, np.dtype, np.dtypes.Int64DType]
     with torch.serialization.safe_globals(own):
         assert converted(tmp_path / "m.pt")["a"].tolist() == [0, 1, 2]
 
@@ -51,7 +53,6 @@ class Pickled:
         return self.reduced
 
 
-RECONSTRUCT = np._core.multiarray._reconstruct
 FORGED = {
     "no state": Pickled(RECONSTRUCT, np.ndarray, (1 << 40,), "d"),
     "too few bytes": Pickled(RECONSTRUCT, np.ndarray, (0,), b"b", state=(1, (1 << 40,), np.dtype("f8"), False, b"x")),
@@ -61,8 +62,8 @@ FORGED = {
     "no shape": Pickled(RECONSTRUCT, np.ndarray, (0,), b"b", state=(1, 2.5, np.dtype("f8"), False, b"12345678")),
     "no dtype": Pickled(RECONSTRUCT, np.ndarray, (0,), b"b", state=(1, (1,), "f8", False, b"12345678")),
     "a list": Pickled(RECONSTRUCT, np.ndarray, (0,), b"b", state=(1, (1,), np.dtype("O"), False, [1])),
-    "a dtype made of text": Pickled(np._core.multiarray.scalar, Pickled(np.dtype, "f8,O"), b"12345678"),
-    "a large scalar": Pickled(np._core.multiarray.scalar, Pickled(np.dtype, "V999999999"), b"x"),
+    "a dtype made of text": Pickled(SCALAR, Pickled(np.dtype, "f8,O"), b"12345678"),
+    "a large scalar": Pickled(SCALAR, Pickled(np.dtype, "V999999999"), b"x"),
 }
 
 

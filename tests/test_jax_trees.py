@@ -153,6 +153,12 @@ def test_template_may_be_shapes_alone() -> None:
     assert same(r.round_trip(state).tree("jax", like=like), state)
 
 
+def test_dtypes_are_those_that_were_saved_whatever_the_template_has() -> None:
+    """An optimizer's update may widen what its init made, and what was saved is what goes on."""
+    like = {"w": jax.ShapeDtypeStruct((3, 2), jnp.bfloat16)}
+    assert same(r.round_trip({"w": PARAMS["w"]}).tree("jax", like=like), {"w": PARAMS["w"]})
+
+
 def test_tied_arrays_are_one_array_in_the_tree() -> None:
     found = r.round_trip({"a": PARAMS["w"], "b": {0: PARAMS["w"]}}).tree("jax")
     assert found["a"] is found["b"][0]
@@ -166,10 +172,6 @@ DIFFERENT: dict[str, tuple[Any, str]] = {
     "another shape": (
         SAVED | {"params": PARAMS | {"w": jnp.ones((2, 3))}},
         r"'params\.w': expected an array of float32, shape \(2, 3\), found an array of float32, shape \(3, 2\)",
-    ),
-    "another dtype": (
-        SAVED | {"params": PARAMS | {"w": jnp.ones((3, 2), jnp.bfloat16)}},
-        r"'params\.w': expected an array of bfloat16.* found an array of float32",
     ),
     "another optimizer": (SAVED | {"opt": optax.adam(0.1).init(PARAMS)}, r"'opt\.0\.count': expected .* no such key"),
     "a value for an array": (SAVED | {"step": jnp.zeros((), jnp.int32)}, r"'step': expected an array .* found int 5"),

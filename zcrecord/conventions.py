@@ -39,7 +39,7 @@ def spelled(value: Any) -> tuple[str, Any] | None:
 def value_of(type_name: str, items: list[tuple[str, Any]]) -> Any:
     """Return the value that a module of kind OBJECT stands for; ABSENT if it stands for none.
 
-    torch's are ABSENT where torch is not installed, and imported with it otherwise.
+    torch's are ABSENT until torch is imported: no file has a package imported.
     """
     make = _VALUES.get(type_name)
     if make is None or len(items) != 1 or items[0][0] != "value":
@@ -60,25 +60,17 @@ def _complex(value: Any) -> Any:
 
 
 def _dtype(value: Any) -> Any:
-    torch = _torch()
+    torch = sys.modules.get("torch")
     found = vars(torch).get(value) if torch is not None and isinstance(value, str) else None
-    return ABSENT if found is None or not isinstance(found, torch.dtype) else found
+    return found if isinstance(found, getattr(torch, "dtype", ())) else ABSENT
 
 
 def _device(value: Any) -> Any:
-    torch = _torch()
+    torch: Any = sys.modules.get("torch")
     try:
         return torch.device(value) if torch is not None and isinstance(value, str) else ABSENT
-    except RuntimeError:  # this torch knows no such kind of device
+    except (AttributeError, RuntimeError):  # torch is being imported, or knows no such kind of device
         return ABSENT
-
-
-def _torch() -> Any:
-    try:
-        import torch
-    except ImportError:
-        return None
-    return torch
 
 
 _VALUES = {_INT: _integer, _COMPLEX: _complex, _DTYPE: _dtype, _DEVICE: _device}

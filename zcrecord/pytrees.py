@@ -48,12 +48,12 @@ def tree(record: Any, tensors: str = "numpy", device: Any = None, like: Any = No
             which may be written, tied ones one memory. "jax": those of `Record.jax`.
         device: where torch's are; the CPU by default.
         like: a pytree of the same structure, such as `optimizer.init(params)` or what `jax.eval_shape` gives for it, to
-            be built anew of what was saved. Its arrays give shapes and dtypes, no values; None and other structure stay
-            as they are in it.
+            be built anew of what was saved. Its arrays give shapes, no values, and dtypes are those that were saved;
+            None and other structure stay as they are in it.
 
     Raises:
-        MismatchError: a leaf of `like` is not in the record, or has another shape or dtype there; or `like` has no
-        place for a tensor or value of the record. UnsupportedError: arguments that do not go together, a tensor of
+        MismatchError: a leaf of `like` is not in the record, or has another shape there; or `like` has no place for a
+        tensor or value of the record. UnsupportedError: arguments that do not go together, a tensor of
         elements that torch or jax have no type for. DependencyError: torch or jax is not installed.
 
     Example:
@@ -124,13 +124,12 @@ def _found(root: _Module, path: Sequence[Any], leaf: Any, used: set[int]) -> Any
             where = ".".join(keys[: depth + 1])
             raise MismatchError(f"expected {_wanted(leaf)}, found no such key; {_TODO}", tensor=where)
         here = inner
-    where = ".".join(keys) or None
     is_array = hasattr(leaf, "shape") and hasattr(leaf, "dtype")
     fits = isinstance(here, _Leaf) and (here.is_tensor or not is_array)
     if fits and here.is_tensor and is_array:
-        fits = (tuple(leaf.shape), leaf.dtype) == (tuple(here.value.shape), here.value.dtype)
+        fits = tuple(leaf.shape) == tuple(here.value.shape)  # an optimizer's dtypes may not be those of its init
     if not fits:
-        raise MismatchError(f"expected {_wanted(leaf)}, found {_told(here)}; {_TODO}", tensor=where)
+        raise MismatchError(f"expected {_wanted(leaf)}, found {_told(here)}; {_TODO}", tensor=".".join(keys) or None)
     used.add(id(here))
     return here.value
 

@@ -24,8 +24,10 @@ _PLAIN = re.compile(r"b1|[iu][1248]|f[248]|c(8|16)")
 class _Dtype:
     """What a pickle says of a dtype: `numpy.dtype('f8', False, True)`, then (3, '<', ...)."""
 
+    _order: Any
+
     def __init__(self, name: Any = "", *_: Any) -> None:
-        self._name, self._order = name, "="
+        self._name, self._order = name, "="  # both may be anything
 
     def __setstate__(self, state: Any) -> None:
         if isinstance(state, tuple) and len(state) > 1:
