@@ -174,7 +174,7 @@ def test_values_without_a_type_of_their_own_fill_fields() -> None:
 # Values.
 
 SPELLED = [
-    2**64, -(2**63) - 1, 10**6000, 1j, complex(-0.0, float("inf")), torch.float32, torch.float8_e4m3fn,
+    2**64, -(2**63) - 1, 2**4096 - 1, 1j, complex(-0.0, float("inf")), torch.float32, torch.float8_e4m3fn,
     torch.device("cpu"), torch.device("cuda", 3), torch.device("meta"),
 ]  # fmt: skip
 
@@ -194,6 +194,7 @@ def test_size_of_torch_is_a_tuple_equal_to_it() -> None:
 
 FORGED: list[tuple[str, Any]] = [
     ("zcr:int", "5"), ("zcr:int", "0x05"), ("zcr:int", "0X5"), ("zcr:int", "0x"), ("zcr:int", 5), ("zcr:int", ["0x5"]),
+    ("zcr:int", "0x1" + "0" * 1024),
     ("zcr:complex", 1.0), ("zcr:complex", (1.0,)), ("zcr:complex", (1, 2)), ("zcr:complex", "1j"),
     ("zcr:torch_dtype", "Tensor"), ("zcr:torch_dtype", "load"), ("zcr:torch_dtype", "_inductor"),
     ("zcr:torch_dtype", 1), ("zcr:torch_device", "nowhere"), ("zcr:torch_device", ""), ("zcr:torch_device", 0),

@@ -72,6 +72,8 @@ VALUES = {
     "bytearray": Refusal({"x": bytearray(b"a")}, UnsupportedError, r"tensor 'x': a mutable buffer; pass bytes"),
     "writable memoryview": Refusal({"x": memoryview(bytearray(1))}, UnsupportedError, r"tensor 'x': a mutable buffer"),
     "memoryview with gaps": Refusal({"x": memoryview(b"abcd")[::2]}, UnsupportedError, r"tensor 'x': "),
+    "4097-bit integer": Refusal({"m": [{"x": 2**4096}]}, UnsupportedError, r"'m\.0\.x': an integer of 4097 bits, 4096"),
+    "4097-bit integers": Refusal({"x": [1, -(2**4096)]}, UnsupportedError, r"'x\.1': an integer of 4097 bits"),
     "surrogates in a value": Refusal({"m": {"x": LONE}}, UnsupportedError, r"'m\.x': .*lone surrogates"),
     "surrogates in a list": Refusal({"x": ["a", LONE]}, UnsupportedError, r"'x': .*lone surrogates"),
     "array as record": Refusal(ONE, UnsupportedError, "a record is a mapping, list, tuple or dataclass, not .*ndarray"),

@@ -21,12 +21,20 @@ __all__ = ["ABSENT", "key_of_text", "spelled", "text_keys", "value_of"]
 ABSENT: Any = object()  # no value, where None is one
 _INT, _COMPLEX, _DTYPE, _DEVICE = "zcr:int", "zcr:complex", "zcr:torch_dtype", "zcr:torch_device"
 _INTEGER = re.compile(r"0|-?[1-9][0-9]{0,19}")
-_HEXADECIMAL = re.compile(r"-?0x[0-9a-f]+")
+_MOST_BITS = 4096  # Python refuses to print far wider ones: a file is not to bring them
+_HEXADECIMAL = re.compile(rf"-?0x[0-9a-f]{{1,{_MOST_BITS // 4}}}")
 
 
-def spelled(value: Any) -> tuple[str, Any] | None:
-    """Return the type name, and the attribute `value`, of the module that stands for a value; None if none does."""
+def spelled(value: Any, name: str) -> tuple[str, Any] | None:
+    """Return the type name, and the attribute `value`, of the module that stands for a value; None if none does.
+
+    Raises:
+        UnsupportedError: it is an integer of more than 4096 bits.
+    """
     if isinstance(value, int):  # one of more than 64 bits: all others are attributes
+        if value.bit_length() > _MOST_BITS:
+            what = f"an integer of {value.bit_length()} bits, {_MOST_BITS} are the most; save it as bytes"
+            raise UnsupportedError(what, tensor=name)
         return _INT, hex(value)
     if isinstance(value, complex):
         return _COMPLEX, (value.real, value.imag)

@@ -13,7 +13,6 @@ from . import conventions, unfold
 from .entries import ModuleKind
 from .errors import MismatchError, RecordError, UnsupportedError, printable
 from .foreign import path_key
-from .handover import import_jax
 from .reader import Archive
 
 __all__ = ["tree"]
@@ -86,6 +85,8 @@ def _check(tensors: object, device: object, like: object) -> None:
 
 def _filled(archive: Archive, tensors: Sequence[Any], like: Any) -> Any:
     """Return a pytree of the structure of `like`, each leaf the tensor or attribute that was saved at its place."""
+    from .handover import import_jax  # here, because few trees are jax's
+
     tree_util = import_jax().tree_util
     leaves, structure = tree_util.tree_flatten_with_path(like)
     root = unfold.unflatten(archive.index, 0, lambda i: _Leaf(tensors[i], True), archive.payload, _made)

@@ -37,9 +37,9 @@ def save_record(
     Args:
         record: nested dicts, lists, tuples and dataclasses of arrays and plain values; a flat `{name: array}`; an
             object with `state_dict()`; or a Record. None, bool, int, float, str, bytes, and lists of one of these,
-            become attributes; a numpy scalar is a tensor of rank 0. Tied arrays are stored once and stay tied; a view
-            stores only its own rows. A Record is saved as it is, its payloads uncopied. With a LazyTensor among them
-            everything is written forward, one piece at a time.
+            become attributes; keys are texts or integers, and come back as such; a numpy scalar is a tensor of rank 0.
+            Tied arrays are stored once and stay tied; a view stores only its own rows. A Record is saved as it is, its
+            payloads uncopied. With a LazyTensor among them everything is written forward, one piece at a time.
         dest: a path, or a binary file object; a pipe will do.
         alignment: of every payload in bytes, a power of two from 16 to 65536. Those of 1 MiB and more lie on 16384.
         digest: 'xxh3' for a checksum of each payload, and equal payloads stored once; 'none' for neither.
@@ -48,7 +48,7 @@ def save_record(
             its own unless other is given.
 
     Raises:
-        UnsupportedError: a value the format cannot hold. NameCollisionError: two tensors would share a name.
+        UnsupportedError: a value or key the format cannot hold. NameCollisionError: two tensors would share a name.
         LimitError: alignment, depth, rank or size out of bounds. ProducerError: a LazyTensor gave other bytes than it
         declared. SourceError: the file system refused.
 

@@ -30,6 +30,7 @@ __all__ = [
     "encodable",
     "flatten",
     "is_attribute",
+    "refuse_key",
     "split_dotted",
     "state_path",
 ]
@@ -153,10 +154,10 @@ def children_of(value: Any, name: str) -> tuple[int | None, str, Iterable[tuple[
     """Return kind, class name and (key, child) pairs of a value that is a module, or (None, ...).
 
     Raises:
-        UnsupportedError: it is a mapping, of that full name, with a key that is neither text nor an integer.
+        UnsupportedError: it is a mapping with a key that is neither text nor an integer, or a far too wide integer.
     """
     if isinstance(value, Mapping):
-        if all(isinstance(key, str) for key in value):
+        if set(map(type, value)) <= {str} or all(isinstance(key, str) for key in value):
             return ModuleKind.MAPPING, "", value.items()
         return ModuleKind.NUMBERED, "", conventions.text_keys(value, name).items()
     if isinstance(value, tuple):
@@ -177,7 +178,7 @@ def children_of(value: Any, name: str) -> tuple[int | None, str, Iterable[tuple[
     state = _state_of(value)
     if state is not None:
         return ModuleKind.MAPPING, "", _nested(state).items()
-    spelled = conventions.spelled(value)
+    spelled = conventions.spelled(value, name)
     return (None, "", ()) if spelled is None else (ModuleKind.OBJECT, spelled[0], [("value", spelled[1])])
 
 
@@ -211,7 +212,7 @@ def _walk(flat: Flat, name: str, module: int, items: Iterable[tuple[str, Any]], 
         return
     for place, (key, value) in enumerate(children.items()):
         if not isinstance(key, str) or not key:
-            _refuse_key(key, name)
+            refuse_key(key, name)
         full = prefix + key
         value = value.value if isinstance(value, Enum) else value
         if is_attribute(value, full):
@@ -246,7 +247,8 @@ def _add_arrays(flat: Flat, prefix: str, module: int, children: Mapping[str, Any
     return True
 
 
-def _refuse_key(key: Any, module: str) -> None:
+def refuse_key(key: Any, module: str) -> None:
+    """Raise UnsupportedError for a key of that module that is empty, or no text."""
     where = f"in '{module}'" if module else "in the record"
     what = "an empty key" if key == "" else f"key {key!r} is a {type(key).__name__}"
     raise UnsupportedError(f"{where}: {what}; keys are non-empty strings or integers")

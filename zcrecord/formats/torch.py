@@ -29,7 +29,7 @@ from zcrecord.errors import (
 from zcrecord.filetypes import HEAD, wrong_type
 from zcrecord.layout import MAX_DEPTH
 from zcrecord.recording import RecordWriter
-from zcrecord.tree import as_tensor, children_of, is_attribute, state_path
+from zcrecord.tree import as_tensor, children_of, is_attribute, refuse_key, state_path
 
 from .pickled import claimed
 from .torch_numpy import Noted, allowed
@@ -201,6 +201,8 @@ class _Walk:
         yield _Found(path, KIND_NAMES[kind], type_name)
         split = not path and self._is_state_dict(value)
         for key, child in children:
+            if not key:
+                refuse_key(key, name)
             yield from self._item((*path, *(state_path(key, value) if split else (key,))), child)
 
     def _is_state_dict(self, value: Any) -> bool:
