@@ -27,7 +27,7 @@ OPTIMIZERS = {
     "adam": lambda: optax.adam(1e-2),
     "adamw": lambda: optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(optax.cosine_decay_schedule(0.1, 9))),
     "injected": lambda: optax.inject_hyperparams(optax.sgd)(learning_rate=0.1, momentum=0.9),
-    "partition": lambda: optax.partition({"a": optax.lion(1e-2), "b": optax.set_to_zero()}, LABELS),
+    "partition": lambda: optax.multi_transform({"a": optax.lion(1e-2), "b": optax.set_to_zero()}, LABELS),
     "steps": lambda: optax.MultiSteps(optax.adam(1e-2), every_k_schedule=3),
 }
 
