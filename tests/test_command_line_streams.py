@@ -72,6 +72,24 @@ def test_onnx2zc_into_a_pipe_that_closes_says_that_it_is_incomplete() -> None:
 
 
 @posix
+def test_a_pipe_that_closes_is_told_whatever_is_written_into_it(tmp_path: Path) -> None:
+    """A zip file is closed by writing its directory, and that fails in another way: what failed first counts."""
+    zcrecord.save_record({"w": np.zeros(1 << 20)}, tmp_path / "m.zcr", durable=False)
+    (tmp_path / "pipe").unlink(missing_ok=True)
+    os.mkfifo(tmp_path / "pipe")
+    convert = f'"{sys.executable}" -m zcrecord convert m.zcr'
+    for where, script in (
+        ("standard output", f"{convert} - --to npz | head -c 10; exit ${{PIPESTATUS[0]}}"),
+        ("pipe", f"head -c 10 < pipe & {convert} pipe --to npz --force; status=$?; wait; exit $status"),
+    ):
+        environment = {**os.environ, "PYTHONPATH": str(c.ROOT)}
+        done = subprocess.run(["bash", "-c", script], capture_output=True, timeout=60, cwd=tmp_path, env=environment)
+        assert (done.returncode, len(done.stdout)) == (1, 10)
+        message = f"zcrecord: error: {where}: whoever read it has ended; what it got is incomplete\n"
+        assert done.stderr.decode() == message
+
+
+@posix
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="platform: /dev/full is Linux's")
 def test_a_full_disk_behind_standard_output_is_one_line(archive: Path) -> None:
     for arguments in (("-m", "zcrecord", "ls", str(archive)), (*c.ONNX2ZC, "model.onnx", "-")):

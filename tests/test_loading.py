@@ -178,13 +178,6 @@ def test_refuses_what_is_neither_path_nor_bytes(source: Any) -> None:
     check_refused(source, UnsupportedError, f"a {type(source).__name__} is neither a path nor contiguous bytes")
 
 
-def test_refuses_an_open_file(tmp_path: Path) -> None:
-    (tmp_path / "m.zcr").write_bytes(DATA)
-    with open(tmp_path / "m.zcr", "rb") as file:
-        for source in (file, io.BytesIO(DATA)):
-            check_refused(source, UnsupportedError, f"a {type(source).__name__} is neither a path nor contiguous bytes")
-
-
 def test_refuses_bytes_with_gaps() -> None:
     spread = np.repeat(np.frombuffer(DATA, np.uint8), 2)
     sources = [spread.data[::2], spread[::2], np.asfortranarray(np.frombuffer(DATA, np.uint8).reshape(-1, 32))]

@@ -301,9 +301,10 @@ def _broken_off(prog: str) -> Iterator[None]:
     """Have a conversion that did not come to its end fail as one, also where a command that prints ends silently."""
     try:
         yield
-    except BrokenPipeError:
+    except BrokenPipeError as error:
         _spare_stdout()
-        raise SourceError("whoever read it has ended; what it got is incomplete", path="standard output") from None
+        where = getattr(error, "path", None) or "standard output"
+        raise SourceError("whoever read it has ended; what it got is incomplete", path=where) from None
     except KeyboardInterrupt:
         _tell(prog, "interrupted")
         raise SystemExit(1) from None

@@ -146,7 +146,7 @@ def _picked(record: Record, sort: str, patterns: Sequence[str]) -> Iterable[Tens
         first = next(tensors, None)
         if first is None:
             names = record.names  # taken now: the message is made when the record is closed
-            raise TensorNotFoundError(" ".join(patterns), lambda: names, path=record.path)
+            raise TensorNotFoundError(" ".join(patterns), lambda: names, path=record.archive.path)
         tensors = itertools.chain([first], tensors)
     if sort == "saved":
         return tensors

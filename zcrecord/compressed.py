@@ -12,7 +12,8 @@ import io
 import zlib
 from typing import Any
 
-from .errors import DependencyError, FormatError, SourceError, UnsupportedError
+from .errors import DependencyError, FormatError, SourceError
+from .fileobject import check_readable
 
 __all__ = ["SUFFIXES", "Peeked", "ends_whole", "expanded", "import_zstandard"]
 
@@ -29,8 +30,7 @@ class Peeked(io.RawIOBase):
     """
 
     def __init__(self, stream: Any) -> None:
-        if isinstance(stream, io.TextIOBase):
-            raise UnsupportedError("a file object in text mode; open it in binary mode, as with open(path, 'rb')")
+        check_readable(stream)
         self._stream = stream
         self.position = 0
         head = b""

@@ -20,7 +20,8 @@
         ├── DependencyError(ImportError) an optional package is missing; says how to install it
         └── SourceError(OSError)         the file system refused
             ├── SourceNotFoundError(FileNotFoundError)
-            └── DestinationExistsError(FileExistsError)
+            ├── DestinationExistsError(FileExistsError)
+            └── PipeClosedError(BrokenPipeError)
 
 The module knows how an error is worded and carried; when to raise it is left to the others.
 """
@@ -42,6 +43,7 @@ __all__ = [
     "MismatchError",
     "NameCollisionError",
     "OnnxError",
+    "PipeClosedError",
     "ProducerError",
     "RecordError",
     "SourceError",
@@ -243,3 +245,7 @@ class SourceNotFoundError(SourceError, FileNotFoundError):
 
 class DestinationExistsError(SourceError, FileExistsError):
     """The output exists already and was not to be replaced."""
+
+
+class PipeClosedError(SourceError, BrokenPipeError):
+    """The reader of the pipe that was written to has closed it; what it got is incomplete."""

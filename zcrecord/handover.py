@@ -3,7 +3,8 @@
 Knows what each library takes as it is. Which bytes a tensor is of is `views`'s, the way in is `foreign`'s.
 
 ==============  ======================================================================================================
-torch, CPU      over a mapping, uncopied; but strides below zero, which torch does not have, are copied
+torch, CPU      over a mapping, uncopied; but strides below zero, which torch does not have, are copied, and so is
+                everything where the file was replaced or removed since the record was opened
 torch, device   one copy, on the device, one tensor at a time; tied ones once
 jax, CPU        over the mapping, uncopied: elements of whole bytes, in C order, at an address that is a multiple of
                 64, as archives have them unless `alignment=` was less; all else, and mode "c", is copied
@@ -46,6 +47,8 @@ def torch_tensors(
     any other tensor but those tied to it, which share one storage. Equal tensors that are not tied are apart. Each call
     makes a mapping of its own (of bytes in memory, a whole copy); on a record of mode "c" the tensors lie on the
     record's own memory instead. Each tensor has a storage of its payload's size, and the mapping lives as long as any.
+    Where the file was replaced or removed since the record was opened, the tensors asked for are copied instead, out of
+    the mapping that the record has, so that they are those of its numpy views.
 
     Args:
         archive: an opened archive.
@@ -60,7 +63,7 @@ def torch_tensors(
     Raises:
         DependencyError: torch is not installed. TensorNotFoundError: a name without wildcards is not there.
         UnsupportedError: a tensor of strings, or of elements that torch has no type for; leave it out with `names`. Or
-        no such device. SourceError: the file was replaced since it was opened.
+        no such device. SourceError: the file was changed in place since it was opened.
 
     Example:
         >>> import numpy as np, zcrecord
@@ -73,9 +76,9 @@ def torch_tensors(
     where = torch_device(torch, device)
     if names is not None:
         archive = parts.select(archive, names, None)
-    if writable and where.type == "cpu" and archive.mode == "r":
-        archive = archive.private()
-    given = _Torch(torch, archive, where)
+    private = writable and where.type == "cpu" and archive.mode == "r"
+    copied = private and archive.gone
+    given = _Torch(torch, archive.private() if private and not copied else archive, where, copied=copied)
     return dict(zip(archive.names(), given.tensors(), strict=True))
 
 
@@ -197,8 +200,8 @@ def _unsupported(archive: Archive, i: int, kind: str, what: str) -> RecordError:
 class _Torch:
     """One call of `torch_tensors`."""
 
-    def __init__(self, torch: Any, archive: Archive, where: Any) -> None:
-        self._torch, self._archive, self._where = torch, archive, where
+    def __init__(self, torch: Any, archive: Archive, where: Any, *, copied: bool) -> None:
+        self._torch, self._archive, self._where, self._copied = torch, archive, where, copied
         self._on_cpu = where.type == "cpu"
         self._bases: dict[int, Any] = {}  # payloads that several tensors use, as one tensor of bytes each
         self._forms: dict[Any, tuple[Any, Any]] = {}
@@ -255,8 +258,14 @@ class _Torch:
             view = view.view(carrier)
         if min(view.strides, default=0) < 0:
             view = view.copy()
-        made = self._torch.from_numpy(view if view.flags.writeable else _open(view))
+        made = self._torch.from_numpy(self._own(view))
         return made if made.dtype is dtype else made.view(dtype)
+
+    def _own(self, view: Array) -> Array:
+        """Return what torch takes for a writable array: this one, or a copy where the file cannot be mapped again."""
+        if view.flags.writeable:
+            return view
+        return view.copy("K") if self._copied else _open(view)
 
     def _paired(self, i: int, view: PackedTensor) -> tuple[int, ...]:
         try:
@@ -284,7 +293,7 @@ class _Torch:
             octets, offset = self._archive.home(number)
             nbytes = self._archive.index.payloads[number]["nbytes"]
             view: Array = np.ndarray(nbytes, np.uint8, octets, offset)
-            base = self._torch.from_numpy(view if view.flags.writeable else _open(view)).to(self._where)
+            base = self._torch.from_numpy(self._own(view)).to(self._where)
             self._bases[number] = base
         return base
 

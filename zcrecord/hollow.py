@@ -289,7 +289,7 @@ class HollowRecord:
         record = source if isinstance(source, Record) else load_record(self._path if source is None else source)
         found = self._shell.within(record.archive)
         if found is None:
-            raise FillError("is not the archive that the hollow record is of", path=record.path)
+            raise FillError("is not the archive that the hollow record is of", path=record.archive.path)
         if found.remote is not None:
             found.remote.pin(self._shell.pins)  # what a loader has on a device is not looked at afterwards
         return found

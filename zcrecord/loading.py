@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import mmap as _mmap
 import os
 import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from .errors import FormatError, IntegrityError, RecordError, UnsupportedError, printable
+from .fileobject import path_of_open
 from .layout import ends_in_archive
 from .reader import Archive, Embedded
 from .record import Record
 from .sink import path_of
-from .source import Memory, Mode, buffer_of, is_packed, is_url, map_file, read_file, read_resource
+from .source import Memory, Mode, buffer_of, is_packed, is_url, map_file, read_file, read_resource, read_stream
 from .views import Verify
 
 if TYPE_CHECKING:
@@ -74,15 +76,17 @@ def load_record(
 ) -> Any:
     """Open an archive without reading a payload byte: what comes out are views of the mapping, or of the given bytes.
 
-    One packed for transport (see `zcrecord.transport`) is decompressed into memory, with `names` only what is chosen.
+    Views are read-only but in mode "c", and torch does not heed that: the first write to
+    `torch.from_numpy(record["w"])` ends the process (of a record loaded from bytes it changes those bytes). Safe are
+    `record.torch()`, `load_record(path, mode="c")` and a copy, `torch.tensor(record["w"])`.
 
     Args:
         source: a path (mapped), of an archive or a program that has one attached, such as `sys.executable`; any
-            bytes-like: bytes, bytearray, memoryview, mmap, numpy array; a package resource, as `importlib.resources`
-            has them (mapped, or, if it is no file but in a zip, read once into memory); a URL, such as `https://` or
-            `s3://`, of which only what is asked for is fetched, when it is asked for (see `zcrecord.remote`).
-        into: a dataclass, attrs class, NamedTuple or other type that is built from the record and returned instead of
-            it; arrays are views still. See `Record.into`.
+            bytes-like; a binary file object (mapped if it is as `open(path, "rb")` gave it; else what it has left, a
+            BytesIO's own bytes, any other's read once); a package resource, as `importlib.resources` has them (mapped,
+            or, in a zip, read once); a URL, of which only what is asked for is fetched (see `zcrecord.remote`).
+            An archive packed for transport is decompressed into memory, with `names` only what is chosen.
+        into: a dataclass, attrs class, NamedTuple or other type to be returned instead; see `Record.into`.
         names, rename: load a part, or under other names; see `Record.select`.
         mode: 'r' for read-only views; 'c' for writable ones of a private copy, whose pages are copied when they are
             written, so that no edit reaches the file. Tied tensors stay tied; equal ones that are not tied, though
@@ -98,14 +102,11 @@ def load_record(
         cache: a folder for what is fetched from URLs; None for the one that $ZCRECORD_CACHE names; False for none.
         storage_options: for fsspec, which opens URLs: headers, credentials, the endpoint of an S3 server.
 
-    Returns:
-        A Record, or an instance of `into`.
-
     Raises:
         SourceError: the file is missing or cannot be read. FormatError: it is no valid archive. VersionError: it needs
         a later reader. IntegrityError: it has another content digest than `expect`. LimitError: what is packed, or in
-        mode "c" equal tensors that are not tied, would take memory out of all proportion. UnsupportedError: `source` is
-        neither path nor bytes, `expect` no digest. MismatchError: it is no `into`. DependencyError: zstandardabsent.
+        mode "c" equal tensors that are not tied, would take memory out of all proportion. UnsupportedError: `source`
+        is none of these, `expect` no digest. MismatchError: it is no `into`. DependencyError: zstandard is absent.
 
     Example:
         >>> import numpy as np, zcrecord
@@ -171,7 +172,7 @@ def _fetched(
     """Return a remote record, or a part of one, with those payloads there that were asked for."""
     if embedded is not None:
         what = f"embedded={embedded!r} is for local files; download it, or have the archive served by itself"
-        raise UnsupportedError(what, path=record.path)
+        raise UnsupportedError(what, path=record.archive.path)
     _check_content(record, expect)
     if names is not None or rename is not None:
         record = record.select(names, rename=rename)
@@ -200,14 +201,18 @@ def _check_choice(name: str, value: Any, known: tuple[Any, ...]) -> None:
 
 def _check_content(record: Record, expect: str | None) -> None:
     if expect is not None and (found := record.content_digest()) != expect:
-        raise IntegrityError(f"content digest {expect} was expected, it has {found}", path=record.path)
+        raise IntegrityError(f"content digest {expect} was expected, it has {found}", path=record.archive.path)
 
 
 def _memory(source: Any, mmap: bool) -> tuple[Memory, str | None]:
     """Return a source's bytes, and what errors are to call it; a resource's name is no path to load it from again."""
+    if hasattr(source, "read"):
+        source = path_of_open(source) or source
     if not isinstance(source, str | os.PathLike):
-        resource = hasattr(source, "read_bytes")
-        return (read_resource(source), str(source)) if resource else (Memory(buffer_of(source)), None)
+        if hasattr(source, "read_bytes"):
+            return read_resource(source), str(source)
+        stream = hasattr(source, "read") and not isinstance(source, _mmap.mmap)
+        return read_stream(source) if stream else Memory(buffer_of(source)), None
     path, read = path_of(source), map_file if mmap else read_file
     try:
         return read(path), path
@@ -239,7 +244,7 @@ def reload(source: Any, options: dict[str, Any], seal: bytes) -> Record:
     """
     record: Record = load_record(source, **options)
     if record.archive.header.encode() != seal:
-        raise IntegrityError("is not the archive that was pickled; it was replaced since", path=record.path)
+        raise IntegrityError("is not the archive that was pickled; it was replaced since", path=record.archive.path)
     return record
 
 

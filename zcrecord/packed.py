@@ -5,7 +5,6 @@ Knows which bytes of an archive are needed for what. Frames and their table are 
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
@@ -46,7 +45,7 @@ def open_packed(memory: Memory, *, verify: Verify, mode: Mode) -> Archive:
             frames.fill(memory.octets, table, octets, everything, cores())
     except RecordError as error:
         raise error.located(path=memory.path) from error.__cause__
-    return Archive(Memory(octets, memory.path, block), level=verify, embedded=None, mode=mode)
+    return Archive(memory._replace(octets=octets, mapping=block, identity=None), level=verify, embedded=None, mode=mode)
 
 
 def select_packed(memory: Memory, names: Names | None, rename: Rename | None, *, verify: Verify, mode: Mode) -> Record:
@@ -71,7 +70,7 @@ def select_packed(memory: Memory, names: Names | None, rename: Rename | None, *,
     if mode == "c":
         part = part.private()
         return Record(part, origin=(Record(part.root), "select", (names, rename)))
-    source = memory.octets if memory.path is None else os.path.abspath(memory.path)
+    source = memory.octets if memory.absolute is None else memory.absolute
     again = PackedSource(source, part.root.header.encode())
     return Record(part, origin=(again, "select", (names, rename)))
 
@@ -147,7 +146,7 @@ class _Window:
         if table.nbytes < 2 * HEADER_SIZE:
             raise _no_archive(table.nbytes)
         block, self._octets = _mapped(table.nbytes, sparse=True)
-        self.memory = Memory(self._octets, memory.path, block, filled=self._filled)
+        self.memory = Memory(self._octets, memory.path, block, filled=self._filled, absolute=memory.absolute)
 
     def trailer(self) -> Header:
         """Return what the trailer says, whose extents are checked."""

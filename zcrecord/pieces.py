@@ -16,7 +16,8 @@ import xxhash
 
 from .converting import Binary, open_source
 from .describe import TensorInfo
-from .errors import FormatError, IntegrityError, LimitError, SourceError, UnsupportedError
+from .errors import FormatError, IntegrityError, LimitError, SourceError
+from .fileobject import check_readable
 from .record import Record
 from .sharing import extent
 
@@ -115,8 +116,8 @@ class Reader:
         if isinstance(source, str):
             self._own, self.nbytes = open_source(source)
             self._stream = self._own
-        elif isinstance(source, io.TextIOBase):
-            raise UnsupportedError("a file object in text mode; open it in binary mode, as with open(path, 'rb')")
+        else:
+            check_readable(source)
         self._mapped = _map(self._own, self.nbytes) if self._own is not None and self.nbytes else None
         self._buffer: memoryview | None = None
 
@@ -217,7 +218,7 @@ class Payloads:
         self.nbytes = sum(info.nbytes for info in self.infos)
         if self.nbytes > _TIMES * record.archive_nbytes + _EXPANDED:
             what = f"its tensors share bytes, and written apart come to {self.nbytes}"
-            raise LimitError(f"{what}; save what you need of it as a record of its own", path=record.path)
+            raise LimitError(f"{what}; save what you need of it as a record of its own", path=record.archive.path)
         self._record = record
         self._sound: set[int] = set()
         self._mapped: _Mapped | None = None
@@ -261,7 +262,7 @@ class Payloads:
         yield from _ahead(prepared, range(0, len(raw), _SPAN))
         if digest is not None and running.intdigest() != digest:
             what = "its payload's digest does not match; the file is damaged, copy it again"
-            raise IntegrityError(what, path=self._record.path, tensor=info.name, offset=info.offset)
+            raise IntegrityError(what, path=self._record.archive.path, tensor=info.name, offset=info.offset)
         self._sound.add(info.payload)
 
     def let_go(self) -> None:

@@ -5,7 +5,9 @@ Rules are `verify`'s, names and trees `record`'s; here is where a view's address
 
 from __future__ import annotations
 
+import errno
 import mmap as _mmap
+import os
 import weakref
 from collections.abc import Callable
 from typing import Any, Literal
@@ -45,6 +47,8 @@ class Archive(Views):
     """An opened archive: its bytes, its index, and views of its payloads.
 
     Attributes:
+        path: the file, as it was named and as errors tell it.
+        absolute: its absolute path, by which it is opened again; None where the bytes are no local file's.
         buffer: all bytes of the archive, read-only; every view keeps it, and with it the mapping, alive.
         header: the sealed header, or the trailer where the header is not sealed.
         offset: where the archive starts in the file or buffer.
@@ -89,7 +93,7 @@ class Archive(Views):
             raise error.located(path=self.path) from None
 
     def _prepare(self, memory: Memory) -> None:
-        self.path = memory.path
+        self.path, self.absolute = memory.path, memory.absolute
         self.original: Archive | None = None
         self.parent: tuple[Archive, list[int]] | None = None
         self.remote = memory.remote
@@ -132,16 +136,17 @@ class Archive(Views):
         if self.parent is not None:
             return self.parent[0]._private().part(self.index, self.parent[1])
         held = self._held()
-        if held.path is None or not self.mapped:
+        if held.absolute is None or not self.mapped:
             memory, at = private_copy(self.buffer, held.filled), 0
         else:
-            memory, at = map_file(held.path, private=True, least=0), self.offset
+            memory, at = map_file(held.absolute, private=True, least=0), self.offset
             if memory.identity != held.identity:
                 what = "was replaced or changed since it was opened; load it again"
-                raise SourceError(what, path=held.path)
+                raise SourceError(what, path=held.absolute)
         out = Archive.__new__(Archive)
         out._prepare(memory)
-        out.path, out.original, out.whole, out.embedded = self.path, self, self.whole, self.embedded
+        out.path, out.absolute, out.original = self.path, self.absolute, self
+        out.whole, out.embedded = self.whole, self.embedded
         out.header, out.offset, out.index, out.verified = self.header, self.offset, self.index, self.verified
         out._pool, out._checked, out._strings = self._pool, self._checked, self._strings
         out._place(memory.octets[at : at + len(self.buffer)], "c")
@@ -164,7 +169,7 @@ class Archive(Views):
         """Return an archive with another index, whose payloads are those of this one that have these numbers."""
         self._held()
         out = Archive.__new__(Archive)
-        out._prepare(Memory(self.buffer, self.path))
+        out._prepare(Memory(self.buffer, self.path, absolute=self.absolute))
         out.parent, out.whole, out._mappings, out.remote = (self, numbers), False, self._mappings, self.remote
         out.header, out.offset, out.mode, out.index, out.verified = self.header, self.offset, self.mode, index, "index"
         out._pool, out.buffer, out._region, out._octets = index.pool(), self.buffer, self._region, self._octets
@@ -186,14 +191,26 @@ class Archive(Views):
         return held.mapping is not None and held.identity is not None and held.octets.readonly
 
     @property
+    def gone(self) -> bool:
+        """Whether at the path of the mapped file there is another one by now, or none; what is mapped is as it was."""
+        held = self.root._held()
+        if held.identity is None or held.absolute is None:
+            return False
+        try:
+            now = os.stat(held.absolute)
+        except OSError as error:  # whatever else keeps that unknown is told by who opens it
+            return error.errno in (errno.ENOENT, errno.ENOTDIR)
+        return (now.st_dev, now.st_ino) != held.identity[:2]
+
+    @property
     def file(self) -> tuple[str, tuple[int, ...]] | None:
-        """Path and identity of the mapped file whose very bytes these are; None if there is none, or they were edited.
+        """Absolute path and identity of the mapped file whose very bytes these are; None for others, or if edited.
 
         What lies in the archive at an offset lies in that file `self.offset` further on.
         """
         root = self.root
         held = root._held()
-        return (held.path, held.identity) if root.mapped and held.path is not None and held.identity else None
+        return (held.absolute, held.identity) if root.mapped and held.absolute is not None and held.identity else None
 
     @property
     def root(self) -> Archive:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -56,8 +55,8 @@ class Record(Mapping[str, Any]):
 
     @property
     def path(self) -> str | None:
-        """The file's path, None for a record loaded from bytes."""
-        return self._archive.path
+        """The file's absolute path, as it was when it was opened, or the URL; None for a record loaded from bytes."""
+        return self._archive.absolute or self._archive.path
 
     @property
     def mode(self) -> Mode:
@@ -87,13 +86,18 @@ class Record(Mapping[str, Any]):
         return self._numbers.get(name, -1)
 
     def __getitem__(self, name: str) -> Any:
-        """Return the tensor; TensorNotFoundError (a KeyError) lists close names when it is printed."""
+        """Return the tensor, a view; TensorNotFoundError (a KeyError) lists close names when it is printed.
+
+        Views are read-only but in mode "c", and torch does not heed that: the first write to
+        `torch.from_numpy(record["w"])` ends the process (of a record loaded from bytes it changes those bytes). Safe
+        are `record.torch()`, `load_record(path, mode="c")` and a copy, `torch.tensor(record["w"])`.
+        """
         return self.archive.view(self._number(name))
 
     def _number(self, name: object) -> int:
         i = self._find(name)
         if i < 0:
-            raise TensorNotFoundError(str(name), self._all_names, path=self.path)
+            raise TensorNotFoundError(str(name), self._all_names, path=self._archive.path)
         return i
 
     def __contains__(self, name: object) -> bool:
@@ -270,7 +274,8 @@ class Record(Mapping[str, Any]):
 
         On the CPU they lie on a private mapping, whose pages are copied when they are written: an optimizer step
         changes neither the file nor any other tensor but tied ones. Each call makes a mapping of its own, but in mode
-        "c", whose memory they then share with the record's views. Any other device is filled as by `load_into`.
+        "c", whose memory they then share with the record's views. Any other device is filled as by `load_into`. Where
+        the file was replaced or removed since the record was opened, what is asked for is copied out of what is mapped.
         """
         from . import handover  # here, as below, because not everybody has torch or jax
 
@@ -343,7 +348,7 @@ class Record(Mapping[str, Any]):
         self.close()
 
     def __repr__(self) -> str:
-        where = self.path or "bytes"
+        where = self._archive.path or "bytes"
         return f"<Record {where}: closed>" if self._closed else f"<Record {where}: {len(self)} tensors>"
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -354,14 +359,14 @@ class Record(Mapping[str, Any]):
             return loading.repart, self._origin
         if archive.mode == "c":
             what = "a record of mode 'c' may hold edits that its file does not; save it, or pickle single tensors"
-            raise UnsupportedError(what, path=self.path)
+            raise UnsupportedError(what, path=archive.path)
         if not archive.whole:
-            raise UnsupportedError("only records of archives can be pickled", path=self.path)
+            raise UnsupportedError("only records of archives can be pickled", path=archive.path)
         options: dict[str, Any] = {"verify": "touch" if archive.verified == "touch" else "index"}
         if self.path is None:
             return loading.reload, (bytes(archive.buffer), options, archive.header.encode())
         options |= {"embedded": archive.embedded, "mmap": archive.mapped}
-        return loading.reload, (os.path.abspath(self.path), options, archive.header.encode())
+        return loading.reload, (self.path, options, archive.header.encode())
 
     def __hash__(self) -> int:
         return id(self)

@@ -7,7 +7,6 @@ wanted is left to `hollow`.
 from __future__ import annotations
 
 import io
-import os
 from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
@@ -20,7 +19,7 @@ from .errors import IntegrityError, SourceError, UnsupportedError
 from .index import Index
 from .layout import ALIGNMENT, HEADER_SIZE, NONE, plan_payloads
 from .reader import Archive
-from .source import Memory, aligned, is_url
+from .source import Memory, aligned
 
 __all__ = ["Shell", "put"]
 
@@ -59,7 +58,7 @@ class Shell:
         places = ix.payloads.copy()
         places["offset"] += np.uint64(header.payload_offset)
         blobs = {number: bytes(archive.payload(number)) for number in _blob_numbers(ix)}
-        path = archive.path if archive.path is None or is_url(archive.path) else os.path.abspath(archive.path)
+        path = archive.absolute or archive.path
         pins = None if archive.remote is None else archive.remote.pins
         return cls(_own(ix), places, blobs, header.encode() if header.payload_offset else b"", path, pins)
 
@@ -183,6 +182,8 @@ class _Forward:
     def __init__(self, file: Any, path: str | None) -> None:
         if isinstance(file, io.TextIOBase):
             raise UnsupportedError("the file was opened as text; open it as bytes, with mode 'rb'", path=path)
+        if getattr(file, "closed", False) is True:
+            raise SourceError("the file object is closed; open it again", path=path)
         self._file, self._path = file, path
         self._at = 0
         self._buffer = memoryview(bytearray(_CHUNK))

@@ -112,7 +112,9 @@ def _check_words(record: Record) -> None:
         kind = list_type(a.value) if isinstance(a.value, list | tuple) else value_type(a.value)
         if kind != int(row["type"]):
             what = f"attribute '{printable(a.key)}' is not in the form that saving gives it, so the content digest"
-            raise UnsupportedError(f"{what} would change; load the archive, save it, and sign that", path=record.path)
+            raise UnsupportedError(
+                f"{what} would change; load the archive, save it, and sign that", path=record.archive.path
+            )
 
 
 def _check_still_there(record: Record) -> None:
@@ -176,10 +178,10 @@ def check(record: Record, key: Any, *, progress: Progress | None = None) -> str:
             if others
             else "is not signed"
         )
-        raise IntegrityError(what, path=record.path)
+        raise IntegrityError(what, path=record.archive.path)
     signed = _decoded(metadata[PREFIX + name])
     if signed is None:
-        raise IntegrityError(f"metadata '{PREFIX}{name}' is no signature", path=record.path)
+        raise IntegrityError(f"metadata '{PREFIX}{name}' is no signature", path=record.archive.path)
     from cryptography.exceptions import InvalidSignature
 
     digest = record.content_digest(progress=progress)
@@ -187,7 +189,7 @@ def check(record: Record, key: Any, *, progress: Progress | None = None) -> str:
         public.verify(signed, message(name, digest))
     except InvalidSignature:
         what = f"is not what was signed by the key {name}: its content is {digest}, or the signature is forged"
-        raise IntegrityError(what, path=record.path) from None
+        raise IntegrityError(what, path=record.archive.path) from None
     return name
 
 

@@ -1,13 +1,13 @@
 """Where bytes go: a file that appears whole or not at all, or any binary file object, a pipe included.
 
-Knows system calls and how to undo; nothing of archives. What is left of those who could not is `scratch`'s.
+Knows system calls and how to undo; nothing of archives. What is left of those who could not is `scratch`'s, what file
+objects say `fileobject`'s.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
-import io
 import os
 import stat
 import sys
@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from typing import Any, Protocol
 
 from .errors import SourceError, UnsupportedError
+from .fileobject import ObjectSink, flat
 from .scratch import refusals, refuse, scratch_file
 
 __all__ = ["Nowhere", "Sink", "open_sink", "path_of"]
@@ -51,11 +52,6 @@ class Sink(Protocol):
         """Overwrite bytes written earlier; the position stays."""
 
 
-def _flat(data: Any) -> memoryview:
-    view = memoryview(data)
-    return view if view.format == "B" and view.ndim == 1 else view.cast("B")
-
-
 class _FileSink:
     """A regular file of our own, by its descriptor. Small writes are gathered; `flush` writes what is left of them."""
 
@@ -77,7 +73,7 @@ class _FileSink:
                 os.posix_fallocate(self._fd, 0, nbytes)
 
     def write(self, data: Any) -> None:
-        view = _flat(data)
+        view = flat(data)
         nbytes = len(view)
         if nbytes <= _SMALL and self.position:  # the first goes straight: a disk may be full from the start
             self._gathered += view
@@ -144,73 +140,6 @@ class _FileSink:
             os.lseek(self._fd, here, os.SEEK_SET)
 
 
-class _ObjectSink:
-    """A binary file object. It counts as seekable only if it can be read back too: two kinds of sink, not three.
-
-    One that appends cannot be patched either: wherever it is asked to, it writes at its end. What the object raises
-    is its owner's; of one that was opened here, by `path`, it is a refusal.
-    """
-
-    def __init__(self, file: Any, path: str | None = None) -> None:
-        self._file, self._path = file, path
-        self.position = 0
-        self.can_rewind = False
-        with contextlib.suppress(AttributeError, OSError, ValueError):
-            appends = "a" in str(getattr(file, "mode", ""))
-            self.can_rewind = bool(file.seekable() and file.readable() and hasattr(file, "truncate") and not appends)
-        self._base = file.tell() if self.can_rewind else 0
-
-    def flush(self) -> None:
-        """Nothing was gathered."""
-
-    def reserve(self, nbytes: int) -> None:
-        """Nothing to prepare."""
-
-    def write(self, data: Any) -> None:
-        view = _flat(data)
-        while len(view):
-            done = self._put(view)
-            self.position += done
-            view = view[done:]
-
-    def _put(self, view: memoryview) -> int:
-        done = self._handed_on(view)
-        if done is None and not isinstance(self._file, io.RawIOBase):
-            done = len(view)
-        if not done:  # a raw file says None when it would block
-            raise SourceError(f"the file object took none of {len(view)} bytes; open it in blocking mode")
-        return int(done)
-
-    def _handed_on(self, view: memoryview) -> Any:
-        try:
-            return self._file.write(view)
-        except OSError as error:
-            if self._path is None:
-                raise
-            refuse(error, self._path)
-
-    def read_back(self, offset: int, size: int) -> bytes:
-        self._file.seek(self._base + offset)
-        parts = []
-        while size and (part := self._file.read(size)):
-            parts.append(part)
-            size -= len(part)
-        self._file.seek(self._base + self.position)
-        return b"".join(parts)
-
-    def rewind(self, offset: int) -> None:
-        self._file.seek(self._base + offset)
-        self._file.truncate()
-        self.position = offset
-
-    def patch(self, offset: int, data: bytes) -> None:
-        self._file.seek(self._base + offset)
-        view = memoryview(data)
-        while len(view):
-            view = view[self._put(view) :]
-        self._file.seek(self._base + self.position)
-
-
 class _Any(bytes):
     """Bytes that are nobody's, and equal to all."""
 
@@ -260,6 +189,9 @@ def path_of(value: Any) -> str:
     Raises:
         UnsupportedError: it is no path. SourceError: no file can have that name.
     """
+    if isinstance(value, bytes):
+        what = "a path as bytes, which load_record would take for an archive's own; pass it as text, by os.fsdecode"
+        raise UnsupportedError(what)
     try:
         path = os.fsdecode(value)
         os.fsencode(path)
@@ -284,11 +216,9 @@ def open_sink(dest: Any, *, durable: bool = True, like: str | None = None) -> It
         SourceError: the file system refused; `errno` says how.
     """
     if hasattr(dest, "write"):
-        if isinstance(dest, io.TextIOBase):
-            raise UnsupportedError("a file object in text mode; open it in binary mode, as with open(path, 'wb')")
-        yield _ObjectSink(dest)
-        if hasattr(dest, "flush"):
-            dest.flush()
+        sink = ObjectSink(dest)
+        yield sink
+        sink.flush()
         return
     given = path_of(dest)
     path = os.path.realpath(given)
@@ -300,7 +230,7 @@ def open_sink(dest: Any, *, durable: bool = True, like: str | None = None) -> It
         with refusals(given):
             file = open(given, "wb", buffering=0)  # noqa: SIM115  # what the block raises is no refusal
         with file:
-            yield _ObjectSink(file, given)
+            yield ObjectSink(file)
         return
     yield from _replacing(path, mode, durable, like)
 

@@ -5,22 +5,23 @@ Knows files, mappings and addresses; nothing of what the bytes say.
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import errno
+import io
 import itertools
 import mmap
 import os
 import re
 import stat
-import sys
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 from .errors import RecordError, SourceError, SourceNotFoundError, UnsupportedError
-from .layout import ALIGNMENT, HEADER_SIZE, MAX_ALIGNMENT, too_short
+from .fileobject import check_readable, read_to_end
+from .layout import ALIGNMENT, HEADER_SIZE, too_short
+from .mapping import aligned, map_descriptor
 
 __all__ = [
     "Memory",
@@ -40,6 +41,7 @@ __all__ = [
     "read_pieces",
     "read_resource",
     "read_some",
+    "read_stream",
 ]
 
 Mode = Literal["r", "c"]
@@ -48,8 +50,6 @@ _PACKED = (b"\xb5\x2f\xfd", b"\x2a\x4d\x18")  # zstd's magic from the second byt
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+(::[A-Za-z][A-Za-z0-9+.-]+)*://")
 _PIECE = 1 << 20  # bytes of one read; many times a network's round trip is worth
 _READERS = 4  # reads under way at a time; a network file system answers each by itself
-_GENERIC = sys.platform == "linux" and os.uname().machine in ("x86_64", "aarch64", "riscv64", "i686", "armv7l")
-_NORESERVE = 0x4000 if _GENERIC else 0  # MAP_NORESERVE, which Python does not name; some machines number it otherwise
 
 
 class Memory(NamedTuple):
@@ -57,11 +57,12 @@ class Memory(NamedTuple):
 
     Attributes:
         octets: all of them, flat; read-only unless they are nobody else's.
-        path: the file they are of.
+        path: the file they are of, as it was named.
         mapping: what is closed to let go of them; None for a buffer that was given.
         identity: of the mapped file, to know it again: device, inode, size, time of change.
         filled: where there is anything, of memory most of which was never touched; None where there is everywhere.
         remote: what reads the rest by position (`loaders.protocol.RangeSource`), where payloads lie elsewhere.
+        absolute: the file's absolute path, by which it is opened again: the working folder may change meanwhile.
     """
 
     octets: memoryview
@@ -70,6 +71,7 @@ class Memory(NamedTuple):
     identity: tuple[int, ...] | None = None
     filled: list[tuple[int, int]] | None = None
     remote: Any = None
+    absolute: str | None = None
 
 
 class Piece(NamedTuple):
@@ -95,6 +97,15 @@ def _open(path: str, least: int) -> tuple[int, tuple[int, ...]]:
         os.close(fd)
         raise
     return fd, _identity(status)
+
+
+def _absolute(path: str) -> str:
+    """Return a path that stays right when the working folder changes; `..` is left to the system, for links' sake."""
+    if os.name == "nt":
+        return os.path.abspath(path)
+    with contextlib.suppress(FileNotFoundError):  # the working folder was removed
+        return os.path.join(os.getcwd(), path)
+    return path
 
 
 def _identity(status: os.stat_result) -> tuple[int, ...]:
@@ -138,16 +149,17 @@ def map_file(path: str, *, private: bool = False, least: int = 2 * HEADER_SIZE) 
         SourceError: it is missing (SourceNotFoundError), a directory, or cannot be read. FormatError: it is too short.
     """
     try:
+        absolute = _absolute(path)
         fd, identity = _open(path, least)
         try:
             if not identity[2]:
-                return Memory(memoryview(b""), path, None, identity)  # nothing can be mapped of it
+                return Memory(memoryview(b""), path, None, identity, absolute=absolute)  # nothing can be mapped of it
             mapping = _mapping(fd, identity[2], private)
         finally:
             os.close(fd)
     except OSError as error:
         raise _refused(error, path) from _cause(error)
-    return Memory(memoryview(mapping), path, mapping, identity)
+    return Memory(memoryview(mapping), path, mapping, identity, absolute=absolute)
 
 
 def _mapping(fd: int, nbytes: int, private: bool) -> mmap.mmap:
@@ -158,13 +170,7 @@ def _mapping(fd: int, nbytes: int, private: bool) -> mmap.mmap:
     """
     mapping = None
     with contextlib.suppress(ValueError):  # nothing is left of it
-        if not private:
-            mapping = mmap.mmap(fd, 0, access=mmap.ACCESS_READ)
-        elif os.name == "posix":
-            flags, prot = mmap.MAP_PRIVATE | _NORESERVE, mmap.PROT_READ | mmap.PROT_WRITE
-            mapping = mmap.mmap(fd, 0, flags=flags, prot=prot)
-        else:
-            mapping = mmap.mmap(fd, 0, access=mmap.ACCESS_COPY)
+        mapping = map_descriptor(fd, private=private)
     if mapping is None or len(mapping) < nbytes:
         raise SourceError("became shorter while it was opened; is it still being written?", offset=0)
     return mapping
@@ -180,6 +186,7 @@ def read_file(path: str, *, least: int = 2 * HEADER_SIZE) -> Memory:
         SourceError: it is missing, a directory, cannot be read, or became shorter. FormatError: it is too short.
     """
     try:
+        absolute = _absolute(path)
         fd, identity = _open(path, least)
         try:
             block, octets = aligned(identity[2])
@@ -189,32 +196,38 @@ def read_file(path: str, *, least: int = 2 * HEADER_SIZE) -> Memory:
             os.close(fd)
     except OSError as error:
         raise _refused(error, path) from _cause(error)
-    return Memory(octets, path, block, identity)
+    return Memory(octets, path, block, identity, absolute=absolute)
 
 
 def read_resource(resource: Any) -> Memory:
     """Return a package resource, as of `importlib.resources`, read into memory whose address is a multiple of 65536.
 
-    It is for those that are no files of their own, as in a zip: such a stream tells its size only at its end, so it is
-    read in pieces, each let go of once it is in its place.
+    It is for those that are no files of their own, as in a zip.
 
     Raises:
         SourceError: it is missing, or whoever holds it cannot read it.
     """
     name = str(resource)
     try:
-        with resource.open("rb") as stream:
-            pieces = collections.deque(iter(lambda: stream.read(_PIECE), b""))
+        stream = resource.open("rb")
     except FileNotFoundError as error:
         raise SourceNotFoundError("no such resource", path=name, errno=error.errno) from None
-    except Exception as error:  # of a zip, of its decompressor, of whatever loads the package
+    except Exception as error:  # of a zip, of whatever loads the package
         raise SourceError(f"cannot be read: {error or type(error).__name__}", path=name) from error
-    block, octets = aligned(sum(map(len, pieces)))
-    done = 0
-    while pieces:
-        piece = pieces.popleft()
-        octets[done : done + len(piece)] = piece
-        done += len(piece)
+    with stream:
+        return read_stream(stream)
+
+
+def read_stream(file: Any) -> Memory:
+    """Return what a binary file object has from where it is to its end: a BytesIO's own bytes, of others a copy.
+
+    Raises:
+        SourceError: it cannot be read. UnsupportedError: it gives text.
+    """
+    check_readable(file)
+    if isinstance(file, io.BytesIO):
+        return Memory(memoryview(file.getvalue())[file.tell() :])  # shared until it is written to next
+    block, octets = read_to_end(file)
     return Memory(octets, None, block)
 
 
@@ -224,22 +237,6 @@ def private_copy(octets: memoryview, filled: list[tuple[int, int]] | None = None
     for start, end in [(0, len(octets))] if filled is None else filled:
         out[start:end] = octets[start:end]
     return Memory(out, None, block, filled=filled)
-
-
-def aligned(size: int, *, sparse: bool = False) -> tuple[mmap.mmap, memoryview]:
-    """Return zeroed memory, as a mapping to be closed and as its aligned part of `size` bytes.
-
-    A sparse one reserves no memory for what is never touched, so it may be larger than the machine has. Without huge
-    pages on purpose: several threads that first touch one each clear it, at three times the cost in all.
-    """
-    if os.name == "posix":  # not shared with the children of a fork, as Python's own default would be
-        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | (_NORESERVE if sparse else 0)
-        block = mmap.mmap(-1, size + MAX_ALIGNMENT, flags=flags)
-    else:
-        block = mmap.mmap(-1, size + MAX_ALIGNMENT)
-    whole = memoryview(block)
-    start = -np.frombuffer(whole, np.uint8).__array_interface__["data"][0] % MAX_ALIGNMENT
-    return block, whole[start : start + size]
 
 
 def aligned_empty(nbytes: int) -> np.ndarray[Any, np.dtype[np.uint8]]:

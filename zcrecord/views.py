@@ -27,7 +27,7 @@ __all__ = ["Verify", "Views", "closed"]
 Verify = Literal["touch", "index", "full"]
 
 _MAPPED = 1 << 20  # bytes from which a private mapping is cheaper than a copy
-_MAPPINGS = 32  # of one file at the most: each takes a file descriptor, in Python
+_MAPPINGS = 32  # of one file at the most: each takes addresses for all of it, and on some systems a descriptor
 
 
 def closed(path: str | None) -> UnsupportedError:
@@ -40,10 +40,11 @@ class Views:
 
     __slots__ = (
         "_again", "_checked", "_mappings", "_memory", "_octets", "_own", "_pool", "_region", "_strings",
-        "buffer", "embedded", "header", "index", "mode", "offset", "original", "parent", "path", "remote", "tied",
-        "verified", "whole",
+        "absolute", "buffer", "embedded", "header", "index", "mode", "offset", "original", "parent", "path", "remote",
+        "tied", "verified", "whole",
     )  # fmt: skip
 
+    absolute: str | None
     buffer: memoryview
     embedded: Any
     header: Header

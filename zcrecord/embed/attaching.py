@@ -126,7 +126,7 @@ def attach(
         check_destination(_path_or_none(archive), out, force)
     with load_record(archive, verify=verify) as record:
         if not record.archive.whole:
-            raise UnsupportedError("only whole archives can be attached", path=record.path)
+            raise UnsupportedError("only whole archives can be attached", path=record.archive.path)
         record.archive.bring()
         weights = record.archive.buffer
         octets = map_file(path, least=0).octets

@@ -156,7 +156,7 @@ def plan(
         [('model_layer_w', (2, 3), 'archive')]
     """
     record = _record(source)
-    path, header, infos = str(record.path), record.archive.header, list(record.infos())
+    path, header, infos = str(record.archive.path), record.archive.header, list(record.infos())
     least = 1 if alignment is None else check_alignment(alignment)
     names = [info.name for info in infos]
     stem = stem_of(path) if name is None else check_name(name)

@@ -183,7 +183,7 @@ def write(record: Record, dest: Any, *, durable: bool = True, progress: Progress
         try:
             _check(info)
         except RecordError as error:
-            raise error.located(path=record.path, tensor=info.name) from None
+            raise error.located(path=record.archive.path, tensor=info.name) from None
     structure = structure_of(record, payloads.infos, texts=False)
     octets = structure.metadata.pop(BYTES, ())
     octets = set(octets) if isinstance(octets, list | tuple) else set()
@@ -229,7 +229,7 @@ def _member(
         try:
             descr, pieces = string_rows(record[info.name], octets=octets, most=_HELD + _TIMES * info.nbytes)
         except RecordError as error:
-            raise error.located(path=record.path, tensor=info.name) from None
+            raise error.located(path=record.archive.path, tensor=info.name) from None
         header, nbytes = encode_npy_header(descr, info.shape), np.dtype(descr).itemsize * prod(info.shape)
     else:
         assert info.dtype.numpy is not None

@@ -192,7 +192,7 @@ def write(
         try:
             _check(info)
         except RecordError as error:
-            raise error.located(path=record.path, tensor=info.name) from None
+            raise error.located(path=record.archive.path, tensor=info.name) from None
     structure = structure_of(record, infos, texts=True)
     plan = _plan(infos, max_shard_size)
     if not all(map(_aligned, plan)):

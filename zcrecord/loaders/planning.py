@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import fnmatch
 import operator
-import os
 import re
 from collections.abc import Callable, Iterable, Mapping
 from math import prod
@@ -183,7 +182,7 @@ class _Places:
     def __init__(self, archive: Archive) -> None:
         self._archive = archive
         file = archive.file
-        self.path = None if file is None else os.path.abspath(file[0])
+        self.path = None if file is None else file[0]
         self.identity = None if file is None else file[1]
         remote = archive.remote
         self._feed = Feed(remote) if isinstance(remote, Window) else None

@@ -94,7 +94,7 @@ def to_onnx(
             with open_sink(dest, durable=durable) as sink:
                 model.write(sink)
         except RecordError as error:
-            raise error.located(path=record.path) from error.__cause__
+            raise error.located(path=record.archive.path) from error.__cause__
         return model.report(record.path, dest_path, started)
 
 

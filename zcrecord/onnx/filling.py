@@ -132,7 +132,7 @@ def _loaded(record: Record, loader: Loader | Mapping[str, Any] | str | None, nam
         return load_into(record, loader, lambda told: told.name in chosen)  # names are no patterns
     for name in names:
         if name not in loader:
-            raise _not_given(name, loader, record.path)
+            raise _not_given(name, loader, record.archive.path)
     return loader
 
 

@@ -80,7 +80,7 @@ def skeleton_of(record: Record) -> memoryview:
     if not isinstance(found, bytes | memoryview):
         raise UnsupportedError(
             f"no attribute '{GRAPH_ATTRIBUTE}': the archive holds tensors but no ONNX model; make one with onnx2zc",
-            path=record.path,
+            path=record.archive.path,
         )
     return memoryview(found)
 
@@ -118,7 +118,7 @@ def restore(record: Record, place: Callable[[Initializer], Any] | None = None, *
     found = _restored(data, _Restore(record, place))
     names, there = full_names(found.found, sum(map(len, record.names))), record.names
     if names != [there[number] for number in found.numbers]:
-        found = _restored(data, _Restore(record, place, _numbers(names, there, record.path)))
+        found = _restored(data, _Restore(record, place, _numbers(names, there, record.archive.path)))
     found.check()
     return Restored(found.parts, found.numbers)
 
@@ -171,7 +171,7 @@ class _Restore(Tensors):
         self.numbers: list[int] = []
         self._place = place
         self._given = numbers
-        self._path = record.path
+        self._path = record.archive.path
         self._tensors = _values(record)
         self._seen = bytearray(len(self._tensors))
 

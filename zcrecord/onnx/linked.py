@@ -264,7 +264,7 @@ def _compare(record: Record, model: str, told: dict[str, str], full: bool, progr
     def differ(what: str, expected: str, found: str) -> None:
         if found != expected:
             wanted = f"{what} {printable(expected)} was expected by '{printable(model)}', it has {found}"
-            raise IntegrityError(f"{wanted}; put that archive back, or {_AGAIN}", path=record.path)
+            raise IntegrityError(f"{wanted}; put that archive back, or {_AGAIN}", path=record.archive.path)
 
     differ("payload offset", told[PAYLOAD_OFFSET], str(_payload_offset(record)))
     if full or told[INDEX_CRC] != _index_crc(record):
@@ -281,7 +281,7 @@ def _check_reference(record: Record, model: str, expected: OnnxTensorInfo, found
         theirs = _described(found)
     if theirs != _described(expected):
         what = f"'{printable(model)}' expects {_described(expected)}, the archive has {theirs}; {_AGAIN}"
-        raise IntegrityError(what, path=record.path, tensor=expected.name)
+        raise IntegrityError(what, path=record.archive.path, tensor=expected.name)
 
 
 def _described(info: TensorInfo | OnnxTensorInfo) -> str:

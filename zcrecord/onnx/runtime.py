@@ -197,7 +197,7 @@ class _Maker:
         size = sum(map(len, parts))
         if size > _MODEL_LIMIT:
             what = f"{size} bytes of model without what can be external data; ONNX Runtime takes 2 GiB"
-            raise LimitError(what, path=self._record.path)
+            raise LimitError(what, path=self._record.archive.path)
         return b"".join(parts)
 
     def _create(self, model: bytes) -> Any:

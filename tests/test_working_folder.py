@@ -1,0 +1,146 @@
+"""A record keeps working when the process changes its folder, and never takes another file of that name for its own."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import records as r
+
+import zcrecord
+import zcrecord.onnx
+from zcrecord import Record, load_record
+from zcrecord.hollow import hollow_of
+from zcrecord.loaders import load_into
+from zcrecord.loaders.torch import TorchLoader
+from zcrecord.transport import pack
+
+MIB = 1 << 20
+TREE: dict[str, Any] = {
+    "a": np.arange(8.0),
+    "n": {"w": np.arange(6.0), "v": np.arange(4)},
+    "big": np.ones(MIB, np.uint8),
+    "twin": np.ones(MIB, np.uint8),
+}
+
+
+def filled(hollow: Any) -> Any:
+    """What a hollow record holds once a loader has read its file."""
+    hollow.fill_by("read")
+    return hollow.seal()["a"]
+
+
+def prefetched(rec: Record) -> Record:
+    rec.prefetch()
+    return rec
+
+
+LATE: dict[str, Callable[[Record], Any]] = {
+    "torch": lambda rec: rec.torch()["a"].numpy(),
+    "torch of a part": lambda rec: rec.select("a").torch()["a"].numpy(),
+    "torch of a module": lambda rec: np.r_[rec.module("n").torch()["w"].numpy(), 6, 7],
+    "read": lambda rec: rec.load_into("read")["a"],
+    "read of a part": lambda rec: rec.select(["a", "n"]).load_into("read")["a"],
+    "torch's loader, which reads": lambda rec: load_into(rec, TorchLoader("cpu", reads=True))["a"].numpy(),
+    "pickle": lambda rec: pickle.loads(pickle.dumps(rec))["a"],
+    "pickle of a part": lambda rec: pickle.loads(pickle.dumps(rec.select("a")))["a"],
+    "hollow": lambda rec: filled(rec.hollow()),
+    "hollow of a part": lambda rec: filled(rec.select("a").hollow()),
+    "hollow, pickled": lambda rec: filled(pickle.loads(pickle.dumps(rec.hollow()))),
+    "prefetch": lambda rec: prefetched(rec)["a"],
+    "private": lambda rec: Record(rec.archive.private())["a"],
+    "path": lambda rec: load_record(rec.path)["a"],
+    "parts that were made before": lambda rec: rec.select("a").select("a").torch()["a"].numpy(),
+}
+
+
+@pytest.fixture
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Go to a folder that has an archive; returns what goes to another, that has another archive of that name."""
+    for name, tree in (("here", TREE), ("there", {**TREE, "a": np.zeros(8)})):
+        (tmp_path / name).mkdir()
+        zcrecord.save_record(tree, tmp_path / name / "m.zcr", durable=False)
+        pack(tmp_path / name / "m.zcr", tmp_path / name / "m.zcr.zst")
+    monkeypatch.chdir(tmp_path / "here")
+    return lambda: monkeypatch.chdir(tmp_path / "there")
+
+
+@pytest.mark.parametrize("mmap", [True, False], ids=["mapped", "read"])
+@pytest.mark.parametrize("what", LATE)
+def test_what_opens_the_file_again_opens_the_one_that_was_loaded(
+    what: str, mmap: bool, elsewhere: Callable[[], None]
+) -> None:
+    rec = load_record("m.zcr", mmap=mmap)
+    elsewhere()
+    assert LATE[what](rec).tolist() == TREE["a"].tolist()
+    r.assert_same(rec.tree(), TREE)
+
+
+@pytest.mark.parametrize("options", [{}, {"names": ["a", "n"]}], ids=["whole", "part"])
+def test_a_packed_archive_is_found_again_too(options: dict[str, Any], elsewhere: Callable[[], None]) -> None:
+    rec = load_record("m.zcr.zst", **options)
+    elsewhere()
+    for again in (pickle.loads(pickle.dumps(rec)), pickle.loads(pickle.dumps(rec.select("a")))):
+        assert again["a"].tolist() == TREE["a"].tolist()
+    assert rec.torch()["a"].tolist() == TREE["a"].tolist()
+
+
+def test_a_hollow_record_of_a_path_is_filled_from_it(elsewhere: Callable[[], None]) -> None:
+    hollow = hollow_of("m.zcr")
+    elsewhere()
+    assert filled(hollow).tolist() == TREE["a"].tolist()
+
+
+def test_twins_of_a_private_record_are_those_of_its_file(elsewhere: Callable[[], None]) -> None:
+    rec = load_record("m.zcr", mode="c")
+    zcrecord.save_record({**TREE, "big": np.zeros(MIB, np.uint8)}, "../there/m.zcr", durable=False)
+    elsewhere()
+    rec["big"][:] = 5
+    assert (rec["twin"] == 1).all()
+
+
+def test_a_session_has_its_own_weights(elsewhere: Callable[[], None]) -> None:
+    zcrecord.onnx.convert(r.ROOT / "tests" / "data" / "digits.onnx", "digits.zcr")
+    pixels = {"pixels": np.ones((1, 64), np.float32)}
+    with load_record("digits.zcr") as rec:
+        (expected,) = zcrecord.onnx.session(rec).run(None, pixels)
+        elsewhere()
+        Path("digits.zcr").write_bytes(b"another")
+        (found,) = zcrecord.onnx.session(rec).run(None, pixels)
+    assert found.tolist() == expected.tolist()
+
+
+def test_the_path_is_absolute_and_errors_name_it_as_it_was_given(elsewhere: Callable[[], None]) -> None:
+    here = os.getcwd()
+    rec = load_record("m.zcr")
+    elsewhere()
+    assert rec.path == rec.select("a").path == os.path.join(here, "m.zcr")
+    assert repr(rec) == "<Record m.zcr: 5 tensors>"
+    with pytest.raises(zcrecord.TensorNotFoundError, match=r"^m\.zcr: tensor 'x'"):
+        rec["x"]
+
+
+@pytest.mark.skipif(os.name != "posix", reason="platform: no links everywhere")
+def test_two_dots_after_a_link_lead_where_the_system_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, elsewhere: Callable[[], None]
+) -> None:
+    (tmp_path / "there" / "deep").mkdir()
+    Path("link").symlink_to(tmp_path / "there" / "deep")
+    rec = load_record("link/../m.zcr")  # there/m.zcr, not here/m.zcr
+    monkeypatch.chdir("/")
+    assert pickle.loads(pickle.dumps(rec)).torch()["a"].tolist() == filled(rec.hollow()).tolist() == [0] * 8
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="platform: a folder in use can be removed on Linux")
+def test_a_folder_that_was_removed_does_not_keep_from_loading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    zcrecord.save_record(TREE, tmp_path / "m.zcr", durable=False)
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    assert load_record("../m.zcr")["a"].tolist() == load_record(tmp_path / "m.zcr")["a"].tolist()
