@@ -16,7 +16,7 @@ from records import saved
 
 import zcrecord
 from tools.range_server import serving
-from zcrecord import FormatError, SourceError, SourceNotFoundError
+from zcrecord import FormatError, RecordError, SourceError, SourceNotFoundError
 from zcrecord.remote import stores
 
 WEIGHTS = {f"w{i}": np.random.default_rng(i).integers(0, 255, 100_000, np.uint8) for i in range(8)}
@@ -243,3 +243,43 @@ def test_an_http_server_behind_another_file_system_has_nothing_decompressed_eith
         server.misbehave = None
         (tmp_path / "n.zcr").write_bytes(saved(WEIGHTS))
         assert is_right(zcrecord.load_record(url.replace("m.zcr", "n.zcr"), cache=False))
+
+
+# Saving: fsspec's file objects publish what they got when they are closed, which is why docs/ say how to save to a URL.
+
+
+def breaking_off(nbytes: int) -> dict[str, Any]:
+    """A record whose last tensor fails after so many bytes."""
+
+    def pieces() -> Iterator[bytes]:
+        yield bytes(nbytes)
+        raise ArithmeticError("half-way")
+
+    return {"w": zcrecord.LazyTensor("uint8", (nbytes + 1,), pieces())}
+
+
+@pytest.mark.parametrize("nbytes", [100, 12 << 20])
+@pytest.mark.parametrize("where", ["s3", "memory", "file"])
+def test_a_save_to_a_file_system_publishes_half_of_it_but_inside_a_transaction(
+    where: str, nbytes: int, options: dict[str, Any], tmp_path: Path
+) -> None:
+    import fsspec
+
+    fs = fsspec.filesystem(where, **(options if where == "s3" else {}))
+    path = {"s3": "bucket/saved/m.zcr", "memory": "/saved/m.zcr", "file": str(tmp_path / "m.zcr")}[where]
+    block = {"block_size": 5 << 20} if where == "s3" else {}  # of which a multipart upload is begun
+    for record in (WEIGHTS, NEWER):
+        with fs.transaction, fs.open(path, "wb", **block) as file:
+            zcrecord.save_record(record, file)
+        assert fs.cat(path) == saved(record)
+    good = fs.cat(path)
+    with pytest.raises(ArithmeticError), fs.transaction, fs.open(path, "wb", **block) as file:
+        zcrecord.save_record(breaking_off(nbytes), file)
+    fs.invalidate_cache()
+    assert fs.cat(path) == good
+    assert [os.path.basename(name) for name in fs.ls(os.path.dirname(path), detail=False)] == ["m.zcr"]
+    with pytest.raises(ArithmeticError), fs.open(path, "wb", **block) as file:
+        zcrecord.save_record(breaking_off(nbytes), file)
+    fs.invalidate_cache()
+    with pytest.raises(RecordError):
+        zcrecord.load_record(fs.cat(path))
