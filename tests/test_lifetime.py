@@ -173,6 +173,28 @@ rec.verify(), rec.content_digest(), rec.tree(), rec.modules, rec.attributes, rec
 list(rec), list(rec.items()), 'w' in rec
 assert rec.close() is True
 assert not mapped()""",
+    "lets go of what many lookups prepared": """
+rec = load()
+for _ in range(100):
+    rec['w'], rec.get('t')
+assert rec.close() is True
+assert not mapped()""",
+    "by another thread, while all views are prepared, leaves none of that": """
+from zcrecord.reader import Archive
+rec, original, seen = load(), Archive._layout, []
+def closing(archive, *form):
+    found = original(archive, *form)
+    seen.append(form)
+    if len(seen) == 4:  # the last tensor
+        rec.close()
+    return found
+Archive._layout = closing
+try:
+    list(rec.values())
+except zcrecord.UnsupportedError as error:
+    assert 'the record is closed' in str(error)
+assert len(seen) == 4
+assert not mapped()""",
     "works after a failed lookup": """
 rec = load()
 try:

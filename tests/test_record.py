@@ -16,6 +16,7 @@ import records as r
 import zcrecord
 from zcrecord import ModuleInfo, PackedTensor, Record, TensorInfo, TensorNotFoundError, UnsupportedError
 from zcrecord.dtypes import by_name
+from zcrecord.reader import Archive
 
 BASE = np.arange(24, dtype=np.float32).reshape(4, 6)
 PACKED = PackedTensor.pack(np.array([1, -2, 3]).astype("int4"))
@@ -159,6 +160,33 @@ def test_lookups_agree_before_and_after_many_of_them(verify: Any) -> None:
         for i in np.random.default_rng(seed).permutation(len(names)).tolist():
             assert rec[names[i]].tolist() == [i, i]
             assert names[i] + "x" not in rec
+
+
+IDIOMS: dict[str, Callable[[Record, list[str]], Any]] = {
+    "dict(record)": lambda rec, _: dict(rec),
+    "a comprehension": lambda rec, _: {name: rec[name] for name in rec},
+    "names from elsewhere": lambda rec, names: dict(zip(names, [rec[name] for name in names], strict=True)),
+    "get": lambda rec, names: {name: rec.get(name) for name in names},
+    "values": lambda rec, names: dict(zip(names, rec.values(), strict=True)),
+}
+
+
+@pytest.mark.parametrize("mode", ["r", "c"])
+@pytest.mark.parametrize("idiom", IDIOMS)
+def test_whoever_asks_for_all_tensors_reads_few_rows_of_the_index(
+    idiom: str, mode: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tree = {f"layers.{i}.{part}": np.full((2, 3), i) for i in range(300) for part in ("w", "b")}
+    tree = {name: value.T if name.endswith("b") else value + 1000 for name, value in tree.items()}
+    rec = zcrecord.load_record(r.saved(tree), mode=mode)
+    asked: list[int] = []
+    original = Archive.row
+    monkeypatch.setattr(Archive, "row", lambda archive, i: asked.append(i) or original(archive, i))
+    found = IDIOMS[idiom](rec, list(tree))
+    assert len(asked) < 40, "the others come from columns that were prepared once"
+    assert list(found) == list(tree)
+    for name, value in tree.items():
+        r.assert_same(found[name], value)
 
 
 def test_name_may_be_of_a_class_of_text(rec: Record) -> None:

@@ -93,6 +93,21 @@ def test_every_view_lies_in_its_source_where_info_says(name: str, verify: Any, t
     r.assert_same(rec.tree(), TREE)
 
 
+@pytest.mark.parametrize("part", [False, True], ids=["whole", "part"])
+@pytest.mark.parametrize("mode", ["r", "c"])
+def test_views_made_for_many_are_those_made_for_one(mode: Any, part: bool, tmp_path: Path) -> None:
+    base, same = np.arange(24.0).reshape(4, 6), np.ones(9)
+    tree = TREE | {"base": base, "cols": base[:, 1:3], "back": base[::-1, ::-2].T, "one": same, "equal": same.copy()}
+    rec = zcrecord.load_record(written(r.saved(tree), tmp_path), mode=mode, names="*" if part else None)
+    ones = [rec.archive.view(i) for i in range(len(rec))]
+    for many in ([rec[name] for name in list(rec) * 3][-len(rec) :], list(rec.values())):
+        for name, one, other in zip(rec, map(held_bytes, ones), map(held_bytes, many), strict=True):
+            assert one is not other, name
+            assert (one.shape, one.strides, one.dtype) == (other.shape, other.strides, other.dtype), name
+            assert one.flags.writeable == other.flags.writeable, name
+            assert r.address(one) == r.address(other) or not one.size, name
+
+
 @pytest.mark.parametrize("kind", [str, Path])
 def test_every_view_lies_in_the_mapping_of_its_file(kind: Any, tmp_path: Path) -> None:
     path = tmp_path / "m.zcr"

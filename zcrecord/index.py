@@ -17,7 +17,7 @@ from .entries import AttributeEntry, Entries, Form, ValueForm, ValueType, list_t
 from .errors import FormatError, LimitError, UnsupportedError
 from .layout import MAX_ARCHIVE_SIZE, MAX_INDEX_SIZE, MAX_RANK, NONE, SPAN_ALLOWANCE, WORDS_ALLOWANCE, u16_at
 
-__all__ = ["Index", "TensorEntry", "decode", "encode", "first_children", "in_memory"]
+__all__ = ["FORM", "Index", "TensorEntry", "decode", "encode", "first_children", "in_memory"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -27,6 +27,8 @@ TENSOR = np.dtype(
      ("payload", "<u4"), ("byte_offset", "<u8"), ("dims", "<u4"), ("strides", "<u4"), ("dtype", "u1"), ("bits", "u1"),
      ("rank", "u1"), ("reserved0", "u1"), ("reserved1", "<u4")]
 )  # fmt: skip
+# What of a tensor's row says its type, shape and strides, as opaque bytes.
+FORM = np.dtype({"names": ["form"], "formats": ["V16"], "offsets": [32], "itemsize": TENSOR.itemsize})
 MODULE = np.dtype(
     [("name", "<u4"), ("name_size", "<u4"), ("type_name", "<u4"), ("type_name_size", "<u4"), ("key_size", "<u4"),
      ("parent", "<u4"), ("end", "<u4"), ("place", "<u4"), ("first_tensor", "<u4"), ("first_attribute", "<u4"),

@@ -105,6 +105,7 @@ class Archive(Views):
         self._strings: set[tuple[int, int]] = set()  # offsets of payloads whose ends of strings were checked, how many
         self._own: dict[int, memoryview] = {}  # payloads with memory of their own, in mode "c"
         self.tied = {}
+        self._prepared = None
         self._again: dict[int, Archive] = {}  # the file mapped again, for the large ones among those
         self.index: Index
         self.verified: Verify
@@ -303,7 +304,7 @@ class Archive(Views):
         released: Any = _Released(self.path)
         self.index = released  # first: numpy takes a lost `_octets` for leave to make new memory
         self.buffer = self._region = self._pool = self._octets = released
-        self._memory = self.parent = self.remote = None
+        self._memory = self.parent = self.remote = self._prepared = None
         self._own, self._again = {}, {}
         gone = self.original is None or self.original.release()
         for reference in self._mappings:

@@ -23,7 +23,8 @@ T = TypeVar("T")
 Tensors = Literal["numpy", "torch", "jax"]
 
 # `describe` and `parts` are imported when they are first asked for: few loads need more than views.
-_ENOUGH = 32  # lookups by search after which a dictionary of all names pays
+# Names are looked up by search so often, and once for so many tensors; then it pays to prepare for all of them.
+_ENOUGH, _SHARE = 32, 256
 
 
 class Record(Mapping[str, Any]):
@@ -44,7 +45,7 @@ class Record(Mapping[str, Any]):
         self._closed = False
         self._lookups = 0
         self._names: list[str] | None = None
-        self._numbers: dict[str, int] | None = None
+        self._numbers: dict[str, int] = {}  # of all names, once it pays
 
     @property
     def archive(self) -> Archive:
@@ -78,11 +79,15 @@ class Record(Mapping[str, Any]):
         archive = self.archive
         if not isinstance(name, str):
             return -1
-        if self._numbers is None:
-            if self._lookups < _ENOUGH or archive.verified == "touch":  # a dictionary would touch all
+        if not self._numbers:
+            few = self._lookups < max(_ENOUGH, len(archive.index.tensors) // _SHARE)
+            if few or archive.verified == "touch":  # a dictionary would touch all
                 self._lookups += 1
                 return archive.find(name)
-            self._numbers = {n: i for i, n in enumerate(self._all_names())}
+            if archive.remote is None:
+                archive.prepare_views()
+            names = self._all_names()
+            self._numbers = dict(zip(names, range(len(names)), strict=True))
         return self._numbers.get(name, -1)
 
     def __getitem__(self, name: str) -> Any:
@@ -92,7 +97,9 @@ class Record(Mapping[str, Any]):
         `torch.from_numpy(record["w"])` ends the process (of a record loaded from bytes it changes those bytes). Safe
         are `record.torch()`, `load_record(path, mode="c")` and a copy, `torch.tensor(record["w"])`.
         """
-        return self.archive.view(self._number(name))
+        # Once names are known this is all that a loop over them does; after `close` the archive refuses.
+        i = self._numbers.get(name, -1) if type(name) is str else -1
+        return self._archive.view(i if i >= 0 else self._number(name))
 
     def _number(self, name: object) -> int:
         i = self._find(name)
@@ -106,7 +113,7 @@ class Record(Mapping[str, Any]):
     def get(self, name: str, default: Any = None) -> Any:
         """Return the tensor, or `default`; never searches for close names."""
         i = self._find(name)
-        return default if i < 0 else self.archive.view(i)
+        return default if i < 0 else self._archive.view(i)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._all_names())
