@@ -270,12 +270,14 @@ def test_typed_models_hold_their_values_in_that_field(field: Any, kind: Any) -> 
         assert set(range(1, 11)) == {max(1, -(-n // 7)) for n in sizes}
 
 
-def test_small_models_have_very_many_initializers_and_two_nodes_for_each() -> None:
+@pytest.mark.parametrize(("nested", "last"), [(False, "blocks.19.bias.9"), (True, "model.layers.1.mlp.99.weight")])
+def test_small_models_have_very_many_initializers_and_two_nodes_for_each(nested: bool, last: str) -> None:
     sink = io.BytesIO()
-    nbytes = small.write_small(sink, 200)
+    nbytes = small.write_small(sink, 200, nested=nested)
     model = onnx.ModelProto.FromString(sink.getvalue())
     onnx.checker.check_model(model, full_check=True)
     arrays = [numpy_helper.to_array(t) for t in model.graph.initializer]
     assert (len(arrays), len(model.graph.node)) == (200, 400)
+    assert model.graph.initializer[-1].name == last
     assert nbytes == sum(a.nbytes for a in arrays)
     assert len({a.tobytes() for a in arrays}) == 200

@@ -181,7 +181,12 @@ def test_whoever_asks_for_all_tensors_reads_few_rows_of_the_index(
     rec = zcrecord.load_record(r.saved(tree), mode=mode)
     asked: list[int] = []
     original = Archive.row
-    monkeypatch.setattr(Archive, "row", lambda archive, i: asked.append(i) or original(archive, i))
+
+    def row(archive: Archive, i: int) -> Any:
+        asked.append(i)
+        return original(archive, i)
+
+    monkeypatch.setattr(Archive, "row", row)
     found = IDIOMS[idiom](rec, list(tree))
     assert len(asked) < 40, "the others come from columns that were prepared once"
     assert list(found) == list(tree)

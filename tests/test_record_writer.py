@@ -166,6 +166,18 @@ def test_names_are_split_at_dots_and_tuples_are_taken_as_they_are() -> None:
     assert rec.info("t").tied == ("x.y", "t")
 
 
+def test_bytes_of_attributes_lie_in_the_order_of_a_walk_whenever_they_were_told() -> None:
+    file = io.BytesIO()
+    with RecordWriter(file) as out:
+        for name, value in [("a.x", b"1st"), ("b", b"5th"), ("a.m.w", ONE), ("a.m.y", b"2nd"), ("a.n.z", b"3rd")]:
+            (out.add if value is ONE else out.attribute)(name, value)
+        out.attribute("a.last", b"4th")
+    data = file.getvalue()
+    places = [data.index(value) for value in (b"1st", b"2nd", b"3rd", b"4th", b"5th")]
+    assert places == sorted(places)
+    assert list(load_record(data).attributes) == ["b", "a.x", "a.last", "a.m.y", "a.n.z"]
+
+
 def test_list_that_does_not_count_is_a_mapping() -> None:
     file = io.BytesIO()
     with RecordWriter(file) as out:

@@ -69,13 +69,13 @@ def written(how: str, arrays: dict[str, Any], alignment: int) -> bytes:
 
 
 def streamed_to(arrays: dict[str, Any], path: Path, alignment: int) -> bytes:
-    """The same into a file of its own, each payload at once."""
+    """The same into a file of its own, all payloads together."""
     with open_sink(path, durable=False) as sink:
         out = streaming.StreamWriter(sink, alignment=alignment)
         outline = paths.Outline()
-        for name, array in arrays.items():
-            form = Form(dtypes.from_numpy(array.dtype).code, 8, array.shape)
-            outline.tensor((name,), form, out.add(memoryview(array.tobytes())))
+        for number, (name, array) in enumerate(arrays.items(), out.payloads):
+            outline.tensor((name,), Form(dtypes.from_numpy(array.dtype).code, 8, array.shape), number)
+        out.add_all([memoryview(array.tobytes()) for array in arrays.values()])
         out.finish(outline.entries())
     return path.read_bytes()
 

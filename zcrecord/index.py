@@ -64,17 +64,30 @@ class _Pool:
     def __init__(self) -> None:
         self.parts: list[bytes] = []
         self.size = 0
-        self.spans: dict[str, tuple[int, int]] = {}
+        self.starts: dict[str, int] = {}
 
     def add(self, text: str) -> tuple[int, int]:
-        if (span := self.spans.get(text)) is None:
-            data = text.encode() + b"\0"
-            span = (self.size, len(data) - 1)
+        data = text.encode() + b"\0"
+        if (start := self.starts.get(text)) is None:
+            start = self.size
             self.parts.append(data)
             self.size += len(data)
             if len(data) <= SPAN_ALLOWANCE:
-                self.spans[text] = span
-        return span
+                self.starts[text] = start
+        return start, len(data) - 1
+
+    def add_all(self, texts: Sequence[str]) -> tuple[Array, Array]:
+        """Add texts, no two of them equal and none added before; return where they start, and their sizes."""
+        data = [text.encode() for text in texts]
+        sizes = np.fromiter(map(len, data), np.int64, len(data))
+        ends = np.cumsum(sizes + 1) + self.size
+        starts = ends - sizes - 1
+        self.parts += [b"\0".join(data), b"\0"]
+        self.size = int(ends[-1]) if len(ends) else self.size
+        for text, start, size in zip(texts, starts.tolist(), sizes.tolist(), strict=True):
+            if size < SPAN_ALLOWANCE:
+                self.starts[text] = start
+        return starts, sizes
 
     def add_names(self, names: list[str], order: Array) -> tuple[Array, Array]:
         """Lay names down in the order of `by_name`; lying side by side in it, they are verified fastest."""
@@ -192,16 +205,17 @@ def _check_form(form: Form, entries: Entries, number: int) -> None:
 
 def _encode_modules(entries: Entries, pool: _Pool, vectors: dict[str, Array]) -> None:
     modules = entries.modules
-    out = vectors["modules"] = np.zeros(len(modules), MODULE)
+    out = np.zeros(len(modules), MODULE)
+    vectors["modules"] = out
+    names, key_sizes, parents, places, kinds, type_names = zip(*modules, strict=True)
     ends = list(range(1, len(modules) + 1))
     for i in range(len(modules) - 1, 0, -1):
-        parent = modules[i].parent
-        ends[parent] = max(ends[parent], ends[i])
-    out["name"], out["name_size"] = zip(*(pool.add(m.name) for m in modules), strict=True)
-    out["type_name"], out["type_name_size"] = zip(*(pool.add(m.type_name) for m in modules), strict=True)
-    out["end"] = ends
-    for column in ("key_size", "parent", "place", "kind"):
-        out[column] = [getattr(m, column) for m in modules]
+        if ends[i] > ends[parents[i]]:
+            ends[parents[i]] = ends[i]
+    out["name"], out["name_size"] = pool.add_all(names)
+    types = {text: pool.add(text) for text in dict.fromkeys(type_names)}
+    out["type_name"], out["type_name_size"] = zip(*map(types.__getitem__, type_names), strict=True)
+    out["end"], out["key_size"], out["parent"], out["place"], out["kind"] = ends, key_sizes, parents, places, kinds
     out["first_tensor"] = first_children(vectors["tensors"]["parent"], len(modules))
     out["first_attribute"] = first_children(np.array([a.parent for a in entries.attributes], np.uint32), len(modules))
 

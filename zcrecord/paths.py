@@ -6,15 +6,15 @@ there are `tree`'s.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
-from itertools import accumulate, islice
 from typing import Any
 
 import numpy as np
 
 from .entries import AttributeEntry, Entries, Form, ModuleEntry, ModuleKind
 from .errors import LimitError, NameCollisionError, UnsupportedError
-from .layout import MAX_DEPTH
+from .layout import MAX_DEPTH, NONE
 from .tree import Flat, encodable, is_attribute, split_dotted
 
 __all__ = ["Outline", "path_of_name"]
@@ -22,29 +22,8 @@ __all__ = ["Outline", "path_of_name"]
 # What full names of modules may take: so many characters, and so many times those of tensors' names. Each is stored in
 # full: a file of deeply nested long names would else become one of 50 times its size, and take 300 times its memory.
 _ROOM, _TIMES = 16 << 20, 16
-
-
-class _Module:
-    """One module: its children by key, in the order in which they came."""
-
-    __slots__ = ("children", "kind", "type_name")
-
-    def __init__(self, kind: int = ModuleKind.MAPPING, type_name: str = "") -> None:
-        self.kind, self.type_name = kind, type_name
-        self.children: dict[str, _Module | _Attribute | int] = {}
-
-    def told_kind(self) -> int:
-        counted = self.kind in (ModuleKind.LIST, ModuleKind.TUPLE) and not self.type_name
-        if counted and any(key != str(i) for i, key in enumerate(self.children)):
-            return int(ModuleKind.MAPPING)
-        return self.kind
-
-
-class _Attribute:
-    __slots__ = ("value",)
-
-    def __init__(self, value: Any) -> None:
-        self.value = value
+_MAPPING = int(ModuleKind.MAPPING), ""
+_ORDERED = (ModuleKind.LIST, ""), (ModuleKind.TUPLE, "")
 
 
 class Outline:
@@ -60,15 +39,22 @@ class Outline:
     """
 
     def __init__(self) -> None:
-        self._root = _Module()
-        self._known: dict[Sequence[str], _Module] = {}  # modules by their paths
-        self._names: set[str] = set()  # of tensors, and below of attributes and modules
-        self._attributes: set[str] = set()
-        self._modules: set[str] = set()
-        self._room = _ROOM
-        self._forms: dict[Form, int] = {}
+        # Columns and not objects: a model may have as many modules as tensors. A module's number is when it came.
+        self._paths: dict[tuple[str, ...], int] = {(): 0}  # every module by its keys
+        self._modules: dict[str, int] = {"": 0}  # and by its full name
+        self._sizes: list[int] = [0]  # characters of its full name and of the dot behind it
+        self._above: list[int] = [NONE]  # the module around it, and its place there
+        self._module_places: list[int] = [0]
+        self._counts: list[int] = [0]  # of its children
+        self._kinds: dict[int, tuple[int, str]] = {}  # and class names, of those that are no plain mappings
+        self._attributes: dict[str, AttributeEntry] = {}  # by full name; their parents are numbers like those above
+        self._names: dict[str, int] = {}  # of tensors, and their numbers, in which order the columns below are
+        self._parents: list[int] = []
+        self._places: list[int] = []
         self._form_ids: list[int] = []
         self.payloads: list[int] = []
+        self._forms: dict[Form, int] = {}
+        self._room = _ROOM
 
     def __len__(self) -> int:
         return len(self.payloads)
@@ -81,22 +67,36 @@ class Outline:
                 names of modules take far more than those of tensors.
         """
         self.check(path)
-        self.put(path, ".".join(path), form, payload)
+        self.put(tuple(path[:-1]), ".".join(path), form, payload)
 
-    def put(self, path: Sequence[str], name: str, form: Form, payload: int) -> None:
-        """Add a tensor of which the caller knows that its keys are right and that its full name, `name`, is free.
+    def put(self, above: tuple[str, ...], name: str, form: Form, payload: int) -> None:
+        """Add a tensor by the path of its module and its full name, which the caller knows to be right and free.
 
         Raises:
             NameCollisionError: not so among the module's children. LimitError: names of modules take far more than
                 those of tensors.
         """
         self._room += _TIMES * len(name)
-        siblings = self._parent(path).children
-        if siblings.setdefault(path[-1], number := len(self.payloads)) != number:
+        parent = self._paths.get(above)
+        if parent is None:
+            parent = self._make(above, name)
+        other = name in self._modules or name in self._attributes
+        if name in self._names or (other and self._child(parent, name)):
             raise NameCollisionError("this name is taken already", tensor=name)
-        self._names.add(name)
+        self._names[name] = len(self.payloads)
+        self._parents.append(parent)
+        self._places.append(self._counts[parent])
+        self._counts[parent] += 1
         self._form_ids.append(self._forms.setdefault(form, len(self._forms)))
         self.payloads.append(payload)
+
+    def _child(self, parent: int, name: str) -> str:
+        """Return what has this full name in a module; "" if nothing has. It may be the name of something elsewhere."""
+        if name in self._names and self._parents[self._names[name]] == parent:
+            return "a tensor"
+        if name in self._modules and self._above[self._modules[name]] == parent:
+            return "a module"
+        return "an attribute" if name in self._attributes and self._attributes[name].parent == parent else ""
 
     def check(self, path: Sequence[str]) -> None:
         """Raise what `tensor` would, before a byte is written for it."""
@@ -105,8 +105,7 @@ class Outline:
         if name in self._names:
             raise NameCollisionError("two tensors would have this name", tensor=name)
         parent = self._parent(path, make=False)
-        if parent is not None and path[-1] in parent.children:
-            what = "a module" if isinstance(parent.children[path[-1]], _Module) else "an attribute"
+        if parent is not None and (what := self._child(parent, name)):
             raise NameCollisionError(f"{what} has this name already", tensor=name)
 
     def attribute(self, path: Sequence[str], value: Any) -> None:
@@ -122,93 +121,132 @@ class Outline:
             raise UnsupportedError(f"a {type(value).__name__}; {what}", tensor=name)
         if name in self._attributes:
             raise NameCollisionError("two attributes would have this name", tensor=name)
-        self._put(path, _Attribute(value))
-        self._attributes.add(name)
+        parent = self._parent(path)
+        if self._child(parent, name):
+            raise NameCollisionError("this name is taken already", tensor=name)
+        self._attributes[name] = AttributeEntry(path[-1], parent, self._counts[parent], value)
+        self._counts[parent] += 1
 
     def module(self, path: Sequence[str], kind: int = ModuleKind.MAPPING, type_name: str = "") -> None:
         """Add a module, or say what kind one is; the empty path is the record itself."""
-        here = self._root
         if path:
             _check_keys(path, ".".join(path))
-            here = self._parent((*path, ""))
-        here.kind, here.type_name = kind, type_name
+        self._kinds[self._parent((*path, ""))] = kind, type_name
 
     def _parent(self, path: Sequence[str], *, make: bool = True) -> Any:
         """Return the module a path leads to but for its last key, made unless only looked for: None if not there."""
         above = tuple(path[:-1])
-        known = self._known.get(above)
-        if known is None and (found := self._find(path, make)) is not None:
-            self._known[above] = known = found
-        return known
+        known = self._paths.get(above)
+        return self._make(above, ".".join(path), make) if known is None else known
 
-    def _find(self, path: Sequence[str], make: bool) -> Any:
-        here = self._root
-        for depth, key in enumerate(path[:-1]):
-            found = here.children.get(key)
-            if found is None:
-                self._check_room(path, depth)
-                new = [".".join(path[:end]) for end in range(depth + 1, len(path))]
-                if not self._modules.isdisjoint(new):
-                    what = "two keys with dots lead to this name of a module; rename one"
-                    raise NameCollisionError(what, tensor=next(n for n in new if n in self._modules))
-                if not make:
-                    return None
-                self._modules.update(new)
-                self._room -= sum(map(len, new))
-                for missing in path[depth:-1]:
-                    inner = _Module()
-                    here.children[missing] = inner
-                    here = inner
-                return here
-            if not isinstance(found, _Module):
-                what = "a tensor or an attribute has the name of this module"
-                raise NameCollisionError(what, tensor=".".join(path[: depth + 1]))
-            here = found
-        return here
+    def _make(self, above: tuple[str, ...], name: str, make: bool = True) -> Any:
+        """Make the module with this path, and those around it, for something that is called `name`."""
+        here = self._paths.get(above[:-1])
+        if here is not None:  # as nearly always: one is missing, and nothing has its name
+            module = name[: self._sizes[here] + len(above[-1])]
+            taken = module in self._modules or module in self._names or module in self._attributes
+            if not taken and len(module) < self._room:
+                return self._add(here, above, module) if make else None
+        self._check_new(above, name)
+        return self._add_all(above, name) if make else None
 
-    def _check_room(self, path: Sequence[str], depth: int) -> None:
-        """Refuse modules from this depth on whose names would take too much, before they are made."""
-        sizes = accumulate(len(key) + 1 for key in path[:-1])
-        if sum(islice(sizes, depth, None)) > self._room + _TIMES * sum(len(key) + 1 for key in path):
+    def _check_new(self, above: tuple[str, ...], name: str) -> None:
+        """Refuse modules that are missing on a path, before any of their names is made."""
+        first = len(above)  # of those, counted from 1
+        while (here := self._paths.get(above[: first - 1])) is None:
+            first -= 1
+        sizes = itertools.accumulate((len(key) + 1 for key in above[first - 1 :]), initial=self._sizes[here])
+        ends = list(sizes)[1:]
+        if self._child(here, module := name[: ends[0] - 1]):
+            raise NameCollisionError("a tensor or an attribute has the name of this module", tensor=module)
+        if sum(ends) > self._room + _TIMES * (len(name) + 1):
             what = f"names of modules would take more than {_ROOM >> 20} MiB and {_TIMES} times those of tensors"
-            raise LimitError(f"{what}; nest them less deeply", tensor=".".join(path))
+            raise LimitError(f"{what}; nest them less deeply", tensor=name)
+        for end in ends:
+            if name[: end - 1] in self._modules:
+                what = "two keys with dots lead to this name of a module; rename one"
+                raise NameCollisionError(what, tensor=name[: end - 1])
 
-    def _put(self, path: Sequence[str], child: _Attribute | int) -> None:
-        siblings = self._parent(path).children
-        if path[-1] in siblings:
-            raise NameCollisionError("this name is taken already", tensor=".".join(path))
-        siblings[path[-1]] = child
+    def _add_all(self, above: tuple[str, ...], name: str) -> int:
+        """Add all modules that are missing on a path, for something that is called `name`."""
+        here = self._paths.get(above[:-1])
+        if here is None:
+            here = self._add_all(above[:-1], name)
+        return self._add(here, above, name[: self._sizes[here] + len(above[-1])])
+
+    def _add(self, here: int, path: tuple[str, ...], name: str) -> int:
+        """Add one module to another, by its path and its full name."""
+        number = self._modules[name] = self._paths[path] = len(self._sizes)
+        self._above.append(here)
+        self._module_places.append(self._counts[here])
+        self._counts[here] += 1
+        self._sizes.append(len(name) + 1)
+        self._counts.append(0)
+        self._room -= len(name)
+        return number
 
     def entries(self, order: Sequence[int] | None = None) -> Entries:
         """Return everything told so far, tensors in the order in which they came, or that of the numbers in `order`.
 
         A list or tuple whose keys are not 0, 1, 2 and so on is told as a mapping.
-
-        Raises:
-            NameCollisionError: two modules, or two attributes, have one full name.
         """
-        flat = Flat(self._root.told_kind(), self._root.type_name)
-        _walk(flat, "", 0, self._root)
-        flat.check_names()
-        came = np.array(flat.values, np.int64)  # the walk was by module
-        flat.sort(np.argsort(came if order is None else np.asarray(order, np.int64)[came]).tolist())
-        flat.payloads = [self.payloads[i] for i in flat.values]
-        flat.form_ids, flat.forms = [self._form_ids[i] for i in flat.values], list(self._forms)
+        numbers, sizes, kinds = self._preorder(), self._sizes, self._told_kinds()
+        above = [NONE, *map(numbers.__getitem__, self._above[1:])]
+        key_sizes = map(_size, self._modules, [0, *map(sizes.__getitem__, self._above[1:])])
+        told = zip(*[kinds.get(i, _MAPPING) for i in range(len(sizes))], strict=True)
+        rows = zip(self._modules, key_sizes, above, self._module_places, *told, strict=True)
+        flat = Flat(*_MAPPING)
+        flat.modules *= len(sizes)
+        for number, entry in zip(numbers, map(ModuleEntry._make, rows), strict=True):
+            flat.modules[number] = entry
+        attributes = sorted(self._attributes.values(), key=lambda a: [*self._way(a.parent), a.place])
+        flat.attributes = [a._replace(parent=numbers[a.parent]) for a in attributes]
+        flat.names, flat.places, flat.values = list(self._names), list(self._places), list(range(len(self)))
+        flat.key_sizes = list(map(_size, flat.names, map(sizes.__getitem__, self._parents)))
+        flat.parents = list(map(numbers.__getitem__, self._parents))
+        if order is not None:
+            flat.sort(np.argsort(np.asarray(order, np.int64)).tolist())
+        flat.payloads = list(map(self.payloads.__getitem__, flat.values))
+        flat.form_ids, flat.forms = list(map(self._form_ids.__getitem__, flat.values)), list(self._forms)
         return flat
 
+    def _preorder(self) -> list[int]:
+        """Return the number of each module in pre-order, children by their places."""
+        count = len(self._above)
+        totals, numbers, following = [1] * count, [0] * count, [1] * count
+        for i in range(count - 1, 0, -1):
+            totals[self._above[i]] += totals[i]
+        for i in range(1, count):
+            above = self._above[i]
+            numbers[i] = following[above]
+            following[i] = numbers[i] + 1
+            following[above] += totals[i]
+        return numbers
 
-def _walk(flat: Flat, name: str, number: int, module: _Module) -> None:
-    before = f"{name}." if number else ""
-    for place, (key, child) in enumerate(module.children.items()):
-        size = len(key) if key.isascii() else len(key.encode(errors="surrogatepass"))
-        if isinstance(child, int):
-            flat.add(before + key, size, number, place, child)
-        elif isinstance(child, _Module):
-            full = before + key
-            flat.modules.append(ModuleEntry(full, size, number, place, child.told_kind(), child.type_name))
-            _walk(flat, full, len(flat.modules) - 1, child)
-        else:
-            flat.attributes.append(AttributeEntry(key, number, place, child.value))
+    def _way(self, module: int) -> list[int]:
+        """Return the places that lead to a module: in their order a walk through all comes by."""
+        way = []
+        while module:
+            way.append(self._module_places[module])
+            module = self._above[module]
+        return way[::-1]
+
+    def _told_kinds(self) -> dict[int, tuple[int, str]]:
+        """Return kinds and class names of all but plain mappings; a list is one if its keys are 0, 1, 2 and so on."""
+        kinds = dict(self._kinds)
+        if any(kind in _ORDERED for kind in kinds.values()):
+            modules = zip(self._modules, self._above, self._module_places, strict=True)
+            tensors = zip(self._names, self._parents, self._places, strict=True)
+            attributes = ((name, a.parent, a.place) for name, a in self._attributes.items())
+            for name, parent, place in itertools.chain(modules, tensors, attributes):
+                if kinds.get(parent) in _ORDERED and name[self._sizes[parent] :] != str(place):
+                    kinds[parent] = _MAPPING
+        return kinds
+
+
+def _size(name: str, start: int) -> int:
+    """Return the bytes of a key: of a name from its `start` on."""
+    return len(name) - start if name.isascii() else len(name[start:].encode(errors="surrogatepass"))
 
 
 def _check_keys(path: Sequence[str], name: str) -> None:

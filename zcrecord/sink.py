@@ -73,7 +73,7 @@ class _FileSink:
                 os.posix_fallocate(self._fd, 0, nbytes)
 
     def write(self, data: Any) -> None:
-        view = flat(data)
+        view = data if type(data) is bytes else flat(data)
         nbytes = len(view)
         if nbytes <= _SMALL and self.position:  # the first goes straight: a disk may be full from the start
             self._gathered += view
@@ -82,7 +82,7 @@ class _FileSink:
                 self.flush()
             return
         self.flush()
-        self._write(view)
+        self._write(_flat(view))
         self.position += nbytes
         if self.position - self._begun >= _AHEAD:
             self._begin()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import zlib
 from array import array
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -83,27 +84,42 @@ class StreamWriter:
             self.write(piece)
         return self.end()
 
-    def add(self, data: Any) -> int:
-        """Write one payload from bytes in memory and return its id, NONE if there are none.
+    def add_all(self, payloads: Sequence[Any]) -> None:
+        """Write payloads from bytes in memory, none of them empty; their ids follow the last one given.
 
         One that equals an earlier one is not written, where the sink can be read back.
         """
-        nbytes, sink = len(data), self._sink
-        if not 0 < nbytes < LARGE_PAYLOAD or not self._kind or not sink.can_rewind:
-            self.begin(nbytes)
-            self.write(data)
-            return self.end()
+        sink = self._sink
+        if not self._kind or not sink.can_rewind or max(map(len, payloads), default=0) >= LARGE_PAYLOAD:
+            for data in payloads:
+                self.begin(len(data))
+                self.write(data)
+                self.end()
+            return
         assert self._start < 0, "end() the payload in progress first"
-        position = sink.position
-        start = align_up(position, self._alignment)
-        digest = xxhash.xxh3_64_intdigest(data)
-        key = nbytes << 64 | digest
-        earlier = self._seen.setdefault(key, start)
-        self._before = self._end, self._base, key if earlier == start else None
-        if earlier == start or sink.read_back(earlier, nbytes) != data:
-            earlier = start
-            sink.write(b"".join((_ZEROS[: start - position], data)) if start > position else data)
-        return self._row(earlier, nbytes, digest)
+        parts: list[Any] = []  # written together, each after zeros up to its alignment
+        position, rows, seen = sink.position, self._rows, self._seen
+        for data, digest in zip(payloads, map(xxhash.xxh3_64_intdigest, payloads), strict=True):
+            nbytes = len(data)
+            gap = -position & self._alignment - 1
+            start = position + gap
+            key = nbytes << 64 | digest
+            earlier = seen.setdefault(key, start)
+            self._before = self._end, self._base, key if earlier == start else None
+            if earlier != start:
+                sink.write(b"".join(parts))
+                parts.clear()
+            if earlier == start or sink.read_back(earlier, nbytes) != data:
+                earlier = start
+                parts += _ZEROS[:gap], data
+                position = self._end = start + nbytes
+            rows.extend((earlier - self._payload_offset, nbytes, digest))
+        sink.write(b"".join(parts))
+
+    @property
+    def payloads(self) -> int:
+        """How many there are: the next one's id."""
+        return len(self._rows) // 3
 
     def begin(self, nbytes: int) -> None:
         """Start a payload of about `nbytes` bytes; the number only decides its alignment."""
@@ -168,12 +184,10 @@ class StreamWriter:
         return earlier
 
     def _row(self, start: int, nbytes: int, digest: int) -> int:
-        self._end = max(self._end, start + nbytes)
-        rows = self._rows
-        rows.append(start - self._payload_offset)
-        rows.append(nbytes)
-        rows.append(digest)
-        return len(rows) // 3 - 1
+        if start + nbytes > self._end:
+            self._end = start + nbytes
+        self._rows.extend((start - self._payload_offset, nbytes, digest))
+        return len(self._rows) // 3 - 1
 
     def _settle(self) -> None:
         """Write the payload that waited."""

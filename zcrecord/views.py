@@ -198,14 +198,15 @@ class Views:
 
     def _layout(self, dims: int, strides: int, code: int, bits: int, rank: int) -> _Layout | None:
         """Return what numpy is to be told of a tensor with these entries in its row; None if it is no ndarray."""
-        kind = dtypes.by_code.get(code)
-        if kind is None or kind is dtypes.STRING or bits < 8:
+        found = dtypes.by_code.get(code)
+        kind = None if found is None else found.numpy  # of strings None
+        if kind is None or bits < 8:
             return None
         ix = self.index
         shape = tuple(ix.dims[dims : dims + rank].tolist())
         if strides == NONE:
-            return shape, kind.numpy, None
-        return shape, kind.numpy, tuple((ix.strides[strides : strides + rank] * (bits >> 3)).tolist())
+            return shape, kind, None
+        return shape, kind, tuple((ix.strides[strides : strides + rank] * (bits >> 3)).tolist())
 
     def prepare_views(self) -> None:
         """Prepare for views of all tensors, each of which then takes a fraction of the time; 48 bytes for each.

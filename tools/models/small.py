@@ -1,6 +1,7 @@
 """Write an ONNX model of very many small initializers, and two nodes for each of them: a chain of Mul and Add.
 
 Where payloads are large, bytes are what counts; here it is fields. Initializers hold 32 floats or 256, no two the same.
+Their names are those of modules of ten, or nested: `model.layers.12.mlp.37.weight`, each in a module of its own.
 """
 
 from __future__ import annotations
@@ -15,14 +16,15 @@ SEED = 2026
 _SIZES = (32, 256)
 
 
-def write_small(sink: IO[bytes], initializers: int) -> int:
+def write_small(sink: IO[bytes], initializers: int, *, nested: bool = False) -> int:
     """Write a model with so many initializers; return the bytes of their values. Held in memory as a whole."""
     from onnx import TensorProto, helper, numpy_helper
 
     rng = np.random.default_rng(SEED)
     nodes, tensors, value, nbytes = [], [], "x", 0
     for i in range(initializers):
-        name = f"blocks.{i // 10}.{('weight', 'bias')[i % 2]}.{i % 10}"
+        flat = f"blocks.{i // 10}.{('weight', 'bias')[i % 2]}.{i % 10}"
+        name = f"model.layers.{i // 100}.mlp.{i % 100}.weight" if nested else flat
         array = rng.random((_SIZES[i % 2] // 32, 32), np.float32)
         nbytes += array.nbytes
         tensors.append(numpy_helper.from_array(array, name))

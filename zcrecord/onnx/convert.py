@@ -44,6 +44,7 @@ from .wire import Skeleton, Window
 __all__ = ["STUB_KEY", "ConvertReport", "convert"]
 
 STUB_KEY = b"zcrecord"
+_new = tuple.__new__  # what a NamedTuple's own constructor calls, at twice the time
 _GRAPH, _EXPANDED = 16 << 20, 16  # bytes a graph may take, beyond so many times the compressed bytes it comes from
 # TensorProto.data_location = EXTERNAL, external_data { key, value } up to a value of so many digits.
 _STUBS = [b"\x70\x01\x6a%c\x0a%c%s\x12%c" % (len(STUB_KEY) + n + 4, len(STUB_KEY), STUB_KEY, n) for n in range(20)]
@@ -262,6 +263,9 @@ class _Store(Tensors):
     ) -> None:
         self.values = Values(window, out) if chosen is None else ChosenValues(window, chosen)
         self.found: list[Any] = []
+        self._shapes: dict[tuple[int, ...], tuple[int, ...]] = {}
+        self._data: list[memoryview] = []  # of tensors in a row, to be written together
+        self._next = 0  # the id of the first of them
         self._out = out
         self._chosen = chosen
         self._folder = folder
@@ -270,16 +274,24 @@ class _Store(Tensors):
 
     def whole(self, scope: Scope, field: int, place: int, offset: int, name: bytes, code: int, dims: list[int],
               data: memoryview) -> bytes:  # fmt: skip
-        out = self._out
         payload = NONE
         if self._chosen is not None and not self._chosen.takes(scope, field, place, name):
             payload = LEFT_OUT
         elif len(data):
-            self.values.close_open()
-            payload = out.add(data)
-        found = self.found
-        found.append(Found(scope, field, place, name, offset, by_onnx[code], tuple(dims), payload))
+            if not self._data:
+                self.values.close_open()
+                self._next = self._out.payloads
+            payload = self._next + len(self._data)
+            self._data.append(data)
+        found, shape = self.found, tuple(dims)
+        shape = self._shapes.setdefault(shape, shape)  # most have the shape of others
+        found.append(_new(Found, (scope, field, place, name, offset, by_onnx[code], shape, payload)))
         return stub(len(found) - 1)
+
+    def passed(self) -> None:
+        if self._data:
+            self._out.add_all(self._data)
+            self._data.clear()
 
     def start(self, t: Tensor) -> None:
         t.index = len(self.found)

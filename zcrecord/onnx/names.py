@@ -59,14 +59,17 @@ def name_tensors(found: Sequence[Found], input_bytes: int) -> tuple[Outline, int
     taken: set[str] = {GRAPH_ATTRIBUTE}
     tree = _Tree(taken, 2 * input_bytes + _SPARE)
     exact, parts, renamed = _name(found, input_bytes, taken)
-    paths = zip([tree.split(name) for name in exact], exact, strict=True)
-    nested = zip([tree.nest(p) for p in parts], map(".".join, parts), strict=True)  # after the main graph's
-    outline = Outline()
-    main = _main(found)
-    for f in found:
-        path, name = next(paths) if f.scope is main else next(nested)
-        if f.payload != LEFT_OUT:
-            outline.put(path, name, Form(f.dtype.code, f.dtype.bits, f.shape), f.payload)
+    named = zip(list(map(tree.split, exact)), exact, strict=True)
+    nested = zip(map(tree.nest, parts), map(".".join, parts), strict=True)  # after the main graph's
+    outline, main = Outline(), _main(found)
+    forms: dict[tuple[DType, tuple[int, ...]], Form] = {}
+    for scope, _, _, _, _, dtype, shape, payload in found:
+        above, name = next(named) if scope is main else next(nested)
+        if payload != LEFT_OUT:
+            form = forms.get((dtype, shape))
+            if form is None:
+                form = forms[dtype, shape] = Form(dtype.code, dtype.bits, shape)
+            outline.put(above, name, form, payload)
     return outline, renamed
 
 
@@ -240,7 +243,8 @@ def _unique(parts: tuple[str, ...], taken: set[str], counters: dict[str, int]) -
 class _Tree:
     """The modules of the archive: a full name is one module, however one comes to it, and never a tensor too.
 
-    Once their names have taken up the `room`, which is in characters, there are no more of them.
+    A tensor's place is the path of its module, as keys. Once the names of modules have taken up the `room`, which is in
+    characters, there are no more of them.
     """
 
     def __init__(self, tensors: set[str], room: int) -> None:
@@ -249,37 +253,34 @@ class _Tree:
         self._modules: dict[str, tuple[str, ...] | None] = {}
 
     def split(self, name: str) -> tuple[str, ...]:
-        """Return the keys that lead to a tensor with a dotted name."""
+        """Return the place of a tensor with a dotted name."""
         head, dot, key = name.rpartition(".")
         if not dot:
-            return (name,)
+            return ()
         path = self._modules.get(head)
         if path is not None and key:
-            return (*path, key)
-        if self._room < 0 or name.count(".") >= MAX_DEPTH or not all(name.split(".")):
-            return (name,)
-        path = self._module(head)
-        if path is not None:
-            return (*path, key)
-        parts = name.split(".")
-        for i in range(len(parts) - 1, 0, -1):
-            path = self._module(".".join(parts[:i]))
-            if path is not None:
-                return (*path, ".".join(parts[i:]))
-        return (name,)
+            return path
+        if self._room < 0 or not key or name[0] == "." or ".." in name:
+            return ()
+        if len(name) > MAX_DEPTH and name.count(".") >= MAX_DEPTH:
+            return ()
+        while head and (path := self._module(head)) is None:
+            head = head.rpartition(".")[0]
+        return path if head and path else ()
 
     def _module(self, name: str) -> tuple[str, ...] | None:
         """Return the keys that lead to a module, or None where it or one above it is a tensor."""
-        if name not in self._modules:
-            head, dot, key = name.rpartition(".")
-            self._room -= len(name)
-            above: tuple[str, ...] | None = self._module(head) if dot else ()
-            free = above is not None and name not in self._tensors
-            self._modules[name] = (*above, key) if above is not None and free else None
-        return self._modules[name]
+        modules = self._modules
+        if name in modules:
+            return modules[name]
+        head, dot, key = name.rpartition(".")
+        self._room -= len(name)
+        above = (modules[head] if head in modules else self._module(head)) if dot else ()
+        modules[name] = path = None if above is None or name in self._tensors else (*above, key)
+        return path
 
     def nest(self, parts: tuple[str, ...]) -> tuple[str, ...]:
-        """Return the keys that lead to a tensor whose modules are these parts, not to be split."""
+        """Return the place of a tensor whose modules are these parts, not to be split."""
         path: tuple[str, ...] = ()
         name = ""
         for i, part in enumerate(parts[:-1]):
@@ -287,7 +288,6 @@ class _Tree:
             known = self._modules.get(name)
             self._room -= len(name) if known is None else 0
             if name in self._tensors or len(path) >= MAX_DEPTH - 1 or (known is None and self._room < 0):
-                return (*path, ".".join(parts[i:]))
-            path = (*path, part) if known is None else known
-            self._modules[name] = path
-        return (*path, parts[-1])
+                break
+            self._modules[name] = path = known or (*path, part)
+        return path

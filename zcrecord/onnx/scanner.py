@@ -245,6 +245,7 @@ class Scanner:
             start = stop
         if place == first_place:
             return False
+        self._tensors.passed()
         scope.count(tag, place - first_place)
         window.pos = start
         window.keep()

@@ -155,9 +155,12 @@ class Tensors:
               data: memoryview) -> bytes:  # fmt: skip
         """Take a small tensor in the commonest form and return the fields that stand for its values.
 
-        `data` is its raw_data, of the right length, valid during the call; the window stands where it begins.
+        `data` is its raw_data, of the right length, valid until `passed`; the window stands where it begins.
         """
         raise NotImplementedError
+
+    def passed(self) -> None:
+        """Use the data that `whole` was given: the window moves on."""
 
     def start(self, t: Tensor) -> None:
         """Note that a tensor begins: number it."""
