@@ -344,7 +344,10 @@ def test_errors_name_the_file_of_a_key_and_hold_nothing_of_it(path: Path, tmp_pa
 def test_without_cryptography_the_error_says_how_to_get_it(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "cryptography", None)
     for work in (lambda: signing.sign(path, private()), lambda: signing.check(zcrecord.load_record(path), pem())):
-        with pytest.raises(DependencyError, match=r'cryptography is not installed; pip install "zcrecord\[sign\]"'):
+        with pytest.raises(
+            DependencyError,
+            match=r"cryptography is not installed; pip install cryptography, or in a checkout .*'\.\[sign\]'",
+        ):
             work()
 
 

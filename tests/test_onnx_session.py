@@ -310,7 +310,9 @@ def test_an_unknown_kind_of_memory_is_refused() -> None:
 
 def test_a_missing_onnxruntime_is_named_with_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
-    with pytest.raises(DependencyError, match=r'onnxruntime is not installed; pip install "zcrecord\[ort\]"'):
+    with pytest.raises(
+        DependencyError, match=r"onnxruntime is not installed; pip install onnxruntime, or in a checkout .*'\.\[ort\]'"
+    ):
         session(archive(mlp()))
 
 

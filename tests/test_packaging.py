@@ -5,6 +5,7 @@ All are built without a network: by hatchling's own interface, in the environmen
 
 from __future__ import annotations
 
+import ast
 import importlib.metadata
 import os
 import re
@@ -21,6 +22,7 @@ from pathlib import Path
 import pytest
 
 import zcrecord
+import zcrecord.remote.place
 
 ROOT = Path(__file__).resolve().parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
@@ -149,6 +151,44 @@ def test_every_requirement_has_a_lower_bound() -> None:
     requirements = sum(PROJECT["optional-dependencies"].values(), PROJECT["dependencies"])
     bare = [r for r in requirements if not re.search(r"[>=]=\d", r) and not r.startswith("zcrecord[")]
     assert not bare
+
+
+def test_what_errors_say_to_install_is_what_the_extra_they_name_brings() -> None:
+    extras = PROJECT["optional-dependencies"]
+    calls = [
+        (path.name, node)
+        for path in (ROOT / "zcrecord").rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "missing_package"
+    ]
+    told = {}
+    for file, call in calls:
+        named = {keyword.arg: keyword.value for keyword in call.keywords}
+        if isinstance(named.get("extra"), ast.Constant):
+            told[file, ast.literal_eval(named["extra"])] = {ast.literal_eval(argument) for argument in call.args}
+    for package, extra in zcrecord.remote.place._PACKAGES.values():
+        told["place.py", extra] = told.get(("place.py", extra), set()) | {package}
+    assert len(told) >= 9
+    for (file, extra), packages in told.items():
+        brought = {re.split(r"[^\w]", requirement)[0] for requirement in extras[extra]}
+        assert packages <= brought, f"{file}: extra {extra}"
+
+
+def test_nothing_sends_anybody_to_a_package_index_for_zcrecord() -> None:
+    """The name may be anybody's there."""
+    told = []
+    for path in [
+        ROOT / "README.md",
+        *(p for f in ("docs", "schema", "tools", "zcrecord") for p in (ROOT / f).rglob("*")),
+    ]:
+        if path.is_file() and path.suffix in {".md", ".py", ".cmake", ".rs", ".txt", ".js", ".h", ""}:
+            text = path.read_bytes().decode(errors="replace")
+            told += [
+                f"{path.relative_to(ROOT)}: {found}"
+                for found in re.findall(r"pip install[^\n]*zcrecord\b(?:\[\w+\])?.*", text)
+                if not re.search(r"in a checkout of zcrecord", found)
+            ]
+    assert not told, "\n".join(told)
 
 
 def test_installed_wheel_saves_and_loads(installed: Path, tmp_path: Path) -> None:

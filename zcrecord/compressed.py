@@ -12,7 +12,7 @@ import io
 import zlib
 from typing import Any
 
-from .errors import DependencyError, FormatError, SourceError
+from .errors import FormatError, SourceError, UnsupportedError, missing_package
 from .fileobject import check_readable
 
 __all__ = ["SUFFIXES", "Peeked", "ends_whole", "expanded", "import_zstandard"]
@@ -89,7 +89,7 @@ def import_zstandard() -> Any:
     try:
         import zstandard as module
     except ImportError as error:
-        raise DependencyError('zstandard is not installed; pip install "zcrecord[zstd]"') from error
+        raise missing_package("zstandard", extra="zstd") from error
     return module
 
 

@@ -51,6 +51,7 @@ __all__ = [
     "TensorNotFoundError",
     "UnsupportedError",
     "VersionError",
+    "missing_package",
     "printable",
 ]
 
@@ -167,6 +168,21 @@ class ExternalDataError(OnnxError):
 
 class DependencyError(RecordError, ImportError):
     """An optional package is missing; the message gives the command that installs it."""
+
+
+def missing_package(package: str, *others: str, extra: str | None = None, why: str = "") -> DependencyError:
+    """Return the error of a package that is not installed: what brings it, with or without a checkout of zcrecord.
+
+    `zcrecord[extra]` is in no message: on a package index that name may be anybody's.
+
+    Args:
+        package: what pip calls it; `others` go with it.
+        extra: the extra of zcrecord that has them all.
+        why: what needs it, where that is more than that it is not installed.
+    """
+    checkout = f", or in a checkout of zcrecord pip install '.[{extra}]'" if extra else ""
+    install = f"pip install {' '.join((package, *others))}{checkout}"
+    return DependencyError(f"{why or f'{package} is not installed'}; {install}")
 
 
 class TensorNotFoundError(RecordError, KeyError):

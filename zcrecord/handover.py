@@ -23,7 +23,7 @@ import numpy as np
 
 from . import dtypes, parts
 from .dtypes import DType
-from .errors import DependencyError, RecordError, UnsupportedError
+from .errors import RecordError, UnsupportedError, missing_package
 from .foreign import FLOAT4_PAIRS
 from .layout import NONE
 from .parts import Names
@@ -122,7 +122,7 @@ def import_torch() -> Any:
     try:
         import torch
     except ImportError as error:
-        raise DependencyError('torch is not installed; pip install "zcrecord[torch]"') from error
+        raise missing_package("torch", extra="torch") from error
     return torch
 
 
@@ -135,7 +135,7 @@ def import_jax() -> Any:
     try:
         import jax
     except ImportError as error:
-        raise DependencyError('jax is not installed; pip install "zcrecord[jax]"') from error
+        raise missing_package("jax", extra="jax") from error
     return jax
 
 

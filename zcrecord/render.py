@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TextIO
 
-from .errors import DependencyError, printable
+from .errors import missing_package, printable
 
 __all__ = ["Printer", "Progress", "human", "jsonable", "showing_progress", "shown", "shown_value"]
 
@@ -149,7 +149,7 @@ def _rich() -> tuple[Any, Any, Any]:
         from rich.table import Table
         from rich.text import Text
     except ImportError as error:
-        raise DependencyError("rich is not installed; pip install rich") from error
+        raise missing_package("rich") from error
     return Table, Text, SIMPLE_HEAD
 
 

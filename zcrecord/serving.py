@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-from .errors import DependencyError, SourceError, UnsupportedError
+from .errors import SourceError, UnsupportedError, missing_package
 from .layout import MAGIC
 from .loading import load_record
 
@@ -75,7 +75,7 @@ def _aiohttp() -> Any:
     try:
         from aiohttp import web  # here, because it is an extra
     except ImportError as error:
-        raise DependencyError('aiohttp is not installed; pip install "zcrecord[serve]"') from error
+        raise missing_package("aiohttp", extra="serve") from error
     return web
 
 

@@ -18,7 +18,7 @@ from typing import Any
 from . import unfold
 from .converting import check_destination
 from .entries import PayloadId, list_type, value_type
-from .errors import DependencyError, IntegrityError, SourceError, SourceNotFoundError, UnsupportedError, printable
+from .errors import IntegrityError, SourceError, SourceNotFoundError, UnsupportedError, missing_package, printable
 from .loading import load_record
 from .record import Record
 from .save import save_record
@@ -315,8 +315,8 @@ def _loaded(load: Callable[[], Any], path: str | None, which: str, data: bytes) 
         return load()
     except UnsupportedAlgorithm as error:
         if "bcrypt" in str(error):
-            what = "is an encrypted OpenSSH key, which takes bcrypt; pip install bcrypt"
-            raise DependencyError(what, path=path) from error
+            why = "is an encrypted OpenSSH key, which takes bcrypt"
+            raise missing_package("bcrypt", why=why).located(path=path) from error
         raise UnsupportedError("is a key of a kind that cryptography does not know", path=path) from error
     except (ValueError, TypeError) as error:
         what = f"is no {which} key in PEM or OpenSSH's form"
@@ -352,4 +352,4 @@ def _require() -> None:
     try:
         import cryptography  # noqa: F401
     except ImportError as error:
-        raise DependencyError('cryptography is not installed; pip install "zcrecord[sign]"') from error
+        raise missing_package("cryptography", extra="sign") from error

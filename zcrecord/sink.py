@@ -82,7 +82,7 @@ class _FileSink:
                 self.flush()
             return
         self.flush()
-        self._write(_flat(view))
+        self._write(flat(view))
         self.position += nbytes
         if self.position - self._begun >= _AHEAD:
             self._begin()

@@ -16,7 +16,7 @@ import numpy as np
 
 from zcrecord.converting import Progress
 from zcrecord.dtypes import DTYPES, DType
-from zcrecord.errors import DependencyError, FormatError, LimitError, RecordError, UnsupportedError, printable
+from zcrecord.errors import FormatError, LimitError, RecordError, UnsupportedError, missing_package, printable
 from zcrecord.filetypes import HEAD, wrong_type
 from zcrecord.layout import MAX_ARCHIVE_SIZE, MAX_RANK
 from zcrecord.pieces import PIECE, Reader
@@ -105,7 +105,7 @@ def _types() -> dict[int, _Type]:
     try:
         import gguf
     except ImportError as error:
-        raise DependencyError('gguf is not installed; pip install "zcrecord[gguf]"') from error
+        raise missing_package("gguf", extra="gguf") from error
     known = {}
     for kind, (block, nbytes) in gguf.GGML_QUANT_SIZES.items():
         known[int(kind)] = _Type(kind.name, block, nbytes, _PLAIN.get(kind.name) if block == 1 else None)

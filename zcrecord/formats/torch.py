@@ -19,11 +19,11 @@ import numpy as np
 from zcrecord.converting import Progress, open_source
 from zcrecord.entries import KIND_NAMES
 from zcrecord.errors import (
-    DependencyError,
     FormatError,
     LimitError,
     RecordError,
     UnsupportedError,
+    missing_package,
     printable,
 )
 from zcrecord.filetypes import HEAD, wrong_type
@@ -99,7 +99,7 @@ def _torch() -> Any:
     try:
         import torch
     except ImportError as error:
-        raise DependencyError('torch is not installed; pip install "zcrecord[torch]"') from error
+        raise missing_package("torch", extra="torch") from error
     return torch
 
 

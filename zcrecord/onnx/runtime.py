@@ -26,7 +26,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from zcrecord.errors import DependencyError, LimitError, SourceError, UnsupportedError
+from zcrecord.errors import LimitError, SourceError, UnsupportedError, missing_package
 from zcrecord.layout import ALIGNMENT, align_up
 from zcrecord.loading import load_record
 from zcrecord.record import Record
@@ -98,7 +98,7 @@ def onnxruntime_module() -> Any:
     try:
         import onnxruntime
     except ImportError as error:
-        raise DependencyError('onnxruntime is not installed; pip install "zcrecord[ort]"') from error
+        raise missing_package("onnxruntime", extra="ort") from error
     return onnxruntime
 
 

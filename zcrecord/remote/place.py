@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import SplitResult, urlsplit
 
-from zcrecord.errors import DependencyError, SourceError, SourceNotFoundError, UnsupportedError
+from zcrecord.errors import DependencyError, SourceError, SourceNotFoundError, UnsupportedError, missing_package
 from zcrecord.layout import MAX_ARCHIVE_SIZE
 
 __all__ = ["MOST_AT_ONCE", "TRIES", "Piece", "Place", "address_of", "connected", "redacted", "wait"]
@@ -24,6 +24,10 @@ _FIRST_WAIT = 0.1  # seconds before the second try; doubled before each further 
 _LONGEST_WAIT = 10.0  # seconds, whatever a server asks for: who waits longer wants to be told
 
 _CHAINED = re.compile(r"::(?=[A-Za-z][A-Za-z0-9+.-]*://)")  # and not an IPv6 address's
+_PACKAGES = {  # what fsspec needs for a kind of URL, and the extra that has it
+    **dict.fromkeys(("http", "https"), ("aiohttp", "remote")),
+    **dict.fromkeys(("s3", "s3a"), ("s3fs", "s3")),
+}
 
 Piece = tuple[int, memoryview]  # from where on, and what is to be filled
 
@@ -60,15 +64,17 @@ def connected(url: str, options: Mapping[str, Any]) -> tuple[Any, str]:
     try:
         import fsspec.core
     except ImportError as error:
-        raise DependencyError('fsspec is not installed; pip install "zcrecord[remote]"') from error
+        raise missing_package("fsspec", "aiohttp", extra="remote") from error
     _check_url(url)
     scheme = url.partition("://")[0].rpartition("::")[2].lower()
     try:
         fs, path = fsspec.core.url_to_fs(url, **_undecoded(url, options))
     except ImportError as error:
-        extra = "s3" if scheme in ("s3", "s3a") else "remote"
         what = f"URLs of the kind {scheme}:// need another package ({error})"
-        raise DependencyError(f'{what}; pip install "zcrecord[{extra}]", or that package') from error
+        if scheme not in _PACKAGES:
+            raise DependencyError(f"{what}; install that with pip") from error
+        package, extra = _PACKAGES[scheme]
+        raise missing_package(package, extra=extra, why=what) from error
     except ValueError as error:
         if "not known" in str(error):
             what = f"URLs of the kind {scheme}:// are not known to fsspec; a local file's path has no '://' in it"

@@ -14,6 +14,6 @@ fn main() {
         .args(words)
         .args(["embed", "model.zcr", "--lang", "rust", "--output", &folder, "--quiet"])
         .status()
-        .expect("zcrecord is there: pip install zcrecord");
+        .expect("zcrecord is there: pip install it from its checkout");
     assert!(status.success(), "zcrecord embed failed, see above");
 }

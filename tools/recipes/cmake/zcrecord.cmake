@@ -6,7 +6,7 @@
 
 find_program(ZCRECORD zcrecord)
 if(NOT ZCRECORD AND NOT ZCRECORD_COMMAND)
-  message(FATAL_ERROR "zcrecord is not on PATH: pip install zcrecord, or set ZCRECORD_COMMAND to what runs it")
+  message(FATAL_ERROR "zcrecord is not on PATH: pip install it from its checkout, or set ZCRECORD_COMMAND to what runs it")
 endif()
 set(ZCRECORD_COMMAND "${ZCRECORD}" CACHE STRING "what runs zcrecord, such as python3;-m;zcrecord")
 
