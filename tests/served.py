@@ -1,4 +1,4 @@
-"""`zcrecord serve` as a process of its own, for tests: run until the block ends, then ended as by Ctrl-C."""
+"""`zcrecord serve` as a process of its own, for tests: run until the block ends, then ended by SIGTERM."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Server:
         """Where it listens."""
         return int(self.url.rstrip("/").rpartition(":")[2])
 
-    def end(self, by: signal.Signals = signal.SIGINT) -> tuple[int, str]:
+    def end(self, by: signal.Signals = signal.SIGTERM) -> tuple[int, str]:
         """End it; return its exit status and what it wrote to standard error."""
         self.process.send_signal(by)
         _, errors = self.process.communicate(timeout=30)

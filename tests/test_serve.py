@@ -231,11 +231,13 @@ def test_listening_for_everybody_is_warned_of(path: Path) -> None:
 # Beginning and end.
 
 
-@pytest.mark.parametrize("by", [signal.SIGINT, signal.SIGTERM])
-def test_ends_quietly(path: Path, by: signal.Signals) -> None:
+@pytest.mark.parametrize(
+    ("by", "status", "told"), [(signal.SIGINT, 130, "zcrecord: interrupted\n"), (signal.SIGTERM, 0, "")]
+)
+def test_ends_as_every_command_does(path: Path, by: signal.Signals, status: int, told: str) -> None:
     server = served.start(path)
     ask(server.url, "/")
-    assert server.end(by) == (0, "")
+    assert server.end(by) == (status, told)
 
 
 @pytest.mark.skipif(os.name != "posix", reason="platform: pseudo-terminals")
@@ -248,8 +250,8 @@ def test_terminal_is_told_what_ends_it(path: Path) -> None:
     assert process.stderr.readline() == "zcrecord: Ctrl-C ends it\n"
     assert os.read(ours, 100).startswith(b"http://127.0.0.1:")
     process.send_signal(signal.SIGINT)
-    assert process.communicate(timeout=30)[1] == ""
-    assert process.returncode == 0
+    assert process.communicate(timeout=30)[1] == "zcrecord: interrupted\n"
+    assert process.returncode == 130
     os.close(ours)
 
 
@@ -265,7 +267,7 @@ def test_serves_whoever_closed_standard_output(path: Path) -> None:
             assert ask(f"http://127.0.0.1:{port}/", ARCHIVE)[2] == path.read_bytes()
             break
         time.sleep(0.02)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(signal.SIGTERM)
     assert (process.communicate(timeout=30)[1], process.returncode) == ("", 0)
 
 

@@ -9,6 +9,9 @@
 `zcrecord.onnx` converts ONNX models; the command line is `zcrecord` and `onnx2zc`.
 """
 
+from . import interrupts as _interrupts  # noqa: F401  # Ctrl-C may come while the others are imported
+
+# isort: split
 from typing import TYPE_CHECKING, Any
 
 from .dtypes import DType

@@ -18,7 +18,7 @@ from .errors import LimitError, printable
 from .layout import ALIGNMENT, VERSION, check_alignment
 from .source import is_url
 
-__all__ = ["onnx2zc_arguments", "zcrecord_arguments"]
+__all__ = ["onnx2zc_arguments", "zcrecord_arguments", "zcrecord_commands"]
 
 
 def _parser(prog: str, description: str) -> argparse.ArgumentParser:
@@ -235,6 +235,12 @@ def _add_output_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--quiet", "-q", action="store_true", help="print nothing but errors")
     what = "print the report as JSON (on standard error if OUT is -)"
     parser.add_argument("--json", action="store_true", help=what)
+
+
+def zcrecord_commands() -> list[str]:
+    """Return the names of all commands of `zcrecord`."""
+    (action,) = (a for a in _zcrecord_parser()._actions if isinstance(a, argparse._SubParsersAction))
+    return list(action.choices)
 
 
 def zcrecord_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:

@@ -1,9 +1,9 @@
 """The commands `zcrecord` and `onnx2zc`: who does what they ask for, signals, and every failure as one line.
 
-Exit status: 0; 1 if the input is at fault, or the disk, or a conversion was broken off; 2 for wrong usage. `diff` has
-it as diff has: 1 if there are differences, 2 for any fault. What only prints ends with 130 after Ctrl-C, and with 141,
-silently, where a pipe's reader is gone. What may be said is left to `arguments`, what is printed to `commands`,
-`checks` and `render`, what standard streams are to `streams`.
+Exit status: 0; 1 if the input is at fault, the disk, or the reader of a conversion; 2 for wrong usage. `diff` has
+it as diff has: 1 if there are differences, 2 for any fault. Ctrl-C ends every command with 130. What only prints ends
+with 141, silently, where a pipe's reader is gone. What may be said is left to `arguments`, what is printed to
+`commands`, `checks` and `render`, what standard streams are to `streams`.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from . import interrupts
 from .arguments import onnx2zc_arguments, zcrecord_arguments
 from .errors import DependencyError, RecordError, SourceError, printable
 from .loading import load_record
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
 
 __all__ = ["main", "onnx2zc_main"]
 
-_INTERRUPTED = 130  # 128 + SIGINT, as shells have it
 _PIPE_CLOSED = 141  # 128 + SIGPIPE
 _LONGEST = 2000  # characters of an error
 
@@ -122,7 +122,7 @@ def _sign(args: argparse.Namespace) -> int:
 
     options = {"passphrase": _passphrase(args.key), "force": args.force, "durable": not args.no_sync}
     out, errors = (Printer(None if args.quiet else stream) for stream in (sys.stdout, sys.stderr))
-    with _writing("zcrecord", args.file):
+    with _writing(args.file):
         checks.sign(args.file, args.key, args.output, out, errors, as_json=args.json, **options)
     return 0
 
@@ -184,7 +184,7 @@ def _embed(args: argparse.Namespace) -> int:
     if wrong := out_of_place(args.lang, options):
         args.refuse(f"--{wrong}")
     chosen = {name: getattr(args, name) for name in ("select", "exclude", "name", "force")}
-    with _writing("zcrecord", args.source):
+    with _writing(args.source):
         report = embed.generate(args.source, args.output, lang=args.lang, **options, **chosen)
     if not args.quiet:
         commands.embedded(report, Printer(sys.stdout), as_json=args.json)
@@ -197,7 +197,7 @@ def _attach(args: argparse.Namespace) -> int:
 
     errors = Printer(None if args.quiet else sys.stderr)
     options = {"force": args.force, "durable": not args.no_sync}
-    with _writing("zcrecord", args.program), showing_progress("attaching", errors) as progress:
+    with _writing(args.program), showing_progress("attaching", errors) as progress:
         report = embed.attach(args.program, args.archive, args.output, progress=progress, **options)
     if not args.quiet:
         commands.attached(report, Printer(sys.stdout), as_json=args.json)
@@ -211,7 +211,7 @@ def _detach(args: argparse.Namespace) -> int:
     if args.keep and args.output is None:
         args.refuse("--keep leaves PROGRAM as it is; name a file for the archive by --output")
     options = {"keep": args.keep, "force": args.force, "durable": not args.no_sync}
-    with _writing("zcrecord", args.program):
+    with _writing(args.program):
         report = embed.detach(args.program, args.output, **options)
     if not args.quiet:
         commands.detached(report, Printer(sys.stdout), as_json=args.json)
@@ -219,7 +219,6 @@ def _detach(args: argparse.Namespace) -> int:
 
 
 def _serve(args: argparse.Namespace) -> int:
-    """Return 0 after Ctrl-C, too: it is how a server ends."""
     from . import serving
     from .render import Printer
 
@@ -239,8 +238,7 @@ def _serve(args: argparse.Namespace) -> int:
 
             threading.Thread(target=webbrowser.open, args=(url,), daemon=True).start()  # some return when they end
 
-    with contextlib.suppress(KeyboardInterrupt):
-        serving.serve(args.file, samples=args.samples, host=args.host, port=args.port, started=started)
+    serving.serve(args.file, samples=args.samples, host=args.host, port=args.port, started=started)
     return 0
 
 
@@ -275,7 +273,7 @@ def _run(prog: str, args: argparse.Namespace, convert: Callable[..., Any], **opt
     alone = args.json and args.dest == "-"  # nothing but the report is then on standard error
     errors = Printer(None if args.quiet or alone else sys.stderr)
     name = "standard input" if args.source == "-" else args.source
-    with _writing(prog, name), showing_progress(prog, errors) as progress:
+    with _writing(name), showing_progress(prog, errors) as progress:
         report = convert(
             source,
             sink,
@@ -290,24 +288,21 @@ def _run(prog: str, args: argparse.Namespace, convert: Callable[..., Any], **opt
 
 
 @contextlib.contextmanager
-def _writing(prog: str, name: str) -> Iterator[None]:
+def _writing(name: str) -> Iterator[None]:
     """Do what writes files: errors name the input, and however it is broken off, no scratch file is left."""
-    with _located(name), _ending_on_signals(), _broken_off(prog):
+    with _located(name), _ending_on_signals(), _broken_off():
         yield
 
 
 @contextlib.contextmanager
-def _broken_off(prog: str) -> Iterator[None]:
-    """Have a conversion that did not come to its end fail as one, also where a command that prints ends silently."""
+def _broken_off() -> Iterator[None]:
+    """Have a conversion whose reader is gone fail as one, where a command that prints ends silently."""
     try:
         yield
     except BrokenPipeError as error:
         _spare_stdout()
         where = getattr(error, "path", None) or "standard output"
         raise SourceError("whoever read it has ended; what it got is incomplete", path=where) from None
-    except KeyboardInterrupt:
-        _tell(prog, "interrupted")
-        raise SystemExit(1) from None
 
 
 @contextlib.contextmanager
@@ -342,6 +337,11 @@ def _ending_on_signals() -> Iterator[None]:
 
 def _guarded(prog: str, work: Callable[[], int]) -> int:
     """Return the exit status of `work`; whatever goes wrong becomes one line on standard error, never a traceback."""
+    with interrupts.raised_once():
+        return _status(prog, work)
+
+
+def _status(prog: str, work: Callable[[], int]) -> int:
     try:
         try:
             return work()
@@ -353,7 +353,7 @@ def _guarded(prog: str, work: Callable[[], int]) -> int:
         return _PIPE_CLOSED
     except KeyboardInterrupt:
         _tell(prog, "interrupted")
-        return _INTERRUPTED
+        return interrupts.STATUS
     except MemoryError:
         _tell(prog, "error: out of memory")
     except RecordError as error:

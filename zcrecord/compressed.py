@@ -12,7 +12,7 @@ import io
 import zlib
 from typing import Any
 
-from .errors import FormatError, SourceError, UnsupportedError, missing_package
+from .errors import FormatError, SourceError, missing_package
 from .fileobject import check_readable
 
 __all__ = ["SUFFIXES", "Peeked", "ends_whole", "expanded", "import_zstandard"]

@@ -6,11 +6,15 @@ and who may ask. HTTP is aiohttp's. What the page does is left to the page, `web
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import errno
 import ipaddress
 import os
+import signal
 import socket
-from collections.abc import Awaitable, Callable
+import threading
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +46,7 @@ def serve(
     port: int | None = None,
     started: Callable[[str], object] | None = None,
 ) -> None:
-    """Serve an archive and its page until SIGINT or SIGTERM; reads nothing that nobody asks for.
+    """Serve an archive and its page until SIGTERM, or Ctrl-C, which raises; reads nothing that nobody asks for.
 
     What is answered is the file as it is then: one that was replaced has another ETag, by which a reader notices.
 
@@ -57,7 +61,7 @@ def serve(
     Raises:
         SourceError: a file cannot be read; the address is not to be had. FormatError: it is no valid archive.
         UnsupportedError: it is packed, or attached to a program; the samples have other tensors. DependencyError:
-            aiohttp is absent.
+            aiohttp is absent. KeyboardInterrupt: after SIGINT, when all answers have ended or were cut off.
     """
     web = _aiohttp()
     files = {"archive": Path(source), **({"samples": Path(samples)} if samples is not None else {})}
@@ -65,10 +69,51 @@ def serve(
         _check(path, samples=name == "samples")
     listening = _listen(host, port)
     with listening:
-        if started is not None:
-            started(_url(host, listening.getsockname()[1]))
         app = _application(web, files, local=is_loopback(host))
-        web.run_app(app, sock=listening, print=None, access_log=None, shutdown_timeout=_LEAVE)
+
+        async def begin(_: Any) -> None:
+            if started is not None:
+                started(_url(host, listening.getsockname()[1]))
+
+        app.on_startup.append(begin)
+        with _ended_by_signals(web, app):
+            web.run_app(app, sock=listening, print=None, access_log=None, shutdown_timeout=_LEAVE, handle_signals=False)
+
+
+@contextlib.contextmanager
+def _ended_by_signals(web: Any, app: Any) -> Iterator[None]:
+    """Have SIGTERM end an application, and SIGINT, which raises a KeyboardInterrupt when it has ended.
+
+    aiohttp tells nobody which it was, and one that comes while the event loop is made would leave half of it.
+    """
+    seen: list[int] = []
+    loops: list[asyncio.AbstractEventLoop] = []
+
+    def stop() -> None:
+        raise web.GracefulExit
+
+    def end(number: int, _: Any) -> None:
+        seen.append(number)
+        for loop in loops if len(seen) == 1 else ():
+            loop.call_soon_threadsafe(stop)
+
+    async def begin(_: Any) -> None:
+        loops.append(asyncio.get_running_loop())
+        if seen:
+            loops[0].call_soon(stop)
+
+    app.on_startup.append(begin)
+    before: dict[int, Any] = {}
+    if threading.current_thread() is threading.main_thread():
+        heard = [n for n in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(n) != signal.SIG_IGN]  # as of nohup
+        before = {number: signal.signal(number, end) for number in heard}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    if seen and seen[0] == signal.SIGINT:
+        raise KeyboardInterrupt
 
 
 def _aiohttp() -> Any:
