@@ -43,7 +43,7 @@ FLOORS = """
     embed.naming embed.planning embed.wording embed.python embed.writing embed.assembly embed.c embed.blob embed.rust
     embed.generating embed
     serving reporting
-    render commands checks arguments streams cli __main__
+    options render commands checks arguments streams endings cli __main__
 """
 FLOOR = {f"zcrecord.{name}".rstrip("."): i for i, name in enumerate(FLOORS.split())}
 
@@ -250,7 +250,7 @@ def test_private_names_stay_in_their_module() -> None:
 
 def foreign_attributes(tree: ast.Module) -> Iterator[tuple[str, int]]:
     """Yield private attributes that are read in a module which neither sets nor defines one of that name."""
-    own = {"_replace", "_asdict", "_fields", "_field_defaults", "_make"}  # a NamedTuple's public ones
+    own = {"_replace", "_asdict", "_fields", "_field_defaults", "_make", "_exit"}  # of NamedTuples and of os, public
     read = []
     for node in ast.walk(tree):
         if isinstance(node, FUNCTION | ast.ClassDef):

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import os
+import stat
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,7 +20,7 @@ from .errors import LimitError, printable
 from .layout import ALIGNMENT, VERSION, check_alignment
 from .source import is_url
 
-__all__ = ["onnx2zc_arguments", "zcrecord_arguments", "zcrecord_commands"]
+__all__ = ["onnx2zc_arguments", "zcrecord_arguments", "zcrecord_parser"]
 
 
 def _parser(prog: str, description: str) -> argparse.ArgumentParser:
@@ -27,7 +29,8 @@ def _parser(prog: str, description: str) -> argparse.ArgumentParser:
     return parser
 
 
-def _zcrecord_parser() -> argparse.ArgumentParser:
+def zcrecord_parser() -> argparse.ArgumentParser:
+    """Return the parser of `zcrecord`, with one for each command."""
     parser = _parser("zcrecord", "Look into an archive of model weights. A size is in bytes; - is standard input.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
@@ -237,18 +240,12 @@ def _add_output_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help=what)
 
 
-def zcrecord_commands() -> list[str]:
-    """Return the names of all commands of `zcrecord`."""
-    (action,) = (a for a in _zcrecord_parser()._actions if isinstance(a, argparse._SubParsersAction))
-    return list(action.choices)
-
-
 def zcrecord_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     """Return the arguments of `zcrecord`; `refuse` of them ends with status 2.
 
     Patterns may follow options, which argparse takes ill before Python 3.13.
     """
-    parser = _zcrecord_parser()
+    parser = zcrecord_parser()
     args, more = parser.parse_known_args(arguments)
     if more and (args.command != "ls" or any(m.startswith("-") for m in more)):
         parser.error(f"unrecognized arguments: {printable(' '.join(more))}")
@@ -297,6 +294,9 @@ def _default_dest(args: argparse.Namespace, off: tuple[str, ...], on: str) -> st
         if sys.stdout is not None and sys.stdout.isatty():
             args.refuse("OUT is required where IN is standard input and standard output a terminal")
         return "-"
+    with contextlib.suppress(OSError, ValueError):  # what is wrong with it is told when it is opened
+        if stat.S_ISFIFO(os.stat(args.source).st_mode):  # such as <(...), beside which nobody looks for OUT
+            args.refuse("OUT is required where the source is a pipe; - is standard output")
     name = str(args.source)
     for suffix in off:
         name = name.removesuffix(suffix)

@@ -14,6 +14,7 @@ from .comparing import Change, compare
 from .damage import Damage
 from .errors import FormatError, RecordError
 from .loading import load_record
+from .options import spoken_message
 from .record import Record
 from .render import Printer, jsonable, showing_progress, shown, shown_value
 from .views import Verify
@@ -75,7 +76,7 @@ def _damaged(damage: Damage) -> str:
 
 
 def _error_json(error: RecordError) -> dict[str, Any]:
-    about = {"type": type(error).__name__, "message": error.message}
+    about = {"type": type(error).__name__, "message": spoken_message(error.message)}
     return {**about, "tensor": error.tensor, "offset": error.offset}
 
 

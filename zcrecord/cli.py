@@ -1,45 +1,41 @@
-"""The commands `zcrecord` and `onnx2zc`: who does what they ask for, signals, and every failure as one line.
+"""The commands `zcrecord` and `onnx2zc`: who does what they ask for.
 
 Exit status: 0; 1 if the input is at fault, the disk, or the reader of a conversion; 2 for wrong usage. `diff` has
 it as diff has: 1 if there are differences, 2 for any fault. Ctrl-C ends every command with 130. What only prints ends
 with 141, silently, where a pipe's reader is gone. What may be said is left to `arguments`, what is printed to
-`commands`, `checks` and `render`, what standard streams are to `streams`.
+`commands`, `checks` and `render`, what standard streams are to `streams`, how commands end to `endings`.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from . import interrupts
 from .arguments import onnx2zc_arguments, zcrecord_arguments
-from .errors import DependencyError, RecordError, SourceError, printable
+from .endings import guarded, located, tell, writing
+from .errors import SourceError, printable
 from .loading import load_record
 from .source import is_url
-from .streams import binary, read_stdin, size_ahead
+from .streams import binary, check_file, read_stdin, size_ahead
 
 if TYPE_CHECKING:
     import argparse
 
 __all__ = ["main", "onnx2zc_main"]
 
-_PIPE_CLOSED = 141  # 128 + SIGPIPE
-_LONGEST = 2000  # characters of an error
-
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run `zcrecord` and return its exit status; wrong usage, --help and --version end in SystemExit."""
-    return _guarded("zcrecord", lambda: _zcrecord(zcrecord_arguments(arguments)))
+    return guarded("zcrecord", lambda: _zcrecord(zcrecord_arguments(arguments)))
 
 
 def onnx2zc_main(arguments: Sequence[str] | None = None) -> int:
     """Run `onnx2zc` and return its exit status; wrong usage, --help and --version end in SystemExit."""
-    return _guarded("onnx2zc", lambda: _onnx2zc(onnx2zc_arguments(arguments)))
+    return guarded("onnx2zc", lambda: _onnx2zc(onnx2zc_arguments(arguments)))
 
 
 def _zcrecord(args: argparse.Namespace) -> int:
@@ -52,7 +48,7 @@ def _zcrecord(args: argparse.Namespace) -> int:
     name = "standard input" if piped else args.file
     quiet = args.command in ("verify", "check") and args.quiet
     out, errors = Printer(None if quiet else sys.stdout), Printer(None if quiet else sys.stderr)
-    with _located(name):
+    with located(name):
         source = read_stdin() if piped else args.file
         if args.command == "verify" and name.lower().endswith(".onnx"):
             checks.verify_external(name, out, errors, level=args.level, as_json=args.json)
@@ -120,9 +116,10 @@ def _sign(args: argparse.Namespace) -> int:
     from . import checks
     from .render import Printer
 
+    check_file(args.file)
     options = {"passphrase": _passphrase(args.key), "force": args.force, "durable": not args.no_sync}
     out, errors = (Printer(None if args.quiet else stream) for stream in (sys.stdout, sys.stderr))
-    with _writing(args.file):
+    with writing(args.file):
         checks.sign(args.file, args.key, args.output, out, errors, as_json=args.json, **options)
     return 0
 
@@ -159,12 +156,12 @@ def _diff(args: argparse.Namespace) -> int:
             different = checks.diff(before, after, (args.file, args.other), out, errors, **options)
         return 0
 
-    status = _guarded("zcrecord", work)
+    status = guarded("zcrecord", work)
     return 2 if status == 1 else status or int(different)
 
 
 def _opened(given: str) -> Any:
-    with _located("standard input" if given == "-" else given):
+    with located("standard input" if given == "-" else given):
         return load_record(read_stdin() if given == "-" else given)
 
 
@@ -183,8 +180,9 @@ def _embed(args: argparse.Namespace) -> int:
     options = {name: getattr(args, name) for name in names}
     if wrong := out_of_place(args.lang, options):
         args.refuse(f"--{wrong}")
+    check_file(args.source)
     chosen = {name: getattr(args, name) for name in ("select", "exclude", "name", "force")}
-    with _writing(args.source):
+    with writing(args.source):
         report = embed.generate(args.source, args.output, lang=args.lang, **options, **chosen)
     if not args.quiet:
         commands.embedded(report, Printer(sys.stdout), as_json=args.json)
@@ -197,7 +195,9 @@ def _attach(args: argparse.Namespace) -> int:
 
     errors = Printer(None if args.quiet else sys.stderr)
     options = {"force": args.force, "durable": not args.no_sync}
-    with _writing(args.program), showing_progress("attaching", errors) as progress:
+    for given in (args.program, args.archive):
+        check_file(given)
+    with writing(args.program), showing_progress("attaching", errors) as progress:
         report = embed.attach(args.program, args.archive, args.output, progress=progress, **options)
     if not args.quiet:
         commands.attached(report, Printer(sys.stdout), as_json=args.json)
@@ -210,8 +210,9 @@ def _detach(args: argparse.Namespace) -> int:
 
     if args.keep and args.output is None:
         args.refuse("--keep leaves PROGRAM as it is; name a file for the archive by --output")
+    check_file(args.program)
     options = {"keep": args.keep, "force": args.force, "durable": not args.no_sync}
-    with _writing(args.program):
+    with writing(args.program):
         report = embed.detach(args.program, args.output, **options)
     if not args.quiet:
         commands.detached(report, Printer(sys.stdout), as_json=args.json)
@@ -224,15 +225,17 @@ def _serve(args: argparse.Namespace) -> int:
 
     if args.file == "-" or is_url(args.file):
         args.refuse("serve takes a file")
+    for given in (args.file, args.samples) if args.samples is not None else (args.file,):
+        check_file(given)
 
     def started(url: str) -> None:
         if not serving.is_loopback(args.host):
-            _tell("zcrecord", f"whoever reaches {args.host} can read all of {args.file}")
+            tell("zcrecord", f"whoever reaches {args.host} can read all of {args.file}")
         Printer(sys.stdout).line(url)
         if sys.stdout is not None:  # it is closed where nobody is to be told
             sys.stdout.flush()  # whoever waits for it may be a pipe
             if sys.stdout.isatty():
-                _tell("zcrecord", "Ctrl-C ends it")
+                tell("zcrecord", "Ctrl-C ends it")
         if args.open:
             import webbrowser  # here, because few ask for it
 
@@ -273,7 +276,7 @@ def _run(prog: str, args: argparse.Namespace, convert: Callable[..., Any], **opt
     alone = args.json and args.dest == "-"  # nothing but the report is then on standard error
     errors = Printer(None if args.quiet or alone else sys.stderr)
     name = "standard input" if args.source == "-" else args.source
-    with _writing(name), showing_progress(prog, errors) as progress:
+    with writing(name), showing_progress(prog, errors) as progress:
         report = convert(
             source,
             sink,
@@ -285,102 +288,3 @@ def _run(prog: str, args: argparse.Namespace, convert: Callable[..., Any], **opt
     if not args.quiet:
         commands.converted(report, Printer(report_on), as_json=args.json)
     return 0
-
-
-@contextlib.contextmanager
-def _writing(name: str) -> Iterator[None]:
-    """Do what writes files: errors name the input, and however it is broken off, no scratch file is left."""
-    with _located(name), _ending_on_signals(), _broken_off():
-        yield
-
-
-@contextlib.contextmanager
-def _broken_off() -> Iterator[None]:
-    """Have a conversion whose reader is gone fail as one, where a command that prints ends silently."""
-    try:
-        yield
-    except BrokenPipeError as error:
-        _spare_stdout()
-        where = getattr(error, "path", None) or "standard output"
-        raise SourceError("whoever read it has ended; what it got is incomplete", path=where) from None
-
-
-@contextlib.contextmanager
-def _located(name: str) -> Iterator[None]:
-    """Name the input in errors that do not say what they are about."""
-    try:
-        yield
-    except DependencyError:
-        raise
-    except RecordError as error:
-        raise error.located(path=name) from error.__cause__
-
-
-@contextlib.contextmanager
-def _ending_on_signals() -> Iterator[None]:
-    """Have SIGTERM and SIGHUP end the program as Ctrl-C does, by an exception, so that scratch files are removed."""
-
-    def end(number: int, _frame: object) -> None:
-        raise SystemExit(128 + number)
-
-    before: dict[int, Any] = {}
-    if threading.current_thread() is threading.main_thread():
-        for number in (getattr(signal, name, None) for name in ("SIGTERM", "SIGHUP")):
-            if number is not None and signal.getsignal(number) == signal.SIG_DFL:  # nohup has SIGHUP ignored
-                before[number] = signal.signal(number, end)
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-def _guarded(prog: str, work: Callable[[], int]) -> int:
-    """Return the exit status of `work`; whatever goes wrong becomes one line on standard error, never a traceback."""
-    with interrupts.raised_once():
-        return _status(prog, work)
-
-
-def _status(prog: str, work: Callable[[], int]) -> int:
-    try:
-        try:
-            return work()
-        finally:
-            if sys.stdout is not None:
-                sys.stdout.flush()  # here, where its failing can be told
-    except BrokenPipeError:
-        _spare_stdout()
-        return _PIPE_CLOSED
-    except KeyboardInterrupt:
-        _tell(prog, "interrupted")
-        return interrupts.STATUS
-    except MemoryError:
-        _tell(prog, "error: out of memory")
-    except RecordError as error:
-        _tell(prog, f"error: {error}")
-    except OSError as error:  # the library's own are RecordErrors
-        _tell(prog, f"error: {error.filename or 'standard output'}: {error.strerror or error}")
-        _spare_stdout()
-    except Exception as error:
-        if sys.flags.dev_mode:
-            raise
-        what = f"{type(error).__name__}: {error}; please report it, python -X dev shows where"
-        _tell(prog, f"error: a fault of {prog} itself, {what}")
-    return 1
-
-
-def _tell(prog: str, what: str) -> None:
-    if sys.stderr is not None:
-        with contextlib.suppress(OSError):
-            print(f"{prog}: {printable(what, _LONGEST)}", file=sys.stderr)
-
-
-def _spare_stdout() -> None:
-    """Where standard output failed for good, have the interpreter not try it once more at its end, and complain."""
-    try:
-        if sys.stdout is not None:
-            sys.stdout.flush()
-    except OSError:
-        null = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(null, sys.stdout.fileno())
-        os.close(null)

@@ -81,7 +81,7 @@ def check_destination(source: str | None, dest: str | None, force: bool) -> None
         if source is not None and Path(source).exists() and Path(dest).samefile(source):
             raise DestinationExistsError("source and destination are the same file; name another", path=dest)
         if not force and Path(dest).is_file():
-            raise DestinationExistsError("exists already; force=True (--force) replaces it", path=dest)
+            raise DestinationExistsError("exists already; force=True replaces it", path=dest)
 
 
 class _Source(io.FileIO):

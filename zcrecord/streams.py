@@ -13,7 +13,7 @@ from typing import Any, BinaryIO
 
 from .errors import RecordError, SourceError
 
-__all__ = ["binary", "read_stdin", "size_ahead"]
+__all__ = ["binary", "check_file", "read_stdin", "size_ahead"]
 
 _PIPE = 1 << 20  # bytes of a pipe, where the system grants them; a sixteenth is usual, and as many more switches
 
@@ -45,6 +45,19 @@ def read_stdin() -> Any:
         if isinstance(error, RecordError):
             raise
         raise SourceError(f"cannot be read: {error.strerror or error}", errno=error.errno) from error
+
+
+def check_file(path: str) -> None:
+    """Raise for a pipe or a device, where a command needs a file and takes no standard input either.
+
+    Raises:
+        SourceError: the path is one.
+    """
+    mode = stat.S_IFREG
+    with contextlib.suppress(OSError, ValueError):  # what is wrong otherwise is told when it is opened
+        mode = os.stat(path).st_mode
+    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+        raise SourceError("not a regular file; write it to one, and name that", path=path)
 
 
 def size_ahead(stream: BinaryIO) -> int | None:

@@ -243,7 +243,7 @@ def _check(program: memoryview, path: str, force: bool) -> None:
     reason = None if force else objection(program)
     if reason is not None:
         raise UnsupportedError(
-            f"nothing can be attached to this program: {reason}, or pass force=True (--force)", path=path
+            f"nothing can be attached to this program: {reason}, or force it by force=True", path=path
         )
 
 

@@ -261,9 +261,9 @@ def _repeated(record: Record) -> tuple[int, int]:
 def _check_options(target: str, dest: str | None, alignment: int, max_shard_size: int | None) -> None:
     check_alignment(alignment)
     if target != ARCHIVE and alignment != ALIGNMENT:
-        raise UnsupportedError(f"alignment is for archives; {target} has none to choose")
+        raise UnsupportedError(f"alignment= is for archives; {target} has none to choose")
     if max_shard_size is not None and (target != SAFETENSORS or dest is None or max_shard_size < 1):
-        raise UnsupportedError("max_shard_size is for safetensors written to a path, in bytes from 1 on")
+        raise UnsupportedError("max_shard_size= is for safetensors written to a path, in bytes from 1 on")
 
 
 def _dest_format(path: str | None, named: str | None) -> str:

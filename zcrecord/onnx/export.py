@@ -161,7 +161,7 @@ class _Model:
         nbytes = sum(map(len, self._parts))
         if nbytes > MAX_LENGTH:
             what = f"{nbytes} bytes in one model, and protobuf holds at most {MAX_LENGTH}"
-            do = "external=True (--external) leaves the weights in the archive"
+            do = "external=True leaves the weights in the archive"
             if self._link is not None:
                 do = "save the record again with np.ascontiguousarray of its arrays, so that they can stay out"
             raise LimitError(f"{what}; {do}")

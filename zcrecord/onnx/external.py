@@ -258,4 +258,4 @@ def _open_below(root: str, parts: list[str]) -> int:
         os.close(here)
 
 
-_LINKS = "which is allowed only on request (allow_links=True, --allow-links)"
+_LINKS = "which is allowed only on request (allow_links=True)"
