@@ -141,10 +141,10 @@ def test_ls_on_a_terminal_is_a_table_with_rounded_sizes(archive: Path, monkeypat
 
 
 def test_ls_on_a_narrow_terminal_loses_no_letter_of_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    zcrecord.save_record({"x" * 300 + "w": np.zeros(2)}, "long.zcr")
+    zcrecord.save_record({"x" * 300 + "z": np.zeros(2)}, "long.zcr")
     text = c.seen(monkeypatch, "ls", "long.zcr", columns=60)
-    assert (text.count("x"), text.count("w")) == (300, 1)
-    assert re.search(r"x  +float64  +\[2\]  +16 B  +\d+  +\d+ ", text)
+    assert (text.count("x"), text.count("z")) == (300, 1)
+    assert re.search(r"x  +float64  +\[2\]  +16 B +\n", text)
 
 
 def test_long_names_are_whole_into_a_pipe(capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,23 +8,53 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
+import re
 import stat
 import sys
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from . import __version__
 from .compressed import SUFFIXES
 from .errors import LimitError, printable
 from .layout import ALIGNMENT, VERSION, check_alignment
+from .render import columns_of, wrapped
 from .source import is_url
 
 __all__ = ["onnx2zc_arguments", "zcrecord_arguments", "zcrecord_parser"]
 
 
+class _Formatter(argparse.HelpFormatter):
+    """Help whose usage fits a narrow terminal, too."""
+
+    def _format_usage(self, *arguments: Any) -> str:
+        usage = super()._format_usage(*arguments)
+        width = columns_of(sys.stdout)
+        if max(map(len, usage.splitlines()), default=0) <= width:
+            return usage
+        together = re.sub(r"\[[^][]*\]", lambda found: found[0].replace(" ", "\0"), " ".join(usage.split()))
+        told = textwrap.fill(together, width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
+        return told.replace("\0", " ") + "\n\n"
+
+
+class _Parser(argparse.ArgumentParser):
+    """A parser as all of ours are: no abbreviations, and nothing wider than the terminal."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(allow_abbrev=False, formatter_class=_Formatter, **options)
+
+    def error(self, message: str) -> NoReturn:
+        """Print the usage and what is wrong, and end with status 2."""
+        if sys.stderr is not None:
+            self.print_usage(sys.stderr)
+            print(wrapped(f"{self.prog}: error: {message}", sys.stderr), file=sys.stderr)
+        self.exit(2)
+
+
 def _parser(prog: str, description: str) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog=prog, description=description, allow_abbrev=False)
+    parser = _Parser(prog=prog, description=description)
     parser.add_argument("--version", action="version", version=f"{prog} {__version__}, archive format {VERSION}")
     return parser
 
@@ -35,7 +65,7 @@ def zcrecord_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
     def command(name: str, purpose: str, description: str) -> argparse.ArgumentParser:
-        added = commands.add_parser(name, help=purpose, description=description, allow_abbrev=False)
+        added = commands.add_parser(name, help=purpose, description=description)
         added.add_argument("file", metavar="FILE", help="an archive; - for standard input, read into memory")
         added.add_argument("--json", action="store_true", help="print everything, as JSON")
         return added
@@ -49,7 +79,9 @@ def zcrecord_parser() -> argparse.ArgumentParser:
         "its tensors",
         "List tensors. Into a pipe: name, dtype, shape, bytes, offset, alignment and tie, with tabs between.",
     )
-    listing.add_argument("patterns", nargs="*", metavar="PATTERN", help="names to list, such as 'encoder.*.weight'")
+    listing.add_argument(
+        "patterns", nargs="*", default=[], metavar="PATTERN", help="names to list, such as 'encoder.*.weight'"
+    )
     listing.add_argument("--sort", choices=("saved", "name", "size"), default="saved", help="order (default: saved)")
     tree = command("tree", "its modules, tensors and attributes", "Show how modules, tensors and attributes nest.")
     tree.add_argument("--depth", type=_natural, metavar="N", help="leave out what is nested deeper")
@@ -75,7 +107,7 @@ def zcrecord_parser() -> argparse.ArgumentParser:
 def _add_signing(commands: Any) -> None:
     about = """Add an Ed25519 signature of the content digest to an archive's metadata. It stays good however the
         archive is laid out, packed or converted; metadata are not covered. A key: openssl genpkey -algorithm ed25519"""
-    parser = commands.add_parser("sign", help="say whose it is", description=about, allow_abbrev=False)
+    parser = commands.add_parser("sign", help="say whose it is", description=about)
     parser.add_argument("file", metavar="FILE", help="an archive, which is replaced")
     what = "private key, PEM or OpenSSH; where it is encrypted, $ZCRECORD_PASSPHRASE has its passphrase, or it is asked"
     parser.add_argument("--key", required=True, metavar="KEY", help=what)
@@ -83,7 +115,7 @@ def _add_signing(commands: Any) -> None:
     _add_output_options(parser)
     about = """Check that an archive was signed by the owner of a key, and is what was signed; exit status 1 if not.
         Tensors, modules and attributes are covered, metadata are not."""
-    parser = commands.add_parser("check", help="whether it is signed", description=about, allow_abbrev=False)
+    parser = commands.add_parser("check", help="whether it is signed", description=about)
     parser.add_argument("file", metavar="FILE", help="an archive; - for standard input, read into memory")
     what = "public key, PEM or OpenSSH; given several times, each has to have signed"
     parser.add_argument("--key", required=True, action="append", metavar="PUB", help=what)
@@ -95,7 +127,7 @@ def _add_diff(commands: Any) -> None:
     about = """Compare two archives by what they hold, however they are laid out. Exit status 0 if it is the same, 1 if
         not, 2 if that cannot be told. Into a pipe: +, - or !, what, name, before, after, difference, with tabs
         between."""
-    parser = commands.add_parser("diff", help="what two do not have in common", description=about, allow_abbrev=False)
+    parser = commands.add_parser("diff", help="what two do not have in common", description=about)
     parser.add_argument("file", metavar="A", help="an archive; one of the two may be - for standard input")
     parser.add_argument("other", metavar="B", help="an archive")
     what = "take payloads of the same digest for the same, unread: for archives that nobody has made up"
@@ -108,7 +140,7 @@ def _add_diff(commands: Any) -> None:
 def _add_convert(commands: Any) -> None:
     about = """Convert to and from archives (zcr): safetensors and npz both ways, torch, gguf and onnx into one. The
         format of IN is told by its first bytes, that of OUT by its suffix; - is standard input or output."""
-    parser = commands.add_parser("convert", help="from and to other formats", description=about, allow_abbrev=False)
+    parser = commands.add_parser("convert", help="from and to other formats", description=about)
     parser.add_argument("source", metavar="IN", help="a file, or a folder with one model in it; - for standard input")
     parser.add_argument("dest", metavar="OUT", help="a file; - for standard output")
     parser.add_argument(
@@ -124,7 +156,7 @@ def _add_convert(commands: Any) -> None:
 def _add_to_onnx(commands: Any) -> None:
     about = """Write the model in an archive that was made from ONNX as ONNX again. With --external its weights stay in
         the archive, which has to lie in OUT's folder or below it."""
-    parser = commands.add_parser("to-onnx", help="back to ONNX", description=about, allow_abbrev=False)
+    parser = commands.add_parser("to-onnx", help="back to ONNX", description=about)
     parser.add_argument("source", metavar="ARCHIVE", help="an archive; - for standard input, read into memory")
     parser.add_argument("dest", metavar="OUT", nargs="?", help="default: ARCHIVE with .onnx for its suffix")
     what = "leave the weights in the archive, as external data"
@@ -134,13 +166,13 @@ def _add_to_onnx(commands: Any) -> None:
 
 def _add_packing(commands: Any) -> None:
     about = "Pack an archive for transport, as zstd frames that begin where payloads do; zstd -d unpacks it, too."
-    pack = commands.add_parser("pack", help="to .zcr.zst, for transport", description=about, allow_abbrev=False)
+    pack = commands.add_parser("pack", help="to .zcr.zst, for transport", description=about)
     pack.add_argument("source", metavar="ARCHIVE", help="an archive; - for standard input")
     pack.add_argument("dest", metavar="OUT", nargs="?", help="default: ARCHIVE with .zst after it")
     what = "zstd's, from 1 to 22; more than 1, the default, takes longer and gains little on weights"
     pack.add_argument("--level", type=_natural, default=1, metavar="N", help=what)
     about = "Unpack an archive: its very bytes, checked as they come."
-    unpack = commands.add_parser("unpack", help="from .zcr.zst", description=about, allow_abbrev=False)
+    unpack = commands.add_parser("unpack", help="from .zcr.zst", description=about)
     unpack.add_argument("source", metavar="PACKED", help="a packed archive; - for standard input")
     unpack.add_argument("dest", metavar="OUT", nargs="?", help="default: PACKED without .zst")
     for parser in (pack, unpack):
@@ -151,7 +183,7 @@ def _add_packing(commands: Any) -> None:
 def _add_report(commands: Any) -> None:
     about = """Show an archive as one HTML file that needs no server: its tree, what takes the bytes, where they lie,
         what was saved. The same archive gives the same file."""
-    parser = commands.add_parser("report", help="as a web page", description=about, allow_abbrev=False)
+    parser = commands.add_parser("report", help="as a web page", description=about)
     parser.add_argument("source", metavar="FILE", help="an archive, a URL of one; - for standard input")
     what = "- for standard output (default: FILE with .html for its suffix, - where FILE is -)"
     parser.add_argument("--output", "-o", dest="dest", metavar="OUT", help=what)
@@ -163,7 +195,7 @@ def _add_report(commands: Any) -> None:
 def _add_embed(commands: Any) -> None:
     about = """Write sources that make an archive's tensors constants of a program. C, C++, assembler and Rust take the
         bytes from the archive itself while they are built; what is written says how."""
-    parser = commands.add_parser("embed", help="constants in a program", description=about, allow_abbrev=False)
+    parser = commands.add_parser("embed", help="constants in a program", description=about)
     parser.add_argument("source", metavar="ARCHIVE", help="an archive, a file of its own")
     what = "c: .S and .h; cpp: .S and .hpp, of a blob as for c; asm: .S and .inc; rust: .rs; python: .py"
     parser.add_argument("--lang", required=True, choices=("c", "cpp", "asm", "rust", "python"), help=what)
@@ -195,12 +227,12 @@ def _add_embed(commands: Any) -> None:
 def _add_attaching(commands: Any) -> None:
     about = """Append an archive to an executable, which runs as before and finds its weights in itself:
         load_record(sys.executable), or zcr_open_suffix in C."""
-    attach = commands.add_parser("attach", help="append to an executable", description=about, allow_abbrev=False)
+    attach = commands.add_parser("attach", help="append to an executable", description=about)
     attach.add_argument("program", metavar="PROGRAM", help="an executable; one attached before is replaced")
     attach.add_argument("archive", metavar="ARCHIVE", help="an archive, a file of its own")
     attach.add_argument("--output", "-o", metavar="OUT", help="leave PROGRAM as it is, and write this")
     about = "Take an attached archive off an executable again."
-    detach = commands.add_parser("detach", help="take it off again", description=about, allow_abbrev=False)
+    detach = commands.add_parser("detach", help="take it off again", description=about)
     detach.add_argument("program", metavar="PROGRAM", help="an executable with an archive attached")
     detach.add_argument("--output", "-o", metavar="ARCHIVE", help="where the archive goes (default: nowhere)")
     detach.add_argument("--keep", action="store_true", help="write the archive, and leave PROGRAM as it is")
@@ -216,7 +248,7 @@ def _add_attaching(commands: Any) -> None:
 def _add_serve(commands: Any) -> None:
     about = """Serve an archive and a page that looks into it, tensor by tensor, until Ctrl-C. Only this machine can
         reach it, unless --host says otherwise."""
-    parser = commands.add_parser("serve", help="look into it in a browser", description=about, allow_abbrev=False)
+    parser = commands.add_parser("serve", help="look into it in a browser", description=about)
     parser.add_argument("file", metavar="FILE", help="an archive, a file of its own")
     what = "where to listen: 0 for any port that is free (default: 8000, or any if that is taken)"
     parser.add_argument("--port", type=_natural, metavar="N", help=what)

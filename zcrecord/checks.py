@@ -6,7 +6,7 @@ Arguments are `cli`'s, terminals and escapes `render`'s. What is wrong is raised
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -16,13 +16,19 @@ from .errors import FormatError, RecordError
 from .loading import load_record
 from .options import spoken_message
 from .record import Record
-from .render import Printer, jsonable, showing_progress, shown, shown_value
+from .render import Column, Printer, jsonable, showing_progress, shown, shown_value
 from .views import Verify
 
 __all__ = ["check", "diff", "sign", "verify", "verify_external"]
 
-_COLUMNS = (("", "left"), ("what", "left"), ("name", "left"), ("before", "left"), ("after", "left"),
-            ("difference", "left"))  # fmt: skip
+_COLUMNS = (
+    Column(""),
+    Column("what"),
+    Column("name", breaks="fold"),
+    Column("before", leaves=1, breaks="words"),
+    Column("after", leaves=1, breaks="words"),
+    Column("difference", leaves=1, breaks="words"),
+)
 _GLANCE = 5  # names beside a damaged range; --json has all
 
 
@@ -118,12 +124,16 @@ def diff(
                 yield change
 
     with showing_progress("comparing", progress_on) as progress:
-        changes = found(progress)
-        if as_json:
-            told = [_change_json(change) for change in changes]
-            out.json({"before": names[0], "after": names[1], "same": not different, "changes": told})
-            return different
-        out.table(_COLUMNS, map(_change_cells, changes))
+        changes: Iterable[Change] = found(progress)
+        if as_json or out.pretty:  # a progress bar would be in the way of the table
+            changes = list(changes)
+        else:
+            out.table(_COLUMNS, map(_change_cells, changes))
+    if as_json:
+        told = [_change_json(change) for change in changes]
+        out.json({"before": names[0], "after": names[1], "same": not different, "changes": told})
+    elif out.pretty:
+        out.table(_COLUMNS, map(_change_cells, changes), _change_line)
     return different
 
 
@@ -146,6 +156,14 @@ def _change_cells(change: Change) -> tuple[str, ...]:
         apart = "contents" if change.elements is None else f"{change.elements[0]} of {change.elements[1]} elements"
         apart += "" if change.largest is None else f", by {change.largest:.6g} at most"
     return sign, change.what, shown(change.name), *values, apart
+
+
+def _change_line(cells: tuple[str, ...]) -> str:
+    """Return the cells of a change as one line, for a terminal with no room for columns."""
+    sign, what, name, before, after, apart = cells
+    values = f"{before} -> {after}" if before and after else before or after
+    told = ", ".join(part for part in (values, apart) if part)
+    return f"{sign} {what} {name}" + (f": {told}" if told else "")
 
 
 def sign(

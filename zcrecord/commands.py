@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from .describe import ModuleInfo, TensorInfo
 from .errors import LimitError, TensorNotFoundError, printable
 from .record import Record
-from .render import Printer, human, jsonable, showing_progress, shown, shown_value
+from .render import Column, Printer, human, jsonable, showing_progress, shown, shown_value
 
 if TYPE_CHECKING:
     from .converting import ConvertReport
@@ -28,9 +28,21 @@ __all__ = ["attached", "converted", "detached", "embedded", "info", "ls", "tree"
 
 _HASHED_UNASKED = 64 << 20  # bytes of payload whose content digest takes no noticeable time
 _GLANCE = 50  # attributes that `info` shows on a terminal
-_COLUMNS = (("tensor", "left"), ("dtype", "left"), ("shape", "left"), ("bytes", "right"), ("offset", "right"),
-            ("aligned", "right"), ("tied", "left"))  # fmt: skip
-_TREE_COLUMNS = (("name", "left"), ("what", "left"), ("bytes", "right"), ("holds", "left"))
+_COLUMNS = (
+    Column("tensor", breaks="fold"),
+    Column("dtype", leaves=2),
+    Column("shape", leaves=3, breaks="words"),
+    Column("bytes", "right", leaves=1),
+    Column("offset", "right", leaves=5),
+    Column("aligned", "right", leaves=6),
+    Column("tied", leaves=4, breaks="fold"),
+)
+_TREE_COLUMNS = (
+    Column("name", breaks="fold"),
+    Column("what", leaves=3),
+    Column("bytes", "right", leaves=1),
+    Column("holds", leaves=2, breaks="words"),
+)
 
 
 def info(record: Record, name: str, out: Printer, progress_on: Printer, *, digest: bool | None, as_json: bool) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 from . import interrupts
 from .errors import DependencyError, RecordError, SourceError, printable
 from .options import spoken
+from .render import wrapped
 
 __all__ = ["guarded", "located", "tell", "writing"]
 
@@ -108,7 +109,7 @@ def _status(prog: str, work: Callable[[], int]) -> int:
 def tell(prog: str, what: str) -> None:
     if sys.stderr is not None:
         with contextlib.suppress(OSError):
-            print(f"{prog}: {printable(what, _LONGEST)}", file=sys.stderr)
+            print(wrapped(f"{prog}: {printable(what, _LONGEST)}", sys.stderr), file=sys.stderr)
 
 
 def _spare_stdout() -> None:
