@@ -37,8 +37,8 @@ def archive() -> Path:
     return c.make_archive()
 
 
-def messages() -> dict[str, str]:
-    """Every sentence that names an argument, by file and line; docstrings and generated code are none."""
+def sentences() -> dict[str, str]:
+    """Every text with a space in it, by file and line; docstrings and generated code are none."""
     found = {}
     package = c.ROOT / "zcrecord"
     for path in package.rglob("*.py"):
@@ -54,16 +54,17 @@ def messages() -> dict[str, str]:
                 text = "".join(str(p.value) if isinstance(p, ast.Constant) else "{}" for p in node.values)
             elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in inside | docs:
                 text = node.value
-            if " " in text and ARGUMENT.search(text):
-                found[f"{name}:{node.lineno}"] = text
+            if " " in text:
+                found[f"{name}:{node.lineno}:{node.col_offset}"] = text
     return found
 
 
 def test_every_message_that_names_an_argument_has_words_for_the_command_line() -> None:
     left = {
         where: text
-        for where, text in messages().items()
-        if not where.startswith((*IN_PYTHON_ALONE, "options.py", "arguments.py", "cli.py"))
+        for where, text in sentences().items()
+        if ARGUMENT.search(text)
+        and not where.startswith((*IN_PYTHON_ALONE, "options.py", "arguments.py", "cli.py"))
         and not re.match(r"(limit|cache)=", text)  # of zcrecord.remote.Cache
         and ARGUMENT.search(options.spoken_message(text))
     }
@@ -71,7 +72,7 @@ def test_every_message_that_names_an_argument_has_words_for_the_command_line() -
 
 
 def test_what_is_put_into_other_words_is_still_said() -> None:
-    said = [text for where, text in messages().items() if not where.startswith("options.py")]
+    said = [text for where, text in sentences().items() if not where.startswith("options.py")]
     unsaid = [pattern for pattern in options._SPOKEN if not any(re.search(pattern, text) for text in said)]
     assert not unsaid, f"no message says this any more: {unsaid}"
 

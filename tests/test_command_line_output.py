@@ -129,6 +129,33 @@ def test_ls_picks_by_pattern_and_sorts(
     assert [line.split("\t")[0] for line in capsys.readouterr().out.splitlines()] == names
 
 
+@pytest.mark.parametrize("names", [["encoder"], ["decoder.1"], ["decoder.?", "scalar"], ["*coder", "*.bias"]])
+def test_ls_and_select_take_names_of_modules_alike(
+    names: list[str], archive: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["ls", str(archive), *names]) == 0
+    listed = [line.split("\t")[0] for line in capsys.readouterr().out.splitlines()]
+    record = zcrecord.load_record(archive)
+    assert set(listed) == set(record.select(names))
+    assert listed == [name for name in record if name in listed]
+
+
+def test_ls_and_select_alike_refuse_a_name_that_is_not_there(archive: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    told = "'encodre': not in this record; close names: 'encoder'"
+    c.fails(capsys, main(["ls", str(archive), "encodre", "decoder"]), told)
+    with pytest.raises(zcrecord.TensorNotFoundError, match=told):
+        zcrecord.load_record(archive).select(["encodre", "decoder"])
+
+
+def test_ls_of_the_start_of_names_in_a_flat_state_dict_says_how_they_are_matched(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    zcrecord.save_record({"0.weight": np.zeros(3), "0.bias": np.zeros(3)}, "flat.zcr")
+    told = r"'0': is no module, only how names of tensors start; '0\.\*' matches those"
+    c.fails(capsys, main(["ls", "flat.zcr", "0"]), told)
+    assert main(["ls", "flat.zcr", "0.*"]) == 0
+
+
 def test_ls_of_a_pattern_without_a_match_names_close_tensors(archive: Path, capsys: pytest.CaptureFixture[str]) -> None:
     c.fails(capsys, main(["ls", str(archive), "encoder.wieght"]), "'encoder.wieght': .*close names: 'encoder.weight'")
 

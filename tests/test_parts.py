@@ -180,12 +180,25 @@ def test_ties_inside_a_part_stay_and_those_across_it_are_not_told(rec: Record) -
 
 @pytest.mark.parametrize("name", ["layers.7", "layer", "layers.0.w", ".", "layers.", "LAYERS", "\ud800"])
 def test_module_that_is_not_there_lists_close_names(name: str, rec: Record) -> None:
-    with pytest.raises(TensorNotFoundError, match="not in this record") as caught:
+    with pytest.raises(TensorNotFoundError, match="not in this record|is a tensor and no module") as caught:
         rec.module(name)
     assert caught.value.tensor == name
     assert caught.value.path == rec.path
     if name in ("layer", "layers.7"):
         assert "'layers'" in str(caught.value) or "'layers.0'" in str(caught.value)
+
+
+def test_start_of_names_in_a_flat_state_dict_is_no_module_but_how_to_choose_them_is_told(tmp_path: Path) -> None:
+    zcrecord.save_record({"0.weight": np.zeros(3), "0.bias": np.zeros(3), "1.weight": np.zeros(3)}, tmp_path / "f.zcr")
+    rec = zcrecord.load_record(tmp_path / "f.zcr")
+    told = r"'0': is no module, only how names of tensors start; select\('0\.\*'\) chooses those"
+    for get in (rec.module, rec.select):
+        with pytest.raises(TensorNotFoundError, match=told) as raised:
+            get("0")
+        assert str(pickle.loads(pickle.dumps(raised.value))) == str(raised.value)
+    assert rec.select("0.*").names == ("0.weight", "0.bias")
+    with pytest.raises(TensorNotFoundError, match=r"'0\.bias': is a tensor and no module; record\[name\] gives it"):
+        rec.module("0.bias")
 
 
 @pytest.mark.parametrize("name", [0, None, b"layers", ["layers"]])

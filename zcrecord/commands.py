@@ -7,7 +7,6 @@ Arguments are `cli`'s, terminals and escapes `render`'s. Each function prints to
 from __future__ import annotations
 
 import contextlib
-import fnmatch
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
@@ -139,10 +138,10 @@ def _count(number: int, what: str) -> str:
 
 
 def ls(record: Record, out: Printer, *, as_json: bool, sort: str = "saved", patterns: Sequence[str] = ()) -> None:
-    """Print every tensor, or those whose names a pattern matches; tied ones with one they are tied to.
+    """Print every tensor, or those that `select` would choose; tied ones with one they are tied to.
 
     Raises:
-        TensorNotFoundError: no name matches any pattern.
+        TensorNotFoundError: no name matches any pattern, or one without wildcards is not there.
     """
     tensors = _picked(record, sort, patterns)
     if as_json:
@@ -154,12 +153,16 @@ def ls(record: Record, out: Printer, *, as_json: bool, sort: str = "saved", patt
 def _picked(record: Record, sort: str, patterns: Sequence[str]) -> Iterable[TensorInfo]:
     tensors = record.infos()
     if patterns:
-        tensors = (t for t in tensors if any(fnmatch.fnmatchcase(t.name, p) for p in patterns))
-        first = next(tensors, None)
-        if first is None:
-            names = record.names  # taken now: the message is made when the record is closed
-            raise TensorNotFoundError(" ".join(patterns), lambda: names, path=record.archive.path)
-        tensors = itertools.chain([first], tensors)
+        from . import parts  # here, for the sake of the other commands' start
+
+        try:
+            chosen = parts.chosen_tensors(record.archive, patterns)
+            if not chosen:
+                raise TensorNotFoundError(" ".join(patterns), lambda: record.names, path=record.archive.path)
+        except TensorNotFoundError as error:
+            str(error)  # looks for close names now, before the record is closed
+            raise
+        tensors = (tensor for number, tensor in enumerate(tensors) if number in chosen)
     if sort == "saved":
         return tensors
     return sorted(tensors, key=(lambda t: t.name) if sort == "name" else (lambda t: -t.nbytes))

@@ -107,6 +107,7 @@ def _status(prog: str, work: Callable[[], int]) -> int:
 
 
 def tell(prog: str, what: str) -> None:
+    """Print a line on standard error, where there is one: escaped, and cut if it is very long."""
     if sys.stderr is not None:
         with contextlib.suppress(OSError):
             print(wrapped(f"{prog}: {printable(what, _LONGEST)}", sys.stderr), file=sys.stderr)

@@ -186,13 +186,23 @@ def missing_package(package: str, *others: str, extra: str | None = None, why: s
 
 
 class TensorNotFoundError(RecordError, KeyError):
-    """No tensor has that name. The message lists close names, and looks for them only when it is asked for."""
+    """No tensor, or no module, has that name.
 
-    def __init__(self, name: str = "", names: Callable[[], Iterable[str]] = tuple, *, path: str | None = None) -> None:
+    The message lists close names, and looks for them only when it is asked for; or `why` is the message.
+    """
+
+    def __init__(
+        self,
+        name: str = "",
+        names: Callable[[], Iterable[str]] = tuple,
+        *,
+        path: str | None = None,
+        why: str | None = None,
+    ) -> None:
         super().__init__("", path=path, tensor=name)
-        self._names: Callable[[], Iterable[str]] | None = names
+        self._names: Callable[[], Iterable[str]] | None = names if why is None else None
         self.args = (name,)
-        self._text = ""
+        self._text = why or ""
 
     @property
     def message(self) -> str:

@@ -14,14 +14,14 @@ import numpy as np
 
 from . import describe, unfold
 from .entries import AttributeEntry, Form, ModuleKind, PayloadId, change_values
-from .errors import TensorNotFoundError, UnsupportedError
+from .errors import TensorNotFoundError, UnsupportedError, printable
 from .index import in_memory
 from .layout import NONE
 from .paths import Outline
 from .reader import Archive
 from .tree import split_dotted
 
-__all__ = ["Names", "Rename", "alone", "module", "select"]
+__all__ = ["Names", "Rename", "alone", "chosen_tensors", "module", "select"]
 
 Names = str | Iterable[str] | Callable[[describe.TensorInfo], bool]
 Rename = Mapping[Any, str] | Callable[[str], str]  # keys: str or re.Pattern; a mapping's key type is invariant
@@ -33,7 +33,8 @@ def module(archive: Archive, name: str) -> Archive:
     """Return one module of an archive, with everything below it, under names that start below it.
 
     Raises:
-        TensorNotFoundError: there is no such module; lists close names.
+        TensorNotFoundError: there is no such module; lists close names, or says how tensors whose names start so are
+            chosen.
     """
     archive.ensure_all()
     ix = archive.index
@@ -42,7 +43,9 @@ def module(archive: Archive, name: str) -> Archive:
     sized = np.flatnonzero(ix.modules["name_size"] == len(name.encode(errors="surrogatepass")))
     found = [m for m in sized.tolist() if ix.text_of(ix.modules[m]) == name]
     if not found:
-        raise TensorNotFoundError(name, lambda: map(ix.text_of, ix.modules), path=archive.path)
+        names = archive.names()
+        why = "is a tensor and no module; record[name] gives it" if name in names else _start_of(name, names)
+        raise TensorNotFoundError(name, lambda: map(ix.text_of, ix.modules), path=archive.path, why=why)
     return _Walk(archive, found[0]).part()
 
 
@@ -60,6 +63,18 @@ def select(archive: Archive, names: Names | None, rename: Rename | None) -> Arch
         new = _renamer(rename)
         walk.rename(new, new("") if isinstance(rename, Mapping) else "")
     return walk.part()
+
+
+def chosen_tensors(archive: Archive, names: Names) -> set[int]:
+    """Return the numbers of the tensors that `select` would choose.
+
+    Raises:
+        TensorNotFoundError: a name without wildcards is neither a tensor's nor a module's.
+    """
+    archive.ensure_all()
+    walk = _Walk(archive, 0)
+    walk.keep(names)
+    return walk.kept
 
 
 def alone(archive: Archive, i: int) -> Archive:
@@ -86,7 +101,7 @@ class _Walk:
         self._attributes = list(unfold.attribute_entries(ix, ix.attributes[attributes], PayloadId))
         self._names = {m: ix.text_of(ix.modules[m]) for m in range(top, self._last)}
         self._kept_modules = set(self._names)
-        self._kept = set(tensors)
+        self.kept = set(tensors)
         self._shorter: set[int] = set()  # modules that lose members
         self._paths: dict[int, tuple[str, ...]] = {top: ()}
         for m in range(top + 1, self._last):
@@ -102,7 +117,7 @@ class _Walk:
         chosen: set[int] = set()
         if callable(names):
             keep = names
-            self._kept = {i for i, told in enumerate(describe.infos(archive)) if keep(told)}
+            self.kept = {i for i, told in enumerate(describe.infos(archive)) if keep(told)}
         else:
             matches = _matcher(names, archive.names, list(self._names.values()), archive.path)
             chosen = {m for m, name in self._names.items() if matches(name)}
@@ -110,14 +125,14 @@ class _Walk:
                 if self._parent(m) in chosen:
                     chosen.add(m)
             parents = ix.tensors["parent"]
-            self._kept = {i for i in self._tensors if int(parents[i]) in chosen or matches(ix.name(i))}
-        kept = {int(ix.tensors["parent"][i]) for i in self._kept} | chosen | {self._top}
+            self.kept = {i for i in self._tensors if int(parents[i]) in chosen or matches(ix.name(i))}
+        kept = {int(ix.tensors["parent"][i]) for i in self.kept} | chosen | {self._top}
         for m in range(self._last - 1, self._top, -1):
             if m in kept:
                 kept.add(self._parent(m))
         self._kept_modules = kept
         self._shorter = {self._parent(m) for m in self._names if m and m not in kept}
-        self._shorter |= {int(ix.tensors["parent"][i]) for i in self._tensors if i not in self._kept}
+        self._shorter |= {int(ix.tensors["parent"][i]) for i in self._tensors if i not in self.kept}
 
     def rename(self, new: Callable[[str], str], whole: str) -> None:
         """Have modules, tensors and attributes go by other names, all of them below the module `whole` (or "").
@@ -230,7 +245,7 @@ class _Walk:
         for m in self._kept_modules:
             if m > self._top:
                 children[self._parent(m)].append((int(ix.modules["place"][m]), 0, m))
-        for i in self._kept:
+        for i in self.kept:
             children[int(ix.tensors["parent"][i])].append((int(ix.tensors["place"][i]), 1, i))
         for number, a in enumerate(self._attributes):
             if a.parent in children:
@@ -279,10 +294,18 @@ def _matcher(
     everything = {*tensors(), *modules} if wanted else set()
     missing = [name for name in wanted if name in exact and name not in everything]
     if missing:
-        raise TensorNotFoundError(missing[0], lambda: _to_suggest(missing[0], tensors(), modules), path=path)
+        why = _start_of(missing[0], tensors())
+        raise TensorNotFoundError(missing[0], lambda: _to_suggest(missing[0], tensors(), modules), path=path, why=why)
     exact |= {name for name in wanted if name in everything}  # names may have brackets
     match = re.compile("|".join(patterns) or r"(?!)").match
     return lambda name: name in exact or match(name) is not None
+
+
+def _start_of(name: str, tensors: list[str]) -> str | None:
+    """Return what is wrong with a name that others start with: a flat state dict has dots in its keys, no modules."""
+    if not any(tensor.startswith(f"{name}.") for tensor in tensors):
+        return None
+    return f"is no module, only how names of tensors start; select('{printable(name)}.*') chooses those"
 
 
 def _to_suggest(name: str, tensors: list[str], modules: list[str]) -> list[str]:
