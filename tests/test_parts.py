@@ -180,7 +180,7 @@ def test_ties_inside_a_part_stay_and_those_across_it_are_not_told(rec: Record) -
 
 @pytest.mark.parametrize("name", ["layers.7", "layer", "layers.0.w", ".", "layers.", "LAYERS", "\ud800"])
 def test_module_that_is_not_there_lists_close_names(name: str, rec: Record) -> None:
-    with pytest.raises(TensorNotFoundError, match="not in this record|is a tensor and no module") as caught:
+    with pytest.raises(TensorNotFoundError, match=r"not in this record|is a tensor and no module") as caught:
         rec.module(name)
     assert caught.value.tensor == name
     assert caught.value.path == rec.path

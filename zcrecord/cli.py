@@ -241,7 +241,11 @@ def _serve(args: argparse.Namespace) -> int:
 
             threading.Thread(target=webbrowser.open, args=(url,), daemon=True).start()  # some return when they end
 
-    serving.serve(args.file, samples=args.samples, host=args.host, port=args.port, started=started)
+    def failed(what: str) -> None:
+        tell("zcrecord", f"error: a fault of serve itself, {what}; please report it")
+
+    where = {"host": args.host, "port": args.port}
+    serving.serve(args.file, samples=args.samples, **where, started=started, failed=failed)
     return 0
 
 

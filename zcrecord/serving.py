@@ -10,7 +10,9 @@ import asyncio
 import contextlib
 import errno
 import ipaddress
+import logging
 import os
+import re
 import signal
 import socket
 import threading
@@ -35,6 +37,7 @@ _HEADERS = {
     "Referrer-Policy": "no-referrer",
     "X-Content-Type-Options": "nosniff",
 }
+_HOST = re.compile(r"[A-Za-z0-9._:\[\]%-]{0,261}")  # a name of at most 253 characters, and a port
 _LEAVE = 1.0  # seconds that answers have to end when the server does
 
 
@@ -45,6 +48,7 @@ def serve(
     host: str = "127.0.0.1",
     port: int | None = None,
     started: Callable[[str], object] | None = None,
+    failed: Callable[[str], object] | None = None,
 ) -> None:
     """Serve an archive and its page until SIGTERM, or Ctrl-C, which raises; reads nothing that nobody asks for.
 
@@ -57,6 +61,8 @@ def serve(
             elsewhere whose name was made to point here (DNS rebinding) gets nothing.
         port: 0 for any that is free; None for 8000, or any if that is taken.
         started: called with the URL as soon as there is something to be had of it.
+        failed: called, in a line, with what the server did wrong itself. A request that makes no sense is not told:
+            it is answered with its status.
 
     Raises:
         SourceError: a file cannot be read; the address is not to be had. FormatError: it is no valid archive.
@@ -76,8 +82,31 @@ def serve(
                 started(_url(host, listening.getsockname()[1]))
 
         app.on_startup.append(begin)
-        with _ended_by_signals(web, app):
+        with _ended_by_signals(web, app), _in_lines(web, failed or (lambda _: None)):
             web.run_app(app, sock=listening, print=None, access_log=None, shutdown_timeout=_LEAVE, handle_signals=False)
+
+
+@contextlib.contextmanager
+def _in_lines(web: Any, tell: Callable[[str], object]) -> Iterator[None]:
+    """Have aiohttp, which logs a traceback for each request that it cannot read, tell only faults, in a line each."""
+    from aiohttp.http import HttpProcessingError  # here, as `web`
+
+    theirs = (HttpProcessingError, web.RequestPayloadError, ConnectionError, TimeoutError)
+
+    class Lines(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            error = record.exc_info[1] if record.exc_info else None
+            if not isinstance(error, theirs):
+                tell(record.getMessage() if error is None else f"{type(error).__name__}: {error}")
+
+    logger, lines = logging.getLogger("aiohttp.server"), Lines(logging.WARNING)
+    logger.addHandler(lines)
+    before, logger.propagate = logger.propagate, False
+    try:
+        yield
+    finally:
+        logger.propagate = before
+        logger.removeHandler(lines)
 
 
 @contextlib.contextmanager
@@ -177,6 +206,8 @@ def _application(web: Any, files: dict[str, Path], *, local: bool) -> Any:
 
     @web.middleware  # type: ignore[untyped-decorator]
     async def guard(request: Any, handler: Callable[[Any], Awaitable[Any]]) -> Any:
+        if not _makes_sense(request):
+            raise web.HTTPBadRequest(text="This request has headers that make no sense.")
         if local and not _names_this_machine(request.headers.get("Host", "")):
             raise web.HTTPMisdirectedRequest(text="This server is for programs on its own machine: ask for localhost.")
         return await handler(request)
@@ -197,6 +228,20 @@ def _application(web: Any, files: dict[str, Path], *, local: bool) -> Any:
         place = "" if path.name == "index.html" else path.relative_to(_WEB).as_posix()
         app.router.add_get(f"/{place}", _answering(web, path, f"{_TYPES[path.suffix]}; charset=utf-8"))
     return app
+
+
+def _makes_sense(request: Any) -> bool:
+    """Return whether headers are text, and those that are looked at can be read; where not, aiohttp fails later."""
+    hosts = request.headers.getall("Host", [])
+    if len(hosts) > 1 or any(not _HOST.fullmatch(host) for host in hosts):
+        return False
+    try:
+        for value in request.headers.values():
+            value.encode()  # not text: as lone surrogates
+        _ = request.if_modified_since, request.if_unmodified_since, request.if_range
+    except (ValueError, OverflowError):  # a year beyond all
+        return False
+    return True
 
 
 def _names_this_machine(host: str) -> bool:
