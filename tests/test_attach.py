@@ -71,7 +71,7 @@ def put(path: Path, data: bytes) -> Path:
 @pytest.mark.parametrize("size", [1, 64, 5000, *range(BLOCK - 33, BLOCK - 30), BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK])
 def test_file_is_program_zeros_note_and_archive_and_detach_undoes_it(size: int, archive: Path, tmp_path: Path) -> None:
     program = put(tmp_path / "app", elf(size))
-    report = attach(program, archive)
+    report = attach(program, archive, force=True)  # one byte may be text
     data = program.read_bytes()
     assert report.offset == -(-(size + 32) // BLOCK) * BLOCK
     assert (report.program_bytes, report.archive_bytes, report.replaced_bytes) == (size, len(ARCHIVE), None)
@@ -85,7 +85,7 @@ def test_file_is_program_zeros_note_and_archive_and_detach_undoes_it(size: int, 
 
 
 def test_record_is_mapped_where_it_lies_in_the_program(program: Path, archive: Path) -> None:
-    report = attach(program, archive)
+    report = attach(program, archive, force=True)  # one byte may be text
     record = zcrecord.load_record(program, verify="full")
     r.assert_same(record.tree(), TREE)
     assert record.archive.mapped and record.archive.offset == report.offset
@@ -121,7 +121,7 @@ def test_archive_attached_before_is_replaced(program: Path, archive: Path, tmp_p
     report = attach(program, put(tmp_path / "other.zcr", OTHER))
     assert (report.program_bytes, report.replaced_bytes) == (5000, len(ARCHIVE))
     assert program.read_bytes() == attached(OTHER, tmp_path)
-    assert detach(program).program_bytes == 5000
+    assert detach(program, discard=True).program_bytes == 5000
     assert program.read_bytes() == elf()
 
 
@@ -206,8 +206,26 @@ def test_detach_can_leave_the_program_alone(program: Path, archive: Path, tmp_pa
     before = program.read_bytes()
     assert detach(program, tmp_path / "again.zcr", keep=True).exact
     assert program.read_bytes() == before and (tmp_path / "again.zcr").read_bytes() == ARCHIVE
-    with pytest.raises(UnsupportedError, match="app: with keep=True nothing is left to do; name a file"):
-        detach(program, keep=True)
+
+
+def test_detached_archive_is_beside_the_program_unless_it_is_to_be_thrown_away(
+    program: Path, archive: Path, tmp_path: Path
+) -> None:
+    for name in ("app", "app.exe"):
+        attach(program, archive, tmp_path / name, force=True)
+        report = detach(tmp_path / name)
+        assert report.dest == str(tmp_path / "app.zcr")
+        assert (tmp_path / "app.zcr").read_bytes() == ARCHIVE
+        attach(tmp_path / name, archive)
+        with pytest.raises(DestinationExistsError, match=r"app\.zcr: exists already; force=True replaces it"):
+            detach(tmp_path / name)
+        assert zcrecord.load_record(tmp_path / name)["w"].sum() == 15
+        (tmp_path / "app.zcr").unlink()
+        assert detach(tmp_path / name, discard=True).dest is None
+        assert not (tmp_path / "app.zcr").exists()
+    for more in ({"keep": True}, {"dest": tmp_path / "again.zcr"}):
+        with pytest.raises(UnsupportedError, match="app: discard=True throws the archive away; leave out"):
+            detach(program, discard=True, **more)
 
 
 @POSIX
@@ -216,7 +234,7 @@ def test_mode_stays_in_place_and_elsewhere(mode: int, program: Path, archive: Pa
     program.chmod(mode)
     attach(program, archive)
     attach(program, archive, tmp_path / "bundle")
-    detach(program)
+    detach(program, discard=True)
     assert [stat.S_IMODE(p.stat().st_mode) for p in (program, tmp_path / "bundle")] == [mode, mode]
 
 
@@ -288,6 +306,8 @@ def zipped(tmp_path: Path) -> bytes:
 
 
 BREAK: dict[str, tuple[Callable[[Path], bytes], str]] = {
+    "text": (lambda _: b"notes\n", "it is text, and no executable"),
+    "text in UTF-8, a character of which is cut at 4096 bytes": (lambda _: b"a" + "é".encode() * 3000, "it is text"),
     "shell script": (lambda _: b"#!/bin/sh\necho ready\n", "it is a script, whose interpreter would read on"),
     "zipapp": (zipped, r"it ends in a zip's directory \(a zipapp\?\), which has to be last"),
     "ELF before a zip": (lambda p: elf() + zipped(p), "it ends in a zip's directory"),
@@ -312,6 +332,8 @@ BEAR: dict[str, bytes] = {
     "universal, of itself": b"\xca\xfe\xba\xbe" + (2).to_bytes(4, "big") + bytes(500),
     "zip's end in the middle": elf() + b"PK\5\6" + bytes(18) + b"x",
     "firmware": bytes(range(256)) * 9,
+    "a program that starts with letters": b"a program" + bytes(9),
+    "Latin-1": b"gr\xf6\xdfer" * 2000,
 }
 
 
@@ -326,7 +348,7 @@ def test_program_that_would_break_is_refused_unless_forced(kind: str, archive: P
     assert program.read_bytes() == data
     attach(program, archive, force=True)
     assert zcrecord.load_record(program)["w"].sum() == 15
-    detach(program)
+    detach(program, discard=True)
     assert program.read_bytes() == data
 
 
@@ -372,9 +394,9 @@ def test_damaged_archive_is_refused_before_anything_is_written(program: Path, ar
 
 def test_nothing_to_detach_is_an_error(program: Path, archive: Path) -> None:
     with pytest.raises(FormatError, match=r"app: no archive is attached to this file$"):
-        detach(program)
+        detach(program, discard=True)
     with pytest.raises(UnsupportedError, match=r"m\.zcr: this is an archive, not a program with one attached$"):
-        detach(archive)
+        detach(archive, discard=True)
     assert archive.read_bytes() == ARCHIVE
 
 
@@ -403,10 +425,10 @@ def test_every_damage_of_the_note_is_noticed(at: int, program: Path, archive: Pa
     put(program, bytes(data))
     assert zcrecord.load_record(program)["w"].sum() == 15, "who loads does not need it"
     if at < 8:  # then it is none, and what it was is taken for the program's
-        assert detach(program).exact is False
+        assert detach(program, discard=True).exact is False
         return
     with pytest.raises(IntegrityError, match="app: the note before the archive: its CRC does not match"):
-        detach(program)
+        detach(program, discard=True)
 
 
 @pytest.mark.parametrize("size", [0, 4999, 5001, BLOCK - 31, BLOCK, 2**63, 2**64 - 1])
@@ -416,9 +438,9 @@ def test_note_that_does_not_fit_is_refused(size: int, program: Path, archive: Pa
     note = data[start - 32 : start - 24] + size.to_bytes(8, "little") + bytes(12)
     changed = data[: start - 32] + note + zlib.crc32(note).to_bytes(4, "little") + data[start:]
     if size == 5001:  # the last byte of padding might be the program's; nothing tells
-        assert detach(put(program, changed)).program_bytes == 5001
+        assert detach(put(program, changed), discard=True).program_bytes == 5001
         return
-    for act in (lambda: detach(program), lambda: attach(program, archive)):
+    for act in (lambda: detach(program, discard=True), lambda: attach(program, archive)):
         with pytest.raises(FormatError, match=f"app: the note before the archive: a program of {size} bytes"):
             put(program, changed)
             act()

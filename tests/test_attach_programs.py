@@ -69,7 +69,7 @@ def test_compiled_program_runs_as_before_and_maps_its_own_weights(program: Path,
 def test_detached_program_is_the_one_the_compiler_made(program: Path, archive: Path, compiled: bytes) -> None:
     attach(program, archive)
     attach(program, archive)
-    detach(program)
+    detach(program, discard=True)
     assert program.read_bytes() == compiled
     assert run(program) == "ready\n"
 
@@ -84,7 +84,7 @@ def test_strip_takes_the_archive_off_and_loading_says_so(program: Path, archive:
     stripped = program.read_bytes()
     attach(program, archive)
     assert run(program, "weight") == PRINTED
-    detach(program)
+    detach(program, discard=True)
     assert program.read_bytes() == stripped
 
 
@@ -152,7 +152,7 @@ def test_frozen_python_program_maps_its_own_weights(name: str, frozen: Path, arc
     facts = json.loads(run(program))
     assert facts["mapped"] and facts["inside"] and facts["address"] % 64 == 0
     assert facts["sum"] == 15
-    detach(program, durable=False)
+    detach(program, discard=True, durable=False)
     assert program.read_bytes() == before
 
 

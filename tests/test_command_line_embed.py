@@ -190,8 +190,30 @@ def test_attach_and_detach_fail_in_one_line_and_change_nothing(
     assert {path: path.read_bytes() for path in Path().iterdir()} == before
 
 
-def test_detach_that_would_do_nothing_is_wrong_usage(capsys: pytest.CaptureFixture[str]) -> None:
+def test_detach_keeps_the_archive_unless_told_otherwise(capsys: pytest.CaptureFixture[str]) -> None:
+    shutil.copy(sys.executable, "app")
+    archive = Path("model.zcr").read_bytes()
+    run("attach", "app", "model.zcr", "--no-sync", "--quiet")
+    run("detach", "app")
+    assert capsys.readouterr().out.startswith("app.zcr: ")
+    assert Path("app.zcr").read_bytes() == archive
+    run("attach", "app", "model.zcr", "--no-sync", "--quiet")
+    c.fails(capsys, main(("detach", "app")), "app.zcr: exists already; --force replaces it")
+    Path("app.zcr").unlink()
+    run("detach", "app", "--discard", "--quiet")
+    assert not Path("app.zcr").exists()
+
+
+@pytest.mark.parametrize("more", [["--keep"], ["-o", "x.zcr"]])
+def test_detach_that_is_to_keep_and_discard_is_wrong_usage(more: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
-        main(("detach", "program", "--keep"))
+        main(("detach", "program", "--discard", *more))
     assert ended.value.code == 2
-    assert "--keep leaves PROGRAM as it is" in capsys.readouterr().err
+    assert "--discard throws the archive away" in capsys.readouterr().err
+
+
+def test_text_is_attached_to_by_force_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("notes.txt").write_text("größer\n" * 2000)
+    told = "notes.txt: nothing can be attached to this program: it is text, and no executable, or force it by --force"
+    c.fails(capsys, main(("attach", "notes.txt", "model.zcr")), told)
+    assert main(("attach", "notes.txt", "model.zcr", "--force")) == 0

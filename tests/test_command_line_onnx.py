@@ -136,6 +136,8 @@ def test_onnx2zc_tries_out_without_writing(capsys: pytest.CaptureFixture[str]) -
     tried = json.loads(capsys.readouterr().out)
     assert onnx2zc_main(["model.onnx", "--json"]) == 0
     done = json.loads(capsys.readouterr().out)
+    assert onnx2zc_main(["model.onnx", "--dry-run"]) == 0
+    assert capsys.readouterr().out.startswith("model.zcr: would replace the file there, with --force, 7 tensors in ")
     different = {"seconds", "peak_rss", "dry_run"}
     assert {k: v for k, v in tried.items() if k not in different} == {k: done[k] for k in done if k not in different}
 

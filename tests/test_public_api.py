@@ -209,8 +209,8 @@ zcrecord.embed.EmbedReport(archive: str, lang: str, files: tuple[str, ...], tens
     ...])
 zcrecord.embed.attach(program: Any, archive: Any, dest: Any = None, *, verify: Verify = 'full', force: bool = False,
     durable: bool = True, progress: Progress | None = None) -> AttachReport
-zcrecord.embed.detach(program: Any, dest: Any = None, *, keep: bool = False, force: bool = False,
-    durable: bool = True) -> DetachReport
+zcrecord.embed.detach(program: Any, dest: Any = None, *, keep: bool = False, discard: bool = False,
+    force: bool = False, durable: bool = True) -> DetachReport
 zcrecord.embed.generate(source: Any, directory: Any, *, lang: Language, blob: BlobForm | None = None,
     assembly: bool = False, select: Patterns | None = None, exclude: Patterns | None = None,
     prefix: str | None = None, name: str | None = None, section: str | None = None, alignment: int | None = None,

@@ -231,12 +231,13 @@ def _add_attaching(commands: Any) -> None:
     attach.add_argument("program", metavar="PROGRAM", help="an executable; one attached before is replaced")
     attach.add_argument("archive", metavar="ARCHIVE", help="an archive, a file of its own")
     attach.add_argument("--output", "-o", metavar="OUT", help="leave PROGRAM as it is, and write this")
-    about = "Take an attached archive off an executable again."
+    about = "Take an attached archive off an executable again, into a file of its own."
     detach = commands.add_parser("detach", help="take it off again", description=about)
     detach.add_argument("program", metavar="PROGRAM", help="an executable with an archive attached")
-    detach.add_argument("--output", "-o", metavar="ARCHIVE", help="where the archive goes (default: nowhere)")
+    detach.add_argument("--output", "-o", metavar="ARCHIVE", help="where the archive goes (default: PROGRAM.zcr)")
     detach.add_argument("--keep", action="store_true", help="write the archive, and leave PROGRAM as it is")
-    what = "replace OUT if it exists; attach to scripts, zips and signed programs, too, which may not run then"
+    detach.add_argument("--discard", action="store_true", help="throw the archive away")
+    what = "replace OUT if it exists; attach to text, scripts, zips and signed programs, too, which may not run then"
     attach.add_argument("--force", "-f", action="store_true", help=what)
     detach.add_argument("--force", "-f", action="store_true", help="replace ARCHIVE if it exists")
     for parser in (attach, detach):

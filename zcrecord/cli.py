@@ -208,10 +208,10 @@ def _detach(args: argparse.Namespace) -> int:
     from . import commands, embed
     from .render import Printer
 
-    if args.keep and args.output is None:
-        args.refuse("--keep leaves PROGRAM as it is; name a file for the archive by --output")
+    if args.discard and (args.keep or args.output is not None):
+        args.refuse("--discard throws the archive away: neither --keep nor --output goes with it")
     check_file(args.program)
-    options = {"keep": args.keep, "force": args.force, "durable": not args.no_sync}
+    options = {"keep": args.keep, "discard": args.discard, "force": args.force, "durable": not args.no_sync}
     with writing(args.program):
         report = embed.detach(args.program, args.output, **options)
     if not args.quiet:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
@@ -255,7 +256,9 @@ def converted(report: ConvertReport | PackReport | PageReport, out: Printer, *, 
 
 def _converted(report: ConvertReport, out: Printer) -> Iterator[str]:
     size = out.size
-    yield "would be written" if report.dry_run else ""
+    if report.dry_run:
+        there = report.dest is not None and os.path.exists(report.dest)
+        yield "would replace the file there, with --force" if there else "would be written"
     yield f"{_count(report.tensors, 'tensor')} in {_count(report.modules, 'module')}"
     yield f"{size(report.input_bytes)} in"
     yield f"{size(report.archive_bytes)} out"

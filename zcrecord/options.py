@@ -14,7 +14,7 @@ __all__ = ["spoken", "spoken_message"]
 
 _SPOKEN = {  # regular expressions, in this order
     r"force=True": "--force",
-    r"keep=True": "--keep",
+    r"discard=True": "--discard",
     r"allow_links=True": "--allow-links",
     r"verify=True": "--verify",
     r"to_onnx\(external=True\)": "zcrecord to-onnx --external",

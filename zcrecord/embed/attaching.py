@@ -57,7 +57,7 @@ class AttachReport:
 class DetachReport:
     """What detaching did. Bytes throughout.
 
-    `dest` is the archive that was written, None without one, `program_bytes` the size of the program without it.
+    `dest` is the archive that was written, None if it was thrown away, `program_bytes` the program's size without it.
     `exact` tells whether these are the bytes that the program had before `attach`: of an archive that was appended by
     other means nobody knows where the program ended, so what lies between stays.
     """
@@ -144,7 +144,13 @@ def attach(
 
 
 def detach(
-    program: Any, dest: Any = None, *, keep: bool = False, force: bool = False, durable: bool = True
+    program: Any,
+    dest: Any = None,
+    *,
+    keep: bool = False,
+    discard: bool = False,
+    force: bool = False,
+    durable: bool = True,
 ) -> DetachReport:
     """Take an attached archive off a program, which is then, byte for byte, what it was before `attach`.
 
@@ -155,13 +161,15 @@ def detach(
 
     Args:
         program: the path of a program with an archive attached.
-        dest: a path for the archive; without it, it is gone.
+        dest: a path for the archive; without one it is written beside the program, as PROGRAM.zcr.
         keep: whether the program keeps it, too.
+        discard: whether the archive is thrown away.
         force: whether `dest` may be replaced if it is there.
         durable: whether to wait until the files would survive power loss.
 
     Raises:
-        FormatError: no archive is attached. UnsupportedError: the program was signed since, and `keep` was not given.
+        FormatError: no archive is attached. UnsupportedError: the program was signed since, and `keep` was not given; or
+            `discard` beside `dest` or `keep`.
         DestinationExistsError: `dest` exists and `force` was not given, or is the program. SourceError: the file system
         refused.
 
@@ -174,9 +182,10 @@ def detach(
         True
     """
     path = path_of(program)
-    out = None if dest is None else path_of(dest)
-    if keep and out is None:
-        raise UnsupportedError("with keep=True nothing is left to do; name a file for the archive", path=path)
+    if discard and (keep or dest is not None):
+        raise UnsupportedError("discard=True throws the archive away; leave out what is to keep it", path=path)
+    beside = f"{path.removesuffix('.exe')}.zcr" if dest is None else path_of(dest)
+    out = None if discard else beside
     check_destination(path, out, force)
     octets = map_file(path, least=0).octets
     parts = _parts(octets, path)
@@ -231,7 +240,7 @@ def _check_unsigned(octets: memoryview, parts: _Parts, path: str) -> None:
             "take the signature off first (`signtool remove /s`, `osslsigncode remove-signature`), and sign again after"
         )
         what = f"it was signed with its archive attached, and the signature would no longer hold; {off}"
-        raise UnsupportedError(f"{what}; detach with keep=True (--keep) copies the archive alone", path=path)
+        raise UnsupportedError(f"{what}; detach with keep=True copies the archive alone", path=path)
 
 
 def _check(program: memoryview, path: str, force: bool) -> None:

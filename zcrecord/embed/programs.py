@@ -1,4 +1,4 @@
-"""What a program's file shows of whether it bears an archive behind it: scripts, zip files, signatures.
+"""What a program's file shows of whether it bears an archive behind it: text, scripts, zip files, signatures.
 
 Knows just enough of Mach-O to find a signature, `layout` of Windows programs; what it says, a person reads.
 """
@@ -12,6 +12,7 @@ __all__ = ["objection"]
 _ZIP_END = b"PK\x05\x06"
 _ZIP_END_SIZE, _ZIP_COMMENT = 22, 65535  # bytes of a zip's last entry, and of the comment that may follow it
 _MACHO_SIGNATURE = 0x1D  # LC_CODE_SIGNATURE
+_HEAD = 4096  # bytes that tell text from programs, which have zeros among their first
 _MOST_SLICES = 32  # of a universal program; what starts as one with more is a Java class
 
 
@@ -24,6 +25,8 @@ def objection(program: memoryview) -> str | None:
     """
     if bytes(program[:2]) == b"#!" and not _is_zip(program):
         return "it is a script, whose interpreter would read on into the archive; leave the archive beside it"
+    if len(program) and _is_text(program) and not _is_zip(program):
+        return "it is text, and no executable"
     if _is_zip(program):
         return "it ends in a zip's directory (a zipapp?), which has to be last; put the archive into the zip, stored"
     if (table := certificate_table(program)) is not None and table[1]:
@@ -37,6 +40,18 @@ def _number(data: memoryview, at: int, size: int = 4, order: str = "little") -> 
     """Return an unsigned number; what lies past the end is taken for zeros."""
     big = order == "big"
     return int.from_bytes(data[at : at + size], "big" if big else "little")
+
+
+def _is_text(program: memoryview) -> bool:
+    """Return whether a file starts as text does: UTF-8 without control characters, but for spaces and escapes."""
+    head = bytes(program[:_HEAD])
+    try:
+        text = head.decode()
+    except UnicodeDecodeError as error:
+        if error.start < len(head) - 3 or len(head) < _HEAD:  # a character that is cut is none that is wrong
+            return False
+        text = head[: error.start].decode()
+    return not any(c < " " and c not in "\t\n\v\f\r\x1b" for c in text)
 
 
 def _is_zip(program: memoryview) -> bool:

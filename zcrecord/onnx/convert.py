@@ -97,7 +97,7 @@ def convert(
     """
     started = time.perf_counter()
     source_path, dest_path = path_or_none(source), path_or_none(dest)
-    check_destination(source_path, dest_path, force)
+    check_destination(source_path, dest_path, force or dry_run)
     if verify and (dry_run or source_path is None or dest_path is None):
         raise UnsupportedError("verify=True reads the source again and the archive back: both must be files by path")
     test = None if select is None and exclude is None else Wanted(select, exclude)
