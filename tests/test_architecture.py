@@ -43,7 +43,7 @@ FLOORS = """
     embed.naming embed.planning embed.wording embed.python embed.writing embed.assembly embed.c embed.blob embed.rust
     embed.generating embed
     serving reporting
-    options render commands checks arguments streams endings cli __main__
+    options render commands checks arguments completion streams endings cli __main__
 """
 FLOOR = {f"zcrecord.{name}".rstrip("."): i for i, name in enumerate(FLOORS.split())}
 
@@ -135,7 +135,7 @@ def test_exceptions_to_the_one_way_are_still_needed() -> None:
         ("struct", {"zcrecord.layout", "zcrecord.formats.zipped"}),
         ("flatbuffers", {"zcrecord.index", "zcrecord._schema.tables"}),
         ("zcrecord._schema", {"zcrecord.entries", "zcrecord.index"}),
-        ("argparse", {"zcrecord.arguments", "zcrecord.cli"}),
+        ("argparse", {"zcrecord.arguments", "zcrecord.cli", "zcrecord.completion"}),
         ("rich", {"zcrecord.render"}),
         ("onnxruntime", {"zcrecord.onnx.runtime"}),
     ],

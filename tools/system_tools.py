@@ -57,6 +57,8 @@ PACKAGES = {
     "npm": "npm",
     "chromium": "chromium",
     "openssl": "openssl",
+    "zsh": "zsh",
+    "fish": "fish",
     "zstd": "zstd",
     "gzip": "gzip",
     "unshare": "util-linux",

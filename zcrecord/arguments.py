@@ -23,7 +23,7 @@ from .layout import ALIGNMENT, VERSION, check_alignment
 from .render import columns_of, wrapped
 from .source import is_url
 
-__all__ = ["onnx2zc_arguments", "zcrecord_arguments", "zcrecord_parser"]
+__all__ = ["onnx2zc_arguments", "onnx2zc_parser", "zcrecord_arguments", "zcrecord_parser"]
 
 
 class _Formatter(argparse.HelpFormatter):
@@ -101,6 +101,10 @@ def zcrecord_parser() -> argparse.ArgumentParser:
     _add_embed(commands)
     _add_attaching(commands)
     _add_serve(commands)
+    about = """Print what makes a shell complete these commands. In bash and zsh: eval "$(zcrecord completion bash)"; in
+        fish: zcrecord completion fish | source"""
+    completing = commands.add_parser("completion", help="for a shell", description=about)
+    completing.add_argument("shell", choices=("bash", "zsh", "fish"), help="the shell")
     return parser
 
 
@@ -292,8 +296,8 @@ def zcrecord_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     return args
 
 
-def onnx2zc_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """Return the arguments of `onnx2zc`; `refuse` of them ends with status 2."""
+def onnx2zc_parser() -> argparse.ArgumentParser:
+    """Return the parser of `onnx2zc`."""
     about = """Convert an ONNX model to an archive, in one pass and in little memory; - is standard input or output, and
         what zstd or gzip compressed is decompressed on the way."""
     parser = _parser("onnx2zc", about)
@@ -310,6 +314,12 @@ def onnx2zc_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--allow-links", action="store_true", help=what)
     _add_alignment(parser)
     _add_output_options(parser)
+    return parser
+
+
+def onnx2zc_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """Return the arguments of `onnx2zc`; `refuse` of them ends with status 2."""
+    parser = onnx2zc_parser()
     args = parser.parse_args(arguments)
     args.refuse = parser.error
     if args.dest is None:

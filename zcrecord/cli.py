@@ -249,7 +249,15 @@ def _serve(args: argparse.Namespace) -> int:
     return 0
 
 
+def _completion(args: argparse.Namespace) -> int:
+    from . import completion
+
+    print(completion.script(args.shell))
+    return 0
+
+
 _OF_FILES = {
+    "completion": _completion,
     "serve": _serve,
     "sign": _sign,
     "diff": _diff,
