@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import io
 import os
+import re
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -246,3 +247,23 @@ def test_refuses_nul_in_a_path(path: Any, tmp_path: Path, monkeypatch: pytest.Mo
     with pytest.raises(RecordError, match=r"null|NUL"):
         zcrecord.save_record({"w": ONE}, path)
     assert os.listdir(tmp_path) == []
+
+
+# Advice that works.
+
+
+@pytest.mark.parametrize("unit", ["M8[ns]", "M8[D]", "m8[s]"])
+def test_dates_are_saved_and_loaded_as_their_refusal_says(unit: str, tmp_path: Path) -> None:
+    dates = np.arange(5).astype(unit).reshape(5, 1)
+    with pytest.raises(UnsupportedError, match=re.escape(f"save .view('int64'), and load that with .view('{unit}')")):
+        r.saved({"x": dates})
+    zcrecord.save_record({"x": dates.view("int64")}, tmp_path / "m.zcr")
+    np.testing.assert_array_equal(zcrecord.load_record(tmp_path / "m.zcr")["x"].view(unit), dates)
+
+
+def test_structured_arrays_are_saved_as_their_refusal_says(tmp_path: Path) -> None:
+    array = np.array([(1, 2.5), (3, 4.5)], [("a", "<i4"), ("b", "<f8")])
+    with pytest.raises(UnsupportedError, match=r"save its fields one by one, as array\[field\]"):
+        r.saved({"x": array})
+    zcrecord.save_record({"x": {field: array[field] for field in array.dtype.names or ()}}, tmp_path / "m.zcr")
+    assert zcrecord.load_record(tmp_path / "m.zcr")["x.b"].tolist() == [2.5, 4.5]

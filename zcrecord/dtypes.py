@@ -131,8 +131,23 @@ def from_numpy(dtype: np.dtype[Any]) -> DType:
         if found is not None:
             _by_numpy[dtype] = found
     if found is None:
-        raise UnsupportedError(f"dtype {dtype} has no place in an archive; convert the array with .astype(...) first")
+        raise UnsupportedError(f"dtype {dtype} has no place in an archive; {_instead(dtype)}")
     return found
+
+
+def _instead(dtype: np.dtype[Any]) -> str:
+    """Return what can be saved in the place of an array of a type that is not in the table."""
+    if dtype.names is not None:
+        return "save its fields one by one, as array[field]"
+    if dtype.kind in "mM":
+        return f"save .view('int64'), and load that with .view('{dtype.str[1:]}')"
+    if dtype.kind == "V":
+        return "save its bytes, viewed as uint8"
+    if dtype.kind in "SU":
+        return "save StringTensor.from_strings(...) of it"
+    if dtype.kind == "O":
+        return "convert it with .astype(...) to numbers, or save StringTensor.from_strings(...) of texts"
+    return "convert the array with .astype(...) first"
 
 
 def nbytes(count: int, bits: int) -> int:

@@ -351,8 +351,8 @@ class _Jax:
         except (TypeError, ValueError, RuntimeError) as error:
             raise _unsupported(self._archive, i, dtype.name, f"jax does not take {dtype}: {error}") from error
         if found != dtype:
-            todo = 'jax.config.update("jax_enable_x64", True) keeps it, or'
-            raise _unsupported(self._archive, i, dtype.name, f"jax would make {found} of {dtype}; {todo}")
+            what = f'jax would make {found} of {dtype}, unless jax.config.update("jax_enable_x64", True) comes first'
+            raise _unsupported(self._archive, i, dtype.name, what)
         self._known.add(dtype)
 
 
