@@ -54,7 +54,7 @@ def sentences() -> dict[str, str]:
                 text = "".join(str(p.value) if isinstance(p, ast.Constant) else "{}" for p in node.values)
             elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in inside | docs:
                 text = node.value
-            if " " in text:
+            if " " in text and isinstance(node, ast.expr):
                 found[f"{name}:{node.lineno}:{node.col_offset}"] = text
     return found
 

@@ -78,7 +78,8 @@ def test_request_that_makes_no_sense_is_answered_and_nothing_is_told(request_: s
 
 def test_fault_of_the_server_itself_is_told_in_a_line() -> None:
     web = pytest.importorskip("aiohttp.web")
-    logger, told = logging.getLogger("aiohttp.server"), []
+    logger = logging.getLogger("aiohttp.server")
+    told: list[str] = []
     with serving._in_lines(web, told.append):
         try:
             raise KeyError("ours")

@@ -146,8 +146,8 @@ def wrapped(text: str, stream: TextIO) -> str:
         return text
     import textwrap  # here, because most lines fit
 
-    options = {"break_long_words": False, "break_on_hyphens": False}
-    return textwrap.fill(text, width, subsequent_indent="  ", drop_whitespace=True, **options)
+    wrapper = textwrap.TextWrapper(width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
+    return wrapper.fill(text)
 
 
 class Printer:
@@ -228,8 +228,8 @@ class Printer:
         _rich()
         from rich.console import Console
 
-        size = {"width": columns_of(self._stream), "height": 25}  # rich takes a dumb terminal for one of 80, without
-        return Console(file=self._stream, **size, markup=False, highlight=False, emoji=False)
+        width, height = columns_of(self._stream), 25  # without a height rich takes a dumb terminal for one of 80
+        return Console(file=self._stream, width=width, height=height, markup=False, highlight=False, emoji=False)
 
     def json(self, value: Any) -> None:
         """Print a value as JSON."""
