@@ -106,8 +106,7 @@ def load_record(
         SourceError: the file is missing or cannot be read. FormatError: it is no valid archive. VersionError: it needs
         a later reader. IntegrityError: it has another content digest than `expect`. LimitError: what is packed, or in
         mode "c" equal tensors that are not tied, would take memory out of all proportion. UnsupportedError: `source`
-        is none of these, `expect` no digest. MismatchError: the record does not match `into`. DependencyError:
-        zstandard is absent.
+        is none of these, `expect` no digest. MismatchError: it does not match `into`. DependencyError: no zstandard.
 
     Example:
         >>> import numpy as np, zcrecord
