@@ -20,9 +20,9 @@ ROOT = Path(__file__).resolve().parents[1]
 
 # A module may import what stands before it here, nothing else. Names are relative to the package, "." is the package.
 FLOORS = """
-    interrupts errors filetypes dtypes layout _schema _schema.tables entries conventions spans index rules verify tensors
-    foreign lazy sharing tree paths unfold scratch mapping fileobject sink compressed ordered together writer streaming
-    source frames views reader damage contents describe parts
+    interrupts errors filetypes dtypes layout _schema _schema.tables entries conventions spans index rules verify
+    tensors foreign lazy sharing tree paths unfold scratch mapping fileobject sink compressed ordered together writer
+    streaming source frames views reader damage contents describe parts
     typed.fields typed.wanted typed.composed typed handover pytrees
     record packed differing comparing
     remote.ranges remote.place remote.web remote.stores remote.publishers remote.cache remote.window remote.feed

@@ -168,8 +168,8 @@ def detach(
         durable: whether to wait until the files would survive power loss.
 
     Raises:
-        FormatError: no archive is attached. UnsupportedError: the program was signed since, and `keep` was not given; or
-            `discard` beside `dest` or `keep`.
+        FormatError: no archive is attached. UnsupportedError: the program was signed since, and `keep` was not given;
+        or `discard` beside `dest` or `keep`.
         DestinationExistsError: `dest` exists and `force` was not given, or is the program. SourceError: the file system
         refused.
 
