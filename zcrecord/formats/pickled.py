@@ -28,7 +28,7 @@ class _Value:
 
     __slots__ = ("items", "name", "number", "size")
 
-    def __init__(self, size: int, *, number: int | None = None, name: str = "", items: Iterable[Any] = ()) -> None:
+    def __init__(self, size: int, *, number: int | None = None, name: str = "", items: Iterable[_Value] = ()) -> None:
         self.size, self.number, self.name, self.items = size, number, name, tuple(items)
 
 

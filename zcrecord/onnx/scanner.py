@@ -236,13 +236,12 @@ class Scanner:
                 window.drop(start)
             window.pos = at
             stub = store(scope, tag >> 3, place, window.base + start, name, code, dims, view[at:stop])
-            place += 1
             tail.append(tag)
             size = kept - first + len(stub)
             tail += encode_varint(size) if size > 127 else _SHORT[size]
             tail += view[first:kept]
             tail += stub
-            start = stop
+            place, start = place + 1, stop
         if place == first_place:
             return False
         self._tensors.passed()
