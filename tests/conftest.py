@@ -78,7 +78,7 @@ def named_tools(item: pytest.Item) -> list[str]:
 
 def missing_tools(item: pytest.Item) -> list[str]:
     """Return the tools that the test's marks name and this machine does not have."""
-    return [tool for tool in named_tools(item) if not has(tool)]
+    return [tool for tool in named_tools(item) if tool in PACKAGES and not has(tool)]
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -99,9 +99,6 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Deselect what lacks a tool, unless nothing is to be left out."""
-    unknown = {tool for item in items for tool in named_tools(item)} - PACKAGES.keys()
-    if unknown:
-        raise pytest.UsageError(f"needs({', '.join(sorted(unknown))}): add it to tools/system_tools.py")
     lacking = [] if ALL else [item for item in items if missing_tools(item)]
     if lacking:
         config.stash[LEFT_OUT] = [(tool, item.path.stem) for item in lacking for tool in missing_tools(item)[:1]]
@@ -116,7 +113,9 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Fail what lacks a tool and was not deselected."""
+    """Fail what lacks a tool and was not deselected, and what names one that nothing installs."""
+    if unknown := set(named_tools(item)) - PACKAGES.keys():
+        pytest.fail(f"needs {', '.join(sorted(unknown))}: add it to tools/system_tools.py", pytrace=False)
     if missing := missing_tools(item):
         pytest.fail(f"needs {', '.join(missing)}, which ./tools/test --all installs", pytrace=False)
 

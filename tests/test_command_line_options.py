@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -121,7 +122,7 @@ def piped(command: str, data: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(["bash", "-c", shell], capture_output=True, text=True, timeout=60)
 
 
-@pytest.mark.needs("bash")
+@pytest.mark.skipif(os.name != "posix", reason="platform: bash")
 @pytest.mark.parametrize("command", ["info", "ls", "tree", "verify", "check --key k", "diff model.zcr", "to-onnx"])
 def test_pipe_in_the_place_of_a_file_is_told_to_be_given_as_standard_input(command: str, archive: Path) -> None:
     done = piped(f"zcrecord {command} PIPE {'o.onnx' if command == 'to-onnx' else ''}", str(archive))
@@ -130,7 +131,7 @@ def test_pipe_in_the_place_of_a_file_is_told_to_be_given_as_standard_input(comma
     assert re.fullmatch(told, done.stderr)
 
 
-@pytest.mark.needs("bash")
+@pytest.mark.skipif(os.name != "posix", reason="platform: bash")
 @pytest.mark.parametrize("command", ["sign --key k", "embed --lang c", "attach program", "detach", "serve"])
 def test_pipe_where_only_a_file_will_do_is_told_so(command: str, archive: Path) -> None:
     shutil.copy(sys.executable, "program")
@@ -140,7 +141,7 @@ def test_pipe_where_only_a_file_will_do_is_told_so(command: str, archive: Path) 
     assert re.fullmatch(told, done.stderr)
 
 
-@pytest.mark.needs("bash")
+@pytest.mark.skipif(os.name != "posix", reason="platform: bash")
 @pytest.mark.parametrize("command", ["onnx2zc", "zcrecord pack", "zcrecord report", "zcrecord to-onnx"])
 def test_beside_a_pipe_there_is_no_place_for_output(command: str, archive: Path) -> None:
     done = piped(f"{command} PIPE", "model.onnx")
