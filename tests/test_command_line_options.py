@@ -23,7 +23,7 @@ ARGUMENT = re.compile(r"\b(?!charset)[a-z_]+=|list\(record\)|pass the bytes")
 # What no command ends with: loading to devices, filling, typed records, other frameworks, writing a record in Python.
 IN_PYTHON_ALONE = (
     "bringing", "compat", "constants", "fillers", "foreign", "handover", "hollow", "lazy", "ledger", "loaders",
-    "loading", "onnx/filling", "onnx/listing", "onnx/runtime", "onnx/selecting", "ordered", "packing", "parts",
+    "loading", "onnx/filling", "onnx/listing", "onnx/runtime", "onnx/selecting", "ordered", "packing", "parts", "pytrees",
     "reader", "recording", "remote/opening", "save", "sharing", "shell", "tensors", "typed",
 )  # fmt: skip
 
@@ -93,7 +93,7 @@ def test_what_is_put_into_other_words_is_still_said() -> None:
 )
 def test_advice_is_an_option(command: str, told: str, archive: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name in ("there.npz", "there.abc"):
-        Path(name).write_bytes(b"something")
+        Path(name).write_bytes(b"\0something")
     Path("model.py").write_bytes(b"something")
     Path("script.sh").write_text("#!/bin/sh\nexit\n")
     c.fails(capsys, main(command.split()), told)
