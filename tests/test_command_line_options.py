@@ -23,8 +23,8 @@ ARGUMENT = re.compile(r"\b(?!charset)[a-z_]+=|list\(record\)|pass the bytes")
 # What no command ends with: loading to devices, filling, typed records, other frameworks, writing a record in Python.
 IN_PYTHON_ALONE = (
     "bringing", "compat", "constants", "fillers", "foreign", "handover", "hollow", "lazy", "ledger", "loaders",
-    "loading", "onnx/filling", "onnx/listing", "onnx/runtime", "onnx/selecting", "ordered", "packing", "parts", "pytrees",
-    "reader", "recording", "remote/opening", "save", "sharing", "shell", "tensors", "typed",
+    "loading", "onnx/filling", "onnx/listing", "onnx/runtime", "onnx/selecting", "ordered", "packing", "parts",
+    "pytrees", "reader", "recording", "remote/opening", "save", "sharing", "shell", "tensors", "typed",
 )  # fmt: skip
 
 

@@ -15,6 +15,7 @@ __all__ = ["spoken", "spoken_message"]
 _SPOKEN = {  # regular expressions, in this order
     r"force=True": "--force",
     r"discard=True": "--discard",
+    r"keep=True": "--keep",
     r"allow_links=True": "--allow-links",
     r"verify=True": "--verify",
     r"to_onnx\(external=True\)": "zcrecord to-onnx --external",
