@@ -18,6 +18,8 @@ __all__ = ["claimed"]
 
 _ITEM = 16  # bytes, at least, of an item in a container
 _VIEWS, _COPIES = ("_rebuild_", "Parameter"), "_rebuild_device_"  # names of functions that copy nothing, but for one
+_MODULES = ("torch", "builtins", "__builtin__", "collections", "_codecs")  # of the functions that torch calls
+_REFUSED = "refused"  # stands for any other function
 _LONGEST = 64  # characters of a function's name
 _GROWS = {"APPEND": 1, "SETITEM": 2, "BUILD": 1}  # what they add to the value below, which stays
 _GROWS_BY_MARK = {"APPENDS", "SETITEMS", "ADDITEMS"}
@@ -95,22 +97,27 @@ def _pass(code: Any, argument: Any, stack: list[_Value | None]) -> None:
         elif isinstance(argument, int):
             stack.append(_Value(_ITEM, number=int(argument)))
         elif code.name in ("GLOBAL", "INST"):
-            stack.append(_Value(0, name=argument.rpartition(" ")[2]))
+            stack.append(_function(*argument.split(" ", 1)))
         elif isinstance(argument, str | bytes | bytearray):
             stack.append(_Value(len(argument), name=str(argument)[:_LONGEST]))
         elif code.name == "STACK_GLOBAL":
-            stack.append(_Value(0, name=items[1].name))
+            stack.append(_function(items[0].name, items[1].name))
         elif code.name == "DUP":
             stack.append(items[0])
         else:
             stack.append(_Value(_ITEM * len(items), items=items if code.name.startswith("TUPLE") else ()))
 
 
+def _function(module: str, name: str) -> _Value:
+    """Return a function; one that torch refuses to call makes nothing, and numpy's are replaced by what makes nothing."""
+    return _Value(0, name=name if module.partition(".")[0] in _MODULES else _REFUSED)
+
+
 def _made(function: str, arguments: _Value) -> int:
     """Return the bytes of what a function makes of its arguments: as many as they have, or as a number in them says."""
     if function.startswith("_rebuild_tensor"):
         return 4 * _count(arguments.items[2:3])  # storage, offset, shape; an element has 1 to 16 bytes
-    numbers = 0 if function in ("device", "complex", "Size") else _count(arguments.items)
+    numbers = 0 if function in ("device", "complex", "Size", _REFUSED) else _count(arguments.items)
     return sum(item.size for item in arguments.items if item.number is None) + numbers
 
 
