@@ -106,12 +106,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if item not in lacking]
 
 
-def pytest_collection_finish(session: pytest.Session) -> None:
-    """Forget the tools that modules of tests ran where they were read, such as `rustc --version`."""
-    if (log := session.config.stash.get(TOOLS_RUN, None)) is not None:
-        log.unlink(missing_ok=True)
-
-
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Fail what lacks a tool and was not deselected, and what names one that nothing installs."""
     if unknown := set(named_tools(item)) - PACKAGES.keys():
@@ -133,10 +127,11 @@ def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, None, None]:
 
 
 def tools_run(commands: Iterable[str]) -> set[str]:
-    """Return the tools of tools/system_tools.py that command lines run."""
+    """Return the tools of tools/system_tools.py that command lines run; pip asks some for their versions alone."""
     run = set()
-    for words in map(str.split, commands):
-        run |= {tool for tool in PACKAGES if words[0] == tool.split()[0] and set(tool.split()[1:]) <= set(words[1:])}
+    for command, *options in map(str.split, commands):
+        if options != ["--version"]:
+            run |= {tool for tool in PACKAGES if command == tool.split()[0] and set(tool.split()[1:]) <= set(options)}
     return run
 
 

@@ -62,7 +62,10 @@ def run_blocks(text: str) -> list[re.Match[str]]:
     return [match for match in BLOCK.finditer(text) if not match["before"].startswith("<!-- not run:")]
 
 
-NEEDS = {"integrity.md": [pytest.mark.needs("openssl")]}  # keys are made with it
+NEEDS = {
+    "integrity.md": [pytest.mark.needs("openssl")],  # keys are made with it
+    "onnx-models.md": [pytest.mark.needs("gzip")],
+}
 
 
 @pytest.mark.parametrize("page", [pytest.param(page, id=page.name, marks=NEEDS.get(page.name, ())) for page in PAGES])

@@ -105,7 +105,7 @@ FRONT = [
     Case("R14", "archive_size too large", both(archive_size=2**20),
          "has 1048576 bytes, the source [0-9]+; it is truncated"),
     Case("R14", "archive_size too small", shorter,
-         "has [0-9]+ bytes, the source [0-9]+; it is followed by other bytes; see"),
+         "has [0-9]+ bytes, the source [0-9]+; it is followed by other bytes; "),
 ]
 BACK = [
     Case("R12", "payload_offset of none", both(payload_offset=128),

@@ -241,11 +241,10 @@ def test_refuses_files_opened_for_reading(tmp_path: Path) -> None:
     assert (tmp_path / "old").read_bytes() == b"old"
 
 
-@pytest.mark.parametrize("path", ["a\0b", b"a\0b"])
-def test_refuses_nul_in_a_path(path: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_refuses_nul_in_a_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(RecordError, match=r"null|NUL"):
-        zcrecord.save_record({"w": ONE}, path)
+        zcrecord.save_record({"w": ONE}, "a\0b")
     assert os.listdir(tmp_path) == []
 
 

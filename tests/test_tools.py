@@ -184,7 +184,11 @@ def test_page_that_wants_a_row_that_is_not_there_is_refused() -> None:
         page_with_table(f"{BEGIN}{END}", results, ("other work",))
 
 
-NEEDS = {"web": pytest.mark.needs("chromium")}
+ON_THE_BOARD = ("make", "arm-none-eabi-gcc", "arm-none-eabi-nm", "arm-none-eabi-size", "qemu-system-arm")
+NEEDS = {
+    "web": pytest.mark.needs("chromium"),
+    "embedding": pytest.mark.needs("gcc", "clang-19", "rustc", "cc", *ON_THE_BOARD),
+}
 
 
 @linux

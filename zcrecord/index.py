@@ -213,8 +213,7 @@ def _encode_modules(entries: Entries, pool: _Pool, vectors: dict[str, Array]) ->
         if ends[i] > ends[parents[i]]:
             ends[parents[i]] = ends[i]
     out["name"], out["name_size"] = pool.add_all(names)
-    types = {text: pool.add(text) for text in dict.fromkeys(type_names)}
-    out["type_name"], out["type_name_size"] = zip(*map(types.__getitem__, type_names), strict=True)
+    out["type_name"], out["type_name_size"] = zip(*map(pool.add, type_names), strict=True)
     out["end"], out["key_size"], out["parent"], out["place"], out["kind"] = ends, key_sizes, parents, places, kinds
     out["first_tensor"] = first_children(vectors["tensors"]["parent"], len(modules))
     out["first_attribute"] = first_children(np.array([a.parent for a in entries.attributes], np.uint32), len(modules))

@@ -214,8 +214,11 @@ def read_resource(resource: Any) -> Memory:
         raise SourceNotFoundError("no such resource", path=name, errno=error.errno) from None
     except Exception as error:  # of a zip, of whatever loads the package
         raise SourceError(f"cannot be read: {error or type(error).__name__}", path=name) from error
-    with stream:
-        return read_stream(stream)
+    try:
+        with stream:
+            return read_stream(stream)
+    except RecordError as error:
+        raise error.located(path=name) from error.__cause__
 
 
 def read_stream(file: Any) -> Memory:

@@ -109,7 +109,7 @@ def _pass(code: Any, argument: Any, stack: list[_Value | None]) -> None:
 
 
 def _function(module: str, name: str) -> _Value:
-    """Return a function; one that torch refuses to call makes nothing, and numpy's are replaced by what makes nothing."""
+    """Return a function. Those of other modules make nothing: torch refuses them, or calls `torch_numpy`'s instead."""
     return _Value(0, name=name if module.partition(".")[0] in _MODULES else _REFUSED)
 
 

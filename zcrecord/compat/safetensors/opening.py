@@ -292,6 +292,8 @@ def _write(tensors: Any, dest: Any, metadata: Any) -> None:
     if not isinstance(tensors, Mapping):
         raise UnsupportedError(f"a mapping from names to tensors is expected, not a {type(tensors).__name__}")
     for name, value in tensors.items():
+        if not isinstance(name, str):
+            raise UnsupportedError(f"key {name!r} is a {type(name).__name__}; tensors have texts for names")
         if not _is_tensor(value):
             raise UnsupportedError(f"a {type(value).__name__} is no tensor; metadata= takes texts", tensor=str(name))
     if not isinstance(metadata, Mapping | None):
