@@ -103,6 +103,8 @@ def _absolute(path: str) -> str:
     """Return a path that stays right when the working folder changes; `..` is left to the system, for links' sake."""
     if os.name == "nt":
         return os.path.abspath(path)
+    if path.startswith("/"):
+        return path
     with contextlib.suppress(FileNotFoundError):  # the working folder was removed
         return os.path.join(os.getcwd(), path)
     return path
