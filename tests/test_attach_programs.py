@@ -179,7 +179,7 @@ def key(tmp_path_factory: pytest.TempPathFactory) -> list[str | Path]:
 
 @pytest.fixture(scope="module")
 def wine(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """What the environment of wine is, which makes itself a home of its own."""
+    """Environment of wine, with a home folder of its own."""
     return {**os.environ, "WINEDEBUG": "-all", "WINEPREFIX": str(tmp_path_factory.mktemp("wine"))}
 
 

@@ -170,7 +170,7 @@ PARTS = ["", "model", "optimizer", "schedule", "scaler", "torch", "python", "num
 
 
 class Ends(NamedTuple):
-    """Where runs of all kinds have come to after ten steps, the processes that took the last five new ones."""
+    """States of all kinds of runs after ten steps, the last five of them in new processes."""
 
     whole: list[Any]
     rest: list[list[Any]]
@@ -203,7 +203,7 @@ def test_run_that_goes_on_from_a_file_is_the_run_in_one_go(kind: tuple[str, str]
 
 @pytest.mark.parametrize("part", PARTS)
 def test_each_part_of_the_state_is_needed(part: str, ends: Ends) -> None:
-    """What is left out makes another run, so that the test above would notice."""
+    """A part that is left out makes another run, so the test above would notice."""
     found = ends.without[PARTS.index(part)]
     assert (found == ends.whole[0]) == (part == "")
 

@@ -1,4 +1,4 @@
-"""What `zcrecord completion` prints completes commands, options, choices and files, in the shells themselves."""
+"""The scripts of `zcrecord completion` complete commands, options, choices and files, in the shells themselves."""
 
 from __future__ import annotations
 

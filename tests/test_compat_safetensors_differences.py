@@ -1,4 +1,4 @@
-"""What differs from safetensors on purpose, as docs/coming-from-safetensors.md lists it, and what there is besides."""
+"""Differences from safetensors that are on purpose, as docs/coming-from-safetensors.md lists them, and additions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What programs import from safetensors, also under private names, is in `zcrecord.compat.safetensors`, and works.
+"""Names that programs import from safetensors, private ones included, are in `zcrecord.compat.safetensors`, and work.
 
 Most tests run on both packages; the last ones put ours in the place of the other and run transformers and torch.
 """

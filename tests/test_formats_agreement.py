@@ -1,4 +1,4 @@
-"""What zcrecord takes, a format's own package takes, too, and finds the same in it; stricter it may be.
+"""A file that zcrecord takes, the format's own package takes, too, with the same content; zcrecord may be stricter.
 
 Each odd file is given to both. `STRICTER` names, for each format, those that only the package takes: what that would
 read might be what nobody meant. Zip files are held by `test_formats_zip_readers.py`, bytes of safetensors flipped and

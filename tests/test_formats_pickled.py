@@ -1,4 +1,4 @@
-"""What the calls in a checkpoint's pickle make is reckoned before torch runs them; honest ones stay below the bound."""
+"""Memory of the calls in a checkpoint's pickle is added up before torch runs them; honest ones stay below the bound."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_what_a_call_makes_is_told_by_its_arguments(kind: str) -> None:
 
 
 def honest() -> dict[str, Any]:
-    """What training saves, and each kind of value that torch pickles by a call."""
+    """A state of training, with each kind of value that torch pickles by a call."""
     model = torch.nn.Sequential(*[torch.nn.Linear(8, 8) for _ in range(40)])
     optimizer = torch.optim.Adam(model.parameters())
     model(torch.ones(1, 8)).sum().backward()

@@ -83,7 +83,7 @@ REST = "print(json.dumps({name: exact(run(name, 5, f'{folder}/{name}.zcr')) for 
 
 @pytest.fixture(scope="module")
 def ends(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Any, Path]:
-    """Where runs come to in ten steps, and in five and then five more in a new process."""
+    """States after ten steps, and after five and then five more in a new process."""
     folder = tmp_path_factory.mktemp("runs")
     whole = json.loads(r.run_python(RUN + WHOLE, folder).stdout)
     r.run_python(RUN + HALF, folder)
@@ -121,7 +121,7 @@ class Pair(NamedTuple):
 
 
 def same(found: Any, wanted: Any) -> bool:
-    """Whether two pytrees are alike, each array in every bit."""
+    """Return whether two pytrees are alike, each array in every bit."""
     assert tree_util.tree_structure(found) == tree_util.tree_structure(wanted)
     return all(map(np.array_equal, tree_util.tree_leaves(found), tree_util.tree_leaves(wanted)))
 

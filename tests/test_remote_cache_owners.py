@@ -1,4 +1,4 @@
-"""What a cache gives for an archive came from that archive: not from another publisher's, version's or user's."""
+"""The cache gives an archive its own bytes alone: never another publisher's, version's or user's."""
 
 from __future__ import annotations
 

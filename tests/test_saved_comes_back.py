@@ -51,7 +51,7 @@ def nested(leaves: Any, keys: Any, *, tuples: bool = True) -> Any:
 
 
 def expected(value: Any) -> Any:
-    """What a value comes back as, where that is not itself: equal to it, of another class."""
+    """Return the value that comes back: an equal one, maybe of another class."""
     if isinstance(value, torch.Tensor):
         return value.numpy() if value.dtype != torch.bfloat16 else value
     if isinstance(value, np.generic):

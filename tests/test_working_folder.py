@@ -31,7 +31,7 @@ TREE: dict[str, Any] = {
 
 
 def filled(hollow: Any) -> Any:
-    """What a hollow record holds once a loader has read its file."""
+    """Return the content of a hollow record after a loader has read its file."""
     hollow.fill_by("read")
     return hollow.seal()["a"]
 

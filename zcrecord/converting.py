@@ -1,4 +1,4 @@
-"""What all conversions share: the report, what may be replaced, how sources are opened.
+"""Parts that all conversions share: the report, the check of destinations, the opening of sources.
 
 Knows files and processes; nothing of any format's inside, which is left to `onnx` and `formats`.
 """

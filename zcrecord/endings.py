@@ -114,7 +114,7 @@ def tell(prog: str, what: str) -> None:
 
 
 def _spare_stdout() -> None:
-    """Where standard output failed for good, have the interpreter not try it once more at its end, and complain."""
+    """Keep the interpreter from flushing a failed standard output again at its end, and complaining."""
     try:
         if sys.stdout is not None:
             sys.stdout.flush()

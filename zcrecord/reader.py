@@ -193,7 +193,7 @@ class Archive(Views):
 
     @property
     def gone(self) -> bool:
-        """Whether at the path of the mapped file there is another one by now, or none; what is mapped is as it was."""
+        """Whether the mapped file was replaced or removed at its path; the mapping is as it was."""
         held = self.root._held()
         if held.identity is None or held.absolute is None:
             return False

@@ -70,7 +70,7 @@ class DetachReport:
 
 
 class _Parts(NamedTuple):
-    """What a file is made of: the program's size, and where an attached archive starts, None without one, and ends.
+    """Parts of a file: the program's size, and where an attached archive starts (None without one) and ends.
 
     What follows the end is a signature.
     """

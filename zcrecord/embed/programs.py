@@ -1,4 +1,4 @@
-"""What a program's file shows of whether it bears an archive behind it: text, scripts, zip files, signatures.
+"""Files that bear no archive behind them: text, scripts, zip files, signed programs.
 
 Knows just enough of Mach-O to find a signature, `layout` of Windows programs; what it says, a person reads.
 """

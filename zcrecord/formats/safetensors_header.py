@@ -55,7 +55,7 @@ class Entry(NamedTuple):
 
 
 class Header(NamedTuple):
-    """What a header says, in columns: tensors lie one after the other, in the order in which they are here."""
+    """Columns of a header: tensors lie one after the other, in this order."""
 
     names: list[str]
     form_ids: list[int]  # of each tensor, among `forms`

@@ -22,7 +22,7 @@ _PLAIN = re.compile(r"b1|[iu][1248]|f[248]|c(8|16)")
 
 
 class _Dtype:
-    """What a pickle says of a dtype: `numpy.dtype('f8', False, True)`, then (3, '<', ...)."""
+    """Stand-in for a dtype in a pickle: `numpy.dtype('f8', False, True)`, then (3, '<', ...)."""
 
     _order: Any
 
@@ -42,7 +42,7 @@ class _Dtype:
 
 
 class Noted:
-    """What a pickle says of an array, `_reconstruct(...)` and its state, or of a scalar, `scalar(dtype, bytes)`."""
+    """Stand-in for an array in a pickle, `_reconstruct(...)` and its state, or of a scalar, `scalar(dtype, bytes)`."""
 
     def __init__(self, *arguments: Any) -> None:
         self._state: Any = (1, (), *arguments[:1], False, *arguments[1:])
@@ -74,7 +74,7 @@ class Noted:
 
 
 class _NoBytes:
-    """What a pickle of protocol 2 calls for empty bytes, and with nothing else."""
+    """Stand-in for the call by which pickles of protocol 2 make empty bytes."""
 
     def __new__(cls, *_: Any) -> Any:
         return b""

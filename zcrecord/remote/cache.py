@@ -124,7 +124,7 @@ def _folder_of(folder: Any) -> Path | None:
 
 
 class Shelf:
-    """What is kept of one archive, by versions. Folders are made when something is put there."""
+    """Cache entries of one archive, by versions. Folders are made when something is put there."""
 
     def __init__(self, folder: Path) -> None:
         """Take the archive's folder.
@@ -156,7 +156,7 @@ class Shelf:
 
 
 class Cache:
-    """What is kept of one version of one archive. Several processes may use it at once."""
+    """Cache entries of one version of one archive. Several processes may use it at once."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

@@ -66,7 +66,7 @@ def open_url(
 
 
 class RemoteSource:
-    """What a remote record is pickled by: where it is, how it was opened, and which archive it must be.
+    """Pickled form of a remote record: its URL, how it was opened, and which archive it must be.
 
     That is told by the SHA-256 of its index, of which CRCs could be matched; after `expect=` or `content_digest()` by
     that of each payload, too, as in the process before. Where all of it is in memory it is told by all of it.
@@ -82,7 +82,7 @@ class RemoteSource:
 
 
 class PickledSource(NamedTuple):
-    """What a `RemoteSource` is in a pickle."""
+    """Return the pickled form of a `RemoteSource`."""
 
     url: str
     verify: Verify

@@ -1,4 +1,4 @@
-"""Which archive a URL and fsspec's options name: two that may be two publishers' never have one name. Reads text alone.
+"""Cache keys of URLs with fsspec's options: two publishers' archives never share one. Reads text alone.
 
 On a hub everybody is on one server, and what tells one's archives from another's may be a folder, the query, the user
 or a header. So everything counts that a server is told but two things, since else nothing would be found again: what

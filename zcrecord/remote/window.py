@@ -146,7 +146,7 @@ class Window:
 
     @property
     def pins(self) -> dict[int, bytes]:
-        """What `pin` was told, for who opens the archive anew."""
+        """Digests given to `pin`, for opening the archive again."""
         return dict(self._pins)
 
     def seal(self, start: int, digest: int | None) -> Seal | None:

@@ -237,7 +237,7 @@ def _alone(record: Record, name: str) -> Record:
 
 
 def on_cpu(device: Any) -> bool:
-    """Whether a device, by whatever name, is the CPU; None is."""
+    """Return whether a device, by any name, is the CPU; None is."""
     return device is None or str(device).partition(":")[0] == "cpu"
 
 
