@@ -193,7 +193,7 @@ class Archive(Views):
 
     @property
     def gone(self) -> bool:
-        """Whether the mapped file was replaced or removed at its path; the mapping is as it was."""
+        """True if the mapped file was replaced or removed at its path; the mapping is as it was."""
         held = self.root._held()
         if held.identity is None or held.absolute is None:
             return False
