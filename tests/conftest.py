@@ -106,6 +106,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if item not in lacking]
 
 
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Forget which tools ran while the tests were found: some ask a compiler what they are to be tried with."""
+    if (log := session.config.stash.get(TOOLS_RUN, None)) is not None:
+        log.unlink(missing_ok=True)
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Fail what lacks a tool and was not deselected, and what names one that nothing installs."""
     if unknown := set(named_tools(item)) - PACKAGES.keys():
