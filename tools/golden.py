@@ -20,8 +20,11 @@ import numpy as np
 
 import zcrecord
 from tools.golden_contents import Content, describe
-from zcrecord import dtypes, entries, index, layout, onnx, paths, sink, streaming
-from zcrecord.onnx.wire import encode_field
+from zcrecord import dtypes, onnx
+from zcrecord.codec import entries, index, layout
+from zcrecord.onnx.protobuf.reader import encode_field
+from zcrecord.storage import sink
+from zcrecord.writing import outline, stream_writer
 
 FOLDER = Path(__file__).resolve().parent.parent / "tests" / "golden"
 Bytes = Callable[[], bytes]
@@ -145,14 +148,14 @@ def deduplicated() -> Content:
 
 def streamed(file: Any, metadata: dict[str, Any]) -> None:
     """Write a back-indexed archive, tensors of two modules in turn."""
-    out = streaming.StreamWriter(file, alignment=64)
-    outline = paths.Outline()
+    out = stream_writer.StreamWriter(file, alignment=64)
+    tree = outline.Outline()
     for path, array in (("b", "w"), f32(5)), (("a", "w"), f32(2, 2)), (("b", "v"), f32(5)), (("top",), f32(0)):
         out.begin(array.nbytes)
         out.write(array.tobytes())
-        outline.tensor(path, entries.Form(dtypes.by_name["float32"].code, 32, array.shape), out.end())
-    outline.attribute(("note",), b"streamed")
-    found = outline.entries()
+        tree.tensor(path, entries.Form(dtypes.by_name["float32"].code, 32, array.shape), out.end())
+    tree.attribute(("note",), b"streamed")
+    found = tree.entries()
     found.metadata = [entries.AttributeEntry(key, layout.NONE, 0, value) for key, value in metadata.items()]
     out.finish(found)
 

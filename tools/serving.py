@@ -106,7 +106,7 @@ def private_bytes() -> int | None:
 
 def imported_rss() -> int | None:
     """Return the peak of this process's resident size once what converts is imported, and nothing else done."""
-    import zcrecord.cli
+    import zcrecord.cli.dispatch
     import zcrecord.onnx  # noqa: F401
 
     return peak_rss()

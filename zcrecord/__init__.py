@@ -9,13 +9,13 @@
 `zcrecord.onnx` converts ONNX models; the command line is `zcrecord` and `onnx2zc`.
 """
 
-from . import interrupts as _interrupts  # noqa: F401  # Ctrl-C may come while the others are imported
+from zcrecord.cli import interrupts as _interrupts  # noqa: F401  # Ctrl-C may come while the others are imported
 
 # isort: split
 from typing import TYPE_CHECKING, Any
 
-from .dtypes import DType
-from .errors import (
+from zcrecord.dtypes import DType
+from zcrecord.errors import (
     DependencyError,
     DestinationExistsError,
     ExternalDataError,
@@ -36,16 +36,16 @@ from .errors import (
     UnsupportedError,
     VersionError,
 )
-from .loading import load_record
-from .record import Record
-from .tensors import PackedTensor, StringTensor
+from zcrecord.record.load import load_record
+from zcrecord.record.record import Record
+from zcrecord.tensors.packed import PackedTensor, StringTensor
 
 if TYPE_CHECKING:
-    from .describe import ArchiveLayout, ModuleInfo, TensorInfo
-    from .lazy import LazyTensor
-    from .recording import RecordWriter
-    from .save import save_record
-    from .writer import SaveReport
+    from zcrecord.archive.info import ArchiveLayout, ModuleInfo, TensorInfo
+    from zcrecord.record.record_writer import RecordWriter
+    from zcrecord.record.save import save_record
+    from zcrecord.tensors.lazy import LazyTensor
+    from zcrecord.writing.front_writer import SaveReport
 
 __version__ = "0.1.0"
 
@@ -85,13 +85,13 @@ __all__ = [
 
 # Imported when they are first asked for: a program that loads need not wait for what saves and describes.
 _LATER = {
-    "ArchiveLayout": "describe",
-    "LazyTensor": "lazy",
-    "ModuleInfo": "describe",
-    "RecordWriter": "recording",
-    "SaveReport": "writer",
-    "TensorInfo": "describe",
-    "save_record": "save",
+    "ArchiveLayout": "archive.info",
+    "LazyTensor": "tensors.lazy",
+    "ModuleInfo": "archive.info",
+    "RecordWriter": "record.record_writer",
+    "SaveReport": "writing.front_writer",
+    "TensorInfo": "archive.info",
+    "save_record": "record.save",
 }
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from .errors import UnsupportedError
+from zcrecord.errors import UnsupportedError
 
 __all__ = ["DTYPES", "DType", "as_dtype", "by_code", "by_name", "by_onnx", "by_safetensors", "from_numpy", "nbytes"]
 

@@ -17,7 +17,7 @@ from attacks.catalogue import Attack, Door
 from attacks.doors import command
 from attacks.onnx_files import PEERS, converted, model, old_archive, scanned
 from zcrecord import RecordError
-from zcrecord.cli import onnx2zc_main
+from zcrecord.cli.dispatch import onnx2zc_main
 from zcrecord.errors import ExternalDataError, OnnxError
 
 __all__ = ["ATTACKS", "DOORS", "HARMLESS", "PEERS", "SECRET", "external", "folder_with"]

@@ -24,7 +24,7 @@ from attacks.doors import command
 from attacks.names import gguf, zipped
 from attacks.onnx_files import check_untouched, old_archive, refusing
 from zcrecord import LimitError, RecordError, UnsupportedError, formats
-from zcrecord.cli import main
+from zcrecord.cli.dispatch import main
 from zcrecord.errors import FormatError
 
 __all__ = ["ATTACKS", "DOORS", "HARMLESS", "PEERS", "TOUCHED"]

@@ -23,7 +23,7 @@ import zcrecord
 from attacks.catalogue import Attack, Door, Refused
 from attacks.doors import command
 from zcrecord import LimitError, RecordError
-from zcrecord.cli import onnx2zc_main
+from zcrecord.cli.dispatch import onnx2zc_main
 from zcrecord.errors import FormatError, OnnxError
 from zcrecord.onnx import convert, scan
 

@@ -16,7 +16,7 @@ from attacks.broken import file
 from attacks.catalogue import Attack, Door
 from attacks.doors import command, every_question, mapped
 from zcrecord import FormatError, IntegrityError, LimitError, RecordError
-from zcrecord.cli import main
+from zcrecord.cli.dispatch import main
 
 __all__ = ["ATTACKS", "DOORS", "HARMLESS"]
 

@@ -15,7 +15,7 @@ from attacks.broken import HARMLESS, file
 from attacks.catalogue import Attack, Door
 from attacks.doors import every_question
 from zcrecord import FormatError, IntegrityError, RecordError
-from zcrecord.reader import Embedded
+from zcrecord.archive.archive import Embedded
 
 __all__ = ["ATTACKS", "DOORS", "HARMLESS"]
 

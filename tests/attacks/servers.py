@@ -25,7 +25,7 @@ import zcrecord
 from attacks.catalogue import Attack, Door
 from attacks.doors import tell
 from zcrecord import SourceError
-from zcrecord.remote import place, web
+from zcrecord.remote import file, http
 
 __all__ = ["ATTACKS", "DOORS", "HARMLESS", "LONGEST", "PEERS"]
 
@@ -101,7 +101,7 @@ def hurried(server: Server, ask: Callable[[str], object]) -> Callable[[], object
     """Ask a server, with less patience than for real ones."""
 
     def act() -> None:
-        web._PATIENCE, web._SLOWEST, place._FIRST_WAIT = server.patience, ENDLESS, 0.001
+        http._PATIENCE, http._SLOWEST, file._FIRST_WAIT = server.patience, ENDLESS, 0.001
         server.hostile = True
         ask(server.url)
 
@@ -133,7 +133,7 @@ def listed(path: Path) -> Callable[[], object]:
     """Run `zcrecord ls` on the URL."""
     import contextlib
 
-    from zcrecord.cli import main
+    from zcrecord.cli.dispatch import main
 
     def ask(url: str) -> None:
         out, errors = io.StringIO(), io.StringIO()

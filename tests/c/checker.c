@@ -1,4 +1,4 @@
-/* Answers questions about archives by zcrecord.h, in the protocol that tests/readers.py describes.
+/* Answers questions about archives by zcrecord.h, in the protocol that tests/support/readers.py describes.
  *
  * Each archive is put into a block of exactly its size, so that AddressSanitizer sees one byte too far. */
 #define _POSIX_C_SOURCE 200112L

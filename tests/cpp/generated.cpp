@@ -1,4 +1,4 @@
-// A reader of archives made of what flatc generates from schema/zcrecord.fbs: a checker, as tests/readers.py has it.
+// A reader of archives made of what flatc generates from schema/zcrecord.fbs: a checker, as tests/support/readers.py has it.
 //
 // Header and trailer are 64 bytes that this file reads itself; the index is generated code's, after its own Verifier.
 // That one knows vectors, and nothing of what their numbers mean: whatever is used as a position is compared here with
@@ -154,7 +154,7 @@ class Archive {
   const zcrecord::Record* record_ = nullptr;
 };
 
-// -- what it says, as tests/readers.py has it ------------------------------------------------------------------------
+// -- what it says, as tests/support/readers.py has it ------------------------------------------------------------------------
 
 std::string hex(std::string_view data) {
   static constexpr char digits[] = "0123456789abcdef";

@@ -1,4 +1,4 @@
-// A reader of archives made of what flatc generates from schema/zcrecord.fbs, for Node: a checker, as tests/readers.py
+// A reader of archives made of what flatc generates from schema/zcrecord.fbs, for Node: a checker, as tests/support/readers.py
 // has it.
 //
 // Header and trailer are 64 bytes that this file reads itself; the index is generated code's. FlatBuffers has no
@@ -128,7 +128,7 @@ class Archive {
   }
 }
 
-// -- what it says, as tests/readers.py has it ------------------------------------------------------------------------
+// -- what it says, as tests/support/readers.py has it ------------------------------------------------------------------------
 
 const hex = (bytes) => Buffer.from(bytes.buffer, bytes.byteOffset, bytes.length).toString("hex") || "-";
 const hex32 = (value) => value.toString(16).padStart(8, "0");

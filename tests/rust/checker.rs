@@ -1,4 +1,4 @@
-// The checker of tests/readers.py's protocol over zcrecord.rs. Beyond what is asked, it uses everything the reader
+// The checker of tests/support/readers.py's protocol over zcrecord.rs. Beyond what is asked, it uses everything the reader
 // offers on every archive that opens, whatever its index says: a panic ends it, and so fails the test.
 //
 // `--terse` answers as if there were nothing in any archive; `--xxh3` reads u32 sizes and bytes instead, and writes
@@ -254,7 +254,7 @@ fn use_value(attribute: &Attribute) -> Result<(), Error> {
     Ok(())
 }
 
-// The text that tests/readers.py describes.
+// The text that tests/support/readers.py describes.
 
 fn hex(bytes: &[u8]) -> String {
     if bytes.is_empty() {

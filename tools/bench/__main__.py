@@ -38,7 +38,7 @@ AREAS = (
 )
 RESULTS = ROOT / "tools" / "bench" / "results.json"
 SAME_MACHINE = ("cpu", "cores", "memory_mib", "file_system")
-PAGES = {ROOT / "README.md": HEADLINES, ROOT / "docs" / "measurements.md": None}  # which rows each shows
+PAGES = {ROOT / "README.md": HEADLINES, ROOT / "tools" / "bench" / "README.md": None}  # which rows each shows
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -113,7 +113,7 @@ def _pages(source: Path, *, write: bool) -> int:
         elif made != text:
             print(f"{page}: not the results file's table; run: python -m tools.bench --readme", file=sys.stderr)
             return 1
-    print("README.md and docs/measurements.md have the results file's tables")
+    print("README.md and tools/bench/README.md have the results file's tables")
     return 0
 
 

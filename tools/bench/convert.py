@@ -117,7 +117,7 @@ def _large(settings: Settings) -> Iterator[Row]:
 
 def _piped(source: Path, repeats: int) -> tuple[dict[str, float], float]:
     """Return the seconds of a command between two others, and the peak of ours above its import."""
-    code = "import sys; from zcrecord.cli import onnx2zc_main; sys.exit(onnx2zc_main())"
+    code = "import sys; from zcrecord.cli.dispatch import onnx2zc_main; sys.exit(onnx2zc_main())"
     ours = f"'{sys.executable}' -c '{code}' - -"
     peaks: list[float] = []
 

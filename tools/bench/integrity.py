@@ -21,8 +21,8 @@ from tools.bench.large import make_buffers
 from tools.bench.peers import PEERS, SAFETENSORS
 from tools.bench.small import make_tensors
 from tools.measure import MIB
-from zcrecord import damage
-from zcrecord.ordered import cores
+from zcrecord.archive import damage
+from zcrecord.storage.ordered import cores
 
 __all__ = ["run"]
 

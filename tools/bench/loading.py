@@ -23,7 +23,7 @@ from tools.bench.large import make_buffers
 from tools.measure import MIB, peak_rss
 from tools.worker import Worker, call_alone
 from zcrecord.loaders import load_into, shard
-from zcrecord.loaders.planning import MAX_IN_FLIGHT
+from zcrecord.loaders.plan import MAX_IN_FLIGHT
 
 __all__ = ["load_seconds", "peak_growth", "run"]
 

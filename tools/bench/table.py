@@ -1,6 +1,6 @@
 """The results as tables, from the results file alone: on the terminal, and between two markers of a page.
 
-README.md shows the rows of HEADLINES, docs/measurements.md all of them.
+README.md shows the rows of HEADLINES, tools/bench/README.md all of them.
 """
 
 from __future__ import annotations

@@ -99,7 +99,7 @@ def _one_tensor(server: Server, page: Any, size: int) -> Iterator[Row]:
 
 def _report(browser: Any, settings: Settings) -> Iterator[Row]:
     import zcrecord
-    from zcrecord.reporting import report
+    from zcrecord.report import report
 
     count = settings.pick(10_000, 200)
     record: dict[str, Any] = {}

@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import zcrecord
-from zcrecord import LazyTensor, RecordWriter, cli, embed, formats, onnx, transport
+from zcrecord import LazyTensor, RecordWriter, embed, formats, onnx, transport
+from zcrecord.cli import dispatch
 
 __all__ = ["OLD", "SAVES", "TREE", "Save", "prepare"]
 
@@ -123,7 +124,7 @@ def _detach(sources: Path, dest: Path) -> None:
 def _command(*arguments: str, program: bool = False) -> Callable[[Path, Path], int]:
     def run(sources: Path, dest: Path) -> int:
         given = [str(sources / a[1:]) if a.startswith("@") else a.replace("DEST", str(dest)) for a in arguments]
-        return cli.onnx2zc_main(given) if program else cli.main(given)
+        return dispatch.onnx2zc_main(given) if program else dispatch.main(given)
 
     return run
 

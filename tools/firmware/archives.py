@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 import zcrecord
-from zcrecord.layout import HEADER_SIZE, decode_header
+from zcrecord.codec.layout import HEADER_SIZE, decode_header
 from zcrecord.onnx import convert
 
 __all__ = ["LAYERS", "damaged", "fixed_point", "make", "multiplier_and_shift", "with_crcs"]

@@ -14,7 +14,7 @@ from typing import Any
 from readers import Question, ours
 
 import zcrecord
-from zcrecord import index, layout, verify
+from zcrecord.codec import index, layout, verify
 from zcrecord.errors import RecordError
 
 from . import CORPUS, native, targets

@@ -16,8 +16,8 @@ import numpy as np
 import zcrecord
 from zcrecord.errors import LimitError, RecordError, UnsupportedError
 from zcrecord.onnx import convert, scan, to_onnx
-from zcrecord.record import Record
-from zcrecord.tensors import PackedTensor, StringTensor
+from zcrecord.record.record import Record
+from zcrecord.tensors.packed import PackedTensor, StringTensor
 
 __all__ = ["archive", "model"]
 

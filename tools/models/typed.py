@@ -10,7 +10,7 @@ from typing import IO, Any, Literal
 
 import numpy as np
 
-from zcrecord.onnx.wire import encode_field, encode_varint
+from zcrecord.onnx.protobuf.reader import encode_field, encode_varint
 
 __all__ = ["write_typed"]
 

@@ -23,7 +23,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from zcrecord.onnx.wire import encode_field, encode_varint
+from zcrecord.onnx.protobuf.reader import encode_field, encode_varint
 
 __all__ = [
     "BOOL",

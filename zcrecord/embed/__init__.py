@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from .attaching import AttachReport, DetachReport, attach, detach
-from .generating import EmbedReport, generate, reader_source
+from .attachment import AttachReport, DetachReport, attach, detach
+from .generator import EmbedReport, generate, reader_source
 
 __all__ = ["AttachReport", "DetachReport", "EmbedReport", "attach", "detach", "generate", "reader_source"]

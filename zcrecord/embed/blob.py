@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Literal
 
+from zcrecord.archive.payloads import Reader
+from zcrecord.codec.layout import align_up
 from zcrecord.errors import IntegrityError, UnsupportedError, printable
-from zcrecord.layout import align_up
-from zcrecord.pieces import Reader
 
-from .assembly import equates, footer, macros, placed, sections
+from .asm import equates, footer, macros, placed, sections
 from .c import NOT_TELLING, Language, aligned, assertions, declared, dimensions, forms, in_other_memory, included
-from .planning import Constant, Plan, check_places
-from .wording import head, path_between, told
+from .comments import head, path_between, told
+from .plan import Constant, Plan, check_places
 
 __all__ = ["Form", "files"]
 
@@ -128,7 +128,7 @@ def files(
 
     Example:
         >>> import numpy as np, zcrecord
-        >>> from zcrecord.embed.planning import plan
+        >>> from zcrecord.embed.plan import plan
         >>> _ = zcrecord.save_record({"w": np.ones(3, np.float32)}, "model.zcr")
         >>> sorted(files(plan("model.zcr"), ".", form="string"))
         ['model_blob.c', 'model_blob.h']

@@ -9,9 +9,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from math import prod
 from typing import Literal
 
-from .assembly import ENDIAN, packed_file, source
-from .planning import Constant, Plan
-from .wording import head, told
+from .asm import ENDIAN, packed_file, source
+from .comments import head, told
+from .plan import Constant, Plan
 
 __all__ = [
     "NOT_TELLING",
@@ -95,7 +95,7 @@ def files(
 
     Example:
         >>> import numpy as np, zcrecord
-        >>> from zcrecord.embed.planning import plan
+        >>> from zcrecord.embed.plan import plan
         >>> _ = zcrecord.save_record({"w": np.ones((2, 3), np.float32)}, "model.zcr")
         >>> header = b"".join(files(plan("model.zcr"), ".")["model.h"]).decode()
         >>> "const float model_w[2][3];" in header and "#define MODEL_W_SHAPE {2, 3}" in header

@@ -13,10 +13,10 @@ import tempfile
 from collections.abc import Iterable, Iterator
 
 from zcrecord.errors import LimitError
-from zcrecord.save import save_record
+from zcrecord.record.save import save_record
 
-from .planning import Constant, Plan
-from .wording import commented
+from .comments import commented
+from .plan import Constant, Plan
 
 __all__ = ["MAX_CONSTANT", "files"]
 
@@ -88,7 +88,7 @@ def files(plan: Plan) -> dict[str, Iterable[bytes]]:
 
     Example:
         >>> import numpy as np, zcrecord
-        >>> from zcrecord.embed.planning import plan
+        >>> from zcrecord.embed.plan import plan
         >>> _ = zcrecord.save_record({"w": np.arange(3)}, "model.zcr")
         >>> module = b"".join(files(plan("model.zcr"))["model.py"])
         >>> exec(module, names := {}); names["load"]()["w"].tolist()

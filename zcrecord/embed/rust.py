@@ -11,11 +11,11 @@ from collections.abc import Iterable, Iterator
 
 import xxhash
 
-from zcrecord.pieces import Reader
+from zcrecord.archive.payloads import Reader
 
-from .assembly import packed_file, sections
-from .planning import Constant, Plan, check_places
-from .wording import head, literal, path_between, told
+from .asm import packed_file, sections
+from .comments import head, literal, path_between, told
+from .plan import Constant, Plan, check_places
 
 __all__ = ["files"]
 
@@ -108,7 +108,7 @@ def files(
 
     Example:
         >>> import numpy as np, zcrecord
-        >>> from zcrecord.embed.planning import plan
+        >>> from zcrecord.embed.plan import plan
         >>> _ = zcrecord.save_record({"w": np.ones((2, 3), np.float32)}, "model.zcr")
         >>> module = b"".join(files(plan("model.zcr"), ".")["model.rs"]).decode()
         >>> "pub static W: &[[f32; 3]; 2] = " in module, 'pub const W_NAME: &str = "w";' in module

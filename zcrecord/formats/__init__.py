@@ -21,8 +21,16 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from zcrecord import onnx
-from zcrecord.compressed import SUFFIXES, Peeked, expanded
-from zcrecord.converting import (
+from zcrecord.codec.file_types import FileType, file_type
+from zcrecord.codec.layout import ALIGNMENT, check_alignment
+from zcrecord.errors import FormatError, RecordError, SourceError, UnsupportedError, printable
+from zcrecord.formats.safetensors.shards import INDEX
+from zcrecord.record.load import load_record
+from zcrecord.record.record import Record
+from zcrecord.record.record_writer import RecordWriter
+from zcrecord.record.save import save_record
+from zcrecord.storage.compressed import SUFFIXES, Peeked, expanded
+from zcrecord.storage.files import (
     Binary,
     ConvertReport,
     Progress,
@@ -31,16 +39,7 @@ from zcrecord.converting import (
     path_or_none,
     peak_rss,
 )
-from zcrecord.errors import FormatError, RecordError, SourceError, UnsupportedError, printable
-from zcrecord.filetypes import FileType, file_type
-from zcrecord.layout import ALIGNMENT, check_alignment
-from zcrecord.loading import load_record
-from zcrecord.record import Record
-from zcrecord.recording import RecordWriter
-from zcrecord.save import save_record
-from zcrecord.scratch import refusals, scratch_file
-
-from .shards import INDEX
+from zcrecord.storage.scratch import refusals, scratch_file
 
 __all__ = ["FORMATS", "ConvertReport", "Format", "convert"]
 

@@ -14,14 +14,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from zcrecord.converting import Progress
+from zcrecord.archive.payloads import PIECE, Reader
+from zcrecord.codec.file_types import HEAD, wrong_type
+from zcrecord.codec.layout import MAX_ARCHIVE_SIZE, MAX_RANK
 from zcrecord.dtypes import DTYPES, DType
 from zcrecord.errors import FormatError, LimitError, RecordError, UnsupportedError, missing_package, printable
-from zcrecord.filetypes import HEAD, wrong_type
-from zcrecord.layout import MAX_ARCHIVE_SIZE, MAX_RANK
-from zcrecord.pieces import PIECE, Reader
-from zcrecord.recording import RecordWriter
-from zcrecord.tree import state_path
+from zcrecord.record.record_writer import RecordWriter
+from zcrecord.storage.files import Progress
+from zcrecord.writing.flatten import state_path
 
 __all__ = ["QUANTIZED", "read"]
 

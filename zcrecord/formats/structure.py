@@ -15,12 +15,12 @@ from typing import Any
 
 import numpy as np
 
-from zcrecord.describe import ModuleInfo, TensorInfo
-from zcrecord.entries import KIND_NAMES
+from zcrecord.archive.info import ModuleInfo, TensorInfo
+from zcrecord.codec.entries import KIND_NAMES
 from zcrecord.errors import FormatError, RecordError, VersionError, printable
-from zcrecord.record import Record
-from zcrecord.recording import RecordWriter
-from zcrecord.tree import encodable, is_attribute, state_path
+from zcrecord.record.record import Record
+from zcrecord.record.record_writer import RecordWriter
+from zcrecord.writing.flatten import encodable, is_attribute, state_path
 
 __all__ = ["KEY", "Structure", "decode_structure", "structure_of"]
 

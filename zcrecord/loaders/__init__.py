@@ -7,8 +7,8 @@
 A loader is chosen by its device's name or given; `host` is the one to copy for a device of your own.
 """
 
-from .driving import load_into, loader_for
-from .planning import plan_load, shard
+from .load import load_into, loader_for
+from .plan import plan_load, shard
 from .protocol import Loader, LoadPlan, PayloadRef, RangeSource, Target
 
 __all__ = ["LoadPlan", "Loader", "PayloadRef", "RangeSource", "Target", "load_into", "loader_for", "plan_load", "shard"]

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from zcrecord.dtypes import DType
-from zcrecord.source import Piece, aligned_empty, each_piece
+from zcrecord.storage.memory import Piece, aligned_empty, each_piece
 
 from .mapped import as_tensor, room_of
 from .protocol import LoadPlan, PayloadRef

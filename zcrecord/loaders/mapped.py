@@ -11,7 +11,7 @@ import numpy as np
 
 from zcrecord.dtypes import DType
 from zcrecord.errors import UnsupportedError
-from zcrecord.tensors import PackedTensor
+from zcrecord.tensors.packed import PackedTensor
 
 from .protocol import LoadPlan, PayloadRef
 

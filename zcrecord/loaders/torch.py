@@ -21,11 +21,11 @@ from typing import Any
 
 from zcrecord.dtypes import DType
 from zcrecord.errors import LimitError, RecordError, UnsupportedError
-from zcrecord.handover import import_torch, torch_device, torch_dtype, torch_shape
+from zcrecord.frameworks.handover import import_torch, torch_device, torch_dtype, torch_shape
 
-from .planning import LoadPlan
+from .plan import LoadPlan
 from .protocol import PayloadRef
-from .ring import Ring
+from .staging import Ring
 
 __all__ = ["TorchLoader"]
 

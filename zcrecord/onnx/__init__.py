@@ -9,14 +9,15 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from zcrecord.onnx.lazy.mapping import OnnxTensorInfo, OnnxTensors, scan
+
 from .convert import ConvertReport, convert
-from .listing import OnnxTensorInfo, OnnxTensors, scan
 
 if TYPE_CHECKING:
+    from .archive_link import ExternalReport, verify_external
     from .export import to_onnx
-    from .filling import fill_session
-    from .linked import ExternalReport, verify_external
     from .runtime import session
+    from .session_fill import fill_session
 
 __all__ = [
     "ConvertReport", "ExternalReport", "OnnxTensorInfo", "OnnxTensors", "convert", "fill_session", "scan", "session",
@@ -25,8 +26,8 @@ __all__ = [
 
 # What is imported when it is first asked for.
 _LATER = {
-    "ExternalReport": "linked", "fill_session": "filling", "session": "runtime", "to_onnx": "export",
-    "verify_external": "linked",
+    "ExternalReport": "archive_link", "fill_session": "session_fill", "session": "runtime", "to_onnx": "export",
+    "verify_external": "archive_link",
 }  # fmt: skip
 
 

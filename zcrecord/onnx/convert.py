@@ -15,31 +15,24 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from zcrecord.compressed import Peeked, expanded
-from zcrecord.converting import (
-    Binary,
-    ConvertReport,
-    Progress,
-    check_destination,
-    path_or_none,
-    peak_rss,
-)
+from zcrecord.archive.payloads import Reader
+from zcrecord.codec.entries import Entries, PayloadId
+from zcrecord.codec.layout import ALIGNMENT, NONE
 from zcrecord.dtypes import by_onnx
-from zcrecord.entries import Entries, PayloadId
 from zcrecord.errors import ExternalDataError, IntegrityError, LimitError, RecordError, UnsupportedError
-from zcrecord.layout import ALIGNMENT, NONE
-from zcrecord.pieces import Reader
-from zcrecord.sink import Nowhere, Sink, open_sink
-from zcrecord.streaming import StreamWriter
-from zcrecord.writer import SaveReport
+from zcrecord.onnx.protobuf.reader import Skeleton, Window
+from zcrecord.onnx.protobuf.scanner import Scanner, check_start
+from zcrecord.onnx.protobuf.schema import Scope, Tensor, Tensors
+from zcrecord.onnx.protobuf.values import Values
+from zcrecord.storage.compressed import Peeked, expanded
+from zcrecord.storage.files import Binary, ConvertReport, Progress, check_destination, path_or_none, peak_rss
+from zcrecord.storage.sink import Nowhere, Sink, open_sink
+from zcrecord.writing.front_writer import SaveReport
+from zcrecord.writing.stream_writer import StreamWriter
 
-from . import external
+from . import external_data
 from .names import GRAPH_ATTRIBUTE, LEFT_OUT, Found, name_tensors
-from .scanner import Scanner, check_start
-from .schema import Scope, Tensor, Tensors
-from .selecting import Chosen, ChosenValues, Patterns, Wanted
-from .values import Values
-from .wire import Skeleton, Window
+from .selection import Chosen, ChosenValues, Patterns, Wanted
 
 __all__ = ["STUB_KEY", "ConvertReport", "convert"]
 
@@ -167,7 +160,7 @@ class _Work(NamedTuple):
             peeked = Peeked(self.source)
             yield _Source(expanded(peeked), peeked, None, None)
             return
-        folder = external.Folder(Path(self.source_path).absolute().parent, allow_links=self.allow_links)
+        folder = external_data.Folder(Path(self.source_path).absolute().parent, allow_links=self.allow_links)
         with Reader(self.source_path) as file, folder:
             peeked = Peeked(file)
             stream = expanded(peeked)
@@ -212,7 +205,7 @@ class _Source(NamedTuple):
     stream: Any
     packed: Peeked | None
     total: int | None
-    folder: external.Folder | None
+    folder: external_data.Folder | None
 
 
 def _stream(
@@ -258,7 +251,7 @@ class _Store(Tensors):
         window: Window,
         out: StreamWriter,
         chosen: Chosen | None,
-        folder: external.Folder | None,
+        folder: external_data.Folder | None,
         report: Callable[[int], None] | None,
     ) -> None:
         self.values = Values(window, out) if chosen is None else ChosenValues(window, chosen)
@@ -313,7 +306,7 @@ class _Store(Tensors):
 
     def _load(self, t: Tensor) -> None:
         """Copy the values of a tensor from its file."""
-        reference = external.reference_of(t)
+        reference = external_data.reference_of(t)
         if reference is None:
             return  # empty, or wrong: `finish` says how
         if self._chosen is not None and not self._chosen.takes(t.scope, t.field, t.place, t.name):

@@ -14,20 +14,20 @@ from math import prod
 from typing import Any
 
 from zcrecord import dtypes
-from zcrecord.converting import Binary, ConvertReport, Progress, check_destination, path_or_none, peak_rss
-from zcrecord.describe import TensorInfo
+from zcrecord.archive.info import TensorInfo
+from zcrecord.archive.payloads import Payloads
 from zcrecord.errors import LimitError, RecordError, UnsupportedError, printable
-from zcrecord.loading import load_record
-from zcrecord.pieces import Payloads
-from zcrecord.record import Record
-from zcrecord.sink import Sink, open_sink
-from zcrecord.tensors import StringTensor
+from zcrecord.onnx.protobuf.properties import encode_properties, without_properties
+from zcrecord.onnx.protobuf.reader import LEN, MAX_LENGTH, encode_field, encode_varint
+from zcrecord.onnx.protobuf.values import RAW_DATA, STRING_DATA
+from zcrecord.record.load import load_record
+from zcrecord.record.record import Record
+from zcrecord.storage.files import Binary, ConvertReport, Progress, check_destination, path_or_none, peak_rss
+from zcrecord.storage.sink import Sink, open_sink
+from zcrecord.tensors.packed import StringTensor
 
+from .archive_link import PROPERTIES, Link, digest_of, is_link, link
 from .graph import Initializer, encode_reference, restore, skeleton_of
-from .linked import PROPERTIES, Link, digest_of, is_link, link
-from .properties import encode_properties, without_properties
-from .values import RAW_DATA, STRING_DATA
-from .wire import LEN, MAX_LENGTH, encode_field, encode_varint
 
 __all__ = ["to_onnx"]
 

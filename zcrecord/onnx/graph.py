@@ -16,15 +16,15 @@ import numpy as np
 from zcrecord import dtypes
 from zcrecord.dtypes import DType
 from zcrecord.errors import FormatError, UnsupportedError
-from zcrecord.record import Record
-from zcrecord.tensors import PackedTensor, StringTensor
+from zcrecord.onnx.protobuf.reader import LEN, Skeleton, Window, encode_field, encode_varint
+from zcrecord.onnx.protobuf.scanner import Scanner
+from zcrecord.onnx.protobuf.schema import FUNCTION, GRAPH, MODEL, TRAINING, Scope, Tensor, Tensors
+from zcrecord.onnx.protobuf.values import RAW_DATA, STRING_DATA, Values
+from zcrecord.record.record import Record
+from zcrecord.tensors.packed import PackedTensor, StringTensor
 
 from .convert import STUB_KEY
 from .names import GRAPH_ATTRIBUTE, Found, full_names
-from .scanner import Scanner
-from .schema import FUNCTION, GRAPH, MODEL, TRAINING, Scope, Tensor, Tensors
-from .values import RAW_DATA, STRING_DATA, Values
-from .wire import LEN, Skeleton, Window, encode_field, encode_varint
 
 __all__ = [
     "INLINE",

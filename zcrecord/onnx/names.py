@@ -20,14 +20,23 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from zcrecord.codec.entries import Form
+from zcrecord.codec.layout import MAX_DEPTH
 from zcrecord.dtypes import DType
-from zcrecord.entries import Form
 from zcrecord.errors import LimitError, OnnxError, printable
-from zcrecord.layout import MAX_DEPTH
-from zcrecord.paths import Outline
-
-from .schema import ATTRIBUTE, FUNCTION, GRAPH, MODEL, NODE, SPARSE, SPARSE_INITIALIZER, TRAINING, Scope
-from .wire import LEN
+from zcrecord.onnx.protobuf.reader import LEN
+from zcrecord.onnx.protobuf.schema import (
+    ATTRIBUTE,
+    FUNCTION,
+    GRAPH,
+    MODEL,
+    NODE,
+    SPARSE,
+    SPARSE_INITIALIZER,
+    TRAINING,
+    Scope,
+)
+from zcrecord.writing.outline import Outline
 
 __all__ = ["GRAPH_ATTRIBUTE", "LEFT_OUT", "Found", "full_names", "name_tensors", "plain_name", "seal"]
 

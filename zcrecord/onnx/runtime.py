@@ -26,10 +26,10 @@ from typing import Any, Literal
 
 import numpy as np
 
+from zcrecord.codec.layout import ALIGNMENT, align_up
 from zcrecord.errors import LimitError, SourceError, UnsupportedError, missing_package
-from zcrecord.layout import ALIGNMENT, align_up
-from zcrecord.loading import load_record
-from zcrecord.record import Record
+from zcrecord.record.load import load_record
+from zcrecord.record.record import Record
 
 from . import graph
 from .graph import INLINE, Initializer

@@ -22,10 +22,10 @@ from typing import Any
 
 import xxhash
 
+from zcrecord.codec.layout import MAX_INDEX_SIZE
 from zcrecord.errors import SourceError, UnsupportedError
-from zcrecord.layout import MAX_INDEX_SIZE
 
-from .publishers import identity
+from .cache_keys import identity
 
 __all__ = ["CACHE_VARIABLE", "Cache", "Entry", "Shelf", "cache_at", "trim_cache"]
 

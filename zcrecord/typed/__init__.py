@@ -20,14 +20,15 @@ from typing import Any, ForwardRef, Literal, Self, TypeVar, Union, get_args, get
 
 import numpy as np
 
-from zcrecord import conventions, unfold
-from zcrecord.entries import ModuleKind
+from zcrecord.archive import unflatten
+from zcrecord.archive.archive import Archive
+from zcrecord.codec import conventions
+from zcrecord.codec.entries import ModuleKind
 from zcrecord.errors import RecordError, UnsupportedError
-from zcrecord.reader import Archive
-from zcrecord.tree import children_of, is_attribute
+from zcrecord.writing.flatten import children_of, is_attribute
 
-from . import composed, fields
-from .wanted import Array, Bytes, FromValue, Instance, Module, Number, NumpyScalar, OneOf, Torch, Want
+from . import containers, fields
+from .leaves import Array, Bytes, FromValue, Instance, Module, Number, NumpyScalar, OneOf, Torch, Want
 
 __all__ = ["into", "structure"]
 
@@ -51,7 +52,7 @@ def into(archive: Archive, kind: type[T]) -> T:
         8
     """
     views = list(archive.views())
-    tree = unfold.unflatten(archive.index, 0, views.__getitem__, archive.payload, _module)
+    tree = unflatten.unflatten(archive.index, 0, views.__getitem__, archive.payload, _module)
     try:
         return structure(kind, tree)
     except RecordError as error:
@@ -116,18 +117,18 @@ def _read(hint: Any) -> Want:
     if isinstance(hint, str | ForwardRef) or hint is Self:
         raise UnsupportedError(f"the annotation {hint!r} cannot be read where it stands; name the class itself")
     if origin in (Union, types.UnionType):
-        return composed.Choice(hint, _want)
+        return containers.Choice(hint, _want)
     if origin is Literal:
         return OneOf(hint)
     if not isinstance(kind, type) or kind in (Any, object):  # Any is a class, too
         return Want(hint)
     if fields.is_planned(kind):
-        return composed.Class(hint, _want)
-    if kind in composed.SEQUENCES:
+        return containers.Class(hint, _want)
+    if kind in containers.SEQUENCES:
         fixed = origin is tuple and ... not in get_args(hint)
-        return (composed.Tuple if fixed else composed.Sequence)(hint, _want)
-    if kind in composed.MAPPINGS:
-        return composed.Dict(hint, _want)
+        return (containers.Tuple if fixed else containers.Sequence)(hint, _want)
+    if kind in containers.MAPPINGS:
+        return containers.Dict(hint, _want)
     if kind in _LEAVES:
         return _LEAVES[kind](hint)
     if kind.__module__.partition(".")[0] == "torch" and kind.__name__ not in ("dtype", "device"):

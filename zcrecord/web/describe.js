@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: 0BSD
 /**
- * The description that view.js draws, of an archive that zcrecord.js has opened: what zcrecord/reporting.py makes in
+ * The description that view.js draws, of an archive that zcrecord.js has opened: what zcrecord/report/pages.py makes in
  * Python. Knows the columns of an index; fetches nothing.
  */
 

@@ -5,7 +5,7 @@
  * Knows how tensors, modules and bytes are drawn, and how keyboard and pointer get about in them; fetches nothing, and
  * leaves to the page what is done with a choice. Names come from strangers: they become text, never markup.
  *
- * A description is plain JSON, made by zcrecord/reporting.py, or of an opened archive by describe.js. Columns are
+ * A description is plain JSON, made by zcrecord/report/pages.py, or of an opened archive by describe.js. Columns are
  * arrays of one item a row; places in the archive count from its first byte:
  *
  *     { name: "model.zcr",

@@ -1,4 +1,4 @@
-// The checker of tests/readers.py's protocol over zcrecord.js, for levels i and f; it uses everything the reader offers
+// The checker of tests/support/readers.py's protocol over zcrecord.js, for levels i and f; it uses everything the reader offers
 // on every archive that it accepts. `--xxh3` reads u32 sizes and bytes instead, and writes their digests; `--content`
 // answers with content digests; `--terse` answers as if there were nothing in any archive; `--everything` as well, but
 // asks all there is to ask, and refuses what any of it refuses.

@@ -16,7 +16,7 @@ For programs that import safetensors themselves, such as transformers, before th
 
     sys.modules["safetensors"] = zcrecord.compat.safetensors
 
-What differs on purpose, and why, docs/coming-from-safetensors.md lists: bytes, ties, strides, orders, wordings.
+What differs on purpose, and why, zcrecord/compat/README.md lists: bytes, ties, strides, orders, wordings.
 """
 
 from __future__ import annotations
@@ -25,10 +25,11 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-# By its own name, here and in the modules beside it: as `safetensors` in sys.modules this package has another.
-from zcrecord.compat.safetensors.opening import SafetensorError, safe_open, write, write_bytes
-from zcrecord.compat.safetensors.specs import TensorSpec, deserialize, serialize, serialize_file
 from zcrecord.errors import UnsupportedError
+
+# By its own name, here and in the modules beside it: as `safetensors` in sys.modules this package has another.
+from .opening import SafetensorError, safe_open, write, write_bytes
+from .specs import TensorSpec, deserialize, serialize, serialize_file
 
 __all__ = [
     "SafetensorError",

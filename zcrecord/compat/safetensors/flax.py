@@ -1,6 +1,6 @@
 """`safetensors.flax`, over archives: the same functions, with the same arguments. It needs jax, not flax.
 
-Written are archives; read are archives and safetensors files. What differs, docs/coming-from-safetensors.md lists.
+Written are archives; read are archives and safetensors files. What differs, zcrecord/compat/README.md lists.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from zcrecord.compat.safetensors.opening import open_record, write, write_bytes
-from zcrecord.compat.safetensors.opening import safe_open as safe_open  # programs import it from here, too
+from .opening import open_record, write, write_bytes
+from .opening import safe_open as safe_open  # programs import it from here, too
 
 __all__ = ["load", "load_file", "save", "save_file"]
 
@@ -44,7 +44,7 @@ def save(tensors: Mapping[str, Any], metadata: Mapping[str, str] | None = None) 
 
 
 def load_file(filename: str | os.PathLike[str], *, backend: str = "mmap") -> dict[str, Any]:
-    """Return all tensors of a file by name, as jax arrays on its default device; see `zcrecord.handover` on copies.
+    """Return all tensors of a file by name, as jax arrays on its default device; see `Record.jax` on copies.
 
     Example:
         >>> from jax import numpy as jnp

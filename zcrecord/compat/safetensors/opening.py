@@ -15,19 +15,19 @@ from typing import Any
 
 import numpy as np
 
-from zcrecord import parts
+from zcrecord.archive import subset
+from zcrecord.codec.layout import MAGIC
 from zcrecord.dtypes import STRING, from_numpy
 from zcrecord.errors import DependencyError, RecordError, TensorNotFoundError, UnsupportedError
-from zcrecord.formats import mapped as genuine
-from zcrecord.handover import import_torch, torch_device
-from zcrecord.layout import MAGIC
-from zcrecord.lazy import LazyTensor
-from zcrecord.loading import load_record
-from zcrecord.record import Record
-from zcrecord.save import save_record
-from zcrecord.sink import path_of
-from zcrecord.source import read_file
-from zcrecord.tensors import PackedTensor, StringTensor
+from zcrecord.formats.safetensors import mapped as genuine
+from zcrecord.frameworks.handover import import_torch, torch_device
+from zcrecord.record.load import load_record
+from zcrecord.record.record import Record
+from zcrecord.record.save import save_record
+from zcrecord.storage.memory import read_file
+from zcrecord.storage.sink import path_of
+from zcrecord.tensors.lazy import LazyTensor
+from zcrecord.tensors.packed import PackedTensor, StringTensor
 
 __all__ = [
     "IndexingError",
@@ -233,7 +233,7 @@ def _alone(record: Record, name: str) -> Record:
     number = record.archive.find(name)
     if number < 0:
         record.info(name)  # says what names there are
-    return Record(parts.alone(record.archive, number))
+    return Record(subset.alone(record.archive, number))
 
 
 def on_cpu(device: Any) -> bool:

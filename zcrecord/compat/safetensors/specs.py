@@ -15,12 +15,13 @@ from typing import Any
 
 import numpy as np
 
-from zcrecord.compat.safetensors.opening import dtype_name, open_record, write, write_bytes
+from zcrecord.codec.layout import MAX_ARCHIVE_SIZE, MAX_RANK
 from zcrecord.dtypes import STRING, by_name, by_safetensors, nbytes
 from zcrecord.errors import UnsupportedError
-from zcrecord.foreign import FLOAT4_PAIRS
-from zcrecord.layout import MAX_ARCHIVE_SIZE, MAX_RANK
-from zcrecord.tensors import PackedTensor, StringTensor, as_bytes
+from zcrecord.tensors.interop import FLOAT4_PAIRS
+from zcrecord.tensors.packed import PackedTensor, StringTensor, as_bytes
+
+from .opening import dtype_name, open_record, write, write_bytes
 
 __all__ = ["TensorSpec", "deserialize", "serialize", "serialize_file"]
 

@@ -1,0 +1,349 @@
+"""A view keeps its source alive: it outlives the record, the `with` block, `del` and the file.
+
+Cases that could read memory that is gone run in a Python of their own.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import records as r
+
+import zcrecord
+from zcrecord import UnsupportedError
+from zcrecord.archive.archive import Archive
+
+LINUX = sys.platform == "linux"
+START = """
+import gc, mmap, os, sys
+import numpy as np
+import zcrecord
+path = sys.argv[1]
+
+def load():
+    return zcrecord.load_record(path)
+
+def read():
+    with open(path, 'rb') as file:
+        return file.read()
+
+def mapped():
+    with open("/proc/self/maps") as lines:
+        return any(path in line for line in lines)
+
+def check(view):
+    gc.collect()
+    junk = [bytearray(1 << 20) for _ in range(8)]
+    assert view.tolist() == list(range(1000)), view
+"""
+OUTLIVES = {
+    "the with block": "with load() as rec: view = rec['w']\ncheck(view)",
+    "close": "rec = load(); view = rec['w']; assert rec.close() is False; check(view)",
+    "del": "rec = load(); view = rec['w']; del rec; check(view)",
+    "a temporary record": "check(load()['w'])",
+    "its own base view": "view = load()['w'][::-1]; view = view[::-1]; check(view)",
+    "the file": "view = load()['w']; os.unlink(path); check(view)",
+    "the file, overwritten": "view = load()['w']; zcrecord.save_record({'w': np.zeros(1000)}, path); check(view)",
+    "values": "rec = load(); view = list(rec.values())[0]; rec.close(); del rec; check(view)",
+    "items": "rec = load(); view = dict(rec.items())['w']; rec.close(); del rec; check(view)",
+    "tree": "rec = load(); view = rec.tree()['w']; rec.close(); del rec; check(view)",
+    "array": "rec = load(); view = rec.array('w'); rec.close(); del rec; check(view)",
+    "get": "rec = load(); view = rec.get('w'); rec.close(); del rec; check(view)",
+    "raw": "rec = load(); raw = rec.raw('w'); rec.close(); del rec; check(np.frombuffer(raw, np.int64))",
+    "packed": "rec = load(); p = rec['p']; rec.close(); del rec; assert p.unpack().astype(int).tolist() == [1, -2, 3]",
+    "strings": "rec = load(); s = rec['s']; rec.close(); del rec; assert list(s) == [b'a', b'bc']",
+    "attributes": "rec = load(); b = rec.attributes['b']; rec.close(); del rec; assert bytes(b) == b'blob'",
+    "metadata": "rec = load(); b = rec.metadata['b']; rec.close(); del rec; assert bytes(b) == b'more'",
+    "touch": "rec = zcrecord.load_record(path, verify='touch'); view = rec['w']; rec.close(); del rec; check(view)",
+    "a source of bytes": "view = zcrecord.load_record(read())['w']; check(view)",
+    "a source of numpy": "view = zcrecord.load_record(np.fromfile(path, np.uint8))['w']; check(view)",
+    "a memoryview's release": """
+data = read()
+source = memoryview(data)
+view = zcrecord.load_record(source)['w']
+source.release()
+del data, source
+check(view)""",
+}
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    packed = zcrecord.PackedTensor.pack(np.array([1, -2, 3]).astype("int4"))
+    turned = np.arange(6).reshape(2, 3).T
+    tree = {"w": np.arange(1000), "p": packed, "s": np.array(["a", "bc"]), "t": turned, "b": b"blob"}
+    zcrecord.save_record(tree, tmp_path / "m.zcr", metadata={"b": b"more"})
+    return tmp_path / "m.zcr"
+
+
+@pytest.mark.parametrize("what", OUTLIVES)
+def test_view_outlives(what: str, path: Path) -> None:
+    r.run_python(START + OUTLIVES[what], path)
+
+
+HELD = {
+    "mmap": """
+with open(path, 'rb') as file:
+    source = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+release = source.close""",
+    "bytearray": """
+source = bytearray(read())
+release = lambda: source.extend(bytes(1 << 20))""",
+    "a writable mmap": """
+with open(path, 'r+b') as file:
+    source = mmap.mmap(file.fileno(), 0)
+release = source.close""",
+}
+
+
+@pytest.mark.parametrize("kind", ["view", "record"])
+@pytest.mark.parametrize("source", HELD)
+def test_source_cannot_be_released_or_resized_while_it_is_used(source: str, kind: str, path: Path) -> None:
+    code = """
+rec = zcrecord.load_record(source)
+view = rec['w']
+if KIND == 'view':
+    rec.close()
+    del rec
+else:
+    del view
+    gc.collect()
+try:
+    release()
+except BufferError:
+    pass
+else:
+    raise SystemExit('the memory under the views was released')
+if KIND == 'view':
+    check(view)
+    del view
+else:
+    check(rec['w'])
+    rec.close()
+release()
+"""
+    r.run_python(START + HELD[source] + code.replace("KIND", repr(kind)), path)
+
+
+CLOSES = {
+    "says True when nothing holds the mapping": """
+rec = load()
+len(rec)
+assert rec.close() is True
+assert not mapped()""",
+    "says True after views are gone": """
+rec = load()
+view = rec['w']
+del view
+assert rec.close() is True
+assert not mapped()""",
+    "says False while a view lives": """
+rec = load()
+view = rec['w']
+assert rec.close() is False
+assert mapped()
+check(view)""",
+    "says the truth the second time": """
+rec = load()
+view = rec['w']
+assert rec.close() is False
+assert rec.close() is False
+assert mapped()
+del view
+assert rec.close() is True
+assert not mapped()""",
+    "lets the last view take the mapping along": """
+rec = load()
+a, b = rec['w'], rec['w'][1:]
+rec.close()
+del rec, a
+assert mapped()
+del b
+gc.collect()
+assert not mapped()""",
+    "is not needed": "rec = load(); rec['w']; del rec; gc.collect(); assert not mapped()",
+    "counts what was asked before": """
+rec = load()
+rec.verify(), rec.content_digest(), rec.tree(), rec.modules, rec.attributes, rec.metadata, rec.info('w'), rec.nbytes
+list(rec), list(rec.items()), 'w' in rec
+assert rec.close() is True
+assert not mapped()""",
+    "lets go of what many lookups prepared": """
+rec = load()
+for _ in range(100):
+    rec['w'], rec.get('t')
+assert rec.close() is True
+assert not mapped()""",
+    "by another thread, while all views are prepared, leaves none of that": """
+from zcrecord.archive.archive import Archive
+rec, original, seen = load(), Archive._layout, []
+def closing(archive, *form):
+    found = original(archive, *form)
+    seen.append(form)
+    if len(seen) == 4:  # the last tensor
+        rec.close()
+    return found
+Archive._layout = closing
+try:
+    list(rec.values())
+except zcrecord.UnsupportedError as error:
+    assert 'the record is closed' in str(error)
+assert len(seen) == 4
+assert not mapped()""",
+    "works after a failed lookup": """
+rec = load()
+try:
+    rec['missing']
+except KeyError as error:
+    kept = error
+assert rec.close() is True
+assert 'missing' in str(kept)""",
+    "says True for bytes, of which nothing is mapped": """
+rec = zcrecord.load_record(read())
+view = rec['w']
+assert rec.close() is True
+check(view)""",
+}
+
+
+@pytest.mark.skipif(not LINUX, reason="platform: only Linux lists what is mapped")
+@pytest.mark.parametrize("what", CLOSES)
+def test_close(what: str, path: Path) -> None:
+    r.run_python(START + CLOSES[what], path)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="platform: no fork")
+def test_record_and_views_survive_fork(path: Path) -> None:
+    code = """
+rec = load()
+view = rec['w']
+child = os.fork()
+if child == 0:
+    check(view)
+    check(rec['w'])
+    assert rec['p'].shape == (3,) and rec.close() is False
+    os._exit(0)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+check(view)
+check(rec['w'])
+del view
+assert rec.close() is True
+"""
+    r.run_python(START + code, path)
+
+
+def test_failed_load_leaves_no_mapping_and_no_open_file(path: Path) -> None:
+    code = """
+data = bytearray(read())
+data[100] ^= 1
+with open(path, 'wb') as file:
+    file.write(data)
+before = len(os.listdir('/proc/self/fd')) if os.path.exists('/proc/self/fd') else 0
+for verify in ('index', 'full'):
+    try:
+        load()
+    except zcrecord.FormatError:
+        pass
+    else:
+        raise SystemExit('loaded')
+gc.collect()
+if before:
+    assert len(os.listdir('/proc/self/fd')) == before
+    assert not mapped()
+"""
+    r.run_python(START + code, path)
+
+
+FEW = """
+import resource
+resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+before = os.listdir('/proc/self/fd')
+held = [zcrecord.load_record(path, mode=mode) for mode in 'rc' for _ in range(500)]
+views = [rec[name] for rec in held for name in ('w', 'big', 'twin', 'third')]
+assert len(os.listdir('/proc/self/fd')) == len(before)
+assert sum(path in line for line in open('/proc/self/maps')) >= 1000
+views[-1][:] = 5
+assert views[-2][0] == views[-3][0] == 1, 'each twin has a mapping of its own'
+del held, views
+gc.collect()
+assert not mapped()
+"""
+
+
+@pytest.mark.skipif(not LINUX, reason="platform: macOS keeps a descriptor for each mapping before Python 3.13")
+def test_neither_records_nor_views_hold_a_file_descriptor(tmp_path: Path) -> None:
+    large = {name: np.ones(1 << 20, np.uint8) for name in ("big", "twin", "third")}
+    zcrecord.save_record({"w": np.arange(1000), **large}, tmp_path / "m.zcr", durable=False)
+    r.run_python(START + FEW, tmp_path / "m.zcr")
+
+
+FALLBACK = """
+from zcrecord import mapping
+before = len(os.listdir('/proc/self/fd'))
+HINDER
+for mode in 'rc':
+    rec = zcrecord.load_record(path, mode=mode)
+    check(rec['w'])
+    assert mapped() and rec.close() is True and not mapped()
+assert len(os.listdir('/proc/self/fd')) == before
+"""
+HINDERED = {
+    "there is no ctypes": "sys.modules['ctypes'] = None",
+    "the C library's mmap is not found": "import ctypes; ctypes.CDLL = lambda name: object()",
+    "it fails": "mapping._c_mmap = lambda: lambda *arguments: (1 << 64) - 1",
+}
+
+
+@pytest.mark.skipif(not LINUX, reason="platform: elsewhere nothing is mapped over")
+@pytest.mark.parametrize("how", HINDERED)
+def test_a_file_is_mapped_with_a_descriptor_where_it_cannot_be_without(how: str, path: Path) -> None:
+    r.run_python(START + FALLBACK.replace("HINDER", HINDERED[how]), path)
+
+
+BEGUN = {
+    "values": lambda rec: iter(rec.values()),
+    "items": lambda rec: iter(rec.items()),
+    "infos": lambda rec: rec.infos(),
+    "walk": lambda rec: rec.walk(),
+}
+
+
+@pytest.mark.parametrize("verify", ["touch", "index"])
+@pytest.mark.parametrize("what", BEGUN)
+def test_iterating_over_a_record_closed_meanwhile_is_refused_in_one_line(what: str, verify: Any, path: Path) -> None:
+    rec = zcrecord.load_record(path, verify=verify)
+    begun: Any = BEGUN[what](rec)
+    rec.close()
+    with pytest.raises(UnsupportedError, match=r"m\.zcr: the record is closed; views taken before stay valid"):
+        list(begun)
+
+
+@pytest.mark.parametrize("call", ["row", "shape", "strides", "payload"])
+@pytest.mark.parametrize("name", ["w", "p", "s", "t"])
+def test_lookup_while_another_thread_closes_gives_the_tensor_or_one_error(
+    name: str, call: str, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rec = zcrecord.load_record(path)
+    expected = rec[name].tolist() if name in "wt" else [bytes(rec.raw(name))]
+    original = getattr(Archive, call)
+
+    def closing(archive: Archive, *args: Any) -> Any:
+        found = original(archive, *args)
+        rec.close()
+        return found
+
+    monkeypatch.setattr(Archive, call, closing)
+    try:
+        got = rec[name]
+    except UnsupportedError as error:
+        assert "the record is closed" in str(error)
+    else:
+        assert (
+            got.tolist() if name in "wt" else [bytes(getattr(got, "packed", getattr(got, "data", b"")))]
+        ) == expected
+        assert name not in "wt" or not got.flags.writeable

@@ -1,0 +1,163 @@
+"""Every attack of the catalogue on archives gets the right answer at every door, in time and in memory.
+
+The processes in which that happens are forked by `attacks.running`; here their answers are judged, all of a module's at
+once, and the catalogue is held to FORMAT.md: a rule that readers check has an attack.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import specification
+from forge import Forge
+from malformed import saved
+
+import zcrecord
+from attacks import broken, packed, peers, placed, probes, tricks
+from attacks.catalogue import MOST_BYTES, Answer, Attack, wrong
+from attacks.running import answers
+from tools.attacks import worst
+from zcrecord import FormatError, LimitError
+
+pytestmark = pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="platform: needs fork and /proc")
+MODULES = (broken, tricks, placed, packed, peers)
+
+# Rules that no reader can break an archive by, and what holds them instead.
+ELSEWHERE = {
+    77: "unknown dtypes are offered raw: test_malformed_tensors, test_malformed_agreement",
+    78: "unknown vectors are ignored: test_malformed_index",
+}
+
+
+@pytest.mark.parametrize("module", MODULES, ids=lambda module: module.__name__.rpartition(".")[2])
+def test_every_attack_is_answered_as_it_must_be(module: Any, tmp_path: Path) -> None:
+    found = {attack.name: attack for attack in module.ATTACKS}
+    assert len(found) == len(module.ATTACKS), "two attacks have one name"
+    told = answers(module.__name__, tmp_path)
+    assert len(told) == len(found) * len(module.DOORS)
+    faults = [fault for answer in told if (fault := wrong(found[answer.attack], answer))]
+    assert not faults, "\n".join(faults)
+    assert os.listdir(tmp_path) == ["harmless"]  # what was made for attacks is gone
+
+
+def test_every_rule_that_readers_check_has_an_attack() -> None:
+    attacked = {int(rule[1:]) for module in MODULES for attack in module.ATTACKS for rule in attack.rules}
+    checked = {number for number, (level, _) in specification.rules().items() if level != "writers"}
+    assert sorted(checked - attacked - set(ELSEWHERE)) == []
+    assert not attacked - set(specification.rules())
+
+
+def test_rules_held_elsewhere_are_cited_there() -> None:
+    for rule, where in ELSEWHERE.items():
+        for name in where.partition(": ")[2].split(", "):
+            assert f"R{rule}" in (Path(__file__).parents[1] / f"{name}.py").read_text(encoding="utf-8")
+
+
+def test_most_rules_are_broken_and_not_only_leant_on() -> None:
+    refused = {r for m in MODULES for a in m.ATTACKS if a.error is not None for r in a.rules}
+    assert len(refused) >= 60
+
+
+def test_what_becomes_of_a_process_is_noticed(tmp_path: Path) -> None:
+    told = {answer.door: answer for answer in answers("attacks.probes", tmp_path)}
+    assert {name: answer.kind for name, answer in told.items()} == {
+        "killed": "killed by SIGKILL", "ends": "ended", "80 MiB": "", "8 GiB": "MemoryError", "refuses": "FormatError",
+        "sleeps": "hung", "accepts": "",
+    }  # fmt: skip
+    assert 78 << 20 <= told["80 MiB"].nbytes <= 90 << 20
+    assert told["accepts"].nbytes < 1 << 20
+    assert list(probes.DOORS) == list(told)
+
+
+@pytest.mark.parametrize(
+    ("change", "fault"),
+    [
+        ({}, ""),
+        ({"kind": ""}, "accepted"),
+        ({"kind": "LimitError"}, "LimitError in place of FormatError"),
+        ({"kind": "KeyError"}, "KeyError in place of FormatError"),
+        ({"message": "else"}, "which does not match 'what it is'"),
+        ({"seconds": 1.5}, "took 1.50 s of the processor, at most 1"),
+        ({"nbytes": MOST_BYTES + 1}, "took 64 MiB, at most 64"),
+        ({"kind": "hung"}, "hung in place of FormatError"),
+        ({"door": "other", "kind": ""}, ""),
+        ({"door": "other", "kind": "LimitError"}, ""),
+        ({"door": "other", "kind": "TypeError"}, "TypeError in place of"),
+    ],
+)
+def test_a_wrong_answer_is_called_wrong(change: dict[str, Any], fault: str) -> None:
+    attack = Attack(name="a", rules=("R1",), make=Path, error=FormatError, message="what it is", doors=frozenset({"d"}))
+    answer = {"attack": "a", "door": "d", "kind": "FormatError", "message": "says what it is", "seconds": 0.1}
+    said = wrong(attack, Answer(**{**answer, "nbytes": 1, **change}))
+    assert fault in said and bool(fault) == bool(said)
+
+
+def test_a_legal_attack_may_not_be_refused() -> None:
+    attack = Attack(name="a", rules=("R1",), make=Path, error=None)
+    answer = Answer(attack="a", door="d", kind="FormatError", message="no", seconds=0, nbytes=0)
+    assert wrong(attack, answer) == "a, at d: FormatError: no; it is legal"
+
+
+def test_report_shows_the_answer_that_accepts() -> None:
+    one = Answer(attack="a", door="load", kind="ValueError", message="", seconds=0.5, nbytes=1 << 20)
+    other = Answer(attack="a", door="safe_open", kind="", message="", seconds=0.25, nbytes=1 << 19)
+    assert worst([one, other]) == "accepted, 250.0 ms, 0.5 MiB"
+    assert worst([one]) == "ValueError, 500.0 ms, 1.0 MiB"
+    assert worst([]) == "-"
+
+
+def test_catalogue_makes_the_same_files_every_time(tmp_path: Path) -> None:
+    """What answers a trick today answers the same file tomorrow."""
+    for attack in (*placed.ATTACKS, *broken.ATTACKS[:40]):
+        digests = {hashlib.sha256(attack.make(tmp_path).read_bytes()).digest() for _ in range(2)}
+        assert len(digests) == 1, attack.name
+
+
+# What the catalogue found, each shown by itself.
+
+
+def below_a_name(size: int, count: int) -> bytes:
+    """Return an archive of attributes in a module whose name has that size."""
+    f = tricks.attributes(count, {"m": {"n": 1}})
+    start, size = f.text(b"x" * size)
+    return f.set("modules", 1, name=start, name_size=size, key_size=size).seal()
+
+
+def test_full_names_of_attributes_are_bounded_by_the_index() -> None:
+    record = zcrecord.load_record(below_a_name(100_000, 100))
+    for ask in (lambda: record.attributes, record.content_digest):
+        with pytest.raises(
+            LimitError, match=r"^full names of attributes add up to 10000000 bytes, more than 64 times "
+        ):
+            ask()
+    assert len(record.modules["x" * 100_000].attributes) == 100
+    assert len(zcrecord.load_record(below_a_name(100_000, 40)).attributes) == 40
+
+
+def test_infos_of_tied_tensors_share_their_names() -> None:
+    record = zcrecord.load_record(tricks.tensors(300).seal())
+    assert len({id(record.info(name).tied) for name in record}) == 1
+    assert record.info("000007").tied == tuple(record)
+
+
+def test_infos_of_tied_tensors_are_told_apart_by_payload() -> None:
+    one, two = np.ones(3), np.zeros(4)
+    record = zcrecord.load_record(saved({"a": one, "b": two, "c": one, "d": two, "e": np.ones(2)}))
+    assert [record.info(name).tied for name in "abcde"] == [("a", "c"), ("b", "d")] * 2 + [()]
+
+
+def test_texts_that_words_share_are_made_once() -> None:
+    record = zcrecord.load_record(tricks.lists_of_texts())
+    assert len({id(text) for texts in record.attributes.values() for text in texts}) == 1
+
+
+def test_forged_archives_start_from_sound_ones() -> None:
+    assert len(zcrecord.load_record(tricks.tensors(9).seal(), verify="full")) == 9
+    assert len(zcrecord.load_record(tricks.modules(9).seal(), verify="full").modules) == 10
+    assert len(zcrecord.load_record(tricks.attributes(9, {"n": 1}).seal(), verify="full").attributes) == 9
+    assert Forge(tricks.twins()).columns["payloads"].size == tricks.MANY

@@ -1,0 +1,200 @@
+"""Every rule of ONNX models and of external data has its attack; each attack is answered as it has to be.
+
+So are those by way of other formats.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import itertools
+import os
+import re
+import shutil
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import zcrecord
+from attacks import external, foreign, onnx_files
+from attacks.catalogue import Answer, Attack, wrong
+from attacks.external import INSIDE, SECRET, at, folder_with
+from attacks.running import answers
+from zcrecord.codec.entries import Form
+from zcrecord.errors import ExternalDataError, LimitError
+from zcrecord.onnx import convert
+from zcrecord.onnx import external_data as rules
+from zcrecord.storage.memory import read_some
+from zcrecord.writing.outline import Outline
+
+ROOT = Path(__file__).resolve().parents[2]
+MODULES = {"O": onnx_files, "X": external}
+ALL = [*MODULES.values(), foreign]
+
+
+def faults(answered: list[Answer], attacks: tuple[Attack, ...]) -> list[str]:
+    """Return what is wrong with the answers, those that are missing included."""
+    known = {attack.name: attack for attack in attacks}
+    assert len(known) == len(attacks), "two attacks have one name"
+    told = [wrong(known[answer.attack], answer) for answer in answered]
+    return [what for what in told if what] + sorted(known.keys() - {answer.attack for answer in answered})
+
+
+@pytest.mark.parametrize("module", ALL, ids=lambda module: module.__name__)
+def test_every_attack_is_answered_by_its_error_at_once_and_in_little_memory(module: Any, tmp_path: Path) -> None:
+    answered = answers(module.__name__, tmp_path)
+    assert len(answered) == len(module.ATTACKS) * len(module.DOORS)
+    assert not faults(answered, module.ATTACKS)
+
+
+def test_a_wrong_answer_would_be_noticed(tmp_path: Path) -> None:
+    attack = next(a for a in external.ATTACKS if a.name == "a file in a linked folder")
+    [*strict, linked] = sorted(answers(external.__name__, tmp_path, names=[attack.name]), key=lambda a: not a.kind)
+    assert [a.kind for a in strict] == ["ExternalDataError", "ExternalDataError", "Refused"]
+    assert (linked.door, linked.kind) == ("convert, links allowed", "")
+    for changed in ({"kind": ""}, {"kind": "OSError"}, {"message": "no"}, {"seconds": 1.1}, {"nbytes": 65 << 20}):
+        assert wrong(attack, dataclasses.replace(strict[0], **changed))
+    assert not wrong(attack, strict[0])
+
+
+# What takes more than a file.
+
+Swap = Callable[[str], str]
+
+
+def outside(tmp_path: Path) -> tuple[Path, Path, Path]:
+    """A model whose data lie in a folder of its own, and another such folder outside, with other bytes."""
+    path = folder_with(tmp_path, at("sub/w.bin"))
+    (path.parent / "sub").mkdir()
+    (path.parent / "w.bin").rename(path.parent / "sub" / "w.bin")
+    (tmp_path / "other").mkdir()
+    (tmp_path / "secret.bin").rename(tmp_path / "other" / "w.bin")
+    return path, path.parent / "sub", tmp_path / "other"
+
+
+def read(path: Path) -> bytes:
+    """Convert a model and return the bytes of its one tensor."""
+    out = io.BytesIO()
+    convert(path, out)
+    return np.asarray(zcrecord.load_record(out.getvalue())["w"]).tobytes()
+
+
+def test_a_folder_swapped_for_a_link_and_back_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """X18. Each check by itself sees the right folder; the link is there only while the file is opened."""
+    path, sub, other = outside(tmp_path)
+    resolve = os.path.realpath
+    state = {"linked": False}
+
+    def realpath(name: str) -> str:
+        if not str(name).endswith("w.bin"):
+            return resolve(name)
+        if state["linked"]:
+            sub.unlink()
+            sub.with_name("aside").rename(sub)
+        found = resolve(name)
+        if not state["linked"]:
+            sub.rename(sub.with_name("aside"))
+            sub.symlink_to(other)
+        state["linked"] = not state["linked"]
+        return found
+
+    monkeypatch.setattr("zcrecord.onnx.external_data.os.path.realpath", realpath)
+    with monkeypatch.context() as patch:
+        patch.setattr(rules, "_WALKS", False)
+        assert read(path) == SECRET, "the trick itself does not work: nothing would be noticed"
+    with pytest.raises(ExternalDataError, match=r"external data 'sub/w\.bin': cannot be opened: (Not a dir|Too many)"):
+        read(path)
+
+
+def swapping(sub: Path, other: Path, until: threading.Event) -> Iterator[int]:
+    """Swap a folder for a link and back until told to stop; yields how often."""
+    aside = sub.with_name("aside")
+    for times in itertools.count(1):
+        sub.rename(aside)
+        sub.symlink_to(other)
+        sub.unlink()
+        aside.rename(sub)
+        yield times
+        if until.is_set():
+            return
+
+
+def test_a_thousand_swaps_while_models_are_converted_let_no_byte_from_outside_in(tmp_path: Path) -> None:
+    """X18, by chance."""
+    path, sub, other = outside(tmp_path)
+    done, swaps, read_inside, refused = threading.Event(), 0, 0, 0
+
+    def swap() -> None:
+        nonlocal swaps
+        for swaps in swapping(sub, other, done):  # noqa: B007  # the last is the count
+            pass
+
+    thread = threading.Thread(target=swap)
+    thread.start()
+    try:
+        while swaps < 1000 or not read_inside or not refused:
+            try:
+                assert read(path) == INSIDE
+                read_inside += 1
+            except ExternalDataError:
+                refused += 1
+    finally:
+        done.set()
+        thread.join()
+    assert swaps >= 1000
+
+
+def test_a_file_that_ends_while_it_is_read_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """X19."""
+    path = folder_with(tmp_path, at("w.bin"))
+
+    def late(fd: int, buffer: memoryview, offset: int) -> int:
+        os.truncate(path.parent / "w.bin", 10)
+        return read_some(fd, buffer, offset)
+
+    monkeypatch.setattr(rules, "_read_at", late)
+    with pytest.raises(ExternalDataError, match=r"external data 'w\.bin': it ended at byte 10 while it was read"):
+        read(path)
+
+
+def test_a_stream_has_no_folder_to_point_into(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """X22."""
+    path = folder_with(tmp_path, at("w.bin"))
+    shutil.copy(path.parent / "w.bin", tmp_path)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ExternalDataError, match=r"'w\.bin' lies beside the model, and a stream has no folder"):
+        convert(io.BytesIO(path.read_bytes()), io.BytesIO())
+
+
+def test_modules_nested_32_deep_always_have_room_for_their_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("zcrecord.writing.outline._ROOM", 0)
+    form = Form(18, 32, (1,))
+    for i in range(100):
+        outline = Outline()
+        for path in ([f"{i}"] * 32, [f"{i}x"] * 32):
+            outline.tensor(path, form, 0)
+        with pytest.raises(
+            LimitError, match="names of modules would take more than 0 MiB and 16 times those of tensors"
+        ):
+            outline.check([f"{i}y"] * 99)
+
+
+ACTED = {
+    "X18": test_a_folder_swapped_for_a_link_and_back_is_noticed,
+    "X19": test_a_file_that_ends_while_it_is_read_is_an_error,
+    "X22": test_a_stream_has_no_folder_to_point_into,
+}
+
+
+@pytest.mark.parametrize("letter", MODULES)
+def test_every_rule_that_is_written_down_has_an_attack(letter: str) -> None:
+    page = (ROOT / "schema" / "SECURITY.md").read_text(encoding="utf-8")
+    written = re.findall(rf"^\| ({letter}\d+) \|", page, re.MULTILINE)
+    assert written == [f"{letter}{i}" for i in range(1, len(written) + 1)]
+    assert len(written) > 20
+    tried = {rule for module in MODULES.values() for attack in module.ATTACKS for rule in attack.rules} | ACTED.keys()
+    assert {rule for rule in tried if rule[0] == letter} == set(written)

@@ -1,0 +1,152 @@
+"""Ctrl-C: one line and status 130 from every command, from its first import on, and every file as it was."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import command_line as c
+import pytest
+import served
+
+import zcrecord
+from zcrecord.cli.arguments import zcrecord_parser
+
+pytestmark = pytest.mark.skipif(os.name != "posix", reason="platform: signals of POSIX")
+
+# Sends itself Ctrl-C as soon as a module is looked for: at the same place each time, without a clock.
+SITE = """
+import os, signal, sys
+
+class Stop:
+    def find_spec(self, name, path=None, target=None):
+        if name == os.environ["STOP_AT"]:
+            for _ in range(int(os.environ["STOP_TIMES"])):
+                os.kill(os.getpid(), signal.SIGINT)
+
+if "STOP_AT" in os.environ:
+    sys.meta_path.insert(0, Stop())
+"""
+SCRIPT = "import sys\nfrom zcrecord.cli.dispatch import {main}\nif __name__ == '__main__':\n    sys.exit({main}())\n"
+
+
+@pytest.fixture(autouse=True)
+def _in_a_folder_with_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    c.enter(tmp_path, monkeypatch)
+    c.make_archive()
+    Path("site").mkdir()
+    Path("site/sitecustomize.py").write_text(SITE)
+    monkeypatch.setenv("PYTHONPATH", "site", prepend=os.pathsep)
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
+    for name, main in (("zcrecord", "main"), ("onnx2zc", "onnx2zc_main")):
+        Path(name).write_text(SCRIPT.format(main=main))
+
+
+def stopped(*arguments: str, at: str, times: int = 1) -> subprocess.CompletedProcess[bytes]:
+    return c.python(*arguments, env={**os.environ, "STOP_AT": at, "STOP_TIMES": str(times)})
+
+
+def files() -> dict[str, bytes]:
+    return {str(path): path.read_bytes() for path in Path().rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize(
+    "at", ["zcrecord.dtypes", "numpy", "numpy._core._multiarray_umath", "zcrecord.cli.dispatch", "argparse"]
+)
+@pytest.mark.parametrize("start", [["zcrecord"], ["onnx2zc"], ["-m", "zcrecord"], ["-X", "utf8", "-mzcrecord"]])
+def test_ctrl_c_while_python_imports_is_one_line(start: list[str], at: str) -> None:
+    done = stopped(*start, "model.onnx", at=at)
+    name = b"onnx2zc" if start == ["onnx2zc"] else b"zcrecord"
+    assert (done.returncode, done.stdout, done.stderr) == (130, b"", name + b": interrupted\n")
+
+
+# What each command imports once it is at work.
+AT_WORK = {
+    "info FILE": "zcrecord.cli.inspect",
+    "ls FILE": "zcrecord.cli.inspect",
+    "tree FILE": "zcrecord.cli.inspect",
+    "verify FILE": "zcrecord.cli.compare",
+    "check FILE --key KEY": "cryptography",
+    "sign FILE --key KEY": "cryptography",
+    "diff FILE FILE": "zcrecord.cli.compare",
+    "convert FILE out.npz": "zcrecord.formats",
+    "to-onnx FILE out.onnx": "zcrecord.onnx",
+    "pack FILE": "zstandard",
+    "unpack packed.zcr.zst": "zstandard",
+    "report FILE": "zcrecord.report",
+    "embed FILE --lang python": "zcrecord.embed",
+    "attach program FILE": "zcrecord.embed",
+    "detach program": "zcrecord.embed",
+    "serve FILE --port 0": "aiohttp",
+    "completion bash": "shtab",
+}
+
+
+def test_every_command_is_stopped_here() -> None:
+    usage = zcrecord_parser().format_help()
+    commands = set(re.findall(r"^    ([a-z-]+)\b", usage, re.MULTILINE))
+    assert {command.split()[0] for command in AT_WORK} == commands
+
+
+@pytest.mark.parametrize("times", [1, 3])
+@pytest.mark.parametrize("command", AT_WORK)
+def test_ctrl_c_ends_every_command_alike_and_leaves_every_file(command: str, times: int) -> None:
+    for name in ("program", "packed.zcr.zst", "key.pem"):
+        Path(name).write_bytes(b"\x7fELF" + bytes(200))
+    before = files()
+    arguments = command.replace("FILE", "model.zcr").replace("KEY", "key.pem").split()
+    done = stopped("-m", "zcrecord", *arguments, at=AT_WORK[command], times=times)
+    assert (done.returncode, done.stdout, done.stderr) == (130, b"", b"zcrecord: interrupted\n")
+    assert files() == before
+
+
+def test_ctrl_c_ends_onnx2zc_alike() -> None:
+    before = files()
+    done = stopped("onnx2zc", "model.onnx", "--force", at="zcrecord.onnx", times=2)
+    assert (done.returncode, done.stdout, done.stderr) == (130, b"", b"onnx2zc: interrupted\n")
+    assert files() == before
+
+
+def test_ctrl_c_ends_a_server_alike() -> None:
+    server = served.start("model.zcr")
+    assert server.end(signal.SIGINT) == (130, "zcrecord: interrupted\n")
+
+
+def test_what_was_printed_before_ctrl_c_is_there() -> None:
+    code = """
+import os, signal, sys
+from zcrecord import cli, commands
+def stop(record, out, **_):
+    out.line("printed before")
+    os.kill(os.getpid(), signal.SIGINT)
+commands.ls = stop
+sys.exit(cli.main(["ls", "model.zcr"]))
+"""
+    done = c.python("-c", code)
+    assert (done.returncode, done.stdout, done.stderr) == (130, b"printed before\n", b"zcrecord: interrupted\n")
+
+
+def test_programs_that_import_zcrecord_keep_their_own_handling_of_ctrl_c() -> None:
+    code = """
+import signal, zcrecord.cli.dispatch
+assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+assert zcrecord.cli.dispatch.main(["ls", "model.zcr"]) == 0
+assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+signal.signal(signal.SIGINT, own := lambda *_: None)
+assert zcrecord.cli.dispatch.main(["ls", "model.zcr"]) == 0
+assert signal.getsignal(signal.SIGINT) is own
+"""
+    done = c.python("-c", code)
+    assert done.returncode == 0, done.stderr.decode()
+
+
+def test_ctrl_c_that_a_shell_ignores_for_a_background_job_stays_ignored() -> None:
+    environment = {**os.environ, "STOP_AT": "zcrecord.cli.inspect", "STOP_TIMES": "1"}
+    command = ["sh", "-c", 'trap "" INT; exec "$0" -m zcrecord ls model.zcr', sys.executable]
+    done = subprocess.run(command, capture_output=True, env=environment, timeout=60)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert done.stdout.count(b"\n") == len(zcrecord.load_record("model.zcr"))

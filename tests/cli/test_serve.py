@@ -1,0 +1,357 @@
+"""`zcrecord serve`: ranges and caching as RFC 9110 has them, only what it serves is there, only this machine asks."""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import http.client
+import os
+import shutil
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import command_line as c
+import numpy as np
+import pytest
+import served
+
+import zcrecord
+from zcrecord import DependencyError
+from zcrecord.cli import serving
+from zcrecord.cli.dispatch import main
+from zcrecord.transport import pack
+
+ARCHIVE = "/archive.zcr"
+WEIGHT = np.arange(3000, dtype=np.float32)
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("serve") / "model é.zcr"
+    zcrecord.save_record({"w": WEIGHT}, path)
+    path.with_suffix(".zcr.gz").write_bytes(gzip.compress(b"another file"))
+    (path.parent / "secret.txt").write_text("secret")
+    return path
+
+
+@pytest.fixture(scope="module")
+def url(path: Path) -> Iterator[str]:
+    with served.served(path) as url:
+        yield url
+
+
+def ask(
+    url: str, path: str, method: str = "GET", headers: dict[str, str] | None = None
+) -> tuple[int, dict[str, str], bytes]:
+    """Return status, headers in lower case, and body."""
+    connection = http.client.HTTPConnection("127.0.0.1", int(url.rstrip("/").rpartition(":")[2]), timeout=30)
+    try:
+        connection.request(method, path, headers=headers or {})
+        response = connection.getresponse()
+        return response.status, {k.lower(): v for k, v in response.getheaders()}, response.read()
+    finally:
+        connection.close()
+
+
+# Bytes.
+
+
+def test_whole_archive_is_sent_with_what_caches_and_readers_need(url: str, path: Path) -> None:
+    status, headers, body = ask(url, ARCHIVE)
+    assert (status, body) == (200, path.read_bytes())
+    assert headers["content-type"] == "application/octet-stream"
+    assert headers["accept-ranges"] == "bytes"
+    assert headers["etag"].startswith('"')
+    assert "last-modified" in headers
+    assert headers["cache-control"] == "no-cache"
+
+
+@pytest.mark.parametrize(
+    ("asked", "start", "end"), [("0-63", 0, 64), ("64-64", 64, 65), ("100-", 100, None), ("-64", -64, None)]
+)
+def test_range_is_sent_as_it_was_asked_for(url: str, path: Path, asked: str, start: int, end: int | None) -> None:
+    whole = path.read_bytes()
+    status, headers, body = ask(url, ARCHIVE, headers={"Range": f"bytes={asked}"})
+    assert (status, body) == (206, whole[start:end])
+    first = start % len(whole)
+    assert headers["content-range"] == f"bytes {first}-{first + len(body) - 1}/{len(whole)}"
+
+
+def test_range_past_the_end_is_refused_with_the_size(url: str, path: Path) -> None:
+    size = path.stat().st_size
+    status, headers, _ = ask(url, ARCHIVE, headers={"Range": f"bytes={size}-"})
+    assert (status, headers["content-range"]) == (416, f"bytes */{size}")
+
+
+def test_head_tells_what_get_would(url: str, path: Path) -> None:
+    status, headers, body = ask(url, ARCHIVE, "HEAD")
+    assert (status, headers["content-length"], body) == (200, str(path.stat().st_size), b"")
+
+
+def test_condition_is_minded(url: str, path: Path) -> None:
+    tag = ask(url, ARCHIVE, "HEAD")[1]["etag"]
+    part = {"Range": "bytes=0-7"}
+    assert ask(url, ARCHIVE, headers={**part, "If-Range": tag})[0] == 206
+    status, _, body = ask(url, ARCHIVE, headers={**part, "If-Range": '"another"'})
+    assert (status, len(body)) == (200, path.stat().st_size)
+    assert ask(url, ARCHIVE, headers={**part, "If-Range": f"W/{tag}"})[0] == 200  # a weak one never matches
+    assert ask(url, ARCHIVE, headers={"If-None-Match": tag})[0] == 304
+    assert ask(url, ARCHIVE, headers={**part, "If-Match": '"another"'})[0] == 412
+
+
+def test_compressed_sibling_is_no_version_of_it(url: str, path: Path) -> None:
+    status, headers, body = ask(url, ARCHIVE, headers={"Accept-Encoding": "gzip"})
+    assert (status, headers.get("content-encoding"), body) == (200, None, path.read_bytes())
+
+
+def test_python_reads_it_over_the_url(url: str) -> None:
+    with zcrecord.load_record(f"{url}archive.zcr", cache=False) as record:
+        assert np.array_equal(record["w"], WEIGHT)
+
+
+def test_replaced_archive_is_another_one(tmp_path: Path) -> None:
+    path, other = tmp_path / "m.zcr", tmp_path / "n.zcr"
+    zcrecord.save_record({"w": WEIGHT}, path)
+    zcrecord.save_record({"w": WEIGHT + 1}, other)
+    with served.served(path) as url:
+        before = ask(url, ARCHIVE)
+        os.replace(other, path)
+        after = ask(url, ARCHIVE)
+        assert after[2] == path.read_bytes() != before[2]
+        assert after[1]["etag"] != before[1]["etag"]
+        assert ask(url, ARCHIVE, headers={"If-Match": before[1]["etag"], "Range": "bytes=0-7"})[0] == 412
+        path.unlink()
+        assert ask(url, ARCHIVE)[0] == 404
+
+
+def test_who_goes_away_in_the_middle_is_in_nobodys_way(tmp_path: Path) -> None:
+    path = tmp_path / "m.zcr"
+    zcrecord.save_record({"w": np.zeros(64 << 20, np.uint8)}, path, durable=False)
+    with served.served(path) as url:
+        with socket.create_connection(("127.0.0.1", int(url.rstrip("/").rpartition(":")[2])), timeout=30) as sock:
+            sock.sendall(b"GET /archive.zcr HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            assert sock.recv(1 << 16)
+        assert ask(url, ARCHIVE, headers={"Range": "bytes=0-7"})[0] == 206
+
+
+# What there is.
+
+
+def test_page_comes_with_all_it_is_made_of(url: str) -> None:
+    status, headers, body = ask(url, "/")
+    assert (status, headers["content-type"]) == (200, "text/html; charset=utf-8")
+    assert b"<title>" in body
+    web = Path(serving.__file__).parent / "web"
+    for file in [*web.glob("*.js"), *web.glob("page/*.js"), *web.glob("*.css"), *web.glob("page/*.css")]:
+        status, headers, body = ask(url, f"/{file.relative_to(web).as_posix()}")
+        assert (status, body) == (200, file.read_bytes()), file
+        assert headers["content-type"].startswith(("text/javascript", "text/css"))
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        "/secret.txt",
+        "/../secret.txt",
+        "/%2e%2e/secret.txt",
+        "/page/../../errors.py",
+        "/page",
+        "/page/",
+        "/samples.zcr",
+        "/model%20%C3%A9.zcr",
+        "//etc/passwd",
+        "/archive.zcr/",
+        "/archive.zcr.gz",
+        "/page/page.js/..",
+        "/zcrecord.d.ts",
+    ],
+)
+def test_nothing_else_is_there(url: str, place: str) -> None:
+    assert ask(url, place)[0] == 404
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS"])
+def test_nothing_can_be_changed(url: str, method: str) -> None:
+    assert ask(url, ARCHIVE, method)[0] == 405
+
+
+def test_every_answer_says_what_a_page_may_do(url: str) -> None:
+    for place in ("/", "/page/page.js", ARCHIVE, "/about.json", "/absent"):
+        headers = ask(url, place)[1]
+        assert headers["content-security-policy"].startswith("default-src 'none'; script-src 'self'")
+        assert headers["x-content-type-options"] == "nosniff"
+        assert headers["cross-origin-resource-policy"] == "same-origin"
+        assert headers["cache-control"] == "no-cache"
+
+
+def test_name_of_the_file_is_told_as_json(tmp_path: Path) -> None:
+    path = tmp_path / os.fsdecode(b"<script>\xff\xe2\x80\xae'\".zcr")
+    zcrecord.save_record({"w": WEIGHT}, path)
+    samples = tmp_path / "samples.zcr"
+    zcrecord.save_record({"inputs": np.zeros((2, 64), np.float32), "labels": np.zeros(2, np.int64)}, samples)
+    with served.served(path, "--samples", samples) as url:
+        _, headers, body = ask(url, "/about.json")
+        assert headers["content-type"].startswith("application/json")
+        assert body == b'{"name": "<script>\\ufffd\\u202e\'\\".zcr", "samples": true}'
+        assert ask(url, "/samples.zcr")[2] == samples.read_bytes()
+
+
+# Who may ask.
+
+
+@pytest.mark.parametrize("host", ["localhost", "localhost:9", "127.0.0.1:80", "[::1]:8000", "[::1]", "a.localhost:1"])
+def test_request_that_names_this_machine_is_answered(url: str, host: str) -> None:
+    assert ask(url, ARCHIVE, headers={"Host": host})[0] == 200
+
+
+@pytest.mark.parametrize("host", ["evil.example", "evil.example:8000", "127.0.0.1.evil.example", "192.168.0.1", ""])
+def test_request_that_names_another_host_is_refused(url: str, host: str) -> None:
+    status, _, body = ask(url, ARCHIVE, headers={"Host": host})
+    assert (status, body[:11]) == (421, b"This server")
+
+
+def test_other_origins_are_told_nothing(url: str) -> None:
+    headers = ask(url, ARCHIVE, headers={"Origin": "https://evil.example"})[1]
+    assert not [name for name in headers if name.startswith("access-control")]
+
+
+def test_listening_for_everybody_is_warned_of(path: Path) -> None:
+    server = served.start(path, "--host", "0.0.0.0")
+    assert ask(server.url, ARCHIVE, headers={"Host": "model.example"})[0] == 200
+    status, errors = server.end()
+    assert status == 0
+    assert errors == f"zcrecord: whoever reaches 0.0.0.0 can read all of {path}\n"
+
+
+# Beginning and end.
+
+
+@pytest.mark.parametrize(
+    ("by", "status", "told"), [(signal.SIGINT, 130, "zcrecord: interrupted\n"), (signal.SIGTERM, 0, "")]
+)
+def test_ends_as_every_command_does(path: Path, by: signal.Signals, status: int, told: str) -> None:
+    server = served.start(path)
+    ask(server.url, "/")
+    assert server.end(by) == (status, told)
+
+
+@pytest.mark.skipif(os.name != "posix", reason="platform: pseudo-terminals")
+def test_terminal_is_told_what_ends_it(path: Path) -> None:
+    ours, theirs = os.openpty()
+    command = [*served.COMMAND, str(path), "--port", "0"]
+    process = subprocess.Popen(command, stdout=theirs, stderr=subprocess.PIPE, text=True, env=served.ENVIRONMENT)
+    os.close(theirs)
+    assert process.stderr is not None
+    assert process.stderr.readline() == "zcrecord: Ctrl-C ends it\n"
+    assert os.read(ours, 100).startswith(b"http://127.0.0.1:")
+    process.send_signal(signal.SIGINT)
+    assert process.communicate(timeout=30)[1] == "zcrecord: interrupted\n"
+    assert process.returncode == 130
+    os.close(ours)
+
+
+@pytest.mark.skipif(os.name != "posix", reason="platform: a shell")
+def test_serves_whoever_closed_standard_output(path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    command = ["/bin/sh", "-c", 'exec "$@" >&-', "sh", *served.COMMAND, str(path), "--port", str(port)]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=served.ENVIRONMENT)
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline and process.poll() is None:
+        with contextlib.suppress(ConnectionRefusedError):
+            assert ask(f"http://127.0.0.1:{port}/", ARCHIVE)[2] == path.read_bytes()
+            break
+        time.sleep(0.02)
+    process.send_signal(signal.SIGTERM)
+    assert (process.communicate(timeout=30)[1], process.returncode) == ("", 0)
+
+
+def test_taken_port_is_told_if_it_was_asked_for(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        status = main(["serve", str(path), "--port", port])
+    c.fails(capsys, status, f"127.0.0.1 port {port}: cannot listen there: Address already in use; --port 0")
+
+
+def test_host_that_is_not_of_this_machine_is_told_without_advice_on_ports(
+    path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["serve", str(path), "--host", "192.0.2.1", "--port", "0"]) == 1
+    told = capsys.readouterr().err
+    assert told.startswith("zcrecord: error: 192.0.2.1 port 0: cannot listen there: ") and told.count("\n") == 1
+    assert "--port" not in told
+
+
+def test_taken_port_is_another_if_none_was_asked_for(path: Path) -> None:
+    try:
+        taken = socket.create_server(("127.0.0.1", serving.PORT))
+    except OSError:  # somebody else has it, which does as well
+        taken = socket.socket()
+    with taken:
+        server = served.start(path, port=None)
+        assert server.port != serving.PORT
+        assert ask(server.url, "/")[0] == 200
+        assert server.end() == (0, "")
+
+
+@pytest.mark.parametrize("port", ["65536", "x", "-1"])
+def test_port_that_is_none_is_refused(path: Path, port: str, capsys: pytest.CaptureFixture[str]) -> None:
+    try:
+        status = main(["serve", str(path), "--port", port])
+    except SystemExit as end:
+        status = int(end.code or 0)
+    assert status in (1, 2)
+    assert "port" in capsys.readouterr().err
+
+
+def test_browser_is_opened_if_asked_for(path: Path, tmp_path: Path) -> None:
+    browser, told = tmp_path / "browser", tmp_path / "told"
+    browser.write_text(f'#!/bin/sh\necho "$1" > {told}.new\nmv {told}.new {told}\n')
+    browser.chmod(browser.stat().st_mode | stat.S_IXUSR)
+    server = served.start(path, "--open", environment={"BROWSER": f"{browser} %s"})
+    wait = subprocess.run(["/bin/sh", "-c", f"until [ -e {told} ]; do sleep 0.05; done"], timeout=30)
+    assert wait.returncode == 0
+    assert told.read_text() == f"{server.url}\n"
+    assert server.end() == (0, "")
+
+
+def test_what_is_no_archive_is_not_served(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shutil.copy(c.DIGITS, tmp_path / "m.onnx")
+    c.fails(capsys, main(["serve", str(tmp_path / "m.onnx"), "--port", "0"]), "m.onnx: this looks like an ONNX model")
+    c.fails(capsys, main(["serve", str(tmp_path / "absent.zcr"), "--port", "0"]), "absent.zcr: ")
+
+
+def test_samples_that_no_model_can_be_run_over_are_refused_at_once(
+    path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    status = main(["serve", str(path), "--samples", str(path)])
+    c.fails(capsys, status, "samples are tensors `images` .or `inputs`. and `labels`, this has not both")
+
+
+def test_packed_archive_is_not_served(path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pack(path, tmp_path / "m.zcr.zst")
+    status = main(["serve", str(tmp_path / "m.zcr.zst")])
+    c.fails(capsys, status, "m.zcr.zst: is packed or attached to a program, .* unpack or detach it first")
+    c.fails(capsys, main(["serve", str(path), "--samples", str(tmp_path / "m.zcr.zst")]), "is packed")
+
+
+@pytest.mark.parametrize("given", ["-", "https://example.org/m.zcr"])
+def test_only_a_file_is_served(given: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(["serve", given])
+    assert end.value.code == 2
+    assert "serve takes a file" in capsys.readouterr().err
+
+
+def test_missing_package_is_named(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "aiohttp", None)
+    with pytest.raises(
+        DependencyError, match=r"aiohttp is not installed; pip install aiohttp, or in a checkout .*'\.\[serve\]'"
+    ):
+        serving.serve(path)

@@ -1,0 +1,647 @@
+"""The page of `zcrecord serve` in Chromium, used as a person would: pointer, keyboard, both schemes, both widths."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+import served
+from attacks import names
+from browsers import Pages, scrolls_sideways
+from onnx import TensorProto, helper, numpy_helper
+from playwright.sync_api import Page, expect
+
+import zcrecord
+from zcrecord import formats
+from zcrecord import onnx as zonnx
+from zcrecord.tensors.packed import PackedTensor
+
+pytestmark = pytest.mark.needs("chromium")
+
+DATA = Path(__file__).parents[1] / "data"
+RNG = np.random.default_rng(5)
+LARGE = 24 << 20  # bytes, three times what a look costs
+ODD = np.array([[np.nan, np.inf, -np.inf, 0.0], [-1.5, 2.5, 3.25, np.nan]], np.float32)
+WHOLE = ["bool", "uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64"]
+FLOATS = ["float16", "bfloat16", "float32", "float64", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2"]
+FLOATS += ["float8_e5m2fnuz", "float6_e2m3fn", "float6_e3m2fn", "float4_e2m1fn"]
+NARROW = ["uint4", "int4", "uint2", "int2"]
+HTML = ["<img src=x onerror=alert(1)>", "<script>alert(1)</script>", "</script><b>x</b>", "</title><i>", "&lt;u&gt;"]
+HOSTILE = [*names.NAMES, *HTML]
+MINI = [*FLOATS[:2], *FLOATS[4:], "float8_e8m0fnu"]
+
+
+def kinds() -> dict[str, np.ndarray[Any, Any]]:
+    """Return an array of each element type, of values that each of them has."""
+    values = np.array([[0, 1, 1, 0], [1, 0, 1, 1]])
+    return {name: values.astype(np.dtype(name)) for name in [*WHOLE, *FLOATS, *NARROW]}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Archives: a classifier and its samples, one of each kind of tensor, hostile names, a model of more operators."""
+    folder = tmp_path_factory.mktemp("page")
+    zonnx.convert(DATA / "digits.onnx", folder / "digits.zcr")
+    zonnx.convert(DATA / "digits_int8.onnx", folder / "int8.zcr")
+    formats.convert(DATA / "digits_heldout.npz", folder / "heldout.zcr")
+    record: dict[str, Any] = {"kinds": {k: PackedTensor.pack(v) if k in NARROW else v for k, v in kinds().items()}}
+    record["large"] = np.arange(LARGE // 4, dtype=np.float32).reshape(-1, 16)
+    record["odd"] = ODD
+    record["turned"] = np.asfortranarray(np.arange(12.0).reshape(3, 4))
+    record["normal"] = RNG.normal(3.0, 0.5, (40, 50)).astype(np.float32)
+    record["complex"] = np.array([3 + 4j, 0])
+    record["texts"] = np.array(["<b>bold</b>", "two\nlines", ""])
+    record["empty"] = np.zeros((0, 3), np.float32)
+    record["scalar"] = np.array(0.25)
+    zcrecord.save_record(record, folder / "kinds.zcr", durable=False)
+    hostile: dict[str, Any] = {name: np.full(3, i, np.float32) for i, name in enumerate(HOSTILE)}
+    hostile["modules"] = {f"of {name}": {"w": np.ones(1), f"says {name}": name} for name in HOSTILE}
+    hostile["texts"] = np.array(HTML)
+    metadata = {name: name for name in HOSTILE}
+    zcrecord.save_record(hostile, folder / f"{HTML[0]}.zcr", metadata=metadata, durable=False)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def site(folder: Path) -> Iterator[dict[str, str]]:
+    """The URL of each archive, by its name."""
+    samples: list[str | Path] = ["--samples", folder / "heldout.zcr"]
+    with ExitStack() as stack:
+        yield {
+            name: stack.enter_context(served.served(folder / f"{name}.zcr", *more))
+            for name, more in {
+                "digits": samples,
+                "int8": samples,
+                "kinds": [],
+                HTML[0]: [],
+            }.items()
+        }
+
+
+def visit(page: Page, url: str) -> Page:
+    """Open a page, and wait until all of it is drawn."""
+    page.goto(url)
+    expect(page.locator("html[data-ready=all]")).to_be_attached()
+    return page
+
+
+def choose(page: Page, name: str) -> None:
+    """Find a tensor by its name, and click it."""
+    page.get_by_role("searchbox").fill(name)
+    page.get_by_role("treeitem").filter(has=page.get_by_text(name, exact=True)).first.click()
+    expect(page.locator("#details h3")).to_have_text(name)
+
+
+def facts(page: Page) -> dict[str, str]:
+    """Return the statistics that are shown, once all was read."""
+    expect(page.locator(".reading .status")).to_contain_text(re.compile(r"\bread[.,]"))
+    expect(page.locator("#details .going")).to_be_hidden()
+    terms, values = page.locator(".reading dt").all_inner_texts(), page.locator(".reading dd").all_inner_texts()
+    return dict(zip(terms, (v.replace("−", "-").replace(",", "") for v in values), strict=True))
+
+
+# Looking.
+
+
+def test_opening_fetches_the_index_and_no_tensor(pages: Pages, site: dict[str, str]) -> None:
+    page = visit(pages(), site["kinds"])
+    assert page.title() == "kinds.zcr - zcrecord"
+    expect(page.locator("#summary")).to_contain_text("tensors in an archive of 24.0 MiB.")
+    assert page.evaluate("zcrecordPage.traffic.requests") <= 3
+    assert page.evaluate("zcrecordPage.traffic.nbytes") < 1 << 18
+    expect(page.locator("#map .status").last).to_contain_text("bytes fetched")
+
+
+def test_clicked_tensor_is_fetched_and_told_of(pages: Pages, site: dict[str, str], folder: Path) -> None:
+    page = visit(pages(), site["kinds"])
+    before = page.evaluate("zcrecordPage.traffic.nbytes")
+    choose(page, "normal")
+    array = zcrecord.load_record(folder / "kinds.zcr")["normal"]
+    found = facts(page)
+    assert page.evaluate("zcrecordPage.traffic.nbytes") - before == array.nbytes
+    wanted = [array.min(), array.max(), array.mean(dtype=float), array.std(dtype=float)]
+    assert [float(found[k]) for k in ("smallest", "largest", "mean", "deviation")] == pytest.approx(wanted, rel=1e-4)
+    assert found["elements"] == "2000"
+    bars = page.locator(".histogram rect title").evaluate_all("all => all.map((t) => t.textContent)")
+    assert sum(int(bar.rpartition(": ")[2].replace(",", "")) for bar in bars) == pytest.approx(2000, abs=30)
+    expect(page.locator(".heatmap .note")).to_contain_text("40 × 50: down axis 0, across axis 1.")
+
+
+def test_fetched_bytes_are_coloured_in(pages: Pages, site: dict[str, str]) -> None:
+    page = visit(pages(), site["kinds"])
+    told = page.locator("#map p.status").last
+    before = told.inner_text()
+    picture = page.locator("#map canvas").evaluate("c => c.toDataURL()")
+    choose(page, "large")
+    facts(page)
+    expect(told).not_to_have_text(before)
+    assert page.locator("#map canvas").evaluate("c => c.toDataURL()") != picture
+
+
+def test_every_element_type_is_shown(pages: Pages, site: dict[str, str]) -> None:
+    page = visit(pages(), site["kinds"])
+    for name in kinds():
+        choose(page, f"kinds.{name}")
+        found = facts(page)
+        told = [found[k] for k in ("elements", "smallest", "largest", "mean", "zeros", "distinct")]
+        most = "-1" if name == "int2" and np.array(1).astype("int2") < 0 else "1"
+        assert told == ["8", "0", most, "0.625", "3", "2"], name
+
+
+def test_what_is_no_number_is_counted_apart(pages: Pages, site: dict[str, str]) -> None:
+    page = visit(pages(), site["kinds"])
+    choose(page, "odd")
+    found = facts(page)
+    assert [found["not a number"], found["infinite"], found["zeros"]] == ["2", "2", "1"]
+    assert [found["smallest"], found["largest"], found["mean"]] == ["-1.5", "3.25", "1.0625"]
+
+
+@pytest.mark.parametrize(
+    ("name", "mean"), [("turned", "5.5"), ("complex", "2.5"), ("scalar", "0.25")], ids=lambda v: str(v)
+)
+def test_other_shapes_are_shown_too(pages: Pages, site: dict[str, str], name: str, mean: str) -> None:
+    page = visit(pages(), site["kinds"])
+    choose(page, name)
+    assert facts(page)["mean"] == mean
+
+
+def test_strings_are_listed_and_nothing_is_of_no_elements(pages: Pages, site: dict[str, str], folder: Path) -> None:
+    page = visit(pages(), site["kinds"])
+    choose(page, "texts")
+    expect(page.locator(".strings li")).to_have_text(["'<b>bold</b>'", "'two\\x0alines'", "''"])
+    nbytes = zcrecord.load_record(folder / "kinds.zcr").info("texts").nbytes
+    expect(page.locator(".reading .status")).to_have_text(f"{nbytes} bytes of {nbytes} bytes read, its digest matches.")
+    choose(page, "empty")
+    expect(page.locator(".reading .status")).to_have_text("It has no elements.")
+
+
+def test_heat_map_tells_what_is_pointed_at(pages: Pages, site: dict[str, str]) -> None:
+    page = visit(pages(), site["kinds"])
+    choose(page, "odd")
+    facts(page)
+    canvas = page.locator(".heatmap canvas")
+    line = page.locator(".pointed")
+    canvas.hover(position={"x": 5, "y": 5})
+    expect(line).to_have_text("[0, 0] = NaN")
+    expect(page.locator(".scale")).to_have_text("≤ −2.50≥ 2.5not a number")  # what is beyond, too
+    canvas.focus()
+    for key in ("ArrowDown", "ArrowRight", "ArrowRight"):
+        page.keyboard.press(key)
+    expect(line).to_have_text("[1, 2] = 3.25")
+    page.keyboard.press("ArrowDown")  # there is no further row
+    expect(line).to_have_text("[1, 2] = 3.25")
+
+
+@pytest.mark.parametrize(("value", "legend"), [(0, "0"), (np.nan, "0not a number")], ids=str)
+def test_legend_of_a_tensor_of_one_value_has_no_number_twice(
+    pages: Pages, tmp_path: Path, value: float, legend: str
+) -> None:
+    zcrecord.save_record({"w": np.full((4, 4), value, np.float32)}, tmp_path / "m.zcr")
+    with served.served(tmp_path / "m.zcr") as url:
+        page = visit(pages(), url)
+        choose(page, "w")
+        facts(page)
+        expect(page.locator(".scale")).to_have_text(legend)
+        expect(page.locator(".scale .colour")).to_have_count(1 if value == 0 else 2)
+
+
+def in_window(page: Page, selector: str) -> bool:
+    """Return whether all of an element is in the window."""
+    script = "e => { const { top, bottom } = e.getBoundingClientRect(); return top >= 0 && bottom <= innerHeight; }"
+    return bool(page.locator(selector).evaluate(script))
+
+
+def test_tensor_chosen_in_the_facts_is_told_of_in_the_window(pages: Pages, site: dict[str, str]) -> None:
+    page = visit(pages(height=600), site["kinds"])
+    page.locator("#facts").get_by_role("button", name="normal", exact=True).click()
+    expect(page.locator("#details h3")).to_have_text("normal")
+    assert in_window(page, "#details h3")
+    assert in_window(page, "#details h2")
+
+
+def test_only_a_click_in_a_picture_brings_details_into_the_window(pages: Pages, site: dict[str, str]) -> None:
+    page = visit(pages(height=300), site["kinds"])
+    name = page.locator("#details h3")
+    for picture in ("#treemap .stage", "#map .stage"):
+        page.locator(picture).focus()
+        page.evaluate("scrollTo(0, document.querySelector('#details').getBoundingClientRect().bottom + scrollY)")
+        page.keyboard.press("Home")
+        for _ in range(2):  # in the map what comes first is no tensor
+            page.keyboard.press("ArrowRight")
+        page.keyboard.press("Enter")
+        assert not in_window(page, "#details h3")
+        page.locator(picture).click(position={"x": 100, "y": 60})
+        expect(name).to_have_text("large")
+        assert in_window(page, "#details h3")
+        page.get_by_role("treeitem").first.click()
+    page.set_viewport_size({"width": 1280, "height": 3000})
+    before = page.evaluate("scrollY")
+    page.locator("#treemap .stage").click(position={"x": 100, "y": 60})
+    assert page.evaluate("scrollY") == before
+
+
+# Digests.
+
+
+@pytest.mark.parametrize("name", ["normal", "turned", "texts", "complex", "kinds.int4", "scalar"])
+def test_digest_is_checked_of_bytes_that_are_fetched_anyway(
+    pages: Pages, site: dict[str, str], folder: Path, name: str
+) -> None:
+    page = visit(pages(), site["kinds"])
+    before = page.evaluate("zcrecordPage.traffic.nbytes")
+    choose(page, name)
+    expect(page.locator(".reading .status")).to_contain_text("read, its digest matches.")
+    nbytes = zcrecord.load_record(folder / "kinds.zcr").info(name).nbytes
+    assert page.evaluate("zcrecordPage.traffic.nbytes") - before == nbytes
+
+
+def test_digest_of_a_sample_or_of_pieces_is_told_not_to_be_checked(pages: Pages, site: dict[str, str]) -> None:
+    page = visit(pages(), site["kinds"])
+    choose(page, "large")
+    expect(page.locator(".reading .status")).to_contain_text("read, in 16 stretches, digest not checked.")
+    page.get_by_role("button", name="Read all of it, 24.0 MiB").click()
+    expect(page.locator(".reading .status")).to_contain_text("of 24.0 MiB (25,165,824 bytes) read, digest not checked.")
+
+
+def test_damaged_tensor_is_told_and_nothing_is_shown_of_it(pages: Pages, tmp_path: Path) -> None:
+    path = tmp_path / "m.zcr"
+    zcrecord.save_record({"w": RNG.normal(size=(1200, 1200)).astype(np.float32), "v": np.ones(99)}, path)
+    with zcrecord.load_record(path) as record:
+        at = record.info("w").offset
+    assert at is not None
+    whole = bytearray(path.read_bytes())
+    whole[at + 4_500_000] ^= 1  # in what would be the second piece of it
+    path.write_bytes(whole)
+    with served.served(path) as url:
+        page = visit(pages(), url)
+        choose(page, "w")
+        expect(page.get_by_role("alert")).to_contain_text(
+            "its digest does not match; the file is damaged, copy it again"
+        )
+        expect(page.locator(".heatmap")).to_have_count(0)
+        choose(page, "v")
+        expect(page.locator(".reading .status")).to_have_text("792 bytes of 792 bytes read, its digest matches.")
+        expect(page.get_by_role("alert")).to_be_hidden()
+
+
+def test_view_of_a_larger_payload_is_read_without_the_rest_of_it(pages: Pages, tmp_path: Path) -> None:
+    base = np.arange(1 << 18, dtype=np.float32).reshape(512, 512)
+    zcrecord.save_record({"base": base, "view": base[3:5].T}, tmp_path / "m.zcr")
+    with served.served(tmp_path / "m.zcr") as url:
+        page = visit(pages(), url)
+        before = page.evaluate("zcrecordPage.traffic.nbytes")
+        choose(page, "view")
+        expect(page.locator(".reading .status")).to_contain_text("read, digest not checked.")
+        assert page.evaluate("zcrecordPage.traffic.nbytes") - before == 4096
+
+
+def test_nothing_is_said_of_digests_where_there_are_none(pages: Pages, tmp_path: Path) -> None:
+    zcrecord.save_record({"w": np.ones(4)}, tmp_path / "m.zcr", digest="none")
+    with served.served(tmp_path / "m.zcr") as url:
+        page = visit(pages(), url)
+        choose(page, "w")
+        expect(page.locator(".reading .status")).to_have_text("32 bytes of 32 bytes read.")
+
+
+# Large ones.
+
+
+def test_large_tensor_is_sampled_and_read_when_asked_for(pages: Pages, site: dict[str, str]) -> None:
+    page = visit(pages(), site["kinds"])
+    before = page.evaluate("zcrecordPage.traffic.nbytes")
+    choose(page, "large")
+    found = facts(page)
+    expect(page.locator(".reading .status")).to_contain_text("A sample: 8.0 MiB")
+    assert page.evaluate("zcrecordPage.traffic.nbytes") - before <= 8 << 20
+    assert float(found["largest"]) == pytest.approx(LARGE // 4 - 1, rel=1e-3)
+    page.get_by_role("button", name="Read all of it, 24.0 MiB").click()
+    expect(page.locator(".reading .status")).to_contain_text("24.0 MiB (25,165,824 bytes) of 24.0 MiB")
+    found = facts(page)
+    assert found["elements"] == str(LARGE // 4)
+    assert float(found["mean"]) == pytest.approx((LARGE // 4 - 1) / 2, rel=1e-3)
+    expect(page.get_by_role("button", name="Read all of it")).to_be_hidden()
+
+
+def test_reading_can_be_cancelled(pages: Pages, site: dict[str, str]) -> None:
+    page = visit(pages(), site["kinds"])
+    slow = page.context.new_cdp_session(page)
+    rate = {"offline": False, "latency": 20, "downloadThroughput": 1 << 20, "uploadThroughput": 1 << 20}
+    slow.send("Network.enable")
+    slow.send("Network.emulateNetworkConditions", rate)
+    choose(page, "large")
+    cancel = page.get_by_role("button", name="Cancel")
+    expect(page.get_by_role("progressbar")).to_be_visible()
+    cancel.click()
+    expect(page.locator(".reading .status")).to_have_text("Cancelled.")
+    expect(cancel).to_be_hidden()
+    slow.send("Network.emulateNetworkConditions", {**rate, "downloadThroughput": -1, "latency": 0})
+    choose(page, "normal")
+    assert facts(page)["elements"] == "2000"
+    assert page.evaluate("zcrecordPage.traffic.nbytes") < 8 << 20
+
+
+# When things go wrong.
+
+
+def test_replaced_archive_is_told_and_can_be_opened_again(pages: Pages, tmp_path: Path) -> None:
+    path, other = tmp_path / "m.zcr", tmp_path / "n.zcr"
+    zcrecord.save_record({"w": np.ones(1 << 18, np.float32)}, path)
+    zcrecord.save_record({"w": np.full(1 << 18, 2, np.float32)}, other)
+    with served.served(path) as url:
+        page = visit(pages(), url)
+        os.replace(other, path)
+        choose(page, "w")
+        expect(page.get_by_role("alert")).to_contain_text("was replaced or changed since it was opened; open it again")
+        page.get_by_role("button", name="Open it again").click()
+        expect(page.locator("html[data-ready=all]")).to_be_attached()
+        choose(page, "w")
+        assert facts(page)["mean"] == "2"
+
+
+def test_archive_that_became_shorter_can_be_opened_again_and_nothing_is_shown_of_it(
+    pages: Pages, tmp_path: Path
+) -> None:
+    path = tmp_path / "m.zcr"
+    zcrecord.save_record({"w": np.ones(1 << 18, np.float32)}, path)
+    with served.served(path) as url:
+        page = visit(pages(), url)
+        os.truncate(path, 1 << 10)
+        choose(page, "w")
+        expect(page.get_by_role("alert")).to_contain_text("has become shorter since it was opened; open it again")
+        expect(page.get_by_role("button", name="Open it again")).to_be_visible()
+        expect(page.locator(".heatmap")).to_have_count(0)
+    pages.expect_complaints("416")
+
+
+def test_server_that_ended_is_asked_after(pages: Pages, tmp_path: Path) -> None:
+    path = tmp_path / "m.zcr"
+    zcrecord.save_record({"w": np.ones(1 << 18, np.float32)}, path)
+    with served.served(path) as url:
+        page = visit(pages(), url)
+    choose(page, "w")
+    expect(page.get_by_role("alert")).to_contain_text("is the server still running?")
+    expect(page.locator("#summary.error")).to_contain_text("is the server still running?")
+    expect(page.get_by_role("button", name="Open it again")).to_be_visible()
+    pages.expect_complaints("ERR_CONNECTION_REFUSED")
+
+
+def test_archive_that_is_damaged_or_gone_is_told_in_place(pages: Pages, tmp_path: Path) -> None:
+    path = tmp_path / "m.zcr"
+    zcrecord.save_record({"w": np.ones(1 << 18, np.float32)}, path)
+    with served.served(path) as url:
+        page = visit(pages(), url)
+        whole = path.read_bytes()
+        path.unlink()
+        choose(page, "w")
+        expect(page.get_by_role("alert")).to_contain_text("there is no such file: the server answered 404")
+        path.write_bytes(whole[:100] + bytes([whole[100] ^ 1]) + whole[101:])
+        page.goto(url)
+        expect(page.locator("#summary.error")).to_contain_text("the file is damaged, copy it again")
+        expect(page.locator("main")).to_be_hidden()
+    pages.expect_complaints("404")
+
+
+def test_file_that_is_gone_is_told_in_the_head_until_it_is_back(pages: Pages, tmp_path: Path) -> None:
+    path, away = tmp_path / "m.zcr", tmp_path / "away"
+    zcrecord.save_record({"w": np.ones(8), "v": np.zeros(8)}, path)
+    with served.served(path) as url:
+        page = visit(pages(), url)
+        before = page.locator("#summary").inner_text()
+        os.rename(path, away)
+        choose(page, "w")
+        expect(page.locator("#summary.error")).to_contain_text("there is no such file: the server answered 404")
+        again = page.get_by_role("button", name="Open it again")
+        expect(again).to_be_visible()
+        os.rename(away, path)
+        choose(page, "v")
+        expect(page.locator("#summary")).to_have_text(before)
+        expect(again).to_be_hidden()
+    pages.expect_complaints("404")
+
+
+def test_what_is_no_archive_can_be_opened_again_when_it_is_one(pages: Pages, tmp_path: Path) -> None:
+    path = tmp_path / "m.zcr"
+    zcrecord.save_record({"w": np.ones(8)}, path)
+    with served.served(path) as url:
+        whole = path.read_bytes()
+        path.write_bytes(b"something else" * 40)
+        page = pages()
+        page.goto(url)
+        expect(page.locator("#summary.error")).to_be_visible()
+        path.write_bytes(whole)
+        page.get_by_role("button", name="Open it again").click()
+        expect(page.locator("html[data-ready=all]")).to_be_attached()
+        expect(page.locator("#summary")).to_contain_text("1 tensor in an archive of")
+
+
+def test_hostile_names_are_text(pages: Pages, site: dict[str, str]) -> None:
+    page = visit(pages(), site[HTML[0]])
+    assert page.title() == f"{HTML[0]}.zcr - zcrecord"
+    for name in [*HTML, "texts"]:
+        page.get_by_role("searchbox").fill(name)
+        page.get_by_role("treeitem").first.click()
+        expect(page.locator("#details h3")).to_contain_text(name)
+        expect(page.locator(".reading .status")).to_contain_text("read,")
+    page.get_by_role("searchbox").fill("")
+    tags = set(page.evaluate("[...document.querySelectorAll('body *')].map((e) => e.localName)"))
+    assert not {"img", "b", "i", "u", "title", "iframe", "style"} & tags
+    assert page.evaluate("document.querySelectorAll('script').length") == 1
+    assert not scrolls_sideways(page)
+
+
+# The model.
+
+
+def reference(path: Path, samples: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    session = ort.InferenceSession(path, providers=["CPUExecutionProvider"])
+    out: np.ndarray[Any, Any] = session.run(None, {session.get_inputs()[0].name: samples})[0]
+    return out
+
+
+def logits(page: Page, by: str) -> np.ndarray[Any, Any]:
+    """Run the model by an engine, and return what it made of the samples."""
+    page.get_by_role("radio", name=by).check()
+    page.get_by_role("button", name="Run it on the samples").click()
+    expect(page.locator(".score, #model .error:not([hidden])")).to_be_visible()
+    expect(page.locator("#model .error")).to_be_hidden()
+    found = page.evaluate("({ data: [...zcrecordPage.logits.data], shape: zcrecordPage.logits.shape })")
+    return np.array(found["data"], np.float32).reshape(found["shape"])
+
+
+@pytest.mark.parametrize("by", ["WebGPU", "plain JavaScript"])
+def test_digits_are_told_as_onnx_runtime_does(pages: Pages, site: dict[str, str], by: str) -> None:
+    held = np.load(DATA / "digits_heldout.npz")
+    wanted = reference(DATA / "digits.onnx", held["images"].reshape(-1, 64).astype(np.float32))
+    page = visit(pages(), site["digits"])
+    np.testing.assert_allclose(logits(page, by), wanted, rtol=1e-5, atol=1e-5)
+    right = int((wanted.argmax(1) == held["labels"]).sum())
+    expect(page.locator(".score")).to_contain_text(f"{right} of 360 right")
+    expect(page.locator(".score")).to_contain_text(by)
+    wrong = page.locator(".samples li.wrong")
+    expect(wrong).to_have_count(360 - right)
+    expect(page.locator(".samples canvas")).to_have_count(60)
+    assert page.locator("#model progress").is_hidden()
+
+
+def test_without_webgpu_there_is_a_word_and_plain_javascript(pages: Pages, site: dict[str, str]) -> None:
+    page = pages()
+    page.add_init_script("Object.defineProperty(Navigator.prototype, 'gpu', { value: undefined })")
+    visit(page, site["digits"])
+    expect(page.locator("#model .note").first).to_contain_text("no WebGPU")
+    expect(page.get_by_role("radio", name="WebGPU")).to_be_disabled()
+    page.get_by_role("button", name="Run it on the samples").click()
+    expect(page.locator(".score")).to_contain_text("350 of 360 right, 97.2 %. plain JavaScript")
+
+
+def test_model_of_other_operators_is_told_not_run(pages: Pages, site: dict[str, str]) -> None:
+    page = visit(pages(), site["int8"])
+    page.get_by_role("button", name="Run it on the samples").click()
+    expect(page.locator("#model .error")).to_contain_text("The page does not know ")
+    expect(page.locator("#model .error")).to_contain_text("It knows Add, Sub, Mul, Div")
+
+
+def test_model_without_samples_says_how_to_run_it(pages: Pages, folder: Path) -> None:
+    with served.served(folder / "digits.zcr") as url:
+        page = visit(pages(), url)
+        expect(page.locator("#model")).to_contain_text("start with --samples ARCHIVE")
+
+
+def operators() -> onnx.ModelProto:
+    """Return a model of every operator that the page knows, each with its options."""
+    weights = {
+        "a": RNG.normal(size=(12, 6)).astype(np.float32),
+        "ca": RNG.normal(size=(6,)).astype(np.float32),
+        "b": RNG.normal(size=(5, 6)).astype(np.float32),
+        "cb": np.array([[0.5]], np.float32),
+        "c": RNG.normal(size=(5, 4)).astype(np.float32),
+        "two": np.array(2, np.float32),
+        "row": RNG.normal(size=(1, 4)).astype(np.float32) + 4,
+        "shape": np.array([0, 2, -1], np.int64),
+    }
+    nodes = [
+        helper.make_node("Flatten", ["x"], ["f"], axis=1),
+        helper.make_node("Gemm", ["f", "a", "ca"], ["g"], alpha=0.5, beta=2.0),
+        helper.make_node("Tanh", ["g"], ["t"]),
+        helper.make_node("Gemm", ["t", "b", "cb"], ["h"], transB=1),
+        helper.make_node("Sigmoid", ["h"], ["s"]),
+        helper.make_node("MatMul", ["s", "c"], ["m"]),
+        helper.make_node("Add", ["m", "row"], ["p"]),
+        helper.make_node("Sub", ["two", "p"], ["q"]),
+        helper.make_node("Div", ["q", "row"], ["d"]),
+        helper.make_node("Mul", ["d", "d"], ["e"]),
+        helper.make_node("Reshape", ["e", "shape"], ["r"]),
+        helper.make_node("Relu", ["r"], ["u"]),
+        helper.make_node("Softmax", ["u"], ["v"], axis=-1),
+        helper.make_node("Identity", ["v"], ["w"]),
+        helper.make_node("Flatten", ["w"], ["y"]),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "operators",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 12])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 4])],
+        [numpy_helper.from_array(array, name) for name, array in weights.items()],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+def test_every_operator_computes_what_onnx_runtime_does(pages: Pages, tmp_path: Path) -> None:
+    model = operators()
+    (tmp_path / "m.onnx").write_bytes(model.SerializeToString())
+    zonnx.convert(tmp_path / "m.onnx", tmp_path / "m.zcr")
+    inputs = RNG.normal(size=(9, 12)).astype(np.float32)
+    zcrecord.save_record({"inputs": inputs, "labels": np.zeros(9, np.int64)}, tmp_path / "s.zcr")
+    wanted = reference(tmp_path / "m.onnx", inputs)
+    with served.served(tmp_path / "m.zcr", "--samples", tmp_path / "s.zcr") as url:
+        page = visit(pages(), url)
+        for by in ("WebGPU", "plain JavaScript"):
+            np.testing.assert_allclose(logits(page, by), wanted, rtol=1e-4, atol=1e-6)
+
+
+# How it looks, and who can use it.
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [360, 1280])
+def test_fits_the_window_in_its_colours(pages: Pages, site: dict[str, str], width: int, scheme: str) -> None:
+    page = visit(pages(width=width, scheme=scheme), site["digits"])
+    choose(page, "features.0.weight")
+    facts(page)
+    page.get_by_role("button", name="Run it on the samples").click()
+    expect(page.locator(".score")).to_be_visible()
+    assert not scrolls_sideways(page)
+    ground = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    assert (sum(int(v) for v in ground[4:-1].split(",")) < 3 * 128) == (scheme == "dark")
+    picture = page.locator(".heatmap canvas").evaluate("c => c.toDataURL()")
+    page.emulate_media(color_scheme="light" if scheme == "dark" else "dark")
+    page.wait_for_timeout(100)
+    assert page.locator(".heatmap canvas").evaluate("c => c.toDataURL()") != picture
+
+
+def test_all_of_it_can_be_done_by_keyboard(pages: Pages, site: dict[str, str]) -> None:
+    page = visit(pages(), site["digits"])
+    page.keyboard.press("Tab")
+    expect(page.get_by_role("link", name="Skip to the tensors")).to_be_focused()
+    page.keyboard.press("Enter")
+    page.keyboard.press("Tab")
+    expect(page.get_by_role("searchbox")).to_be_focused()
+    page.keyboard.type("classifier.w")
+    page.keyboard.press("ArrowDown")
+    page.keyboard.press("Enter")
+    expect(page.locator("#details h3")).to_have_text("classifier.weight")
+    assert facts(page)["elements"] == "320"
+    for _ in range(40):  # on to the model's button
+        page.keyboard.press("Tab")
+        if page.evaluate("document.activeElement.textContent") == "Run it on the samples":
+            break
+    page.keyboard.press("Enter")
+    expect(page.locator(".score")).to_contain_text("350 of 360 right")
+
+
+# What it computes with.
+
+
+def test_narrow_floats_are_what_ml_dtypes_says(pages: Pages, site: dict[str, str]) -> None:
+    page = visit(pages(), site["kinds"])
+    for name in MINI:
+        dtype = np.dtype(getattr(ml_dtypes, name, name))
+        count = 1 << int(name.partition("_")[0].rpartition("float")[2])
+        codes = np.arange(count).astype(np.uint16 if count > 256 else np.uint8)
+        script = "async (n) => [...(await import('/page/values.js')).tableOf(n)].map(String)"
+        found = np.array([float(v.replace("Infinity", "inf")) for v in page.evaluate(script, name)])
+        with np.errstate(invalid="ignore"):  # ml_dtypes makes NaN in a way that numpy notices
+            wanted = codes.view(dtype).astype(np.float64)
+        np.testing.assert_array_equal(found, wanted, err_msg=name)
+
+
+STATISTICS = """async (pieces) => {
+  const { Statistics } = await import('/page/statistics.js');
+  const s = new Statistics();
+  for (const piece of pieces) s.add(Float64Array.from(piece));
+  return { mean: s.mean, deviation: s.deviation, distinct: s.distinct, bars: s.bars(10), count: s.count };
+}"""
+
+
+def test_statistics_do_not_depend_on_pieces(pages: Pages, site: dict[str, str]) -> None:
+    page = visit(pages(), site["kinds"])
+    values = 1e8 + RNG.normal(0, 1e-2, 3000)
+    found = page.evaluate(STATISTICS, [values[:7].tolist(), values[7:2000].tolist(), values[2000:].tolist()])
+    assert found["mean"] == pytest.approx(values.mean(), rel=1e-12)
+    assert found["deviation"] == pytest.approx(values.std(), rel=1e-5)
+    assert found["distinct"] is None
+    few = np.repeat([-3.0, 0.0, 1000.5], [5, 2, 4])
+    found = page.evaluate(STATISTICS, [few[:6].tolist(), few[6:].tolist()])
+    assert found["bars"] == [[-3, -3, 5], [0, 0, 2], [1000.5, 1000.5, 4]]
+    flat = RNG.uniform(-1, 1, 100_000)
+    found = page.evaluate(STATISTICS, [flat.tolist()])
+    counts = np.histogram(flat, bins=10)[0]
+    assert [count for *_, count in found["bars"]] == pytest.approx(counts, rel=0.05)

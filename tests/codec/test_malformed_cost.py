@@ -1,0 +1,277 @@
+"""What a hostile archive may cost: memory of a small constant times its size, and time that its size bounds.
+
+Each archive is opened in a process of its own, whose peak of resident memory is read. 100,000 entries of one kind share
+what an archive of a few MB can hold once; as many tensors share a payload of 64 MB.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from forge import NONE, Forge
+from malformed import saved
+
+from tools.measure import MIB
+from tools.worker import ROOT
+
+N = 100_000
+MOST = 32  # times the size of the archive: what whole columns of temporary numbers come to
+LONG = 1 << 20
+BIG = 1 << 26
+
+
+def start() -> Forge:
+    return Forge(saved({"a": np.ones(4, np.uint8), "m": {"n": 1}}, metadata={"k": "v"}))
+
+
+def repeated(f: Forge, vector: str) -> Any:
+    """Repeat the last row of a vector; returns the vector."""
+    column = f.columns[vector]
+    f.columns[vector] = column = np.concatenate((column[:-1], np.repeat(column[-1:], N)))
+    if "place" in (column.dtype.names or ()) and vector != "metadata":
+        column["place"][-N:] = np.arange(N)
+    return column
+
+
+def long_names(vector: str, field: str = "name") -> Forge:
+    """Let all entries share one span of a MB."""
+    f = start()
+    begin, size = f.text(b"x" * LONG)
+    column = repeated(f, vector)
+    column[field][1:], column[f"{field}_size"][1:] = begin, size
+    if vector == "tensors":
+        column["key_size"][1:] = size
+        f.columns["by_name"] = np.arange(len(column), dtype="<u4")
+    if vector == "modules":
+        column["end"] = np.arange(len(column)) + 1
+        column["end"][0] = len(column)
+    return f
+
+
+def chain() -> Forge:
+    """Nest every module in the one before."""
+    f = start()
+    column = repeated(f, "modules")
+    column["end"], column["parent"] = len(column), np.arange(len(column), dtype="<i8") - 1 & NONE
+    return f
+
+
+def long_values(form: int, size: int, *, text: bool) -> Forge:
+    """Let all attributes share one text, one list of integers, or one list of texts."""
+    f = start()
+    column = repeated(f, "attributes")
+    word = 0
+    if text:
+        begin, bytes_ = f.text(b"x" * (250 if form else LONG))
+        word = begin | bytes_ << 32
+    if form:
+        word = f.add("words", np.full(LONG // 8, word, "<u8")) | size << 32
+    column["type"], column["form"], column["value"] = 5 if text else 2, form, word
+    return f
+
+
+def tensors(*dims: int, strided: bool = False, **fields: int) -> Forge:
+    """Return a valid archive of many tensors that share one payload, dims and strides."""
+    f = Forge(saved({"a": np.ones(4, np.uint8)}))
+    begin = f.add("text", np.frombuffer(b"".join(b"%06d\0" % i for i in range(N)), np.uint8))
+    column = repeated(f, "tensors")
+    column["name"], column["name_size"], column["key_size"] = begin + np.arange(N) * 7, 6, 6
+    column["name"][-1], column["name_size"][-1], column["key_size"][-1] = *f.text(b"a"), 1
+    column["dims"], column["rank"] = f.add("dims", dims), len(dims)
+    for field, value in fields.items():
+        column[field] = value
+    if strided:
+        column["strides"] = f.add("strides", [1] * len(dims))
+    f.columns["by_name"] = np.arange(N, dtype="<u4")
+    return f
+
+
+def nuls() -> Forge:
+    f = start()
+    f.text(bytes(8 << 20))
+    return f
+
+
+ONES = [1] * 63
+ARCHIVES: dict[str, tuple[Callable[[], Forge], str, str]] = {
+    "names of tensors": (lambda: long_names("tensors"), "LimitError", "^index: the names of tensors sum to "),
+    "names of modules": (lambda: long_names("modules"), "LimitError", "^index: the names of modules sum to "),
+    "type names": (lambda: long_names("modules", "type_name"), "LimitError", "^index: the type names sum to "),
+    "names of attributes": (lambda: long_names("attributes"), "LimitError", "^index: the names of attributes sum to "),
+    "names of metadata": (lambda: long_names("metadata"), "LimitError", "^index: the names of metadata sum to "),
+    "texts": (lambda: long_values(0, 0, text=True), "LimitError", "^index: text values sum to "),
+    "lists": (lambda: long_values(1, LONG // 8, text=False), "LimitError", "^index: the lists of attributes sum to "),
+    "short lists": (lambda: long_values(1, 31, text=False), "FormatError", "two of its children have the key 'n'"),
+    "short lists of texts": (
+        lambda: long_values(1, 31, text=True),
+        "FormatError",
+        "two of its children have the key 'n'",
+    ),
+    "chain of modules": (chain, "LimitError", "^modules: nested more than 100 deep"),
+    "pool of NULs": (nuls, "", ""),
+    "tensors": (lambda: tensors(4), "", ""),
+    "tensors of rank 64": (lambda: tensors(*ONES, 4), "", ""),
+    "strided tensors of rank 64": (lambda: tensors(*ONES, 4, strided=True), "", ""),
+    "tensors of 2^60 bytes": (
+        lambda: tensors(2**60),
+        "LimitError",
+        r"'000000': its shape claims more than 2\^56 bytes",
+    ),
+    "tensors of 2^(64*63) bytes": (
+        lambda: tensors(*[2**63] * 64),
+        "LimitError",
+        r"its shape claims more than 2\^56 bytes",
+    ),
+    "tensors of no payload": (
+        lambda: tensors(4, payload=NONE - 1),
+        "FormatError",
+        "its payload 4294967294 is not in the index",
+    ),
+}
+ARCHIVE = pytest.mark.parametrize(("build", "kind", "message"), ARCHIVES.values(), ids=ARCHIVES)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("cost")
+    (path / "small.zcr").write_bytes(saved({"a": np.ones(4, np.uint8), "b": {"c": 1}}))
+    return path
+
+
+def ask(folder: Path, data: bytes, level: str, *questions: str) -> dict[str, Any]:
+    """Have questions answered in a process of their own; one that hangs is ended."""
+    path = folder / "hostile.zcr"
+    path.write_bytes(data)
+    command = [
+        sys.executable,
+        "-m",
+        "tests.support.cost",
+        str(path),
+        level,
+        ",".join(questions),
+        str(folder / "small.zcr"),
+    ]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    path.unlink()
+    assert done.returncode == 0, done.stderr
+    answer: dict[str, Any] = json.loads(done.stdout)
+    return answer
+
+
+def test_measurement_notices_a_copy_of_the_payload(folder: Path) -> None:
+    data = saved({"a": np.ones(64 << 20, np.uint8)})
+    assert 60 * MIB <= ask(folder, data, "touch", "copy")["grown"] <= 72 * MIB
+    assert ask(folder, data, "index", "views")["grown"] < 4 * MIB
+
+
+@ARCHIVE
+def test_opening_takes_a_small_multiple_of_the_archive(
+    build: Callable[[], Forge], kind: str, message: str, folder: Path
+) -> None:
+    """R30, R31, R40, R49."""
+    answer = ask(folder, build().seal(), "index", "open")
+    assert answer["errors"]["open"][0] == kind
+    assert re.search(message, answer["errors"]["open"][1])
+    assert answer["grown"] < MOST * answer["size"]
+
+
+def test_touch_takes_no_more_where_names_share_their_pool(folder: Path) -> None:
+    """R30."""
+    questions = ["names", "views", "info", "infos", "tree", "modules", "attributes", "verify", "digest"]
+    answer = ask(folder, long_names("tensors").seal(), "touch", *questions)
+    for kind, message in answer["errors"].values():
+        assert kind == "LimitError"
+        assert message.startswith("index: the names of tensors sum to ")
+    assert answer["grown"] < MOST * answer["size"]
+
+
+@pytest.mark.parametrize("level", ["touch", "index"])
+def test_many_tensors_of_one_payload_take_a_small_multiple_of_the_archive(level: str, folder: Path) -> None:
+    answer = ask(folder, tensors(4).seal(), level, "names", "views", "infos", "info", "tree")
+    assert {kind for kind, _ in answer["errors"].values()} == {""}
+    assert answer["grown"] < MOST * answer["size"]
+
+
+def strings() -> Forge:
+    f = tensors(BIG // 8 - 1, dtype=64, bits=0)
+    return large(f)
+
+
+def large(f: Forge) -> Forge:
+    """Make the one payload 64 MB of zeros: bools, or strings that are all empty."""
+    f.payload = bytearray(BIG)
+    f.columns["payloads"]["nbytes"] = BIG
+    return f.digest()
+
+
+def shapes() -> Forge:
+    """Give 20,000 tensors a shape of their own: the binary number of each says where 2^26 is split into factors."""
+    f = tensors(1)
+    dims = [BIG]
+    column = f.columns["tensors"]
+    column["dims"], column["rank"] = 0, 1
+    for i in range(20_000):
+        edges = [0, *(bit + 1 for bit in range(25) if i >> bit & 1), 26]
+        column["dims"][i], column["rank"][i] = len(dims), len(edges) - 1
+        dims += [1 << b - a for a, b in itertools.pairwise(edges)]
+    f.columns["dims"] = np.array(dims, "<u8")
+    return large(f)
+
+
+def alike(f: Forge) -> Forge:
+    """Give each tensor a payload of its own, all of the very same range."""
+    rows = f.columns["tensors"]
+    f.columns["payloads"] = np.repeat(f.columns["payloads"][:1], len(rows))
+    rows["payload"] = np.arange(len(rows))
+    return f
+
+
+def attributes() -> Forge:
+    """Let 100,000 attributes each be the bytes of a payload of their own, all of the very same range."""
+    f = start()
+    column = repeated(f, "attributes")
+    names = [f.text(f"{i:06}".encode()) for i in range(len(column))]
+    column["name"], column["name_size"] = np.array(names).T
+    large(f)
+    f.columns["payloads"] = np.repeat(f.columns["payloads"][:1], len(column))
+    column["type"], column["value"] = 6, np.arange(len(column))
+    f.set("tensors", 0, dims=f.add("dims", [BIG]))
+    return f
+
+
+WORK = {
+    "bools": lambda: large(tensors(BIG, dtype=1)),
+    "bools of one range": lambda: alike(large(tensors(BIG, dtype=1))),
+    "strings": strings,
+    "strings of one range": lambda: alike(strings()),
+    "shapes": shapes,
+    "attributes of one range": attributes,
+    "views": lambda: large(tensors(BIG, strided=True)),
+    "views of one range": lambda: alike(large(tensors(BIG, strided=True))),
+}
+
+
+@pytest.mark.parametrize("build", WORK.values(), ids=WORK)
+def test_payload_shared_by_many_is_not_read_for_each(build: Callable[[], Forge], folder: Path) -> None:
+    """R70, R71, R72, R76: 100,000 times 64 MB would take hours."""
+    answer = ask(folder, build().seal(), "index", "verify", "digest", "views")
+    assert {kind for kind, _ in answer["errors"].values()} == {""}
+
+
+def test_a_content_digest_is_not_made_of_more_views_than_the_archive_bounds(folder: Path) -> None:
+    """R76: 100,000 views, each from another byte on, would be 6 TB."""
+    f = tensors(BIG - N, strided=True)
+    f.columns["tensors"]["byte_offset"] = np.arange(len(f.columns["tensors"]))
+    answer = ask(folder, large(f).seal(), "index", "verify", "digest", "views")
+    errors = answer["errors"]
+    assert errors.pop("digest")[0] == "LimitError"
+    assert {kind for kind, _ in errors.values()} == {""}

@@ -1,0 +1,211 @@
+"""The wrong file: one typed error each, which names the file, says what it is, or what to do."""
+
+from __future__ import annotations
+
+import io
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from malformed import LEVELS, plain
+
+import zcrecord
+from zcrecord import (
+    FormatError,
+    IntegrityError,
+    RecordError,
+    SourceError,
+    SourceNotFoundError,
+    UnsupportedError,
+    VersionError,
+)
+from zcrecord.archive.views import Verify
+
+ROOT = Path(__file__).resolve().parents[2]
+DIGITS = ROOT / "tests" / "data" / "digits.onnx"
+ARCHIVE = plain().seal()
+UNSEALED = plain(front=False, sealed=False).seal()
+posix = pytest.mark.skipif(os.name != "posix", reason="platform: named pipes and devices")
+
+
+def npz() -> bytes:
+    out = io.BytesIO()
+    np.savez(out, w=np.ones(9))
+    return out.getvalue()
+
+
+def safetensors() -> bytes:
+    head = b'{"w":{"dtype":"F32","shape":[64],"data_offsets":[0,256]}}'
+    return np.uint64(len(head)).tobytes() + head + bytes(256)
+
+
+def future(**fields: int) -> bytes:
+    archive = plain()
+    archive.ends.update(fields)
+    return archive.seal()
+
+
+LOST = r"the archive has \d+ bytes, the source \d+; it is truncated, copy it again$"
+MORE = r"the archive has \d+ bytes, the source \d+; it is followed by other bytes; see embedded=$"
+TRAILER = "trailer: its magic is missing; the file is truncated or has bytes appended, copy it again$"
+# fmt: off
+FILES: list[tuple[str, bytes, str, type[RecordError]]] = [
+    ("empty", b"", "the file is empty$", FormatError),
+    ("safetensors", safetensors(), "this is a safetensors file, not a zcrecord archive; zcrecord conv", FormatError),
+    ("safetensors of nothing", b"\2" + bytes(7) + b"{}" + b" " * 150, "this is a safetensors file, not a zcrecord",
+     FormatError),
+    ("text", b"# A model\n\nIt is elsewhere.\n" * 20, "this is a text file, not a zcrecord archive$", FormatError),
+    ("json", b'{"w": [1, 2, 3]}\n' * 20, "this is JSON text, not a zcrecord archive$", FormatError),
+    ("npz", npz(), r"this is a .npz file, not a zcrecord archive; zcrecord convert makes an archive", FormatError),
+    ("GGUF", b"GGUF\3" + bytes(200), "this is a GGUF file, not a zcrecord archive; zcrecord convert", FormatError),
+    ("ONNX", DIGITS.read_bytes(), "this looks like an ONNX model, not a zcrecord archive; onnx2zc makes an archive",
+     FormatError),
+    ("zstd", b"\x28\xb5\x2f\xfd" + bytes(200),
+     "0 bytes come out of this zstd file, too few for an archive; it is truncated, copy it again$", FormatError),
+    ("zeros", bytes(4096), "not a zcrecord archive: the first 8 bytes are not its magic$", FormatError),
+    ("executable", b"\x7fELF" + bytes(200), "this is an ELF program with no archive at its end; `strip` .*attach`$",
+     FormatError),
+    ("Windows executable", b"MZ\x90\0" + bytes(200), "this is a Windows program with no archive at its end; ",
+     FormatError),
+    ("text that starts as a Windows executable", b"MZ is a magic number.\n" * 20, "this is a text file, not a zcrecord",
+     FormatError),
+    ("executable, an archive at its end by chance", b"\x7fELF" + bytes(77) + ARCHIVE,
+     r"not a zcrecord archive; one is at its end, but from offset 81, which is no multiple of its base alignment \d+: "
+     "place it with `zcrecord attach`, or open it as it is with embedded='suffix'$", FormatError),
+    ("executable, of an archive the end", b"\x7fELF" + bytes(124) + ARCHIVE[64:],
+     "this is an ELF program with no archive at its end; ", FormatError),
+    ("executable, a later archive at its end", b"\x7fELF" + bytes(2044) + future(version=1),
+     "trailer: format version 1, this reader knows 0; upgrade zcrecord$", VersionError),
+    ("executable, a damaged archive at its end", b"\x7fELF" + bytes(2044) + ARCHIVE[:90] + b"\xff" + ARCHIVE[91:],
+     "index: its CRC does not match; the file is damaged, copy it again$", IntegrityError),
+    ("truncated by a byte", ARCHIVE[:-1], LOST, FormatError),
+    ("truncated in the middle", ARCHIVE[:500], LOST, FormatError),
+    ("truncated in the header", ARCHIVE[:60],
+     "60 bytes are too few for an archive .at least 128.; the file is truncated$", FormatError),
+    ("truncated, header unsealed", UNSEALED[:-1], TRAILER, FormatError),
+    ("appended bytes", ARCHIVE + b"more", MORE, FormatError),
+    ("appended bytes, header unsealed", UNSEALED + b"more", TRAILER, FormatError),
+    ("an archive twice", ARCHIVE + ARCHIVE, MORE, FormatError),
+    ("start missing", ARCHIVE[1:], "not a zcrecord archive: the first 8 bytes are not its magic$", FormatError),
+    ("text mode, CR LF to LF", ARCHIVE.replace(b"\r\n", b"\n"), "the magic is damaged, as by a transfer in text mode",
+     FormatError),
+    ("text mode, LF to CR LF", ARCHIVE.replace(b"\n", b"\r\n"), "the magic is damaged, as by a transfer in text mode",
+     FormatError),
+    ("high bit stripped", bytes([ARCHIVE[0] & 127]) + ARCHIVE[1:], "the magic is damaged, as by a transfer in text",
+     FormatError),
+    ("future version", future(version=1), "header: format version 1, this reader knows 0; upgrade zcrecord$",
+     VersionError),
+    ("unknown feature", future(required_features=1 << 7),
+     r"header: needs features \(bits \[7\]\) this reader does not know; upgrade zcrecord$", VersionError),
+    ("damaged header", ARCHIVE[:50] + b"\xff" + ARCHIVE[51:],
+     "header: its CRC does not match; the file is damaged, copy it again$", IntegrityError),
+    ("damaged index", ARCHIVE[:90] + b"\xff" + ARCHIVE[91:],
+     "index: its CRC does not match; the file is damaged, copy it again$", IntegrityError),
+]
+# fmt: on
+FILE = pytest.mark.parametrize(
+    ("data", "message", "kind"), [pytest.param(*f[1:], id=f[0].replace(" ", "_")) for f in FILES]
+)
+
+
+@FILE
+def test_wrong_file_gives_one_clear_error(data: bytes, message: str, kind: type[RecordError], tmp_path: Path) -> None:
+    path = tmp_path / "model.zcr"
+    path.write_bytes(data)
+    for source in (path, str(path)):
+        with pytest.raises(kind, match=r"model\.zcr: " + message) as caught:
+            zcrecord.load_record(source)
+        assert type(caught.value) is kind
+        assert caught.value.path == str(path)
+        assert len(str(caught.value).splitlines()) == 1
+        assert caught.value.__cause__ is None
+
+
+@FILE
+def test_wrong_bytes_give_the_same_error(data: bytes, message: str, kind: type[RecordError]) -> None:
+    for source in (data, bytearray(data), np.frombuffer(data, np.uint8)):
+        with pytest.raises(kind, match="^" + message) as caught:
+            zcrecord.load_record(source)
+        assert caught.value.path is None
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_missing_file_is_not_found(tmp_path: Path, level: Verify) -> None:
+    with pytest.raises(SourceNotFoundError, match=r"none\.zcr: no such file$") as caught:
+        zcrecord.load_record(tmp_path / "none.zcr", verify=level)
+    assert isinstance(caught.value, FileNotFoundError)
+    assert caught.value.errno == 2
+
+
+def test_directory_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(SourceError, match=r": is a directory; name an archive in it$") as caught:
+        zcrecord.load_record(tmp_path)
+    assert caught.value.path == str(tmp_path)
+
+
+@posix
+def test_named_pipe_is_refused_without_waiting_for_it(tmp_path: Path) -> None:
+    """In a process of its own: one that waits is ended, instead of the tests."""
+    os.mkfifo(tmp_path / "pipe")
+    code = "import sys, zcrecord\ntry: zcrecord.load_record(sys.argv[1])\nexcept zcrecord.SourceError as e: print(e)"
+    command = [sys.executable, "-c", code, str(tmp_path / "pipe")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=20, cwd=ROOT, check=True)
+    assert done.stdout.endswith("pipe: not a regular file; read it and pass the bytes\n")
+
+
+@posix
+def test_device_is_refused() -> None:
+    with pytest.raises(SourceError, match=r"^/dev/null: not a regular file; read it and pass the bytes$"):
+        zcrecord.load_record("/dev/null")
+
+
+@posix
+def test_refusals_of_the_file_system_are_passed_on(tmp_path: Path) -> None:
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    with pytest.raises(SourceError, match=r"loop: cannot be read: Too many levels of symbolic links$") as caught:
+        zcrecord.load_record(tmp_path / "loop")
+    assert isinstance(caught.value, OSError)
+    with pytest.raises(SourceError, match=r"x: cannot be read: File name too long$"):
+        zcrecord.load_record(tmp_path / ("x" * 300))
+    (tmp_path / "file").write_bytes(ARCHIVE)
+    with pytest.raises(SourceError, match=r"no.zcr: cannot be read: Not a directory$"):
+        zcrecord.load_record(tmp_path / "file" / "no.zcr")
+
+
+@posix
+def test_refused_file_is_closed(tmp_path: Path) -> None:
+    path = tmp_path / "model.zcr"
+    path.write_bytes(ARCHIVE[:-1])
+    before = len(os.listdir("/dev/fd"))
+    for _ in range(50):
+        with pytest.raises(FormatError):
+            zcrecord.load_record(path)
+    assert len(os.listdir("/dev/fd")) <= before
+
+
+SOURCES: list[tuple[Callable[[], Any], str]] = [
+    (lambda: 5, "^a int is neither a path nor contiguous bytes"),
+    (lambda: None, "^a NoneType is neither a path nor contiguous bytes"),
+    (lambda: np.frombuffer(ARCHIVE, np.uint8)[::2], "^a ndarray is neither a path nor contiguous bytes"),
+    (lambda: memoryview(ARCHIVE)[::2], "^a memoryview is neither a path nor contiguous bytes"),
+    (lambda: {"w": 1}, "^a dict is neither a path nor contiguous bytes"),
+]
+
+
+@pytest.mark.parametrize(("source", "message"), SOURCES, ids=["int", "None", "ndarray", "memoryview", "dict"])
+def test_what_is_neither_path_nor_bytes_is_refused(source: Callable[[], Any], message: str) -> None:
+    with pytest.raises(UnsupportedError, match=message) as caught:
+        zcrecord.load_record(source())
+    assert isinstance(caught.value, TypeError)
+
+
+def test_unknown_levels_are_refused() -> None:
+    with pytest.raises(UnsupportedError, match=r"^verify='all' is not known; 'touch', 'index' or 'full'$"):
+        zcrecord.load_record(ARCHIVE, verify="all")  # type: ignore[call-overload]
+    with pytest.raises(UnsupportedError, match=r"^embedded='middle' is not known; 'prefix' or 'suffix'$"):
+        zcrecord.load_record(ARCHIVE, embedded="middle")  # type: ignore[call-overload]

@@ -1,0 +1,299 @@
+"""Bytes changed, cut off and made up: out comes the same record, another valid one, or a RecordError.
+
+Warnings are errors in these tests, so neither is there one. Views of what is accepted lie inside the source.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from forge import VECTORS
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from malformed import LEVELS, compact, plain, rich
+
+import zcrecord
+from zcrecord import FormatError, PackedTensor, Record, RecordError, StringTensor
+from zcrecord.archive.views import Verify
+
+FORMS = [(True, True), (True, False), (False, True), (False, False)]
+ARCHIVES = {
+    f"{'front' if front else 'back'}-{'sealed' if sealed else 'unsealed'}": plain(front=front, sealed=sealed).seal()
+    for front, sealed in FORMS
+}
+ARCHIVE = pytest.mark.parametrize("data", ARCHIVES.values(), ids=ARCHIVES)
+
+
+def inside(value: Any, data: bytes) -> None:
+    """Check that all bytes a value views are bytes of `data`."""
+    if isinstance(value, PackedTensor | StringTensor):
+        assert value.shape is not None
+        value = value.packed if isinstance(value, PackedTensor) else value.data
+    array = np.asarray(value) if isinstance(value, memoryview) else value
+    if isinstance(array, np.ndarray) and array.size:
+        start = np.frombuffer(data, np.uint8).ctypes.data
+        low, high = np.lib.array_utils.byte_bounds(array)
+        assert start <= low <= high <= start + len(data)
+        assert not array.flags.writeable
+
+
+def one_by_one(record: Record, data: bytes) -> None:
+    for name in record:
+        with contextlib.suppress(RecordError):
+            inside(record[name], data)
+        with contextlib.suppress(RecordError):
+            inside(record.raw(name), data)
+        with contextlib.suppress(RecordError):
+            record.info(name)
+
+
+def all_at_once(record: Record, data: bytes) -> None:
+    for value in record.values():
+        inside(value, data)
+        if isinstance(value, StringTensor):
+            assert value.unpack(None).shape == value.shape
+        if isinstance(value, PackedTensor):
+            assert value.unpack().shape == value.shape
+
+
+def attributes(record: Record, data: bytes) -> None:
+    for value in [*record.attributes.values(), *record.metadata.values()]:
+        for item in value if isinstance(value, list | tuple) else [value]:
+            inside(item, data)
+
+
+def searched(record: Record, data: bytes) -> None:
+    for name in NAMES:
+        with contextlib.suppress(RecordError):
+            inside(record.get(name), data)
+        with contextlib.suppress(RecordError):
+            assert isinstance(name in record, bool)
+
+
+NAMES = [*zcrecord.load_record(rich().seal()), "same", "m.z", "m.s", "m.q", "no", ""]
+# Each list is asked of a record of its own: at `touch`, what one question has checked must not help the next.
+QUESTIONS: list[list[Callable[[Record, bytes], Any]]] = [
+    [searched],
+    [all_at_once, one_by_one, lambda r, _: r.tree()],
+    [
+        lambda r, _: (len(r), repr(r), r.archive_nbytes),
+        attributes,
+        lambda r, _: (r.modules, r.nbytes),
+        lambda r, _: list(r.infos()),
+        lambda r, _: r.content_digest(),
+        lambda r, _: r.verify(),
+    ],
+]
+
+
+def questioned(data: bytes, level: Verify = "index") -> Record | None:
+    """Load an archive if it can be, and ask for everything; nothing but RecordError may be raised."""
+    record = None
+    for questions in QUESTIONS:
+        if record is None or level == "touch":
+            try:
+                record = zcrecord.load_record(data, verify=level)
+            except RecordError as error:
+                assert str(error)
+                return None
+        for question in questions:
+            try:
+                question(record, data)
+            except RecordError as error:
+                assert str(error)
+    return record
+
+
+def same(a: Record, b: Record) -> bool:
+    """Return whether two records hold the same: names, order, dtypes, shapes, bytes, attributes, metadata."""
+    if list(a) != list(b) or a.content_digest() != b.content_digest():
+        return False
+    infos = [(x.dtype, x.shape, x.strides, x.bits) for x in map(a.info, a)]
+    return infos == [(x.dtype, x.shape, x.strides, x.bits) for x in map(b.info, b)] and a.metadata == b.metadata
+
+
+def regions(data: bytes) -> tuple[range, range, range]:
+    """Return where header, index and trailer lie."""
+    words = np.frombuffer(data[-64:], "<u8")
+    start = int(words[3])
+    return range(64), range(start, start + int(words[4])), range(len(data) - 64, len(data))
+
+
+def variants(data: bytes, places: range, values: str = "^1 ^80 =0 =ff") -> Iterator[bytes]:
+    """Yield the archive with one byte changed, for every place and value."""
+    for at in places:
+        old = data[at]
+        known = {"^1": old ^ 1, "^80": old ^ 0x80, "=0": 0, "=ff": 255, "+1": (old + 1) & 255}
+        for new in {known[value] for value in values.split()} - {old}:
+            yield data[:at] + bytes([new]) + data[at + 1 :]
+
+
+def resealed(data: bytes) -> bytes:
+    """Return the archive with the CRC of the index, and those of both ends, made right again."""
+    _, index, _ = regions(data)
+    crc = np.uint32(zlib.crc32(data[index.start : index.stop])).tobytes()
+    end = with_crc(data[-64:-8] + crc)
+    start = end if data[16:60] != bytes(44) else with_crc(data[:60])
+    return start + data[64:-64] + end
+
+
+def with_crc(end: bytes) -> bytes:
+    return end + np.uint32(zlib.crc32(end)).tobytes()
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@ARCHIVE
+def test_every_truncation_is_refused(data: bytes, level: Verify) -> None:
+    for size in range(len(data)):
+        with pytest.raises(FormatError) as caught:
+            zcrecord.load_record(data[:size], verify=level)
+        assert str(caught.value)
+
+
+@ARCHIVE
+def test_every_truncation_is_refused_of_embedded_archives(data: bytes) -> None:
+    """R15, R16."""
+    for size in range(len(data)):
+        with pytest.raises(FormatError):
+            zcrecord.load_record(data[:size], embedded="prefix")
+        with pytest.raises(FormatError):
+            zcrecord.load_record(data[len(data) - size :], embedded="suffix")
+
+
+@pytest.mark.parametrize("level", ["index", "full"])
+@ARCHIVE
+def test_every_changed_byte_of_header_index_and_trailer_is_refused(data: bytes, level: Verify) -> None:
+    for places in regions(data):
+        for changed in variants(data, places):
+            with pytest.raises(FormatError) as caught:
+                zcrecord.load_record(changed, verify=level)
+            assert str(caught.value)
+
+
+@ARCHIVE
+def test_every_changed_byte_of_an_end_leaves_the_same_record_if_its_crc_is_right(data: bytes) -> None:
+    expected = zcrecord.load_record(data)
+    for places in (range(60), range(len(data) - 64, len(data) - 4)):
+        for changed in variants(data, places, "^1 ^80 =0 =ff +1"):
+            ends = [(True, True), (True, False), (False, True)]
+            for first, last in ends:
+                end = changed[places.start : places.start + 60]
+                forged = (
+                    (with_crc(end) if first else data[:64]) + data[64:-64] + (with_crc(end) if last else data[-64:])
+                )
+                record = questioned(forged)
+                assert record is None or same(record, expected)
+
+
+def test_every_changed_byte_of_an_index_gives_a_valid_record_or_an_error() -> None:
+    data = compact().seal()
+    results = [questioned(resealed(changed)) for changed in variants(data, regions(data)[1])]
+    assert 0 < sum(record is not None for record in results) < len(results) // 2
+
+
+@ARCHIVE
+def test_every_changed_byte_of_a_small_index_gives_a_valid_record_or_an_error(data: bytes) -> None:
+    for changed in variants(data, regions(data)[1], "+1"):
+        questioned(resealed(changed))
+
+
+GOLDEN = pytest.mark.parametrize("name", ["tiny", "empty", "int4_bytes", "strings", "unknown_dtype", "back_unsealed"])
+
+
+def golden(name: str) -> bytes:
+    return (Path(__file__).parents[1] / "golden" / f"{name}.zcr").read_bytes()
+
+
+@GOLDEN
+def test_every_truncation_of_a_golden_archive_is_refused(name: str) -> None:
+    data = golden(name)
+    for size in range(len(data)):
+        with pytest.raises(FormatError) as caught:
+            zcrecord.load_record(data[:size])
+        assert str(caught.value)
+
+
+@GOLDEN
+def test_every_changed_byte_of_a_golden_archive_is_refused_or_leaves_the_same_record(name: str) -> None:
+    """A payload's bytes are looked at by `full` alone; then nothing is left that may change."""
+    data = golden(name)
+    for places in regions(data):
+        for changed in variants(data, places, "^1 ^80 =0 =ff +1"):
+            with pytest.raises(FormatError):
+                zcrecord.load_record(changed)
+            if (record := questioned(changed, "touch")) is not None:
+                with pytest.raises(FormatError):
+                    record.verify()
+    for changed in variants(data, range(len(data)), "^1 =ff"):
+        with pytest.raises(FormatError):
+            zcrecord.load_record(changed, verify="full")
+
+
+@pytest.mark.parametrize("sealed", [True, False], ids=["CRC right", "CRC wrong"])
+def test_every_changed_byte_of_an_index_gives_a_valid_record_or_an_error_at_touch(sealed: bool) -> None:
+    data = compact().seal()
+    for changed in variants(data, regions(data)[1], "^80 =ff" if sealed else "^1 =0 =ff"):
+        questioned(resealed(changed) if sealed else changed, "touch")
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    data=st.binary(max_size=400), level=st.sampled_from(LEVELS), embedded=st.sampled_from([None, "prefix", "suffix"])
+)
+def test_random_bytes_are_no_archive(data: bytes, level: Verify, embedded: Any) -> None:
+    with pytest.raises(FormatError):
+        zcrecord.load_record(data, verify=level, embedded=embedded)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    index=st.binary(max_size=300), payload=st.binary(max_size=99), level=st.sampled_from(LEVELS), front=st.booleans()
+)
+def test_random_bytes_behind_a_valid_header_give_an_error(
+    index: bytes, payload: bytes, level: Verify, front: bool
+) -> None:
+    archive = plain(front=front)
+    archive.index = index[:4].ljust(4, b"\0") + b"ZCR1" + index[4:] + bytes(-len(index[4:]) % 8)
+    archive.payload = bytearray(payload + bytes(-len(payload) % 64))
+    assert questioned(archive.seal(), level) is None
+
+
+def numbers(dtype: np.dtype[Any]) -> st.SearchStrategy[int]:
+    """Return numbers of one type: small ones, and those around its limits."""
+    low, high = int(np.iinfo(dtype).min), int(np.iinfo(dtype).max)
+    small = st.integers(max(low, -4), min(high, 70))
+    return small | small | st.sampled_from([low, high, high - 1, high // 2, high // 2 + 1]) | st.integers(low, high)
+
+
+@st.composite
+def changes(draw: st.DrawFn) -> list[tuple[str, int, str, int]]:
+    """Return a few (vector, row, field, value): what to write into an index's columns."""
+    found = []
+    for _ in range(draw(st.integers(1, 4))):
+        vector = draw(st.sampled_from([name for name in RICH if len(RICH[name])]))
+        dtype = VECTORS[vector][1]
+        field = draw(st.sampled_from(dtype.names)) if dtype.names else ""
+        value = draw(numbers(dtype[field] if field else dtype))
+        found.append((vector, draw(st.integers(0, len(RICH[vector]) - 1)), field, value))
+    return found
+
+
+RICH = rich().columns
+
+
+@settings(max_examples=700, deadline=None)
+@given(found=changes(), level=st.sampled_from(LEVELS))
+def test_random_numbers_in_an_index_give_a_valid_record_or_an_error(
+    found: list[tuple[str, int, str, int]], level: Verify
+) -> None:
+    archive = rich()
+    for vector, row, field, value in found:
+        column = archive.columns[vector]
+        (column[field] if field else column)[row] = value
+    questioned(archive.seal(), level)

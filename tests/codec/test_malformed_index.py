@@ -1,0 +1,308 @@
+"""The index as bytes: FlatBuffer, vectors, counts that must agree, and budgets against spans that share their pool."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from forge import NONE, VECTORS, Forge, build_index
+from malformed import LEVELS, Case, cases, plain, refused, rich, saved
+
+import zcrecord
+from zcrecord import FormatError, IntegrityError, LimitError
+from zcrecord.archive.views import Verify
+
+Change = Callable[[Forge], Any]
+VTABLE, TABLE = 8, 40  # where `build_index` lays them
+
+
+def number(at: int, value: int, kind: str = "<u4") -> Change:
+    """Write one number into the index's bytes."""
+
+    def change(f: Forge) -> None:
+        index = bytearray(f.index or build_index(f.columns, f.digest_kind))
+        data = np.array(value, kind).tobytes()
+        index[at : at + len(data)] = data
+        f.index = index
+
+    return change
+
+
+def place(name: str, value: int) -> Change:
+    """Write where the table keeps one field."""
+    return number(VTABLE + 4 + 2 * VECTORS[name][0], value, "<u2")
+
+
+def distance(name: str, value: int) -> Change:
+    """Write how far behind its field a vector's count lies."""
+    return number(TABLE + 4 + 4 * VECTORS[name][0], value)
+
+
+def shift(name: str, by: int) -> Change:
+    """Move where a vector is said to lie."""
+
+    def change(f: Forge) -> None:
+        at = TABLE + 4 + 4 * VECTORS[name][0]
+        old = int(np.frombuffer(build_index(f.columns, f.digest_kind), "<u4", 1, at)[0])
+        number(at, old + by)(f)
+
+    return change
+
+
+def count(name: str, value: int) -> Change:
+    """Write how many items a vector has."""
+
+    def change(f: Forge) -> None:
+        f.index = build_index(f.columns, f.digest_kind)
+        at = TABLE + 4 + 4 * VECTORS[name][0]
+        number(at + int(np.frombuffer(f.index, "<u4", 1, at)[0]), value)(f)
+
+    return change
+
+
+def whole(data: bytes) -> Change:
+    """Put other bytes in the index's place."""
+    return lambda f: setattr(f, "index", data)
+
+
+# fmt: off
+OPEN = [
+    Case("R19", "8 bytes", whole(bytes(4) + b"ZCR1"), "^index: its identifier is not 'ZCR1'"),
+    Case("R19", "another identifier", number(4, 0x32524F5A), "^index: its identifier is not 'ZCR1'"),
+    Case("R19", "root table unaligned", number(0, 42), "^index: the root table at 0x2a is unaligned or past its end"),
+    Case("R19", "root table past the end", number(0, 2**20), "^index: the root table at 0x100000 is unaligned or past"),
+    Case("R19", "root table at 2^32-4", number(0, 2**32 - 4),
+         "^index: the root table at 0xfffffffc is unaligned or past"),
+    Case("R20", "vtable before the index", number(TABLE, 48), "^index: the vtable at -0x8 is unaligned or outside it"),
+    Case("R20", "vtable at an odd place", number(TABLE, 31), "^index: the vtable at 0x9 is unaligned or outside it"),
+    Case("R20", "vtable past the end", number(TABLE, -(2**20), "<i4"),
+         "^index: the vtable at 0x100028 is unaligned or"),
+    Case("R20", "vtable 2^31 away", number(TABLE, -(2**31), "<i4"), "^index: the vtable at 0x80000028 is unaligned or"),
+    Case("R20", "vtable of 2 bytes", number(VTABLE, 2, "<u2"),
+         r"^index: vtable \(2 bytes\) or table \(52 bytes\) leaves"),
+    Case("R20", "vtable of odd size", number(VTABLE, 27, "<u2"), r"^index: vtable \(27 bytes\) or table .* leaves it"),
+    Case("R20", "vtable of 64 KiB", number(VTABLE, 65534, "<u2"), r"^index: vtable \(65534 bytes\) or table .* leaves"),
+    Case("R20", "table of 3 bytes", number(VTABLE + 2, 3, "<u2"), r"^index: vtable .* or table \(3 bytes\) leaves it"),
+    Case("R20", "table of 64 KiB", number(VTABLE + 2, 65532, "<u2"),
+         r"^index: vtable .* or table \(65532 bytes\) leaves"),
+    Case("R21", "field inside the table's head", place("dims", 3),
+         "^index: field 2 lies at 3, outside the table of 52"),
+    Case("R21", "field half outside", place("metadata", 49),
+         "^index: field 11 lies at 49, outside the table of 52 bytes"),
+    Case("R21", "field far outside", place("text", 65532), "^index: field 1 lies at 65532, outside the table of 52"),
+    Case("R21", "digest_kind behind the table", number(VTABLE + 4, 52, "<u2"),
+         "^index: field 0 lies at 52, outside the"),
+    Case("R22", "field unaligned", place("dims", 10), "^index: vector 'dims' is unaligned or starts past the end"),
+    Case("R22", "count unaligned", shift("dims", 2), "^index: vector 'dims' is unaligned or starts past the end"),
+    Case("R22", "count past the end", distance("tensors", 2**20),
+         "^index: vector 'tensors' is unaligned or starts past"),
+    Case("R22", "count at 4 GiB", distance("tensors", 2**32 - 4),
+         "^index: vector 'tensors' is unaligned or starts past"),
+    Case("R22", "items of 8 on a multiple of 4", shift("dims", 4),
+         r"^index: vector 'dims' \[0x[0-9a-f]+, .* is unaligned or past"),
+    Case("R22", "one item too many", lambda f: count("metadata", len(f.columns["metadata"]) + 1)(f),
+         "^index: vector 'metadata' .* past the end"),
+    *(Case("R22", f"2^32-1 items of {name}", count(name, 2**32 - 1), rf"^index: vector '{name}' \[0x.* past the end")
+      for name in VECTORS if name != "by_module"),
+    Case("R24", "by_name too short", lambda f: f.cut("by_name", 1),
+         "^index: vector 'by_name' has 1 items for 13 tensors"),
+    Case("R24", "by_name missing", lambda f: f.drop("by_name"), "^index: vector 'by_name' has 0 items for 13 tensors"),
+    Case("R24", "by_module too long", lambda f: f.add("by_module", range(14)),
+         "^index: vector 'by_module' has 14 items for 13"),
+    Case("R24", "by_module empty", lambda f: f.add("by_module", []),
+         "^index: vector 'by_module' has 0 items for 13 tensors"),
+    Case("R25", "digest_kind 2", lambda f: setattr(f, "digest_kind", 2), "^index: digest kind 2 is not known"),
+    Case("R25", "digest_kind 255", lambda f: setattr(f, "digest_kind", 255), "^index: digest kind 255 is not known"),
+    Case("R37", "no modules", lambda f: f.drop("modules"), "^index: it has no modules; module 0, the record itself"),
+    Case("R37", "no vector at all", lambda f: f.columns.clear(), "^index: it has no modules"),
+]
+
+
+def long_text(f: Forge) -> dict[str, int]:
+    """Put a long name into the pool, and return the span."""
+    start, size = f.text(b"x" * 5000)
+    return {"start": start, "size": size}
+
+
+def many(f: Forge, vector: str, field: str, rows: int = 40) -> None:
+    """Give one long span to many rows of a vector, those appended to it included."""
+    long = long_text(f)
+    f.add(vector, np.repeat(f.columns[vector][-1:], rows))
+    f.columns[vector][field], f.columns[vector][f"{field}_size"] = long["start"], long["size"]
+
+
+def many_tensors(f: Forge) -> None:
+    many(f, "tensors", "name")
+    f.columns["by_name"] = np.arange(len(f.columns["tensors"]), dtype="<u4")
+
+
+def many_words(f: Forge, vector: str, rows: int = 40) -> None:
+    """Let many lists share one of 5,000 words."""
+    start = f.add("words", np.zeros(5000, "<u8"))
+    f.add(vector, np.repeat(f.columns[vector][-1:], rows))
+    f.columns[vector]["value"], f.columns[vector]["type"], f.columns[vector]["form"] = start | 5000 << 32, 0, 1
+
+
+def many_texts(f: Forge, vector: str, *, listed: bool) -> None:
+    """Let many text values share one of 5,000 bytes."""
+    long = long_text(f)
+    word = long["start"] | long["size"] << 32
+    f.add(vector, np.repeat(f.columns[vector][-1:], 40))
+    f.columns[vector]["type"], f.columns[vector]["form"], f.columns[vector]["value"] = 5, 0, word
+    if listed:
+        start = f.add("words", np.full(40, word, "<u8"))
+        f.columns[vector]["form"], f.columns[vector]["value"] = 1, start | 1 << 32
+
+
+INDEX = [
+    Case("R28", "text is no UTF-8", lambda f: f.text(b"\xff"),
+         "^index: text at [0-9]+ is not UTF-8: invalid start byte"),
+    Case("R30", "names of tensors", many_tensors,
+         "^index: the names of tensors sum to 265000 bytes, in a text pool of", LimitError),
+    Case("R30", "names of modules", lambda f: many(f, "modules", "name"), "^index: the names of modules sum to ",
+         LimitError),
+    Case("R30", "type names", lambda f: many(f, "modules", "type_name"), "^index: the type names sum to ", LimitError),
+    Case("R30", "names of attributes", lambda f: many(f, "attributes", "name"),
+         "^index: the names of attributes sum to", LimitError),
+    Case("R30", "names of metadata", lambda f: many(f, "metadata", "name"), "^index: the names of metadata sum to ",
+         LimitError),
+    Case("R30", "texts of attributes", lambda f: many_texts(f, "attributes", listed=False),
+         "^index: text values sum to ", LimitError),
+    Case("R30", "texts of metadata", lambda f: many_texts(f, "metadata", listed=False), "^index: text values sum to ",
+         LimitError),
+    Case("R30", "texts in lists", lambda f: many_texts(f, "attributes", listed=True), "^index: text values sum to ",
+         LimitError),
+    Case("R31", "lists of attributes", lambda f: many_words(f, "attributes"),
+         "^index: the lists of attributes sum to [0-9]+ items, in a pool of", LimitError),
+    Case("R31", "lists of metadata", lambda f: many_words(f, "metadata"),
+         "^index: the lists of metadata sum to [0-9]+ items", LimitError),
+    Case("R32", "by_name beyond the tensors", lambda f: f.columns["by_name"].__setitem__(0, 13),
+         "^by_name: an item is not one of the 13 tensors"),
+    Case("R32", "by_name NONE", lambda f: f.columns["by_name"].__setitem__(-1, NONE),
+         "^by_name: an item is not one of the 13"),
+]
+# fmt: on
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@cases(OPEN)
+def test_refuses_index_whose_bytes_make_no_columns(case: Case, level: Verify) -> None:
+    archive = rich()
+    case.change(archive)
+    data = archive.seal()
+    refused(case, lambda: zcrecord.load_record(data, verify=level))
+
+
+@cases(INDEX)
+def test_refuses_index_as_a_whole(case: Case) -> None:
+    archive = rich()
+    case.change(archive)
+    data = archive.seal()
+    refused(case, lambda: zcrecord.load_record(data))
+    refused(case, lambda: zcrecord.load_record(data, verify="full"))
+    refused(case, lambda: zcrecord.load_record(data, verify="touch").modules)
+
+
+def at_the_budget(vector: str, field: str, record: Any, over: int) -> bytes:
+    """Let the three spans of a column sum to the pool, 256 for each, and `over`."""
+    archive = Forge(saved(record))
+    size = len(archive.columns["text"]) + 1 + 3 * 256 - 1
+    start, _ = archive.text(b"x" * size)
+    column = archive.columns[vector]
+    column[field], column[f"{field}_size"] = start, size
+    column[field][2], column[f"{field}_size"][2] = start + size - 1 - over, 1 + over
+    return archive.seal()
+
+
+@pytest.mark.parametrize(
+    ("vector", "field", "record"),
+    [("modules", "type_name", [{"a": "b"}, {"a": "b"}]), ("attributes", "name", [{"a": 1}, {"a": 1}, {"a": 1}])],
+    ids=["type names", "names of attributes"],
+)
+def test_budget_of_spans_ends_where_it_says(vector: str, field: str, record: Any) -> None:
+    """R30."""
+    assert zcrecord.load_record(at_the_budget(vector, field, record, 0)).modules
+    with pytest.raises(LimitError, match=r"^index: the .*names.* sum to "):
+        zcrecord.load_record(at_the_budget(vector, field, record, 1))
+
+
+@pytest.mark.parametrize("over", [0, 1])
+def test_budget_of_lists_ends_where_it_says(over: int) -> None:
+    """R31."""
+    archive = Forge(saved({"a": [1, 2], "b": [3], "c": [4]}))
+    count = len(archive.columns["words"]) + 3 * 32
+    start = archive.add("words", np.zeros(count, "<u8"))
+    archive.columns["attributes"]["value"] = start | np.array([count, count, over], "<u8") << np.uint64(32)
+    if not over:
+        assert zcrecord.load_record(archive.seal()).attributes["c"] == []
+        return
+    with pytest.raises(LimitError, match=r"^index: the lists of attributes sum to "):
+        zcrecord.load_record(archive.seal())
+
+
+@pytest.mark.parametrize("over", [0, 1])
+def test_budget_of_texts_ends_where_it_says(over: int) -> None:
+    """R30: attributes and metadata together."""
+    archive = Forge(saved({"a": "b", "c": "d"}, metadata={"e": "f"}))
+    size = len(archive.columns["text"]) + 1 + 3 * 256
+    start, _ = archive.text(b"x" * size)
+    archive.columns["attributes"]["value"] = start | size << 32
+    archive.columns["metadata"]["value"] = (start + size - over) | over << 32
+    if not over:
+        assert zcrecord.load_record(archive.seal()).metadata == {"e": ""}
+        return
+    with pytest.raises(LimitError, match=r"^index: text values sum to "):
+        zcrecord.load_record(archive.seal())
+
+
+@pytest.mark.parametrize("level", ["index", "full"])
+def test_refuses_index_whose_crc_does_not_match(level: Verify) -> None:
+    """R17."""
+    archive = plain()
+    archive.ends["index_crc"] = 1
+    with pytest.raises(IntegrityError, match=r"^index: its CRC does not match; the file is damaged, copy it again$"):
+        zcrecord.load_record(archive.seal(), verify=level)
+
+
+def test_touch_checks_the_crc_before_it_takes_the_index_as_a_whole() -> None:
+    """R17."""
+    archive = plain()
+    archive.ends["index_crc"] = 1
+    record = zcrecord.load_record(archive.seal(), verify="touch")
+    assert record["w"].shape == (2, 3)
+    for action in (record.tree, record.verify, record.content_digest, lambda: record.modules, lambda: record.metadata):
+        with pytest.raises(IntegrityError, match=r"^index: its CRC does not match"):
+            action()
+
+
+def test_touch_refuses_a_lookup_that_meets_by_name_beyond_the_tensors() -> None:
+    """R32."""
+    archive = plain()
+    archive.columns["by_name"][:] = 77
+    record = zcrecord.load_record(archive.seal(), verify="touch")
+    for action in (record.get, record.__getitem__, record.__contains__, record.info):
+        with pytest.raises(FormatError, match=r"^by_name\[\d\] is 77, of 4 tensors$"):
+            action("w")
+
+
+def test_vector_with_unknown_id_is_ignored() -> None:
+    """R78."""
+    archive = plain()
+    index = build_index(archive.columns, 1)
+    at = len(index)
+    index += np.array([32, 52, *np.frombuffer(index, "<u2", 12, VTABLE + 4), 48, 9], "<u2").tobytes()  # ids 12 and 13
+    index[TABLE : TABLE + 4] = np.int32(TABLE - at).tobytes()
+    archive.index = index
+    assert zcrecord.load_record(archive.seal())["w"].shape == (2, 3)
+
+
+def test_vtable_may_be_shorter_than_the_schema() -> None:
+    """R20, R23: fields it has no place for are missing, as are vectors without items."""
+    archive = plain()
+    for name in ("attributes", "metadata", "words", "strides", "by_module"):
+        archive.columns.pop(name, None)
+    archive.columns["modules"]["first_attribute"] = 0
+    number(VTABLE, 4 + 2 * 10, "<u2")(archive)
+    assert zcrecord.load_record(archive.seal()).attributes == {}

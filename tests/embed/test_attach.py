@@ -1,0 +1,526 @@
+"""An archive attached to a program: what is written, what is refused, and that nothing is ever half done."""
+
+from __future__ import annotations
+
+import io
+import os
+import pickle
+import signal
+import stat
+import sys
+import tracemalloc
+import zipapp
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import records as r
+
+import zcrecord
+from zcrecord import (
+    DestinationExistsError,
+    FormatError,
+    IntegrityError,
+    RecordError,
+    SourceError,
+    SourceNotFoundError,
+    UnsupportedError,
+)
+from zcrecord.cli.dispatch import main
+from zcrecord.embed.attachment import attach, detach
+from zcrecord.transport import pack
+
+MIB = 1 << 20
+BLOCK = 65536
+POSIX = pytest.mark.skipif(os.name != "posix", reason="platform: POSIX files and signals")
+TREE = {"w": np.arange(6.0).reshape(2, 3), "large": np.ones(1 << 18, np.float32), "s": np.array(["a", "bc"])}
+ARCHIVE = r.saved(TREE)
+OTHER = r.saved({"w": np.arange(3.0)}, alignment=16)
+ELF = b"\x7fELF" + bytes(60)
+
+
+def elf(nbytes: int = 5000) -> bytes:
+    """Return what starts as an ELF program does."""
+    return ELF[:nbytes] + np.random.default_rng(nbytes).bytes(max(nbytes - len(ELF), 0))
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> Path:
+    (tmp_path / "app").write_bytes(elf())
+    (tmp_path / "app").chmod(0o755)
+    return tmp_path / "app"
+
+
+@pytest.fixture
+def archive(tmp_path: Path) -> Path:
+    (tmp_path / "m.zcr").write_bytes(ARCHIVE)
+    return tmp_path / "m.zcr"
+
+
+def put(path: Path, data: bytes) -> Path:
+    path.write_bytes(data)
+    return path
+
+
+# What is written.
+
+
+@pytest.mark.parametrize("size", [1, 64, 5000, *range(BLOCK - 33, BLOCK - 30), BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK])
+def test_file_is_program_zeros_note_and_archive_and_detach_undoes_it(size: int, archive: Path, tmp_path: Path) -> None:
+    program = put(tmp_path / "app", elf(size))
+    report = attach(program, archive, force=True)  # one byte may be text
+    data = program.read_bytes()
+    assert report.offset == -(-(size + 32) // BLOCK) * BLOCK
+    assert (report.program_bytes, report.archive_bytes, report.replaced_bytes) == (size, len(ARCHIVE), None)
+    note = b"\x89ZCA\r\n\x1a\n" + size.to_bytes(8, "little") + bytes(12)
+    note += zlib.crc32(note).to_bytes(4, "little")
+    assert data == elf(size) + bytes(report.offset - 32 - size) + note + ARCHIVE
+    found = detach(program, tmp_path / "again.zcr")
+    assert (found.program_bytes, found.archive_bytes, found.exact) == (size, len(ARCHIVE), True)
+    assert program.read_bytes() == elf(size)
+    assert (tmp_path / "again.zcr").read_bytes() == ARCHIVE
+
+
+def test_record_is_mapped_where_it_lies_in_the_program(program: Path, archive: Path) -> None:
+    report = attach(program, archive, force=True)  # one byte may be text
+    record = zcrecord.load_record(program, verify="full")
+    r.assert_same(record.tree(), TREE)
+    assert record.archive.mapped and record.archive.offset == report.offset
+    start = r.address(record["w"]) - record.info("w").offset
+    for name in ("w", "large"):
+        info = record.info(name)
+        assert info.offset % BLOCK == zcrecord.load_record(archive).info(name).offset % BLOCK
+        assert r.address(record[name]) == start + info.offset
+        assert program.read_bytes()[info.offset : info.offset + info.nbytes] == record[name].tobytes()
+
+
+def test_attached_archive_is_as_good_as_a_file_with_every_option(program: Path, archive: Path) -> None:
+    attach(program, archive)
+    digest = zcrecord.load_record(archive).content_digest()
+    for options in ({"mmap": False}, {"mode": "c"}, {"verify": "touch"}, {"expect": digest}, {"embedded": "suffix"}):
+        r.assert_same(zcrecord.load_record(program, **options).tree(), TREE)
+    assert list(zcrecord.load_record(program, names="w")) == ["w"]
+    r.assert_same(zcrecord.load_record(program.read_bytes()).tree(), TREE)
+    r.assert_same(pickle.loads(pickle.dumps(zcrecord.load_record(program))).tree(), TREE)
+
+
+def test_commands_take_a_program_for_the_archive_in_it(
+    program: Path, archive: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    attach(program, archive)
+    assert main(["verify", str(program)]) == 0
+    assert main(["ls", str(program)]) == 0
+    assert "large" in capsys.readouterr().out
+
+
+def test_archive_attached_before_is_replaced(program: Path, archive: Path, tmp_path: Path) -> None:
+    attach(program, archive)
+    report = attach(program, put(tmp_path / "other.zcr", OTHER))
+    assert (report.program_bytes, report.replaced_bytes) == (5000, len(ARCHIVE))
+    assert program.read_bytes() == attached(OTHER, tmp_path)
+    assert detach(program, discard=True).program_bytes == 5000
+    assert program.read_bytes() == elf()
+
+
+def attached(archive: bytes, folder: Path) -> bytes:
+    """Return the program with an archive attached for the first time."""
+    program = put(folder / "fresh", elf())
+    attach(program, put(folder / "fresh.zcr", archive))
+    return program.read_bytes()
+
+
+def test_archive_comes_from_whatever_load_record_takes(archive: Path, program: Path, tmp_path: Path) -> None:
+    want = attached(ARCHIVE, tmp_path)
+    pack(archive, tmp_path / "m.zcr.zst", durable=False)
+    attach(program, archive)
+    second = put(tmp_path / "second", elf())
+    for source in (ARCHIVE, memoryview(ARCHIVE), program, tmp_path / "m.zcr.zst"):
+        attach(second, source)
+        assert second.read_bytes() == want
+
+
+def test_archive_written_to_a_pipe_is_attached_too(program: Path) -> None:
+    class Pipe(io.BytesIO):
+        def seekable(self) -> bool:
+            return False
+
+    pipe = Pipe()
+    zcrecord.save_record(TREE, pipe)
+    attach(program, pipe.getvalue())
+    r.assert_same(zcrecord.load_record(program).tree(), TREE)
+
+
+def test_progress_is_told_up_to_the_end(program: Path, archive: Path) -> None:
+    told: list[tuple[int, int | None]] = []
+    attach(program, archive, progress=lambda done, total: told.append((done, total)))
+    size = program.stat().st_size
+    assert told == sorted(told) and told[-1] == (size, size)
+
+
+def test_attaching_holds_a_piece_at_a_time(program: Path, tmp_path: Path) -> None:
+    zcrecord.save_record({"w": np.ones(4 * MIB)}, tmp_path / "large.zcr", durable=False)
+
+    def peak(act: Callable[[], Any]) -> int:
+        tracemalloc.start()
+        act()
+        most = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        return most
+
+    assert peak((tmp_path / "large.zcr").read_bytes) > 32 * MIB, "a copy would not be noticed"
+    assert peak(lambda: attach(program, tmp_path / "large.zcr", durable=False)) < 2 * MIB
+    assert peak(lambda: detach(program, tmp_path / "again.zcr", durable=False)) < 2 * MIB
+
+
+# Where it is written.
+
+
+def test_program_stays_as_it_is_where_another_file_is_named(program: Path, archive: Path, tmp_path: Path) -> None:
+    dest = tmp_path / "bundle"
+    assert attach(program, archive, dest).dest == str(dest)
+    assert program.read_bytes() == elf()
+    assert zcrecord.load_record(dest)["w"].sum() == 15
+    with pytest.raises(DestinationExistsError, match=r"bundle: exists already; force=True replaces it"):
+        attach(program, archive, dest)
+    assert attach(program, OTHER, dest, force=True).replaced_bytes is None
+    assert attach(program, OTHER, program).dest == str(program)
+
+
+def test_neither_program_nor_archive_is_written_over(program: Path, archive: Path, tmp_path: Path) -> None:
+    for force in (False, True):
+        with pytest.raises(DestinationExistsError, match="source and destination are the same file"):
+            attach(program, archive, archive, force=force)
+    attach(program, archive)
+    with pytest.raises(DestinationExistsError, match="source and destination are the same file"):
+        detach(program, program, force=True)
+    with pytest.raises(DestinationExistsError, match="exists already"):
+        detach(program, put(tmp_path / "there", b"there"))
+    assert archive.read_bytes() == ARCHIVE and zcrecord.load_record(program)["w"].sum() == 15
+
+
+def test_detach_can_leave_the_program_alone(program: Path, archive: Path, tmp_path: Path) -> None:
+    attach(program, archive)
+    before = program.read_bytes()
+    assert detach(program, tmp_path / "again.zcr", keep=True).exact
+    assert program.read_bytes() == before and (tmp_path / "again.zcr").read_bytes() == ARCHIVE
+
+
+def test_detached_archive_is_beside_the_program_unless_it_is_to_be_thrown_away(
+    program: Path, archive: Path, tmp_path: Path
+) -> None:
+    for name in ("app", "app.exe"):
+        attach(program, archive, tmp_path / name, force=True)
+        report = detach(tmp_path / name)
+        assert report.dest == str(tmp_path / "app.zcr")
+        assert (tmp_path / "app.zcr").read_bytes() == ARCHIVE
+        attach(tmp_path / name, archive)
+        with pytest.raises(DestinationExistsError, match=r"app\.zcr: exists already; force=True replaces it"):
+            detach(tmp_path / name)
+        assert zcrecord.load_record(tmp_path / name)["w"].sum() == 15
+        (tmp_path / "app.zcr").unlink()
+        assert detach(tmp_path / name, discard=True).dest is None
+        assert not (tmp_path / "app.zcr").exists()
+    for more in ({"keep": True}, {"dest": tmp_path / "again.zcr"}):
+        with pytest.raises(UnsupportedError, match="app: discard=True throws the archive away; leave out"):
+            detach(program, discard=True, **more)
+
+
+@POSIX
+@pytest.mark.parametrize("mode", [0o755, 0o700, 0o4711, 0o644])
+def test_mode_stays_in_place_and_elsewhere(mode: int, program: Path, archive: Path, tmp_path: Path) -> None:
+    program.chmod(mode)
+    attach(program, archive)
+    attach(program, archive, tmp_path / "bundle")
+    detach(program, discard=True)
+    assert [stat.S_IMODE(p.stat().st_mode) for p in (program, tmp_path / "bundle")] == [mode, mode]
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="platform: only root gives files away")
+def test_owner_stays(program: Path, archive: Path) -> None:
+    os.chown(program, 1234, 4321)
+    program.chmod(0o4755)
+    attach(program, archive)
+    status = program.stat()
+    assert (status.st_uid, status.st_gid, stat.S_IMODE(status.st_mode)) == (1234, 4321, 0o4755)
+
+
+@pytest.mark.skipif(not hasattr(os, "setxattr"), reason="platform: no extended attributes")
+def test_extended_attributes_stay(program: Path, archive: Path) -> None:
+    try:
+        os.setxattr(program, "user.zcrecord", b"kept")
+    except OSError:
+        pytest.skip("platform: this file system has no extended attributes")
+    attach(program, archive)
+    assert os.getxattr(program, "user.zcrecord") == b"kept"
+
+
+@POSIX
+def test_symbolic_link_keeps_pointing_at_the_program(program: Path, archive: Path, tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(program)
+    attach(tmp_path / "link", archive)
+    assert (tmp_path / "link").is_symlink()
+    assert zcrecord.load_record(program)["w"].sum() == 15
+
+
+# What is refused.
+
+
+def pe(signature: int, plus: bool) -> bytes:
+    """Return the headers of a Windows program whose certificate table has so many bytes."""
+    optional = (
+        (0x20B if plus else 0x10B).to_bytes(2, "little") + bytes(106 if plus else 90) + (16).to_bytes(4, "little")
+    )
+    table = bytes(32) + (9999).to_bytes(4, "little") + signature.to_bytes(4, "little") + bytes(88)
+    return (
+        (b"MZ" + bytes(58) + (128).to_bytes(4, "little")).ljust(128, b"\0") + b"PE\0\0" + bytes(20) + optional + table
+    )
+
+
+def macho(signed: bool, wide: bool = True) -> bytes:
+    """Return the headers of a Mach-O program."""
+    commands = [(0x19, 72), *([(0x1D, 16)] if signed else []), (0x2, 24)]
+    body = b"".join(kind.to_bytes(4, "little") + n.to_bytes(4, "little") + bytes(n - 8) for kind, n in commands)
+    head = b"\xcf\xfa\xed\xfe" if wide else b"\xce\xfa\xed\xfe"
+    counts = len(commands).to_bytes(4, "little") + len(body).to_bytes(4, "little")
+    return head + bytes(12) + counts + bytes(8 if wide else 4) + body + bytes(500)
+
+
+def universal(*slices: bytes) -> bytes:
+    """Return a Mach-O program for several machines."""
+    out, at = b"\xca\xfe\xba\xbe" + len(slices).to_bytes(4, "big"), 4096
+    for piece in slices:
+        out += bytes(8) + at.to_bytes(4, "big") + len(piece).to_bytes(4, "big") + bytes(4)
+        at += 4096
+    return out.ljust(4096, b"\0") + b"".join(piece.ljust(4096, b"\0") for piece in slices)
+
+
+def zipped(tmp_path: Path) -> bytes:
+    """Return a zipapp: a zip behind a line for the shell."""
+    (tmp_path / "source").mkdir()
+    (tmp_path / "source" / "__main__.py").write_text("print('ready')\n")
+    zipapp.create_archive(tmp_path / "source", tmp_path / "app.pyz", interpreter="/usr/bin/env python3")
+    return (tmp_path / "app.pyz").read_bytes()
+
+
+BREAK: dict[str, tuple[Callable[[Path], bytes], str]] = {
+    "text": (lambda _: b"notes\n", "it is text, and no executable"),
+    "text in UTF-8, a character of which is cut at 4096 bytes": (lambda _: b"a" + "é".encode() * 3000, "it is text"),
+    "shell script": (lambda _: b"#!/bin/sh\necho ready\n", "it is a script, whose interpreter would read on"),
+    "zipapp": (zipped, r"it ends in a zip's directory \(a zipapp\?\), which has to be last"),
+    "ELF before a zip": (lambda p: elf() + zipped(p), "it ends in a zip's directory"),
+    "zip with a comment": (lambda p: zipped(p)[:-2] + b"\4\0more", "it ends in a zip's directory"),
+    "signed PE32+": (lambda _: pe(8, plus=True), "it has an Authenticode signature"),
+    "signed PE32": (lambda _: pe(8, plus=False), "it has an Authenticode signature"),
+    "signed Mach-O": (lambda _: macho(signed=True), "it has a code signature"),
+    "signed Mach-O, 32 bits": (lambda _: macho(signed=True, wide=False), "it has a code signature"),
+    "signed Mach-O for two": (lambda _: universal(macho(False), macho(True)), "it has a code signature"),
+}
+BEAR: dict[str, bytes] = {
+    "PE32+": pe(0, plus=True),
+    "PE32": pe(0, plus=False),
+    "PE cut short": pe(8, plus=True)[:140],
+    "MZ alone": b"MZ" + b"\xff" * 98,
+    "Mach-O": macho(signed=False),
+    "Mach-O for two": universal(macho(False), macho(False, wide=False)),
+    "Mach-O cut short": macho(signed=True)[:40],
+    "Mach-O of no sense": b"\xcf\xfa\xed\xfe" + b"\xff" * 200,
+    "Mach-O, commands of no size": b"\xcf\xfa\xed\xfe" + bytes(12) + b"\xff" * 8 + bytes(2000),
+    "Java class": b"\xca\xfe\xba\xbe\0\0\0\x3d" + bytes(500),
+    "universal, of itself": b"\xca\xfe\xba\xbe" + (2).to_bytes(4, "big") + bytes(500),
+    "zip's end in the middle": elf() + b"PK\5\6" + bytes(18) + b"x",
+    "firmware": bytes(range(256)) * 9,
+    "a program that starts with letters": b"a program" + bytes(9),
+    "Latin-1": b"gr\xf6\xdfer" * 2000,
+}
+
+
+@pytest.mark.parametrize("kind", BREAK)
+def test_program_that_would_break_is_refused_unless_forced(kind: str, archive: Path, tmp_path: Path) -> None:
+    make, message = BREAK[kind]
+    data = make(tmp_path)
+    program = put(tmp_path / "app", data)
+    refused = rf"app: nothing can be attached to this program: {message}.*force=True$"
+    with pytest.raises(UnsupportedError, match=refused):
+        attach(program, archive)
+    assert program.read_bytes() == data
+    attach(program, archive, force=True)
+    assert zcrecord.load_record(program)["w"].sum() == 15
+    detach(program, discard=True)
+    assert program.read_bytes() == data
+
+
+@pytest.mark.parametrize("kind", BEAR)
+def test_program_that_bears_it_is_attached_to(kind: str, archive: Path, tmp_path: Path) -> None:
+    program = put(tmp_path / "app", BEAR[kind])
+    attach(program, archive)
+    assert zcrecord.load_record(program)["w"].sum() == 15
+
+
+@pytest.mark.parametrize("force", [False, True])
+def test_what_is_no_program_is_refused_come_what_may(force: bool, archive: Path, tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedError, match=r"other\.zcr: this is an archive, not a program with one attached$"):
+        attach(put(tmp_path / "other.zcr", OTHER), archive, force=force)
+    with pytest.raises(UnsupportedError, match=r"cut\.zcr: this is a zcrecord archive, not a program$"):
+        attach(put(tmp_path / "cut.zcr", OTHER[:-1]), archive, force=force)
+    with pytest.raises(FormatError, match=r"empty: the program is empty$"):
+        attach(put(tmp_path / "empty", b""), archive, force=force)
+    with pytest.raises(SourceNotFoundError, match=r"missing: no such file"):
+        attach(tmp_path / "missing", archive, force=force)
+    with pytest.raises(SourceError, match="is a directory"):
+        attach(tmp_path, archive, force=force)
+    with pytest.raises(SourceError, match="/dev/null: not a regular file"):
+        attach("/dev/null", archive, force=force)
+    with pytest.raises(UnsupportedError, match="a int is neither a path nor a binary file object"):
+        attach(7, archive, force=force)
+
+
+def test_damaged_archive_is_refused_before_anything_is_written(program: Path, archive: Path, tmp_path: Path) -> None:
+    at = zcrecord.load_record(ARCHIVE).info("large").offset
+    damaged = put(tmp_path / "damaged.zcr", ARCHIVE[:at] + b"\xff" + ARCHIVE[at + 1 :])
+    with pytest.raises(IntegrityError, match=r"damaged\.zcr: tensor 'large': .* its digest does not match"):
+        attach(program, damaged)
+    with pytest.raises(FormatError, match="it is truncated, copy it again"):
+        attach(program, put(tmp_path / "cut.zcr", ARCHIVE[:-8]))
+    with pytest.raises(FormatError, match="this is an ELF program with no archive at its end"):
+        attach(program, put(tmp_path / "elf", elf()))
+    assert program.read_bytes() == elf()
+    attach(program, damaged, verify="index")
+    with pytest.raises(IntegrityError, match=r"app: tensor 'large': .* its digest does not match"):
+        zcrecord.load_record(program, verify="full")
+
+
+def test_nothing_to_detach_is_an_error(program: Path, archive: Path) -> None:
+    with pytest.raises(FormatError, match=r"app: no archive is attached to this file$"):
+        detach(program, discard=True)
+    with pytest.raises(UnsupportedError, match=r"m\.zcr: this is an archive, not a program with one attached$"):
+        detach(archive, discard=True)
+    assert archive.read_bytes() == ARCHIVE
+
+
+@pytest.mark.parametrize("before", [81, 4096])
+def test_archive_appended_by_other_means_is_replaced_and_detached(before: int, program: Path, tmp_path: Path) -> None:
+    appended = elf(before) + ARCHIVE
+    report = attach(put(program, appended), OTHER)
+    assert (report.program_bytes, report.replaced_bytes) == (before, len(ARCHIVE))
+    report = detach(put(program, appended), tmp_path / "again.zcr")  # type: ignore[assignment]
+    assert not report.exact  # type: ignore[attr-defined]
+    assert program.read_bytes() == elf(before) and (tmp_path / "again.zcr").read_bytes() == ARCHIVE
+
+
+def test_archive_appended_out_of_place_is_told_from_none(program: Path) -> None:
+    put(program, elf(81) + ARCHIVE)
+    with pytest.raises(FormatError, match=r"app: not a zcrecord archive; one is at its end, but from offset 81"):
+        zcrecord.load_record(program)
+    r.assert_same(zcrecord.load_record(program, embedded="suffix").tree(), TREE)
+
+
+@pytest.mark.parametrize("at", range(32))
+def test_every_damage_of_the_note_is_noticed(at: int, program: Path, archive: Path) -> None:
+    start = attach(program, archive).offset
+    data = bytearray(program.read_bytes())
+    data[start - 32 + at] ^= 1
+    put(program, bytes(data))
+    assert zcrecord.load_record(program)["w"].sum() == 15, "who loads does not need it"
+    if at < 8:  # then it is none, and what it was is taken for the program's
+        assert detach(program, discard=True).exact is False
+        return
+    with pytest.raises(IntegrityError, match="app: the note before the archive: its CRC does not match"):
+        detach(program, discard=True)
+
+
+@pytest.mark.parametrize("size", [0, 4999, 5001, BLOCK - 31, BLOCK, 2**63, 2**64 - 1])
+def test_note_that_does_not_fit_is_refused(size: int, program: Path, archive: Path) -> None:
+    start = attach(program, archive).offset
+    data = program.read_bytes()
+    note = data[start - 32 : start - 24] + size.to_bytes(8, "little") + bytes(12)
+    changed = data[: start - 32] + note + zlib.crc32(note).to_bytes(4, "little") + data[start:]
+    if size == 5001:  # the last byte of padding might be the program's; nothing tells
+        assert detach(put(program, changed), discard=True).program_bytes == 5001
+        return
+    for act in (lambda: detach(program, discard=True), lambda: attach(program, archive)):
+        with pytest.raises(FormatError, match=f"app: the note before the archive: a program of {size} bytes"):
+            put(program, changed)
+            act()
+
+
+def test_every_truncation_of_a_program_with_an_archive_is_refused_or_leaves_the_program(
+    archive: Path, tmp_path: Path
+) -> None:
+    program = put(tmp_path / "app", elf(200))
+    attach(program, OTHER)
+    data = program.read_bytes()
+    for size in [*range(1, 2000, 7), *range(BLOCK - 40, len(data))]:
+        with pytest.raises(RecordError):
+            zcrecord.load_record(data[:size])
+
+
+# What is interrupted.
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, OSError(28, "No space left on device")])
+@pytest.mark.parametrize("after", [1, 3])
+def test_program_stays_as_it_was_when_attaching_fails(error: Any, after: int, program: Path, tmp_path: Path) -> None:
+    calls = []
+
+    def fail(done: int, total: int | None) -> None:
+        calls.append((done, total))
+        if len(calls) == after:
+            raise error
+
+    def identity() -> tuple[int, ...]:
+        status = program.stat()
+        return status.st_ino, status.st_mode, status.st_mtime_ns, status.st_size
+
+    before = identity()
+    with pytest.raises((KeyboardInterrupt, OSError)):
+        attach(program, ARCHIVE, progress=fail)
+    assert program.read_bytes() == elf() and identity() == before
+    assert os.listdir(tmp_path) == ["app"]
+
+
+LIMITED = """
+import resource, signal, sys
+from zcrecord.embed.attachment import attach
+from zcrecord import SourceError
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+try:
+    attach(*sys.argv[1:])
+except SourceError as error:
+    print(error)
+"""
+
+
+@POSIX
+def test_full_disk_is_one_error_and_the_program_untouched(program: Path, archive: Path, tmp_path: Path) -> None:
+    said = r.run_python(LIMITED, program, archive).stdout
+    assert "app: cannot write: File too large; the file there before is untouched" in said
+    assert program.read_bytes() == elf()
+    assert sorted(os.listdir(tmp_path)) == ["app", "m.zcr"]
+
+
+KILLED = """
+import os, signal, sys
+from zcrecord.embed.attachment import attach
+def kill(done, total):
+    if done > 200_000:
+        os.kill(os.getpid(), signal.SIGKILL)
+attach(sys.argv[1], sys.argv[2], progress=kill)
+"""
+
+
+@POSIX
+def test_killed_process_leaves_the_program_as_it_was(program: Path, archive: Path) -> None:
+    done = r.run_python(KILLED, program, archive, ok=False)
+    assert done.returncode == -signal.SIGKILL
+    assert program.read_bytes() == elf()
+    attach(program, archive)
+    assert zcrecord.load_record(program)["w"].sum() == 15
+
+
+def test_python_itself_has_no_archive_attached_and_that_is_said() -> None:
+    with pytest.raises(FormatError, match=r"no archive at its end; `strip` takes .* attach it with `zcrecord attach`$"):
+        zcrecord.load_record(os.path.realpath(sys.executable))

@@ -1,0 +1,127 @@
+"""What a C program reads by zcrecord.h is what Python reads: elements, strided, packed and text; the tree; values.
+
+The program also asks for what is not there: axes, payloads and sizes past the end.
+"""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+from c_programs import SANITIZERS, SOURCES, build
+from forge import Forge
+from malformed import saved
+
+import zcrecord
+from zcrecord import PackedTensor, Record, StringTensor
+from zcrecord.archive.unflatten import unflatten
+
+pytestmark = pytest.mark.needs("gcc")
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+
+
+@pytest.fixture(scope="module", params=["-m64", pytest.param("-m32", marks=pytest.mark.needs("gcc -m32"))])
+def calls(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    flags = [*SANITIZERS, "-Wno-cast-align", request.param]
+    return build("gcc", SOURCES / "calls.c", tmp_path_factory.mktemp("calls") / "calls", "-std=c99", "-O1", *flags)
+
+
+def shown(value: Any) -> str:
+    """Return one value of an attribute as calls.c prints it."""
+    if isinstance(value, str):
+        return f"text:{value.encode().hex()}"
+    if isinstance(value, bytes | memoryview):
+        return f"bytes:{bytes(value).hex()}"
+    return f"{value:.17g}" if isinstance(value, float) else str(value)
+
+
+def tensor_line(record: Record, name: str) -> str:
+    """Return the line of one tensor."""
+    value, info = record[name], record.info(name)
+    elements: list[str] = []
+    if isinstance(value, StringTensor):
+        elements = [f"'{text}'" for text in value.unpack().ravel().tolist()]
+    elif isinstance(value, PackedTensor):
+        raw = value.unpack()
+        signed = info.dtype.name.startswith("int")
+        elements = [str(int(x)) for x in (raw.astype(np.int8) if signed else raw.view(np.uint8)).ravel()]
+    elif info.dtype.name == "float32":
+        elements = [f"{x:g}" for x in value.ravel().tolist()]
+    else:
+        elements = [str(x) if info.dtype.name == "uint8" else "?" for x in value.ravel().tolist()]
+    count = len(elements)
+    contiguous = not isinstance(value, np.ndarray) or value.flags.c_contiguous
+    typed = {"float32": "f32", "uint8": "u8", "float64": "f64"}.get(info.dtype.name, "data")
+    found = typed if count and contiguous else "none"
+    return " ".join(["tensor", name, found, str(count), str(value.nbytes), *elements])
+
+
+class Module(NamedTuple):
+    """A module's type name, and its children by their keys."""
+
+    type_name: str
+    items: list[tuple[str, Any]]
+
+
+class Tensor(NamedTuple):
+    """A tensor's number."""
+
+    number: int
+
+
+def lines(record: Record, module: Module, name: str = "") -> Iterator[str]:
+    """Yield the lines of a module's children, in their order."""
+    for key, value in module.items:
+        full = f"{name}.{key}" if name else key
+        if isinstance(value, Module):
+            yield f"module {full} {value.type_name}"
+            yield from lines(record, value, full)
+        elif isinstance(value, Tensor):
+            yield tensor_line(record, full)
+        else:
+            values = value if isinstance(value, list | tuple) else [value]
+            yield " ".join([f"attribute {name}.{key}", *map(shown, values)])
+
+
+def agree(calls: Path, path: Path, *options: str) -> None:
+    """Check that the program prints what the package reads."""
+    done = subprocess.run([calls, path, *options], capture_output=True)
+    assert done.returncode == 0, (done.returncode, done.stderr.decode())
+    record = zcrecord.load_record(path)
+    archive = record._archive
+    root = unflatten(archive.index, 0, Tensor, archive.payload, lambda _, type_name, items: Module(type_name, items))
+    assert done.stdout.decode().splitlines() == list(lines(record, root))
+
+
+@pytest.mark.parametrize(
+    "name", ["tiny", "nested", "views", "strings", "deduplicated", "dtypes", "alignment_16", "int4_bytes"]
+)
+def test_reads_elements_tree_and_values_as_python_does(calls: Path, name: str) -> None:
+    agree(calls, GOLDEN / f"{name}.zcr")
+    agree(calls, GOLDEN / f"{name}.zcr", "ordered")
+
+
+def test_walks_in_the_order_of_places_whatever_the_numbers_are(calls: Path, tmp_path: Path) -> None:
+    tensors = {f"t{i}": np.full(2, i, np.uint8) for i in range(9)}
+    forged = Forge(saved({**tensors, "a": 1, "b": 2, "m": {"x": 3}, "n": {"y": 4}}))
+    places = [forged.columns[vector]["place"] for vector in ("tensors", "modules")]
+    places[0][:], places[1][1:] = [12, 3, 7, 0, 8, 1, 2, 6, 5], [11, 4]
+    (tmp_path / "model.zcr").write_bytes(forged.seal())  # the attributes are at 9 and 10
+    agree(calls, tmp_path / "model.zcr")
+    agree(calls, tmp_path / "model.zcr", "ordered")
+
+
+def test_a_view_has_the_bytes_of_its_elements_and_not_of_what_it_is_a_view_of(calls: Path, tmp_path: Path) -> None:
+    """In C order at the end of a payload: a loop over that payload's size would leave the archive."""
+    forged = Forge(saved({"w": np.arange(4096, dtype=np.uint8)}))
+    strides = forged.add("strides", [1])
+    forged.set("tensors", "w", dims=forged.add("dims", [4]), strides=strides, byte_offset=4092)
+    (tmp_path / "model.zcr").write_bytes(forged.seal())
+    done = subprocess.run([calls, tmp_path / "model.zcr"], capture_output=True, text=True)
+    assert done.stdout.splitlines() == ["tensor w u8 4 4 252 253 254 255"], done.stderr
+    agree(calls, tmp_path / "model.zcr")

@@ -1,0 +1,352 @@
+"""Tensors as typed symbols of C, C++ and assembler programs: the right bytes, in memory that is only ever read.
+
+Everything is compiled under all warnings as errors, by several compilers, for 64 and 32 bits and for a Cortex-M3.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import embedded as e
+import numpy as np
+import pytest
+
+import zcrecord
+from zcrecord.embed import asm, c
+from zcrecord.embed.plan import Plan, plan
+from zcrecord.embed.write_files import write
+
+pytestmark = pytest.mark.needs("gcc", "gcc -m32", "g++", "clang-19", "clang++-19", "readelf", "nm")
+
+
+class Generated:
+    """Sources of every archive, with all names prefixed (`symbols`) or none (`bare`, hostile names alone)."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.paths = e.archives(folder)
+        self.plans = [plan(path) for path in self.paths]
+        for each in self.plans:
+            for language in ("c", "cpp"):
+                write(c.files(each, str(folder / "gen"), language=language), folder / "gen")
+        self.bare = plan(folder / "hostile.zcr", prefix="")
+        write(c.files(self.bare, str(folder / "bare")), folder / "bare")
+        write(c.files(self.bare, str(folder / "bare"), language="cpp"), folder / "bare")
+        self.own = [e.own_bytes(path) for path in self.paths]
+
+    def program(self, name: str, plans: list[Plan], suffix: str) -> Path:
+        """Return the source of a program that shows every constant."""
+        headers = [f"{p.stem}.{suffix}" for p in plans]
+        paths: dict[tuple[int, int], str] = {}
+        for p, each in enumerate(plans):
+            local = each.local if suffix == "hpp" else [k.identifier for k in each.constants]
+            scope = f"{each.stem}::" if suffix == "hpp" else ""
+            names = zip(each.constants, local, strict=True)
+            paths |= {(p, n): scope + found for n, (k, found) in enumerate(names) if k.nbytes}
+        path = self.folder / f"{name}.{'cpp' if suffix == 'hpp' else 'c'}"
+        path.write_text(e.uses(plans, headers, paths))
+        return path
+
+    def sources(self) -> list[Path]:
+        return sorted((self.folder / "gen").glob("*.S"))
+
+
+@pytest.fixture(scope="module")
+def generated(tmp_path_factory: pytest.TempPathFactory) -> Generated:
+    return Generated(tmp_path_factory.mktemp("symbols"))
+
+
+def check_shown(program: Path, plans: list[Plan], own: list[dict[str, bytes]]) -> None:
+    """Check that a program has every constant's bytes, aligned as promised, ties and views at one address."""
+    shown = e.shown(program)
+    for p, each in enumerate(plans):
+        at = {k.identifier: shown[p, n].address for n, k in enumerate(each.constants) if k.nbytes}
+        for n, k in enumerate(each.constants):
+            assert ((p, n) in shown) == (k.nbytes > 0)
+            if k.nbytes:
+                assert shown[p, n].data == own[p][k.name], k
+                assert at[k.identifier] % k.alignment == 0, k
+            if k.base is not None:
+                assert at[k.identifier] == at[k.base] + k.base_offset, k
+
+
+@pytest.mark.parametrize("compiler", e.COMPILERS)
+def test_program_has_every_tensor_s_bytes(generated: Generated, compiler: str) -> None:
+    g = generated
+    suffix = "hpp" if "++" in compiler else "h"
+    source = g.program(f"all_{suffix}", g.plans, suffix)
+    out = e.compiled(e.COMPILERS[compiler], g.folder / f"all_{compiler}", [source, *g.sources()], f"-I{g.folder}/gen")
+    check_shown(out, g.plans, g.own)
+
+
+@pytest.mark.parametrize("compiler", ["gcc", "clang", "g++", "clang++"])
+def test_hostile_names_need_no_prefix(generated: Generated, compiler: str) -> None:
+    g = generated
+    suffix = "hpp" if "++" in compiler else "h"
+    source = g.program(f"bare_{suffix}", [g.bare], suffix)
+    flags = (f"-I{g.folder}/bare",)
+    out = e.compiled(e.COMPILERS[compiler], g.folder / f"b_{compiler}", [source, g.folder / "bare/hostile.S"], *flags)
+    check_shown(out, [g.bare], g.own[-1:])
+
+
+def test_c_header_is_cpp_too_and_both_go_together(generated: Generated) -> None:
+    g = generated
+    lines = [f'#include "{p.stem}.{suffix}"\n' for p in g.plans for suffix in ("h", "hpp", "h")]
+    source = g.folder / "both.cpp"
+    source.write_text(
+        "".join(lines) + "int main() { return views::views_is_current() && ::views_is_current() ? 0 : 1; }\n"
+    )
+    for compiler in ("g++", "clang++"):
+        flags = (f"-I{g.folder}/gen", "-std=c++17")
+        e.quiet(e.compiled(e.COMPILERS[compiler], g.folder / "both", [source, g.folder / "gen/views.S"], *flags))
+
+
+def test_two_files_that_include_the_header_have_one_of_each(generated: Generated) -> None:
+    g = generated
+    source = g.program("main_of_two", g.plans, "h")
+    other = g.folder / "other.c"
+    other.write_text(
+        '#include "views.h"\nconst float *other(void);\nconst float *other(void) { return &views_base[0][0]; }\n'
+    )
+    out = e.compiled(["gcc"], g.folder / "two", [source, other, *g.sources()], f"-I{g.folder}/gen")
+    check_shown(out, g.plans, g.own)
+    names = re.findall(r"\w+$", e.quiet("nm", out), re.MULTILINE)
+    assert names.count("views_base") == 1
+
+
+@pytest.mark.needs("arm-none-eabi-gcc", "arm-none-eabi-gcc --specs=nosys.specs")
+def test_cortex_m3_program_has_them_in_flash_alone(generated: Generated) -> None:
+    g = generated
+    for plans, folder in ((g.plans, "gen"), ([g.bare], "bare")):
+        source = g.program(f"arm_{folder}", plans, "h")
+        out = g.folder / f"{folder}.elf"
+        sources = [source, *sorted((g.folder / folder).glob("*.S"))]
+        e.compiled(
+            [*e.ARM, "--specs=nosys.specs", "-Wl,--no-warnings,-z,noexecstack"], out, sources, f"-I{g.folder}/{folder}"
+        )
+        found, sections = e.symbols(out), e.section_flags(out)
+        data = out.read_bytes()
+        for each in plans:
+            for k in each.constants:
+                if k.nbytes:
+                    symbol = found[k.identifier]
+                    assert (symbol.size, symbol.type) == (k.nbytes, "OBJECT")
+                    assert sections[symbol.section][:2] == (".rodata", "A")
+                    assert symbol.value % k.alignment == 0
+        assert data[:4] == b"\x7fELF"
+
+
+TINY = """
+#include "{header}"
+volatile int sink;
+void _start(void);
+void _start(void)
+{{
+{reads}
+    for (;;) {{
+    }}
+}}
+"""
+
+
+@pytest.mark.parametrize("compiler", ["gcc", "clang"])
+def test_nothing_is_left_for_the_loader_to_do(generated: Generated, compiler: str) -> None:
+    g = generated
+    (each,) = (p for p in g.plans if p.stem == "every_thing")
+    kept = [k for k in each.constants if k.nbytes]
+    reads = "".join(f"    sink = *(const volatile unsigned char *)&{k.identifier};\n" for k in kept)
+    source = g.folder / "loaded.c"
+    source.write_text(TINY.format(header="every_thing.h", reads=reads))
+    flags = ["-nostdlib", "-nostartfiles", "-fPIE", "-pie", "-fno-stack-protector", f"-I{g.folder}/gen"]
+    out = e.compiled(
+        e.COMPILERS[compiler], g.folder / f"loaded_{compiler}", [source, g.folder / "gen/every_thing.S"], *flags
+    )
+    assert "There are no relocations in this file." in e.quiet("readelf", "-rW", out)
+    found, sections = e.symbols(out), e.section_flags(out)
+    assert {sections[found[k.identifier].section][:2] for k in kept} == {(".rodata", "A")}
+    assert not {name for name, _, _ in sections.values()} & {".data", ".data.rel.ro", ".init_array"}
+    writable = {name for name, flags, _ in sections.values() if "W" in flags}
+    assert writable == {".dynamic", ".bss"}, "the volatile alone is in .bss"
+    assert "RWE" not in e.quiet("readelf", "-lW", out), "an executable stack"
+
+
+def test_linker_drops_what_nothing_uses(generated: Generated) -> None:
+    g = generated
+    source = g.folder / "one.c"
+    source.write_text(TINY.format(header="every_thing.h", reads="    sink = every_thing_layer_i8[0][0];"))
+    flags = ["-nostdlib", "-nostartfiles", "-fno-stack-protector", f"-I{g.folder}/gen"]
+    sizes = {}
+    for how in ("--no-gc-sections", "--gc-sections"):
+        out = e.compiled(["gcc"], g.folder / "one", [source, g.folder / "gen/every_thing.S"], *flags, f"-Wl,{how}")
+        sizes[how] = out.stat().st_size
+        kept = {name for name in e.symbols(out) if name.startswith("every_thing")}
+        assert (kept == {"every_thing_layer_i8"}) == (how == "--gc-sections")
+    assert sizes["--no-gc-sections"] - sizes["--gc-sections"] > 1 << 20
+
+
+def test_tied_and_equal_and_view_symbols_keep_what_they_are_part_of(generated: Generated) -> None:
+    g = generated
+    source = g.folder / "view.c"
+    source.write_text(TINY.format(header="every_thing.h", reads="    sink = (int)every_thing_layer_rows[1][2];"))
+    flags = ["-nostdlib", "-nostartfiles", "-fno-stack-protector", f"-I{g.folder}/gen", "-Wl,--gc-sections"]
+    out = e.compiled(["gcc"], g.folder / "view", [source, g.folder / "gen/every_thing.S"], *flags)
+    kept = {name for name in e.symbols(out) if name.startswith("every_thing")}
+    names = ("f32", "tied", "rows", "one", "same", "bits")
+    assert kept == {f"every_thing_layer_{name}" for name in names}
+
+
+BTI = ["-target", "aarch64-linux-gnu", "-mbranch-protection=standard"]
+
+
+@pytest.mark.parametrize(
+    "compiler, feature", [(["gcc", "-fcf-protection=full"], "IBT, SHSTK"), (["clang-19", *BTI], "BTI, PAC")]
+)
+def test_branch_protection_of_a_program_is_kept(generated: Generated, compiler: list[str], feature: str) -> None:
+    g = generated
+    out = g.folder / "protected.o"
+    e.quiet(*compiler, f"-I{g.folder}/gen", "-c", g.folder / "gen/views.S", "-o", out)
+    assert feature in e.quiet("readelf", "-nW", out)
+
+
+@pytest.mark.parametrize("section, names", [
+    (None, {".rodata.m_a", ".rodata.m_b"}), (".flash", {".flash"}), (".ext.", {".ext.m_a", ".ext.m_b"}),
+])  # fmt: skip
+def test_section_is_the_one_that_is_asked_for(tmp_path: Path, section: str | None, names: set[str]) -> None:
+    zcrecord.save_record({"a": np.ones(3), "b": np.zeros(4)}, tmp_path / "m.zcr")
+    write(c.files(plan(tmp_path / "m.zcr"), str(tmp_path), section=section), tmp_path)
+    out = tmp_path / "m.o"
+    e.quiet("gcc", f"-I{tmp_path}", "-c", tmp_path / "m.S", "-o", out)
+    found, sections = e.symbols(out), e.section_flags(out)
+    held = [found[name].section for name in ("m_a", "m_b")]
+    assert {sections[number][0] for number in held} == names
+    assert len(set(held)) == 2, "one section for both: no linker could drop one alone"
+    assert {sections[number][1].removesuffix("G") for number in held} == {"A"}  # each in a group, or by its name
+
+
+@pytest.mark.parametrize("section", ["", "a b", '.x,"aw"', "1", ".x\n.data", "é", "x" * 200])
+def test_section_that_is_no_name_is_refused(tmp_path: Path, section: str) -> None:
+    zcrecord.save_record({"a": np.ones(3)}, tmp_path / "m.zcr")
+    with pytest.raises(zcrecord.UnsupportedError, match="a section's name is letters, digits"):
+        write(c.files(plan(tmp_path / "m.zcr"), str(tmp_path), section=section), tmp_path)
+    assert [p.name for p in tmp_path.iterdir()] == ["m.zcr"]
+
+
+def test_archive_is_found_from_any_folder_and_may_be_named(tmp_path: Path) -> None:
+    for folder in ('it\'s a "folder" é', "gen", "else where"):
+        (tmp_path / folder).mkdir()
+    archive = tmp_path / 'it\'s a "folder" é' / "m.zcr"
+    zcrecord.save_record({"a": np.ones(3)}, archive)
+    gen = tmp_path / "gen"
+    write(c.files(plan(archive), str(gen)), gen)
+    for compiler in ("gcc", "clang-19"):
+        e.quiet(compiler, f"-I{gen}", "-c", gen / "m.S", "-o", tmp_path / "m.o", cwd=tmp_path / "else where")
+        first = (tmp_path / "m.o").read_bytes()
+        assert np.ones(3).tobytes() in first
+        archive.rename(tmp_path / "moved.zcr")
+        done = subprocess.run([compiler, f"-I{gen}", "-c", gen / "m.S", "-o", tmp_path / "n.o"], capture_output=True)
+        assert done.returncode != 0
+        e.quiet(compiler, '-DM_ZCR="moved.zcr"', "-c", gen / "m.S", "-o", tmp_path / "n.o", cwd=tmp_path)
+        assert np.ones(3).tobytes() in (tmp_path / "n.o").read_bytes()
+        (tmp_path / "moved.zcr").rename(archive)
+
+
+@pytest.mark.parametrize("name, value, declared", [
+    ("a", np.zeros((2, 3), np.float32), "const float m_a[2][3];"), ("a", np.zeros(2), "const double m_a[2];"),
+    ("a", np.float32(1), "const float m_a;"), ("a", np.zeros(2, bool), "const uint8_t m_a[2];"),
+    ("a", np.zeros(2, np.int8), "const int8_t m_a[2];"), ("a", np.zeros(2, np.float16), "const uint16_t m_a[2];"),
+    ("a", np.zeros((2, 1), np.complex64), "const float m_a[2][1][2];"), ("a", np.array(1j), "const double m_a[2];"),
+    ("a", zcrecord.PackedTensor(np.zeros(5, np.uint8), "int4", (3, 3)), "const uint8_t m_a[5];"),
+    ("a", zcrecord.StringTensor.from_strings(["a"]), "const uint8_t m_a[24];"),
+    ("a", np.zeros((3, 0)), None),
+])  # fmt: skip
+def test_declaration_of(tmp_path: Path, name: str, value: Any, declared: str | None) -> None:
+    zcrecord.save_record({name: value}, tmp_path / "m.zcr")
+    header = b"".join(c.files(plan(tmp_path / "m.zcr"), ".")["m.h"]).decode()
+    found = re.findall(r"extern M_ALIGNED\(\d+\) (const \w+ m_a.*;)", header)
+    assert found == ([declared] if declared else [])
+    shape = ", ".join(map(str, np.shape(value) or getattr(value, "shape", ())))
+    assert (f"#define M_A_SHAPE {{{shape}}}\n" in header) == bool(shape)
+    assert f"/* a: {zcrecord.load_record(tmp_path / 'm.zcr').info('a').dtype.name} [{shape}]" in header
+
+
+def test_numbers_and_values_are_what_numpy_has(generated: Generated) -> None:
+    g = generated
+    source = g.folder / "values.c"
+    source.write_text("""
+#include <stdio.h>
+#include "every_thing.h"
+static const int shape[] = EVERY_THING_LAYER_I8_SHAPE;
+int main(void)
+{
+    printf("%g %g %d %d %d %d ", (double)every_thing_layer_f32[1][2], every_thing_layer_f64[6],
+        every_thing_layer_i8[0][1], every_thing_layer_i16, every_thing_layer_yes[1], every_thing_layer_half[1]);
+    printf("%g %g %g %g ", (double)every_thing_layer_c64[1][0][1], every_thing_layer_c0[0],
+        (double)every_thing_layer_t[3][1], (double)every_thing_layer_one);
+    printf("%d %d %d %d %d %d %d\\n", shape[1], EVERY_THING_LAYER_I8_RANK, EVERY_THING_LAYER_I8_DIM0,
+        EVERY_THING_LAYER_I8_COUNT, EVERY_THING_LAYER_F32_NBYTES, EVERY_THING_LAYER_F32_DTYPE,
+        EVERY_THING_LAYER_INT4_BITS);
+    return 0;
+}
+""")
+    out = e.compiled(
+        ["gcc", "-std=c99"], g.folder / "values", [source, g.folder / "gen/every_thing.S"], f"-I{g.folder}/gen"
+    )
+    assert e.quiet(out) == "-1.5 1 -5 -3 0 16640 -4 5 -0.5 15.5 4 2 3 12 96 18 4\n"
+
+
+def test_header_of_another_archive_is_noticed(tmp_path: Path) -> None:
+    main = tmp_path / "main.c"
+    main.write_text('#include "m.h"\nint main(void) { return m_is_current(); }\n')
+    files = {}
+    for value in (1.0, 2.0):  # of one size, so that the assembler has nothing to say
+        zcrecord.save_record({"a": np.full(3, value)}, tmp_path / "m.zcr")
+        write(c.files(plan(tmp_path / "m.zcr"), str(tmp_path)), tmp_path)
+        files[value] = (tmp_path / "m.h").read_bytes()
+    for value, current in ((1.0, 0), (2.0, 1)):
+        (tmp_path / "m.h").write_bytes(files[value])
+        out = e.compiled(["gcc"], tmp_path / "main", [main, tmp_path / "m.S"], f"-I{tmp_path}")
+        assert subprocess.run([out]).returncode == current
+
+
+def test_assembler_programs_have_equates(generated: Generated) -> None:
+    g = generated
+    each = next(p for p in g.plans if p.stem == "every_thing")
+    write(asm.files(each, str(g.folder / "asm")), g.folder / "asm")
+    source = g.folder / "program.S"
+    source.write_text('.include "every_thing.inc"\n.long EVERY_THING_LAYER_I8_DIM1, EVERY_THING_LAYER_F32_NBYTES\n')
+    for compiler in ("gcc", "clang-19"):
+        e.quiet(compiler, f"-I{g.folder}/asm", "-c", source, "-o", g.folder / "program.o")
+        assert np.array([4, 96], np.int32).tobytes() in (g.folder / "program.o").read_bytes()
+
+
+def test_same_archive_gives_the_same_files(generated: Generated) -> None:
+    g = generated
+    for each, path in zip(g.plans, g.paths, strict=True):
+        again = plan(path)
+        for language in ("c", "cpp"):
+            made = c.files(again, str(g.folder / "gen"), language=language)
+            for name, pieces in made.items():
+                assert (g.folder / "gen" / name).read_bytes() == b"".join(pieces), (each.stem, name)
+
+
+def test_files_say_what_they_are_and_are_plain_text(generated: Generated) -> None:
+    for path in (generated.folder / "gen").iterdir():
+        if path.suffix != ".bin":
+            text = path.read_bytes()
+            assert text.isascii() and b"\r" not in text
+            assert text.startswith(b"/* SPDX-License-Identifier: 0BSD\n")
+            assert b"Generated by zcrecord embed from " in text[:200]
+            assert max(map(len, text.splitlines())) <= 1000 if "hostile" in path.name else 160
+
+
+@pytest.mark.parametrize("language", ["c", "cpp"])
+def test_archive_without_digests_is_not_said_to_be_current(tmp_path: Path, language: c.Language) -> None:
+    """Its last bytes would be the same with other weights."""
+    zcrecord.save_record({"a": np.ones(3)}, tmp_path / "m.zcr", digest=None)
+    files = c.files(plan(tmp_path / "m.zcr"), str(tmp_path), language=language)
+    header = b"".join(files["m.h" if language == "c" else "m.hpp"])
+    assert b"is_current" not in header
+    assert b"saved without digests" in header

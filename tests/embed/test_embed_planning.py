@@ -1,0 +1,326 @@
+"""The plan that every generator works from: which bytes of which file each constant has, and what shares them.
+
+And how generated files reach a folder.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import records as r
+
+import zcrecord
+from zcrecord import dtypes
+from zcrecord.embed.plan import Constant, Plan, plan
+from zcrecord.embed.write_files import write
+from zcrecord.errors import DestinationExistsError, RecordError
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+WHOLE = sorted(p.stem for p in GOLDEN.glob("*.zcr") if p.stem not in ("prefix", "suffix"))
+
+
+def planned(tmp_path: Path, record: Any, **options: Any) -> dict[str, Constant]:
+    zcrecord.save_record(record, tmp_path / "m.zcr")
+    return {c.name: c for c in plan(tmp_path / "m.zcr", **options).constants}
+
+
+def bytes_of(plan: Plan) -> dict[str, bytes]:
+    """Return what each constant holds, going by the plan alone."""
+    archive, packed = Path(plan.archive).read_bytes(), b"".join(plan.packed_chunks())
+    assert len(archive) == plan.archive_size and len(packed) == plan.packed_size
+    files = {"archive": archive, "packed": packed, None: b""}
+    return {c.name: files[c.place][c.offset :][: c.nbytes] for c in plan.constants}
+
+
+def logical(value: Any) -> bytes:
+    """Return a tensor's bytes in C order."""
+    if isinstance(value, zcrecord.PackedTensor):
+        return value.packed.tobytes()
+    if isinstance(value, zcrecord.StringTensor):
+        return value.data.tobytes()
+    return np.ascontiguousarray(value).tobytes()
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_plan_has_every_tensor_s_bytes_in_c_order(name: str) -> None:
+    record = zcrecord.load_record(GOLDEN / f"{name}.zcr")
+    found = plan(GOLDEN / f"{name}.zcr")
+    held = bytes_of(found)
+    assert [c.name for c in found.constants] == list(record)
+    for c in found.constants:
+        info = record.info(c.name)
+        want = bytes(record.raw(c.name)) if info.dtype.name.startswith("unknown") else logical(record[c.name])
+        assert held[c.name] == want, c
+        assert (c.shape, c.nbytes, c.bits, c.dtype.code) == (info.shape, info.nbytes, info.bits, info.dtype.code)
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_shared_bytes_lie_in_those_of_a_constant_with_its_own(name: str) -> None:
+    found = plan(GOLDEN / f"{name}.zcr")
+    own = {c.identifier: c for c in found.constants if c.base is None}
+    for c in found.constants:
+        assert (c.base is None) == (c.shared is None)
+        if c.base is not None:
+            base = own[c.base]
+            assert c.place == base.place and c.offset == base.offset + c.base_offset
+            assert c.base_offset + c.nbytes <= base.nbytes
+            assert c.base_offset % c.alignment == 0 and base.alignment % c.alignment == 0
+        if c.place is not None and c.base is None:
+            assert c.offset % c.alignment == 0
+
+
+def test_ties_equal_bytes_and_views_say_what_they_are(tmp_path: Path) -> None:
+    big = np.arange(24, dtype=np.float32).reshape(6, 4)
+    twin = np.full(8, 7, np.float32)
+    record = {"rows": big[2:4], "big": big, "tied": big, "a": twin, "b": twin.copy(), "t": big.T, "t2": big.T,
+              "one": big[5, 3:]}  # fmt: skip
+    found = planned(tmp_path, record)
+    shared = {name: (c.shared, c.base, c.base_offset, c.repacked) for name, c in found.items()}
+    assert shared == {
+        "rows": ("view", "m_big", 32, False),
+        "big": (None, None, 0, False),
+        "tied": ("tied", "m_big", 0, False),
+        "a": (None, None, 0, False),
+        "b": ("equal", "m_a", 0, False),
+        "t": (None, None, 0, True),
+        "t2": ("tied", "m_t", 0, True),
+        "one": ("view", "m_big", 92, False),
+    }
+    assert [found[name].alignment for name in ("rows", "one", "big")] == [32, 4, 64]
+
+
+def test_views_that_overlap_without_holding_each_other_have_bytes_of_their_own(tmp_path: Path) -> None:
+    big = np.arange(100, dtype=np.float32)
+    found = planned(tmp_path, {"a": big[:60], "b": big[40:], "c": big[45:50]})
+    assert [found[name].base for name in "abc"] == [None, None, "m_b"]
+
+
+def test_base_that_is_not_selected_is_not_referred_to(tmp_path: Path) -> None:
+    big = np.arange(24, dtype=np.float32).reshape(6, 4)
+    found = planned(tmp_path, {"big": big, "rows": big[2:4]}, select="rows")
+    assert [(c.base, c.shared, c.alignment) for c in found.values()] == [(None, None, 64)]
+
+
+def test_identifiers_do_not_depend_on_what_is_selected(tmp_path: Path) -> None:
+    record = {"a": {"b": np.ones(1)}, "a_b": np.zeros(1), "c": np.ones(2)}
+    everything = planned(tmp_path, record)
+    assert [c.identifier for c in everything.values()] == ["m_a_b", "m_a_b_2", "m_c"]
+    assert planned(tmp_path, record, select="a_b")["a_b"] == everything["a_b"]
+    found = plan(tmp_path / "m.zcr", exclude="c")
+    assert found.renamed == (("a_b", "m_a_b_2"),)
+    assert found.left_out == 1
+
+
+@pytest.mark.parametrize("select, exclude, names", [
+    (None, None, ["e.0.w", "e.0.b", "e.1.w", "x[0]"]), ("e.*", None, ["e.0.w", "e.0.b", "e.1.w"]),
+    ("e.0", None, ["e.0.w", "e.0.b"]), (["*.w", "x[0]"], "e.1", ["e.0.w", "x[0]"]), (None, "e", ["x[0]"]),
+])  # fmt: skip
+def test_patterns_choose_tensors_and_modules(tmp_path: Path, select: Any, exclude: Any, names: list[str]) -> None:
+    record = {"e": [{"w": np.ones(1), "b": np.ones(2)}, {"w": np.ones(3)}], "x[0]": np.ones(4)}
+    assert list(planned(tmp_path, record, select=select, exclude=exclude)) == names
+
+
+@pytest.mark.parametrize("options, pattern", [
+    ({"select": "nothing*"}, "nothing*"), ({"select": ["w", "W"]}, "W"), ({"exclude": "b"}, "b"),
+])  # fmt: skip
+def test_pattern_that_matches_nothing_is_refused(tmp_path: Path, options: Any, pattern: str) -> None:
+    with pytest.raises(zcrecord.TensorNotFoundError, match=re.escape(f"'{pattern}': not in this record")):
+        planned(tmp_path, {"w": np.ones(3)}, **options)
+
+
+def test_patterns_that_leave_nothing_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(zcrecord.UnsupportedError, match=re.escape("select and exclude (w without w) leave no tensor")):
+        planned(tmp_path, {"w": np.ones(3)}, select="w", exclude="w")
+
+
+def test_names_in_a_namespace_go_without_the_prefix_unless_one_was_asked_for(tmp_path: Path) -> None:
+    path = tmp_path / "m.zcr"
+    zcrecord.save_record({"a-b": np.ones(1), "a_b": np.ones(1), "int": np.ones(1)}, path)
+    found = plan(path)
+    assert found.local == ("a_b", "a_b_2", "t_int")
+    assert found.renamed_locally == (("a_b", "a_b_2"), ("int", "t_int"))
+    assert found.renamed == (("a_b", "m_a_b_2"),)
+    assert plan(path, exclude="a-b").local == ("a_b_2", "t_int")
+    assert plan(path, prefix="p_").local == ("p_a_b", "p_a_b_2", "p_int")
+
+
+def test_another_name_may_stand_for_the_file_s(tmp_path: Path) -> None:
+    zcrecord.save_record({"w": np.ones(1)}, tmp_path / "MobileNet-v2.zcr")
+    assert plan(tmp_path / "MobileNet-v2.zcr").stem == "mobilenet_v2"
+    found = plan(tmp_path / "MobileNet-v2.zcr", name="net")
+    assert (found.stem, found.constants[0].identifier) == ("net", "net_w")
+    for name in ("Net", "int", "7b", "a b", ""):
+        with pytest.raises(zcrecord.UnsupportedError, match=r"no taken word; '.+' would do"):
+            plan(tmp_path / "MobileNet-v2.zcr", name=name)
+
+
+@pytest.mark.parametrize("asked, small, large", [(None, 64, 16384), (16, 64, 16384), (256, 256, 16384),
+                                                 (65536, 65536, 65536)])  # fmt: skip
+def test_alignment_is_raised_and_never_lowered(tmp_path: Path, asked: int | None, small: int, large: int) -> None:
+    found = planned(tmp_path, {"s": np.ones(3), "l": np.ones(1 << 17)}, alignment=asked)
+    assert [found["s"].alignment, found["l"].alignment] == [small, large]
+
+
+def test_alignment_that_is_none_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(zcrecord.LimitError, match="alignment 48 is not a power of two"):
+        planned(tmp_path, {"w": np.ones(3)}, alignment=48)
+
+
+def test_part_of_a_record_is_planned_under_its_names(tmp_path: Path) -> None:
+    zcrecord.save_record({"e": {"w": np.ones(3), "t": np.ones((3, 2)).T}}, tmp_path / "m.zcr")
+    whole = plan(tmp_path / "m.zcr")
+    part = plan(zcrecord.load_record(tmp_path / "m.zcr").module("e"), prefix="")
+    assert [(c.name, c.identifier) for c in part.constants] == [("w", "w"), ("t", "t")]
+    assert list(bytes_of(part).values()) == list(bytes_of(whole).values())
+
+
+def test_element_type_that_is_not_known_is_bytes_unless_it_is_strided(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    zcrecord.save_record({"w": np.ones((2, 3), np.float32), "t": np.ones((3, 2), np.float32).T}, tmp_path / "m.zcr")
+    monkeypatch.delitem(dtypes.by_code, 18)
+    (found,) = plan(tmp_path / "m.zcr", exclude="t").constants
+    assert (found.dtype.name, found.dtype.c, found.nbytes) == ("unknown 18", None, 24)
+    with pytest.raises(
+        zcrecord.UnsupportedError, match=r"'t': it is strided, and of an element type \(unknown 18\) not"
+    ):
+        plan(tmp_path / "m.zcr")
+
+
+def test_empty_tensors_have_no_place(tmp_path: Path) -> None:
+    found = planned(tmp_path, {"e": np.ones((0, 3), np.float32)})["e"]
+    assert (found.place, found.nbytes, found.base, found.alignment) == (None, 0, None, 4)
+
+
+def refused(path: Path, match: str) -> None:
+    with pytest.raises(RecordError, match=match):
+        plan(path)
+
+
+def test_archives_that_are_no_file_of_their_own_are_refused(tmp_path: Path) -> None:
+    refused(GOLDEN / "suffix.zcr", "part of another file; take it out first: zcrecord detach")
+    refused(GOLDEN / "prefix.zcr", "followed by other bytes")
+    refused(tmp_path / "none.zcr", "no such file|does not exist|No such file")
+    data = r.saved({"w": np.ones(3)})
+    with pytest.raises(RecordError, match="made of an archive's own file; give its path, or save the record"):
+        plan(zcrecord.load_record(data))
+    (tmp_path / "m.zcr").write_bytes(data)
+    with pytest.raises(RecordError, match="made of an archive's own file"):
+        plan(zcrecord.load_record(tmp_path / "m.zcr", mode="c"))
+    with pytest.raises(RecordError, match="neither a path nor"):
+        plan(3)
+
+
+def test_packed_archives_are_refused(tmp_path: Path) -> None:
+    pytest.importorskip("zstandard", reason="platform: no zstandard")
+    from zcrecord import transport
+
+    zcrecord.save_record({"w": np.ones(3)}, tmp_path / "m.zcr")
+    transport.pack(tmp_path / "m.zcr", tmp_path / "m.zcr.zst")
+    refused(tmp_path / "m.zcr.zst", "is packed for transport; unpack it first: zcrecord unpack")
+
+
+MEASURED = """
+import sys
+from tools.measure import peak_rss
+from zcrecord.embed import blob, c
+from zcrecord.embed.plan import plan
+
+before = peak_rss()
+found = plan(sys.argv[1])
+made = {how}
+total = sum(len(piece) for pieces in made.values() for piece in pieces)
+print(total, peak_rss() - before)
+"""
+# What is generated of an archive of how many MiB, dense or strided, and the least MiB that makes.
+HOWS = {
+    "strided": ("c.files(found, '.')", 64, 64),
+    "incbin": ("blob.files(found, '.', form='incbin')", 64, 0),
+    "string": ("blob.files(found, '.', form='string')", 16, 48),
+    "all at once": ("{'x': [b''.join(b''.join(p) for p in blob.files(found, '.', form='string').values())]}", 16, 48),
+}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="platform: VmHWM is Linux's")
+@pytest.mark.parametrize("how", HOWS)
+def test_generators_hold_a_piece_of_the_archive_at_a_time(tmp_path: Path, how: str) -> None:
+    made, mib, least = HOWS[how]
+    wide = np.random.default_rng(0).standard_normal((mib << 8, 1024)).astype(np.float32)
+    zcrecord.save_record({"w": wide.T if "strided" in how else wide}, tmp_path / "m.zcr", durable=False)
+    done = r.run_python(MEASURED.replace("{how}", made), tmp_path / "m.zcr")
+    total, grown = (int(number) / 2**20 for number in done.stdout.split())
+    assert total >= least
+    if how == "all at once":
+        assert grown > 48, "this test would not notice"
+    else:
+        assert grown < (40 if "strided" in how else 16)
+
+
+def text(*lines: bytes) -> list[bytes]:
+    return [b"/* SPDX-License-Identifier: 0BSD\n * Generated by zcrecord embed */\n", *lines]
+
+
+def test_what_was_generated_is_replaced(tmp_path: Path) -> None:
+    first = {"m.S": text(b'#define M_PACKED "m_packed.bin"\n'), "m_packed.bin": [b"\1\2", b"\3"]}
+    assert write(first, tmp_path / "new" / "folder") == [str(tmp_path / "new" / "folder" / name) for name in first]
+    write({"m.S": text(b"two"), "m_packed.bin": [b"\4"]}, tmp_path / "new" / "folder")
+    assert (tmp_path / "new" / "folder" / "m.S").read_bytes().endswith(b"two")
+    assert (tmp_path / "new" / "folder" / "m_packed.bin").read_bytes() == b"\4"
+    write({"m.rs": text(b'"m_packed.bin"'), "m_packed.bin": [b"\5"]}, tmp_path / "new" / "folder")
+    assert (tmp_path / "new" / "folder" / "m_packed.bin").read_bytes() == b"\5"
+
+
+@pytest.mark.parametrize("name", ["m.S", "m_packed.bin"])
+def test_what_somebody_wrote_is_not_replaced(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_bytes(b"int precious;\n")
+    files = {"m.S": text(b'"m_packed.bin"'), "m_packed.bin": [b"\1"]}
+    with pytest.raises(DestinationExistsError, match="was not generated by zcrecord; choose another folder"):
+        write(files, tmp_path)
+    assert [p.name for p in tmp_path.iterdir()] == [name]
+    assert (tmp_path / name).read_bytes() == b"int precious;\n"
+    write(files, tmp_path, force=True)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["m.S", "m_packed.bin"]
+
+
+def test_failure_on_the_way_leaves_every_file_as_it_was(tmp_path: Path) -> None:
+    write({"a.h": text(b"one"), "b.h": text(b"one")}, tmp_path)
+    before = {p.name: p.read_bytes() for p in tmp_path.iterdir()}
+
+    def fails() -> Any:
+        yield from text(b"two")
+        raise zcrecord.IntegrityError("as a damaged archive does")
+
+    with pytest.raises(zcrecord.IntegrityError):
+        write({"a.h": text(b"two"), "b.h": fails()}, tmp_path)
+    assert {p.name: p.read_bytes() for p in tmp_path.iterdir()} == before
+
+
+def test_folder_that_cannot_be_made_is_one_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(zcrecord.SourceError, match="cannot make this folder"):
+        write({"a.h": text()}, tmp_path / "file" / "below")
+
+
+FULL = """
+import resource, signal, sys
+from zcrecord import SourceError
+from zcrecord.embed.write_files import write
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
+try:
+    write({"large.c": [bytes(300)] * 9, "small.h": [b"x"]}, sys.argv[1])
+except SourceError as error:
+    print(error)
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="platform: has limits of a file's size")
+def test_full_disk_leaves_none_of_the_files(tmp_path: Path) -> None:
+    """What is small is gathered, and fails only when it is handed on: before another file takes its place."""
+    assert "large.c: cannot write" in r.run_python(FULL, tmp_path).stdout
+    assert list(tmp_path.iterdir()) == []

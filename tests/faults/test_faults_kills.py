@@ -1,0 +1,253 @@
+"""A save that dies leaves the old file or the new one, and a scratch file that the next save of that path removes.
+
+The figures of SECURITY.md are those of `python -m tools.faults`, which does the same 1,000 times.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import records as r
+
+import zcrecord
+from tools.faults.kills import generation, kill_saves, written
+from zcrecord import RecordWriter, SourceError
+from zcrecord.storage.scratch import scratch_file
+
+POSIX = pytest.mark.skipif(os.name != "posix", reason="platform: fork, signals and locks of POSIX")
+LINUX = pytest.mark.skipif(sys.platform != "linux", reason="platform: Linux lists open files")
+
+
+def beside(path: Path) -> list[str]:
+    """Return what else is in a file's folder."""
+    return [name for name in os.listdir(path.parent) if name != path.name]
+
+
+def dead(path: Path, *, folder: Path | None = None) -> Path:
+    """Leave what a killed save of a path leaves."""
+    with scratch_file(str(path)) as (fd, name):
+        os.write(fd, b"half of an archive")
+        os.close(fd)
+        left = (folder or path.parent) / os.path.basename(name)
+        os.rename(name, f"{name}.kept")
+    os.rename(f"{name}.kept", left)
+    return left
+
+
+@pytest.mark.filterwarnings("ignore")  # jax, where another test has brought it, warns of forks
+@POSIX
+@pytest.mark.parametrize("durable", [False, True])
+def test_save_killed_at_any_moment_leaves_one_generation_whole(durable: bool, tmp_path: Path) -> None:
+    told = kill_saves(tmp_path / "m.zcr", 10 if durable else 50, durable=durable, seed=1)
+    assert (told.times, told.whole) == (told.times, told.times)
+    assert told.left == 0
+    assert told.scratches, "no save was killed in the middle, so nothing was tried"
+
+
+def test_file_of_two_generations_is_noticed(tmp_path: Path) -> None:
+    torn = written(1) | {"last": written(2)["last"]}
+    zcrecord.save_record(torn, tmp_path / "m.zcr")
+    with pytest.raises(ValueError, match="several generations"):
+        generation(zcrecord.load_record(tmp_path / "m.zcr"))
+
+
+def test_next_save_removes_what_dead_ones_left_and_nothing_else(tmp_path: Path) -> None:
+    path = tmp_path / "m.zcr"
+    left = [dead(path), tmp_path / ".m.zcr.0123456789ab.zcr-scratch"]
+    left[1].write_bytes(b"")
+    others = {dead(tmp_path / "m.zcr.zcr"), dead(tmp_path / "zcr"), tmp_path / ".m.zcr.0123456789ab.zcr-scratch.old"}
+    (tmp_path / ".m.zcr.0123456789ab.zcr-scratch.old").write_bytes(b"somebody's")
+    assert all(file.exists() for file in left)
+    zcrecord.save_record({"w": np.arange(3)}, path)
+    assert {tmp_path / name for name in beside(path)} == others
+
+
+@POSIX
+def test_save_of_a_symbolic_link_removes_what_lies_beside_the_file_itself(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    path = tmp_path / "real" / "m.zcr"
+    (tmp_path / "link.zcr").symlink_to(path)
+    dead(path)
+    zcrecord.save_record({"w": np.arange(3)}, tmp_path / "link.zcr")
+    assert os.listdir(tmp_path / "real") == ["m.zcr"]
+    assert (tmp_path / "link.zcr").is_symlink()
+
+
+@POSIX
+@pytest.mark.parametrize("kind", ["folder", "pipe", "link", "unreadable"])
+def test_what_only_has_the_name_of_a_scratch_file_is_in_nobody_s_way(kind: str, tmp_path: Path) -> None:
+    path = tmp_path / "m.zcr"
+    name = dead(path)
+    name.unlink()
+    (tmp_path / "valuable").write_bytes(b"value")
+    if kind == "folder":
+        name.mkdir()
+    elif kind == "pipe":
+        os.mkfifo(name)
+    elif kind == "link":
+        name.symlink_to(tmp_path / "valuable")
+    else:
+        name.write_bytes(b"")
+        name.chmod(0)
+    zcrecord.save_record({"w": np.arange(3)}, path)
+    assert (tmp_path / "valuable").read_bytes() == b"value"
+    assert name.exists() or kind == "unreadable"
+    assert list(zcrecord.load_record(path)) == ["w"]
+
+
+ONE_AT_A_TIME = """
+import sys
+import numpy as np, zcrecord
+from zcrecord import RecordWriter
+with RecordWriter(sys.argv[1]) as out:
+    out.add("slow", np.arange(1000))
+    print("begun", flush=True)
+    sys.stdin.readline()
+"""
+
+
+@POSIX
+def test_scratch_file_of_a_save_that_lives_in_another_process_stays(tmp_path: Path) -> None:
+    path = tmp_path / "m.zcr"
+    command = [sys.executable, "-c", ONE_AT_A_TIME, str(path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=r.ROOT, text=True) as slow:
+        assert slow.stdin is not None
+        assert slow.stdout is not None
+        slow.stdout.readline()
+        (living,) = beside(path)
+        zcrecord.save_record({"fast": np.arange(3)}, path)
+        assert beside(path) == [living]
+        assert list(zcrecord.load_record(path)) == ["fast"]
+        slow.communicate("\n", timeout=60)
+    assert slow.returncode == 0
+    assert list(zcrecord.load_record(path)) == ["slow"]
+    assert beside(path) == []
+
+
+def test_saves_of_one_path_by_many_threads_all_succeed(tmp_path: Path) -> None:
+    path = tmp_path / "m.zcr"
+    errors: list[BaseException] = []
+
+    def save(number: int) -> None:
+        try:
+            for _ in range(20):
+                zcrecord.save_record({"w": np.full(5000, number)}, path, durable=False)
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=save, args=(n,)) for n in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not errors
+    assert len(np.unique(zcrecord.load_record(path, verify="full")["w"])) == 1
+    assert beside(path) == []
+
+
+@POSIX
+def test_file_that_is_taken_for_dead_before_it_is_locked_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another save may look between making and locking."""
+    import fcntl
+
+    lock = fcntl.flock
+    removed: list[str] = []
+
+    def late(fd: int, what: int) -> None:
+        if not removed:
+            removed.extend(beside(tmp_path / "m.zcr"))
+            os.unlink(tmp_path / removed[0])
+        lock(fd, what)
+
+    monkeypatch.setattr(fcntl, "flock", late)
+    zcrecord.save_record({"w": np.arange(3)}, tmp_path / "m.zcr")
+    assert len(removed) == 1
+    assert os.listdir(tmp_path) == ["m.zcr"]
+
+
+@POSIX
+@pytest.mark.parametrize("number", ["ENOLCK", "EOPNOTSUPP", "ENOSYS", "EBADF"])
+def test_where_there_are_no_locks_saves_work_and_nothing_is_taken_for_dead(
+    number: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import errno
+    import fcntl
+
+    def refuse(*_: Any) -> None:
+        raise OSError(getattr(errno, number), "no locks here")
+
+    left = dead(tmp_path / "m.zcr")
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    zcrecord.save_record({"w": np.arange(3)}, tmp_path / "m.zcr")
+    assert beside(tmp_path / "m.zcr") == [left.name]
+    monkeypatch.undo()
+    zcrecord.save_record({"w": np.arange(3)}, tmp_path / "m.zcr")
+    assert beside(tmp_path / "m.zcr") == []
+
+
+@LINUX
+def test_saves_leave_no_file_open(tmp_path: Path) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    dead(tmp_path / "m.zcr")
+    zcrecord.save_record({"w": np.arange(3)}, tmp_path / "m.zcr")
+    with pytest.raises(RuntimeError, match="unforeseen"), RecordWriter(tmp_path / "m.zcr") as out:
+        out.add("w", np.arange(3))
+        raise RuntimeError("unforeseen")
+    with pytest.raises(SourceError, match="No such file"):
+        zcrecord.save_record({"w": np.arange(3)}, tmp_path / "no folder" / "m.zcr")
+    assert len(os.listdir("/proc/self/fd")) == before
+    assert beside(tmp_path / "m.zcr") == []
+
+
+def test_conversion_by_way_of_an_archive_removes_what_a_dead_one_left(tmp_path: Path) -> None:
+    np.savez(tmp_path / "m.npz", w=np.arange(5))
+    left = dead(tmp_path / "m.safetensors-between")
+    from zcrecord import formats
+
+    formats.convert(tmp_path / "m.npz", tmp_path / "m.safetensors")
+    assert not left.exists()
+    assert sorted(os.listdir(tmp_path)) == ["m.npz", "m.safetensors"]
+
+
+@POSIX
+@pytest.mark.parametrize("mode", [0o600, 0o640, 0o444])
+def test_a_file_keeps_its_mode_and_one_whose_mode_cannot_be_learnt_is_not_replaced(
+    mode: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or a file for its owner's eyes became one for all, wherever a network file system did not answer once."""
+    path = tmp_path / "m.zcr"
+    zcrecord.save_record({"w": np.arange(3)}, path)
+    path.chmod(mode)
+    before, stat = path.read_bytes(), os.stat
+
+    def refuse(what: Any, *args: Any, **kwargs: Any) -> Any:
+        if what == str(path):
+            raise OSError(5, "Input/output error")
+        return stat(what, *args, **kwargs)
+
+    monkeypatch.setattr(os, "stat", refuse)
+    with pytest.raises(SourceError, match="cannot write: Input/output error"):
+        zcrecord.save_record({"new": np.arange(3)}, path)
+    monkeypatch.undo()
+    assert path.read_bytes() == before
+    zcrecord.save_record({"new": np.arange(3)}, path)
+    assert path.stat().st_mode & 0o777 == mode
+
+
+def test_scratch_of_a_long_name_is_named_in_whole_characters(tmp_path: Path) -> None:
+    """Some file systems, and Windows, know no part of one."""
+    for name in ("\u6a21" * 80, "a" + "\u6a21" * 80, "\U0001f984" * 60, "x" * 250):
+        left = dead(tmp_path / name)
+        assert os.fsencode(left.name).decode("utf-8", "strict").startswith(f".{name[:40]}")
+        assert len(os.fsencode(left.name)) <= 255
+        zcrecord.save_record({"w": np.ones(1)}, tmp_path / name)
+        assert not left.exists()

@@ -1,0 +1,591 @@
+"""Safetensors into an archive and back: equal both ways, as its own package reads and writes, in bounded memory."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import records as r
+import safetensors.numpy
+from exchange import file_of, peer, peer_told, tensor, told
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+import zcrecord
+from zcrecord import PackedTensor, StringTensor
+from zcrecord.dtypes import DTYPES, DType, from_numpy
+from zcrecord.errors import (
+    DestinationExistsError,
+    IntegrityError,
+    LimitError,
+    RecordError,
+    SourceError,
+    UnsupportedError,
+)
+from zcrecord.formats import convert
+from zcrecord.formats.safetensors import write
+from zcrecord.formats.structure import KEY
+from zcrecord.writing.flatten import is_attribute
+
+np_peer: Any = safetensors.numpy
+KNOWN = [d for d in DTYPES if d.safetensors is not None]
+PLAIN = [d for d in KNOWN if not d.packed]
+METADATA = st.dictionaries(r.KEYS, r.ATTRIBUTES.filter(lambda value: is_attribute(value, "")), max_size=3)
+NAMES = st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1, max_size=12)
+
+
+def archive_of(source: Any, **options: Any) -> zcrecord.Record:
+    """Return what a safetensors file holds, by way of an archive in memory."""
+    out = io.BytesIO()
+    convert(io.BytesIO(source) if isinstance(source, bytes) else source, out, **options)
+    return zcrecord.load_record(out.getvalue(), verify="full")
+
+
+def safetensors_of(record: Any, **options: Any) -> bytes:
+    """Return a record, or what is saved as one, as a safetensors file."""
+    out = io.BytesIO()
+    data = bytes(record.archive.buffer) if isinstance(record, zcrecord.Record) else r.saved(record, **options)
+    convert(io.BytesIO(data), out, dest_format="safetensors")
+    return out.getvalue()
+
+
+def metadata_of(data: bytes) -> dict[str, str]:
+    header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+    found: dict[str, str] = header.get("__metadata__", {})
+    return found
+
+
+def names_of(data: bytes) -> list[str]:
+    """Return a file's names in the order of their bytes."""
+    header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+    header.pop("__metadata__", None)
+    return sorted(header, key=lambda name: header[name]["data_offsets"])
+
+
+# In.
+
+
+def test_every_type_comes_as_it_is() -> None:
+    start, header, raw = 0, {}, b""
+    for kind in sorted(KNOWN, key=lambda kind: -kind.bits):
+        nbytes = 12 * kind.bits // 8
+        header[kind.name] = {"dtype": kind.safetensors, "shape": [3, 4], "data_offsets": [start, start + nbytes]}
+        raw += bytes(i % 2 for i in range(nbytes))
+        start += nbytes
+    data = file_of(header, raw)
+    record = archive_of(data)
+    assert told(record) == peer_told(data)
+    assert [record.info(name).dtype.name for name in record] == list(header)
+    assert isinstance(record["float4_e2m1fn"], PackedTensor)
+    assert peer_told(safetensors_of(record)) == peer_told(data)
+
+
+def test_every_type_of_its_own_reader_is_known() -> None:
+    for kind in KNOWN:
+        nbytes = 8 * kind.bits // 8
+        peer.deserialize(
+            file_of({"w": {"dtype": kind.safetensors, "shape": [8], "data_offsets": [0, nbytes]}}, bytes(nbytes))
+        )
+
+
+def test_order_is_that_of_the_bytes_and_names_are_split_at_dots() -> None:
+    data = file_of({"enc.0.w": tensor(2, 4), "head": tensor(0, 2), "enc.0.b": tensor(4, 5)}, b"abcde")
+    record = archive_of(data)
+    assert record.names == ("head", "enc.0.w", "enc.0.b")
+    assert list(record.tree()["enc"]["0"]) == ["w", "b"]
+
+
+def test_name_that_continues_another_s_stays_whole() -> None:
+    names = ["a", "a.b", "a.b.c", ".", "..x", "x.", "n" + ".n" * 150]
+    data = file_of({name: tensor(i, i + 1) for i, name in enumerate(names)}, bytes(len(names)))
+    record = archive_of(data)
+    assert list(record.tree()) == list(record.names) == names
+    assert names_of(safetensors_of(record)) == names
+
+
+def test_metadata_is_the_archive_s_and_comes_back() -> None:
+    metadata = {"format": "pt", "épo que": "1\u2028\U0001f600", "empty": "", "nul": "\0"}
+    data = file_of({"__metadata__": metadata, "w": tensor(0, 2)}, b"ab")
+    record = archive_of(data)
+    assert record.metadata == metadata
+    assert metadata_of(safetensors_of(record)) == metadata
+
+
+def test_reads_a_pipe_and_a_file_alike(tmp_path: Path) -> None:
+    data = np_peer.save({"a.w": np.arange(300_000.0), "b": np.ones(3, np.int8)}, {"k": "v"})
+    (tmp_path / "in.safetensors").write_bytes(data)
+    convert(tmp_path / "in.safetensors", tmp_path / "a.zcr")
+    reading, writing = os.pipe()
+
+    def feed() -> None:
+        with open(writing, "wb") as file:
+            file.write(data)
+
+    thread = threading.Thread(target=feed)
+    thread.start()
+    with open(reading, "rb", buffering=0) as pipe:
+        report = convert(pipe, tmp_path / "b.zcr")
+    thread.join()
+    assert (tmp_path / "a.zcr").read_bytes() == (tmp_path / "b.zcr").read_bytes()
+    assert (report.input_bytes, report.source, report.tensors) == (len(data), None, 2)
+
+
+def test_reads_a_named_pipe(tmp_path: Path) -> None:
+    data = np_peer.save({"w": np.arange(1000.0)})
+    os.mkfifo(tmp_path / "in.safetensors")
+    thread = threading.Thread(target=lambda: (tmp_path / "in.safetensors").write_bytes(data))
+    thread.start()
+    convert(tmp_path / "in.safetensors", tmp_path / "out.zcr")
+    thread.join()
+    assert zcrecord.load_record(tmp_path / "out.zcr")["w"][999] == 999
+
+
+class OnlyRead:
+    """A stream with nothing but `read`, which gives little at a time."""
+
+    def __init__(self, data: bytes) -> None:
+        self._file = io.BytesIO(data)
+
+    def read(self, size: int) -> bytes:
+        return self._file.read(min(size, 7))
+
+
+def test_reads_a_stream_that_gives_little_at_a_time() -> None:
+    data = np_peer.save({"w": np.arange(100.0), "v": np.ones((2, 3), np.int8)})
+    assert told(archive_of(OnlyRead(data))) == peer_told(data)
+
+
+def test_text_mode_and_streams_that_are_not_ready_are_typed_errors(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedError, match="text mode"):
+        convert(io.StringIO("x"), tmp_path / "out.zcr")  # type: ignore[arg-type]
+
+    class Unready(io.RawIOBase):
+        def readinto(self, buffer: Any) -> None:
+            return None
+
+    with pytest.raises(RecordError):
+        convert(Unready(), tmp_path / "out.zcr", source_format="safetensors")
+    assert not list(tmp_path.iterdir())
+
+
+# Out.
+
+
+def test_its_own_reader_reads_what_is_written(tmp_path: Path) -> None:
+    a = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
+    record = {
+        "c": a, "f": np.asfortranarray(a), "t": a.transpose(1, 2, 0), "gaps": a[:, ::2], "row": a[1], "tied": a,
+        "e": np.zeros((0, 3)), "s": np.float16(2), "swapped": a.astype(">f4"), "b": np.array([True, False]),
+    }  # fmt: skip
+    zcrecord.save_record(record, tmp_path / "m.zcr")
+    report = convert(tmp_path / "m.zcr", tmp_path / "m.safetensors")
+    loaded = np_peer.load_file(tmp_path / "m.safetensors")
+    assert set(loaded) == set(record)
+    for name, value in record.items():
+        want = np.asarray(value)
+        assert (loaded[name].dtype.newbyteorder("="), loaded[name].shape) == (want.dtype.newbyteorder("="), want.shape)
+        assert np.array_equal(loaded[name], want), name
+    assert report.archive_bytes == (tmp_path / "m.safetensors").stat().st_size
+    assert report.repeated_bytes == sum(np.asarray(record[n]).nbytes for n in ("row", "tied", "t", "gaps"))
+
+
+def test_header_and_every_tensor_are_aligned_and_saved_order_comes_back(tmp_path: Path) -> None:
+    record = {"b": np.ones(3, np.int8), "w": np.ones(5), "h": np.ones(3, np.float16), "x": np.ones(1, np.float32)}
+    zcrecord.save_record(record, tmp_path / "m.zcr")
+    convert(tmp_path / "m.zcr", tmp_path / "m.safetensors")
+    data = (tmp_path / "m.safetensors").read_bytes()
+    assert int.from_bytes(data[:8], "little") % 8 == 0
+    assert names_of(data) == ["w", "x", "h", "b"]
+    convert(tmp_path / "m.safetensors", tmp_path / "again.zcr")
+    assert zcrecord.load_record(tmp_path / "again.zcr").names == tuple(record)
+    with pytest.raises(UnsupportedError, match="saved in another order; read it from a file, not from a pipe"):
+        archive_of(data)
+
+
+def test_order_is_kept_where_it_leaves_everything_aligned() -> None:
+    record = {"z": np.ones(2, np.int8), "a": np.ones(3, np.float16), "m": np.ones(2), "k": np.zeros(1, np.int8)}
+    data = safetensors_of(record)
+    assert names_of(data) == list(record)
+    assert metadata_of(data) == {}
+
+
+def test_a_plain_record_gets_no_entry_and_nothing_is_added_to_metadata() -> None:
+    data = safetensors_of({"enc": {"w": np.ones(2)}, "b": np.ones(1)}, metadata={"author": "me"})
+    assert metadata_of(data) == {"author": "me"}
+
+
+def test_with_an_entry_transformers_finds_its_format_and_the_archive_does_not() -> None:
+    data = safetensors_of({"w": np.ones(2), "steps": 3}, metadata={"author": "me"})
+    assert metadata_of(data)["format"] == "pt"
+    assert archive_of(data).metadata == {"author": "me"}
+    kept = safetensors_of({"w": np.ones(2), "steps": 3}, metadata={"format": "np"})
+    assert archive_of(kept).metadata == {"format": "np"}
+
+
+UNSUPPORTED: dict[str, tuple[Any, str]] = {
+    "int4": (PackedTensor.pack(np.ones(4, np.int8).astype("int4")), "no int4; save it as record.name..unpack"),
+    "uint2": (PackedTensor.pack(np.ones(4, np.int8).astype("uint2")), "no uint2; save it as"),
+    "strings": (StringTensor.from_strings(["a"]), "no strings; save them as an attribute"),
+    "complex128": (np.ones(2, np.complex128), "no complex128; save it as two tensors"),
+    "half a byte": (PackedTensor(np.zeros(2, np.uint8), "float4_e2m1fn", (3,)), "do not fill whole bytes"),
+}
+
+
+@pytest.mark.parametrize("kind", UNSUPPORTED)
+def test_says_what_safetensors_has_no_place_for(kind: str, tmp_path: Path) -> None:
+    value, pattern = UNSUPPORTED[kind]
+    zcrecord.save_record({"layer": {"x": value}}, tmp_path / "m.zcr")
+    with pytest.raises(UnsupportedError, match=rf"m\.zcr: tensor 'layer\.x': .*{pattern}"):
+        convert(tmp_path / "m.zcr", tmp_path / "m.safetensors")
+    assert [p.name for p in tmp_path.iterdir()] == ["m.zcr"]
+
+
+def test_the_name_of_its_metadata_is_no_tensor_s() -> None:
+    with pytest.raises(UnsupportedError, match="keeps this name for itself"):
+        safetensors_of({"__metadata__": np.ones(1)})
+
+
+def test_header_that_no_reader_takes_is_not_written() -> None:
+    with pytest.raises(LimitError, match="a safetensors header has at most 100000000"):
+        safetensors_of({"w": np.ones(1), "blob": bytes(80_000_000)})
+
+
+def test_damaged_payload_is_noticed_and_nothing_is_written(tmp_path: Path) -> None:
+    zcrecord.save_record({"a": np.ones(4), "b": np.asfortranarray(np.ones((300, 300)))}, tmp_path / "m.zcr")
+    for name in ("a", "b"):
+        data = bytearray((tmp_path / "m.zcr").read_bytes())
+        data[zcrecord.load_record(tmp_path / "m.zcr").info(name).offset] ^= 1
+        (tmp_path / "bad.zcr").write_bytes(data)
+        with pytest.raises(IntegrityError, match=rf"bad\.zcr: tensor '{name}': its payload's digest does not match"):
+            convert(tmp_path / "bad.zcr", tmp_path / "bad.safetensors")
+        assert not (tmp_path / "bad.safetensors").exists()
+
+
+def test_tensors_that_share_too_much_are_not_written_apart() -> None:
+    w = np.zeros(1 << 20)
+    with pytest.raises(LimitError, match="its tensors share bytes, and written apart come to"):
+        safetensors_of({f"{i}": w for i in range(300)})
+
+
+def test_edits_of_a_private_copy_are_written_and_stay(tmp_path: Path) -> None:
+    zcrecord.save_record({"w": np.zeros(3 << 18), "v": np.zeros(3)}, tmp_path / "m.zcr")
+    with zcrecord.load_record(tmp_path / "m.zcr", mode="c") as record:
+        record["w"][:] = 7
+        write(record, tmp_path / "m.safetensors")
+        assert record["w"].min() == 7
+    assert np_peer.load_file(tmp_path / "m.safetensors")["w"].min() == 7
+
+
+def test_same_record_gives_the_same_bytes_however_it_is_laid_out(tmp_path: Path) -> None:
+    record = {"a": {"w": np.ones(3)}, "b": np.ones(1), "t": (1, 2)}
+    zcrecord.save_record(record, tmp_path / "a.zcr", alignment=4096)
+    with zcrecord.RecordWriter(tmp_path / "b.zcr") as out:
+        out.add("a.w", record["a"]["w"])  # type: ignore[index]
+        out.add("b", record["b"])
+        out.attribute("t", (1, 2))
+    for name in ("a", "b"):
+        convert(tmp_path / f"{name}.zcr", tmp_path / f"{name}.safetensors")
+    assert (tmp_path / "a.safetensors").read_bytes() == (tmp_path / "b.safetensors").read_bytes()
+
+
+# There and back.
+
+
+@st.composite
+def files(draw: st.DrawFn) -> dict[str, tuple[DType, Any]]:
+    kinds = st.tuples(st.sampled_from(PLAIN), st.lists(st.integers(0, 3), max_size=4))
+    found = draw(st.dictionaries(NAMES, kinds, max_size=6))
+    return {n: (k, r.filled(k, tuple(shape), i)) for i, (n, (k, shape)) in enumerate(found.items())}
+
+
+@given(files(), st.dictionaries(NAMES.filter(lambda n: n != KEY), st.text(st.characters(codec="utf-8")), max_size=3))
+@settings(max_examples=100, deadline=None)
+def test_any_file_of_its_own_writer_comes_back_equal(found: Any, metadata: dict[str, str]) -> None:
+    assume("__metadata__" not in found)
+    about = {n: {"dtype": k.safetensors, "shape": a.shape} for n, (k, a) in found.items()}
+    try:
+        data = np_peer.save({n: a for n, (_, a) in found.items()}, metadata or None)
+    except (KeyError, ValueError):  # a type that its writer for numpy does not know
+        start, raw = 0, b""
+        header: dict[str, Any] = {"__metadata__": metadata} if metadata else {}
+        for n, (_, a) in found.items():
+            header[n] = {**about[n], "data_offsets": [start, start + a.nbytes]}
+            raw, start = raw + r.patterns(a), start + a.nbytes
+        data = file_of(header, raw)
+    record = archive_of(data)
+    assert told(record) == peer_told(data)
+    assert set(record) == set(found)
+    assert list(record) == names_of(data)
+    for n, (_, a) in found.items():
+        r.assert_same(record[n], a)
+    again = safetensors_of(record)
+    assert peer_told(again) == peer_told(data)
+    assert {k: v for k, v in metadata_of(again).items() if k != KEY and (k != "format" or k in metadata)} == metadata
+
+
+def without_what_it_lacks(tree: Any) -> Any:
+    """Return a tree with plain numbers where safetensors has no type."""
+    if isinstance(tree, dict):
+        return {k: without_what_it_lacks(v) for k, v in tree.items()}
+    if isinstance(tree, r.Pair):
+        return r.Pair(*map(without_what_it_lacks, tree))
+    if isinstance(tree, r.Layer):
+        return r.Layer(without_what_it_lacks(tree.weight), without_what_it_lacks(tree.bias))
+    if isinstance(tree, list | tuple):
+        return type(tree)(map(without_what_it_lacks, tree))
+    if isinstance(tree, PackedTensor | StringTensor):
+        return np.zeros(tree.shape, np.int8)
+    if isinstance(tree, np.ndarray | np.generic):
+        kind = None if tree.dtype.kind in "UT" else from_numpy(tree.dtype)
+        return tree if kind in PLAIN else np.zeros(tree.shape, np.float32)
+    return tree
+
+
+@given(r.trees(), METADATA)
+@settings(max_examples=100, deadline=None)
+def test_any_record_comes_back_with_its_content_digest(tmp_path_factory: Any, tree: Any, metadata: Any) -> None:
+    tree = without_what_it_lacks(tree)
+    assume(r.names_are_unique(tree) and "__metadata__" not in tree)
+    folder = tmp_path_factory.mktemp("record")
+    zcrecord.save_record(tree, folder / "a.zcr", metadata=metadata, durable=False)
+    convert(folder / "a.zcr", folder / "a.safetensors", durable=False)
+    peer.deserialize((folder / "a.safetensors").read_bytes())
+    convert(folder / "a.safetensors", folder / "b.zcr", durable=False)
+    a, b = (zcrecord.load_record(folder / name, verify="full") for name in ("a.zcr", "b.zcr"))
+    assert a.content_digest() == b.content_digest()
+    assert a.names == b.names
+    r.assert_same(b.tree(), a.tree())
+    r.assert_same({name: b.metadata[name] for name in metadata}, metadata)
+    assert set(a.metadata) == set(b.metadata)
+
+
+# Ties.
+
+
+def test_tied_tensors_are_written_under_each_name_and_tied_again(tmp_path: Path) -> None:
+    w = np.arange(6.0)
+    zcrecord.save_record({"a": w, "b": {"c": w}, "twin": w.copy(), "d": w}, tmp_path / "m.zcr")
+    report = convert(tmp_path / "m.zcr", tmp_path / "m.safetensors")
+    assert (report.repeated_bytes, report.payload_bytes) == (96, 192)
+    assert set(np_peer.load_file(tmp_path / "m.safetensors")) == {"a", "b.c", "twin", "d"}
+    convert(tmp_path / "m.safetensors", tmp_path / "n.zcr")
+    assert zcrecord.load_record(tmp_path / "n.zcr").info("a").tied == ("a", "b.c", "d")
+
+
+def test_tensors_that_were_tied_and_changed_since_are_not_tied_again(tmp_path: Path) -> None:
+    w = np.arange(6.0)
+    zcrecord.save_record({"a": w, "b": w}, tmp_path / "m.zcr")
+    convert(tmp_path / "m.zcr", tmp_path / "m.safetensors")
+    data = bytearray((tmp_path / "m.safetensors").read_bytes())
+    data[-1] ^= 1
+    (tmp_path / "m.safetensors").write_bytes(data)
+    convert(tmp_path / "m.safetensors", tmp_path / "n.zcr")
+    record = zcrecord.load_record(tmp_path / "n.zcr")
+    assert record.info("b").tied == ()
+    assert record["b"].tobytes() == bytes(data[-48:])
+    unknown = archive_of(bytes(data))
+    assert unknown.info("b").tied == (), "of a stream that cannot be known"
+
+
+# Shards.
+
+
+def shards_in(folder: Path, tree: Any, most: int | None = 40, name: str = "m.safetensors") -> list[str]:
+    """Write a record as shards; returns the names of the files."""
+    zcrecord.save_record(tree, folder / "m.zcr", durable=False)
+    convert(folder / "m.zcr", folder / name, max_shard_size=most)
+    return sorted(p.name for p in folder.iterdir() if p.name != "m.zcr")
+
+
+TREE = {"a": {"w": np.arange(6.0), "k": 3}, "b": np.ones(4, np.float32), "c": np.ones(5, np.float32), "z": np.zeros(0)}
+
+
+def test_shards_and_their_index_are_read_by_name_and_come_back(tmp_path: Path) -> None:
+    assert shards_in(tmp_path, TREE) == [
+        *(f"m-0000{i}-of-00002.safetensors" for i in (1, 2)), "m.safetensors.index.json",
+    ]  # fmt: skip
+    index = json.loads((tmp_path / "m.safetensors.index.json").read_text())
+    assert index["metadata"]["total_size"] == 84
+    assert index["weight_map"] == dict.fromkeys(["a.w"], "m-00001-of-00002.safetensors") | dict.fromkeys(
+        ["b", "c", "z"], "m-00002-of-00002.safetensors"
+    )
+    for name, file in index["weight_map"].items():
+        assert name in np_peer.load_file(tmp_path / file)
+    report = convert(tmp_path / "m.safetensors.index.json", tmp_path / "n.zcr")
+    assert report.input_bytes == sum(p.stat().st_size for p in tmp_path.iterdir() if p.suffix != ".zcr")
+    a, b = (zcrecord.load_record(tmp_path / name) for name in ("m.zcr", "n.zcr"))
+    assert (a.content_digest(), a.names, a.metadata) == (b.content_digest(), b.names, b.metadata)
+    r.assert_same(b.tree(), a.tree())
+
+
+def test_what_fits_into_one_file_is_one_unless_an_index_is_asked_for(tmp_path: Path) -> None:
+    assert shards_in(tmp_path, TREE, 84) == ["m.safetensors"]
+    assert shards_in(tmp_path, TREE, None, "n.safetensors.index.json") == [
+        "m.safetensors", "n-00001-of-00001.safetensors", "n.safetensors.index.json",
+    ]  # fmt: skip
+
+
+def test_tensors_of_shards_are_aligned_and_ordered_and_tied_again(tmp_path: Path) -> None:
+    w = np.arange(4.0)
+    tree = {"odd": np.ones(3, np.int8), "w": w, "again": w, "h": [np.ones(3, np.float16)]}
+    shards_in(tmp_path, tree)
+    convert(tmp_path / "m.safetensors.index.json", tmp_path / "n.zcr")
+    record = zcrecord.load_record(tmp_path / "n.zcr")
+    assert record.names == ("odd", "w", "again", "h.0")
+    assert record.info("w").tied == ("w", "again")
+    assert record.modules["h"].kind == "list"
+
+
+def test_metadata_of_shards_is_merged_and_nothing_of_it_lost(tmp_path: Path) -> None:
+    for i, metadata in enumerate([{"format": "pt", "step": "1"}, {"format": "pt", "step": "2", "own": "x"}], 1):
+        np_peer.save_file({f"w{i}": np.ones(2)}, tmp_path / f"{i}.safetensors", metadata)
+    index: dict[str, Any] = {"weight_map": {"w1": "1.safetensors", "w2": "2.safetensors"}}
+    index["metadata"] = {"total_size": 32, "parameters": 4, "deep": {"a": [1]}, "format": "index"}
+    (tmp_path / "any.json").write_text(json.dumps(index))
+    convert(tmp_path / "any.json", tmp_path / "m.zcr")
+    assert zcrecord.load_record(tmp_path / "m.zcr").metadata == {
+        "format": "pt", "step": "1", "2.safetensors: step": "2", "own": "x", "parameters": 4, "deep": '{"a":[1]}',
+        "index: format": "index",
+    }  # fmt: skip
+
+
+def test_shards_replace_nothing_without_force_and_all_with_it(tmp_path: Path) -> None:
+    shards_in(tmp_path, TREE)
+    before = {p.name: p.read_bytes() for p in tmp_path.iterdir()}
+    with pytest.raises(DestinationExistsError, match=r"m\.safetensors\.index\.json: exists already"):
+        convert(tmp_path / "m.zcr", tmp_path / "m.safetensors", max_shard_size=40)
+    (tmp_path / "m.safetensors.index.json").unlink()
+    with pytest.raises(DestinationExistsError, match=r"m-00001-of-00002\.safetensors: exists already"):
+        convert(tmp_path / "m.zcr", tmp_path / "m.safetensors", max_shard_size=40)
+    (tmp_path / "m.safetensors").write_bytes(b"old")
+    convert(tmp_path / "m.zcr", tmp_path / "m.safetensors", max_shard_size=40, force=True)
+    assert {p.name: p.read_bytes() for p in tmp_path.iterdir()} == before, "the file it replaces is gone"
+
+
+def test_shards_that_cannot_all_be_written_leave_none(tmp_path: Path) -> None:
+    zcrecord.save_record(TREE, tmp_path / "m.zcr")
+    data = bytearray((tmp_path / "m.zcr").read_bytes())
+    data[zcrecord.load_record(tmp_path / "m.zcr").info("c").offset] ^= 1
+    (tmp_path / "m.zcr").write_bytes(data)
+    with pytest.raises(IntegrityError):
+        convert(tmp_path / "m.zcr", tmp_path / "m.safetensors", max_shard_size=40)
+    assert [p.name for p in tmp_path.iterdir()] == ["m.zcr"]
+
+
+def test_shards_go_to_paths_alone(tmp_path: Path) -> None:
+    for dest, options in (
+        (io.BytesIO(), {"dest_format": "safetensors", "max_shard_size": 9}),
+        (tmp_path / "m.npz", {"max_shard_size": 9}),
+        (tmp_path / "m.safetensors", {"max_shard_size": 0}),
+    ):
+        with pytest.raises(UnsupportedError, match="max_shard_size= is for safetensors written to a path"):
+            convert(io.BytesIO(r.saved(TREE)), dest, **options)
+
+
+# What it costs.
+
+MIB = 1 << 20
+MOST = 40 * MIB
+MEASURED = """
+import sys
+import numpy, zcrecord.formats, zcrecord.formats.safetensors, zcrecord.formats.npz
+from tools.measure import peak_rss
+source, dest, how = sys.argv[1:4]
+before = peak_rss()
+if how == 'copy':
+    held = open(source, 'rb').read()
+elif how == 'pipe':
+    with open(source, 'rb', buffering=0) as file:
+        zcrecord.formats.convert(file, dest, durable=False)
+else:
+    zcrecord.formats.convert(source, dest, durable=False)
+print(peak_rss() - before)
+"""
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a large record: as an archive, as safetensors, and as an archive of one permuted tensor."""
+    folder = tmp_path_factory.mktemp("large")
+    rng = np.random.default_rng(0)
+    record = {f"w{i}": rng.integers(0, 1 << 60, 2 * MIB) for i in range(6)} | {"b": np.ones(5)}
+    zcrecord.save_record(record, folder / "m.zcr", durable=False)
+    convert(folder / "m.zcr", folder / "m.safetensors", durable=False)
+    wide = rng.integers(0, 1 << 60, (4096, 3072)).T
+    zcrecord.save_record({"w": wide}, folder / "wide.zcr", durable=False)
+    return folder
+
+
+def peak(source: Path, dest: Path, how: str = "convert") -> int:
+    """Return by how much the most that a process has had resident grows by a conversion."""
+    return int(r.run_python(MEASURED, source, dest, how).stdout)
+
+
+@pytest.mark.parametrize("how", ["convert", "pipe"])
+def test_reading_takes_bounded_memory(how: str, large: Path, tmp_path: Path) -> None:
+    assert peak(large / "m.safetensors", tmp_path / "out.zcr", how) < MOST
+    with zcrecord.load_record(tmp_path / "out.zcr") as record:
+        assert record["w5"].nbytes == 16 * MIB
+
+
+@pytest.mark.parametrize("source", ["m.zcr", "wide.zcr"])
+def test_writing_takes_bounded_memory(source: str, large: Path, tmp_path: Path) -> None:
+    assert peak(large / source, tmp_path / "out.safetensors") < MOST
+    with zcrecord.load_record(large / source) as record:
+        loaded = np_peer.load_file(tmp_path / "out.safetensors")
+        assert all(np.array_equal(loaded[name], record[name]) for name in record)
+
+
+def test_a_copy_in_memory_would_be_noticed(large: Path, tmp_path: Path) -> None:
+    assert peak(large / "m.safetensors", tmp_path / "x", "copy") >= 96 * MIB > MOST
+
+
+SHRINKING = """
+import sys
+import zcrecord.formats
+from zcrecord.errors import RecordError
+source, dest = sys.argv[1:3]
+def progress(done, total):
+    with open(source, 'r+b') as file:
+        file.truncate(5000)
+try:
+    zcrecord.formats.convert(source, dest, progress=progress)
+except RecordError as error:
+    print(type(error).__name__)
+"""
+
+
+@pytest.mark.parametrize("suffixes", [("safetensors", "zcr"), ("zcr", "safetensors")])
+def test_a_file_that_shrinks_meanwhile_is_an_error_and_no_crash(suffixes: tuple[str, str], tmp_path: Path) -> None:
+    source, dest = (tmp_path / f"m.{suffix}" for suffix in suffixes)
+    zcrecord.save_record({f"w{i}": np.full(1 << 19, i, np.float64) for i in range(4)}, tmp_path / "m.zcr")
+    if suffixes[0] != "zcr":
+        convert(tmp_path / "m.zcr", source)
+        (tmp_path / "m.zcr").unlink()
+    assert r.run_python(SHRINKING, source, dest).stdout.strip() in ("SourceError", "FormatError", "IntegrityError")
+    assert not dest.exists()
+
+
+def test_write_error_is_typed_and_leaves_the_old_file(tmp_path: Path) -> None:
+    zcrecord.save_record({"w": np.ones(3)}, tmp_path / "m.zcr")
+    with pytest.raises(SourceError, match="is a directory"):
+        convert(tmp_path / "m.zcr", tmp_path, dest_format="safetensors")
+    with pytest.raises(SourceError, match="No such file"):
+        convert(tmp_path / "m.zcr", tmp_path / "no" / "m.safetensors")
+    assert [p.name for p in tmp_path.iterdir()] == ["m.zcr"]
+
+
+def test_progress_counts_to_the_end(tmp_path: Path) -> None:
+    record = {"a": np.ones(200_000), "b": np.ones(10)}
+    zcrecord.save_record(record, tmp_path / "m.zcr")
+    for source, dest in (("m.zcr", "m.safetensors"), ("m.safetensors", "n.zcr"), ("n.zcr", "o.zcr")):
+        seen: list[tuple[int, int | None]] = []
+        convert(tmp_path / source, tmp_path / dest, progress=lambda *told, seen=seen: seen.append(told))
+        assert [done for done, _ in seen] == sorted(done for done, _ in seen)
+        assert seen[-1][0] == seen[-1][1]

@@ -1,0 +1,435 @@
+"""jax's arrays and pytrees are saved from their own memory; `Record.jax` gives arrays over the archive's if it can."""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import io
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import records as r
+from jax import tree_util
+
+import zcrecord
+from zcrecord.dtypes import DTYPES, DType
+from zcrecord.errors import TensorNotFoundError, UnsupportedError
+from zcrecord.tensors import interop
+
+
+def takes(kind: DType) -> bool:
+    """Whether jax has an element type; older releases lack some."""
+    try:
+        jax.device_put(np.zeros(1, kind.numpy))
+    except (RuntimeError, TypeError, ValueError):
+        return False
+    return True
+
+
+NUMERIC = [d for d in DTYPES if d.numpy is not None]
+KINDS = [d for d in NUMERIC if takes(d)]
+WIDE = [d for d in KINDS if d.name in ("int64", "uint64", "float64", "complex128")]
+NARROW = [d for d in KINDS if d not in WIDE]
+MIB = 1 << 20
+ONE = np.ones(4, np.float32)
+
+
+def address_of(array: jax.Array) -> int:
+    """Where a jax array lies, once it is there: asking before would hold the GIL that a copy under way needs."""
+    where: int = array.block_until_ready().unsafe_buffer_pointer()
+    return where
+
+
+def bits_of(array: r.Array, kind: DType) -> bytes:
+    """An array's elements, without the bits of each byte that they do not use."""
+    return zcrecord.PackedTensor.pack(array).packed.tobytes() if kind.packed else array.tobytes()
+
+
+def opened(folder: Path, record: Any, *, mode: Any = "r", **options: Any) -> zcrecord.Record:
+    zcrecord.save_record(record, folder / "model.zcr", durable=False, **options)
+    return zcrecord.load_record(folder / "model.zcr", mode=mode)
+
+
+# In.
+
+
+@pytest.mark.parametrize("kind", NARROW, ids=lambda d: d.name)
+@pytest.mark.parametrize("shape", [(), (0, 3), (7,), (3, 1, 5)])
+def test_every_element_type_is_saved_bit_for_bit(kind: DType, shape: tuple[int, ...]) -> None:
+    array = r.filled(kind, shape)
+    r.assert_same(r.round_trip({"x": jax.device_put(array)})["x"], array)
+
+
+@pytest.mark.parametrize("kind", [d for d in NARROW if not d.packed], ids=lambda d: d.name)
+def test_arrays_on_the_cpu_are_saved_from_their_own_memory(kind: DType) -> None:
+    array = jnp.array(r.filled(kind, (5, 3)))
+    seen = interop.as_array(array)
+    assert isinstance(seen, np.ndarray)
+    assert r.address(seen) == address_of(array)
+
+
+def test_one_array_in_two_places_is_tied_and_equal_ones_are_not() -> None:
+    array, narrow = jnp.ones((2, 3)), jnp.ones(4, "int4")
+    rec = r.round_trip({"a": array, "b": [array], "c": jnp.ones((2, 3)), "d": narrow, "e": narrow})
+    assert set(rec.info("a").tied) == {"a", "b.0"}
+    assert set(rec.info("d").tied) == {"d", "e"}
+    assert rec.info("c").tied == ()
+
+
+@dataclasses.dataclass
+class Layer:
+    """A dataclass as jax knows it: fields that are data, and fields that are structure."""
+
+    weight: Any
+    bias: Any
+    activation: Callable[[Any], Any] = jnp.tanh
+    width: int = 3
+
+
+tree_util.register_dataclass(Layer, data_fields=["weight", "bias"], meta_fields=["activation", "width"])
+
+
+@tree_util.register_pytree_with_keys_class
+class Keyed:
+    """A class that tells jax its children by name."""
+
+    def __init__(self, keys: list[str], children: list[Any]) -> None:
+        self.keys, self.children = keys, children
+
+    def tree_flatten_with_keys(self) -> Any:
+        pairs = [(tree_util.GetAttrKey(k), c) for k, c in zip(self.keys, self.children, strict=True)]
+        return pairs, tuple(self.keys)
+
+    @classmethod
+    def tree_unflatten(cls, keys: Any, children: Any) -> Keyed:
+        return cls(list(keys), list(children))
+
+
+@tree_util.register_pytree_node_class
+@dataclasses.dataclass
+class Plain:
+    """A class that gives jax its children in order, without names."""
+
+    children: tuple[Any, ...]
+
+    def tree_flatten(self) -> Any:
+        return self.children, None
+
+    @classmethod
+    def tree_unflatten(cls, _: Any, children: Any) -> Plain:
+        return cls(tuple(children))
+
+
+def test_registered_classes_become_modules_with_the_keys_that_jax_has_for_them() -> None:
+    model = Keyed(["encoder", "none", "step"], [[Layer(jnp.ones((2, 3)), None)], None, 5])
+    rec = r.round_trip({"model": model, "pair": Plain((jnp.zeros(2), {"x": jnp.ones(1)})), "empty": Keyed([], [])})
+    assert list(rec) == ["model.encoder.0.weight", "pair.0", "pair.1.x"]
+    assert rec.attributes == {
+        "model.encoder.0.bias": None,
+        "model.encoder.0.width": 3,
+        "model.none": None,
+        "model.step": 5,
+    }
+    modules = {name: module.type_name for name, module in rec.modules.items() if module.type_name}
+    assert modules == {"model": "Keyed", "model.encoder.0": "Layer", "pair": "Plain", "empty": "Keyed"}
+
+
+def test_a_registered_class_may_be_the_record_itself() -> None:
+    rec = r.round_trip(Layer(jnp.ones((2, 3)), jnp.zeros(3)))
+    assert list(rec) == ["weight", "bias"]
+    assert rec.attributes == {"width": 3}
+
+
+def test_two_children_of_one_key_are_refused() -> None:
+    with pytest.raises(UnsupportedError, match="the pytree Keyed has two children with the key 'a'"):
+        r.saved({"x": Keyed(["a", "a"], [ONE, ONE])})
+
+
+@pytest.mark.parametrize("value", [{1, 2}, len, slice(1), object(), (i for i in "ab")], ids=lambda v: type(v).__name__)
+def test_what_is_no_pytree_is_refused_as_ever(value: Any) -> None:
+    with pytest.raises(UnsupportedError, match=rf"tensor 'm\.x': a {type(value).__name__} is neither a tensor"):
+        r.saved({"m": Keyed(["x"], [value])})
+
+
+def test_what_jax_takes_for_an_empty_pytree_is_no_record() -> None:
+    with pytest.raises(UnsupportedError, match=r"a record is a mapping.*, not a NoneType"):
+        r.saved(None)
+
+
+def deleted() -> jax.Array:
+    array = jnp.ones(3)
+    array.delete()
+    return array
+
+
+REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
+    "key": (lambda: jax.random.key(0), r"an array of dtype key<fry>; save jax\.random\.key_data\(\.\.\.\) of PRNG"),
+    "keys": (lambda: jax.random.split(jax.random.key(0), 3), "an array of dtype key<fry>; save "),
+    "deleted": (deleted, "an array that was deleted or donated has no values"),
+    "shape alone": (lambda: jax.ShapeDtypeStruct((2,), "float32"), "a ShapeDtypeStruct is neither a tensor"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refuses_what_has_no_values_and_says_what_to_save(name: str) -> None:
+    make, message = REFUSED[name]
+    with pytest.raises(UnsupportedError, match=rf"tensor 'm\.x': {message}"):
+        r.saved({"m": {"x": make()}})
+
+
+def test_refuses_arrays_that_are_being_traced() -> None:
+    @jax.jit  # type: ignore[untyped-decorator]
+    def function(x: jax.Array) -> jax.Array:
+        with pytest.raises(UnsupportedError, match="tensor 'x': a traced array has no values; save outside of jit"):
+            r.saved({"x": x})
+        return x
+
+    function(jnp.ones(2))
+
+
+def test_element_types_that_the_format_does_not_have_are_named() -> None:
+    with pytest.raises(UnsupportedError, match=r"tensor 'm\.x': dtype float8_e4m3b11fnuz has no place in an archive"):
+        r.saved({"m": {"x": jnp.zeros(2, "float8_e4m3b11fnuz")}})
+
+
+def test_record_writer_and_lazy_tensors_take_jax_arrays() -> None:
+    with zcrecord.RecordWriter(file := io.BytesIO()) as out:
+        out.add("a", jnp.arange(3))
+        out.add("b", zcrecord.LazyTensor("bfloat16", (2, 2), (jnp.full((1, 2), i, "bfloat16") for i in range(2))))
+    rec = zcrecord.load_record(file.getvalue(), verify="full")
+    assert rec["a"].tolist() == [0, 1, 2]
+    assert rec["b"].astype(float).tolist() == [[0, 0], [1, 1]]
+
+
+# Four devices are made of one CPU, before jax is imported.
+SHARDED = """
+import io, os
+os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=4"
+import jax, jax.numpy as jnp, numpy as np, zcrecord
+from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+from zcrecord import foreign, tree, LazyTensor
+mesh = Mesh(np.array(jax.devices()).reshape(2, 2), ("x", "y"))
+
+def spread(array, *axes):
+    return jax.device_put(array, NamedSharding(mesh, P(*axes)))
+"""
+GATHERED = """
+a, b = np.arange(64.0, dtype=np.float32).reshape(8, 8), np.arange(8).astype("int4")
+arrays = {"both": spread(a, "x", "y"), "rows": spread(a, "x"), "one axis of two": spread(a, None, "y"),
+          "everywhere": spread(a), "narrow": spread(b, "x"), "scalar": spread(np.float32(3)),
+          "second": jax.device_put(a, jax.devices()[1])}
+lazy = tree.as_tensor(arrays["both"], "x")
+assert isinstance(lazy, LazyTensor), lazy
+for name, array in arrays.items():
+    seen = foreign.as_array(array)
+    assert (np.asarray(seen) == np.asarray(array)).all(), name
+arrays["tied"] = arrays["both"]
+zcrecord.save_record(arrays, file := io.BytesIO())
+rec = zcrecord.load_record(file.getvalue(), verify="full")
+for name, array in arrays.items():
+    got = rec[name].unpack() if name == "narrow" else rec[name]
+    assert got.dtype == array.dtype and (got == np.asarray(array)).all(), name
+assert rec.info("both").tied == ("both", "tied")
+"""
+ONE_AT_A_TIME = """
+import tracemalloc
+
+class Nowhere:
+    def write(self, data):
+        return len(data)
+
+arrays = {str(i): spread(np.full((1024, 1024), i, np.float32), "x", "y") for i in range(8)}
+zcrecord.save_record({"x": spread(np.ones((8, 8)), "x")}, Nowhere())
+tracemalloc.start()
+zcrecord.save_record(arrays, Nowhere())
+peak = tracemalloc.get_traced_memory()[1]
+kept = [np.asarray(array) for array in arrays.values()]
+assert tracemalloc.get_traced_memory()[0] > 30 << 20, "all of them at once would not be noticed"
+assert peak < 10 << 20, peak
+"""
+
+
+@pytest.mark.parametrize("what", ["GATHERED", "ONE_AT_A_TIME"])
+def test_arrays_spread_over_devices_are_gathered_one_at_a_time(what: str) -> None:
+    r.run_python(SHARDED + {"GATHERED": GATHERED, "ONE_AT_A_TIME": ONE_AT_A_TIME}[what])
+
+
+# Out. Which arrays are copied is pinned here; `zcrecord.frameworks.handover` tells it.
+
+
+@pytest.mark.parametrize("kind", NARROW, ids=lambda d: d.name)
+@pytest.mark.parametrize("shape", [(), (0, 3), (7,), (3, 1, 5)])
+def test_every_element_type_comes_back_bit_for_bit(kind: DType, shape: tuple[int, ...], tmp_path: Path) -> None:
+    array = r.filled(kind, shape)
+    (found,) = opened(tmp_path, {"x": array}).jax().values()
+    assert found.dtype == kind.numpy
+    assert found.shape == shape
+    assert bits_of(np.asarray(found), kind) == bits_of(array, kind)
+
+
+@pytest.mark.parametrize("kind", NARROW, ids=lambda d: d.name)
+@pytest.mark.parametrize("shape", [(), (1,), (7,), (30, 100)])
+def test_whole_byte_elements_in_c_order_are_not_copied_and_narrower_ones_are(
+    kind: DType, shape: tuple[int, ...], tmp_path: Path
+) -> None:
+    rec = opened(tmp_path, {"x": r.filled(kind, shape)})
+    own = r.address(rec["x"].packed if kind.packed else rec["x"])
+    assert (address_of(rec.jax()["x"]) == own) is not kind.packed
+
+
+COPIED: dict[str, tuple[Any, dict[str, Any]]] = {
+    "F order": (np.asfortranarray(np.ones((8, 16), np.float32)), {}),
+    "mode c": (ONE, {"mode": "c"}),
+}
+
+
+@pytest.mark.parametrize("name", COPIED)
+def test_other_strides_and_mode_c_are_copied(name: str, tmp_path: Path) -> None:
+    array, options = COPIED[name]
+    rec = opened(tmp_path, {"x": array}, **options)
+    found = rec.jax()["x"]
+    assert address_of(found) != r.address(rec["x"])
+    assert np.array_equal(found, array)
+
+
+def test_archives_of_a_lesser_alignment_are_copied_where_it_shows(tmp_path: Path) -> None:
+    rec = opened(tmp_path, {str(i): np.full(4, i, np.float32) for i in range(4)}, alignment=16)
+    found = rec.jax()
+    copied = {name: address_of(found[name]) != r.address(rec[name]) for name in rec}
+    assert copied == {name: r.address(rec[name]) % 64 != 0 for name in rec}
+    assert sum(copied.values()) == 3
+    assert [array.tolist() for array in found.values()] == [[i] * 4 for i in range(4)]
+
+
+def test_no_edit_in_mode_c_reaches_an_array(tmp_path: Path) -> None:
+    rec = opened(tmp_path, {"x": ONE}, mode="c")
+    found = rec.jax()["x"]
+    rec["x"][:] = 5
+    assert found.tolist() == [1] * 4
+    assert rec.jax()["x"].tolist() == [5] * 4
+
+
+def test_tied_tensors_are_one_array_and_equal_ones_are_two(tmp_path: Path) -> None:
+    base = np.arange(6, dtype=np.float32)
+    tree = {"a": base, "b": base, "part": base[:3], "turned": base.reshape(2, 3).T, "equal": base.copy()}
+    found = opened(tmp_path, tree).jax()
+    assert found["a"] is found["b"]
+    assert found["equal"] is not found["a"]
+    for name, array in tree.items():
+        assert np.array_equal(found[name], array), name
+
+
+@pytest.mark.parametrize("kind", WIDE, ids=lambda d: d.name)
+def test_64_bits_are_kept_or_refused_never_halved(kind: DType, tmp_path: Path) -> None:
+    array = r.filled(kind, (5,))
+    rec = opened(tmp_path, {"m": {"x": array, "y": ONE}})
+    half = str(jax.device_put(np.zeros(1, kind.numpy)).dtype)
+    message = rf"tensor 'm\.x': jax would make {half} of {kind.name}, unless jax\.config\.update\(\"jax_enable_x64\""
+    with pytest.raises(UnsupportedError, match=message):
+        rec.jax()
+    assert list(rec.jax(names=lambda tensor: tensor.dtype.name != kind.name)) == ["m.y"]
+    jax.config.update("jax_enable_x64", True)
+    try:
+        found = rec.jax()["m.x"]
+        assert address_of(found) == r.address(rec["m.x"])
+        assert np.asarray(found).tobytes() == array.tobytes()
+        r.assert_same(r.round_trip({"x": found})["x"], array)
+    finally:
+        jax.config.update("jax_enable_x64", False)
+
+
+@pytest.mark.parametrize("name", ["string", "float6_e2m3fn"])
+def test_what_jax_has_no_type_for_is_named_and_can_be_left_out(name: str, tmp_path: Path) -> None:
+    value = np.array(["a"]) if name == "string" else zcrecord.PackedTensor(np.zeros(3, np.uint8), name, (4,))
+    rec = opened(tmp_path, {"m": {"w": ONE, "x": value}})
+    message = rf"model\.zcr: tensor 'm\.x': jax .*; leave such out with names=lambda tensor: .* != '{name}'"
+    with pytest.raises(UnsupportedError, match=message):
+        rec.jax()
+    assert list(rec.jax(names=["m.w"])) == ["m.w"]
+
+
+def test_names_choose_tensors_by_name_pattern_or_module(tmp_path: Path) -> None:
+    rec = opened(tmp_path, {"enc": [{"w": ONE, "b": ONE}], "dec": {"w": ONE}})
+    assert list(rec.jax("*.w")) == ["enc.0.w", "dec.w"]
+    assert list(rec.jax("enc")) == ["enc.0.w", "enc.0.b"]
+    assert rec.jax("nothing*") == {}
+    with pytest.raises(TensorNotFoundError, match=r"'dec\.ww': .*close names: 'dec\.w'"):
+        rec.jax(["dec.ww"])
+
+
+def test_arrays_outlive_their_record(tmp_path: Path) -> None:
+    with opened(tmp_path, {"x": np.arange(4, dtype=np.float32)}) as rec:
+        found = rec.jax()["x"]
+    del rec
+    gc.collect()
+    (tmp_path / "model.zcr").unlink()
+    assert found.tolist() == [0, 1, 2, 3]
+    assert (found + 1).tolist() == [1, 2, 3, 4]
+
+
+DONATED = """
+import sys, warnings
+import jax, zcrecord
+warnings.simplefilter("ignore")  # jax may say that it cannot use what it is given
+rec = zcrecord.load_record(sys.argv[1])
+array = rec.jax()["x"].block_until_ready()
+assert array.unsafe_buffer_pointer() == rec["x"].__array_interface__["data"][0]
+print(jax.jit(lambda x: x + 1, donate_argnums=0)(array).tolist(), rec["x"].tolist())
+"""
+
+
+def test_donating_an_array_writes_nothing_into_the_mapping(tmp_path: Path) -> None:
+    opened(tmp_path, {"x": ONE})
+    assert r.run_python(DONATED, tmp_path / "model.zcr").stdout.strip() == f"{[2.0] * 4} {[1.0] * 4}"
+
+
+MEMORY = """
+import gc, sys
+import jax, zcrecord
+from tools.measure import memory
+kept = zcrecord.load_record(sys.argv[2]).jax()
+gc.collect()
+before = memory()
+found = zcrecord.load_record(sys.argv[1]).jax()
+jax.block_until_ready({kept})
+after = memory()
+print(after.private - before.private)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="platform: only Linux tells private from shared memory")
+def test_arrays_take_no_private_memory_where_a_copy_would_be_noticed(tmp_path: Path) -> None:
+    for name, each in (("large", 16 * MIB), ("small", 160)):
+        record = {f"w{i}": np.full(each // 4, i, np.float32) for i in range(4)}
+        zcrecord.save_record(record, tmp_path / name, durable=False)
+    private = [
+        int(r.run_python(MEMORY.format(kept=kept), tmp_path / "large", tmp_path / "small").stdout)
+        for kept in ("found", "copies := {k: a.copy() for k, a in found.items()}")
+    ]
+    assert private[0] < 8 * MIB
+    assert private[1] > 64 * MIB
+
+
+WITHOUT = """
+import sys
+sys.modules["jax"] = None
+import numpy as np, zcrecord
+zcrecord.save_record({"x": np.ones(2), "n": 1}, sys.argv[1])
+try:
+    zcrecord.load_record(sys.argv[1]).jax()
+except zcrecord.DependencyError as error:
+    print(error)
+"""
+
+
+def test_without_jax_saving_works_and_the_error_says_how_to_install_it(tmp_path: Path) -> None:
+    assert (
+        "pip install jax, or in a checkout of zcrecord pip install '.[jax]'"
+        in r.run_python(WITHOUT, tmp_path / "model.zcr").stdout
+    )

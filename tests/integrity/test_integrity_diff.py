@@ -1,0 +1,301 @@
+"""Two records are compared by what they hold: every difference is told, and how it is laid out is none."""
+
+from __future__ import annotations
+
+import tracemalloc
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import records as r
+from forge import Forge
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import zcrecord
+from zcrecord import LimitError, PackedTensor, StringTensor
+from zcrecord.codec.layout import DIGEST_ALLOWANCE
+from zcrecord.integrity import comparing, differing
+from zcrecord.integrity.comparing import Change, compare
+
+GOLDEN = sorted((Path(__file__).parents[1] / "golden").glob("*.zcr"))
+
+
+def changes(before: Any, after: Any, **options: Any) -> list[Change]:
+    a, b = (x if isinstance(x, zcrecord.Record) else r.round_trip(x) for x in (before, after))
+    return list(compare(a, b, **options))
+
+
+def contents(before: Any, after: Any) -> tuple[Any, Any]:
+    """Return what is told of one tensor's contents."""
+    (change,) = changes({"x": before}, {"x": after})
+    assert (change.what, change.name, change.change) == ("tensor", "x", "contents")
+    return change.elements, change.largest
+
+
+def tree() -> dict[str, Any]:
+    a = np.arange(12, dtype=np.float32).reshape(3, 4)
+    layers = [{"w": np.arange(5), "heads": 3}, {"w": np.arange(5)}]
+    narrow = PackedTensor.pack(np.array([1, -2, 3]).astype("int4"))
+    text = StringTensor.from_strings(["a", "bc"])
+    empty = np.zeros((0, 3), np.int8)
+    return {"a": a, "tied": a, "layers": layers, "narrow": narrow, "text": text, "empty": empty, "note": "x"}
+
+
+@pytest.mark.parametrize("fast", [False, True])
+def test_same_content_in_another_layout_is_no_difference(fast: bool) -> None:
+    again = tree()
+    again["tied"] = np.asfortranarray(again["a"]).copy(order="F")
+    again["layers"][1]["w"] = np.arange(10)[::2] // 2
+    again = dict(reversed(again.items()))
+    other = zcrecord.load_record(r.saved(again, alignment=4096, digest="none"))
+    assert changes(tree(), other, fast=fast) == []
+    assert changes(other, tree(), fast=fast) == []
+
+
+@pytest.mark.parametrize("path", GOLDEN, ids=lambda path: path.stem)
+def test_every_golden_archive_is_itself(path: Path) -> None:
+    embedded: Any = path.stem if path.stem in ("prefix", "suffix") else None
+    one, two = (zcrecord.load_record(source, embedded=embedded) for source in (path, path.read_bytes()))
+    assert changes(one, two) == changes(one, two, fast=True) == []
+
+
+def test_added_removed_and_retyped_tensors_are_told_in_order() -> None:
+    before = {"gone": np.ones(2), "same": np.ones(3), "type": np.ones(4, np.int8), "shape": np.ones((2, 3))}
+    after = {"shape": np.ones((3, 2)), "new": np.ones(1, bool), "type": np.ones(4, np.uint8), "same": np.ones(3)}
+    assert changes(before, after) == [
+        Change("tensor", "gone", "removed", before="float64 [2]"),
+        Change("tensor", "type", "type", "int8 [4]", "uint8 [4]"),
+        Change("tensor", "shape", "type", "float64 [2, 3]", "float64 [3, 2]"),
+        Change("tensor", "new", "added", after="bool [1]"),
+    ]
+
+
+def test_modules_attributes_and_metadata_are_compared() -> None:
+    nan = float("nan")
+    before = {"m": {"k": 1, "t": True, "nan": nan, "b": b"x", "l": [1, 2], "zero": 0.0}, "gone": {"w": np.ones(1)}}
+    after = {"m": {"k": 2, "t": 1, "nan": nan, "b": b"y", "l": (1, 2), "zero": -0.0}, "new": [np.ones(1)]}
+    a, b = (zcrecord.load_record(r.saved(x, metadata={"v": i, "s": "s"})) for i, x in enumerate((before, after)))
+    found = {(c.what, c.name): (c.change, c.before, c.after) for c in changes(a, b)}
+    assert found.pop(("tensor", "gone.w"))[0] == "removed"
+    assert found.pop(("tensor", "new.0"))[0] == "added"
+    assert found.pop(("module", "gone")) == ("removed", "mapping", None)
+    assert found.pop(("module", "new")) == ("added", None, "list")
+    assert found.pop(("metadata", "v")) == ("changed", 0, 1)
+    assert found.pop(("attribute", "m.k")) == ("changed", 1, 2)
+    assert {name for _, name in found} == {"m.t", "m.b", "m.l", "m.zero"}
+    assert {change for change, *_ in found.values()} == {"changed"}
+
+
+# By how much
+
+
+def test_differences_of_numbers_are_counted_and_measured() -> None:
+    for kind in r.WHOLE:
+        if kind.numpy is None or kind.name == "float8_e8m0fnu":
+            continue
+        before = np.zeros(100, kind.numpy)
+        after = before.copy()
+        assert changes({"x": before}, {"x": after}) == []
+        after[[3, 70]] = np.ones(2, kind.numpy)
+        assert contents(before, after) == ((2, 100), 1), kind.name
+
+
+def test_narrow_elements_are_counted_one_by_one() -> None:
+    for kind in r.PACKED:
+        before = np.zeros(11, kind.numpy)
+        after = before.copy()
+        after[[2, 3, 10]] = np.ones(3, kind.numpy)
+        assert contents(PackedTensor.pack(before), PackedTensor.pack(after)) == ((3, 11), 1), kind.name
+
+
+def test_integers_are_measured_exactly() -> None:
+    low, high = np.array([-(2**63), 5]), np.array([2**63 - 1, 5])
+    assert contents(low, high) == ((1, 2), 2**64 - 1)
+    assert contents(np.array([0, 2**64 - 1], np.uint64), np.array([2**64 - 1, 0], np.uint64)) == ((2, 2), 2**64 - 1)
+    assert contents(np.array([2**53, 0]), np.array([2**53 + 1, 0])) == ((1, 2), 1)
+    assert contents(np.array([-128], np.int8), np.array([127], np.int8)) == ((1, 1), 255)
+
+
+def test_bits_decide_and_nan_hides_no_other_difference() -> None:
+    nan, inf = float("nan"), float("inf")
+    assert changes({"x": np.array([nan, inf])}, {"x": np.array([nan, inf])}) == []
+    assert contents(np.array([0.0]), np.array([-0.0])) == ((1, 1), 0)
+    assert contents(np.array([nan, 1.0]), np.array([0.0, 3.0])) == ((2, 2), 2)
+    assert contents(np.array([inf, 1.0]), np.array([-inf, 3.0])) == ((2, 2), inf)
+    assert contents(np.array([3 + 4j]), np.array([0j])) == ((1, 1), 5)
+    elements, largest = contents(np.array([nan, 1.0]), np.array([0.0, 1.0]))
+    assert elements == (1, 2)
+    assert largest != largest
+
+
+def test_strings_are_different_without_a_number() -> None:
+    assert contents(StringTensor.from_strings(["a", "b"]), StringTensor.from_strings(["a", "c"])) == (None, None)
+    assert contents(StringTensor.from_strings(["a", "b"]), StringTensor.from_strings(["", "ab"])) == (None, None)
+
+
+def test_difference_is_found_wherever_it_is_in_a_large_tensor() -> None:
+    before = np.zeros((1 << 18) + 5, np.float32)
+    for at in (0, 7, 196607, 196608, len(before) - 1):
+        after = before.copy()
+        after[at] = 2
+        assert contents(before, after) == ((1, len(before)), 2)
+        square, other = before[: 1 << 18].reshape(512, 512), after[: 1 << 18].reshape(512, 512)
+        if at < 1 << 18:
+            assert contents(np.asfortranarray(square), other) == ((1, 1 << 18), 2)
+            assert contents(np.asfortranarray(square), np.asfortranarray(other)) == ((1, 1 << 18), 2)
+
+
+@given(st.data())
+@settings(max_examples=60, deadline=None)
+def test_count_and_measure_are_those_of_numpy(data: st.DataObject) -> None:
+    rng = np.random.default_rng(data.draw(st.integers(0, 1000)))
+    shape = tuple(data.draw(st.lists(st.integers(1, 9), max_size=4)))
+    kind = data.draw(st.sampled_from(["float32", "int16", "complex128", "uint64", "float64"]))
+    before = rng.integers(0, 4, shape).astype(kind)
+    after = np.where(rng.random(shape) < 0.2, rng.integers(0, 4, shape).astype(kind), before)
+    axes = data.draw(st.permutations(range(len(shape))))
+    laid = np.transpose(np.ascontiguousarray(np.transpose(after, axes)), np.argsort(axes)) if shape else after
+    found = changes({"x": before}, {"x": laid})
+    other = before != after
+    if not other.any():
+        assert found == []
+    else:
+        apart = np.abs(before.astype(complex) - after.astype(complex)).max()
+        assert (found[0].elements, found[0].largest) == ((other.sum(), other.size), apart)
+
+
+# What is read
+
+
+def test_fast_goes_by_digests_and_slow_by_bytes() -> None:
+    """A payload that was changed under a digest that was not: what damage does not do, but somebody may."""
+    data = bytearray(r.saved({"x": np.zeros(100), "y": np.zeros(9)}))
+    good = zcrecord.load_record(bytes(data))
+    data[good.info("x").offset] ^= 1
+    forged = zcrecord.load_record(bytes(data))
+    assert changes(good, forged, fast=True) == []
+    assert [c.name for c in changes(good, forged)] == ["x"]
+
+
+def test_edits_that_are_in_no_file_yet_are_seen() -> None:
+    data = r.saved({"x": np.zeros(100), "y": np.zeros(100)})
+    edited = zcrecord.load_record(data, mode="c")
+    edited["y"][5] = 1
+    assert [c.name for c in changes(zcrecord.load_record(data), edited)] == ["y"]
+    assert [c.name for c in changes(edited, zcrecord.load_record(data), fast=True)] == ["y"]
+
+
+def test_tied_tensors_are_read_once() -> None:
+    x = np.zeros(1 << 20)
+    steps: list[int] = []
+    both = {f"x{i}": x for i in range(50)}
+    assert changes(both, both, progress=lambda done, total: steps.append(done)) == []
+    assert steps == [x.nbytes]
+
+
+def test_pairs_of_payloads_beyond_the_limit_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows, columns = ([np.full(50_000, i + 10 * k, np.uint8) for i in range(30)] for k in range(2))
+    before = {f"{i}.{j}": rows[i] for i in range(30) for j in range(30)}
+    after = {f"{i}.{j}": columns[j] for i in range(30) for j in range(30)}
+    a, b = r.round_trip(before), r.round_trip(after)
+    assert DIGEST_ALLOWANCE * (a.archive_nbytes + b.archive_nbytes) > 900 * 50_000
+    assert len(list(compare(a, b))) > 800
+    monkeypatch.setattr("zcrecord.integrity.comparing.DIGEST_ALLOWANCE", 4)
+    with pytest.raises(LimitError, match=r"views of the same bytes add up to more than 4 times both archives"):
+        list(compare(a, b))
+
+
+def test_large_tensors_are_compared_in_little_memory() -> None:
+    before = np.zeros((2048, 2048), np.float32)
+    after = np.asfortranarray(before)
+    after[-1, -1] = 1
+    a, b = r.round_trip({"x": before, "y": before.copy()}), r.round_trip({"x": after, "y": before + 1})
+    tracemalloc.start()
+    try:
+        copy = before + 1
+        assert tracemalloc.get_traced_memory()[1] > before.nbytes, "it would be noticed"
+        del copy
+        tracemalloc.reset_peak()
+        held = tracemalloc.get_traced_memory()[0]
+        assert [c.elements for c in compare(a, b)] == [(1, before.size), (before.size, before.size)]
+        assert tracemalloc.get_traced_memory()[1] - held < before.nbytes // 2
+    finally:
+        tracemalloc.stop()
+
+
+def test_differences_come_as_they_are_found() -> None:
+    found = compare(r.round_trip({"a": np.zeros(3)}), r.round_trip({"b": np.zeros(3)}))
+    first: Callable[[], Change] = found.__next__
+    assert first().change == "removed"
+    assert first().change == "added"
+    assert list(found) == []
+
+
+def forged(tree: Any, vector: str, key: str, **fields: int) -> zcrecord.Record:
+    return zcrecord.load_record(Forge(r.saved(tree)).set(vector, key, **fields).seal())
+
+
+def test_strings_that_only_begin_alike_differ() -> None:
+    """98,303 empty strings are 786,432 zeros; so begins what holds as many zeros, and then more."""
+    count = (3 << 18) // 8 - 1
+    empty, other = (StringTensor.from_strings([first, *[""] * (count - 1)]) for first in ("", "\0" * (3 << 18)))
+    assert contents(empty, other) == contents(other, empty) == (None, None)
+
+
+def test_what_lies_in_another_module_of_the_same_names_is_told() -> None:
+    x = np.zeros(3)
+    (change,) = changes({"a.b": x, "a": {}}, {"a": {"b": x}})
+    assert change == Change("tensor", "a.b", "moved", "", "a")
+    (change,) = changes({"a": {"b": {}}}, {"a.b": {}, "a": {}})
+    assert change == Change("module", "a.b", "moved", "a", "")
+    (change,) = changes({"a.b": x}, {"a": {"b": x}})
+    assert (change.what, change.change) == ("module", "added"), "that says it"
+
+
+def test_order_of_a_list_is_content() -> None:
+    tree = {"l": [np.zeros(3), np.zeros(3)], "m": 1}
+    turned = Forge(r.saved(tree)).set("tensors", "l.0", place=1).set("tensors", "l.1", place=0)
+    (change,) = changes(tree, zcrecord.load_record(turned.seal()))
+    assert change == Change("module", "l", "changed", "list", "list of 1, 0")
+
+
+def test_kinds_and_bits_that_python_has_no_word_for_are_compared() -> None:
+    tree = {"m": {"x": np.zeros(3)}, "n": float("nan")}
+    (change,) = changes(tree, forged(tree, "modules", "m", kind=9))
+    assert change == Change("module", "m", "changed", "mapping", "unknown 9")
+    (change,) = changes(tree, forged(tree, "attributes", "n", value=0xFFF8_0000_0000_0123))
+    assert (change.what, change.name, change.change) == ("attribute", "n", "changed")
+    assert changes(forged(tree, "attributes", "n", value=7 << 60), forged(tree, "attributes", "n", value=7 << 60)) == []
+
+
+def named_a_thousand_times() -> zcrecord.Record:
+    """Return a record of a list whose items are all the same 16 MiB."""
+    f = Forge(r.saved({"big": np.zeros(16 << 20, np.uint8), "l": [b"x"]}))
+    number, other = f.get("tensors", "big", "payload"), int(f.columns["words"][0])
+    start = f.add("words", [number] * 1000 + [other])
+    return zcrecord.load_record(f.set("attributes", "l", value=start | 1001 << 32).seal())
+
+
+def test_bytes_that_a_list_names_a_thousand_times_are_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[int] = []
+
+    def counted(x: memoryview, y: memoryview) -> bool:
+        read.append(len(x))
+        return differing.same(x, y)
+
+    monkeypatch.setattr(comparing, "same", counted)
+    a, b = named_a_thousand_times(), named_a_thousand_times()
+    assert changes(a, b) == []
+    assert sorted(read) == [1, 16 << 20]
+    assert changes(a, r.round_trip(a)) == [], "saved again it is the same"
+
+
+def test_full_names_beyond_the_limit_are_refused_before_anything_is_compared() -> None:
+    f = Forge(r.saved({"m": {f"{i:03}": i for i in range(100)}}))
+    start, size = f.text(b"x" * 100_000)
+    long = zcrecord.load_record(f.set("modules", 1, name=start, name_size=size, key_size=size).seal())
+    with pytest.raises(LimitError, match="full names of attributes add up to 10000000 bytes, more than 64 times"):
+        changes({"w": np.zeros(3)}, long)

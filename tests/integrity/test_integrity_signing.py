@@ -1,0 +1,370 @@
+"""A signature says who vouches for what a record holds: it survives every layout, and no change of the content."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1, generate_private_key
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import (
+    BestAvailableEncryption,
+    Encoding,
+    KeySerializationEncryption,
+    NoEncryption,
+    PrivateFormat,
+    PublicFormat,
+)
+from records import saved
+
+import zcrecord
+from zcrecord import (
+    DependencyError,
+    DestinationExistsError,
+    FormatError,
+    IntegrityError,
+    SourceError,
+    SourceNotFoundError,
+    UnsupportedError,
+    formats,
+    transport,
+)
+from zcrecord.integrity import signing
+
+KEY = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
+OTHER = Ed25519PrivateKey.from_private_bytes(bytes(32))
+PUBLIC = KEY.public_key()
+KEY_ID = hashlib.sha256(PUBLIC.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)).hexdigest()
+NAME = signing.PREFIX + KEY_ID
+PLAIN = NoEncryption()
+
+
+def tree() -> dict[str, Any]:
+    a = np.arange(12, dtype=np.float32).reshape(3, 4)
+    layers = [{"w": np.arange(5), "heads": 3}, {"w": np.arange(5)}]
+    return {"a": a, "tied": a, "turned": np.asfortranarray(a), "layers": layers, "note": "x", "blob": b"12"}
+
+
+def private(form: PrivateFormat = PrivateFormat.PKCS8, how: KeySerializationEncryption = PLAIN) -> bytes:
+    return KEY.private_bytes(Encoding.PEM, form, how)
+
+
+def pem() -> bytes:
+    return PUBLIC.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """A signed archive."""
+    path = tmp_path / "m.zcr"
+    zcrecord.save_record(tree(), path, metadata={"author": "me"})
+    signing.sign(path, KEY)
+    return path
+
+
+def test_signature_is_the_one_of_the_specification(path: Path) -> None:
+    """What FORMAT.md says, made anew from nothing but its words."""
+    with zcrecord.load_record(path) as record:
+        value = record.metadata[f"zcrecord.signature.{KEY_ID}"]
+        text = f"zcrecord signature 1 ed25519\n{KEY_ID}\n{record.content_digest()}\n"
+    assert value == base64.b64encode(KEY.sign(text.encode())).decode()
+
+
+def test_signing_reports_what_it_signed_and_says_so_again(tmp_path: Path) -> None:
+    path = tmp_path / "m.zcr"
+    zcrecord.save_record(tree(), path)
+    digest = zcrecord.load_record(path).content_digest()
+    report = signing.sign(path, KEY)
+    assert report == signing.SignReport(str(path), str(path), KEY_ID, digest, False)
+    first = path.read_bytes()
+    assert signing.sign(path, KEY).replaced
+    assert path.read_bytes() == first, "Ed25519 has no dice in it"
+
+
+def test_signing_keeps_everything_else(tmp_path: Path) -> None:
+    path, out = tmp_path / "m.zcr", tmp_path / "signed.zcr"
+    zcrecord.save_record(tree(), path, metadata={"author": "me", "n": [1, 2]}, alignment=4096, digest="none")
+    before = path.read_bytes()
+    signing.sign(path, KEY, out)
+    assert path.read_bytes() == before
+    old, new = zcrecord.load_record(path), zcrecord.load_record(out, verify="full")
+    assert new.metadata == {**old.metadata, NAME: new.metadata[NAME]}
+    assert (new.content_digest(), new.names, new.attributes) == (old.content_digest(), old.names, old.attributes)
+    assert (new.layout.alignment, new.layout.digest) == (4096, "none")
+    assert [(i.tied, i.strides) for i in new.infos()] == [(i.tied, i.strides) for i in old.infos()]
+
+
+def test_several_sign_one_archive(path: Path) -> None:
+    signing.sign(path, OTHER)
+    with zcrecord.load_record(path) as record:
+        assert set(signing.signers(record)) == {signing.check(record, key.public_key()) for key in (KEY, OTHER)}
+        assert record.metadata["author"] == "me"
+
+
+# It survives every layout
+
+
+def aligned(path: Path, out: Path) -> None:
+    formats.convert(path, out, alignment=4096)
+
+
+def saved_again(path: Path, out: Path) -> None:
+    zcrecord.save_record(zcrecord.load_record(path), out, digest="none")
+
+
+def packed(path: Path, out: Path) -> None:
+    transport.pack(path, out)
+
+
+def through_safetensors(path: Path, out: Path) -> None:
+    formats.convert(path, out.with_suffix(".safetensors"))
+    formats.convert(out.with_suffix(".safetensors"), out)
+
+
+def in_another_order(path: Path, out: Path) -> None:
+    """Tensors in the reverse order, none tied, in C order all: nothing of that enters."""
+    with zcrecord.load_record(path) as record, zcrecord.RecordWriter(out, metadata=record.metadata) as writer:
+        writer.module("layers", "list")
+        for i in range(2):
+            writer.module(f"layers.{i}")
+        for name in reversed(record.names):
+            writer.add(name, np.ascontiguousarray(record[name]).copy())
+        for name, value in record.attributes.items():
+            writer.attribute(name, value)
+
+
+@pytest.mark.parametrize("again", [aligned, saved_again, packed, through_safetensors, in_another_order])
+def test_signature_survives_every_layout(again: Callable[[Path, Path], None], path: Path, tmp_path: Path) -> None:
+    out = tmp_path / "again.zcr"
+    again(path, out)
+    with zcrecord.load_record(out) as record:
+        assert out.read_bytes() != path.read_bytes()
+        assert signing.check(record, PUBLIC) == KEY_ID
+
+
+# What is not signed
+
+
+def edited(path: Path, change: Callable[[Any], None]) -> Any:
+    """Save what is in a signed archive, changed, with its metadata."""
+    with zcrecord.load_record(path, mode="c") as record:
+        content = record.tree()
+        change(content)
+        return zcrecord.load_record(saved(content, metadata=record.metadata))
+
+
+def set_item(*keys: Any, to: Any) -> Callable[[Any], None]:
+    def change(content: Any) -> None:
+        for key in keys[:-1]:
+            content = content[key]
+        content[keys[-1]] = to
+
+    return change
+
+
+CHANGES = {
+    "a value": set_item("a", 0, 0, to=np.float32(7)),
+    "an attribute": set_item("note", to="y"),
+    "bytes of an attribute": set_item("blob", to=b"13"),
+    "a type": set_item("layers", 0, "w", to=np.arange(5, dtype=np.uint64)),
+    "a shape": set_item("layers", 0, "w", to=np.arange(5)[None]),
+    "a tensor more": set_item("more", to=np.ones(1)),
+    "an attribute more": set_item("layers", 1, "heads", to=3),
+    "a tensor less": lambda content: content.pop("tied"),
+    "a module more": set_item("empty", to={}),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_no_change_of_the_content_passes(change: Callable[[Any], None], path: Path) -> None:
+    assert signing.check(edited(path, lambda _: None), PUBLIC) == KEY_ID
+    with pytest.raises(IntegrityError, match=rf"is not what was signed by the key {KEY_ID}: its content is sha256:"):
+        signing.check(edited(path, change), PUBLIC)
+
+
+def test_unsigned_archive_and_one_signed_by_others_say_so(tmp_path: Path) -> None:
+    path = tmp_path / "m.zcr"
+    zcrecord.save_record(tree(), path)
+    with pytest.raises(IntegrityError, match=r"m\.zcr: is not signed$"):
+        signing.check(zcrecord.load_record(path), PUBLIC)
+    other = signing.sign(path, OTHER).key
+    with pytest.raises(IntegrityError, match=rf"is not signed by this key \({KEY_ID}\) but by {other}$"):
+        signing.check(zcrecord.load_record(path), PUBLIC)
+
+
+def test_names_of_other_signatures_are_strangers_words() -> None:
+    record = zcrecord.load_record(saved(tree(), metadata={signing.PREFIX + "\x1b[31m" + "x" * 999: "A"}))
+    with pytest.raises(IntegrityError, match=r"but by \\x1b\[31mx+…x+$") as caught:
+        signing.check(record, PUBLIC)
+    assert len(str(caught.value)) < 500
+
+
+def test_signature_of_another_key_or_content_or_purpose_is_none(path: Path) -> None:
+    with zcrecord.load_record(path) as record:
+        digest = record.content_digest()
+        messages = {
+            "another key": signing.message("0" * 64, digest),
+            "another content": signing.message(KEY_ID, "sha256:" + "0" * 64),
+            "the digest alone": digest.encode(),
+            "another scheme": signing.message(KEY_ID, digest).replace(b"signature 1", b"signature 2"),
+        }
+        by_other = OTHER.sign(signing.message(KEY_ID, digest))
+        for value in (*map(KEY.sign, messages.values()), by_other, bytes(64)):
+            data = saved(record, metadata={NAME: base64.b64encode(value).decode()})
+            with pytest.raises(IntegrityError, match="is not what was signed"):
+                signing.check(zcrecord.load_record(data), PUBLIC)
+
+
+@pytest.mark.parametrize("value", [5, None, b"x" * 64, ["x"], "", "x", "é" * 88, "A" * 87 + "=", "A" * 86 + "B=",
+                                   base64.b64encode(bytes(63)).decode(), base64.b64encode(bytes(64)).decode() + "\n",
+                                   base64.b64encode(bytes(64)).decode()[:-3] + "B=="])  # fmt: skip
+def test_what_is_no_signature_is_called_so(value: Any) -> None:
+    record = zcrecord.load_record(saved(tree(), metadata={NAME: value}))
+    with pytest.raises(IntegrityError, match=rf"metadata '{NAME}' is no signature$"):
+        signing.check(record, PUBLIC)
+
+
+def test_damaged_archive_is_not_signed(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[zcrecord.load_record(path).info("a").offset] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(IntegrityError, match=r"tensor 'a': .*its digest does not match"):
+        signing.sign(path, OTHER)
+    assert path.read_bytes() == data
+
+
+def test_signing_replaces_nothing_unasked(path: Path, tmp_path: Path) -> None:
+    out = tmp_path / "there"
+    out.write_bytes(b"there")
+    with pytest.raises(DestinationExistsError, match="exists already"):
+        signing.sign(path, KEY, out)
+    assert out.read_bytes() == b"there"
+    signing.sign(path, KEY, out, force=True)
+    assert signing.check(zcrecord.load_record(out), PUBLIC)
+
+
+def test_packed_archive_is_signed_into_another_file_alone(path: Path, tmp_path: Path) -> None:
+    there = tmp_path / "m.zcr.zst"
+    transport.pack(path, there)
+    with pytest.raises(UnsupportedError, match="is packed, or remote; name a file for the signed archive"):
+        signing.sign(there, OTHER)
+    signing.sign(there, OTHER, tmp_path / "out.zcr")
+    assert signing.check(zcrecord.load_record(tmp_path / "out.zcr"), OTHER.public_key())
+
+
+def test_program_with_an_archive_is_not_replaced_by_the_archive(path: Path, tmp_path: Path) -> None:
+    app = tmp_path / "app"
+    app.write_bytes(b"\x7fELF".ljust(65536, b"\0") + path.read_bytes())
+    with pytest.raises(UnsupportedError, match="is attached to a program; detach it"):
+        signing.sign(app, KEY)
+    path.write_bytes(b"not an archive at all" * 100)
+    with pytest.raises(FormatError):
+        signing.sign(path, KEY)
+
+
+# Keys
+
+
+def test_keys_are_taken_in_every_usual_form(path: Path, tmp_path: Path) -> None:
+    secret = BestAvailableEncryption(b"pass")
+    file = tmp_path / "key.pem"
+    file.write_bytes(private())
+    for key in (KEY, file, str(file), private(), private(PrivateFormat.OpenSSH)):
+        assert signing.sign(path, key).key == KEY_ID
+    assert signing.sign(path, private(how=secret), passphrase=b"pass").key == KEY_ID
+    (tmp_path / "pub").write_bytes(pem())
+    line = PUBLIC.public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH) + b" me@home\n"
+    with zcrecord.load_record(path) as record:
+        for public in (PUBLIC, tmp_path / "pub", pem(), line):
+            assert signing.check(record, public) == KEY_ID
+        assert signing.signature(record, KEY) == (NAME, record.metadata[NAME])
+
+
+def elliptic() -> Any:
+    return generate_private_key(SECP256R1())
+
+
+BAD_PRIVATE: dict[str, tuple[Any, str]] = {
+    "a public key": (pem(), "is a public key; to sign takes the private one$"),
+    "a public key of OpenSSH": (b"ssh-ed25519 AAAA", "is a public key; to sign takes the private one$"),
+    "nothing": (b"", "is no private key in PEM or OpenSSH's form$"),
+    "an archive": (saved({"w": np.ones(3)}), "is no private key in PEM or OpenSSH's form$"),
+    "a damaged key": (private().replace(b"MC4C", b"MC4D"), "is no private key in PEM or OpenSSH's form$"),
+    "no passphrase": (private(how=BestAvailableEncryption(b"pass")), "is encrypted; it takes its passphrase$"),
+    "a damaged key of OpenSSH": (
+        private(PrivateFormat.OpenSSH)[:90] + private(PrivateFormat.OpenSSH)[94:],
+        "is no private key in PEM or OpenSSH's form$",
+    ),
+    "another algorithm": (elliptic().private_bytes(Encoding.PEM, PrivateFormat.PKCS8, PLAIN), "not an Ed25519 one$"),
+    "a number": (5, "a key is a path, bytes or an Ed25519 key of cryptography's, not a int$"),
+}
+
+
+@pytest.mark.parametrize("key, message", BAD_PRIVATE.values(), ids=BAD_PRIVATE)
+def test_what_cannot_sign_is_refused(key: Any, message: str, path: Path) -> None:
+    with pytest.raises(UnsupportedError, match=message):
+        signing.sign(path, key)
+
+
+BAD_PUBLIC: dict[str, tuple[Any, str]] = {
+    "a private key": (private(), "is a private key; to check takes the public one$"),
+    "nothing": (b"", "is no public key in PEM or OpenSSH's form$"),
+    "a line that is none": (b"ssh-ed25519 AAAA", "is no public key in PEM or OpenSSH's form$"),
+    "another algorithm": (
+        elliptic().public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo),
+        "not an Ed25519 one$",
+    ),
+}
+
+
+@pytest.mark.parametrize("key, message", BAD_PUBLIC.values(), ids=BAD_PUBLIC)
+def test_what_cannot_check_is_refused(key: Any, message: str, path: Path) -> None:
+    with pytest.raises(UnsupportedError, match=message):
+        signing.check(zcrecord.load_record(path), key)
+
+
+def test_errors_name_the_file_of_a_key_and_hold_nothing_of_it(path: Path, tmp_path: Path) -> None:
+    file = tmp_path / "secret.pem"
+    with pytest.raises(SourceNotFoundError, match=r"secret\.pem: cannot be read: "):
+        signing.sign(path, file)
+    with pytest.raises(SourceError, match="cannot be read: "):
+        signing.sign(path, tmp_path)
+    file.write_bytes(private()[:-40])
+    with pytest.raises(UnsupportedError, match=r"secret\.pem: is no private key") as caught:
+        signing.sign(path, file)
+    assert private().splitlines()[1].decode()[:20] not in repr(caught.value) + str(caught.value.__cause__)
+
+
+def test_without_cryptography_the_error_says_how_to_get_it(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "cryptography", None)
+    for work in (lambda: signing.sign(path, private()), lambda: signing.check(zcrecord.load_record(path), pem())):
+        with pytest.raises(
+            DependencyError,
+            match=r"cryptography is not installed; pip install cryptography, or in a checkout .*'\.\[sign\]'",
+        ):
+            work()
+
+
+@pytest.mark.needs("openssl")
+def test_openssl_agrees(path: Path, tmp_path: Path) -> None:
+    """What the documentation tells people to do without zcrecord."""
+    (tmp_path / "pub.pem").write_bytes(pem())
+    with zcrecord.load_record(path) as record:
+        (tmp_path / "signed").write_bytes(signing.message(KEY_ID, record.content_digest()))
+        (tmp_path / "signature").write_bytes(base64.b64decode(record.metadata[NAME]))
+    der = subprocess.run(
+        ["openssl", "pkey", "-pubin", "-in", "pub.pem", "-outform", "DER"],
+        cwd=tmp_path,
+        capture_output=True,
+        check=True,
+    )
+    assert hashlib.sha256(der.stdout).hexdigest() == KEY_ID
+    command = "openssl pkeyutl -verify -pubin -inkey pub.pem -rawin -in signed -sigfile signature"
+    done = subprocess.run(command.split(), cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert "Verified Successfully" in done.stdout

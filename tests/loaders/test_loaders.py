@@ -1,0 +1,660 @@
+"""`load_into` brings each payload to a device once, watched, in bounded pieces, and lets go of everything on failure.
+
+Plans are looked at by themselves; the order of calls with a loader that writes down what it is told.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+import records as r
+
+import zcrecord
+from tools.range_server import serving
+from zcrecord import LoadCancelledError, PackedTensor, Record, TensorNotFoundError, UnsupportedError, load_record
+from zcrecord.archive.archive import Archive
+from zcrecord.dtypes import DType
+from zcrecord.loaders import LoadPlan, PayloadRef, load_into, loader_for, plan_load, shard
+from zcrecord.loaders.host import HostLoader
+from zcrecord.storage.memory import Memory
+
+OWN = ["mapped", "host", "read"]
+BASE = np.arange(4000, dtype=np.float32).reshape(100, 40)
+
+
+def tree() -> dict[str, Any]:
+    """Return tensors of every kind that a device can have, several of them over one payload."""
+    return {
+        "m": {"w": BASE, "tied": BASE, "rows": BASE[3:9], "last": BASE[::-1], "column": BASE[:, 7]},
+        "alone": np.arange(60, dtype=np.int16).reshape(12, 5),
+        "fortran": np.asfortranarray(np.arange(12.0).reshape(3, 4)),
+        "scalar": np.float64(3.5),
+        "half": np.ones((2, 3), ml_dtypes.bfloat16),
+        "packed": PackedTensor.pack(np.arange(-8, 7).reshape(3, 5).astype(ml_dtypes.int4)),
+        "none": np.zeros((0, 7), np.int8),
+        "equal": np.arange(60, dtype=np.int16).reshape(12, 5),
+    }
+
+
+@pytest.fixture()
+def record(tmp_path: Path) -> Record:
+    zcrecord.save_record(tree(), tmp_path / "m.zcr", durable=False)
+    return load_record(tmp_path / "m.zcr")
+
+
+def assert_same_tensors(found: dict[str, Any], record: Record) -> None:
+    """Assert that a device has what the record has, in the same form and order."""
+    assert list(found) == list(record)
+    for name, want in record.items():
+        got = found[name]
+        assert type(got) is type(want), name
+        if isinstance(want, PackedTensor):
+            assert (got.shape, got.kind) == (want.shape, want.kind), name
+            got, want = got.unpack(), want.unpack()
+        assert (got.dtype, got.shape) == (want.dtype, want.shape), name
+        assert got.tobytes() == want.tobytes(), name
+
+
+class Noting:
+    """A loader that writes down what it is told, has no memory of its own, and fails where it is asked to."""
+
+    device = "paper"
+
+    def __init__(self, fails_in: str = "", error: BaseException | None = None) -> None:
+        self.calls: list[str] = []
+        self._fails_in, self._error = fails_in, error or RuntimeError("no ink")
+
+    def _note(self, call: str) -> None:
+        self.calls.append(call)
+        if call.partition(" ")[0] == self._fails_in:
+            raise self._error
+
+    def can_load(self, device: str, dtype: DType) -> bool:
+        return device == "paper" and dtype.bits > 0
+
+    def begin(self, plan: LoadPlan) -> None:
+        self._note(f"begin {len(plan.refs)}")
+
+    def load(self, ref: PayloadRef, dst: Any | None = None) -> Any:
+        self._note(f"load {ref.name}" if dst is None else f"load {ref.name} to {dst}")
+        return f"<{ref.name}>"
+
+    def finish(self) -> None:
+        self._note("finish")
+
+    def abort(self) -> None:
+        self._note("abort")
+
+
+# What is planned.
+
+
+def test_plan_has_every_payload_once_in_the_order_of_the_file(record: Record) -> None:
+    plan = plan_load(record)
+    offsets = [ref.offset for ref in plan.refs]
+    assert offsets == sorted(offsets)
+    assert len({ref.payload for ref in plan.refs}) == len(plan.refs) == 7
+    assert plan.nbytes == sum(ref.nbytes for ref in plan.refs) == BASE.nbytes + 2 * 120 + 96 + 8 + 12 + 8
+    assert plan.largest == BASE.nbytes
+    assert list(plan.targets) == list(record)
+
+
+def test_plan_tells_the_place_of_every_byte_in_the_file(record: Record, tmp_path: Path) -> None:
+    data = (tmp_path / "m.zcr").read_bytes()
+    for ref in plan_load(record).refs:
+        assert ref.path == str(tmp_path / "m.zcr")
+        assert ref.source is None
+        assert ref.buffer is not None
+        assert ref.buffer.readonly
+        assert bytes(ref.buffer) == data[ref.offset : ref.offset + ref.nbytes]
+
+
+def test_plan_reads_and_copies_no_payload(record: Record) -> None:
+    whole = np.frombuffer(record.archive.buffer, np.uint8)
+    for ref in plan_load(record).refs:
+        assert np.shares_memory(np.frombuffer(ref.buffer or b"", np.uint8), whole)
+
+
+def test_path_is_absolute_and_that_of_bytes_in_memory_is_none(
+    record: Record, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert {ref.path for ref in plan_load(load_record("m.zcr")).refs} == {str(tmp_path / "m.zcr")}
+    for other in (load_record((tmp_path / "m.zcr").read_bytes()), load_record("m.zcr", mmap=False)):
+        plan = plan_load(other)
+        assert plan.path is None
+        assert {ref.path for ref in plan.refs} == {None}
+        assert plan.nbytes == plan_load(record).nbytes
+
+
+def test_a_part_of_a_payload_is_planned_as_that_part(record: Record) -> None:
+    (ref,) = plan_load(record, "m.rows").refs
+    assert (ref.nbytes, ref.shape, ref.strides, ref.byte_offset) == (6 * 160, (6, 40), None, 0)
+    (ref,) = plan_load(record, "m.column").refs
+    assert (ref.nbytes, ref.shape, ref.strides, ref.byte_offset) == (99 * 160 + 4, (100,), (40,), 0)
+    (ref,) = plan_load(record, "m.last").refs
+    assert (ref.nbytes, ref.strides, ref.byte_offset) == (BASE.nbytes, (-40, 1), 99 * 160)
+
+
+def test_archive_attached_to_a_program_is_planned_by_its_place_in_the_file(tmp_path: Path) -> None:
+    zcrecord.save_record(tree(), tmp_path / "m.zcr", durable=False)
+    (tmp_path / "p").write_bytes(bytes(65536) + (tmp_path / "m.zcr").read_bytes())
+    record = load_record(tmp_path / "p")
+    assert plan_load(record, "alone").refs[0].offset == record.info("alone").offset > 65536
+    assert_same_tensors(load_into(record, "read"), record)
+
+
+@pytest.mark.parametrize("limit", [0, -1, 1.5, None, True, np.True_, "64"])
+def test_limit_that_is_no_number_of_bytes_is_refused(record: Record, limit: Any) -> None:
+    with pytest.raises(zcrecord.LimitError, match="is not a number of bytes"):
+        plan_load(record, max_in_flight=limit)
+
+
+@pytest.mark.parametrize("limit", [np.int64(1 << 20), np.uint8(200)], ids=repr)
+def test_limit_may_be_any_integer(record: Record, limit: Any) -> None:
+    plan = plan_load(record, max_in_flight=limit)
+    assert type(plan.max_in_flight) is int
+    assert plan.max_in_flight == limit
+    assert_same_tensors(load_into(record, "host", max_in_flight=limit), record)
+
+
+# What arrives.
+
+
+@pytest.mark.parametrize("device", OWN)
+@pytest.mark.parametrize("options", [{}, {"mmap": False}, {"mode": "c"}, {"verify": "touch"}], ids=str)
+def test_device_has_what_the_record_has(device: str, options: Any, record: Record, tmp_path: Path) -> None:
+    loaded = load_record(tmp_path / "m.zcr", **options)
+    assert_same_tensors(load_into(loaded, device), record)
+    assert_same_tensors(load_into(load_record((tmp_path / "m.zcr").read_bytes()), device), record)
+
+
+@pytest.mark.parametrize("device", OWN)
+def test_tied_tensors_are_one_object_and_views_share_memory(device: str, record: Record) -> None:
+    found = load_into(record, device)
+    assert found["m.w"] is found["m.tied"]
+    for name in ("m.rows", "m.last", "m.column"):
+        assert np.shares_memory(found["m.w"], found[name])
+
+
+@pytest.mark.parametrize("device", ["host", "read"])
+def test_equal_tensors_that_are_not_tied_are_apart(device: str, record: Record) -> None:
+    found = load_into(record, device)
+    found["alone"][:] = 0
+    assert found["equal"].tolist() == tree()["equal"].tolist()
+    assert record["alone"].tolist()[0][1] != 0
+
+
+@pytest.mark.parametrize("device", ["host", "read"])
+def test_memory_of_its_own_may_be_written_and_is_aligned(device: str, record: Record) -> None:
+    found = load_into(record, device)
+    assert r.address(found["m.w"]) % 64 == 0
+    found["m.w"][0] = 7
+    assert found["m.tied"][0, 0] == 7
+    assert record["m.w"][0, 1] == 1
+
+
+def test_mapped_views_are_the_mapping_itself_and_keep_it(record: Record) -> None:
+    addresses = {name: r.address(view) for name, view in record.items() if isinstance(view, np.ndarray) and view.size}
+    found = load_into(record, "cpu")
+    assert {name: r.address(found[name]) for name in addresses} == addresses
+    assert not any(found[name].flags.writeable for name in addresses)
+    assert not record.close()
+    assert found["m.w"].tobytes() == BASE.tobytes()
+
+
+@pytest.mark.parametrize("device", OWN)
+def test_edits_of_a_private_record_are_what_is_loaded(device: str, tmp_path: Path, record: Record) -> None:
+    edited = load_record(tmp_path / "m.zcr", mode="c")
+    edited["alone"][:] = 5
+    found = load_into(edited, device)
+    assert (found["alone"] == 5).all()
+    assert found["equal"].tobytes() == record["equal"].tobytes()
+
+
+@pytest.mark.parametrize("device", OWN)
+def test_parts_and_choices_are_loaded_by_their_own_names(device: str, record: Record) -> None:
+    assert_same_tensors(load_into(record.module("m"), device), record.module("m"))
+    assert list(load_into(record, device, "m")) == [n for n in record if n.startswith("m.")]
+    assert list(load_into(record, device, ["*al*", "m.w"])) == ["m.w", "alone", "scalar", "half", "equal"]
+    with pytest.raises(TensorNotFoundError, match="close names: 'alone'"):
+        load_into(record, device, "alonne")
+
+
+def test_safetensors_file_is_loaded_like_an_archive(tmp_path: Path) -> None:
+    from safetensors.numpy import save_file
+
+    from zcrecord.formats.safetensors.mapped import open_record
+
+    save_file({"a": BASE, "b": BASE[:3].copy()}, tmp_path / "m.safetensors")
+    record = open_record(tmp_path / "m.safetensors")
+    for device in OWN:
+        assert_same_tensors(load_into(record, device), record)
+
+
+def test_record_of_nothing_is_loaded_as_nothing(tmp_path: Path) -> None:
+    zcrecord.save_record({"e": np.zeros((0, 3))}, tmp_path / "e.zcr")
+    told: list[tuple[int, int | None]] = []
+    for device in OWN:
+        found = load_into(load_record(tmp_path / "e.zcr"), device, progress=lambda *now: told.append(now))
+        assert found["e"].shape == (0, 3)
+    assert told == [(0, 0)] * 3
+
+
+def test_strings_are_refused_unless_their_bytes_are_asked_for(tmp_path: Path) -> None:
+    zcrecord.save_record({"s": np.array(["a", "bc"]), "w": BASE}, tmp_path / "s.zcr")
+    record = load_record(tmp_path / "s.zcr")
+    with pytest.raises(UnsupportedError, match=r"s\.zcr: tensor 's': no device has tensors of strings; leave it out"):
+        load_into(record, "host")
+    for device in OWN:
+        assert load_into(record, device, raw=True)["s"].tobytes() == bytes(record.raw("s"))
+
+
+@pytest.mark.parametrize("device", OWN)
+def test_several_threads_load_from_one_record(device: str, record: Record) -> None:
+    found: list[dict[str, Any]] = []
+    threads = [threading.Thread(target=lambda: found.append(load_into(record, device))) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 4
+    for each in found:
+        assert_same_tensors(each, record)
+
+
+# Rows of the first axis.
+
+
+@pytest.mark.parametrize("device", OWN)
+def test_rank_gets_its_rows_and_reads_no_others(device: str, record: Record) -> None:
+    names = ["m.w", "alone"]
+    plan = plan_load(record, names, slices={"*": shard(1, 4)})
+    assert plan.nbytes == (BASE.nbytes + 120) // 4
+    parts = [load_into(record, device, names, slices={"*": shard(rank, 4)}) for rank in range(4)]
+    for name in names:
+        assert np.concatenate([part[name] for part in parts]).tobytes() == record[name].tobytes()
+
+
+@pytest.mark.parametrize("device", OWN)
+def test_first_key_that_fits_says_which_rows(device: str, record: Record) -> None:
+    slices = {"m.w": slice(1, 3), "m.*": slice(5), "alone": slice(-2, None)}
+    found = load_into(record, device, ["m.w", "m.tied", "m.rows", "alone", "half"], slices=slices)
+    assert found["m.w"].tobytes() == BASE[1:3].tobytes()
+    assert found["m.tied"].tobytes() == BASE[:5].tobytes()
+    assert found["m.rows"].tobytes() == BASE[3:8].tobytes()
+    assert np.shares_memory(found["m.w"], found["m.tied"])
+    assert found["alone"].tobytes() == record["alone"][-2:].tobytes()
+    assert found["half"].shape == (2, 3)
+
+
+@pytest.mark.parametrize("device", OWN)
+def test_no_rows_are_an_empty_tensor(device: str, record: Record) -> None:
+    assert load_into(record, device, "alone", slices={"alone": slice(5, 5)})["alone"].shape == (0, 5)
+    assert load_into(record, device, "none", slices={"none": slice(3)})["none"].shape == (0, 7)
+
+
+@pytest.mark.parametrize("device", OWN)
+def test_packed_rows_are_taken_on_whole_bytes(device: str, record: Record) -> None:
+    found = load_into(record, device, "packed", slices={"packed": slice(2, 3)})["packed"]
+    assert found.unpack().tolist() == record["packed"].unpack()[2:].tolist()
+    with pytest.raises(UnsupportedError, match=r"'packed': rows 1 to 2 of 20 bits each .*; take 2 rows at a time"):
+        load_into(record, device, "packed", slices={"packed": slice(1, 2)})
+
+
+REFUSED: dict[str, tuple[str, Any, str]] = {
+    "no axis": ("scalar", slice(1), "takes rows of the first axis, and this tensor has no axis"),
+    "strided": ("fortran", slice(1), "takes rows of tensors in C order, and this one is strided; load it whole"),
+    "steps": ("alone", slice(0, 9, 2), "takes rows one after the other, and not every 2th"),
+    "backwards": ("alone", slice(None, None, -1), "takes rows one after the other"),
+    "no range": ("alone", lambda rows: rows, "takes ranges of rows, and not 12"),
+    "a number": ("alone", 3, "maps names or patterns to slices, and not 'alone' to 3"),
+    "unequal parts": ("alone", shard(0, 5), "12 rows cannot be divided equally among 5 ranks"),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_rows_that_cannot_be_had_are_refused(what: str, record: Record) -> None:
+    name, rows, message = REFUSED[what]
+    with pytest.raises(UnsupportedError, match=message):
+        plan_load(record, slices={name: rows})
+
+
+def test_rows_of_unknown_tensors_and_ranks_are_refused(record: Record) -> None:
+    with pytest.raises(TensorNotFoundError, match="close names: 'alone'"):
+        plan_load(record, slices={"alonne": slice(1)})
+    no_rank: Any = np.int64(1)
+    assert shard(no_rank, 4)(8) == slice(2, 4)
+    for no_rank in (0.5, "a", None):
+        with pytest.raises(UnsupportedError, match=f"rank {no_rank!r} of 4: both are integers"):
+            shard(no_rank, 4)
+    for rank in (-1, 4):
+        with pytest.raises(UnsupportedError, match=f"rank {rank} of 4: ranks are counted from 0"):
+            shard(rank, 4)
+
+
+# From elsewhere.
+
+
+@pytest.mark.parametrize("device", ["host", "read"])
+def test_remote_bytes_are_asked_for_once_and_only_those_that_are_wanted(
+    device: str, record: Record, tmp_path: Path
+) -> None:
+    data, asked = (tmp_path / "m.zcr").read_bytes(), []
+
+    class Far:
+        def readinto_at(self, offset: int, target: memoryview) -> None:
+            asked.append((offset, len(target)))
+            target[:] = data[offset : offset + len(target)]
+
+    archive = Archive(Memory(memoryview(data), remote=Far()), level="index", embedded=None)
+    (ref,) = plan_load(archive, "m.w").refs
+    assert (ref.path, ref.buffer) == (None, None)
+    assert load_into(archive, device, "m.w")["m.w"].tobytes() == BASE.tobytes()
+    assert asked == [(record.info("m.w").offset, BASE.nbytes)]
+    assert_same_tensors(load_into(archive, device), record)
+    with pytest.raises(UnsupportedError, match=r"'m\.w': its bytes are not in this machine's memory; load it into"):
+        load_into(archive, "mapped", "m.w")
+
+
+def test_views_of_a_remote_record_are_had_by_fetching_what_is_chosen(record: Record, tmp_path: Path) -> None:
+    with serving(tmp_path) as server:
+        far = load_record(f"{server.url}/m.zcr")
+        found = load_into(far, "cpu", "alone")
+        assert found["alone"].tobytes() == record["alone"].tobytes()
+        assert r.address(found["alone"]) == r.address(far["alone"])
+        asked = len(server.requests)
+        rows = load_into(far, "mapped", "alone", slices={"alone": slice(3, 5)})["alone"]
+        assert rows.tobytes() == record["alone"][3:5].tobytes()
+        assert len(server.requests) == asked, "what is there is fetched once"
+        assert_same_tensors(load_into(far, "cpu"), record)
+
+
+def test_views_of_damaged_remote_bytes_are_refused(record: Record, tmp_path: Path) -> None:
+    data = bytearray((tmp_path / "m.zcr").read_bytes())
+    data[record.info("alone").offset] ^= 1
+    (tmp_path / "m.zcr").write_bytes(data)
+    with serving(tmp_path) as server:
+        far = load_record(f"{server.url}/m.zcr")
+        with pytest.raises(zcrecord.IntegrityError, match=r"http://.*m\.zcr: tensor 'alone': payload"):
+            load_into(far, "cpu", "alone")
+
+
+def test_errors_of_remote_records_tell_the_url(record: Record, tmp_path: Path) -> None:
+    with serving(tmp_path) as server:
+        far = load_record(f"{server.url}/m.zcr")
+        with pytest.raises(UnsupportedError, match=r"http://.*m\.zcr: tensor 'alone': dst= has 3 bytes"):
+            load_into(far, "host", dst={"alone": bytearray(3)})
+
+
+# Into the caller's memory.
+
+
+@pytest.mark.parametrize("device", ["host", "read"])
+def test_tensors_go_into_the_memory_that_is_given(device: str, record: Record) -> None:
+    room, half = np.zeros((12, 5), np.int16), np.zeros((2, 3), ml_dtypes.bfloat16)
+    found = load_into(record, device, ["alone", "half", "equal"], dst={"alone": room, "half": half})
+    assert room.tobytes() == record["alone"].tobytes() == found["equal"].tobytes()
+    assert half.tobytes() == record["half"].tobytes()
+    assert np.shares_memory(found["alone"], room)
+    assert not np.shares_memory(found["equal"], room)
+    octets = bytearray(16)
+    assert load_into(record, device, "packed", dst={"packed": memoryview(octets)[:8]})["packed"].shape == (3, 5)
+    assert octets == bytes(record.raw("packed")) + bytes(8)
+
+
+SCALARS = {"f4": np.float32(2.5), "bf": np.array(2.5, ml_dtypes.bfloat16), "f8": np.array(1, ml_dtypes.float8_e4m3fn)}
+
+
+@pytest.mark.parametrize("device", ["host", "read"])
+@pytest.mark.parametrize("name", SCALARS)
+def test_memory_of_rank_0_is_filled(name: str, device: str) -> None:
+    room = np.zeros((), np.asarray(SCALARS[name]).dtype)
+    found = load_into(load_record(r.saved(SCALARS)), device, name, dst={name: room})[name]
+    assert room.tobytes() == SCALARS[name].tobytes()
+    assert found.shape == ()
+    assert np.shares_memory(found, room)
+
+
+@pytest.mark.parametrize("device", ["host", "read"])
+@pytest.mark.parametrize(
+    "room", [np.empty((0, 7), np.int8), np.empty((7, 0), ml_dtypes.bfloat16), bytearray()], ids=str
+)
+def test_memory_of_an_empty_tensor_may_be_given(room: Any, device: str, record: Record) -> None:
+    found = load_into(record, device, ["none", "alone"], dst={"none": room})
+    assert found["none"].shape == (0, 7)
+    assert found["alone"].tobytes() == record["alone"].tobytes()
+
+
+ROOMS: dict[str, tuple[str, Any, str]] = {
+    "too large for nothing": ("none", bytearray(1), "'none': dst= has 1 bytes, the tensor 0"),
+    "nothing": ("alone", np.empty((0, 5), np.int16), "'alone': dst= has 0 bytes, the tensor 120"),
+    "nothing, read-only": ("none", b"", "'none': dst= cannot be written"),
+    "axes the other way": ("half", np.zeros((3, 2), ml_dtypes.bfloat16).T, "'half': dst= of a ndarray has no contig"),
+    "too small": ("alone", bytearray(119), r"'alone': dst= has 119 bytes, the tensor 120; make it np\.empty\(120"),
+    "read-only": ("alone", bytes(120), "'alone': dst= cannot be written"),
+    "gaps": ("alone", np.zeros((12, 10), np.int16)[:, ::2], "'alone': dst= of a ndarray has no contiguous bytes"),
+    "no memory": ("alone", 3, "'alone': dst= of a int has no contiguous bytes"),
+    "one of several views": ("m.rows", bytearray(960), "'m.rows': shares its bytes with tensors of another form"),
+}
+
+
+@pytest.mark.parametrize("device", ["host", "read"])
+@pytest.mark.parametrize("what", ROOMS)
+def test_memory_that_does_not_fit_is_refused(what: str, device: str, record: Record) -> None:
+    name, room, message = ROOMS[what]
+    with pytest.raises(UnsupportedError, match=message):
+        load_into(record, device, dst={name: room})
+
+
+def test_memory_for_what_is_not_loaded_or_is_tied_is_refused(record: Record) -> None:
+    with pytest.raises(TensorNotFoundError):
+        load_into(record, "host", "alone", dst={"half": bytearray(12)})
+    both = {"m.w": bytearray(BASE.nbytes), "m.tied": bytearray(BASE.nbytes)}
+    with pytest.raises(UnsupportedError, match=r"'m\.tied': is tied to another tensor that has a dst"):
+        load_into(record, "host", ["m.w", "m.tied"], dst=both)
+    with pytest.raises(UnsupportedError, match="a view copies nothing, so it takes no dst="):
+        load_into(record, "mapped", "alone", dst={"alone": bytearray(120)})
+
+
+# Loaders.
+
+
+def test_loader_is_told_each_payload_between_begin_and_finish(record: Record) -> None:
+    loader = Noting()
+    found = load_into(record, loader, ["m.w", "m.tied", "alone", "none"], dst={"alone": "desk"})
+    assert loader.calls == ["begin 2", "load m.w", "load alone to desk", "load none", "finish"]
+    assert found == {"m.w": "<m.w>", "m.tied": "<m.w>", "alone": "<alone>", "none": "<none>"}
+
+
+def test_loader_without_views_is_not_begun_with_what_it_cannot_do(record: Record) -> None:
+    loader = Noting()
+    with pytest.raises(UnsupportedError, match=r"'m\.w': is one of several views of its bytes, of which Noting makes"):
+        load_into(record, loader)
+    assert loader.calls == []
+
+
+def test_loader_is_not_begun_with_element_types_that_it_does_not_know(record: Record) -> None:
+    class Picky(Noting):
+        def can_load(self, device: str, dtype: DType) -> bool:
+            return super().can_load(device, dtype) and dtype.name != "int16"
+
+    loader = Picky()
+    with pytest.raises(UnsupportedError, match="'alone': Picky brings no int16 to 'paper'; leave it out with names="):
+        load_into(record, loader, ["alone", "half"])
+    assert loader.calls == []
+
+
+MISUSE: dict[str, tuple[Callable[[Record], Any], str]] = {
+    "a path": (lambda rec: load_into(str(rec.path), "host"), "a str is no record to be loaded from; load_record"),  # type: ignore[arg-type]
+    "a hollow record": (lambda rec: load_into(rec.hollow(), "host"), "a HollowRecord is no record to be loaded from"),
+    "a plan of a path": (lambda rec: plan_load(str(rec.path)), "a str is no record to be loaded from"),  # type: ignore[arg-type]
+    "a list of memory": (lambda rec: load_into(rec, "host", dst=[bytearray(8)]), r"dst= takes memory by name.*a list"),  # type: ignore[arg-type]
+    "rows of all": (lambda rec: load_into(rec, "host", slices=slice(2)), "slices= takes rows by name.*, not a slice"),  # type: ignore[arg-type]
+    "a list of rows": (lambda rec: plan_load(rec, slices=[slice(2)]), "slices= takes rows by name.*, not a list"),  # type: ignore[arg-type]
+    "nobody to tell": (lambda rec: load_into(rec, "host", progress=3), "progress= takes a function, not a int"),  # type: ignore[arg-type]
+    "no cancel": (lambda rec: load_into(rec, "host", cancel=3), "cancel= takes an Event or a function, not a int"),  # type: ignore[arg-type]
+    "no loader": (lambda rec: load_into(rec, None), "loader= takes a loader, or the name of a device"),  # type: ignore[arg-type]
+    "half a loader": (lambda rec: load_into(rec, Half()), "loader= takes a loader, or the name of a device"),  # type: ignore[arg-type]
+}
+
+
+class Half:
+    """A loader that does not say to which device it loads."""
+
+    def can_load(self, *_: Any) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("what", MISUSE)
+def test_misuse_is_one_typed_error(what: str, record: Record) -> None:
+    act, message = MISUSE[what]
+    with pytest.raises(UnsupportedError, match=message):
+        act(record)
+
+
+def test_loaders_are_found_by_the_device_they_load_to() -> None:
+    assert isinstance(loader_for("host"), HostLoader)
+    assert loader_for("host") is not loader_for("host")
+    assert [loader_for(name).device for name in ("cpu", "mapped", "read")] == ["cpu", "cpu", "read"]
+    with pytest.raises(UnsupportedError, match="a int is neither a loader nor a device's name"):
+        loader_for(3)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("where", ["begin", "load", "finish"])
+@pytest.mark.parametrize("error", [RuntimeError("no ink"), KeyboardInterrupt(), zcrecord.SourceError("gone")], ids=repr)
+def test_loader_that_fails_is_aborted_and_its_error_is_told(where: str, error: BaseException, record: Record) -> None:
+    loader = Noting(where, error)
+    with pytest.raises(type(error)) as caught:
+        load_into(record, loader, "alone")
+    assert caught.value is error
+    assert loader.calls[-1] == "abort"
+    assert loader.calls.count("abort") == 1
+    if where == "load" and isinstance(error, zcrecord.RecordError):
+        assert error.tensor == "alone"
+
+
+def test_loader_whose_abort_fails_hides_no_error(record: Record) -> None:
+    class Broken(Noting):
+        def abort(self) -> None:
+            raise ValueError("worse")
+
+    with pytest.raises(RuntimeError, match="no ink"):
+        load_into(record, Broken("load"), "alone")
+
+
+@pytest.mark.parametrize("device", OWN)
+def test_abort_may_come_at_any_time_and_again(device: str, record: Record) -> None:
+    loader = loader_for(device)
+    loader.abort()
+    plan = plan_load(record)
+    loader.begin(plan)
+    loader.load(plan.refs[0])
+    loader.abort()
+    loader.abort()
+    assert_same_tensors(load_into(record, loader), record)
+
+
+# Progress and giving up.
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory: pytest.TempPathFactory) -> Record:
+    """A record of one payload of 20 MiB and some small ones."""
+    path = tmp_path_factory.mktemp("large") / "m.zcr"
+    big = np.arange(5 << 20, dtype=np.uint32)
+    zcrecord.save_record({"w": big, **{f"b{i}": np.full(100, i) for i in range(5)}}, path, durable=False)
+    return load_record(path)
+
+
+@pytest.mark.parametrize("device", OWN)
+def test_progress_grows_to_the_whole_and_tells_that_once(device: str, large: Record) -> None:
+    told: list[tuple[int, int | None]] = []
+    load_into(large, device, progress=lambda *now: told.append(now))
+    done = [now for now, _ in told]
+    total = (20 << 20) + 5 * 800
+    assert {whole for _, whole in told} == {total}
+    assert done == sorted(set(done))
+    assert done[-1] == total
+    assert device == "mapped" or len([now for now in done if now < 20 << 20]) >= 2, "nothing was told in between"
+
+
+@pytest.mark.parametrize("limit", [3, 1 << 20, 64 << 20])
+def test_large_payload_is_the_same_whatever_may_be_on_its_way(limit: int, large: Record) -> None:
+    """Several threads copy it, of a limit of 3 bytes hardly anything at a time."""
+    part = large if limit > 3 else large.select("b*")
+    assert_same_tensors(load_into(part, "host", max_in_flight=limit), part)
+    if limit > 3:
+        room = np.zeros(5 << 20, np.uint32)
+        load_into(part, "host", "w", max_in_flight=limit, dst={"w": room})
+        assert room.tobytes() == large["w"].tobytes()
+
+
+def test_ref_is_not_read_past_its_end(record: Record) -> None:
+    (ref,) = plan_load(record, "alone").refs
+    for start, nbytes in ((0, 121), (119, 2), (121, 1)):
+        with pytest.raises(ValueError, match=r"buffer is smaller than requested size|offset must be"):
+            ref.read_into(memoryview(bytearray(nbytes)), start)
+    target = bytearray(2)
+    ref.read_into(memoryview(target), 118)
+    assert target == record["alone"].tobytes()[118:]
+
+
+def stops(after: int) -> Callable[[], bool]:
+    """Return what says to give up when it was asked that often."""
+    asked = iter(range(after))
+    return lambda: next(asked, None) is None
+
+
+@pytest.mark.parametrize("device", ["host", "read"])
+def test_loading_is_given_up_between_pieces_of_one_payload(device: str, large: Record) -> None:
+    told: list[int] = []
+    event = threading.Event()
+
+    def stop(done: int, _: int | None) -> None:
+        told.append(done)
+        event.set()
+
+    with pytest.raises(LoadCancelledError, match=r"m\.zcr: .*given up after \d+ of 20975520 bytes, as cancel= said"):
+        load_into(large, device, progress=stop, cancel=event)
+    assert len(told) == 1
+    assert told[0] < 20 << 20
+
+
+def test_loading_is_given_up_before_it_begins_and_between_payloads(record: Record) -> None:
+    event = threading.Event()
+    event.set()
+    loader = Noting()
+    with pytest.raises(LoadCancelledError, match="given up after 0 of"):
+        load_into(record, loader, "alone", cancel=event)
+    assert loader.calls == ["abort"]
+    loader = Noting()
+    with pytest.raises(LoadCancelledError):
+        load_into(record, loader, ["alone", "half"], cancel=stops(2))
+    assert loader.calls == ["begin 2", "load alone", "abort"]
+
+
+def test_who_watches_may_end_it_by_an_error(large: Record) -> None:
+    def tired(*_: Any) -> None:
+        raise KeyError("tired")
+
+    threads = threading.active_count()
+    for device in OWN:
+        with pytest.raises(KeyError, match="tired"):
+            load_into(large, device, progress=tired)
+    assert threading.active_count() == threads
+
+
+def test_closed_record_is_refused_and_closing_meanwhile_harms_nobody(record: Record, tmp_path: Path) -> None:
+    def close(*_: Any) -> None:
+        record.close()
+
+    assert_same_tensors(load_into(record, "host", progress=close), load_record(tmp_path / "m.zcr"))
+    with pytest.raises(UnsupportedError, match="the record is closed"):
+        load_into(record, "host")

@@ -1,0 +1,505 @@
+"""Conversion: every tensor of a model, wherever it sits and however it is stored, named by one rule; nothing lost."""
+
+from __future__ import annotations
+
+import io
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_models as m
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+from onnx.external_data_helper import convert_model_to_external_data
+
+import zcrecord
+from zcrecord.errors import DestinationExistsError, OnnxError, SourceNotFoundError
+from zcrecord.onnx import convert, graph
+from zcrecord.onnx.protobuf.reader import WINDOW
+from zcrecord.tensors.packed import PackedTensor, StringTensor
+
+
+def restored(record: zcrecord.Record) -> onnx.ModelProto:
+    """The model that an archive gives back."""
+    return onnx.ModelProto.FromString(b"".join(graph.model_parts(record)))
+
+
+def check(model: onnx.ModelProto) -> zcrecord.Record:
+    """Convert a model; compare every tensor with onnx's, and what comes back with the model itself."""
+    record = m.converted(model)
+    tensors = list(m.every_tensor(model))
+    assert len(record) == len(tensors)
+    for value, t in zip(record.values(), tensors, strict=True):
+        m.assert_equal(value, t)
+    assert restored(record) == m.normal(model)
+    return record
+
+
+# Everything there is.
+
+
+@pytest.mark.parametrize("path", m.packaged_models(), ids=lambda path: path.parent.name + "/" + path.stem)
+def test_the_packaged_models_convert_and_come_back(path: Path) -> None:
+    check(onnx.load(path))
+
+
+def test_the_generated_node_cases_convert_and_come_back() -> None:
+    models = [case.model for case in m.node_cases() if case.model is not None]
+    assert len(models) > 1600  # of onnx 1.21; later ones have more
+    for model in models:
+        check(model)
+
+
+def test_the_data_sets_of_the_node_cases_convert_as_initializers() -> None:
+    tensors: dict[tuple[int, tuple[int, ...]], TensorProto] = {}
+    for case in m.node_cases():
+        for arrays in case.data_sets or ():
+            for array in (*arrays[0], *arrays[1]):
+                if isinstance(array, np.ndarray):
+                    t = numpy_helper.from_array(array)
+                    t.name = f"t{len(tensors)}"
+                    tensors.setdefault((t.data_type, tuple(t.dims)), t)
+    assert len({code for code, _ in tensors}) > 12
+    check(m.model_of(*tensors.values()))
+
+
+# Every type, in every form.
+
+CODES = sorted(set(zcrecord.dtypes.by_onnx) & set(TensorProto.DataType.values()))  # 6 bits: from onnx 1.23 on
+NUMBERS = sorted(set(CODES) - {TensorProto.STRING})
+
+
+def test_every_type_that_onnx_has_is_known() -> None:
+    missing = set(TensorProto.DataType.values()) - {TensorProto.UNDEFINED} - set(CODES)
+    assert not missing, f"zcrecord/dtypes.py lacks {sorted(map(TensorProto.DataType.Name, missing))}"
+
+
+def sample(code: int, shape: tuple[int, ...]) -> np.ndarray:
+    """An array of this type with many different bits in it."""
+    count = int(np.prod(shape))
+    if code == TensorProto.STRING:
+        return np.array([b"x" * (i % 5) + b"\xc3\xa9" for i in range(count)], object).reshape(shape)
+    kind: np.dtype[Any] = helper.tensor_dtype_to_np_dtype(code)
+    rng = np.random.default_rng(code)
+    width = zcrecord.dtypes.by_onnx[code].bits
+    if width < 8 or code == TensorProto.BOOL:
+        raw = rng.integers(0, 2 if code == TensorProto.BOOL else 1 << width, count).astype(np.uint8)
+        if kind.name in ("int2", "int4"):
+            return raw.astype(np.int8).reshape(shape).astype(kind)  # numpy's form, the sign extended
+        return raw.view(kind).reshape(shape)
+    return np.frombuffer(rng.bytes(count * kind.itemsize), kind).reshape(shape)
+
+
+def typed(array: np.ndarray, code: int, name: str) -> TensorProto:
+    """The tensor with its values in the typed field of its type, laid there as onnx.proto says."""
+    t = TensorProto(name=name, data_type=code, dims=array.shape)
+    flat = array.reshape(-1)
+    if code == TensorProto.STRING:
+        t.string_data.extend(flat.tolist())
+    elif code in (TensorProto.FLOAT, TensorProto.COMPLEX64):
+        t.float_data.extend(flat.view(np.float32).tolist())
+    elif code in (TensorProto.DOUBLE, TensorProto.COMPLEX128):
+        t.double_data.extend(flat.view(np.float64).tolist())
+    elif code == TensorProto.INT64:
+        t.int64_data.extend(flat.tolist())
+    elif code in (TensorProto.UINT32, TensorProto.UINT64):
+        t.uint64_data.extend(flat.tolist())
+    elif array.dtype.itemsize == 1 and code not in (TensorProto.BOOL, TensorProto.INT8, TensorProto.UINT8):
+        packed = code in (
+            TensorProto.INT4,
+            TensorProto.UINT4,
+            TensorProto.FLOAT4E2M1,
+            TensorProto.INT2,
+            TensorProto.UINT2,
+        )
+        t.int32_data.extend((PackedTensor.pack(array).packed if packed else flat.view(np.uint8)).tolist())
+    elif array.dtype.itemsize == 2 and array.dtype.kind not in "iu":
+        t.int32_data.extend(flat.view(np.uint16).tolist())
+    else:
+        t.int32_data.extend(flat.astype(np.int64).tolist())
+    return t
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (3,), (2, 3, 5), (0,), (2, 0, 3)])
+@pytest.mark.parametrize("code", CODES, ids=TensorProto.DataType.Name)
+def test_every_type_converts_raw_and_typed(code: int, shape: tuple[int, ...]) -> None:
+    array = sample(code, shape)
+    raw = typed(array, code, "raw") if code == TensorProto.STRING else numpy_helper.from_array(array, "raw")
+    record = check(m.model_of(raw, typed(array, code, "typed")))
+    for name in ("raw", "typed"):
+        assert m.bits(m.stored(record[name])) == m.bits(array)
+        assert record.info(name).dtype.onnx == code
+
+
+@pytest.mark.parametrize("shape", [(), (33,), (2, 3, 5), (0, 4)])
+@pytest.mark.parametrize("code", NUMBERS, ids=TensorProto.DataType.Name)
+def test_every_type_converts_from_external_data(code: int, shape: tuple[int, ...], tmp_path: Path) -> None:
+    array = sample(code, shape)
+    model = m.model_of(numpy_helper.from_array(array, "w"), numpy_helper.from_array(np.arange(5), "other"))
+    convert_model_to_external_data(model, location="data.bin", size_threshold=0)
+    onnx.save(model, tmp_path / "model.onnx")
+    convert(tmp_path / "model.onnx", tmp_path / "model.zcr")
+    record = zcrecord.load_record(tmp_path / "model.zcr")
+    record.verify()
+    m.assert_equal(record["w"], onnx.load(tmp_path / "model.onnx").graph.initializer[0])
+    assert record["other"].tolist() == [0, 1, 2, 3, 4]
+
+
+def test_bools_become_0_and_1() -> None:
+    t = TensorProto(name="b", data_type=TensorProto.BOOL, dims=[3], raw_data=b"\x00\x01\xfe")
+    u = TensorProto(name="c", data_type=TensorProto.BOOL, dims=[3], int32_data=[0, 1, 254])
+    record = m.converted(m.model_of(t, u))
+    assert record["b"].view(np.uint8).tolist() == record["c"].view(np.uint8).tolist() == [0, 1, 1]
+
+
+def test_bits_after_the_last_packed_element_become_zero(tmp_path: Path) -> None:
+    t = TensorProto(name="n", data_type=TensorProto.UINT4, dims=[3], raw_data=b"\x21\xf3")
+    u = TensorProto(name="c", data_type=TensorProto.UINT2, dims=[5], int32_data=[0xE4, 0xFF])
+    record = m.converted(m.model_of(t, u))
+    assert record["n"].packed.tolist() == [0x21, 0x03]
+    assert record["c"].packed.tolist() == [0xE4, 0x03]
+    assert record["n"].unpack().astype(int).tolist() == [1, 2, 3]
+
+
+# Everywhere a tensor can sit.
+
+
+def test_tensors_are_found_everywhere_and_named_after_their_place() -> None:
+    record = check(m.rich_model())
+    assert set(record.names) == {
+        "layer.0.weight", "const.value", "several.ts.0", "several.ts.1",
+        "several.gs.0.w", "several.gs.0.loop.body.w", "several.gs.1.w", "several.gs.1.loop.body.w",
+        "several.sp.values", "several.sp.indices", "several.sps.0.values", "several.sps.0.indices",
+        "several.sps.1.values", "several.sps.1.indices", "sparse.w.values", "sparse.w.indices",
+        "branches.then_branch.w", "branches.then_branch.loop.body.w",
+        "branches.else_branch.w", "branches.else_branch.loop.body.w",
+        "function.my.domain:Fun.k.value", "function.my.domain:Fun.default",
+        "training_info.0.initialization.m", "training_info.0.algorithm.w", "training_info.0.algorithm.loop.body.w",
+    }  # fmt: skip
+    assert record["several.gs.1.loop.body.w"].tolist() == [20.5, 20.5]
+    assert "layer.0" in record.modules
+    assert "function.my.domain:Fun" in record.modules  # parts that are not initializers' names are not split
+    assert record.info("layer.0.weight").module == "layer.0"
+
+
+def test_the_skeleton_is_the_model_with_stubs_for_values() -> None:
+    model = m.rich_model()
+    record = m.converted(model)
+    skeleton = onnx.ModelProto.FromString(bytes(graph.skeleton_of(record)))
+    for number, (t, original) in enumerate(zip(m.every_tensor(skeleton), m.every_tensor(model), strict=True)):
+        assert (t.name, list(t.dims), t.data_type) == (original.name, list(original.dims), original.data_type)
+        assert t.data_location == TensorProto.EXTERNAL
+        assert [(e.key, e.value) for e in t.external_data] == [("zcrecord", str(number))]
+        assert not t.HasField("raw_data")
+        t.CopyFrom(original)
+    assert skeleton == model
+
+
+def test_what_a_tensor_says_of_itself_stays_in_the_skeleton() -> None:
+    t = numpy_helper.from_array(np.arange(3), "w")
+    t.doc_string = "of use"
+    t.metadata_props.add(key="k", value="v")
+    record = m.converted(m.model_of(t))
+    back = restored(record).graph.initializer[0]
+    assert (back.doc_string, back.metadata_props[0].value) == ("of use", "v")
+
+
+def test_a_model_without_tensors_converts() -> None:
+    assert len(check(m.model_of(nodes=[helper.make_node("Relu", ["x"], ["y"])]))) == 0
+
+
+def test_many_nodes_of_every_kind_stay_as_they_are() -> None:
+    """Plain nodes are passed many at a time; none of the others may go with them."""
+    rng = np.random.default_rng(0)
+    nodes = []
+    for i in range(3000):
+        kind = int(rng.integers(9))
+        extras: list[dict[str, Any]] = [
+            {}, {"alpha": 0.5}, {"ints": [1, 200, -3]}, {"text": "x" * int(rng.integers(300))}, {"axis": -1},
+            {"floats": [1.0] * 9},
+            {"value": numpy_helper.from_array(np.full(2, i))},
+            {"body": helper.make_graph([], "g", [], [], [numpy_helper.from_array(np.full(1, i), "w")])},
+            {"strings": ["a", "b"], "keep": 1},
+        ]  # fmt: skip
+        name = "n" * int(rng.choice([0, 1, 90, 200, 20000], p=[0.3, 0.3, 0.3, 0.095, 0.005]))
+        nodes.append(helper.make_node("Op", [f"i{i}"], [f"o{i}"], name=name and f"{name}{i}", **extras[kind]))
+    check(m.model_of(nodes=nodes))
+
+
+# Names.
+
+
+def names(*inits: str, nodes: Any = ()) -> list[str]:
+    """The names in the archive of a model with these initializers."""
+    return list(check(m.model_of(*(numpy_helper.from_array(np.arange(2), n) for n in inits), nodes=nodes)).names)
+
+
+def test_initializers_keep_their_names_exactly() -> None:
+    odd = [
+        "a",
+        "a.b",
+        "a.b.c",
+        "x.y",
+        ".",
+        "..",
+        "a..b",
+        "end.",
+        ".start",
+        "/model/layers.0/MatMul",
+        "é.ü",
+        "w" * 10000,
+    ]
+    odd += ["deep" + ".d" * 150, "onnx.graph", "a b\n"]
+    assert names(*odd) == odd
+
+
+def test_names_are_split_into_modules_where_no_tensor_is_in_the_way() -> None:
+    record = m.converted(m.model_of(*(numpy_helper.from_array(np.arange(2), n) for n in
+                                      ["m.l.w", "m.l.b", "m.s", "m.s.t", "m.s.t.u", "a..b"])))  # fmt: skip
+    modules = {name: record.info(name).module for name in record}
+    assert modules == {"m.l.w": "m.l", "m.l.b": "m.l", "m.s": "m", "m.s.t": "m", "m.s.t.u": "m", "a..b": ""}
+    assert list(record.modules) == ["", "m", "m.l"]
+
+
+def test_other_names_give_way_and_are_counted() -> None:
+    constants = [
+        helper.make_node("Constant", [], ["c"], name="n", value=numpy_helper.from_array(np.full(1, i)))
+        for i in range(3)
+    ]
+    model = m.model_of(numpy_helper.from_array(np.arange(2), "n.value"), nodes=constants)
+    out = io.BytesIO()
+    report = convert(io.BytesIO(model.SerializeToString()), out)
+    record = zcrecord.load_record(out.getvalue())
+    assert report.renamed == 3
+    assert record["n.value"].tolist() == [0, 1]
+    assert [record[f"n.value~{i + 2}"].tolist() for i in range(3)] == [[0], [1], [2]]
+
+
+def test_a_node_may_have_the_name_of_a_module_or_a_tensor() -> None:
+    constants = [helper.make_node("Constant", [], ["c"], name=n, value=numpy_helper.from_array(np.arange(1)))
+                 for n in ("m.l", "w", "m", "onnx.graph", "a.b")]  # fmt: skip
+    assert names("m.l.w", "w", "a", nodes=constants) == [
+        "m.l.value", "w.value", "m.value", "onnx.graph.value", "a.b.value", "m.l.w", "w", "a",
+    ]  # fmt: skip
+
+
+def test_nodes_without_name_or_output_are_told_apart() -> None:
+    node = helper.make_node("Sink", ["x"], [], value=numpy_helper.from_array(np.arange(2)))
+    assert names(nodes=[node, node]) == ["_.value", "_.value~2"]
+
+
+def test_names_of_nodes_that_no_archive_can_hold_are_changed() -> None:
+    node = m.field(
+        1, [m.field(3, b"a\0\xff"), m.field(5, [m.field(1, b"v"), m.field(5, m.field(1, 0) + m.field(2, 1))])]
+    )
+    assert m.converted(m.wire_model(graph=node)).names == ("a\ufffd\ufffd.v",)
+
+
+@pytest.mark.parametrize("raw, message", [
+    (b"", "an initializer has no name"),
+    (b"a\0b", "an initializer has a name with NUL in it"),
+    (b"a\xff", "an initializer has a name that is not UTF-8"),
+])  # fmt: skip
+def test_names_of_initializers_that_no_archive_can_hold_are_refused(raw: bytes, message: str) -> None:
+    t = m.field(1, 0) + m.field(2, 1) + (m.field(8, raw) if raw else b"")
+    with pytest.raises(OnnxError, match=f"byte 0x[0-9a-f]+: {message}"):
+        convert(io.BytesIO(m.wire_model(t)), io.BytesIO())
+
+
+def test_two_initializers_of_one_graph_may_not_share_a_name() -> None:
+    t = numpy_helper.from_array(np.arange(2), "w")
+    with pytest.raises(OnnxError, match="two initializers of one graph are called 'w'; rename one"):
+        m.converted(m.model_of(t, t))
+    sub = helper.make_graph([], "s", [], [], [t, t])
+    with pytest.raises(OnnxError, match="two initializers of one graph are called 'w'"):
+        m.converted(m.model_of(nodes=[helper.make_node("If", [], ["y"], then_branch=sub)]))
+    model = m.model_of(t)
+    model.graph.sparse_initializer.append(helper.make_sparse_tensor(t, t, [5]))
+    with pytest.raises(OnnxError, match="two initializers of one graph are called 'w'"):
+        m.converted(model)
+
+
+def test_long_names_of_nested_tensors_cannot_multiply() -> None:
+    tensor = m.field(10, m.field(1, 0) + m.field(2, 1))
+    node = m.field(1, [m.field(3, b"n" * 60000), m.field(5, m.field(1, b"a") + tensor * 5000)])
+    with pytest.raises(ValueError, match="the names of nested tensors take more than 8 times the input"):
+        m.converted(m.wire_model(graph=node))
+
+
+# Storing once.
+
+
+def test_equal_payloads_are_stored_once_and_stay_distinct() -> None:
+    array = np.arange(1000.0)
+    model = m.model_of(*(numpy_helper.from_array(array, n) for n in "abc"), numpy_helper.from_array(-array, "d"))
+    out = io.BytesIO()
+    report = convert(io.BytesIO(model.SerializeToString()), out)
+    record = zcrecord.load_record(out.getvalue())
+    assert report.shared_bytes == 2 * array.nbytes
+    assert report.payload_bytes < 2 * array.nbytes + 1000
+    assert np.shares_memory(record["a"], record["c"])
+    assert record.info("a").tied == ()
+    assert record.info("a").payload != record.info("c").payload
+
+
+def test_the_report_says_what_was_done(tmp_path: Path) -> None:
+    (tmp_path / "m.onnx").write_bytes(m.rich_model().SerializeToString())
+    report = convert(tmp_path / "m.onnx", tmp_path / "m.zcr")
+    assert report.source == str(tmp_path / "m.onnx")
+    assert report.dest == str(tmp_path / "m.zcr")
+    assert report.tensors == 25
+    assert report.modules == len(zcrecord.load_record(tmp_path / "m.zcr").modules)
+    assert report.input_bytes == (tmp_path / "m.onnx").stat().st_size
+    assert report.archive_bytes == (tmp_path / "m.zcr").stat().st_size
+    assert report.renamed == 0
+    assert report.seconds > 0
+    assert report.peak_rss is None or report.peak_rss > 1 << 20
+
+
+def test_the_same_model_gives_the_same_bytes(tmp_path: Path) -> None:
+    data = m.rich_model().SerializeToString()
+    (tmp_path / "m.onnx").write_bytes(data)
+    first, second = io.BytesIO(), io.BytesIO()
+    convert(io.BytesIO(data), first)
+    convert(tmp_path / "m.onnx", second)
+    convert(tmp_path / "m.onnx", tmp_path / "m.zcr")
+    assert first.getvalue() == second.getvalue() == (tmp_path / "m.zcr").read_bytes()
+
+
+def test_payloads_have_the_alignment_asked_for() -> None:
+    model = m.model_of(*(numpy_helper.from_array(np.arange(n), f"w{n}") for n in (1, 3, 50, 200_000)))
+    for alignment in (16, 64, 4096):
+        record = m.converted(model, alignment=alignment)
+        assert all(record.info(name).offset % alignment == 0 for name in record)
+        assert record.info("w200000").offset % 16384 == 0
+
+
+# Sources and destinations.
+
+
+def test_a_model_goes_through_pipes_on_both_sides() -> None:
+    model = m.model_of(numpy_helper.from_array(np.arange(WINDOW), "w"), helper.make_tensor("t", 7, [3], [1, -1, 300]))
+    archive, report = m.through_pipes(model.SerializeToString())
+    assert (report.source, report.dest) == (None, None)
+    record = zcrecord.load_record(archive)
+    record.verify()
+    assert (record["w"] == np.arange(WINDOW)).all()
+    assert record.content_digest() == m.converted(model).content_digest()
+
+
+def test_an_existing_file_is_replaced_only_on_request(tmp_path: Path) -> None:
+    source, dest = tmp_path / "m.onnx", tmp_path / "m.zcr"
+    source.write_bytes(m.rich_model().SerializeToString())
+    dest.write_bytes(b"precious")
+    with pytest.raises(DestinationExistsError, match=r"m\.zcr: exists already; force=True replaces it"):
+        convert(source, dest)
+    assert dest.read_bytes() == b"precious"
+    convert(source, dest, force=True)
+    assert len(zcrecord.load_record(dest)) == 25
+
+
+def test_the_destination_may_not_be_the_source(tmp_path: Path) -> None:
+    source = tmp_path / "m.onnx"
+    source.write_bytes(m.rich_model().SerializeToString())
+    (tmp_path / "link").symlink_to(source)
+    for dest in (source, tmp_path / "link"):
+        with pytest.raises(DestinationExistsError, match="source and destination are the same file"):
+            convert(source, dest, force=True)
+
+
+def test_a_missing_source_is_one_clear_error(tmp_path: Path) -> None:
+    with pytest.raises(SourceNotFoundError, match=r"no\.onnx: cannot read: No such file or directory"):
+        convert(tmp_path / "no.onnx", tmp_path / "m.zcr")
+    with pytest.raises(OSError, match="cannot read: Is a directory"):
+        convert(tmp_path, tmp_path / "m.zcr")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_failed_conversion_leaves_the_old_file_and_no_scratch(tmp_path: Path) -> None:
+    source, dest = tmp_path / "m.onnx", tmp_path / "m.zcr"
+    source.write_bytes(m.rich_model().SerializeToString()[:-3])
+    dest.write_bytes(b"precious")
+    with pytest.raises(OnnxError, match=r"m\.onnx: byte 0x"):
+        convert(source, dest, force=True)
+    assert dest.read_bytes() == b"precious"
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["m.onnx", "m.zcr"]
+
+
+def test_progress_is_told_in_bytes_and_ends_at_the_total(tmp_path: Path) -> None:
+    source = tmp_path / "m.onnx"
+    source.write_bytes(m.model_of(numpy_helper.from_array(np.arange(500_000), "w")).SerializeToString())
+    seen: list[tuple[int, int | None]] = []
+    piped: list[tuple[int, int | None]] = []
+    convert(source, tmp_path / "m.zcr", progress=lambda done, total: seen.append((done, total)))
+    assert len(seen) > 3
+    assert [done for done, _ in seen] == sorted(done for done, _ in seen)
+    assert seen[-1] == (source.stat().st_size, source.stat().st_size)
+    convert(io.BytesIO(source.read_bytes()), io.BytesIO(), progress=lambda done, total: piped.append((done, total)))
+    assert piped[-1] == (source.stat().st_size, None)
+
+
+def test_a_scan_never_seeks_and_never_asks_for_more_than_the_window() -> None:
+    class Forward(io.RawIOBase):
+        def __init__(self, data: bytes) -> None:
+            self.data = io.BytesIO(data)
+            self.most = 0
+
+        def readable(self) -> bool:
+            return True
+
+        def readinto(self, buffer: Any) -> int:
+            self.most = max(self.most, len(buffer))
+            return self.data.readinto(buffer)
+
+        def seek(self, *_: Any) -> int:
+            raise AssertionError("a seek")
+
+    source = Forward(m.model_of(numpy_helper.from_array(np.arange(3 * WINDOW), "w")).SerializeToString())
+    convert(source, io.BytesIO())
+    assert source.most <= WINDOW
+
+
+# Memory.
+
+
+def test_a_conversion_holds_no_payload_and_the_measurement_would_notice(tmp_path: Path) -> None:
+    source, size = tmp_path / "m.onnx", 128 << 20
+    header = m.field(1, size // 4) + m.field(2, TensorProto.FLOAT) + m.field(8, b"w") + b"\x4a" + m.varint(size)
+    graph_size = 1 + len(m.varint(len(header) + size)) + len(header) + size
+    with source.open("wb") as file:
+        file.write(m.field(1, 9) + b"\x3a" + m.varint(graph_size) + b"\x2a" + m.varint(len(header) + size) + header)
+        file.truncate(file.tell() + size)
+    assert m.peak_growth("import onnx", f"model = onnx.load({str(source)!r})") > size
+    work = f"convert({str(source)!r}, {str(tmp_path / 'm.zcr')!r}, durable=False)"
+    assert m.peak_growth("from zcrecord.onnx import convert", work) < 24 << 20
+    assert zcrecord.load_record(tmp_path / "m.zcr")["w"].nbytes == size
+    (tmp_path / "m.zcr").unlink()  # pytest keeps the folders of three runs
+
+
+def test_typed_values_are_not_held_either(tmp_path: Path) -> None:
+    source, count = tmp_path / "m.onnx", 12_000_000
+    values = np.arange(count) % 100
+    t = TensorProto(name="w", data_type=TensorProto.INT64, dims=[count])
+    body = t.SerializeToString() + m.field(7, values.astype(np.uint8).tobytes())
+    source.write_bytes(m.wire_model(body))
+    work = f"convert({str(source)!r}, {str(tmp_path / 'm.zcr')!r}, durable=False)"
+    assert m.peak_growth("from zcrecord.onnx import convert", work) < 24 << 20
+    assert (zcrecord.load_record(tmp_path / "m.zcr")["w"] == values).all()
+    (tmp_path / "m.zcr").unlink()
+
+
+def test_importing_it_imports_no_framework() -> None:
+    code = "import sys, zcrecord.onnx; print(sorted({'onnx', 'google', 'onnxruntime', 'zstandard'} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_strings_come_back_as_bytes() -> None:
+    strings = [b"a", b"", "ö".encode(), b"\xff\x00"]
+    t = TensorProto(name="s", data_type=TensorProto.STRING, dims=[2, 2], string_data=strings)
+    value = check(m.model_of(t))["s"]
+    assert isinstance(value, StringTensor)
+    assert list(value.strings()) == strings

@@ -1,0 +1,584 @@
+"""Back to ONNX: the model that was converted, whole again, or small and pointing into its archive."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import shutil
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_models as m
+import onnxruntime as ort
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+import zcrecord
+from zcrecord.errors import (
+    DestinationExistsError,
+    FormatError,
+    IntegrityError,
+    LimitError,
+    OnnxError,
+    RecordError,
+    SourceError,
+    UnsupportedError,
+)
+from zcrecord.onnx import convert, export, graph, session, to_onnx, verify_external
+from zcrecord.onnx.protobuf.properties import encode_properties
+
+OURS = ("zcrecord.archive", "zcrecord.content_digest", "zcrecord.payload_offset", "zcrecord.index_crc")
+LINK = dict(zip(OURS, ("m.zcr", "sha256:" + "0" * 64, "128", "0123abcd"), strict=True))
+
+
+def archive(model: onnx.ModelProto, path: Path, **options: Any) -> Path:
+    """The archive of a model, at a path."""
+    convert(io.BytesIO(model.SerializeToString()), path, force=True, durable=False, **options)
+    return path
+
+
+def whole(source: Any, **options: Any) -> onnx.ModelProto:
+    """The model that an archive gives back, self-contained."""
+    out = io.BytesIO()
+    to_onnx(source, out, **options)
+    return onnx.ModelProto.FromString(out.getvalue())
+
+
+def pointing(source: Any, dest: Path, **options: Any) -> onnx.ModelProto:
+    """The small model written beside an archive, as `onnx.load` reads it, without what is said of the archive."""
+    to_onnx(source, dest, external=True, durable=False, **options)
+    return plain(onnx.load(dest))
+
+
+def plain(model: onnx.ModelProto) -> onnx.ModelProto:
+    """A model without what `to_onnx` adds, values in the form in which they come back."""
+    kept = [p for p in model.metadata_props if p.key not in (*OURS, "zcrecord.embedded")]
+    del model.metadata_props[:]
+    model.metadata_props.extend(kept)
+    for t in m.every_tensor(model):
+        t.ClearField("data_location")
+    return model
+
+
+def outside(path: Path) -> dict[str, dict[str, str]]:
+    """The external_data of every tensor of a model that has some, by the tensor's name."""
+    model = onnx.load(path, load_external_data=False)
+    return {t.name: {e.key: e.value for e in t.external_data} for t in m.every_tensor(model) if t.external_data}
+
+
+def floats(*shape: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal(shape).astype("f4")
+
+
+def mlp(seed: int = 0, **more: Any) -> onnx.ModelProto:
+    """Two matrices of one shape, a bias, a scalar and a Constant; whatever more initializers are given."""
+    nodes = [
+        helper.make_node("MatMul", ["x", "a.w"], ["h"]),
+        helper.make_node("Add", ["h", "a.b"], ["i"]),
+        helper.make_node("MatMul", ["i", "b.w"], ["k"]),
+        helper.make_node("Constant", [], ["c"], name="const", value=numpy_helper.from_array(floats(64, seed=seed + 4))),
+        helper.make_node("Mul", ["k", "c"], ["l"]),
+        helper.make_node("Mul", ["l", "scale"], ["y"]),
+    ]
+    arrays = {
+        "a.w": floats(64, 64, seed=seed + 1), "b.w": floats(64, 64, seed=seed + 2), "a.b": floats(64, seed=seed + 3),
+        "scale": np.array(0.5, "f4"), **more,
+    }  # fmt: skip
+    values = [helper.make_tensor_value_info(n, TensorProto.FLOAT, ["n", 64]) for n in "xy"]
+    tensors = [numpy_helper.from_array(a, n) for n, a in arrays.items()]
+    made = helper.make_graph(nodes, "g", values[:1], values[1:], tensors)
+    return helper.make_model(made, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+
+
+def outputs(model: Any, feeds: dict[str, Any]) -> list[Any]:
+    options = ort.SessionOptions()
+    options.log_severity_level = 4
+    source = os.fspath(model) if isinstance(model, Path) else model.SerializeToString()
+    return list(ort.InferenceSession(source, options).run(None, feeds))
+
+
+X = {"x": floats(3, 64, seed=9)}
+
+
+def assert_same(a: list[np.ndarray], b: list[np.ndarray]) -> None:
+    for x, y in zip(a, b, strict=True):
+        assert (x.dtype, x.shape, x.tobytes()) == (y.dtype, y.shape, y.tobytes())
+
+
+# The whole model.
+
+
+@pytest.mark.parametrize("path", m.packaged_models(), ids=lambda path: path.parent.name + "/" + path.stem)
+def test_the_packaged_models_come_back_both_ways(path: Path, tmp_path: Path) -> None:
+    model = onnx.load(path)
+    expected = m.normal(model)
+    made = archive(model, tmp_path / "m.zcr")
+    assert whole(made) == expected
+    assert pointing(made, tmp_path / "m.onnx") == expected
+    verify_external(tmp_path / "m.onnx", full=True)
+
+
+def test_the_generated_node_cases_come_back_both_ways(tmp_path: Path) -> None:
+    cases = [case.model for case in m.node_cases() if case.model is not None]
+    assert len(cases) > 1600  # of onnx 1.21; later ones have more
+    for i, model in enumerate(cases):
+        record, expected = m.converted(model), m.normal(model)
+        assert whole(record) == expected
+        if i % 8 == 0:
+            made = archive(model, tmp_path / "m.zcr")
+            assert pointing(made, tmp_path / "m.onnx", force=True) == expected
+
+
+def test_a_tensor_in_every_place_comes_back_both_ways(tmp_path: Path) -> None:
+    model = m.rich_model()
+    made = archive(model, tmp_path / "m.zcr")
+    assert whole(made) == model
+    assert pointing(made, tmp_path / "m.onnx") == model
+
+
+def large(t: TensorProto, seed: int) -> None:
+    t.CopyFrom(numpy_helper.from_array(floats(80, seed=seed), t.name))
+
+
+def test_initializers_of_the_graph_and_of_graphs_in_it_stay_outside_all_others_come_in(tmp_path: Path) -> None:
+    """`onnx.load` looks for external data in no function and in no training_info."""
+    model = m.rich_model()
+    for seed, t in enumerate(m.every_tensor(model)):
+        if t.data_type == TensorProto.FLOAT and len(t.dims) == 1 and t.dims[0] > 1:
+            large(t, seed)
+    function_body = helper.make_graph([], "f", [], [], [numpy_helper.from_array(floats(80), "in_function")])
+    model.functions[0].node.append(helper.make_node("If", ["x"], ["y"], name="if", then_branch=function_body))
+    made = archive(model, tmp_path / "m.zcr")
+    assert whole(made) == m.normal(model)
+    assert pointing(made, tmp_path / "m.onnx") == m.normal(model)
+    small = onnx.load(tmp_path / "m.onnx", load_external_data=False)
+    assert {t.data_location for t in m.every_tensor(small.training_info[0])} == {TensorProto.DEFAULT}
+    assert {t.data_location for t in m.every_tensor(small.functions[0])} == {TensorProto.DEFAULT}
+    assert {t.data_location for t in m.every_tensor(small.graph.sparse_initializer[0])} == {TensorProto.DEFAULT}
+    assert sum(t.data_location == TensorProto.EXTERNAL for t in m.every_tensor(small)) == 8  # of branches, loops
+    assert verify_external(tmp_path / "m.onnx", full=True).tensors == 8
+
+
+def test_what_readers_want_in_the_model_goes_into_it(tmp_path: Path) -> None:
+    tensors = [
+        numpy_helper.from_array(np.zeros(127, np.uint8), "most"),
+        numpy_helper.from_array(np.ones(128, np.uint8), "least"),
+        numpy_helper.from_array(np.zeros((0, 3), "f4"), "empty"),
+        numpy_helper.from_array(np.ones(40, np.complex64), "complex"),
+        helper.make_tensor("strings", TensorProto.STRING, [9000], [b"\xff" * (i % 300) for i in range(9000)]),
+        helper.make_tensor("packed", TensorProto.INT4, [301], [i % 16 - 8 for i in range(301)]),
+        helper.make_tensor("typed", TensorProto.INT64, [50], list(range(50))),
+        numpy_helper.from_array(np.ones(300, np.bool_), "bools"),
+    ]
+    made = archive(m.model_of(*tensors), tmp_path / "m.zcr")
+    expected = m.normal(m.model_of(*tensors))
+    assert whole(made) == expected
+    assert pointing(made, tmp_path / "m.onnx") == expected
+    assert set(outside(tmp_path / "m.onnx")) == {"least", "packed", "typed", "bools"}
+    record = zcrecord.load_record(made)
+    for name, told in outside(tmp_path / "m.onnx").items():
+        info = record.info(name)
+        assert told == {"location": "m.zcr", "offset": str(info.offset), "length": str(info.nbytes)}
+
+
+def test_the_report_says_what_was_done(tmp_path: Path) -> None:
+    model = mlp(again=floats(64, 64, seed=1))  # equals a.w
+    made = archive(model, tmp_path / "m.zcr")
+    report = to_onnx(made, tmp_path / "w.onnx")
+    assert (report.source, report.dest) == (str(made), str(tmp_path / "w.onnx"))
+    assert (report.tensors, report.modules, report.renamed) == (6, 4, 0)
+    assert report.archive_bytes == (tmp_path / "w.onnx").stat().st_size
+    assert report.input_bytes == made.stat().st_size
+    assert report.payload_bytes == sum(a.nbytes for a in zcrecord.load_record(made).values())
+    assert report.repeated_bytes == 64 * 64 * 4
+    assert report.seconds > 0
+    report = to_onnx(made, tmp_path / "e.onnx", external=True)
+    assert report.payload_bytes == 64 * 4 + 4  # the Constant and the scalar
+    assert report.repeated_bytes == 0
+    assert report.archive_bytes == (tmp_path / "e.onnx").stat().st_size < 2500
+
+
+def test_a_source_may_be_a_path_bytes_or_a_record(tmp_path: Path) -> None:
+    model = mlp()
+    made = archive(model, tmp_path / "m.zcr")
+    data = made.read_bytes()
+    copied = zcrecord.load_record(made, mode="c")
+    for source in (made, str(made), data, bytearray(data), zcrecord.load_record(made), copied):
+        assert whole(source) == model
+    copied["a.w"][0, 0] = 7
+    assert numpy_helper.to_array(whole(copied).graph.initializer[0])[0, 0] == 7
+
+
+def test_a_model_goes_into_a_pipe(tmp_path: Path) -> None:
+    model = m.model_of(
+        numpy_helper.from_array(np.arange(1_000_000), "w"), helper.make_tensor("t", 7, [3], [1, -1, 300])
+    )
+    drain, end = os.pipe()
+    got: list[bytes] = []
+
+    def read() -> None:
+        with open(drain, "rb") as file:
+            got.append(file.read())
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    with open(end, "wb", buffering=0) as dest:
+        report = to_onnx(archive(model, tmp_path / "m.zcr"), dest)
+    thread.join()
+    assert report.dest is None
+    assert onnx.ModelProto.FromString(got[0]) == m.normal(model)
+
+
+def test_progress_ends_at_the_total(tmp_path: Path) -> None:
+    made = archive(m.model_of(numpy_helper.from_array(np.arange(1_000_000), "w")), tmp_path / "m.zcr")
+    seen: list[tuple[int, int | None]] = []
+    for external in (False, True):
+        seen.clear()
+        dest = tmp_path / f"{external}.onnx"
+        report = to_onnx(made, dest, external=external, progress=lambda *told: seen.append(told))
+        assert len(seen) > 2
+        assert [done for done, _ in seen] == sorted(done for done, _ in seen)
+        assert seen[-1] == (report.archive_bytes + external * 8_000_000,) * 2
+
+
+def test_the_same_archive_gives_the_same_bytes(tmp_path: Path) -> None:
+    made = archive(m.rich_model(), tmp_path / "m.zcr")
+    first, second = io.BytesIO(), io.BytesIO()
+    to_onnx(made, first)
+    to_onnx(made.read_bytes(), second)
+    assert first.getvalue() == second.getvalue()
+    for name in "ab":
+        to_onnx(made, tmp_path / name, external=True)
+    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
+
+
+# Records that were changed.
+
+
+def edited(path: Path, change: Callable[[Any], None]) -> Path:
+    """The record at a path, loaded as a tree, changed and saved beside it."""
+    tree = zcrecord.load_record(path).tree()
+    change(tree)
+    dest = path.with_name("edited.zcr")
+    zcrecord.save_record(tree, dest)
+    return dest
+
+
+def test_a_tree_that_is_saved_again_gives_the_same_model_though_its_order_is_another(tmp_path: Path) -> None:
+    """a.w and b.w are of one shape: taken for each other, nothing but the outputs would tell."""
+    model = mlp()
+    made = archive(model, tmp_path / "m.zcr")
+    again = edited(made, lambda tree: None)
+    names = [zcrecord.load_record(path).names for path in (made, again)]
+    assert names[0] != names[1]
+    assert whole(again) == model
+    assert pointing(again, tmp_path / "m.onnx") == model
+    assert_same(outputs(tmp_path / "m.onnx", X), outputs(model, X))
+    assert_same(session(again, memory="speed").run(None, X), outputs(model, X))
+
+
+def test_a_tensor_that_was_replaced_is_in_the_model(tmp_path: Path) -> None:
+    model = mlp()
+    new = floats(64, 64, seed=77)
+
+    def change(tree: Any) -> None:
+        tree["b"]["w"] = new
+        tree["more"] = np.ones(5)  # which the model knows nothing of
+
+    made = edited(archive(model, tmp_path / "m.zcr"), change)
+    model.graph.initializer[1].raw_data = new.tobytes()
+    assert whole(made) == model
+    assert pointing(made, tmp_path / "m.onnx") == model
+    assert_same(outputs(tmp_path / "m.onnx", X), outputs(model, X))
+
+
+def test_a_tensor_that_is_not_in_c_order_is_packed_into_the_model(tmp_path: Path) -> None:
+    model = mlp()
+
+    def change(tree: Any) -> None:
+        tree["a"]["w"] = np.asfortranarray(tree["a"]["w"])
+
+    made = edited(archive(model, tmp_path / "m.zcr"), change)
+    assert zcrecord.load_record(made).info("a.w").strides == (1, 64)
+    assert whole(made) == model
+    assert pointing(made, tmp_path / "m.onnx") == model
+    assert set(outside(tmp_path / "m.onnx")) == {"b.w", "a.b"}
+    assert to_onnx(made, tmp_path / "m.onnx", external=True, force=True).repeated_bytes == 64 * 64 * 4
+    assert_same(outputs(tmp_path / "m.onnx", X), outputs(model, X))
+    assert verify_external(tmp_path / "m.onnx", full=True).tensors == 2
+
+
+@pytest.mark.parametrize("value, message", [
+    (np.ones((64, 64)), r"tensor 'a\.w': attribute 'onnx\.graph': the skeleton has data_type 1 and shape \[64, 64\], "
+                        r"the archive float64 and \[64, 64\]"),
+    (np.ones((64, 65), "f4"), r"the archive float32 and \[64, 65\]"),
+    (None, r"tensor 'a\.w': attribute 'onnx\.graph': the model has a tensor of this name, the archive does not; save "
+           "the record with all it had"),
+])  # fmt: skip
+def test_a_tensor_of_another_type_or_shape_or_none_is_refused(value: Any, message: str, tmp_path: Path) -> None:
+    def change(tree: Any) -> None:
+        tree["more"] = np.ones(5)
+        if value is None:
+            del tree["a"]["w"]
+        else:
+            tree["a"]["w"] = value
+
+    made = edited(archive(mlp(), tmp_path / "m.zcr"), change)
+    for external in (False, True):
+        with pytest.raises(FormatError, match=message):
+            to_onnx(made, tmp_path / "m.onnx", external=external)
+    assert not (tmp_path / "m.onnx").exists()
+
+
+def test_an_archive_that_is_from_no_model_is_refused(tmp_path: Path) -> None:
+    zcrecord.save_record({"w": np.ones(3)}, tmp_path / "w.zcr")
+    for external in (False, True):
+        with pytest.raises(
+            UnsupportedError, match=r"w\.zcr: no attribute 'onnx\.graph': the archive holds tensors but"
+        ):
+            to_onnx(tmp_path / "w.zcr", tmp_path / "w.onnx", external=external)
+
+
+def test_a_closed_record_is_refused(tmp_path: Path) -> None:
+    record = zcrecord.load_record(archive(mlp(), tmp_path / "m.zcr"))
+    record.close()
+    with pytest.raises(UnsupportedError, match="the record is closed"):
+        to_onnx(record, io.BytesIO())
+
+
+def stands_for(number: Any) -> bytes:
+    """The fields that stand for a tensor's values in a skeleton."""
+    return m.field(14, 1) + m.field(13, m.field(1, b"zcrecord") + m.field(2, str(number).encode()))
+
+
+BARE = m.field(1, 64) + m.field(2, TensorProto.FLOAT) + m.field(8, b"w")
+
+
+def stub(index: str, more: bytes = b"") -> bytes:
+    return BARE + stands_for(index) + more
+
+
+@pytest.mark.parametrize("skeleton, kind, message", [
+    (m.wire_model(stub("1")), FormatError, "its stub says '1', not the number of one of 1 tensors"),
+    (m.wire_model(stub("x")), FormatError, "its stub says 'x'"),
+    (m.wire_model(stub("0"), stub("0")), FormatError, "its stub says '0'"),
+    (m.wire_model(BARE), FormatError, "its stub says ''"),
+    (m.wire_model(BARE + m.field(9, bytes(256))), FormatError, "of its own"),
+    (m.wire_model(stub("0", m.field(2, 99))), FormatError, "its data_type 99 is not known here; upgrade zcrecord"),
+    (m.wire_model(stub("0", m.field(8, b"v"))), FormatError, "tensor 'v': .*the archive does not"),
+    (m.wire_model(stub("0", m.field(8, b""))), OnnxError, "an initializer has no name"),
+    (m.wire_model(stub("0")) + b"\x72\x7f", OnnxError, "ends inside|ends 127 bytes early"),
+    (b"\x3a\x7f", OnnxError, "byte 0x2: the stream ends 127 bytes early|the stream ends inside a field"),
+    (b"", OnnxError, "no graph"),
+])  # fmt: skip
+def test_a_skeleton_from_strangers_is_one_typed_error(
+    skeleton: bytes, kind: type, message: str, tmp_path: Path
+) -> None:
+    zcrecord.save_record({"w": np.ones(64, "f4"), "onnx.graph": skeleton}, tmp_path / "m.zcr")
+    for external in (False, True):
+        with pytest.raises(kind, match=message) as caught:
+            to_onnx(tmp_path / "m.zcr", tmp_path / "m.onnx", external=external)
+        assert str(caught.value).startswith(str(tmp_path / "m.zcr"))
+    assert os.listdir(tmp_path) == ["m.zcr"]
+
+
+def test_a_skeleton_cut_off_or_changed_anywhere_gives_a_model_or_a_typed_error(tmp_path: Path) -> None:
+    record = m.converted(named(notes=10))
+    skeleton = bytes(graph.skeleton_of(record))
+    tensors = {name: record[name] for name in record}
+    worked = 0
+    for i in range(len(skeleton)):
+        flipped = skeleton[:i] + bytes([skeleton[i] ^ 0x81]) + skeleton[i + 1 :]
+        for data in (skeleton[:i], flipped):
+            out = io.BytesIO()
+            zcrecord.save_record({**tensors, "onnx.graph": data}, out)
+            with contextlib.suppress(RecordError):
+                to_onnx(out.getvalue(), io.BytesIO())
+                worked += 1
+    assert 0 < worked < 2 * len(skeleton)
+
+
+def named(notes: int) -> onnx.ModelProto:
+    """A small model with pairs of its own in its metadata_props, the second of so many bytes."""
+    model = m.model_of(numpy_helper.from_array(floats(64), "w"))
+    model.metadata_props.add(key="author", value="me")
+    model.metadata_props.add(key="notes", value="x" * notes)
+    return model
+
+
+@pytest.mark.parametrize("pair", [b"\x0a\x7f", b"\x33\x3a\x8d\x00", b"\x80", b"\x0a\x01k\x12\x7fv"])
+def test_a_pair_that_is_malformed_in_itself_comes_back_as_it_was(pair: bytes, tmp_path: Path) -> None:
+    ours = encode_properties(LINK)
+    around = named(notes=10).SerializeToString() + m.field(14, pair) + ours + encode_properties({"after": "it"})
+    convert(io.BytesIO(around), tmp_path / "m.zcr")
+    to_onnx(tmp_path / "m.zcr", tmp_path / "m.onnx")
+    assert (tmp_path / "m.onnx").read_bytes() == around.replace(ours, b"")
+
+
+# The whole of it, or nothing.
+
+
+def test_an_existing_file_is_replaced_only_on_request(tmp_path: Path) -> None:
+    made, dest = archive(mlp(), tmp_path / "m.zcr"), tmp_path / "m.onnx"
+    dest.write_bytes(b"precious")
+    for external in (False, True):
+        with pytest.raises(DestinationExistsError, match=r"m\.onnx: exists already; force=True replaces it"):
+            to_onnx(made, dest, external=external)
+        assert dest.read_bytes() == b"precious"
+    to_onnx(made, dest, force=True)
+    assert onnx.load(dest) == mlp()
+
+
+def test_the_archive_is_never_written_over(tmp_path: Path) -> None:
+    made = archive(mlp(), tmp_path / "m.zcr")
+    (tmp_path / "link").symlink_to(made)
+    for source in (made, zcrecord.load_record(made)):
+        for dest in (made, tmp_path / "link"):
+            with pytest.raises(DestinationExistsError, match="source and destination are the same file"):
+                to_onnx(source, dest, force=True)
+
+
+def damaged(path: Path, name: str) -> None:
+    """Change one bit of a tensor's bytes in a file."""
+    offset = zcrecord.load_record(path).info(name).offset
+    with path.open("r+b") as file:
+        file.seek(offset + 9)
+        byte = file.read(1)[0]
+        file.seek(offset + 9)
+        file.write(bytes([byte ^ 4]))
+
+
+@pytest.mark.parametrize("external", [False, True])
+@pytest.mark.parametrize("name", ["b.w", "scale", "const.value", "names"])
+def test_a_damaged_payload_is_named_and_nothing_is_left(name: str, external: bool, tmp_path: Path) -> None:
+    model = mlp(scale=np.full(10, 0.5, "f4"))
+    model.graph.initializer.append(helper.make_tensor("names", TensorProto.STRING, [9], [b"some text"] * 9))
+    made, dest = archive(model, tmp_path / "m.zcr"), tmp_path / "m.onnx"
+    dest.write_bytes(b"precious")
+    damaged(made, name)
+    with pytest.raises(IntegrityError, match=rf"m\.zcr: tensor '{name}': its payload's digest does not match"):
+        to_onnx(made, dest, external=external, force=True)
+    assert dest.read_bytes() == b"precious"
+    assert sorted(os.listdir(tmp_path)) == ["m.onnx", "m.zcr"]
+
+
+@pytest.mark.parametrize("external", [False, True])
+@pytest.mark.parametrize("raised", [KeyboardInterrupt(), OSError(28, "No space left on device")])
+def test_an_interrupted_write_leaves_the_old_file_and_no_scratch(
+    external: bool, raised: BaseException, tmp_path: Path
+) -> None:
+    model = mlp(more=floats(600, 600))
+    made, dest = archive(model, tmp_path / "m.zcr"), tmp_path / "m.onnx"
+    dest.write_bytes(b"precious")
+    total = to_onnx(made, tmp_path / "other", external=external).archive_bytes
+
+    def stop(done: int, of: int | None) -> None:
+        if of is not None and done > of - total:  # writing has begun
+            raise raised
+
+    with pytest.raises(type(raised)):
+        to_onnx(made, dest, external=external, force=True, progress=stop)
+    assert dest.read_bytes() == b"precious"
+    assert sorted(os.listdir(tmp_path)) == ["m.onnx", "m.zcr", "other"]
+
+
+def test_a_full_disk_is_one_typed_error(tmp_path: Path) -> None:
+    if not os.path.exists("/dev/full"):
+        pytest.skip("platform: no /dev/full")
+    with pytest.raises(SourceError, match=r"/dev/full: .*No space left on device"):
+        to_onnx(archive(mlp(), tmp_path / "m.zcr"), "/dev/full")
+
+
+def test_more_than_protobuf_holds_is_refused_before_anything_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, dest = archive(mlp(), tmp_path / "m.zcr"), tmp_path / "m.onnx"
+    size = to_onnx(made, dest).archive_bytes
+    monkeypatch.setattr(export, "MAX_LENGTH", size - 1)
+    what = rf"{size} bytes in one model, and protobuf holds at most {size - 1}; external=True leaves"
+    out = io.BytesIO()
+    with pytest.raises(LimitError, match=what):
+        to_onnx(made, out)
+    assert out.getvalue() == b""
+    with pytest.raises(LimitError, match=what):
+        to_onnx(made, dest, force=True)
+    assert dest.stat().st_size == size
+    to_onnx(made, dest, force=True, external=True)
+    monkeypatch.setattr(export, "MAX_LENGTH", 100)
+    with pytest.raises(LimitError, match=r"save the record again with np\.ascontiguousarray of its arrays"):
+        to_onnx(made, dest, force=True, external=True)
+
+
+def test_two_gib_are_refused_and_stay_outside(tmp_path: Path) -> None:
+    """55 names of one matrix of 40 MiB, which the archive has once."""
+    shared = np.zeros(10 << 20, "f4")
+    head = m.field(1, 10 << 20) + m.field(2, TensorProto.FLOAT)
+    stubs = [head + m.field(8, b"w%d" % i) + stands_for(i) for i in range(55)]
+    record = {**{f"w{i}": shared for i in range(55)}, "onnx.graph": m.wire_model(*stubs)}
+    zcrecord.save_record(record, tmp_path / "m.zcr", durable=False)
+    with pytest.raises(
+        LimitError, match=r"23068\d+ bytes in one model, and protobuf holds at most 2147483647; external"
+    ):
+        to_onnx(tmp_path / "m.zcr", tmp_path / "m.onnx")
+    report = to_onnx(tmp_path / "m.zcr", tmp_path / "m.onnx", external=True)
+    assert (report.tensors, report.payload_bytes) == (55, 0)
+    assert report.archive_bytes < 10_000
+    (tmp_path / "m.zcr").unlink()  # pytest keeps the folders of three runs
+
+
+# Memory.
+
+SIZE = 128 << 20
+
+
+@pytest.fixture(scope="module")
+def large_archive(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """An archive of one matrix in C order, one that is not, small tensors, and many strings."""
+    folder = tmp_path_factory.mktemp("large")
+    tensors = [
+        numpy_helper.from_array(np.ones((1024, SIZE // 4096), "f4"), "w"),
+        numpy_helper.from_array(np.ones(2), "s"),
+    ]
+    tensors += [numpy_helper.from_array(np.full(100, i, np.uint16), f"small{i}") for i in range(500)]
+    tensors.append(
+        helper.make_tensor("names", TensorProto.STRING, [100_000], [b"x" * (i % 200) for i in range(100_000)])
+    )
+    made = archive(m.model_of(*tensors), folder / "m.zcr")
+    strided = edited(made, lambda tree: tree.update(w=np.asfortranarray(tree["w"])))
+    yield made, strided
+    shutil.rmtree(folder)
+
+
+@pytest.mark.parametrize("external", [False, True])
+def test_no_more_than_a_few_mib_are_held_and_the_measurement_would_notice(external: bool, large_archive: Any) -> None:
+    made = large_archive[0]
+    dest = made.with_name("m.onnx")
+    setup = "from zcrecord.onnx import to_onnx, graph\nimport zcrecord, io"
+    if not external:
+        held = f"b''.join(graph.model_parts(zcrecord.load_record({str(made)!r})))"
+        assert m.peak_growth(setup, held) > SIZE
+    work = f"to_onnx({str(made)!r}, {str(dest)!r}, external={external}, durable=False)"
+    assert m.peak_growth(setup, work) < 32 << 20
+    assert (dest.stat().st_size > SIZE) is not external
+    if not external:
+        assert m.peak_growth("import onnx", f"onnx.save(onnx.load({str(dest)!r}), {str(dest)!r})") > SIZE
+    else:
+        work = f"verify_external({str(dest)!r}, full=True)"
+        assert m.peak_growth("from zcrecord.onnx import verify_external", work) < 32 << 20
+    dest.unlink()
+
+
+def test_what_is_not_in_c_order_is_packed_a_part_at_a_time(large_archive: Any) -> None:
+    strided = large_archive[1]
+    dest = strided.with_name("s.onnx")
+    setup = "from zcrecord.onnx import to_onnx"
+    for external in (False, True):
+        work = f"to_onnx({str(strided)!r}, {str(dest)!r}, external={external}, durable=False, force=True)"
+        assert m.peak_growth(setup, work) < 64 << 20
+        assert dest.stat().st_size > SIZE
+    dest.unlink()

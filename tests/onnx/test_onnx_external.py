@@ -1,0 +1,321 @@
+"""External data is read where the rules allow it and nowhere else; each refusal names the rule."""
+
+from __future__ import annotations
+
+import io
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_models as m
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+import zcrecord
+from zcrecord.errors import ExternalDataError, OnnxError
+from zcrecord.onnx import convert, external_data
+
+DATA = np.arange(6, dtype="<f4")
+
+
+def reference(location: str | None = "w.bin", name: str = "w", **entries: str) -> TensorProto:
+    """A tensor of six floats that lies in a file."""
+    t = TensorProto(name=name, data_type=TensorProto.FLOAT, dims=[6], data_location=TensorProto.EXTERNAL)
+    if location is not None:
+        t.external_data.add(key="location", value=location)
+    for key, value in entries.items():
+        t.external_data.add(key=key, value=value)
+    return t
+
+
+def write(folder: Path, *tensors: TensorProto, data: bytes = DATA.tobytes()) -> Path:
+    """A folder with a model and w.bin; returns the model's path."""
+    folder.mkdir(exist_ok=True)
+    (folder / "w.bin").write_bytes(data)
+    (folder / "model.onnx").write_bytes(m.model_of(*tensors).SerializeToString())
+    return folder / "model.onnx"
+
+
+def read(path: Path, **options: Any) -> zcrecord.Record:
+    """The record of a model in a file."""
+    out = io.BytesIO()
+    convert(path, out, **options)
+    record = zcrecord.load_record(out.getvalue())
+    record.verify()
+    return record
+
+
+def refused(path: Path, message: str, **options: Any) -> None:
+    """Check that a model's external data is refused with this message, which names model and tensor."""
+    with pytest.raises(ExternalDataError, match=rf"model\.onnx: tensor 'w': {message}"):
+        convert(path, io.BytesIO(), **options)
+
+
+# What is allowed.
+
+
+@pytest.mark.parametrize("entries", [
+    {}, {"offset": "0"}, {"length": "24"}, {"offset": "0", "length": "24"}, {"offset": "000"},
+    {"checksum": "da39a3ee5e6b4b0d3255bfef95601890afd80709"}, {"basepath": "/elsewhere"},
+], ids=str)  # fmt: skip
+def test_offset_length_and_checksum_may_be_left_out_or_given(entries: dict[str, str], tmp_path: Path) -> None:
+    path = write(tmp_path / "m", reference(**entries))
+    assert (read(path)["w"] == DATA).all()
+    assert (numpy_helper.to_array(onnx.load(path).graph.initializer[0]) == DATA).all()
+
+
+def test_values_are_taken_from_the_offset(tmp_path: Path) -> None:
+    path = write(tmp_path / "m", reference(offset="5", length="24"), data=b"12345" + DATA.tobytes() + b"rest")
+    assert (read(path)["w"] == DATA).all()
+
+
+@pytest.mark.parametrize("location", ["sub/w.bin", "./sub/w.bin", "sub//w.bin", "sub/../sub/w.bin", "ü b.bin"])
+def test_locations_are_paths_in_the_models_folder(location: str, tmp_path: Path) -> None:
+    path = write(tmp_path / "m", reference(location))
+    (tmp_path / "m" / "sub").mkdir()
+    (tmp_path / "m" / location).write_bytes(DATA.tobytes())
+    assert (read(path)["w"] == DATA).all()
+
+
+def test_tensors_in_attributes_and_subgraphs_may_be_external(tmp_path: Path) -> None:
+    sub = helper.make_graph([], "s", [], [], [reference(offset="0", length="24")])
+    node = helper.make_node("If", ["c"], ["y"], name="if", then_branch=sub, value=reference(name=""))
+    (tmp_path / "w.bin").write_bytes(DATA.tobytes())
+    (tmp_path / "model.onnx").write_bytes(m.model_of(nodes=[node]).SerializeToString())
+    record = read(tmp_path / "model.onnx")
+    assert all((record[name] == DATA).all() for name in ("if.then_branch.w", "if.value"))
+
+
+def test_many_files_and_large_ones_are_read_with_few_descriptors(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    arrays = [rng.standard_normal(6 if i else 700_000).astype("<f4") for i in range(40)]
+    tensors = [reference(f"{i}.bin", f"w{i}") for i in range(40)]
+    tensors[0].dims[0] = 700_000
+    for i, array in enumerate(arrays):
+        (tmp_path / f"{i}.bin").write_bytes(array.tobytes())
+    path = write(tmp_path, *tensors, *(reference(f"{i}.bin", f"again{i}") for i in range(1, 40)))
+    before = len(os.listdir("/dev/fd")) if os.path.exists("/dev/fd") else 0
+    most = 0
+
+    def progress(_: int, __: int | None) -> None:
+        nonlocal most
+        most = max(most, len(os.listdir("/dev/fd")) if before else 0)
+
+    out = io.BytesIO()
+    report = convert(path, out, progress=progress)
+    record = zcrecord.load_record(out.getvalue())
+    assert all((record[f"w{i}"] == array).all() for i, array in enumerate(arrays))
+    assert most - before <= 12
+    assert report.input_bytes == path.stat().st_size + sum(a.nbytes for a in arrays) + 39 * 24
+
+
+def test_an_empty_tensor_needs_no_file(tmp_path: Path) -> None:
+    t = reference("absent.bin")
+    t.dims[0] = 0
+    assert read(write(tmp_path / "m", t))["w"].shape == (0,)
+
+
+def test_entries_of_a_tensor_that_is_not_external_are_left_out(tmp_path: Path) -> None:
+    t = numpy_helper.from_array(DATA, "w")
+    t.external_data.add(key="location", value="../old")
+    assert (read(write(tmp_path / "m", t))["w"] == DATA).all()
+
+
+def test_an_empty_raw_data_beside_external_data_is_no_value(tmp_path: Path) -> None:
+    t = reference()
+    t.raw_data = b""
+    assert (read(write(tmp_path / "m", t))["w"] == DATA).all()
+
+
+# What is not.
+
+
+@pytest.mark.parametrize("location, message", [
+    (None, "external data: no location; every tensor kept outside the model needs one"),
+    ("", "external data '': the location is empty"),
+    ("w\0.bin", r"external data 'w\\x00.bin': the location contains NUL"),
+    ("/etc/passwd", "external data '/etc/passwd': the location is absolute; it must be relative to the model's folder"),
+    ("../w.bin", "external data '../w.bin': the location leaves the model's folder through '..'"),
+    ("sub/../../w.bin", "the location leaves the model's folder through '..'|external data .*'..'"),
+    ("..", "the location leaves the model's folder|external data '..': the location leaves"),
+    (".", "external data '.': the location is the model's folder itself"),
+    ("a/..", "external data 'a/..': the location is the model's folder itself"),
+    ("..\\w.bin", r"external data '..\\w.bin': a location has no backslash and no drive"),
+    ("C:w.bin", "external data 'C:w.bin': a location has no backslash and no drive"),
+    ("absent.bin", "external data 'absent.bin': cannot be opened: No such file or directory; it belongs beside the m"),
+    ("sub", "external data 'sub': it is not a regular file"),
+    ("sub/inner/w.bin", "external data 'sub/inner/w.bin': cannot be opened: No such file"),
+    ("w.bin/x", "external data 'w.bin/x': cannot be opened: Not a directory"),
+])  # fmt: skip
+def test_locations_that_break_a_rule_are_refused(location: str | None, message: str, tmp_path: Path) -> None:
+    (tmp_path / "w.bin").write_bytes(DATA.tobytes())  # in the parent: a traversal would find it
+    path = write(tmp_path / "m", reference(location))
+    (tmp_path / "m" / "sub").mkdir()
+    refused(path, message)
+
+
+@pytest.mark.parametrize("entries, message", [
+    ({"offset": "-1"}, "offset '-1' is not a non-negative decimal integer"),
+    ({"offset": "0x10"}, "offset '0x10' is not a non-negative decimal integer"),
+    ({"offset": " 1"}, "offset ' 1' is not"),
+    ({"offset": "1_0"}, "offset '1_0' is not"),
+    ({"offset": "\u0661"}, "offset '\u0661' is not"),
+    ({"offset": ""}, "offset '' is not"),
+    ({"offset": "9" * 40}, "offset '9+' is not"),
+    ({"length": "-24"}, "length '-24' is not a non-negative decimal integer"),
+    ({"length": "2.4e1"}, "length '2.4e1' is not"),
+    ({"length": "23"}, "length 23, but the tensor's shape and type take 24 bytes"),
+    ({"length": "9223372036854775807"}, "length 9223372036854775807, but the tensor's shape and type take 24 bytes"),
+    ({"offset": "1"}, r"bytes 1 to 25 are past its end \(24\); the file is truncated or belongs to another model"),
+    ({"offset": "9223372036854775807"}, "bytes 9223372036854775807 to 9223372036854775831 are past its end"),
+    ({"size": "24"}, "unknown key 'size', known are location, offset, length, checksum, basepath"),
+], ids=lambda value: str(value)[:40])  # fmt: skip
+def test_entries_that_break_a_rule_are_refused(entries: dict[str, str], message: str, tmp_path: Path) -> None:
+    refused(write(tmp_path / "m", reference(**entries)), f"external data 'w.bin': {message}")
+
+
+def test_a_symbolic_link_out_of_the_folder_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "secret").write_bytes(DATA.tobytes())
+    path = write(tmp_path / "m", reference("link"))
+    (tmp_path / "m" / "link").symlink_to(tmp_path / "secret")
+    refused(
+        path, "external data 'link': a symbolic link leads out of the model's folder, which is allowed only on request"
+    )
+    assert (read(path, allow_links=True)["w"] == DATA).all()
+
+
+def test_a_link_to_a_folder_outside_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "w.bin").write_bytes(DATA.tobytes())
+    path = write(tmp_path / "m", reference("sub/w.bin"))
+    (tmp_path / "m" / "sub").symlink_to(tmp_path / "other")
+    refused(path, "external data 'sub/w.bin': a symbolic link leads out of the model's folder")
+
+
+def test_a_symbolic_link_inside_the_folder_is_refused_too(tmp_path: Path) -> None:
+    path = write(tmp_path / "m", reference("link"))
+    (tmp_path / "m" / "link").symlink_to("w.bin")
+    refused(path, r"external data 'link': it is a symbolic link, .*allow_links=True")
+    assert (read(path, allow_links=True)["w"] == DATA).all()
+
+
+def test_the_folder_itself_may_be_reached_through_a_link(tmp_path: Path) -> None:
+    write(tmp_path / "m", reference())
+    (tmp_path / "current").symlink_to(tmp_path / "m")
+    assert (read(tmp_path / "current" / "model.onnx")["w"] == DATA).all()
+
+
+def test_a_file_with_several_names_is_refused(tmp_path: Path) -> None:
+    path = write(tmp_path / "m", reference("twin.bin"))
+    os.link(tmp_path / "m" / "w.bin", tmp_path / "m" / "twin.bin")
+    refused(path, r"external data 'twin.bin': the file has 2 names \(hard links\), which is allowed only on request")
+    assert (read(path, allow_links=True)["w"] == DATA).all()
+
+
+def test_a_named_pipe_is_refused_and_does_not_hang(tmp_path: Path) -> None:
+    path = write(tmp_path / "m", reference("pipe"))
+    os.mkfifo(tmp_path / "m" / "pipe")
+    refused(path, "external data 'pipe': it is not a regular file")
+    refused(path, "external data 'pipe': it is not a regular file", allow_links=True)
+
+
+@pytest.mark.parametrize("swap", ["file", "link"])
+def test_a_file_swapped_between_check_and_opening_is_noticed(
+    swap: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write(tmp_path / "m", reference())
+    secret = tmp_path / "secret"
+    secret.write_bytes(bytes(24))
+    real_open = os.open
+
+    def late(name: str, *args: int, **options: int) -> int:
+        if name == "w.bin":
+            inside = tmp_path / "m" / name
+            inside.unlink()
+            inside.symlink_to(secret) if swap == "link" else secret.rename(inside)
+        return real_open(name, *args, **options)
+
+    monkeypatch.setattr("zcrecord.onnx.external_data.os.open", late)
+    refused(path, "external data 'w.bin': (it was replaced by another file|cannot be opened: Too many levels)")
+
+
+def hugging_face(root: Path, target: str) -> Path:
+    """A repository of a Hugging Face cache, in which a snapshot's files are links."""
+    repository = root / "models--some--model"
+    snapshot = repository / "snapshots" / "0123abc" / "onnx"
+    snapshot.mkdir(parents=True)
+    (repository / "blobs").mkdir()
+    (repository / "blobs" / "cafe").write_bytes(DATA.tobytes())
+    (repository / "blobs" / "model").write_bytes(m.model_of(reference("model.onnx_data")).SerializeToString())
+    (snapshot / "model.onnx").symlink_to("../../../blobs/model")
+    (snapshot / "model.onnx_data").symlink_to(target)
+    return snapshot / "model.onnx"
+
+
+def test_links_inside_one_hugging_face_repository_are_accepted(tmp_path: Path) -> None:
+    path = hugging_face(tmp_path, "../../../blobs/cafe")
+    assert (read(path)["w"] == DATA).all()
+
+
+@pytest.mark.parametrize("target", ["../../../../secret", "../../../../other/blobs/cafe", "../../../refs/main"])
+def test_links_out_of_a_hugging_face_repository_are_refused(target: str, tmp_path: Path) -> None:
+    path = hugging_face(tmp_path, target)
+    for place in ("secret", "other/blobs/cafe", "models--some--model/refs/main"):
+        (tmp_path / place).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / place).write_bytes(DATA.tobytes())
+    refused(path, "external data 'model.onnx_data': a symbolic link leads out of the model's folder")
+
+
+def test_external_data_beside_values_is_refused(tmp_path: Path) -> None:
+    for values in ({"raw_data": DATA.tobytes()}, {"float_data": DATA.tolist()}):
+        t = reference()
+        t.MergeFrom(TensorProto(**values))
+        with pytest.raises(OnnxError, match="tensor 'w': has external data and values of its own; it may have one"):
+            read(write(tmp_path / "m", t))
+
+
+def test_a_tensor_of_unknown_type_is_refused_for_that(tmp_path: Path) -> None:
+    t = reference(length="24")
+    t.data_type = 99
+    with pytest.raises(OnnxError, match=r"tensor 'w': byte 0x[0-9a-f]+: data_type 99 is not known here"):
+        read(write(tmp_path / "m", t))
+
+
+def test_strings_cannot_be_external(tmp_path: Path) -> None:
+    t = reference()
+    t.data_type = TensorProto.STRING
+    refused(write(tmp_path / "m", t), "strings cannot be external data")
+
+
+def test_a_stream_has_no_folder_for_external_data(tmp_path: Path) -> None:
+    path = write(tmp_path / "m", reference())
+    with pytest.raises(
+        ExternalDataError, match=r"external data 'w\.bin' lies beside the model, and a stream has no folder"
+    ):
+        convert(io.BytesIO(path.read_bytes()), io.BytesIO())
+
+
+def test_a_disk_that_fails_is_one_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> int:
+        raise OSError(5, "Input/output error")
+
+    path = write(tmp_path / "m", reference())
+    monkeypatch.setattr(external_data, "_read_at", fail)
+    refused(path, "external data 'w.bin': cannot be read: Input/output error")
+
+
+def test_a_file_that_shrinks_while_it_is_read_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write(tmp_path / "m", reference())
+    monkeypatch.setattr(external_data, "_read_at", lambda *_: 0)
+    refused(path, "external data 'w.bin': it ended at byte 0 while it was read")
+
+
+def test_bools_and_packed_elements_are_made_canonical(tmp_path: Path) -> None:
+    b, n = reference(name="b"), reference(name="n", offset="6")
+    b.data_type, n.data_type = TensorProto.BOOL, TensorProto.UINT4
+    n.dims[0] = 3
+    record = read(write(tmp_path / "m", b, n, data=b"\x00\x01\x02\xff\x01\x00" + b"\x21\xf3"))
+    assert record["b"].view(np.uint8).tolist() == [0, 1, 1, 1, 1, 0]
+    assert record["n"].packed.tolist() == [0x21, 0x03]

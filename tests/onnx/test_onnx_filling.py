@@ -1,0 +1,494 @@
+"""ONNX Runtime is given its weights as OrtValues where a loader put them: in place, and never with wrong results."""
+
+from __future__ import annotations
+
+import io
+import sys
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+import records as r
+import torch
+from onnx import TensorProto, helper, numpy_helper
+
+import zcrecord
+from zcrecord.dtypes import DType
+from zcrecord.errors import DependencyError, MismatchError, TensorNotFoundError, UnsupportedError
+from zcrecord.hollow import hollow_of
+from zcrecord.loaders import LoadPlan, PayloadRef, loader_for
+from zcrecord.onnx import convert, fill_session, session
+
+RNG = np.random.default_rng(0)
+DIGITS = Path(__file__).parents[1] / "data" / "digits.onnx"
+Inputs = dict[str, Any]
+
+
+def floats(*shape: int) -> Any:
+    return RNG.standard_normal(shape).astype("f4")
+
+
+def node(op: str, inputs: str, output: str, **attributes: Any) -> onnx.NodeProto:
+    return helper.make_node(op, inputs.split(), [output], **attributes)
+
+
+def model_of(nodes: list[Any], weights: Inputs, *shape: int, kind: int = TensorProto.FLOAT) -> onnx.ModelProto:
+    """A model from x of that shape to y."""
+    x, y = helper.make_tensor_value_info("x", kind, shape), helper.make_tensor_value_info("y", kind, None)
+    tensors = [numpy_helper.from_array(a, n) for n, a in weights.items()]
+    made = helper.make_graph(nodes, "g", [x], [y], tensors)
+    return helper.make_model(made, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+
+
+def archive(model: onnx.ModelProto) -> bytes:
+    """The archive of a model."""
+    out = io.BytesIO()
+    convert(io.BytesIO(model.SerializeToString()), out)
+    return out.getvalue()
+
+
+TO_CHANNELS, TO_LAST = {"perm": [0, 3, 1, 2]}, {"perm": [0, 2, 3, 1]}
+# What optimizers do with constants: fold, transpose and reshape them under their names, fuse them into others.
+MODELS = {
+    "matmul": model_of([node("MatMul", "x w", "y")], {"w": floats(64, 64)}, 1, 64),
+    "transposed": model_of(
+        [node("Transpose", "w", "t", perm=[1, 0]), node("MatMul", "x t", "y")], {"w": floats(64, 32)}, 1, 32
+    ),
+    "transposed, square": model_of(
+        [node("Transpose", "w", "t", perm=[1, 0]), node("MatMul", "x t", "y")], {"w": floats(64, 64)}, 1, 64
+    ),
+    "pushed through": model_of(
+        [node("Transpose", "x", "t", **TO_CHANNELS), node("Add", "t w", "u"), node("Relu", "u", "v"),
+         node("Transpose", "v", "y", **TO_LAST)], {"w": floats(1, 8, 8, 8)}, 1, 8, 8, 8,
+    ),
+    "pushed through, of lower rank": model_of(
+        [node("Transpose", "x", "t", **TO_CHANNELS), node("Mul", "t w", "u"), node("Transpose", "u", "y", **TO_LAST)],
+        {"w": floats(8, 8, 8)}, 1, 8, 8, 8,
+    ),
+    "broadcast": model_of(
+        [node("Transpose", "x", "t", perm=[1, 0]), node("Add", "t w", "u"), node("Transpose", "u", "y", perm=[1, 0])],
+        {"w": floats(64)}, 64, 64,
+    ),
+    "folded": model_of(
+        [node("Add", "w v", "t"), node("MatMul", "x t", "y")], {"w": floats(64, 64), "v": floats(64, 64)}, 1, 64
+    ),
+    "reshaped": model_of(
+        [node("Reshape", "w s", "t"), node("MatMul", "x t", "y")], {"w": floats(4096), "s": np.array([64, 64])}, 1, 64
+    ),
+    "fused": model_of(
+        [node("Conv", "x w", "c", pads=[1, 1, 1, 1]), node("BatchNormalization", "c s b m v", "n"),
+         node("Relu", "n", "y")],
+        {"w": floats(64, 8, 3, 3), "s": floats(64), "b": floats(64), "m": floats(64), "v": floats(64) ** 2}, 1, 8, 9, 9,
+    ),
+    "gemm": model_of([node("Gemm", "x w b", "y", transB=1)], {"w": floats(64, 64), "b": floats(64)}, 1, 64),
+    "half": model_of(
+        [node("MatMul", "x w", "t"), node("Add", "t b", "y")],
+        {"w": floats(64, 64).astype("f2"), "b": floats(64).astype("f2")}, 1, 64, kind=TensorProto.FLOAT16,
+    ),
+    "repeated": model_of(
+        [node("MatMul", "x w", "t"), node("MatMul", "t v", "y")], dict.fromkeys("wv", floats(64, 64)), 1, 64
+    ),
+}  # fmt: skip
+
+
+def inputs_of(model: onnx.ModelProto) -> Inputs:
+    kind = model.graph.input[0].type.tensor_type
+    shape = [d.dim_value for d in kind.shape.dim]
+    return {"x": floats(*shape).astype("f2" if kind.elem_type == TensorProto.FLOAT16 else "f4")}
+
+
+def unoptimized(model: onnx.ModelProto, inputs: Inputs) -> Any:
+    """What a model computes with every optimizer off."""
+    options = ort.SessionOptions()
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    return ort.InferenceSession(model.SerializeToString(), options).run(None, inputs)[0]
+
+
+def branches() -> onnx.ModelProto:
+    """An If whose branches use one matrix of the graph around them, and each a matrix of its own, of one name."""
+    value = helper.make_tensor_value_info
+    own = [numpy_helper.from_array(floats(64, 64), "own") for _ in range(2)]
+    then = helper.make_graph([node("MatMul", "x shared", "g"), node("MatMul", "g own", "t")], "then", [],
+                             [value("t", TensorProto.FLOAT, None)], own[:1])  # fmt: skip
+    other = helper.make_graph(
+        [node("Transpose", "shared", "s", perm=[1, 0]), node("MatMul", "x s", "m"), node("MatMul", "m own", "e")],
+        "else", [], [value("e", TensorProto.FLOAT, None)], own[1:],
+    )  # fmt: skip
+    made = model_of([node("If", "c", "y", then_branch=then, else_branch=other)], {"shared": floats(64, 64)}, 1, 64)
+    made.graph.input.append(value("c", TensorProto.BOOL, []))
+    return made
+
+
+# The same results.
+
+
+@pytest.mark.parametrize("loader", [None, "host", "read", "cpu", "torch"])
+@pytest.mark.parametrize("kind", MODELS)
+def test_no_optimizer_makes_a_result_wrong(kind: str, loader: str | None, tmp_path: Path) -> None:
+    model = MODELS[kind]
+    inputs = inputs_of(model)
+    (tmp_path / "m.zcr").write_bytes(archive(model))
+    chosen = None if loader is None else torch_loader() if loader == "torch" else loader_for(loader)
+    got = fill_session(tmp_path / "m.zcr", loader=chosen).run(None, inputs)[0]
+    np.testing.assert_allclose(got, unoptimized(model, inputs), rtol=2e-2 if got.itemsize == 2 else 1e-3, atol=1e-3)
+
+
+MISUSE: dict[str, tuple[Any, dict[str, Any], str]] = {
+    "hollow": (
+        hollow_of,
+        {},
+        r"a hollow record has no weights to run with; fill it, and pass what its seal\(\) returns",
+    ),
+    "options": (bytes, {"sess_options": "x"}, r"sess_options= takes an onnxruntime\.SessionOptions, not a str"),
+    "a class": (
+        bytes,
+        {"sess_options": ort.SessionOptions},
+        r"sess_options= takes an onnxruntime\.SessionOptions, not",
+    ),
+    "a number": (lambda _: 3, {}, "a int is neither a path nor contiguous bytes"),
+}
+
+
+@pytest.mark.parametrize("what", MISUSE)
+def test_misuse_is_one_typed_error(what: str) -> None:
+    form, options, message = MISUSE[what]
+    with pytest.raises(UnsupportedError, match=message):
+        fill_session(form(archive(MODELS["matmul"])), **options)
+
+
+@pytest.mark.parametrize("given, message", [
+    ({}, r"tensor 'w': is a weight of the model, and not among the 0 tensors given as loader=$"),
+    ({"ww": 1, 3: 4}, r"tensor 'w': is a weight of the model, and not among the 2 .*; close names there: 'ww'$"),
+])  # fmt: skip
+def test_weight_that_is_not_among_those_loaded_before_is_told_as_that(given: Any, message: str) -> None:
+    with pytest.raises(TensorNotFoundError, match=message):
+        fill_session(archive(MODELS["matmul"]), loader=given)
+
+
+def torch_loader() -> Any:
+    """A loader whose tensors are torch's."""
+
+    class Loader(Plain):
+        def load(self, ref: PayloadRef, dst: Any = None) -> Any:
+            return torch.from_numpy(super().load(ref, dst))
+
+    return Loader()
+
+
+class Plain:
+    """A loader that copies what a ref has in memory, and does nothing else."""
+
+    device = "plain"
+
+    def can_load(self, device: str, dtype: DType) -> bool:
+        return dtype.bits >= 8
+
+    def begin(self, plan: LoadPlan) -> None: ...
+
+    def load(self, ref: PayloadRef, dst: Any = None) -> Any:
+        assert ref.buffer is not None
+        return np.frombuffer(bytearray(ref.buffer), ref.dtype.numpy).reshape(ref.shape)
+
+    def view(self, loaded: Any, ref: PayloadRef) -> Any:
+        return np.ndarray(ref.shape, ref.dtype.numpy, loaded, ref.byte_offset)
+
+    def finish(self) -> None: ...
+
+    def abort(self) -> None: ...
+
+
+def test_an_initializer_handed_over_by_name_alone_would_be_wrong() -> None:
+    """What `fill_session` is there to avoid; if this fails, ONNX Runtime has changed, and it may do with less."""
+    model, inputs = MODELS["pushed through"], inputs_of(MODELS["pushed through"])
+    options = ort.SessionOptions()
+    held = ort.OrtValue.ortvalue_from_numpy(numpy_helper.to_array(model.graph.initializer[0]).copy())
+    options.add_initializer("w", held)
+    got = ort.InferenceSession(model.SerializeToString(), options).run(None, inputs)[0]
+    assert not np.allclose(got, unoptimized(model, inputs), rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("loader", [None, "host"])
+def test_a_matrix_that_branches_share_is_filled_and_their_own_ones_are_not_mixed_up(loader: Any) -> None:
+    model = branches()
+    made = fill_session(archive(model), loader=loader)
+    assert [w.name for w in made.get_overridable_initializers()] == ["shared"]
+    for choice in (True, False):
+        inputs = {"x": floats(1, 64), "c": np.array(choice)}
+        np.testing.assert_allclose(made.run(None, inputs)[0], unoptimized(model, inputs), rtol=1e-3, atol=1e-3)
+
+
+def test_digits_are_classified_as_by_the_original(tmp_path: Path) -> None:
+    convert(DIGITS, tmp_path / "m.zcr", durable=False)
+    pixels = np.load(DIGITS.parent / "digits_heldout.npz")
+    images = pixels["images"].reshape(-1, 64).astype(np.float32) / 16
+    got = fill_session(tmp_path / "m.zcr", loader="host").run(None, {"pixels": images})[0]
+    want = ort.InferenceSession(str(DIGITS)).run(None, {"pixels": images})[0]
+    np.testing.assert_allclose(got, want, rtol=1e-3, atol=1e-3)
+    assert (got.argmax(1) == want.argmax(1)).all()
+
+
+def test_a_model_of_an_early_version_whose_weights_are_inputs_already_is_filled() -> None:
+    model = onnx.ModelProto()
+    model.CopyFrom(MODELS["pushed through"])
+    model.ir_version = 3
+    model.graph.input.append(helper.make_tensor_value_info("w", TensorProto.FLOAT, [1, 8, 8, 8]))
+    inputs = inputs_of(model)
+    made = fill_session(archive(model))
+    assert [i.name for i in made.get_inputs()] == ["x"]
+    np.testing.assert_allclose(made.run(None, inputs)[0], unoptimized(model, inputs), rtol=1e-3)
+
+
+def test_element_types_that_numpy_lacks_are_handed_over() -> None:
+    cast = node("Cast", "w", "t", to=TensorProto.FLOAT)
+    weights = floats(64, 64).astype(ml_dtypes.bfloat16)
+    model = model_of([cast, node("MatMul", "x t", "y")], {}, 1, 64)
+    model.graph.initializer.append(helper.make_tensor("w", TensorProto.BFLOAT16, [64, 64], weights.tobytes(), raw=True))
+    inputs = inputs_of(model)
+    made = fill_session(archive(model), loader="host")
+    assert [w.type for w in made.get_overridable_initializers()] == ["tensor(bfloat16)"]
+    np.testing.assert_allclose(made.run(None, inputs)[0], inputs["x"] @ weights.astype("f4"), rtol=1e-3, atol=1e-3)
+
+
+def test_a_sealed_hollow_record_fills_a_session() -> None:
+    model = MODELS["folded"]
+    data = archive(model)
+    hollow = hollow_of(data)
+    hollow.stream((t.name, numpy_helper.to_array(t)) for t in model.graph.initializer)
+    inputs = inputs_of(model)
+    sealed = hollow.seal()
+    for made in (fill_session(sealed), session(sealed)):
+        np.testing.assert_allclose(made.run(None, inputs)[0], unoptimized(model, inputs), rtol=1e-3, atol=1e-3)
+
+
+# Where the weights are.
+
+
+def test_weights_are_used_where_the_loader_put_them() -> None:
+    kept: dict[str, Any] = {}
+
+    class Keeps(Plain):
+        def load(self, ref: PayloadRef, dst: Any = None) -> Any:
+            kept[ref.name] = super().load(ref, dst)
+            return kept[ref.name]
+
+    inputs = inputs_of(MODELS["matmul"])
+    made = fill_session(archive(MODELS["matmul"]), loader=Keeps())
+    before = made.run(None, inputs)[0]
+    kept["w"] *= 2
+    np.testing.assert_allclose(made.run(None, inputs)[0], before * 2, rtol=1e-6)
+
+
+def test_the_session_keeps_its_weights_alive() -> None:
+    model = MODELS["gemm"]
+    inputs = inputs_of(model)
+    for loader in (None, "host", torch_loader()):
+        made = fill_session(archive(model), loader=loader)
+        junk = [bytes(16_384) for _ in range(500)]  # what freed memory would be filled with
+        np.testing.assert_allclose(made.run(None, inputs)[0], unoptimized(model, inputs), rtol=1e-3, atol=1e-3)
+        assert len(junk) == 500
+
+
+def test_sessions_share_what_was_loaded_once_or_went_through_a_sink() -> None:
+    model = MODELS["gemm"]
+    data, inputs = archive(model), inputs_of(model)
+
+    def sink(_: str, info: zcrecord.TensorInfo) -> Any:
+        return np.empty(info.shape, info.dtype.numpy)
+
+    hollow = hollow_of(data, sink=sink)
+    hollow.stream(io.BytesIO(data))
+    weights = hollow.seal()
+    first, second = fill_session(data, loader=weights), fill_session(data, loader=weights)
+    for made in (first, second):
+        np.testing.assert_allclose(made.run(None, inputs)[0], unoptimized(model, inputs), rtol=1e-3, atol=1e-3)
+    weights["b"] += 1
+    np.testing.assert_array_equal(first.run(None, inputs)[0], second.run(None, inputs)[0])
+    assert (first.run(None, inputs)[0] > unoptimized(model, inputs)).all()
+    with pytest.raises(TensorNotFoundError, match="tensor 'w': is a weight of the model, and not among the"):
+        fill_session(data, loader={"b": weights["b"]})
+
+
+def test_an_ort_value_that_owns_its_memory_is_used_in_place() -> None:
+    values = []
+
+    class Own(Plain):
+        def load(self, ref: PayloadRef, dst: Any = None) -> Any:
+            made = ort.OrtValue.ortvalue_from_shape_and_type(ref.shape, ref.dtype.numpy)
+            made.update_inplace(super().load(ref, dst))
+            values.append(made)
+            return made
+
+    inputs = inputs_of(MODELS["matmul"])
+    made = fill_session(archive(MODELS["matmul"]), loader=Own())
+    before = made.run(None, inputs)[0]
+    values[0].update_inplace(np.zeros((64, 64), np.float32))
+    assert before.any()
+    assert not made.run(None, inputs)[0].any()
+
+
+MEASURED = """
+import sys
+import numpy as np, onnxruntime as ort, zcrecord
+from tools.measure import memory
+from zcrecord.onnx import fill_session, session
+path = sys.argv[1]
+feeds = {"x": np.ones((1, 2048), np.float32)}
+session(sys.argv[2]).run(None, {"x": np.ones((1, 64), np.float32)})  # what is needed once
+before = memory().private
+made = MAKE
+made.run(None, feeds)
+print(memory().private - before)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="platform: only Linux tells private from shared memory")
+def test_no_weight_is_copied_but_by_the_loader_and_the_measurement_would_notice(tmp_path: Path) -> None:
+    large = [node("MatMul", "x w", "t"), node("Transpose", "v", "u", perm=[1, 0]), node("MatMul", "t u", "y")]
+    model = model_of(large, {"w": floats(2048, 2048), "v": floats(2048, 2048)}, 1, 2048)
+    (tmp_path / "large.zcr").write_bytes(archive(model))
+    (tmp_path / "small.zcr").write_bytes(archive(MODELS["matmul"]))
+    (tmp_path / "large.onnx").write_bytes(model.SerializeToString())
+    grown = {}
+    for how, make in {
+        "plain": "ort.InferenceSession(path.replace('zcr', 'onnx'))",
+        "own bytes": "fill_session(path)",
+        "host": "fill_session(path, loader='host')",
+    }.items():
+        code = MEASURED.replace("MAKE", make)
+        grown[how] = int(r.run_python(code, tmp_path / "large.zcr", tmp_path / "small.zcr").stdout.split()[-1])
+    weights, little = 32 << 20, 4 << 20
+    assert grown["plain"] > weights
+    assert grown["own bytes"] < little
+    assert weights - little < grown["host"] < weights + little
+
+
+# Examples that the documentation shows.
+
+
+def test_load_tensor_of_path_offset_length_and_tensor_is_a_loader_in_a_few_lines(tmp_path: Path) -> None:
+    """What ONNX Runtime's external data loaders have as LoadTensor(path, offset, length, tensor)."""
+    calls = []
+
+    def load_tensor(path: str, offset: int, length: int, tensor: Any) -> None:
+        calls.append((path, offset, length))
+        with open(path, "rb") as file:
+            file.seek(offset)
+            assert file.readinto(memoryview(tensor).cast("B")) == length
+
+    class LoadTensor:
+        device = "mine"
+
+        def can_load(self, device: str, dtype: DType) -> bool:
+            return dtype.bits >= 8
+
+        def begin(self, plan: LoadPlan) -> None: ...
+
+        def load(self, ref: PayloadRef, dst: Any = None) -> Any:
+            out = np.empty(ref.shape, ref.dtype.numpy) if dst is None else dst
+            assert ref.path is not None
+            load_tensor(ref.path, ref.offset, ref.nbytes, out)
+            return out
+
+        def finish(self) -> None: ...
+
+        def abort(self) -> None: ...
+
+    model = MODELS["gemm"]
+    path = tmp_path / "m.zcr"
+    path.write_bytes(archive(model))
+    inputs = inputs_of(model)
+    got = fill_session(path, loader=LoadTensor()).run(None, inputs)[0]
+    np.testing.assert_allclose(got, unoptimized(model, inputs), rtol=1e-3, atol=1e-3)
+    record = zcrecord.load_record(path)
+    assert calls == [(str(path), info.offset, info.nbytes) for info in record.infos() if info.name in "wb"]
+    hollow = hollow_of(path)
+    hollow.fill_by(LoadTensor())
+    np.testing.assert_array_equal(hollow.seal()["w"], record["w"])
+
+
+def test_outputs_go_into_memory_of_the_callers_and_a_weight_is_bound_for_a_run(tmp_path: Path) -> None:
+    model = MODELS["matmul"]
+    made = fill_session(archive(model), loader="host")
+    x, y = floats(1, 64), np.zeros((1, 64), np.float32)
+    binding = made.io_binding()
+    binding.bind_cpu_input("x", x)
+    binding.bind_output("y", "cpu", 0, np.float32, y.shape, y.ctypes.data)
+    made.run_with_iobinding(binding)
+    weight = numpy_helper.to_array(model.graph.initializer[0])
+    np.testing.assert_allclose(y, x @ weight, rtol=1e-3, atol=1e-3)
+    other = ort.OrtValue.ortvalue_from_numpy(2 * weight)
+    binding.bind_ortvalue_input("w", other)
+    made.run_with_iobinding(binding)
+    np.testing.assert_allclose(y, 2 * (x @ weight), rtol=1e-3, atol=1e-3)
+    np.testing.assert_allclose(made.run(None, {"x": x})[0], x @ weight, rtol=1e-3, atol=1e-3)
+
+
+# What it says when it cannot.
+
+
+@pytest.mark.parametrize("change, message", [
+    (lambda a: a.T[:32], r"tensor 'w': the loader gave tensor\(float\) of shape \(32, 64\), the model has float32 of"),
+    (lambda a: a.astype("f8"), r"tensor 'w': the loader gave tensor\(double\) of shape \(64, 64\), the model has"),
+    (lambda a: a.view("f2"), r"the loader gave tensor\(float16\) of shape \(64, 128\), the model has float32 of shape"),
+])  # fmt: skip
+def test_what_a_loader_gives_must_be_what_the_model_declares(change: Any, message: str) -> None:
+    class Wrong(Plain):
+        def load(self, ref: PayloadRef, dst: Any = None) -> Any:
+            return change(super().load(ref, dst))
+
+    with pytest.raises(MismatchError, match=message):
+        fill_session(archive(MODELS["matmul"]), loader=Wrong())
+
+
+def test_an_archive_without_a_model_is_refused(tmp_path: Path) -> None:
+    zcrecord.save_record({"w": np.ones(3)}, tmp_path / "w.zcr")
+    with pytest.raises(UnsupportedError, match=r"w\.zcr: no attribute 'onnx\.graph': the archive holds tensors but no"):
+        fill_session(tmp_path / "w.zcr")
+
+
+def test_a_missing_onnxruntime_is_named_with_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    with pytest.raises(
+        DependencyError, match=r"onnxruntime is not installed; pip install onnxruntime, or in a checkout .*'\.\[ort\]'"
+    ):
+        fill_session(archive(MODELS["matmul"]))
+
+
+def test_nothing_is_printed(capfd: pytest.CaptureFixture[str]) -> None:
+    model = MODELS["gemm"]
+    fill_session(archive(model), loader="host").run(None, inputs_of(model))
+    assert capfd.readouterr() == ("", "")
+
+
+def test_options_of_ones_own_are_used() -> None:
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = 1
+    made = fill_session(archive(MODELS["matmul"]), sess_options=options, providers=["CPUExecutionProvider"])
+    assert made.get_session_options().intra_op_num_threads == 1
+    assert made.get_providers() == ["CPUExecutionProvider"]
+
+
+def test_options_of_one_session_are_refused_for_another_and_keep_its_weights() -> None:
+    """ONNX Runtime has the weights' addresses in the options, which it uses for whatever is made with them."""
+    data = archive(MODELS["transposed, square"])
+    options = ort.SessionOptions()
+    with pytest.raises(Exception, match="NoSuchProvider"):
+        fill_session(data, loader="host", sess_options=options, providers=["NoSuchProvider"])
+    with pytest.raises(UnsupportedError, match="have weights of another session; make new ones"):
+        fill_session(data, loader="host", sess_options=options)
+    x = {"x": floats(1, 64)}
+    assert np.array_equal(
+        session(data, sess_options=options).run(None, x)[0], session(data).run(None, x)[0]
+    )  # from freed memory before
+
+
+def test_weights_of_another_byte_order_are_taken_for_what_they_are() -> None:
+    data = archive(MODELS["matmul"])
+    record = zcrecord.load_record(data)
+    swapped = {name: np.array(record[name]).astype(">f4") for name in record}
+    x = {"x": floats(1, 64)}
+    assert np.allclose(fill_session(data, loader=swapped).run(None, x)[0], session(data).run(None, x)[0], atol=1e-4)

@@ -1,0 +1,523 @@
+"""The wire scanner reads what protobuf allows, in any order and form, and refuses what it does not, saying where."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import itertools
+import random
+import re
+from typing import Any
+
+import hypothesis
+import numpy as np
+import onnx
+import onnx_models as m
+import pytest
+from hypothesis import strategies as st
+from onnx import TensorProto, helper, numpy_helper
+from onnx_models import field, varint, wire_model
+
+import zcrecord
+from zcrecord.errors import LimitError, OnnxError, RecordError
+from zcrecord.onnx import convert, graph
+from zcrecord.onnx.protobuf import reader
+from zcrecord.onnx.protobuf.reader import WINDOW
+
+FLOATS = np.arange(1, 7, dtype="<f4")
+DIMS = field(1, 2) + field(1, 3)
+FLOAT = field(2, TensorProto.FLOAT)
+NAME = field(8, b"w")
+RAW = field(9, FLOATS.tobytes())
+
+
+def one(code: int) -> bytes:
+    """The fields of a tensor with one element of this type, without its value."""
+    return field(1, 1) + field(2, code) + NAME
+
+
+def check(t: bytes, name: str = "w", tail: bytes = b"") -> np.ndarray:
+    """Convert a hand-made initializer, compare it with what onnx reads, and return it."""
+    data = wire_model(t) + tail
+    record = m.converted(data)
+    assert record.names == (name,)
+    theirs = onnx.ModelProto.FromString(data).graph.initializer[0]
+    m.assert_equal(record[name], theirs)
+    return m.stored(record[name])
+
+
+def refused(data: bytes, message: str, kind: type[RecordError] = OnnxError) -> RecordError:
+    """Check that a model is refused with this message, which names a byte, and return the error."""
+    with pytest.raises(kind, match=message) as caught:
+        convert(io.BytesIO(data), io.BytesIO())
+    assert caught.value.offset is not None
+    return caught.value
+
+
+# What is legal.
+
+
+def test_fields_of_a_tensor_may_come_in_any_order() -> None:
+    parts = [DIMS, FLOAT, NAME, RAW]
+    for order in ([3, 2, 1, 0], [3, 0, 1, 2], [2, 3, 1, 0], [1, 3, 0, 2], [0, 3, 2, 1]):
+        assert (check(b"".join(parts[i] for i in order)) == FLOATS.reshape(2, 3)).all()
+
+
+def test_raw_data_may_come_before_shape_and_type_for_every_dtype() -> None:
+    for code in (TensorProto.FLOAT16, TensorProto.INT64, TensorProto.BOOL, TensorProto.INT4, TensorProto.UINT2):
+        array = np.array([1, 0, 1], helper.tensor_dtype_to_np_dtype(code))
+        t = numpy_helper.from_array(array)
+        check(field(9, t.raw_data) + NAME + field(2, code) + field(1, 3))
+
+
+def test_dims_may_be_packed_and_split_over_several_runs() -> None:
+    packed = field(1, varint(2)) + FLOAT + field(1, varint(3))
+    assert check(packed + NAME + RAW).shape == (2, 3)
+    assert check(field(1, 1) + field(1, varint(2) + varint(3)) + FLOAT + NAME + RAW).shape == (1, 2, 3)
+
+
+def test_the_last_of_a_repeated_scalar_field_wins() -> None:
+    twice = field(8, b"old") + field(2, TensorProto.INT8) + DIMS + FLOAT + NAME + RAW
+    check(twice)
+
+
+@pytest.mark.parametrize("runs", [1, 2, 5])
+def test_packed_values_may_come_in_several_runs(runs: int) -> None:
+    values = [b"".join(varint(v) for v in part) for part in np.array_split([0, 127, 128, -1, 2**62, -(2**63)], runs)]
+    got = check(field(1, 6) + field(2, TensorProto.INT64) + b"".join(field(7, v) for v in values) + NAME)
+    assert got.tolist() == [0, 127, 128, -1, 2**62, -(2**63)]
+
+
+def test_an_empty_packed_run_is_no_value() -> None:
+    check(DIMS + FLOAT + field(4, b"") + field(7, b"") + NAME + RAW)
+    check(DIMS + FLOAT + field(4, b"") + field(4, FLOATS.tobytes()) + NAME)
+
+
+@pytest.mark.parametrize("number, code, values", [
+    (7, TensorProto.INT64, [5, -7, 2**40]),
+    (5, TensorProto.INT32, [5, -7, 2**31 - 1]),
+    (5, TensorProto.INT8, [5, -7, 127]),
+    (5, TensorProto.BOOL, [1, 0, 1]),
+    (11, TensorProto.UINT64, [5, 0, 2**64 - 1]),
+    (11, TensorProto.UINT32, [5, 0, 2**32 - 1]),
+])  # fmt: skip
+def test_integers_may_come_packed_single_or_mixed(number: int, code: int, values: list[int]) -> None:
+    head = field(1, 3) + field(2, code) + NAME
+    single = b"".join(field(number, v) for v in values)
+    packed = field(number, b"".join(map(varint, values)))
+    mixed = field(number, values[0]) + field(number, varint(values[1])) + field(number, values[2])
+    for form in (single, packed, mixed):
+        assert check(head + form).astype(object).tolist() == values
+        assert check(form + head).astype(object).tolist() == values  # before the data_type
+
+
+@pytest.mark.parametrize("number, code, kind", [(4, TensorProto.FLOAT, "<f4"), (10, TensorProto.DOUBLE, "<f8"),
+                                                 (4, TensorProto.COMPLEX64, "<f4")])  # fmt: skip
+def test_floats_may_come_packed_single_or_mixed(number: int, code: int, kind: str) -> None:
+    values = np.array([1.5, -2.0, np.inf, 0.0], kind)
+    count = 2 if code == TensorProto.COMPLEX64 else 4
+    head = field(1, count) + field(2, code) + NAME
+    wire = 5 if kind == "<f4" else 1
+    single = b"".join(varint(number << 3 | wire) + v.tobytes() for v in values)
+    mixed = varint(number << 3 | wire) + values[0].tobytes() + field(number, values[1:].tobytes())
+    for form in (single, field(number, values.tobytes()), mixed):
+        assert check(head + form).tobytes() == values.tobytes()
+        assert check(form + head).tobytes() == values.tobytes()
+
+
+def test_many_single_elements_stop_where_their_tensor_ends() -> None:
+    """Single elements are taken many at a time; the next message may look just like one."""
+    values = [7, -1, 300] * 2000
+    one = field(1, len(values)) + field(2, TensorProto.INT64) + field(8, b"a")
+    one += b"".join(field(7, v) for v in values)
+    two = field(1, 1) + field(2, TensorProto.INT64) + field(8, b"b") + field(7, 5)
+    record = m.converted(wire_model(one, two))
+    assert record["a"].tolist() == values
+    assert record["b"].tolist() == [5]
+    floats = field(1, 3) + FLOAT + field(8, b"a") + b"\x25\0\0\x80\x3f" * 3
+    record = m.converted(field(7, field(5, floats)) + b"\x25\0\0\x80\x3f" * 2)  # unknown to ModelProto
+    assert record["a"].tolist() == [1, 1, 1]
+
+
+def test_varints_may_be_longer_than_they_need_be() -> None:
+    long = varint(5 << 3 | 2, 4)  # a tag of four bytes
+    data = field(7, long + varint(len(DIMS + FLOAT + NAME + RAW), 5) + DIMS + FLOAT + NAME + RAW)
+    assert onnx.ModelProto.FromString(data).graph.initializer[0].name == "w"
+    assert (m.converted(data)["w"] == FLOATS.reshape(2, 3)).all()
+    check(field(1, 2) + varint(8) + varint(3, 9) + FLOAT + NAME + RAW)
+    values = varint(3, 7) + varint(0, 2) + varint(-1) + varint(1)
+    assert check(field(1, 4) + field(2, TensorProto.INT64) + field(7, values) + NAME).tolist() == [3, 0, -1, 1]
+
+
+def test_int32_data_is_cut_to_32_bits_as_parsers_do() -> None:
+    values = varint(2**32 - 1) + varint(-1) + varint(2**32 + 7)
+    assert check(field(1, 3) + field(2, TensorProto.INT32) + field(5, values) + NAME).tolist() == [-1, -1, 7]
+
+
+def test_a_graph_given_twice_is_merged() -> None:
+    one, two = DIMS + FLOAT + field(8, b"a") + RAW, DIMS + FLOAT + field(8, b"b") + RAW
+    data = field(7, field(5, one) + field(2, b"g")) + field(1, 9) + field(7, field(5, two))
+    record = m.converted(data)
+    assert record.names == ("a", "b")
+    back = b"".join(graph.model_parts(record))
+    assert onnx.ModelProto.FromString(back) == onnx.ModelProto.FromString(data)
+
+
+def attribute(*fields: bytes) -> bytes:
+    """A model with one Constant node, whose attribute has these fields."""
+    return wire_model(graph=field(1, [field(2, b"c"), field(5, [field(1, b"value"), *fields])]))
+
+
+def test_a_tensor_given_twice_in_an_attribute_is_merged() -> None:
+    start, rest = field(4, FLOATS[:2].tobytes()), field(4, FLOATS[2:].tobytes())
+    for cut in ([DIMS + FLOAT, NAME + RAW], [RAW, DIMS + FLOAT], [b"", DIMS + FLOAT + RAW], [DIMS + FLOAT + RAW, b""],
+                [field(1, 2), FLOAT, field(1, 3), RAW], [FLOAT + start, DIMS + rest],
+                [FLOAT + field(9, FLOATS[:1].tobytes()), field(1, 1)]):  # fmt: skip
+        data = attribute(*(field(5, part) for part in cut))
+        theirs = onnx.ModelProto.FromString(data)
+        record = m.converted(data)
+        m.assert_equal(record["c.value"], theirs.graph.node[0].attribute[0].t)
+        assert m.normal(onnx.ModelProto.FromString(b"".join(graph.model_parts(record)))) == m.normal(theirs)
+
+
+def test_a_sparse_tensor_given_twice_is_merged() -> None:
+    values = DIMS[:2] + FLOAT + field(9, FLOATS[:2].tobytes())
+    indices = field(1, 2) + field(2, TensorProto.INT64) + field(7, varint(0) + varint(4))
+    data = attribute(
+        field(22, [field(2, indices), field(1, field(1, 2))]), field(22, [field(1, values[2:]), field(3, 6)])
+    )
+    theirs = onnx.ModelProto.FromString(data).graph.node[0].attribute[0].sparse_tensor
+    record = m.converted(data)
+    m.assert_equal(record["c.value.values"], theirs.values)
+    m.assert_equal(record["c.value.indices"], theirs.indices)
+
+
+def test_unknown_fields_and_groups_are_skipped_and_kept() -> None:
+    group = varint(100 << 3 | 3) + field(1, b"xx") + varint(9 << 3 | 3) + varint(9 << 3 | 4) + varint(100 << 3 | 4)
+    odd = field(1000, 7) + field(1001, b"abc") + varint(1002 << 3 | 1) + bytes(8) + varint(1003 << 3 | 5) + bytes(4)
+    data = wire_model(DIMS + odd + group + FLOAT + NAME + RAW, graph=group + odd) + group + odd
+    record = m.converted(data)
+    assert (record["w"] == FLOATS.reshape(2, 3)).all()
+    assert b"".join(graph.model_parts(record)) == data
+
+
+def test_known_fields_of_another_wire_type_are_unknown_fields() -> None:
+    data = wire_model(DIMS + FLOAT + NAME + RAW + varint(9 << 3) + varint(5) + varint(4 << 3 | 1) + bytes(8))
+    assert (m.converted(data)["w"] == FLOATS.reshape(2, 3)).all()
+
+
+def test_names_of_nodes_may_come_after_their_tensors() -> None:
+    t = DIMS + FLOAT + RAW
+    node = field(5, field(5, t) + field(1, b"value")) + field(2, b"out") + field(3, b"late")
+    function = field(7, node) + field(10, b"dom") + field(1, b"fun") + field(13, b"v2")
+    record = m.converted(wire_model(graph=field(1, node)) + field(25, function))
+    assert record.names == ("late.value", "function.dom:fun:v2.late.value")
+
+
+def test_empty_tensors_come_with_and_without_a_value_field() -> None:
+    for values in (b"", field(9, b""), field(4, b"")):
+        assert check(field(1, 0) + field(1, 3) + FLOAT + NAME + values).shape == (0, 3)
+    assert check(field(1, 0) + field(2, TensorProto.STRING) + NAME).shape == (0,)
+
+
+def test_a_scalar_has_no_dims() -> None:
+    assert check(FLOAT + NAME + field(9, FLOATS[:1].tobytes())).shape == ()
+    assert check(FLOAT + NAME + field(4, FLOATS[:1].tobytes())) == 1
+
+
+def test_a_stream_may_hand_out_one_byte_at_a_time() -> None:
+    class Drip(io.RawIOBase):
+        def __init__(self, data: bytes) -> None:
+            self.data = io.BytesIO(data)
+
+        def readable(self) -> bool:
+            return True
+
+        def readinto(self, buffer: Any) -> int:
+            return self.data.readinto(memoryview(buffer)[:1])
+
+    data = m.model_of(
+        numpy_helper.from_array(np.arange(300), "w"), numpy_helper.from_array(np.ones(3), "v")
+    ).SerializeToString()
+    drip, whole = io.BytesIO(), io.BytesIO()
+    convert(Drip(data), drip)
+    convert(io.BytesIO(data), whole)
+    assert drip.getvalue() == whole.getvalue()
+
+
+def test_a_source_needs_no_more_than_read() -> None:
+    class Reader:
+        def __init__(self, data: bytes) -> None:
+            self.read = io.BytesIO(data).read
+
+    out = io.BytesIO()
+    convert(Reader(wire_model(DIMS + FLOAT + NAME + RAW)), out)  # type: ignore[arg-type]
+    assert zcrecord.load_record(out.getvalue()).names == ("w",)
+
+
+@pytest.mark.parametrize("shift", range(-24, 25, 3))
+def test_nothing_depends_on_where_the_window_ends(shift: int) -> None:
+    """A doc_string as long as the window puts each kind of field on its edge."""
+    sub = helper.make_graph([], "sub", [], [], [numpy_helper.from_array(np.arange(50), "inner")])
+    nodes = [
+        helper.make_node("Constant", [], ["c"], value=numpy_helper.from_array(np.arange(40.0))),
+        *(helper.make_node("Relu", [f"r{i}"], [f"r{i + 1}"], alpha=1.0, name=f"relu{i}") for i in range(40)),
+        helper.make_node("If", ["c"], ["y"], name="if", then_branch=sub, else_branch=sub),
+        *(helper.make_node("Relu", [f"s{i}"], [f"s{i + 1}"], ints=[1, 2, 300]) for i in range(40)),
+    ]
+    inits = [
+        helper.make_tensor("i", TensorProto.INT64, [3], [-1, 2**40, 5]),
+        numpy_helper.from_array(np.arange(99, dtype="f4"), "f"),
+        helper.make_tensor("s", TensorProto.STRING, [2], [b"a" * 30, b"b"]),
+    ]
+    model = m.model_of(*inits, nodes=nodes)
+    size = model.ByteSize()
+    model.producer_name = ""
+    model.producer_version = "x" * (WINDOW - size // 2 + shift * size // 50)
+    record = m.converted(model)
+    for value, t in zip(record.values(), m.every_tensor(model), strict=True):
+        m.assert_equal(value, t)
+    assert onnx.ModelProto.FromString(b"".join(graph.model_parts(record))) == m.normal(model)
+
+
+def test_typed_values_larger_than_the_window_are_decoded_piece_by_piece() -> None:
+    rng = np.random.default_rng(0)
+    wide = rng.integers(-(2**63), 2**63 - 1, 300_000)
+    narrow = rng.integers(-128, 128, 1_000_000)
+    model = m.model_of(
+        helper.make_tensor("wide", TensorProto.INT64, [300_000], wide),
+        helper.make_tensor("narrow", TensorProto.INT8, [1_000_000], narrow),
+        helper.make_tensor("floats", TensorProto.FLOAT, [500_000], rng.standard_normal(500_000)),
+        helper.make_tensor("strings", TensorProto.STRING, [3], [b"a" * (3 * WINDOW), b"", b"b"]),
+    )
+    assert len(model.graph.initializer[0].int64_data) == 300_000
+    record = m.converted(model)
+    for value, t in zip(record.values(), model.graph.initializer, strict=True):
+        m.assert_equal(value, t)
+
+
+def test_varints_of_every_length_decode_as_protobuf_decodes_them() -> None:
+    for bits in range(64):
+        values = [1 << bits, (1 << bits) - 1, -(1 << bits), 0, 1, (1 << bits) // 3]
+        values = [v if v < 2**63 else v - 2**64 for v in values]
+        t = TensorProto(dims=[len(values) * 40], data_type=TensorProto.INT64, name="w", int64_data=values * 40)
+        check(t.SerializeToString())
+
+
+@st.composite
+def odd_tensors(draw: st.DrawFn) -> list[bytes]:
+    """The parts, one or more, of one TensorProto: any order, every form of every field, values in order."""
+    number, code, low, high = draw(st.sampled_from([
+        (7, TensorProto.INT64, -(2**63), 2**63 - 1), (5, TensorProto.INT32, -(2**31), 2**31 - 1),
+        (5, TensorProto.INT16, -(2**15), 2**15 - 1),
+        (5, TensorProto.UINT8, 0, 255), (11, TensorProto.UINT64, 0, 2**64 - 1), (11, TensorProto.UINT32, 0, 2**32 - 1),
+        (4, TensorProto.FLOAT, 0, 2**32 - 1), (10, TensorProto.DOUBLE, 0, 2**64 - 1), (6, TensorProto.STRING, 0, 2**16),
+    ]))  # fmt: skip
+    values = draw(st.lists(st.integers(low, high), min_size=1, max_size=12))
+    size = {4: 4, 10: 8}.get(number)
+    pieces = []
+    while values:
+        take = draw(st.integers(1, len(values)))
+        run, values = values[:take], values[take:]
+        if number == 6:
+            pieces += [field(6, b"%d" % v) for v in run]
+        elif draw(st.booleans()):
+            pieces.append(field(number, b"".join(v.to_bytes(size, "little") if size else varint(v) for v in run)))
+        elif size:
+            pieces += [varint(number << 3 | (5 if size == 4 else 1)) + v.to_bytes(size, "little") for v in run]
+        else:
+            pieces += [field(number, v) for v in run]
+    total = len(onnx.TensorProto.FromString(b"".join(pieces)).ListFields()[0][1])
+    others = [field(1, total), field(1, varint(1)), field(2, code), field(8, b"w"), field(12, b"doc"), field(1000, 5)]
+    for other in others:
+        pieces.insert(draw(st.integers(0, len(pieces))), other)
+    cuts = sorted(draw(st.lists(st.integers(0, len(pieces)), max_size=2)))
+    bounds = [0, *cuts, len(pieces)]
+    return [b"".join(pieces[a:b]) for a, b in itertools.pairwise(bounds)]
+
+
+@hypothesis.given(parts=odd_tensors())
+@hypothesis.settings(max_examples=300, deadline=None)
+def test_whatever_the_form_the_values_are_those_onnx_reads(parts: list[bytes]) -> None:
+    data = attribute(*(field(5, part) for part in parts))
+    theirs = onnx.ModelProto.FromString(data).graph.node[0].attribute[0].t
+    m.assert_equal(m.converted(data)["c.value"], theirs)
+    m.assert_equal(m.converted(wire_model(b"".join(parts)))["w"], theirs)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(reader, "WINDOW", 64)
+        m.assert_equal(m.converted(data)["c.value"], theirs)
+
+
+def test_a_window_of_200_bytes_gives_the_same_archives(monkeypatch: pytest.MonkeyPatch) -> None:
+    models = [path.read_bytes() for path in m.packaged_models()]
+    wide = [m.converted(data) for data in models]
+    monkeypatch.setattr(reader, "WINDOW", 200)
+    for data, record in zip(models, wide, strict=True):
+        assert m.converted(data).content_digest() == record.content_digest()
+        assert onnx.ModelProto.FromString(b"".join(graph.model_parts(record))) == m.normal(
+            onnx.ModelProto.FromString(data)
+        )
+
+
+# What is malformed, or refused.
+
+
+def test_truncation_at_every_byte_is_an_error_or_a_correct_result() -> None:
+    model = m.model_of(
+        numpy_helper.from_array(np.arange(6.0), "a.w"),
+        helper.make_tensor("b", TensorProto.INT64, [2], [-1, 300]),
+        helper.make_tensor("s", TensorProto.STRING, [1], [b"x"]),
+        nodes=[helper.make_node("Constant", [], ["c"], value=numpy_helper.from_array(np.arange(4)))],
+    )
+    data = model.SerializeToString()
+    whole = {name: m.stored(value).tolist() for name, value in m.converted(data).items()}
+    for cut in range(len(data)):
+        try:
+            record = m.converted(data[:cut])
+        except OnnxError as error:
+            assert re.match(r"byte 0x|empty|no graph|tensor '", str(error))
+        else:
+            assert {name: m.stored(value).tolist() for name, value in record.items()} == whole
+
+
+def test_changed_bytes_are_an_error_or_an_archive_that_verifies() -> None:
+    data = m.model_of(
+        numpy_helper.from_array(np.arange(6.0), "a.w"),
+        helper.make_tensor("b", TensorProto.INT16, [2], [-1, 300]),
+        nodes=[helper.make_node("Constant", [], ["c"], value=numpy_helper.from_array(np.arange(4))),
+               helper.make_node("Relu", ["c"], ["r"], alpha=0.5)],
+    ).SerializeToString()  # fmt: skip
+    rng = random.Random(0)
+    for i in range(len(data)):
+        for byte in (0, 0xFF, data[i] ^ 1, data[i] ^ 0x80, rng.randrange(256)):
+            changed = data[:i] + bytes([byte]) + data[i + 1 :]
+            with contextlib.suppress(RecordError):
+                m.converted(changed)
+
+
+@pytest.mark.parametrize("data, message", [
+    (field(7, b"\x2a\x7fxx"), "field 5 reaches past the end of the message it is in"),
+    (field(7, b"\x00\x00"), "a field with number 0"),
+    (field(7, b"\x2e\x00"), "field 5 has wire type 6, which does not exist"),
+    (field(7, b"\x2c"), "the end of group 5, which was never started"),
+    (field(7, b"\x2b\x34"), "group 5 ends as group 6"),
+    (field(7, b"\x2b\x08\x01"), "group 5 never ends"),
+    (field(7, b"\x08" + b"\x80" * 10 + b"\x01"), "a varint of more than 10 bytes"),
+    (field(7, b"\xff\xff\xff\xff\x7f\x00"), "a tag of more than 32 bits"),
+    (b"\x3a" + varint(2**31), "claims 2147483648 bytes, more than protobuf's 2 GiB"),
+    (b"\x3a\x05\x0a", "a node|the stream ends inside a field|inside"),
+    (field(7, field(1, b"\x2a\x05\x0a")), "an attribute reaches past the end of its node"),
+    (field(7, field(1, field(5, b"\x0a\x05"))), "an attribute ends inside a field|field 1 reaches past"),
+    (field(7, field(1, b"\x0a\x05")), "a node ends inside a field"),
+])  # fmt: skip
+def test_malformed_messages_are_refused_with_the_offset(data: bytes, message: str) -> None:
+    error = refused(data, message)
+    assert str(error).startswith("byte 0x")
+    assert "the model is truncated or damaged, copy or export it again" in str(error)
+    with pytest.raises(Exception, match=r"(?i)pars|decod|corrupt|truncat|varint|2GB|wire"):
+        onnx.ModelProto.FromString(data)  # protobuf refuses it too
+
+
+@pytest.mark.parametrize("t, message", [
+    (DIMS + FLOAT + NAME + RAW + RAW, "tensor 'w': byte 0x[0-9a-f]+: raw_data twice; values come in one field, once"),
+    (DIMS + FLOAT + NAME + RAW + field(4, FLOATS.tobytes()), "float_data besides raw_data"),
+    (DIMS + FLOAT + field(4, FLOATS.tobytes()) + NAME + RAW, "raw_data besides float_data"),
+    (DIMS + FLOAT + NAME + field(7, varint(1) * 6), "float32 keeps its values in raw_data or float_data, got int64_d"),
+    (DIMS + field(7, varint(1) * 6) + FLOAT + NAME, "float32 keeps its values in raw_data or float_data, got int64_d"),
+    (one(TensorProto.STRING) + field(9, b"x"), "string keeps its values in string_data, got raw_data"),
+    (DIMS + NAME + RAW, "no data_type"),
+    (DIMS + field(2, 99) + NAME + RAW, "data_type 99 is not known here; export the model again, or upgrade zcrecord"),
+    (DIMS + field(2, -1) + NAME + RAW, "data_type 4294967295 is not known here"),
+    (DIMS + FLOAT + NAME + RAW[:-2] , "reaches past the end"),
+    (DIMS + FLOAT + NAME + field(9, FLOATS[1:].tobytes()), r"float32 of shape \[2, 3\] takes 24 bytes, got 20 in raw"),
+    (DIMS + FLOAT + NAME + field(9, FLOATS.tobytes() + b"x"), "takes 24 bytes, got 25 in raw_data"),
+    (DIMS + FLOAT + NAME, "takes 24 bytes, got 0 in no value field"),
+    (DIMS + FLOAT + NAME + field(4, FLOATS[1:].tobytes()), "takes 24 bytes, got 20 in float_data"),
+    (DIMS + FLOAT + NAME + field(4, FLOATS.tobytes()[:-1]), "float_data of 23 bytes, not a multiple of 4"),
+    (field(1, 2) + field(2, TensorProto.STRING) + NAME + field(6, b"x"), "takes 2 strings, got 1 in string_data"),
+    (field(1, -2) + FLOAT + NAME + RAW, r"a negative dimension in \[-2\]"),
+    (field(1, 0) + field(1, -2) + FLOAT + NAME, "a negative dimension"),
+    (DIMS + FLOAT + NAME + field(3, field(1, 0)), "it is one segment of a tensor, which is not supported"),
+    (DIMS + FLOAT + NAME + field(14, 2), "data_location 2 is neither DEFAULT nor EXTERNAL"),
+    (one(TensorProto.INT8) + field(5, varint(128)), "int32_data holds 128, out of range for int8"),
+    (one(TensorProto.UINT8) + field(5, varint(-1)), "int32_data holds -1, out of range for uint8"),
+    (one(TensorProto.FLOAT16) + field(5, varint(65536)), "holds 65536, out of range for float16"),
+    (one(TensorProto.INT4) + field(5, 256), "int32_data holds 256, out of range for int4"),
+    (one(TensorProto.UINT32) + field(11, varint(2**32)), "uint64_data holds 4294967296, out of range for uint32"),
+    (one(TensorProto.INT64) + field(7, b"\x80"), "int64_data ends inside a varint"),
+    (field(7, b"\x80") + one(TensorProto.INT64), "int64_data ends inside a varint"),
+    (field(5, b"\x80") + one(TensorProto.INT8), "int32_data ends inside a varint"),
+    (field(5, b"\x81") + field(5, 1) + one(TensorProto.INT8), "int32_data ends inside a varint"),
+    (one(TensorProto.INT64) + field(7, b"\x80" * 11 + b"\x01"), "a varint of more than 10 bytes"),
+    (field(9, b"\x02") + field(2, TensorProto.BOOL) + field(1, 1) + NAME, "bools other than 0 and 1 before the data_"),
+    (field(13, [field(1, b"location"), field(2, b"x")]) * 2 + FLOAT + NAME, "external_data key 'location' twice"),
+    (field(1, b"\x80") + FLOAT + NAME + RAW, "dims end inside a varint"),
+])  # fmt: skip
+def test_malformed_tensors_are_refused_with_the_offset(t: bytes, message: str) -> None:
+    assert "byte 0x" in str(refused(wire_model(t), message))
+
+
+def test_values_may_not_be_split_around_those_of_another_tensor() -> None:
+    part = FLOAT + field(4, FLOATS[:2].tobytes())
+    other = field(10, DIMS + FLOAT + RAW)
+    data = attribute(field(5, DIMS + part), other, field(5, field(4, FLOATS[2:].tobytes())))
+    refused(data, "values in two places, with those of another tensor in between")
+
+
+def test_shape_and_type_may_not_change_after_packed_values() -> None:
+    first = field(2, TensorProto.INT4) + field(9, b"\x21")
+    refused(attribute(field(5, first), field(10, DIMS + FLOAT + RAW), field(5, field(1, 2))), "change after the values")
+
+
+def test_rank_65_is_refused() -> None:
+    ones = field(1, 1) * 64
+    assert check(ones + FLOAT + NAME + field(9, bytes(4))).shape == (1,) * 64
+    refused(wire_model(ones + field(1, 1) + FLOAT + NAME + field(9, bytes(4))), "more than 64 dimensions")
+    refused(wire_model(field(1, b"\x01" * 65) + FLOAT + NAME + field(9, bytes(4))), "more than 64 dimensions")
+
+
+def test_shapes_beyond_what_an_archive_holds_are_refused() -> None:
+    refused(wire_model(field(1, 0) + field(1, 2**60) + FLOAT + NAME), r"more than 2\^56 bytes", LimitError)
+
+
+def test_nesting_is_limited_as_protobuf_limits_it() -> None:
+    def nested(depth: int) -> bytes:
+        inner = field(5, FLOAT + NAME + field(9, bytes(4)))
+        for _ in range(depth):
+            inner = field(1, field(3, b"n") + field(5, field(1, b"a") + field(6, inner)))
+        return field(7, inner)
+
+    assert len(m.converted(nested(32))) == len(list(m.every_tensor(onnx.ModelProto.FromString(nested(32))))) == 1
+    for depth in (33, 34, 5000):
+        refused(nested(depth), "nested more than 100 deep; flatten the model")
+        with pytest.raises(Exception, match=r"(?i)pars|decod"):
+            onnx.ModelProto.FromString(nested(depth))
+    group = varint(100 << 3 | 3) * 101 + varint(100 << 3 | 4) * 101
+    refused(wire_model() + group, "nested more than 100 deep")
+
+
+def test_typed_values_before_their_data_type_are_held_up_to_a_bound() -> None:
+    head = field(1, 1 << 20) + field(2, TensorProto.INT8) + NAME
+    assert len(check(field(5, bytes(1 << 20)) + head)) == 1 << 20
+    refused(
+        wire_model(field(5, bytes((1 << 20) + 1)) + head), "more than 1048576 bytes of int32_data before the data_type"
+    )
+    refused(wire_model(field(5, bytes(1 << 20)) + field(5, 1) + head), "more than 1048576 bytes of int32_data before")
+
+
+@pytest.mark.parametrize("data, message", [
+    (b"", "empty, not an ONNX model"),
+    (b"\x08\x09", "no graph"),
+    (b"PK\x03\x04" + bytes(60), "this is a zip file"),
+    (b"<!DOCTYPE html>" + bytes(60), "this is a web page, not an ONNX model"),
+    (b"version https://git-lfs.github.com/spec/v1\n", "a Git LFS pointer, not an ONNX model; fetch the file itself"),
+    (b"\x89ZCR\r\n\x1a\n" + bytes(60), "this is a zcrecord archive, not an ONNX model"),
+])  # fmt: skip
+def test_other_files_are_told_apart(data: bytes, message: str) -> None:
+    with pytest.raises(OnnxError, match=message):
+        convert(io.BytesIO(data), io.BytesIO())
+
+
+def test_a_name_longer_than_64_kib_is_refused() -> None:
+    check(DIMS + FLOAT + field(8, b"n" * 65536) + RAW, "n" * 65536)
+    refused(wire_model(DIMS + FLOAT + field(8, b"n" * 65537) + RAW), "a name of 65537 bytes, more than 65536")

@@ -1,0 +1,329 @@
+"""The code keeps its shape: imports run one way, each job is done in one place, nothing grows out of hand.
+
+Everything is read from the source as a syntax tree; nothing but the two tests of what an import costs runs the package.
+"""
+
+from __future__ import annotations
+
+import ast
+import graphlib
+import re
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+# Packages, lowest first: each imports only those before it; "zcrecord" is its own `__init__`. See zcrecord/README.md.
+LAYERS = [
+    *("errors", "dtypes", "_schema", "codec", "tensors", "storage", "writing", "archive", "typed", "frameworks"),
+    *("transport", "remote", "loaders", "record", "zcrecord", "hollow", "integrity", "onnx", "embed", "formats"),
+    *("compat", "report", "cli", "__main__"),
+]
+
+# Imports that run the other way, each with its reason beside it in the code.
+UPWARDS = {
+    ("zcrecord", "zcrecord.cli.interrupts"),
+    ("zcrecord.record.record", "zcrecord.hollow"),
+    # to be mended
+    ("zcrecord.archive.payloads", "zcrecord.record.record"),
+    ("zcrecord.loaders.load", "zcrecord.record.record"),
+    ("zcrecord.loaders.plan", "zcrecord.record.record"),
+    ("zcrecord.remote.open", "zcrecord.record.record"),
+    ("zcrecord.transport.open", "zcrecord.record.record"),
+    ("zcrecord.archive.archive", "zcrecord.archive.digest"),
+    ("zcrecord.record.record", "zcrecord.record.load"),
+}
+
+GENERATED = {"zcrecord._schema", "zcrecord._schema.tables"}
+CORE = {"numpy", "ml_dtypes", "xxhash", "flatbuffers"}  # what may be imported at module level
+FUNCTION = ast.FunctionDef | ast.AsyncFunctionDef
+MOST_LINES, MOST_FUNCTION_LINES = 600, 60  # more is a sign of two responsibilities
+TOP_LEVEL = {"pyproject.toml", "zcrecord", "schema", "tests", "tools", "README.md"}
+MADE_BY_BUILDS = {"build", "dist", "PKG-INFO"}
+
+
+class Import(NamedTuple):
+    """One imported module, and whether that happens only when a function is called."""
+
+    target: str
+    line: int
+    lazy: bool
+
+
+def modules_under(folder: str) -> dict[str, Path]:
+    """Every module of a folder of the repository, by its dotted name."""
+    out = {}
+    for path in sorted((ROOT / folder).rglob("*.py")):
+        parts = path.relative_to(ROOT).with_suffix("").parts
+        out[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return out
+
+
+PACKAGE = modules_under("zcrecord")
+WRITTEN = {name: path for name, path in PACKAGE.items() if name not in GENERATED}
+TREES = {name: ast.parse(path.read_text(encoding="utf-8"), str(path)) for name, path in PACKAGE.items()}
+
+
+def where(module: str, line: int) -> str:
+    return f"{PACKAGE[module].relative_to(ROOT)}:{line}"
+
+
+def imports(module: str) -> Iterator[Import]:
+    """Yield every module that a module imports; those of a `TYPE_CHECKING` block count as any other."""
+    inside = {id(n) for f in ast.walk(TREES[module]) if isinstance(f, FUNCTION) for n in ast.walk(f)}
+    package = module if PACKAGE[module].name == "__init__.py" else module.rpartition(".")[0]
+    for node in ast.walk(TREES[module]):
+        lazy = id(node) in inside
+        if isinstance(node, ast.Import):
+            yield from (Import(alias.name, node.lineno, lazy) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            parents = package.split(".")[: len(package.split(".")) + 1 - node.level] if node.level else []
+            source = ".".join([*parents, *([node.module] if node.module else [])])
+            for alias in node.names:
+                deeper = f"{source}.{alias.name}"
+                yield Import(deeper if deeper in PACKAGE else source, node.lineno, lazy)
+
+
+def top(name: str) -> str:
+    return name.partition(".")[0]
+
+
+def room(module: str) -> str:
+    """Return the package right below `zcrecord` that holds a module; "zcrecord" of its own `__init__`."""
+    return module.split(".")[1] if "." in module else module
+
+
+def test_every_package_has_a_layer() -> None:
+    assert {room(module) for module in PACKAGE} == set(LAYERS), "LAYERS names every package and no other"
+
+
+def test_packages_import_only_lower_ones() -> None:
+    height = {name: i for i, name in enumerate(LAYERS)}
+    upwards = [
+        f"{where(module, i.line)}: imports {i.target}, which stands above it"
+        for module in PACKAGE
+        for i in imports(module)
+        if top(i.target) == "zcrecord" and height[room(i.target)] > height[room(module)]
+        if (module, i.target) not in UPWARDS
+    ]
+    assert not upwards, "\n".join(upwards)
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    graph = {
+        module: {i.target for i in imports(module) if i.target in PACKAGE and (module, i.target) not in UPWARDS}
+        for module in PACKAGE
+    }
+    graphlib.TopologicalSorter(graph).prepare()  # raises CycleError, which names the circle
+
+
+def test_exceptions_to_the_layers_are_still_needed() -> None:
+    found = {(module, i.target) for module in PACKAGE for i in imports(module)}
+    assert found >= UPWARDS, f"no longer imported, take it off the list: {UPWARDS - found}"
+
+
+@pytest.mark.parametrize(
+    "package, users",
+    [
+        ("struct", {"zcrecord.codec.layout", "zcrecord.archive.views", "zcrecord.formats.zip_files"}),
+        ("flatbuffers", {"zcrecord.codec.index", "zcrecord._schema.tables"}),
+        ("zcrecord._schema", {"zcrecord.codec.entries", "zcrecord.codec.index"}),
+        ("argparse", {"zcrecord.cli.arguments", "zcrecord.cli.dispatch", "zcrecord.cli.completion"}),
+        ("rich", {"zcrecord.cli.render"}),
+        ("onnxruntime", {"zcrecord.onnx.runtime"}),
+    ],
+)
+def test_one_place_alone_uses(package: str, users: set[str]) -> None:
+    found = {
+        module
+        for module in PACKAGE
+        for i in imports(module)
+        if i.target == package or i.target.startswith(f"{package}.")
+    }
+    assert found <= users, f"{package} is for {sorted(users)} alone, not for {sorted(found - users)}"
+
+
+def test_only_core_dependencies_are_imported_at_module_level() -> None:
+    eager = [
+        f"{where(module, i.line)}: {i.target} is imported at module level; import it in the function that needs it"
+        for module in PACKAGE
+        for i in imports(module)
+        if not i.lazy and top(i.target) not in {*sys.stdlib_module_names, *CORE, "zcrecord"}
+    ]
+    assert not eager, "\n".join(eager)
+
+
+def test_every_package_that_is_imported_is_declared() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    requirements = sum(project["optional-dependencies"].values(), project["dependencies"])
+    declared = {re.split(r"[^\w]", requirement)[0] for requirement in requirements}
+    used = {top(i.target) for module in PACKAGE for i in imports(module)} - set(sys.stdlib_module_names)
+    assert used <= declared, f"not in pyproject.toml: {used - declared}"
+
+
+def newly_imported(statement: str) -> set[str]:
+    """What a statement imports in a new process in which numpy is imported already."""
+    code = f"import sys, numpy; before = set(sys.modules); {statement}; print(*(set(sys.modules) - before))"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    return set(done.stdout.split())
+
+
+HEAVY = """
+    argparse asyncio concurrent difflib email flatbuffers hashlib http importlib.metadata json logging ml_dtypes
+    multiprocessing fsspec onnx onnxruntime psutil rich safetensors socket sqlite3 ssl subprocess tempfile torch
+    unittest zcrecord.cli.dispatch zcrecord.onnx zstandard
+"""
+
+
+def test_import_of_zcrecord_brings_little_beside_numpy() -> None:
+    imported = newly_imported("import zcrecord")
+    assert "zcrecord.archive.archive" in imported
+    assert not imported & set(HEAVY.split())
+
+
+def test_conversion_and_command_line_need_neither_onnx_nor_rich_to_start() -> None:
+    imported = newly_imported("import zcrecord.onnx, zcrecord.cli.dispatch")
+    assert {"zcrecord.onnx.convert", "zcrecord.cli.dispatch"} <= imported
+    assert not imported & {"google.protobuf", "onnx", "onnxruntime", "rich", "torch", "zstandard"}
+
+
+def test_no_module_grows_past_600_lines() -> None:
+    paths = [*WRITTEN.values(), *modules_under("tools").values()]
+    lines = {str(p.relative_to(ROOT)): len(p.read_text(encoding="utf-8").splitlines()) for p in paths}
+    long = {path: count for path, count in lines.items() if count > MOST_LINES}
+    assert not long, f"split along a seam: {long}"
+
+
+def test_no_function_grows_past_60_lines() -> None:
+    long = [
+        f"{where(module, node.lineno)}: {node.name} has {(node.end_lineno or 0) - node.lineno + 1} lines"
+        for module in WRITTEN
+        for node in ast.walk(TREES[module])
+        if isinstance(node, FUNCTION) and (node.end_lineno or 0) - node.lineno >= MOST_FUNCTION_LINES
+    ]
+    assert not long, "\n".join(long)
+
+
+@pytest.mark.parametrize("module", WRITTEN)
+def test_module_says_what_it_knows_and_what_it_offers(module: str) -> None:
+    tree = TREES[module]
+    assert ast.get_docstring(tree), f"{where(module, 1)}: no docstring"
+    if module == "zcrecord.__main__" or len(tree.body) == 1:
+        return
+    offered = [
+        ast.literal_eval(node.value)
+        for node in tree.body
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__"
+    ]
+    assert len(offered) == 1, f"{where(module, 1)}: a public module has one __all__"
+    bound = {alias.asname or alias.name for node in ast.walk(tree) for alias in getattr(node, "names", ()) if
+             isinstance(alias, ast.alias)}  # fmt: skip
+    bound |= {node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+    bound |= {
+        n.id for node in tree.body for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)
+    }
+    assert set(offered[0]) <= bound, f"{where(module, 1)}: __all__ names {set(offered[0]) - bound}"
+    assert not [name for name in offered[0] if name.startswith("_")]
+
+
+def test_private_names_stay_in_their_module() -> None:
+    told = []
+    for module in WRITTEN:
+        for node in ast.walk(TREES[module]):
+            if isinstance(node, ast.ImportFrom):
+                private = [
+                    a.name for a in node.names if a.name.startswith("_") and a.name not in ("_schema", "__version__")
+                ]
+                told += [f"{where(module, node.lineno)}: imports {name} of another module" for name in private]
+        told += [
+            f"{where(module, line)}: uses {name} of another module" for name, line in foreign_attributes(TREES[module])
+        ]
+    assert not told, "\n".join(told)
+
+
+def foreign_attributes(tree: ast.Module) -> Iterator[tuple[str, int]]:
+    """Yield private attributes that are read in a module which neither sets nor defines one of that name."""
+    own = {"_replace", "_asdict", "_fields", "_field_defaults", "_make", "_exit"}  # of NamedTuples and of os, public
+    read = []
+    for node in ast.walk(tree):
+        if isinstance(node, FUNCTION | ast.ClassDef):
+            own.add(node.name)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):  # __slots__
+            own.add(node.value)
+        elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            own.add(node.target.id)
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+            own.add(node.attr)
+        elif isinstance(node, ast.Attribute) and re.match(r"_[^_]", node.attr):
+            read.append((node.attr, node.lineno))
+    yield from ((name, line) for name, line in read if name not in own)
+
+
+VAGUE = re.compile(
+    r"(?i)(^|_)(utils?|helpers?|managers?|misc|common)(_|$)|[a-z](Util|Helper|Manager)s?$|^(Util|Helper|Manager)"
+)
+
+
+def test_no_name_is_a_drawer_for_odds_and_ends() -> None:
+    stems = {path.stem for folder in ("zcrecord", "tools", "tests") for path in (ROOT / folder).rglob("*")}
+    named = {n.name for t in TREES.values() for n in ast.walk(t) if isinstance(n, ast.FunctionDef | ast.ClassDef)}
+    assert not [name for name in sorted(stems | named) if VAGUE.search(name)]
+
+
+def test_top_level_holds_nothing_unforeseen() -> None:
+    found = {path.name for path in ROOT.iterdir() if not path.name.startswith(".")}
+    assert found - MADE_BY_BUILDS <= TOP_LEVEL, "put it into one of the folders that exist"
+
+
+def rounds_up(node: ast.BinOp) -> bool:
+    """Whether an expression is (n + a - 1) & -a, or the same with ~(a - 1), in whatever order."""
+    if not isinstance(node.op, ast.BitAnd):
+        return False
+    for mask, rest in ((node.left, node.right), (node.right, node.left)):
+        adds = any(isinstance(n, ast.BinOp) and isinstance(n.op, ast.Add) for n in ast.walk(rest))
+        if adds and isinstance(mask, ast.UnaryOp) and isinstance(mask.op, ast.USub | ast.Invert):
+            return True
+    return False
+
+
+def test_layout_alone_aligns() -> None:
+    found = {
+        module: [n.lineno for n in ast.walk(TREES[module]) if isinstance(n, ast.BinOp) and rounds_up(n)]
+        for module in WRITTEN
+    }
+    assert found.pop("zcrecord.codec.layout"), "this test no longer sees what it looks for"
+    told = [where(module, line) for module, lines in found.items() for line in lines]
+    assert not told, f"use layout.align_up: {told}"
+
+
+def test_there_is_one_table_of_element_types() -> None:
+    telling = re.compile(r"(?i)(float8_?e\dm\d|float[46]_?e\dm\d|bfloat16|complex(64|128)|u?int[24]$|F8_E)")
+    told = []
+    for module in WRITTEN:
+        strings = {n.value for n in ast.walk(TREES[module]) if isinstance(n, ast.Constant) and isinstance(n.value, str)}
+        names = {text for text in strings if telling.match(text)}
+        if len(names) > 4 and module != "zcrecord.dtypes":
+            told.append(f"{where(module, 1)}: names {sorted(names)}; derive it from dtypes.DTYPES")
+    assert not told, "\n".join(told)
+
+
+def test_nothing_is_left_to_do_in_the_code() -> None:
+    left = re.compile(r"\b(" + "TO" + "DO|FIX" + "ME|X" + r"XX)\b")
+    kinds = {".py", ".sh", ".md", ".fbs", ".toml", ""}
+    folders = [ROOT / name for name in ("zcrecord", "schema", "tests", "tools")]
+    paths = [
+        p for f in folders for p in f.rglob("*") if p.is_file() and p.suffix in kinds and "__pycache__" not in p.parts
+    ]
+    told = [
+        f"{path.relative_to(ROOT)}:{number}"
+        for path in paths
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
+        if left.search(line)
+    ]
+    assert not told, f"do it, or open an issue: {told}"

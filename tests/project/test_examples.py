@@ -1,0 +1,104 @@
+"""What the documentation shows works: the docstrings' examples and the Python blocks of README and the guides.
+
+Each docstring's examples, and a page's blocks one after the other, run in a folder of their own that holds
+`model.onnx` (the digits classifier). A block that follows a line `<!-- not run: why -->` is left alone.
+"""
+
+from __future__ import annotations
+
+import doctest
+import importlib
+import pkgutil
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import command_line as c
+import pytest
+from guides import GUIDES, README, ROOT
+
+import zcrecord
+import zcrecord.onnx
+
+TABLES = {"attacks", "bench"}  # nothing to run
+PAGES = [README, *(page for page in GUIDES if page.parent.name not in TABLES)]
+OPTIONS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE | doctest.REPORT_ONLY_FIRST_FAILURE
+BLOCK = re.compile(
+    r"(?P<before>[^\n]*)\n```(?P<kind>python|pycon|console|js)\n(?P<code>.*?)^```$", re.MULTILINE | re.DOTALL
+)
+MODULES = [
+    found.name
+    for found in pkgutil.walk_packages(zcrecord.__path__, "zcrecord.")
+    if found.name.rpartition(".")[2] != "__main__" and "._schema" not in found.name
+]
+EXAMPLES = [
+    test
+    for module in ["zcrecord", *MODULES]
+    for test in doctest.DocTestFinder(exclude_empty=True).find(importlib.import_module(module))
+    if test.examples
+]
+
+
+@pytest.fixture(autouse=True)
+def _in_a_folder_with_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shutil.copy(ROOT / "tests" / "data" / "digits.onnx", tmp_path / "model.onnx")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)  # for modules that an example makes
+
+
+def run(example: doctest.DocTest) -> None:
+    said: list[str] = []
+    result = doctest.DocTestRunner(optionflags=OPTIONS).run(example, out=said.append, clear_globs=False)
+    assert not result.failed, "".join(said)
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda test: test.name)
+def test_docstring_example_works(example: doctest.DocTest) -> None:
+    run(example)
+
+
+def run_blocks(text: str) -> list[re.Match[str]]:
+    return [match for match in BLOCK.finditer(text) if not match["before"].startswith("<!-- not run:")]
+
+
+NEEDS = {
+    "integrity.md": [pytest.mark.needs("openssl")],  # keys are made with it
+    "onnx-models.md": [pytest.mark.needs("gzip")],
+}
+
+
+@pytest.mark.parametrize("page", [pytest.param(page, id=page.name, marks=NEEDS.get(page.name, ())) for page in PAGES])
+def test_examples_of_a_page_work(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    names: dict[str, object] = {"__name__": "__main__"}
+    blocks = run_blocks(text)
+    assert blocks, f"{page} has no block to run"
+    for match in blocks:
+        if match["kind"] == "js":
+            continue  # the next test's
+        if match["kind"] == "console":
+            if page.name != "README.md":  # whose commands want files that test_readme brings
+                assert c.run_console(match["code"])
+            continue
+        line = text.count("\n", 0, match.start("code")) + 1
+        if ">>>" in match["code"]:
+            # A copy of the names goes in; what the examples add comes out.
+            example = doctest.DocTestParser().get_doctest(match["code"], names, f"{page.name}:{line}", str(page), line)
+            run(example)
+            names |= example.globs
+        else:
+            exec(compile("\n" * (line - 1) + match["code"], str(page), "exec", dont_inherit=True), names)
+
+
+@pytest.mark.needs("node")
+def test_javascript_of_a_page_works_beside_the_module(tmp_path: Path) -> None:
+    blocks = run_blocks((ROOT / "zcrecord" / "web" / "README.md").read_text(encoding="utf-8"))
+    webnn = "const builder = { constant: (descriptor, octets) => ({ ...descriptor, size: octets.length }) };"
+    program = "\n".join([webnn, *(match["code"] for match in blocks if match["kind"] == "js")])
+    zcrecord.onnx.convert("model.onnx", "model.zcr")
+    shutil.copytree(ROOT / "zcrecord" / "web", tmp_path, dirs_exist_ok=True)
+    (tmp_path / "page.mjs").write_text(program)
+    done = subprocess.run(["node", "page.mjs"], capture_output=True, text=True)
+    told = "7 tensors\nFloat32Array 64x64\n8x64\n64 elements\n867 bytes of graph, 5 modules\n7 constants\n"
+    assert done.stdout == told, done.stderr

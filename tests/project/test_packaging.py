@@ -1,0 +1,217 @@
+"""What is published holds what it should and works: wheel, source distribution, editable install, metadata, commands.
+
+All are built without a network: by hatchling's own interface, in the environment that the tests run in.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib.metadata
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import tomllib
+import zipfile
+from email.message import Message
+from email.parser import Parser
+from pathlib import Path
+
+import pytest
+
+import zcrecord
+import zcrecord.remote.file
+
+ROOT = Path(__file__).resolve().parents[2]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+INFO = f"zcrecord-{zcrecord.__version__}.dist-info"
+SDIST = f"zcrecord-{zcrecord.__version__}"
+
+
+def build(kind: str, source: Path, folder: Path) -> Path:
+    """Build a 'wheel', 'sdist' or 'editable' of the project in `source`; return what came out."""
+    folder.mkdir(parents=True)
+    code = f"import sys, hatchling.build; print(hatchling.build.build_{kind}(sys.argv[1]))"
+    done = subprocess.run([sys.executable, "-c", code, folder], cwd=source, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return folder / done.stdout.split()[-1]
+
+
+def contents(wheel: Path) -> dict[str, bytes]:
+    with zipfile.ZipFile(wheel) as archive:
+        return {name: archive.read(name) for name in archive.namelist()}
+
+
+def files_under(folder: str) -> set[str]:
+    """Every file of a folder that belongs to the project, relative to the repository."""
+    paths = [path for path in (ROOT / folder).rglob("*") if path.is_file()]
+    return {path.relative_to(ROOT).as_posix() for path in paths if "__pycache__" not in path.parts}
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build("wheel", ROOT, tmp_path_factory.mktemp("dist") / "wheel")
+
+
+@pytest.fixture(scope="module")
+def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The source distribution, unpacked."""
+    folder = tmp_path_factory.mktemp("dist")
+    with tarfile.open(build("sdist", ROOT, folder / "sdist")) as archive:
+        if hasattr(tarfile, "data_filter"):  # from 3.11.4 on
+            archive.extraction_filter = tarfile.data_filter
+        archive.extractall(folder)
+    return folder / SDIST
+
+
+@pytest.fixture(scope="module")
+def metadata(wheel: Path) -> Message:
+    return Parser().parsestr(contents(wheel)[f"{INFO}/METADATA"].decode())
+
+
+@pytest.fixture(scope="module")
+def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder that pip installed the wheel into, without a network."""
+    site = tmp_path_factory.mktemp("site")
+    pip: list[str | Path] = [sys.executable, "-m", "pip", "install", "--no-index", "--no-deps", "--target", site, wheel]
+    done = subprocess.run(pip, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return site
+
+
+def run(command: list[str | Path], site: Path, folder: Path) -> str:
+    """Run a command that finds zcrecord in `site` alone; return what it printed."""
+    environment = {**os.environ, "PYTHONPATH": str(site)}
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_wheel_holds_the_package_and_the_schema_and_nothing_else(wheel: Path) -> None:
+    schema = {name.replace("schema/", "zcrecord/_schema/") for name in files_under("schema")}
+    about = {
+        f"{INFO}/{name}" for name in ("METADATA", "WHEEL", "RECORD", "entry_points.txt", "licenses/zcrecord/LICENSE")
+    }
+    assert {"zcrecord/_schema/FORMAT.md", "zcrecord/_schema/zcrecord.fbs"} <= schema
+    assert {"zcrecord/py.typed", "zcrecord/LICENSE", "zcrecord/_schema/__init__.py"} <= files_under("zcrecord")
+    assert set(contents(wheel)) == files_under("zcrecord") | schema | about
+
+
+def test_wheel_suits_every_platform(wheel: Path) -> None:
+    assert wheel.name.endswith("-py3-none-any.whl")
+
+
+def test_source_distribution_holds_what_it_takes_to_test_it(sdist: Path) -> None:
+    found = {path.relative_to(sdist).as_posix() for path in sdist.rglob("*") if path.is_file()}
+    expected = set.union(*(files_under(folder) for folder in ("zcrecord", "schema", "tests", "tools")))
+    assert found == expected | {"README.md", "pyproject.toml", "PKG-INFO", ".gitignore"}
+
+
+def test_wheel_from_the_source_distribution_is_the_same(wheel: Path, sdist: Path, tmp_path: Path) -> None:
+    assert contents(build("wheel", sdist, tmp_path / "again")) == contents(wheel)
+
+
+def test_editable_install_is_a_path_and_nothing_else(tmp_path: Path) -> None:
+    files = contents(build("editable", ROOT, tmp_path / "editable"))
+    (path,) = (name for name in files if not name.startswith(INFO))
+    assert path.endswith(".pth")
+    assert Path(files[path].decode().strip()) == ROOT
+
+
+def test_metadata_says_who_may_use_it_and_where(metadata: Message) -> None:
+    assert metadata["Name"] == "zcrecord"
+    assert metadata["Version"] == zcrecord.__version__
+    assert metadata["License-Expression"] == "Apache-2.0"
+    assert metadata.get_all("License-File") == ["zcrecord/LICENSE"]
+    assert metadata["Requires-Python"] == ">=3.11"
+    assert metadata["Description-Content-Type"] == "text/markdown"
+    assert str(metadata.get_payload()).strip() == (ROOT / "README.md").read_text(encoding="utf-8").strip()
+
+
+def test_plain_install_brings_the_core_alone(metadata: Message) -> None:
+    required: dict[str, set[str]] = {name: set() for name in ["", *metadata.get_all("Provides-Extra", [])]}
+    for line in metadata.get_all("Requires-Dist", []):
+        requirement, _, marker = line.partition(";")
+        extra = re.search(r"\bextra == '(\w+)'", marker)
+        required[extra[1] if extra else ""].add(re.split(r"[^\w-]", requirement)[0])
+    assert required[""] == {"numpy", "flatbuffers", "ml-dtypes", "xxhash", "rich"}
+    extras = {"zstd", "onnx", "ort", "torch", "jax", "gguf", "remote", "s3", "sign", "serve", "completion", "bench"}
+    extras |= {"all", "dev"}
+    assert set(required) == {"", *extras}
+    assert required["zstd"] == {"zstandard"}
+    assert required["onnx"] == {"onnx", "zstandard"}
+    assert required["ort"] == {"onnxruntime"}
+    for name in ("torch", "jax", "gguf"):
+        assert required[name] == {name}
+    assert required["all"] == set().union(*(required[name] for name in set(required) - {"", "all", "dev"}))
+
+
+def test_every_requirement_has_a_lower_bound() -> None:
+    requirements = sum(PROJECT["optional-dependencies"].values(), PROJECT["dependencies"])
+    bare = [r for r in requirements if not re.search(r"[>=]=\d", r) and not r.startswith("zcrecord[")]
+    assert not bare
+
+
+def test_what_errors_say_to_install_is_what_the_extra_they_name_brings() -> None:
+    extras = PROJECT["optional-dependencies"]
+    calls = [
+        (path.name, node)
+        for path in (ROOT / "zcrecord").rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "missing_package"
+    ]
+    told = {}
+    for file, call in calls:
+        named = {keyword.arg: keyword.value for keyword in call.keywords}
+        if isinstance(named.get("extra"), ast.Constant):
+            told[file, ast.literal_eval(named["extra"])] = {ast.literal_eval(argument) for argument in call.args}
+    for package, extra in zcrecord.remote.file._PACKAGES.values():
+        told["place.py", extra] = told.get(("place.py", extra), set()) | {package}
+    assert len(told) >= 9
+    for (file, extra), packages in told.items():
+        brought = {re.split(r"[^\w]", requirement)[0] for requirement in extras[extra]}
+        assert packages <= brought, f"{file}: extra {extra}"
+
+
+def test_nothing_sends_anybody_to_a_package_index_for_zcrecord() -> None:
+    """The name may be anybody's there."""
+    told = []
+    for path in [
+        ROOT / "README.md",
+        *(p for f in ("schema", "tools", "zcrecord") for p in (ROOT / f).rglob("*")),
+    ]:
+        if path.is_file() and path.suffix in {".md", ".py", ".cmake", ".rs", ".txt", ".js", ".h", ""}:
+            text = path.read_bytes().decode(errors="replace")
+            found = re.findall(r"""pip install (?:--?\w+ )*["'`]?zcrecord\b(?![./]).*""", text)
+            told += [f"{path.relative_to(ROOT)}: {line}" for line in found]
+    assert not told, "\n".join(told)
+
+
+def test_installed_wheel_saves_and_loads(installed: Path, tmp_path: Path) -> None:
+    code = (
+        "import zcrecord, numpy; zcrecord.save_record({'a': {'w': numpy.arange(3.0)}}, 'm.zcr');"
+        "print(zcrecord.load_record('m.zcr')['a.w'].tolist(), zcrecord.__file__)"
+    )
+    values, file = run([sys.executable, "-c", code], installed, tmp_path).strip().rsplit(" ", 1)
+    assert values == "[0.0, 1.0, 2.0]"
+    assert Path(file) == installed / "zcrecord" / "__init__.py"
+
+
+def test_installed_commands_convert_a_model_and_show_it(installed: Path, tmp_path: Path) -> None:
+    shutil.copy(ROOT / "tests" / "data" / "digits.onnx", tmp_path / "model.onnx")
+    suffix = ".exe" if os.name == "nt" else ""
+    commands = {name: installed / "bin" / f"{name}{suffix}" for name in PROJECT["scripts"]}
+    assert set(commands) == {"zcrecord", "onnx2zc"}
+    run([commands["onnx2zc"], "model.onnx"], installed, tmp_path)
+    tensors = zcrecord.load_record(tmp_path / "model.zcr").names
+    listed = run([commands["zcrecord"], "ls", "model.zcr"], installed, tmp_path)
+    assert tensors
+    assert all(name in listed for name in tensors)
+    assert run([sys.executable, "-m", "zcrecord", "ls", "model.zcr"], installed, tmp_path) == listed
+
+
+def test_version_that_is_installed_is_the_version_of_the_code(installed: Path) -> None:
+    (found,) = importlib.metadata.distributions(name="zcrecord", path=[str(installed)])
+    assert found.version == zcrecord.__version__

@@ -1,0 +1,535 @@
+"""RecordWriter: what is told one tensor at a time is the record that could have been saved at once, or no file."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import io
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import hypothesis
+import numpy as np
+import pytest
+import records as r
+
+import zcrecord
+from zcrecord import (
+    LazyTensor,
+    LimitError,
+    NameCollisionError,
+    PackedTensor,
+    ProducerError,
+    RecordWriter,
+    SourceError,
+    StringTensor,
+    TensorNotFoundError,
+    UnsupportedError,
+    load_record,
+)
+from zcrecord.writing.flatten import is_attribute
+
+ONE = np.ones(3, np.float32)
+TWO = np.arange(4)
+KINDS: dict[Any, str] = {list: "list", tuple: "tuple"}
+
+
+def told(record: Any, out: RecordWriter, path: tuple[str, ...] = ()) -> None:
+    """Tell a writer of a nested record, a thing at a time."""
+    if dataclasses.is_dataclass(record) and not isinstance(record, type):
+        kind, name = "object", type(record).__name__
+        items: Any = [(f.name, getattr(record, f.name)) for f in dataclasses.fields(record)]
+    elif isinstance(record, Mapping):
+        kind, name, items = "mapping", "", record.items()
+    elif hasattr(record, "_fields"):
+        kind, name, items = "tuple", type(record).__name__, zip(record._fields, record, strict=True)
+    else:
+        kind, name, items = KINDS[type(record)], "", ((str(i), value) for i, value in enumerate(record))
+    out.module(path or "", kind, name)
+    for key, value in items:
+        where = (*path, key)
+        if is_attribute(value, key):
+            out.attribute(where, value)
+        elif isinstance(value, np.ndarray | PackedTensor | StringTensor):
+            out.add(where, value)
+        else:
+            told(value, out, where)
+
+
+@hypothesis.given(tree=r.trees())
+@hypothesis.settings(max_examples=150, deadline=None)
+def test_record_told_bit_by_bit_is_the_one_that_is_saved_at_once(tree: Any) -> None:
+    hypothesis.assume(r.names_are_unique(tree))
+    file = io.BytesIO()
+    with RecordWriter(file) as out:
+        told(tree, out)
+    rec = load_record(file.getvalue(), verify="full")
+    saved = r.round_trip(tree)
+    r.assert_same(rec.tree(), tree)
+    assert rec.names == saved.names
+    assert list(rec.modules) == list(saved.modules)
+    assert list(rec.attributes) == list(saved.attributes)
+    assert rec.content_digest() == saved.content_digest()
+
+
+def test_every_kind_of_tensor_may_be_added(tmp_path: Path) -> None:
+    strided = np.arange(12.0).reshape(3, 4)
+    with RecordWriter(tmp_path / "m.zcr", metadata={"by": "me"}) as out:
+        out.add("a.w", ONE)
+        out.add(("a", "t"), strided.T)
+        out.add("a.gaps", strided[:, ::2])
+        out.add("p", PackedTensor.pack(np.array([1, -2, 3]).astype("int4")))
+        out.add("narrow", np.array([1, 2, 3]).astype("uint2"))
+        out.add("s", StringTensor.from_strings(["x", "yz"]))
+        out.add("text", np.array(["x", "yz"]))
+        out.add("lazy", LazyTensor("float32", (3,), [ONE]))
+        out.add("scalar", np.float64(3))
+        out.add("swapped", TWO.astype(">i8"))
+        out.add("empty", np.zeros((0, 3)))
+        out.tie("again", "a.w")
+        out.tie("nothing", "empty")
+        with out.tensor("pieces", "float32", (3,)) as opened:
+            opened.write(ONE[:1])
+            opened.write(ONE[1:].tobytes())
+        out.attribute("a.n", 5)
+        out.attribute("blob", memoryview(b"12"))
+        out.attribute(("a", "many"), [b"12", b"", b"3"])
+        out.module("a", "object", "Layer")
+        out.module("void")
+        out.metadata["later"] = 1
+    rec = load_record(tmp_path / "m.zcr", verify="full")
+    want = {
+        "a": {"w": ONE, "t": strided.T, "gaps": strided[:, ::2], "n": 5, "many": [b"12", b"", b"3"]},
+        "p": PackedTensor.pack(np.array([1, -2, 3]).astype("int4")),
+        "narrow": np.array([1, 2, 3]).astype("uint2"), "s": StringTensor.from_strings(["x", "yz"]),
+        "text": np.array(["x", "yz"]), "lazy": ONE, "scalar": np.array(3.0), "swapped": TWO,
+        "empty": np.zeros((0, 3)), "again": ONE, "nothing": np.zeros((0, 3)), "pieces": ONE, "blob": b"12", "void": {},
+    }  # fmt: skip
+    r.assert_same(rec.tree(), want)
+    assert rec.metadata == {"by": "me", "later": 1}
+    assert rec.info("a.w").tied == ("a.w", "again")
+    assert rec.info("lazy").tied == ()
+    assert (rec.modules["a"].kind, rec.modules["a"].type_name) == ("object", "Layer")
+    assert out.report is not None
+    assert (out.report.tensors, out.report.archive_bytes) == (14, (tmp_path / "m.zcr").stat().st_size)
+    assert (out.report.tied, out.report.payload_bytes) == (1, rec.nbytes)
+    assert rec.nbytes == 12 + 96 + 48 + 2 + 1 + 32 + 8 + 32 + 2 + 1
+
+
+@pytest.mark.parametrize("digest", ["xxh3", "none"])
+def test_every_sink_gets_the_same_record(digest: str, tmp_path: Path) -> None:
+    class Pipe(io.RawIOBase):
+        data = b""
+
+        def writable(self) -> bool:
+            return True
+
+        def write(self, data: Any) -> int:
+            self.data += bytes(data)
+            return len(data)
+
+    def write(dest: Any) -> None:
+        with RecordWriter(dest, digest=digest, alignment=256, durable=False) as out:
+            for name in ("a", "b", "m.a"):
+                out.add(name, TWO)
+            out.tie("m.c", "b")
+
+    pipe, file = Pipe(), io.BytesIO(b"before")
+    file.seek(0, 2)
+    for dest in (tmp_path / "m.zcr", pipe, file):
+        write(dest)
+    assert file.getvalue()[6:] == (tmp_path / "m.zcr").read_bytes()
+    for data in ((tmp_path / "m.zcr").read_bytes(), pipe.data):
+        rec = load_record(data, verify="full")
+        r.assert_same(rec.tree(), {"a": TWO, "b": TWO, "m": {"a": TWO, "c": TWO}})
+        assert rec.info("b").tied == ("b", "m.c")
+        assert {info.offset % 256 for info in rec.infos()} == {0}
+        writable = load_record(data, mode="c")
+        writable["a"][:] = 9
+        assert writable["b"].tolist() == TWO.tolist()
+
+
+def test_names_are_split_at_dots_and_tuples_are_taken_as_they_are() -> None:
+    file = io.BytesIO()
+    with RecordWriter(file) as out:
+        out.add("m.a", ONE)
+        out.add(("m", "b.c"), ONE)
+        out.add(["x.y"], ONE)
+        out.add("..", ONE)
+        out.attribute(("m", "n.o"), 1)
+        out.tie("t", "x.y")
+        out.tie(("u.v",), ("m", "b.c"))
+    rec = load_record(file.getvalue())
+    r.assert_same(rec.tree(), {"m": {"a": ONE, "b.c": ONE, "n.o": 1}, "x.y": ONE, "..": ONE, "t": ONE, "u.v": ONE})
+    assert rec.info("t").tied == ("x.y", "t")
+
+
+def test_bytes_of_attributes_lie_in_the_order_of_a_walk_whenever_they_were_told() -> None:
+    file = io.BytesIO()
+    with RecordWriter(file) as out:
+        for name, value in [("a.x", b"1st"), ("b", b"5th"), ("a.m.w", ONE), ("a.m.y", b"2nd"), ("a.n.z", b"3rd")]:
+            (out.add if value is ONE else out.attribute)(name, value)
+        out.attribute("a.last", b"4th")
+    data = file.getvalue()
+    places = [data.index(value) for value in (b"1st", b"2nd", b"3rd", b"4th", b"5th")]
+    assert places == sorted(places)
+    assert list(load_record(data).attributes) == ["b", "a.x", "a.last", "a.m.y", "a.n.z"]
+
+
+def test_list_that_does_not_count_is_a_mapping() -> None:
+    file = io.BytesIO()
+    with RecordWriter(file) as out:
+        out.module("a", "list")
+        out.module("b", "list")
+        for name in ("a.0", "a.1", "b.1", "b.0"):
+            out.add(name, ONE)
+    r.assert_same(load_record(file.getvalue()).tree(), {"a": [ONE, ONE], "b": {"1": ONE, "0": ONE}})
+
+
+# Names that collide, or cannot be, before any byte is written for them.
+
+TAKEN: dict[str, tuple[Any, type[Exception], str]] = {
+    "a tensor's": ("m.w", NameCollisionError, "tensor 'm.w': two tensors would have this name"),
+    "a tensor's, by another path": (("m.w",), NameCollisionError, "tensor 'm.w': two tensors would have this name"),
+    "a module's": ("m", NameCollisionError, "tensor 'm': a module has this name already"),
+    "an attribute's": ("m.n", NameCollisionError, "tensor 'm.n': an attribute has this name already"),
+    "below a tensor": ("m.w.x", NameCollisionError, "tensor 'm.w': a tensor or an attribute has the name of this mod"),
+    "below an attribute": ("m.n.x", NameCollisionError, "tensor 'm.n': a tensor or an attribute has the name of this"),
+    "a module's, by another path": (("p.q", "v"), NameCollisionError, "tensor 'p.q': two keys with dots lead to this"),
+    "empty": ("", UnsupportedError, r"\('',\): keys are non-empty strings"),
+    "no keys": ((), UnsupportedError, r"\(\): keys are non-empty strings"),
+    "an empty key": (("a", ""), UnsupportedError, r"\('a', ''\): keys are non-empty strings"),
+    "a number": (5, UnsupportedError, "5: a name is a str, or a tuple of keys"),
+    "a number among the keys": (("a", 0), UnsupportedError, r"\('a', 0\): a name is a str, or a tuple of keys"),
+    "bytes": (b"ab", UnsupportedError, "b'ab': a name is a str, or a tuple of keys"),
+    "None": (None, UnsupportedError, "None: a name is a str, or a tuple of keys"),
+    "NUL": ("a\0b", UnsupportedError, "its name contains NUL"),
+    "no UTF-8": ("\ud800", UnsupportedError, "its name has lone surrogates, which are not UTF-8"),
+    "too deep": (("k",) * 101, LimitError, "nested more than 100 deep"),
+}
+
+
+@pytest.mark.parametrize("how", ["add", "tensor", "tie", "lazy"])
+@pytest.mark.parametrize("what", TAKEN)
+def test_name_that_cannot_be_is_refused_before_a_byte_is_written(what: str, how: str) -> None:
+    name, kind, message = TAKEN[what]
+    file, calls = io.BytesIO(), []
+
+    def produce() -> Any:
+        calls.append(1)
+        return ONE
+
+    with RecordWriter(file) as out:
+        out.add("m.w", ONE)
+        out.attribute("m.n", 1)
+        out.add("p.q.w", ONE)
+        before = file.tell()
+        with pytest.raises(kind, match=message):
+            if how == "add":
+                out.add(name, TWO)
+            elif how == "lazy":
+                out.add(name, LazyTensor("float32", (3,), produce))
+            elif how == "tie":
+                out.tie(name, "m.w")
+            else:
+                with out.tensor(name, "float32", (3,)):
+                    raise AssertionError("not reached")
+        assert file.tell() == before
+        assert not calls
+        out.add("more", ONE)
+    r.assert_same(
+        load_record(file.getvalue(), verify="full").tree(),
+        {"m": {"w": ONE, "n": 1}, "p": {"q": {"w": ONE}}, "more": ONE},
+    )
+
+
+def test_attributes_and_modules_that_collide_are_refused_and_change_nothing() -> None:
+    file = io.BytesIO()
+    with RecordWriter(file) as out:
+        out.add("m.w", ONE)
+        out.attribute("m.n", 1)
+        for name in ("m.w", "m.n", "m", ("m.n",)):
+            with pytest.raises(NameCollisionError):
+                out.attribute(name, 2)
+        for name in ("m.w", "m.n", "m.w.x"):
+            with pytest.raises(NameCollisionError, match="has the name of this module"):
+                out.module(name)
+        with pytest.raises(NameCollisionError, match=r"^tensor 'm\.x': two keys with dots lead to this"):
+            out.module("m.x.y")
+            out.module(("m.x",))
+        for value in ({"a": 1}, ONE, object(), 1 << 70, [1, ONE], "\ud800", [1, "a"], bytearray(b"x"), {1}):
+            with pytest.raises(UnsupportedError):
+                out.attribute("bad", value)
+        for kind in ("dict", "", None, 3, ["list"]):
+            with pytest.raises(UnsupportedError, match=r"kind .* is not known; mapping, list, tuple, object"):
+                out.module("bad", kind)  # type: ignore[arg-type]
+        with pytest.raises(UnsupportedError, match="a type name is a str, not a int"):
+            out.module("bad", "object", 3)  # type: ignore[arg-type]
+    r.assert_same(load_record(file.getvalue()).tree(), {"m": {"w": ONE, "n": 1, "x": {"y": {}}}})
+
+
+@pytest.mark.parametrize("value", [3, "text", None, b"bytes", [1, 2], [], {"a": 1}, {}, object(), [ONE], bytearray(4)])
+def test_what_is_no_tensor_cannot_be_added(value: Any) -> None:
+    file = io.BytesIO()
+    with RecordWriter(file) as out:
+        with pytest.raises(UnsupportedError, match=r"^tensor 'm\.x': "):
+            out.add("m.x", value)
+        out.add("m.x", ONE)
+    r.assert_same(load_record(file.getvalue()).tree(), {"m": {"x": ONE}})
+
+
+def test_tie_to_what_was_not_written_lists_close_names() -> None:
+    with RecordWriter(io.BytesIO()) as out:
+        out.add("encoder.weight", ONE)
+        with pytest.raises(TensorNotFoundError, match=r"'encoder\.weigth': not in this record; close names: 'encoder"):
+            out.tie("x", "encoder.weigth")
+        with pytest.raises(TensorNotFoundError):
+            out.tie("x", ("encoder.weight", ""))
+
+
+# Parts.
+
+
+def test_parts_share_what_they_share() -> None:
+    base = np.arange(24.0).reshape(4, 6)
+    file = io.BytesIO()
+    with RecordWriter(file) as out:
+        parts = out.parts([base, base[1:3], base.T, base.copy(), base, base[:, 0]])
+        for number, part in enumerate(reversed(parts)):
+            out.add(f"w{number}", part)
+        out.add("once more", parts[0])
+    rec = load_record(file.getvalue(), verify="full")
+    wants = [base[:, 0], base, base, base.T, base[1:3], base, base]
+    r.assert_same(list(rec.values()), wants)
+    assert rec.info("w0").tied == ("w0", "w1", "w3", "w4", "w5", "once more")
+    assert rec.nbytes == base.nbytes
+    writable = load_record(file.getvalue(), mode="c")
+    writable["w1"][:] = 0
+    assert [not view.any() for view in writable.values()] == [True, True, False, True, True, True, True]
+
+
+def test_parts_that_are_not_added_are_not_written() -> None:
+    file = io.BytesIO()
+    with RecordWriter(file) as out:
+        out.add("a", out.parts([ONE, TWO])[0])
+    assert load_record(file.getvalue(), verify="full").nbytes == 12
+
+
+def test_parts_of_another_writer_are_refused() -> None:
+    with RecordWriter(io.BytesIO()) as one, RecordWriter(io.BytesIO()) as other:
+        (part,) = one.parts([TWO])
+        one.add("p", part)
+        with pytest.raises(UnsupportedError, match=r"tensor 'p': one of the \.parts\(\.\.\.\) of another RecordWriter"):
+            other.add("p", part)
+
+
+# Misuse.
+
+
+def test_writer_writes_only_inside_its_block_and_only_once(tmp_path: Path) -> None:
+    calls: list[Callable[[RecordWriter], Any]] = [
+        lambda out: out.add("x", ONE), lambda out: out.tie("x", "a"), lambda out: out.attribute("x", 1),
+        lambda out: out.module("x"), lambda out: out.tensor("x", "u1", (1,)).__enter__(),
+    ]  # fmt: skip
+    out = RecordWriter(tmp_path / "m.zcr")
+    assert not os.listdir(tmp_path)
+    for call in calls:
+        with pytest.raises(UnsupportedError, match="a RecordWriter writes only inside its with block"):
+            call(out)
+    with out:
+        out.add("a", ONE)
+        assert out.report is None
+        with pytest.raises(UnsupportedError, match="this RecordWriter was used before; make a new one"), out:
+            pass
+    assert out.report is not None
+    for call in calls:
+        with pytest.raises(UnsupportedError, match="a RecordWriter writes only inside its with block"):
+            call(out)
+    with pytest.raises(UnsupportedError, match="this RecordWriter was used before; make a new one"), out:
+        pass
+    assert list(load_record(tmp_path / "m.zcr")) == ["a"]
+
+
+def test_writer_cannot_be_used_again_after_a_failure(path: Path) -> None:
+    out = RecordWriter(path)
+    with pytest.raises(KeyError), out:
+        out.add("a", ONE)
+        raise KeyError
+    assert out.report is None
+    with pytest.raises(UnsupportedError, match="this RecordWriter was used before; make a new one"), out:
+        out.add("b", TWO)
+
+
+def test_options_are_checked_before_anything_is_opened(path: Path) -> None:
+    for options, message in (
+        ({"alignment": 48}, "alignment 48"), ({"digest": "md5"}, "digest 'md5' is not known"),
+    ):  # fmt: skip
+        with pytest.raises(LimitError, match=message):
+            RecordWriter(path, **options)
+    with pytest.raises(UnsupportedError, match="metadata 'x': values are None, bool"):
+        RecordWriter(path, metadata={"x": ONE}).__enter__()
+    with pytest.raises(SourceError, match="cannot write: No such file or directory"):
+        RecordWriter(path.parent / "missing" / "m.zcr").__enter__()
+    with pytest.raises(UnsupportedError, match="metadata 'x': values are None, bool"), RecordWriter(path) as out:
+        out.metadata["x"] = ONE
+
+
+def test_one_tensor_is_written_at_a_time() -> None:
+    file = io.BytesIO()
+    with RecordWriter(file) as out:
+        out.add("a", ONE)
+        with out.tensor("w", "float32", (3,)) as opened:
+            opened.write(ONE[:1])
+            for call in (
+                lambda: out.add("b", ONE), lambda: out.tie("b", "a"), lambda: out.attribute("b", 1),
+                lambda: out.module("b"), lambda: out.tensor("b", "u1", (1,)).__enter__(),
+            ):  # fmt: skip
+                with pytest.raises(UnsupportedError, match="tensor 'w' is not finished; one is written at a time"):
+                    call()
+            opened.write(ONE[1:])
+        with pytest.raises(ProducerError, match="12 bytes were declared, at least 13 produced"):
+            opened.write(b"x")
+        out.add("c", TWO)
+    r.assert_same(load_record(file.getvalue(), verify="full").tree(), {"a": ONE, "w": ONE, "c": TWO})
+
+
+def test_refused_piece_is_not_there_and_may_be_replaced_by_a_right_one() -> None:
+    file = io.BytesIO()
+    with RecordWriter(file) as out, out.tensor("w", "float32", (3,)) as opened:
+        opened.write(ONE[:1])
+        for piece in (ONE, ONE.astype("f8")[:1], None, "x", b"123456789"):
+            with pytest.raises(ProducerError):
+                opened.write(piece)
+        opened.write(ONE[1:])
+    r.assert_same(load_record(file.getvalue(), verify="full").tree(), {"w": ONE})
+
+
+def fill(out: RecordWriter, pieces: list[Any]) -> None:
+    with out.tensor("m.w", "float32", (3,)) as opened:
+        for piece in pieces:
+            opened.write(piece)
+
+
+UNFINISHED: dict[str, tuple[Callable[[RecordWriter], Any], str]] = {
+    "too little": (lambda out: fill(out, [ONE[:2]]), "12 bytes were declared, 8 produced"),
+    "nothing": (lambda out: fill(out, []), "12 bytes were declared, 0 produced"),
+    "too much": (lambda out: fill(out, [ONE, b"x"]), "12 bytes were declared, at least 13 produced"),
+    "another dtype": (lambda out: fill(out, [TWO]), "declared as float32, a piece is int64"),
+    "a lazy tensor's too little": (lambda out: out.add("m.w", LazyTensor("f4", (3,), [b""])), "12 bytes were declared"),
+    "a lazy tensor's error": (lambda out: out.add("m.w", LazyTensor("f4", (3,), lambda: 1 // 0)), "by zero"),
+}
+
+
+@pytest.mark.parametrize("swallowed", [False, True])
+@pytest.mark.parametrize("what", UNFINISHED)
+def test_unfinished_tensor_leaves_no_file_even_if_its_error_is_swallowed(
+    what: str, swallowed: bool, path: Path
+) -> None:
+    call, message = UNFINISHED[what]
+    kind = ZeroDivisionError if "zero" in message else ProducerError
+    last = "tensor 'm.w': was left unfinished by an error; nothing is written" if swallowed else message
+    with pytest.raises(ProducerError if swallowed else kind, match=last), RecordWriter(path) as out:
+        out.add("a", ONE)
+        with pytest.raises(kind, match=message) if swallowed else contextlib.nullcontext():
+            call(out)
+        if swallowed:
+            with pytest.raises(UnsupportedError, match=r"tensor 'm\.w' is not finished"):
+                out.add("b", ONE)
+
+
+@pytest.mark.parametrize("after", range(3))  # the header, what was gathered, the header once more
+def test_failing_disk_whose_error_is_swallowed_leaves_no_file(
+    after: int, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write, left = os.write, [after]
+
+    def failing(fd: int, data: Any) -> int:
+        left[0] -= 1
+        if left[0] == -1:
+            write(fd, data[: len(data) // 2])
+            raise OSError(5, "io")
+        return write(fd, data)
+
+    monkeypatch.setattr(os, "write", failing)
+    with pytest.raises((ProducerError, SourceError)), RecordWriter(path) as out:
+        with out.tensor("w", "float32", (6,)) as opened:
+            for piece in (ONE[:2], ONE, ONE[:1]):
+                with contextlib.suppress(SourceError, ProducerError):
+                    opened.write(piece)
+        with contextlib.suppress(SourceError):
+            out.add("b", TWO)
+
+
+def test_disk_that_is_full_from_the_start_leaves_nothing_while_the_writer_lives(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any) -> int:
+        raise OSError(28, "full")
+
+    before = os.listdir(path.parent)
+    monkeypatch.setattr(os, "write", full)
+    out = RecordWriter(path)
+    with pytest.raises(SourceError, match="cannot write: No space left on device"), out:
+        raise AssertionError("not reached")
+    assert os.listdir(path.parent) == before
+    assert out.report is None
+
+
+@pytest.mark.parametrize(
+    "error",
+    [KeyError("own"), OSError(2, "own"), FileNotFoundError(2, "own", "input"), KeyboardInterrupt(), SystemExit(1),
+     StopIteration(), GeneratorExit(), zcrecord.FormatError("own")],
+    ids=lambda e: type(e).__name__,
+)  # fmt: skip
+@pytest.mark.parametrize("within", [False, True])
+def test_error_of_the_block_goes_through_as_it_is_and_leaves_no_file(
+    within: bool, error: BaseException, path: Path
+) -> None:
+    with pytest.raises((type(error), RuntimeError)) as caught, RecordWriter(path) as out:
+        out.add("a", ONE)
+        if within:
+            with out.tensor("w", "u1", (3,)) as opened:
+                opened.write(b"x")
+                raise error
+        raise error
+    assert caught.value is error
+    assert out.report is None
+
+
+def test_pieces_in_fortran_order_stay_so() -> None:
+    values = np.arange(24.0).reshape(2, 3, 4)
+    file = io.BytesIO()
+    with RecordWriter(file) as out:
+        with out.tensor("f", "float64", (2, 3, 4), order="F") as opened:
+            opened.write(values.T[:2].tobytes())
+            opened.write(values.T[2:])
+        with out.tensor("vector", "float64", (1, 24, 1), order="F") as opened:
+            opened.write(values)
+        with out.tensor("empty", "float64", (2, 0), order="F"):
+            pass
+        with pytest.raises(UnsupportedError, match="tensor 'p': int4 does not fill whole bytes"):
+            out.tensor("p", "int4", (2, 2), order="F").__enter__()
+    rec = load_record(file.getvalue(), verify="full")
+    r.assert_same(rec.tree(), {"f": values, "vector": values.reshape(1, 24, 1), "empty": np.zeros((2, 0))})
+    assert rec["f"].flags.f_contiguous
+    assert rec.info("vector").strides is None
+
+
+def test_modules_nest_a_hundred_deep() -> None:
+    file = io.BytesIO()
+    with RecordWriter(file) as out:
+        out.add(("k",) * 100, ONE)
+    assert list(load_record(file.getvalue())) == [".".join(["k"] * 100)]
+
+
+def test_ten_thousand_tensors_are_told_in_linear_time_and_come_back() -> None:
+    file = io.BytesIO()
+    values = [np.full(3, i, np.int32) for i in range(10_000)]
+    with RecordWriter(file) as out:
+        for i, value in enumerate(values):
+            out.add(f"blocks.{i // 100}.w{i % 100}", value)
+    rec = load_record(file.getvalue(), verify="full")
+    assert len(rec) == 10_000
+    assert all(np.array_equal(got, want) for got, want in zip(rec.values(), values, strict=True))

@@ -1,0 +1,649 @@
+"""What goes wrong between a server and a reader is tried again or is one typed error; nothing wrong is ever shown."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from records import saved
+
+import zcrecord
+from tools.range_server import Server, serving
+from zcrecord import (
+    DependencyError,
+    FormatError,
+    IntegrityError,
+    RecordError,
+    SourceError,
+    SourceNotFoundError,
+    UnsupportedError,
+    transport,
+)
+from zcrecord.remote import http
+from zcrecord.remote.file import wait
+
+WEIGHTS = {f"w{i}": np.random.default_rng(i).integers(0, 255, 100_000, np.uint8) for i in range(8)}
+
+
+@pytest.fixture(autouse=True)
+def _without_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("zcrecord.remote.file._FIRST_WAIT", 0.001)
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Server]:
+    """A server of a folder that holds `m.zcr`, the archive of WEIGHTS."""
+    (tmp_path / "m.zcr").write_bytes(saved(WEIGHTS))
+    with serving(tmp_path) as state:
+        yield state
+
+
+def load(server: Server, **options: Any) -> Any:
+    return zcrecord.load_record(f"{server.url}/m.zcr", **options)
+
+
+def is_right(record: Any) -> bool:
+    return all(map(np.array_equal, record.values(), WEIGHTS.values()))
+
+
+def request_of(handler: Any, number: int) -> Any:
+    return handler.server_state.requests[number]
+
+
+def busy(handler: Any, _: int) -> bool:
+    handler.say(503, b"later", Retry_After="0")
+    return True
+
+
+def busy_always(handler: Any, _: int) -> bool:
+    handler.say(503, b"busy")
+    return True
+
+
+def hung_up(handler: Any, _: int) -> bool:
+    handler.hang_up()
+    return True
+
+
+def cut_short(handler: Any, number: int) -> bool:
+    handler.answer(request_of(handler, number), cut=30_000)
+    return True
+
+
+@pytest.mark.parametrize("failure", [busy, hung_up, cut_short])
+def test_what_fails_now_and_then_is_tried_again(server: Server, failure: Callable[[Any, int], bool]) -> None:
+    server.misbehave = lambda handler, number: number % 2 == 0 and failure(handler, number)
+    assert is_right(load(server))
+    assert len(server.requests) >= 4
+
+
+def test_what_broke_off_goes_on_where_it_broke_off(server: Server) -> None:
+    rec = load(server)
+    server.forget()
+    server.misbehave = lambda handler, number: number == 0 and cut_short(handler, number)
+    assert np.array_equal(rec["w5"], WEIGHTS["w5"])
+    first, second = server.requests
+    assert first.asked is not None
+    assert second.asked == (first.asked[0] + 30_000, first.asked[1])
+
+
+@pytest.mark.parametrize(
+    "failure, message",
+    [
+        (busy, "HTTP 503"),
+        (hung_up, "[Dd]isconnected|reset|closed"),
+        (lambda handler, _: handler.say(500) or True, "HTTP 500"),
+    ],
+)
+def test_what_fails_always_is_told_after_five_tries(
+    server: Server, failure: Callable[[Any, int], bool], message: str
+) -> None:
+    rec = load(server)
+    server.forget()
+    server.misbehave = failure
+    with pytest.raises(SourceError, match=rf"/m\.zcr: cannot be read, tried 5 times: .*({message})"):
+        rec["w3"]
+    assert len(server.requests) in (5, 10), "aiohttp itself asks once more where a kept connection was closed"
+    server.misbehave = None
+    assert is_right(rec), "a record is as good as before"
+
+
+def test_frames_that_cannot_be_had_are_not_asked_for_all_over(server: Server, tmp_path: Path) -> None:
+    transport.pack(tmp_path / "m.zcr", tmp_path / "p.zcr.zst")
+    rec = zcrecord.load_record(f"{server.url}/p.zcr.zst")
+    server.forget()
+    server.misbehave = busy_always
+    with pytest.raises(SourceError, match="tried 5 times"):
+        assert rec["w3"].any()
+    assert len(server.requests) == 5
+
+
+def test_waits_grow_and_follow_the_server_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("zcrecord.remote.file._FIRST_WAIT", 0.1)
+    assert 0.1 <= wait(1) <= 0.2
+    assert 0.8 <= wait(4) <= 1.6
+    assert wait(1, asked=3) == 3
+    assert wait(1, asked=3600) == 10
+
+
+def test_a_server_that_sends_less_at_a_time_is_asked_for_the_rest(server: Server) -> None:
+    server.most_sent = 70_000
+    assert is_right(load(server))
+
+
+def test_a_silent_server_is_given_up(server: Server) -> None:
+    import aiohttp
+
+    options = {"client_kwargs": {"timeout": aiohttp.ClientTimeout(sock_read=0.05)}}
+    server.delay = 0.2
+    with pytest.raises(SourceError, match="tried 5 times: no answer in time"):
+        load(server, storage_options=options)
+
+
+def test_nobody_listening_is_told(tmp_path: Path) -> None:
+    with serving(tmp_path) as server:
+        pass
+    with pytest.raises(SourceError, match=r"m\.zcr: cannot be read, tried 5 times: Cannot connect to host"):
+        load(server)
+
+
+@pytest.mark.parametrize(
+    "status, kind, message",
+    [
+        (404, SourceNotFoundError, "no such file on the server"),
+        (410, SourceNotFoundError, "no such file on the server"),
+        (401, SourceError, r"refused it \(HTTP 401\); give credentials in storage_options="),
+        (403, SourceError, r"refused it \(HTTP 403\)"),
+        (418, SourceError, "answered HTTP 418 and not 206"),
+    ],
+)
+def test_a_refusal_is_told_at_once(server: Server, status: int, kind: type[RecordError], message: str) -> None:
+    server.misbehave = lambda handler, _: handler.say(status, b"<html>") or True
+    with pytest.raises(kind, match=message):
+        load(server)
+    assert len(server.requests) == 1
+
+
+def test_headers_go_along_with_every_request(server: Server) -> None:
+    def guarded(handler: Any, _: int) -> bool:
+        if handler.headers.get("Authorization") == "Bearer token":
+            return False
+        handler.say(401)
+        return True
+
+    server.misbehave = guarded
+    assert is_right(load(server, storage_options={"headers": {"Authorization": "Bearer token"}}))
+
+
+def test_a_small_file_is_taken_whole_from_a_server_without_ranges(server: Server) -> None:
+    server.ranges = False
+    assert is_right(load(server))
+    assert len(server.requests) == 1
+
+
+def test_a_large_file_is_refused_from_a_server_without_ranges(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http, "SMALL", 100_000)
+    server.ranges = False
+    with pytest.raises(SourceError, match=r"does not do ranges \(HTTP 200 .* all 8\d+ bytes; download the file"):
+        load(server)
+
+
+def test_a_server_that_stops_doing_ranges_is_refused(server: Server) -> None:
+    rec = load(server)
+    server.ranges = False
+    with pytest.raises(SourceError, match="does not do ranges"):
+        rec["w2"]
+
+
+def test_a_file_with_another_etag_was_replaced(server: Server) -> None:
+    rec = load(server)
+    kept = rec["w2"]
+    server.etag = '"2"'
+    with pytest.raises(SourceError, match=r"m\.zcr: was replaced or changed since it was opened; load it again"):
+        rec["w3"]
+    assert np.array_equal(kept, WEIGHTS["w2"])
+
+
+def test_a_file_of_another_size_was_replaced(server: Server, tmp_path: Path) -> None:
+    server.etag = None
+    rec = load(server)
+    (tmp_path / "m.zcr").write_bytes(saved({**WEIGHTS, "more": WEIGHTS["w1"]}))
+    with pytest.raises(SourceError, match="was replaced or changed"):
+        rec["w3"]
+
+
+def answered(handler: Any, body: bytes, **headers: str) -> bool:
+    handler.say(206, body, **headers)
+    return True
+
+
+@pytest.mark.parametrize(
+    "answer, message",
+    [
+        (
+            lambda handler, start, end, size: answered(
+                handler, bytes(end - start), Content_Range=f"bytes {start + 1}-{end}/{size}", ETag='"1"'
+            ),
+            "answered the range 'bytes .*' where bytes from .* were asked for",
+        ),
+        (lambda handler, start, end, _: answered(handler, bytes(end - start), ETag='"1"'), "answered the range ''"),
+        (
+            lambda handler, start, end, _: answered(
+                handler, bytes(end - start), Content_Range=f"bytes {start}-{end - 1}/*", ETag='"1"'
+            ),
+            r"answered the range 'bytes \d+-\d+/\*'",
+        ),
+        (
+            lambda handler, start, end, size: answered(
+                handler, bytes(end - start + 5), Content_Range=f"bytes {start}-{end - 1}/{size}", ETag='"1"'
+            ),
+            "sent more than the 100000 bytes that were asked for",
+        ),
+        (
+            lambda handler, start, end, size: answered(
+                handler, b"", Content_Range=f"bytes {start}-{end - 1}/{size}", ETag='"1"', Content_Encoding="gzip"
+            ),
+            r"sends it encoded \(gzip\)",
+        ),
+    ],
+)
+def test_an_answer_that_is_not_what_was_asked_for_is_refused(
+    server: Server, tmp_path: Path, answer: Any, message: str
+) -> None:
+    rec = load(server)
+    size = (tmp_path / "m.zcr").stat().st_size
+    server.forget()
+    server.misbehave = lambda handler, number: answer(handler, *request_of(handler, number).asked, size)
+    with pytest.raises(SourceError, match=message):
+        rec["w4"]
+
+
+def test_bytes_damaged_on_their_way_are_fetched_again(server: Server, tmp_path: Path) -> None:
+    rec = load(server)
+    server.forget()
+    size = (tmp_path / "m.zcr").stat().st_size
+
+    def damaged(handler: Any, number: int) -> bool:
+        start, end = request_of(handler, number).asked
+        where = f"bytes {start}-{end - 1}/{size}"
+        return number == 0 and answered(handler, bytes(end - start), Content_Range=where, ETag='"1"')
+
+    server.misbehave = damaged
+    assert np.array_equal(rec["w4"], WEIGHTS["w4"])
+    assert len(server.requests) == 2
+
+
+def test_a_payload_that_is_damaged_where_it_lies_is_never_shown(server: Server, tmp_path: Path) -> None:
+    path = tmp_path / "m.zcr"
+    data = bytearray(path.read_bytes())
+    info = zcrecord.load_record(path).info("w6")
+    data[info.offset + 77] ^= 1
+    path.write_bytes(data)
+    rec = load(server)
+    for _ in range(2):
+        with pytest.raises(IntegrityError, match=r"m\.zcr: tensor 'w6': payload .* its digest does not match"):
+            rec["w6"]
+    with pytest.raises(IntegrityError, match="tensor 'w6'"):
+        rec.torch()
+    assert np.array_equal(rec["w5"], WEIGHTS["w5"])
+
+
+@pytest.mark.parametrize(
+    "data, kind, message",
+    [
+        (b"", FormatError, "the file is empty"),
+        (b"<html>" + b" page" * 50, FormatError, "this is a web page, not a zcrecord archive"),
+        (saved(WEIGHTS)[:300_000], FormatError, r"the archive has 8\d+ bytes, the source 300000; it is truncated"),
+        (saved(WEIGHTS)[:90], FormatError, "90 bytes are too few for an archive"),
+        (saved(WEIGHTS) + bytes(8), FormatError, "followed by other bytes"),
+        (saved(WEIGHTS)[:-1] + b"x", IntegrityError, "trailer: its CRC does not match"),
+    ],
+)
+def test_a_file_that_is_no_whole_archive_is_refused_as_a_local_one_is(
+    server: Server, tmp_path: Path, data: bytes, kind: type[RecordError], message: str
+) -> None:
+    (tmp_path / "m.zcr").write_bytes(data)
+    with pytest.raises(kind, match=message) as found:
+        load(server)
+    assert found.value.path == f"{server.url}/m.zcr"
+    with pytest.raises(kind, match=message):
+        zcrecord.load_record(tmp_path / "m.zcr")
+
+
+@pytest.mark.parametrize("level", ["touch", "index"])
+def test_a_damaged_index_is_refused_at_every_level(server: Server, tmp_path: Path, level: Any) -> None:
+    data = bytearray(saved(WEIGHTS))
+    data[120] ^= 1
+    (tmp_path / "m.zcr").write_bytes(data)
+    with pytest.raises(FormatError, match="index"):
+        load(server, verify=level)
+
+
+@pytest.mark.parametrize("size", [1 << 60, 1 << 50])
+def test_a_size_that_cannot_be_is_refused_and_takes_no_memory(server: Server, size: int) -> None:
+    head = saved(WEIGHTS)[:65536]
+    server.misbehave = lambda handler, _: answered(handler, head, Content_Range=f"bytes 0-65535/{size}")
+    with pytest.raises(RecordError, match=rf"{size} bytes|the source {size}"):
+        load(server)
+
+
+def test_a_failure_in_one_thread_leaves_no_other_waiting(server: Server) -> None:
+    rec = load(server)
+    server.forget()
+    server.misbehave = lambda handler, _: handler.say(403) or True
+    for _ in range(3):
+        with pytest.raises(SourceError, match="HTTP 403"):
+            rec.prefetch()
+    server.misbehave = None
+    assert is_right(rec)
+
+
+def test_options_for_local_files_are_refused(server: Server) -> None:
+    with pytest.raises(UnsupportedError, match="embedded='suffix' is for local files"):
+        load(server, embedded="suffix")
+
+
+def test_a_kind_of_url_that_nobody_knows_is_refused() -> None:
+    with pytest.raises(UnsupportedError, match=r"URLs of the kind nosuch:// are not known to fsspec"):
+        zcrecord.load_record("nosuch://host/m.zcr")
+
+
+@pytest.mark.parametrize(
+    "missing, told",
+    [("fsspec.core", r"pip install fsspec aiohttp, .*'\.\[remote\]'"), ("s3fs", r"pip install s3fs, .*'\.\[s3\]'")],
+)
+def test_a_missing_package_is_told_with_what_installs_it(
+    monkeypatch: pytest.MonkeyPatch, missing: str, told: str
+) -> None:
+    importlib.import_module("fsspec.core")
+    known = sys.modules["fsspec.registry"].__dict__["_registry"]  # what was asked for before
+    monkeypatch.delitem(known, "s3", raising=False)
+    monkeypatch.setitem(sys.modules, missing, None)
+    with pytest.raises(DependencyError, match=told):
+        zcrecord.load_record("s3://bucket/m.zcr")
+
+
+def test_view_stays_what_it_is_while_others_fetch_around_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What lies between two payloads comes along with them, and must not replace one that was checked meanwhile."""
+    import fsspec
+
+    fs, names = fsspec.filesystem("memory"), ["pad", "A", "Y", "C"]
+
+    def put(value: float) -> None:
+        fs.pipe("/y.zcr", saved({n: np.full(10_000, value + i, np.float32) for i, n in enumerate(names)}))
+
+    put(1.0)
+    record = zcrecord.load_record("memory://y.zcr", cache=False)
+    fetch, arrived, go_on = type(fs).cat_file, threading.Event(), threading.Event()
+
+    def slow(self: Any, path: str, start: Any = None, end: Any = None, **options: Any) -> bytes:
+        if end - start > 60_000:  # A, C and what lies between; Y alone is answered at once
+            arrived.set()
+            go_on.wait(10)
+        found: bytes = fetch(self, path, start=start, end=end, **options)
+        return found
+
+    monkeypatch.setattr(type(fs), "cat_file", slow)
+    seen: list[Any] = []
+
+    def look(name: str) -> None:
+        try:
+            if name == "A":
+                record.prefetch(["A", "C"])
+            seen.append(float(record[name][0]))
+        except RecordError as error:
+            seen.append(type(error).__name__)
+
+    first, second = (threading.Thread(target=look, args=(name,)) for name in ("A", "Y"))
+    first.start()
+    assert arrived.wait(10)
+    second.start()
+    second.join(0.2)
+    put(50.0)  # replaced while the first request is under way
+    go_on.set()
+    first.join(10)
+    second.join(10)
+    assert len(seen) == 2
+    assert {*seen} <= {"SourceError", "IntegrityError"}  # never 3.0, and 52.0 in the same view later
+    fs.rm("/y.zcr")
+
+
+@pytest.mark.parametrize("target", ["http://{own}/m.zcr?X-Signature=SECRET", "ftp://x/y?sig=SECRET"])
+def test_errors_name_no_query_of_a_url_that_leads_astray(server: Server, target: str) -> None:
+    where = target.replace("{own}", server.url.removeprefix("http://"))
+
+    def astray(handler: Any, _: int) -> bool:
+        handler.say(302, b"", Location=where)
+        return True
+
+    server.misbehave = astray
+    with pytest.raises(SourceError) as caught:
+        load(server)
+    chain = f"{caught.value} {caught.value.__cause__}"
+    assert "SECRET" not in chain
+    assert "redirects" in chain or "no http URL" in chain
+
+
+@pytest.fixture
+def elsewhere(tmp_path: Path) -> Iterator[Server]:
+    """Another server, of another origin, of the same files."""
+    with serving(tmp_path) as state:
+        yield state
+
+
+def sends_to(where: Server, heard: list[dict[str, str]], status: int = 302) -> Callable[[Any, int], bool]:
+    def moved(handler: Any, _: int) -> bool:
+        heard.append(dict(handler.headers))
+        handler.say(status, b"", Location=f"{where.url}{handler.path}")
+        return True
+
+    return moved
+
+
+def listens(heard: list[dict[str, str]]) -> Callable[[Any, int], bool]:
+    def listen(handler: Any, _: int) -> bool:
+        heard.append(dict(handler.headers))
+        return False
+
+    return listen
+
+
+@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
+@pytest.mark.parametrize("how", ["headers", "session", "cookies"])
+def test_secrets_for_one_server_do_not_go_on_to_another(
+    server: Server, elsewhere: Server, how: str, status: int
+) -> None:
+    told: list[dict[str, str]] = []
+    heard: list[dict[str, str]] = []
+    server.misbehave, elsewhere.misbehave = sends_to(elsewhere, told, status), listens(heard)
+    secret = {"Authorization": "Bearer SECRET", "X-Api-Key": "SECRET", "range": "bytes=0-1"}
+    options: dict[str, dict[str, Any]] = {
+        "headers": {"headers": secret},
+        "session": {"client_kwargs": {"headers": secret}},
+        "cookies": {"client_kwargs": {"cookies": {"session": "SECRET"}}},
+    }
+    assert is_right(load(server, storage_options=options[how]))
+    assert told
+    assert all("SECRET" in str(headers) for headers in told), "the first server is told"
+    assert len(heard) == len(told)
+    assert "SECRET" not in str(heard)
+
+
+def test_headers_stay_where_a_server_sends_on_to_itself(server: Server) -> None:
+    heard: list[dict[str, str]] = []
+
+    def moved(handler: Any, _: int) -> bool:
+        heard.append(dict(handler.headers))
+        if "signed" in handler.path:
+            return False
+        handler.say(307, b"", Location="/m.zcr?signed=1")
+        return True
+
+    server.misbehave = moved
+    assert is_right(load(server, storage_options={"headers": {"Authorization": "Bearer token"}}))
+    assert all(headers["Authorization"] == "Bearer token" for headers in heard)
+
+
+def test_what_params_add_to_a_query_is_for_the_first_server_alone(server: Server, elsewhere: Server) -> None:
+    def moved(handler: Any, _: int) -> bool:
+        handler.say(302, b"", Location=f"{elsewhere.url}/m.zcr?signed=1")
+        return True
+
+    server.misbehave = moved
+    assert is_right(load(server, storage_options={"params": {"token": "SECRET"}}))
+    assert {request.path for request in server.requests} == {"/m.zcr?token=SECRET"}
+    assert {request.path for request in elsewhere.requests} == {"/m.zcr?signed=1"}
+
+
+def test_a_user_of_the_url_stays_where_a_server_sends_on_to_itself_by_a_whole_url(server: Server) -> None:
+    heard: list[str | None] = []
+
+    def moved(handler: Any, _: int) -> bool:
+        heard.append(handler.headers.get("Authorization"))
+        if "signed" in handler.path:
+            return False
+        handler.say(302, b"", Location=f"{server.url}/m.zcr?signed=1")
+        return True
+
+    server.misbehave = moved
+    url = server.url.replace("://", "://me:p%2Fw@")
+    assert is_right(zcrecord.load_record(f"{url}/m.zcr", cache=False))
+    assert set(heard) == {"Basic bWU6cC93"}
+
+
+def test_a_trickle_of_bytes_is_given_up(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    rec = load(server)
+    monkeypatch.setattr(http, "_PATIENCE", 0.3)
+    monkeypatch.setattr(http, "_SLOWEST", 1 << 40)
+    stopped = threading.Event()
+
+    def trickle(handler: Any, number: int) -> bool:
+        start, end = request_of(handler, number).asked
+        handler.send_response(206)
+        handler.send_header("Content-Range", f"bytes {start}-{end - 1}/{rec.archive_nbytes}")
+        handler.send_header("ETag", '"1"')
+        handler.send_header("Content-Length", str(end - start))
+        handler.end_headers()
+        while not stopped.wait(0.01):
+            handler.wfile.write(b"x")
+            handler.wfile.flush()
+        return True
+
+    server.misbehave = trickle
+    with pytest.raises(SourceError, match=r"only \d+ of 100000 bytes came in 0 seconds; the server or the line is too"):
+        rec["w3"]
+    stopped.set()
+    server.misbehave = None
+    assert is_right(rec)
+
+
+def test_bytes_that_come_slowly_have_the_time_that_they_take_once_they_have_begun(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rec = load(server)
+    server.forget()
+    monkeypatch.setattr(http, "_PATIENCE", 0.2)
+
+    def slow(handler: Any, number: int) -> bool:
+        start, end = request_of(handler, number).asked
+        data = (server.folder / "m.zcr").read_bytes()
+        handler.send_response(206)
+        handler.send_header("Content-Range", f"bytes {start}-{end - 1}/{len(data)}")
+        handler.send_header("ETag", '"1"')
+        handler.send_header("Content-Length", str(end - start))
+        handler.end_headers()
+        for at in range(start, end, 10_000):
+            handler.wfile.write(data[at : min(at + 10_000, end)])
+            handler.wfile.flush()
+            time.sleep(0.05)
+        return True
+
+    server.misbehave = slow
+    assert np.array_equal(rec["w3"], WEIGHTS["w3"])
+    assert len(server.requests) == 1
+
+
+def test_a_header_that_never_ends_is_given_up(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http, "_PATIENCE", 0.3)
+    monkeypatch.setattr(http, "_SLOWEST", 1 << 40)
+    stopped = threading.Event()
+
+    def trickle(handler: Any, _: int) -> bool:
+        handler.wfile.write(b"HTTP/1.1 200 OK\r\nX-Long: ")
+        while not stopped.wait(0.01):
+            handler.wfile.write(b"x")
+            handler.wfile.flush()
+        return True
+
+    server.misbehave = trickle
+    with pytest.raises(SourceError, match="only 0 of 65536 bytes came"):
+        load(server)
+    stopped.set()
+
+
+@pytest.mark.parametrize(
+    "url, options, message",
+    [
+        ("http://me:pass/word@host/m.zcr", None, "no host and port that can be understood; write what is special"),
+        ("http://host:port/m.zcr", None, "no host and port"),
+        ("http:///m.zcr", None, "no host and port"),
+        ("http://[::1/m.zcr", None, "no host and port"),
+        ("https://host/m.zcr", [1], "storage_options= takes a mapping, not a list"),
+        ("https://host/m.zcr", "anon", "storage_options= takes a mapping, not a str"),
+        ("https://host/m.zcr", {1: 2}, "storage_options= does not fit"),
+    ],
+)
+def test_what_cannot_be_asked_for_is_one_typed_error(url: str, options: Any, message: str) -> None:
+    with pytest.raises(UnsupportedError, match=message) as found:
+        zcrecord.load_record(url, storage_options=options)
+    assert "pass/" not in str(found.value)
+
+
+@pytest.mark.parametrize("headers", [{"X-Key": "a\nb SECRET"}, {"X-Key": 3}, "SECRET", {3: "SECRET"}])
+def test_headers_that_are_none_are_told_without_what_is_in_them(server: Server, headers: Any) -> None:
+    with pytest.raises(SourceError, match="storage_options= fit, headers as text") as found:
+        load(server, storage_options={"headers": headers})
+    assert "SECRET" not in f"{found.value}{found.value.__cause__}"
+    assert not server.requests
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_server_that_knows_no_such_range_is_told(server: Server, tmp_path: Path, number: int) -> None:
+    size = (tmp_path / "m.zcr").stat().st_size
+
+    def none(handler: Any, now: int) -> bool:
+        return now == number and (handler.say(416, Content_Range=f"bytes */{size}", ETag='"1"') or True)
+
+    server.misbehave = none
+    message = rf"no bytes \[0x\w+, 0x\w+\) of it \(HTTP 416\), it says 'bytes \*/{size}'; try again, or download"
+    with pytest.raises(SourceError, match=message):
+        load(server)
+    server.misbehave = lambda handler, _: handler.say(416) or True
+    with pytest.raises(SourceError, match="it does not say how many bytes it has; try again"):
+        load(server)
+
+
+def test_encoded_answers_are_ruled_out_and_refused(server: Server) -> None:
+    heard: list[dict[str, str]] = []
+    server.misbehave = listens(heard)
+    assert is_right(load(server, storage_options={"headers": {"accept-encoding": "gzip"}}))
+    assert {headers["Accept-Encoding"] for headers in heard} == {"identity"}
+    assert not any("accept-encoding" in headers for headers in heard)
+    server.misbehave = lambda handler, _: handler.say(200, b"x", Content_Encoding="gzip") or True
+    with pytest.raises(SourceError, match=r"sends it encoded \(gzip\), though that was ruled out"):
+        load(server)
+
+
+def test_a_weak_etag_that_changes_tells_of_a_replaced_file(server: Server) -> None:
+    server.etag = 'W/"1"'
+    rec = load(server)
+    server.etag = 'W/"2"'
+    with pytest.raises(SourceError, match="was replaced or changed"):
+        rec["w3"]

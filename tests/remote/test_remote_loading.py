@@ -1,0 +1,348 @@
+"""Loaders of remote archives: few requests, every whole payload checked, from the cache and into it, little memory."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import threading
+import time
+import tracemalloc
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from records import saved
+
+import zcrecord
+from tools.range_server import Server, serving
+from zcrecord import IntegrityError, SourceError
+from zcrecord.loaders import load_into
+from zcrecord.loaders.torch import TorchLoader
+from zcrecord.remote.file import Piece, Place
+from zcrecord.remote.on_demand import Window
+from zcrecord.remote.ranges import Held
+from zcrecord.remote.read_ahead import Expected, Feed, batches
+
+MIB = 1 << 20
+LOADERS = ["host", "read", "torch"]
+
+
+def weights() -> dict[str, Any]:
+    """Some small ones, a large one amid them, two that share bytes, one that is strided."""
+    rng = np.random.default_rng(5)
+    out: dict[str, Any] = {f"a{i}": rng.integers(0, 255, 40_000, np.uint8) for i in range(12)}
+    out["large"] = rng.integers(0, 255, (3 * MIB, 2), np.uint8)
+    out["turned"] = out["large"].T
+    out["tied"] = out["a3"]
+    return out | {f"b{i}": rng.integers(0, 255, 300_000, np.uint8) for i in range(5)}
+
+
+WEIGHTS = weights()
+STORED = sum(value.nbytes for name, value in WEIGHTS.items() if name not in ("turned", "tied"))
+
+
+@pytest.fixture
+def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+    """A server of a folder that holds `m.zcr`, the archive of WEIGHTS."""
+    monkeypatch.setattr("zcrecord.remote.file._FIRST_WAIT", 0.001)
+    folder = tmp_path / "served"
+    folder.mkdir()
+    (folder / "m.zcr").write_bytes(saved(WEIGHTS))
+    with serving(folder) as state:
+        yield state
+
+
+def opened(server: Server, cache: Any = False) -> Any:
+    record = zcrecord.load_record(f"{server.url}/m.zcr", cache=cache)
+    server.forget()
+    return record
+
+
+def load(record: Any, how: Any, **options: Any) -> dict[str, Any]:
+    loaded = load_into(record, TorchLoader("cpu", readers=3) if how == "torch" else how, **options)
+    return {name: np.asarray(value) for name, value in loaded.items()}
+
+
+def is_right(loaded: dict[str, Any]) -> bool:
+    return all(np.array_equal(value, WEIGHTS[name]) for name, value in loaded.items())
+
+
+def payload_files(cache: Path) -> list[Path]:
+    return sorted(p for p in cache.rglob("*") if p.is_file() and p.name != "index")
+
+
+def damage(server: Server, name: str) -> None:
+    path = server.folder / "m.zcr"
+    data = bytearray(path.read_bytes())
+    info = zcrecord.load_record(path).info(name)
+    data[info.offset + info.nbytes - 7] ^= 1
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("most", [100_000, 1 * MIB, 64 * MIB])
+@pytest.mark.parametrize("how", LOADERS)
+def test_neighbours_are_one_request_whatever_the_loader(server: Server, how: str, most: int) -> None:
+    loaded = load(opened(server), how, max_in_flight=most)
+    assert list(loaded) == list(WEIGHTS)
+    assert is_right(loaded)
+    assert server.sent < STORED + 64 * 1024, "nothing came twice"
+    assert len(server.requests) <= {100_000: 400, MIB: 60, 64 * MIB: 8}[most]
+
+
+@pytest.mark.parametrize("most", [1 * MIB, 64 * MIB])
+@pytest.mark.parametrize("how", LOADERS)
+def test_a_loader_is_served_from_the_cache_and_fills_it(server: Server, tmp_path: Path, how: str, most: int) -> None:
+    cache = tmp_path / "cache"
+    assert is_right(load(opened(server, cache), how, max_in_flight=most))
+    assert len(payload_files(cache)) == 18
+    record = opened(server, cache)
+    assert is_right(load(record, how, max_in_flight=most))
+    assert not server.requests
+    assert all(np.array_equal(value, WEIGHTS[name]) for name, value in record.items()), "views use the same entries"
+    assert not server.requests
+
+
+@pytest.mark.parametrize("most", [1 * MIB, 64 * MIB])
+@pytest.mark.parametrize("name", ["large", "b2"])
+@pytest.mark.parametrize("how", LOADERS)
+def test_a_payload_that_is_damaged_where_it_lies_is_refused(
+    server: Server, tmp_path: Path, how: str, name: str, most: int
+) -> None:
+    damage(server, name)
+    cache = tmp_path / "cache"
+    with pytest.raises(IntegrityError, match=rf"/m\.zcr: tensor '{name}': payload \[.*: its digest does not match"):
+        load(opened(server, cache), how, max_in_flight=most)
+    assert is_right(load(opened(server, cache), how, names=["a*", "b4"]))
+    wrong = f"-{WEIGHTS[name].nbytes}"
+    assert name == "b2" or not any(path.name.endswith(wrong) for path in payload_files(cache))
+    assert not [path for path in payload_files(cache) if path.name.startswith(".new-")], "nothing half written is left"
+
+
+def test_small_payloads_that_were_damaged_on_their_way_are_fetched_again(server: Server) -> None:
+    record = opened(server)
+    size = (server.folder / "m.zcr").stat().st_size
+
+    def damaged(handler: Any, number: int) -> bool:
+        start, end = handler.server_state.requests[number].asked
+        if number == 0:
+            handler.say(206, bytes(end - start), Content_Range=f"bytes {start}-{end - 1}/{size}", ETag='"1"')
+        return number == 0
+
+    server.misbehave = damaged
+    assert is_right(load(record, "host", names="a*"))
+    assert len(server.requests) > 1
+
+
+@pytest.mark.parametrize("how", ["flipped", "shorter", "pipe", "link", "folder"])
+def test_a_damaged_entry_of_the_cache_is_fetched_again_and_mended(server: Server, tmp_path: Path, how: str) -> None:
+    cache = tmp_path / "cache"
+    assert is_right(load(opened(server, cache), "host", max_in_flight=MIB))
+    for path in payload_files(cache):
+        data = bytearray(path.read_bytes())
+        path.unlink()
+        data[-9] ^= 1
+        if how == "pipe":
+            os.mkfifo(path)
+        elif how == "link":
+            (tmp_path / "right").write_bytes(data)
+            path.symlink_to(tmp_path / "right")
+        elif how == "folder":
+            path.mkdir()
+        else:
+            path.write_bytes(data if how == "flipped" else data[:-1])
+    record = opened(server, cache)
+    assert is_right(load(record, "host", max_in_flight=MIB))
+    assert server.sent >= STORED
+    server.forget()
+    assert is_right(load(opened(server, cache), "host", max_in_flight=MIB))
+    assert how == "folder" or not server.requests
+
+
+def test_loading_takes_little_memory_whatever_the_payloads_size(tmp_path: Path) -> None:
+    nbytes = 24 * MIB
+    (tmp_path / "m.zcr").write_bytes(saved({"w": np.arange(nbytes, dtype=np.uint8)}))
+    with serving(tmp_path) as server:
+        record = zcrecord.load_record(f"{server.url}/m.zcr")
+        room = np.empty(nbytes, np.uint8)
+        tracemalloc.start()
+        assert np.asarray(bytes(8 * MIB)).nbytes
+        assert tracemalloc.get_traced_memory()[1] > 7 * MIB, "it would be noticed"
+        tracemalloc.reset_peak()
+        load_into(record, "host", dst={"w": room}, max_in_flight=4 * MIB)
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+    assert np.array_equal(room[-300:], np.arange(nbytes - 300, nbytes).astype(np.uint8))
+    assert peak < 7 * MIB, "two batches of 1 MiB each, and what aiohttp reads ahead"
+
+
+@pytest.mark.parametrize("how", ["host", "read"])
+def test_loading_many_small_ones_takes_as_little_memory(how: str, tmp_path: Path) -> None:
+    wanted = {f"w{i}": np.frombuffer(np.random.default_rng(i).bytes(1 << 16), np.uint8) for i in range(384)}
+    (tmp_path / "m.zcr").write_bytes(saved(wanted))
+    with serving(tmp_path) as server:
+        record = zcrecord.load_record(f"{server.url}/m.zcr")
+        rooms = {name: np.empty(1 << 16, np.uint8) for name in wanted}
+        tracemalloc.start()
+        load_into(record, how, dst=rooms, max_in_flight=4 * MIB)
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+    assert all(np.array_equal(rooms[name], wanted[name]) for name in wanted)
+    assert 2 * MIB < peak < 7 * MIB, "as above"
+
+
+class Zeros(Place):
+    """A file of zeros that is nowhere."""
+
+    def fill(self, pieces: list[Piece]) -> None:
+        for _, target in pieces:
+            target[:] = bytes(len(target))
+
+
+def test_batches_together_take_no_more_than_the_feed_may_hold() -> None:
+    feed = Feed(Window(Zeros("memory://m.zcr", {}), memoryview(b""), Held(), None))
+    feed.expect([Expected(0, 60 * MIB, None, "w")], 12 * MIB)
+    room = memoryview(bytearray(2 * MIB))
+    tracemalloc.start()
+    for at in range(0, 60 * MIB, 2 * MIB):
+        feed.readinto_at(at, room)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert 8 * MIB < peak < 14 * MIB, "three batches of 4 MiB, and what the zeros take"
+
+
+def test_a_server_that_fails_is_given_up_once_by_all_who_wait_for_it() -> None:
+    class Failing(Zeros):
+        calls = 0
+
+        def fill(self, pieces: list[Piece]) -> None:
+            self.calls += 1
+            waiting.wait(10)
+            raise SourceError("no answer in time", path=self.shown)
+
+    place, waiting = Failing("memory://m.zcr", {}), threading.Event()
+    feed = Feed(Window(place, memoryview(b""), Held(), None))
+    feed.expect([Expected(0, 8 * MIB, None, "w")], 3 * MIB)
+    told: list[BaseException] = []
+
+    def read(at: int) -> None:
+        try:
+            feed.readinto_at(at, memoryview(bytearray(10)))
+        except SourceError as error:
+            told.append(error)
+
+    readers = [threading.Thread(target=read, args=(at * MIB,)) for at in range(4)]
+    for reader in readers:
+        reader.start()
+        time.sleep(0.05)
+    waiting.set()
+    for reader in readers:
+        reader.join()
+    assert (len(told), place.calls) == (4, 1)
+    read(0)
+    assert (len(told), place.calls) == (5, 2), "who comes later tries anew"
+
+
+def test_what_is_there_is_not_looked_at_while_it_changes() -> None:
+    class Slow(Held):
+        looking, seen = 0, 0
+
+        def missing(self, start: int, end: int) -> list[tuple[int, int]]:
+            self.looking += 1
+            time.sleep(0.001)
+            self.looking -= 1
+            return super().missing(start, end)
+
+        def add(self, start: int, end: int) -> None:
+            assert not self.looking
+            self.seen += 1
+            super().add(start, end)
+
+    held = Slow()
+    window = Window(Zeros("memory://m.zcr", {}), memoryview(bytearray(1000)), held, None)
+    room = memoryview(bytearray(10))
+    done = threading.Event()
+
+    def read() -> None:
+        while not done.is_set():
+            window.read([(500, room)])
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    try:
+        for at in range(0, 200, 4):
+            window.fetch([(at, at + 2)])
+    finally:
+        done.set()
+        reader.join()
+    assert held.seen == 50
+
+
+def test_a_loader_that_reads_backwards_is_checked_in_the_end(server: Server) -> None:
+    class Backwards:
+        """Reads the last bytes first, a little at a time."""
+
+        device = "backwards"
+
+        def can_load(self, device: str, dtype: Any) -> bool:
+            return True
+
+        def begin(self, plan: Any) -> None:
+            self.refs: list[Any] = []
+
+        def load(self, ref: Any, dst: Any = None) -> Any:
+            self.refs.append((ref, np.empty(ref.nbytes, np.uint8)))
+            return self.refs[-1][1].view(ref.dtype.numpy).reshape(ref.shape)
+
+        def finish(self) -> None:
+            for ref, room in reversed(self.refs):
+                for start in reversed(range(0, ref.nbytes, 100_000)):
+                    stop = min(start + 100_000, ref.nbytes)
+                    ref.read_into(room[start:stop].data, start)
+
+        def abort(self) -> None:
+            self.refs = []
+
+    loaded = load(opened(server), Backwards(), names=["a1", "large", "b*"], max_in_flight=2 * MIB)
+    assert is_right(loaded)
+    damage(server, "large")
+    with pytest.raises(IntegrityError, match=r"tensor 'large': payload .* its digest does not match"):
+        load(opened(server), Backwards(), names=["a1", "large", "b*"], max_in_flight=2 * MIB)
+
+
+@pytest.mark.parametrize("how", LOADERS)
+def test_a_file_that_is_replaced_while_it_is_loaded_is_an_error(server: Server, how: str) -> None:
+    record = opened(server)
+
+    def replaced(_: Any, number: int) -> bool:
+        server.etag = f'"{1 + (number > 3)}"'
+        return False
+
+    server.misbehave = replaced
+    with pytest.raises(SourceError, match=r"m\.zcr: (tensor '.*': )?was replaced or changed since it was opened"):
+        load(record, how, max_in_flight=MIB)
+
+
+@pytest.mark.parametrize("how", LOADERS)
+def test_rows_alone_bring_no_more_than_these(server: Server, how: str) -> None:
+    record = opened(server)
+    found = load(record, how, names="b*", slices={"b*": slice(100_000, 130_000)})
+    assert all(np.array_equal(value, WEIGHTS[name][100_000:130_000]) for name, value in found.items())
+    assert server.sent == 150_000
+
+
+def test_batches_hold_all_that_is_wanted_in_order_and_no_more_than_they_may() -> None:
+    rng = np.random.default_rng(2)
+    for _ in range(100):
+        ends = np.cumsum(rng.integers(1, 400_000, 40)).tolist()
+        wanted = [(a, b) for a, b in itertools.pairwise(ends) if rng.random() < 0.7]
+        most = int(rng.integers(1 << 16, 1 << 20))
+        made = batches(wanted, most)
+        flat = [r for ranges in made for r in ranges]
+        assert flat == sorted(flat)
+        assert all(sum(hi - lo for lo, hi in ranges) <= most for ranges in made)
+        assert all(any(lo <= a < hi for lo, hi in flat) and any(lo < b <= hi for lo, hi in flat) for a, b in wanted)
+        cuts = {lo for lo, _ in flat} - {a for a, _ in wanted}
+        assert all(all(b - a > most for a, b in wanted if a < at < b) for at in cuts)
+    assert batches([], 10) == []

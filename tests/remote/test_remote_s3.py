@@ -1,0 +1,285 @@
+"""Archives in an S3 bucket, of a server that runs here; and any file system of fsspec that fails now and then."""
+
+from __future__ import annotations
+
+import gzip
+import logging
+import os
+import pickle
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from records import saved
+
+import zcrecord
+from tools.range_server import serving
+from zcrecord import FormatError, RecordError, SourceError, SourceNotFoundError
+from zcrecord.remote import fsspec
+
+WEIGHTS = {f"w{i}": np.random.default_rng(i).integers(0, 255, 100_000, np.uint8) for i in range(8)}
+NEWER = {name: value[::-1].copy() for name, value in WEIGHTS.items()}
+URL = "s3://bucket/models/m.zcr"
+
+
+@pytest.fixture(scope="module")
+def options() -> Iterator[dict[str, Any]]:
+    """What reaches a server with an empty bucket; nothing of it leaves this machine."""
+    import s3fs
+    from moto.server import ThreadedMotoServer
+
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)
+    before = os.environ.get("AWS_EC2_METADATA_DISABLED")
+    os.environ["AWS_EC2_METADATA_DISABLED"] = "true"  # no one is asked for credentials
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    out = {"key": "key", "secret": "secret", "client_kwargs": {"endpoint_url": f"http://{host}:{port}"}}
+    s3fs.S3FileSystem(**out).mkdir("bucket")
+    yield out
+    server.stop()
+    if before is None:
+        del os.environ["AWS_EC2_METADATA_DISABLED"]
+
+
+def put(options: dict[str, Any], record: Any, **how: Any) -> None:
+    import s3fs
+
+    s3fs.S3FileSystem(**options).pipe("bucket/models/m.zcr", saved(record, **how))
+
+
+def is_right(record: Any, expected: Any = WEIGHTS) -> bool:
+    return all(map(np.array_equal, record.values(), expected.values()))
+
+
+def counted(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+    import s3fs
+
+    asked: list[tuple[int, int]] = []
+    before = s3fs.S3FileSystem._cat_file
+
+    async def cat_file(self: Any, path: str, start: int, end: int) -> Any:
+        asked.append((start, end))
+        return await before(self, path, start=start, end=end)
+
+    monkeypatch.setattr(s3fs.S3FileSystem, "_cat_file", cat_file)
+    s3fs.S3FileSystem.clear_instance_cache()  # each takes hold of its methods when it is made
+    return asked
+
+
+def test_an_archive_in_a_bucket_is_read_by_ranges(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    put(options, WEIGHTS)
+    asked = counted(monkeypatch)
+    rec = zcrecord.load_record(URL, storage_options=options)
+    assert len(asked) == 2
+    assert np.array_equal(rec["w5"], WEIGHTS["w5"])
+    assert [end - start for start, end in asked[2:]] == [100_000]
+    assert is_right(rec)
+    assert is_right(pickle.loads(pickle.dumps(rec)))
+
+
+def test_what_is_kept_of_a_bucket_is_found_again(
+    options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(options, WEIGHTS)
+    assert is_right(zcrecord.load_record(URL, storage_options=options, cache=tmp_path))
+    asked = counted(monkeypatch)
+    assert is_right(zcrecord.load_record(URL, storage_options=options, cache=tmp_path))
+    assert asked == [(0, 64)]
+
+
+@pytest.mark.parametrize("digest", ["xxh3", "none"])
+def test_an_object_that_is_replaced_is_never_mixed(options: dict[str, Any], digest: Any) -> None:
+    put(options, WEIGHTS, digest=digest)
+    rec = zcrecord.load_record(URL, storage_options=options)
+    put(options, NEWER, digest=digest)
+    with pytest.raises(SourceError, match="was replaced or changed since it was opened"):
+        rec["w3"]
+    assert is_right(zcrecord.load_record(URL, storage_options=options), NEWER)
+
+
+def test_a_missing_object_or_bucket_is_told(options: dict[str, Any]) -> None:
+    with pytest.raises(SourceNotFoundError, match=r"s3://bucket/none\.zcr: no such file on the server"):
+        zcrecord.load_record("s3://bucket/none.zcr", storage_options=options)
+    with pytest.raises(SourceNotFoundError):
+        zcrecord.load_record("s3://nobucket/m.zcr", storage_options=options)
+
+
+def test_options_that_do_not_fit_are_told() -> None:
+    with pytest.raises(SourceError, match=r"m\.zcr: .* refused it .*nosuch_option.*; does storage_options= fit"):
+        zcrecord.load_record(URL, storage_options={"nosuch_option": 1, "skip_instance_cache": True})
+
+
+@pytest.fixture
+def memory(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """The class of fsspec's own file system in memory, with an archive at memory://m.zcr."""
+    from fsspec.implementations.memory import MemoryFileSystem
+
+    monkeypatch.setattr("zcrecord.remote.file._FIRST_WAIT", 0.001)
+    MemoryFileSystem().pipe("/m.zcr", saved(WEIGHTS))
+    yield MemoryFileSystem
+    MemoryFileSystem().rm("/m.zcr")
+
+
+def failing(monkeypatch: pytest.MonkeyPatch, kind: Any, errors: list[Exception | int]) -> None:
+    """Have `cat_file` raise these errors first, or answer with so many bytes."""
+    before = kind.cat_file
+
+    def cat_file(self: Any, path: str, start: int, end: int) -> Any:
+        if errors:
+            error = errors.pop(0)
+            if isinstance(error, Exception):
+                raise error
+            return before(self, path, start=start, end=end)[:error]
+        return before(self, path, start=start, end=end)
+
+    monkeypatch.setattr(kind, "cat_file", cat_file)
+
+
+def test_errors_of_any_kind_and_short_answers_are_tried_again(monkeypatch: pytest.MonkeyPatch, memory: Any) -> None:
+    failing(monkeypatch, memory, [ConnectionResetError(), Exception("busy"), TimeoutError(), 17])
+    assert is_right(zcrecord.load_record("memory://m.zcr"))
+
+
+def test_errors_that_stay_are_told(monkeypatch: pytest.MonkeyPatch, memory: Any) -> None:
+    failing(monkeypatch, memory, [Exception("busy")] * 99)
+    with pytest.raises(SourceError, match=r"memory://m\.zcr: cannot be read, tried 5 times: busy"):
+        zcrecord.load_record("memory://m.zcr")
+
+
+def test_a_refusal_is_not_tried_again(monkeypatch: pytest.MonkeyPatch, memory: Any) -> None:
+    errors: list[Exception | int] = [PermissionError("no"), PermissionError("no")]
+    failing(monkeypatch, memory, errors)
+    with pytest.raises(SourceError, match="refused it"):
+        zcrecord.load_record("memory://m.zcr")
+    assert len(errors) == 1
+
+
+def test_a_folder_is_no_archive(memory: Any) -> None:
+    memory().mkdir("/folder")
+    with pytest.raises(SourceError, match="is no file"):
+        zcrecord.load_record("memory://folder")
+    memory().rmdir("/folder")
+
+
+def test_a_file_that_became_shorter_was_replaced(memory: Any) -> None:
+    rec = zcrecord.load_record("memory://m.zcr")
+    memory().pipe("/m.zcr", b"short")
+    with pytest.raises(SourceError, match="was replaced"):
+        rec["w7"]
+
+
+def test_pieces_are_fetched_several_at_a_time_and_land_where_they_belong(
+    monkeypatch: pytest.MonkeyPatch, memory: Any
+) -> None:
+    monkeypatch.setattr("zcrecord.remote.on_demand.cut", lambda ranges: [
+        (at, min(at + 9_999, end)) for start, end in ranges for at in range(start, end, 9_999)
+    ])  # fmt: skip
+    assert fsspec.Store is not None
+    assert is_right(zcrecord.load_record("memory://m.zcr"))
+
+
+def test_an_object_is_read_as_it_lies_whatever_it_is_said_to_be_encoded_by(options: dict[str, Any]) -> None:
+    """Any publisher may say gzip of an object: what decompresses that on the way has no limit."""
+    import s3fs
+
+    fs = s3fs.S3FileSystem(**options)
+    fs.pipe("bucket/models/m.zcr", saved(WEIGHTS), ContentEncoding="gzip")
+    assert fs.call_s3("head_object", Bucket="bucket", Key="models/m.zcr")["ContentEncoding"] == "gzip"
+    assert is_right(zcrecord.load_record(URL, storage_options=options))
+    fs.pipe("bucket/models/m.zcr", gzip.compress(saved(WEIGHTS)), ContentEncoding="gzip")
+    with pytest.raises(FormatError, match=r"this is a gzip stream|not its magic"):
+        zcrecord.load_record(URL, storage_options=options)
+
+
+@pytest.mark.parametrize("told", [{"contentEncoding": "gzip"}, {"content_settings": {"content_encoding": "GZIP"}}])
+def test_what_a_server_says_it_keeps_encoded_is_refused_before_a_byte_of_it_comes(
+    monkeypatch: pytest.MonkeyPatch, memory: Any, told: dict[str, Any]
+) -> None:
+    before = memory.info
+    monkeypatch.setattr(memory, "info", lambda self, path: {**before(self, path), **told})
+    monkeypatch.setattr(memory, "cat_file", None)
+    with pytest.raises(SourceError, match=r"keeps it encoded \(gzip\).* stored without Content-Encoding"):
+        zcrecord.load_record("memory://m.zcr", cache=False)
+
+
+def test_more_than_was_asked_for_is_refused_at_once(monkeypatch: pytest.MonkeyPatch, memory: Any) -> None:
+    asked: list[int] = []
+
+    def cat_file(self: Any, path: str, start: int, end: int) -> bytes:
+        asked.append(end)
+        return bytes(end - start + 1)
+
+    monkeypatch.setattr(memory, "cat_file", cat_file)
+    with pytest.raises(SourceError, match="the server sent 65537 bytes where 65536 were asked for; download the file"):
+        zcrecord.load_record("memory://m.zcr", cache=False)
+    assert len(asked) == 1
+
+
+@pytest.mark.parametrize("codings", [("gzip",), ("identity", "gzip")])
+def test_an_http_server_behind_another_file_system_has_nothing_decompressed_either(
+    tmp_path: Path, codings: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("zcrecord.remote.file._FIRST_WAIT", 0.001)
+    body = gzip.compress(saved(WEIGHTS))
+
+    def encoded(handler: Any, _: int) -> bool:
+        handler.send_response(200)
+        for coding in codings:
+            handler.send_header("Content-Encoding", coding)
+        handler.send_header("Content-Length", str(len(body)))
+        handler.end_headers()
+        handler.wfile.write(body)
+        return True
+
+    with serving(tmp_path) as server:
+        server.misbehave = encoded
+        url = f"simplecache::{server.url}/m.zcr"
+        for own in ({}, {"http": {"client_kwargs": {"headers": {"X-Key": "1"}}}}):
+            with pytest.raises((FormatError, SourceError), match=r"gzip|magic|does not tell its size"):
+                zcrecord.load_record(url, storage_options=own, cache=False)
+        server.misbehave = None
+        (tmp_path / "n.zcr").write_bytes(saved(WEIGHTS))
+        assert is_right(zcrecord.load_record(url.replace("m.zcr", "n.zcr"), cache=False))
+
+
+# Saving: fsspec's file objects publish what they got when they are closed: the guide says how to save to a URL.
+
+
+def breaking_off(nbytes: int) -> dict[str, Any]:
+    """A record whose last tensor fails after so many bytes."""
+
+    def pieces() -> Iterator[bytes]:
+        yield bytes(nbytes)
+        raise ArithmeticError("half-way")
+
+    return {"w": zcrecord.LazyTensor("uint8", (nbytes + 1,), pieces())}
+
+
+@pytest.mark.parametrize("nbytes", [100, 12 << 20])
+@pytest.mark.parametrize("where", ["s3", "memory", "file"])
+def test_a_save_to_a_file_system_publishes_half_of_it_but_inside_a_transaction(
+    where: str, nbytes: int, options: dict[str, Any], tmp_path: Path
+) -> None:
+    import fsspec
+
+    fs = fsspec.filesystem(where, **(options if where == "s3" else {}))
+    path = {"s3": "bucket/saved/m.zcr", "memory": "/saved/m.zcr", "file": str(tmp_path / "m.zcr")}[where]
+    block = {"block_size": 5 << 20} if where == "s3" else {}  # of which a multipart upload is begun
+    for record in (WEIGHTS, NEWER):
+        with fs.transaction, fs.open(path, "wb", **block) as file:
+            zcrecord.save_record(record, file)
+        assert fs.cat(path) == saved(record)
+    good = fs.cat(path)
+    with pytest.raises(ArithmeticError), fs.transaction, fs.open(path, "wb", **block) as file:
+        zcrecord.save_record(breaking_off(nbytes), file)
+    fs.invalidate_cache()
+    assert fs.cat(path) == good
+    assert [os.path.basename(name) for name in fs.ls(os.path.dirname(path), detail=False)] == ["m.zcr"]
+    with pytest.raises(ArithmeticError), fs.open(path, "wb", **block) as file:
+        zcrecord.save_record(breaking_off(nbytes), file)
+    fs.invalidate_cache()
+    with pytest.raises(RecordError):
+        zcrecord.load_record(fs.cat(path))

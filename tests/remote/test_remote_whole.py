@@ -1,0 +1,273 @@
+"""All of a remote archive read once, verified or hashed: what is wrong is found, in little memory, and stays found."""
+
+from __future__ import annotations
+
+import itertools
+import mmap
+import pickle
+import sys
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+import xxhash
+from collisions import colliding
+from records import saved
+
+import zcrecord
+from tools.bench.remote import write_sparse
+from tools.range_server import Server, serving
+from zcrecord import FormatError, IntegrityError
+from zcrecord.codec.layout import HEADER_SIZE, decode_header
+from zcrecord.remote.read_ahead import Expected, Feed
+
+MIB = 1 << 20
+
+
+def weights() -> dict[str, Any]:
+    """One of each kind that has rules of its own: strided, tied, bools, packed, strings, bytes, empty."""
+    rng = np.random.default_rng(8)
+    base = rng.standard_normal((700, 300)).astype(np.float32)
+    return {
+        "base": base,
+        "turned": base.T,
+        "again": base,
+        "mask": rng.integers(0, 2, 5000).astype(bool),
+        "packed": np.arange(-7, 8).astype(ml_dtypes.int4),
+        "words": np.array(["one", "two"], dtype=np.dtypes.StringDType()) if hasattr(np.dtypes, "StringDType") else base,
+        "graph": b"some bytes" * 100,
+        "none": np.zeros((0, 3)),
+        "large": rng.integers(0, 255, 3 * MIB, np.uint8),
+        "module": {"kind": "conv", "w": np.arange(9.0)},
+    }
+
+
+@pytest.fixture(autouse=True)
+def _large(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the archive count as one that is not kept."""
+    monkeypatch.setattr("zcrecord.remote.whole._MOST", 1 << 17)
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Server]:
+    """A server of a folder that holds `m.zcr`, the archive of `weights()`."""
+    (tmp_path / "m.zcr").write_bytes(saved(weights()))
+    with serving(tmp_path) as state:
+        yield state
+
+
+def local(server: Server) -> Any:
+    return zcrecord.load_record(server.folder / "m.zcr")
+
+
+def change(server: Server, at: int, value: int, name: str | None = None) -> None:
+    """Change a byte; of a tensor whose digest is to fit, that too, and the checksums over it."""
+    path = server.folder / "m.zcr"
+    info = None if name is None else local(server).info(name)
+    data = bytearray(path.read_bytes())
+    data[at if info is None else info.offset + at] = value
+    if info is not None:
+        assert info.digest is not None
+        payload = bytes(data[info.offset : info.offset + info.nbytes])
+        digest = xxhash.xxh3_64_intdigest(payload)
+        place = data.index(info.digest.to_bytes(8, "little"))
+        data[place : place + 8] = digest.to_bytes(8, "little")
+        header = decode_header(bytes(data[-HEADER_SIZE:]))
+        assert header is not None
+        index = data[header.index_offset : header.index_offset + header.index_size]
+        for start in (0, len(data) - HEADER_SIZE):
+            data[start + 56 : start + 60] = zlib.crc32(bytes(index)).to_bytes(4, "little")
+            data[start + 60 : start + 64] = zlib.crc32(bytes(data[start : start + 60])).to_bytes(4, "little")
+    path.write_bytes(data)
+
+
+def test_the_content_digest_is_that_of_the_local_file_and_can_be_expected(server: Server) -> None:
+    digest = local(server).content_digest()
+    url = f"{server.url}/m.zcr"
+    assert zcrecord.load_record(url).content_digest() == digest
+    rec = zcrecord.load_record(url, expect=digest)
+    assert np.array_equal(rec["turned"], weights()["turned"])
+    assert np.array_equal(rec.load_into("host", "large")["large"], weights()["large"])
+    part = zcrecord.load_record(url, expect=digest, names="module")
+    assert part["module.w"].tolist() == list(range(9))
+    with pytest.raises(IntegrityError, match=r"m\.zcr: content digest sha256:0+ was expected, it has sha256:"):
+        zcrecord.load_record(url, expect="sha256:" + "0" * 64)
+
+
+def poison(server: Server, ranges: list[tuple[int, int]] | None = None) -> None:
+    """Have the server send other bytes for `large` from now on, of the same XXH3; and so each of some ranges."""
+    path = server.folder / "m.zcr"
+    info = local(server).info("large")
+    data = bytearray(path.read_bytes())
+    for lo, hi in ranges or [(info.offset, info.offset + info.nbytes)]:
+        data[lo:hi] = colliding(bytes(data[lo:hi]), bytes(hi - lo))
+    path.write_bytes(data)
+    if ranges is None:
+        zcrecord.load_record(path).verify()  # it does not notice
+
+
+@pytest.mark.parametrize("how", ["view", "host", "cache", "another process"])
+def test_what_was_expected_cannot_be_exchanged_afterwards_for_what_has_its_short_digest(
+    server: Server, tmp_path: Path, how: str
+) -> None:
+    cache = tmp_path / "cache"
+    if how == "cache":
+        assert zcrecord.load_record(f"{server.url}/m.zcr", cache=cache)["large"].any()
+    rec = zcrecord.load_record(f"{server.url}/m.zcr", expect=local(server).content_digest(), cache=cache)
+    if how == "cache":
+        for path in cache.rglob("*-*"):
+            if path.is_file() and path.stat().st_size > 1 << 12:
+                path.write_bytes(colliding(path.read_bytes(), bytes(path.stat().st_size)))
+        assert np.array_equal(rec["large"], weights()["large"]), "the forged entry is not taken"
+        return
+    told = pickle.dumps(rec)
+    poison(server)
+    for path in cache.rglob("*-*"):
+        if path.is_file():
+            path.unlink()
+    with pytest.raises(IntegrityError, match=r"payload .* its digest does not match"):
+        if how == "another process":
+            pickle.loads(told)["large"]
+        else:
+            rec["large"] if how == "view" else rec.load_into("host", "large")
+
+
+def test_what_a_loader_was_given_once_is_not_given_to_it_otherwise_again(server: Server) -> None:
+    rec = zcrecord.load_record(f"{server.url}/m.zcr", expect=local(server).content_digest())
+    info = rec.info("large")
+    feed = Feed(rec.archive.remote)
+    feed.expect([Expected(info.offset, info.nbytes, info.digest, "large")], 3 << 18)
+    room = memoryview(bytearray(1 << 18))
+    for at in range(0, 8 << 18, 1 << 18):
+        feed.readinto_at(info.offset + at, room)
+    poison(server, [part for ranges in feed._batches for part in ranges])
+    with pytest.raises(IntegrityError, match="what was fetched before differs"):
+        feed.readinto_at(info.offset, room)
+
+
+@pytest.mark.parametrize("how", ["fill_by", "stream", "pickled"])
+def test_a_hollow_record_is_filled_with_what_was_expected_of_the_one_it_is_of(server: Server, how: str) -> None:
+    url = f"{server.url}/m.zcr"
+    hollow = zcrecord.load_record(url, expect=local(server).content_digest()).hollow()
+    poison(server)
+    with pytest.raises(IntegrityError, match="digest does not match"):
+        if how == "fill_by":
+            hollow.fill_by("host")
+        elif how == "stream":
+            with (server.folder / "m.zcr").open("rb") as file:
+                hollow.stream(file)
+        else:
+            pickle.loads(pickle.dumps(hollow)).fill_by("host", url)
+
+
+def test_a_pickled_record_is_known_by_more_than_the_checksum_of_its_index(server: Server) -> None:
+    """A CRC of 32 bits is matched by whoever wants to."""
+    rec = zcrecord.load_record(f"{server.url}/m.zcr")
+    told = pickle.dumps(rec)
+    data = bytearray((server.folder / "m.zcr").read_bytes())
+    header = decode_header(bytes(data[-HEADER_SIZE:]))
+    assert header is not None
+    lo, hi = header.index_offset, header.index_offset + header.index_size
+    at = data.index(b"large", lo)
+    data[at : at + 5] = b"lurge"
+    digest = rec.info("large").digest
+    assert digest is not None
+    free = data.index(digest.to_bytes(8, "little"), lo)
+    data[free : free + 4] = matching(data, lo, hi, free, header.index_crc)
+    (server.folder / "m.zcr").write_bytes(data)
+    assert "lurge" in zcrecord.load_record(f"{server.url}/m.zcr"), "its CRC is right"
+    with pytest.raises(IntegrityError, match="is not the archive that was pickled; it was replaced since"):
+        pickle.loads(told)
+
+
+def matching(data: bytearray, lo: int, hi: int, free: int, wanted: int) -> bytes:
+    """Return the 4 bytes that, put at `free`, give data[lo:hi] a CRC-32: it is linear, so 32 equations say which."""
+
+    def crc(four: int) -> int:
+        return zlib.crc32(bytes(data[lo:free]) + four.to_bytes(4, "little") + bytes(data[free + 4 : hi]))
+
+    base = crc(0)
+    basis: dict[int, tuple[int, int]] = {}
+    for bit in range(32):
+        effect, chosen = crc(1 << bit) ^ base, 1 << bit
+        while effect and (top := effect.bit_length()) in basis:
+            effect, chosen = effect ^ basis[top][0], chosen ^ basis[top][1]
+        if effect:
+            basis[effect.bit_length()] = effect, chosen
+    left, four = base ^ wanted, 0
+    while left:
+        effect, chosen = basis[left.bit_length()]
+        left, four = left ^ effect, four ^ chosen
+    return four.to_bytes(4, "little")
+
+
+def test_full_verification_passes_over_all_there_is(server: Server) -> None:
+    told: list[tuple[int, int]] = []
+    rec = zcrecord.load_record(f"{server.url}/m.zcr", verify="full")
+    rec.verify(progress=lambda done, total: told.append((done, total)))
+    assert told[-1][0] == told[-1][1]
+    assert all(a[0] <= b[0] for a, b in itertools.pairwise(told))
+    rec.select("module").verify()
+    assert np.array_equal(rec["base"], weights()["base"])
+
+
+@pytest.mark.parametrize(
+    "name, at, value, kind, message",
+    [
+        ("mask", 70, 2, FormatError, "tensor 'mask': a bool is neither 0 nor 1"),
+        ("packed", 7, 0xF0, FormatError, "tensor 'packed': the pad bits after its last element are not zero"),
+    ],
+)
+def test_elements_that_cannot_be_are_found_as_in_a_local_file(
+    server: Server, name: str, at: int, value: int, kind: type[Exception], message: str
+) -> None:
+    change(server, at, value, name)
+    with pytest.raises(kind, match=message):
+        local(server).verify()
+    with pytest.raises(kind, match=rf"m\.zcr: {message}"):
+        zcrecord.load_record(f"{server.url}/m.zcr", verify="full")
+
+
+def test_bytes_between_payloads_and_damaged_payloads_are_found_as_in_a_local_file(server: Server) -> None:
+    rec = local(server)
+    info = rec.info("packed")
+    change(server, info.offset + info.nbytes + 3, 1)
+    with pytest.raises(FormatError, match=r"the gap \[0x\w+, 0x\w+\) holds bytes that are not zero"):
+        zcrecord.load_record(f"{server.url}/m.zcr", verify="full")
+    change(server, info.offset + info.nbytes + 3, 0)
+    change(server, rec.info("large").offset + 2 * MIB, int(weights()["large"][2 * MIB]) ^ 1)
+    with pytest.raises(IntegrityError, match=r"m\.zcr: tensor 'large': payload .* its digest does not match"):
+        zcrecord.load_record(f"{server.url}/m.zcr", verify="full")
+    with pytest.raises(IntegrityError, match=r"tensor 'large'"):
+        zcrecord.load_record(f"{server.url}/m.zcr").content_digest()
+
+
+def test_a_small_archive_is_kept_rather_than_fetched_again(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("zcrecord.remote.whole._MOST", 32 * MIB)
+    digest = local(server).content_digest()
+    rec = zcrecord.load_record(f"{server.url}/m.zcr", expect=digest, verify="full")
+    server.forget()
+    assert len(list(rec.items())) == len(list(local(server)))
+    assert not server.requests
+
+
+def resident() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="platform: /proc/self/statm is Linux's")
+def test_reading_all_of_it_keeps_little_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    write_sparse(tmp_path / "m.zcr", 160 * MIB)
+    digest = zcrecord.load_record(tmp_path / "m.zcr").content_digest()
+    with serving(tmp_path) as server:
+        before = resident()
+        rec = zcrecord.load_record(f"{server.url}/m.zcr", verify="full", expect=digest)
+        assert resident() - before < 80 * MIB
+        before = resident()
+        rec.prefetch("large.*")
+        assert resident() - before > 100 * MIB, "it would be noticed"

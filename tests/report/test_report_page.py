@@ -1,0 +1,584 @@
+"""The page that `zcrecord report` writes, in Chromium, as people use it: mouse, keyboard, phone, both colour schemes.
+
+What is in the page is in test_report. A page that complains, of its own policy too, fails whatever opened it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from attacks import names as hostile
+
+import zcrecord
+from zcrecord.report import report
+
+if TYPE_CHECKING:
+    from browsers import Pages
+    from playwright.sync_api import Locator, Page
+
+pytestmark = pytest.mark.needs("chromium")
+
+WEB = Path(zcrecord.__file__).parent / "web"
+Open = Callable[..., "Page"]
+
+# wait_for_function would have the page evaluate text, which its policy forbids. A canvas is made with a width of 300.
+DRAWN = """() => new Promise((done) => {
+    const drawn = (canvas) => canvas.width !== 300 || canvas.height !== 150;
+    const all = () => [...document.querySelectorAll('canvas')].every(drawn);
+    const look = () => (all() ? done() : requestAnimationFrame(look));
+    look();
+})"""
+
+
+def model() -> dict[str, Any]:
+    """A model with ties, equal bytes, strides, an empty tensor, attributes."""
+    w = np.arange(4096, dtype=np.float32).reshape(64, 64)
+    layers = [
+        {
+            "attention": {"weight": w + i + 1, "bias": np.zeros(16, np.float16)},
+            "norm": np.full(8, i, np.int8),
+            "heads": i,
+        }
+        for i in range(3)
+    ]
+    return {"embed": w, "layers": layers, "head": {"weight": w, "turned": np.asfortranarray(w[:8] - 1)},
+            "empty": np.zeros((0, 5)), "note": "of the model", "blob": b"x" * 100}  # fmt: skip
+
+
+def deep() -> dict[str, Any]:
+    """18 modules in one another, each with a tensor; the one in the last has 72 % of the bytes."""
+    inner: dict[str, Any] = {"largest": np.ones(18 * 720, np.float32)}
+    for level in range(18, 0, -1):
+        inner = {"small": np.full(280, level, np.float32), f"level{level}": inner}
+    return inner
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Reports of archives: model, hostile names, 10,000 tensors side by side, deep modules, no tensor."""
+    folder = tmp_path_factory.mktemp("reports")
+    zcrecord.save_record(model(), folder / "model.zcr", metadata={"author": "me"}, durable=False)
+    hostile.archive(folder)
+    flat = {f"tensor/{i:05}": np.full(8, i, np.float32) for i in range(10_000)}
+    zcrecord.save_record(flat, folder / "flat.zcr", durable=False)
+    zcrecord.save_record(deep(), folder / "deep.zcr", durable=False)
+    zcrecord.save_record({"note": "no tensor"}, folder / "none.zcr", durable=False)
+    for path in list(folder.glob("*.zcr")):
+        report(path, path.with_suffix(".html"), digest=True, durable=False)
+    return folder
+
+
+@pytest.fixture
+def opened(pages: Pages, folder: Path) -> Open:
+    """Opens a report by its name, and waits until it is all there."""
+
+    def opened(name: str = "model", **options: Any) -> Page:
+        page = pages(**options)
+        page.goto((folder / f"{name}.html").as_uri())
+        page.wait_for_selector("html[data-ready=all]")
+        page.evaluate(DRAWN)
+        return page
+
+    return opened
+
+
+def rows(page: Page) -> list[str]:
+    """The names of the rows of the tree, from top to bottom."""
+    script = "rows => rows.map(r => [r.getBoundingClientRect().top, r.querySelector('.name').textContent])"
+    found: list[tuple[float, str]] = page.locator("[role=treeitem]").evaluate_all(script)
+    return [name for _, name in sorted(found)]
+
+
+def row(page: Page, name: str) -> Locator:
+    return page.locator("[role=treeitem]").filter(has=page.get_by_text(name, exact=True))
+
+
+def active(page: Page) -> str:
+    """The name of the row that a screen reader is told the focus is on."""
+    script = """() => document.getElementById(document.activeElement.getAttribute('aria-activedescendant'))
+        .querySelector('.name').textContent"""
+    return str(page.evaluate(script))
+
+
+def detail(page: Page, term: str) -> str:
+    """What the details say of one thing."""
+    return page.locator("#details dt", has_text=re.compile(f"^{term}$")).locator("+ dd").inner_text()
+
+
+def press(page: Page, *keys: str) -> None:
+    for key in keys:
+        page.keyboard.press(key)
+
+
+def chosen(page: Page) -> str:
+    return page.locator("#details h3").inner_text()
+
+
+def test_says_what_the_archive_is(opened: Open, folder: Path) -> None:
+    page = opened()
+    assert page.title() == "model.zcr"
+    size = (folder / "model.zcr").stat().st_size
+    assert page.locator("h1").inner_text() == "model.zcr"
+    assert page.locator("#summary").inner_text() == f"13 tensors in an archive of {size / 1024:.1f} KiB"
+    facts = page.locator("#facts").inner_text()
+    with zcrecord.load_record(folder / "model.zcr") as record:
+        assert record.content_digest() in facts
+    assert re.search(r"float32\s+6\s+82\.0 KiB\s+100 %", facts)
+    assert re.search(r"ties save\s+16,384", facts)
+    assert re.search(r"equal bytes stored once save\s+64", facts)
+    assert re.search(r"author\s+'me'", facts)
+    assert re.search(r"layers\.2\.heads\s+2", facts)
+
+
+def test_legends_say_what_the_colours_are(opened: Open) -> None:
+    page = opened()
+    types = ["float32", "float16", "int8", "float64"]
+    assert page.locator("#treemap .legend li").all_inner_texts() == types
+    parts = ["header, index, trailer", *types, "bytes of attributes", "zeros between"]
+    assert page.locator("#map .legend li").all_inner_texts() == parts
+
+
+def test_space_adds_up_to_the_archive(opened: Open, folder: Path) -> None:
+    cells = opened().locator("table", has_text="payloads, as stored").locator("tbody tr").all_inner_texts()
+    numbers = [int(re.split(r"\t", text)[1].replace(",", "")) for text in cells]
+    stored, index, ends, padding, tied, equal = numbers
+    assert stored + index + ends + padding == (folder / "model.zcr").stat().st_size
+    assert (tied, equal) == (16384, 64)
+
+
+def test_modules_open_and_tensors_tell_their_details(opened: Open, folder: Path) -> None:
+    page = opened()
+    assert rows(page) == ["model.zcr", "embed", "layers", "head", "empty", "note", "blob"]
+    row(page, "head").click()
+    assert rows(page)[3:6] == ["head", "weight", "turned"]
+    row(page, "turned").click()
+    with zcrecord.load_record(folder / "model.zcr") as record:
+        info = record.info("head.turned")
+    assert chosen(page) == "head.turned"
+    assert detail(page, "type") == "float32"
+    assert detail(page, "shape") == "[8, 64]"
+    assert detail(page, "strides") == "[1, 8], in elements"
+    assert detail(page, "at") == f"0x{info.offset:x} ({info.offset:,}) in the file"
+    assert detail(page, "payload's digest") == f"xxh3 {info.digest:016x}"
+    row(page, "weight").click()
+    assert detail(page, "tied to") == "embed"
+    page.locator("#details").get_by_role("button", name="embed").click()
+    assert (chosen(page), detail(page, "tied to")) == ("embed", "head.weight")
+    row(page, "empty").click()
+    assert detail(page, "payload") == "none: it is empty"
+    row(page, "note").click()
+    assert detail(page, "value") == "'of the model'"
+    row(page, "head").click()
+    assert "turned" not in rows(page)
+
+
+def test_equal_bytes_name_what_they_are_stored_with(opened: Open) -> None:
+    page = opened()
+    page.get_by_role("searchbox").fill("1.attention.bias")
+    row(page, "layers.1.attention.bias").click()
+    assert detail(page, "stored once with") == "layers.0.attention.bias, layers.2.attention.bias"
+
+
+def test_keyboard_alone_gets_everywhere_in_the_tree(opened: Open) -> None:
+    page = opened()
+    press(page, "Tab")
+    assert page.evaluate("document.activeElement.className") == "skip"
+    press(page, "Enter", "Tab", "Tab")
+    assert page.evaluate("document.activeElement.getAttribute('role')") == "tree"
+    press(page, "ArrowDown", "ArrowDown")
+    assert active(page) == "layers"
+    press(page, "ArrowRight")
+    assert rows(page)[3:6] == ["0", "1", "2"]
+    press(page, "ArrowRight", "ArrowRight", "ArrowRight")
+    assert active(page) == "attention"
+    press(page, "ArrowRight", "ArrowRight", "Enter")
+    assert chosen(page) == "layers.0.attention.weight"
+    press(page, "ArrowLeft")
+    assert active(page) == "attention"
+    press(page, "ArrowLeft")
+    assert "weight" not in rows(page)
+    press(page, "End")
+    assert active(page) == "blob"
+    press(page, "ArrowUp", "ArrowUp", "ArrowUp")
+    assert active(page) == "head"
+    press(page, "Home")
+    assert active(page) == "model.zcr"
+    press(page, "e", "m", "p")
+    assert active(page) == "empty"
+    press(page, "PageUp", "ArrowLeft")
+    assert rows(page) == ["model.zcr"]
+
+
+def test_rows_say_to_screen_readers_where_they_are(opened: Open) -> None:
+    page = opened()
+    row(page, "head").click()
+    read = ("aria-level", "aria-posinset", "aria-setsize", "aria-expanded", "aria-selected")
+    told = {name: [row(page, name).get_attribute(a) for a in read] for name in ("head", "turned", "empty")}
+    assert told == {
+        "head": ["2", "3", "6", "true", "true"],
+        "turned": ["3", "2", "2", None, "false"],
+        "empty": ["2", "4", "6", None, "false"],
+    }
+
+
+def test_search_finds_by_any_part_of_a_name(opened: Open) -> None:
+    page = opened()
+    page.get_by_role("searchbox").fill("ATTENTION.w")
+    assert rows(page) == [f"layers.{i}.attention.weight" for i in range(3)]
+    assert page.locator(".tree .status").inner_text() == "3 tensors found"
+    press(page, "ArrowDown", "ArrowDown", "Enter")
+    assert chosen(page) == "layers.1.attention.weight"
+    page.get_by_role("searchbox").fill("nothing like it")
+    assert rows(page) == []
+    page.get_by_role("searchbox").fill("")
+    assert rows(page)[0] == "model.zcr"
+    selected = page.locator("[role=treeitem][aria-selected=true]")  # what was found is shown where it belongs
+    assert (selected.locator(".name").inner_text(), selected.get_attribute("aria-level")) == ("weight", "5")
+
+
+def test_treemap_names_what_is_pointed_at_and_chooses_it(opened: Open) -> None:
+    page = opened()
+    treemap, words = page.locator(".treemap"), page.locator("#treemap .words")
+    treemap.hover(position={"x": 20, "y": 100})
+    assert re.fullmatch(r"layers\.\d\.attention\.weight: float32 \[64, 64\], 16\.0 KiB, 2\d %", words.inner_text())
+    treemap.click(position={"x": 20, "y": 100})
+    assert chosen(page) == words.inner_text().split(":")[0]
+    assert page.locator("[role=treeitem][aria-selected=true]").inner_text().startswith("weight")
+    assert page.locator("#treemap .mark").count() == 1
+    assert page.locator("#map .mark").count() == 3  # it goes on in the rows below
+
+
+def test_areas_of_deep_modules_are_in_proportion_to_their_bytes(opened: Open) -> None:
+    page = opened("deep")
+    page.locator("#facts").get_by_role("button", name=re.compile("largest$")).click()
+    assert detail(page, "bytes").startswith("50.6 KiB")
+    script = """() => {
+        const [mark, stage] = ['#treemap .mark', '.treemap'].map((s) => document.querySelector(s));
+        return (mark.clientWidth * mark.clientHeight) / (stage.clientWidth * stage.clientHeight);
+    }"""
+    assert 0.72 / 1.3 < page.evaluate(script) < 0.72 * 1.3
+
+
+def test_what_is_chosen_in_the_facts_is_told_of_in_the_window(opened: Open) -> None:
+    page = opened(height=500)
+    name = page.locator("#details h3")
+    in_window = "e => { const { top, bottom } = e.getBoundingClientRect(); return top >= 0 && bottom <= innerHeight; }"
+    page.locator("#facts").get_by_role("button", name="layers.2.attention.weight").click()
+    assert (name.inner_text(), name.evaluate(in_window)) == ("layers.2.attention.weight", True)
+    page.locator(".treemap").focus()
+    page.evaluate("scrollTo(0, document.querySelector('#details').getBoundingClientRect().bottom + scrollY)")
+    press(page, "Home", "Enter")
+    assert not name.evaluate(in_window)
+    page.locator(".treemap").click(position={"x": 20, "y": 100})
+    assert name.evaluate(in_window)
+
+
+def test_what_is_chosen_elsewhere_is_opened_and_in_view_in_the_tree(opened: Open) -> None:
+    page = opened()
+    page.get_by_role("button", name="layers.2.attention.weight").click()
+    assert chosen(page) == "layers.2.attention.weight"
+    assert page.locator("[role=treeitem][aria-selected=true]").inner_text().startswith("weight")
+    script = """() => {
+        const row = document.querySelector('[aria-selected=true]').getBoundingClientRect();
+        const list = document.querySelector('.list').getBoundingClientRect();
+        return row.top >= list.top && row.bottom <= list.bottom;
+    }"""
+    assert page.evaluate(script)
+
+
+def test_record_tells_what_its_tensors_take_and_what_is_stored_of_them(opened: Open, folder: Path) -> None:
+    page = opened()
+    with zcrecord.load_record(folder / "model.zcr") as record:
+        infos = [record.info(name) for name in record]
+    assert f"({sum(info.nbytes for info in infos):,} bytes)" in detail(page, "bytes")
+    stored = {info.offset: info.nbytes for info in infos if info.nbytes}
+    assert f"({sum(stored.values()):,} bytes)" in detail(page, "stored in")
+
+
+def test_choosing_a_module_marks_all_of_its_bytes(opened: Open) -> None:
+    page = opened()
+    row(page, "layers").click()
+    assert detail(page, "tensors") == "9"
+    assert page.locator("#treemap .mark").count() == 7  # three biases are one payload
+    assert page.locator("#map .mark").count() >= 7
+
+
+def test_keyboard_alone_goes_through_both_pictures(opened: Open) -> None:
+    page = opened()
+    page.locator(".strip").focus()
+    words = page.locator("#map .words")
+    press(page, "ArrowRight")
+    assert words.inner_text() == "header: 0x0 to 0x40, 64 B"
+    press(page, "ArrowRight")
+    assert words.inner_text().startswith("index: 0x40 to 0x")
+    press(page, "End")
+    assert words.inner_text().startswith("trailer: 0x")
+    press(page, "Home", "ArrowRight", "ArrowRight")
+    while words.inner_text().startswith("zeros"):
+        press(page, "ArrowRight")
+    assert re.search(r"^payload: .*: embed, head\.weight$", words.inner_text())
+    press(page, "Enter")
+    assert chosen(page) == "embed"
+    page.locator(".treemap").focus()
+    press(page, "Home", "ArrowRight", " ")
+    assert chosen(page) == page.locator("#treemap .words").inner_text().split(":")[0] != "embed"
+
+
+def test_map_names_the_byte_that_is_pointed_at(opened: Open) -> None:
+    page = opened()
+    strip, words = page.locator(".strip"), page.locator("#map .words")
+    strip.hover(position={"x": 0, "y": 5})
+    assert words.inner_text().startswith("header")
+    box = strip.bounding_box()
+    assert box is not None
+    strip.hover(position={"x": 0.5 * box["width"], "y": 0.5 * box["height"]})
+    assert words.inner_text().startswith("payload: 0x")
+
+
+def test_digests_are_shown_when_asked_for(opened: Open, folder: Path) -> None:
+    page = opened()
+    summary = page.locator("summary")
+    assert summary.inner_text() == "Digests of 12 payloads"
+    assert page.locator(".digests table").count() == 0
+    summary.focus()
+    press(page, "Enter")
+    page.wait_for_selector(".digests table")
+    with zcrecord.load_record(folder / "model.zcr") as record:
+        assert f"{record.info('embed').digest:016x}" in page.locator(".digests").inner_text()
+
+
+@pytest.mark.parametrize("width", [360, 1280])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("name", ["model", "hostile"])
+def test_fits_every_window_and_can_be_read(opened: Open, name: str, scheme: str, width: int) -> None:
+    page = opened(name, width=width, scheme=scheme)
+    from browsers import scrolls_sideways
+
+    assert not scrolls_sideways(page)
+    page.locator("[role=treeitem]").nth(2).click()
+    assert not scrolls_sideways(page)
+    lightness = sum(rgb(page.evaluate("getComputedStyle(document.body).backgroundColor")))
+    assert lightness > 600 if scheme == "light" else lightness < 200
+    assert worst_contrast(page) >= 4.5
+
+
+def test_type_names_are_whole_words_in_a_narrow_window(opened: Open) -> None:
+    page = opened(width=360)
+    script = """() => [...document.querySelectorAll("tbody .whole, tbody .typed")].map((cell) => {
+        const [text, range] = [cell.lastChild, document.createRange()];
+        const [first] = text.data.split(" ");
+        range.setStart(text, 0);
+        range.setEnd(text, first.length);
+        return [first, new Set([...range.getClientRects()].map((r) => r.top)).size];
+    })"""
+    lines = page.evaluate(script)
+    assert len(lines) > 5
+    assert {count for _, count in lines} == {1}, lines
+
+
+def test_pictures_follow_when_the_scheme_or_the_width_changes(opened: Open) -> None:
+    page = opened(scheme="light")
+    looks = [f"document.querySelectorAll('canvas')[{i}].toDataURL()" for i in range(2)]
+    before = [page.evaluate(look) for look in looks]
+    page.emulate_media(color_scheme="dark")
+    page.wait_for_timeout(300)
+    dark = [page.evaluate(look) for look in looks]
+    page.set_viewport_size({"width": 500, "height": 700})
+    page.wait_for_timeout(300)
+    narrow = [page.evaluate(look) for look in looks]
+    assert all(len({*three}) == 3 for three in zip(before, dark, narrow, strict=True))
+    row(page, "embed").click()
+    assert page.locator("#treemap .mark").count() == 1
+
+
+def rgb(text: str) -> tuple[float, ...]:
+    if text.startswith("#"):
+        return tuple(int(text[i : i + 2], 16) for i in (1, 3, 5))
+    return tuple(float(n) for n in re.findall(r"[\d.]+", text)[:3])
+
+
+def contrast(one: str, other: str) -> float:
+    """WCAG's contrast ratio of two colours."""
+
+    def luminance(colour: str) -> float:
+        parts = [c / 255 for c in rgb(colour)]
+        linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in parts]
+        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+    low, high = sorted((luminance(one), luminance(other)))
+    return (high + 0.05) / (low + 0.05)
+
+
+def worst_contrast(page: Page) -> float:
+    """The least contrast of text: of every element that has some, and of names in the treemap."""
+    script = """() => {
+        const found = new Map();
+        for (const e of document.querySelectorAll('body *')) {
+            const own = [...e.childNodes].some(n => n.nodeType === 3 && n.data.trim());
+            if (!own || !e.getClientRects().length || e.closest('script, style')) continue;
+            let ground = e;
+            while (ground && /, 0\\)$/.test(getComputedStyle(ground).backgroundColor)) ground = ground.parentElement;
+            const pair = [getComputedStyle(e).color, getComputedStyle(ground ?? document.body).backgroundColor];
+            found.set(pair.join(), pair);
+        }
+        const style = getComputedStyle(document.documentElement);
+        for (let i = 0; i < 8; i++) {
+            const pair = ['--ink', `--c${i}`].map(name => style.getPropertyValue(name).trim());
+            found.set(pair.join(), pair);
+        }
+        return [...found.values()];
+    }"""
+    pairs: list[list[str]] = page.evaluate(script)
+    assert len(pairs) > 11
+    return min(contrast(*pair) for pair in pairs)
+
+
+def test_contrast_that_is_too_low_would_be_noticed(opened: Open) -> None:
+    page = opened()
+    page.evaluate("document.documentElement.style.setProperty('--quiet', '#999999')")
+    assert worst_contrast(page) < 4.5
+
+
+def test_hostile_names_are_text_and_nothing_else(opened: Open) -> None:
+    page = opened("hostile")
+    for _ in range(3):
+        for name in ("lists", "modules"):
+            if row(page, name).count():
+                row(page, name).click()
+        press(page, "End")
+    markup = (
+        "document.querySelectorAll('script').length, document.querySelectorAll('red, link, img, iframe, b, a').length"
+    )
+    assert page.evaluate(f"[{markup}]") == [2, 1]  # the link is the one that skips
+    page.get_by_role("searchbox").fill("exe")
+    row(page, "\\u{202e}gnp.exe").click()
+    assert chosen(page) == "\\u{202e}gnp.exe"
+    page.get_by_role("searchbox").fill("[red]")
+    assert "[red]x[/red]" in rows(page)
+    seen = page.evaluate("document.body.innerText")
+    assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b\u202a-\u202e\u2028\u2029\u2066-\u2069\ufeff]", seen)
+
+
+def test_code_that_got_into_the_page_would_not_run(opened: Open, pages: Pages) -> None:
+    page = opened()
+    page.evaluate("""() => {
+        const script = document.createElement('script');
+        script.textContent = 'window.evil = 1';
+        document.body.append(script);
+        const image = document.createElement('img');
+        image.setAttribute('onerror', 'window.evil = 2');
+        image.src = 'data:image/png,none';
+        document.body.append(image);
+    }""")
+    page.wait_for_timeout(100)
+    assert page.evaluate("window.evil") is None
+    assert any("script-src" in text for text in pages.complaints)
+    assert any("img-src" in text or "default-src" in text for text in pages.complaints)
+    pages.complaints.clear()
+
+
+def test_ten_thousand_tensors_are_few_elements_and_all_of_them_reachable(opened: Open) -> None:
+    page = opened("flat")
+    assert page.evaluate("document.querySelectorAll('*').length") < 500
+    page.get_by_role("tree").focus()
+    press(page, "End")
+    assert active(page) == rows(page)[-1] == "tensor/09999"
+    page.get_by_role("searchbox").fill("/0777")
+    assert rows(page) == [f"tensor/0777{i}" for i in range(10)]
+    page.get_by_role("searchbox").fill("")
+    page.locator(".list").evaluate("list => { list.scrollTop = list.scrollHeight / 2; }")
+    page.wait_for_selector("text=tensor/05000")
+    assert page.locator("[role=treeitem]").count() < 60
+
+
+def test_record_without_tensors_is_told_as_one(opened: Open) -> None:
+    page = opened("none")
+    assert page.locator("#summary").inner_text().startswith("0 tensors in an archive of")
+    assert rows(page) == ["none.zcr", "note"]
+    assert page.locator("#treemap .words").inner_text() == "There are no bytes to draw."
+    page.locator(".treemap").focus()
+    press(page, "ArrowRight", "Enter", "End")
+    assert chosen(page) == "none.zcr"
+
+
+def test_says_what_it_lacks_where_scripts_are_turned_off(pages: Pages, folder: Path) -> None:
+    page = pages(java_script_enabled=False)
+    page.goto((folder / "model.html").as_uri())
+    assert "draws itself with JavaScript" in page.locator("noscript").inner_text()
+
+
+@pytest.fixture
+def view(pages: Pages, folder: Path) -> Page:
+    """A page of its own for parts of the view, as the one that is served has them."""
+    page = pages()
+    page.route("http://localhost/**", lambda route: route.fulfill(**answer(route.request.url, folder)))
+    page.goto("http://localhost/index.html")
+    return page
+
+
+def test_tree_reaches_rows_past_the_tallest_element_there_can_be(view: Page) -> None:
+    script = """async (n) => {
+        const { tree } = await import('/view.js');
+        const description = JSON.parse(document.getElementById('description').textContent);
+        const numbers = Array.from({ length: n }, (_, i) => i);
+        const column = (value) => new Array(n).fill(value);
+        const tensors = { key: numbers.map(String), module: column(0), place: numbers, dtype: column(0),
+            shape: column(0), payload: column(-1) };
+        const modules = { key: [''], parent: [-1], place: [0], kind: ['mapping'], type: [''] };
+        const none = { key: [], module: [], place: [], value: [] };
+        const made = tree({ ...description, tensors, modules, strided: {}, attributes: none });
+        document.body.replaceChildren(made.element);
+        made.focus();
+        return document.querySelector('.rows').offsetHeight;
+    }"""
+    count = 900_000
+    assert 28 * count > view.evaluate(script, count) > 10_000_000
+    press(view, "End")
+    assert active(view) == rows(view)[-1] == str(count - 1)
+    in_view = """() => { const list = document.querySelector('.list').getBoundingClientRect();
+        return [...document.querySelectorAll('.row')].filter((r) => r.getBoundingClientRect().top >= list.top - 1 &&
+            r.getBoundingClientRect().bottom <= list.bottom + 1).map((r) => r.querySelector('.name').textContent); }"""
+    assert str(count - 1) in view.evaluate(in_view)
+    press(view, *["ArrowUp"] * 3)
+    assert active(view) in view.evaluate(in_view)
+    view.locator(".list").evaluate("list => { list.scrollTop = list.scrollHeight / 2; }")
+    view.wait_for_timeout(100)
+    assert abs(int(view.evaluate(in_view)[0]) - count / 2) < 100
+
+
+def test_map_colours_in_what_is_fetched(view: Page, folder: Path) -> None:
+    script = """async (fetched) => {
+        const { layoutMap } = await import('/view.js');
+        const description = JSON.parse(document.getElementById('description').textContent);
+        const map = layoutMap(description, { fetching: true });
+        document.body.replaceChildren(map.element);
+        const drawn = () => new Promise(done => setTimeout(done, 200));
+        const painted = () => map.canvas.toDataURL();
+        await drawn();
+        const before = painted();
+        for (const [start, end] of fetched) map.fetched(start, end);
+        return [map.fetchedBytes, map.bytes.textContent, before, painted()];
+    }"""
+    size = (folder / "model.zcr").stat().st_size
+    fetched = [[500, 700], [0, 64], [64, 500], [600, 800], [size - 64, size + 9]]
+    told, text, before, after = view.evaluate(script, fetched)
+    assert told == 800 + 64
+    assert text == f"864 of {size:,} bytes fetched, {100 * 864 / size:.1f} %"
+    assert before != after
+
+
+def answer(url: str, folder: Path) -> dict[str, Any]:
+    """What a server of the view would send: its scripts, and a page with the description of a report."""
+    name = url.rsplit("/", 1)[1]
+    if name.endswith(".js"):
+        return {"path": WEB / name, "content_type": "text/javascript"}
+    if name != "index.html":
+        return {"status": 404}
+    data = re.search(r'<script type="application/json".*?</script>', (folder / "model.html").read_text(), re.DOTALL)
+    style = (WEB / "view.css").read_text()
+    return {"body": f"<style>{style}</style>{data and data[0]}", "content_type": "text/html"}

@@ -1,0 +1,228 @@
+"""Every limit of FORMAT.md's table, from both sides: what lies on it is written and read, one more is refused by both.
+
+A limit of the writer's is shown by `save_record`, a reader's by an archive that another program could have written.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import records as r
+import specification
+from forge import NONE, Forge
+from test_refusals import nested
+
+import zcrecord
+from zcrecord import FormatError, LimitError, PackedTensor, RecordError
+from zcrecord.codec import index, layout
+
+ONE = np.ones(4, np.uint8)
+
+
+def changed(field: str, value: int) -> bytes:
+    """Return a small archive with a field of header and trailer changed."""
+    f = Forge(r.saved({"w": ONE}))
+    f.ends[field] = value
+    return f.seal()
+
+
+def shaped(*dims: int, **fields: int) -> bytes:
+    """Return an archive of one tensor without bytes, of a shape of its own."""
+    f = Forge(r.saved({"w": np.zeros((0,), np.uint8)}))
+    f.set("tensors", 0, dims=f.add("dims", dims), rank=len(dims), **fields)
+    return f.seal()
+
+
+def strided(stride: int) -> bytes:
+    f = Forge(r.saved({"w": ONE[:1]}))
+    f.set("tensors", 0, strides=f.add("strides", [stride]))
+    return f.seal()
+
+
+def deep(depth: int) -> bytes:
+    """Return an archive of modules each in the one before it."""
+    f = Forge(r.saved({"m": {"n": 1}}))
+    rows = np.repeat(f.columns["modules"][1:], depth)
+    rows["parent"][1:] = np.arange(depth - 1)
+    rows["end"], rows["place"], rows["first_attribute"] = depth, 0, 0
+    rows[0] = f.columns["modules"][0]
+    rows["end"][0] = depth
+    for i in range(1, depth):
+        rows["name"][i], rows["name_size"][i] = f.text(".".join("m" * i).encode())
+    f.columns["modules"] = rows
+    f.columns["attributes"]["parent"] = depth - 1
+    return f.seal()
+
+
+def texts(size: int, count: int = 50) -> bytes:
+    """Return an archive whose text values take `size` bytes more than its pool has, 256 for each left out."""
+    f = Forge(r.saved({f"k{i:02}": "x" for i in range(count)}))
+    rows = f.columns["attributes"]
+    start, most = f.text(bytes(20_000))
+    spans = np.full(count, 300)
+    spans[-1] = len(f.columns["text"]) + 256 * count + size - spans[:-1].sum()
+    assert 0 <= spans[-1] <= most
+    rows["value"] = start | spans.astype(np.uint64) << np.uint64(32)
+    return f.seal()
+
+
+def lists(size: int, count: int = 50) -> bytes:
+    """Return an archive whose lists have `size` items more than the pool of words and 32 for each of them."""
+    f = Forge(r.saved({f"k{i:02}": [1] for i in range(count)}))
+    start = f.add("words", [1] * 2000)
+    counts = np.full(count, 50)
+    counts[-1] = len(f.columns["words"]) + 32 * count + size - counts[:-1].sum()
+    assert 0 < counts[-1] <= 2000
+    f.columns["attributes"]["value"] = start | counts.astype(np.uint64) << np.uint64(32)
+    return f.seal()
+
+
+def views(size: int, count: int = 80, payload: int = 1 << 16) -> bytes:
+    """Return an archive whose different views take `size` bytes more than 64 times its size."""
+    f = Forge(r.saved({f"t{i:02}": np.zeros(payload, np.uint8) for i in range(count)}))
+    f.columns["payloads"] = f.columns["payloads"][:1]
+    rows = f.columns["tensors"]
+    rows["payload"], rows["byte_offset"], rows["strides"] = 0, np.arange(count), f.add("strides", [1])
+    rows["dims"] = f.add("dims", [0] * count) + np.arange(count)
+    left = 64 * len(f.seal()) + size
+    for row, first in zip(rows, range(count), strict=True):
+        f.columns["dims"][row["dims"]] = min(left, payload - first)
+        left -= int(f.columns["dims"][row["dims"]])
+        if not left:
+            break
+    assert not left
+    used = first + 1
+    assert used < count
+    for row in rows[used:]:  # those left are the last one again
+        row["dims"], row["byte_offset"] = rows["dims"][first], first
+    return f.seal()
+
+
+def digested(data: bytes) -> None:
+    zcrecord.load_record(data).content_digest()
+
+
+def loaded(data: bytes) -> None:
+    zcrecord.load_record(data)
+
+
+class Limit(NamedTuple):
+    """A limit of the table, and what lies on it and beyond."""
+
+    constant: str
+    message: str
+    writes: Callable[[], Any] | None = None
+    refuses: Callable[[], Any] | None = None
+    reads: Callable[[], Any] | None = None
+    denies: Callable[[], Any] | None = None
+    error: type[RecordError] = LimitError
+
+
+def saving(record: Any, **options: Any) -> Callable[[], Any]:
+    return lambda: zcrecord.load_record(r.saved(record, **options), verify="full")
+
+
+def loading(make: Callable[..., bytes], *arguments: Any, by: Callable[[bytes], Any] = loaded) -> Callable[[], Any]:
+    return lambda: by(make(*arguments))
+
+
+FAR = 1 << 56
+CLAIMS = r"claims more than 2\^56 bytes"
+EMPTY = np.zeros((FAR, 0), np.uint8), np.zeros((FAR + 1, 0), np.uint8)
+RANK = PackedTensor(np.zeros(1, np.uint8), "uint4", (1,) * 64), PackedTensor(np.zeros(1, np.uint8), "uint4", (1,) * 65)
+LIMITS = [
+    Limit("MAX_RANK", "rank 65 is more than 64", saving({"w": RANK[0]}), saving({"w": RANK[1]}),
+          loading(shaped, *[0] * 64), loading(shaped, *[0] * 65)),
+    Limit("MAX_DEPTH", "nested more than 100 deep", saving(nested(100)), saving(nested(101)),
+          loading(deep, 100), loading(deep, 101)),
+    Limit("MAX_ARCHIVE_SIZE", CLAIMS, saving({"w": EMPTY[0]}), saving({"w": EMPTY[1]}),
+          loading(shaped, FAR, 0), loading(shaped, FAR + 1, 0)),
+    Limit("MAX_ARCHIVE_SIZE", "strides reach outside its payload", None, None,
+          loading(strided, FAR), loading(strided, FAR + 1), FormatError),
+    Limit("MAX_ARCHIVE_SIZE", "strides reach outside its payload", None, None,
+          loading(strided, -FAR), loading(strided, -FAR - 1), FormatError),
+    Limit("MIN_ALIGNMENT", "alignment", saving({"w": ONE}, alignment=16), saving({"w": ONE}, alignment=8),
+          loading(lambda: r.saved({"w": ONE}, alignment=16)), loading(changed, "alignment_log2", 3), RecordError),
+    Limit("MAX_ALIGNMENT", "alignment", saving({"w": ONE}, alignment=65536), saving({"w": ONE}, alignment=131072),
+          loading(lambda: r.saved({"w": ONE}, alignment=65536)), loading(changed, "base_alignment_log2", 17),
+          RecordError),
+    Limit("SPAN_ALLOWANCE", "text values sum to", saving({f"k{i}": "x" * 255 for i in range(999)}), None,
+          loading(texts, 0), loading(texts, 1)),
+    Limit("SPAN_ALLOWANCE", "text values sum to", saving({f"k{i}": "x" * 256 for i in range(999)})),
+    Limit("WORDS_ALLOWANCE", "the lists of attributes sum to", saving({f"k{i}": [i] * 32 for i in range(999)}), None,
+          loading(lists, 0), loading(lists, 1)),
+    Limit("WORDS_ALLOWANCE", "the lists of attributes sum to", saving({f"k{i}": [7] * 33 for i in range(999)})),
+    Limit("DIGEST_ALLOWANCE", "add up to more than 64 times the archive", None, None,
+          loading(views, 0, by=digested), loading(views, 1, by=digested)),
+]  # fmt: skip
+
+# Constants of the table that are no limits, or whose edges no file of a test's size reaches, and what holds them.
+ELSEWHERE = {
+    "HEADER_SIZE": "test_header_and_trailer_are_as_long_as_the_format_says",
+    "MAX_INDEX_SIZE": "test_an_index_ends_at_2_gib_for_writer_and_reader",
+    "ALIGNMENT": "test_payloads_lie_on_64_and_large_ones_on_a_page",
+    "LARGE_PAYLOAD": "test_payloads_lie_on_64_and_large_ones_on_a_page",
+    "LARGE_ALIGNMENT": "test_payloads_lie_on_64_and_large_ones_on_a_page",
+    "ATTACHED_SIZE": "test_attach",
+    "ATTACHED_ALIGNMENT": "test_attach",
+    "NONE": "test_no_number_is_the_greatest_of_32_bits",
+}
+
+
+def test_every_limit_of_the_table_is_shown_from_both_sides() -> None:
+    constants = {row["constant"] for row in specification.table("Limits")}
+    assert constants == {limit.constant for limit in LIMITS} | set(ELSEWHERE)
+    for name in {limit.constant for limit in LIMITS}:
+        shown = [limit for limit in LIMITS if limit.constant == name]
+        assert any(limit.reads for limit in shown) and any(limit.denies for limit in shown), name
+    missing = [name for name in ELSEWHERE.values() if name != "test_attach" and name not in globals()]
+    assert not missing
+
+
+@pytest.mark.parametrize("limit", LIMITS, ids=lambda limit: limit.constant)
+def test_what_lies_on_a_limit_is_written_and_read(limit: Limit) -> None:
+    for call in (limit.writes, limit.reads):
+        if call:
+            call()
+
+
+@pytest.mark.parametrize("limit", [x for x in LIMITS if x.refuses or x.denies], ids=lambda limit: limit.constant)
+def test_what_lies_beyond_a_limit_is_refused_by_both_sides(limit: Limit) -> None:
+    for call in (limit.refuses, limit.denies):
+        if call:
+            with pytest.raises(limit.error, match=limit.message):
+                call()
+
+
+def test_header_and_trailer_are_as_long_as_the_format_says() -> None:
+    data = r.saved({"w": ONE})
+    assert layout.HEADER_SIZE == 64 and data[:64] == data[-64:]
+    for size in (63, 127):
+        with pytest.raises(FormatError):
+            zcrecord.load_record(data[:size])
+
+
+def test_an_index_ends_at_2_gib_for_writer_and_reader(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(FormatError, match=r"index_size 2147483648"):
+        loaded(changed("index_size", 1 << 31))
+    with pytest.raises(FormatError, match=r"^(?!.*index_size)"):
+        loaded(changed("index_size", (1 << 31) - 8))
+    monkeypatch.setattr(index, "MAX_INDEX_SIZE", 1 << 16)
+    with pytest.raises(LimitError, match="split the record"):
+        zcrecord.save_record({"t": "x" * (1 << 16)}, io.BytesIO())
+    zcrecord.save_record({"t": "x" * (1 << 15)}, io.BytesIO())
+
+
+def test_payloads_lie_on_64_and_large_ones_on_a_page() -> None:
+    small, large = np.ones(layout.LARGE_PAYLOAD - 1, np.uint8), np.ones(layout.LARGE_PAYLOAD, np.uint8)
+    record = zcrecord.load_record(r.saved({"a": ONE, "small": small, "large": large}))
+    assert record.info("small").offset % 64 == 0 != record.info("small").offset % 16384
+    assert record.info("large").offset % 16384 == 0
+
+
+def test_no_number_is_the_greatest_of_32_bits() -> None:
+    assert layout.NONE == NONE == 2**32 - 1

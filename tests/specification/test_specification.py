@@ -1,0 +1,297 @@
+"""schema/FORMAT.md says what the code does: its tables against schema and package, its rules against the tests."""
+
+from __future__ import annotations
+
+import io
+import re
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import specification
+from specification import Field
+
+import zcrecord
+from zcrecord import _schema, dtypes
+from zcrecord.codec import index, layout
+
+ROOT = Path(__file__).resolve().parents[2]
+STRUCTS = specification.structs()
+ENUMS = specification.enums()
+NUMPY = {"Payload": index.PAYLOAD, "Tensor": index.TENSOR, "Module": index.MODULE, "Attribute": index.ATTRIBUTE}
+CODES = {"u8": "u1", "u16": "<u2", "u32": "<u4", "u64": "<u8", "i64": "<i8", "char[8]": "S8"}
+LARGE = layout.LARGE_ALIGNMENT
+NO_LIMITS = {"ATTACHED_MAGIC", "KNOWN_FEATURES", "MAGIC", "VERSION"}
+CITED = re.compile(r"\bR(\d+)\b")
+
+
+def number(text: str) -> int:
+    """A value of the table of limits: 64, 0xFF, 2^31 - 1."""
+    power = re.fullmatch(r"2\^(\d+)(?: - (\d+))?", text)
+    return 2 ** int(power[1]) - int(power[2] or 0) if power else int(text, 0)
+
+
+def citations(folder: str) -> dict[int, set[str]]:
+    """Rule numbers, and the files under a folder that name them."""
+    found: dict[int, set[str]] = {}
+    for path in sorted((ROOT / folder).rglob("*.py")):
+        for rule in CITED.findall(path.read_text(encoding="utf-8")):
+            found.setdefault(int(rule), set()).add(str(path.relative_to(ROOT)))
+    return found
+
+
+def test_rules_are_numbered_without_a_gap_and_say_when_they_are_checked() -> None:
+    rules = specification.rules()
+    assert list(rules) == sorted(rules) == list(range(1, len(rules) + 1))
+    assert {level for level, _ in rules.values()} == specification.LEVELS
+    assert len(rules) == len(re.findall(r"^\*\*R", specification.FORMAT, re.MULTILINE)), (
+        "a rule is not in the form of one"
+    )
+
+
+def test_every_rule_is_cited_by_a_test() -> None:
+    missing = sorted(set(specification.rules()) - set(citations("tests")))
+    assert not missing, "no test in tests/*.py cites " + ", ".join(f"R{rule}" for rule in missing)
+
+
+@pytest.mark.parametrize("folder", ["tests", "zcrecord", "tools"])
+def test_no_rule_is_cited_that_does_not_exist(folder: str) -> None:
+    known = set(specification.rules())
+    wrong = {f"R{rule}": sorted(files) for rule, files in citations(folder).items() if rule not in known}
+    assert not wrong, f"not in FORMAT.md: {wrong}"
+
+
+def test_the_page_cites_only_its_own_rules() -> None:
+    assert {int(rule) for rule in CITED.findall(specification.FORMAT)} <= set(specification.rules())
+
+
+def test_header_table_is_what_the_code_writes() -> None:
+    rows = specification.table("Header and trailer")
+    fields = np.dtype([(row["field"], CODES[row["type"]]) for row in rows])
+    assert fields.itemsize == layout.HEADER_SIZE
+    assert [int(row["offset"]) for row in rows] == [fields.fields[row["field"]][1] for row in rows]  # type: ignore[index]
+    header = layout.Header(64, 16384, 64, 800, 16384, 1 << 20, 0xDEADBEEF)
+    found = {name: np.frombuffer(header.encode(), fields)[name][0].item() for name in fields.names or ()}
+    assert found == {
+        "magic": layout.MAGIC,
+        "version": layout.VERSION,
+        "alignment_log2": 6,
+        "base_alignment_log2": 14,
+        "reserved0": 0,
+        "reserved1": 0,
+        "required_features": 0,
+        "index_offset": 64,
+        "index_size": 800,
+        "payload_offset": 16384,
+        "archive_size": 1 << 20,
+        "index_crc": 0xDEADBEEF,
+        "crc": zlib.crc32(header.encode()[:60]),
+    }
+    assert " ".join(f"{byte:02X}" for byte in layout.MAGIC) == rows[0]["meaning"].strip("`")
+    assert zlib.crc32(b"123456789") == 0xCBF43926 and "0xCBF43926" in specification.section("Header and trailer")
+
+
+def test_table_of_the_note_before_an_attached_archive_is_what_the_code_writes() -> None:
+    """R86."""
+    rows = specification.table("Attached to a program")
+    fields = np.dtype([(row["field"], CODES[row["type"]]) for row in rows])
+    assert fields.itemsize == layout.ATTACHED_SIZE
+    assert [int(row["offset"]) for row in rows] == [fields.fields[row["field"]][1] for row in rows]  # type: ignore[index]
+    note = layout.encode_attached(70_000)
+    found = [np.frombuffer(note, fields)[name][0].item() for name in fields.names or ()]
+    assert found == [layout.ATTACHED_MAGIC, 70_000, 0, 0, zlib.crc32(note[:28])]
+    assert " ".join(f"{byte:02X}" for byte in layout.ATTACHED_MAGIC) == rows[0]["meaning"].strip("`")
+    rule = specification.rules()[86][1]
+    assert f"multiple of {layout.ATTACHED_ALIGNMENT} of the file" in rule
+
+
+@pytest.mark.parametrize("name", STRUCTS)
+def test_struct_table_is_the_schema_s_and_numpy_s(name: str) -> None:
+    heading = (
+        f"{name} ({specification.size_of(name, STRUCTS)} bytes, alignment {specification.alignment_of(name, STRUCTS)})"
+    )
+    assert f"\n### {heading}\n" in specification.FORMAT
+    rows = specification.table(name)
+    assert [Field(int(row["offset"]), row["type"], row["field"]) for row in rows] == STRUCTS[name]
+    if name in NUMPY:
+        assert numpy_fields(NUMPY[name]) == [(f.offset, f.name, c) for f in STRUCTS[name] for f, c in columns(f)]
+        assert NUMPY[name].itemsize == specification.size_of(name, STRUCTS)
+
+
+def columns(field: Field) -> list[tuple[Field, str]]:
+    """A field as columns of a numpy struct: a span is two."""
+    if field.type != "Span":
+        return [(field, CODES[field.type])]
+    size = Field(field.offset + 4, "u32", field.name + "_size")
+    return [(field, CODES["u32"]), (size, CODES["u32"])]
+
+
+def numpy_fields(dtype: np.dtype[Any]) -> list[tuple[int, str, str]]:
+    assert dtype.fields is not None
+    return [(place[1], name, str(place[0].str).replace("|", "")) for name, place in dtype.fields.items()]
+
+
+def test_vector_table_is_the_schema_s_and_the_code_s() -> None:
+    rows = specification.table("Index")
+    assert [(int(row["id"]), row["field"], row["item"]) for row in rows] == list(specification.vectors())
+    places = {row["field"]: (int(row["id"]), int(row["item bytes"]), int(row["alignment"])) for row in rows[1:]}
+    assert places == {name: (i, dtype.itemsize, alignment) for name, (i, dtype, alignment) in index.VECTORS.items()}
+    for row in rows[1:]:
+        kind = row["item"]
+        assert int(row["item bytes"]) == specification.size_of(kind, STRUCTS)
+        assert int(row["alignment"]) == specification.alignment_of(kind, STRUCTS)
+    assert index.IDENTIFIER == re.findall(r'file_identifier "(\w+)"', specification.FBS)[0].encode() == b"ZCR1"
+
+
+@pytest.mark.parametrize("name", ["ValueType", "ValueForm", "ModuleKind", "DigestKind"])
+def test_enum_table_is_the_schema_s_and_the_generated_code_s(name: str) -> None:
+    found = {row["name"]: int(row["code"]) for row in specification.table(name)}
+    generated = {key: code for key, code in vars(getattr(_schema, name)).items() if key.isupper()}
+    assert found == ENUMS[name] == generated
+
+
+def test_dtype_table_is_the_code_s() -> None:
+    rows = specification.table("Element types")
+    assert [[row[column] for column in rows[0]] for row in rows] == [
+        [
+            "-" if cell is None else str(cell)
+            for cell in (d.code, d.name, d.bits, d.numpy.name if d.numpy is not None else None, d.onnx, d.safetensors,
+                         d.torch, d.c, d.rust)
+        ]
+        for d in dtypes.DTYPES
+    ]  # fmt: skip
+
+
+def test_dtypes_of_schema_table_and_generated_code_are_the_same() -> None:
+    codes = {d.name.upper(): d.code for d in dtypes.DTYPES} | {"INVALID": 0}
+    assert codes == ENUMS["DType"] == {key: code for key, code in vars(_schema.DType).items() if key.isupper()}
+
+
+def test_every_limit_is_the_code_s() -> None:
+    rows = specification.table("Limits")
+    assert {row["constant"]: number(row["value"]) for row in rows} == {
+        name: getattr(layout, name)
+        for name in vars(layout)
+        if name.isupper() and not name.startswith("_") and name not in NO_LIMITS
+    }
+
+
+@pytest.mark.parametrize(
+    ("rule", "words"),
+    [
+        (4, f"{layout.MIN_ALIGNMENT.bit_length() - 1} to {layout.MAX_ALIGNMENT.bit_length() - 1}"),
+        (9, f"2^{layout.MAX_ARCHIVE_SIZE.bit_length() - 1}"),
+        (10, f"2^{layout.MAX_INDEX_SIZE.bit_length()} - 8"),
+        (30, f"{layout.SPAN_ALLOWANCE} * entries"),
+        (31, f"{layout.WORDS_ALLOWANCE} * len("),
+        (40, f"at most {layout.MAX_DEPTH}"),
+        (47, f"at most {layout.MAX_RANK}"),
+        (76, f"{layout.DIGEST_ALLOWANCE} * archive_size"),
+        (49, f"2^{layout.MAX_ARCHIVE_SIZE.bit_length() + 2} bits"),
+        (
+            62,
+            f"(2^{layout.LARGE_PAYLOAD.bit_length() - 1} bytes) or more starts on a multiple of {LARGE}",
+        ),
+    ],
+)
+def test_a_rule_that_names_a_limit_names_the_code_s(rule: int, words: str) -> None:
+    assert words in specification.rules()[rule][1]
+
+
+def test_version_of_the_page_is_the_code_s() -> None:
+    """R2."""
+    assert specification.FORMAT.startswith(f"# The zcrecord archive format, version {layout.VERSION}\n")
+    assert f"describes version {layout.VERSION}." in specification.rules()[2][1]
+
+
+def test_hex_example_is_what_is_saved_today_and_loads() -> None:
+    saved = io.BytesIO()
+    zcrecord.save_record({"w": np.array([1, 2, 3], np.uint8)}, saved, alignment=16)
+    assert saved.getvalue() == specification.hex_example() == (ROOT / "tests" / "golden" / "tiny.zcr").read_bytes()
+    record = zcrecord.load_record(specification.hex_example(), verify="full")
+    assert {name: value.tolist() for name, value in record.items()} == {"w": [1, 2, 3]}
+
+
+class Recipe:
+    """The reader in fifteen steps, for archives that can be trusted: integers out of bytes, nothing of the package."""
+
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+        ends = data[:64] if any(data[10:60]) else data[-64:]  # steps 1 to 4
+        self.payloads = int.from_bytes(ends[40:48], "little")
+        self.index = data[int.from_bytes(ends[24:32], "little") :][: int.from_bytes(ends[32:40], "little")]
+        self.root = self.number(0, 4)  # step 6
+        self.vtable = self.root - self.number(self.root, 4)
+        self.places = {v.name: self.vector(v.number) for v in specification.vectors() if v.number}
+
+    def number(self, at: int, nbytes: int) -> int:
+        return int.from_bytes(self.index[at : at + nbytes], "little")
+
+    def vector(self, number: int) -> tuple[int, int]:
+        """Where its items are, and how many: steps 7 and 8."""
+        at = 4 + 2 * number
+        place = self.number(self.vtable + at, 2) if at < self.number(self.vtable, 2) else 0
+        if not place:
+            return 0, 0
+        at = self.root + place
+        at += self.number(at, 4)
+        return at + 4, self.number(at, 4)
+
+    def field(self, vector: str, struct: str, i: int, name: str) -> int:
+        found = next(f for f in STRUCTS[struct] if f.name == name)
+        start = self.places[vector][0] + i * specification.size_of(struct, STRUCTS)
+        return self.number(start + found.offset, specification.size_of(found.type, STRUCTS))
+
+    def name(self, i: int) -> bytes:
+        word = self.field("tensors", "Tensor", i, "name")
+        start = self.places["text"][0] + (word & 0xFFFFFFFF)
+        return self.index[start : start + (word >> 32)]
+
+    def find(self, name: bytes) -> int:
+        """Step 9."""
+        low, high = 0, self.places["by_name"][1]
+        while low < high:
+            middle = (low + high) // 2
+            i = self.number(self.places["by_name"][0] + 4 * middle, 4)
+            if (found := self.name(i)) == name:
+                return i
+            low, high = (middle + 1, high) if found < name else (low, middle)
+        return -1
+
+    def offset(self, i: int) -> int | None:
+        """Step 14, without the base; None for an empty tensor."""
+        payload = self.field("tensors", "Tensor", i, "payload")
+        if payload == layout.NONE:
+            return None
+        inside = self.field("payloads", "Payload", payload, "offset")
+        return self.payloads + inside + self.field("tensors", "Tensor", i, "byte_offset")
+
+    def shape(self, i: int) -> tuple[int, ...]:
+        start = self.places["dims"][0] + 8 * self.field("tensors", "Tensor", i, "dims")
+        return tuple(self.number(start + 8 * n, 8) for n in range(self.field("tensors", "Tensor", i, "rank")))
+
+
+@pytest.mark.parametrize(
+    "name", ["tiny", "empty", "nested", "dtypes", "views", "strings", "back_sealed", "back_unsealed"]
+)
+def test_recipe_for_a_reader_finds_every_tensor(name: str) -> None:
+    data = (ROOT / "tests" / "golden" / f"{name}.zcr").read_bytes()
+    recipe = Recipe(data)
+    record = zcrecord.load_record(data)
+    for key in record:
+        i, info = recipe.find(key.encode()), record.info(key)
+        assert (recipe.shape(i), recipe.offset(i)) == (info.shape, None if info.payload is None else info.offset)
+        assert recipe.field("tensors", "Tensor", i, "dtype") == info.dtype.code
+    assert recipe.find(b"no such tensor") == -1
+
+
+def test_every_test_that_the_page_of_promises_names_is_there() -> None:
+    page = (ROOT / "schema" / "SECURITY.md").read_text(encoding="utf-8")
+    _, _, *promises = re.findall(r"(?m)^\|.+", page.split("## Not promised")[0])  # below the table's head
+    assert len(promises) > 10
+    for line in promises:
+        tests = re.findall(r"`(test_\w+\.py)`", line.split("|")[3])
+        assert tests, line
+        assert not [name for name in tests if not (ROOT / "tests" / name).exists()], line

@@ -1,0 +1,98 @@
+"""Whatever is written, read back, taken back and overwritten, the file holds what a plain buffer would."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from zcrecord.errors import SourceError
+from zcrecord.storage import sink
+
+
+def pieces(rng: Any) -> bytes:
+    size = rng.choice([0, 1, 63, 5000, 32768, 32769, 300_000], p=[0.05, 0.3, 0.3, 0.2, 0.05, 0.05, 0.05])
+    return bytes(rng.bytes(int(size)))
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_file_is_what_a_buffer_would_be(seed: int, tmp_path: Path) -> None:
+    rng, path, expected = np.random.default_rng(seed), tmp_path / "m", bytearray()
+    with sink.open_sink(path, durable=False) as out:
+        for _ in range(400):
+            step = int(rng.integers(10))
+            if step == 7 and expected:
+                start = int(rng.integers(len(expected)))
+                size = int(rng.integers(len(expected) - start + 1))
+                assert out.read_back(start, size) == expected[start : start + size]
+            elif step == 8 and expected:
+                start = len(expected) - int(rng.integers(min(len(expected), 50_000)))
+                out.rewind(start)
+                del expected[start:]
+            elif step == 9 and len(expected) > 100:
+                start = int(rng.integers(len(expected) - 100))
+                out.patch(start, b"patch")
+                expected[start : start + 5] = b"patch"
+            else:
+                data = pieces(rng)
+                out.write(data)
+                expected += data
+            assert out.position == len(expected)
+    assert path.read_bytes() == expected
+
+
+def test_small_writes_are_gathered_into_few(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write, calls = os.write, []
+
+    def counted(fd: int, data: Any) -> int:
+        calls.append(len(data))
+        return write(fd, data)
+
+    monkeypatch.setattr(os, "write", counted)
+    with sink.open_sink(tmp_path / "m", durable=False) as out:
+        for _ in range(10_000):
+            out.write(b"x" * 64)
+    assert sum(calls) == 640_000
+    assert len(calls) < 10
+
+
+def test_a_full_disk_is_noticed_at_the_end_at_the_latest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(fd: int, data: Any) -> int:
+        raise OSError(28, "full")
+
+    refusal = pytest.raises(SourceError, match="cannot write: No space left on device")
+    with monkeypatch.context() as patch, refusal, sink.open_sink(tmp_path / "m", durable=False) as out:
+        out.write(b"first")
+        patch.setattr(os, "write", full)
+        out.write(b"second")
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.skipif(
+    sys.platform != "linux", reason="platform: Linux alone starts to write out what it is advised about"
+)
+@pytest.mark.parametrize("durable", [True, False])
+def test_the_disk_is_set_to_work_while_a_durable_file_is_written(
+    durable: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    advised: list[tuple[int, int]] = []
+
+    def note(fd: int, offset: int, nbytes: int, advice: int) -> None:
+        assert advice == os.POSIX_FADV_DONTNEED
+        advised.append((offset, offset + nbytes))
+
+    monkeypatch.setattr(os, "posix_fadvise", note)
+    data = np.random.default_rng(0).bytes(40 << 20)
+    with sink.open_sink(tmp_path / "m", durable=durable) as out:
+        for start in range(0, len(data), 1 << 20):
+            out.write(memoryview(data)[start : start + (1 << 20)])
+        out.rewind(20 << 20)
+        out.write(memoryview(data)[20 << 20 :])
+    assert (tmp_path / "m").read_bytes() == data
+    ends = [0, *(end for _, end in advised)]
+    assert all(start == before or start == 20 << 20 for (start, _), before in zip(advised, ends, strict=False))
+    assert (ends[-1] >= 32 << 20) == durable

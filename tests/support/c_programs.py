@@ -1,0 +1,53 @@
+"""C programs that tests build around zcrecord.h: the flags it must stay quiet under, and the checkers made of it."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from readers import Question, ask, disagreements
+
+__all__ = ["HEADER", "SANITIZERS", "SOURCES", "WARNINGS", "agree", "build", "checkers"]
+
+SOURCES = Path(__file__).parents[1] / "c"
+HEADER = Path(__file__).parents[2] / "zcrecord" / "embed" / "zcrecord.h"
+WARNINGS = [
+    "-Wall", "-Wextra", "-Wpedantic", "-Wconversion", "-Wsign-conversion", "-Wshadow", "-Wcast-qual", "-Wcast-align",
+    "-Wunused", "-Werror",
+]  # fmt: skip
+SANITIZERS = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-DCHECKER_ASAN", "-g"]
+
+
+def build(compiler: str, source: Path, out: Path, *flags: str) -> Path:
+    """Compile a program with zcrecord.h, warnings being errors; what a compiler says otherwise fails."""
+    command = [compiler, *WARNINGS, f"-I{HEADER.parent}", *flags, str(source), "-o", str(out)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0 and not done.stderr, f"{' '.join(command)}\n{done.stderr}"
+    return out
+
+
+def checkers(folder: Path) -> list[Path]:
+    """Build the checker of readers.py: under sanitizers by both compilers, for 32 bits, and without GNU loads."""
+    source = SOURCES / "checker.c"
+    return [
+        build("gcc", source, folder / "gcc", "-std=c99", "-O1", *SANITIZERS),
+        build("clang-19", source, folder / "clang", "-std=c11", "-O2", *SANITIZERS),
+        build("gcc", source, folder / "gcc32", "-std=c99", "-m32", "-Os", *SANITIZERS),
+        build("gcc", source, folder / "portable", "-std=c99", "-O3", "-DZCR_PORTABLE"),
+    ]
+
+
+def agree(checkers: Sequence[Path], questions: Iterable[Question]) -> int:
+    """Check that all answer as the package does; returns how many archives were accepted.
+
+    Why one is refused may differ: where a size does not fit 32 bits, another rule is broken first.
+    """
+    asked = list(questions)
+    assert not (found := disagreements([checkers[0]], asked)), found[:5]
+    answers = ask([checkers[0]], asked)
+    for other in checkers[1:]:
+        pairs = zip(answers, ask([other], asked), strict=True)
+        different = [(x, y) for x, y in pairs if x != y and (x.accepted or y.accepted)]
+        assert not different, (other.name, different[:5])
+    return sum(answer.accepted for answer in answers)

@@ -1,0 +1,148 @@
+"""Readers in other languages beside ours: what each says of the same bytes, in one text that all of them write.
+
+A checker is a program that answers a stream of questions on standard input, each
+
+    mode   1 byte: w the whole (R14), p a prefix (R15), s a suffix (R16)
+    level  1 byte: o only what opening checks, i every rule of the index, f of the payloads too
+    zero   2 bytes
+    size   u32, little-endian; that many bytes follow, the archive
+
+with one line: `refused WHY`, or `accepted CRC`, the CRC-32 (8 hexadecimal digits) of what `dump` returns, of nothing at
+level o. Called with --dump it writes that text after each `accepted`, and an empty line.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import zlib
+from collections.abc import Iterable, Sequence
+from math import prod
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from zcrecord.archive.archive import Archive
+from zcrecord.codec.entries import ValueForm, ValueType
+from zcrecord.codec.layout import NONE
+from zcrecord.errors import RecordError
+from zcrecord.storage.memory import Memory, buffer_of
+
+__all__ = ["Answer", "Question", "ask", "disagreements", "dump", "ours"]
+
+Mode = Literal["w", "p", "s"]
+Level = Literal["o", "i", "f"]
+EMBEDDED = {"w": None, "p": "prefix", "s": "suffix"}
+VERIFY = {"o": "touch", "i": "index", "f": "full"}
+
+
+class Question(NamedTuple):
+    """Bytes, and how they are to be opened and checked."""
+
+    data: bytes
+    mode: Mode = "w"
+    level: Level = "i"
+
+
+class Answer(NamedTuple):
+    """Whether they are an archive; the CRC-32 of what it holds, or why they are none."""
+
+    accepted: bool
+    text: str
+
+
+def _hex(data: bytes) -> str:
+    return data.hex() or "-"
+
+
+def _numbers(values: Iterable[int]) -> str:
+    return ",".join(map(str, values)) or "-"
+
+
+def dump(archive: Archive) -> str:
+    """Return everything the index says, one entry a line; names and texts in hexadecimal, `-` for what is empty.
+
+    archive  alignment, base alignment, archive_size, numbers of tensors, modules, attributes, metadata
+    tensor   in saved order: name, dtype, bits, dims, strides (`c`: none are stored), where element [0, ...] lies in the
+             archive (`-`: no bytes), the payload's bytes and their CRC-32, parent, place, key_size
+    module   name, kind, type name, parent (`-`: none), end, place, key_size
+    attribute, metadata
+             parent (`-`: none), place, name, type, form, words: a text's bytes, a payload's nbytes (0: none), a number
+    """
+    ix, header = archive.index, archive.header
+
+    def span(row: Any, field: str) -> str:
+        start, size = int(row[field]), int(row[f"{field}_size"])
+        return _hex(bytes(ix.text[start : start + size]))
+
+    counts = [len(rows) for rows in (ix.tensors, ix.modules, ix.attributes, ix.metadata)]
+    lines = [f"archive {header.alignment} {header.base_alignment} {header.archive_size} {' '.join(map(str, counts))}"]
+    for i, row in enumerate(ix.tensors):
+        shape, strides = archive.shape(archive.row(i)), archive.strides(archive.row(i))
+        at, nbytes, crc = "-", 0, 0
+        if (number := int(row["payload"])) != NONE:
+            payload = archive.payload(number)
+            start = header.payload_offset + int(ix.payloads[number]["offset"])
+            at, nbytes, crc = str(start + int(row["byte_offset"])), len(payload), zlib.crc32(payload)
+        kept = "c" if strides is None else _numbers(strides)
+        what = f"{span(row, 'name')} {row['dtype']} {row['bits']} {_numbers(shape)} {kept} {at} {nbytes} {crc:08x}"
+        lines.append(f"tensor {what} {row['parent']} {row['place']} {row['key_size']}")
+        assert prod(shape) or at == "-"
+    for row in ix.modules:
+        parent = "-" if int(row["parent"]) == NONE else row["parent"]
+        what = f"{span(row, 'name')} {row['kind']} {span(row, 'type_name')} {parent} {row['end']}"
+        lines.append(f"module {what} {row['place']} {row['key_size']}")
+    for kind, rows in (("attribute", ix.attributes), ("metadata", ix.metadata)):
+        for row in rows:
+            parent = "-" if int(row["parent"]) == NONE else row["parent"]
+            words = [int(row["value"])]
+            if row["form"] != ValueForm.SCALAR:
+                start, count = words[0] & NONE, words[0] >> 32
+                words = ix.words[start : start + count].tolist()
+            shown = ",".join(_word(archive, int(row["type"]), word) for word in words) or "-"
+            lines.append(f"{kind} {parent} {row['place']} {span(row, 'name')} {row['type']} {row['form']} {shown}")
+    return "".join(line + "\n" for line in lines)
+
+
+def _word(archive: Archive, kind: int, word: int) -> str:
+    if kind == ValueType.TEXT:
+        start, size = word & NONE, word >> 32
+        return _hex(bytes(archive.index.text[start : start + size]))
+    if kind == ValueType.PAYLOAD:
+        return "0" if word == NONE else str(len(archive.payload(word)))
+    return str(word)
+
+
+def ours(question: Question) -> Answer:
+    """Return what the package itself answers."""
+    verify: Any = VERIFY[question.level]
+    embedded: Any = EMBEDDED[question.mode]
+    try:
+        # not `load_record`, which also finds what is attached to a program, and unpacks
+        archive = Archive(Memory(buffer_of(question.data)), level=verify, embedded=embedded)
+    except RecordError as error:
+        return Answer(False, f"{type(error).__name__}: {error}")
+    text = "" if question.level == "o" else dump(archive)
+    return Answer(True, f"{zlib.crc32(text.encode()):08x}")
+
+
+def ask(checker: Sequence[str | Path], questions: Sequence[Question]) -> list[Answer]:
+    """Return a checker's answers; anything but an answer to each question fails."""
+    stream = b"".join(
+        (q.mode + q.level).encode() + bytes(2) + len(q.data).to_bytes(4, "little") + q.data for q in questions
+    )
+    done = subprocess.run([*map(str, checker)], input=stream, capture_output=True)
+    lines = done.stdout.decode().splitlines()
+    last = lines[-1] if lines else "nothing"
+    told = f"{checker}: exit {done.returncode} after {len(lines)} of {len(questions)} answers, {last}; "
+    assert done.returncode == 0 and len(lines) == len(questions), told + done.stderr.decode(errors="replace")[-4000:]
+    assert all(line.startswith(("accepted ", "refused ")) for line in lines), lines[:5]
+    return [Answer(line.startswith("accepted "), line.partition(" ")[2]) for line in lines]
+
+
+def disagreements(checker: Sequence[str | Path], questions: Sequence[Question]) -> list[str]:
+    """Return where a checker and the package differ: in whether they accept, or in what they then read."""
+    out = []
+    for number, (question, theirs) in enumerate(zip(questions, ask(checker, questions), strict=True)):
+        mine = ours(question)
+        if mine.accepted != theirs.accepted or (mine.accepted and mine.text != theirs.text):
+            out.append(f"question {number} ({question.mode}{question.level}): ours {mine}, theirs {theirs}")
+    return out

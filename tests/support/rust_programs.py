@@ -1,0 +1,53 @@
+"""Rust programs that tests build around zcrecord.rs and generated modules, by every rustc that is there.
+
+The oldest one that the sources are for is Debian 12's, 1.63; a newer one on PATH is asked as well.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from functools import lru_cache
+from pathlib import Path
+
+__all__ = ["READER", "SOURCES", "build", "compile_rust", "compilers", "editions"]
+
+SOURCES = Path(__file__).parents[1] / "rust"
+READER = Path(__file__).parents[2] / "zcrecord" / "embed" / "zcrecord.rs"
+DEBIANS = "/usr/bin/rustc"
+
+
+@lru_cache
+def compilers() -> list[str]:
+    """Return each rustc: that on PATH, and that of the system if it is of another version."""
+    found: dict[str, str] = {}
+    for command in ("rustc", DEBIANS):
+        if shutil.which(command):
+            version = subprocess.run([command, "--version"], capture_output=True, text=True).stdout
+            found.setdefault(version, command)
+    return list(found.values())
+
+
+def editions(rustc: str) -> list[str]:
+    """Return the editions that a compiler takes, from 2018 on."""
+
+    def takes(edition: str) -> bool:
+        command = [rustc, "--edition", edition, "--print", "cfg", "-"]
+        return subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True).returncode == 0
+
+    return list(filter(takes, ("2018", "2021", "2024")))
+
+
+def compile_rust(
+    rustc: str, source: Path, out: Path, *flags: str, edition: str = "2021"
+) -> subprocess.CompletedProcess[str]:
+    """Compile a file, warnings being errors, whatever comes of it."""
+    command = [rustc, "--edition", edition, "-D", "warnings", *flags, str(source), "-o", str(out)]
+    return subprocess.run(command, capture_output=True, text=True, cwd=out.parent)
+
+
+def build(rustc: str, source: Path, out: Path, *flags: str, edition: str = "2021") -> Path:
+    """Compile a file; anything that the compiler has to say fails."""
+    done = compile_rust(rustc, source, out, *flags, edition=edition)
+    assert done.returncode == 0 and not done.stderr, f"{rustc} {source} {flags}\n{done.stderr[-6000:]}"
+    return out

@@ -1,0 +1,130 @@
+"""schema/FORMAT.md and schema/zcrecord.fbs as data: tables, rules and the hex example; structs, enums and vectors."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import NamedTuple
+
+__all__ = [
+    "FBS",
+    "FORMAT",
+    "LEVELS",
+    "Field",
+    "Vector",
+    "alignment_of",
+    "enums",
+    "hex_example",
+    "rules",
+    "size_of",
+    "structs",
+    "table",
+    "vectors",
+]
+
+ROOT = Path(__file__).resolve().parents[2]
+FORMAT = (ROOT / "schema" / "FORMAT.md").read_text(encoding="utf-8")
+FBS = re.sub(r"//.*", "", (ROOT / "schema" / "zcrecord.fbs").read_text(encoding="utf-8"))
+
+NAMES = {"ubyte": "u8", "ushort": "u16", "uint": "u32", "ulong": "u64", "int": "i32", "long": "i64"}
+SIZES = {"u8": 1, "u16": 2, "u32": 4, "u64": 8, "i32": 4, "i64": 8}
+LEVELS = {"open", "entry", "index", "full", "writers"}
+
+
+class Field(NamedTuple):
+    """One field of a struct; enums count as the integer they are."""
+
+    offset: int
+    type: str
+    name: str
+
+
+class Vector(NamedTuple):
+    """One field of the root table."""
+
+    number: int
+    name: str
+    item: str
+
+
+def section(title: str) -> str:
+    """Return the text under a heading, up to the next of its level or above."""
+    found = re.search(rf"^(##+) {re.escape(title)}.*?\n(.*?)(?=^##+ |\Z)", FORMAT, re.MULTILINE | re.DOTALL)
+    assert found, f"FORMAT.md has no section '{title}'"
+    return found[2]
+
+
+def table(title: str) -> list[dict[str, str]]:
+    """Return the rows of the one table in a section, by column; code marks are taken off."""
+    lines = [line.strip().strip("|").split("|") for line in section(title).splitlines() if line.startswith("|")]
+    cells = [[cell.strip().strip("`") for cell in line] for line in lines]
+    assert cells, f"section '{title}' has no table"
+    head, rule, *rows = cells
+    assert all(set(cell) == {"-"} for cell in rule), f"section '{title}' has more than a table"
+    return [dict(zip(head, row, strict=True)) for row in rows]
+
+
+def rules() -> dict[int, tuple[str, str]]:
+    """Return level and text of every rule, its lines joined, by its number."""
+    found = re.findall(r"^\*\*R(\d+)\.\*\* \[(\w+)\] (.*?)(?=\n\n|\Z)", section_of_rules(), re.MULTILINE | re.DOTALL)
+    return {int(number): (level, " ".join(text.split())) for number, level, text in found}
+
+
+def section_of_rules() -> str:
+    """Return the part between the heading of the rules and the next one of its level."""
+    return FORMAT.split("\n## Rules\n", 1)[1].split("\n## ", 1)[0]
+
+
+def hex_example() -> bytes:
+    """Return the bytes of the tiny archive, after checking that its lines are numbered."""
+    block = re.search(r"```hex\n(.*?)```", FORMAT, re.DOTALL)
+    assert block, "FORMAT.md has no hex example"
+    data = bytearray()
+    for line in block[1].splitlines():
+        at, digits = line.split("|", 1)[0].split("  ", 1)
+        assert int(at, 16) == len(data), f"line {at} of the hex example is out of place"
+        data += bytes.fromhex(digits)
+    return bytes(data)
+
+
+def enums() -> dict[str, dict[str, int]]:
+    """Return the schema's enums: names to codes."""
+    found = re.findall(r"enum (\w+) : ubyte \{(.*?)\}", FBS, re.DOTALL)
+    return {name: {key: int(code) for key, code in re.findall(r"(\w+) = (\d+)", body)} for name, body in found}
+
+
+def structs() -> dict[str, list[Field]]:
+    """Return the schema's structs, offsets worked out as FlatBuffers and C do."""
+    out: dict[str, list[Field]] = {}
+    for name, body in re.findall(r"struct (\w+) \{(.*?)\}", FBS, re.DOTALL):
+        fields: list[Field] = []
+        end = 0
+        for field, kind in re.findall(r"(\w+):(\w+);", body):
+            kind = "u8" if kind in enums() else NAMES.get(kind, kind)
+            at = -(-end // alignment_of(kind, out)) * alignment_of(kind, out)
+            fields.append(Field(at, kind, field))
+            end = at + size_of(kind, out)
+        out[name] = fields
+    return out
+
+
+def size_of(kind: str, known: dict[str, list[Field]]) -> int:
+    """Return the bytes of an integer or struct, padding at its end included."""
+    if kind in SIZES:
+        return SIZES[kind]
+    last = known[kind][-1]
+    end, alignment = last.offset + size_of(last.type, known), alignment_of(kind, known)
+    return -(-end // alignment) * alignment
+
+
+def alignment_of(kind: str, known: dict[str, list[Field]]) -> int:
+    """Return the alignment of an integer or struct."""
+    return SIZES.get(kind) or max(alignment_of(f.type, known) for f in known[kind])
+
+
+def vectors() -> list[Vector]:
+    """Return the fields of the root table; the one that is no vector comes with its enum's name."""
+    body = re.search(r"table Record \{(.*?)\}", FBS, re.DOTALL)
+    assert body
+    found = re.findall(r"(\w+):\[?(\w+)\]?[^;]*\(id: (\d+)\)", body[1])
+    return [Vector(int(number), name, NAMES.get(kind, kind)) for name, kind, number in found]

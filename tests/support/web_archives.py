@@ -1,0 +1,261 @@
+"""What tests of zcrecord.js read, and a server of it that misbehaves when it is asked to; of the module itself, too.
+
+Node and Chromium are given the same URLs: the repository's own files of the module and its suite lie beside the
+archives, so that a page and what it fetches are of one origin.
+"""
+
+from __future__ import annotations
+
+import gzip
+import os
+import re
+import shutil
+import threading
+import time
+import zlib
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+from forge import Forge, align_up, build_index, end_bytes
+from malformed import saved
+
+import zcrecord
+from tools.range_server import Server, serving
+from zcrecord.codec.layout import LARGE_ALIGNMENT
+
+__all__ = ["ROOT", "SUITE", "WEB", "Misbehaving", "everything_served", "write_sparse"]
+
+ROOT = Path(__file__).resolve().parents[2]
+WEB = ROOT / "zcrecord" / "web"
+SUITE = ROOT / "tests" / "js" / "web"
+OURS = {".js": "text/javascript", ".mjs": "text/javascript", ".html": "text/html; charset=utf-8"}
+
+
+def things() -> dict[str, Any]:
+    """Return a record with something of everything; tests/js/web knows its values."""
+    w = np.arange(6, dtype=np.float32).reshape(2, 3)
+    encoder = {
+        "w": w,
+        "b": np.array([-1, 2**60]),
+        "h": np.array([1, -2], ml_dtypes.bfloat16),
+        "f": np.array([1, 2], np.float16),
+        "c": np.array([1 + 2j, 3 - 4j], np.complex64),
+        "rate": 0.5,
+    }
+    return {
+        "encoder": encoder,
+        "again": w,
+        "equal": w.copy(),
+        "turned": w.T,
+        "packed": np.array([-8, -1, 0, 7, 3], ml_dtypes.int4),
+        "words": zcrecord.StringTensor.from_strings(["zero", "", "ünï", "\ufeffthree"]),
+        "flags": np.array([True, False, True]),
+        "empty": np.zeros((0, 3), np.float32),
+        "scalar": np.array(2.5),
+        "big": (np.arange(300_000) % 251).astype(np.uint8),
+        "layers": [{"k": np.full(3, 1, np.int8)}, {"k": np.full(3, 2, np.int8)}],
+        "version": 3,
+        "huge": 2**60,
+        "note": "hi\0there",
+        "numbers": [1, -2],
+        "nothing": None,
+        "yes": True,
+        "blob": b"\1\2\3",
+    }
+
+
+def write_sparse(path: Path, sizes: list[int], marks: dict[str, int], *, repeated: bool = False) -> None:
+    """Write an archive of tensors t0, t1, ... of so many bytes, zero but for the four at each mark, without digests.
+
+    `marks` are where in a tensor, by its name, its number is written: 0, or -4. A `repeated` one has its first byte in
+    each place.
+    """
+    forged = Forge(saved({f"t{i}": np.full(1, i, np.uint8) for i in range(len(sizes))}, digest="none"))
+    starts = np.cumsum([0, *(align_up(size, LARGE_ALIGNMENT) for size in sizes)])
+    forged.columns["payloads"]["offset"], forged.columns["payloads"]["nbytes"] = starts[:-1], sizes
+    first = forged.add("dims", sizes)
+    forged.columns["tensors"]["dims"] = first + np.arange(len(sizes))
+    if repeated:
+        forged.columns["tensors"]["strides"] = forged.add("strides", [0])
+    index = bytes(build_index(forged.columns))
+    start = align_up(64 + len(index), LARGE_ALIGNMENT)
+    total = align_up(start + int(starts[-2]) + sizes[-1], 64) + 64
+    end = end_bytes(
+        {"magic": b"\x89ZCR\r\n\x1a\n", "alignment_log2": 6, "base_alignment_log2": 14, "index_offset": 64,
+         "index_size": len(index), "payload_offset": start, "archive_size": total,
+         "index_crc": zlib.crc32(index)}
+    )  # fmt: skip
+    with path.open("wb") as file:
+        file.write(end + index)
+        for name, at in marks.items():
+            number = int(name[1:])
+            file.seek(start + int(starts[number]) + (at if at >= 0 else sizes[number] + at))
+            file.write(bytes([number]) * 4)
+        file.seek(total - 64)
+        file.write(end)
+
+
+class Misbehaving:
+    """Does what the query of a request asks for; those that start with "late" behave while an archive is opened."""
+
+    def __init__(self) -> None:
+        self.seen: Counter[str] = Counter()
+        self.stop = threading.Event()
+
+    def __call__(self, handler: Any, number: int) -> bool:
+        if handler.path.startswith(("/zcrecord/web/", "/tests/js/web/")):
+            file = ROOT / handler.path.partition("?")[0].lstrip("/")
+            handler.say(200, file.read_bytes(), Content_Type=OURS[file.suffix], Cache_Control="no-store")
+            return True
+        if handler.path in ("/blank", "/favicon.ico"):
+            handler.say(200, b"<!doctype html><title>blank</title>", Content_Type="text/html")
+            return True
+        self.seen[handler.path] += 1
+        state: Server = handler.server_state
+        request = state.requests[number]
+        path = state.folder / handler.path.partition("?")[0].lstrip("/")
+        size = path.stat().st_size if path.is_file() else 0
+        if found := re.fullmatch(r"bytes=-(\d+)", handler.headers.get("Range", "")):
+            request.asked = max(0, size - int(found[1])), size
+        how = re.search(r"do=(\w+)", handler.path)
+        if how is None or (how[1].startswith("late") and self.seen[handler.path] <= 2):
+            handler.answer(request)
+        else:
+            getattr(self, "do_" + how[1].removeprefix("late"))(handler, request, size)
+        return True
+
+    def send(self, handler: Any, status: int, body: bytes, **headers: str) -> None:
+        handler.say(status, body, **headers)
+
+    def body(self, handler: Any, request: Any) -> tuple[int, int, bytes]:
+        """Return what was asked for."""
+        path = handler.server_state.folder / handler.path.partition("?")[0].lstrip("/")
+        start, end = request.asked
+        data = path.read_bytes()[start:end]
+        return start, start + len(data) - 1, data
+
+    def do_whole(self, handler: Any, request: Any, size: int) -> None:
+        request.asked = None
+        handler.answer(request)
+
+    def do_missing(self, handler: Any, request: Any, size: int) -> None:
+        handler.say(404, b"not found")
+
+    def do_forbidden(self, handler: Any, request: Any, size: int) -> None:
+        handler.say(403)
+
+    def do_failing(self, handler: Any, request: Any, size: int) -> None:
+        handler.say(500)
+
+    def do_busy(self, handler: Any, request: Any, size: int) -> None:
+        """Answer what `refused` in the query says to so many requests, then as asked."""
+        status, times = map(int, re.findall(r"refused=(\d+)x(\d+)", handler.path)[0])
+        handler.say(status, Retry_After="soon") if self.seen[handler.path] <= times else handler.answer(request)
+
+    def do_secret(self, handler: Any, request: Any, size: int) -> None:
+        handler.answer(request) if handler.headers.get("X-Token") == "letmein" else handler.say(401)
+
+    def do_gzip(self, handler: Any, request: Any, size: int) -> None:
+        start, last, data = self.body(handler, request)
+        handler.say(206, gzip.compress(data), Content_Encoding="gzip", Content_Range=f"bytes {start}-{last}/{size}")
+
+    def do_cors(self, handler: Any, request: Any, size: int, **more: str) -> None:
+        start, last, data = self.body(handler, request)
+        what = f"bytes {start}-{last}/{size}"
+        handler.say(206, data, Content_Range=what, ETag='"1"', Access_Control_Allow_Origin="*", **more)
+
+    def do_exposing(self, handler: Any, request: Any, size: int) -> None:
+        self.do_cors(handler, request, size, Access_Control_Expose_Headers="Content-Range, ETag")
+
+    def do_silent(self, handler: Any, request: Any, size: int) -> None:
+        handler.say(206, self.body(handler, request)[2])
+
+    def do_empty(self, handler: Any, request: Any, size: int) -> None:
+        handler.say(416, Content_Range="bytes */0")
+
+    def do_shrunk(self, handler: Any, request: Any, size: int) -> None:
+        handler.say(416, Content_Range="bytes */1000")
+
+    def do_short(self, handler: Any, request: Any, size: int) -> None:
+        handler.answer(request, cut=10)
+
+    def do_hangup(self, handler: Any, request: Any, size: int) -> None:
+        handler.hang_up()
+
+    def do_elsewhere(self, handler: Any, request: Any, size: int) -> None:
+        start, last, data = self.body(handler, request)
+        handler.say(206, data, Content_Range=f"bytes {start + 7}-{last + 7}/{size}")
+
+    def do_etag(self, handler: Any, request: Any, size: int) -> None:
+        start, last, data = self.body(handler, request)
+        tag = f'"{self.seen[handler.path]}"'
+        handler.say(206, data, Content_Range=f"bytes {start}-{last}/{size}", ETag=tag)
+
+    def do_grown(self, handler: Any, request: Any, size: int) -> None:
+        start, last, data = self.body(handler, request)
+        more = size + (self.seen[handler.path] > 2)
+        handler.say(206, data, Content_Range=f"bytes {start}-{last}/{more}")
+
+    def begun(self, handler: Any, request: Any, size: int) -> bytes:
+        """Answer with the head that goes with the bytes asked for, and return those."""
+        start, last, data = self.body(handler, request)
+        handler.send_response(206)
+        handler.send_header("Content-Range", f"bytes {start}-{last}/{size}")
+        handler.send_header("Content-Length", str(len(data)))
+        handler.end_headers()
+        return data
+
+    def do_breaking(self, handler: Any, request: Any, size: int) -> None:
+        data = self.begun(handler, request, size)
+        handler.wfile.write(data[:70_000])
+        handler.wfile.flush()
+        if len(data) > 70_000:
+            time.sleep(0.03)  # browsers drop what they have not handed on when a connection breaks
+            handler.hang_up()
+
+    def do_sparing(self, handler: Any, request: Any, size: int) -> None:
+        start, end = request.asked
+        request.asked = start, min(end, start + 70_000)
+        handler.answer(request)
+
+    def do_slow(self, handler: Any, request: Any, size: int) -> None:
+        data = self.begun(handler, request, size)
+        handler.wfile.write(data[:5])
+        handler.wfile.flush()
+        self.stop.wait(20)
+        handler.hang_up()
+
+
+@contextmanager
+def everything_served(folder: Path) -> Iterator[Server]:
+    """Serve everything the suite reads, which is written into a folder."""
+    shutil.copytree(ROOT / "tests" / "golden", folder / "golden")
+    zcrecord.save_record(things(), folder / "things.zcr", metadata={"by": "a test"})
+    zcrecord.save_record({f"t{i}": np.full(25_000, i, np.float32) for i in range(10)}, folder / "front.zcr")
+    sizes = [*range(1, 10), *(base + k for base in (1 << 16, 1 << 20, 3 << 20) for k in (-1, 1, 2, 3))]
+    odd = {f"of{size}": np.frombuffer(os.urandom(size), np.uint8) for size in sizes}
+    zcrecord.save_record(odd, folder / "odd.zcr")
+    apart = {"small0": np.ones(5), "filler0": np.zeros(100_000), "small1": np.ones(6), "filler1": np.zeros(100_001)}
+    zcrecord.save_record({**apart, "small2": np.ones(7), "filler2": np.zeros(100_002), "small3": np.ones(8)},
+                         folder / "apart.zcr")  # fmt: skip
+    long = Forge(saved({f"t{i}": np.full(25_000, i, np.float32) for i in range(10)}))
+    for sealed in (True, False):
+        long.front, long.sealed = False, sealed
+        (folder / f"long_back_{'sealed' if sealed else 'unsealed'}.zcr").write_bytes(long.seal())
+    write_sparse(folder / "sparse1.zcr", [(1 << 30) // 9 & -4] * 9 + [16384], {"t8": -4, "t9": 0})
+    write_sparse(folder / "sparse6.zcr", [1 << 30] * 6 + [5000], {"t6": -4})
+    write_sparse(folder / "quarter.zcr", [(1 << 28) // 10 & -4] * 10, {})
+    write_sparse(folder / "huge.zcr", [1 << 43], {})
+    write_sparse(folder / "repeated.zcr", [1 << 43], {}, repeated=True)
+    misbehaving = Misbehaving()
+    with serving(folder) as server:
+        server.misbehave = misbehaving
+        try:
+            yield server
+        finally:
+            misbehaving.stop.set()

@@ -1,0 +1,1 @@
+"""One opened archive: views of its tensors, its module tree, parts, payloads, digests, damage."""

@@ -1,0 +1,213 @@
+"""Which ranges of an archive are not what was written: all of them, found by several threads at memory speed.
+
+Reads every byte it is asked about; holds none. What the index says is taken as verified. A payload has one digest, so
+that nothing smaller than a payload can be told to be damaged.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import xxhash
+
+from zcrecord.codec.entries import PayloadId
+from zcrecord.codec.layout import HEADER_SIZE, NONE
+from zcrecord.errors import FormatError, IntegrityError
+from zcrecord.storage.ordered import cores
+from zcrecord.storage.threads import MOST_THREADS, WORTH_A_THREAD, Going, together
+
+from . import unflatten
+
+if TYPE_CHECKING:
+    from .archive import Archive
+
+__all__ = ["Damage", "Progress", "error_of", "find"]
+
+Array = np.ndarray[Any, np.dtype[Any]]
+Progress = Callable[[int, int], None]
+
+_PIECE = 8 << 20  # bytes hashed at a time, and, of small payloads, taken by a thread at a time
+_CHANGED = "its digest does not match"
+_FILLED = "bytes between payloads that are not zero"
+
+
+@dataclass(frozen=True, slots=True)
+class Damage:
+    """A range of the file that is not what was written, [offset, offset + nbytes), what of it, and all that uses it.
+
+    Names are full ones: of tensors, of attributes, and of the file's metadata.
+    """
+
+    what: str
+    offset: int
+    nbytes: int
+    tensors: tuple[str, ...] = ()
+    attributes: tuple[str, ...] = ()
+    metadata: tuple[str, ...] = ()
+
+
+def find(archive: Archive, progress: Progress | None = None, *, threads: int | None = None) -> list[Damage]:
+    """Return every payload whose digest does not match and every gap that is not zero (R73, R74), by their offsets.
+
+    Of a part of an archive, and of another format's bytes, only what its index names. Offsets are those in the file.
+
+    `progress` is called in this thread, with the bytes done and the bytes there are, after 8 MiB of its own at the
+    latest. `threads` is one for each core by default; a payload is read by one of them.
+
+    Raises:
+        LimitError: something is damaged, and the full names of what uses it would take out of all proportion.
+    """
+    check = _Check(archive, progress)
+    check.run(cores(threads))
+    found = sorted(check.found)
+    if progress:
+        progress(check.total, check.total)
+    return _named(archive, check.numbers, found)
+
+
+def error_of(found: list[Damage]) -> FormatError:
+    """Return the error that names the first damaged payload, or gap if no payload is, counts the rest, and has all."""
+    first = next((d for d in found if d.what == _CHANGED), found[0])
+    lo, hi = first.offset, first.offset + first.nbytes
+    rest = f" there and in {len(found) - 1} more" if len(found) > 1 else ""
+    rest += (" place" if len(found) == 2 else " places") if rest else ""
+    error: FormatError
+    if first.what == _CHANGED:
+        what = f"payload [{lo:#x}, {hi:#x}): its digest does not match; the file is damaged{rest}, copy it again"
+        error = IntegrityError(what, tensor=first.tensors[0] if first.tensors else None, offset=lo)
+    else:
+        rest = "" if len(found) == 1 else ", as does 1 more" if len(found) == 2 else f", as do {len(found) - 1} more"
+        error = FormatError(f"the gap [{lo:#x}, {hi:#x}) holds bytes that are not zero{rest}", offset=lo)
+    error.damage = tuple(found)
+    return error
+
+
+class _Check:
+    """What several threads check together: what is left of it, how far they are, and what they found."""
+
+    def __init__(self, archive: Archive, progress: Progress | None) -> None:
+        ix, h = archive.index, archive.header
+        new = np.ones(len(ix.payloads), bool)
+        new[1:] = ix.payloads["offset"][1:] != ix.payloads["offset"][:-1]
+        self.numbers = np.flatnonzero(new)  # of each range the first payload
+        self.rows: Array = ix.payloads[self.numbers]
+        self.found: list[tuple[int, int, int]] = []  # from where to where, and of `rows` which; -1 for a gap
+        self._start = HEADER_SIZE + h.index_size if h.front else HEADER_SIZE
+        self._end = h.archive_size - HEADER_SIZE if h.front else h.index_offset
+        self.total = self._end - self._start
+        self._base, self._shift = h.payload_offset, archive.offset
+        self._buffer, self._whole, self._hashed = archive.buffer, archive.whole, bool(ix.digest_kind)
+        self._progress, self._caller = progress, threading.get_ident()
+        self._left = deque(self._batches())
+        self._lock = threading.Lock()
+        self._done = 0
+
+    def _batches(self) -> list[tuple[int, int]]:
+        """Return ranges of `rows`, large payloads by themselves: those first, so that none is left for the end."""
+        sums = np.cumsum(self.rows["nbytes"], dtype=np.uint64)
+        out: list[tuple[int, int]] = []
+        first = 0
+        while first < len(sums):
+            before = int(sums[first - 1]) if first else 0
+            last = int(np.searchsorted(sums, np.uint64(before + _PIECE), "right"))
+            last = max(last, first + 1)
+            out.append((first, last))
+            first = last
+        large = [b for b in out if b[1] - b[0] == 1]
+        large.sort(key=lambda batch: -int(self.rows["nbytes"][batch[0]]))
+        return large + [b for b in out if b[1] - b[0] > 1]
+
+    def run(self, threads: int) -> None:
+        """Check everything."""
+        nbytes = int(self.rows["nbytes"].sum()) if self._hashed else 0
+        last = self._start
+        if len(self.rows):
+            last = self._base + int(self.rows["offset"][-1]) + int(self.rows["nbytes"][-1])
+        self._gap(last, self._end)
+        count = min(threads, MOST_THREADS, max(len(self._left), 1), nbytes // WORTH_A_THREAD + 1)
+        together(self._work, count, self._tell)
+
+    def _work(self, going: Going) -> None:
+        while going():
+            try:
+                first, last = self._left.popleft()
+            except IndexError:  # another thread took the last
+                return
+            self._batch(first, last, going)
+
+    def _batch(self, first: int, last: int, going: Going) -> None:
+        done = self._start
+        if first:
+            before = self.rows[first - 1]
+            done = self._base + int(before["offset"]) + int(before["nbytes"])
+        for number, (offset, nbytes, digest) in enumerate(self.rows[first:last].tolist(), first):
+            lo, hi = self._base + offset, self._base + offset + nbytes
+            self._gap(done, lo)
+            if self._hashed and self._digest(lo, hi, going) != digest:
+                self.found.append((lo + self._shift, hi + self._shift, number))
+            done = hi
+        self._add(int(self.rows["nbytes"][first:last].sum()) if hi - lo <= _PIECE else 0)  # larger ones counted pieces
+
+    def _digest(self, lo: int, hi: int, going: Going) -> int:
+        """Return the digest of [lo, hi), in pieces, so that Ctrl-C and progress need not wait for a large payload."""
+        if hi - lo <= _PIECE:
+            return xxhash.xxh3_64_intdigest(self._buffer[lo:hi])
+        running = xxhash.xxh3_64()
+        for at in range(lo, hi, _PIECE):
+            if not going():
+                break
+            piece = self._buffer[at : min(at + _PIECE, hi)]
+            running.update(piece)
+            self._add(len(piece))
+        return running.intdigest()
+
+    def _add(self, nbytes: int) -> None:
+        with self._lock:
+            self._done += nbytes
+        self._tell()
+
+    def _tell(self) -> None:
+        if self._progress and threading.get_ident() == self._caller:
+            self._progress(self._done, self.total)
+
+    def _gap(self, lo: int, hi: int) -> None:
+        if lo < hi and self._whole and self._buffer[lo:hi].tobytes().strip(b"\0"):
+            self.found.append((lo + self._shift, hi + self._shift, -1))
+
+
+def _named(archive: Archive, numbers: Array, found: list[tuple[int, int, int]]) -> list[Damage]:
+    """Return what was found, with the names of what uses each payload; payloads of one range are one."""
+    if not found:
+        return []
+    tensors, attributes, metadata = _users(archive, numbers, {number for _, _, number in found})
+    out = []
+    for lo, hi, number in found:
+        used = (tuple(names.get(number, ())) for names in (tensors, attributes, metadata))
+        out.append(Damage(_FILLED if number < 0 else _CHANGED, lo, hi - lo, *used))
+    return out
+
+
+def _users(archive: Archive, numbers: Array, wanted: set[int]) -> Iterator[dict[int, list[str]]]:
+    """Yield the names of tensors, attributes and metadata that use each wanted range."""
+    ix = archive.index
+    unflatten.check_full_names(ix, archive.header.index_size)
+    tensors: dict[int, list[str]] = {}
+    at = np.searchsorted(numbers, ix.tensors["payload"], "right") - 1
+    at[ix.tensors["payload"] == NONE] = -1
+    for i in np.flatnonzero(np.isin(at, list(wanted - {-1}))).tolist():
+        tensors.setdefault(int(at[i]), []).append(ix.name(i))
+    yield tensors
+    for rows in (ix.attributes, ix.metadata):
+        out: dict[int, list[str]] = {}
+        for a in unflatten.attribute_entries(ix, rows, PayloadId):
+            values = a.value if isinstance(a.value, list | tuple) else [a.value]
+            module = ix.text_of(ix.modules[a.parent]) if a.parent != NONE else ""
+            used = {int(np.searchsorted(numbers, int(v), "right")) - 1 for v in values if isinstance(v, PayloadId)}
+            for number in used & wanted:
+                out.setdefault(number, []).append(f"{module}.{a.key}" if module else a.key)
+        yield out

@@ -1,0 +1,258 @@
+"""What only the payloads' bytes can tell: whether they are damaged, what elements must be, and the content digest.
+
+Reads every byte it is asked about; holds none. What the index says is taken as verified.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections import deque
+from collections.abc import Callable
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from zcrecord import dtypes
+from zcrecord.codec.entries import ValueForm, ValueType
+from zcrecord.codec.index import Index
+from zcrecord.codec.layout import DIGEST_ALLOWANCE, NONE
+from zcrecord.errors import FormatError, LimitError
+from zcrecord.storage.ordered import cores
+from zcrecord.storage.threads import MOST_THREADS, WORTH_A_THREAD, Going, together
+
+from . import damage
+from .damage import Progress
+from .unflatten import astray, check_full_names, turned
+
+if TYPE_CHECKING:
+    from .archive import Archive
+
+__all__ = ["check", "content_digest"]
+
+_PIECE = 8 << 20  # bytes hashed at a time
+_TAG = b"zcrecord content digest 1\n"
+_TOO_MANY_VIEWS = (
+    f"different views of the same bytes add up to more than {DIGEST_ALLOWANCE} times the archive, up to which it has a "
+    "content digest; save copies of them"
+)
+
+
+def check(archive: Archive, progress: Progress | None = None) -> None:
+    """Check every payload's digest, that all other bytes outside the index are zero, and elements (R70 to R74).
+
+    Of a part of an archive, and of another format's bytes, only what its index names. Several threads read at a time.
+
+    `progress` is called with the bytes done and the bytes there are, after every 8 MiB at the latest.
+
+    Raises:
+        IntegrityError: a digest does not match; names a tensor that uses the payload, and its `damage` lists all that
+        is damaged. FormatError: the rest.
+    """
+    if found := damage.find(archive, progress):
+        raise damage.error_of(found)
+    _check_elements(archive)
+
+
+def _check_elements(archive: Archive) -> None:
+    """Pad bits are zero, bools 0 or 1, string ends right (R70 to R72); each payload once, however many use it."""
+    rows = archive.index.tensors
+    bools, strings = (rows["dtype"] == dtypes.by_name[name].code for name in ("bool", "string"))
+    packed = (rows["bits"] < 8) & ~strings & np.isin(rows["dtype"], list(dtypes.by_code))
+    for i in np.flatnonzero(strings & (rows["payload"] != NONE)).tolist():
+        archive.view(i)  # it checks itself, and the archive remembers
+    seen: set[tuple[int, int]] = set()
+    for i in np.flatnonzero(packed & (rows["payload"] != NONE)).tolist():
+        row = archive.row(i)
+        used = prod(archive.shape(row)) * row.bits % 8
+        if (row.payload, used) not in seen and used and archive.payload(row.payload)[-1] >> used:
+            raise FormatError("the pad bits after its last element are not zero", tensor=archive.index.name(i))
+        seen.add((row.payload, used))
+    whole = rows["payload"][bools & (rows["payload"] != NONE)]
+    _, first = np.unique(archive.index.payloads["offset"][whole], return_index=True)
+    for number in whole[np.sort(first)].tolist():
+        if np.frombuffer(archive.payload(number), np.uint8).max() > 1:
+            user = np.flatnonzero(bools & (rows["payload"] == number))
+            raise FormatError("a bool is neither 0 nor 1", tensor=archive.index.name(int(user[0])))
+
+
+def content_digest(
+    archive: Archive, sha256: Callable[[int], bytes] | None = None, *, progress: Progress | None = None
+) -> str:
+    """Return 'sha256:...' over what the archive holds, however it is laid out; FORMAT.md has the exact bytes (R76).
+
+    `sha256` may give the SHA-256 of tensor i's logical bytes: for who lets go of what was read, or checks it, too.
+    Otherwise several threads read at a time, and `progress` is called with the bytes hashed and those to be.
+
+    Metadata, the order of mappings, ties, strides, alignment, the index's place and deduplication do not enter. Every
+    payload is read once, and so is every distinct strided view, of which there are only so many bytes to an archive
+    (DIGEST_ALLOWANCE).
+
+    Raises:
+        LimitError: there are more.
+    """
+    if sha256 is None and archive.remote is not None:
+        sha256 = archive.remote.sha256_of(archive)  # as it comes, in little memory
+    ix = archive.index
+    digest = hashlib.sha256(_TAG)
+
+    def put(*items: bytes | int) -> None:
+        for item in items:
+            if isinstance(item, int):
+                digest.update(item.to_bytes(8, "little"))
+            else:
+                digest.update(len(item).to_bytes(8, "little") + item)
+
+    keys, distinct = _distinct(archive)
+    if sha256 is None:
+        known = _Hashing(archive, distinct, progress).run()
+    else:
+        known = {key: sha256(i) for key, i in distinct.items()}
+    put(len(ix.tensors))
+    for i, key in zip(ix.by_name.tolist(), keys, strict=True):
+        row = archive.row(i)
+        put(ix.name(i).encode(), row.dtype, row.bits, row.rank, *archive.shape(row))
+        digest.update(known[key])
+    put(len(ix.modules))
+    for m in sorted(range(len(ix.modules)), key=lambda m: _span(ix, ix.modules[m], "name")):
+        row = ix.modules[m]
+        put(_span(ix, row, "name"), int(row["kind"]), _span(ix, row, "type_name"))
+    _put_attributes(archive, put)
+    _put_order(ix, put)
+    return "sha256:" + digest.hexdigest()
+
+
+def _distinct(archive: Archive) -> tuple[list[Any], dict[Any, int]]:
+    """Return what is equal for tensors of the same logical bytes, by name, and for each such the first tensor."""
+    keys: list[Any] = []
+    first: dict[Any, int] = {}
+    left = DIGEST_ALLOWANCE * archive.header.archive_size
+    places = [*_places(archive), None]  # the last one for tensors without bytes
+    for i in archive.index.by_name.tolist():
+        row = archive.row(i)
+        strides = archive.strides(row)
+        at = places[min(row.payload, len(places) - 1)]
+        key = at if strides is None else (at, row.byte_offset, row.bits, archive.shape(row), strides)
+        keys.append(key)
+        if key not in first:
+            first[key] = i
+            if strides is not None and (left := left - prod(archive.shape(row)) * row.bits // 8) < 0:
+                raise LimitError(_TOO_MANY_VIEWS, tensor=archive.index.name(i))
+    return keys, first
+
+
+class _Hashing:
+    """The SHA-256 of many tensors' logical bytes, made by several threads: the largest first, each by one of them."""
+
+    def __init__(self, archive: Archive, distinct: dict[Any, int], progress: Progress | None) -> None:
+        self._archive, self._progress, self._caller = archive, progress, threading.get_ident()
+        self._known: dict[Any, bytes] = {}
+        sized = [(self._nbytes(i), key, i) for key, i in distinct.items()]
+        self._total = sum(nbytes for nbytes, _, _ in sized)
+        self._left = deque(sorted(sized, key=lambda item: -item[0]))
+        self._lock, self._copying = threading.Lock(), threading.Lock()
+        self._done = 0
+
+    def _nbytes(self, i: int) -> int:
+        row = self._archive.row(i)
+        if self._archive.strides(row) is not None:
+            return prod(self._archive.shape(row)) * row.bits // 8
+        return 0 if row.payload == NONE else int(self._archive.index.payloads["nbytes"][row.payload])
+
+    def run(self) -> dict[Any, bytes]:
+        """Return the SHA-256 by key."""
+        count = min(cores(), MOST_THREADS, max(len(self._left), 1), self._total // WORTH_A_THREAD + 1)
+        together(self._work, count, self._tell)
+        return self._known
+
+    def _work(self, going: Going) -> None:
+        while going():
+            try:
+                _, key, i = self._left.popleft()
+            except IndexError:  # another thread took the last
+                return
+            row = self._archive.row(i)
+            if self._archive.strides(row) is None:
+                self._known[key] = self._sha256(self._archive.payload(row.payload), going)
+                continue
+            with self._copying:  # one copy is in memory at a time
+                dense = np.ascontiguousarray(self._archive.elements(i)).data.cast("B")
+                self._known[key] = self._sha256(dense, going)
+                del dense
+
+    def _sha256(self, data: memoryview, going: Going) -> bytes:
+        def seen(nbytes: int) -> bool:
+            with self._lock:
+                self._done += nbytes
+            self._tell()
+            return going()
+
+        return _sha256_of(data, seen)
+
+    def _tell(self) -> None:
+        if self._progress and threading.get_ident() == self._caller:
+            self._progress(self._done, self._total)
+
+
+def _places(archive: Archive) -> list[int]:
+    """Return for each payload what those have in common that are the same bytes; after edits no two may be."""
+    rows = archive.index.payloads
+    places: list[int] = rows["offset"].tolist() if archive.mode == "r" else list(range(len(rows)))
+    return places
+
+
+def _span(ix: Index, row: Any, field: str) -> bytes:
+    start, size = int(row[field]), int(row[field + "_size"])
+    return bytes(ix.text[start : start + size])
+
+
+def _sha256_of(data: memoryview, seen: Callable[[int], bool] = lambda _: True) -> bytes:
+    """Return the SHA-256 of bytes, in pieces, so that Ctrl-C need not wait for a large payload; `seen` may end it."""
+    digest = hashlib.sha256()
+    for at in range(0, len(data), _PIECE):
+        piece = data[at : at + _PIECE]
+        digest.update(piece)
+        if not seen(len(piece)):
+            break
+    return digest.digest()
+
+
+def _put_attributes(archive: Archive, put: Any) -> None:
+    ix = archive.index
+    known: dict[int, bytes] = {}
+    places = _places(archive)
+    put(len(ix.attributes))
+    check_full_names(ix, archive.header.index_size)
+    modules = [_span(ix, row, "name") for row in ix.modules]  # once: many attributes may have one long name before them
+    found = [(modules[int(row["parent"])], _span(ix, row, "name"), row) for row in ix.attributes]
+    for module, key, row in sorted(found, key=lambda f: f[:2]):
+        form, kind, word = int(row["form"]), int(row["type"]), int(row["value"])
+        words = [word]
+        if form != ValueForm.SCALAR:
+            words = ix.words[word & NONE : (word & NONE) + (word >> 32)].tolist()
+        put(module, key, kind, form, len(words))
+        for w in words:
+            if kind == ValueType.TEXT:
+                put(bytes(ix.text[w & NONE : (w & NONE) + (w >> 32)]))
+            elif kind == ValueType.PAYLOAD:
+                at = -1 if w == NONE else places[w]
+                if at not in known:
+                    known[at] = _sha256_of(archive.payload(w))
+                put(known[at])
+            else:
+                put(w)
+
+
+def _put_order(ix: Index, put: Any) -> None:
+    """Put what names and keys do not tell of the tree, if there is any: another tree of the same names is another."""
+    lost, lists = astray(ix), turned(ix)
+    if not (*lost[0], *lost[1], *lists):
+        return
+    for found in lost:
+        put(len(found))
+        for name, module in found.items():
+            put(name.encode(), module.encode())
+    put(len(lists))
+    for name, keys in lists.items():
+        put(name.encode(), len(keys), *(key.encode() for key in keys))

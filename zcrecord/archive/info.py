@@ -1,0 +1,265 @@
+"""What an index says of its tensors and modules, in the words of the API; reads no payload byte.
+
+Every function takes an opened archive and is linear in its index. Values are `reader`'s, names `index`'s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from zcrecord import dtypes
+from zcrecord.codec.entries import KIND_NAMES
+from zcrecord.codec.index import TensorEntry
+from zcrecord.codec.layout import MAX_ALIGNMENT, NONE, VERSION
+from zcrecord.dtypes import DType
+
+from . import unflatten
+from .archive import Archive
+
+__all__ = ["ArchiveLayout", "ModuleInfo", "TensorInfo", "attributes", "info", "infos", "layout", "modules", "walk"]
+
+_DIGESTS = {0: "none", 1: "xxh3"}
+
+
+@dataclass(frozen=True, slots=True)
+class TensorInfo:
+    """What the index says of one tensor.
+
+    `offset` is that of element [0, ..., 0] in the file or buffer, `nbytes` that of the tensor's own elements,
+    `strides` count elements (None: C order), `alignment` is the strongest power of two, up to 65536, that divides the
+    payload's offset. `payload` numbers the stored bytes, `digest` is theirs (None where none was stored), and `tied`
+    names all tensors that share them, this one included, where there are others.
+    """
+
+    name: str
+    dtype: DType
+    shape: tuple[int, ...]
+    strides: tuple[int, ...] | None
+    offset: int
+    nbytes: int
+    alignment: int
+    payload: int | None
+    digest: int | None
+    tied: tuple[str, ...]
+    bits: int
+    module: str
+
+
+@dataclass(frozen=True, slots=True)
+class ModuleInfo:
+    """What the index says of one module; `nbytes` and `tensors` count its whole subtree, ties each time."""
+
+    name: str
+    kind: str
+    type_name: str
+    tensors: int
+    nbytes: int
+    attributes: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class ArchiveLayout:
+    """Where things lie in an archive. Offsets in bytes from its own first byte, sizes in bytes.
+
+    `front` tells whether the index comes before the payloads, `sealed` whether the header repeats the trailer,
+    `deduplicated` counts bytes that equal others and were stored once.
+    """
+
+    version: int
+    alignment: int
+    base_alignment: int
+    index_offset: int
+    index_nbytes: int
+    payload_offset: int
+    archive_nbytes: int
+    front: bool
+    sealed: bool
+    digest: str
+    deduplicated: int
+
+
+def layout(archive: Archive) -> ArchiveLayout:
+    """Return where things lie."""
+    h = archive.header
+    stored, named = payload_bytes(archive)
+    return ArchiveLayout(
+        version=VERSION,
+        alignment=h.alignment,
+        base_alignment=h.base_alignment,
+        index_offset=h.index_offset,
+        index_nbytes=h.index_size,
+        payload_offset=h.payload_offset,
+        archive_nbytes=h.archive_size,
+        front=h.front,
+        sealed=any(archive.buffer[10:60]),
+        digest=_DIGESTS[archive.index.digest_kind],
+        deduplicated=named - stored,
+    )
+
+
+def payload_bytes(archive: Archive) -> tuple[int, int]:
+    """Return the bytes of stored payloads, and those of all payloads, however many share a range."""
+    archive.ensure_all()
+    rows = archive.index.payloads
+    new = np.ones(len(rows), bool)
+    new[1:] = rows["offset"][1:] != rows["offset"][:-1]
+    return int(rows["nbytes"][new].sum()), int(rows["nbytes"].sum())
+
+
+def info(archive: Archive, i: int) -> TensorInfo:
+    """Return what the index says of tensor i."""
+    row = archive.row(i)
+    return _info(archive, archive.index.name(i), row, _module_name(archive, row.parent), _tied(archive, row.payload))
+
+
+def _tied(archive: Archive, payload: int) -> tuple[str, ...]:
+    """Return the names of all tensors of a payload that has several: one tuple, or n of n names would be n * n."""
+    if payload == NONE:
+        return ()
+    if (known := archive.tied.get(payload)) is not None:
+        return known
+    users = np.flatnonzero(archive.index.tensors["payload"] == payload)
+    if len(users) < 2:
+        return ()
+    archive.ensure_all()  # other tensors' names are shown too
+    names = tuple(archive.index.name(u) for u in users.tolist())
+    return archive.tied.setdefault(payload, names)
+
+
+def infos(archive: Archive) -> Iterator[TensorInfo]:
+    """Yield what the index says of every tensor, in saved order; tensors of one payload share one `tied`."""
+    names = archive.names()
+    module_names = [_module_name(archive, m) for m in range(len(archive.index.modules))]
+    ties = _ties(archive, names)
+    for i, row in enumerate(map(TensorEntry._make, archive.index.tensors.tolist())):
+        yield _info(archive, names[i], row, module_names[row.parent], ties.get(row.payload, ()))
+
+
+def _ties(archive: Archive, names: list[str]) -> dict[int, tuple[str, ...]]:
+    """Return the names of the tensors of every payload that has several."""
+    payloads = archive.index.tensors["payload"]
+    users = np.bincount(payloads[payloads != NONE], minlength=1)
+    shared = np.flatnonzero((payloads != NONE) & (users[np.where(payloads == NONE, 0, payloads)] > 1))
+    out: dict[int, list[str]] = {}
+    for i in shared.tolist():
+        out.setdefault(int(payloads[i]), []).append(names[i])
+    return {number: tuple(found) for number, found in out.items()}
+
+
+def _info(archive: Archive, name: str, row: TensorEntry, module: str, tied: tuple[str, ...]) -> TensorInfo:
+    kind = dtypes.by_code.get(row.dtype) or DType(row.dtype, f"unknown {row.dtype}", row.bits, *[None] * 5)
+    offset, alignment, digest = 0, 0, None
+    if row.payload != NONE:
+        start, _, digest = archive.index.payloads[row.payload].item()
+        start += archive.header.payload_offset + archive.offset
+        offset, alignment = start + row.byte_offset, min(start & -start, MAX_ALIGNMENT)
+    return TensorInfo(
+        name=name,
+        dtype=kind,
+        shape=archive.shape(row),
+        strides=archive.strides(row),
+        offset=offset,
+        nbytes=_nbytes(archive, row),
+        alignment=alignment,
+        payload=None if row.payload == NONE else row.payload,
+        digest=digest if archive.index.digest_kind else None,
+        tied=tied,
+        bits=row.bits,
+        module=module,
+    )
+
+
+def _nbytes(archive: Archive, row: TensorEntry) -> int:
+    """Return the bytes of a tensor's own elements: its payload's, unless strides pick some of them."""
+    if row.payload == NONE:
+        return 0
+    if row.strides == NONE:
+        return archive.index.payloads[row.payload].item()[1]  # type: ignore[no-any-return]
+    return dtypes.nbytes(prod(archive.shape(row)), row.bits)
+
+
+def _module_name(archive: Archive, number: int) -> str:
+    return archive.index.text_of(archive.index.modules[number])
+
+
+def modules(archive: Archive) -> dict[str, ModuleInfo]:
+    """Return every module by its full name, the record itself as ''; in pre-order."""
+    archive.ensure_all()
+    ix = archive.index
+    found = [_module_name(archive, m) for m in range(len(ix.modules))]
+    values: dict[int, dict[str, Any]] = {}
+    for a in unflatten.attribute_entries(ix, ix.attributes, archive.payload):
+        values.setdefault(a.parent, {})[a.key] = a.value
+    sizes = np.array([_nbytes(archive, row) for row in map(TensorEntry._make, ix.tensors.tolist())], np.int64)
+    if ix.by_module is not None:
+        sizes = sizes[ix.by_module]
+    sums = np.concatenate(([0], np.cumsum(sizes)))
+    first = [*ix.modules["first_tensor"].tolist(), len(ix.tensors)]
+    out = {}
+    for m, (name, row) in enumerate(zip(found, ix.modules, strict=True)):
+        last = first[int(row["end"])]
+        out[name] = ModuleInfo(
+            name=name,
+            kind=KIND_NAMES.get(int(row["kind"]), "mapping"),
+            type_name=ix.text_of(row, "type_name"),
+            tensors=last - first[m],
+            nbytes=int(sums[last] - sums[first[m]]),
+            attributes=values.get(m, {}),
+        )
+    return out
+
+
+def attributes(archive: Archive) -> dict[str, Any]:
+    """Return every attribute by its full name, in saved order.
+
+    Raises:
+        LimitError: the full names would take out of all proportion to the index.
+    """
+    archive.ensure_all()
+    ix = archive.index
+    unflatten.check_full_names(ix, archive.header.index_size)
+    out = {}
+    for a in unflatten.attribute_entries(ix, ix.attributes, archive.payload):
+        module = _module_name(archive, a.parent)
+        out[f"{module}.{a.key}" if module else a.key] = a.value
+    return out
+
+
+def walk(archive: Archive) -> Iterator[tuple[int, str, Any]]:
+    """Yield (depth, key, child) of every module, tensor and attribute in pre-order, the record itself first.
+
+    Children of all kinds come in saved order. A module is a ModuleInfo, a tensor a TensorInfo, an attribute its value.
+    """
+    found = list(modules(archive).values())
+    ix = archive.index
+    tensors, module_count = ix.tensors, len(ix.modules)
+    rows = (ix.modules[1:], tensors, ix.attributes)
+    parents, places = (np.concatenate([r[column] for r in rows]) for column in ("parent", "place"))
+    order = np.lexsort((places, parents))
+    starts = np.searchsorted(parents[order], np.arange(module_count + 1))
+    names = archive.names()
+    ties = _ties(archive, names)
+    yield 0, "", found[0]
+    stack = [(0, iter(order[starts[0] : starts[1]].tolist()))]
+    while stack:
+        parent, children = stack[-1]
+        child = next(children, None)
+        if child is None:
+            stack.pop()
+        elif child < module_count - 1:
+            m = child + 1
+            yield len(stack), unflatten.key_of(ix, ix.modules[m]), found[m]
+            stack.append((m, iter(order[starts[m] : starts[m + 1]].tolist())))
+        elif child < module_count - 1 + len(tensors):
+            i = child - (module_count - 1)
+            row = ix.tensor(i)
+            told = _info(archive, names[i], row, found[parent].name, ties.get(row.payload, ()))
+            yield len(stack), unflatten.key_of(ix, tensors[i]), told
+        else:
+            key = ix.text_of(ix.attributes[child - (module_count - 1) - len(tensors)])
+            yield len(stack), key, found[parent].attributes[key]

@@ -1,0 +1,346 @@
+"""Parts of an opened archive as archives of their own: one module, chosen tensors, other names. Copies no payload.
+
+A part has an index made for it, over the same bytes, so that everything that works on an archive works on a part.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from zcrecord.codec.entries import AttributeEntry, Form, ModuleKind, PayloadId, change_values
+from zcrecord.codec.index import in_memory
+from zcrecord.codec.layout import NONE
+from zcrecord.errors import TensorNotFoundError, UnsupportedError, printable
+from zcrecord.writing.flatten import split_dotted
+from zcrecord.writing.outline import Outline
+
+from . import info, unflatten
+from .archive import Archive
+
+__all__ = ["Names", "Rename", "alone", "chosen_tensors", "module", "select"]
+
+Names = str | Iterable[str] | Callable[[info.TensorInfo], bool]
+Rename = Mapping[Any, str] | Callable[[str], str]  # keys: str or re.Pattern; a mapping's key type is invariant
+Told = list[tuple[int, int, tuple[str, ...]]]  # what kind of thing, its number, its path
+Children = dict[int, list[tuple[int, int, int]]]  # of a module: place, what kind of thing, number
+
+
+def module(archive: Archive, name: str) -> Archive:
+    """Return one module of an archive, with everything below it, under names that start below it.
+
+    Raises:
+        TensorNotFoundError: there is no such module; lists close names, or says how tensors whose names start so are
+            chosen.
+    """
+    archive.ensure_all()
+    ix = archive.index
+    if not isinstance(name, str):
+        raise UnsupportedError(f"a module's name is a str, not a {type(name).__name__}")
+    sized = np.flatnonzero(ix.modules["name_size"] == len(name.encode(errors="surrogatepass")))
+    found = [m for m in sized.tolist() if ix.text_of(ix.modules[m]) == name]
+    if not found:
+        names = archive.names()
+        why = "is a tensor and no module; record[name] gives it" if name in names else _start_of(name, names)
+        raise TensorNotFoundError(name, lambda: map(ix.text_of, ix.modules), path=archive.path, why=why)
+    return _Walk(archive, found[0]).part()
+
+
+def select(archive: Archive, names: Names | None, rename: Rename | None) -> Archive:
+    """Return chosen tensors of an archive, maybe under other names, with the attributes of the modules they are in.
+
+    Raises:
+        TensorNotFoundError: a name without wildcards is neither a tensor's nor a module's.
+    """
+    archive.ensure_all()
+    walk = _Walk(archive, 0)
+    if names is not None:
+        walk.keep(names)
+    if rename is not None:
+        new = _renamer(rename)
+        walk.rename(new, new("") if isinstance(rename, Mapping) else "")
+    return walk.part()
+
+
+def chosen_tensors(archive: Archive, names: Names) -> set[int]:
+    """Return the numbers of the tensors that `select` would choose.
+
+    Raises:
+        TensorNotFoundError: a name without wildcards is neither a tensor's nor a module's.
+    """
+    archive.ensure_all()
+    walk = _Walk(archive, 0)
+    walk.keep(names)
+    return walk.kept
+
+
+def alone(archive: Archive, i: int) -> Archive:
+    """Return one tensor of an archive under its whole name, without modules, attributes and metadata, in no time."""
+    row = archive.row(i)
+    outline = Outline()
+    numbers = [] if row.payload == NONE else [row.payload]
+    form = Form(row.dtype, row.bits, archive.shape(row), archive.strides(row), row.byte_offset)
+    outline.tensor((archive.index.name(i),), form, 0 if numbers else NONE)
+    entries = outline.entries()
+    entries.payload_rows = archive.index.payloads[numbers]
+    return archive.part(in_memory(entries), numbers)
+
+
+class _Walk:
+    """The modules, tensors and attributes below one module, and what becomes of them."""
+
+    def __init__(self, archive: Archive, top: int) -> None:
+        self._archive = archive
+        ix = archive.index
+        self._top, self._last = top, int(ix.modules["end"][top])
+        tensors, attributes = unflatten.below(ix, top)
+        self._tensors = tensors
+        self._attributes = list(unflatten.attribute_entries(ix, ix.attributes[attributes], PayloadId))
+        self._names = {m: ix.text_of(ix.modules[m]) for m in range(top, self._last)}
+        self._kept_modules = set(self._names)
+        self.kept = set(tensors)
+        self._shorter: set[int] = set()  # modules that lose members
+        self._paths: dict[int, tuple[str, ...]] = {top: ()}
+        for m in range(top + 1, self._last):
+            self._paths[m] = (*self._paths[self._parent(m)], unflatten.key_of(ix, ix.modules[m]))
+        self._new: Callable[[str], str] | None = None
+
+    def _parent(self, m: int) -> int:
+        return int(self._archive.index.modules["parent"][m])
+
+    def keep(self, names: Names) -> None:
+        """Keep the tensors that are chosen, and the modules that lead to them or are chosen themselves."""
+        archive, ix = self._archive, self._archive.index
+        chosen: set[int] = set()
+        if callable(names):
+            keep = names
+            self.kept = {i for i, told in enumerate(info.infos(archive)) if keep(told)}
+        else:
+            matches = _matcher(names, archive.names, list(self._names.values()), archive.path)
+            chosen = {m for m, name in self._names.items() if matches(name)}
+            for m in range(self._top + 1, self._last):
+                if self._parent(m) in chosen:
+                    chosen.add(m)
+            parents = ix.tensors["parent"]
+            self.kept = {i for i in self._tensors if int(parents[i]) in chosen or matches(ix.name(i))}
+        kept = {int(ix.tensors["parent"][i]) for i in self.kept} | chosen | {self._top}
+        for m in range(self._last - 1, self._top, -1):
+            if m in kept:
+                kept.add(self._parent(m))
+        self._kept_modules = kept
+        self._shorter = {self._parent(m) for m in self._names if m and m not in kept}
+        self._shorter |= {int(ix.tensors["parent"][i]) for i in self._tensors if i not in self.kept}
+
+    def rename(self, new: Callable[[str], str], whole: str) -> None:
+        """Have modules, tensors and attributes go by other names, all of them below the module `whole` (or "").
+
+        Names that change are split at their dots.
+        """
+        self._new = new
+        for m, name in self._names.items():
+            if m > self._top:
+                self._paths[m] = self._path(self._parent(m), self._paths[m][-1], name)
+            else:
+                self._paths[m] = split_dotted(whole) if whole else ()
+
+    def _path(self, parent: int, key: str, name: str) -> tuple[str, ...]:
+        """Return the path of a child, after its parent's is known."""
+        plain = (*self._paths[parent], key)
+        if self._new is None:
+            return plain
+        changed = self._new(name)
+        if changed == ".".join(plain):
+            return plain
+        if not isinstance(changed, str):
+            raise UnsupportedError(f"rename= gave a {type(changed).__name__} for this name", tensor=name)
+        return split_dotted(changed) if changed else ()
+
+    def part(self) -> Archive:
+        """Return the archive of what is kept."""
+        archive, ix = self._archive, self._archive.index
+        outline, order = Outline(), []
+        children = self._children()
+        told = self._told(children)
+        kinds = self._kinds(told, children)
+        for kind, number, path in told:
+            if kind == 0:
+                outline.module(path, *kinds[path])
+            elif kind == 1:
+                t = archive.row(number)
+                form = Form(t.dtype, t.bits, archive.shape(t), archive.strides(t), t.byte_offset)
+                outline.tensor(path, form, t.payload)
+                order.append(number)
+            else:
+                outline.attribute(path, self._attributes[number].value)
+        entries = outline.entries(order)
+        entries.metadata = list(unflatten.attribute_entries(ix, ix.metadata, PayloadId))
+        used = {int(p) for p in entries.payloads} | {*_blobs(entries.attributes), *_blobs(entries.metadata)}
+        numbers = sorted(used - {NONE})
+        new = {old: i for i, old in enumerate(numbers)} | {NONE: NONE}
+        entries.payloads = [new[p] for p in entries.payloads]
+        for values in (entries.attributes, entries.metadata):
+            change_values(values, lambda v: PayloadId(new[v]) if isinstance(v, PayloadId) else v)
+        entries.payload_rows, entries.digest_kind = ix.payloads[numbers], ix.digest_kind
+        return archive.part(in_memory(entries), numbers)
+
+    def _kinds(self, told: Told, children: Children) -> dict[tuple[str, ...], tuple[int, str]]:
+        """Return kind and class name by path: a module's own, unless it has members of others by now, or lacks some.
+
+        A list that has lost members is a mapping too, but the outline sees to that. Integers among the keys of a
+        NUMBERED module stay integers, whoever joins them.
+        """
+        ix = self._archive.index
+        members: dict[tuple[str, ...], list[int]] = {}
+        for kind, number, path in told:
+            if path and (kind or number != self._top):
+                parents = (ix.modules["parent"], ix.tensors["parent"])
+                parent = self._attributes[number].parent if kind == 2 else int(parents[kind][number])
+                members.setdefault(path[:-1], []).append(parent)
+        out: dict[tuple[str, ...], tuple[int, str]] = {}
+        for kind, number, path in told:
+            if kind:
+                continue
+            row, mine = ix.modules[number], members.get(path, [])
+            was, type_name = int(row["kind"]), ix.text_of(row, "type_name")
+            lacks = number in self._shorter or len(mine) < len(children[number])
+            if was == ModuleKind.NUMBERED:
+                out[path] = was, type_name
+            elif (lacks and type_name and was == ModuleKind.TUPLE) or any(parent != number for parent in mine):
+                out.setdefault(path, (int(ModuleKind.MAPPING), ""))
+            else:
+                out[path] = was, type_name
+        return out
+
+    def _told(self, children: Children) -> Told:
+        """Return (0, module, path), (1, tensor, path), (2, attribute, path) of all that is kept, in order.
+
+        A module whose children all have names elsewhere by now is not.
+        """
+        ix = self._archive.index
+        told = []
+        for kind, number in self._in_order(children):
+            if kind == 0:
+                path = self._paths[number]
+            elif kind == 1:
+                parent = int(ix.tensors["parent"][number])
+                path = self._path(parent, unflatten.key_of(ix, ix.tensors[number]), ix.name(number))
+            else:
+                a = self._attributes[number]
+                name = f"{self._names[a.parent]}.{a.key}" if self._names[a.parent] else a.key
+                path = self._path(a.parent, a.key, name)
+            told.append((kind, number, path))
+        if self._new is None:
+            return told
+        ends = {path if kind == 0 else path[:-1] for kind, number, path in told if kind or not children[number]}
+        used = {path[:depth] for path in ends for depth in range(len(path) + 1)}
+        return [(kind, number, path) for kind, number, path in told if kind or path in used]
+
+    def _children(self) -> Children:
+        """Return (place, 0, module), (place, 1, tensor), (place, 2, attribute) of what is kept, by module."""
+        ix = self._archive.index
+        children: Children = {m: [] for m in self._kept_modules}
+        for m in self._kept_modules:
+            if m > self._top:
+                children[self._parent(m)].append((int(ix.modules["place"][m]), 0, m))
+        for i in self.kept:
+            children[int(ix.tensors["parent"][i])].append((int(ix.tensors["place"][i]), 1, i))
+        for number, a in enumerate(self._attributes):
+            if a.parent in children:
+                children[a.parent].append((a.place, 2, number))
+        return children
+
+    def _in_order(self, children: Children) -> Iterator[tuple[int, int]]:
+        """Yield (0, module), (1, tensor), (2, attribute) of all that is kept, in pre-order and saved order."""
+        stack = [(0, 0, self._top)]
+        while stack:
+            _, kind, number = stack.pop()
+            yield kind, number
+            if kind == 0:
+                stack += sorted(children[number], reverse=True)
+
+
+def _blobs(attributes: list[AttributeEntry]) -> Iterator[int]:
+    for a in attributes:
+        for value in a.value if isinstance(a.value, list | tuple) else [a.value]:
+            if isinstance(value, PayloadId):
+                yield int(value)
+
+
+def _is_pattern(name: str) -> bool:
+    """Return whether a name has wildcards, as the shell's have them."""
+    return any(c in name for c in "*?[")
+
+
+def _matcher(
+    names: Any, tensors: Callable[[], list[str]], modules: list[str], path: str | None
+) -> Callable[[str], bool]:
+    """Return what tells whether a name, of a tensor or a module, is one of `names`, some of which may be patterns.
+
+    Raises:
+        TensorNotFoundError: one without wildcards is not known. UnsupportedError: they are no names.
+    """
+    wanted = [names] if isinstance(names, str) else names
+    if not isinstance(wanted, Iterable):
+        raise UnsupportedError(f"names= takes a pattern, several, or a function, not a {type(names).__name__}")
+    wanted = list(wanted)
+    for name in wanted:
+        if not isinstance(name, str):
+            raise UnsupportedError(f"names= takes patterns, and one is a {type(name).__name__}")
+    exact = {name for name in wanted if not _is_pattern(name)}
+    patterns = [fnmatch.translate(name) for name in wanted if _is_pattern(name)]
+    everything = {*tensors(), *modules} if wanted else set()
+    missing = [name for name in wanted if name in exact and name not in everything]
+    if missing:
+        why = _start_of(missing[0], tensors())
+        raise TensorNotFoundError(missing[0], lambda: _to_suggest(missing[0], tensors(), modules), path=path, why=why)
+    exact |= {name for name in wanted if name in everything}  # names may have brackets
+    match = re.compile("|".join(patterns) or r"(?!)").match
+    return lambda name: name in exact or match(name) is not None
+
+
+def _start_of(name: str, tensors: list[str]) -> str | None:
+    """Return what is wrong with a name that others start with: a flat state dict has dots in its keys, no modules."""
+    if not any(tensor.startswith(f"{name}.") for tensor in tensors):
+        return None
+    return f"is no module, only how names of tensors start; select('{printable(name)}.*') chooses those"
+
+
+def _to_suggest(name: str, tensors: list[str], modules: list[str]) -> list[str]:
+    """Return the names to look for close ones in: the tensors', which are counted if none is, and close modules'."""
+    import difflib  # here, because it is needed only once something went wrong
+
+    close = [*difflib.get_close_matches(name, modules, cutoff=0.5), *(module for module in modules if name in module)]
+    return list(dict.fromkeys([*close, *sorted(tensors)]))
+
+
+def _renamer(rename: Rename) -> Callable[[str], str]:
+    """Return what gives a name's new form; of several prefixes the longest counts, of patterns each in turn."""
+    if not isinstance(rename, Mapping):
+        if not callable(rename):
+            raise UnsupportedError(f"rename= takes a mapping or a function, not a {type(rename).__name__}")
+        return rename
+    for key, value in rename.items():
+        pattern = isinstance(key, re.Pattern) and isinstance(key.pattern, str)
+        if not (isinstance(value, str) and (pattern or isinstance(key, str))) and not (pattern and callable(value)):
+            what = f"rename= maps names, or compiled patterns of text, to names, and not {key!r} to {value!r}"
+            raise UnsupportedError(what)
+    exact = {k: v for k, v in rename.items() if isinstance(k, str)}
+    patterns = [(k, v) for k, v in rename.items() if not isinstance(k, str)]
+
+    def new(name: str) -> str:
+        prefix, rest = name, ""
+        while prefix and prefix not in exact:
+            prefix, _, last = prefix.rpartition(".")
+            rest = f".{last}{rest}"
+        if prefix in exact:
+            out = exact[prefix] + (rest if prefix or not name else f".{name}")
+            name = out.removeprefix(".")
+        for pattern, replacement in patterns if name else ():
+            name = pattern.sub(replacement, name)
+        return name
+
+    return new

@@ -1,0 +1,1 @@
+"""The command lines `zcrecord` and `onnx2zc`."""

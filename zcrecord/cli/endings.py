@@ -1,0 +1,125 @@
+"""How a command ends: its exit status, one line for whatever went wrong, signals, and no scratch file left behind.
+
+Knows errors and signals; nothing of what the commands do.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from zcrecord.errors import DependencyError, RecordError, SourceError, printable
+
+from . import interrupts
+from .option_words import spoken
+from .render import wrapped
+
+__all__ = ["guarded", "located", "tell", "writing"]
+
+_PIPE_CLOSED = 141  # 128 + SIGPIPE, as shells have it
+_LONGEST = 2000  # characters of an error
+
+
+@contextlib.contextmanager
+def writing(name: str) -> Iterator[None]:
+    """Do what writes files: errors name the input, and however it is broken off, no scratch file is left."""
+    with located(name), _ending_on_signals(), _broken_off():
+        yield
+
+
+@contextlib.contextmanager
+def _broken_off() -> Iterator[None]:
+    """Have a conversion whose reader is gone fail as one, where a command that prints ends silently."""
+    try:
+        yield
+    except BrokenPipeError as error:
+        _spare_stdout()
+        where = getattr(error, "path", None) or "standard output"
+        raise SourceError("whoever read it has ended; what it got is incomplete", path=where) from None
+
+
+@contextlib.contextmanager
+def located(name: str) -> Iterator[None]:
+    """Name the input in errors that do not say what they are about."""
+    try:
+        yield
+    except DependencyError:
+        raise
+    except RecordError as error:
+        raise error.located(path=name) from error.__cause__
+
+
+@contextlib.contextmanager
+def _ending_on_signals() -> Iterator[None]:
+    """Have SIGTERM and SIGHUP end the program as Ctrl-C does, by an exception, so that scratch files are removed."""
+
+    def end(number: int, _frame: object) -> None:
+        raise SystemExit(128 + number)
+
+    before: dict[int, Any] = {}
+    if threading.current_thread() is threading.main_thread():
+        for number in (getattr(signal, name, None) for name in ("SIGTERM", "SIGHUP")):
+            if number is not None and signal.getsignal(number) == signal.SIG_DFL:  # nohup has SIGHUP ignored
+                before[number] = signal.signal(number, end)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def guarded(prog: str, work: Callable[[], int]) -> int:
+    """Return the exit status of `work`; whatever goes wrong becomes one line on standard error, never a traceback."""
+    with interrupts.raised_once():
+        return _status(prog, work)
+
+
+def _status(prog: str, work: Callable[[], int]) -> int:
+    try:
+        try:
+            return work()
+        finally:
+            if sys.stdout is not None:
+                sys.stdout.flush()  # here, where its failing can be told
+    except BrokenPipeError:
+        _spare_stdout()
+        return _PIPE_CLOSED
+    except KeyboardInterrupt:
+        tell(prog, "interrupted")
+        return interrupts.STATUS
+    except MemoryError:
+        tell(prog, "error: out of memory")
+    except RecordError as error:
+        tell(prog, f"error: {spoken(error)}")
+    except OSError as error:  # the library's own are RecordErrors
+        tell(prog, f"error: {error.filename or 'standard output'}: {error.strerror or error}")
+        _spare_stdout()
+    except Exception as error:
+        if sys.flags.dev_mode:
+            raise
+        what = f"{type(error).__name__}: {error}; please report it, python -X dev shows where"
+        tell(prog, f"error: a fault of {prog} itself, {what}")
+    return 1
+
+
+def tell(prog: str, what: str) -> None:
+    """Print a line on standard error, where there is one: escaped, and cut if it is very long."""
+    if sys.stderr is not None:
+        with contextlib.suppress(OSError):
+            print(wrapped(f"{prog}: {printable(what, _LONGEST)}", sys.stderr), file=sys.stderr)
+
+
+def _spare_stdout() -> None:
+    """Keep the interpreter from flushing a failed standard output again at its end, and complaining."""
+    try:
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except OSError:
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, sys.stdout.fileno())
+        os.close(null)

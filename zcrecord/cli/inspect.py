@@ -1,0 +1,325 @@
+"""What each command of the command line prints, from what the library tells; every size in bytes.
+
+Arguments are `cli`'s, terminals and escapes `render`'s. Each function prints to the printer it is given, as JSON if
+`as_json`, and raises what the library raises.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from zcrecord.archive.info import ModuleInfo, TensorInfo
+from zcrecord.errors import LimitError, TensorNotFoundError, printable
+from zcrecord.record.record import Record
+
+from .render import Column, Printer, human, jsonable, showing_progress, shown, shown_value
+
+if TYPE_CHECKING:
+    from zcrecord.embed import AttachReport, DetachReport, EmbedReport
+    from zcrecord.report import PageReport
+    from zcrecord.storage.files import ConvertReport
+    from zcrecord.transport import PackReport
+
+__all__ = ["attached", "converted", "detached", "embedded", "info", "ls", "tree"]
+
+_HASHED_UNASKED = 64 << 20  # bytes of payload whose content digest takes no noticeable time
+_GLANCE = 50  # attributes that `info` shows on a terminal
+_COLUMNS = (
+    Column("tensor", breaks="fold"),
+    Column("dtype", leaves=2),
+    Column("shape", leaves=3, breaks="words"),
+    Column("bytes", "right", leaves=1),
+    Column("offset", "right", leaves=5),
+    Column("aligned", "right", leaves=6),
+    Column("tied", leaves=4, breaks="fold"),
+)
+_TREE_COLUMNS = (
+    Column("name", breaks="fold"),
+    Column("what", leaves=3),
+    Column("bytes", "right", leaves=1),
+    Column("holds", leaves=2, breaks="words"),
+)
+
+
+def info(record: Record, name: str, out: Printer, progress_on: Printer, *, digest: bool | None, as_json: bool) -> None:
+    """Print what an archive is: sizes, where things lie, its types, what was saved, metadata and attributes.
+
+    The content digest, for which everything is read, where `digest` says so; None: where that takes no time.
+    """
+    facts = _facts(record, name)
+    facts["content_digest"] = _content_digest(record, progress_on, digest)
+    if as_json:
+        out.json({**facts, "metadata": jsonable(facts["metadata"]), "attributes": jsonable(facts["attributes"])})
+    else:
+        out.facts(shown(name), _fact_lines(facts, out))
+
+
+def _facts(record: Record, name: str) -> dict[str, Any]:
+    from zcrecord.onnx.names import GRAPH_ATTRIBUTE  # here, for the sake of the other commands' start
+
+    types: dict[str, dict[str, int]] = {}
+    groups: dict[int, tuple[int, int]] = {}  # payload -> bytes of its tensors, bytes of the largest
+    for tensor in record.infos():
+        kind = types.setdefault(_dtype(tensor), {"tensors": 0, "nbytes": 0})
+        kind["tensors"] += 1
+        kind["nbytes"] += tensor.nbytes
+        if len(tensor.tied) > 1 and tensor.payload is not None:
+            together, largest = groups.get(tensor.payload, (0, 0))
+            groups[tensor.payload] = together + tensor.nbytes, max(largest, tensor.nbytes)
+    place = record.layout
+    attributes = record.attributes
+    graph = attributes.get(GRAPH_ATTRIBUTE)
+    return {
+        "file": name,
+        "archive_nbytes": place.archive_nbytes,
+        "version": place.version,
+        "tensors": len(record),
+        "modules": len(record.modules),
+        "payload_nbytes": record.nbytes,
+        "dtypes": dict(sorted(types.items(), key=lambda item: -item[1]["nbytes"])),
+        "tied_nbytes": sum(together - largest for together, largest in groups.values()),
+        "deduplicated_nbytes": place.deduplicated,
+        "alignment": place.alignment,
+        "base_alignment": place.base_alignment,
+        "index": {"place": "front" if place.front else "back", "offset": place.index_offset,
+                  "nbytes": place.index_nbytes},
+        "payload_offset": place.payload_offset,
+        "sealed": place.sealed,
+        "digest": place.digest,
+        "onnx_graph_nbytes": len(graph) if isinstance(graph, bytes | memoryview) else None,
+        "metadata": record.metadata,
+        "attributes": attributes,
+    }  # fmt: skip
+
+
+def _content_digest(record: Record, progress_on: Printer, digest: bool | None) -> str | None:
+    if digest is None:
+        small = record.archive.remote is None and record.nbytes <= _HASHED_UNASKED
+        with contextlib.suppress(LimitError):  # views that add up to far more
+            return record.content_digest() if small else None
+    if not digest:
+        return None
+    with showing_progress("hashing", progress_on) as progress:
+        return record.content_digest(progress=progress)
+
+
+def _fact_lines(facts: dict[str, Any], out: Printer) -> Iterator[tuple[str, str]]:
+    size, index = out.size, facts["index"]
+    tensors, modules = facts["tensors"], facts["modules"]
+    yield "archive", f"{size(facts['archive_nbytes'])}, format version {facts['version']}"
+    yield "tensors", f"{tensors} in {_count(modules, 'module')}"
+    yield "payload", size(facts["payload_nbytes"])
+    for kind, sums in facts["dtypes"].items():
+        yield f"dtype {kind}", f"{_count(sums['tensors'], 'tensor')}, {size(sums['nbytes'])}"
+    yield "tied", f"{size(facts['tied_nbytes'])} saved"
+    yield "equal bytes", f"{size(facts['deduplicated_nbytes'])} saved"
+    alignment, strongest = facts["alignment"], facts["base_alignment"]
+    yield "alignment", f"{alignment:,} bytes" + (f", of some payloads {strongest:,}" if strongest > alignment else "")
+    yield "index", f"{size(index['nbytes'])} at the {index['place']}, at {index['offset']}"
+    yield "header", "sealed" if facts["sealed"] else "not sealed: the trailer says it all"
+    yield "digests", str(facts["digest"])
+    yield "content", facts["content_digest"] or "its digest takes reading all of it; --digest does"
+    if facts["onnx_graph_nbytes"] is not None:
+        yield "ONNX model", f"graph of {size(facts['onnx_graph_nbytes'])} beside its tensors"
+    for what in ("metadata", "attributes"):
+        label = what.removesuffix("s")
+        most = _GLANCE if out.pretty else None
+        for key, value in itertools.islice(facts[what].items(), most):
+            yield f"{label} {shown(key)}", shown_value(value)
+        if most is not None and len(facts[what]) > most:
+            yield label, f"... {len(facts[what])} in all; --json has them"
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
+
+
+def ls(record: Record, out: Printer, *, as_json: bool, sort: str = "saved", patterns: Sequence[str] = ()) -> None:
+    """Print every tensor, or those that `select` would choose; tied ones with one they are tied to.
+
+    Raises:
+        TensorNotFoundError: no name matches any pattern, or one without wildcards is not there.
+    """
+    tensors = _picked(record, sort, patterns)
+    if as_json:
+        out.json_array(map(_tensor_json, tensors))
+    else:
+        out.table(_COLUMNS, (_tensor_cells(t, out) for t in tensors))
+
+
+def _picked(record: Record, sort: str, patterns: Sequence[str]) -> Iterable[TensorInfo]:
+    tensors = record.infos()
+    if patterns:
+        from zcrecord.archive import subset  # here, for the sake of the other commands' start
+
+        try:
+            chosen = subset.chosen_tensors(record.archive, patterns)
+            if not chosen:
+                raise TensorNotFoundError(" ".join(patterns), lambda: record.names, path=record.archive.path)
+        except TensorNotFoundError as error:
+            str(error)  # looks for close names now, before the record is closed
+            raise
+        tensors = (tensor for number, tensor in enumerate(tensors) if number in chosen)
+    if sort == "saved":
+        return tensors
+    return sorted(tensors, key=(lambda t: t.name) if sort == "name" else (lambda t: -t.nbytes))
+
+
+def _dtype(tensor: TensorInfo) -> str:
+    """Return the type's name, with the bits of an element where they are not its own."""
+    natural = tensor.bits == tensor.dtype.bits
+    return tensor.dtype.name if natural else f"{tensor.dtype.name} in {tensor.bits} bits"
+
+
+def _shape(tensor: TensorInfo) -> str:
+    return f"[{', '.join(map(str, tensor.shape))}]"
+
+
+def _tensor_cells(tensor: TensorInfo, out: Printer) -> tuple[str, ...]:
+    others = len(tensor.tied) - 1
+    tied = ""
+    if others > 0:
+        tied = "= " + printable(tensor.tied[tensor.tied[0] == tensor.name])
+        tied += f" and {others - 1} more" if others > 1 else ""
+    numbers = out.number(tensor.nbytes), str(tensor.offset), str(tensor.alignment)
+    return shown(tensor.name), _dtype(tensor), _shape(tensor), *numbers, tied
+
+
+def _tensor_json(tensor: TensorInfo) -> dict[str, Any]:
+    """Return all of it but the names it is tied to: a million of them would fill a disk, and `payload` tells them."""
+    return {
+        "name": tensor.name,
+        "dtype": tensor.dtype.name,
+        "bits": tensor.bits,
+        "shape": tensor.shape,
+        "strides": tensor.strides,
+        "nbytes": tensor.nbytes,
+        "offset": tensor.offset,
+        "alignment": tensor.alignment,
+        "payload": tensor.payload,
+        "digest": None if tensor.digest is None else f"{tensor.digest:016x}",
+        "tied": max(len(tensor.tied) - 1, 0),
+        "module": tensor.module,
+    }
+
+
+def tree(record: Record, name: str, out: Printer, *, as_json: bool, depth: int | None = None) -> None:
+    """Print modules, tensors and attributes as they are nested, in saved order; a JSON array in that order, too."""
+    nodes = (node for node in record.walk() if depth is None or node[0] <= depth)
+    if as_json:
+        out.json_array(itertools.starmap(_node_json, nodes))
+    else:
+        out.table(_TREE_COLUMNS, (_node_cells(level, key or name, child, out) for level, key, child in nodes))
+
+
+def _node_cells(level: int, key: str, child: Any, out: Printer) -> tuple[str, ...]:
+    label = "  " * level + shown(key)
+    if isinstance(child, ModuleInfo):
+        what = f"{child.kind} {shown(child.type_name)}" if child.type_name else child.kind
+        return label, what, out.number(child.nbytes), _count(child.tensors, "tensor")
+    if isinstance(child, TensorInfo):
+        return label, _dtype(child), out.number(child.nbytes), _shape(child)
+    return label, "attribute", "", shown_value(child)
+
+
+def _node_json(level: int, key: str, child: Any) -> dict[str, Any]:
+    place = {"depth": level, "key": key}
+    if isinstance(child, ModuleInfo):
+        kind = {"name": child.name, "kind": child.kind, "type_name": child.type_name}
+        return {**place, "what": "module", **kind, "tensors": child.tensors, "nbytes": child.nbytes}
+    if isinstance(child, TensorInfo):
+        return {**place, "what": "tensor", **_tensor_json(child)}
+    return {**place, "what": "attribute", "value": jsonable(child)}
+
+
+def converted(report: ConvertReport | PackReport | PageReport, out: Printer, *, as_json: bool) -> None:
+    """Print what a conversion did, in one line."""
+    from zcrecord.storage.files import ConvertReport  # here, for the sake of the other commands' start
+
+    if as_json:
+        out.json(asdict(report))
+        return
+    if isinstance(report, ConvertReport):
+        facts = _converted(report, out)
+    else:
+        facts = _packed(report, out) if hasattr(report, "packed_bytes") else _reported(report, out)
+    parts = [part for part in facts if part]
+    parts.append(f"{report.seconds:.2f} s")
+    if report.peak_rss is not None:
+        parts.append(f"at most {human(report.peak_rss)} of memory")
+    out.line(f"{shown(report.dest or 'standard output')}: {', '.join(parts)}")
+
+
+def _converted(report: ConvertReport, out: Printer) -> Iterator[str]:
+    size = out.size
+    if report.dry_run:
+        there = report.dest is not None and os.path.exists(report.dest)
+        yield "would replace the file there, with --force" if there else "would be written"
+    yield f"{_count(report.tensors, 'tensor')} in {_count(report.modules, 'module')}"
+    yield f"{size(report.input_bytes)} in"
+    yield f"{size(report.archive_bytes)} out"
+    yield f"{size(report.shared_bytes)} shared"
+    yield f"{_count(report.left_out, 'tensor')} and the graph left out" if report.left_out else ""
+    yield f"{_count(report.renamed, 'name')} changed" if report.renamed else ""
+    yield f"{size(report.repeated_bytes)} of ties written again" if report.repeated_bytes else ""
+    yield "verified" if report.verified else ""
+
+
+def _packed(report: Any, out: Printer) -> Iterator[str]:
+    yield f"{out.size(report.archive_bytes)} unpacked"
+    yield f"{out.size(report.packed_bytes)} packed, {100 * report.packed_bytes / report.archive_bytes:.1f}%"
+    yield _count(report.frames, "frame") if report.frames is not None else ""
+
+
+def _reported(report: Any, out: Printer) -> Iterator[str]:
+    yield f"{_count(report.tensors, 'tensor')} in {_count(report.modules, 'module')}"
+    yield f"{out.size(report.archive_bytes)} of archive"
+    yield f"{out.size(report.html_bytes)} of page"
+
+
+def embedded(report: EmbedReport, out: Printer, *, as_json: bool) -> None:
+    """Print what was generated: the files, and what in them is not as somebody might expect."""
+    if as_json:
+        out.json(asdict(report))
+        return
+    for file in report.files:
+        out.line(shown(file))
+    facts = (
+        f"{_count(report.tensors, 'tensor')}, {out.size(report.nbytes)}",
+        f"{report.shared} in another's bytes" if report.shared else "",
+        f"{report.empty} without bytes" if report.empty else "",
+        f"{_count(report.left_out, 'tensor')} left out" if report.left_out else "",
+    )
+    out.line(f"{shown(report.archive)}: {', '.join(fact for fact in facts if fact)}")
+    for name in report.repacked:
+        out.line(f"  put into C order: {shown(name)}")
+    for name in report.unplaced:
+        out.line(f"  strided, so no member of the blob: {shown(name)}")
+    for name, identifier in report.renamed:
+        out.line(f"  {shown(name)} is {identifier}")
+
+
+def attached(report: AttachReport, out: Printer, *, as_json: bool) -> None:
+    """Print what attaching did."""
+    if as_json:
+        out.json(asdict(report))
+        return
+    before = "" if report.replaced_bytes is None else f", in the place of one of {out.size(report.replaced_bytes)}"
+    what = f"{out.size(report.program_bytes)} of program, {out.size(report.archive_bytes)} of archive"
+    out.line(f"{shown(report.dest)}: {what} at {report.offset}{before}")
+
+
+def detached(report: DetachReport, out: Printer, *, as_json: bool) -> None:
+    """Print what detaching did."""
+    if as_json:
+        out.json(asdict(report))
+        return
+    if report.dest is not None:
+        out.line(f"{shown(report.dest)}: {out.size(report.archive_bytes)}")
+    rest = "" if report.exact else ", with what lay between it and the archive, which another program attached"
+    out.line(f"{shown(report.program)}: {out.size(report.program_bytes)}{rest}")

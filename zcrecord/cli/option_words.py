@@ -1,0 +1,56 @@
+"""Errors as the command line tells them: of its options, where the library speaks of Python's arguments.
+
+Knows what a message that a command can end with says, and what that is on the command line. What is wrong, and what
+to do about it, is left to the library.
+"""
+
+from __future__ import annotations
+
+import re
+
+from zcrecord.errors import RecordError, printable
+
+__all__ = ["spoken", "spoken_message"]
+
+_SPOKEN = {  # regular expressions, in this order
+    r"force=True": "--force",
+    r"discard=True": "--discard",
+    r"keep=True": "--keep",
+    r"allow_links=True": "--allow-links",
+    r"verify=True": "--verify",
+    r"to_onnx\(external=True\)": "zcrecord to-onnx --external",
+    r"external=True": "--external",
+    r"dest_format=(, --to)?": "--to",
+    r"source_format=(, --from)?": "--from",
+    r"\balignment= ": "--alignment ",
+    r"max_shard_size= ": "--max-shard-size ",
+    r"select\('(?P<start>.*)\.\*'\) chooses those": r"'\g<start>.*' matches those",
+    r"list\(record\) gives all names": "zcrecord ls lists them",
+    r"read it and pass the bytes": "pipe it in, and give - in its place",
+    r", or open it as it is with embedded='suffix'": "",
+    r"; see embedded=": "; cut them off",
+    r"scan\(\.\.\., mmap=False\) reads it instead": "copy it to a disk from which files can be mapped",
+    r"in cache=": "in $ZCRECORD_CACHE",
+    r"give credentials in storage_options=": "give credentials in the URL, as https://user:password@host/",
+    r"does storage_options= fit\?": "do the URL and its credentials fit?",
+    r"do the URL and storage_options= fit, headers as text\?": "is the URL right?",
+    r"storage_options= does not fit URLs": "the settings do not fit URLs",
+}
+
+
+def spoken_message(message: str) -> str:
+    """Return what an error says, without the places, in words of the command line.
+
+    Example:
+        >>> spoken_message("exists already; force=True replaces it")
+        'exists already; --force replaces it'
+    """
+    for pattern, said in _SPOKEN.items():
+        message = re.sub(pattern, said, message)
+    return message
+
+
+def spoken(error: RecordError) -> str:
+    """Return an error as the command line tells it; its path and tensor's name stay as they are."""
+    message = printable(error.message, len(error.message))
+    return str(error).removesuffix(message) + spoken_message(message)

@@ -1,0 +1,323 @@
+"""How the command line prints: tables on a terminal, plain lines into a pipe, JSON for scripts; progress on stderr.
+
+Names and values come from strangers: what is not printable is escaped, and rich never reads them as markup. Rows are
+printed as they come, so a million of them need no memory. What is worth printing is left to `commands`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import math
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Literal, NamedTuple, TextIO
+
+from zcrecord.errors import missing_package, printable
+
+__all__ = [
+    "Column",
+    "Printer",
+    "Progress",
+    "columns_of",
+    "fitting_widths",
+    "human",
+    "jsonable",
+    "showing_progress",
+    "shown",
+    "shown_value",
+    "wrapped",
+]
+
+Progress = Callable[[int, int | None], None]  # bytes done, bytes in all where that is known
+
+_PAGE = 1000  # rows to a table: rich holds and measures all of one
+_WHOLE = 1 << 31  # no text of an archive is longer
+_VALUE = 200  # characters of a value
+_ITEMS = 20  # of a list: a vocabulary is among what is shown
+_REFRESH = 0.05  # seconds between two looks of a progress bar
+_PLAIN_REFRESH = 10.0  # seconds between two lines where there is no terminal
+_USUAL = 80  # columns of a terminal that does not tell
+_GAP = 2  # columns between two of a table's
+_NAME = 20  # of names at least, unless all are shorter: where there is no room for that, other columns go
+_TEXT = 12  # of notes at least
+_LONGEST_NUMBER = 24  # of a float, or of an integer of 64 bits with its comma
+_LABEL = 18  # of labels at least
+
+
+def shown(text: str) -> str:
+    """Return a name whole, in one line, with whatever could steer a terminal escaped."""
+    return text if text.isprintable() else printable(text, _WHOLE)
+
+
+def shown_value(value: Any) -> str:
+    """Return an attribute's value in one line of bounded length."""
+    if isinstance(value, str):
+        return f"'{printable(value, _VALUE)}'"
+    if isinstance(value, bytes | memoryview):
+        return f"{len(value)} bytes"
+    if isinstance(value, list | tuple):
+        items = [shown_value(v) for v in value[:_ITEMS]]
+        more = [f"... {len(value)} in all"] if len(value) > _ITEMS else []
+        return f"[{', '.join(items + more)}]"
+    return str(value)
+
+
+def human(nbytes: int) -> str:
+    """Return a number of bytes with a unit."""
+    if nbytes < 1024:
+        return f"{nbytes} B"
+    exponent = min((nbytes.bit_length() - 1) // 10, 6)
+    return f"{nbytes / (1 << 10 * exponent):,.1f} {' KMGTPE'[exponent]}iB"
+
+
+def jsonable(value: Any) -> Any:
+    """Return an attribute's value as JSON can hold it: bytes as their number, nan and infinities as text."""
+    if isinstance(value, bytes | memoryview):
+        return {"nbytes": len(value)}
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, list | tuple):
+        return [jsonable(v) for v in value]
+    return {k: jsonable(v) for k, v in value.items()} if isinstance(value, dict) else value
+
+
+class Column(NamedTuple):
+    """A column of a table: its heading, the side it is justified to, and what becomes of it on a narrow terminal.
+
+    `leaves` is 0 for one that stays; of the others those with the highest number are left out first. A cell is broken
+    anywhere ("fold", for names), between words ("words"), or not at all ("").
+    """
+
+    heading: str
+    side: Literal["left", "right"] = "left"
+    leaves: int = 0
+    breaks: Literal["", "words", "fold"] = ""
+
+
+def fitting_widths(columns: Sequence[Column], rows: Sequence[tuple[str, ...]], width: int) -> list[int]:
+    """Return how wide each column of a table is, so that all fit into `width`; 0 for those that are left out.
+
+    Names are the last to go, and no number is broken: a column that would have to be narrower than that is left out.
+    """
+    from rich.cells import cell_len  # here, because tables are for terminals
+
+    cells = [[column.heading, *(row[place] for row in rows)] for place, column in enumerate(columns)]
+    natural = [max(map(cell_len, column)) for column in cells]
+    least = natural[:]
+    for place, column in enumerate(columns):
+        if column.breaks == "words":
+            longest = max(cell_len(word) for cell in cells[place] for word in cell.split() or [""])
+            least[place] = min(natural[place], max(longest, _TEXT), _LONGEST_NUMBER)
+        elif column.breaks == "fold":
+            least[place] = min(natural[place], _TEXT if column.leaves else max(_NAME, width // 2))
+    kept = set(range(len(columns)))
+    while sum(least[place] + _GAP for place in kept) - _GAP > width:
+        first = max(columns[place].leaves for place in kept)
+        if not first:
+            break
+        kept -= {place for place in kept if columns[place].leaves == first}
+    spare = width - sum(least[place] + _GAP for place in kept) + _GAP
+    widths = [least[place] if place in kept else 0 for place in range(len(columns))]
+    for place in sorted(kept, key=lambda place: columns[place].leaves):
+        more = min(max(spare, 0), natural[place] - least[place])
+        widths[place], spare = widths[place] + more, spare - more
+    if spare < 0:  # narrower than any name should be
+        names = max(kept, key=lambda place: widths[place])
+        widths[names] = max(widths[names] + spare, 1)
+    return widths
+
+
+def columns_of(stream: TextIO | None) -> int:
+    """Return how wide a terminal is, as the environment or the terminal itself says; 80 where neither does."""
+    told = os.environ.get("COLUMNS", "")
+    if told.isascii() and told.isdigit() and int(told):
+        return int(told)
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        return os.get_terminal_size(stream.fileno()).columns or _USUAL  # type: ignore[union-attr]
+    return _USUAL
+
+
+def wrapped(text: str, stream: TextIO) -> str:
+    """Return a line for a terminal, broken between words, so that it breaks no number; for anything else as it is."""
+    if not stream.isatty() or len(text) <= (width := columns_of(stream)):
+        return text
+    import textwrap  # here, because most lines fit
+
+    wrapper = textwrap.TextWrapper(width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
+    return wrapper.fill(text)
+
+
+class Printer:
+    """One text stream, and whether people look at it: `pretty` is true on a terminal."""
+
+    def __init__(self, stream: TextIO | None) -> None:
+        self._stream = stream
+        self.pretty = stream is not None and stream.isatty()
+        if stream is not None and hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")  # so that an ASCII terminal gets every name, too
+
+    def number(self, nbytes: int) -> str:
+        """Return a number of bytes for a table: rounded for people, exact for programs."""
+        return human(nbytes) if self.pretty else str(nbytes)
+
+    def size(self, nbytes: int) -> str:
+        """Return the same for a sentence."""
+        return human(nbytes) if self.pretty else f"{nbytes} bytes"
+
+    def line(self, text: str) -> None:
+        """Print one line, on a terminal broken between words; the text is escaped already."""
+        if self._stream is not None:
+            print(wrapped(text, self._stream), file=self._stream)
+
+    def _print(self, text: str) -> None:
+        if self._stream is not None:
+            print(text, file=self._stream)
+
+    def facts(self, title: str, rows: Iterable[tuple[str, str]]) -> None:
+        """Print labels with what they say of `title`; where nobody looks, as lines 'label: value'."""
+        if not self.pretty:
+            for label, value in itertools.chain([("file", title)], rows):
+                self.line(f"{label}: {value}")
+            return
+        console, (table_type, text, _) = self._console(), _rich()
+        console.print(text(title, style="bold"))
+        labelled = [(f"  {label}", value) for label, value in rows]
+        most = max(console.width // 3, _LABEL)
+        width = max((len(label) for label, _ in labelled if len(label) <= most), default=0)
+        for label, value in labelled:
+            if len(label) > width:  # it has a name in it: above its value, so that neither is narrow
+                console.print(text(label, style="cyan", overflow="fold"))
+            grid = table_type.grid(padding=(0, 2, 0, 0))
+            grid.add_column(style="cyan", width=width)
+            grid.add_column(overflow="fold")
+            grid.add_row(text(label if len(label) <= width else ""), text(value))
+            console.print(grid)
+
+    def table(
+        self,
+        columns: Sequence[Column],
+        rows: Iterable[tuple[str, ...]],
+        narrow: Callable[[tuple[str, ...]], str] | None = None,
+    ) -> None:
+        """Print rows under headings, at most as wide as the terminal; where nobody looks, rows of tabbed cells.
+
+        Where not all columns have room, those that can leave do, or all rows become lines, if `narrow` makes them.
+        """
+        if not self.pretty:
+            for row in rows:
+                self.line("\t".join(row))
+            return
+        console = self._console()
+        missing: dict[str, None] = {}
+        rest = iter(rows)
+        while page := list(itertools.islice(rest, _PAGE)):
+            widths = fitting_widths(columns, page, console.width)
+            if narrow is not None and not all(widths):
+                for row in page:
+                    self.line(narrow(row))
+                continue
+            console.print(_table(columns, page, widths))
+            missing |= dict.fromkeys(c.heading for c, width in zip(columns, widths, strict=True) if not width)
+        if missing:
+            self.line(f"left out, for want of room: {', '.join(missing)}; --json has them")
+
+    def _console(self) -> Any:
+        _rich()
+        from rich.console import Console
+
+        width, height = columns_of(self._stream), 25  # without a height rich takes a dumb terminal for one of 80
+        return Console(file=self._stream, width=width, height=height, markup=False, highlight=False, emoji=False)
+
+    def json(self, value: Any) -> None:
+        """Print a value as JSON."""
+        self._print(json.dumps(value, indent=1, allow_nan=False))
+
+    def json_array(self, items: Iterable[Any]) -> None:
+        """Print a JSON array, an item to a line."""
+        self._print("[")
+        last = ""
+        for item in items:
+            if last:
+                self._print(last + ",")
+            last = json.dumps(item, allow_nan=False)
+        if last:
+            self._print(last)
+        self._print("]")
+
+
+def _table(columns: Sequence[Column], rows: Sequence[tuple[str, ...]], widths: Sequence[int]) -> Any:
+    table_type, text, box = _rich()
+    table = table_type(box=box, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
+    kept = [place for place, width in enumerate(widths) if width]
+    for place in kept:
+        column = columns[place]
+        table.add_column(column.heading, justify=column.side, width=widths[place], overflow="fold")
+    for row in rows:
+        table.add_row(*(text(row[place]) for place in kept))
+    return table
+
+
+def _rich() -> tuple[Any, Any, Any]:
+    """Return rich's Table and Text and the box of our tables; imported where a terminal is there to show them."""
+    try:
+        from rich.box import SIMPLE_HEAD
+        from rich.table import Table
+        from rich.text import Text
+    except ImportError as error:
+        raise missing_package("rich") from error
+    return Table, Text, SIMPLE_HEAD
+
+
+@contextlib.contextmanager
+def showing_progress(label: str, printer: Printer) -> Iterator[Progress]:
+    """Yield what to call with the bytes done: a bar that goes when the work ends, or a line now and then."""
+    if printer.pretty:
+        with _bar(label, printer) as update:
+            yield _throttled(update, _REFRESH)
+        return
+
+    started = time.monotonic()
+
+    def tell(done: int, total: int | None) -> None:
+        seconds = time.monotonic() - started
+        of = f" of {human(total)}, {100 * done // max(total, 1)}%" if total is not None else ""
+        left = f", {seconds * (total - done) / done:.0f} s left" if total is not None and done else ""
+        printer.line(f"{label}: {human(done)}{of}, {human(int(done / max(seconds, 1e-3)))}/s{left}")
+
+    yield _throttled(tell, _PLAIN_REFRESH, first=False)
+
+
+@contextlib.contextmanager
+def _bar(label: str, printer: Printer) -> Iterator[Progress]:
+    _rich()
+    from rich import progress
+
+    columns = (
+        progress.TextColumn("{task.description}", markup=False),
+        progress.BarColumn(),
+        progress.DownloadColumn(binary_units=True),
+        progress.TransferSpeedColumn(),
+        progress.TimeRemainingColumn(),
+    )
+    with progress.Progress(*columns, console=printer._console(), transient=True) as bar:
+        task = bar.add_task(label, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+def _throttled(call: Progress, seconds: float, *, first: bool = True) -> Progress:
+    """Return `call` for frequent use: it comes through at most every so many seconds, at the end in any case."""
+    due = -math.inf if first else time.monotonic() + seconds
+
+    def maybe(done: int, total: int | None) -> None:
+        nonlocal due
+        if total is not None and done > total:
+            total = None  # an ONNX model's external data, which nobody counted before
+        now = time.monotonic()
+        if now >= due or (first and done == total):
+            due = now + seconds
+            call(done, total)
+
+    return maybe

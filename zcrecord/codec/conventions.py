@@ -1,0 +1,119 @@
+"""Python values that the format has no type for, as modules, and keys that are integers: both ways.
+
+The conventions are those of schema/FORMAT.md. A value becomes a module of kind OBJECT with one attribute, `value`; keys
+that are integers make a mapping a NUMBERED module. Which values come here is `tree`'s, what becomes of modules
+`unfold`'s.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from zcrecord.errors import UnsupportedError, printable
+
+__all__ = ["ABSENT", "key_of_text", "spelled", "text_keys", "value_of"]
+
+ABSENT: Any = object()  # no value, where None is one
+_INT, _COMPLEX, _DTYPE, _DEVICE = "zcr:int", "zcr:complex", "zcr:torch_dtype", "zcr:torch_device"
+_INTEGER = re.compile(r"0|-?[1-9][0-9]{0,19}")
+_MOST_BITS = 4096  # Python refuses to print far wider ones: a file is not to bring them
+_HEXADECIMAL = re.compile(rf"-?0x[0-9a-f]{{1,{_MOST_BITS // 4}}}")
+
+
+def spelled(value: Any, name: str) -> tuple[str, Any] | None:
+    """Return the type name, and the attribute `value`, of the module that stands for a value; None if none does.
+
+    Raises:
+        UnsupportedError: it is an integer of more than 4096 bits.
+    """
+    if isinstance(value, int):  # one of more than 64 bits: all others are attributes
+        if value.bit_length() > _MOST_BITS:
+            what = f"an integer of {value.bit_length()} bits, {_MOST_BITS} are the most; save it as bytes"
+            raise UnsupportedError(what, tensor=name)
+        return _INT, hex(value)
+    if isinstance(value, complex):
+        return _COMPLEX, (value.real, value.imag)
+    torch = sys.modules.get("torch")  # who has such a value has imported it
+    if isinstance(value, getattr(torch, "dtype", ())):
+        return _DTYPE, str(value).removeprefix("torch.")
+    return (_DEVICE, str(value)) if isinstance(value, getattr(torch, "device", ())) else None
+
+
+def value_of(type_name: str, items: list[tuple[str, Any]]) -> Any:
+    """Return the value that a module of kind OBJECT stands for; ABSENT if it stands for none.
+
+    torch's are ABSENT until torch is imported: no file has a package imported.
+    """
+    make = _VALUES.get(type_name)
+    if make is None or len(items) != 1 or items[0][0] != "value":
+        return ABSENT
+    return make(items[0][1])
+
+
+def _integer(value: Any) -> Any:
+    if not isinstance(value, str) or not _HEXADECIMAL.fullmatch(value):
+        return ABSENT
+    number = int(value, 16)
+    return number if hex(number) == value else ABSENT
+
+
+def _complex(value: Any) -> Any:
+    pair = isinstance(value, list | tuple) and list(map(type, value)) == [float, float]
+    return complex(*value) if pair else ABSENT
+
+
+def _dtype(value: Any) -> Any:
+    torch = sys.modules.get("torch")
+    found = vars(torch).get(value) if torch is not None and isinstance(value, str) else None
+    return found if isinstance(found, getattr(torch, "dtype", ())) else ABSENT
+
+
+def _device(value: Any) -> Any:
+    torch: Any = sys.modules.get("torch")
+    try:
+        return torch.device(value) if torch is not None and isinstance(value, str) else ABSENT
+    except (AttributeError, RuntimeError):  # torch is being imported, or knows no such kind of device
+        return ABSENT
+
+
+_VALUES = {_INT: _integer, _COMPLEX: _complex, _DTYPE: _dtype, _DEVICE: _device}
+
+
+def text_keys(items: Mapping[Any, Any], module: str) -> dict[str, Any]:
+    """Return the items of a mapping some of whose keys are no text, with text for integers.
+
+    Raises:
+        UnsupportedError: a key is neither, is an integer of more than 64 bits, or a text that reads as an integer.
+    """
+    out: dict[str, Any] = {}
+    for key, value in items.items():
+        text = key
+        if isinstance(key, int | np.integer) and not isinstance(key, bool):
+            text = str(int(key)) if -(1 << 63) <= key < 1 << 64 else None
+            if text is None:
+                wide = printable(hex(int(key)), 40)
+                raise _refused(module, f"the key {wide} is an integer outside -2^63 to 2^64 - 1; make it a text")
+        elif not isinstance(key, str):
+            what = f"key {printable(repr(key))} is a {type(key).__name__}; keys are non-empty strings or integers"
+            raise _refused(module, what)
+        elif isinstance(key_of_text(key), int):
+            what = f"the key {printable(repr(key))} is a text that reads as an integer, and others are integers"
+            raise _refused(module, f"{what}; make all of them integers, or texts")
+        out[text] = value
+    return out
+
+
+def _refused(module: str, what: str) -> UnsupportedError:
+    return UnsupportedError(f"in '{printable(module)}': {what}" if module else f"in the record: {what}")
+
+
+def key_of_text(text: str) -> str | int:
+    """Return a key of a NUMBERED module: an integer where it is one in canonical form that has 64 bits."""
+    if _INTEGER.fullmatch(text) and -(1 << 63) <= (number := int(text)) < 1 << 64:
+        return number
+    return text

@@ -1,0 +1,354 @@
+"""Where things lie in an archive: header and trailer, alignment, limits. Pure arithmetic, no I/O.
+
+The one place that packs and unpacks binary numbers, and the one with an align function. What the index holds is
+left to `index`, whether it is right to `verify`.
+"""
+
+from __future__ import annotations
+
+import struct
+import sys
+import zlib
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from zcrecord.errors import FormatError, IntegrityError, LimitError, RecordError, VersionError
+
+from .file_types import program_of, wrong_type
+
+__all__ = ["ALIGNMENT", "HEADER_SIZE", "LARGE_ALIGNMENT", "LARGE_PAYLOAD", "MAGIC", "VERSION", "Header", "align_up"]
+
+Array = np.ndarray[Any, np.dtype[np.uint64]]
+
+if sys.byteorder != "little":
+    raise ImportError("zcrecord archives are little-endian and used in place; this machine is big-endian")
+
+MAGIC = b"\x89ZCR\r\n\x1a\n"  # the idea is PNG's: a text-mode transfer damages it
+VERSION = 0  # a draft: any change is allowed until the readers in C, Rust and JavaScript agree
+HEADER_SIZE = 64  # of header and trailer alike
+KNOWN_FEATURES = 0  # bit 0 is kept for payloads in other files
+
+ALIGNMENT = 64  # a cache line, an AVX-512 register, Arrow's choice
+LARGE_PAYLOAD = 1 << 20  # payloads of this size and more ...
+LARGE_ALIGNMENT = 16384  # ... start on a page, Apple's included: each can be mapped or handed to a GPU by itself
+MIN_ALIGNMENT = 16
+MAX_ALIGNMENT = 65536
+
+MAX_ARCHIVE_SIZE = 1 << 56  # so that no sum of two sizes overflows 64 bits, signed or not
+MAX_INDEX_SIZE = (1 << 31) - 1  # FlatBuffers' own limit
+MAX_RANK = 64  # numpy's
+MAX_DEPTH = 100  # of nested modules
+NONE = 0xFFFFFFFF
+SPAN_ALLOWANCE = 256  # bytes an entry may repeat of the text pool, on average
+WORDS_ALLOWANCE = 32  # items an attribute list may repeat of the word pool, on average
+DIGEST_ALLOWANCE = 64  # times an archive's size that its distinct strided views may add up to, for a content digest
+
+ATTACHED_MAGIC = b"\x89ZCA\r\n\x1a\n"
+ATTACHED_SIZE = 32  # of the note before an attached archive
+ATTACHED_ALIGNMENT = MAX_ALIGNMENT  # no system's pages, or what Windows maps by, are larger: it can be mapped by itself
+
+_HEADER = struct.Struct("<8sBBBBIQQQQQII")
+_ATTACHED = struct.Struct("<8sQQII")
+_U16, _U32 = struct.Struct("<H"), struct.Struct("<I")
+_DIRECTORIES = {0x10B: 120, 0x20B: 136}  # from a Windows program's PE header to its data directories: 32 and 64 bits
+
+
+def u16_at(buffer: memoryview, offset: int) -> int:
+    """Return the unsigned 16-bit number at `offset`."""
+    value: int = _U16.unpack_from(buffer, offset)[0]
+    return value
+
+
+class Header(NamedTuple):
+    """The 64 bytes at both ends of an archive. Offsets and sizes in bytes from the archive's first byte."""
+
+    alignment: int
+    base_alignment: int
+    index_offset: int
+    index_size: int
+    payload_offset: int
+    archive_size: int
+    index_crc: int
+    required_features: int = 0
+
+    def encode(self) -> bytes:
+        """Return the sealed form, for the trailer and a front header."""
+        body = _HEADER.pack(
+            MAGIC,
+            VERSION,
+            self.alignment.bit_length() - 1,
+            self.base_alignment.bit_length() - 1,
+            0,
+            0,
+            self.required_features,
+            self.index_offset,
+            self.index_size,
+            self.payload_offset,
+            self.archive_size,
+            self.index_crc,
+            0,
+        )[:60]
+        return body + struct.pack("<I", zlib.crc32(body))
+
+    @property
+    def front(self) -> bool:
+        """Whether the index lies before the payloads."""
+        return self.index_offset == HEADER_SIZE and self.payload_offset >= HEADER_SIZE + self.index_size
+
+
+def encode_unsealed(alignment: int) -> bytes:
+    """Return the header of an archive whose index is yet to come: zeros from byte 10 to 59."""
+    body = MAGIC + bytes([VERSION, alignment.bit_length() - 1]) + bytes(50)
+    return body + struct.pack("<I", zlib.crc32(body))
+
+
+def decode_header(data: bytes, what: str = "header") -> Header | None:
+    """Return what 64 bytes say, or None for an unsealed header; rules R1 to R12 of FORMAT.md.
+
+    Raises:
+        FormatError: not an archive, damaged, or inconsistent. VersionError: a later version or unknown feature.
+    """
+    if data[:8] != MAGIC:
+        raise FormatError(_foreign(data, what))
+    (_, version, log2, base_log2, zero8, zero32, features, index_offset, index_size, payload_offset, archive_size,
+     index_crc, crc) = _HEADER.unpack(data)  # fmt: skip
+    if version != VERSION:
+        raise VersionError(f"{what}: format version {version}, this reader knows {VERSION}; upgrade zcrecord")
+    if zlib.crc32(data[:60]) != crc:
+        raise IntegrityError(f"{what}: its CRC does not match; the file is damaged, copy it again")
+    if not 4 <= log2 <= 16:
+        raise FormatError(f"{what}: alignment 2^{log2} is outside 2^4 to 2^16")
+    if not any(data[10:60]):
+        return None
+    if zero8 or zero32:
+        raise FormatError(f"{what}: reserved bytes 11 to 15 are not zero")
+    if not log2 <= base_log2 <= 16:
+        raise FormatError(f"{what}: base alignment 2^{base_log2} is outside 2^{log2} to 2^16")
+    if features & ~KNOWN_FEATURES:
+        bits = [i for i in range(64) if features >> i & 1 and not KNOWN_FEATURES >> i & 1]
+        raise VersionError(f"{what}: needs features (bits {bits}) this reader does not know; upgrade zcrecord")
+    if archive_size > MAX_ARCHIVE_SIZE:
+        raise LimitError(f"{what}: archive_size {archive_size} is more than 2^56")
+    header = Header(1 << log2, 1 << base_log2, index_offset, index_size, payload_offset, archive_size, index_crc)
+    _check_extents(header, what)
+    return header
+
+
+def _check_extents(h: Header, what: str) -> None:
+    """Check that header, index, payloads and trailer tile the archive in one of its two orders (R10 to R12)."""
+    end = h.archive_size - HEADER_SIZE
+    if not 0 < h.index_size <= MAX_INDEX_SIZE or h.index_size % 8:
+        raise FormatError(f"{what}: index_size {h.index_size} is not a multiple of 8 from 8 to 2^31 - 8")
+    if h.payload_offset % h.alignment or h.payload_offset > end:
+        raise FormatError(f"{what}: payload_offset {h.payload_offset} is unaligned or past the end")
+    if h.front:
+        gap = h.payload_offset - HEADER_SIZE - h.index_size
+        if gap >= h.base_alignment:
+            raise FormatError(f"{what}: {gap} bytes between index and payloads, at most {h.base_alignment - 1}")
+    elif h.payload_offset != align_up(HEADER_SIZE, h.alignment):
+        raise FormatError(f"{what}: payload_offset {h.payload_offset} fits neither index order")
+    elif h.index_offset < h.payload_offset or h.index_offset % h.alignment:
+        raise FormatError(f"{what}: index_offset {h.index_offset} is unaligned or before the payloads")
+    elif h.index_offset + h.index_size != end:
+        index_end = h.index_offset + h.index_size
+        raise FormatError(f"{what}: the index ends at {index_end:#x}, the trailer starts at {end:#x}")
+
+
+def _foreign(data: bytes, what: str) -> str:
+    """Say what a file that is no archive might be; strangers hand in the wrong one."""
+    if what == "trailer":
+        return "trailer: its magic is missing; the file is truncated or has bytes appended, copy it again"
+    if data[:4] == b"\x89ZCR" or data[1:4] == b"ZCR":
+        return "the magic is damaged, as by a transfer in text mode; copy the file again in binary mode"
+    return wrong_type(data, "a zcrecord archive") or "not a zcrecord archive: the first 8 bytes are not its magic"
+
+
+def too_short(size: int, start: bytes) -> RecordError:
+    """Return what is wrong with a file of so few bytes, going by the first of them."""
+    if not size:
+        return FormatError("the file is empty")
+    try:
+        decode_header(start.ljust(HEADER_SIZE, b"\0"))
+    except IntegrityError:
+        pass
+    except FormatError as error:
+        return error
+    return FormatError(f"{size} bytes are too few for an archive (at least {2 * HEADER_SIZE}); the file is truncated")
+
+
+def locate(source: memoryview, embedded: str | None) -> tuple[memoryview, Header, int]:
+    """Return the archive's own bytes in `source`, its sealed header or trailer, and where it starts (R14 to R16)."""
+    size = len(source)
+    if size < 2 * HEADER_SIZE:
+        raise too_short(size, bytes(source[:HEADER_SIZE]))
+    if embedded == "prefix":
+        header = decode_header(bytes(source[:HEADER_SIZE]))
+        if header is None:
+            raise FormatError("header: not sealed, so its size is not known; open the whole file, or write it to one")
+        if header.archive_size > size:
+            raise FormatError(f"the archive has {header.archive_size} bytes, only {size} are there; it is truncated")
+        source = source[: header.archive_size]
+    start = 0
+    if embedded == "suffix":
+        end = unsigned_size(source)
+        trailer = decode_header(bytes(source[end - HEADER_SIZE : end]), "trailer") if end >= HEADER_SIZE else None
+        if trailer is None or not 2 * HEADER_SIZE <= trailer.archive_size <= end:
+            raise FormatError(f"trailer: no archive of a size up to {end} ends here")
+        start = end - trailer.archive_size
+        source = source[start:end]
+    return source, _sealed(source), start
+
+
+def certificate_table(program: memoryview) -> tuple[int, int] | None:
+    """Return offset and size of a Windows program's certificate table, as its headers say; None where they say nothing.
+
+    The table holds the program's Authenticode signatures. Neither number is checked against the file.
+
+    Source: Microsoft's PE format: the optional header's data directories, the fifth of which counts from the file's
+    start; the others count from the address that the program is loaded at.
+    """
+    size = len(program)
+    if size < 64 or bytes(program[:2]) != b"MZ":
+        return None
+    header = _U32.unpack_from(program, 60)[0]
+    if size - header < 26 or bytes(program[header : header + 4]) != b"PE\0\0":
+        return None
+    directories = header + _DIRECTORIES.get(u16_at(program, header + 24), size)
+    if size - directories < 40 or _U32.unpack_from(program, directories - 4)[0] < 5:
+        return None
+    at, nbytes = struct.unpack_from("<II", program, directories + 32)
+    return at, nbytes
+
+
+def unsigned_size(program: memoryview) -> int:
+    """Return where a file's bytes end that an attached archive is looked for at: before its signature, if it has one.
+
+    Of a Windows program whose certificate table is the end of the file, that is where the table starts, less the zeros
+    before it, at most 7, that a signer put there. Bytes in the table are covered by no signature, so no archive is
+    looked for there (R16).
+    """
+    size = len(program)
+    at, nbytes = certificate_table(program) or (size, 0)
+    if not nbytes or at + nbytes != size:
+        return size
+    for padding in range(min(8, at - 63)):
+        end = at - padding
+        if program[end - HEADER_SIZE : end - HEADER_SIZE + 8] == MAGIC:
+            return end
+        if program[end - 1]:
+            break
+    return at
+
+
+def ends_in_archive(source: memoryview) -> bool:
+    """Return whether bytes that are no archive end in one, placed as R18 asks: a program that has one attached.
+
+    Raises:
+        FormatError: they are a program without one; or they end in one, but its elements might be misaligned.
+    """
+    size = len(source)
+    if size < 2 * HEADER_SIZE or source[:8] == MAGIC:
+        return False
+    end = unsigned_size(source)
+    try:
+        trailer = decode_header(bytes(source[end - HEADER_SIZE : end]), "trailer") if end >= HEADER_SIZE else None
+    except VersionError:
+        return True  # which is then said
+    except RecordError:
+        trailer = None
+    start = 0 if trailer is None else end - trailer.archive_size
+    if trailer is None or start <= 0 or source[start : start + 8] != MAGIC:
+        if (kind := program_of(bytes(source[:HEADER_SIZE]))) is None:
+            return False
+        gone = "`strip` takes an attached one off, and bytes behind one hide it; attach it with `zcrecord attach`"
+        what = f"this is {kind} program with no archive at its end; {gone}"
+        if end < size:
+            what = f"this is {kind} program, signed, with no archive before its signature; attach it, then sign"
+        raise FormatError(what)
+    if start % trailer.base_alignment:
+        where = f"from offset {start}, which is no multiple of its base alignment {trailer.base_alignment}"
+        what = f"not a zcrecord archive; one is at its end, but {where}"
+        raise FormatError(f"{what}: place it with `zcrecord attach`, or open it as it is with embedded='suffix'")
+    return True
+
+
+def encode_attached(program_size: int) -> bytes:
+    """Return the note that stands right before an archive attached to a program of so many bytes."""
+    body = _ATTACHED.pack(ATTACHED_MAGIC, program_size, 0, 0, 0)[: ATTACHED_SIZE - 4]
+    return body + struct.pack("<I", zlib.crc32(body))
+
+
+def decode_attached(before: memoryview) -> int | None:
+    """Return the size of the program whose bytes, padding and note lie before an archive; None if there is no note.
+
+    Raises:
+        FormatError: the note does not fit where it stands. IntegrityError: it is damaged.
+    """
+    note = bytes(before[len(before) - ATTACHED_SIZE :]) if len(before) >= ATTACHED_SIZE else b""
+    if note[:8] != ATTACHED_MAGIC:
+        return None
+    _, size, reserved0, reserved1, crc = _ATTACHED.unpack(note)
+    if zlib.crc32(note[:-4]) != crc:
+        raise IntegrityError("the note before the archive: its CRC does not match; the file is damaged")
+    padded = align_up(size + ATTACHED_SIZE, ATTACHED_ALIGNMENT) if size <= MAX_ARCHIVE_SIZE else 0
+    zeros = before[size : len(before) - ATTACHED_SIZE] if padded == len(before) else b"x"
+    if reserved0 or reserved1 or any(zeros):
+        raise FormatError(f"the note before the archive: a program of {size} bytes, and zeros, are not what it follows")
+    return int(size)
+
+
+def _sealed(archive: memoryview) -> Header:
+    """Return what header and trailer agree on (R8, R9)."""
+    first, last = bytes(archive[:HEADER_SIZE]), bytes(archive[-HEADER_SIZE:])
+    size = len(archive)
+    header = decode_header(first)
+    if header is not None and header.archive_size != size:
+        what = "truncated, copy it again" if header.archive_size > size else "followed by other bytes; see embedded="
+        raise FormatError(f"the archive has {header.archive_size} bytes, the source {size}; it is {what}")
+    trailer = header if first == last else decode_header(last, "trailer")
+    if trailer is None:
+        raise FormatError("trailer: not sealed")
+    if trailer.archive_size != size:
+        raise FormatError(f"trailer: the archive has {trailer.archive_size} bytes, the source {size}; copy it again")
+    if header is not None and first != last:
+        raise FormatError("header and trailer differ; the file is damaged, copy it again")
+    if header is None and first[9] != last[9]:
+        raise FormatError("header and trailer differ in their alignment; the file is damaged, copy it again")
+    return trailer
+
+
+def align_up(n: int, alignment: int) -> int:
+    """Return the least multiple of `alignment`, a power of two, that is at least `n`."""
+    return (n + alignment - 1) & -alignment
+
+
+def check_alignment(alignment: int) -> int:
+    """Return `alignment`, or raise LimitError unless it is a power of two from 16 to 65536."""
+    whole = isinstance(alignment, int) and MIN_ALIGNMENT <= alignment <= MAX_ALIGNMENT
+    if not whole or alignment & (alignment - 1):
+        raise LimitError(f"alignment {alignment!r} is not a power of two from {MIN_ALIGNMENT} to {MAX_ALIGNMENT}")
+    return alignment
+
+
+def payload_alignment(nbytes: int, alignment: int) -> int:
+    """Return where a payload of `nbytes` bytes may start: large ones on a page of their own."""
+    return max(alignment, LARGE_ALIGNMENT) if nbytes >= LARGE_PAYLOAD else alignment
+
+
+def plan_payloads(sizes: Array, alignment: int) -> tuple[Array, int, int]:
+    """Return each payload's offset, where they all end (aligned), and the strongest alignment used.
+
+    Offsets are relative to a `payload_offset` that is a multiple of the strongest alignment. No byte is touched:
+    every front-indexed writer feeds on this, so sizes and bytes cannot disagree.
+    """
+    padded = (sizes + np.uint64(alignment - 1)) & np.uint64(2**64 - alignment)
+    offsets = np.zeros(len(sizes) + 1, np.uint64)
+    np.cumsum(padded, out=offsets[1:])
+    strongest = alignment
+    for i in np.flatnonzero(sizes >= LARGE_PAYLOAD).tolist():
+        strongest = payload_alignment(int(sizes[i]), alignment)
+        gap = -int(offsets[i]) % strongest
+        if gap:
+            offsets[i:] += np.uint64(gap)
+    return offsets[:-1], int(offsets[-1]), strongest

@@ -1,0 +1,226 @@
+"""Comparisons of many spans of one text pool at once, 32 bytes at a time.
+
+Each pass goes on only with the spans that are still undecided, and hands the last few to plain comparisons of bytes,
+so that a pass costs no more than the bytes it looks at, however they are chosen. Knows nothing of what spans mean.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+
+from zcrecord.errors import FormatError
+
+__all__ = ["Pool"]
+
+Array = np.ndarray[Any, np.dtype[Any]]
+_WIDTH = 32  # bytes; most names, or what distinguishes them, fit
+_FEW = 64  # spans; below this a Python loop over bytes is as fast as numpy's fixed costs
+_CHUNK = 2048  # spans compared together; their rows stay in the cache
+_LONG = 256  # bytes; longer names are rare and hashed one by one
+_MIX = np.uint64(0x9E3779B97F4A7C15)  # 2^64 / golden ratio, Knuth's multiplicative hash
+_WORDS = _WIDTH // 8
+_ROW = np.dtype(f"V{_WIDTH}")
+_MASKS = (np.tri(_WIDTH + 1, _WIDTH, -1, np.uint8) * np.uint8(255)).view(_ROW).reshape(-1)  # row n keeps n bytes
+
+
+class Pool:
+    """A text pool. `memory` starts with it and should go on for 32 bytes behind it; otherwise it is copied once."""
+
+    def __init__(self, text: memoryview, memory: memoryview) -> None:
+        self.text = text
+        self._bytes: Array | None = None
+        self._ascii = False
+        self._memory = memory
+        self._rows_at: Array | None = None
+        self._nuls: Array | None = None
+
+    @property
+    def octets(self) -> Array:
+        """The pool as an array."""
+        if self._bytes is None:
+            self._bytes = np.frombuffer(self.text, np.uint8)
+        return self._bytes
+
+    def check_text(self) -> None:
+        """Decode the whole pool once (R28); spans are UTF-8 then if they start and end between characters."""
+        try:
+            self._ascii = str(self.text, "utf-8").isascii()
+        except UnicodeDecodeError as error:
+            raise FormatError(f"index: text at {error.start} is not UTF-8: {error.reason}") from None
+
+    def bad_names(
+        self, starts: Array, sizes: Array, *, empty: bool = False, nul: bool = False
+    ) -> tuple[int, str] | None:
+        """Return the first span that cannot be a name and why, or None; `empty` and `nul` say what is allowed.
+
+        Fastest for spans that lie side by side, as our writer puts the names of tensors down. Needs `check_text`.
+        """
+        if len(starts) == 1:  # the record itself, mostly
+            why = self.bad_name(int(starts[0]), int(sizes[0]), empty=empty, nul=nul)
+            return None if why is None else (0, why)
+        ends = starts.astype(np.int64) + sizes
+        if np.count_nonzero(outside := ends >= len(self.text)):
+            return int(outside.argmax()), f"is past the end of the text pool ({len(self.text)} bytes)"
+        if not empty and np.count_nonzero(sizes) < len(sizes):
+            return int((sizes == 0).argmax()), "is empty"
+        if np.count_nonzero(last := self.octets[ends]):
+            return int((last != 0).argmax()), "is not followed by NUL"
+        if not self._ascii and np.count_nonzero(cut := (self.octets[starts] & 0xC0) == 0x80):
+            return int(cut.argmax()), "is not UTF-8: it starts inside a character"
+        if not nul and np.count_nonzero(inside := self._holds_nul(starts, ends)):
+            return int(inside.argmax()), "contains NUL"
+        return None
+
+    def bad_name(self, start: int, size: int, *, empty: bool = False, nul: bool = False) -> str | None:
+        """Return why one span cannot be a name, or None; `empty` and `nul` say what is allowed."""
+        end = start + size
+        if end >= len(self.text):
+            return f"is past the end of the text pool ({len(self.text)} bytes)"
+        if not size and not empty:
+            return "is empty"
+        if self.text[end]:
+            return "is not followed by NUL"
+        try:
+            text = str(self.text[start:end], "utf-8")
+        except UnicodeDecodeError as error:
+            return f"is not UTF-8: {error.reason}"
+        return "contains NUL" if "\0" in text and not nul else None
+
+    def _holds_nul(self, starts: Array, ends: Array) -> Array:
+        """Return which spans, each followed by NUL, have another one inside."""
+        if len(starts) > 1 and np.array_equal(starts[1:], ends[:-1] + 1):  # side by side: counting is enough
+            lo, hi = int(starts[0]), int(ends[-1])
+            if hi - lo - int(np.count_nonzero(self.octets[lo:hi])) == len(starts) - 1:
+                return np.zeros(len(starts), bool)
+        if self._nuls is None:
+            self._nuls = np.flatnonzero(self.octets == 0)
+        found: Array = self._nuls[np.searchsorted(self._nuls, starts)]
+        return found < ends
+
+    def _words(self, starts: Array, sizes: Array, done: int) -> Array:
+        """Return bytes [done, done + 32) of each span, zeros past its end, as 4 rows of big-endian numbers.
+
+        Compared row by row they order as the bytes do.
+        """
+        return np.ascontiguousarray(self._pieces(starts, sizes, done).T).byteswap(inplace=True)
+
+    def _pieces(self, starts: Array, sizes: Array, done: int) -> Array:
+        """Return bytes [done, done + 32) of each span, zeros past its end, as 4 columns. Spans must lie inside."""
+        if self._rows_at is None:
+            if len(self._memory) < len(self.text) + _WIDTH:
+                self._memory = memoryview(self.text.tobytes() + b"\0" * _WIDTH)
+            octets = np.frombuffer(self._memory, np.uint8)
+            self._rows_at = np.ndarray(len(self.text) + 1, _ROW, octets, 0, (1,))
+        at, left = starts.astype(np.int64), sizes
+        if done:  # a span that ends before keeps no byte, wherever it would be
+            at, left = np.minimum(at + done, len(self.text)), sizes.astype(np.int64) - done
+        rows = self._rows_at[at].view(np.uint64)
+        pieces = rows.reshape(-1, _WORDS)
+        if len(left) and (least := left.min()) < _WIDTH:
+            if least == left.max():  # as the names of one module are, over and over
+                pieces &= _MASKS[least : least + 1].view(np.uint64)
+            else:
+                rows &= _MASKS[np.minimum(left, _WIDTH)].view(np.uint64)
+        return pieces
+
+    def _slice(self, start: int, size: int) -> bytes:
+        return self.text[start : start + size].tobytes()
+
+    def first_not_ascending(self, starts: Array, sizes: Array) -> int | None:
+        """Return the first i whose span is not strictly less, bytewise, than span i + 1."""
+        if len(starts) <= _FEW:
+            text = self.text
+            few = [bytes(text[a : a + n]) for a, n in zip(starts.tolist(), sizes.tolist(), strict=True)]
+            return next((i for i, (a, b) in enumerate(itertools.pairwise(few)) if a >= b), None)
+        for lo in range(0, len(starts) - 1, _CHUNK):
+            found = self._first_not_ascending(starts[lo : lo + _CHUNK + 1], sizes[lo : lo + _CHUNK + 1])
+            if found is not None:
+                return lo + found
+        return None
+
+    def _first_not_ascending(self, starts: Array, sizes: Array) -> int | None:
+        words = self._words(starts, sizes, 0)
+        left, right = words[:, :-1], words[:, 1:]
+        active = np.flatnonzero(~_less(left, right))
+        left, right = left[:, active], right[:, active]
+        worst, done = len(starts), 0
+        while len(active):
+            done += _WIDTH
+            tied = (left == right).all(axis=0) & ((sizes[active] > done) | (sizes[active + 1] > done))
+            worst = min([worst, *active[~tied][:1].tolist()])
+            active = active[tied]
+            if len(active) <= _FEW:
+                break
+            left = self._words(starts[active], np.maximum(sizes[active], done), done)
+            right = self._words(starts[active + 1], np.maximum(sizes[active + 1], done), done)
+            undecided = ~_less(left, right)
+            active, left, right = active[undecided], left[:, undecided], right[:, undecided]
+        for i in active.tolist():
+            a, b = (self._slice(int(starts[j]), int(sizes[j])) for j in (i, i + 1))
+            if a >= b:
+                worst = min(worst, i)
+                break
+        return worst if worst < len(starts) else None
+
+    def equal(self, starts: Array, others: Array, sizes: Array) -> Array:
+        """Return whether each pair of spans of the same size holds the same bytes."""
+        parts = [
+            self._equal(starts[lo : lo + _CHUNK], others[lo : lo + _CHUNK], sizes[lo : lo + _CHUNK])
+            for lo in range(0, len(starts), _CHUNK)
+        ]
+        return np.concatenate(parts) if parts else np.ones(0, bool)
+
+    def _equal(self, starts: Array, others: Array, sizes: Array) -> Array:
+        same = np.ones(len(starts), bool)
+        active: Array = np.flatnonzero(sizes)
+        done = 0
+        while len(active) > _FEW:
+            left = self._pieces(starts[active], sizes[active], done)
+            right = self._pieces(others[active], sizes[active], done)
+            equal = left[:, 0] == right[:, 0]
+            for column in range(1, _WORDS):
+                equal &= left[:, column] == right[:, column]
+            same[active[~equal]] = False
+            done += _WIDTH
+            active = active[equal & (sizes[active] > done)]
+        for i in active.tolist():
+            size = int(sizes[i])
+            same[i] = self._slice(int(starts[i]), size) == self._slice(int(others[i]), size)
+        return same
+
+    def first_repeated(self, starts: Array, sizes: Array, groups: Array) -> int | None:
+        """Return a span that repeats an earlier one of its group; by hash, then equal hashes by their bytes."""
+        hashes = groups.astype(np.uint64) * _MIX ^ sizes
+        active: Array = np.flatnonzero(sizes <= _LONG)
+        done = 0
+        while len(active):
+            for words in self._words(starts[active], sizes[active], done):
+                mixed = (hashes[active] ^ words) * _MIX
+                hashes[active] = mixed ^ (mixed >> np.uint64(29))
+            done += _WIDTH
+            active = active[sizes[active] > done]
+        for i in np.flatnonzero(sizes > _LONG).tolist():
+            key = (int(groups[i]), self._slice(int(starts[i]), int(sizes[i])))
+            hashes[i] = np.uint64(hash(key) & 0xFFFFFFFFFFFFFFFF)
+        ordered = np.sort(hashes)
+        twice = ordered[1:][ordered[1:] == ordered[:-1]]
+        if not len(twice):
+            return None
+        seen: set[tuple[int, bytes]] = set()
+        for i in np.flatnonzero(np.isin(hashes, twice, kind="sort")).tolist():
+            key = (int(groups[i]), self._slice(int(starts[i]), int(sizes[i])))
+            if key in seen:
+                return i
+            seen.add(key)
+        return None
+
+
+def _less(left: Array, right: Array) -> Array:
+    """Return which columns of 4 numbers are less, the first number counting most."""
+    out: Array = left[-1] < right[-1]
+    for a, b in zip(left[-2::-1], right[-2::-1], strict=True):
+        out = (a < b) | ((a == b) & out)
+    return out

@@ -1,0 +1,246 @@
+"""Tensors as symbols: an assembler file that takes each one's bytes from the archive, in a section of its own.
+
+For GNU as and clang, as C's preprocessor hands it on: ELF, Mach-O, COFF, WebAssembly. How a program declares the
+symbols is left to `c`; constants for assembler programs are here.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from math import prod
+
+from zcrecord.errors import UnsupportedError, printable
+
+from .comments import head, literal, path_between, told
+from .plan import Constant, Plan
+
+__all__ = ["equates", "files", "footer", "macros", "packed_file", "placed", "sections", "source"]
+
+_NAME = re.compile(r"[A-Za-z._$][A-Za-z0-9._$-]{0,100}")
+
+ENDIAN = """\
+#if defined(__BYTE_ORDER__) && defined(__ORDER_LITTLE_ENDIAN__) && __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
+#error "the archive is little-endian and used as it lies"
+#endif
+"""
+
+_MACROS = """\
+#if defined(_WIN32) || defined(__CYGWIN__) || defined(__UEFI__)
+#define {upper}_COFF 1
+#elif !defined(__ELF__) && !defined(__APPLE__) && !defined(__wasm__)
+#error "no sections are known for this target; what any C compiler takes is: zcrecord embed --lang c --blob string"
+#endif
+#if defined(__APPLE__) || (defined({upper}_COFF) && defined(__i386__))
+#define {upper}_UNDERSCORE 1 /* C's names have one before them */
+#endif
+
+{macro}
+.macro zcr_symbol name, nbytes
+#if defined({upper}_UNDERSCORE)
+.globl _\\name
+_\\name:
+#else
+.globl \\name
+#if defined(__ELF__)
+.type \\name, %object
+.size \\name, \\nbytes
+#elif defined(__wasm__)
+.type \\name, @object
+.size \\name, \\nbytes
+#endif
+\\name:
+#endif
+.endm
+
+.macro zcr_shared name, base, offset, nbytes
+#if defined({upper}_UNDERSCORE)
+.globl _\\name
+.set _\\name, _\\base + \\offset
+#else
+.globl \\name
+#if defined(__ELF__)
+.type \\name, %object
+.size \\name, \\nbytes
+#elif defined(__wasm__)
+.type \\name, @object
+.size \\name, \\nbytes
+#endif
+.set \\name, \\base + \\offset
+#endif
+.endm
+"""
+
+_SECTION = """\
+.macro zcr_section name, log2
+#if defined(__ELF__)
+.section {elf}
+#elif defined(__APPLE__)
+.section {macho}
+#elif defined(__wasm__)
+.section {wasm}
+#else
+.section {coff}
+#endif
+#if defined({upper}_COFF)
+.if \\log2 > 13 /* COFF knows no more than 8192 */
+.p2align 13
+.else
+.p2align \\log2
+.endif
+#else
+.p2align \\log2
+#endif
+.endm
+"""
+
+_CONSTANT = """
+.macro {macro} name, skip, nbytes, log2
+zcr_section \\name, \\log2
+zcr_symbol \\name, \\nbytes
+.incbin {file}, \\skip, \\nbytes
+.endm
+
+/* The last bytes of {file}: read up to its end, so that another size is noticed. */
+.macro {macro}_last name, skip, nbytes, log2
+zcr_section \\name, \\log2
+zcr_symbol \\name, \\nbytes
+1:
+.incbin {file}, \\skip
+.if . - 1b - \\nbytes
+.error "{file} is not the file that this one was generated from: generate it again"
+.endif
+.endm
+"""
+
+_NOTES = """\
+#if defined(__ELF__)
+.section .note.GNU-stack, "", %progbits
+#if defined(__CET__) /* without this note a program would lose its shadow stack */
+#include <cet.h>
+#endif
+#if defined(__ARM_FEATURE_BTI_DEFAULT) && defined(__aarch64__)
+.section .note.gnu.property, "a", %note
+.p2align 3
+.long 4, 16, 5, 0x00554e47, 0xc0000000, 4, 3, 0
+#endif
+#endif
+"""
+
+
+def files(plan: Plan, directory: str, *, section: str | None = None) -> dict[str, Iterable[bytes]]:
+    """Return the files for a program in assembler: `.S`, `.inc` with constants, and the packed file if there is one.
+
+    Args:
+        plan: what is to be embedded.
+        directory: where the files will lie; the archive is found from there.
+        section: an ELF or COFF section for all symbols; one that ends in a dot gets each identifier added to it.
+            `.rodata.` by default, which every linker script keeps in flash. One that a script does not name is left
+            out, or copied to RAM.
+
+    Raises:
+        UnsupportedError: no section can have that name.
+
+    Example:
+        >>> import numpy as np, zcrecord
+        >>> from zcrecord.embed.plan import plan
+        >>> _ = zcrecord.save_record({"w": np.ones(3, np.float32)}, "model.zcr")
+        >>> sorted(files(plan("model.zcr"), "."))
+        ['model.S', 'model.inc']
+    """
+    out = {f"{plan.stem}.S": source(plan, directory, section), f"{plan.stem}.inc": equates(plan)}
+    return {**out, **packed_file(plan)}
+
+
+def packed_file(plan: Plan) -> dict[str, Iterable[bytes]]:
+    """Return the file that holds the bytes of strided tensors, if there are any."""
+    return {f"{plan.stem}_packed.bin": plan.packed_chunks()} if plan.packed_size else {}
+
+
+def source(plan: Plan, directory: str, section: str | None) -> Iterator[bytes]:
+    """Yield the assembler file: one symbol a tensor."""
+    stem, upper = plan.stem, plan.stem.upper()
+    yield head(plan, _about(plan, section)).encode()
+    yield macros(plan, directory, section).encode()
+    if plan.packed_size:
+        yield f'\n#ifndef {upper}_PACKED\n#define {upper}_PACKED "{stem}_packed.bin"\n#endif\n'.encode()
+        yield _CONSTANT.format(macro="zcr_packed", file=f"{upper}_PACKED").encode()
+    yield placed(f"{stem}_check", plan.archive_size - 8, 8, 4).encode()
+    for c in plan.constants:
+        if c.nbytes:
+            yield f"\n/* {told(c)} */\n{_symbol(c, plan.packed_size)}".encode()
+    yield footer().encode()
+
+
+def _about(plan: Plan, section: str | None) -> list[str]:
+    stem = plan.stem
+    found = f"-I has to name this file's folder, or -D{stem.upper()}_ZCR='\"...\"' the archive"
+    return [
+        f"Every tensor as a symbol, its bytes taken from the archive. Assemble it with cc -c {stem}.S; {found}.",
+        "Assemble it again when the archive changes: a build system does not see what .incbin reads.",
+        f"Sections: {'.rodata.NAME' if section is None else section}.",
+    ]
+
+
+def _symbol(c: Constant, packed_size: int) -> str:
+    if c.base is not None:
+        return f"zcr_shared {c.identifier}, {c.base}, {c.base_offset}, {c.nbytes}\n"
+    macro = "zcr_constant"
+    if c.place == "packed":
+        macro = "zcr_packed" if c.offset + c.nbytes < packed_size else "zcr_packed_last"
+    return f"{macro} {c.identifier}, {c.offset}, {c.nbytes}, {c.alignment.bit_length() - 1}\n"
+
+
+def placed(name: str, offset: int, nbytes: int, alignment: int) -> str:
+    """Return a symbol over the archive's last bytes, by which its size is checked."""
+    return f"\nzcr_constant_last {name}, {offset}, {nbytes}, {alignment.bit_length() - 1}\n"
+
+
+def footer() -> str:
+    """Return the notes that a linker looks for in every object."""
+    return f"\n{_NOTES}"
+
+
+def macros(plan: Plan, directory: str, section: str | None) -> str:
+    """Return the archive's path, and the macros that define symbols."""
+    upper = plan.stem.upper()
+    path = literal(path_between(directory, plan.archive).encode(errors="surrogateescape"))
+    found = f"\n#ifndef {upper}_ZCR\n#define {upper}_ZCR {path}\n#endif\n\n"
+    macro = _SECTION.format(upper=upper, **sections(section))
+    defined = _MACROS.format(upper=upper, macro=macro)
+    return f"\n{ENDIAN}{found}{defined}" + _CONSTANT.format(macro="zcr_constant", file=f"{upper}_ZCR")
+
+
+def sections(section: str | None) -> dict[str, str]:
+    """Return what follows `.section` in each object format, for a symbol `\\name`.
+
+    ELF sections of one name stay apart by groups of one each, so that a linker can drop what is not used. (`unique`
+    would do the same, but in binutils 2.35 and later alone.)
+
+    Raises:
+        UnsupportedError: no section can have that name.
+    """
+    given = ".rodata." if section is None else section
+    if not _NAME.fullmatch(given):
+        what = "a section's name is letters, digits, '.', '_', '$' and '-', and starts with none of the digits"
+        raise UnsupportedError(f"section '{printable(given)}': {what}")
+    elf, coff = f'{given}, "aG", %progbits, \\name', given
+    if given.endswith("."):
+        elf, coff = f'{given}\\name, "a", %progbits', f"{given}\\name"
+    coff = ".rdata$\\name" if section is None else coff
+    return {"elf": elf, "macho": "__TEXT,__const", "wasm": '.rodata.\\name, "", @', "coff": f'{coff}, "dr"'}
+
+
+def equates(plan: Plan, *, offsets: bool = False) -> Iterator[bytes]:
+    """Yield constants for assembler programs, with `offsets` where each tensor lies in the archive."""
+    about = (
+        "Where the tensors lie in the archive." if offsets else "Numbers of the tensors, whose symbols are the .S's."
+    )
+    yield head(plan, [about]).encode()
+    for c in plan.constants:
+        upper = c.identifier.upper()
+        values = {"RANK": len(c.shape), "COUNT": prod(c.shape), **{f"DIM{i}": dim for i, dim in enumerate(c.shape)}}
+        values |= {"NBYTES": c.nbytes, "DTYPE": c.dtype.code, "BITS": c.bits}
+        values |= {"OFFSET": c.offset} if offsets and c.place == "archive" else {}
+        yield f"\n/* {told(c, placed=not offsets)} */\n".encode()
+        yield "".join(f".equ {upper}_{word}, {value}\n" for word, value in values.items()).encode()

@@ -1,0 +1,271 @@
+"""Archives attached to executables: a program with its weights behind it, in one file that runs as before.
+
+Such a file is the program, zeros, a note of 32 bytes, and the archive on a multiple of 65536, so that every system can
+map it by itself. The note holds the program's own size, by which `detach` gives it back byte for byte. `load_record`
+opens the file as it is, and needs nothing of this module. What speaks against attaching is `programs`'s.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from zcrecord.archive.views import Verify
+from zcrecord.codec.layout import (
+    ATTACHED_ALIGNMENT,
+    ATTACHED_SIZE,
+    HEADER_SIZE,
+    MAGIC,
+    align_up,
+    decode_attached,
+    encode_attached,
+    locate,
+    unsigned_size,
+)
+from zcrecord.errors import FormatError, RecordError, UnsupportedError
+from zcrecord.record.load import load_record
+from zcrecord.storage.files import Progress, check_destination
+from zcrecord.storage.memory import map_file
+from zcrecord.storage.scratch import refusals
+from zcrecord.storage.sink import Sink, open_sink, path_of
+
+from .executables import objection
+
+__all__ = ["AttachReport", "DetachReport", "attach", "detach"]
+
+_PIECE = 1 << 20  # bytes of one write
+
+
+@dataclass(frozen=True, slots=True)
+class AttachReport:
+    """What attaching did. Bytes throughout.
+
+    `dest` is the file that was written, `program_bytes` what of it is the program, `offset` where the archive starts
+    in it, `replaced_bytes` the size of the archive that was attached before, None without one.
+    """
+
+    program: str
+    dest: str
+    program_bytes: int
+    archive_bytes: int
+    offset: int
+    replaced_bytes: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class DetachReport:
+    """What detaching did. Bytes throughout.
+
+    `dest` is the archive that was written, None if it was thrown away, `program_bytes` the program's size without it.
+    `exact` tells whether these are the bytes that the program had before `attach`: of an archive that was appended by
+    other means nobody knows where the program ended, so what lies between stays.
+    """
+
+    program: str
+    dest: str | None
+    program_bytes: int
+    archive_bytes: int
+    exact: bool
+
+
+class _Parts(NamedTuple):
+    """Parts of a file: the program's size, and where an attached archive starts (None without one) and ends.
+
+    What follows the end is a signature.
+    """
+
+    program: int
+    archive: int | None
+    end: int
+    noted: bool
+
+
+def attach(
+    program: Any,
+    archive: Any,
+    dest: Any = None,
+    *,
+    verify: Verify = "full",
+    force: bool = False,
+    durable: bool = True,
+    progress: Progress | None = None,
+) -> AttachReport:
+    """Append an archive to a program, which runs as before and finds its weights by `load_record(sys.executable)`.
+
+    The program is replaced in one step, or left as it was: it may be running, and a process that runs keeps the old
+    file. Mode, owner and extended attributes stay; hard links of it keep the old file. An archive that was attached
+    before is replaced. `strip` first, since it would take the archive off again; sign a Windows program after. One that
+    looks for data of its own at its very end (Nuitka's onefile mode, `deno compile`) does not find it there any more.
+
+    Args:
+        program: the path of an executable, of any kind that bears bytes at its end: ELF, what PyInstaller makes.
+        archive: whatever `load_record` takes.
+        dest: a path, to leave the program as it is and write this file.
+        verify: how much of the archive is checked before, as in `load_record`.
+        force: whether `dest` may be replaced if it is there, and a program that would break be attached to.
+        durable: whether to wait until the file would survive power loss.
+        progress: called with the bytes written, and with all there are.
+
+    Raises:
+        UnsupportedError: the program is a script, a zip, signed, or an archive. FormatError: the archive is none, or
+        the program is empty. IntegrityError: the archive is damaged. DestinationExistsError: `dest` exists and `force`
+        was not given. SourceError: the file system refused.
+
+    Example:
+        >>> import shutil, sys, numpy as np, zcrecord
+        >>> _ = shutil.copy(sys.executable, "app")
+        >>> _ = zcrecord.save_record({"w": np.arange(3)}, "weights.zcr")
+        >>> attach("app", "weights.zcr").replaced_bytes
+        >>> zcrecord.load_record("app")["w"].tolist()
+        [0, 1, 2]
+    """
+    path = path_of(program)
+    out = path if dest is None else path_of(dest)
+    if not _same(out, path):
+        check_destination(_path_or_none(archive), out, force)
+    with load_record(archive, verify=verify) as record:
+        if not record.archive.whole:
+            raise UnsupportedError("only whole archives can be attached", path=record.archive.path)
+        record.archive.bring()
+        weights = record.archive.buffer
+        octets = map_file(path, least=0).octets
+        parts = _parts(octets, path)
+        _check_unsigned(octets, parts, path)
+        _check(octets[: parts.program], path, force)
+        offset = align_up(parts.program + ATTACHED_SIZE, ATTACHED_ALIGNMENT)
+        with open_sink(out, durable=durable, like=path) as sink:
+            copy = _Copy(sink, offset + len(weights), progress)
+            copy.add(octets[: parts.program])
+            copy.add(bytes(offset - ATTACHED_SIZE - parts.program) + encode_attached(parts.program))
+            copy.add(weights)
+        replaced = None if parts.archive is None else parts.end - parts.archive
+        return AttachReport(path, out, parts.program, len(weights), offset, replaced)
+
+
+def detach(
+    program: Any,
+    dest: Any = None,
+    *,
+    keep: bool = False,
+    discard: bool = False,
+    force: bool = False,
+    durable: bool = True,
+) -> DetachReport:
+    """Take an attached archive off a program, which is then, byte for byte, what it was before `attach`.
+
+    The archive's bytes are those that were attached. They are not checked, so that a damaged one can be taken off. The
+    program is replaced in one step, as by `attach`, after `dest` was written. Of one that was signed since, only a copy
+    of the archive is taken (`keep`): first the signature has to go, by the tool that made it, which leaves the
+    checksum in the program's headers as signing made it.
+
+    Args:
+        program: the path of a program with an archive attached.
+        dest: a path for the archive; without one it is written beside the program, as PROGRAM.zcr.
+        keep: whether the program keeps it, too.
+        discard: whether the archive is thrown away.
+        force: whether `dest` may be replaced if it is there.
+        durable: whether to wait until the files would survive power loss.
+
+    Raises:
+        FormatError: no archive is attached. UnsupportedError: the program was signed since, and `keep` was not given;
+        or `discard` beside `dest` or `keep`.
+        DestinationExistsError: `dest` exists and `force` was not given, or is the program. SourceError: the file system
+        refused.
+
+    Example:
+        >>> import shutil, sys, numpy as np, zcrecord
+        >>> _ = shutil.copy(sys.executable, "app")
+        >>> _ = zcrecord.save_record({"w": np.arange(3)}, "weights.zcr")
+        >>> _ = attach("app", "weights.zcr")
+        >>> detach("app", "again.zcr").exact
+        True
+    """
+    path = path_of(program)
+    if discard and (keep or dest is not None):
+        raise UnsupportedError("discard=True throws the archive away; leave out what is to keep it", path=path)
+    beside = f"{path.removesuffix('.exe')}.zcr" if dest is None else path_of(dest)
+    out = None if discard else beside
+    check_destination(path, out, force)
+    octets = map_file(path, least=0).octets
+    parts = _parts(octets, path)
+    if parts.archive is None:
+        raise FormatError("no archive is attached to this file", path=path)
+    if not keep:
+        _check_unsigned(octets, parts, path)
+    if out is not None:
+        with open_sink(out, durable=durable) as sink:
+            _Copy(sink, 0, None).add(octets[parts.archive : parts.end])
+    if not keep:
+        with open_sink(path, durable=durable, like=path) as sink:
+            _Copy(sink, 0, None).add(octets[: parts.program])
+    return DetachReport(path, out, parts.program, parts.end - parts.archive, parts.noted)
+
+
+def _same(out: str, path: str) -> bool:
+    with refusals(out):
+        return out == path or (os.path.exists(out) and os.path.exists(path) and os.path.samefile(out, path))
+
+
+def _path_or_none(archive: Any) -> str | None:
+    return path_of(archive) if isinstance(archive, str | os.PathLike) else None
+
+
+def _parts(octets: memoryview, path: str) -> _Parts:
+    """Say what a file is made of, going by its end alone.
+
+    Raises:
+        UnsupportedError: it is an archive and nothing else. FormatError: what is attached does not hold together.
+    """
+    size, end = len(octets), unsigned_size(octets)
+    try:
+        if end < 2 * HEADER_SIZE or octets[end - HEADER_SIZE : end][: len(MAGIC)] != MAGIC:
+            return _Parts(size, None, size, False)
+        _, _, start = locate(octets, "suffix")
+        if not start:
+            raise UnsupportedError("this is an archive, not a program with one attached")
+        noted = decode_attached(octets[:start])
+    except RecordError as error:
+        raise error.located(path=path) from None
+    return _Parts(start if noted is None else noted, start, end, noted is not None)
+
+
+def _check_unsigned(octets: memoryview, parts: _Parts, path: str) -> None:
+    """Raise if a program was signed with its archive attached: without it the signature would hold no more.
+
+    It is not taken off here: that is more than cutting bytes off, since the program's headers name it.
+    """
+    if parts.archive is not None and parts.end < len(octets):
+        off = (
+            "take the signature off first (`signtool remove /s`, `osslsigncode remove-signature`), and sign again after"
+        )
+        what = f"it was signed with its archive attached, and the signature would no longer hold; {off}"
+        raise UnsupportedError(f"{what}; detach with keep=True copies the archive alone", path=path)
+
+
+def _check(program: memoryview, path: str, force: bool) -> None:
+    """Raise unless a program would run as before; only an empty one or an archive is refused come what may."""
+    if not len(program):
+        raise FormatError("the program is empty", path=path)
+    if program[: len(MAGIC)] == MAGIC:
+        raise UnsupportedError("this is a zcrecord archive, not a program", path=path)
+    reason = None if force else objection(program)
+    if reason is not None:
+        raise UnsupportedError(
+            f"nothing can be attached to this program: {reason}, or force it by force=True", path=path
+        )
+
+
+class _Copy:
+    """Bytes on their way into a sink, a piece at a time."""
+
+    def __init__(self, sink: Sink, total: int, progress: Progress | None) -> None:
+        self._sink, self._total, self._progress = sink, total, progress
+
+    def add(self, data: Any) -> None:
+        """Write bytes, and tell how far that is."""
+        view = memoryview(data)
+        for at in range(0, len(view), _PIECE):
+            self._sink.write(view[at : at + _PIECE])
+            if self._progress is not None:
+                self._progress(self._sink.position, self._total)

@@ -1,0 +1,82 @@
+"""Files that bear no archive behind them: text, scripts, zip files, signed programs.
+
+Knows just enough of Mach-O to find a signature, `layout` of Windows programs; what it says, a person reads.
+"""
+
+from __future__ import annotations
+
+from zcrecord.codec.layout import certificate_table
+
+__all__ = ["objection"]
+
+_ZIP_END = b"PK\x05\x06"
+_ZIP_END_SIZE, _ZIP_COMMENT = 22, 65535  # bytes of a zip's last entry, and of the comment that may follow it
+_MACHO_SIGNATURE = 0x1D  # LC_CODE_SIGNATURE
+_HEAD = 4096  # bytes that tell text from programs, which have zeros among their first
+_MOST_SLICES = 32  # of a universal program; what starts as one with more is a Java class
+
+
+def objection(program: memoryview) -> str | None:
+    """Return why a program would not work as before with bytes after it; None where nothing speaks against it.
+
+    Example:
+        >>> objection(memoryview(b"#!/bin/sh\\nexit 0\\n"))
+        'it is a script, whose interpreter would read on into the archive; leave the archive beside it'
+    """
+    if bytes(program[:2]) == b"#!" and not _is_zip(program):
+        return "it is a script, whose interpreter would read on into the archive; leave the archive beside it"
+    if len(program) and _is_text(program) and not _is_zip(program):
+        return "it is text, and no executable"
+    if _is_zip(program):
+        return "it ends in a zip's directory (a zipapp?), which has to be last; put the archive into the zip, stored"
+    if (table := certificate_table(program)) is not None and table[1]:
+        return "it has an Authenticode signature, which would no longer hold; attach first, then sign"
+    if _is_signed_macho(program):
+        return "it has a code signature, which would no longer hold; take it off, attach, and sign it again"
+    return None
+
+
+def _number(data: memoryview, at: int, size: int = 4, order: str = "little") -> int:
+    """Return an unsigned number; what lies past the end is taken for zeros."""
+    big = order == "big"
+    return int.from_bytes(data[at : at + size], "big" if big else "little")
+
+
+def _is_text(program: memoryview) -> bool:
+    """Return whether a file starts as text does: UTF-8 without control characters, but for spaces and escapes."""
+    head = bytes(program[:_HEAD])
+    try:
+        text = head.decode()
+    except UnicodeDecodeError as error:
+        if error.start < len(head) - 3 or len(head) < _HEAD:  # a character that is cut is none that is wrong
+            return False
+        text = head[: error.start].decode()
+    return not any(c < " " and c not in "\t\n\v\f\r\x1b" for c in text)
+
+
+def _is_zip(program: memoryview) -> bool:
+    tail = bytes(program[-(_ZIP_END_SIZE + _ZIP_COMMENT) :])
+    at = tail.rfind(_ZIP_END)
+    while at >= 0:
+        if at + _ZIP_END_SIZE + int.from_bytes(tail[at + 20 : at + 22], "little") == len(tail):
+            return True
+        at = tail.rfind(_ZIP_END, 0, at)
+    return False
+
+
+def _is_signed_macho(program: memoryview) -> bool:
+    magic = bytes(program[:4])
+    if magic == b"\xca\xfe\xba\xbe" and (count := _number(program, 4, order="big")) <= _MOST_SLICES:
+        starts = [_number(program, 8 + 20 * i + 8, order="big") for i in range(count)]
+        return any(_is_signed_macho(program[start:]) for start in starts if start)
+    if magic not in (b"\xcf\xfa\xed\xfe", b"\xce\xfa\xed\xfe"):
+        return False
+    at = 32 if magic[0] == 0xCF else 28
+    end = min(at + _number(program, 20), len(program))
+    for _ in range(_number(program, 16)):
+        if at >= end:
+            return False
+        if _number(program, at) == _MACHO_SIGNATURE:
+            return True
+        at += max(_number(program, at + 4), 8)
+    return False

@@ -1,0 +1,189 @@
+"""From an archive to the sources that make it part of a program: which generator, with which options, and a report.
+
+What the sources say is left to the generators, how files are written to `writing`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from zcrecord.errors import UnsupportedError
+from zcrecord.onnx.selection import Patterns
+from zcrecord.storage.sink import path_of
+
+from .plan import Plan, plan
+from .write_files import write
+
+__all__ = ["LANGUAGES", "BlobForm", "EmbedReport", "Language", "generate", "out_of_place", "reader_source"]
+
+Language = Literal["c", "cpp", "asm", "rust", "python"]
+BlobForm = Literal["incbin", "embed", "string"]
+
+LANGUAGES: dict[str, frozenset[str]] = {  # and the options that mean something to each
+    "c": frozenset({"alignment", "blob", "prefix", "reader", "section"}),
+    "cpp": frozenset({"alignment", "blob", "prefix", "reader", "section"}),
+    "asm": frozenset({"alignment", "blob", "prefix", "section"}),
+    "rust": frozenset({"alignment", "assembly", "prefix", "reader", "section"}),
+    "python": frozenset(),
+}
+_READERS = {"c": "zcrecord.h", "cpp": "zcrecord.h", "rust": "zcrecord.rs"}
+
+
+@dataclass(frozen=True, slots=True)
+class EmbedReport:
+    """What was generated.
+
+    `nbytes` is what the program has of it: the tensors' bytes, each stored one once, or the whole archive. `shared`
+    tensors lie in another's bytes, `empty` ones have none, and so no symbol, `left_out` ones were not selected.
+    `renamed` are names with identifiers that are more than the name cleaned. Strided tensors are `repacked`, their
+    bytes put into C order into a file of their own, or, of a blob, `unplaced`: they have no member in it.
+    """
+
+    archive: str
+    lang: str
+    files: tuple[str, ...]
+    tensors: int
+    nbytes: int
+    shared: int
+    empty: int
+    left_out: int
+    renamed: tuple[tuple[str, str], ...]
+    repacked: tuple[str, ...]
+    unplaced: tuple[str, ...]
+
+
+def generate(
+    source: Any,
+    directory: Any,
+    *,
+    lang: Language,
+    blob: BlobForm | None = None,
+    assembly: bool = False,
+    select: Patterns | None = None,
+    exclude: Patterns | None = None,
+    prefix: str | None = None,
+    name: str | None = None,
+    section: str | None = None,
+    alignment: int | None = None,
+    reader: bool = False,
+    force: bool = False,
+) -> EmbedReport:
+    """Write sources that make an archive's tensors constants of a program; all of them or none.
+
+    For C, C++, assembler and Rust the bytes stay in the archive, and are taken from it when the program is built; but
+    for tensors that are not in C order, and for `blob="string"` and Python, whose sources hold them.
+
+    Args:
+        source: an archive's path, or a record loaded from one.
+        directory: where the files go; it is made if it is not there.
+        lang: "c" (.S and .h), "cpp" (.S and .hpp), "asm" (.S and .inc), "rust" (.rs), "python" (.py and .pyi).
+        blob: C, C++ and assembler: the archive as one constant, by .incbin; C and C++ also by C23's #embed or as string
+            literals, which every compiler takes.
+        assembly: Rust: each tensor placed by `global_asm!`, so that what is not used is dropped.
+        select, exclude: shell patterns of names; one that matches a module stands for all below it.
+        prefix: before every identifier, may be empty. By default the file's stem and an underscore, and nothing where
+            C++ and Rust have a namespace or module.
+        name: what files, namespace and the like are called; the archive's stem, as an identifier, by default.
+        section: where payloads go; one that ends in a dot gets each identifier added to it. `.rodata.` by default.
+        alignment: the least of every tensor, from 16 to 65536. Where the bytes stay in their place in the archive (a
+            blob, Rust without `assembly`), the archive has to have it.
+        reader: write `zcrecord.h` or `zcrecord.rs`, too, which open archives at run time.
+        force: replace files that were not generated before.
+
+    Raises:
+        UnsupportedError: an option that means nothing to the language, or see `planning.plan`. TensorNotFoundError: a
+        pattern matches nothing. DestinationExistsError: a file is there that was not generated. FormatError,
+        SourceError: as `load_record`. LimitError: too large for the form.
+
+    Example:
+        >>> import numpy as np, zcrecord
+        >>> _ = zcrecord.save_record({"layer": {"w": np.ones((2, 3), np.float32)}}, "model.zcr")
+        >>> generate("model.zcr", "out", lang="c").files
+        ('out/model.S', 'out/model.h')
+    """
+    given = {"blob": blob, "assembly": assembly, "section": section, "prefix": prefix, "alignment": alignment}
+    if wrong := out_of_place(lang, {**given, "reader": reader}):
+        raise UnsupportedError(wrong)
+    folder = path_of(directory)
+    planned = plan(source, select=select, exclude=exclude, prefix=prefix, name=name, alignment=alignment)
+    files = _files(planned, folder, lang, blob, assembly, section)
+    if reader:
+        files = {**files, _READERS[lang]: [reader_source(lang)]}
+    written = write(files, folder, force=force)
+    return _report(planned, lang, blob is not None, written)
+
+
+def _report(planned: Plan, lang: str, blob: bool, written: list[str]) -> EmbedReport:
+    own = [c for c in planned.constants if c.base is None]
+    strided = tuple(c.name for c in planned.constants if c.repacked)
+    whole = blob or (lang == "python" and not planned.left_out)
+    renamed = planned.renamed
+    if lang in ("cpp", "rust") and not blob:
+        renamed = tuple((name, local.upper() if lang == "rust" else local) for name, local in planned.renamed_locally)
+    return EmbedReport(
+        archive=planned.archive,
+        lang=lang,
+        files=tuple(written),
+        tensors=len(planned.constants),
+        nbytes=planned.archive_size if whole else sum(c.nbytes for c in own),
+        shared=len(planned.constants) - len(own),
+        empty=sum(not c.nbytes for c in own),
+        left_out=planned.left_out,
+        renamed=() if lang == "python" else renamed,
+        repacked=() if blob or lang == "python" else strided,
+        unplaced=strided if blob else (),
+    )
+
+
+def out_of_place(lang: str, options: dict[str, Any]) -> str | None:
+    """Return what is wrong with options for a language, as a sentence; None if nothing is."""
+    if lang not in LANGUAGES:
+        return f"lang {lang!r} is not known; {', '.join(LANGUAGES)}"
+    for name, value in options.items():
+        if value not in (None, False) and name not in LANGUAGES[lang]:
+            meant = ", ".join(known for known, names in LANGUAGES.items() if name in names)
+            return f"{name} means nothing to {lang}; it is for {meant}"
+    return None
+
+
+def reader_source(lang: str) -> bytes:
+    """Return the file that opens archives at run time: `zcrecord.h` for C and C++, `zcrecord.rs` for Rust.
+
+    Raises:
+        UnsupportedError: there is none for that language.
+
+    Example:
+        >>> reader_source("c").splitlines()[0]
+        b'/* SPDX-License-Identifier: 0BSD'
+    """
+    if lang not in _READERS:
+        raise UnsupportedError(f"there is no reader for lang {lang!r}; there is one for {', '.join(_READERS)}")
+    return (Path(__file__).parent / _READERS[lang]).read_bytes()
+
+
+def _files(
+    planned: Plan, folder: str, lang: Language, blob: BlobForm | None, assembly: bool, section: str | None
+) -> dict[str, Iterable[bytes]]:
+    # Each here, because one alone is used.
+    if lang == "python":
+        from . import python
+
+        return python.files(planned)
+    if lang == "rust":
+        from . import rust
+
+        return rust.files(planned, folder, assembly=assembly, section=section)
+    if blob is not None:
+        from . import blob as blobs
+
+        return blobs.files(planned, folder, language=lang, form=blob, section=section)
+    if lang == "asm":
+        from . import asm as assembler
+
+        return assembler.files(planned, folder, section=section)
+    from . import c
+
+    return c.files(planned, folder, language=lang, section=section)

@@ -1,0 +1,247 @@
+"""Npz in and out: numpy's zip files of arrays, streamed, one piece in memory; nothing is ever unpickled.
+
+Names are split at their dots; Fortran order is kept, as strides; arrays of strings become StringTensors. What an
+archive says besides is kept in a member of its own, 'zcrecord.json', written only where there is something to say: see
+`structure`. What an array's header says is `npy`'s.
+"""
+
+from __future__ import annotations
+
+import io
+import zipfile
+from collections.abc import Iterator
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from zcrecord import dtypes
+from zcrecord.archive.info import TensorInfo
+from zcrecord.archive.payloads import PIECE, Payloads
+from zcrecord.codec.file_types import HEAD, wrong_type
+from zcrecord.errors import FormatError, LimitError, RecordError, UnsupportedError
+from zcrecord.formats.structure import Structure, decode_structure, structure_of
+from zcrecord.formats.zip_files import ZipSink, members, open_zip, read_end, read_exactly, zip_entry, zip_faults
+from zcrecord.record.record import Record
+from zcrecord.record.record_writer import RecordWriter
+from zcrecord.storage.files import Progress, open_source
+from zcrecord.storage.sink import open_sink
+
+from .npy import NpyHeader, encode_npy_header, read_npy_header, string_rows, string_tensor
+
+__all__ = ["read", "write"]
+
+STRUCTURE = "zcrecord.json"
+BYTES = "npz.bytes"  # metadata: names of StringTensors that were arrays of bytes, not of text
+_NPY = ".npy"
+_HELD = 64 << 20  # bytes of strings that are held, whatever the size of the file
+_TIMES = 16  # and so many times the file
+_LONGEST = 65535  # bytes of a member's name
+
+
+def read(path: str, out: RecordWriter, progress: Progress) -> int:
+    """Write the arrays of a .npz file to `out`; returns the bytes of input.
+
+    Stored and deflated members are read piece by piece, no further than their arrays' shapes say. An array of strings
+    is held while it is converted. Arrays of the other byte order come as little-endian.
+
+    Example:
+        >>> np.savez("arrays.npz", weight=np.ones((2, 3)), names=np.array(["a", "bc"]))
+        >>> with RecordWriter("arrays.zcr") as out:
+        ...     size = read("arrays.npz", out, lambda done, total: None)
+        >>> out.report.tensors
+        2
+
+    Raises:
+        FormatError: the zip file or an array in it is damaged, or a name is there twice. UnsupportedError: arrays of
+        objects or structures, other types, other compression. LimitError: compressed strings that claim too much
+        memory. SourceError: the file cannot be read.
+    """
+    file, total = open_source(path)
+    with file:
+        if total is None:
+            raise UnsupportedError("a .npz file is read from its end; write it to a file first")
+        with zip_faults():
+            what = wrong_type(file.read(HEAD), "a .npz file")
+            if what is not None and not zipfile.is_zipfile(file):
+                raise FormatError(what, offset=0)
+            reader = io.BufferedReader(file)
+        with reader as buffered:
+            opened = open_zip(buffered)
+            found, text = members(opened, buffered, total, _NPY, STRUCTURE)
+            _Arrays(opened, found, decode_structure(text), out, total, progress).tell()
+    return total
+
+
+class _Arrays:
+    """The members of one file, on their way to an archive."""
+
+    def __init__(
+        self,
+        opened: zipfile.ZipFile,
+        members: dict[str, zipfile.ZipInfo],
+        structure: Structure,
+        out: RecordWriter,
+        total: int,
+        progress: Progress,
+    ) -> None:
+        self._opened, self._members, self._structure, self._out = opened, members, structure, out
+        self._total, self._progress = total, progress
+        self._done = 0
+        self._octets: list[str] = []  # names of arrays of bytes
+
+    def tell(self) -> None:
+        """Write all of them."""
+        for number, (name, info) in enumerate(self._members.items()):
+            self._structure.tell(self._out, number)
+            try:
+                with zip_faults():
+                    member = self._opened.open(info)
+                with member:
+                    self._array(name, info, member)
+            except RecordError as error:
+                raise error.located(tensor=name) from error.__cause__
+            self._done += info.compress_size
+        self._structure.tell(self._out)
+        self._out.metadata.update(self._structure.metadata)
+        if self._octets:
+            self._out.metadata[BYTES] = self._octets
+        self._progress(self._total, self._total)
+
+    def _array(self, name: str, info: zipfile.ZipInfo, member: Any) -> None:
+        header = read_npy_header(lambda size: read_exactly(member, size))
+        due = header.nbytes + header.data_nbytes
+        if due != info.file_size:
+            what = f"shape {header.shape} of {header.dtype} takes {header.data_nbytes} bytes"
+            raise FormatError(f"{what}, {info.file_size - header.nbytes} are there")
+        path = self._structure.path(name, self._members)
+        twin = self._structure.twin(name)
+        if header.dtype.kind == "S":
+            self._octets.append(name)
+        if twin in self._members and self._same(info, self._members[twin]):
+            self._out.tie(path, self._structure.path(twin, self._members))
+            return
+        if header.dtype.kind in "SU":
+            self._out.add(path, self._strings(header, member, info))
+            return
+        kind = dtypes.from_numpy(header.dtype)
+        swapped = kind.numpy != header.dtype
+        with self._out.tensor(path, kind, header.shape, order="F" if header.fortran else "C") as tensor:
+            left = header.data_nbytes
+            while left:
+                piece: Any = read_exactly(member, min(PIECE, left))
+                left -= len(piece)
+                tensor.write(np.frombuffer(piece, header.dtype).astype(kind.numpy) if swapped else piece)
+                self._progress(self._done + info.compress_size * (due - left) // due, self._total)
+        read_end(member)
+
+    def _same(self, a: zipfile.ZipInfo, b: zipfile.ZipInfo) -> bool:
+        """Return whether two members are byte for byte the same, headers included."""
+        if (a.file_size, a.CRC) != (b.file_size, b.CRC):
+            return False
+        with zip_faults(), self._opened.open(a) as one, self._opened.open(b) as other:
+            while piece := one.read(PIECE):
+                if piece != other.read(PIECE):
+                    return False
+        return True
+
+    def _strings(self, header: NpyHeader, member: Any, info: zipfile.ZipInfo) -> Any:
+        inflated = header.data_nbytes if info.compress_type != zipfile.ZIP_STORED else 0
+        if inflated + 8 * prod(header.shape) > _HELD + _TIMES * self._total:
+            raise LimitError(
+                f"its {prod(header.shape)} strings take much more memory than the file; save it uncompressed"
+            )
+        data = read_exactly(member, header.data_nbytes)
+        read_end(member)
+        if not header.dtype.itemsize:
+            return string_tensor(np.full(header.shape, "", "U1" if header.dtype.kind == "U" else "S1"))
+        array = np.frombuffer(data, header.dtype).reshape(header.shape, order="F" if header.fortran else "C")
+        return string_tensor(array)
+
+
+def write(record: Record, dest: Any, *, durable: bool = True, progress: Progress | None = None) -> int:
+    """Write a record as .npz, uncompressed, whole or not at all; returns the bytes written.
+
+    `numpy.load` gives the arrays under their full names; tensors in Fortran order stay in it. Strings become arrays
+    of text, or of bytes where they are not UTF-8 or came so from a .npz file. Attributes, metadata, modules and ties
+    are kept in the member 'zcrecord.json', for the way back.
+
+    Example:
+        >>> import zcrecord
+        >>> _ = zcrecord.save_record({"layer": {"weight": np.ones((2, 3))}}, "model.zcr")
+        >>> size = write(zcrecord.load_record("model.zcr"), "model.npz")
+        >>> np.load("model.npz")["layer.weight"].shape
+        (2, 3)
+
+    Raises:
+        UnsupportedError: a type that numpy's files cannot name (bfloat16, float8, narrower ones); names the tensor.
+        LimitError: a name of more than 65535 bytes. IntegrityError: a payload is damaged. SourceError: the file system
+        refused.
+    """
+    payloads = Payloads(record)
+    for info in payloads.infos:
+        try:
+            _check(info)
+        except RecordError as error:
+            raise error.located(path=record.archive.path, tensor=info.name) from None
+    structure = structure_of(record, payloads.infos, texts=False)
+    octets = structure.metadata.pop(BYTES, ())
+    octets = set(octets) if isinstance(octets, list | tuple) else set()
+    done = 0
+    with open_sink(dest, durable=durable) as sink:
+        file: Any = ZipSink(sink)
+        with zipfile.ZipFile(file, "w") as opened:
+            for info in payloads.infos:
+                member, header, pieces = _member(record, payloads, info, info.name in octets)
+                with opened.open(member, "w") as entry:
+                    entry.write(header)
+                    for piece in pieces:
+                        entry.write(piece)
+                        done += memoryview(piece).nbytes
+                        if progress is not None:
+                            progress(done, max(done, payloads.nbytes))
+            if (text := structure.encode()) is not None:
+                data = text.encode()
+                opened.writestr(zip_entry(STRUCTURE, len(data)), data)
+        payloads.let_go()
+        return sink.position
+
+
+def _check(info: TensorInfo) -> None:
+    """Raise unless numpy's files have a place for this tensor."""
+    kind = info.dtype
+    if len(info.name.encode()) + len(_NPY) > _LONGEST:
+        raise LimitError(f"its name is longer than the {_LONGEST} bytes that a zip file takes")
+    if kind.code not in dtypes.by_code:
+        raise UnsupportedError(f"its element type ({kind.name}) is not known here; upgrade zcrecord")
+    if kind is not dtypes.STRING and (kind.packed or kind.numpy is None or kind.numpy.type.__module__ != "numpy"):
+        raise UnsupportedError(
+            f"numpy's files cannot name {kind.name}; save it as float32, or viewed as uint8 or uint16"
+        )
+
+
+def _member(
+    record: Record, payloads: Payloads, info: TensorInfo, octets: bool
+) -> tuple[zipfile.ZipInfo, bytes, Iterator[Any]]:
+    """Return what zipfile is to know of a member, the array's header, and the bytes behind it."""
+    pieces: Iterator[Any]
+    if info.dtype is dtypes.STRING:
+        try:
+            descr, pieces = string_rows(record[info.name], octets=octets, most=_HELD + _TIMES * info.nbytes)
+        except RecordError as error:
+            raise error.located(path=record.archive.path, tensor=info.name) from None
+        header, nbytes = encode_npy_header(descr, info.shape), np.dtype(descr).itemsize * prod(info.shape)
+    else:
+        assert info.dtype.numpy is not None
+        fortran = _is_fortran(record, info)
+        header, nbytes = encode_npy_header(info.dtype.numpy.str, info.shape, fortran=fortran), info.nbytes
+        pieces = payloads.stored(info) if fortran else payloads.pieces(info)
+    return zip_entry(info.name + _NPY, len(header) + nbytes), header, pieces
+
+
+def _is_fortran(record: Record, info: TensorInfo) -> bool:
+    """Return whether a tensor is its whole payload, its first axis fastest."""
+    if info.strides is None or info.nbytes != len(record.raw(info.name)):
+        return False
+    flags = record.array(info.name).flags
+    return flags.f_contiguous and not flags.c_contiguous

@@ -1,0 +1,204 @@
+"""The header of one .npy array: read with care, and never a pickle; and numpy's strings as StringTensors and back.
+
+Knows what an array says of itself; where its bytes come from and go is left to `npz`.
+
+Source: https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html, versions 1.0 to 3.0.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Callable, Iterator
+from math import prod
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from zcrecord.codec.layout import MAX_ARCHIVE_SIZE, MAX_RANK
+from zcrecord.errors import FormatError, LimitError, UnsupportedError, printable
+from zcrecord.tensors.packed import StringTensor
+
+__all__ = ["NpyHeader", "encode_npy_header", "read_npy_header", "string_rows", "string_tensor"]
+
+_MAGIC = b"\x93NUMPY"
+_MAX_HEADER = 65535  # bytes; numpy's own stay far below
+_ROWS = 1 << 14  # strings converted at a time
+_FIELD = re.compile(
+    r"""\s*(?:'(?P<name>\w+)'|"(?P<also>\w+)")\s*:\s*"""
+    r"""(?:'(?P<text>[^'\\\n]*)'|"(?P<quoted>[^"\\\n]*)"|(?P<truth>True|False)|\((?P<dims>[0-9\s,L]*)\)|(?P<list>\[.*\]))"""
+    r"""\s*(?:,|$)""",
+    re.DOTALL,
+)
+_DESCR = re.compile(r"[<>|=]?(?P<kind>[?a-zA-Z])(?P<size>[0-9]{0,10})(?P<unit>\[[^\]]*\])?")
+
+
+class NpyHeader(NamedTuple):
+    """What an array's header says, and how many bytes it takes itself."""
+
+    dtype: np.dtype[Any]
+    fortran: bool
+    shape: tuple[int, ...]
+    nbytes: int
+
+    @property
+    def data_nbytes(self) -> int:
+        """Bytes of the array's elements."""
+        return prod(self.shape) * self.dtype.itemsize
+
+
+def read_npy_header(read: Callable[[int], bytes]) -> NpyHeader:
+    """Return the header at the start of a stream, by a function that reads exactly so many bytes from it.
+
+    Raises:
+        FormatError: it is none. UnsupportedError: an array of objects, of structures, or of another type that no
+        archive holds.
+    """
+    start = read(8)
+    if start[:6] != _MAGIC:
+        raise FormatError("not an array of numpy: the magic of .npy is missing")
+    if not 1 <= start[6] <= 3 or start[7]:
+        raise FormatError(f"version {start[6]}.{start[7]} of .npy is not known")
+    width = 2 if start[6] == 1 else 4
+    length = int.from_bytes(read(width), "little")
+    if length > _MAX_HEADER:
+        raise FormatError(f"its .npy header would have {length} bytes, more than {_MAX_HEADER}")
+    try:
+        text = read(length).decode("utf-8" if start[6] == 3 else "latin-1")
+    except UnicodeDecodeError:
+        raise FormatError("its .npy header is not UTF-8") from None
+    fields = _fields(text)
+    dtype, shape = _dtype(fields["descr"]), _shape(fields["shape"])
+    if prod(d or 1 for d in shape) * max(dtype.itemsize, 1) > MAX_ARCHIVE_SIZE:
+        raise FormatError(f"its shape {shape} claims more than 2^56 bytes")
+    return NpyHeader(dtype, fields["fortran_order"] == "True", shape, 8 + width + length)
+
+
+def _fields(text: str) -> dict[str, str]:
+    """Return the three fields of the header's dict, as text; nothing is evaluated."""
+    text = text.strip()
+    known = {"descr": ("text", "quoted", "list"), "fortran_order": ("truth",), "shape": ("dims",)}
+    out: dict[str, str] = {}
+    if text[:1] != "{" or text[-1:] != "}":
+        raise FormatError("its .npy header is no dict")
+    body, pos = text[1:-1].rstrip(), 0
+    while pos < len(body):
+        found = _FIELD.match(body, pos)
+        if found is None:
+            raise FormatError(f"its .npy header cannot be read: '{printable(body[pos:], 60)}'")
+        pos = found.end()
+        name = found["name"] or found["also"]
+        value = next((found[kind] for kind in known.get(name, ()) if found[kind] is not None), None)
+        if value is None or name in out:
+            raise FormatError(f"its .npy header has '{printable(name)}' twice, of the wrong kind, or not to be there")
+        out[name] = value
+    if len(out) < len(known):
+        raise FormatError(f"its .npy header lacks {', '.join(known.keys() - out.keys())}")
+    return out
+
+
+def _dtype(descr: str) -> np.dtype[Any]:
+    if descr.startswith("["):
+        raise UnsupportedError("a structured array; save each of its fields as an array of its own")
+    found = _DESCR.fullmatch(descr)
+    if found is None:
+        raise FormatError(f"its dtype '{printable(descr)}' is none of numpy's")
+    if found["kind"] == "O":
+        raise UnsupportedError("an array of objects is a pickle, which may run anything; save it with a plain dtype")
+    if found["kind"] == "V" or (found["kind"], found["size"]) == ("f", "1"):
+        what = "raw bytes of unknown meaning (numpy names bfloat16, float8 and their like so)"
+        raise UnsupportedError(f"{what}; save them viewed as uint8 or uint16")
+    if found["kind"] not in "?biufcSU":
+        raise UnsupportedError(f"dtype {printable(descr)} has no place in an archive; save it as numbers")
+    try:
+        return np.dtype(descr)
+    except (TypeError, ValueError, OverflowError):
+        raise FormatError(f"its dtype '{printable(descr)}' is none of numpy's") from None
+
+
+def _shape(dims: str) -> tuple[int, ...]:
+    parts = [part.strip() for part in dims.split(",")]
+    if parts and not parts[-1]:
+        parts.pop()
+    digits = [part.removesuffix("L") for part in parts]  # Python 2 wrote some so
+    if not all(d.isascii() and d.isdigit() and len(d) <= 20 for d in digits):
+        raise FormatError(f"its shape ({printable(dims)}) is none")
+    if len(digits) > MAX_RANK:
+        raise FormatError(f"{len(digits)} dimensions, at most {MAX_RANK} are legal")
+    return tuple(map(int, digits))
+
+
+def encode_npy_header(descr: str, shape: tuple[int, ...], *, fortran: bool = False) -> bytes:
+    """Return a header as numpy writes it, magic included."""
+    out = io.BytesIO()
+    np.lib.format.write_array_header_1_0(out, {"descr": descr, "fortran_order": fortran, "shape": shape})
+    return out.getvalue()
+
+
+def string_tensor(array: np.ndarray[Any, Any]) -> StringTensor:
+    """Return an array of numpy's fixed-width strings, 'U' or 'S', as a StringTensor; 'U' as UTF-8.
+
+    Raises:
+        FormatError: a character is none. UnsupportedError: one is a lone surrogate.
+    """
+    flat = array.reshape(-1)
+    if not len(flat):
+        return StringTensor.from_strings([], array.shape)
+    ends = np.zeros(len(flat) + 1, "<u8")
+    texts: list[bytes] = []
+    for start in range(0, len(flat), _ROWS):
+        rows = flat[start : start + _ROWS]
+        if array.dtype.kind == "U":
+            codes = rows.astype(rows.dtype.newbyteorder("<")).view("<u4")
+            if len(codes) and int(codes.max()) > 0x10FFFF:
+                raise FormatError("a character of its strings is none of Unicode's")
+            try:
+                strings = [text.encode() for text in rows.tolist()]
+            except UnicodeEncodeError:
+                raise UnsupportedError("a text with lone surrogates, which are not UTF-8") from None
+        else:
+            strings = rows.tolist()
+        texts.append(b"".join(strings))
+        ends[start + 1 : start + 1 + len(strings)] = list(map(len, strings))
+    np.cumsum(ends, out=ends)
+    size = int(ends[-1])
+    data = b"".join([*texts, bytes(-size % 8), ends.data])
+    return StringTensor(np.frombuffer(data, np.uint8), array.shape)
+
+
+def string_rows(tensor: StringTensor, *, octets: bool, most: int) -> tuple[str, Iterator[bytes]]:
+    """Return the dtype that holds all strings of a tensor in numpy, and an iterator over their bytes in it.
+
+    Strings that are not all UTF-8 come as 'S', whatever is asked for.
+
+    Raises:
+        UnsupportedError: a string ends with NUL, which numpy drops. LimitError: padded to one width they take more
+        than `most` bytes.
+    """
+    count, width, longest = 0, 0, 0
+    for string in tensor.strings():
+        count += 1
+        longest = max(longest, len(string))
+        if string[-1:] == b"\0":
+            raise UnsupportedError("a string that ends with NUL, which numpy's arrays of strings drop")
+        if not octets:
+            try:
+                width = max(width, len(string.decode()))
+            except UnicodeDecodeError:
+                octets = True
+    nbytes = count * (longest if octets else 4 * width)
+    if nbytes > most:
+        raise LimitError(f"its strings, padded to the width of the longest, would take {nbytes} bytes; save them apart")
+    dtype = np.dtype(f"|S{longest or 1}" if octets else f"<U{width or 1}")
+
+    def rows() -> Iterator[bytes]:
+        held: list[Any] = []
+        for string in tensor.strings():
+            held.append(string if octets else string.decode())
+            if len(held) == _ROWS:
+                yield np.array(held, dtype).tobytes()
+                held.clear()
+        if held:
+            yield np.array(held, dtype).tobytes()
+
+    return dtype.str, rows()

@@ -1,0 +1,138 @@
+"""Records in several safetensors files, and the index beside them that says which tensor is in which.
+
+An index names plain files in its own folder, never a path: a stranger's index reads nothing else. What is in the
+files is left to `safetensors`.
+
+Source: https://huggingface.co/docs/transformers/big_models for `weight_map` and the names of the files.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from zcrecord.errors import FormatError, RecordError, printable
+from zcrecord.writing.flatten import is_attribute
+
+__all__ = ["INDEX", "ShardIndex", "check_shard", "decode_index", "encode_index", "fill", "merge", "shard_paths"]
+
+INDEX = ".safetensors.index.json"
+_SUFFIX = ".safetensors"
+_TOTAL = "total_size"
+
+
+class ShardIndex(NamedTuple):
+    """What an index says: which file each tensor is in, and metadata besides."""
+
+    weight_map: dict[str, str]
+    metadata: dict[str, Any]
+
+    @property
+    def files(self) -> list[str]:
+        """The shards, in the order of their names."""
+        return sorted(set(self.weight_map.values()))
+
+
+def decode_index(data: bytes) -> ShardIndex:
+    """Return what an index says.
+
+    Raises:
+        FormatError: it is no index, names a tensor twice, or a file that is not a plain name.
+    """
+    try:
+        told = json.loads(data.decode(), object_pairs_hook=_once)
+    except (ValueError, RecursionError) as error:
+        if isinstance(error, RecordError):
+            raise
+        raise FormatError(f"not an index of shards, no JSON that can be read ({printable(str(error))})") from None
+    found = told.get("weight_map") if isinstance(told, dict) else None
+    if not isinstance(found, dict):
+        raise FormatError("not an index of safetensors shards: it has no 'weight_map'")
+    for name, file in found.items():
+        if not isinstance(file, str) or not _plain(file):
+            what = f"its shard {printable(repr(file))} is not the plain name of a {_SUFFIX} file"
+            raise FormatError(f"{what}; shards lie beside their index", tensor=_encodable(name))
+    metadata = told.get("metadata", {})
+    if not isinstance(metadata, dict):
+        raise FormatError("the index's metadata is not an object")
+    return ShardIndex(found, {_name(k): _typed(k, v) for k, v in metadata.items() if k != _TOTAL})
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    out = dict(pairs)
+    if len(out) < len(pairs):
+        seen: set[str] = set()
+        twice = next(k for k, _ in pairs if k in seen or seen.add(k))  # type: ignore[func-returns-value]
+        raise FormatError(f"the index has '{printable(twice)}' twice")
+    return out
+
+
+def _encodable(text: str) -> str:
+    return text.encode(errors="backslashreplace").decode()
+
+
+def _plain(file: str) -> bool:
+    """Return whether this is the name of a file, on any system, and of nothing in another folder."""
+    name = file.isprintable() and not set(file) & set('/\\:*?"<>|') and os.path.basename(file) == file
+    return name and file.endswith(_SUFFIX) and file != _SUFFIX
+
+
+def _name(key: str) -> str:
+    if not key or "\0" in key or key != _encodable(key):
+        raise FormatError(f"the index's metadata has the name '{printable(key)}'; no archive can hold that")
+    return key
+
+
+def _typed(key: str, value: Any) -> Any:
+    """Return a value as metadata can hold it: as text where JSON nests it."""
+    try:
+        if is_attribute(value, key):
+            return value
+    except RecordError:
+        pass
+    return json.dumps(value, separators=(",", ":"))
+
+
+def check_shard(index: ShardIndex, file: str, names: Iterable[str]) -> None:
+    """Raise FormatError unless a shard holds exactly the tensors that the index has in it."""
+    found = set(names)
+    due = {name for name, there in index.weight_map.items() if there == file}
+    if missing := due - found:
+        raise FormatError("the index has it in this file, which does not hold it", tensor=_encodable(min(missing)))
+    if extra := found - due:
+        raise FormatError("the index does not have it in this file, which holds it", tensor=min(extra))
+
+
+def merge(into: dict[str, Any], metadata: Mapping[str, Any], label: str) -> None:
+    """Add a file's metadata; what another file says otherwise stays, under a name that tells whose it is."""
+    for name, value in metadata.items():
+        known = into.setdefault(name, value)
+        if known != value or type(known) is not type(value):
+            into[f"{label}: {name}"] = value
+
+
+def fill(sizes: Sequence[int], most: int | None) -> list[list[int]]:
+    """Return which tensors go into which shard: in their order, each shard as full as it may be, none empty."""
+    shards: list[list[int]] = [[]]
+    held = 0
+    for i, size in enumerate(sizes):
+        if shards[-1] and most is not None and held + size > most:
+            shards.append([])
+            held = 0
+        shards[-1].append(i)
+        held += size
+    return shards
+
+
+def shard_paths(dest: str, count: int) -> tuple[str, list[str]]:
+    """Return the paths of the index and of `count` shards, for a name of either kind."""
+    stem = dest.removesuffix(INDEX).removesuffix(_SUFFIX)
+    return stem + INDEX, [f"{stem}-{i:05}-of-{count:05}{_SUFFIX}" for i in range(1, count + 1)]
+
+
+def encode_index(weight_map: Mapping[str, str], metadata: Mapping[str, Any], nbytes: int) -> bytes:
+    """Return an index as transformers writes it, but in saved order."""
+    told = {"metadata": {_TOTAL: nbytes, **metadata}, "weight_map": weight_map}
+    return (json.dumps(told, indent=2, ensure_ascii=False) + "\n").encode()

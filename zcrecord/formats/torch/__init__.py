@@ -1,0 +1,241 @@
+"""Checkpoints of `torch.save` into an archive: state dicts, optimizers' states, and dicts and lists of them.
+
+torch reads the file, and only what it calls safe (`weights_only`), from a private mapping whose pages are never
+written. How tensors become arrays is `foreign`'s, which of them share memory `sharing`'s.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+import warnings
+import zipfile
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from zcrecord.codec.entries import KIND_NAMES
+from zcrecord.codec.file_types import HEAD, wrong_type
+from zcrecord.codec.layout import MAX_DEPTH
+from zcrecord.errors import FormatError, LimitError, RecordError, UnsupportedError, missing_package, printable
+from zcrecord.formats.zip_files import check_alike, open_zip
+from zcrecord.record.record_writer import RecordWriter
+from zcrecord.storage.files import Progress, open_source
+from zcrecord.writing.flatten import as_tensor, children_of, is_attribute, refuse_key, state_path
+
+from .numpy_types import Noted, allowed
+from .pickled import claimed
+
+__all__ = ["read"]
+
+_ZIP = b"PK\x03\x04"
+_ADVICE = re.compile(r"torch\.load|weights_only|Weights only")  # lines that say what else one might do
+_REPEATS, _REPEATED = 1 << 16, 64  # items that may be met again: so many, and so many times those that are there
+_PICKLES = 5  # in a file from before torch 1.6: magic, version, system, the checkpoint, keys of its storages
+_EXPANDED, _TIMES = 64 << 20, 4  # bytes that tensors may come to beyond so many times the file
+
+
+def read(path: str, out: RecordWriter, progress: Progress) -> int:
+    """Write a checkpoint's tensors and values to `out`; returns the bytes of input. Copies no tensor in C order.
+
+    It becomes what `save_record` makes of what `torch.load` returns: dicts, lists and tuples are modules, keys that
+    are integers stay so, names with dots stay whole, so that `tree("torch")` gives what `load_state_dict` takes. Only
+    where the file is one `state_dict()` and nothing else are its names split at their dots, as `save_record(module)`
+    splits them. Tied tensors stay tied, and views of one storage share what they reach of it; what no tensor reaches
+    is left out. Arrays and scalars of numpy are read, too, if they are of plain numbers.
+
+    Tensors are read from the mapped file, a page at a time. A checkpoint from before torch 1.6, which is no zip file,
+    cannot be mapped: torch reads it into memory, whole.
+
+    Example:
+        >>> import torch, zcrecord
+        >>> torch.save({"model": {"fc.bias": torch.ones(3)}, "epoch": 5}, "last.pt")
+        >>> with RecordWriter("last.zcr") as out: size = read("last.pt", out, lambda done, total: None)
+        >>> zcrecord.load_record("last.zcr").tree("torch")
+        {'model': {'fc.bias': tensor([1., 1., 1.])}, 'epoch': 5}
+
+    Raises:
+        FormatError: it is no checkpoint, is damaged, or holds objects of classes that torch does not load from
+            strangers. UnsupportedError: a key, value or tensor no archive can hold. LimitError: a small file claims
+            huge tensors. DependencyError: torch is not installed. SourceError: the file cannot be read.
+    """
+    torch = _torch()
+    try:
+        file, size = open_source(path)
+        with file:
+            head = file.read(HEAD)
+        if size is None:
+            raise UnsupportedError("not a regular file; torch seeks in it, write it to one first")
+        found = list(_Walk(torch).items((), _load(torch, path, head)))
+        arrays = [as_tensor(f.value, ".".join(f.path)) for f in found if f.kind == "tensor"]
+        _check_amount(arrays, size)
+        parts = iter(out.parts(arrays))
+        done = 0
+        for f in found:
+            if f.kind == "tensor":
+                out.add(f.path, next(parts))
+                done += f.value.nbytes
+                progress(min(done, size), size)
+            elif f.kind == "attribute":
+                out.attribute(f.path, f.value)
+            else:
+                out.module(f.path, f.kind, f.value)
+        progress(size, size)
+        return size
+    except RecordError as error:
+        raise error.located(path=path) from error.__cause__
+
+
+def _torch() -> Any:
+    try:
+        import torch
+    except ImportError as error:
+        raise missing_package("torch", extra="torch") from error
+    return torch
+
+
+def _load(torch: Any, path: str, head: bytes) -> Any:
+    """Return what torch loads of a file, its storages mapped where it is a zip file."""
+    zipped = head.startswith(_ZIP)
+    if not head:
+        raise FormatError("the file is empty, no torch checkpoint")
+    try:
+        (_check_zip if zipped else _check_pickles)(path)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # what there is to say about a damaged file, the error says
+            with allowed(torch):
+                return torch.load(os.fspath(path), map_location="cpu", weights_only=True, mmap=zipped)
+    except (MemoryError, RecordError):
+        raise
+    except Exception as error:  # unpickling a damaged file raises anything
+        guess = None if zipped else wrong_type(head, "a torch checkpoint", sure=True)
+        raise FormatError(guess or _reason(error)) from error
+
+
+def _check_zip(path: str) -> None:
+    """Refuse a zip file with compressed members, which `torch.save` never writes: torch holds each of them whole.
+
+    That torch finds the same members as zipfile does, `check_alike` sees to.
+    """
+    file, size = open_source(path)
+    with file, io.BufferedReader(file) as buffered:
+        opened = open_zip(buffered, "no torch checkpoint")
+        packed = next((info.filename for info in opened.infolist() if info.compress_type != zipfile.ZIP_STORED), None)
+        if packed is not None:
+            what = f"no torch checkpoint, or one that was packed again: '{printable(packed)}' is compressed"
+            raise UnsupportedError(f"{what}; unpack it and pack it without compression, or save it anew")
+        check_alike(opened, buffered, size or 0)
+        for info in opened.infolist():
+            if info.filename.lower().endswith("data.pkl"):  # torch looks for it whatever its letters' case
+                _check_claim(claimed(opened.read(info)), size or 0)
+
+
+def _check_pickles(path: str) -> None:
+    """Refuse a checkpoint from before zip files whose pickles, the first things in it, ask for too much memory."""
+    file, size = open_source(path)
+    with file, io.BufferedReader(file) as buffered:
+        for _ in range(_PICKLES):
+            _check_claim(claimed(buffered), size or 0)
+
+
+def _check_claim(nbytes: int, size: int) -> None:
+    if nbytes > _TIMES * size + _EXPANDED:
+        raise LimitError(f"its pickle asks for {nbytes} bytes, the file has {size}; the file is malicious")
+
+
+def _reason(error: Exception) -> str:
+    """Return one line of what torch says, which tends to be a page."""
+    text = re.sub(r"\x1b\[\d*m", "", str(error))
+    if found := re.search(r"GLOBAL ([\w.]*\w) (?:was|whose)", text):
+        return (
+            f"holds an object of {found[1]}, and loading that may run code; have whoever made the file save plain "
+            "tensors, as torch.save(model.state_dict(), ...) does"
+        )
+    lines = [line.strip() for line in text.splitlines()]
+    line = next((line for line in lines if line and not _ADVICE.search(line)), "it ends too early")
+    return f"no torch checkpoint, or a damaged one: {type(error).__name__}: {printable(line)}"
+
+
+class _Found(NamedTuple):
+    """A tensor, an attribute, or the start of a module, whose kind and class name it then tells."""
+
+    path: tuple[str, ...]
+    kind: str
+    value: Any = None
+
+
+class _Walk:
+    """A walk through what a checkpoint holds, in its own order.
+
+    A pickle may refer to one list from many places, and from within itself: a few bytes can stand for billions of
+    items, so what is met again is counted.
+    """
+
+    def __init__(self, torch: Any) -> None:
+        self._torch = torch
+        self._met: set[int] = set()
+        self._left = _REPEATS
+
+    def items(self, path: tuple[str, ...], value: Any) -> Iterator[_Found]:
+        """Yield a module and everything below it."""
+        name = ".".join(path)
+        if isinstance(value, Mapping) and any(isinstance(key, Noted) for key in value):
+            value = {key.array(name)[()] if isinstance(key, Noted) else key: inner for key, inner in value.items()}
+        kind, type_name, children = children_of(value, name)
+        if kind is None or (not path and not isinstance(value, Mapping | list | tuple)):
+            if not path:
+                raise UnsupportedError(f"holds a single {type(value).__name__} without a name; save a dict of tensors")
+            what = f"a {type(value).__name__} is neither a tensor nor a plain value; take it out of the checkpoint"
+            raise UnsupportedError(what, tensor=name)
+        if len(path) >= MAX_DEPTH:
+            raise LimitError(f"nested more than {MAX_DEPTH} deep; does it contain itself?", tensor=name)
+        yield _Found(path, KIND_NAMES[kind], type_name)
+        split = not path and self._is_state_dict(value)
+        for key, child in children:
+            if not key:
+                refuse_key(key, name)
+            yield from self._item((*path, *(state_path(key, value) if split else (key,))), child)
+
+    def _is_state_dict(self, value: Any) -> bool:
+        """Return whether a checkpoint is a module's `state_dict()` and nothing else: names of tensors, extra state."""
+        return isinstance(value, Mapping) and all(
+            isinstance(key, str) and (isinstance(child, self._torch.Tensor) or key.endswith("_extra_state"))
+            for key, child in value.items()
+        )
+
+    def _item(self, path: tuple[str, ...], value: Any) -> Iterator[_Found]:
+        name = ".".join(path)
+        if isinstance(value, Noted):
+            value = value.array(name)
+        if isinstance(value, self._torch.Tensor | np.ndarray | np.generic):
+            yield _Found(path, "tensor", value.detach() if isinstance(value, self._torch.Tensor) else value)
+            return
+        if isinstance(value, str | bytes | list | tuple | Mapping):
+            self._meet(value, name)
+        value = bytes(value) if isinstance(value, bytearray) else value
+        if is_attribute(value, name):
+            yield _Found(path, "attribute", value)
+        else:
+            yield from self.items(path, value)
+
+    def _meet(self, value: Any, name: str) -> None:
+        cost = len(value) + 1
+        again = id(value) in self._met
+        self._met.add(id(value))
+        self._left += -cost if again else cost * _REPEATED
+        if self._left < 0:
+            raise LimitError("the same lists or texts are there millions of times; the file is malicious", tensor=name)
+
+
+def _check_amount(arrays: list[Any], size: int) -> None:
+    """Raise where tensors, most of them expanded from few elements, come to far more bytes than the file has."""
+    distinct = {}
+    for array in arrays:
+        plain = isinstance(array, np.ndarray)
+        key = (array.__array_interface__["data"][0], array.shape, array.strides, array.dtype) if plain else id(array)
+        distinct[key] = array.nbytes
+    total = sum(distinct.values())
+    if total > _TIMES * size + _EXPANDED:
+        raise LimitError(f"its tensors claim {total} bytes, the file has {size}; save expanded ones .contiguous()")

@@ -1,0 +1,361 @@
+"""An archive's tensors as torch's and jax's: over the archive's own memory where the library can, copied where not.
+
+Knows what each library takes as it is. Which bytes a tensor is of is `views`'s, the way in is `foreign`'s.
+
+==============  ======================================================================================================
+torch, CPU      over a mapping, uncopied; but strides below zero, which torch does not have, are copied, and so is
+                everything where the file was replaced or removed since the record was opened
+torch, device   one copy, on the device, one tensor at a time; tied ones once
+jax, CPU        over the mapping, uncopied: elements of whole bytes, in C order, at an address that is a multiple of
+                64, as archives have them unless `alignment=` was less; all else, and mode "c", is copied
+jax, device     one copy, on the device
+numpy, DLPack   the record's own views, uncopied, and `np.from_dlpack` of them. `torch.from_dlpack` takes a read-only
+                view for a writable one, and the first write to it ends the process: use `torch_tensors`
+==============  ======================================================================================================
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from zcrecord import dtypes
+from zcrecord.archive import subset
+from zcrecord.archive.archive import Archive
+from zcrecord.archive.subset import Names
+from zcrecord.codec.layout import NONE
+from zcrecord.dtypes import DType
+from zcrecord.errors import RecordError, UnsupportedError, missing_package
+from zcrecord.tensors.interop import FLOAT4_PAIRS
+from zcrecord.tensors.packed import PackedTensor
+
+__all__ = ["import_jax", "import_torch", "jax_arrays", "torch_device", "torch_dtype", "torch_shape", "torch_tensors"]
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+def torch_tensors(
+    archive: Archive, device: Any = "cpu", names: Names | None = None, writable: bool = True
+) -> dict[str, Any]:
+    """Return torch tensors by name, in saved order, as `Module.load_state_dict(..., assign=True)` takes them.
+
+    Attributes are not among them; a module's `_extra_state`, if it has one, is in `Record.tree()`.
+
+    On the CPU they lie on a private mapping of the file: opening it reads and copies nothing, and a page is copied when
+    it is first written. So an optimizer step, or any other in-place write, changes neither the file nor the record nor
+    any other tensor but those tied to it, which share one storage. Equal tensors that are not tied are apart. Each call
+    makes a mapping of its own (of bytes in memory, a whole copy); on a record of mode "c" the tensors lie on the
+    record's own memory instead. Each tensor has a storage of its payload's size, and the mapping lives as long as any.
+    Where the file was replaced or removed since the record was opened, the tensors asked for are copied instead, out of
+    the mapping that the record has, so that they are those of its numpy views.
+
+    Args:
+        archive: an opened archive.
+        device: where to. To one that is not the CPU each tensor is copied by itself, straight from the read-only
+            mapping; tied ones once.
+        names: a name, a pattern, several, or a function of a TensorInfo; see `Record.select`.
+        writable: False gives tensors over the read-only mapping, on the CPU, shared with all who have mapped the file.
+            **Any in-place write then ends the process**: torch has no read-only tensors.
+
+    A torch float4_e2m1fn_x2 has two elements to an entry, so that the last axis is half as long.
+
+    Raises:
+        DependencyError: torch is not installed. TensorNotFoundError: a name without wildcards is not there.
+        UnsupportedError: a tensor of strings, or of elements that torch has no type for; leave it out with `names`. Or
+        no such device. SourceError: the file was changed in place since it was opened.
+
+    Example:
+        >>> import numpy as np, zcrecord
+        >>> _ = zcrecord.save_record({"w": np.ones((2, 3), np.float32)}, "model.zcr")
+        >>> rec = zcrecord.load_record("model.zcr")
+        >>> rec.torch()["w"].mul_(2).sum().item(), rec["w"].sum().item()
+        (12.0, 6.0)
+    """
+    torch = import_torch()
+    where = torch_device(torch, device)
+    if names is not None:
+        archive = subset.select(archive, names, None)
+    private = writable and where.type == "cpu" and archive.mode == "r"
+    copied = private and archive.gone
+    given = _Torch(torch, archive.private() if private and not copied else archive, where, copied=copied)
+    return dict(zip(archive.names(), given.tensors(), strict=True))
+
+
+def jax_arrays(archive: Archive, names: Names | None = None) -> dict[str, Any]:
+    """Return jax arrays by name, in saved order, on jax's default device; tied ones are one and the same array.
+
+    On the CPU an array lies on the archive's own memory, and keeps it, where jax can use it: elements of whole bytes,
+    in C order, at an address that is a multiple of 64. Everything else is copied once: other strides, elements narrower
+    than a byte, archives saved with `alignment=16` or 32 as it falls, all of a record of mode "c" (its memory may be
+    edited, jax's never), and whatever goes to another device. Donating an uncopied array to a jitted function is safe:
+    jax does not write to memory that is not its own.
+
+    Args:
+        archive: an opened archive.
+        names: a name, a pattern, several, or a function of a TensorInfo; see `Record.select`.
+
+    Raises:
+        DependencyError: jax is not installed. TensorNotFoundError: a name without wildcards is not there.
+        UnsupportedError: a tensor of strings, or of elements that jax has no type for, or that it would make 32 bits of
+        64 (unless `jax_enable_x64` is set); leave it out with `names`.
+
+    Example:
+        >>> import numpy as np, zcrecord
+        >>> _ = zcrecord.save_record({"w": np.ones((2, 3), np.float32)}, "model.zcr")
+        >>> zcrecord.load_record("model.zcr").jax()["w"].sum().item()
+        6.0
+    """
+    jax = import_jax()
+    if names is not None:
+        archive = subset.select(archive, names, None)
+    given = _Jax(jax, archive)
+    return dict(zip(archive.names(), given.arrays(), strict=True))
+
+
+def import_torch() -> Any:
+    """Return torch.
+
+    Raises:
+        DependencyError: it is not installed.
+    """
+    try:
+        import torch
+    except ImportError as error:
+        raise missing_package("torch", extra="torch") from error
+    return torch
+
+
+def import_jax() -> Any:
+    """Return jax.
+
+    Raises:
+        DependencyError: it is not installed.
+    """
+    try:
+        import jax
+    except ImportError as error:
+        raise missing_package("jax", extra="jax") from error
+    return jax
+
+
+def torch_device(torch: Any, device: Any) -> Any:
+    """Return a torch.device on which there can be tensors.
+
+    Raises:
+        UnsupportedError: torch has no such device here.
+    """
+    if device == "cpu":
+        return torch.device("cpu")
+    try:
+        where = torch.device(device)
+        torch.empty(0, device=where)
+    except (RuntimeError, AssertionError, TypeError) as error:  # AssertionError: torch was built without CUDA
+        raise UnsupportedError(f"torch has no device {device!r} here: {error}") from error
+    return where
+
+
+def torch_dtype(torch: Any, kind: DType, bits: int) -> Any:
+    """Return torch's dtype of elements that take so many bits; of packed float4_e2m1fn it is one of pairs.
+
+    Raises:
+        UnsupportedError: this torch has none.
+    """
+    name = FLOAT4_PAIRS if kind.name == "float4_e2m1fn" and bits == kind.bits else kind.torch
+    dtype = getattr(torch, name or "", None)
+    if dtype is None:
+        raise _left_out(kind.name, f"torch {torch.__version__} has no dtype for {kind.name}")
+    return dtype
+
+
+def torch_shape(kind: DType, bits: int, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the shape of a tensor in torch: of pairs, the last axis is half as long.
+
+    Raises:
+        UnsupportedError: it cannot be halved.
+    """
+    if bits >= 8:
+        return shape
+    if not shape or shape[-1] % 2:
+        what = f"shape {shape} of {kind.name}, of which torch has two to an entry of the last axis"
+        raise _left_out(kind.name, what)
+    return (*shape[:-1], shape[-1] // 2)
+
+
+def _shared(archive: Archive) -> set[int]:
+    """Return the payloads that more than one tensor uses."""
+    used = archive.index.tensors["payload"]
+    used = np.sort(used[used != NONE])
+    return set(used[1:][used[1:] == used[:-1]].tolist())
+
+
+def _left_out(kind: str, what: str) -> RecordError:
+    return UnsupportedError(f"{what}; leave such out with names=lambda tensor: tensor.dtype.name != {kind!r}")
+
+
+def _unsupported(archive: Archive, i: int, kind: str, what: str) -> RecordError:
+    return _left_out(kind, what).located(path=archive.path, tensor=archive.index.name(i))
+
+
+class _Torch:
+    """One call of `torch_tensors`."""
+
+    def __init__(self, torch: Any, archive: Archive, where: Any, *, copied: bool) -> None:
+        self._torch, self._archive, self._where, self._copied = torch, archive, where, copied
+        self._on_cpu = where.type == "cpu"
+        self._bases: dict[int, Any] = {}  # payloads that several tensors use, as one tensor of bytes each
+        self._forms: dict[Any, tuple[Any, Any]] = {}
+
+    def tensors(self) -> Iterator[Any]:
+        """Yield every tensor, in saved order."""
+        shared = _shared(self._archive)
+        rows, from_numpy = self._archive.index.tensors, self._torch.from_numpy
+        payloads = rows["payload"].tolist()
+        whole = (rows["strides"] == NONE) & (rows["payload"] != NONE) & (rows["bits"] >= 8)
+        easy = whole.tolist() if self._on_cpu and self._archive.mode == "c" else [False] * len(payloads)
+        known: set[np.dtype[Any]] = set()  # dtypes that torch takes as they are
+        for i, (number, view) in enumerate(zip(payloads, self._archive.views(), strict=True)):
+            if number in shared:
+                yield self._part(i, number, view)
+            elif easy[i] and view.dtype in known:  # as nearly all are
+                yield from_numpy(view)
+            else:
+                made = self._whole(i, view)
+                if easy[i] and self._form(i, view)[1] is view.dtype and from_numpy(view).dtype is made.dtype:
+                    known.add(view.dtype)
+                yield made if self._on_cpu else made.to(self._where)
+
+    def _form(self, i: int, view: Any) -> tuple[Any, Any]:
+        """Return torch's dtype for a view, and numpy's for the same bytes, as torch takes them."""
+        kind = getattr(view, "kind", None) or getattr(view, "dtype", None)
+        form = self._forms.get(kind)
+        if form is None:
+            form = self._forms[kind] = self._made_form(i, view)
+        return form
+
+    def _made_form(self, i: int, view: Any) -> tuple[Any, Any]:
+        if isinstance(view, np.ndarray):
+            kind: DType = dtypes.from_numpy(view.dtype)
+            bits, carrier = 8 * view.itemsize, view.dtype
+            if carrier.isbuiltin == 2:  # ml_dtypes', which torch does not know
+                carrier = np.dtype(np.uint8 if carrier.itemsize == 1 else np.int16)
+        else:
+            kind = view.kind if isinstance(view, PackedTensor) else dtypes.STRING
+            bits, carrier = kind.bits, np.dtype(np.uint8)
+        try:
+            return torch_dtype(self._torch, kind, bits), carrier
+        except RecordError as error:
+            raise error.located(path=self._archive.path, tensor=self._archive.index.name(i)) from None
+
+    def _whole(self, i: int, view: Any) -> Any:
+        """Return the one tensor of a payload, over its bytes."""
+        dtype, carrier = self._form(i, view)
+        if isinstance(view, PackedTensor):
+            view = view.packed.reshape(self._paired(i, view))
+        if not view.size:
+            return self._torch.empty(view.shape, dtype=dtype, device="cpu")  # whatever the default device
+        if carrier is not view.dtype:
+            view = view.view(carrier)
+        if min(view.strides, default=0) < 0:
+            view = view.copy()
+        made = self._torch.from_numpy(self._own(view))
+        return made if made.dtype is dtype else made.view(dtype)
+
+    def _own(self, view: Array) -> Array:
+        """Return what torch takes for a writable array: this one, or a copy where the file cannot be mapped again."""
+        if view.flags.writeable:
+            return view
+        return view.copy("K") if self._copied else _open(view)
+
+    def _paired(self, i: int, view: PackedTensor) -> tuple[int, ...]:
+        try:
+            return torch_shape(view.kind, view.kind.bits, view.shape)
+        except RecordError as error:
+            raise error.located(path=self._archive.path, tensor=self._archive.index.name(i)) from None
+
+    def _part(self, i: int, number: int, view: Any) -> Any:
+        """Return one of several tensors of a payload, in the storage that all of them have."""
+        dtype, _ = self._form(i, view)
+        base = self._base(number)
+        base = base[: len(base) // dtype.itemsize * dtype.itemsize].view(dtype)
+        if isinstance(view, PackedTensor):
+            return base.view(self._paired(i, view)).detach()
+        if min(view.strides, default=0) < 0:
+            made = self._whole(i, view)
+            return made if self._on_cpu else made.to(self._where)
+        strides = tuple(s // view.itemsize for s in view.strides)
+        # Detached, it is no view to autograd, but shares the count of in-place writes with those it is tied to.
+        return base.as_strided(view.shape, strides, self._archive.row(i).byte_offset // view.itemsize).detach()
+
+    def _base(self, number: int) -> Any:
+        base = self._bases.get(number)
+        if base is None:
+            octets, offset = self._archive.home(number)
+            nbytes = self._archive.index.payloads[number]["nbytes"]
+            view: Array = np.ndarray(nbytes, np.uint8, octets, offset)
+            base = self._torch.from_numpy(self._own(view)).to(self._where)
+            self._bases[number] = base
+        return base
+
+
+class _Open:
+    """What has numpy take read-only memory for writable, so that torch does not warn of what the caller asked for."""
+
+    __slots__ = ("__array_interface__", "_owner")
+
+    def __init__(self, view: Array) -> None:
+        told = view.__array_interface__
+        told["data"] = told["data"][0], False
+        self.__array_interface__, self._owner = told, view
+
+
+def _open(view: Array) -> Array:
+    return np.asarray(_Open(view))
+
+
+class _Jax:
+    """One call of `jax_arrays`."""
+
+    def __init__(self, jax: Any, archive: Archive) -> None:
+        self._jax, self._archive = jax, archive
+        self._put: Callable[[Array], Any] = jax.device_put if archive.mode == "r" else _copied(jax)
+        self._known: set[Any] = set()
+
+    def arrays(self) -> Iterator[Any]:
+        """Yield every array, in saved order."""
+        archive = self._archive
+        shared = _shared(archive)
+        rows = archive.index.tensors
+        tied: dict[Any, Any] = {}
+        for i, (number, view) in enumerate(zip(rows["payload"].tolist(), archive.views(), strict=True)):
+            if number not in shared:
+                yield self._array(i, view)
+                continue
+            row = archive.row(i)
+            key = number, row.byte_offset, row.dtype, archive.shape(row), archive.strides(row)
+            if key not in tied:
+                tied[key] = self._array(i, view)
+            yield tied[key]
+
+    def _array(self, i: int, view: Any) -> Any:
+        if not isinstance(view, np.ndarray | PackedTensor):
+            raise _unsupported(self._archive, i, dtypes.STRING.name, "jax has no tensors of strings")
+        if view.dtype not in self._known:
+            self._check(i, view.dtype)
+        return self._put(view if isinstance(view, np.ndarray) else view.unpack())
+
+    def _check(self, i: int, dtype: np.dtype[Any]) -> None:
+        """Raise unless jax keeps elements of this type as they are."""
+        try:
+            found = self._jax.device_put(np.zeros(1, dtype)).dtype
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise _unsupported(self._archive, i, dtype.name, f"jax does not take {dtype}: {error}") from error
+        if found != dtype:
+            what = f'jax would make {found} of {dtype}, unless jax.config.update("jax_enable_x64", True) comes first'
+            raise _unsupported(self._archive, i, dtype.name, what)
+        self._known.add(dtype)
+
+
+def _copied(jax: Any) -> Callable[[Array], Any]:
+    return lambda view: jax.numpy.array(view, copy=True)

@@ -1,0 +1,1 @@
+"""Signatures of records, and comparisons of two."""

@@ -1,0 +1,362 @@
+"""Signatures of what a record holds, kept in the metadata of its archive: Ed25519, over the content digest.
+
+The content digest is the same for every layout, and metadata do not enter it: so a signature stays good when the
+archive is aligned anew, packed, converted and converted back. What is signed is written in FORMAT.md. Keys and
+cryptography are the package `cryptography`'s.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import hashlib
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from zcrecord.archive import unflatten
+from zcrecord.codec.entries import PayloadId, list_type, value_type
+from zcrecord.errors import (
+    IntegrityError,
+    SourceError,
+    SourceNotFoundError,
+    UnsupportedError,
+    missing_package,
+    printable,
+)
+from zcrecord.record.load import load_record
+from zcrecord.record.record import Record
+from zcrecord.record.save import save_record
+from zcrecord.storage.files import check_destination
+from zcrecord.storage.memory import identity_of
+from zcrecord.storage.sink import path_of
+
+__all__ = ["PREFIX", "SignReport", "check", "is_encrypted", "message", "sign", "signature", "signers"]
+
+PREFIX = "zcrecord.signature."  # of a name in the metadata; the key's id follows
+Progress = Callable[[int, int], None]
+
+_SCHEME = "zcrecord signature 1 ed25519"
+_LARGEST_KEY = 1 << 16  # bytes of a file that may hold a key
+
+
+@dataclass(frozen=True, slots=True)
+class SignReport:
+    """What signing did: where the archive is, whose key it was, what was signed, and whether it was signed before."""
+
+    path: str
+    dest: str
+    key: str
+    content_digest: str
+    replaced: bool
+
+
+def sign(
+    path: str | os.PathLike[str],
+    key: Any,
+    dest: str | os.PathLike[str] | None = None,
+    *,
+    passphrase: bytes | None = None,
+    force: bool = False,
+    durable: bool = True,
+    progress: Progress | None = None,
+) -> SignReport:
+    """Add a signature to an archive's metadata, in place or to a new file; whole or not at all.
+
+    The archive is verified in full first, then written anew, its payloads uncopied in memory, with the alignment it
+    has. Signatures by other keys stay; one by the same key is replaced.
+
+    Args:
+        key: an Ed25519 private key: the path of a PEM file (PKCS #8, or OpenSSH's own form), its bytes, or a
+            `cryptography` key.
+        dest: a path; by default the archive itself is replaced.
+        passphrase: what the key is encrypted with.
+        force: replace `dest` if it exists.
+
+    Raises:
+        IntegrityError: the archive is damaged. FormatError: it is none. UnsupportedError: the key is none that can
+        sign, or the archive is attached to a program, or another writer's that has to be saved again first.
+        DestinationExistsError: `dest` exists. DependencyError: cryptography is not installed. SourceError: the file
+        system refused, or the archive was replaced in the meantime.
+
+    Example:
+        >>> import numpy as np, zcrecord
+        >>> from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+        >>> _ = zcrecord.save_record({"w": np.ones(3)}, "model.zcr")
+        >>> key = Ed25519PrivateKey.generate()
+        >>> _ = sign("model.zcr", key)
+        >>> check(zcrecord.load_record("model.zcr"), key.public_key()) == signers(zcrecord.load_record("model.zcr"))[0]
+        True
+    """
+    source = path_of(path)
+    private = _private(key, passphrase)
+    out = source if dest is None else path_of(dest)
+    if dest is not None:
+        check_destination(source, out, force)
+    with load_record(source) as record:
+        if record.archive.embedded is not None:
+            what = "is attached to a program; detach it, sign it, and attach it again"
+            raise UnsupportedError(what, path=source)
+        if dest is None and not record.archive.mapped:
+            raise UnsupportedError("is packed, or remote; name a file for the signed archive", path=source)
+        _check_words(record)
+        record.verify(progress=progress)
+        name, value, digest = _signed(record, private, progress)
+        place = record.layout
+        options: dict[str, Any] = {"alignment": place.alignment, "digest": place.digest, "durable": durable}
+        replaced = name in record.metadata
+        if dest is None:
+            _check_still_there(record)
+        save_record(record, out, metadata={**record.metadata, name: value}, **options)
+    return SignReport(source, out, name.removeprefix(PREFIX), digest, replaced)
+
+
+def _check_words(record: Record) -> None:
+    """Make sure that saving keeps the words of attributes, which are signed: by R69 each value has one form."""
+    ix = record.archive.index
+    for row, a in zip(ix.attributes, unflatten.attribute_entries(ix, ix.attributes, PayloadId), strict=True):
+        kind = list_type(a.value) if isinstance(a.value, list | tuple) else value_type(a.value)
+        if kind != int(row["type"]):
+            what = f"attribute '{printable(a.key)}' is not in the form that saving gives it, so the content digest"
+            raise UnsupportedError(
+                f"{what} would change; load the archive, save it, and sign that", path=record.archive.path
+            )
+
+
+def _check_still_there(record: Record) -> None:
+    """Make sure that what is to be replaced is what was signed: not what another has put there, or signed, since."""
+    path, identity = record.archive.file or (record.path or "", None)
+    try:
+        with open(path, "rb") as file:
+            now = identity_of(file.fileno())
+    except OSError as error:
+        raise SourceError(f"cannot be read: {error.strerror or error}", path=path, errno=error.errno) from error
+    if now != identity:
+        raise SourceError("was replaced while it was signed; sign it again", path=path)
+
+
+def signature(record: Record, key: Any, *, passphrase: bytes | None = None) -> tuple[str, str]:
+    """Return the name and the value that sign a record, for its metadata when it is saved. Reads all of it.
+
+    Raises:
+        As `sign`.
+
+    Example:
+        >>> import numpy as np, zcrecord
+        >>> from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+        >>> _ = zcrecord.save_record({"w": np.ones(3)}, "model.zcr")
+        >>> name, value = signature(zcrecord.load_record("model.zcr"), Ed25519PrivateKey.generate())
+        >>> name.startswith(PREFIX), len(value)
+        (True, 88)
+    """
+    return _signed(record, _private(key, passphrase), None)[:2]
+
+
+def check(record: Record, key: Any, *, progress: Progress | None = None) -> str:
+    """Make sure that the owner of a key signed what a record holds; returns the key's id. Reads all of the record.
+
+    Tensors, modules and attributes are covered; metadata, the order of mappings, ties and layout are not. What was
+    checked is `record` itself, not what lies at its path later.
+
+    Args:
+        key: an Ed25519 public key: the path of a PEM file or of one line of OpenSSH's, its bytes, or a `cryptography`
+            key.
+
+    Raises:
+        IntegrityError: it has no signature by this key, or other content than was signed. UnsupportedError: the key is
+        none. DependencyError: cryptography is not installed.
+
+    Example:
+        >>> import numpy as np, zcrecord
+        >>> from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+        >>> _ = zcrecord.save_record({"w": np.ones(3)}, "model.zcr")
+        >>> check(zcrecord.load_record("model.zcr"), Ed25519PrivateKey.generate().public_key())
+        Traceback (most recent call last):
+        zcrecord.errors.IntegrityError: model.zcr: is not signed
+    """
+    public = _public(key)
+    name = _key_id(public)
+    metadata = record.metadata
+    if PREFIX + name not in metadata:
+        others = signers(record)
+        what = (
+            f"is not signed by this key ({name}) but by {', '.join(map(printable, others[:3]))}"
+            if others
+            else "is not signed"
+        )
+        raise IntegrityError(what, path=record.archive.path)
+    signed = _decoded(metadata[PREFIX + name])
+    if signed is None:
+        raise IntegrityError(f"metadata '{PREFIX}{name}' is no signature", path=record.archive.path)
+    from cryptography.exceptions import InvalidSignature
+
+    digest = record.content_digest(progress=progress)
+    try:
+        public.verify(signed, message(name, digest))
+    except InvalidSignature:
+        what = f"is not what was signed by the key {name}: its content is {digest}, or the signature is forged"
+        raise IntegrityError(what, path=record.archive.path) from None
+    return name
+
+
+def signers(record: Record) -> tuple[str, ...]:
+    """Return the ids of the keys that a record says it is signed by; nothing is checked.
+
+    Example:
+        >>> import numpy as np, zcrecord
+        >>> _ = zcrecord.save_record({"w": np.ones(3)}, "model.zcr")
+        >>> signers(zcrecord.load_record("model.zcr"))
+        ()
+    """
+    return tuple(name.removeprefix(PREFIX) for name in record.metadata if name.startswith(PREFIX))
+
+
+def is_encrypted(key: str | os.PathLike[str]) -> bool:
+    """Return whether a file has a private key that takes a passphrase.
+
+    Raises:
+        SourceError: it cannot be read. DependencyError: cryptography is not installed.
+
+    Example:
+        >>> from pathlib import Path
+        >>> _ = Path("key.pem").write_text("-----BEGIN ENCRYPTED PRIVATE KEY-----")
+        >>> is_encrypted("key.pem")
+        True
+    """
+    data, _ = _key_bytes(key)
+    _require()
+    return _takes_passphrase(data)
+
+
+def _takes_passphrase(data: bytes) -> bool:
+    if not data.startswith(b"-----BEGIN OPENSSH"):
+        return b"ENCRYPTED" in data
+    from cryptography.exceptions import UnsupportedAlgorithm
+    from cryptography.hazmat.primitives.serialization import load_ssh_private_key
+
+    try:
+        load_ssh_private_key(data, None)
+    except TypeError:  # what the package raises where a passphrase is missing
+        return True
+    except (ValueError, UnsupportedAlgorithm):  # no key, or none that it knows: signing says so
+        return False
+    return False
+
+
+def message(key: str, digest: str) -> bytes:
+    """Return the bytes that are signed: the scheme, the key's id and the content digest, a line each.
+
+    Example:
+        >>> message("00ff", "sha256:0123")
+        b'zcrecord signature 1 ed25519\\n00ff\\nsha256:0123\\n'
+    """
+    return f"{_SCHEME}\n{key}\n{digest}\n".encode()
+
+
+def _signed(record: Record, private: Any, progress: Progress | None) -> tuple[str, str, str]:
+    name, digest = _key_id(private.public_key()), record.content_digest(progress=progress)
+    value = base64.b64encode(private.sign(message(name, digest))).decode()
+    return PREFIX + name, value, digest
+
+
+def _decoded(value: Any) -> bytes | None:
+    """Return the 64 bytes of a signature, None if it is not written as one is; there is one way to."""
+    with contextlib.suppress(ValueError, TypeError):
+        signed = base64.b64decode(value, validate=True) if isinstance(value, str) else b""
+        if len(signed) == 64 and base64.b64encode(signed).decode() == value:
+            return signed
+    return None
+
+
+def _key_id(public: Any) -> str:
+    """Return the SHA-256 of a public key in its DER form (SubjectPublicKeyInfo), in hexadecimal."""
+    from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+
+    return hashlib.sha256(public.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)).hexdigest()
+
+
+def _private(key: Any, passphrase: bytes | None) -> Any:
+    _require()
+    from cryptography.hazmat.primitives import serialization
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+    if isinstance(key, Ed25519PrivateKey):
+        return key
+    data, path = _key_bytes(key)
+    ssh = data.startswith(b"-----BEGIN OPENSSH")
+    load: Any = serialization.load_ssh_private_key if ssh else serialization.load_pem_private_key
+    if not _takes_passphrase(data):
+        passphrase = None  # the package refuses one that is not needed
+    elif passphrase is None:
+        raise UnsupportedError("is encrypted; it takes its passphrase", path=path)
+    found = _loaded(lambda: load(data, password=passphrase), path, "private", data)
+    if not isinstance(found, Ed25519PrivateKey):
+        raise UnsupportedError("the key is not an Ed25519 one", path=path)
+    return found
+
+
+def _public(key: Any) -> Any:
+    _require()
+    from cryptography.hazmat.primitives import serialization
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
+    if isinstance(key, Ed25519PublicKey):
+        return key
+    data, path = _key_bytes(key)
+    if b"PRIVATE KEY" in data:
+        raise UnsupportedError("is a private key; to check takes the public one", path=path)
+    ssh = data.lstrip().startswith((b"ssh-", b"ecdsa-", b"sk-"))
+    load: Any = serialization.load_ssh_public_key if ssh else serialization.load_pem_public_key
+    found = _loaded(lambda: load(data), path, "public", data)
+    if not isinstance(found, Ed25519PublicKey):
+        raise UnsupportedError("the key is not an Ed25519 one", path=path)
+    return found
+
+
+def _loaded(load: Callable[[], Any], path: str | None, which: str, data: bytes) -> Any:
+    """Return a key; whatever the package says of it is one error, without the key in it."""
+    from cryptography.exceptions import UnsupportedAlgorithm
+
+    try:
+        return load()
+    except UnsupportedAlgorithm as error:
+        if "bcrypt" in str(error):
+            why = "is an encrypted OpenSSH key, which takes bcrypt"
+            raise missing_package("bcrypt", why=why).located(path=path) from error
+        raise UnsupportedError("is a key of a kind that cryptography does not know", path=path) from error
+    except (ValueError, TypeError) as error:
+        what = f"is no {which} key in PEM or OpenSSH's form"
+        if which == "private" and (b"PUBLIC KEY" in data or data.startswith(b"ssh-")):
+            what = "is a public key; to sign takes the private one"
+        elif which == "private" and _takes_passphrase(data):
+            what = "is a private key that needs another passphrase, or is damaged"
+        raise UnsupportedError(what, path=path) from error
+
+
+def _key_bytes(key: Any) -> tuple[bytes, str | None]:
+    if isinstance(key, bytes):
+        return key, None
+    if not isinstance(key, str | os.PathLike):
+        kind = type(key).__name__
+        raise UnsupportedError(f"a key is a path, bytes or an Ed25519 key of cryptography's, not a {kind}")
+    path = path_of(key)
+    try:
+        with open(path, "rb") as file:
+            return file.read(_LARGEST_KEY), path
+    except OSError as error:
+        found = SourceNotFoundError if isinstance(error, FileNotFoundError) else SourceError
+        what = f"cannot be read: {error.strerror or error}"
+        raise found(what, path=path, errno=error.errno) from error
+
+
+def _require() -> None:
+    """Import cryptography.
+
+    Raises:
+        DependencyError: it is not installed.
+    """
+    try:
+        import cryptography  # noqa: F401
+    except ImportError as error:
+        raise missing_package("cryptography", extra="sign") from error

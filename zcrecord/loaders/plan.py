@@ -1,0 +1,353 @@
+"""What is to be loaded: which bytes, each once, in the order of the file; and how the tensors lie in them. Reads none.
+
+Everything here is arithmetic over the index. Names are chosen by `parts`; who loads it all is `driving`'s.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import operator
+import re
+from collections.abc import Callable, Iterable, Mapping
+from math import prod
+from typing import Any, NamedTuple, SupportsIndex
+
+import numpy as np
+
+from zcrecord import dtypes
+from zcrecord.archive import subset
+from zcrecord.archive.archive import Archive
+from zcrecord.archive.subset import Names
+from zcrecord.codec.layout import ALIGNMENT, NONE
+from zcrecord.dtypes import DType
+from zcrecord.errors import LimitError, RecordError, TensorNotFoundError, UnsupportedError
+from zcrecord.record.record import Record
+from zcrecord.remote.on_demand import Window
+from zcrecord.remote.read_ahead import Expected, Feed
+
+from .protocol import LoadPlan, PayloadRef, RangeSource, Target
+
+__all__ = [
+    "MAX_IN_FLIGHT",
+    "LoadPlan",
+    "Rows",
+    "Slices",
+    "Target",
+    "archive_of",
+    "plan_archive",
+    "plan_load",
+    "shard",
+]
+
+MAX_IN_FLIGHT = 64 << 20  # bytes on the way to a device at a time, where nothing else is asked for
+
+Rows = slice | Callable[[int], slice]  # of the first axis; a function is given how many there are
+Slices = Mapping[str, Rows]
+
+
+def shard(rank: int, world: int) -> Callable[[int], slice]:
+    """Return the rows that one of `world` tensor-parallel ranks has, for `slices=`: an equal part of the first axis.
+
+    Raises:
+        UnsupportedError: there is no such rank; or later, the rows cannot be divided equally.
+
+    Example:
+        >>> shard(1, 4)(100)
+        slice(25, 50, None)
+    """
+    if not isinstance(rank, SupportsIndex) or not isinstance(world, SupportsIndex):
+        raise UnsupportedError(f"rank {rank!r} of {world!r}: both are integers")
+    rank, world = operator.index(rank), operator.index(world)
+    if not 0 <= rank < world:
+        raise UnsupportedError(f"rank {rank} of {world}: ranks are counted from 0")
+
+    def rows(count: int) -> slice:
+        if count % world:
+            raise UnsupportedError(f"{count} rows cannot be divided equally among {world} ranks")
+        return slice(count // world * rank, count // world * (rank + 1))
+
+    return rows
+
+
+def plan_load(
+    record: Record | Archive,
+    names: Names | None = None,
+    *,
+    slices: Slices | None = None,
+    max_in_flight: int = MAX_IN_FLIGHT,
+    raw: bool = False,
+) -> LoadPlan:
+    """Return what to load for chosen tensors; reads and copies no payload byte.
+
+    A payload that several tensors share is there once. Of a tensor that is a part of a payload, only that part is. Of a
+    record of mode "c" the private bytes are taken, edits and all: what the views show is what is loaded.
+
+    Args:
+        record: a record, or a part of one.
+        names: as `Record.select` takes them; None for all.
+        slices: which rows of the first axis to take, by name or pattern; the first key that fits a tensor counts.
+        max_in_flight: how many bytes may be on their way at a time.
+        raw: take tensors of strings, and of types that are not known here, as the bytes of their payload (uint8).
+
+    Raises:
+        TensorNotFoundError: a name without wildcards is not there. UnsupportedError: a tensor of strings without
+        `raw`; or rows that do not start and end on whole bytes, or are of a tensor that is not in C order.
+
+    Example:
+        >>> import numpy as np, zcrecord
+        >>> _ = zcrecord.save_record({"w": np.ones((4, 2), np.float32)}, "model.zcr")
+        >>> plan_load(zcrecord.load_record("model.zcr"), slices={"*": slice(2, 4)}).nbytes
+        16
+    """
+    return plan_archive(archive_of(record), names, slices=slices, max_in_flight=max_in_flight, raw=raw)
+
+
+def archive_of(record: Any) -> Archive:
+    """Return the archive of what is to be loaded.
+
+    Raises:
+        UnsupportedError: it is no record.
+    """
+    archive = record.archive if isinstance(record, Record) else record
+    if not isinstance(archive, Archive):
+        what = f"a {type(record).__name__} is no record to be loaded from; load_record(source) gives one"
+        raise UnsupportedError(what)
+    return archive
+
+
+def plan_archive(
+    archive: Archive, names: Names | None, *, slices: Any, max_in_flight: Any, raw: bool, fetch: bool = False
+) -> LoadPlan:
+    """Return `plan_load`'s plan; with `fetch` a remote archive's payloads are brought into memory, all together."""
+    if slices is not None and not isinstance(slices, Mapping):
+        raise UnsupportedError(f"slices= takes rows by name or pattern, as {{name: slice}}, not a {_kind(slices)}")
+    limit = _whole_number(max_in_flight)
+    if limit < 1:
+        raise LimitError(f"max_in_flight={max_in_flight!r} is not a number of bytes")
+    if names is not None:
+        archive = subset.select(archive, names, None)
+    everything = archive.names()
+    chosen = _slicer(slices, everything, archive.path) if slices else None
+    places, forms = _Places(archive), _Forms(archive, raw)
+    users: dict[int, list[tuple[str, _Form]]] = {}
+    found: dict[str, Target] = {}
+    for i, name in enumerate(everything):
+        try:
+            form = forms.of(i)
+            rows = None if chosen is None else chosen(name)
+            if rows is not None:
+                form = _cut(form, rows)
+        except RecordError as error:
+            raise error.located(path=archive.path, tensor=name) from None
+        if form.nbytes:
+            users.setdefault(form.payload, []).append((name, form))
+        else:
+            found[name] = Target(places.ref(name, form, -1, 0, 0), None)
+    if fetch and users:
+        places.fetch()
+    refs = [_share(places, number, tensors, found) for number, tensors in users.items()]
+    refs.sort(key=lambda ref: (ref.offset, ref.payload))
+    ahead = places.announce(refs, limit)
+    targets = {name: found[name] for name in everything}
+    return LoadPlan(tuple(refs), targets, limit - ahead, places.path, places.identity)
+
+
+def _whole_number(value: Any) -> int:
+    """Return what counts as an integer, of numpy too, but for True and False; anything else is -1."""
+    try:
+        return -1 if isinstance(value, bool | np.bool_) else operator.index(value)
+    except TypeError:
+        return -1
+
+
+def _kind(value: Any) -> str:
+    return type(value).__name__
+
+
+class _Form(NamedTuple):
+    """How a tensor lies in its payload: which bytes of it, [start, start + nbytes), and how in these."""
+
+    payload: int
+    start: int
+    nbytes: int
+    dtype: DType
+    bits: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...] | None
+    byte_offset: int
+
+
+class _Places:
+    """Where the payloads of an archive are: in memory, in a file, or somewhere else."""
+
+    def __init__(self, archive: Archive) -> None:
+        self._archive = archive
+        file = archive.file
+        self.path = None if file is None else file[0]
+        self.identity = None if file is None else file[1]
+        remote = archive.remote
+        self._feed = Feed(remote) if isinstance(remote, Window) else None
+        self._source: RangeSource | None = self._feed or remote
+        self._start = archive.offset + archive.header.payload_offset
+        self._offsets = archive.index.payloads["offset"].tolist()
+
+    def fetch(self) -> None:
+        """Have all payloads in memory; of a remote archive they are fetched, and checked, if it can do that."""
+        if self._feed is not None:
+            self._archive.bring()
+            self._source = self._feed = None
+
+    def announce(self, refs: list[PayloadRef], max_in_flight: int) -> int:
+        """Say what will be read of a remote archive; returns how many of the bytes in flight that takes, ahead."""
+        if self._feed is None:
+            return 0
+        rows = self._archive.index.payloads
+        checked = bool(self._archive.index.digest_kind)
+        expected = []
+        for ref in refs:
+            _, nbytes, digest = rows[ref.payload].item()
+            whole = checked and nbytes == ref.nbytes  # of a part nothing tells whether it is right
+            expected.append(Expected(ref.offset, ref.nbytes, digest if whole else None, ref.name))
+        self._feed.expect(expected, max_in_flight // 2)
+        return max_in_flight // 2
+
+    def ref(self, name: str, form: _Form, payload: int, start: int, stop: int) -> PayloadRef:
+        """Return a ref of the bytes [start, stop) of a payload, of which `form` has its part."""
+        buffer = None
+        if payload < 0:
+            buffer, offset = memoryview(b""), self._start
+        else:
+            offset = self._start + self._offsets[payload] + start
+            if self._source is None:
+                buffer = self._archive.payload(payload)[start:stop]
+        return PayloadRef(
+            name=name,
+            path=self.path if payload >= 0 else None,
+            buffer=buffer,
+            source=self._source if payload >= 0 else None,
+            offset=offset,
+            nbytes=stop - start,
+            dtype=form.dtype,
+            bits=form.bits,
+            shape=form.shape,
+            strides=form.strides,
+            payload=payload,
+            byte_offset=form.start - start + form.byte_offset if payload >= 0 else 0,
+        )
+
+
+def _share(places: _Places, payload: int, tensors: list[tuple[str, _Form]], found: dict[str, Target]) -> PayloadRef:
+    """Return what is loaded of a payload, and say how each of its tensors comes from that."""
+    first, form = tensors[0]
+    forms = {form for _, form in tensors} if len(tensors) > 1 else {form}
+    if len(forms) == 1:  # all users are the very same tensor
+        ref = places.ref(first, form, payload, form.start, form.start + form.nbytes)
+        target = Target(ref, None)
+        for name, _ in tensors:
+            found[name] = target
+        return ref
+    start = min(form.start for form in forms) // ALIGNMENT * ALIGNMENT  # whatever was aligned is so in the part, too
+    stop = max(form.start + form.nbytes for form in forms)
+    octets = _Form(payload, start, stop - start, dtypes.by_name["uint8"], 8, (stop - start,), None, 0)
+    ref = places.ref(first, octets, payload, start, stop)
+    targets: dict[_Form, Target] = {}
+    for name, form in tensors:
+        if form not in targets:
+            targets[form] = Target(ref, places.ref(name, form, payload, start, stop))
+        found[name] = targets[form]
+    return ref
+
+
+class _Forms:
+    """How the tensors of an archive lie, whose whole index was checked; columns are read once, ten times as fast."""
+
+    def __init__(self, archive: Archive, raw: bool) -> None:
+        rows = archive.index.tensors
+        fields = ("payload", "dtype", "bits", "dims", "rank", "strides", "byte_offset")
+        self._rows = list(zip(*(rows[field].tolist() for field in fields), strict=True))
+        self._dims, self._strides = archive.index.dims.tolist(), archive.index.strides.tolist()
+        self._nbytes = archive.index.payloads["nbytes"].tolist()
+        self._raw = raw
+
+    def of(self, i: int) -> _Form:
+        """Return how a tensor lies in its payload.
+
+        Raises:
+            UnsupportedError: it is of strings, or of a type that is not known here.
+        """
+        payload, code, bits, dims, rank, at, byte_offset = self._rows[i]
+        nbytes = 0 if payload == NONE else self._nbytes[payload]
+        kind = dtypes.by_code.get(code)
+        if kind is None or kind is dtypes.STRING:
+            if not self._raw:
+                what = f"dtype code {code} is not known" if kind is None else "no device has tensors of strings"
+                raise UnsupportedError(f"{what}; leave it out with names=, or take its bytes with raw=True")
+            return _Form(payload, 0, nbytes, dtypes.by_name["uint8"], 8, (nbytes,), None, 0)
+        shape = tuple(self._dims[dims : dims + rank])
+        if at == NONE:
+            return _Form(payload, 0, nbytes, kind, bits, shape, None, 0)
+        item, strides = bits // 8, tuple(self._strides[at : at + rank])
+        reaches = [(n - 1) * s * item for n, s in zip(shape, strides, strict=True)]
+        low = byte_offset + sum(r for r in reaches if r < 0)
+        high = byte_offset + sum(r for r in reaches if r > 0) + item
+        stored = None if _in_c_order(shape, strides) else strides
+        return _Form(payload, low, high - low, kind, bits, shape, stored, byte_offset - low)
+
+
+def _in_c_order(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
+    """Return whether strides are those of C order, on every axis that is longer than 1."""
+    expected = 1
+    for n, stride in zip(reversed(shape), reversed(strides), strict=True):
+        if n > 1 and stride != expected:
+            return False
+        expected *= n
+    return True
+
+
+def _slicer(slices: Slices, names: Iterable[str], path: str | None) -> Callable[[str], Rows | None]:
+    """Return what gives the rows that are wanted of a tensor, None for all of them.
+
+    Raises:
+        TensorNotFoundError: a key without wildcards is no tensor's name. UnsupportedError: a key is no name.
+    """
+    known = set(names)
+    keys: list[tuple[re.Pattern[str], Rows]] = []
+    for key, rows in slices.items():
+        if not isinstance(key, str) or not (isinstance(rows, slice) or callable(rows)):
+            raise UnsupportedError(f"slices= maps names or patterns to slices, and not {key!r} to {rows!r}")
+        if key not in known and not any(c in key for c in "*?["):
+            raise TensorNotFoundError(key, lambda: sorted(known), path=path)
+        keys.append((re.compile(re.escape(key) + r"\Z" if key in known else fnmatch.translate(key)), rows))
+    return lambda name: next((rows for pattern, rows in keys if pattern.match(name)), None)
+
+
+def _cut(form: _Form, rows: Rows) -> _Form:
+    """Return how some rows of a tensor lie.
+
+    Raises:
+        UnsupportedError: it has no rows, they are no range, or they do not start and end on whole bytes.
+    """
+    if not form.shape:
+        raise UnsupportedError("slices= takes rows of the first axis, and this tensor has no axis")
+    if form.strides is not None:
+        raise UnsupportedError("slices= takes rows of tensors in C order, and this one is strided; load it whole")
+    wanted = rows if isinstance(rows, slice) else rows(form.shape[0])
+    try:
+        start, stop, step = wanted.indices(form.shape[0])
+    except (TypeError, AttributeError):
+        raise UnsupportedError(f"slices= takes ranges of rows, and not {wanted!r}") from None
+    if step != 1:
+        raise UnsupportedError(f"slices= takes rows one after the other, and not every {step}th")
+    stop = max(start, stop)
+    shape = (stop - start, *form.shape[1:])
+    bits = prod(form.shape[1:]) * form.bits
+    if start * bits % 8 or (stop * bits % 8 and stop < form.shape[0]):
+        what = f"rows {start} to {stop} of {bits} bits each do not start and end on whole bytes"
+        raise UnsupportedError(f"{what}; take {8 // _shared_with_8(bits)} rows at a time, or a multiple")
+    count = dtypes.nbytes(prod(shape), form.bits)
+    return form._replace(start=form.start + start * bits // 8, nbytes=count, shape=shape)
+
+
+def _shared_with_8(bits: int) -> int:
+    """Return the greatest power of two, 8 at the most, that divides a number of bits."""
+    return min(bits & -bits, 8)

@@ -1,0 +1,288 @@
+"""Models whose weights lie in an archive as external data: where that may be, and whether it still is that archive.
+
+Some metadata_props of such a model say which archive its offsets are for. Writing the model is left to `export`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from zcrecord.archive.digest import content_digest
+from zcrecord.archive.info import TensorInfo
+from zcrecord.archive.payloads import Payloads
+from zcrecord.codec.file_types import HEAD
+from zcrecord.errors import ExternalDataError, IntegrityError, OnnxError, RecordError, UnsupportedError, printable
+from zcrecord.onnx.lazy.mapping import OnnxTensorInfo, scan
+from zcrecord.onnx.protobuf.properties import read_properties
+from zcrecord.onnx.protobuf.scanner import check_head
+from zcrecord.record.load import load_record
+from zcrecord.record.record import Record
+from zcrecord.storage.files import Progress, open_source
+from zcrecord.storage.sink import path_of
+
+from . import external_data
+
+__all__ = ["PROPERTIES", "ExternalReport", "Link", "digest_of", "is_link", "link", "verify_external"]
+
+# Keys of metadata_props.
+ARCHIVE = "zcrecord.archive"  # its path from the model's folder on, as external data have it in `location`
+CONTENT_DIGEST = "zcrecord.content_digest"
+PAYLOAD_OFFSET = "zcrecord.payload_offset"  # in the file
+INDEX_CRC = "zcrecord.index_crc"  # 8 hexadecimal digits; the index has every offset and every payload's digest
+EMBEDDED = "zcrecord.embedded"  # "prefix" or "suffix", where the archive is part of a file
+PROPERTIES = (ARCHIVE, CONTENT_DIGEST, PAYLOAD_OFFSET, INDEX_CRC, EMBEDDED)
+_WRITTEN = {  # what their values look like
+    ARCHIVE: re.compile(".+", re.DOTALL),
+    CONTENT_DIGEST: re.compile("sha256:[0-9a-f]{64}"),
+    PAYLOAD_OFFSET: re.compile("[0-9]{1,20}"),
+    INDEX_CRC: re.compile("[0-9a-f]{8}"),
+    EMBEDDED: re.compile("prefix|suffix"),
+}
+
+_AGAIN = "write the model again with to_onnx(external=True)"
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """An archive on disk, as a model in some folder refers to it."""
+
+    record: Record
+    location: str
+
+    def properties(self, digest: str) -> dict[str, str]:
+        """Return what the model says of the archive, as metadata_props."""
+        told = {
+            ARCHIVE: self.location,
+            CONTENT_DIGEST: digest,
+            PAYLOAD_OFFSET: str(_payload_offset(self.record)),
+            INDEX_CRC: _index_crc(self.record),
+        }
+        embedded = self.record.archive.embedded
+        return told if embedded is None else {**told, EMBEDDED: embedded}
+
+
+@dataclass(frozen=True, slots=True)
+class ExternalReport:
+    """What `verify_external` found: the archive's path and digest, the tensors that lie in it, and their bytes.
+
+    `full` tells whether all of it was read.
+    """
+
+    archive: str
+    content_digest: str
+    tensors: int
+    nbytes: int
+    full: bool
+
+
+def is_link(pairs: Sequence[tuple[str, str]]) -> bool:
+    """Return whether metadata_props under these keys are what `to_onnx(external=True)` writes: each once, well formed.
+
+    Example:
+        >>> is_link([("zcrecord.archive", "m.zcr")])
+        False
+    """
+    told = dict(pairs)
+    whole = len(told) == len(pairs) and told.keys() >= set(PROPERTIES[:4])
+    return whole and all(_WRITTEN[key].fullmatch(value) for key, value in pairs)
+
+
+def _payload_offset(record: Record) -> int:
+    return record.archive.offset + record.archive.header.payload_offset
+
+
+def _index_crc(record: Record) -> str:
+    return f"{record.archive.header.index_crc:08x}"
+
+
+def link(record: Record, dest: str) -> Link:
+    """Return how a model at `dest` refers to the archive of a record, which is opened anew.
+
+    Raises:
+        UnsupportedError: the record is none of a plain file, or not as the file is. ExternalDataError: the file is
+            where no model at `dest` may refer to. IntegrityError: it was replaced since.
+    """
+    path = record.path
+    if path is None:
+        raise UnsupportedError("external=True needs an archive in a file, and this one is in memory; save it to one")
+    archive = record.archive
+    if record.mode != "r" or not archive.whole:
+        what = "it may hold edits that its file does not" if record.mode != "r" else "it is a part of its archive"
+        raise UnsupportedError(f"external=True refers to the file, but {what}; save the record first", path=path)
+    if os.path.exists(dest) and not os.path.isfile(dest):
+        raise UnsupportedError("a model with external=True is a regular file in a folder; name one", path=dest)
+    there: Record = load_record(os.path.realpath(path), embedded=archive.embedded)
+    if not there.archive.mapped:
+        what = "external=True refers to bytes as they lie in a file, and these lie there compressed; unpack it first"
+        raise UnsupportedError(what, path=path)
+    if there.archive.header.encode() != archive.header.encode():
+        raise IntegrityError("was replaced since it was opened; load it again", path=path)
+    return Link(there, _location(path, dest))
+
+
+def _location(path: str, dest: str) -> str:
+    """Return the archive's path from the model's folder on.
+
+    Both are resolved: `onnx` refuses links and files of several names, ONNX Runtime what leads out of the folder.
+
+    Source: onnx 1.23, ONNX Runtime 1.31.
+    """
+    real, folder = os.path.realpath(path), os.path.dirname(os.path.realpath(dest))
+    if not Path(real).is_relative_to(folder):
+        linked = f", by a link in '{printable(path)}'," if os.path.islink(path) else ""
+        must = f"external data must lie in the model's folder ('{printable(folder)}') or below it"
+        what = f"{must}; this archive lies{linked} in '{printable(os.path.dirname(real))}'"
+        raise ExternalDataError(f"{what}: write the model there, or copy the archive", path=path)
+    names = os.stat(real).st_nlink
+    if names != 1:
+        what = f"the file has {names} names (hard links), and onnx takes no external data from such a file; copy it"
+        raise ExternalDataError(what, path=path)
+    location = Path(real).relative_to(folder).as_posix()
+    try:
+        location.encode()
+        external_data.parse({"location": location}, 0)
+    except UnicodeEncodeError:
+        raise ExternalDataError("its path is not UTF-8, as a location must be; rename it", path=path) from None
+    except ExternalDataError as error:
+        raise error.located(path=path) from None
+    return location
+
+
+def digest_of(payloads: Payloads, record: Record, progress: Callable[[int, int], None] | None = None) -> str:
+    """Return a record's content digest; every payload is checked on the way, and no more than a few MiB of it held.
+
+    `payloads` are the record's. `progress` is called with the bytes read, and how many there are.
+
+    Raises:
+        IntegrityError: a payload is damaged.
+    """
+    read = {i.payload if i.strides is None else (i.payload, i.offset, i.shape, i.strides): i for i in payloads.infos}
+    total = sum(info.nbytes for info in read.values())
+    done = 0
+
+    def sha256(i: int) -> bytes:
+        nonlocal done
+        digest = hashlib.sha256()
+        for piece in payloads.pieces(payloads.infos[i]):
+            digest.update(piece)
+            done += len(piece)
+            if progress is not None:
+                progress(done, total)
+        return digest.digest()
+
+    found = content_digest(record.archive, sha256)
+    payloads.let_go()
+    return found
+
+
+def verify_external(
+    path: str | os.PathLike[str], *, full: bool = False, allow_links: bool = False, progress: Progress | None = None
+) -> ExternalReport:
+    """Check that the archive beside a model is the one that `to_onnx(external=True)` wrote it for.
+
+    Reads the model, not its values, and of the archive its header and index: they tell where every payload
+    lies and what its digest was. `full` reads all of it and compares the content digest, and so does an archive whose
+    index is another: one that only says more in its metadata, and has every tensor where it was, is accepted.
+    `progress` is then called with the bytes read, and how many there are. Needs no package besides zcrecord's own.
+
+    Args:
+        path: the model.
+        full: read the payloads, too.
+        allow_links: that of `convert`.
+
+    Example:
+        >>> from zcrecord.onnx import convert, to_onnx
+        >>> _ = convert("model.onnx", "model.zcr")
+        >>> _ = to_onnx("model.zcr", "small.onnx", external=True)
+        >>> verify_external("small.onnx").tensors
+        5
+
+    Raises:
+        IntegrityError: it is not; says what was expected and what is there. UnsupportedError: the model does not say
+        which archive it is for. ExternalDataError: the archive is missing, or where no model may point. OnnxError: the
+        model is malformed. FormatError: the archive is. SourceError: a file cannot be read.
+    """
+    model = path_of(path)
+    try:
+        told = _told(model)
+        record = _archive(model, told, allow_links)
+        with scan(model, allow_links=allow_links) as tensors:
+            expected = [info for info in tensors.infos() if (info.field, info.file) == ("external_data", record.path)]
+    except RecordError as error:
+        raise error.located(path=model) from error.__cause__
+    with record:
+        _compare(record, model, told, full, progress)
+        known = {info.name: info for info in record.infos()} if expected else {}
+        for info in expected:
+            _check_reference(record, model, info, known.get(info.name))
+    return ExternalReport(
+        archive=record.path or "",
+        content_digest=told[CONTENT_DIGEST],
+        tensors=len(expected),
+        nbytes=sum(info.nbytes for info in expected),
+        full=full,
+    )
+
+
+def _told(model: str) -> dict[str, str]:
+    """Return what a model says of its archive."""
+    file, nbytes = open_source(model)
+    with file:
+        if nbytes is None:
+            raise UnsupportedError("not a regular file; write the model to one, beside its archive")
+        check_head(file.read(HEAD))
+        file.seek(0)
+        told = read_properties(file)
+    for key in PROPERTIES[:4]:
+        if key not in told:
+            what = f"no '{key}' in its metadata_props: it was not written by to_onnx(external=True)"
+            raise UnsupportedError(f"{what}, and nothing tells which archive it is for")
+    return told
+
+
+def _archive(model: str, told: dict[str, str], allow_links: bool) -> Record:
+    """Return the archive, if it is where external data may be."""
+    embedded: Any = told.get(EMBEDDED)
+    if embedded not in (None, "prefix", "suffix"):
+        raise OnnxError(f"its '{EMBEDDED}' is '{printable(str(embedded))}', not prefix or suffix; {_AGAIN}")
+    location = external_data.parse({"location": told[ARCHIVE]}, 0).location
+    with external_data.Folder(os.path.dirname(os.path.abspath(model)), allow_links=allow_links) as folder:
+        os.close(folder.open(location))
+        found: Record = load_record(folder.locate(location), embedded=embedded)
+        return found
+
+
+def _compare(record: Record, model: str, told: dict[str, str], full: bool, progress: Progress | None) -> None:
+    """Raise IntegrityError unless the archive is the one that the model was written for."""
+
+    def differ(what: str, expected: str, found: str) -> None:
+        if found != expected:
+            wanted = f"{what} {printable(expected)} was expected by '{printable(model)}', it has {found}"
+            raise IntegrityError(f"{wanted}; put that archive back, or {_AGAIN}", path=record.archive.path)
+
+    differ("payload offset", told[PAYLOAD_OFFSET], str(_payload_offset(record)))
+    if full or told[INDEX_CRC] != _index_crc(record):
+        differ("content digest", told[CONTENT_DIGEST], digest_of(Payloads(record), record, progress))
+
+
+def _check_reference(record: Record, model: str, expected: OnnxTensorInfo, found: TensorInfo | None) -> None:
+    """Raise IntegrityError unless a tensor is in the archive what the model says, and where it says."""
+    if found is None:
+        theirs = "nothing of this name"
+    elif found.strides is not None:
+        theirs = "it by strides, not in C order"
+    else:
+        theirs = _described(found)
+    if theirs != _described(expected):
+        what = f"'{printable(model)}' expects {_described(expected)}, the archive has {theirs}; {_AGAIN}"
+        raise IntegrityError(what, path=record.archive.path, tensor=expected.name)
+
+
+def _described(info: TensorInfo | OnnxTensorInfo) -> str:
+    return f"{info.dtype.name} of shape {list(info.shape)}, {info.nbytes} bytes at {info.offset}"

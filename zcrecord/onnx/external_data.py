@@ -1,0 +1,260 @@
+"""External data: values in a file beside the model, read only where the rules say the model may point.
+
+The rules are those of onnx's docs/ExternalDataSecurity.md and of the advisories behind it: CVE-2024-27318 and
+CVE-2025-51480 (traversal), CVE-2026-27489 (symbolic links), CVE-2026-34446 (hard links), CVE-2026-34445 (lengths).
+Each has a message of its own. What the values mean is left to `values`.
+
+`checksum` is taken but not checked: it is the SHA-1 of a whole file of which a model may use a part. `basepath` is
+ignored, as `onnx.load` does.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from collections import OrderedDict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from zcrecord.errors import ExternalDataError, OnnxError, RecordError, printable
+from zcrecord.onnx.protobuf.schema import Tensor
+from zcrecord.onnx.protobuf.values import RAW_DATA, STRING
+from zcrecord.storage.memory import read_some as _read_at
+
+__all__ = ["Folder", "Reference", "check_inside", "parse", "reference_of"]
+
+_KEYS = ("location", "offset", "length", "checksum", "basepath")
+_OPEN = 8  # descriptors kept open
+_CHUNK = 1 << 19
+_NUMBER = re.compile(r"[0-9]{1,19}")
+_DRIVE = re.compile(r"[A-Za-z]:")
+# O_NONBLOCK: a named pipe in the file's place must not hang the open; it is refused after.
+_FLAGS = os.O_RDONLY | sum(getattr(os, f, 0) for f in ("O_NOFOLLOW", "O_CLOEXEC", "O_NONBLOCK", "O_BINARY"))
+_WALKS = os.open in os.supports_dir_fd  # not so on Windows
+_FOLDER = sum(getattr(os, f, 0) for f in ("O_PATH", "O_DIRECTORY", "O_NOFOLLOW", "O_CLOEXEC"))
+
+
+class Reference(NamedTuple):
+    """Where values lie: a path relative to the model's folder, its parts joined by "/"; bytes."""
+
+    location: str
+    offset: int
+    length: int
+
+
+class _Open(NamedTuple):
+    fd: int
+    nbytes: int
+
+
+def _broken(location: str, what: str) -> ExternalDataError:
+    return ExternalDataError(f"external data '{printable(location)}': {what}")
+
+
+def parse(entries: dict[str, str], nbytes: int) -> Reference:
+    """Return what a tensor's external_data says, checked as far as it can be without looking at a file.
+
+    Raises:
+        ExternalDataError: a rule is broken; the message names it. `nbytes` is what the tensor's shape takes.
+    """
+    location = entries.get("location", "")
+    if "location" not in entries:
+        raise ExternalDataError("external data: no location; every tensor kept outside the model needs one")
+    for key in entries:
+        if key not in _KEYS:
+            raise _broken(location, f"unknown key '{printable(key)}', known are {', '.join(_KEYS)}")
+    location = _checked_location(location)
+    offset = _number(entries, "offset", location) or 0
+    length = _number(entries, "length", location)
+    if length is not None and length != nbytes:
+        raise _broken(location, f"length {length}, but the tensor's shape and type take {nbytes} bytes")
+    return Reference(location, offset, nbytes)
+
+
+def reference_of(t: Tensor) -> Reference | None:
+    """Return where the values of a tensor with data_location EXTERNAL lie; None where it has none, or no legal shape.
+
+    Raises:
+        OnnxError: it has values of its own, too. ExternalDataError: strings, or what `parse` raises.
+    """
+    if t.source and (t.source != RAW_DATA or t.nbytes):
+        raise OnnxError("has external data and values of its own; it may have one of them")
+    if t.data_type == STRING:
+        raise ExternalDataError("strings cannot be external data")
+    need = t.expected()
+    if t.dtype is None or need < 0:
+        return None  # `Values.finish` says what is wrong with it
+    found = parse(t.entries or {}, need)
+    return found if need else None
+
+
+def check_inside(reference: Reference, nbytes: int) -> None:
+    """Raise ExternalDataError unless what is referred to lies inside its file of so many bytes."""
+    end = reference.offset + reference.length
+    if end > nbytes:
+        what = f"bytes {reference.offset} to {end} are past its end ({nbytes})"
+        raise _broken(reference.location, f"{what}; the file is truncated or belongs to another model")
+
+
+def _checked_location(location: str) -> str:
+    if not location:
+        raise _broken(location, "the location is empty")
+    if "\0" in location:
+        raise _broken(location, "the location contains NUL")
+    if "\\" in location or _DRIVE.match(location):
+        raise _broken(location, "a location has no backslash and no drive; folders are separated by '/'")
+    if location.startswith("/"):
+        raise _broken(location, "the location is absolute; it must be relative to the model's folder")
+    parts: list[str] = []
+    for part in location.split("/"):
+        if part == ".." and not parts:
+            raise _broken(location, "the location leaves the model's folder through '..'")
+        if part == "..":
+            parts.pop()
+        elif part not in ("", "."):
+            parts.append(part)
+    if not parts:
+        raise _broken(location, "the location is the model's folder itself, not a file in it")
+    return "/".join(parts)
+
+
+def _number(entries: dict[str, str], key: str, location: str) -> int | None:
+    text = entries.get(key)
+    if text is None:
+        return None
+    if not _NUMBER.fullmatch(text):
+        raise _broken(location, f"{key} '{printable(text)}' is not a non-negative decimal integer")
+    return int(text)
+
+
+class Folder:
+    """The folder of a model, and the few files in it that are open at a time.
+
+    `allow_links` accepts symbolic links wherever they lead, and files with several names. Without it, a link is
+    accepted only inside one repository of a Hugging Face cache, where `snapshots/<revision>/` links into `blobs/`.
+
+    Example:
+        >>> with Folder("/models/bert") as folder:
+        ...     folder.path == os.path.realpath("/models/bert")
+        True
+    """
+
+    def __init__(self, path: str | os.PathLike[str], *, allow_links: bool = False) -> None:
+        self.path = os.path.realpath(path)
+        self.nbytes = 0  # read so far
+        self._allow_links = allow_links
+        self._files: OrderedDict[str, _Open] = OrderedDict()
+        self._buffer = memoryview(bytearray(_CHUNK))
+
+    def __enter__(self) -> Folder:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        while self._files:
+            os.close(self._files.popitem()[1].fd)
+
+    def read(self, reference: Reference) -> Iterator[memoryview]:
+        """Yield the bytes referred to, each chunk valid until the next is asked for.
+
+        Raises:
+            ExternalDataError: the file is not there, is not one the model may use, or is too short.
+        """
+        file = self._open(reference.location)
+        check_inside(reference, file.nbytes)
+        end = reference.offset + reference.length
+        position = reference.offset
+        while position < end:
+            try:
+                done = _read_at(file.fd, self._buffer[: end - position], position)
+            except OSError as error:
+                raise _broken(reference.location, f"cannot be read: {error.strerror or error}") from error
+            if not done:
+                raise _broken(reference.location, f"it ended at byte {position} while it was read")
+            self.nbytes += done
+            position += done
+            yield self._buffer[:done]
+
+    def _open(self, location: str) -> _Open:
+        found = self._files.get(location)
+        if found is not None:
+            self._files.move_to_end(location)
+            return found
+        fd = self.open(location)
+        if len(self._files) >= _OPEN:
+            os.close(self._files.popitem(last=False)[1].fd)
+        self._files[location] = found = _Open(fd, os.fstat(fd).st_size)
+        return found
+
+    def locate(self, location: str) -> str:
+        """Return the path of a file in the folder, links followed; looks at no more than its name."""
+        return os.path.realpath(Path(self.path, *location.split("/")))
+
+    def open(self, location: str) -> int:
+        """Return a descriptor of a file in the folder that the model may use; the caller closes it.
+
+        Raises:
+            ExternalDataError: it may not be used, or is not there.
+        """
+        try:
+            return self._checked(location)
+        except OSError as error:
+            if isinstance(error, RecordError):
+                raise
+            what = f"cannot be opened: {error.strerror or error}; it belongs beside the model"
+            raise _broken(location, what) from error
+
+    def _checked(self, location: str) -> int:
+        """Return a descriptor of the file, opened so that a swap between the checks and the opening is noticed."""
+        path = Path(self.path, *location.split("/"))
+        real = os.path.realpath(path)
+        if real != str(path) and not self._allow_links and not self._is_cached(real):
+            if not Path(real).is_relative_to(self.path):
+                raise _broken(location, f"a symbolic link leads out of the model's folder, {_LINKS}")
+            if path.is_symlink():
+                raise _broken(location, f"it is a symbolic link, {_LINKS}")
+        before = Path(real).lstat()
+        if not stat.S_ISREG(before.st_mode):
+            raise _broken(location, "it is not a regular file")
+        if before.st_nlink != 1 and not self._allow_links:
+            raise _broken(location, f"the file has {before.st_nlink} names (hard links), {_LINKS}")
+        root = self.path if Path(real).is_relative_to(self.path) else os.path.dirname(real)
+        fd = _open_below(root, os.path.relpath(real, root).split(os.sep))
+        try:
+            opened = os.fstat(fd)
+            if (opened.st_dev, opened.st_ino) != (before.st_dev, before.st_ino) or os.path.realpath(path) != real:
+                raise _broken(location, "it was replaced by another file while it was opened; try again")
+            if not stat.S_ISREG(opened.st_mode) or (opened.st_nlink != 1 and not self._allow_links):
+                raise _broken(location, "it changed while it was opened; try again")
+        except BaseException:
+            os.close(fd)
+            raise
+        return fd
+
+    def _is_cached(self, real: str) -> bool:
+        """Return whether a file lies in the `blobs` of the Hugging Face repository whose snapshot the folder is in."""
+        holder = Path(real).parent
+        return any(
+            above.name == "snapshots" and holder == above.with_name("blobs") for above in Path(self.path).parents
+        )
+
+
+def _open_below(root: str, parts: list[str]) -> int:
+    """Return a descriptor of a file below a folder; a link on the way there is an OSError, whenever it was put there.
+
+    That its path leads there before and after says too little: meanwhile a folder can be swapped for a link and back.
+    """
+    if not _WALKS:
+        return os.open(os.path.join(root, *parts), _FLAGS)
+    here = os.open(root, _FOLDER & ~getattr(os, "O_NOFOLLOW", 0))
+    try:
+        for part in parts[:-1]:
+            above, here = here, os.open(part, _FOLDER, dir_fd=here)
+            os.close(above)
+        return os.open(parts[-1], _FLAGS, dir_fd=here)
+    finally:
+        os.close(here)
+
+
+_LINKS = "which is allowed only on request (allow_links=True)"

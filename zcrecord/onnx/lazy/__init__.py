@@ -1,0 +1,1 @@
+"""Tensors of an ONNX model read where they lie, without a conversion."""

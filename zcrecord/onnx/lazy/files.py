@@ -1,0 +1,200 @@
+"""The files that a model's values lie in, open while they are used: mapped, or read by position.
+
+Which file a model may use at all is left to `external`, what the bytes mean to `listing`.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import stat
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from zcrecord.errors import SourceError
+from zcrecord.onnx.external_data import Folder, Reference, check_inside
+from zcrecord.storage.files import open_source
+from zcrecord.storage.memory import aligned_empty, read_some
+
+__all__ = ["Bytes", "Files", "OpenFile", "open_model", "release"]
+
+Bytes = np.ndarray[Any, np.dtype[np.uint8]]
+
+_OPEN = 32  # files of external data; each takes two descriptors
+_MAPPED = 256  # of them that views may keep mapped: in Python each takes a descriptor
+
+
+class OpenFile:
+    """A regular file, closed when nobody uses it any more: another thread may be reading it."""
+
+    __slots__ = ("_fd", "_octets", "nbytes", "path")
+
+    def __init__(self, fd: int, path: str) -> None:
+        """Take over a descriptor."""
+        self._fd = fd
+        self._octets: Bytes | None = None
+        self.path = path
+        self.nbytes = os.fstat(fd).st_size
+
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:
+        close(self._fd)
+
+    def octets(self, mappings: weakref.WeakSet[mmap.mmap]) -> Bytes:
+        """Return the file's bytes as a read-only array over a mapping, which lives as long as its last view.
+
+        A new mapping is added to `mappings`.
+        """
+        octets = self._octets
+        if octets is None:
+            try:
+                mapping = mmap.mmap(self._fd, self.nbytes, access=mmap.ACCESS_READ)
+            except ValueError:
+                raise self._shrunk() from None
+            except OSError as error:
+                what = f"cannot be mapped: {error.strerror or error}; scan(..., mmap=False) reads it instead"
+                raise SourceError(what, path=self.path, errno=error.errno) from error
+            mappings.add(mapping)
+            self._octets = octets = np.frombuffer(mapping, np.uint8)
+        return octets
+
+    def read_at(self, buffer: memoryview, offset: int) -> int:
+        """Read from an offset, as many bytes as fit or come at once; returns how many, 0 at the end."""
+        try:
+            return read_some(self._fd, buffer, offset)
+        except OSError as error:
+            raise SourceError(f"cannot read: {error.strerror or error}", path=self.path, errno=error.errno) from error
+
+    def read(self, offset: int, nbytes: int) -> Bytes:
+        """Return a copy of some bytes in memory of its own, aligned as payloads are."""
+        room = aligned_empty(nbytes)
+        done = 0
+        while done < nbytes:
+            got = self.read_at(room.data[done:], offset + done)
+            if not got:
+                raise self._shrunk()
+            done += got
+        return room
+
+    def _shrunk(self) -> SourceError:
+        what = f"became shorter than the {self.nbytes} bytes it had; is it still being written?"
+        return SourceError(what, path=self.path)
+
+    def forget(self) -> None:
+        """Let go of the mapping: views alone keep it."""
+        self._octets = None
+
+
+def open_model(path: str) -> OpenFile:
+    """Return a model's file.
+
+    Raises:
+        SourceError: it is missing (SourceNotFoundError), not a regular file, or cannot be read.
+    """
+    try:
+        kind = Path(path).stat().st_mode
+    except OSError:
+        kind = stat.S_IFREG  # opening it says what is wrong
+    if not stat.S_ISREG(kind) and not stat.S_ISDIR(kind):  # before it is opened: a pipe would wait for its writer
+        what = "not a regular file, and only in one can values be left where they are; convert it instead"
+        raise SourceError(what, path=path)
+    stream, _ = open_source(path)
+    with stream:
+        try:
+            file = OpenFile(os.dup(stream.fileno()), os.path.realpath(path))
+        except OSError as error:
+            raise SourceError(f"cannot read: {error.strerror or error}", path=path, errno=error.errno) from error
+        if hasattr(os, "posix_fadvise"):  # not to be read from end to end
+            os.posix_fadvise(stream.fileno(), 0, 0, os.POSIX_FADV_NORMAL)
+    return file
+
+
+class Files:
+    """A model's own file and those of its external data, opened and checked when they are first needed.
+
+    Threads share it without a lock: at worst two open the same file, and the one forgotten is closed with its views.
+
+    Attributes:
+        mappings: those that are alive.
+    """
+
+    def __init__(self, model: OpenFile, folder: Folder) -> None:
+        self._model = model
+        self._folder = folder
+        self._files: dict[str, OpenFile] = {}
+        self._located: dict[str, str] = {}
+        self.mappings: weakref.WeakSet[mmap.mmap] = weakref.WeakSet()
+        self._mapped: weakref.WeakValueDictionary[str, Bytes] = weakref.WeakValueDictionary()
+
+    @property
+    def path(self) -> str:
+        """The model's own file, links followed."""
+        return self._model.path
+
+    def locate(self, reference: Reference | None) -> str:
+        """Return the path of the file referred to, the model's own for None; links followed, nothing opened."""
+        if reference is None:
+            return self._model.path
+        found = self._located.get(reference.location)
+        if found is None:
+            found = self._located[reference.location] = self._folder.locate(reference.location)
+        return found
+
+    def read_model(self, buffer: memoryview, offset: int) -> int:
+        """Read the model's own file, as `OpenFile.read_at` does."""
+        return self._model.read_at(buffer, offset)
+
+    def mapped(self, reference: Reference | None, offset: int, nbytes: int) -> Bytes | None:
+        """Return a read-only view of some bytes; None where views keep too many files mapped already.
+
+        Raises:
+            ExternalDataError: the file may not be used, is not there, or is too short. SourceError: it cannot be
+                mapped.
+        """
+        if reference is None:
+            octets = self._model.octets(self.mappings)
+        else:
+            known = self._mapped.get(reference.location)
+            if known is None:
+                if len(self.mappings) >= _MAPPED:
+                    return None
+                known = self._open(reference).octets(self.mappings)
+                self._mapped[reference.location] = known
+            check_inside(reference, len(known))
+            octets = known
+        return octets[offset : offset + nbytes]
+
+    def read(self, reference: Reference | None, offset: int, nbytes: int) -> Bytes:
+        """Return a copy of some bytes; raises what `mapped` raises."""
+        file = self._model if reference is None else self._open(reference)
+        return file.read(offset, nbytes)
+
+    def _open(self, reference: Reference) -> OpenFile:
+        location = reference.location
+        file = self._files.get(location)
+        if file is None:
+            file = OpenFile(self._folder.open(location), self.locate(reference))
+            if len(self._files) >= _OPEN:
+                self._files.pop(list(self._files)[0], None)  # noqa: RUF015  # nobody can add to a list meanwhile
+            self._files[location] = file
+        check_inside(reference, file.nbytes)
+        return file
+
+    def forget(self) -> None:
+        """Let go of all mappings: views alone keep them."""
+        for file in (self._model, *list(self._files.values())):
+            file.forget()
+
+
+def release(mappings: weakref.WeakSet[mmap.mmap]) -> bool:
+    """Unmap what nobody uses any more; returns whether that is all."""
+    gone = True
+    for mapping in list(mappings):
+        try:
+            mapping.close()
+        except BufferError:  # a view lives
+            gone = False
+    return gone

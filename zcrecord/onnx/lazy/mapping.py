@@ -1,0 +1,243 @@
+"""`scan`: every tensor of a model by name, type, shape and place; its values read when they are asked for.
+
+The mapping that a caller sees, and what it says of each tensor. Tensors are named as in a conversion, and each has the
+value that it would have in the archive, bit by bit. How they are found, and which of them need no copy, is left to
+`locating`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+import numpy as np
+
+from zcrecord.archive.views import closed
+from zcrecord.dtypes import STRING, DType
+from zcrecord.errors import RecordError, TensorNotFoundError, UnsupportedError
+from zcrecord.onnx.external_data import Folder
+from zcrecord.onnx.names import full_names
+from zcrecord.storage.sink import path_of
+from zcrecord.tensors.packed import PackedTensor, StringTensor
+
+from .files import Files, open_model, release
+from .locate import Entry, find_tensors, is_aligned, read
+
+__all__ = ["OnnxTensorInfo", "OnnxTensors", "scan"]
+
+
+def scan(path: str | os.PathLike[str], *, allow_links: bool = False, mmap: bool = True) -> OnnxTensors:
+    """List every tensor of an ONNX model without reading a payload; one that is asked for is a view of the file where
+    it can be, otherwise a copy of that tensor alone.
+
+    The model must be a regular file, not compressed; of others, and of pipes, `convert` makes an archive. Its graph is
+    read once and not kept. What only values can tell (too many or too few varints, one out of range), and whether
+    external data may be used and is there, is checked when a tensor is asked for.
+
+    Args:
+        path: the model; its external data lies beside it.
+        allow_links: as in `convert`.
+        mmap: False reads each tensor, when it is asked for, into memory of its own: for network file systems, and for
+            files that may become shorter in place, which ends a process that has them mapped (SIGBUS).
+
+    Raises:
+        OnnxError: not a valid model, or one that uses what is not supported; with the offset. ExternalDataError: what
+            a tensor says of its external data breaks a rule. SourceError: the file cannot be read, or is no file.
+
+    Example:
+        >>> tensors = scan("model.onnx")
+        >>> tensors.info("features.2.bias").shape, tensors.info("features.2.bias").field
+        ((32,), 'raw_data')
+        >>> tensors["features.2.bias"].dtype.name
+        'float32'
+    """
+    if hasattr(path, "read"):
+        what = "a stream cannot be gone back in for values; name a file to scan, or convert the stream"
+        raise UnsupportedError(what)
+    named = path_of(path)
+    file = open_model(named)
+    try:
+        found, entries = find_tensors(file)
+        names = full_names(found, file.nbytes)
+    except RecordError as error:
+        raise error.located(path=named) from error.__cause__
+    folder = Folder(Path(named).absolute().parent, allow_links=allow_links)
+    return OnnxTensors(named, Files(file, folder), names, entries, mmap=mmap)
+
+
+@dataclass(frozen=True, slots=True)
+class OnnxTensorInfo:
+    """What is known of a tensor without a look at its values.
+
+    Attributes:
+        name: the name it has in an archive, too.
+        dtype: element type.
+        shape: its dimensions.
+        file: the file its values lie in, links followed; it may not be there, nobody looked.
+        offset: where they start in that file; None where they have to be decoded or there are none.
+        nbytes: what they take, in the form in which they are given out: of strings, with the table of their ends.
+        field: the field of TensorProto that holds them, "external_data" for a file of its own, "" for none.
+        copied: whether reading them makes a copy. Where it is False, they are copied only if they turn out not to be
+            canonical (a bool of 2, a bit set after the last packed element), or if views keep 256 files mapped already.
+    """
+
+    name: str
+    dtype: DType
+    shape: tuple[int, ...]
+    file: str
+    offset: int | None
+    nbytes: int
+    field: str
+    copied: bool
+
+
+class OnnxTensors(Mapping[str, Any]):
+    """A model's tensors as a mapping from full names to values, in the model's order. Immutable; threads may share it.
+
+    Values are read-only numpy arrays, :class:`PackedTensor` or :class:`StringTensor`, as a Record's are. One whose
+    `info` says `copied` is read anew each time it is asked for: keep what is used again. The others are views, which
+    keep the file mapped. As a context manager it ends lookups on leaving.
+    """
+
+    __slots__ = ("__weakref__", "_entries", "_files", "_mappings", "_mmap", "_numbers", "_path")
+
+    def __init__(self, path: str, files: Files, names: list[str], entries: list[Entry], *, mmap: bool) -> None:
+        """For this package's own use: `scan` lists models."""
+        self._path = path
+        self._files: Files | None = files
+        self._mappings = files.mappings
+        self._entries = entries
+        self._numbers = {name: i for i, name in enumerate(names)}
+        self._mmap = mmap
+
+    @property
+    def path(self) -> str:
+        """The model's path, as it was given."""
+        return self._path
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Every tensor's full name, in the model's order."""
+        return tuple(self._known())
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all values, decoded where they have to be."""
+        self._held()
+        return sum(entry.nbytes for entry in self._entries)
+
+    def _held(self) -> Files:
+        files = self._files  # once: another thread may close it
+        if files is None:
+            raise closed(self._path)
+        return files
+
+    def _known(self) -> dict[str, int]:
+        self._held()
+        return self._numbers
+
+    def _number(self, name: object) -> int:
+        i = self._known().get(name, -1) if isinstance(name, str) else -1
+        if i < 0:
+            raise TensorNotFoundError(str(name), self._known, path=self._path)
+        return i
+
+    def __getitem__(self, name: str) -> Any:
+        """Return the tensor; TensorNotFoundError (a KeyError) lists close names when it is printed.
+
+        Raises:
+            OnnxError: its values are not what its shape and type say. ExternalDataError: their file may not be used,
+                is not there, or is too short. SourceError: they cannot be read.
+        """
+        return self._value(name, self._entries[self._number(name)])
+
+    def __contains__(self, name: object) -> bool:
+        return isinstance(name, str) and name in self._known()
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """Return the tensor, or `default`; never searches for close names."""
+        i = self._known().get(name, -1)
+        return default if i < 0 else self._value(name, self._entries[i])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._known())
+
+    def __len__(self) -> int:
+        return len(self._known())
+
+    def array(self, name: str) -> np.ndarray[Any, np.dtype[Any]]:
+        """Return a tensor that is an ndarray; UnsupportedError for packed and string ones, TensorNotFoundError."""
+        value = self[name]
+        if not isinstance(value, np.ndarray):
+            raise UnsupportedError(f"a {type(value).__name__} is no ndarray; use tensors[name].unpack()", tensor=name)
+        return value
+
+    def info(self, name: str) -> OnnxTensorInfo:
+        """Return dtype, shape and place of one tensor; reads nothing."""
+        return self._info(name, self._entries[self._number(name)])
+
+    def infos(self) -> Iterator[OnnxTensorInfo]:
+        """Yield the OnnxTensorInfo of every tensor in the model's order."""
+        return (self._info(name, self._entries[i]) for name, i in self._known().items())
+
+    def load_all(self) -> dict[str, Any]:
+        """Return every tensor by name: views stay views, every other tensor is read or decoded now.
+
+        That takes the memory of all that `info` calls `copied`, and the time to read it; the views' bytes are read
+        when they are touched. With `scan(..., mmap=False)` everything is read, into `nbytes` of memory, and nothing
+        depends on the files afterwards.
+
+        Example:
+            >>> eager = scan("model.onnx").load_all()
+            >>> sorted(eager)[:2]
+            ['classifier.bias', 'classifier.weight']
+        """
+        return {name: self._value(name, self._entries[i]) for name, i in self._known().items()}
+
+    def _info(self, name: str, e: Entry) -> OnnxTensorInfo:
+        file = self._held().locate(e.reference)
+        offset = e.offset if e.offset >= 0 else None
+        copied = e.nbytes > 0 and (not self._mmap or not is_aligned(e))
+        return OnnxTensorInfo(name, e.dtype, e.shape, file, offset, e.nbytes, e.field, copied)
+
+    def _value(self, name: str, e: Entry) -> Any:
+        files = self._held()
+        try:
+            data = read(files, e, mmap=self._mmap)
+            data.setflags(write=False)
+            if e.dtype is STRING:
+                return StringTensor(data, e.shape)
+            return PackedTensor(data, e.dtype, e.shape) if e.dtype.packed else np.ndarray(e.shape, e.dtype.numpy, data)
+        except RecordError as error:
+            raise error.located(path=self._path, tensor=name) from error.__cause__
+
+    def close(self) -> bool:
+        """End lookups; returns whether all mappings are released. Views taken before keep theirs, and stay valid."""
+        files, self._files = self._files, None
+        if files is not None:
+            files.forget()
+        return release(self._mappings)
+
+    def __enter__(self) -> OnnxTensors:
+        return self
+
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
+        if isinstance(error, TensorNotFoundError):
+            str(error)  # close names are looked up when they are asked for, which would be too late
+        self.close()
+
+    def __repr__(self) -> str:
+        what = "closed" if self._files is None else f"{len(self._entries)} tensors"
+        return f"<OnnxTensors {self._path}: {what}>"
+
+    def __reduce__(self) -> NoReturn:
+        raise UnsupportedError("open files cannot be pickled; scan the path again where they go", path=self._path)
+
+    def __hash__(self) -> int:
+        return id(self)
+
+    def __eq__(self, other: object) -> bool:
+        return self is other

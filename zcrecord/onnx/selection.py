@@ -1,0 +1,139 @@
+"""Which tensors of a model are converted, where not all of them are to be: decided by name, as values come by.
+
+A tensor's name is mostly known before its values are, and then what is not wanted is passed without a byte written.
+An initializer whose values come first, as typed ones do, is written and taken back. Names are those of `names`, without
+the "~2" that tells equal ones apart.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from zcrecord.codec.layout import NONE
+from zcrecord.errors import OnnxError, TensorNotFoundError, UnsupportedError
+from zcrecord.onnx.protobuf.reader import Window
+from zcrecord.onnx.protobuf.schema import Scope, Tensor
+from zcrecord.onnx.protobuf.values import Values
+
+from .names import LEFT_OUT, Found, plain_name
+
+__all__ = ["Chosen", "ChosenValues", "Patterns", "Wanted"]
+
+Patterns = str | Iterable[str]
+
+
+class Wanted:
+    """What tells whether a name matches `select` and not `exclude`; all names match what is None.
+
+    Patterns are those of a shell, case counts; one that matches a module stands for all below it.
+
+    Example:
+        >>> test = Wanted("encoder.*", ["*.bias"])
+        >>> [test(name) for name in ("encoder.0.weight", "encoder.0.bias", "decoder.weight")]
+        [True, False, False]
+    """
+
+    def __init__(self, select: Patterns | None, exclude: Patterns | None) -> None:
+        chosen, dropped = ("*",) if select is None else _listed(select), _listed(exclude or ())
+        self.text = " ".join(chosen) + (f" without {' '.join(dropped)}" if dropped else "")
+        self._chosen, self._dropped = _matches(chosen), _matches(dropped)
+
+    def __call__(self, name: str) -> bool:
+        """Return whether it is wanted."""
+        return self._chosen(name) is not None and self._dropped(name) is None
+
+
+def _listed(patterns: Patterns) -> tuple[str, ...]:
+    each = (patterns,) if isinstance(patterns, str) else tuple(patterns)
+    for pattern in each:
+        if not isinstance(pattern, str):
+            raise UnsupportedError(f"select= and exclude= take patterns, and one is a {type(pattern).__name__}")
+    return each
+
+
+def _matches(patterns: tuple[str, ...]) -> Callable[[str], object]:
+    return re.compile("|".join(fnmatch.translate(p + end) for p in patterns for end in ("", ".*")) or r"(?!)").match
+
+
+class Chosen:
+    """Payloads of which only those of wanted tensors are written; `out` is what they are written to."""
+
+    def __init__(self, out: Any, test: Wanted) -> None:
+        self._out = out
+        self._test = test
+        self._next = self._writing = True
+        self._early: dict[int, bool] = {}  # number of a tensor -> what was decided before its values came
+
+    def takes(self, scope: Scope, field: int, place: int, name: bytes) -> bool:
+        """Return whether a tensor is wanted, by its name as far as it is known."""
+        return self._test(plain_name(scope, field, place, name) or "")
+
+    def about(self, t: Tensor) -> None:
+        """Note that the payload begun next is this tensor's."""
+        name = plain_name(t.scope, t.field, t.place, t.name)
+        self._next = name is None or self._test(name)
+        if name is not None:
+            self._early[t.index] = self._next
+
+    def begin(self, nbytes: int, /) -> None:
+        """Start a payload of the tensor that was named last."""
+        self._writing = self._next
+        if self._writing:
+            self._out.begin(nbytes)
+
+    def write(self, data: Any, /) -> None:
+        """Append to it."""
+        if self._writing:
+            self._out.write(data)
+
+    def end(self) -> int:
+        """Finish it; return its id, NONE if it was not written."""
+        return int(self._out.end()) if self._writing else NONE
+
+    def settle(self, t: Tensor) -> int:
+        """Return what a finished tensor has for a payload: LEFT_OUT where it is not wanted, its payload taken back.
+
+        Raises:
+            OnnxError: its name came after its values, and is not what they were decided by. UnsupportedError: they are
+                on their way through a pipe.
+        """
+        keeps = self.takes(t.scope, t.field, t.place, t.name)
+        if self._early.pop(t.index, keeps) != keeps:
+            raise _late(t.label, t.offset)
+        if not keeps and t.payload != NONE:
+            self._out.forget(t.payload)
+        return t.payload if keeps else LEFT_OUT
+
+    def check(self, found: Sequence[Found]) -> None:
+        """Check, now that all names are known, that each tensor was treated by its own, and that there is one.
+
+        Raises:
+            TensorNotFoundError: no tensor is wanted. OnnxError: one was named after its values came.
+        """
+        names = [plain_name(f.scope, f.field, f.place, f.name) or "" for f in found]
+        for name, f in zip(names, found, strict=True):
+            if self._test(name) != (f.payload != LEFT_OUT):
+                raise _late(name, f.offset)
+        if all(f.payload == LEFT_OUT for f in found):
+            raise TensorNotFoundError(self._test.text, lambda: names)
+
+
+def _late(name: str, offset: int) -> OnnxError:
+    what = "it is named after its values, too late for a choice by name"
+    return OnnxError(f"byte {offset:#x}: {what}; convert everything, and choose when loading", tensor=name)
+
+
+class ChosenValues(Values):
+    """Values of which those that are not wanted are passed and checked, and not written."""
+
+    def __init__(self, window: Window, out: Chosen) -> None:
+        super().__init__(window, out)
+        self._chosen = out
+
+    def begin(self, t: Tensor, estimate: int) -> None:
+        """Start a tensor's payload, unless it is the one that is open."""
+        self._chosen.about(t)
+        super().begin(t, estimate)

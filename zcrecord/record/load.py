@@ -1,0 +1,265 @@
+"""`load_record`: a path or bytes to a Record, and pickled records back to what they were."""
+
+from __future__ import annotations
+
+import mmap as _mmap
+import os
+import re
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, TypeVar, overload
+
+from zcrecord.archive.archive import Archive, Embedded
+from zcrecord.archive.views import Verify
+from zcrecord.codec.layout import ends_in_archive
+from zcrecord.errors import FormatError, IntegrityError, RecordError, UnsupportedError, printable
+from zcrecord.storage.file_objects import path_of_open
+from zcrecord.storage.memory import (
+    Memory,
+    Mode,
+    buffer_of,
+    is_packed,
+    is_url,
+    map_file,
+    read_file,
+    read_resource,
+    read_stream,
+)
+from zcrecord.storage.sink import path_of
+
+from .record import Record
+
+if TYPE_CHECKING:
+    from zcrecord.archive.subset import Names, Rename
+
+__all__ = ["load_record", "reload", "repart"]
+
+T = TypeVar("T")
+_DIGEST = re.compile("sha256:[0-9a-f]{64}")
+
+
+@overload
+def load_record(
+    source: Any,
+    *,
+    into: None = None,
+    names: Names | None = None,
+    rename: Rename | None = None,
+    mode: Mode = "r",
+    verify: Verify = "index",
+    mmap: bool = True,
+    expect: str | None = None,
+    embedded: Embedded | None = None,
+    cache: Any = None,
+    storage_options: Mapping[str, Any] | None = None,
+) -> Record: ...
+
+
+@overload
+def load_record(
+    source: Any,
+    *,
+    into: type[T],
+    names: Names | None = None,
+    rename: Rename | None = None,
+    mode: Mode = "r",
+    verify: Verify = "index",
+    mmap: bool = True,
+    expect: str | None = None,
+    embedded: Embedded | None = None,
+    cache: Any = None,
+    storage_options: Mapping[str, Any] | None = None,
+) -> T: ...
+
+
+def load_record(
+    source: Any,
+    *,
+    into: Any = None,
+    names: Names | None = None,
+    rename: Rename | None = None,
+    mode: Mode = "r",
+    verify: Verify = "index",
+    mmap: bool = True,
+    expect: str | None = None,
+    embedded: Embedded | None = None,
+    cache: Any = None,
+    storage_options: Mapping[str, Any] | None = None,
+) -> Any:
+    """Open an archive without reading a payload byte: what comes out are views of the mapping, or of the given bytes.
+
+    Views are read-only but in mode "c", and torch does not heed that: the first write to
+    `torch.from_numpy(record["w"])` ends the process (of a record loaded from bytes it changes those bytes). Safe are
+    `record.torch()`, `load_record(path, mode="c")` and a copy, `torch.tensor(record["w"])`.
+
+    Args:
+        source: a path (mapped), of an archive or a program that has one attached, such as `sys.executable`; any
+            bytes-like; a binary file object (mapped if it is as `open(path, "rb")` gave it; else what it has left, a
+            BytesIO's own bytes, any other's read once); a package resource, as `importlib.resources` has them (mapped,
+            or, in a zip, read once); a URL, of which only what is asked for is fetched (see `zcrecord.remote`).
+            An archive packed for transport is decompressed into memory, with `names` only what is chosen.
+        into: a dataclass, attrs class, NamedTuple or other type to be returned instead; see `Record.into`.
+        names, rename: load a part, or under other names; see `Record.select`.
+        mode: 'r' for read-only views; 'c' for writable ones of a private copy, whose pages are copied when they are
+            written, so that no edit reaches the file. Tied tensors stay tied; equal ones that are not tied, though
+            stored once, are edited each by itself. Of bytes in memory 'c' makes a whole copy.
+        verify: 'index' checks every rule of the index first; 'touch' only what is used, as it is used, for huge
+            archives of which little is read; 'full' the payloads' digests too, of a part of a packed archive its own.
+        mmap: False reads the file into one aligned buffer, several reads at a time: for network file systems, and for
+            files that may shrink or change while they are used. A file that is replaced does no harm to who has mapped
+            it; one that is shortened in place ends the process that touches what is gone (SIGBUS).
+        expect: the content digest that the archive must have ('sha256:...'); reads it all.
+        embedded: 'prefix' for an archive followed by other bytes (flash), 'suffix' for one appended to a file; None
+            finds one that is appended where it is aligned, as by `zcrecord attach`, too.
+        cache: a folder for what is fetched from URLs; None for the one that $ZCRECORD_CACHE names; False for none.
+        storage_options: for fsspec, which opens URLs: headers, credentials, the endpoint of an S3 server.
+
+    Raises:
+        SourceError: the file is missing or cannot be read. FormatError: it is no valid archive. VersionError: it needs
+        a later reader. IntegrityError: it has another content digest than `expect`. LimitError: what is packed, or in
+        mode "c" equal tensors that are not tied, would take memory out of all proportion. UnsupportedError: `source`
+        is none of these, `expect` no digest. MismatchError: it does not match `into`. DependencyError: no zstandard.
+
+    Example:
+        >>> import numpy as np, zcrecord
+        >>> _ = zcrecord.save_record({"w": np.ones((2, 3), np.float32)}, "model.zcr")
+        >>> load_record("model.zcr")["w"].shape
+        (2, 3)
+    """
+    _check_choices(verify, embedded, mode, expect)
+    remote = _opened(source, verify, cache, storage_options) if is_url(source) else None
+    how: dict[str, Any] = {"mode": mode, "verify": verify, "expect": expect, "embedded": embedded}
+    record = _loaded(source, remote, names, rename, mmap, **how)
+    return record if into is None else record.into(into)
+
+
+def _opened(url: str, verify: Verify, cache: Any, options: Mapping[str, Any] | None) -> Record | str:
+    """Return a remote record, or the path that a `file://` URL is of."""
+    from zcrecord.remote import open  # here, because few archives are
+
+    return open.open_url(url, verify=verify, cache=cache, options=options)
+
+
+def _loaded(
+    source: Any, remote: Record | str | None, names: Names | None, rename: Rename | None, mmap: bool, **how: Any
+) -> Record:
+    if isinstance(remote, Record):
+        return _fetched(remote, names, rename, **how)
+    memory, name = _memory(source if remote is None else remote, mmap)
+    try:
+        return _record(memory, names, rename, **how)
+    except RecordError as error:
+        raise error.located(path=name) from error.__cause__
+
+
+def _record(
+    memory: Memory,
+    names: Names | None,
+    rename: Rename | None,
+    *,
+    mode: Mode,
+    verify: Verify,
+    expect: str | None,
+    embedded: Embedded | None,
+) -> Record:
+    if names is not None and expect is None and embedded is None and is_packed(memory.octets):
+        from zcrecord.transport import open  # here, as below, because few archives are
+
+        return open.select_packed(memory, names, rename, verify=verify, mode=mode)
+    record = Record(_open(memory, mode=mode, verify=verify, embedded=embedded))
+    _check_content(record, expect)
+    return record if names is None and rename is None else record.select(names, rename=rename)
+
+
+def _fetched(
+    record: Record,
+    names: Names | None,
+    rename: Rename | None,
+    *,
+    mode: Mode,
+    verify: Verify,
+    expect: str | None,
+    embedded: Embedded | None,
+) -> Record:
+    """Return a remote record, or a part of one, with those payloads there that were asked for."""
+    if embedded is not None:
+        what = f"embedded={embedded!r} is for local files; download it, or have the archive served by itself"
+        raise UnsupportedError(what, path=record.archive.path)
+    _check_content(record, expect)
+    if names is not None or rename is not None:
+        record = record.select(names, rename=rename)
+    if names is not None:
+        record.prefetch()
+    if verify == "full":
+        record.verify()
+    return Record(record.archive.private()) if mode == "c" else record
+
+
+def _check_choices(verify: Any, embedded: Any, mode: Any, expect: Any) -> None:
+    """Refuse what cannot be meant, before anything is read."""
+    _check_choice("verify", verify, ("touch", "index", "full"))
+    _check_choice("embedded", embedded, (None, "prefix", "suffix"))
+    _check_choice("mode", mode, ("r", "c"))
+    if expect is not None and not (isinstance(expect, str) and _DIGEST.fullmatch(expect)):
+        what = "is no content digest: 'sha256:' and 64 hexadecimal digits, a to f small"
+        raise UnsupportedError(f"expect={printable(repr(expect))} {what}")
+
+
+def _check_choice(name: str, value: Any, known: tuple[Any, ...]) -> None:
+    if value not in known:
+        *others, last = (repr(k) for k in known if k is not None)
+        raise UnsupportedError(f"{name}={value!r} is not known; {', '.join(others)} or {last}")
+
+
+def _check_content(record: Record, expect: str | None) -> None:
+    if expect is not None and (found := record.content_digest()) != expect:
+        raise IntegrityError(f"content digest {expect} was expected, it has {found}", path=record.archive.path)
+
+
+def _memory(source: Any, mmap: bool) -> tuple[Memory, str | None]:
+    """Return a source's bytes, and what errors are to call it; a resource's name is no path to load it from again."""
+    if hasattr(source, "read"):
+        source = path_of_open(source) or source
+    if not isinstance(source, str | os.PathLike):
+        if hasattr(source, "read_bytes"):
+            return read_resource(source), str(source)
+        stream = hasattr(source, "read") and not isinstance(source, _mmap.mmap)
+        return read_stream(source) if stream else Memory(buffer_of(source)), None
+    path, read = path_of(source), map_file if mmap else read_file
+    try:
+        return read(path), path
+    except FormatError:
+        memory = read(path, least=0)  # a small archive is packed into less than an archive can have
+        if not is_packed(memory.octets):
+            raise
+        return memory, path
+
+
+def _open(memory: Memory, *, mode: Mode, verify: Verify, embedded: Embedded | None) -> Archive:
+    if embedded is None and is_packed(memory.octets):
+        from zcrecord.transport import open
+
+        return open.open_packed(memory, verify=verify, mode=mode)
+    if embedded is None and ends_in_archive(memory.octets):
+        embedded = "suffix"
+    if memory.identity is not None and not memory.octets.readonly:  # read from a file, and nobody else's
+        return Archive(memory, level=verify, embedded=embedded, mode=mode)
+    archive = Archive(memory, level=verify, embedded=embedded)
+    return archive.private() if mode == "c" else archive
+
+
+def reload(source: Any, options: dict[str, Any], seal: bytes) -> Record:
+    """Return the record that was pickled: what is loaded again has to be the same archive.
+
+    Raises:
+        IntegrityError: the file has other content by now.
+    """
+    record: Record = load_record(source, **options)
+    if record.archive.header.encode() != seal:
+        raise IntegrityError("is not the archive that was pickled; it was replaced since", path=record.archive.path)
+    return record
+
+
+def repart(record: Any, how: str, arguments: tuple[Any, ...]) -> Record:
+    """Return the part of a record that was pickled: what `Record.module` or `Record.select` makes of it anew."""
+    part: Record = getattr(record, how)(*arguments)
+    return part

@@ -1,0 +1,402 @@
+"""Record: an archive as a mapping from names to tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+import numpy as np
+
+from zcrecord.archive import unflatten
+from zcrecord.archive.archive import Archive, Progress
+from zcrecord.archive.views import closed
+from zcrecord.errors import TensorNotFoundError, UnsupportedError
+from zcrecord.storage.memory import Mode
+
+if TYPE_CHECKING:
+    from zcrecord.archive.info import ArchiveLayout, ModuleInfo, TensorInfo
+    from zcrecord.archive.subset import Names, Rename
+
+__all__ = ["Record"]
+
+T = TypeVar("T")
+Tensors = Literal["numpy", "torch", "jax"]
+
+# `describe` and `parts` are imported when they are first asked for: few loads need more than views.
+# Names are looked up by search so often, and once for so many tensors; then it pays to prepare for all of them.
+_ENOUGH, _SHARE = 32, 256
+
+
+class Record(Mapping[str, Any]):
+    """An archive as a mapping from full names to views, in saved order. Immutable; threads may share it.
+
+    Values are numpy arrays, :class:`PackedTensor` or :class:`StringTensor`, over the archive's own bytes: getting one
+    copies nothing, and each keeps the mapping alive. Views are read-only, but for those of mode "c". As a context
+    manager it ends lookups on leaving. It survives fork, and is pickled by its path and what lies there, or by its
+    bytes if it was loaded from bytes: who unpickles it opens the file anew and gets an error if it changed.
+    """
+
+    __slots__ = ("__weakref__", "_archive", "_closed", "_lookups", "_names", "_numbers", "_origin")
+
+    def __init__(self, archive: Archive, *, origin: tuple[Any, str, tuple[Any, ...]] | None = None) -> None:
+        """For this package's own use: `load_record` opens archives. `origin` says how a part came about."""
+        self._origin = origin
+        self._archive = archive
+        self._closed = False
+        self._lookups = 0
+        self._names: list[str] | None = None
+        self._numbers: dict[str, int] = {}  # of all names, once it pays
+
+    @property
+    def archive(self) -> Archive:
+        """The opened archive behind the record, for this package's own use."""
+        if self._closed:
+            raise closed(self._archive.path)
+        return self._archive
+
+    @property
+    def path(self) -> str | None:
+        """The file's absolute path, as it was when it was opened, or the URL; None for a record loaded from bytes."""
+        return self._archive.absolute or self._archive.path
+
+    @property
+    def mode(self) -> Mode:
+        """'r' where views are read-only, 'c' where they may be written, to a private copy."""
+        return self._archive.mode
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Every tensor's full name, in saved order."""
+        return tuple(self._all_names())
+
+    def _all_names(self) -> list[str]:
+        archive = self.archive
+        if self._names is None:
+            self._names = archive.names()
+        return self._names
+
+    def _find(self, name: object) -> int:
+        archive = self.archive
+        if not isinstance(name, str):
+            return -1
+        if not self._numbers:
+            few = self._lookups < max(_ENOUGH, len(archive.index.tensors) // _SHARE)
+            if few or archive.verified == "touch":  # a dictionary would touch all
+                self._lookups += 1
+                return archive.find(name)
+            if archive.remote is None:
+                archive.prepare_views()
+            names = self._all_names()
+            self._numbers = dict(zip(names, range(len(names)), strict=True))
+        return self._numbers.get(name, -1)
+
+    def __getitem__(self, name: str) -> Any:
+        """Return the tensor, a view; TensorNotFoundError (a KeyError) lists close names when it is printed.
+
+        Views are read-only but in mode "c", and torch does not heed that: the first write to
+        `torch.from_numpy(record["w"])` ends the process (of a record loaded from bytes it changes those bytes). Safe
+        are `record.torch()`, `load_record(path, mode="c")` and a copy, `torch.tensor(record["w"])`.
+        """
+        # Once names are known this is all that a loop over them does; after `close` the archive refuses.
+        i = self._numbers.get(name, -1) if type(name) is str else -1
+        return self._archive.view(i if i >= 0 else self._number(name))
+
+    def _number(self, name: object) -> int:
+        i = self._find(name)
+        if i < 0:
+            raise TensorNotFoundError(str(name), self._all_names, path=self._archive.path)
+        return i
+
+    def __contains__(self, name: object) -> bool:
+        return self._find(name) >= 0
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """Return the tensor, or `default`; never searches for close names."""
+        i = self._find(name)
+        return default if i < 0 else self._archive.view(i)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._all_names())
+
+    def __len__(self) -> int:
+        return len(self.archive.index.tensors)
+
+    def values(self) -> Any:
+        """Return a view of all tensors in saved order; iterating makes them together, at 1 µs each."""
+        return _Values(self)
+
+    def items(self) -> Any:
+        """Return a view of (name, tensor) in saved order; iterating makes them together."""
+        return _Items(self)
+
+    def array(self, name: str) -> np.ndarray[Any, np.dtype[Any]]:
+        """Return a tensor that is an ndarray; UnsupportedError for packed and string ones, TensorNotFoundError."""
+        value = self[name]
+        if not isinstance(value, np.ndarray):
+            raise UnsupportedError(f"a {type(value).__name__} is no ndarray; use record[name].unpack()", tensor=name)
+        return value
+
+    def raw(self, name: str) -> memoryview:
+        """Return the bytes of the payload a tensor lies in, read-only and uncopied; of unknown element types too."""
+        return self.archive.payload(self.archive.row(self._number(name)).payload)
+
+    def info(self, name: str) -> TensorInfo:
+        """Return dtype, shape, place and ties of one tensor; reads no payload byte."""
+        from zcrecord.archive import info
+
+        return info.info(self.archive, self._number(name))
+
+    def infos(self) -> Iterator[TensorInfo]:
+        """Yield the TensorInfo of every tensor in saved order, all together in linear time."""
+        from zcrecord.archive import info
+
+        return info.infos(self.archive)
+
+    def walk(self) -> Iterator[tuple[int, str, Any]]:
+        """Yield (depth, key, child) of every module, tensor and attribute, in pre-order and saved order.
+
+        The record itself comes first. A module is a ModuleInfo, a tensor a TensorInfo, an attribute its value.
+        """
+        from zcrecord.archive import info
+
+        return info.walk(self.archive)
+
+    def tree(self, tensors: Tensors = "numpy", *, device: Any = None, like: Any = None) -> Any:
+        """Return the record nested as it was saved: dicts, lists, tuples (a dataclass as a dict), tensors as views.
+
+        Keys that were integers are integers. "torch" gives the tensors of `torch(device)`, ready for `load_state_dict`;
+        "jax" those of `jax()`, as the pytree `like` is built where one is given. See `frameworks.pytrees.tree`.
+        """
+        from zcrecord.frameworks import pytrees
+
+        return pytrees.tree(self, tensors, device, like)
+
+    @property
+    def modules(self) -> dict[str, ModuleInfo]:
+        """Every module by its full name, the record itself as ''; in pre-order."""
+        from zcrecord.archive import info
+
+        return info.modules(self.archive)
+
+    @property
+    def attributes(self) -> dict[str, Any]:
+        """Every attribute by its full name, in saved order; bytes as read-only memoryviews, uncopied.
+
+        Raises:
+            LimitError: the names of their modules, once for each, add up to over 64 times the index; ask a module's.
+        """
+        from zcrecord.archive import info
+
+        return info.attributes(self.archive)
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        """The file's own metadata, by name."""
+        archive = self.archive
+        archive.ensure_all()
+        ix = archive.index
+        return {a.key: a.value for a in unflatten.attribute_entries(ix, ix.metadata, archive.payload)}
+
+    @property
+    def layout(self) -> ArchiveLayout:
+        """Where header, index and payloads lie, and how."""
+        from zcrecord.archive import info
+
+        return info.layout(self.archive)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of stored payloads, each counted once however many tensors use it."""
+        from zcrecord.archive import info
+
+        return info.payload_bytes(self.archive)[0]
+
+    @property
+    def archive_nbytes(self) -> int:
+        """Bytes of the archive: header, index, payloads, padding and trailer."""
+        return self.archive.header.archive_size
+
+    def module(self, name: str) -> Record:
+        """Return one module as a record of its own, names starting below it; copies no payload.
+
+        Its views are the same memory as this record's, and it lives as long as they do. 50 µs and some for each
+        tensor in it.
+
+        Raises:
+            TensorNotFoundError: there is no such module; lists close names.
+
+        Example:
+            >>> import zcrecord
+            >>> _ = zcrecord.save_record({"encoder": [{"w": np.ones(3)}, {"w": np.zeros(3)}]}, "model.zcr")
+            >>> zcrecord.load_record("model.zcr").module("encoder.1")["w"].tolist()
+            [0.0, 0.0, 0.0]
+        """
+        return self._part("module", name) if name != "" else self
+
+    def select(self, names: Names | None = None, rename: Rename | None = None) -> Record:
+        """Return chosen tensors as a record of their own, maybe under other names; copies no payload.
+
+        Args:
+            names: patterns as the shell has them, `*` matching dots too, or exact names, of tensors and of modules,
+                which bring everything below them; or a function from TensorInfo to bool. Modules of what is chosen
+                keep their attributes.
+            rename: a mapping from names, of tensors or modules, to new ones, and from compiled regular expressions to
+                what they are replaced with; or a function from name to name. Of several names that hold the longest
+                counts. "" stands for the record itself. Names that change are split at their dots.
+
+        Raises:
+            TensorNotFoundError: a name without wildcards is not there. NameCollisionError: two tensors would get one
+            name.
+
+        Example:
+            >>> import zcrecord
+            >>> _ = zcrecord.save_record({"model": {"w": np.ones(3), "b": np.zeros(3)}}, "model.zcr")
+            >>> zcrecord.load_record("model.zcr").select("*.w", rename={"model": "encoder"}).names
+            ('encoder.w',)
+        """
+        if isinstance(names, Iterable) and not isinstance(names, str):
+            names = tuple(names)  # whoever pickles the part needs them again
+        return self._part("select", names, dict(rename) if isinstance(rename, Mapping) else rename)
+
+    def _part(self, how: str, *arguments: Any) -> Record:
+        from zcrecord.archive import subset
+
+        whole = Record(self.archive.kept(), origin=self._origin)
+        return Record(getattr(subset, how)(whole.archive, *arguments), origin=(whole, how, arguments))
+
+    def into(self, kind: type[T]) -> T:
+        """Return the record as an instance of a class: dataclasses, attrs classes, NamedTuples and what is in them.
+
+        Arrays are views, as ever; attributes become fields. See `load_record`.
+
+        Raises:
+            MismatchError: a field is missing or of another kind; names its path, what was expected and what is there.
+        """
+        from zcrecord import typed  # here, because few records are typed
+
+        return typed.into(self.archive, kind)
+
+    def torch(self, device: Any = "cpu", names: Names | None = None, *, writable: bool = True) -> dict[str, Any]:
+        """Return the tensors as torch's, by name, as `load_state_dict` takes them; see `zcrecord.frameworks.handover`.
+
+        On the CPU they lie on a private mapping, whose pages are copied when they are written: an optimizer step
+        changes neither the file nor any other tensor but tied ones. Each call makes a mapping of its own, but in mode
+        "c", whose memory they then share with the record's views. Any other device is filled as by `load_into`. Where
+        the file was replaced or removed since the record was opened, what is asked for is copied out of what is mapped.
+        """
+        from zcrecord.frameworks import handover  # here, as below, because not everybody has torch or jax
+
+        where = handover.torch_device(handover.import_torch(), device)
+        if where.type not in ("cpu", "meta"):
+            return self.load_into(str(where), names)
+        return handover.torch_tensors(self.archive, device=where, names=names, writable=writable)
+
+    def jax(self, names: Names | None = None) -> dict[str, Any]:
+        """Return the tensors as jax's, by name; see `zcrecord.frameworks.handover` for which are copied."""
+        from zcrecord.frameworks import handover
+
+        return handover.jax_arrays(self.archive, names=names)
+
+    def load_into(self, loader: Any, names: Names | None = None, **options: Any) -> dict[str, Any]:
+        """Return chosen tensors on a device, each payload transferred once; see `zcrecord.loaders.load_into`."""
+        from zcrecord import loaders  # here, as below, because few load anywhere but here
+
+        return loaders.load_into(self, loader, names, **options)
+
+    def hollow(self, *, sink: Any = None) -> Any:
+        """Return the record without its weights, a `HollowRecord` to be filled; see `zcrecord.hollow.hollow_of`."""
+        from zcrecord import hollow
+
+        return hollow.hollow_of(self, sink=sink)
+
+    def prefetch(self, names: Names | None = None) -> None:
+        """Have the system read ahead what is chosen (all, by default) into its page cache; does not wait for it.
+
+        Of a remote archive what is chosen is fetched, in few merged requests, and waited for. Does nothing where the
+        system takes no such advice, or the bytes are in memory anyway.
+
+        Raises:
+            TensorNotFoundError: a name without wildcards is not there.
+        """
+        (self if names is None else self.select(names)).archive.prefetch()
+
+    def verify(self, *, progress: Progress | None = None) -> None:
+        """Check every rule of the format, payload digests included; reads the whole archive.
+
+        `progress` is called with the bytes checked so far, and with all there are to check.
+
+        Raises:
+            IntegrityError: a checksum or digest does not match; the message names the first tensor concerned, `damage`
+            has all, with their ranges in the file. FormatError: another rule is broken.
+        """
+        self.archive.check_contents(progress)
+
+    def content_digest(self, *, progress: Progress | None = None) -> str:
+        """Return 'sha256:...' of what the record holds; the same for every layout of the same content. Reads it all.
+
+        `progress` is called with the bytes hashed so far, and with all there are to hash.
+        """
+        from zcrecord.archive import digest  # here, because hashlib takes 3 ms to import
+
+        self.archive.ensure_all()
+        return digest.content_digest(self.archive, progress=progress)
+
+    def close(self) -> bool:
+        """End lookups; returns whether the mapping is released. Views taken before keep it, and stay valid."""
+        self._closed, self._origin = True, None
+        return self._archive.release()
+
+    def __enter__(self) -> Record:
+        return self
+
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
+        if isinstance(error, TensorNotFoundError):
+            str(error)  # close names are looked up when they are asked for, which would be too late
+        self.close()
+
+    def __repr__(self) -> str:
+        where = self._archive.path or "bytes"
+        return f"<Record {where}: closed>" if self._closed else f"<Record {where}: {len(self)} tensors>"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        from . import load  # a higher floor: it makes records
+
+        archive = self.archive
+        if self._origin is not None:
+            return load.repart, self._origin
+        if archive.mode == "c":
+            what = "a record of mode 'c' may hold edits that its file does not; save it, or pickle single tensors"
+            raise UnsupportedError(what, path=archive.path)
+        if not archive.whole:
+            raise UnsupportedError("only records of archives can be pickled", path=archive.path)
+        options: dict[str, Any] = {"verify": "touch" if archive.verified == "touch" else "index"}
+        if self.path is None:
+            return load.reload, (bytes(archive.buffer), options, archive.header.encode())
+        options |= {"embedded": archive.embedded, "mmap": archive.mapped}
+        return load.reload, (self.path, options, archive.header.encode())
+
+    def __hash__(self) -> int:
+        return id(self)
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+
+class _Values:
+    """The values of a record, made together when iterated."""
+
+    def __init__(self, record: Record) -> None:
+        self._record = record
+
+    def __iter__(self) -> Iterator[Any]:
+        return self._record.archive.views()
+
+    def __len__(self) -> int:
+        return len(self._record)
+
+
+class _Items(_Values):
+    """The (name, tensor) pairs of a record, made together when iterated."""
+
+    def __iter__(self) -> Iterator[tuple[str, Any]]:
+        return zip(self._record._all_names(), self._record.archive.views(), strict=True)

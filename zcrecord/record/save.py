@@ -1,0 +1,192 @@
+"""`save_record`: a nested record to one archive. What goes where is decided by `tree`, `sharing` and `writer`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from zcrecord.archive import unflatten
+from zcrecord.archive.archive import Archive
+from zcrecord.codec.entries import AttributeEntry, Entries, Form, ModuleEntry, PayloadId, change_values
+from zcrecord.codec.index import Index, TensorEntry
+from zcrecord.codec.layout import ALIGNMENT, NONE, check_alignment
+from zcrecord.errors import ProducerError, UnsupportedError
+from zcrecord.storage.sink import Sink, open_sink
+from zcrecord.tensors.lazy import LazyTensor
+from zcrecord.writing import flatten
+from zcrecord.writing.front_writer import SaveReport, digest_kind, write_front
+from zcrecord.writing.sharing import Placement, analyse
+from zcrecord.writing.stream_writer import StreamWriter
+
+from .record import Record
+
+__all__ = ["metadata_entries", "save_record"]
+
+
+def save_record(
+    record: Any,
+    dest: Any,
+    *,
+    alignment: int = ALIGNMENT,
+    digest: str | None = "xxh3",
+    durable: bool = True,
+    metadata: Mapping[str, Any] | None = None,
+) -> SaveReport:
+    """Write a record as one archive, whole or not at all; tensors in C order are written from their own memory.
+
+    Args:
+        record: nested dicts, lists, tuples and dataclasses of arrays and plain values; a flat `{name: array}`; an
+            object with `state_dict()`; or a Record. None, bool, int, float, str, bytes, and lists of one of these,
+            become attributes; keys are texts or integers, and come back as such; a numpy scalar is a tensor of rank 0.
+            Tied arrays are stored once and stay tied; a view stores only its own rows. A Record is saved as it is, its
+            payloads uncopied. With a LazyTensor among them everything is written forward, one piece at a time.
+        dest: a path, or a binary file object; a pipe will do. What fsspec opened publishes all that it got when it is
+            closed, even by an error: `with fs.transaction, fs.open(path, "wb") as file` publishes it whole or not.
+        alignment: of every payload in bytes, a power of two from 16 to 65536. Those of 1 MiB and more lie on 16384.
+        digest: 'xxh3' for a checksum of each payload, and equal payloads stored once; 'none' for neither.
+        durable: fsync file and folder, so that the archive survives power loss.
+        metadata: of the file: names to None, bool, int, float, str, bytes, or lists of one of these. A Record keeps
+            its own unless other is given.
+
+    Raises:
+        UnsupportedError: a value or key the format cannot hold. NameCollisionError: two tensors would share a name.
+        LimitError: alignment, depth, rank or size out of bounds. ProducerError: a LazyTensor gave other bytes than it
+        declared. SourceError: the file system or the file object refused (PipeClosedError: nobody reads the pipe any
+        more); one with a buffer may refuse once more when it is closed.
+
+    Example:
+        >>> import numpy as np
+        >>> report = save_record({"w": np.ones((2, 3), np.float32), "steps": 5}, "model.zcr")
+        >>> report.tensors, report.payload_bytes
+        (1, 24)
+    """
+    kind = digest_kind(digest)
+    check_alignment(alignment)
+    flat, placement = _taken_apart(record)
+    flat.form_ids, flat.forms = placement.form_ids, placement.forms
+    if metadata is None:
+        metadata = record.metadata if isinstance(record, Record) else {}
+    flat.metadata = metadata_entries(metadata)
+    with open_sink(dest, durable=durable) as sink:
+        if any(isinstance(s, LazyTensor) for s in placement.sources):
+            return _stream(flat, placement, StreamWriter(sink, alignment=alignment, digest=digest))
+        return _straight_through(sink, flat, placement, alignment, kind)
+
+
+def _straight_through(sink: Sink, flat: flatten.Flat, placement: Placement, alignment: int, kind: int) -> SaveReport:
+    """Write what is all there, index first."""
+    blobs = _Blobs(len(placement.sources))
+    change_values(flat.attributes, blobs.take)
+    change_values(flat.metadata, blobs.take)
+
+    def number(payloads: Any) -> Entries:
+        def numbered(value: Any) -> Any:
+            return PayloadId(payloads[value]) if isinstance(value, PayloadId) else value
+
+        flat.payloads = payloads[placement.source_ids] if flat.names else []
+        change_values(flat.attributes, numbered)
+        change_values(flat.metadata, numbered)
+        return flat
+
+    sources = [*placement.sources, *blobs.sources]
+    return write_front(sink, number, sources, alignment=alignment, kind=kind)
+
+
+def _stream(flat: flatten.Flat, placement: Placement, out: StreamWriter) -> SaveReport:
+    """Write forward what is there and what is yet to be produced, in the order of first use; the index last."""
+    first: dict[int, str] = {}
+    for name, s in zip(flat.names, placement.source_ids, strict=True):
+        first.setdefault(s, name)
+    payloads = []
+    for s, source in enumerate(placement.sources):
+        try:
+            payloads.append(out.store(source))
+        except ProducerError as error:
+            raise error.located(tensor=first[s]) from error.__cause__
+    flat.payloads = [payloads[s] if s >= 0 else NONE for s in placement.source_ids]
+    return out.finish(flat)
+
+
+def _taken_apart(record: Any) -> tuple[flatten.Flat, Placement]:
+    if not isinstance(record, Record):
+        flat = flatten.flatten(record)
+        return flat, analyse(flat.values)
+    archive = record.archive
+    archive.ensure_all()
+    archive.bring()
+    return _from_index(archive.index, archive.payload), _placement(archive)
+
+
+def _from_index(ix: Index, payload: Any) -> flatten.Flat:
+    """Return a loaded record ready to be saved again, but for its tensors' forms: order, kinds and places stay."""
+    found = []
+    for row in ix.modules:
+        key_size, parent, place, kind = (int(row[c]) for c in ("key_size", "parent", "place", "kind"))
+        found.append(ModuleEntry(ix.text_of(row), key_size, parent, place, kind, ix.text_of(row, "type_name")))
+    flat = flatten.Flat(found[0].kind, found[0].type_name)
+    flat.modules = found
+    flat.names = [ix.name(i) for i in range(len(ix.tensors))]
+    flat.key_sizes, flat.parents, flat.places = (ix.tensors[c].tolist() for c in ("key_size", "parent", "place"))
+    flat.attributes = list(unflatten.attribute_entries(ix, ix.attributes, payload))
+    return flat
+
+
+def _placement(archive: Archive) -> Placement:
+    """Return the payloads of a loaded archive as they are, so that what is tied stays tied and nothing else is."""
+    ix = archive.index
+    out = Placement(len(ix.tensors))
+    out.sources = [np.frombuffer(archive.payload(p), np.uint8) for p in range(len(ix.payloads))]
+    for i, row in enumerate(map(TensorEntry._make, ix.tensors.tolist())):
+        out.form_ids[i] = out.form(Form(row.dtype, row.bits, archive.shape(row), archive.strides(row), row.byte_offset))
+        out.source_ids[i] = -1 if row.payload == NONE else row.payload
+    out.in_order()
+    return out
+
+
+def metadata_entries(metadata: Any) -> list[AttributeEntry]:
+    """Return a file's metadata as entries.
+
+    Raises:
+        UnsupportedError: a name or a value that the format cannot hold.
+    """
+    if not isinstance(metadata, Mapping):
+        raise UnsupportedError(f"metadata is a mapping from names to plain values, not a {type(metadata).__name__}")
+    metadata = {k: tuple(v) if isinstance(v, tuple) else v for k, v in metadata.items()}  # named ones are plain here
+    for key, value in metadata.items():
+        what = f"metadata {key!r}"
+        if not isinstance(key, str) or not key or "\0" in key or not flatten.is_attribute(key, what):
+            raise UnsupportedError(f"{what}: names are non-empty strings without NUL")
+        if not flatten.is_attribute(value, what):
+            raise UnsupportedError(f"{what}: values are None, bool, int, float, str, bytes, or lists of one of these")
+    return [AttributeEntry(key, NONE, 0, value) for key, value in metadata.items()]
+
+
+class _Blobs:
+    """Bytes among attributes, as further sources behind the tensors'; equal objects are one."""
+
+    def __init__(self, first: int) -> None:
+        self._first = first
+        self._known: dict[bytes, int] = {}
+        self._at: dict[tuple[int, int], tuple[PayloadId, memoryview]] = {}  # kept, or others would come to lie there
+        self.sources: list[Any] = []
+
+    def take(self, value: Any) -> Any:
+        """Return the number of a source in place of bytes (-1: empty), all else as it is."""
+        if not isinstance(value, bytes | memoryview):
+            return value
+        if isinstance(value, bytes) or value.format != "B" or value.ndim != 1 or not len(value):
+            return self._number(bytes(value))
+        place = np.frombuffer(value, np.uint8).__array_interface__["data"][0], value.nbytes
+        if place not in self._at:  # lists may name one payload a million times
+            self._at[place] = self._number(bytes(value)), value
+        return self._at[place][0]
+
+    def _number(self, value: bytes) -> PayloadId:
+        if not value:
+            return PayloadId(-1)
+        number = self._known.setdefault(value, self._first + len(self.sources))
+        if number == self._first + len(self.sources):
+            self.sources.append(np.frombuffer(value, np.uint8))
+        return PayloadId(number)

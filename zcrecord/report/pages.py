@@ -1,0 +1,286 @@
+"""`zcrecord report`: what an archive holds and how it lies, as one HTML file for people without a server.
+
+Knows the description that `web/view.js` draws, and how a page is made of it that asks for nothing. What is drawn is
+left to the scripts in `web`. Reads no payload, unless a content digest is asked for.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import html
+import json
+import math
+import re
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from zcrecord import dtypes
+from zcrecord.archive import unflatten
+from zcrecord.archive.archive import Archive
+from zcrecord.archive.info import ArchiveLayout
+from zcrecord.codec.entries import KIND_NAMES
+from zcrecord.codec.index import Index, TensorEntry
+from zcrecord.codec.layout import NONE
+from zcrecord.errors import printable
+from zcrecord.record.load import load_record
+from zcrecord.record.record import Record
+from zcrecord.storage.files import Progress, check_destination, path_or_none, peak_rss
+from zcrecord.storage.sink import open_sink
+
+__all__ = ["PageReport", "describe_archive", "report", "report_page"]
+
+_WEB = Path(__file__).parents[1] / "web"
+_SCRIPTS = (  # each after those it imports
+    "model.js",
+    "tree.js",
+    "pictures.js",
+    "treemap.js",
+    "layoutmap.js",
+    "tables.js",
+    "parts.js",
+    "report/report.js",
+)
+_STYLES = ("view.css", "report/report.css")
+_MODULE_WORDS = re.compile(r"^import [^;]*;\n|^export (?=async |class |const |function )", re.MULTILINE)
+_MOST_TEXT, _MOST_ITEMS, _MOST_ITEM = 2000, 20, 200  # of a value: characters, items, characters of an item
+_SAFE = (1 << 53) - 1  # integers beyond it JavaScript rounds
+_CUT = 100  # of names that go into a title
+
+
+@dataclass(frozen=True, slots=True)
+class PageReport:
+    """What was reported on. Bytes; `source` and `dest` are None for streams, `html_bytes` is the size of the page.
+
+    `content_digest` is None where it was not asked for, `peak_rss`, of the process so far, where no system tells.
+    """
+
+    source: str | None
+    dest: str | None
+    tensors: int
+    modules: int
+    archive_bytes: int
+    html_bytes: int
+    content_digest: str | None
+    seconds: float
+    peak_rss: int | None
+
+
+def report(
+    source: Any,
+    dest: Any,
+    *,
+    digest: bool = False,
+    force: bool = False,
+    durable: bool = True,
+    progress: Progress | None = None,
+) -> PageReport:
+    """Write an HTML page that shows an archive: its tree, its bytes, what was saved; the same for the same archive.
+
+    The page is one file that asks for nothing else. No payload is read, of an archive behind a URL not fetched either.
+
+    Args:
+        source: what `load_record` takes, or a binary file object, which is read to its end.
+        dest: a path, where the page appears whole or not at all, or a binary file object.
+        digest: compute the content digest for it; reads everything.
+        force: replace `dest`.
+        durable: wait until the page would survive power loss.
+        progress: called with the bytes hashed so far and all there are.
+
+    Raises:
+        RecordError: `source` is no archive (a FormatError) or cannot be read, `dest` exists or cannot be written.
+
+    Example:
+        >>> import numpy as np, zcrecord
+        >>> _ = zcrecord.save_record({"w": np.ones((2, 3), np.float32)}, "model.zcr")
+        >>> report("model.zcr", "model.html").tensors
+        1
+    """
+    started = time.perf_counter()
+    given, to = (path_or_none(file) if _is_file(file) else None for file in (source, dest))
+    check_destination(given, to, force)
+    with load_record(source.read() if hasattr(source, "read") else source) as record:
+        found = record.content_digest(progress=progress) if digest else None
+        description = describe_archive(record, content_digest=found)
+        page = report_page(description)
+        counts = len(record), len(record.archive.index.modules), record.archive_nbytes
+    with open_sink(dest, durable=durable) as sink:
+        sink.write(page)
+    return PageReport(given, to, *counts, len(page), found, time.perf_counter() - started, peak_rss())
+
+
+def _is_file(source: Any) -> bool:
+    return hasattr(source, "__fspath__") or isinstance(source, str)
+
+
+def describe_archive(record: Record, *, content_digest: str | None = None) -> dict[str, Any]:
+    """Return what `web/view.js` draws of an archive, which says what that is; JSON can hold all of it.
+
+    Linear in the index; reads no payload.
+
+    Raises:
+        FormatError: the index breaks a rule, where not all of it was checked before.
+
+    Example:
+        >>> import numpy as np, zcrecord
+        >>> _ = zcrecord.save_record({"w": np.ones((2, 3), np.float32)}, "model.zcr")
+        >>> describe_archive(zcrecord.load_record("model.zcr"))["shapes"]
+        ['[2, 3]']
+    """
+    archive = record.archive
+    archive.ensure_all()
+    place = record.layout
+    ix = archive.index
+    return {
+        "name": Path(record.path).name if record.path else "archive",
+        "archive": _archive(place, archive, content_digest),
+        **_tensors(archive),
+        "payloads": {
+            "offset": ix.payloads["offset"].tolist(),
+            "nbytes": ix.payloads["nbytes"].tolist(),
+            "digest": [f"{d:016x}" for d in ix.payloads["digest"].tolist()] if ix.digest_kind else None,
+        },
+        "modules": _modules(ix),
+        "attributes": _values(archive, ix.attributes, placed=True),
+        "metadata": _values(archive, ix.metadata, placed=False),
+    }
+
+
+def _archive(place: ArchiveLayout, archive: Archive, content_digest: str | None) -> dict[str, Any]:
+    return {
+        "nbytes": place.archive_nbytes,
+        "version": place.version,
+        "base": archive.offset,
+        "indexOffset": place.index_offset,
+        "indexNbytes": place.index_nbytes,
+        "payloadOffset": place.payload_offset,
+        "front": place.front,
+        "sealed": place.sealed,
+        "alignment": place.alignment,
+        "baseAlignment": place.base_alignment,
+        "digest": place.digest,
+        "contentDigest": content_digest,
+    }
+
+
+def _keys(ix: Index, rows: Any) -> list[str]:
+    """Return the keys of tensors or modules: the ends of their names."""
+    ends = rows["name"].astype(np.int64) + rows["name_size"]
+    return list(map(ix.string, (ends - rows["key_size"]).tolist(), rows["key_size"].tolist()))
+
+
+def _tensors(archive: Archive) -> dict[str, Any]:
+    ix = archive.index
+    types: dict[str, int] = {}  # numbered as they come
+    shapes: dict[str, int] = {}
+    dtype, shape, strided = [], [], {}
+    for i, row in enumerate(map(TensorEntry._make, ix.tensors.tolist())):
+        dtype.append(types.setdefault(_type_name(row.dtype, row.bits), len(types)))
+        dims = archive.shape(row)
+        shape.append(shapes.setdefault(_listed(dims), len(shapes)))
+        if (strides := archive.strides(row)) is not None:
+            nbytes = dtypes.nbytes(math.prod(dims), row.bits)
+            strided[str(i)] = {"strides": _listed(strides), "byteOffset": row.byte_offset, "nbytes": nbytes}
+    payloads = ix.tensors["payload"]
+    columns = {
+        "key": _keys(ix, ix.tensors),
+        "module": ix.tensors["parent"].tolist(),
+        "place": ix.tensors["place"].tolist(),
+        "dtype": dtype,
+        "shape": shape,
+        "payload": np.where(payloads == NONE, -1, payloads.astype(np.int64)).tolist(),
+    }
+    return {"dtypes": list(types), "shapes": list(shapes), "tensors": columns, "strided": strided}
+
+
+def _type_name(code: int, bits: int) -> str:
+    known = dtypes.by_code.get(code)
+    if known is None:
+        return f"unknown {code}"
+    return known.name if known.bits == bits else f"{known.name} in {bits} bits"
+
+
+def _listed(numbers: tuple[int, ...]) -> str:
+    return f"[{', '.join(map(str, numbers))}]"
+
+
+def _modules(ix: Index) -> dict[str, Any]:
+    rows = ix.modules
+    return {
+        "key": _keys(ix, rows),
+        "parent": [-1, *rows["parent"][1:].tolist()],
+        "place": rows["place"].tolist(),
+        "kind": [KIND_NAMES.get(kind, "mapping") for kind in rows["kind"].tolist()],
+        "type": list(map(ix.string, rows["type_name"].tolist(), rows["type_name_size"].tolist())),
+    }
+
+
+def _values(archive: Archive, rows: Any, *, placed: bool) -> dict[str, Any]:
+    ix = archive.index
+    found = list(unflatten.attribute_entries(ix, rows, lambda number: _Bytes(ix, number)))
+    columns = {"key": [a.key for a in found], "value": [_told(a.value) for a in found]}
+    where = {"module": [a.parent for a in found], "place": [a.place for a in found]}
+    return {**columns, **where} if placed else columns
+
+
+class _Bytes:
+    """An attribute's bytes, of which the report says how many they are: they are not read, or fetched, for that."""
+
+    def __init__(self, ix: Index, number: int) -> None:
+        self.nbytes = 0 if number == NONE else int(ix.payloads["nbytes"][number])
+
+
+def _told(value: Any, most: int = _MOST_TEXT) -> Any:
+    """Return a value as JSON can hold it, and not out of proportion: many lists may share their words."""
+    if isinstance(value, _Bytes):
+        return {"nbytes": value.nbytes}
+    if isinstance(value, list | tuple):
+        return {"items": [_told(v, _MOST_ITEM) for v in value[:_MOST_ITEMS]], "count": len(value)}
+    if isinstance(value, str) and len(value) > most:
+        return {"text": value[:most], "count": len(value)}
+    if isinstance(value, bool):
+        return value
+    beyond = isinstance(value, int) and abs(value) > _SAFE
+    return {"number": str(value)} if beyond or (isinstance(value, float) and not math.isfinite(value)) else value
+
+
+def report_page(description: dict[str, Any]) -> bytes:
+    """Return the page that shows a description: one HTML document that asks for nothing, nor lets anything in.
+
+    Its Content-Security-Policy admits its own script and style, by their hashes, and the description is no code: names
+    in it can be of any kind.
+
+    Example:
+        >>> import numpy as np, zcrecord
+        >>> _ = zcrecord.save_record({"</script>": np.ones(3)}, "model.zcr")
+        >>> page = report_page(describe_archive(zcrecord.load_record("model.zcr")))
+        >>> page.count(b"</script>")
+        2
+    """
+    script = "".join(_MODULE_WORDS.sub("", _read(name)) for name in _SCRIPTS)
+    style = "".join(map(_read, _STYLES))
+    text = json.dumps(description, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
+    for sign in "<>&":
+        text = text.replace(sign, f"\\u{ord(sign):04x}")
+    parts = {
+        "title": html.escape(printable(description["name"], _CUT)),
+        "description": text,
+        "script": script,
+        "style": style,
+        "script_hash": _hash(script),
+        "style_hash": _hash(style),
+    }
+    page = re.sub(r"\{(\w+)\}", lambda found: parts[found[1]], _read("report/report.html"))
+    return page.encode()
+
+
+def _read(name: str) -> str:
+    return (_WEB / name).read_text(encoding="utf-8")
+
+
+def _hash(text: str) -> str:
+    return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()

@@ -1,0 +1,1 @@
+"""Files, memory and streams: mappings, reads, sinks, scratch files, compressed input, threads."""

@@ -1,0 +1,202 @@
+"""Streams that come compressed, by zstd or gzip, told by their first bytes and decompressed on the way.
+
+In bounded memory, however far the data expand, and without seeking. One that ends early is an error: neither the bytes
+before the end nor the end itself pass for the whole. What the bytes mean is left to others.
+
+Source: RFC 8878 (zstd: frames 3.1.1, blocks 3.1.1.2, skippable frames 3.1.2); RFC 1952 (gzip).
+"""
+
+from __future__ import annotations
+
+import io
+import zlib
+from typing import Any
+
+from zcrecord.errors import FormatError, SourceError, missing_package
+
+from .file_objects import check_readable
+
+__all__ = ["SUFFIXES", "Peeked", "ends_whole", "expanded", "import_zstandard"]
+
+SUFFIXES = (".zst", ".gz")  # of files that are read as what they hold
+_ZSTD, _GZIP = b"\x28\xb5\x2f\xfd", b"\x1f\x8b"
+_SKIPPABLE = bytes(range(0x50, 0x60)), b"\x2a\x4d\x18"  # the first byte, and the three after it
+_HEAD = 256  # bytes that are looked at
+
+
+class Peeked(io.RawIOBase):
+    """A stream whose first bytes were looked at and are read again.
+
+    Attributes: `head`, those bytes; `position`, how many bytes were read so far, looking not counted.
+    """
+
+    def __init__(self, stream: Any) -> None:
+        check_readable(stream)
+        self._stream = stream
+        self.position = 0
+        head = b""
+        try:
+            while len(head) < _HEAD and (more := stream.read(_HEAD - len(head))):
+                head += more
+        except OSError as error:
+            raise SourceError(f"cannot read: {error.strerror or error}", errno=error.errno) from error
+        self.head = self._rest = head
+
+    def readable(self) -> bool:
+        """Return True."""
+        return True
+
+    def readinto(self, buffer: Any) -> int | None:
+        """Read some bytes, as the stream does."""
+        if self._rest:
+            data, self._rest = self._rest[: len(buffer)], self._rest[len(buffer) :]
+        elif hasattr(self._stream, "readinto"):
+            done: int | None = self._stream.readinto(buffer)
+            self.position += done or 0
+            return done
+        else:
+            data = self._stream.read(len(buffer))
+            if data is None:
+                return None
+        buffer[: len(data)] = data
+        self.position += len(data)
+        return len(data)
+
+
+def expanded(stream: Peeked) -> Any:
+    """Return a stream of what a compressed one holds; any other as it is.
+
+    Raises:
+        DependencyError: it is zstd, and zstandard is not installed.
+    """
+    if stream.head.startswith(_GZIP):
+        import gzip
+
+        return _Expanded(stream, gzip.GzipFile(fileobj=stream, mode="rb"), "gzip", (EOFError, zlib.error))
+    if stream.head.startswith(_ZSTD) or _is_skippable(stream.head[:4]):
+        frames, package = _Frames(stream), import_zstandard()
+        # A frame may ask for as much memory as it likes; what zstd itself takes unasked is 128 MiB.
+        reader = package.ZstdDecompressor().stream_reader(frames, read_across_frames=True)
+        return _Expanded(stream, reader, "zstd", (package.ZstdError,), frames)
+    return stream
+
+
+def import_zstandard() -> Any:
+    """Return the module.
+
+    Raises:
+        DependencyError: it is not installed.
+    """
+    try:
+        import zstandard as module
+    except ImportError as error:
+        raise missing_package("zstandard", extra="zstd") from error
+    return module
+
+
+def ends_whole(data: memoryview) -> bool:
+    """Return whether zstd data end where a frame does; looks at the headers of frames and blocks alone."""
+    frames = _Frames(None)
+    frames.follow(data, len(data))
+    return frames.whole
+
+
+def _is_skippable(magic: bytes) -> bool:
+    return magic[:1] in _SKIPPABLE[0] and magic[1:] == _SKIPPABLE[1] if len(magic) == 4 else False
+
+
+class _Expanded(io.RawIOBase):
+    """What a decompressor makes of a stream, its complaints as one typed error."""
+
+    def __init__(
+        self, stream: Peeked, reader: Any, kind: str, refusals: tuple[Any, ...], frames: _Frames | None = None
+    ) -> None:
+        self._stream, self._reader, self._kind, self._frames = stream, reader, kind, frames
+        self._refusals = refusals
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        try:
+            done = int(self._reader.readinto(buffer))
+        except OSError as error:
+            if error.errno is not None:
+                raise
+            raise self._damaged(str(error)) from error
+        except self._refusals as error:
+            raise self._damaged(str(error)) from error
+        if not done and len(buffer) and self._frames is not None and not self._frames.whole:
+            raise self._damaged("it ends inside a frame")
+        return done
+
+    def _damaged(self, reason: str) -> FormatError:
+        where = self._stream.position
+        what = f"the {self._kind} stream is truncated or damaged ({reason}); copy or download it again"
+        return FormatError(what, offset=where)
+
+
+class _Frames(io.RawIOBase):
+    """A zstd stream on its way to the decompressor, followed block by block, since that takes any end for the end.
+
+    Attributes: `whole`, whether what was read so far ends where a frame does.
+    """
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+        self._skip = 0  # bytes until the next thing to look at
+        self._next, self._need = self._magic, 4
+        self._seen = b""
+        self._checksum = 0
+        self.whole = True
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        done = self._stream.readinto(buffer) or 0
+        self.follow(buffer, done)
+        return done
+
+    def follow(self, data: Any, done: int) -> None:
+        """Take the next bytes, the first `done` of `data`, for read."""
+        at = 0
+        while at < done:
+            passed = min(self._skip, done - at)
+            self._skip -= passed
+            at += passed
+            if self._skip or at == done:
+                break
+            taken = bytes(data[at : min(at + self._need - len(self._seen), done)])
+            at += len(taken)
+            self._seen += taken
+            if len(self._seen) == self._need:
+                seen, self._seen = self._seen, b""
+                self._next(seen)
+        self.whole = not (self._skip or self._seen) and self._next == self._magic
+
+    def _expect(self, what: Any, nbytes: int, skip: int = 0) -> None:
+        self._next, self._need, self._skip = what, nbytes, skip
+
+    def _magic(self, seen: bytes) -> None:
+        if _is_skippable(seen):
+            self._expect(self._skippable, 4)
+        else:  # if it is no frame, the decompressor says so
+            self._expect(self._descriptor, 1)
+
+    def _skippable(self, seen: bytes) -> None:
+        self._expect(self._magic, 4, int.from_bytes(seen, "little"))
+
+    def _descriptor(self, seen: bytes) -> None:
+        single = seen[0] >> 5 & 1
+        content = (single, 2, 4, 8)[seen[0] >> 6]
+        self._checksum = 4 * (seen[0] >> 2 & 1)
+        self._expect(self._block, 3, (1 - single) + (0, 1, 2, 4)[seen[0] & 3] + content)
+
+    def _block(self, seen: bytes) -> None:
+        header = int.from_bytes(seen, "little")
+        nbytes = 1 if header >> 1 & 3 == 1 else header >> 3  # 1: one byte, repeated
+        if header & 1:
+            self._expect(self._magic, 4, nbytes + self._checksum)
+        else:
+            self._expect(self._block, 3, nbytes)

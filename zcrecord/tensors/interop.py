@@ -1,0 +1,330 @@
+"""Tensors of other libraries as numpy arrays: a view where their memory is the host's, a copy where it is a device's.
+
+Knows torch, jax, DLPack and the buffer protocol, and imports none of them: who hands over a torch tensor has imported
+torch. What lies on a device is only described until it is asked for, so that it can be fetched when its turn comes. The
+way back is `handover`'s.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Hashable, Iterable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from zcrecord import dtypes
+from zcrecord.dtypes import DType
+from zcrecord.errors import UnsupportedError
+
+from .packed import PackedTensor
+
+__all__ = ["FLOAT4_PAIRS", "Elsewhere", "as_array", "is_tensor", "path_key", "pytree_children", "viewed"]
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+# torch's name for float4_e2m1fn, two elements to a byte, the first in the low bits as here, its last axis half as long.
+# Source: torch/headeronly/util/Float4_e2m1fn_x2.h
+FLOAT4_PAIRS = "float4_e2m1fn_x2"
+
+_HOST = {1, 3, 11, 13}  # kDLCPU, kDLCUDAHost, kDLROCMHost, kDLCUDAManaged: what numpy reads where it lies
+_FAILURES = (AttributeError, BufferError, RuntimeError, TypeError, ValueError)
+_torch_kinds: dict[Any, DType] = {}
+
+
+class Elsewhere(NamedTuple):
+    """A tensor that is not in the host's memory, or not in one piece: what it will be, and how to get it.
+
+    Attributes:
+        kind, shape: what `fetch` will return.
+        key: equal for tensors that are one and the same memory seen the same way.
+        fetch: returns it in the host's memory, copied; it is kept nowhere else.
+    """
+
+    kind: DType
+    shape: tuple[int, ...]
+    key: Hashable
+    fetch: Callable[[], Array | PackedTensor]
+
+
+def as_array(value: Any) -> Array | PackedTensor:
+    """Return any library's tensor as an ndarray, or as a PackedTensor where its elements are narrower than a byte.
+
+    Copies nothing that lies in the host's memory: not torch tensors, whatever their strides, nor jax arrays on one
+    CPU, nor what has DLPack or the buffer protocol. Copied once are tensors of a device, jax arrays in several pieces
+    or of elements narrower than a byte, torch tensors that are conjugate or negated views, and whatever `__array__`
+    copies.
+
+    Raises:
+        UnsupportedError: it is no tensor, or one that numpy cannot view.
+    """
+    found = viewed(value)
+    return found.fetch() if isinstance(found, Elsewhere) else found
+
+
+def viewed(value: Any) -> Array | PackedTensor | Elsewhere:
+    """Return what `as_array` does, but for tensors of a device, which are described and not fetched.
+
+    Raises:
+        UnsupportedError: it is no tensor, or one that no archive holds.
+    """
+    try:
+        if isinstance(value, np.ndarray | np.generic):
+            return np.asarray(value)
+        if (torch := _torch_of(value)) is not None:
+            return _view_torch(value, torch)
+        if (jax := _jax_of(value)) is not None:
+            return _view_jax(value, jax)
+        return _view_other(value)
+    except UnsupportedError:
+        raise
+    except _FAILURES as error:
+        raise UnsupportedError(f"numpy cannot view this {type(value).__name__}: {error}") from error
+
+
+def is_tensor(value: Any) -> bool:
+    """Return whether a value is an array of numpy, torch or jax; others are looked at more closely."""
+    return isinstance(value, np.ndarray | np.generic) or _torch_of(value) is not None or _jax_of(value) is not None
+
+
+def _view_other(value: Any) -> Array | Elsewhere:
+    """Return what has DLPack, `__array__` or the buffer protocol, tried in that order."""
+    if hasattr(value, "__dlpack__"):
+        if _on_device(value):
+            return _dlpack_elsewhere(value)
+        try:
+            return np.from_dlpack(value)
+        except _FAILURES:
+            if not hasattr(value, "__array__"):
+                raise
+    if hasattr(value, "__array__"):
+        return np.asarray(value)
+    try:
+        octets = memoryview(value)
+    except TypeError:
+        what = f"a {type(value).__name__} is neither a tensor, an attribute nor a module"
+        raise UnsupportedError(what) from None
+    return np.asarray(octets)
+
+
+def _on_device(value: Any) -> bool:
+    """Return whether DLPack says that a value's memory is not the host's."""
+    try:
+        return int(value.__dlpack_device__()[0]) not in _HOST
+    except _FAILURES:
+        return False
+
+
+def _dlpack_elsewhere(value: Any) -> Elsewhere:
+    def fetch() -> Array:
+        try:
+            return np.from_dlpack(value, device="cpu", copy=True)
+        except _FAILURES as error:  # numpy before 2.1, or an exporter of an older DLPack
+            if hasattr(value, "__array__"):
+                with contextlib.suppress(*_FAILURES):
+                    return np.asarray(value)
+            what = f"numpy cannot copy this {type(value).__name__} from its device: {error}"
+            raise UnsupportedError(f"{what}; hand over a copy in the host's memory") from error
+
+    return Elsewhere(dtypes.as_dtype(value.dtype), tuple(value.shape), ("dlpack", id(value)), fetch)
+
+
+# torch.
+
+
+def _torch_of(value: Any) -> Any:
+    """Return the module torch if `value` is one of its tensors."""
+    torch = sys.modules.get("torch")
+    return torch if torch is not None and isinstance(value, getattr(torch, "Tensor", ())) else None
+
+
+def _plain(tensor: Any, torch: Any) -> Any:
+    """Return a tensor of torch's own class over the same memory, without its gradient's history.
+
+    Raises:
+        UnsupportedError: it has no memory of its own that holds its values.
+    """
+    kind = type(tensor)
+    if kind is torch.Tensor:
+        plain = tensor.detach()
+    elif kind.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
+        raise UnsupportedError(_why_not_wrapped(tensor))
+    elif torch.nn.parameter.is_lazy(tensor):
+        raise UnsupportedError("an uninitialized parameter has no values; run the module once, or load its weights")
+    else:
+        from torch._C import DisableTorchFunctionSubclass  # a subclass may have its own idea of what detach() does
+
+        with DisableTorchFunctionSubclass():
+            plain = tensor.detach()
+    if plain.layout is not torch.strided or plain.is_quantized or plain.is_nested or plain.is_meta:
+        raise UnsupportedError(_why_not_dense(plain, torch))
+    return plain
+
+
+def _why_not_wrapped(tensor: Any) -> str:
+    name = type(tensor).__name__
+    if hasattr(tensor, "fake_mode"):
+        return f"a {name} has no values; save the real tensor"
+    if hasattr(tensor, "full_tensor"):
+        return f"a {name} is spread over processes; save its .full_tensor(), or the .to_local() of each"
+    if hasattr(tensor, "get_mask"):
+        return f"a {name}; save its .get_data() and .get_mask() as two tensors"
+    if tensor.is_nested:
+        return "a nested tensor; save its .values() and .offsets(), or the tensors of .unbind()"
+    return f"a {name} computes its values from other tensors; save those, or what its class offers as a plain tensor"
+
+
+def _why_not_dense(tensor: Any, torch: Any) -> str:
+    if tensor.is_meta:
+        return "a meta tensor has no values; load or initialise it before it is saved"
+    if tensor.is_nested:
+        return "a nested tensor; save the tensors of .unbind()"
+    if tensor.is_quantized:
+        return "a quantized tensor; save its .int_repr() with scale and zero point, or .dequantize() it"
+    indices = {torch.sparse_coo: ".coalesce() it, save its .indices() and .values()"}.get(tensor.layout)
+    if indices is None and str(tensor.layout).startswith("torch.sparse"):
+        indices = "save its .values() and both kinds of indices"
+    told = f"a tensor of layout {tensor.layout}"
+    return f"{told}; {indices}, or .to_dense() it" if indices else f"{told}; .to_dense() it"
+
+
+def _torch_kind(tensor: Any, torch: Any) -> DType:
+    if not _torch_kinds:
+        known = {d.torch: d for d in dtypes.DTYPES if d.torch} | {FLOAT4_PAIRS: dtypes.by_name["float4_e2m1fn"]}
+        _torch_kinds.update({getattr(torch, name): d for name, d in known.items() if hasattr(torch, name)})
+    found = _torch_kinds.get(tensor.dtype)
+    if found is None:
+        raise UnsupportedError(
+            f"dtype {tensor.dtype} has no place in an archive; convert the tensor with .to(...) first"
+        )
+    return found
+
+
+def _torch_shape(tensor: Any, kind: DType) -> tuple[int, ...]:
+    """Return the shape in elements; torch counts pairs of float4 ones."""
+    shape = tuple(tensor.shape)
+    if not kind.packed:
+        return shape
+    if not shape:
+        raise UnsupportedError(f"a {FLOAT4_PAIRS} tensor of rank 0 is two elements without an axis; .reshape(1) it")
+    return (*shape[:-1], 2 * shape[-1])
+
+
+def _view_torch(value: Any, torch: Any) -> Array | PackedTensor | Elsewhere:
+    tensor = _plain(value, torch)
+    kind = _torch_kind(tensor, torch)
+    if tensor.is_cpu:
+        return _torch_array(tensor, kind, torch)
+
+    def fetch() -> Array | PackedTensor:
+        return _torch_array(_plain(tensor.cpu(), torch), kind, torch)
+
+    where = tensor.data_ptr() or ("object", id(value))  # a device without addresses: the same object is the same tensor
+    form = tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.is_conj(), tensor.is_neg()
+    return Elsewhere(kind, _torch_shape(tensor, kind), ("torch", str(tensor.device), where, form), fetch)
+
+
+def _torch_array(tensor: Any, kind: DType, torch: Any) -> Array | PackedTensor:
+    native = kind.numpy
+    assert native is not None
+    _check_storage(tensor)
+    if tensor.is_conj() or tensor.is_neg():
+        tensor = tensor.resolve_conj().resolve_neg()
+    if native.isbuiltin != 2:  # those of ml_dtypes torch does not know
+        array: Array = tensor.numpy()
+        return array
+    raw: Array = tensor.view(torch.uint8 if native.itemsize == 1 else torch.int16).numpy()
+    if kind.packed:
+        return PackedTensor(np.ascontiguousarray(raw).reshape(-1), kind, _torch_shape(tensor, kind))
+    return raw.view(native)
+
+
+def _check_storage(tensor: Any) -> None:
+    """Raise if a tensor's storage was made smaller than the tensor: reading it would end the process."""
+    if not tensor.numel():
+        return
+    reach = 1 + sum([(dim - 1) * stride for dim, stride in zip(tensor.shape, tensor.stride(), strict=True)])
+    needed, there = (tensor.storage_offset() + reach) * tensor.itemsize, tensor.untyped_storage().nbytes()
+    if there < needed:
+        what = f"its storage holds {there} of the {needed} bytes it reaches; it was freed or resized"
+        raise UnsupportedError(f"{what}, load or gather it before it is saved")
+
+
+# jax.
+
+
+def _jax_of(value: Any) -> Any:
+    """Return the module jax if `value` is one of its arrays."""
+    jax = sys.modules.get("jax")
+    return jax if jax is not None and isinstance(value, getattr(jax, "Array", ())) else None
+
+
+def _view_jax(value: Any, jax: Any) -> Array | Elsewhere:
+    _check_jax(value, jax)
+    devices = value.devices()
+    if len(devices) == 1 and next(iter(devices)).platform == "cpu":
+        return np.asarray(value)
+    kind = dtypes.from_numpy(np.dtype(value.dtype))
+    return Elsewhere(kind, tuple(value.shape), ("jax", id(value)), lambda: _gathered(value, jax))
+
+
+def _check_jax(value: Any, jax: Any) -> None:
+    """Raise UnsupportedError for an array without values, or with such as numpy has no element type for."""
+    if isinstance(value, jax.core.Tracer):
+        raise UnsupportedError("a traced array has no values; save outside of jit, grad and vmap")
+    if jax.dtypes.issubdtype(value.dtype, jax.dtypes.extended):
+        what = f"an array of dtype {value.dtype}; save jax.random.key_data(...) of PRNG keys"
+        raise UnsupportedError(f"{what}, and wrap_key_data(...) them when they are loaded")
+    if value.is_deleted():
+        raise UnsupportedError("an array that was deleted or donated has no values")
+    if not value.is_fully_addressable and not value.is_fully_replicated:
+        what = "an array that is spread over processes"
+        raise UnsupportedError(f"{what}; gather it with jax.experimental.multihost_utils.process_allgather(...)")
+
+
+def _gathered(value: Any, jax: Any) -> Array:
+    """Return an array in one piece of the host's memory; jax keeps no copy, as it would of np.asarray's."""
+    shards = value.addressable_shards
+    if value.is_fully_replicated:
+        return _fetched(shards[0].data, jax)
+    out = np.empty(value.shape, value.dtype)
+    for shard in shards:
+        if shard.replica_id == 0:
+            out[shard.index] = _fetched(shard.data, jax)
+    return out
+
+
+def _fetched(value: Any, jax: Any) -> Array:
+    try:
+        host = jax.devices("cpu")[0]
+    except RuntimeError:  # JAX_PLATFORMS leaves the CPU out
+        return np.asarray(value)
+    return np.asarray(jax.device_put(value, host))
+
+
+def pytree_children(value: Any) -> Iterable[tuple[str, Any]] | None:
+    """Return (key, child) pairs of an instance of a class that jax was told to take as a pytree; None for all others.
+
+    Raises:
+        UnsupportedError: two of its children have the same key.
+    """
+    known = getattr(sys.modules.get("jax"), "tree_util", None)
+    if known is None or value is None or known.default_registry.flatten_one_level(value) is None:
+        return None
+    pairs = known.tree_flatten_with_path(value, is_leaf=lambda node: node is not value)[0]
+    children = [(path_key(path[0]), child) for path, child in pairs]
+    keys = [key for key, _ in children]
+    if len(set(keys)) < len(keys):
+        twice = next(key for key in keys if keys.count(key) > 1)
+        raise UnsupportedError(f"the pytree {type(value).__name__} has two children with the key {twice!r}")
+    return children
+
+
+def path_key(entry: Any) -> Any:
+    """Return one step of a path in a pytree as a key; what is no name and no number comes as it is."""
+    for attribute in ("name", "idx", "key"):
+        if hasattr(entry, attribute):
+            key = getattr(entry, attribute)
+            return str(key) if isinstance(key, int) else key
+    return str(entry)

@@ -1,0 +1,174 @@
+"""Tensors whose values are made when they are written: records larger than memory.
+
+Knows how many bytes are due and what each piece must be; where they go is left to `writer`.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from zcrecord import dtypes
+from zcrecord.codec.layout import MAX_ARCHIVE_SIZE, MAX_RANK
+from zcrecord.dtypes import DType
+from zcrecord.errors import LimitError, ProducerError, RecordError, UnsupportedError
+
+from . import interop
+from .packed import PackedTensor, as_bytes
+
+__all__ = ["LazyTensor", "Pieces"]
+
+_BOOL = dtypes.by_name["bool"]
+_SPENT = object()
+
+
+class LazyTensor:
+    """A tensor of declared dtype and shape whose values are produced, piece by piece, when it is saved.
+
+    Nothing is called before, and no piece is kept after it was written: saving holds one at a time. The same object in
+    two places of a record is one tied tensor, produced once.
+
+    Args:
+        dtype: an element type of the format by its name, a numpy or torch dtype.
+        shape: its dimensions.
+        produce: a callable without arguments, called once, or an iterable used up once. Either gives pieces in C order,
+            each bytes-like or an array of that dtype; a callable may also return one array of that very shape.
+
+    Raises:
+        UnsupportedError: no such element type. LimitError: a shape that no archive holds.
+
+    Example:
+        >>> import zcrecord
+        >>> rows = (np.full((1, 4), i, np.float32) for i in range(3))
+        >>> _ = zcrecord.save_record({"w": LazyTensor("float32", (3, 4), rows)}, "model.zcr")
+        >>> zcrecord.load_record("model.zcr")["w"][:, 0].tolist()
+        [0.0, 1.0, 2.0]
+    """
+
+    __slots__ = ("_produce", "key", "kind", "shape")
+
+    def __init__(
+        self,
+        dtype: Any,
+        shape: Sequence[int],
+        produce: Callable[[], Any] | Iterable[Any],
+        *,
+        key: Hashable | None = None,
+    ) -> None:
+        """`key` tells lazy tensors of the same memory apart from others; without one, each is its own."""
+        self.kind: DType = dtypes.as_dtype(dtype)
+        if self.kind is dtypes.STRING:
+            raise UnsupportedError("strings cannot be produced lazily; their bytes are not known from a shape")
+        try:
+            self.shape = tuple(int(operator.index(d)) for d in shape)
+        except TypeError:
+            raise UnsupportedError(f"a shape is a sequence of integers, not {shape!r}") from None
+        if any(d < 0 for d in self.shape):
+            raise LimitError(f"shape {self.shape} has a negative dimension")
+        if len(self.shape) > MAX_RANK or prod(d or 1 for d in self.shape) * self.kind.bits > 8 * MAX_ARCHIVE_SIZE:
+            raise LimitError(f"shape {self.shape} is of more than {MAX_RANK} dimensions or claims more than 2^56 bytes")
+        self._produce: Any = produce
+        self.key: Hashable = id(self) if key is None else key
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that are due, elements narrower than a byte packed."""
+        return dtypes.nbytes(prod(self.shape), self.kind.bits)
+
+    def pieces(self) -> Iterator[Any]:
+        """Yield the values as bytes-like objects that come to exactly `nbytes`; once.
+
+        Raises:
+            ProducerError: too few or too many bytes, a piece of another type, or it was used up before. What the
+            producer itself raises goes through as it is.
+        """
+        produce, self._produce = self._produce, _SPENT
+        if produce is _SPENT:
+            raise ProducerError("its values were produced already; make a new LazyTensor for each save")
+        made = produce() if callable(produce) else produce
+        octets = _octets(made) is not None
+        whole = octets or hasattr(made, "shape")
+        if whole and not octets and tuple(made.shape) != self.shape:
+            raise ProducerError(f"declared with shape {self.shape}, produced with {tuple(made.shape)}")
+        if not whole and not hasattr(made, "__iter__") and not hasattr(made, "__getitem__"):
+            raise ProducerError(f"a {type(made).__name__} is neither bytes, nor an array, nor an iterable of them")
+        pieces = Pieces(self.kind, self.shape)
+        try:
+            for piece in [made] if whole else made:
+                yield pieces.take(piece)
+        finally:
+            if hasattr(made, "close") and not whole:
+                made.close()
+        pieces.finish()
+
+    def __repr__(self) -> str:
+        return f"LazyTensor({self.kind.name}, shape={self.shape})"
+
+
+class Pieces:
+    """The pieces of one tensor, as they come: counted, and made legal bytes of its element type."""
+
+    def __init__(self, kind: DType, shape: Sequence[int]) -> None:
+        self._kind = kind
+        self._due = dtypes.nbytes(prod(shape), kind.bits)
+        self._done = 0
+        self._used = prod(shape) * kind.bits % 8  # bits of the last byte that are elements'; 0: all
+
+    def take(self, piece: Any) -> memoryview:
+        """Return a piece's bytes, uncopied where they lie in C order already.
+
+        Raises:
+            ProducerError: it is of another element type, or more than is due.
+        """
+        data, broken = self._bytes(piece)
+        done = self._done + len(data)
+        if done > self._due:
+            raise ProducerError(f"{self._due} bytes were declared, at least {done} produced")
+        if broken and done < self._due:
+            raise ProducerError(f"a piece of {self._kind.name} ends within a byte; have all but the last fill theirs")
+        self._done = done  # not before: a piece that was refused is not there, whoever swallows the error
+        if self._kind is _BOOL and len(data) and np.frombuffer(data, np.uint8).max() > 1:
+            data = memoryview((np.frombuffer(data, np.uint8) != 0).view(np.uint8))
+        if self._used and self._done == self._due and len(data) and data[-1] >> self._used:
+            data = memoryview(bytes(data[:-1]) + bytes([data[-1] & ((1 << self._used) - 1)]))
+        return data
+
+    def finish(self) -> None:
+        """Raise ProducerError unless all has come."""
+        if self._done < self._due:
+            raise ProducerError(f"{self._due} bytes were declared, {self._done} produced")
+
+    def _bytes(self, piece: Any) -> tuple[memoryview, bool]:
+        """Return a piece's bytes, and whether its last one is not all elements."""
+        octets = _octets(piece)
+        if octets is not None:
+            if not octets.c_contiguous:
+                raise ProducerError("a piece is not contiguous; hand over its .tobytes()")
+            return octets.cast("B") if octets.nbytes else memoryview(b""), False
+        try:
+            array = piece if isinstance(piece, PackedTensor) else interop.as_array(piece)
+            if not isinstance(array, PackedTensor) and (kind := dtypes.from_numpy(array.dtype)).packed:
+                array = PackedTensor.pack(array)
+        except RecordError as error:
+            raise ProducerError(f"a piece cannot be stored: {error.message}") from error
+        if isinstance(array, PackedTensor):
+            kind = array.kind
+        if kind is not self._kind:
+            raise ProducerError(f"declared as {self._kind.name}, a piece is {kind.name}; convert it with .astype(...)")
+        if isinstance(array, PackedTensor):
+            return array.packed.data, prod(array.shape) * kind.bits % 8 != 0
+        return as_bytes(array).data, False
+
+
+def _octets(value: Any) -> memoryview | None:
+    """Return the buffer of anything bytes-like, None for what is an array or has no buffer."""
+    if hasattr(value, "shape") and not isinstance(value, memoryview):
+        return None
+    try:
+        return memoryview(value)
+    except (TypeError, ValueError, BufferError):
+        return None

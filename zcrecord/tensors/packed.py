@@ -1,0 +1,244 @@
+"""Tensors that numpy has no array for: elements narrower than a byte, and strings. Never unpacked unasked.
+
+Both are views of the bytes they were given; both save back unchanged.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator
+from math import prod
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import numpy as np
+
+from zcrecord import dtypes
+from zcrecord.dtypes import DType
+from zcrecord.errors import FormatError, UnsupportedError
+
+if TYPE_CHECKING:
+    import numpy.typing as npt  # costs 0.6 ms at run time
+
+__all__ = ["PackedTensor", "StringTensor", "as_bytes"]
+
+Bytes = np.ndarray[Any, np.dtype[np.uint8]]
+
+
+def as_bytes(array: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
+    """Return the array's C-order bytes, little-endian: a view where it is contiguous, a new array otherwise."""
+    if not array.dtype.isnative:
+        array = array.astype(array.dtype.newbyteorder("<"))
+    if not array.flags.c_contiguous:
+        array = np.ascontiguousarray(array)
+    return array.reshape(-1).view(np.uint8)
+
+
+class PackedTensor:
+    """A tensor of 2-, 4- or 6-bit elements as a view of its packed bytes; unpacked only by :meth:`unpack`.
+
+    Element i is bits [i * bits, (i + 1) * bits) of the bytes read as one least-significant-bit-first stream, as ONNX
+    packs its 2- and 4-bit types.
+
+    Example:
+        >>> import ml_dtypes  # numpy knows "int4" from it
+        >>> t = PackedTensor.pack(np.array([[1, -2], [3, -4]]).astype("int4"))
+        >>> t.nbytes, t.packed.tolist(), t.unpack().astype(int).tolist()
+        (2, [225, 195], [[1, -2], [3, -4]])
+    """
+
+    __slots__ = ("kind", "packed", "shape")
+
+    def __init__(self, packed: Bytes, kind: DType | str, shape: tuple[int, ...]) -> None:
+        """Wrap `packed`, a one-dimensional uint8 array of exactly ceil(prod(shape) * bits / 8) bytes; copies nothing.
+
+        Raises:
+            UnsupportedError: `kind` is not a type narrower than a byte. FormatError: too few or too many bytes.
+        """
+        self.kind = dtypes.by_name[kind] if isinstance(kind, str) else kind
+        if not self.kind.packed:
+            raise UnsupportedError(f"{self.kind.name} is not packed; use a numpy array")
+        self.shape = tuple(shape)
+        need = dtypes.nbytes(prod(self.shape), self.kind.bits)
+        if packed.dtype != np.uint8 or packed.ndim != 1 or len(packed) != need:
+            raise FormatError(f"shape {self.shape} of {self.kind.name} takes {need} packed bytes, got {packed.shape}")
+        self.packed = packed
+
+    @classmethod
+    def pack(cls, array: npt.NDArray[Any]) -> PackedTensor:
+        """Return `array`, of an ml_dtypes type with one element to a byte, packed into new bytes."""
+        kind = dtypes.from_numpy(array.dtype)
+        if not kind.packed:
+            raise UnsupportedError(f"{kind.name} is not narrower than a byte")
+        raw = np.ascontiguousarray(array).reshape(-1).view(np.uint8) & np.uint8((1 << kind.bits) - 1)
+        if kind.bits == 6:
+            bits = np.unpackbits(raw[:, None], axis=1, count=6, bitorder="little")
+            return cls(np.packbits(bits.reshape(-1), bitorder="little"), kind, array.shape)
+        each = 8 // kind.bits
+        padded = np.zeros(-(-len(raw) // each) * each, np.uint8)
+        padded[: len(raw)] = raw
+        out = np.zeros(len(padded) // each, np.uint8)
+        for i in range(each):
+            out |= padded[i::each] << np.uint8(i * kind.bits)
+        return cls(out, kind, array.shape)
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The numpy dtype that :meth:`unpack` gives, one element to a byte."""
+        assert self.kind.numpy is not None
+        return self.kind.numpy
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the packed form."""
+        return len(self.packed)
+
+    def unpack(self) -> npt.NDArray[Any]:
+        """Return a new array with one element to a byte: 8 / bits times the memory."""
+        count, bits = prod(self.shape), self.kind.bits
+        if bits == 6:
+            flat = np.unpackbits(self.packed, count=count * 6, bitorder="little").reshape(count, 6)
+            raw = np.packbits(flat, axis=1, bitorder="little").reshape(-1)
+        else:
+            each = 8 // bits
+            raw = np.empty(len(self.packed) * each, np.uint8)
+            for i in range(each):
+                raw[i::each] = (self.packed >> np.uint8(i * bits)) & np.uint8((1 << bits) - 1)
+            raw = raw[:count]
+        if self.kind.name.startswith("int"):  # ml_dtypes keeps signed elements sign-extended
+            sign = np.uint8(1 << (bits - 1))
+            raw = (raw ^ sign) - sign
+        return raw.view(self.dtype).reshape(self.shape)
+
+    def __len__(self) -> int:
+        if not self.shape:
+            raise TypeError("a tensor of rank 0 has no length")
+        return self.shape[0]
+
+    def __getitem__(self, rows: int | slice) -> PackedTensor:
+        """Return rows of the first axis: a view where they start on a byte, otherwise repacked into new bytes."""
+        start, stop, shape = _rows(self.shape, rows)
+        row_bits = prod(self.shape[1:]) * self.kind.bits
+        first, last = start * row_bits, stop * row_bits
+        if first % 8 == 0 and (last % 8 == 0 or stop == self.shape[0]):
+            return PackedTensor(self.packed[first // 8 : (last + 7) // 8], self.kind, shape)
+        part = np.unpackbits(self.packed[first // 8 : (last + 7) // 8], bitorder="little")
+        part = part[first % 8 : first % 8 + last - first]
+        return PackedTensor(np.packbits(part, bitorder="little"), self.kind, shape)
+
+    def __array__(self, *_: Any, **__: Any) -> NoReturn:
+        raise UnsupportedError(f"a packed {self.kind.name} tensor is no array; .unpack() copies it into one")
+
+    def __repr__(self) -> str:
+        return f"PackedTensor({self.kind.name}, shape={self.shape}, nbytes={self.nbytes})"
+
+
+class StringTensor:
+    """A tensor of byte strings as a view of one buffer: the bytes, zeros to a multiple of 8, then n + 1 u64 ends.
+
+    Example:
+        >>> t = StringTensor.from_strings(["a", "bc"])
+        >>> t[1], t.shape, t.unpack().tolist()
+        (b'bc', (2,), ['a', 'bc'])
+    """
+
+    __slots__ = ("_ends", "data", "shape")
+
+    def __init__(self, data: Bytes, shape: tuple[int, ...], *, checked: bool = False) -> None:
+        """Wrap `data`; copies nothing, and checks every end before one is used, unless these bytes were `checked`.
+
+        Raises:
+            FormatError: the ends do not ascend from 0 inside the bytes, or the padding is not zero.
+        """
+        self.data, self.shape = data, tuple(shape)
+        count = prod(self.shape)
+        table = 8 * (count + 1)
+        self._ends = np.zeros(1, np.uint64)
+        if not count:
+            return
+        if len(data) % 8 or len(data) < table:
+            raise FormatError(f"{count} strings cannot lie in {len(data)} bytes")
+        self._ends = data[len(data) - table :].view("<u8")
+        if checked:
+            return
+        end = int(self._ends[-1])
+        room = len(data) - table
+        if self._ends[0] or (self._ends[1:] < self._ends[:-1]).any() or end > room or room - end >= 8:
+            raise FormatError("the ends of its strings do not ascend from 0 to the end of their bytes")
+        if data[end:room].any():
+            raise FormatError("the padding after its strings is not zero")
+
+    @classmethod
+    def from_strings(cls, strings: Iterable[str | bytes], shape: tuple[int, ...] | None = None) -> StringTensor:
+        """Return new strings laid down in one buffer; `str` is encoded as UTF-8."""
+        raw = [s.encode() if isinstance(s, str) else bytes(s) for s in strings]
+        shape = (len(raw),) if shape is None else shape
+        if prod(shape) != len(raw):
+            raise FormatError(f"shape {shape} does not hold {len(raw)} strings")
+        if not raw:
+            return cls(np.zeros(0, np.uint8), shape)
+        text = b"".join(raw)
+        ends = np.zeros(len(raw) + 1, "<u8")
+        np.cumsum([len(r) for r in raw], out=ends[1:])
+        return cls(np.frombuffer(text + bytes(-len(text) % 8) + ends.tobytes(), np.uint8), shape)
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The numpy dtype that :meth:`unpack` gives: object."""
+        return np.dtype(object)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of strings, padding and ends together."""
+        return len(self.data)
+
+    def strings(self) -> Iterator[bytes]:
+        """Yield every string in C order; copies one at a time."""
+        ends = self._ends.tolist()
+        return (self.data[a:b].tobytes() for a, b in itertools.pairwise(ends))
+
+    def __len__(self) -> int:
+        if not self.shape:
+            raise TypeError("a tensor of rank 0 has no length")
+        return self.shape[0]
+
+    def __getitem__(self, rows: int | slice) -> Any:
+        """Return rows of the first axis: one string of a vector as bytes, otherwise a StringTensor of new bytes."""
+        start, stop, shape = _rows(self.shape, rows)
+        each = prod(self.shape[1:])
+        ends = self._ends[start * each : stop * each + 1].tolist()
+        parts = [self.data[a:b].tobytes() for a, b in itertools.pairwise(ends)]
+        return StringTensor.from_strings(parts, shape) if shape or not parts else parts[0]
+
+    def unpack(self, encoding: str | None = "utf-8") -> npt.NDArray[Any]:
+        """Return a new object array of `str`, or of `bytes` with `encoding=None`.
+
+        Raises:
+            UnsupportedError: a string is not valid in that encoding.
+        """
+        out = np.empty(prod(self.shape), object)
+        try:
+            out[:] = [s if encoding is None else s.decode(encoding) for s in self.strings()]
+        except UnicodeDecodeError as error:
+            what = f"a string is not {encoding}: {error.reason}; unpack(encoding=None) gives bytes"
+            raise UnsupportedError(what) from error
+        return out.reshape(self.shape)
+
+    def __array__(self, *_: Any, **__: Any) -> NoReturn:
+        raise UnsupportedError("a string tensor is no array; .unpack() copies it into one of objects")
+
+    def __repr__(self) -> str:
+        return f"StringTensor(shape={self.shape}, nbytes={self.nbytes})"
+
+
+def _rows(shape: tuple[int, ...], rows: int | slice) -> tuple[int, int, tuple[int, ...]]:
+    """Return which rows [start, stop) of the first axis are meant, and the shape they have."""
+    if not shape:
+        raise IndexError("a tensor of rank 0 has no rows")
+    if not isinstance(rows, slice):
+        start = range(shape[0])[rows]
+        return start, start + 1, shape[1:]
+    start, stop, step = rows.indices(shape[0])
+    if step != 1:
+        raise UnsupportedError("rows are taken with step 1; unpack() it for others")
+    stop = max(start, stop)
+    return start, stop, (stop - start, *shape[1:])

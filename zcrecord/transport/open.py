@@ -1,0 +1,227 @@
+"""Archives that are packed for transport, loaded: decompressed once into memory, or only what is asked for.
+
+Knows which bytes of an archive are needed for what. Frames and their table are `frames`'s, packing is `transport`'s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from zcrecord.archive import subset
+from zcrecord.archive.archive import Archive
+from zcrecord.archive.subset import Names, Rename
+from zcrecord.archive.views import Verify
+from zcrecord.codec.layout import HEADER_SIZE, Header, decode_header
+from zcrecord.errors import FormatError, IntegrityError, LimitError, RecordError
+from zcrecord.record.record import Record
+from zcrecord.storage.compressed import ends_whole, import_zstandard
+from zcrecord.storage.memory import Memory, Mode, aligned, buffer_of, map_file
+from zcrecord.storage.ordered import cores
+
+from . import frames
+
+__all__ = ["PackedSource", "open_packed", "outline", "select_packed"]
+
+_PIECE = 1 << 20  # bytes decompressed at a time, only to be counted
+
+
+def open_packed(memory: Memory, *, verify: Verify, mode: Mode) -> Archive:
+    """Return an archive of which `memory` holds the packed form, decompressed once; in mode "c" writable as it is.
+
+    With a seek table, frames are decompressed several at a time; without one (`zstd` makes none) in one go.
+
+    Raises:
+        DependencyError: zstandard is not installed. FormatError: it is no packed archive, or a damaged one.
+        IntegrityError: a checksum does not match. LimitError: it would take out of all proportion to the packed form.
+    """
+    try:
+        table = _table(memory)
+        if table is None:
+            block, octets = _in_one_go(memory)
+        else:
+            block, octets = _room(memory, table.nbytes)
+            everything = np.flatnonzero(np.diff(table.bounds))
+            frames.fill(memory.octets, table, octets, everything, cores())
+    except RecordError as error:
+        raise error.located(path=memory.path) from error.__cause__
+    return Archive(memory._replace(octets=octets, mapping=block, identity=None), level=verify, embedded=None, mode=mode)
+
+
+def select_packed(memory: Memory, names: Names | None, rename: Rename | None, *, verify: Verify, mode: Mode) -> Record:
+    """Return chosen tensors of a packed archive; only frames that hold any of them or the index are decompressed.
+
+    Of one without a seek table, all are. "full" verifies what is chosen. The record is pickled by the path, or by the
+    packed bytes, which it therefore keeps.
+
+    Raises:
+        As `open_packed` does. TensorNotFoundError: a name without wildcards is not there.
+    """
+    if not isinstance(names, str | None) and isinstance(names, Iterable):
+        names = tuple(names)  # whoever pickles the part needs them again
+    table = _table(memory)
+    if table is None:
+        whole = open_packed(memory, verify="touch" if verify == "touch" else "index", mode="r")
+        part = subset.select(whole, names, rename)
+    else:
+        part = _part(memory, table, names, rename)
+    if verify == "full":
+        part.check_contents()
+    if mode == "c":
+        part = part.private()
+        return Record(part, origin=(Record(part.root), "select", (names, rename)))
+    source = memory.octets if memory.absolute is None else memory.absolute
+    again = PackedSource(source, part.root.header.encode())
+    return Record(part, origin=(again, "select", (names, rename)))
+
+
+def outline(size: int, pieces: Iterable[tuple[int, Any]]) -> Memory:
+    """Return memory with addresses for `size` bytes, in which these pieces lie at their offsets; the rest is zeros.
+
+    Only the pieces take memory: with both ends and the index an archive can be checked as if all of it were there.
+
+    Raises:
+        LimitError: there is no room for the addresses.
+    """
+    block, octets = _mapped(size, sparse=True)
+    for offset, piece in pieces:
+        octets[offset : offset + len(piece)] = piece
+    return Memory(octets, None, block)
+
+
+class PackedSource(NamedTuple):
+    """What a part of a packed archive is pickled by: path or bytes of the packed form, and the header it must have."""
+
+    source: str | memoryview
+    seal: bytes
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return PackedSource, (self.source if isinstance(self.source, str) else bytes(self.source), self.seal)
+
+    def select(self, names: Names | None, rename: Rename | None) -> Record:
+        """Return the part anew.
+
+        Raises:
+            IntegrityError: it is another archive by now.
+        """
+        source = self.source
+        memory = map_file(source, least=0) if isinstance(source, str) else Memory(buffer_of(source))
+        part = select_packed(memory, names, rename, verify="index", mode="r")
+        if part.archive.root.header.encode() != self.seal:
+            raise IntegrityError("is not the archive that was pickled; it was replaced since", path=memory.path)
+        return part
+
+
+def _table(memory: Memory) -> frames.Table | None:
+    octets = memory.octets
+    try:
+        return frames.read_table(len(octets), lambda offset, nbytes: octets[offset : offset + nbytes])
+    except RecordError as error:
+        raise error.located(path=memory.path) from None
+
+
+def _part(memory: Memory, table: frames.Table, names: Names | None, rename: Rename | None) -> Archive:
+    """Return a part of an archive whose memory has addresses for all of it, and pages for what is decompressed."""
+    try:
+        window = _Window(memory, table)
+        h = window.trailer()
+        window.bring([(0, HEADER_SIZE), (h.index_offset, h.index_offset + h.index_size)])
+        whole = Archive(window.memory, level="index", embedded=None)
+        part = subset.select(whole, names, rename)
+        chosen = part.index.payloads
+        starts = (chosen["offset"] + np.uint64(h.payload_offset)).tolist()
+        window.bring([(start, start + n) for start, n in zip(starts, chosen["nbytes"].tolist(), strict=True)])
+    except RecordError as error:
+        raise error.located(path=memory.path) from error.__cause__
+    return part
+
+
+class _Window:
+    """Memory for all of an archive, and the frames that were decompressed into it so far."""
+
+    def __init__(self, memory: Memory, table: frames.Table) -> None:
+        self._data, self._table = memory.octets, table
+        self._done = np.zeros(len(table.bounds) - 1, bool)
+        self._filled: list[tuple[int, int]] = []
+        if table.nbytes < 2 * HEADER_SIZE:
+            raise _no_archive(table.nbytes)
+        block, self._octets = _mapped(table.nbytes, sparse=True)
+        self.memory = Memory(self._octets, memory.path, block, filled=self._filled, absolute=memory.absolute)
+
+    def trailer(self) -> Header:
+        """Return what the trailer says, whose extents are checked."""
+        size = self._table.nbytes
+        self.bring([(size - HEADER_SIZE, size)])
+        h = decode_header(bytes(self._octets[-HEADER_SIZE:]), "trailer")
+        if h is None or h.archive_size != size:
+            raise FormatError(
+                f"trailer: it is not that of an archive of {size} bytes; the file is damaged, copy it again"
+            )
+        return h
+
+    def bring(self, ranges: Iterable[tuple[int, int]]) -> None:
+        """Decompress the frames that hold any byte of these ranges, unless that was done."""
+        bounds = self._table.bounds
+        chosen = self._table.covering(ranges)
+        chosen = chosen[~self._done[chosen]]
+        self._done[chosen] = True
+        frames.check_proportion(int(np.diff(bounds)[self._done].sum()), len(self._data))
+        self._filled += zip(bounds[chosen].tolist(), bounds[chosen + 1].tolist(), strict=True)
+        frames.fill(self._data, self._table, self._octets, chosen, cores())
+
+
+def _in_one_go(memory: Memory) -> tuple[Any, memoryview]:
+    """Return what comes out of frames of which nothing is known beforehand, one after the other."""
+    package = import_zstandard()
+    try:
+        size = _size(package, memory)
+        block, octets = _room(memory, size)
+        done = 0
+        with package.ZstdDecompressor().stream_reader(memory.octets, read_across_frames=True) as reader:
+            while done < size and (got := reader.readinto(octets[done:])):
+                done += got
+            more = reader.read(1)
+    except package.ZstdError as error:
+        raise frames.refused(error, "zstd") from None
+    if done < size:
+        raise FormatError(f"zstd: ends after {done} of {size} bytes; the file is truncated, copy it again")
+    if not ends_whole(memory.octets):
+        raise FormatError("zstd: it ends inside a frame; the file is truncated, copy it again")
+    if more:
+        raise FormatError(f"zstd: holds more than the archive's {size} bytes; is it several, one after the other?")
+    return block, octets
+
+
+def _size(package: Any, memory: Memory) -> int:
+    """Return how long an archive is: its header says so, or it is decompressed once to be counted."""
+    with package.ZstdDecompressor().stream_reader(memory.octets, read_across_frames=True) as reader:
+        first = reader.read(HEADER_SIZE)
+        if len(first) < HEADER_SIZE:
+            raise _no_archive(len(first))
+        header = decode_header(first)
+        if header is not None:
+            return header.archive_size
+        size = HEADER_SIZE
+        while piece := reader.read(_PIECE):
+            size += len(piece)
+            frames.check_proportion(size, len(memory.octets))
+        return size
+
+
+def _no_archive(size: int) -> FormatError:
+    what = f"{size} bytes come out of this zstd file, too few for an archive"
+    return FormatError(f"{what}; it is truncated, copy it again")
+
+
+def _room(memory: Memory, size: int) -> tuple[Any, memoryview]:
+    frames.check_proportion(size, len(memory.octets))
+    return _mapped(size)
+
+
+def _mapped(size: int, *, sparse: bool = False) -> tuple[Any, memoryview]:
+    try:
+        return aligned(size, sparse=sparse)
+    except (OSError, OverflowError, ValueError) as error:
+        raise LimitError(f"no room in memory for {size} bytes: {error}") from error

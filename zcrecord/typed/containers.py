@@ -1,0 +1,304 @@
+"""Annotations with parts: containers, classes and unions, put together from what their parts want.
+
+Which annotation is which is `typed`'s, so each is given what reads those of its parts; it does so when it first needs
+them, since types may hold themselves.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, abc
+from collections.abc import Callable
+from functools import cached_property
+from typing import Any, get_args, get_origin
+
+import numpy as np
+
+from zcrecord.codec.entries import ModuleKind
+from zcrecord.errors import MismatchError, printable
+from zcrecord.tensors.packed import PackedTensor, StringTensor
+
+from . import fields
+from .leaves import CONVERTED, EXACT, NAMED, NO, Module, Want, found, keys_of, mismatch
+
+__all__ = ["MAPPINGS", "SEQUENCES", "Choice", "Class", "Composed", "Dict", "Sequence", "Tuple"]
+
+SEQUENCES: dict[Any, Any] = {  # and what makes them; None: a list or a tuple, as was saved
+    list: list,
+    tuple: tuple,
+    abc.MutableSequence: list,
+    abc.Sequence: None,
+    abc.Collection: None,
+    abc.Iterable: None,
+}
+MAPPINGS: dict[Any, Any] = {dict: dict, abc.Mapping: dict, abc.MutableMapping: dict, OrderedDict: OrderedDict}
+
+
+class Composed(Want):
+    """An annotation with parts, and what reads theirs."""
+
+    def __init__(self, hint: Any, read: Callable[[Any], Want]) -> None:
+        super().__init__(hint)
+        self._read = read
+
+
+def _below(where: str, key: str) -> str:
+    return f"{where}.{key}" if where else key
+
+
+def _grouped(module: Module, names: abc.Container[str] = ()) -> dict[str, Any]:
+    """Return a module's items, those of a flat mapping whose keys have dots gathered into mappings."""
+    if module.kind != ModuleKind.MAPPING or not any("." in key for key in module.items):
+        return module.items
+    items: dict[str, Any] = {}
+    groups: dict[str, Module] = {}
+    for key, value in module.items.items():
+        head, dot, rest = key.partition(".")
+        if not dot or key in names or head in module.items:
+            items[key] = value
+        else:
+            group = groups.setdefault(head, Module(ModuleKind.MAPPING, "", {}))
+            group.items[rest] = value
+            items[head] = group
+    return items
+
+
+class Sequence(Composed):
+    """list, tuple[T, ...] or Sequence: a saved list or tuple, or a mapping with the keys '0', '1' and so on."""
+
+    @cached_property
+    def _item(self) -> Want:
+        return self._read((get_args(self.hint) or (Any,))[0])
+
+    def _wants(self, count: int) -> list[Want] | None:
+        """Return what is wanted of so many items, None if not so many are."""
+        return [self._item] * count
+
+    def _taken(self, value: Any) -> list[tuple[Want, str, Any]] | None:
+        """Return what is wanted of each item, its key, and the item; None if the value does not have such items."""
+        parts = _numbered(value)
+        wants = None if parts is None else self._wants(len(parts))
+        if parts is None or wants is None:
+            return None
+        return [(want, key, item) for want, (key, item) in zip(wants, parts, strict=True)]
+
+    @property
+    def _made_by(self) -> Any:
+        return SEQUENCES[get_origin(self.hint) or self.hint]
+
+    def rank(self, value: Any, /) -> int:
+        """Return how well a value's kind, and its keys, fit; of a list that is an attribute the items count, too."""
+        taken = self._taken(value)
+        if taken is None:
+            return NO
+        own = EXACT if self._made_by in (None, _sequence_type(value)) else CONVERTED
+        return own if isinstance(value, Module) else min([own, *(want.rank(item) for want, _, item in taken)])
+
+    def fits(self, value: Any, /) -> bool:
+        """Return whether a value fits, and each child by its `rank`: no deeper, so that deciding stays linear."""
+        taken = self._taken(value)
+        return taken is not None and all(want.rank(item) for want, _, item in taken)
+
+    def build(self, value: Any, where: str, /) -> Any:
+        """Return what is made of a value and of its children; MismatchError at the first that does not fit."""
+        taken = self._taken(value)
+        if taken is None:
+            raise mismatch(where, self, value, _hole(value))
+        made = [want.build(item, _below(where, key)) for want, key, item in taken]
+        made_by = self._made_by or _sequence_type(value)
+        return tuple(made) if made_by is tuple else made
+
+
+class Tuple(Sequence):
+    """tuple[A, B]: so many items, each with an annotation of its own."""
+
+    def _wants(self, count: int) -> list[Want] | None:
+        arguments = get_args(self.hint)
+        return [self._read(a) for a in arguments] if len(arguments) == count else None
+
+
+def _sequence_type(value: Any) -> type | None:
+    """Return list or tuple for what was saved as one."""
+    if isinstance(value, Module):
+        return list if value.kind == ModuleKind.LIST else tuple if value.kind == ModuleKind.TUPLE else None
+    return list if isinstance(value, list) else tuple
+
+
+def _numbered(value: Any) -> list[tuple[str, Any]] | None:
+    """Return the keys and items of what is a sequence, or a mapping numbered like one, in order."""
+    if isinstance(value, list | tuple):
+        return [(str(i), item) for i, item in enumerate(value)]
+    if not isinstance(value, Module) or value.kind == ModuleKind.OBJECT:
+        return None
+    if value.is_sequence:
+        return list(value.items.items())
+    items = _grouped(value)
+    keys = [str(i) for i in range(len(items))]
+    return [(key, items[key]) for key in keys] if items.keys() == set(keys) else None
+
+
+def _hole(value: Any) -> str:
+    """Return what keeps a mapping from being a list."""
+    keys = _grouped(value).keys() if isinstance(value, Module) and not value.is_sequence else set()
+    if not any(key.isdecimal() for key in keys):
+        return ""
+    missing = [str(i) for i in range(len(keys)) if str(i) not in keys]
+    return f"the keys of a list are '0' to '{len(keys) - 1}', and '{missing[0]}' is missing" if missing else ""
+
+
+class Dict(Composed):
+    """dict[str, T], dict[int, T] or Mapping: a saved mapping, or an object as one."""
+
+    @cached_property
+    def _parts(self) -> tuple[Want, Want]:
+        key, item, *_ = (*get_args(self.hint), Any, Any)
+        return self._read(key), self._read(item)
+
+    def rank(self, value: Any, /) -> int:
+        if not isinstance(value, Module) or value.is_sequence:
+            return NO
+        return CONVERTED if value.kind == ModuleKind.OBJECT else EXACT
+
+    def fits(self, value: Any, /) -> bool:
+        if not self.rank(value):
+            return False
+        key, item = self._parts
+        items = self._items(value)
+        return all(map(key.rank, value.keys_of(items))) and all(map(item.rank, items.values()))
+
+    def _items(self, value: Module) -> dict[str, Any]:
+        """Return a mapping's items, a flat one's gathered where only then they are what is wanted."""
+        _, item = self._parts
+        grouped = _grouped(value)
+        gather = grouped is not value.items and not all(map(item.rank, value.items.values()))
+        return grouped if gather and all(map(item.rank, grouped.values())) else value.items
+
+    def build(self, value: Any, where: str, /) -> Any:
+        if not self.rank(value):
+            raise mismatch(where, self, value)
+        key, item = self._parts
+        items = self._items(value)
+        keys = [key.build(k, where) for k in value.keys_of(items)]
+        made = [item.build(v, _below(where, k)) for k, v in items.items()]
+        return MAPPINGS[get_origin(self.hint) or self.hint](zip(keys, made, strict=True))
+
+
+class Class(Composed):
+    """A dataclass, attrs class, NamedTuple or TypedDict: a saved object, NamedTuple or mapping, by its keys."""
+
+    @cached_property
+    def _plan(self) -> fields.Plan:
+        return fields.plan_of(self.hint)
+
+    @cached_property
+    def _wants(self) -> dict[str, Want]:
+        return {f.name: self._read(f.hint) for f in self._plan.fields}
+
+    def _items(self, value: Any) -> dict[str, Any] | None:
+        """Return what a value holds by name, None if it holds nothing so."""
+        return _grouped(value, self._wants) if isinstance(value, Module) and value.has_names else None
+
+    def _is_its_own(self, value: Any) -> bool:
+        return bool(isinstance(value, Module) and value.type_name == self._plan.kind.__name__)
+
+    def _has_its_keys(self, items: dict[str, Any]) -> bool:
+        return items.keys() <= self._wants.keys() and all(f.name in items for f in self._plan.fields if f.required)
+
+    def rank(self, value: Any, /) -> int:
+        items = self._items(value)
+        if items is None:
+            return NO
+        if self._is_its_own(value):
+            return NAMED
+        own = CONVERTED if value.kind in (ModuleKind.MAPPING, ModuleKind.NUMBERED) else EXACT
+        return own if self._has_its_keys(items) else NO
+
+    def fits(self, value: Any, /) -> bool:
+        items = self._items(value)
+        if items is None or not self._has_its_keys(items):
+            return False
+        return all(self._wants[key].rank(item) for key, item in items.items())
+
+    def build(self, value: Any, where: str, /) -> Any:
+        items, wants = self._items(value), self._wants
+        if items is None:
+            raise mismatch(where, self, value)
+        values = {}
+        for f in self._plan.fields:
+            if f.name in items:
+                values[f.name] = wants[f.name].build(items[f.name], _below(where, f.name))
+            elif f.required:
+                raise self._missing(f.name, items, where)
+        if len(values) < len(items):
+            raise self._extra(items, where)
+        return self._instance(values, items, where)
+
+    def _extra(self, items: dict[str, Any], where: str) -> MismatchError:
+        key = next(key for key in items if key not in self._wants)
+        known = f"its fields are {keys_of(self._wants)}" if self._wants else "it has no fields"
+        what = f"expected no such key, found {found(items[key])}: {self} has no field for it, {known}"
+        choice = isinstance(items[key], Module | np.ndarray | PackedTensor | StringTensor)  # names= chooses among these
+        todo = "add one, or leave this out with names=" if choice else "add one"
+        return MismatchError(f"{what}; {todo}", tensor=_below(where, key))
+
+    def _missing(self, name: str, items: dict[str, Any], where: str) -> MismatchError:
+        others = [key for key in items if key not in self._wants]
+        what = f"expected {self._wants[name]} for {self}.{name}, found no such key"
+        todo = "give the field a default if records may lack it"
+        if others:
+            what += f", but {keys_of(others)}, for which there is no field"
+            todo = "load it with rename= if it is the same"
+        if not all(f.stored for f in self._plan.fields if f.name == name):
+            todo = "no InitVar is saved; give it a default"
+        return MismatchError(f"{what}; {todo}", tensor=_below(where, name))
+
+    def _instance(self, values: dict[str, Any], items: dict[str, Any], where: str) -> Any:
+        try:
+            made = self._plan.make(values)
+        except (TypeError, ValueError) as error:
+            what = f"{self} refuses these values: {type(error).__name__}: {printable(str(error))}"
+            raise MismatchError(what, tensor=where or None) from error
+        for name in self._plan.unset(made):
+            raise self._missing(name, items, where)
+        return made
+
+
+class Choice(Composed):
+    """A union: of its members the one that fits best, which has to be one."""
+
+    @cached_property
+    def _members(self) -> list[Want]:
+        return [self._read(a) for a in get_args(self.hint)]
+
+    def rank(self, value: Any, /) -> int:
+        return max(member.rank(value) for member in self._members)
+
+    def fits(self, value: Any, /) -> bool:
+        return any(member.fits(value) for member in self._members)
+
+    def build(self, value: Any, where: str, /) -> Any:
+        ranks = [member.rank(value) for member in self._members]
+        best = max(ranks)
+        fitting = [member for member, rank in zip(self._members, ranks, strict=True) if rank == best]
+        if best == NO:
+            several = [member for member in self._members if member.hint is not type(None)]
+            if len(several) == 1:  # and its own error says more
+                return several[0].build(value, where)
+            raise mismatch(where, self, value)
+        if len(fitting) > 1 and isinstance(value, Module):
+            fitting = [member for member in fitting if member.fits(value)] or fitting
+        if len(fitting) > 1 and _differ(fitting, value, best):
+            names = " and ".join(map(str, fitting))
+            todo = "save an instance of the class that is meant, or name one class"
+            what = f"expected one of {self}, found {found(value)}, which fits {names} alike; {todo}"
+            raise MismatchError(what, tensor=where or None)
+        return fitting[0].build(value, where)
+
+    def __str__(self) -> str:
+        return " | ".join(map(str, self._members))
+
+
+def _differ(members: list[Want], value: Any, rank: int) -> bool:
+    """Return whether it matters which of some members is taken."""
+    if not isinstance(value, Module):
+        return rank == CONVERTED
+    return bool(value.items) or any(isinstance(member, Class) for member in members)

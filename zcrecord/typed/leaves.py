@@ -1,0 +1,298 @@
+"""One annotation and one value: whether they fit, what is made of it, and how both are told to people.
+
+Here are the annotations that need no other: scalars, bytes, enumerations, arrays. Those with parts (containers,
+classes, unions), and which annotation is which, are `typed`'s.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from enum import Enum
+from types import UnionType
+from typing import Any, Union, get_args, get_origin
+
+import numpy as np
+
+from zcrecord.archive import unflatten
+from zcrecord.codec import conventions
+from zcrecord.codec.entries import ModuleKind
+from zcrecord.errors import MismatchError, UnsupportedError, printable
+from zcrecord.tensors.packed import PackedTensor, StringTensor
+
+from .fields import bare
+
+__all__ = [
+    "ANYTHING",
+    "CONVERTED",
+    "EXACT",
+    "NAMED",
+    "NO",
+    "Array",
+    "Bytes",
+    "FromValue",
+    "Instance",
+    "Module",
+    "Number",
+    "NumpyScalar",
+    "OneOf",
+    "Torch",
+    "Want",
+    "found",
+    "keys_of",
+    "mismatch",
+    "plain",
+    "spelled",
+]
+
+# How well a value fits, where an annotation has alternatives.
+NO, ANYTHING, CONVERTED, EXACT, NAMED = range(5)
+
+_NUMBERS = {bool: "b", int: "iu", float: "f", complex: "c"}  # and the kinds of numpy's elements that stand for them
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Module:
+    """A saved module with what `unfold.plain` loses: its kind, its class's name, and a tuple's keys."""
+
+    kind: int
+    type_name: str
+    items: dict[str, Any]
+
+    @property
+    def is_sequence(self) -> bool:
+        """Whether it was a list or tuple; a NamedTuple is one, too."""
+        return self.kind in (ModuleKind.LIST, ModuleKind.TUPLE)
+
+    @property
+    def has_names(self) -> bool:
+        """Whether its keys are names, and not numbers of places."""
+        return not self.is_sequence or bool(self.type_name)
+
+    def keys_of(self, items: dict[str, Any]) -> list[str | int]:
+        """Return the keys of its items as they were saved: those of a NUMBERED module may be integers."""
+        return list(map(conventions.key_of_text, items) if self.kind == ModuleKind.NUMBERED else items)
+
+
+def plain(value: Any) -> Any:
+    """Return a value as `Record.tree` has it; only modules are made anew."""
+    if not isinstance(value, Module):
+        return value
+    return unflatten.plain(value.kind, value.type_name, [(k, plain(v)) for k, v in value.items.items()])
+
+
+class Want:
+    """What one annotation wants. This one takes anything, as the plain tree has it."""
+
+    def __init__(self, hint: Any) -> None:
+        self.hint = hint
+
+    def rank(self, _value: Any, /) -> int:
+        """Return how well a value fits, NO if it does not; of a module's children only the keys count."""
+        return ANYTHING
+
+    def fits(self, value: Any, /) -> bool:
+        """Return whether a value fits, and its children too as far as their `rank` tells."""
+        return bool(self.rank(value))
+
+    def build(self, value: Any, where: str, /) -> Any:
+        """Return what is made of a value that lies at the path `where`.
+
+        Raises:
+            MismatchError: it does not fit.
+        """
+        if not self.rank(value):
+            raise mismatch(where, self, value, self.advice(value))
+        return self.made(value)
+
+    def made(self, value: Any, /) -> Any:
+        """Return what is made of a value that fits."""
+        return plain(value)
+
+    def advice(self, _value: Any, /) -> str:
+        """Return what to do about a value that does not fit."""
+        return ""
+
+    def __str__(self) -> str:
+        return spelled(self.hint)
+
+
+class Instance(Want):
+    """An instance of a class, given as it is: str, None, memoryview, PackedTensor, ...; its own isinstance decides."""
+
+    def rank(self, value: Any, /) -> int:
+        try:
+            return EXACT if isinstance(plain(value), self.hint) else NO
+        except TypeError:  # a Protocol that is for type checkers alone, say
+            return ANYTHING
+
+    def advice(self, value: Any, /) -> str:
+        if isinstance(value, Module) and self.hint not in (str, memoryview, type(None)):
+            return "classes that are filled are dataclasses, attrs classes, NamedTuples and TypedDicts"
+        return "arrays come as np.ndarray, as they were saved" if isinstance(value, np.ndarray) else ""
+
+
+class Number(Want):
+    """bool, int, float or complex: an attribute, or a tensor of rank 0, which is how numpy's numbers are saved."""
+
+    def rank(self, value: Any, /) -> int:
+        if type(value) is self.hint:
+            return EXACT
+        if isinstance(value, np.ndarray):
+            return ANYTHING if value.shape == () and value.dtype.kind in _NUMBERS[self.hint] else NO
+        return CONVERTED if self.hint is float and type(value) is int and float(value) == value else NO
+
+    def made(self, value: Any, /) -> Any:
+        return value.item() if isinstance(value, np.ndarray) else self.hint(value)
+
+
+class NumpyScalar(Want):
+    """One of numpy's own scalar types, saved as a tensor of rank 0."""
+
+    def rank(self, value: Any, /) -> int:
+        fits = isinstance(value, np.ndarray) and value.shape == () and issubclass(value.dtype.type, self.hint)
+        return CONVERTED if fits else NO
+
+    def made(self, value: Any, /) -> Any:
+        return value[()]
+
+
+class Bytes(Want):
+    """bytes, copied out of the record, which gives them as a view."""
+
+    def rank(self, value: Any, /) -> int:
+        return CONVERTED if isinstance(value, memoryview) else NO
+
+    def made(self, value: Any, /) -> Any:
+        return bytes(value)
+
+
+class FromValue(Want):
+    """A class that makes its instances of what is saved for them: an Enum of a member's value, a Path of a str."""
+
+    def made(self, value: Any, /) -> Any:
+        if not issubclass(self.hint, Enum) and not isinstance(value, str):
+            raise TypeError("a path is made of a str")
+        return self.hint(bytes(value) if isinstance(value, memoryview) else plain(value))
+
+    def rank(self, value: Any, /) -> int:
+        try:
+            self.made(value)
+        except (TypeError, ValueError):
+            return NO
+        return CONVERTED
+
+    def __str__(self) -> str:
+        if not issubclass(self.hint, Enum):
+            return f"a str for {spelled(self.hint)}"
+        return f"{spelled(self.hint)} ({printable(', '.join(repr(m.value) for m in self.hint))})"
+
+
+class OneOf(Want):
+    """A Literal: one of some values; of an Enum's members the one with that value."""
+
+    def _member(self, value: Any) -> list[Any]:
+        value = bytes(value) if isinstance(value, memoryview) else value
+        values = [(m.value if isinstance(m, Enum) else m, m) for m in get_args(self.hint)]
+        return [member for wanted, member in values if type(wanted) is type(value) and wanted == value]
+
+    def rank(self, value: Any, /) -> int:
+        return EXACT if self._member(value) else NO
+
+    def made(self, value: Any, /) -> Any:
+        return self._member(value)[0]
+
+
+class Array(Want):
+    """An ndarray; of one of some element types, and with so many axes, where the annotation says so."""
+
+    def __init__(self, hint: Any) -> None:
+        super().__init__(hint)
+        shape, dtype, *_ = [*get_args(hint), Any, Any]
+        sizes = get_args(shape)
+        self._axes = len(sizes) if get_origin(shape) is tuple and ... not in sizes else None
+        element = bare((get_args(dtype) or (Any,))[0])
+        alternatives = get_args(element) if get_origin(element) in (Union, UnionType) else (element,)
+        self._types = tuple(map(_scalar_type, alternatives))
+
+    def rank(self, value: Any, /) -> int:
+        if not isinstance(value, np.ndarray) or not issubclass(value.dtype.type, self._types):
+            return NO
+        return EXACT if self._axes in (None, value.ndim) else NO
+
+    def made(self, value: Any, /) -> Any:
+        return value
+
+    def advice(self, value: Any, /) -> str:
+        kept = isinstance(value, PackedTensor | StringTensor)
+        return f"annotate it {type(value).__name__}, whose unpack() gives an array" if kept else ""
+
+    def __str__(self) -> str:
+        names = [t.__name__ for t in self._types if t is not np.generic]
+        axes = "" if self._axes is None else f" with {self._axes} axes"
+        return "an array" + (" of " + " or ".join(names) if names else "") + axes
+
+
+def _scalar_type(hint: Any) -> type:
+    """Return the scalar type that an annotation of elements names; numpy's for one of Python's."""
+    kind = get_origin(bare(hint)) or bare(hint)
+    if not isinstance(kind, type) or kind is Any:
+        return np.generic
+    return kind if issubclass(kind, np.generic) else np.dtype(kind).type
+
+
+class Torch(Want):
+    """A class of torch, which no field is filled with."""
+
+    def rank(self, _value: Any, /) -> int:
+        return NO
+
+    def build(self, _value: Any, where: str, /) -> Any:
+        what = f"no record is loaded into a field of type torch.{self.hint.__name__}"
+        todo = "annotate it np.ndarray; record.torch() gives torch tensors, by name"
+        raise UnsupportedError(f"{what}; {todo}", tensor=where or None)
+
+
+# Words.
+
+
+def mismatch(where: str, want: Want, value: Any, todo: str = "") -> MismatchError:
+    """Return the error for a value that is not what is wanted."""
+    todo = todo or "annotate what is there, or save what is annotated"
+    return MismatchError(f"expected {want}, found {found(value)}; {todo}", tensor=where or None)
+
+
+def found(value: Any) -> str:
+    """Return a value in words."""
+    if isinstance(value, Module):
+        return _found_module(value)
+    if isinstance(value, np.ndarray):
+        return f"an array of {value.dtype.name}, shape {value.shape}"
+    if isinstance(value, PackedTensor):
+        return f"a PackedTensor of {value.kind.name}, shape {value.shape}"
+    if isinstance(value, StringTensor):
+        return f"a StringTensor of shape {value.shape}"
+    if isinstance(value, memoryview):
+        return f"{value.nbytes} bytes"
+    if isinstance(value, list | tuple | dict):
+        return f"a {type(value).__name__} of {len(value)}"
+    return "None" if value is None else f"{type(value).__name__} {printable(repr(value), 60)}"
+
+
+def _found_module(module: Module) -> str:
+    if not module.has_names:
+        return f"a {'list' if module.kind == ModuleKind.LIST else 'tuple'} of {len(module.items)}"
+    what = f"a {printable(module.type_name)}" if module.type_name else "a mapping"
+    return f"{what} with {keys_of(module.items)}" if module.items else f"{what} that is empty"
+
+
+def keys_of(items: Any, most: int = 8) -> str:
+    """Return keys as a list that people read, cut short."""
+    keys = [f"'{printable(k, 60)}'" for k in list(items)[:most]]
+    return ", ".join(keys) + (f" and {len(items) - most} more" if len(items) > most else "")
+
+
+def spelled(hint: Any) -> str:
+    """Return an annotation as it is written, without the modules' names."""
+    text = hint.__name__ if isinstance(hint, type) else repr(hint)
+    return "None" if hint is type(None) else re.sub(r"(?:\b\w+\.|<locals>\.)+(?=\w)", "", text)

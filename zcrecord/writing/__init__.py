@@ -1,0 +1,1 @@
+"""From values to the bytes of an archive: flattened trees, shared payloads, writers in one pass."""

@@ -1,0 +1,316 @@
+"""The module tree and names: nested Python values to flat entries.
+
+Names are decided here and nowhere else: a full name is its module's name, a dot and the key. What the values' bytes
+are, and where they go, is left to `sharing` and `writer`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import mmap
+from collections.abc import Container, Iterable, Mapping
+from enum import Enum
+from typing import Any
+
+import numpy as np
+
+from zcrecord.codec import conventions
+from zcrecord.codec.entries import AttributeEntry, Entries, ModuleEntry, ModuleKind, list_type, value_type
+from zcrecord.codec.layout import MAX_DEPTH, NONE
+from zcrecord.dtypes import from_numpy
+from zcrecord.errors import LimitError, NameCollisionError, RecordError, UnsupportedError
+from zcrecord.tensors import interop
+from zcrecord.tensors.lazy import LazyTensor
+from zcrecord.tensors.packed import PackedTensor, StringTensor
+
+from .sharing import check_supported
+
+__all__ = [
+    "Flat",
+    "as_tensor",
+    "children_of",
+    "encodable",
+    "flatten",
+    "is_attribute",
+    "refuse_key",
+    "split_dotted",
+    "state_path",
+]
+
+
+class Flat(Entries):
+    """A record taken apart: the columns of its tensors, beside `values`, what is to be stored for each."""
+
+    __slots__ = ("values",)
+
+    def __init__(self, kind: int, type_name: str) -> None:
+        super().__init__(modules=[ModuleEntry("", 0, NONE, 0, kind, type_name)])
+        self.values: list[Any] = []
+
+    def add(self, name: str, key_size: int, parent: int, place: int, value: Any) -> None:
+        """Append one tensor."""
+        self.names.append(name)
+        self.key_sizes.append(key_size)
+        self.parents.append(parent)
+        self.places.append(place)
+        self.values.append(value)
+
+    def check_names(self) -> None:
+        """Raise unless tensors, modules, and attributes, have distinct full names that the format can hold."""
+        inner = [self.modules[a.parent].name for a in self.attributes]
+        attributes = [f"{m}.{a.key}" if m else a.key for m, a in zip(inner, self.attributes, strict=True)]
+        for names in (self.names, [m.name for m in self.modules], attributes):
+            joined = "".join(names)
+            if "\0" in joined:
+                raise UnsupportedError("its name contains NUL", tensor=next(n for n in names if "\0" in n))
+            if not encodable(joined):
+                bad = next(n for n in names if not encodable(n))
+                raise UnsupportedError("its name has lone surrogates, which are not UTF-8", tensor=bad)
+            if len(set(names)) != len(names):
+                seen: set[str] = set()
+                twice = next(n for n in names if n in seen or seen.add(n))  # type: ignore[func-returns-value]
+                raise NameCollisionError("two keys with dots lead to this name; rename one", tensor=twice)
+
+    def sort(self, order: list[int]) -> None:
+        """Put tensors into another order; their places in the modules stay."""
+        if order == list(range(len(order))):
+            return
+        for column in ("names", "key_sizes", "parents", "places", "values"):
+            setattr(self, column, list(map(getattr(self, column).__getitem__, order)))
+
+
+def encodable(text: str) -> bool:
+    """Return whether a text is UTF-8: one with lone surrogates is not."""
+    try:
+        return text.isascii() or bool(text.encode())
+    except UnicodeEncodeError:
+        return False
+
+
+def flatten(record: Any) -> Flat:
+    """Return a nested record taken apart, in its own order; copies no tensor.
+
+    Mappings, lists, tuples, dataclasses, attrs classes and classes that jax knows as pytrees become modules; None,
+    bool, int, float, str, bytes and lists of one of these become attributes; wide integers, complex numbers, dtypes and
+    devices of torch what `conventions` says; an Enum's member stands for its value, an object with `state_dict()`, such
+    as a torch module, for what that returns, its names split at dots.
+
+    Raises:
+        UnsupportedError: a key that is neither str nor int, a value the format cannot hold. LimitError: nested over 100
+        deep. NameCollisionError: two tensors, or two modules, would share a full name.
+    """
+    state = _state_of(record)
+    kind, type_name, items = children_of(record if state is None else _nested(state), "")
+    if kind is None:
+        raise UnsupportedError(f"a record is a mapping, list, tuple or dataclass, not {_article(record)}")
+    flat = Flat(kind, type_name)
+    _walk(flat, "", 0, items, 1)
+    flat.check_names()
+    if state is not None:  # modules brought their tensors together; the owner's order may mix them
+        rank = {name: i for i, name in enumerate(state)}
+        flat.sort(sorted(range(len(flat.names)), key=lambda i: _rank(flat.names[i], rank)))
+    return flat
+
+
+def _state_of(value: Any) -> Mapping[str, Any] | None:
+    """Return the `state_dict()` of what has one."""
+    if isinstance(value, type) or not callable(getattr(value, "state_dict", None)):
+        return None
+    state = value.state_dict()
+    if not isinstance(state, Mapping) or not all(isinstance(name, str) for name in state):
+        raise UnsupportedError(f"state_dict() of {type(value).__name__} is no mapping from names to tensors")
+    return state
+
+
+def _rank(name: str, rank: Mapping[str, int]) -> int:
+    """Return the rank of a name, or of the name that it continues."""
+    while name and name not in rank:
+        name = name.rpartition(".")[0]
+    return rank.get(name, len(rank))
+
+
+def _article(value: Any) -> str:
+    return f"the class {value.__name__}" if isinstance(value, type) else f"a {type(value).__name__}"
+
+
+def is_attribute(value: Any, path: str) -> bool:
+    """Return whether a value is stored as an attribute rather than as a tensor or module.
+
+    Raises:
+        UnsupportedError: it would be one, but a text is not UTF-8.
+    """
+    if isinstance(value, list | tuple):
+        if hasattr(value, "_fields") or list_type(value) is None:
+            return False
+        texts = [v for v in value if isinstance(v, str)]
+    elif value_type(value) is None:
+        return False
+    else:
+        texts = [value] if isinstance(value, str) else []
+    if not all(map(encodable, texts)):
+        raise UnsupportedError("a text with lone surrogates, which are not UTF-8", tensor=path)
+    return True
+
+
+def children_of(value: Any, name: str) -> tuple[int | None, str, Iterable[tuple[str, Any]]]:
+    """Return kind, class name and (key, child) pairs of a value that is a module, or (None, ...).
+
+    Raises:
+        UnsupportedError: it is a mapping with a key that is neither text nor an integer, or a far too wide integer.
+    """
+    if isinstance(value, Mapping):
+        if set(map(type, value)) <= {str} or all(isinstance(key, str) for key in value):
+            return ModuleKind.MAPPING, "", value.items()
+        return ModuleKind.NUMBERED, "", conventions.text_keys(value, name).items()
+    if isinstance(value, tuple):
+        names = getattr(value, "_fields", None)
+        if names is not None:
+            return ModuleKind.TUPLE, type(value).__name__, zip(names, value, strict=True)
+        return ModuleKind.TUPLE, "", ((str(i), v) for i, v in enumerate(value))
+    if isinstance(value, list):
+        return ModuleKind.LIST, "", ((str(i), v) for i, v in enumerate(value))
+    if isinstance(value, type | PackedTensor | StringTensor | LazyTensor) or interop.is_tensor(value):
+        return None, "", ()
+    fields = _fields(value)
+    pytree = interop.pytree_children(value)
+    if pytree is not None:
+        return ModuleKind.OBJECT, type(value).__name__, _pytree_items(list(pytree), fields)
+    if fields is not None:
+        return ModuleKind.OBJECT, type(value).__name__, fields.items()
+    state = _state_of(value)
+    if state is not None:
+        return ModuleKind.MAPPING, "", _nested(state).items()
+    spelled = conventions.spelled(value, name)
+    return (None, "", ()) if spelled is None else (ModuleKind.OBJECT, spelled[0], [("value", spelled[1])])
+
+
+def _fields(value: Any) -> dict[str, Any] | None:
+    """Return the fields of a dataclass's or attrs class's instance."""
+    if dataclasses.is_dataclass(value):
+        return {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
+    attributes = getattr(type(value), "__attrs_attrs__", None)
+    return None if attributes is None else {a.name: getattr(value, a.name) for a in attributes}
+
+
+def _pytree_items(children: list[tuple[str, Any]], fields: dict[str, Any] | None) -> Iterable[tuple[str, Any]]:
+    """Return what is saved of a pytree: its children, and of fields that are not among them those of plain values.
+
+    The others are structure to jax, functions and shapes, which the class brings when it is made again.
+    """
+    data = dict(children)
+    if fields is None or not data.keys() <= fields.keys():
+        return children
+    return ((key, data.get(key, field)) for key, field in fields.items() if key in data or _is_plain(field))
+
+
+def _is_plain(value: Any) -> bool:
+    return (list_type(value) if isinstance(value, list | tuple) else value_type(value)) is not None
+
+
+def _walk(flat: Flat, name: str, module: int, items: Iterable[tuple[str, Any]], depth: int) -> None:
+    prefix = name + "." if module else ""
+    children = dict(items)
+    if _add_arrays(flat, prefix, module, children):
+        return
+    for place, (key, value) in enumerate(children.items()):
+        if not isinstance(key, str) or not key:
+            refuse_key(key, name)
+        full = prefix + key
+        value = value.value if isinstance(value, Enum) else value
+        if is_attribute(value, full):
+            flat.attributes.append(AttributeEntry(key, module, place, value))
+            continue
+        kind, type_name, inner = children_of(value, full)
+        size = len(key.encode(errors="surrogatepass"))
+        if kind is None:
+            flat.add(full, size, module, place, as_tensor(value, full))
+            continue
+        if depth >= MAX_DEPTH:
+            raise LimitError(f"nested more than {MAX_DEPTH} deep; does the record contain itself?", tensor=full)
+        flat.modules.append(ModuleEntry(full, size, module, place, kind, type_name))
+        _walk(flat, full, len(flat.modules) - 1, inner, depth + 1)
+
+
+def _add_arrays(flat: Flat, prefix: str, module: int, children: Mapping[str, Any]) -> bool:
+    """Add a module's children if all are plain arrays, without a loop over them; return whether that was so."""
+    keys, values = list(children), list(children.values())
+    if set(map(type, values)) != {np.ndarray} or set(map(type, keys)) != {str} or not all(keys):
+        return False
+    try:
+        for dtype in {v.dtype for v in values}:
+            from_numpy(dtype)
+    except UnsupportedError:
+        return False  # to be said with its path
+    flat.names += [prefix + k for k in keys] if prefix else keys
+    flat.key_sizes += map(len, keys if "".join(keys).isascii() else [k.encode(errors="surrogatepass") for k in keys])
+    flat.parents += [module] * len(keys)
+    flat.places += range(len(keys))
+    flat.values += values
+    return True
+
+
+def refuse_key(key: Any, module: str) -> None:
+    """Raise UnsupportedError for a key of that module that is empty, or no text."""
+    where = f"in '{module}'" if module else "in the record"
+    what = "an empty key" if key == "" else f"key {key!r} is a {type(key).__name__}"
+    raise UnsupportedError(f"{where}: {what}; keys are non-empty strings or integers")
+
+
+def as_tensor(value: Any, path: str) -> Any:
+    """Return a value as ndarray, PackedTensor, StringTensor or LazyTensor; views where numpy can view it.
+
+    A tensor of a device becomes a LazyTensor, fetched when it is written; `foreign` says what is copied.
+    """
+    if isinstance(value, PackedTensor | StringTensor | LazyTensor):
+        return value
+    if isinstance(value, bytearray | memoryview | mmap.mmap):
+        raise UnsupportedError(
+            "a mutable buffer; pass bytes for an attribute, np.frombuffer(...) for a tensor", tensor=path
+        )
+    array: Any
+    if isinstance(value, np.ndarray | np.generic):
+        array = np.asarray(value)
+        if array.dtype.kind in "UT" and not isinstance(value, np.ma.MaskedArray):
+            if not all(map(encodable, array.reshape(-1).tolist())):
+                raise UnsupportedError("a text with lone surrogates, which are not UTF-8", tensor=path)
+            return StringTensor.from_strings(array.reshape(-1).tolist(), array.shape)
+    else:
+        try:
+            array = interop.viewed(value)
+            if isinstance(array, interop.Elsewhere):
+                return LazyTensor(array.kind, array.shape, lambda: _fetched(array, path), key=array.key)
+        except RecordError as error:
+            raise error.located(tensor=path) from error.__cause__
+    check_supported(value if isinstance(value, np.ma.MaskedArray) else array, path)
+    return array
+
+
+def _fetched(tensor: interop.Elsewhere, path: str) -> Any:
+    try:
+        return tensor.fetch()
+    except RecordError as error:
+        raise error.located(tensor=path) from error.__cause__
+
+
+def split_dotted(name: str) -> tuple[str, ...]:
+    """Return the keys a dotted name stands for; whole where a part would be empty or the depth too great."""
+    parts = tuple(name.split("."))
+    return parts if all(parts) and len(parts) <= MAX_DEPTH else (name,)
+
+
+def state_path(name: str, state: Container[str]) -> tuple[str, ...]:
+    """Return the keys that one of the names of a `state_dict()` stands for; whole where `state` has a prefix of it."""
+    path = split_dotted(name)
+    return (name,) if any(".".join(path[:i]) in state for i in range(1, len(path))) else path
+
+
+def _nested(state: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a `state_dict()` as nested dicts; a name stays whole where a tensor has its prefix as a name."""
+    out: dict[str, Any] = {}
+    for name, value in state.items():
+        path = state_path(name, state)
+        here = out
+        for key in path[:-1]:
+            here = here.setdefault(key, {})
+        here[path[-1]] = value
+    return out

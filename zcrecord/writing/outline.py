@@ -1,0 +1,274 @@
+"""The module tree of a record that becomes known one tensor at a time: paths of keys to entries.
+
+For who writes forward (`RecordWriter`, converters) and who picks from a loaded record. Nested values that are all
+there are `tree`'s.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from zcrecord.codec.entries import AttributeEntry, Entries, Form, ModuleEntry, ModuleKind
+from zcrecord.codec.layout import MAX_DEPTH, NONE
+from zcrecord.errors import LimitError, NameCollisionError, UnsupportedError
+
+from .flatten import Flat, encodable, is_attribute, split_dotted
+
+__all__ = ["Outline", "path_of_name"]
+
+# What full names of modules may take: so many characters, and so many times those of tensors' names. Each is stored in
+# full: a file of deeply nested long names would else become one of 50 times its size, and take 300 times its memory.
+_ROOM, _TIMES = 16 << 20, 16
+_MAPPING = int(ModuleKind.MAPPING), ""
+_ORDERED = (ModuleKind.LIST, ""), (ModuleKind.TUPLE, "")
+
+
+class Outline:
+    """Modules, tensors and attributes as they are told, each by its path; children keep the order of their first word.
+
+    Example:
+        >>> from zcrecord.codec.entries import Form
+        >>> outline = Outline()
+        >>> outline.tensor(("encoder", "weight"), Form(18, 32, (2,)), payload=0)
+        >>> outline.attribute(("encoder", "heads"), 8)
+        >>> outline.entries().names
+        ['encoder.weight']
+    """
+
+    def __init__(self) -> None:
+        # Columns and not objects: a model may have as many modules as tensors. A module's number is when it came.
+        self._paths: dict[tuple[str, ...], int] = {(): 0}  # every module by its keys
+        self._modules: dict[str, int] = {"": 0}  # and by its full name
+        self._sizes: list[int] = [0]  # characters of its full name and of the dot behind it
+        self._above: list[int] = [NONE]  # the module around it, and its place there
+        self._module_places: list[int] = [0]
+        self._counts: list[int] = [0]  # of its children
+        self._kinds: dict[int, tuple[int, str]] = {}  # and class names, of those that are no plain mappings
+        self._attributes: dict[str, AttributeEntry] = {}  # by full name; their parents are numbers like those above
+        self._names: dict[str, int] = {}  # of tensors, and their numbers, in which order the columns below are
+        self._parents: list[int] = []
+        self._places: list[int] = []
+        self._form_ids: list[int] = []
+        self.payloads: list[int] = []
+        self._forms: dict[Form, int] = {}
+        self._room = _ROOM
+
+    def __len__(self) -> int:
+        return len(self.payloads)
+
+    def tensor(self, path: Sequence[str], form: Form, payload: int) -> None:
+        """Add a tensor whose bytes are those of `payload`, a number that may still change in `payloads`.
+
+        Raises:
+            NameCollisionError: its name is taken. UnsupportedError: a key is empty or has NUL. LimitError: too deep, or
+                names of modules take far more than those of tensors.
+        """
+        self.check(path)
+        self.put(tuple(path[:-1]), ".".join(path), form, payload)
+
+    def put(self, above: tuple[str, ...], name: str, form: Form, payload: int) -> None:
+        """Add a tensor by the path of its module and its full name, which the caller knows to be right and free.
+
+        Raises:
+            NameCollisionError: not so among the module's children. LimitError: names of modules take far more than
+                those of tensors.
+        """
+        self._room += _TIMES * len(name)
+        parent = self._paths.get(above)
+        if parent is None:
+            parent = self._make(above, name)
+        other = name in self._modules or name in self._attributes
+        if name in self._names or (other and self._child(parent, name)):
+            raise NameCollisionError("this name is taken already", tensor=name)
+        self._names[name] = len(self.payloads)
+        self._parents.append(parent)
+        self._places.append(self._counts[parent])
+        self._counts[parent] += 1
+        self._form_ids.append(self._forms.setdefault(form, len(self._forms)))
+        self.payloads.append(payload)
+
+    def _child(self, parent: int, name: str) -> str:
+        """Return what has this full name in a module; "" if nothing has. It may be the name of something elsewhere."""
+        if name in self._names and self._parents[self._names[name]] == parent:
+            return "a tensor"
+        if name in self._modules and self._above[self._modules[name]] == parent:
+            return "a module"
+        return "an attribute" if name in self._attributes and self._attributes[name].parent == parent else ""
+
+    def check(self, path: Sequence[str]) -> None:
+        """Raise what `tensor` would, before a byte is written for it."""
+        name = ".".join(path)
+        _check_keys(path, name)
+        if name in self._names:
+            raise NameCollisionError("two tensors would have this name", tensor=name)
+        parent = self._parent(path, make=False)
+        if parent is not None and (what := self._child(parent, name)):
+            raise NameCollisionError(f"{what} has this name already", tensor=name)
+
+    def attribute(self, path: Sequence[str], value: Any) -> None:
+        """Add an attribute.
+
+        Raises:
+            UnsupportedError: no attribute has such a value. NameCollisionError: the name is taken.
+        """
+        name = ".".join(path)
+        _check_keys(path, name)
+        if not is_attribute(value, name):
+            what = "an attribute is None, bool, an int of 64 bits, float, str, bytes, or a list of one of these"
+            raise UnsupportedError(f"a {type(value).__name__}; {what}", tensor=name)
+        if name in self._attributes:
+            raise NameCollisionError("two attributes would have this name", tensor=name)
+        parent = self._parent(path)
+        if self._child(parent, name):
+            raise NameCollisionError("this name is taken already", tensor=name)
+        self._attributes[name] = AttributeEntry(path[-1], parent, self._counts[parent], value)
+        self._counts[parent] += 1
+
+    def module(self, path: Sequence[str], kind: int = ModuleKind.MAPPING, type_name: str = "") -> None:
+        """Add a module, or say what kind one is; the empty path is the record itself."""
+        if path:
+            _check_keys(path, ".".join(path))
+        self._kinds[self._parent((*path, ""))] = kind, type_name
+
+    def _parent(self, path: Sequence[str], *, make: bool = True) -> Any:
+        """Return the module a path leads to but for its last key, made unless only looked for: None if not there."""
+        above = tuple(path[:-1])
+        known = self._paths.get(above)
+        return self._make(above, ".".join(path), make) if known is None else known
+
+    def _make(self, above: tuple[str, ...], name: str, make: bool = True) -> Any:
+        """Make the module with this path, and those around it, for something that is called `name`."""
+        here = self._paths.get(above[:-1])
+        if here is not None:  # as nearly always: one is missing, and nothing has its name
+            module = name[: self._sizes[here] + len(above[-1])]
+            taken = module in self._modules or module in self._names or module in self._attributes
+            if not taken and len(module) < self._room:
+                return self._add(here, above, module) if make else None
+        self._check_new(above, name)
+        return self._add_all(above, name) if make else None
+
+    def _check_new(self, above: tuple[str, ...], name: str) -> None:
+        """Refuse modules that are missing on a path, before any of their names is made."""
+        first = len(above)  # of those, counted from 1
+        while (here := self._paths.get(above[: first - 1])) is None:
+            first -= 1
+        sizes = itertools.accumulate((len(key) + 1 for key in above[first - 1 :]), initial=self._sizes[here])
+        ends = list(sizes)[1:]
+        if self._child(here, module := name[: ends[0] - 1]):
+            raise NameCollisionError("a tensor or an attribute has the name of this module", tensor=module)
+        if sum(ends) > self._room + _TIMES * (len(name) + 1):
+            what = f"names of modules would take more than {_ROOM >> 20} MiB and {_TIMES} times those of tensors"
+            raise LimitError(f"{what}; nest them less deeply", tensor=name)
+        for end in ends:
+            if name[: end - 1] in self._modules:
+                what = "two keys with dots lead to this name of a module; rename one"
+                raise NameCollisionError(what, tensor=name[: end - 1])
+
+    def _add_all(self, above: tuple[str, ...], name: str) -> int:
+        """Add all modules that are missing on a path, for something that is called `name`."""
+        here = self._paths.get(above[:-1])
+        if here is None:
+            here = self._add_all(above[:-1], name)
+        return self._add(here, above, name[: self._sizes[here] + len(above[-1])])
+
+    def _add(self, here: int, path: tuple[str, ...], name: str) -> int:
+        """Add one module to another, by its path and its full name."""
+        number = self._modules[name] = self._paths[path] = len(self._sizes)
+        self._above.append(here)
+        self._module_places.append(self._counts[here])
+        self._counts[here] += 1
+        self._sizes.append(len(name) + 1)
+        self._counts.append(0)
+        self._room -= len(name)
+        return number
+
+    def entries(self, order: Sequence[int] | None = None) -> Entries:
+        """Return everything told so far, tensors in the order in which they came, or that of the numbers in `order`.
+
+        A list or tuple whose keys are not 0, 1, 2 and so on is told as a mapping.
+        """
+        numbers, sizes, kinds = self._preorder(), self._sizes, self._told_kinds()
+        above = [NONE, *map(numbers.__getitem__, self._above[1:])]
+        key_sizes = map(_size, self._modules, [0, *map(sizes.__getitem__, self._above[1:])])
+        told = zip(*[kinds.get(i, _MAPPING) for i in range(len(sizes))], strict=True)
+        rows = zip(self._modules, key_sizes, above, self._module_places, *told, strict=True)
+        flat = Flat(*_MAPPING)
+        flat.modules *= len(sizes)
+        for number, entry in zip(numbers, map(ModuleEntry._make, rows), strict=True):
+            flat.modules[number] = entry
+        attributes = sorted(self._attributes.values(), key=lambda a: [*self._way(a.parent), a.place])
+        flat.attributes = [a._replace(parent=numbers[a.parent]) for a in attributes]
+        flat.names, flat.places, flat.values = list(self._names), list(self._places), list(range(len(self)))
+        flat.key_sizes = list(map(_size, flat.names, map(sizes.__getitem__, self._parents)))
+        flat.parents = list(map(numbers.__getitem__, self._parents))
+        if order is not None:
+            flat.sort(np.argsort(np.asarray(order, np.int64)).tolist())
+        flat.payloads = list(map(self.payloads.__getitem__, flat.values))
+        flat.form_ids, flat.forms = list(map(self._form_ids.__getitem__, flat.values)), list(self._forms)
+        return flat
+
+    def _preorder(self) -> list[int]:
+        """Return the number of each module in pre-order, children by their places."""
+        count = len(self._above)
+        totals, numbers, following = [1] * count, [0] * count, [1] * count
+        for i in range(count - 1, 0, -1):
+            totals[self._above[i]] += totals[i]
+        for i in range(1, count):
+            above = self._above[i]
+            numbers[i] = following[above]
+            following[i] = numbers[i] + 1
+            following[above] += totals[i]
+        return numbers
+
+    def _way(self, module: int) -> list[int]:
+        """Return the places that lead to a module: in their order a walk through all comes by."""
+        way = []
+        while module:
+            way.append(self._module_places[module])
+            module = self._above[module]
+        return way[::-1]
+
+    def _told_kinds(self) -> dict[int, tuple[int, str]]:
+        """Return kinds and class names of all but plain mappings; a list is one if its keys are 0, 1, 2 and so on."""
+        kinds = dict(self._kinds)
+        if any(kind in _ORDERED for kind in kinds.values()):
+            modules = zip(self._modules, self._above, self._module_places, strict=True)
+            tensors = zip(self._names, self._parents, self._places, strict=True)
+            attributes = ((name, a.parent, a.place) for name, a in self._attributes.items())
+            for name, parent, place in itertools.chain(modules, tensors, attributes):
+                if kinds.get(parent) in _ORDERED and name[self._sizes[parent] :] != str(place):
+                    kinds[parent] = _MAPPING
+        return kinds
+
+
+def _size(name: str, start: int) -> int:
+    """Return the bytes of a key: of a name from its `start` on."""
+    return len(name) - start if name.isascii() else len(name[start:].encode(errors="surrogatepass"))
+
+
+def _check_keys(path: Sequence[str], name: str) -> None:
+    if not path or not all(path):
+        raise UnsupportedError(f"{path!r}: keys are non-empty strings")
+    if "\0" in name:
+        raise UnsupportedError("its name contains NUL", tensor=name)
+    if not encodable(name):
+        raise UnsupportedError("its name has lone surrogates, which are not UTF-8", tensor=name)
+    if len(path) > MAX_DEPTH:
+        raise LimitError(f"nested more than {MAX_DEPTH} deep", tensor=name)
+
+
+def path_of_name(name: str | Sequence[str]) -> tuple[str, ...]:
+    """Return the path that a caller means: a name split at its dots, or the keys as they are given.
+
+    Raises:
+        UnsupportedError: it is neither.
+    """
+    if isinstance(name, str):
+        return split_dotted(name)
+    if not isinstance(name, list | tuple) or not all(isinstance(key, str) for key in name):
+        raise UnsupportedError(f"{name!r}: a name is a str, or a tuple of keys, each a non-empty str")
+    return tuple(name)
