@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Literal
 
-from zcrecord.archive.payloads import Reader
 from zcrecord.codec.layout import align_up
 from zcrecord.errors import IntegrityError, UnsupportedError, printable
+from zcrecord.storage.stream_reader import StreamReader
 
 from .asm import equates, footer, macros, placed, sections
 from .c import NOT_TELLING, Language, aligned, assertions, declared, dimensions, forms, in_other_memory, included
@@ -282,7 +282,7 @@ def _pieces(plan: Plan) -> Iterator[bytes]:
     A literal ends in a zero of its own, which C++ never leaves out: so it should be one of the archive's.
     """
     left, seen = b"", 0
-    with Reader(plan.archive) as reader:
+    with StreamReader(plan.archive) as reader:
         for read in reader.pieces(plan.archive_size):
             left += bytes(read)
             seen += len(read)

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import zcrecord
 from zcrecord.archive.info import TensorInfo
-from zcrecord.archive.payloads import PIECE, Payloads
+from zcrecord.archive.payloads import Payloads
 from zcrecord.codec.layout import align_up, check_alignment, payload_alignment
 from zcrecord.dtypes import DType
 from zcrecord.errors import TensorNotFoundError, UnsupportedError
@@ -21,6 +21,7 @@ from zcrecord.onnx.selection import Patterns, Wanted
 from zcrecord.record.record import Record
 from zcrecord.storage.memory import is_packed, map_file
 from zcrecord.storage.sink import path_of
+from zcrecord.storage.stream_reader import PIECE
 
 from .identifiers import check_name, check_prefix, identifiers, stem_of
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 
 import xxhash
 
-from zcrecord.archive.payloads import Reader
+from zcrecord.storage.stream_reader import StreamReader
 
 from .asm import packed_file, sections
 from .comments import head, literal, path_between, told
@@ -249,7 +249,7 @@ def _fingerprint(plan: Plan) -> int:
     if plan.telling:
         return plan.header_crc << 32 | plan.index_crc
     running = xxhash.xxh3_64()
-    with Reader(plan.archive) as reader:
+    with StreamReader(plan.archive) as reader:
         for piece in reader.pieces(plan.archive_size):
             running.update(piece)
     return running.intdigest()

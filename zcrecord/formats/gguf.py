@@ -14,13 +14,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from zcrecord.archive.payloads import PIECE, Reader
 from zcrecord.codec.file_types import HEAD, wrong_type
 from zcrecord.codec.layout import MAX_ARCHIVE_SIZE, MAX_RANK
 from zcrecord.dtypes import DTYPES, DType
 from zcrecord.errors import FormatError, LimitError, RecordError, UnsupportedError, missing_package, printable
 from zcrecord.record.record_writer import RecordWriter
 from zcrecord.storage.files import Progress
+from zcrecord.storage.stream_reader import PIECE, StreamReader
 from zcrecord.writing.flatten import state_path
 
 __all__ = ["QUANTIZED", "read"]
@@ -66,7 +66,7 @@ def read(path: str, out: RecordWriter, progress: Progress) -> int:
     """
     types = _types()
     try:
-        with Reader(path) as file:
+        with StreamReader(path) as file:
             size = file.nbytes
             if size is None:
                 raise UnsupportedError("not a regular file; GGUF is read by seeking, write it to one first")
@@ -120,7 +120,7 @@ class _Header:
         tensors: in the file's order.
     """
 
-    def __init__(self, file: Reader, size: int, types: dict[int, _Type]) -> None:
+    def __init__(self, file: StreamReader, size: int, types: dict[int, _Type]) -> None:
         self._file, self._size, self._types = file, size, types
         self._buffer, self._base, self._pos = b"", 0, 0  # bytes read, where they lie in the file, how many are used
         tensors, fields = self._start()
@@ -278,7 +278,9 @@ def _check_apart(tensors: list[_Tensor]) -> None:
         end, last = t.offset + t.nbytes, t.name
 
 
-def _write(file: Reader, t: _Tensor, path: tuple[str, ...], out: RecordWriter, report: Callable[[int], None]) -> None:
+def _write(
+    file: StreamReader, t: _Tensor, path: tuple[str, ...], out: RecordWriter, report: Callable[[int], None]
+) -> None:
     dtype, shape = t.kind.plain, t.shape
     if dtype is None:
         out.module(path, type_name=QUANTIZED)

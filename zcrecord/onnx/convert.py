@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from zcrecord.archive.payloads import Reader
 from zcrecord.codec.entries import Entries, PayloadId
 from zcrecord.codec.layout import ALIGNMENT, NONE
 from zcrecord.dtypes import by_onnx
@@ -27,6 +26,7 @@ from zcrecord.onnx.protobuf.values import Values
 from zcrecord.storage.compressed import Peeked, expanded
 from zcrecord.storage.files import Binary, ConvertReport, Progress, check_destination, path_or_none, peak_rss
 from zcrecord.storage.sink import Nowhere, Sink, open_sink
+from zcrecord.storage.stream_reader import StreamReader
 from zcrecord.writing.front_writer import SaveReport
 from zcrecord.writing.stream_writer import StreamWriter
 
@@ -161,7 +161,7 @@ class _Work(NamedTuple):
             yield _Source(expanded(peeked), peeked, None, None)
             return
         folder = external_data.Folder(Path(self.source_path).absolute().parent, allow_links=self.allow_links)
-        with Reader(self.source_path) as file, folder:
+        with StreamReader(self.source_path) as file, folder:
             peeked = Peeked(file)
             stream = expanded(peeked)
             if stream is not peeked:

@@ -20,7 +20,6 @@ from typing import Any
 
 import numpy as np
 
-from zcrecord.archive.payloads import Reader
 from zcrecord.codec.file_types import wrong_type
 from zcrecord.errors import FormatError, RecordError
 from zcrecord.storage.compressed import Peeked, expanded, import_zstandard
@@ -28,6 +27,7 @@ from zcrecord.storage.files import Progress, check_destination, open_source, pea
 from zcrecord.storage.memory import is_packed, read_at
 from zcrecord.storage.ordered import cores, in_order
 from zcrecord.storage.sink import open_sink, path_of
+from zcrecord.storage.stream_reader import StreamReader
 
 from . import frames
 from .frames import Row, Table
@@ -104,7 +104,7 @@ def pack(
     watch = Watch(progress)
     rows: list[Row] = []
     try:
-        with Reader(source_path or source) as reader:
+        with StreamReader(source_path or source) as reader:
             if source_path is not None and reader.seekable and PREADV:
                 packed = of_file(source_path, watch, compressors, threads)
             else:
@@ -163,7 +163,7 @@ def unpack(
     import_zstandard()  # before anything is opened
     threads = cores(threads)
     try:
-        with Reader(source_path or source) as reader:
+        with StreamReader(source_path or source) as reader:
             table = _table_of(reader)
             watch = Watch(progress, lambda: reader.position if reader.nbytes is None else reader.nbytes)
             watch.expected = None if table is None else table.nbytes
@@ -191,7 +191,7 @@ def _checked(source: Any, dest: Any, force: bool) -> tuple[str | None, str | Non
     return source_path, dest_path
 
 
-def _table_of(reader: Reader) -> Table | None:
+def _table_of(reader: StreamReader) -> Table | None:
     """Return the seek table of a file; None for a stream, or if there is none."""
     size = reader.nbytes
     if size is None:
@@ -213,7 +213,7 @@ def _check_magic(head: bytes) -> None:
         raise FormatError(what if head else "the file is empty")
 
 
-def _expanded(reader: Reader, table: Table | None, threads: int) -> Generator[Any, None, None]:
+def _expanded(reader: StreamReader, table: Table | None, threads: int) -> Generator[Any, None, None]:
     """Return what yields the archive's bytes in order: frame by frame, or as they come."""
     if reader.path is not None and table is not None and PREADV:
         largest = max(int(np.diff(column).max(initial=0)) for column in (table.starts, table.bounds))
@@ -242,7 +242,7 @@ def _frame_by_frame(path: str, table: Table, threads: int) -> Generator[Any, Non
         yield from in_order(start, np.flatnonzero(np.diff(table.bounds)).tolist(), threads)
 
 
-def _stream(reader: Reader) -> Generator[bytes, None, None]:
+def _stream(reader: StreamReader) -> Generator[bytes, None, None]:
     """Yield what comes out of zstd frames, one after the other, as far as they go."""
     peeked = Peeked(reader)
     _check_magic(peeked.head)

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 
 from zcrecord.archive.archive import Archive
-from zcrecord.archive.payloads import Reader
 from zcrecord.codec.layout import HEADER_SIZE, Header, decode_header, locate, too_short
 from zcrecord.errors import FormatError, LimitError, SourceError, UnsupportedError
 from zcrecord.storage.compressed import import_zstandard
@@ -21,6 +20,7 @@ from zcrecord.storage.files import Progress, open_source
 from zcrecord.storage.memory import identity_of, map_file, read_at
 from zcrecord.storage.ordered import Start, in_order
 from zcrecord.storage.sink import Sink
+from zcrecord.storage.stream_reader import StreamReader
 
 from .cutting import FRAME, cuts
 from .frames import EXPANDED, Row
@@ -145,14 +145,14 @@ def of_file(
 
 
 def of_stream(
-    reader: Reader, watch: Watch, compressors: Start[Any, tuple[Row, bytes]], threads: int
+    reader: StreamReader, watch: Watch, compressors: Start[Any, tuple[Row, bytes]], threads: int
 ) -> Generator[tuple[Row, bytes], None, None]:
     """Yield the frames of an archive as it comes, and make sure that it was one."""
     yield from in_order(compressors, _pieces(reader, watch), threads)
     watch.check()
 
 
-def _pieces(reader: Reader, watch: Watch) -> Iterator[bytes]:
+def _pieces(reader: StreamReader, watch: Watch) -> Iterator[bytes]:
     """Yield an archive in the pieces that become frames.
 
     Raises:
@@ -176,7 +176,7 @@ def _pieces(reader: Reader, watch: Watch) -> Iterator[bytes]:
         raise FormatError(f"the archive has {watch.size} bytes, and is followed by others; pack it by itself")
 
 
-def _planned(reader: Reader) -> tuple[memoryview, list[int] | None]:
+def _planned(reader: StreamReader) -> tuple[memoryview, list[int] | None]:
     """Return what was read to learn where to cut, and the cuts, both ends included; None where that is not known."""
     head = reader.read(HEADER_SIZE)
     if len(head) < HEADER_SIZE:

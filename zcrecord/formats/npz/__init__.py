@@ -17,7 +17,7 @@ import numpy as np
 
 from zcrecord import dtypes
 from zcrecord.archive.info import TensorInfo
-from zcrecord.archive.payloads import PIECE, Payloads
+from zcrecord.archive.payloads import Payloads
 from zcrecord.codec.file_types import HEAD, wrong_type
 from zcrecord.errors import FormatError, LimitError, RecordError, UnsupportedError
 from zcrecord.formats.structure import Structure, decode_structure, structure_of
@@ -26,6 +26,7 @@ from zcrecord.record.record import Record
 from zcrecord.record.record_writer import RecordWriter
 from zcrecord.storage.files import Progress, open_source
 from zcrecord.storage.sink import open_sink
+from zcrecord.storage.stream_reader import PIECE
 
 from .npy import NpyHeader, encode_npy_header, read_npy_header, string_rows, string_tensor
 

@@ -15,13 +15,14 @@ from typing import Any, NamedTuple
 
 from zcrecord import dtypes
 from zcrecord.archive.info import TensorInfo
-from zcrecord.archive.payloads import PIECE, Payloads, Reader
+from zcrecord.archive.payloads import Payloads
 from zcrecord.errors import FormatError, RecordError, UnsupportedError
 from zcrecord.formats.structure import KEY, Structure, decode_structure, structure_of
 from zcrecord.record.record import Record
 from zcrecord.record.record_writer import RecordWriter
 from zcrecord.storage.files import Binary, Progress, check_destination, path_or_none
 from zcrecord.storage.sink import Sink, open_sink
+from zcrecord.storage.stream_reader import PIECE, StreamReader
 
 from . import shards
 from .header import MAX_HEADER, METADATA, Entry, check_length, decode_header, encode_header
@@ -35,7 +36,7 @@ class _Place(NamedTuple):
     """A tensor and where its bytes are."""
 
     entry: Entry
-    reader: Reader
+    reader: StreamReader
     offset: int
 
 
@@ -58,7 +59,7 @@ def read(source: str | Binary, out: RecordWriter, progress: Progress) -> int:
         read.
     """
     with contextlib.ExitStack() as stack:
-        reader = stack.enter_context(Reader(source))
+        reader = stack.enter_context(StreamReader(source))
         places, metadata, nbytes = _scan(reader, stack)
         structure = decode_structure(metadata.pop(KEY, None))
         if structure.marked:
@@ -78,7 +79,7 @@ def read(source: str | Binary, out: RecordWriter, progress: Progress) -> int:
         return nbytes
 
 
-def _scan(reader: Reader, stack: contextlib.ExitStack) -> tuple[list[_Place], dict[str, Any], int]:
+def _scan(reader: StreamReader, stack: contextlib.ExitStack) -> tuple[list[_Place], dict[str, Any], int]:
     """Return all tensors in the order of their bytes, the metadata, and how many bytes of input there are."""
     if reader.path is None or not reader.path.endswith(".json"):
         places, metadata = _scan_file(reader)
@@ -92,7 +93,7 @@ def _scan(reader: Reader, stack: contextlib.ExitStack) -> tuple[list[_Place], di
     merged: dict[str, Any] = {}
     nbytes = len(data)
     for file in index.files:
-        shard = stack.enter_context(Reader(os.path.join(os.path.dirname(reader.path), file)))
+        shard = stack.enter_context(StreamReader(os.path.join(os.path.dirname(reader.path), file)))
         try:
             places, metadata = _scan_file(shard)
             shards.check_shard(index, file, (p.entry.name for p in places))
@@ -108,7 +109,7 @@ def _scan(reader: Reader, stack: contextlib.ExitStack) -> tuple[list[_Place], di
     return found, merged, nbytes
 
 
-def _scan_file(reader: Reader) -> tuple[list[_Place], dict[str, str]]:
+def _scan_file(reader: StreamReader) -> tuple[list[_Place], dict[str, str]]:
     """Return one file's tensors in the order of their bytes, and its metadata."""
     head = reader.read(8)
     if len(head) == 8 and int.from_bytes(head, "little") > MAX_HEADER:

@@ -110,7 +110,7 @@ class Window:
     Offsets of the stream are `base` + position. Bytes from `mark` to `pos` go to the skeleton when the window moves
     on; `mark` is -1 while they are dropped. Behind the window lie a few bytes of slack, so that a header can be read
     without a check for each byte; whether it was all there is checked once after it. A source with a method `piece`, as
-    `pieces.Reader` has it, hands out large values without their being copied into the window.
+    `StreamReader` has it, hands out large values without their being copied into the window.
     """
 
     __slots__ = ("_eof", "_piece", "_progress", "_readinto", "base", "buffer", "limit", "mark", "pos", "skeleton",
