@@ -24,12 +24,12 @@ from attacks import external, foreign, onnx_files
 from attacks.catalogue import Answer, Attack, wrong
 from attacks.external import INSIDE, SECRET, at, folder_with
 from attacks.running import answers
-from zcrecord.codec.entries import Form
+from zcrecord.codec.entries import TensorLayout
 from zcrecord.errors import ExternalDataError, LimitError
 from zcrecord.onnx import convert
 from zcrecord.onnx import external_data as rules
 from zcrecord.storage.memory import read_some
-from zcrecord.writing.outline import Outline
+from zcrecord.writing.module_tree import ModuleTreeBuilder
 
 ROOT = Path(__file__).resolve().parents[2]
 MODULES = {"O": onnx_files, "X": external}
@@ -171,16 +171,16 @@ def test_a_stream_has_no_folder_to_point_into(tmp_path: Path, monkeypatch: pytes
 
 
 def test_modules_nested_32_deep_always_have_room_for_their_names(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("zcrecord.writing.outline._ROOM", 0)
-    form = Form(18, 32, (1,))
+    monkeypatch.setattr("zcrecord.writing.module_tree._ROOM", 0)
+    form = TensorLayout(18, 32, (1,))
     for i in range(100):
-        outline = Outline()
+        outline = ModuleTreeBuilder()
         for path in ([f"{i}"] * 32, [f"{i}x"] * 32):
             outline.tensor(path, form, 0)
         with pytest.raises(
             LimitError, match="names of modules would take more than 0 MiB and 16 times those of tensors"
         ):
-            outline.check([f"{i}y"] * 99)
+            outline.check_name([f"{i}y"] * 99)
 
 
 ACTED = {

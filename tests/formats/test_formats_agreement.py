@@ -24,7 +24,7 @@ from onnx import numpy_helper
 import zcrecord
 from zcrecord import RecordError
 from zcrecord.onnx import convert
-from zcrecord.storage.compressed import Peeked, expanded
+from zcrecord.storage.compressed import PeekableStream, decompressed
 
 # Safetensors.
 
@@ -277,7 +277,7 @@ def test_compressed_stream_is_refused_or_read_as_the_tools_read_it(kind: str) ->
     data = STREAMS[kind]
     done = subprocess.run([kind.partition(":")[0], "-dc"], input=data, capture_output=True, check=False)
     try:
-        ours = expanded(Peeked(io.BytesIO(data))).read()
+        ours = decompressed(PeekableStream(io.BytesIO(data))).read()
     except RecordError:
         ours = None
     theirs = None if done.returncode else done.stdout

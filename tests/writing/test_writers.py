@@ -17,10 +17,10 @@ from forge import Forge
 
 import zcrecord
 from zcrecord import dtypes
-from zcrecord.codec.entries import Form, ValueForm, ValueType
+from zcrecord.codec.entries import TensorLayout, ValueForm, ValueType
 from zcrecord.codec.layout import decode_header
 from zcrecord.storage.sink import open_sink
-from zcrecord.writing import outline, stream_writer
+from zcrecord.writing import module_tree, stream_writer
 
 ROOT = Path(__file__).resolve().parents[2]
 MIB = 1 << 20
@@ -50,11 +50,11 @@ def streamed(arrays: dict[str, Any], file: Any, alignment: int) -> bytes:
     """The same tensors with the index at the back."""
     with open_sink(file) as sink:
         out = stream_writer.StreamWriter(sink, alignment=alignment)
-        tree = outline.Outline()
+        tree = module_tree.ModuleTreeBuilder()
         for name, array in arrays.items():
             out.begin(array.nbytes)
             out.write(array.tobytes())
-            tree.tensor((name,), Form(dtypes.from_numpy(array.dtype).code, 8, array.shape), out.end())
+            tree.tensor((name,), TensorLayout(dtypes.from_numpy(array.dtype).code, 8, array.shape), out.end())
         out.finish(tree.entries())
     data: bytes = file.getvalue()
     return data
@@ -73,9 +73,9 @@ def streamed_to(arrays: dict[str, Any], path: Path, alignment: int) -> bytes:
     """The same into a file of its own, all payloads together."""
     with open_sink(path, durable=False) as sink:
         out = stream_writer.StreamWriter(sink, alignment=alignment)
-        tree = outline.Outline()
+        tree = module_tree.ModuleTreeBuilder()
         for number, (name, array) in enumerate(arrays.items(), out.payloads):
-            tree.tensor((name,), Form(dtypes.from_numpy(array.dtype).code, 8, array.shape), number)
+            tree.tensor((name,), TensorLayout(dtypes.from_numpy(array.dtype).code, 8, array.shape), number)
         out.add_all([memoryview(array.tobytes()) for array in arrays.values()])
         out.finish(tree.entries())
     return path.read_bytes()
@@ -149,7 +149,7 @@ def test_a_payload_that_is_forgotten_leaves_no_trace(how: str) -> None:
     file: Any = io.BytesIO() if how == "back" else Pipe()
     with open_sink(file) as sink:
         out = stream_writer.StreamWriter(sink)
-        tree = outline.Outline()
+        tree = module_tree.ModuleTreeBuilder()
         for name, array in kept.items():
             for dropped in (numbered(70, 5), numbered(MIB, 6) if how == "back" else numbered(80, 6), array):
                 out.begin(dropped.nbytes)
@@ -157,7 +157,7 @@ def test_a_payload_that_is_forgotten_leaves_no_trace(how: str) -> None:
                 number = out.end()
                 if dropped is not array:
                     out.forget(number)
-            tree.tensor((name,), Form(dtypes.by_name["uint8"].code, 8, array.shape), number)
+            tree.tensor((name,), TensorLayout(dtypes.by_name["uint8"].code, 8, array.shape), number)
         out.finish(tree.entries())
     assert file.getvalue() == written(how, kept, 64)
 
@@ -179,11 +179,11 @@ def test_payload_that_was_begun_large_and_got_no_byte_leaves_no_trace(how: str, 
     file: Any = io.BytesIO() if how == "back" else Pipe()
     with open_sink(file) as sink:
         out = stream_writer.StreamWriter(sink)
-        tree = outline.Outline()
+        tree = module_tree.ModuleTreeBuilder()
         for name, data in (("a", first), ("b", b""), ("c", b"efg"), ("d", b"")):
             out.begin(MIB if not data else len(data))
             out.write(data)
-            tree.tensor((name,), Form(dtypes.by_name["uint8"].code, 8, (len(data),)), out.end())
+            tree.tensor((name,), TensorLayout(dtypes.by_name["uint8"].code, 8, (len(data),)), out.end())
         out.finish(tree.entries())
     record = zcrecord.load_record(file.getvalue(), verify="full")
     assert [record[name].tobytes() for name in record] == [first, b"", b"efg", b""]
@@ -199,8 +199,8 @@ def test_stream_appended_to_a_file_gets_no_second_header(buffering: int, tmp_pat
         out = stream_writer.StreamWriter(sink)
         out.begin(100)
         out.write(arrays["w"])
-        tree = outline.Outline()
-        tree.tensor(("w",), Form(dtypes.by_name["uint8"].code, 8, (100,)), out.end())
+        tree = module_tree.ModuleTreeBuilder()
+        tree.tensor(("w",), TensorLayout(dtypes.by_name["uint8"].code, 8, (100,)), out.end())
         out.finish(tree.entries())
     assert path.read_bytes() == streamed(arrays, Pipe(), 64)
 

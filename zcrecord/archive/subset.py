@@ -12,12 +12,12 @@ from typing import Any
 
 import numpy as np
 
-from zcrecord.codec.entries import AttributeEntry, Form, ModuleKind, PayloadId, change_values
+from zcrecord.codec.entries import AttributeEntry, ModuleKind, PayloadId, TensorLayout, change_values
 from zcrecord.codec.index import in_memory
 from zcrecord.codec.layout import NONE
 from zcrecord.errors import TensorNotFoundError, UnsupportedError, printable
 from zcrecord.writing.flatten import split_dotted
-from zcrecord.writing.outline import Outline
+from zcrecord.writing.module_tree import ModuleTreeBuilder
 
 from . import info, unflatten
 from .archive import Archive
@@ -81,9 +81,9 @@ def chosen_tensors(archive: Archive, names: Names) -> set[int]:
 def alone(archive: Archive, i: int) -> Archive:
     """Return one tensor of an archive under its whole name, without modules, attributes and metadata, in no time."""
     row = archive.row(i)
-    outline = Outline()
+    outline = ModuleTreeBuilder()
     numbers = [] if row.payload == NONE else [row.payload]
-    form = Form(row.dtype, row.bits, archive.shape(row), archive.strides(row), row.byte_offset)
+    form = TensorLayout(row.dtype, row.bits, archive.shape(row), archive.strides(row), row.byte_offset)
     outline.tensor((archive.index.name(i),), form, 0 if numbers else NONE)
     entries = outline.entries()
     entries.payload_rows = archive.index.payloads[numbers]
@@ -162,7 +162,7 @@ class _Walk:
     def part(self) -> Archive:
         """Return the archive of what is kept."""
         archive, ix = self._archive, self._archive.index
-        outline, order = Outline(), []
+        outline, order = ModuleTreeBuilder(), []
         children = self._children()
         told = self._told(children)
         kinds = self._kinds(told, children)
@@ -171,7 +171,7 @@ class _Walk:
                 outline.module(path, *kinds[path])
             elif kind == 1:
                 t = archive.row(number)
-                form = Form(t.dtype, t.bits, archive.shape(t), archive.strides(t), t.byte_offset)
+                form = TensorLayout(t.dtype, t.bits, archive.shape(t), archive.strides(t), t.byte_offset)
                 outline.tensor(path, form, t.payload)
                 order.append(number)
             else:

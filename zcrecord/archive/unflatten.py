@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from zcrecord.codec.conventions import ABSENT, key_of_text, value_of
+from zcrecord.codec.conventions import ABSENT, key_of_text, value_of_object
 from zcrecord.codec.entries import AttributeEntry, ModuleKind, ValueForm, ValueType
 from zcrecord.codec.index import Index
 from zcrecord.codec.layout import DIGEST_ALLOWANCE
@@ -80,7 +80,7 @@ def plain(kind: int, type_name: str, items: list[tuple[str, Any]]) -> Any:
         return tuple(value for _, value in items)
     if kind == ModuleKind.NUMBERED:
         return {key_of_text(key): value for key, value in items}
-    value = value_of(type_name, items) if kind == ModuleKind.OBJECT else ABSENT
+    value = value_of_object(type_name, items) if kind == ModuleKind.OBJECT else ABSENT
     return dict(items) if value is ABSENT else value
 
 

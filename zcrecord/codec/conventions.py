@@ -16,7 +16,7 @@ import numpy as np
 
 from zcrecord.errors import UnsupportedError, printable
 
-__all__ = ["ABSENT", "key_of_text", "spelled", "text_keys", "value_of"]
+__all__ = ["ABSENT", "key_of_text", "object_of", "text_keys", "value_of_object"]
 
 ABSENT: Any = object()  # no value, where None is one
 _INT, _COMPLEX, _DTYPE, _DEVICE = "zcr:int", "zcr:complex", "zcr:torch_dtype", "zcr:torch_device"
@@ -25,7 +25,7 @@ _MOST_BITS = 4096  # Python refuses to print far wider ones: a file is not to br
 _HEXADECIMAL = re.compile(rf"-?0x[0-9a-f]{{1,{_MOST_BITS // 4}}}")
 
 
-def spelled(value: Any, name: str) -> tuple[str, Any] | None:
+def object_of(value: Any, name: str) -> tuple[str, Any] | None:
     """Return the type name, and the attribute `value`, of the module that stands for a value; None if none does.
 
     Raises:
@@ -44,7 +44,7 @@ def spelled(value: Any, name: str) -> tuple[str, Any] | None:
     return (_DEVICE, str(value)) if isinstance(value, getattr(torch, "device", ())) else None
 
 
-def value_of(type_name: str, items: list[tuple[str, Any]]) -> Any:
+def value_of_object(type_name: str, items: list[tuple[str, Any]]) -> Any:
     """Return the value that a module of kind OBJECT stands for; ABSENT if it stands for none.
 
     torch's are ABSENT until torch is imported: no file has a package imported.

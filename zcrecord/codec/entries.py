@@ -17,10 +17,10 @@ __all__ = [
     "KIND_NAMES",
     "AttributeEntry",
     "Entries",
-    "Form",
     "ModuleEntry",
     "ModuleKind",
     "PayloadId",
+    "TensorLayout",
     "ValueForm",
     "ValueType",
     "change_values",
@@ -42,7 +42,7 @@ class PayloadId(int):
     """The index of a payload, as the value of an attribute that holds bytes."""
 
 
-class Form(NamedTuple):
+class TensorLayout(NamedTuple):
     """How a tensor's elements lie in its payload; `byte_offset` in bytes, strides in elements (None: C order)."""
 
     dtype: int
@@ -76,8 +76,8 @@ class AttributeEntry(NamedTuple):
 class Entries:
     """Everything an index says. Tensors are columns, one item each, so that ten thousand cost no more than lists.
 
-    `key_sizes` count UTF-8 bytes, `payloads` number the rows of `payload_rows` (NONE: no bytes), `form_ids` those of
-    `forms`. Modules are in pre-order, the record itself first.
+    `key_sizes` count UTF-8 bytes, `payloads` number the rows of `payload_rows` (NONE: no bytes), `layout_ids` those of
+    `layouts`. Modules are in pre-order, the record itself first.
     """
 
     names: list[str] = field(default_factory=list)
@@ -85,8 +85,8 @@ class Entries:
     parents: list[int] = field(default_factory=list)
     places: list[int] = field(default_factory=list)
     payloads: Any = field(default_factory=list)
-    form_ids: list[int] = field(default_factory=list)
-    forms: list[Form] = field(default_factory=list)
+    layout_ids: list[int] = field(default_factory=list)
+    layouts: list[TensorLayout] = field(default_factory=list)
     modules: list[ModuleEntry] = field(default_factory=list)
     attributes: list[AttributeEntry] = field(default_factory=list)
     metadata: list[AttributeEntry] = field(default_factory=list)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-__all__ = ["HEAD", "FileType", "file_type", "program_of", "wrong_type"]
+__all__ = ["HEAD", "FileType", "program_of", "sniff_file_type", "wrong_type"]
 
 HEAD = 256  # bytes that are enough for all types; fewer tell most of them
 _CONVERT = "zcrecord convert makes an archive of it"
@@ -46,11 +46,11 @@ _PROGRAMS = {b"\x7fELF": "an ELF", b"MZ": "a Windows", b"\xcf\xfa\xed\xfe": "a M
 _MODEL_STARTS = b"\x12\x1a\x22\x2a\x3a"  # tags that follow ir_version in a ModelProto
 
 
-def file_type(head: bytes) -> FileType | None:
+def sniff_file_type(head: bytes) -> FileType | None:
     """Return the type of a file that starts with these bytes, of which there are HEAD at most; None if it is unknown.
 
     Example:
-        >>> file_type(b"GGUF\\3\\0\\0\\0").format
+        >>> sniff_file_type(b"GGUF\\3\\0\\0\\0").format
         'gguf'
     """
     if head[8:9] == b"{" and not any(head[4:8]):  # the length of a header, and its start
@@ -99,7 +99,7 @@ def wrong_type(head: bytes, wanted: str, *, sure: bool = False) -> str | None:
         >>> wrong_type(b"GGUF", "an ONNX model")
         'this is a GGUF file, not an ONNX model; zcrecord convert makes an archive of it'
     """
-    found = file_type(head)
+    found = sniff_file_type(head)
     if found is None or (sure and not found.sure) or found.what == f"this is {wanted}":
         return None
     return f"{found.what}, not {wanted}" + (f"; {found.advice}" if found.advice else "")

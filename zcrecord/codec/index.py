@@ -15,7 +15,7 @@ import numpy as np
 from zcrecord.errors import FormatError, LimitError, UnsupportedError
 
 from . import text_pool
-from .entries import AttributeEntry, Entries, Form, ValueForm, ValueType, list_type, value_type
+from .entries import AttributeEntry, Entries, TensorLayout, ValueForm, ValueType, list_type, value_type
 from .layout import MAX_ARCHIVE_SIZE, MAX_INDEX_SIZE, MAX_RANK, NONE, SPAN_ALLOWANCE, WORDS_ALLOWANCE, u16_at
 
 __all__ = ["FORM", "Index", "TensorEntry", "decode", "encode", "first_children", "in_memory"]
@@ -177,15 +177,15 @@ def _encode_tensors(entries: Entries, pool: _Pool, vectors: dict[str, Array]) ->
         out["name"], out["name_size"] = pool.add_names(names, order)
         out["key_size"], out["parent"], out["place"] = entries.key_sizes, entries.parents, entries.places
         out["payload"] = entries.payloads
-        forms = np.zeros(len(entries.forms), TENSOR)
-        for i, f in enumerate(entries.forms):
-            _check_form(f, entries, i)
-            forms["dtype"][i], forms["bits"][i], forms["rank"][i] = f.dtype, f.bits, len(f.shape)
-            forms["dims"][i], forms["byte_offset"][i] = dims.add(f.shape), f.byte_offset
-            forms["strides"][i] = NONE if f.strides is None else strides.add(f.strides)
-        form_ids = np.array(entries.form_ids, np.intp)
+        layouts = np.zeros(len(entries.layouts), TENSOR)
+        for i, f in enumerate(entries.layouts):
+            _check_layout(f, entries, i)
+            layouts["dtype"][i], layouts["bits"][i], layouts["rank"][i] = f.dtype, f.bits, len(f.shape)
+            layouts["dims"][i], layouts["byte_offset"][i] = dims.add(f.shape), f.byte_offset
+            layouts["strides"][i] = NONE if f.strides is None else strides.add(f.strides)
+        layout_ids = np.array(entries.layout_ids, np.intp)
         for column in ("dtype", "bits", "rank", "dims", "byte_offset", "strides"):
-            out[column] = forms[column][form_ids]
+            out[column] = layouts[column][layout_ids]
         vectors["by_name"] = order
         if (np.diff(out["parent"].astype(np.int64)) < 0).any():
             vectors["by_module"] = np.argsort(out["parent"], kind="stable").astype(np.uint32)
@@ -193,15 +193,15 @@ def _encode_tensors(entries: Entries, pool: _Pool, vectors: dict[str, Array]) ->
     vectors["strides"] = np.array(strides.items, np.int64)
 
 
-def _check_form(form: Form, entries: Entries, number: int) -> None:
+def _check_layout(layout: TensorLayout, entries: Entries, number: int) -> None:
     """Raise LimitError, naming a tensor, for a rank or an empty shape that no reader takes (R47, R49)."""
-    if len(form.shape) > MAX_RANK:
-        what = f"rank {len(form.shape)} is more than {MAX_RANK}"
-    elif prod(d or 1 for d in form.shape) * (form.bits or 64) > 8 * MAX_ARCHIVE_SIZE:
-        what = f"shape {form.shape} claims more than 2^56 bytes"
+    if len(layout.shape) > MAX_RANK:
+        what = f"rank {len(layout.shape)} is more than {MAX_RANK}"
+    elif prod(d or 1 for d in layout.shape) * (layout.bits or 64) > 8 * MAX_ARCHIVE_SIZE:
+        what = f"shape {layout.shape} claims more than 2^56 bytes"
     else:
         return
-    raise LimitError(what, tensor=entries.names[list(entries.form_ids).index(number)])
+    raise LimitError(what, tensor=entries.names[list(entries.layout_ids).index(number)])
 
 
 def _encode_modules(entries: Entries, pool: _Pool, vectors: dict[str, Array]) -> None:

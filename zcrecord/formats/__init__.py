@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from zcrecord import onnx
-from zcrecord.codec.file_types import FileType, file_type
+from zcrecord.codec.file_types import FileType, sniff_file_type
 from zcrecord.codec.layout import ALIGNMENT, check_alignment
 from zcrecord.errors import FormatError, RecordError, SourceError, UnsupportedError, printable
 from zcrecord.formats.safetensors.shards import INDEX
@@ -29,7 +29,7 @@ from zcrecord.record.load import load_record
 from zcrecord.record.record import Record
 from zcrecord.record.record_writer import RecordWriter
 from zcrecord.record.save import save_record
-from zcrecord.storage.compressed import SUFFIXES, Peeked, expanded
+from zcrecord.storage.compressed import SUFFIXES, PeekableStream, decompressed
 from zcrecord.storage.files import (
     Binary,
     ConvertReport,
@@ -285,12 +285,12 @@ def _recognised(source: Any, path: str | None, named: str | None) -> Iterator[tu
         if path is not None:
             given, nbytes = open_source(path)
             stack.enter_context(given)
-        peeked = Peeked(given)
-        given = expanded(peeked)
+        peeked = PeekableStream(given)
+        given = decompressed(peeked)
         packed = given is not peeked
         if packed:
-            given = Peeked(given)
-        found = file_type(given.head)
+            given = PeekableStream(given)
+        found = sniff_file_type(given.head)
         kind = named if named is not None else _by_content(found, given.head, path) or _by_suffix(path or "", SUFFIXES)
         if kind is None:
             kind = _guessed(found, path)

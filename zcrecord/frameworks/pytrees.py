@@ -105,7 +105,7 @@ def _filled(archive: Archive, tensors: Sequence[Any], like: Any) -> Any:
 def _made(kind: int, type_name: str, items: list[tuple[str, Any]]) -> Any:
     children = {key: value if isinstance(value, _Module | _Leaf) else _Leaf(value, False) for key, value in items}
     if kind == ModuleKind.OBJECT:
-        value = conventions.value_of(type_name, [(key, child.value) for key, child in _leaves_of(children)])
+        value = conventions.value_of_object(type_name, [(key, child.value) for key, child in _leaves_of(children)])
         if value is not conventions.ABSENT:
             return _Leaf(value, False)
     return _Module(children, kind == ModuleKind.OBJECT)

@@ -23,9 +23,9 @@ from zcrecord.onnx.protobuf.reader import Skeleton, Window
 from zcrecord.onnx.protobuf.scanner import Scanner, check_start
 from zcrecord.onnx.protobuf.schema import Scope, Tensor, Tensors
 from zcrecord.onnx.protobuf.values import Values
-from zcrecord.storage.compressed import Peeked, expanded
+from zcrecord.storage.compressed import PeekableStream, decompressed
 from zcrecord.storage.files import Binary, ConvertReport, Progress, check_destination, path_or_none, peak_rss
-from zcrecord.storage.sink import Nowhere, Sink, open_sink
+from zcrecord.storage.sink import NullSink, Sink, open_sink
 from zcrecord.storage.stream_reader import StreamReader
 from zcrecord.writing.front_writer import SaveReport
 from zcrecord.writing.stream_writer import StreamWriter
@@ -95,7 +95,7 @@ def convert(
         raise UnsupportedError("verify=True reads the source again and the archive back: both must be files by path")
     test = None if select is None and exclude is None else Wanted(select, exclude)
     work = _Work(source, source_path, alignment, allow_links, test, 1 + verify, progress)
-    with contextlib.nullcontext(Nowhere()) if dry_run else open_sink(dest, durable=durable) as sink:
+    with contextlib.nullcontext(NullSink()) if dry_run else open_sink(dest, durable=durable) as sink:
         done = work.write(sink)
         if verify:
             work.check(done, dest_path)
@@ -157,13 +157,13 @@ class _Work(NamedTuple):
     @contextlib.contextmanager
     def _opened(self) -> Iterator[_Source]:
         if self.source_path is None:
-            peeked = Peeked(self.source)
-            yield _Source(expanded(peeked), peeked, None, None)
+            peeked = PeekableStream(self.source)
+            yield _Source(decompressed(peeked), peeked, None, None)
             return
         folder = external_data.Folder(Path(self.source_path).absolute().parent, allow_links=self.allow_links)
         with StreamReader(self.source_path) as file, folder:
-            peeked = Peeked(file)
-            stream = expanded(peeked)
+            peeked = PeekableStream(file)
+            stream = decompressed(peeked)
             if stream is not peeked:
                 yield _Source(stream, peeked, file.nbytes, folder)
                 return
@@ -189,12 +189,12 @@ class _Work(NamedTuple):
         Raises:
             IntegrityError: they differ.
         """
-        again = self.write(Nowhere(), done.passed)
+        again = self.write(NullSink(), done.passed)
         if again.out.index != done.out.index:
             what = "read again, it is another model than the one converted; it was changed meanwhile, convert it again"
             raise IntegrityError(what, path=self.source_path)
         try:
-            done.out.check()
+            done.out.verify_written()
         except RecordError as error:
             raise error.located(path=dest_path) from error.__cause__
 
@@ -203,7 +203,7 @@ class _Source(NamedTuple):
     """A model that is open: its bytes; those of the compressed form, if it has one; how many; what lies beside it."""
 
     stream: Any
-    packed: Peeked | None
+    packed: PeekableStream | None
     total: int | None
     folder: external_data.Folder | None
 

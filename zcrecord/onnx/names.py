@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from zcrecord.codec.entries import Form
+from zcrecord.codec.entries import TensorLayout
 from zcrecord.codec.layout import MAX_DEPTH
 from zcrecord.dtypes import DType
 from zcrecord.errors import LimitError, OnnxError, printable
@@ -36,7 +36,7 @@ from zcrecord.onnx.protobuf.schema import (
     TRAINING,
     Scope,
 )
-from zcrecord.writing.outline import Outline
+from zcrecord.writing.module_tree import ModuleTreeBuilder
 
 __all__ = ["GRAPH_ATTRIBUTE", "LEFT_OUT", "Found", "full_names", "name_tensors", "plain_name", "seal"]
 
@@ -58,7 +58,7 @@ class Found(NamedTuple):
     payload: int
 
 
-def name_tensors(found: Sequence[Found], input_bytes: int) -> tuple[Outline, int]:
+def name_tensors(found: Sequence[Found], input_bytes: int) -> tuple[ModuleTreeBuilder, int]:
     """Return the tensors under their names, in the order given, and how many names had to be changed.
 
     Raises:
@@ -70,14 +70,14 @@ def name_tensors(found: Sequence[Found], input_bytes: int) -> tuple[Outline, int
     exact, parts, renamed = _name(found, input_bytes, taken)
     named = zip(list(map(tree.split, exact)), exact, strict=True)
     nested = zip(map(tree.nest, parts), map(".".join, parts), strict=True)  # after the main graph's
-    outline, main = Outline(), _main(found)
-    forms: dict[tuple[DType, tuple[int, ...]], Form] = {}
+    outline, main = ModuleTreeBuilder(), _main(found)
+    forms: dict[tuple[DType, tuple[int, ...]], TensorLayout] = {}
     for scope, _, _, _, _, dtype, shape, payload in found:
         above, name = next(named) if scope is main else next(nested)
         if payload != LEFT_OUT:
             form = forms.get((dtype, shape))
             if form is None:
-                form = forms[dtype, shape] = Form(dtype.code, dtype.bits, shape)
+                form = forms[dtype, shape] = TensorLayout(dtype.code, dtype.bits, shape)
             outline.put(above, name, form, payload)
     return outline, renamed
 

@@ -8,15 +8,15 @@ from math import prod
 from types import TracebackType
 from typing import Any, Literal
 
-from zcrecord.codec.entries import KIND_NAMES, Form
+from zcrecord.codec.entries import KIND_NAMES, TensorLayout
 from zcrecord.codec.layout import ALIGNMENT, NONE, check_alignment
 from zcrecord.errors import ProducerError, RecordError, TensorNotFoundError, UnsupportedError
 from zcrecord.storage.sink import open_sink
 from zcrecord.tensors.lazy import LazyTensor, Pieces
 from zcrecord.writing import flatten
 from zcrecord.writing.front_writer import SaveReport, digest_kind
-from zcrecord.writing.outline import Outline, path_of_name
-from zcrecord.writing.sharing import Placement, analyse
+from zcrecord.writing.module_tree import ModuleTreeBuilder, path_of_name
+from zcrecord.writing.sharing import PayloadPlan, plan_sharing
 from zcrecord.writing.stream_writer import StreamWriter
 
 from .save import metadata_entries
@@ -60,8 +60,8 @@ class RecordWriter:
         self.report: SaveReport | None = None
         self.modules = 0  # in the record, known at its end as the report is
         self._dest, self._durable, self._alignment, self._digest = dest, durable, alignment, digest
-        self._outline = Outline()
-        self._numbers: dict[str, tuple[Form, int]] = {}
+        self._tree = ModuleTreeBuilder()
+        self._numbers: dict[str, tuple[TensorLayout, int]] = {}
         self._stack = contextlib.ExitStack()
         self._stream: StreamWriter | None = None
         self._unfinished: str | None = None
@@ -89,7 +89,7 @@ class RecordWriter:
             if self._unfinished is not None:
                 what = "was left unfinished by an error; nothing is written"
                 raise ProducerError(what, tensor=self._unfinished)
-            entries = self._outline.entries()
+            entries = self._tree.entries()
             entries.metadata = metadata_entries(self.metadata)
             self.report, self.modules = self._open().finish(entries), len(entries.modules)
             self._stream = None
@@ -111,20 +111,20 @@ class RecordWriter:
             bytes than it declared. SourceError: the file system refused.
         """
         out, path = self._open(), path_of_name(name)
-        self._outline.check(path)
+        self._tree.check_name(path)
         full = ".".join(path)
         if flatten.is_attribute(value, full):
             raise UnsupportedError(f"a {type(value).__name__} is no tensor; see .attribute(name, value)", tensor=full)
-        if not isinstance(value, _Part):
-            value = _Part(self, analyse([flatten.as_tensor(value, full)]), 0, {})
+        if not isinstance(value, _PlannedTensor):
+            value = _PlannedTensor(self, plan_sharing([flatten.as_tensor(value, full)]), 0, {})
         elif value.writer is not self:
             raise UnsupportedError("one of the .parts(...) of another RecordWriter; call this one's", tensor=full)
         self._unfinished = full
         try:
-            form, payload = value.store(out)
+            layout, payload = value.store(out)
         except RecordError as error:
             raise error.located(tensor=full) from error.__cause__
-        self._tell(path, form, payload)
+        self._tell(path, layout, payload)
 
     def parts(self, values: Iterable[Any]) -> list[Any]:
         """Return tensors that may share memory, to be added one by one: those that do will share a payload.
@@ -144,9 +144,9 @@ class RecordWriter:
         Raises:
             UnsupportedError: no tensor.
         """
-        placement = analyse([flatten.as_tensor(value, f"values[{i}]") for i, value in enumerate(values)])
+        plan = plan_sharing([flatten.as_tensor(value, f"values[{i}]") for i, value in enumerate(values)])
         payloads: dict[int, int] = {}
-        return [_Part(self, placement, i, payloads) for i in range(len(placement.form_ids))]
+        return [_PlannedTensor(self, plan, i, payloads) for i in range(len(plan.layout_ids))]
 
     @contextlib.contextmanager
     def tensor(
@@ -160,7 +160,7 @@ class RecordWriter:
             ProducerError: the block ends with too few bytes written; its writes, with too many or of another type.
         """
         out, path = self._open(), path_of_name(name)
-        self._outline.check(path)
+        self._tree.check_name(path)
         full = ".".join(path)
         declared = LazyTensor(dtype, shape, ())
         if order == "F" and declared.kind.packed:
@@ -174,15 +174,15 @@ class RecordWriter:
             opened.finish()
         except RecordError as error:
             raise error.located(tensor=full) from error.__cause__
-        form = Form(declared.kind.code, declared.kind.bits, declared.shape)
-        if order == "F" and 0 not in form.shape and sum(d > 1 for d in form.shape) > 1:
-            steps = (prod(form.shape[:axis]) if d > 1 else 0 for axis, d in enumerate(form.shape))
-            form = form._replace(strides=tuple(steps))
-        self._tell(path, form, out.end())
+        layout = TensorLayout(declared.kind.code, declared.kind.bits, declared.shape)
+        if order == "F" and 0 not in layout.shape and sum(d > 1 for d in layout.shape) > 1:
+            steps = (prod(layout.shape[:axis]) if d > 1 else 0 for axis, d in enumerate(layout.shape))
+            layout = layout._replace(strides=tuple(steps))
+        self._tell(path, layout, out.end())
 
-    def _tell(self, path: tuple[str, ...], form: Form, payload: int) -> None:
-        self._outline.tensor(path, form, payload)
-        self._numbers[".".join(path)] = form, payload
+    def _tell(self, path: tuple[str, ...], layout: TensorLayout, payload: int) -> None:
+        self._tree.tensor(path, layout, payload)
+        self._numbers[".".join(path)] = layout, payload
         self._unfinished = None
 
     def tie(self, name: str | Sequence[str], to: str | Sequence[str]) -> None:
@@ -196,13 +196,13 @@ class RecordWriter:
         known = self._numbers.get(other)
         if known is None:
             raise TensorNotFoundError(other, lambda: self._numbers)
-        self._outline.tensor(path, *known)
+        self._tree.tensor(path, *known)
         self._numbers[".".join(path)] = known
 
     def attribute(self, name: str | Sequence[str], value: Any) -> None:
         """Add an attribute: None, bool, int, float, str, bytes, or a list or tuple of one of these."""
         self._open()
-        self._outline.attribute(path_of_name(name), value)
+        self._tree.attribute(path_of_name(name), value)
 
     def module(self, name: str | Sequence[str], kind: str = "mapping", type_name: str = "") -> None:
         """Add a module, empty so far, or say that one is a 'list', a 'tuple' or an 'object' (a class's instance).
@@ -218,26 +218,26 @@ class RecordWriter:
             raise UnsupportedError(f"kind {kind!r} is not known; {', '.join(_KINDS)}")
         if not isinstance(type_name, str):
             raise UnsupportedError(f"a type name is a str, not a {type(type_name).__name__}")
-        self._outline.module(path_of_name(name) if name != "" else (), _KINDS[kind], type_name)
+        self._tree.module(path_of_name(name) if name != "" else (), _KINDS[kind], type_name)
 
 
-class _Part:
+class _PlannedTensor:
     """One of several tensors that were looked at together; `payloads` is theirs in common."""
 
-    __slots__ = ("_number", "_payloads", "_placement", "writer")
+    __slots__ = ("_number", "_payloads", "_plan", "writer")
 
-    def __init__(self, writer: RecordWriter, placement: Placement, number: int, payloads: dict[int, int]) -> None:
+    def __init__(self, writer: RecordWriter, plan: PayloadPlan, number: int, payloads: dict[int, int]) -> None:
         self.writer = writer
-        self._placement, self._number, self._payloads = placement, number, payloads
+        self._plan, self._number, self._payloads = plan, number, payloads
 
-    def store(self, out: StreamWriter) -> tuple[Form, int]:
+    def store(self, out: StreamWriter) -> tuple[TensorLayout, int]:
         """Write what the tensor lies in, unless that was written for another."""
-        p, i = self._placement, self._number
+        p, i = self._plan, self._number
         source = p.source_ids[i]
         if source >= 0 and source not in self._payloads:
             self._payloads[source] = out.store(p.sources[source])
             p.sources[source] = None  # written: what was packed for it is let go
-        return p.forms[p.form_ids[i]], self._payloads.get(source, NONE)
+        return p.layouts[p.layout_ids[i]], self._payloads.get(source, NONE)
 
 
 class OpenTensor:

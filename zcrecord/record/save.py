@@ -9,7 +9,7 @@ import numpy as np
 
 from zcrecord.archive import unflatten
 from zcrecord.archive.archive import Archive
-from zcrecord.codec.entries import AttributeEntry, Entries, Form, ModuleEntry, PayloadId, change_values
+from zcrecord.codec.entries import AttributeEntry, Entries, ModuleEntry, PayloadId, TensorLayout, change_values
 from zcrecord.codec.index import Index, TensorEntry
 from zcrecord.codec.layout import ALIGNMENT, NONE, check_alignment
 from zcrecord.errors import ProducerError, UnsupportedError
@@ -17,7 +17,7 @@ from zcrecord.storage.sink import Sink, open_sink
 from zcrecord.tensors.lazy import LazyTensor
 from zcrecord.writing import flatten
 from zcrecord.writing.front_writer import SaveReport, digest_kind, write_front
-from zcrecord.writing.sharing import Placement, analyse
+from zcrecord.writing.sharing import PayloadPlan, plan_sharing
 from zcrecord.writing.stream_writer import StreamWriter
 
 from .record import Record
@@ -64,20 +64,20 @@ def save_record(
     """
     kind = digest_kind(digest)
     check_alignment(alignment)
-    flat, placement = _taken_apart(record)
-    flat.form_ids, flat.forms = placement.form_ids, placement.forms
+    flat, plan = _taken_apart(record)
+    flat.layout_ids, flat.layouts = plan.layout_ids, plan.layouts
     if metadata is None:
         metadata = record.metadata if isinstance(record, Record) else {}
     flat.metadata = metadata_entries(metadata)
     with open_sink(dest, durable=durable) as sink:
-        if any(isinstance(s, LazyTensor) for s in placement.sources):
-            return _stream(flat, placement, StreamWriter(sink, alignment=alignment, digest=digest))
-        return _straight_through(sink, flat, placement, alignment, kind)
+        if any(isinstance(s, LazyTensor) for s in plan.sources):
+            return _stream(flat, plan, StreamWriter(sink, alignment=alignment, digest=digest))
+        return _straight_through(sink, flat, plan, alignment, kind)
 
 
-def _straight_through(sink: Sink, flat: flatten.Flat, placement: Placement, alignment: int, kind: int) -> SaveReport:
+def _straight_through(sink: Sink, flat: flatten.FlatRecord, plan: PayloadPlan, alignment: int, kind: int) -> SaveReport:
     """Write what is all there, index first."""
-    blobs = _Blobs(len(placement.sources))
+    blobs = _Blobs(len(plan.sources))
     change_values(flat.attributes, blobs.take)
     change_values(flat.metadata, blobs.take)
 
@@ -85,47 +85,47 @@ def _straight_through(sink: Sink, flat: flatten.Flat, placement: Placement, alig
         def numbered(value: Any) -> Any:
             return PayloadId(payloads[value]) if isinstance(value, PayloadId) else value
 
-        flat.payloads = payloads[placement.source_ids] if flat.names else []
+        flat.payloads = payloads[plan.source_ids] if flat.names else []
         change_values(flat.attributes, numbered)
         change_values(flat.metadata, numbered)
         return flat
 
-    sources = [*placement.sources, *blobs.sources]
+    sources = [*plan.sources, *blobs.sources]
     return write_front(sink, number, sources, alignment=alignment, kind=kind)
 
 
-def _stream(flat: flatten.Flat, placement: Placement, out: StreamWriter) -> SaveReport:
+def _stream(flat: flatten.FlatRecord, plan: PayloadPlan, out: StreamWriter) -> SaveReport:
     """Write forward what is there and what is yet to be produced, in the order of first use; the index last."""
     first: dict[int, str] = {}
-    for name, s in zip(flat.names, placement.source_ids, strict=True):
+    for name, s in zip(flat.names, plan.source_ids, strict=True):
         first.setdefault(s, name)
     payloads = []
-    for s, source in enumerate(placement.sources):
+    for s, source in enumerate(plan.sources):
         try:
             payloads.append(out.store(source))
         except ProducerError as error:
             raise error.located(tensor=first[s]) from error.__cause__
-    flat.payloads = [payloads[s] if s >= 0 else NONE for s in placement.source_ids]
+    flat.payloads = [payloads[s] if s >= 0 else NONE for s in plan.source_ids]
     return out.finish(flat)
 
 
-def _taken_apart(record: Any) -> tuple[flatten.Flat, Placement]:
+def _taken_apart(record: Any) -> tuple[flatten.FlatRecord, PayloadPlan]:
     if not isinstance(record, Record):
         flat = flatten.flatten(record)
-        return flat, analyse(flat.values)
+        return flat, plan_sharing(flat.values)
     archive = record.archive
     archive.ensure_all()
     archive.bring()
-    return _from_index(archive.index, archive.payload), _placement(archive)
+    return _from_index(archive.index, archive.payload), _plan_of(archive)
 
 
-def _from_index(ix: Index, payload: Any) -> flatten.Flat:
-    """Return a loaded record ready to be saved again, but for its tensors' forms: order, kinds and places stay."""
+def _from_index(ix: Index, payload: Any) -> flatten.FlatRecord:
+    """Return a loaded record ready to be saved again, but for its tensors' layouts: order, kinds and places stay."""
     found = []
     for row in ix.modules:
         key_size, parent, place, kind = (int(row[c]) for c in ("key_size", "parent", "place", "kind"))
         found.append(ModuleEntry(ix.text_of(row), key_size, parent, place, kind, ix.text_of(row, "type_name")))
-    flat = flatten.Flat(found[0].kind, found[0].type_name)
+    flat = flatten.FlatRecord(found[0].kind, found[0].type_name)
     flat.modules = found
     flat.names = [ix.name(i) for i in range(len(ix.tensors))]
     flat.key_sizes, flat.parents, flat.places = (ix.tensors[c].tolist() for c in ("key_size", "parent", "place"))
@@ -133,15 +133,16 @@ def _from_index(ix: Index, payload: Any) -> flatten.Flat:
     return flat
 
 
-def _placement(archive: Archive) -> Placement:
+def _plan_of(archive: Archive) -> PayloadPlan:
     """Return the payloads of a loaded archive as they are, so that what is tied stays tied and nothing else is."""
     ix = archive.index
-    out = Placement(len(ix.tensors))
+    out = PayloadPlan(len(ix.tensors))
     out.sources = [np.frombuffer(archive.payload(p), np.uint8) for p in range(len(ix.payloads))]
     for i, row in enumerate(map(TensorEntry._make, ix.tensors.tolist())):
-        out.form_ids[i] = out.form(Form(row.dtype, row.bits, archive.shape(row), archive.strides(row), row.byte_offset))
+        shape, strides = archive.shape(row), archive.strides(row)
+        out.layout_ids[i] = out.layout(TensorLayout(row.dtype, row.bits, shape, strides, row.byte_offset))
         out.source_ids[i] = -1 if row.payload == NONE else row.payload
-    out.in_order()
+    out.renumber()
     return out
 
 

@@ -16,7 +16,7 @@ from zcrecord.errors import FormatError, SourceError, missing_package
 
 from .file_objects import check_readable
 
-__all__ = ["SUFFIXES", "Peeked", "ends_whole", "expanded", "import_zstandard"]
+__all__ = ["SUFFIXES", "PeekableStream", "decompressed", "ends_whole", "import_zstandard"]
 
 SUFFIXES = (".zst", ".gz")  # of files that are read as what they hold
 _ZSTD, _GZIP = b"\x28\xb5\x2f\xfd", b"\x1f\x8b"
@@ -24,7 +24,7 @@ _SKIPPABLE = bytes(range(0x50, 0x60)), b"\x2a\x4d\x18"  # the first byte, and th
 _HEAD = 256  # bytes that are looked at
 
 
-class Peeked(io.RawIOBase):
+class PeekableStream(io.RawIOBase):
     """A stream whose first bytes were looked at and are read again.
 
     Attributes: `head`, those bytes; `position`, how many bytes were read so far, looking not counted.
@@ -63,7 +63,7 @@ class Peeked(io.RawIOBase):
         return len(data)
 
 
-def expanded(stream: Peeked) -> Any:
+def decompressed(stream: PeekableStream) -> Any:
     """Return a stream of what a compressed one holds; any other as it is.
 
     Raises:
@@ -109,7 +109,7 @@ class _Expanded(io.RawIOBase):
     """What a decompressor makes of a stream, its complaints as one typed error."""
 
     def __init__(
-        self, stream: Peeked, reader: Any, kind: str, refusals: tuple[Any, ...], frames: _Frames | None = None
+        self, stream: PeekableStream, reader: Any, kind: str, refusals: tuple[Any, ...], frames: _Frames | None = None
     ) -> None:
         self._stream, self._reader, self._kind, self._frames = stream, reader, kind, frames
         self._refusals = refusals

@@ -19,7 +19,7 @@ from zcrecord.errors import SourceError, UnsupportedError
 from .file_objects import ObjectSink, flat
 from .scratch import refusals, refuse, scratch_file
 
-__all__ = ["Nowhere", "Sink", "open_sink", "path_of"]
+__all__ = ["NullSink", "Sink", "open_sink", "path_of"]
 
 _RESERVED = 64 << 20  # bytes of a file that is allocated before it is written
 _SMALL, _GATHERED = 1 << 15, 1 << 18  # bytes of a write that is gathered, and of all that are
@@ -153,7 +153,7 @@ class _Any(bytes):
     __hash__ = bytes.__hash__
 
 
-class Nowhere:
+class NullSink:
     """What is written is counted and gone. It counts as seekable; what is read back equals any bytes."""
 
     can_rewind = True

@@ -20,7 +20,7 @@ from zcrecord.errors import UnsupportedError
 
 from .packed import PackedTensor
 
-__all__ = ["FLOAT4_PAIRS", "Elsewhere", "as_array", "is_tensor", "path_key", "pytree_children", "viewed"]
+__all__ = ["FLOAT4_PAIRS", "DeviceTensor", "as_array", "is_tensor", "path_key", "pytree_children", "viewed"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -33,7 +33,7 @@ _FAILURES = (AttributeError, BufferError, RuntimeError, TypeError, ValueError)
 _torch_kinds: dict[Any, DType] = {}
 
 
-class Elsewhere(NamedTuple):
+class DeviceTensor(NamedTuple):
     """A tensor that is not in the host's memory, or not in one piece: what it will be, and how to get it.
 
     Attributes:
@@ -60,10 +60,10 @@ def as_array(value: Any) -> Array | PackedTensor:
         UnsupportedError: it is no tensor, or one that numpy cannot view.
     """
     found = viewed(value)
-    return found.fetch() if isinstance(found, Elsewhere) else found
+    return found.fetch() if isinstance(found, DeviceTensor) else found
 
 
-def viewed(value: Any) -> Array | PackedTensor | Elsewhere:
+def viewed(value: Any) -> Array | PackedTensor | DeviceTensor:
     """Return what `as_array` does, but for tensors of a device, which are described and not fetched.
 
     Raises:
@@ -88,11 +88,11 @@ def is_tensor(value: Any) -> bool:
     return isinstance(value, np.ndarray | np.generic) or _torch_of(value) is not None or _jax_of(value) is not None
 
 
-def _view_other(value: Any) -> Array | Elsewhere:
+def _view_other(value: Any) -> Array | DeviceTensor:
     """Return what has DLPack, `__array__` or the buffer protocol, tried in that order."""
     if hasattr(value, "__dlpack__"):
         if _on_device(value):
-            return _dlpack_elsewhere(value)
+            return _dlpack_on_device(value)
         try:
             return np.from_dlpack(value)
         except _FAILURES:
@@ -116,7 +116,7 @@ def _on_device(value: Any) -> bool:
         return False
 
 
-def _dlpack_elsewhere(value: Any) -> Elsewhere:
+def _dlpack_on_device(value: Any) -> DeviceTensor:
     def fetch() -> Array:
         try:
             return np.from_dlpack(value, device="cpu", copy=True)
@@ -127,7 +127,7 @@ def _dlpack_elsewhere(value: Any) -> Elsewhere:
             what = f"numpy cannot copy this {type(value).__name__} from its device: {error}"
             raise UnsupportedError(f"{what}; hand over a copy in the host's memory") from error
 
-    return Elsewhere(dtypes.as_dtype(value.dtype), tuple(value.shape), ("dlpack", id(value)), fetch)
+    return DeviceTensor(dtypes.as_dtype(value.dtype), tuple(value.shape), ("dlpack", id(value)), fetch)
 
 
 # torch.
@@ -211,7 +211,7 @@ def _torch_shape(tensor: Any, kind: DType) -> tuple[int, ...]:
     return (*shape[:-1], 2 * shape[-1])
 
 
-def _view_torch(value: Any, torch: Any) -> Array | PackedTensor | Elsewhere:
+def _view_torch(value: Any, torch: Any) -> Array | PackedTensor | DeviceTensor:
     tensor = _plain(value, torch)
     kind = _torch_kind(tensor, torch)
     if tensor.is_cpu:
@@ -222,7 +222,7 @@ def _view_torch(value: Any, torch: Any) -> Array | PackedTensor | Elsewhere:
 
     where = tensor.data_ptr() or ("object", id(value))  # a device without addresses: the same object is the same tensor
     form = tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.is_conj(), tensor.is_neg()
-    return Elsewhere(kind, _torch_shape(tensor, kind), ("torch", str(tensor.device), where, form), fetch)
+    return DeviceTensor(kind, _torch_shape(tensor, kind), ("torch", str(tensor.device), where, form), fetch)
 
 
 def _torch_array(tensor: Any, kind: DType, torch: Any) -> Array | PackedTensor:
@@ -260,13 +260,13 @@ def _jax_of(value: Any) -> Any:
     return jax if jax is not None and isinstance(value, getattr(jax, "Array", ())) else None
 
 
-def _view_jax(value: Any, jax: Any) -> Array | Elsewhere:
+def _view_jax(value: Any, jax: Any) -> Array | DeviceTensor:
     _check_jax(value, jax)
     devices = value.devices()
     if len(devices) == 1 and next(iter(devices)).platform == "cpu":
         return np.asarray(value)
     kind = dtypes.from_numpy(np.dtype(value.dtype))
-    return Elsewhere(kind, tuple(value.shape), ("jax", id(value)), lambda: _gathered(value, jax))
+    return DeviceTensor(kind, tuple(value.shape), ("jax", id(value)), lambda: _gathered(value, jax))
 
 
 def _check_jax(value: Any, jax: Any) -> None:

@@ -22,7 +22,7 @@ import numpy as np
 
 from zcrecord.codec.file_types import wrong_type
 from zcrecord.errors import FormatError, RecordError
-from zcrecord.storage.compressed import Peeked, expanded, import_zstandard
+from zcrecord.storage.compressed import PeekableStream, decompressed, import_zstandard
 from zcrecord.storage.files import Progress, check_destination, open_source, peak_rss
 from zcrecord.storage.memory import is_packed, read_at
 from zcrecord.storage.ordered import cores, in_order
@@ -244,8 +244,8 @@ def _frame_by_frame(path: str, table: Table, threads: int) -> Generator[Any, Non
 
 def _stream(reader: StreamReader) -> Generator[bytes, None, None]:
     """Yield what comes out of zstd frames, one after the other, as far as they go."""
-    peeked = Peeked(reader)
+    peeked = PeekableStream(reader)
     _check_magic(peeked.head)
-    stream = expanded(peeked)
+    stream = decompressed(peeked)
     while piece := stream.read(_PIECE):
         yield piece

@@ -79,7 +79,7 @@ def structure(kind: type[T], tree: Any) -> T:
 
 
 def _module(kind: int, type_name: str, items: list[tuple[str, Any]]) -> Any:
-    value = conventions.value_of(type_name, items) if kind == ModuleKind.OBJECT else conventions.ABSENT
+    value = conventions.value_of_object(type_name, items) if kind == ModuleKind.OBJECT else conventions.ABSENT
     return Module(kind, type_name, dict(items)) if value is conventions.ABSENT else value
 
 

@@ -26,7 +26,7 @@ from zcrecord.tensors.packed import PackedTensor, StringTensor
 from .sharing import check_supported
 
 __all__ = [
-    "Flat",
+    "FlatRecord",
     "as_tensor",
     "children_of",
     "encodable",
@@ -38,7 +38,7 @@ __all__ = [
 ]
 
 
-class Flat(Entries):
+class FlatRecord(Entries):
     """A record taken apart: the columns of its tensors, beside `values`, what is to be stored for each."""
 
     __slots__ = ("values",)
@@ -87,7 +87,7 @@ def encodable(text: str) -> bool:
         return False
 
 
-def flatten(record: Any) -> Flat:
+def flatten(record: Any) -> FlatRecord:
     """Return a nested record taken apart, in its own order; copies no tensor.
 
     Mappings, lists, tuples, dataclasses, attrs classes and classes that jax knows as pytrees become modules; None,
@@ -103,7 +103,7 @@ def flatten(record: Any) -> Flat:
     kind, type_name, items = children_of(record if state is None else _nested(state), "")
     if kind is None:
         raise UnsupportedError(f"a record is a mapping, list, tuple or dataclass, not {_article(record)}")
-    flat = Flat(kind, type_name)
+    flat = FlatRecord(kind, type_name)
     _walk(flat, "", 0, items, 1)
     flat.check_names()
     if state is not None:  # modules brought their tensors together; the owner's order may mix them
@@ -180,8 +180,8 @@ def children_of(value: Any, name: str) -> tuple[int | None, str, Iterable[tuple[
     state = _state_of(value)
     if state is not None:
         return ModuleKind.MAPPING, "", _nested(state).items()
-    spelled = conventions.spelled(value, name)
-    return (None, "", ()) if spelled is None else (ModuleKind.OBJECT, spelled[0], [("value", spelled[1])])
+    stood_for = conventions.object_of(value, name)
+    return (None, "", ()) if stood_for is None else (ModuleKind.OBJECT, stood_for[0], [("value", stood_for[1])])
 
 
 def _fields(value: Any) -> dict[str, Any] | None:
@@ -207,7 +207,7 @@ def _is_plain(value: Any) -> bool:
     return (list_type(value) if isinstance(value, list | tuple) else value_type(value)) is not None
 
 
-def _walk(flat: Flat, name: str, module: int, items: Iterable[tuple[str, Any]], depth: int) -> None:
+def _walk(flat: FlatRecord, name: str, module: int, items: Iterable[tuple[str, Any]], depth: int) -> None:
     prefix = name + "." if module else ""
     children = dict(items)
     if _add_arrays(flat, prefix, module, children):
@@ -231,7 +231,7 @@ def _walk(flat: Flat, name: str, module: int, items: Iterable[tuple[str, Any]], 
         _walk(flat, full, len(flat.modules) - 1, inner, depth + 1)
 
 
-def _add_arrays(flat: Flat, prefix: str, module: int, children: Mapping[str, Any]) -> bool:
+def _add_arrays(flat: FlatRecord, prefix: str, module: int, children: Mapping[str, Any]) -> bool:
     """Add a module's children if all are plain arrays, without a loop over them; return whether that was so."""
     keys, values = list(children), list(children.values())
     if set(map(type, values)) != {np.ndarray} or set(map(type, keys)) != {str} or not all(keys):
@@ -277,7 +277,7 @@ def as_tensor(value: Any, path: str) -> Any:
     else:
         try:
             array = interop.viewed(value)
-            if isinstance(array, interop.Elsewhere):
+            if isinstance(array, interop.DeviceTensor):
                 return LazyTensor(array.kind, array.shape, lambda: _fetched(array, path), key=array.key)
         except RecordError as error:
             raise error.located(tensor=path) from error.__cause__
@@ -285,7 +285,7 @@ def as_tensor(value: Any, path: str) -> Any:
     return array
 
 
-def _fetched(tensor: interop.Elsewhere, path: str) -> Any:
+def _fetched(tensor: interop.DeviceTensor, path: str) -> Any:
     try:
         return tensor.fetch()
     except RecordError as error:

@@ -21,7 +21,7 @@ from zcrecord.codec.layout import HEADER_SIZE, NONE, Header, align_up, check_ali
 from zcrecord.errors import LimitError
 from zcrecord.storage.sink import Sink
 
-from .sharing import Source, chunks
+from .sharing import SplitSource, chunks
 
 __all__ = ["SaveReport", "digest_kind", "report_of", "write_front"]
 
@@ -54,8 +54,8 @@ def digest_kind(digest: str | None) -> int:
     raise LimitError(f"digest {digest!r} is not known; 'xxh3' or 'none'")
 
 
-def _hash(source: Source | Array) -> int:
-    if not isinstance(source, Source):
+def _hash(source: SplitSource | Array) -> int:
+    if not isinstance(source, SplitSource):
         return xxhash.xxh3_64_intdigest(source.data)
     running = xxhash.xxh3_64()
     for chunk in chunks(source):
@@ -63,13 +63,13 @@ def _hash(source: Source | Array) -> int:
     return running.intdigest()
 
 
-def _same_bytes(a: Source | Array, b: Source | Array) -> bool:
+def _same_bytes(a: SplitSource | Array, b: SplitSource | Array) -> bool:
     """Return whether two sources of one size hold the same bytes; copies only what lies in pieces or has gaps."""
     x, y = (np.concatenate(parts) if len(parts) > 1 else parts[0] for parts in (list(chunks(s)) for s in (a, b)))
     return all(np.array_equal(x[i : i + _COMPARE], y[i : i + _COMPARE]) for i in range(0, len(x), _COMPARE))
 
 
-def _homes(sources: Sequence[Source | Array], kind: int) -> tuple[list[int], list[int]]:
+def _homes(sources: Sequence[SplitSource | Array], kind: int) -> tuple[list[int], list[int]]:
     """Return which source each one's bytes are stored with (itself, or an equal earlier one), and the digests."""
     homes = list(range(len(sources)))
     if not kind:
@@ -87,7 +87,9 @@ def _homes(sources: Sequence[Source | Array], kind: int) -> tuple[list[int], lis
     return homes, digests
 
 
-def write_front(sink: Sink, number: Any, sources: Sequence[Source | Array], *, alignment: int, kind: int) -> SaveReport:
+def write_front(
+    sink: Sink, number: Any, sources: Sequence[SplitSource | Array], *, alignment: int, kind: int
+) -> SaveReport:
     """Write a front-indexed archive, straight through; every size is known from one plan before the first byte.
 
     `number(payloads)` gives the entries, told which payload holds each source.
@@ -119,13 +121,13 @@ def write_front(sink: Sink, number: Any, sources: Sequence[Source | Array], *, a
     return report_of(entries, size)
 
 
-def _write_sources(sink: Sink, sources: Sequence[Source | Array], offsets: Array, sizes: Array) -> None:
+def _write_sources(sink: Sink, sources: Sequence[SplitSource | Array], offsets: Array, sizes: Array) -> None:
     """Write payloads at their offsets with zeros between; small ones joined, large ones straight from their arrays."""
     ends = offsets + sizes
     gaps = offsets - np.concatenate((np.array([sink.position], np.uint64), ends[:-1]))
     single = sizes >= np.uint64(_BATCH)
-    if Source in set(map(type, sources)):
-        single |= np.array([isinstance(s, Source) for s in sources], bool)
+    if SplitSource in set(map(type, sources)):
+        single |= np.array([isinstance(s, SplitSource) for s in sources], bool)
     cut = single | (gaps > 0)
     cut[1:] |= single[:-1] | ((ends // np.uint64(_BATCH))[1:] != (ends // np.uint64(_BATCH))[:-1])
     cuts = [*np.flatnonzero(cut).tolist(), len(sources)]

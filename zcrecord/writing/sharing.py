@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from zcrecord import dtypes
-from zcrecord.codec.entries import Form
+from zcrecord.codec.entries import TensorLayout
 from zcrecord.dtypes import DType
 from zcrecord.errors import UnsupportedError
 from zcrecord.tensors.lazy import LazyTensor
@@ -25,52 +25,52 @@ from zcrecord.tensors.packed import PackedTensor, StringTensor, as_bytes
 if TYPE_CHECKING:
     import numpy.typing as npt  # costs 0.6 ms at run time
 
-__all__ = ["Placement", "Source", "analyse", "chunks"]
+__all__ = ["PayloadPlan", "SplitSource", "chunks", "plan_sharing"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 _BOOL = dtypes.by_name["bool"]
 _CACHED = 1 << 26  # bytes of packed copies held in all; those beyond are made twice (digest, write)
 
 
-class Placement:
-    """Where every tensor goes: `form_ids[i]` and `source_ids[i]` are tensor i's form and source (-1: no bytes)."""
+class PayloadPlan:
+    """Where every tensor goes: `layout_ids[i]` and `source_ids[i]` are tensor i's layout and source (-1: no bytes)."""
 
-    __slots__ = ("_numbers", "form_ids", "forms", "held", "source_ids", "sources")
+    __slots__ = ("_numbers", "held", "layout_ids", "layouts", "source_ids", "sources")
 
     def __init__(self, count: int) -> None:
-        self.form_ids = [0] * count
+        self.layout_ids = [0] * count
         self.source_ids = [-1] * count
-        self.forms: list[Form] = []
-        self.sources: list[Any] = []  # Source, LazyTensor, or an array in C order that has the buffer protocol
-        self._numbers: dict[Form, int] = {}
+        self.layouts: list[TensorLayout] = []
+        self.sources: list[Any] = []  # SplitSource, LazyTensor, or an array in C order that has the buffer protocol
+        self._numbers: dict[TensorLayout, int] = {}
         self.held = 0  # bytes of packed copies among the sources
 
-    def form(self, form: Form) -> int:
-        """Return the number of a form, each distinct one kept once."""
-        number = self._numbers.setdefault(form, len(self.forms))
-        if number == len(self.forms):
-            self.forms.append(form)
+    def layout(self, layout: TensorLayout) -> int:
+        """Return the number of a layout, each distinct one kept once."""
+        number = self._numbers.setdefault(layout, len(self.layouts))
+        if number == len(self.layouts):
+            self.layouts.append(layout)
         return number
 
-    def put(self, users: list[int], form: Form, source: int) -> None:
+    def put(self, users: list[int], layout: TensorLayout, source: int) -> None:
         """Place tensors that are one and the same."""
-        number = self.form(form)
+        number = self.layout(layout)
         for i in users:
-            self.form_ids[i], self.source_ids[i] = number, source
+            self.layout_ids[i], self.source_ids[i] = number, source
 
-    def in_order(self) -> None:
-        """Renumber forms and sources by the first tensor that uses them: addresses leave no trace in the file."""
+    def renumber(self) -> None:
+        """Renumber layouts and sources by the first tensor that uses them: addresses leave no trace in the file."""
         order: dict[int, int] = {-1: -1}
         for s in self.source_ids:
             order.setdefault(s, len(order) - 1)
         self.source_ids = [order[s] for s in self.source_ids]
         self.sources = [self.sources[old] for old in order if old >= 0]
         kept: dict[int, int] = {}
-        self.form_ids = [kept.setdefault(f, len(kept)) for f in self.form_ids]
-        self.forms = [self.forms[old] for old in kept]
+        self.layout_ids = [kept.setdefault(f, len(kept)) for f in self.layout_ids]
+        self.layouts = [self.layouts[old] for old in kept]
 
 
-class Source:
+class SplitSource:
     """The bytes of one payload-to-be that do not lie in one piece: arrays to be read one after the other."""
 
     __slots__ = ("nbytes", "parts")
@@ -104,13 +104,13 @@ class _Member(NamedTuple):
     shape: tuple[int, ...]
 
 
-def chunks(source: Source | Array) -> Iterator[Array]:
+def chunks(source: SplitSource | Array) -> Iterator[Array]:
     """Yield a source's bytes as contiguous uint8 arrays; packs what has gaps, one part at a time."""
-    parts = source.parts if isinstance(source, Source) else [source]
+    parts = source.parts if isinstance(source, SplitSource) else [source]
     return map(as_bytes, parts)
 
 
-def analyse(tensors: list[Any]) -> Placement:
+def plan_sharing(tensors: list[Any]) -> PayloadPlan:
     """Return where each tensor goes, and the sources in the order in which the tensors first need them.
 
     Accepts ndarray, PackedTensor, StringTensor. Copies nothing but what must be packed or byte-swapped.
@@ -118,7 +118,7 @@ def analyse(tensors: list[Any]) -> Placement:
     Raises:
         UnsupportedError: an element type the format does not have.
     """
-    out = Placement(len(tensors))
+    out = PayloadPlan(len(tensors))
     simple, raw = _simple(tensors, out)
     members: dict[Any, _Member] = {}
     if len(simple) < len(tensors):
@@ -142,44 +142,44 @@ def analyse(tensors: list[Any]) -> Placement:
         for part in _apart(group):
             _place_group(part, out)
     if members or len(simple) < len(tensors):
-        out.in_order()
+        out.renumber()
     return out
 
 
-def _place_lazy(i: int, tensor: LazyTensor, out: Placement, known: dict[Any, int]) -> None:
+def _place_lazy(i: int, tensor: LazyTensor, out: PayloadPlan, known: dict[Any, int]) -> None:
     """Place a tensor that is yet to be produced; of those with one key, the first is."""
     source = -1
     if tensor.nbytes:
         source = known.setdefault((tensor.key, tensor.kind.code, tensor.nbytes), len(out.sources))
         if source == len(out.sources):
             out.sources.append(tensor)
-    out.put([i], Form(tensor.kind.code, tensor.kind.bits, tensor.shape), source)
+    out.put([i], TensorLayout(tensor.kind.code, tensor.kind.bits, tensor.shape), source)
 
 
-def _simple(tensors: list[Any], out: Placement) -> tuple[list[int], list[Source | Array]]:
-    """Return which tensors are arrays with bytes in C order, and those bytes as arrays; their forms go to `out`."""
+def _simple(tensors: list[Any], out: PayloadPlan) -> tuple[list[int], list[SplitSource | Array]]:
+    """Return which tensors are arrays with bytes in C order, and those bytes as arrays; their layouts go to `out`."""
     arrays = set(map(type, tensors)) <= {np.ndarray}
     numbers = range(len(tensors)) if arrays else [i for i, t in enumerate(tensors) if type(t) is np.ndarray]
     known = tensors if arrays else [tensors[i] for i in numbers]
     dtypes_, shapes = [t.dtype for t in known], [t.shape for t in known]
-    form, last_dtype, last_shape = -1, None, None
-    forms = []
+    layout, last_dtype, last_shape = -1, None, None
+    layouts = []
     for dtype, shape in zip(dtypes_, shapes, strict=True):
         if dtype is not last_dtype or shape != last_shape:  # tensors of a kind tend to follow one another
             kind = dtypes.from_numpy(dtype)
             usable = dtype == kind.numpy and kind.bits >= 8 and kind is not _BOOL and 0 not in shape
-            form = out.form(Form(kind.code, kind.bits, shape)) if usable else -1
+            layout = out.layout(TensorLayout(kind.code, kind.bits, shape)) if usable else -1
             last_dtype, last_shape = dtype, shape
-        forms.append(form)
-    whole = -1 not in forms and all([t.flags.c_contiguous for t in known])  # noqa: C419  # twice as fast as a generator
+        layouts.append(layout)
+    whole = -1 not in layouts and all([t.flags.c_contiguous for t in known])  # noqa: C419  # twice as fast as a generator
     if not whole:
-        picked = [(i, t, f) for i, t, f in zip(numbers, known, forms, strict=True) if f >= 0 and t.flags.c_contiguous]
-        numbers, known, forms = ([p[k] for p in picked] for k in range(3))
+        picked = [(i, t, f) for i, t, f in zip(numbers, known, layouts, strict=True) if f >= 0 and t.flags.c_contiguous]
+        numbers, known, layouts = ([p[k] for p in picked] for k in range(3))
     if len(known) == len(tensors):
-        out.form_ids = forms
+        out.layout_ids = layouts
     else:
-        for i, form in zip(numbers, forms, strict=True):
-            out.form_ids[i] = form
+        for i, layout in zip(numbers, layouts, strict=True):
+            out.layout_ids[i] = layout
     foreign = [d for d in set(dtypes_) if d.isbuiltin != 1]  # they have no buffer protocol
     return list(numbers), [as_bytes(t) for t in known] if foreign else known
 
@@ -210,7 +210,7 @@ def _addresses(arrays: list[Any]) -> list[int]:
         return [a.__array_interface__["data"][0] for a in arrays]
 
 
-def _collect(i: int, tensor: Any, out: Placement, members: dict[Any, _Member]) -> None:
+def _collect(i: int, tensor: Any, out: PayloadPlan, members: dict[Any, _Member]) -> None:
     """Register tensor i with the member that is the same memory seen the same way, or place it if it has no bytes."""
     if isinstance(tensor, StringTensor):
         array, kind, plain = tensor.data, dtypes.STRING, True
@@ -219,7 +219,7 @@ def _collect(i: int, tensor: Any, out: Placement, members: dict[Any, _Member]) -
     else:
         array, kind, plain = tensor, dtypes.from_numpy(tensor.dtype), False
     if array.size == 0:
-        out.put([i], Form(kind.code, kind.bits, tuple(tensor.shape)), -1)
+        out.put([i], TensorLayout(kind.code, kind.bits, tuple(tensor.shape)), -1)
         return
     lo, hi = extent(array)
     key = (lo, array.shape, array.strides, array.dtype, kind.code, plain, tuple(tensor.shape))
@@ -300,7 +300,7 @@ def _octets(array: Array) -> Iterator[npt.NDArray[np.uint8]]:
     return iter([_memory_order(array)]) if is_dense(array) else map(as_bytes, array if array.ndim > 1 else array[None])
 
 
-def _place_group(group: list[_Member], out: Placement) -> None:
+def _place_group(group: list[_Member], out: PayloadPlan) -> None:
     """Make runs of the dense members of a group, put the others inside one where they fit, pack the rest."""
     runs: list[_Run] = []
     for m in group:
@@ -308,7 +308,7 @@ def _place_group(group: list[_Member], out: Placement) -> None:
             continue
         if not runs or m.lo >= runs[-1].hi:
             runs.append(_Run(m, len(out.sources)))
-            out.sources.append(Source([], 0))
+            out.sources.append(SplitSource([], 0))
         elif (m.lo - runs[-1].lo) % m.array.itemsize == 0:
             runs[-1].hi = max(runs[-1].hi, m.hi)
             runs[-1].members.append(m)
@@ -337,7 +337,7 @@ def _fits(m: _Member, run: _Run) -> bool:
     return run.lo <= m.lo and m.hi <= run.hi and whole and m.array.nbytes <= run.hi - run.lo
 
 
-def _run_source(run: _Run) -> Source | Array:
+def _run_source(run: _Run) -> SplitSource | Array:
     """Return a run's memory, pieced together from the members that cover it."""
     pieces: list[Array] = []
     done = run.lo
@@ -345,7 +345,7 @@ def _run_source(run: _Run) -> Source | Array:
         if m.hi > done:
             pieces.append(_memory_order(m.array)[done - m.lo :])
             done = m.hi
-    return pieces[0] if len(pieces) == 1 else Source(pieces, run.hi - run.lo)
+    return pieces[0] if len(pieces) == 1 else SplitSource(pieces, run.hi - run.lo)
 
 
 def _memory_order(array: Array) -> npt.NDArray[np.uint8]:
@@ -355,26 +355,26 @@ def _memory_order(array: Array) -> npt.NDArray[np.uint8]:
     return array.reshape(-1).view(np.uint8)
 
 
-def _place_alone(m: _Member, out: Placement) -> None:
+def _place_alone(m: _Member, out: PayloadPlan) -> None:
     """Give a member a payload of its own, in C order."""
     array = m.array
-    out.put(m.users, Form(m.kind.code, m.kind.bits, m.shape), len(out.sources))
+    out.put(m.users, TensorLayout(m.kind.code, m.kind.bits, m.shape), len(out.sources))
     copied = 0 if array.flags.c_contiguous and array.dtype.isnative else array.nbytes
     if out.held + copied <= _CACHED:
         out.held += copied
         out.sources.append(as_bytes(array))
     else:
-        out.sources.append(Source([array], array.nbytes))
+        out.sources.append(SplitSource([array], array.nbytes))
 
 
-def _place_view(m: _Member, out: Placement, run: _Run) -> None:
-    form = Form(m.kind.code, m.kind.bits, m.shape)
+def _place_view(m: _Member, out: PayloadPlan, run: _Run) -> None:
+    layout = TensorLayout(m.kind.code, m.kind.bits, m.shape)
     if (m.lo, m.hi) != (run.lo, run.hi) or not m.array.flags.c_contiguous:
         item = m.array.itemsize
         strides = tuple(s // item if d > 1 else 0 for s, d in zip(m.array.strides, m.shape, strict=True))
         offset = m.array.__array_interface__["data"][0] - run.lo
-        form = form._replace(byte_offset=offset, strides=strides)
-    out.put(m.users, form, run.source)
+        layout = layout._replace(byte_offset=offset, strides=strides)
+    out.put(m.users, layout, run.source)
 
 
 def check_supported(value: Any, path: str) -> None:

@@ -79,7 +79,7 @@ class StreamWriter:
         sink.write(encode_unsealed(alignment) + bytes(self._payload_offset - HEADER_SIZE))
 
     def store(self, source: Any) -> int:
-        """Write one payload: what a LazyTensor produces, or the bytes of an array or Source; return its id."""
+        """Write one payload: what a LazyTensor produces, or the bytes of an array or SplitSource; return its id."""
         self.begin(source.nbytes)
         for piece in source.pieces() if isinstance(source, LazyTensor) else chunks(source):
             self.write(piece)
@@ -241,7 +241,7 @@ class StreamWriter:
             self._sink.patch(0, header.encode())
         return report_of(entries, size)
 
-    def check(self) -> None:
+    def verify_written(self) -> None:
         """Read back what was written, and compare it with the digests taken when it came and with the index.
 
         Raises:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from zcrecord.archive.archive import Archive
-from zcrecord.codec.entries import Form, ModuleKind
+from zcrecord.codec.entries import ModuleKind, TensorLayout
 from zcrecord.codec.index import PAYLOAD, in_memory
 from zcrecord.codec.layout import NONE
 from zcrecord.errors import RecordError
@@ -16,7 +16,7 @@ from zcrecord.record.record import Record
 from zcrecord.record.save import metadata_entries
 from zcrecord.storage.memory import Memory, buffer_of, map_file, read_file
 from zcrecord.storage.sink import path_of
-from zcrecord.writing.flatten import Flat
+from zcrecord.writing.flatten import FlatRecord
 
 from .header import check_length, decode_header
 
@@ -61,11 +61,12 @@ def _archive(memory: Memory) -> Archive:
     start = 8 + length
     said = decode_header(bytes(octets[8:start]), len(octets) - start)
     names, count = said.names, len(said.names)
-    told = Flat(ModuleKind.MAPPING, "")  # every name whole, so that they come back as they are
+    told = FlatRecord(ModuleKind.MAPPING, "")  # every name whole, so that they come back as they are
     told.names = names
     told.key_sizes = list(map(len, names if "".join(names).isascii() else map(str.encode, names)))
     told.parents, told.places = [0] * count, list(range(count))
-    told.form_ids, told.forms = said.form_ids, [Form(kind.code, kind.bits, shape) for kind, shape in said.forms]
+    told.layout_ids = said.form_ids
+    told.layouts = [TensorLayout(kind.code, kind.bits, shape) for kind, shape in said.forms]
     bounds = np.array(said.bounds, np.uint64)
     sizes = np.diff(bounds)
     some = sizes > 0

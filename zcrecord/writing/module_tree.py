@@ -12,13 +12,13 @@ from typing import Any
 
 import numpy as np
 
-from zcrecord.codec.entries import AttributeEntry, Entries, Form, ModuleEntry, ModuleKind
+from zcrecord.codec.entries import AttributeEntry, Entries, ModuleEntry, ModuleKind, TensorLayout
 from zcrecord.codec.layout import MAX_DEPTH, NONE
 from zcrecord.errors import LimitError, NameCollisionError, UnsupportedError
 
-from .flatten import Flat, encodable, is_attribute, split_dotted
+from .flatten import FlatRecord, encodable, is_attribute, split_dotted
 
-__all__ = ["Outline", "path_of_name"]
+__all__ = ["ModuleTreeBuilder", "path_of_name"]
 
 # What full names of modules may take: so many characters, and so many times those of tensors' names. Each is stored in
 # full: a file of deeply nested long names would else become one of 50 times its size, and take 300 times its memory.
@@ -27,15 +27,15 @@ _MAPPING = int(ModuleKind.MAPPING), ""
 _ORDERED = (ModuleKind.LIST, ""), (ModuleKind.TUPLE, "")
 
 
-class Outline:
+class ModuleTreeBuilder:
     """Modules, tensors and attributes as they are told, each by its path; children keep the order of their first word.
 
     Example:
-        >>> from zcrecord.codec.entries import Form
-        >>> outline = Outline()
-        >>> outline.tensor(("encoder", "weight"), Form(18, 32, (2,)), payload=0)
-        >>> outline.attribute(("encoder", "heads"), 8)
-        >>> outline.entries().names
+        >>> from zcrecord.codec.entries import TensorLayout
+        >>> tree = ModuleTreeBuilder()
+        >>> tree.tensor(("encoder", "weight"), TensorLayout(18, 32, (2,)), payload=0)
+        >>> tree.attribute(("encoder", "heads"), 8)
+        >>> tree.entries().names
         ['encoder.weight']
     """
 
@@ -52,25 +52,25 @@ class Outline:
         self._names: dict[str, int] = {}  # of tensors, and their numbers, in which order the columns below are
         self._parents: list[int] = []
         self._places: list[int] = []
-        self._form_ids: list[int] = []
+        self._layout_ids: list[int] = []
         self.payloads: list[int] = []
-        self._forms: dict[Form, int] = {}
+        self._layouts: dict[TensorLayout, int] = {}
         self._room = _ROOM
 
     def __len__(self) -> int:
         return len(self.payloads)
 
-    def tensor(self, path: Sequence[str], form: Form, payload: int) -> None:
+    def tensor(self, path: Sequence[str], layout: TensorLayout, payload: int) -> None:
         """Add a tensor whose bytes are those of `payload`, a number that may still change in `payloads`.
 
         Raises:
             NameCollisionError: its name is taken. UnsupportedError: a key is empty or has NUL. LimitError: too deep, or
                 names of modules take far more than those of tensors.
         """
-        self.check(path)
-        self.put(tuple(path[:-1]), ".".join(path), form, payload)
+        self.check_name(path)
+        self.put(tuple(path[:-1]), ".".join(path), layout, payload)
 
-    def put(self, above: tuple[str, ...], name: str, form: Form, payload: int) -> None:
+    def put(self, above: tuple[str, ...], name: str, layout: TensorLayout, payload: int) -> None:
         """Add a tensor by the path of its module and its full name, which the caller knows to be right and free.
 
         Raises:
@@ -88,7 +88,7 @@ class Outline:
         self._parents.append(parent)
         self._places.append(self._counts[parent])
         self._counts[parent] += 1
-        self._form_ids.append(self._forms.setdefault(form, len(self._forms)))
+        self._layout_ids.append(self._layouts.setdefault(layout, len(self._layouts)))
         self.payloads.append(payload)
 
     def _child(self, parent: int, name: str) -> str:
@@ -99,7 +99,7 @@ class Outline:
             return "a module"
         return "an attribute" if name in self._attributes and self._attributes[name].parent == parent else ""
 
-    def check(self, path: Sequence[str]) -> None:
+    def check_name(self, path: Sequence[str]) -> None:
         """Raise what `tensor` would, before a byte is written for it."""
         name = ".".join(path)
         _check_keys(path, name)
@@ -196,7 +196,7 @@ class Outline:
         key_sizes = map(_size, self._modules, [0, *map(sizes.__getitem__, self._above[1:])])
         told = zip(*[kinds.get(i, _MAPPING) for i in range(len(sizes))], strict=True)
         rows = zip(self._modules, key_sizes, above, self._module_places, *told, strict=True)
-        flat = Flat(*_MAPPING)
+        flat = FlatRecord(*_MAPPING)
         flat.modules *= len(sizes)
         for number, entry in zip(numbers, map(ModuleEntry._make, rows), strict=True):
             flat.modules[number] = entry
@@ -208,7 +208,7 @@ class Outline:
         if order is not None:
             flat.sort(np.argsort(np.asarray(order, np.int64)).tolist())
         flat.payloads = list(map(self.payloads.__getitem__, flat.values))
-        flat.form_ids, flat.forms = list(map(self._form_ids.__getitem__, flat.values)), list(self._forms)
+        flat.layout_ids, flat.layouts = list(map(self._layout_ids.__getitem__, flat.values)), list(self._layouts)
         return flat
 
     def _preorder(self) -> list[int]:
