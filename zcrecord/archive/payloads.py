@@ -12,7 +12,7 @@ import xxhash
 from zcrecord.errors import IntegrityError, LimitError
 from zcrecord.record.record import Record
 from zcrecord.storage.stream_reader import KEPT, SequentialMapping
-from zcrecord.writing.sharing import extent
+from zcrecord.tensors.strides import address, extent
 
 from .info import TensorInfo
 
@@ -99,8 +99,8 @@ class Payloads:
             if not memoryview(raw.obj).readonly:
                 return 0  # a private copy: to let go of it would undo what was written to it
             self._mapped = SequentialMapping(raw.obj)
-            self._base = _address(self._mapped.view)
-        return 0 if self._mapped is None else _address(raw) - self._base
+            self._base = address(self._mapped.view)
+        return 0 if self._mapped is None else address(raw) - self._base
 
     def _gather(self, out: Array, block: Array) -> None:
         """Copy a strided block, no more of its memory at a time than may be kept."""
@@ -132,11 +132,6 @@ def _ahead(prepared: Callable[[int], memoryview], places: range) -> Iterator[mem
             coming = other.submit(prepared, at)
             yield piece
         yield coming.result()
-
-
-def _address(view: memoryview) -> int:
-    address: int = np.frombuffer(view, np.uint8).__array_interface__["data"][0]
-    return address
 
 
 def _blocks(view: Array) -> Iterator[Array]:

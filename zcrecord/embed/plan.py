@@ -22,6 +22,7 @@ from zcrecord.record.record import Record
 from zcrecord.storage.memory import is_packed, map_file
 from zcrecord.storage.sink import path_of
 from zcrecord.storage.stream_reader import PIECE
+from zcrecord.tensors.strides import is_c_order
 
 from .identifiers import check_name, check_prefix, identifiers, stem_of
 
@@ -123,7 +124,7 @@ class _Bytes(NamedTuple):
 
     @classmethod
     def of(cls, info: TensorInfo) -> _Bytes:
-        strided = info.strides is not None and not _is_c_order(info.shape, info.strides)
+        strided = info.strides is not None and not is_c_order(info.shape, info.strides)
         return cls(info.offset, (info.shape, info.strides, info.bits) if strided else None)
 
 
@@ -320,13 +321,3 @@ def _packed(constants: Iterable[Constant]) -> tuple[list[Constant], int]:
             c = replace(c, offset=placed[c.base or c.identifier])
         out.append(c)
     return out, end
-
-
-def _is_c_order(shape: Sequence[int], strides: Sequence[int]) -> bool:
-    """Return whether strides, in elements, are those of C order; that of an axis of 1 does not matter."""
-    step = 1
-    for dim, stride in zip(reversed(shape), reversed(strides), strict=True):
-        if dim != 1 and stride != step:
-            return False
-        step *= dim
-    return True

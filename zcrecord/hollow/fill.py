@@ -20,7 +20,7 @@ from zcrecord.loaders.load import loader_of
 from zcrecord.loaders.mapped import MappedLoader
 from zcrecord.loaders.plan import MAX_IN_FLIGHT
 from zcrecord.storage.files import Progress
-from zcrecord.tensors.packed import as_bytes
+from zcrecord.tensors.strides import as_bytes
 
 from .skeleton import Shell
 from .state import Ledger

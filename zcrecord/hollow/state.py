@@ -6,7 +6,7 @@ What a constant is, is `constants`'s; where its bytes go is left to `hollow`.
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from typing import Any, Literal
 
 from zcrecord.archive import info
@@ -14,6 +14,7 @@ from zcrecord.archive.archive import Archive
 from zcrecord.archive.info import TensorInfo
 from zcrecord.codec.layout import NONE
 from zcrecord.errors import FillError, TensorNotFoundError, printable
+from zcrecord.tensors.strides import is_dense
 
 from .targets import Constant
 
@@ -53,7 +54,7 @@ class Ledger:
         constants: dict[str, Constant] = {}
         for told, names, offset in groups.values():
             whole = told.payload is not None and told.nbytes == int(archive.index.payloads["nbytes"][told.payload])
-            whole = whole and _reaches_each_once(told.shape, told.strides)
+            whole = whole and (told.strides is None or is_dense(told.shape, map(abs, told.strides)))
             constant = Constant(told, tuple(names), offset, whole)
             constants |= dict.fromkeys(names, constant)
             if told.payload is not None:
@@ -176,15 +177,3 @@ class Ledger:
                 return False
             self._ended, self._results = "aborted", {}
             return True
-
-
-def _reaches_each_once(shape: Sequence[int], strides: Sequence[int] | None) -> bool:
-    """Return whether strides, in elements, are those of C order but for the order and direction of axes."""
-    if strides is None:
-        return True
-    step = 1
-    for stride, dim in sorted((abs(s), n) for s, n in zip(strides, shape, strict=True) if n > 1):
-        if stride != step:
-            return False
-        step *= dim
-    return True

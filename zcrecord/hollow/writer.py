@@ -19,7 +19,8 @@ from zcrecord.dtypes import DType
 from zcrecord.errors import FillError, ProducerError, RecordError
 from zcrecord.tensors import interop
 from zcrecord.tensors.lazy import Pieces
-from zcrecord.tensors.packed import PackedTensor, StringTensor, as_bytes
+from zcrecord.tensors.packed import PackedTensor, StringTensor
+from zcrecord.tensors.strides import as_bytes
 from zcrecord.writing import flatten
 
 from .targets import Constant, Destination, Place

@@ -19,6 +19,7 @@ from zcrecord.codec.entries import KIND_NAMES
 from zcrecord.codec.layout import DIGEST_ALLOWANCE
 from zcrecord.errors import LimitError
 from zcrecord.record.record import Record
+from zcrecord.tensors.strides import address
 
 from .differing import differing, same
 
@@ -237,8 +238,7 @@ class _Equal:
         return bool(x == y)
 
     def _octets(self, x: bytes | memoryview, y: bytes | memoryview) -> bool:
-        starts = (np.frombuffer(v, np.uint8).__array_interface__["data"][0] for v in (x, y))
-        key = (*starts, len(x))
+        key = address(x), address(y), len(x)
         if key not in self._known:
             self._known[key] = same(x, y)
         return self._known[key]

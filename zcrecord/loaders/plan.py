@@ -24,6 +24,7 @@ from zcrecord.errors import LimitError, RecordError, TensorNotFoundError, Unsupp
 from zcrecord.record.record import Record
 from zcrecord.remote.on_demand import Window
 from zcrecord.remote.read_ahead import Expected, Feed
+from zcrecord.tensors.strides import is_c_order, reach
 
 from .protocol import LoadPlan, PayloadRef, RangeSource, Target
 
@@ -287,21 +288,10 @@ class _Forms:
         if at == NONE:
             return _Form(payload, 0, nbytes, kind, bits, shape, None, 0)
         item, strides = bits // 8, tuple(self._strides[at : at + rank])
-        reaches = [(n - 1) * s * item for n, s in zip(shape, strides, strict=True)]
-        low = byte_offset + sum(r for r in reaches if r < 0)
-        high = byte_offset + sum(r for r in reaches if r > 0) + item
-        stored = None if _in_c_order(shape, strides) else strides
+        lowest, highest = reach(shape, strides)
+        low, high = byte_offset + lowest * item, byte_offset + (highest + 1) * item
+        stored = None if is_c_order(shape, strides) else strides
         return _Form(payload, low, high - low, kind, bits, shape, stored, byte_offset - low)
-
-
-def _in_c_order(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
-    """Return whether strides are those of C order, on every axis that is longer than 1."""
-    expected = 1
-    for n, stride in zip(reversed(shape), reversed(strides), strict=True):
-        if n > 1 and stride != expected:
-            return False
-        expected *= n
-    return True
 
 
 def _slicer(slices: Slices, names: Iterable[str], path: str | None) -> Callable[[str], Rows | None]:

@@ -22,6 +22,7 @@ from typing import Any
 from zcrecord.dtypes import DType
 from zcrecord.errors import LimitError, RecordError, UnsupportedError
 from zcrecord.frameworks.handover import import_torch, torch_device, torch_dtype, torch_shape
+from zcrecord.tensors.strides import reach
 
 from .plan import LoadPlan
 from .protocol import PayloadRef
@@ -194,8 +195,7 @@ class TorchLoader:
         if ref.strides is None:
             count = math.prod(shape)
             return elements[ref.byte_offset // item :][:count].view(shape).detach()
-        lowest = ref.byte_offset // item
-        lowest += sum((n - 1) * s for n, s in zip(shape, ref.strides, strict=True) if s < 0)
+        lowest = ref.byte_offset // item + reach(shape, ref.strides)[0]
         upright = elements.as_strided(shape, [abs(s) for s in ref.strides], lowest).detach()
         turned = [axis for axis, stride in enumerate(ref.strides) if stride < 0]
         return upright if not turned else self._later(None, upright, turned)

@@ -30,6 +30,7 @@ from zcrecord.codec.layout import ALIGNMENT, align_up
 from zcrecord.errors import LimitError, SourceError, UnsupportedError, missing_package
 from zcrecord.record.load import load_record
 from zcrecord.record.record import Record
+from zcrecord.tensors.strides import address
 
 from . import graph
 from .graph import INLINE, Initializer
@@ -112,11 +113,6 @@ def _whole(record: Record) -> Bytes:
     return np.frombuffer(owner, np.uint8)
 
 
-def _address(array: np.ndarray[Any, Any]) -> int:
-    address: int = array.__array_interface__["data"][0]
-    return address
-
-
 def _file_of(record: Record) -> str | None:
     """Return the resolved path of the file that a record is a mapping of, None where it is not there any more."""
     if record.path is None:
@@ -184,9 +180,9 @@ class _Maker:
 
     def _offsets(self, whole: Bytes) -> dict[int, int]:
         """Return where each tensor that is as ONNX Runtime wants it lies in the record's memory."""
-        base = _address(whole)
+        base = address(whole)
         values = enumerate(self._record.values())
-        return {n: _address(graph.raw_bytes(value)) - base for n, value in values if _mappable(value)}
+        return {n: address(graph.raw_bytes(value)) - base for n, value in values if _mappable(value)}
 
     def _least(self) -> int:
         """Return from how many bytes on a tensor is mapped: more than INLINE where there are very many."""

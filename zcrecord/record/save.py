@@ -15,6 +15,7 @@ from zcrecord.codec.layout import ALIGNMENT, NONE, check_alignment
 from zcrecord.errors import ProducerError, UnsupportedError
 from zcrecord.storage.sink import Sink, open_sink
 from zcrecord.tensors.lazy import LazyTensor
+from zcrecord.tensors.strides import address
 from zcrecord.writing import flatten
 from zcrecord.writing.front_writer import SaveReport, digest_kind, write_front
 from zcrecord.writing.sharing import PayloadPlan, plan_sharing
@@ -179,7 +180,7 @@ class _Blobs:
             return value
         if isinstance(value, bytes) or value.format != "B" or value.ndim != 1 or not len(value):
             return self._number(bytes(value))
-        place = np.frombuffer(value, np.uint8).__array_interface__["data"][0], value.nbytes
+        place = address(value), value.nbytes
         if place not in self._at:  # lists may name one payload a million times
             self._at[place] = self._number(bytes(value)), value
         return self._at[place][0]

@@ -16,9 +16,8 @@ import os
 import sys
 from collections.abc import Callable
 
-import numpy as np
-
 from zcrecord.codec.layout import MAX_ALIGNMENT
+from zcrecord.tensors.strides import address
 
 __all__ = ["aligned", "map_descriptor"]
 
@@ -58,7 +57,7 @@ def aligned(size: int, *, sparse: bool = False) -> tuple[mmap.mmap, memoryview]:
     else:
         block = mmap.mmap(-1, size + MAX_ALIGNMENT)
     whole = memoryview(block)
-    start = -np.frombuffer(whole, np.uint8).__array_interface__["data"][0] % MAX_ALIGNMENT
+    start = -address(whole) % MAX_ALIGNMENT
     return block, whole[start : start + size]
 
 
@@ -69,8 +68,8 @@ def _mapped_over(fd: int, flags: int, prot: int) -> mmap.mmap | None:
     if call is None:
         return None
     room = mmap.mmap(-1, nbytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NORESERVE, prot)
-    address = np.frombuffer(room, np.uint8).__array_interface__["data"][0]
-    if call(address, nbytes, prot, flags | _FIXED, fd, 0) == address:
+    start = address(room)
+    if call(start, nbytes, prot, flags | _FIXED, fd, 0) == start:
         return room
     _lost.append(room)  # Linux may have taken it away before it failed, and another thread may have that place now
     return None

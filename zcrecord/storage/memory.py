@@ -20,6 +20,7 @@ import numpy as np
 
 from zcrecord.codec.layout import ALIGNMENT, HEADER_SIZE, too_short
 from zcrecord.errors import RecordError, SourceError, SourceNotFoundError, UnsupportedError
+from zcrecord.tensors.strides import address
 
 from .file_objects import check_readable, read_to_end
 from .mapping import aligned, map_descriptor
@@ -248,7 +249,7 @@ def private_copy(octets: memoryview, filled: list[tuple[int, int]] | None = None
 def aligned_empty(nbytes: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
     """Return new memory, not initialised, aligned as payloads are."""
     room = np.empty(nbytes + ALIGNMENT, np.uint8)
-    start = -room.__array_interface__["data"][0] % ALIGNMENT
+    start = -address(room) % ALIGNMENT
     return room[start : start + nbytes]
 
 

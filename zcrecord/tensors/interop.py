@@ -19,6 +19,7 @@ from zcrecord.dtypes import DType
 from zcrecord.errors import UnsupportedError
 
 from .packed import PackedTensor
+from .strides import reach
 
 __all__ = ["FLOAT4_PAIRS", "DeviceTensor", "as_array", "is_tensor", "path_key", "pytree_children", "viewed"]
 
@@ -244,8 +245,8 @@ def _check_storage(tensor: Any) -> None:
     """Raise if a tensor's storage was made smaller than the tensor: reading it would end the process."""
     if not tensor.numel():
         return
-    reach = 1 + sum([(dim - 1) * stride for dim, stride in zip(tensor.shape, tensor.stride(), strict=True)])
-    needed, there = (tensor.storage_offset() + reach) * tensor.itemsize, tensor.untyped_storage().nbytes()
+    last = tensor.storage_offset() + reach(tensor.shape, tensor.stride())[1]
+    needed, there = (last + 1) * tensor.itemsize, tensor.untyped_storage().nbytes()
     if there < needed:
         what = f"its storage holds {there} of the {needed} bytes it reaches; it was freed or resized"
         raise UnsupportedError(f"{what}, load or gather it before it is saved")

@@ -18,7 +18,8 @@ from zcrecord.dtypes import DType
 from zcrecord.errors import LimitError, ProducerError, RecordError, UnsupportedError
 
 from . import interop
-from .packed import PackedTensor, as_bytes
+from .packed import PackedTensor
+from .strides import as_bytes
 
 __all__ = ["LazyTensor", "Pieces"]
 

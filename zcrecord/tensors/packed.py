@@ -19,18 +19,9 @@ from zcrecord.errors import FormatError, UnsupportedError
 if TYPE_CHECKING:
     import numpy.typing as npt  # costs 0.6 ms at run time
 
-__all__ = ["PackedTensor", "StringTensor", "as_bytes"]
+__all__ = ["PackedTensor", "StringTensor"]
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
-
-
-def as_bytes(array: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
-    """Return the array's C-order bytes, little-endian: a view where it is contiguous, a new array otherwise."""
-    if not array.dtype.isnative:
-        array = array.astype(array.dtype.newbyteorder("<"))
-    if not array.flags.c_contiguous:
-        array = np.ascontiguousarray(array)
-    return array.reshape(-1).view(np.uint8)
 
 
 class PackedTensor:

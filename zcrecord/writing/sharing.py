@@ -8,7 +8,6 @@ Anything else with gaps is packed into C order. Knows addresses; nothing of name
 from __future__ import annotations
 
 import bisect
-import ctypes
 from collections.abc import Iterator
 from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -20,7 +19,8 @@ from zcrecord.codec.entries import TensorLayout
 from zcrecord.dtypes import DType
 from zcrecord.errors import UnsupportedError
 from zcrecord.tensors.lazy import LazyTensor
-from zcrecord.tensors.packed import PackedTensor, StringTensor, as_bytes
+from zcrecord.tensors.packed import PackedTensor, StringTensor
+from zcrecord.tensors.strides import address, addresses, as_bytes, extent, is_dense, memory_order
 
 if TYPE_CHECKING:
     import numpy.typing as npt  # costs 0.6 ms at run time
@@ -191,7 +191,7 @@ def _own_memory(tensors: list[Any]) -> bool:
 
 def _crowded(raw: list[Any], members: list[_Member]) -> npt.NDArray[np.bool_]:
     """Return which of the C-order arrays overlap another one or a member."""
-    lo = np.array([*_addresses(raw), *(m.lo for m in members)], np.int64)
+    lo = np.array([*addresses(raw), *(m.lo for m in members)], np.int64)
     hi = np.array([*(r.nbytes for r in raw), *(m.hi - m.lo for m in members)], np.int64) + lo
     order = np.argsort(lo, kind="stable")
     reached = np.maximum.accumulate(hi[order])
@@ -200,14 +200,6 @@ def _crowded(raw: list[Any], members: list[_Member]) -> npt.NDArray[np.bool_]:
     out[order[1:][meets]] = True
     out[order[:-1][meets]] = True
     return out[: len(raw)]
-
-
-def _addresses(arrays: list[Any]) -> list[int]:
-    """Return where arrays in C order start; ctypes knows five times faster than numpy, if they are writable."""
-    try:
-        return list(map(ctypes.addressof, map(ctypes.c_char.from_buffer, arrays)))
-    except (TypeError, ValueError, BufferError):
-        return [a.__array_interface__["data"][0] for a in arrays]
 
 
 def _collect(i: int, tensor: Any, out: PayloadPlan, members: dict[Any, _Member]) -> None:
@@ -231,7 +223,7 @@ def _collect(i: int, tensor: Any, out: PayloadPlan, members: dict[Any, _Member])
     elif (legal := _legal(array, kind, tensor)) is not array:
         array, plain = legal, True
         lo, hi = extent(array)
-    dense = plain or is_dense(array)
+    dense = plain or _fills_extent(array)
     members[key] = _Member(array, kind, lo, hi, dense, plain, [i], tuple(tensor.shape))
 
 
@@ -249,28 +241,9 @@ def _legal(array: Array, kind: DType, tensor: Any) -> Array:
     return array
 
 
-def extent(array: Array) -> tuple[int, int]:
-    """Return the first address the array reaches and one past its last."""
-    address: int = array.__array_interface__["data"][0]
-    low = high = 0
-    for dim, stride in zip(array.shape, array.strides, strict=True):
-        reach = (dim - 1) * stride
-        low, high = (low + reach, high) if reach < 0 else (low, high + reach)
-    return address + low, address + high + array.itemsize
-
-
-def is_dense(array: Array) -> bool:
-    """Return whether the elements fill their extent in some order of the axes, none of them reversed."""
-    if array.flags.c_contiguous or array.flags.f_contiguous:
-        return True
-    expected = array.itemsize
-    for stride, dim in sorted(zip(array.strides, array.shape, strict=True)):
-        if dim == 1:
-            continue
-        if stride != expected:
-            return False
-        expected *= dim
-    return True
+def _fills_extent(array: Array) -> bool:
+    flags = array.flags
+    return flags.c_contiguous or flags.f_contiguous or is_dense(array.shape, array.strides, array.itemsize)
 
 
 def _overlapping(members: list[_Member]) -> list[list[_Member]]:
@@ -297,7 +270,9 @@ def _apart(group: list[_Member]) -> list[list[_Member]]:
 
 def _octets(array: Array) -> Iterator[npt.NDArray[np.uint8]]:
     """Return the bytes of an array in some order; copies what has gaps, a row at a time."""
-    return iter([_memory_order(array)]) if is_dense(array) else map(as_bytes, array if array.ndim > 1 else array[None])
+    return (
+        iter([memory_order(array)]) if _fills_extent(array) else map(as_bytes, array if array.ndim > 1 else array[None])
+    )
 
 
 def _place_group(group: list[_Member], out: PayloadPlan) -> None:
@@ -332,7 +307,7 @@ def _place_group(group: list[_Member], out: PayloadPlan) -> None:
 def _fits(m: _Member, run: _Run) -> bool:
     """Return whether a view with gaps can be described by strides inside a run."""
     item = m.array.itemsize
-    start = m.array.__array_interface__["data"][0] - run.lo
+    start = address(m.array) - run.lo
     whole = start % item == 0 and all(s % item == 0 for s in m.array.strides)
     return run.lo <= m.lo and m.hi <= run.hi and whole and m.array.nbytes <= run.hi - run.lo
 
@@ -343,16 +318,9 @@ def _run_source(run: _Run) -> SplitSource | Array:
     done = run.lo
     for m in run.members:  # ascending by lo, and each overlaps what came before it
         if m.hi > done:
-            pieces.append(_memory_order(m.array)[done - m.lo :])
+            pieces.append(memory_order(m.array)[done - m.lo :])
             done = m.hi
     return pieces[0] if len(pieces) == 1 else SplitSource(pieces, run.hi - run.lo)
-
-
-def _memory_order(array: Array) -> npt.NDArray[np.uint8]:
-    """Return a dense array's bytes in the order in which they lie; a view."""
-    if not array.flags.c_contiguous:
-        array = array.transpose(sorted(range(array.ndim), key=lambda a: (-array.strides[a], array.shape[a])))
-    return array.reshape(-1).view(np.uint8)
 
 
 def _place_alone(m: _Member, out: PayloadPlan) -> None:
@@ -372,7 +340,7 @@ def _place_view(m: _Member, out: PayloadPlan, run: _Run) -> None:
     if (m.lo, m.hi) != (run.lo, run.hi) or not m.array.flags.c_contiguous:
         item = m.array.itemsize
         strides = tuple(s // item if d > 1 else 0 for s, d in zip(m.array.strides, m.shape, strict=True))
-        offset = m.array.__array_interface__["data"][0] - run.lo
+        offset = address(m.array) - run.lo
         layout = layout._replace(byte_offset=offset, strides=strides)
     out.put(m.users, layout, run.source)
 

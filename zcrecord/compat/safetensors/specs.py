@@ -19,7 +19,8 @@ from zcrecord.codec.layout import MAX_ARCHIVE_SIZE, MAX_RANK
 from zcrecord.dtypes import STRING, by_name, by_safetensors, nbytes
 from zcrecord.errors import UnsupportedError
 from zcrecord.tensors.interop import FLOAT4_PAIRS
-from zcrecord.tensors.packed import PackedTensor, StringTensor, as_bytes
+from zcrecord.tensors.packed import PackedTensor, StringTensor
+from zcrecord.tensors.strides import as_bytes
 
 from .opening import dtype_name, open_record, write, write_bytes
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from zcrecord.dtypes import by_safetensors
 from zcrecord.frameworks.handover import import_torch
+from zcrecord.tensors.strides import reach
 
 from .opening import on_cpu, open_record, write, write_bytes
 from .opening import safe_open as safe_open  # programs import it from here, too
@@ -201,8 +202,7 @@ def _extent(tensor: Any) -> tuple[int, int]:
     start: int = tensor.data_ptr()
     if not tensor.numel():
         return start, start
-    reach = sum((dim - 1) * stride for dim, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    return start, start + (reach + 1) * tensor.itemsize
+    return start, start + (reach(tensor.shape, tensor.stride())[1] + 1) * tensor.itemsize
 
 
 # What transformers, vLLM, torch and others import from safetensors.torch, though much of it is nobody's public name.

@@ -23,6 +23,7 @@ from zcrecord.errors import FormatError, LimitError, RecordError, UnsupportedErr
 from zcrecord.formats.zip_files import check_alike, open_zip
 from zcrecord.record.record_writer import RecordWriter
 from zcrecord.storage.files import Progress, open_source
+from zcrecord.tensors.strides import address
 from zcrecord.writing.flatten import as_tensor, children_of, is_attribute, refuse_key, state_path
 
 from .numpy_types import Noted, allowed
@@ -234,7 +235,7 @@ def _check_amount(arrays: list[Any], size: int) -> None:
     distinct = {}
     for array in arrays:
         plain = isinstance(array, np.ndarray)
-        key = (array.__array_interface__["data"][0], array.shape, array.strides, array.dtype) if plain else id(array)
+        key = (address(array), array.shape, array.strides, array.dtype) if plain else id(array)
         distinct[key] = array.nbytes
     total = sum(distinct.values())
     if total > _TIMES * size + _EXPANDED:
