@@ -24,7 +24,7 @@ from zcrecord import dtypes, onnx
 from zcrecord.codec import entries, index, layout
 from zcrecord.onnx.protobuf.reader import encode_field
 from zcrecord.storage import sink
-from zcrecord.writing import module_tree, stream_writer
+from zcrecord.writing import module_tree, writers
 
 FOLDER = Path(__file__).resolve().parent.parent / "tests" / "golden"
 Bytes = Callable[[], bytes]
@@ -148,7 +148,7 @@ def deduplicated() -> Content:
 
 def streamed(file: Any, metadata: dict[str, Any]) -> None:
     """Write a back-indexed archive, tensors of two modules in turn."""
-    out = stream_writer.StreamWriter(file, alignment=64)
+    out = writers.StreamWriter(file, alignment=64)
     tree = module_tree.ModuleTreeBuilder()
     for path, array in (("b", "w"), f32(5)), (("a", "w"), f32(2, 2)), (("b", "v"), f32(5)), (("top",), f32(0)):
         out.begin(array.nbytes)

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from zcrecord.record.record_writer import RecordWriter
     from zcrecord.record.save import save_record
     from zcrecord.tensors.lazy import LazyTensor
-    from zcrecord.writing.front_writer import SaveReport
+    from zcrecord.writing.writers import SaveReport
 
 __version__ = "0.1.0"
 
@@ -89,7 +89,7 @@ _LATER = {
     "LazyTensor": "tensors.lazy",
     "ModuleInfo": "archive.info",
     "RecordWriter": "record.record_writer",
-    "SaveReport": "writing.front_writer",
+    "SaveReport": "writing.writers",
     "TensorInfo": "archive.info",
     "save_record": "record.save",
 }

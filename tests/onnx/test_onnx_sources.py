@@ -426,7 +426,7 @@ def test_a_difference_found_by_verifying_leaves_the_old_file(
     source, dest = tmp_path / "m.onnx", tmp_path / "m.zcr"
     source.write_bytes(MODEL)
     dest.write_bytes(b"precious")
-    from zcrecord.writing.stream_writer import StreamWriter
+    from zcrecord.writing.writers import StreamWriter
 
     finish = StreamWriter.finish
 

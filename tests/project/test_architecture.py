@@ -134,6 +134,7 @@ def test_exceptions_to_the_layers_are_still_needed() -> None:
         ("struct", {"zcrecord.codec.layout", "zcrecord.archive.views", "zcrecord.formats.zip_files"}),
         ("flatbuffers", {"zcrecord.codec.index", "zcrecord._schema.tables"}),
         ("zcrecord._schema", {"zcrecord.codec.entries", "zcrecord.codec.index"}),
+        ("xxhash", {"zcrecord.codec.digests", "zcrecord.transport.frames"}),
         ("argparse", {"zcrecord.cli.arguments", "zcrecord.cli.dispatch", "zcrecord.cli.completion"}),
         ("rich", {"zcrecord.cli.render"}),
         ("onnxruntime", {"zcrecord.onnx.runtime"}),

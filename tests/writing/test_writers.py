@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import xxhash
 from forge import Forge
 
 import zcrecord
@@ -20,7 +19,7 @@ from zcrecord import dtypes
 from zcrecord.codec.entries import TensorLayout, ValueForm, ValueType
 from zcrecord.codec.layout import decode_header
 from zcrecord.storage.sink import open_sink
-from zcrecord.writing import module_tree, stream_writer
+from zcrecord.writing import module_tree, writers
 
 ROOT = Path(__file__).resolve().parents[2]
 MIB = 1 << 20
@@ -49,7 +48,7 @@ def saved(record: Any, **options: Any) -> bytes:
 def streamed(arrays: dict[str, Any], file: Any, alignment: int) -> bytes:
     """The same tensors with the index at the back."""
     with open_sink(file) as sink:
-        out = stream_writer.StreamWriter(sink, alignment=alignment)
+        out = writers.StreamWriter(sink, alignment=alignment)
         tree = module_tree.ModuleTreeBuilder()
         for name, array in arrays.items():
             out.begin(array.nbytes)
@@ -72,7 +71,7 @@ def written(how: str, arrays: dict[str, Any], alignment: int) -> bytes:
 def streamed_to(arrays: dict[str, Any], path: Path, alignment: int) -> bytes:
     """The same into a file of its own, all payloads together."""
     with open_sink(path, durable=False) as sink:
-        out = stream_writer.StreamWriter(sink, alignment=alignment)
+        out = writers.StreamWriter(sink, alignment=alignment)
         tree = module_tree.ModuleTreeBuilder()
         for number, (name, array) in enumerate(arrays.items(), out.payloads):
             tree.tensor((name,), TensorLayout(dtypes.from_numpy(array.dtype).code, 8, array.shape), number)
@@ -113,13 +112,13 @@ def numbered(nbytes: int, seed: int = 0) -> np.ndarray:
 
 
 @pytest.mark.parametrize("how", ["back", "pipe", "file"])
-@pytest.mark.parametrize("nbytes", [1, 64, stream_writer.HELD - 1, stream_writer.HELD, stream_writer.HELD + 1, 3 * MIB])
+@pytest.mark.parametrize("nbytes", [1, 64, writers.HELD - 1, writers.HELD, writers.HELD + 1, 3 * MIB])
 def test_equal_payloads_are_stored_once_into_a_pipe_up_to_what_is_held(how: str, nbytes: int) -> None:
     arrays = {"a": numbered(nbytes), "b": numbered(nbytes, 1), "c": numbered(nbytes), "d": numbered(nbytes, 1)}
     record = zcrecord.load_record(written(how, arrays, 64), verify="full")
     assert all((record[name] == array).all() for name, array in arrays.items())
     assert how != "file" or written("back", arrays, 64) == written("file", arrays, 64)
-    shared = how != "pipe" or nbytes <= stream_writer.HELD
+    shared = how != "pipe" or nbytes <= writers.HELD
     assert record.layout.deduplicated == (2 * nbytes if shared else 0)
     assert (record.info("a").offset == record.info("c").offset) == shared
     assert record.info("a").payload != record.info("c").payload, "equal is not tied"
@@ -135,8 +134,8 @@ def test_payloads_that_only_share_a_digest_are_both_stored(how: str, monkeypatch
         def intdigest(self) -> int:
             return 7
 
-    monkeypatch.setattr(xxhash, "xxh3_64", Colliding)
-    monkeypatch.setattr(xxhash, "xxh3_64_intdigest", lambda data: 7)
+    monkeypatch.setattr(writers, "RunningDigest", Colliding)
+    monkeypatch.setattr(writers, "digest_of", lambda data: 7)
     arrays = {"a": numbered(100), "b": numbered(100, 1), "c": numbered(100)}
     record = zcrecord.load_record(written(how, arrays, 64))
     assert all((record[name] == array).all() for name, array in arrays.items())
@@ -145,10 +144,10 @@ def test_payloads_that_only_share_a_digest_are_both_stored(how: str, monkeypatch
 
 @pytest.mark.parametrize("how", ["back", "pipe"])
 def test_a_payload_that_is_forgotten_leaves_no_trace(how: str) -> None:
-    kept = {"a": numbered(100), "b": numbered(stream_writer.HELD, 1), "c": numbered(100)}
+    kept = {"a": numbered(100), "b": numbered(writers.HELD, 1), "c": numbered(100)}
     file: Any = io.BytesIO() if how == "back" else Pipe()
     with open_sink(file) as sink:
-        out = stream_writer.StreamWriter(sink)
+        out = writers.StreamWriter(sink)
         tree = module_tree.ModuleTreeBuilder()
         for name, array in kept.items():
             for dropped in (numbered(70, 5), numbered(MIB, 6) if how == "back" else numbered(80, 6), array):
@@ -164,9 +163,9 @@ def test_a_payload_that_is_forgotten_leaves_no_trace(how: str) -> None:
 
 def test_what_went_into_a_pipe_cannot_be_forgotten() -> None:
     with open_sink(Pipe()) as sink:
-        out = stream_writer.StreamWriter(sink)
-        out.begin(stream_writer.HELD + 1)
-        out.write(bytes(stream_writer.HELD + 1))
+        out = writers.StreamWriter(sink)
+        out.begin(writers.HELD + 1)
+        out.write(bytes(writers.HELD + 1))
         number = out.end()
         with pytest.raises(zcrecord.errors.UnsupportedError, match="cannot be taken back; write to a file"):
             out.forget(number)
@@ -178,7 +177,7 @@ def test_payload_that_was_begun_large_and_got_no_byte_leaves_no_trace(how: str, 
     """R13, R59."""
     file: Any = io.BytesIO() if how == "back" else Pipe()
     with open_sink(file) as sink:
-        out = stream_writer.StreamWriter(sink)
+        out = writers.StreamWriter(sink)
         tree = module_tree.ModuleTreeBuilder()
         for name, data in (("a", first), ("b", b""), ("c", b"efg"), ("d", b"")):
             out.begin(MIB if not data else len(data))
@@ -196,7 +195,7 @@ def test_stream_appended_to_a_file_gets_no_second_header(buffering: int, tmp_pat
     path = tmp_path / "m.zcr"
     arrays = {"w": np.arange(100, dtype=np.uint8)}
     with open(path, "a+b", buffering=buffering) as file, open_sink(file) as sink:
-        out = stream_writer.StreamWriter(sink)
+        out = writers.StreamWriter(sink)
         out.begin(100)
         out.write(arrays["w"])
         tree = module_tree.ModuleTreeBuilder()

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import xxhash
 
+from zcrecord.codec.digests import RunningDigest, digest_of
 from zcrecord.codec.entries import PayloadId
 from zcrecord.codec.layout import HEADER_SIZE, NONE
 from zcrecord.errors import FormatError, IntegrityError
@@ -156,8 +156,8 @@ class _Check:
     def _digest(self, lo: int, hi: int, going: Going) -> int:
         """Return the digest of [lo, hi), in pieces, so that Ctrl-C and progress need not wait for a large payload."""
         if hi - lo <= _PIECE:
-            return xxhash.xxh3_64_intdigest(self._buffer[lo:hi])
-        running = xxhash.xxh3_64()
+            return digest_of(self._buffer[lo:hi])
+        running = RunningDigest()
         for at in range(lo, hi, _PIECE):
             if not going():
                 break

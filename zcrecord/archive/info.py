@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from zcrecord import dtypes
-from zcrecord.codec.entries import KIND_NAMES
+from zcrecord.codec.entries import DIGEST_NAMES, KIND_NAMES
 from zcrecord.codec.index import TensorEntry
 from zcrecord.codec.layout import MAX_ALIGNMENT, NONE, VERSION
 from zcrecord.dtypes import DType
@@ -22,8 +22,6 @@ from . import unflatten
 from .archive import Archive
 
 __all__ = ["ArchiveLayout", "ModuleInfo", "TensorInfo", "attributes", "info", "infos", "layout", "modules", "walk"]
-
-_DIGESTS = {0: "none", 1: "xxh3"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +95,7 @@ def layout(archive: Archive) -> ArchiveLayout:
         archive_nbytes=h.archive_size,
         front=h.front,
         sealed=any(archive.buffer[10:60]),
-        digest=_DIGESTS[archive.index.digest_kind],
+        digest=DIGEST_NAMES[archive.index.digest_kind],
         deduplicated=named - stored,
     )
 

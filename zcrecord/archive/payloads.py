@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
-import xxhash
 
+from zcrecord.codec.digests import RunningDigest
 from zcrecord.errors import IntegrityError, LimitError
 from zcrecord.record.record import Record
 from zcrecord.storage.stream_reader import KEPT, SequentialMapping
@@ -72,7 +72,7 @@ class Payloads:
         raw = self._record.raw(info.name)
         start = self._find(raw)
         digest = None if info.payload in self._sound or self._record.mode != "r" else info.digest
-        running = xxhash.xxh3_64()
+        running = RunningDigest()
 
         def prepared(at: int) -> memoryview:
             piece = raw[at : at + _SPAN]

@@ -22,8 +22,8 @@ from .render import Column, Printer, human, jsonable, showing_progress, shown, s
 if TYPE_CHECKING:
     from zcrecord.embed import AttachReport, DetachReport, EmbedReport
     from zcrecord.report import PageReport
-    from zcrecord.storage.files import ConvertReport
     from zcrecord.transport import PackReport
+    from zcrecord.writing.writers import ConvertReport
 
 __all__ = ["attached", "converted", "detached", "embedded", "info", "ls", "tree"]
 
@@ -239,7 +239,7 @@ def _node_json(level: int, key: str, child: Any) -> dict[str, Any]:
 
 def converted(report: ConvertReport | PackReport | PageReport, out: Printer, *, as_json: bool) -> None:
     """Print what a conversion did, in one line."""
-    from zcrecord.storage.files import ConvertReport  # here, for the sake of the other commands' start
+    from zcrecord.writing.writers import ConvertReport  # here, for the sake of the other commands' start
 
     if as_json:
         out.json(asdict(report))

@@ -12,8 +12,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from zcrecord._schema import ModuleKind, ValueForm, ValueType
+from zcrecord.errors import LimitError
 
 __all__ = [
+    "DIGEST_NAMES",
     "KIND_NAMES",
     "AttributeEntry",
     "Entries",
@@ -24,6 +26,7 @@ __all__ = [
     "ValueForm",
     "ValueType",
     "change_values",
+    "digest_kind",
     "list_type",
     "value_type",
 ]
@@ -36,6 +39,8 @@ KIND_NAMES = {
     ModuleKind.OBJECT: "object",
     ModuleKind.NUMBERED: "numbered",
 }
+
+DIGEST_NAMES = {0: "none", 1: "xxh3"}
 
 
 class PayloadId(int):
@@ -101,6 +106,19 @@ def change_values(rows: list[AttributeEntry], change: Callable[[Any], Any]) -> N
             rows[i] = a._replace(value=change(a.value))
         else:
             rows[i] = a._replace(value=(list if isinstance(a.value, list) else tuple)(map(change, a.value)))
+
+
+def digest_kind(digest: str | None) -> int:
+    """Return the schema's code for a digest's name, 'xxh3' or 'none'.
+
+    Raises:
+        LimitError: another name.
+    """
+    if digest in (None, "none"):
+        return 0
+    if digest == "xxh3":
+        return 1
+    raise LimitError(f"digest {digest!r} is not known; 'xxh3' or 'none'")
 
 
 def value_type(value: Any) -> int | None:

@@ -9,8 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator
 
-import xxhash
-
+from zcrecord.codec.digests import digest_of_pieces
 from zcrecord.storage.stream_reader import StreamReader
 
 from .asm import packed_file, sections
@@ -248,11 +247,8 @@ def _fingerprint(plan: Plan) -> int:
     """Return what changes when the archive does: its CRCs, or, where they do not know the payloads, a hash of it."""
     if plan.telling:
         return plan.header_crc << 32 | plan.index_crc
-    running = xxhash.xxh3_64()
     with StreamReader(plan.archive) as reader:
-        for piece in reader.pieces(plan.archive_size):
-            running.update(piece)
-    return running.intdigest()
+        return digest_of_pieces(reader.pieces(plan.archive_size))
 
 
 def _link_section(section: str, stem: str) -> str:

@@ -11,10 +11,10 @@ from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
 import numpy as np
-import xxhash
 
 from zcrecord.archive import unflatten
 from zcrecord.archive.archive import Archive
+from zcrecord.codec.digests import RunningDigest
 from zcrecord.codec.entries import PayloadId
 from zcrecord.codec.index import Index
 from zcrecord.codec.layout import ALIGNMENT, HEADER_SIZE, NONE, plan_payloads
@@ -136,7 +136,7 @@ class Shell:
         if pin is None and not self.index.digest_kind:
             yield from chunks
             return
-        running: Any = xxhash.xxh3_64()
+        running: Any = RunningDigest()
         if pin is not None:
             import hashlib  # here, because it takes 3 ms
 

@@ -24,11 +24,10 @@ from zcrecord.onnx.protobuf.scanner import Scanner, check_start
 from zcrecord.onnx.protobuf.schema import Scope, Tensor, Tensors
 from zcrecord.onnx.protobuf.values import Values
 from zcrecord.storage.compressed import PeekableStream, decompressed
-from zcrecord.storage.files import Binary, ConvertReport, Progress, check_destination, path_or_none, peak_rss
+from zcrecord.storage.files import Binary, Progress, check_destination, path_or_none
 from zcrecord.storage.sink import NullSink, Sink, open_sink
 from zcrecord.storage.stream_reader import StreamReader
-from zcrecord.writing.front_writer import SaveReport
-from zcrecord.writing.stream_writer import StreamWriter
+from zcrecord.writing.writers import ConvertReport, SaveReport, StreamWriter, peak_rss
 
 from . import external_data
 from .names import GRAPH_ATTRIBUTE, LEFT_OUT, Found, name_tensors

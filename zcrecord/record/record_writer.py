@@ -8,16 +8,15 @@ from math import prod
 from types import TracebackType
 from typing import Any, Literal
 
-from zcrecord.codec.entries import KIND_NAMES, TensorLayout
+from zcrecord.codec.entries import KIND_NAMES, TensorLayout, digest_kind
 from zcrecord.codec.layout import ALIGNMENT, NONE, check_alignment
 from zcrecord.errors import ProducerError, RecordError, TensorNotFoundError, UnsupportedError
 from zcrecord.storage.sink import open_sink
 from zcrecord.tensors.lazy import LazyTensor, Pieces
 from zcrecord.writing import flatten
-from zcrecord.writing.front_writer import SaveReport, digest_kind
 from zcrecord.writing.module_tree import ModuleTreeBuilder, path_of_name
 from zcrecord.writing.sharing import PayloadPlan, plan_sharing
-from zcrecord.writing.stream_writer import StreamWriter
+from zcrecord.writing.writers import SaveReport, StreamWriter
 
 from .save import metadata_entries
 

@@ -9,7 +9,15 @@ import numpy as np
 
 from zcrecord.archive import unflatten
 from zcrecord.archive.archive import Archive
-from zcrecord.codec.entries import AttributeEntry, Entries, ModuleEntry, PayloadId, TensorLayout, change_values
+from zcrecord.codec.entries import (
+    AttributeEntry,
+    Entries,
+    ModuleEntry,
+    PayloadId,
+    TensorLayout,
+    change_values,
+    digest_kind,
+)
 from zcrecord.codec.index import Index, TensorEntry
 from zcrecord.codec.layout import ALIGNMENT, NONE, check_alignment
 from zcrecord.errors import ProducerError, UnsupportedError
@@ -17,9 +25,8 @@ from zcrecord.storage.sink import Sink, open_sink
 from zcrecord.tensors.lazy import LazyTensor
 from zcrecord.tensors.strides import address
 from zcrecord.writing import flatten
-from zcrecord.writing.front_writer import SaveReport, digest_kind, write_front
 from zcrecord.writing.sharing import PayloadPlan, plan_sharing
-from zcrecord.writing.stream_writer import StreamWriter
+from zcrecord.writing.writers import SaveReport, StreamWriter, write_front
 
 from .record import Record
 

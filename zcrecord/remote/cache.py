@@ -17,11 +17,11 @@ import json
 import os
 import stat
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import xxhash
-
+from zcrecord.codec.digests import digest_of, digest_of_pieces
 from zcrecord.codec.layout import MAX_INDEX_SIZE
 from zcrecord.errors import SourceError, UnsupportedError
 
@@ -163,7 +163,7 @@ class Cache:
 
     def get(self, start: int, digest: int, target: memoryview) -> bool:
         """Fill `target` with the payload that starts there; False if it is not there, or damaged."""
-        return self.read(start, len(target), 0, target) and xxhash.xxh3_64_intdigest(target) == digest
+        return self.read(start, len(target), 0, target) and digest_of(target) == digest
 
     def read(self, start: int, nbytes: int, at: int, target: memoryview) -> bool:
         """Fill `target` with bytes of a payload from `at` on, unchecked; False if it is not there."""
@@ -176,14 +176,11 @@ class Cache:
 
     def has(self, start: int, nbytes: int, digest: int) -> bool:
         """Return whether a payload is there and undamaged; reads it all, holds little of it."""
-        running = xxhash.xxh3_64()
         try:
             with _opened(self._payload(start, nbytes), nbytes) as file:
-                while piece := file.read(_PIECE):
-                    running.update(piece)
+                return digest_of_pieces(iter(partial(file.read, _PIECE), b"")) == digest
         except OSError:
             return False
-        return running.intdigest() == digest
 
     def put(self, start: int, octets: memoryview) -> None:
         """Keep a payload, unless that fails: a full disk is no reason to give up loading."""
@@ -201,7 +198,7 @@ class Cache:
             with _opened(self._folder / _INDEX) as file:
                 line, _, rest = file.readall().partition(b"\n")
             told = json.loads(line)
-            if told["digest"] != xxhash.xxh3_64_hexdigest(rest):
+            if told["digest"] != f"{digest_of(rest):016x}":
                 return None
             out = []
             for offset, nbytes in told["pieces"]:
@@ -217,7 +214,7 @@ class Cache:
         """Keep what it takes to open the file, pieces by their offsets."""
         rest = b"".join(piece for _, piece in pieces)
         places = [(offset, len(piece)) for offset, piece in pieces]
-        told = {"digest": xxhash.xxh3_64_hexdigest(rest), "pieces": places}
+        told = {"digest": f"{digest_of(rest):016x}", "pieces": places}
         entry = Entry(self._folder / _INDEX)
         entry.write(memoryview(json.dumps(told).encode() + b"\n" + rest))
         entry.keep()

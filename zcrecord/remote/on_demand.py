@@ -11,8 +11,7 @@ import threading
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
-import xxhash
-
+from zcrecord.codec.digests import RunningDigest
 from zcrecord.errors import IntegrityError
 
 from .cache import Cache
@@ -155,7 +154,7 @@ class Window:
             import hashlib  # here, because it takes 3 ms
 
             return Seal(hashlib.sha256, self._pins[start])
-        return None if digest is None else Seal(xxhash.xxh3_64, digest.to_bytes(8, "big"))
+        return None if digest is None else Seal(RunningDigest, digest.to_bytes(8, "big"))
 
     def check_same(self) -> None:
         """Raise SourceError if the file was replaced since it was opened, as far as its server can tell."""

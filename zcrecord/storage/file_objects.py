@@ -35,6 +35,8 @@ class ObjectSink:
     store, says is one typed error, as of a path; any other exception of the object's is its owner's.
     """
 
+    keeps = True
+
     def __init__(self, file: Any) -> None:
         self._file = file
         self._failed: RecordError | None = None

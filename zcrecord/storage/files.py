@@ -1,4 +1,4 @@
-"""Parts that all conversions share: the report, the check of destinations, the opening of sources.
+"""Parts that all conversions share: the check of destinations, the opening of sources.
 
 Knows files and processes; nothing of any format's inside, which is left to `onnx` and `formats`.
 """
@@ -9,9 +9,7 @@ import contextlib
 import io
 import os
 import stat
-import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
@@ -21,44 +19,14 @@ from .scratch import refusals
 
 __all__ = [
     "Binary",
-    "ConvertReport",
     "Progress",
     "check_destination",
     "open_source",
     "path_or_none",
-    "peak_rss",
 ]
 
 Binary = IO[bytes] | io.RawIOBase | io.BufferedIOBase
 Progress = Callable[[int, int | None], None]  # bytes done, bytes in all where that is known
-
-
-@dataclass(frozen=True, slots=True)
-class ConvertReport:
-    """What a conversion did. Bytes throughout; `shared` counts those that equal earlier ones and were stored once.
-
-    `source` and `dest` are None for streams, `peak_rss`, of the process so far, where the system does not tell.
-    `input_bytes` is what was read, after it was decompressed, external data included; `archive_bytes` all that was
-    written, whatever its format; `payload_bytes` what of it are values; `repeated_bytes` what had to be stored once
-    more: values of ties in a format without them, strided ones beside external data. `left_out` counts the tensors
-    that were not chosen; after a `dry_run` nothing was written, and the sizes are those it would have.
-    """
-
-    source: str | None
-    dest: str | None
-    tensors: int
-    modules: int
-    renamed: int
-    payload_bytes: int
-    archive_bytes: int
-    input_bytes: int
-    shared_bytes: int
-    seconds: float
-    peak_rss: int | None
-    repeated_bytes: int = 0
-    left_out: int = 0
-    verified: bool = False
-    dry_run: bool = False
 
 
 def path_or_none(file: Any) -> str | None:
@@ -113,17 +81,3 @@ def open_source(path: str) -> tuple[io.FileIO, int | None]:
         with contextlib.suppress(OSError):  # advice
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_SEQUENTIAL)
     return file, status.st_size
-
-
-def peak_rss() -> int | None:
-    """Return the most memory this process has held, in bytes."""
-    with contextlib.suppress(OSError, ValueError, StopIteration):
-        with open("/proc/self/status", encoding="ascii", errors="replace") as status:
-            line = next(line for line in status if line.startswith("VmHWM:"))
-        return int(line.split()[1]) << 10
-    try:
-        import resource
-    except ImportError:
-        return None
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # on Linux it may be the parent's: hence the above
-    return peak if sys.platform == "darwin" else peak << 10

@@ -29,10 +29,17 @@ _MOST = 1 << 30  # bytes of one write; Linux takes no more than 2 GiB - 4 KiB
 
 
 class Sink(Protocol):
-    """Something to write forward into; `can_rewind` tells whether the other methods work."""
+    """Something to write forward into.
+
+    Attributes:
+        position: bytes written so far.
+        can_rewind: `rewind` and `patch` work, and `read_back` if it `keeps` what was written.
+        keeps: what was written can be read back, where it can rewind.
+    """
 
     position: int
     can_rewind: bool
+    keeps: bool
 
     def write(self, data: Any) -> None:
         """Append all of a bytes-like."""
@@ -56,7 +63,7 @@ class Sink(Protocol):
 class _FileSink:
     """A regular file of our own, by its descriptor. Small writes are gathered; `flush` writes what is left of them."""
 
-    can_rewind = True
+    can_rewind = keeps = True
 
     def __init__(self, fd: int, path: str, *, durable: bool) -> None:
         self._fd, self._path = fd, path
@@ -141,22 +148,10 @@ class _FileSink:
             os.lseek(self._fd, here, os.SEEK_SET)
 
 
-class _Any(bytes):
-    """Bytes that are nobody's, and equal to all."""
-
-    def __eq__(self, _: object) -> bool:
-        return True
-
-    def __ne__(self, _: object) -> bool:
-        return False
-
-    __hash__ = bytes.__hash__
-
-
 class NullSink:
-    """What is written is counted and gone. It counts as seekable; what is read back equals any bytes."""
+    """A sink that counts what is written and keeps nothing."""
 
-    can_rewind = True
+    can_rewind, keeps = True, False
 
     def __init__(self) -> None:
         self.position = 0
@@ -172,9 +167,8 @@ class NullSink:
         """Nothing was gathered."""
 
     def read_back(self, offset: int, size: int) -> bytes:
-        """Return what equals any bytes."""
-        del offset, size
-        return _Any()
+        """Refuse: nothing was kept."""
+        raise UnsupportedError(f"bytes [{offset}, {offset + size}) were counted and not kept")
 
     def rewind(self, offset: int) -> None:
         """Forget everything from `offset` on."""

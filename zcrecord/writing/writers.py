@@ -1,21 +1,27 @@
-"""An archive written forward: payloads as they come, the index behind them, what equals an earlier one stored once.
+"""Archive writers, and the reports of what was written.
 
-Which tensors share bytes on purpose is decided by `sharing`, what the entries say by `tree` and `paths`, where the
-bytes go by `sink`.
+`write_front` takes payloads that are all in memory and writes straight through, the index in front. A `StreamWriter`
+takes them as they come, the index behind them, and stores once what equals an earlier one. Which tensors share bytes
+on purpose is decided by `sharing`, what the entries say by `flatten` and `module_tree`, where the bytes go by a sink.
 """
 
 from __future__ import annotations
 
+import contextlib
+import itertools
+import sys
 import zlib
 from array import array
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from operator import eq
+from typing import Any, cast
 
 import numpy as np
-import xxhash
 
-from zcrecord.codec.entries import Entries, PayloadId, change_values
-from zcrecord.codec.index import PAYLOAD, encode
+from zcrecord.codec.digests import RunningDigest, digest_of, digest_of_pieces
+from zcrecord.codec.entries import Entries, PayloadId, change_values, digest_kind
+from zcrecord.codec.index import PAYLOAD, Array, encode
 from zcrecord.codec.layout import (
     HEADER_SIZE,
     LARGE_PAYLOAD,
@@ -26,19 +32,178 @@ from zcrecord.codec.layout import (
     check_alignment,
     encode_unsealed,
     payload_alignment,
+    plan_payloads,
 )
 from zcrecord.errors import IntegrityError, UnsupportedError
 from zcrecord.storage.sink import Sink
 from zcrecord.tensors.lazy import LazyTensor
 
-from .front_writer import SaveReport, digest_kind, report_of
-from .sharing import chunks
+from .sharing import SplitSource, chunks
 
-__all__ = ["HELD", "StreamWriter"]
+__all__ = ["HELD", "ConvertReport", "SaveReport", "StreamWriter", "peak_rss", "write_front"]
 
+_BATCH = 1 << 20  # bytes of small payloads joined into one write
 _COMPARE = 1 << 20  # bytes compared at a time
 _ZEROS = bytes(MAX_ALIGNMENT)
 HELD = 1 << 19  # bytes of a payload on its way into a pipe that are held until it is whole
+
+
+@dataclass(frozen=True, slots=True)
+class SaveReport:
+    """What a save wrote. Bytes throughout; `deduplicated` counts bytes that equal others and were stored once."""
+
+    tensors: int
+    payloads: int
+    payload_bytes: int
+    archive_bytes: int
+    tied: int
+    deduplicated: int
+
+
+@dataclass(frozen=True, slots=True)
+class ConvertReport:
+    """What a conversion did. Bytes throughout; `shared` counts those that equal earlier ones and were stored once.
+
+    `source` and `dest` are None for streams, `peak_rss`, of the process so far, where the system does not tell.
+    `input_bytes` is what was read, after it was decompressed, external data included; `archive_bytes` all that was
+    written, whatever its format; `payload_bytes` what of it are values; `repeated_bytes` what had to be stored once
+    more: values of ties in a format without them, strided ones beside external data. `left_out` counts the tensors
+    that were not chosen; after a `dry_run` nothing was written, and the sizes are those it would have.
+    """
+
+    source: str | None
+    dest: str | None
+    tensors: int
+    modules: int
+    renamed: int
+    payload_bytes: int
+    archive_bytes: int
+    input_bytes: int
+    shared_bytes: int
+    seconds: float
+    peak_rss: int | None
+    repeated_bytes: int = 0
+    left_out: int = 0
+    verified: bool = False
+    dry_run: bool = False
+
+
+def peak_rss() -> int | None:
+    """Return the most memory this process has held, in bytes."""
+    with contextlib.suppress(OSError, ValueError, StopIteration):
+        with open("/proc/self/status", encoding="ascii", errors="replace") as status:
+            line = next(line for line in status if line.startswith("VmHWM:"))
+        return int(line.split()[1]) << 10
+    try:
+        import resource
+    except ImportError:
+        return None
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # on Linux it may be the parent's: hence the above
+    return peak if sys.platform == "darwin" else peak << 10
+
+
+def _report_of(entries: Entries, size: int) -> SaveReport:
+    """Return what an archive of so many bytes holds."""
+    rows = entries.payload_rows
+    new = np.ones(len(rows), bool)
+    new[1:] = rows["offset"][1:] != rows["offset"][:-1]
+    stored = int(rows["nbytes"][new].sum())
+    users = np.asarray(entries.payloads, np.int64)
+    users = users[users != NONE]
+    different = np.count_nonzero(np.bincount(users, minlength=1))
+    return SaveReport(
+        tensors=len(entries.names),
+        payloads=int(new.sum()),
+        payload_bytes=stored,
+        archive_bytes=size,
+        tied=len(users) - int(different),
+        deduplicated=int(rows["nbytes"].sum()) - stored,
+    )
+
+
+def _same_bytes(a: SplitSource | Array, b: SplitSource | Array) -> bool:
+    """Return whether two sources of one size hold the same bytes; copies only what lies in pieces or has gaps."""
+    x, y = (np.concatenate(parts) if len(parts) > 1 else parts[0] for parts in (list(chunks(s)) for s in (a, b)))
+    return all(np.array_equal(x[i : i + _COMPARE], y[i : i + _COMPARE]) for i in range(0, len(x), _COMPARE))
+
+
+def _homes(sources: Sequence[SplitSource | Array], kind: int) -> tuple[list[int], list[int]]:
+    """Return which source each one's bytes are stored with (itself, or an equal earlier one), and the digests."""
+    homes = list(range(len(sources)))
+    if not kind:
+        return homes, [0] * len(sources)
+    if set(map(type, sources)) == {np.ndarray}:
+        digests = list(map(digest_of, cast(list[Any], sources)))  # they have the buffer protocol
+    else:
+        digests = [digest_of_pieces(chunks(s)) for s in sources]
+    if len(set(digests)) < len(digests):
+        seen: dict[int, int] = {}
+        for i, digest in enumerate(digests):
+            home = seen.setdefault(digest, i)
+            if home != i and sources[i].nbytes == sources[home].nbytes and _same_bytes(sources[i], sources[home]):
+                homes[i] = home
+    return homes, digests
+
+
+def write_front(
+    sink: Sink, number: Any, sources: Sequence[SplitSource | Array], *, alignment: int, kind: int
+) -> SaveReport:
+    """Write a front-indexed archive, straight through; every size is known from one plan before the first byte.
+
+    `number(payloads)` gives the entries, told which payload holds each source.
+    """
+    check_alignment(alignment)
+    homes, digests = _homes(sources, kind)
+    home = np.array(homes, np.int64)
+    order = np.argsort(home, kind="stable")  # equal ranges side by side
+    kept = np.flatnonzero(home == np.arange(len(home)))
+    sizes = np.array([sources[i].nbytes for i in kept.tolist()], np.uint64)
+    offsets, end, base = plan_payloads(sizes, alignment)
+    rows = np.zeros(len(homes), PAYLOAD)
+    slot = np.searchsorted(kept, home[order])
+    rows["offset"], rows["nbytes"] = offsets[slot], sizes[slot]
+    rows["digest"] = np.array(digests, np.uint64)[order]
+    payloads = np.empty(len(homes), np.int64)
+    payloads[order] = np.arange(len(homes))
+    entries: Entries = number(np.append(payloads, NONE))
+    entries.payload_rows, entries.digest_kind = rows, kind
+    index = encode(entries)
+    payload_offset = align_up(HEADER_SIZE + len(index), base)
+    size = payload_offset + end + HEADER_SIZE
+    header = Header(alignment, base, HEADER_SIZE, len(index), payload_offset, size, zlib.crc32(index)).encode()
+    sink.reserve(size)
+    sink.write(header + index)
+    stored = sources if len(kept) == len(sources) else [sources[i] for i in kept.tolist()]
+    _write_sources(sink, stored, offsets + np.uint64(payload_offset), sizes)
+    sink.write(bytes(size - HEADER_SIZE - sink.position) + header)
+    return _report_of(entries, size)
+
+
+def _write_sources(sink: Sink, sources: Sequence[SplitSource | Array], offsets: Array, sizes: Array) -> None:
+    """Write payloads at their offsets with zeros between; small ones joined, large ones straight from their arrays."""
+    ends = offsets + sizes
+    gaps = offsets - np.concatenate((np.array([sink.position], np.uint64), ends[:-1]))
+    single = sizes >= np.uint64(_BATCH)
+    if SplitSource in set(map(type, sources)):
+        single |= np.array([isinstance(s, SplitSource) for s in sources], bool)
+    cut = single | (gaps > 0)
+    cut[1:] |= single[:-1] | ((ends // np.uint64(_BATCH))[1:] != (ends // np.uint64(_BATCH))[:-1])
+    cuts = [*np.flatnonzero(cut).tolist(), len(sources)]
+    parts: list[Any] = [] if cut[:1].all() else list(sources[: cuts[0]])  # from cut to cut nothing but bytes to join
+    held = 0
+    for lo, hi in itertools.pairwise(cuts):
+        if gaps[lo]:
+            parts.append(bytes(int(gaps[lo])))
+        if single[lo] or held >= _BATCH:
+            sink.write(b"".join(parts))
+            parts, held = [], 0
+        if single[lo]:
+            for chunk in chunks(sources[lo]):
+                sink.write(chunk)
+        else:
+            parts += sources[lo:hi]
+            held += int(ends[hi - 1] - offsets[lo])
+    sink.write(b"".join(parts))
 
 
 class StreamWriter:
@@ -72,7 +237,7 @@ class StreamWriter:
         self._before: tuple[int, int, Any] = (0, 0, None)  # the last payload: end and base without it, key in `_seen`
         self._start = -1
         self._end = self._payload_offset
-        self._hash = xxhash.xxh3_64()
+        self._hash = RunningDigest()
         self._held: bytearray | None = None  # the payload in progress, while it may turn out to be there already
         self._waiting: tuple[int, bytearray] | None = None  # the payload before it, and where it is to start
         self.index: bytes | bytearray = b""  # as it was written
@@ -100,7 +265,7 @@ class StreamWriter:
         assert self._start < 0, "end() the payload in progress first"
         parts: list[Any] = []  # written together, each after zeros up to its alignment
         position, rows, seen = sink.position, self._rows, self._seen
-        for data, digest in zip(payloads, map(xxhash.xxh3_64_intdigest, payloads), strict=True):
+        for data, digest in zip(payloads, map(digest_of, payloads), strict=True):
             nbytes = len(data)
             gap = -position & self._alignment - 1
             start = position + gap
@@ -110,7 +275,7 @@ class StreamWriter:
             if earlier != start:
                 sink.write(b"".join(parts))
                 parts.clear()
-            if earlier == start or sink.read_back(earlier, nbytes) != data:
+            if earlier == start or (sink.keeps and sink.read_back(earlier, nbytes) != data):
                 earlier = start
                 parts += _ZEROS[:gap], data
                 position = self._end = start + nbytes
@@ -163,7 +328,7 @@ class StreamWriter:
         digest = self._hash.intdigest() if self._kind else 0
         if self._kind and self._sink.can_rewind:
             earlier = self._note(nbytes << 64 | digest, start)
-            if earlier != start and self._equal(earlier, start, nbytes):
+            if earlier != start and self._same(earlier, start, nbytes):
                 self._sink.rewind(self._end)
                 start = earlier
         return self._row(start, nbytes, digest)
@@ -175,7 +340,7 @@ class StreamWriter:
         earlier = self._note(hashlib.sha256(data).digest(), start)
         if earlier == start:
             self._waiting = start, data
-        return self._row(earlier, len(data), xxhash.xxh3_64_intdigest(data))
+        return self._row(earlier, len(data), digest_of(data))
 
     def _note(self, key: Any, start: int) -> int:
         """Return where a payload with this key starts: an earlier one, or this one."""
@@ -217,12 +382,14 @@ class StreamWriter:
             self._sink.rewind(end)
         self._end, self._base = end, base
 
-    def _equal(self, a: int, b: int, nbytes: int) -> bool:
+    def _same(self, a: int, b: int, nbytes: int) -> bool:
+        """Return True if two ranges written earlier hold the same bytes; of a sink that keeps none the digests tell."""
+        return not self._sink.keeps or all(map(eq, self._written(a, nbytes), self._written(b, nbytes)))
+
+    def _written(self, start: int, nbytes: int) -> Iterator[bytes]:
+        """Yield bytes written earlier, in pieces."""
         for done in range(0, nbytes, _COMPARE):
-            size = min(_COMPARE, nbytes - done)
-            if self._sink.read_back(a + done, size) != self._sink.read_back(b + done, size):
-                return False
-        return True
+            yield self._sink.read_back(start + done, min(_COMPARE, nbytes - done))
 
     def finish(self, entries: Entries) -> SaveReport:
         """Write index and trailer, and seal the header where the sink can seek."""
@@ -239,7 +406,7 @@ class StreamWriter:
         self._sink.write(header.encode())
         if self._sink.can_rewind:
             self._sink.patch(0, header.encode())
-        return report_of(entries, size)
+        return _report_of(entries, size)
 
     def verify_written(self) -> None:
         """Read back what was written, and compare it with the digests taken when it came and with the index.
@@ -251,10 +418,7 @@ class StreamWriter:
             raise UnsupportedError("what went into a pipe cannot be read back; write to a file")
         for offset, nbytes, digest in np.unique(np.array(self._rows, np.uint64).reshape(-1, 3), axis=0).tolist():
             start = self._payload_offset + offset
-            running = xxhash.xxh3_64()
-            for done in range(start, start + nbytes, _COMPARE):
-                running.update(self._sink.read_back(done, min(_COMPARE, start + nbytes - done)))
-            if self._kind and running.intdigest() != digest:
+            if self._kind and digest_of_pieces(self._written(start, nbytes)) != digest:
                 what = f"bytes [{start:#x}, {start + nbytes:#x}) are not what was written"
                 raise IntegrityError(f"{what}; the disk or the memory is failing", offset=start)
         at = self._sink.position - HEADER_SIZE - len(self.index)
