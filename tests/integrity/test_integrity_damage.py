@@ -216,7 +216,7 @@ def test_error_of_another_thread_reaches_the_caller() -> None:
     both = threading.Barrier(2)
     caller = threading.get_ident()
 
-    def work(going: threads.Going) -> None:
+    def work(_: int, going: threads.Going) -> None:
         both.wait()
         if threading.get_ident() != caller:
             raise MemoryError
@@ -224,7 +224,7 @@ def test_error_of_another_thread_reaches_the_caller() -> None:
             pass
 
     with pytest.raises(MemoryError):
-        threads.together(work, 2, lambda: None)
+        threads.run_threads(work, range(2), 2)
 
 
 def test_content_digest_is_the_same_by_one_thread_and_by_many(large: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -266,13 +266,16 @@ def test_child_that_is_forked_in_the_middle_does_not_take_it_for_done() -> None:
             warnings.simplefilter("ignore")  # later Pythons, and jax where another test has brought it, warn of forks
             children.extend([] if children else [os.fork()])
 
-    def work(going: threads.Going) -> None:
+    both = threading.Barrier(2)
+
+    def work(_: int, going: threads.Going) -> None:
+        both.wait()  # neither takes both
         while threading.current_thread() is not threading.main_thread() and not children and going():
             time.sleep(0.001)
 
     told = "done"
     try:
-        threads.together(work, 2, fork)
+        threads.run_threads(work, range(2), 2, fork)
     except SourceError as error:
         told = error.message
     if children[0] == 0:

@@ -22,7 +22,7 @@ from tools.bench.peers import PEERS, SAFETENSORS
 from tools.bench.small import make_tensors
 from tools.measure import MIB
 from zcrecord.archive import damage
-from zcrecord.storage.ordered import cores
+from zcrecord.storage.threads import cores
 
 __all__ = ["run"]
 

@@ -7,7 +7,6 @@ that nothing smaller than a payload can be told to be damaged.
 from __future__ import annotations
 
 import threading
-from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -18,8 +17,7 @@ from zcrecord.codec.digests import RunningDigest, digest_of
 from zcrecord.codec.entries import PayloadId
 from zcrecord.codec.layout import HEADER_SIZE, NONE
 from zcrecord.errors import FormatError, IntegrityError
-from zcrecord.storage.ordered import cores
-from zcrecord.storage.threads import MOST_THREADS, WORTH_A_THREAD, Going, together
+from zcrecord.storage.threads import MOST_THREADS, WORTH_A_THREAD, Going, cores, run_threads
 
 from . import unflatten
 
@@ -103,7 +101,7 @@ class _Check:
         self._base, self._shift = h.payload_offset, archive.offset
         self._buffer, self._whole, self._hashed = archive.buffer, archive.whole, bool(ix.digest_kind)
         self._progress, self._caller = progress, threading.get_ident()
-        self._left = deque(self._batches())
+        self._left = self._batches()
         self._lock = threading.Lock()
         self._done = 0
 
@@ -130,17 +128,10 @@ class _Check:
             last = self._base + int(self.rows["offset"][-1]) + int(self.rows["nbytes"][-1])
         self._gap(last, self._end)
         count = min(threads, MOST_THREADS, max(len(self._left), 1), nbytes // WORTH_A_THREAD + 1)
-        together(self._work, count, self._tell)
+        run_threads(self._batch, self._left, count, self._tell)
 
-    def _work(self, going: Going) -> None:
-        while going():
-            try:
-                first, last = self._left.popleft()
-            except IndexError:  # another thread took the last
-                return
-            self._batch(first, last, going)
-
-    def _batch(self, first: int, last: int, going: Going) -> None:
+    def _batch(self, batch: tuple[int, int], going: Going) -> None:
+        first, last = batch
         done = self._start
         if first:
             before = self.rows[first - 1]

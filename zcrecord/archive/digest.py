@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import threading
-from collections import deque
 from collections.abc import Callable
 from math import prod
 from typing import TYPE_CHECKING, Any
@@ -19,8 +18,7 @@ from zcrecord.codec.entries import ValueForm, ValueType
 from zcrecord.codec.index import Index
 from zcrecord.codec.layout import DIGEST_ALLOWANCE, NONE
 from zcrecord.errors import FormatError, LimitError
-from zcrecord.storage.ordered import cores
-from zcrecord.storage.threads import MOST_THREADS, WORTH_A_THREAD, Going, together
+from zcrecord.storage.threads import MOST_THREADS, WORTH_A_THREAD, Going, cores, run_threads
 
 from . import damage
 from .damage import Progress
@@ -150,7 +148,7 @@ class _Hashing:
         self._known: dict[Any, bytes] = {}
         sized = [(self._nbytes(i), key, i) for key, i in distinct.items()]
         self._total = sum(nbytes for nbytes, _, _ in sized)
-        self._left = deque(sorted(sized, key=lambda item: -item[0]))
+        self._left = sorted(sized, key=lambda item: -item[0])
         self._lock, self._copying = threading.Lock(), threading.Lock()
         self._done = 0
 
@@ -163,23 +161,19 @@ class _Hashing:
     def run(self) -> dict[Any, bytes]:
         """Return the SHA-256 by key."""
         count = min(cores(), MOST_THREADS, max(len(self._left), 1), self._total // WORTH_A_THREAD + 1)
-        together(self._work, count, self._tell)
+        run_threads(self._hash, self._left, count, self._tell)
         return self._known
 
-    def _work(self, going: Going) -> None:
-        while going():
-            try:
-                _, key, i = self._left.popleft()
-            except IndexError:  # another thread took the last
-                return
-            row = self._archive.row(i)
-            if self._archive.strides(row) is None:
-                self._known[key] = self._sha256(self._archive.payload(row.payload), going)
-                continue
-            with self._copying:  # one copy is in memory at a time
-                dense = np.ascontiguousarray(self._archive.elements(i)).data.cast("B")
-                self._known[key] = self._sha256(dense, going)
-                del dense
+    def _hash(self, item: tuple[int, Any, int], going: Going) -> None:
+        _, key, i = item
+        row = self._archive.row(i)
+        if self._archive.strides(row) is None:
+            self._known[key] = self._sha256(self._archive.payload(row.payload), going)
+            return
+        with self._copying:  # one copy is in memory at a time
+            dense = np.ascontiguousarray(self._archive.elements(i)).data.cast("B")
+            self._known[key] = self._sha256(dense, going)
+            del dense
 
     def _sha256(self, data: memoryview, going: Going) -> bytes:
         def seen(nbytes: int) -> bool:

@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 
 from zcrecord.dtypes import DType
-from zcrecord.storage.memory import Piece, aligned_empty, each_piece
+from zcrecord.storage.memory import Piece, aligned_empty
+from zcrecord.storage.threads import each_piece
 
 from .mapped import as_tensor, room_of
 from .protocol import LoadPlan, PayloadRef
@@ -50,7 +51,7 @@ class HostLoader:
         size = max(1, min(_PIECE, self._plan.max_in_flight // _COPIERS))
         pieces = [Piece(start, [room[start : start + size].data]) for start in range(0, ref.nbytes, size)]
         if ref.buffer is not None and 1 < _COPIERS <= len(pieces):
-            each_piece(partial(_copy, ref), pieces, done=self._plan.advance, readers=_COPIERS)
+            each_piece(partial(_copy, ref), pieces, done=self._plan.advance, threads=_COPIERS)
         else:
             for piece in pieces:
                 self._plan.advance(_copy(ref, piece))  # raises where the user gave up

@@ -13,7 +13,8 @@ import numpy as np
 
 from zcrecord.dtypes import DType
 from zcrecord.errors import UnsupportedError
-from zcrecord.storage.memory import Piece, aligned, aligned_empty, each_piece, read_pieces
+from zcrecord.storage.memory import Piece, aligned, aligned_empty, read_pieces
+from zcrecord.storage.threads import each_piece
 
 from .mapped import Octets, as_tensor, room_of
 from .protocol import LoadPlan, PayloadRef, RangeSource
@@ -90,7 +91,7 @@ class ReadingLoader:
         if source is not None:
             most = max(1, min(_FETCH, plan.max_in_flight // _FETCHERS))  # each may have as much in memory besides
             pieces = _pieces(wanted, most, gap=0)  # it merges near ones itself
-            each_piece(partial(_fetch, source), pieces, done=done, readers=_FETCHERS)
+            each_piece(partial(_fetch, source), pieces, done=done, threads=_FETCHERS)
         else:
             assert plan.path is not None and plan.identity is not None
             pieces = _pieces(wanted, min(_READ, plan.max_in_flight))
@@ -119,16 +120,17 @@ class _Arrived:
         self._plan.advance(told)
 
 
-def _fetch(source: RangeSource, piece: Piece) -> None:
-    """Bring a piece of a remote archive, with one request even if it goes to several places."""
+def _fetch(source: RangeSource, piece: Piece) -> int:
+    """Bring a piece of a remote archive and return its bytes, with one request even if it goes to several places."""
     if len(piece.buffers) == 1:
         source.readinto_at(piece.offset, piece.buffers[0])
-        return
-    room = np.empty(sum(map(len, piece.buffers)), np.uint8).data
+        return len(piece.buffers[0])
+    whole = room = np.empty(sum(map(len, piece.buffers)), np.uint8).data
     source.readinto_at(piece.offset, room)
     for buffer in piece.buffers:
         buffer[:] = room[: len(buffer)]
         room = room[len(buffer) :]
+    return len(whole)
 
 
 def _pieces(wanted: list[tuple[PayloadRef, Octets]], most: int, gap: int = _GAP) -> list[Piece]:

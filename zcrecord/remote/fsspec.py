@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from zcrecord.errors import RecordError, SourceError
-from zcrecord.storage.ordered import in_order
+from zcrecord.storage.threads import map_ordered
 
 from .file import MOST_AT_ONCE, TRIES, Piece, Place, wait
 
@@ -62,7 +62,7 @@ class Store(Place):
         if len(pieces) == 1:  # a thread costs more than it brings
             self._one(pieces[0])
             return
-        for _ in in_order(lambda: self._one, pieces, MOST_AT_ONCE):
+        for _ in map_ordered(lambda: self._one, pieces, MOST_AT_ONCE):
             pass
 
     def _one(self, piece: Piece) -> None:

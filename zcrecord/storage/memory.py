@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import io
-import itertools
 import mmap
 import os
 import re
@@ -24,6 +23,7 @@ from zcrecord.tensors.strides import address
 
 from .file_objects import check_readable, read_to_end
 from .mapping import aligned, map_descriptor
+from .threads import each_piece
 
 __all__ = [
     "Memory",
@@ -32,7 +32,6 @@ __all__ = [
     "aligned",
     "aligned_empty",
     "buffer_of",
-    "each_piece",
     "identity_of",
     "is_packed",
     "is_url",
@@ -301,8 +300,8 @@ def read_pieces(
         raise _refused(error, path) from _cause(error)
 
 
-def _read_piece(fd: int, piece: Piece) -> None:
-    """Read one piece; a short read goes on where it ended, an interrupted one Python itself repeats."""
+def _read_piece(fd: int, piece: Piece) -> int:
+    """Read one piece and return its bytes; a short read goes on where it ended, an interrupted one Python repeats."""
     offset, left = piece.offset, [buffer for buffer in piece.buffers if len(buffer)]
     while left:
         got = os.preadv(fd, left, offset) if hasattr(os, "preadv") else read_some(fd, left[0], offset)
@@ -315,65 +314,12 @@ def _read_piece(fd: int, piece: Piece) -> None:
             got -= len(left.pop(0))
         if got:
             left[0] = left[0][got:]
+    return offset - piece.offset
 
 
 def _read_all(fd: int, pieces: Sequence[Piece], done: Callable[[int], None] | None = None) -> None:
-    readers = _READERS if hasattr(os, "preadv") else 1
-    each_piece(lambda piece: _read_piece(fd, piece), pieces, done=done, readers=readers)
-
-
-def each_piece(
-    work: Callable[[Piece], object],
-    pieces: Sequence[Piece],
-    *,
-    done: Callable[[int], None] | None = None,
-    readers: int = _READERS,
-) -> None:
-    """Call `work`, which fills a piece, with all of them, several at a time, and `done` as `read_pieces` does.
-
-    The first error of any ends it, and is raised once nobody works any more.
-    """
-    import queue  # here, as below, because few read rather than map
-    import threading
-
-    numbers = itertools.count()  # next() of it is atomic
-    failed: list[BaseException] = []
-    arrived: queue.SimpleQueue[int] = queue.SimpleQueue()
-
-    def read() -> None:
-        try:
-            while not failed and (number := next(numbers)) < len(pieces):
-                work(pieces[number])
-                arrived.put(sum(map(len, pieces[number].buffers)))
-        except BaseException as error:
-            failed.append(error)
-            arrived.put(-1)
-
-    def watch(done: Callable[[int], None]) -> None:
-        for _ in pieces:
-            if (nbytes := arrived.get()) < 0:
-                return
-            done(nbytes)
-
-    others = [threading.Thread(target=read) for _ in range(min(readers, len(pieces)) - (done is None))]
-    try:
-        with contextlib.suppress(RuntimeError):  # no more threads are to be had: the others read it all
-            for thread in others:
-                thread.start()
-        if done is None or not any(thread.ident for thread in others):
-            read()
-        if done is not None:
-            watch(done)
-    except BaseException as error:
-        failed.append(error)
-    for thread in others:
-        while thread.is_alive():
-            try:
-                thread.join()
-            except KeyboardInterrupt as error:  # the file stays open until nobody reads it any more
-                failed.append(error)
-    if failed:
-        raise failed[0]
+    threads = _READERS if hasattr(os, "preadv") else 1
+    each_piece(lambda piece: _read_piece(fd, piece), pieces, threads=threads, done=done)
 
 
 def is_packed(octets: Any) -> bool:

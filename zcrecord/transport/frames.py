@@ -16,7 +16,7 @@ import xxhash
 
 from zcrecord.errors import FormatError, IntegrityError, LimitError, RecordError
 from zcrecord.storage.compressed import import_zstandard
-from zcrecord.storage.ordered import in_order
+from zcrecord.storage.threads import map_ordered
 
 __all__ = ["EXPANDED", "Row", "Table", "check_proportion", "encode_table", "expanded", "fill", "read_table", "refused"]
 
@@ -128,7 +128,7 @@ def fill(data: memoryview, table: Table, target: memoryview, chosen: Numbers, th
 
         return work
 
-    results = in_order(start, parts, min(threads, max(len(parts), 1)))
+    results = map_ordered(start, parts, min(threads, max(len(parts), 1)))
     try:
         for _ in results:
             pass

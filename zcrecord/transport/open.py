@@ -19,7 +19,7 @@ from zcrecord.errors import FormatError, IntegrityError, LimitError, RecordError
 from zcrecord.record.record import Record
 from zcrecord.storage.compressed import ends_whole, import_zstandard
 from zcrecord.storage.memory import Memory, Mode, aligned, buffer_of, map_file
-from zcrecord.storage.ordered import cores
+from zcrecord.storage.threads import cores
 
 from . import frames
 

@@ -25,9 +25,9 @@ from zcrecord.errors import FormatError, RecordError
 from zcrecord.storage.compressed import PeekableStream, decompressed, import_zstandard
 from zcrecord.storage.files import Progress, check_destination, open_source
 from zcrecord.storage.memory import is_packed, read_at
-from zcrecord.storage.ordered import cores, in_order
 from zcrecord.storage.sink import open_sink, path_of
 from zcrecord.storage.stream_reader import StreamReader
+from zcrecord.storage.threads import cores, map_ordered
 from zcrecord.writing.writers import peak_rss
 
 from . import frames
@@ -240,7 +240,7 @@ def _frame_by_frame(path: str, table: Table, threads: int) -> Generator[Any, Non
         return work
 
     with file:
-        yield from in_order(start, np.flatnonzero(np.diff(table.bounds)).tolist(), threads)
+        yield from map_ordered(start, np.flatnonzero(np.diff(table.bounds)).tolist(), threads)
 
 
 def _stream(reader: StreamReader) -> Generator[bytes, None, None]:

@@ -18,9 +18,9 @@ from zcrecord.errors import FormatError, LimitError, SourceError, UnsupportedErr
 from zcrecord.storage.compressed import import_zstandard
 from zcrecord.storage.files import Progress, open_source
 from zcrecord.storage.memory import identity_of, map_file, read_at
-from zcrecord.storage.ordered import Start, in_order
 from zcrecord.storage.sink import Sink
 from zcrecord.storage.stream_reader import StreamReader
+from zcrecord.storage.threads import Start, map_ordered
 
 from .cutting import FRAME, cuts
 from .frames import EXPANDED, Row
@@ -139,7 +139,7 @@ def of_file(
         return work
 
     with file:
-        yield from in_order(start, pairwise(where), threads)
+        yield from map_ordered(start, pairwise(where), threads)
         if identity_of(file.fileno()) != memory.identity:
             raise SourceError("was changed or replaced while it was packed; pack it again")
 
@@ -148,7 +148,7 @@ def of_stream(
     reader: StreamReader, watch: Watch, compressors: Start[Any, tuple[Row, bytes]], threads: int
 ) -> Generator[tuple[Row, bytes], None, None]:
     """Yield the frames of an archive as it comes, and make sure that it was one."""
-    yield from in_order(compressors, _pieces(reader, watch), threads)
+    yield from map_ordered(compressors, _pieces(reader, watch), threads)
     watch.check()
 
 
