@@ -30,14 +30,6 @@ LAYERS = [
 UPWARDS = {
     ("zcrecord", "zcrecord.cli.interrupts"),
     ("zcrecord.record.record", "zcrecord.hollow"),
-    # to be mended
-    ("zcrecord.archive.payloads", "zcrecord.record.record"),
-    ("zcrecord.loaders.load", "zcrecord.record.record"),
-    ("zcrecord.loaders.plan", "zcrecord.record.record"),
-    ("zcrecord.remote.open", "zcrecord.record.record"),
-    ("zcrecord.transport.open", "zcrecord.record.record"),
-    ("zcrecord.archive.archive", "zcrecord.archive.digest"),
-    ("zcrecord.record.record", "zcrecord.record.load"),
 }
 
 GENERATED = {"zcrecord._schema", "zcrecord._schema.tables"}

@@ -84,7 +84,7 @@ PackedTensor.pack(array: npt.NDArray[Any]) -> PackedTensor  # a class method
 PackedTensor.packed
 PackedTensor.shape
 PackedTensor.unpack() -> npt.NDArray[Any]
-zcrecord.Record(archive: Archive, *, origin: tuple[Any, str, tuple[Any, ...]] | None = None)
+zcrecord.Record(archive: Archive)
 Record.archive -> Archive
 Record.archive_nbytes -> int
 Record.array(name: str) -> np.ndarray[Any, np.dtype[Any]]
@@ -263,12 +263,12 @@ RangeSource.readinto_at(offset: int, target: memoryview) -> None
 zcrecord.loaders.Target(ref: PayloadRef, view: PayloadRef | None)
 Target.ref
 Target.view
-zcrecord.loaders.load_into(record: Record | Archive, loader: Loader | str, names: Names | None = None, *,
+zcrecord.loaders.load_into(record: HasArchive | Archive, loader: Loader | str, names: Names | None = None, *,
     dst: Mapping[str, Any] | None = None, slices: Slices | None = None, max_in_flight: int = 67108864,
     raw: bool = False, progress: Progress | None = None, cancel: Cancel | None = None) -> dict[str, Any]
 zcrecord.loaders.loader_for(device: str) -> Loader
-zcrecord.loaders.plan_load(record: Record | Archive, names: Names | None = None, *, slices: Slices | None = None,
-    max_in_flight: int = 67108864, raw: bool = False) -> LoadPlan
+zcrecord.loaders.plan_load(record: HasArchive | Archive, names: Names | None = None, *,
+    slices: Slices | None = None, max_in_flight: int = 67108864, raw: bool = False) -> LoadPlan
 zcrecord.loaders.shard(rank: int, world: int) -> Callable[[int], slice]
 zcrecord.onnx.ConvertReport(source: str | None, dest: str | None, tensors: int, modules: int, renamed: int,
     payload_bytes: int, archive_bytes: int, input_bytes: int, shared_bytes: int, seconds: float,
@@ -305,18 +305,19 @@ zcrecord.remote.trim_cache(folder: Any = None, *, limit: int = 0) -> int
 zcrecord.report.PageReport(source: str | None, dest: str | None, tensors: int, modules: int, archive_bytes: int,
     html_bytes: int, content_digest: str | None, seconds: float, peak_rss: int | None)
 zcrecord.report.describe_archive(record: Record, *, content_digest: str | None = None) -> dict[str, Any]
-zcrecord.report.report(source: Any, dest: Any, *, digest: bool = False, force: bool = False,
-    durable: bool = True, progress: Progress | None = None) -> PageReport
+zcrecord.report.report(source: Any, dest: Any, *, digest: bool = False, force: bool = False, durable: bool = True,
+    progress: Progress | None = None) -> PageReport
 zcrecord.report.report_page(description: dict[str, Any]) -> bytes
 zcrecord.integrity.signing.PREFIX
 zcrecord.integrity.signing.SignReport(path: str, dest: str, key: str, content_digest: str, replaced: bool)
 zcrecord.integrity.signing.check(record: Record, key: Any, *, progress: Progress | None = None) -> str
 zcrecord.integrity.signing.is_encrypted(key: str | os.PathLike[str]) -> bool
 zcrecord.integrity.signing.message(key: str, digest: str) -> bytes
-zcrecord.integrity.signing.sign(path: str | os.PathLike[str], key: Any, dest: str | os.PathLike[str] | None = None, *,
-    passphrase: bytes | None = None, force: bool = False, durable: bool = True,
+zcrecord.integrity.signing.sign(path: str | os.PathLike[str], key: Any, dest: str | os.PathLike[str] | None = None,
+    *, passphrase: bytes | None = None, force: bool = False, durable: bool = True,
     progress: Progress | None = None) -> SignReport
-zcrecord.integrity.signing.signature(record: Record, key: Any, *, passphrase: bytes | None = None) -> tuple[str, str]
+zcrecord.integrity.signing.signature(record: Record, key: Any, *, passphrase: bytes | None = None) -> tuple[str,
+    str]
 zcrecord.integrity.signing.signers(record: Record) -> tuple[str, ...]
 zcrecord.transport.PackReport(source: str | None, dest: str | None, archive_bytes: int, packed_bytes: int,
     frames: int | None, seconds: float, peak_rss: int | None)

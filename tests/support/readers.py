@@ -20,6 +20,7 @@ from math import prod
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+from zcrecord.archive import digest
 from zcrecord.archive.archive import Archive
 from zcrecord.codec.entries import ValueForm, ValueType
 from zcrecord.codec.layout import NONE
@@ -118,6 +119,8 @@ def ours(question: Question) -> Answer:
     try:
         # not `load_record`, which also finds what is attached to a program, and unpacks
         archive = Archive(Memory(buffer_of(question.data)), level=verify, embedded=embedded)
+        if verify == "full":
+            digest.check(archive)
     except RecordError as error:
         return Answer(False, f"{type(error).__name__}: {error}")
     text = "" if question.level == "o" else dump(archive)

@@ -1,6 +1,6 @@
 """A mapping or a buffer, opened as an archive: header, trailer, index, and views of payloads. Copies no payload byte.
 
-Rules are `verify`'s, names and trees `record`'s; here is where a view's address comes from and what keeps it alive.
+The rules are `codec.verify`'s, names and trees `record`'s; payloads' bytes are verified by `digest`.
 """
 
 from __future__ import annotations
@@ -58,6 +58,8 @@ class Archive(Views):
         original: the read-only archive that a private copy is of.
         parent: the archive whose payloads these are some of, and their numbers there.
         whole: whether the bytes are an archive's from end to end, and not part of one or another format's.
+        recipe: gives for this archive a function and its arguments, which open it again, as pickle takes them; None
+            where nothing is known to open.
         remote: what fetches payloads, and reads by position, where not all bytes are in memory; None where they are.
         tied: the names of the tensors of one payload, by its number, as far as they were asked for.
 
@@ -88,8 +90,6 @@ class Archive(Views):
             if mode == "c":
                 for number in self._twins():  # nothing keeps the bytes as they were: before the first can be edited
                     self.home(number)
-            if level == "full":
-                self._check_contents(None)
         except RecordError as error:
             raise error.located(path=self.path) from None
 
@@ -97,6 +97,7 @@ class Archive(Views):
         self.path, self.absolute = memory.path, memory.absolute
         self.original: Archive | None = None
         self.parent: tuple[Archive, list[int]] | None = None
+        self.recipe = None
         self.remote = memory.remote
         self.whole = True
         self.embedded: Embedded | None = None
@@ -264,48 +265,20 @@ class Archive(Views):
             raise closed(self.path)
         return self._memory
 
-    def check_contents(self, progress: Progress | None = None) -> None:
-        """Check what only the payloads' bytes can tell: digests, zeros between, string ends, pad bits, bools.
-
-        `progress` is called with the bytes checked so far, and with all there are to check.
-
-        Raises:
-            IntegrityError: a payload's digest does not match. FormatError: the rest. UnsupportedError: what was read
-            into memory in mode "c" may have been written to.
-        """
-        if self.mode == "r":
-            self._check_contents(progress)
-        elif (before := self._before()) is not None:
-            before.check_contents(progress)
-        else:
-            what = "may have been edited, and nothing is left of what was read; load it with verify='full'"
+    def __reduce__(self) -> tuple[Any, ...]:
+        if self.mode == "c":
+            what = "a record of mode 'c' may hold edits that its file does not; save it, or pickle single tensors"
             raise UnsupportedError(what, path=self.path)
-
-    def _before(self) -> Archive | None:
-        """Return what a private copy is of, with the same index; None if nothing is left of it."""
-        if self.parent is None:
-            return self.original
-        whole = self.parent[0]._before()
-        return whole and whole.part(self.index, self.parent[1])
-
-    def _check_contents(self, progress: Progress | None) -> None:
-        from . import digest  # here, because few who open an archive read all of it
-
-        self.ensure_all()
-        try:
-            if self.remote is not None:
-                self.remote.check(self, progress)  # as it comes, in little memory
-            else:
-                digest.check(self, progress)
-        except RecordError as error:
-            raise error.located(path=self.path) from None
+        if self.recipe is None:
+            raise UnsupportedError("only records of archives can be pickled", path=self.path)
+        return self.recipe(self)
 
     def release(self) -> bool:
         """Drop the archive's own hold on its mapping; returns whether that, or a later view's end, released it."""
         released: Any = _Released(self.path)
         self.index = released  # first: numpy takes a lost `_octets` for leave to make new memory
         self.buffer = self._region = self._pool = self._octets = released
-        self._memory = self.parent = self.remote = self._prepared = None
+        self._memory = self.parent = self.recipe = self.remote = self._prepared = None
         self._own, self._again = {}, {}
         gone = self.original is None or self.original.release()
         for reference in self._mappings:

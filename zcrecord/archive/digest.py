@@ -1,4 +1,4 @@
-"""What only the payloads' bytes can tell: whether they are damaged, what elements must be, and the content digest.
+"""Payload verification and content digest.
 
 Reads every byte it is asked about; holds none. What the index says is taken as verified.
 """
@@ -17,7 +17,7 @@ from zcrecord import dtypes
 from zcrecord.codec.entries import ValueForm, ValueType
 from zcrecord.codec.index import Index
 from zcrecord.codec.layout import DIGEST_ALLOWANCE, NONE
-from zcrecord.errors import FormatError, LimitError
+from zcrecord.errors import FormatError, LimitError, RecordError, UnsupportedError
 from zcrecord.storage.threads import MOST_THREADS, WORTH_A_THREAD, Going, cores, run_threads
 
 from . import damage
@@ -27,7 +27,7 @@ from .unflatten import astray, check_full_names, turned
 if TYPE_CHECKING:
     from .archive import Archive
 
-__all__ = ["check", "content_digest"]
+__all__ = ["check", "check_as_read", "content_digest"]
 
 _PIECE = 8 << 20  # bytes hashed at a time
 _TAG = b"zcrecord content digest 1\n"
@@ -40,17 +40,49 @@ _TOO_MANY_VIEWS = (
 def check(archive: Archive, progress: Progress | None = None) -> None:
     """Check every payload's digest, that all other bytes outside the index are zero, and elements (R70 to R74).
 
-    Of a part of an archive, and of another format's bytes, only what its index names. Several threads read at a time.
+    Of a part of an archive, and of another format's bytes, only what its index names. Several threads read at a time;
+    the payloads of a remote archive are checked as they come, in little memory.
 
     `progress` is called with the bytes done and the bytes there are, after every 8 MiB at the latest.
 
     Raises:
         IntegrityError: a digest does not match; names a tensor that uses the payload, and its `damage` lists all that
-        is damaged. FormatError: the rest.
+        is damaged. FormatError: another rule is broken, one of the index included.
     """
-    if found := damage.find(archive, progress):
-        raise damage.error_of(found)
-    _check_elements(archive)
+    archive.ensure_all()
+    try:
+        if archive.remote is not None:
+            archive.remote.check(archive, progress)
+            return
+        if found := damage.find(archive, progress):
+            raise damage.error_of(found)
+        _check_elements(archive)
+    except RecordError as error:
+        raise error.located(path=archive.path) from None
+
+
+def check_as_read(archive: Archive, progress: Progress | None = None) -> None:
+    """Check the archive as it was before any edit: of a private copy, mode "c", the read-only one it is a copy of.
+
+    Raises:
+        What `check` raises. UnsupportedError: it was read straight into memory that may have been written to since.
+    """
+    read = _before_edits(archive)
+    if read is None:
+        what = "may have been edited, and nothing is left of what was read; load it with verify='full'"
+        raise UnsupportedError(what, path=archive.path)
+    check(read, progress)
+
+
+def _before_edits(archive: Archive) -> Archive | None:
+    """Return the read-only archive that a private copy is of, with the same index; None if nothing is left of it."""
+    if archive.mode == "r":
+        return archive
+    if archive.parent is None:
+        original: Archive | None = archive.original
+        return original
+    whole = _before_edits(archive.parent[0])
+    return whole and whole.part(archive.index, archive.parent[1])
 
 
 def _check_elements(archive: Archive) -> None:

@@ -10,11 +10,11 @@ import numpy as np
 
 from zcrecord.codec.digests import RunningDigest
 from zcrecord.errors import IntegrityError, LimitError
-from zcrecord.record.record import Record
 from zcrecord.storage.stream_reader import KEPT, SequentialMapping
 from zcrecord.tensors.strides import address, extent
 
-from .info import TensorInfo
+from .archive import Archive
+from .info import TensorInfo, infos
 
 __all__ = ["Payloads"]
 
@@ -28,21 +28,21 @@ _TIMES, _EXPANDED = 64, 1 << 30  # what tensors may come to without ties: so man
 
 
 class Payloads:
-    """The tensors of a loaded record as bytes in C order, in pieces; each payload is checked against its digest.
+    """The tensors of an archive as bytes in C order, in pieces; each payload is checked against its digest.
 
     Attributes:
         infos: what the index says of them, in saved order.
         nbytes: what they come to, ties each time.
     """
 
-    def __init__(self, record: Record) -> None:
+    def __init__(self, archive: Archive) -> None:
         """Raise LimitError if tensors that share their bytes would come to far more than the archive has."""
-        self.infos = list(record.infos())
+        self.infos = list(infos(archive))
         self.nbytes = sum(info.nbytes for info in self.infos)
-        if self.nbytes > _TIMES * record.archive_nbytes + _EXPANDED:
+        if self.nbytes > _TIMES * archive.header.archive_size + _EXPANDED:
             what = f"its tensors share bytes, and written apart come to {self.nbytes}"
-            raise LimitError(f"{what}; save what you need of it as a record of its own", path=record.archive.path)
-        self._record = record
+            raise LimitError(f"{what}; save what you need of it as a record of its own", path=archive.path)
+        self._archive = archive
         self._sound: set[int] = set()
         self._mapped: SequentialMapping | None = None
         self._base = 0  # the mapping's address
@@ -60,7 +60,7 @@ class Payloads:
                 for _ in self.stored(info):
                     pass
             held = np.empty(min(info.nbytes, _GATHERED), np.uint8)
-            for block in _blocks(self._record.array(info.name)):
+            for block in _blocks(self._archive.view(self._archive.find(info.name))):
                 octets = held[: block.nbytes]
                 self._gather(octets.view(block.dtype).reshape(block.shape), block)
                 yield octets
@@ -69,9 +69,9 @@ class Payloads:
         """Yield the whole payload of a tensor as it lies, whatever the tensor's strides."""
         if info.payload is None:
             return
-        raw = self._record.raw(info.name)
+        raw = self._archive.payload(info.payload)
         start = self._find(raw)
-        digest = None if info.payload in self._sound or self._record.mode != "r" else info.digest
+        digest = None if info.payload in self._sound or self._archive.mode != "r" else info.digest
         running = RunningDigest()
 
         def prepared(at: int) -> memoryview:
@@ -85,7 +85,7 @@ class Payloads:
         yield from _ahead(prepared, range(0, len(raw), _SPAN))
         if digest is not None and running.intdigest() != digest:
             what = "its payload's digest does not match; the file is damaged, copy it again"
-            raise IntegrityError(what, path=self._record.archive.path, tensor=info.name, offset=info.offset)
+            raise IntegrityError(what, path=self._archive.path, tensor=info.name, offset=info.offset)
         self._sound.add(info.payload)
 
     def let_go(self) -> None:

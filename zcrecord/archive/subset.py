@@ -22,7 +22,7 @@ from zcrecord.writing.module_tree import ModuleTreeBuilder
 from . import info, unflatten
 from .archive import Archive
 
-__all__ = ["Names", "Rename", "alone", "chosen_tensors", "module", "select"]
+__all__ = ["Names", "Rename", "alone", "chosen_tensors", "module", "repeatable", "select"]
 
 Names = str | Iterable[str] | Callable[[info.TensorInfo], bool]
 Rename = Mapping[Any, str] | Callable[[str], str]  # keys: str or re.Pattern; a mapping's key type is invariant
@@ -47,7 +47,9 @@ def module(archive: Archive, name: str) -> Archive:
         names = archive.names()
         why = "is a tensor and no module; record[name] gives it" if name in names else _start_of(name, names)
         raise TensorNotFoundError(name, lambda: map(ix.text_of, ix.modules), path=archive.path, why=why)
-    return _Walk(archive, found[0]).part()
+    part = _Walk(archive, found[0]).part()
+    part.recipe = lambda _: (module, (archive, name))
+    return part
 
 
 def select(archive: Archive, names: Names | None, rename: Rename | None) -> Archive:
@@ -57,13 +59,21 @@ def select(archive: Archive, names: Names | None, rename: Rename | None) -> Arch
         TensorNotFoundError: a name without wildcards is neither a tensor's nor a module's.
     """
     archive.ensure_all()
+    names, rename = repeatable(names), dict(rename) if isinstance(rename, Mapping) else rename
     walk = _Walk(archive, 0)
     if names is not None:
         walk.keep(names)
     if rename is not None:
         new = _renamer(rename)
         walk.rename(new, new("") if isinstance(rename, Mapping) else "")
-    return walk.part()
+    part = walk.part()
+    part.recipe = lambda _: (select, (archive, names, rename))
+    return part
+
+
+def repeatable(names: Names | None) -> Names | None:
+    """Return names that can be iterated more than once: pickling a part needs them again."""
+    return tuple(names) if isinstance(names, Iterable) and not isinstance(names, str) else names
 
 
 def chosen_tensors(archive: Archive, names: Names) -> set[int]:

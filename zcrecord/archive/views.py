@@ -26,7 +26,7 @@ from zcrecord.tensors.packed import PackedTensor, StringTensor
 
 __all__ = ["Verify", "Views", "closed"]
 
-Verify = Literal["touch", "index", "full"]
+Verify = Literal["touch", "index", "full"]  # of these `full` is left to `digest`
 
 _MAPPED = 1 << 20  # bytes from which a private mapping is cheaper than a copy
 _MAPPINGS = 32  # of one file at the most: each takes addresses for all of it, and on some systems a descriptor
@@ -46,8 +46,8 @@ class Views:
 
     __slots__ = (
         "_again", "_checked", "_mappings", "_memory", "_octets", "_own", "_pool", "_prepared", "_region", "_strings",
-        "absolute", "buffer", "embedded", "header", "index", "mode", "offset", "original", "parent", "path", "remote",
-        "tied", "verified", "whole",
+        "absolute", "buffer", "embedded", "header", "index", "mode", "offset", "original", "parent", "path", "recipe",
+        "remote", "tied", "verified", "whole",
     )  # fmt: skip
 
     absolute: str | None
@@ -60,6 +60,7 @@ class Views:
     original: Any
     parent: tuple[Any, list[int]] | None
     path: str | None
+    recipe: Callable[[Any], tuple[Any, ...]] | None
     remote: Any
     tied: dict[int, tuple[str, ...]]
     verified: Verify

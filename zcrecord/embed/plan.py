@@ -104,7 +104,7 @@ class Plan:
         own = [c for c in self.constants if c.place == "packed" and c.base is None]
         if not own:
             return
-        payloads = Payloads(self.record)
+        payloads = Payloads(self.record.archive)
         infos = {info.name: info for info in payloads.infos}
         position = 0
         for c in own:

@@ -14,12 +14,11 @@ from typing import Any
 from zcrecord.archive.archive import Archive
 from zcrecord.archive.subset import Names
 from zcrecord.errors import LoadCancelledError, RecordError, TensorNotFoundError, UnsupportedError
-from zcrecord.record.record import Record
 from zcrecord.storage.files import Progress
 
 from .host import HostLoader
 from .mapped import MappedLoader
-from .plan import MAX_IN_FLIGHT, Slices, archive_of, plan_archive
+from .plan import MAX_IN_FLIGHT, HasArchive, Slices, archive_of, plan_archive
 from .pread import ReadingLoader
 from .protocol import Loader, LoadPlan
 
@@ -55,7 +54,7 @@ def loader_for(device: str) -> Loader:
 
 
 def load_into(
-    record: Record | Archive,
+    record: HasArchive | Archive,
     loader: Loader | str,
     names: Names | None = None,
     *,

@@ -10,7 +10,7 @@ import operator
 import re
 from collections.abc import Callable, Iterable, Mapping
 from math import prod
-from typing import Any, NamedTuple, SupportsIndex
+from typing import Any, NamedTuple, Protocol, SupportsIndex
 
 import numpy as np
 
@@ -21,7 +21,6 @@ from zcrecord.archive.subset import Names
 from zcrecord.codec.layout import ALIGNMENT, NONE
 from zcrecord.dtypes import DType
 from zcrecord.errors import LimitError, RecordError, TensorNotFoundError, UnsupportedError
-from zcrecord.record.record import Record
 from zcrecord.remote.on_demand import Window
 from zcrecord.remote.read_ahead import Expected, Feed
 from zcrecord.tensors.strides import is_c_order, reach
@@ -30,6 +29,7 @@ from .protocol import LoadPlan, PayloadRef, RangeSource, Target
 
 __all__ = [
     "MAX_IN_FLIGHT",
+    "HasArchive",
     "LoadPlan",
     "Rows",
     "Slices",
@@ -41,6 +41,15 @@ __all__ = [
 ]
 
 MAX_IN_FLIGHT = 64 << 20  # bytes on the way to a device at a time, where nothing else is asked for
+
+
+class HasArchive(Protocol):
+    """A record: anything with an opened archive."""
+
+    @property
+    def archive(self) -> Archive:
+        """The opened archive."""
+
 
 Rows = slice | Callable[[int], slice]  # of the first axis; a function is given how many there are
 Slices = Mapping[str, Rows]
@@ -71,7 +80,7 @@ def shard(rank: int, world: int) -> Callable[[int], slice]:
 
 
 def plan_load(
-    record: Record | Archive,
+    record: HasArchive | Archive,
     names: Names | None = None,
     *,
     slices: Slices | None = None,
@@ -104,12 +113,12 @@ def plan_load(
 
 
 def archive_of(record: Any) -> Archive:
-    """Return the archive of what is to be loaded.
+    """Return the archive of a record, or an archive as it is.
 
     Raises:
-        UnsupportedError: it is no record.
+        UnsupportedError: it is neither.
     """
-    archive = record.archive if isinstance(record, Record) else record
+    archive = getattr(record, "archive", record)
     if not isinstance(archive, Archive):
         what = f"a {type(record).__name__} is no record to be loaded from; load_record(source) gives one"
         raise UnsupportedError(what)

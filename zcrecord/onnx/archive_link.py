@@ -268,7 +268,7 @@ def _compare(record: Record, model: str, told: dict[str, str], full: bool, progr
 
     differ("payload offset", told[PAYLOAD_OFFSET], str(_payload_offset(record)))
     if full or told[INDEX_CRC] != _index_crc(record):
-        differ("content digest", told[CONTENT_DIGEST], digest_of(Payloads(record), record, progress))
+        differ("content digest", told[CONTENT_DIGEST], digest_of(Payloads(record.archive), record, progress))
 
 
 def _check_reference(record: Record, model: str, expected: OnnxTensorInfo, found: TensorInfo | None) -> None:

@@ -144,7 +144,7 @@ class _Model:
     def __init__(self, record: Record, found: Link | None) -> None:
         self._record = record if found is None else found.record
         self._link = found
-        self._payloads = Payloads(self._record)
+        self._payloads = Payloads(self._record.archive)
         self._outside: set[int] = set()  # numbers of the tensors whose values stay in the archive
         self._parts: list[Any] = []
         self._numbers: list[int] = []

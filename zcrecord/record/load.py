@@ -1,4 +1,4 @@
-"""`load_record`: a path or bytes to a Record, and pickled records back to what they were."""
+"""`load_record`: a path, a URL or bytes to a Record."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from .record import Record
 if TYPE_CHECKING:
     from zcrecord.archive.subset import Names, Rename
 
-__all__ = ["load_record", "reload", "repart"]
+__all__ = ["load_record"]
 
 T = TypeVar("T")
 _DIGEST = re.compile("sha256:[0-9a-f]{64}")
@@ -126,32 +126,31 @@ def load_record(
         (2, 3)
     """
     _check_choices(verify, embedded, mode, expect)
-    remote = _opened(source, verify, cache, storage_options) if is_url(source) else None
+    if is_url(source):
+        source = _remote(source, verify, cache, storage_options)
     how: dict[str, Any] = {"mode": mode, "verify": verify, "expect": expect, "embedded": embedded}
-    record = _loaded(source, remote, names, rename, mmap, **how)
+    record = Record(_loaded(source, names, rename, mmap, **how))
     return record if into is None else record.into(into)
 
 
-def _opened(url: str, verify: Verify, cache: Any, options: Mapping[str, Any] | None) -> Record | str:
-    """Return a remote record, or the path that a `file://` URL is of."""
+def _remote(url: str, verify: Verify, cache: Any, options: Mapping[str, Any] | None) -> Archive | str:
+    """Return a remote archive, or the path that a `file://` URL is of."""
     from zcrecord.remote import open  # here, because few archives are
 
     return open.open_url(url, verify=verify, cache=cache, options=options)
 
 
-def _loaded(
-    source: Any, remote: Record | str | None, names: Names | None, rename: Rename | None, mmap: bool, **how: Any
-) -> Record:
-    if isinstance(remote, Record):
-        return _fetched(remote, names, rename, **how)
-    memory, name = _memory(source if remote is None else remote, mmap)
+def _loaded(source: Any, names: Names | None, rename: Rename | None, mmap: bool, **how: Any) -> Archive:
+    if isinstance(source, Archive):
+        return _fetched(source, names, rename, **how)
+    memory, name = _memory(source, mmap)
     try:
-        return _record(memory, names, rename, **how)
+        return _opened(memory, names, rename, **how)
     except RecordError as error:
         raise error.located(path=name) from error.__cause__
 
 
-def _record(
+def _opened(
     memory: Memory,
     names: Names | None,
     rename: Rename | None,
@@ -160,18 +159,19 @@ def _record(
     verify: Verify,
     expect: str | None,
     embedded: Embedded | None,
-) -> Record:
+) -> Archive:
+    """Return an archive in memory or in a mapped file, or a part of it."""
     if names is not None and expect is None and embedded is None and is_packed(memory.octets):
         from zcrecord.transport import open  # here, as below, because few archives are
 
-        return open.select_packed(memory, names, rename, verify=verify, mode=mode)
-    record = Record(_open(memory, mode=mode, verify=verify, embedded=embedded))
-    _check_content(record, expect)
-    return record if names is None and rename is None else record.select(names, rename=rename)
+        return _verified(open.select_packed(memory, names, rename, verify=_level(verify)), verify, mode)
+    archive = _whole(memory, mode=mode, verify=verify, embedded=embedded)
+    _check_content(archive, expect)
+    return archive if names is None and rename is None else _part(archive, names, rename)
 
 
 def _fetched(
-    record: Record,
+    archive: Archive,
     names: Names | None,
     rename: Rename | None,
     *,
@@ -179,19 +179,37 @@ def _fetched(
     verify: Verify,
     expect: str | None,
     embedded: Embedded | None,
-) -> Record:
-    """Return a remote record, or a part of one, with those payloads there that were asked for."""
+) -> Archive:
+    """Return a remote archive, or a part of one, with those payloads there that were asked for."""
     if embedded is not None:
         what = f"embedded={embedded!r} is for local files; download it, or have the archive served by itself"
-        raise UnsupportedError(what, path=record.archive.path)
-    _check_content(record, expect)
+        raise UnsupportedError(what, path=archive.path)
+    _check_content(archive, expect)
     if names is not None or rename is not None:
-        record = record.select(names, rename=rename)
+        archive = _part(archive, names, rename)
     if names is not None:
-        record.prefetch()
+        archive.prefetch()
+    return _verified(archive, verify, mode)
+
+
+def _part(archive: Archive, names: Names | None, rename: Rename | None) -> Archive:
+    from zcrecord.archive import subset  # here, because few load a part
+
+    return subset.select(archive, names, rename)
+
+
+def _verified(archive: Archive, verify: Verify, mode: Mode) -> Archive:
+    """Return an archive, its payloads verified if they are to be, or a private copy of it."""
     if verify == "full":
-        record.verify()
-    return Record(record.archive.private()) if mode == "c" else record
+        from zcrecord.archive import digest  # here, because few who open an archive read all of it
+
+        digest.check(archive)
+    return archive.private() if mode == "c" and archive.mode == "r" else archive
+
+
+def _level(verify: Verify) -> Verify:
+    """Return how much of the index is checked when it is opened."""
+    return "touch" if verify == "touch" else "index"
 
 
 def _check_choices(verify: Any, embedded: Any, mode: Any, expect: Any) -> None:
@@ -210,9 +228,14 @@ def _check_choice(name: str, value: Any, known: tuple[Any, ...]) -> None:
         raise UnsupportedError(f"{name}={value!r} is not known; {', '.join(others)} or {last}")
 
 
-def _check_content(record: Record, expect: str | None) -> None:
-    if expect is not None and (found := record.content_digest()) != expect:
-        raise IntegrityError(f"content digest {expect} was expected, it has {found}", path=record.archive.path)
+def _check_content(archive: Archive, expect: str | None) -> None:
+    if expect is None:
+        return
+    from zcrecord.archive import digest
+
+    archive.ensure_all()
+    if (found := digest.content_digest(archive)) != expect:
+        raise IntegrityError(f"content digest {expect} was expected, it has {found}", path=archive.path)
 
 
 def _memory(source: Any, mmap: bool) -> tuple[Memory, str | None]:
@@ -234,32 +257,37 @@ def _memory(source: Any, mmap: bool) -> tuple[Memory, str | None]:
         return memory, path
 
 
-def _open(memory: Memory, *, mode: Mode, verify: Verify, embedded: Embedded | None) -> Archive:
+def _whole(memory: Memory, *, mode: Mode, verify: Verify, embedded: Embedded | None) -> Archive:
+    level = _level(verify)
     if embedded is None and is_packed(memory.octets):
         from zcrecord.transport import open
 
-        return open.open_packed(memory, verify=verify, mode=mode)
-    if embedded is None and ends_in_archive(memory.octets):
-        embedded = "suffix"
-    if memory.identity is not None and not memory.octets.readonly:  # read from a file, and nobody else's
-        return Archive(memory, level=verify, embedded=embedded, mode=mode)
-    archive = Archive(memory, level=verify, embedded=embedded)
-    return archive.private() if mode == "c" else archive
+        archive = open.open_packed(memory, verify=level, mode=mode)
+    else:
+        if embedded is None and ends_in_archive(memory.octets):
+            embedded = "suffix"
+        alone = memory.identity is not None and not memory.octets.readonly  # read from a file, and nobody else's
+        archive = Archive(memory, level=level, embedded=embedded, mode=mode if alone else "r")
+    archive.recipe = _recipe
+    return _verified(archive, verify, mode)
 
 
-def reload(source: Any, options: dict[str, Any], seal: bytes) -> Record:
-    """Return the record that was pickled: what is loaded again has to be the same archive.
+def _recipe(archive: Archive) -> tuple[Any, ...]:
+    """Return function and arguments that load an archive again, of the same path or bytes."""
+    path = archive.absolute or archive.path
+    how: dict[str, Any] = {"verify": archive.verified}
+    if path is not None:
+        how |= {"embedded": archive.embedded, "mmap": archive.mapped}
+    return _reload, (bytes(archive.buffer) if path is None else path, how, archive.header.encode())
+
+
+def _reload(source: str | bytes, how: dict[str, Any], seal: bytes) -> Archive:
+    """Return the archive that was pickled.
 
     Raises:
         IntegrityError: the file has other content by now.
     """
-    record: Record = load_record(source, **options)
-    if record.archive.header.encode() != seal:
-        raise IntegrityError("is not the archive that was pickled; it was replaced since", path=record.archive.path)
-    return record
-
-
-def repart(record: Any, how: str, arguments: tuple[Any, ...]) -> Record:
-    """Return the part of a record that was pickled: what `Record.module` or `Record.select` makes of it anew."""
-    part: Record = getattr(record, how)(*arguments)
-    return part
+    archive: Archive = load_record(source, **how).archive
+    if archive.header.encode() != seal:
+        raise IntegrityError("is not the archive that was pickled; it was replaced since", path=archive.path)
+    return archive

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import numpy as np
@@ -36,11 +36,10 @@ class Record(Mapping[str, Any]):
     bytes if it was loaded from bytes: who unpickles it opens the file anew and gets an error if it changed.
     """
 
-    __slots__ = ("__weakref__", "_archive", "_closed", "_lookups", "_names", "_numbers", "_origin")
+    __slots__ = ("__weakref__", "_archive", "_closed", "_lookups", "_names", "_numbers")
 
-    def __init__(self, archive: Archive, *, origin: tuple[Any, str, tuple[Any, ...]] | None = None) -> None:
-        """For this package's own use: `load_record` opens archives. `origin` says how a part came about."""
-        self._origin = origin
+    def __init__(self, archive: Archive) -> None:
+        """Take over an opened archive, which is released when the record is closed; `load_record` opens archives."""
         self._archive = archive
         self._closed = False
         self._lookups = 0
@@ -49,7 +48,7 @@ class Record(Mapping[str, Any]):
 
     @property
     def archive(self) -> Archive:
-        """The opened archive behind the record, for this package's own use."""
+        """The opened archive behind the record."""
         if self._closed:
             raise closed(self._archive.path)
         return self._archive
@@ -231,7 +230,9 @@ class Record(Mapping[str, Any]):
             >>> zcrecord.load_record("model.zcr").module("encoder.1")["w"].tolist()
             [0.0, 0.0, 0.0]
         """
-        return self._part("module", name) if name != "" else self
+        from zcrecord.archive import subset  # here, as in `select`, because few loads need a part
+
+        return self if name == "" else Record(subset.module(self.archive.kept(), name))
 
     def select(self, names: Names | None = None, rename: Rename | None = None) -> Record:
         """Return chosen tensors as a record of their own, maybe under other names; copies no payload.
@@ -254,15 +255,9 @@ class Record(Mapping[str, Any]):
             >>> zcrecord.load_record("model.zcr").select("*.w", rename={"model": "encoder"}).names
             ('encoder.w',)
         """
-        if isinstance(names, Iterable) and not isinstance(names, str):
-            names = tuple(names)  # whoever pickles the part needs them again
-        return self._part("select", names, dict(rename) if isinstance(rename, Mapping) else rename)
-
-    def _part(self, how: str, *arguments: Any) -> Record:
         from zcrecord.archive import subset
 
-        whole = Record(self.archive.kept(), origin=self._origin)
-        return Record(getattr(subset, how)(whole.archive, *arguments), origin=(whole, how, arguments))
+        return Record(subset.select(self.archive.kept(), names, rename))
 
     def into(self, kind: type[T]) -> T:
         """Return the record as an instance of a class: dataclasses, attrs classes, NamedTuples and what is in them.
@@ -329,21 +324,23 @@ class Record(Mapping[str, Any]):
             IntegrityError: a checksum or digest does not match; the message names the first tensor concerned, `damage`
             has all, with their ranges in the file. FormatError: another rule is broken.
         """
-        self.archive.check_contents(progress)
+        from zcrecord.archive import digest  # here, as below, because hashlib takes 3 ms to import
+
+        digest.check_as_read(self.archive, progress)
 
     def content_digest(self, *, progress: Progress | None = None) -> str:
         """Return 'sha256:...' of what the record holds; the same for every layout of the same content. Reads it all.
 
         `progress` is called with the bytes hashed so far, and with all there are to hash.
         """
-        from zcrecord.archive import digest  # here, because hashlib takes 3 ms to import
+        from zcrecord.archive import digest
 
         self.archive.ensure_all()
         return digest.content_digest(self.archive, progress=progress)
 
     def close(self) -> bool:
         """End lookups; returns whether the mapping is released. Views taken before keep it, and stay valid."""
-        self._closed, self._origin = True, None
+        self._closed = True
         return self._archive.release()
 
     def __enter__(self) -> Record:
@@ -359,27 +356,18 @@ class Record(Mapping[str, Any]):
         return f"<Record {where}: closed>" if self._closed else f"<Record {where}: {len(self)} tensors>"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        from . import load  # a higher floor: it makes records
-
-        archive = self.archive
-        if self._origin is not None:
-            return load.repart, self._origin
-        if archive.mode == "c":
-            what = "a record of mode 'c' may hold edits that its file does not; save it, or pickle single tensors"
-            raise UnsupportedError(what, path=archive.path)
-        if not archive.whole:
-            raise UnsupportedError("only records of archives can be pickled", path=archive.path)
-        options: dict[str, Any] = {"verify": "touch" if archive.verified == "touch" else "index"}
-        if self.path is None:
-            return load.reload, (bytes(archive.buffer), options, archive.header.encode())
-        options |= {"embedded": archive.embedded, "mmap": archive.mapped}
-        return load.reload, (self.path, options, archive.header.encode())
+        return _reopened, self.archive.__reduce__()
 
     def __hash__(self) -> int:
         return id(self)
 
     def __eq__(self, other: object) -> bool:
         return self is other
+
+
+def _reopened(function: Callable[..., Archive], arguments: tuple[Any, ...]) -> Record:
+    """Return the record that was pickled, by the recipe of its archive."""
+    return Record(function(*arguments))
 
 
 class _Values:

@@ -1,20 +1,19 @@
 """Remote archives, opened: header, index and trailer in two or three requests, payloads when they are asked for.
 
 The first request asks for more than the header: a small index in front comes along. What the bytes mean, and whether
-they are right, is the archive's own business; here is what it takes to ask that, and how a record is pickled.
+they are right, is the archive's own business.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from zcrecord.archive.archive import Archive
 from zcrecord.archive.views import Verify
 from zcrecord.codec.layout import HEADER_SIZE, Header, decode_header, too_short
 from zcrecord.errors import FormatError, IntegrityError, RecordError, UnsupportedError
-from zcrecord.record.record import Record
 from zcrecord.storage.memory import Memory, is_packed
 from zcrecord.transport.open import open_packed, outline
 
@@ -26,18 +25,18 @@ from .packed import Unpacked, table_of
 from .ranges import Held, cut
 from .whole import Streamed
 
-__all__ = ["RemoteSource", "open_url"]
+__all__ = ["open_url"]
 
 FIRST = 64 << 10  # bytes asked for at once, of either end: as long as a request takes anyway, on most lines
 
 
 def open_url(
     url: str, *, verify: Verify = "index", cache: Any = None, options: Mapping[str, Any] | None = None
-) -> Record | str:
-    """Return a record of a remote archive, of which header, index and trailer are there; or the path of a local file.
+) -> Archive | str:
+    """Return a remote archive, of which header, index and trailer are there; or the path of a local file.
 
     A payload is fetched, and its digest checked, before the first view of it is made. Of one packed for transport the
-    frames that are needed are fetched, or without a seek table all of it. The record is pickled by URL, cache and
+    frames that are needed are fetched, or without a seek table all of it. The archive is pickled by URL, cache and
     options, which may hold credentials.
 
     Args:
@@ -62,57 +61,42 @@ def open_url(
         archive = _open(place, verify, cache_at(cache, url, {**fs.storage_options, **options}))
     except RecordError as error:
         raise error.located(path=place.shown) from error.__cause__
-    return Record(archive, origin=(RemoteSource(url, verify, cache, options, archive), "open", ()))
+
+    def recipe(archive: Archive) -> tuple[Any, ...]:
+        pins = {} if archive.remote is None else archive.remote.pins
+        return _reopen, (url, verify, cache, options, _sha256(archive), pins)
+
+    archive.recipe = recipe
+    return archive
 
 
-class RemoteSource:
-    """Pickled form of a remote record: its URL, how it was opened, and which archive it must be.
+def _reopen(
+    url: str, verify: Verify, cache: Any, options: dict[str, Any], seal: bytes, pins: dict[int, bytes]
+) -> Archive:
+    """Return the remote archive that was pickled: its URL, how it was opened, and which archive it must be.
 
     That is told by the SHA-256 of its index, of which CRCs could be matched; after `expect=` or `content_digest()` by
     that of each payload, too, as in the process before. Where all of it is in memory it is told by all of it.
+
+    Raises:
+        IntegrityError: it is another archive by now.
     """
-
-    def __init__(self, url: str, verify: Verify, cache: Any, options: dict[str, Any], archive: Archive) -> None:
-        self._how: tuple[str, Verify, Any, dict[str, Any]] = url, verify, cache, options
-        self._told, self._window = _told(archive), archive.remote
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        pins = {} if self._window is None else self._window.pins
-        return PickledSource, (*self._how, _sha256(self._told), pins)
+    archive = open_url(url, verify=verify, cache=cache, options=options)
+    if isinstance(archive, str) or _sha256(archive) != seal:
+        raise IntegrityError("is not the archive that was pickled; it was replaced since", path=redacted(url))
+    if archive.remote is not None:
+        archive.remote.pin(pins)
+    return archive
 
 
-class PickledSource(NamedTuple):
-    """Return the pickled form of a `RemoteSource`."""
-
-    url: str
-    verify: Verify
-    cache: Any
-    options: dict[str, Any]
-    seal: bytes
-    pins: dict[int, bytes]
-
-    def open(self) -> Record:
-        """Return the record anew.
-
-        Raises:
-            IntegrityError: it is another archive by now.
-        """
-        record = open_url(self.url, verify=self.verify, cache=self.cache, options=self.options)
-        if not isinstance(record, Record) or _sha256(_told(record.archive)) != self.seal:
-            raise IntegrityError("is not the archive that was pickled; it was replaced since", path=redacted(self.url))
-        if record.archive.remote is not None:
-            record.archive.remote.pin(self.pins)
-        return record
-
-
-def _told(archive: Archive) -> list[tuple[int, memoryview]]:
-    return [(0, archive.buffer)] if archive.remote is None else _ends(archive.header, archive.buffer)
-
-
-def _sha256(pieces: list[tuple[int, memoryview]]) -> bytes:
+def _sha256(archive: Archive) -> bytes:
+    """Return the SHA-256 of both ends and the index; of an archive that is in memory, of all of it."""
     running = hashlib.sha256()
-    for _, piece in pieces:
-        running.update(piece)
+    if archive.remote is None:
+        running.update(archive.buffer)
+    else:
+        for _, piece in _ends(archive.header, archive.buffer):
+            running.update(piece)
     return running.digest()
 
 

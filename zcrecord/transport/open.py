@@ -6,7 +6,7 @@ Knows which bytes of an archive are needed for what. Frames and their table are 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -16,14 +16,13 @@ from zcrecord.archive.subset import Names, Rename
 from zcrecord.archive.views import Verify
 from zcrecord.codec.layout import HEADER_SIZE, Header, decode_header
 from zcrecord.errors import FormatError, IntegrityError, LimitError, RecordError
-from zcrecord.record.record import Record
 from zcrecord.storage.compressed import ends_whole, import_zstandard
 from zcrecord.storage.memory import Memory, Mode, aligned, buffer_of, map_file
 from zcrecord.storage.threads import cores
 
 from . import frames
 
-__all__ = ["PackedSource", "open_packed", "outline", "select_packed"]
+__all__ = ["open_packed", "outline", "select_packed"]
 
 _PIECE = 1 << 20  # bytes decompressed at a time, only to be counted
 
@@ -50,31 +49,42 @@ def open_packed(memory: Memory, *, verify: Verify, mode: Mode) -> Archive:
     return Archive(memory._replace(octets=octets, mapping=block, identity=None), level=verify, embedded=None, mode=mode)
 
 
-def select_packed(memory: Memory, names: Names | None, rename: Rename | None, *, verify: Verify, mode: Mode) -> Record:
+def select_packed(memory: Memory, names: Names | None, rename: Rename | None, *, verify: Verify) -> Archive:
     """Return chosen tensors of a packed archive; only frames that hold any of them or the index are decompressed.
 
-    Of one without a seek table, all are. "full" verifies what is chosen. The record is pickled by the path, or by the
-    packed bytes, which it therefore keeps.
+    Of one without a seek table, all are. It is pickled by the path, or by the packed bytes, which it therefore keeps.
 
     Raises:
         As `open_packed` does. TensorNotFoundError: a name without wildcards is not there.
     """
-    if not isinstance(names, str | None) and isinstance(names, Iterable):
-        names = tuple(names)  # whoever pickles the part needs them again
+    names = subset.repeatable(names)
     table = _table(memory)
     if table is None:
-        whole = open_packed(memory, verify="touch" if verify == "touch" else "index", mode="r")
+        whole = open_packed(memory, verify=verify, mode="r")
         part = subset.select(whole, names, rename)
     else:
         part = _part(memory, table, names, rename)
-    if verify == "full":
-        part.check_contents()
-    if mode == "c":
-        part = part.private()
-        return Record(part, origin=(Record(part.root), "select", (names, rename)))
     source = memory.octets if memory.absolute is None else memory.absolute
-    again = PackedSource(source, part.root.header.encode())
-    return Record(part, origin=(again, "select", (names, rename)))
+
+    def recipe(part: Archive) -> tuple[Any, ...]:
+        pickled = source if isinstance(source, str) else bytes(source)
+        return _reopen, (pickled, part.root.header.encode(), names, rename)
+
+    part.recipe = recipe
+    return part
+
+
+def _reopen(source: str | bytes, seal: bytes, names: Names | None, rename: Rename | None) -> Archive:
+    """Return chosen tensors of the packed archive that was pickled.
+
+    Raises:
+        IntegrityError: it is another archive by now.
+    """
+    memory = map_file(source, least=0) if isinstance(source, str) else Memory(buffer_of(source))
+    part = select_packed(memory, names, rename, verify="index")
+    if part.root.header.encode() != seal:
+        raise IntegrityError("is not the archive that was pickled; it was replaced since", path=memory.path)
+    return part
 
 
 def outline(size: int, pieces: Iterable[tuple[int, Any]]) -> Memory:
@@ -89,29 +99,6 @@ def outline(size: int, pieces: Iterable[tuple[int, Any]]) -> Memory:
     for offset, piece in pieces:
         octets[offset : offset + len(piece)] = piece
     return Memory(octets, None, block)
-
-
-class PackedSource(NamedTuple):
-    """What a part of a packed archive is pickled by: path or bytes of the packed form, and the header it must have."""
-
-    source: str | memoryview
-    seal: bytes
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return PackedSource, (self.source if isinstance(self.source, str) else bytes(self.source), self.seal)
-
-    def select(self, names: Names | None, rename: Rename | None) -> Record:
-        """Return the part anew.
-
-        Raises:
-            IntegrityError: it is another archive by now.
-        """
-        source = self.source
-        memory = map_file(source, least=0) if isinstance(source, str) else Memory(buffer_of(source))
-        part = select_packed(memory, names, rename, verify="index", mode="r")
-        if part.archive.root.header.encode() != self.seal:
-            raise IntegrityError("is not the archive that was pickled; it was replaced since", path=memory.path)
-        return part
 
 
 def _table(memory: Memory) -> frames.Table | None:

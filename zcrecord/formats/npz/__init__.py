@@ -179,7 +179,7 @@ def write(record: Record, dest: Any, *, durable: bool = True, progress: Progress
         LimitError: a name of more than 65535 bytes. IntegrityError: a payload is damaged. SourceError: the file system
         refused.
     """
-    payloads = Payloads(record)
+    payloads = Payloads(record.archive)
     for info in payloads.infos:
         try:
             _check(info)

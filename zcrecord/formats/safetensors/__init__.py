@@ -187,7 +187,7 @@ def write(
         header. IntegrityError: a payload is damaged. DestinationExistsError: without `force`, a shard is there.
         SourceError: the file system refused.
     """
-    payloads = Payloads(record)
+    payloads = Payloads(record.archive)
     infos = payloads.infos
     for info in infos:
         try:
