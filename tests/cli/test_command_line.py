@@ -88,7 +88,7 @@ def test_whatever_is_raised_becomes_one_line(
     def fail(*_: Any, **__: Any) -> None:
         raise raised
 
-    monkeypatch.setattr(inspect, "info", fail)
+    monkeypatch.setattr(inspect, "_print_info", fail)
     c.fails(capsys, main(["info", str(archive)]), f"^{re.escape(told)}")
 
 
@@ -167,10 +167,10 @@ def test_an_archive_may_come_from_standard_input(
 def test_development_mode_shows_where_a_fault_is(archive: Path) -> None:
     code = """
 import sys
-from zcrecord import cli, commands
+from zcrecord.cli import dispatch, inspect
 def fail(*a, **k): raise KeyError("x")
-commands.info = fail
-sys.exit(cli.main(["info", "model.zcr"]))
+inspect._print_info = fail
+sys.exit(dispatch.main(["info", "model.zcr"]))
 """
     assert b"Traceback" in c.python("-X", "dev", "-c", code).stderr
     assert b"Traceback" not in c.python("-c", code).stderr

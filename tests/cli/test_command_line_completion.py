@@ -13,8 +13,8 @@ from pathlib import Path
 import command_line as c
 import pytest
 
-from zcrecord.cli.arguments import zcrecord_parser
 from zcrecord.cli.dispatch import main
+from zcrecord.cli.parsers import zcrecord_parser
 
 BASH = """
 source <(cat completion.bash)

@@ -68,7 +68,7 @@ def test_onnx2zc_into_a_pipe_that_closes_says_that_it_is_incomplete() -> None:
     done = subprocess.run(["bash", "-c", script], capture_output=True, timeout=60)
     assert done.returncode == 1
     assert len(done.stdout) == 10
-    assert done.stderr == b"onnx2zc: error: standard output: whoever read it has ended; what it got is incomplete\n"
+    assert done.stderr == b"onnx2zc: error: standard output: the reader closed the pipe; the output is incomplete\n"
 
 
 @posix
@@ -85,7 +85,7 @@ def test_a_pipe_that_closes_is_told_whatever_is_written_into_it(tmp_path: Path) 
         environment = {**os.environ, "PYTHONPATH": str(c.ROOT)}
         done = subprocess.run(["bash", "-c", script], capture_output=True, timeout=60, cwd=tmp_path, env=environment)
         assert (done.returncode, len(done.stdout)) == (1, 10)
-        message = f"zcrecord: error: {where}: whoever read it has ended; what it got is incomplete\n"
+        message = f"zcrecord: error: {where}: the reader closed the pipe; the output is incomplete\n"
         assert done.stderr.decode() == message
 
 

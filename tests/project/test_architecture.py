@@ -127,7 +127,7 @@ def test_exceptions_to_the_layers_are_still_needed() -> None:
         ("flatbuffers", {"zcrecord.codec.index", "zcrecord._schema.tables"}),
         ("zcrecord._schema", {"zcrecord.codec.entries", "zcrecord.codec.index"}),
         ("xxhash", {"zcrecord.codec.digests", "zcrecord.transport.frames"}),
-        ("argparse", {"zcrecord.cli.arguments", "zcrecord.cli.dispatch", "zcrecord.cli.completion"}),
+        ("argparse", {"zcrecord.cli.parsers", "zcrecord.cli.inspect"}),
         ("rich", {"zcrecord.cli.render"}),
         ("onnxruntime", {"zcrecord.onnx.runtime"}),
     ],

@@ -6,21 +6,34 @@ zcrecord runs.
 
 from __future__ import annotations
 
-import argparse
 from typing import Any
 
 from zcrecord.errors import missing_package
 
-from .arguments import onnx2zc_parser, zcrecord_parser
+from .convert import onnx2zc_arguments
+from .parsers import Arguments, Parser, onnx2zc_parser, zcrecord_parser
 
-__all__ = ["script"]
+__all__ = ["completion", "completion_arguments", "script"]
 
 _FILES = {"A", "ARCHIVE", "B", "FILE", "IN", "KEY", "OUT", "PACKED", "PROGRAM", "PUB"}
 _FOLDERS = {"DIR"}
 
 
+def completion_arguments(parser: Parser) -> None:
+    """Declare the arguments of `zcrecord completion`."""
+    parser.description = """Print the script by which a shell completes these commands. In bash and zsh:
+        eval "$(zcrecord completion bash)"; in fish: zcrecord completion fish | source"""
+    parser.add_argument("shell", choices=("bash", "zsh", "fish"), help="the shell")
+
+
+def completion(args: Arguments) -> int:
+    """Print the completion script of a shell."""
+    print(script(args.shell))
+    return 0
+
+
 def script(shell: str) -> str:
-    """Return what a shell is to run so that it completes `zcrecord` and `onnx2zc`.
+    """Return the script that completes `zcrecord` and `onnx2zc` in a shell.
 
     Raises:
         DependencyError: shtab is not installed.
@@ -29,18 +42,18 @@ def script(shell: str) -> str:
         import shtab  # here, because it is an extra
     except ImportError as error:
         raise missing_package("shtab", extra="completion") from error
-    parsers = zcrecord_parser(), onnx2zc_parser()
+    parsers = zcrecord_parser(), onnx2zc_parser(onnx2zc_arguments)
     for parser in parsers:
-        _mark(parser, shtab)
+        _mark_files(parser.declared(), shtab)
     return "\n".join(shtab.complete(parser, shell=shell) for parser in parsers)
 
 
-def _mark(parser: argparse.ArgumentParser, shtab: Any) -> None:
-    """Say of each argument whether it is a file or a folder, those of subcommands included."""
+def _mark_files(parser: Any, shtab: Any) -> None:
+    """Tell shtab which arguments are files or folders, those of subcommands included."""
     for action in vars(parser)["_actions"]:
         named = str(action.metavar)
         if named in _FILES or named in _FOLDERS:
             action.complete = shtab.FILE if named in _FILES else shtab.DIRECTORY
         if isinstance(action.choices, dict):
             for command in action.choices.values():
-                _mark(command, shtab)
+                _mark_files(command.declared(), shtab)

@@ -1,7 +1,4 @@
-"""How a command ends: its exit status, one line for whatever went wrong, signals, and no scratch file left behind.
-
-Knows errors and signals; nothing of what the commands do.
-"""
+"""Ends of commands: exit status, one line for every error, signals, no scratch file left behind."""
 
 from __future__ import annotations
 
@@ -27,25 +24,25 @@ _LONGEST = 2000  # characters of an error
 
 @contextlib.contextmanager
 def writing(name: str) -> Iterator[None]:
-    """Do what writes files: errors name the input, and however it is broken off, no scratch file is left."""
+    """Run a block that writes files: errors name the input, and an interrupted block leaves no scratch file."""
     with located(name), _ending_on_signals(), _broken_off():
         yield
 
 
 @contextlib.contextmanager
 def _broken_off() -> Iterator[None]:
-    """Have a conversion whose reader is gone fail as one, where a command that prints ends silently."""
+    """Turn a closed pipe into an error: a conversion without a reader has failed."""
     try:
         yield
     except BrokenPipeError as error:
         _spare_stdout()
         where = getattr(error, "path", None) or "standard output"
-        raise SourceError("whoever read it has ended; what it got is incomplete", path=where) from None
+        raise SourceError("the reader closed the pipe; the output is incomplete", path=where) from None
 
 
 @contextlib.contextmanager
 def located(name: str) -> Iterator[None]:
-    """Name the input in errors that do not say what they are about."""
+    """Add the input's name to errors that have no path."""
     try:
         yield
     except DependencyError:

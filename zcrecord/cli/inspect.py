@@ -1,31 +1,23 @@
-"""What each command of the command line prints, from what the library tells; every size in bytes.
-
-Arguments are `cli`'s, terminals and escapes `render`'s. Each function prints to the printer it is given, as JSON if
-`as_json`, and raises what the library raises.
-"""
+"""`zcrecord info`, `ls` and `tree`: print an archive's facts, its tensors, its modules. Sizes are in bytes."""
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import itertools
-import os
+import sys
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from zcrecord.archive.info import ModuleInfo, TensorInfo
 from zcrecord.errors import LimitError, TensorNotFoundError, printable
 from zcrecord.record.record import Record
 
-from .render import Column, Printer, human, jsonable, showing_progress, shown, shown_value
+from .parsers import Arguments, Parser, add_archive, add_json, natural
+from .render import Column, Printer, counted, jsonable, showing_progress, shown, shown_value
+from .stdio import opened_archive
 
-if TYPE_CHECKING:
-    from zcrecord.embed import AttachReport, DetachReport, EmbedReport
-    from zcrecord.report import PageReport
-    from zcrecord.transport import PackReport
-    from zcrecord.writing.writers import ConvertReport
-
-__all__ = ["attached", "converted", "detached", "embedded", "info", "ls", "tree"]
+__all__ = ["info", "info_arguments", "ls", "ls_arguments", "tree", "tree_arguments"]
 
 _HASHED_UNASKED = 64 << 20  # bytes of payload whose content digest takes no noticeable time
 _GLANCE = 50  # attributes that `info` shows on a terminal
@@ -46,11 +38,30 @@ _TREE_COLUMNS = (
 )
 
 
-def info(record: Record, name: str, out: Printer, progress_on: Printer, *, digest: bool | None, as_json: bool) -> None:
-    """Print what an archive is: sizes, where things lie, its types, what was saved, metadata and attributes.
+def info_arguments(parser: Parser) -> None:
+    """Declare the arguments of `zcrecord info`."""
+    parser.description = "Print what an archive holds; of one of up to 64 MiB its content digest, too."
+    add_archive(parser)
+    add_json(parser, "everything")
+    about = "print the content digest, which is the same for every layout: reads the whole archive"
+    parser.add_argument("--digest", action=argparse.BooleanOptionalAction, default=None, help=about)
 
-    The content digest, for which everything is read, where `digest` says so; None: where that takes no time.
-    """
+
+def info(args: Arguments) -> int:
+    """Print an archive's sizes, layout, types, metadata and attributes."""
+    with opened_archive(args.file) as record:
+        _print_info(record, _name(args), Printer(sys.stdout), Printer(sys.stderr), args.digest, as_json=args.json)
+    return 0
+
+
+def _name(args: Arguments) -> str:
+    return "standard input" if args.file == "-" else str(args.file)
+
+
+def _print_info(
+    record: Record, name: str, out: Printer, progress_on: Printer, digest: bool | None, *, as_json: bool
+) -> None:
+    """Print the facts; the content digest, which reads everything, if `digest`; if None, where that is quick."""
     facts = _facts(record, name)
     facts["content_digest"] = _content_digest(record, progress_on, digest)
     if as_json:
@@ -112,10 +123,10 @@ def _fact_lines(facts: dict[str, Any], out: Printer) -> Iterator[tuple[str, str]
     size, index = out.size, facts["index"]
     tensors, modules = facts["tensors"], facts["modules"]
     yield "archive", f"{size(facts['archive_nbytes'])}, format version {facts['version']}"
-    yield "tensors", f"{tensors} in {_count(modules, 'module')}"
+    yield "tensors", f"{tensors} in {counted(modules, 'module')}"
     yield "payload", size(facts["payload_nbytes"])
     for kind, sums in facts["dtypes"].items():
-        yield f"dtype {kind}", f"{_count(sums['tensors'], 'tensor')}, {size(sums['nbytes'])}"
+        yield f"dtype {kind}", f"{counted(sums['tensors'], 'tensor')}, {size(sums['nbytes'])}"
     yield "tied", f"{size(facts['tied_nbytes'])} saved"
     yield "equal bytes", f"{size(facts['deduplicated_nbytes'])} saved"
     alignment, strongest = facts["alignment"], facts["base_alignment"]
@@ -135,12 +146,28 @@ def _fact_lines(facts: dict[str, Any], out: Printer) -> Iterator[tuple[str, str]
             yield label, f"... {len(facts[what])} in all; --json has them"
 
 
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}" if number == 1 else f"{number} {what}s"
+def ls_arguments(parser: Parser) -> None:
+    """Declare the arguments of `zcrecord ls`."""
+    parser.description = """List tensors. Into a pipe: name, dtype, shape, bytes, offset, alignment and tie, with tabs
+        between."""
+    add_archive(parser)
+    add_json(parser, "everything")
+    about = "names to list, such as 'encoder.*.weight'"
+    parser.add_argument("patterns", nargs="*", default=[], metavar="PATTERN", help=about)
+    parser.add_argument("--sort", choices=("saved", "name", "size"), default="saved", help="order (default: saved)")
 
 
-def ls(record: Record, out: Printer, *, as_json: bool, sort: str = "saved", patterns: Sequence[str] = ()) -> None:
-    """Print every tensor, or those that `select` would choose; tied ones with one they are tied to.
+def ls(args: Arguments) -> int:
+    """List an archive's tensors."""
+    with opened_archive(args.file) as record:
+        _print_tensors(record, Printer(sys.stdout), as_json=args.json, sort=args.sort, patterns=args.patterns)
+    return 0
+
+
+def _print_tensors(
+    record: Record, out: Printer, *, as_json: bool, sort: str = "saved", patterns: Sequence[str] = ()
+) -> None:
+    """Print every tensor, or those that `select` would choose; tied ones with one that they are tied to.
 
     Raises:
         TensorNotFoundError: no name matches any pattern, or one without wildcards is not there.
@@ -171,7 +198,7 @@ def _picked(record: Record, sort: str, patterns: Sequence[str]) -> Iterable[Tens
 
 
 def _dtype(tensor: TensorInfo) -> str:
-    """Return the type's name, with the bits of an element where they are not its own."""
+    """Return the type's name, with the bits of an element where they are not the type's."""
     natural = tensor.bits == tensor.dtype.bits
     return tensor.dtype.name if natural else f"{tensor.dtype.name} in {tensor.bits} bits"
 
@@ -191,7 +218,7 @@ def _tensor_cells(tensor: TensorInfo, out: Printer) -> tuple[str, ...]:
 
 
 def _tensor_json(tensor: TensorInfo) -> dict[str, Any]:
-    """Return all of it but the names it is tied to: a million of them would fill a disk, and `payload` tells them."""
+    """Return everything but the names of its ties: there may be a million, and equal `payload` numbers tell them."""
     return {
         "name": tensor.name,
         "dtype": tensor.dtype.name,
@@ -208,8 +235,23 @@ def _tensor_json(tensor: TensorInfo) -> dict[str, Any]:
     }
 
 
-def tree(record: Record, name: str, out: Printer, *, as_json: bool, depth: int | None = None) -> None:
-    """Print modules, tensors and attributes as they are nested, in saved order; a JSON array in that order, too."""
+def tree_arguments(parser: Parser) -> None:
+    """Declare the arguments of `zcrecord tree`."""
+    parser.description = "Show how modules, tensors and attributes nest."
+    add_archive(parser)
+    add_json(parser, "everything")
+    parser.add_argument("--depth", type=natural, metavar="N", help="leave out deeper levels")
+
+
+def tree(args: Arguments) -> int:
+    """Print an archive's modules, tensors and attributes as they nest."""
+    with opened_archive(args.file) as record:
+        _print_tree(record, _name(args), Printer(sys.stdout), as_json=args.json, depth=args.depth)
+    return 0
+
+
+def _print_tree(record: Record, name: str, out: Printer, *, as_json: bool, depth: int | None = None) -> None:
+    """Print modules, tensors and attributes in saved order, as a table or as a JSON array."""
     nodes = (node for node in record.walk() if depth is None or node[0] <= depth)
     if as_json:
         out.json_array(itertools.starmap(_node_json, nodes))
@@ -221,7 +263,7 @@ def _node_cells(level: int, key: str, child: Any, out: Printer) -> tuple[str, ..
     label = "  " * level + shown(key)
     if isinstance(child, ModuleInfo):
         what = f"{child.kind} {shown(child.type_name)}" if child.type_name else child.kind
-        return label, what, out.number(child.nbytes), _count(child.tensors, "tensor")
+        return label, what, out.number(child.nbytes), counted(child.tensors, "tensor")
     if isinstance(child, TensorInfo):
         return label, _dtype(child), out.number(child.nbytes), _shape(child)
     return label, "attribute", "", shown_value(child)
@@ -235,91 +277,3 @@ def _node_json(level: int, key: str, child: Any) -> dict[str, Any]:
     if isinstance(child, TensorInfo):
         return {**place, "what": "tensor", **_tensor_json(child)}
     return {**place, "what": "attribute", "value": jsonable(child)}
-
-
-def converted(report: ConvertReport | PackReport | PageReport, out: Printer, *, as_json: bool) -> None:
-    """Print what a conversion did, in one line."""
-    from zcrecord.writing.writers import ConvertReport  # here, for the sake of the other commands' start
-
-    if as_json:
-        out.json(asdict(report))
-        return
-    if isinstance(report, ConvertReport):
-        facts = _converted(report, out)
-    else:
-        facts = _packed(report, out) if hasattr(report, "packed_bytes") else _reported(report, out)
-    parts = [part for part in facts if part]
-    parts.append(f"{report.seconds:.2f} s")
-    if report.peak_rss is not None:
-        parts.append(f"at most {human(report.peak_rss)} of memory")
-    out.line(f"{shown(report.dest or 'standard output')}: {', '.join(parts)}")
-
-
-def _converted(report: ConvertReport, out: Printer) -> Iterator[str]:
-    size = out.size
-    if report.dry_run:
-        there = report.dest is not None and os.path.exists(report.dest)
-        yield "would replace the file there, with --force" if there else "would be written"
-    yield f"{_count(report.tensors, 'tensor')} in {_count(report.modules, 'module')}"
-    yield f"{size(report.input_bytes)} in"
-    yield f"{size(report.archive_bytes)} out"
-    yield f"{size(report.shared_bytes)} shared"
-    yield f"{_count(report.left_out, 'tensor')} and the graph left out" if report.left_out else ""
-    yield f"{_count(report.renamed, 'name')} changed" if report.renamed else ""
-    yield f"{size(report.repeated_bytes)} of ties written again" if report.repeated_bytes else ""
-    yield "verified" if report.verified else ""
-
-
-def _packed(report: Any, out: Printer) -> Iterator[str]:
-    yield f"{out.size(report.archive_bytes)} unpacked"
-    yield f"{out.size(report.packed_bytes)} packed, {100 * report.packed_bytes / report.archive_bytes:.1f}%"
-    yield _count(report.frames, "frame") if report.frames is not None else ""
-
-
-def _reported(report: Any, out: Printer) -> Iterator[str]:
-    yield f"{_count(report.tensors, 'tensor')} in {_count(report.modules, 'module')}"
-    yield f"{out.size(report.archive_bytes)} of archive"
-    yield f"{out.size(report.html_bytes)} of page"
-
-
-def embedded(report: EmbedReport, out: Printer, *, as_json: bool) -> None:
-    """Print what was generated: the files, and what in them is not as somebody might expect."""
-    if as_json:
-        out.json(asdict(report))
-        return
-    for file in report.files:
-        out.line(shown(file))
-    facts = (
-        f"{_count(report.tensors, 'tensor')}, {out.size(report.nbytes)}",
-        f"{report.shared} in another's bytes" if report.shared else "",
-        f"{report.empty} without bytes" if report.empty else "",
-        f"{_count(report.left_out, 'tensor')} left out" if report.left_out else "",
-    )
-    out.line(f"{shown(report.archive)}: {', '.join(fact for fact in facts if fact)}")
-    for name in report.repacked:
-        out.line(f"  put into C order: {shown(name)}")
-    for name in report.unplaced:
-        out.line(f"  strided, so no member of the blob: {shown(name)}")
-    for name, identifier in report.renamed:
-        out.line(f"  {shown(name)} is {identifier}")
-
-
-def attached(report: AttachReport, out: Printer, *, as_json: bool) -> None:
-    """Print what attaching did."""
-    if as_json:
-        out.json(asdict(report))
-        return
-    before = "" if report.replaced_bytes is None else f", in the place of one of {out.size(report.replaced_bytes)}"
-    what = f"{out.size(report.program_bytes)} of program, {out.size(report.archive_bytes)} of archive"
-    out.line(f"{shown(report.dest)}: {what} at {report.offset}{before}")
-
-
-def detached(report: DetachReport, out: Printer, *, as_json: bool) -> None:
-    """Print what detaching did."""
-    if as_json:
-        out.json(asdict(report))
-        return
-    if report.dest is not None:
-        out.line(f"{shown(report.dest)}: {out.size(report.archive_bytes)}")
-    rest = "" if report.exact else ", with what lay between it and the archive, which another program attached"
-    out.line(f"{shown(report.program)}: {out.size(report.program_bytes)}{rest}")

@@ -1,16 +1,16 @@
-"""Errors as the command line tells them: of its options, where the library speaks of Python's arguments.
+"""Error messages in words of the command line: options in the place of Python's arguments.
 
-Knows what a message that a command can end with says, and what that is on the command line. What is wrong, and what
-to do about it, is left to the library.
+A message of the library that a command can end with, and that names an argument, has a row in `_SPOKEN`.
 """
 
 from __future__ import annotations
 
 import re
+from typing import Any
 
 from zcrecord.errors import RecordError, printable
 
-__all__ = ["spoken", "spoken_message"]
+__all__ = ["error_json", "spoken", "spoken_message"]
 
 _SPOKEN = {  # regular expressions, in this order
     r"force=True": "--force",
@@ -39,7 +39,7 @@ _SPOKEN = {  # regular expressions, in this order
 
 
 def spoken_message(message: str) -> str:
-    """Return what an error says, without the places, in words of the command line.
+    """Return an error's message, without path and tensor, in words of the command line.
 
     Example:
         >>> spoken_message("exists already; force=True replaces it")
@@ -51,6 +51,12 @@ def spoken_message(message: str) -> str:
 
 
 def spoken(error: RecordError) -> str:
-    """Return an error as the command line tells it; its path and tensor's name stay as they are."""
+    """Return an error in words of the command line; its path and its tensor's name stay as they are."""
     message = printable(error.message, len(error.message))
     return str(error).removesuffix(message) + spoken_message(message)
+
+
+def error_json(error: RecordError) -> dict[str, Any]:
+    """Return an error for `--json`."""
+    about = {"type": type(error).__name__, "message": spoken_message(error.message)}
+    return {**about, "tensor": error.tensor, "offset": error.offset}

@@ -22,6 +22,7 @@ __all__ = [
     "Printer",
     "Progress",
     "columns_of",
+    "counted",
     "fitting_widths",
     "human",
     "jsonable",
@@ -71,6 +72,11 @@ def human(nbytes: int) -> str:
         return f"{nbytes} B"
     exponent = min((nbytes.bit_length() - 1) // 10, 6)
     return f"{nbytes / (1 << 10 * exponent):,.1f} {' KMGTPE'[exponent]}iB"
+
+
+def counted(number: int, noun: str) -> str:
+    """Return a number with its noun, in the plural unless it is 1."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def jsonable(value: Any) -> Any:

@@ -1,7 +1,4 @@
-"""Standard input and output, as the bytes that the command line takes from them and gives to them.
-
-Knows that they may be closed, and how much there is to read; what is done with it is left to `cli`.
-"""
+"""Input of commands: standard streams as bytes, files that have to be regular, archives from either."""
 
 from __future__ import annotations
 
@@ -9,17 +6,22 @@ import contextlib
 import os
 import stat
 import sys
+from collections.abc import Iterator
 from typing import Any, BinaryIO
 
 from zcrecord.errors import RecordError, SourceError
+from zcrecord.record.load import load_record
+from zcrecord.record.record import Record
 
-__all__ = ["binary", "check_file", "read_stdin", "size_ahead"]
+from .endings import located
+
+__all__ = ["binary", "check_file", "opened_archive", "read_stdin", "size_ahead"]
 
 _PIPE = 1 << 20  # bytes of a pipe, where the system grants them; a sixteenth is usual, and as many more switches
 
 
 def binary(stream: Any, what: str) -> Any:
-    """Return the bytes under a standard stream; of a pipe, after it was told to hold more.
+    """Return the binary buffer of a standard stream; a pipe is made larger first.
 
     Raises:
         SourceError: the process was started without it.
@@ -47,8 +49,18 @@ def read_stdin() -> Any:
         raise SourceError(f"cannot be read: {error.strerror or error}", errno=error.errno) from error
 
 
+@contextlib.contextmanager
+def opened_archive(given: str) -> Iterator[Record]:
+    """Open an archive, or standard input if `given` is "-"; errors inside the block name it."""
+    with (
+        located("standard input" if given == "-" else given),
+        load_record(read_stdin() if given == "-" else given) as record,
+    ):
+        yield record
+
+
 def check_file(path: str) -> None:
-    """Raise for a pipe or a device, where a command needs a file and takes no standard input either.
+    """Refuse a pipe or a device, for a command that needs a file.
 
     Raises:
         SourceError: the path is one.
@@ -61,7 +73,7 @@ def check_file(path: str) -> None:
 
 
 def size_ahead(stream: BinaryIO) -> int | None:
-    """Return how many bytes there are to read from where a regular file is; None for a pipe."""
+    """Return the bytes that are left to read of a regular file; None for a pipe."""
     with contextlib.suppress(OSError, ValueError):
         status = os.fstat(stream.fileno())
         if stat.S_ISREG(status.st_mode):

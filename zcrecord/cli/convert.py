@@ -1,0 +1,173 @@
+"""`zcrecord convert`, `zcrecord to-onnx` and `onnx2zc`; and how every command converts from one file to another."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from typing import Any
+
+from zcrecord.errors import printable
+from zcrecord.storage.compressed import SUFFIXES
+
+from .endings import writing
+from .parsers import Arguments, Parser, add_alignment, add_output_options, choose_dest, size
+from .render import Printer, counted, human, showing_progress, shown
+from .stdio import binary, read_stdin, size_ahead
+
+__all__ = [
+    "convert",
+    "convert_arguments",
+    "onnx2zc",
+    "onnx2zc_arguments",
+    "run_conversion",
+    "to_onnx",
+    "to_onnx_arguments",
+]
+
+
+def convert_arguments(parser: Parser) -> None:
+    """Declare the arguments of `zcrecord convert`."""
+    from zcrecord.formats import FORMATS  # here, because the other commands need none of them
+
+    read = ", ".join(name for name, found in FORMATS.items() if found.reads)
+    written = ", ".join(name for name, found in FORMATS.items() if found.writes)
+    parser.description = f"""Convert to and from archives (zcr). Formats that are read: {read}; that are written:
+        {written}. The format of IN is told by its first bytes, that of OUT by its suffix; - is standard input or
+        output."""
+    parser.add_argument("source", metavar="IN", help="a file, or a folder with one model in it; - for standard input")
+    parser.add_argument("dest", metavar="OUT", help="a file; - for standard output")
+    about = f"format of IN, if neither first bytes nor suffix tell it: {read}"
+    parser.add_argument("--from", dest="source_format", metavar="FORMAT", help=about)
+    parser.add_argument("--to", dest="dest_format", metavar="FORMAT", help=f"format of OUT: {written}")
+    about = "write safetensors in files of at most this size, such as 5GB, with their index"
+    parser.add_argument("--max-shard-size", type=size, metavar="SIZE", help=about)
+    add_alignment(parser)
+    add_output_options(parser)
+
+
+def convert(args: Arguments) -> int:
+    """Convert a file from one format to another."""
+    from zcrecord import formats
+
+    for given in (args.source_format, args.dest_format):
+        if given is not None and given not in formats.FORMATS:
+            args.refuse(f"format '{printable(given)}' is not known; {', '.join(formats.FORMATS)}")
+    names = ("alignment", "source_format", "dest_format", "max_shard_size")
+    return run_conversion("zcrecord", args, formats.convert, _facts, **{name: getattr(args, name) for name in names})
+
+
+def to_onnx_arguments(parser: Parser) -> None:
+    """Declare the arguments of `zcrecord to-onnx`."""
+    parser.description = """Write the model in an archive that was made from ONNX as ONNX again. With --external its
+        weights stay in the archive, which has to lie in OUT's folder or below it."""
+    parser.add_argument("source", metavar="ARCHIVE", help="an archive; - for standard input, read into memory")
+    parser.add_argument("dest", metavar="OUT", nargs="?", help="default: ARCHIVE with .onnx for its suffix")
+    parser.add_argument("--external", action="store_true", help="leave the weights in the archive, as external data")
+    add_output_options(parser)
+
+
+def to_onnx(args: Arguments) -> int:
+    """Write the ONNX model of an archive."""
+    from zcrecord import onnx
+
+    choose_dest(args, (".zst", ".zcr"), ".onnx")
+
+    def work(source: Any, dest: Any, **options: Any) -> Any:
+        return onnx.to_onnx(source if isinstance(source, str) else read_stdin(), dest, **options)
+
+    if args.external and "-" in (args.source, args.dest):
+        args.refuse("--external refers to a file from a file: neither can be -")
+    return run_conversion("zcrecord", args, work, _facts, external=args.external)
+
+
+def onnx2zc_arguments(parser: Parser) -> None:
+    """Declare the arguments of `onnx2zc`."""
+    parser.description = """Convert an ONNX model to an archive, in one pass and in little memory; - is standard input
+        or output, and zstd and gzip are decompressed on the way."""
+    parser.add_argument("source", metavar="IN", help="an ONNX model; - for standard input")
+    parser.add_argument("dest", metavar="OUT", nargs="?", help="default: IN with .zcr for its suffix; - after IN of -")
+    about = "convert only tensors whose names match, such as 'encoder.*'; may be given several times"
+    parser.add_argument("--select", action="append", metavar="PATTERN", help=about)
+    about = "leave out tensors whose names match; both leave out the graph"
+    parser.add_argument("--exclude", action="append", metavar="PATTERN", help=about)
+    about = "read IN again and OUT back, and compare, before OUT is replaced"
+    parser.add_argument("--verify", action="store_true", help=about)
+    parser.add_argument("--dry-run", action="store_true", help="read everything, write nothing, print the report")
+    about = "accept external data behind symbolic and hard links, wherever they lead"
+    parser.add_argument("--allow-links", action="store_true", help=about)
+    add_alignment(parser)
+    add_output_options(parser)
+
+
+def onnx2zc(args: Arguments) -> int:
+    """Convert an ONNX model to an archive."""
+    from zcrecord import onnx
+
+    choose_dest(args, (*SUFFIXES, ".onnx"), ".zcr")
+    if args.verify and (args.dry_run or "-" in (args.source, args.dest)):
+        args.refuse("--verify reads IN again and OUT back: both have to be files")
+    names = ("alignment", "allow_links", "select", "exclude", "verify", "dry_run")
+    return run_conversion("onnx2zc", args, onnx.convert, _facts, **{name: getattr(args, name) for name in names})
+
+
+def run_conversion(
+    prog: str,
+    args: Arguments,
+    convert: Callable[..., Any],
+    facts: Callable[[Any, Printer], Iterator[str]],
+    **options: Any,
+) -> int:
+    """Convert from and to files or standard streams, show progress, and print the report.
+
+    `facts` yields what the report's line says. With OUT on standard output the report goes to standard error.
+    """
+    if args.source == "-" and sys.stdin is not None and sys.stdin.isatty():
+        args.refuse("standard input is a terminal; pipe something into it, or name a file")
+    if args.dest == "-" and sys.stdout is not None and sys.stdout.isatty():
+        args.refuse("standard output is a terminal, and this is no text; redirect it, or name OUT")
+    source = binary(sys.stdin, "input") if args.source == "-" else args.source
+    sink = binary(sys.stdout, "output") if args.dest == "-" else args.dest
+    known = size_ahead(source) if args.source == "-" else None
+    alone = args.json and args.dest == "-"  # nothing but the report is then on standard error
+    errors = Printer(None if args.quiet or alone else sys.stderr)
+    name = "standard input" if args.source == "-" else args.source
+    with writing(name), showing_progress(prog, errors) as progress:
+        report = convert(
+            source,
+            sink,
+            force=args.force,
+            durable=not args.no_sync,
+            progress=lambda done, total: progress(done, known if total is None else total),
+            **options,
+        )
+    if not args.quiet:
+        _print_report(report, facts, Printer(sys.stderr if args.dest == "-" else sys.stdout), as_json=args.json)
+    return 0
+
+
+def _print_report(report: Any, facts: Callable[[Any, Printer], Iterator[str]], out: Printer, *, as_json: bool) -> None:
+    if as_json:
+        out.json(asdict(report))
+        return
+    parts = [part for part in facts(report, out) if part]
+    parts.append(f"{report.seconds:.2f} s")
+    if report.peak_rss is not None:
+        parts.append(f"at most {human(report.peak_rss)} of memory")
+    out.line(f"{shown(report.dest or 'standard output')}: {', '.join(parts)}")
+
+
+def _facts(report: Any, out: Printer) -> Iterator[str]:
+    size = out.size
+    if report.dry_run:
+        there = report.dest is not None and os.path.exists(report.dest)
+        yield "would replace the file there, with --force" if there else "would be written"
+    yield f"{counted(report.tensors, 'tensor')} in {counted(report.modules, 'module')}"
+    yield f"{size(report.input_bytes)} in"
+    yield f"{size(report.archive_bytes)} out"
+    yield f"{size(report.shared_bytes)} shared"
+    yield f"{counted(report.left_out, 'tensor')} and the graph left out" if report.left_out else ""
+    yield f"{counted(report.renamed, 'name')} changed" if report.renamed else ""
+    yield f"{size(report.repeated_bytes)} of ties written again" if report.repeated_bytes else ""
+    yield "verified" if report.verified else ""

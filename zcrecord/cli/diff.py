@@ -1,0 +1,124 @@
+"""`zcrecord diff`: the differences of two archives."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from zcrecord.integrity.comparing import Change, compare
+from zcrecord.record.record import Record
+
+from .endings import guarded
+from .parsers import Arguments, Parser, add_json, add_quiet
+from .render import Column, Printer, jsonable, showing_progress, shown, shown_value
+from .stdio import opened_archive
+
+__all__ = ["diff", "diff_arguments"]
+
+_COLUMNS = (
+    Column(""),
+    Column("what"),
+    Column("name", breaks="fold"),
+    Column("before", leaves=1, breaks="words"),
+    Column("after", leaves=1, breaks="words"),
+    Column("difference", leaves=1, breaks="words"),
+)
+
+
+def diff_arguments(parser: Parser) -> None:
+    """Declare the arguments of `zcrecord diff`."""
+    parser.description = """Compare two archives by their contents, however they are laid out. Exit status 0 if they are
+        the same, 1 if not, 2 if that cannot be told. Into a pipe: +, - or !, kind, name, before, after, difference,
+        with tabs between."""
+    parser.add_argument("file", metavar="A", help="an archive; one of the two may be - for standard input")
+    parser.add_argument("other", metavar="B", help="an archive")
+    about = "take payloads of the same digest for the same, unread: only for archives from trusted sources"
+    parser.add_argument("--fast", action="store_true", help=about)
+    parser.add_argument("--no-metadata", action="store_true", help="leave out metadata, and so signatures")
+    add_quiet(parser)
+    add_json(parser, "the differences")
+
+
+def diff(args: Arguments) -> int:
+    """Compare two archives; return 0, 1 for differences, 2 for a fault, as the command diff does."""
+    if args.file == args.other == "-":
+        args.refuse("only one of the two can be standard input")
+    out, errors = (Printer(None if args.quiet else stream) for stream in (sys.stdout, sys.stderr))
+    different = False
+
+    def work() -> int:
+        nonlocal different
+        options = {"fast": args.fast, "metadata": not args.no_metadata, "as_json": args.json}
+        with contextlib.ExitStack() as stack:
+            before, after = (stack.enter_context(opened_archive(given)) for given in (args.file, args.other))
+            different = _print_changes(before, after, (args.file, args.other), out, errors, **options)
+        return 0
+
+    status = guarded("zcrecord", work)
+    return 2 if status == 1 else status or int(different)
+
+
+def _print_changes(
+    before: Record,
+    after: Record,
+    names: tuple[str, str],
+    out: Printer,
+    progress_on: Printer,
+    *,
+    fast: bool,
+    metadata: bool,
+    as_json: bool,
+) -> bool:
+    """Print the differences of two records as they are found; return True if there are any."""
+    different = False
+
+    def found(progress: Any) -> Iterator[Change]:
+        nonlocal different
+        for change in compare(before, after, fast=fast, progress=progress):
+            if change.what != "metadata" or metadata:
+                different = True
+                yield change
+
+    with showing_progress("comparing", progress_on) as progress:
+        changes: Iterable[Change] = found(progress)
+        if as_json or out.pretty:  # a progress bar would be in the way of the table
+            changes = list(changes)
+        else:
+            out.table(_COLUMNS, map(_change_cells, changes))
+    if as_json:
+        told = [_change_json(change) for change in changes]
+        out.json({"before": names[0], "after": names[1], "same": not different, "changes": told})
+    elif out.pretty:
+        out.table(_COLUMNS, map(_change_cells, changes), _change_line)
+    return different
+
+
+def _change_json(change: Change) -> dict[str, Any]:
+    told = {"what": change.what, "name": change.name, "change": change.change}
+    told |= {"before": jsonable(change.before), "after": jsonable(change.after)}
+    differing, elements = change.elements or (None, None)
+    return {**told, "differing": differing, "elements": elements, "largest": jsonable(change.largest)}
+
+
+def _change_cells(change: Change) -> tuple[str, ...]:
+    sign = {"added": "+", "removed": "-"}.get(change.change, "!")
+    described = change.what in ("tensor", "module")
+    values = []
+    for value, other in ((change.before, "added"), (change.after, "removed")):
+        nothing = change.change in (other, "contents")
+        values.append("" if nothing else shown(value) if described else shown_value(value))
+    apart = ""
+    if change.change == "contents":
+        apart = "contents" if change.elements is None else f"{change.elements[0]} of {change.elements[1]} elements"
+        apart += "" if change.largest is None else f", by {change.largest:.6g} at most"
+    return sign, change.what, shown(change.name), *values, apart
+
+
+def _change_line(cells: tuple[str, ...]) -> str:
+    """Return the cells of a change as one line, for a terminal with no room for columns."""
+    sign, what, name, before, after, apart = cells
+    values = f"{before} -> {after}" if before and after else before or after
+    told = ", ".join(part for part in (values, apart) if part)
+    return f"{sign} {what} {name}" + (f": {told}" if told else "")

@@ -1,0 +1,167 @@
+"""`zcrecord embed`, `attach` and `detach`: archives in programs."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+from .endings import writing
+from .parsers import Arguments, Parser, add_json, add_quiet, alignment
+from .render import Printer, counted, showing_progress, shown
+from .stdio import check_file
+
+if TYPE_CHECKING:
+    from zcrecord.embed import AttachReport, DetachReport, EmbedReport
+
+__all__ = ["attach", "attach_arguments", "detach", "detach_arguments", "embed", "embed_arguments"]
+
+
+def embed_arguments(parser: Parser) -> None:
+    """Declare the arguments of `zcrecord embed`."""
+    parser.description = """Write sources that make an archive's tensors constants of a program. C, C++, assembler and
+        Rust take the bytes from the archive itself while they are built; the files written say how."""
+    parser.add_argument("source", metavar="ARCHIVE", help="an archive, a file of its own")
+    about = "c: .S and .h; cpp: .S and .hpp, of a blob as for c; asm: .S and .inc; rust: .rs; python: .py"
+    parser.add_argument("--lang", required=True, choices=("c", "cpp", "asm", "rust", "python"), help=about)
+    parser.add_argument("--output", "-o", default=".", metavar="DIR", help="folder to write to (default: this one)")
+    about = """C, C++, assembler: the archive as one constant, which zcrecord.h can open, by .incbin; C and C++ also by
+        C23's #embed, or as string literals, which every compiler takes"""
+    parser.add_argument("--blob", choices=("incbin", "embed", "string"), help=about)
+    about = "Rust: place each tensor by global_asm!, for large archives; the linker then drops unused ones"
+    parser.add_argument("--assembly", action="store_true", help=about)
+    about = "only tensors whose names match, such as 'encoder.*'; may be given several times"
+    parser.add_argument("--select", action="append", metavar="PATTERN", help=about)
+    parser.add_argument("--exclude", action="append", metavar="PATTERN", help="leave out tensors whose names match")
+    about = """before every identifier, may be empty (default: the archive's stem and an underscore; in C++ and Rust,
+        which have a namespace and a module, nothing)"""
+    parser.add_argument("--prefix", metavar="TEXT", help=about)
+    about = "of files, namespace and the like (default: the archive's stem, as an identifier in lower case)"
+    parser.add_argument("--name", metavar="NAME", help=about)
+    about = "section for the payloads, which the linker script must know (default: .rodata)"
+    parser.add_argument("--section", metavar="NAME", help=about)
+    about = "of every tensor, at least: a power of two from 16 to 65536"
+    parser.add_argument("--alignment", type=alignment, metavar="BYTES", help=about)
+    about = "write zcrecord.h or zcrecord.rs, too, which open archives at run time"
+    parser.add_argument("--reader", action="store_true", help=about)
+    parser.add_argument("--force", "-f", action="store_true", help="replace files that this command did not write")
+    add_quiet(parser)
+    add_json(parser, "the report")
+
+
+def embed(args: Arguments) -> int:
+    """Write sources with an archive's tensors as constants."""
+    from zcrecord.embed import generate
+    from zcrecord.embed.generator import out_of_place
+
+    names = ("blob", "assembly", "prefix", "section", "alignment", "reader")
+    options = {name: getattr(args, name) for name in names}
+    if wrong := out_of_place(args.lang, options):
+        args.refuse(f"--{wrong}")
+    check_file(args.source)
+    chosen = {name: getattr(args, name) for name in ("select", "exclude", "name", "force")}
+    with writing(args.source):
+        report = generate(args.source, args.output, lang=args.lang, **options, **chosen)
+    if not args.quiet:
+        _print_embedded(report, Printer(sys.stdout), as_json=args.json)
+    return 0
+
+
+def attach_arguments(parser: Parser) -> None:
+    """Declare the arguments of `zcrecord attach`."""
+    parser.description = """Append an archive to an executable, which runs as before and finds its weights in itself:
+        load_record(sys.executable), or zcr_open_suffix in C."""
+    parser.add_argument("program", metavar="PROGRAM", help="an executable; an archive attached before is replaced")
+    parser.add_argument("archive", metavar="ARCHIVE", help="an archive, a file of its own")
+    parser.add_argument("--output", "-o", metavar="OUT", help="leave PROGRAM as it is, and write this")
+    about = "replace OUT if it exists; attach to text, scripts, zips and signed programs, too, which may not run then"
+    _add_options(parser, about)
+
+
+def attach(args: Arguments) -> int:
+    """Append an archive to an executable."""
+    from zcrecord.embed import attach
+
+    errors = Printer(None if args.quiet else sys.stderr)
+    options = {"force": args.force, "durable": not args.no_sync}
+    for given in (args.program, args.archive):
+        check_file(given)
+    with writing(args.program), showing_progress("attaching", errors) as progress:
+        report = attach(args.program, args.archive, args.output, progress=progress, **options)
+    if not args.quiet:
+        _print_attached(report, Printer(sys.stdout), as_json=args.json)
+    return 0
+
+
+def detach_arguments(parser: Parser) -> None:
+    """Declare the arguments of `zcrecord detach`."""
+    parser.description = "Take an attached archive off an executable again, into a file of its own."
+    parser.add_argument("program", metavar="PROGRAM", help="an executable with an archive attached")
+    about = "file to write the archive to (default: PROGRAM.zcr)"
+    parser.add_argument("--output", "-o", metavar="ARCHIVE", help=about)
+    parser.add_argument("--keep", action="store_true", help="write the archive, and leave PROGRAM as it is")
+    parser.add_argument("--discard", action="store_true", help="throw the archive away")
+    _add_options(parser, "replace ARCHIVE if it exists")
+
+
+def detach(args: Arguments) -> int:
+    """Take an attached archive off an executable."""
+    from zcrecord.embed import detach
+
+    if args.discard and (args.keep or args.output is not None):
+        args.refuse("--discard throws the archive away: neither --keep nor --output goes with it")
+    check_file(args.program)
+    options = {"keep": args.keep, "discard": args.discard, "force": args.force, "durable": not args.no_sync}
+    with writing(args.program):
+        report = detach(args.program, args.output, **options)
+    if not args.quiet:
+        _print_detached(report, Printer(sys.stdout), as_json=args.json)
+    return 0
+
+
+def _add_options(parser: Parser, replaced: str) -> None:
+    parser.add_argument("--force", "-f", action="store_true", help=replaced)
+    parser.add_argument("--no-sync", action="store_true", help="do not wait until the file would survive power loss")
+    add_quiet(parser)
+    add_json(parser, "the report")
+
+
+def _print_embedded(report: EmbedReport, out: Printer, *, as_json: bool) -> None:
+    """Print the files written, and the tensors whose layout or name is not the plain one."""
+    if as_json:
+        out.json(asdict(report))
+        return
+    for file in report.files:
+        out.line(shown(file))
+    facts = (
+        f"{counted(report.tensors, 'tensor')}, {out.size(report.nbytes)}",
+        f"{report.shared} in another's bytes" if report.shared else "",
+        f"{report.empty} without bytes" if report.empty else "",
+        f"{counted(report.left_out, 'tensor')} left out" if report.left_out else "",
+    )
+    out.line(f"{shown(report.archive)}: {', '.join(fact for fact in facts if fact)}")
+    for name in report.repacked:
+        out.line(f"  put into C order: {shown(name)}")
+    for name in report.unplaced:
+        out.line(f"  strided, so no member of the blob: {shown(name)}")
+    for name, identifier in report.renamed:
+        out.line(f"  {shown(name)} is {identifier}")
+
+
+def _print_attached(report: AttachReport, out: Printer, *, as_json: bool) -> None:
+    if as_json:
+        out.json(asdict(report))
+        return
+    before = "" if report.replaced_bytes is None else f", in the place of one of {out.size(report.replaced_bytes)}"
+    sizes = f"{out.size(report.program_bytes)} of program, {out.size(report.archive_bytes)} of archive"
+    out.line(f"{shown(report.dest)}: {sizes} at {report.offset}{before}")
+
+
+def _print_detached(report: DetachReport, out: Printer, *, as_json: bool) -> None:
+    if as_json:
+        out.json(asdict(report))
+        return
+    if report.dest is not None:
+        out.line(f"{shown(report.dest)}: {out.size(report.archive_bytes)}")
+    rest = "" if report.exact else ", with what lay between it and the archive, which another program attached"
+    out.line(f"{shown(report.program)}: {out.size(report.program_bytes)}{rest}")

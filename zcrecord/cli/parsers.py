@@ -1,0 +1,218 @@
+"""Argument parsers of `zcrecord` and `onnx2zc`, the arguments that several commands have, and the types of values.
+
+Wrong usage ends in SystemExit with status 2, as argparse has it. A command's own arguments are left to its module.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import re
+import stat
+import sys
+import textwrap
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from zcrecord import __version__
+from zcrecord.codec.layout import ALIGNMENT, VERSION, check_alignment
+from zcrecord.errors import LimitError, printable
+from zcrecord.storage.memory import is_url
+
+from .registry import COMMANDS
+from .render import columns_of, wrapped
+
+__all__ = [
+    "Arguments",
+    "Parser",
+    "add_alignment",
+    "add_archive",
+    "add_json",
+    "add_output_options",
+    "add_quiet",
+    "alignment",
+    "choose_dest",
+    "natural",
+    "onnx2zc_parser",
+    "parse_onnx2zc",
+    "parse_zcrecord",
+    "size",
+    "zcrecord_parser",
+]
+
+Arguments = argparse.Namespace  # parsed; `refuse(message)` of them prints the usage and ends with status 2
+
+
+class _HelpFormatter(argparse.HelpFormatter):
+    """Help whose usage fits a narrow terminal, too."""
+
+    def _format_usage(self, *arguments: Any) -> str:
+        usage = super()._format_usage(*arguments)
+        width = columns_of(sys.stdout)
+        if max(map(len, usage.splitlines()), default=0) <= width:
+            return usage
+        together = re.sub(r"\[[^][]*\]", lambda found: found[0].replace(" ", "\0"), " ".join(usage.split()))
+        told = textwrap.fill(together, width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
+        return told.replace("\0", " ") + "\n\n"
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser without abbreviations, whose output is no wider than the terminal.
+
+    Its arguments are declared by `declare`, when they are first needed: of all commands, that is one.
+    """
+
+    def __init__(self, *, declare: Callable[[Parser], None] | None = None, **options: Any) -> None:
+        super().__init__(allow_abbrev=False, formatter_class=_HelpFormatter, **options)
+        self._declare = declare
+
+    def declared(self) -> Parser:
+        """Return the parser itself, with all its arguments."""
+        declare, self._declare = self._declare, None
+        if declare is not None:
+            declare(self)
+        return self
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Parse what is known, as argparse does."""
+        self.declared()
+        return super().parse_known_args(args, namespace)
+
+    def error(self, message: str) -> NoReturn:
+        """Print the usage and what is wrong, and end with status 2."""
+        if sys.stderr is not None:
+            self.print_usage(sys.stderr)
+            print(wrapped(f"{self.prog}: error: {message}", sys.stderr), file=sys.stderr)
+        self.exit(2)
+
+
+def _add_version(parser: Parser) -> None:
+    parser.add_argument("--version", action="version", version=f"{parser.prog} {__version__}, archive format {VERSION}")
+
+
+def zcrecord_parser() -> Parser:
+    """Return the parser of `zcrecord`, with one for each command; see `Parser.declared`."""
+    about = "Save, inspect, convert and embed archives of model weights. Sizes are in bytes; - is standard input."
+    parser = Parser(prog="zcrecord", description=about)
+    _add_version(parser)
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=Parser)
+    for command in COMMANDS.values():
+        commands.add_parser(command.name, help=command.purpose, declare=command.add_arguments)
+    return parser
+
+
+def parse_zcrecord(arguments: Sequence[str] | None) -> Arguments:
+    """Return the arguments of `zcrecord`.
+
+    Patterns may follow options, which argparse takes ill before Python 3.13.
+    """
+    parser = zcrecord_parser()
+    args, more = parser.parse_known_args(arguments)
+    args.refuse = parser.error
+    if more and (not hasattr(args, "patterns") or any(m.startswith("-") for m in more)):
+        parser.error(f"unrecognized arguments: {printable(' '.join(more))}")
+    if more:
+        args.patterns = [*args.patterns, *more]
+    return args
+
+
+def onnx2zc_parser(declare: Callable[[Parser], None]) -> Parser:
+    """Return the parser of `onnx2zc`, whose arguments `declare` declares."""
+    parser = Parser(prog="onnx2zc", declare=declare)
+    _add_version(parser)
+    return parser
+
+
+def parse_onnx2zc(declare: Callable[[Parser], None], arguments: Sequence[str] | None) -> Arguments:
+    """Return the arguments of `onnx2zc`, which `declare` declares."""
+    parser = onnx2zc_parser(declare)
+    args: Arguments = parser.parse_args(arguments)
+    args.refuse = parser.error
+    return args
+
+
+def add_archive(parser: Parser) -> None:
+    """Add the argument FILE, an archive or standard input."""
+    parser.add_argument("file", metavar="FILE", help="an archive; - for standard input, read into memory")
+
+
+def add_json(parser: Parser, what: str) -> None:
+    """Add the option --json."""
+    parser.add_argument("--json", action="store_true", help=f"print {what} as JSON")
+
+
+def add_quiet(parser: Parser) -> None:
+    """Add the option --quiet."""
+    parser.add_argument("--quiet", "-q", action="store_true", help="print errors only")
+
+
+def add_alignment(parser: Parser) -> None:
+    """Add the option --alignment of an archive that is written."""
+    about = f"of every payload of an archive, a power of two from 16 to 65536 (default: {ALIGNMENT})"
+    parser.add_argument("--alignment", type=alignment, default=ALIGNMENT, metavar="BYTES", help=about)
+
+
+def add_output_options(parser: Parser, replaced: str = "replace OUT if it exists") -> None:
+    """Add the options of everything that writes a file: --force, --no-sync, --quiet, --json."""
+    parser.add_argument("--force", "-f", action="store_true", help=replaced)
+    parser.add_argument("--no-sync", action="store_true", help="do not wait until the file would survive power loss")
+    add_quiet(parser)
+    about = "print the report as JSON (on standard error if the output is -)"
+    parser.add_argument("--json", action="store_true", help=about)
+
+
+def choose_dest(args: Arguments, off: tuple[str, ...], on: str) -> None:
+    """Set `dest`, if it was not given, to the source's name with the suffixes `off` removed and `on` added."""
+    if args.dest is None:
+        args.dest = _default_dest(args, off, on)
+
+
+def _default_dest(args: Arguments, off: tuple[str, ...], on: str) -> str:
+    if is_url(args.source):
+        args.refuse("OUT is required where the source is a URL")
+    if args.source == "-":
+        if sys.stdout is not None and sys.stdout.isatty():
+            args.refuse("OUT is required where IN is standard input and standard output a terminal")
+        return "-"
+    with contextlib.suppress(OSError, ValueError):  # other faults are reported when it is opened
+        if stat.S_ISFIFO(os.stat(args.source).st_mode):  # such as <(...), beside which nobody looks for OUT
+            args.refuse("OUT is required where the source is a pipe; - is standard output")
+    name = str(args.source)
+    for suffix in off:
+        name = name.removesuffix(suffix)
+    if off and name == args.source and on:
+        path = Path(name)
+        return str(path.with_suffix(on)) if path.name else f"{name}{on}"
+    if off and name == args.source:
+        args.refuse(f"OUT is required where IN does not end in {off[0]}")
+    return name + on
+
+
+def natural(text: str) -> int:
+    """Parse a number from 0 on."""
+    number = int(text) if text.isascii() and text.isdigit() else -1
+    if number < 0:
+        raise argparse.ArgumentTypeError(f"'{printable(text)}' is not a number from 0 on")
+    return number
+
+
+def alignment(text: str) -> int:
+    """Parse an alignment."""
+    try:
+        return check_alignment(natural(text))
+    except LimitError as error:
+        raise argparse.ArgumentTypeError(error.message) from None
+
+
+def size(text: str) -> int:
+    """Parse a number of bytes: '5GB' as people in this field write it (10^9), '5GiB', '5000'."""
+    number, unit = text.rstrip("BbKkMmGgTtIi"), text.lstrip("0123456789.").lower()
+    power = "kmgt".find(unit[:1]) + 1 if unit else 0
+    known = unit in ("", "b") or (power and unit[1:] in ("", "b", "ib"))
+    with contextlib.suppress(ValueError, OverflowError):
+        nbytes = int(float(number) * (1024 if unit[1:] == "ib" else 1000) ** power)
+        if known and nbytes > 0:
+            return nbytes
+    raise argparse.ArgumentTypeError(f"'{printable(text)}' is not a size, such as 5GB or 500MiB")

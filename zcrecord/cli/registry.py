@@ -1,0 +1,62 @@
+"""The commands of `zcrecord`, a row for each. To add one: a module of this folder, a row here, tests.
+
+A row's module has two functions named after the command, dashes as underscores: `NAME_arguments(parser)`, which
+declares its arguments and description, and `NAME(args)`, which runs it and returns the exit status. The module is
+imported when its command is run, asked for help, or completed.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+__all__ = ["COMMANDS", "Command"]
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """One command: its name, one line of help, and the module of this folder that has its two functions."""
+
+    name: str
+    purpose: str
+    module: str
+
+    def add_arguments(self, parser: Any) -> None:
+        """Declare the command's arguments and description."""
+        self._function("_arguments")(parser)
+
+    def run(self, args: Any) -> int:
+        """Run the command with parsed arguments; return its exit status."""
+        status: int = self._function("")(args)
+        return status
+
+    def _function(self, suffix: str) -> Callable[[Any], Any]:
+        module = importlib.import_module(f".{self.module}", __package__)
+        function: Callable[[Any], Any] = getattr(module, self.name.replace("-", "_") + suffix)
+        return function
+
+
+COMMANDS = {
+    command.name: command
+    for command in (
+        Command("info", "print sizes, types, attributes and metadata", "inspect"),
+        Command("ls", "list tensors", "inspect"),
+        Command("tree", "show how modules, tensors and attributes nest", "inspect"),
+        Command("verify", "check an archive for damage", "verify"),
+        Command("sign", "sign an archive", "signatures"),
+        Command("check", "check the signatures of an archive", "signatures"),
+        Command("diff", "compare two archives", "diff"),
+        Command("convert", "convert from and to other formats", "convert"),
+        Command("to-onnx", "write the ONNX model of an archive", "convert"),
+        Command("pack", "compress an archive for transport, to .zcr.zst", "pack"),
+        Command("unpack", "decompress a packed archive", "pack"),
+        Command("report", "show an archive as a web page in one file", "report"),
+        Command("embed", "write tensors as constants of a program's source", "embed"),
+        Command("attach", "append an archive to an executable", "embed"),
+        Command("detach", "take an attached archive off an executable", "embed"),
+        Command("serve", "look into an archive in a browser", "serve"),
+        Command("completion", "print the completion script of a shell", "completion"),
+    )
+}

@@ -1,0 +1,59 @@
+"""`zcrecord serve`: an archive and a page that shows it, over HTTP, until Ctrl-C."""
+
+from __future__ import annotations
+
+import sys
+import threading
+
+from zcrecord.storage.memory import is_url
+
+from .endings import tell
+from .parsers import Arguments, Parser, natural
+from .render import Printer
+from .stdio import check_file
+
+__all__ = ["serve", "serve_arguments"]
+
+
+def serve_arguments(parser: Parser) -> None:
+    """Declare the arguments of `zcrecord serve`."""
+    parser.description = """Serve an archive and a page that shows it, tensor by tensor, until Ctrl-C. Only this machine
+        can reach it, unless --host says otherwise."""
+    parser.add_argument("file", metavar="FILE", help="an archive, a file of its own")
+    about = "port to listen on: 0 for any that is free (default: 8000, or any if that is taken)"
+    parser.add_argument("--port", type=natural, metavar="N", help=about)
+    about = "address to listen on (default: 127.0.0.1); other machines may then read all of FILE"
+    parser.add_argument("--host", default="127.0.0.1", metavar="ADDRESS", help=about)
+    about = "an archive with images and labels, for a model that the page can run"
+    parser.add_argument("--samples", metavar="ARCHIVE", help=about)
+    parser.add_argument("--open", action="store_true", help="open a browser on the page, too")
+
+
+def serve(args: Arguments) -> int:
+    """Serve an archive until Ctrl-C."""
+    from . import serving
+
+    if args.file == "-" or is_url(args.file):
+        args.refuse("serve takes a file")
+    for given in (args.file, args.samples) if args.samples is not None else (args.file,):
+        check_file(given)
+
+    def started(url: str) -> None:
+        if not serving.is_loopback(args.host):
+            tell("zcrecord", f"whoever reaches {args.host} can read all of {args.file}")
+        Printer(sys.stdout).line(url)
+        if sys.stdout is not None:  # None: standard output is closed
+            sys.stdout.flush()  # a program at the other end of a pipe may wait for the URL
+            if sys.stdout.isatty():
+                tell("zcrecord", "Ctrl-C ends it")
+        if args.open:
+            import webbrowser  # here, because few ask for it
+
+            threading.Thread(target=webbrowser.open, args=(url,), daemon=True).start()  # some return when they end
+
+    def failed(reason: str) -> None:
+        tell("zcrecord", f"error: a fault of serve itself, {reason}; please report it")
+
+    address = {"host": args.host, "port": args.port}
+    serving.serve(args.file, samples=args.samples, **address, started=started, failed=failed)
+    return 0

@@ -1,0 +1,121 @@
+"""`zcrecord sign` and `zcrecord check`: signatures of archives."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from zcrecord.errors import RecordError, SourceError, printable
+from zcrecord.record.record import Record
+
+from .endings import writing
+from .option_words import error_json
+from .parsers import Arguments, Parser, add_archive, add_json, add_output_options, add_quiet
+from .render import Printer, showing_progress, shown
+from .stdio import check_file, opened_archive
+
+__all__ = ["check", "check_arguments", "sign", "sign_arguments"]
+
+
+def sign_arguments(parser: Parser) -> None:
+    """Declare the arguments of `zcrecord sign`."""
+    parser.description = """Add an Ed25519 signature of the content digest to an archive's metadata. It stays valid
+        however the archive is laid out, packed or converted; metadata are not covered. To make a key: openssl genpkey
+        -algorithm ed25519"""
+    parser.add_argument("file", metavar="FILE", help="an archive, which is replaced")
+    about = "private key, PEM or OpenSSH; the passphrase of an encrypted one is read from $ZCRECORD_PASSPHRASE or asked"
+    parser.add_argument("--key", required=True, metavar="KEY", help=about)
+    parser.add_argument("--output", "-o", metavar="OUT", help="leave FILE as it is, and write this")
+    add_output_options(parser)
+
+
+def sign(args: Arguments) -> int:
+    """Sign an archive."""
+    check_file(args.file)
+    options = {"passphrase": _passphrase(args.key), "force": args.force, "durable": not args.no_sync}
+    out, errors = (Printer(None if args.quiet else stream) for stream in (sys.stdout, sys.stderr))
+    with writing(args.file):
+        _sign(args.file, args.key, args.output, out, errors, as_json=args.json, **options)
+    return 0
+
+
+def _passphrase(key: str) -> bytes | None:
+    """Return the passphrase of an encrypted private key, asked for on a terminal; None if the key is not encrypted."""
+    from zcrecord.integrity import signing
+
+    given = os.environ.get("ZCRECORD_PASSPHRASE")
+    if given is not None or not signing.is_encrypted(key):
+        return None if given is None else os.fsencode(given)
+    if sys.stdin is None or not sys.stdin.isatty():
+        raise SourceError("is encrypted; $ZCRECORD_PASSPHRASE has to hold its passphrase", path=key)
+    import getpass  # here, because few keys are
+
+    return getpass.getpass(f"Passphrase of {printable(key)}: ").encode()
+
+
+def _sign(
+    path: str, key: str, dest: str | None, out: Printer, progress_on: Printer, *, as_json: bool, **options: Any
+) -> None:
+    """Sign an archive, and print what was signed.
+
+    Raises:
+        RecordError: it cannot be.
+    """
+    from zcrecord.integrity import signing  # here, because few need cryptography
+
+    with showing_progress("signing", progress_on) as progress:
+        report = signing.sign(path, key, dest, progress=progress, **options)
+    if as_json:
+        out.json(asdict(report))
+        return
+    again = ", in the place of its last signature" if report.replaced else ""
+    out.line(f"{shown(report.dest)}: {report.content_digest} signed by the key {report.key}{again}")
+
+
+def check_arguments(parser: Parser) -> None:
+    """Declare the arguments of `zcrecord check`."""
+    parser.description = """Check that an archive was signed by the owner of a key, and was not changed since; exit
+        status 1 if not. Tensors, modules and attributes are covered, metadata are not."""
+    add_archive(parser)
+    about = "public key, PEM or OpenSSH; given several times, each has to have signed"
+    parser.add_argument("--key", required=True, action="append", metavar="PUB", help=about)
+    add_quiet(parser)
+    add_json(parser, "the result")
+
+
+def check(args: Arguments) -> int:
+    """Check the signatures of an archive."""
+    out, errors = (Printer(None if args.quiet else stream) for stream in (sys.stdout, sys.stderr))
+    name = "standard input" if args.file == "-" else args.file
+    with opened_archive(args.file) as record:
+        _check(record, name, args.key, out, errors, as_json=args.json)
+    return 0
+
+
+def _check(
+    record: Record, name: str, keys: Sequence[str], out: Printer, progress_on: Printer, *, as_json: bool
+) -> None:
+    """Check that the owner of each key signed what a record holds, and print so.
+
+    Raises:
+        RecordError: one of them did not.
+    """
+    from zcrecord.integrity import signing
+
+    told: dict[str, Any] = {"file": name, "ok": True, "signed_by": signing.signers(record), "checked": []}
+    try:
+        with showing_progress("checking", progress_on) as progress:
+            for key in keys:
+                told["checked"].append({"file": key, "key": signing.check(record, key, progress=progress)})
+    except RecordError as error:
+        if as_json:
+            out.json({**told, "ok": False, "error": error_json(error)})
+        raise
+    if as_json:
+        out.json(told)
+        return
+    for checked in told["checked"]:
+        out.line(f"{shown(name)}: OK, signed by the key {checked['key']} ({shown(checked['file'])})")

@@ -1,0 +1,120 @@
+"""`zcrecord verify`: check an archive for damage, or that an ONNX model still has the archive it was written for."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import asdict
+from typing import Any
+
+from zcrecord.archive.damage import Damage
+from zcrecord.archive.views import Verify
+from zcrecord.errors import FormatError, RecordError
+from zcrecord.record.load import load_record
+from zcrecord.record.record import Record
+
+from .endings import located
+from .option_words import error_json
+from .parsers import Arguments, Parser, add_archive, add_json, add_quiet
+from .render import Printer, counted, showing_progress, shown
+from .stdio import read_stdin
+
+__all__ = ["verify", "verify_arguments"]
+
+_GLANCE = 5  # names beside a damaged range; --json has all
+
+
+def verify_arguments(parser: Parser) -> None:
+    """Declare the arguments of `zcrecord verify`."""
+    parser.description = """Check an archive; exit status 1 if anything is wrong with it, and all that is damaged is
+        listed. Of an .onnx file whose weights lie in an archive (to-onnx --external), check that it still is that
+        archive."""
+    add_archive(parser)
+    add_json(parser, "the result")
+    about = "touch: headers and structure; index: every rule of the index, too; full (default): all digests, too"
+    parser.add_argument("--level", choices=("touch", "index", "full"), default="full", help=about)
+    about = "print the content digest, which is the same for every layout"
+    parser.add_argument("--digest", action="store_true", help=about)
+    add_quiet(parser)
+
+
+def verify(args: Arguments) -> int:
+    """Check an archive, or the archive of an ONNX model."""
+    name = "standard input" if args.file == "-" else args.file
+    out, errors = (Printer(None if args.quiet else stream) for stream in (sys.stdout, sys.stderr))
+    with located(name):
+        if args.file.lower().endswith(".onnx"):
+            _check_model(args.file, out, errors, level=args.level, as_json=args.json)
+        else:
+            source = read_stdin() if args.file == "-" else args.file
+            _check_archive(source, name, out, errors, level=args.level, digest=args.digest, as_json=args.json)
+    return 0
+
+
+def _check_archive(
+    source: Any, name: str, out: Printer, progress_on: Printer, *, level: Verify, digest: bool, as_json: bool
+) -> None:
+    """Open an archive, check it as thoroughly as `level` says, and print that it is sound, or all that is damaged.
+
+    Raises:
+        RecordError: it is not sound.
+    """
+    told: dict[str, Any] = {"file": name, "ok": True, "level": level}
+    try:
+        with load_record(source, verify="touch" if level == "touch" else "index") as record:
+            if level == "full":
+                with showing_progress("verifying", progress_on) as progress:
+                    record.verify(progress=progress)
+            told |= {"tensors": len(record), "archive_nbytes": record.archive_nbytes}
+            told["content_digest"] = _digest(record, progress_on) if digest else None
+    except RecordError as error:
+        damage = error.damage if isinstance(error, FormatError) else ()
+        if as_json:
+            out.json({**told, "ok": False, "error": error_json(error), "damage": [asdict(d) for d in damage]})
+        elif len(damage) > 1 or any(not d.tensors for d in damage):  # the one tensor is in the error
+            for d in damage:
+                out.line(f"{shown(name)}: {_damaged(d)}")
+        raise
+    if as_json:
+        out.json(told)
+        return
+    size = out.size(told["archive_nbytes"])
+    out.line(f"{shown(name)}: OK, {counted(told['tensors'], 'tensor')}, {size}, checked: {level}")
+    if digest:
+        out.line(f"{shown(name)}: {told['content_digest']}")
+
+
+def _digest(record: Record, progress_on: Printer) -> str:
+    with showing_progress("hashing", progress_on) as progress:
+        return record.content_digest(progress=progress)
+
+
+def _damaged(damage: Damage) -> str:
+    """Return a damaged range and its users in one line."""
+    users = [("tensor", damage.tensors), ("attribute", damage.attributes), ("metadata", damage.metadata)]
+    told = [f"{what} '{shown(name)}'" for what, names in users for name in names[:_GLANCE]]
+    more = sum(len(names[_GLANCE:]) for _, names in users)
+    told += [f"{more} more"] if more else []
+    used = f" of {', '.join(told)}" if told else ""
+    return f"[{damage.offset:#x}, {damage.offset + damage.nbytes:#x}){used}: {damage.what}"
+
+
+def _check_model(model: str, out: Printer, progress_on: Printer, *, level: Verify, as_json: bool) -> None:
+    """Check that the archive beside an ONNX model is the one it was written for, and print that it is.
+
+    Raises:
+        RecordError: it is not.
+    """
+    from zcrecord import onnx
+
+    try:
+        with showing_progress("verifying", progress_on) as progress:
+            report = onnx.verify_external(model, full=level == "full", progress=progress)
+    except RecordError as error:
+        if as_json:
+            out.json({"file": model, "ok": False, "error": error_json(error)})
+        raise
+    if as_json:
+        out.json({"file": model, "ok": True, **asdict(report)})
+        return
+    what = f"{counted(report.tensors, 'tensor')}, {out.size(report.nbytes)} in {shown(report.archive)}"
+    out.line(f"{shown(model)}: OK, {what}, checked: {'full' if report.full else 'index'}")
