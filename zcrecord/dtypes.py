@@ -44,7 +44,7 @@ class DType:
 
     @property
     def packed(self) -> bool:
-        """Whether elements are narrower than a byte, and so lie packed unless stored one to a byte."""
+        """True if elements are narrower than a byte, and so lie packed unless stored one to a byte."""
         return 0 < self.bits < 8
 
     def __repr__(self) -> str:
@@ -136,7 +136,7 @@ def from_numpy(dtype: np.dtype[Any]) -> DType:
 
 
 def _instead(dtype: np.dtype[Any]) -> str:
-    """Return what can be saved in the place of an array of a type that is not in the table."""
+    """Return advice for an array whose type is not in the table."""
     if dtype.names is not None:
         return "save its fields one by one, as array[field]"
     if dtype.kind in "mM":

@@ -64,7 +64,7 @@ def printable(text: str, limit: int = 200) -> str:
 
 
 class RecordError(Exception):
-    """Base of every error zcrecord raises on purpose; pickles, and says where, what and what to do.
+    """Base of every error that zcrecord raises on purpose: place, fault, advice; can be pickled.
 
     Attributes:
         path: the file, where one is known.
@@ -143,7 +143,7 @@ class MismatchError(RecordError, TypeError):
 
 
 class ProducerError(RecordError, ValueError):
-    """A lazily produced tensor is not what was declared: other bytes, another type, or used up."""
+    """A lazily produced tensor does not match its declaration: other bytes, another type, or used up."""
 
 
 class FillError(RecordError, ValueError):
@@ -171,7 +171,7 @@ class DependencyError(RecordError, ImportError):
 
 
 def missing_package(package: str, *others: str, extra: str | None = None, why: str = "") -> DependencyError:
-    """Return the error of a package that is not installed: what brings it, with or without a checkout of zcrecord.
+    """Return the error of a missing package, with the command that installs it.
 
     `zcrecord[extra]` is in no message: on a package index that name may be anybody's.
 
@@ -206,7 +206,7 @@ class TensorNotFoundError(RecordError, KeyError):
 
     @property
     def message(self) -> str:
-        """What is wrong, close names included; printing an error never raises another."""
+        """The error's text, close names included; printing an error never raises another."""
         if self._names is not None:
             try:
                 self._text = _close_names(self.tensor or "", self._names())
@@ -274,4 +274,4 @@ class DestinationExistsError(SourceError, FileExistsError):
 
 
 class PipeClosedError(SourceError, BrokenPipeError):
-    """The reader of the pipe that was written to has closed it; what it got is incomplete."""
+    """The reader of a pipe closed it; the output is incomplete."""

@@ -39,7 +39,7 @@ def check(text: str, data_nbytes: int | None) -> bool:
     assert outcome(lambda: header.decode_header(raw, data_nbytes)) == carefully
     found = outcome(lambda: usual(raw, data_nbytes))
     assert found is None or found == carefully
-    return isinstance(found, header.Header)
+    return isinstance(found, header.SafetensorsHeader)
 
 
 def compact(said: Any) -> str:

@@ -71,7 +71,7 @@ def _ending_on_signals() -> Iterator[None]:
 
 
 def guarded(prog: str, work: Callable[[], int]) -> int:
-    """Return the exit status of `work`; whatever goes wrong becomes one line on standard error, never a traceback."""
+    """Run `work` and return its exit status; every error becomes one line on standard error, never a traceback."""
     with interrupts.raised_once():
         return _status(prog, work)
 

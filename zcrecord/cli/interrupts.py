@@ -22,7 +22,7 @@ _line = b""  # what is said when the process ends at once
 
 
 def _started_as() -> str | None:
-    """Return which of our commands this process is, started by a script or by `python -m`; None for any other."""
+    """Return the name of our command that runs in this process, by a script or `python -m`; None for other programs."""
     arguments = getattr(sys, "argv", None) or [""]
     if arguments[0] == "-m":  # so it is until the module is found
         module = sys.orig_argv[-len(arguments)] if len(sys.orig_argv) >= len(arguments) else ""

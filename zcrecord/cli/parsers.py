@@ -76,12 +76,12 @@ class Parser(argparse.ArgumentParser):
         return self
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Parse what is known, as argparse does."""
+        """Parse the known arguments, as argparse does."""
         self.declared()
         return super().parse_known_args(args, namespace)
 
     def error(self, message: str) -> NoReturn:
-        """Print the usage and what is wrong, and end with status 2."""
+        """Print the usage and the error, and end with status 2."""
         if sys.stderr is not None:
             self.print_usage(sys.stderr)
             print(wrapped(f"{self.prog}: error: {message}", sys.stderr), file=sys.stderr)

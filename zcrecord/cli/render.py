@@ -49,7 +49,7 @@ _LABEL = 18  # of labels at least
 
 
 def shown(text: str) -> str:
-    """Return a name whole, in one line, with whatever could steer a terminal escaped."""
+    """Return a whole name in one line, its unprintable characters escaped."""
     return text if text.isprintable() else printable(text, _WHOLE)
 
 
@@ -91,7 +91,7 @@ def jsonable(value: Any) -> Any:
 
 
 class Column(NamedTuple):
-    """A column of a table: its heading, the side it is justified to, and what becomes of it on a narrow terminal.
+    """A column of a table: heading, side, and its rank and line breaks on a narrow terminal.
 
     `leaves` is 0 for one that stays; of the others those with the highest number are left out first. A cell is broken
     anywhere ("fold", for names), between words ("words"), or not at all ("").
@@ -183,7 +183,7 @@ class Printer:
             print(text, file=self._stream)
 
     def facts(self, title: str, rows: Iterable[tuple[str, str]]) -> None:
-        """Print labels with what they say of `title`; where nobody looks, as lines 'label: value'."""
+        """Print labels and values under a title; into a pipe as lines 'label: value'."""
         if not self.pretty:
             for label, value in itertools.chain([("file", title)], rows):
                 self.line(f"{label}: {value}")
@@ -279,7 +279,7 @@ def _rich() -> tuple[Any, Any, Any]:
 
 @contextlib.contextmanager
 def showing_progress(label: str, printer: Printer) -> Iterator[Progress]:
-    """Yield what to call with the bytes done: a bar that goes when the work ends, or a line now and then."""
+    """Yield a progress callback: it shows a bar that disappears at the end or, into a pipe, a line now and then."""
     if printer.pretty:
         with _bar(label, printer) as update:
             yield _throttled(update, _REFRESH)

@@ -154,7 +154,7 @@ def _aiohttp() -> Any:
 
 
 def _check(path: Path, *, samples: bool) -> None:
-    """Raise what is wrong with an archive, before anybody looks at a page of it."""
+    """Check an archive before its page is served."""
     with load_record(path) as record:
         fits = not samples or ("labels" in record and ("images" in record or "inputs" in record))
     with path.open("rb") as file:
@@ -167,7 +167,7 @@ def _check(path: Path, *, samples: bool) -> None:
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether an address is reached from this machine alone."""
+    """Return True for an address that only this machine reaches."""
     try:
         return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:
@@ -202,7 +202,7 @@ def _url(host: str, port: int) -> str:
 
 
 def _application(web: Any, files: dict[str, Path], *, local: bool) -> Any:
-    """Return what answers: each file has a route of its own, and what has none is not there."""
+    """Return the HTTP application: each file has a route of its own, and nothing else is served."""
 
     @web.middleware  # type: ignore[untyped-decorator]
     async def guard(request: Any, handler: Callable[[Any], Awaitable[Any]]) -> Any:
@@ -231,7 +231,7 @@ def _application(web: Any, files: dict[str, Path], *, local: bool) -> Any:
 
 
 def _makes_sense(request: Any) -> bool:
-    """Return whether headers are text, and those that are looked at can be read; where not, aiohttp fails later."""
+    """Return True if headers are text and those that are used can be parsed; otherwise aiohttp fails later."""
     hosts = request.headers.getall("Host", [])
     if len(hosts) > 1 or any(not _HOST.fullmatch(host) for host in hosts):
         return False
@@ -245,7 +245,7 @@ def _makes_sense(request: Any) -> bool:
 
 
 def _names_this_machine(host: str) -> bool:
-    """Return whether a Host header names a loopback address; its port may be that of a tunnel."""
+    """Return True if a Host header names a loopback address; its port may be that of a tunnel."""
     name, _, port = host.rpartition(":")
     return is_loopback(name if name and port.isdecimal() else host)
 

@@ -98,7 +98,7 @@ def check(args: Arguments) -> int:
 def _check(
     record: Record, name: str, keys: Sequence[str], out: Printer, progress_on: Printer, *, as_json: bool
 ) -> None:
-    """Check that the owner of each key signed what a record holds, and print so.
+    """Check that the owner of each key signed a record's contents, and print the result.
 
     Raises:
         RecordError: one of them did not.

@@ -1,13 +1,14 @@
-"""File types told by their first bytes, and what to do with each: one wording for every error about a wrong file.
+"""File formats: the table of those that are converted, and types of files told by their first bytes.
 
-Knows what other kinds of files start with; whether one is sound is left to its reader.
+To add a format: a row here, a module of `zcrecord.formats` with the row's name, tests. Every error about a wrong file
+has its words here; whether a file is sound is left to its reader.
 """
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-__all__ = ["HEAD", "FileType", "program_of", "sniff_file_type", "wrong_type"]
+__all__ = ["FORMATS", "HEAD", "FileType", "Format", "program_of", "sniff_file_type", "wrong_type"]
 
 HEAD = 256  # bytes that are enough for all types; fewer tell most of them
 _CONVERT = "zcrecord convert makes an archive of it"
@@ -15,8 +16,42 @@ _DECOMPRESS = "decompress it first"
 _AGAIN = "the download failed: fetch the file itself"
 
 
+class Format(NamedTuple):
+    """A file format that `zcrecord convert` knows.
+
+    `suffixes` are those of its files, `starts` the first bytes that tell it for sure; `streams` is True if a pipe can
+    be read; `extra` is the one that brings the packages it needs.
+    """
+
+    name: str
+    title: str
+    suffixes: tuple[str, ...]
+    starts: tuple[bytes, ...] = ()
+    reads: bool = True
+    writes: bool = False
+    streams: bool = False
+    extra: str | None = None
+    advice: str = _CONVERT
+
+
+# Of several formats in a folder the first in this order is taken.
+FORMATS = {
+    row.name: row
+    for row in (
+        Format("zcr", "a zcrecord archive", (".zcr",), (b"\x89ZCR",), writes=True, streams=True,
+               advice="zcrecord convert and zcrecord to-onnx write other formats from it"),
+        Format("safetensors", "a safetensors file", (".safetensors", ".safetensors.index.json"), writes=True,
+               streams=True),
+        Format("gguf", "a GGUF file", (".gguf",), (b"GGUF",), extra="gguf"),
+        Format("onnx", "an ONNX model", (".onnx",), streams=True, advice="onnx2zc makes an archive of it"),
+        Format("torch", "a torch checkpoint", (".pt", ".pth", ".bin", ".ckpt"), extra="torch"),
+        Format("npz", "a .npz file", (".npz",), writes=True),
+    )
+}  # fmt: skip
+
+
 class FileType(NamedTuple):
-    """A type of file: what errors say, what to do with it, its name among `formats.FORMATS` if it has one.
+    """A type of file: the words of errors, advice, its name in FORMATS if it has one.
 
     `sure` is False where the bytes may, by chance, begin something else, too.
     """
@@ -29,10 +64,11 @@ class FileType(NamedTuple):
 
 _ZIP = b"PK\x03\x04"
 _BY_MAGIC = {
-    b"\x89ZCR": FileType(
-        "this is a zcrecord archive", "zcrecord convert and zcrecord to-onnx write other formats from it", "zcr"
-    ),
-    b"GGUF": FileType("this is a GGUF file", _CONVERT, "gguf"),
+    **{
+        start: FileType(f"this is {row.title}", row.advice, row.name)
+        for row in FORMATS.values()
+        for start in row.starts
+    },
     b"\x80\x02": FileType("this is a pickle (a checkpoint from before torch 1.6?)", _CONVERT, "torch", sure=False),
     b"\x28\xb5\x2f\xfd": FileType("this is a zstd stream", _DECOMPRESS),
     b"\x1f\x8b": FileType("this is a gzip stream", _DECOMPRESS),

@@ -212,7 +212,7 @@ def macros(plan: Plan, directory: str, section: str | None) -> str:
 
 
 def sections(section: str | None) -> dict[str, str]:
-    """Return what follows `.section` in each object format, for a symbol `\\name`.
+    """Return the arguments of `.section` in each object format, for a symbol `\\name`.
 
     ELF sections of one name stay apart by groups of one each, so that a linker can drop what is not used. (`unique`
     would do the same, but in binutils 2.35 and later alone.)

@@ -39,7 +39,7 @@ _PIECE = 1 << 20  # bytes of one write
 
 @dataclass(frozen=True, slots=True)
 class AttachReport:
-    """What attaching did. Bytes throughout.
+    """Report of `attach`; sizes in bytes.
 
     `dest` is the file that was written, `program_bytes` what of it is the program, `offset` where the archive starts
     in it, `replaced_bytes` the size of the archive that was attached before, None without one.
@@ -55,7 +55,7 @@ class AttachReport:
 
 @dataclass(frozen=True, slots=True)
 class DetachReport:
-    """What detaching did. Bytes throughout.
+    """Report of `detach`; sizes in bytes.
 
     `dest` is the archive that was written, None if it was thrown away, `program_bytes` the program's size without it.
     `exact` tells whether these are the bytes that the program had before `attach`: of an archive that was appended by
@@ -152,7 +152,7 @@ def detach(
     force: bool = False,
     durable: bool = True,
 ) -> DetachReport:
-    """Take an attached archive off a program, which is then, byte for byte, what it was before `attach`.
+    """Take an attached archive off a program, which becomes byte for byte the one before `attach`.
 
     The archive's bytes are those that were attached. They are not checked, so that a damaged one can be taken off. The
     program is replaced in one step, as by `attach`, after `dest` was written. Of one that was signed since, only a copy
@@ -212,7 +212,7 @@ def _path_or_none(archive: Any) -> str | None:
 
 
 def _parts(octets: memoryview, path: str) -> _Parts:
-    """Say what a file is made of, going by its end alone.
+    """Find program and attached archive in a file by its last bytes.
 
     Raises:
         UnsupportedError: it is an archive and nothing else. FormatError: what is attached does not hold together.
@@ -244,7 +244,7 @@ def _check_unsigned(octets: memoryview, parts: _Parts, path: str) -> None:
 
 
 def _check(program: memoryview, path: str, force: bool) -> None:
-    """Raise unless a program would run as before; only an empty one or an archive is refused come what may."""
+    """Refuse a program that would not run as before; `force` accepts all but an empty file and an archive."""
     if not len(program):
         raise FormatError("the program is empty", path=path)
     if program[: len(MAGIC)] == MAGIC:

@@ -108,7 +108,7 @@ def files(
 
 
 def in_other_memory(section: str | None) -> bool:
-    """Return whether a section is AVR's program memory, an address space that pointers do not read."""
+    """Return True for a section of AVR's program memory, an address space that pointers do not read."""
     return section is not None and section.startswith(".progmem")
 
 
@@ -126,7 +126,7 @@ def _form(c: Constant) -> tuple[str, Sequence[int]]:
 
 
 def forms(constants: Iterable[Constant]) -> list[str]:
-    """Return what a reader of the header has to know of the element types that occur."""
+    """Return notes on the element types that occur, for readers of the header."""
     kinds: dict[str, None] = {}
     for c in constants:
         name = c.dtype.name
@@ -192,7 +192,7 @@ def _extern(plan: Plan, c: Constant, prefix: str = "") -> str:
 
 
 def included(flash: bool) -> str:
-    """Return what a header includes to read constants of another memory."""
+    """Return the #include lines of a header for constants in another memory."""
     return _PROGMEM if flash else ""
 
 

@@ -1,4 +1,4 @@
-"""How generated files word what every one of them has: heads, comments, literals, paths.
+"""Text that all generated files share: head, comments, literals, paths.
 
 A name or a path may hold anything; what comes out is ASCII that ends no comment and no literal early. What is said of
 constants is left to the generators.
@@ -74,7 +74,7 @@ def head(plan: Plan, paragraphs: Iterable[str]) -> str:
 
 
 def told(c: Constant, *, placed: bool = True) -> str:
-    """Return what a comment says of a constant: its name, type and shape, and if it is placed, whose bytes it has."""
+    """Return the comment of a constant: name, type, shape and, if it is placed, the file of its bytes."""
     shape = ", ".join(map(str, c.shape))
     out = f"{commented(c.name)}: {commented(c.dtype.name)} [{shape}]"
     if not placed:

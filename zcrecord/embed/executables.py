@@ -37,13 +37,13 @@ def objection(program: memoryview) -> str | None:
 
 
 def _number(data: memoryview, at: int, size: int = 4, order: str = "little") -> int:
-    """Return an unsigned number; what lies past the end is taken for zeros."""
+    """Return an unsigned number; bytes past the end count as zeros."""
     big = order == "big"
     return int.from_bytes(data[at : at + size], "big" if big else "little")
 
 
 def _is_text(program: memoryview) -> bool:
-    """Return whether a file starts as text does: UTF-8 without control characters, but for spaces and escapes."""
+    """Return True if a file starts as text: UTF-8 without control characters, but for spaces and escapes."""
     head = bytes(program[:_HEAD])
     try:
         text = head.decode()

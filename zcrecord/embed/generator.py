@@ -34,7 +34,7 @@ _READERS = {"c": "zcrecord.h", "cpp": "zcrecord.h", "rust": "zcrecord.rs"}
 
 @dataclass(frozen=True, slots=True)
 class EmbedReport:
-    """What was generated.
+    """Report of `generate`.
 
     `nbytes` is what the program has of it: the tensors' bytes, each stored one once, or the whole archive. `shared`
     tensors lie in another's bytes, `empty` ones have none, and so no symbol, `left_out` ones were not selected.
@@ -139,7 +139,7 @@ def _report(planned: Plan, lang: str, blob: bool, written: list[str]) -> EmbedRe
 
 
 def out_of_place(lang: str, options: dict[str, Any]) -> str | None:
-    """Return what is wrong with options for a language, as a sentence; None if nothing is."""
+    """Return the fault of options for a language, a sentence that starts with the option; None if all fit."""
     if lang not in LANGUAGES:
         return f"lang {lang!r} is not known; {', '.join(LANGUAGES)}"
     for name, value in options.items():

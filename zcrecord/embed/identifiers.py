@@ -129,7 +129,7 @@ def stem_of(path: str) -> str:
 
 
 def check_name(name: str) -> str:
-    """Return `name` if generated files and what there is one of may be called so, as `stem_of` would call them.
+    """Return `name` if it is a legal stem of generated files, as `stem_of` makes them.
 
     Raises:
         UnsupportedError: it is something else.
@@ -207,7 +207,7 @@ class _Claims:
 
 
 def _base(identifier: str) -> str | None:
-    """Return what something was appended to, going by its end, or None."""
+    """Return the name that a suffix was appended to, or None."""
     base, _, word = identifier.rpartition("_")
     return base if base and (word in DERIVED or _DIM.fullmatch(word)) else None
 

@@ -1,4 +1,4 @@
-"""What an archive's tensors are as constants of a program: names, types, which bytes of which file, what shares them.
+"""Plan of an archive's tensors as constants: identifiers, types, byte ranges of files, shared bytes.
 
 Every generator works from this one plan, so no two of them disagree. Reads no payload byte, but for tensors that are
 not in C order: their bytes are put into that order in a second file. What a constant looks like in a language is left
@@ -96,7 +96,7 @@ class Plan:
     record: Record = field(repr=False, compare=False)
 
     def packed_chunks(self) -> Iterator[bytes]:
-        """Yield the bytes of the packed file: what was strided, in C order, zeros between. Holds 16 MiB at a time.
+        """Yield the bytes of the packed file: strided tensors in C order, zeros between. Holds 16 MiB at a time.
 
         Raises:
             IntegrityError: a payload is not what was saved. SourceError: it cannot be read any more.
@@ -117,7 +117,7 @@ class Plan:
 
 
 class _Bytes(NamedTuple):
-    """Where a constant's bytes come from: the archive itself, or its strided elements put into C order."""
+    """Source of a constant's bytes: the archive itself, or its strided elements put into C order."""
 
     start: int
     order: tuple[Any, ...] | None  # shape, strides and bits of what is strided
@@ -205,7 +205,7 @@ def check_places(planned: Plan) -> None:
 
 
 def item_alignment(dtype: DType) -> int:
-    """Return what an element's address has to be a multiple of, in every language: 8 at the most."""
+    """Return the alignment of an element in every language: 8 at most."""
     if not dtype.bits:
         return 8  # of strings: their ends are u64
     whole = dtype.bits // 2 if dtype.name.startswith("complex") else dtype.bits
@@ -278,7 +278,7 @@ def _constant(info: TensorInfo, identifier: str, alignment: int, path: str) -> C
 
 
 def _shared(infos: Sequence[TensorInfo], constants: Sequence[Constant]) -> list[Constant]:
-    """Return the constants, those whose bytes lie in another's as parts of that one.
+    """Return the constants; one whose bytes lie in another's becomes a part of that one.
 
     Views that overlap, neither of which has all of the other's bytes, get bytes of their own.
     """

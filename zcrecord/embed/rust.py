@@ -148,7 +148,7 @@ def _about(plan: Plan, assembly: bool) -> list[str]:
 
 
 def _forms(plan: Plan) -> list[str]:
-    """Return what a reader of the module has to know of the element types that occur."""
+    """Return notes on the element types that occur, for readers of the module."""
     kinds: dict[str, None] = {}
     for c in plan.constants:
         if c.dtype.rust is None:
@@ -169,7 +169,7 @@ def _named(plan: Plan) -> Iterator[tuple[Constant, str]]:
 
 
 def _included(plan: Plan, directory: str, section: str | None) -> Iterator[str]:
-    """Yield the form with one static for the archive, and one for what was put into C order."""
+    """Yield the form with one static for the archive, and one for the tensors that were put into C order."""
     upper = plan.stem.upper()
     alignment = max([plan.base_alignment, *(c.alignment for c in plan.constants)])
     wrapped = "{}" if section is None else "zcr_static! {{ _, {} }}"
@@ -244,7 +244,7 @@ def _file(plan: Plan, directory: str) -> str:
 
 
 def _fingerprint(plan: Plan) -> int:
-    """Return what changes when the archive does: its CRCs, or, where they do not know the payloads, a hash of it."""
+    """Return a value that changes with the archive: its CRCs or, if these do not cover the payloads, a hash of it."""
     if plan.telling:
         return plan.header_crc << 32 | plan.index_crc
     with StreamReader(plan.archive) as reader:

@@ -58,7 +58,7 @@ def _make(folder: str) -> None:
 
 
 def _is_ours(path: str) -> bool:
-    """Return whether a file was generated: it says so, or it is STEM_packed.bin beside one that does."""
+    """Return True if a file was generated: it says so, or it is STEM_packed.bin beside one that does."""
     folder, name = os.path.split(path)
     stem, binary, _ = name.partition("_packed.bin")
     try:

@@ -1,11 +1,12 @@
-"""Other formats in and out: `convert`, and the table of what is read and written.
+"""Conversion from and to other formats: `convert`.
 
-A format is a module of this folder with one or two functions, both streaming:
+A format is a row of FORMATS (`zcrecord.codec.file_types`) and a module of this folder with the row's name, which has
+one or both of these functions, both streaming:
 
     read(path, out: RecordWriter, progress) -> int      its tensors and metadata into an archive; bytes read
     write(record: Record, dest, ..., progress) -> int   a loaded record into the format; bytes written
 
-Which format a file has is decided here, by its first bytes and then by its name. ONNX has a package of its own.
+The format of a file is told by its first bytes, then by its name. Archives and ONNX have packages of their own.
 """
 
 from __future__ import annotations
@@ -13,15 +14,16 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import errno
+import importlib
 import os
 import re
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from zcrecord import onnx
-from zcrecord.codec.file_types import FileType, sniff_file_type
+from zcrecord.codec.file_types import FORMATS, FileType, Format, sniff_file_type
 from zcrecord.codec.layout import ALIGNMENT, check_alignment
 from zcrecord.errors import FormatError, RecordError, SourceError, UnsupportedError, printable
 from zcrecord.formats.safetensors.shards import INDEX
@@ -37,61 +39,12 @@ from zcrecord.writing.writers import ConvertReport, peak_rss
 __all__ = ["FORMATS", "ConvertReport", "Format", "convert"]
 
 ARCHIVE, ONNX, SAFETENSORS = "zcr", "onnx", "safetensors"
-_IN_FOLDERS = (SAFETENSORS, "gguf", ONNX, "torch", "npz")  # which of several formats is taken
 _SHARD = re.compile(r"-\d{5}-of-\d{5}\.safetensors$")
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Format:
-    """One format: the suffixes of its files, and what is done with it; `streams` tells whether a pipe is read, too."""
-
-    name: str
-    suffixes: tuple[str, ...]
-    reads: bool = True
-    writes: bool = False
-    streams: bool = False
-
-
-FORMATS: dict[str, Format] = {
-    found.name: found
-    for found in (
-        Format(ARCHIVE, (".zcr",), writes=True, streams=True),
-        Format(ONNX, (".onnx",), streams=True),
-        Format(SAFETENSORS, (".safetensors", ".safetensors.index.json"), writes=True, streams=True),
-        Format("npz", (".npz",), writes=True),
-        Format("torch", (".pt", ".pth", ".bin", ".ckpt")),
-        Format("gguf", (".gguf",)),
-    )
-}
-
-
-def _reader(kind: str) -> Callable[[Any, RecordWriter, Progress], int]:
-    """Return a format's `read`; imported here, because a conversion needs one of them."""
-    if kind == SAFETENSORS:
-        from . import safetensors
-
-        return safetensors.read
-    if kind == "npz":
-        from . import npz
-
-        return npz.read
-    if kind == "torch":
-        from . import torch
-
-        return torch.read
-    from . import gguf
-
-    return gguf.read
-
-
-def _writer(kind: str) -> Callable[..., int]:
-    if kind == SAFETENSORS:
-        from . import safetensors
-
-        return safetensors.write
-    from . import npz
-
-    return npz.write
+def _module(kind: str) -> Any:
+    """Return a format's module; imported here, because a conversion needs one or two of them."""
+    return importlib.import_module(f".{kind}", __name__)
 
 
 def convert(
@@ -106,7 +59,7 @@ def convert(
     max_shard_size: int | None = None,
     progress: Progress | None = None,
 ) -> ConvertReport:
-    """Write what one file holds as another format, in bounded memory; one of the two is usually an archive.
+    """Convert a file to another format, in bounded memory; one of the two is usually an archive.
 
     A path at `dest` holds the old file or the whole new one at any time, and is replaced only with `force`. Between
     two other formats it goes through an archive beside `dest` that is removed. An archive of one is laid out anew.
@@ -142,7 +95,9 @@ def convert(
     _check_options(target, dest_path, alignment, max_shard_size)
     check_destination(source_path, dest_path, force)
     with _recognised(source, source_path, source_format) as (given, kind):
-        work = _Work(source_path, dest_path, force, alignment, durable, max_shard_size, progress or (lambda *_: None))
+        work = _Conversion(
+            source_path, dest_path, force, alignment, durable, max_shard_size, progress or (lambda *_: None)
+        )
         try:
             if target == ARCHIVE:
                 report = work.to_archive(kind, given, dest)
@@ -157,8 +112,8 @@ def convert(
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class _Work:
-    """One conversion: what all its ways need to know."""
+class _Conversion:
+    """One conversion, with its options."""
 
     source_path: str | None
     dest_path: str | None
@@ -183,7 +138,7 @@ class _Work:
             self.progress(nbytes, nbytes)
         else:
             with RecordWriter(dest, **options) as out:
-                nbytes = _reader(kind)(given, out, self.progress)
+                nbytes = _module(kind).read(given, out, self.progress)
             assert out.report is not None
             saved, modules = out.report, out.modules
         return ConvertReport(
@@ -205,7 +160,7 @@ class _Work:
         if target == SAFETENSORS:
             options |= {"max_shard_size": self.max_shard_size, "force": self.force}
         with _loaded(given) as record:
-            written = _writer(target)(record, dest, **options)
+            written = _module(target).write(record, dest, **options)
             repeated, nbytes = _repeated(record)
             return ConvertReport(
                 source=None,
@@ -311,7 +266,7 @@ def _by_content(found: FileType | None, head: bytes, path: str | None) -> str | 
 
 
 def _guessed(found: FileType | None, path: str | None) -> str:
-    """Return the format of a file whose name says nothing, if its first bytes leave little doubt.
+    """Return the format of a file without a known suffix, if its first bytes leave little doubt.
 
     Raises:
         FormatError: they do not; says what the file is where that is plain.
@@ -329,7 +284,8 @@ def _guessed(found: FileType | None, path: str | None) -> str:
 def _in_folder(source: Any, named: str | None) -> Any:
     """Return the path of the one model in a folder, a source that is no folder as it is.
 
-    Of several formats safetensors go first; shards count as their index; of .bin files pytorch_model.bin is meant.
+    Of several formats the first in FORMATS is taken; shards count as their index; of .bin files pytorch_model.bin is
+    taken.
 
     Raises:
         SourceError: there is none, or more than one.
@@ -346,7 +302,7 @@ def _in_folder(source: Any, named: str | None) -> Any:
         by_kind[SAFETENSORS] = [name for name in by_kind[SAFETENSORS] if not _SHARD.search(name)]
     if "pytorch_model.bin" in by_kind.get("torch", ()):
         by_kind["torch"] = ["pytorch_model.bin"]
-    order = _IN_FOLDERS if named is None else (named,)
+    order = [name for name in FORMATS if name != ARCHIVE] if named is None else [named]
     found: list[str] = next((by_kind[kind] for kind in order if kind in by_kind), [])
     if len(found) == 1:
         return os.path.join(folder, found[0])

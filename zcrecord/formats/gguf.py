@@ -70,7 +70,7 @@ def read(path: str, out: RecordWriter, progress: Progress) -> int:
             size = file.nbytes
             if size is None:
                 raise UnsupportedError("not a regular file; GGUF is read by seeking, write it to one first")
-            found = _Header(file, size, types)
+            found = _GgufHeader(file, size, types)
             _check_apart(found.tensors)
             out.metadata.update(found.metadata)
             names = {t.name for t in found.tensors}
@@ -82,7 +82,7 @@ def read(path: str, out: RecordWriter, progress: Progress) -> int:
         raise error.located(path=path) from error.__cause__
 
 
-class _Type(NamedTuple):
+class _GgufType(NamedTuple):
     """One of ggml's element types: a plain one, or blocks of so many elements in so many bytes."""
 
     name: str
@@ -91,36 +91,36 @@ class _Type(NamedTuple):
     plain: DType | None
 
 
-class _Tensor(NamedTuple):
+class _GgufTensor(NamedTuple):
     """One tensor as the header describes it; its offset is the file's."""
 
     name: str
-    kind: _Type
+    kind: _GgufType
     shape: tuple[int, ...]
     offset: int
     nbytes: int
 
 
-def _types() -> dict[int, _Type]:
+def _types() -> dict[int, _GgufType]:
     try:
         import gguf
     except ImportError as error:
         raise missing_package("gguf", extra="gguf") from error
     known = {}
     for kind, (block, nbytes) in gguf.GGML_QUANT_SIZES.items():
-        known[int(kind)] = _Type(kind.name, block, nbytes, _PLAIN.get(kind.name) if block == 1 else None)
+        known[int(kind)] = _GgufType(kind.name, block, nbytes, _PLAIN.get(kind.name) if block == 1 else None)
     return known
 
 
-class _Header:
-    """What a file says before its tensors' bytes, read forward; nothing is believed that the file has no room for.
+class _GgufHeader:
+    """Header of a GGUF file, read forward; every count is held against the bytes left in the file.
 
     Attributes:
         metadata: by key, with Python's own values.
         tensors: in the file's order.
     """
 
-    def __init__(self, file: StreamReader, size: int, types: dict[int, _Type]) -> None:
+    def __init__(self, file: StreamReader, size: int, types: dict[int, _GgufType]) -> None:
         self._file, self._size, self._types = file, size, types
         self._buffer, self._base, self._pos = b"", 0, 0  # bytes read, where they lie in the file, how many are used
         tensors, fields = self._start()
@@ -231,8 +231,8 @@ class _Header:
             raise FormatError(f"general.alignment is {alignment!r}; a power of two is expected")
         return alignment
 
-    def _described(self, count: int) -> list[_Tensor]:
-        found: dict[str, _Tensor] = {}
+    def _described(self, count: int) -> list[_GgufTensor]:
+        found: dict[str, _GgufTensor] = {}
         for _ in range(count):
             name = self._name("a tensor's name")
             if name in found:
@@ -243,7 +243,7 @@ class _Header:
                 raise error.located(tensor=name) from None
         return list(found.values())
 
-    def _tensor(self, name: str) -> _Tensor:
+    def _tensor(self, name: str) -> _GgufTensor:
         rank = self._number(4, "the rank")
         if rank > MAX_RANK:
             raise self._fail(f"rank {rank}; at most {MAX_RANK} is legal")
@@ -256,9 +256,9 @@ class _Header:
             raise self._fail(f"dimensions {dims} claim more than 2^56 bytes")
         if kind.plain is None and (not dims or dims[0] % kind.block):
             raise self._fail(f"rows of {dims[:1]} elements are not whole blocks of {kind.block} ({kind.name})")
-        return _Tensor(name, kind, tuple(reversed(dims)), offset, prod(dims) // kind.block * kind.nbytes)
+        return _GgufTensor(name, kind, tuple(reversed(dims)), offset, prod(dims) // kind.block * kind.nbytes)
 
-    def _placed(self, t: _Tensor, start: int) -> _Tensor:
+    def _placed(self, t: _GgufTensor, start: int) -> _GgufTensor:
         """Return a tensor with its place in the file, which must hold it."""
         if t.offset % self._alignment():
             raise FormatError(f"its offset {t.offset:#x} is no multiple of general.alignment", tensor=t.name)
@@ -269,7 +269,7 @@ class _Header:
         return t._replace(offset=begin)
 
 
-def _check_apart(tensors: list[_Tensor]) -> None:
+def _check_apart(tensors: list[_GgufTensor]) -> None:
     """Raise where tensors overlap: a small file could claim terabytes else."""
     end, last = 0, ""
     for t in sorted((t for t in tensors if t.nbytes), key=lambda t: t.offset):
@@ -279,7 +279,7 @@ def _check_apart(tensors: list[_Tensor]) -> None:
 
 
 def _write(
-    file: StreamReader, t: _Tensor, path: tuple[str, ...], out: RecordWriter, report: Callable[[int], None]
+    file: StreamReader, t: _GgufTensor, path: tuple[str, ...], out: RecordWriter, report: Callable[[int], None]
 ) -> None:
     dtype, shape = t.kind.plain, t.shape
     if dtype is None:
@@ -296,6 +296,6 @@ def _write(
             report(file.position)
 
 
-def _attributes(t: _Tensor) -> dict[str, Any]:
+def _attributes(t: _GgufTensor) -> dict[str, Any]:
     kind = t.kind
     return {"ggml_type": kind.name, "shape": list(t.shape), "block": kind.block, "block_nbytes": kind.nbytes}

@@ -1,4 +1,4 @@
-"""What a record says besides its named tensors, as one text for formats that have no place for it.
+"""Structure of a record (modules, attributes, ties) as one text, for formats that have no place for it.
 
 Kinds and class names of modules, attributes and metadata with their types, keys that hold dots, ties and saved order:
 with this text beside the tensors the record comes back with the same content digest. It is JSON; bytes are base64,
@@ -30,7 +30,7 @@ _VERSION = 1
 
 @dataclass(slots=True)
 class Structure:
-    """What is told to a RecordWriter besides tensors.
+    """Modules, attributes, metadata and ties of a record, without its tensors.
 
     Attributes:
         items: modules as (at, path, kind, class name), attributes as (at, path, value), in ascending order of `at`:
@@ -103,7 +103,7 @@ class Structure:
 
 
 def structure_of(record: Record, infos: Sequence[TensorInfo], *, texts: bool) -> Structure:
-    """Return what a record says besides its tensors; with `texts`, metadata that is text has a place of its own."""
+    """Return a record's structure; with `texts`, without metadata that is text, which has a place of its own."""
     out = Structure()
     number = {info.name: i for i, info in enumerate(infos)}
     frames: list[tuple[tuple[str, ...], list[int]]] = []  # of the open modules: path, and what came before, as `at`
@@ -156,7 +156,7 @@ def _wrong(what: str) -> FormatError:
 
 
 def decode_structure(text: str | None) -> Structure:
-    """Return what `encode` was given; an empty one for None.
+    """Decode a structure; an empty one for None.
 
     Raises:
         FormatError: it is not such a text. VersionError: it is of a later version.

@@ -35,7 +35,7 @@ _ALIKE = "readers of zip files would differ about what is in it; save it anew"
 
 
 def open_zip(file: Any, wrong: str = _NPZ) -> zipfile.ZipFile:
-    """Return a seekable file, opened as a zip file; `wrong` says what it is not if it is none.
+    """Open a seekable file as a zip file; `wrong` names the expected format in the error for another file.
 
     Raises:
         FormatError: it is none, or is damaged.
@@ -46,7 +46,7 @@ def open_zip(file: Any, wrong: str = _NPZ) -> zipfile.ZipFile:
 
 @contextlib.contextmanager
 def zip_faults(wrong: str = _NPZ) -> Iterator[None]:
-    """Have whatever zipfile and zlib raise for a damaged file be one typed error."""
+    """Turn the exceptions of zipfile and zlib for a damaged file into one typed error."""
     try:
         yield
     except (RecordError, MemoryError, GeneratorExit):
@@ -94,7 +94,7 @@ def _read(file: Any, offset: int, nbytes: int) -> bytes:
 
 
 def _directory(file: Any, total: int) -> tuple[int, int, int]:
-    """Return where the directory starts and ends, and how many members it has, as the end records say.
+    """Return start and end of the directory and its number of members, from the end records.
 
     Raises:
         FormatError: they are not the last bytes, or do not agree with each other and with where they lie.
@@ -141,7 +141,7 @@ def _names(directory: bytes, start: int) -> list[bytes]:
 
 
 def _check_member(info: zipfile.ZipInfo, name: bytes, file: Any) -> int:
-    """Return where a member ends, whose header has to say what the directory says."""
+    """Return the end of a member, after checking that its header agrees with the directory."""
     label, at = info.orig_filename.removesuffix(".npy"), info.header_offset
     local = _LOCAL.unpack(_read(file, at, _LOCAL.size))
     if local[0] != _LOCAL_MAGIC or local[3] != info.compress_type or _read(file, at + _LOCAL.size, local[9]) != name:
@@ -233,7 +233,7 @@ class ZipSink:
         self._at = sink.position
 
     def write(self, data: Any) -> int:
-        """Append, or overwrite what was written before."""
+        """Append, or overwrite bytes written before."""
         size = memoryview(data).nbytes
         if self._at == self._sink.position:
             self._sink.write(data)

@@ -1,4 +1,4 @@
-"""`safetensors.mlx` has no stand-in: what is imported from here is an error that says what to do instead."""
+"""`safetensors.mlx` has no stand-in: an import from here is an error that says what to do instead."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Archives and safetensors files opened alike, by their content: `safe_open`, and what the other modules build on.
+"""Archives and safetensors files, told apart by their content: `safe_open`, and helpers of the other modules.
 
 Where tensors' memory comes from is `record`'s, how torch and jax get at it `handover`'s.
 """
@@ -137,7 +137,7 @@ class safe_open:  # noqa: N801  # the name people import
         return dict(self._all())
 
     def get_slice(self, name: str) -> Slice:
-        """Return what takes parts of one tensor: `f.get_slice("w")[:, 2:-1]`; TensorNotFoundError."""
+        """Return an object that slices one tensor: `f.get_slice("w")[:, 2:-1]`; TensorNotFoundError."""
         view = self._record[name]
         take = (lambda: view) if self._framework == "numpy" else (lambda: self.get_tensor(name))
         return Slice(take, view.shape, dtype_name(view), name)
@@ -237,7 +237,7 @@ def _alone(record: Record, name: str) -> Record:
 
 
 def on_cpu(device: Any) -> bool:
-    """Return whether a device, by any name, is the CPU; None is."""
+    """Return True if a device, by any name, is the CPU; None is."""
     return device is None or str(device).partition(":")[0] == "cpu"
 
 
@@ -262,7 +262,7 @@ def open_record(source: Any, *, backend: str = "mmap", writable: bool = True) ->
 
 
 def _is_safetensors(source: Any) -> bool:
-    """Whether a file starts as safetensors' do: a length of 8 bytes, and JSON. What it is else, `load_record` says."""
+    """Return True if a file starts as safetensors files do: a length of 8 bytes, then JSON."""
     head = b""
     if isinstance(source, str | os.PathLike):
         path = path_of(source)
@@ -306,7 +306,7 @@ def _write(tensors: Any, dest: Any, metadata: Any) -> None:
 
 
 def write_bytes(tensors: Any, metadata: Any) -> bytes:
-    """Return what `write` writes."""
+    """Return the bytes that `write` writes."""
     file = io.BytesIO()
     write(tensors, file, metadata)
     return file.getvalue()
@@ -326,7 +326,7 @@ def _has_bytes(value: Any) -> bool:
 
 
 def no_stand_in(module: str, how: str) -> Callable[[str], Any]:
-    """Return the `__getattr__` of a module of safetensors that is not here: an ImportError that says what to do."""
+    """Return a `__getattr__` that raises an ImportError with advice, for a module that has no stand-in."""
 
     def missing(name: str) -> Any:
         if name.startswith("__"):

@@ -136,7 +136,7 @@ def _arrays(specs: Any) -> dict[str, Any]:
 
 
 def _array(name: Any, spec: Any) -> Any:
-    """Return what lies at an address as a tensor, uncopied."""
+    """Return the memory at an address as a tensor, uncopied."""
     if not isinstance(spec, TensorSpec):
         raise UnsupportedError(f"a TensorSpec is expected, not a {type(spec).__name__}", tensor=str(name))
     kind = by_safetensors.get(spec.dtype) or by_name[spec.dtype]

@@ -149,7 +149,7 @@ def load_model(
 
 
 def _contiguous(state: Mapping[str, Any]) -> dict[str, Any]:
-    """Return tensors in C order, those that are one still one; what is no such tensor is left to be refused."""
+    """Return tensors in C order, ties kept; other values are returned as they are, to be refused later."""
     out, made = {}, {}
     for name, value in state.items():
         strided = str(getattr(value, "layout", "")) == "torch.strided"
@@ -163,13 +163,13 @@ def _contiguous(state: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _view(tensor: Any) -> tuple[Any, ...]:
-    """Return what two tensors have in common if they are one; an empty one is nobody else."""
+    """Return a key that two tensors share only if they are the same view of memory; empty tensors share none."""
     where = tensor.data_ptr() or id(tensor)
     return tensor.device, where, tensor.dtype, tuple(tensor.shape), tensor.stride()
 
 
 def _uncovered(missing: Iterable[str], own: Mapping[str, Any], found: Iterable[str]) -> list[str]:
-    """Return the names whose memory lies inside no tensor that was loaded."""
+    """Return the names of tensors whose memory lies in no loaded tensor."""
     loaded: dict[Any, list[tuple[int, int]]] = {}
     for name in found:
         loaded.setdefault(_storage(own[name]), []).append(_extent(own[name]))
@@ -240,7 +240,7 @@ def _end_ptr(tensor: Any) -> int:
 
 
 def _is_complete(tensor: Any) -> bool:
-    """Return whether a tensor is all of the memory that it is a view of."""
+    """Return True if a tensor covers the whole storage that it views."""
     whole: bool = tensor.numel() * tensor.itemsize == storage_size(tensor)
     return whole and bool(tensor.data_ptr() == storage_ptr(tensor))
 

@@ -137,7 +137,7 @@ class _Arrays:
         read_end(member)
 
     def _same(self, a: zipfile.ZipInfo, b: zipfile.ZipInfo) -> bool:
-        """Return whether two members are byte for byte the same, headers included."""
+        """Return True if two members are byte for byte the same, headers included."""
         if (a.file_size, a.CRC) != (b.file_size, b.CRC):
             return False
         with zip_faults(), self._opened.open(a) as one, self._opened.open(b) as other:
@@ -224,7 +224,7 @@ def _check(info: TensorInfo) -> None:
 def _member(
     record: Record, payloads: Payloads, info: TensorInfo, octets: bool
 ) -> tuple[zipfile.ZipInfo, bytes, Iterator[Any]]:
-    """Return what zipfile is to know of a member, the array's header, and the bytes behind it."""
+    """Return a member's zip entry, the array's header, and the bytes that follow it."""
     pieces: Iterator[Any]
     if info.dtype is dtypes.STRING:
         try:
@@ -241,7 +241,7 @@ def _member(
 
 
 def _is_fortran(record: Record, info: TensorInfo) -> bool:
-    """Return whether a tensor is its whole payload, its first axis fastest."""
+    """Return True if a tensor is its whole payload, its first axis fastest."""
     if info.strides is None or info.nbytes != len(record.raw(info.name)):
         return False
     flags = record.array(info.name).flags

@@ -34,7 +34,7 @@ _DESCR = re.compile(r"[<>|=]?(?P<kind>[?a-zA-Z])(?P<size>[0-9]{0,10})(?P<unit>\[
 
 
 class NpyHeader(NamedTuple):
-    """What an array's header says, and how many bytes it takes itself."""
+    """Header of a .npy array, and its own length in bytes."""
 
     dtype: np.dtype[Any]
     fortran: bool

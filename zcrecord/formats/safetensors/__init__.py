@@ -25,17 +25,17 @@ from zcrecord.storage.sink import Sink, open_sink
 from zcrecord.storage.stream_reader import PIECE, StreamReader
 
 from . import shards
-from .header import MAX_HEADER, METADATA, Entry, check_length, decode_header, encode_header
+from .header import MAX_HEADER, METADATA, HeaderEntry, check_length, decode_header, encode_header
 
 __all__ = ["read", "write"]
 
 _FORMAT = "format"  # metadata without it is refused by transformers
 
 
-class _Place(NamedTuple):
+class _TensorPlace(NamedTuple):
     """A tensor and where its bytes are."""
 
-    entry: Entry
+    entry: HeaderEntry
     reader: StreamReader
     offset: int
 
@@ -79,7 +79,7 @@ def read(source: str | Binary, out: RecordWriter, progress: Progress) -> int:
         return nbytes
 
 
-def _scan(reader: StreamReader, stack: contextlib.ExitStack) -> tuple[list[_Place], dict[str, Any], int]:
+def _scan(reader: StreamReader, stack: contextlib.ExitStack) -> tuple[list[_TensorPlace], dict[str, Any], int]:
     """Return all tensors in the order of their bytes, the metadata, and how many bytes of input there are."""
     if reader.path is None or not reader.path.endswith(".json"):
         places, metadata = _scan_file(reader)
@@ -89,7 +89,7 @@ def _scan(reader: StreamReader, stack: contextlib.ExitStack) -> tuple[list[_Plac
     if len(data) > MAX_HEADER:
         raise FormatError(f"an index of more than {MAX_HEADER} bytes")
     index = shards.decode_index(data)
-    found: list[_Place] = []
+    found: list[_TensorPlace] = []
     merged: dict[str, Any] = {}
     nbytes = len(data)
     for file in index.files:
@@ -109,7 +109,7 @@ def _scan(reader: StreamReader, stack: contextlib.ExitStack) -> tuple[list[_Plac
     return found, merged, nbytes
 
 
-def _scan_file(reader: StreamReader) -> tuple[list[_Place], dict[str, str]]:
+def _scan_file(reader: StreamReader) -> tuple[list[_TensorPlace], dict[str, str]]:
     """Return one file's tensors in the order of their bytes, and its metadata."""
     head = reader.read(8)
     if len(head) == 8 and int.from_bytes(head, "little") > MAX_HEADER:
@@ -119,10 +119,10 @@ def _scan_file(reader: StreamReader) -> tuple[list[_Place], dict[str, str]]:
     if len(header) < length:
         raise FormatError(f"ends inside its header of {length} bytes; it is truncated", offset=8 + len(header))
     said = decode_header(header, None if reader.nbytes is None else reader.nbytes - 8 - length)
-    return [_Place(entry, reader, 8 + length + entry.start) for entry in said.entries()], said.metadata
+    return [_TensorPlace(entry, reader, 8 + length + entry.start) for entry in said.entries()], said.metadata
 
 
-def _tell(out: RecordWriter, places: list[_Place], structure: Structure) -> Iterable[int]:
+def _tell(out: RecordWriter, places: list[_TensorPlace], structure: Structure) -> Iterable[int]:
     """Write every tensor in saved order; yields the bytes passed."""
     known = {p.entry.name: p for p in places}
     names = structure.in_order(known) if structure.order else known
@@ -144,8 +144,8 @@ def _tell(out: RecordWriter, places: list[_Place], structure: Structure) -> Iter
             raise error.located(path=place.reader.path, tensor=name) from error.__cause__
 
 
-def _same(a: _Place, b: _Place) -> bool:
-    """Return whether two tensors are alike and hold the same bytes; of a stream that cannot be known."""
+def _same(a: _TensorPlace, b: _TensorPlace) -> bool:
+    """Return True if two tensors have the same type, shape and bytes; False for a stream, which is read once."""
     if a.entry[1:3] != b.entry[1:3] or not (a.reader.seekable and b.reader.seekable):
         return False
     for at in range(0, a.entry.end - a.entry.start, PIECE):
@@ -236,7 +236,7 @@ def _plan(infos: Sequence[TensorInfo], most: int | None) -> list[list[TensorInfo
 
 
 def _aligned(infos: Iterable[TensorInfo]) -> bool:
-    """Return whether each tensor's bytes start at a multiple of its element's, as readers like torch need them."""
+    """Return True if each tensor starts at a multiple of its element size, as readers like torch need it."""
     offset = 0
     for info in infos:
         if offset % max(info.bits >> 3, 1):
@@ -245,10 +245,10 @@ def _aligned(infos: Iterable[TensorInfo]) -> bool:
     return True
 
 
-def _entries(infos: Iterable[TensorInfo]) -> Iterable[Entry]:
+def _entries(infos: Iterable[TensorInfo]) -> Iterable[HeaderEntry]:
     offset = 0
     for info in infos:
-        yield Entry(info.name, info.dtype, info.shape, offset, offset + info.nbytes)
+        yield HeaderEntry(info.name, info.dtype, info.shape, offset, offset + info.nbytes)
         offset += info.nbytes
 
 

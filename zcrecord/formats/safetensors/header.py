@@ -25,7 +25,15 @@ from zcrecord.dtypes import DType, by_safetensors, nbytes
 from zcrecord.errors import FormatError, LimitError, RecordError, printable
 from zcrecord.writing.flatten import encodable
 
-__all__ = ["MAX_HEADER", "METADATA", "Entry", "Header", "check_length", "decode_header", "encode_header"]
+__all__ = [
+    "MAX_HEADER",
+    "METADATA",
+    "HeaderEntry",
+    "SafetensorsHeader",
+    "check_length",
+    "decode_header",
+    "encode_header",
+]
 
 MAX_HEADER = 100_000_000  # bytes; the limit of safetensors' own reader, which writers have to keep, too
 METADATA = "__metadata__"
@@ -44,7 +52,7 @@ _SPACE = re.compile(r"[ \t\n\r]*+")
 _INTEGER = re.compile(r"-?[0-9]++(?:\.[0-9]*+)?(?:[eE][-+]?[0-9]*+)?")
 
 
-class Entry(NamedTuple):
+class HeaderEntry(NamedTuple):
     """One tensor: its bytes are [start, end) of those behind the header."""
 
     name: str
@@ -54,7 +62,7 @@ class Entry(NamedTuple):
     end: int
 
 
-class Header(NamedTuple):
+class SafetensorsHeader(NamedTuple):
     """Columns of a header: tensors lie one after the other, in this order."""
 
     names: list[str]
@@ -63,14 +71,14 @@ class Header(NamedTuple):
     bounds: list[int]  # where each tensor starts, and where the last one ends, behind the header
     metadata: dict[str, str]
 
-    def entries(self) -> Iterator[Entry]:
+    def entries(self) -> Iterator[HeaderEntry]:
         """Yield the tensors one by one."""
         for name, form, (start, end) in zip(self.names, self.form_ids, pairwise(self.bounds), strict=True):
-            yield Entry(name, *self.forms[form], start, end)
+            yield HeaderEntry(name, *self.forms[form], start, end)
 
 
 def check_length(head: bytes, file_nbytes: int | None) -> int:
-    """Return how long the header is by the file's first 8 bytes; more of them tell what a wrong file is.
+    """Return the length of the header from the file's first 8 bytes; more of them name the type of a wrong file.
 
     Raises:
         FormatError: too short, or the header would be too large for any file, or for this one.
@@ -88,8 +96,8 @@ def check_length(head: bytes, file_nbytes: int | None) -> int:
     return length
 
 
-def decode_header(header: bytes, data_nbytes: int | None) -> Header:
-    """Return what a header says; `data_nbytes` follow it, if known.
+def decode_header(header: bytes, data_nbytes: int | None) -> SafetensorsHeader:
+    """Decode a header; `data_nbytes` follow it, if known.
 
     Raises:
         FormatError: a rule is broken; says which, of which tensor, and at which byte of the file.
@@ -103,9 +111,9 @@ def decode_header(header: bytes, data_nbytes: int | None) -> Header:
     return found or _decode_any(text, len(header), data_nbytes)
 
 
-def _decode_any(text: str, header_nbytes: int, data_nbytes: int | None) -> Header:
-    """Return what a header says, looking at each character of it."""
-    entries, metadata = _Scanner(text).header()
+def _decode_any(text: str, header_nbytes: int, data_nbytes: int | None) -> SafetensorsHeader:
+    """Decode a header character by character."""
+    entries, metadata = _HeaderScanner(text).header()
     entries.sort(key=lambda e: e[3:])
     end = 0
     for entry in entries:
@@ -119,18 +127,20 @@ def _decode_any(text: str, header_nbytes: int, data_nbytes: int | None) -> Heade
         raise FormatError(f"{data_nbytes - end} bytes behind the last tensor belong to none", offset=offset)
     numbers = {form: i for i, form in enumerate(dict.fromkeys(entry[1:3] for entry in entries))}
     bounds = [0, *(entry.end for entry in entries)]
-    return Header([e.name for e in entries], [numbers[e[1:3]] for e in entries], list(numbers), bounds, metadata)
+    return SafetensorsHeader(
+        [e.name for e in entries], [numbers[e[1:3]] for e in entries], list(numbers), bounds, metadata
+    )
 
 
-def _decode_usual(text: str, data_nbytes: int | None) -> Header | None:
-    """Return what a header says that is written as writers write it; None for any other, whether it is legal or not.
+def _decode_usual(text: str, data_nbytes: int | None) -> SafetensorsHeader | None:
+    """Decode a header in the form that writers use; return None for any other, legal or not.
 
     `text` has no control characters.
     """
     start, before = 1, "{"
     metadata: dict[str, str] = {}
     if text.startswith(_FIRST):
-        metadata, start = _Scanner(text, len(_FIRST)).metadata()
+        metadata, start = _HeaderScanner(text, len(_FIRST)).metadata()
         start, before = start + 1, ","
     end = text.rfind("}") + 1
     if text[start - 1 : start + 1] != before + '"' or text[end - 3 : end] != "]}}" or text[end:].strip(" "):
@@ -139,8 +149,8 @@ def _decode_usual(text: str, data_nbytes: int | None) -> Header | None:
     return found and found._replace(metadata=metadata)
 
 
-def _usual_tensors(body: str, data_nbytes: int | None) -> Header | None:
-    """Return what the entries between the first quote and the last bracket say, None unless they are usual and legal.
+def _usual_tensors(body: str, data_nbytes: int | None) -> SafetensorsHeader | None:
+    """Decode the entries between the first quote and the last bracket; return None unless they are usual and legal.
 
     Names, types and shapes are taken from between what all entries have in common, offsets follow from them; then all
     is put together again. If that gives the same text, it says just this: without backslashes, control characters and
@@ -164,7 +174,7 @@ def _usual_tensors(body: str, data_nbytes: int | None) -> Header | None:
     again[0::2] = parts
     again[3::6], again[5::6] = [_PLACED] * count, [_ENDED] * (count - 1)
     same = "".join(again) == body and placed == list(map(",".join, pairwise(map(str, bounds))))
-    return Header(names, form_ids, forms, bounds, {}) if same else None
+    return SafetensorsHeader(names, form_ids, forms, bounds, {}) if same else None
 
 
 def _usual_form(said: str) -> tuple[DType, tuple[int, ...]] | None:
@@ -178,14 +188,14 @@ def _usual_form(said: str) -> tuple[DType, tuple[int, ...]] | None:
 
 
 def _fault(kind: DType, shape: tuple[int, ...]) -> str | None:
-    """Return what is wrong with a tensor of this form, wherever it lies."""
+    """Return the fault of a type and shape; None if they are legal."""
     if prod(d or 1 for d in shape) * kind.bits > 8 * MAX_ARCHIVE_SIZE:
         return f"its shape {shape} claims more than 2^56 bytes"
     count = prod(shape)
     return f"{count} elements of {kind.name} do not fill whole bytes" if count * kind.bits % 8 else None
 
 
-def _check_entry(entry: Entry, expected: int, data_nbytes: int | None) -> None:
+def _check_entry(entry: HeaderEntry, expected: int, data_nbytes: int | None) -> None:
     if fault := _fault(entry.kind, entry.shape):
         raise FormatError(fault)
     count, start, end = prod(entry.shape), entry.start, entry.end
@@ -201,7 +211,7 @@ def _check_entry(entry: Entry, expected: int, data_nbytes: int | None) -> None:
         raise FormatError(f"data_offsets [{start}, {end}], {expected} is where it has to start: it {what}")
 
 
-class _Scanner:
+class _HeaderScanner:
     """One pass through a header's text, for the few things it may hold."""
 
     def __init__(self, text: str, pos: int = 0) -> None:
@@ -212,9 +222,9 @@ class _Scanner:
         offset = 8 + len(self._text[: self._pos if pos is None else pos].encode(errors="replace"))
         return FormatError(f"byte {offset:#x}: {what}; {_COPY}", offset=offset, tensor=tensor)
 
-    def header(self) -> tuple[list[Entry], dict[str, str]]:
+    def header(self) -> tuple[list[HeaderEntry], dict[str, str]]:
         """Return entries as they come, and the metadata."""
-        entries: list[Entry] = []
+        entries: list[HeaderEntry] = []
         metadata: dict[str, str] = {}
         names: set[str] = set()
         if not self._text.startswith("{"):
@@ -257,7 +267,7 @@ class _Scanner:
             raise self._fail(f"expected '{what}', got '{printable(found)}'" if found else f"ends where '{what}' is due")
 
     def _closed(self, end: str) -> bool:
-        """Return whether an object or array ends here; otherwise a comma has to."""
+        """Return True if an object or array ends here; otherwise a comma has to follow."""
         if self._skip(end):
             return True
         self._expect(",")
@@ -281,14 +291,14 @@ class _Scanner:
         self._expect(":")
         return name
 
-    def _usual(self) -> Entry | None:
+    def _usual(self) -> HeaderEntry | None:
         """Return an entry that is written as most are, None where it has to be looked at closely."""
         found = _USUAL.match(self._text, self._pos)
         form = found and _usual_form(found[2])
         if not found or not form or not found[1] or found[1] == METADATA:
             return None
         self._pos = found.end()
-        return Entry(found[1], *form, int(found[3]), int(found[4]))
+        return HeaderEntry(found[1], *form, int(found[3]), int(found[4]))
 
     def metadata(self) -> tuple[dict[str, str], int]:
         """Return the metadata that is next, and where it ends."""
@@ -310,14 +320,14 @@ class _Scanner:
             if self._closed("}"):
                 return out, self._pos
 
-    def _entry(self, name: str, at: int) -> Entry:
+    def _entry(self, name: str, at: int) -> HeaderEntry:
         try:
             if not name or "\0" in name:
                 raise self._fail("a name that is empty or has NUL", at)
             found = self._fields()
         except RecordError as error:
             raise error.located(tensor=name) from None
-        return Entry(name, *found)
+        return HeaderEntry(name, *found)
 
     def _fields(self) -> tuple[DType, tuple[int, ...], int, int]:
         kind: DType | None = None
@@ -370,7 +380,7 @@ class _Scanner:
                 return tuple(out)
 
 
-def encode_header(entries: Iterable[Entry], metadata: Mapping[str, str]) -> bytes:
+def encode_header(entries: Iterable[HeaderEntry], metadata: Mapping[str, str]) -> bytes:
     """Return length and header, as safetensors' own writer has them, padded so that the bytes behind start aligned.
 
     Raises:

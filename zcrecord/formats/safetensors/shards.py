@@ -24,7 +24,7 @@ _TOTAL = "total_size"
 
 
 class ShardIndex(NamedTuple):
-    """What an index says: which file each tensor is in, and metadata besides."""
+    """Index of shards: the file of each tensor, and metadata."""
 
     weight_map: dict[str, str]
     metadata: dict[str, Any]
@@ -36,7 +36,7 @@ class ShardIndex(NamedTuple):
 
 
 def decode_index(data: bytes) -> ShardIndex:
-    """Return what an index says.
+    """Decode an index of shards.
 
     Raises:
         FormatError: it is no index, names a tensor twice, or a file that is not a plain name.
@@ -74,7 +74,7 @@ def _encodable(text: str) -> str:
 
 
 def _plain(file: str) -> bool:
-    """Return whether this is the name of a file, on any system, and of nothing in another folder."""
+    """Return True for a plain file name, legal on any system, without a folder."""
     name = file.isprintable() and not set(file) & set('/\\:*?"<>|') and os.path.basename(file) == file
     return name and file.endswith(_SUFFIX) and file != _SUFFIX
 
@@ -106,7 +106,7 @@ def check_shard(index: ShardIndex, file: str, names: Iterable[str]) -> None:
 
 
 def merge(into: dict[str, Any], metadata: Mapping[str, Any], label: str) -> None:
-    """Add a file's metadata; what another file says otherwise stays, under a name that tells whose it is."""
+    """Add a file's metadata; a value that differs from another file's goes under a name with the file's label."""
     for name, value in metadata.items():
         known = into.setdefault(name, value)
         if known != value or type(known) is not type(value):
@@ -114,7 +114,7 @@ def merge(into: dict[str, Any], metadata: Mapping[str, Any], label: str) -> None
 
 
 def fill(sizes: Sequence[int], most: int | None) -> list[list[int]]:
-    """Return which tensors go into which shard: in their order, each shard as full as it may be, none empty."""
+    """Distribute tensors over shards: in their order, each shard as full as it may be, none empty."""
     shards: list[list[int]] = [[]]
     held = 0
     for i, size in enumerate(sizes):

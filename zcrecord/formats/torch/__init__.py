@@ -69,7 +69,7 @@ def read(path: str, out: RecordWriter, progress: Progress) -> int:
             head = file.read(HEAD)
         if size is None:
             raise UnsupportedError("not a regular file; torch seeks in it, write it to one first")
-        found = list(_Walk(torch).items((), _load(torch, path, head)))
+        found = list(_StateDictWalk(torch).items((), _load(torch, path, head)))
         arrays = [as_tensor(f.value, ".".join(f.path)) for f in found if f.kind == "tensor"]
         _check_amount(arrays, size)
         parts = iter(out.parts(arrays))
@@ -98,7 +98,7 @@ def _torch() -> Any:
 
 
 def _load(torch: Any, path: str, head: bytes) -> Any:
-    """Return what torch loads of a file, its storages mapped where it is a zip file."""
+    """Load a checkpoint by torch; storages of a zip file are mapped."""
     zipped = head.startswith(_ZIP)
     if not head:
         raise FormatError("the file is empty, no torch checkpoint")
@@ -134,7 +134,7 @@ def _check_zip(path: str) -> None:
 
 
 def _check_pickles(path: str) -> None:
-    """Refuse a checkpoint from before zip files whose pickles, the first things in it, ask for too much memory."""
+    """Refuse a checkpoint of the format before zip whose pickles ask for too much memory."""
     file, size = open_source(path)
     with file, io.BufferedReader(file) as buffered:
         for _ in range(_PICKLES):
@@ -147,7 +147,7 @@ def _check_claim(nbytes: int, size: int) -> None:
 
 
 def _reason(error: Exception) -> str:
-    """Return one line of what torch says, which tends to be a page."""
+    """Return the first line of torch's message, which tends to be a page."""
     text = re.sub(r"\x1b\[\d*m", "", str(error))
     if found := re.search(r"GLOBAL ([\w.]*\w) (?:was|whose)", text):
         return (
@@ -159,16 +159,16 @@ def _reason(error: Exception) -> str:
     return f"no torch checkpoint, or a damaged one: {type(error).__name__}: {printable(line)}"
 
 
-class _Found(NamedTuple):
-    """A tensor, an attribute, or the start of a module, whose kind and class name it then tells."""
+class _FoundTensor(NamedTuple):
+    """A tensor, an attribute, or the start of a module with its kind and class name."""
 
     path: tuple[str, ...]
     kind: str
     value: Any = None
 
 
-class _Walk:
-    """A walk through what a checkpoint holds, in its own order.
+class _StateDictWalk:
+    """A walk through a checkpoint, in its own order.
 
     A pickle may refer to one list from many places, and from within itself: a few bytes can stand for billions of
     items, so what is met again is counted.
@@ -179,7 +179,7 @@ class _Walk:
         self._met: set[int] = set()
         self._left = _REPEATS
 
-    def items(self, path: tuple[str, ...], value: Any) -> Iterator[_Found]:
+    def items(self, path: tuple[str, ...], value: Any) -> Iterator[_FoundTensor]:
         """Yield a module and everything below it."""
         name = ".".join(path)
         if isinstance(value, Mapping) and any(isinstance(key, Noted) for key in value):
@@ -192,7 +192,7 @@ class _Walk:
             raise UnsupportedError(what, tensor=name)
         if len(path) >= MAX_DEPTH:
             raise LimitError(f"nested more than {MAX_DEPTH} deep; does it contain itself?", tensor=name)
-        yield _Found(path, KIND_NAMES[kind], type_name)
+        yield _FoundTensor(path, KIND_NAMES[kind], type_name)
         split = not path and self._is_state_dict(value)
         for key, child in children:
             if not key:
@@ -200,24 +200,24 @@ class _Walk:
             yield from self._item((*path, *(state_path(key, value) if split else (key,))), child)
 
     def _is_state_dict(self, value: Any) -> bool:
-        """Return whether a checkpoint is a module's `state_dict()` and nothing else: names of tensors, extra state."""
+        """Return True if a checkpoint is a module's `state_dict()` and nothing else: names of tensors, extra state."""
         return isinstance(value, Mapping) and all(
             isinstance(key, str) and (isinstance(child, self._torch.Tensor) or key.endswith("_extra_state"))
             for key, child in value.items()
         )
 
-    def _item(self, path: tuple[str, ...], value: Any) -> Iterator[_Found]:
+    def _item(self, path: tuple[str, ...], value: Any) -> Iterator[_FoundTensor]:
         name = ".".join(path)
         if isinstance(value, Noted):
             value = value.array(name)
         if isinstance(value, self._torch.Tensor | np.ndarray | np.generic):
-            yield _Found(path, "tensor", value.detach() if isinstance(value, self._torch.Tensor) else value)
+            yield _FoundTensor(path, "tensor", value.detach() if isinstance(value, self._torch.Tensor) else value)
             return
         if isinstance(value, str | bytes | list | tuple | Mapping):
             self._meet(value, name)
         value = bytes(value) if isinstance(value, bytearray) else value
         if is_attribute(value, name):
-            yield _Found(path, "attribute", value)
+            yield _FoundTensor(path, "attribute", value)
         else:
             yield from self.items(path, value)
 

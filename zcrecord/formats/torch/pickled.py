@@ -26,7 +26,7 @@ _GROWS_BY_MARK = {"APPENDS", "SETITEMS", "ADDITEMS"}
 
 
 class _Value:
-    """A value on the stack: its size in bytes, those of a copy that is not deep, and what may tell more of it."""
+    """A value on the stack: its size in bytes, the size of a shallow copy, and its items or number if known."""
 
     __slots__ = ("items", "name", "number", "size")
 
@@ -76,7 +76,7 @@ def _value(found: _Value | None) -> _Value:
 
 
 def _popped(stack: list[_Value | None]) -> list[_Value]:
-    """Take what lies above the last mark, and the mark."""
+    """Pop the values above the last mark, and the mark."""
     items: list[_Value] = []
     while (item := stack.pop()) is not None:
         items.append(item)
@@ -84,7 +84,7 @@ def _popped(stack: list[_Value | None]) -> list[_Value]:
 
 
 def _pass(code: Any, argument: Any, stack: list[_Value | None]) -> None:
-    """Do what any other opcode does to the stack."""
+    """Apply any other opcode to the stack."""
     items: list[_Value] = []
     for kind in reversed(code.stack_before):
         if kind.name == "stackslice":
@@ -114,7 +114,7 @@ def _function(module: str, name: str) -> _Value:
 
 
 def _made(function: str, arguments: _Value) -> int:
-    """Return the bytes of what a function makes of its arguments: as many as they have, or as a number in them says."""
+    """Return the bytes of a function's result: as many as its arguments have, or as a number in them says."""
     if function.startswith("_rebuild_tensor"):
         return 4 * _count(arguments.items[2:3])  # storage, offset, shape; an element has 1 to 16 bytes
     numbers = 0 if function in ("device", "complex", "Size", _REFUSED) else _count(arguments.items)

@@ -1,0 +1,66 @@
+"""A format is one row of FORMATS and one module: help, extras, conversions and attacks follow from the row."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import tomllib
+from pathlib import Path
+
+import numpy as np
+import pytest
+from guides import ROOT
+
+import zcrecord
+from zcrecord import formats
+from zcrecord.codec.file_types import FORMATS, Format, sniff_file_type
+from zcrecord.errors import RecordError
+
+ROWS = [row for row in FORMATS.values() if row.name not in ("zcr", "onnx")]  # those have packages of their own
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+def test_a_row_has_a_module_of_its_name_with_the_functions_it_claims(row: Format) -> None:
+    module = importlib.import_module(f"zcrecord.formats.{row.name}")
+    assert (hasattr(module, "read"), hasattr(module, "write")) == (row.reads, row.writes)
+
+
+@pytest.mark.parametrize("row", [row for row in ROWS if row.extra], ids=lambda row: row.name)
+def test_the_extra_of_a_row_is_declared(row: Format) -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert row.extra in project["optional-dependencies"]
+    assert row.extra in project["optional-dependencies"]["all"][0]
+
+
+@pytest.mark.parametrize("row", FORMATS.values(), ids=lambda row: row.name)
+def test_first_bytes_and_suffixes_belong_to_one_format(row: Format) -> None:
+    for start in row.starts:
+        found = sniff_file_type(start + bytes(200))
+        assert found is not None and found.format == row.name
+    others = {suffix for other in FORMATS.values() if other is not row for suffix in other.suffixes}
+    assert not others & set(row.suffixes)
+
+
+@pytest.mark.parametrize("name", ["garbage", "empty", "its start and zeros", "its start and garbage"])
+@pytest.mark.parametrize("row", FORMATS.values(), ids=lambda row: row.name)
+def test_what_is_no_such_file_is_refused_and_the_old_archive_stays(row: Format, name: str, tmp_path: Path) -> None:
+    garbage = np.random.default_rng(5).bytes(4096)
+    start = row.starts[0] if row.starts else b""
+    data = {"garbage": garbage, "empty": b"", "its start and zeros": start + bytes(4096)}
+    path, old = tmp_path / f"m{row.suffixes[0]}", tmp_path / "old.zcr"
+    path.write_bytes(data.get(name, start + garbage))
+    zcrecord.save_record({"w": np.ones(3)}, old)
+    before = old.read_bytes()
+    with pytest.raises(RecordError, match=rf"m\{row.suffixes[0]}: "):
+        formats.convert(path, old, source_format=row.name, force=True)
+    assert old.read_bytes() == before and sorted(os.listdir(tmp_path)) == sorted([path.name, "old.zcr"])
+
+
+@pytest.mark.parametrize("row", [row for row in ROWS if row.writes], ids=lambda row: row.name)
+def test_a_format_that_is_written_gives_the_same_record_back(row: Format, tmp_path: Path) -> None:
+    record = {"a": {"w": np.arange(6, dtype="<f4").reshape(2, 3)}, "b": np.ones(2, bool)}
+    zcrecord.save_record(record, tmp_path / "m.zcr")
+    formats.convert(tmp_path / "m.zcr", tmp_path / f"m{row.suffixes[0]}")
+    formats.convert(tmp_path / f"m{row.suffixes[0]}", tmp_path / "again.zcr")
+    again, first = (zcrecord.load_record(tmp_path / name) for name in ("again.zcr", "m.zcr"))
+    assert again.content_digest() == first.content_digest()
