@@ -428,7 +428,7 @@ def test_filling_twice_is_refused_and_says_why() -> None:
     with pytest.raises(FillError, match=r"tensor 'm.w': is filled already; each"):
         hollow.stream([("m.tied", W), ("m.w", W)])
     writer = hollow.open("all")
-    with pytest.raises(FillError, match=r"tensor 'all': is being filled by somebody else"):
+    with pytest.raises(FillError, match=r"tensor 'all': is being filled by another writer"):
         hollow.open("all")
     writer.abort()
     hollow.set("all", BASE)
@@ -770,7 +770,7 @@ def test_sealed_record_has_no_writer_any_more_and_nothing_missing(tmp_path: Path
     zcrecord.save_record({"a": x[::2], "w": x}, tmp_path / "m.zcr")
     hollow = zcrecord.load_record(tmp_path / "m.zcr").hollow()
     writer = hollow.open("a")
-    with pytest.raises(zcrecord.FillError, match="tensor 'w': is being filled by somebody else"):
+    with pytest.raises(zcrecord.FillError, match="tensor 'w': is being filled by another writer"):
         hollow.set("w", x)
     writer.abort()
     hollow.set("w", x)

@@ -57,7 +57,7 @@ def test_constant_of_a_forgotten_writer_is_filled_again_and_its_sink_told(cycle:
     hollow, upload = with_upload()
     writer: Any = hollow.open("w")
     writer.write(W[:2])
-    with pytest.raises(FillError, match="is being filled by somebody else"):
+    with pytest.raises(FillError, match="is being filled by another writer"):
         hollow.set("w", W)
     if cycle:
         writer.itself = writer

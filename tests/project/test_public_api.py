@@ -225,7 +225,7 @@ zcrecord.formats.Format(name: str, suffixes: tuple[str, ...], reads: bool = True
 zcrecord.formats.convert(source: str | os.PathLike[str] | Binary, dest: str | os.PathLike[str] | Binary, *,
     source_format: str | None = None, dest_format: str | None = None, force: bool = False, alignment: int = 64,
     durable: bool = True, max_shard_size: int | None = None, progress: Progress | None = None) -> ConvertReport
-zcrecord.hollow.HollowRecord(shell: Shell, sink: Sink | None)
+zcrecord.hollow.HollowRecord(skeleton: RecordSkeleton, sink: Sink | None)
 HollowRecord.abort() -> None
 HollowRecord.attributes -> dict[str, Any]
 HollowRecord.fill_by(loader: Loader | str, source: Any = None, *, progress: Progress | None = None,

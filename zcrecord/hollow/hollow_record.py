@@ -1,7 +1,7 @@
 """Hollow records: every name, shape, dtype and module of a record, and its graph, without the weights; filled later.
 
-Here is what fills them, and what becomes of it. Which are filled is `ledger`'s, how bytes get where they go
-`fillers`'s, how loaders bring them `bringing`'s, what is left of the archive `shell`'s.
+Fills constants from values, streams, archives and loaders, and makes the result. The state of each constant is left to
+`state`, the bytes of one to `writer`, the archive's index and file to `skeleton`.
 """
 
 from __future__ import annotations
@@ -11,22 +11,26 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from functools import partial
 from typing import Any
 
+import numpy as np
+
+from zcrecord.archive import subset
 from zcrecord.archive.archive import Archive
 from zcrecord.archive.info import ModuleInfo, TensorInfo
-from zcrecord.errors import FillError, ProducerError, UnsupportedError
-from zcrecord.loaders import Loader
+from zcrecord.errors import FillError, ProducerError, RecordError, UnsupportedError
+from zcrecord.loaders import Loader, load_into, plan_load
+from zcrecord.loaders.load import loader_of
+from zcrecord.loaders.mapped import MappedLoader
+from zcrecord.loaders.plan import MAX_IN_FLIGHT
 from zcrecord.record.load import load_record
 from zcrecord.record.record import Record
 from zcrecord.storage.files import Progress
+from zcrecord.tensors.strides import as_bytes
 
-from .fill import Bringer
-from .skeleton import Shell, put
-from .state import Ledger, State
-from .targets import Constant, Destination, Given, Place
-from .writer import ConstantWriter, Filler
+from .skeleton import RecordSkeleton
+from .state import FillState, HollowConstant, State
+from .writer import ConstantWriter, MemoryTarget, SinkTarget, sink_target
 
 __all__ = ["HollowRecord", "hollow_of"]
 
@@ -37,19 +41,19 @@ def hollow_of(source: Any, *, sink: Sink | None = None) -> HollowRecord:
     """Return a record without its weights; reads the index, attributes and metadata of an archive, no tensor's bytes.
 
     Constants are filled by `set`, `open`, `stream` and `fill_by`, each once, in any order, from any number of threads;
-    then `seal` gives the record. What takes memory is what was filled so far, and besides the one tensor or chunk that
-    is handed over; of a strided one that goes to a sink the payload and its elements in C order.
+    then `seal` returns the record. Memory holds the tensors that are filled so far, and the tensor or chunk that is
+    handed over; for a strided one that goes to a sink also its payload and its elements in C order.
 
     Args:
-        source: a Record, or what `load_record` takes: of a URL only the index is fetched.
-        sink: where constants go. None for memory of this process, aligned as payloads are, of which `seal` makes a
-            Record. Or a function of a tensor's name and TensorInfo that is called when its constant is begun, once for
-            tied ones; it returns a writable buffer of `info.nbytes` bytes, or an object with `write(chunk)`, and
-            maybe `close()` and `abort()`: a device's upload. The bytes come in C order, in as many chunks as were
-            handed over, and a chunk is good until `write` returns; that may say, as files do, how many it took.
+        source: a Record, or any source that `load_record` takes: of a URL only the index is fetched.
+        sink: the destination of constants. None for memory of this process, aligned as payloads are, of which `seal`
+            makes a Record. Or a function of a tensor's name and TensorInfo that is called when its constant is begun,
+            once for tied ones; it returns a writable buffer of `info.nbytes` bytes, or an object with `write(chunk)`,
+            and maybe `close()` and `abort()`: a device's upload. The bytes come in C order, in as many chunks as were
+            handed over, and a chunk is valid until `write` returns; that may return, as files do, how many it took.
 
     Raises:
-        Whatever `load_record` raises.
+        RecordError: as `load_record`.
 
     Example:
         >>> import numpy as np, zcrecord
@@ -62,161 +66,156 @@ def hollow_of(source: Any, *, sink: Sink | None = None) -> HollowRecord:
     if sink is not None and not callable(sink):
         raise UnsupportedError(f"sink= is a function of a name and a TensorInfo, not a {type(sink).__name__}")
     if isinstance(source, Record):
-        return HollowRecord(Shell.of(source.archive), sink)
+        return HollowRecord(RecordSkeleton.of(source.archive), sink)
     with load_record(source) as record:
-        return HollowRecord(Shell.of(record.archive), sink)
+        return HollowRecord(RecordSkeleton.of(record.archive), sink)
 
 
 class HollowRecord:
     """A record's names, shapes, dtypes, modules and attributes, whose constants are filled one by one.
 
-    A constant is what tied tensors share: filling one fills all. Where tensors are different views of one payload, each
-    is filled by itself, unless one of them is all of it. Empty tensors need no filling. Threads may fill different
-    constants at a time. As a context manager it gives up what is not sealed on leaving.
+    Tied tensors are one constant: filling one fills all. Different views of one payload are filled each by itself,
+    unless one of them covers the payload. Empty tensors need no filling. Threads may fill different constants at a
+    time. As a context manager it aborts on leaving, unless it is sealed.
     """
 
-    def __init__(self, shell: Shell, sink: Sink | None) -> None:
-        """For this package's own use: `hollow_of` makes them."""
-        self._shell, self._sink, self._path = shell, sink, shell.path
-        octets, archive = shell.room(sink is None)
+    def __init__(self, skeleton: RecordSkeleton, sink: Sink | None) -> None:
+        """Users get hollow records from `hollow_of`."""
+        self._skeleton, self._sink, self._path = skeleton, sink, skeleton.path
+        octets, archive = skeleton.allocate(tensors=sink is None)
         self._octets: memoryview | None = octets
-        self._told = Record(archive)
-        self._ledger = Ledger(archive, shell.path, whole=sink is None)
-        self._writers: weakref.WeakSet[ConstantWriter] = weakref.WeakSet()  # that are open, and maybe others
+        self._declared = Record(archive)
+        self._state = FillState(archive, skeleton.path, in_memory=sink is None)
+        self._writers: weakref.WeakSet[ConstantWriter] = weakref.WeakSet()  # the open ones, and maybe others
         self._lock = threading.Lock()
 
-    # What is declared.
+    # Declarations.
 
     @property
     def names(self) -> tuple[str, ...]:
         """Every tensor's full name, in saved order."""
-        return self._told.names
+        return self._declared.names
 
     @property
     def modules(self) -> dict[str, ModuleInfo]:
         """Every module by its full name, the record itself as ''; in pre-order."""
-        return self._told.modules
+        return self._declared.modules
 
     @property
     def attributes(self) -> dict[str, Any]:
         """Every attribute by its full name; an ONNX model's graph is `onnx.graph`."""
-        return self._told.attributes
+        return self._declared.attributes
 
     @property
     def metadata(self) -> dict[str, Any]:
         """The file's own metadata, by name."""
-        return self._told.metadata
+        return self._declared.metadata
 
     def info(self, name: str) -> TensorInfo:
-        """Return dtype, shape and ties of one tensor; `offset` is where it lies in the memory to be filled."""
-        return self._told.info(name)
+        """Return dtype, shape and ties of one tensor; `offset` is its place in the memory to be filled."""
+        return self._declared.info(name)
 
     def infos(self) -> Iterator[TensorInfo]:
         """Yield the TensorInfo of every tensor in saved order."""
-        return self._told.infos()
+        return self._declared.infos()
 
     def __contains__(self, name: object) -> bool:
-        return isinstance(name, str) and name in self._ledger.names
+        return isinstance(name, str) and name in self._state.constants
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.names)
 
     def __len__(self) -> int:
-        return len(self._ledger.names)
+        return len(self._state.constants)
 
-    # What is filled.
+    # Progress.
 
     @property
     def state(self) -> State:
-        """'declared', 'filling' once something was begun, 'filled' when nothing is missing; 'sealed' or 'aborted'."""
-        return self._ledger.state
+        """'declared', 'filling' once a constant was begun, 'filled' when none is missing; 'sealed' or 'aborted'."""
+        return self._state.state
 
     def missing(self) -> list[str]:
         """Return the names of tensors that are not filled yet, in saved order."""
-        return self._ledger.missing()
+        return self._state.missing()
 
     @property
     def nbytes(self) -> int:
-        """How many bytes are due in all, those of tied tensors once."""
-        return self._ledger.nbytes(filled=False)
+        """The number of bytes to fill in all, those of tied tensors once."""
+        return self._state.nbytes(filled=False)
 
     @property
     def nbytes_filled(self) -> int:
-        """How many of them have come."""
-        return self._ledger.nbytes(filled=True)
+        """The number of bytes that are filled."""
+        return self._state.nbytes(filled=True)
 
     # Filling.
 
     def set(self, name: str, data: Any) -> None:
-        """Fill one constant at once; `data` is copied to where it goes, and not kept.
+        """Fill one constant at once; copies `data`.
 
         Args:
             name: of one of its tensors.
-            data: an array of numpy, torch, jax or anything with DLPack, a PackedTensor, a StringTensor or an array of
-                texts, or bytes in C order (strings: as StringTensor.data has them).
+            data: an array of numpy, torch, jax or any library with DLPack, a PackedTensor, a StringTensor or an array
+                of texts, or bytes in C order (strings: as in StringTensor.data).
 
         Raises:
             TensorNotFoundError: no tensor has that name; lists close ones. ProducerError: another shape or element
-            type, too few or too many bytes, strings that are none, or no tensor at all; the constant can be filled
-            again. FillError: it is filled already, or the record is sealed or was given up. What the sink raises comes
-            as it is.
+            type, too few or too many bytes, malformed strings, or no tensor at all; the constant can be filled again.
+            FillError: it is filled already, or the record is sealed or aborted. The sink's errors come as they are.
         """
         with self.open(name) as writer:
             writer.take(data)
 
     def open(self, name: str) -> ConstantWriter:
-        """Begin to fill one constant chunk by chunk; see `fillers.ConstantWriter`. Raises what `set` raises."""
+        """Begin to fill one constant chunk by chunk; see `writer.ConstantWriter`. Raises the errors of `set`."""
         return self._open(name)
 
-    def _open(self, name: str, beside: Collection[Constant] = ()) -> ConstantWriter:
-        ledger = self._ledger
-        constant = ledger.find(name)
-        ledger.begin(constant, name, beside)
+    def _open(self, name: str, beside: Collection[HollowConstant] = ()) -> ConstantWriter:
+        constant = self._state.begin(name, beside)
         try:
-            filler = Filler(constant, self._destination(constant))
+            target = self._target(constant)
         except BaseException:
-            ledger.give_back(constant)
+            self._state.release(constant)
             raise
-        note, gone = partial(ledger.note, constant, name), partial(ledger.give_back, constant)
-        writer = ConstantWriter(filler, name, ledger.check_open, note, gone)
+        writer = ConstantWriter(self._state, constant, name, target)
         with self._lock:
             self._writers.add(writer)
         return writer
 
-    def _destination(self, constant: Constant) -> Destination:
-        number = constant.info.payload
-        if number is None:
-            return Place(constant, memoryview(b""))
-        if self._sink is not None:
-            return Given(constant, self._sink(constant.name, constant.info))
-        return Place(constant, self._payload(number))
+    def _target(self, constant: HollowConstant) -> MemoryTarget | SinkTarget:
+        number, strided = constant.info.payload, constant.info.strides is not None
+        if number is not None and self._sink is not None:
+            return sink_target(constant, self._sink(constant.name, constant.info))
+        octets = memoryview(b"") if number is None else self._payload(number)
+        return MemoryTarget(constant.view(octets) if strided else np.frombuffer(octets, np.uint8))
 
     def _payload(self, number: int) -> memoryview:
         """Return the memory of a payload, to be filled."""
         octets = self._octets
-        self._ledger.check_open()
-        assert octets is not None, "it is let go of after the end alone"
-        start = int(self._told.archive.index.payloads["offset"][number])
-        return octets[start : start + self._shell.nbytes(number)]
+        self._state.check_open()
+        assert octets is not None, "it is freed after the end alone"
+        start = int(self._declared.archive.index.payloads["offset"][number])
+        return octets[start : start + self._skeleton.nbytes(number)]
 
     def stream(self, source: Any) -> None:
-        """Fill what is missing from `source`, one tensor or chunk at a time.
+        """Fill the missing constants from `source`, one tensor or chunk at a time.
 
         Args:
-            source: a mapping from names to tensors, such as a Record or `zcrecord.onnx.scan` of a model: what it has of
-                what is missing is taken. Or a binary file object at the first byte of the very archive that this is of,
-                read forward in chunks, each payload checked against its digest. Or an iterable of (name, data), `data`
-                being what `set` takes or an iterable of chunks; ties of what was filled are passed over.
+            source: a mapping from names to tensors, such as a Record or `zcrecord.onnx.scan` of a model, of which the
+                missing ones are taken. Or a binary file object at the first byte of the same archive, read forward in
+                chunks, each payload verified by its digest. Or an iterable of (name, data), `data` being a tensor as
+                `set` takes it or an iterable of chunks; tensors tied to a filled one are passed over.
 
         Raises:
-            What `set` raises. UnsupportedError: it is none of these. IntegrityError: the file is not that archive.
-            SourceError: it ends early.
+            RecordError: as `set`. UnsupportedError: `source` is none of these. IntegrityError: the file is another
+            archive. SourceError: it ends early.
         """
         if isinstance(source, str | os.PathLike):
             raise UnsupportedError("a path is no source; stream(open(path, 'rb')), or fill_by('read', path)")
         if isinstance(source, Record | Mapping):
             for name in self.missing():
-                if name in source and not self._ledger.is_tied(name):
+                if name in source and not self._state.is_tied(name):
                     self.set(name, source[name])
         elif hasattr(source, "read"):
             self._stream_file(source)
@@ -224,11 +223,12 @@ class HollowRecord:
             for item in source if isinstance(source, Iterable) else [source]:
                 name, data = _pair(item)
                 del item
-                if not self._ledger.is_tied(name):
-                    self._take(name, data)
+                if not self._state.is_tied(name):
+                    self._fill(name, data)
                 del data  # or two would be held while the next is made
 
-    def _take(self, name: str, data: Any) -> None:
+    def _fill(self, name: str, data: Any) -> None:
+        """Fill one constant by a whole tensor or by chunks."""
         if hasattr(data, "shape") or isinstance(data, bytes | bytearray | memoryview) or hasattr(data, "__dlpack__"):
             self.set(name, data)
             return
@@ -239,20 +239,22 @@ class HollowRecord:
                 writer.write(chunk)
 
     def _stream_file(self, file: Any) -> None:
-        ledger = self._ledger
-        left = {n: [c for c in cs if not ledger.is_filled(c)] for n, cs in ledger.by_payload.items()}
+        state = self._state
+        left = {n: [c for c in cs if not state.is_filled(c)] for n, cs in state.by_payload.items()}
         left = {number: constants for number, constants in left.items() if constants}
-        for numbers, chunks in self._shell.read(file, left):
+        for numbers, chunks in self._skeleton.read(file, left):
             with contextlib.ExitStack() as stack:
                 together = [c for number in numbers for c in left[number]]
                 writers = [stack.enter_context(self._open(c.name, together)) for c in together]
-                untouched = all(len(left[number]) == len(ledger.by_payload[number]) for number in numbers)
+                untouched = all(len(left[number]) == len(state.by_payload[number]) for number in numbers)
                 if self._sink is None and untouched:
-                    put([self._payload(number) for number in numbers], chunks)
+                    _copy([self._payload(number) for number in numbers], chunks)
                 else:
-                    _fan_out(writers, chunks, self._shell.nbytes(numbers[0]))
+                    _fan_out(writers, chunks, self._skeleton.nbytes(numbers[0]))
                 for writer in writers:
-                    writer.skip()
+                    writer.mark_complete()
+
+    # Filling by a loader.
 
     def fill_by(
         self,
@@ -263,74 +265,153 @@ class HollowRecord:
         cancel: Any = None,
         verify_digests: bool = True,
     ) -> None:
-        """Have a loader fill what is missing, straight into the memory of the constants; see `zcrecord.loaders`.
+        """Have a loader fill the missing constants, straight into their memory; see `zcrecord.loaders`.
 
         Args:
-            loader: its `load(ref, dst)` is given the very bytes of memory to fill; with a `sink` none, and the sink
-                gets what it returns, of 64 MiB of tensors, or one, at a time.
-            source: the archive that this is of or, of a part, the whole one, as `load_record` takes it; None for the
-                path it was loaded from.
+            loader: its `load(ref, dst)` gets the memory to fill as `dst`; with a `sink` None, and the sink gets the
+                tensors that it returns, 64 MiB of them, or one larger one, at a time.
+            source: the same archive or, of a part, the whole one, as `load_record` takes it; None for the path that
+                the record was loaded from.
             progress, cancel: as in `load_into`.
-            verify_digests: whether to compare the digest of each payload that a tensor is all of, once it is in the
-                host's memory. What a loader has on a device elsewhere, and what was edited in mode "c", is not.
+            verify_digests: compare the digest of each payload that a tensor covers, once it is in the host's memory.
+                A tensor on a device, and one edited in mode "c", is not verified.
 
         Raises:
-            FillError: another archive, or none is known. IntegrityError: a digest does not match. What `load_into`
-            raises. In each case what came before counts.
+            FillError: another archive, or no path is known. IntegrityError: a digest does not match. RecordError: as
+            `load_into`. In each case the constants that came before are filled.
         """
-        place = self._payload if self._sink is None else None
-        bringer = Bringer(self._shell, self._ledger, self.open, place)
-        options = {"progress": progress, "cancel": cancel, "verify_digests": verify_digests}
-        bringer.fill(self._archive(source), loader, **options)
+        archive, chosen = self._archive(source), loader_of(loader)
+        if self._sink is None and isinstance(chosen, MappedLoader):
+            what = (
+                "views of the archive fill no memory of their own; fill by 'host' or 'read', or use the record itself"
+            )
+            raise UnsupportedError(what, path=archive.path)
+        done, total = 0, self.nbytes - self.nbytes_filled
+
+        def advance(arrived: int, _: int | None) -> None:
+            if progress is not None:
+                progress(min(done + arrived, total), total)
+
+        watch: Any = advance if progress is None or callable(progress) else progress  # load_into refuses others
+        verify = verify_digests and archive.mode == "r"  # the edits of a private copy are meant to differ
+        for batch in self._batches():
+            self._load(_part_of(archive, batch), chosen, batch, verify, progress=watch, cancel=cancel)
+            done += sum(constant.nbytes for constant in batch)
 
     def _archive(self, source: Any) -> Archive:
-        """Return the very archive that this is of, or what this is of as a part of it."""
+        """Return the archive that this is the hollow record of, or the part of it."""
         if source is None and self._path is None:
             raise FillError("no path is known to load from; name the source")
         record = source if isinstance(source, Record) else load_record(self._path if source is None else source)
-        found = self._shell.within(record.archive)
+        found = self._skeleton.find_in(record.archive)
         if found is None:
             raise FillError("is not the archive that the hollow record is of", path=record.archive.path)
         if found.remote is not None:
-            found.remote.pin(self._shell.pins)  # what a loader has on a device is not looked at afterwards
+            found.remote.pin(self._skeleton.pins)  # a loader's tensors on a device are not verified afterwards
         return found
+
+    def _batches(self) -> Iterator[list[HollowConstant]]:
+        """Yield the missing constants to load together: with a sink 64 MiB of them. Views of one payload go alone."""
+        state = self._state
+        missing = list(dict.fromkeys(state.constants[name] for name in state.missing()))
+        batch: list[HollowConstant] = []
+        nbytes = 0
+        for constant in missing:
+            if len(state.sharing(constant)) == 1:
+                nbytes += constant.nbytes
+                if batch and nbytes > MAX_IN_FLIGHT and self._sink is not None:
+                    yield batch
+                    batch, nbytes = [], constant.nbytes
+                batch.append(constant)
+        if batch:
+            yield batch
+        yield from ([c] for c in missing if len(state.sharing(c)) > 1 and not state.is_filled(c))
+
+    def _load(
+        self, archive: Archive, loader: Loader, constants: list[HollowConstant], verify: bool, **options: Any
+    ) -> None:
+        """Load constants, into their memory if there is no sink; `archive` has no others."""
+        with contextlib.ExitStack() as stack:
+            writers = [stack.enter_context(self.open(constant.name)) for constant in constants]
+            rooms = self._rooms(archive) if self._sink is None else {}
+            loaded = load_into(archive, loader, dst=rooms, raw=True, **options)
+            for writer in writers:
+                constant = writer.constant
+                tensor = loaded.pop(constant.name)
+                if verify and self._sink is not None:
+                    self._verify(constant, tensor)  # before the sink gets it
+                if constant.name in rooms and _lies_in(tensor, rooms[constant.name]):
+                    writer.mark_complete()
+                else:
+                    writer.take(tensor if constant.typed else memoryview(tensor))
+                if verify and self._sink is None:
+                    self._verify(constant, None)
+                writer.close()  # it counts as filled even if a later one fails
+
+    def _rooms(self, archive: Archive) -> dict[str, Any]:
+        """Return the memory for each tensor's bytes, as they lie in the payload."""
+        rooms: dict[str, Any] = {}
+        for name, (ref, _) in plan_load(archive, raw=True).targets.items():
+            constant = self._state.constants[name]
+            number = constant.info.payload
+            # A strided tensor is read with the bytes between its elements, which may be filled already.
+            apart = constant.info.strides is not None and len(self._state.sharing(constant)) > 1
+            if number is not None and not apart:
+                start = ref.offset - archive.offset - self._skeleton.offset(number)
+                rooms[name] = np.frombuffer(self._payload(number)[start : start + ref.nbytes], np.uint8)
+        return rooms
+
+    def _verify(self, constant: HollowConstant, tensor: Any) -> None:
+        """Raise IntegrityError if a constant is a whole payload in the host's memory and does not match its digest."""
+        number = constant.info.payload
+        if number is None or not constant.whole:
+            return
+        if self._sink is None:
+            octets = self._payload(number)
+        else:
+            array = _as_stored(tensor, constant.info.strides)
+            if array is None:
+                return
+            octets = as_bytes(array).data
+        try:
+            self._skeleton.verify(number, octets)
+        except RecordError as error:
+            raise error.located(tensor=constant.name) from None
 
     # The end.
 
     def seal(self) -> Any:
-        """Return what was filled: a Record over the memory that was filled, or with a `sink` a dict by name.
+        """Return the filled record: a Record over the filled memory, or with a `sink` a dict by name.
 
-        The dict has, in saved order, what the sink returned for each tensor, or what that object's `close()` returned
-        if that was not None; the very same for tied ones, None for empty ones.
+        The dict has, in saved order, the sink's object for each tensor, or the result of its `close()` unless that is
+        None; the same object for tied tensors, None for empty ones.
 
         Raises:
-            FillError: something is missing; lists it. Or it is sealed or was given up.
+            FillError: a tensor is missing; lists them. Or the record is sealed or aborted.
         """
-        results = self._ledger.seal()
+        results = self._state.seal()
         if self._sink is not None:
             return results
-        sealed = Record(self._told.archive.kept())
-        self._let_go()
+        sealed = Record(self._declared.archive.kept())
+        self._free()
         return sealed
 
-    def _let_go(self) -> None:
-        """Keep what is declared alone, and no memory: what was sealed goes with whoever has it."""
+    def _free(self) -> None:
+        """Free the memory, and keep the declarations; a sealed record keeps its memory."""
         self._octets = None
-        self._told = Record(self._shell.room(False)[1])
+        self._declared = Record(self._skeleton.allocate(tensors=False)[1])
 
     def abort(self) -> None:
-        """Give it up: let go of what was filled, have open writers abort; what other threads are at fails.
+        """Free all that was filled, and abort open writers; other threads' fills raise FillError.
 
-        May be called again, and never raises.
-
-        After `seal` it does nothing: what was sealed stays.
+        May be called again, and never raises. Does nothing after `seal`.
         """
-        if self._ledger.abort():
+        if self._state.abort():
             with self._lock:
                 writers = list(self._writers)
             for writer in writers:
-                writer.give_up()
-            self._let_go()
+                writer.abandon()
+            self._free()
 
     def __enter__(self) -> HollowRecord:
         return self
@@ -347,11 +428,11 @@ class HollowRecord:
             raise UnsupportedError(
                 "a hollow record is pickled before it is filled, and without a sink", path=self._path
             )
-        return HollowRecord, (self._shell, None)
+        return HollowRecord, (self._skeleton, None)
 
 
 def _pair(item: Any) -> tuple[str, Any]:
-    """Return a name and what its tensor is filled with."""
+    """Return an item of a stream as a tensor's name and data."""
     try:
         name, data = item
     except (TypeError, ValueError):
@@ -362,16 +443,52 @@ def _pair(item: Any) -> tuple[str, Any]:
     return name, data
 
 
+def _copy(payloads: list[memoryview], chunks: Iterable[memoryview]) -> None:
+    """Copy the chunks of a whole payload to each of some payloads."""
+    done = 0
+    for chunk in chunks:
+        for octets in payloads:
+            octets[done : done + len(chunk)] = chunk
+        done += len(chunk)
+
+
 def _fan_out(writers: list[ConstantWriter], chunks: Iterable[memoryview], nbytes: int) -> None:
-    """Pass a payload on to the constants that lie in it; those that strides pick need all of it at once."""
-    scattered = [w for w in writers if w.constant.info.strides is not None]
-    whole, done = bytearray(nbytes if scattered else 0), 0
+    """Write a payload to each constant that lies in it; strided ones need the whole payload first."""
+    strided = [w for w in writers if w.constant.info.strides is not None]
+    whole, done = bytearray(nbytes if strided else 0), 0
     for chunk in chunks:
         for writer in writers:
-            if writer not in scattered:
+            if writer not in strided:
                 writer.write(chunk)
-        if scattered:
+        if strided:
             whole[done : done + len(chunk)] = chunk
         done += len(chunk)
-    for writer in scattered:
+    for writer in strided:
         writer.take(writer.constant.view(whole))
+
+
+def _part_of(archive: Archive, constants: list[HollowConstant]) -> Archive:
+    """Return the part of an archive that has these constants alone, each by its first name."""
+    if len(constants) == len(archive.index.tensors):
+        return archive
+    if len(constants) == 1:
+        return subset.alone(archive, archive.find(constants[0].name))
+    names = {constant.name for constant in constants}
+    return subset.select(archive, lambda info: info.name in names, None)  # names may look like patterns
+
+
+def _as_stored(tensor: Any, strides: tuple[int, ...] | None) -> np.ndarray[Any, Any] | None:
+    """Return a tensor with its axes in its payload's order; None if it is not on the host, or has other strides."""
+    array = getattr(tensor, "packed", tensor)
+    if not isinstance(array, np.ndarray) or strides is None:
+        return array if isinstance(array, np.ndarray) else None
+    if array.strides != tuple(s * array.itemsize for s in strides):
+        return None
+    upright = array[tuple(slice(None, None, -1 if s < 0 else 1) for s in strides)]
+    return upright.transpose(np.argsort([-abs(s) for s in strides], kind="stable"))
+
+
+def _lies_in(tensor: Any, room: Any) -> bool:
+    """Return True if a loader has put a tensor into the memory that it was given."""
+    array = getattr(tensor, "packed", tensor)
+    return isinstance(array, np.ndarray) and np.may_share_memory(array, room)

@@ -1,13 +1,14 @@
-"""An archive without its tensors' bytes: the index, what attributes hold, and where each payload lies in the file.
+"""An archive without its tensors' bytes: its index, the bytes of attributes, and the place of each payload in the file.
 
-Knows how to make memory for the payloads, and how to read them from the file in one forward pass. Which of them are
-wanted is left to `hollow`.
+Allocates memory for the payloads, and reads and verifies them in one forward pass. Which payloads to read is left to
+`hollow_record`.
 """
 
 from __future__ import annotations
 
 import io
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -21,75 +22,65 @@ from zcrecord.codec.layout import ALIGNMENT, HEADER_SIZE, NONE, plan_payloads
 from zcrecord.errors import IntegrityError, SourceError, UnsupportedError
 from zcrecord.storage.memory import Memory, aligned
 
-__all__ = ["Shell", "put"]
-
-Array = np.ndarray[Any, np.dtype[Any]]
+__all__ = ["RecordSkeleton"]
 
 _CHUNK = 1 << 20  # bytes read from a file at a time
 
 
-class Shell:
-    """What is left of an archive without its tensors' bytes. Small, and can be pickled.
+@dataclass(eq=False)
+class RecordSkeleton:
+    """An archive without its tensors' bytes; small, and can be pickled.
 
-    `places` says where payloads lie in the archive: offset, nbytes and digest, if those are known; `blobs` has the
-    bytes of those that attributes and metadata use; `seal` is the header, empty for another format's file; `pins` has
-    the SHA-256 of payloads, by their offsets, where a remote record was held to them.
+    Attributes:
+        index: a copy, which keeps no mapping.
+        places: of each payload the offset in the archive, nbytes and digest, as far as they are known.
+        blobs: the bytes of the payloads that attributes and metadata use, by number.
+        header: of the archive; empty for a file of another format.
+        path: of the archive.
+        pins: the expected SHA-256 of payloads, by their offsets, where a remote record was checked against them.
     """
 
-    def __init__(
-        self,
-        index: Index,
-        places: Array,
-        blobs: dict[int, bytes],
-        seal: bytes = b"",
-        path: str | None = None,
-        pins: dict[int, bytes] | None = None,
-    ) -> None:
-        """For `of`, and for who unpickles it."""
-        self.index, self.places, self.blobs, self.seal, self.path = index, places, blobs, seal, path
-        self.pins = pins or {}
+    index: Index
+    places: np.ndarray[Any, np.dtype[Any]]
+    blobs: dict[int, bytes]
+    header: bytes = b""
+    path: str | None = None
+    pins: dict[int, bytes] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, archive: Archive) -> Shell:
-        """Return what an archive's index and attributes say; of the payloads only those of attributes are read."""
+    def of(cls, archive: Archive) -> RecordSkeleton:
+        """Return an archive's skeleton; of the payloads only those of attributes and metadata are read."""
         archive.ensure_all()
-        ix = archive.index
-        header = archive.header
+        ix, header = archive.index, archive.header
         places = ix.payloads.copy()
         places["offset"] += np.uint64(header.payload_offset)
         blobs = {number: bytes(archive.payload(number)) for number in _blob_numbers(ix)}
         path = archive.absolute or archive.path
-        pins = None if archive.remote is None else archive.remote.pins
-        return cls(_own(ix), places, blobs, header.encode() if header.payload_offset else b"", path, pins)
+        pins = (archive.remote.pins if archive.remote is not None else None) or {}
+        return cls(_copied(ix), places, blobs, header.encode() if header.payload_offset else b"", path, pins)
 
-    def is_of(self, archive: Archive) -> bool:
-        """Return whether this is what is left of an archive: the same index."""
+    def find_in(self, archive: Archive) -> Archive | None:
+        """Return an archive, or the part of it, that this is the skeleton of; None if it is of another one."""
         found, mine = archive.index, self.index
         columns = ("payloads", "tensors", "dims", "strides")
-        return found.text == mine.text and all(
-            getattr(found, c).tobytes() == getattr(mine, c).tobytes() for c in columns
-        )
-
-    def within(self, archive: Archive) -> Archive | None:
-        """Return the archive that this is what is left of: this very one, or the part of it; None if there is none."""
-        if self.is_of(archive):
+        if found.text == mine.text and all(getattr(found, c).tobytes() == getattr(mine, c).tobytes() for c in columns):
             return archive
-        if not self.seal or archive.mode != "r" or archive.header.encode() != self.seal:
+        if not self.header or archive.mode != "r" or archive.header.encode() != self.header:
             return None
-        known = {row: number for number, row in enumerate(archive.index.payloads.tolist())}
-        numbers = [known.get(row, NONE) for row in self.index.payloads.tolist()]
-        return None if NONE in numbers else archive.part(self.index, numbers)
+        known = {row: number for number, row in enumerate(found.payloads.tolist())}
+        numbers = [known.get(row, NONE) for row in mine.payloads.tolist()]
+        return None if NONE in numbers else archive.part(mine, numbers)
 
     def offset(self, number: int) -> int:
-        """Return where a payload lies in the archive."""
+        """Return a payload's offset in the archive."""
         return int(self.places["offset"][number])
 
     def nbytes(self, number: int) -> int:
-        """Return how many bytes a payload has."""
+        """Return a payload's size in bytes."""
         return int(self.places["nbytes"][number])
 
-    def room(self, tensors: bool) -> tuple[memoryview, Archive]:
-        """Return memory for payloads (without `tensors`, for those of attributes alone), and the archive over it."""
+    def allocate(self, *, tensors: bool) -> tuple[memoryview, Archive]:
+        """Return memory for all payloads, or for those of attributes alone, and an archive over that memory."""
         sizes = self.index.payloads["nbytes"].copy()
         if not tensors:
             sizes[[n for n in range(len(sizes)) if n not in self.blobs]] = 0
@@ -104,34 +95,33 @@ class Shell:
         return octets, Archive.foreign(Memory(octets, None, block), index)
 
     def read(self, file: Any, wanted: Collection[int]) -> Iterator[tuple[list[int], Iterator[memoryview]]]:
-        """Yield payloads with their bytes in chunks, read forward from the archive's first byte on, each once.
+        """Yield the wanted payloads with their bytes in chunks, read forward from the archive's first byte on.
 
-        Payloads that lie in the same place come together. All chunks have to be taken before the next are asked for;
-        each is good until then. A file that can seek is not read where nothing is wanted.
+        Payloads that lie in the same place come together. Take all chunks before the next payload; each is valid until
+        the next is read. A file that can seek skips the rest.
 
         Raises:
             IntegrityError: the file is another archive, or was changed. SourceError: it ends early.
         """
-        reader = _Forward(file, self.path)
-        if self.seal:
-            self._check_seal(bytes(b"".join(map(bytes, reader.chunks(0, HEADER_SIZE)))))
+        reader = _ForwardFile(file, self.path)
+        if self.header:
+            start = b"".join(map(bytes, reader.chunks(0, HEADER_SIZE)))
+            if start != self.header and (start[:8] != self.header[:8] or any(start[10:60])):  # all zeros: not sealed
+                raise IntegrityError("the file is not the archive that the hollow record is of", path=self.path)
         groups: dict[tuple[int, int, int], list[int]] = {}
         for number in sorted(wanted):
             groups.setdefault(self.places[number].item(), []).append(number)
         for (offset, nbytes, digest), numbers in groups.items():
-            yield numbers, self._checked(reader.chunks(offset, nbytes), offset, digest)
+            yield numbers, self._verified(reader.chunks(offset, nbytes), offset, digest)
 
-    def check(self, number: int, octets: memoryview) -> None:
-        """Raise IntegrityError unless these are the bytes of a payload, as far as its digest, or SHA-256, tells."""
+    def verify(self, number: int, octets: memoryview) -> None:
+        """Raise IntegrityError unless the bytes of a payload match its digest and expected SHA-256, if it has them."""
         chunks = (octets[at : at + _CHUNK] for at in range(0, len(octets), _CHUNK))
-        for _ in self._checked(chunks, self.offset(number), int(self.places["digest"][number])):
-            pass  # what is read is what counts
+        for _ in self._verified(chunks, self.offset(number), int(self.places["digest"][number])):
+            pass
 
-    def _check_seal(self, start: bytes) -> None:
-        if start != self.seal and (start[:8] != self.seal[:8] or any(start[10:60])):  # or not sealed
-            raise IntegrityError("the file is not the archive that the hollow record is of", path=self.path)
-
-    def _checked(self, chunks: Iterator[memoryview], offset: int, digest: int) -> Iterator[memoryview]:
+    def _verified(self, chunks: Iterator[memoryview], offset: int, digest: int) -> Iterator[memoryview]:
+        """Pass on the chunks of a payload; raises IntegrityError after the last if they do not match."""
         pin = self.pins.get(offset)
         if pin is None and not self.index.digest_kind:
             yield from chunks
@@ -148,26 +138,26 @@ class Shell:
             what = "a payload's digest does not match; the file is damaged, or not the one the hollow record is of"
             raise IntegrityError(what, path=self.path)
 
-    def __getstate__(self) -> tuple[Any, ...]:
-        columns = self.index._asdict()
-        columns["memory"] = bytes(self.index.memory)
-        columns["text"] = len(self.index.text)
-        return columns, self.places, self.blobs, self.seal, self.path, self.pins
+    def __getstate__(self) -> dict[str, Any]:
+        memory, text = bytes(self.index.memory), len(self.index.text)
+        return {**vars(self), "index": {**self.index._asdict(), "memory": memory, "text": text}}
 
-    def __setstate__(self, state: tuple[Any, ...]) -> None:
-        columns, self.places, self.blobs, self.seal, self.path, self.pins = state
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        columns = state["index"]
         memory = memoryview(columns["memory"])
-        self.index = Index(**{**columns, "memory": memory, "text": memory[: columns["text"]]})
+        index = Index(**{**columns, "memory": memory, "text": memory[: columns["text"]]})
+        vars(self).update(state, index=index)
 
 
-def _own(ix: Index) -> Index:
-    """Return an index over memory of its own: it keeps no mapping."""
+def _copied(ix: Index) -> Index:
+    """Return a copy of an index, which keeps no mapping."""
     memory = memoryview(bytes(ix.text) + bytes(64))  # names are compared 32 bytes at a time
     columns: dict[str, Any] = {k: v.copy() for k, v in ix._asdict().items() if isinstance(v, np.ndarray)}
     return ix._replace(memory=memory, text=memory[: len(ix.text)], **columns)
 
 
 def _blob_numbers(ix: Index) -> set[int]:
+    """Return the numbers of the payloads that attributes and metadata use."""
     found: set[int] = set()
     for rows in (ix.attributes, ix.metadata):
         for a in unflatten.attribute_entries(ix, rows, PayloadId):
@@ -176,8 +166,8 @@ def _blob_numbers(ix: Index) -> set[int]:
     return found - {NONE}
 
 
-class _Forward:
-    """A binary file object that is read forward, into one buffer."""
+class _ForwardFile:
+    """A binary file object that is read forward, into one buffer; offsets count from where it was at first."""
 
     def __init__(self, file: Any, path: str | None) -> None:
         if isinstance(file, io.TextIOBase):
@@ -187,18 +177,18 @@ class _Forward:
         self._file, self._path = file, path
         self._at = 0
         self._buffer = memoryview(bytearray(_CHUNK))
-        self._seek = callable(getattr(file, "seekable", None)) and file.seekable()
+        self._seekable = callable(getattr(file, "seekable", None)) and file.seekable()
 
     def chunks(self, offset: int, nbytes: int) -> Iterator[memoryview]:
-        """Yield the bytes from an offset on, counted from where the file was at first; all of them, or an error."""
-        if self._seek and offset > self._at:
+        """Yield the bytes from an offset on; all of them, or raise SourceError."""
+        if self._seekable and offset > self._at:
             self._file.seek(offset - self._at, 1)
             self._at = offset
-        for chunk in self._some(offset - self._at, offset):
-            del chunk
-        yield from self._some(nbytes, offset + nbytes)
+        for _ in self._next(offset - self._at, offset):
+            pass
+        yield from self._next(nbytes, offset + nbytes)
 
-    def _some(self, nbytes: int, end: int) -> Iterator[memoryview]:
+    def _next(self, nbytes: int, end: int) -> Iterator[memoryview]:
         while nbytes:
             try:
                 got = self._readinto(self._buffer[: min(nbytes, _CHUNK)])
@@ -219,12 +209,3 @@ class _Forward:
             raise UnsupportedError(what, path=self._path)
         target[: len(data)] = data
         return len(data)
-
-
-def put(payloads: list[memoryview], chunks: Iterable[memoryview]) -> None:
-    """Put the bytes of whole payloads where they lie, whatever tensors they are."""
-    done = 0
-    for chunk in chunks:
-        for octets in payloads:
-            octets[done : done + len(chunk)] = chunk
-        done += len(chunk)

@@ -1,14 +1,15 @@
-"""Which constants a hollow record has, and which of them are begun and filled; threads may ask and tell.
-
-What a constant is, is `constants`'s; where its bytes go is left to `hollow`.
-"""
+"""The constants of a hollow record, and how far each is filled; threads may share the state."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Collection
+from dataclasses import dataclass
 from typing import Any, Literal
 
+import numpy as np
+
+from zcrecord import dtypes
 from zcrecord.archive import info
 from zcrecord.archive.archive import Archive
 from zcrecord.archive.info import TensorInfo
@@ -16,164 +17,195 @@ from zcrecord.codec.layout import NONE
 from zcrecord.errors import FillError, TensorNotFoundError, printable
 from zcrecord.tensors.strides import is_dense
 
-from .targets import Constant
-
-__all__ = ["Ledger", "State"]
+__all__ = ["FillState", "HollowConstant", "State"]
 
 State = Literal["declared", "filling", "filled", "sealed", "aborted"]
 
 _SHOWN = 10  # names in an error
 
 
-class Ledger:
-    """The constants of an archive: each is begun, then filled or given back; at last all of it is sealed or given up.
+@dataclass(frozen=True, slots=True, eq=False)
+class HollowConstant:
+    """All tensors that are the very same elements: tied ones, which are filled together, once.
 
-    `names` and `by_payload` say which constants there are; they never change.
+    `info` is that of the first, `names` are all of them, `byte_offset` is that of element [0, ..., 0] in the payload,
+    and `whole` is True if the payload has no byte besides.
     """
 
-    def __init__(self, archive: Archive, path: str | None, *, whole: bool) -> None:
-        """`whole`: who fills all of a payload fills every constant that lies in it."""
-        self.names: dict[str, Constant] = {}
-        self.by_payload: dict[int, list[Constant]] = {}
-        self._path, self._whole = path, whole
-        self._list(archive)
-        self._lock = threading.RLock()  # a forgotten writer may be collected while it is held, and give back
-        self._begun: set[Constant] = set()
-        self._results: dict[Constant, Any] = {}
-        self._told: set[str] = set()  # names under which constants were filled
+    info: TensorInfo
+    names: tuple[str, ...]
+    byte_offset: int
+    whole: bool
+
+    @property
+    def name(self) -> str:
+        """The full name of the first tensor."""
+        return self.info.name
+
+    @property
+    def nbytes(self) -> int:
+        """The number of bytes to fill, in C order."""
+        return self.info.nbytes
+
+    @property
+    def typed(self) -> bool:
+        """True if its elements are known: neither strings nor a type of a later version."""
+        return self.info.dtype.bits > 0 and self.info.dtype.name in dtypes.by_name
+
+    @property
+    def native(self) -> np.dtype[Any] | None:
+        """The dtype of an array over its bytes; None for strings, packed and unknown elements."""
+        kind = self.info.dtype
+        return kind.numpy if self.info.bits >= 8 and kind.name in dtypes.by_name else None
+
+    def view(self, payload: Any) -> np.ndarray[Any, Any]:
+        """Return its elements as an array over the bytes of its payload."""
+        native = self.native or np.dtype((np.void, self.info.bits // 8))
+        strides = tuple(s * native.itemsize for s in self.info.strides or ())
+        return np.ndarray(self.info.shape, native, payload, self.byte_offset, strides)
+
+
+class FillState:
+    """How far an archive's constants are filled: each is begun, then filled or released; all end sealed or aborted.
+
+    `constants`, by each tensor's name, and `by_payload` never change.
+    """
+
+    def __init__(self, archive: Archive, path: str | None, *, in_memory: bool) -> None:
+        """`in_memory`: payloads are filled in place, so filling a whole one fills every constant that lies in it."""
+        self._path, self._in_memory = path, in_memory
+        found = _constants_of(archive)
+        by_name = {name: constant for constant in found for name in constant.names}
+        self.constants = {name: by_name[name] for name in archive.names()}
+        self.by_payload: dict[int, list[HollowConstant]] = {}
+        for constant in found:
+            if constant.info.payload is not None:
+                self.by_payload.setdefault(constant.info.payload, []).append(constant)
+        self._lock = threading.RLock()  # a forgotten writer may be collected while it is held, and release its constant
+        self._begun: set[HollowConstant] = set()
+        self._results: dict[HollowConstant, Any] = {}
+        self._filled_as: set[str] = set()  # the names that constants were filled by
         self._ended: State | None = None
-
-    def _list(self, archive: Archive) -> None:
-        rows = archive.index.tensors
-        groups: dict[Any, tuple[TensorInfo, list[str], int]] = {}
-        for i, told in enumerate(info.infos(archive)):
-            number, offset = int(rows["payload"][i]), int(rows["byte_offset"][i])
-            same = number, offset, told.dtype.code, told.bits, told.shape, told.strides
-            key = same if number != NONE else i
-            groups.setdefault(key, (told, [], offset))[1].append(told.name)
-        constants: dict[str, Constant] = {}
-        for told, names, offset in groups.values():
-            whole = told.payload is not None and told.nbytes == int(archive.index.payloads["nbytes"][told.payload])
-            whole = whole and (told.strides is None or is_dense(told.shape, map(abs, told.strides)))
-            constant = Constant(told, tuple(names), offset, whole)
-            constants |= dict.fromkeys(names, constant)
-            if told.payload is not None:
-                self.by_payload.setdefault(told.payload, []).append(constant)
-        self.names = {name: constants[name] for name in archive.names()}
-
-    def find(self, name: object) -> Constant:
-        """Return the constant of a tensor; TensorNotFoundError lists close names."""
-        found = self.names.get(name) if isinstance(name, str) else None
-        if found is None:
-            raise TensorNotFoundError(str(name), lambda: self.names, path=self._path)
-        return found
 
     @property
     def state(self) -> State:
-        """How far it is."""
+        """The state of the whole record."""
         with self._lock:
             if self._ended is not None:
                 return self._ended
-            if all(map(self._is_filled, self.names.values())):
+            if all(map(self.is_filled, self.constants.values())):
                 return "filled"
             return "filling" if self._results or self._begun else "declared"
 
     def missing(self) -> list[str]:
         """Return the names of tensors that are not filled, in saved order."""
         with self._lock:
-            return self._missing()
+            return [name for name, constant in self.constants.items() if not self.is_filled(constant)]
 
-    def _missing(self) -> list[str]:
-        return [name for name, constant in self.names.items() if not self._is_filled(constant)]
-
-    def _is_filled(self, constant: Constant) -> bool:
+    def is_filled(self, constant: HollowConstant) -> bool:
+        """Return True if a constant needs no more bytes."""
         return constant in self._results or not constant.nbytes or self._ended == "sealed"
 
-    def is_filled(self, constant: Constant) -> bool:
-        """Return whether nothing more is due."""
-        with self._lock:
-            return self._is_filled(constant)
-
     def is_tied(self, name: str) -> bool:
-        """Return whether a tensor was filled under another name."""
-        constant = self.names.get(name)
+        """Return True if a tensor was filled under another name."""
         with self._lock:
-            return constant in self._results and name not in self._told
+            return self.constants.get(name) in self._results and name not in self._filled_as
 
     def nbytes(self, *, filled: bool) -> int:
-        """Return how many bytes are due in all, or have come."""
+        """Return the number of bytes to fill in all, or of those that are filled."""
         with self._lock:
-            return sum(c.nbytes for c in {*self.names.values()} if not filled or self._is_filled(c))
+            return sum(c.nbytes for c in {*self.constants.values()} if not filled or self.is_filled(c))
 
-    def begin(self, constant: Constant, name: str, beside: Collection[Constant] = ()) -> None:
-        """Take a constant, which nobody else can then; nor, meanwhile, what shares its bytes, but for `beside`.
+    def sharing(self, constant: HollowConstant) -> list[HollowConstant]:
+        """Return the constants that lie in the same payload, this one included; none for an empty one."""
+        return [] if constant.info.payload is None else self.by_payload[constant.info.payload]
+
+    def begin(self, name: str, beside: Collection[HollowConstant] = ()) -> HollowConstant:
+        """Reserve the constant of a tensor, and the bytes that it shares with others, except with those of `beside`.
 
         Raises:
-            FillError: it is filled, somebody is at it, or all is over.
+            TensorNotFoundError: no tensor has that name; lists close ones. FillError: it is filled already, another
+            writer has reserved it, or the record is sealed or aborted.
         """
+        constant = self.constants.get(name) if isinstance(name, str) else None
+        if constant is None:
+            raise TensorNotFoundError(str(name), lambda: self.constants, path=self._path)
         with self._lock:
-            self._check_open(name)
+            self.check_open(name)
             if constant in self._results:
-                also = "" if name in self._told else ", with a tensor whose bytes it shares"
+                also = "" if name in self._filled_as else ", with a tensor whose bytes it shares"
                 raise FillError(f"is filled already{also}; each constant is filled once", path=self._path, tensor=name)
-            others = self.by_payload.get(constant.info.payload, []) if constant.info.payload is not None else []
-            sharing = [c for c in others if self._whole and (c.whole or constant.whole) and c not in beside]
-            if not self._begun.isdisjoint((constant, *sharing)):
-                raise FillError("is being filled by somebody else", path=self._path, tensor=name)
+            others = self.sharing(constant) if self._in_memory else ()
+            shared = [c for c in others if (c.whole or constant.whole) and c not in beside]
+            if not self._begun.isdisjoint((constant, *shared)):
+                raise FillError("is being filled by another writer", path=self._path, tensor=name)
             self._begun.add(constant)
+        return constant
 
-    def check_open(self) -> None:
-        """Raise FillError if all is over."""
+    def check_open(self, name: str | None = None) -> None:
+        """Raise FillError if the record is sealed or aborted."""
         with self._lock:
-            self._check_open(None)
+            if self._ended is not None:
+                how = "is sealed" if self._ended == "sealed" else "was given up"
+                raise FillError(f"the hollow record {how}; make another", path=self._path, tensor=name)
 
-    def _check_open(self, name: str | None) -> None:
-        if self._ended is not None:
-            how = "is sealed" if self._ended == "sealed" else "was given up"
-            raise FillError(f"the hollow record {how}; make another", path=self._path, tensor=name)
-
-    def give_back(self, constant: Constant) -> None:
-        """Let others take a constant, after it failed."""
+    def release(self, constant: HollowConstant) -> None:
+        """Free a constant that was not filled, so that it can be begun again."""
         with self._lock:
             self._begun.discard(constant)
 
-    def note(self, constant: Constant, name: str, result: Any) -> None:
-        """Take a constant as filled, under that name; FillError if all is over."""
+    def finish(self, constant: HollowConstant, name: str, result: Any) -> None:
+        """Count a constant as filled, by that name; raises FillError if the record is sealed or aborted."""
         with self._lock:
             self._begun.discard(constant)
-            self._check_open(constant.name)
-            if not constant.nbytes:
-                return
-            self._results[constant] = result
-            self._told.add(name)
-            if self._whole and constant.whole and constant.info.payload is not None:
-                for other in self.by_payload[constant.info.payload]:
+            self.check_open(constant.name)
+            if constant.nbytes:
+                self._results[constant] = result
+                self._filled_as.add(name)
+            if self._in_memory and constant.whole:
+                for other in self.sharing(constant):
                     self._results.setdefault(other, None)
 
     def seal(self) -> dict[str, Any]:
-        """Return what stands for each tensor, in saved order.
+        """End the filling; returns the result for each tensor, in saved order.
 
         Raises:
-            FillError: something is missing, or all is over.
+            FillError: a tensor is missing or being filled, or the record is sealed or aborted.
         """
         with self._lock:
-            self._check_open(None)
-            if missing := self._missing():
+            self.check_open()
+            if missing := self.missing():
                 shown = ", ".join(f"'{printable(name)}'" for name in missing[:_SHOWN])
                 more = f" and {len(missing) - _SHOWN} more" if len(missing) > _SHOWN else ""
-                what = f"{len(missing)} of {len(self.names)} tensors are missing: {shown}{more}"
+                what = f"{len(missing)} of {len(self.constants)} tensors are missing: {shown}{more}"
                 raise FillError(f"{what}; fill them first", path=self._path)
             if self._begun:
                 name = min(c.name for c in list(self._begun))
                 raise FillError("is being filled still; close its writer", path=self._path, tensor=name)
             self._ended = "sealed"
             results, self._results = self._results, {}
-        return {name: results.get(constant) for name, constant in self.names.items()}
+        return {name: results.get(constant) for name, constant in self.constants.items()}
 
     def abort(self) -> bool:
-        """Give all of it up, unless it is over; returns whether it was not."""
+        """End the filling without a result; returns False if it had ended already."""
         with self._lock:
             if self._ended is not None:
                 return False
             self._ended, self._results = "aborted", {}
             return True
+
+
+def _constants_of(archive: Archive) -> list[HollowConstant]:
+    """Group the tensors of an archive by the elements they are."""
+    rows, sizes = archive.index.tensors, archive.index.payloads["nbytes"]
+    groups: dict[Any, tuple[TensorInfo, list[str], int]] = {}
+    for i, found in enumerate(info.infos(archive)):
+        number, offset = int(rows["payload"][i]), int(rows["byte_offset"][i])
+        same = number, offset, found.dtype.code, found.bits, found.shape, found.strides
+        groups.setdefault(same if number != NONE else i, (found, [], offset))[1].append(found.name)
+    constants = []
+    for found, names, offset in groups.values():
+        whole = found.payload is not None and found.nbytes == int(sizes[found.payload])
+        whole = whole and (found.strides is None or is_dense(found.shape, map(abs, found.strides)))
+        constants.append(HollowConstant(found, tuple(names), offset, whole))
+    return constants
