@@ -1,9 +1,9 @@
 """The main job, from a model to an answer, on this machine: what `tools/quickstart` runs.
 
-Act one converts a small classifier of handwritten digits, opens it, lists it and runs it from both files. Act two,
-left out with --small, streams a large GPT-shaped model to disk, converts it beside what `onnx.load` takes for it, and
-has four processes serve it from either file. Everything it writes is in one temporary folder, removed at the end and
-on Ctrl-C.
+Act one converts a small classifier of handwritten digits, opens it, lists it and runs it from both files. Both stay in
+`.quickstart`, as model.onnx and model.zcr: the examples of README and of the guides run there. Act two, left out with
+--small, streams a large GPT-shaped model to disk, converts it beside what `onnx.load` takes for it, and has four
+processes serve it from either file. What it writes is in one temporary folder, removed at the end and on Ctrl-C.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
+import shutil
 import signal
 import statistics
 import sys
@@ -35,6 +36,7 @@ from tools.worker import Worker, WorkerError, call_alone
 
 ROOT = Path(__file__).resolve().parents[1]
 DATA = ROOT / "tests" / "data"
+LEFT = ROOT / ".quickstart"  # the small model and its archive, for examples
 PROCESSES = 4
 LATENCY_REPEATS = 20
 LARGE_BATCH = 16
@@ -59,19 +61,25 @@ class Served:
     answer: list[float]
 
 
+def leave_model(folder: Path) -> tuple[Path, Path]:
+    """Put the digits classifier into a folder; return its path, and the path that its archive is to have."""
+    folder.mkdir(exist_ok=True)
+    return shutil.copyfile(DATA / "digits.onnx", folder / "model.onnx"), folder / "model.zcr"
+
+
 def act_one(console: Console, folder: Path) -> None:
     """Convert, open, list and run the digits classifier; both files must classify alike."""
-    source, archive = DATA / "digits.onnx", folder / "digits.zcr"
+    source, archive = leave_model(folder)
     console.rule("[bold]Act one[/]: a classifier of handwritten digits", align="left")
     start = time.perf_counter()
-    zcrecord.onnx.convert(source, archive)
+    zcrecord.onnx.convert(source, archive, force=True)
     converted = time.perf_counter()
     record = zcrecord.load_record(archive)
     opened = time.perf_counter()
     console.print(
-        f"onnx2zc digits.onnx digits.zcr    {_seconds(converted - start)}, {source.stat().st_size:,} bytes in"
+        f"onnx2zc model.onnx model.zcr      {_seconds(converted - start)}, {source.stat().st_size:,} bytes in"
     )
-    console.print(f'load_record("digits.zcr")         {_seconds(opened - converted)}, nothing copied:')
+    console.print(f'load_record("model.zcr")          {_seconds(opened - converted)}, nothing copied:')
     console.print(_tensor_table(record))
     _compare_digits(console, source, archive)
 
@@ -261,13 +269,14 @@ def _summary(console: Console, stock: Served, ours: Served, fast: Served, peaks:
         console.print("  Nowhere in this run: steady latency is within a twentieth at both batch sizes.")
 
 
-def _next_steps(console: Console, small: bool) -> None:
+def _next_steps(console: Console, small: bool, left: Path) -> None:
     bin_folder = Path(sys.executable).parent
     shown = bin_folder.relative_to(ROOT) if bin_folder.is_relative_to(ROOT) else bin_folder
+    model = left.relative_to(ROOT) if left.is_relative_to(ROOT) else left
     console.print("\n[bold]What to try next[/]")
     steps = [
         (f"{shown}/onnx2zc your-model.onnx", "convert a model of your own"),
-        (f"{shown}/zcrecord ls your-model.zcr", "list what is in it"),
+        (f"{shown}/zcrecord tree {model}/model.zcr", "look into what act one left, for the examples in README.md"),
         ("./tools/test", "run the tests"),
     ]
     if small:
@@ -324,6 +333,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Run both acts; return the exit status."""
     parser = argparse.ArgumentParser(prog="tools/quickstart", description="zcrecord's main job, on this machine.")
     parser.add_argument("--small", action="store_true", help="leave out act two, the large model")
+    parser.add_argument("--left", type=Path, default=LEFT, metavar="FOLDER", help="for act one's files (.quickstart)")
     parser.add_argument("--mib", type=int, default=512, help="size of the large model (default 512)")
     args = parser.parse_args(arguments)
     if not 1 <= args.mib <= MAX_MIB:
@@ -334,13 +344,13 @@ def main(arguments: list[str] | None = None) -> int:
     console = Console(highlight=False)  # coloured digits distract from the two columns that matter
     try:
         with tempfile.TemporaryDirectory(prefix="zcrecord-quickstart-") as folder:
-            act_one(console, Path(folder))
+            act_one(console, args.left)
             if not args.small:
                 act_two(console, Path(folder), args.mib)
-        _next_steps(console, args.small)
+        _next_steps(console, args.small, args.left.resolve())
     except SystemExit:
         if _signals == [signal.SIGINT]:
-            console.print("\ninterrupted; nothing is left behind")
+            console.print("\ninterrupted; the large model is removed")
         raise
     except (QuickstartError, WorkerError, zcrecord.RecordError) as error:
         print(f"tools/quickstart: {error}", file=sys.stderr)

@@ -212,12 +212,14 @@ def test_benchmark_runs_at_a_small_size_and_leaves_no_files(
 
 
 def quickstart(scratch: Path, *arguments: str) -> subprocess.Popen[str]:
-    environment = {**os.environ, "TMPDIR": str(scratch), "TEMP": str(scratch)}
-    command = [sys.executable, "-m", "tools.quickstart", *arguments]
+    """Start the quickstart with `scratch`/temporary for what it removes, and `scratch`/left for what it leaves."""
+    (temporary := scratch / "temporary").mkdir()
+    environment = {**os.environ, "TMPDIR": str(temporary), "TEMP": str(temporary)}
+    command = [sys.executable, "-m", "tools.quickstart", "--left", str(scratch / "left"), *arguments]
     return subprocess.Popen(command, cwd=ROOT, env=environment, text=True, stdout=subprocess.PIPE)
 
 
-def test_quickstart_shows_both_acts_and_leaves_no_files(tmp_path: Path) -> None:
+def test_quickstart_shows_both_acts_and_leaves_the_small_model_alone(tmp_path: Path) -> None:
     with quickstart(tmp_path, "--mib", "4") as process:
         told, _ = process.communicate(timeout=300)
     assert process.returncode == 0
@@ -228,20 +230,24 @@ def test_quickstart_shows_both_acts_and_leaves_no_files(tmp_path: Path) -> None:
         "What it saved",
     ):
         assert expected in told
-    assert list(tmp_path.iterdir()) == []
+    assert list((tmp_path / "temporary").iterdir()) == []
+    assert {path.name for path in (tmp_path / "left").iterdir()} == {"model.onnx", "model.zcr"}
+    assert zcrecord.load_record(tmp_path / "left" / "model.zcr", verify="full")
 
 
 @posix
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_quickstart_that_is_interrupted_leaves_no_files(number: int, status: int, tmp_path: Path) -> None:
+def test_quickstart_that_is_interrupted_leaves_no_large_files(number: int, status: int, tmp_path: Path) -> None:
     with quickstart(tmp_path, "--mib", "256") as process:
         deadline = time.monotonic() + 120
-        while not list(tmp_path.glob("*/gpt.onnx")) and process.poll() is None and time.monotonic() < deadline:
+        while (
+            not list(tmp_path.glob("temporary/*/gpt.onnx")) and process.poll() is None and time.monotonic() < deadline
+        ):
             time.sleep(0.01)
         process.send_signal(number)
         process.communicate(timeout=60)
     assert process.returncode == status
-    assert list(tmp_path.iterdir()) == []
+    assert list((tmp_path / "temporary").iterdir()) == []
 
 
 @posix
