@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -16,11 +17,12 @@ import numpy as np
 import pytest
 
 import zcrecord
+from tools.bench import reasons
 from tools.bench.__main__ import AREAS, PAGES, RESULTS
 from tools.bench.__main__ import main as bench
 from tools.bench.harness import OURS, Promise, Row
 from tools.bench.sparse import write_holes
-from tools.bench.table import BEGIN, END, markdown, page_with_table
+from tools.bench.table import BEGIN, END, FLOORS, markdown, page_with, rows_of, wins
 from tools.measure import MIB, memory, peak_rss
 from tools.models import gpt
 from tools.system_tools import has, link_bare_commands
@@ -156,32 +158,65 @@ def test_rows_that_were_measured_later_say_what_was_other(tmp_path: Path, monkey
         bench(["--only", "dropin", "--update", "--json", str(path)])
 
 
-def test_table_replaces_only_what_is_between_the_markers() -> None:
-    results = results_of(Row("area", "some work", "s", {OURS: 1.0, "peer": 2.0}))
-    readme = f"# Title\n{BEGIN}\nold\n{END}\nrest\n"
-    made = page_with_table(readme, results)
-    assert made.startswith(f"# Title\n{BEGIN}\n| work")
-    assert made.endswith(f"{END}\nrest\n")
-    assert "old" not in made
-    assert page_with_table(made, results) == made
+def test_page_changes_only_between_the_markers() -> None:
+    page = f"# Title\n{BEGIN}\nold\n{END}\nrest\n"
+    made = page_with(page, "new")
+    assert made == f"# Title\n{BEGIN}\nnew\n{END}\nrest\n"
+    assert page_with(made, "new") == made
     with pytest.raises(ValueError, match="the page has no lines"):
-        page_with_table("# Title\n", results)
+        page_with("# Title\n", "new")
 
 
-def test_pages_show_the_tables_of_the_results_file() -> None:
+def test_pages_show_the_figures_of_the_results_file() -> None:
     results = json.loads(RESULTS.read_text(encoding="utf-8"))
     assert not results["quick"]
     assert {row["area"] for row in results["rows"]} == set(AREAS)
-    for page, works in PAGES.items():
+    for page, made in PAGES.items():
         text = page.read_text(encoding="utf-8")
-        assert text == page_with_table(text, results, works), f"{page}: run python -m tools.bench --readme"
+        assert text == page_with(text, made(results)), f"{page}: run python -m tools.bench --readme"
 
 
-def test_page_that_wants_a_row_that_is_not_there_is_refused() -> None:
-    results = results_of(Row("area", "some work", "s", {OURS: 1.0, "peer": 2.0}))
-    assert "| other work" not in page_with_table(f"{BEGIN}{END}", results, ("some work",))
-    with pytest.raises(ValueError, match="no row 'other work'"):
-        page_with_table(f"{BEGIN}{END}", results, ("other work",))
+def changed(work: str, **values: float) -> dict[str, Any]:
+    """Return the results of the repository with other figures in one row."""
+    results: dict[str, Any] = json.loads(RESULTS.read_text(encoding="utf-8"))
+    (row,) = (row for row in results["rows"] if row["work"] == work)
+    row["values"] |= values
+    return results
+
+
+def test_readme_has_six_reasons_with_figures_of_the_results_file() -> None:
+    rows = reasons.table(changed(reasons.WORKS["open"], zcrecord=0.001, safetensors=0.1234))
+    assert [row[0] for row in rows] == [
+        "safetensors", "GGUF", "`.npz`", "`torch.save`", "the `.onnx` itself", "a hex array in C",
+    ]  # fmt: skip
+    assert "one tensor of 10,000 opened in 1.00 ms (123 ms)" in rows[0][1]
+    assert all(re.search(r"\d (ms|s|B|KiB|MiB) \(\d", gained) for _, gained, _ in rows)
+
+
+def test_readme_does_not_say_what_the_results_contradict() -> None:
+    with pytest.raises(ValueError, match=r"README says otherwise than the results: open and get one tensor .*, gguf"):
+        reasons.figures(changed(reasons.WORKS["open"], gguf=0.0001))
+    with pytest.raises(ValueError, match=r"README says otherwise than the results: ONNX Runtime, GPT, .*, \.onnx"):
+        reasons.figures(changed(reasons.WORKS["latency"], zcrecord=0.0001))
+    with pytest.raises(ValueError, match="the results have no row 'open and get one tensor"):
+        reasons.figures(results_of(Row("area", "some work", "s", {OURS: 1.0, "peer": 2.0})))
+
+
+def test_what_can_only_be_approached_and_our_own_other_ways_are_no_neighbours() -> None:
+    row = Row("area", "some work", "s", {OURS: 1.0, "cp": 0.1, "zcrecord, mmap=False": 0.1, "peer": 0.9})
+    assert wins([row]) == [(row, "peer")]
+    named = {name for row in json.loads(RESULTS.read_text(encoding="utf-8"))["rows"] for name in row["values"]}
+    assert set(FLOORS) < named
+
+
+def test_readme_lists_all_that_others_win_at() -> None:
+    results = json.loads(RESULTS.read_text(encoding="utf-8"))
+    found = wins(rows_of(results))
+    listed = [line for line in reasons.figures(results).splitlines() if line.startswith("- ")]
+    assert sum(line.count(";") + 1 for line in listed) == len(found) > 0
+    assert "- rival, some work: 100 ms (250 ms)" in reasons.figures(
+        {**results, "rows": [*results["rows"], Row("a", "some work", "s", {OURS: 0.25, "rival": 0.1}).as_json()]}
+    )
 
 
 ON_THE_BOARD = ("make", "arm-none-eabi-gcc", "arm-none-eabi-nm", "arm-none-eabi-size", "qemu-system-arm")

@@ -13,7 +13,8 @@ from typing import Any
 from rich.console import Console
 
 from tools.bench.harness import Row, Settings, machine, versions
-from tools.bench.table import HEADLINES, MEASURED, page_with_table, terminal_table
+from tools.bench.reasons import figures
+from tools.bench.table import MEASURED, markdown, page_with, terminal_table
 from tools.worker import ROOT
 
 __all__ = ["AREAS", "PAGES", "RESULTS", "main"]
@@ -38,7 +39,7 @@ AREAS = (
 )
 RESULTS = ROOT / "tools" / "bench" / "results.json"
 SAME_MACHINE = ("cpu", "cores", "memory_mib", "file_system")
-PAGES = {ROOT / "README.md": HEADLINES, ROOT / "tools" / "bench" / "README.md": None}  # which rows each shows
+PAGES = {ROOT / "README.md": figures, ROOT / "tools" / "bench" / "README.md": markdown}  # what each shows
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -48,8 +49,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--quick", action="store_true", help="small sizes, few repetitions: for trying it out")
     parser.add_argument("--json", type=Path, metavar="OUT", help="results file (a full run: tools/bench/results.json)")
     parser.add_argument("--update", action="store_true", help="put what was measured in the place of its areas' rows")
-    parser.add_argument("--readme", action="store_true", help="put the results file's tables into their pages; no run")
-    parser.add_argument("--check", action="store_true", help="tell whether the pages have those tables; no run")
+    parser.add_argument("--readme", action="store_true", help="put the results file's figures into their pages; no run")
+    parser.add_argument("--check", action="store_true", help="tell whether the pages have those; no run")
     args = parser.parse_args(arguments)
     if args.readme or args.check:
         return _pages(args.json or RESULTS, write=args.readme)
@@ -105,15 +106,15 @@ def _measure(areas: tuple[str, ...], quick: bool, console: Console) -> dict[str,
 
 def _pages(source: Path, *, write: bool) -> int:
     results = json.loads(source.read_text(encoding="utf-8"))
-    for page, works in PAGES.items():
+    for page, shown in PAGES.items():
         text = page.read_text(encoding="utf-8")
-        made = page_with_table(text, results, works)
+        made = page_with(text, shown(results))
         if write:
             page.write_text(made, encoding="utf-8")
         elif made != text:
-            print(f"{page}: not the results file's table; run: python -m tools.bench --readme", file=sys.stderr)
+            print(f"{page}: not the results file's figures; run: python -m tools.bench --readme", file=sys.stderr)
             return 1
-    print("README.md and tools/bench/README.md have the results file's tables")
+    print("README.md and tools/bench/README.md have the results file's figures")
     return 0
 
 

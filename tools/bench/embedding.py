@@ -34,9 +34,6 @@ from zcrecord.embed import generate
 __all__ = ["LOADERS", "load_constant", "reader_code_size", "run", "write_constants"]
 
 AREA = "embedding"
-BURN = "Burn, published"
-# Source: tracel-ai/burn issue 2871, of a model of 256 KB. Burn has changed since; what it takes now is not measured.
-BURN_ALLOCATIONS, BURN_BYTES = 343, 1_072_824
 NONE_AT_ALL = Promise("under", 1)
 KIB = 1024
 RUST, READER = "zcrecord, Rust", "zcrecord.h"
@@ -80,13 +77,10 @@ def _at_load(settings: Settings) -> Iterator[Row]:
     }
     told = {name: run_together(program)[0].told for name, program in programs.items()}
     shutil.rmtree(folder)
-    for key, what, unit, burn in (
-        ("allocations", "allocations", "", BURN_ALLOCATIONS),
-        ("bytes", "bytes allocated", "B", BURN_BYTES),
-    ):
-        values = {name: float(words[key]) for name, words in told.items()} | {BURN: float(burn)}
+    for key, what, unit in (("allocations", "allocations", ""), ("bytes", "bytes allocated", "B")):
+        values = {name: float(words[key]) for name, words in told.items()}
         work = f"load 256 KB of weights that are part of a program: {what}"
-        yield Row(AREA, work, unit, values, NONE_AT_ALL, note="Burn's as its issue 2871 tells them")
+        yield Row(AREA, work, unit, values, NONE_AT_ALL)
 
 
 # -- compiling -------------------------------------------------------------------------------------------------------

@@ -125,8 +125,8 @@ def _index(settings: Settings) -> Iterator[Row]:
         layers = {f"block_{i // 100}.part_{i % 100}": values[i].copy() for i in range(n)}
         zcrecord.save_record({"layers": layers}, archive, alignment=16, durable=False)
         each[n] = median_seconds(settings.pick(5, 1), {OURS: partial(zcrecord.load_record, archive)})[OURS] / n
-    of = {f"of {n:,}": s for n, s in each.items() if n != most}
-    work, promise = f"index verified, for each of {most:,} tensors", Promise("within", LINEAR, f"of {count:,}")
+    of = {f"{OURS}, of {n:,}": s for n, s in each.items() if n != most}
+    work, promise = f"index verified, for each of {most:,} tensors", Promise("within", LINEAR, f"{OURS}, of {count:,}")
     yield Row(AREA, work, "s", {OURS: each[most], **of}, promise, samples=settings.pick(5, 1) * BURST)
     for path in (archive, peer):
         path.unlink()

@@ -29,7 +29,7 @@ __all__ = ["load_seconds", "peak_growth", "run"]
 
 AREA = "loading"
 COPY = "memcpy"
-READ = "load_record, mmap=False"
+READ, BY_POSITION = "zcrecord, mmap=False", "zcrecord, reads by position"
 PLAIN = "a plain read"
 WHOLE = "all of it"
 RANKS = 4
@@ -82,7 +82,7 @@ def _medians(
 
 def _extra(path: Path, work: str, total: int) -> Row:
     """Return the row of what is resident besides the tensors at the most, mapped pages of the file included."""
-    ways = {OURS: "host", COPY: "copy", "reads by position": "read", READ: "load"}
+    ways = {OURS: "host", COPY: "copy", BY_POSITION: "read", READ: "load"}
     values = {
         name: float(max(0, call_alone("tools.bench.loading:peak_growth", way=way, path=str(path)) - total))
         for name, way in ways.items()

@@ -1,6 +1,6 @@
 """The results as tables, from the results file alone: on the terminal, and between two markers of a page.
 
-README.md shows the rows of HEADLINES, tools/bench/README.md all of them.
+The README beside this module shows all of them; the repository's shows what `reasons` makes of some.
 """
 
 from __future__ import annotations
@@ -14,31 +14,14 @@ from rich.table import Table
 from tools.bench.harness import OURS, Row
 from tools.measure import MIB
 
-__all__ = ["BEGIN", "END", "HEADLINES", "MEASURED", "markdown", "page_with_table", "terminal_table"]
+__all__ = ["BEGIN", "END", "MEASURED", "markdown", "page_with", "quantity", "rows_of", "terminal_table", "wins"]
 
 BEGIN, END = "<!-- bench:begin -->", "<!-- bench:end -->"
+# Work that ours consists of, too: it can only be approached.
+FLOORS = ("an archive of 1 MiB", "1,000 tensors", "cat | cat", "cp", "cp and fsync", "memcpy", "numpy", "os.write",
+          "one copy and four bare processes")  # fmt: skip
 MEASURED = "measured"  # what was other, where a row was measured again after the rest
 HEADINGS = ("work", OURS, "beside it", "ratio", "promised", "reached")
-HEADLINES = (
-    "open and get one tensor of 10,000 x 1 KB, whole index verified",
-    "save 10,000 x 1 KB, digests on, no fsync",
-    "drop-in, a .safetensors of 10,000 x 1 KB: open and get one",
-    "load 1.6 GB in 24 tensors: private memory",
-    "onnx2zc on a model of 1.6 GB: peak memory above the import",
-    "onnx2zc on a model of 1.6 GB, no fsync",
-    "ONNX Runtime, GPT, 1.6 GB: create the session",
-    "ONNX Runtime, GPT, 1.6 GB: steady latency, batch 1",
-    "4 ONNX Runtime sessions, one weight in two branches, 537 MB: memory",
-    "host device, 1.6 GB to memory that is there",
-    "one 16 KiB tensor of an archive of 1024 MiB over HTTP (10 tensors): bytes fetched",
-    "all of an archive of 1024 MiB into GPU buffers in Chromium: growth of the JavaScript heap",
-    "every digest of 1.6 GB, mapped, one thread",
-    "load 256 KB of weights that are part of a program: allocations",
-    "gcc, 64 MiB of weights to an object file",
-    "arrays out of a Python constant of 64 MiB: allocated",
-    "Cortex-M3, zcrecord.h: code to open, find and verify",
-    "Cortex-M3, zcrecord.h: instructions to find one of 1,000 tensors",
-)
 
 
 def terminal_table(rows: Iterable[Row]) -> Table:
@@ -51,17 +34,14 @@ def terminal_table(rows: Iterable[Row]) -> Table:
     return table
 
 
-def markdown(results: dict[str, Any], works: tuple[str, ...] | None = None) -> str:
-    """Return what stands between the markers: the table, where a peer wins, and what it was measured on.
+def rows_of(results: dict[str, Any]) -> list[Row]:
+    """Return the rows of a results file."""
+    return [Row.from_json(row) for row in results["rows"]]
 
-    Raises:
-        ValueError: `works`, the rows that are wanted, names one that is not there.
-    """
-    rows = [Row.from_json(r) for r in results["rows"]]
-    if works is not None:
-        if missing := set(works) - {row.work for row in rows}:
-            raise ValueError(f"the results have no row {min(missing)!r}")
-        rows = [row for row in rows if row.work in works]
+
+def markdown(results: dict[str, Any]) -> str:
+    """Return the whole table, where a peer wins, and what it was measured on."""
+    rows = rows_of(results)
     lines = ["| " + " | ".join(HEADINGS) + " |", "|---|--:|---|--:|---|---|"]
     lines += ["| " + " | ".join(_cells(row)) + " |" for row in rows]
     machine, versions = results["machine"], results["versions"]
@@ -88,25 +68,25 @@ def _again(rows: list[Row]) -> dict[str, list[str]]:
     return out
 
 
-def page_with_table(page: str, results: dict[str, Any], works: tuple[str, ...] | None = None) -> str:
-    """Return a page's text with the table put between its markers.
+def page_with(page: str, made: str) -> str:
+    """Return a page's text with `made` put between its markers.
 
     Raises:
-        ValueError: the markers are not there, or not in that order; or as `markdown`.
+        ValueError: the markers are not there, or not in that order.
     """
     before, begin, rest = page.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not begin or not end:
         raise ValueError(f"the page has no lines {BEGIN} and {END} for the table to go between")
-    return f"{before}{BEGIN}\n{markdown(results, works)}\n{END}{after}"
+    return f"{before}{BEGIN}\n{made}\n{END}{after}"
 
 
 def _cells(row: Row) -> tuple[str, ...]:
     peers = {name: value for name, value in row.values.items() if name != OURS}
-    beside = ", ".join(f"{name} {_quantity(value, row.unit)}" for name, value in peers.items())
+    beside = ", ".join(f"{name} {quantity(value, row.unit)}" for name, value in peers.items())
     work = f"{row.work} ({row.note})" if row.note else row.work
     reached = "" if row.promise is None else "yes" if row.promise.reached(row.values) else "**no**"
-    return work, _quantity(row.values[OURS], row.unit), beside, _ratio(row), _promised(row), reached
+    return work, quantity(row.values[OURS], row.unit), beside, _ratio(row), _promised(row), reached
 
 
 def _ratio(row: Row) -> str:
@@ -133,26 +113,29 @@ def _promised(row: Row) -> str:
     if promise is None:
         return ""
     if promise.peer is None:
-        return f"under {_quantity(promise.limit, row.unit)}"
+        return f"under {quantity(promise.limit, row.unit)}"
     return f"{promise.limit:g}x faster" if promise.kind == "faster" else f"within {promise.limit:g}x"
 
 
-def _wins(rows: list[Row]) -> list[str]:
-    """Return a line for each peer that is more than a twentieth ahead of us.
-
-    Not for a floor: `cp`, or `import numpy`, which is part of ours, can only be approached.
-    """
-    lost = []
+def wins(rows: list[Row]) -> list[tuple[Row, str]]:
+    """Return each row with a peer that is more than a twentieth ahead of us, floors left out."""
+    ahead = []
     for row in rows:
-        floor = row.promise.peer if row.promise and row.promise.kind == "within" else None
-        for name, value in row.values.items():
-            if name != floor and not name.startswith(OURS) and value < 0.95 * row.values[OURS]:
-                ours, theirs = (_quantity(v, row.unit) for v in (row.values[OURS], value))
-                lost.append(f"- {row.work}: {name} {theirs}, {OURS} {ours}")
+        names = [name for name in row.values if name not in FLOORS and not name.startswith(OURS)]
+        ahead += [(row, name) for name in names if row.values[name] < 0.95 * row.values[OURS]]
+    return ahead
+
+
+def _wins(rows: list[Row]) -> list[str]:
+    lost = [
+        f"- {row.work}: {name} {quantity(row.values[name], row.unit)}, {OURS} {quantity(row.values[OURS], row.unit)}"
+        for row, name in wins(rows)
+    ]
     return ["Where others win:", "", *lost] if lost else ["Nothing beside it was ahead by more than a twentieth."]
 
 
-def _quantity(value: float, unit: str) -> str:
+def quantity(value: float, unit: str) -> str:
+    """Return a figure with three digits and its unit."""
     if unit == "B":
         if abs(value) < 10_000:
             return f"{value:,.0f} B"

@@ -1,0 +1,134 @@
+"""README's figures, from the results file alone: reasons to take zcrecord, and where its neighbours win.
+
+A reason is a text with places for figures. `{row|peer}` is a pair, ours or theirs first, whichever is ahead in that
+column; a pair that the results turn around is an error, so that README never promises what was not measured.
+`{row:peer}` is one figure.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from tools.bench.harness import OURS, Row
+from tools.bench.table import quantity, rows_of, wins
+
+__all__ = ["REASONS", "WORKS", "figures", "table"]
+
+WORKS = {
+    "open": "open and get one tensor of 10,000 x 1 KB, whole index verified",
+    "save": "save 10,000 x 1 KB, digests on, no fsync",
+    "all": "open and get all 10,000: dict(record)",
+    "private": "load 1.6 GB in 24 tensors: private memory",
+    "session": "ONNX Runtime, GPT, 1.6 GB: create the session",
+    "four": "4 ONNX Runtime sessions, one weight in two branches, 537 MB: memory",
+    "latency": "ONNX Runtime, GPT, 1.6 GB: steady latency, batch 1",
+    "gcc": "gcc, 64 MiB of weights to an object file",
+    "clang": "clang-19, 64 MiB of weights to an object file",
+}
+REASONS = (  # instead of, what is gained, when to stay
+    (
+        "safetensors",
+        "one tensor of 10,000 opened in {open|safetensors}, 10,000 saved in {save|safetensors}; checksums, ties, "
+        "nesting, any memory order; [one import](zcrecord/compat/README.md) to try",
+        "others read your files: everybody does",
+    ),
+    (
+        "GGUF",
+        "one of 10,000 opened in {open|gguf}, by its Python reader; 10,000 saved in {save|gguf}; ties, checksums",
+        "llama.cpp runs the model: here its quantized blocks are only stored",
+    ),
+    (
+        "`.npz`",
+        "10,000 arrays read in {all|npz}; private memory for 1.6 GB {private|npz}; bfloat16 and narrower",
+        "arrays are few and small, or have to be compressed",
+    ),
+    (
+        "`torch.save`",
+        "one of 10,000 opened in {open|torch.load(mmap)}; no pickle; read in C, Rust and browsers, too",
+        "arbitrary Python objects have to come back",
+    ),
+    (
+        "the `.onnx` itself",
+        "session of 1.6 GB created in {session|.onnx}; four processes serve 537 MB in {four|.onnx}",
+        "one process answers for long, {latency|.onnx} each; tools edit the model",
+    ),
+    (
+        "a hex array in C",
+        "64 MiB compiled by gcc in {gcc|hex array}, extrapolated; typed symbols",
+        "it is a few KiB; clang 19's `#embed` takes {clang:zcrecord, #embed}",
+    ),
+)
+# Rows of the list of what others win at: the line that a row stands in, and its name there.
+LABELS = (
+    (r"save 1\.6 GB .*", "1.6 GB", "save, without fsync"),
+    (r"load 1\.6 GB in 24 tensors: private memory", "1.6 GB", "private memory"),
+    (r"torch state dict .*: private memory .*", "1.6 GB", "of a state dict"),
+    (r"torch state dict .*: ready", "1.6 GB", "state dict ready"),
+    (r"drop-in, .*: open and get one", "drop-in", "open one of 10,000"),
+    (r"onnx2zc on ([\d,]+) small initializers.*, each in a module .*", "small initializers", r"\1 in modules"),
+    (r"onnx2zc on ([\d,]+) small initializers .*", "small initializers", r"\1"),
+    (r"ONNX Runtime, (\w+).*: steady latency, batch (\d+)", "latency in ONNX Runtime", r"\1, batch \2"),
+)
+
+
+def figures(results: dict[str, Any]) -> str:
+    """Return what stands between README's markers.
+
+    Raises:
+        ValueError: a row that is wanted is not there, or the results contradict a reason.
+    """
+    lines = ["| instead of | gained: here (there) | stay when: there (here) |", "|---|---|---|"]
+    lines += [f"| {' | '.join(cells)} |" for cells in table(results)]
+    lines += ["", "Where others win, with our figures in brackets:", "", *_wins(rows_of(results)), ""]
+    machine = results["machine"]
+    where = f"{machine['cores']} cores of an {machine['cpu']}"
+    lines += [f"Medians, {machine['date']}, {where}; [all of them, and how](tools/bench/README.md)."]
+    return "\n".join(lines)
+
+
+def table(results: dict[str, Any]) -> list[tuple[str, str, str]]:
+    """Return the rows of the table of reasons with their figures.
+
+    Raises:
+        ValueError: a row that is wanted is not there, or the results contradict a reason.
+    """
+    rows = {row.work: row for row in rows_of(results)}
+    return [(peer, _filled(gained, rows, ours=True), _filled(stay, rows, ours=False)) for peer, gained, stay in REASONS]
+
+
+def _filled(text: str, rows: dict[str, Row], *, ours: bool) -> str:
+    """Return a text with its figures; in the pairs of one of `ours` that one is ahead, otherwise the peer's."""
+
+    def figure(match: re.Match[str]) -> str:
+        work = WORKS[match["row"]]
+        if work not in rows:
+            raise ValueError(f"the results have no row {work!r}")
+        row = rows[work]
+        pair = [row.values[OURS], row.values[match["peer"]]]
+        if match["kind"] == ":":
+            return quantity(pair[1], row.unit)
+        ahead, behind = pair if ours else pair[::-1]
+        if ahead >= behind:
+            raise ValueError(f"README says otherwise than the results: {work}, {match['peer']}; change REASONS")
+        return f"{quantity(ahead, row.unit)} ({quantity(behind, row.unit)})"
+
+    return re.sub(r"\{(?P<row>\w+)(?P<kind>[|:])(?P<peer>[^}]+)\}", figure, text)
+
+
+def _wins(rows: list[Row]) -> list[str]:
+    """Return a line for each kind of work that a peer is ahead at, with all the figures."""
+    lines: dict[tuple[str, str], list[str]] = {}
+    for row, peer in wins(rows):
+        line, name = _label(row.work)
+        theirs, ours = (quantity(row.values[which], row.unit) for which in (peer, OURS))
+        told = f"{theirs} ({ours})"
+        lines.setdefault((peer, line), []).append(f"{name}: {told}" if name else told)
+    return [f"- {peer}, {line}: {'; '.join(found)}" for (peer, line), found in lines.items()]
+
+
+def _label(work: str) -> tuple[str, str]:
+    for pattern, line, name in LABELS:
+        if match := re.fullmatch(pattern, work):
+            return line, match.expand(name)
+    return work, ""
