@@ -1,13 +1,15 @@
 """What the documentation shows works: the docstrings' examples and the Python blocks of README and the guides.
 
 Each docstring's examples, and a page's blocks one after the other, run in a folder of their own that holds
-`model.onnx` (the digits classifier). A block that follows a line `<!-- not run: why -->` is left alone.
+`model.onnx` (the digits classifier); README's in one that holds what the quickstart leaves. A block that follows a
+line `<!-- not run: why -->` is left alone.
 """
 
 from __future__ import annotations
 
 import doctest
 import importlib
+import io
 import pkgutil
 import re
 import shutil
@@ -17,9 +19,11 @@ from pathlib import Path
 import command_line as c
 import pytest
 from guides import GUIDES, README, ROOT
+from rich.console import Console
 
 import zcrecord
 import zcrecord.onnx
+from tools import quickstart
 
 TABLES = {"attacks", "bench"}  # nothing to run
 PAGES = [README, *(page for page in GUIDES if page.parent.name not in TABLES)]
@@ -58,28 +62,38 @@ def test_docstring_example_works(example: doctest.DocTest) -> None:
     run(example)
 
 
+def make_what_the_quickstart_leaves() -> None:
+    quickstart.act_one(Console(file=io.StringIO()), Path())
+
+
 def run_blocks(text: str) -> list[re.Match[str]]:
     return [match for match in BLOCK.finditer(text) if not match["before"].startswith("<!-- not run:")]
 
 
 NEEDS = {
-    "integrity.md": [pytest.mark.needs("openssl")],  # keys are made with it
-    "onnx-models.md": [pytest.mark.needs("gzip")],
+    "schema/INTEGRITY.md": [pytest.mark.needs("openssl")],  # keys are made with it
+    "zcrecord/onnx/README.md": [pytest.mark.needs("gzip")],
 }
+NAMES = [page.relative_to(ROOT).as_posix() for page in PAGES]
 
 
-@pytest.mark.parametrize("page", [pytest.param(page, id=page.name, marks=NEEDS.get(page.name, ())) for page in PAGES])
+def test_tools_that_examples_need_are_those_of_pages_that_are_there() -> None:
+    assert set(NEEDS) < set(NAMES)
+
+
+@pytest.mark.parametrize("page", [pytest.param(ROOT / name, id=name, marks=NEEDS.get(name, ())) for name in NAMES])
 def test_examples_of_a_page_work(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     names: dict[str, object] = {"__name__": "__main__"}
+    if page == README:
+        make_what_the_quickstart_leaves()
     blocks = run_blocks(text)
     assert blocks, f"{page} has no block to run"
     for match in blocks:
         if match["kind"] == "js":
             continue  # the next test's
         if match["kind"] == "console":
-            if page.name != "README.md":  # whose commands want files that test_readme brings
-                assert c.run_console(match["code"])
+            assert c.run_console(match["code"])
             continue
         line = text.count("\n", 0, match.start("code")) + 1
         if ">>>" in match["code"]:

@@ -90,13 +90,23 @@ def run(command: list[str | Path], site: Path, folder: Path) -> str:
 
 
 def test_wheel_holds_the_package_and_the_schema_and_nothing_else(wheel: Path) -> None:
-    schema = {name.replace("schema/", "zcrecord/_schema/") for name in files_under("schema")}
+    published = {name for name in files_under("zcrecord") | files_under("schema") if not is_documentation(name)}
     about = {
         f"{INFO}/{name}" for name in ("METADATA", "WHEEL", "RECORD", "entry_points.txt", "licenses/zcrecord/LICENSE")
     }
-    assert {"zcrecord/_schema/FORMAT.md", "zcrecord/_schema/zcrecord.fbs"} <= schema
-    assert {"zcrecord/py.typed", "zcrecord/LICENSE", "zcrecord/_schema/__init__.py"} <= files_under("zcrecord")
-    assert set(contents(wheel)) == files_under("zcrecord") | schema | about
+    assert {"schema/FORMAT.md", "schema/zcrecord.fbs", "zcrecord/_schema/__init__.py"} <= published
+    assert {"zcrecord/py.typed", "zcrecord/LICENSE", "zcrecord/CHANGELOG.md"} <= published
+    assert set(contents(wheel)) == {re.sub("^schema/", "zcrecord/_schema/", name) for name in published} | about
+
+
+def is_documentation(name: str) -> bool:
+    """Tell whether a file is read in the repository alone: guides, and the API reference."""
+    return Path(name).name in {"README.md", "INTEGRITY.md"} or name.startswith("zcrecord/reference/")
+
+
+def test_wheel_holds_no_guide_and_no_page_of_the_reference(wheel: Path) -> None:
+    texts = {name for name in contents(wheel) if name.endswith(".md")}
+    assert texts == {"zcrecord/CHANGELOG.md", "zcrecord/_schema/FORMAT.md", "zcrecord/_schema/SECURITY.md"}
 
 
 def test_wheel_suits_every_platform(wheel: Path) -> None:
@@ -106,7 +116,7 @@ def test_wheel_suits_every_platform(wheel: Path) -> None:
 def test_source_distribution_holds_what_it_takes_to_test_it(sdist: Path) -> None:
     found = {path.relative_to(sdist).as_posix() for path in sdist.rglob("*") if path.is_file()}
     expected = set.union(*(files_under(folder) for folder in ("zcrecord", "schema", "tests", "tools")))
-    assert found == expected | {"README.md", "pyproject.toml", "PKG-INFO", ".gitignore"}
+    assert found == expected | {"README.md", ".github/CONTRIBUTING.md", "pyproject.toml", "PKG-INFO", ".gitignore"}
 
 
 def test_wheel_from_the_source_distribution_is_the_same(wheel: Path, sdist: Path, tmp_path: Path) -> None:
@@ -128,6 +138,16 @@ def test_metadata_says_who_may_use_it_and_where(metadata: Message) -> None:
     assert metadata["Requires-Python"] == ">=3.11"
     assert metadata["Description-Content-Type"] == "text/markdown"
     assert str(metadata.get_payload()).strip() == (ROOT / "README.md").read_text(encoding="utf-8").strip()
+
+
+def test_readme_and_metadata_name_the_same_versions_of_python(metadata: Message) -> None:
+    pattern = r"Programming Language :: Python :: 3\.(\d+)"
+    versions = [int(found[1]) for line in metadata.get_all("Classifier", []) if (found := re.fullmatch(pattern, line))]
+    first, last = min(versions), max(versions)
+    assert versions == list(range(first, last + 1))
+    assert metadata["Requires-Python"] == f">=3.{first}"
+    named = re.findall(r"Python 3\.(\d+)(?: to 3\.(\d+))?", (ROOT / "README.md").read_text(encoding="utf-8"))
+    assert named == [(str(first), str(last))]
 
 
 def test_plain_install_brings_the_core_alone(metadata: Message) -> None:

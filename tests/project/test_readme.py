@@ -1,43 +1,52 @@
-"""README shows what the commands print: its console blocks are run, one after the other, in one folder.
+"""README answers in half a minute: it is short, and its first screen has what a stranger looks for.
 
-What a line "..." at its end stands for may differ. The Python blocks are run by test_examples.
+That what it shows works is test_examples' to say, that its figures are measured test_tools'.
 """
 
 from __future__ import annotations
 
-import os
 import re
-from pathlib import Path
 
-import command_line as c
 import guides
-import pytest
 
-README = guides.README.read_text(encoding="utf-8")
-BLOCK = re.compile(r"^```console\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+TEXT = guides.README.read_text(encoding="utf-8")
+NEIGHBOURS = ("safetensors", "GGUF", "`.npz`", "`torch.save`", "the `.onnx` itself", "a hex array in C")
 
 
-@pytest.mark.skipif(os.name != "posix", reason="platform: README's commands are those of a POSIX shell")
-def test_readme_s_commands_print_what_it_shows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    c.enter(tmp_path, monkeypatch)
-    assert sum(map(c.run_console, BLOCK.findall(README))) > 3, "README has no console blocks to run"
+def test_readme_has_at_most_900_words() -> None:
+    assert len(TEXT.split()) <= 900
 
 
 def test_readme_s_first_screen_has_what_a_stranger_looks_for() -> None:
-    marks = [
-        "./tools/quickstart",
-        "./tools/test",
-        "```python",
-        "```console",
-        "<!-- bench:begin -->",
-        "| header, 64 bytes",
-    ]
-    places = [README.index(mark) for mark in marks]
+    marks = ["./tools/quickstart", "./tools/test", "```python", *(f"\n| {name} |" for name in NEIGHBOURS)]
+    places = [TEXT.index(mark) for mark in marks]
     assert places == sorted(places)
-    assert places[-1] < README.index("\n## ")
+    assert places[-1] < TEXT.index("\n## ")
 
 
-def test_readme_s_links_lead_somewhere() -> None:
-    for page in (guides.README, *guides.GUIDES):
+def test_readme_says_in_two_sentences_what_it_is_and_shows_ten_lines_that_run() -> None:
+    _, about, _ = TEXT.split("\n\n", 2)
+    assert len(re.findall(r"\.(?:\s|$)", about)) == 2
+    code = re.findall(r"^```python\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL)
+    assert [sum(bool(line.strip()) for line in block.splitlines()) for block in code] == [10]
+
+
+def test_readme_leads_to_every_guide() -> None:
+    linked = {(guides.ROOT / target).resolve() for target in re.findall(r"\]\(([^)#]+)", TEXT)}
+    assert {*guides.GUIDES, guides.REFERENCE / "README.md"} <= linked
+
+
+def test_links_of_readme_and_guides_lead_somewhere() -> None:
+    for page in (guides.README, guides.CONTRIBUTING, *guides.GUIDES):
         for target in re.findall(r"\]\(([^)]+)\)", page.read_text(encoding="utf-8")):
-            assert target.startswith("https://") or (page.parent / target).exists(), f"{page}: {target}"
+            if not target.startswith("https://"):
+                file, _, heading = target.partition("#")
+                found = page.parent / file if file else page
+                assert found.exists(), f"{page}: {target}"
+                assert not heading or heading in headings(found.read_text(encoding="utf-8")), f"{page}: {target}"
+
+
+def headings(text: str) -> set[str]:
+    """Return the anchors of a page's headings, as GitHub makes them."""
+    found = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in found}

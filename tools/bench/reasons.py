@@ -61,14 +61,18 @@ REASONS = (  # instead of, what is gained, when to stay
 )
 # Rows of the list of what others win at: the line that a row stands in, and its name there.
 LABELS = (
-    (r"save 1\.6 GB .*", "1.6 GB", "save, without fsync"),
-    (r"load 1\.6 GB in 24 tensors: private memory", "1.6 GB", "private memory"),
-    (r"torch state dict .*: private memory .*", "1.6 GB", "of a state dict"),
-    (r"torch state dict .*: ready", "1.6 GB", "state dict ready"),
-    (r"drop-in, .*: open and get one", "drop-in", "open one of 10,000"),
-    (r"onnx2zc on ([\d,]+) small initializers.*, each in a module .*", "small initializers", r"\1 in modules"),
-    (r"onnx2zc on ([\d,]+) small initializers .*", "small initializers", r"\1"),
-    (r"ONNX Runtime, (\w+).*: steady latency, batch (\d+)", "latency in ONNX Runtime", r"\1, batch \2"),
+    (r"save 1\.6 GB .*", "1.6 GB in 24 tensors", "to save (ours with fsync)"),
+    (r"load 1\.6 GB in 24 tensors: private memory", "1.6 GB in 24 tensors", "of private memory"),
+    (r"torch state dict .*: private memory .*", "1.6 GB in 24 tensors", "of it for a state dict"),
+    (r"torch state dict .*: ready", "1.6 GB in 24 tensors", "until that is ready"),
+    (r"drop-in, .*: open and get one", "drop-in", "to open one of 10,000"),
+    (
+        r"onnx2zc on ([\d,]+) small initializers.*, each in a module .*",
+        "converting small initializers",
+        r"for \1 in modules",
+    ),
+    (r"onnx2zc on ([\d,]+) small initializers .*", "converting small initializers", r"for \1"),
+    (r"ONNX Runtime, (\w+).*: steady latency, batch (\d+)", "latency in ONNX Runtime", r"for \1, batch \2"),
 )
 
 
@@ -122,9 +126,8 @@ def _wins(rows: list[Row]) -> list[str]:
     for row, peer in wins(rows):
         line, name = _label(row.work)
         theirs, ours = (quantity(row.values[which], row.unit) for which in (peer, OURS))
-        told = f"{theirs} ({ours})"
-        lines.setdefault((peer, line), []).append(f"{name}: {told}" if name else told)
-    return [f"- {peer}, {line}: {'; '.join(found)}" for (peer, line), found in lines.items()]
+        lines.setdefault((peer, line), []).append(f"{theirs} ({ours}) {name}".rstrip())
+    return [f"- {peer}, {line}: {'; '.join(told)}" for (peer, line), told in lines.items()]
 
 
 def _label(work: str) -> tuple[str, str]:

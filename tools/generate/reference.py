@@ -15,10 +15,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["MODULES", "PAGES", "files", "find", "page_of", "source_of"]
+__all__ = ["FOLDERS", "MODULES", "PAGES", "files", "find", "page_of", "source_of"]
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = Path("zcrecord/reference")  # relative to the root, as all paths that `files` returns
+FOLDERS = (PAGES,)  # that hold nothing else
 ERRORS = "zcrecord.errors"
 MODULES = (  # in the order of the index
     "zcrecord",
@@ -30,9 +31,9 @@ MODULES = (  # in the order of the index
     "zcrecord.hollow",
     "zcrecord.embed",
     "zcrecord.transport",
-    "zcrecord.comparing",
-    "zcrecord.signing",
-    "zcrecord.reporting",
+    "zcrecord.integrity.comparing",
+    "zcrecord.integrity.signing",
+    "zcrecord.report",
     "zcrecord.compat.safetensors",
     "zcrecord.compat.safetensors.numpy",
     "zcrecord.compat.safetensors.torch",
