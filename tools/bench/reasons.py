@@ -45,7 +45,7 @@ REASONS = (  # instead of, what is gained, when to stay
     ),
     (
         "`torch.save`",
-        "one of 10,000 opened in {open|torch.load(mmap)}; no pickle; read in C, Rust and browsers, too",
+        "one of 10,000 opened in {open|torch.load(mmap)}, `mmap=True`; no pickle; read in C, Rust and browsers, too",
         "arbitrary Python objects have to come back",
     ),
     (
@@ -82,7 +82,8 @@ def figures(results: dict[str, Any]) -> str:
     Raises:
         ValueError: a row that is wanted is not there, or the results contradict a reason.
     """
-    lines = ["| instead of | gained: here (there) | stay when: there (here) |", "|---|---|---|"]
+    lines = ["Why not what you use now?", ""]
+    lines += ["| instead of | gained: here (there) | stay when: there (here) |", "|---|---|---|"]
     lines += [f"| {' | '.join(cells)} |" for cells in table(results)]
     lines += ["", "Where others win, with our figures in brackets:", "", *_wins(rows_of(results)), ""]
     machine = results["machine"]
