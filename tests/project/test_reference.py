@@ -71,7 +71,7 @@ MODULE = '''
     from .inner import cut
 
     __all__ = ["LIMIT", "Part", "cut"]
-    LIMIT = 3
+    LIMIT = 3  # of parts
 '''
 INNER = '''
     import dataclasses
@@ -139,6 +139,7 @@ def test_page_shows_signatures_as_they_are_written_and_what_constants_stand_for(
     assert "class Part(*, name: str, nbytes: int = 0)\n" in page
     assert "empty: bool  # a property\n" in page
     assert '@classmethod\ndef of(data: bytes) -> "Part"\n' in page
+    assert "| [`LIMIT`](#limit) | of parts |" in page
     assert "```python\nLIMIT = 3\n```" in page
 
 

@@ -64,6 +64,12 @@ class Source:
         joined = re.sub(r"\s+", " ", re.sub(r"#[^\n\"']*\n", "\n", found))
         return re.sub(r",? ([)\]}])", r"\1", re.sub(r"([(\[{]) ", r"\1", joined))
 
+    def comment(self, node: ast.stmt) -> str:
+        """Return the comment that ends a statement's line, "" where there is none."""
+        assert node.end_lineno is not None
+        line = self.text.splitlines()[node.end_lineno - 1].encode()[node.end_col_offset :].decode()
+        return line.strip().removeprefix("#").strip()
+
 
 def files() -> dict[Path, str]:
     """Return every page of the reference: its path, relative to the repository, and its whole text."""
@@ -99,8 +105,8 @@ def page_of(module: str) -> str:
 
 def _contents(found: dict[str, tuple[Source, ast.stmt]]) -> str:
     lines = ["| name | |", "|---|---|"]
-    for name, (_, node) in found.items():
-        told = _cell(_head(node)) if isinstance(node, Definition) else ""
+    for name, (source, node) in found.items():
+        told = _cell(_head(node) if isinstance(node, Definition) else source.comment(node))
         lines.append(f"| [`{name}`](#{name.lower()}) | {told} |")
     return "\n".join(lines)
 
