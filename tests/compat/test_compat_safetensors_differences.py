@@ -32,7 +32,7 @@ def test_every_difference_that_the_guide_lists_has_a_test() -> None:
     page = (ROOT / "zcrecord" / "compat" / "README.md").read_text(encoding="utf-8")
     rows = [line for line in page.splitlines() if line.startswith("| ") and "`test_" in line]
     named = re.findall(r"`(test_[a-z0-9_]+)`", page)
-    here = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "tests").glob("test_*.py"))
+    here = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("test_*.py"))
     assert len(rows) > 12
     assert not [name for name in named if f"def {name}(" not in here]
 

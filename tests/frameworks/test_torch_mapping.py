@@ -96,7 +96,8 @@ def test_the_three_safe_ways_may_be_written_and_change_nothing_else(way: str, so
 
 
 def test_the_trap_is_told_wherever_people_look() -> None:
-    pages = ["README.md", "zcrecord/frameworks/README.md", "zcrecord/compat/README.md"]
+    rooms = ("record", "frameworks", "compat")
+    pages = ["README.md", *(f"zcrecord/{room}/README.md" for room in rooms)]
     texts = [(r.ROOT / page).read_text(encoding="utf-8") for page in pages]
     for text in (*texts, zcrecord.load_record.__doc__ or "", Record.__getitem__.__doc__ or ""):
         plain = " ".join(text.replace("`", "").split())
