@@ -54,8 +54,7 @@ def main() -> None:
 
 def table(module: str) -> str:
     """Return the table of a module's attacks."""
-    if str(TESTS) not in sys.path:
-        sys.path.append(str(TESTS))  # tests are not installed
+    sys.path += [path for path in (str(TESTS), str(TESTS / "support")) if path not in sys.path]  # not installed
     from attacks.running import answers
 
     with tempfile.TemporaryDirectory() as folder:

@@ -58,7 +58,7 @@ READY = """for (const mark of ["tree", "all"]) {
 
 def run(settings: Settings) -> Iterator[Row]:
     """Yield the rows of the area."""
-    if (tests := str(ROOT / "tests")) not in sys.path:
+    if (tests := str(ROOT / "tests" / "support")) not in sys.path:
         sys.path.append(tests)  # tests are not installed
     from browser_heap import heap_growth
     from browsers import chromium

@@ -12,4 +12,4 @@ __all__ = ["CORPUS", "ROOT"]
 
 ROOT = Path(__file__).resolve().parents[2]
 CORPUS = ROOT / "tests" / "corpus"
-sys.path.insert(0, str(ROOT / "tests"))  # for `forge`, `malformed` and `readers`, which are no package's
+sys.path.insert(0, str(ROOT / "tests" / "support"))  # for `forge`, `malformed` and `readers`, which are no package's
