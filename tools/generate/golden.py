@@ -1,4 +1,4 @@
-"""Write tests/golden: small archives, and beside each what it must load as, in JSON; `--check` only compares.
+"""The golden archives: small ones of every kind, and beside each what it must load as, in JSON.
 
 The JSON comes from the values that went in, by code of its own (names, bytes, content digest), never from reading the
 archive; of the archive itself only the header's fields are copied, by the byte table of schema/FORMAT.md.
@@ -9,9 +9,8 @@ from __future__ import annotations
 import dataclasses
 import io
 import json
-import sys
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,14 +18,16 @@ import flatbuffers
 import numpy as np
 
 import zcrecord
-from tools.golden_contents import Content, describe
 from zcrecord import dtypes, onnx
 from zcrecord.codec import entries, index, layout
 from zcrecord.onnx.protobuf.reader import encode_field
 from zcrecord.storage import sink
 from zcrecord.writing import module_tree, writers
 
-FOLDER = Path(__file__).resolve().parent.parent / "tests" / "golden"
+from .golden_contents import Content, describe
+
+FOLDER = Path("tests/golden")
+FOLDERS = (FOLDER,)
 Bytes = Callable[[], bytes]
 
 
@@ -314,28 +315,11 @@ def expected(case: Case, data: bytes) -> str:
     return json.dumps(about | describe(case.content), indent=1, ensure_ascii=True) + "\n"
 
 
-def files() -> Iterator[tuple[Path, bytes]]:
-    """Yield every file there should be, with its bytes."""
+def files() -> dict[Path, str | bytes]:
+    """Return every archive, and what it must load as."""
+    out: dict[Path, str | bytes] = {}
     for name, case in cases().items():
         data = case.build()
-        yield FOLDER / f"{name}.zcr", data
-        yield FOLDER / f"{name}.json", expected(case, data).encode()
-
-
-def main(arguments: list[str]) -> int:
-    """Write the files, or with --check say which are not what would be written."""
-    wanted = dict(files())
-    if "--check" not in arguments:
-        FOLDER.mkdir(exist_ok=True)
-        for path, data in wanted.items():
-            path.write_bytes(data)
-        return 0
-    wrong = [path for path, data in wanted.items() if not path.exists() or path.read_bytes() != data]
-    wrong += [path for path in sorted(FOLDER.glob("*")) if path not in wanted]
-    for path in wrong:
-        print(f"{path.name}: differs, is missing or is not known; if that is meant: python -m tools.golden")
-    return int(bool(wrong))
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+        out[FOLDER / f"{name}.zcr"] = data
+        out[FOLDER / f"{name}.json"] = expected(case, data)
+    return out
