@@ -1,7 +1,7 @@
 """Writes everything that is generated in the repository.
 
-    python -m tools.generate            writes what is stale, and names it
-    python -m tools.generate --check    only names it; the exit status is 1 if there is any
+python -m tools.generate            writes what is stale, and names it
+python -m tools.generate --check    only names it; the exit status is 1 if there is any
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def main(arguments: list[str]) -> int:
     check = parser.parse_args(arguments).check
     left = 0
     for generator in GENERATORS:
-        for path, content in stale(generator).items():
+        for path, content in stale(generator, ROOT).items():
             left += check or content is None
             if content is None:
                 print(f"{path}: nothing generates it; remove it")

@@ -73,7 +73,7 @@ def _c_codes(kinds: Sequence[DType]) -> _Lines:
 
 def _c_widths(kinds: Sequence[DType]) -> _Lines:
     """Yield pairs: the last type of a run of neighbours, and the natural width of each of them."""
-    widths = {code: UNKNOWN for code in range(256)} | {d.code: d.bits for d in kinds}
+    widths = dict.fromkeys(range(256), UNKNOWN) | {d.code: d.bits for d in kinds}
     names = {d.code: f"ZCR_{d.name.upper()}" for d in kinds}
     ends = [code for code, after in pairwise(range(256)) if widths[code] != widths[after]] + [255]
     yield from _wrapped(", ".join(f"{names.get(code, code)},~{widths[code]}" for code in ends))
@@ -101,7 +101,7 @@ def _rust_types(kinds: Sequence[DType]) -> _Lines:
 
 
 def _rust_elements(kinds: Sequence[DType]) -> _Lines:
-    """Yield the rows of `elements!`: a type, and the element types that are read as it; u8 reads all others of 8 bits."""
+    """Yield the rows of `elements!`: a type, and the element types read as it; u8 reads all others of 8 bits."""
     for rust in dict.fromkeys(d.rust for d in kinds):
         if rust is not None and rust != "u8" and not rust.startswith("["):
             yield f"{rust}: {' '.join(d.name.upper() for d in kinds if d.rust == rust)};"
@@ -165,7 +165,7 @@ def files(kinds: Sequence[DType] = DTYPES) -> dict[Path, str]:
     for path, blocks in BLOCKS.items():
         lines: list[str] = []
         found: list[str] = []
-        skipping = False
+        skipping = endless = False
         for line in (ROOT / path).read_text(encoding="utf-8").splitlines():
             comment = _COMMENT.fullmatch(line.strip())
             said = comment[1] if comment else ""
@@ -173,11 +173,13 @@ def files(kinds: Sequence[DType] = DTYPES) -> dict[Path, str]:
             if not skipping:
                 lines.append(line)
             if said.startswith(_BEGIN):
+                endless |= skipping
                 found.append(said.removeprefix(_BEGIN))
                 indent = line[: -len(line.lstrip())] if line != line.lstrip() else ""
                 lines += [indent + made if made else "" for made in blocks.get(found[-1], lambda _: iter(()))(kinds)]
                 skipping = True
-        if sorted(found) != sorted(blocks) or skipping:
-            raise ValueError(f"{path}: blocks {sorted(blocks)} are due, found {found}{', one without end' * skipping}")
+        if sorted(found) != sorted(blocks) or skipping or endless:
+            what = ", one without end" if skipping or endless else ""
+            raise ValueError(f"{path}: blocks {sorted(blocks)} are due, found {found}{what}")
         out[path] = "\n".join(lines) + "\n"
     return out

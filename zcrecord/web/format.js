@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: 0BSD
-/** What an archive's bytes mean, and every rule of FORMAT.md's levels `open` and `index`, by its number. */
+/** Header and index, and every rule of FORMAT.md's levels `open` and `index`, by its number. */
 
 export const NONE = 0xffffffff;
 export const END = 64; // bytes of header and trailer
@@ -10,7 +10,7 @@ export function range(count, make) {
   return out;
 }
 
-/** Shortens text and escapes control characters: names come from strangers. */
+/** Shortens text and escapes control characters. */
 export const printable = (text) => (text.length > 200 ? `${text.slice(0, 100)}…${text.slice(-100)}` : text)
   .replace(/(?! )[\p{C}\p{Z}]/gu, (c) => `\\u{${c.codePointAt(0).toString(16)}}`);
 
@@ -22,7 +22,7 @@ export class RecordError extends Error {
     Object.assign(this, { name: new.target.name, what, path: null, tensor: null, offset: null }).located(where);
   }
 
-  /** Fills in what was not known where it was thrown. */
+  /** Adds where it happened, unless that is known. */
   located(where) {
     for (const key of ["path", "tensor", "offset"]) this[key] ??= where[key] ?? null;
     const { path, tensor, what } = this;
@@ -31,26 +31,20 @@ export class RecordError extends Error {
     return this;
   }
 }
-/** Returns an error class whose name no minifier changes. */
-const kind = (name, Base = RecordError) => ({ [name]: class extends Base {} })[name];
-export const FormatError = kind("FormatError");
-export const VersionError = kind("VersionError", FormatError);
-export const IntegrityError = kind("IntegrityError", FormatError);
-export const LimitError = kind("LimitError");
-export const UnsupportedError = kind("UnsupportedError");
-export const ProducerError = kind("ProducerError");
-export const FillError = kind("FillError");
-export const LoadCancelledError = kind("LoadCancelledError");
-export const TensorNotFoundError = kind("TensorNotFoundError");
-export const SourceError = kind("SourceError");
-export const SourceNotFoundError = kind("SourceNotFoundError", SourceError);
+/** Returns error classes whose names no minifier changes. */
+const kinds = (Base, names) => names.split(" ").map((name) => ({ [name]: class extends Base {} })[name]);
+export const [FormatError, LimitError, UnsupportedError, ProducerError, FillError, LoadCancelledError,
+  TensorNotFoundError, SourceError] = kinds(RecordError, "FormatError LimitError UnsupportedError ProducerError \
+FillError LoadCancelledError TensorNotFoundError SourceError");
+export const [VersionError, IntegrityError] = kinds(FormatError, "VersionError IntegrityError");
+export const [SourceNotFoundError] = kinds(SourceError, "SourceNotFoundError");
 
 /** Throws unless something holds. */
 export function need(holds, what, Kind = FormatError) {
   if (!holds) throw new Kind(what.call ? what() : what);
 }
 
-/** A module cannot be loaded. */
+/** Reports that a module cannot be loaded. */
 export const missing = (cause) => {
   throw new SourceError(`the request failed: ${cause.message}`, { cause });
 };
@@ -59,7 +53,7 @@ export function checkGoing(signal) {
   if (signal?.aborted) throw new LoadCancelledError("was cancelled", { cause: signal.reason });
 }
 
-/** Holds a part of the archive, or item `i` of a vector, to a rule; rules.js has the words. */
+/** Checks a rule of a part, or of item `i` of a vector; rules.js has the words. */
 export function rule(number, holds, part, got, i) {
   if (holds) return;
   const where = part.what ? `${part.what}[${i}]` : part;
@@ -67,7 +61,7 @@ export function rule(number, holds, part, got, i) {
   throw Object.assign(new FormatError(`${where} breaks R${number}`, { tensor }), { rule: number, where, got });
 }
 
-/** Calls `check` with every item's number, and with what holds it to a rule. */
+/** Calls `check` with each item's number, and a function that checks a rule of it. */
 function each(rows, check, from = 0) {
   let i = from;
   const hold = (number, holds) => holds || rule(number, false, rows, null, i);
@@ -88,7 +82,7 @@ export function crc32(octets) {
 const zeros = (octets, start, end) => !octets.subarray(start, end).some(Boolean);
 const alignUp = (n, alignment) => Math.ceil(n / alignment) * alignment;
 
-/** Returns what 64 bytes say, null for an unsealed header. */
+/** Decodes header or trailer; null: an unsealed header. */
 export function decodeHeader(octets, what) {
   const view = new DataView(octets.buffer, octets.byteOffset, END);
   const u32 = (at) => view.getUint32(at, true);
@@ -124,7 +118,7 @@ int64:BigInt64
 64 string`;
 // end
 
-/** Element types by code. What is plain is left out above: an array of Uint8, and the bits that the name says. */
+/** Element types by code; above, Uint8 and the width in the name go without saying. */
 export const KINDS = new Map();
 TYPES.split(/\s/).reduce((code, entry) => {
   const [name, array = "Uint8", bits = /\d+|$/.exec(name)[0]] = entry.split(":");
@@ -133,21 +127,21 @@ TYPES.split(/\s/).reduce((code, entry) => {
   return code + 1;
 }, 0);
 
-// Name, alignment, bytes of an item, and of each field; the rest is zeros.
-const VALUE = "start4 size4 low4 high4 parent4 place4 type1 form1";
+// Name, alignment, bytes of an item; its fields, of 4 bytes unless they say another number. The rest is zeros.
+const VALUE = "start size low high parent place type1 form1";
 const VECTORS = `text 1 1
-dims 8 8 low4 high4
-strides 8 8 low4 high4
-words 8 8 low4 high4
-payloads 8 24 offset8 nbytes8 low4 high4
-tensors 8 48 start4 size4 key4 parent4 place4 payload4 offset8 dims4 strides4 dtype1 bits1 rank1
-byName 4 4 item4
-byModule 4 4 item4
-modules 4 48 start4 size4 type4 typeSize4 key4 parent4 end4 place4 tensor4 attribute4 kind1
+dims 8 8 low high
+strides 8 8 low high
+words 8 8 low high
+payloads 8 24 offset8 nbytes8 low high
+tensors 8 48 start size key parent place payload offset8 dims strides dtype1 bits1 rank1
+byName 4 4 item
+byModule 4 4 item
+modules 4 48 start size type typeSize key parent end place tensor attribute kind1
 attributes 8 32 ${VALUE}
 metadata 8 32 ${VALUE}`.split("\n").map((line) => line.split(" "));
 
-/** Returns the vectors of an index: of each its length `n`, and for each field what reads an item's. Checks bounds. */
+/** Decodes an index: of each vector its length `n`, and for each field a function that reads it. Checks bounds. */
 export function decodeIndex(octets) {
   const size = octets.length;
   const u32 = new Uint32Array(octets.buffer, octets.byteOffset, size / 4);
@@ -175,10 +169,10 @@ export function decodeIndex(octets) {
     const rows = { what, at, n, name: (i) => textAt(rows.start(i), rows.size(i)) };
     let used = at;
     for (const field of fields) {
-      const bytes = Number(field.at(-1));
+      const bytes = Number(field.at(-1)) || 4;
       const unit = Math.min(bytes, 4);
       const [from, first, step] = [unit === 1 ? octets : u32, used / unit, item / unit];
-      rows[field.slice(0, -1)] = bytes < 8 ? (i) => from[first + step * i]
+      rows[field.replace(/\d/, "")] = bytes < 8 ? (i) => from[first + step * i]
         : (i) => from[first + step * i + 1] * 2 ** 32 + from[first + step * i];
       used += bytes;
     }
@@ -205,7 +199,7 @@ export function compare(pool, a, aSize, other, b, bSize) {
   return aSize - bSize;
 }
 
-/** Calls `visit` with every word of a value: the vector that has it, and its number there. */
+/** Calls `visit` with the vector and number of each word of a value. */
 export function eachWord({ words }, rows, i, visit) {
   if (!rows.form(i)) visit(rows, i);
   else for (let k = 0; k < rows.high(i); k++) visit(words, rows.low(i) + k);

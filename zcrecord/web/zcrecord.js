@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: 0BSD
-/** A reader of zcrecord archives for browsers and Node 20+; zcrecord.d.ts documents it. Needs format.js and places.js;
- *  all other modules are loaded when something asks for them. */
+/** Reads zcrecord archives in browsers and Node 20+; zcrecord.d.ts documents it. Loads other modules when needed. */
 
 import { END, KINDS, NONE, LimitError, RecordError, TensorNotFoundError, UnsupportedError, big, checkGoing, checkIndex,
   crc32, decodeHeader, decodeIndex, exact, missing, need, printable, range, rule } from "./format.js";
@@ -74,8 +73,8 @@ export class Record {
   constructor({ header, sealed, base, ix, place, digest = ix.digestKind ? "xxh3" : "none" }) {
     const { indexCrc: _, ...rest } = header;
     const layout = { ...rest, sealed, digest, offset: base };
-    Object.assign(this, { path: place.path, layout, length: ix.tensors.n, nbytes: ix.nbytes });
-    Object.assign(this, { _header: header, _base: base, _ix: ix, _place: place });
+    Object.assign(this, { path: place.path, layout, length: ix.tensors.n, nbytes: ix.nbytes, _header: header,
+      _base: base, _ix: ix, _place: place });
   }
 
   get names() {
