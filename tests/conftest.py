@@ -3,6 +3,8 @@
 `@pytest.mark.needs("gcc")`: without that command on PATH the test is left out, and counted at the end; without
 "gcc -m32" where that builds no program. The names are those of `tools/system_tools.py`.
 
+`@pytest.mark.exhaustive`: a family that tries every case, of which a few members run; see `exhaustive.py`.
+
 Under `tools/test --all` (ZCRECORD_TEST_ALL=1) nothing is left out: what lacks a tool fails, and so does every skip
 whose reason does not start with "platform:", which is for what another operating system alone can show. A test that
 runs a tool without a mark that names it fails there, too: without that tool it would fail instead of being left out.
@@ -16,6 +18,7 @@ import shutil
 import signal
 import sys
 import tempfile
+import textwrap
 from collections import Counter
 from collections.abc import Generator, Iterable, Iterator
 from pathlib import Path
@@ -23,6 +26,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import ml_dtypes  # noqa: F401  # numpy knows "int4" and "bfloat16" by name from it
 import pytest
+from exhaustive import ALL, left_to_all
 
 if TYPE_CHECKING:
     from browsers import Pages
@@ -31,8 +35,8 @@ if TYPE_CHECKING:
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # `tools` is not installed
 from tools.system_tools import PACKAGES, has
 
-ALL = os.environ.get("ZCRECORD_TEST_ALL") == "1"
-LEFT_OUT = pytest.StashKey[list[tuple[str, str]]]()
+LEFT_OUT = pytest.StashKey[dict[str, int]]()  # tests left out for want of each tool, and of exhaustive families
+EXHAUSTIVE = "exhaustive families"
 TOOLS_RUN = pytest.StashKey[Path]()
 Report = TypeVar("Report", pytest.TestReport, pytest.CollectReport)
 
@@ -83,7 +87,7 @@ def missing_tools(item: pytest.Item) -> list[str]:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Under --all, put commands before the tools on PATH that note each use of one."""
-    config.stash[LEFT_OUT] = []
+    config.stash[LEFT_OUT] = {}
     if ALL:
         folder = Path(tempfile.mkdtemp(prefix="tools-"))
         config.add_cleanup(lambda: shutil.rmtree(folder))
@@ -98,12 +102,14 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Deselect what lacks a tool, unless nothing is to be left out."""
-    lacking = [] if ALL else [item for item in items if missing_tools(item)]
-    if lacking:
-        config.stash[LEFT_OUT] = [(tool, item.path.stem) for item in lacking for tool in missing_tools(item)[:1]]
-        config.hook.pytest_deselected(items=lacking)
-        items[:] = [item for item in items if item not in lacking]
+    """Deselect what lacks a tool and most of exhaustive families, unless nothing is to be left out."""
+    if ALL:
+        return
+    lacking = {item: tools[0] for item in items if (tools := missing_tools(item))}
+    left_out = lacking | dict.fromkeys(left_to_all([item for item in items if item not in lacking]), EXHAUSTIVE)
+    config.stash[LEFT_OUT] = dict(Counter(left_out.values()).most_common())
+    config.hook.pytest_deselected(items=list(left_out))
+    items[:] = [item for item in items if item not in left_out]
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
@@ -170,14 +176,18 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any) -> None:
     """Take what another process left out; all of them collect the same tests."""
-    node.config.stash[LEFT_OUT] = getattr(node, "workeroutput", {}).get("left_out", [])
+    node.config.stash[LEFT_OUT] = getattr(node, "workeroutput", {}).get("left_out", {})
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    """Tell what was left out, a line for each tool, before pytest's own closing line."""
-    left_out = config.stash[LEFT_OUT]
-    if left_out:
-        terminalreporter.section("left out for want of a system tool; ./tools/test --all installs them")
-        for tool, count in Counter(tool for tool, _ in left_out).most_common():
-            files = sorted({file for missing, file in left_out if missing == tool})
-            terminalreporter.line(f"{tool}: {count} tests in {', '.join(files)}")
+    """Tell in a few lines what was left out, before pytest's own closing line."""
+    lacking = dict(config.stash[LEFT_OUT])
+    cases = lacking.pop(EXHAUSTIVE, 0)
+    if lacking or cases:
+        terminalreporter.section("left out; ./tools/test --all installs system tools, and runs everything")
+    if cases:
+        terminalreporter.line(f"{cases} tests of families that try every case: a few of each family ran")
+    if lacking:
+        tools = ", ".join(f"{tool} {count}" for tool, count in lacking.items())
+        told = f"{sum(lacking.values())} tests for want of a system tool: {tools}"
+        terminalreporter.write_line("\n".join(textwrap.wrap(told, 118, subsequent_indent="  ", break_on_hyphens=False)))

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import specification
+from exhaustive import some
 from forge import Forge
 from malformed import saved
 
@@ -38,8 +39,9 @@ ELSEWHERE = {
 def test_every_attack_is_answered_as_it_must_be(module: Any, tmp_path: Path) -> None:
     found = {attack.name: attack for attack in module.ATTACKS}
     assert len(found) == len(module.ATTACKS), "two attacks have one name"
-    told = answers(module.__name__, tmp_path)
-    assert len(told) == len(found) * len(module.DOORS)
+    chosen = some(list(found), 25)
+    told = answers(module.__name__, tmp_path, names=chosen)
+    assert len(told) == len(chosen) * len(module.DOORS)
     faults = [fault for answer in told if (fault := wrong(found[answer.attack], answer))]
     assert not faults, "\n".join(faults)
     assert os.listdir(tmp_path) == ["harmless"]  # what was made for attacks is gone

@@ -12,12 +12,13 @@ import os
 import re
 import shutil
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from exhaustive import some
 
 import zcrecord
 from attacks import external, foreign, onnx_files
@@ -36,7 +37,7 @@ MODULES = {"O": onnx_files, "X": external}
 ALL = [*MODULES.values(), foreign]
 
 
-def faults(answered: list[Answer], attacks: tuple[Attack, ...]) -> list[str]:
+def faults(answered: list[Answer], attacks: Sequence[Attack]) -> list[str]:
     """Return what is wrong with the answers, those that are missing included."""
     known = {attack.name: attack for attack in attacks}
     assert len(known) == len(attacks), "two attacks have one name"
@@ -46,9 +47,10 @@ def faults(answered: list[Answer], attacks: tuple[Attack, ...]) -> list[str]:
 
 @pytest.mark.parametrize("module", ALL, ids=lambda module: module.__name__)
 def test_every_attack_is_answered_by_its_error_at_once_and_in_little_memory(module: Any, tmp_path: Path) -> None:
-    answered = answers(module.__name__, tmp_path)
-    assert len(answered) == len(module.ATTACKS) * len(module.DOORS)
-    assert not faults(answered, module.ATTACKS)
+    attacks = some(module.ATTACKS, 25)
+    answered = answers(module.__name__, tmp_path, names=[attack.name for attack in attacks])
+    assert len(answered) == len(attacks) * len(module.DOORS)
+    assert not faults(answered, attacks)
 
 
 def test_a_wrong_answer_would_be_noticed(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+from exhaustive import some
 
 from attacks import servers
 from attacks.catalogue import wrong
@@ -18,8 +19,9 @@ pytestmark = pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reas
 def test_every_hostile_server_is_refused_in_time_and_in_little_memory(tmp_path: Path) -> None:
     found = {attack.name: attack for attack in servers.ATTACKS}
     assert len(found) == len(servers.ATTACKS), "two attacks have one name"
-    told = answers(servers.__name__, tmp_path)
-    assert len(told) == len(found) * len(servers.DOORS)
+    chosen = some(list(found), 6)
+    told = answers(servers.__name__, tmp_path, names=chosen)
+    assert len(told) == len(chosen) * len(servers.DOORS)
     faults = [fault for answer in told if (fault := wrong(found[answer.attack], answer))]
     assert not faults, "\n".join(faults)
 

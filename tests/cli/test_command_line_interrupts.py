@@ -53,6 +53,7 @@ def files() -> dict[str, bytes]:
     return {str(path): path.read_bytes() for path in Path().rglob("*") if path.is_file()}
 
 
+@pytest.mark.exhaustive(keep=6)
 @pytest.mark.parametrize(
     "at", ["zcrecord.dtypes", "numpy", "numpy._core._multiarray_umath", "zcrecord.cli.dispatch", "argparse"]
 )
@@ -89,6 +90,7 @@ def test_every_command_is_stopped_here() -> None:
     assert {command.split()[0] for command in AT_WORK} == set(COMMANDS)
 
 
+@pytest.mark.exhaustive(keep=6)
 @pytest.mark.parametrize("times", [1, 3])
 @pytest.mark.parametrize("command", AT_WORK)
 def test_ctrl_c_ends_every_command_alike_and_leaves_every_file(command: str, times: int) -> None:

@@ -173,6 +173,7 @@ def test_measurement_notices_a_copy_of_the_payload(folder: Path) -> None:
     assert ask(folder, data, "index", "views")["grown"] < 4 * MIB
 
 
+@pytest.mark.exhaustive(keep=6)
 @ARCHIVE
 def test_opening_takes_a_small_multiple_of_the_archive(
     build: Callable[[], Forge], kind: str, message: str, folder: Path
@@ -260,6 +261,7 @@ WORK = {
 }
 
 
+@pytest.mark.exhaustive(keep=("strings of one range", "views", "shapes"))
 @pytest.mark.parametrize("build", WORK.values(), ids=WORK)
 def test_payload_shared_by_many_is_not_read_for_each(build: Callable[[], Forge], folder: Path) -> None:
     """R70, R71, R72, R76: 100,000 times 64 MB would take hours."""

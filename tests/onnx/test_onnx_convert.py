@@ -12,6 +12,7 @@ import numpy as np
 import onnx
 import onnx_models as m
 import pytest
+from exhaustive import some
 from onnx import TensorProto, helper, numpy_helper
 from onnx.external_data_helper import convert_model_to_external_data
 
@@ -49,7 +50,7 @@ def test_the_packaged_models_convert_and_come_back(path: Path) -> None:
 def test_the_generated_node_cases_convert_and_come_back() -> None:
     models = [case.model for case in m.node_cases() if case.model is not None]
     assert len(models) > 1600  # of onnx 1.21; later ones have more
-    for model in models:
+    for model in some(models, 150):
         check(model)
 
 

@@ -18,6 +18,8 @@ from exported_models import EXPORTERS, EXPORTS, Exported, exported
 import zcrecord
 from zcrecord.onnx import convert, graph, session
 
+pytestmark = pytest.mark.exhaustive(keep=("torchscript", "twins"))
+
 
 @pytest.fixture(params=[f"{name}-{exporter}" for name in EXPORTS for exporter in EXPORTERS])
 def export(request: pytest.FixtureRequest) -> Exported:

@@ -107,6 +107,7 @@ def cases_of(*modules: ModuleType) -> Iterator[Any]:
                 yield pytest.param(test, given, id=f"{name}-{number}")
 
 
+@pytest.mark.exhaustive(keep=60)
 @pytest.mark.parametrize("test, given", list(cases_of(test_onnx_wire, test_onnx_convert)))
 def test_what_holds_of_a_conversion_holds_of_a_scan(
     test: Any, given: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -13,6 +13,7 @@ from itertools import islice
 from pathlib import Path
 
 import pytest
+from exhaustive import rounds
 
 from tools.fuzz import CORPUS, ROOT, archives, models, native, targets
 from tools.fuzz.__main__ import guided
@@ -64,7 +65,7 @@ def test_atheris_finds_nothing_in_a_short_run(tmp_path: Path, what: str) -> None
     assert not list((tmp_path / "found").iterdir())
 
 
-RUNS = {"archive": 5000, "model": 3000}
+RUNS = {"archive": rounds(5000), "model": rounds(3000)}
 BROKEN = """
 import sys
 import zcrecord
@@ -120,6 +121,7 @@ def test_readers_in_python_c_and_rust_agree_on_the_corpus_and_on_changes_of_it(t
     assert 100 < done.accepted < len(questions)
 
 
+@pytest.mark.exhaustive(keep=0)
 def test_corpus_reaches_every_branch_of_the_verifier() -> None:
     done = subprocess.run([sys.executable, "-m", "tools.fuzz", "coverage"], capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -7,6 +7,7 @@ from __future__ import annotations
 import codecs
 import contextlib
 import errno
+import functools
 import gzip
 import io
 import os
@@ -150,12 +151,17 @@ FILES: dict[str, tuple[Callable[[Path], Any], bool]] = {
     "a temporary file": (lambda path: filled(tempfile.TemporaryFile()), False),
     "a named temporary file": (lambda path: filled(tempfile.NamedTemporaryFile()), True),
     "a pipe": (lambda path: piped(), False),
-    "gzip": (lambda path: gzip.GzipFile(fileobj=io.BytesIO(gzip.compress(DATA))), False),
+    "gzip": (lambda path: gzip.GzipFile(fileobj=io.BytesIO(gzip_of_data())), False),
     "a gzip file": (lambda path: gzipped(path), False),
     "a member of a zip": (lambda path: zipfile.ZipFile(zipped()).open("m.zcr"), False),
     "BytesIO": (lambda path: io.BytesIO(DATA), False),
     "BytesIO behind other bytes": (lambda path: filled(io.BytesIO(b"12345"), 5), False),
 }  # fmt: skip
+
+
+@functools.cache
+def gzip_of_data() -> bytes:
+    return gzip.compress(DATA, 1)
 
 
 def zipped() -> io.BytesIO:
@@ -198,7 +204,7 @@ def piped() -> Any:
 
 
 def gzipped(path: Path) -> Any:
-    path.write_bytes(gzip.compress(DATA))
+    path.write_bytes(gzip_of_data())
     return gzip.open(path)
 
 
@@ -248,7 +254,7 @@ ODD: dict[str, tuple[Callable[[], Any], type[RecordError], str]] = {
     "a closed BytesIO": (lambda: closed(io.BytesIO(DATA)), SourceError, "the file object is closed; open it again"),
     "a closed file": (lambda: closed(open(os.devnull, "rb")), SourceError, "the file object is closed; open it"),
     "one for writing": (lambda: open(os.devnull, "wb"), SourceError, "cannot be read: (read|not readable|File not)"),
-    "a cut gzip": (lambda: gzip.GzipFile(fileobj=io.BytesIO(gzip.compress(DATA)[:-99])), SourceError, "read: Compr"),
+    "a cut gzip": (lambda: gzip.GzipFile(fileobj=io.BytesIO(gzip_of_data()[:-99])), SourceError, "read: Compr"),
     "one that fails": (lambda: Odd(OSError(errno.EIO, "I/O error")), SourceError, "cannot be read: I/O error"),
     "one that fails its own way": (lambda: Odd(RuntimeError()), SourceError, "cannot be read: RuntimeError"),
     "one that would block": (lambda: Odd(None), SourceError, "has no bytes ready; open it in blocking mode"),

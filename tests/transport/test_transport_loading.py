@@ -9,6 +9,7 @@ import mmap
 import os
 import pickle
 import sys
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -43,29 +44,28 @@ def assert_same(got: Record, want: Record, names: Any = None) -> None:
     assert got.metadata == want.metadata
 
 
-def other_forms(data: bytes) -> dict[str, bytes]:
-    """The archive as other programs pack it."""
-    parts = [data[i : i + 300_000] for i in range(0, len(data), 300_000)]
+def parts(data: bytes) -> list[bytes]:
+    return [data[i : i + 300_000] for i in range(0, len(data), 300_000)]
+
+
+def of_a_stream(data: bytes) -> bytes:
     stream = zstandard.ZstdCompressor().compressobj()
-    of_a_stream = stream.compress(data) + stream.flush()
-    return {
-        "one frame": zstandard.ZstdCompressor().compress(data),
-        "of a stream": of_a_stream,
-        "many frames": b"".join(zstandard.ZstdCompressor(write_checksum=True).compress(part) for part in parts),
-        "skippable frame first": b"\x50\x2a\x4d\x18\x04\0\0\0abcd" + of_a_stream,
-        "table without checksums": tabled(parts, checksums=False),
-        "table with checksums": tabled(parts, write_checksum=True),
-        "frames of unknown size": tabled(parts, write_content_size=False),
-        "wide windows": tabled(
-            parts,
-            compression_params=zstandard.ZstdCompressionParameters(window_log=25, write_content_size=0),
-        ),
-        "one frame, with a table": tabled([data]),
-        "empty frames": tabled([b"", data[:70], b"", b"", data[70:], b""]),
-    }
+    return stream.compress(data) + stream.flush()
 
 
-FORMS = list(other_forms(b""))
+WIDE = zstandard.ZstdCompressionParameters(window_log=25, write_content_size=0)
+FORMS: dict[str, Callable[[bytes], bytes]] = {  # the archive as other programs pack it
+    "one frame": zstandard.ZstdCompressor().compress,
+    "of a stream": of_a_stream,
+    "many frames": lambda data: b"".join(map(zstandard.ZstdCompressor(write_checksum=True).compress, parts(data))),
+    "skippable frame first": lambda data: b"\x50\x2a\x4d\x18\x04\0\0\0abcd" + of_a_stream(data),
+    "table without checksums": lambda data: tabled(parts(data), checksums=False),
+    "table with checksums": lambda data: tabled(parts(data), write_checksum=True),
+    "frames of unknown size": lambda data: tabled(parts(data), write_content_size=False),
+    "wide windows": lambda data: tabled(parts(data), compression_params=WIDE),
+    "one frame, with a table": lambda data: tabled([data]),
+    "empty frames": lambda data: tabled([b"", data[:70], b"", b"", data[70:], b""]),
+}
 
 # The whole
 
@@ -98,7 +98,7 @@ def test_large_archives_load_packed(how: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("how", ["front", "unsealed"])
 def test_what_other_programs_packed_loads(form: str, how: str) -> None:
     """R85."""
-    data = other_forms(encoded(how))[form]
+    data = FORMS[form](encoded(how))
     assert bytes(zcrecord.load_record(data).archive.buffer) == encoded(how)
     part = zcrecord.load_record(data, names=["large", "tied.*"])
     assert_same(part, zcrecord.load_record(encoded(how)).select(["large", "tied.*"]))
