@@ -12,6 +12,7 @@ runs a tool without a mark that names it fails there, too: without that tool it 
 
 from __future__ import annotations
 
+import gc
 import os
 import shlex
 import shutil
@@ -114,6 +115,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Forget which tools ran while the tests were found: some ask a compiler what they are to be tried with."""
+    gc.collect()
+    gc.freeze()  # or each collection that tests ask for goes through every test and module there is
     if (log := session.config.stash.get(TOOLS_RUN, None)) is not None:
         log.unlink(missing_ok=True)
 

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import records as r
 import torch
+from forked import run_torch
 
 import zcrecord
 from zcrecord import RecordWriter
@@ -352,7 +353,7 @@ def test_conversion_takes_no_private_memory_for_tensors(tmp_path: Path) -> None:
     for name, count in (("large", 1 << 21), ("small", 8)):
         torch.save({"model": {f"w{i}": torch.ones(count) * i for i in range(8)}}, tmp_path / name)
     grown = [
-        json.loads(r.run_python(MEASURED.format(act=act), tmp_path / "large", tmp_path / "small").stdout)
+        json.loads(run_torch(MEASURED.format(act=act), tmp_path / "large", tmp_path / "small").stdout)
         for act in (READ, WHOLE)
     ]
     assert grown[0] < 4 * MIB

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import records as r
 import torch
+from forked import run_torch
 
 import zcrecord
 
@@ -184,7 +185,7 @@ def ends(tmp_path_factory: pytest.TempPathFactory) -> Ends:
     folder = tmp_path_factory.mktemp("runs")
 
     def told(code: str) -> Any:
-        out = r.run_python(RUN + code, folder, json.dumps(KINDS), json.dumps(PARTS)).stdout
+        out = run_torch(RUN + code, folder, json.dumps(KINDS), json.dumps(PARTS)).stdout
         return json.loads(out) if out else None
 
     whole = told(WHOLE)

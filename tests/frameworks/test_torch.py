@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import records as r
 import torch
+from forked import run_torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn import functional
@@ -396,8 +397,8 @@ def test_an_optimizer_step_works_and_leaves_the_file_as_it_was_where_a_read_only
 ) -> None:
     model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.BatchNorm1d(8), torch.nn.Linear(8, 1))
     path = file_of(tmp_path, model)
-    assert r.run_python(TRAINED, path, "writable").stdout.split() == ["ready", "trained"]
-    crashed = r.run_python(TRAINED, path, "read-only", ok=False)
+    assert run_torch(TRAINED, path, "writable").stdout.split() == ["ready", "trained"]
+    crashed = run_torch(TRAINED, path, "read-only", ok=False)
     assert crashed.stdout.split() == ["ready"]
     assert -crashed.returncode in (signal.SIGSEGV, signal.SIGBUS)
 
@@ -436,7 +437,7 @@ def archives(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 def grown(how: str, archives: tuple[Path, Path]) -> tuple[int, int]:
     """Return how much private and resident memory the tensors of a large archive take."""
     then, writable = WAYS[how]
-    private, rss = r.run_python(MEMORY.format(then=then), *archives, writable).stdout.split()
+    private, rss = run_torch(MEMORY.format(then=then), *archives, writable).stdout.split()
     return int(private), int(rss)
 
 

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import records as r
 import torch
+from forked import run_torch
 
 import zcrecord
 from zcrecord import Record
@@ -75,14 +76,14 @@ def path(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("way", UNSAFE)
 def test_a_write_through_torch_to_a_read_only_view_ends_the_process(way: str, path: Path) -> None:
-    done = r.run_python(START + UNWARNED + UNSAFE[way] + END, path, "file", ok=False)
+    done = run_torch(START + UNWARNED + UNSAFE[way] + END, path, "file", ok=False)
     assert done.stdout.split() == ["taken"]
     assert -done.returncode in (signal.SIGSEGV, signal.SIGBUS), "README's Limits may say so no longer"
 
 
 @pytest.mark.parametrize("way", UNSAFE)
 def test_a_write_through_torch_to_a_view_of_bytes_changes_these_bytes(way: str, path: Path) -> None:
-    done = r.run_python(START + UNWARNED + UNSAFE[way] + END, path, "bytes")
+    done = run_torch(START + UNWARNED + UNSAFE[way] + END, path, "bytes")
     assert done.stdout.split() == ["taken", "written", "False"], "README's Limits may say so no longer"
 
 
@@ -90,7 +91,7 @@ def test_a_write_through_torch_to_a_view_of_bytes_changes_these_bytes(way: str, 
 @pytest.mark.parametrize("way", SAFE)
 def test_the_three_safe_ways_may_be_written_and_change_nothing_else(way: str, source: str, path: Path) -> None:
     before = path.read_bytes()
-    done = r.run_python(START + SAFE[way] + END, path, source)  # where a warning is an error
+    done = run_torch(START + SAFE[way] + END, path, source)  # where a warning is an error
     assert done.stdout.split() == ["taken", "written", "True"]
     assert path.read_bytes() == before
 
@@ -187,7 +188,7 @@ print(memory().private - before)
 @LINUX
 def test_of_a_file_that_is_gone_no_more_is_copied_than_was_asked_for(tmp_path: Path) -> None:
     zcrecord.save_record({f"w{i}": np.full(16 << 20, i + 1, np.uint8) for i in range(6)}, tmp_path / "m", durable=False)
-    taken = int(r.run_python(MEMORY, tmp_path / "m").stdout)
+    taken = int(run_torch(MEMORY, tmp_path / "m").stdout)
     assert 16 << 20 <= taken < 24 << 20, "it would notice what is copied"
 
 
@@ -218,4 +219,4 @@ print(len(held))
 
 @LINUX
 def test_neither_archives_nor_views_nor_torch_s_tensors_take_file_descriptors(path: Path) -> None:
-    assert r.run_python(FEW, path).stdout == "900\n"
+    assert run_torch(FEW, path).stdout == "900\n"

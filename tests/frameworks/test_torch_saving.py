@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import records as r
 import torch
+from forked import run_torch
 from torch.nn.utils import parametrizations
 
 import zcrecord
@@ -396,11 +397,11 @@ assert grown < 40 * MIB, grown  # 4 each; the allocator keeps some, now and then
 
 
 def test_tensors_of_a_device_are_fetched_when_written_and_tied_ones_once() -> None:
-    r.run_python(DEVICE + FETCHES)
+    run_torch(DEVICE + FETCHES)
 
 
 def test_tensors_of_a_device_are_in_the_hosts_memory_one_at_a_time() -> None:
-    r.run_python(DEVICE + ONE_AT_A_TIME)
+    run_torch(DEVICE + ONE_AT_A_TIME)
 
 
 SAVED = """
@@ -425,12 +426,12 @@ print(peak_rss() - before)
 
 
 def test_saving_takes_no_memory_for_tensors_that_lie_in_one_piece() -> None:
-    assert int(r.run_python(SAVED.format(record="record")).stdout) < 8 << 20
+    assert int(run_torch(SAVED.format(record="record")).stdout) < 8 << 20
 
 
 def test_saving_a_copy_would_be_noticed() -> None:
     copy = "{k: v.detach().clone() for k, v in record.items()}"
-    assert int(r.run_python(SAVED.format(record=copy)).stdout) > 60 << 20
+    assert int(run_torch(SAVED.format(record=copy)).stdout) > 60 << 20
 
 
 def test_names_that_collide_are_told() -> None:

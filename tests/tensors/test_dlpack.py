@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import records as r
 import torch
+from forked import run_torch
 
 import zcrecord
 from zcrecord.dtypes import DTYPES, DType, by_name
@@ -236,8 +237,8 @@ print("written")
 
 def test_torch_takes_read_only_views_for_writable_ones_which_is_why_there_is_record_torch(tmp_path: Path) -> None:
     opened(tmp_path, {"x": ONE})
-    assert r.run_python(WRITTEN, tmp_path / "model.zcr", "record").stdout.split() == ["taken", "written"]
-    crashed = r.run_python(WRITTEN, tmp_path / "model.zcr", "dlpack", ok=False)
+    assert run_torch(WRITTEN, tmp_path / "model.zcr", "record").stdout.split() == ["taken", "written"]
+    crashed = run_torch(WRITTEN, tmp_path / "model.zcr", "dlpack", ok=False)
     if not NUMPY_2_1:
         assert "BufferError: Cannot export readonly array" in crashed.stderr
         return
