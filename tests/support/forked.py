@@ -14,7 +14,7 @@ import tempfile
 import traceback
 from functools import cache
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import records as r
 
