@@ -30,6 +30,7 @@ __all__ = ["answers", "run"]
 
 What = Literal["ours", "peers"]
 ROOT = Path(__file__).resolve().parents[2]
+FOLDERS = (".", "tests", "tests/support", "tests/codec", "tests/transport")  # where attacks and their cases are
 LONGEST = 20.0  # seconds by the clock; what takes longer is called hung, unless the module says less
 ROOM = 6 << 30  # bytes of address space: a fault ends the child, not the machine
 SHORT = 500  # characters of a message
@@ -40,7 +41,7 @@ def answers(module: str, folder: Path, what: What = "ours", names: Iterable[str]
 
     `what` is "ours" for the module's DOORS, "peers" for its PEERS.
     """
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join((str(ROOT), str(ROOT / "tests")))}
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(str(ROOT / folder) for folder in FOLDERS)}
     command = [sys.executable, "-m", "attacks.running", module, str(folder), what, *names]
     done = subprocess.run(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True, check=True)
     return [Answer(**json.loads(line)) for line in done.stdout.splitlines()]

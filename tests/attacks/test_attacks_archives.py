@@ -57,7 +57,7 @@ def test_every_rule_that_readers_check_has_an_attack() -> None:
 def test_rules_held_elsewhere_are_cited_there() -> None:
     for rule, where in ELSEWHERE.items():
         for name in where.partition(": ")[2].split(", "):
-            assert f"R{rule}" in (Path(__file__).parents[1] / f"{name}.py").read_text(encoding="utf-8")
+            assert f"R{rule}" in (Path(__file__).parents[1] / "codec" / f"{name}.py").read_text(encoding="utf-8")
 
 
 def test_most_rules_are_broken_and_not_only_leant_on() -> None:
