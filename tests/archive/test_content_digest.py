@@ -14,6 +14,7 @@ import hypothesis
 import numpy as np
 import pytest
 import records as r
+from exhaustive import rounds
 from forge import Forge
 from hypothesis import strategies as st
 
@@ -49,7 +50,7 @@ def test_order_does_not_enter() -> None:
 
 
 @hypothesis.given(tree=r.trees(), seed=st.integers(0, 99))
-@hypothesis.settings(max_examples=60, deadline=None)
+@hypothesis.settings(max_examples=rounds(60), deadline=None)
 def test_order_alignment_and_payload_digests_of_any_tree_do_not_enter(tree: Any, seed: int) -> None:
     hypothesis.assume(r.names_are_unique(tree))
     other = digest(shuffled(tree, random.Random(seed)), alignment=16, digest="none", metadata={"k": 1})
@@ -143,7 +144,7 @@ def test_class_name_of_a_module_enters() -> None:
 
 
 @hypothesis.given(data=st.data())
-@hypothesis.settings(max_examples=60, deadline=None)
+@hypothesis.settings(max_examples=rounds(60), deadline=None)
 def test_every_bit_of_every_tensor_enters(data: st.DataObject) -> None:
     array = np.frombuffer(data.draw(st.binary(min_size=1, max_size=30)), np.uint8)
     bit = data.draw(st.integers(0, 8 * len(array) - 1))

@@ -14,6 +14,7 @@ import hypothesis
 import numpy as np
 import pytest
 import records as r
+from exhaustive import rounds
 from forge import Forge
 from hypothesis import strategies as st
 
@@ -110,7 +111,7 @@ def picked(node: Any, keep: Callable[[str], bool], whole: Callable[[str], bool],
 
 
 @hypothesis.given(tree=r.trees())
-@hypothesis.settings(max_examples=60, deadline=None)
+@hypothesis.settings(max_examples=rounds(60), deadline=None)
 def test_every_module_of_a_record_is_the_record_of_its_subtree(tree: Any) -> None:
     hypothesis.assume(r.names_are_unique(tree))
     rec = r.round_trip(tree)
@@ -317,7 +318,7 @@ def test_list_that_loses_members_is_a_mapping_unless_they_were_its_last(rec: Rec
 
 
 @hypothesis.given(tree=r.trees(), data=st.data())
-@hypothesis.settings(max_examples=120, deadline=None)
+@hypothesis.settings(max_examples=rounds(120), deadline=None)
 def test_selection_is_that_of_plain_python(tree: Any, data: st.DataObject) -> None:
     hypothesis.assume(r.names_are_unique(tree))
     rec = r.round_trip(tree)
@@ -486,7 +487,7 @@ FLAT = st.dictionaries(st.lists(KEYS, min_size=1, max_size=4).map(".".join), st.
     flat=FLAT,
     rename=st.dictionaries(st.lists(KEYS, max_size=3).map(".".join), st.lists(KEYS, max_size=2).map(".".join)),
 )
-@hypothesis.settings(max_examples=150, deadline=None)
+@hypothesis.settings(max_examples=rounds(150), deadline=None)
 def test_renaming_by_prefix_is_that_of_plain_python(flat: dict[str, int], rename: dict[str, str]) -> None:
     def new(name: str) -> str:
         parts = name.split(".")

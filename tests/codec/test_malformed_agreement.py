@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from exhaustive import rounds
 from forge import NONE, Forge
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -187,7 +188,7 @@ ODD: list[dict[str, int]] = [
 ]  # fmt: skip
 
 
-@settings(max_examples=800, deadline=None)
+@settings(max_examples=rounds(800), deadline=None)
 @given(row=rows())
 def test_index_and_touch_allow_what_the_specification_allows(row: Row) -> None:
     check(row)

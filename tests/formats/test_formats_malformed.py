@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from exchange import MIB, MOST, cost, entry, file_of, peer, peer_told, read, refused, tensor, told
+from exhaustive import rounds
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -230,7 +231,7 @@ def test_safetensors_with_a_byte_flipped_is_refused_or_read_as_its_own_reader_re
 
 
 @given(st.data())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=rounds(200), deadline=None)
 def test_safetensors_mutated_is_refused_or_read_as_its_own_reader_reads_it(data: st.DataObject) -> None:
     raw = bytearray(SMALL)
     for _ in range(data.draw(st.integers(1, 4))):
@@ -276,6 +277,7 @@ BOMBS: dict[str, Callable[[], bytes]] = {
 }
 
 
+@pytest.mark.exhaustive(keep=("opening brackets", "a long name with escapes", "many empty tensors"))
 @pytest.mark.parametrize("kind", BOMBS)
 def test_safetensors_header_costs_no_more_than_a_small_constant_times_its_length(kind: str, tmp_path: Path) -> None:
     data = BOMBS[kind]()

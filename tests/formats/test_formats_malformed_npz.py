@@ -192,6 +192,7 @@ def test_npz_that_inflates_costs_one_piece(tmp_path: Path) -> None:
     assert peak < 8 * MIB
 
 
+@pytest.mark.exhaustive(keep=2)
 @pytest.mark.parametrize(
     "header, nbytes, pattern",
     [

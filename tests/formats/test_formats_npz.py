@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import records as r
+from exhaustive import rounds
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
@@ -128,7 +129,7 @@ def test_what_is_stored_byte_for_byte_is_written_so(tmp_path: Path) -> None:
     ),
     st.booleans(),
 )
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=rounds(100), deadline=None)
 def test_any_arrays_come_back_equal(tmp_path_factory: Any, arrays: Arrays, compressed: bool) -> None:
     record = archive_of(arrays, tmp_path_factory.mktemp("npz"), compressed=compressed)
     assert_equal(np.load(io.BytesIO(npz_of(record))), arrays)

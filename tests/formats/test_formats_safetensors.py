@@ -14,6 +14,7 @@ import pytest
 import records as r
 import safetensors.numpy
 from exchange import file_of, peer, peer_told, tensor, told
+from exhaustive import rounds
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
@@ -305,7 +306,7 @@ def files(draw: st.DrawFn) -> dict[str, tuple[DType, Any]]:
 
 
 @given(files(), st.dictionaries(NAMES.filter(lambda n: n != KEY), st.text(st.characters(codec="utf-8")), max_size=3))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=rounds(100), deadline=None)
 def test_any_file_of_its_own_writer_comes_back_equal(found: Any, metadata: dict[str, str]) -> None:
     assume("__metadata__" not in found)
     about = {n: {"dtype": k.safetensors, "shape": a.shape} for n, (k, a) in found.items()}
@@ -348,7 +349,7 @@ def without_what_it_lacks(tree: Any) -> Any:
 
 
 @given(r.trees(), METADATA)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=rounds(100), deadline=None)
 def test_any_record_comes_back_with_its_content_digest(tmp_path_factory: Any, tree: Any, metadata: Any) -> None:
     tree = without_what_it_lacks(tree)
     assume(r.names_are_unique(tree) and "__metadata__" not in tree)

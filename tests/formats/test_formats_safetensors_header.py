@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 from exchange import tensor
+from exhaustive import rounds
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -193,6 +194,6 @@ def mutated(draw: st.DrawFn) -> str:
 
 @given(mutated(), LENGTHS)
 @example(BASES[0].replace("a.b", "a.c"), 13)
-@settings(max_examples=1500, deadline=None)
+@settings(max_examples=rounds(1500), deadline=None)
 def test_headers_changed_anywhere_are_read_as_they_are_character_by_character(text: str, length: int | None) -> None:
     check(text, length)

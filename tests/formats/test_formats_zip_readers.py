@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from exhaustive import rounds, some
 from zip_tricks import TRICKS, directory, two_directories
 
 import zcrecord
@@ -128,7 +129,7 @@ def test_what_is_taken_torchs_own_reader_reads_the_same(kind: str, changes: list
     assert sound == members_of_torch(path)
     inside = {i for start, data in sound.values() for i in range(start, start + len(data))}
     taken = 0
-    for at in sorted(set(range(len(whole))) - inside):
+    for at in some(sorted(set(range(len(whole))) - inside), 400):
         for change in changes:
             path.write_bytes(whole[:at] + bytes([whole[at] ^ change]) + whole[at + 1 :])
             ours = members_of_zipfile(path)
@@ -136,7 +137,7 @@ def test_what_is_taken_torchs_own_reader_reads_the_same(kind: str, changes: list
                 continue
             taken += 1
             assert sorted(ours.values()) == sorted(theirs.values()), f"byte {at}, changed by {change:#x}"
-    assert taken > 100
+    assert taken > rounds(100)
 
 
 def test_checkpoint_of_more_than_4_gib_comes_over_without_its_holes_being_read(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import records as r
 import torch
+from exhaustive import some
 from forked import run_torch
 
 import zcrecord
@@ -163,10 +164,10 @@ WITHOUT = """
 parts = json.loads(sys.argv[3])
 print(json.dumps([exact(run(kinds[0], 5, name(kinds[0]) + ".zcr", part).state()) for part in parts]))
 """
-KINDS = [
-    ("adam", "one cycle"), ("amsgrad", "none"), ("adamw", "lambda"), ("sgd", "milestones"), ("sgd", "sequence"),
-    ("adam", "plateau"), ("lbfgs", "none"),
-]  # fmt: skip
+KINDS = some([
+    ("adam", "one cycle"), ("amsgrad", "none"), ("adamw", "lambda"), ("sgd", "milestones"), ("lbfgs", "none"),
+    ("adam", "plateau"), ("sgd", "sequence"),
+], 2)  # fmt: skip
 PARTS = ["", "model", "optimizer", "schedule", "scaler", "torch", "python", "numpy", "generator"]
 
 

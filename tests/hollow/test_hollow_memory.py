@@ -86,6 +86,7 @@ BY_CHUNKS = "hollow.stream(chunks(hollow))"
 BY_ARRAYS = "hollow.stream(arrays(hollow))"
 
 
+@pytest.mark.exhaustive(keep=("[file]", "[arrays]"))
 @pytest.mark.parametrize("fill", [FROM_FILE, BY_CHUNKS], ids=["file", "chunks"])
 def test_two_gibibytes_pass_to_a_device_in_the_memory_of_a_chunk(fill: str, archives: dict[int, Path]) -> None:
     found = measured(ACT.format(keeps=0, sink="device", fill=fill), archives)
@@ -100,6 +101,7 @@ def test_two_gibibytes_pass_to_a_device_in_the_memory_of_one_payload(archives: d
     assert PAYLOAD // 2 < found["grown"] < PAYLOAD + LITTLE
 
 
+@pytest.mark.exhaustive(keep=("[file]", "[arrays]"))
 @pytest.mark.parametrize("fill", [FROM_FILE, BY_CHUNKS], ids=["file", "chunks"])
 def test_one_payload_that_is_kept_would_be_noticed(fill: str, archives: dict[int, Path]) -> None:
     found = measured(ACT.format(keeps=PAYLOAD + MIB, sink="device", fill=fill), archives)

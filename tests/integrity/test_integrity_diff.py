@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import records as r
+from exhaustive import rounds
 from forge import Forge
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -149,7 +150,7 @@ def test_difference_is_found_wherever_it_is_in_a_large_tensor() -> None:
 
 
 @given(st.data())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=rounds(60), deadline=None)
 def test_count_and_measure_are_those_of_numpy(data: st.DataObject) -> None:
     rng = np.random.default_rng(data.draw(st.integers(0, 1000)))
     shape = tuple(data.draw(st.lists(st.integers(1, 9), max_size=4)))

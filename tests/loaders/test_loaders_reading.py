@@ -12,6 +12,7 @@ import hypothesis
 import hypothesis.strategies as st
 import numpy as np
 import pytest
+from exhaustive import rounds
 
 import zcrecord
 from zcrecord import Record, SourceError, load_record
@@ -107,7 +108,7 @@ def test_mapping_is_not_touched(path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     gap=st.integers(0, 400),
     step=st.integers(1, 500),
 )
-@hypothesis.settings(max_examples=60, deadline=None)
+@hypothesis.settings(max_examples=rounds(60), deadline=None)
 def test_whatever_the_pieces_every_byte_arrives(
     sizes: list[int], chosen: set[int], most: int, gap: int, step: int
 ) -> None:

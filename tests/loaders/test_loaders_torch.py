@@ -534,6 +534,7 @@ def test_gpu_benchmark_says_in_one_line_that_there_is_no_gpu(
     assert re.fullmatch(r"no GPU: torch \S+ sees none; nothing was measured\n", err)
 
 
+@pytest.mark.exhaustive(keep=0)
 def test_gpu_benchmark_measures_all_ways_and_compares_what_arrived(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -183,7 +183,7 @@ def test_onnx_runtime_computes_the_same_from_the_archive(tmp_path: Path) -> None
 
 def test_packaged_models_with_weights_run_from_the_archive(tmp_path: Path) -> None:
     ran = 0
-    for path in some(m.packaged_models(), 60):
+    for path in some(m.packaged_models(), 30):
         model = onnx.load(path)
         if not any(t.ByteSize() > 200 for t in model.graph.initializer):
             continue

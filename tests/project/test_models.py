@@ -13,6 +13,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
+from exhaustive import some
 from onnx import numpy_helper
 
 from tools.measure import MIB
@@ -223,7 +224,7 @@ def test_serving_from_the_archive_copies_no_weight_and_the_measurement_would_not
 
 
 def test_both_forms_answer_alike(tmp_path: Path) -> None:
-    for name, model in MODELS.items():
+    for name, model in some([*MODELS.items()], 1):
         source, archive = tmp_path / f"{name}.onnx", tmp_path / f"{name}.zcr"
         with source.open("wb") as sink:
             model.write(sink, 1)

@@ -14,6 +14,7 @@ import hypothesis
 import numpy as np
 import pytest
 import records as r
+from exhaustive import rounds
 
 import zcrecord
 from zcrecord import (
@@ -59,7 +60,7 @@ def told(record: Any, out: RecordWriter, path: tuple[str, ...] = ()) -> None:
 
 
 @hypothesis.given(tree=r.trees())
-@hypothesis.settings(max_examples=150, deadline=None)
+@hypothesis.settings(max_examples=rounds(150), deadline=None)
 def test_record_told_bit_by_bit_is_the_one_that_is_saved_at_once(tree: Any) -> None:
     hypothesis.assume(r.names_are_unique(tree))
     file = io.BytesIO()

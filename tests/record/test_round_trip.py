@@ -12,6 +12,7 @@ import hypothesis
 import numpy as np
 import pytest
 import records as r
+from exhaustive import rounds
 from hypothesis import strategies as st
 
 import zcrecord
@@ -21,7 +22,7 @@ TWO = np.arange(4, dtype=np.int64)
 
 
 @hypothesis.given(tree=r.trees(), digest=st.sampled_from(["xxh3", "none"]), alignment=st.sampled_from(r.ALIGNMENTS))
-@hypothesis.settings(max_examples=200, deadline=None)
+@hypothesis.settings(max_examples=rounds(200), deadline=None)
 def test_tree_is_what_was_saved(tree: Any, digest: str, alignment: int) -> None:
     hypothesis.assume(r.names_are_unique(tree))
     rec = r.round_trip(tree, digest=digest, alignment=alignment)
@@ -29,7 +30,7 @@ def test_tree_is_what_was_saved(tree: Any, digest: str, alignment: int) -> None:
 
 
 @hypothesis.given(tree=r.trees())
-@hypothesis.settings(max_examples=60, deadline=None)
+@hypothesis.settings(max_examples=rounds(60), deadline=None)
 def test_loaded_record_and_its_tree_can_be_saved_again(tree: Any) -> None:
     hypothesis.assume(r.names_are_unique(tree))
     rec = r.round_trip(tree)
@@ -188,7 +189,7 @@ def test_every_name_may_be_a_module_an_attribute_or_metadata(name: str) -> None:
 
 
 @hypothesis.given(names=st.lists(r.KEYS, unique=True, max_size=40), other=st.lists(r.KEYS, max_size=5))
-@hypothesis.settings(max_examples=100, deadline=None)
+@hypothesis.settings(max_examples=rounds(100), deadline=None)
 def test_any_flat_mapping_keeps_its_names(names: list[str], other: list[str]) -> None:
     rec = r.round_trip({name: np.full(1, i) for i, name in enumerate(names)})
     assert list(rec) == names
@@ -235,7 +236,7 @@ def test_state_dict_may_hold_modules_among_its_values() -> None:
 
 
 @hypothesis.given(names=st.lists(st.text("ab.", min_size=1, max_size=6), unique=True, max_size=12))
-@hypothesis.settings(max_examples=150, deadline=None)
+@hypothesis.settings(max_examples=rounds(150), deadline=None)
 def test_any_state_dict_keeps_its_names_and_their_order(names: list[str]) -> None:
     rec = r.round_trip(r.Owner({name: np.full(1, i) for i, name in enumerate(names)}))
     assert list(rec) == names

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import records as r
 import torch
+from exhaustive import rounds
 from hypothesis import strategies as st
 
 import zcrecord
@@ -108,7 +109,7 @@ FINE = nested(st.one_of(PLAIN, TORCH, DTYPES), st.one_of(WORDS, INTS))
 
 
 @hypothesis.given(value=FINE)
-@hypothesis.settings(max_examples=200, deadline=None)
+@hypothesis.settings(max_examples=rounds(200), deadline=None)
 def test_every_state_of_a_run_comes_back(value: Any) -> None:
     record = saved(value)
     assert record is not None
@@ -116,14 +117,14 @@ def test_every_state_of_a_run_comes_back(value: Any) -> None:
 
 
 @hypothesis.given(value=nested(st.one_of(PLAIN, ODD), st.one_of(WORDS, INTS, ODD_KEYS)))
-@hypothesis.settings(max_examples=200, deadline=None)
+@hypothesis.settings(max_examples=rounds(200), deadline=None)
 def test_anything_comes_back_or_is_refused_with_its_place(value: Any) -> None:
     if (record := saved(value)) is not None:
         check(record.tree(), expected(value))
 
 
 @hypothesis.given(value=nested(st.one_of(PLAIN, TORCH, DTYPES), st.one_of(WORDS, INTS), tuples=False))
-@hypothesis.settings(max_examples=100, deadline=None)
+@hypothesis.settings(max_examples=rounds(100), deadline=None)
 def test_every_state_that_torch_saved_comes_back(value: Any) -> None:
     record = converted(value)
     assert record is not None
@@ -132,7 +133,7 @@ def test_every_state_that_torch_saved_comes_back(value: Any) -> None:
 
 
 @hypothesis.given(value=nested(st.one_of(PLAIN, ODD), st.one_of(WORDS, INTS, ODD_KEYS)))
-@hypothesis.settings(max_examples=100, deadline=None)
+@hypothesis.settings(max_examples=rounds(100), deadline=None)
 def test_anything_that_torch_saved_comes_back_or_is_refused_with_its_place(value: Any) -> None:
     if (record := converted(value)) is not None:
         check(record.tree(), expected(value))

@@ -14,6 +14,7 @@ import hypothesis
 import numpy as np
 import pytest
 import records as r
+from exhaustive import rounds
 from hypothesis import strategies as st
 
 import zcrecord
@@ -80,7 +81,7 @@ def test_order_in_which_views_lie_in_memory_leaves_no_trace() -> None:
 
 
 @hypothesis.given(tree=r.trees(), alignment=st.sampled_from([16, 64, 4096]))
-@hypothesis.settings(max_examples=50, deadline=None)
+@hypothesis.settings(max_examples=rounds(50), deadline=None)
 def test_archive_is_the_same_from_other_memory(tree: Any, alignment: int) -> None:
     hypothesis.assume(r.names_are_unique(tree))
     data = r.saved(tree, alignment=alignment)

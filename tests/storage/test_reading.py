@@ -19,6 +19,7 @@ import hypothesis
 import numpy as np
 import pytest
 import records as r
+from exhaustive import rounds
 from hypothesis import strategies as st
 
 import zcrecord
@@ -59,7 +60,7 @@ def test_plain_read_has_every_byte_at_an_aligned_address(nbytes: int, tmp_path: 
 
 
 @hypothesis.given(nbytes=st.integers(0, 5000), piece=st.integers(1, 999), most=st.integers(1, 1500))
-@hypothesis.settings(max_examples=50, deadline=None)
+@hypothesis.settings(max_examples=rounds(50), deadline=None)
 def test_plain_read_of_any_size_is_put_together_from_pieces_of_any_size(nbytes: int, piece: int, most: int) -> None:
     read = os.preadv
 

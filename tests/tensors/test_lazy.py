@@ -20,6 +20,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 import records as r
+from exhaustive import rounds
 from hypothesis import strategies as st
 
 import zcrecord
@@ -205,7 +206,7 @@ def cut_tensors(draw: st.DrawFn) -> tuple[DType, r.Array, list[Any]]:
 
 
 @hypothesis.given(cut=cut_tensors(), seekable=st.booleans(), written=st.booleans())
-@hypothesis.settings(max_examples=300, deadline=None)
+@hypothesis.settings(max_examples=rounds(300), deadline=None)
 def test_any_tensor_cut_into_any_pieces_is_the_one_that_was_cut(
     cut: tuple[DType, r.Array, list[Any]], seekable: bool, written: bool
 ) -> None:

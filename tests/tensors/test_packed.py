@@ -9,6 +9,7 @@ import hypothesis
 import numpy as np
 import pytest
 import records as r
+from exhaustive import rounds
 from hypothesis import strategies as st
 
 import zcrecord
@@ -47,7 +48,7 @@ def test_packs_in_c_order_whatever_the_strides(kind: DType, view: Any) -> None:
     start=st.integers(-6, 6) | st.none(),
     stop=st.integers(-6, 6) | st.none(),
 )
-@hypothesis.settings(max_examples=300, deadline=None)
+@hypothesis.settings(max_examples=rounds(300), deadline=None)
 def test_slices_of_the_first_axis_are_those_of_the_array(
     kind: DType, shape: tuple[int, ...], start: int | None, stop: int | None
 ) -> None:
@@ -140,7 +141,7 @@ def test_strings_are_taken_by_number_from_either_end() -> None:
     start=st.integers(-5, 5) | st.none(),
     stop=st.integers(-5, 5) | st.none(),
 )
-@hypothesis.settings(max_examples=150, deadline=None)
+@hypothesis.settings(max_examples=rounds(150), deadline=None)
 def test_slices_of_strings_are_those_of_the_array(shape: tuple[int, ...], start: int | None, stop: int | None) -> None:
     array = np.array(["x" * (i % 11) + str(i) for i in range(math.prod(shape))], np.str_).reshape(shape)
     part = StringTensor.from_strings(array.reshape(-1).tolist(), shape)[start:stop]

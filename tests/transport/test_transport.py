@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 import records as r
 import zstandard
+from exhaustive import some
 from packed_archives import GOLDEN, MIB, OneWay, encoded, frames_of, packed, streamed, tabled, weights
 
 import zcrecord
@@ -434,11 +435,12 @@ def test_packing_and_unpacking_hold_some_frames_and_the_measurement_would_notice
         return int(r.run_python(MEASURED.format(work=work), small, archive, there).stdout)
 
     assert growth("held = open(archive, 'rb').read()") > 150 * MIB
-    for work in (
+    works = (
         "pack(archive, Nowhere(), threads=2)",
         "pack(Once(archive), Nowhere(), threads=2)",
         "unpack(packed, Nowhere(), threads=2)",
         "unpack(Once(packed), Nowhere(), threads=2)",
-    ):
+    )
+    for work in some(works, 2):
         assert growth(work) < 64 * MIB, work
     archive.unlink()  # pytest keeps the folders of three runs

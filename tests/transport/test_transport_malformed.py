@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import records as r
 import zstandard
+from exhaustive import rounds, some
 from packed_archives import GOLDEN, MIB, encoded, frames_of, packed, streamed, tabled, weights
 
 import zcrecord
@@ -85,7 +86,7 @@ def refused_or_right(work: Callable[[bytes], bytes], data: bytes) -> bool:
 
 def changed(data: bytes) -> Iterator[bytes]:
     """Yield these bytes with each of them changed, once by a bit and once by all."""
-    for at in range(len(data)):
+    for at in some(range(len(data)), 60):
         for mask in (1 << at % 8, 0xFF):
             yield data[:at] + bytes([data[at] ^ mask]) + data[at + 1 :]
 
@@ -95,8 +96,9 @@ def changed(data: bytes) -> Iterator[bytes]:
 def test_every_truncation_is_refused_or_harmless(name: str, tabled_one: bool) -> None:
     """R83, R85."""
     data = TABLED if tabled_one else zstandard.ZstdCompressor(write_checksum=True).compress(SMALL)
-    refused = [refused_or_right(WAYS[name], data[:size]) for size in range(len(data))]
-    assert all(refused[: len(data) * 2 // 3]), "what holds too little was taken"
+    sizes = some(range(len(data)), 60)
+    refused = [refused_or_right(WAYS[name], data[:size]) for size in sizes]
+    assert all(refused[: len(sizes) * 2 // 3]), "what holds too little was taken"
 
 
 @pytest.mark.parametrize("name", WAYS)
@@ -112,7 +114,7 @@ def test_every_changed_byte_of_a_file_is_refused_or_harmless(file: Path) -> None
     """R83, R84."""
     refused = [refused_or_right(lambda data: out_of_a_file(file, data), other) for other in changed(TABLED)]
     assert sum(refused) > len(refused) * 0.9
-    for size in range(len(TABLED)):
+    for size in some(range(len(TABLED)), 60):
         refused_or_right(lambda data: out_of_a_file(file, data), TABLED[:size])
 
 
@@ -121,7 +123,7 @@ def test_random_damage_to_many_frames_is_refused_or_harmless(file: Path) -> None
     dice = random.Random(1)
     data = tabled([SMALL[i : i + 50] for i in range(0, len(SMALL), 50)], write_checksum=False)
     assert loaded(data) == SMALL
-    for _ in range(1500):
+    for _ in range(rounds(1500)):
         other = bytearray(data)
         for _ in range(dice.randint(1, 4)):
             at = dice.randrange(len(other))

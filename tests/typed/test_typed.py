@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import records as r
+from exhaustive import rounds
 from hypothesis import strategies as st
 from typed_classes import (
     F32,
@@ -368,7 +369,7 @@ KINDS = st.recursive(
 
 
 @hypothesis.given(data=st.data(), made=st.builds(_dataclass_of, st.lists(KINDS, min_size=1, max_size=5), OPTIONS))
-@hypothesis.settings(max_examples=150, deadline=None)
+@hypothesis.settings(max_examples=rounds(150), deadline=None)
 def test_instance_of_any_class_comes_back_equal(data: st.DataObject, made: Kind) -> None:
     kind, values = made
     value = data.draw(values)

@@ -9,6 +9,7 @@ import hypothesis
 import numpy as np
 import pytest
 import records as r
+from exhaustive import rounds
 from hypothesis import strategies as st
 
 import zcrecord
@@ -281,7 +282,7 @@ def test_report_tells_what_is_in_the_file(digest: str, tmp_path: Path) -> None:
 
 
 @hypothesis.given(base=r.arrays(r.WHOLE), data=st.data())
-@hypothesis.settings(max_examples=200, deadline=None)
+@hypothesis.settings(max_examples=rounds(200), deadline=None)
 def test_whatever_views_of_one_base_are_saved_their_values_and_dense_overlaps_stay(
     base: Any, data: st.DataObject
 ) -> None:
