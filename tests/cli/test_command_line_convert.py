@@ -151,7 +151,7 @@ def test_sizes_are_understood(size: str, nbytes: int, monkeypatch: pytest.Monkey
         (["a"], "required: OUT"),
         (["a", "b", "c"], "unrecognized"),
         (["a", "b", "--alignment", "48"], "alignment 48 is not a power"),
-        (["a", "b", "--from", "pickle"], "format 'pickle' is not known; zcr, onnx, safetensors, npz, torch, gguf"),
+        (["a", "b", "--from", "pickle"], "format 'pickle' is not known; zcr, safetensors, gguf, onnx, torch, npz"),
         (["a", "b", "--to", "x\x1b"], r"format 'x\\x1b' is not known"),
         *((["a", "b", "--max-shard-size", size], "is not a size, such as 5GB") for size in
           ("", "GB", "0", "-1", "5 apples", "5GBB", "1e400", "nan", "5Bi", "1.2.3MB")),
@@ -177,7 +177,7 @@ NO_SOURCES: dict[str, tuple[bytes | None, str]] = {
     "text.dat": (b"what is this", "text.dat: this is a text file, which is not converted"),
     "unknown.dat": (
         b"\1\2what is this",
-        "unknown.dat: it has no format's first bytes.*--from.*: zcr, onnx, safetensors",
+        "unknown.dat: it has no format's first bytes.*--from.*: zcr, safetensors, gguf",
     ),
     "packed.dat": (b"\x1f\x8b\x08\0", "packed.dat: the gzip stream is truncated or damaged"),
 }

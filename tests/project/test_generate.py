@@ -1,4 +1,4 @@
-"""What is generated is as the generators would write it; a row that is deleted, anywhere, is noticed without a compiler."""
+"""Generated files are as the generators would write them; a deleted row is noticed without a compiler."""
 
 from __future__ import annotations
 

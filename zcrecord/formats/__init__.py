@@ -98,15 +98,7 @@ def convert(
         work = _Conversion(
             source_path, dest_path, force, alignment, durable, max_shard_size, progress or (lambda *_: None)
         )
-        try:
-            if target == ARCHIVE:
-                report = work.to_archive(kind, given, dest)
-            elif kind == ARCHIVE:
-                report = work.from_archive(given, target, dest)
-            else:
-                report = work.through_archive(kind, given, target, dest)
-        except RecordError as error:
-            raise error.located(path=source_path) from error.__cause__
+        report = work.run(kind, given, target, dest)
     seconds = time.perf_counter() - started
     return dataclasses.replace(report, source=source_path, dest=dest_path, seconds=seconds, peak_rss=peak_rss())
 
@@ -122,6 +114,17 @@ class _Conversion:
     durable: bool
     max_shard_size: int | None
     progress: Progress
+
+    def run(self, kind: str, given: Any, target: str, dest: Any) -> ConvertReport:
+        """Convert; errors name the source."""
+        try:
+            if target == ARCHIVE:
+                return self.to_archive(kind, given, dest)
+            if kind == ARCHIVE:
+                return self.from_archive(given, target, dest)
+            return self.through_archive(kind, given, target, dest)
+        except RecordError as error:
+            raise error.located(path=self.source_path) from error.__cause__
 
     def to_archive(self, kind: str, given: Any, dest: Any, durable: bool | None = None) -> ConvertReport:
         durable = self.durable if durable is None else durable
