@@ -95,6 +95,18 @@ def test_every_package_has_a_layer() -> None:
     assert {room(module) for module in PACKAGE} == set(LAYERS), "LAYERS names every package and no other"
 
 
+def test_the_map_has_a_line_for_every_room_and_names_modules_that_exist() -> None:
+    text = (ROOT / "zcrecord" / "README.md").read_text(encoding="utf-8")
+    table = re.findall(r"`(\w+)`", "".join(re.findall(r"^\| (`.*?) \|", text, re.MULTILINE)))
+    assert set(table) == {*LAYERS, "web"} - {"zcrecord", "__main__"}
+    assert [name for name in table if name != "web"] == [name for name in LAYERS if name in table], "not in this order"
+    named = set(
+        re.findall(r"`((?:codec|tensors|storage|writing|archive|record|loaders|onnx|cli|remote|transport)/\w+)", text)
+    )
+    missing = [name for name in named if not list((ROOT / "zcrecord").glob(f"{name}*"))]
+    assert named and not missing, f"not there: {missing}"
+
+
 def test_packages_import_only_lower_ones() -> None:
     height = {name: i for i, name in enumerate(LAYERS)}
     upwards = [

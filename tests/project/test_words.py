@@ -1,0 +1,39 @@
+"""Docstrings begin with a verb and its object, or with a noun phrase; none begins with a question word."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from guides import ROOT
+
+QUESTION = re.compile(r"(?i)((return|yield)s? )?(what|who|which|where|whether)(ever)?\b")
+DOCUMENTED = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def heads(path: Path) -> Iterator[tuple[int, str]]:
+    """Yield line and first line of each docstring."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, DOCUMENTED) and (docstring := ast.get_docstring(node)):
+            yield node.body[0].lineno, docstring.partition("\n")[0]
+
+
+@pytest.mark.parametrize("folder", ["zcrecord", "tools", "tests"])
+def test_no_docstring_begins_with_a_question_word(folder: str) -> None:
+    told = [
+        f"{path.relative_to(ROOT)}:{line}: {head}"
+        for path in sorted((ROOT / folder).rglob("*.py"))
+        for line, head in heads(path)
+        if QUESTION.match(head)
+    ]
+    assert not told, "name the thing, or begin with a verb:\n" + "\n".join(told)
+
+
+@pytest.mark.parametrize(
+    "head", ["What only the bytes tell.", "Return whether it is so.", "Whoever reads", "Yields what"]
+)
+def test_question_words_are_found(head: str) -> None:
+    assert QUESTION.match(head) and not QUESTION.match("Return True if " + head.lower())
