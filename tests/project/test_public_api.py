@@ -220,8 +220,9 @@ zcrecord.formats.ConvertReport(source: str | None, dest: str | None, tensors: in
     payload_bytes: int, archive_bytes: int, input_bytes: int, shared_bytes: int, seconds: float,
     peak_rss: int | None, repeated_bytes: int = 0, left_out: int = 0, verified: bool = False, dry_run: bool = False)
 zcrecord.formats.FORMATS
-zcrecord.formats.Format(name: str, suffixes: tuple[str, ...], reads: bool = True, writes: bool = False,
-    streams: bool = False)
+zcrecord.formats.Format(name: str, title: str, suffixes: tuple[str, ...], starts: tuple[bytes, ...] = (),
+    reads: bool = True, writes: bool = False, streams: bool = False, extra: str | None = None,
+    advice: str = 'zcrecord convert makes an archive of it')
 zcrecord.formats.convert(source: str | os.PathLike[str] | Binary, dest: str | os.PathLike[str] | Binary, *,
     source_format: str | None = None, dest_format: str | None = None, force: bool = False, alignment: int = 64,
     durable: bool = True, max_shard_size: int | None = None, progress: Progress | None = None) -> ConvertReport
