@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
 
-from . import element_types, golden, schema
+from . import element_types, golden, reference, schema
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -26,7 +26,7 @@ class Generator(Protocol):
         """Return every file of the generator, by path from the repository's root."""
 
 
-GENERATORS: tuple[Generator, ...] = (element_types, schema, golden)
+GENERATORS: tuple[Generator, ...] = (element_types, schema, golden, reference)
 
 
 def encoded(content: str | bytes) -> bytes:

@@ -27,7 +27,7 @@ from zcrecord.writing import module_tree, writers
 from .golden_contents import Content, describe
 
 FOLDER = Path("tests/golden")
-FOLDERS = (FOLDER,)
+FOLDERS: tuple[Path, ...] = (FOLDER,)
 Bytes = Callable[[], bytes]
 
 

@@ -19,7 +19,7 @@ __all__ = ["FOLDERS", "MODULES", "PAGES", "files", "find", "page_of", "source_of
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = Path("zcrecord/reference")  # relative to the root, as all paths that `files` returns
-FOLDERS = (PAGES,)  # that hold nothing else
+FOLDERS: tuple[Path, ...] = (PAGES,)  # that hold nothing else
 ERRORS = "zcrecord.errors"
 MODULES = (  # in the order of the index
     "zcrecord",
@@ -68,7 +68,8 @@ class Source:
         """Return the comment that ends a statement's line, "" where there is none."""
         assert node.end_lineno is not None
         line = self.text.splitlines()[node.end_lineno - 1].encode()[node.end_col_offset :].decode()
-        return line.strip().removeprefix("#").strip()
+        told = line.strip().removeprefix("#").strip()
+        return "" if told.startswith(("fmt:", "noqa", "type:")) else told
 
 
 def files() -> dict[Path, str]:
@@ -206,12 +207,13 @@ def _described(source: Source, node: ast.stmt, page: str) -> Iterator[str]:
         yield _code(f"def {_signature(source, node, node.name)}")
         yield from _docstring(node, page)
     else:
-        yield _code(source.segment(node) if len(source.segment(node)) <= WIDTH else _constant(source, node))
+        yield _code(_constant(source, node))
 
 
 def _constant(source: Source, node: ast.stmt) -> str:
-    assert isinstance(node, ast.AnnAssign), "a long public constant says its type"
-    return f"{source.segment(node.target)}: {source.segment(node.annotation)}"
+    """Return a constant on one line if it fits there, otherwise as it is written."""
+    line = source.segment(node)
+    return line if len(line) <= WIDTH else ast.get_source_segment(source.text, node) or line
 
 
 def _class(source: Source, node: ast.ClassDef, page: str) -> Iterator[str]:

@@ -16,7 +16,7 @@ from . import element_types
 __all__ = ["FOLDERS", "files"]
 
 TARGET = Path("zcrecord/_schema")
-FOLDERS = (TARGET,)
+FOLDERS: tuple[Path, ...] = (TARGET,)
 
 
 def files() -> dict[Path, str]:
