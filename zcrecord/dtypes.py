@@ -34,12 +34,13 @@ class DType:
 
     @property
     def numpy(self) -> np.dtype[Any] | None:
-        """The dtype of that name in numpy, little-endian, or in ml_dtypes; None where an element has no fixed size."""
+        """The dtype of that name in numpy, little-endian, or in ml_dtypes; None for strings, and if neither has it."""
         found = _numpy.get(self.name)
         if found is None and self.name in by_name and self.bits:
             import ml_dtypes  # here, because it takes a tenth of numpy's time to import, and few records need it
 
-            found = _numpy[self.name] = np.dtype(getattr(ml_dtypes, self.name))
+            if hasattr(ml_dtypes, self.name):
+                found = _numpy[self.name] = np.dtype(getattr(ml_dtypes, self.name))
         return found
 
     @property

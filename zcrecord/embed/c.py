@@ -31,7 +31,7 @@ Language = Literal["c", "cpp"]
 
 _FORMS = {
     "bool": "bool is uint8_t, 0 or 1.",
-    "half": "float16 and bfloat16 are uint16_t: their bits.",
+    "half": "16-bit floats are uint16_t: their bits.",
     "narrow": "8-bit floats are uint8_t: their bits.",
     "complex": "A complex element is two numbers, its real and its imaginary part: the last axis.",
     "packed": "Elements below 8 bits are packed into uint8_t[NBYTES]: element i is bits [i * BITS, (i + 1) * BITS),"

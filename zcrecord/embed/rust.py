@@ -21,7 +21,7 @@ __all__ = ["files"]
 _TRACKED = 16 << 20  # bytes; a compiler that includes more takes seconds and hundreds of MB, and of a GB fails
 _FORMS = {
     "bool": "bool is u8, 0 or 1.",
-    "half": "float16 and bfloat16 are u16: their bits.",
+    "half": "16-bit floats are u16: their bits.",
     "narrow": "8-bit floats are u8: their bits.",
     "packed": "Elements below 8 bits are packed into [u8; NBYTES]: element i is bits [i * BITS, (i + 1) * BITS), "
     " counted from the least significant bit of the first byte on.",

@@ -23,18 +23,19 @@ __all__ = ["differing", "same"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
-_PIECE = 3 << 18  # bytes of each compared at a time: they stay in the cache; whole elements of 6 bits, too
+_PIECE = 3 * 5 * 7 << 13  # bytes of each compared at a time: they stay in the cache; whole elements of any width
 
 
 def differing(a: Archive, i: int, b: Archive, j: int) -> tuple[int | None, float | int | None] | None:
     """Return how many elements differ, and the largest absolute difference; None if all bits are the same.
 
     Elements differ if their bits do: 0.0 and -0.0 do, and so may two NaNs. The largest difference leaves out those of
-    which one is NaN, unless all are; integers' is exact. Of strings and unknown types neither is known: (None, None).
+    which one is NaN, unless all are; integers' is exact. Of strings, and of types that this reader or numpy does not
+    know, neither is known: (None, None).
     """
     row = a.row(i)
     kind = dtypes.by_code.get(row.dtype)
-    if kind is None or kind is dtypes.STRING:
+    if kind is None or kind.numpy is None:
         return (None, None) if any(not _same(x, y) for x, y in _pieces(a, i, b, j)) else None
     count, largest = 0, None
     left = prod(a.shape(row))

@@ -41,7 +41,7 @@ INLINE = 127  # bytes; up to here shape inference reads values, and it cannot re
 _COPIED = 1 << 12  # bytes; smaller values are copied into the message, larger ones become parts of their own
 _KEY = STUB_KEY.decode()
 # What ONNX Runtime takes from nowhere but the model.
-_INSIDE = {dtypes.STRING, dtypes.by_name["complex64"], dtypes.by_name["complex128"]}
+_INSIDE = {kind for kind in dtypes.DTYPES if kind is dtypes.STRING or kind.name.startswith("complex")}
 
 
 class Initializer(NamedTuple):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator
-from math import prod
+from math import gcd, prod
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
@@ -19,13 +19,48 @@ from zcrecord.errors import FormatError, UnsupportedError
 if TYPE_CHECKING:
     import numpy.typing as npt  # costs 0.6 ms at run time
 
-__all__ = ["PackedTensor", "StringTensor"]
+__all__ = ["PackedTensor", "StringTensor", "pack_bits", "unpack_bits"]
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
 
+def pack_bits(elements: Bytes, bits: int) -> Bytes:
+    """Return elements of 1 to 7 bits, one to a byte, as a stream of bits, least significant first, then zeros."""
+    each, size, word = _words(bits)
+    padded = np.zeros((-(-len(elements) // each), each), word)
+    padded.reshape(-1)[: len(elements)] = elements
+    words = np.zeros(len(padded), word)
+    for i in range(each):
+        words |= padded[:, i] << word.type(i * bits)
+    octets = words.view(np.uint8).reshape(-1, word.itemsize)[:, :size].reshape(-1)
+    return octets[: dtypes.nbytes(len(elements), bits)]
+
+
+def unpack_bits(octets: Bytes, bits: int, count: int) -> Bytes:
+    """Return the first `count` elements of such a stream, one to a byte."""
+    each, size, word = _words(bits)
+    words: npt.NDArray[Any] = octets
+    if size > 1:
+        padded = np.zeros((-(-len(octets) // size), word.itemsize), np.uint8)
+        whole = len(octets) // size
+        padded[:whole, :size] = octets[: whole * size].reshape(whole, size)
+        padded[whole:, : len(octets) - whole * size] = octets[whole * size :]
+        words = padded.view(word).reshape(-1)
+    out = np.empty(len(words) * each, np.uint8)
+    for i in range(each):
+        out[i::each] = (words >> word.type(i * bits)) & word.type((1 << bits) - 1)
+    return out[:count]
+
+
+def _words(bits: int) -> tuple[int, int, np.dtype[Any]]:
+    """Return the elements that fill whole bytes together, how many bytes, and a little-endian word that holds these."""
+    each = 8 // gcd(bits, 8)
+    size = each * bits // 8
+    return each, size, np.dtype(f"<u{1 if size == 1 else 4 if size <= 4 else 8}")
+
+
 class PackedTensor:
-    """A tensor of 2-, 4- or 6-bit elements as a view of its packed bytes; unpacked only by :meth:`unpack`.
+    """A tensor of elements narrower than a byte as a view of its packed bytes; unpacked only by :meth:`unpack`.
 
     Element i is bits [i * bits, (i + 1) * bits) of the bytes read as one least-significant-bit-first stream, as ONNX
     packs its 2- and 4-bit types.
@@ -61,21 +96,14 @@ class PackedTensor:
         if not kind.packed:
             raise UnsupportedError(f"{kind.name} is not narrower than a byte")
         raw = np.ascontiguousarray(array).reshape(-1).view(np.uint8) & np.uint8((1 << kind.bits) - 1)
-        if kind.bits == 6:
-            bits = np.unpackbits(raw[:, None], axis=1, count=6, bitorder="little")
-            return cls(np.packbits(bits.reshape(-1), bitorder="little"), kind, array.shape)
-        each = 8 // kind.bits
-        padded = np.zeros(-(-len(raw) // each) * each, np.uint8)
-        padded[: len(raw)] = raw
-        out = np.zeros(len(padded) // each, np.uint8)
-        for i in range(each):
-            out |= padded[i::each] << np.uint8(i * kind.bits)
-        return cls(out, kind, array.shape)
+        return cls(pack_bits(raw, kind.bits), kind, array.shape)
 
     @property
     def dtype(self) -> np.dtype[Any]:
         """The numpy dtype that :meth:`unpack` gives, one element to a byte."""
-        assert self.kind.numpy is not None
+        if self.kind.numpy is None:
+            what = f"neither numpy nor this ml_dtypes has {self.kind.name}; upgrade ml_dtypes, or use .packed"
+            raise UnsupportedError(what)
         return self.kind.numpy
 
     @property
@@ -84,21 +112,17 @@ class PackedTensor:
         return len(self.packed)
 
     def unpack(self) -> npt.NDArray[Any]:
-        """Return a new array with one element to a byte: 8 / bits times the memory."""
-        count, bits = prod(self.shape), self.kind.bits
-        if bits == 6:
-            flat = np.unpackbits(self.packed, count=count * 6, bitorder="little").reshape(count, 6)
-            raw = np.packbits(flat, axis=1, bitorder="little").reshape(-1)
-        else:
-            each = 8 // bits
-            raw = np.empty(len(self.packed) * each, np.uint8)
-            for i in range(each):
-                raw[i::each] = (self.packed >> np.uint8(i * bits)) & np.uint8((1 << bits) - 1)
-            raw = raw[:count]
+        """Return a new array with one element to a byte: 8 / bits times the memory.
+
+        Raises:
+            UnsupportedError: neither numpy nor the ml_dtypes that is installed has the type.
+        """
+        dtype, bits = self.dtype, self.kind.bits
+        raw = unpack_bits(self.packed, bits, prod(self.shape))
         if self.kind.name.startswith("int"):  # ml_dtypes keeps signed elements sign-extended
             sign = np.uint8(1 << (bits - 1))
             raw = (raw ^ sign) - sign
-        return raw.view(self.dtype).reshape(self.shape)
+        return raw.view(dtype).reshape(self.shape)
 
     def __len__(self) -> int:
         if not self.shape:

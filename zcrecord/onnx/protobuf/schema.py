@@ -116,7 +116,7 @@ class Tensor:
         self.top = 0  # the greatest byte seen before the data_type was known
         self.early: bytearray | None = None  # varints that came before the data_type
         self.pending: bytearray | None = None  # single elements, to be written together
-        self.rest: npt.NDArray[np.uint8] = _NO_ELEMENTS  # of 6 bits, not yet enough to pack
+        self.rest: npt.NDArray[np.uint8] = _NO_ELEMENTS  # of 3, 5 or 6 bits, say; not yet enough to pack
         self.ends: array[int] | None = None  # of strings
         self.run = (0, 0)  # where its values were passed last without a look at them: offset and bytes
         self.uncounted = 0  # bytes of varints passed like that

@@ -19,6 +19,7 @@ import numpy as np
 from zcrecord import dtypes
 from zcrecord.codec.layout import MAX_ARCHIVE_SIZE, MAX_RANK
 from zcrecord.errors import LimitError, OnnxError
+from zcrecord.tensors.packed import pack_bits
 
 from . import varints
 from .reader import LEN, Window, encode_varint
@@ -28,7 +29,6 @@ from .varints import Decoder
 __all__ = ["Payloads", "Values"]
 
 BOOL, STRING, UINT32 = 9, 8, 12  # data_type
-SIX_BITS = (27, 28)
 MAX_EARLY = 1 << 20  # bytes of varints that may come before the data_type that explains them
 _PIECE = 1 << 17  # bytes of varints decoded at a time: what fits a cache
 _AHEAD = 1 << 8  # bytes looked at first for single elements that follow
@@ -41,12 +41,12 @@ FIELDS = {4: "float_data", 5: "int32_data", 6: "string_data", 7: "int64_data", 9
           11: "uint64_data"}  # fmt: skip
 _TYPES = {
     RAW_DATA: set(dtypes.by_onnx) - {STRING},
-    FLOAT_DATA: {1, 14},
+    FLOAT_DATA: {code for code, kind in dtypes.by_onnx.items() if kind.c == "float"},
     INT32_DATA: set(varints.STORED),
     STRING_DATA: {STRING},
-    INT64_DATA: {7},
-    DOUBLE_DATA: {11, 15},
-    UINT64_DATA: {UINT32, 13},
+    INT64_DATA: {code for code, kind in dtypes.by_onnx.items() if kind.c == "int64_t"},
+    DOUBLE_DATA: {code for code, kind in dtypes.by_onnx.items() if kind.c == "double"},
+    UINT64_DATA: {code for code, kind in dtypes.by_onnx.items() if kind.c in ("uint32_t", "uint64_t")},
 }
 
 
@@ -259,10 +259,10 @@ class Values:
             values = varints.narrow(found, varints.STORED[t.data_type])
         except ValueError as error:
             raise self._out_of_range(t, int(error.args[1])) from None
-        if t.data_type in SIX_BITS:
+        if t.dtype is not None and t.dtype.packed and 8 % t.dtype.bits:  # one to an entry: they are packed here
             values = np.concatenate((t.rest, values))
-            whole = len(values) & -4
-            t.rest, values = values[whole:], varints.pack6(values[:whole])
+            whole = len(values) & -8
+            t.rest, values = values[whole:], pack_bits(values[:whole], t.dtype.bits)
         return values.view(np.uint8).data
 
     def _out_of_range(self, t: Tensor, value: int) -> OnnxError:
@@ -326,9 +326,10 @@ class Values:
             self._close(self._open)
 
     def _flush_rest(self, t: Tensor) -> None:
-        """Write the last elements of 6 bits."""
+        """Write the last elements that were not enough to pack."""
         if len(t.rest):
-            t.rest, last = t.rest[:0], varints.pack6(t.rest)
+            bits = t.dtype.bits if t.dtype is not None and t.dtype.packed else 8  # of another type it is refused later
+            t.rest, last = t.rest[:0], pack_bits(t.rest, bits)
             self.write(t, last.data)
 
     def _close(self, t: Tensor) -> None:

@@ -11,7 +11,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["SLACK", "STORED", "Decoder", "narrow", "pack6"]
+from zcrecord import dtypes
+from zcrecord.dtypes import DType
+
+__all__ = ["SLACK", "STORED", "Decoder", "narrow"]
 
 Array = npt.NDArray[Any]
 _LARGEST = 3 << 19  # bytes; more than most arrays that a piece of varints takes
@@ -30,15 +33,21 @@ class Stored(NamedTuple):
     high: int
 
 
-# ONNX data_type -> its form in int32_data; one entry per element, or per byte of packed elements of 2 and 4 bits.
+def _stored(kind: DType) -> Stored:
+    """Return how elements lie in int32_data: one to an entry, but packed ones that fill bytes by the byte."""
+    bits, whole = kind.bits, 8 % kind.bits == 0
+    if kind.name == "bool":
+        return Stored("?", -(2**31), 2**31 - 1)
+    if kind.name.startswith("int") and not kind.packed:
+        return Stored(f"<i{bits // 8}", -(1 << bits - 1), (1 << bits - 1) - 1)
+    return Stored(f"<u{-(-bits // 8)}", 0, 255 if kind.packed and whole else (1 << bits) - 1)
+
+
+# ONNX data_type -> its form in int32_data, for the types that have no other field.
 STORED: dict[int, Stored] = {
-    6: Stored("<i4", -(2**31), 2**31 - 1),
-    3: Stored("i1", -128, 127),
-    5: Stored("<i2", -32768, 32767),
-    9: Stored("?", -(2**31), 2**31 - 1),
-    **{code: Stored("u1", 0, 255) for code in (2, 17, 18, 19, 20, 21, 22, 23, 24, 25, 26)},
-    **{code: Stored("<u2", 0, 65535) for code in (4, 10, 16)},
-    **{code: Stored("u1", 0, 63) for code in (27, 28)},  # elements of 6 bits, to be packed
+    code: _stored(kind)
+    for code, kind in dtypes.by_onnx.items()
+    if 0 < kind.bits <= 32 and kind.c not in ("uint32_t", "float")
 }
 
 
@@ -157,15 +166,3 @@ def narrow(values: Array, form: Stored) -> Array:
             raise ValueError(i, int(values[i]))
     stored: Array = values.astype(form.numpy)
     return stored
-
-
-def pack6(elements: Array) -> Array:
-    """Return 6-bit elements, one to a byte, packed four to three bytes, least significant bits first.
-
-    A last group that is not full takes as many bytes as it needs, its other bits zero.
-    """
-    padded = np.zeros((-(-len(elements) // 4), 4), np.uint32)
-    padded.reshape(-1)[: len(elements)] = elements
-    words = padded[:, 0] | padded[:, 1] << 6 | padded[:, 2] << 12 | padded[:, 3] << 18
-    packed: Array = words.astype("<u4").view(np.uint8).reshape(-1, 4)[:, :3].reshape(-1)[: -(-len(elements) * 6 // 8)]
-    return packed

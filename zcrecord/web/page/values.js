@@ -61,7 +61,7 @@ export function numbersOf(tensor) {
     const table = tableOf(dtype);
     return Float64Array.from(data, (code) => table[code & (table.length - 1)]);
   }
-  const narrow = /^int([24])$/.exec(dtype); // stored one to a byte, it comes as bytes
+  const narrow = /^int(\d)$/.exec(dtype); // stored one to a byte, it comes as bytes
   if (narrow && bits === 8) return Float64Array.from(data, (code) => (code << (32 - narrow[1])) >> (32 - narrow[1]));
   return data;
 }
