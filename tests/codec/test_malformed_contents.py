@@ -14,6 +14,7 @@ from malformed import LEVELS, Case, cases, refused, rich, saved
 import zcrecord
 from zcrecord import FormatError, IntegrityError, PackedTensor, StringTensor, UnsupportedError
 from zcrecord.archive.views import Verify
+from zcrecord.dtypes import by_name
 
 
 def flipped(key: str, vector: str = "tensors") -> Callable[[Forge], Any]:
@@ -38,7 +39,7 @@ def written(key: str, at: int, value: int) -> Callable[[Forge], Any]:
 
 def packed(kind: str, count: int, last: int) -> Callable[[Forge], Any]:
     """Call `b`'s three bytes elements of a narrow type, the last byte `last`."""
-    code, bits = {"float6_e2m3fn": (48, 6), "uint4": (51, 4), "int2": (54, 2)}[kind]
+    code, bits = by_name[kind].code, by_name[kind].bits
 
     def change(f: Forge) -> None:
         f.set("tensors", "b", dtype=code, bits=bits, dims=f.add("dims", [count]), rank=1)

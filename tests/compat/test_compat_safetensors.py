@@ -71,11 +71,7 @@ def test_tensors_come_back_from_bytes(lib: SimpleNamespace, tmp_path: Path) -> N
     assert lib.safe_open(tmp_path / "m", "np").metadata() == {"made": "here"}
 
 
-DTYPES = [
-    torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float16, torch.bfloat16,
-    torch.float32, torch.float64, torch.complex64, torch.uint16, torch.uint32, torch.uint64, torch.float8_e4m3fn,
-    torch.float8_e5m2,
-]  # fmt: skip
+DTYPES = [getattr(torch, d.torch) for d in zcrecord.dtypes.DTYPES if d.torch and d.safetensors]
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

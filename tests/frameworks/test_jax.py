@@ -34,7 +34,7 @@ def takes(kind: DType) -> bool:
 
 NUMERIC = [d for d in DTYPES if d.numpy is not None]
 KINDS = [d for d in NUMERIC if takes(d)]
-WIDE = [d for d in KINDS if d.name in ("int64", "uint64", "float64", "complex128")]
+WIDE = [d for d in KINDS if d.bits == (128 if d.name.startswith("complex") else 64)]
 NARROW = [d for d in KINDS if d not in WIDE]
 MIB = 1 << 20
 ONE = np.ones(4, np.float32)

@@ -88,7 +88,7 @@ def sample(code: int, shape: tuple[int, ...]) -> np.ndarray:
     width = zcrecord.dtypes.by_onnx[code].bits
     if width < 8 or code == TensorProto.BOOL:
         raw = rng.integers(0, 2 if code == TensorProto.BOOL else 1 << width, count).astype(np.uint8)
-        if kind.name in ("int2", "int4"):
+        if kind.name.startswith("int"):
             return raw.astype(np.int8).reshape(shape).astype(kind)  # numpy's form, the sign extended
         return raw.view(kind).reshape(shape)
     return np.frombuffer(rng.bytes(count * kind.itemsize), kind).reshape(shape)
@@ -109,13 +109,7 @@ def typed(array: np.ndarray, code: int, name: str) -> TensorProto:
     elif code in (TensorProto.UINT32, TensorProto.UINT64):
         t.uint64_data.extend(flat.tolist())
     elif array.dtype.itemsize == 1 and code not in (TensorProto.BOOL, TensorProto.INT8, TensorProto.UINT8):
-        packed = code in (
-            TensorProto.INT4,
-            TensorProto.UINT4,
-            TensorProto.FLOAT4E2M1,
-            TensorProto.INT2,
-            TensorProto.UINT2,
-        )
+        packed = 8 % zcrecord.dtypes.by_onnx[code].bits == 0 and zcrecord.dtypes.by_onnx[code].packed
         t.int32_data.extend((PackedTensor.pack(array).packed if packed else flat.view(np.uint8)).tolist())
     elif array.dtype.itemsize == 2 and array.dtype.kind not in "iu":
         t.int32_data.extend(flat.view(np.uint16).tolist())

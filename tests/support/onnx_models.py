@@ -67,11 +67,14 @@ def stored(value: Any) -> np.ndarray:
     return value.unpack(encoding=None) if isinstance(value, StringTensor) else value
 
 
+SIGNED = {d.name for d in dtypes.DTYPES if d.packed and d.name.startswith("int")}
+
+
 def bits(array: np.ndarray) -> Any:
     """Something that is equal for arrays with the same bits; onnx does not extend the sign of narrow integers."""
     if array.dtype == object:
         return array.tolist()
-    return (array.astype(np.int8) if array.dtype.name in ("int2", "int4") else array).tobytes()
+    return (array.astype(np.int8) if array.dtype.name in SIGNED else array).tobytes()
 
 
 def assert_equal(value: Any, t: TensorProto, base_dir: str = "") -> None:

@@ -185,7 +185,7 @@ def in_pieces(draw: st.DrawFn, kind: DType, values: r.Array) -> list[Any]:
         elif how == "bytes":
             pieces.append((PackedTensor.pack(part).packed if kind.packed else part).tobytes())
         elif how == "swapped" and kind in r.SWAPPABLE and part.dtype.byteorder != "|":
-            pieces.append(part.astype(part.dtype.newbyteorder(">")) if kind.name != "bfloat16" else part)
+            pieces.append(part.astype(part.dtype.newbyteorder(">")) if part.dtype.isbuiltin == 1 else part)
         elif how == "column":
             pieces.append(part[:, None])
         elif how == "gaps":
