@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from zcrecord import dtypes
+from zcrecord.codec.element_rules import ElementRules
 from zcrecord.codec.entries import ValueForm, ValueType
 from zcrecord.codec.index import Index
 from zcrecord.codec.layout import DIGEST_ALLOWANCE, NONE
-from zcrecord.errors import FormatError, LimitError, RecordError, UnsupportedError
+from zcrecord.errors import LimitError, RecordError, UnsupportedError
 from zcrecord.storage.threads import MOST_THREADS, WORTH_A_THREAD, Going, cores, run_threads
 
 from . import damage
@@ -87,24 +87,11 @@ def _before_edits(archive: Archive) -> Archive | None:
 
 def _check_elements(archive: Archive) -> None:
     """Pad bits are zero, bools 0 or 1, string ends right (R70 to R72); each payload once, however many use it."""
-    rows = archive.index.tensors
-    bools, strings = (rows["dtype"] == dtypes.by_name[name].code for name in ("bool", "string"))
-    packed = (rows["bits"] < 8) & ~strings & np.isin(rows["dtype"], list(dtypes.by_code))
-    for i in np.flatnonzero(strings & (rows["payload"] != NONE)).tolist():
+    rules = ElementRules(archive.index)
+    for i in rules.strings:
         archive.view(i)  # it checks itself, and the archive remembers
-    seen: set[tuple[int, int]] = set()
-    for i in np.flatnonzero(packed & (rows["payload"] != NONE)).tolist():
-        row = archive.row(i)
-        used = prod(archive.shape(row)) * row.bits % 8
-        if (row.payload, used) not in seen and used and archive.payload(row.payload)[-1] >> used:
-            raise FormatError("the pad bits after its last element are not zero", tensor=archive.index.name(i))
-        seen.add((row.payload, used))
-    whole = rows["payload"][bools & (rows["payload"] != NONE)]
-    _, first = np.unique(archive.index.payloads["offset"][whole], return_index=True)
-    for number in whole[np.sort(first)].tolist():
-        if np.frombuffer(archive.payload(number), np.uint8).max() > 1:
-            user = np.flatnonzero(bools & (rows["payload"] == number))
-            raise FormatError("a bool is neither 0 nor 1", tensor=archive.index.name(int(user[0])))
+    for start, number in rules.payloads():
+        rules.check(start, np.frombuffer(archive.payload(number), np.uint8), last=True)
 
 
 def content_digest(

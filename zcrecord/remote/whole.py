@@ -1,19 +1,18 @@
 """All of a remote archive read once, in little memory: verified, or hashed into its content digest.
 
-Knows the order of the file, in which bytes come and go again. What a content digest consists of is `contents`'s; the
-rules of elements stand there a second time, for payloads that are in memory.
+Knows the order of the file, in which bytes come and go again. What a content digest consists of is left to
+`archive.digest`, the rules of elements to `codec.element_rules`.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator
-from math import prod
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from zcrecord import dtypes
+from zcrecord.codec.element_rules import ElementRules
 from zcrecord.codec.layout import HEADER_SIZE, NONE
 from zcrecord.errors import FormatError
 
@@ -33,24 +32,21 @@ class Streamed(Window):
     """A window through which all of an archive can be read, too, without its staying there."""
 
     def check(self, archive: Archive, progress: Progress | None = None) -> None:
-        """Check what `contents.check` does (R70 to R74); payloads of strings, and small archives, stay in memory.
+        """Check all payloads as they come (R70 to R74); those of strings, and small archives, stay in memory.
 
         Raises:
             IntegrityError: a digest does not match. FormatError: another rule is broken. SourceError: it cannot be had.
         """
         self._keep_small(archive)
-        bools, pads = _bools(archive), _pads(archive)
+        rules, base = ElementRules(archive.index), archive.header.payload_offset
         gaps = set(_gaps(archive))
         for row, at, piece in self._pieces([*_payloads(archive), *gaps], progress):
             if row in gaps and piece.any():
                 what = f"the gap [{row.start:#x}, {row.end:#x}) holds bytes that are not zero"
                 raise FormatError(what, path=self.shown, offset=row.start)
-            if row.start in bools and row not in gaps and piece.max() > 1:
-                raise FormatError("a bool is neither 0 nor 1", path=self.shown, tensor=bools[row.start])
-            if row.start in pads and row not in gaps and at + len(piece) == row.end and piece[-1] >> pads[row.start][0]:
-                what = "the pad bits after its last element are not zero"
-                raise FormatError(what, path=self.shown, tensor=pads[row.start][1])
-        for i in _of(archive, "string").tolist():
+            if row not in gaps:
+                rules.check(row.start - base, piece, last=at + len(piece) == row.end)
+        for i in rules.strings:
             archive.view(i)  # it checks itself, and the archive remembers
 
     def sha256_of(self, archive: Archive) -> Callable[[int], bytes]:
@@ -126,35 +122,4 @@ def _gaps(archive: Archive) -> list[Expected]:
         if at < start:
             out.append(Expected(at, start - at, None, ""))
         at = stop
-    return out
-
-
-def _of(archive: Archive, *names: str) -> Any:
-    """Return the numbers of tensors of some element types, which have bytes."""
-    rows = archive.index.tensors
-    codes = [dtypes.by_name[name].code for name in names]
-    return np.flatnonzero(np.isin(rows["dtype"], codes) & (rows["payload"] != NONE))
-
-
-def _start(archive: Archive, i: int) -> int:
-    return archive.header.payload_offset + int(archive.index.payloads["offset"][archive.row(i).payload])
-
-
-def _bools(archive: Archive) -> dict[int, str]:
-    """Return where payloads of bools start, and the names of these."""
-    return {_start(archive, i): archive.index.name(i) for i in _of(archive, "bool")[::-1].tolist()}
-
-
-def _pads(archive: Archive) -> dict[int, tuple[int, str]]:
-    """Return where payloads of packed elements start that do not fill their last byte: bits used of it, and a name."""
-    rows = archive.index.tensors
-    known = [kind.name for kind in dtypes.by_code.values() if kind is not dtypes.STRING]
-    out: dict[int, tuple[int, str]] = {}
-    for i in _of(archive, *known).tolist():
-        if rows["bits"][i] < 8:
-            row = archive.row(i)
-            used = prod(archive.shape(row)) * row.bits % 8
-            before = out.get(_start(archive, i), (8, ""))
-            if used and used < before[0]:
-                out[_start(archive, i)] = used, archive.index.name(i)
     return out
