@@ -14,7 +14,7 @@ from tools.generate import element_types
 from zcrecord.dtypes import DTYPES, DType, by_name
 
 ROOT = Path(__file__).resolve().parents[2]
-FIVE = DType(55, "int5", 5, None, None, None, "uint8_t", "u8")
+SEVEN = DType(200, "int7", 7, None, None, None, "uint8_t", "u8")
 
 # A row as each reader has it: of all that has a width, an array or a type in C, one that would be missed.
 ROWS = {
@@ -75,21 +75,22 @@ def test_a_missing_marker_is_noticed(copy: Path, path: Path) -> None:
 
 
 def test_an_element_type_more_is_a_row_in_each_block() -> None:
-    before, after = element_types.files(), element_types.files([*DTYPES[:-1], FIVE, DTYPES[-1]])
+    before, after = element_types.files(), element_types.files([*DTYPES, SEVEN])
     rows = {
-        "schema/FORMAT.md": "| 55 | `int5` | 5 | - | - | - | - | `uint8_t` | `u8` |\n",
-        "schema/zcrecord.fbs": " INT5 = 55,",
-        "zcrecord/embed/zcrecord.h": " ZCR_INT5 = 55,",
-        "zcrecord/embed/zcrecord.rs": '    INT5 "int5" 55 5,\n',
-        "zcrecord/web/format.js": " int5:Int8",
+        "schema/FORMAT.md": ["| 200 | `int7` | 7 | - | - | - | - | `uint8_t` | `u8` |"],
+        "schema/zcrecord.fbs": [" INT7 = 200"],
+        "zcrecord/embed/zcrecord.h": [" ZCR_INT7 = 200", " ZCR_INT7, 7,"],
+        "zcrecord/embed/zcrecord.rs": ['INT7 "int7" 200 7,'],
+        "zcrecord/web/format.js": ["200 int7:Int8"],
+        "tests/c/calls.c": ["case ZCR_INT7:"],
     }
-    for path, row in rows.items():
-        assert row in after[Path(path)] and row not in before[Path(path)]
-    assert " ZCR_INT2, 2, ZCR_INT5, 5," in after[Path("zcrecord/embed/zcrecord.h")]
+    assert {str(path) for path in after if after[path] != before[path]} == set(rows)
+    for path, found in rows.items():
+        assert all(row in after[Path(path)] and row not in before[Path(path)] for row in found)
 
 
 def test_the_name_of_a_float_says_how_it_is_read() -> None:
-    float5 = dataclasses.replace(by_name["float4_e2m1fn"], code=55, name="float5_e2m2fn", bits=5)
+    float5 = dataclasses.replace(by_name["float4_e2m1fn"], code=200, name="float5_e2m2fn", bits=5)
     text = element_types.files([*DTYPES, float5])[Path("zcrecord/web/page/values.js")]
     assert '  float5_e2m2fn: [2, 2, 1, "finite"],\n' in text
 

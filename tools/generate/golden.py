@@ -22,6 +22,7 @@ from zcrecord import dtypes, onnx
 from zcrecord.codec import entries, index, layout
 from zcrecord.onnx.protobuf.reader import encode_field
 from zcrecord.storage import sink
+from zcrecord.tensors.packed import PackedTensor, pack_bits
 from zcrecord.writing import module_tree, writers
 
 from .golden_contents import Content, describe
@@ -117,12 +118,13 @@ def every_dtype() -> dict[str, Any]:
     """Return seven elements of each type, their bits 0, 1, 2, ... byte by byte."""
     out: dict[str, Any] = {}
     for kind in dtypes.DTYPES:
-        if kind.numpy is None:
+        if kind is dtypes.STRING:
             out[kind.name] = np.array(["", "one", "tw\u00f6"])
             continue
         most = 1 if kind.name == "bool" else (1 << kind.bits) - 1 if kind.packed else 255
-        raw = np.arange(7 * kind.numpy.itemsize, dtype=np.uint8) & np.uint8(most)
-        out[kind.name] = raw.view(kind.numpy)
+        raw = np.arange(7 * -(-kind.bits // 8), dtype=np.uint8) & np.uint8(most)
+        known = kind.numpy is not None
+        out[kind.name] = raw.view(kind.numpy) if known else PackedTensor(pack_bits(raw, kind.bits), kind, raw.shape)
     return out
 
 

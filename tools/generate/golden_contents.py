@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from zcrecord import dtypes
+from zcrecord import PackedTensor, dtypes
 
 __all__ = ["Content", "describe", "plain"]
 
@@ -158,7 +158,9 @@ def _walk(name: str, key: str, value: Any, content: Content) -> Iterator[_Tensor
 
 
 def _elements(array: Any) -> tuple[int, int, bytes]:
-    """Return dtype, bits and the bytes that are stored for an array."""
+    """Return dtype, bits and the bytes that are stored for an array, or a tensor that is packed already."""
+    if isinstance(array, PackedTensor):
+        return array.kind.code, array.kind.bits, array.packed.tobytes()
     if array.dtype.kind == "U":
         texts = [text.encode() for text in array.ravel().tolist()]
         ends = np.array([0, *itertools.accumulate(map(len, texts))], "<u8").tobytes()
