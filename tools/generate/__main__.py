@@ -20,7 +20,11 @@ ROOT = Path(__file__).resolve().parents[2]
 class Generator(Protocol):
     """The shape of a module of this package that generates files."""
 
-    FOLDERS: tuple[Path, ...]
+    __name__: str
+
+    @property
+    def FOLDERS(self) -> tuple[Path, ...]:  # noqa: N802  # a constant of the module
+        """The folders in which nothing else may lie."""
 
     def files(self) -> Mapping[Path, str | bytes]:
         """Return every file of the generator, by path from the repository's root."""

@@ -197,8 +197,9 @@ def files(kinds: Sequence[DType] = DTYPES) -> dict[Path, str]:
             if said.startswith(_BEGIN):
                 endless |= skipping
                 found.append(said.removeprefix(_BEGIN))
-                indent = line[: -len(line.lstrip())] if line != line.lstrip() else ""
-                lines += [indent + made if made else "" for made in blocks.get(found[-1], lambda _: iter(()))(kinds)]
+                indent = line[: len(line) - len(line.lstrip())]
+                if make := blocks.get(found[-1]):
+                    lines += [indent + made for made in make(kinds)]
                 skipping = True
         if sorted(found) != sorted(blocks) or skipping or endless:
             what = ", one without end" if skipping or endless else ""
