@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 from browser_heap import heap_growth
 from browsers import Pages
-from test_web_module import MOST, names_in
+from test_web_module import names_in
+from test_web_sources import MOST
 from web_archives import WEB, everything_served
 
 from tools.range_server import Server

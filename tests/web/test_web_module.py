@@ -17,13 +17,10 @@ import pytest
 from test_other_languages import node_packages
 from web_archives import SUITE, WEB, everything_served
 
-import zcrecord
 from tools.range_server import Server
 from zcrecord.dtypes import DTYPES
 
 pytestmark = pytest.mark.needs("node")
-
-MOST = 30_000  # bytes that every `open` loads
 
 
 @pytest.fixture(scope="module")
@@ -71,36 +68,6 @@ def test_a_test_that_fails_is_noticed(tmp_path: Path) -> None:
     assert json.loads(done.stdout) == [True, True, True, False]
 
 
-def imported(text: str, *, at_once: bool = False) -> set[str]:
-    """Return what a module imports; of what is loaded later on only if that is asked for."""
-    pattern = r"""from\s+"([^"]+)"|^import\s+"([^"]+)\"""" if at_once else r"""(?:from|import)\s*\(?"([^"]+)"\)?"""
-    return {"".join(found) for found in re.findall(pattern, text, re.MULTILINE)}
-
-
-def test_what_every_open_loads_is_small() -> None:
-    """In all, as it stands; what is seldom used is loaded when it is."""
-    loaded: dict[str, int] = {}
-    due = ["./zcrecord.js"]
-    while due:
-        text = (WEB / (name := due.pop())).read_text()
-        loaded[name] = len(text.encode())
-        due += imported(text, at_once=True) - set(loaded)
-    assert imported('import {\n a } from "./a.js";\nexport { b } from "./b.js";\nimport("./c.js")', at_once=True) == {
-        "./a.js",
-        "./b.js",
-    }
-    assert sum(loaded.values()) < MOST, loaded
-
-
-def test_every_module_is_free_to_use_and_imports_nothing_else() -> None:
-    for path in WEB.glob("*.js"):
-        text = path.read_text()
-        assert text.startswith("// SPDX-License-Identifier: 0BSD\n")
-        assert imported(text) <= {f"./{p.name}" for p in WEB.glob("*.js")} | {"node:fs/promises"}, path.name
-        lines = text.splitlines()
-        assert len(lines) <= 400 and max(map(len, lines)) <= 120, path.name
-
-
 def asked(expression: str) -> Any:
     """Return what an expression over the exports of format.js, `all`, is in Node."""
     script = f'import * as all from "{(WEB / "format.js").as_uri()}"; console.log(JSON.stringify({expression}));'
@@ -111,25 +78,6 @@ def asked(expression: str) -> Any:
 def test_knows_the_element_types_of_the_table() -> None:
     found = asked("[...all.KINDS].map(([code, { name, bits }]) => [code, name, bits])")
     assert found == [[d.code, d.name, d.bits] for d in DTYPES]
-
-
-def test_the_errors_are_those_of_python_and_form_the_same_tree() -> None:
-    text = (WEB / "format.js").read_text()
-    kinds = re.findall(r"export const \[([\w,\s]+)\] = kinds\((\w+), \"([^\"]+)\"\);", text)
-    assert all(re.findall(r"\w+", exported) == re.findall(r"\w+", names) for exported, _, names in kinds)
-    found = {name: base for _, base, names in kinds for name in re.findall(r"\w+", names)}
-    assert len(found) == 11
-    for name, base in found.items():
-        assert base in [parent.__name__ for parent in getattr(zcrecord, name).__mro__], name
-    declared = (WEB / "zcrecord.d.ts").read_text()
-    assert dict(re.findall(r"export class (\w+) extends (\w+)", declared)) == found | {"RecordError": "Error"}
-
-
-def test_there_are_words_for_every_rule_that_is_checked() -> None:
-    text = "".join((WEB / name).read_text() for name in ("format.js", "zcrecord.js", "embedded.js"))
-    rules = set(re.findall(r"\b(?:rule|check|hold)\((\d+),", text))
-    words = re.findall(r"^(\d+) \S", (WEB / "rules.js").read_text(), re.MULTILINE)
-    assert len(rules) > 50 and sorted(rules, key=int) == words
 
 
 @pytest.mark.needs("npm")
@@ -250,22 +198,3 @@ def test_what_the_module_exports_is_declared_and_nothing_else() -> None:
     script = f'console.log(JSON.stringify(Object.keys(await import("{(WEB / "zcrecord.js").as_uri()}"))))'
     done = subprocess.run(["node", "--input-type=module", "-e", script], capture_output=True, text=True, check=True)
     assert sorted(json.loads(done.stdout)) == sorted(set(declared))
-
-
-def test_every_option_that_is_read_is_declared() -> None:
-    """An option that the declarations do not have is refused by whoever checks types, whatever the code does."""
-    text = (WEB / "zcrecord.d.ts").read_text()
-    declared = dict(re.findall(r"export interface (\w+)[^{]*{\n(.*?)\n}", text, re.DOTALL))
-    options = {
-        "OpenOptions": {"signal", "onProgress", "verify", "embedded", "fetch", "headers", "cache", "allowWhole"},
-        "TensorOptions": {"signal", "onProgress", "verify"},
-        "UploadOptions": {"signal", "onProgress", "maxInFlight", "usage", "verify"},
-        "VerifyOptions": {"signal", "onProgress", "maxInFlight"},
-    }
-    inherited = re.findall(r"^  (\w+)\?:", declared["Cancellable"] + declared["Reading"], re.MULTILINE)
-    assert set(inherited) == {"signal", "onProgress"}
-    for name, wanted in options.items():
-        found = {*re.findall(r"^  (\w+)\?:", declared[name], re.MULTILINE), *inherited}
-        assert found == wanted, name
-        code = "".join(path.read_text() for path in WEB.glob("*.js"))
-        assert all(re.search(rf"[{{,(]\s*{option}\b", code) for option in wanted)
