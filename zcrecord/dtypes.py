@@ -52,6 +52,8 @@ class DType:
         return f"DType({self.name})"
 
 
+# All other tables are made of this one: `python -m tools.generate`. A name tells more than it seems to: "int" has a
+# sign, and "float8_e4m3fnuz" says how its bits are read.
 # fmt: off
 DTYPES: tuple[DType, ...] = (
     #     code  name              bits  onnx  safetensors   torch             C              Rust
