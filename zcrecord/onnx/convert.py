@@ -19,7 +19,7 @@ from zcrecord.codec.entries import Entries, PayloadId
 from zcrecord.codec.layout import ALIGNMENT, NONE
 from zcrecord.dtypes import by_onnx
 from zcrecord.errors import ExternalDataError, IntegrityError, LimitError, RecordError, UnsupportedError
-from zcrecord.onnx.protobuf.reader import Skeleton, Window
+from zcrecord.onnx.protobuf.reader import ProtobufReader, Skeleton
 from zcrecord.onnx.protobuf.scanner import Scanner, check_start
 from zcrecord.onnx.protobuf.schema import Scope, Tensor, Tensors
 from zcrecord.onnx.protobuf.values import Values
@@ -30,7 +30,7 @@ from zcrecord.storage.stream_reader import StreamReader
 from zcrecord.writing.writers import ConvertReport, SaveReport, StreamWriter, peak_rss
 
 from . import external_data
-from .names import GRAPH_ATTRIBUTE, LEFT_OUT, Found, name_tensors
+from .names import GRAPH_ATTRIBUTE, LEFT_OUT, NamedTensor, name_tensors
 from .selection import Chosen, ChosenValues, Patterns, Wanted
 
 __all__ = ["STUB_KEY", "ConvertReport", "convert"]
@@ -212,7 +212,9 @@ def _stream(
 ) -> tuple[Entries, int, int, int]:
     """Write all payloads, the skeleton last; return the entries, the bytes read, names changed, tensors left out."""
     skeleton = Skeleton()
-    window = Window(source.stream, skeleton, report if source.packed is None else _bounded(skeleton, source, report))
+    window = ProtobufReader(
+        source.stream, skeleton, report if source.packed is None else _bounded(skeleton, source, report)
+    )
     check_start(window)
     chosen = None if test is None else Chosen(out, test)
     store = _Store(window, out, chosen, source.folder, report)
@@ -247,7 +249,7 @@ class _Store(Tensors):
 
     def __init__(
         self,
-        window: Window,
+        window: ProtobufReader,
         out: StreamWriter,
         chosen: Chosen | None,
         folder: external_data.Folder | None,
@@ -277,7 +279,7 @@ class _Store(Tensors):
             self._data.append(data)
         found, shape = self.found, tuple(dims)
         shape = self._shapes.setdefault(shape, shape)  # most have the shape of others
-        found.append(_new(Found, (scope, field, place, name, offset, by_onnx[code], shape, payload)))
+        found.append(_new(NamedTensor, (scope, field, place, name, offset, by_onnx[code], shape, payload)))
         return stub(len(found) - 1)
 
     def passed(self) -> None:
@@ -301,7 +303,7 @@ class _Store(Tensors):
         except RecordError as error:
             raise error.located(tensor=t.label or None, offset=t.offset) from error.__cause__
         kind = by_onnx[t.data_type]
-        self.found[t.index] = Found(t.scope, t.field, t.place, t.name, t.offset, kind, shape, payload)
+        self.found[t.index] = NamedTensor(t.scope, t.field, t.place, t.name, t.offset, kind, shape, payload)
 
     def _load(self, t: Tensor) -> None:
         """Copy the values of a tensor from its file."""

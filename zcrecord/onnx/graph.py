@@ -16,7 +16,7 @@ import numpy as np
 from zcrecord import dtypes
 from zcrecord.dtypes import DType
 from zcrecord.errors import FormatError, UnsupportedError
-from zcrecord.onnx.protobuf.reader import LEN, Skeleton, Window, encode_field, encode_varint
+from zcrecord.onnx.protobuf.reader import LEN, ProtobufReader, Skeleton, encode_field, encode_varint
 from zcrecord.onnx.protobuf.scanner import Scanner
 from zcrecord.onnx.protobuf.schema import FUNCTION, GRAPH, MODEL, TRAINING, Scope, Tensor, Tensors
 from zcrecord.onnx.protobuf.values import RAW_DATA, STRING_DATA, Values
@@ -24,7 +24,7 @@ from zcrecord.record.record import Record
 from zcrecord.tensors.packed import PackedTensor, StringTensor
 
 from .convert import STUB_KEY
-from .names import GRAPH_ATTRIBUTE, Found, full_names
+from .names import GRAPH_ATTRIBUTE, NamedTensor, full_names
 
 __all__ = [
     "INLINE",
@@ -134,7 +134,7 @@ def _numbers(names: list[str], there: Sequence[str], path: str | None) -> list[i
 
 def _restored(data: Any, tensors: _Restore) -> _Restore:
     skeleton = Skeleton()
-    window = Window(io.BytesIO(data), skeleton)
+    window = ProtobufReader(io.BytesIO(data), skeleton)
     Scanner(window, Values(window, _Refuse()), tensors).scan()
     tensors.parts = skeleton.finish()
     return tensors
@@ -212,7 +212,7 @@ class _Restore(Tensors):
         kind = t.dtype
         if kind is None:
             raise self._disagree(t.label, f"its data_type {t.data_type} is not known here; upgrade zcrecord")
-        self.found[t.index] = Found(t.scope, t.field, t.place, t.name, t.offset, kind, tuple(t.dims), 0)
+        self.found[t.index] = NamedTensor(t.scope, t.field, t.place, t.name, t.offset, kind, tuple(t.dims), 0)
 
     def check(self) -> None:
         """Raise FormatError unless skeleton and archive agree on every tensor's type and shape."""

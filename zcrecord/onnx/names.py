@@ -38,14 +38,14 @@ from zcrecord.onnx.protobuf.schema import (
 )
 from zcrecord.writing.module_tree import ModuleTreeBuilder
 
-__all__ = ["GRAPH_ATTRIBUTE", "LEFT_OUT", "Found", "full_names", "name_tensors", "plain_name", "seal"]
+__all__ = ["GRAPH_ATTRIBUTE", "LEFT_OUT", "NamedTensor", "full_names", "name_tensors", "plain_name", "seal"]
 
 LEFT_OUT = -2  # in place of the id of a payload, of a tensor that is found and not converted
 GRAPH_ATTRIBUTE = "onnx.graph"  # of module 0: the model without its tensors' values
 _SPARE = 1 << 20  # bytes that names of modules, and derived ones, may take beyond those of the input
 
 
-class Found(NamedTuple):
+class NamedTensor(NamedTuple):
     """A tensor of the model, written to the archive as a payload."""
 
     scope: Scope
@@ -58,7 +58,7 @@ class Found(NamedTuple):
     payload: int
 
 
-def name_tensors(found: Sequence[Found], input_bytes: int) -> tuple[ModuleTreeBuilder, int]:
+def name_tensors(found: Sequence[NamedTensor], input_bytes: int) -> tuple[ModuleTreeBuilder, int]:
     """Return the tensors under their names, in the order given, and how many names had to be changed.
 
     Raises:
@@ -82,7 +82,7 @@ def name_tensors(found: Sequence[Found], input_bytes: int) -> tuple[ModuleTreeBu
     return outline, renamed
 
 
-def full_names(found: Sequence[Found], input_bytes: int) -> list[str]:
+def full_names(found: Sequence[NamedTensor], input_bytes: int) -> list[str]:
     """Return the full names that `name_tensors` gives, in the order given; raises what it raises."""
     exact, parts, _ = _name(found, input_bytes, {GRAPH_ATTRIBUTE})
     main, names, derived = _main(found), iter(exact), iter(parts)
@@ -109,11 +109,13 @@ def _so_far(scope: Scope) -> tuple[str, ...]:
     return (*_so_far(scope.parent), *(scope.own or _own(scope)))
 
 
-def _main(found: Sequence[Found]) -> Scope | None:
+def _main(found: Sequence[NamedTensor]) -> Scope | None:
     return next((f.scope for f in found if f.scope.kind is GRAPH and not _prefix(f.scope)), None)
 
 
-def _name(found: Sequence[Found], input_bytes: int, taken: set[str]) -> tuple[list[str], list[tuple[str, ...]], int]:
+def _name(
+    found: Sequence[NamedTensor], input_bytes: int, taken: set[str]
+) -> tuple[list[str], list[tuple[str, ...]], int]:
     """Return the main graph's names, the parts of all others, and how many had to be changed; note them as taken."""
     main = _main(found)
     exact = _exact([f for f in found if f.scope is main])
@@ -135,7 +137,7 @@ def _name(found: Sequence[Found], input_bytes: int, taken: set[str]) -> tuple[li
     return exact, parts, renamed
 
 
-def _exact(found: Sequence[Found]) -> list[str]:
+def _exact(found: Sequence[NamedTensor]) -> list[str]:
     """Return the names of the main graph's initializers, all at once where nothing is wrong with them."""
     raw = [f.name for f in found]
     joined = b"\0".join(raw)
@@ -150,12 +152,12 @@ def _exact(found: Sequence[Found]) -> list[str]:
     return [_strict(f) for f in found]
 
 
-def _is_initializer(f: Found) -> bool:
+def _is_initializer(f: NamedTensor) -> bool:
     """Whether a tensor, or the sparse one whose values it is, is an initializer of a graph."""
     return f.scope.kind is GRAPH or (f.scope.kind is SPARSE and f.scope.field == SPARSE_INITIALIZER and f.field == 1)
 
 
-def _check_defined(found: Sequence[Found]) -> None:
+def _check_defined(found: Sequence[NamedTensor]) -> None:
     defined: set[tuple[int, bytes]] = set()
     for f in found:
         graph = f.scope if f.scope.kind is GRAPH else f.scope.parent
@@ -167,7 +169,7 @@ def _check_defined(found: Sequence[Found]) -> None:
         defined.add(key)
 
 
-def _strict(f: Found) -> str:
+def _strict(f: NamedTensor) -> str:
     """Return an initializer's name, which must be one the archive can hold."""
     what = "no name" if not f.name else "a name with NUL in it" if b"\0" in f.name else ""
     if not what:
@@ -221,7 +223,7 @@ def _name_of_values(sparse: Scope) -> bytes:
     return name
 
 
-def _parts(f: Found) -> tuple[str, ...]:
+def _parts(f: NamedTensor) -> tuple[str, ...]:
     initializer = f.scope.kind is GRAPH
     return (*_prefix(f.scope), _strict(f)) if initializer else _parts_in(_prefix(f.scope), *f[:4])
 

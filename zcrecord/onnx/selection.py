@@ -14,11 +14,11 @@ from typing import Any
 
 from zcrecord.codec.layout import NONE
 from zcrecord.errors import OnnxError, TensorNotFoundError, UnsupportedError
-from zcrecord.onnx.protobuf.reader import Window
+from zcrecord.onnx.protobuf.reader import ProtobufReader
 from zcrecord.onnx.protobuf.schema import Scope, Tensor
 from zcrecord.onnx.protobuf.values import Values
 
-from .names import LEFT_OUT, Found, plain_name
+from .names import LEFT_OUT, NamedTensor, plain_name
 
 __all__ = ["Chosen", "ChosenValues", "Patterns", "Wanted"]
 
@@ -107,7 +107,7 @@ class Chosen:
             self._out.forget(t.payload)
         return t.payload if keeps else LEFT_OUT
 
-    def check(self, found: Sequence[Found]) -> None:
+    def check(self, found: Sequence[NamedTensor]) -> None:
         """Check, now that all names are known, that each tensor was treated by its own, and that there is one.
 
         Raises:
@@ -129,7 +129,7 @@ def _late(name: str, offset: int) -> OnnxError:
 class ChosenValues(Values):
     """Values of which those that are not wanted are passed and checked, and not written."""
 
-    def __init__(self, window: Window, out: Chosen) -> None:
+    def __init__(self, window: ProtobufReader, out: Chosen) -> None:
         super().__init__(window, out)
         self._chosen = out
 

@@ -48,7 +48,7 @@ from zcrecord.dtypes import DType
 from zcrecord.errors import MismatchError, TensorNotFoundError, UnsupportedError
 from zcrecord.hollow import HollowRecord
 from zcrecord.loaders import Loader, load_into
-from zcrecord.onnx.protobuf.reader import LEN, OPEN_END, VARINT, Skeleton, Window, encode_field, encode_varint
+from zcrecord.onnx.protobuf.reader import LEN, OPEN_END, VARINT, ProtobufReader, Skeleton, encode_field, encode_varint
 from zcrecord.record.load import load_record
 from zcrecord.record.record import Record
 from zcrecord.tensors import interop
@@ -221,7 +221,7 @@ def _value_info(weight: Initializer) -> bytes:
 
 def _graph_inputs(skeleton: memoryview) -> tuple[int, set[str]]:
     """Return the IR version of a model, and the names of its graph's inputs."""
-    window = Window(io.BytesIO(skeleton), Skeleton())
+    window = ProtobufReader(io.BytesIO(skeleton), Skeleton())
     window.drop(0)
     version, found = 0, set()
     while not window.at_end():
@@ -235,7 +235,7 @@ def _graph_inputs(skeleton: memoryview) -> tuple[int, set[str]]:
     return version, found
 
 
-def _names(window: Window, end: int, path: tuple[int, ...]) -> set[str]:
+def _names(window: ProtobufReader, end: int, path: tuple[int, ...]) -> set[str]:
     """Return the texts at the end of a path of fields, in the message that ends at this offset."""
     found: set[str] = set()
     while window.base + window.pos < end:

@@ -16,7 +16,7 @@ from zcrecord.codec.layout import align_up
 from zcrecord.dtypes import STRING, DType, by_onnx
 from zcrecord.errors import RecordError, SourceError
 from zcrecord.onnx.external_data import Reference, reference_of
-from zcrecord.onnx.names import Found
+from zcrecord.onnx.names import NamedTensor
 from zcrecord.onnx.protobuf.scanner import Scanner, check_start
 from zcrecord.onnx.protobuf.schema import MODEL, Scope, Tensor, Tensors
 from zcrecord.onnx.protobuf.values import BOOL, FIELDS, RAW_DATA, Values
@@ -45,7 +45,7 @@ class Entry(NamedTuple):
     parts: tuple[tuple[int, int], ...] = ()  # of the model, from offset to offset; read again to decode them
 
 
-def find_tensors(file: OpenFile) -> tuple[list[Found], list[Entry]]:
+def find_tensors(file: OpenFile) -> tuple[list[NamedTensor], list[Entry]]:
     """Return the tensors of a model, in order of appearance, as they are named and as they are read.
 
     Raises:
@@ -114,7 +114,7 @@ class _List(Tensors):
               data: memoryview) -> bytes:  # fmt: skip
         self.places.close_open()
         kind, shape, window = by_onnx[code], tuple(dims), self._window
-        self.found.append(Found(scope, field, place, name, offset, kind, shape, 0))
+        self.found.append(NamedTensor(scope, field, place, name, offset, kind, shape, 0))
         self.entries.append(Entry(kind, shape, len(data), _RAW_DATA, window.base + window.pos))
         return b""
 
@@ -132,7 +132,7 @@ class _List(Tensors):
         except RecordError as error:
             raise error.located(tensor=t.label or None, offset=t.offset) from error.__cause__
         kind = by_onnx[t.data_type]
-        self.found[t.index] = Found(t.scope, t.field, t.place, t.name, t.offset, kind, shape, 0)
+        self.found[t.index] = NamedTensor(t.scope, t.field, t.place, t.name, t.offset, kind, shape, 0)
         self.entries[t.index] = _entry(t, kind, shape, reference)
 
 

@@ -9,7 +9,7 @@ import io
 from collections.abc import Callable
 from typing import SupportsIndex
 
-from zcrecord.onnx.protobuf.reader import WINDOW, Skeleton, Window
+from zcrecord.onnx.protobuf.reader import WINDOW, ProtobufReader, Skeleton
 
 __all__ = ["PlacedWindow"]
 
@@ -45,7 +45,7 @@ class _Unkept(Skeleton):
         pass
 
 
-class PlacedWindow(Window):
+class PlacedWindow(ProtobufReader):
     """The bytes of a file around a place in it. `read` is that file's `OpenFile.read_at`, `nbytes` what of it counts.
 
     Where it was moved to it reads little at first, then twice as much each time: what is headers between large values

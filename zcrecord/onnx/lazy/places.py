@@ -7,7 +7,7 @@ they are read. Reading them, by way of the very same code, is left to `listing`.
 from __future__ import annotations
 
 from zcrecord.errors import OnnxError
-from zcrecord.onnx.protobuf.reader import Window
+from zcrecord.onnx.protobuf.reader import ProtobufReader
 from zcrecord.onnx.protobuf.schema import Tensor
 from zcrecord.onnx.protobuf.values import FIELDS, Values
 
@@ -32,7 +32,7 @@ class _Nothing:
 class Places(Values):
     """Takes one tensor after the other as `Values` does, and passes its values."""
 
-    def __init__(self, window: Window) -> None:
+    def __init__(self, window: ProtobufReader) -> None:
         super().__init__(window, _Nothing())
         self._window = window
 

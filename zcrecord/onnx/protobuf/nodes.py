@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .reader import FIXED32, FIXED64, LEN, VARINT, Window
+from .reader import FIXED32, FIXED64, LEN, VARINT, ProtobufReader
 from .schema import ATTRIBUTE, CHILDREN
 
 __all__ = ["is_plain", "plain_runs"]
@@ -34,7 +34,7 @@ _SHORT_LEN = bytes(_SIZED)
 _TYPE = 0xA0  # with a 1, the tag of AttributeProto.type, which every attribute has; its varint takes one byte
 
 
-def plain_runs(window: Window, tag: int, end: int) -> tuple[dict[int, int], int]:
+def plain_runs(window: ProtobufReader, tag: int, end: int) -> tuple[dict[int, int], int]:
     """Return runs of plain nodes next in the window, offset -> end; and the offset up to which nodes were looked at.
 
     `end` is the offset at which their message ends, `tag` that of their field, one byte.
@@ -96,7 +96,7 @@ def _advance(data: Array, at: Array, stop: Array, inside: Array) -> tuple[Array,
     return np.where(entering, body, past), np.where(entering, past, stop), inside | entering, good
 
 
-def is_plain(window: Window, end: int) -> bool:
+def is_plain(window: ProtobufReader, end: int) -> bool:
     """Return whether the NodeProto from the window's position to `end`, all in the window, has no tensor or graph."""
     buffer, short, pos = window.buffer, _SHORT_LEN, window.pos
     while pos < end:
@@ -119,7 +119,7 @@ def is_plain(window: Window, end: int) -> bool:
     return True
 
 
-def _is_plain_attribute(window: Window, pos: int, end: int) -> bool:
+def _is_plain_attribute(window: ProtobufReader, pos: int, end: int) -> bool:
     buffer, short = window.buffer, _SHORT_LEN
     while pos < end:
         tag = buffer[pos]
@@ -136,7 +136,7 @@ def _is_plain_attribute(window: Window, pos: int, end: int) -> bool:
     return True
 
 
-def _pass_field(window: Window, pos: int, end: int) -> tuple[int, int]:
+def _pass_field(window: ProtobufReader, pos: int, end: int) -> tuple[int, int]:
     """Return the tag of the field at `pos`, and where it ends: at most at `end`."""
     here, window.pos = window.pos, pos
     try:

@@ -11,7 +11,7 @@ from typing import Any
 
 from zcrecord.errors import OnnxError
 
-from .reader import LEN, MAX_TEXT, OPEN_END, VARINT, Binary, Skeleton, Window, encode_field, encode_varint
+from .reader import LEN, MAX_TEXT, OPEN_END, VARINT, Binary, ProtobufReader, Skeleton, encode_field, encode_varint
 
 __all__ = ["encode_properties", "read_pair", "read_properties", "without_properties"]
 
@@ -28,7 +28,7 @@ def read_properties(stream: Binary) -> dict[str, str]:
     Raises:
         OnnxError: it is malformed. SourceError: it cannot be read.
     """
-    window = Window(stream, Skeleton())
+    window = ProtobufReader(stream, Skeleton())
     window.drop(0)
     return dict(_pass(window, None))
 
@@ -42,7 +42,7 @@ def without_properties(data: Any, keys: Collection[str]) -> tuple[bytes, list[tu
         OnnxError: the model is malformed around its pairs.
     """
     kept = Skeleton()
-    window = Window(io.BytesIO(data), kept)
+    window = ProtobufReader(io.BytesIO(data), kept)
     taken = _pass(window, keys)
     window.finish()
     return b"".join(kept.finish()), taken
@@ -54,7 +54,7 @@ def encode_properties(properties: Mapping[str, str]) -> bytes:
     return b"".join(encode_field(_METADATA_PROPS, encode_field(1, k) + encode_field(2, v)) for k, v in pairs)
 
 
-def _pass(window: Window, drop: Collection[str] | None) -> list[tuple[str, str]]:
+def _pass(window: ProtobufReader, drop: Collection[str] | None) -> list[tuple[str, str]]:
     """Pass a whole model and return its pairs; with `drop` those alone, which do not get into the window's skeleton."""
     found: list[tuple[str, str]] = []
     while not window.at_end():
@@ -80,7 +80,7 @@ def _pass(window: Window, drop: Collection[str] | None) -> list[tuple[str, str]]
     return found
 
 
-def _pass_pair(window: Window, nbytes: int) -> tuple[str, str] | None:
+def _pass_pair(window: ProtobufReader, nbytes: int) -> tuple[str, str] | None:
     """Pass a pair that the window holds and return it, None if it is malformed."""
     end = window.pos + nbytes
     try:
@@ -91,7 +91,7 @@ def _pass_pair(window: Window, nbytes: int) -> tuple[str, str] | None:
     return pair
 
 
-def read_pair(window: Window, end: int) -> tuple[str, str]:
+def read_pair(window: ProtobufReader, end: int) -> tuple[str, str]:
     """Pass a StringStringEntryProto that ends at this offset of the stream, and return its key and its value."""
     texts = {1: b"", 2: b""}
     while window.base + window.pos < end:

@@ -15,7 +15,7 @@ from typing import IO, Any
 
 from zcrecord.errors import OnnxError, SourceError
 
-__all__ = ["MAX_NESTING", "VARINT", "Skeleton", "Window", "encode_field", "encode_varint"]
+__all__ = ["MAX_NESTING", "VARINT", "ProtobufReader", "Skeleton", "encode_field", "encode_varint"]
 
 VARINT, FIXED64, LEN, GROUP, END_GROUP, FIXED32 = range(6)
 MAX_NESTING = 100  # messages in messages, groups included: protobuf's own default
@@ -104,7 +104,7 @@ class Skeleton:
         return self.parts
 
 
-class Window:
+class ProtobufReader:
     """The bytes of a stream from `pos` to `limit`, at most WINDOW of them, refilled as they are passed.
 
     Offsets of the stream are `base` + position. Bytes from `mark` to `pos` go to the skeleton when the window moves

@@ -14,7 +14,7 @@ from zcrecord.onnx.names import seal
 
 from .nodes import is_plain, plain_runs
 from .properties import read_pair
-from .reader import HEADER, LEN, MAX_NESTING, MAX_TEXT, OPEN_END, VARINT, Window, encode_varint
+from .reader import HEADER, LEN, MAX_NESTING, MAX_TEXT, OPEN_END, VARINT, ProtobufReader, encode_varint
 from .schema import ATTRIBUTE, CHILDREN, FUNCTION, GRAPH, MODEL, NODE, TENSOR, TEXTS, Child, Scope, Tensor, Tensors
 from .values import BOOL, STRING, Values
 
@@ -36,7 +36,7 @@ _SHORT = [bytes([n]) for n in range(128)]  # varints
 _AS_IS = {code: d.bits for code, d in dtypes.by_onnx.items() if not d.packed and code not in (BOOL, STRING)}
 
 
-def check_start(window: Window) -> None:
+def check_start(window: ProtobufReader) -> None:
     """Look at a model's first bytes, which stay in the window.
 
     Raises:
@@ -61,7 +61,7 @@ def check_head(head: bytes) -> None:
 class Scanner:
     """One pass over a model."""
 
-    def __init__(self, window: Window, values: Values, tensors: Tensors) -> None:
+    def __init__(self, window: ProtobufReader, values: Values, tensors: Tensors) -> None:
         self._window = window
         self._values = values
         self._tensors = tensors

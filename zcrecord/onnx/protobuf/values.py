@@ -22,7 +22,7 @@ from zcrecord.errors import LimitError, OnnxError
 from zcrecord.tensors.packed import pack_bits
 
 from . import varints
-from .reader import LEN, Window, encode_varint
+from .reader import LEN, ProtobufReader, encode_varint
 from .schema import Tensor
 from .varints import Decoder
 
@@ -70,7 +70,7 @@ class Values:
     given twice; not while another tensor's values come in between.
     """
 
-    def __init__(self, window: Window, out: Payloads) -> None:
+    def __init__(self, window: ProtobufReader, out: Payloads) -> None:
         self._window = window
         self._out = out
         self._open: Tensor | None = None
