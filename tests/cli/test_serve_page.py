@@ -585,8 +585,8 @@ def test_fits_the_window_in_its_colours(pages: Pages, site: dict[str, str], widt
     assert (sum(int(v) for v in ground[4:-1].split(",")) < 3 * 128) == (scheme == "dark")
     picture = page.locator(".heatmap canvas").evaluate("c => c.toDataURL()")
     page.emulate_media(color_scheme="light" if scheme == "dark" else "dark")
-    page.wait_for_timeout(100)
-    assert page.locator(".heatmap canvas").evaluate("c => c.toDataURL()") != picture
+    other = "(picture) => document.querySelector('.heatmap canvas').toDataURL() !== picture"
+    page.wait_for_function(other, arg=picture)
 
 
 def test_all_of_it_can_be_done_by_keyboard(pages: Pages, site: dict[str, str]) -> None:

@@ -233,9 +233,13 @@ def test_a_server_that_fails_is_given_up_once_by_all_who_wait_for_it() -> None:
             told.append(error)
 
     readers = [threading.Thread(target=read, args=(at * MIB,)) for at in range(4)]
-    for reader in readers:
+    readers[0].start()
+    while not place.calls:
+        time.sleep(0.001)
+    for reader in readers[1:]:
         reader.start()
-        time.sleep(0.05)
+    while len(feed._asking) < 3 and readers[0].is_alive():  # until all others wait for the first
+        time.sleep(0.001)
     waiting.set()
     for reader in readers:
         reader.join()
