@@ -41,6 +41,7 @@ EXHAUSTIVE = "exhaustive families"
 TOOLS_RUN = pytest.StashKey[Path]()
 Report = TypeVar("Report", pytest.TestReport, pytest.CollectReport)
 
+gc.disable()  # until all tests are found: a third of the time that takes
 signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs of a shell have it ignored, and hand that on
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # as in tools/__init__.py, for whatever imports it first
 
@@ -115,6 +116,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Forget which tools ran while the tests were found: some ask a compiler what they are to be tried with."""
+    gc.enable()
     gc.collect()
     gc.freeze()  # or each collection that tests ask for goes through every test and module there is
     if (log := session.config.stash.get(TOOLS_RUN, None)) is not None:
@@ -156,6 +158,13 @@ def _refuse_skip(report: Report) -> Report:
         report.outcome = "failed"
         report.longrepr = f"under --all a skip is a failure: {reason}"
     return report
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_report_teststatus(report: pytest.TestReport, config: pytest.Config) -> tuple[str, str, str] | None:
+    """Print no dot for a test that passed, unless somebody looks on."""
+    quiet = report.passed and not config.get_verbosity() > 0 and not sys.stdout.isatty()
+    return ("passed" if report.when == "call" else "", "", "") if quiet else None
 
 
 @pytest.hookimpl(wrapper=True)
