@@ -277,7 +277,7 @@ BOMBS: dict[str, Callable[[], bytes]] = {
 }
 
 
-@pytest.mark.exhaustive(keep=("opening brackets", "a long name with escapes", "many empty tensors"))
+@pytest.mark.exhaustive(keep=("opening brackets", "a long name with escapes", "a wide entry"))
 @pytest.mark.parametrize("kind", BOMBS)
 def test_safetensors_header_costs_no_more_than_a_small_constant_times_its_length(kind: str, tmp_path: Path) -> None:
     data = BOMBS[kind]()

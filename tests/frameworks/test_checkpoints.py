@@ -189,8 +189,7 @@ def ends(tmp_path_factory: pytest.TempPathFactory) -> Ends:
         out = run_torch(RUN + code, folder, json.dumps(KINDS), json.dumps(PARTS)).stdout
         return json.loads(out) if out else None
 
-    whole = told(WHOLE)
-    told(HALF)
+    whole = told(WHOLE + HALF)
     return Ends(whole, told(REST), told(WITHOUT), folder)
 
 

@@ -82,6 +82,6 @@ def each_value_once(family: Sequence[pytest.Item]) -> list[pytest.Item]:
 
 
 def values_of(item: pytest.Item) -> set[tuple[str, int]]:
-    """Each parameter's name and the number of its value."""
+    """Each parameter's name and the identity of its value; what is marked lives as long as its items."""
     callspec = getattr(item, "callspec", None)
-    return set(callspec.indices.items()) if callspec else set()
+    return {(name, id(value)) for name, value in callspec.params.items()} if callspec else set()
