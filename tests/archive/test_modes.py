@@ -93,6 +93,7 @@ def rec(way: Callable[..., Record]) -> Record:
 # Who sees an edit.
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(("edited", "other"), [("a", "b"), ("b", "a"), ("c", "b"), ("deep.0", "deep.1")])
 def test_edit_of_one_of_two_equal_untied_tensors_does_not_change_the_other(
     edited: str, other: str, rec: Record
@@ -104,6 +105,7 @@ def test_edit_of_one_of_two_equal_untied_tensors_does_not_change_the_other(
     assert (rec[edited] == -1).all()
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(("edited", "other"), [("big", "twin"), ("twin", "big"), ("twin2", "twin"), ("twin", "twin2")])
 def test_edit_of_one_of_two_large_equal_tensors_does_not_change_the_other(edited: str, other: str, rec: Record) -> None:
     rec[edited][::100] = -1
@@ -113,6 +115,7 @@ def test_edit_of_one_of_two_large_equal_tensors_does_not_change_the_other(edited
     assert (rec[edited][::100] == -1).all()
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(("first", "later"), [("a", "b"), ("b", "c"), ("big", "twin"), ("big", "twin2")])
 def test_tensor_touched_only_after_its_equal_was_edited_has_the_values_of_the_file(
     first: str, later: str, rec: Record

@@ -236,6 +236,7 @@ CHOICES: dict[str, tuple[Any, list[str]]] = {
 }  # fmt: skip
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("what", CHOICES)
 def test_tensors_are_chosen_by(what: str, rec: Record) -> None:
     names, want = CHOICES[what]
@@ -372,6 +373,7 @@ RENAMES: dict[str, tuple[Any, dict[str, str]]] = {
 }  # fmt: skip
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("what", RENAMES)
 def test_names_are_changed_by(what: str, rec: Record) -> None:
     rename, want = RENAMES[what]

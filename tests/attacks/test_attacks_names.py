@@ -87,6 +87,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.exhaustive(keep=4)
 @pytest.mark.parametrize("name", PATHS)
 def test_a_hostile_path_is_escaped_whatever_is_said_of_it(
     name: str, here: Path, capsys: pytest.CaptureFixture[str]

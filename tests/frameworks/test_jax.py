@@ -59,6 +59,7 @@ def opened(folder: Path, record: Any, *, mode: Any = "r", **options: Any) -> zcr
 # In.
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("kind", NARROW, ids=lambda d: d.name)
 @pytest.mark.parametrize("shape", [(), (0, 3), (7,), (3, 1, 5)])
 def test_every_element_type_is_saved_bit_for_bit(kind: DType, shape: tuple[int, ...]) -> None:
@@ -263,6 +264,7 @@ def test_arrays_spread_over_devices_are_gathered_one_at_a_time(what: str) -> Non
 # Out. Which arrays are copied is pinned here; `zcrecord.frameworks.handover` tells it.
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("kind", NARROW, ids=lambda d: d.name)
 @pytest.mark.parametrize("shape", [(), (0, 3), (7,), (3, 1, 5)])
 def test_every_element_type_comes_back_bit_for_bit(kind: DType, shape: tuple[int, ...], tmp_path: Path) -> None:
@@ -273,6 +275,7 @@ def test_every_element_type_comes_back_bit_for_bit(kind: DType, shape: tuple[int
     assert bits_of(np.asarray(found), kind) == bits_of(array, kind)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("kind", NARROW, ids=lambda d: d.name)
 @pytest.mark.parametrize("shape", [(), (1,), (7,), (30, 100)])
 def test_whole_byte_elements_in_c_order_are_not_copied_and_narrower_ones_are(

@@ -49,6 +49,7 @@ class Tied(torch.nn.Module):  # type: ignore[misc]
         self.register_buffer("rows", self.embed.weight.detach()[2:5])
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("kind", KINDS, ids=lambda d: d.name)
 @pytest.mark.parametrize("shape", [(), (0, 3), (7,), (3, 1, 5)])
 def test_every_element_type_is_saved_bit_for_bit(kind: DType, shape: tuple[int, ...]) -> None:

@@ -42,6 +42,7 @@ def check(model: onnx.ModelProto) -> zcrecord.Record:
 # Everything there is.
 
 
+@pytest.mark.exhaustive(keep=40)
 @pytest.mark.parametrize("path", m.packaged_models(), ids=lambda path: path.parent.name + "/" + path.stem)
 def test_the_packaged_models_convert_and_come_back(path: Path) -> None:
     check(onnx.load(path))
@@ -118,6 +119,7 @@ def typed(array: np.ndarray, code: int, name: str) -> TensorProto:
     return t
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("shape", [(), (1,), (3,), (2, 3, 5), (0,), (2, 0, 3)])
 @pytest.mark.parametrize("code", CODES, ids=TensorProto.DataType.Name)
 def test_every_type_converts_raw_and_typed(code: int, shape: tuple[int, ...]) -> None:
@@ -129,6 +131,7 @@ def test_every_type_converts_raw_and_typed(code: int, shape: tuple[int, ...]) ->
         assert record.info(name).dtype.onnx == code
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("shape", [(), (33,), (2, 3, 5), (0, 4)])
 @pytest.mark.parametrize("code", NUMBERS, ids=TensorProto.DataType.Name)
 def test_every_type_converts_from_external_data(code: int, shape: tuple[int, ...], tmp_path: Path) -> None:

@@ -114,6 +114,7 @@ def assert_same(a: list[np.ndarray], b: list[np.ndarray]) -> None:
 # The whole model.
 
 
+@pytest.mark.exhaustive(keep=40)
 @pytest.mark.parametrize("path", m.packaged_models(), ids=lambda path: path.parent.name + "/" + path.stem)
 def test_the_packaged_models_come_back_both_ways(path: Path, tmp_path: Path) -> None:
     model = onnx.load(path)

@@ -126,6 +126,7 @@ def branches() -> onnx.ModelProto:
 # The same results.
 
 
+@pytest.mark.exhaustive(keep=20)
 @pytest.mark.parametrize("loader", [None, "host", "read", "cpu", "torch"])
 @pytest.mark.parametrize("kind", MODELS)
 def test_no_optimizer_makes_a_result_wrong(kind: str, loader: str | None, tmp_path: Path) -> None:

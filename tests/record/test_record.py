@@ -368,6 +368,7 @@ LOOKUPS: dict[str, Callable[[Record], Any]] = {
 }
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("used", [False, True], ids=["fresh", "used"])
 @pytest.mark.parametrize("what", LOOKUPS)
 def test_lookups_end_with_the_record(what: str, used: bool, rec: Record) -> None:

@@ -20,6 +20,7 @@ SHAPES = [(), (1,), (3,), (2, 3), (3, 1, 5), (0,), (3, 0, 2), (0, 2**40), (1,) *
 EVERY = pytest.mark.parametrize("kind", r.NUMERIC, ids=lambda d: d.name)
 
 
+@pytest.mark.exhaustive
 @EVERY
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda s: f"rank{len(s)}x{math.prod(s)}")
 def test_every_dtype_and_shape_comes_back(kind: DType, shape: tuple[int, ...]) -> None:
@@ -103,6 +104,7 @@ LAYOUTS: dict[str, Any] = {
 }
 
 
+@pytest.mark.exhaustive
 @EVERY
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_every_layout_comes_back_alone_and_beside_its_base(kind: DType, layout: str) -> None:

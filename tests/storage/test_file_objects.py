@@ -208,6 +208,7 @@ def gzipped(path: Path) -> Any:
     return gzip.open(path)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("verify", LEVELS)
 @pytest.mark.parametrize("mode", ["r", "c"])
 @pytest.mark.parametrize("what", FILES)

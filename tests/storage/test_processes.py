@@ -80,6 +80,7 @@ SOURCES: dict[str, Callable[[Path], Record]] = {
 }
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("protocol", [*range(pickle.HIGHEST_PROTOCOL + 1), "copy", "deepcopy"])
 @pytest.mark.parametrize("part", PARTS)
 @pytest.mark.parametrize("source", SOURCES)

@@ -255,6 +255,7 @@ def test_progress_counts_the_archive_s_bytes(how: str, tmp_path: Path) -> None:
 # What is refused, and what is left as it was
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("data", "message"),
     [

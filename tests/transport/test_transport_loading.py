@@ -70,6 +70,7 @@ FORMS: dict[str, Callable[[bytes], bytes]] = {  # the archive as other programs 
 # The whole
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", GOLDEN)
 @pytest.mark.parametrize("verify", ["touch", "index", "full"])
 def test_every_golden_archive_loads_packed(name: str, verify: Any, tmp_path: Path) -> None:
@@ -94,6 +95,7 @@ def test_large_archives_load_packed(how: str, tmp_path: Path) -> None:
         assert bytes(got.archive.buffer) == encoded(how)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("how", ["front", "unsealed"])
 def test_what_other_programs_packed_loads(form: str, how: str) -> None:
