@@ -283,7 +283,7 @@ def test_neither_records_nor_views_hold_a_file_descriptor(tmp_path: Path) -> Non
 
 
 FALLBACK = """
-from zcrecord.storage import mapping
+from zcrecord.storage import memory as mapping
 before = len(os.listdir('/proc/self/fd'))
 HINDER
 for mode in 'rc':

@@ -19,7 +19,7 @@ import records as r
 import zcrecord
 from tools.faults.kills import generation, kill_saves, written
 from zcrecord import RecordWriter, SourceError
-from zcrecord.storage.scratch import scratch_file
+from zcrecord.storage.files import scratch_file
 
 POSIX = pytest.mark.skipif(os.name != "posix", reason="platform: fork, signals and locks of POSIX")
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="platform: Linux lists open files")

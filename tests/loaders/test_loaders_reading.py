@@ -168,14 +168,14 @@ def test_file_that_shrinks_while_it_is_read_is_refused(
     preadv: bool, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     record = load_record(path)
-    opened = memory._open
+    opened = memory.open_regular
 
     def shrinking(*arguments: Any) -> Any:
         found = opened(*arguments)
         os.truncate(path, 1 << 20)
         return found
 
-    monkeypatch.setattr(memory, "_open", shrinking)
+    monkeypatch.setattr(memory, "open_regular", shrinking)
     if not preadv:
         monkeypatch.delattr(os, "preadv", raising=False)
     failing(path, r"m\.zcr: became shorter while it was read: it ends at byte 1048576; is it still", record=record)

@@ -22,7 +22,7 @@ from zcrecord import TensorNotFoundError, UnsupportedError, transport
 from zcrecord.loaders.plan import plan_load
 from zcrecord.remote.file import redacted
 from zcrecord.remote.ranges import Held, cut, merged
-from zcrecord.storage.memory import is_url
+from zcrecord.storage.files import is_url
 
 KIB = 1 << 10
 COUNT = 20

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from zcrecord.errors import SourceError
-from zcrecord.storage import sink
+from zcrecord.storage import files
 
 
 def pieces(rng: Any) -> bytes:
@@ -22,7 +22,7 @@ def pieces(rng: Any) -> bytes:
 @pytest.mark.parametrize("seed", range(8))
 def test_a_file_is_what_a_buffer_would_be(seed: int, tmp_path: Path) -> None:
     rng, path, expected = np.random.default_rng(seed), tmp_path / "m", bytearray()
-    with sink.open_sink(path, durable=False) as out:
+    with files.open_sink(path, durable=False) as out:
         for _ in range(400):
             step = int(rng.integers(10))
             if step == 7 and expected:
@@ -53,7 +53,7 @@ def test_small_writes_are_gathered_into_few(tmp_path: Path, monkeypatch: pytest.
         return write(fd, data)
 
     monkeypatch.setattr(os, "write", counted)
-    with sink.open_sink(tmp_path / "m", durable=False) as out:
+    with files.open_sink(tmp_path / "m", durable=False) as out:
         for _ in range(10_000):
             out.write(b"x" * 64)
     assert sum(calls) == 640_000
@@ -65,7 +65,7 @@ def test_a_full_disk_is_noticed_at_the_end_at_the_latest(tmp_path: Path, monkeyp
         raise OSError(28, "full")
 
     refusal = pytest.raises(SourceError, match="cannot write: No space left on device")
-    with monkeypatch.context() as patch, refusal, sink.open_sink(tmp_path / "m", durable=False) as out:
+    with monkeypatch.context() as patch, refusal, files.open_sink(tmp_path / "m", durable=False) as out:
         out.write(b"first")
         patch.setattr(os, "write", full)
         out.write(b"second")
@@ -87,7 +87,7 @@ def test_the_disk_is_set_to_work_while_a_durable_file_is_written(
 
     monkeypatch.setattr(os, "posix_fadvise", note)
     data = np.random.default_rng(0).bytes(40 << 20)
-    with sink.open_sink(tmp_path / "m", durable=durable) as out:
+    with files.open_sink(tmp_path / "m", durable=durable) as out:
         for start in range(0, len(data), 1 << 20):
             out.write(memoryview(data)[start : start + (1 << 20)])
         out.rewind(20 << 20)

@@ -18,7 +18,7 @@ import zcrecord
 from zcrecord import dtypes
 from zcrecord.codec.entries import TensorLayout, ValueForm, ValueType
 from zcrecord.codec.layout import decode_header
-from zcrecord.storage.sink import open_sink
+from zcrecord.storage.files import open_sink
 from zcrecord.writing import module_tree, writers
 
 ROOT = Path(__file__).resolve().parents[2]

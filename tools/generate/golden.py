@@ -21,7 +21,7 @@ import zcrecord
 from zcrecord import dtypes, onnx
 from zcrecord.codec import entries, index, layout
 from zcrecord.onnx.protobuf.reader import encode_field
-from zcrecord.storage import sink
+from zcrecord.storage.files import open_sink
 from zcrecord.tensors.packed import PackedTensor, pack_bits
 from zcrecord.writing import module_tree, writers
 
@@ -166,7 +166,7 @@ def streamed(file: Any, metadata: dict[str, Any]) -> None:
 def back(sealed: bool) -> bytes:
     """Return the same archive with its header sealed, or as it comes out of a pipe."""
     file: Any = io.BytesIO() if sealed else Pipe()
-    with sink.open_sink(file) as opened:
+    with open_sink(file) as opened:
         streamed(opened, {"kind": "stream"})
     return file.getvalue() if sealed else bytes(file.data)
 

@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 from zcrecord import __version__
 from zcrecord.codec.layout import ALIGNMENT, VERSION, check_alignment
 from zcrecord.errors import LimitError, printable
-from zcrecord.storage.memory import is_url
+from zcrecord.storage.files import is_url
 
 from .registry import COMMANDS
 from .render import columns_of, wrapped

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 
-from zcrecord.storage.memory import is_url
+from zcrecord.storage.files import is_url
 
 from .endings import tell
 from .parsers import Arguments, Parser, natural

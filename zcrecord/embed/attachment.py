@@ -25,10 +25,9 @@ from zcrecord.codec.layout import (
 )
 from zcrecord.errors import FormatError, RecordError, UnsupportedError
 from zcrecord.record.load import load_record
-from zcrecord.storage.files import Progress, check_destination
+from zcrecord.storage.files import Progress, check_destination, open_sink, path_of, refusals
 from zcrecord.storage.memory import map_file
-from zcrecord.storage.scratch import refusals
-from zcrecord.storage.sink import Sink, open_sink, path_of
+from zcrecord.storage.sink import Sink
 
 from .executables import objection
 

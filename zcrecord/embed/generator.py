@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from zcrecord.errors import UnsupportedError
 from zcrecord.onnx.selection import Patterns
-from zcrecord.storage.sink import path_of
+from zcrecord.storage.files import path_of
 
 from .plan import Plan, plan
 from .write_files import write

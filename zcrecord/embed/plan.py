@@ -19,8 +19,8 @@ from zcrecord.dtypes import DType
 from zcrecord.errors import TensorNotFoundError, UnsupportedError
 from zcrecord.onnx.selection import Patterns, Wanted
 from zcrecord.record.record import Record
+from zcrecord.storage.files import path_of
 from zcrecord.storage.memory import is_packed, map_file
-from zcrecord.storage.sink import path_of
 from zcrecord.storage.stream_reader import PIECE
 from zcrecord.tensors.strides import is_c_order
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from zcrecord.errors import DestinationExistsError, SourceError
-from zcrecord.storage.sink import open_sink, path_of
+from zcrecord.storage.files import open_sink, path_of
 
 __all__ = ["write"]
 

@@ -32,8 +32,15 @@ from zcrecord.record.record import Record
 from zcrecord.record.record_writer import RecordWriter
 from zcrecord.record.save import save_record
 from zcrecord.storage.compressed import SUFFIXES, PeekableStream, decompressed
-from zcrecord.storage.files import Binary, Progress, check_destination, open_source, path_or_none
-from zcrecord.storage.scratch import refusals, scratch_file
+from zcrecord.storage.files import (
+    Binary,
+    Progress,
+    check_destination,
+    open_source,
+    path_or_none,
+    refusals,
+    scratch_file,
+)
 from zcrecord.writing.writers import ConvertReport, peak_rss
 
 __all__ = ["FORMATS", "ConvertReport", "Format", "convert"]

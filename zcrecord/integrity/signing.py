@@ -28,9 +28,7 @@ from zcrecord.errors import (
 from zcrecord.record.load import load_record
 from zcrecord.record.record import Record
 from zcrecord.record.save import save_record
-from zcrecord.storage.files import check_destination
-from zcrecord.storage.memory import identity_of
-from zcrecord.storage.sink import path_of
+from zcrecord.storage.files import check_destination, identity_of, path_of
 
 __all__ = ["PREFIX", "SignReport", "check", "is_encrypted", "message", "sign", "signature", "signers"]
 

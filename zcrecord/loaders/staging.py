@@ -22,8 +22,8 @@ import numpy as np
 
 from zcrecord.codec.layout import ALIGNMENT, align_up
 from zcrecord.errors import LimitError, RecordError, SourceError
-from zcrecord.storage.files import open_source
-from zcrecord.storage.memory import identity_of, read_at
+from zcrecord.storage.files import identity_of, open_source
+from zcrecord.storage.memory import read_at
 
 from .plan import LoadPlan
 from .protocol import PayloadRef, RangeSource

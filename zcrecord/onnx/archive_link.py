@@ -23,8 +23,7 @@ from zcrecord.onnx.protobuf.properties import read_properties
 from zcrecord.onnx.protobuf.scanner import check_head
 from zcrecord.record.load import load_record
 from zcrecord.record.record import Record
-from zcrecord.storage.files import Progress, open_source
-from zcrecord.storage.sink import path_of
+from zcrecord.storage.files import Progress, open_source, path_of
 
 from . import external_data
 

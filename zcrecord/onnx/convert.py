@@ -24,8 +24,8 @@ from zcrecord.onnx.protobuf.scanner import Scanner, check_start
 from zcrecord.onnx.protobuf.schema import Scope, Tensor, Tensors
 from zcrecord.onnx.protobuf.values import Values
 from zcrecord.storage.compressed import PeekableStream, decompressed
-from zcrecord.storage.files import Binary, Progress, check_destination, path_or_none
-from zcrecord.storage.sink import NullSink, Sink, open_sink
+from zcrecord.storage.files import Binary, Progress, check_destination, open_sink, path_or_none
+from zcrecord.storage.sink import NullSink, Sink
 from zcrecord.storage.stream_reader import StreamReader
 from zcrecord.writing.writers import ConvertReport, SaveReport, StreamWriter, peak_rss
 

@@ -22,8 +22,8 @@ from zcrecord.onnx.protobuf.reader import LEN, MAX_LENGTH, encode_field, encode_
 from zcrecord.onnx.protobuf.values import RAW_DATA, STRING_DATA
 from zcrecord.record.load import load_record
 from zcrecord.record.record import Record
-from zcrecord.storage.files import Binary, Progress, check_destination, path_or_none
-from zcrecord.storage.sink import Sink, open_sink
+from zcrecord.storage.files import Binary, Progress, check_destination, open_sink, path_or_none
+from zcrecord.storage.sink import Sink
 from zcrecord.tensors.packed import StringTensor
 from zcrecord.writing.writers import ConvertReport, peak_rss
 

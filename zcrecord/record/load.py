@@ -12,19 +12,8 @@ from zcrecord.archive.archive import Archive, Embedded
 from zcrecord.archive.views import Verify
 from zcrecord.codec.layout import ends_in_archive
 from zcrecord.errors import FormatError, IntegrityError, RecordError, UnsupportedError, printable
-from zcrecord.storage.file_objects import path_of_open
-from zcrecord.storage.memory import (
-    Memory,
-    Mode,
-    buffer_of,
-    is_packed,
-    is_url,
-    map_file,
-    read_file,
-    read_resource,
-    read_stream,
-)
-from zcrecord.storage.sink import path_of
+from zcrecord.storage.files import is_url, path_of, path_of_open
+from zcrecord.storage.memory import Memory, Mode, buffer_of, is_packed, map_file, read_file, read_resource, read_stream
 
 from .record import Record
 

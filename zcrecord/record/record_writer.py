@@ -11,7 +11,7 @@ from typing import Any, Literal
 from zcrecord.codec.entries import KIND_NAMES, TensorLayout, digest_kind
 from zcrecord.codec.layout import ALIGNMENT, NONE, check_alignment
 from zcrecord.errors import ProducerError, RecordError, TensorNotFoundError, UnsupportedError
-from zcrecord.storage.sink import open_sink
+from zcrecord.storage.files import open_sink
 from zcrecord.tensors.lazy import LazyTensor, Pieces
 from zcrecord.writing import flatten
 from zcrecord.writing.module_tree import ModuleTreeBuilder, path_of_name

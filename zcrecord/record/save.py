@@ -21,7 +21,8 @@ from zcrecord.codec.entries import (
 from zcrecord.codec.index import Index, TensorEntry
 from zcrecord.codec.layout import ALIGNMENT, NONE, check_alignment
 from zcrecord.errors import ProducerError, UnsupportedError
-from zcrecord.storage.sink import Sink, open_sink
+from zcrecord.storage.files import open_sink
+from zcrecord.storage.sink import Sink
 from zcrecord.tensors.lazy import LazyTensor
 from zcrecord.tensors.strides import address
 from zcrecord.writing import flatten

@@ -29,8 +29,7 @@ from zcrecord.codec.layout import NONE
 from zcrecord.errors import printable
 from zcrecord.record.load import load_record
 from zcrecord.record.record import Record
-from zcrecord.storage.files import Progress, check_destination, path_or_none
-from zcrecord.storage.sink import open_sink
+from zcrecord.storage.files import Progress, check_destination, open_sink, path_or_none
 from zcrecord.writing.writers import peak_rss
 
 __all__ = ["PageReport", "describe_archive", "report", "report_page"]

@@ -14,7 +14,7 @@ from typing import Any
 
 from zcrecord.errors import FormatError, SourceError, missing_package
 
-from .file_objects import check_readable
+from .stream_reader import check_readable
 
 __all__ = ["SUFFIXES", "PeekableStream", "decompressed", "ends_whole", "import_zstandard"]
 

@@ -1,32 +1,86 @@
-"""Parts that all conversions share: the check of destinations, the opening of sources.
+"""Local files: paths, opening to read, and destinations that appear whole or not at all.
 
-Knows files and processes; nothing of any format's inside, which is left to `onnx` and `formats`.
+A file is written beside its place, as a scratch file, and takes it at the end. Knows system calls, how scratch files
+are named, that a lock tells the living writers from the dead, and how to undo; nothing of archives.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import io
 import os
+import re
 import stat
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NoReturn
 
-from zcrecord.errors import DestinationExistsError, SourceError, SourceNotFoundError
+from zcrecord.errors import DestinationExistsError, SourceError, SourceNotFoundError, UnsupportedError
 
-from .scratch import refusals
+from .sink import ObjectSink, Sink, flat_view
 
 __all__ = [
     "Binary",
+    "Identity",
     "Progress",
+    "absolute_path",
     "check_destination",
+    "identity_of",
+    "is_url",
+    "open_regular",
+    "open_sink",
     "open_source",
+    "path_of",
+    "path_of_open",
     "path_or_none",
+    "refusals",
+    "scratch_file",
 ]
 
 Binary = IO[bytes] | io.RawIOBase | io.BufferedIOBase
+Identity = tuple[int, ...]  # of a file, to know it again: device, inode, size, time of change
 Progress = Callable[[int, int | None], None]  # bytes done, bytes in all where that is known
+
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+(::[A-Za-z][A-Za-z0-9+.-]+)*://")
+_REGULAR = sum(getattr(os, name, 0) for name in ("O_BINARY", "O_CLOEXEC", "O_NONBLOCK"))  # a pipe would wait otherwise
+
+_RESERVED = 64 << 20  # bytes of a file that is allocated before it is written
+_SMALL, _GATHERED = 1 << 15, 1 << 18  # bytes of a write that is gathered, and of all that are
+_AHEAD = 16 << 20  # bytes of a file that is to be durable, at a time, that the disk is set to work on
+_OF_CONTENT = ("security.ima", "security.evm")  # extended attributes that sign a file's bytes
+_MOST = 1 << 30  # bytes of one write; Linux takes no more than 2 GiB - 4 KiB
+
+_MAPPED = (5, 32, 1224)  # Windows' codes for replacing an open file: denied, shared, a user-mapped section
+_SUFFIX = ".zcr-scratch"
+_LONGEST = 200  # bytes of a name that its scratch file's begins with
+_TRIES = 16  # to make a file that nobody removes before it is locked
+_MORE = sum(getattr(os, name, 0) for name in ("O_BINARY", "O_CLOEXEC"))
+
+
+# Paths.
+
+
+def path_of(value: Any) -> str:
+    """Return a path as text.
+
+    Raises:
+        UnsupportedError: it is no path. SourceError: no file can have that name.
+    """
+    if isinstance(value, bytes):
+        what = "a path as bytes, which load_record would take for an archive's own; pass it as text, by os.fsdecode"
+        raise UnsupportedError(what)
+    try:
+        path = os.fsdecode(value)
+        os.fsencode(path)
+    except TypeError:
+        raise UnsupportedError(f"a {type(value).__name__} is neither a path nor a binary file object") from None
+    except UnicodeError:
+        raise SourceError("no file can have this name, it has lone surrogates", path=repr(value)) from None
+    if "\0" in path:
+        raise SourceError("no file can have this name, it contains NUL", path=path)
+    return path
 
 
 def path_or_none(file: Any) -> str | None:
@@ -34,6 +88,107 @@ def path_or_none(file: Any) -> str | None:
     if hasattr(file, "read") or hasattr(file, "write"):
         return None
     return os.fsdecode(os.fspath(file))
+
+
+def path_of_open(file: Any) -> str | None:
+    """Return the path of a file opened by `open`, if it is at its first byte and that path still leads to it."""
+    raw = getattr(file, "raw", file)
+    if not isinstance(raw, io.FileIO) or not isinstance(raw.name, str):  # a gzip file has name and descriptor, too
+        return None
+    with contextlib.suppress(OSError, ValueError):
+        if file.readable() and file.tell() == 0 and os.path.samestat(os.stat(raw.name), os.fstat(raw.fileno())):
+            return raw.name
+    return None
+
+
+def is_url(source: Any) -> bool:
+    """Return whether a source is a URL such as `https://...`, several chained ones included; a Windows path is none.
+
+    Only text is: a file in a folder named `https:` is reached by a `pathlib.Path`, or with `./` before its path.
+    """
+    return isinstance(source, str) and "://" in source and _URL.match(source) is not None
+
+
+def absolute_path(path: str) -> str:
+    """Return a path that stays right when the working folder changes; `..` is left to the system, for links' sake."""
+    if os.name == "nt":
+        return os.path.abspath(path)
+    if path.startswith("/"):
+        return path
+    with contextlib.suppress(FileNotFoundError):  # the working folder was removed
+        return os.path.join(os.getcwd(), path)
+    return path
+
+
+# Opening to read.
+
+
+def open_regular(path: str) -> tuple[int, Identity]:
+    """Return a descriptor of a regular file, to read it by position, and its identity.
+
+    Raises:
+        SourceError: it is a directory, a pipe or a device. OSError: the system refuses.
+    """
+    fd = os.open(path, os.O_RDONLY | _REGULAR)
+    try:
+        status = os.fstat(fd)
+        if stat.S_ISDIR(status.st_mode):
+            raise SourceError("is a directory; name an archive in it", path=path, errno=errno.EISDIR)
+        if not stat.S_ISREG(status.st_mode):
+            raise SourceError("not a regular file; read it and pass the bytes", path=path)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd, _identity(status)
+
+
+class _ReadOnlyFile(io.FileIO):
+    """A file that is only read: closing it has nothing to tell."""
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            super().close()
+
+
+def open_source(path: str) -> tuple[io.FileIO, int | None]:
+    """Return a file to read forward, and its length if it is a regular one.
+
+    Raises:
+        SourceError: it is missing (SourceNotFoundError), a directory, or cannot be read.
+    """
+    try:
+        with contextlib.ExitStack() as stack:
+            file = stack.enter_context(_ReadOnlyFile(path))
+            status = os.fstat(file.fileno())
+            stack.pop_all()
+    except OSError as error:
+        kind = SourceNotFoundError if isinstance(error, FileNotFoundError) else SourceError
+        raise kind(f"cannot read: {error.strerror or error}", path=path, errno=error.errno) from error
+    if not stat.S_ISREG(status.st_mode):
+        return file, None
+    if hasattr(os, "posix_fadvise"):
+        with contextlib.suppress(OSError):  # advice
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_SEQUENTIAL)
+    return file, status.st_size
+
+
+def identity_of(fd: int) -> Identity:
+    """Return what an open file is known again by, as by `open_regular`.
+
+    Raises:
+        SourceError: the system does not tell.
+    """
+    try:
+        return _identity(os.fstat(fd))
+    except OSError as error:
+        raise SourceError(f"cannot be read: {error.strerror}", errno=error.errno) from error
+
+
+def _identity(status: os.stat_result) -> Identity:
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
+
+
+# Destinations.
 
 
 def check_destination(source: str | None, dest: str | None, force: bool) -> None:
@@ -53,31 +208,342 @@ def check_destination(source: str | None, dest: str | None, force: bool) -> None
             raise DestinationExistsError("exists already; force=True replaces it", path=dest)
 
 
-class _Source(io.FileIO):
-    """A file that is only read: closing it has nothing to tell."""
+@contextlib.contextmanager
+def open_sink(dest: Any, *, durable: bool = True, like: str | None = None) -> Iterator[Sink]:
+    """Yield a sink for a path or a binary file object.
 
-    def close(self) -> None:
-        with contextlib.suppress(OSError):
-            super().close()
-
-
-def open_source(path: str) -> tuple[io.FileIO, int | None]:
-    """Return a file to read forward, and its length if it is a regular one.
+    A path gets a scratch file beside it, which replaces what is there only when the block ends without an exception,
+    and is removed otherwise: the path holds the old file or the new one, whole. `durable` adds an fsync of the file
+    and of its folder. A symbolic link keeps pointing where it did; a device or a pipe is written to directly.
 
     Raises:
-        SourceError: it is missing (SourceNotFoundError), a directory, or cannot be read.
+        SourceError: the file system refused; `errno` says how.
     """
+    if hasattr(dest, "write"):
+        sink = ObjectSink(dest)
+        yield sink
+        sink.flush()
+        return
+    given = path_of(dest)
+    path = os.path.realpath(given)
+    with refusals(path):
+        mode = _mode_of(given)  # and not of `path`: that of /dev/fd/3 may be no path at all
+    if not os.path.basename(given) or (mode is not None and stat.S_ISDIR(mode)):
+        raise SourceError("is a directory; name a file in it", path=path, errno=errno.EISDIR)
+    if mode is not None and not stat.S_ISREG(mode):
+        with refusals(given):
+            file = open(given, "wb", buffering=0)  # noqa: SIM115  # what the block raises is no refusal
+        with file:
+            yield ObjectSink(file)
+        return
+    yield from _replacing(path, mode, durable, like)
+
+
+def _mode_of(path: str) -> int | None:
+    """Return a file's type and mode, None if it is not there; whatever else keeps that unknown is an error."""
     try:
-        with contextlib.ExitStack() as stack:
-            file = stack.enter_context(_Source(path))
-            status = os.fstat(file.fileno())
-            stack.pop_all()
+        return os.stat(path).st_mode
+    except FileNotFoundError:
+        return None
+
+
+def _replacing(path: str, old_mode: int | None, durable: bool, like: str | None) -> Iterator[Sink]:
+    """What the system refuses here is one typed error; what is thrown in by who writes goes through as it is."""
+    replaced = os.name == "posix" and old_mode is not None  # Windows has no more than read-only, and replaces no such
+    mode = stat.S_IMODE(old_mode) if replaced and old_mode is not None else 0o666
+    with contextlib.ExitStack() as stack:
+        with refusals(path):
+            fd, scratch = stack.enter_context(scratch_file(path, mode))
+        try:
+            if replaced:
+                with refusals(path):
+                    os.chmod(scratch, mode)
+            sink = _FileSink(fd, path, durable=durable)
+            yield sink
+            sink.flush()
+            with refusals(path):
+                if like is not None:  # last: whoever writes takes setuid and capabilities away
+                    _make_like(scratch, like)
+                if durable:
+                    _sync(fd)
+        finally:
+            with refusals(path):
+                os.close(fd)
+        with refusals(path):
+            os.replace(scratch, path)
+    if durable and os.name == "posix":
+        _sync_folder(os.path.dirname(path))
+
+
+def _make_like(path: str, like: str) -> None:
+    """Give a file another's mode, and its owner and extended attributes as far as one may."""
+    status = os.stat(like)
+    mode = stat.S_IMODE(status.st_mode)
+    if hasattr(os, "chown"):
+        try:
+            os.chown(path, status.st_uid, status.st_gid)
+        except OSError:
+            mode &= 0o777  # setuid would make it run as another than the one it did
+    if hasattr(os, "listxattr"):
+        with contextlib.suppress(OSError):  # not every file system has any
+            for name in os.listxattr(like):
+                if name not in _OF_CONTENT:
+                    with contextlib.suppress(OSError):
+                        os.setxattr(path, name, os.getxattr(like, name))
+    os.chmod(path, mode)
+
+
+def _sync(fd: int) -> None:
+    """Have what was written survive power loss."""
+    os.fsync(fd)
+    if sys.platform == "darwin":  # there fsync leaves it in the drive's cache
+        import fcntl
+
+        with contextlib.suppress(OSError):  # not every file system has it
+            fcntl.fcntl(fd, fcntl.F_FULLFSYNC)
+
+
+def _sync_folder(folder: str) -> None:
+    """Have a rename survive power loss, where that can be asked for; it is done, and no failure here undoes it."""
+    with contextlib.suppress(OSError):  # some network file systems cannot; some folders may be written but not read
+        fd = os.open(folder, os.O_RDONLY)
+        try:
+            _sync(fd)
+        finally:
+            os.close(fd)
+
+
+class _FileSink:
+    """A regular file of our own, by its descriptor. Small writes are gathered; `flush` writes what is left of them."""
+
+    can_rewind = keeps = True
+
+    def __init__(self, fd: int, path: str, *, durable: bool) -> None:
+        self._fd, self._path = fd, path
+        self.position = 0
+        self._begun = 0 if durable and sys.platform == "linux" else 1 << 62  # up to where the disk was set to work
+        self._gathered = bytearray()  # the last bytes, not written yet
+
+    def reserve(self, nbytes: int) -> None:
+        """Allocate now what small files need: ext4 flushes what is not yet allocated when a rename replaces a file.
+
+        Larger files gain little, and where the file system knows no fallocate the C library writes to every block.
+        """
+        if nbytes <= _RESERVED and hasattr(os, "posix_fallocate"):
+            with contextlib.suppress(OSError):  # a full disk is reported by the write
+                os.posix_fallocate(self._fd, 0, nbytes)
+
+    def write(self, data: Any) -> None:
+        view = data if type(data) is bytes else flat_view(data)
+        nbytes = len(view)
+        if nbytes <= _SMALL and self.position:  # the first goes straight: a disk may be full from the start
+            self._gathered += view
+            self.position += nbytes
+            if len(self._gathered) > _GATHERED:
+                self.flush()
+            return
+        self.flush()
+        self._write(flat_view(view))
+        self.position += nbytes
+        if self.position - self._begun >= _AHEAD:
+            self._begin()
+
+    def _begin(self) -> None:
+        """Have the disk begin with what was written, so that little is left to wait for at the end."""
+        begun, self._begun = self._begun, self.position
+        with contextlib.suppress(OSError):  # Linux starts to write these pages out, and lets go of the few that are
+            os.posix_fadvise(self._fd, begun, self.position - begun, os.POSIX_FADV_DONTNEED)
+
+    def _write(self, view: memoryview) -> None:
+        try:
+            while len(view):
+                view = view[os.write(self._fd, view[:_MOST]) :]
+        except OSError as error:
+            refuse(error, self._path)
+
+    def flush(self) -> None:
+        """Write what was gathered."""
+        if self._gathered:
+            gathered, self._gathered = self._gathered, bytearray()
+            self._write(memoryview(gathered))
+
+    def read_back(self, offset: int, size: int) -> bytes:
+        written = self.position - len(self._gathered)
+        if offset >= written:
+            return bytes(self._gathered[offset - written : offset - written + size])
+        self.flush()
+        with refusals(self._path):
+            here = os.lseek(self._fd, 0, os.SEEK_CUR)
+            os.lseek(self._fd, offset, os.SEEK_SET)
+            parts = []
+            while size and (part := os.read(self._fd, size)):
+                parts.append(part)
+                size -= len(part)
+            os.lseek(self._fd, here, os.SEEK_SET)
+            return b"".join(parts)
+
+    def rewind(self, offset: int) -> None:
+        written = self.position - len(self._gathered)
+        del self._gathered[max(offset - written, 0) :]
+        self.position = offset
+        self._begun = min(self._begun, offset) if self._begun < 1 << 62 else self._begun
+        if offset < written:
+            with refusals(self._path):
+                os.ftruncate(self._fd, offset)
+                os.lseek(self._fd, offset, os.SEEK_SET)
+
+    def patch(self, offset: int, data: bytes) -> None:
+        self.flush()
+        with refusals(self._path):
+            here = os.lseek(self._fd, 0, os.SEEK_CUR)
+            os.lseek(self._fd, offset, os.SEEK_SET)
+            self._write(memoryview(data))
+            os.lseek(self._fd, here, os.SEEK_SET)
+
+
+# Scratch files.
+
+
+@contextlib.contextmanager
+def scratch_file(path: str, mode: int = 0o666) -> Iterator[tuple[int, str]]:
+    """Yield a new file beside `path`, open for reading and writing, and its name; at the end it is gone, or renamed.
+
+    Who writes closes it. Those that processes left which were killed while they wrote for this path are removed first;
+    the one of a process that lives, in another container or, where the file system carries locks, on another machine,
+    never is.
+
+    Raises:
+        OSError: the file system refused.
+    """
+    folder, name = os.path.split(path)
+    while len(os.fsencode(name)) > _LONGEST:  # file systems count bytes, and some take no part of a character
+        name = name[:-1]
+    stem = f".{name}."
+    _clear(folder, stem)
+    fd, held, scratch = _make(os.path.join(folder, stem), mode)
+    try:
+        yield fd, scratch
+    finally:
+        with contextlib.suppress(OSError):
+            os.unlink(scratch)
+        _close(held)
+
+
+def _make(start: str, mode: int) -> tuple[int, int, str]:
+    """Return a new file, a descriptor that locks it, so that nobody takes it for a dead one's, and its name."""
+    for _ in range(_TRIES):
+        fd, scratch = _new(start, mode)
+        held = None
+        try:
+            held = _hold(fd, scratch)
+            if held is not None and os.path.lexists(scratch):
+                return fd, held, scratch
+        except OSError:
+            _give_up(scratch, fd)
+            raise
+        _give_up(scratch, fd, held)  # it was removed between its making and its locking
+    fd, scratch = _new(start, mode)
+    return fd, -1, scratch
+
+
+def _new(start: str, mode: int) -> tuple[int, str]:
+    scratch = f"{start}{os.urandom(6).hex()}{_SUFFIX}"
+    return os.open(scratch, os.O_RDWR | os.O_CREAT | os.O_EXCL | _MORE, mode), scratch  # never open to more people
+
+
+def _hold(fd: int, scratch: str) -> int | None:
+    """Return another descriptor, by which a file is locked until it is closed; -1 without locks, None: another has it.
+
+    It is closed after the file took its place. Read-only, since no program can be started that is open for writing;
+    but on file systems that lock only what may be written.
+    """
+    if os.name != "posix":
+        return -1
+    for reading in (True, False):
+        try:
+            held = os.open(scratch, os.O_RDONLY | _MORE) if reading else os.dup(fd)
+        except OSError:
+            if not reading:
+                raise
+            continue
+        locked = _lock(held)
+        if locked:
+            return held
+        _close(held)
+        if locked is False:
+            return None
+    return -1
+
+
+def _give_up(scratch: str, *descriptors: int | None) -> None:
+    _close(*descriptors)
+    with contextlib.suppress(OSError):
+        os.unlink(scratch)
+
+
+def _close(*descriptors: int | None) -> None:
+    """Close what is one; what there is to tell of the file is told to who closes it after writing."""
+    for fd in descriptors:
+        if fd is not None and fd >= 0:
+            with contextlib.suppress(OSError):
+                os.close(fd)
+
+
+def _lock(fd: int) -> bool | None:
+    """Lock a file for as long as it is open; False if another has it, None where there are no locks."""
+    try:
+        import fcntl  # not on Windows
+
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except (ImportError, OSError):
+        return None
+    return True
+
+
+def _clear(folder: str, stem: str) -> None:
+    """Remove the scratch files of this stem whose writers are dead."""
+    ours = re.compile(f"{re.escape(stem)}[0-9a-f]{{12}}{re.escape(_SUFFIX)}")
+    with contextlib.suppress(OSError):  # a folder may be written to and not listed
+        with os.scandir(folder or ".") as entries:
+            found = [entry.path for entry in entries if ours.fullmatch(entry.name)]
+        for scratch in found:
+            with contextlib.suppress(OSError):  # another's, or somebody else was faster
+                _remove_dead(scratch)
+
+
+def _remove_dead(scratch: str) -> None:
+    if os.name != "posix":  # Windows removes no file that is open
+        os.unlink(scratch)
+        return
+    extra = os.O_NONBLOCK | os.O_NOFOLLOW | _MORE  # it may be anything that somebody has put there
+    try:
+        fd = os.open(scratch, os.O_RDWR | extra)  # NFS locks only what may be written
+    except PermissionError:
+        fd = os.open(scratch, os.O_RDONLY | extra)
+    try:
+        if stat.S_ISREG(os.fstat(fd).st_mode) and _lock(fd):
+            os.unlink(scratch)
+    finally:
+        os.close(fd)
+
+
+@contextlib.contextmanager
+def refusals(path: str) -> Iterator[None]:
+    """Turn what the operating system says about this path into one typed error."""
+    try:
+        yield
     except OSError as error:
-        kind = SourceNotFoundError if isinstance(error, FileNotFoundError) else SourceError
-        raise kind(f"cannot read: {error.strerror or error}", path=path, errno=error.errno) from error
-    if not stat.S_ISREG(status.st_mode):
-        return file, None
-    if hasattr(os, "posix_fadvise"):
-        with contextlib.suppress(OSError):  # advice
-            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_SEQUENTIAL)
-    return file, status.st_size
+        refuse(error, path)
+
+
+def refuse(error: OSError, path: str) -> NoReturn:
+    """Raise what the operating system said about this path, as a SourceError that says what became of the old file."""
+    if isinstance(error, SourceError) or error.errno is None:
+        raise error
+    reason = os.strerror(error.errno)
+    if getattr(error, "winerror", None) in _MAPPED:
+        reason = "it is mapped, by a record loaded from it here or in another program; close() that, drop its views"
+    kept = "; the file there before is untouched" if os.path.isfile(path) else ""
+    raise SourceError(f"cannot write: {reason}{kept}", path=path, errno=error.errno) from error

@@ -1,28 +1,35 @@
 """Where an archive's bytes come from: a mapped file, one read into memory, a private copy, or a buffer that was given.
 
 Knows files, mappings and addresses; nothing of what the bytes say.
+
+A mapped file holds no file descriptor: a process may have as few as 256, and more archives than that. Python's mmap
+keeps a duplicate of the descriptor that it is given, for as long as the mapping lives. From Python 3.13 on it can be
+told not to. Before, on 64-bit Linux, it reserves memory, for which it needs none, and the C library maps the file over
+that; the memory is Python's as ever, which unmaps it, refuses to while it is used, and gives advice on it. Elsewhere
+each mapping takes a descriptor.
 """
 
 from __future__ import annotations
 
+import collections
 import contextlib
-import errno
+import functools
 import io
 import mmap
 import os
-import re
-import stat
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from zcrecord.codec.layout import ALIGNMENT, HEADER_SIZE, too_short
+from zcrecord.codec.layout import ALIGNMENT, HEADER_SIZE, MAX_ALIGNMENT, too_short
 from zcrecord.errors import RecordError, SourceError, SourceNotFoundError, UnsupportedError
 from zcrecord.tensors.strides import address
 
-from .file_objects import check_readable, read_to_end
-from .mapping import aligned, map_descriptor
+from .files import Identity, absolute_path, identity_of, open_regular
+from .sink import flat_view
+from .stream_reader import check_readable
 from .threads import each_piece
 
 __all__ = [
@@ -32,9 +39,7 @@ __all__ = [
     "aligned",
     "aligned_empty",
     "buffer_of",
-    "identity_of",
     "is_packed",
-    "is_url",
     "map_file",
     "private_copy",
     "read_at",
@@ -48,9 +53,13 @@ __all__ = [
 Mode = Literal["r", "c"]
 
 _PACKED = (b"\xb5\x2f\xfd", b"\x2a\x4d\x18")  # zstd's magic from the second byte on: a frame, one to be skipped
-_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+(::[A-Za-z][A-Za-z0-9+.-]+)*://")
 _PIECE = 1 << 20  # bytes of one read; many times a network's round trip is worth
 _READERS = 4  # reads under way at a time; a network file system answers each by itself
+
+_GENERIC = sys.platform == "linux" and os.uname().machine in ("x86_64", "aarch64", "riscv64", "i686", "armv7l")
+_NORESERVE = 0x4000 if _GENERIC else 0  # MAP_NORESERVE, which Python does not name; some machines number it otherwise
+_FIXED = 0x10  # MAP_FIXED, likewise
+_lost: list[mmap.mmap] = []  # memory that may not be ours any more: it is never unmapped
 
 
 class Memory(NamedTuple):
@@ -60,7 +69,7 @@ class Memory(NamedTuple):
         octets: all of them, flat; read-only unless they are nobody else's.
         path: the file they are of, as it was named.
         mapping: what is closed to let go of them; None for a buffer that was given.
-        identity: of the mapped file, to know it again: device, inode, size, time of change.
+        identity: of the mapped file, to know it again.
         filled: where there is anything, of memory most of which was never touched; None where there is everywhere.
         remote: what reads the rest by position (`loaders.protocol.RangeSource`), where payloads lie elsewhere.
         absolute: the file's absolute path, by which it is opened again: the working folder may change meanwhile.
@@ -69,7 +78,7 @@ class Memory(NamedTuple):
     octets: memoryview
     path: str | None = None
     mapping: mmap.mmap | None = None
-    identity: tuple[int, ...] | None = None
+    identity: Identity | None = None
     filled: list[tuple[int, int]] | None = None
     remote: Any = None
     absolute: str | None = None
@@ -82,49 +91,15 @@ class Piece(NamedTuple):
     buffers: list[memoryview]
 
 
-def _open(path: str, least: int) -> tuple[int, tuple[int, ...]]:
-    """Return a descriptor of a regular file that is long enough, and the file's identity."""
-    extra = ("O_BINARY", "O_CLOEXEC", "O_NONBLOCK")  # a named pipe would wait for its writer
-    fd = os.open(path, os.O_RDONLY | sum(getattr(os, name, 0) for name in extra))
-    try:
-        status = os.fstat(fd)
-        if stat.S_ISDIR(status.st_mode):
-            raise SourceError("is a directory; name an archive in it", path=path, errno=errno.EISDIR)
-        if not stat.S_ISREG(status.st_mode):
-            raise SourceError("not a regular file; read it and pass the bytes", path=path)
-        if status.st_size < least:
-            raise too_short(status.st_size, os.read(fd, HEADER_SIZE)).located(path=path)
-    except BaseException:
-        os.close(fd)
-        raise
-    return fd, _identity(status)
-
-
-def _absolute(path: str) -> str:
-    """Return a path that stays right when the working folder changes; `..` is left to the system, for links' sake."""
-    if os.name == "nt":
-        return os.path.abspath(path)
-    if path.startswith("/"):
-        return path
-    with contextlib.suppress(FileNotFoundError):  # the working folder was removed
-        return os.path.join(os.getcwd(), path)
-    return path
-
-
-def _identity(status: os.stat_result) -> tuple[int, ...]:
-    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
-
-
-def identity_of(fd: int) -> tuple[int, ...]:
-    """Return what an open file is known again by, as `Memory.identity`.
-
-    Raises:
-        SourceError: the system does not tell.
-    """
-    try:
-        return _identity(os.fstat(fd))
-    except OSError as error:
-        raise SourceError(f"cannot be read: {error.strerror}", errno=error.errno) from error
+def _open(path: str, least: int) -> tuple[int, Identity]:
+    """Return a descriptor of a regular file that is long enough for an archive, and its identity."""
+    fd, identity = open_regular(path)
+    if identity[2] < least:
+        try:
+            raise too_short(identity[2], os.read(fd, HEADER_SIZE)).located(path=path)
+        finally:
+            os.close(fd)
+    return fd, identity
 
 
 def _refused(error: OSError, path: str) -> Exception:
@@ -152,7 +127,7 @@ def map_file(path: str, *, private: bool = False, least: int = 2 * HEADER_SIZE) 
         SourceError: it is missing (SourceNotFoundError), a directory, or cannot be read. FormatError: it is too short.
     """
     try:
-        absolute = _absolute(path)
+        absolute = absolute_path(path)
         fd, identity = _open(path, least)
         try:
             if not identity[2]:
@@ -189,7 +164,7 @@ def read_file(path: str, *, least: int = 2 * HEADER_SIZE) -> Memory:
         SourceError: it is missing, a directory, cannot be read, or became shorter. FormatError: it is too short.
     """
     try:
-        absolute = _absolute(path)
+        absolute = absolute_path(path)
         fd, identity = _open(path, least)
         try:
             block, octets = aligned(identity[2])
@@ -225,7 +200,9 @@ def read_resource(resource: Any) -> Memory:
 
 
 def read_stream(file: Any) -> Memory:
-    """Return what a binary file object has from where it is to its end: a BytesIO's own bytes, of others a copy.
+    """Return what a binary file object has left: a BytesIO's own bytes, of others a copy, at a multiple of 65536.
+
+    A stream tells its size only at its end, so it is read in pieces, each let go of once it is in its place.
 
     Raises:
         SourceError: it cannot be read. UnsupportedError: it gives text.
@@ -233,8 +210,38 @@ def read_stream(file: Any) -> Memory:
     check_readable(file)
     if isinstance(file, io.BytesIO):
         return Memory(memoryview(file.getvalue())[file.tell() :])  # shared until it is written to next
-    block, octets = read_to_end(file)
+    pieces: collections.deque[memoryview] = collections.deque()
+    with _reading():
+        while len(piece := _piece(file.read(_PIECE))):
+            pieces.append(piece)
+    block, octets = aligned(sum(map(len, pieces)))
+    done = 0
+    while pieces:
+        piece = pieces.popleft()
+        octets[done : done + len(piece)] = piece
+        done += len(piece)
     return Memory(octets, None, block)
+
+
+def _piece(data: Any) -> memoryview:
+    if data is None:
+        raise SourceError("the file object has no bytes ready; open it in blocking mode")
+    try:
+        return flat_view(data)
+    except TypeError:
+        raise UnsupportedError(f"read() of the file object gave a {type(data).__name__} and no bytes") from None
+
+
+@contextlib.contextmanager
+def _reading() -> Iterator[None]:
+    """Turn whatever a file object raises when it is read into one typed error."""
+    try:
+        yield
+    except (RecordError, MemoryError):
+        raise
+    except Exception as error:  # of the system, a store, a decompressor, or that it is closed
+        what = getattr(error, "strerror", None) or str(error) or type(error).__name__
+        raise SourceError(f"cannot be read: {what}", errno=getattr(error, "errno", None)) from error
 
 
 def private_copy(octets: memoryview, filled: list[tuple[int, int]] | None = None) -> Memory:
@@ -277,7 +284,7 @@ def read_at(fd: int, target: memoryview, offset: int) -> None:
 
 
 def read_pieces(
-    path: str, pieces: Sequence[Piece], *, identity: tuple[int, ...], done: Callable[[int], None] | None = None
+    path: str, pieces: Sequence[Piece], *, identity: Identity, done: Callable[[int], None] | None = None
 ) -> None:
     """Read pieces of a file straight into memory, several at a time; the GIL is free meanwhile.
 
@@ -287,7 +294,7 @@ def read_pieces(
         SourceError: the file is missing, cannot be read, became shorter, or is not the one that `identity` tells.
     """
     try:
-        fd, found = _open(path, 0)
+        fd, found = open_regular(path)
         try:
             if found != identity:
                 raise SourceError("was replaced or changed since it was opened; load it again", path=path)
@@ -327,14 +334,6 @@ def is_packed(octets: Any) -> bool:
     return octets[1:4] in _PACKED
 
 
-def is_url(source: Any) -> bool:
-    """Return whether a source is a URL such as `https://...`, several chained ones included; a Windows path is none.
-
-    Only text is: a file in a folder named `https:` is reached by a `pathlib.Path`, or with `./` before its path.
-    """
-    return isinstance(source, str) and "://" in source and _URL.match(source) is not None
-
-
 def buffer_of(source: Any) -> memoryview:
     """Return any bytes-like as flat, read-only bytes; copies nothing.
 
@@ -348,3 +347,71 @@ def buffer_of(source: Any) -> memoryview:
     except (TypeError, ValueError, BufferError) as error:
         kind = type(source).__name__
         raise UnsupportedError(f"a {kind} is neither a path nor contiguous bytes: {error}") from None
+
+
+# Mappings and aligned memory.
+
+
+def map_descriptor(fd: int, *, private: bool = False) -> mmap.mmap:
+    """Return a mapping of a whole file: read-only, or private, whose pages are copied when they are written.
+
+    A private one reserves no memory for what may be written.
+
+    Raises:
+        ValueError: the file is empty. OSError: the system refuses.
+    """
+    if os.name != "posix":
+        return mmap.mmap(fd, 0, access=mmap.ACCESS_COPY if private else mmap.ACCESS_READ)
+    flags, prot = mmap.MAP_SHARED, mmap.PROT_READ
+    if private:
+        flags, prot = mmap.MAP_PRIVATE | _NORESERVE, mmap.PROT_READ | mmap.PROT_WRITE
+    if sys.version_info >= (3, 13):
+        return mmap.mmap(fd, 0, flags, prot, trackfd=False)
+    return _mapped_over(fd, flags, prot) or mmap.mmap(fd, 0, flags, prot)
+
+
+def aligned(size: int, *, sparse: bool = False) -> tuple[mmap.mmap, memoryview]:
+    """Return zeroed memory, as a mapping to be closed and as its aligned part of `size` bytes.
+
+    A sparse one reserves no memory for what is never touched, so it may be larger than the machine has. Without huge
+    pages on purpose: several threads that first touch one each clear it, at three times the cost in all.
+    """
+    if os.name == "posix":  # not shared with the children of a fork, as Python's own default would be
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | (_NORESERVE if sparse else 0)
+        block = mmap.mmap(-1, size + MAX_ALIGNMENT, flags=flags)
+    else:
+        block = mmap.mmap(-1, size + MAX_ALIGNMENT)
+    whole = memoryview(block)
+    start = -address(whole) % MAX_ALIGNMENT
+    return block, whole[start : start + size]
+
+
+def _mapped_over(fd: int, flags: int, prot: int) -> mmap.mmap | None:
+    """Return a mapping of a file that lies over memory which Python reserved; None where that cannot be had."""
+    nbytes = os.fstat(fd).st_size
+    call = _c_mmap() if nbytes and not _lost else None
+    if call is None:
+        return None
+    room = mmap.mmap(-1, nbytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NORESERVE, prot)
+    start = address(room)
+    if call(start, nbytes, prot, flags | _FIXED, fd, 0) == start:
+        return room
+    _lost.append(room)  # Linux may have taken it away before it failed, and another thread may have that place now
+    return None
+
+
+@functools.cache
+def _c_mmap() -> Callable[..., int | None] | None:
+    """Return the C library's mmap; None where it cannot be called, or its arguments may be of other sizes."""
+    if not _GENERIC or sys.maxsize < 1 << 32:  # off_t has 64 bits where pointers have
+        return None
+    try:
+        import ctypes  # here, because a Python may have been built without it
+
+        call = ctypes.CDLL(None).mmap
+    except (ImportError, OSError, AttributeError):
+        return None
+    call.restype = ctypes.c_void_p
+    call.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+    function: Callable[..., int | None] = call
+    return function

@@ -11,12 +11,11 @@ import mmap
 from collections.abc import Iterator
 from typing import Any
 
-from zcrecord.errors import FormatError, SourceError
+from zcrecord.errors import FormatError, SourceError, UnsupportedError
 
-from .file_objects import check_readable
 from .files import Binary, open_source
 
-__all__ = ["KEPT", "PIECE", "SequentialMapping", "StreamReader"]
+__all__ = ["KEPT", "PIECE", "SequentialMapping", "StreamReader", "check_readable"]
 
 PIECE = 1 << 20  # bytes passed on at a time; with the hash and the write they stay in a core's cache
 KEPT = 8 << 20  # bytes of a mapping that were passed and are not yet let go of
@@ -190,3 +189,15 @@ class StreamReader:
         if done is None:
             raise SourceError("the source is non-blocking and has no bytes ready; make it blocking")
         return int(done)
+
+
+def check_readable(file: Any) -> None:
+    """Refuse what can be seen not to be a binary file object that is open.
+
+    Raises:
+        UnsupportedError: it is in text mode. SourceError: it is closed.
+    """
+    if isinstance(file, io.TextIOBase):
+        raise UnsupportedError("a file object in text mode; open it in binary mode, as with open(path, 'rb')")
+    if getattr(file, "closed", False) is True:
+        raise SourceError("the file object is closed; open it again")

@@ -23,9 +23,8 @@ import numpy as np
 from zcrecord.codec.file_types import wrong_type
 from zcrecord.errors import FormatError, RecordError
 from zcrecord.storage.compressed import PeekableStream, decompressed, import_zstandard
-from zcrecord.storage.files import Progress, check_destination, open_source
+from zcrecord.storage.files import Progress, check_destination, open_sink, open_source, path_of
 from zcrecord.storage.memory import is_packed, read_at
-from zcrecord.storage.sink import open_sink, path_of
 from zcrecord.storage.stream_reader import StreamReader
 from zcrecord.storage.threads import cores, map_ordered
 from zcrecord.writing.writers import peak_rss

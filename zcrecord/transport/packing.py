@@ -16,8 +16,8 @@ from zcrecord.archive.archive import Archive
 from zcrecord.codec.layout import HEADER_SIZE, Header, decode_header, locate, too_short
 from zcrecord.errors import FormatError, LimitError, SourceError, UnsupportedError
 from zcrecord.storage.compressed import import_zstandard
-from zcrecord.storage.files import Progress, open_source
-from zcrecord.storage.memory import identity_of, map_file, read_at
+from zcrecord.storage.files import Progress, identity_of, open_source
+from zcrecord.storage.memory import map_file, read_at
 from zcrecord.storage.sink import Sink
 from zcrecord.storage.stream_reader import StreamReader
 from zcrecord.storage.threads import Start, map_ordered

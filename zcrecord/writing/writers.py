@@ -217,7 +217,7 @@ class StreamWriter:
 
     Example:
         >>> import io
-        >>> from zcrecord.storage.sink import open_sink
+        >>> from zcrecord.storage.files import open_sink
         >>> with open_sink(io.BytesIO()) as sink:
         ...     out = StreamWriter(sink)
         ...     out.begin(4)

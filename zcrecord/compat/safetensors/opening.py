@@ -24,8 +24,8 @@ from zcrecord.frameworks.handover import import_torch, torch_device
 from zcrecord.record.load import load_record
 from zcrecord.record.record import Record
 from zcrecord.record.save import save_record
+from zcrecord.storage.files import path_of
 from zcrecord.storage.memory import read_file
-from zcrecord.storage.sink import path_of
 from zcrecord.tensors.lazy import LazyTensor
 from zcrecord.tensors.packed import PackedTensor, StringTensor
 

@@ -24,8 +24,7 @@ from zcrecord.formats.structure import Structure, decode_structure, structure_of
 from zcrecord.formats.zip_files import ZipSink, members, open_zip, read_end, read_exactly, zip_entry, zip_faults
 from zcrecord.record.record import Record
 from zcrecord.record.record_writer import RecordWriter
-from zcrecord.storage.files import Progress, open_source
-from zcrecord.storage.sink import open_sink
+from zcrecord.storage.files import Progress, open_sink, open_source
 from zcrecord.storage.stream_reader import PIECE
 
 from .npy import NpyHeader, encode_npy_header, read_npy_header, string_rows, string_tensor

@@ -20,8 +20,8 @@ from zcrecord.errors import FormatError, RecordError, UnsupportedError
 from zcrecord.formats.structure import KEY, Structure, decode_structure, structure_of
 from zcrecord.record.record import Record
 from zcrecord.record.record_writer import RecordWriter
-from zcrecord.storage.files import Binary, Progress, check_destination, path_or_none
-from zcrecord.storage.sink import Sink, open_sink
+from zcrecord.storage.files import Binary, Progress, check_destination, open_sink, path_or_none
+from zcrecord.storage.sink import Sink
 from zcrecord.storage.stream_reader import PIECE, StreamReader
 
 from . import shards

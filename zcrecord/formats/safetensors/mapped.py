@@ -14,8 +14,8 @@ from zcrecord.codec.layout import NONE
 from zcrecord.errors import RecordError
 from zcrecord.record.record import Record
 from zcrecord.record.save import metadata_entries
+from zcrecord.storage.files import path_of
 from zcrecord.storage.memory import Memory, buffer_of, map_file, read_file
-from zcrecord.storage.sink import path_of
 from zcrecord.writing.flatten import FlatRecord
 
 from .header import check_length, decode_header

@@ -20,7 +20,7 @@ from zcrecord.dtypes import STRING, DType
 from zcrecord.errors import RecordError, TensorNotFoundError, UnsupportedError
 from zcrecord.onnx.external_data import Folder
 from zcrecord.onnx.names import full_names
-from zcrecord.storage.sink import path_of
+from zcrecord.storage.files import path_of
 from zcrecord.tensors.packed import PackedTensor, StringTensor
 
 from .files import Files, open_model, release
