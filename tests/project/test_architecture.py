@@ -136,8 +136,8 @@ def test_exceptions_to_the_layers_are_still_needed() -> None:
     "package, users",
     [
         ("struct", {"zcrecord.codec.layout", "zcrecord.archive.views", "zcrecord.formats.zip_files"}),
-        ("flatbuffers", {"zcrecord.codec.index", "zcrecord._schema.tables"}),
-        ("zcrecord._schema", {"zcrecord.codec.entries", "zcrecord.codec.index"}),
+        ("flatbuffers", {"zcrecord.codec.entries", "zcrecord._schema.tables"}),
+        ("zcrecord._schema", {"zcrecord.codec.entries", "zcrecord.codec.index", "zcrecord.codec.verify"}),
         ("xxhash", {"zcrecord.codec.digests", "zcrecord.transport.frames"}),
         ("argparse", {"zcrecord.cli.parsers", "zcrecord.cli.inspect"}),
         ("rich", {"zcrecord.cli.render"}),

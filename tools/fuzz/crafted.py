@@ -12,7 +12,7 @@ from malformed import saved
 __all__ = ["crafted"]
 
 TOP = (1 << 64) - 1
-MIX = 0x9E3779B97F4A7C15  # of the hash by which zcrecord.codec.text_pool looks for names that are there twice
+MIX = 0x9E3779B97F4A7C15  # of the hash by which zcrecord.codec.index looks for names that are there twice
 
 
 def crafted() -> Iterator[bytes]:

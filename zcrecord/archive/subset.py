@@ -12,8 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from zcrecord.codec.entries import AttributeEntry, ModuleKind, PayloadId, TensorLayout, change_values
-from zcrecord.codec.index import in_memory
+from zcrecord.codec.entries import AttributeEntry, ModuleKind, PayloadId, TensorLayout, change_values, in_memory
 from zcrecord.codec.layout import NONE
 from zcrecord.errors import TensorNotFoundError, UnsupportedError, printable
 from zcrecord.writing.flatten import split_dotted

@@ -1,24 +1,22 @@
-"""The index: entries to FlatBuffer bytes and back to columns, with no loop over tensors on either way.
+"""The index read: its columns as views of its bytes, and comparisons of many names at once.
 
-Knows the structs of `schema/zcrecord.fbs` and where the vectors lie; whether what they say makes sense is left to
-`verify`, where payloads go to `layout`. The only module, with the generated `_schema`, that touches `flatbuffers`.
+Knows the structs of `schema/zcrecord.fbs` and where the vectors lie. Whether the columns keep the rules is left to
+`verify`, where payloads lie to `layout`, writing to `entries`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from math import prod
+import itertools
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from zcrecord.errors import FormatError, LimitError, UnsupportedError
+from zcrecord._schema import ValueForm
+from zcrecord.errors import FormatError
 
-from . import text_pool
-from .entries import AttributeEntry, Entries, TensorLayout, ValueForm, ValueType, list_type, value_type
-from .layout import MAX_ARCHIVE_SIZE, MAX_INDEX_SIZE, MAX_RANK, NONE, SPAN_ALLOWANCE, WORDS_ALLOWANCE, u16_at
+from .layout import NONE, u16_at
 
-__all__ = ["FORM", "Index", "TensorEntry", "decode", "encode", "first_children", "in_memory"]
+__all__ = ["FORM", "Index", "TensorEntry", "TextPool", "decode"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -28,7 +26,7 @@ TENSOR = np.dtype(
      ("payload", "<u4"), ("byte_offset", "<u8"), ("dims", "<u4"), ("strides", "<u4"), ("dtype", "u1"), ("bits", "u1"),
      ("rank", "u1"), ("reserved0", "u1"), ("reserved1", "<u4")]
 )  # fmt: skip
-# What of a tensor's row says its type, shape and strides, as opaque bytes.
+# Type, shape and strides of a tensor's row, as opaque bytes.
 FORM = np.dtype({"names": ["form"], "formats": ["V16"], "offsets": [32], "itemsize": TENSOR.itemsize})
 MODULE = np.dtype(
     [("name", "<u4"), ("name_size", "<u4"), ("type_name", "<u4"), ("type_name_size", "<u4"), ("key_size", "<u4"),
@@ -55,233 +53,15 @@ VECTORS: dict[str, tuple[int, Any, int]] = {
     "metadata": (11, ATTRIBUTE, 8),
 }
 IDENTIFIER = b"ZCR1"
-_ROOM = 4096  # bytes of a FlatBuffer that are no vector's
-_SLACK = bytes(64)  # names are compared 32 bytes at a time, and may be read past their pool's end
 
-
-class _Pool:
-    """The text pool under construction: equal strings share a span, if short enough for any number to (R30)."""
-
-    def __init__(self) -> None:
-        self.parts: list[bytes] = []
-        self.size = 0
-        self.starts: dict[str, int] = {}
-
-    def add(self, text: str) -> tuple[int, int]:
-        data = text.encode() + b"\0"
-        if (start := self.starts.get(text)) is None:
-            start = self.size
-            self.parts.append(data)
-            self.size += len(data)
-            if len(data) <= SPAN_ALLOWANCE:
-                self.starts[text] = start
-        return start, len(data) - 1
-
-    def add_all(self, texts: Sequence[str]) -> tuple[Array, Array]:
-        """Add texts, no two of them equal and none added before; return where they start, and their sizes."""
-        data = [text.encode() for text in texts]
-        sizes = np.fromiter(map(len, data), np.int64, len(data))
-        ends = np.cumsum(sizes + 1) + self.size
-        starts = ends - sizes - 1
-        self.parts += [b"\0".join(data), b"\0"]
-        self.size = int(ends[-1]) if len(ends) else self.size
-        for text, start, size in zip(texts, starts.tolist(), sizes.tolist(), strict=True):
-            if size < SPAN_ALLOWANCE:
-                self.starts[text] = start
-        return starts, sizes
-
-    def add_names(self, names: list[str], order: Array) -> tuple[Array, Array]:
-        """Lay names down in the order of `by_name`; lying side by side in it, they are verified fastest."""
-        data = ("\0".join([names[i] for i in order.tolist()]) + "\0").encode()
-        ends = np.flatnonzero(np.frombuffer(data, np.uint8) == 0)
-        starts, sizes = np.empty((2, len(names)), np.uint32)
-        first = np.concatenate(([0], ends[:-1] + 1))[: len(order)]
-        starts[order] = first
-        sizes[order] = ends - first
-        self.parts.append(data)
-        self.size += len(data)
-        return starts, sizes
-
-
-class _Ranges:
-    """A pool of numbers (dims, strides, words); equal tuples share a range, up to `most` items each."""
-
-    def __init__(self, most: int = MAX_RANK) -> None:
-        self.most = most
-        self.items: list[int] = []
-        self.starts: dict[tuple[int, ...], int] = {}
-
-    def add(self, items: tuple[int, ...]) -> int:
-        start = self.starts.get(items)
-        if start is None:
-            start = len(self.items)
-            self.items.extend(items)
-            if len(items) <= self.most:
-                self.starts[items] = start
-        return start
-
-
-def encode(entries: Entries) -> bytearray:
-    """Return the index as a FlatBuffer whose size is a multiple of 8; the same entries give the same bytes.
-
-    Payloads must ascend by offset and modules be in pre-order; names must be unique (`tree` sees to both).
-
-    Raises:
-        LimitError: the index would reach 2 GiB, or a value does not fit its field.
-    """
-    return _assemble(_vectors(entries), entries.digest_kind)
-
-
-def in_memory(entries: Entries) -> Index:
-    """Return the columns of an index that is written nowhere; entries and errors are those of `encode`."""
-    vectors = _vectors(entries)
-    columns: dict[str, Any] = {n: np.asarray(vectors.get(n, ()), dtype) for n, (_, dtype, _) in VECTORS.items()}
-    memory = memoryview(columns["text"].tobytes() + _SLACK)
-    columns |= {"text": memory[: -len(_SLACK)], "by_module": vectors.get("by_module")}
-    return Index(memory=memory, digest_kind=entries.digest_kind, **columns)
-
-
-def _vectors(entries: Entries) -> dict[str, Array]:
-    pool = _Pool()
-    vectors: dict[str, Array] = {}
-    _encode_tensors(entries, pool, vectors)
-    _encode_modules(entries, pool, vectors)
-    words = _Ranges(WORDS_ALLOWANCE)
-    by_place = sorted(entries.attributes, key=lambda a: (a.parent, a.place))
-    vectors["attributes"] = _encode_attributes(by_place, pool, words)
-    vectors["metadata"] = _encode_attributes(sorted(entries.metadata, key=lambda a: a.key), pool, words)
-    vectors["words"] = np.array(words.items, np.uint64)
-    vectors["payloads"] = entries.payload_rows
-    vectors["text"] = np.frombuffer(b"".join(pool.parts), np.uint8)
-    total = sum(v.nbytes for v in vectors.values())
-    if total + _ROOM > MAX_INDEX_SIZE:
-        raise LimitError(f"the index would take {total} bytes, FlatBuffers end at 2 GiB; split the record")
-    return vectors
-
-
-def _rows(dtype: Any, rows: Iterable[Sequence[Any]]) -> Array:
-    """Return rows of numbers as one structured array, column by column: that is 5 times faster than row by row."""
-    columns = list(zip(*rows, strict=True))
-    out = np.zeros(len(columns[0]) if columns else 0, dtype)
-    for name, column in zip(dtype.names, columns, strict=False):
-        out[name] = column
-    return out
-
-
-def _encode_tensors(entries: Entries, pool: _Pool, vectors: dict[str, Array]) -> None:
-    names = entries.names
-    out = vectors["tensors"] = np.zeros(len(names), TENSOR)
-    dims, strides = _Ranges(), _Ranges()
-    if names:
-        order = np.array(sorted(range(len(names)), key=names.__getitem__), np.uint32)
-        out["name"], out["name_size"] = pool.add_names(names, order)
-        out["key_size"], out["parent"], out["place"] = entries.key_sizes, entries.parents, entries.places
-        out["payload"] = entries.payloads
-        layouts = np.zeros(len(entries.layouts), TENSOR)
-        for i, f in enumerate(entries.layouts):
-            _check_layout(f, entries, i)
-            layouts["dtype"][i], layouts["bits"][i], layouts["rank"][i] = f.dtype, f.bits, len(f.shape)
-            layouts["dims"][i], layouts["byte_offset"][i] = dims.add(f.shape), f.byte_offset
-            layouts["strides"][i] = NONE if f.strides is None else strides.add(f.strides)
-        layout_ids = np.array(entries.layout_ids, np.intp)
-        for column in ("dtype", "bits", "rank", "dims", "byte_offset", "strides"):
-            out[column] = layouts[column][layout_ids]
-        vectors["by_name"] = order
-        if (np.diff(out["parent"].astype(np.int64)) < 0).any():
-            vectors["by_module"] = np.argsort(out["parent"], kind="stable").astype(np.uint32)
-    vectors["dims"] = np.array(dims.items, np.uint64)
-    vectors["strides"] = np.array(strides.items, np.int64)
-
-
-def _check_layout(layout: TensorLayout, entries: Entries, number: int) -> None:
-    """Raise LimitError, naming a tensor, for a rank or an empty shape that no reader takes (R47, R49)."""
-    if len(layout.shape) > MAX_RANK:
-        what = f"rank {len(layout.shape)} is more than {MAX_RANK}"
-    elif prod(d or 1 for d in layout.shape) * (layout.bits or 64) > 8 * MAX_ARCHIVE_SIZE:
-        what = f"shape {layout.shape} claims more than 2^56 bytes"
-    else:
-        return
-    raise LimitError(what, tensor=entries.names[list(entries.layout_ids).index(number)])
-
-
-def _encode_modules(entries: Entries, pool: _Pool, vectors: dict[str, Array]) -> None:
-    modules = entries.modules
-    out = np.zeros(len(modules), MODULE)
-    vectors["modules"] = out
-    names, key_sizes, parents, places, kinds, type_names = zip(*modules, strict=True)
-    ends = list(range(1, len(modules) + 1))
-    for i in range(len(modules) - 1, 0, -1):
-        if ends[i] > ends[parents[i]]:
-            ends[parents[i]] = ends[i]
-    out["name"], out["name_size"] = pool.add_all(names)
-    out["type_name"], out["type_name_size"] = zip(*map(pool.add, type_names), strict=True)
-    out["end"], out["key_size"], out["parent"], out["place"], out["kind"] = ends, key_sizes, parents, places, kinds
-    out["first_tensor"] = first_children(vectors["tensors"]["parent"], len(modules))
-    out["first_attribute"] = first_children(np.array([a.parent for a in entries.attributes], np.uint32), len(modules))
-
-
-def first_children(parents: Array, modules: int) -> Array:
-    """Return, for each module, how many of the given children belong to an earlier module."""
-    counts = np.bincount(parents, minlength=modules) if len(parents) else np.zeros(modules, np.int64)
-    return np.cumsum(counts) - counts
-
-
-def _encode_attributes(attributes: list[AttributeEntry], pool: _Pool, words: _Ranges) -> Array:
-    rows = []
-    for a in attributes:
-        value_type, form, word = _encode_value(a.value, pool, words)
-        rows.append((*pool.add(a.key), word, a.parent, a.place, value_type, form))
-    return _rows(ATTRIBUTE, rows)
-
-
-def _encode_value(value: Any, pool: _Pool, words: _Ranges) -> tuple[int, int, int]:
-    if isinstance(value, list | tuple):
-        kind = list_type(value)
-        if kind is None:
-            raise UnsupportedError("a list attribute holds items of one type")
-        start = words.add(tuple(_word(kind, v, pool) for v in value))
-        form = ValueForm.LIST if isinstance(value, list) else ValueForm.TUPLE
-        return kind, form, start | len(value) << 32
-    kind = value_type(value)
-    if kind is None:
-        raise UnsupportedError(f"a {type(value).__name__} is no attribute value")
-    return kind, ValueForm.SCALAR, _word(kind, value, pool)
-
-
-def _word(kind: int, value: Any, pool: _Pool) -> int:
-    if kind == ValueType.FLOAT:
-        return int(np.float64(value).view(np.uint64))
-    if kind == ValueType.TEXT:
-        start, size = pool.add(value)
-        return start | size << 32
-    return 0 if kind == ValueType.NIL else int(value) & 0xFFFFFFFFFFFFFFFF
-
-
-def _assemble(vectors: dict[str, Array], digest_kind: int) -> bytearray:
-    """Lay the vectors down as bytes, with a handful of builder calls whatever the number of tensors."""
-    import flatbuffers  # here, because only who saves needs it
-
-    from zcrecord._schema import tables
-
-    schema: Any = tables  # generated without types
-    builder = flatbuffers.Builder(sum(v.nbytes for v in vectors.values()) + _ROOM)
-    builder.Prep(8, 0)  # so that the finished size is a multiple of 8
-    places = {}
-    for name, (_, dtype, alignment) in reversed(VECTORS.items()):
-        data = vectors.get(name)
-        if data is None or not len(data):
-            continue  # an empty vector of 8-byte items may come out misaligned in other languages
-        builder.StartVector(dtype.itemsize, len(data), alignment)
-        raw = data.view(np.uint8)
-        builder.head -= len(raw)
-        builder.Bytes[builder.head : builder.head + len(raw)] = raw.data
-        places[name] = builder.EndVector()
-    schema.RecordStart(builder)
-    schema.RecordAddDigestKind(builder, digest_kind)
-    for name, place in places.items():
-        getattr(schema, "RecordAdd" + name.title().replace("_", ""))(builder, place)
-    builder.Finish(schema.RecordEnd(builder), file_identifier=IDENTIFIER)
-    return builder.Output()  # type: ignore[no-any-return]
+_WIDTH = 32  # bytes; most names, or what distinguishes them, fit
+_FEW = 64  # spans; below this a Python loop over bytes is as fast as numpy's fixed costs
+_CHUNK = 2048  # spans compared together; their rows stay in the cache
+_LONG = 256  # bytes; longer names are rare and hashed one by one
+_MIX = np.uint64(0x9E3779B97F4A7C15)  # 2^64 / golden ratio, Knuth's multiplicative hash
+_WORDS = _WIDTH // 8
+_ROW = np.dtype(f"V{_WIDTH}")
+_MASKS = (np.tri(_WIDTH + 1, _WIDTH, -1, np.uint8) * np.uint8(255)).view(_ROW).reshape(-1)  # row n keeps n bytes
 
 
 class TensorEntry(NamedTuple):
@@ -323,9 +103,9 @@ class Index(NamedTuple):
     attributes: Array
     metadata: Array
 
-    def pool(self) -> text_pool.Pool:
+    def pool(self) -> TextPool:
         """Return the text pool, ready to compare names in."""
-        return text_pool.Pool(self.text, self.memory)
+        return TextPool(self.text, self.memory)
 
     def string(self, start: int, size: int) -> str:
         """Return text[start, start + size) decoded; raises FormatError if it lies outside or is not UTF-8."""
@@ -340,6 +120,14 @@ class Index(NamedTuple):
         """Return the text that one field of an entry, a span, stands for."""
         return self.string(int(row[field]), int(row[field + "_size"]))
 
+    def values(self, rows: Array, kind: int) -> Array:
+        """Return all words of one ValueType in rows of attributes, list items included."""
+        picked = rows[rows["type"] == kind]
+        scalar = picked["form"] == ValueForm.SCALAR
+        starts, counts = list_bounds(picked[~scalar])
+        items = [self.words[s : s + c] for s, c in zip(starts.tolist(), counts.tolist(), strict=True)]
+        return np.concatenate([picked["value"][scalar], *items])
+
     def tensor(self, i: int) -> TensorEntry:
         """Return the entry of tensor i."""
         return TensorEntry._make(self.tensors[i].item())
@@ -347,6 +135,11 @@ class Index(NamedTuple):
     def name(self, i: int) -> str:
         """Return the full name of tensor i."""
         return self.text_of(self.tensors[i])
+
+
+def list_bounds(rows: Array) -> tuple[Array, Array]:
+    """Return, of attributes that are lists, where they start in the pool of words, and their lengths."""
+    return (rows["value"] & np.uint64(NONE)).astype(np.int64), (rows["value"] >> np.uint64(32)).astype(np.int64)
 
 
 def decode(memory: memoryview, size: int) -> Index:
@@ -414,3 +207,206 @@ def _vector(words: memoryview, size: int, at: int, item: int, alignment: int, na
             f"index: vector '{name}' [{start:#x}, {start + count * item:#x}) is unaligned or past the end ({size:#x})"
         )
     return start, count
+
+
+# Names.
+
+
+class TextPool:
+    """A text pool. `memory` starts with it and should go on for 32 bytes behind it; otherwise it is copied once."""
+
+    def __init__(self, text: memoryview, memory: memoryview) -> None:
+        self.text = text
+        self._bytes: Array | None = None
+        self._ascii = False
+        self._memory = memory
+        self._rows_at: Array | None = None
+        self._nuls: Array | None = None
+
+    @property
+    def octets(self) -> Array:
+        """The pool as an array."""
+        if self._bytes is None:
+            self._bytes = np.frombuffer(self.text, np.uint8)
+        return self._bytes
+
+    def check_text(self) -> None:
+        """Decode the whole pool once (R28); spans are UTF-8 then if they start and end between characters."""
+        try:
+            self._ascii = str(self.text, "utf-8").isascii()
+        except UnicodeDecodeError as error:
+            raise FormatError(f"index: text at {error.start} is not UTF-8: {error.reason}") from None
+
+    def bad_names(
+        self, starts: Array, sizes: Array, *, empty: bool = False, nul: bool = False
+    ) -> tuple[int, str] | None:
+        """Return the first span that cannot be a name and why, or None; `empty` and `nul` say what is allowed.
+
+        Fastest for spans that lie side by side, as our writer puts the names of tensors down. Needs `check_text`.
+        """
+        if len(starts) == 1:  # the record itself, mostly
+            why = self.bad_name(int(starts[0]), int(sizes[0]), empty=empty, nul=nul)
+            return None if why is None else (0, why)
+        ends = starts.astype(np.int64) + sizes
+        if np.count_nonzero(outside := ends >= len(self.text)):
+            return int(outside.argmax()), f"is past the end of the text pool ({len(self.text)} bytes)"
+        if not empty and np.count_nonzero(sizes) < len(sizes):
+            return int((sizes == 0).argmax()), "is empty"
+        if np.count_nonzero(last := self.octets[ends]):
+            return int((last != 0).argmax()), "is not followed by NUL"
+        if not self._ascii and np.count_nonzero(cut := (self.octets[starts] & 0xC0) == 0x80):
+            return int(cut.argmax()), "is not UTF-8: it starts inside a character"
+        if not nul and np.count_nonzero(inside := self._holds_nul(starts, ends)):
+            return int(inside.argmax()), "contains NUL"
+        return None
+
+    def bad_name(self, start: int, size: int, *, empty: bool = False, nul: bool = False) -> str | None:
+        """Return why one span cannot be a name, or None; `empty` and `nul` say what is allowed."""
+        end = start + size
+        if end >= len(self.text):
+            return f"is past the end of the text pool ({len(self.text)} bytes)"
+        if not size and not empty:
+            return "is empty"
+        if self.text[end]:
+            return "is not followed by NUL"
+        try:
+            text = str(self.text[start:end], "utf-8")
+        except UnicodeDecodeError as error:
+            return f"is not UTF-8: {error.reason}"
+        return "contains NUL" if "\0" in text and not nul else None
+
+    def _holds_nul(self, starts: Array, ends: Array) -> Array:
+        """Return which spans, each followed by NUL, have another one inside."""
+        if len(starts) > 1 and np.array_equal(starts[1:], ends[:-1] + 1):  # side by side: counting is enough
+            lo, hi = int(starts[0]), int(ends[-1])
+            if hi - lo - int(np.count_nonzero(self.octets[lo:hi])) == len(starts) - 1:
+                return np.zeros(len(starts), bool)
+        if self._nuls is None:
+            self._nuls = np.flatnonzero(self.octets == 0)
+        found: Array = self._nuls[np.searchsorted(self._nuls, starts)]
+        return found < ends
+
+    def _words(self, starts: Array, sizes: Array, done: int) -> Array:
+        """Return bytes [done, done + 32) of each span, zeros past its end, as 4 rows of big-endian numbers.
+
+        Compared row by row they order as the bytes do.
+        """
+        return np.ascontiguousarray(self._pieces(starts, sizes, done).T).byteswap(inplace=True)
+
+    def _pieces(self, starts: Array, sizes: Array, done: int) -> Array:
+        """Return bytes [done, done + 32) of each span, zeros past its end, as 4 columns. Spans must lie inside."""
+        if self._rows_at is None:
+            if len(self._memory) < len(self.text) + _WIDTH:
+                self._memory = memoryview(self.text.tobytes() + b"\0" * _WIDTH)
+            octets = np.frombuffer(self._memory, np.uint8)
+            self._rows_at = np.ndarray(len(self.text) + 1, _ROW, octets, 0, (1,))
+        at, left = starts.astype(np.int64), sizes
+        if done:  # a span that ends before keeps no byte, wherever it would be
+            at, left = np.minimum(at + done, len(self.text)), sizes.astype(np.int64) - done
+        rows = self._rows_at[at].view(np.uint64)
+        pieces = rows.reshape(-1, _WORDS)
+        if len(left) and (least := left.min()) < _WIDTH:
+            if least == left.max():  # as the names of one module are, over and over
+                pieces &= _MASKS[least : least + 1].view(np.uint64)
+            else:
+                rows &= _MASKS[np.minimum(left, _WIDTH)].view(np.uint64)
+        return pieces
+
+    def _slice(self, start: int, size: int) -> bytes:
+        return self.text[start : start + size].tobytes()
+
+    def first_not_ascending(self, starts: Array, sizes: Array) -> int | None:
+        """Return the first i whose span is not strictly less, bytewise, than span i + 1."""
+        if len(starts) <= _FEW:
+            text = self.text
+            few = [bytes(text[a : a + n]) for a, n in zip(starts.tolist(), sizes.tolist(), strict=True)]
+            return next((i for i, (a, b) in enumerate(itertools.pairwise(few)) if a >= b), None)
+        for lo in range(0, len(starts) - 1, _CHUNK):
+            found = self._first_not_ascending(starts[lo : lo + _CHUNK + 1], sizes[lo : lo + _CHUNK + 1])
+            if found is not None:
+                return lo + found
+        return None
+
+    def _first_not_ascending(self, starts: Array, sizes: Array) -> int | None:
+        words = self._words(starts, sizes, 0)
+        left, right = words[:, :-1], words[:, 1:]
+        active = np.flatnonzero(~_less(left, right))
+        left, right = left[:, active], right[:, active]
+        worst, done = len(starts), 0
+        while len(active):
+            done += _WIDTH
+            tied = (left == right).all(axis=0) & ((sizes[active] > done) | (sizes[active + 1] > done))
+            worst = min([worst, *active[~tied][:1].tolist()])
+            active = active[tied]
+            if len(active) <= _FEW:
+                break
+            left = self._words(starts[active], np.maximum(sizes[active], done), done)
+            right = self._words(starts[active + 1], np.maximum(sizes[active + 1], done), done)
+            undecided = ~_less(left, right)
+            active, left, right = active[undecided], left[:, undecided], right[:, undecided]
+        for i in active.tolist():
+            a, b = (self._slice(int(starts[j]), int(sizes[j])) for j in (i, i + 1))
+            if a >= b:
+                worst = min(worst, i)
+                break
+        return worst if worst < len(starts) else None
+
+    def equal(self, starts: Array, others: Array, sizes: Array) -> Array:
+        """Return whether each pair of spans of the same size holds the same bytes."""
+        parts = [
+            self._equal(starts[lo : lo + _CHUNK], others[lo : lo + _CHUNK], sizes[lo : lo + _CHUNK])
+            for lo in range(0, len(starts), _CHUNK)
+        ]
+        return np.concatenate(parts) if parts else np.ones(0, bool)
+
+    def _equal(self, starts: Array, others: Array, sizes: Array) -> Array:
+        same = np.ones(len(starts), bool)
+        active: Array = np.flatnonzero(sizes)
+        done = 0
+        while len(active) > _FEW:
+            left = self._pieces(starts[active], sizes[active], done)
+            right = self._pieces(others[active], sizes[active], done)
+            equal = left[:, 0] == right[:, 0]
+            for column in range(1, _WORDS):
+                equal &= left[:, column] == right[:, column]
+            same[active[~equal]] = False
+            done += _WIDTH
+            active = active[equal & (sizes[active] > done)]
+        for i in active.tolist():
+            size = int(sizes[i])
+            same[i] = self._slice(int(starts[i]), size) == self._slice(int(others[i]), size)
+        return same
+
+    def first_repeated(self, starts: Array, sizes: Array, groups: Array) -> int | None:
+        """Return a span that repeats an earlier one of its group; by hash, then equal hashes by their bytes."""
+        hashes = groups.astype(np.uint64) * _MIX ^ sizes
+        active: Array = np.flatnonzero(sizes <= _LONG)
+        done = 0
+        while len(active):
+            for words in self._words(starts[active], sizes[active], done):
+                mixed = (hashes[active] ^ words) * _MIX
+                hashes[active] = mixed ^ (mixed >> np.uint64(29))
+            done += _WIDTH
+            active = active[sizes[active] > done]
+        for i in np.flatnonzero(sizes > _LONG).tolist():
+            key = (int(groups[i]), self._slice(int(starts[i]), int(sizes[i])))
+            hashes[i] = np.uint64(hash(key) & 0xFFFFFFFFFFFFFFFF)
+        ordered = np.sort(hashes)
+        twice = ordered[1:][ordered[1:] == ordered[:-1]]
+        if not len(twice):
+            return None
+        seen: set[tuple[int, bytes]] = set()
+        for i in np.flatnonzero(np.isin(hashes, twice, kind="sort")).tolist():
+            key = (int(groups[i]), self._slice(int(starts[i]), int(sizes[i])))
+            if key in seen:
+                return i
+            seen.add(key)
+        return None
+
+
+def _less(left: Array, right: Array) -> Array:
+    """Return which columns of 4 numbers are less, the first number counting most."""
+    out: Array = left[-1] < right[-1]
+    for a, b in zip(left[-2::-1], right[-2::-1], strict=True):
+        out = (a < b) | ((a == b) & out)
+    return out

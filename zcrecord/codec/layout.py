@@ -352,3 +352,9 @@ def plan_payloads(sizes: Array, alignment: int) -> tuple[Array, int, int]:
         if gap:
             offsets[i:] += np.uint64(gap)
     return offsets[:-1], int(offsets[-1]), strongest
+
+
+def first_children(parents: Any, modules: int) -> Any:
+    """Return the position of each module's first child, among children in the order of their modules."""
+    counts = np.bincount(parents, minlength=modules) if len(parents) else np.zeros(modules, np.int64)
+    return np.cumsum(counts) - counts

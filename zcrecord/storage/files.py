@@ -19,7 +19,7 @@ from typing import IO, Any, NoReturn
 
 from zcrecord.errors import DestinationExistsError, SourceError, SourceNotFoundError, UnsupportedError
 
-from .sink import ObjectSink, Sink, flat_view
+from .sink import ObjectSink, Sink
 
 __all__ = [
     "Binary",
@@ -334,8 +334,8 @@ class _FileSink:
                 os.posix_fallocate(self._fd, 0, nbytes)
 
     def write(self, data: Any) -> None:
-        view = data if type(data) is bytes else flat_view(data)
-        nbytes = len(view)
+        view = memoryview(data)
+        nbytes = view.nbytes
         if nbytes <= _SMALL and self.position:  # the first goes straight: a disk may be full from the start
             self._gathered += view
             self.position += nbytes
@@ -343,7 +343,8 @@ class _FileSink:
                 self.flush()
             return
         self.flush()
-        self._write(flat_view(view))
+        if nbytes:
+            self._write(view.cast("B"))
         self.position += nbytes
         if self.position - self._begun >= _AHEAD:
             self._begin()

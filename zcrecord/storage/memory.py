@@ -393,7 +393,7 @@ def _mapped_over(fd: int, flags: int, prot: int) -> mmap.mmap | None:
     if call is None:
         return None
     room = mmap.mmap(-1, nbytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NORESERVE, prot)
-    start = address(room)
+    start = np.frombuffer(room, np.uint8).ctypes.data
     if call(start, nbytes, prot, flags | _FIXED, fd, 0) == start:
         return room
     _lost.append(room)  # Linux may have taken it away before it failed, and another thread may have that place now

@@ -21,7 +21,7 @@ from zcrecord.errors import UnsupportedError
 from .packed import PackedTensor
 from .strides import reach
 
-__all__ = ["FLOAT4_PAIRS", "DeviceTensor", "as_array", "is_tensor", "path_key", "pytree_children", "viewed"]
+__all__ = ["FLOAT4_PAIRS", "DeviceTensor", "as_array", "is_foreign", "path_key", "pytree_children", "viewed"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -84,9 +84,9 @@ def viewed(value: Any) -> Array | PackedTensor | DeviceTensor:
         raise UnsupportedError(f"numpy cannot view this {type(value).__name__}: {error}") from error
 
 
-def is_tensor(value: Any) -> bool:
-    """Return whether a value is an array of numpy, torch or jax; others are looked at more closely."""
-    return isinstance(value, np.ndarray | np.generic) or _torch_of(value) is not None or _jax_of(value) is not None
+def is_foreign(value: Any) -> bool:
+    """Return True if a value is an array of torch or jax."""
+    return _torch_of(value) is not None or _jax_of(value) is not None
 
 
 def _view_other(value: Any) -> Array | DeviceTensor:

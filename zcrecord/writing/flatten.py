@@ -37,6 +37,8 @@ __all__ = [
     "state_path",
 ]
 
+_TENSORS = np.ndarray | np.generic | PackedTensor | StringTensor | LazyTensor
+
 
 class FlatRecord(Entries):
     """A record taken apart: the columns of its tensors, beside `values`, what is to be stored for each."""
@@ -169,7 +171,7 @@ def children_of(value: Any, name: str) -> tuple[int | None, str, Iterable[tuple[
         return ModuleKind.TUPLE, "", ((str(i), v) for i, v in enumerate(value))
     if isinstance(value, list):
         return ModuleKind.LIST, "", ((str(i), v) for i, v in enumerate(value))
-    if isinstance(value, type | PackedTensor | StringTensor | LazyTensor) or interop.is_tensor(value):
+    if isinstance(value, type | _TENSORS) or interop.is_foreign(value):
         return None, "", ()
     fields = _fields(value)
     pytree = interop.pytree_children(value)

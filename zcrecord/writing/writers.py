@@ -20,8 +20,8 @@ from typing import Any, cast
 import numpy as np
 
 from zcrecord.codec.digests import RunningDigest, digest_of, digest_of_pieces
-from zcrecord.codec.entries import Entries, PayloadId, change_values, digest_kind
-from zcrecord.codec.index import PAYLOAD, Array, encode
+from zcrecord.codec.entries import Entries, PayloadId, change_values, digest_kind, encode
+from zcrecord.codec.index import PAYLOAD, Array
 from zcrecord.codec.layout import (
     HEADER_SIZE,
     LARGE_PAYLOAD,

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from zcrecord.archive.archive import Archive
-from zcrecord.codec.entries import ModuleKind, TensorLayout
-from zcrecord.codec.index import PAYLOAD, in_memory
+from zcrecord.codec.entries import ModuleKind, TensorLayout, in_memory
+from zcrecord.codec.index import PAYLOAD
 from zcrecord.codec.layout import NONE
 from zcrecord.errors import RecordError
 from zcrecord.record.record import Record
