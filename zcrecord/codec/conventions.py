@@ -1,8 +1,8 @@
-"""Python values that the format has no type for, as modules, and keys that are integers: both ways.
+"""Python values without a type of the format, as modules, and integer keys, as text: both ways.
 
 The conventions are those of schema/FORMAT.md. A value becomes a module of kind OBJECT with one attribute, `value`; keys
-that are integers make a mapping a NUMBERED module. Which values come here is `tree`'s, what becomes of modules
-`unfold`'s.
+that are integers make a mapping a NUMBERED module. `writing.flatten` takes records apart, `archive.unflatten` puts them
+together.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def object_of(value: Any, name: str) -> tuple[str, Any] | None:
         return _INT, hex(value)
     if isinstance(value, complex):
         return _COMPLEX, (value.real, value.imag)
-    torch = sys.modules.get("torch")  # who has such a value has imported it
+    torch = sys.modules.get("torch")  # such a value is there only once torch is imported
     if isinstance(value, getattr(torch, "dtype", ())):
         return _DTYPE, str(value).removeprefix("torch.")
     return (_DEVICE, str(value)) if isinstance(value, getattr(torch, "device", ())) else None
@@ -85,7 +85,7 @@ _VALUES = {_INT: _integer, _COMPLEX: _complex, _DTYPE: _dtype, _DEVICE: _device}
 
 
 def text_keys(items: Mapping[Any, Any], module: str) -> dict[str, Any]:
-    """Return the items of a mapping some of whose keys are no text, with text for integers.
+    """Return the items of a mapping with integers among its keys, those as text.
 
     Raises:
         UnsupportedError: a key is neither, is an integer of more than 64 bits, or a text that reads as an integer.
@@ -113,7 +113,7 @@ def _refused(module: str, what: str) -> UnsupportedError:
 
 
 def key_of_text(text: str) -> str | int:
-    """Return a key of a NUMBERED module: an integer where it is one in canonical form that has 64 bits."""
+    """Return a key of a NUMBERED module: an integer if the text is one in canonical form, of 64 bits."""
     if _INTEGER.fullmatch(text) and -(1 << 63) <= (number := int(text)) < 1 << 64:
         return number
     return text

@@ -110,7 +110,7 @@ class Entries:
 
 
 def change_values(rows: list[AttributeEntry], change: Callable[[Any], Any]) -> None:
-    """Put `change(value)` in the place of every value, and of every item where that is a list or tuple."""
+    """Replace every value by `change(value)`, and every item of a list or tuple."""
     for i, a in enumerate(rows):
         if not isinstance(a.value, list | tuple):
             rows[i] = a._replace(value=change(a.value))
@@ -132,7 +132,7 @@ def digest_kind(digest: str | None) -> int:
 
 
 def value_type(value: Any) -> int | None:
-    """Return the ValueType of a scalar attribute (R68, R69); None where it has none (a 65-bit integer, say)."""
+    """Return the ValueType of a scalar attribute (R68, R69); None for one that no attribute can hold."""
     if value is None:
         return int(ValueType.NIL)
     if isinstance(value, bool):
@@ -151,7 +151,7 @@ def value_type(value: Any) -> int | None:
 
 
 def list_type(values: Sequence[Any]) -> int | None:
-    """Return the one ValueType of all items (R69), NIL for none, or None where they have no type in common."""
+    """Return the one ValueType of all items (R69), NIL for no items, None if they have no type in common."""
     kinds = {value_type(v) for v in values}
     if kinds == {ValueType.INT, ValueType.UINT} and min(values) >= 0:
         return int(ValueType.UINT)
@@ -182,7 +182,7 @@ class _TextPoolBuilder:
         return start, len(data) - 1
 
     def add_all(self, texts: Sequence[str]) -> tuple[Array, Array]:
-        """Add texts, no two of them equal and none added before; return where they start, and their sizes."""
+        """Add texts, no two of them equal and none added before; return their starts and sizes."""
         data = [text.encode() for text in texts]
         sizes = np.fromiter(map(len, data), np.int64, len(data))
         ends = np.cumsum(sizes + 1) + self.size
@@ -226,9 +226,9 @@ class _NumberPool:
 
 
 def encode(entries: Entries) -> bytearray:
-    """Return the index as a FlatBuffer whose size is a multiple of 8; the same entries give the same bytes.
+    """Encode an index as a FlatBuffer, its size a multiple of 8; the same entries give the same bytes.
 
-    Payloads must ascend by offset and modules be in pre-order; names must be unique (`tree` sees to both).
+    Payloads must ascend by offset and modules be in pre-order; names must be unique (`writing.flatten` sees to both).
 
     Raises:
         LimitError: the index would reach 2 GiB, or a value does not fit its field.

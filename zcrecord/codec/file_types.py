@@ -85,7 +85,7 @@ _MODEL_STARTS = b"\x12\x1a\x22\x2a\x3a"  # tags that follow ir_version in a Mode
 
 
 def sniff_file_type(head: bytes) -> FileType | None:
-    """Return the type of a file that starts with these bytes, of which there are HEAD at most; None if it is unknown.
+    """Return the type of a file that starts with these bytes, HEAD of them at most; None if it is unknown.
 
     Example:
         >>> sniff_file_type(b"GGUF\\3\\0\\0\\0").format
@@ -108,7 +108,7 @@ def sniff_file_type(head: bytes) -> FileType | None:
 
 
 def _zip_type(head: bytes) -> FileType:
-    """Return what a zip file is by the name of its first member."""
+    """Return the type of a zip file, by the name of its first member."""
     size = int.from_bytes(head[26:28], "little")
     first = head[30 : 30 + size]
     if len(first) == size and first.endswith((b".npy", b".json")):
@@ -126,9 +126,9 @@ def program_of(head: bytes) -> str | None:
 
 
 def wrong_type(head: bytes, wanted: str, *, sure: bool = False) -> str | None:
-    """Return the sentence for a file that is not what was wanted, such as 'an ONNX model'.
+    """Return the error message for a file of another type than the one wanted, such as 'an ONNX model'.
 
-    None if its type is unknown, or what was wanted: then something else is wrong with it.
+    None if its type is unknown, or the one wanted: then something else is wrong with it.
 
     Args:
         sure: leave out types that the bytes may stand for only by chance.

@@ -138,7 +138,7 @@ class Index(NamedTuple):
 
 
 def list_bounds(rows: Array) -> tuple[Array, Array]:
-    """Return, of attributes that are lists, where they start in the pool of words, and their lengths."""
+    """Return the starts of attributes that are lists in the pool of words, and their lengths."""
     return (rows["value"] & np.uint64(NONE)).astype(np.int64), (rows["value"] >> np.uint64(32)).astype(np.int64)
 
 
@@ -170,7 +170,7 @@ def decode(memory: memoryview, size: int) -> Index:
 
 
 def _root(buffer: memoryview, words: memoryview) -> tuple[int, dict[int, int]]:
-    """Return where the root table lies, and of its known fields those that are there, as offsets into it."""
+    """Return the offset of the root table, and the offsets in it of those known fields that are there."""
     size = len(buffer)
     if size < 12 or bytes(buffer[4:8]) != IDENTIFIER:
         raise FormatError("index: its identifier is not 'ZCR1'")
@@ -196,7 +196,7 @@ def _root(buffer: memoryview, words: memoryview) -> tuple[int, dict[int, int]]:
 
 
 def _vector(words: memoryview, size: int, at: int, item: int, alignment: int, name: str) -> tuple[int, int]:
-    """Return where a vector's items start and how many there are."""
+    """Return the offset of a vector's first item, and the number of items."""
     start = at + words[at >> 2] if at % 4 == 0 else -1
     if start < 0 or start % 4 or start + 4 > size:
         raise FormatError(f"index: vector '{name}' is unaligned or starts past the end ({size:#x})")
@@ -213,7 +213,12 @@ def _vector(words: memoryview, size: int, at: int, item: int, alignment: int, na
 
 
 class TextPool:
-    """A text pool. `memory` starts with it and should go on for 32 bytes behind it; otherwise it is copied once."""
+    """The text pool, for comparisons of many spans at once, 32 bytes at a time.
+
+    Each pass goes on only with the spans that are still undecided, and hands the last few to plain comparisons of
+    bytes, so that a pass costs no more than the bytes it looks at, however they are chosen. `memory` starts with the
+    text and should go on for 32 bytes behind it; otherwise it is copied once.
+    """
 
     def __init__(self, text: memoryview, memory: memoryview) -> None:
         self.text = text
@@ -240,7 +245,7 @@ class TextPool:
     def bad_names(
         self, starts: Array, sizes: Array, *, empty: bool = False, nul: bool = False
     ) -> tuple[int, str] | None:
-        """Return the first span that cannot be a name and why, or None; `empty` and `nul` say what is allowed.
+        """Return the first span that cannot be a name, and the reason, or None; `empty` and `nul` allow these.
 
         Fastest for spans that lie side by side, as our writer puts the names of tensors down. Needs `check_text`.
         """
@@ -261,7 +266,7 @@ class TextPool:
         return None
 
     def bad_name(self, start: int, size: int, *, empty: bool = False, nul: bool = False) -> str | None:
-        """Return why one span cannot be a name, or None; `empty` and `nul` say what is allowed."""
+        """Return the reason that one span cannot be a name, or None; `empty` and `nul` allow these."""
         end = start + size
         if end >= len(self.text):
             return f"is past the end of the text pool ({len(self.text)} bytes)"
@@ -276,7 +281,7 @@ class TextPool:
         return "contains NUL" if "\0" in text and not nul else None
 
     def _holds_nul(self, starts: Array, ends: Array) -> Array:
-        """Return which spans, each followed by NUL, have another one inside."""
+        """Return True for each span, all followed by NUL, that has another NUL inside."""
         if len(starts) > 1 and np.array_equal(starts[1:], ends[:-1] + 1):  # side by side: counting is enough
             lo, hi = int(starts[0]), int(ends[-1])
             if hi - lo - int(np.count_nonzero(self.octets[lo:hi])) == len(starts) - 1:
@@ -316,7 +321,7 @@ class TextPool:
         return self.text[start : start + size].tobytes()
 
     def first_not_ascending(self, starts: Array, sizes: Array) -> int | None:
-        """Return the first i whose span is not strictly less, bytewise, than span i + 1."""
+        """Return the first i such that span i is not strictly less, bytewise, than span i + 1."""
         if len(starts) <= _FEW:
             text = self.text
             few = [bytes(text[a : a + n]) for a, n in zip(starts.tolist(), sizes.tolist(), strict=True)]
@@ -352,7 +357,7 @@ class TextPool:
         return worst if worst < len(starts) else None
 
     def equal(self, starts: Array, others: Array, sizes: Array) -> Array:
-        """Return whether each pair of spans of the same size holds the same bytes."""
+        """Return True for each pair of spans of the same size that holds the same bytes."""
         parts = [
             self._equal(starts[lo : lo + _CHUNK], others[lo : lo + _CHUNK], sizes[lo : lo + _CHUNK])
             for lo in range(0, len(starts), _CHUNK)
@@ -405,7 +410,7 @@ class TextPool:
 
 
 def _less(left: Array, right: Array) -> Array:
-    """Return which columns of 4 numbers are less, the first number counting most."""
+    """Compare columns of 4 numbers, the first number counting most; True for each that is less."""
     out: Array = left[-1] < right[-1]
     for a, b in zip(left[-2::-1], right[-2::-1], strict=True):
         out = (a < b) | ((a == b) & out)

@@ -1,7 +1,7 @@
-"""Where things lie in an archive: header and trailer, alignment, limits. Pure arithmetic, no I/O.
+"""The layout of an archive: header and trailer, alignment, limits. Pure arithmetic, no I/O.
 
-The one place that packs and unpacks binary numbers, and the one with an align function. What the index holds is
-left to `index`, whether it is right to `verify`.
+The one place that packs and unpacks binary numbers, and the one with an align function. The index is left to `index`,
+its rules to `verify`.
 """
 
 from __future__ import annotations
@@ -93,18 +93,18 @@ class Header(NamedTuple):
 
     @property
     def front(self) -> bool:
-        """Whether the index lies before the payloads."""
+        """True if the index lies before the payloads."""
         return self.index_offset == HEADER_SIZE and self.payload_offset >= HEADER_SIZE + self.index_size
 
 
 def encode_unsealed(alignment: int) -> bytes:
-    """Return the header of an archive whose index is yet to come: zeros from byte 10 to 59."""
+    """Return the header of an archive written forward, before its index is known: zeros from byte 10 to 59."""
     body = MAGIC + bytes([VERSION, alignment.bit_length() - 1]) + bytes(50)
     return body + struct.pack("<I", zlib.crc32(body))
 
 
 def decode_header(data: bytes, what: str = "header") -> Header | None:
-    """Return what 64 bytes say, or None for an unsealed header; rules R1 to R12 of FORMAT.md.
+    """Decode and check the 64 bytes of a header, None if it is unsealed; rules R1 to R12 of FORMAT.md.
 
     Raises:
         FormatError: not an archive, damaged, or inconsistent. VersionError: a later version or unknown feature.
@@ -156,7 +156,7 @@ def _check_extents(h: Header, what: str) -> None:
 
 
 def _foreign(data: bytes, what: str) -> str:
-    """Say what a file that is no archive might be; strangers hand in the wrong one."""
+    """Return the error message for a file that is no archive, by the type that it seems to have."""
     if what == "trailer":
         return "trailer: its magic is missing; the file is truncated or has bytes appended, copy it again"
     if data[:4] == b"\x89ZCR" or data[1:4] == b"ZCR":
@@ -165,7 +165,7 @@ def _foreign(data: bytes, what: str) -> str:
 
 
 def too_short(size: int, start: bytes) -> RecordError:
-    """Return what is wrong with a file of so few bytes, going by the first of them."""
+    """Return the error for a file of so few bytes, going by the first of them."""
     if not size:
         return FormatError("the file is empty")
     try:
@@ -178,7 +178,7 @@ def too_short(size: int, start: bytes) -> RecordError:
 
 
 def locate(source: memoryview, embedded: str | None) -> tuple[memoryview, Header, int]:
-    """Return the archive's own bytes in `source`, its sealed header or trailer, and where it starts (R14 to R16)."""
+    """Return the archive's own bytes in `source`, its sealed header or trailer, and its offset (R14 to R16)."""
     size = len(source)
     if size < 2 * HEADER_SIZE:
         raise too_short(size, bytes(source[:HEADER_SIZE]))
@@ -201,7 +201,7 @@ def locate(source: memoryview, embedded: str | None) -> tuple[memoryview, Header
 
 
 def certificate_table(program: memoryview) -> tuple[int, int] | None:
-    """Return offset and size of a Windows program's certificate table, as its headers say; None where they say nothing.
+    """Return offset and size of a Windows program's certificate table, as its headers say; None without one.
 
     The table holds the program's Authenticode signatures. Neither number is checked against the file.
 
@@ -222,7 +222,7 @@ def certificate_table(program: memoryview) -> tuple[int, int] | None:
 
 
 def unsigned_size(program: memoryview) -> int:
-    """Return where a file's bytes end that an attached archive is looked for at: before its signature, if it has one.
+    """Return the end of a program's own bytes, at which an attached archive ends: before its signature, if it has one.
 
     Of a Windows program whose certificate table is the end of the file, that is where the table starts, less the zeros
     before it, at most 7, that a signer put there. Bytes in the table are covered by no signature, so no archive is
@@ -242,7 +242,7 @@ def unsigned_size(program: memoryview) -> int:
 
 
 def ends_in_archive(source: memoryview) -> bool:
-    """Return whether bytes that are no archive end in one, placed as R18 asks: a program that has one attached.
+    """Return True if bytes that are no archive end in one, placed as R18 asks: a program that has one attached.
 
     Raises:
         FormatError: they are a program without one; or they end in one, but its elements might be misaligned.
@@ -299,7 +299,7 @@ def decode_attached(before: memoryview) -> int | None:
 
 
 def _sealed(archive: memoryview) -> Header:
-    """Return what header and trailer agree on (R8, R9)."""
+    """Return the header, or the trailer of an unsealed one, after checking that both agree (R8, R9)."""
     first, last = bytes(archive[:HEADER_SIZE]), bytes(archive[-HEADER_SIZE:])
     size = len(archive)
     header = decode_header(first)
@@ -332,12 +332,12 @@ def check_alignment(alignment: int) -> int:
 
 
 def payload_alignment(nbytes: int, alignment: int) -> int:
-    """Return where a payload of `nbytes` bytes may start: large ones on a page of their own."""
+    """Return the alignment of a payload of `nbytes` bytes: large ones start on a page of their own."""
     return max(alignment, LARGE_ALIGNMENT) if nbytes >= LARGE_PAYLOAD else alignment
 
 
 def plan_payloads(sizes: Array, alignment: int) -> tuple[Array, int, int]:
-    """Return each payload's offset, where they all end (aligned), and the strongest alignment used.
+    """Return each payload's offset, the aligned end of all, and the strongest alignment used.
 
     Offsets are relative to a `payload_offset` that is a multiple of the strongest alignment. No byte is touched:
     every front-indexed writer feeds on this, so sizes and bytes cannot disagree.

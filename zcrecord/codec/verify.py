@@ -41,7 +41,10 @@ _STRING = dtypes.STRING.code
 
 
 def _types() -> Array:
-    """Return which of dtype | bits << 8 are wrong: natural width, or 8 for narrow types; unknown types 1 to 128."""
+    """Return True for each dtype | bits << 8 that is wrong: not the natural width, nor 8 for narrow types.
+
+    Unknown types may take 1 to 128 bits.
+    """
     allowed = np.zeros((256, 256), bool)  # by bits, dtype
     allowed[1:129, 1:] = True
     for kind in dtypes.DTYPES:
@@ -62,11 +65,11 @@ class _OneEntry:
     number: int
 
     def some(self, bad: Some) -> bool:
-        """Return whether any entry is bad."""
+        """Return True if any entry is bad."""
         return bool(bad)
 
     def where(self, condition: Some, a: Some, b: Some) -> Some:
-        """Return a where the condition holds, else b."""
+        """Return a if the condition holds, else b."""
         return a if condition else b
 
     def greatest(self, value: Some) -> Any:
@@ -179,7 +182,7 @@ class TensorRow(_OneEntry, _Tensor):
         self.strided = self.any_strided = self.strides != NONE
 
     def axis(self, pool: Array, starts: Some, axis: int, missing: int) -> Some:
-        """Return what the pool holds for one axis, `missing` where a tensor has none."""
+        """Return the items of the pool for one axis, `missing` for tensors without it."""
         return int(pool[starts + axis]) if axis < self.rank else missing
 
     def payload_bytes(self) -> Some:
@@ -268,7 +271,7 @@ def check_tensor(t: TensorRow | TensorColumns) -> None:
 
 
 def _count(t: TensorRow | TensorColumns, bits: Some) -> tuple[Some, Some]:
-    """Return the number of elements, zeros left out, and whether there are none; no product passes 2^56 bytes (R49)."""
+    """Return the number of elements, zeros left out, and True if there are none; no product passes 2^56 bytes (R49)."""
     product = t.where(t.rank >= 0, np.uint64(1) if isinstance(t, TensorColumns) else 1, 1)
     size = bits * 1.0  # an upper bound that cannot wrap
     empty = t.rank < 0
@@ -546,7 +549,7 @@ def _check_full_names(ix: Index, t: TensorColumns, pool: TextPool) -> None:
 
 
 def _start_as_modules(ix: Index, t: TensorColumns, pool: TextPool) -> bool:
-    """Return whether every tensor's name starts with its module's and a dot; all are long enough, and in order.
+    """Return True if every tensor's name starts with its module's and a dot; all are long enough, and in order.
 
     Of the names in a module the first and the last tell: what lies between two that start alike starts so, too.
     """

@@ -26,7 +26,7 @@ _KINDS = {name: kind for kind, name in KIND_NAMES.items()}
 
 
 class RecordWriter:
-    """A record written forward, one tensor at a time; what was written is not held, and no file is left by a failure.
+    """Writes a record forward, one tensor at a time; holds none that was written, leaves no file after a failure.
 
     For producers that know their tensors one after the other; the index goes behind the payloads. Only inside a `with`
     block, whose end makes the archive appear, whole; an exception in the block leaves the old file as it was. Names
@@ -151,7 +151,7 @@ class RecordWriter:
     def tensor(
         self, name: str | Sequence[str], dtype: Any, shape: Sequence[int], *, order: Literal["C", "F"] = "C"
     ) -> Iterator[OpenTensor]:
-        """Open one tensor of a dtype and shape, whose values the block writes in pieces, in C order.
+        """Open one tensor of a dtype and shape; the block writes its values in pieces, in C order.
 
         With order "F" they come, and stay, with the first axis fastest; only of types that fill whole bytes.
 
@@ -221,7 +221,7 @@ class RecordWriter:
 
 
 class _PlannedTensor:
-    """One of several tensors that were looked at together; `payloads` is theirs in common."""
+    """One of several tensors that were planned together; `payloads` is theirs in common."""
 
     __slots__ = ("_number", "_payloads", "_plan", "writer")
 
@@ -230,7 +230,7 @@ class _PlannedTensor:
         self._plan, self._number, self._payloads = plan, number, payloads
 
     def store(self, out: StreamWriter) -> tuple[TensorLayout, int]:
-        """Write what the tensor lies in, unless that was written for another."""
+        """Write the source that holds the tensor, unless it was written for another; return layout and payload."""
         p, i = self._plan, self._number
         source = p.source_ids[i]
         if source >= 0 and source not in self._payloads:

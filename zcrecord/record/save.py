@@ -1,4 +1,4 @@
-"""`save_record`: a nested record to one archive. What goes where is decided by `tree`, `sharing` and `writer`."""
+"""`save_record`: a nested record to one archive, by way of `writing`: flatten, plan the payloads, write."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def save_record(
 
 
 def _straight_through(sink: Sink, flat: flatten.FlatRecord, plan: PayloadPlan, alignment: int, kind: int) -> SaveReport:
-    """Write what is all there, index first."""
+    """Write a record with all values in memory, index first."""
     blobs = _Blobs(len(plan.sources))
     change_values(flat.attributes, blobs.take)
     change_values(flat.metadata, blobs.take)
@@ -104,7 +104,7 @@ def _straight_through(sink: Sink, flat: flatten.FlatRecord, plan: PayloadPlan, a
 
 
 def _stream(flat: flatten.FlatRecord, plan: PayloadPlan, out: StreamWriter) -> SaveReport:
-    """Write forward what is there and what is yet to be produced, in the order of first use; the index last."""
+    """Write a record with lazy tensors forward, payloads in the order of first use, the index last."""
     first: dict[int, str] = {}
     for name, s in zip(flat.names, plan.source_ids, strict=True):
         first.setdefault(s, name)
@@ -143,7 +143,7 @@ def _from_index(ix: Index, payload: Any) -> flatten.FlatRecord:
 
 
 def _plan_of(archive: Archive) -> PayloadPlan:
-    """Return the payloads of a loaded archive as they are, so that what is tied stays tied and nothing else is."""
+    """Return the payloads of a loaded archive as they are: tied tensors stay tied, and no others become so."""
     ix = archive.index
     out = PayloadPlan(len(ix.tensors))
     out.sources = [np.frombuffer(archive.payload(p), np.uint8) for p in range(len(ix.payloads))]

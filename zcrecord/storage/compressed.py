@@ -1,7 +1,7 @@
-"""Streams that come compressed, by zstd or gzip, told by their first bytes and decompressed on the way.
+"""Compressed input, zstd or gzip, told by its first bytes and decompressed on the way.
 
 In bounded memory, however far the data expand, and without seeking. One that ends early is an error: neither the bytes
-before the end nor the end itself pass for the whole. What the bytes mean is left to others.
+before the end nor the end itself pass for the whole.
 
 Source: RFC 8878 (zstd: frames 3.1.1, blocks 3.1.1.2, skippable frames 3.1.2); RFC 1952 (gzip).
 """
@@ -25,7 +25,7 @@ _HEAD = 256  # bytes that are looked at
 
 
 class PeekableStream(io.RawIOBase):
-    """A stream whose first bytes were looked at and are read again.
+    """A stream with its first bytes looked at; they are read again.
 
     Attributes: `head`, those bytes; `position`, how many bytes were read so far, looking not counted.
     """
@@ -64,7 +64,7 @@ class PeekableStream(io.RawIOBase):
 
 
 def decompressed(stream: PeekableStream) -> Any:
-    """Return a stream of what a compressed one holds; any other as it is.
+    """Return the decompressed stream of a compressed one; any other as it is.
 
     Raises:
         DependencyError: it is zstd, and zstandard is not installed.
@@ -95,7 +95,7 @@ def import_zstandard() -> Any:
 
 
 def ends_whole(data: memoryview) -> bool:
-    """Return whether zstd data end where a frame does; looks at the headers of frames and blocks alone."""
+    """Return True if zstd data end at the end of a frame; looks at the headers of frames and blocks alone."""
     frames = _Frames(None)
     frames.follow(data, len(data))
     return frames.whole
@@ -106,7 +106,7 @@ def _is_skippable(magic: bytes) -> bool:
 
 
 class _Expanded(io.RawIOBase):
-    """What a decompressor makes of a stream, its complaints as one typed error."""
+    """The decompressed bytes of a stream; what the decompressor refuses is one typed error."""
 
     def __init__(
         self, stream: PeekableStream, reader: Any, kind: str, refusals: tuple[Any, ...], frames: _Frames | None = None

@@ -102,7 +102,7 @@ def path_of_open(file: Any) -> str | None:
 
 
 def is_url(source: Any) -> bool:
-    """Return whether a source is a URL such as `https://...`, several chained ones included; a Windows path is none.
+    """Return True for a URL such as `https://...`, several chained ones included; a Windows path is none.
 
     Only text is: a file in a folder named `https:` is reached by a `pathlib.Path`, or with `./` before its path.
     """
@@ -173,10 +173,11 @@ def open_source(path: str) -> tuple[io.FileIO, int | None]:
 
 
 def identity_of(fd: int) -> Identity:
-    """Return what an open file is known again by, as by `open_regular`.
+    """Return the identity of an open file.
 
     Raises:
-        SourceError: the system does not tell.
+        SourceError: nothing is known of
+            it.
     """
     try:
         return _identity(os.fstat(fd))
@@ -195,7 +196,8 @@ def check_destination(source: str | None, dest: str | None, force: bool) -> None
     """Raise unless `dest` may be written: it is not there, or is to be replaced, and is never the source.
 
     Raises:
-        DestinationExistsError: it is there and `force` is not given, or it is the source. SourceError: nobody can tell.
+        DestinationExistsError: it is there and `force` is not given, or it is the source.
+        SourceError: the system does not tell.
     """
     if dest is None:
         return
@@ -240,7 +242,7 @@ def open_sink(dest: Any, *, durable: bool = True, like: str | None = None) -> It
 
 
 def _mode_of(path: str) -> int | None:
-    """Return a file's type and mode, None if it is not there; whatever else keeps that unknown is an error."""
+    """Return a file's type and mode, None if it is not there; any other failure is an error."""
     try:
         return os.stat(path).st_mode
     except FileNotFoundError:
@@ -248,7 +250,10 @@ def _mode_of(path: str) -> int | None:
 
 
 def _replacing(path: str, old_mode: int | None, durable: bool, like: str | None) -> Iterator[Sink]:
-    """What the system refuses here is one typed error; what is thrown in by who writes goes through as it is."""
+    """Yield a sink over a scratch file that takes the place of `path` at the end.
+
+    What the system refuses is one typed error; an exception of the block goes through as it is.
+    """
     replaced = os.name == "posix" and old_mode is not None  # Windows has no more than read-only, and replaces no such
     mode = stat.S_IMODE(old_mode) if replaced and old_mode is not None else 0o666
     with contextlib.ExitStack() as stack:
@@ -262,7 +267,7 @@ def _replacing(path: str, old_mode: int | None, durable: bool, like: str | None)
             yield sink
             sink.flush()
             with refusals(path):
-                if like is not None:  # last: whoever writes takes setuid and capabilities away
+                if like is not None:  # last: writing takes setuid and capabilities away
                     _make_like(scratch, like)
                 if durable:
                     _sync(fd)
@@ -283,7 +288,7 @@ def _make_like(path: str, like: str) -> None:
         try:
             os.chown(path, status.st_uid, status.st_gid)
         except OSError:
-            mode &= 0o777  # setuid would make it run as another than the one it did
+            mode &= 0o777  # setuid would make it run as another user than before
     if hasattr(os, "listxattr"):
         with contextlib.suppress(OSError):  # not every file system has any
             for name in os.listxattr(like):
@@ -294,7 +299,7 @@ def _make_like(path: str, like: str) -> None:
 
 
 def _sync(fd: int) -> None:
-    """Have what was written survive power loss."""
+    """Flush a file to the disk, so that it survives power loss."""
     os.fsync(fd)
     if sys.platform == "darwin":  # there fsync leaves it in the drive's cache
         import fcntl
@@ -304,7 +309,7 @@ def _sync(fd: int) -> None:
 
 
 def _sync_folder(folder: str) -> None:
-    """Have a rename survive power loss, where that can be asked for; it is done, and no failure here undoes it."""
+    """Flush a folder to the disk, so that a rename survives power loss; failures are ignored, since it is done."""
     with contextlib.suppress(OSError):  # some network file systems cannot; some folders may be written but not read
         fd = os.open(folder, os.O_RDONLY)
         try:
@@ -314,7 +319,7 @@ def _sync_folder(folder: str) -> None:
 
 
 class _FileSink:
-    """A regular file of our own, by its descriptor. Small writes are gathered; `flush` writes what is left of them."""
+    """A sink over a regular file of our own, by its descriptor. Small writes are gathered; `flush` writes them."""
 
     can_rewind = keeps = True
 
@@ -325,7 +330,7 @@ class _FileSink:
         self._gathered = bytearray()  # the last bytes, not written yet
 
     def reserve(self, nbytes: int) -> None:
-        """Allocate now what small files need: ext4 flushes what is not yet allocated when a rename replaces a file.
+        """Allocate small files now: ext4 flushes bytes that are not yet allocated when a rename replaces a file.
 
         Larger files gain little, and where the file system knows no fallocate the C library writes to every block.
         """
@@ -350,7 +355,7 @@ class _FileSink:
             self._begin()
 
     def _begin(self) -> None:
-        """Have the disk begin with what was written, so that little is left to wait for at the end."""
+        """Have the disk begin with the bytes written so far, so that little is left to wait for at the end."""
         begun, self._begun = self._begun, self.position
         with contextlib.suppress(OSError):  # Linux starts to write these pages out, and lets go of the few that are
             os.posix_fadvise(self._fd, begun, self.position - begun, os.POSIX_FADV_DONTNEED)
@@ -363,7 +368,7 @@ class _FileSink:
             refuse(error, self._path)
 
     def flush(self) -> None:
-        """Write what was gathered."""
+        """Write the bytes that were gathered."""
         if self._gathered:
             gathered, self._gathered = self._gathered, bytearray()
             self._write(memoryview(gathered))
@@ -409,9 +414,8 @@ class _FileSink:
 def scratch_file(path: str, mode: int = 0o666) -> Iterator[tuple[int, str]]:
     """Yield a new file beside `path`, open for reading and writing, and its name; at the end it is gone, or renamed.
 
-    Who writes closes it. Those that processes left which were killed while they wrote for this path are removed first;
-    the one of a process that lives, in another container or, where the file system carries locks, on another machine,
-    never is.
+    The writer closes it. Scratch files for this path of processes that were killed are removed first; that of a living
+    process, in another container or, if the file system carries locks, on another machine, never is.
 
     Raises:
         OSError: the file system refused.
@@ -431,7 +435,7 @@ def scratch_file(path: str, mode: int = 0o666) -> Iterator[tuple[int, str]]:
 
 
 def _make(start: str, mode: int) -> tuple[int, int, str]:
-    """Return a new file, a descriptor that locks it, so that nobody takes it for a dead one's, and its name."""
+    """Return a new file, a descriptor that locks it, so that no other process removes it, and its name."""
     for _ in range(_TRIES):
         fd, scratch = _new(start, mode)
         held = None
@@ -453,7 +457,7 @@ def _new(start: str, mode: int) -> tuple[int, str]:
 
 
 def _hold(fd: int, scratch: str) -> int | None:
-    """Return another descriptor, by which a file is locked until it is closed; -1 without locks, None: another has it.
+    """Return another descriptor, which locks a file until it is closed; -1 without locks, None if another has it.
 
     It is closed after the file took its place. Read-only, since no program can be started that is open for writing;
     but on file systems that lock only what may be written.
@@ -483,7 +487,7 @@ def _give_up(scratch: str, *descriptors: int | None) -> None:
 
 
 def _close(*descriptors: int | None) -> None:
-    """Close what is one; what there is to tell of the file is told to who closes it after writing."""
+    """Close those that are descriptors; errors of the file are told when the writer closes its own."""
     for fd in descriptors:
         if fd is not None and fd >= 0:
             with contextlib.suppress(OSError):
@@ -491,7 +495,7 @@ def _close(*descriptors: int | None) -> None:
 
 
 def _lock(fd: int) -> bool | None:
-    """Lock a file for as long as it is open; False if another has it, None where there are no locks."""
+    """Lock a file for as long as it is open; False if another process has the lock, None without locks."""
     try:
         import fcntl  # not on Windows
 
@@ -504,7 +508,7 @@ def _lock(fd: int) -> bool | None:
 
 
 def _clear(folder: str, stem: str) -> None:
-    """Remove the scratch files of this stem whose writers are dead."""
+    """Remove the scratch files of this stem that dead writers left."""
     ours = re.compile(f"{re.escape(stem)}[0-9a-f]{{12}}{re.escape(_SUFFIX)}")
     with contextlib.suppress(OSError):  # a folder may be written to and not listed
         with os.scandir(folder or ".") as entries:
@@ -532,7 +536,7 @@ def _remove_dead(scratch: str) -> None:
 
 @contextlib.contextmanager
 def refusals(path: str) -> Iterator[None]:
-    """Turn what the operating system says about this path into one typed error."""
+    """Raise what the system refuses about this path as one typed error."""
     try:
         yield
     except OSError as error:
@@ -540,7 +544,7 @@ def refusals(path: str) -> Iterator[None]:
 
 
 def refuse(error: OSError, path: str) -> NoReturn:
-    """Raise what the operating system said about this path, as a SourceError that says what became of the old file."""
+    """Raise an error of the system as a SourceError that tells if the old file is untouched."""
     if isinstance(error, SourceError) or error.errno is None:
         raise error
     reason = os.strerror(error.errno)

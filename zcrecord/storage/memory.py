@@ -1,6 +1,6 @@
-"""Where an archive's bytes come from: a mapped file, one read into memory, a private copy, or a buffer that was given.
+"""The bytes of an archive in memory: a mapped file, one read into memory, a private copy, or a buffer that was given.
 
-Knows files, mappings and addresses; nothing of what the bytes say.
+Knows mappings, aligned memory and reads by position; nothing of what the bytes mean. Opening is left to `files`.
 
 A mapped file holds no file descriptor: a process may have as few as 256, and more archives than that. Python's mmap
 keeps a duplicate of the descriptor that it is given, for as long as the mapping lives. From Python 3.13 on it can be
@@ -68,10 +68,10 @@ class Memory(NamedTuple):
     Attributes:
         octets: all of them, flat; read-only unless they are nobody else's.
         path: the file they are of, as it was named.
-        mapping: what is closed to let go of them; None for a buffer that was given.
+        mapping: closed to let go of them; None for a buffer that was given.
         identity: of the mapped file, to know it again.
-        filled: where there is anything, of memory most of which was never touched; None where there is everywhere.
-        remote: what reads the rest by position (`loaders.protocol.RangeSource`), where payloads lie elsewhere.
+        filled: ranges that hold data in sparse memory; None if all of it does.
+        remote: the source that reads the rest by position (`loaders.protocol.RangeSource`), of a remote archive.
         absolute: the file's absolute path, by which it is opened again: the working folder may change meanwhile.
     """
 
@@ -85,7 +85,7 @@ class Memory(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """What one read brings: a file's bytes from an offset on, into buffers one after the other, a thousand at most."""
+    """One read: a file's bytes from an offset on, into buffers one after the other, a thousand at most."""
 
     offset: int
     buffers: list[memoryview]
@@ -112,14 +112,14 @@ def _refused(error: OSError, path: str) -> Exception:
 
 
 def _cause(error: OSError) -> BaseException | None:
-    """Return what is worth telling besides the typed error: what the system said, unless that says it all."""
+    """Return the cause to chain to the typed error: the system's error, unless the typed one says it all."""
     if isinstance(error, RecordError):
         return error.__cause__
     return None if isinstance(error, FileNotFoundError) else error
 
 
 def map_file(path: str, *, private: bool = False, least: int = 2 * HEADER_SIZE) -> Memory:
-    """Return a mapping of a whole file: read-only, or private, whose pages are copied when they are written.
+    """Map a whole file: read-only, or private, with pages that are copied when they are written.
 
     A private one reserves no memory for what may be written, so that files larger than it can be mapped, too.
 
@@ -144,7 +144,7 @@ def _mapping(fd: int, nbytes: int, private: bool) -> mmap.mmap:
     """Map a file that had `nbytes` bytes when it was opened.
 
     Raises:
-        SourceError: it has fewer by now; who touched the rest would be killed.
+        SourceError: it has fewer by now; touching the rest would end the process.
     """
     mapping = None
     with contextlib.suppress(ValueError):  # nothing is left of it
@@ -155,7 +155,7 @@ def _mapping(fd: int, nbytes: int, private: bool) -> mmap.mmap:
 
 
 def read_file(path: str, *, least: int = 2 * HEADER_SIZE) -> Memory:
-    """Return a whole file read into memory of its own, whose address is a multiple of 65536; several reads at a time.
+    """Read a whole file into memory of its own, at an address that is a multiple of 65536; several reads at a time.
 
     For network file systems, where page faults cost a round trip each, and for files that may shrink: a mapping's
     reader would be killed.
@@ -178,12 +178,12 @@ def read_file(path: str, *, least: int = 2 * HEADER_SIZE) -> Memory:
 
 
 def read_resource(resource: Any) -> Memory:
-    """Return a package resource, as of `importlib.resources`, read into memory whose address is a multiple of 65536.
+    """Read a package resource, as of `importlib.resources`, into memory at a multiple of 65536.
 
     It is for those that are no files of their own, as in a zip.
 
     Raises:
-        SourceError: it is missing, or whoever holds it cannot read it.
+        SourceError: it is missing, or its loader cannot read it.
     """
     name = str(resource)
     try:
@@ -200,7 +200,7 @@ def read_resource(resource: Any) -> Memory:
 
 
 def read_stream(file: Any) -> Memory:
-    """Return what a binary file object has left: a BytesIO's own bytes, of others a copy, at a multiple of 65536.
+    """Read a binary file object to its end: a BytesIO's own bytes, of others a copy, at a multiple of 65536.
 
     A stream tells its size only at its end, so it is read in pieces, each let go of once it is in its place.
 
@@ -330,7 +330,7 @@ def _read_all(fd: int, pieces: Sequence[Piece], done: Callable[[int], None] | No
 
 
 def is_packed(octets: Any) -> bool:
-    """Return whether bytes begin as zstd frames do; what pzstd writes begins with one to be skipped."""
+    """Return True if bytes begin as zstd frames do; those of pzstd begin with one to be skipped."""
     return octets[1:4] in _PACKED
 
 
@@ -353,7 +353,7 @@ def buffer_of(source: Any) -> memoryview:
 
 
 def map_descriptor(fd: int, *, private: bool = False) -> mmap.mmap:
-    """Return a mapping of a whole file: read-only, or private, whose pages are copied when they are written.
+    """Map a whole file by its descriptor: read-only, or private, with pages that are copied when they are written.
 
     A private one reserves no memory for what may be written.
 
@@ -387,7 +387,7 @@ def aligned(size: int, *, sparse: bool = False) -> tuple[mmap.mmap, memoryview]:
 
 
 def _mapped_over(fd: int, flags: int, prot: int) -> mmap.mmap | None:
-    """Return a mapping of a file that lies over memory which Python reserved; None where that cannot be had."""
+    """Map a file over memory that Python reserved; None if that is not possible here."""
     nbytes = os.fstat(fd).st_size
     call = _c_mmap() if nbytes and not _lost else None
     if call is None:
@@ -402,7 +402,7 @@ def _mapped_over(fd: int, flags: int, prot: int) -> mmap.mmap | None:
 
 @functools.cache
 def _c_mmap() -> Callable[..., int | None] | None:
-    """Return the C library's mmap; None where it cannot be called, or its arguments may be of other sizes."""
+    """Return the C library's mmap; None if it cannot be called, or its arguments may be of other sizes."""
     if not _GENERIC or sys.maxsize < 1 << 32:  # off_t has 64 bits where pointers have
         return None
     try:

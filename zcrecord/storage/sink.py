@@ -1,7 +1,7 @@
-"""Sinks: what bytes are written forward into. Here are binary file objects, pipes included, and a sink that counts.
+"""Sinks, into which bytes are written forward: binary file objects, pipes included, and a sink that only counts.
 
-Knows what file objects raise, and that they may take less than they were given; nothing of archives. A sink over a
-local file is `files.open_sink`'s.
+Knows the exceptions of file objects, and that they may take less than they were given; nothing of archives. Sinks over
+local files are `files.open_sink`'s.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def flat_view(data: Any) -> memoryview:
 
 
 class Sink(Protocol):
-    """Something to write forward into.
+    """A destination that is written forward.
 
     Attributes:
         position: bytes written so far.
@@ -39,7 +39,7 @@ class Sink(Protocol):
         """Append all of a bytes-like."""
 
     def flush(self) -> None:
-        """Hand on what `write` gathered, so that its failing is told now."""
+        """Hand on the bytes that `write` gathered, so that a failure is told now."""
 
     def reserve(self, nbytes: int) -> None:
         """Say how many bytes will be written in all."""
@@ -84,7 +84,7 @@ class ObjectSink:
             self._refuse(error)
 
     def _refuse(self, error: Exception) -> NoReturn:
-        """Raise what a file object said as one typed error, unless it is the object's own affair."""
+        """Raise an exception of the file object as one typed error, unless it is the object's own affair."""
         name = getattr(self._file, "name", None)
         path = "standard output" if name == "<stdout>" else name if isinstance(name, str) else None
         if isinstance(error, RecordError):
@@ -97,7 +97,7 @@ class ObjectSink:
         raise self._failed from error
 
     def flush(self) -> None:
-        """Nothing was gathered here; have the object hand on what it has."""
+        """Flush the object; nothing was gathered here."""
         if hasattr(self._file, "flush"):
             with self._refusals():
                 self._file.flush()
@@ -153,7 +153,7 @@ class ObjectSink:
 
 
 def _told(error: Exception, path: str | None, *, closed: bool) -> RecordError | None:
-    """Return the typed error for what a file object raised when it was written to; None if that is its own affair."""
+    """Return the typed error for an exception of a file object's `write`; None if it is the object's own affair."""
     if isinstance(error, io.UnsupportedOperation):
         what = f"the file object is not open for writing ({error}); open it as with open(path, 'wb')"
         return SourceError(what, path=path)
@@ -169,7 +169,7 @@ def _told(error: Exception, path: str | None, *, closed: bool) -> RecordError | 
 
 
 class NullSink:
-    """A sink that counts what is written and keeps nothing."""
+    """A sink that counts bytes and keeps none."""
 
     can_rewind, keeps = True, False
 

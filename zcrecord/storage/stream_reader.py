@@ -62,7 +62,7 @@ class SequentialMapping:
                 raise SourceError(what, offset=start, errno=error.errno) from error
 
     def let_go(self) -> None:
-        """Let go of what was brought in; the page cache keeps it, and views of it stay valid."""
+        """Let go of the pages that were brought in; the page cache keeps them, and views of them stay valid."""
         for lo, hi in (self._rest, (self._lo, self._hi)):
             page = max(lo - _AROUND, 0) & -mmap.PAGESIZE
             if hi > lo:
@@ -72,7 +72,7 @@ class SequentialMapping:
 
 
 def _map(file: io.FileIO, nbytes: int) -> SequentialMapping | None:
-    """Return a mapping of a regular file, None where the system cannot say beforehand whether pages can be read."""
+    """Map a regular file; None if the system cannot say beforehand that pages can be read."""
     if not hasattr(mmap, "MADV_DONTNEED"):
         return None
     try:
@@ -118,11 +118,11 @@ class StreamReader:
 
     @property
     def seekable(self) -> bool:
-        """Whether it can be read at any place, and again."""
+        """True if it can be read at any place, and again."""
         return self.nbytes is not None
 
     def seek(self, offset: int) -> None:
-        """Go to an offset; in a stream only to where it is."""
+        """Go to an offset; in a stream only to its position."""
         if self.nbytes is None:
             assert offset == self.position, "a stream is read forward"
             return
@@ -192,7 +192,7 @@ class StreamReader:
 
 
 def check_readable(file: Any) -> None:
-    """Refuse what can be seen not to be a binary file object that is open.
+    """Refuse an object that is visibly no open binary file object.
 
     Raises:
         UnsupportedError: it is in text mode. SourceError: it is closed.

@@ -1,8 +1,8 @@
-"""Tensors of other libraries as numpy arrays: a view where their memory is the host's, a copy where it is a device's.
+"""Tensors of other libraries as numpy arrays: views of the host's memory, copies of a device's.
 
-Knows torch, jax, DLPack and the buffer protocol, and imports none of them: who hands over a torch tensor has imported
-torch. What lies on a device is only described until it is asked for, so that it can be fetched when its turn comes. The
-way back is `handover`'s.
+Knows torch, jax, DLPack and the buffer protocol, and imports none of them: a torch tensor is there only once torch is
+imported. A tensor on a device is only described until it is asked for, so that it can be fetched when its turn comes.
+The way back is `frameworks.handover`'s.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ _torch_kinds: dict[Any, DType] = {}
 
 
 class DeviceTensor(NamedTuple):
-    """A tensor that is not in the host's memory, or not in one piece: what it will be, and how to get it.
+    """A tensor outside of the host's memory, or not in one piece: its description, and a function that fetches it.
 
     Attributes:
-        kind, shape: what `fetch` will return.
+        kind, shape: of the array that `fetch` will return.
         key: equal for tensors that are one and the same memory seen the same way.
         fetch: returns it in the host's memory, copied; it is kept nowhere else.
     """
@@ -50,7 +50,7 @@ class DeviceTensor(NamedTuple):
 
 
 def as_array(value: Any) -> Array | PackedTensor:
-    """Return any library's tensor as an ndarray, or as a PackedTensor where its elements are narrower than a byte.
+    """Return any library's tensor as an ndarray, or as a PackedTensor if its elements are narrower than a byte.
 
     Copies nothing that lies in the host's memory: not torch tensors, whatever their strides, nor jax arrays on one
     CPU, nor what has DLPack or the buffer protocol. Copied once are tensors of a device, jax arrays in several pieces
@@ -65,7 +65,7 @@ def as_array(value: Any) -> Array | PackedTensor:
 
 
 def viewed(value: Any) -> Array | PackedTensor | DeviceTensor:
-    """Return what `as_array` does, but for tensors of a device, which are described and not fetched.
+    """Return the same as `as_array`, but describe tensors of a device and fetch none.
 
     Raises:
         UnsupportedError: it is no tensor, or one that no archive holds.
@@ -90,7 +90,7 @@ def is_foreign(value: Any) -> bool:
 
 
 def _view_other(value: Any) -> Array | DeviceTensor:
-    """Return what has DLPack, `__array__` or the buffer protocol, tried in that order."""
+    """Return a value with DLPack, `__array__` or the buffer protocol, tried in that order."""
     if hasattr(value, "__dlpack__"):
         if _on_device(value):
             return _dlpack_on_device(value)
@@ -110,7 +110,7 @@ def _view_other(value: Any) -> Array | DeviceTensor:
 
 
 def _on_device(value: Any) -> bool:
-    """Return whether DLPack says that a value's memory is not the host's."""
+    """Return True if DLPack says that a value's memory is not the host's."""
     try:
         return int(value.__dlpack_device__()[0]) not in _HOST
     except _FAILURES:
@@ -323,7 +323,7 @@ def pytree_children(value: Any) -> Iterable[tuple[str, Any]] | None:
 
 
 def path_key(entry: Any) -> Any:
-    """Return one step of a path in a pytree as a key; what is no name and no number comes as it is."""
+    """Return one step of a path in a pytree as a key; one that is no name and no number comes as it is."""
     for attribute in ("name", "idx", "key"):
         if hasattr(entry, attribute):
             key = getattr(entry, attribute)

@@ -1,6 +1,6 @@
-"""Tensors whose values are made when they are written: records larger than memory.
+"""Tensors with values that are made when they are written: records larger than memory.
 
-Knows how many bytes are due and what each piece must be; where they go is left to `writer`.
+Knows how many bytes are due and checks each piece; writing them is left to `writing.writers`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _SPENT = object()
 
 
 class LazyTensor:
-    """A tensor of declared dtype and shape whose values are produced, piece by piece, when it is saved.
+    """A tensor of declared dtype and shape, with values that are produced, piece by piece, when it is saved.
 
     Nothing is called before, and no piece is kept after it was written: saving holds one at a time. The same object in
     two places of a record is one tied tensor, produced once.
@@ -120,7 +120,7 @@ class Pieces:
         self._used = prod(shape) * kind.bits % 8  # bits of the last byte that are elements'; 0: all
 
     def take(self, piece: Any) -> memoryview:
-        """Return a piece's bytes, uncopied where they lie in C order already.
+        """Return a piece's bytes, uncopied if they lie in C order already.
 
         Raises:
             ProducerError: it is of another element type, or more than is due.
@@ -131,7 +131,7 @@ class Pieces:
             raise ProducerError(f"{self._due} bytes were declared, at least {done} produced")
         if broken and done < self._due:
             raise ProducerError(f"a piece of {self._kind.name} ends within a byte; have all but the last fill theirs")
-        self._done = done  # not before: a piece that was refused is not there, whoever swallows the error
+        self._done = done  # not before: a piece that was refused is not there, even if the error is swallowed
         if self._kind is _BOOL and len(data) and np.frombuffer(data, np.uint8).max() > 1:
             data = memoryview((np.frombuffer(data, np.uint8) != 0).view(np.uint8))
         if self._used and self._done == self._due and len(data) and data[-1] >> self._used:
@@ -144,7 +144,7 @@ class Pieces:
             raise ProducerError(f"{self._due} bytes were declared, {self._done} produced")
 
     def _bytes(self, piece: Any) -> tuple[memoryview, bool]:
-        """Return a piece's bytes, and whether its last one is not all elements."""
+        """Return a piece's bytes, and True if its last one is not filled by elements."""
         octets = _octets(piece)
         if octets is not None:
             if not octets.c_contiguous:
@@ -166,7 +166,7 @@ class Pieces:
 
 
 def _octets(value: Any) -> memoryview | None:
-    """Return the buffer of anything bytes-like, None for what is an array or has no buffer."""
+    """Return the buffer of anything bytes-like, None for arrays and for all that has no buffer."""
     if hasattr(value, "shape") and not isinstance(value, memoryview):
         return None
     try:

@@ -1,4 +1,4 @@
-"""Tensors that numpy has no array for: elements narrower than a byte, and strings. Never unpacked unasked.
+"""Tensors without a numpy array: elements narrower than a byte, and strings. Never unpacked unasked.
 
 Both are views of the bytes they were given; both save back unchanged.
 """
@@ -130,7 +130,7 @@ class PackedTensor:
         return self.shape[0]
 
     def __getitem__(self, rows: int | slice) -> PackedTensor:
-        """Return rows of the first axis: a view where they start on a byte, otherwise repacked into new bytes."""
+        """Return rows of the first axis: a view if they start on a byte, otherwise repacked into new bytes."""
         start, stop, shape = _rows(self.shape, rows)
         row_bits = prod(self.shape[1:]) * self.kind.bits
         first, last = start * row_bits, stop * row_bits
@@ -246,7 +246,7 @@ class StringTensor:
 
 
 def _rows(shape: tuple[int, ...], rows: int | slice) -> tuple[int, int, tuple[int, ...]]:
-    """Return which rows [start, stop) of the first axis are meant, and the shape they have."""
+    """Return the rows [start, stop) of the first axis that are meant, and their shape."""
     if not shape:
         raise IndexError("a tensor of rank 0 has no rows")
     if not isinstance(rows, slice):

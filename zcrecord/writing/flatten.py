@@ -1,7 +1,7 @@
 """The module tree and names: nested Python values to flat entries.
 
-Names are decided here and nowhere else: a full name is its module's name, a dot and the key. What the values' bytes
-are, and where they go, is left to `sharing` and `writer`.
+Names are decided here and nowhere else: a full name is its module's name, a dot and the key. The values' bytes are left
+to `sharing`, writing to `writers`.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _TENSORS = np.ndarray | np.generic | PackedTensor | StringTensor | LazyTensor
 
 
 class FlatRecord(Entries):
-    """A record taken apart: the columns of its tensors, beside `values`, what is to be stored for each."""
+    """A record taken apart: the columns of its tensors, and `values`, the tensor to store for each."""
 
     __slots__ = ("values",)
 
@@ -82,7 +82,7 @@ class FlatRecord(Entries):
 
 
 def encodable(text: str) -> bool:
-    """Return whether a text is UTF-8: one with lone surrogates is not."""
+    """Return True if a text can be UTF-8: one with lone surrogates cannot."""
     try:
         return text.isascii() or bool(text.encode())
     except UnicodeEncodeError:
@@ -94,8 +94,8 @@ def flatten(record: Any) -> FlatRecord:
 
     Mappings, lists, tuples, dataclasses, attrs classes and classes that jax knows as pytrees become modules; None,
     bool, int, float, str, bytes and lists of one of these become attributes; wide integers, complex numbers, dtypes and
-    devices of torch what `conventions` says; an Enum's member stands for its value, an object with `state_dict()`, such
-    as a torch module, for what that returns, its names split at dots.
+    devices of torch the modules of `codec.conventions`. An Enum's member stands for its value, an object with
+    `state_dict()`, such as a torch module, for the result, its names split at dots.
 
     Raises:
         UnsupportedError: a key that is neither str nor int, a value the format cannot hold. LimitError: nested over 100
@@ -115,7 +115,7 @@ def flatten(record: Any) -> FlatRecord:
 
 
 def _state_of(value: Any) -> Mapping[str, Any] | None:
-    """Return the `state_dict()` of what has one."""
+    """Return the `state_dict()` of an object that has one, else None."""
     if isinstance(value, type) or not callable(getattr(value, "state_dict", None)):
         return None
     state = value.state_dict()
@@ -136,7 +136,7 @@ def _article(value: Any) -> str:
 
 
 def is_attribute(value: Any, path: str) -> bool:
-    """Return whether a value is stored as an attribute rather than as a tensor or module.
+    """Return True if a value is stored as an attribute rather than as a tensor or module.
 
     Raises:
         UnsupportedError: it would be one, but a text is not UTF-8.
@@ -195,7 +195,7 @@ def _fields(value: Any) -> dict[str, Any] | None:
 
 
 def _pytree_items(children: list[tuple[str, Any]], fields: dict[str, Any] | None) -> Iterable[tuple[str, Any]]:
-    """Return what is saved of a pytree: its children, and of fields that are not among them those of plain values.
+    """Return the items that are saved of a pytree: its children, and of other fields those of plain values.
 
     The others are structure to jax, functions and shapes, which the class brings when it is made again.
     """
@@ -234,7 +234,7 @@ def _walk(flat: FlatRecord, name: str, module: int, items: Iterable[tuple[str, A
 
 
 def _add_arrays(flat: FlatRecord, prefix: str, module: int, children: Mapping[str, Any]) -> bool:
-    """Add a module's children if all are plain arrays, without a loop over them; return whether that was so."""
+    """Add a module's children without a loop over them if all are plain arrays; return True if so."""
     keys, values = list(children), list(children.values())
     if set(map(type, values)) != {np.ndarray} or set(map(type, keys)) != {str} or not all(keys):
         return False
@@ -259,9 +259,9 @@ def refuse_key(key: Any, module: str) -> None:
 
 
 def as_tensor(value: Any, path: str) -> Any:
-    """Return a value as ndarray, PackedTensor, StringTensor or LazyTensor; views where numpy can view it.
+    """Return a value as ndarray, PackedTensor, StringTensor or LazyTensor; a view if numpy can view it.
 
-    A tensor of a device becomes a LazyTensor, fetched when it is written; `foreign` says what is copied.
+    A tensor of a device becomes a LazyTensor, fetched when it is written; see `interop.as_array` for copies.
     """
     if isinstance(value, PackedTensor | StringTensor | LazyTensor):
         return value
@@ -295,19 +295,19 @@ def _fetched(tensor: interop.DeviceTensor, path: str) -> Any:
 
 
 def split_dotted(name: str) -> tuple[str, ...]:
-    """Return the keys a dotted name stands for; whole where a part would be empty or the depth too great."""
+    """Return the keys a dotted name stands for; the name whole if a part would be empty or the depth too great."""
     parts = tuple(name.split("."))
     return parts if all(parts) and len(parts) <= MAX_DEPTH else (name,)
 
 
 def state_path(name: str, state: Container[str]) -> tuple[str, ...]:
-    """Return the keys that one of the names of a `state_dict()` stands for; whole where `state` has a prefix of it."""
+    """Return the keys that a name of a `state_dict()` stands for; the name whole if `state` has a prefix of it."""
     path = split_dotted(name)
     return (name,) if any(".".join(path[:i]) in state for i in range(1, len(path))) else path
 
 
 def _nested(state: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a `state_dict()` as nested dicts; a name stays whole where a tensor has its prefix as a name."""
+    """Return a `state_dict()` as nested dicts; a name stays whole if a prefix of it is a tensor's name."""
     out: dict[str, Any] = {}
     for name, value in state.items():
         path = state_path(name, state)

@@ -1,7 +1,7 @@
 """The module tree of a record that becomes known one tensor at a time: paths of keys to entries.
 
-For who writes forward (`RecordWriter`, converters) and who picks from a loaded record. Nested values that are all
-there are `tree`'s.
+For writing forward (`RecordWriter`, converters) and for parts of a loaded record. Nested values that are all there are
+`flatten`'s.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class ModuleTreeBuilder:
         return len(self.payloads)
 
     def tensor(self, path: Sequence[str], layout: TensorLayout, payload: int) -> None:
-        """Add a tensor whose bytes are those of `payload`, a number that may still change in `payloads`.
+        """Add a tensor with the bytes of `payload`, a number that may still change in `payloads`.
 
         Raises:
             NameCollisionError: its name is taken. UnsupportedError: a key is empty or has NUL. LimitError: too deep, or
@@ -71,7 +71,7 @@ class ModuleTreeBuilder:
         self.put(tuple(path[:-1]), ".".join(path), layout, payload)
 
     def put(self, above: tuple[str, ...], name: str, layout: TensorLayout, payload: int) -> None:
-        """Add a tensor by the path of its module and its full name, which the caller knows to be right and free.
+        """Add a tensor by the path of its module and its full name, which must be right and free.
 
         Raises:
             NameCollisionError: not so among the module's children. LimitError: names of modules take far more than
@@ -92,7 +92,7 @@ class ModuleTreeBuilder:
         self.payloads.append(payload)
 
     def _child(self, parent: int, name: str) -> str:
-        """Return what has this full name in a module; "" if nothing has. It may be the name of something elsewhere."""
+        """Return "a tensor", "a module" or "an attribute" if a module has such a child of this full name, else ""."""
         if name in self._names and self._parents[self._names[name]] == parent:
             return "a tensor"
         if name in self._modules and self._above[self._modules[name]] == parent:
@@ -100,7 +100,7 @@ class ModuleTreeBuilder:
         return "an attribute" if name in self._attributes and self._attributes[name].parent == parent else ""
 
     def check_name(self, path: Sequence[str]) -> None:
-        """Raise what `tensor` would, before a byte is written for it."""
+        """Raise the error that `tensor` would, before a byte is written for it."""
         name = ".".join(path)
         _check_keys(path, name)
         if name in self._names:
@@ -129,7 +129,7 @@ class ModuleTreeBuilder:
         self._counts[parent] += 1
 
     def module(self, path: Sequence[str], kind: int = ModuleKind.MAPPING, type_name: str = "") -> None:
-        """Add a module, or say what kind one is; the empty path is the record itself."""
+        """Add a module, or set the kind of one; the empty path is the record itself."""
         if path:
             _check_keys(path, ".".join(path))
         self._kinds[self._parent((*path, ""))] = kind, type_name
@@ -187,7 +187,7 @@ class ModuleTreeBuilder:
         return number
 
     def entries(self, order: Sequence[int] | None = None) -> Entries:
-        """Return everything told so far, tensors in the order in which they came, or that of the numbers in `order`.
+        """Return the entries so far, tensors in the order of their coming, or that of the numbers in `order`.
 
         A list or tuple whose keys are not 0, 1, 2 and so on is told as a mapping.
         """

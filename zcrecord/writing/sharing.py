@@ -1,4 +1,4 @@
-"""Which tensors of a record lie in the same memory, and what bytes each payload therefore holds.
+"""Plan of payloads: tensors that lie in the same memory share one.
 
 A payload holds only bytes that a saved tensor reaches. Tensors share one where their bytes overlap: the dense ones
 (C order, or a permutation of it) that overlap make a run, and a view with gaps that lies inside a run joins it.
@@ -33,7 +33,7 @@ _CACHED = 1 << 26  # bytes of packed copies held in all; those beyond are made t
 
 
 class PayloadPlan:
-    """Where every tensor goes: `layout_ids[i]` and `source_ids[i]` are tensor i's layout and source (-1: no bytes)."""
+    """The payloads of a record: `layout_ids[i]` and `source_ids[i]` are tensor i's layout and source (-1: no bytes)."""
 
     __slots__ = ("_numbers", "held", "layout_ids", "layouts", "source_ids", "sources")
 
@@ -92,7 +92,7 @@ class _Run:
 
 
 class _Member(NamedTuple):
-    """One distinct array with bytes: where it lies and how it may be stored."""
+    """One distinct array with bytes: its addresses, and its way of being stored."""
 
     array: Array
     kind: DType
@@ -105,13 +105,13 @@ class _Member(NamedTuple):
 
 
 def chunks(source: SplitSource | Array) -> Iterator[Array]:
-    """Yield a source's bytes as contiguous uint8 arrays; packs what has gaps, one part at a time."""
+    """Yield a source's bytes as contiguous uint8 arrays; packs parts with gaps, one at a time."""
     parts = source.parts if isinstance(source, SplitSource) else [source]
     return map(as_bytes, parts)
 
 
 def plan_sharing(tensors: list[Any]) -> PayloadPlan:
-    """Return where each tensor goes, and the sources in the order in which the tensors first need them.
+    """Plan the payloads of tensors; sources are in the order in which the tensors first need them.
 
     Accepts ndarray, PackedTensor, StringTensor. Copies nothing but what must be packed or byte-swapped.
 
@@ -157,7 +157,7 @@ def _place_lazy(i: int, tensor: LazyTensor, out: PayloadPlan, known: dict[Any, i
 
 
 def _simple(tensors: list[Any], out: PayloadPlan) -> tuple[list[int], list[SplitSource | Array]]:
-    """Return which tensors are arrays with bytes in C order, and those bytes as arrays; their layouts go to `out`."""
+    """Return the numbers of those tensors that are in C order, and their bytes; their layouts go to `out`."""
     arrays = set(map(type, tensors)) <= {np.ndarray}
     numbers = range(len(tensors)) if arrays else [i for i, t in enumerate(tensors) if type(t) is np.ndarray]
     known = tensors if arrays else [tensors[i] for i in numbers]
@@ -185,12 +185,12 @@ def _simple(tensors: list[Any], out: PayloadPlan) -> tuple[list[int], list[Split
 
 
 def _own_memory(tensors: list[Any]) -> bool:
-    """Return whether all arrays own their bytes; then they overlap only if one is there twice."""
+    """Return True if all arrays own their bytes, none of them there twice: then none overlap."""
     return not any([t.base is not None for t in tensors]) and len(set(map(id, tensors))) == len(tensors)  # noqa: C419
 
 
 def _crowded(raw: list[Any], members: list[_Member]) -> npt.NDArray[np.bool_]:
-    """Return which of the C-order arrays overlap another one or a member."""
+    """Return True for each C-order array that overlaps another one or a member."""
     lo = np.array([*addresses(raw), *(m.lo for m in members)], np.int64)
     hi = np.array([*(r.nbytes for r in raw), *(m.hi - m.lo for m in members)], np.int64) + lo
     order = np.argsort(lo, kind="stable")
@@ -247,7 +247,7 @@ def _fills_extent(array: Array) -> bool:
 
 
 def _overlapping(members: list[_Member]) -> list[list[_Member]]:
-    """Return members in groups whose extents overlap, transitively."""
+    """Return members in groups of overlapping extents, transitively."""
     members.sort(key=lambda m: (m.lo, -m.hi))
     groups: list[list[_Member]] = []
     end = -1
@@ -269,14 +269,14 @@ def _apart(group: list[_Member]) -> list[list[_Member]]:
 
 
 def _octets(array: Array) -> Iterator[npt.NDArray[np.uint8]]:
-    """Return the bytes of an array in some order; copies what has gaps, a row at a time."""
+    """Yield the bytes of an array in some order; copies arrays with gaps, a row at a time."""
     return (
         iter([memory_order(array)]) if _fills_extent(array) else map(as_bytes, array if array.ndim > 1 else array[None])
     )
 
 
 def _place_group(group: list[_Member], out: PayloadPlan) -> None:
-    """Make runs of the dense members of a group, put the others inside one where they fit, pack the rest."""
+    """Make runs of the dense members of a group, put others that fit inside one, pack the rest."""
     runs: list[_Run] = []
     for m in group:
         if m.plain or not m.dense:
@@ -305,7 +305,7 @@ def _place_group(group: list[_Member], out: PayloadPlan) -> None:
 
 
 def _fits(m: _Member, run: _Run) -> bool:
-    """Return whether a view with gaps can be described by strides inside a run."""
+    """Return True if a view with gaps can be described by strides inside a run."""
     item = m.array.itemsize
     start = address(m.array) - run.lo
     whole = start % item == 0 and all(s % item == 0 for s in m.array.strides)

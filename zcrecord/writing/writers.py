@@ -1,8 +1,8 @@
-"""Archive writers, and the reports of what was written.
+"""Archive writers, and the reports of saves and conversions.
 
 `write_front` takes payloads that are all in memory and writes straight through, the index in front. A `StreamWriter`
-takes them as they come, the index behind them, and stores once what equals an earlier one. Which tensors share bytes
-on purpose is decided by `sharing`, what the entries say by `flatten` and `module_tree`, where the bytes go by a sink.
+takes them as they come, the index behind them, and stores equal ones once. `sharing` decides which tensors share bytes
+on purpose, `flatten` and `module_tree` make the entries; the bytes go to a sink.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ HELD = 1 << 19  # bytes of a payload on its way into a pipe that are held until 
 
 @dataclass(frozen=True, slots=True)
 class SaveReport:
-    """What a save wrote. Bytes throughout; `deduplicated` counts bytes that equal others and were stored once."""
+    """Report of a save. Bytes throughout; `deduplicated` counts bytes that equal others and were stored once."""
 
     tensors: int
     payloads: int
@@ -62,7 +62,7 @@ class SaveReport:
 
 @dataclass(frozen=True, slots=True)
 class ConvertReport:
-    """What a conversion did. Bytes throughout; `shared` counts those that equal earlier ones and were stored once.
+    """Report of a conversion. Bytes throughout; `shared` counts those that equal earlier ones and were stored once.
 
     `source` and `dest` are None for streams, `peak_rss`, of the process so far, where the system does not tell.
     `input_bytes` is what was read, after it was decompressed, external data included; `archive_bytes` all that was
@@ -103,7 +103,7 @@ def peak_rss() -> int | None:
 
 
 def _report_of(entries: Entries, size: int) -> SaveReport:
-    """Return what an archive of so many bytes holds."""
+    """Return the report of an archive of so many bytes."""
     rows = entries.payload_rows
     new = np.ones(len(rows), bool)
     new[1:] = rows["offset"][1:] != rows["offset"][:-1]
@@ -122,13 +122,13 @@ def _report_of(entries: Entries, size: int) -> SaveReport:
 
 
 def _same_bytes(a: SplitSource | Array, b: SplitSource | Array) -> bool:
-    """Return whether two sources of one size hold the same bytes; copies only what lies in pieces or has gaps."""
+    """Return True if two sources of one size hold the same bytes; copies only those in pieces or with gaps."""
     x, y = (np.concatenate(parts) if len(parts) > 1 else parts[0] for parts in (list(chunks(s)) for s in (a, b)))
     return all(np.array_equal(x[i : i + _COMPARE], y[i : i + _COMPARE]) for i in range(0, len(x), _COMPARE))
 
 
 def _homes(sources: Sequence[SplitSource | Array], kind: int) -> tuple[list[int], list[int]]:
-    """Return which source each one's bytes are stored with (itself, or an equal earlier one), and the digests."""
+    """Return for each source the one it is stored with, itself or an equal earlier one, and the digests."""
     homes = list(range(len(sources)))
     if not kind:
         return homes, [0] * len(sources)
@@ -207,7 +207,7 @@ def _write_sources(sink: Sink, sources: Sequence[SplitSource | Array], offsets: 
 
 
 class StreamWriter:
-    """A back-indexed archive, written forward as payloads come; nothing but their places is held.
+    """A back-indexed archive, written forward as payloads come; nothing but their offsets is held.
 
     Into a sink that can seek and be read back, a payload equal to an earlier one is taken back after its digest and
     its bytes were compared, and the header is sealed at the end. Into a pipe, payloads up to HELD bytes wait until
@@ -244,7 +244,7 @@ class StreamWriter:
         sink.write(encode_unsealed(alignment) + bytes(self._payload_offset - HEADER_SIZE))
 
     def store(self, source: Any) -> int:
-        """Write one payload: what a LazyTensor produces, or the bytes of an array or SplitSource; return its id."""
+        """Write one payload, the values of a LazyTensor or the bytes of an array or SplitSource; return its id."""
         self.begin(source.nbytes)
         for piece in source.pieces() if isinstance(source, LazyTensor) else chunks(source):
             self.write(piece)
@@ -334,7 +334,7 @@ class StreamWriter:
         return self._row(start, nbytes, digest)
 
     def _end_held(self, start: int, data: bytearray) -> int:
-        """Finish a payload of which no byte is written yet."""
+        """Finish a payload that is still held; no byte of it is written yet."""
         import hashlib  # here, because few write into pipes
 
         earlier = self._note(hashlib.sha256(data).digest(), start)
@@ -343,7 +343,7 @@ class StreamWriter:
         return self._row(earlier, len(data), digest_of(data))
 
     def _note(self, key: Any, start: int) -> int:
-        """Return where a payload with this key starts: an earlier one, or this one."""
+        """Return the offset of an earlier payload with this key, else that of this one."""
         earlier = self._seen.setdefault(key, start)
         if earlier == start:
             self._before = *self._before[:2], key
@@ -356,13 +356,13 @@ class StreamWriter:
         return len(self._rows) // 3 - 1
 
     def _settle(self) -> None:
-        """Write the payload that waited."""
+        """Write the payload that waits."""
         if self._waiting is not None:
             waiting, self._waiting = self._waiting, None
             self._put(*waiting)
 
     def forget(self, number: int) -> None:
-        """Take back the payload that was ended last, by its id, which must not be used.
+        """Take back the last payload; its id must not be used.
 
         Raises:
             UnsupportedError: another was written since, or it is on its way through a pipe.
@@ -392,7 +392,7 @@ class StreamWriter:
             yield self._sink.read_back(start + done, min(_COMPARE, nbytes - done))
 
     def finish(self, entries: Entries) -> SaveReport:
-        """Write index and trailer, and seal the header where the sink can seek."""
+        """Write index and trailer, and seal the header if the sink can seek."""
         assert self._start < 0, "end() the payload in progress first"
         self._add_bytes(entries)
         self._settle()
@@ -409,7 +409,7 @@ class StreamWriter:
         return _report_of(entries, size)
 
     def verify_written(self) -> None:
-        """Read back what was written, and compare it with the digests taken when it came and with the index.
+        """Read the archive back, and compare it with the digests taken when payloads came and with the index.
 
         Raises:
             IntegrityError: the file holds something else. UnsupportedError: the sink cannot be read back.
@@ -440,7 +440,7 @@ class StreamWriter:
         change_values(entries.metadata, stored)
 
     def _sort(self, entries: Entries) -> None:
-        """Order payloads by offset, equal ranges side by side, and renumber who names them."""
+        """Order payloads by offset, equal ranges side by side, and renumber all references to them."""
         rows = np.array(self._rows, np.uint64).view(PAYLOAD)
         order = np.argsort(rows["offset"], kind="stable")
         entries.payload_rows = rows[order]
