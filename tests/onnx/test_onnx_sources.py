@@ -352,7 +352,7 @@ def test_a_pipe_takes_a_choice_unless_a_large_tensor_is_named_after_its_values()
         return bytes(m.model_of(t, numpy_helper.from_array(np.arange(3), "k")).SerializeToString())
 
     assert list(zcrecord.load_record(m.through_pipes(typed(1000), select="k")[0])) == ["k"]
-    with pytest.raises(UnsupportedError, match="tensor 'w': what went into a pipe cannot be taken back"):
+    with pytest.raises(UnsupportedError, match="tensor 'w': bytes in a pipe cannot be taken back"):
         convert(io.BytesIO(typed(WINDOW)), Pipe(), select="k")
 
 

@@ -1,6 +1,6 @@
 """Payload digests: the one place that computes XXH3, 64 bits.
 
-Which bytes a payload has is left to others, SHA-256 of contents and signatures to those who compare them.
+The bytes of payloads are found elsewhere; SHA-256, of contents and signatures, is not made here.
 """
 
 from __future__ import annotations

@@ -54,7 +54,7 @@ VECTORS: dict[str, tuple[int, Any, int]] = {
 }
 IDENTIFIER = b"ZCR1"
 
-_WIDTH = 32  # bytes; most names, or what distinguishes them, fit
+_WIDTH = 32  # bytes; most names, or the parts in which they differ, fit
 _FEW = 64  # spans; below this a Python loop over bytes is as fast as numpy's fixed costs
 _CHUNK = 2048  # spans compared together; their rows stay in the cache
 _LONG = 256  # bytes; longer names are rare and hashed one by one

@@ -46,7 +46,7 @@ DIGEST_ALLOWANCE = 64  # times an archive's size that its distinct strided views
 
 ATTACHED_MAGIC = b"\x89ZCA\r\n\x1a\n"
 ATTACHED_SIZE = 32  # of the note before an attached archive
-ATTACHED_ALIGNMENT = MAX_ALIGNMENT  # no system's pages, or what Windows maps by, are larger: it can be mapped by itself
+ATTACHED_ALIGNMENT = MAX_ALIGNMENT  # no system's pages or units of mapping are larger: it can be mapped by itself
 
 _HEADER = struct.Struct("<8sBBBBIQQQQQII")
 _ATTACHED = struct.Struct("<8sQQII")
@@ -294,7 +294,7 @@ def decode_attached(before: memoryview) -> int | None:
     padded = align_up(size + ATTACHED_SIZE, ATTACHED_ALIGNMENT) if size <= MAX_ARCHIVE_SIZE else 0
     zeros = before[size : len(before) - ATTACHED_SIZE] if padded == len(before) else b"x"
     if reserved0 or reserved1 or any(zeros):
-        raise FormatError(f"the note before the archive: a program of {size} bytes, and zeros, are not what it follows")
+        raise FormatError(f"the note before the archive: it does not follow a program of {size} bytes and zeros")
     return int(size)
 
 

@@ -2,7 +2,7 @@
 
 The rules of one tensor and one payload are written once, for both: `TensorRow` holds plain integers, `TensorColumns`
 arrays, and the rules use only what both have: comparisons, `&`, `|`, arithmetic and the few methods that each defines.
-Then come the rules of the index as a whole. Rule numbers are FORMAT.md's. Decoding is left to `index`, what takes the
+Then come the rules of the index as a whole. Rule numbers are FORMAT.md's. Decoding is left to `index`, rules about the
 payloads' bytes to full verification.
 """
 
@@ -41,10 +41,7 @@ _STRING = dtypes.STRING.code
 
 
 def _types() -> Array:
-    """Return True for each dtype | bits << 8 that is wrong: not the natural width, nor 8 for narrow types.
-
-    Unknown types may take 1 to 128 bits.
-    """
+    """Return True for each dtype | bits << 8 that is wrong; narrow types may take 8 bits, unknown ones 1 to 128."""
     allowed = np.zeros((256, 256), bool)  # by bits, dtype
     allowed[1:129, 1:] = True
     for kind in dtypes.DTYPES:
@@ -551,7 +548,7 @@ def _check_full_names(ix: Index, t: TensorColumns, pool: TextPool) -> None:
 def _start_as_modules(ix: Index, t: TensorColumns, pool: TextPool) -> bool:
     """Return True if every tensor's name starts with its module's and a dot; all are long enough, and in order.
 
-    Of the names in a module the first and the last tell: what lies between two that start alike starts so, too.
+    Of the names in a module the first and the last tell: names between two that start alike start so, too.
     """
     ranks = np.empty(len(t.name), np.uint32)
     ranks[ix.by_name] = np.arange(len(ranks), dtype=np.uint32)

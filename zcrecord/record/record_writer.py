@@ -71,7 +71,7 @@ class RecordWriter:
             raise UnsupportedError("this RecordWriter was used before; make a new one for each archive")
         self._used = True
         metadata_entries(self.metadata)
-        with contextlib.ExitStack() as stack:  # which undoes what was opened if the first bytes cannot be written
+        with contextlib.ExitStack() as stack:  # which closes the sink if the first bytes cannot be written
             sink = stack.enter_context(open_sink(self._dest, durable=self._durable))
             self._stream = StreamWriter(sink, alignment=self._alignment, digest=self._digest)
             self._stack = stack.pop_all()
@@ -235,7 +235,7 @@ class _PlannedTensor:
         source = p.source_ids[i]
         if source >= 0 and source not in self._payloads:
             self._payloads[source] = out.store(p.sources[source])
-            p.sources[source] = None  # written: what was packed for it is let go
+            p.sources[source] = None  # written: a packed copy is let go
         return p.layouts[p.layout_ids[i]], self._payloads.get(source, NONE)
 
 
@@ -263,4 +263,4 @@ class OpenTensor:
 
     def _check(self) -> None:
         if self._broken:
-            raise ProducerError("one of its writes failed, and nobody can tell how much of it was written")
+            raise ProducerError("one of its writes failed; how much of it was written is not known")

@@ -51,8 +51,8 @@ def save_record(
             become attributes; keys are texts or integers, and come back as such; a numpy scalar is a tensor of rank 0.
             Tied arrays are stored once and stay tied; a view stores only its own rows. A Record is saved as it is, its
             payloads uncopied. With a LazyTensor among them everything is written forward, one piece at a time.
-        dest: a path, or a binary file object; a pipe will do. What fsspec opened publishes all that it got when it is
-            closed, even by an error: `with fs.transaction, fs.open(path, "wb") as file` publishes it whole or not.
+        dest: a path, or a binary file object; a pipe will do. A file opened by fsspec publishes all that it got when
+            it is closed, even by an error: `with fs.transaction, fs.open(path, "wb") as file` publishes all or nothing.
         alignment: of every payload in bytes, a power of two from 16 to 65536. Those of 1 MiB and more lie on 16384.
         digest: 'xxh3' for a checksum of each payload, and equal payloads stored once; 'none' for neither.
         durable: fsync file and folder, so that the archive survives power loss.
@@ -62,8 +62,8 @@ def save_record(
     Raises:
         UnsupportedError: a value or key the format cannot hold. NameCollisionError: two tensors would share a name.
         LimitError: alignment, depth, rank or size out of bounds. ProducerError: a LazyTensor gave other bytes than it
-        declared. SourceError: the file system or the file object refused (PipeClosedError: nobody reads the pipe any
-        more); one with a buffer may refuse once more when it is closed.
+        declared. SourceError: the file system or the file object refused (PipeClosedError: the reader closed the
+        pipe); one with a buffer may refuse once more when it is closed.
 
     Example:
         >>> import numpy as np

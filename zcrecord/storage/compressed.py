@@ -18,7 +18,7 @@ from .stream_reader import check_readable
 
 __all__ = ["SUFFIXES", "PeekableStream", "decompressed", "ends_whole", "import_zstandard"]
 
-SUFFIXES = (".zst", ".gz")  # of files that are read as what they hold
+SUFFIXES = (".zst", ".gz")  # of files that are decompressed when they are read
 _ZSTD, _GZIP = b"\x28\xb5\x2f\xfd", b"\x1f\x8b"
 _SKIPPABLE = bytes(range(0x50, 0x60)), b"\x2a\x4d\x18"  # the first byte, and the three after it
 _HEAD = 256  # bytes that are looked at
@@ -75,7 +75,7 @@ def decompressed(stream: PeekableStream) -> Any:
         return _Expanded(stream, gzip.GzipFile(fileobj=stream, mode="rb"), "gzip", (EOFError, zlib.error))
     if stream.head.startswith(_ZSTD) or _is_skippable(stream.head[:4]):
         frames, package = _Frames(stream), import_zstandard()
-        # A frame may ask for as much memory as it likes; what zstd itself takes unasked is 128 MiB.
+        # A frame may ask for as much memory as it likes; zstd itself takes 128 MiB unasked.
         reader = package.ZstdDecompressor().stream_reader(frames, read_across_frames=True)
         return _Expanded(stream, reader, "zstd", (package.ZstdError,), frames)
     return stream
@@ -106,7 +106,7 @@ def _is_skippable(magic: bytes) -> bool:
 
 
 class _Expanded(io.RawIOBase):
-    """The decompressed bytes of a stream; what the decompressor refuses is one typed error."""
+    """The decompressed bytes of a stream; refusals of the decompressor are one typed error."""
 
     def __init__(
         self, stream: PeekableStream, reader: Any, kind: str, refusals: tuple[Any, ...], frames: _Frames | None = None
@@ -139,7 +139,7 @@ class _Expanded(io.RawIOBase):
 class _Frames(io.RawIOBase):
     """A zstd stream on its way to the decompressor, followed block by block, since that takes any end for the end.
 
-    Attributes: `whole`, whether what was read so far ends where a frame does.
+    Attributes: `whole`, True if the bytes read so far end with a frame.
     """
 
     def __init__(self, stream: Any) -> None:

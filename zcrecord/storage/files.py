@@ -55,7 +55,7 @@ _MOST = 1 << 30  # bytes of one write; Linux takes no more than 2 GiB - 4 KiB
 _MAPPED = (5, 32, 1224)  # Windows' codes for replacing an open file: denied, shared, a user-mapped section
 _SUFFIX = ".zcr-scratch"
 _LONGEST = 200  # bytes of a name that its scratch file's begins with
-_TRIES = 16  # to make a file that nobody removes before it is locked
+_TRIES = 16  # to make a file that no other process removes before it is locked
 _MORE = sum(getattr(os, name, 0) for name in ("O_BINARY", "O_CLOEXEC"))
 
 
@@ -214,7 +214,7 @@ def check_destination(source: str | None, dest: str | None, force: bool) -> None
 def open_sink(dest: Any, *, durable: bool = True, like: str | None = None) -> Iterator[Sink]:
     """Yield a sink for a path or a binary file object.
 
-    A path gets a scratch file beside it, which replaces what is there only when the block ends without an exception,
+    A path gets a scratch file beside it, which replaces the file there only when the block ends without an exception,
     and is removed otherwise: the path holds the old file or the new one, whole. `durable` adds an fsync of the file
     and of its folder. A symbolic link keeps pointing where it did; a device or a pipe is written to directly.
 
@@ -234,7 +234,7 @@ def open_sink(dest: Any, *, durable: bool = True, like: str | None = None) -> It
         raise SourceError("is a directory; name a file in it", path=path, errno=errno.EISDIR)
     if mode is not None and not stat.S_ISREG(mode):
         with refusals(given):
-            file = open(given, "wb", buffering=0)  # noqa: SIM115  # what the block raises is no refusal
+            file = open(given, "wb", buffering=0)  # noqa: SIM115  # an exception of the block is no refusal
         with file:
             yield ObjectSink(file)
         return
@@ -252,7 +252,7 @@ def _mode_of(path: str) -> int | None:
 def _replacing(path: str, old_mode: int | None, durable: bool, like: str | None) -> Iterator[Sink]:
     """Yield a sink over a scratch file that takes the place of `path` at the end.
 
-    What the system refuses is one typed error; an exception of the block goes through as it is.
+    Refusals of the system are one typed error; an exception of the block goes through as it is.
     """
     replaced = os.name == "posix" and old_mode is not None  # Windows has no more than read-only, and replaces no such
     mode = stat.S_IMODE(old_mode) if replaced and old_mode is not None else 0o666
@@ -460,7 +460,7 @@ def _hold(fd: int, scratch: str) -> int | None:
     """Return another descriptor, which locks a file until it is closed; -1 without locks, None if another has it.
 
     It is closed after the file took its place. Read-only, since no program can be started that is open for writing;
-    but on file systems that lock only what may be written.
+    but on file systems that lock only files open for writing.
     """
     if os.name != "posix":
         return -1
@@ -514,7 +514,7 @@ def _clear(folder: str, stem: str) -> None:
         with os.scandir(folder or ".") as entries:
             found = [entry.path for entry in entries if ours.fullmatch(entry.name)]
         for scratch in found:
-            with contextlib.suppress(OSError):  # another's, or somebody else was faster
+            with contextlib.suppress(OSError):  # of another process, or removed by it meanwhile
                 _remove_dead(scratch)
 
 
@@ -522,9 +522,9 @@ def _remove_dead(scratch: str) -> None:
     if os.name != "posix":  # Windows removes no file that is open
         os.unlink(scratch)
         return
-    extra = os.O_NONBLOCK | os.O_NOFOLLOW | _MORE  # it may be anything that somebody has put there
+    extra = os.O_NONBLOCK | os.O_NOFOLLOW | _MORE  # it may be anything
     try:
-        fd = os.open(scratch, os.O_RDWR | extra)  # NFS locks only what may be written
+        fd = os.open(scratch, os.O_RDWR | extra)  # NFS locks only files open for writing
     except PermissionError:
         fd = os.open(scratch, os.O_RDONLY | extra)
     try:
@@ -536,7 +536,7 @@ def _remove_dead(scratch: str) -> None:
 
 @contextlib.contextmanager
 def refusals(path: str) -> Iterator[None]:
-    """Raise what the system refuses about this path as one typed error."""
+    """Raise refusals of the system about this path as one typed error."""
     try:
         yield
     except OSError as error:

@@ -1,6 +1,6 @@
 """The bytes of an archive in memory: a mapped file, one read into memory, a private copy, or a buffer that was given.
 
-Knows mappings, aligned memory and reads by position; nothing of what the bytes mean. Opening is left to `files`.
+Knows mappings, aligned memory and reads by position; nothing of their meaning. Opening is left to `files`.
 
 A mapped file holds no file descriptor: a process may have as few as 256, and more archives than that. Python's mmap
 keeps a duplicate of the descriptor that it is given, for as long as the mapping lives. From Python 3.13 on it can be
@@ -66,7 +66,7 @@ class Memory(NamedTuple):
     """Bytes that an archive may be opened from.
 
     Attributes:
-        octets: all of them, flat; read-only unless they are nobody else's.
+        octets: all of them, flat; writable only if nothing else uses them.
         path: the file they are of, as it was named.
         mapping: closed to let go of them; None for a buffer that was given.
         identity: of the mapped file, to know it again.
@@ -121,7 +121,7 @@ def _cause(error: OSError) -> BaseException | None:
 def map_file(path: str, *, private: bool = False, least: int = 2 * HEADER_SIZE) -> Memory:
     """Map a whole file: read-only, or private, with pages that are copied when they are written.
 
-    A private one reserves no memory for what may be written, so that files larger than it can be mapped, too.
+    A private one reserves no memory for pages that may be written, so that files larger than it can be mapped, too.
 
     Raises:
         SourceError: it is missing (SourceNotFoundError), a directory, or cannot be read. FormatError: it is too short.
@@ -190,7 +190,7 @@ def read_resource(resource: Any) -> Memory:
         stream = resource.open("rb")
     except FileNotFoundError as error:
         raise SourceNotFoundError("no such resource", path=name, errno=error.errno) from None
-    except Exception as error:  # of a zip, of whatever loads the package
+    except Exception as error:  # of a zip, or of another loader of the package
         raise SourceError(f"cannot be read: {error or type(error).__name__}", path=name) from error
     try:
         with stream:
@@ -234,7 +234,7 @@ def _piece(data: Any) -> memoryview:
 
 @contextlib.contextmanager
 def _reading() -> Iterator[None]:
-    """Turn whatever a file object raises when it is read into one typed error."""
+    """Raise any exception of a file object that is read as one typed error."""
     try:
         yield
     except (RecordError, MemoryError):
@@ -288,7 +288,7 @@ def read_pieces(
 ) -> None:
     """Read pieces of a file straight into memory, several at a time; the GIL is free meanwhile.
 
-    `done` is called, by this thread, with the bytes that were read since; what it raises ends the reading.
+    `done` is called, by this thread, with the bytes that were read since; its exception ends the reading.
 
     Raises:
         SourceError: the file is missing, cannot be read, became shorter, or is not the one that `identity` tells.
@@ -355,7 +355,7 @@ def buffer_of(source: Any) -> memoryview:
 def map_descriptor(fd: int, *, private: bool = False) -> mmap.mmap:
     """Map a whole file by its descriptor: read-only, or private, with pages that are copied when they are written.
 
-    A private one reserves no memory for what may be written.
+    A private one reserves no memory for pages that may be written.
 
     Raises:
         ValueError: the file is empty. OSError: the system refuses.
@@ -373,7 +373,7 @@ def map_descriptor(fd: int, *, private: bool = False) -> mmap.mmap:
 def aligned(size: int, *, sparse: bool = False) -> tuple[mmap.mmap, memoryview]:
     """Return zeroed memory, as a mapping to be closed and as its aligned part of `size` bytes.
 
-    A sparse one reserves no memory for what is never touched, so it may be larger than the machine has. Without huge
+    Sparse memory reserves none for pages that are never touched, so it may be larger than the machine has. Without huge
     pages on purpose: several threads that first touch one each clear it, at three times the cost in all.
     """
     if os.name == "posix":  # not shared with the children of a fork, as Python's own default would be

@@ -27,8 +27,8 @@ class Sink(Protocol):
 
     Attributes:
         position: bytes written so far.
-        can_rewind: `rewind` and `patch` work, and `read_back` if it `keeps` what was written.
-        keeps: what was written can be read back, where it can rewind.
+        can_rewind: `rewind` and `patch` work, and `read_back` if it `keeps` the bytes.
+        keeps: bytes written earlier can be read back, if it can rewind.
     """
 
     position: int
@@ -57,8 +57,8 @@ class Sink(Protocol):
 class ObjectSink:
     """A binary file object. It counts as seekable only if it can be read back too: two kinds of sink, not three.
 
-    One that appends cannot be patched either: wherever it is asked to, it writes at its end. What the system, or a
-    store, says is one typed error, as of a path; any other exception of the object's is its owner's.
+    One that appends cannot be patched either: it writes at its end, always. Refusals of the system, or of a store,
+    are one typed error, as of a path; any other exception of the object's is its owner's.
     """
 
     keeps = True
@@ -89,7 +89,7 @@ class ObjectSink:
         path = "standard output" if name == "<stdout>" else name if isinstance(name, str) else None
         if isinstance(error, RecordError):
             raise error.located(path=path) from error.__cause__
-        if self._failed is not None:  # cleaning up wrote once more; what went wrong first is what is told
+        if self._failed is not None:  # cleaning up wrote once more; the first error is told
             raise self._failed
         self._failed = _told(error, path, closed=getattr(self._file, "closed", False) is True)
         if self._failed is None:

@@ -19,7 +19,7 @@ __all__ = ["KEPT", "PIECE", "SequentialMapping", "StreamReader", "check_readable
 
 PIECE = 1 << 20  # bytes passed on at a time; with the hash and the write they stay in a core's cache
 KEPT = 8 << 20  # bytes of a mapping that were passed and are not yet let go of
-_AROUND = 4 << 20  # bytes before what was brought in that Linux may have mapped with it: a folio of the page cache
+_AROUND = 4 << 20  # bytes before those brought in that Linux may have mapped, too: a folio of the page cache
 _NEAR = 1 << 16  # bytes between two pieces that still count as neighbours
 _POPULATE = 22  # MADV_POPULATE_READ of Linux 5.14, which Python does not name
 
@@ -31,7 +31,7 @@ class SequentialMapping:
         self.view = memoryview(mapping)
         self._mapping = mapping
         self._lo = self._hi = 0  # brought in and not yet let go of
-        self._rest = (0, 0)  # in use when what lies around it was let go of
+        self._rest = (0, 0)  # in use when its surroundings were let go of
         self.populates = True
         try:
             mapping.madvise(_POPULATE, 0, 1)
@@ -41,7 +41,7 @@ class SequentialMapping:
     def bring(self, start: int, end: int, behind: int = 0) -> None:
         """Have pages in place before they are touched: failing to read them is an error here, and a signal later.
 
-        `behind` bytes of what was brought in last are still in use, and are let go of later.
+        the last `behind` bytes that were brought in are still in use, and are let go of later.
 
         Raises:
             SourceError: the file became shorter, or cannot be read there.

@@ -1,6 +1,6 @@
 """Work shared by several threads: each item by one of them, or results in the order of the items.
 
-What the work is, and whether it lets go of the interpreter's lock, is left to the callers.
+The work, and letting go of the interpreter's lock, are the callers'.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["MOST_THREADS", "WORTH_A_THREAD", "Going", "Start", "cores", "each_pi
 T = TypeVar("T")
 R = TypeVar("R")
 Going = Callable[[], bool]  # True while to go on: nothing has failed, or was interrupted
-Start = Callable[[], Callable[[T], R]]  # called once in each thread: what it returns may keep what cannot be shared
+Start = Callable[[], Callable[[T], R]]  # called once in each thread: the result may keep state that cannot be shared
 
 MOST_THREADS = 16  # a few saturate any memory
 WORTH_A_THREAD = 16 << 20  # bytes to read: less is read before a thread has started
@@ -99,7 +99,7 @@ def each_piece(
 ) -> None:
     """Call `work` for every piece, as `run_threads` does, and `done` with each of its answers, the bytes that are done.
 
-    `done` is called by the calling thread alone, and what it raises ends the work.
+    `done` is called by the calling thread alone, and its exception ends the work.
     """
     caller = threading.get_ident()
     arrived: deque[int] = deque()
@@ -125,7 +125,7 @@ def map_ordered(start: Start[T, R], items: Iterable[T], threads: int) -> Generat
     if threads == 1:
         yield from map(start(), items)
         return
-    from concurrent.futures import ThreadPoolExecutor  # here, because only what is large is worth a thread
+    from concurrent.futures import ThreadPoolExecutor  # here, because only large inputs are worth a thread
 
     own = threading.local()
 

@@ -29,7 +29,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 # Source: torch/headeronly/util/Float4_e2m1fn_x2.h
 FLOAT4_PAIRS = "float4_e2m1fn_x2"
 
-_HOST = {1, 3, 11, 13}  # kDLCPU, kDLCUDAHost, kDLROCMHost, kDLCUDAManaged: what numpy reads where it lies
+_HOST = {1, 3, 11, 13}  # kDLCPU, kDLCUDAHost, kDLROCMHost, kDLCUDAManaged: numpy reads these in place
 _FAILURES = (AttributeError, BufferError, RuntimeError, TypeError, ValueError)
 _torch_kinds: dict[Any, DType] = {}
 
@@ -52,9 +52,9 @@ class DeviceTensor(NamedTuple):
 def as_array(value: Any) -> Array | PackedTensor:
     """Return any library's tensor as an ndarray, or as a PackedTensor if its elements are narrower than a byte.
 
-    Copies nothing that lies in the host's memory: not torch tensors, whatever their strides, nor jax arrays on one
-    CPU, nor what has DLPack or the buffer protocol. Copied once are tensors of a device, jax arrays in several pieces
-    or of elements narrower than a byte, torch tensors that are conjugate or negated views, and whatever `__array__`
+    Copies nothing that lies in the host's memory: not torch tensors, whatever their strides, nor jax arrays on one CPU,
+    nor objects with DLPack or the buffer protocol. Copied once are tensors of a device, jax arrays in several pieces or
+    of elements narrower than a byte, torch tensors that are conjugate or negated views, and all that `__array__`
     copies.
 
     Raises:

@@ -20,7 +20,7 @@ from .flatten import FlatRecord, encodable, is_attribute, split_dotted
 
 __all__ = ["ModuleTreeBuilder", "path_of_name"]
 
-# What full names of modules may take: so many characters, and so many times those of tensors' names. Each is stored in
+# Room for full names of modules: so many characters, and so many times those of tensors' names. Each is stored in
 # full: a file of deeply nested long names would else become one of 50 times its size, and take 300 times its memory.
 _ROOM, _TIMES = 16 << 20, 16
 _MAPPING = int(ModuleKind.MAPPING), ""

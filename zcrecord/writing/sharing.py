@@ -113,7 +113,7 @@ def chunks(source: SplitSource | Array) -> Iterator[Array]:
 def plan_sharing(tensors: list[Any]) -> PayloadPlan:
     """Plan the payloads of tensors; sources are in the order in which the tensors first need them.
 
-    Accepts ndarray, PackedTensor, StringTensor. Copies nothing but what must be packed or byte-swapped.
+    Accepts ndarray, PackedTensor, StringTensor. Copies only tensors that must be packed or byte-swapped.
 
     Raises:
         UnsupportedError: an element type the format does not have.

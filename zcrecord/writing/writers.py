@@ -64,11 +64,11 @@ class SaveReport:
 class ConvertReport:
     """Report of a conversion. Bytes throughout; `shared` counts those that equal earlier ones and were stored once.
 
-    `source` and `dest` are None for streams, `peak_rss`, of the process so far, where the system does not tell.
-    `input_bytes` is what was read, after it was decompressed, external data included; `archive_bytes` all that was
-    written, whatever its format; `payload_bytes` what of it are values; `repeated_bytes` what had to be stored once
-    more: values of ties in a format without them, strided ones beside external data. `left_out` counts the tensors
-    that were not chosen; after a `dry_run` nothing was written, and the sizes are those it would have.
+    `source` and `dest` are None for streams, `peak_rss`, of the process so far, if the system does not tell.
+    `input_bytes` counts the input, decompressed, external data included; `archive_bytes` all that was written, whatever
+    its format; `payload_bytes` those of values; `repeated_bytes` those stored once more: values of ties in a format
+    without them, strided ones beside external data. `left_out` counts the tensors that were not chosen; after a
+    `dry_run` nothing was written, and the sizes are those it would have.
     """
 
     source: str | None
@@ -375,7 +375,7 @@ class StreamWriter:
         if start < end:
             return  # equal to an earlier one: nothing was added
         if self._waiting is None and not self._sink.can_rewind:
-            raise UnsupportedError("what went into a pipe cannot be taken back; write to a file")
+            raise UnsupportedError("bytes in a pipe cannot be taken back; write to a file")
         self._waiting = None
         self._seen.pop(key, None)
         if self._sink.can_rewind:
@@ -415,7 +415,7 @@ class StreamWriter:
             IntegrityError: the file holds something else. UnsupportedError: the sink cannot be read back.
         """
         if not self._sink.can_rewind:
-            raise UnsupportedError("what went into a pipe cannot be read back; write to a file")
+            raise UnsupportedError("bytes in a pipe cannot be read back; write to a file")
         for offset, nbytes, digest in np.unique(np.array(self._rows, np.uint64).reshape(-1, 3), axis=0).tolist():
             start = self._payload_offset + offset
             if self._kind and digest_of_pieces(self._written(start, nbytes)) != digest:
