@@ -18,7 +18,7 @@ from test_refusals import nested
 
 import zcrecord
 from zcrecord import FormatError, LimitError, PackedTensor, RecordError
-from zcrecord.codec import index, layout
+from zcrecord.codec import entries, layout
 
 ONE = np.ones(4, np.uint8)
 
@@ -211,7 +211,7 @@ def test_an_index_ends_at_2_gib_for_writer_and_reader(monkeypatch: pytest.Monkey
         loaded(changed("index_size", 1 << 31))
     with pytest.raises(FormatError, match=r"^(?!.*index_size)"):
         loaded(changed("index_size", (1 << 31) - 8))
-    monkeypatch.setattr(index, "MAX_INDEX_SIZE", 1 << 16)
+    monkeypatch.setattr(entries, "MAX_INDEX_SIZE", 1 << 16)
     with pytest.raises(LimitError, match="split the record"):
         zcrecord.save_record({"t": "x" * (1 << 16)}, io.BytesIO())
     zcrecord.save_record({"t": "x" * (1 << 15)}, io.BytesIO())
