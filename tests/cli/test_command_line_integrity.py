@@ -22,8 +22,8 @@ from cryptography.hazmat.primitives.serialization import (
 )
 
 import zcrecord
+from zcrecord import integrity
 from zcrecord.cli.dispatch import main
-from zcrecord.integrity import signing
 
 KEY = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
 PASSPHRASE = "ZCRECORD_PASSPHRASE"
@@ -207,7 +207,7 @@ def test_diff_takes_one_of_the_two_from_standard_input(
 def test_signed_archive_is_checked(capsys: pytest.CaptureFixture[str]) -> None:
     digest = zcrecord.load_record("model.zcr").content_digest()
     assert main(["sign", "model.zcr", "--key", "key.pem"]) == 0
-    key = signing.signers(zcrecord.load_record("model.zcr"))[0]
+    key = integrity.signers(zcrecord.load_record("model.zcr"))[0]
     assert capsys.readouterr() == (f"model.zcr: {digest} signed by the key {key}\n", "")
     assert main(["check", "model.zcr", "--key", "pub.pem"]) == 0
     assert capsys.readouterr() == (f"model.zcr: OK, signed by the key {key} (pub.pem)\n", "")

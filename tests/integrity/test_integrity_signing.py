@@ -33,15 +33,15 @@ from zcrecord import (
     SourceNotFoundError,
     UnsupportedError,
     formats,
+    integrity,
     transport,
 )
-from zcrecord.integrity import signing
 
 KEY = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
 OTHER = Ed25519PrivateKey.from_private_bytes(bytes(32))
 PUBLIC = KEY.public_key()
 KEY_ID = hashlib.sha256(PUBLIC.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)).hexdigest()
-NAME = signing.PREFIX + KEY_ID
+NAME = integrity.SIGNATURE_PREFIX + KEY_ID
 PLAIN = NoEncryption()
 
 
@@ -64,7 +64,7 @@ def path(tmp_path: Path) -> Path:
     """A signed archive."""
     path = tmp_path / "m.zcr"
     zcrecord.save_record(tree(), path, metadata={"author": "me"})
-    signing.sign(path, KEY)
+    integrity.sign(path, KEY)
     return path
 
 
@@ -80,10 +80,10 @@ def test_signing_reports_what_it_signed_and_says_so_again(tmp_path: Path) -> Non
     path = tmp_path / "m.zcr"
     zcrecord.save_record(tree(), path)
     digest = zcrecord.load_record(path).content_digest()
-    report = signing.sign(path, KEY)
-    assert report == signing.SignReport(str(path), str(path), KEY_ID, digest, False)
+    report = integrity.sign(path, KEY)
+    assert report == integrity.SignReport(str(path), str(path), KEY_ID, digest, False)
     first = path.read_bytes()
-    assert signing.sign(path, KEY).replaced
+    assert integrity.sign(path, KEY).replaced
     assert path.read_bytes() == first, "Ed25519 has no dice in it"
 
 
@@ -91,7 +91,7 @@ def test_signing_keeps_everything_else(tmp_path: Path) -> None:
     path, out = tmp_path / "m.zcr", tmp_path / "signed.zcr"
     zcrecord.save_record(tree(), path, metadata={"author": "me", "n": [1, 2]}, alignment=4096, digest="none")
     before = path.read_bytes()
-    signing.sign(path, KEY, out)
+    integrity.sign(path, KEY, out)
     assert path.read_bytes() == before
     old, new = zcrecord.load_record(path), zcrecord.load_record(out, verify="full")
     assert new.metadata == {**old.metadata, NAME: new.metadata[NAME]}
@@ -101,9 +101,11 @@ def test_signing_keeps_everything_else(tmp_path: Path) -> None:
 
 
 def test_several_sign_one_archive(path: Path) -> None:
-    signing.sign(path, OTHER)
+    integrity.sign(path, OTHER)
     with zcrecord.load_record(path) as record:
-        assert set(signing.signers(record)) == {signing.check(record, key.public_key()) for key in (KEY, OTHER)}
+        assert set(integrity.signers(record)) == {
+            integrity.check_signature(record, key.public_key()) for key in (KEY, OTHER)
+        }
         assert record.metadata["author"] == "me"
 
 
@@ -145,7 +147,7 @@ def test_signature_survives_every_layout(again: Callable[[Path, Path], None], pa
     again(path, out)
     with zcrecord.load_record(out) as record:
         assert out.read_bytes() != path.read_bytes()
-        assert signing.check(record, PUBLIC) == KEY_ID
+        assert integrity.check_signature(record, PUBLIC) == KEY_ID
 
 
 # What is not signed
@@ -183,25 +185,25 @@ CHANGES = {
 
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
 def test_no_change_of_the_content_passes(change: Callable[[Any], None], path: Path) -> None:
-    assert signing.check(edited(path, lambda _: None), PUBLIC) == KEY_ID
+    assert integrity.check_signature(edited(path, lambda _: None), PUBLIC) == KEY_ID
     with pytest.raises(IntegrityError, match=rf"is not what was signed by the key {KEY_ID}: its content is sha256:"):
-        signing.check(edited(path, change), PUBLIC)
+        integrity.check_signature(edited(path, change), PUBLIC)
 
 
 def test_unsigned_archive_and_one_signed_by_others_say_so(tmp_path: Path) -> None:
     path = tmp_path / "m.zcr"
     zcrecord.save_record(tree(), path)
     with pytest.raises(IntegrityError, match=r"m\.zcr: is not signed$"):
-        signing.check(zcrecord.load_record(path), PUBLIC)
-    other = signing.sign(path, OTHER).key
+        integrity.check_signature(zcrecord.load_record(path), PUBLIC)
+    other = integrity.sign(path, OTHER).key
     with pytest.raises(IntegrityError, match=rf"is not signed by this key \({KEY_ID}\) but by {other}$"):
-        signing.check(zcrecord.load_record(path), PUBLIC)
+        integrity.check_signature(zcrecord.load_record(path), PUBLIC)
 
 
 def test_names_of_other_signatures_are_strangers_words() -> None:
-    record = zcrecord.load_record(saved(tree(), metadata={signing.PREFIX + "\x1b[31m" + "x" * 999: "A"}))
+    record = zcrecord.load_record(saved(tree(), metadata={integrity.SIGNATURE_PREFIX + "\x1b[31m" + "x" * 999: "A"}))
     with pytest.raises(IntegrityError, match=r"but by \\x1b\[31mx+…x+$") as caught:
-        signing.check(record, PUBLIC)
+        integrity.check_signature(record, PUBLIC)
     assert len(str(caught.value)) < 500
 
 
@@ -209,16 +211,16 @@ def test_signature_of_another_key_or_content_or_purpose_is_none(path: Path) -> N
     with zcrecord.load_record(path) as record:
         digest = record.content_digest()
         messages = {
-            "another key": signing.message("0" * 64, digest),
-            "another content": signing.message(KEY_ID, "sha256:" + "0" * 64),
+            "another key": integrity.signed_message("0" * 64, digest),
+            "another content": integrity.signed_message(KEY_ID, "sha256:" + "0" * 64),
             "the digest alone": digest.encode(),
-            "another scheme": signing.message(KEY_ID, digest).replace(b"signature 1", b"signature 2"),
+            "another scheme": integrity.signed_message(KEY_ID, digest).replace(b"signature 1", b"signature 2"),
         }
-        by_other = OTHER.sign(signing.message(KEY_ID, digest))
+        by_other = OTHER.sign(integrity.signed_message(KEY_ID, digest))
         for value in (*map(KEY.sign, messages.values()), by_other, bytes(64)):
             data = saved(record, metadata={NAME: base64.b64encode(value).decode()})
             with pytest.raises(IntegrityError, match="is not what was signed"):
-                signing.check(zcrecord.load_record(data), PUBLIC)
+                integrity.check_signature(zcrecord.load_record(data), PUBLIC)
 
 
 @pytest.mark.parametrize("value", [5, None, b"x" * 64, ["x"], "", "x", "é" * 88, "A" * 87 + "=", "A" * 86 + "B=",
@@ -227,7 +229,7 @@ def test_signature_of_another_key_or_content_or_purpose_is_none(path: Path) -> N
 def test_what_is_no_signature_is_called_so(value: Any) -> None:
     record = zcrecord.load_record(saved(tree(), metadata={NAME: value}))
     with pytest.raises(IntegrityError, match=rf"metadata '{NAME}' is no signature$"):
-        signing.check(record, PUBLIC)
+        integrity.check_signature(record, PUBLIC)
 
 
 def test_damaged_archive_is_not_signed(path: Path) -> None:
@@ -235,7 +237,7 @@ def test_damaged_archive_is_not_signed(path: Path) -> None:
     data[zcrecord.load_record(path).info("a").offset] ^= 1
     path.write_bytes(data)
     with pytest.raises(IntegrityError, match=r"tensor 'a': .*its digest does not match"):
-        signing.sign(path, OTHER)
+        integrity.sign(path, OTHER)
     assert path.read_bytes() == data
 
 
@@ -243,29 +245,29 @@ def test_signing_replaces_nothing_unasked(path: Path, tmp_path: Path) -> None:
     out = tmp_path / "there"
     out.write_bytes(b"there")
     with pytest.raises(DestinationExistsError, match="exists already"):
-        signing.sign(path, KEY, out)
+        integrity.sign(path, KEY, out)
     assert out.read_bytes() == b"there"
-    signing.sign(path, KEY, out, force=True)
-    assert signing.check(zcrecord.load_record(out), PUBLIC)
+    integrity.sign(path, KEY, out, force=True)
+    assert integrity.check_signature(zcrecord.load_record(out), PUBLIC)
 
 
 def test_packed_archive_is_signed_into_another_file_alone(path: Path, tmp_path: Path) -> None:
     there = tmp_path / "m.zcr.zst"
     transport.pack(path, there)
     with pytest.raises(UnsupportedError, match="is packed, or remote; name a file for the signed archive"):
-        signing.sign(there, OTHER)
-    signing.sign(there, OTHER, tmp_path / "out.zcr")
-    assert signing.check(zcrecord.load_record(tmp_path / "out.zcr"), OTHER.public_key())
+        integrity.sign(there, OTHER)
+    integrity.sign(there, OTHER, tmp_path / "out.zcr")
+    assert integrity.check_signature(zcrecord.load_record(tmp_path / "out.zcr"), OTHER.public_key())
 
 
 def test_program_with_an_archive_is_not_replaced_by_the_archive(path: Path, tmp_path: Path) -> None:
     app = tmp_path / "app"
     app.write_bytes(b"\x7fELF".ljust(65536, b"\0") + path.read_bytes())
     with pytest.raises(UnsupportedError, match="is attached to a program; detach it"):
-        signing.sign(app, KEY)
+        integrity.sign(app, KEY)
     path.write_bytes(b"not an archive at all" * 100)
     with pytest.raises(FormatError):
-        signing.sign(path, KEY)
+        integrity.sign(path, KEY)
 
 
 # Keys
@@ -276,14 +278,14 @@ def test_keys_are_taken_in_every_usual_form(path: Path, tmp_path: Path) -> None:
     file = tmp_path / "key.pem"
     file.write_bytes(private())
     for key in (KEY, file, str(file), private(), private(PrivateFormat.OpenSSH)):
-        assert signing.sign(path, key).key == KEY_ID
-    assert signing.sign(path, private(how=secret), passphrase=b"pass").key == KEY_ID
+        assert integrity.sign(path, key).key == KEY_ID
+    assert integrity.sign(path, private(how=secret), passphrase=b"pass").key == KEY_ID
     (tmp_path / "pub").write_bytes(pem())
     line = PUBLIC.public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH) + b" me@home\n"
     with zcrecord.load_record(path) as record:
         for public in (PUBLIC, tmp_path / "pub", pem(), line):
-            assert signing.check(record, public) == KEY_ID
-        assert signing.signature(record, KEY) == (NAME, record.metadata[NAME])
+            assert integrity.check_signature(record, public) == KEY_ID
+        assert integrity.make_signature(record, KEY) == (NAME, record.metadata[NAME])
 
 
 def elliptic() -> Any:
@@ -309,7 +311,7 @@ BAD_PRIVATE: dict[str, tuple[Any, str]] = {
 @pytest.mark.parametrize("key, message", BAD_PRIVATE.values(), ids=BAD_PRIVATE)
 def test_what_cannot_sign_is_refused(key: Any, message: str, path: Path) -> None:
     with pytest.raises(UnsupportedError, match=message):
-        signing.sign(path, key)
+        integrity.sign(path, key)
 
 
 BAD_PUBLIC: dict[str, tuple[Any, str]] = {
@@ -326,24 +328,27 @@ BAD_PUBLIC: dict[str, tuple[Any, str]] = {
 @pytest.mark.parametrize("key, message", BAD_PUBLIC.values(), ids=BAD_PUBLIC)
 def test_what_cannot_check_is_refused(key: Any, message: str, path: Path) -> None:
     with pytest.raises(UnsupportedError, match=message):
-        signing.check(zcrecord.load_record(path), key)
+        integrity.check_signature(zcrecord.load_record(path), key)
 
 
 def test_errors_name_the_file_of_a_key_and_hold_nothing_of_it(path: Path, tmp_path: Path) -> None:
     file = tmp_path / "secret.pem"
     with pytest.raises(SourceNotFoundError, match=r"secret\.pem: cannot be read: "):
-        signing.sign(path, file)
+        integrity.sign(path, file)
     with pytest.raises(SourceError, match="cannot be read: "):
-        signing.sign(path, tmp_path)
+        integrity.sign(path, tmp_path)
     file.write_bytes(private()[:-40])
     with pytest.raises(UnsupportedError, match=r"secret\.pem: is no private key") as caught:
-        signing.sign(path, file)
+        integrity.sign(path, file)
     assert private().splitlines()[1].decode()[:20] not in repr(caught.value) + str(caught.value.__cause__)
 
 
 def test_without_cryptography_the_error_says_how_to_get_it(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "cryptography", None)
-    for work in (lambda: signing.sign(path, private()), lambda: signing.check(zcrecord.load_record(path), pem())):
+    for work in (
+        lambda: integrity.sign(path, private()),
+        lambda: integrity.check_signature(zcrecord.load_record(path), pem()),
+    ):
         with pytest.raises(
             DependencyError,
             match=r"cryptography is not installed; pip install cryptography, or in a checkout .*'\.\[sign\]'",
@@ -356,7 +361,7 @@ def test_openssl_agrees(path: Path, tmp_path: Path) -> None:
     """What the documentation tells people to do without zcrecord."""
     (tmp_path / "pub.pem").write_bytes(pem())
     with zcrecord.load_record(path) as record:
-        (tmp_path / "signed").write_bytes(signing.message(KEY_ID, record.content_digest()))
+        (tmp_path / "signed").write_bytes(integrity.signed_message(KEY_ID, record.content_digest()))
         (tmp_path / "signature").write_bytes(base64.b64decode(record.metadata[NAME]))
     der = subprocess.run(
         ["openssl", "pkey", "-pubin", "-in", "pub.pem", "-outform", "DER"],

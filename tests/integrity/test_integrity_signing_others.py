@@ -14,8 +14,7 @@ from forge import Forge
 from records import saved
 
 import zcrecord
-from zcrecord import IntegrityError, SourceError, UnsupportedError
-from zcrecord.integrity import signing
+from zcrecord import IntegrityError, SourceError, UnsupportedError, integrity
 
 KEY = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
 PUBLIC = KEY.public_key()
@@ -27,7 +26,7 @@ def path(tmp_path: Path) -> Path:
     """A signed archive."""
     path = tmp_path / "m.zcr"
     zcrecord.save_record({"layers": [{"w": np.arange(5), "heads": 3}, {"w": np.arange(5)}]}, path)
-    signing.sign(path, KEY)
+    integrity.sign(path, KEY)
     return path
 
 
@@ -36,7 +35,7 @@ def test_list_in_another_order_is_not_what_was_signed(path: Path) -> None:
     turned = zcrecord.load_record(f.seal(), verify="full")
     assert "heads" in turned.tree()["layers"][1]
     with pytest.raises(IntegrityError, match="is not what was signed by the key"):
-        signing.check(turned, PUBLIC)
+        integrity.check_signature(turned, PUBLIC)
 
 
 FORMS: dict[str, dict[str, int]] = {"a small UINT": {"type": 3}, "an empty list of INT": {"form": 1, "value": 0}}
@@ -50,18 +49,18 @@ def test_what_saving_would_write_in_another_form_is_not_signed(fields: dict[str,
     with pytest.raises(
         UnsupportedError, match="'n' is not in the form that saving gives it, so the content digest would"
     ):
-        signing.sign(path, KEY)
+        integrity.sign(path, KEY)
     assert path.read_bytes() == before
     zcrecord.save_record(zcrecord.load_record(path), path)
-    signing.sign(path, KEY)
-    assert signing.check(zcrecord.load_record(path), PUBLIC) == KEY_ID
+    integrity.sign(path, KEY)
+    assert integrity.check_signature(zcrecord.load_record(path), PUBLIC) == KEY_ID
 
 
 def test_words_of_every_float_are_kept(tmp_path: Path) -> None:
     path = tmp_path / "m.zcr"
     path.write_bytes(Forge(saved({"n": 5.0})).set("attributes", "n", value=0x7FF0_0000_0000_0001).seal())
-    signing.sign(path, KEY)
-    assert signing.check(zcrecord.load_record(path), PUBLIC) == KEY_ID
+    integrity.sign(path, KEY)
+    assert integrity.check_signature(zcrecord.load_record(path), PUBLIC) == KEY_ID
 
 
 def test_what_another_put_there_in_the_meantime_is_not_replaced(path: Path) -> None:
@@ -69,7 +68,7 @@ def test_what_another_put_there_in_the_meantime_is_not_replaced(path: Path) -> N
         zcrecord.save_record({"newer": np.ones(3)}, path)
 
     with pytest.raises(SourceError, match="was replaced while it was signed; sign it again"):
-        signing.sign(path, KEY, progress=meanwhile)
+        integrity.sign(path, KEY, progress=meanwhile)
     assert list(zcrecord.load_record(path)) == ["newer"]
 
 
@@ -77,7 +76,7 @@ def test_what_another_put_there_in_the_meantime_is_not_replaced(path: Path) -> N
 def test_passphrase_that_a_key_does_not_take_is_not_in_its_way(form: PrivateFormat, path: Path) -> None:
     """The environment may have one, for another key."""
     data = KEY.private_bytes(Encoding.PEM, form, NoEncryption())
-    assert signing.sign(path, data, passphrase=b"pass").key == KEY_ID
+    assert integrity.sign(path, data, passphrase=b"pass").key == KEY_ID
 
 
 def test_key_of_a_kind_that_is_not_known_is_called_so(path: Path, tmp_path: Path) -> None:
@@ -91,13 +90,13 @@ def test_key_of_a_kind_that_is_not_known_is_called_so(path: Path, tmp_path: Path
     key = tmp_path / "token"
     lines = (b"-----BEGIN OPENSSH PRIVATE KEY-----", base64.b64encode(data), b"-----END OPENSSH PRIVATE KEY-----\n")
     key.write_bytes(b"\n".join(lines))
-    assert not signing.is_encrypted(key)
+    assert not integrity.is_encrypted_key(key)
     with pytest.raises(UnsupportedError, match="is a key of a kind that cryptography does not know"):
-        signing.sign(path, key)
+        integrity.sign(path, key)
 
 
 def test_what_is_no_path_is_a_typed_error(path: Path) -> None:
     with pytest.raises(SourceError, match="contains NUL"):
-        signing.sign(path, "a\0b")
+        integrity.sign(path, "a\0b")
     with pytest.raises(UnsupportedError, match="a int is neither a path"):
-        signing.sign(5, KEY)  # type: ignore[arg-type]
+        integrity.sign(5, KEY)  # type: ignore[arg-type]

@@ -26,8 +26,7 @@ import zcrecord.compat.safetensors.torch
 import zcrecord.embed
 import zcrecord.formats
 import zcrecord.hollow
-import zcrecord.integrity.comparing
-import zcrecord.integrity.signing
+import zcrecord.integrity
 import zcrecord.loaders
 import zcrecord.onnx
 import zcrecord.remote
@@ -40,7 +39,6 @@ MODULES = {
     module: module.__name__
     for module in (
         zcrecord,
-        zcrecord.integrity.comparing,
         compat,
         compat.flax,
         compat.numpy,
@@ -48,11 +46,11 @@ MODULES = {
         zcrecord.embed,
         zcrecord.formats,
         zcrecord.hollow,
+        zcrecord.integrity,
         zcrecord.loaders,
         zcrecord.onnx,
         zcrecord.remote,
         zcrecord.report,
-        zcrecord.integrity.signing,
         zcrecord.transport,
     )
 }
@@ -146,11 +144,6 @@ zcrecord.load_record(source: Any, *, into: Any = None, names: Names | None = Non
     embedded: Embedded | None = None, cache: Any = None, storage_options: Mapping[str, Any] | None = None) -> Any
 zcrecord.save_record(record: Any, dest: Any, *, alignment: int = 64, digest: str | None = 'xxh3',
     durable: bool = True, metadata: Mapping[str, Any] | None = None) -> SaveReport
-zcrecord.integrity.comparing.Change(what: Literal['tensor', 'module', 'attribute', 'metadata'], name: str,
-    change: Literal['added', 'removed', 'type', 'contents', 'changed', 'moved'], before: Any = None,
-    after: Any = None, elements: tuple[int, int] | None = None, largest: float | int | None = None)
-zcrecord.integrity.comparing.compare(before: Record, after: Record, *, fast: bool = False, progress: Callable[[int,
-    int | None], None] | None = None) -> Iterator[Change]
 zcrecord.compat.safetensors.SafetensorError(message: str = '', *, path: str | None = None,
     tensor: str | None = None, offset: int | None = None)
 RecordError.located(*, path: str | None = None, tensor: str | None = None, offset: int | None = None) -> RecordError
@@ -245,6 +238,21 @@ HollowRecord.set(name: str, data: Any) -> None
 HollowRecord.state -> State
 HollowRecord.stream(source: Any) -> None
 zcrecord.hollow.hollow_of(source: Any, *, sink: Sink | None = None) -> HollowRecord
+zcrecord.integrity.Change(what: Literal['tensor', 'module', 'attribute', 'metadata'], name: str,
+    change: Literal['added', 'removed', 'type', 'contents', 'changed', 'moved'], before: Any = None,
+    after: Any = None, elements: tuple[int, int] | None = None, largest: float | int | None = None)
+zcrecord.integrity.SIGNATURE_PREFIX
+zcrecord.integrity.SignReport(path: str, dest: str, key: str, content_digest: str, replaced: bool)
+zcrecord.integrity.check_signature(record: Record, key: Any, *, progress: Progress | None = None) -> str
+zcrecord.integrity.compare(before: Record, after: Record, *, fast: bool = False, progress: Callable[[int,
+    int | None], None] | None = None) -> Iterator[Change]
+zcrecord.integrity.is_encrypted_key(key: str | os.PathLike[str]) -> bool
+zcrecord.integrity.make_signature(record: Record, key: Any, *, passphrase: bytes | None = None) -> tuple[str, str]
+zcrecord.integrity.sign(path: str | os.PathLike[str], key: Any, dest: str | os.PathLike[str] | None = None, *,
+    passphrase: bytes | None = None, force: bool = False, durable: bool = True,
+    progress: Progress | None = None) -> SignReport
+zcrecord.integrity.signed_message(key: str, digest: str) -> bytes
+zcrecord.integrity.signers(record: Record) -> tuple[str, ...]
 zcrecord.loaders.LoadPlan(refs: tuple[PayloadRef, ...], targets: dict[str, Target], max_in_flight: int,
     path: str | None = None, identity: tuple[int, ...] | None = None, advance: Callable[[int], None] = _nothing)
 LoadPlan.advance(_: int) -> None
@@ -309,17 +317,6 @@ zcrecord.report.describe_archive(record: Record, *, content_digest: str | None =
 zcrecord.report.report(source: Any, dest: Any, *, digest: bool = False, force: bool = False, durable: bool = True,
     progress: Progress | None = None) -> PageReport
 zcrecord.report.report_page(description: dict[str, Any]) -> bytes
-zcrecord.integrity.signing.PREFIX
-zcrecord.integrity.signing.SignReport(path: str, dest: str, key: str, content_digest: str, replaced: bool)
-zcrecord.integrity.signing.check(record: Record, key: Any, *, progress: Progress | None = None) -> str
-zcrecord.integrity.signing.is_encrypted(key: str | os.PathLike[str]) -> bool
-zcrecord.integrity.signing.message(key: str, digest: str) -> bytes
-zcrecord.integrity.signing.sign(path: str | os.PathLike[str], key: Any, dest: str | os.PathLike[str] | None = None,
-    *, passphrase: bytes | None = None, force: bool = False, durable: bool = True,
-    progress: Progress | None = None) -> SignReport
-zcrecord.integrity.signing.signature(record: Record, key: Any, *, passphrase: bytes | None = None) -> tuple[str,
-    str]
-zcrecord.integrity.signing.signers(record: Record) -> tuple[str, ...]
 zcrecord.transport.PackReport(source: str | None, dest: str | None, archive_bytes: int, packed_bytes: int,
     frames: int | None, seconds: float, peak_rss: int | None)
 PackReport.ratio -> float

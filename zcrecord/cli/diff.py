@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from zcrecord.integrity.comparing import Change, compare
+from zcrecord.integrity import Change, compare
 from zcrecord.record.record import Record
 
 from .endings import guarded

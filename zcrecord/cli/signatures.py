@@ -44,10 +44,10 @@ def sign(args: Arguments) -> int:
 
 def _passphrase(key: str) -> bytes | None:
     """Return the passphrase of an encrypted private key, asked for on a terminal; None if the key is not encrypted."""
-    from zcrecord.integrity import signing
+    from zcrecord import integrity
 
     given = os.environ.get("ZCRECORD_PASSPHRASE")
-    if given is not None or not signing.is_encrypted(key):
+    if given is not None or not integrity.is_encrypted_key(key):
         return None if given is None else os.fsencode(given)
     if sys.stdin is None or not sys.stdin.isatty():
         raise SourceError("is encrypted; $ZCRECORD_PASSPHRASE has to hold its passphrase", path=key)
@@ -64,10 +64,10 @@ def _sign(
     Raises:
         RecordError: it cannot be.
     """
-    from zcrecord.integrity import signing  # here, because few need cryptography
+    from zcrecord import integrity  # here, because few need cryptography
 
     with showing_progress("signing", progress_on) as progress:
-        report = signing.sign(path, key, dest, progress=progress, **options)
+        report = integrity.sign(path, key, dest, progress=progress, **options)
     if as_json:
         out.json(asdict(report))
         return
@@ -103,13 +103,13 @@ def _check(
     Raises:
         RecordError: one of them did not.
     """
-    from zcrecord.integrity import signing
+    from zcrecord import integrity
 
-    told: dict[str, Any] = {"file": name, "ok": True, "signed_by": signing.signers(record), "checked": []}
+    told: dict[str, Any] = {"file": name, "ok": True, "signed_by": integrity.signers(record), "checked": []}
     try:
         with showing_progress("checking", progress_on) as progress:
             for key in keys:
-                told["checked"].append({"file": key, "key": signing.check(record, key, progress=progress)})
+                told["checked"].append({"file": key, "key": integrity.check_signature(record, key, progress=progress)})
     except RecordError as error:
         if as_json:
             out.json({**told, "ok": False, "error": error_json(error)})

@@ -1,1 +1,26 @@
 """Signatures of records, and comparisons of two."""
+
+from .comparing import Change, compare
+from .signing import (
+    SIGNATURE_PREFIX,
+    SignReport,
+    check_signature,
+    is_encrypted_key,
+    make_signature,
+    sign,
+    signed_message,
+    signers,
+)
+
+__all__ = [
+    "SIGNATURE_PREFIX",
+    "Change",
+    "SignReport",
+    "check_signature",
+    "compare",
+    "is_encrypted_key",
+    "make_signature",
+    "sign",
+    "signed_message",
+    "signers",
+]

@@ -1,6 +1,6 @@
-"""Two records compared by what they hold: tensors, modules, attributes, metadata; where and how it lies is no matter.
+"""Compares two records by their content: tensors, modules, attributes and metadata; layout is ignored.
 
-How far tensors of one type and shape are apart is `differing`'s; how it is printed, the command line's.
+Payloads are read forward, a piece at a time; nothing larger is held. Printing is left to the command line.
 """
 
 from __future__ import annotations
@@ -16,27 +16,38 @@ from zcrecord import dtypes
 from zcrecord.archive import unflatten
 from zcrecord.archive.archive import Archive
 from zcrecord.codec.entries import KIND_NAMES
+from zcrecord.codec.index import TensorEntry
 from zcrecord.codec.layout import DIGEST_ALLOWANCE
+from zcrecord.dtypes import DType
 from zcrecord.errors import LimitError
 from zcrecord.record.record import Record
+from zcrecord.tensors.packed import PackedTensor
 from zcrecord.tensors.strides import address
-
-from .differing import differing, same
 
 __all__ = ["Change", "compare"]
 
+Array = np.ndarray[Any, np.dtype[Any]]
 Key = tuple[Any, ...]
+Difference = tuple[int | None, float | int | None]  # elements that differ, and the largest absolute difference
+
+_PIECE = 3 * 5 * 7 << 13  # bytes of each compared at a time: they stay in the cache; whole elements of any width
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One thing that two records do not have in common.
+    """One difference between two records.
 
-    `change` is 'added' where only the second has it, 'removed' where only the first has; of a tensor else 'type'
-    (dtype or shape) or 'contents', of the rest 'changed'; 'moved' if both have it and the modules it lies in, but in
-    another one of those. `before` and `after` describe tensors and modules, are the values of attributes and metadata,
-    and of what moved the names of its modules. Of contents, `elements` tells how many differ, of how many, and
-    `largest` the largest absolute difference: None where there are no numbers, NaN where none can be told.
+    Attributes:
+        what: the kind of thing that differs.
+        name: its full name.
+        change: 'added' if only the second record has it, 'removed' if only the first has. A tensor else differs in
+            'type' (dtype or shape) or 'contents', a module, attribute or metadata has 'changed'. 'moved' if it lies in
+            another module though both records have both modules.
+        before, after: descriptions of tensors and modules, values of attributes and metadata; of a moved thing, the
+            names of its modules.
+        elements: of contents, the number of elements that differ, and of all.
+        largest: of contents, the largest absolute difference; None for elements that are no numbers, NaN if only NaNs
+            differ.
     """
 
     what: Literal["tensor", "module", "attribute", "metadata"]
@@ -51,19 +62,19 @@ class Change:
 def compare(
     before: Record, after: Record, *, fast: bool = False, progress: Callable[[int, int | None], None] | None = None
 ) -> Iterator[Change]:
-    """Yield what two records do not have in common: tensors first, then modules, attributes and metadata.
+    """Yield the differences of two records: tensors first, then modules, attributes and metadata.
 
-    Layout, the order of mappings, ties and strides are no difference. Values are the same if all their bits are. What
-    both have is read forward, a piece at a time, as it is asked for; nothing is copied.
+    Layout, the order of mappings, ties and strides are ignored. Values are equal if all their bits are. Tensors that
+    both have are read forward, a piece at a time, while the result is iterated; nothing is copied.
 
     Args:
-        fast: take tensors whose payloads have the same digest (XXH3, 64 bits) for the same, unread. Damage does not get
-            past it, but somebody who wants to can make two payloads of one digest.
-        progress: called with the bytes compared so far, and None: how many there will be nobody has counted.
+        fast: take tensors for equal, unread, if their payloads have the same digest (XXH3, 64 bits). It detects
+            damage, but an attacker can make two payloads with one digest.
+        progress: called with the bytes compared so far, and None: the total is not known.
 
     Raises:
-        LimitError: different views of the same bytes would have to be compared for over 64 times both archives' size;
-        or attributes' full names would take out of all proportion to the index.
+        LimitError: comparing different views of the same bytes would read over 64 times both archives' size; or
+        attributes' full names would be far larger than the index.
 
     Example:
         >>> import numpy as np, zcrecord
@@ -76,45 +87,45 @@ def compare(
         archive = record.archive
         archive.ensure_all()
         unflatten.check_full_names(archive.index, archive.header.index_size)
-    yield from _Tensors(before.archive, after.archive, fast, progress).changes()
-    equal = _Equal()
+    yield from _TensorComparison(before.archive, after.archive, fast, progress).changes()
+    equal = _ValueEquality()
     yield from _moved(before.archive, after.archive)
-    yield from _mappings("module", _described(before.archive), _described(after.archive), equal)
+    yield from _mappings("module", _described_modules(before.archive), _described_modules(after.archive), equal)
     a, b = before.modules, after.modules
     mine, others = ({name: m.attributes for name, m in found.items()} for found in (a, b))
     for module in {**a, **b}:
         prefix = f"{module}." if module else ""
         yield from _mappings("attribute", mine.get(module, {}), others.get(module, {}), equal, prefix=prefix)
-    yield from _mappings("metadata", before.metadata, after.metadata, _Equal())
+    yield from _mappings("metadata", before.metadata, after.metadata, _ValueEquality())
 
 
-class _Tensors:
-    """The tensors of two archives, compared by name; what lies at one place is compared once."""
+class _TensorComparison:
+    """Compares the tensors of two archives by name, and each pair of places once."""
 
     def __init__(self, a: Archive, b: Archive, fast: bool, progress: Callable[[int, int | None], None] | None) -> None:
         self._a, self._b, self._fast, self._progress = a, b, fast, progress
-        self._known: dict[tuple[Key, Key], Any] = {}
+        self._known: dict[tuple[Key, Key], Difference | None] = {}
         self._left = DIGEST_ALLOWANCE * (a.header.archive_size + b.header.archive_size)
         self._done = 0
 
     def changes(self) -> Iterator[Change]:
-        """Yield what is not the same: in the first one's order, then what is new in the second's."""
+        """Yield the differences in the first archive's order, then the tensors that only the second has."""
         a, b = self._a, self._b
         mine, others = a.names(), {name: j for j, name in enumerate(b.names())}
         for i, name in enumerate(mine):
             j = others.pop(name, None)
             if j is None:
-                yield Change("tensor", name, "removed", before=_told(a, i))
+                yield Change("tensor", name, "removed", before=_described_tensor(a, i))
             elif (kinds := [_kind(a, i), _kind(b, j)])[0] != kinds[1]:
-                yield Change("tensor", name, "type", _told(a, i), _told(b, j))
-            elif (found := self._compared(name, i, j)) is not None:
+                yield Change("tensor", name, "type", _described_tensor(a, i), _described_tensor(b, j))
+            elif (found := self._compare(name, i, j)) is not None:
                 elements = None if found[0] is None else (found[0], prod(kinds[0][2]))
                 yield Change("tensor", name, "contents", elements=elements, largest=found[1])
         for name, j in others.items():
-            yield Change("tensor", name, "added", after=_told(b, j))
+            yield Change("tensor", name, "added", after=_described_tensor(b, j))
 
-    def _compared(self, name: str, i: int, j: int) -> Any:
-        """Return by how much two tensors of one type differ, None if they do not."""
+    def _compare(self, name: str, i: int, j: int) -> Difference | None:
+        """Return the difference of two tensors of one type and shape, None if they are equal."""
         if 0 in _kind(self._a, i)[2]:
             return None
         key = _place(self._a, i), _place(self._b, j)
@@ -122,7 +133,7 @@ class _Tensors:
             self._known[key] = None if self._fast and self._same_digest(i, j) else self._read(name, i, j)
         return self._known[key]
 
-    def _read(self, name: str, i: int, j: int) -> Any:
+    def _read(self, name: str, i: int, j: int) -> Difference | None:
         _, bits, shape = _kind(self._a, i)
         nbytes = dtypes.nbytes(prod(shape), bits) or len(self._a.payload(self._a.row(i).payload))
         self._left -= nbytes
@@ -131,22 +142,22 @@ class _Tensors:
                 f"views of the same bytes add up to more than {DIGEST_ALLOWANCE} times both archives, too much to read"
             )
             raise LimitError(what, path=self._a.path, tensor=name)
-        found = differing(self._a, i, self._b, j)
+        found = _difference(self._a, i, self._b, j)
         self._done += nbytes
         if self._progress:
             self._progress(self._done, None)
         return found
 
     def _same_digest(self, i: int, j: int) -> bool:
-        """Return whether all of two tensors' bytes have one digest; False where there is none."""
-        told = []
+        """Return True if the payloads of two tensors have the same digest, and the tensors lie alike in them."""
+        places = []
         for archive, number in ((self._a, i), (self._b, j)):
             row = archive.row(number)
             if not archive.index.digest_kind or archive.mode == "c":
                 return False
             _, nbytes, digest = archive.index.payloads[row.payload].item()
-            told.append((nbytes, digest, row.byte_offset, archive.strides(row)))
-        return told[0] == told[1]
+            places.append((nbytes, digest, row.byte_offset, archive.strides(row)))
+        return places[0] == places[1]
 
 
 def _kind(archive: Archive, i: int) -> tuple[int, int, tuple[int, ...]]:
@@ -155,13 +166,13 @@ def _kind(archive: Archive, i: int) -> tuple[int, int, tuple[int, ...]]:
 
 
 def _place(archive: Archive, i: int) -> Key:
-    """Return what two tensors of one archive have in common that are the same bytes in the same form."""
+    """Return a key that is equal for tensors of one archive that are the same bytes in the same form."""
     row = archive.row(i)
     at = row.payload if archive.mode == "c" else int(archive.index.payloads["offset"][row.payload])
     return at, row.byte_offset, row.bits, row.dtype, archive.shape(row), archive.strides(row)
 
 
-def _told(archive: Archive, i: int) -> str:
+def _described_tensor(archive: Archive, i: int) -> str:
     code, bits, shape = _kind(archive, i)
     kind = dtypes.by_code.get(code)
     name = f"unknown {code}" if kind is None else kind.name
@@ -170,7 +181,7 @@ def _told(archive: Archive, i: int) -> str:
 
 
 def _moved(a: Archive, b: Archive) -> Iterator[Change]:
-    """Yield what lies in another module, though both archives have both modules: the names do not tell."""
+    """Yield the tensors and modules that lie in another module, though both archives have both modules."""
     mine, others = unflatten.astray(a.index), unflatten.astray(b.index)
     if mine == others:
         return
@@ -185,15 +196,15 @@ def _moved(a: Archive, b: Archive) -> Iterator[Change]:
 
 
 def _homes(archive: Archive, what: str, names: Mapping[str, Any]) -> dict[str, str]:
-    """Return the names of the modules of those of an archive's tensors, or modules, that are among `names`."""
+    """Return the name of the module of each tensor, or of each module, of `names`."""
     ix = archive.index
     rows = ix.tensors if what == "tensor" else ix.modules[1:]
     found = zip(map(ix.text_of, rows), rows["parent"].tolist(), strict=True)
     return {name: ix.text_of(ix.modules[parent]) for name, parent in found if name in names}
 
 
-def _described(archive: Archive) -> dict[str, str]:
-    """Return each module's kind and class, and the order of its items where their keys do not tell it."""
+def _described_modules(archive: Archive) -> dict[str, str]:
+    """Return each module's kind and class, and the order of its items unless their keys imply it."""
     ix = archive.index
     turned = unflatten.turned(ix)
     out = {}
@@ -205,7 +216,7 @@ def _described(archive: Archive) -> dict[str, str]:
 
 
 def _mappings(
-    what: Any, before: Mapping[str, Any], after: Mapping[str, Any], equal: _Equal, *, prefix: str = ""
+    what: Any, before: Mapping[str, Any], after: Mapping[str, Any], equal: _ValueEquality, *, prefix: str = ""
 ) -> Iterator[Change]:
     for key, value in before.items():
         if key not in after:
@@ -217,10 +228,10 @@ def _mappings(
             yield Change(what, prefix + key, "added", after=value)
 
 
-class _Equal:
-    """Whether two values are of one type and the same, bit by bit: True is not 1, and a NaN only the same NaN.
+class _ValueEquality:
+    """Compares values by type and bits: True is not 1, and a NaN equals only the same NaN.
 
-    Bytes are read once, however many items of a list they are: for values that are all kept while this is.
+    Bytes are read once, however many items of a list share them; all compared values must outlive this object.
     """
 
     def __init__(self) -> None:
@@ -228,7 +239,7 @@ class _Equal:
 
     def __call__(self, x: Any, y: Any) -> bool:
         if isinstance(x, bytes | memoryview) and isinstance(y, bytes | memoryview):
-            return len(x) == len(y) and (not len(x) or self._octets(x, y))
+            return len(x) == len(y) and (not len(x) or self._equal_buffers(x, y))
         if type(x) is not type(y):
             return False
         if isinstance(x, list | tuple):
@@ -237,8 +248,101 @@ class _Equal:
             return np.float64(x).tobytes() == np.float64(y).tobytes()
         return bool(x == y)
 
-    def _octets(self, x: bytes | memoryview, y: bytes | memoryview) -> bool:
-        key = address(x), address(y), len(x)
+    def _equal_buffers(self, x: bytes | memoryview, y: bytes | memoryview) -> bool:
+        u, v = np.frombuffer(x, np.uint8), np.frombuffer(y, np.uint8)
+        key = address(u), address(v), len(u)
         if key not in self._known:
-            self._known[key] = same(x, y)
+            starts = range(0, len(u), _PIECE)
+            self._known[key] = all(_equal_bytes(u[at : at + _PIECE], v[at : at + _PIECE]) for at in starts)
         return self._known[key]
+
+
+def _difference(a: Archive, i: int, b: Archive, j: int) -> Difference | None:
+    """Return the number of elements that differ, and the largest absolute difference; None if all bits are equal.
+
+    Elements differ if their bits do: 0.0 and -0.0 do, and so may two NaNs. The largest difference leaves out pairs
+    with a NaN, unless there are no others; it is exact for integers. For strings and unknown types: (None, None).
+    """
+    row = a.row(i)
+    kind = dtypes.by_code.get(row.dtype)
+    if kind is None or kind.numpy is None:
+        return (None, None) if any(not _equal_bytes(x, y) for x, y in _pieces(a, i, b, j)) else None
+    count, largest = 0, None
+    left = prod(a.shape(row))
+    for x, y in _pieces(a, i, b, j):
+        elements = min(left, 8 * len(x) // row.bits)
+        left -= elements
+        if not _equal_bytes(x, y):
+            u, v = (_values(piece, kind, row.bits, elements) for piece in (x, y))
+            other = _bits(u) != _bits(v)
+            other = other.any(axis=-1) if other.ndim > 1 else other
+            count += int(np.count_nonzero(other))
+            largest = _larger(largest, _largest(u[other], v[other]))
+    return (count, largest) if count else None
+
+
+def _pieces(a: Archive, i: int, b: Archive, j: int) -> Iterator[tuple[Array, Array]]:
+    """Yield the bytes of two tensors in C order, a piece of each at a time."""
+    mine, other = a.row(i), b.row(j)
+    if a.strides(mine) is None and b.strides(other) is None:
+        x, y = (np.frombuffer(archive.payload(row.payload), np.uint8) for archive, row in ((a, mine), (b, other)))
+        for at in range(0, max(len(x), len(y)), _PIECE):
+            yield x[at : at + _PIECE], y[at : at + _PIECE]
+        return
+    item = mine.bits >> 3
+    flags: Any = ["external_loop", "buffered", "zerosize_ok"]
+    both: Any = [_elements(a, i, mine), _elements(b, j, other)]
+    each = np.nditer(both, flags=flags, order="C", buffersize=_PIECE // item // 8 * 8)
+    for u, v in each:
+        yield np.ascontiguousarray(u).view(np.uint8), np.ascontiguousarray(v).view(np.uint8)
+
+
+def _elements(archive: Archive, i: int, row: TensorEntry) -> Array:
+    """Return a tensor as an array of opaque elements of its width, strided or not."""
+    if archive.strides(row) is not None:
+        return archive.elements(i)
+    item = np.dtype((np.void, row.bits >> 3))
+    return np.frombuffer(archive.payload(row.payload), item).reshape(archive.shape(row))
+
+
+def _equal_bytes(x: Array, y: Array) -> bool:
+    """Return True if bytes are equal; compares eight at a time."""
+    if len(x) != len(y):
+        return False
+    whole = len(x) // 8 * 8
+    words = x[:whole].view(np.uint64), y[:whole].view(np.uint64)
+    return bool((words[0] == words[1]).all() and (x[whole:] == y[whole:]).all())
+
+
+def _values(piece: Array, kind: DType, bits: int, elements: int) -> Array:
+    """Return bytes as elements, narrow ones unpacked to one per byte."""
+    if bits < 8:
+        return PackedTensor(piece, kind, (elements,)).unpack()
+    assert kind.numpy is not None
+    return piece.view(kind.numpy)
+
+
+def _bits(values: Array) -> Array:
+    """Return elements as unsigned integers of their width; two per element of 16 bytes."""
+    item = values.dtype.itemsize
+    return values.view(np.uint64).reshape(-1, 2) if item == 16 else values.view(f"u{item}")
+
+
+def _largest(u: Array, v: Array) -> float | int:
+    """Return the largest absolute difference; NaN only if there is no other."""
+    name = u.dtype.name
+    if name == "bool":
+        return 1
+    if name.startswith(("int", "uint")):
+        wide: Any = np.uint64 if name == "uint64" else np.int64
+        u, v = u.astype(wide), v.astype(wide)
+        return int((np.maximum(u, v).view(np.uint64) - np.minimum(u, v).view(np.uint64)).max())
+    with np.errstate(all="ignore"):
+        wide = np.complex128 if name.startswith("complex") else np.float64
+        apart = np.abs(u.astype(wide) - v.astype(wide))
+        known = apart[~np.isnan(apart)]
+        return float(known.max()) if len(known) else float("nan")
+
+
+def _larger(a: float | int | None, b: float | int) -> float | int:
+    return b if a is None or a != a or b > a else a

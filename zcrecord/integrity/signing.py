@@ -1,15 +1,14 @@
-"""Signatures of what a record holds, kept in the metadata of its archive: Ed25519, over the content digest.
+"""Ed25519 signatures over a record's content digest, kept in the metadata of its archive.
 
-The content digest is the same for every layout, and metadata do not enter it: so a signature stays good when the
-archive is aligned anew, packed, converted and converted back. What is signed is written in FORMAT.md. Keys and
-cryptography are the package `cryptography`'s.
+The content digest is the same for every layout and does not cover metadata, so a signature stays valid when the archive
+is aligned anew, packed, converted and converted back. FORMAT.md specifies the signed bytes. Keys and cryptography are
+left to the package `cryptography`.
 """
 
 from __future__ import annotations
 
 import base64
 import contextlib
-import hashlib
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -30,9 +29,18 @@ from zcrecord.record.record import Record
 from zcrecord.record.save import save_record
 from zcrecord.storage.files import check_destination, identity_of, path_of
 
-__all__ = ["PREFIX", "SignReport", "check", "is_encrypted", "message", "sign", "signature", "signers"]
+__all__ = [
+    "SIGNATURE_PREFIX",
+    "SignReport",
+    "check_signature",
+    "is_encrypted_key",
+    "make_signature",
+    "sign",
+    "signed_message",
+    "signers",
+]
 
-PREFIX = "zcrecord.signature."  # of a name in the metadata; the key's id follows
+SIGNATURE_PREFIX = "zcrecord.signature."  # of a name in the metadata; the key's id follows
 Progress = Callable[[int, int], None]
 
 _SCHEME = "zcrecord signature 1 ed25519"
@@ -41,7 +49,15 @@ _LARGEST_KEY = 1 << 16  # bytes of a file that may hold a key
 
 @dataclass(frozen=True, slots=True)
 class SignReport:
-    """What signing did: where the archive is, whose key it was, what was signed, and whether it was signed before."""
+    """The result of signing an archive.
+
+    Attributes:
+        path: of the archive that was signed.
+        dest: of the signed archive.
+        key: the id of the key.
+        content_digest: the digest that was signed.
+        replaced: True if the archive had a signature by this key before.
+    """
 
     path: str
     dest: str
@@ -69,12 +85,12 @@ def sign(
         key: an Ed25519 private key: the path of a PEM file (PKCS #8, or OpenSSH's own form), its bytes, or a
             `cryptography` key.
         dest: a path; by default the archive itself is replaced.
-        passphrase: what the key is encrypted with.
+        passphrase: of an encrypted key.
         force: replace `dest` if it exists.
 
     Raises:
-        IntegrityError: the archive is damaged. FormatError: it is none. UnsupportedError: the key is none that can
-        sign, or the archive is attached to a program, or another writer's that has to be saved again first.
+        IntegrityError: the archive is damaged. FormatError: the file is no archive. UnsupportedError: the key cannot
+        sign, or the archive is attached to a program, or was made by another writer and has to be saved again first.
         DestinationExistsError: `dest` exists. DependencyError: cryptography is not installed. SourceError: the file
         system refused, or the archive was replaced in the meantime.
 
@@ -83,8 +99,8 @@ def sign(
         >>> from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
         >>> _ = zcrecord.save_record({"w": np.ones(3)}, "model.zcr")
         >>> key = Ed25519PrivateKey.generate()
-        >>> _ = sign("model.zcr", key)
-        >>> check(zcrecord.load_record("model.zcr"), key.public_key()) == signers(zcrecord.load_record("model.zcr"))[0]
+        >>> report = sign("model.zcr", key)
+        >>> check_signature(zcrecord.load_record("model.zcr"), key.public_key()) == report.key
         True
     """
     source = path_of(path)
@@ -98,20 +114,20 @@ def sign(
             raise UnsupportedError(what, path=source)
         if dest is None and not record.archive.mapped:
             raise UnsupportedError("is packed, or remote; name a file for the signed archive", path=source)
-        _check_words(record)
+        _check_attribute_forms(record)
         record.verify(progress=progress)
         name, value, digest = _signed(record, private, progress)
-        place = record.layout
-        options: dict[str, Any] = {"alignment": place.alignment, "digest": place.digest, "durable": durable}
+        layout = record.layout
+        options: dict[str, Any] = {"alignment": layout.alignment, "digest": layout.digest, "durable": durable}
         replaced = name in record.metadata
         if dest is None:
-            _check_still_there(record)
+            _check_not_replaced(record)
         save_record(record, out, metadata={**record.metadata, name: value}, **options)
-    return SignReport(source, out, name.removeprefix(PREFIX), digest, replaced)
+    return SignReport(source, out, name.removeprefix(SIGNATURE_PREFIX), digest, replaced)
 
 
-def _check_words(record: Record) -> None:
-    """Make sure that saving keeps the words of attributes, which are signed: by R69 each value has one form."""
+def _check_attribute_forms(record: Record) -> None:
+    """Raise UnsupportedError if saving would change the stored form of an attribute (R69), and so the signed digest."""
     ix = record.archive.index
     for row, a in zip(ix.attributes, unflatten.attribute_entries(ix, ix.attributes, PayloadId), strict=True):
         kind = list_type(a.value) if isinstance(a.value, list | tuple) else value_type(a.value)
@@ -122,8 +138,8 @@ def _check_words(record: Record) -> None:
             )
 
 
-def _check_still_there(record: Record) -> None:
-    """Make sure that what is to be replaced is what was signed: not what another has put there, or signed, since."""
+def _check_not_replaced(record: Record) -> None:
+    """Raise SourceError if the archive's file was replaced since it was opened: the replacement would be lost."""
     path, identity = record.archive.file or (record.path or "", None)
     try:
         with open(path, "rb") as file:
@@ -134,49 +150,49 @@ def _check_still_there(record: Record) -> None:
         raise SourceError("was replaced while it was signed; sign it again", path=path)
 
 
-def signature(record: Record, key: Any, *, passphrase: bytes | None = None) -> tuple[str, str]:
-    """Return the name and the value that sign a record, for its metadata when it is saved. Reads all of it.
+def make_signature(record: Record, key: Any, *, passphrase: bytes | None = None) -> tuple[str, str]:
+    """Return the name and value of a signature, to be saved in a record's metadata. Reads the whole record.
 
     Raises:
-        As `sign`.
+        RecordError: as `sign`.
 
     Example:
         >>> import numpy as np, zcrecord
         >>> from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
         >>> _ = zcrecord.save_record({"w": np.ones(3)}, "model.zcr")
-        >>> name, value = signature(zcrecord.load_record("model.zcr"), Ed25519PrivateKey.generate())
-        >>> name.startswith(PREFIX), len(value)
+        >>> name, value = make_signature(zcrecord.load_record("model.zcr"), Ed25519PrivateKey.generate())
+        >>> name.startswith(SIGNATURE_PREFIX), len(value)
         (True, 88)
     """
     return _signed(record, _private(key, passphrase), None)[:2]
 
 
-def check(record: Record, key: Any, *, progress: Progress | None = None) -> str:
-    """Make sure that the owner of a key signed what a record holds; returns the key's id. Reads all of the record.
+def check_signature(record: Record, key: Any, *, progress: Progress | None = None) -> str:
+    """Check that the owner of a key signed a record's content; returns the key's id. Reads the whole record.
 
-    Tensors, modules and attributes are covered; metadata, the order of mappings, ties and layout are not. What was
-    checked is `record` itself, not what lies at its path later.
+    Tensors, modules and attributes are covered; metadata, the order of mappings, ties and layout are not. The result is
+    about `record` itself, not about a file that lies at its path later.
 
     Args:
         key: an Ed25519 public key: the path of a PEM file or of one line of OpenSSH's, its bytes, or a `cryptography`
             key.
 
     Raises:
-        IntegrityError: it has no signature by this key, or other content than was signed. UnsupportedError: the key is
-        none. DependencyError: cryptography is not installed.
+        IntegrityError: the record has no signature by this key, or other content than was signed. UnsupportedError:
+        the key is not a public Ed25519 key. DependencyError: cryptography is not installed.
 
     Example:
         >>> import numpy as np, zcrecord
         >>> from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
         >>> _ = zcrecord.save_record({"w": np.ones(3)}, "model.zcr")
-        >>> check(zcrecord.load_record("model.zcr"), Ed25519PrivateKey.generate().public_key())
+        >>> check_signature(zcrecord.load_record("model.zcr"), Ed25519PrivateKey.generate().public_key())
         Traceback (most recent call last):
         zcrecord.errors.IntegrityError: model.zcr: is not signed
     """
     public = _public(key)
     name = _key_id(public)
     metadata = record.metadata
-    if PREFIX + name not in metadata:
+    if SIGNATURE_PREFIX + name not in metadata:
         others = signers(record)
         what = (
             f"is not signed by this key ({name}) but by {', '.join(map(printable, others[:3]))}"
@@ -184,14 +200,14 @@ def check(record: Record, key: Any, *, progress: Progress | None = None) -> str:
             else "is not signed"
         )
         raise IntegrityError(what, path=record.archive.path)
-    signed = _decoded(metadata[PREFIX + name])
+    signed = _decoded(metadata[SIGNATURE_PREFIX + name])
     if signed is None:
-        raise IntegrityError(f"metadata '{PREFIX}{name}' is no signature", path=record.archive.path)
+        raise IntegrityError(f"metadata '{SIGNATURE_PREFIX}{name}' is no signature", path=record.archive.path)
     from cryptography.exceptions import InvalidSignature
 
     digest = record.content_digest(progress=progress)
     try:
-        public.verify(signed, message(name, digest))
+        public.verify(signed, signed_message(name, digest))
     except InvalidSignature:
         what = f"is not what was signed by the key {name}: its content is {digest}, or the signature is forged"
         raise IntegrityError(what, path=record.archive.path) from None
@@ -199,7 +215,7 @@ def check(record: Record, key: Any, *, progress: Progress | None = None) -> str:
 
 
 def signers(record: Record) -> tuple[str, ...]:
-    """Return the ids of the keys that a record says it is signed by; nothing is checked.
+    """Return the ids of the keys that a record claims to be signed by; checks nothing.
 
     Example:
         >>> import numpy as np, zcrecord
@@ -207,19 +223,19 @@ def signers(record: Record) -> tuple[str, ...]:
         >>> signers(zcrecord.load_record("model.zcr"))
         ()
     """
-    return tuple(name.removeprefix(PREFIX) for name in record.metadata if name.startswith(PREFIX))
+    return tuple(name.removeprefix(SIGNATURE_PREFIX) for name in record.metadata if name.startswith(SIGNATURE_PREFIX))
 
 
-def is_encrypted(key: str | os.PathLike[str]) -> bool:
-    """Return whether a file has a private key that takes a passphrase.
+def is_encrypted_key(key: str | os.PathLike[str]) -> bool:
+    """Return True if a file has a private key that needs a passphrase.
 
     Raises:
-        SourceError: it cannot be read. DependencyError: cryptography is not installed.
+        SourceError: the file cannot be read. DependencyError: cryptography is not installed.
 
     Example:
         >>> from pathlib import Path
         >>> _ = Path("key.pem").write_text("-----BEGIN ENCRYPTED PRIVATE KEY-----")
-        >>> is_encrypted("key.pem")
+        >>> is_encrypted_key("key.pem")
         True
     """
     data, _ = _key_bytes(key)
@@ -242,24 +258,25 @@ def _takes_passphrase(data: bytes) -> bool:
     return False
 
 
-def message(key: str, digest: str) -> bytes:
-    """Return the bytes that are signed: the scheme, the key's id and the content digest, a line each.
+def signed_message(key: str, digest: str) -> bytes:
+    """Return the bytes that a signature covers: the scheme, the key's id and the content digest, a line each.
 
     Example:
-        >>> message("00ff", "sha256:0123")
+        >>> signed_message("00ff", "sha256:0123")
         b'zcrecord signature 1 ed25519\\n00ff\\nsha256:0123\\n'
     """
     return f"{_SCHEME}\n{key}\n{digest}\n".encode()
 
 
 def _signed(record: Record, private: Any, progress: Progress | None) -> tuple[str, str, str]:
+    """Return a signature's name and value, and the content digest."""
     name, digest = _key_id(private.public_key()), record.content_digest(progress=progress)
-    value = base64.b64encode(private.sign(message(name, digest))).decode()
-    return PREFIX + name, value, digest
+    value = base64.b64encode(private.sign(signed_message(name, digest))).decode()
+    return SIGNATURE_PREFIX + name, value, digest
 
 
 def _decoded(value: Any) -> bytes | None:
-    """Return the 64 bytes of a signature, None if it is not written as one is; there is one way to."""
+    """Return the 64 bytes of a signature from metadata; None unless it is their one base64 form."""
     with contextlib.suppress(ValueError, TypeError):
         signed = base64.b64decode(value, validate=True) if isinstance(value, str) else b""
         if len(signed) == 64 and base64.b64encode(signed).decode() == value:
@@ -269,6 +286,8 @@ def _decoded(value: Any) -> bytes | None:
 
 def _key_id(public: Any) -> str:
     """Return the SHA-256 of a public key in its DER form (SubjectPublicKeyInfo), in hexadecimal."""
+    import hashlib  # here, because it takes 3 ms
+
     from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
     return hashlib.sha256(public.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)).hexdigest()
@@ -313,7 +332,7 @@ def _public(key: Any) -> Any:
 
 
 def _loaded(load: Callable[[], Any], path: str | None, which: str, data: bytes) -> Any:
-    """Return a key; whatever the package says of it is one error, without the key in it."""
+    """Return a loaded key; the package's errors become one typed error, which does not contain the key."""
     from cryptography.exceptions import UnsupportedAlgorithm
 
     try:
@@ -333,6 +352,7 @@ def _loaded(load: Callable[[], Any], path: str | None, which: str, data: bytes) 
 
 
 def _key_bytes(key: Any) -> tuple[bytes, str | None]:
+    """Return the bytes of a key, and the path they were read from."""
     if isinstance(key, bytes):
         return key, None
     if not isinstance(key, str | os.PathLike):
@@ -349,11 +369,7 @@ def _key_bytes(key: Any) -> tuple[bytes, str | None]:
 
 
 def _require() -> None:
-    """Import cryptography.
-
-    Raises:
-        DependencyError: it is not installed.
-    """
+    """Raise DependencyError unless cryptography is installed."""
     try:
         import cryptography  # noqa: F401
     except ImportError as error:
