@@ -80,7 +80,7 @@ def test_fault_of_the_server_itself_is_told_in_a_line() -> None:
     web = pytest.importorskip("aiohttp.web")
     logger = logging.getLogger("aiohttp.server")
     told: list[str] = []
-    with serving._in_lines(web, told.append):
+    with serving._reporting_faults(web, told.append):
         try:
             raise KeyError("ours")
         except KeyError:

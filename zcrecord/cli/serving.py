@@ -1,7 +1,7 @@
-"""A web server for one archive: its bytes by ranges, and the page that looks into it.
+"""A web server for one archive: serves its bytes by ranges, and the page that shows it.
 
-Knows which files there are to be had (none but the archive, the samples, and those of the page), under which headers,
-and who may ask. HTTP is aiohttp's. What the page does is left to the page, `web/page/`.
+Serves the archive, the samples and the page's files, and no others; sets the headers, and refuses requests from other
+hosts. HTTP is left to aiohttp, the page to `web/page/`.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from zcrecord.record.load import load_record
 
 __all__ = ["PORT", "is_loopback", "serve"]
 
-PORT = 8000  # where nobody asks for another, and it is free
+PORT = 8000  # the default, if it is free
 _WEB = Path(__file__).parents[1] / "web"
 _TYPES = {".html": "text/html", ".js": "text/javascript", ".css": "text/css"}
 _HEADERS = {
-    "Cache-Control": "no-cache",  # kept, but asked about each time: the archive may be replaced
+    "Cache-Control": "no-cache",  # may be kept, but is validated each time: the archive may be replaced
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
     "img-src 'self' data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
     "Cross-Origin-Resource-Policy": "same-origin",
@@ -38,7 +38,7 @@ _HEADERS = {
     "X-Content-Type-Options": "nosniff",
 }
 _HOST = re.compile(r"[A-Za-z0-9._:\[\]%-]{0,261}")  # a name of at most 253 characters, and a port
-_LEAVE = 1.0  # seconds that answers have to end when the server does
+_LEAVE = 1.0  # seconds that responses have to finish when the server stops
 
 
 def serve(
@@ -50,29 +50,30 @@ def serve(
     started: Callable[[str], object] | None = None,
     failed: Callable[[str], object] | None = None,
 ) -> None:
-    """Serve an archive and its page until SIGTERM, or Ctrl-C, which raises; reads nothing that nobody asks for.
+    """Serve an archive and its page until SIGTERM, or until Ctrl-C, which raises; reads only the requested bytes.
 
-    What is answered is the file as it is then: one that was replaced has another ETag, by which a reader notices.
+    Each response has the file as it is then: a replaced file has another ETag, by which readers notice.
 
     Args:
         source: an archive that is a file of its own.
         samples: an archive with inputs (`images` or `inputs`) and `labels`, for a model that the page can run.
-        host: where to listen. On a loopback address, requests that name another host are refused: a page from
-            elsewhere whose name was made to point here (DNS rebinding) gets nothing.
+        host: the address to listen on. On a loopback address, requests that name another host are refused: a foreign
+            page whose name was made to point here (DNS rebinding) gets nothing.
         port: 0 for any that is free; None for 8000, or any if that is taken.
-        started: called with the URL as soon as there is something to be had of it.
-        failed: called, in a line, with what the server did wrong itself. A request that makes no sense is not told:
-            it is answered with its status.
+        started: called with the URL as soon as the server answers there.
+        failed: called with each of the server's own faults, as one line. Malformed requests are not reported: they get
+            their status.
 
     Raises:
-        SourceError: a file cannot be read; the address is not to be had. FormatError: it is no valid archive.
-        UnsupportedError: it is packed, or attached to a program; the samples have other tensors. DependencyError:
-            aiohttp is absent. KeyboardInterrupt: after SIGINT, when all answers have ended or were cut off.
+        SourceError: a file cannot be read, or the server cannot listen at the address. FormatError: a file is no valid
+        archive. UnsupportedError: it is packed, or attached to a program; or the samples have other tensors.
+        DependencyError: aiohttp is not installed. KeyboardInterrupt: after SIGINT, once all responses have ended or
+        were cut off.
     """
     web = _aiohttp()
     files = {"archive": Path(source), **({"samples": Path(samples)} if samples is not None else {})}
     for name, path in files.items():
-        _check(path, samples=name == "samples")
+        _check_archive(path, samples=name == "samples")
     listening = _listen(host, port)
     with listening:
         app = _application(web, files, local=is_loopback(host))
@@ -82,13 +83,13 @@ def serve(
                 started(_url(host, listening.getsockname()[1]))
 
         app.on_startup.append(begin)
-        with _ended_by_signals(web, app), _in_lines(web, failed or (lambda _: None)):
+        with _ended_by_signals(web, app), _reporting_faults(web, failed or (lambda _: None)):
             web.run_app(app, sock=listening, print=None, access_log=None, shutdown_timeout=_LEAVE, handle_signals=False)
 
 
 @contextlib.contextmanager
-def _in_lines(web: Any, tell: Callable[[str], object]) -> Iterator[None]:
-    """Have aiohttp, which logs a traceback for each request that it cannot read, tell only faults, in a line each."""
+def _reporting_faults(web: Any, report: Callable[[str], object]) -> Iterator[None]:
+    """Report aiohttp's faults in a line each; it logs a traceback, and also for each malformed request."""
     from aiohttp.http import HttpProcessingError  # here, as `web`
 
     theirs = (HttpProcessingError, web.RequestPayloadError, ConnectionError, TimeoutError)
@@ -97,7 +98,7 @@ def _in_lines(web: Any, tell: Callable[[str], object]) -> Iterator[None]:
         def emit(self, record: logging.LogRecord) -> None:
             error = record.exc_info[1] if record.exc_info else None
             if not isinstance(error, theirs):
-                tell(record.getMessage() if error is None else f"{type(error).__name__}: {error}")
+                report(record.getMessage() if error is None else f"{type(error).__name__}: {error}")
 
     logger, lines = logging.getLogger("aiohttp.server"), Lines(logging.WARNING)
     logger.addHandler(lines)
@@ -111,9 +112,9 @@ def _in_lines(web: Any, tell: Callable[[str], object]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _ended_by_signals(web: Any, app: Any) -> Iterator[None]:
-    """Have SIGTERM end an application, and SIGINT, which raises a KeyboardInterrupt when it has ended.
+    """End an application on SIGTERM and SIGINT; after SIGINT raise KeyboardInterrupt once it has ended.
 
-    aiohttp tells nobody which it was, and one that comes while the event loop is made would leave half of it.
+    aiohttp does not tell which signal it was, and a signal while it makes the event loop would leave half of one.
     """
     seen: list[int] = []
     loops: list[asyncio.AbstractEventLoop] = []
@@ -153,8 +154,8 @@ def _aiohttp() -> Any:
     return web
 
 
-def _check(path: Path, *, samples: bool) -> None:
-    """Check an archive before its page is served."""
+def _check_archive(path: Path, *, samples: bool) -> None:
+    """Raise RecordError unless a file is an archive that the page can read, and samples have their tensors."""
     with load_record(path) as record:
         fits = not samples or ("labels" in record and ("images" in record or "inputs" in record))
     with path.open("rb") as file:
@@ -167,7 +168,7 @@ def _check(path: Path, *, samples: bool) -> None:
 
 
 def is_loopback(host: str) -> bool:
-    """Return True for an address that only this machine reaches."""
+    """Return True if an address is reached from this machine alone."""
     try:
         return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:
@@ -196,17 +197,17 @@ def _listen(host: str, port: int | None) -> socket.socket:
 
 def _url(host: str, port: int) -> str:
     bare = host.strip("[]")
-    if bare in ("0.0.0.0", "::", ""):  # noqa: S104  # what is told, not where it listens
+    if bare in ("0.0.0.0", "::", ""):  # noqa: S104  # for the URL, not to listen on
         bare = socket.gethostname()
     return f"http://[{bare}]:{port}/" if ":" in bare else f"http://{bare}:{port}/"
 
 
 def _application(web: Any, files: dict[str, Path], *, local: bool) -> Any:
-    """Return the HTTP application: each file has a route of its own, and nothing else is served."""
+    """Return the web application: a route for each file, and no others."""
 
     @web.middleware  # type: ignore[untyped-decorator]
     async def guard(request: Any, handler: Callable[[Any], Awaitable[Any]]) -> Any:
-        if not _makes_sense(request):
+        if not _has_valid_headers(request):
             raise web.HTTPBadRequest(text="This request has headers that make no sense.")
         if local and not _names_this_machine(request.headers.get("Host", "")):
             raise web.HTTPMisdirectedRequest(text="This server is for programs on its own machine: ask for localhost.")
@@ -223,15 +224,15 @@ def _application(web: Any, files: dict[str, Path], *, local: bool) -> Any:
     app.on_response_prepare.append(prepare)
     app.router.add_get("/about.json", about)
     for name, path in files.items():
-        app.router.add_get(f"/{name}.zcr", _answering(web, path, "application/octet-stream"))
+        app.router.add_get(f"/{name}.zcr", _responding(web, path, "application/octet-stream"))
     for path in sorted(p for p in (*_WEB.iterdir(), *(_WEB / "page").iterdir()) if p.suffix in _TYPES):
         place = "" if path.name == "index.html" else path.relative_to(_WEB).as_posix()
-        app.router.add_get(f"/{place}", _answering(web, path, f"{_TYPES[path.suffix]}; charset=utf-8"))
+        app.router.add_get(f"/{place}", _responding(web, path, f"{_TYPES[path.suffix]}; charset=utf-8"))
     return app
 
 
-def _makes_sense(request: Any) -> bool:
-    """Return True if headers are text and those that are used can be parsed; otherwise aiohttp fails later."""
+def _has_valid_headers(request: Any) -> bool:
+    """Return True if a request's headers are text, and those that are used can be parsed; else aiohttp fails later."""
     hosts = request.headers.getall("Host", [])
     if len(hosts) > 1 or any(not _HOST.fullmatch(host) for host in hosts):
         return False
@@ -245,14 +246,14 @@ def _makes_sense(request: Any) -> bool:
 
 
 def _names_this_machine(host: str) -> bool:
-    """Return True if a Host header names a loopback address; its port may be that of a tunnel."""
+    """Return True if a Host header names a loopback address; the port may be a tunnel's."""
     name, _, port = host.rpartition(":")
     return is_loopback(name if name and port.isdecimal() else host)
 
 
-def _answering(web: Any, path: Path, kind: str) -> Callable[[Any], Awaitable[Any]]:
-    class Answer(web.FileResponse):  # type: ignore[misc]
-        """The file itself: no compressed sibling of it, and no range of another version of it."""
+def _responding(web: Any, path: Path, kind: str) -> Callable[[Any], Awaitable[Any]]:
+    class Response(web.FileResponse):  # type: ignore[misc]
+        """The file itself, not a compressed sibling; a range only of the version that was asked for."""
 
         async def prepare(self, request: Any) -> Any:
             headers = request.headers.copy()
@@ -262,14 +263,14 @@ def _answering(web: Any, path: Path, kind: str) -> Callable[[Any], Awaitable[Any
                 headers.popall("Range", None)
             return await super().prepare(request.clone(headers=headers))
 
-    async def answer(_: Any) -> Any:
-        return Answer(path, headers={"Content-Type": kind})
+    async def respond(_: Any) -> Any:
+        return Response(path, headers={"Content-Type": kind})
 
-    return answer
+    return respond
 
 
 def _tag(path: Path) -> str:
-    """Return a file's ETag as aiohttp makes it; nothing without a file."""
+    """Return a file's ETag as aiohttp makes it; empty if there is no file."""
     try:
         status = path.stat()
     except OSError:

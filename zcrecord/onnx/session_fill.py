@@ -1,19 +1,19 @@
-"""ONNX Runtime sessions whose weights are filled by a loader, as OrtValues: used in place, where the loader put them.
+"""ONNX Runtime sessions whose weights a loader fills, as OrtValues that are used in place.
 
-A weight of the main graph is handed over with `SessionOptions.add_initializer`, and listed among the graph's inputs
-besides: an initializer with a default that a caller may bind. So it is no constant to ONNX Runtime's optimizers. They
-fuse and move what they can without its values, and do not fold, prepack, transpose or reshape it: there is one copy of
-it, and no result is computed from an older one. To a constant handed over by name they do all that: its transposed
-form takes its name, and the OrtValue, not transposed, its place. Results are then wrong without an error.
+A weight of the main graph is passed by `SessionOptions.add_initializer`, and also listed among the graph's inputs: it
+becomes a default that a caller may override, and no constant to ONNX Runtime's optimizers. They fuse and move nodes
+without its value, and do not fold, prepack, transpose or reshape it: there is one copy of it, and no result is computed
+from an older one. A constant that is passed by name they do transform: its transposed form takes its name, and the
+OrtValue, not transposed, its place. Results are then wrong without an error.
 
     session                a file in memory, used in place     right      constants are folded, or used in place
     add_external_...       an OrtValue, copied by each session right      as above
     add_initializer alone  an OrtValue, used in place          **wrong**  unless all optimizers are off
     `fill_session`         an OrtValue, used in place          right      no constants: nothing is folded
 
-Weights of subgraphs, strings, complex numbers and packed elements, and what is small, are as `session` has them.
+Weights of subgraphs, strings, complex numbers, packed elements and small weights are passed as by `session`.
 
-A function that reads part of a file into a tensor, as browsers' and devices' runtimes have them, is a loader in a few
+A function that reads part of a file into a tensor, as browsers' and devices' runtimes have, becomes a loader in a few
 lines, since a PayloadRef holds its arguments::
 
     class LoadTensor:
@@ -32,7 +32,7 @@ lines, since a PayloadRef holds its arguments::
         def abort(self): ...
 
 Source: ONNX Runtime 1.31, `onnxruntime_c_api.h` (AddInitializer, AddExternalInitializers), its issue 29009 for the
-copy; `ort_optimizer_api_impl.cc` (GetConstant, TransposeInitializer) for what is done to constants alone.
+copy; `ort_optimizer_api_impl.cc` (GetConstant, TransposeInitializer) for the transformations of constants.
 """
 
 from __future__ import annotations
@@ -72,27 +72,28 @@ def fill_session(
     providers: Sequence[Any] | None = None,
     provider_options: Sequence[Any] | None = None,
 ) -> Any:
-    """Return a plain `onnxruntime.InferenceSession` whose weights are OrtValues over what a loader loaded, uncopied.
+    """Return a plain `onnxruntime.InferenceSession` whose weights are OrtValues over a loader's tensors, uncopied.
 
-    A weight may be bound for a run, as an input is (`session.run`, `IOBinding.bind_ortvalue_input`), in place of the
-    one that was filled; `session.get_overridable_initializers()` lists them. What is computed from weights alone is
-    computed in each run, so that `zcrecord.onnx.session` is faster where its weights, straight off the file, will do.
+    A run may bind another tensor in place of a weight, as an input (`session.run`, `IOBinding.bind_ortvalue_input`);
+    `session.get_overridable_initializers()` lists the weights. Each run computes the nodes that depend on weights
+    alone, so use `zcrecord.onnx.session`, which is faster, unless the weights have to be loaded.
 
     Args:
         source: a path, bytes-like or Record made from an ONNX model, a sealed hollow one too; the session keeps it.
-        loader: what brings the weights to where they are used, or a device's name; see `zcrecord.loaders`. Or, by name,
-            what was loaded before: several sessions can share it. It gives OrtValues, torch tensors, or what has
-            DLPack or is an array. None takes the record's own bytes. For an onnxruntime without `OrtValue.from_dlpack`,
-            tensors that are not in the host's memory are copied there.
+        loader: a loader for the weights, or a device's name; see `zcrecord.loaders`. Or a mapping from names to tensors
+            that were loaded before: several sessions can share it. Tensors are OrtValues, torch tensors, arrays, or
+            support DLPack. None takes the record's own bytes. With an onnxruntime without `OrtValue.from_dlpack`,
+            tensors outside the host's memory are copied there.
         sess_options: for one session alone; the weights become part of it. Unless its `log_severity_level` is 3,
             ONNX Runtime warns of each weight that it is no constant.
-        providers, provider_options: as InferenceSession takes them. A failing one is an error, the CPU no fallback.
+        providers, provider_options: as InferenceSession takes them. A failing provider is an error; there is no
+            fallback to the CPU.
 
     Raises:
-        DependencyError: onnxruntime is not installed. UnsupportedError: the record holds no ONNX model, or is hollow
-            still; or `sess_options` are none, or another session's. MismatchError: the loader returned another shape
-            or element type. TensorNotFoundError: of what was loaded before one is missing. What `load_into` and ONNX
-            Runtime raise.
+        DependencyError: onnxruntime is not installed. UnsupportedError: the record holds no ONNX model, or is still
+            hollow; or `sess_options` is no SessionOptions, or another session's. MismatchError: the loader returned
+            another shape or element type. TensorNotFoundError: the mapping lacks a weight. RecordError: as `load_into`.
+            ONNX Runtime's errors come as they are.
 
     Example:
         >>> from zcrecord.onnx import convert
@@ -116,7 +117,7 @@ def fill_session(
     if options in _HELD:
         raise UnsupportedError("these sess_options have weights of another session; make new ones for each")
     held = [(_ort_value(ort, loaded[name], w, name), loaded[name]) for w, name in zip(weights, names, strict=True)]
-    _HELD[options] = held  # of both, ONNX Runtime has their addresses alone, which options hand on to any session
+    _HELD[options] = held  # ONNX Runtime keeps addresses alone, and options pass them on to any session
     for weight, (value, _) in zip(weights, held, strict=True):
         options.add_initializer(weight.name, value)
     made = make_session(record, options, providers, provider_options, more=_as_inputs(record, weights))
@@ -132,12 +133,12 @@ def _loaded(record: Record, loader: Loader | Mapping[str, Any] | str | None, nam
         return load_into(record, loader, lambda told: told.name in chosen)  # names are no patterns
     for name in names:
         if name not in loader:
-            raise _not_given(name, loader, record.archive.path)
+            raise _missing_weight(name, loader, record.archive.path)
     return loader
 
 
-def _not_given(name: str, given: Mapping[str, Any], path: str | None) -> TensorNotFoundError:
-    """Return what is raised for a weight that is not among what was loaded before."""
+def _missing_weight(name: str, given: Mapping[str, Any], path: str | None) -> TensorNotFoundError:
+    """Return the error for a weight that the given mapping lacks."""
     error = TensorNotFoundError(name, lambda: [key for key in given if isinstance(key, str)], path=path)
     close = error.message.partition("close names: ")[2]
     what = f"is a weight of the model, and not among the {len(given)} tensors given as loader="
@@ -147,46 +148,46 @@ def _not_given(name: str, given: Mapping[str, Any], path: str | None) -> TensorN
 
 def _options(ort: Any) -> Any:
     made = ort.SessionOptions()
-    made.log_severity_level = 3  # or it warns, once for each weight, of what is done here on purpose
+    made.log_severity_level = 3  # or it warns for each weight that it is no constant, as is meant here
     return made
 
 
 def _weights(record: Record) -> list[Initializer]:
-    """Return the initializers of the main graph that can be OrtValues, and that no other graph has under their name."""
+    """Return the initializers of the main graph that can be OrtValues and whose names no other graph uses."""
     found: dict[int, Initializer] = {}
 
-    def note(met: Initializer) -> bytes:
-        found[met.number] = met
-        return b""  # the values are not asked for
+    def note(initializer: Initializer) -> bytes:
+        found[initializer.number] = initializer
+        return b""  # the values are not needed
 
     graph.restore(record, note)
-    elsewhere = {met.name for met in found.values() if met.graph != "main"}
+    others = {i.name for i in found.values() if i.graph != "main"}
     return [
-        met for met in found.values()
-        if met.graph == "main" and not met.inside and met.name not in elsewhere and isinstance(met.value, np.ndarray)
+        i for i in found.values()
+        if i.graph == "main" and not i.inside and i.name not in others and isinstance(i.value, np.ndarray)
     ]  # fmt: skip
 
 
 def _ort_value(ort: Any, made: Any, weight: Initializer, name: str) -> Any:
-    """Return an OrtValue over what a loader has made, or over a copy in C order where it is not.
+    """Return an OrtValue over a loader's tensor, or over a copy of it if it is not in C order.
 
     Raises:
-        MismatchError: it has another shape or element type: its address would be used as if it had the right one.
+        MismatchError: the tensor has another shape or element type, which ONNX Runtime would not check.
     """
     if hasattr(ort.OrtValue, "from_dlpack") and (isinstance(made, ort.OrtValue) or _on_device(made)):
-        # ONNX Runtime takes as an initializer only what does not own its memory, as nothing from DLPack does.
+        # ONNX Runtime takes as initializers only OrtValues that do not own their memory, as those from DLPack.
         value = ort.OrtValue.from_dlpack(made)
     else:
         made = made.numpy() if isinstance(made, ort.OrtValue) else made
         array = np.ascontiguousarray(interop.as_array(made)).reshape(tuple(made.shape))
-        array = array.astype(array.dtype.newbyteorder("="), copy=False)  # of what has another byte order
+        array = array.astype(array.dtype.newbyteorder("="), copy=False)  # if it has another byte order
         own = array.dtype.isbuiltin == 2  # of ml_dtypes
         if own and (code := weight.dtype.onnx) is not None and array.dtype == weight.dtype.numpy:
             array = array.view(f"u{array.itemsize}")
             value = ort.OrtValue.ortvalue_from_numpy_with_onnx_type(array, code)
         else:
             value = ort.OrtValue.ortvalue_from_numpy(array)
-    _check(value, weight, name)
+    _check_type(value, weight, name)
     return value
 
 
@@ -195,7 +196,7 @@ def _on_device(made: Any) -> bool:
     return not isinstance(made, np.ndarray) and found is not None and int(found()[0]) != 1
 
 
-def _check(value: Any, weight: Initializer, name: str) -> None:
+def _check_type(value: Any, weight: Initializer, name: str) -> None:
     kind: DType = weight.dtype
     if value.element_type() != kind.onnx or tuple(value.shape()) != weight.value.shape:
         what = f"the loader gave {value.data_type()} of shape {tuple(value.shape())}"
@@ -203,9 +204,9 @@ def _check(value: Any, weight: Initializer, name: str) -> None:
 
 
 def _as_inputs(record: Record, weights: Sequence[Initializer]) -> bytes:
-    """Return fields of a ModelProto that make weights inputs of its graph; protobuf adds them to those it has."""
-    version, there = _graph_inputs(graph.skeleton_of(record))
-    inputs = b"".join(encode_field(_INPUT, _value_info(w)) for w in weights if w.name not in there)
+    """Return fields to append to a ModelProto that make weights inputs of its graph, besides those it has."""
+    version, known = _graph_inputs(graph.skeleton_of(record))
+    inputs = b"".join(encode_field(_INPUT, _value_info(w)) for w in weights if w.name not in known)
     more = encode_field(_GRAPH, inputs)
     return more if version >= _OVERRIDABLE else more + encode_varint(_IR_VERSION << 3 | VARINT) + b"\4"
 
@@ -214,7 +215,7 @@ def _value_info(weight: Initializer) -> bytes:
     """Return the ValueInfoProto of a weight: its name, its element type and its shape."""
     dims = b"".join(encode_field(1, b"\x08" + encode_varint(dim)) for dim in weight.value.shape)
     code = weight.dtype.onnx
-    assert code is not None, "ONNX Runtime was given such a tensor by name"
+    assert code is not None, "tensors of an ONNX model have element types of ONNX"
     tensor = b"\x08" + encode_varint(code) + encode_field(2, dims)
     return encode_field(_NAME, weight.name.encode()) + encode_field(2, encode_field(1, tensor))
 
@@ -236,7 +237,7 @@ def _graph_inputs(skeleton: memoryview) -> tuple[int, set[str]]:
 
 
 def _names(window: ProtobufReader, end: int, path: tuple[int, ...]) -> set[str]:
-    """Return the texts at the end of a path of fields, in the message that ends at this offset."""
+    """Return the texts of the fields at a path, in the message that ends at offset `end`."""
     found: set[str] = set()
     while window.base + window.pos < end:
         _, tag, value = window.header(end)

@@ -1,4 +1,4 @@
-"""One page of HTML that shows an archive, to be opened without a server."""
+"""Writes an HTML page that shows an archive and opens without a server."""
 
 from .pages import PageReport, describe_archive, report, report_page
 

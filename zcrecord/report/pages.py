@@ -1,7 +1,7 @@
-"""`zcrecord report`: what an archive holds and how it lies, as one HTML file for people without a server.
+"""`zcrecord report`: an archive's content and layout as one HTML file, which needs no server.
 
-Knows the description that `web/view.js` draws, and how a page is made of it that asks for nothing. What is drawn is
-left to the scripts in `web`. Reads no payload, unless a content digest is asked for.
+Makes the description that `web/view.js` draws, and a page from it that loads nothing else. Drawing is left to the
+scripts in `web`. Reads no payload, unless a content digest is asked for.
 """
 
 from __future__ import annotations
@@ -54,9 +54,15 @@ _CUT = 100  # of names that go into a title
 
 @dataclass(frozen=True, slots=True)
 class PageReport:
-    """What was reported on. Bytes; `source` and `dest` are None for streams, `html_bytes` is the size of the page.
+    """The result of writing a report; sizes in bytes.
 
-    `content_digest` is None where it was not asked for, `peak_rss`, of the process so far, where no system tells.
+    Attributes:
+        source, dest: paths; None for streams.
+        tensors, modules: how many the archive has.
+        archive_bytes, html_bytes: the sizes of the archive and of the page.
+        content_digest: None unless it was asked for.
+        seconds: the time it took.
+        peak_rss: the most memory the process has used so far; None on systems that do not tell.
     """
 
     source: str | None
@@ -79,17 +85,17 @@ def report(
     durable: bool = True,
     progress: Progress | None = None,
 ) -> PageReport:
-    """Write an HTML page that shows an archive: its tree, its bytes, what was saved; the same for the same archive.
+    """Write an HTML page that shows an archive: its tree, its bytes, its values; the same page for the same archive.
 
-    The page is one file that asks for nothing else. No payload is read, of an archive behind a URL not fetched either.
+    The page is one file that loads nothing else. No payload is read; of an archive behind a URL none is fetched.
 
     Args:
-        source: what `load_record` takes, or a binary file object, which is read to its end.
-        dest: a path, where the page appears whole or not at all, or a binary file object.
-        digest: compute the content digest for it; reads everything.
+        source: any source that `load_record` takes, or a binary file object, which is read to its end.
+        dest: a path, which gets the page whole or not at all, or a binary file object.
+        digest: show the content digest, too; reads everything.
         force: replace `dest`.
         durable: wait until the page would survive power loss.
-        progress: called with the bytes hashed so far and all there are.
+        progress: called with the bytes hashed so far, and the number of all.
 
     Raises:
         RecordError: `source` is no archive (a FormatError) or cannot be read, `dest` exists or cannot be written.
@@ -101,7 +107,7 @@ def report(
         1
     """
     started = time.perf_counter()
-    given, to = (path_or_none(file) if _is_file(file) else None for file in (source, dest))
+    given, to = (path_or_none(file) if _is_path(file) else None for file in (source, dest))
     check_destination(given, to, force)
     with load_record(source.read() if hasattr(source, "read") else source) as record:
         found = record.content_digest(progress=progress) if digest else None
@@ -113,17 +119,17 @@ def report(
     return PageReport(given, to, *counts, len(page), found, time.perf_counter() - started, peak_rss())
 
 
-def _is_file(source: Any) -> bool:
+def _is_path(source: Any) -> bool:
     return hasattr(source, "__fspath__") or isinstance(source, str)
 
 
 def describe_archive(record: Record, *, content_digest: str | None = None) -> dict[str, Any]:
-    """Return what `web/view.js` draws of an archive, which says what that is; JSON can hold all of it.
+    """Return the description of an archive that `web/view.js` draws, and documents; all of it fits JSON.
 
-    Linear in the index; reads no payload.
+    Takes time linear in the index; reads no payload.
 
     Raises:
-        FormatError: the index breaks a rule, where not all of it was checked before.
+        FormatError: the index breaks a rule, if the record was loaded without checking all of it.
 
     Example:
         >>> import numpy as np, zcrecord
@@ -168,7 +174,7 @@ def _archive(place: ArchiveLayout, archive: Archive, content_digest: str | None)
 
 
 def _keys(ix: Index, rows: Any) -> list[str]:
-    """Return the keys of tensors or modules: the ends of their names."""
+    """Return the keys of tensors or modules: the last parts of their names."""
     ends = rows["name"].astype(np.int64) + rows["name_size"]
     return list(map(ix.string, (ends - rows["key_size"]).tolist(), rows["key_size"].tolist()))
 
@@ -221,25 +227,25 @@ def _modules(ix: Index) -> dict[str, Any]:
 
 def _values(archive: Archive, rows: Any, *, placed: bool) -> dict[str, Any]:
     ix = archive.index
-    found = list(unflatten.attribute_entries(ix, rows, lambda number: _Bytes(ix, number)))
-    columns = {"key": [a.key for a in found], "value": [_told(a.value) for a in found]}
+    found = list(unflatten.attribute_entries(ix, rows, lambda number: _BlobSize(ix, number)))
+    columns = {"key": [a.key for a in found], "value": [_jsonable(a.value) for a in found]}
     where = {"module": [a.parent for a in found], "place": [a.place for a in found]}
     return {**columns, **where} if placed else columns
 
 
-class _Bytes:
-    """An attribute's bytes, of which the report says how many they are: they are not read, or fetched, for that."""
+class _BlobSize:
+    """Stands for an attribute's bytes, of which the report shows the size alone: they are not read."""
 
     def __init__(self, ix: Index, number: int) -> None:
         self.nbytes = 0 if number == NONE else int(ix.payloads["nbytes"][number])
 
 
-def _told(value: Any, most: int = _MOST_TEXT) -> Any:
-    """Return a value as JSON can hold it, and not out of proportion: many lists may share their words."""
-    if isinstance(value, _Bytes):
+def _jsonable(value: Any, most: int = _MOST_TEXT) -> Any:
+    """Return a value in a form that JSON can hold, shortened if it is long: lists may share their items."""
+    if isinstance(value, _BlobSize):
         return {"nbytes": value.nbytes}
     if isinstance(value, list | tuple):
-        return {"items": [_told(v, _MOST_ITEM) for v in value[:_MOST_ITEMS]], "count": len(value)}
+        return {"items": [_jsonable(v, _MOST_ITEM) for v in value[:_MOST_ITEMS]], "count": len(value)}
     if isinstance(value, str) and len(value) > most:
         return {"text": value[:most], "count": len(value)}
     if isinstance(value, bool):
@@ -249,10 +255,10 @@ def _told(value: Any, most: int = _MOST_TEXT) -> Any:
 
 
 def report_page(description: dict[str, Any]) -> bytes:
-    """Return the page that shows a description: one HTML document that asks for nothing, nor lets anything in.
+    """Return a description as one HTML document that loads nothing, and runs nothing but its own script.
 
-    Its Content-Security-Policy admits its own script and style, by their hashes, and the description is no code: names
-    in it can be of any kind.
+    Its Content-Security-Policy allows its own script and style alone, by their hashes. Names in the description may
+    contain any text: it is data, not code.
 
     Example:
         >>> import numpy as np, zcrecord
