@@ -217,7 +217,7 @@ def test_legend_of_a_tensor_of_one_value_has_no_number_twice(
 
 
 def in_window(page: Page, selector: str) -> bool:
-    """Return whether all of an element is in the window."""
+    """Return True if an element is wholly in the window."""
     script = "e => { const { top, bottom } = e.getBoundingClientRect(); return top >= 0 && bottom <= innerHeight; }"
     return bool(page.locator(selector).evaluate(script))
 

@@ -74,7 +74,7 @@ class Pipe(io.RawIOBase):
 
 
 class OnlyRead:
-    """What has no method but read."""
+    """A file object with no method but `read`."""
 
     def __init__(self, data: bytes) -> None:
         self._file = io.BytesIO(data)

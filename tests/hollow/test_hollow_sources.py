@@ -1,4 +1,4 @@
-"""Where a hollow record is filled from: its own path, from anywhere, as a part too, digests checked; or one error."""
+"""Sources of a hollow record: its path from any folder, the whole of a part, digests verified; or one error."""
 
 from __future__ import annotations
 
@@ -164,7 +164,7 @@ def test_archive_without_digests_and_edits_of_a_private_copy_fill_unchecked(tmp_
 
 
 class Reads:
-    """What has a `read` that gives something else than bytes."""
+    """A file object whose `read` gives something other than bytes."""
 
     def __init__(self, gives: Any) -> None:
         self._gives = gives

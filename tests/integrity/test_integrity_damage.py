@@ -258,7 +258,7 @@ def test_names_of_what_uses_damaged_bytes_are_bounded_by_the_index() -> None:
 
 @pytest.mark.skipif(os.name != "posix", reason="platform: fork")
 def test_child_that_is_forked_in_the_middle_does_not_take_it_for_done() -> None:
-    """What other threads had begun would be checked by nobody there."""
+    """The threads that had begun the check do not exist in the child."""
     children: list[int] = []
 
     def fork() -> None:

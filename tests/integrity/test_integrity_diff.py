@@ -29,7 +29,7 @@ def changes(before: Any, after: Any, **options: Any) -> list[Change]:
 
 
 def contents(before: Any, after: Any) -> tuple[Any, Any]:
-    """Return what is told of one tensor's contents."""
+    """Return the elements and the largest difference of the one tensor that differs."""
     (change,) = changes({"x": before}, {"x": after})
     assert (change.what, change.name, change.change) == ("tensor", "x", "contents")
     return change.elements, change.largest

@@ -69,7 +69,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def test_signature_is_the_one_of_the_specification(path: Path) -> None:
-    """What FORMAT.md says, made anew from nothing but its words."""
+    """A signature made by FORMAT.md's text alone is equal."""
     with zcrecord.load_record(path) as record:
         value = record.metadata[f"zcrecord.signature.{KEY_ID}"]
         text = f"zcrecord signature 1 ed25519\n{KEY_ID}\n{record.content_digest()}\n"
@@ -358,7 +358,7 @@ def test_without_cryptography_the_error_says_how_to_get_it(path: Path, monkeypat
 
 @pytest.mark.needs("openssl")
 def test_openssl_agrees(path: Path, tmp_path: Path) -> None:
-    """What the documentation tells people to do without zcrecord."""
+    """The guide's commands check a signature without zcrecord."""
     (tmp_path / "pub.pem").write_bytes(pem())
     with zcrecord.load_record(path) as record:
         (tmp_path / "signed").write_bytes(integrity.signed_message(KEY_ID, record.content_digest()))

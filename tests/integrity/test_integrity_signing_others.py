@@ -1,4 +1,4 @@
-"""What only looks like what was signed, or like what is to be: other trees, other forms, other keys, other files."""
+"""Lookalikes of signed archives are refused: other trees, other forms, other keys, other files."""
 
 from __future__ import annotations
 

@@ -102,7 +102,7 @@ def inputs_of(model: onnx.ModelProto) -> Inputs:
 
 
 def unoptimized(model: onnx.ModelProto, inputs: Inputs) -> Any:
-    """What a model computes with every optimizer off."""
+    """Run a model with every optimizer off."""
     options = ort.SessionOptions()
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     return ort.InferenceSession(model.SerializeToString(), options).run(None, inputs)[0]
@@ -142,7 +142,7 @@ MISUSE: dict[str, tuple[Any, dict[str, Any], str]] = {
     "hollow": (
         hollow_of,
         {},
-        r"a hollow record has no weights to run with; fill it, and pass what its seal\(\) returns",
+        r"a hollow record has no weights; fill it, and pass the record that seal\(\) returns",
     ),
     "options": (bytes, {"sess_options": "x"}, r"sess_options= takes an onnxruntime\.SessionOptions, not a str"),
     "a class": (
@@ -203,7 +203,7 @@ class Plain:
 
 
 def test_an_initializer_handed_over_by_name_alone_would_be_wrong() -> None:
-    """What `fill_session` is there to avoid; if this fails, ONNX Runtime has changed, and it may do with less."""
+    """`fill_session` avoids this; if it fails, ONNX Runtime has changed, and `fill_session` may become simpler."""
     model, inputs = MODELS["pushed through"], inputs_of(MODELS["pushed through"])
     options = ort.SessionOptions()
     held = ort.OrtValue.ortvalue_from_numpy(numpy_helper.to_array(model.graph.initializer[0]).copy())
@@ -371,7 +371,7 @@ def test_no_weight_is_copied_but_by_the_loader_and_the_measurement_would_notice(
 
 
 def test_load_tensor_of_path_offset_length_and_tensor_is_a_loader_in_a_few_lines(tmp_path: Path) -> None:
-    """What ONNX Runtime's external data loaders have as LoadTensor(path, offset, length, tensor)."""
+    """ONNX Runtime's external data loaders have such a LoadTensor(path, offset, length, tensor)."""
     calls = []
 
     def load_tensor(path: str, offset: int, length: int, tensor: Any) -> None:

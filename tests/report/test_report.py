@@ -47,7 +47,7 @@ def described(path: Path, **options: Any) -> dict[str, Any]:
 
 
 def description_in(page: bytes) -> dict[str, Any]:
-    """What a page was made of, as its script reads it."""
+    """Return the description in a page, as its script reads it."""
     found = re.search(rb'<script type="application/json" id="description">(.*?)</script>', page, re.DOTALL)
     assert found is not None
     parsed: dict[str, Any] = json.loads(found[1])

@@ -106,7 +106,7 @@ def active(page: Page) -> str:
 
 
 def detail(page: Page, term: str) -> str:
-    """What the details say of one thing."""
+    """Return the text of one detail."""
     return page.locator("#details dt", has_text=re.compile(f"^{term}$")).locator("+ dd").inner_text()
 
 
@@ -585,7 +585,7 @@ def test_map_colours_in_what_is_fetched(view: Page, folder: Path) -> None:
 
 
 def answer(url: str, folder: Path) -> dict[str, Any]:
-    """What a server of the view would send: its scripts, and a page with the description of a report."""
+    """Return a server's response: the view's scripts, or a page with a report's description."""
     name = url.rsplit("/", 1)[1]
     if name.endswith(".js"):
         return {"path": WEB / name, "content_type": "text/javascript"}

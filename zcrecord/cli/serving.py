@@ -257,7 +257,7 @@ def _responding(web: Any, path: Path, kind: str) -> Callable[[Any], Awaitable[An
 
         async def prepare(self, request: Any) -> Any:
             headers = request.headers.copy()
-            headers.popall("Accept-Encoding", None)  # aiohttp would send what is in PATH.gz
+            headers.popall("Accept-Encoding", None)  # aiohttp would send the bytes of PATH.gz
             wanted = headers.get("If-Range", "").strip()
             if wanted.startswith(('"', "W/")) and wanted != _tag(path):  # aiohttp knows dates alone
                 headers.popall("Range", None)

@@ -37,7 +37,7 @@ class RecordSkeleton:
         blobs: the bytes of the payloads that attributes and metadata use, by number.
         header: of the archive; empty for a file of another format.
         path: of the archive.
-        pins: the expected SHA-256 of payloads, by their offsets, where a remote record was checked against them.
+        pins: the expected SHA-256 of payloads, by their offsets, if a remote record was checked against them.
     """
 
     index: Index
@@ -167,7 +167,7 @@ def _blob_numbers(ix: Index) -> set[int]:
 
 
 class _ForwardFile:
-    """A binary file object that is read forward, into one buffer; offsets count from where it was at first."""
+    """A binary file object that is read forward, into one buffer; offsets count from its first position."""
 
     def __init__(self, file: Any, path: str | None) -> None:
         if isinstance(file, io.TextIOBase):

@@ -1,6 +1,6 @@
 """Writers of one constant: check and count its bytes, and copy them to memory or pass them to a sink.
 
-Whether a constant may be filled is left to `state`.
+Deciding if a constant may be filled is left to `state`.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class SinkTarget:
             data = data[taken:]
 
     def close(self) -> Any:
-        """Close the object; returns it, or what its `close` returned instead."""
+        """Close the object; returns the result of its `close`, or the object itself if that is None."""
         found = self._made.close() if callable(getattr(self._made, "close", None)) else None
         return self._made if found is None else found
 
@@ -102,7 +102,7 @@ class SinkTarget:
 
 
 def sink_target(constant: HollowConstant, made: Any) -> MemoryTarget | SinkTarget:
-    """Return the target for what a user's `sink` returned: a writable buffer, or an object with `write(chunk)`.
+    """Return the target for the result of a sink: a writable buffer, or an object with `write(chunk)`.
 
     Raises:
         ProducerError: it is neither, or the buffer does not fit.
@@ -317,7 +317,7 @@ class _CountedStrings(_CountedBytes):
 
     def __init__(self, due: int, count: int) -> None:
         super().__init__(due)
-        self._table = due - 8 * (count + 1)  # where the ends begin, behind the padding
+        self._table = due - 8 * (count + 1)  # the offset of the ends, behind the padding
         self._done = 0
         self._before = b""  # the last bytes before the ends, which may be padding
         self._rest = b""  # of an end that is cut in two

@@ -251,7 +251,7 @@ def _takes_passphrase(data: bytes) -> bool:
 
     try:
         load_ssh_private_key(data, None)
-    except TypeError:  # what the package raises where a passphrase is missing
+    except TypeError:  # the package raises it if a passphrase is missing
         return True
     except (ValueError, UnsupportedAlgorithm):  # no key, or none that it knows: signing says so
         return False

@@ -104,7 +104,7 @@ def fill_session(
     """
     ort = onnxruntime_module()
     if isinstance(source, HollowRecord):
-        raise UnsupportedError("a hollow record has no weights to run with; fill it, and pass what its seal() returns")
+        raise UnsupportedError("a hollow record has no weights; fill it, and pass the record that seal() returns")
     if sess_options is not None and not isinstance(sess_options, ort.SessionOptions):
         what = f"sess_options= takes an onnxruntime.SessionOptions, not a {type(sess_options).__name__}"
         raise UnsupportedError(what)
