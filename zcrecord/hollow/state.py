@@ -1,4 +1,4 @@
-"""The constants of a hollow record, and how far each is filled; threads may share the state."""
+"""The constants of a hollow record and their fill state, which threads may share."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _SHOWN = 10  # names in an error
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HollowConstant:
-    """All tensors that are the very same elements: tied ones, which are filled together, once.
+    """Tied tensors, the same elements of one payload: they are filled together, once.
 
     `info` is that of the first, `names` are all of them, `byte_offset` is that of element [0, ..., 0] in the payload,
     and `whole` is True if the payload has no byte besides.
@@ -66,7 +66,7 @@ class HollowConstant:
 
 
 class FillState:
-    """How far an archive's constants are filled: each is begun, then filled or released; all end sealed or aborted.
+    """The fill state of constants: each is begun, then filled or released; at last the record is sealed or aborted.
 
     `constants`, by each tensor's name, and `by_payload` never change.
     """

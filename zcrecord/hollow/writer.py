@@ -96,7 +96,7 @@ class SinkTarget:
         return self._made if found is None else found
 
     def abort(self) -> None:
-        """Tell the object, if it has `abort`, that no more will come."""
+        """Call the object's `abort`, if it has one."""
         if callable(getattr(self._made, "abort", None)):
             self._made.abort()
 
@@ -205,7 +205,7 @@ class ConstantWriter:
                 self._state.release(self.constant)
 
     def abandon(self) -> None:
-        """Abort with the whole record; a thread that is writing finds out by itself."""
+        """Abort because the record is aborted; if another thread is writing, its next step raises FillError."""
         if self._busy.acquire(blocking=False):
             self._lost = self._open
             self.abort()
