@@ -1,4 +1,4 @@
-"""Signatures of records, and comparisons of two."""
+"""Compares two records by content; signs records, and checks signatures."""
 
 from .comparing import Change, compare
 from .signing import (

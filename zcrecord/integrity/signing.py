@@ -52,8 +52,8 @@ class SignReport:
     """The result of signing an archive.
 
     Attributes:
-        path: of the archive that was signed.
-        dest: of the signed archive.
+        path: the archive that was signed.
+        dest: the signed archive; the same path unless another was given.
         key: the id of the key.
         content_digest: the digest that was signed.
         replaced: True if the archive had a signature by this key before.
