@@ -26,7 +26,7 @@ from zcrecord.loaders.plan import MAX_IN_FLIGHT
 from zcrecord.record.load import load_record
 from zcrecord.record.record import Record
 from zcrecord.storage.files import Progress
-from zcrecord.tensors.strides import as_bytes
+from zcrecord.tensors.strides import as_bytes, memory_order
 
 from .skeleton import RecordSkeleton
 from .state import FillState, HollowConstant, State
@@ -366,13 +366,9 @@ class HollowRecord:
         number = constant.info.payload
         if number is None or not constant.whole:
             return
-        if self._sink is None:
-            octets = self._payload(number)
-        else:
-            array = _as_stored(tensor, constant.info.strides)
-            if array is None:
-                return
-            octets = as_bytes(array).data
+        octets = self._payload(number) if self._sink is None else _stored_bytes(tensor, constant.info.strides)
+        if octets is None:
+            return
         try:
             self._skeleton.verify(number, octets)
         except RecordError as error:
@@ -477,15 +473,16 @@ def _part_of(archive: Archive, constants: list[HollowConstant]) -> Archive:
     return subset.select(archive, lambda info: info.name in names, None)  # names may look like patterns
 
 
-def _as_stored(tensor: Any, strides: tuple[int, ...] | None) -> np.ndarray[Any, Any] | None:
-    """Return a tensor with its axes in its payload's order; None if it is not on the host, or has other strides."""
+def _stored_bytes(tensor: Any, strides: tuple[int, ...] | None) -> memoryview | None:
+    """Return a tensor's bytes in its payload's order; None if it is not on the host, or has other strides."""
     array = getattr(tensor, "packed", tensor)
-    if not isinstance(array, np.ndarray) or strides is None:
-        return array if isinstance(array, np.ndarray) else None
+    if not isinstance(array, np.ndarray):
+        return None
+    if strides is None:
+        return as_bytes(array).data
     if array.strides != tuple(s * array.itemsize for s in strides):
         return None
-    upright = array[tuple(slice(None, None, -1 if s < 0 else 1) for s in strides)]
-    return upright.transpose(np.argsort([-abs(s) for s in strides], kind="stable"))
+    return memory_order(array[tuple(slice(None, None, -1 if s < 0 else 1) for s in strides)]).data
 
 
 def _lies_in(tensor: Any, room: Any) -> bool:
