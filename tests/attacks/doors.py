@@ -16,7 +16,7 @@ import numpy as np
 import zcrecord
 from attacks.catalogue import Door, Refused
 from zcrecord import PackedTensor, Record, RecordError, StringTensor
-from zcrecord.archive.views import Verify
+from zcrecord.archive.archive import Verify
 from zcrecord.cli.dispatch import main
 
 __all__ = ["ARCHIVE_DOORS", "FULL_DOORS", "command", "every_question", "mapped", "opened", "tell"]

@@ -13,7 +13,7 @@ from malformed import LEVELS, Case, cases, refused, rich, saved
 
 import zcrecord
 from zcrecord import FormatError, IntegrityError, PackedTensor, StringTensor, UnsupportedError
-from zcrecord.archive.views import Verify
+from zcrecord.archive.archive import Verify
 from zcrecord.dtypes import by_name
 
 

@@ -24,7 +24,7 @@ from zcrecord import (
     UnsupportedError,
     VersionError,
 )
-from zcrecord.archive.views import Verify
+from zcrecord.archive.archive import Verify
 
 ROOT = Path(__file__).resolve().parents[2]
 DIGITS = ROOT / "tests" / "data" / "digits.onnx"

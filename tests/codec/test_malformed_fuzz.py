@@ -21,7 +21,7 @@ from malformed import LEVELS, compact, plain, rich
 
 import zcrecord
 from zcrecord import FormatError, PackedTensor, Record, RecordError, StringTensor
-from zcrecord.archive.views import Verify
+from zcrecord.archive.archive import Verify
 
 FORMS = [(True, True), (True, False), (False, True), (False, False)]
 ARCHIVES = {

@@ -14,7 +14,7 @@ from malformed import LEVELS, Case, cases, plain, refused, saved
 
 import zcrecord
 from zcrecord import FormatError, IntegrityError, LimitError, VersionError
-from zcrecord.archive.views import Verify
+from zcrecord.archive.archive import Verify
 
 Change = Callable[[Forge], Any]
 

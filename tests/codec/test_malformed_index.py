@@ -12,7 +12,7 @@ from malformed import LEVELS, Case, cases, plain, refused, rich, saved
 
 import zcrecord
 from zcrecord import FormatError, IntegrityError, LimitError
-from zcrecord.archive.views import Verify
+from zcrecord.archive.archive import Verify
 
 Change = Callable[[Forge], Any]
 VTABLE, TABLE = 8, 40  # where `build_index` lays them

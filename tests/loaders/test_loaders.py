@@ -18,7 +18,7 @@ import records as r
 import zcrecord
 from tools.range_server import serving
 from zcrecord import LoadCancelledError, PackedTensor, Record, TensorNotFoundError, UnsupportedError, load_record
-from zcrecord.archive.archive import Archive
+from zcrecord.archive.archive import open_archive
 from zcrecord.dtypes import DType
 from zcrecord.loaders import LoadPlan, PayloadRef, load_into, loader_for, plan_load, shard
 from zcrecord.loaders.host import HostLoader
@@ -353,7 +353,7 @@ def test_remote_bytes_are_asked_for_once_and_only_those_that_are_wanted(
             asked.append((offset, len(target)))
             target[:] = data[offset : offset + len(target)]
 
-    archive = Archive(Memory(memoryview(data), remote=Far()), level="index", embedded=None)
+    archive = open_archive(Memory(memoryview(data), remote=Far()), verify="index")
     (ref,) = plan_load(archive, "m.w").refs
     assert (ref.path, ref.buffer) == (None, None)
     assert load_into(archive, device, "m.w")["m.w"].tobytes() == BASE.tobytes()

@@ -135,7 +135,7 @@ def test_exceptions_to_the_layers_are_still_needed() -> None:
 @pytest.mark.parametrize(
     "package, users",
     [
-        ("struct", {"zcrecord.codec.layout", "zcrecord.archive.views", "zcrecord.formats.zip_files"}),
+        ("struct", {"zcrecord.codec.layout", "zcrecord.archive.archive", "zcrecord.formats.zip_files"}),
         ("flatbuffers", {"zcrecord.codec.entries", "zcrecord._schema.tables"}),
         ("zcrecord._schema", {"zcrecord.codec.entries", "zcrecord.codec.index", "zcrecord.codec.verify"}),
         ("xxhash", {"zcrecord.codec.digests", "zcrecord.transport.frames"}),

@@ -19,7 +19,7 @@ import zcrecord
 from tools.generate import golden
 from tools.generate.__main__ import stale
 from tools.generate.golden_contents import plain
-from zcrecord.archive.views import Verify
+from zcrecord.archive.archive import Verify
 from zcrecord.codec.layout import decode_header
 from zcrecord.onnx.graph import model_parts
 from zcrecord.onnx.protobuf.reader import encode_field

@@ -18,7 +18,7 @@ from forge import Forge
 
 import zcrecord
 from zcrecord import FormatError, PackedTensor, RecordError, StringTensor
-from zcrecord.archive.views import Verify
+from zcrecord.archive.archive import Verify
 
 __all__ = ["LEVELS", "Case", "cases", "compact", "plain", "refused", "rich", "saved", "sequence"]
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from zcrecord.archive import digest
-from zcrecord.archive.archive import Archive
+from zcrecord.archive.archive import Archive, open_archive
 from zcrecord.codec.entries import ValueForm, ValueType
 from zcrecord.codec.layout import NONE
 from zcrecord.errors import RecordError
@@ -118,7 +118,7 @@ def ours(question: Question) -> Answer:
     embedded: Any = EMBEDDED[question.mode]
     try:
         # not `load_record`, which also finds what is attached to a program, and unpacks
-        archive = Archive(Memory(buffer_of(question.data)), level=verify, embedded=embedded)
+        archive = open_archive(Memory(buffer_of(question.data)), verify=verify, embedded=embedded)
         if verify == "full":
             digest.check(archive)
     except RecordError as error:

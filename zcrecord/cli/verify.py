@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from zcrecord.archive.damage import Damage
-from zcrecord.archive.views import Verify
+from zcrecord.archive.archive import Verify
 from zcrecord.errors import FormatError, RecordError
 from zcrecord.record.load import load_record
 from zcrecord.record.record import Record

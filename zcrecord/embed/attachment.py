@@ -11,7 +11,7 @@ import os
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from zcrecord.archive.views import Verify
+from zcrecord.archive.archive import Verify
 from zcrecord.codec.layout import (
     ATTACHED_ALIGNMENT,
     ATTACHED_SIZE,

@@ -8,8 +8,7 @@ import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
-from zcrecord.archive.archive import Archive, Embedded
-from zcrecord.archive.views import Verify
+from zcrecord.archive.archive import Archive, Embedded, Verify, open_archive
 from zcrecord.codec.layout import ends_in_archive
 from zcrecord.errors import FormatError, IntegrityError, RecordError, UnsupportedError, printable
 from zcrecord.storage.files import is_url, path_of, path_of_open
@@ -153,7 +152,7 @@ def _opened(
     if names is not None and expect is None and embedded is None and is_packed(memory.octets):
         from zcrecord.transport import open  # here, as below, because few archives are
 
-        return _verified(open.select_packed(memory, names, rename, verify=_level(verify)), verify, mode)
+        return _verified(open.select_packed(memory, names, rename, verify=verify), verify, mode)
     archive = _whole(memory, mode=mode, verify=verify, embedded=embedded)
     _check_content(archive, expect)
     return archive if names is None and rename is None else _part(archive, names, rename)
@@ -177,7 +176,7 @@ def _fetched(
     if names is not None or rename is not None:
         archive = _part(archive, names, rename)
     if names is not None:
-        archive.prefetch()
+        archive.bring()
     return _verified(archive, verify, mode)
 
 
@@ -194,11 +193,6 @@ def _verified(archive: Archive, verify: Verify, mode: Mode) -> Archive:
 
         digest.check(archive)
     return archive.private() if mode == "c" and archive.mode == "r" else archive
-
-
-def _level(verify: Verify) -> Verify:
-    """Return how much of the index is checked when it is opened."""
-    return "touch" if verify == "touch" else "index"
 
 
 def _check_choices(verify: Any, embedded: Any, mode: Any, expect: Any) -> None:
@@ -247,16 +241,15 @@ def _memory(source: Any, mmap: bool) -> tuple[Memory, str | None]:
 
 
 def _whole(memory: Memory, *, mode: Mode, verify: Verify, embedded: Embedded | None) -> Archive:
-    level = _level(verify)
     if embedded is None and is_packed(memory.octets):
         from zcrecord.transport import open
 
-        archive = open.open_packed(memory, verify=level, mode=mode)
+        archive = open.open_packed(memory, verify=verify, mode=mode)
     else:
         if embedded is None and ends_in_archive(memory.octets):
             embedded = "suffix"
         alone = memory.identity is not None and not memory.octets.readonly  # read from a file, and nobody else's
-        archive = Archive(memory, level=level, embedded=embedded, mode=mode if alone else "r")
+        archive = open_archive(memory, verify=verify, embedded=embedded, mode=mode if alone else "r")
     archive.recipe = _recipe
     return _verified(archive, verify, mode)
 

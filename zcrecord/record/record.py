@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 import numpy as np
 
 from zcrecord.archive import unflatten
-from zcrecord.archive.archive import Archive, Progress
-from zcrecord.archive.views import closed
+from zcrecord.archive.archive import Archive, Progress, closed
 from zcrecord.errors import TensorNotFoundError, UnsupportedError
 from zcrecord.storage.memory import Mode
 
@@ -313,7 +312,9 @@ class Record(Mapping[str, Any]):
         Raises:
             TensorNotFoundError: a name without wildcards is not there.
         """
-        (self if names is None else self.select(names)).archive.prefetch()
+        from zcrecord.archive.prefetch import prefetch
+
+        prefetch((self if names is None else self.select(names)).archive)
 
     def verify(self, *, progress: Progress | None = None) -> None:
         """Check every rule of the format, payload digests included; reads the whole archive.

@@ -10,8 +10,7 @@ import hashlib
 from collections.abc import Mapping
 from typing import Any
 
-from zcrecord.archive.archive import Archive
-from zcrecord.archive.views import Verify
+from zcrecord.archive.archive import Archive, Verify, check_crc, open_archive
 from zcrecord.codec.layout import HEADER_SIZE, Header, decode_header, too_short
 from zcrecord.errors import FormatError, IntegrityError, RecordError, UnsupportedError
 from zcrecord.storage.memory import Memory, is_packed
@@ -101,13 +100,12 @@ def _sha256(archive: Archive) -> bytes:
 
 
 def _open(place: Place, verify: Verify, shelf: Shelf | None) -> Archive:
-    level: Verify = "touch" if verify == "touch" else "index"
     few = shelf is not None and shelf.holds_any()
     first = place.start(HEADER_SIZE if few else FIRST)
     if is_packed(first):
         table, have = table_of(place, first)
         if table is None:
-            return _open_packed(place, have, level)
+            return _open_packed(place, have, verify)
         place = Unpacked(place, table, have)
         first = place.start(HEADER_SIZE)
     if place.size < 2 * HEADER_SIZE or len(first) < HEADER_SIZE:
@@ -124,8 +122,8 @@ def _open(place: Place, verify: Verify, shelf: Shelf | None) -> Archive:
     if not known:
         _fetch_ends(window, memory.octets, header)
     try:
-        archive = Archive(memory._replace(remote=window), level=level, embedded=None)
-        archive.check_crc()  # at level "touch", too: unlike a local file, it came a long way
+        archive = open_archive(memory._replace(remote=window), verify=verify)
+        check_crc(archive.buffer, archive.header)  # at level "touch", too: unlike a local file, it came a long way
     except FormatError:
         place.check_same()  # one that was replaced meanwhile is not damaged
         raise
@@ -179,7 +177,7 @@ def _are_ends(pieces: list[tuple[int, bytes]], size: int) -> bool:
     return told == [(offset, len(piece)) for offset, piece in pieces]
 
 
-def _open_packed(place: Place, have: list[Piece], level: Verify) -> Archive:
+def _open_packed(place: Place, have: list[Piece], verify: Verify) -> Archive:
     """Return an archive of which the packed form, without a seek table, is fetched whole, and let go of again."""
     packed = outline(place.size, have)
     octets = packed.octets
@@ -188,4 +186,4 @@ def _open_packed(place: Place, have: list[Piece], level: Verify) -> Archive:
         held.add(offset, offset + len(piece))
     place.fill([(start, octets[start:end]) for start, end in cut(held.missing(0, place.size))])
     place.check_same()
-    return open_packed(Memory(octets, place.shown, packed.mapping), verify=level, mode="r")
+    return open_packed(Memory(octets, place.shown, packed.mapping), verify=verify, mode="r")

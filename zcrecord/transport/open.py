@@ -11,9 +11,8 @@ from typing import Any
 import numpy as np
 
 from zcrecord.archive import subset
-from zcrecord.archive.archive import Archive
+from zcrecord.archive.archive import Archive, Verify, open_archive
 from zcrecord.archive.subset import Names, Rename
-from zcrecord.archive.views import Verify
 from zcrecord.codec.layout import HEADER_SIZE, Header, decode_header
 from zcrecord.errors import FormatError, IntegrityError, LimitError, RecordError
 from zcrecord.storage.compressed import ends_whole, import_zstandard
@@ -46,7 +45,7 @@ def open_packed(memory: Memory, *, verify: Verify, mode: Mode) -> Archive:
             frames.fill(memory.octets, table, octets, everything, cores())
     except RecordError as error:
         raise error.located(path=memory.path) from error.__cause__
-    return Archive(memory._replace(octets=octets, mapping=block, identity=None), level=verify, embedded=None, mode=mode)
+    return open_archive(memory._replace(octets=octets, mapping=block, identity=None), verify=verify, mode=mode)
 
 
 def select_packed(memory: Memory, names: Names | None, rename: Rename | None, *, verify: Verify) -> Archive:
@@ -115,7 +114,7 @@ def _part(memory: Memory, table: frames.Table, names: Names | None, rename: Rena
         window = _Window(memory, table)
         h = window.trailer()
         window.bring([(0, HEADER_SIZE), (h.index_offset, h.index_offset + h.index_size)])
-        whole = Archive(window.memory, level="index", embedded=None)
+        whole = open_archive(window.memory, verify="index")
         part = subset.select(whole, names, rename)
         chosen = part.index.payloads
         starts = (chosen["offset"] + np.uint64(h.payload_offset)).tolist()

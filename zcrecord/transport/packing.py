@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from zcrecord.archive.archive import Archive
+from zcrecord.archive.archive import open_archive
 from zcrecord.codec.layout import HEADER_SIZE, Header, decode_header, locate, too_short
 from zcrecord.errors import FormatError, LimitError, SourceError, UnsupportedError
 from zcrecord.storage.compressed import import_zstandard
@@ -92,7 +92,7 @@ class Watch:
             index = sink.read_back(header.index_offset, header.index_size)
         if index:
             memory.octets[header.index_offset : header.index_offset + len(index)] = index
-            Archive(memory, level="index", embedded=None)
+            open_archive(memory, verify="index")
 
 
 def compressors_of(level: int) -> Start[Any, tuple[Row, bytes]]:
@@ -122,7 +122,7 @@ def of_file(
         FormatError: it is no archive. SourceError: it was changed meanwhile.
     """
     memory = map_file(path)
-    archive = Archive(memory, level="index", embedded=None)
+    archive = open_archive(memory, verify="index")
     where = cuts(archive.header, archive.index.payloads["offset"])
     archive.release()
     watch.expected = where[-1]
@@ -190,7 +190,5 @@ def _planned(reader: StreamReader) -> tuple[memoryview, list[int] | None]:
     if len(head) < HEADER_SIZE + header.index_size:
         raise FormatError(f"ends after {len(head)} of {header.archive_size} bytes; it is truncated, copy it again")
     size = header.archive_size
-    archive = Archive(
-        outline(size, [(0, head), (size - HEADER_SIZE, head[:HEADER_SIZE])]), level="index", embedded=None
-    )
+    archive = open_archive(outline(size, [(0, head), (size - HEADER_SIZE, head[:HEADER_SIZE])]), verify="index")
     return memoryview(head), cuts(header, archive.index.payloads["offset"])
