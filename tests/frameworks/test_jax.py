@@ -214,7 +214,9 @@ import io, os
 os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=4"
 import jax, jax.numpy as jnp, numpy as np, zcrecord
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
-from zcrecord import foreign, tree, LazyTensor
+from zcrecord import LazyTensor
+from zcrecord.tensors import interop
+from zcrecord.writing import flatten
 mesh = Mesh(np.array(jax.devices()).reshape(2, 2), ("x", "y"))
 
 def spread(array, *axes):
@@ -225,10 +227,10 @@ a, b = np.arange(64.0, dtype=np.float32).reshape(8, 8), np.arange(8).astype("int
 arrays = {"both": spread(a, "x", "y"), "rows": spread(a, "x"), "one axis of two": spread(a, None, "y"),
           "everywhere": spread(a), "narrow": spread(b, "x"), "scalar": spread(np.float32(3)),
           "second": jax.device_put(a, jax.devices()[1])}
-lazy = tree.as_tensor(arrays["both"], "x")
+lazy = flatten.as_tensor(arrays["both"], "x")
 assert isinstance(lazy, LazyTensor), lazy
 for name, array in arrays.items():
-    seen = foreign.as_array(array)
+    seen = interop.as_array(array)
     assert (np.asarray(seen) == np.asarray(array)).all(), name
 arrays["tied"] = arrays["both"]
 zcrecord.save_record(arrays, file := io.BytesIO())
@@ -261,7 +263,7 @@ def test_arrays_spread_over_devices_are_gathered_one_at_a_time(what: str) -> Non
     r.run_python(SHARDED + {"GATHERED": GATHERED, "ONE_AT_A_TIME": ONE_AT_A_TIME}[what])
 
 
-# Out. Which arrays are copied is pinned here; `zcrecord.frameworks.handover` tells it.
+# Out. Which arrays are copied is pinned here; `zcrecord.frameworks.jax` tells it.
 
 
 @pytest.mark.exhaustive

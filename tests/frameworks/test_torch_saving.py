@@ -324,7 +324,9 @@ def test_lazy_tensors_may_be_produced_by_torch() -> None:
 DEVICE = """
 import io, sys
 import numpy as np, torch, zcrecord
-from zcrecord import foreign, LazyTensor, tree
+from zcrecord import LazyTensor
+from zcrecord.tensors import interop
+from zcrecord.writing import flatten
 torch.utils.backend_registration._setup_privateuseone_for_python_backend("elsewhere")
 
 class There(torch.Tensor):
@@ -358,7 +360,7 @@ a, b = np.arange(6, dtype=np.float32).reshape(2, 3), np.arange(4, dtype=np.int16
 FETCHES = """
 there = There(a)
 assert there.device.type == "elsewhere"
-lazy = tree.as_tensor(there, "x")
+lazy = flatten.as_tensor(there, "x")
 assert isinstance(lazy, LazyTensor) and not fetched
 file = io.BytesIO()
 report = zcrecord.save_record({"a": there, "b": There(b), "tied": There(a), "part": There(a[:1]), "here": a}, file)

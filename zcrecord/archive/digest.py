@@ -22,7 +22,7 @@ from zcrecord.storage.threads import MOST_THREADS, WORTH_A_THREAD, Going, cores,
 
 from . import damage
 from .damage import Progress
-from .unflatten import astray, check_full_names, turned
+from .unflatten import check_full_names, explicit_list_orders, misplaced_by_name
 
 if TYPE_CHECKING:
     from .archive import Archive
@@ -259,7 +259,7 @@ def _put_attributes(archive: Archive, put: Any) -> None:
 
 def _put_order(ix: Index, put: Any) -> None:
     """Put what names and keys do not tell of the tree, if there is any: another tree of the same names is another."""
-    lost, lists = astray(ix), turned(ix)
+    lost, lists = misplaced_by_name(ix), explicit_list_orders(ix)
     if not (*lost[0], *lost[1], *lists):
         return
     for found in lost:

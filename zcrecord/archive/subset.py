@@ -5,8 +5,6 @@ A part has an index made for it, over the same bytes, so that everything that wo
 
 from __future__ import annotations
 
-import fnmatch
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -14,14 +12,15 @@ import numpy as np
 
 from zcrecord.codec.entries import AttributeEntry, ModuleKind, PayloadId, TensorLayout, change_values, in_memory
 from zcrecord.codec.layout import NONE
-from zcrecord.errors import TensorNotFoundError, UnsupportedError, printable
+from zcrecord.errors import TensorNotFoundError, UnsupportedError
 from zcrecord.writing.flatten import split_dotted
 from zcrecord.writing.module_tree import ModuleTreeBuilder
 
 from . import info, unflatten
 from .archive import Archive
+from .name_patterns import name_test, prefix_advice, renamer
 
-__all__ = ["Names", "Rename", "alone", "chosen_tensors", "module", "repeatable", "select"]
+__all__ = ["Names", "Rename", "chosen_tensors", "module", "repeatable", "select", "single_tensor"]
 
 Names = str | Iterable[str] | Callable[[info.TensorInfo], bool]
 Rename = Mapping[Any, str] | Callable[[str], str]  # keys: str or re.Pattern; a mapping's key type is invariant
@@ -44,9 +43,9 @@ def module(archive: Archive, name: str) -> Archive:
     found = [m for m in sized.tolist() if ix.text_of(ix.modules[m]) == name]
     if not found:
         names = archive.names()
-        why = "is a tensor and no module; record[name] gives it" if name in names else _start_of(name, names)
+        why = "is a tensor and no module; record[name] gives it" if name in names else prefix_advice(name, names)
         raise TensorNotFoundError(name, lambda: map(ix.text_of, ix.modules), path=archive.path, why=why)
-    part = _Walk(archive, found[0]).part()
+    part = _PartBuilder(archive, found[0]).part()
     part.recipe = lambda _: (module, (archive, name))
     return part
 
@@ -59,13 +58,13 @@ def select(archive: Archive, names: Names | None, rename: Rename | None) -> Arch
     """
     archive.ensure_all()
     names, rename = repeatable(names), dict(rename) if isinstance(rename, Mapping) else rename
-    walk = _Walk(archive, 0)
+    builder = _PartBuilder(archive, 0)
     if names is not None:
-        walk.keep(names)
+        builder.keep(names)
     if rename is not None:
-        new = _renamer(rename)
-        walk.rename(new, new("") if isinstance(rename, Mapping) else "")
-    part = walk.part()
+        new = renamer(rename)
+        builder.rename(new, new("") if isinstance(rename, Mapping) else "")
+    part = builder.part()
     part.recipe = lambda _: (select, (archive, names, rename))
     return part
 
@@ -82,12 +81,12 @@ def chosen_tensors(archive: Archive, names: Names) -> set[int]:
         TensorNotFoundError: a name without wildcards is neither a tensor's nor a module's.
     """
     archive.ensure_all()
-    walk = _Walk(archive, 0)
-    walk.keep(names)
-    return walk.kept
+    builder = _PartBuilder(archive, 0)
+    builder.keep(names)
+    return builder.kept
 
 
-def alone(archive: Archive, i: int) -> Archive:
+def single_tensor(archive: Archive, i: int) -> Archive:
     """Return one tensor of an archive under its whole name, without modules, attributes and metadata, in no time."""
     row = archive.row(i)
     outline = ModuleTreeBuilder()
@@ -99,7 +98,7 @@ def alone(archive: Archive, i: int) -> Archive:
     return archive.part(in_memory(entries), numbers)
 
 
-class _Walk:
+class _PartBuilder:
     """The modules, tensors and attributes below one module, and what becomes of them."""
 
     def __init__(self, archive: Archive, top: int) -> None:
@@ -129,7 +128,7 @@ class _Walk:
             keep = names
             self.kept = {i for i, told in enumerate(info.infos(archive)) if keep(told)}
         else:
-            matches = _matcher(names, archive.names, list(self._names.values()), archive.path)
+            matches = name_test(names, archive.names, list(self._names.values()), archive.path)
             chosen = {m for m, name in self._names.items() if matches(name)}
             for m in range(self._top + 1, self._last):
                 if self._parent(m) in chosen:
@@ -277,79 +276,3 @@ def _blobs(attributes: list[AttributeEntry]) -> Iterator[int]:
         for value in a.value if isinstance(a.value, list | tuple) else [a.value]:
             if isinstance(value, PayloadId):
                 yield int(value)
-
-
-def _is_pattern(name: str) -> bool:
-    """Return whether a name has wildcards, as the shell's have them."""
-    return any(c in name for c in "*?[")
-
-
-def _matcher(
-    names: Any, tensors: Callable[[], list[str]], modules: list[str], path: str | None
-) -> Callable[[str], bool]:
-    """Return what tells whether a name, of a tensor or a module, is one of `names`, some of which may be patterns.
-
-    Raises:
-        TensorNotFoundError: one without wildcards is not known. UnsupportedError: they are no names.
-    """
-    wanted = [names] if isinstance(names, str) else names
-    if not isinstance(wanted, Iterable):
-        raise UnsupportedError(f"names= takes a pattern, several, or a function, not a {type(names).__name__}")
-    wanted = list(wanted)
-    for name in wanted:
-        if not isinstance(name, str):
-            raise UnsupportedError(f"names= takes patterns, and one is a {type(name).__name__}")
-    exact = {name for name in wanted if not _is_pattern(name)}
-    patterns = [fnmatch.translate(name) for name in wanted if _is_pattern(name)]
-    everything = {*tensors(), *modules} if wanted else set()
-    missing = [name for name in wanted if name in exact and name not in everything]
-    if missing:
-        why = _start_of(missing[0], tensors())
-        raise TensorNotFoundError(missing[0], lambda: _to_suggest(missing[0], tensors(), modules), path=path, why=why)
-    exact |= {name for name in wanted if name in everything}  # names may have brackets
-    match = re.compile("|".join(patterns) or r"(?!)").match
-    return lambda name: name in exact or match(name) is not None
-
-
-def _start_of(name: str, tensors: list[str]) -> str | None:
-    """Return what is wrong with a name that others start with: a flat state dict has dots in its keys, no modules."""
-    if not any(tensor.startswith(f"{name}.") for tensor in tensors):
-        return None
-    return f"is no module, only how names of tensors start; select('{printable(name)}.*') chooses those"
-
-
-def _to_suggest(name: str, tensors: list[str], modules: list[str]) -> list[str]:
-    """Return the names to look for close ones in: the tensors', which are counted if none is, and close modules'."""
-    import difflib  # here, because it is needed only once something went wrong
-
-    close = [*difflib.get_close_matches(name, modules, cutoff=0.5), *(module for module in modules if name in module)]
-    return list(dict.fromkeys([*close, *sorted(tensors)]))
-
-
-def _renamer(rename: Rename) -> Callable[[str], str]:
-    """Return what gives a name's new form; of several prefixes the longest counts, of patterns each in turn."""
-    if not isinstance(rename, Mapping):
-        if not callable(rename):
-            raise UnsupportedError(f"rename= takes a mapping or a function, not a {type(rename).__name__}")
-        return rename
-    for key, value in rename.items():
-        pattern = isinstance(key, re.Pattern) and isinstance(key.pattern, str)
-        if not (isinstance(value, str) and (pattern or isinstance(key, str))) and not (pattern and callable(value)):
-            what = f"rename= maps names, or compiled patterns of text, to names, and not {key!r} to {value!r}"
-            raise UnsupportedError(what)
-    exact = {k: v for k, v in rename.items() if isinstance(k, str)}
-    patterns = [(k, v) for k, v in rename.items() if not isinstance(k, str)]
-
-    def new(name: str) -> str:
-        prefix, rest = name, ""
-        while prefix and prefix not in exact:
-            prefix, _, last = prefix.rpartition(".")
-            rest = f".{last}{rest}"
-        if prefix in exact:
-            out = exact[prefix] + (rest if prefix or not name else f".{name}")
-            name = out.removeprefix(".")
-        for pattern, replacement in patterns if name else ():
-            name = pattern.sub(replacement, name)
-        return name
-
-    return new

@@ -17,7 +17,16 @@ from zcrecord.codec.index import Index
 from zcrecord.codec.layout import DIGEST_ALLOWANCE
 from zcrecord.errors import FormatError, LimitError
 
-__all__ = ["astray", "attribute_entries", "below", "check_full_names", "key_of", "plain", "turned", "unflatten"]
+__all__ = [
+    "attribute_entries",
+    "below",
+    "check_full_names",
+    "explicit_list_orders",
+    "key_of",
+    "misplaced_by_name",
+    "plain",
+    "unflatten",
+]
 
 Make = Callable[[int, str, list[tuple[str, Any]]], Any]
 
@@ -115,7 +124,7 @@ def unflatten(
     return built[module]
 
 
-def astray(ix: Index) -> tuple[dict[str, str], dict[str, str]]:
+def misplaced_by_name(ix: Index) -> tuple[dict[str, str], dict[str, str]]:
     """Return tensors and modules by full name that lie in another module than their names say, with that module's.
 
     A name says the module of the longest name that begins it, with a dot after it: {"a.b": x, "a": {}} has no other
@@ -128,10 +137,10 @@ def astray(ix: Index) -> tuple[dict[str, str], dict[str, str]]:
     tensors = zip(map(ix.name, by_name), ix.tensors["parent"][by_name].tolist(), strict=True)
     inner = sorted(zip(modules[1:], ix.modules["parent"][1:].tolist(), strict=True))
     starts = sorted((f"{name}.", name) for name in modules[1:])
-    return _astray(tensors, modules, starts), _astray(inner, modules, starts)
+    return _misplaced(tensors, modules, starts), _misplaced(inner, modules, starts)
 
 
-def _astray(named: Iterable[tuple[str, int]], modules: list[str], starts: list[tuple[str, str]]) -> dict[str, str]:
+def _misplaced(named: Iterable[tuple[str, int]], modules: list[str], starts: list[tuple[str, str]]) -> dict[str, str]:
     """Return those of which no start says where they lie; names and starts ascend, and so one pass does."""
     out, around, at = {}, [("", "")], 0
     for name, parent in named:
@@ -147,7 +156,7 @@ def _astray(named: Iterable[tuple[str, int]], modules: list[str], starts: list[t
     return out
 
 
-def turned(ix: Index) -> dict[str, list[str]]:
+def explicit_list_orders(ix: Index) -> dict[str, list[str]]:
     """Return the keys, in the order of their places, of lists and tuples of which they do not tell that order, by name.
 
     Keys that are 0, 1, 2, ... tell it, and others that ascend (bytewise).

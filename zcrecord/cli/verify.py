@@ -6,8 +6,8 @@ import sys
 from dataclasses import asdict
 from typing import Any
 
-from zcrecord.archive.damage import Damage
 from zcrecord.archive.archive import Verify
+from zcrecord.archive.damage import Damage
 from zcrecord.errors import FormatError, RecordError
 from zcrecord.record.load import load_record
 from zcrecord.record.record import Record

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from zcrecord.archive.name_patterns import Patterns
 from zcrecord.errors import UnsupportedError
-from zcrecord.onnx.selection import Patterns
 from zcrecord.storage.files import path_of
 
 from .plan import Plan, plan

@@ -13,11 +13,11 @@ from typing import Any, NamedTuple
 
 import zcrecord
 from zcrecord.archive.info import TensorInfo
+from zcrecord.archive.name_patterns import NameFilter, Patterns, matcher
 from zcrecord.archive.payloads import Payloads
 from zcrecord.codec.layout import align_up, check_alignment, payload_alignment
 from zcrecord.dtypes import DType
 from zcrecord.errors import TensorNotFoundError, UnsupportedError
-from zcrecord.onnx.selection import Patterns, Wanted
 from zcrecord.record.record import Record
 from zcrecord.storage.files import path_of
 from zcrecord.storage.memory import is_packed, map_file
@@ -236,15 +236,14 @@ def _chosen(names: Sequence[str], select: Patterns | None, exclude: Patterns | N
     chosen = set(names) if select is None else _matching(names, select)
     dropped = set() if exclude is None else _matching(names, exclude)
     if names and not chosen - dropped:
-        raise UnsupportedError(f"select and exclude ({Wanted(select, exclude).text}) leave no tensor")
+        raise UnsupportedError(f"select and exclude ({NameFilter(select, exclude).text}) leave no tensor")
     return chosen - dropped
 
 
 def _matching(names: Sequence[str], patterns: Patterns) -> set[str]:
     found: set[str] = set()
     for pattern in (patterns,) if isinstance(patterns, str) else patterns:
-        test = Wanted(pattern, None)
-        these = {n for n in names if n == pattern or n.startswith(f"{pattern}.") or test(n)}  # names may have brackets
+        these = set(filter(matcher([pattern], below=True), names))
         if not these:
             raise TensorNotFoundError(pattern, lambda: names)
         found |= these

@@ -468,7 +468,7 @@ def _part_of(archive: Archive, constants: list[HollowConstant]) -> Archive:
     if len(constants) == len(archive.index.tensors):
         return archive
     if len(constants) == 1:
-        return subset.alone(archive, archive.find(constants[0].name))
+        return subset.single_tensor(archive, archive.find(constants[0].name))
     names = {constant.name for constant in constants}
     return subset.select(archive, lambda info: info.name in names, None)  # names may look like patterns
 

@@ -182,7 +182,7 @@ def _described_tensor(archive: Archive, i: int) -> str:
 
 def _moved(a: Archive, b: Archive) -> Iterator[Change]:
     """Yield the tensors and modules that lie in another module, though both archives have both modules."""
-    mine, others = unflatten.astray(a.index), unflatten.astray(b.index)
+    mine, others = unflatten.misplaced_by_name(a.index), unflatten.misplaced_by_name(b.index)
     if mine == others:
         return
     modules = [set(map(archive.index.text_of, archive.index.modules)) for archive in (a, b)]
@@ -206,7 +206,7 @@ def _homes(archive: Archive, what: str, names: Mapping[str, Any]) -> dict[str, s
 def _described_modules(archive: Archive) -> dict[str, str]:
     """Return each module's kind and class, and the order of its items unless their keys imply it."""
     ix = archive.index
-    turned = unflatten.turned(ix)
+    turned = unflatten.explicit_list_orders(ix)
     out = {}
     for row in ix.modules:
         name, kind = ix.text_of(row), int(row["kind"])

@@ -5,9 +5,7 @@ Everything here is arithmetic over the index. Names are chosen by `parts`; who l
 
 from __future__ import annotations
 
-import fnmatch
 import operator
-import re
 from collections.abc import Callable, Iterable, Mapping
 from math import prod
 from typing import Any, NamedTuple, Protocol, SupportsIndex
@@ -17,6 +15,7 @@ import numpy as np
 from zcrecord import dtypes
 from zcrecord.archive import subset
 from zcrecord.archive.archive import Archive
+from zcrecord.archive.name_patterns import is_pattern, matcher
 from zcrecord.archive.subset import Names
 from zcrecord.codec.layout import ALIGNMENT, NONE
 from zcrecord.dtypes import DType
@@ -310,14 +309,14 @@ def _slicer(slices: Slices, names: Iterable[str], path: str | None) -> Callable[
         TensorNotFoundError: a key without wildcards is no tensor's name. UnsupportedError: a key is no name.
     """
     known = set(names)
-    keys: list[tuple[re.Pattern[str], Rows]] = []
+    tests: list[tuple[Callable[[str], bool], Rows]] = []
     for key, rows in slices.items():
         if not isinstance(key, str) or not (isinstance(rows, slice) or callable(rows)):
             raise UnsupportedError(f"slices= maps names or patterns to slices, and not {key!r} to {rows!r}")
-        if key not in known and not any(c in key for c in "*?["):
+        if key not in known and not is_pattern(key):
             raise TensorNotFoundError(key, lambda: sorted(known), path=path)
-        keys.append((re.compile(re.escape(key) + r"\Z" if key in known else fnmatch.translate(key)), rows))
-    return lambda name: next((rows for pattern, rows in keys if pattern.match(name)), None)
+        tests.append((key.__eq__ if key in known else matcher([key]), rows))
+    return lambda name: next((rows for test, rows in tests if test(name)), None)
 
 
 def _cut(form: _Form, rows: Rows) -> _Form:

@@ -1,7 +1,7 @@
 """Tensors on torch's devices, by way of staging buffers that are filled while others are copied (`ring`).
 
 Knows torch's streams, events and pinned memory, and how a tensor is a view of bytes on a device. What is to be loaded
-is `planning`'s, torch's element types are `handover`'s.
+is `planning`'s, torch's element types are `frameworks.torch`'s.
 
 ==============  ======================================================================================================
 cuda            NVIDIA's devices, and AMD's under the same name: pinned buffers, a stream of its own, so that reading
@@ -21,7 +21,7 @@ from typing import Any
 
 from zcrecord.dtypes import DType
 from zcrecord.errors import LimitError, RecordError, UnsupportedError
-from zcrecord.frameworks.handover import import_torch, torch_device, torch_dtype, torch_shape
+from zcrecord.frameworks.torch import import_torch, torch_device, torch_dtype, torch_shape
 from zcrecord.tensors.strides import reach
 
 from .plan import LoadPlan

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from zcrecord.archive.name_patterns import NameFilter, Patterns
 from zcrecord.codec.entries import Entries, PayloadId
 from zcrecord.codec.layout import ALIGNMENT, NONE
 from zcrecord.dtypes import by_onnx
@@ -31,7 +32,7 @@ from zcrecord.writing.writers import ConvertReport, SaveReport, StreamWriter, pe
 
 from . import external_data
 from .names import GRAPH_ATTRIBUTE, LEFT_OUT, NamedTensor, name_tensors
-from .selection import Chosen, ChosenValues, Patterns, Wanted
+from .selection import Chosen, ChosenValues
 
 __all__ = ["STUB_KEY", "ConvertReport", "convert"]
 
@@ -92,7 +93,7 @@ def convert(
     check_destination(source_path, dest_path, force or dry_run)
     if verify and (dry_run or source_path is None or dest_path is None):
         raise UnsupportedError("verify=True reads the source again and the archive back: both must be files by path")
-    test = None if select is None and exclude is None else Wanted(select, exclude)
+    test = None if select is None and exclude is None else NameFilter(select, exclude)
     work = _Work(source, source_path, alignment, allow_links, test, 1 + verify, progress)
     with contextlib.nullcontext(NullSink()) if dry_run else open_sink(dest, durable=durable) as sink:
         done = work.write(sink)
@@ -136,7 +137,7 @@ class _Work(NamedTuple):
     source_path: str | None
     alignment: int
     allow_links: bool
-    test: Wanted | None
+    test: NameFilter | None
     passes: int
     progress: Progress | None
 
@@ -208,7 +209,7 @@ class _Source(NamedTuple):
 
 
 def _stream(
-    source: _Source, out: StreamWriter, test: Wanted | None, report: Callable[[int], None] | None
+    source: _Source, out: StreamWriter, test: NameFilter | None, report: Callable[[int], None] | None
 ) -> tuple[Entries, int, int, int]:
     """Write all payloads, the skeleton last; return the entries, the bytes read, names changed, tensors left out."""
     skeleton = Skeleton()

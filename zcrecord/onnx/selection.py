@@ -7,61 +7,25 @@ the "~2" that tells equal ones apart.
 
 from __future__ import annotations
 
-import fnmatch
-import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
+from zcrecord.archive.name_patterns import NameFilter
 from zcrecord.codec.layout import NONE
-from zcrecord.errors import OnnxError, TensorNotFoundError, UnsupportedError
+from zcrecord.errors import OnnxError, TensorNotFoundError
 from zcrecord.onnx.protobuf.reader import ProtobufReader
 from zcrecord.onnx.protobuf.schema import Scope, Tensor
 from zcrecord.onnx.protobuf.values import Values
 
 from .names import LEFT_OUT, NamedTensor, plain_name
 
-__all__ = ["Chosen", "ChosenValues", "Patterns", "Wanted"]
-
-Patterns = str | Iterable[str]
-
-
-class Wanted:
-    """What tells whether a name matches `select` and not `exclude`; all names match what is None.
-
-    Patterns are those of a shell, case counts; one that matches a module stands for all below it.
-
-    Example:
-        >>> test = Wanted("encoder.*", ["*.bias"])
-        >>> [test(name) for name in ("encoder.0.weight", "encoder.0.bias", "decoder.weight")]
-        [True, False, False]
-    """
-
-    def __init__(self, select: Patterns | None, exclude: Patterns | None) -> None:
-        chosen, dropped = ("*",) if select is None else _listed(select), _listed(exclude or ())
-        self.text = " ".join(chosen) + (f" without {' '.join(dropped)}" if dropped else "")
-        self._chosen, self._dropped = _matches(chosen), _matches(dropped)
-
-    def __call__(self, name: str) -> bool:
-        """Return whether it is wanted."""
-        return self._chosen(name) is not None and self._dropped(name) is None
-
-
-def _listed(patterns: Patterns) -> tuple[str, ...]:
-    each = (patterns,) if isinstance(patterns, str) else tuple(patterns)
-    for pattern in each:
-        if not isinstance(pattern, str):
-            raise UnsupportedError(f"select= and exclude= take patterns, and one is a {type(pattern).__name__}")
-    return each
-
-
-def _matches(patterns: tuple[str, ...]) -> Callable[[str], object]:
-    return re.compile("|".join(fnmatch.translate(p + end) for p in patterns for end in ("", ".*")) or r"(?!)").match
+__all__ = ["Chosen", "ChosenValues"]
 
 
 class Chosen:
     """Payloads of which only those of wanted tensors are written; `out` is what they are written to."""
 
-    def __init__(self, out: Any, test: Wanted) -> None:
+    def __init__(self, out: Any, test: NameFilter) -> None:
         self._out = out
         self._test = test
         self._next = self._writing = True

@@ -121,11 +121,11 @@ class Record(Mapping[str, Any]):
 
     def values(self) -> Any:
         """Return a view of all tensors in saved order; iterating makes them together, at 1 µs each."""
-        return _Values(self)
+        return _TensorValues(self)
 
     def items(self) -> Any:
         """Return a view of (name, tensor) in saved order; iterating makes them together."""
-        return _Items(self)
+        return _TensorItems(self)
 
     def array(self, name: str) -> np.ndarray[Any, np.dtype[Any]]:
         """Return a tensor that is an ndarray; UnsupportedError for packed and string ones, TensorNotFoundError."""
@@ -163,11 +163,11 @@ class Record(Mapping[str, Any]):
         """Return the record nested as it was saved: dicts, lists, tuples (a dataclass as a dict), tensors as views.
 
         Keys that were integers are integers. "torch" gives the tensors of `torch(device)`, ready for `load_state_dict`;
-        "jax" those of `jax()`, as the pytree `like` is built where one is given. See `frameworks.pytrees.tree`.
+        "jax" those of `jax()`, as the pytree `like` is built where one is given. See `frameworks.nested.tree`.
         """
-        from zcrecord.frameworks import pytrees
+        from zcrecord.frameworks import nested
 
-        return pytrees.tree(self, tensors, device, like)
+        return nested.tree(self, tensors, device, like)
 
     @property
     def modules(self) -> dict[str, ModuleInfo]:
@@ -271,25 +271,25 @@ class Record(Mapping[str, Any]):
         return typed.into(self.archive, kind)
 
     def torch(self, device: Any = "cpu", names: Names | None = None, *, writable: bool = True) -> dict[str, Any]:
-        """Return the tensors as torch's, by name, as `load_state_dict` takes them; see `zcrecord.frameworks.handover`.
+        """Return the tensors as torch's, by name, as `load_state_dict` takes them; see `zcrecord.frameworks.torch`.
 
         On the CPU they lie on a private mapping, whose pages are copied when they are written: an optimizer step
         changes neither the file nor any other tensor but tied ones. Each call makes a mapping of its own, but in mode
         "c", whose memory they then share with the record's views. Any other device is filled as by `load_into`. Where
         the file was replaced or removed since the record was opened, what is asked for is copied out of what is mapped.
         """
-        from zcrecord.frameworks import handover  # here, as below, because not everybody has torch or jax
+        from zcrecord.frameworks import torch  # here, as below, because not everybody has torch or jax
 
-        where = handover.torch_device(handover.import_torch(), device)
+        where = torch.torch_device(torch.import_torch(), device)
         if where.type not in ("cpu", "meta"):
             return self.load_into(str(where), names)
-        return handover.torch_tensors(self.archive, device=where, names=names, writable=writable)
+        return torch.torch_tensors(self.archive, device=where, names=names, writable=writable)
 
     def jax(self, names: Names | None = None) -> dict[str, Any]:
-        """Return the tensors as jax's, by name; see `zcrecord.frameworks.handover` for which are copied."""
-        from zcrecord.frameworks import handover
+        """Return the tensors as jax's, by name; see `zcrecord.frameworks.jax` for which are copied."""
+        from zcrecord.frameworks import jax
 
-        return handover.jax_arrays(self.archive, names=names)
+        return jax.jax_arrays(self.archive, names=names)
 
     def load_into(self, loader: Any, names: Names | None = None, **options: Any) -> dict[str, Any]:
         """Return chosen tensors on a device, each payload transferred once; see `zcrecord.loaders.load_into`."""
@@ -371,7 +371,7 @@ def _reopened(function: Callable[..., Archive], arguments: tuple[Any, ...]) -> R
     return Record(function(*arguments))
 
 
-class _Values:
+class _TensorValues:
     """The values of a record, made together when iterated."""
 
     def __init__(self, record: Record) -> None:
@@ -384,7 +384,7 @@ class _Values:
         return len(self._record)
 
 
-class _Items(_Values):
+class _TensorItems(_TensorValues):
     """The (name, tensor) pairs of a record, made together when iterated."""
 
     def __iter__(self) -> Iterator[tuple[str, Any]]:

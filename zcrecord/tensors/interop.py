@@ -2,7 +2,7 @@
 
 Knows torch, jax, DLPack and the buffer protocol, and imports none of them: a torch tensor is there only once torch is
 imported. A tensor on a device is only described until it is asked for, so that it can be fetched when its turn comes.
-The way back is `frameworks.handover`'s.
+The way back is `frameworks`'s.
 """
 
 from __future__ import annotations

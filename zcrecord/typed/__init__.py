@@ -28,13 +28,14 @@ from zcrecord.errors import RecordError, UnsupportedError
 from zcrecord.writing.flatten import children_of, is_attribute
 
 from . import containers, fields
-from .leaves import Array, Bytes, FromValue, Instance, Module, Number, NumpyScalar, OneOf, Torch, Want
+from .leaves import Array, FromValue, Instance, Number, NumpyScalar, OneOf, SavedModule, TorchClass, Want
 
 __all__ = ["into", "structure"]
 
 T = TypeVar("T")
 
-_LEAVES: dict[Any, type[Want]] = dict.fromkeys((bool, int, float, complex), Number) | {bytes: Bytes, np.ndarray: Array}
+_NUMBERS: dict[Any, type[Want]] = dict.fromkeys((bool, int, float, complex), Number)
+_LEAVES: dict[Any, type[Want]] = {**_NUMBERS, bytes: FromValue, np.ndarray: Array}
 _BASES: dict[type, type[Want]] = {Enum: FromValue, PurePath: FromValue, np.generic: NumpyScalar, object: Instance}
 
 
@@ -80,20 +81,20 @@ def structure(kind: type[T], tree: Any) -> T:
 
 def _module(kind: int, type_name: str, items: list[tuple[str, Any]]) -> Any:
     value = conventions.value_of_object(type_name, items) if kind == ModuleKind.OBJECT else conventions.ABSENT
-    return Module(kind, type_name, dict(items)) if value is conventions.ABSENT else value
+    return SavedModule(kind, type_name, dict(items)) if value is conventions.ABSENT else value
 
 
 def _noded(value: Any) -> Any:
     """Return plain mappings, lists and tuples as modules."""
     if isinstance(value, abc.Mapping):
         kind, _, items = children_of(value, "")
-        return Module(kind or ModuleKind.MAPPING, "", {key: _noded(v) for key, v in items})
+        return SavedModule(kind or ModuleKind.MAPPING, "", {key: _noded(v) for key, v in items})
     if not isinstance(value, list | tuple) or is_attribute(value, ""):
         return value
     kind = ModuleKind.LIST if isinstance(value, list) else ModuleKind.TUPLE
     names = getattr(value, "_fields", None)
     items = zip(names or map(str, range(len(value))), map(_noded, value), strict=True)
-    return Module(kind, type(value).__name__ if names else "", dict(items))
+    return SavedModule(kind, type(value).__name__ if names else "", dict(items))
 
 
 def _want(hint: Any) -> Want:
@@ -122,7 +123,7 @@ def _read(hint: Any) -> Want:
         return OneOf(hint)
     if not isinstance(kind, type) or kind in (Any, object):  # Any is a class, too
         return Want(hint)
-    if fields.is_planned(kind):
+    if fields.has_fields(kind):
         return containers.Class(hint, _want)
     if kind in containers.SEQUENCES:
         fixed = origin is tuple and ... not in get_args(hint)
@@ -132,5 +133,5 @@ def _read(hint: Any) -> Want:
     if kind in _LEAVES:
         return _LEAVES[kind](hint)
     if kind.__module__.partition(".")[0] == "torch" and kind.__name__ not in ("dtype", "device"):
-        return Torch(kind)
+        return TorchClass(kind)
     return next(want(kind) for base, want in _BASES.items() if issubclass(kind, base))

@@ -18,7 +18,7 @@ from zcrecord.errors import MismatchError, printable
 from zcrecord.tensors.packed import PackedTensor, StringTensor
 
 from . import fields
-from .leaves import CONVERTED, EXACT, NAMED, NO, Module, Want, found, keys_of, mismatch
+from .leaves import CONVERTED, EXACT, NAMED, NO, SavedModule, Want, found, keys_of, mismatch
 
 __all__ = ["MAPPINGS", "SEQUENCES", "Choice", "Class", "Composed", "Dict", "Sequence", "Tuple"]
 
@@ -45,18 +45,18 @@ def _below(where: str, key: str) -> str:
     return f"{where}.{key}" if where else key
 
 
-def _grouped(module: Module, names: abc.Container[str] = ()) -> dict[str, Any]:
+def _grouped(module: SavedModule, names: abc.Container[str] = ()) -> dict[str, Any]:
     """Return a module's items, those of a flat mapping whose keys have dots gathered into mappings."""
     if module.kind != ModuleKind.MAPPING or not any("." in key for key in module.items):
         return module.items
     items: dict[str, Any] = {}
-    groups: dict[str, Module] = {}
+    groups: dict[str, SavedModule] = {}
     for key, value in module.items.items():
         head, dot, rest = key.partition(".")
         if not dot or key in names or head in module.items:
             items[key] = value
         else:
-            group = groups.setdefault(head, Module(ModuleKind.MAPPING, "", {}))
+            group = groups.setdefault(head, SavedModule(ModuleKind.MAPPING, "", {}))
             group.items[rest] = value
             items[head] = group
     return items
@@ -91,7 +91,7 @@ class Sequence(Composed):
         if taken is None:
             return NO
         own = EXACT if self._made_by in (None, _sequence_type(value)) else CONVERTED
-        return own if isinstance(value, Module) else min([own, *(want.rank(item) for want, _, item in taken)])
+        return own if isinstance(value, SavedModule) else min([own, *(want.rank(item) for want, _, item in taken)])
 
     def fits(self, value: Any, /) -> bool:
         """Return whether a value fits, and each child by its `rank`: no deeper, so that deciding stays linear."""
@@ -118,7 +118,7 @@ class Tuple(Sequence):
 
 def _sequence_type(value: Any) -> type | None:
     """Return list or tuple for what was saved as one."""
-    if isinstance(value, Module):
+    if isinstance(value, SavedModule):
         return list if value.kind == ModuleKind.LIST else tuple if value.kind == ModuleKind.TUPLE else None
     return list if isinstance(value, list) else tuple
 
@@ -127,7 +127,7 @@ def _numbered(value: Any) -> list[tuple[str, Any]] | None:
     """Return the keys and items of what is a sequence, or a mapping numbered like one, in order."""
     if isinstance(value, list | tuple):
         return [(str(i), item) for i, item in enumerate(value)]
-    if not isinstance(value, Module) or value.kind == ModuleKind.OBJECT:
+    if not isinstance(value, SavedModule) or value.kind == ModuleKind.OBJECT:
         return None
     if value.is_sequence:
         return list(value.items.items())
@@ -138,7 +138,7 @@ def _numbered(value: Any) -> list[tuple[str, Any]] | None:
 
 def _hole(value: Any) -> str:
     """Return what keeps a mapping from being a list."""
-    keys = _grouped(value).keys() if isinstance(value, Module) and not value.is_sequence else set()
+    keys = _grouped(value).keys() if isinstance(value, SavedModule) and not value.is_sequence else set()
     if not any(key.isdecimal() for key in keys):
         return ""
     missing = [str(i) for i in range(len(keys)) if str(i) not in keys]
@@ -154,7 +154,7 @@ class Dict(Composed):
         return self._read(key), self._read(item)
 
     def rank(self, value: Any, /) -> int:
-        if not isinstance(value, Module) or value.is_sequence:
+        if not isinstance(value, SavedModule) or value.is_sequence:
             return NO
         return CONVERTED if value.kind == ModuleKind.OBJECT else EXACT
 
@@ -165,7 +165,7 @@ class Dict(Composed):
         items = self._items(value)
         return all(map(key.rank, value.keys_of(items))) and all(map(item.rank, items.values()))
 
-    def _items(self, value: Module) -> dict[str, Any]:
+    def _items(self, value: SavedModule) -> dict[str, Any]:
         """Return a mapping's items, a flat one's gathered where only then they are what is wanted."""
         _, item = self._parts
         grouped = _grouped(value)
@@ -186,22 +186,22 @@ class Class(Composed):
     """A dataclass, attrs class, NamedTuple or TypedDict: a saved object, NamedTuple or mapping, by its keys."""
 
     @cached_property
-    def _plan(self) -> fields.Plan:
-        return fields.plan_of(self.hint)
+    def _fields(self) -> fields.ClassFields:
+        return fields.fields_of(self.hint)
 
     @cached_property
     def _wants(self) -> dict[str, Want]:
-        return {f.name: self._read(f.hint) for f in self._plan.fields}
+        return {f.name: self._read(f.hint) for f in self._fields.fields}
 
     def _items(self, value: Any) -> dict[str, Any] | None:
         """Return what a value holds by name, None if it holds nothing so."""
-        return _grouped(value, self._wants) if isinstance(value, Module) and value.has_names else None
+        return _grouped(value, self._wants) if isinstance(value, SavedModule) and value.has_names else None
 
     def _is_its_own(self, value: Any) -> bool:
-        return bool(isinstance(value, Module) and value.type_name == self._plan.kind.__name__)
+        return bool(isinstance(value, SavedModule) and value.type_name == self._fields.kind.__name__)
 
     def _has_its_keys(self, items: dict[str, Any]) -> bool:
-        return items.keys() <= self._wants.keys() and all(f.name in items for f in self._plan.fields if f.required)
+        return items.keys() <= self._wants.keys() and all(f.name in items for f in self._fields.fields if f.required)
 
     def rank(self, value: Any, /) -> int:
         items = self._items(value)
@@ -223,7 +223,7 @@ class Class(Composed):
         if items is None:
             raise mismatch(where, self, value)
         values = {}
-        for f in self._plan.fields:
+        for f in self._fields.fields:
             if f.name in items:
                 values[f.name] = wants[f.name].build(items[f.name], _below(where, f.name))
             elif f.required:
@@ -236,7 +236,9 @@ class Class(Composed):
         key = next(key for key in items if key not in self._wants)
         known = f"its fields are {keys_of(self._wants)}" if self._wants else "it has no fields"
         what = f"expected no such key, found {found(items[key])}: {self} has no field for it, {known}"
-        choice = isinstance(items[key], Module | np.ndarray | PackedTensor | StringTensor)  # names= chooses among these
+        choice = isinstance(
+            items[key], SavedModule | np.ndarray | PackedTensor | StringTensor
+        )  # names= chooses among these
         todo = "add one, or leave this out with names=" if choice else "add one"
         return MismatchError(f"{what}; {todo}", tensor=_below(where, key))
 
@@ -247,17 +249,17 @@ class Class(Composed):
         if others:
             what += f", but {keys_of(others)}, for which there is no field"
             todo = "load it with rename= if it is the same"
-        if not all(f.stored for f in self._plan.fields if f.name == name):
+        if not all(f.stored for f in self._fields.fields if f.name == name):
             todo = "no InitVar is saved; give it a default"
         return MismatchError(f"{what}; {todo}", tensor=_below(where, name))
 
     def _instance(self, values: dict[str, Any], items: dict[str, Any], where: str) -> Any:
         try:
-            made = self._plan.make(values)
+            made = self._fields.make(values)
         except (TypeError, ValueError) as error:
             what = f"{self} refuses these values: {type(error).__name__}: {printable(str(error))}"
             raise MismatchError(what, tensor=where or None) from error
-        for name in self._plan.unset(made):
+        for name in self._fields.unset(made):
             raise self._missing(name, items, where)
         return made
 
@@ -284,7 +286,7 @@ class Choice(Composed):
             if len(several) == 1:  # and its own error says more
                 return several[0].build(value, where)
             raise mismatch(where, self, value)
-        if len(fitting) > 1 and isinstance(value, Module):
+        if len(fitting) > 1 and isinstance(value, SavedModule):
             fitting = [member for member in fitting if member.fits(value)] or fitting
         if len(fitting) > 1 and _differ(fitting, value, best):
             names = " and ".join(map(str, fitting))
@@ -299,6 +301,6 @@ class Choice(Composed):
 
 def _differ(members: list[Want], value: Any, rank: int) -> bool:
     """Return whether it matters which of some members is taken."""
-    if not isinstance(value, Module):
+    if not isinstance(value, SavedModule):
         return rank == CONVERTED
     return bool(value.items) or any(isinstance(member, Class) for member in members)

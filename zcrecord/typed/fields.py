@@ -15,7 +15,7 @@ from typing import Any, Generic, TypeVar, get_args, get_origin
 
 from zcrecord.errors import UnsupportedError, printable
 
-__all__ = ["Field", "Plan", "bare", "is_planned", "plan_of"]
+__all__ = ["ClassFields", "Field", "bare", "fields_of", "has_fields"]
 
 Hints = Mapping[str, Any]
 
@@ -46,7 +46,7 @@ class Field:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Plan:
+class ClassFields:
     """A class, its fields in order, and what makes an instance of their arguments."""
 
     kind: type
@@ -68,12 +68,12 @@ class Plan:
         return [f.name for f in self.fields if f.argument is None and not hasattr(made, f.name)]
 
 
-def is_planned(kind: type) -> bool:
-    """Return whether `plan_of` knows the class."""
+def has_fields(kind: type) -> bool:
+    """Return whether `fields_of` knows the class."""
     return _family(kind) is not None
 
 
-def plan_of(hint: Any) -> Plan:
+def fields_of(hint: Any) -> ClassFields:
     """Return the fields of a class, or of a generic class with its arguments.
 
     Raises:
@@ -81,7 +81,7 @@ def plan_of(hint: Any) -> Plan:
 
     Example:
         >>> from typing import NamedTuple
-        >>> plan_of(NamedTuple("Point", [("x", int), ("y", float)])).fields[1].hint
+        >>> fields_of(NamedTuple("Point", [("x", int), ("y", float)])).fields[1].hint
         <class 'float'>
     """
     kind: type = get_origin(hint) or hint
@@ -90,7 +90,7 @@ def plan_of(hint: Any) -> Plan:
     return family(kind, _hints(kind, get_args(hint)))
 
 
-def _family(kind: type) -> Callable[[Any, Hints], Plan] | None:
+def _family(kind: type) -> Callable[[Any, Hints], ClassFields] | None:
     if dataclasses.is_dataclass(kind):
         return _of_dataclass
     if hasattr(kind, "__attrs_attrs__"):
@@ -102,7 +102,7 @@ def _family(kind: type) -> Callable[[Any, Hints], Plan] | None:
     return None
 
 
-def _of_dataclass(kind: Any, hints: Hints) -> Plan:
+def _of_dataclass(kind: Any, hints: Hints) -> ClassFields:
     stored = {f.name for f in dataclasses.fields(kind)}
     has_init = bool(kind.__dataclass_params__.init)
     found = []
@@ -114,7 +114,7 @@ def _of_dataclass(kind: Any, hints: Hints) -> Plan:
         argument = f.name if has_init and f.init else None
         default = None if has_init or missing else _default(f)
         found.append(Field(f.name, hint, argument, missing and f.init, f.name in stored, default))
-    return Plan(kind, tuple(found), kind if has_init else lambda: kind.__new__(kind))
+    return ClassFields(kind, tuple(found), kind if has_init else lambda: kind.__new__(kind))
 
 
 def _default(field: dataclasses.Field[Any]) -> Callable[[], Any]:
@@ -123,7 +123,7 @@ def _default(field: dataclasses.Field[Any]) -> Callable[[], Any]:
     return lambda: field.default
 
 
-def _of_attrs(kind: Any, hints: Hints) -> Plan:
+def _of_attrs(kind: Any, hints: Hints) -> ClassFields:
     def construct(**arguments: Any) -> Any:  # the class has an __init__ of its own
         made = kind.__new__(kind)
         made.__attrs_init__(**arguments)
@@ -135,15 +135,15 @@ def _of_attrs(kind: Any, hints: Hints) -> Plan:
         argument = getattr(a, "alias", None) or a.name.lstrip("_")  # attrs before 22.2 has no aliases
         hint = hints.get(a.name, Any if a.type is None else a.type)
         found.append(Field(a.name, hint, argument if a.init else None, a.init and a.default is nothing))
-    return Plan(kind, tuple(found), construct if hasattr(kind, "__attrs_init__") else kind)
+    return ClassFields(kind, tuple(found), construct if hasattr(kind, "__attrs_init__") else kind)
 
 
-def _of_namedtuple(kind: Any, hints: Hints) -> Plan:
+def _of_namedtuple(kind: Any, hints: Hints) -> ClassFields:
     names = kind._fields
-    return Plan(kind, tuple(Field(n, hints.get(n, Any), n, n not in kind._field_defaults) for n in names), kind)
+    return ClassFields(kind, tuple(Field(n, hints.get(n, Any), n, n not in kind._field_defaults) for n in names), kind)
 
 
-def _of_typed_dict(kind: Any, hints: Hints) -> Plan:
+def _of_typed_dict(kind: Any, hints: Hints) -> ClassFields:
     found = []
     marked = _read_hints(kind, include_extras=True)
     for name, hint in hints.items():
@@ -151,7 +151,7 @@ def _of_typed_dict(kind: Any, hints: Hints) -> Plan:
         required = name in kind.__required_keys__  # which has not seen marks in annotations that are text
         required = typing.Required in marks or (required and typing.NotRequired not in marks)
         found.append(Field(name, hint, name, required))
-    return Plan(kind, tuple(found), dict)
+    return ClassFields(kind, tuple(found), dict)
 
 
 # Annotations.

@@ -29,14 +29,13 @@ __all__ = [
     "NAMED",
     "NO",
     "Array",
-    "Bytes",
     "FromValue",
     "Instance",
-    "Module",
     "Number",
     "NumpyScalar",
     "OneOf",
-    "Torch",
+    "SavedModule",
+    "TorchClass",
     "Want",
     "found",
     "keys_of",
@@ -52,7 +51,7 @@ _NUMBERS = {bool: "b", int: "iu", float: "f", complex: "c"}  # and the kinds of 
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Module:
+class SavedModule:
     """A saved module with what `unfold.plain` loses: its kind, its class's name, and a tuple's keys."""
 
     kind: int
@@ -76,7 +75,7 @@ class Module:
 
 def plain(value: Any) -> Any:
     """Return a value as `Record.tree` has it; only modules are made anew."""
-    if not isinstance(value, Module):
+    if not isinstance(value, SavedModule):
         return value
     return unflatten.plain(value.kind, value.type_name, [(k, plain(v)) for k, v in value.items.items()])
 
@@ -127,7 +126,7 @@ class Instance(Want):
             return ANYTHING
 
     def advice(self, value: Any, /) -> str:
-        if isinstance(value, Module) and self.hint not in (str, memoryview, type(None)):
+        if isinstance(value, SavedModule) and self.hint not in (str, memoryview, type(None)):
             return "classes that are filled are dataclasses, attrs classes, NamedTuples and TypedDicts"
         return "arrays come as np.ndarray, as they were saved" if isinstance(value, np.ndarray) else ""
 
@@ -157,22 +156,12 @@ class NumpyScalar(Want):
         return value[()]
 
 
-class Bytes(Want):
-    """bytes, copied out of the record, which gives them as a view."""
-
-    def rank(self, value: Any, /) -> int:
-        return CONVERTED if isinstance(value, memoryview) else NO
-
-    def made(self, value: Any, /) -> Any:
-        return bytes(value)
-
-
 class FromValue(Want):
-    """A class that makes its instances of what is saved for them: an Enum of a member's value, a Path of a str."""
+    """A class that makes its instances of saved values: an Enum of a member's, a Path of a str, bytes of a view."""
 
     def made(self, value: Any, /) -> Any:
-        if not issubclass(self.hint, Enum) and not isinstance(value, str):
-            raise TypeError("a path is made of a str")
+        if not issubclass(self.hint, Enum) and not isinstance(value, memoryview if self.hint is bytes else str):
+            raise TypeError("bytes are made of a memoryview, a path of a str")
         return self.hint(bytes(value) if isinstance(value, memoryview) else plain(value))
 
     def rank(self, value: Any, /) -> int:
@@ -184,7 +173,7 @@ class FromValue(Want):
 
     def __str__(self) -> str:
         if not issubclass(self.hint, Enum):
-            return f"a str for {spelled(self.hint)}"
+            return "bytes" if self.hint is bytes else f"a str for {spelled(self.hint)}"
         return f"{spelled(self.hint)} ({printable(', '.join(repr(m.value) for m in self.hint))})"
 
 
@@ -241,7 +230,7 @@ def _scalar_type(hint: Any) -> type:
     return kind if issubclass(kind, np.generic) else np.dtype(kind).type
 
 
-class Torch(Want):
+class TorchClass(Want):
     """A class of torch, which no field is filled with."""
 
     def rank(self, _value: Any, /) -> int:
@@ -264,7 +253,7 @@ def mismatch(where: str, want: Want, value: Any, todo: str = "") -> MismatchErro
 
 def found(value: Any) -> str:
     """Return a value in words."""
-    if isinstance(value, Module):
+    if isinstance(value, SavedModule):
         return _found_module(value)
     if isinstance(value, np.ndarray):
         return f"an array of {value.dtype.name}, shape {value.shape}"
@@ -279,7 +268,7 @@ def found(value: Any) -> str:
     return "None" if value is None else f"{type(value).__name__} {printable(repr(value), 60)}"
 
 
-def _found_module(module: Module) -> str:
+def _found_module(module: SavedModule) -> str:
     if not module.has_names:
         return f"a {'list' if module.kind == ModuleKind.LIST else 'tuple'} of {len(module.items)}"
     what = f"a {printable(module.type_name)}" if module.type_name else "a mapping"

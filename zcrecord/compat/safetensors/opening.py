@@ -1,6 +1,6 @@
 """Archives and safetensors files, told apart by their content: `safe_open`, and helpers of the other modules.
 
-Where tensors' memory comes from is `record`'s, how torch and jax get at it `handover`'s.
+Where tensors' memory comes from is `record`'s, how torch and jax get at it `frameworks`'s.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from zcrecord.codec.layout import MAGIC
 from zcrecord.dtypes import STRING, from_numpy
 from zcrecord.errors import DependencyError, RecordError, TensorNotFoundError, UnsupportedError
 from zcrecord.formats.safetensors import mapped as genuine
-from zcrecord.frameworks.handover import import_torch, torch_device
+from zcrecord.frameworks.torch import import_torch, torch_device
 from zcrecord.record.load import load_record
 from zcrecord.record.record import Record
 from zcrecord.record.save import save_record
@@ -233,7 +233,7 @@ def _alone(record: Record, name: str) -> Record:
     number = record.archive.find(name)
     if number < 0:
         record.info(name)  # says what names there are
-    return Record(subset.alone(record.archive, number))
+    return Record(subset.single_tensor(record.archive, number))
 
 
 def on_cpu(device: Any) -> bool:

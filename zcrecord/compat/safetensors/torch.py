@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from zcrecord.dtypes import by_safetensors
-from zcrecord.frameworks.handover import import_torch
+from zcrecord.frameworks.torch import import_torch
 from zcrecord.tensors.strides import reach
 
 from .opening import on_cpu, open_record, write, write_bytes

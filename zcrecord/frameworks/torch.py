@@ -1,14 +1,9 @@
-"""An archive's tensors as torch's and jax's: over the archive's own memory where the library can, copied where not.
-
-Knows what each library takes as it is. Which bytes a tensor is of is `views`'s, the way in is `foreign`'s.
+"""An archive's tensors as torch's: over the archive's own memory where torch can use it, copied where it cannot.
 
 ==============  ======================================================================================================
-torch, CPU      over a mapping, uncopied; but strides below zero, which torch does not have, are copied, and so is
+CPU             over a mapping, uncopied; but strides below zero, which torch does not have, are copied, and so is
                 everything where the file was replaced or removed since the record was opened
-torch, device   one copy, on the device, one tensor at a time; tied ones once
-jax, CPU        over the mapping, uncopied: elements of whole bytes, in C order, at an address that is a multiple of
-                64, as archives have them unless `alignment=` was less; all else, and mode "c", is copied
-jax, device     one copy, on the device
+device          one copy, on the device, one tensor at a time; tied ones once
 numpy, DLPack   the record's own views, uncopied, and `np.from_dlpack` of them. `torch.from_dlpack` takes a read-only
                 view for a writable one, and the first write to it ends the process: use `torch_tensors`
 ==============  ======================================================================================================
@@ -16,7 +11,7 @@ numpy, DLPack   the record's own views, uncopied, and `np.from_dlpack` of them. 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -31,7 +26,15 @@ from zcrecord.errors import RecordError, UnsupportedError, missing_package
 from zcrecord.tensors.interop import FLOAT4_PAIRS
 from zcrecord.tensors.packed import PackedTensor
 
-__all__ = ["import_jax", "import_torch", "jax_arrays", "torch_device", "torch_dtype", "torch_shape", "torch_tensors"]
+__all__ = [
+    "import_torch",
+    "shared_payloads",
+    "torch_device",
+    "torch_dtype",
+    "torch_shape",
+    "torch_tensors",
+    "unsupported_elements",
+]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -79,39 +82,8 @@ def torch_tensors(
         archive = subset.select(archive, names, None)
     private = writable and where.type == "cpu" and archive.mode == "r"
     copied = private and archive.gone
-    given = _Torch(torch, archive.private() if private and not copied else archive, where, copied=copied)
+    given = _TorchTensors(torch, archive.private() if private and not copied else archive, where, copied=copied)
     return dict(zip(archive.names(), given.tensors(), strict=True))
-
-
-def jax_arrays(archive: Archive, names: Names | None = None) -> dict[str, Any]:
-    """Return jax arrays by name, in saved order, on jax's default device; tied ones are one and the same array.
-
-    On the CPU an array lies on the archive's own memory, and keeps it, where jax can use it: elements of whole bytes,
-    in C order, at an address that is a multiple of 64. Everything else is copied once: other strides, elements narrower
-    than a byte, archives saved with `alignment=16` or 32 as it falls, all of a record of mode "c" (its memory may be
-    edited, jax's never), and whatever goes to another device. Donating an uncopied array to a jitted function is safe:
-    jax does not write to memory that is not its own.
-
-    Args:
-        archive: an opened archive.
-        names: a name, a pattern, several, or a function of a TensorInfo; see `Record.select`.
-
-    Raises:
-        DependencyError: jax is not installed. TensorNotFoundError: a name without wildcards is not there.
-        UnsupportedError: a tensor of strings, or of elements that jax has no type for, or that it would make 32 bits of
-        64 (unless `jax_enable_x64` is set); leave it out with `names`.
-
-    Example:
-        >>> import numpy as np, zcrecord
-        >>> _ = zcrecord.save_record({"w": np.ones((2, 3), np.float32)}, "model.zcr")
-        >>> zcrecord.load_record("model.zcr").jax()["w"].sum().item()
-        6.0
-    """
-    jax = import_jax()
-    if names is not None:
-        archive = subset.select(archive, names, None)
-    given = _Jax(jax, archive)
-    return dict(zip(archive.names(), given.arrays(), strict=True))
 
 
 def import_torch() -> Any:
@@ -125,19 +97,6 @@ def import_torch() -> Any:
     except ImportError as error:
         raise missing_package("torch", extra="torch") from error
     return torch
-
-
-def import_jax() -> Any:
-    """Return jax.
-
-    Raises:
-        DependencyError: it is not installed.
-    """
-    try:
-        import jax
-    except ImportError as error:
-        raise missing_package("jax", extra="jax") from error
-    return jax
 
 
 def torch_device(torch: Any, device: Any) -> Any:
@@ -165,7 +124,7 @@ def torch_dtype(torch: Any, kind: DType, bits: int) -> Any:
     name = FLOAT4_PAIRS if kind.name == "float4_e2m1fn" and bits == kind.bits else kind.torch
     dtype = getattr(torch, name or "", None)
     if dtype is None:
-        raise _left_out(kind.name, f"torch {torch.__version__} has no dtype for {kind.name}")
+        raise unsupported_elements(kind.name, f"torch {torch.__version__} has no dtype for {kind.name}")
     return dtype
 
 
@@ -179,26 +138,23 @@ def torch_shape(kind: DType, bits: int, shape: tuple[int, ...]) -> tuple[int, ..
         return shape
     if not shape or shape[-1] % 2:
         what = f"shape {shape} of {kind.name}, of which torch has two to an entry of the last axis"
-        raise _left_out(kind.name, what)
+        raise unsupported_elements(kind.name, what)
     return (*shape[:-1], shape[-1] // 2)
 
 
-def _shared(archive: Archive) -> set[int]:
+def shared_payloads(archive: Archive) -> set[int]:
     """Return the payloads that more than one tensor uses."""
     used = archive.index.tensors["payload"]
     used = np.sort(used[used != NONE])
     return set(used[1:][used[1:] == used[:-1]].tolist())
 
 
-def _left_out(kind: str, what: str) -> RecordError:
+def unsupported_elements(kind: str, what: str) -> RecordError:
+    """Return the error for elements that a framework has no type for."""
     return UnsupportedError(f"{what}; leave such out with names=lambda tensor: tensor.dtype.name != {kind!r}")
 
 
-def _unsupported(archive: Archive, i: int, kind: str, what: str) -> RecordError:
-    return _left_out(kind, what).located(path=archive.path, tensor=archive.index.name(i))
-
-
-class _Torch:
+class _TorchTensors:
     """One call of `torch_tensors`."""
 
     def __init__(self, torch: Any, archive: Archive, where: Any, *, copied: bool) -> None:
@@ -209,7 +165,7 @@ class _Torch:
 
     def tensors(self) -> Iterator[Any]:
         """Yield every tensor, in saved order."""
-        shared = _shared(self._archive)
+        shared = shared_payloads(self._archive)
         rows, from_numpy = self._archive.index.tensors, self._torch.from_numpy
         payloads = rows["payload"].tolist()
         whole = (rows["strides"] == NONE) & (rows["payload"] != NONE) & (rows["bits"] >= 8)
@@ -266,7 +222,7 @@ class _Torch:
         """Return what torch takes for a writable array: this one, or a copy where the file cannot be mapped again."""
         if view.flags.writeable:
             return view
-        return view.copy("K") if self._copied else _open(view)
+        return view.copy("K") if self._copied else _as_writable(view)
 
     def _paired(self, i: int, view: PackedTensor) -> tuple[int, ...]:
         try:
@@ -299,7 +255,7 @@ class _Torch:
         return base
 
 
-class _Open:
+class _WritableView:
     """What has numpy take read-only memory for writable, so that torch does not warn of what the caller asked for."""
 
     __slots__ = ("__array_interface__", "_owner")
@@ -310,52 +266,5 @@ class _Open:
         self.__array_interface__, self._owner = told, view
 
 
-def _open(view: Array) -> Array:
-    return np.asarray(_Open(view))
-
-
-class _Jax:
-    """One call of `jax_arrays`."""
-
-    def __init__(self, jax: Any, archive: Archive) -> None:
-        self._jax, self._archive = jax, archive
-        self._put: Callable[[Array], Any] = jax.device_put if archive.mode == "r" else _copied(jax)
-        self._known: set[Any] = set()
-
-    def arrays(self) -> Iterator[Any]:
-        """Yield every array, in saved order."""
-        archive = self._archive
-        shared = _shared(archive)
-        rows = archive.index.tensors
-        tied: dict[Any, Any] = {}
-        for i, (number, view) in enumerate(zip(rows["payload"].tolist(), archive.views(), strict=True)):
-            if number not in shared:
-                yield self._array(i, view)
-                continue
-            row = archive.row(i)
-            key = number, row.byte_offset, row.dtype, archive.shape(row), archive.strides(row)
-            if key not in tied:
-                tied[key] = self._array(i, view)
-            yield tied[key]
-
-    def _array(self, i: int, view: Any) -> Any:
-        if not isinstance(view, np.ndarray | PackedTensor):
-            raise _unsupported(self._archive, i, dtypes.STRING.name, "jax has no tensors of strings")
-        if view.dtype not in self._known:
-            self._check(i, view.dtype)
-        return self._put(view if isinstance(view, np.ndarray) else view.unpack())
-
-    def _check(self, i: int, dtype: np.dtype[Any]) -> None:
-        """Raise unless jax keeps elements of this type as they are."""
-        try:
-            found = self._jax.device_put(np.zeros(1, dtype)).dtype
-        except (TypeError, ValueError, RuntimeError) as error:
-            raise _unsupported(self._archive, i, dtype.name, f"jax does not take {dtype}: {error}") from error
-        if found != dtype:
-            what = f'jax would make {found} of {dtype}, unless jax.config.update("jax_enable_x64", True) comes first'
-            raise _unsupported(self._archive, i, dtype.name, what)
-        self._known.add(dtype)
-
-
-def _copied(jax: Any) -> Callable[[Array], Any]:
-    return lambda view: jax.numpy.array(view, copy=True)
+def _as_writable(view: Array) -> Array:
+    return np.asarray(_WritableView(view))

@@ -1,0 +1,132 @@
+"""Choice of tensors and modules by name: exact names, patterns as a shell has them, new names for old ones.
+
+In patterns `*` and `?` match dots too, and case counts. A name matches itself, whatever characters it has.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from zcrecord.errors import TensorNotFoundError, UnsupportedError, printable
+
+__all__ = ["NameFilter", "Patterns", "is_pattern", "matcher", "name_test", "prefix_advice", "renamer"]
+
+Patterns = str | Iterable[str]
+
+
+def is_pattern(name: str) -> bool:
+    """Return True if a name has wildcards."""
+    return any(c in name for c in "*?[")
+
+
+def matcher(patterns: Iterable[str], *, below: bool = False) -> Callable[[str], bool]:
+    """Return a test of names that is true of those that match any pattern; `below`: of all below a match, too.
+
+    Example:
+        >>> test = matcher(["encoder.*.weight", "head"], below=True)
+        >>> [test(name) for name in ("encoder.0.weight", "head.bias", "header")]
+        [True, True, False]
+    """
+    exact = set(patterns)
+    wild = [p for p in exact if is_pattern(p)]
+    expressions = [fnmatch.translate(p) for p in wild]
+    if below:
+        expressions += [*(fnmatch.translate(f"{p}.*") for p in exact), *(re.escape(f"{p}.") for p in wild)]
+    match = re.compile("|".join(expressions) or r"(?!)").match
+    return lambda name: name in exact or match(name) is not None
+
+
+class NameFilter:
+    """A test of names: any pattern of `select` matches (None: all names do), and none of `exclude`.
+
+    A pattern that matches a module stands for all below it.
+
+    Example:
+        >>> test = NameFilter("encoder.*", ["*.bias"])
+        >>> [test(name) for name in ("encoder.0.weight", "encoder.0.bias", "decoder.weight")]
+        [True, False, False]
+    """
+
+    def __init__(self, select: Patterns | None, exclude: Patterns | None) -> None:
+        chosen, dropped = ("*",) if select is None else _listed(select), _listed(exclude or ())
+        self.text = " ".join(chosen) + (f" without {' '.join(dropped)}" if dropped else "")
+        self._chosen, self._dropped = matcher(chosen, below=True), matcher(dropped, below=True)
+
+    def __call__(self, name: str) -> bool:
+        """Return True if the name is selected and not excluded."""
+        return self._chosen(name) and not self._dropped(name)
+
+
+def _listed(patterns: Any, options: str = "select= and exclude= take") -> tuple[str, ...]:
+    each = (patterns,) if isinstance(patterns, str) else tuple(patterns)
+    for pattern in each:
+        if not isinstance(pattern, str):
+            raise UnsupportedError(f"{options} patterns, and one is a {type(pattern).__name__}")
+    return each
+
+
+def name_test(
+    names: Any, tensors: Callable[[], list[str]], modules: list[str], path: str | None
+) -> Callable[[str], bool]:
+    """Return a test of names, of tensors and modules, against `names`, some of which may be patterns.
+
+    Raises:
+        TensorNotFoundError: one without wildcards is not known. UnsupportedError: they are no names.
+    """
+    if not isinstance(names, Iterable):
+        raise UnsupportedError(f"names= takes a pattern, several, or a function, not a {type(names).__name__}")
+    wanted = _listed(names, "names= takes")
+    everything = {*tensors(), *modules} if wanted else set()
+    missing = [name for name in wanted if not is_pattern(name) and name not in everything]
+    if missing:
+        why = prefix_advice(missing[0], tensors())
+        raise TensorNotFoundError(missing[0], lambda: _to_suggest(missing[0], tensors(), modules), path=path, why=why)
+    return matcher(wanted)
+
+
+def prefix_advice(name: str, tensors: list[str]) -> str | None:
+    """Return advice for a name that others start with: a flat state dict has dots in its keys, and no modules."""
+    if not any(tensor.startswith(f"{name}.") for tensor in tensors):
+        return None
+    return f"is no module, only how names of tensors start; select('{printable(name)}.*') chooses those"
+
+
+def _to_suggest(name: str, tensors: list[str], modules: list[str]) -> list[str]:
+    """Return the names to look for close ones in: the tensors', which are counted if none is, and close modules'."""
+    import difflib  # here, because it is needed only once something went wrong
+
+    close = [*difflib.get_close_matches(name, modules, cutoff=0.5), *(module for module in modules if name in module)]
+    return list(dict.fromkeys([*close, *sorted(tensors)]))
+
+
+def renamer(rename: Any) -> Callable[[str], str]:
+    """Return a function from names to new ones; of several prefixes the longest counts, of patterns each in turn."""
+    if not isinstance(rename, Mapping):
+        if not callable(rename):
+            raise UnsupportedError(f"rename= takes a mapping or a function, not a {type(rename).__name__}")
+        function: Callable[[str], str] = rename
+        return function
+    for key, value in rename.items():
+        pattern = isinstance(key, re.Pattern) and isinstance(key.pattern, str)
+        if not (isinstance(value, str) and (pattern or isinstance(key, str))) and not (pattern and callable(value)):
+            what = f"rename= maps names, or compiled patterns of text, to names, and not {key!r} to {value!r}"
+            raise UnsupportedError(what)
+    exact = {k: v for k, v in rename.items() if isinstance(k, str)}
+    patterns = [(k, v) for k, v in rename.items() if not isinstance(k, str)]
+
+    def new(name: str) -> str:
+        prefix, rest = name, ""
+        while prefix and prefix not in exact:
+            prefix, _, last = prefix.rpartition(".")
+            rest = f".{last}{rest}"
+        if prefix in exact:
+            out = exact[prefix] + (rest if prefix or not name else f".{name}")
+            name = out.removeprefix(".")
+        for pattern, replacement in patterns if name else ():
+            name = pattern.sub(replacement, name)
+        return name
+
+    return new

@@ -1,0 +1,62 @@
+"""A record nested as it was saved, with tensors of numpy, torch or jax."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from zcrecord.archive import unflatten
+from zcrecord.errors import UnsupportedError, printable
+
+__all__ = ["tree"]
+
+_KINDS = ("numpy", "torch", "jax")
+
+
+def tree(record: Any, tensors: str = "numpy", device: Any = None, like: Any = None) -> Any:
+    """Return a record nested as it was saved: dicts, lists and tuples of tensors and plain values.
+
+    Named tuples come as tuples, dataclasses as dicts, numpy's scalars as arrays of rank 0, bytes as memoryviews. What
+    torch or jax have no type for is refused; leave it out with `record.select(...)`.
+
+    Args:
+        record: a Record.
+        tensors: "numpy": views, uncopied. "torch": those of one call of `Record.torch`: on the CPU on private pages,
+            which may be written, tied ones one memory. "jax": those of `Record.jax`.
+        device: where torch's are; the CPU by default.
+        like: a pytree of the same structure, such as `optimizer.init(params)` or what `jax.eval_shape` gives for it, to
+            be built anew of what was saved. Its arrays give shapes, no values, and dtypes are those that were saved;
+            None and other structure stay as they are in it.
+
+    Raises:
+        MismatchError: a leaf of `like` is not in the record, or has another shape there; or `like` has no place for a
+        tensor or value of the record. UnsupportedError: arguments that do not go together, a tensor of
+        elements that torch or jax have no type for. DependencyError: torch or jax is not installed.
+
+    Example:
+        >>> import numpy as np, zcrecord
+        >>> _ = zcrecord.save_record({"state": {0: {"step": np.float32(5)}}, "betas": (0.9, 0.999)}, "run.zcr")
+        >>> zcrecord.load_record("run.zcr").tree("torch")
+        {'state': {0: {'step': tensor(5.)}}, 'betas': (0.9, 0.999)}
+    """
+    archive = record.archive
+    _check(tensors, device, like)
+    if tensors == "numpy":
+        found = list(archive.views())
+    else:
+        by_name = record.jax() if tensors == "jax" else record.torch("cpu" if device is None else device)
+        found = [by_name[name] for name in record.names]
+    if like is not None:
+        from .jax import like_template  # here, because few trees are jax's
+
+        return like_template(archive, found, like)
+    return unflatten.unflatten(archive.index, 0, found.__getitem__, archive.payload)
+
+
+def _check(tensors: object, device: object, like: object) -> None:
+    """Raise UnsupportedError for arguments that do not go together."""
+    if tensors not in _KINDS:
+        raise UnsupportedError(f"tensors={printable(repr(tensors))} is not known; 'numpy', 'torch' or 'jax'")
+    if device is not None and tensors != "torch":
+        raise UnsupportedError("device= is for tree('torch'); jax's arrays lie on its default device")
+    if like is not None and tensors != "jax":
+        raise UnsupportedError("like= is for tree('jax'); load_record(..., into=) fills classes with numpy's arrays")
