@@ -32,6 +32,12 @@ UPWARDS = {
     ("zcrecord.record.record", "zcrecord.hollow"),
 }
 
+# Class names that still stand in more than one module, leading underscores ignored; the list only becomes shorter.
+SHARED_NAMES = {
+    *("Bytes", "Entry", "Part", "Payloads", "Piece", "Places", "Pool", "Row", "Source", "Store", "Tensor", "Tensors"),
+    *("Watch", "Window"),
+}
+
 GENERATED = {"zcrecord._schema", "zcrecord._schema.tables"}
 CORE = {"numpy", "ml_dtypes", "xxhash", "flatbuffers"}  # what may be imported at module level
 FUNCTION = ast.FunctionDef | ast.AsyncFunctionDef
@@ -279,6 +285,18 @@ def test_no_name_is_a_drawer_for_odds_and_ends() -> None:
     stems = {path.stem for folder in ("zcrecord", "tools", "tests") for path in (ROOT / folder).rglob("*")}
     named = {n.name for t in TREES.values() for n in ast.walk(t) if isinstance(n, ast.FunctionDef | ast.ClassDef)}
     assert not [name for name in sorted(stems | named) if VAGUE.search(name)]
+
+
+def test_no_two_modules_have_classes_of_one_name() -> None:
+    modules: dict[str, list[str]] = {}
+    for module in WRITTEN:
+        for node in ast.walk(TREES[module]):
+            if isinstance(node, ast.ClassDef):
+                modules.setdefault(node.name.lstrip("_"), []).append(where(module, node.lineno))
+    assert len(modules) > 200, "this test no longer sees the classes"
+    told = [f"{name}: {', '.join(places)}" for name, places in modules.items() if len(places) > 1]
+    told = [line for line in told if line.partition(":")[0] not in SHARED_NAMES]
+    assert not told, "name each for what it is alone:\n" + "\n".join(told)
 
 
 def test_top_level_holds_nothing_unforeseen() -> None:

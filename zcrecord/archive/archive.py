@@ -67,7 +67,7 @@ def open_archive(memory: Memory, *, verify: Verify, embedded: Embedded | None = 
 
 
 def check_crc(octets: memoryview, header: Header) -> None:
-    """Raise IntegrityError unless an archive's index is what was written."""
+    """Raise IntegrityError unless an archive's index has the CRC that its header names."""
     if zlib.crc32(octets[header.index_offset : header.index_offset + header.index_size]) != header.index_crc:
         raise IntegrityError("index: its CRC does not match; the file is damaged, copy it again")
 
@@ -110,7 +110,7 @@ class Archive:
         remote: fetches payloads, and reads by position, where not all bytes are in memory; None where they are.
         tied: the names of the tensors of one payload, by its number, as far as they were asked for.
 
-    Another thread may release it at any time: what makes views takes hold of `_octets` first, and then of the index.
+    Another thread may release it at any time: code that makes views reads `_octets` first, and the index after it.
     """
 
     __slots__ = (
@@ -223,7 +223,7 @@ class Archive:
 
     @property
     def mapped(self) -> bool:
-        """Whether its bytes are those of a mapped file, and nobody can have written to them."""
+        """True if its bytes are those of a mapped file, and nobody can have written to them."""
         held = self._held()
         return held.mapping is not None and held.identity is not None and held.octets.readonly
 
@@ -235,7 +235,7 @@ class Archive:
             return False
         try:
             now = os.stat(held.absolute)
-        except OSError as error:  # whatever else keeps that unknown is told by who opens it
+        except OSError as error:  # any other failure is raised when the file is opened
             return error.errno in (errno.ENOENT, errno.ENOTDIR)
         return (now.st_dev, now.st_ino) != held.identity[:2]
 
@@ -243,7 +243,7 @@ class Archive:
     def file(self) -> tuple[str, tuple[int, ...]] | None:
         """Absolute path and identity of the mapped file whose very bytes these are; None for others, or if edited.
 
-        What lies in the archive at an offset lies in that file `self.offset` further on.
+        An offset in the archive is an offset in that file once `self.offset` is added.
         """
         root = self.root
         held = root._held()
@@ -281,7 +281,7 @@ class Archive:
         self._checked.add(i)
 
     def ensure_all(self) -> None:
-        """Check the whole index, where only what was touched had been: modules, attributes and order included."""
+        """Check the whole index, modules, attributes and order included, unless that was done."""
         if self.verified != "touch":
             return
         try:
@@ -346,7 +346,7 @@ class Archive:
         return self.buffer[start : start + nbytes]
 
     def bring(self, numbers: list[int] | None = None) -> None:
-        """Have payloads (all by default) fetched, whose digests are checked; where they are local, they are there.
+        """Fetch payloads of a remote archive (all by default) and check their digests; does nothing for a local one.
 
         Raises:
             SourceError: they cannot be had. IntegrityError: a digest does not match.
@@ -388,7 +388,7 @@ class Archive:
         return np.ndarray(shape, kind, octets, start + row.byte_offset, strides)
 
     def _layout(self, dims: int, strides: int, code: int, bits: int, rank: int) -> _Layout | None:
-        """Return what numpy is to be told of a tensor with these entries in its row; None if it is no ndarray."""
+        """Return shape, dtype and strides of an ndarray with these entries in its row; None for other tensors."""
         kind = _NUMPY[code]
         if kind is None or bits < 8:
             return None
@@ -401,7 +401,8 @@ class Archive:
     def prepare_views(self) -> None:
         """Prepare for views of all tensors, each of which then takes a fraction of the time; 48 bytes for each.
 
-        Does nothing where only what is touched is to be checked. Of a remote archive all payloads must be there.
+        Does nothing at level "touch", where each tensor is checked on use. All payloads of a remote archive must have
+        been fetched.
         """
         if self._prepared is not None or self.verified == "touch":
             return

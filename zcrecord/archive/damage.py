@@ -1,7 +1,6 @@
-"""Which ranges of an archive are not what was written: all of them, found by several threads at memory speed.
+"""Damaged ranges of an archive: all of them, found by several threads at memory speed.
 
-Reads every byte it is asked about; holds none. What the index says is taken as verified. A payload has one digest, so
-that nothing smaller than a payload can be told to be damaged.
+Holds no byte; takes the index for verified. A payload has one digest, so that it is the smallest unit of damage.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ _FILLED = "bytes between payloads that are not zero"
 
 @dataclass(frozen=True, slots=True)
 class Damage:
-    """A range of the file that is not what was written, [offset, offset + nbytes), what of it, and all that uses it.
+    """A damaged range of the file, [offset, offset + nbytes): the kind of damage, and all that uses the range.
 
     Names are full ones: of tensors, of attributes, and of the file's metadata.
     """
@@ -58,9 +57,9 @@ def find(archive: Archive, progress: Progress | None = None, *, threads: int | N
     latest. `threads` is one for each core by default; a payload is read by one of them.
 
     Raises:
-        LimitError: something is damaged, and the full names of what uses it would take out of all proportion.
+        LimitError: something is damaged, and the full names that use it would take out of all proportion.
     """
-    check = _Check(archive, progress)
+    check = _DamageSearch(archive, progress)
     check.run(cores(threads))
     found = sorted(check.found)
     if progress:
@@ -85,8 +84,8 @@ def error_of(found: list[Damage]) -> FormatError:
     return error
 
 
-class _Check:
-    """What several threads check together: what is left of it, how far they are, and what they found."""
+class _DamageSearch:
+    """Work shared by the checking threads: batches left, bytes done, damage found."""
 
     def __init__(self, archive: Archive, progress: Progress | None) -> None:
         ix, h = archive.index, archive.header
@@ -172,7 +171,7 @@ class _Check:
 
 
 def _named(archive: Archive, numbers: Array, found: list[tuple[int, int, int]]) -> list[Damage]:
-    """Return what was found, with the names of what uses each payload; payloads of one range are one."""
+    """Return the damage found, with the names that use each payload; payloads of one range are one."""
     if not found:
         return []
     tensors, attributes, metadata = _users(archive, numbers, {number for _, _, number in found})

@@ -1,6 +1,6 @@
 """Payload verification and content digest.
 
-Reads every byte it is asked about; holds none. What the index says is taken as verified.
+Holds no byte; takes the index for verified.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def content_digest(
 ) -> str:
     """Return 'sha256:...' over what the archive holds, however it is laid out; FORMAT.md has the exact bytes (R76).
 
-    `sha256` may give the SHA-256 of tensor i's logical bytes: for who lets go of what was read, or checks it, too.
+    `sha256` may give the SHA-256 of tensor i's logical bytes: for callers that check or release bytes as they read.
     Otherwise several threads read at a time, and `progress` is called with the bytes hashed and those to be.
 
     Metadata, the order of mappings, ties, strides, alignment, the index's place and deduplication do not enter. Every
@@ -141,7 +141,7 @@ def content_digest(
 
 
 def _distinct(archive: Archive) -> tuple[list[Any], dict[Any, int]]:
-    """Return what is equal for tensors of the same logical bytes, by name, and for each such the first tensor."""
+    """Return a key for each tensor by name, equal for the same logical bytes, and the first tensor of each key."""
     keys: list[Any] = []
     first: dict[Any, int] = {}
     left = DIGEST_ALLOWANCE * archive.header.archive_size
@@ -209,7 +209,7 @@ class _Hashing:
 
 
 def _places(archive: Archive) -> list[int]:
-    """Return for each payload what those have in common that are the same bytes; after edits no two may be."""
+    """Return a number for each payload, equal where payloads are the same bytes; in mode "c" no two are."""
     rows = archive.index.payloads
     places: list[int] = rows["offset"].tolist() if archive.mode == "r" else list(range(len(rows)))
     return places
@@ -258,7 +258,7 @@ def _put_attributes(archive: Archive, put: Any) -> None:
 
 
 def _put_order(ix: Index, put: Any) -> None:
-    """Put what names and keys do not tell of the tree, if there is any: another tree of the same names is another."""
+    """Put the part of the tree that names and keys do not tell, if any: it tells apart trees of the same names."""
     lost, lists = misplaced_by_name(ix), explicit_list_orders(ix)
     if not (*lost[0], *lost[1], *lists):
         return

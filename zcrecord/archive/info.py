@@ -1,4 +1,4 @@
-"""What an index says of its tensors and modules, in the words of the API; reads no payload byte.
+"""Descriptions of an archive's tensors, modules and layout, as the API gives them; reads no payload byte.
 
 Every function takes an opened archive and is linear in its index. Values are `reader`'s, names `index`'s.
 """
@@ -26,7 +26,7 @@ __all__ = ["ArchiveLayout", "ModuleInfo", "TensorInfo", "attributes", "info", "i
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """What the index says of one tensor.
+    """Name, dtype, shape, place and ties of one tensor.
 
     `offset` is that of element [0, ..., 0] in the file or buffer, `nbytes` that of the tensor's own elements,
     `strides` count elements (None: C order), `alignment` is the strongest power of two, up to 65536, that divides the
@@ -50,7 +50,7 @@ class TensorInfo:
 
 @dataclass(frozen=True, slots=True)
 class ModuleInfo:
-    """What the index says of one module; `nbytes` and `tensors` count its whole subtree, ties each time."""
+    """Name, kind, size and attributes of one module; `nbytes` and `tensors` count its whole subtree, ties each time."""
 
     name: str
     kind: str
@@ -62,7 +62,7 @@ class ModuleInfo:
 
 @dataclass(frozen=True, slots=True)
 class ArchiveLayout:
-    """Where things lie in an archive. Offsets in bytes from its own first byte, sizes in bytes.
+    """Places and sizes of an archive's parts. Offsets in bytes from its own first byte, sizes in bytes.
 
     `front` tells whether the index comes before the payloads, `sealed` whether the header repeats the trailer,
     `deduplicated` counts bytes that equal others and were stored once.
@@ -82,7 +82,7 @@ class ArchiveLayout:
 
 
 def layout(archive: Archive) -> ArchiveLayout:
-    """Return where things lie."""
+    """Return the places and sizes of an archive's parts."""
     h = archive.header
     stored, named = payload_bytes(archive)
     return ArchiveLayout(
@@ -110,7 +110,7 @@ def payload_bytes(archive: Archive) -> tuple[int, int]:
 
 
 def info(archive: Archive, i: int) -> TensorInfo:
-    """Return what the index says of tensor i."""
+    """Return the description of tensor i."""
     row = archive.row(i)
     return _info(archive, archive.index.name(i), row, _module_name(archive, row.parent), _tied(archive, row.payload))
 
@@ -130,7 +130,7 @@ def _tied(archive: Archive, payload: int) -> tuple[str, ...]:
 
 
 def infos(archive: Archive) -> Iterator[TensorInfo]:
-    """Yield what the index says of every tensor, in saved order; tensors of one payload share one `tied`."""
+    """Yield the description of every tensor, in saved order; tensors of one payload share one `tied`."""
     names = archive.names()
     module_names = [_module_name(archive, m) for m in range(len(archive.index.modules))]
     ties = _ties(archive, names)

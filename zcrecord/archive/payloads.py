@@ -24,15 +24,15 @@ _SPAN = 2 << 20  # bytes of a record prepared at a time, in a thread of their ow
 _GATHERED = (
     16 << 20
 )  # bytes of a strided tensor put together at a time: each touches many pages, so the more the better
-_TIMES, _EXPANDED = 64, 1 << 30  # what tensors may come to without ties: so many times the archive, and so many bytes
+_TIMES, _EXPANDED = 64, 1 << 30  # tensors written apart: at most so many times the archive, and so many bytes
 
 
 class Payloads:
     """The tensors of an archive as bytes in C order, in pieces; each payload is checked against its digest.
 
     Attributes:
-        infos: what the index says of them, in saved order.
-        nbytes: what they come to, ties each time.
+        infos: their descriptions, in saved order.
+        nbytes: of all of them, ties each time.
     """
 
     def __init__(self, archive: Archive) -> None:
@@ -89,12 +89,12 @@ class Payloads:
         self._sound.add(info.payload)
 
     def let_go(self) -> None:
-        """Let go of what was read last."""
+        """Let go of the pages that were read last."""
         if self._mapped is not None:
             self._mapped.let_go()
 
     def _find(self, raw: memoryview) -> int:
-        """Return where in the mapping these bytes lie; memory that is no mapped file's is left alone."""
+        """Return the offset of these bytes in the mapping; memory that is no mapped file's is left alone."""
         if self._mapped is None and isinstance(raw.obj, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED"):
             if not memoryview(raw.obj).readonly:
                 return 0  # a private copy: to let go of it would undo what was written to it
@@ -119,7 +119,7 @@ class Payloads:
 
 
 def _ahead(prepared: Callable[[int], memoryview], places: range) -> Iterator[memoryview]:
-    """Yield what is prepared for each place, the next one while this one is used: hashing beside writing."""
+    """Yield the prepared piece of each place; the next is prepared while this one is used: hashing beside writing."""
     if len(places) < 2:
         yield from map(prepared, places)
         return

@@ -24,8 +24,8 @@ __all__ = ["Names", "Rename", "chosen_tensors", "module", "repeatable", "select"
 
 Names = str | Iterable[str] | Callable[[info.TensorInfo], bool]
 Rename = Mapping[Any, str] | Callable[[str], str]  # keys: str or re.Pattern; a mapping's key type is invariant
-Told = list[tuple[int, int, tuple[str, ...]]]  # what kind of thing, its number, its path
-Children = dict[int, list[tuple[int, int, int]]]  # of a module: place, what kind of thing, number
+Told = list[tuple[int, int, tuple[str, ...]]]  # 0 module, 1 tensor, 2 attribute; its number; its path
+Children = dict[int, list[tuple[int, int, int]]]  # of a module: place, 0 to 2 as above, number
 
 
 def module(archive: Archive, name: str) -> Archive:
@@ -99,7 +99,7 @@ def single_tensor(archive: Archive, i: int) -> Archive:
 
 
 class _PartBuilder:
-    """The modules, tensors and attributes below one module, and what becomes of them."""
+    """Builder of a part: chooses and renames the modules, tensors and attributes below one module."""
 
     def __init__(self, archive: Archive, top: int) -> None:
         self._archive = archive
@@ -199,7 +199,7 @@ class _PartBuilder:
         """Return kind and class name by path: a module's own, unless it has members of others by now, or lacks some.
 
         A list that has lost members is a mapping too, but the outline sees to that. Integers among the keys of a
-        NUMBERED module stay integers, whoever joins them.
+        NUMBERED module stay integers, whatever joins them.
         """
         ix = self._archive.index
         members: dict[tuple[str, ...], list[int]] = {}

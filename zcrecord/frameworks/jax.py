@@ -33,7 +33,7 @@ __all__ = ["jax_arrays", "like_template"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
-_TODO = "make the template of what was saved, such as optimizer.init(params)"
+_ADVICE = "make the template of what was saved, such as optimizer.init(params)"
 
 
 def jax_arrays(archive: Archive, names: Names | None = None) -> dict[str, Any]:
@@ -155,7 +155,7 @@ def like_template(archive: Archive, tensors: Sequence[Any], like: Any) -> Any:
         values = [_found(root, path, leaf, used) for path, leaf in leaves]
         for where, left in _left(root, "", used):
             what = f"expected no such key, found {_told(left)}: like= has no place for it"
-            raise MismatchError(f"{what}; {_TODO}", tensor=where)
+            raise MismatchError(f"{what}; {_ADVICE}", tensor=where)
     except RecordError as error:
         raise error.located(path=archive.path) from error.__cause__
     return tree_util.tree_unflatten(structure, values)
@@ -176,21 +176,21 @@ def _leaves_of(children: dict[str, Any]) -> list[tuple[str, Any]]:
 
 
 def _found(root: _Branch, path: Sequence[Any], leaf: Any, used: set[int]) -> Any:
-    """Return what the record has at a leaf's place."""
+    """Return the value that the record has at a leaf's place."""
     here: Any = root
     keys = [str(path_key(step)) for step in path]
     for depth, key in enumerate(keys):
         inner = here.items.get(key) if isinstance(here, _Branch) else _item(here, key, used)
         if inner is None:
             where = ".".join(keys[: depth + 1])
-            raise MismatchError(f"expected {_wanted(leaf)}, found no such key; {_TODO}", tensor=where)
+            raise MismatchError(f"expected {_wanted(leaf)}, found no such key; {_ADVICE}", tensor=where)
         here = inner
     is_array = hasattr(leaf, "shape") and hasattr(leaf, "dtype")
     fits = isinstance(here, _Leaf) and (here.is_tensor or not is_array)
     if fits and here.is_tensor and is_array:
         fits = tuple(leaf.shape) == tuple(here.value.shape)  # an optimizer's dtypes may not be those of its init
     if not fits:
-        raise MismatchError(f"expected {_wanted(leaf)}, found {_told(here)}; {_TODO}", tensor=".".join(keys) or None)
+        raise MismatchError(f"expected {_wanted(leaf)}, found {_told(here)}; {_ADVICE}", tensor=".".join(keys) or None)
     used.add(id(here))
     return here.value
 
@@ -204,7 +204,7 @@ def _item(here: Any, key: str, used: set[int]) -> Any:
 
 
 def _left(here: Any, where: str, used: set[int]) -> Iterator[tuple[str, Any]]:
-    """Yield what no leaf of the template took; None and empty lists are structure, as plain fields of a class are."""
+    """Yield values that no leaf of the template took; None and empty lists are structure, as plain fields are."""
     for key, child in here.items.items():
         name = f"{where}.{key}" if where else key
         if isinstance(child, _Branch):

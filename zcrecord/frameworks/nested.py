@@ -15,16 +15,16 @@ _KINDS = ("numpy", "torch", "jax")
 def tree(record: Any, tensors: str = "numpy", device: Any = None, like: Any = None) -> Any:
     """Return a record nested as it was saved: dicts, lists and tuples of tensors and plain values.
 
-    Named tuples come as tuples, dataclasses as dicts, numpy's scalars as arrays of rank 0, bytes as memoryviews. What
-    torch or jax have no type for is refused; leave it out with `record.select(...)`.
+    Named tuples come as tuples, dataclasses as dicts, numpy's scalars as arrays of rank 0, bytes as memoryviews.
+    Elements that torch or jax have no type for are refused; leave it out with `record.select(...)`.
 
     Args:
         record: a Record.
         tensors: "numpy": views, uncopied. "torch": those of one call of `Record.torch`: on the CPU on private pages,
             which may be written, tied ones one memory. "jax": those of `Record.jax`.
         device: where torch's are; the CPU by default.
-        like: a pytree of the same structure, such as `optimizer.init(params)` or what `jax.eval_shape` gives for it, to
-            be built anew of what was saved. Its arrays give shapes, no values, and dtypes are those that were saved;
+        like: a pytree of the same structure, such as `optimizer.init(params)` or its `jax.eval_shape`, to be built
+            anew of the saved values. Its arrays give shapes, no values, and dtypes are those that were saved;
             None and other structure stay as they are in it.
 
     Raises:

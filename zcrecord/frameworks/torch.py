@@ -59,7 +59,7 @@ def torch_tensors(
         device: where to. To one that is not the CPU each tensor is copied by itself, straight from the read-only
             mapping; tied ones once.
         names: a name, a pattern, several, or a function of a TensorInfo; see `Record.select`.
-        writable: False gives tensors over the read-only mapping, on the CPU, shared with all who have mapped the file.
+        writable: False gives tensors over the read-only mapping, on the CPU, shared with all that have mapped the file.
             **Any in-place write then ends the process**: torch has no read-only tensors.
 
     A torch float4_e2m1fn_x2 has two elements to an entry, so that the last axis is half as long.
@@ -219,7 +219,7 @@ class _TorchTensors:
         return made if made.dtype is dtype else made.view(dtype)
 
     def _own(self, view: Array) -> Array:
-        """Return what torch takes for a writable array: this one, or a copy where the file cannot be mapped again."""
+        """Return an array that torch takes for writable: this one, or a copy where the file cannot be mapped again."""
         if view.flags.writeable:
             return view
         return view.copy("K") if self._copied else _as_writable(view)
@@ -256,7 +256,7 @@ class _TorchTensors:
 
 
 class _WritableView:
-    """What has numpy take read-only memory for writable, so that torch does not warn of what the caller asked for."""
+    """Read-only memory that numpy takes for writable, so that torch does not warn: `writable=False` was asked for."""
 
     __slots__ = ("__array_interface__", "_owner")
 

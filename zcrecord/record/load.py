@@ -73,7 +73,7 @@ def load_record(
     cache: Any = None,
     storage_options: Mapping[str, Any] | None = None,
 ) -> Any:
-    """Open an archive without reading a payload byte: what comes out are views of the mapping, or of the given bytes.
+    """Open an archive without reading a payload byte: its tensors are views of the mapping, or of the given bytes.
 
     Views are read-only but in mode "c", and torch does not heed that: the first write to
     `torch.from_numpy(record["w"])` ends the process (of a record loaded from bytes it changes those bytes). Safe are
@@ -81,29 +81,29 @@ def load_record(
 
     Args:
         source: a path (mapped), of an archive or a program that has one attached, such as `sys.executable`; any
-            bytes-like; a binary file object (mapped if it is as `open(path, "rb")` gave it; else what it has left, a
+            bytes-like; a binary file object (mapped if it is as `open(path, "rb")` gave it; else the rest of it: a
             BytesIO's own bytes, any other's read once); a package resource, as `importlib.resources` has them (mapped,
-            or, in a zip, read once); a URL, of which only what is asked for is fetched (see `zcrecord.remote`).
-            An archive packed for transport is decompressed into memory, with `names` only what is chosen.
+            or, in a zip, read once); a URL, of which only the payloads asked for are fetched (see `zcrecord.remote`).
+            An archive packed for transport is decompressed into memory, with `names` only the chosen part.
         into: a dataclass, attrs class, NamedTuple or other type to be returned instead; see `Record.into`.
         names, rename: load a part, or under other names; see `Record.select`.
         mode: 'r' for read-only views; 'c' for writable ones of a private copy, whose pages are copied when they are
             written, so that no edit reaches the file. Tied tensors stay tied; equal ones that are not tied, though
             stored once, are edited each by itself. Of bytes in memory 'c' makes a whole copy.
-        verify: 'index' checks every rule of the index first; 'touch' only what is used, as it is used, for huge
+        verify: 'index' checks every rule of the index first; 'touch' only the entries that are used, on use, for huge
             archives of which little is read; 'full' the payloads' digests too, of a part of a packed archive its own.
         mmap: False reads the file into one aligned buffer, several reads at a time: for network file systems, and for
-            files that may shrink or change while they are used. A file that is replaced does no harm to who has mapped
-            it; one that is shortened in place ends the process that touches what is gone (SIGBUS).
+            files that may shrink or change while they are used. A file that is replaced does no harm to its mappings;
+            one that is shortened in place ends the process that reads the lost part (SIGBUS).
         expect: the content digest that the archive must have ('sha256:...'); reads it all.
         embedded: 'prefix' for an archive followed by other bytes (flash), 'suffix' for one appended to a file; None
             finds one that is appended where it is aligned, as by `zcrecord attach`, too.
-        cache: a folder for what is fetched from URLs; None for the one that $ZCRECORD_CACHE names; False for none.
+        cache: a folder for bytes fetched from URLs; None for the one that $ZCRECORD_CACHE names; False for none.
         storage_options: for fsspec, which opens URLs: headers, credentials, the endpoint of an S3 server.
 
     Raises:
         SourceError: the file is missing or cannot be read. FormatError: it is no valid archive. VersionError: it needs
-        a later reader. IntegrityError: it has another content digest than `expect`. LimitError: what is packed, or in
+        a later reader. IntegrityError: it has another content digest than `expect`. LimitError: a packed archive, or in
         mode "c" equal tensors that are not tied, would take memory out of all proportion. UnsupportedError: `source`
         is none of these, `expect` no digest. MismatchError: it does not match `into`. DependencyError: no zstandard.
 
@@ -189,14 +189,14 @@ def _part(archive: Archive, names: Names | None, rename: Rename | None) -> Archi
 def _verified(archive: Archive, verify: Verify, mode: Mode) -> Archive:
     """Return an archive, its payloads verified if they are to be, or a private copy of it."""
     if verify == "full":
-        from zcrecord.archive import digest  # here, because few who open an archive read all of it
+        from zcrecord.archive import digest  # here, because few loads read all of an archive
 
         digest.check(archive)
     return archive.private() if mode == "c" and archive.mode == "r" else archive
 
 
 def _check_choices(verify: Any, embedded: Any, mode: Any, expect: Any) -> None:
-    """Refuse what cannot be meant, before anything is read."""
+    """Refuse arguments that mean nothing, before anything is read."""
     _check_choice("verify", verify, ("touch", "index", "full"))
     _check_choice("embedded", embedded, (None, "prefix", "suffix"))
     _check_choice("mode", mode, ("r", "c"))
@@ -222,7 +222,7 @@ def _check_content(archive: Archive, expect: str | None) -> None:
 
 
 def _memory(source: Any, mmap: bool) -> tuple[Memory, str | None]:
-    """Return a source's bytes, and what errors are to call it; a resource's name is no path to load it from again."""
+    """Return a source's bytes, and its name in errors; a resource's name is no path to load it from again."""
     if hasattr(source, "read"):
         source = path_of_open(source) or source
     if not isinstance(source, str | os.PathLike):

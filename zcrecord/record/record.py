@@ -31,8 +31,8 @@ class Record(Mapping[str, Any]):
 
     Values are numpy arrays, :class:`PackedTensor` or :class:`StringTensor`, over the archive's own bytes: getting one
     copies nothing, and each keeps the mapping alive. Views are read-only, but for those of mode "c". As a context
-    manager it ends lookups on leaving. It survives fork, and is pickled by its path and what lies there, or by its
-    bytes if it was loaded from bytes: who unpickles it opens the file anew and gets an error if it changed.
+    manager it ends lookups on leaving. It survives fork, and is pickled by its path and header, or by its bytes if
+    it has no path: unpickling opens the file anew and raises an error if it changed.
     """
 
     __slots__ = ("__weakref__", "_archive", "_closed", "_lookups", "_names", "_numbers")
@@ -197,7 +197,7 @@ class Record(Mapping[str, Any]):
 
     @property
     def layout(self) -> ArchiveLayout:
-        """Where header, index and payloads lie, and how."""
+        """Places and sizes of header, index and payloads, and their alignment."""
         from zcrecord.archive import info
 
         return info.layout(self.archive)
@@ -238,10 +238,10 @@ class Record(Mapping[str, Any]):
 
         Args:
             names: patterns as the shell has them, `*` matching dots too, or exact names, of tensors and of modules,
-                which bring everything below them; or a function from TensorInfo to bool. Modules of what is chosen
+                which bring everything below them; or a function from TensorInfo to bool. Modules of chosen tensors
                 keep their attributes.
             rename: a mapping from names, of tensors or modules, to new ones, and from compiled regular expressions to
-                what they are replaced with; or a function from name to name. Of several names that hold the longest
+                their replacements; or a function from name to name. Of several names that hold the longest
                 counts. "" stands for the record itself. Names that change are split at their dots.
 
         Raises:
@@ -276,7 +276,7 @@ class Record(Mapping[str, Any]):
         On the CPU they lie on a private mapping, whose pages are copied when they are written: an optimizer step
         changes neither the file nor any other tensor but tied ones. Each call makes a mapping of its own, but in mode
         "c", whose memory they then share with the record's views. Any other device is filled as by `load_into`. Where
-        the file was replaced or removed since the record was opened, what is asked for is copied out of what is mapped.
+        the file was replaced or removed since the record was opened, the tensors are copied out of the mapping.
         """
         from zcrecord.frameworks import torch  # here, as below, because not everybody has torch or jax
 
@@ -304,9 +304,9 @@ class Record(Mapping[str, Any]):
         return hollow.hollow_of(self, sink=sink)
 
     def prefetch(self, names: Names | None = None) -> None:
-        """Have the system read ahead what is chosen (all, by default) into its page cache; does not wait for it.
+        """Have the system read ahead chosen tensors (all, by default) into its page cache; does not wait for it.
 
-        Of a remote archive what is chosen is fetched, in few merged requests, and waited for. Does nothing where the
+        Of a remote archive they are fetched, in few merged requests, and waited for. Does nothing where the
         system takes no such advice, or the bytes are in memory anyway.
 
         Raises:
@@ -330,7 +330,7 @@ class Record(Mapping[str, Any]):
         digest.check_as_read(self.archive, progress)
 
     def content_digest(self, *, progress: Progress | None = None) -> str:
-        """Return 'sha256:...' of what the record holds; the same for every layout of the same content. Reads it all.
+        """Return 'sha256:...' of the record's content; the same for every layout of the same content. Reads it all.
 
         `progress` is called with the bytes hashed so far, and with all there are to hash.
         """

@@ -1,10 +1,10 @@
 """A record as instances of classes: a saved tree against annotations, arrays still views.
 
-Knows which annotation means what; how values are made of them is left to `wanted` and `composed`, what fields a class
-has to `fields`. Written with `typing` and `dataclasses` alone: a structuring library would be one more thing for
+Chooses for each annotation the class in `leaves` or `containers` that fills it; the fields of a class are listed by
+`fields`. Written with `typing` and `dataclasses` alone: a structuring library would be one more thing for
 everybody to install, and knows neither tensors nor the names of saved classes.
 
-An annotation of no kind known here takes, if it is a class, what its own `isinstance` says is one (jaxtyping checks
+An annotation of no kind known here, if it is a class, takes any value that `isinstance` says is one (jaxtyping checks
 dtype and shape so); any other takes any value. A saved class's name tells apart the members of a union, no more: a
 record may be loaded into a class of another name.
 """
@@ -111,7 +111,7 @@ def _remembered(hint: Any) -> Want:
 
 
 def _read(hint: Any) -> Want:
-    """Return what an annotation wants; its parts are read when first used, since types may hold themselves."""
+    """Return the reader of an annotation; its parts are read when first used, since types may hold themselves."""
     hint = type(None) if hint is None else fields.bare(hint)
     origin = get_origin(hint)
     kind = origin or hint

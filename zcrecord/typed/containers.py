@@ -1,7 +1,6 @@
-"""Annotations with parts: containers, classes and unions, put together from what their parts want.
+"""Annotations with parts: containers, classes and unions, whose values are built from those of their parts.
 
-Which annotation is which is `typed`'s, so each is given what reads those of its parts; it does so when it first needs
-them, since types may hold themselves.
+Each is given `typed`'s reader of annotations for its parts, and calls it on first use, since types may hold themselves.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from .leaves import CONVERTED, EXACT, NAMED, NO, SavedModule, Want, found, keys_
 
 __all__ = ["MAPPINGS", "SEQUENCES", "Choice", "Class", "Composed", "Dict", "Sequence", "Tuple"]
 
-SEQUENCES: dict[Any, Any] = {  # and what makes them; None: a list or a tuple, as was saved
+SEQUENCES: dict[Any, Any] = {  # and their constructors; None: list or tuple, as it was saved
     list: list,
     tuple: tuple,
     abc.MutableSequence: list,
@@ -34,7 +33,7 @@ MAPPINGS: dict[Any, Any] = {dict: dict, abc.Mapping: dict, abc.MutableMapping: d
 
 
 class Composed(Want):
-    """An annotation with parts, and what reads theirs."""
+    """An annotation with parts, and the reader of theirs."""
 
     def __init__(self, hint: Any, read: Callable[[Any], Want]) -> None:
         super().__init__(hint)
@@ -70,11 +69,11 @@ class Sequence(Composed):
         return self._read((get_args(self.hint) or (Any,))[0])
 
     def _wants(self, count: int) -> list[Want] | None:
-        """Return what is wanted of so many items, None if not so many are."""
+        """Return the wants of so many items, None if another number of items is wanted."""
         return [self._item] * count
 
     def _taken(self, value: Any) -> list[tuple[Want, str, Any]] | None:
-        """Return what is wanted of each item, its key, and the item; None if the value does not have such items."""
+        """Return the want, key and value of each item; None if the value does not have such items."""
         parts = _numbered(value)
         wants = None if parts is None else self._wants(len(parts))
         if parts is None or wants is None:
@@ -94,12 +93,12 @@ class Sequence(Composed):
         return own if isinstance(value, SavedModule) else min([own, *(want.rank(item) for want, _, item in taken)])
 
     def fits(self, value: Any, /) -> bool:
-        """Return whether a value fits, and each child by its `rank`: no deeper, so that deciding stays linear."""
+        """Return True if a value fits, and each child by its `rank`: no deeper, so that deciding stays linear."""
         taken = self._taken(value)
         return taken is not None and all(want.rank(item) for want, _, item in taken)
 
     def build(self, value: Any, where: str, /) -> Any:
-        """Return what is made of a value and of its children; MismatchError at the first that does not fit."""
+        """Build a value from its children; MismatchError at the first that does not fit."""
         taken = self._taken(value)
         if taken is None:
             raise mismatch(where, self, value, _hole(value))
@@ -117,14 +116,14 @@ class Tuple(Sequence):
 
 
 def _sequence_type(value: Any) -> type | None:
-    """Return list or tuple for what was saved as one."""
+    """Return list or tuple, as a value was saved; None if it was neither."""
     if isinstance(value, SavedModule):
         return list if value.kind == ModuleKind.LIST else tuple if value.kind == ModuleKind.TUPLE else None
     return list if isinstance(value, list) else tuple
 
 
 def _numbered(value: Any) -> list[tuple[str, Any]] | None:
-    """Return the keys and items of what is a sequence, or a mapping numbered like one, in order."""
+    """Return the keys and items of a sequence, or of a mapping numbered like one, in order; None for other values."""
     if isinstance(value, list | tuple):
         return [(str(i), item) for i, item in enumerate(value)]
     if not isinstance(value, SavedModule) or value.kind == ModuleKind.OBJECT:
@@ -137,7 +136,7 @@ def _numbered(value: Any) -> list[tuple[str, Any]] | None:
 
 
 def _hole(value: Any) -> str:
-    """Return what keeps a mapping from being a list."""
+    """Return the advice for a mapping that lacks a key to be a list; empty for other values."""
     keys = _grouped(value).keys() if isinstance(value, SavedModule) and not value.is_sequence else set()
     if not any(key.isdecimal() for key in keys):
         return ""
@@ -166,7 +165,7 @@ class Dict(Composed):
         return all(map(key.rank, value.keys_of(items))) and all(map(item.rank, items.values()))
 
     def _items(self, value: SavedModule) -> dict[str, Any]:
-        """Return a mapping's items, a flat one's gathered where only then they are what is wanted."""
+        """Return a mapping's items, a flat one's gathered if only then they fit."""
         _, item = self._parts
         grouped = _grouped(value)
         gather = grouped is not value.items and not all(map(item.rank, value.items.values()))
@@ -194,7 +193,7 @@ class Class(Composed):
         return {f.name: self._read(f.hint) for f in self._fields.fields}
 
     def _items(self, value: Any) -> dict[str, Any] | None:
-        """Return what a value holds by name, None if it holds nothing so."""
+        """Return a value's items by name, None if they have no names."""
         return _grouped(value, self._wants) if isinstance(value, SavedModule) and value.has_names else None
 
     def _is_its_own(self, value: Any) -> bool:
@@ -300,7 +299,7 @@ class Choice(Composed):
 
 
 def _differ(members: list[Want], value: Any, rank: int) -> bool:
-    """Return whether it matters which of some members is taken."""
+    """Return True if the choice among these members changes the result."""
     if not isinstance(value, SavedModule):
         return rank == CONVERTED
     return bool(value.items) or any(isinstance(member, Class) for member in members)

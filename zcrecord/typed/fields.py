@@ -1,7 +1,7 @@
-"""What classes ask for: the fields of dataclasses, attrs classes, NamedTuples and TypedDicts, all told alike.
+"""Fields of classes: of dataclasses, attrs classes, NamedTuples and TypedDicts, all described alike.
 
-Knows how each family spells fields, defaults and constructors, and what annotations stand for once aliases and type
-parameters are filled in. Which values fit is left to `typed`. attrs is not imported: whoever has such a class has.
+Knows how each family spells fields, defaults and constructors, and resolves aliases and type parameters of
+annotations. attrs is not imported: a program that has such a class has imported it.
 """
 
 from __future__ import annotations
@@ -47,14 +47,14 @@ class Field:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ClassFields:
-    """A class, its fields in order, and what makes an instance of their arguments."""
+    """A class, its fields in order, and its constructor."""
 
     kind: type
     fields: tuple[Field, ...]
     construct: Callable[..., Any]
 
     def make(self, values: Mapping[str, Any]) -> Any:
-        """Return an instance with these values of its fields; what the constructor raises comes as it is."""
+        """Return an instance with these values of its fields; errors of the constructor pass through."""
         made = self.construct(**{f.argument: values[f.name] for f in self.fields if f.argument and f.name in values})
         for f in self.fields:
             if f.argument is None and f.name in values:
@@ -69,7 +69,7 @@ class ClassFields:
 
 
 def has_fields(kind: type) -> bool:
-    """Return whether `fields_of` knows the class."""
+    """Return True if `fields_of` knows the class."""
     return _family(kind) is not None
 
 
@@ -185,7 +185,7 @@ def _read_hints(kind: type, **options: Any) -> dict[str, Any]:
 
 
 def _bind(kind: type, binding: dict[Any, Any], bound: dict[type, dict[Any, Any]]) -> None:
-    """Say what the type parameters of a class, and of its bases, stand for."""
+    """Bind the type parameters of a class, and of its bases, to their arguments."""
     bound[kind] = binding
     for base in vars(kind).get("__orig_bases__", kind.__bases__):
         origin = get_origin(base) or base
@@ -207,7 +207,7 @@ def _filled(hint: Any, binding: Mapping[Any, Any]) -> Any:
 
 
 def bare(hint: Any) -> Any:
-    """Return what an annotation says of the value: without Annotated, Final, NewType or an alias's name.
+    """Return an annotation reduced to the type of its value: without Annotated, Final, NewType or an alias's name.
 
     A type parameter that nothing fills in stands for its bound, its constraints, or anything.
     """

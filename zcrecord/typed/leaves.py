@@ -1,7 +1,7 @@
-"""One annotation and one value: whether they fit, what is made of it, and how both are told to people.
+"""Annotations without parts: how well a value fits, the instance built of it, and both in words for errors.
 
-Here are the annotations that need no other: scalars, bytes, enumerations, arrays. Those with parts (containers,
-classes, unions), and which annotation is which, are `typed`'s.
+These are scalars, bytes, enumerations and arrays. Annotations with parts (containers, classes, unions) are in
+`containers`; `typed` chooses among all.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _NUMBERS = {bool: "b", int: "iu", float: "f", complex: "c"}  # and the kinds of 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SavedModule:
-    """A saved module with what `unfold.plain` loses: its kind, its class's name, and a tuple's keys."""
+    """A saved module with all that `unflatten.plain` loses: its kind, its class's name, and a tuple's keys."""
 
     kind: int
     type_name: str
@@ -60,12 +60,12 @@ class SavedModule:
 
     @property
     def is_sequence(self) -> bool:
-        """Whether it was a list or tuple; a NamedTuple is one, too."""
+        """True for a list or tuple; a NamedTuple is one, too."""
         return self.kind in (ModuleKind.LIST, ModuleKind.TUPLE)
 
     @property
     def has_names(self) -> bool:
-        """Whether its keys are names, and not numbers of places."""
+        """True if its keys are names, and not numbers of places."""
         return not self.is_sequence or bool(self.type_name)
 
     def keys_of(self, items: dict[str, Any]) -> list[str | int]:
@@ -81,7 +81,7 @@ def plain(value: Any) -> Any:
 
 
 class Want:
-    """What one annotation wants. This one takes anything, as the plain tree has it."""
+    """An annotation, as a test and a builder of values. This one takes anything, as the plain tree has it."""
 
     def __init__(self, hint: Any) -> None:
         self.hint = hint
@@ -91,11 +91,11 @@ class Want:
         return ANYTHING
 
     def fits(self, value: Any, /) -> bool:
-        """Return whether a value fits, and its children too as far as their `rank` tells."""
+        """Return True if a value fits, and its children too as far as their `rank` tells."""
         return bool(self.rank(value))
 
     def build(self, value: Any, where: str, /) -> Any:
-        """Return what is made of a value that lies at the path `where`.
+        """Build the instance of a value that lies at the path `where`.
 
         Raises:
             MismatchError: it does not fit.
@@ -105,11 +105,11 @@ class Want:
         return self.made(value)
 
     def made(self, value: Any, /) -> Any:
-        """Return what is made of a value that fits."""
+        """Return the instance of a value that fits."""
         return plain(value)
 
     def advice(self, _value: Any, /) -> str:
-        """Return what to do about a value that does not fit."""
+        """Return advice for a value that does not fit, empty if there is none."""
         return ""
 
     def __str__(self) -> str:
@@ -246,7 +246,7 @@ class TorchClass(Want):
 
 
 def mismatch(where: str, want: Want, value: Any, todo: str = "") -> MismatchError:
-    """Return the error for a value that is not what is wanted."""
+    """Return the error for a value that does not fit."""
     todo = todo or "annotate what is there, or save what is annotated"
     return MismatchError(f"expected {want}, found {found(value)}; {todo}", tensor=where or None)
 
