@@ -22,9 +22,9 @@ from zcrecord.cli.dispatch import main
 ARGUMENT = re.compile(r"\b(?!charset)[a-z_]+=|list\(record\)|pass the bytes")
 # What no command ends with: loading to devices, filling, typed records, other frameworks, writing a record in Python.
 IN_PYTHON_ALONE = (
-    "archive/archive", "archive/digest", "archive/name_patterns", "archive/subset", "compat/", "frameworks/", "hollow/", "loaders/", "onnx/lazy/", "onnx/runtime",
-    "onnx/selection", "onnx/session_fill", "record/", "remote/open", "storage/ordered", "storage/threads", "tensors/",
-    "transport/packing", "typed/", "writing/sharing",
+    "archive/archive", "archive/digest", "archive/name_patterns", "archive/subset", "compat/", "frameworks/", "hollow/",
+    "loaders/", "onnx/lazy/", "onnx/runtime", "onnx/selection", "onnx/session_fill", "record/", "remote/open",
+    "storage/threads", "tensors/", "transport/packing", "typed/", "writing/sharing",
 )  # fmt: skip
 
 
