@@ -1,4 +1,4 @@
-"""What surrounds the package: the entry scripts' Python halves, model makers, benchmarks. Never installed."""
+"""Tools around the package: the Python halves of the entry scripts, model makers, benchmarks. Never installed."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""Who answers how to the same trick, as Markdown tables: `python -m tools.attacks`.
+"""Answers of zcrecord and its peers to each attack, as Markdown tables: `python -m tools.attacks`.
 
 The tricks are those of `tests/attacks/peers.py`: archives for zcrecord, files made alike for safetensors and numpy; the
 models of `onnx_files.py` and `external.py`, the same file for zcrecord, `onnx.load` and the checker; the files of

@@ -50,7 +50,7 @@ class Pages:
 
 @dataclass(frozen=True, slots=True)
 class Hosted:
-    """What one process told, and what the kernel told of the pages of its weights while it ran."""
+    """Report of one process, and the kernel's count of the pages of its weights while it ran."""
 
     told: dict[str, Any]
     pages: Pages

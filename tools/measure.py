@@ -1,4 +1,4 @@
-"""What a process's memory is made of, as the kernel tells it, and whether a folder has room.
+"""Memory of a process by kind, as the kernel counts it, and room in a folder.
 
 Linux tells everything, through `/proc`; other systems tell the resident size only, and what is not told is None.
 How long something takes is left to `tools.bench`.

@@ -49,7 +49,7 @@ class QuickstartError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """What serving one file cost. Seconds are medians over the processes, bytes are summed over them."""
+    """Cost of serving one file. Seconds are medians over the processes, bytes are summed over them."""
 
     label: str
     ready: float

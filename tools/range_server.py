@@ -27,7 +27,7 @@ class Request:
 
 @dataclass
 class Server:
-    """What is served, and how.
+    """A server's files and its behaviour.
 
     Attributes:
         folder: whose files are served.

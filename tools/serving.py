@@ -1,4 +1,4 @@
-"""What a process does that converts a model or serves it with ONNX Runtime; called through `tools.worker`.
+"""Work of a process that converts a model or serves it with ONNX Runtime; called through `tools.worker`.
 
 A path that ends in .onnx goes the stock way, one that ends in .zcr by `zcrecord.onnx.session`. Inputs are drawn from a
 fixed seed, as the model of `tools.models` declares them, so that both ways answer the same question.

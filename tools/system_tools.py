@@ -72,7 +72,7 @@ _ALSO = {"-m32": ["-fsanitize=address,undefined"]}
 
 @lru_cache
 def has(tool: str) -> bool:
-    """Return whether a tool is on PATH; of a compiler with an option, whether it builds what the tests build.
+    """Return True if a tool is on PATH and, of a compiler with an option, builds the tests' programs.
 
     A tool with a folder in its name is there only if that folder is on PATH.
     """

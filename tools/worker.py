@@ -29,7 +29,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 class WorkerError(RuntimeError):
-    """What a worker was asked failed; the message is its error's, the traceback went to standard error."""
+    """A worker's request failed; the message is its error's, the traceback went to standard error."""
 
 
 class Worker:

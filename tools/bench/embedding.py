@@ -66,7 +66,7 @@ def _has(settings: Settings, *tools: str) -> bool:
 
 
 def _at_load(settings: Settings) -> Iterator[Row]:
-    """Yield what programs with 256 KB of weights ask of the heap until they have used all of them."""
+    """Measure the heap that programs with 256 KB of weights ask for until they have used all of them."""
     folder = settings.folder / "host"
     folder.mkdir()
     archive = write_model(folder, rows=128, columns=512)
@@ -112,7 +112,7 @@ def _noise(nbytes: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
 
 
 def _compile(compiler: str, folder: Path, archive: Path, language: Any, **options: Any) -> Callable[[], float]:
-    """Return what times the compiler on the files that embed the archive."""
+    """Return a function that times the compiler on the files that embed the archive."""
     made = folder / "_".join([compiler, *options])
     report = generate(archive, made, lang=language, **options)
     (source,) = (Path(file) for file in report.files if file.endswith((".S", ".c", ".rs")))
@@ -147,7 +147,7 @@ def _compile_row(
 
 
 def _array(source: Path, compiler: str, nbytes: int) -> Callable[[], float]:
-    """Return what times the compiler on a hex array."""
+    """Return a function that times the compiler on a hex array."""
     data = _noise(nbytes).tobytes()
     rows = "".join(f"  {', '.join(f'0x{b:02x}' for b in data[at : at + 12])},\n" for at in range(0, nbytes, 12))
     rust = source.suffix == ".rs"
@@ -160,7 +160,7 @@ def _array(source: Path, compiler: str, nbytes: int) -> Callable[[], float]:
 
 
 def _constant(settings: Settings) -> Row:
-    """Return what Python allocates to get arrays out of a constant, a bytes object that is already there."""
+    """Return the bytes that Python allocates to get arrays out of a constant, an existing bytes object."""
     mib = settings.pick(64, 1)
     folder = settings.folder / "constant"
     folder.mkdir()
@@ -240,7 +240,7 @@ def load_constant(way: str, folder: str) -> dict[str, int]:
 
 
 def _on_a_microcontroller(settings: Settings) -> Iterator[Row]:
-    """Yield what `python -m tools.firmware` finds: a classifier of digits as firmware, and reading at run time."""
+    """Yield the figures of `python -m tools.firmware`: a classifier of digits as firmware, and reading at run time."""
     for level, what, most in ((1, "open and find", 2 * KIB), (2, "open, find and verify", 4 * KIB)):
         nbytes = {OURS: float(reader_code_size(settings.folder, level))}
         yield Row(AREA, f"Cortex-M3, zcrecord.h: code to {what}", "B", nbytes, Promise("under", most + 1))

@@ -48,7 +48,7 @@ PACKAGES = (
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Where an area may write, and whether it is to be quick rather than right."""
+    """Settings of a run: a folder to write to, and whether speed goes before precision."""
 
     folder: Path
     quick: bool = False
@@ -60,7 +60,7 @@ class Settings:
 
 @dataclass(frozen=True, slots=True)
 class Promise:
-    """What a row must reach: `faster` than a peer by a factor, `within` a factor of a peer, or `under` a limit."""
+    """A row's promise: `faster` than a peer by a factor, `within` a factor of a peer, or `under` a limit."""
 
     kind: str
     limit: float
@@ -102,7 +102,7 @@ class Row:
 
 
 def collect(repeats: int, ways: Mapping[str, Callable[[], float]]) -> dict[str, list[float]]:
-    """Return what each way returned in each repetition; A B A B, so that a slow minute hits all alike."""
+    """Collect each way's results of each repetition; A B A B, so that a slow minute hits all alike."""
     samples: dict[str, list[float]] = {name: [] for name in ways}
     for _ in range(repeats):
         for name, way in ways.items():
@@ -155,7 +155,7 @@ def versions() -> dict[str, str]:
 
 
 def machine(folder: Path) -> dict[str, Any]:
-    """Return what the figures depend on besides the versions, and today's date (UTC)."""
+    """Describe the machine, on which the figures depend, and today's date (UTC)."""
     return {
         "date": datetime.now(UTC).strftime("%Y-%m-%d"),
         "cpu": _cpu(),

@@ -1,4 +1,4 @@
-"""What it takes to check: digests against reading the same bytes once with numpy, the index beside safetensors.
+"""Cost of checks: digests beside reading the same bytes once with numpy, the index beside safetensors.
 
 The bytes are those of a mapped file in the page cache. Each call opens the file anew, so that all find the mapping's
 pages unmapped, and all pay for mapping them.

@@ -77,7 +77,7 @@ LABELS = (
 
 
 def figures(results: dict[str, Any]) -> str:
-    """Return what stands between README's markers.
+    """Return the text between README's markers.
 
     Raises:
         ValueError: a row that is wanted is not there, or the results contradict a reason.

@@ -173,7 +173,7 @@ def torch_workers(path: str, start: str) -> dict[str, int]:
 
 
 class Stages:
-    """What one worker does at each stage; picklable, and what it holds is the worker's own."""
+    """Work of one worker at each stage; picklable, with objects of the worker's own."""
 
     def __init__(self, record: Any) -> None:
         self._record = record

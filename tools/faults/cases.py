@@ -54,7 +54,7 @@ class Case(NamedTuple):
         return "exit status" if one else f"status {status}: {line}"
 
     def wrong(self, error: str | None, hit: str) -> Iterator[str]:
-        """Yield what is not as it has to be after a save that ended by itself."""
+        """Yield the faults that a save which ended by itself has left."""
         content = self.dest.read_bytes() if self.dest.exists() else None
         if content != (self.new if error is None else self.old):
             which = "old" if content == self.old else "new" if content == self.new else "neither's"

@@ -32,7 +32,7 @@ _MOST = 3000  # calls of one save
 
 
 class Mode(IntEnum):
-    """What becomes of a call, as in calls.c."""
+    """Fate of a system call, as in calls.c."""
 
     COUNT = 0
     FAIL_ONE = 1

@@ -20,7 +20,7 @@ _WORDS = 60_000  # of one tensor; a save takes several writes
 
 @dataclass(slots=True)
 class Kills:
-    """What became of saves that were killed: how many files were whole after it, were new, or had a scratch beside."""
+    """Result of killed saves: how many files were whole after it, were new, or had a scratch file beside."""
 
     times: int = 0
     whole: int = 0

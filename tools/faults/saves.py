@@ -1,4 +1,4 @@
-"""What writes a file, in every way there is: the library's functions and the commands, each from sources of its own."""
+"""Every function and command that writes a file, each with sources of its own."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Save(NamedTuple):
     in_place: bool = False
 
     def states(self, sources: Path) -> list[bytes | None]:
-        """Return what may be there before: nothing, or a file."""
+        """Return the states before a save: nothing, or a file."""
         return [*[None] * (not self.in_place), (sources / self.old).read_bytes()]
 
 

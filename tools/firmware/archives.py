@@ -53,7 +53,7 @@ def multiplier_and_shift(scale: np.float32) -> tuple[int, int]:
 
 
 def fixed_point(record: zcrecord.Record) -> dict[str, Any]:
-    """Return what the device needs of a QDQ model's scales: per layer multiplier, shift and zero point, and the greys.
+    """Return a QDQ model's scales as the device needs them: each layer's multiplier, shift and zero point; the greys.
 
     A layer's sums, of products of uint8 and int8, have the scale input x weight; ONNX Runtime multiplies them by
     input * weight / output, computed in float32 as here, and rounds to even. The pixels' own scaling is a table.

@@ -1,4 +1,4 @@
-"""What the images take and whether they answer as ONNX Runtime does, as figures that a table or a benchmark can show.
+"""Sizes of the images, and comparison of their answers with ONNX Runtime's, as figures for tables and benchmarks.
 
 Knows what is compared with what. How images are built and run is left to `images`, their input to `archives`.
 """
@@ -91,7 +91,7 @@ def _figures(image: Image, ran: Run, logits: npt.NDArray[np.float32]) -> dict[st
 
 
 def _reading(digits: Run, thousand: Run) -> dict[str, int]:
-    """Return what opening, verifying and finding take in instructions, in both archives."""
+    """Return the instructions that opening, verifying and finding take, in both archives."""
     return {
         "open": round(digits.instructions("open")),
         "verify": round(digits.instructions("verify")),

@@ -63,7 +63,7 @@ class Section:
 
 @dataclass(frozen=True, slots=True)
 class Symbol:
-    """What a name stands for; `kind` is nm's letter."""
+    """A symbol of an ELF file; `kind` is nm's letter."""
 
     address: int
     nbytes: int
@@ -72,7 +72,7 @@ class Symbol:
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """What an ELF file says, and the bytes of its flash."""
+    """Symbols and sections of an ELF file, and the bytes of its flash."""
 
     sections: dict[str, Section]
     symbols: dict[str, Symbol]
@@ -84,14 +84,14 @@ class Image:
         return sum(s.nbytes for s in self.sections.values() if "W" in s.flags)
 
     def bytes_of(self, name: str) -> bytes:
-        """Return what lies in flash under a symbol."""
+        """Return the bytes of a symbol in flash."""
         symbol = self.symbols[name]
         return self.flash[symbol.address : symbol.address + symbol.nbytes]
 
 
 @dataclass(slots=True)
 class Run:
-    """What an image reported.
+    """Report of an image that ran.
 
     Attributes:
         status: its exit status.

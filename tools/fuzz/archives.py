@@ -25,7 +25,7 @@ FIELDS = (16, 24, 24, 32, 32, 40, 40, 48)  # of header and trailer, 8 bytes each
 
 
 class Parts(NamedTuple):
-    """Where an archive lies in an input, and its parts in it."""
+    """Place of an archive in an input, and of its parts."""
 
     start: int
     end: int
@@ -43,7 +43,7 @@ def _put(data: bytearray, at: int, value: int, width: int) -> None:
 
 
 def take_apart(data: bytes | bytearray) -> Parts | None:
-    """Return where the parts of an input are, or None where that cannot be told."""
+    """Find the parts of an input; None if they cannot be told."""
     if len(data) < 2 * END:
         return None
     size = _number(data, 48, 8)
@@ -60,7 +60,7 @@ def take_apart(data: bytes | bytearray) -> Parts | None:
 
 
 def vectors(data: bytes | bytearray, parts: Parts) -> dict[int, tuple[int, int]]:
-    """Return where the items of each vector start and how many there are, as far as they lie in the index."""
+    """Return start and length of each vector, as far as its items lie in the index."""
     lo, hi = parts.columns
     found: dict[int, tuple[int, int]] = {}
     table = lo + _number(data, lo)

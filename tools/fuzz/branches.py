@@ -1,4 +1,4 @@
-"""Which branches of the code under test inputs reach, by coverage.py; and which inputs it takes to reach them all.
+"""Branches of the code under test that inputs reach, by coverage.py; and the fewest inputs that reach them all.
 
 Knows what of the package checks an archive: the modules and functions of `VERIFIER`. What writers alone use
 is left out.
@@ -49,7 +49,7 @@ def _measured(paths: Iterable[Path]) -> coverage.Coverage:
 
 
 def reached(run: Callable[[], Any], wanted: dict[str, set[str] | None] | None = None) -> Reached:
-    """Return what of the verifier a call reaches; of a module's own lines, which run on import, nothing is said."""
+    """Return the branches of the verifier that a call reaches, without a module's own lines, which run on import."""
     wanted = VERIFIER if wanted is None else wanted
     measured = _measured(PACKAGE / name for name in wanted)
     with measured.collect():

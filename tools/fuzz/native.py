@@ -33,7 +33,7 @@ ENVIRONMENT = {**os.environ, "ASAN_OPTIONS": "quarantine_size_mb=16:malloc_conte
 
 
 class Outcome(NamedTuple):
-    """What a fuzzer did: inputs tried, edges (and features of them) reached, and the end of what it wrote."""
+    """Result of a fuzzer: inputs tried, edges (and features of them) reached, and the end of its output."""
 
     clean: bool
     executions: int
@@ -55,7 +55,7 @@ def build(what: str, folder: Path) -> Path:
 
 
 def outcome(done: subprocess.CompletedProcess[str]) -> Outcome:
-    """Return what libFuzzer said, atheris's included."""
+    """Parse the output of libFuzzer, or of atheris."""
     text = done.stdout + done.stderr
     tried = re.findall(r"stat::number_of_executed_units: (\d+)", text)
     reached = re.findall(r"cov: (\d+) ft: (\d+)", text)

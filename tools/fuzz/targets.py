@@ -1,4 +1,4 @@
-"""What is tried with an input: all that a stranger's file can be asked for; nothing but RecordError may be raised.
+"""Everything that is tried with an input, as with a stranger's file; nothing but RecordError may be raised.
 
 Beyond that: what opened at level `full` is usable throughout; and a converted model is read, given back and converted
 again without a difference, and `scan` says the same of it as `convert`.

@@ -1,4 +1,4 @@
-"""What an archive of given values must hold, worked out from schema/FORMAT.md alone: nothing here reads an archive."""
+"""Expected contents of an archive of given values, from schema/FORMAT.md alone: nothing here reads an archive."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the models here are written with: weights from a fixed stream, nodes, and protobuf in bounded memory.
+"""Writers of the models here: weights from a fixed stream, nodes, and protobuf in bounded memory.
 
 The same size gives the same bytes on every platform: the weights come from the raw words of a bit generator, whose
 stream numpy keeps stable, and not from a distribution, whose stream it does not. No two tensors of a model hold equal
@@ -189,7 +189,7 @@ def _varint_field(number: int, value: int) -> bytes:
 
 
 def _prefix(number: int, nbytes: int) -> bytes:
-    """Return what precedes a length-delimited field of `nbytes` bytes."""
+    """Return the tag and length before a length-delimited field of `nbytes` bytes."""
     return encode_varint(number << 3 | LENGTH) + encode_varint(nbytes)
 
 
