@@ -12,7 +12,6 @@ import numpy as np
 import onnx
 import onnx_models as m
 import pytest
-from exhaustive import some
 from onnx import TensorProto, helper, numpy_helper
 from onnx.external_data_helper import convert_model_to_external_data
 
@@ -48,13 +47,15 @@ def test_the_packaged_models_convert_and_come_back(path: Path) -> None:
     check(onnx.load(path))
 
 
+@pytest.mark.exhaustive(keep=0)
 def test_the_generated_node_cases_convert_and_come_back() -> None:
     models = [case.model for case in m.node_cases() if case.model is not None]
     assert len(models) > 1600  # of onnx 1.21; later ones have more
-    for model in some(models, 150):
+    for model in models:
         check(model)
 
 
+@pytest.mark.exhaustive(keep=0)
 def test_the_data_sets_of_the_node_cases_convert_as_initializers() -> None:
     tensors: dict[tuple[int, tuple[int, ...]], TensorProto] = {}
     for case in m.node_cases():

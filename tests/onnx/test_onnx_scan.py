@@ -26,6 +26,7 @@ import pytest
 import test_onnx_convert
 import test_onnx_external
 import test_onnx_wire
+from exhaustive import ALL
 from onnx import TensorProto, helper, numpy_helper
 
 import zcrecord
@@ -96,8 +97,11 @@ def cases_of(*modules: ModuleType) -> Iterator[Any]:
         for name, test in vars(module).items():
             if not name.startswith("test_"):
                 continue
-            marks = [mark.args[:2] for mark in getattr(test, "pytestmark", ()) if mark.name == "parametrize"]
-            axes = [[args.replace(" ", "").split(","), values] for args, values in marks]
+            marks = getattr(test, "pytestmark", ())
+            if not ALL and any(mark.name == "exhaustive" and mark.kwargs.get("keep") == 0 for mark in marks):
+                continue
+            parameters = [mark.args[:2] for mark in marks if mark.name == "parametrize"]
+            axes = [[args.replace(" ", "").split(","), values] for args, values in parameters]
             if set(inspect.signature(test).parameters) != {arg for args, _ in axes for arg in args}:
                 continue
             for number, values in enumerate(itertools.product(*(values for _, values in axes))):

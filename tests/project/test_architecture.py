@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -72,20 +73,23 @@ def where(module: str, line: int) -> str:
     return f"{PACKAGE[module].relative_to(ROOT)}:{line}"
 
 
-def imports(module: str) -> Iterator[Import]:
-    """Yield every module that a module imports; those of a `TYPE_CHECKING` block count as any other."""
+@cache
+def imports(module: str) -> tuple[Import, ...]:
+    """Return every module that a module imports; those of a `TYPE_CHECKING` block count as any other."""
     inside = {id(n) for f in ast.walk(TREES[module]) if isinstance(f, FUNCTION) for n in ast.walk(f)}
     package = module if PACKAGE[module].name == "__init__.py" else module.rpartition(".")[0]
+    found = []
     for node in ast.walk(TREES[module]):
         lazy = id(node) in inside
         if isinstance(node, ast.Import):
-            yield from (Import(alias.name, node.lineno, lazy) for alias in node.names)
+            found += [Import(alias.name, node.lineno, lazy) for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             parents = package.split(".")[: len(package.split(".")) + 1 - node.level] if node.level else []
             source = ".".join([*parents, *([node.module] if node.module else [])])
             for alias in node.names:
                 deeper = f"{source}.{alias.name}"
-                yield Import(deeper if deeper in PACKAGE else source, node.lineno, lazy)
+                found.append(Import(deeper if deeper in PACKAGE else source, node.lineno, lazy))
+    return tuple(found)
 
 
 def top(name: str) -> str:
