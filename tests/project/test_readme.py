@@ -31,13 +31,13 @@ def test_readme_says_in_two_sentences_what_it_is_and_shows_ten_lines_that_run() 
     assert [sum(bool(line.strip()) for line in block.splitlines()) for block in code] == [10]
 
 
-def test_readme_leads_to_every_guide() -> None:
+def test_readme_leads_to_every_guide_and_to_the_map() -> None:
     linked = {(guides.ROOT / target).resolve() for target in re.findall(r"\]\(([^)#]+)", TEXT)}
-    assert {*guides.GUIDES, guides.REFERENCE / "README.md"} <= linked
+    assert {*guides.GUIDES, guides.REFERENCE / "README.md", guides.MAP, guides.CONTRIBUTING} <= linked
 
 
 def test_links_of_readme_and_guides_lead_somewhere() -> None:
-    for page in (guides.README, guides.CONTRIBUTING, *guides.GUIDES):
+    for page in (guides.README, guides.CONTRIBUTING, guides.MAP, *guides.GUIDES):
         for target in re.findall(r"\]\(([^)]+)\)", page.read_text(encoding="utf-8")):
             if not target.startswith("https://"):
                 file, _, heading = target.partition("#")
