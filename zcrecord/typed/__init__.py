@@ -16,7 +16,7 @@ from collections import abc
 from enum import Enum
 from functools import lru_cache
 from pathlib import PurePath
-from typing import Any, ForwardRef, Literal, Self, TypeVar, Union, get_args, get_origin
+from typing import Any, ForwardRef, Literal, Self, TypeVar, Union, get_origin
 
 import numpy as np
 
@@ -28,15 +28,20 @@ from zcrecord.errors import RecordError, UnsupportedError
 from zcrecord.writing.flatten import children_of, is_attribute
 
 from . import containers, fields
-from .leaves import Array, FromValue, Instance, Number, NumpyScalar, OneOf, SavedModule, TorchClass, Want
+from .leaves import Array, FromValue, Instance, Number, OneOf, SavedModule, TorchClass, Want
 
 __all__ = ["into", "structure"]
 
 T = TypeVar("T")
 
-_NUMBERS: dict[Any, type[Want]] = dict.fromkeys((bool, int, float, complex), Number)
-_LEAVES: dict[Any, type[Want]] = {**_NUMBERS, bytes: FromValue, np.ndarray: Array}
-_BASES: dict[type, type[Want]] = {Enum: FromValue, PurePath: FromValue, np.generic: NumpyScalar, object: Instance}
+_KINDS: dict[Any, type[Want]] = {
+    **dict.fromkeys((bool, int, float, complex), Number),
+    **dict.fromkeys(containers.SEQUENCES, containers.Sequence),
+    **dict.fromkeys(containers.MAPPINGS, containers.Dict),
+    bytes: FromValue,
+    np.ndarray: Array,
+}
+_BASES: dict[type, type[Want]] = {Enum: FromValue, PurePath: FromValue, np.generic: Number, object: Instance}
 
 
 def into(archive: Archive, kind: type[T]) -> T:
@@ -113,25 +118,24 @@ def _remembered(hint: Any) -> Want:
 def _read(hint: Any) -> Want:
     """Return the reader of an annotation; its parts are read when first used, since types may hold themselves."""
     hint = type(None) if hint is None else fields.bare(hint)
-    origin = get_origin(hint)
-    kind = origin or hint
     if isinstance(hint, str | ForwardRef) or hint is Self:
         raise UnsupportedError(f"the annotation {hint!r} cannot be read where it stands; name the class itself")
+    return _class_of(hint)(hint, _want)
+
+
+def _class_of(hint: Any) -> type[Want]:
+    origin = get_origin(hint)
+    kind = origin or hint
     if origin in (Union, types.UnionType):
-        return containers.Choice(hint, _want)
+        return containers.Choice
     if origin is Literal:
-        return OneOf(hint)
+        return OneOf
     if not isinstance(kind, type) or kind in (Any, object):  # Any is a class, too
-        return Want(hint)
+        return Want
     if fields.has_fields(kind):
-        return containers.Class(hint, _want)
-    if kind in containers.SEQUENCES:
-        fixed = origin is tuple and ... not in get_args(hint)
-        return (containers.Tuple if fixed else containers.Sequence)(hint, _want)
-    if kind in containers.MAPPINGS:
-        return containers.Dict(hint, _want)
-    if kind in _LEAVES:
-        return _LEAVES[kind](hint)
+        return containers.Class
+    if kind in _KINDS:
+        return _KINDS[kind]
     if kind.__module__.partition(".")[0] == "torch" and kind.__name__ not in ("dtype", "device"):
-        return TorchClass(kind)
-    return next(want(kind) for base, want in _BASES.items() if issubclass(kind, base))
+        return TorchClass
+    return next(want for base, want in _BASES.items() if issubclass(kind, base))

@@ -1,12 +1,11 @@
 """Annotations with parts: containers, classes and unions, whose values are built from those of their parts.
 
-Each is given `typed`'s reader of annotations for its parts, and calls it on first use, since types may hold themselves.
+The annotations of parts are read on first use, since types may hold themselves.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict, abc
-from collections.abc import Callable
 from functools import cached_property
 from typing import Any, get_args, get_origin
 
@@ -19,7 +18,7 @@ from zcrecord.tensors.packed import PackedTensor, StringTensor
 from . import fields
 from .leaves import CONVERTED, EXACT, NAMED, NO, SavedModule, Want, found, keys_of, mismatch
 
-__all__ = ["MAPPINGS", "SEQUENCES", "Choice", "Class", "Composed", "Dict", "Sequence", "Tuple"]
+__all__ = ["MAPPINGS", "SEQUENCES", "Choice", "Class", "Dict", "Sequence"]
 
 SEQUENCES: dict[Any, Any] = {  # and their constructors; None: list or tuple, as it was saved
     list: list,
@@ -30,14 +29,6 @@ SEQUENCES: dict[Any, Any] = {  # and their constructors; None: list or tuple, as
     abc.Iterable: None,
 }
 MAPPINGS: dict[Any, Any] = {dict: dict, abc.Mapping: dict, abc.MutableMapping: dict, OrderedDict: OrderedDict}
-
-
-class Composed(Want):
-    """An annotation with parts, and the reader of theirs."""
-
-    def __init__(self, hint: Any, read: Callable[[Any], Want]) -> None:
-        super().__init__(hint)
-        self._read = read
 
 
 def _below(where: str, key: str) -> str:
@@ -61,23 +52,23 @@ def _grouped(module: SavedModule, names: abc.Container[str] = ()) -> dict[str, A
     return items
 
 
-class Sequence(Composed):
-    """list, tuple[T, ...] or Sequence: a saved list or tuple, or a mapping with the keys '0', '1' and so on."""
+class Sequence(Want):
+    """list, tuple, Sequence: a saved list or tuple, or a mapping with the keys '0', '1' and so on.
+
+    In tuple[A, B] each item has an annotation of its own; in tuple[T, ...] and all others they have one in common.
+    """
 
     @cached_property
-    def _item(self) -> Want:
-        return self._read((get_args(self.hint) or (Any,))[0])
-
-    def _wants(self, count: int) -> list[Want] | None:
-        """Return the wants of so many items, None if another number of items is wanted."""
-        return [self._item] * count
+    def _items(self) -> list[Want]:
+        return [self._read(a) for a in get_args(self.hint) if a is not ...]
 
     def _taken(self, value: Any) -> list[tuple[Want, str, Any]] | None:
         """Return the want, key and value of each item; None if the value does not have such items."""
         parts = _numbered(value)
-        wants = None if parts is None else self._wants(len(parts))
-        if parts is None or wants is None:
+        fixed = get_origin(self.hint) is tuple and ... not in get_args(self.hint)
+        if parts is None or (fixed and len(parts) != len(get_args(self.hint))):
             return None
+        wants = self._items if fixed else (self._items or [self._read(Any)]) * len(parts)
         return [(want, key, item) for want, (key, item) in zip(wants, parts, strict=True)]
 
     @property
@@ -105,14 +96,6 @@ class Sequence(Composed):
         made = [want.build(item, _below(where, key)) for want, key, item in taken]
         made_by = self._made_by or _sequence_type(value)
         return tuple(made) if made_by is tuple else made
-
-
-class Tuple(Sequence):
-    """tuple[A, B]: so many items, each with an annotation of its own."""
-
-    def _wants(self, count: int) -> list[Want] | None:
-        arguments = get_args(self.hint)
-        return [self._read(a) for a in arguments] if len(arguments) == count else None
 
 
 def _sequence_type(value: Any) -> type | None:
@@ -144,7 +127,7 @@ def _hole(value: Any) -> str:
     return f"the keys of a list are '0' to '{len(keys) - 1}', and '{missing[0]}' is missing" if missing else ""
 
 
-class Dict(Composed):
+class Dict(Want):
     """dict[str, T], dict[int, T] or Mapping: a saved mapping, or an object as one."""
 
     @cached_property
@@ -181,7 +164,7 @@ class Dict(Composed):
         return MAPPINGS[get_origin(self.hint) or self.hint](zip(keys, made, strict=True))
 
 
-class Class(Composed):
+class Class(Want):
     """A dataclass, attrs class, NamedTuple or TypedDict: a saved object, NamedTuple or mapping, by its keys."""
 
     @cached_property
@@ -263,7 +246,7 @@ class Class(Composed):
         return made
 
 
-class Choice(Composed):
+class Choice(Want):
     """A union: of its members the one that fits best, which has to be one."""
 
     @cached_property

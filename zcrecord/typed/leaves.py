@@ -7,6 +7,7 @@ These are scalars, bytes, enumerations and arrays. Annotations with parts (conta
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 from types import UnionType
@@ -32,7 +33,6 @@ __all__ = [
     "FromValue",
     "Instance",
     "Number",
-    "NumpyScalar",
     "OneOf",
     "SavedModule",
     "TorchClass",
@@ -81,10 +81,13 @@ def plain(value: Any) -> Any:
 
 
 class Want:
-    """An annotation, as a test and a builder of values. This one takes anything, as the plain tree has it."""
+    """An annotation, as a test and a builder of values. This one takes anything, as the plain tree has it.
 
-    def __init__(self, hint: Any) -> None:
-        self.hint = hint
+    `read` gives the wants of the annotations that it has as parts.
+    """
+
+    def __init__(self, hint: Any, read: Callable[[Any], Want]) -> None:
+        self.hint, self._read = hint, read
 
     def rank(self, _value: Any, /) -> int:
         """Return how well a value fits, NO if it does not; of a module's children only the keys count."""
@@ -132,28 +135,24 @@ class Instance(Want):
 
 
 class Number(Want):
-    """bool, int, float or complex: an attribute, or a tensor of rank 0, which is how numpy's numbers are saved."""
+    """bool, int, float or complex, or a scalar type of numpy: an attribute, or a tensor of rank 0.
+
+    Numbers of numpy are saved as such tensors.
+    """
 
     def rank(self, value: Any, /) -> int:
         if type(value) is self.hint:
             return EXACT
-        if isinstance(value, np.ndarray):
-            return ANYTHING if value.shape == () and value.dtype.kind in _NUMBERS[self.hint] else NO
-        return CONVERTED if self.hint is float and type(value) is int and float(value) == value else NO
+        if not isinstance(value, np.ndarray):
+            return CONVERTED if self.hint is float and type(value) is int and float(value) == value else NO
+        if issubclass(self.hint, np.generic):
+            return CONVERTED if value.shape == () and issubclass(value.dtype.type, self.hint) else NO
+        return ANYTHING if value.shape == () and value.dtype.kind in _NUMBERS[self.hint] else NO
 
     def made(self, value: Any, /) -> Any:
-        return value.item() if isinstance(value, np.ndarray) else self.hint(value)
-
-
-class NumpyScalar(Want):
-    """One of numpy's own scalar types, saved as a tensor of rank 0."""
-
-    def rank(self, value: Any, /) -> int:
-        fits = isinstance(value, np.ndarray) and value.shape == () and issubclass(value.dtype.type, self.hint)
-        return CONVERTED if fits else NO
-
-    def made(self, value: Any, /) -> Any:
-        return value[()]
+        if not isinstance(value, np.ndarray):
+            return self.hint(value)
+        return value[()] if issubclass(self.hint, np.generic) else value.item()
 
 
 class FromValue(Want):
@@ -195,8 +194,8 @@ class OneOf(Want):
 class Array(Want):
     """An ndarray; of one of some element types, and with so many axes, where the annotation says so."""
 
-    def __init__(self, hint: Any) -> None:
-        super().__init__(hint)
+    def __init__(self, hint: Any, read: Callable[[Any], Want]) -> None:
+        super().__init__(hint, read)
         shape, dtype, *_ = [*get_args(hint), Any, Any]
         sizes = get_args(shape)
         self._axes = len(sizes) if get_origin(shape) is tuple and ... not in sizes else None
