@@ -208,7 +208,7 @@ def encoded(what: str, *codings: str, status: tuple[str, ...] = PART, window: in
         body = inflating(window)
         return sent(reply(*status, *headers, f"Content-Length: {len(body)}", body=body))(folder)
 
-    return attack(f"512 MiB in 0.5 MB, {what}", "W1", make, "sends it encoded .*, though that was ruled out", peer=True)
+    return attack(f"512 MiB in 0.5 MB, {what}", "W1", make, "sends it encoded .*, which the request", peer=True)
 
 
 def attack(
@@ -224,7 +224,7 @@ WHOLE = ("200 OK", 'ETag: "1"')
 CHUNKED = (*WHOLE, "Transfer-Encoding: chunked")
 UNREADABLE = "tried 5 times: HTTP status 400"
 TWICE = "headers {} that say different things; download|HTTP status 400"  # as releases of aiohttp have it themselves
-TOO_LATE = "only 0 of [0-9]+ bytes came in 0 seconds; the server or the line is too slow"
+TOO_LATE = "only 0 of [0-9]+ bytes came in [0-9]+ seconds; the server or the line is too slow"
 NO_RANGES = "does not do ranges|was replaced or changed"
 MORE = "sent more than the [0-9]+ bytes that were asked for"
 COOKIES = [f"Set-Cookie: n@N@_{i}={'v' * 4000}" for i in range(120)]

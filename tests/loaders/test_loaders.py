@@ -435,10 +435,10 @@ def test_memory_of_an_empty_tensor_may_be_given(room: Any, device: str, record: 
 ROOMS: dict[str, tuple[str, Any, str]] = {
     "too large for nothing": ("none", bytearray(1), "'none': dst= has 1 bytes, the tensor 0"),
     "nothing": ("alone", np.empty((0, 5), np.int16), "'alone': dst= has 0 bytes, the tensor 120"),
-    "nothing, read-only": ("none", b"", "'none': dst= cannot be written"),
+    "nothing, read-only": ("none", b"", "'none': dst= is read-only"),
     "axes the other way": ("half", np.zeros((3, 2), ml_dtypes.bfloat16).T, "'half': dst= of a ndarray has no contig"),
     "too small": ("alone", bytearray(119), r"'alone': dst= has 119 bytes, the tensor 120; make it np\.empty\(120"),
-    "read-only": ("alone", bytes(120), "'alone': dst= cannot be written"),
+    "read-only": ("alone", bytes(120), "'alone': dst= is read-only"),
     "gaps": ("alone", np.zeros((12, 10), np.int16)[:, ::2], "'alone': dst= of a ndarray has no contiguous bytes"),
     "no memory": ("alone", 3, "'alone': dst= of a int has no contiguous bytes"),
     "one of several views": ("m.rows", bytearray(960), "'m.rows': shares its bytes with tensors of another form"),

@@ -21,7 +21,7 @@ from tools.range_server import Server, serving
 from zcrecord import TensorNotFoundError, UnsupportedError, transport
 from zcrecord.loaders.plan import plan_load
 from zcrecord.remote.file import redacted
-from zcrecord.remote.ranges import Held, cut, merged
+from zcrecord.remote.ranges import RangeSet, cut, merged
 from zcrecord.storage.files import is_url
 
 KIB = 1 << 10
@@ -428,7 +428,7 @@ def test_ranges_are_merged_where_little_lies_between_them_and_cut_where_they_are
 
 def test_what_is_held_and_what_is_missing_agree_with_a_set_of_bytes() -> None:
     rng = np.random.default_rng(1)
-    held, there = Held(), np.zeros(60, bool)
+    held, there = RangeSet(), np.zeros(60, bool)
     for _ in range(300):
         start, end = sorted(rng.integers(0, 61, 2).tolist())
         gaps = held.missing(start, end)
@@ -437,5 +437,5 @@ def test_what_is_held_and_what_is_missing_agree_with_a_set_of_bytes() -> None:
             held.add(start, end)
             there[start:end] = True
         if there.all():
-            held, there = Held(), np.zeros(60, bool)
+            held, there = RangeSet(), np.zeros(60, bool)
     assert all(a[1] < b[0] for a, b in zip(held.ranges, held.ranges[1:], strict=False))

@@ -20,10 +20,10 @@ from tools.range_server import Server, serving
 from zcrecord import IntegrityError, SourceError
 from zcrecord.loaders import load_into
 from zcrecord.loaders.torch import TorchLoader
-from zcrecord.remote.file import Piece, Place
-from zcrecord.remote.on_demand import Window
-from zcrecord.remote.ranges import Held
-from zcrecord.remote.read_ahead import Expected, Feed, batches
+from zcrecord.remote.file import RemoteFile, Request
+from zcrecord.remote.on_demand import OnDemandMemory
+from zcrecord.remote.ranges import RangeSet
+from zcrecord.remote.read_ahead import ExpectedRange, ReadAhead, batches
 
 MIB = 1 << 20
 LOADERS = ["host", "read", "torch"]
@@ -192,17 +192,17 @@ def test_loading_many_small_ones_takes_as_little_memory(how: str, tmp_path: Path
     assert 2 * MIB < peak < 7 * MIB, "as above"
 
 
-class Zeros(Place):
+class Zeros(RemoteFile):
     """A file of zeros that is nowhere."""
 
-    def fill(self, pieces: list[Piece]) -> None:
+    def fill(self, pieces: list[Request]) -> None:
         for _, target in pieces:
             target[:] = bytes(len(target))
 
 
 def test_batches_together_take_no_more_than_the_feed_may_hold() -> None:
-    feed = Feed(Window(Zeros("memory://m.zcr", {}), memoryview(b""), Held(), None))
-    feed.expect([Expected(0, 60 * MIB, None, "w")], 12 * MIB)
+    feed = ReadAhead(OnDemandMemory(Zeros("memory://m.zcr", {}), memoryview(b""), RangeSet(), None))
+    feed.expect([ExpectedRange(0, 60 * MIB, None, "w")], 12 * MIB)
     room = memoryview(bytearray(2 * MIB))
     tracemalloc.start()
     for at in range(0, 60 * MIB, 2 * MIB):
@@ -216,14 +216,14 @@ def test_a_server_that_fails_is_given_up_once_by_all_who_wait_for_it() -> None:
     class Failing(Zeros):
         calls = 0
 
-        def fill(self, pieces: list[Piece]) -> None:
+        def fill(self, pieces: list[Request]) -> None:
             self.calls += 1
             waiting.wait(10)
             raise SourceError("no answer in time", path=self.shown)
 
     place, waiting = Failing("memory://m.zcr", {}), threading.Event()
-    feed = Feed(Window(place, memoryview(b""), Held(), None))
-    feed.expect([Expected(0, 8 * MIB, None, "w")], 3 * MIB)
+    feed = ReadAhead(OnDemandMemory(place, memoryview(b""), RangeSet(), None))
+    feed.expect([ExpectedRange(0, 8 * MIB, None, "w")], 3 * MIB)
     told: list[BaseException] = []
 
     def read(at: int) -> None:
@@ -249,7 +249,7 @@ def test_a_server_that_fails_is_given_up_once_by_all_who_wait_for_it() -> None:
 
 
 def test_what_is_there_is_not_looked_at_while_it_changes() -> None:
-    class Slow(Held):
+    class Slow(RangeSet):
         looking, seen = 0, 0
 
         def missing(self, start: int, end: int) -> list[tuple[int, int]]:
@@ -264,7 +264,7 @@ def test_what_is_there_is_not_looked_at_while_it_changes() -> None:
             super().add(start, end)
 
     held = Slow()
-    window = Window(Zeros("memory://m.zcr", {}), memoryview(bytearray(1000)), held, None)
+    window = OnDemandMemory(Zeros("memory://m.zcr", {}), memoryview(bytearray(1000)), held, None)
     room = memoryview(bytearray(10))
     done = threading.Event()
 

@@ -177,7 +177,7 @@ def test_pieces_are_fetched_several_at_a_time_and_land_where_they_belong(
     monkeypatch.setattr("zcrecord.remote.on_demand.cut", lambda ranges: [
         (at, min(at + 9_999, end)) for start, end in ranges for at in range(start, end, 9_999)
     ])  # fmt: skip
-    assert fsspec.Store is not None
+    assert fsspec.FsspecFile is not None
     assert is_right(zcrecord.load_record("memory://m.zcr"))
 
 

@@ -23,7 +23,7 @@ from tools.bench.remote import write_sparse
 from tools.range_server import Server, serving
 from zcrecord import FormatError, IntegrityError
 from zcrecord.codec.layout import HEADER_SIZE, decode_header
-from zcrecord.remote.read_ahead import Expected, Feed
+from zcrecord.remote.read_ahead import ExpectedRange, ReadAhead
 
 MIB = 1 << 20
 
@@ -139,13 +139,13 @@ def test_what_was_expected_cannot_be_exchanged_afterwards_for_what_has_its_short
 def test_what_a_loader_was_given_once_is_not_given_to_it_otherwise_again(server: Server) -> None:
     rec = zcrecord.load_record(f"{server.url}/m.zcr", expect=local(server).content_digest())
     info = rec.info("large")
-    feed = Feed(rec.archive.remote)
-    feed.expect([Expected(info.offset, info.nbytes, info.digest, "large")], 3 << 18)
+    feed = ReadAhead(rec.archive.remote)
+    feed.expect([ExpectedRange(info.offset, info.nbytes, info.digest, "large")], 3 << 18)
     room = memoryview(bytearray(1 << 18))
     for at in range(0, 8 << 18, 1 << 18):
         feed.readinto_at(info.offset + at, room)
     poison(server, [part for ranges in feed._batches for part in ranges])
-    with pytest.raises(IntegrityError, match="what was fetched before differs"):
+    with pytest.raises(IntegrityError, match="bytes fetched before differ"):
         feed.readinto_at(info.offset, room)
 
 

@@ -20,8 +20,8 @@ from zcrecord.archive.archive import Archive
 from zcrecord.archive.info import ModuleInfo, TensorInfo
 from zcrecord.errors import FillError, ProducerError, RecordError, UnsupportedError
 from zcrecord.loaders import Loader, load_into, plan_load
+from zcrecord.loaders.host import MappedLoader
 from zcrecord.loaders.load import loader_of
-from zcrecord.loaders.mapped import MappedLoader
 from zcrecord.loaders.plan import MAX_IN_FLIGHT
 from zcrecord.record.load import load_record
 from zcrecord.record.record import Record

@@ -1,7 +1,7 @@
-"""A plain device: memory of its own on this machine, filled by copying. For tests, and to copy for a device of yours.
+"""Loaders to this machine's memory: views of the mapping (`MappedLoader`), and copies (`HostLoader`).
 
-What a loader has to do is all here. For a device that is further away, `load` queues a copy in the place of making one,
-and `finish` waits for what was queued. That several cores copy is only to be fast.
+`HostLoader` has all that a loader needs, and is the one to copy for a device of your own: where it copies, such a
+loader queues a copy, and `finish` waits for the queue. Several cores copy only for speed.
 """
 
 from __future__ import annotations
@@ -13,22 +13,99 @@ from typing import Any
 import numpy as np
 
 from zcrecord.dtypes import DType
+from zcrecord.errors import UnsupportedError
 from zcrecord.storage.memory import Piece, aligned_empty
 from zcrecord.storage.threads import each_piece
+from zcrecord.tensors.packed import PackedTensor
 
-from .mapped import as_tensor, room_of
 from .protocol import LoadPlan, PayloadRef
 
-__all__ = ["HostLoader"]
+__all__ = ["HostLoader", "MappedLoader", "as_tensor", "dst_bytes"]
+
+Octets = np.ndarray[Any, np.dtype[np.uint8]]
 
 _PIECE = 8 << 20  # bytes copied at a time: few enough that progress and cancelling are prompt, many enough to be fast
-_COPIERS = min(4, os.cpu_count() or 1)  # new memory is cleared before it is copied to: what one core does is the limit
+_COPIERS = min(4, os.cpu_count() or 1)  # the system clears new memory before it is copied to: one core would be slow
+
+
+def as_tensor(octets: Octets, ref: PayloadRef) -> Any:
+    """Return the ndarray or PackedTensor that `ref` describes, a view of its bytes; keeps them alive.
+
+    `octets` has to be an array: an array made of a memoryview keeps only the memoryview's object alive, not its export,
+    so that a mapping could be closed.
+    """
+    if ref.bits < 8:
+        return PackedTensor(octets, ref.dtype, ref.shape)
+    strides = None if ref.strides is None else tuple(s * ref.bits // 8 for s in ref.strides)
+    return np.ndarray(ref.shape, ref.dtype.numpy, octets, ref.byte_offset, strides)
+
+
+def dst_bytes(dst: Any, ref: PayloadRef) -> Octets:
+    """Return the caller's memory (`dst=`) as bytes, after checking that `ref` fits it exactly.
+
+    Raises:
+        UnsupportedError: it is read-only, not contiguous, or of another size.
+    """
+    try:
+        if isinstance(dst, np.ndarray) and dst.dtype.isbuiltin != 1 and dst.flags.c_contiguous:
+            dst = dst.reshape(-1).view(np.uint8)  # numpy exports no buffer of element types that are not its own
+        octets = memoryview(dst)
+        readonly = octets.readonly
+        octets = octets.cast("B") if octets.nbytes else memoryview(bytearray())  # an empty memoryview has no cast
+    except (TypeError, ValueError, BufferError) as error:
+        kind = type(dst).__name__
+        raise UnsupportedError(f"dst= of a {kind} has no contiguous bytes: {error}", tensor=ref.name) from None
+    if readonly:
+        raise UnsupportedError("dst= is read-only; give memory of your own", tensor=ref.name)
+    if len(octets) != ref.nbytes:
+        what = f"dst= has {len(octets)} bytes, the tensor {ref.nbytes}"
+        raise UnsupportedError(f"{what}; make it np.empty({ref.nbytes}, np.uint8)", tensor=ref.name)
+    return np.frombuffer(octets, np.uint8)
+
+
+class MappedLoader:
+    """Read-only views of the record's own bytes, in mode "c" of the edited ones; copies nothing.
+
+    Each view keeps the mapping alive. Rows of the first axis, and parts of payloads, are views, too. Of a remote
+    archive `load_into` fetches whole payloads first.
+    """
+
+    device = "cpu"
+
+    def can_load(self, device: str, dtype: DType) -> bool:
+        """Return True for this machine's memory and element types of a fixed size."""
+        return device in ("cpu", "mapped") and dtype.bits > 0
+
+    def begin(self, plan: LoadPlan) -> None:
+        """Do nothing: views need no preparation."""
+
+    def load(self, ref: PayloadRef, dst: Any | None = None) -> Any:
+        """Return the tensor.
+
+        Raises:
+            UnsupportedError: its bytes are not in memory; or `dst` was given.
+        """
+        if dst is not None:
+            raise UnsupportedError("a view copies nothing, so it takes no dst=; load it into 'host' or 'read'")
+        if ref.buffer is None:
+            raise UnsupportedError("its bytes are not in this machine's memory; load it into 'host' or 'read'")
+        return as_tensor(np.frombuffer(ref.buffer, np.uint8), ref)
+
+    def view(self, loaded: Octets, ref: PayloadRef) -> Any:
+        """Return one of several tensors of a payload."""
+        return as_tensor(loaded, ref)
+
+    def finish(self) -> None:
+        """Do nothing: the bytes are there."""
+
+    def abort(self) -> None:
+        """Do nothing: no resources are held."""
 
 
 class HostLoader:
-    """Tensors in memory of their own, one aligned allocation each, which may be written; ties share one.
+    """Copies in memory of their own, one aligned allocation per payload, writable; tied tensors share one.
 
-    At most `max_in_flight` bytes of the mapping are held besides.
+    Besides the tensors, at most `max_in_flight` bytes of the mapping are resident.
     """
 
     device = "host"
@@ -37,42 +114,42 @@ class HostLoader:
         self._plan: LoadPlan | None = None
 
     def can_load(self, device: str, dtype: DType) -> bool:
-        """Return whether a tensor of that element type can be made: here all but strings."""
+        """Return True for element types that can be loaded: here all but strings."""
         return device == self.device and dtype.bits > 0
 
     def begin(self, plan: LoadPlan) -> None:
-        """Keep the plan. A device with buffers on the way would make them here, `plan.max_in_flight` bytes in all."""
+        """Keep the plan. A loader with staging buffers allocates them here, `plan.max_in_flight` bytes in all."""
         self._plan = plan
 
     def load(self, ref: PayloadRef, dst: Any | None = None) -> Any:
         """Return the tensor, copied piece by piece into new memory, or into the caller's."""
         assert self._plan is not None, "begin comes first"
-        room = aligned_empty(ref.nbytes) if dst is None else room_of(dst, ref)
+        out = aligned_empty(ref.nbytes) if dst is None else dst_bytes(dst, ref)
         size = max(1, min(_PIECE, self._plan.max_in_flight // _COPIERS))
-        pieces = [Piece(start, [room[start : start + size].data]) for start in range(0, ref.nbytes, size)]
+        pieces = [Piece(start, [out[start : start + size].data]) for start in range(0, ref.nbytes, size)]
         if ref.buffer is not None and 1 < _COPIERS <= len(pieces):
             each_piece(partial(_copy, ref), pieces, done=self._plan.advance, threads=_COPIERS)
         else:
             for piece in pieces:
-                self._plan.advance(_copy(ref, piece))  # raises where the user gave up
-        return as_tensor(room, ref)
+                self._plan.advance(_copy(ref, piece))  # raises if the user cancelled
+        return as_tensor(out, ref)
 
-    def view(self, loaded: np.ndarray[Any, np.dtype[np.uint8]], ref: PayloadRef) -> Any:
+    def view(self, loaded: Octets, ref: PayloadRef) -> Any:
         """Return one of several tensors of a payload that was loaded as bytes: no further copy."""
         return as_tensor(loaded, ref)
 
     def finish(self) -> None:
-        """Return once everything is there: it is, every copy was made in `load`."""
+        """Return once all bytes are there: at once, every copy was made in `load`."""
         self._plan = None
 
     def abort(self) -> None:
-        """Let go of everything, whatever state this is in. What was loaded goes with whoever holds it."""
+        """Drop the plan, in any state. Tensors that were loaded live as long as their users hold them."""
         self._plan = None
 
 
 def _copy(ref: PayloadRef, piece: Piece) -> int:
-    """Fill a piece's memory; returns how many bytes that is."""
+    """Copy a piece of a payload into memory; returns its number of bytes."""
     (target,) = piece.buffers
     ref.read_into(target, piece.offset)
-    ref.let_go(piece.offset, piece.offset + len(target))  # or the mapping would count as this process's memory
+    ref.let_go(piece.offset, piece.offset + len(target))  # else mapped pages count as this process's memory
     return len(target)

@@ -16,8 +16,7 @@ from zcrecord.archive.subset import Names
 from zcrecord.errors import LoadCancelledError, RecordError, TensorNotFoundError, UnsupportedError
 from zcrecord.storage.files import Progress
 
-from .host import HostLoader
-from .mapped import MappedLoader
+from .host import HostLoader, MappedLoader
 from .plan import MAX_IN_FLIGHT, HasArchive, Slices, archive_of, plan_archive
 from .pread import ReadingLoader
 from .protocol import Loader, LoadPlan
@@ -102,7 +101,7 @@ def load_into(
     path = archive.path
     _check_loader(chosen, plan, path)
     rooms = _rooms(plan, dst or {}, path)
-    watch = _Watch(plan.nbytes, progress, cancel, path)
+    watch = _LoadProgress(plan.nbytes, progress, cancel, path)
     try:
         out = _load(chosen, dataclasses.replace(plan, advance=watch.advance), rooms, watch, path)
         watch.finish()
@@ -136,7 +135,9 @@ def _check_options(dst: Any, progress: Any, cancel: Any) -> None:
         raise UnsupportedError(f"cancel= takes an Event or a function, not a {type(cancel).__name__}")
 
 
-def _load(loader: Loader, plan: LoadPlan, rooms: Mapping[int, Any], watch: _Watch, path: str | None) -> dict[str, Any]:
+def _load(
+    loader: Loader, plan: LoadPlan, rooms: Mapping[int, Any], watch: _LoadProgress, path: str | None
+) -> dict[str, Any]:
     watch.check()
     loader.begin(plan)
     loaded: dict[int, Any] = {}
@@ -193,7 +194,7 @@ def _rooms(plan: LoadPlan, dst: Mapping[str, Any], path: str | None) -> dict[int
     return rooms
 
 
-class _Watch:
+class _LoadProgress:
     """How far it is, whom to tell, and whether to give up. Loaders may call `advance` from any thread."""
 
     def __init__(self, total: int, progress: Progress | None, cancel: Cancel | None, path: str | None) -> None:

@@ -20,8 +20,6 @@ from zcrecord.archive.subset import Names
 from zcrecord.codec.layout import ALIGNMENT, NONE
 from zcrecord.dtypes import DType
 from zcrecord.errors import LimitError, RecordError, TensorNotFoundError, UnsupportedError
-from zcrecord.remote.on_demand import Window
-from zcrecord.remote.read_ahead import Expected, Feed
 from zcrecord.tensors.strides import is_c_order, reach
 
 from .protocol import LoadPlan, PayloadRef, RangeSource, Target
@@ -137,8 +135,8 @@ def plan_archive(
         archive = subset.select(archive, names, None)
     everything = archive.names()
     chosen = _slicer(slices, everything, archive.path) if slices else None
-    places, forms = _Places(archive), _Forms(archive, raw)
-    users: dict[int, list[tuple[str, _Form]]] = {}
+    places, forms = _PayloadSources(archive), _Regions(archive, raw)
+    users: dict[int, list[tuple[str, _Region]]] = {}
     found: dict[str, Target] = {}
     for i, name in enumerate(everything):
         try:
@@ -173,7 +171,7 @@ def _kind(value: Any) -> str:
     return type(value).__name__
 
 
-class _Form(NamedTuple):
+class _Region(NamedTuple):
     """How a tensor lies in its payload: which bytes of it, [start, start + nbytes), and how in these."""
 
     payload: int
@@ -186,7 +184,7 @@ class _Form(NamedTuple):
     byte_offset: int
 
 
-class _Places:
+class _PayloadSources:
     """Where the payloads of an archive are: in memory, in a file, or somewhere else."""
 
     def __init__(self, archive: Archive) -> None:
@@ -195,32 +193,32 @@ class _Places:
         self.path = None if file is None else file[0]
         self.identity = None if file is None else file[1]
         remote = archive.remote
-        self._feed = Feed(remote) if isinstance(remote, Window) else None
-        self._source: RangeSource | None = self._feed or remote
+        self._ahead: Any = remote.read_ahead() if hasattr(remote, "read_ahead") else None
+        self._source: RangeSource | None = self._ahead or remote
         self._start = archive.offset + archive.header.payload_offset
         self._offsets = archive.index.payloads["offset"].tolist()
 
     def fetch(self) -> None:
-        """Have all payloads in memory; of a remote archive they are fetched, and checked, if it can do that."""
-        if self._feed is not None:
+        """Fetch all payloads of a remote archive into memory, checked; does nothing for other archives."""
+        if self._ahead is not None:
             self._archive.bring()
-            self._source = self._feed = None
+            self._source = self._ahead = None
 
     def announce(self, refs: list[PayloadRef], max_in_flight: int) -> int:
-        """Say what will be read of a remote archive; returns how many of the bytes in flight that takes, ahead."""
-        if self._feed is None:
+        """Plan the read-ahead of a remote archive; returns the share of `max_in_flight` that it takes."""
+        if self._ahead is None:
             return 0
         rows = self._archive.index.payloads
         checked = bool(self._archive.index.digest_kind)
         expected = []
         for ref in refs:
             _, nbytes, digest = rows[ref.payload].item()
-            whole = checked and nbytes == ref.nbytes  # of a part nothing tells whether it is right
-            expected.append(Expected(ref.offset, ref.nbytes, digest if whole else None, ref.name))
-        self._feed.expect(expected, max_in_flight // 2)
+            whole = checked and nbytes == ref.nbytes  # parts have no digest of their own
+            expected.append((ref.offset, ref.nbytes, digest if whole else None, ref.name))
+        self._ahead.expect(expected, max_in_flight // 2)
         return max_in_flight // 2
 
-    def ref(self, name: str, form: _Form, payload: int, start: int, stop: int) -> PayloadRef:
+    def ref(self, name: str, form: _Region, payload: int, start: int, stop: int) -> PayloadRef:
         """Return a ref of the bytes [start, stop) of a payload, of which `form` has its part."""
         buffer = None
         if payload < 0:
@@ -245,7 +243,9 @@ class _Places:
         )
 
 
-def _share(places: _Places, payload: int, tensors: list[tuple[str, _Form]], found: dict[str, Target]) -> PayloadRef:
+def _share(
+    places: _PayloadSources, payload: int, tensors: list[tuple[str, _Region]], found: dict[str, Target]
+) -> PayloadRef:
     """Return what is loaded of a payload, and say how each of its tensors comes from that."""
     first, form = tensors[0]
     forms = {form for _, form in tensors} if len(tensors) > 1 else {form}
@@ -257,9 +257,9 @@ def _share(places: _Places, payload: int, tensors: list[tuple[str, _Form]], foun
         return ref
     start = min(form.start for form in forms) // ALIGNMENT * ALIGNMENT  # whatever was aligned is so in the part, too
     stop = max(form.start + form.nbytes for form in forms)
-    octets = _Form(payload, start, stop - start, dtypes.by_name["uint8"], 8, (stop - start,), None, 0)
+    octets = _Region(payload, start, stop - start, dtypes.by_name["uint8"], 8, (stop - start,), None, 0)
     ref = places.ref(first, octets, payload, start, stop)
-    targets: dict[_Form, Target] = {}
+    targets: dict[_Region, Target] = {}
     for name, form in tensors:
         if form not in targets:
             targets[form] = Target(ref, places.ref(name, form, payload, start, stop))
@@ -267,7 +267,7 @@ def _share(places: _Places, payload: int, tensors: list[tuple[str, _Form]], foun
     return ref
 
 
-class _Forms:
+class _Regions:
     """How the tensors of an archive lie, whose whole index was checked; columns are read once, ten times as fast."""
 
     def __init__(self, archive: Archive, raw: bool) -> None:
@@ -278,7 +278,7 @@ class _Forms:
         self._nbytes = archive.index.payloads["nbytes"].tolist()
         self._raw = raw
 
-    def of(self, i: int) -> _Form:
+    def of(self, i: int) -> _Region:
         """Return how a tensor lies in its payload.
 
         Raises:
@@ -291,15 +291,15 @@ class _Forms:
             if not self._raw:
                 what = f"dtype code {code} is not known" if kind is None else "no device has tensors of strings"
                 raise UnsupportedError(f"{what}; leave it out with names=, or take its bytes with raw=True")
-            return _Form(payload, 0, nbytes, dtypes.by_name["uint8"], 8, (nbytes,), None, 0)
+            return _Region(payload, 0, nbytes, dtypes.by_name["uint8"], 8, (nbytes,), None, 0)
         shape = tuple(self._dims[dims : dims + rank])
         if at == NONE:
-            return _Form(payload, 0, nbytes, kind, bits, shape, None, 0)
+            return _Region(payload, 0, nbytes, kind, bits, shape, None, 0)
         item, strides = bits // 8, tuple(self._strides[at : at + rank])
         lowest, highest = reach(shape, strides)
         low, high = byte_offset + lowest * item, byte_offset + (highest + 1) * item
         stored = None if is_c_order(shape, strides) else strides
-        return _Form(payload, low, high - low, kind, bits, shape, stored, byte_offset - low)
+        return _Region(payload, low, high - low, kind, bits, shape, stored, byte_offset - low)
 
 
 def _slicer(slices: Slices, names: Iterable[str], path: str | None) -> Callable[[str], Rows | None]:
@@ -319,7 +319,7 @@ def _slicer(slices: Slices, names: Iterable[str], path: str | None) -> Callable[
     return lambda name: next((rows for test, rows in tests if test(name)), None)
 
 
-def _cut(form: _Form, rows: Rows) -> _Form:
+def _cut(form: _Region, rows: Rows) -> _Region:
     """Return how some rows of a tensor lie.
 
     Raises:

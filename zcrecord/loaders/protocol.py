@@ -1,6 +1,6 @@
-"""What brings tensors to a device: the protocol, and what it is told, a plan of the payloads and their places.
+"""Protocol of loaders, which bring tensors to a device, and the plan of payloads that a loader is given.
 
-Which payloads are wanted is `planning`'s, when they are loaded `driving`'s. `host` is the loader to copy.
+`plan` makes plans, `load` calls loaders, `host` has the loader to copy.
 """
 
 from __future__ import annotations
@@ -19,8 +19,11 @@ from zcrecord.errors import UnsupportedError
 __all__ = ["LoadPlan", "Loader", "PayloadRef", "RangeSource", "Target"]
 
 
+_MAPPED_AT_ONCE = 2 << 20  # bytes that one page fault may map, earlier pages that were unmapped included
+
+
 class RangeSource(Protocol):
-    """Where bytes come from that are neither in memory nor in a file: a remote archive."""
+    """Source of bytes that are neither in memory nor in a file: a remote archive."""
 
     def readinto_at(self, offset: int, target: memoryview) -> None:
         """Fill `target` with the archive's bytes from `offset` on, or raise a RecordError."""
@@ -28,24 +31,24 @@ class RangeSource(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PayloadRef:
-    """One payload, or the part of one that is asked for, to be brought to a device. Equal only to itself.
+    """A payload, or a part of one, to be loaded to a device. Equal only to itself.
 
-    It has its bytes in one of three places at least: `buffer`, `path` and `source`.
+    Its bytes are in at least one of three places: `buffer`, `path` and `source`.
 
     Attributes:
         name: the full name of the first tensor that uses it.
         path: the absolute path of the file; None for bytes in memory or remote.
-        buffer: those very bytes where they lie in memory or in the read-only mapping, flat and read-only. Arrays are
-            made of it by `np.frombuffer`, which keeps the mapping open; `np.ndarray` over it does not.
-        source: what reads them where they are neither in memory nor in a file.
-        offset: of the first byte, in the file at `path`, or in the archive or buffer where there is none.
-        nbytes: how many bytes they are.
-        dtype: of its elements.
-        bits: that an element takes; less than 8 for packed ones.
+        buffer: the bytes themselves, in memory or in the read-only mapping, flat and read-only. Make arrays of it by
+            `np.frombuffer`, which keeps the mapping open; `np.ndarray` over it does not.
+        source: reads the bytes if they are neither in memory nor in a file.
+        offset: of the first byte, in the file at `path`; without a path in the archive or buffer.
+        nbytes: the number of bytes.
+        dtype: the element type.
+        bits: the size of an element; less than 8 for packed ones.
         shape: of the tensor.
-        strides: in elements, as they are stored; None for C order.
+        strides: in elements, as stored; None for C order.
         payload: its number in the record: equal for tensors that share it; -1 for a tensor without any bytes.
-        byte_offset: of element [0, ..., 0] behind the first byte; 0 but for some strided ones.
+        byte_offset: of element [0, ..., 0] from the first byte; 0 except for some strided tensors.
     """
 
     name: str
@@ -62,7 +65,7 @@ class PayloadRef:
     byte_offset: int = 0
 
     def read_into(self, target: memoryview, start: int = 0) -> None:
-        """Fill `target` with the bytes from `start` on, from the mapping, memory or remote archive they are in."""
+        """Fill `target` with the bytes from `start` on, out of the mapping, memory or remote archive."""
         if self.buffer is not None:
             mine = np.frombuffer(self.buffer, np.uint8, len(target), start)
             np.copyto(np.frombuffer(target, np.uint8), mine)  # a memoryview's copy would keep the GIL
@@ -72,25 +75,25 @@ class PayloadRef:
             raise UnsupportedError("its bytes are in a file alone; load it into 'read'", tensor=self.name)
 
     def let_go(self, start: int, stop: int) -> None:
-        """Take the mapped pages of bytes [start, stop) from this process; they stay in the system's cache.
+        """Unmap the pages of bytes [start, stop) from this process, and up to 2 MiB before them.
 
-        So what was fed to a device does not count as this process's memory. Views of them stay valid: a page is mapped
-        again when it is next read. Does nothing to bytes in memory.
+        They stay in the system's page cache; bytes that were copied to a device no longer count as this process's
+        memory. Views stay valid: a page is mapped again when it is next read. Does nothing to bytes in memory.
         """
         mapping = None if self.buffer is None or self.path is None else self.buffer.obj
         if not isinstance(mapping, mmap.mmap) or not hasattr(mapping, "madvise"):
             return
-        first = (self.offset + start) // mmap.PAGESIZE * mmap.PAGESIZE  # so that a page of two payloads goes, too
+        first = (self.offset + start) // _MAPPED_AT_ONCE * _MAPPED_AT_ONCE
         last = (self.offset + stop) // mmap.PAGESIZE * mmap.PAGESIZE
         if first < last:
             mapping.madvise(mmap.MADV_DONTNEED, first, last - first)
 
 
 class Target(NamedTuple):
-    """How one tensor comes from what is loaded.
+    """Relation of a tensor to the payload that is loaded for it.
 
-    `ref` is what is loaded for it, shared with all tensors of that payload. `view` is None where what the loader
-    returns is the tensor; else `ref` is loaded as bytes, and it says how the tensor lies in them.
+    `ref` is loaded once, and shared by all tensors of that payload. With `view` None the loader's result is the tensor;
+    else `ref` is loaded as bytes, and `view` describes the tensor in them.
     """
 
     ref: PayloadRef
@@ -98,22 +101,22 @@ class Target(NamedTuple):
 
 
 def _nothing(_: int) -> None:
-    """Stand in for `LoadPlan.advance` where nobody watches."""
+    """Do nothing: default of `LoadPlan.advance`."""
 
 
 @dataclass(frozen=True, eq=False)
 class LoadPlan:
-    """What `begin` is told.
+    """Plan of a load, given to `begin`.
 
     Attributes:
-        refs: what to load, in the order of the file; each payload once, empty tensors not at all.
+        refs: the payloads to load, in the order of the file, each once; empty tensors have none.
         targets: every tensor by its full name, in saved order.
-        max_in_flight: how many bytes may be on their way at a time.
-        path: the file that refs with a path are in.
-        identity: of that file when it was opened, as `source.identity_of` tells it.
-        advance: what a loader calls with the number of bytes that have arrived since; it raises where the user gave up.
-            Without a call a ref is taken to be there when `load` returns; `advance(0)` in `begin` says that all will
-            be told later.
+        max_in_flight: the most bytes that may be in flight at a time.
+        path: the file of all refs with a path.
+        identity: of that file when it was opened: device, inode, size, time of change.
+        advance: a loader calls it with the number of bytes that arrived since the last call; it raises if the user
+            cancelled. If a loader never calls it, a ref counts as arrived when `load` returns; `advance(0)` in `begin`
+            announces calls for all bytes.
     """
 
     refs: tuple[PayloadRef, ...]
@@ -125,45 +128,45 @@ class LoadPlan:
 
     @cached_property
     def nbytes(self) -> int:
-        """How many bytes are loaded in all."""
+        """Total number of bytes."""
         return sum(ref.nbytes for ref in self.refs)
 
     @cached_property
     def largest(self) -> int:
-        """How many bytes the largest ref has."""
+        """Size of the largest ref in bytes."""
         return max((ref.nbytes for ref in self.refs), default=0)
 
 
 class Loader(Protocol):
-    """What brings payloads to a device. One loads one plan at a time, from one thread.
+    """Loader of payloads to a device, one plan at a time, from one thread.
 
-    The calls are `begin`, then `load` for each ref in the order of the plan, then `finish`; where anything fails or the
-    user gives up, `abort` instead of what is left. A loader may be used again afterwards.
+    The calls are `begin`, then `load` for each ref in the order of the plan, then `finish`; if anything fails or the
+    user cancels, `abort` instead of the rest. A loader may be used again afterwards.
 
-    `device` names where it brings them. A loader may have one method more, `view(loaded, ref)`: where several tensors
-    are different views of one payload, that is loaded as raw bytes, uint8 of shape [nbytes], and each tensor is
-    `view(loaded, ref)`, `ref` saying dtype, shape, strides and `byte_offset` in `loaded`. Without it such tensors are
-    refused. It is called after `load` of those bytes, perhaps before `finish`.
+    `device` is the device's name. A loader may have one more method, `view(loaded, ref)`, for tensors that are
+    different views of one payload: the payload is loaded as raw bytes, uint8 of shape [nbytes], and each tensor is
+    `view(loaded, ref)`, where `ref` has dtype, shape, strides and `byte_offset` in `loaded`. Without it such tensors
+    are refused. It is called after `load` of those bytes, maybe before `finish`.
     """
 
     device: str
 
     def can_load(self, device: str, dtype: DType) -> bool:
-        """Return whether tensors of that element type can be brought to that device."""
+        """Return True if tensors of that element type can be loaded to that device."""
 
     def begin(self, plan: LoadPlan) -> None:
-        """Get ready: all refs, their bytes in all, the largest, and how many bytes may be on the way at a time."""
+        """Prepare for a plan: it has all refs, their total and largest size, and the most bytes in flight."""
 
     def load(self, ref: PayloadRef, dst: Any | None = None) -> Any:
         """Return the device's tensor, of the ref's dtype, shape and strides; the bytes may arrive later.
 
-        With `dst` they are to go there, and what is returned is over it. Large ones go in pieces, with
-        `plan.advance(nbytes)` after each, which raises where the user gave up. A ref of 0 bytes, for a tensor without
-        elements, is not among the plan's refs and comes after them.
+        With `dst` they go there, and the tensor is a view of it. Load large refs in pieces, with `plan.advance(nbytes)`
+        after each, which raises if the user cancelled. A ref of 0 bytes, for a tensor without elements, is not among
+        the plan's refs, and is loaded after them.
         """
 
     def finish(self) -> None:
         """Return once all bytes are there."""
 
     def abort(self) -> None:
-        """Let go of everything that was begun. Never raises, and may be called again, before `begin` too."""
+        """Release everything that was begun. Never raises; may be called again, and before `begin`."""

@@ -1,12 +1,12 @@
-"""Staging buffers that go round: readers fill some while a device copies out of others. Nothing here is of any library.
+"""Ring of staging buffers: readers fill some while a device copies out of others. Uses no framework.
 
     file, mapping    readers, several threads       ring of staging buffers        device
     or source    --> fill a buffer              --> [ filling | filling | full ] --> copies, then an event
                                                     taken again once its event has come
 
-The thread that loads hands out buffers in turn, and waits only where all are taken; only it tells the plan what has
-arrived. Small tensors share a buffer, and a read where they are neighbours; large ones take many buffers. How a device
-copies is its `Lane`'s to know.
+The loading thread hands out buffers in turn, and waits only if all are in use; it alone reports arrived bytes to the
+plan. Small tensors share a buffer, and a read if they are neighbours; large ones take many buffers. The device's
+`DeviceCopier` does the copying.
 """
 
 from __future__ import annotations
@@ -28,28 +28,28 @@ from zcrecord.storage.memory import read_at
 from .plan import LoadPlan
 from .protocol import PayloadRef, RangeSource
 
-__all__ = ["Lane", "Ring"]
+__all__ = ["DeviceCopier", "StagingRing"]
 
 Octets = np.ndarray[Any, np.dtype[np.uint8]]
 
-_LEAST_BUFFER, _LARGEST_BUFFER = 1 << 16, 1 << 24  # a copy's start costs as much as some 100 KiB of it
-_GAP = 1 << 12  # bytes between two payloads that are rather read, too, than asked around; alignment leaves less
+_LEAST_BUFFER, _LARGEST_BUFFER = 1 << 16, 1 << 24  # starting a copy costs as much as copying some 100 KiB
+_GAP = 1 << 12  # bytes between two payloads that are read, too; alignment leaves smaller gaps
 
 
-class Lane(Protocol):
-    """How one device copies. `send` is called by readers, several at a time; the rest by the thread that loads."""
+class DeviceCopier(Protocol):
+    """Copying to one device. `send` is called by several readers at a time; the rest by the loading thread."""
 
     def staging(self, nbytes: int) -> Any:
-        """Return memory that it copies from fastest, as something with slices and `numpy()`; RuntimeError: none."""
+        """Return memory that it copies from fastest, with slices and `numpy()`; RuntimeError if there is none."""
 
     def event(self) -> Any:
-        """Return what `send` marks the end of some copies with, used again and again."""
+        """Return an event, which `send` records after its copies, again and again."""
 
     def follow(self) -> None:
-        """Have copies that are sent from now on come after what this thread has asked of the device."""
+        """Order copies sent from now on after this thread's earlier work on the device."""
 
     def send(self, copies: Iterable[tuple[Any, Any]], event: Any) -> None:
-        """Start copying each second to the first, part of staging memory to the device's, and mark their end."""
+        """Start copies of pairs (device memory, staging memory), and record the event after them."""
 
     def wait(self, event: Any) -> None:
         """Return once the copies before the event are done."""
@@ -58,8 +58,8 @@ class Lane(Protocol):
         """Return once all copies are done."""
 
 
-class _Piece(NamedTuple):
-    """Some bytes of a ref, their place in a buffer, and on the device."""
+class _StagedPart(NamedTuple):
+    """Bytes of a ref from `start` on, their offset `at` in a buffer, and their memory on the device."""
 
     ref: PayloadRef
     start: int
@@ -68,38 +68,38 @@ class _Piece(NamedTuple):
 
     @property
     def end(self) -> int:
-        """Where it ends in the file or archive."""
+        """Offset of the byte after it in the file or archive."""
         return self.ref.offset + self.start + len(self.target)
 
-    def follows(self, other: _Piece) -> bool:
-        """Return whether it lies as far behind another in the buffer as in the file or archive."""
+    def follows(self, other: _StagedPart) -> bool:
+        """Return True if its distance from another part is the same in the buffer as in the file or archive."""
         same = (self.ref.path, self.ref.source) == (other.ref.path, other.ref.source)
         return same and self.at - other.at == self.ref.offset + self.start - other.ref.offset - other.start
 
 
 @dataclass(slots=True)
-class _Buffer:
-    """One of the ring: the same memory for readers and for the device, what it is filled with, and by whom."""
+class _StagingBuffer:
+    """A buffer of the ring: its memory for readers and for the device, its parts, and the reader that fills it."""
 
     octets: Octets
     staging: Any
     event: Any
-    pieces: list[_Piece] = field(default_factory=list)
+    pieces: list[_StagedPart] = field(default_factory=list)
     filled: int = 0
     filling: Future[None] | None = None
 
 
-class Ring:
-    """Staging buffers, handed out in turn; each is filled by one reader, and taken again once the device has it.
+class StagingRing:
+    """Staging buffers, handed out in turn; each is filled by one reader, and reused once the device has copied it.
 
-    All together they are `plan.max_in_flight` bytes at the most. With `reads` files are read by position, in the place
-    of being copied out of their mapping.
+    Together they have at most `plan.max_in_flight` bytes. With `reads` files are read by position instead of copied out
+    of their mapping.
 
     Raises:
         LimitError: there is no memory for them. SourceError: the file is not the one that was opened.
     """
 
-    def __init__(self, lane: Lane, plan: LoadPlan, readers: int, *, reads: bool = False) -> None:
+    def __init__(self, lane: DeviceCopier, plan: LoadPlan, readers: int, *, reads: bool = False) -> None:
         self._lane, self._plan = lane, plan
         self._file = _PlannedFile(plan) if reads and plan.path is not None else None
         apart = _GAP if any(self._source(ref) is not None for ref in plan.refs) else ALIGNMENT
@@ -115,18 +115,18 @@ class Ring:
             what = f"no memory of {count * size} bytes to copy from can be had; lower max_in_flight"
             raise LimitError(what) from error
         if self._file is not None and not hasattr(os, "preadv"):
-            readers = 1  # reading by position is seeking there first, and the file has one position
+            readers = 1  # without preadv a read seeks first, and the file has one position
         octets = staging.numpy()
         parts = [slice(i * size, (i + 1) * size) for i in range(count)]
-        self._buffers = [_Buffer(octets[part], staging[part], lane.event()) for part in parts]
+        self._buffers = [_StagingBuffer(octets[part], staging[part], lane.event()) for part in parts]
         self._turn = 0
         self._readers = ThreadPoolExecutor(min(readers, count), thread_name_prefix="zcrecord-reader")
 
     def send(self, ref: PayloadRef, target: Any) -> None:
-        """Have a ref's bytes read, and copied to `target`, a flat tensor of bytes; waits while all buffers are taken.
+        """Queue a ref's bytes to be read, and copied to `target`, a flat tensor of bytes; waits for a free buffer.
 
         Raises:
-            RecordError: what reading anything before has come to; or whatever the plan's `advance` raises.
+            RecordError: an earlier read failed. And the errors of the plan's `advance`.
         """
         done = 0
         while done < ref.nbytes:
@@ -136,33 +136,33 @@ class Ring:
             if count <= 0:
                 self._start()
                 continue
-            buffer.pieces.append(_Piece(ref, done, at, target[done : done + count]))
+            buffer.pieces.append(_StagedPart(ref, done, at, target[done : done + count]))
             buffer.filled = at + count
             done += count
 
     def finish(self) -> None:
-        """Return once everything that was sent is on the device, and let go of all."""
+        """Wait until everything that was sent is on the device; release all."""
         for _ in self._buffers:
             self._start()
         self._lane.drain()
         if self._file is not None:
             self._file.check("was changed while it was read")
-        self._let_go()
+        self._close()
 
     def abort(self) -> None:
-        """Let go of all, as soon as nobody reads or copies any more; never raises."""
+        """Wait for reads and copies under way, and release all; never raises."""
         self._readers.shutdown(wait=True, cancel_futures=True)
-        with contextlib.suppress(Exception):  # a device that has failed says so at each call
+        with contextlib.suppress(Exception):  # a failed device raises at each call
             self._lane.drain()
-        self._let_go()
+        self._close()
 
-    def _let_go(self) -> None:
+    def _close(self) -> None:
         self._readers.shutdown()
         if self._file is not None:
             self._file.close()
 
     def _start(self) -> None:
-        """Have the buffer whose turn it is filled, and get the next one back."""
+        """Submit the current buffer to a reader, and wait until the next one is free."""
         buffer = self._buffers[self._turn]
         if buffer.pieces:
             buffer.filling = self._readers.submit(self._fill, buffer)
@@ -176,8 +176,8 @@ class Ring:
         following.pieces, following.filled, following.filling = [], 0, None
         self._plan.advance(arrived)
 
-    def _place(self, buffer: _Buffer, ref: PayloadRef, start: int) -> int:
-        """Return where in a buffer bytes go: what can be read with the last ones lies behind them as it does there."""
+    def _place(self, buffer: _StagingBuffer, ref: PayloadRef, start: int) -> int:
+        """Return the offset in a buffer for bytes of a ref; neighbours in the file keep their distance."""
         if buffer.pieces and (last := buffer.pieces[-1]).ref is not ref and self._source(ref) is not None:
             gap = ref.offset + start - last.end
             if self._source(last.ref) is self._source(ref) and 0 <= gap <= _GAP:
@@ -185,13 +185,13 @@ class Ring:
         return align_up(buffer.filled, ALIGNMENT)
 
     def _source(self, ref: PayloadRef) -> RangeSource | None:
-        """Return what reads a ref's bytes, neighbours with them; None where they are copied out of memory."""
+        """Return the source that reads a ref's bytes, with neighbours; None if they are copied out of memory."""
         if self._file is not None and ref.path is not None:
             return self._file
         return ref.source if ref.buffer is None else None
 
-    def _fill(self, buffer: _Buffer) -> None:
-        """Read what a buffer is for, and have it copied; runs in a reader."""
+    def _fill(self, buffer: _StagingBuffer) -> None:
+        """Read a buffer's parts, and send their copies; runs in a reader."""
         pieces = buffer.pieces
         first = 0
         for i, piece in enumerate(pieces, 1):
@@ -204,8 +204,8 @@ class Ring:
             first = i
         self._lane.send(((p.target, buffer.staging[p.at : p.at + len(p.target)]) for p in pieces), buffer.event)
 
-    def _read(self, piece: _Piece, octets: Octets) -> None:
-        """Read a piece, and those that follow it as far as there is room."""
+    def _read(self, piece: _StagedPart, octets: Octets) -> None:
+        """Read a part, and those that follow it, into `octets`."""
         ref, start = piece.ref, piece.start
         source = self._source(ref)
         if source is not None:
@@ -215,11 +215,11 @@ class Ring:
             octets[:] = np.frombuffer(ref.buffer, np.uint8)[start:stop]  # a memoryview's copy would keep the GIL
             ref.let_go(start, stop)
         else:
-            ref.read_into(octets.data, start)  # which says that it cannot
+            ref.read_into(octets.data, start)  # raises: the bytes are in a file alone
 
 
 class _PlannedFile:
-    """The file of a plan, opened once more, and known to be the same."""
+    """The file of a plan, opened again, and checked to be the same."""
 
     def __init__(self, plan: LoadPlan) -> None:
         assert plan.path is not None
@@ -232,7 +232,7 @@ class _PlannedFile:
             raise
 
     def check(self, what: str) -> None:
-        """Raise SourceError unless it is as it was when the record was opened."""
+        """Raise SourceError unless the file is the one that the record was opened from, unchanged."""
         if identity_of(self._file.fileno()) != self._identity:
             raise SourceError(f"{what}; load it again", path=self._path)
 
@@ -241,5 +241,5 @@ class _PlannedFile:
         read_at(self._file.fileno(), target, offset)
 
     def close(self) -> None:
-        """Let go of it."""
+        """Close the file."""
         self._file.close()

@@ -1,7 +1,7 @@
-"""Tensors on torch's devices, by way of staging buffers that are filled while others are copied (`ring`).
+"""Loader to torch's devices, by a ring of staging buffers that are filled while others are copied (`staging`).
 
-Knows torch's streams, events and pinned memory, and how a tensor is a view of bytes on a device. What is to be loaded
-is `planning`'s, torch's element types are `frameworks.torch`'s.
+Knows torch's streams, events and pinned memory, and makes tensors over bytes on a device. Plans are left to `plan`,
+torch's element types to `frameworks.torch`.
 
 ==============  ======================================================================================================
 cuda            NVIDIA's devices, and AMD's under the same name: pinned buffers, a stream of its own, so that reading
@@ -26,7 +26,7 @@ from zcrecord.tensors.strides import reach
 
 from .plan import LoadPlan
 from .protocol import PayloadRef
-from .staging import Ring
+from .staging import StagingRing
 
 __all__ = ["TorchLoader"]
 
@@ -34,15 +34,15 @@ _MOST_READERS = 8  # one of them moves about 8 GB/s, a device takes up to 60
 
 
 class TorchLoader:
-    """Brings tensors to one torch device; each payload once, so that tied tensors are one, and views share storage.
+    """Loads tensors to one torch device; each payload once, so that tied tensors are one, and views share storage.
 
-    Device memory beyond the tensors' own is needed for strides below zero and for `dst` of other strides: a copy of
-    that tensor. In the host's memory there is the ring, at most `max_in_flight` bytes, on cuda pinned.
+    Device memory beyond the tensors' own is needed for negative strides and for `dst` of other strides: a copy of that
+    tensor. In host memory there is the ring, at most `max_in_flight` bytes, for cuda pinned.
 
     Args:
         device: a torch.device, or its name.
-        readers: how many threads fill buffers; None for as many as the machine has cores, 8 at the most.
-        reads: read the file, rather than copy out of its mapping: for network file systems and cold disks.
+        readers: number of threads that fill buffers; None for one per core, 8 at the most.
+        reads: read the file instead of copying out of its mapping: for network file systems and cold disks.
 
     Raises:
         DependencyError: torch is not installed. UnsupportedError: it has no such device here, or that is "meta".
@@ -67,38 +67,38 @@ class TorchLoader:
         self._where, self._reads = where, reads
         self._readers = readers or min(os.cpu_count() or 1, _MOST_READERS)
         self.device = str(where)
-        self._lane: _Blocking = (_Cuda if where.type == "cuda" else _Blocking)(self._torch, where)
-        self._ring: Ring | None = None
-        self._late: list[tuple[Any, Any]] = []  # copies on the device for which the bytes have to be there
+        self._lane: _BlockingCopier = (_CudaCopier if where.type == "cuda" else _BlockingCopier)(self._torch, where)
+        self._ring: StagingRing | None = None
+        self._late: list[tuple[Any, Any]] = []  # copies on the device, made once the bytes are there
 
     def can_load(self, device: str, dtype: DType) -> bool:
-        """Return whether it is this device, and torch has such elements; of float4_e2m1fn it has pairs."""
+        """Return True for this device and torch's element types; of float4_e2m1fn it has pairs."""
         try:
             asked = self._torch.device(device)
             torch_dtype(self._torch, dtype, dtype.bits)
-        except (RuntimeError, TypeError):  # RecordErrors for what torch does not have are TypeErrors
+        except (RuntimeError, TypeError):  # element types that torch does not have raise a TypeError
             return False
         where = self._where
         return asked.type == where.type and (None in (asked.index, where.index) or asked.index == where.index)
 
     def begin(self, plan: LoadPlan) -> None:
-        """Get the ring ready.
+        """Make the ring.
 
         Raises:
-            LimitError: the host has no memory for it that could be pinned. SourceError: the file was replaced.
+            LimitError: the host has no memory for it, or none that could be pinned. SourceError: the file was replaced.
         """
         self.abort()
-        self._ring = Ring(self._lane, plan, self._readers, reads=self._reads)
-        plan.advance(0)  # what `load` returns is not there yet; the ring tells when it is
+        self._ring = StagingRing(self._lane, plan, self._readers, reads=self._reads)
+        plan.advance(0)  # bytes are not there when `load` returns; the ring reports them
 
     def load(self, ref: PayloadRef, dst: Any | None = None) -> Any:
         """Return the tensor of a ref, on the device; its bytes are there after `finish`.
 
-        Straight into `dst` goes what is in C order, if that is, too; anything else is copied to it in `finish`.
+        Bytes are loaded straight into `dst` if both are in C order; else they are copied to it in `finish`.
 
         Raises:
-            UnsupportedError: torch has no such elements, or `dst` is another tensor's place. LimitError: the device has
-            no room. Or what reading an earlier ref has come to.
+            UnsupportedError: torch has no such elements, or `dst` does not fit the tensor. LimitError: the device has
+            no room. And errors of reading an earlier ref.
         """
         try:
             if dst is not None:
@@ -114,7 +114,7 @@ class TorchLoader:
         return made
 
     def view(self, loaded: Any, ref: PayloadRef) -> Any:
-        """Return a tensor as it lies in bytes that were loaded, which it shares; strides below zero have it copied.
+        """Return a tensor as a view of loaded bytes; with negative strides a copy.
 
         Raises:
             UnsupportedError: torch has no such elements.
@@ -128,7 +128,7 @@ class TorchLoader:
             return self._viewed(loaded, ref, dtype, shape)
 
     def finish(self) -> None:
-        """Return once all bytes are there, and let go of the ring.
+        """Wait until all bytes are there, and release the ring.
 
         Raises:
             RecordError: something could not be read.
@@ -144,7 +144,7 @@ class TorchLoader:
         self._ring, self._late = None, []
 
     def abort(self) -> None:
-        """Let go of ring, readers and events; waits for the reads and copies that are under way. Never raises."""
+        """Wait for reads and copies under way, and release ring, readers and events. Never raises."""
         ring, self._ring, self._late = self._ring, None, []
         if ring is not None:
             ring.abort()
@@ -158,7 +158,7 @@ class TorchLoader:
             raise LimitError(f"{what}; load fewer tensors with names=, or parts of them with slices=") from error
 
     def _ordinary(self) -> AbstractContextManager[object]:
-        """Return what has tensors made that anybody may write to: readers do, and theirs is no inference mode."""
+        """Return a context for tensors that reader threads may write to: they are not in inference mode."""
         return self._torch.inference_mode(False) if self._torch.is_inference_mode_enabled() else nullcontext()
 
     def _send(self, ref: PayloadRef, octets: Any) -> None:
@@ -175,10 +175,10 @@ class TorchLoader:
             raise UnsupportedError(f"dst is to be {dtype} of shape {shape}, and is {found}")
         if not self.can_load(str(dst.device), ref.dtype):
             raise UnsupportedError(f"dst is to be on {self.device}, and is on {dst.device}")
-        target = dst.detach()  # a parameter may be filled, too
+        target = dst.detach()  # `dst` may be a parameter
         if not ref.nbytes:
             return dst
-        lazy = target.is_conj() or target.is_neg() or target.is_inference()  # what lies there is not what it shows
+        lazy = target.is_conj() or target.is_neg() or target.is_inference()  # its memory has other values
         if ref.strides is None and target.is_contiguous() and not lazy:
             self._send(ref, target.reshape(-1).view(torch.uint8))
         else:
@@ -191,7 +191,7 @@ class TorchLoader:
     def _viewed(self, loaded: Any, ref: PayloadRef, dtype: Any, shape: tuple[int, ...]) -> Any:
         item = dtype.itemsize
         elements = loaded[: len(loaded) // item * item].view(dtype)
-        # Detached, it is no view to autograd, but shares the count of in-place writes with those it is tied to.
+        # Detached, it is no view for autograd, but shares the version counter with tensors it is tied to.
         if ref.strides is None:
             count = math.prod(shape)
             return elements[ref.byte_offset // item :][:count].view(shape).detach()
@@ -201,32 +201,32 @@ class TorchLoader:
         return upright if not turned else self._later(None, upright, turned)
 
     def _later(self, target: Any | None, upright: Any, turned: list[int]) -> Any:
-        """Have a tensor copied once its bytes are there, with some axes the other way round."""
+        """Copy a tensor, with some axes flipped, once its bytes are there; returns the copy."""
         if target is None:
             target = self._room(tuple(upright.shape), upright.dtype)
-        if self._ring is None:  # they are
+        if self._ring is None:  # the bytes are there
             target.copy_(upright.flip(turned))
         else:
             self._late.append((target, lambda: upright.flip(turned) if turned else upright))
         return target
 
 
-class _Blocking:
-    """A device whose copies are waited for; there is no event to them."""
+class _BlockingCopier:
+    """Copies to a device that are waited for, without events."""
 
     def __init__(self, torch: Any, where: Any) -> None:
         self._torch, self._where = torch, where
 
     def staging(self, nbytes: int) -> Any:
-        """Return memory to copy from."""
+        """Return pageable memory."""
         return self._torch.empty(nbytes, dtype=self._torch.uint8, device="cpu")
 
     def event(self) -> Any:
-        """Return what `send` marks, and `wait` waits for."""
+        """Return None: copies are done when `send` returns."""
         return None
 
     def follow(self) -> None:
-        """Have copies that are sent from now on come after what this thread has asked of the device."""
+        """Do nothing: copies run in the order of the calls."""
 
     def send(self, copies: Iterable[tuple[Any, Any]], event: Any) -> None:
         """Copy each second tensor to the first."""
@@ -235,16 +235,16 @@ class _Blocking:
             target.copy_(source)
 
     def wait(self, event: Any) -> None:
-        """Return once the copies before the event are done."""
+        """Do nothing: copies are done."""
 
     def drain(self) -> None:
-        """Return once all copies are done."""
+        """Do nothing: copies are done."""
 
     def caught_up(self) -> None:
-        """Return once this thread's own work on the device is done."""
+        """Do nothing: this thread's work on the device is done."""
 
 
-class _Cuda(_Blocking):
+class _CudaCopier(_BlockingCopier):
     """Copies from pinned memory, on a stream of their own."""
 
     def __init__(self, torch: Any, where: Any) -> None:
@@ -255,10 +255,10 @@ class _Cuda(_Blocking):
         return self._torch.empty(nbytes, dtype=self._torch.uint8, device="cpu", pin_memory=True)
 
     def event(self) -> Any:
-        return self._torch.cuda.Event(blocking=True)  # who waits for it leaves its core to the readers
+        return self._torch.cuda.Event(blocking=True)  # waiting without spinning leaves the core to the readers
 
     def follow(self) -> None:
-        # The memory copied to is new to the user's stream, which may still use it for what was there before.
+        # The target may be memory that the user's stream still uses for an earlier tensor.
         self._stream.wait_stream(self._torch.cuda.current_stream(self._where))
 
     def send(self, copies: Iterable[tuple[Any, Any]], event: Any) -> None:

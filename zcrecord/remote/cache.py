@@ -1,12 +1,12 @@
-"""Payloads and indexes of remote archives in a folder on this machine, found again by where they come from.
+"""Cache of remote archives in a folder: indexes and payloads, found again by URL, version and offset.
 
-What is kept is one archive's alone, as `publishers` tells it by its URL, and of it one version's, as its server tells
-that by size and tag; a payload goes by where it lies in it. So nobody but who answers for that URL decides what is
-found: digests are of 64 bits, which tell damage and no forgery, and only whether an entry is damaged is asked of them.
-One that is, or half written, or no plain file, counts as none. Any file of the folder may be removed at any time.
+An entry belongs to one archive, told by its URL (`cache_keys`), to one version, told by the server's size and tag, and
+to one offset. So only the server of that URL decides which bytes are found: 64-bit digests find damage but no forgery,
+and are used for nothing else. Entries that are damaged, half written, or no plain files are ignored. Any file of the
+folder may be removed at any time.
 
-Who could write to the folder could change what is loaded. So one that others may write to is refused, and so is every
-folder in it; what this makes only its owner may read and write.
+Users who can write to the folder could change loaded weights. So a folder that others may write to is refused, and so
+is every folder in it; files and folders made here can be read and written by their owner alone.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from zcrecord.errors import SourceError, UnsupportedError
 
 from .cache_keys import identity
 
-__all__ = ["CACHE_VARIABLE", "Cache", "Entry", "Shelf", "cache_at", "trim_cache"]
+__all__ = ["CACHE_VARIABLE", "ArchiveCache", "CacheEntry", "VersionCache", "cache_at", "trim_cache"]
 
 CACHE_VARIABLE = "ZCRECORD_CACHE"
-_FOLDER = "zcrecord-1"  # changes with what is in it; nothing else in the folder that was named is touched
+_FOLDER = "zcrecord-1"  # changes with the layout of entries; nothing else in the user's folder is touched
 _SCRATCH = ".new-"
 _INDEX = "index"
 _OTHERS = stat.S_IWGRP | stat.S_IWOTH
@@ -38,17 +38,17 @@ _PIECE = 8 << 20  # bytes read and hashed at a time
 _PLAIN = sum(getattr(os, name, 0) for name in ("O_NOFOLLOW", "O_NONBLOCK", "O_CLOEXEC", "O_BINARY"))
 
 
-def cache_at(folder: Any, url: str, options: Mapping[str, Any] | None = None) -> Shelf | None:
-    """Return what a folder has of the archive that this URL names; None if there is to be no cache.
+def cache_at(folder: Any, url: str, options: Mapping[str, Any] | None = None) -> ArchiveCache | None:
+    """Return the cache of an archive in a folder; None if no cache is used.
 
     Args:
-        folder: a path; None for the one that the environment variable ZCRECORD_CACHE names, if any; False for none.
-        url: of an archive.
-        options: with which fsspec reaches it, which may say what server that is.
+        folder: a path; None for the environment variable ZCRECORD_CACHE, if it is set; False for no cache.
+        url: of the archive.
+        options: of fsspec, which may name the server.
 
     Raises:
-        SourceError: a folder cannot be made, or others may write to it, the one that was named included.
-        UnsupportedError: that is no path.
+        SourceError: a folder cannot be made, or others may write to it, the user's folder included.
+        UnsupportedError: `folder` is no path.
     """
     root = _folder_of(folder)
     if root is None:
@@ -63,21 +63,21 @@ def cache_at(folder: Any, url: str, options: Mapping[str, Any] | None = None) ->
         except (OSError, ValueError) as error:
             what = f"the cache's folder cannot be made: {getattr(error, 'strerror', None) or error}"
             raise SourceError(what, path=str(folder), errno=getattr(error, "errno", None)) from error
-    return Shelf(archive)
+    return ArchiveCache(archive)
 
 
 def trim_cache(folder: Any = None, *, limit: int = 0) -> int:
-    """Remove what was not used for longest from a cache, until at most `limit` bytes are left; returns how many are.
+    """Remove the least recently used files of a cache, until at most `limit` bytes are left; returns their number.
 
-    Programs that use the cache meanwhile fetch again what they miss. Nothing else in the folder is touched.
+    Programs that use the cache meanwhile fetch removed payloads again. Nothing else in the folder is touched.
 
     Args:
-        folder: as `load_record(cache=...)` takes it; None for the one that ZCRECORD_CACHE names.
-        limit: 0 empties it.
+        folder: as `load_record(cache=...)` takes it; None for the environment variable ZCRECORD_CACHE.
+        limit: in bytes; 0 empties the cache.
 
     Raises:
-        SourceError: others may write to it: they could have other files removed. UnsupportedError: `folder` is no path,
-        or `limit` no number.
+        SourceError: others may write to the folder, and could have other files removed. UnsupportedError: `folder` is
+        no path, or `limit` no number.
 
     Example:
         >>> trim_cache("no such folder")
@@ -86,7 +86,7 @@ def trim_cache(folder: Any = None, *, limit: int = 0) -> int:
     if not isinstance(limit, int):
         raise UnsupportedError(f"limit={limit!r} is not a number of bytes")
     root = _folder_of(folder)
-    if root is None or root.is_symlink() or not root.is_dir():  # which no cache is in
+    if root is None or root.is_symlink() or not root.is_dir():  # there is no cache
         return 0
     _check_ours(root.parent, named=True)
     _check_ours(root)
@@ -112,7 +112,7 @@ def trim_cache(folder: Any = None, *, limit: int = 0) -> int:
 
 
 def _folder_of(folder: Any) -> Path | None:
-    """Return where a cache is in the folder that was named; None if there is to be none."""
+    """Return the cache's folder in the user's folder; None if no cache is used."""
     if folder is None:
         folder = os.environ.get(CACHE_VARIABLE) or False
     if folder is False:
@@ -123,8 +123,8 @@ def _folder_of(folder: Any) -> Path | None:
     return Path(folder) / _FOLDER
 
 
-class Shelf:
-    """Cache entries of one archive, by versions. Folders are made when something is put there."""
+class ArchiveCache:
+    """Cache entries of one archive, by versions. Folders are made by the first entry."""
 
     def __init__(self, folder: Path) -> None:
         """Take the archive's folder.
@@ -137,14 +137,14 @@ class Shelf:
         self._folder = folder
 
     def holds_any(self) -> bool:
-        """Return whether there is anything, maybe of another version."""
+        """Return True if there are entries, maybe of another version."""
         try:
             return any(self._folder.iterdir())
         except OSError:  # there is no such folder
             return False
 
-    def version(self, size: int, tag: str) -> Cache:
-        """Return what is kept of the version that its server tells by size and tag.
+    def version(self, size: int, tag: str) -> VersionCache:
+        """Return the entries of a version, told by the server's size and tag.
 
         Raises:
             SourceError: others may write to its folder.
@@ -152,21 +152,21 @@ class Shelf:
         folder = self._folder / _short(f"{size} {tag}")
         with contextlib.suppress(FileNotFoundError):
             _check_ours(folder)
-        return Cache(folder)
+        return VersionCache(folder)
 
 
-class Cache:
+class VersionCache:
     """Cache entries of one version of one archive. Several processes may use it at once."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     def get(self, start: int, digest: int, target: memoryview) -> bool:
-        """Fill `target` with the payload that starts there; False if it is not there, or damaged."""
+        """Read the payload at an offset into `target`; False if there is none, or it is damaged."""
         return self.read(start, len(target), 0, target) and digest_of(target) == digest
 
     def read(self, start: int, nbytes: int, at: int, target: memoryview) -> bool:
-        """Fill `target` with bytes of a payload from `at` on, unchecked; False if it is not there."""
+        """Read bytes of a payload from `at` on into `target`, unchecked; False if there is no such payload."""
         try:
             with _opened(self._payload(start, nbytes), nbytes) as file:
                 file.seek(at)
@@ -175,7 +175,7 @@ class Cache:
             return False
 
     def has(self, start: int, nbytes: int, digest: int) -> bool:
-        """Return whether a payload is there and undamaged; reads it all, holds little of it."""
+        """Return True if a payload is there and undamaged; reads it in pieces."""
         try:
             with _opened(self._payload(start, nbytes), nbytes) as file:
                 return digest_of_pieces(iter(partial(file.read, _PIECE), b"")) == digest
@@ -183,17 +183,17 @@ class Cache:
             return False
 
     def put(self, start: int, octets: memoryview) -> None:
-        """Keep a payload, unless that fails: a full disk is no reason to give up loading."""
+        """Write a payload; failures are ignored, since loading can go on with a full disk."""
         entry = self.entry(start, len(octets))
         entry.write(octets)
         entry.keep()
 
-    def entry(self, start: int, nbytes: int) -> Entry:
-        """Return what keeps a payload that comes piece by piece."""
-        return Entry(self._payload(start, nbytes))
+    def entry(self, start: int, nbytes: int) -> CacheEntry:
+        """Return an entry to write a payload to piece by piece."""
+        return CacheEntry(self._payload(start, nbytes))
 
     def index(self) -> list[tuple[int, bytes]] | None:
-        """Return the pieces that `put_index` was given; None if there are none."""
+        """Return the pieces given to `put_index`; None if there are none."""
         try:
             with _opened(self._folder / _INDEX) as file:
                 line, _, rest = file.readall().partition(b"\n")
@@ -211,11 +211,11 @@ class Cache:
         return out
 
     def put_index(self, pieces: list[tuple[int, memoryview]]) -> None:
-        """Keep what it takes to open the file, pieces by their offsets."""
+        """Write the pieces needed to open the archive, with their offsets."""
         rest = b"".join(piece for _, piece in pieces)
         places = [(offset, len(piece)) for offset, piece in pieces]
         told = {"digest": f"{digest_of(rest):016x}", "pieces": places}
-        entry = Entry(self._folder / _INDEX)
+        entry = CacheEntry(self._folder / _INDEX)
         entry.write(memoryview(json.dumps(told).encode() + b"\n" + rest))
         entry.keep()
 
@@ -223,21 +223,21 @@ class Cache:
         return self._folder / f"{start}-{nbytes}"
 
 
-class Entry:
-    """A file that is there whole, once it is kept, or not at all; of several writers any one wins. Raises nothing."""
+class CacheEntry:
+    """A file that appears whole when `keep` is called, or not at all; of several writers one wins. Raises nothing."""
 
     def __init__(self, path: Path) -> None:
         self._path, self._scratch = path, path.with_name(f"{_SCRATCH}{os.urandom(8).hex()}")
         self._fine, self._made = True, False
 
     def write(self, octets: memoryview) -> None:
-        """Append bytes; the file is open only meanwhile, since of a model's payloads many may be begun."""
+        """Append bytes; the file is open only meanwhile, since many entries may be begun at a time."""
         if not self._fine:
             return
         try:
             try:
                 file = self._opened()
-            except FileNotFoundError:  # the first one, or `trim_cache` was there
+            except FileNotFoundError:  # the first entry, or `trim_cache` removed the folder
                 _make(self._path.parent)
                 file = self._opened()
             with file:
@@ -249,11 +249,11 @@ class Entry:
             self.drop()
 
     def _opened(self) -> Any:
-        mode = "r+b" if self._made else "xb"  # "ab" would make it anew
+        mode = "r+b" if self._made else "xb"  # "ab" would create it again
         return open(self._scratch, mode, buffering=0, opener=_private)
 
     def keep(self) -> None:
-        """Have the file be there."""
+        """Finish the file: give it its name."""
         if self._fine and self._made:
             try:
                 os.replace(self._scratch, self._path)
@@ -262,27 +262,27 @@ class Entry:
                 self.drop()
 
     def drop(self) -> None:
-        """Take back what was written."""
+        """Remove the unfinished file."""
         self._fine = False
         if self._made:
             self._made = False
             with contextlib.suppress(OSError):
                 self._scratch.unlink()
 
-    def __del__(self) -> None:  # of loading that was given up
+    def __del__(self) -> None:  # loading was cancelled
         self.drop()
 
 
 def _make(folder: Path) -> None:
-    """Make a folder and those above it that are missing, which only their owner may read: it may be of private use."""
+    """Make a folder and its missing parents, readable by their owner alone: archives may be private."""
     for missing in reversed([path for path in (folder, *folder.parents) if not path.exists()]):
         missing.mkdir(mode=0o700, exist_ok=True)
 
 
 def _check_ours(folder: Path, *, named: bool = False) -> None:
-    """Raise SourceError unless nobody but its owner can put anything there, and that is this user, or root.
+    """Raise SourceError unless this user or root owns the folder, and nobody else may write to it.
 
-    The one that the user `named` may be a link, and one such as /tmp, in which nobody can rename what is another's.
+    The folder that the user `named` may be a link, or sticky as /tmp is: others cannot rename files in it.
     """
     status = folder.stat() if named else folder.lstat()
     if not stat.S_ISDIR(status.st_mode):
@@ -294,8 +294,8 @@ def _check_ours(folder: Path, *, named: bool = False) -> None:
         what = f"the cache's folder is another user's (number {status.st_uid}), who could change what is loaded"
         raise SourceError(f"{what}; name one of your own in cache=", path=str(folder))
     if status.st_mode & _OTHERS and not (named and status.st_mode & stat.S_ISVTX):
-        who = "everybody" if status.st_mode & stat.S_IWOTH else "its group"
-        what = f"{who} may write to the cache's folder, and could change what is loaded"
+        others = "everybody" if status.st_mode & stat.S_IWOTH else "its group"
+        what = f"{others} may write to the cache's folder, and could change what is loaded"
         raise SourceError(f"{what}; take that right away (chmod go-w), or name another in cache=", path=str(folder))
 
 
@@ -304,11 +304,11 @@ def _is_owners(status: os.stat_result) -> bool:
 
 
 def _opened(path: Path, nbytes: int | None = None) -> Any:
-    """Return a plain file of so many bytes, open for reading; as used now, for `trim_cache`.
+    """Open a plain file of `nbytes` bytes for reading, and set its time of use, for `trim_cache`.
 
     Raises:
-        OSError: there is none: a link, a pipe or a device is never followed, waited for or read; nor is a file that
-        another user has made or may have written to, from a time when the folder was open to others.
+        OSError: it does not exist, has another size, or is no plain file. Links, pipes and devices are not followed,
+        waited for or read; nor are files that another user owns, or could have written to.
     """
     fd = os.open(path, os.O_RDONLY | _PLAIN)
     try:
@@ -317,7 +317,7 @@ def _opened(path: Path, nbytes: int | None = None) -> Any:
         ours = _is_owners(status) and (os.name != "posix" or not status.st_mode & _OTHERS)
         if not stat.S_ISREG(status.st_mode) or not fits or not ours:
             raise OSError("no entry of a cache")
-        with contextlib.suppress(OSError):  # somebody else's, which may be read alone
+        with contextlib.suppress(OSError):  # a read-only file of root's
             os.utime(fd if os.utime in os.supports_fd else path)
         return open(fd, "rb", buffering=0)
     except BaseException:

@@ -1,7 +1,7 @@
-"""A file elsewhere, as what fetches from it sees it: how big it is, whether it is still the same, what goes wrong.
+"""Base class of remote files: size, version tag, retries, and the wording of errors. And URLs, as fsspec takes them.
 
-Which requests are made is for the two kinds of place: `web` has HTTP servers, `stores` everything else that fsspec
-reaches. Here is what both share: how often a request is tried, and how errors are worded.
+Which requests are made is left to the two kinds: `http` for HTTP servers, `fsspec` for everything else that the package
+fsspec reaches.
 """
 
 from __future__ import annotations
@@ -16,50 +16,50 @@ from urllib.parse import SplitResult, urlsplit
 from zcrecord.codec.layout import MAX_ARCHIVE_SIZE
 from zcrecord.errors import DependencyError, SourceError, SourceNotFoundError, UnsupportedError, missing_package
 
-__all__ = ["MOST_AT_ONCE", "TRIES", "Piece", "Place", "address_of", "connected", "redacted", "wait"]
+__all__ = ["MOST_AT_ONCE", "TRIES", "RemoteFile", "Request", "connect", "redacted", "retry_delay", "split_url"]
 
-TRIES = 5  # of one request, the first included; between them are 1.5 to 3 seconds in all, or 40 if the server asks so
+TRIES = 5  # of one request, the first included; the waits between them are 1.5 to 3 seconds in all, 40 at the most
 MOST_AT_ONCE = 8  # requests under way at a time; more than browsers make, fewer than servers take for an attack
 _FIRST_WAIT = 0.1  # seconds before the second try; doubled before each further one
-_LONGEST_WAIT = 10.0  # seconds, whatever a server asks for: who waits longer wants to be told
+_LONGEST_WAIT = 10.0  # seconds, even if a server asks for more: an error then serves users better
 
-_CHAINED = re.compile(r"::(?=[A-Za-z][A-Za-z0-9+.-]*://)")  # and not an IPv6 address's
-_PACKAGES = {  # what fsspec needs for a kind of URL, and the extra that has it
+_CHAINED = re.compile(r"::(?=[A-Za-z][A-Za-z0-9+.-]*://)")  # not the :: of an IPv6 address
+_PACKAGES = {  # the package that fsspec needs for a kind of URL, and the extra that installs it
     **dict.fromkeys(("http", "https"), ("aiohttp", "remote")),
     **dict.fromkeys(("s3", "s3a"), ("s3fs", "s3")),
 }
 
-Piece = tuple[int, memoryview]  # from where on, and what is to be filled
+Request = tuple[int, memoryview]  # an offset in the file, and the memory to fill from there
 
 
-def wait(tried: int, asked: float = 0.0) -> float:
-    """Return how many seconds to wait after so many tries, or what the server asked for if that is more.
+def retry_delay(tried: int, asked: float = 0.0) -> float:
+    """Return the seconds to wait after `tried` tries, at least `asked`, as the server's Retry-After says.
 
-    Spread at random, so that many readers do not come back all at once.
+    Random within bounds, so that many readers do not come back at the same time.
     """
     spread: float = _FIRST_WAIT * 2 ** (tried - 1) * random.uniform(1, 2)  # noqa: S311
     return min(_LONGEST_WAIT, max(asked, spread))
 
 
 def redacted(url: str) -> str:
-    """Return a URL without what may be secret: user, password and query, such as a signature."""
+    """Return a URL without user, password and query, which may be secret; a signature, for one."""
     *heads, last = _CHAINED.split(url)  # the last has the address
-    parts = address_of(last)
+    parts = split_url(last)
     host = parts.netloc.rpartition("@")[2]
     return "::".join([*heads, f"{parts.scheme}://{host}{parts.path}"])
 
 
-def address_of(url: str) -> SplitResult:
-    """Return the parts of a URL, of chained ones of the last, which says where the file is."""
+def split_url(url: str) -> SplitResult:
+    """Return the parts of a URL; of chained URLs those of the last, which has the file's address."""
     return urlsplit(_CHAINED.split(url)[-1])
 
 
-def connected(url: str, options: Mapping[str, Any]) -> tuple[Any, str]:
+def connect(url: str, options: Mapping[str, Any]) -> tuple[Any, str]:
     """Return fsspec's file system for a URL, and the file's path in it.
 
     Raises:
-        DependencyError: fsspec, or what it needs for this kind of URL, is not installed. UnsupportedError: it knows no
-        such kind, or no such options.
+        DependencyError: fsspec, or the package it needs for this kind of URL, is not installed. UnsupportedError: it
+        knows no such kind, or no such options.
     """
     try:
         import fsspec.core
@@ -86,9 +86,9 @@ def connected(url: str, options: Mapping[str, Any]) -> tuple[Any, str]:
 
 
 def _undecoded(url: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return options by which fsspec decompresses nothing of an HTTP server that it reaches through another scheme.
+    """Return options that keep fsspec from decompressing what an HTTP server sends, in chained URLs.
 
-    Such as `simplecache::https://`; what is asked for by `https://` itself is asked for by `web`.
+    Such as `simplecache::https://`; plain `https://` is left to `HttpFile`.
     """
     out = dict(options)
     for scheme in {part.partition("://")[0] for part in _CHAINED.split(url)[1:]} & {"http", "https"}:
@@ -98,27 +98,27 @@ def _undecoded(url: str, options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _check_url(url: str) -> None:
-    """Raise UnsupportedError for an address in which no server can be found; its text, maybe a password, is not told.
+    """Raise UnsupportedError for a URL without a valid host and port; the message quotes nothing of it.
 
-    A password with '/' or ':' in it, for one, makes the rest of it a port.
+    A password with '/' or ':' in it, for one, makes the rest of the password a port.
     """
     try:
-        parts = address_of(url)
+        parts = split_url(url)
         if parts.scheme in ("http", "https") and (parts.hostname is None or parts.port == 0):
             raise ValueError
     except ValueError:
-        what = "this URL has no host and port that can be understood"
-        raise UnsupportedError(f"{what}; write what is special in user and password as %XX") from None
+        what = "this URL has no host and port that are valid"
+        raise UnsupportedError(f"{what}; write special characters of user and password as %XX") from None
 
 
-class Place:
-    """A file elsewhere. `start` comes first; several threads may use it then, and processes that were forked.
+class RemoteFile:
+    """Base class of remote files. `start` is called first; then several threads may use it, and forked processes.
 
     Attributes:
-        shown: its URL as errors name it.
-        size: how many bytes it has.
-        tag: what tells one version of it from another, as its server has it (ETag, time of change); None for nothing.
-        firm: whether an equal tag promises equal bytes; a weak ETag does not.
+        shown: the URL as errors show it, without secrets.
+        size: in bytes, once `start` was called.
+        tag: the server's version tag (ETag, or time of change); None if it sends none.
+        strong: True if equal tags promise equal bytes; a weak ETag does not.
     """
 
     def __init__(self, url: str, options: Mapping[str, Any]) -> None:
@@ -126,56 +126,53 @@ class Place:
         self.shown = redacted(url)
         self.size = -1
         self.tag: str | None = None
-        self.firm = True
+        self.strong = True
         self._pid = -1
         self._connection: tuple[Any, str] | None = None
 
     def connection(self) -> tuple[Any, str]:
         """Return fsspec's file system and the path in it; new ones in a forked process, which has no threads."""
         if self._connection is None or self._pid != os.getpid():
-            self._connection, self._pid = connected(self._url, self._options), os.getpid()
+            self._connection, self._pid = connect(self._url, self._options), os.getpid()
         return self._connection
 
     def start(self, nbytes: int) -> memoryview:
-        """Return the first bytes, more or less than were asked for if the file or the server is like that.
-
-        `size` and `tag` are known then.
-        """
+        """Fetch the first bytes, and learn `size` and `tag`; may return fewer bytes, or all of a small file."""
         raise NotImplementedError
 
-    def fill(self, pieces: list[Piece]) -> None:
-        """Fill every piece, several at a time; nothing writes to them any more when it returns or raises.
+    def fill(self, requests: list[Request]) -> None:
+        """Fetch the bytes of all requests, several at a time; their memory is final when it returns or raises.
 
         Raises:
-            SourceError: they cannot be had, however often it was tried; or the file is another one by now.
+            SourceError: they cannot be fetched, after all tries; or the file was replaced.
         """
         raise NotImplementedError
 
     def check_same(self) -> None:
-        """Raise SourceError if the file is another one by now, where `fill` does not see that."""
+        """Raise SourceError if the file was replaced, where `fill` does not notice that."""
 
-    def known(self, size: int, tag: str | None, firm: bool = True) -> None:
-        """Note what a server says of the file, which has to be what it said before.
+    def check_version(self, size: int, tag: str | None, strong: bool = True) -> None:
+        """Compare size and tag with those seen first, which are kept.
 
         Raises:
-            SourceError: it is not.
+            SourceError: they differ.
         """
         if self.size < 0:
             if size > MAX_ARCHIVE_SIZE:
                 raise SourceError(f"the server says that it has {size} bytes, which no archive has", path=self.shown)
-            self.size, self.tag, self.firm = size, tag, firm
+            self.size, self.tag, self.strong = size, tag, strong
         elif (size, tag) != (self.size, self.tag):
             raise self.replaced()
 
     def replaced(self) -> SourceError:
-        """Return what is raised for a file that is another one by now."""
+        """Return the error for a file that was replaced."""
         what = "was replaced or changed since it was opened; load it again, views taken before stay as they are"
         return SourceError(what, path=self.shown)
 
     def missing(self) -> SourceNotFoundError:
-        """Return what is raised for a file that is not there."""
+        """Return the error for a file that does not exist."""
         return SourceNotFoundError("no such file on the server", path=self.shown)
 
     def failed(self, what: str) -> SourceError:
-        """Return what is raised for a request that was tried often enough."""
+        """Return the error for a request that failed at every try."""
         return SourceError(f"cannot be read, tried {TRIES} times: {what}", path=self.shown)

@@ -1,6 +1,6 @@
-"""Files in object stores and whatever else fsspec reaches: its `info` and its `cat_file`, several at a time.
+"""Files that fsspec reaches other than by HTTP, such as those in object stores: `info` and `cat_file`, in parallel.
 
-Few of these file systems say with the bytes which version they are of, so that is asked for separately.
+Few of these file systems tell the version along with the bytes, so it is asked for separately.
 """
 
 from __future__ import annotations
@@ -13,31 +13,31 @@ from typing import Any, TypeVar
 from zcrecord.errors import RecordError, SourceError
 from zcrecord.storage.threads import map_ordered
 
-from .file import MOST_AT_ONCE, TRIES, Piece, Place, wait
+from .file import MOST_AT_ONCE, TRIES, RemoteFile, Request, retry_delay
 
-__all__ = ["Store"]
+__all__ = ["FsspecFile"]
 
 T = TypeVar("T")
 
-# What file systems call that which changes with the content, the surest first.
-_CODINGS = ("contentEncoding", "ContentEncoding", "content_encoding")  # Google's, S3's, Azure's
+_CODINGS = ("contentEncoding", "ContentEncoding", "content_encoding")  # of Google, S3, Azure
+# Names of version tags in `info`, the most reliable first.
 _TAGS = ("ETag", "etag", "content_hash", "content_md5", "md5Hash", "md5", "generation", "LastModified",
          "last_modified", "updated", "mtime", "modified", "created")  # fmt: skip
 
 
-class Store(Place):
+class FsspecFile(RemoteFile):
     """A file that fsspec reaches other than by HTTP."""
 
     def start(self, nbytes: int) -> memoryview:
-        """Return the first bytes."""
+        """Fetch the first bytes."""
         self.check_same()
         first = bytearray(min(nbytes, self.size))
         if first:
-            self._one((0, memoryview(first)))
+            self._fetch((0, memoryview(first)))
         return memoryview(first)
 
     def check_same(self) -> None:
-        """Ask how big the file is and which version it is, past what the file system remembers."""
+        """Ask for size and version anew, past the file system's cache."""
         fs, path = self.connection()
 
         def ask() -> Mapping[str, Any]:
@@ -45,28 +45,26 @@ class Store(Place):
             found: Mapping[str, Any] = fs.info(path)
             return found
 
-        self._note(self._tried(ask))
+        self._check(self._retry(ask))
 
-    def _note(self, found: Mapping[str, Any]) -> None:
+    def _check(self, found: Mapping[str, Any]) -> None:
         if found.get("type") == "directory" or found.get("size") is None:
             raise SourceError("is no file, or the server does not tell its size", path=self.shown)
         if (coding := _coding(found)) not in ("", "identity"):
-            what = (
-                f"the server keeps it encoded ({coding}); what it sends may be decompressed on the way, without a limit"
-            )
+            what = f"the server keeps it encoded ({coding}), and may send it decompressed, without a limit"
             raise SourceError(f"{what}; download the file, or have it stored without Content-Encoding", path=self.shown)
-        self.known(int(found["size"]), next((f"{found[t]}" for t in _TAGS if found.get(t)), None))
+        self.check_version(int(found["size"]), next((f"{found[t]}" for t in _TAGS if found.get(t)), None))
 
-    def fill(self, pieces: list[Piece]) -> None:
-        """Fill every piece, several at a time."""
-        if len(pieces) == 1:  # a thread costs more than it brings
-            self._one(pieces[0])
+    def fill(self, requests: list[Request]) -> None:
+        """Fetch the bytes of all requests, several at a time."""
+        if len(requests) == 1:  # one request needs no thread
+            self._fetch(requests[0])
             return
-        for _ in map_ordered(lambda: self._one, pieces, MOST_AT_ONCE):
+        for _ in map_ordered(lambda: self._fetch, requests, MOST_AT_ONCE):
             pass
 
-    def _one(self, piece: Piece) -> None:
-        offset, target = piece
+    def _fetch(self, request: Request) -> None:
+        offset, target = request
         fs, path = self.connection()
 
         def ask() -> bytes:
@@ -79,12 +77,12 @@ class Store(Place):
                 raise EOFError(f"{len(data)} of {len(target)} bytes came")
             return data
 
-        target[:] = self._tried(ask)
+        target[:] = self._retry(ask)
 
-    def _tried(self, ask: Callable[[], T]) -> T:
-        """Return what is asked for, after several tries where that may help.
+    def _retry(self, ask: Callable[[], T]) -> T:
+        """Return the result of `ask`, called several times if its error may pass.
 
-        Each file system has errors of its own, of any class; but what they have in common with `OSError` is told apart.
+        File systems raise exceptions of any class; those of `OSError` and of wrong arguments are not tried again.
         """
         tried = 0
         while True:
@@ -100,12 +98,12 @@ class Store(Place):
             except Exception as error:
                 tried += 1
                 if tried == TRIES:
-                    self._look(error)
+                    self._check_replaced(error)
                     raise self.failed(_said(error)) from error
-                time.sleep(wait(tried))
+                time.sleep(retry_delay(tried))
 
-    def _look(self, error: Exception) -> None:
-        """Raise if the file is another one by now, which may be why a range cannot be had; ask once, and no more."""
+    def _check_replaced(self, error: Exception) -> None:
+        """Raise if the file was replaced, which may be why a range cannot be read; asks once."""
         if self.size < 0:
             return
         fs, path = self.connection()
@@ -116,11 +114,11 @@ class Store(Place):
             raise self.missing() from error
         except Exception:
             return
-        self._note(found)
+        self._check(found)
 
 
 def _coding(found: Mapping[str, Any]) -> str:
-    """Return how a file is encoded where it lies, as far as its file system says so: any publisher may say gzip."""
+    """Return the Content-Encoding that a file is stored with, "" if none is told: any publisher may set gzip."""
     settings = found.get("content_settings")
     told = [found, settings] if isinstance(settings, Mapping) else [found]
     return next((str(t[name]).strip().lower() for t in told for name in _CODINGS if t.get(name)), "")

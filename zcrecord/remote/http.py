@@ -1,9 +1,9 @@
-"""Files on HTTP servers: requests for ranges, over the session of fsspec's HTTP file system.
+"""Files on HTTP servers: range requests over the session of fsspec's HTTP file system.
 
-fsspec's own `cat_file` takes whatever comes for the range that was asked for, be it the whole file, another range or
-another version of it. Here every answer says what it is before a byte of it is taken, and is written straight to where
-it belongs: bytes are counted as they come and nothing is decompressed, so a server decides over no memory here. Where
-a server sends a request on to another, what was meant for the first alone does not go along.
+fsspec's own `cat_file` accepts whatever the server sends for a range: the whole file, another range, another version.
+Here every answer's headers are checked before a byte of it is taken, and its bytes are written straight to their place.
+They are counted as they come and never decompressed, so that a server cannot make this process use more memory. If a
+server redirects to another server, the user's headers, cookies and passwords are not sent there.
 """
 
 from __future__ import annotations
@@ -17,30 +17,30 @@ from typing import Any, TypeVar
 
 from zcrecord.errors import SourceError
 
-from .file import MOST_AT_ONCE, TRIES, Piece, Place, wait
+from .file import MOST_AT_ONCE, TRIES, RemoteFile, Request, retry_delay
 from .ranges import NEAR
 
-__all__ = ["Web"]
+__all__ = ["HttpFile"]
 
 T = TypeVar("T")
 
-SMALL = 8 << 20  # bytes that are taken whole from a server that does not do ranges
-_AGAIN = (408, 425, 429, 500, 502, 503, 504)  # what servers say that are busy or about to restart
+SMALL = 8 << 20  # bytes of a file that is fetched whole from a server without range requests
+_AGAIN = (408, 425, 429, 500, 502, 503, 504)  # statuses of servers that are busy or about to restart
 _MOVED = (301, 302, 303, 307, 308)
-_MOST_MOVES = 10  # as browsers and aiohttp have it, some of them more
-_SECRET = ("headers", "auth", "cookies", "cookie_jar", "base_url")  # options that are for one server, and no other's
+_MOST_MOVES = 10  # redirects that are followed; aiohttp has the same limit, browsers 20
+_SECRET = ("headers", "auth", "cookies", "cookie_jar", "base_url")  # options for the first server alone
 _CONNECT, _SILENCE = 20.0, 60.0  # seconds to wait for a connection, and for the next byte
-_PATIENCE = TRIES * _SILENCE  # seconds for one request with all its tries, whatever a server does to be waited for
-_SLOWEST = 16 << 10  # bytes a second: what a long request has besides that
-_MOST_COOKIES = 300  # of all servers of one session, which keeps them; older releases of aiohttp set no limit
-_LEAVE = 5.0  # seconds that requests are given to end when the caller is interrupted
+_PATIENCE = TRIES * _SILENCE  # seconds for one request with all its tries, however a server delays
+_SLOWEST = 16 << 10  # bytes a second, by which a long request gets more time
+_MOST_COOKIES = 300  # kept by one session; older releases of aiohttp set no limit
+_LEAVE = 5.0  # seconds for requests to end when the caller is interrupted
 _DOWNLOAD = "download the file and load that"
 _LENGTH = re.compile("[0-9]{1,19}")
 _CONTENT_RANGE = re.compile(r"bytes (?:([0-9]{1,19})-([0-9]{1,19})|\*)/([0-9]{1,19}|\*)")
 
 
 class _AgainError(Exception):
-    """A request is worth another try, after as many seconds as the server asked for."""
+    """The request should be tried again, after as many seconds as the server asked for."""
 
     def __init__(self, what: str, seconds: float = 0.0) -> None:
         super().__init__(what)
@@ -48,18 +48,18 @@ class _AgainError(Exception):
 
 
 class _Hop:
-    """Where one request goes, over which session, and what goes along."""
+    """One step of a request, the first or after a redirect: URL, session, headers, options of aiohttp."""
 
     def __init__(self, at: Any, session: Any, headers: Mapping[str, str], options: dict[str, Any]) -> None:
         self.at, self.session, self.headers, self.options = at, session, headers, options
 
 
-class _Part:
-    """What one request is for, and how much of it has come; a further try goes on from there."""
+class _Transfer:
+    """One range on its way: the memory to fill, and the bytes received so far; a further try goes on from there."""
 
     def __init__(self, offset: int, target: memoryview) -> None:
         self.target, self.done, self._offset = target, 0, offset
-        self.grant: Callable[[], None] | None = None  # more time, as soon as an answer is there
+        self.grant: Callable[[], None] | None = None  # extends the time limit, once an answer has begun
 
     @property
     def at(self) -> int:
@@ -78,24 +78,24 @@ class _Part:
         self.done = end
 
 
-class Web(Place):
+class HttpFile(RemoteFile):
     """A file on an HTTP server."""
 
     _bare: tuple[Any, Any] | None = None  # fsspec's file system, and a session for other servers than its own
 
     def start(self, nbytes: int) -> memoryview:
-        """Return the first bytes; all of a small file's from a server that does not do ranges."""
+        """Fetch the first bytes; all of a small file from a server without range requests."""
         first = bytearray(nbytes)
-        part = _Part(0, memoryview(first))
+        part = _Transfer(0, memoryview(first))
         whole: memoryview | None = self._run(self._try(part, first=True))
         return memoryview(first)[: part.done] if whole is None else whole
 
-    def fill(self, pieces: list[Piece]) -> None:
-        """Fill every piece, several at a time."""
-        self._run(self._all([_Part(offset, target) for offset, target in pieces]))
+    def fill(self, requests: list[Request]) -> None:
+        """Fetch the bytes of all requests, several at a time."""
+        self._run(self._all([_Transfer(offset, target) for offset, target in requests]))
 
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run in fsspec's own thread; who is interrupted meanwhile waits until nothing is written any more."""
+        """Run in fsspec's own thread; after an interrupt, wait until nothing is written any more."""
         ended = threading.Event()
 
         async def to_its_end() -> T:
@@ -113,10 +113,10 @@ class Web(Place):
             ended.wait(_LEAVE)
             raise
 
-    async def _all(self, parts: list[_Part]) -> None:
+    async def _all(self, parts: list[_Transfer]) -> None:
         gate = asyncio.Semaphore(MOST_AT_ONCE)
 
-        async def one(part: _Part) -> None:
+        async def one(part: _Transfer) -> None:
             async with gate:
                 await self._try(part)
 
@@ -129,8 +129,8 @@ class Web(Place):
             await asyncio.gather(*tasks, return_exceptions=True)
             raise
 
-    async def _try(self, part: _Part, *, first: bool = False) -> memoryview | None:
-        """Make a request until it is answered in full; returns the whole file if that is what came first."""
+    async def _try(self, part: _Transfer, *, first: bool = False) -> memoryview | None:
+        """Repeat a request until all bytes have come; returns the whole file if the first answer had that."""
         nbytes, clock = part.left, asyncio.get_running_loop().time
         start = clock()
         try:
@@ -141,7 +141,7 @@ class Web(Place):
             what = f"cannot be read: only {part.done} of {nbytes} bytes came in {clock() - start:.0f} seconds"
             raise SourceError(f"{what}; the server or the line is too slow", path=self.shown) from None
 
-    async def _repeat(self, part: _Part, *, first: bool) -> memoryview | None:
+    async def _repeat(self, part: _Transfer, *, first: bool) -> memoryview | None:
         import aiohttp
 
         tried = 0
@@ -153,59 +153,61 @@ class Web(Place):
                     return whole
                 raise _AgainError(f"only {part.done} of {len(part.target)} bytes came")
             except (aiohttp.ClientSSLError, aiohttp.InvalidURL) as error:
-                raise SourceError(f"cannot be read: {_said(error)}", path=self.shown) from None  # it may name the query
+                raise SourceError(
+                    f"cannot be read: {_said(error)}", path=self.shown
+                ) from None  # its text may have the query
             except (_AgainError, aiohttp.ClientError, TimeoutError, ConnectionError) as error:
                 tried = 1 if part.done - before >= NEAR else tried + 1  # a server may send less at a time
                 if tried == TRIES:
                     raise self.failed(_said(error)) from None
-                await asyncio.sleep(wait(tried, getattr(error, "seconds", 0.0)))
-            except (TypeError, ValueError):  # whose text may have what is secret
+                await asyncio.sleep(retry_delay(tried, getattr(error, "seconds", 0.0)))
+            except (TypeError, ValueError):  # their texts may have secrets
                 what = "no request can be made of it; do the URL and storage_options= fit, headers as text?"
                 raise SourceError(what, path=self.shown) from None
 
-    async def _ask(self, part: _Part, *, first: bool) -> memoryview | None:
-        """Make one request, wherever it is sent on to, and write what comes to where it belongs."""
+    async def _ask(self, part: _Transfer, *, first: bool) -> memoryview | None:
+        """Make one request, following redirects, and write its bytes to their place."""
         hop = await self._first_hop(f"bytes={part.at}-{part.at + part.left - 1}")
         follow = hop.options.pop("allow_redirects", True)
         for _ in range(hop.options.pop("max_redirects", _MOST_MOVES) + 1):
             ours: dict[str, Any] = {"allow_redirects": False, "auto_decompress": False}
             async with hop.session.get(hop.at, headers=hop.headers, **{**hop.options, **ours}) as answer:
                 if len(hop.session.cookie_jar) > _MOST_COOKIES:
-                    hop.session.cookie_jar.clear()  # it is other servers', too
+                    hop.session.cookie_jar.clear()  # the session's cookies of other servers go, too
                     raise SourceError(f"the server sets more than {_MOST_COOKIES} cookies", path=self.shown)
                 if answer.status not in _MOVED or not follow:
                     return await self._answered(answer, part, first=first)
-                where = self._only(answer.headers, "Location")
-            hop = await self._sent_on(hop, where)
+                location = self._header(answer.headers, "Location")
+            hop = await self._redirected(hop, location)
         raise SourceError("cannot be read: too many redirects", path=self.shown)
 
-    async def _first_hop(self, wanted: str) -> _Hop:
-        """Return where a range is asked for first: encoded it would be other bytes than those of the file."""
+    async def _first_hop(self, byte_range: str) -> _Hop:
+        """Return the first step of a range request; it forbids encodings, whose bytes are not the file's."""
         import aiohttp
 
         fs, url = self.connection()
         options = dict(fs.kwargs)
-        ours = {"Range": wanted, "Accept-Encoding": "identity"}
+        ours = {"Range": byte_range, "Accept-Encoding": "identity"}
         theirs = {k: v for k, v in dict(options.pop("headers", {})).items() if str(k).title() not in ours}
         if "timeout" not in fs.client_kwargs:
             options.setdefault("timeout", aiohttp.ClientTimeout(sock_connect=_CONNECT, sock_read=_SILENCE))
         return _Hop(fs.encode_url(url), await fs.set_session(), {**theirs, **ours}, options)
 
-    async def _sent_on(self, hop: _Hop, where: str) -> _Hop:
-        """Return where a redirect leads. To another server go no headers, cookies or passwords of the user's.
+    async def _redirected(self, hop: _Hop, location: str) -> _Hop:
+        """Return the next step of a request; to another server no headers, cookies or passwords of the user's are sent.
 
-        What `params` add to a query is for the first request alone, as aiohttp has it: the server's answer is to that.
+        `params` are added to the query of the first request alone, as aiohttp does: the redirect is the answer to them.
         """
         try:
-            at = hop.at.join(type(hop.at)(where, encoded=True))
-            if at.scheme not in ("http", "https") or not where:
+            at = hop.at.join(type(hop.at)(location, encoded=True))
+            if at.scheme not in ("http", "https") or not location:
                 raise ValueError
             same = at.origin() == hop.at.origin()
         except (TypeError, ValueError):
-            raise SourceError("cannot be read: it leads to what is no http URL", path=self.shown) from None
+            raise SourceError("cannot be read: the redirect is no http URL", path=self.shown) from None
         options = {name: value for name, value in hop.options.items() if name != "params"}
         if same:
-            if at.user is None and hop.at.user is not None:  # a whole URL does not repeat them
+            if at.user is None and hop.at.user is not None:  # an absolute URL does not repeat them
                 at = at.with_user(hop.at.user).with_password(hop.at.password)
             return _Hop(at, hop.session, hop.headers, options)
         ours = {name: hop.headers[name] for name in ("Range", "Accept-Encoding")}
@@ -213,23 +215,23 @@ class Web(Place):
         return _Hop(at, await self._bare_session(hop.session), ours, options)
 
     async def _bare_session(self, session: Any) -> Any:
-        """Return a session that has nothing of the user's to say to a server: fsspec's own, or one made for this."""
+        """Return a session without the user's headers, cookies and passwords: fsspec's own, or a new one."""
         fs, _ = self.connection()
         if not any(name in fs.client_kwargs for name in _SECRET):
             return session
         if self._bare is None or self._bare[0] is not fs:
-            shared = (*_SECRET, "connector")  # which is closed with the session that it was given to
+            shared = (*_SECRET, "connector")  # a connector is closed with its session
             kept = {name: value for name, value in fs.client_kwargs.items() if name not in shared}
             self._bare = fs, await fs.get_client(loop=fs.loop, **kept)
             weakref.finalize(self, fs.close_session, fs.loop, self._bare[1])
         return self._bare[1]
 
-    async def _answered(self, answer: Any, part: _Part, *, first: bool) -> memoryview | None:
+    async def _answered(self, answer: Any, part: _Transfer, *, first: bool) -> memoryview | None:
         self._check_status(answer.status, answer.headers)
         codings = [c.strip() for c in ",".join(answer.headers.getall("Content-Encoding", ())).split(",")]
         if not {c.lower() for c in codings} <= {"", "identity"} and answer.status != 416:
-            encoded = f"the server sends it encoded ({', '.join(filter(None, codings))}), though that was ruled out"
-            raise SourceError(f"{encoded}; other bytes than the file's; {_DOWNLOAD}", path=self.shown)
+            encoded = f"the server sends it encoded ({', '.join(filter(None, codings))}), which the request ruled out"
+            raise SourceError(f"{encoded}; {_DOWNLOAD}", path=self.shown)
         if answer.status == 200:
             return await self._whole(answer, first)
         if answer.status == 416:
@@ -237,17 +239,16 @@ class Web(Place):
         await self._take(answer, part)
         return None
 
-    def _no_such_range(self, headers: Any, part: _Part, *, first: bool) -> memoryview:
-        """Return no bytes, all that an empty file has; any other has those that were asked for, or was replaced."""
-        said = self._only(headers, "Content-Range")
+    def _no_such_range(self, headers: Any, part: _Transfer, *, first: bool) -> memoryview:
+        """Return the no bytes of an empty file; of any other file HTTP 416 is an error."""
+        said = self._header(headers, "Content-Range")
         found = _CONTENT_RANGE.fullmatch(said)
         if found is not None and found[3] != "*":
-            self.known(int(found[3]), *self._tag(headers))
+            self.check_version(int(found[3]), *self._tag(headers))
             if first and not self.size:
                 return memoryview(b"")
-        told = f"it says '{said}'" if said else "it does not say how many bytes it has"
-        asked = f"[{part.at:#x}, {part.at + part.left:#x})"
-        what = f"the server has no bytes {asked} of it (HTTP 416), {told}"
+        reason = f"it says '{said}'" if said else "it does not say how many bytes it has"
+        what = f"the server has no bytes [{part.at:#x}, {part.at + part.left:#x}) of it (HTTP 416), {reason}"
         raise SourceError(f"{what}; try again, or {_DOWNLOAD}", path=self.shown)
 
     def _check_status(self, status: int, headers: Mapping[str, str]) -> None:
@@ -263,40 +264,40 @@ class Web(Place):
             raise SourceError(f"the server answered HTTP {status} and not 206", path=self.shown)
 
     async def _whole(self, answer: Any, first: bool) -> memoryview:
-        """Return a small file whose server sends all of it, whatever is asked for."""
-        length = self._only(answer.headers, "Content-Length")
+        """Return a small file, all of which came in the place of a range."""
+        length = self._header(answer.headers, "Content-Length")
         nbytes = int(length) if _LENGTH.fullmatch(length) else None
         if self.size >= 0:
-            self.known(self.size if nbytes is None else nbytes, *self._tag(answer.headers))
+            self.check_version(self.size if nbytes is None else nbytes, *self._tag(answer.headers))
         if not first or nbytes is None or nbytes > SMALL:
             size = "an unknown number of" if nbytes is None else f"all {nbytes}"
             what = f"the server does not do ranges (HTTP 200 in place of 206) and would send {size} bytes"
             raise SourceError(f"{what}; {_DOWNLOAD}", path=self.shown)
-        whole = _Part(0, memoryview(bytearray(nbytes)))
+        whole = _Transfer(0, memoryview(bytearray(nbytes)))
         await self._pour(answer, whole)
         if whole.left:
             raise _AgainError(f"only {whole.done} of {nbytes} bytes came")
-        self.known(nbytes, *self._tag(answer.headers))
+        self.check_version(nbytes, *self._tag(answer.headers))
         return whole.target
 
-    async def _take(self, answer: Any, part: _Part) -> None:
-        """Write a range to where it belongs, after checking that it is of the same file and the one asked for."""
-        said = self._only(answer.headers, "Content-Range")
+    async def _take(self, answer: Any, part: _Transfer) -> None:
+        """Write a range to its place, after checking that it is the range asked for, of the same file."""
+        said = self._header(answer.headers, "Content-Range")
         found = _CONTENT_RANGE.fullmatch(said)
         if found is None or found[1] is None or found[3] == "*" or int(found[1]) != part.at:
             what = f"the server answered the range '{said}' where bytes from {part.at} on were asked for"
             raise SourceError(f"{what}; {_DOWNLOAD}", path=self.shown)
-        self.known(int(found[3]), *self._tag(answer.headers))
+        self.check_version(int(found[3]), *self._tag(answer.headers))
         if part.at + part.left > self.size:  # the first request, of a file that is shorter
             part.shorten(self.size)
         if part.grant is not None:
             part.grant()
         await self._pour(answer, part)
 
-    async def _pour(self, answer: Any, part: _Part) -> None:
-        """Write a body to where it belongs, as it comes: what is read of one that is too long is one chunk.
+    async def _pour(self, answer: Any, part: _Transfer) -> None:
+        """Write a body to its place as it comes; of one that is too long, one chunk is read and refused.
 
-        How long an answer says that it is decides nothing here: with Transfer-Encoding it may go on for ever.
+        Content-Length is not relied on: with Transfer-Encoding a body may go on for ever.
         """
         async for chunk in answer.content.iter_any():
             if len(chunk) > part.left:
@@ -305,19 +306,19 @@ class Web(Place):
             part.put(chunk)
 
     def _tag(self, headers: Any) -> tuple[str | None, bool]:
-        """Return what changes with the content, and whether the same one is a promise that every byte is the same.
+        """Return the version tag, and True if an equal tag promises equal bytes.
 
-        A weak ETag promises only that the bytes mean the same. Of two times within a second a date tells nothing,
-        either, but whoever has replaced a file twice in that time has not shown the first one to anybody.
+        A weak ETag promises only equivalent content. A date has a resolution of one second; but a file that is replaced
+        within a second was hardly read by anybody.
         """
-        etag = self._only(headers, "ETag")
-        return (etag, not etag.startswith("W/")) if etag else (self._only(headers, "Last-Modified") or None, True)
+        etag = self._header(headers, "ETag")
+        return (etag, not etag.startswith("W/")) if etag else (self._header(headers, "Last-Modified") or None, True)
 
-    def _only(self, headers: Any, name: str) -> str:
+    def _header(self, headers: Any, name: str) -> str:
         """Return the value of a header, "" if it is not there.
 
         Raises:
-            SourceError: it is there twice with two values, of which this reader would take one and a proxy the other.
+            SourceError: it is there with two values, of which this reader could take one and a proxy the other.
         """
         values = {value.strip() for value in headers.getall(name, ())}
         if len(values) > 1:
@@ -327,13 +328,14 @@ class Web(Place):
 
 
 def _said(error: BaseException) -> str:
+    """Return an error's reason, without secrets."""
     if isinstance(error, TimeoutError):
         return "no answer in time"
     kind = type(error).__name__
-    if kind == "ServerDisconnectedError":  # whose text is what came before, as an object of aiohttp's
+    if kind == "ServerDisconnectedError":  # its text is a dump of an object of aiohttp's
         return "Server disconnected"
-    if isinstance(error, ValueError) or "Redirect" in kind or "Url" in kind:  # their texts have the URL, query and all
-        return "it leads to what is no http URL"
+    if isinstance(error, ValueError) or "Redirect" in kind or "Url" in kind:  # their texts have the URL with its query
+        return "the redirect is no http URL"
     if getattr(error, "status", 0):
         return f"HTTP status {getattr(error, 'status', 0)}"
     return str(error) or kind

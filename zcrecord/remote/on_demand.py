@@ -1,7 +1,7 @@
-"""Memory with addresses for all of a remote archive, and bytes where they were asked for.
+"""Memory of a remote archive: addresses for all of it, bytes fetched on demand, payloads checked before they are seen.
 
-Knows what is there, what is on its way, and that a payload is checked before anyone sees it. Requests are `place`'s,
-what lies on the disk is `cache`'s, what the bytes mean is the archive's.
+Knows which bytes are there and which are being fetched. Requests are left to `file` and its kinds, entries on disk to
+`cache`, the meaning of the bytes to the archive.
 """
 
 from __future__ import annotations
@@ -14,27 +14,27 @@ from typing import Any, NamedTuple
 from zcrecord.codec.digests import RunningDigest
 from zcrecord.errors import IntegrityError
 
-from .cache import Cache
-from .file import Piece, Place
-from .ranges import Held, cut, merged
+from .cache import VersionCache
+from .file import RemoteFile, Request
+from .ranges import Range, RangeSet, cut, merged
 
-__all__ = ["Row", "Seal", "Window"]
+__all__ = ["Checksum", "OnDemandMemory", "PayloadRange"]
 
 _PIECE = 8 << 20  # bytes hashed at a time, so that Ctrl-C need not wait for a large payload
 
 
-class Seal(NamedTuple):
-    """What tells whether bytes are right: what hashes them, and what it has to give."""
+class Checksum(NamedTuple):
+    """Expected digest of a payload, and the function that makes a running digest of its kind."""
 
     new: Callable[[], Any]
-    wanted: bytes
+    expected: bytes
 
-    def fits(self, octets: memoryview) -> bool:
-        """Return whether bytes are right."""
-        return self.of(octets) == self.wanted
+    def matches(self, octets: memoryview) -> bool:
+        """Return True if bytes have the expected digest."""
+        return self.of(octets) == self.expected
 
     def of(self, octets: memoryview) -> bytes:
-        """Return what hashing bytes gives; in pieces, so that Ctrl-C need not wait for a large payload."""
+        """Return the digest of bytes."""
         running = self.new()
         for at in range(0, len(octets), _PIECE):
             running.update(octets[at : at + _PIECE])
@@ -42,92 +42,99 @@ class Seal(NamedTuple):
         return found
 
 
-class Row(NamedTuple):
-    """A payload: where it starts in the file, how long it is, its digest (None: it has none)."""
+class PayloadRange(NamedTuple):
+    """A payload's place in the file, and its digest; None if the archive has no digests."""
 
     start: int
     nbytes: int
     digest: int | None
 
+    @property
+    def end(self) -> int:
+        """Offset of the byte after it."""
+        return self.start + self.nbytes
 
-class Window:
-    """The bytes of one remote archive, fetched as they are asked for; what is there is never fetched again."""
 
-    def __init__(self, place: Place, octets: memoryview, held: Held, cache: Cache | None) -> None:
-        self._place, self._octets, self._held, self._cache = place, octets, held, cache
+class OnDemandMemory:
+    """Bytes of one remote archive, fetched when they are asked for; once there, they are never fetched again.
+
+    Several threads may use it, and forked processes.
+
+    Attributes:
+        cache: entries on disk of this version of the archive; None without a cache.
+        pins: SHA-256 digests given to `pin`, by the offset of their payload.
+    """
+
+    def __init__(self, file: RemoteFile, octets: memoryview, held: RangeSet, cache: VersionCache | None) -> None:
+        """Take the file, memory as large as the file, the ranges that are in memory already, and the cache."""
+        self._file, self._octets, self._held, self.cache = file, octets, held, cache
+        self.pins: dict[int, bytes] = {}
         self._ready: set[int] = set()  # offsets of payloads that are there and were checked
-        self._flying: dict[int, threading.Event] = {}  # of those that some thread is fetching
-        self._pins: dict[int, bytes] = {}
+        self._fetching: dict[int, threading.Event] = {}  # offsets of payloads that a thread is fetching
         self._pid = os.getpid()
-        self._begin()
+        self._reset()
 
-    def _begin(self) -> None:
-        """Start with no thread at work: at first, and in a forked process, where no other thread goes on."""
+    def _reset(self) -> None:
+        """Start with no thread at work: at first, and in a forked process, which has no other threads."""
         self._lock = threading.Lock()
         self._written = threading.Condition(self._lock)
-        self._writing: list[tuple[int, int]] = []  # ranges that some thread fills: nobody else does, or looks at them
-        self._flying.clear()
+        self._writing: list[Range] = []  # ranges that a thread fills: no other thread fills or reads them
+        self._fetching.clear()
 
-    def _here(self) -> None:
-        """Begin anew if this is a forked process by now."""
+    def _reset_after_fork(self) -> None:
         if self._pid != os.getpid():
             self._pid = os.getpid()
-            self._begin()
+            self._reset()
 
-    def fetch(self, ranges: Iterable[tuple[int, int]]) -> None:
-        """Have ranges of the file there; of payloads `bring` checks them, too.
+    @property
+    def shown(self) -> str:
+        """The archive's URL as errors show it."""
+        return self._file.shown
 
-        Raises:
-            SourceError: they cannot be had.
-        """
-        self._here()
-        self._get(ranges)
-
-    def bring(self, rows: list[tuple[int, int, int | None]]) -> None:
-        """Have payloads there, each checked against its digest; from the cache, else in few merged requests.
-
-        What another thread is fetching already is waited for.
+    def fetch(self, ranges: Iterable[Range]) -> None:
+        """Fetch ranges of the file, unchecked, unless they are there; `bring` checks payloads, too.
 
         Raises:
-            SourceError: they cannot be had. IntegrityError: a digest does not match.
+            SourceError: they cannot be fetched.
         """
-        if self._ready.issuperset(row[0] for row in rows):  # as nearly always: no lock is taken then
+        self._reset_after_fork()
+        self._fetch(ranges)
+
+    def bring(self, payloads: list[tuple[int, int, int | None]]) -> None:
+        """Have payloads in memory, each checked against its digest; from the cache, else in few merged requests.
+
+        Payloads that another thread is fetching are waited for.
+
+        Raises:
+            SourceError: they cannot be fetched. IntegrityError: a digest does not match.
+        """
+        if self._ready.issuperset(start for start, _, _ in payloads):  # nearly always: no lock is taken then
             return
-        wanted = {row[0]: Row(*row) for row in rows}
+        wanted = {payload[0]: PayloadRange(*payload) for payload in payloads}
         while True:
             mine, others = self._claim(wanted)
             if mine:
                 try:
                     self._bring(mine)
-                    self._ready.update(row.start for row in mine)
+                    self._ready.update(payload.start for payload in mine)
                 finally:
-                    self._let_go(mine)
+                    self._release(mine)
             for other in others:
                 other.wait()
             if not others:  # where another thread failed, this one tries itself
                 return
 
-    @property
-    def shown(self) -> str:
-        """The archive's URL as errors name it."""
-        return self._place.shown
+    def read(self, requests: Iterable[Request], *, again: bool = False) -> None:
+        """Fill memory with the file's bytes, several requests at a time, without keeping them; checks no digest.
 
-    @property
-    def cache(self) -> Cache | None:
-        """Where payloads are kept, if anywhere."""
-        return self._cache
-
-    def read(self, pieces: Iterable[Piece], *, again: bool = False) -> None:
-        """Fill pieces with the file's bytes, several at a time, without keeping them; checks no digest.
-
-        What is there already is copied, unless it is to be fetched `again`.
+        Bytes that are there already are copied, unless they are to be fetched `again`.
 
         Raises:
-            SourceError: they cannot be had.
+            SourceError: they cannot be fetched.
         """
-        self._here()
+        self._reset_after_fork()
         wanted = []
-        for offset, target in pieces:
+        for offset, target in requests:
             end = offset + len(target)
             with self._lock:
                 missing = [(offset, end)] if again else self._held.missing(offset, end)
@@ -137,87 +144,85 @@ class Window:
                 at = stop
             wanted += [(start, target[start - offset : stop - offset]) for start, stop in cut(missing)]
         if wanted:
-            self._place.fill(wanted)
+            self._file.fill(wanted)
 
-    def pin(self, known: Mapping[int, bytes]) -> None:
-        """Have payloads, by where they start, be checked by their SHA-256 from now on, and not by 64 bits alone."""
-        self._pins |= known
+    def pin(self, digests: Mapping[int, bytes]) -> None:
+        """Check payloads, given by their offsets, by SHA-256 from now on, and not by 64 bits alone."""
+        self.pins = {**self.pins, **digests}  # a new dict: the old one is a snapshot of its time
 
-    @property
-    def pins(self) -> dict[int, bytes]:
-        """Digests given to `pin`, for opening the archive again."""
-        return dict(self._pins)
-
-    def seal(self, start: int, digest: int | None) -> Seal | None:
-        """Return what tells whether the payload that starts there is right; None if nothing does."""
-        if start in self._pins:
+    def checksum(self, start: int, digest: int | None) -> Checksum | None:
+        """Return the checksum of the payload at an offset; None if it has neither a pin nor a digest."""
+        if start in self.pins:
             import hashlib  # here, because it takes 3 ms
 
-            return Seal(hashlib.sha256, self._pins[start])
-        return None if digest is None else Seal(RunningDigest, digest.to_bytes(8, "big"))
+            return Checksum(hashlib.sha256, self.pins[start])
+        return None if digest is None else Checksum(RunningDigest, digest.to_bytes(8, "big"))
 
     def check_same(self) -> None:
         """Raise SourceError if the file was replaced since it was opened, as far as its server can tell."""
-        self._place.check_same()
+        self._file.check_same()
 
-    def _claim(self, wanted: dict[int, Row]) -> tuple[list[Row], list[threading.Event]]:
-        """Return the payloads that this thread is to fetch, and what tells when others have theirs."""
-        self._here()
+    def _claim(self, wanted: dict[int, PayloadRange]) -> tuple[list[PayloadRange], list[threading.Event]]:
+        """Return the payloads that this thread is to fetch, and the events of those that others are fetching."""
+        self._reset_after_fork()
         with self._lock:
-            lacking = [row for start, row in wanted.items() if start not in self._ready]
-            others = [self._flying[row.start] for row in lacking if row.start in self._flying]
-            mine = [row for row in lacking if row.start not in self._flying]
-            self._flying.update({row.start: threading.Event() for row in mine})
+            lacking = [payload for start, payload in wanted.items() if start not in self._ready]
+            others = [self._fetching[payload.start] for payload in lacking if payload.start in self._fetching]
+            mine = [payload for payload in lacking if payload.start not in self._fetching]
+            self._fetching.update({payload.start: threading.Event() for payload in mine})
         return mine, others
 
-    def _let_go(self, rows: list[Row]) -> None:
+    def _release(self, payloads: list[PayloadRange]) -> None:
         with self._lock:
-            for row in rows:
-                self._flying.pop(row.start).set()
+            for payload in payloads:
+                self._fetching.pop(payload.start).set()
 
-    def _bring(self, rows: list[Row]) -> None:
-        cache, fetched = self._cache, rows
+    def _bring(self, payloads: list[PayloadRange]) -> None:
+        cache, fetched = self.cache, payloads
         if cache is not None:
-            fetched = [row for row in rows if not self._from_cache(cache, row)]
-        self._get((row.start, row.start + row.nbytes) for row in fetched)
-        bad = [row for row in fetched if not self._is_right(row)]
-        if bad:  # a proxy's or a disk's fault may have passed by; the file's own has not
-            self._place.check_same()
-            self._get_again(bad)
-        for row in bad:
-            if not self._is_right(row):
-                where = f"[{row.start:#x}, {row.start + row.nbytes:#x})"
-                what = f"payload {where}: its digest does not match, fetched twice; the file is damaged, copy it again"
-                raise IntegrityError(what, offset=row.start)
-        if any(row.digest is None for row in fetched):
-            self._place.check_same()
+            fetched = [payload for payload in payloads if not self._read_cached(cache, payload)]
+        self._fetch((payload.start, payload.end) for payload in fetched)
+        bad = [payload for payload in fetched if not self._is_right(payload)]
+        if bad:  # a proxy's or a disk's fault may have passed; damage of the file has not
+            self._file.check_same()
+            self._fill([(payload.start, payload.end) for payload in bad])
+        for payload in bad:
+            if not self._is_right(payload):
+                name = f"payload [{payload.start:#x}, {payload.end:#x})"
+                what = f"{name}: its digest does not match, fetched twice; the file is damaged, copy it again"
+                raise IntegrityError(what, offset=payload.start)
+        if any(payload.digest is None for payload in fetched):
+            self._file.check_same()
         if cache is not None:
-            for row in fetched:
-                if row.digest is not None:
-                    cache.put(row.start, self._bytes(row))
+            for payload in fetched:
+                if payload.digest is not None:
+                    cache.put(payload.start, self._bytes(payload))
 
-    def _from_cache(self, cache: Cache, row: Row) -> bool:
-        whole = row.start, row.start + row.nbytes
+    def _read_cached(self, cache: VersionCache, payload: PayloadRange) -> bool:
+        """Read a payload from the cache; False if it is not there, damaged, or in memory in part."""
+        whole = payload.start, payload.end
         with self._lock:
-            if row.digest is None or not self._held.missing(*whole) or self._unclaimed([whole]) != [whole]:
+            if payload.digest is None or not self._held.missing(*whole) or self._unclaimed([whole]) != [whole]:
                 return False
             self._writing.append(whole)
         try:
-            if not cache.get(row.start, row.digest, self._bytes(row)) or (self._pins and not self._is_right(row)):
+            found = cache.get(payload.start, payload.digest, self._bytes(payload))
+            if not found or (self.pins and not self._is_right(payload)):
                 return False
-            self._note([whole])
+            self._add([whole])
             return True
         finally:
             self._end([whole])
 
-    def _bytes(self, row: Row) -> memoryview:
-        return self._octets[row.start : row.start + row.nbytes]
+    def _bytes(self, payload: PayloadRange) -> memoryview:
+        return self._octets[payload.start : payload.end]
 
-    def _is_right(self, row: Row) -> bool:
-        seal = self.seal(row.start, row.digest)
-        return seal is None or seal.fits(self._bytes(row))
+    def _is_right(self, payload: PayloadRange) -> bool:
+        checksum = self.checksum(payload.start, payload.digest)
+        return checksum is None or checksum.matches(self._bytes(payload))
 
-    def _get(self, ranges: Iterable[tuple[int, int]]) -> None:
+    def _fetch(self, ranges: Iterable[Range]) -> None:
+        """Fetch the ranges that are missing; those that other threads are filling are waited for."""
         wanted = list(ranges)
         while True:
             with self._lock:
@@ -225,42 +230,39 @@ class Window:
                 if not missing:
                     return
                 free = self._unclaimed(missing)
-                if not free:  # others are at the rest
+                if not free:
                     self._written.wait()
                     continue
-                # What lies between two of them is fetched along, unless it is there: views of it may be in use.
-                together = self._unclaimed(self._missing(merged(free)))
-                self._writing += together
+                # Gaps between two of them are fetched, too, unless they are there: views of those may be in use.
+                claimed = self._unclaimed(self._missing(merged(free)))
+                self._writing += claimed
             try:
-                self._fill(together)
+                self._fill(claimed)
             finally:
-                self._end(together)
+                self._end(claimed)
 
-    def _missing(self, ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    def _missing(self, ranges: Iterable[Range]) -> list[Range]:
         return [part for start, end in ranges for part in self._held.missing(start, end)]
 
-    def _unclaimed(self, ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-        """Return what of some ranges no thread is filling."""
-        taken = Held()
+    def _unclaimed(self, ranges: Iterable[Range]) -> list[Range]:
+        """Return the parts of ranges that no thread is filling."""
+        taken = RangeSet()
         for start, end in self._writing:
             taken.add(start, end)
         return [part for start, end in ranges for part in taken.missing(start, end)]
 
-    def _end(self, ranges: list[tuple[int, int]]) -> None:
+    def _end(self, ranges: list[Range]) -> None:
         with self._lock:
             for part in ranges:
                 self._writing.remove(part)
             self._written.notify_all()
 
-    def _get_again(self, rows: list[Row]) -> None:
-        self._fill([(row.start, row.start + row.nbytes) for row in rows])
-
-    def _fill(self, ranges: list[tuple[int, int]]) -> None:
+    def _fill(self, ranges: list[Range]) -> None:
         if ranges:
-            self._place.fill([(start, self._octets[start:end]) for start, end in cut(ranges)])
-            self._note(ranges)
+            self._file.fill([(start, self._octets[start:end]) for start, end in cut(ranges)])
+            self._add(ranges)
 
-    def _note(self, ranges: list[tuple[int, int]]) -> None:
+    def _add(self, ranges: list[Range]) -> None:
         with self._lock:
             for start, end in ranges:
                 self._held.add(start, end)

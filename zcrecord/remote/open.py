@@ -16,13 +16,13 @@ from zcrecord.errors import FormatError, IntegrityError, RecordError, Unsupporte
 from zcrecord.storage.memory import Memory, is_packed
 from zcrecord.transport.open import open_packed, outline
 
-from .cache import Cache, Shelf, cache_at
-from .file import Piece, Place, connected, redacted
-from .fsspec import Store
-from .http import Web
-from .packed import Unpacked, table_of
-from .ranges import Held, cut
-from .whole import Streamed
+from .cache import ArchiveCache, VersionCache, cache_at
+from .file import RemoteFile, Request, connect, redacted
+from .fsspec import FsspecFile
+from .http import HttpFile
+from .packed import UnpackedFile, read_table
+from .ranges import RangeSet, cut
+from .whole import RemoteMemory
 
 __all__ = ["open_url"]
 
@@ -51,11 +51,11 @@ def open_url(
     if options is not None and not isinstance(options, Mapping):
         raise UnsupportedError(f"storage_options= takes a mapping, not a {type(options).__name__}")
     options = dict(options or {})
-    fs, path = connected(url, options)
+    fs, path = connect(url, options)
     protocols = (fs.protocol,) if isinstance(fs.protocol, str) else fs.protocol
     if "file" in protocols:
         return path
-    place: Place = (Web if "http" in protocols or "https" in protocols else Store)(url, options)
+    place: RemoteFile = (HttpFile if "http" in protocols or "https" in protocols else FsspecFile)(url, options)
     try:
         archive = _open(place, verify, cache_at(cache, url, {**fs.storage_options, **options}))
     except RecordError as error:
@@ -99,25 +99,25 @@ def _sha256(archive: Archive) -> bytes:
     return running.digest()
 
 
-def _open(place: Place, verify: Verify, shelf: Shelf | None) -> Archive:
+def _open(place: RemoteFile, verify: Verify, shelf: ArchiveCache | None) -> Archive:
     few = shelf is not None and shelf.holds_any()
     first = place.start(HEADER_SIZE if few else FIRST)
     if is_packed(first):
-        table, have = table_of(place, first)
+        table, have = read_table(place, first)
         if table is None:
             return _open_packed(place, have, verify)
-        place = Unpacked(place, table, have)
+        place = UnpackedFile(place, table, have)
         first = place.start(HEADER_SIZE)
     if place.size < 2 * HEADER_SIZE or len(first) < HEADER_SIZE:
         raise too_short(place.size, bytes(first[:HEADER_SIZE]))
     header = decode_header(bytes(first[:HEADER_SIZE]))
-    held = Held()
+    held = RangeSet()
     held.add(0, len(first))
     memory = outline(place.size, [(0, first)])._replace(path=place.shown, filled=held.ranges)
     cache = None
-    if shelf is not None and place.tag is not None and place.firm:  # else nothing tells one version from another
+    if shelf is not None and place.tag is not None and place.strong:  # else nothing tells one version from another
         cache = shelf.version(place.size, place.tag)
-    window = Streamed(place, memory.octets, held, cache)
+    window = RemoteMemory(place, memory.octets, held, cache)
     known = _from_cache(cache, memory.octets, held)
     if not known:
         _fetch_ends(window, memory.octets, header)
@@ -132,7 +132,7 @@ def _open(place: Place, verify: Verify, shelf: Shelf | None) -> Archive:
     return archive
 
 
-def _fetch_ends(window: Streamed, octets: memoryview, header: Header | None) -> None:
+def _fetch_ends(window: RemoteMemory, octets: memoryview, header: Header | None) -> None:
     """Have index and trailer there. What does not fit is left to the archive, which says so."""
     size = len(octets)
     if header is None:
@@ -152,7 +152,7 @@ def _ends(header: Header, octets: memoryview) -> list[tuple[int, memoryview]]:
     ]
 
 
-def _from_cache(cache: Cache | None, octets: memoryview, held: Held) -> bool:
+def _from_cache(cache: VersionCache | None, octets: memoryview, held: RangeSet) -> bool:
     """Take index and trailer from the cache, if they are there and fit the header that came."""
     pieces = None if cache is None else cache.index()
     if pieces is None or any(offset < 0 or offset + len(piece) > len(octets) for offset, piece in pieces):
@@ -177,11 +177,11 @@ def _are_ends(pieces: list[tuple[int, bytes]], size: int) -> bool:
     return told == [(offset, len(piece)) for offset, piece in pieces]
 
 
-def _open_packed(place: Place, have: list[Piece], verify: Verify) -> Archive:
+def _open_packed(place: RemoteFile, have: list[Request], verify: Verify) -> Archive:
     """Return an archive of which the packed form, without a seek table, is fetched whole, and let go of again."""
     packed = outline(place.size, have)
     octets = packed.octets
-    held = Held()
+    held = RangeSet()
     for offset, piece in have:
         held.add(offset, offset + len(piece))
     place.fill([(start, octets[start:end]) for start, end in cut(held.missing(0, place.size))])

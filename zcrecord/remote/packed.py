@@ -1,61 +1,63 @@
-"""Archives packed for transport elsewhere, as if they were not: of the packed file only frames that are needed come.
+"""Remote archives that were packed for transport: a range of the archive is read from the frames that hold it.
 
-Knows the way from a range of the archive to frames of the file; which ranges are wanted is left to who reads archives,
-the frames themselves to `zcrecord.transport.frames`. Without a seek table there is no such way.
+Maps ranges of the archive to frames of the packed file; frames and seek table are `zcrecord.transport.frames`. A packed
+file without a seek table is not read here, but fetched whole.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
 import numpy as np
 
 from zcrecord.errors import FormatError, IntegrityError
 from zcrecord.transport import frames
 
-from .file import Piece, Place
+from .file import RemoteFile, Request
 from .ranges import cut, merged
 
-__all__ = ["Unpacked", "table_of"]
+__all__ = ["UnpackedFile", "read_table"]
 
-_RECENT = 16 << 20  # bytes out of frames that are kept: small payloads share one, and are asked for one by one
+_RECENT = 16 << 20  # decompressed bytes that are kept: small payloads share a frame, and are asked for one by one
 _REQUEST = 2 << 20  # bytes of one request: of frames no more than _RECENT are fetched together
-_TAIL = 1 << 16  # bytes asked for at the end: the table of 20 GiB of frames, and often what opens the archive
+_TAIL = 1 << 16  # bytes fetched of the end: the table of 20 GiB of frames, and often header, index and trailer
 
 
-def table_of(place: Place, first: memoryview) -> tuple[frames.Table | None, list[Piece]]:
-    """Return the seek table of a packed file whose first bytes came, and all bytes that came by then, by their offsets.
+def read_table(packed: RemoteFile, first: memoryview) -> tuple[frames.SeekTable | None, list[Request]]:
+    """Return the seek table of a packed file, None if it has none, and all bytes fetched so far, by their offsets.
+
+    `first` are the file's first bytes, fetched before.
 
     Raises:
-        FormatError: there is a table, and it is not that of this file. SourceError: it cannot be had.
+        FormatError: the table does not fit the file. SourceError: it cannot be read.
     """
-    start = max(min(len(first), place.size), place.size - _TAIL)
-    tail = memoryview(bytearray(place.size - start))
-    have = [(0, first[: place.size]), (start, tail)]
+    start = max(min(len(first), packed.size), packed.size - _TAIL)
+    tail = memoryview(bytearray(packed.size - start))
+    have = [(0, first[: packed.size]), (start, tail)]
     if len(tail):
-        place.fill([(start, tail)])
-    return frames.read_table(place.size, lambda offset, nbytes: _bytes(place, have, offset, nbytes)), have
+        packed.fill([(start, tail)])
+    return frames.read_table(packed.size, lambda offset, nbytes: _read(packed, have, offset, nbytes)), have
 
 
-def _bytes(place: Place, have: list[Piece], offset: int, nbytes: int) -> memoryview:
+def _read(packed: RemoteFile, have: list[Request], offset: int, nbytes: int) -> memoryview:
+    """Return bytes of the packed file, fetched unless `have` holds them."""
     for at, octets in have:
         if at <= offset and offset + nbytes <= at + len(octets):
             return octets[offset - at : offset - at + nbytes]
     out = memoryview(bytearray(nbytes))
-    place.fill([(offset + lo, out[lo:hi]) for lo, hi in cut([(0, nbytes)], _REQUEST)])
+    packed.fill([(offset + lo, out[lo:hi]) for lo, hi in cut([(0, nbytes)], _REQUEST)])
     return out
 
 
-class Unpacked(Place):
-    """The archive that comes out of a packed file elsewhere. Several threads may use it."""
+class UnpackedFile(RemoteFile):
+    """The archive in a remote packed file, read as if it were not packed. Several threads may use it."""
 
-    def __init__(self, packed: Place, table: frames.Table, have: list[Piece]) -> None:
-        """Take a packed file, its seek table, and what came of the file already, which is kept."""
+    def __init__(self, packed: RemoteFile, table: frames.SeekTable, have: list[Request]) -> None:
+        """Take a packed file, its seek table, and the bytes fetched so far, which are kept."""
         self._packed, self._table, self._have = packed, table, have
-        self.shown, self.size, self.tag, self.firm = packed.shown, table.nbytes, packed.tag, packed.firm
+        self.shown, self.size, self.tag, self.strong = packed.shown, table.nbytes, packed.tag, packed.strong
         self._recent: dict[int, memoryview] = {}
-        self._seen = np.zeros(len(table.bounds) - 1, bool)
+        self._seen = np.zeros(len(table.sizes), bool)
 
     def start(self, nbytes: int) -> memoryview:
         """Return the archive's first bytes."""
@@ -63,25 +65,25 @@ class Unpacked(Place):
         self.fill([(0, out)])
         return out
 
-    def fill(self, pieces: list[Piece]) -> None:
-        """Fill every piece, from frames that came before or that are fetched now.
+    def fill(self, requests: list[Request]) -> None:
+        """Fill the memory of every request, from frames held or fetched now.
 
         Raises:
-            SourceError: they cannot be had. FormatError, IntegrityError: a frame is damaged, even when it was fetched
-            again. LimitError: what comes out of them is out of all proportion.
+            SourceError: they cannot be read. FormatError, IntegrityError: a frame is damaged, even when it was fetched
+            again. LimitError: decompressed they are out of all proportion.
         """
-        for piece in pieces:
-            for group in self._groups(piece):
-                self._put(piece, group, self._expanded(group))
+        for request in requests:
+            for group in self._groups(request):
+                self._copy(request, group, self._contents(group))
 
     def check_same(self) -> None:
         """Raise SourceError if the packed file was replaced, as far as its server can tell."""
         self._packed.check_same()
 
-    def _groups(self, piece: Piece) -> list[list[int]]:
-        """Return the frames that hold a piece, some at a time, so that not all of them are in memory."""
-        offset, target = piece
-        sizes = np.diff(self._table.bounds)
+    def _groups(self, request: Request) -> list[list[int]]:
+        """Return the frames that a request needs, in groups of limited size, so that not all of them are in memory."""
+        offset, target = request
+        sizes = self._table.sizes
         groups: list[list[int]] = []
         held = _RECENT
         for i in self._table.covering([(offset, offset + len(target))]).tolist():
@@ -92,42 +94,42 @@ class Unpacked(Place):
             held += int(sizes[i])
         return groups
 
-    def _put(self, piece: Piece, group: Iterable[int], octets: dict[int, memoryview]) -> None:
-        offset, target = piece
+    def _copy(self, request: Request, group: Iterable[int], contents: dict[int, memoryview]) -> None:
+        offset, target = request
         for i in group:
-            lo, hi = self._table.bounds[i : i + 2].tolist()
+            lo, hi = self._table.range(i)
             start, stop = max(lo, offset), min(hi, offset + len(target))
-            target[start - offset : stop - offset] = octets[i][start - lo : stop - lo]
+            target[start - offset : stop - offset] = contents[i][start - lo : stop - lo]
 
-    def _expanded(self, group: list[int]) -> dict[int, memoryview]:
+    def _contents(self, group: list[int]) -> dict[int, memoryview]:
+        """Return the content of frames, of those decompressed recently without fetching them again."""
         found = {i: octets for i in group if (octets := self._recent.get(i)) is not None}
         missing = [i for i in group if i not in found]
         self._seen[missing] = True
-        claimed = int(np.diff(self._table.bounds)[self._seen].sum())
-        frames.check_proportion(claimed, self._packed.size, "download it, ")
+        frames.check_expansion(int(self._table.sizes[self._seen].sum()), self._packed.size, "download it, ")
         try:
-            made = self._fetched(missing)
-        except (FormatError, IntegrityError):  # what cannot be had was asked for often enough
+            made = self._fetch(missing)
+        except (FormatError, IntegrityError):  # a SourceError was retried already
             self._packed.check_same()
-            made = self._fetched(missing)  # a proxy's fault may have passed by
+            made = self._fetch(missing)  # a proxy's fault may have passed
         recent = list({**self._recent, **made}.items())
         while sum(len(octets) for _, octets in recent) > _RECENT:
             del recent[0]
-        self._recent = dict(recent)  # in one step: other threads look at the one before, or at this
+        self._recent = dict(recent)  # in one step: other threads see the old dict or the new one
         return found | made
 
-    def _fetched(self, chosen: list[int]) -> dict[int, memoryview]:
-        """Return what comes out of some frames, neighbours fetched together."""
-        starts = self._table.starts
-        room: dict[int, Any] = {}
-        for lo, hi in merged(((int(starts[i]), int(starts[i + 1])) for i in chosen), near=0):
-            room[lo] = _bytes(self._packed, self._have, lo, hi - lo)
-        expand = frames.expanded()
+    def _fetch(self, chosen: list[int]) -> dict[int, memoryview]:
+        """Return the content of frames, neighbours fetched together."""
+        table = self._table
+        fetched = {
+            lo: _read(self._packed, self._have, lo, hi - lo)
+            for lo, hi in merged((table.packed_range(i) for i in chosen), near=0)
+        }
+        decompress = frames.frame_decompressor(table)
         out: dict[int, memoryview] = {}
         for i in chosen:
-            lo, hi = starts[i : i + 2].tolist()
-            base = max(at for at in room if at <= lo)
-            out[i] = np.empty(int(np.diff(self._table.bounds[i : i + 2])[0]), np.uint8).data
-            checksum = None if self._table.checksums is None else int(self._table.checksums[i])
-            expand(room[base][lo - base : hi - base], out[i], lo, checksum)
+            lo, hi = table.packed_range(i)
+            base = max(at for at in fetched if at <= lo)
+            out[i] = np.empty(int(table.sizes[i]), np.uint8).data
+            decompress(i, fetched[base][lo - base : hi - base], out[i])
         return out

@@ -1,7 +1,7 @@
-"""Ranges of a file elsewhere: which are there, which are missing, and which are fetched together. Pure arithmetic.
+"""Arithmetic of byte ranges: merged, cut into requests, and sets of ranges.
 
-A request costs a round trip, in whose time a network brings some 10 KiB to 1 MiB: neighbours with less between them
-are one request, what is long is several at a time.
+A request costs a round trip, in which a network transfers some 10 KiB to 1 MiB: neighbours with less between them are
+merged into one request, long ranges are cut into several that run in parallel.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ import bisect
 import itertools
 from collections.abc import Iterable
 
-__all__ = ["NEAR", "PIECE", "Held", "cut", "merged"]
+__all__ = ["NEAR", "PIECE", "Range", "RangeSet", "cut", "merged"]
 
 Range = tuple[int, int]
 
-NEAR = 64 << 10  # bytes between two ranges that are fetched along with them rather than left out by a second request
-PIECE = 8 << 20  # bytes of one request at the most: one that fails costs no more, and several share the bandwidth
+NEAR = 64 << 10  # bytes between two ranges that are fetched with them, which is faster than a second request
+PIECE = 8 << 20  # bytes of one request at the most: a failed one costs no more, and several run in parallel
 
 
 def merged(ranges: Iterable[Range], near: int = NEAR) -> list[Range]:
@@ -51,17 +51,17 @@ def cut(ranges: Iterable[Range], piece: int = PIECE) -> list[Range]:
     return out
 
 
-class Held:
-    """Which bytes of a file are there, as a list of disjoint ranges that ascend.
+class RangeSet:
+    """Set of bytes, as an ascending list of disjoint ranges.
 
-    `ranges` stays the same list: who has it sees what is added.
+    `ranges` stays the same list: its holders see later additions.
     """
 
     def __init__(self) -> None:
         self.ranges: list[Range] = []
 
     def add(self, start: int, end: int) -> None:
-        """Note that [start, end) is there."""
+        """Add [start, end)."""
         if start >= end:
             return
         first = bisect.bisect_left(self.ranges, start, key=lambda r: r[1])
@@ -72,7 +72,7 @@ class Held:
         self.ranges[first:last] = [(start, end)]
 
     def missing(self, start: int, end: int) -> list[Range]:
-        """Return the parts of [start, end) that are not there."""
+        """Return the parts of [start, end) that are not in the set."""
         out = []
         first = bisect.bisect_right(self.ranges, start, key=lambda r: r[1])
         for there, until in self.ranges[first:]:

@@ -1,7 +1,7 @@
-"""All of a remote archive read once, in little memory: verified, or hashed into its content digest.
+"""Memory of a remote archive that can also be streamed: verified, hashed into its content digest, or read ahead.
 
-Knows the order of the file, in which bytes come and go again. What a content digest consists of is left to
-`archive.digest`, the rules of elements to `codec.element_rules`.
+All of an archive is read once, in the order of the file, in little memory. Content digests are defined in
+`archive.digest`, the rules of elements in `codec.element_rules`.
 """
 
 from __future__ import annotations
@@ -16,20 +16,24 @@ from zcrecord.codec.element_rules import ElementRules
 from zcrecord.codec.layout import HEADER_SIZE, NONE
 from zcrecord.errors import FormatError
 
-from .on_demand import Window
-from .read_ahead import Expected, Feed
+from .on_demand import OnDemandMemory
+from .read_ahead import ExpectedRange, ReadAhead
 
 if TYPE_CHECKING:
     from zcrecord.archive.archive import Archive, Progress
 
-__all__ = ["Streamed"]
+__all__ = ["RemoteMemory"]
 
-_MOST = 32 << 20  # bytes held at a time; an archive of no more is rather kept than fetched twice
-_PIECE = 1 << 20  # bytes looked at at a time: few enough to stay in a processor's cache
+_MOST = 32 << 20  # bytes held at a time; an archive of no more is kept in memory, not fetched twice
+_PIECE = 1 << 20  # bytes checked at a time: few enough to stay in a processor's cache
 
 
-class Streamed(Window):
-    """A window through which all of an archive can be read, too, without its staying there."""
+class RemoteMemory(OnDemandMemory):
+    """Memory of a remote archive, as `Archive.remote`: fetched on demand, or streamed without being kept."""
+
+    def read_ahead(self) -> ReadAhead:
+        """Return a source for a loader, which fetches batches ahead, checks them, and keeps nothing."""
+        return ReadAhead(self)
 
     def check(self, archive: Archive, progress: Progress | None = None) -> None:
         """Check all payloads as they come (R70 to R74); those of strings, and small archives, stay in memory.
@@ -50,15 +54,13 @@ class Streamed(Window):
             archive.view(i)  # it checks itself, and the archive remembers
 
     def sha256_of(self, archive: Archive) -> Callable[[int], bytes]:
-        """Return what gives the SHA-256 of a tensor's logical bytes.
+        """Return a function that gives the SHA-256 of a tensor's logical bytes. Reads all payloads.
 
-        Payloads of strided ones, and small archives, stay in memory.
-
-        From then on a payload has to have that very SHA-256 whenever it is fetched: what was found to be right cannot
-        be exchanged for something else that has its digest of 64 bits.
+        Payloads of strided tensors, and small archives, stay in memory. From then on each payload is checked by its
+        SHA-256 whenever it is fetched: nobody can replace it by bytes with the same digest of 64 bits.
 
         Raises:
-            IntegrityError: a digest does not match. SourceError: it cannot be had.
+            IntegrityError: a digest does not match. SourceError: it cannot be read.
         """
         self._keep_small(archive)
         found: dict[int, Any] = {}
@@ -81,37 +83,37 @@ class Streamed(Window):
         if archive.header.archive_size <= _MOST:
             archive.bring()
 
-    def _pieces(self, rows: list[Expected], progress: Progress | None) -> Iterator[tuple[Expected, int, Any]]:
-        """Yield all bytes of ranges in the order of the file: the range, where they start, the bytes."""
-        feed = Feed(self)
-        feed.expect(rows, _MOST)
-        room = np.empty(_PIECE, np.uint8)
+    def _pieces(self, rows: list[ExpectedRange], progress: Progress | None) -> Iterator[tuple[ExpectedRange, int, Any]]:
+        """Yield all bytes of ranges in the order of the file: the range, the offset of the bytes, the bytes."""
+        ahead = self.read_ahead()
+        ahead.expect(rows, _MOST)
+        buffer = np.empty(_PIECE, np.uint8)
         total, done = sum(row.nbytes for row in rows), 0
         for row in sorted(rows):
             for at in range(row.start, row.end, _PIECE):
-                piece = room[: min(_PIECE, row.end - at)]
-                feed.readinto_at(at, piece.data)
+                piece = buffer[: min(_PIECE, row.end - at)]
+                ahead.readinto_at(at, piece.data)
                 yield row, at, piece
                 done += len(piece)
                 if progress:
                     progress(done, total)
-        feed.check_same()
+        ahead.check_same()
 
 
-def _payloads(archive: Archive) -> list[Expected]:
+def _payloads(archive: Archive) -> list[ExpectedRange]:
     """Return all payloads, each once, with the name of a tensor that uses it."""
     ix, base = archive.index, archive.header.payload_offset
     users = dict(zip(ix.tensors["payload"][::-1].tolist(), range(len(ix.tensors) - 1, -1, -1), strict=True))
-    out: dict[int, Expected] = {}
+    out: dict[int, ExpectedRange] = {}
     for number, (offset, nbytes, digest) in enumerate(ix.payloads.tolist()):
         if base + offset not in out:
             name = ix.name(users[number]) if number in users else ""
-            out[base + offset] = Expected(base + offset, nbytes, digest if ix.digest_kind else None, name)
+            out[base + offset] = ExpectedRange(base + offset, nbytes, digest if ix.digest_kind else None, name)
     return list(out.values())
 
 
-def _gaps(archive: Archive) -> list[Expected]:
-    """Return what lies between the payloads of a whole archive, and before and after them."""
+def _gaps(archive: Archive) -> list[ExpectedRange]:
+    """Return the gaps between the payloads of a whole archive, before the first and after the last."""
     if not archive.whole:
         return []
     h = archive.header
@@ -120,6 +122,6 @@ def _gaps(archive: Archive) -> list[Expected]:
     out = []
     for start, stop in [*((row.start, row.end) for row in _payloads(archive)), (end, end)]:
         if at < start:
-            out.append(Expected(at, start - at, None, ""))
+            out.append(ExpectedRange(at, start - at, None, ""))
         at = stop
     return out

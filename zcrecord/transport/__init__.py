@@ -1,5 +1,6 @@
 """Archives packed for transport (`.zcr.zst`), and unpacked."""
 
-from .packer import PackReport, pack, unpack
+from .packer import PackReport, pack
+from .unpacker import unpack
 
 __all__ = ["PackReport", "pack", "unpack"]

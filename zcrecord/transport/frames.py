@@ -1,6 +1,6 @@
-"""zstd frames with a seek table after them: which holds what, and what comes out of them, several at a time.
+"""zstd frames with a seek table after them: the table read, written and checked, frames decompressed in parallel.
 
-Knows zstd's "seekable format" and what can be wrong with a file that claims to be of it; nothing of archives.
+Knows zstd's "seekable format" and the faults of files that claim to be in it; nothing of archives.
 
 Source: https://github.com/facebook/zstd/blob/dev/contrib/seekable_format/zstd_seekable_compression_format.md
 """
@@ -18,7 +18,17 @@ from zcrecord.errors import FormatError, IntegrityError, LimitError, RecordError
 from zcrecord.storage.compressed import import_zstandard
 from zcrecord.storage.threads import map_ordered
 
-__all__ = ["EXPANDED", "Row", "Table", "check_proportion", "encode_table", "expanded", "fill", "read_table", "refused"]
+__all__ = [
+    "EXPANDED",
+    "SeekEntry",
+    "SeekTable",
+    "check_expansion",
+    "decompress_frames",
+    "encode_table",
+    "frame_decompressor",
+    "read_table",
+    "zstd_error",
+]
 
 Numbers = np.ndarray[Any, np.dtype[np.int64]]
 
@@ -26,29 +36,29 @@ _SKIPPABLE = (0x184D2A5E).to_bytes(4, "little")
 _SEEKABLE = (0x8F92EAB1).to_bytes(4, "little")
 _FOOTER = 9  # number of frames, descriptor, magic
 _CHECKSUMS, _RESERVED = 0x80, 0x7C  # of the descriptor
-_TOGETHER = 1 << 20  # bytes out of frames that are one piece of work, where frames are smaller
-_WIDE = 8 << 20  # bytes of a window of which every thread may have one; zstd's own advice to decoders
-_LONE = threading.Lock()  # held for a wider one
-EXPANDED, EXPANDED_FREE = 64, 64 << 20  # times what is packed, and bytes, that may come out of it into memory
+_BATCH = 1 << 20  # decompressed bytes of one unit of work, where frames are smaller
+_WIDE = 8 << 20  # bytes of a window that every thread may allocate; zstd's own advice to decoders
+_WIDE_LOCK = threading.Lock()  # held while a wider window is allocated
+EXPANDED, EXPANDED_FREE = 64, 64 << 20  # packed bytes may take this many times their number in memory, and these bytes
 
 
-def check_proportion(nbytes: int, packed: int, do: str = "") -> None:
-    """Raise LimitError if packed bytes would take memory out of all proportion to them; `do` is what to do first."""
+def check_expansion(nbytes: int, packed: int, advice: str = "") -> None:
+    """Raise LimitError if `packed` bytes would take memory out of all proportion to them."""
     if nbytes > EXPANDED * packed + EXPANDED_FREE:
         what = f"{packed} packed bytes would take {nbytes} bytes of memory"
-        raise LimitError(f"{what}; {do}unpack it into a file (zcrecord unpack), and load that")
+        raise LimitError(f"{what}; {advice}unpack it into a file (zcrecord unpack), and load that")
 
 
-class Row(NamedTuple):
-    """One frame: its bytes in the file, those that come out of it, and the low half of their XXH64."""
+class SeekEntry(NamedTuple):
+    """A frame's entry in the seek table: its size packed and unpacked, and the low half of its content's XXH64."""
 
     packed: int
     nbytes: int
     checksum: int
 
 
-class Table(NamedTuple):
-    """All frames of a file: frame i is its bytes [starts[i], starts[i + 1]), and holds [bounds[i], bounds[i + 1])."""
+class SeekTable(NamedTuple):
+    """Seek table: frame i is the file's bytes [starts[i], starts[i + 1]), its content is [bounds[i], bounds[i + 1])."""
 
     starts: Numbers
     bounds: Numbers
@@ -56,8 +66,21 @@ class Table(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """How many bytes come out of all of them."""
+        """Total size of all content."""
         return int(self.bounds[-1])
+
+    @property
+    def sizes(self) -> Numbers:
+        """Content size of each frame."""
+        return np.diff(self.bounds)
+
+    def packed_range(self, i: int) -> tuple[int, int]:
+        """Return the range of a frame in the file."""
+        return int(self.starts[i]), int(self.starts[i + 1])
+
+    def range(self, i: int) -> tuple[int, int]:
+        """Return the range of a frame's content."""
+        return int(self.bounds[i]), int(self.bounds[i + 1])
 
     def covering(self, ranges: Iterable[tuple[int, int]]) -> Numbers:
         """Return the frames, ascending, that hold any byte of these ranges."""
@@ -65,70 +88,68 @@ class Table(NamedTuple):
         lows, highs = np.array([r for r in ranges if r[0] < r[1]], np.int64).reshape(-1, 2).T
         np.add.at(marks, np.searchsorted(self.bounds, lows, "right") - 1, 1)
         np.add.at(marks, np.searchsorted(self.bounds, highs, "left"), -1)
-        return np.flatnonzero((np.cumsum(marks)[:-1] > 0) & (np.diff(self.bounds) > 0))
+        return np.flatnonzero((np.cumsum(marks)[:-1] > 0) & (self.sizes > 0))
 
 
-def encode_table(rows: Iterable[Row]) -> bytes:
-    """Return the skippable frame that stands after frames and says where each begins (R83)."""
-    entries = np.array(list(rows), "<u4").reshape(-1, 3)
-    body = entries.tobytes() + len(entries).to_bytes(4, "little") + bytes([_CHECKSUMS]) + _SEEKABLE
+def encode_table(entries: Iterable[SeekEntry]) -> bytes:
+    """Return the seek table as the skippable frame that stands after all others (R83)."""
+    rows = np.array(list(entries), "<u4").reshape(-1, 3)
+    body = rows.tobytes() + len(rows).to_bytes(4, "little") + bytes([_CHECKSUMS]) + _SEEKABLE
     return _SKIPPABLE + len(body).to_bytes(4, "little") + body
 
 
-def read_table(size: int, read: Callable[[int, int], Any]) -> Table | None:
-    """Return the seek table of a file of `size` bytes, of which `read(offset, nbytes)` gives some; None if it has none.
+def read_table(size: int, read: Callable[[int, int], Any]) -> SeekTable | None:
+    """Return the seek table of a file of `size` bytes, which `read(offset, nbytes)` reads; None if it has none.
 
     Raises:
-        FormatError: there is one, and it is not that of this file (R83).
+        FormatError: the table does not fit the file (R83).
     """
     footer = bytes(read(size - _FOOTER, _FOOTER)) if size > _FOOTER + 8 else b""
     if footer[5:] != _SEEKABLE:
         return None
     count, descriptor = int.from_bytes(footer[:4], "little"), footer[4]
     if descriptor & _RESERVED:
-        raise _damaged(f"descriptor {descriptor:#04x} has reserved bits that are not zero", size - 5)
+        raise _table_error(f"descriptor {descriptor:#04x} has reserved bits that are not zero", size - 5)
     width = 3 if descriptor & _CHECKSUMS else 2
     body = 4 * width * count + _FOOTER
     start = size - body - 8
     if start < 0 or body >> 32:
-        raise _damaged(
-            f"{count} frames would take a table of {body + 8} bytes, and the file has {size}", size - _FOOTER
-        )
+        what = f"{count} frames would take a table of {body + 8} bytes, and the file has {size}"
+        raise _table_error(what, size - _FOOTER)
     if bytes(read(start, 8)) != _SKIPPABLE + body.to_bytes(4, "little"):
-        raise _damaged(f"of {count} frames it would start at {start:#x}, and there it does not", start)
-    entries = np.frombuffer(read(start + 8, 4 * width * count), "<u4").reshape(-1, width)
-    starts, bounds = (np.concatenate(([0], np.cumsum(entries[:, i], dtype=np.int64))) for i in (0, 1))
+        raise _table_error(f"of {count} frames it would start at {start:#x}, and there it does not", start)
+    rows = np.frombuffer(read(start + 8, 4 * width * count), "<u4").reshape(-1, width)
+    starts, bounds = (np.concatenate(([0], np.cumsum(rows[:, i], dtype=np.int64))) for i in (0, 1))
     if starts[-1] != start:
-        raise _damaged(f"its frames take {int(starts[-1])} bytes, {start} stand before it", start)
-    return Table(starts, bounds, entries[:, 2].astype(np.int64) if width == 3 else None)
+        raise _table_error(f"its frames take {int(starts[-1])} bytes, {start} stand before it", start)
+    return SeekTable(starts, bounds, rows[:, 2].astype(np.int64) if width == 3 else None)
 
 
-def _damaged(what: str, offset: int) -> FormatError:
+def _table_error(what: str, offset: int) -> FormatError:
     return FormatError(f"seek table: {what}; the file is damaged, copy it again", offset=offset)
 
 
-def fill(data: memoryview, table: Table, target: memoryview, chosen: Numbers, threads: int) -> None:
-    """Decompress chosen frames of a file each to its place in memory that has room for all.
+def decompress_frames(data: memoryview, table: SeekTable, target: memoryview, chosen: Numbers, threads: int) -> None:
+    """Decompress chosen frames of a file, each to its place in `target`, which has room for all content.
 
     Raises:
-        FormatError: a frame is none, or has another size than the table says (R84). IntegrityError: what comes out of
-        it was not what went in. LimitError: it needs a window of more than 128 MiB.
+        FormatError: a frame is invalid, or has another size than the table says (R84). IntegrityError: its content has
+        another checksum. LimitError: it needs a window of more than 128 MiB.
     """
-    sums = np.cumsum(np.diff(table.bounds)[chosen]) // _TOGETHER
-    parts = np.split(chosen, np.flatnonzero(np.diff(sums)) + 1) if len(chosen) else []
+    batch = np.cumsum(table.sizes[chosen]) // _BATCH
+    batches = np.split(chosen, np.flatnonzero(np.diff(batch)) + 1) if len(chosen) else []
 
     def start() -> Callable[[Numbers], None]:
-        expand = expanded()
+        decompress = frame_decompressor(table)
 
-        def work(part: Numbers) -> None:
-            for i in part.tolist():
-                lo, hi = table.starts[i : i + 2].tolist()
-                out = target[int(table.bounds[i]) : int(table.bounds[i + 1])]
-                expand(data[lo:hi], out, lo, None if table.checksums is None else int(table.checksums[i]))
+        def work(frames: Numbers) -> None:
+            for i in frames.tolist():
+                lo, hi = table.packed_range(i)
+                decompress(i, data[lo:hi], target[slice(*table.range(i))])
 
         return work
 
-    results = map_ordered(start, parts, min(threads, max(len(parts), 1)))
+    results = map_ordered(start, batches, min(threads, max(len(batches), 1)))
     try:
         for _ in results:
             pass
@@ -136,59 +157,64 @@ def fill(data: memoryview, table: Table, target: memoryview, chosen: Numbers, th
         results.close()  # an error's traceback would keep it, and its threads
 
 
-def expanded() -> Callable[[Any, memoryview, int, int | None], None]:
-    """Return what decompresses one frame into memory of the right size, for one thread's use.
+def frame_decompressor(table: SeekTable) -> Callable[[int, Any, memoryview], None]:
+    """Return a function `decompress(i, frame, target)` for one thread's use; `target` has the content's size.
 
-    It takes the frame, the memory, the frame's offset in its file, and the checksum that the table gives.
+    It raises as `decompress_frames` does.
     """
     package = import_zstandard()
     own = package.ZstdDecompressor()
 
-    def expand(frame: Any, out: memoryview, offset: int, checksum: int | None) -> None:
+    def decompress(i: int, frame: Any, target: memoryview) -> None:
+        offset = int(table.starts[i])
         try:
-            told = package.get_frame_parameters(frame)
-            if told.content_size not in (len(out), package.CONTENTSIZE_UNKNOWN):
-                raise _frame(f"holds {told.content_size} bytes, the seek table says {len(out)}", offset, frame)
-            if told.content_size != len(out) and told.window_size > _WIDE:
-                with _LONE:  # its window is memory beside the frame's own bytes: one at a time
-                    _expand(package.ZstdDecompressor(), frame, out, offset)
+            header = package.get_frame_parameters(frame)
+            if header.content_size not in (len(target), package.CONTENTSIZE_UNKNOWN):
+                raise _frame_error(
+                    f"holds {header.content_size} bytes, the seek table says {len(target)}", offset, frame
+                )
+            if header.content_size != len(target) and header.window_size > _WIDE:
+                with _WIDE_LOCK:  # its window is memory beside the frame's own bytes: one at a time
+                    _decompress(package.ZstdDecompressor(), frame, target, offset)
             else:
-                _expand(own, frame, out, offset)
+                _decompress(own, frame, target, offset)
         except package.ZstdError as error:
-            raise refused(error, f"frame {_range(offset, frame)}", offset) from None
-        # zstd has compared the frame's own checksum, which is of the same kind, with what came out.
-        found = frame[-4:] if told.has_checksum else (xxhash.xxh64_intdigest(out) & 0xFFFFFFFF).to_bytes(4, "little")
-        if checksum is not None and bytes(found) != checksum.to_bytes(4, "little"):
-            what = f"frame {_range(offset, frame)}: its checksum is not that of the seek table"
+            raise zstd_error(error, _name(offset, frame), offset) from None
+        if table.checksums is None:
+            return
+        # zstd has compared a frame's own checksum, which is of the same kind, with its content.
+        found = int.from_bytes(frame[-4:], "little") if header.has_checksum else xxhash.xxh64_intdigest(target)
+        if found & 0xFFFFFFFF != int(table.checksums[i]):
+            what = f"{_name(offset, frame)}: its checksum is not that of the seek table"
             raise IntegrityError(f"{what}; the file is damaged, copy it again", offset=offset)
 
-    return expand
+    return decompress
 
 
-def _expand(decompressor: Any, frame: Any, out: memoryview, offset: int) -> None:
+def _decompress(decompressor: Any, frame: Any, target: memoryview, offset: int) -> None:
     reader = decompressor.stream_reader(frame)
     done = 0
-    while done < len(out) and (got := reader.readinto(out[done:])):
+    while done < len(target) and (got := reader.readinto(target[done:])):
         done += got
-    if done < len(out):
-        raise _frame(f"ends after {done} of {len(out)} bytes", offset, frame)
+    if done < len(target):
+        raise _frame_error(f"ends after {done} of {len(target)} bytes", offset, frame)
     if reader.read(1):
-        raise _frame(f"holds more than the {len(out)} bytes that the seek table says", offset, frame)
+        raise _frame_error(f"holds more than the {len(target)} bytes that the seek table says", offset, frame)
 
 
-def _range(offset: int, frame: Any) -> str:
-    return f"[{offset:#x}, {offset + len(frame):#x})"
+def _name(offset: int, frame: Any) -> str:
+    return f"frame [{offset:#x}, {offset + len(frame):#x})"
 
 
-def _frame(what: str, offset: int, frame: Any) -> FormatError:
-    return FormatError(f"frame {_range(offset, frame)}: {what}; the file is damaged, copy it again", offset=offset)
+def _frame_error(what: str, offset: int, frame: Any) -> FormatError:
+    return FormatError(f"{_name(offset, frame)}: {what}; the file is damaged, copy it again", offset=offset)
 
 
-def refused(error: Exception, where: str, offset: int | None = None) -> RecordError:
-    """Return what zstd says about its input, as the typed error it is."""
+def zstd_error(error: Exception, name: str, offset: int | None = None) -> RecordError:
+    """Return an error of zstd as a typed one; `name` says which part of the file it is about."""
     said = str(error).removeprefix("zstd decompress error: ")
     if "checksum" in said:
-        return IntegrityError(f"{where}: {said}; the file is damaged, copy it again", offset=offset)
+        return IntegrityError(f"{name}: {said}; the file is damaged, copy it again", offset=offset)
     if "too much memory" in said:
-        return LimitError(f"{where}: its window is larger than 128 MiB; decompress it with zstd --long", offset=offset)
-    return FormatError(f"{where}: {said}; the file is damaged, copy it again", offset=offset)
+        return LimitError(f"{name}: its window is larger than 128 MiB; decompress it with zstd --long", offset=offset)
+    return FormatError(f"{name}: {said}; the file is damaged, copy it again", offset=offset)

@@ -1,6 +1,6 @@
 """Archives that are packed for transport, loaded: decompressed once into memory, or only what is asked for.
 
-Knows which bytes of an archive are needed for what. Frames and their table are `frames`'s, packing is `transport`'s.
+Knows which bytes of an archive are needed for what. Frames and their table are left to `frames`, packing to `packer`.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ def open_packed(memory: Memory, *, verify: Verify, mode: Mode) -> Archive:
             block, octets = _in_one_go(memory)
         else:
             block, octets = _room(memory, table.nbytes)
-            everything = np.flatnonzero(np.diff(table.bounds))
-            frames.fill(memory.octets, table, octets, everything, cores())
+            everything = np.flatnonzero(table.sizes)
+            frames.decompress_frames(memory.octets, table, octets, everything, cores())
     except RecordError as error:
         raise error.located(path=memory.path) from error.__cause__
     return open_archive(memory._replace(octets=octets, mapping=block, identity=None), verify=verify, mode=mode)
@@ -100,7 +100,7 @@ def outline(size: int, pieces: Iterable[tuple[int, Any]]) -> Memory:
     return Memory(octets, None, block)
 
 
-def _table(memory: Memory) -> frames.Table | None:
+def _table(memory: Memory) -> frames.SeekTable | None:
     octets = memory.octets
     try:
         return frames.read_table(len(octets), lambda offset, nbytes: octets[offset : offset + nbytes])
@@ -108,10 +108,10 @@ def _table(memory: Memory) -> frames.Table | None:
         raise error.located(path=memory.path) from None
 
 
-def _part(memory: Memory, table: frames.Table, names: Names | None, rename: Rename | None) -> Archive:
+def _part(memory: Memory, table: frames.SeekTable, names: Names | None, rename: Rename | None) -> Archive:
     """Return a part of an archive whose memory has addresses for all of it, and pages for what is decompressed."""
     try:
-        window = _Window(memory, table)
+        window = _FrameMemory(memory, table)
         h = window.trailer()
         window.bring([(0, HEADER_SIZE), (h.index_offset, h.index_offset + h.index_size)])
         whole = open_archive(window.memory, verify="index")
@@ -124,10 +124,10 @@ def _part(memory: Memory, table: frames.Table, names: Names | None, rename: Rena
     return part
 
 
-class _Window:
+class _FrameMemory:
     """Memory for all of an archive, and the frames that were decompressed into it so far."""
 
-    def __init__(self, memory: Memory, table: frames.Table) -> None:
+    def __init__(self, memory: Memory, table: frames.SeekTable) -> None:
         self._data, self._table = memory.octets, table
         self._done = np.zeros(len(table.bounds) - 1, bool)
         self._filled: list[tuple[int, int]] = []
@@ -153,9 +153,9 @@ class _Window:
         chosen = self._table.covering(ranges)
         chosen = chosen[~self._done[chosen]]
         self._done[chosen] = True
-        frames.check_proportion(int(np.diff(bounds)[self._done].sum()), len(self._data))
+        frames.check_expansion(int(self._table.sizes[self._done].sum()), len(self._data))
         self._filled += zip(bounds[chosen].tolist(), bounds[chosen + 1].tolist(), strict=True)
-        frames.fill(self._data, self._table, self._octets, chosen, cores())
+        frames.decompress_frames(self._data, self._table, self._octets, chosen, cores())
 
 
 def _in_one_go(memory: Memory) -> tuple[Any, memoryview]:
@@ -170,7 +170,7 @@ def _in_one_go(memory: Memory) -> tuple[Any, memoryview]:
                 done += got
             more = reader.read(1)
     except package.ZstdError as error:
-        raise frames.refused(error, "zstd") from None
+        raise frames.zstd_error(error, "zstd") from None
     if done < size:
         raise FormatError(f"zstd: ends after {done} of {size} bytes; the file is truncated, copy it again")
     if not ends_whole(memory.octets):
@@ -192,7 +192,7 @@ def _size(package: Any, memory: Memory) -> int:
         size = HEADER_SIZE
         while piece := reader.read(_PIECE):
             size += len(piece)
-            frames.check_proportion(size, len(memory.octets))
+            frames.check_expansion(size, len(memory.octets))
         return size
 
 
@@ -202,7 +202,7 @@ def _no_archive(size: int) -> FormatError:
 
 
 def _room(memory: Memory, size: int) -> tuple[Any, memoryview]:
-    frames.check_proportion(size, len(memory.octets))
+    frames.check_expansion(size, len(memory.octets))
     return _mapped(size)
 
 

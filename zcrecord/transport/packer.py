@@ -1,50 +1,56 @@
-"""Archives packed for transport, and unpacked: `.zcr.zst`, zstd frames that begin where payloads do, and a seek table.
+"""Pack archives for transport: `.zcr.zst`, zstd frames that begin where payloads do, and a seek table after them.
 
-Source and destination may be paths or binary file objects, pipes included; `load_record` takes a packed archive as any
-other, and needs nothing of this module. How an archive becomes frames is `packing`'s, their table `frames`'s. Held at a
-time are, for each thread, two or three frames of up to 6 MiB, packed or not, and what zstd needs (1 MiB at the default
-level, 50 MiB at 19); the index; some 200 bytes for each frame.
+Source and destination may be paths or binary file objects, pipes included. Held in memory are, for each thread, two or
+three frames of up to 6 MiB, packed or not, and zstd's own state (1 MiB at the default level, 50 MiB at 19); the index;
+some 200 bytes per frame. `load_record` opens packed archives by `transport.open`, and needs nothing of this module.
 
-Weights hold little that repeats: what zstd gains is in how often each byte occurs, and that level 1 finds, too. Of
+Weights hold little that repeats: zstd gains by how often each byte value occurs, and level 1 finds that, too. Of
 normally distributed float32 8 % are gained at every level up to 12, of bfloat16 28 % (29 % from level 9 on, at a
 thirteenth of the speed).
 """
 
 from __future__ import annotations
 
+import os
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
 from dataclasses import dataclass
+from itertools import chain, pairwise, repeat
 from typing import Any
 
 import numpy as np
 
-from zcrecord.codec.file_types import wrong_type
-from zcrecord.errors import FormatError, RecordError
-from zcrecord.storage.compressed import PeekableStream, decompressed, import_zstandard
-from zcrecord.storage.files import Progress, check_destination, open_sink, open_source, path_of
-from zcrecord.storage.memory import is_packed, read_at
+from zcrecord.archive.archive import open_archive
+from zcrecord.codec.layout import HEADER_SIZE, Header, decode_header, locate, too_short
+from zcrecord.errors import FormatError, LimitError, RecordError, SourceError, UnsupportedError
+from zcrecord.storage.compressed import import_zstandard
+from zcrecord.storage.files import Progress, check_destination, identity_of, open_sink, open_source, path_of
+from zcrecord.storage.memory import map_file, read_at
+from zcrecord.storage.sink import Sink
 from zcrecord.storage.stream_reader import StreamReader
-from zcrecord.storage.threads import cores, map_ordered
+from zcrecord.storage.threads import Start, cores, map_ordered
 from zcrecord.writing.writers import peak_rss
 
-from . import frames
-from .frames import Row, Table
-from .packing import PREADV, Watch, compressors_of, of_file, of_stream
+from .frames import EXPANDED, SeekEntry, encode_table
+from .open import outline
 
-__all__ = ["PackReport", "pack", "unpack"]
+__all__ = ["PREADV", "ArchiveCheck", "PackReport", "checked_paths", "pack"]
 
-_PIECE = 1 << 20  # bytes decompressed at a time where frames are not known beforehand
-_PARALLEL = 16 << 20  # bytes of a frame, made elsewhere, up to which several are held at a time
+PREADV = hasattr(os, "preadv")  # threads can read one file by position
+_FRAME = 4 << 20  # bytes of a frame of larger payloads; the last may be 1.5 times as large
+_GATHERED = 1 << 20  # bytes up to which neighbouring payloads share a frame
+_INDEX_FREE = 32 << 20  # bytes of an index that are held however few packed bytes they come from
+
+PackedFrame = tuple[SeekEntry, bytes]
 
 
 @dataclass(frozen=True, slots=True)
 class PackReport:
-    """What packing or unpacking did. Bytes throughout.
+    """Result of packing or unpacking; sizes in bytes.
 
-    `source` and `dest` are None for streams, `frames` where what was unpacked has no seek table that could be read
-    beforehand, `peak_rss`, of the process so far, where the system does not tell.
+    `source` and `dest` are None for streams, `frames` if an unpacked archive has no seek table that could be read
+    beforehand. `peak_rss` is the process's so far, None if the system does not tell.
     """
 
     source: str | None
@@ -57,7 +63,7 @@ class PackReport:
 
     @property
     def ratio(self) -> float:
-        """How many bytes of archive there are to a packed one."""
+        """Bytes of archive per packed byte."""
         return self.archive_bytes / self.packed_bytes
 
 
@@ -73,18 +79,18 @@ def pack(
 ) -> PackReport:
     """Write an archive's packed form, from which `unpack`, or any zstd, gives back the very same bytes.
 
-    The same archive, level and zstd library give the same bytes, however many threads there are. From a path, or a
-    stream whose index comes first, frames begin where payloads do; a stream whose index comes last is cut every 4 MiB,
-    and its index is checked only if the header says where it is.
+    The same archive, level and zstd library give the same bytes, with any number of threads. From a path, or a stream
+    whose index comes first, frames begin where payloads do; a stream whose index comes last is cut every 4 MiB, and its
+    index is checked only if the header says where it is.
 
     Args:
         source: a path or a binary file object, read forward once.
         dest: a path, which appears whole or not at all, or a binary file object.
         level: zstd's, from 1 to 22; more than 1 takes longer and gains little on weights.
-        threads: how many compress at a time; None is one for each core.
-        force: whether a file that is there may be replaced.
-        durable: whether to wait until the file would survive power loss.
-        progress: called with the archive's bytes done, and with all there are, where that is known.
+        threads: number of compressing threads; None is one for each core.
+        force: replace a file that exists.
+        durable: wait until the file would survive power loss.
+        progress: called with the archive's bytes done, and with their total, if that is known.
 
     Raises:
         FormatError: the source is no archive. DestinationExistsError: `dest` exists and `force` was not given, or is
@@ -99,153 +105,231 @@ def pack(
         0.0
     """
     started = time.perf_counter()
-    source_path, dest_path = _checked(source, dest, force)
-    compressors, threads = compressors_of(level), cores(threads)
-    watch = Watch(progress)
-    rows: list[Row] = []
+    source_path, dest_path = checked_paths(source, dest, force)
+    compressors, threads = _compressors(level), cores(threads)
+    check = ArchiveCheck(progress)
+    entries: list[SeekEntry] = []
     try:
         with StreamReader(source_path or source) as reader:
             if source_path is not None and reader.seekable and PREADV:
-                packed = of_file(source_path, watch, compressors, threads)
+                packed = _pack_file(source_path, check, compressors, threads)
             else:
-                packed = of_stream(reader, watch, compressors, threads)
+                packed = _pack_stream(reader, check, compressors, threads)
             with open_sink(dest, durable=durable) as sink, closing(packed):
-                for row, frame in packed:
+                for entry, frame in packed:
                     sink.write(frame)
-                    rows.append(row)
-                    watch.advance(row.nbytes)
-                sink.write(frames.encode_table(rows))
+                    entries.append(entry)
+                    check.advance(entry.nbytes)
+                sink.write(encode_table(entries))
                 packed_bytes = sink.position
     except RecordError as error:
         raise error.located(path=source_path) from error.__cause__
     return PackReport(
-        source_path, dest_path, watch.done, packed_bytes, len(rows), time.perf_counter() - started, peak_rss()
+        source_path, dest_path, check.done, packed_bytes, len(entries), time.perf_counter() - started, peak_rss()
     )
 
 
-def unpack(
-    source: Any,
-    dest: Any,
-    *,
-    force: bool = False,
-    durable: bool = True,
-    threads: int | None = None,
-    progress: Progress | None = None,
-) -> PackReport:
-    """Write the archive that a packed one is of, the same bytes; every checksum on the way is checked, and the index.
-
-    What the `zstd` tool made of an archive is unpacked, too. A path with a seek table is decompressed by several
-    threads, anything else by one. Into a stream whose archive has its index last, unless the header says where it is,
-    the index goes unchecked.
-
-    Args:
-        source: a path or a binary file object, read forward once.
-        dest: a path, which appears whole or not at all, or a binary file object.
-        force: whether a file that is there may be replaced.
-        durable: whether to wait until the file would survive power loss.
-        threads: how many decompress at a time; None is one for each core.
-        progress: called with the archive's bytes done, and with all there are, where that is known.
-
-    Raises:
-        FormatError: it is no packed archive, or a damaged or truncated one. IntegrityError: a checksum does not match.
-        DestinationExistsError: `dest` exists and `force` was not given, or is the source. SourceError: the file system
-        refused. DependencyError: zstandard is not installed.
-
-    Example:
-        >>> import numpy as np, zcrecord
-        >>> _ = zcrecord.save_record({"w": np.ones(1000)}, "model.zcr")
-        >>> report = pack("model.zcr", "model.zcr.zst")
-        >>> unpack("model.zcr.zst", "again.zcr").archive_bytes == report.archive_bytes
-        True
-    """
-    started = time.perf_counter()
-    source_path, dest_path = _checked(source, dest, force)
-    import_zstandard()  # before anything is opened
-    threads = cores(threads)
-    try:
-        with StreamReader(source_path or source) as reader:
-            table = _table_of(reader)
-            watch = Watch(progress, lambda: reader.position if reader.nbytes is None else reader.nbytes)
-            watch.expected = None if table is None else table.nbytes
-            pieces = _expanded(reader, table, threads)
-            with open_sink(dest, durable=durable) as sink, closing(pieces):
-                for piece in pieces:
-                    watch.see(piece)
-                    sink.write(piece)
-                    watch.advance(len(piece))
-                watch.check(sink)
-            packed_bytes = reader.position if reader.nbytes is None else reader.nbytes
-    except RecordError as error:
-        raise error.located(path=source_path) from error.__cause__
-    count = None if table is None else int(np.count_nonzero(np.diff(table.bounds)))
-    return PackReport(
-        source_path, dest_path, watch.done, packed_bytes, count, time.perf_counter() - started, peak_rss()
-    )
-
-
-def _checked(source: Any, dest: Any, force: bool) -> tuple[str | None, str | None]:
-    """Return both paths, None for a file object, unless the destination may not be written."""
+def checked_paths(source: Any, dest: Any, force: bool) -> tuple[str | None, str | None]:
+    """Return both paths, None for a file object, after checking that the destination may be written."""
     source_path = None if hasattr(source, "read") else path_of(source)
     dest_path = None if hasattr(dest, "write") else path_of(dest)
     check_destination(source_path, dest_path, force)
     return source_path, dest_path
 
 
-def _table_of(reader: StreamReader) -> Table | None:
-    """Return the seek table of a file; None for a stream, or if there is none."""
-    size = reader.nbytes
-    if size is None:
-        return None
+class ArchiveCheck:
+    """Check of an archive's bytes as they pass: size, header and trailer, and the index if the header locates it.
 
-    def read(offset: int, nbytes: int) -> bytes:
-        reader.seek(offset)
-        return reader.read(nbytes)
+    When unpacking, `packed` tells the number of packed bytes: the index is held in memory, and must not take out of all
+    proportion to them.
 
-    _check_magic(read(0, 4))
-    table = frames.read_table(size, read)
-    reader.seek(0)
-    return table
+    Attributes: `size`, of bytes that passed; `done`, of bytes reported by `advance`; `expected`, their total if known.
+    """
+
+    def __init__(self, progress: Progress | None, packed: Callable[[], int] | None = None) -> None:
+        self._packed = packed
+        self.expected: int | None = None
+        self.done = self.size = 0
+        self._progress = progress
+        self._first = self._last = b""
+        self._header: Header | None = None
+        self._index = bytearray()
+
+    def advance(self, nbytes: int) -> None:
+        """Report that `nbytes` more bytes are done."""
+        self.done += nbytes
+        if self._progress is not None:
+            self._progress(self.done, self.expected)
+
+    def see(self, piece: Any) -> None:
+        """Take the next bytes.
+
+        Raises:
+            FormatError: no archive starts so, or it has ended already. LimitError: the index is out of proportion.
+        """
+        start, end = self.size, self.size + len(piece)
+        if start < HEADER_SIZE:
+            self._first += bytes(piece[: HEADER_SIZE - start])
+            if end >= HEADER_SIZE:
+                self._header = decode_header(self._first)
+        if self._header is not None:
+            if end > self._header.archive_size:  # raised now: a small frame may go on for terabytes
+                whole = self._header.archive_size
+                raise FormatError(f"holds more than the archive's {whole} bytes; the file is damaged")
+            begin, stop = self._header.index_offset, self._header.index_offset + self._header.index_size
+            self._index += piece[max(begin - start, 0) : max(stop - start, 0)]
+            if self._packed is not None and len(self._index) > EXPANDED * self._packed() + _INDEX_FREE:
+                what = f"its index takes more than {EXPANDED} times the bytes it is packed into"
+                raise LimitError(f"{what}; `zstd -d` decompresses it")
+        self._last = (self._last + bytes(piece[-HEADER_SIZE:]))[-HEADER_SIZE:]
+        self.size = end
+
+    def finish(self, sink: Sink | None = None) -> None:
+        """Check header, trailer and index; the index may be read back from the sink that the archive was written to.
+
+        Raises:
+            FormatError: it is no archive. IntegrityError: its index is damaged.
+        """
+        if self.size < 2 * HEADER_SIZE:
+            raise too_short(self.size, self._first)
+        memory = outline(self.size, [(0, self._first), (self.size - HEADER_SIZE, self._last)])
+        header = locate(memory.octets, None)[1]
+        index: bytes | bytearray = self._index
+        if not index and sink is not None and sink.can_rewind:
+            index = sink.read_back(header.index_offset, header.index_size)
+        if index:
+            memory.octets[header.index_offset : header.index_offset + len(index)] = index
+            open_archive(memory, verify="index")
 
 
-def _check_magic(head: bytes) -> None:
-    if not is_packed(head):
-        what = wrong_type(head, "a packed archive") or "not a packed archive: no zstd frame starts so"
-        raise FormatError(what if head else "the file is empty")
+def _compressors(level: int) -> Start[Any, PackedFrame]:
+    """Return a function that makes, for each thread, a function that compresses a piece into a frame."""
+    package = import_zstandard()
+    if not isinstance(level, int) or not 1 <= level <= package.MAX_COMPRESSION_LEVEL:
+        raise UnsupportedError(f"level={level!r} is not a number from 1 to {package.MAX_COMPRESSION_LEVEL}")
+
+    def start() -> Callable[[Any], PackedFrame]:
+        compressor = package.ZstdCompressor(level=level, write_checksum=True, write_content_size=True)
+
+        def work(piece: Any) -> PackedFrame:
+            frame = compressor.compress(piece)
+            return SeekEntry(len(frame), len(piece), int.from_bytes(frame[-4:], "little")), frame
+
+        return work
+
+    return start
 
 
-def _expanded(reader: StreamReader, table: Table | None, threads: int) -> Generator[Any, None, None]:
-    """Return what yields the archive's bytes in order: frame by frame, or as they come."""
-    if reader.path is not None and table is not None and PREADV:
-        largest = max(int(np.diff(column).max(initial=0)) for column in (table.starts, table.bounds))
-        if largest <= _PARALLEL:
-            return _frame_by_frame(reader.path, table, threads)
-    return _stream(reader)
+def _pack_file(
+    path: str, check: ArchiveCheck, compressors: Start[Any, PackedFrame], threads: int
+) -> Generator[PackedFrame, None, None]:
+    """Yield the frames of an archive in a file, which each thread reads by itself.
 
-
-def _frame_by_frame(path: str, table: Table, threads: int) -> Generator[Any, None, None]:
-    """Yield what comes out of each frame of a file; each thread reads its own."""
+    Raises:
+        FormatError: it is no archive. SourceError: it was changed meanwhile.
+    """
+    memory = map_file(path)
+    archive = open_archive(memory, verify="index")
+    bounds = _frame_bounds(archive.header, archive.index.payloads["offset"])
+    archive.release()
+    check.expected = bounds[-1]
     file, _ = open_source(path)
 
-    def start() -> Callable[[int], memoryview]:
-        expand = frames.expanded()
+    def start() -> Callable[[tuple[int, int]], PackedFrame]:
+        compress, buffer = compressors(), np.empty(max(np.diff(bounds)), np.uint8).data
 
-        def work(i: int) -> memoryview:
-            lo, hi = table.starts[i : i + 2].tolist()
-            frame, out = (np.empty(n, np.uint8).data for n in (hi - lo, int(np.diff(table.bounds[i : i + 2])[0])))
-            read_at(file.fileno(), frame, lo)
-            expand(frame, out, lo, None if table.checksums is None else int(table.checksums[i]))
-            return out
+        def work(span: tuple[int, int]) -> PackedFrame:
+            piece = buffer[: span[1] - span[0]]
+            read_at(file.fileno(), piece, span[0])
+            return compress(piece)
 
         return work
 
     with file:
-        yield from map_ordered(start, np.flatnonzero(np.diff(table.bounds)).tolist(), threads)
+        yield from map_ordered(start, pairwise(bounds), threads)
+        if identity_of(file.fileno()) != memory.identity:
+            raise SourceError("was changed or replaced while it was packed; pack it again")
 
 
-def _stream(reader: StreamReader) -> Generator[bytes, None, None]:
-    """Yield what comes out of zstd frames, one after the other, as far as they go."""
-    peeked = PeekableStream(reader)
-    _check_magic(peeked.head)
-    stream = decompressed(peeked)
-    while piece := stream.read(_PIECE):
+def _pack_stream(
+    reader: StreamReader, check: ArchiveCheck, compressors: Start[Any, PackedFrame], threads: int
+) -> Generator[PackedFrame, None, None]:
+    """Yield the frames of an archive as it comes, and check it at its end."""
+    yield from map_ordered(compressors, _frame_contents(reader, check), threads)
+    check.finish()
+
+
+def _frame_contents(reader: StreamReader, check: ArchiveCheck) -> Iterator[bytes]:
+    """Yield an archive in the pieces that become frames.
+
+    Raises:
+        FormatError: it is no archive, or ends too early or too late.
+    """
+    held, bounds = _stream_bounds(reader)
+    check.expected = None if bounds is None else bounds[-1]
+    sizes = chain([HEADER_SIZE], repeat(_FRAME)) if bounds is None else np.diff(bounds).tolist()
+    for size in sizes:
+        piece = held[:size].tobytes()
+        held = held[size:]
+        piece += reader.read(size - len(piece))
+        if len(piece) < size and bounds is not None:
+            what = f"ends after {check.size + len(piece)} of {bounds[-1]} bytes"
+            raise FormatError(f"{what}; it is truncated, or still being written")
+        if not len(piece):
+            return
+        check.see(piece)
         yield piece
+    if reader.read(1):
+        raise FormatError(f"the archive has {check.size} bytes, and is followed by others; pack it by itself")
+
+
+def _stream_bounds(reader: StreamReader) -> tuple[memoryview, list[int] | None]:
+    """Return the first bytes, read to plan the frames, and the bounds of these; None if the header does not tell."""
+    head = reader.read(HEADER_SIZE)
+    if len(head) < HEADER_SIZE:
+        raise too_short(len(head), head)
+    header = decode_header(head)
+    if header is None:
+        return memoryview(head), None
+    if not header.front:
+        return memoryview(head), _frame_bounds(header, None)
+    head += reader.read(header.index_size)
+    if len(head) < HEADER_SIZE + header.index_size:
+        raise FormatError(f"ends after {len(head)} of {header.archive_size} bytes; it is truncated, copy it again")
+    size = header.archive_size
+    memory = outline(size, [(0, head), (size - HEADER_SIZE, head[:HEADER_SIZE])])
+    archive = open_archive(memory, verify="index")
+    return memoryview(head), _frame_bounds(header, archive.index.payloads["offset"])
+
+
+def _frame_bounds(h: Header, offsets: Any | None) -> list[int]:
+    """Return the offsets at which frames begin, and the archive's end (R82).
+
+    Header and index, payloads, index and trailer lie in frames apart; those of payloads, if `offsets` are known, begin
+    where payloads do.
+    """
+    end = h.archive_size - HEADER_SIZE if h.front else h.index_offset
+    if offsets is None:
+        first, middle = h.payload_offset, iter(range(h.payload_offset, end, _FRAME))
+    else:
+        marks = np.append(np.unique(offsets.astype(np.int64) + h.payload_offset), end)
+        first, middle = int(marks[0]), _gather(marks)
+    return [*_split(0, first), *middle, *_split(end, h.archive_size), h.archive_size]
+
+
+def _split(start: int, end: int) -> range:
+    """Return the starts of the frames of one region; the last frame may be 1.5 times as large."""
+    return range(start, max(end - _FRAME // 2, start + 1), _FRAME)
+
+
+def _gather(marks: Any) -> Iterator[int]:
+    """Yield the starts of the frames of payloads; `marks` are the payloads' starts, and their end."""
+    i, last = 0, len(marks) - 1
+    while i < last:
+        start, following = marks[i : i + 2].tolist()
+        if following - start >= _GATHERED:
+            yield from _split(start, following)
+            i += 1
+        else:
+            yield start
+            i = int(np.searchsorted(marks, start + _GATHERED, "right")) - 1

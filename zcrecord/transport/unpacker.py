@@ -1,0 +1,148 @@
+"""Unpack archives that were packed for transport: frames decompressed in parallel or as a stream, all checked."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Generator
+from contextlib import closing
+from typing import Any
+
+import numpy as np
+
+from zcrecord.codec.file_types import wrong_type
+from zcrecord.errors import FormatError, RecordError
+from zcrecord.storage.compressed import PeekableStream, decompressed, import_zstandard
+from zcrecord.storage.files import Progress, open_sink, open_source
+from zcrecord.storage.memory import is_packed, read_at
+from zcrecord.storage.stream_reader import StreamReader
+from zcrecord.storage.threads import cores, map_ordered
+from zcrecord.writing.writers import peak_rss
+
+from .frames import SeekTable, frame_decompressor, read_table
+from .packer import PREADV, ArchiveCheck, PackReport, checked_paths
+
+__all__ = ["unpack"]
+
+_PIECE = 1 << 20  # bytes decompressed at a time, of a stream
+_PARALLEL = 16 << 20  # bytes of the largest frame for which several frames are held at a time
+
+
+def unpack(
+    source: Any,
+    dest: Any,
+    *,
+    force: bool = False,
+    durable: bool = True,
+    threads: int | None = None,
+    progress: Progress | None = None,
+) -> PackReport:
+    """Write the archive that was packed, the same bytes; every checksum on the way is checked, and the index.
+
+    Archives that the `zstd` tool compressed are unpacked, too. A path with a seek table is decompressed by several
+    threads, anything else by one. Written to a stream, an archive whose index comes last has its index checked only if
+    the header says where it is.
+
+    Args:
+        source: a path or a binary file object, read forward once.
+        dest: a path, which appears whole or not at all, or a binary file object.
+        force: replace a file that exists.
+        durable: wait until the file would survive power loss.
+        threads: number of decompressing threads; None is one for each core.
+        progress: called with the archive's bytes done, and with their total, if that is known.
+
+    Raises:
+        FormatError: it is no packed archive, or a damaged or truncated one. IntegrityError: a checksum does not match.
+        DestinationExistsError: `dest` exists and `force` was not given, or is the source. SourceError: the file system
+        refused. DependencyError: zstandard is not installed.
+
+    Example:
+        >>> import numpy as np, zcrecord
+        >>> from zcrecord.transport import pack
+        >>> _ = zcrecord.save_record({"w": np.ones(1000)}, "model.zcr")
+        >>> report = pack("model.zcr", "model.zcr.zst")
+        >>> unpack("model.zcr.zst", "again.zcr").archive_bytes == report.archive_bytes
+        True
+    """
+    started = time.perf_counter()
+    source_path, dest_path = checked_paths(source, dest, force)
+    import_zstandard()  # before anything is opened
+    threads = cores(threads)
+    try:
+        with StreamReader(source_path or source) as reader:
+            table = _table_of(reader)
+            check = ArchiveCheck(progress, lambda: reader.position if reader.nbytes is None else reader.nbytes)
+            check.expected = None if table is None else table.nbytes
+            pieces = _decompress(reader, table, threads)
+            with open_sink(dest, durable=durable) as sink, closing(pieces):
+                for piece in pieces:
+                    check.see(piece)
+                    sink.write(piece)
+                    check.advance(len(piece))
+                check.finish(sink)
+            packed_bytes = reader.position if reader.nbytes is None else reader.nbytes
+    except RecordError as error:
+        raise error.located(path=source_path) from error.__cause__
+    frames = None if table is None else int(np.count_nonzero(table.sizes))
+    return PackReport(
+        source_path, dest_path, check.done, packed_bytes, frames, time.perf_counter() - started, peak_rss()
+    )
+
+
+def _table_of(reader: StreamReader) -> SeekTable | None:
+    """Return the seek table of a file; None for a stream, or if there is none."""
+    size = reader.nbytes
+    if size is None:
+        return None
+
+    def read(offset: int, nbytes: int) -> bytes:
+        reader.seek(offset)
+        return reader.read(nbytes)
+
+    _check_magic(read(0, 4))
+    table = read_table(size, read)
+    reader.seek(0)
+    return table
+
+
+def _check_magic(head: bytes) -> None:
+    if not is_packed(head):
+        what = wrong_type(head, "a packed archive") or "not a packed archive: no zstd frame starts so"
+        raise FormatError(what if head else "the file is empty")
+
+
+def _decompress(reader: StreamReader, table: SeekTable | None, threads: int) -> Generator[Any, None, None]:
+    """Return a generator of the archive's bytes in order: frame by frame, or as they come."""
+    if reader.path is None or table is None or not PREADV:
+        return _decompress_stream(reader)
+    largest = max(int(np.diff(table.starts).max(initial=0)), int(table.sizes.max(initial=0)))
+    return _decompress_file(reader.path, table, threads) if largest <= _PARALLEL else _decompress_stream(reader)
+
+
+def _decompress_file(path: str, table: SeekTable, threads: int) -> Generator[Any, None, None]:
+    """Yield the content of each frame of a file; each thread reads its own frames."""
+    file, _ = open_source(path)
+    sizes = table.sizes
+
+    def start() -> Callable[[int], memoryview]:
+        decompress = frame_decompressor(table)
+
+        def work(i: int) -> memoryview:
+            lo, hi = table.packed_range(i)
+            frame, content = np.empty(hi - lo, np.uint8).data, np.empty(sizes[i], np.uint8).data
+            read_at(file.fileno(), frame, lo)
+            decompress(i, frame, content)
+            return content
+
+        return work
+
+    with file:
+        yield from map_ordered(start, np.flatnonzero(sizes).tolist(), threads)
+
+
+def _decompress_stream(reader: StreamReader) -> Generator[bytes, None, None]:
+    """Yield the content of zstd frames one after the other, with or without a seek table."""
+    peeked = PeekableStream(reader)
+    _check_magic(peeked.head)
+    stream = decompressed(peeked)
+    while piece := stream.read(_PIECE):
+        yield piece
