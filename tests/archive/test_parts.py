@@ -30,7 +30,7 @@ from zcrecord import (
     UnsupportedError,
     load_record,
 )
-from zcrecord.writing.flatten import is_attribute
+from zcrecord.codec.entries import is_attribute
 
 BASE = np.arange(24, dtype=np.float32).reshape(4, 6)
 ONE, TWO = np.ones(3), np.arange(4)

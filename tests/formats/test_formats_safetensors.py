@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 
 import zcrecord
 from zcrecord import PackedTensor, StringTensor
+from zcrecord.codec.entries import is_attribute
 from zcrecord.dtypes import DTYPES, DType, from_numpy
 from zcrecord.errors import (
     DestinationExistsError,
@@ -32,7 +33,6 @@ from zcrecord.errors import (
 from zcrecord.formats import convert
 from zcrecord.formats.safetensors import write
 from zcrecord.formats.structure import KEY
-from zcrecord.writing.flatten import is_attribute
 
 np_peer: Any = safetensors.numpy
 KNOWN = [d for d in DTYPES if d.safetensors is not None]

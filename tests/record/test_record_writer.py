@@ -30,7 +30,7 @@ from zcrecord import (
     UnsupportedError,
     load_record,
 )
-from zcrecord.writing.flatten import is_attribute
+from zcrecord.codec.entries import is_attribute
 
 ONE = np.ones(3, np.float32)
 TWO = np.arange(4)

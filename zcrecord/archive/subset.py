@@ -13,8 +13,7 @@ import numpy as np
 from zcrecord.codec.entries import AttributeEntry, ModuleKind, PayloadId, TensorLayout, change_values, in_memory
 from zcrecord.codec.layout import NONE
 from zcrecord.errors import TensorNotFoundError, UnsupportedError
-from zcrecord.writing.flatten import split_dotted
-from zcrecord.writing.module_tree import ModuleTreeBuilder
+from zcrecord.writing.module_tree import ModuleTreeBuilder, split_dotted
 
 from . import info, unflatten
 from .archive import Archive

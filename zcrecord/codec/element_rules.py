@@ -1,7 +1,7 @@
 """The rules about payloads' bytes that follow from the element types of their tensors: bools and pad bits.
 
 Whatever brings the bytes, whole or a piece at a time, asks the same question. Strings are checked where they are
-viewed (R71); the rules about entries are in `entry_rules`.
+viewed (R71); the rules about entries are in `verify`.
 """
 
 from __future__ import annotations

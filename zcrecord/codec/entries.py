@@ -32,8 +32,10 @@ __all__ = [
     "ValueType",
     "change_values",
     "digest_kind",
+    "encodable",
     "encode",
     "in_memory",
+    "is_attribute",
     "list_type",
     "value_type",
 ]
@@ -158,6 +160,33 @@ def list_type(values: Sequence[Any]) -> int | None:
     if len(kinds) > 1:
         return None
     return kinds.pop() if kinds else int(ValueType.NIL)
+
+
+def encodable(text: str) -> bool:
+    """Return True if a text can be UTF-8: one with lone surrogates cannot."""
+    try:
+        return text.isascii() or bool(text.encode())
+    except UnicodeEncodeError:
+        return False
+
+
+def is_attribute(value: Any, path: str) -> bool:
+    """Return True if a value is stored as an attribute rather than as a tensor or module.
+
+    Raises:
+        UnsupportedError: it would be one, but a text is not UTF-8.
+    """
+    if isinstance(value, list | tuple):
+        if hasattr(value, "_fields") or list_type(value) is None:
+            return False
+        texts = [v for v in value if isinstance(v, str)]
+    elif value_type(value) is None:
+        return False
+    else:
+        texts = [value] if isinstance(value, str) else []
+    if not all(map(encodable, texts)):
+        raise UnsupportedError("a text with lone surrogates, which are not UTF-8", tensor=path)
+    return True
 
 
 # Encoding.

@@ -152,7 +152,7 @@ def _range(p: PayloadRow | PayloadColumns, bad: Some) -> str:
     return f"[{start:#x}, {start + nbytes:#x})"
 
 
-class _Tensor:
+class _Refusing:
     """Refusal of the first bad entry, for one tensor and for many."""
 
     ix: Index
@@ -166,7 +166,7 @@ class _Tensor:
             raise kind(message.format(**self.ix.tensor(i)._asdict()), tensor=self.ix.name(i))
 
 
-class TensorRow(_OneEntry, _Tensor):
+class TensorRow(_OneEntry, _Refusing):
     """Tensor i as plain integers."""
 
     def __init__(self, ix: Index, header: Header, i: int) -> None:
@@ -190,7 +190,7 @@ class TensorRow(_OneEntry, _Tensor):
         return int(self.ix.payloads["nbytes"][self.payload])
 
 
-class TensorColumns(_ManyEntries, _Tensor):
+class TensorColumns(_ManyEntries, _Refusing):
     """All tensors as columns, each in one piece. Payloads are checked before."""
 
     def __init__(self, ix: Index, header: Header) -> None:

@@ -21,7 +21,7 @@ from zcrecord.errors import FormatError, LimitError, RecordError, UnsupportedErr
 from zcrecord.record.record_writer import RecordWriter
 from zcrecord.storage.files import Progress
 from zcrecord.storage.stream_reader import PIECE, StreamReader
-from zcrecord.writing.flatten import state_path
+from zcrecord.writing.module_tree import state_path
 
 __all__ = ["QUANTIZED", "read"]
 

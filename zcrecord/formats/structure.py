@@ -16,11 +16,11 @@ from typing import Any
 import numpy as np
 
 from zcrecord.archive.info import ModuleInfo, TensorInfo
-from zcrecord.codec.entries import KIND_NAMES
+from zcrecord.codec.entries import KIND_NAMES, encodable, is_attribute
 from zcrecord.errors import FormatError, RecordError, VersionError, printable
 from zcrecord.record.record import Record
 from zcrecord.record.record_writer import RecordWriter
-from zcrecord.writing.flatten import encodable, is_attribute, state_path
+from zcrecord.writing.module_tree import state_path
 
 __all__ = ["KEY", "Structure", "decode_structure", "structure_of"]
 

@@ -17,9 +17,9 @@ import zipfile
 from collections.abc import Iterator
 from typing import Any
 
+from zcrecord.codec.entries import encodable
 from zcrecord.errors import FormatError, RecordError, SourceError, UnsupportedError, printable
 from zcrecord.storage.sink import Sink
-from zcrecord.writing.flatten import encodable
 
 __all__ = ["ZipSink", "check_alike", "members", "open_zip", "read_end", "read_exactly", "zip_entry", "zip_faults"]
 

@@ -8,7 +8,7 @@ from math import prod
 from types import TracebackType
 from typing import Any, Literal
 
-from zcrecord.codec.entries import KIND_NAMES, TensorLayout, digest_kind
+from zcrecord.codec.entries import KIND_NAMES, TensorLayout, digest_kind, is_attribute
 from zcrecord.codec.layout import ALIGNMENT, NONE, check_alignment
 from zcrecord.errors import ProducerError, RecordError, TensorNotFoundError, UnsupportedError
 from zcrecord.storage.files import open_sink
@@ -112,7 +112,7 @@ class RecordWriter:
         out, path = self._open(), path_of_name(name)
         self._tree.check_name(path)
         full = ".".join(path)
-        if flatten.is_attribute(value, full):
+        if is_attribute(value, full):
             raise UnsupportedError(f"a {type(value).__name__} is no tensor; see .attribute(name, value)", tensor=full)
         if not isinstance(value, _PlannedTensor):
             value = _PlannedTensor(self, plan_sharing([flatten.as_tensor(value, full)]), 0, {})

@@ -17,6 +17,7 @@ from zcrecord.codec.entries import (
     TensorLayout,
     change_values,
     digest_kind,
+    is_attribute,
 )
 from zcrecord.codec.index import Index, TensorEntry
 from zcrecord.codec.layout import ALIGNMENT, NONE, check_alignment
@@ -166,9 +167,9 @@ def metadata_entries(metadata: Any) -> list[AttributeEntry]:
     metadata = {k: tuple(v) if isinstance(v, tuple) else v for k, v in metadata.items()}  # named ones are plain here
     for key, value in metadata.items():
         what = f"metadata {key!r}"
-        if not isinstance(key, str) or not key or "\0" in key or not flatten.is_attribute(key, what):
+        if not isinstance(key, str) or not key or "\0" in key or not is_attribute(key, what):
             raise UnsupportedError(f"{what}: names are non-empty strings without NUL")
-        if not flatten.is_attribute(value, what):
+        if not is_attribute(value, what):
             raise UnsupportedError(f"{what}: values are None, bool, int, float, str, bytes, or lists of one of these")
     return [AttributeEntry(key, NONE, 0, value) for key, value in metadata.items()]
 

@@ -23,9 +23,9 @@ import numpy as np
 from zcrecord.archive import unflatten
 from zcrecord.archive.archive import Archive
 from zcrecord.codec import conventions
-from zcrecord.codec.entries import ModuleKind
+from zcrecord.codec.entries import ModuleKind, is_attribute
 from zcrecord.errors import RecordError, UnsupportedError
-from zcrecord.writing.flatten import children_of, is_attribute
+from zcrecord.writing.flatten import children_of
 
 from . import containers, fields
 from .leaves import Array, FromValue, Instance, Number, OneOf, SavedModule, TorchClass, Want

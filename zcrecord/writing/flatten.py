@@ -8,14 +8,23 @@ from __future__ import annotations
 
 import dataclasses
 import mmap
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from enum import Enum
 from typing import Any
 
 import numpy as np
 
 from zcrecord.codec import conventions
-from zcrecord.codec.entries import AttributeEntry, Entries, ModuleEntry, ModuleKind, list_type, value_type
+from zcrecord.codec.entries import (
+    AttributeEntry,
+    Entries,
+    ModuleEntry,
+    ModuleKind,
+    encodable,
+    is_attribute,
+    list_type,
+    value_type,
+)
 from zcrecord.codec.layout import MAX_DEPTH, NONE
 from zcrecord.dtypes import from_numpy
 from zcrecord.errors import LimitError, NameCollisionError, RecordError, UnsupportedError
@@ -23,18 +32,15 @@ from zcrecord.tensors import interop
 from zcrecord.tensors.lazy import LazyTensor
 from zcrecord.tensors.packed import PackedTensor, StringTensor
 
+from .module_tree import state_path
 from .sharing import check_supported
 
 __all__ = [
     "FlatRecord",
     "as_tensor",
     "children_of",
-    "encodable",
     "flatten",
-    "is_attribute",
     "refuse_key",
-    "split_dotted",
-    "state_path",
 ]
 
 _TENSORS = np.ndarray | np.generic | PackedTensor | StringTensor | LazyTensor
@@ -81,14 +87,6 @@ class FlatRecord(Entries):
             setattr(self, column, list(map(getattr(self, column).__getitem__, order)))
 
 
-def encodable(text: str) -> bool:
-    """Return True if a text can be UTF-8: one with lone surrogates cannot."""
-    try:
-        return text.isascii() or bool(text.encode())
-    except UnicodeEncodeError:
-        return False
-
-
 def flatten(record: Any) -> FlatRecord:
     """Return a nested record taken apart, in its own order; copies no tensor.
 
@@ -133,25 +131,6 @@ def _rank(name: str, rank: Mapping[str, int]) -> int:
 
 def _article(value: Any) -> str:
     return f"the class {value.__name__}" if isinstance(value, type) else f"a {type(value).__name__}"
-
-
-def is_attribute(value: Any, path: str) -> bool:
-    """Return True if a value is stored as an attribute rather than as a tensor or module.
-
-    Raises:
-        UnsupportedError: it would be one, but a text is not UTF-8.
-    """
-    if isinstance(value, list | tuple):
-        if hasattr(value, "_fields") or list_type(value) is None:
-            return False
-        texts = [v for v in value if isinstance(v, str)]
-    elif value_type(value) is None:
-        return False
-    else:
-        texts = [value] if isinstance(value, str) else []
-    if not all(map(encodable, texts)):
-        raise UnsupportedError("a text with lone surrogates, which are not UTF-8", tensor=path)
-    return True
 
 
 def children_of(value: Any, name: str) -> tuple[int | None, str, Iterable[tuple[str, Any]]]:
@@ -292,18 +271,6 @@ def _fetched(tensor: interop.DeviceTensor, path: str) -> Any:
         return tensor.fetch()
     except RecordError as error:
         raise error.located(tensor=path) from error.__cause__
-
-
-def split_dotted(name: str) -> tuple[str, ...]:
-    """Return the keys a dotted name stands for; the name whole if a part would be empty or the depth too great."""
-    parts = tuple(name.split("."))
-    return parts if all(parts) and len(parts) <= MAX_DEPTH else (name,)
-
-
-def state_path(name: str, state: Container[str]) -> tuple[str, ...]:
-    """Return the keys that a name of a `state_dict()` stands for; the name whole if `state` has a prefix of it."""
-    path = split_dotted(name)
-    return (name,) if any(".".join(path[:i]) in state for i in range(1, len(path))) else path
 
 
 def _nested(state: Mapping[str, Any]) -> dict[str, Any]:

@@ -7,18 +7,24 @@ For writing forward (`RecordWriter`, converters) and for parts of a loaded recor
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from typing import Any
 
 import numpy as np
 
-from zcrecord.codec.entries import AttributeEntry, Entries, ModuleEntry, ModuleKind, TensorLayout
+from zcrecord.codec.entries import (
+    AttributeEntry,
+    Entries,
+    ModuleEntry,
+    ModuleKind,
+    TensorLayout,
+    encodable,
+    is_attribute,
+)
 from zcrecord.codec.layout import MAX_DEPTH, NONE
 from zcrecord.errors import LimitError, NameCollisionError, UnsupportedError
 
-from .flatten import FlatRecord, encodable, is_attribute, split_dotted
-
-__all__ = ["ModuleTreeBuilder", "path_of_name"]
+__all__ = ["ModuleTreeBuilder", "path_of_name", "split_dotted", "state_path"]
 
 # Room for full names of modules: so many characters, and so many times those of tensors' names. Each is stored in
 # full: a file of deeply nested long names would else become one of 50 times its size, and take 300 times its memory.
@@ -196,20 +202,15 @@ class ModuleTreeBuilder:
         key_sizes = map(_size, self._modules, [0, *map(sizes.__getitem__, self._above[1:])])
         told = zip(*[kinds.get(i, _MAPPING) for i in range(len(sizes))], strict=True)
         rows = zip(self._modules, key_sizes, above, self._module_places, *told, strict=True)
-        flat = FlatRecord(*_MAPPING)
-        flat.modules *= len(sizes)
-        for number, entry in zip(numbers, map(ModuleEntry._make, rows), strict=True):
-            flat.modules[number] = entry
+        modules = [entry for _, entry in sorted(zip(numbers, map(ModuleEntry._make, rows), strict=True))]
         attributes = sorted(self._attributes.values(), key=lambda a: [*self._way(a.parent), a.place])
-        flat.attributes = [a._replace(parent=numbers[a.parent]) for a in attributes]
-        flat.names, flat.places, flat.values = list(self._names), list(self._places), list(range(len(self)))
-        flat.key_sizes = list(map(_size, flat.names, map(sizes.__getitem__, self._parents)))
-        flat.parents = list(map(numbers.__getitem__, self._parents))
-        if order is not None:
-            flat.sort(np.argsort(np.asarray(order, np.int64)).tolist())
-        flat.payloads = list(map(self.payloads.__getitem__, flat.values))
-        flat.layout_ids, flat.layouts = list(map(self._layout_ids.__getitem__, flat.values)), list(self._layouts)
-        return flat
+        attributes = [a._replace(parent=numbers[a.parent]) for a in attributes]
+        names, parents = list(self._names), list(map(numbers.__getitem__, self._parents))
+        key_sizes = list(map(_size, names, map(sizes.__getitem__, self._parents)))
+        columns: list[list[Any]] = [names, key_sizes, parents, self._places, self.payloads, self._layout_ids]
+        picked = range(len(self)) if order is None else np.argsort(np.asarray(order, np.int64)).tolist()
+        columns = [list(map(column.__getitem__, picked)) for column in columns]
+        return Entries(*columns, list(self._layouts), modules, attributes)
 
     def _preorder(self) -> list[int]:
         """Return the number of each module in pre-order, children by their places."""
@@ -259,6 +260,18 @@ def _check_keys(path: Sequence[str], name: str) -> None:
         raise UnsupportedError("its name has lone surrogates, which are not UTF-8", tensor=name)
     if len(path) > MAX_DEPTH:
         raise LimitError(f"nested more than {MAX_DEPTH} deep", tensor=name)
+
+
+def split_dotted(name: str) -> tuple[str, ...]:
+    """Return the keys a dotted name stands for; the name whole if a part would be empty or the depth too great."""
+    parts = tuple(name.split("."))
+    return parts if all(parts) and len(parts) <= MAX_DEPTH else (name,)
+
+
+def state_path(name: str, state: Container[str]) -> tuple[str, ...]:
+    """Return the keys that a name of a `state_dict()` stands for; the name whole if `state` has a prefix of it."""
+    path = split_dotted(name)
+    return (name,) if any(".".join(path[:i]) in state for i in range(1, len(path))) else path
 
 
 def path_of_name(name: str | Sequence[str]) -> tuple[str, ...]:

@@ -19,11 +19,11 @@ from typing import NamedTuple
 
 import numpy as np
 
+from zcrecord.codec.entries import encodable
 from zcrecord.codec.file_types import wrong_type
 from zcrecord.codec.layout import MAX_ARCHIVE_SIZE, MAX_RANK, align_up
 from zcrecord.dtypes import DType, by_safetensors, nbytes
 from zcrecord.errors import FormatError, LimitError, RecordError, printable
-from zcrecord.writing.flatten import encodable
 
 __all__ = [
     "MAX_HEADER",

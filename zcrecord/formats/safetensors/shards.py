@@ -13,8 +13,8 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from zcrecord.codec.entries import is_attribute
 from zcrecord.errors import FormatError, RecordError, printable
-from zcrecord.writing.flatten import is_attribute
 
 __all__ = ["INDEX", "ShardIndex", "check_shard", "decode_index", "encode_index", "fill", "merge", "shard_paths"]
 

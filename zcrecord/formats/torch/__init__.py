@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from zcrecord.codec.entries import KIND_NAMES
+from zcrecord.codec.entries import KIND_NAMES, is_attribute
 from zcrecord.codec.file_types import HEAD, wrong_type
 from zcrecord.codec.layout import MAX_DEPTH
 from zcrecord.errors import FormatError, LimitError, RecordError, UnsupportedError, missing_package, printable
@@ -24,7 +24,8 @@ from zcrecord.formats.zip_files import check_alike, open_zip
 from zcrecord.record.record_writer import RecordWriter
 from zcrecord.storage.files import Progress, open_source
 from zcrecord.tensors.strides import address
-from zcrecord.writing.flatten import as_tensor, children_of, is_attribute, refuse_key, state_path
+from zcrecord.writing.flatten import as_tensor, children_of, refuse_key
+from zcrecord.writing.module_tree import state_path
 
 from .numpy_types import Noted, allowed
 from .pickled import claimed
