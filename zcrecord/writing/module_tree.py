@@ -209,8 +209,9 @@ class ModuleTreeBuilder:
         key_sizes = list(map(_size, names, map(sizes.__getitem__, self._parents)))
         columns: list[list[Any]] = [names, key_sizes, parents, self._places, self.payloads, self._layout_ids]
         picked = range(len(self)) if order is None else np.argsort(np.asarray(order, np.int64)).tolist()
-        columns = [list(map(column.__getitem__, picked)) for column in columns]
-        return Entries(*columns, list(self._layouts), modules, attributes)
+        names, key_sizes, parents, places, payloads, layout_ids = [list(map(c.__getitem__, picked)) for c in columns]
+        layouts = list(self._layouts)
+        return Entries(names, key_sizes, parents, places, payloads, layout_ids, layouts, modules, attributes)
 
     def _preorder(self) -> list[int]:
         """Return the number of each module in pre-order, children by their places."""
