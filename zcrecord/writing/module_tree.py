@@ -199,9 +199,9 @@ class ModuleTreeBuilder:
         """
         numbers, sizes, kinds = self._preorder(), self._sizes, self._told_kinds()
         above = [NONE, *map(numbers.__getitem__, self._above[1:])]
-        key_sizes = map(_size, self._modules, [0, *map(sizes.__getitem__, self._above[1:])])
+        inner_sizes = map(_size, self._modules, [0, *map(sizes.__getitem__, self._above[1:])])
         told = zip(*[kinds.get(i, _MAPPING) for i in range(len(sizes))], strict=True)
-        rows = zip(self._modules, key_sizes, above, self._module_places, *told, strict=True)
+        rows = zip(self._modules, inner_sizes, above, self._module_places, *told, strict=True)
         modules = [entry for _, entry in sorted(zip(numbers, map(ModuleEntry._make, rows), strict=True))]
         attributes = sorted(self._attributes.values(), key=lambda a: [*self._way(a.parent), a.place])
         attributes = [a._replace(parent=numbers[a.parent]) for a in attributes]
