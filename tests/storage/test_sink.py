@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from zcrecord.errors import SourceError
+from zcrecord.errors import SourceError, UnsupportedError
 from zcrecord.storage import files
+from zcrecord.storage.sink import NullSink
 
 
 def pieces(rng: Any) -> bytes:
@@ -96,3 +97,13 @@ def test_the_disk_is_set_to_work_while_a_durable_file_is_written(
     ends = [0, *(end for _, end in advised)]
     assert all(start == before or start == 20 << 20 for (start, _), before in zip(advised, ends, strict=False))
     assert (ends[-1] >= 32 << 20) == durable
+
+
+def test_null_sink_counts_and_gives_nothing_back() -> None:
+    out = NullSink()
+    out.write(np.ones(3))
+    assert out.position == 24 and out.can_rewind and not out.keeps
+    with pytest.raises(UnsupportedError, match=r"bytes \[0, 8\) were counted and not kept"):
+        out.read_back(0, 8)
+    out.rewind(8)
+    assert out.position == 8
