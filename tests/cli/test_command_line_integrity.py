@@ -238,7 +238,7 @@ def test_check_says_what_is_wrong(capsys: pytest.CaptureFixture[str]) -> None:
     c.fails(capsys, main(["check", "model.zcr", "--key", "other.pem"]), r"model\.zcr: is not signed by this key \(.*\)")
     c.fails(capsys, main(["check", "model.zcr", "--key", "pub.pem", "--key", "other.pem"]), "is not signed by this key")
     c.fails(capsys, main(["check", "model.zcr", "--key", "key.pem"]), r"key\.pem: is a private key")
-    c.fails(capsys, main(["check", "model.zcr", "--key", "none.pem"]), r"none\.pem: cannot be read")
+    c.fails(capsys, main(["check", "model.zcr", "--key", "none.pem"]), r"none\.pem: cannot read")
     c.damage(Path("model.zcr"))
     c.fails(
         capsys, main(["check", "model.zcr", "--key", "pub.pem"]), r"is not what was signed by the key .* its content"

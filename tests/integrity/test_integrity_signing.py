@@ -333,9 +333,9 @@ def test_what_cannot_check_is_refused(key: Any, message: str, path: Path) -> Non
 
 def test_errors_name_the_file_of_a_key_and_hold_nothing_of_it(path: Path, tmp_path: Path) -> None:
     file = tmp_path / "secret.pem"
-    with pytest.raises(SourceNotFoundError, match=r"secret\.pem: cannot be read: "):
+    with pytest.raises(SourceNotFoundError, match=r"secret\.pem: cannot read: "):
         integrity.sign(path, file)
-    with pytest.raises(SourceError, match="cannot be read: "):
+    with pytest.raises(SourceError, match="cannot read: "):
         integrity.sign(path, tmp_path)
     file.write_bytes(private()[:-40])
     with pytest.raises(UnsupportedError, match=r"secret\.pem: is no private key") as caught:

@@ -23,6 +23,7 @@ from typing import Any
 from zcrecord.codec.layout import MAGIC
 from zcrecord.errors import SourceError, UnsupportedError, missing_package
 from zcrecord.record.load import load_record
+from zcrecord.storage.files import read_start
 
 __all__ = ["PORT", "is_loopback", "serve"]
 
@@ -158,10 +159,9 @@ def _check_archive(path: Path, *, samples: bool) -> None:
     """Raise RecordError unless a file is an archive that the page can read, and samples have their tensors."""
     with load_record(path) as record:
         fits = not samples or ("labels" in record and ("images" in record or "inputs" in record))
-    with path.open("rb") as file:
-        if file.read(len(MAGIC)) != MAGIC:
-            what = "is packed or attached to a program, and browsers read plain archives: unpack or detach it first"
-            raise UnsupportedError(what, path=os.fspath(path))
+    if read_start(os.fspath(path), len(MAGIC)) != MAGIC:
+        what = "is packed or attached to a program, and browsers read plain archives: unpack or detach it first"
+        raise UnsupportedError(what, path=os.fspath(path))
     if not fits:
         what = "samples are tensors `images` (or `inputs`) and `labels`, this has not both"
         raise UnsupportedError(what, path=os.fspath(path))

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from zcrecord.errors import DestinationExistsError, SourceError
-from zcrecord.storage.files import open_sink, path_of
+from zcrecord.storage.files import open_sink, path_of, read_start
 
 __all__ = ["write"]
 
@@ -71,6 +71,5 @@ def _is_ours(path: str) -> bool:
 
 
 def _generated(path: str) -> bool:
-    with open(path, "rb") as file:
-        start = file.read(_START)
+    start = read_start(path, _START)
     return not start or all(mark in start for mark in _MARKS)

@@ -19,7 +19,6 @@ from zcrecord.codec.entries import PayloadId, list_type, value_type
 from zcrecord.errors import (
     IntegrityError,
     SourceError,
-    SourceNotFoundError,
     UnsupportedError,
     missing_package,
     printable,
@@ -27,7 +26,7 @@ from zcrecord.errors import (
 from zcrecord.record.load import load_record
 from zcrecord.record.record import Record
 from zcrecord.record.save import save_record
-from zcrecord.storage.files import check_destination, identity_of, path_of
+from zcrecord.storage.files import check_destination, identity_of, path_of, read_start
 
 __all__ = [
     "SIGNATURE_PREFIX",
@@ -141,12 +140,7 @@ def _check_attribute_forms(record: Record) -> None:
 def _check_not_replaced(record: Record) -> None:
     """Raise SourceError if the archive's file was replaced since it was opened: the replacement would be lost."""
     path, identity = record.archive.file or (record.path or "", None)
-    try:
-        with open(path, "rb") as file:
-            now = identity_of(file.fileno())
-    except OSError as error:
-        raise SourceError(f"cannot be read: {error.strerror or error}", path=path, errno=error.errno) from error
-    if now != identity:
+    if identity_of(path) != identity:
         raise SourceError("was replaced while it was signed; sign it again", path=path)
 
 
@@ -359,13 +353,7 @@ def _key_bytes(key: Any) -> tuple[bytes, str | None]:
         kind = type(key).__name__
         raise UnsupportedError(f"a key is a path, bytes or an Ed25519 key of cryptography's, not a {kind}")
     path = path_of(key)
-    try:
-        with open(path, "rb") as file:
-            return file.read(_LARGEST_KEY), path
-    except OSError as error:
-        found = SourceNotFoundError if isinstance(error, FileNotFoundError) else SourceError
-        what = f"cannot be read: {error.strerror or error}"
-        raise found(what, path=path, errno=error.errno) from error
+    return read_start(path, _LARGEST_KEY), path
 
 
 def _require() -> None:

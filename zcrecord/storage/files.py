@@ -35,6 +35,7 @@ __all__ = [
     "path_of",
     "path_of_open",
     "path_or_none",
+    "read_start",
     "refusals",
     "scratch_file",
 ]
@@ -172,17 +173,30 @@ def open_source(path: str) -> tuple[io.FileIO, int | None]:
     return file, status.st_size
 
 
-def identity_of(fd: int) -> Identity:
-    """Return the identity of an open file.
+def read_start(path: str, most: int) -> bytes:
+    """Return the first bytes of a file, at most so many.
 
     Raises:
-        SourceError: nothing is known of
-            it.
+        SourceError: it is missing (SourceNotFoundError), a directory, or cannot be read.
+    """
+    with open_source(path)[0] as file:
+        try:
+            return file.read(most)
+        except OSError as error:
+            raise SourceError(f"cannot read: {error.strerror or error}", path=path, errno=error.errno) from error
+
+
+def identity_of(file: int | str) -> Identity:
+    """Return the identity of an open file, by its descriptor, or of the file at a path.
+
+    Raises:
+        SourceError: the system does not tell.
     """
     try:
-        return _identity(os.fstat(fd))
+        return _identity(os.stat(file))
     except OSError as error:
-        raise SourceError(f"cannot be read: {error.strerror}", errno=error.errno) from error
+        path = file if isinstance(file, str) else None
+        raise SourceError(f"cannot be read: {error.strerror}", path=path, errno=error.errno) from error
 
 
 def _identity(status: os.stat_result) -> Identity:

@@ -24,7 +24,7 @@ from zcrecord.frameworks.torch import import_torch, torch_device
 from zcrecord.record.load import load_record
 from zcrecord.record.record import Record
 from zcrecord.record.save import save_record
-from zcrecord.storage.files import path_of
+from zcrecord.storage.files import path_of, read_start
 from zcrecord.storage.memory import read_file
 from zcrecord.tensors.lazy import LazyTensor
 from zcrecord.tensors.packed import PackedTensor, StringTensor
@@ -268,8 +268,8 @@ def _is_safetensors(source: Any) -> bool:
         path = path_of(source)
         if not os.path.isfile(path):  # a named pipe would wait for its writer
             return False
-        with contextlib.suppress(OSError), open(path, "rb") as file:
-            head = file.read(9)
+        with contextlib.suppress(OSError):
+            head = read_start(path, 9)
     else:
         with contextlib.suppress(TypeError, ValueError):
             head = bytes(memoryview(source).cast("B")[:9])
