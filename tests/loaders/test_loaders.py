@@ -486,7 +486,7 @@ def test_loader_is_not_begun_with_element_types_that_it_does_not_know(record: Re
             return super().can_load(device, dtype) and dtype.name != "int16"
 
     loader = Picky()
-    with pytest.raises(UnsupportedError, match="'alone': Picky brings no int16 to 'paper'; leave it out with names="):
+    with pytest.raises(UnsupportedError, match="'alone': Picky loads no int16 to 'paper'; leave it out with names="):
         load_into(record, loader, ["alone", "half"])
     assert loader.calls == []
 

@@ -1,10 +1,10 @@
-"""Tensors to where they run: one small protocol, plans of what to load, and the loaders that come with it.
+"""Load tensors to devices: the protocol of loaders, plans of loads, and the loaders of this package.
 
     from zcrecord.loaders import load_into
 
     weights = load_into(record, "cuda:0", "encoder.*", progress=print)
 
-A loader is chosen by its device's name or given; `host` is the one to copy for a device of your own.
+A loader is given, or chosen by the name of its device; `HostLoader` in `host` is the one to copy for a device of yours.
 """
 
 from .load import load_into, loader_for

@@ -1,6 +1,6 @@
-"""`load_into`: chosen tensors of a record to a device, each payload once, watched, and let go of where it fails.
+"""`load_into`: loads chosen tensors to a device, each payload once, with progress, cancelling and release on failure.
 
-Knows the order of calls to a loader. What is loaded is `planning`'s, how the loaders'.
+Knows the order of calls to a loader. Plans are left to `plan`, the loading itself to the loaders.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def loader_for(device: str) -> Loader:
     """Return a new loader for a device: "cpu" ("mapped"), "read", "host", or one of torch's, such as "cuda:0".
 
     Raises:
-        UnsupportedError: there is no such device. DependencyError: it is one of torch's, which is not installed.
+        UnsupportedError: there is no such device. DependencyError: it is one of torch's, and torch is not installed.
 
     Example:
         >>> loader_for("host").device
@@ -47,7 +47,7 @@ def loader_for(device: str) -> Loader:
         raise UnsupportedError(f"a {type(device).__name__} is neither a loader nor a device's name")
     if device in _OWN:
         return _OWN[device]()
-    from .torch import TorchLoader  # here, because not everybody has torch
+    from .torch import TorchLoader  # here, because torch may not be installed
 
     return TorchLoader(device)
 
@@ -64,28 +64,27 @@ def load_into(
     progress: Progress | None = None,
     cancel: Cancel | None = None,
 ) -> dict[str, Any]:
-    """Return chosen tensors on a device, by full name in saved order; all bytes are there.
+    """Load chosen tensors to a device; returns them by full name in saved order, with all bytes there.
 
-    A payload that several tensors share is transferred once, and tied tensors are one and the same object. What is read
-    is the read-only mapping, in the order of the file; of a record of mode "c" its private bytes, edits and all. Of a
-    remote archive "cpu" gives views, too: what is chosen is fetched first, whole payloads, their digests checked.
+    A payload that several tensors share is transferred once, and tied tensors are one object. Bytes are read from the
+    read-only mapping, in the order of the file; of a record of mode "c" from its private bytes, with edits. Of a remote
+    archive "cpu" gives views, too: the payloads are fetched first, whole and checked.
 
     Args:
         record: a record, or a part of one (`Record.module`).
-        loader: what brings them there, or the name of a device; see `loader_for`.
+        loader: a loader, or the name of a device; see `loader_for`.
         names: as `Record.select` takes them; None for all.
-        dst: by name, where tensors are to go, as the loader takes it: bytes of memory that may be written, or a tensor.
-            Of tied tensors one has it.
-        slices: which rows of the first axis to take, by name or pattern, as slices or as `shard(rank, world)`.
-        max_in_flight: how many bytes may be on their way at a time: what it takes of memory besides the tensors.
-        raw: take tensors of strings, and of types that are not known here, as the bytes of their payload (uint8).
-        progress: called with the bytes that have arrived, and with all there are.
-        cancel: a threading.Event, or a function: where it is set, or says True, loading is given up.
+        dst: targets by name, as the loader takes them: writable memory, or a tensor. Give one for several tied tensors.
+        slices: rows of the first axis to take, by name or pattern, as slices or as `shard(rank, world)`.
+        max_in_flight: the most bytes in flight at a time; the memory that loading takes besides the tensors.
+        raw: load tensors of strings, and of element types unknown here, as the bytes of their payload (uint8).
+        progress: called with the bytes that have arrived, and with their total.
+        cancel: a threading.Event or a function; once it is set, or returns True, loading is cancelled.
 
     Raises:
-        TensorNotFoundError: a name without wildcards is not there. UnsupportedError: the loader has no such elements,
-        a tensor is of strings, or what was asked for is not possible. LoadCancelledError: `cancel` said so. Whatever
-        the loader raises. In each case the loader has let go of what was begun.
+        TensorNotFoundError: a name without wildcards does not exist. UnsupportedError: the loader does not take an
+        element type, a tensor is of strings, or an argument is invalid. LoadCancelledError: `cancel` was set. And the
+        loader's errors. In each case the loader has released everything.
 
     Example:
         >>> import numpy as np, zcrecord
@@ -106,14 +105,14 @@ def load_into(
         out = _load(chosen, dataclasses.replace(plan, advance=watch.advance), rooms, watch, path)
         watch.finish()
     except BaseException:
-        with contextlib.suppress(Exception):  # what went wrong first is what is told
+        with contextlib.suppress(Exception):  # the first error is raised
             chosen.abort()
         raise
     return out
 
 
 def loader_of(loader: Loader | str) -> Loader:
-    """Return a loader as it is, or a new one by its device's name, of torch's devices too.
+    """Return a loader as it is, or a new one by the name of its device, torch's included.
 
     Raises:
         UnsupportedError: it is neither, or there is no such device. DependencyError: torch is not installed.
@@ -156,7 +155,7 @@ def _load(
             views[id(view)] = loader.view(loaded[id(ref)], view)  # type: ignore[attr-defined]  # _check_loader
     loader.finish()
     for remote in {id(ref.source): ref.source for ref in plan.refs if ref.source is not None}.values():
-        getattr(remote, "check_same", bool)()  # or bytes of two versions could have come
+        getattr(remote, "check_same", bool)()  # else bytes of two versions could be mixed
     return {name: loaded[id(ref)] if view is None else views[id(view)] for name, (ref, view) in plan.targets.items()}
 
 
@@ -168,7 +167,7 @@ def _check_loader(loader: Loader, plan: LoadPlan, path: str | None) -> None:
         if dtype.name not in able:
             able[dtype.name] = loader.can_load(loader.device, dtype)
         if not able[dtype.name]:
-            what = f"{type(loader).__name__} brings no {dtype.name} to {loader.device!r}; leave it out with names="
+            what = f"{type(loader).__name__} loads no {dtype.name} to {loader.device!r}; leave it out with names="
             raise UnsupportedError(what, path=path, tensor=name)
         if view is not None and not hasattr(loader, "view"):
             what = f"is one of several views of its bytes, of which {type(loader).__name__} makes none"
@@ -176,10 +175,10 @@ def _check_loader(loader: Loader, plan: LoadPlan, path: str | None) -> None:
 
 
 def _rooms(plan: LoadPlan, dst: Mapping[str, Any], path: str | None) -> dict[int, Any]:
-    """Return where each ref is to go.
+    """Return the `dst` of each ref that has one.
 
     Raises:
-        TensorNotFoundError: a name of `dst` is not among what is loaded. UnsupportedError: it shares its bytes.
+        TensorNotFoundError: a name of `dst` is not loaded. UnsupportedError: the tensor shares its bytes.
     """
     rooms: dict[int, Any] = {}
     for name, room in dst.items():
@@ -195,43 +194,43 @@ def _rooms(plan: LoadPlan, dst: Mapping[str, Any], path: str | None) -> dict[int
 
 
 class _LoadProgress:
-    """How far it is, whom to tell, and whether to give up. Loaders may call `advance` from any thread."""
+    """Progress of a load, and its cancelling. Loaders may call `advance` from any thread."""
 
     def __init__(self, total: int, progress: Progress | None, cancel: Cancel | None, path: str | None) -> None:
         self._total, self._progress, self._path = total, progress, path
-        self._arrived = self._begun = self._told = 0
-        self._telling = False  # the loader says what has arrived
+        self._arrived = self._begun = self._reported = 0
+        self._advances = False  # the loader calls `advance`
         self._lock = threading.Lock()
         asked: Any = cancel
         self._cancelled: Callable[[], bool] | None = getattr(asked, "is_set", asked)
 
     def check(self) -> None:
-        """Raise LoadCancelledError where the user gave up."""
+        """Raise LoadCancelledError if the user cancelled."""
         if self._cancelled is not None and self._cancelled():
-            what = f"given up after {self._told} of {self._total} bytes, as cancel= said; nothing of it is kept"
+            what = f"given up after {self._reported} of {self._total} bytes, as cancel= said; nothing of it is kept"
             raise LoadCancelledError(what, path=self._path)
 
     def advance(self, nbytes: int) -> None:
-        """Say that so many more bytes have arrived; raises where the user gave up."""
+        """Report that `nbytes` more bytes have arrived; raises if the user cancelled."""
         self.check()
         with self._lock:
-            self._telling = True
+            self._advances = True
             self._arrived += nbytes
-            self._tell(self._arrived)
+            self._report(self._arrived)
 
     def begun(self, nbytes: int) -> None:
-        """Say that `load` returned; where the loader does not tell what has arrived, that counts."""
+        """Report that `load` returned; counts if the loader does not call `advance`."""
         self._begun += nbytes
-        if not self._telling:
-            self._tell(self._begun)
+        if not self._advances:
+            self._report(self._begun)
 
     def finish(self) -> None:
-        """Say that everything is there, and nothing before said that."""
+        """Report that all bytes are there; no earlier report said so."""
         if self._progress is not None:
             self._progress(self._total, self._total)
 
-    def _tell(self, done: int) -> None:
-        if self._told < done < self._total:
-            self._told = done
+    def _report(self, done: int) -> None:
+        if self._reported < done < self._total:
+            self._reported = done
             if self._progress is not None:
                 self._progress(done, self._total)

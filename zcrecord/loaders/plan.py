@@ -1,6 +1,6 @@
-"""What is to be loaded: which bytes, each once, in the order of the file; and how the tensors lie in them. Reads none.
+"""Plans of loads: byte ranges, each once, in the order of the file, and the tensors in them. Reads no payload.
 
-Everything here is arithmetic over the index. Names are chosen by `parts`; who loads it all is `driving`'s.
+Everything here is arithmetic over the index. `archive.subset` chooses names, `load` carries plans out.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ __all__ = [
     "shard",
 ]
 
-MAX_IN_FLIGHT = 64 << 20  # bytes on the way to a device at a time, where nothing else is asked for
+MAX_IN_FLIGHT = 64 << 20  # bytes in flight to a device at a time, by default
 
 
 class HasArchive(Protocol):
@@ -48,12 +48,12 @@ class HasArchive(Protocol):
         """The opened archive."""
 
 
-Rows = slice | Callable[[int], slice]  # of the first axis; a function is given how many there are
+Rows = slice | Callable[[int], slice]  # of the first axis; a function is given their number
 Slices = Mapping[str, Rows]
 
 
 def shard(rank: int, world: int) -> Callable[[int], slice]:
-    """Return the rows that one of `world` tensor-parallel ranks has, for `slices=`: an equal part of the first axis.
+    """Return the rows of one of `world` tensor-parallel ranks, for `slices=`: an equal part of the first axis.
 
     Raises:
         UnsupportedError: there is no such rank; or later, the rows cannot be divided equally.
@@ -84,20 +84,20 @@ def plan_load(
     max_in_flight: int = MAX_IN_FLIGHT,
     raw: bool = False,
 ) -> LoadPlan:
-    """Return what to load for chosen tensors; reads and copies no payload byte.
+    """Return the plan to load chosen tensors; reads and copies no payload byte.
 
-    A payload that several tensors share is there once. Of a tensor that is a part of a payload, only that part is. Of a
-    record of mode "c" the private bytes are taken, edits and all: what the views show is what is loaded.
+    A payload that several tensors share is planned once; of a tensor that is a part of a payload, only that part is. Of
+    a record of mode "c" the private bytes are loaded, with edits, as its views show them.
 
     Args:
         record: a record, or a part of one.
         names: as `Record.select` takes them; None for all.
-        slices: which rows of the first axis to take, by name or pattern; the first key that fits a tensor counts.
-        max_in_flight: how many bytes may be on their way at a time.
-        raw: take tensors of strings, and of types that are not known here, as the bytes of their payload (uint8).
+        slices: rows of the first axis to take, by name or pattern; the first key that matches a tensor counts.
+        max_in_flight: the most bytes in flight at a time.
+        raw: load tensors of strings, and of element types unknown here, as the bytes of their payload (uint8).
 
     Raises:
-        TensorNotFoundError: a name without wildcards is not there. UnsupportedError: a tensor of strings without
+        TensorNotFoundError: a name without wildcards does not exist. UnsupportedError: a tensor of strings without
         `raw`; or rows that do not start and end on whole bytes, or are of a tensor that is not in C order.
 
     Example:
@@ -125,7 +125,7 @@ def archive_of(record: Any) -> Archive:
 def plan_archive(
     archive: Archive, names: Names | None, *, slices: Any, max_in_flight: Any, raw: bool, fetch: bool = False
 ) -> LoadPlan:
-    """Return `plan_load`'s plan; with `fetch` a remote archive's payloads are brought into memory, all together."""
+    """Return `plan_load`'s plan; with `fetch` a remote archive's payloads are fetched into memory, all together."""
     if slices is not None and not isinstance(slices, Mapping):
         raise UnsupportedError(f"slices= takes rows by name or pattern, as {{name: slice}}, not a {_kind(slices)}")
     limit = _whole_number(max_in_flight)
@@ -135,32 +135,32 @@ def plan_archive(
         archive = subset.select(archive, names, None)
     everything = archive.names()
     chosen = _slicer(slices, everything, archive.path) if slices else None
-    places, forms = _PayloadSources(archive), _Regions(archive, raw)
+    sources, regions = _PayloadSources(archive), _Regions(archive, raw)
     users: dict[int, list[tuple[str, _Region]]] = {}
     found: dict[str, Target] = {}
     for i, name in enumerate(everything):
         try:
-            form = forms.of(i)
+            region = regions.of(i)
             rows = None if chosen is None else chosen(name)
             if rows is not None:
-                form = _cut(form, rows)
+                region = _cut(region, rows)
         except RecordError as error:
             raise error.located(path=archive.path, tensor=name) from None
-        if form.nbytes:
-            users.setdefault(form.payload, []).append((name, form))
+        if region.nbytes:
+            users.setdefault(region.payload, []).append((name, region))
         else:
-            found[name] = Target(places.ref(name, form, -1, 0, 0), None)
+            found[name] = Target(sources.ref(name, region, -1, 0, 0), None)
     if fetch and users:
-        places.fetch()
-    refs = [_share(places, number, tensors, found) for number, tensors in users.items()]
+        sources.fetch()
+    refs = [_share(sources, number, tensors, found) for number, tensors in users.items()]
     refs.sort(key=lambda ref: (ref.offset, ref.payload))
-    ahead = places.announce(refs, limit)
+    ahead = sources.announce(refs, limit)
     targets = {name: found[name] for name in everything}
-    return LoadPlan(tuple(refs), targets, limit - ahead, places.path, places.identity)
+    return LoadPlan(tuple(refs), targets, limit - ahead, sources.path, sources.identity)
 
 
 def _whole_number(value: Any) -> int:
-    """Return what counts as an integer, of numpy too, but for True and False; anything else is -1."""
+    """Return an integer, of Python or numpy, as int; -1 for anything else, and for True and False."""
     try:
         return -1 if isinstance(value, bool | np.bool_) else operator.index(value)
     except TypeError:
@@ -172,7 +172,7 @@ def _kind(value: Any) -> str:
 
 
 class _Region(NamedTuple):
-    """How a tensor lies in its payload: which bytes of it, [start, start + nbytes), and how in these."""
+    """A tensor's bytes in its payload, [start, start + nbytes), and its layout in them."""
 
     payload: int
     start: int
@@ -185,7 +185,7 @@ class _Region(NamedTuple):
 
 
 class _PayloadSources:
-    """Where the payloads of an archive are: in memory, in a file, or somewhere else."""
+    """Sources of an archive's payloads: memory, a file, or a remote archive's read-ahead."""
 
     def __init__(self, archive: Archive) -> None:
         self._archive = archive
@@ -218,8 +218,8 @@ class _PayloadSources:
         self._ahead.expect(expected, max_in_flight // 2)
         return max_in_flight // 2
 
-    def ref(self, name: str, form: _Region, payload: int, start: int, stop: int) -> PayloadRef:
-        """Return a ref of the bytes [start, stop) of a payload, of which `form` has its part."""
+    def ref(self, name: str, region: _Region, payload: int, start: int, stop: int) -> PayloadRef:
+        """Return a ref of the bytes [start, stop) of a payload, which hold a tensor's region."""
         buffer = None
         if payload < 0:
             buffer, offset = memoryview(b""), self._start
@@ -234,41 +234,41 @@ class _PayloadSources:
             source=self._source if payload >= 0 else None,
             offset=offset,
             nbytes=stop - start,
-            dtype=form.dtype,
-            bits=form.bits,
-            shape=form.shape,
-            strides=form.strides,
+            dtype=region.dtype,
+            bits=region.bits,
+            shape=region.shape,
+            strides=region.strides,
             payload=payload,
-            byte_offset=form.start - start + form.byte_offset if payload >= 0 else 0,
+            byte_offset=region.start - start + region.byte_offset if payload >= 0 else 0,
         )
 
 
 def _share(
-    places: _PayloadSources, payload: int, tensors: list[tuple[str, _Region]], found: dict[str, Target]
+    sources: _PayloadSources, payload: int, tensors: list[tuple[str, _Region]], found: dict[str, Target]
 ) -> PayloadRef:
-    """Return what is loaded of a payload, and say how each of its tensors comes from that."""
-    first, form = tensors[0]
-    forms = {form for _, form in tensors} if len(tensors) > 1 else {form}
-    if len(forms) == 1:  # all users are the very same tensor
-        ref = places.ref(first, form, payload, form.start, form.start + form.nbytes)
+    """Return the ref to load for all tensors of a payload, and add their targets to `found`."""
+    first, region = tensors[0]
+    regions = {region for _, region in tensors} if len(tensors) > 1 else {region}
+    if len(regions) == 1:  # all tensors are one and the same
+        ref = sources.ref(first, region, payload, region.start, region.start + region.nbytes)
         target = Target(ref, None)
         for name, _ in tensors:
             found[name] = target
         return ref
-    start = min(form.start for form in forms) // ALIGNMENT * ALIGNMENT  # whatever was aligned is so in the part, too
-    stop = max(form.start + form.nbytes for form in forms)
+    start = min(region.start for region in regions) // ALIGNMENT * ALIGNMENT  # keeps the alignment of every tensor
+    stop = max(region.start + region.nbytes for region in regions)
     octets = _Region(payload, start, stop - start, dtypes.by_name["uint8"], 8, (stop - start,), None, 0)
-    ref = places.ref(first, octets, payload, start, stop)
+    ref = sources.ref(first, octets, payload, start, stop)
     targets: dict[_Region, Target] = {}
-    for name, form in tensors:
-        if form not in targets:
-            targets[form] = Target(ref, places.ref(name, form, payload, start, stop))
-        found[name] = targets[form]
+    for name, region in tensors:
+        if region not in targets:
+            targets[region] = Target(ref, sources.ref(name, region, payload, start, stop))
+        found[name] = targets[region]
     return ref
 
 
 class _Regions:
-    """How the tensors of an archive lie, whose whole index was checked; columns are read once, ten times as fast."""
+    """Regions of all tensors of an archive, whose whole index was checked; its columns are read once, for speed."""
 
     def __init__(self, archive: Archive, raw: bool) -> None:
         rows = archive.index.tensors
@@ -279,10 +279,10 @@ class _Regions:
         self._raw = raw
 
     def of(self, i: int) -> _Region:
-        """Return how a tensor lies in its payload.
+        """Return a tensor's region.
 
         Raises:
-            UnsupportedError: it is of strings, or of a type that is not known here.
+            UnsupportedError: it is of strings, or of an unknown element type.
         """
         payload, code, bits, dims, rank, at, byte_offset = self._rows[i]
         nbytes = 0 if payload == NONE else self._nbytes[payload]
@@ -303,7 +303,7 @@ class _Regions:
 
 
 def _slicer(slices: Slices, names: Iterable[str], path: str | None) -> Callable[[str], Rows | None]:
-    """Return what gives the rows that are wanted of a tensor, None for all of them.
+    """Return a function that gives the rows to load of a tensor by name, None for all.
 
     Raises:
         TensorNotFoundError: a key without wildcards is no tensor's name. UnsupportedError: a key is no name.
@@ -319,31 +319,31 @@ def _slicer(slices: Slices, names: Iterable[str], path: str | None) -> Callable[
     return lambda name: next((rows for test, rows in tests if test(name)), None)
 
 
-def _cut(form: _Region, rows: Rows) -> _Region:
-    """Return how some rows of a tensor lie.
+def _cut(region: _Region, rows: Rows) -> _Region:
+    """Return the region of some rows of a tensor.
 
     Raises:
         UnsupportedError: it has no rows, they are no range, or they do not start and end on whole bytes.
     """
-    if not form.shape:
+    if not region.shape:
         raise UnsupportedError("slices= takes rows of the first axis, and this tensor has no axis")
-    if form.strides is not None:
+    if region.strides is not None:
         raise UnsupportedError("slices= takes rows of tensors in C order, and this one is strided; load it whole")
-    wanted = rows if isinstance(rows, slice) else rows(form.shape[0])
+    wanted = rows if isinstance(rows, slice) else rows(region.shape[0])
     try:
-        start, stop, step = wanted.indices(form.shape[0])
+        start, stop, step = wanted.indices(region.shape[0])
     except (TypeError, AttributeError):
         raise UnsupportedError(f"slices= takes ranges of rows, and not {wanted!r}") from None
     if step != 1:
         raise UnsupportedError(f"slices= takes rows one after the other, and not every {step}th")
     stop = max(start, stop)
-    shape = (stop - start, *form.shape[1:])
-    bits = prod(form.shape[1:]) * form.bits
-    if start * bits % 8 or (stop * bits % 8 and stop < form.shape[0]):
+    shape = (stop - start, *region.shape[1:])
+    bits = prod(region.shape[1:]) * region.bits
+    if start * bits % 8 or (stop * bits % 8 and stop < region.shape[0]):
         what = f"rows {start} to {stop} of {bits} bits each do not start and end on whole bytes"
         raise UnsupportedError(f"{what}; take {8 // _shared_with_8(bits)} rows at a time, or a multiple")
-    count = dtypes.nbytes(prod(shape), form.bits)
-    return form._replace(start=form.start + start * bits // 8, nbytes=count, shape=shape)
+    count = dtypes.nbytes(prod(shape), region.bits)
+    return region._replace(start=region.start + start * bits // 8, nbytes=count, shape=shape)
 
 
 def _shared_with_8(bits: int) -> int:

@@ -1,7 +1,7 @@
-"""Remote archives, opened: header, index and trailer in two or three requests, payloads when they are asked for.
+"""Open a remote archive: header, index and trailer are fetched in two or three requests, payloads on demand.
 
-The first request asks for more than the header: a small index in front comes along. What the bytes mean, and whether
-they are right, is the archive's own business.
+The first request asks for more than the header, so that a small index in front comes along. The archive itself checks
+index and payloads.
 """
 
 from __future__ import annotations
@@ -14,39 +14,39 @@ from zcrecord.archive.archive import Archive, Verify, check_crc, open_archive
 from zcrecord.codec.layout import HEADER_SIZE, Header, decode_header, too_short
 from zcrecord.errors import FormatError, IntegrityError, RecordError, UnsupportedError
 from zcrecord.storage.memory import Memory, is_packed
-from zcrecord.transport.open import open_packed, outline
+from zcrecord.transport.open import open_packed, sparse_memory
 
 from .cache import ArchiveCache, VersionCache, cache_at
 from .file import RemoteFile, Request, connect, redacted
 from .fsspec import FsspecFile
 from .http import HttpFile
 from .packed import UnpackedFile, read_table
-from .ranges import RangeSet, cut
+from .ranges import Range, RangeSet, cut
 from .whole import RemoteMemory
 
 __all__ = ["open_url"]
 
-FIRST = 64 << 10  # bytes asked for at once, of either end: as long as a request takes anyway, on most lines
+FIRST = 64 << 10  # bytes of the first request, of either end: on most lines they take no longer than the request
 
 
 def open_url(
     url: str, *, verify: Verify = "index", cache: Any = None, options: Mapping[str, Any] | None = None
 ) -> Archive | str:
-    """Return a remote archive, of which header, index and trailer are there; or the path of a local file.
+    """Return a remote archive with header, index and trailer in memory; of a `file://` URL the path.
 
-    A payload is fetched, and its digest checked, before the first view of it is made. Of one packed for transport the
-    frames that are needed are fetched, or without a seek table all of it. The archive is pickled by URL, cache and
-    options, which may hold credentials.
+    A payload is fetched, and its digest checked, before the first view of it is made. Of an archive packed for
+    transport the frames that hold it are fetched; without a seek table the whole file is. The archive is pickled by
+    URL, cache and options, which may hold credentials.
 
     Args:
-        url: that fsspec knows: `https://`, `s3://`, ...; for a `file://` URL its path is returned.
+        url: of any kind that fsspec knows: `https://`, `s3://`, ...
         verify: "index" or "touch".
-        cache: a folder, None for the one that ZCRECORD_CACHE names, False for none; see `zcrecord.remote.cache`.
+        cache: a folder; None for the environment variable ZCRECORD_CACHE, False for no cache.
         options: for fsspec's file system: headers, credentials, an S3 endpoint.
 
     Raises:
-        SourceError: it cannot be read; SourceNotFoundError: it is not there. FormatError: it is no valid archive.
-        DependencyError: fsspec, or what it needs, is not installed. UnsupportedError: fsspec knows no such URL.
+        SourceError: it cannot be read; SourceNotFoundError: it does not exist. FormatError: it is no valid archive.
+        DependencyError: fsspec, or a package it needs, is not installed. UnsupportedError: fsspec knows no such URL.
     """
     if options is not None and not isinstance(options, Mapping):
         raise UnsupportedError(f"storage_options= takes a mapping, not a {type(options).__name__}")
@@ -55,11 +55,11 @@ def open_url(
     protocols = (fs.protocol,) if isinstance(fs.protocol, str) else fs.protocol
     if "file" in protocols:
         return path
-    place: RemoteFile = (HttpFile if "http" in protocols or "https" in protocols else FsspecFile)(url, options)
+    file: RemoteFile = (HttpFile if "http" in protocols or "https" in protocols else FsspecFile)(url, options)
     try:
-        archive = _open(place, verify, cache_at(cache, url, {**fs.storage_options, **options}))
+        archive = _open(file, verify, cache_at(cache, url, {**fs.storage_options, **options}))
     except RecordError as error:
-        raise error.located(path=place.shown) from error.__cause__
+        raise error.located(path=file.shown) from error.__cause__
 
     def recipe(archive: Archive) -> tuple[Any, ...]:
         pins = {} if archive.remote is None else archive.remote.pins
@@ -72,13 +72,13 @@ def open_url(
 def _reopen(
     url: str, verify: Verify, cache: Any, options: dict[str, Any], seal: bytes, pins: dict[int, bytes]
 ) -> Archive:
-    """Return the remote archive that was pickled: its URL, how it was opened, and which archive it must be.
+    """Open a pickled archive again, and check that it is the same one.
 
-    That is told by the SHA-256 of its index, of which CRCs could be matched; after `expect=` or `content_digest()` by
-    that of each payload, too, as in the process before. Where all of it is in memory it is told by all of it.
+    `seal` is the SHA-256 of header, index and trailer, whose CRCs could be forged; of an archive in memory that of all
+    of it. `pins` are SHA-256 digests of payloads, known after `expect=` or `content_digest()`.
 
     Raises:
-        IntegrityError: it is another archive by now.
+        IntegrityError: it is another archive now.
     """
     archive = open_url(url, verify=verify, cache=cache, options=options)
     if isinstance(archive, str) or _sha256(archive) != seal:
@@ -89,101 +89,91 @@ def _reopen(
 
 
 def _sha256(archive: Archive) -> bytes:
-    """Return the SHA-256 of both ends and the index; of an archive that is in memory, of all of it."""
+    """Return the SHA-256 of header, index and trailer; of an archive that is in memory, of all of it."""
+    octets = archive.buffer
+    ranges = [(0, len(octets))] if archive.remote is None else _ends(archive.header, len(octets))
     running = hashlib.sha256()
-    if archive.remote is None:
-        running.update(archive.buffer)
-    else:
-        for _, piece in _ends(archive.header, archive.buffer):
-            running.update(piece)
+    for start, end in ranges:
+        running.update(octets[start:end])
     return running.digest()
 
 
-def _open(place: RemoteFile, verify: Verify, shelf: ArchiveCache | None) -> Archive:
-    few = shelf is not None and shelf.holds_any()
-    first = place.start(HEADER_SIZE if few else FIRST)
+def _open(file: RemoteFile, verify: Verify, cached: ArchiveCache | None) -> Archive:
+    first = file.start(HEADER_SIZE if cached is not None and cached.holds_any() else FIRST)
     if is_packed(first):
-        table, have = read_table(place, first)
+        table, have = read_table(file, first)
         if table is None:
-            return _open_packed(place, have, verify)
-        place = UnpackedFile(place, table, have)
-        first = place.start(HEADER_SIZE)
-    if place.size < 2 * HEADER_SIZE or len(first) < HEADER_SIZE:
-        raise too_short(place.size, bytes(first[:HEADER_SIZE]))
+            return _open_packed(file, have, verify)
+        file = UnpackedFile(file, table, have)
+        first = file.start(HEADER_SIZE)
+    if file.size < 2 * HEADER_SIZE or len(first) < HEADER_SIZE:
+        raise too_short(file.size, bytes(first[:HEADER_SIZE]))
     header = decode_header(bytes(first[:HEADER_SIZE]))
     held = RangeSet()
     held.add(0, len(first))
-    memory = outline(place.size, [(0, first)])._replace(path=place.shown, filled=held.ranges)
+    memory = sparse_memory(file.size, [(0, first)])._replace(path=file.shown, filled=held.ranges)
     cache = None
-    if shelf is not None and place.tag is not None and place.strong:  # else nothing tells one version from another
-        cache = shelf.version(place.size, place.tag)
-    window = RemoteMemory(place, memory.octets, held, cache)
-    known = _from_cache(cache, memory.octets, held)
+    if cached is not None and file.tag is not None and file.strong:  # else two versions could not be told apart
+        cache = cached.version(file.size, file.tag)
+    remote = RemoteMemory(file, memory.octets, held, cache)
+    known = cache is not None and _read_cached(cache, memory.octets, held)
     if not known:
-        _fetch_ends(window, memory.octets, header)
+        _fetch_ends(remote, memory.octets, header)
     try:
-        archive = open_archive(memory._replace(remote=window), verify=verify)
+        archive = open_archive(memory._replace(remote=remote), verify=verify)
         check_crc(archive.buffer, archive.header)  # at level "touch", too: unlike a local file, it came a long way
     except FormatError:
-        place.check_same()  # one that was replaced meanwhile is not damaged
+        file.check_same()  # if it was replaced meanwhile, it is not damaged
         raise
     if cache is not None and not known:
-        cache.put_index(_ends(archive.header, memory.octets))
+        cache.put_index([(start, memory.octets[start:end]) for start, end in _ends(archive.header, file.size)])
     return archive
 
 
-def _fetch_ends(window: RemoteMemory, octets: memoryview, header: Header | None) -> None:
-    """Have index and trailer there. What does not fit is left to the archive, which says so."""
-    size = len(octets)
-    if header is None:
-        window.fetch([(max(0, size - FIRST), size)])
-        header = decode_header(bytes(octets[-HEADER_SIZE:]), "trailer")
-    if header is not None and header.archive_size == size:
-        index = header.index_offset, header.index_offset + header.index_size
-        window.fetch([index, (size - HEADER_SIZE, size)])
-
-
-def _ends(header: Header, octets: memoryview) -> list[tuple[int, memoryview]]:
-    at = header.index_offset
+def _ends(header: Header, size: int) -> list[Range]:
+    """Return the ranges of header, index and trailer."""
     return [
-        (0, octets[:HEADER_SIZE]),
-        (at, octets[at : at + header.index_size]),
-        (len(octets) - HEADER_SIZE, octets[-HEADER_SIZE:]),
+        (0, HEADER_SIZE),
+        (header.index_offset, header.index_offset + header.index_size),
+        (size - HEADER_SIZE, size),
     ]
 
 
-def _from_cache(cache: VersionCache | None, octets: memoryview, held: RangeSet) -> bool:
-    """Take index and trailer from the cache, if they are there and fit the header that came."""
-    pieces = None if cache is None else cache.index()
-    if pieces is None or any(offset < 0 or offset + len(piece) > len(octets) for offset, piece in pieces):
+def _fetch_ends(remote: RemoteMemory, octets: memoryview, header: Header | None) -> None:
+    """Fetch index and trailer. If sizes do not fit, the archive raises the error."""
+    size = len(octets)
+    if header is None:
+        remote.fetch([(max(0, size - FIRST), size)])
+        header = decode_header(bytes(octets[-HEADER_SIZE:]), "trailer")
+    if header is not None and header.archive_size == size:
+        remote.fetch(_ends(header, size))
+
+
+def _read_cached(cache: VersionCache, octets: memoryview, held: RangeSet) -> bool:
+    """Read index and trailer from the cache; False if they are not there, or do not fit the header that was fetched."""
+    pieces = cache.index()
+    if not pieces or len(pieces[-1][1]) != HEADER_SIZE or pieces[0][1] != octets[:HEADER_SIZE]:
         return False
-    if not _are_ends(pieces, len(octets)) or pieces[0][1] != octets[:HEADER_SIZE]:
+    try:
+        trailer = decode_header(pieces[-1][1], "trailer")
+    except RecordError:
         return False
-    for offset, piece in pieces:
-        octets[offset : offset + len(piece)] = piece
-        held.add(offset, offset + len(piece))
+    ranges = [(offset, offset + len(piece)) for offset, piece in pieces]
+    if trailer is None or ranges != _ends(trailer, len(octets)) or max(end for _, end in ranges) > len(octets):
+        return False
+    for (start, end), (_, piece) in zip(ranges, pieces, strict=True):
+        octets[start:end] = piece
+        held.add(start, end)
     return True
 
 
-def _are_ends(pieces: list[tuple[int, bytes]], size: int) -> bool:
-    """Return whether pieces are those that `_ends` gives, whoever wrote them."""
-    try:
-        trailer = decode_header(pieces[-1][1], "trailer") if pieces and len(pieces[-1][1]) == HEADER_SIZE else None
-    except RecordError:
-        return False
-    if trailer is None:
-        return False
-    told = [(0, HEADER_SIZE), (trailer.index_offset, trailer.index_size), (size - HEADER_SIZE, HEADER_SIZE)]
-    return told == [(offset, len(piece)) for offset, piece in pieces]
-
-
-def _open_packed(place: RemoteFile, have: list[Request], verify: Verify) -> Archive:
-    """Return an archive of which the packed form, without a seek table, is fetched whole, and let go of again."""
-    packed = outline(place.size, have)
+def _open_packed(file: RemoteFile, have: list[Request], verify: Verify) -> Archive:
+    """Fetch a packed archive without a seek table whole, and decompress it; the packed bytes are not kept."""
+    packed = sparse_memory(file.size, have)
     octets = packed.octets
     held = RangeSet()
     for offset, piece in have:
         held.add(offset, offset + len(piece))
-    place.fill([(start, octets[start:end]) for start, end in cut(held.missing(0, place.size))])
-    place.check_same()
-    return open_packed(Memory(octets, place.shown, packed.mapping), verify=verify, mode="r")
+    file.fill([(start, octets[start:end]) for start, end in cut(held.missing(0, file.size))])
+    file.check_same()
+    return open_packed(Memory(octets, file.shown, packed.mapping), verify=verify, mode="r")

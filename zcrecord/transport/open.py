@@ -1,6 +1,6 @@
-"""Archives that are packed for transport, loaded: decompressed once into memory, or only what is asked for.
+"""Open archives that were packed for transport: decompressed once into memory, or only the frames that are needed.
 
-Knows which bytes of an archive are needed for what. Frames and their table are left to `frames`, packing to `packer`.
+Frames and their table are left to `frames`, packing to `packer`.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from zcrecord.storage.threads import cores
 
 from . import frames
 
-__all__ = ["open_packed", "outline", "select_packed"]
+__all__ = ["open_packed", "select_packed", "sparse_memory"]
 
-_PIECE = 1 << 20  # bytes decompressed at a time, only to be counted
+_PIECE = 1 << 20  # bytes decompressed at a time to count them
 
 
 def open_packed(memory: Memory, *, verify: Verify, mode: Mode) -> Archive:
-    """Return an archive of which `memory` holds the packed form, decompressed once; in mode "c" writable as it is.
+    """Return the archive whose packed form is in `memory`, decompressed once; in mode "c" it is writable as it is.
 
-    With a seek table, frames are decompressed several at a time; without one (`zstd` makes none) in one go.
+    With a seek table, frames are decompressed in parallel; without one (`zstd` writes none) one after the other.
 
     Raises:
         DependencyError: zstandard is not installed. FormatError: it is no packed archive, or a damaged one.
@@ -38,7 +38,7 @@ def open_packed(memory: Memory, *, verify: Verify, mode: Mode) -> Archive:
     try:
         table = _table(memory)
         if table is None:
-            block, octets = _in_one_go(memory)
+            block, octets = _decompress_stream(memory)
         else:
             block, octets = _room(memory, table.nbytes)
             everything = np.flatnonzero(table.sizes)
@@ -51,7 +51,7 @@ def open_packed(memory: Memory, *, verify: Verify, mode: Mode) -> Archive:
 def select_packed(memory: Memory, names: Names | None, rename: Rename | None, *, verify: Verify) -> Archive:
     """Return chosen tensors of a packed archive; only frames that hold any of them or the index are decompressed.
 
-    Of one without a seek table, all are. It is pickled by the path, or by the packed bytes, which it therefore keeps.
+    Without a seek table all frames are. The part is pickled by the path, or by the packed bytes, which it then keeps.
 
     Raises:
         As `open_packed` does. TensorNotFoundError: a name without wildcards is not there.
@@ -74,10 +74,10 @@ def select_packed(memory: Memory, names: Names | None, rename: Rename | None, *,
 
 
 def _reopen(source: str | bytes, seal: bytes, names: Names | None, rename: Rename | None) -> Archive:
-    """Return chosen tensors of the packed archive that was pickled.
+    """Open a pickled part of a packed archive again; `seal` is the archive's header.
 
     Raises:
-        IntegrityError: it is another archive by now.
+        IntegrityError: it is another archive now.
     """
     memory = map_file(source, least=0) if isinstance(source, str) else Memory(buffer_of(source))
     part = select_packed(memory, names, rename, verify="index")
@@ -86,10 +86,10 @@ def _reopen(source: str | bytes, seal: bytes, names: Names | None, rename: Renam
     return part
 
 
-def outline(size: int, pieces: Iterable[tuple[int, Any]]) -> Memory:
-    """Return memory with addresses for `size` bytes, in which these pieces lie at their offsets; the rest is zeros.
+def sparse_memory(size: int, pieces: Iterable[tuple[int, Any]]) -> Memory:
+    """Return memory of `size` bytes with these pieces at their offsets, and zeros elsewhere, which take no memory.
 
-    Only the pieces take memory: with both ends and the index an archive can be checked as if all of it were there.
+    With header, index and trailer an archive can be opened and checked as if all of it were there.
 
     Raises:
         LimitError: there is no room for the addresses.
@@ -109,57 +109,55 @@ def _table(memory: Memory) -> frames.SeekTable | None:
 
 
 def _part(memory: Memory, table: frames.SeekTable, names: Names | None, rename: Rename | None) -> Archive:
-    """Return a part of an archive whose memory has addresses for all of it, and pages for what is decompressed."""
+    """Return chosen tensors of an archive in sparse memory, into which their frames are decompressed."""
     try:
-        window = _FrameMemory(memory, table)
-        h = window.trailer()
-        window.bring([(0, HEADER_SIZE), (h.index_offset, h.index_offset + h.index_size)])
-        whole = open_archive(window.memory, verify="index")
+        content = _FrameMemory(memory, table)
+        h = content.trailer()
+        content.bring([(0, HEADER_SIZE), (h.index_offset, h.index_offset + h.index_size)])
+        whole = open_archive(content.memory, verify="index")
         part = subset.select(whole, names, rename)
         chosen = part.index.payloads
         starts = (chosen["offset"] + np.uint64(h.payload_offset)).tolist()
-        window.bring([(start, start + n) for start, n in zip(starts, chosen["nbytes"].tolist(), strict=True)])
+        content.bring([(start, start + n) for start, n in zip(starts, chosen["nbytes"].tolist(), strict=True)])
     except RecordError as error:
         raise error.located(path=memory.path) from error.__cause__
     return part
 
 
 class _FrameMemory:
-    """Memory for all of an archive, and the frames that were decompressed into it so far."""
+    """Sparse memory for all of an archive, into which frames are decompressed when they are needed."""
 
     def __init__(self, memory: Memory, table: frames.SeekTable) -> None:
         self._data, self._table = memory.octets, table
-        self._done = np.zeros(len(table.bounds) - 1, bool)
+        self._done = np.zeros(len(table.sizes), bool)
         self._filled: list[tuple[int, int]] = []
         if table.nbytes < 2 * HEADER_SIZE:
-            raise _no_archive(table.nbytes)
+            raise _too_few(table.nbytes)
         block, self._octets = _mapped(table.nbytes, sparse=True)
         self.memory = Memory(self._octets, memory.path, block, filled=self._filled, absolute=memory.absolute)
 
     def trailer(self) -> Header:
-        """Return what the trailer says, whose extents are checked."""
+        """Return the decoded trailer, checked against the table's size."""
         size = self._table.nbytes
         self.bring([(size - HEADER_SIZE, size)])
         h = decode_header(bytes(self._octets[-HEADER_SIZE:]), "trailer")
         if h is None or h.archive_size != size:
-            raise FormatError(
-                f"trailer: it is not that of an archive of {size} bytes; the file is damaged, copy it again"
-            )
+            what = f"trailer: it is not that of an archive of {size} bytes"
+            raise FormatError(f"{what}; the file is damaged, copy it again")
         return h
 
     def bring(self, ranges: Iterable[tuple[int, int]]) -> None:
-        """Decompress the frames that hold any byte of these ranges, unless that was done."""
-        bounds = self._table.bounds
+        """Decompress the frames that hold any byte of these ranges, unless they are there."""
         chosen = self._table.covering(ranges)
         chosen = chosen[~self._done[chosen]]
         self._done[chosen] = True
         frames.check_expansion(int(self._table.sizes[self._done].sum()), len(self._data))
-        self._filled += zip(bounds[chosen].tolist(), bounds[chosen + 1].tolist(), strict=True)
+        self._filled += map(self._table.range, chosen.tolist())
         frames.decompress_frames(self._data, self._table, self._octets, chosen, cores())
 
 
-def _in_one_go(memory: Memory) -> tuple[Any, memoryview]:
-    """Return what comes out of frames of which nothing is known beforehand, one after the other."""
+def _decompress_stream(memory: Memory) -> tuple[Any, memoryview]:
+    """Decompress frames one after the other, without a seek table."""
     package = import_zstandard()
     try:
         size = _size(package, memory)
@@ -181,11 +179,11 @@ def _in_one_go(memory: Memory) -> tuple[Any, memoryview]:
 
 
 def _size(package: Any, memory: Memory) -> int:
-    """Return how long an archive is: its header says so, or it is decompressed once to be counted."""
+    """Return the size of a packed archive: from its header, or by decompressing it once to count."""
     with package.ZstdDecompressor().stream_reader(memory.octets, read_across_frames=True) as reader:
         first = reader.read(HEADER_SIZE)
         if len(first) < HEADER_SIZE:
-            raise _no_archive(len(first))
+            raise _too_few(len(first))
         header = decode_header(first)
         if header is not None:
             return header.archive_size
@@ -196,7 +194,7 @@ def _size(package: Any, memory: Memory) -> int:
         return size
 
 
-def _no_archive(size: int) -> FormatError:
+def _too_few(size: int) -> FormatError:
     what = f"{size} bytes come out of this zstd file, too few for an archive"
     return FormatError(f"{what}; it is truncated, copy it again")
 

@@ -33,7 +33,7 @@ from zcrecord.storage.threads import Start, cores, map_ordered
 from zcrecord.writing.writers import peak_rss
 
 from .frames import EXPANDED, SeekEntry, encode_table
-from .open import outline
+from .open import sparse_memory
 
 __all__ = ["PREADV", "ArchiveCheck", "PackReport", "checked_paths", "pack"]
 
@@ -192,7 +192,7 @@ class ArchiveCheck:
         """
         if self.size < 2 * HEADER_SIZE:
             raise too_short(self.size, self._first)
-        memory = outline(self.size, [(0, self._first), (self.size - HEADER_SIZE, self._last)])
+        memory = sparse_memory(self.size, [(0, self._first), (self.size - HEADER_SIZE, self._last)])
         header = locate(memory.octets, None)[1]
         index: bytes | bytearray = self._index
         if not index and sink is not None and sink.can_rewind:
@@ -297,7 +297,7 @@ def _stream_bounds(reader: StreamReader) -> tuple[memoryview, list[int] | None]:
     if len(head) < HEADER_SIZE + header.index_size:
         raise FormatError(f"ends after {len(head)} of {header.archive_size} bytes; it is truncated, copy it again")
     size = header.archive_size
-    memory = outline(size, [(0, head), (size - HEADER_SIZE, head[:HEADER_SIZE])])
+    memory = sparse_memory(size, [(0, head), (size - HEADER_SIZE, head[:HEADER_SIZE])])
     archive = open_archive(memory, verify="index")
     return memoryview(head), _frame_bounds(header, archive.index.payloads["offset"])
 
