@@ -21,9 +21,9 @@ from zcrecord import IntegrityError, SourceError
 from zcrecord.loaders import load_into
 from zcrecord.loaders.torch import TorchLoader
 from zcrecord.remote.file import RemoteFile, Request
-from zcrecord.remote.on_demand import OnDemandMemory
+from zcrecord.remote.on_demand import OnDemandMemory, PayloadRange
 from zcrecord.remote.ranges import RangeSet
-from zcrecord.remote.read_ahead import ExpectedRange, ReadAhead, batches
+from zcrecord.remote.read_ahead import ReadAhead, batches
 
 MIB = 1 << 20
 LOADERS = ["host", "read", "torch"]
@@ -200,13 +200,13 @@ class Zeros(RemoteFile):
             target[:] = bytes(len(target))
 
 
-def test_batches_together_take_no_more_than_the_feed_may_hold() -> None:
-    feed = ReadAhead(OnDemandMemory(Zeros("memory://m.zcr", {}), memoryview(b""), RangeSet(), None))
-    feed.expect([ExpectedRange(0, 60 * MIB, None, "w")], 12 * MIB)
+def test_batches_together_take_no_more_than_read_ahead_may_hold() -> None:
+    ahead = ReadAhead(OnDemandMemory(Zeros("memory://m.zcr", {}), memoryview(b""), RangeSet(), None))
+    ahead.expect([PayloadRange(0, 60 * MIB, None, "w")], 12 * MIB)
     room = memoryview(bytearray(2 * MIB))
     tracemalloc.start()
     for at in range(0, 60 * MIB, 2 * MIB):
-        feed.readinto_at(at, room)
+        ahead.readinto_at(at, room)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert 8 * MIB < peak < 14 * MIB, "three batches of 4 MiB, and what the zeros take"
@@ -222,13 +222,13 @@ def test_a_server_that_fails_is_given_up_once_by_all_who_wait_for_it() -> None:
             raise SourceError("no answer in time", path=self.shown)
 
     place, waiting = Failing("memory://m.zcr", {}), threading.Event()
-    feed = ReadAhead(OnDemandMemory(place, memoryview(b""), RangeSet(), None))
-    feed.expect([ExpectedRange(0, 8 * MIB, None, "w")], 3 * MIB)
+    ahead = ReadAhead(OnDemandMemory(place, memoryview(b""), RangeSet(), None))
+    ahead.expect([PayloadRange(0, 8 * MIB, None, "w")], 3 * MIB)
     told: list[BaseException] = []
 
     def read(at: int) -> None:
         try:
-            feed.readinto_at(at, memoryview(bytearray(10)))
+            ahead.readinto_at(at, memoryview(bytearray(10)))
         except SourceError as error:
             told.append(error)
 
@@ -238,7 +238,7 @@ def test_a_server_that_fails_is_given_up_once_by_all_who_wait_for_it() -> None:
         time.sleep(0.001)
     for reader in readers[1:]:
         reader.start()
-    while len(feed._asking) < 3 and readers[0].is_alive():  # until all others wait for the first
+    while len(ahead._asking) < 3 and readers[0].is_alive():  # until all others wait for the first
         time.sleep(0.001)
     waiting.set()
     for reader in readers:

@@ -23,7 +23,8 @@ from tools.bench.remote import write_sparse
 from tools.range_server import Server, serving
 from zcrecord import FormatError, IntegrityError
 from zcrecord.codec.layout import HEADER_SIZE, decode_header
-from zcrecord.remote.read_ahead import ExpectedRange, ReadAhead
+from zcrecord.remote.on_demand import PayloadRange
+from zcrecord.remote.read_ahead import ReadAhead
 
 MIB = 1 << 20
 
@@ -139,14 +140,14 @@ def test_what_was_expected_cannot_be_exchanged_afterwards_for_what_has_its_short
 def test_what_a_loader_was_given_once_is_not_given_to_it_otherwise_again(server: Server) -> None:
     rec = zcrecord.load_record(f"{server.url}/m.zcr", expect=local(server).content_digest())
     info = rec.info("large")
-    feed = ReadAhead(rec.archive.remote)
-    feed.expect([ExpectedRange(info.offset, info.nbytes, info.digest, "large")], 3 << 18)
+    ahead = ReadAhead(rec.archive.remote)
+    ahead.expect([PayloadRange(info.offset, info.nbytes, info.digest, "large")], 3 << 18)
     room = memoryview(bytearray(1 << 18))
     for at in range(0, 8 << 18, 1 << 18):
-        feed.readinto_at(info.offset + at, room)
-    poison(server, [part for ranges in feed._batches for part in ranges])
+        ahead.readinto_at(info.offset + at, room)
+    poison(server, [part for ranges in ahead._batches for part in ranges])
     with pytest.raises(IntegrityError, match="bytes fetched before differ"):
-        feed.readinto_at(info.offset, room)
+        ahead.readinto_at(info.offset, room)
 
 
 @pytest.mark.parametrize("how", ["fill_by", "stream", "pickled"])

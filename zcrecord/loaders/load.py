@@ -207,7 +207,7 @@ class _LoadProgress:
     def check(self) -> None:
         """Raise LoadCancelledError if the user cancelled."""
         if self._cancelled is not None and self._cancelled():
-            what = f"given up after {self._reported} of {self._total} bytes, as cancel= said; nothing of it is kept"
+            what = f"cancelled after {self._reported} of {self._total} bytes; nothing of it is kept"
             raise LoadCancelledError(what, path=self._path)
 
     def advance(self, nbytes: int) -> None:

@@ -197,11 +197,11 @@ class VersionCache:
         try:
             with _opened(self._folder / _INDEX) as file:
                 line, _, rest = file.readall().partition(b"\n")
-            told = json.loads(line)
-            if told["digest"] != f"{digest_of(rest):016x}":
+            data = json.loads(line)
+            if data["digest"] != f"{digest_of(rest):016x}":
                 return None
             out = []
-            for offset, nbytes in told["pieces"]:
+            for offset, nbytes in data["pieces"]:
                 if not (type(offset) is type(nbytes) is int and 0 <= nbytes <= len(rest)):
                     return None
                 out.append((offset, rest[:nbytes]))
@@ -214,9 +214,9 @@ class VersionCache:
         """Write the pieces needed to open the archive, with their offsets."""
         rest = b"".join(piece for _, piece in pieces)
         places = [(offset, len(piece)) for offset, piece in pieces]
-        told = {"digest": f"{digest_of(rest):016x}", "pieces": places}
+        data = {"digest": f"{digest_of(rest):016x}", "pieces": places}
         entry = CacheEntry(self._folder / _INDEX)
-        entry.write(memoryview(json.dumps(told).encode() + b"\n" + rest))
+        entry.write(memoryview(json.dumps(data).encode() + b"\n" + rest))
         entry.keep()
 
     def _payload(self, start: int, nbytes: int) -> Path:

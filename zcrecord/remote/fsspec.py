@@ -120,8 +120,8 @@ class FsspecFile(RemoteFile):
 def _coding(found: Mapping[str, Any]) -> str:
     """Return the Content-Encoding that a file is stored with, "" if none is told: any publisher may set gzip."""
     settings = found.get("content_settings")
-    told = [found, settings] if isinstance(settings, Mapping) else [found]
-    return next((str(t[name]).strip().lower() for t in told for name in _CODINGS if t.get(name)), "")
+    sources = [found, settings] if isinstance(settings, Mapping) else [found]
+    return next((str(t[name]).strip().lower() for t in sources for name in _CODINGS if t.get(name)), "")
 
 
 def _said(error: Exception) -> str:

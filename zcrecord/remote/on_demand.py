@@ -43,11 +43,12 @@ class Checksum(NamedTuple):
 
 
 class PayloadRange(NamedTuple):
-    """A payload's place in the file, and its digest; None if the archive has no digests."""
+    """A payload or another range of the file. `digest` is None if it is not checked; `name` is a tensor's."""
 
     start: int
     nbytes: int
     digest: int | None
+    name: str = ""
 
     @property
     def end(self) -> int:

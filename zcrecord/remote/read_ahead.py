@@ -1,4 +1,4 @@
-"""Read-ahead for loaders of remote archives: batches of merged requests, verified as they come, then let go of.
+"""Read-ahead for loaders of remote archives: batches of merged requests, verified as they come, and not kept.
 
 Loaders ask for payloads, or pieces of them, in the order of the file. Here these become batches: neighbours merged,
 several requests at a time, at most three batches in memory. Digests are computed batch by batch, so that a payload may
@@ -19,10 +19,10 @@ from zcrecord.errors import IntegrityError, RecordError
 
 from .cache import CacheEntry
 from .file import MOST_AT_ONCE
-from .on_demand import Checksum, OnDemandMemory
+from .on_demand import Checksum, OnDemandMemory, PayloadRange
 from .ranges import Range, cut, merged
 
-__all__ = ["LEAST", "ExpectedRange", "ReadAhead", "batches"]
+__all__ = ["LEAST", "ReadAhead", "batches"]
 
 LEAST = 1 << 16  # bytes of a batch, however little memory may be taken: a request costs as much as they do
 _LEAST_REQUEST = 1 << 20  # bytes of a request, if a batch has several: worth many round trips
@@ -30,24 +30,10 @@ _HELD = 2  # batches, and one that is fetched meanwhile: of threads that read in
 _OVERTAKEN = 0.1  # seconds that a thread far ahead waits for threads with earlier batches
 
 
-class ExpectedRange(NamedTuple):
-    """A range that will be read: a payload, or part of one. `digest` is None if it is not checked."""
-
-    start: int
-    nbytes: int
-    digest: int | None
-    name: str
-
-    @property
-    def end(self) -> int:
-        """Offset of the byte after it."""
-        return self.start + self.nbytes
-
-
 class _RangePart(NamedTuple):
     """The bytes [lo, hi) of an expected range that lie in one batch."""
 
-    row: ExpectedRange
+    row: PayloadRange
     lo: int
     hi: int
 
@@ -77,9 +63,9 @@ class ReadAhead:
         self._asking: list[int] = []
         self.expect((), LEAST)
 
-    def expect(self, rows: Iterable[tuple[int, int, int | None, str]], most: int) -> None:
-        """Plan the batches of these `ExpectedRange`s, so that at most `most` bytes are held at a time."""
-        known = sorted({ExpectedRange(*row) for row in rows})
+    def expect(self, ranges: Iterable[tuple[int, int, int | None, str]], most: int) -> None:
+        """Plan the batches of these `PayloadRange`s, so that at most `most` bytes are held at a time."""
+        known = sorted({PayloadRange(*row) for row in ranges})
         batch = max(most // (_HELD + 1), LEAST)
         self._request = max(batch // MOST_AT_ONCE, _LEAST_REQUEST)  # so that a batch is several at a time
         self._batches = batches(((row.start, row.end) for row in known), batch)
@@ -95,9 +81,9 @@ class ReadAhead:
         self._failed: IntegrityError | None = None
         self._faults: list[RecordError] = []  # of fetching: threads that waited for a batch raise them, too
         self._next = 0
-        self._running: dict[ExpectedRange, _PayloadProgress] = {}
-        self._digests: dict[tuple[ExpectedRange, int], bytes] = {}  # of parts that may come again
-        self._cached: set[ExpectedRange] = set()  # ranges of which the cache has all bytes, undamaged
+        self._running: dict[PayloadRange, _PayloadProgress] = {}
+        self._digests: dict[tuple[PayloadRange, int], bytes] = {}  # of parts that may come again
+        self._cached: set[PayloadRange] = set()  # ranges of which the cache has all bytes, undamaged
 
     def readinto_at(self, offset: int, target: memoryview) -> None:
         """Fill `target` with the file's bytes from `offset` on.
@@ -229,7 +215,7 @@ class ReadAhead:
             self._cached.add(row)
         return row in self._cached and cache.read(row.start, row.nbytes, part.lo - row.start, target)
 
-    def _check_whole(self, row: ExpectedRange, octets: memoryview, checksum: Checksum, *, cached: bool) -> None:
+    def _check_whole(self, row: PayloadRange, octets: memoryview, checksum: Checksum, *, cached: bool) -> None:
         if not checksum.matches(octets):
             self._memory.check_same()
             self._memory.read([(row.start, octets)], again=True)  # a proxy's or a disk's fault may have passed
@@ -257,7 +243,7 @@ class ReadAhead:
         if part.hi == row.end:
             self._finish(row, running)
 
-    def _finish(self, row: ExpectedRange, running: _PayloadProgress) -> None:
+    def _finish(self, row: PayloadRange, running: _PayloadProgress) -> None:
         """Compare a complete digest; keep the cache entry if it matches."""
         right = running.hash.digest() == running.checksum.expected
         if running.entry is not None:
@@ -267,7 +253,7 @@ class ReadAhead:
             raise self._damaged(row, "load it again; if that does not help the file is damaged, copy it again")
         running.done = True
 
-    def _damaged(self, row: ExpectedRange, what: str) -> IntegrityError:
+    def _damaged(self, row: PayloadRange, what: str) -> IntegrityError:
         what = f"payload [{row.start:#x}, {row.end:#x}): its digest does not match, {what}"
         return IntegrityError(what, path=self._memory.shown, offset=row.start, tensor=row.name)
 

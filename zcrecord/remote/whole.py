@@ -16,8 +16,8 @@ from zcrecord.codec.element_rules import ElementRules
 from zcrecord.codec.layout import HEADER_SIZE, NONE
 from zcrecord.errors import FormatError
 
-from .on_demand import OnDemandMemory
-from .read_ahead import ExpectedRange, ReadAhead
+from .on_demand import OnDemandMemory, PayloadRange
+from .read_ahead import ReadAhead
 
 if TYPE_CHECKING:
     from zcrecord.archive.archive import Archive, Progress
@@ -39,7 +39,7 @@ class RemoteMemory(OnDemandMemory):
         """Check all payloads as they come (R70 to R74); those of strings, and small archives, stay in memory.
 
         Raises:
-            IntegrityError: a digest does not match. FormatError: another rule is broken. SourceError: it cannot be had.
+            IntegrityError: a digest does not match. FormatError: another rule is broken. SourceError: reading failed.
         """
         self._keep_small(archive)
         rules, base = ElementRules(archive.index), archive.header.payload_offset
@@ -83,7 +83,7 @@ class RemoteMemory(OnDemandMemory):
         if archive.header.archive_size <= _MOST:
             archive.bring()
 
-    def _pieces(self, rows: list[ExpectedRange], progress: Progress | None) -> Iterator[tuple[ExpectedRange, int, Any]]:
+    def _pieces(self, rows: list[PayloadRange], progress: Progress | None) -> Iterator[tuple[PayloadRange, int, Any]]:
         """Yield all bytes of ranges in the order of the file: the range, the offset of the bytes, the bytes."""
         ahead = self.read_ahead()
         ahead.expect(rows, _MOST)
@@ -100,19 +100,19 @@ class RemoteMemory(OnDemandMemory):
         ahead.check_same()
 
 
-def _payloads(archive: Archive) -> list[ExpectedRange]:
+def _payloads(archive: Archive) -> list[PayloadRange]:
     """Return all payloads, each once, with the name of a tensor that uses it."""
     ix, base = archive.index, archive.header.payload_offset
     users = dict(zip(ix.tensors["payload"][::-1].tolist(), range(len(ix.tensors) - 1, -1, -1), strict=True))
-    out: dict[int, ExpectedRange] = {}
+    out: dict[int, PayloadRange] = {}
     for number, (offset, nbytes, digest) in enumerate(ix.payloads.tolist()):
         if base + offset not in out:
             name = ix.name(users[number]) if number in users else ""
-            out[base + offset] = ExpectedRange(base + offset, nbytes, digest if ix.digest_kind else None, name)
+            out[base + offset] = PayloadRange(base + offset, nbytes, digest if ix.digest_kind else None, name)
     return list(out.values())
 
 
-def _gaps(archive: Archive) -> list[ExpectedRange]:
+def _gaps(archive: Archive) -> list[PayloadRange]:
     """Return the gaps between the payloads of a whole archive, before the first and after the last."""
     if not archive.whole:
         return []
@@ -122,6 +122,6 @@ def _gaps(archive: Archive) -> list[ExpectedRange]:
     out = []
     for start, stop in [*((row.start, row.end) for row in _payloads(archive)), (end, end)]:
         if at < start:
-            out.append(ExpectedRange(at, start - at, None, ""))
+            out.append(PayloadRange(at, start - at, None, ""))
         at = stop
     return out
