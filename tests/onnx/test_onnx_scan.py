@@ -41,7 +41,7 @@ from zcrecord.errors import (
 )
 from zcrecord.onnx import OnnxTensors, convert, scan
 from zcrecord.onnx.lazy import files
-from zcrecord.onnx.lazy.placed import STEP
+from zcrecord.onnx.lazy.locate import STEP
 from zcrecord.storage.memory import read_some
 from zcrecord.tensors.packed import PackedTensor, StringTensor
 

@@ -22,8 +22,7 @@ from zcrecord.dtypes import by_onnx
 from zcrecord.errors import ExternalDataError, IntegrityError, LimitError, RecordError, UnsupportedError
 from zcrecord.onnx.protobuf.reader import ProtobufReader, Skeleton
 from zcrecord.onnx.protobuf.scanner import Scanner, check_start
-from zcrecord.onnx.protobuf.schema import Scope, Tensor, Tensors
-from zcrecord.onnx.protobuf.values import Values
+from zcrecord.onnx.protobuf.tensors import TensorMessage, TensorReader
 from zcrecord.storage.compressed import PeekableStream, decompressed
 from zcrecord.storage.files import Binary, Progress, check_destination, open_sink, path_or_none
 from zcrecord.storage.sink import NullSink, Sink
@@ -31,8 +30,8 @@ from zcrecord.storage.stream_reader import StreamReader
 from zcrecord.writing.writers import ConvertReport, SaveReport, StreamWriter, peak_rss
 
 from . import external_data
-from .names import GRAPH_ATTRIBUTE, LEFT_OUT, NamedTensor, name_tensors
-from .selection import Chosen, ChosenValues
+from .names import GRAPH_ATTRIBUTE, LEFT_OUT, NamedTensor, Scope, name_tensors
+from .selection import Selection
 
 __all__ = ["STUB_KEY", "ConvertReport", "convert"]
 
@@ -94,7 +93,7 @@ def convert(
     if verify and (dry_run or source_path is None or dest_path is None):
         raise UnsupportedError("verify=True reads the source again and the archive back: both must be files by path")
     test = None if select is None and exclude is None else NameFilter(select, exclude)
-    work = _Work(source, source_path, alignment, allow_links, test, 1 + verify, progress)
+    work = _Conversion(source, source_path, alignment, allow_links, test, 1 + verify, progress)
     with contextlib.nullcontext(NullSink()) if dry_run else open_sink(dest, durable=durable) as sink:
         done = work.write(sink)
         if verify:
@@ -130,7 +129,7 @@ class _Written(NamedTuple):
         )
 
 
-class _Work(NamedTuple):
+class _Conversion(NamedTuple):
     """One conversion: what each pass over the model needs to know."""
 
     source: Any
@@ -155,23 +154,23 @@ class _Work(NamedTuple):
         return _Written(saved, out, len(entries.modules), input_bytes, passed, renamed, left_out)
 
     @contextlib.contextmanager
-    def _opened(self) -> Iterator[_Source]:
+    def _opened(self) -> Iterator[_OpenModel]:
         if self.source_path is None:
             peeked = PeekableStream(self.source)
-            yield _Source(decompressed(peeked), peeked, None, None)
+            yield _OpenModel(decompressed(peeked), peeked, None, None)
             return
         folder = external_data.Folder(Path(self.source_path).absolute().parent, allow_links=self.allow_links)
         with StreamReader(self.source_path) as file, folder:
             peeked = PeekableStream(file)
             stream = decompressed(peeked)
             if stream is not peeked:
-                yield _Source(stream, peeked, file.nbytes, folder)
+                yield _OpenModel(stream, peeked, file.nbytes, folder)
                 return
             if file.seekable:
                 file.seek(0)
-            yield _Source(file if file.seekable else peeked, None, file.nbytes, folder)
+            yield _OpenModel(file if file.seekable else peeked, None, file.nbytes, folder)
 
-    def _report(self, source: _Source, before: int) -> Callable[[int], None] | None:
+    def _report(self, source: _OpenModel, before: int) -> Callable[[int], None] | None:
         progress, total = self.progress, source.total
         if progress is None:
             return None
@@ -199,7 +198,7 @@ class _Work(NamedTuple):
             raise error.located(path=dest_path) from error.__cause__
 
 
-class _Source(NamedTuple):
+class _OpenModel(NamedTuple):
     """A model that is open: its bytes; those of the compressed form, if it has one; how many; what lies beside it."""
 
     stream: Any
@@ -209,29 +208,29 @@ class _Source(NamedTuple):
 
 
 def _stream(
-    source: _Source, out: StreamWriter, test: NameFilter | None, report: Callable[[int], None] | None
+    source: _OpenModel, out: StreamWriter, test: NameFilter | None, report: Callable[[int], None] | None
 ) -> tuple[Entries, int, int, int]:
     """Write all payloads, the skeleton last; return the entries, the bytes read, names changed, tensors left out."""
     skeleton = Skeleton()
-    window = ProtobufReader(
+    reader = ProtobufReader(
         source.stream, skeleton, report if source.packed is None else _bounded(skeleton, source, report)
     )
-    check_start(window)
-    chosen = None if test is None else Chosen(out, test)
-    store = _Store(window, out, chosen, source.folder, report)
-    Scanner(window, store.values, store).scan()
-    input_bytes = window.base + window.limit + (source.folder.nbytes if source.folder is not None else 0)
-    outline, renamed = name_tensors(store.found, input_bytes)
-    left_out = sum(f.payload == LEFT_OUT for f in store.found)
-    if chosen is not None:
-        chosen.check(store.found)
-    store.found.clear()
-    if chosen is None:
+    check_start(reader)
+    selection = None if test is None else Selection(test)
+    sink = _ArchiveSink(reader, out, selection, source.folder, report)
+    Scanner(reader, sink).scan()
+    input_bytes = reader.base + reader.limit + (source.folder.nbytes if source.folder is not None else 0)
+    outline, renamed = name_tensors(sink.found, input_bytes)
+    left_out = sum(f.payload == LEFT_OUT for f in sink.found)
+    if selection is not None:
+        selection.check(sink.found)
+    sink.found.clear()
+    if selection is None:
         outline.attribute((GRAPH_ATTRIBUTE,), _write_skeleton(out, skeleton))
     return outline.entries(), input_bytes, renamed, left_out
 
 
-def _bounded(skeleton: Skeleton, source: _Source, report: Callable[[int], None] | None) -> Callable[[int], None]:
+def _bounded(skeleton: Skeleton, source: _OpenModel, report: Callable[[int], None] | None) -> Callable[[int], None]:
     """Return a report that refuses a graph which a little compressed data expands to: it is held in memory."""
 
     def bounded(passed: int) -> None:
@@ -245,36 +244,34 @@ def _bounded(skeleton: Skeleton, source: _Source, report: Callable[[int], None] 
     return bounded
 
 
-class _Store(Tensors):
-    """Numbers the tensors of a scan in order of appearance and stores the values of each as a payload."""
+class _ArchiveSink:
+    """Numbers the tensors of a scan in order of appearance and writes the values of each as a payload."""
 
     def __init__(
         self,
-        window: ProtobufReader,
+        reader: ProtobufReader,
         out: StreamWriter,
-        chosen: Chosen | None,
+        selection: Selection | None,
         folder: external_data.Folder | None,
         report: Callable[[int], None] | None,
     ) -> None:
-        self.values = Values(window, out) if chosen is None else ChosenValues(window, chosen)
         self.found: list[Any] = []
         self._shapes: dict[tuple[int, ...], tuple[int, ...]] = {}
         self._data: list[memoryview] = []  # of tensors in a row, to be written together
         self._next = 0  # the id of the first of them
+        self._writing = True  # the payload that is open
         self._out = out
-        self._chosen = chosen
+        self._selection = selection
         self._folder = folder
         self._report = report
-        self._window = window
+        self._reader = reader
 
-    def whole(self, scope: Scope, field: int, place: int, offset: int, name: bytes, code: int, dims: list[int],
-              data: memoryview) -> bytes:  # fmt: skip
-        payload = NONE
-        if self._chosen is not None and not self._chosen.takes(scope, field, place, name):
+    def add_whole(self, scope: Scope, field: int, place: int, offset: int, name: bytes, code: int, dims: list[int],
+                  data: memoryview) -> bytes:  # fmt: skip
+        if self._selection is not None and not self._selection.takes(scope, field, place, name):
             payload = LEFT_OUT
-        elif len(data):
+        else:
             if not self._data:
-                self.values.close_open()
                 self._next = self._out.payloads
             payload = self._next + len(self._data)
             self._data.append(data)
@@ -283,44 +280,59 @@ class _Store(Tensors):
         found.append(_new(NamedTensor, (scope, field, place, name, offset, by_onnx[code], shape, payload)))
         return stub(len(found) - 1)
 
-    def passed(self) -> None:
+    def write_whole(self) -> None:
         if self._data:
             self._out.add_all(self._data)
             self._data.clear()
 
-    def start(self, t: Tensor) -> None:
+    def begin(self, t: TensorMessage, nbytes: int) -> None:
+        self._writing = self._selection is None or self._selection.decide(t)
+        if self._writing:
+            self._out.begin(nbytes)
+
+    def write(self, data: Any) -> None:
+        if self._writing:
+            self._out.write(data)
+
+    def end(self) -> int:
+        return self._out.end() if self._writing else NONE
+
+    def locate(self, _t: TensorMessage, _offset: int, _nbytes: int) -> bool:
+        return False
+
+    def start(self, t: TensorMessage) -> None:
         t.index = len(self.found)
         self.found.append(None)
 
-    def stub(self, t: Tensor, skeleton: Skeleton) -> None:
+    def stub(self, t: TensorMessage, skeleton: Skeleton) -> None:
         skeleton.tail += stub(t.index)
 
-    def finish(self, t: Tensor) -> None:
+    def finish(self, t: TensorMessage, tensors: TensorReader) -> None:
         try:
             if t.external:
-                self._load(t)
-            shape = self.values.finish(t)
-            payload = t.payload if self._chosen is None else self._chosen.settle(t)
+                self._load(t, tensors)
+            shape = tensors.finish(t)
+            payload = t.values.payload if self._selection is None else self._selection.settle(t, self._out)
         except RecordError as error:
             raise error.located(tensor=t.label or None, offset=t.offset) from error.__cause__
         kind = by_onnx[t.data_type]
         self.found[t.index] = NamedTensor(t.scope, t.field, t.place, t.name, t.offset, kind, shape, payload)
 
-    def _load(self, t: Tensor) -> None:
+    def _load(self, t: TensorMessage, tensors: TensorReader) -> None:
         """Copy the values of a tensor from its file."""
         reference = external_data.reference_of(t)
         if reference is None:
             return  # empty, or wrong: `finish` says how
-        if self._chosen is not None and not self._chosen.takes(t.scope, t.field, t.place, t.name):
-            t.nbytes = reference.length  # taken for read
+        if self._selection is not None and not self._selection.takes(t.scope, t.field, t.place, t.name):
+            tensors.count(t, reference.length)
             return
         if self._folder is None:
             what = "lies beside the model, and a stream has no folder; convert the file itself"
             raise ExternalDataError(f"external data '{reference.location}' {what}")
         for chunk in self._folder.read(reference):
-            self.values.write(t, chunk, reference.length)
+            tensors.write(t, chunk, reference.length)
             if self._report is not None:
-                self._report(self._window.base + self._window.pos)
+                self._report(self._reader.base + self._reader.pos)
 
 
 def stub(index: int) -> bytes:

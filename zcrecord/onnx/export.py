@@ -19,7 +19,7 @@ from zcrecord.archive.payloads import Payloads
 from zcrecord.errors import LimitError, RecordError, UnsupportedError, printable
 from zcrecord.onnx.protobuf.properties import encode_properties, without_properties
 from zcrecord.onnx.protobuf.reader import LEN, MAX_LENGTH, encode_field, encode_varint
-from zcrecord.onnx.protobuf.values import RAW_DATA, STRING_DATA
+from zcrecord.onnx.protobuf.tensors import RAW_DATA, STRING_DATA
 from zcrecord.record.load import load_record
 from zcrecord.record.record import Record
 from zcrecord.storage.files import Binary, Progress, check_destination, open_sink, path_or_none

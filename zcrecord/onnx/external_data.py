@@ -2,7 +2,7 @@
 
 The rules are those of onnx's docs/ExternalDataSecurity.md and of the advisories behind it: CVE-2024-27318 and
 CVE-2025-51480 (traversal), CVE-2026-27489 (symbolic links), CVE-2026-34446 (hard links), CVE-2026-34445 (lengths).
-Each has a message of its own. What the values mean is left to `values`.
+Each has a message of its own. What the values mean is left to `protobuf.tensors`.
 
 `checksum` is taken but not checked: it is the SHA-1 of a whole file of which a model may use a part. `basepath` is
 ignored, as `onnx.load` does.
@@ -19,8 +19,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from zcrecord.errors import ExternalDataError, OnnxError, RecordError, printable
-from zcrecord.onnx.protobuf.schema import Tensor
-from zcrecord.onnx.protobuf.values import RAW_DATA, STRING
+from zcrecord.onnx.protobuf.tensors import RAW_DATA, STRING, TensorMessage
 from zcrecord.storage.memory import read_some as _read_at
 
 __all__ = ["Folder", "Reference", "check_inside", "parse", "reference_of"]
@@ -44,7 +43,7 @@ class Reference(NamedTuple):
     length: int
 
 
-class _Open(NamedTuple):
+class _ExternalFile(NamedTuple):
     fd: int
     nbytes: int
 
@@ -73,19 +72,19 @@ def parse(entries: dict[str, str], nbytes: int) -> Reference:
     return Reference(location, offset, nbytes)
 
 
-def reference_of(t: Tensor) -> Reference | None:
+def reference_of(t: TensorMessage) -> Reference | None:
     """Return where the values of a tensor with data_location EXTERNAL lie; None where it has none, or no legal shape.
 
     Raises:
         OnnxError: it has values of its own, too. ExternalDataError: strings, or what `parse` raises.
     """
-    if t.source and (t.source != RAW_DATA or t.nbytes):
+    if t.values.field and (t.values.field != RAW_DATA or t.values.nbytes):
         raise OnnxError("has external data and values of its own; it may have one of them")
     if t.data_type == STRING:
         raise ExternalDataError("strings cannot be external data")
     need = t.expected()
     if t.dtype is None or need < 0:
-        return None  # `Values.finish` says what is wrong with it
+        return None  # `TensorReader.finish` says what is wrong with it
     found = parse(t.entries or {}, need)
     return found if need else None
 
@@ -145,7 +144,7 @@ class Folder:
         self.path = os.path.realpath(path)
         self.nbytes = 0  # read so far
         self._allow_links = allow_links
-        self._files: OrderedDict[str, _Open] = OrderedDict()
+        self._files: OrderedDict[str, _ExternalFile] = OrderedDict()
         self._buffer = memoryview(bytearray(_CHUNK))
 
     def __enter__(self) -> Folder:
@@ -176,7 +175,7 @@ class Folder:
             position += done
             yield self._buffer[:done]
 
-    def _open(self, location: str) -> _Open:
+    def _open(self, location: str) -> _ExternalFile:
         found = self._files.get(location)
         if found is not None:
             self._files.move_to_end(location)
@@ -184,7 +183,7 @@ class Folder:
         fd = self.open(location)
         if len(self._files) >= _OPEN:
             os.close(self._files.popitem(last=False)[1].fd)
-        self._files[location] = found = _Open(fd, os.fstat(fd).st_size)
+        self._files[location] = found = _ExternalFile(fd, os.fstat(fd).st_size)
         return found
 
     def locate(self, location: str) -> str:

@@ -18,13 +18,12 @@ from zcrecord.dtypes import DType
 from zcrecord.errors import FormatError, UnsupportedError
 from zcrecord.onnx.protobuf.reader import LEN, ProtobufReader, Skeleton, encode_field, encode_varint
 from zcrecord.onnx.protobuf.scanner import Scanner
-from zcrecord.onnx.protobuf.schema import FUNCTION, GRAPH, MODEL, TRAINING, Scope, Tensor, Tensors
-from zcrecord.onnx.protobuf.values import RAW_DATA, STRING_DATA, Values
+from zcrecord.onnx.protobuf.tensors import RAW_DATA, STRING_DATA, TensorMessage, TensorReader
 from zcrecord.record.record import Record
 from zcrecord.tensors.packed import PackedTensor, StringTensor
 
 from .convert import STUB_KEY
-from .names import GRAPH_ATTRIBUTE, NamedTensor, full_names
+from .names import FUNCTION, GRAPH, GRAPH_ATTRIBUTE, MODEL, TRAINING, NamedTensor, Scope, full_names
 
 __all__ = [
     "INLINE",
@@ -40,6 +39,7 @@ __all__ = [
 INLINE = 127  # bytes; up to here shape inference reads values, and it cannot read external data
 _COPIED = 1 << 12  # bytes; smaller values are copied into the message, larger ones become parts of their own
 _KEY = STUB_KEY.decode()
+_OWN_VALUES = "a tensor has values of its own; convert the model again"
 # What ONNX Runtime takes from nowhere but the model.
 _INSIDE = {kind for kind in dtypes.DTYPES if kind is dtypes.STRING or kind.name.startswith("complex")}
 
@@ -134,8 +134,7 @@ def _numbers(names: list[str], there: Sequence[str], path: str | None) -> list[i
 
 def _restored(data: Any, tensors: _Restore) -> _Restore:
     skeleton = Skeleton()
-    window = ProtobufReader(io.BytesIO(data), skeleton)
-    Scanner(window, Values(window, _Refuse()), tensors).scan()
+    Scanner(ProtobufReader(io.BytesIO(data), skeleton), tensors).scan()
     tensors.parts = skeleton.finish()
     return tensors
 
@@ -147,20 +146,7 @@ def encode_reference(location: str, offset: int, nbytes: int) -> bytes:
     return b"\x70\x01" + b"".join(entries)
 
 
-class _Refuse:
-    """Where values of a skeleton's tensors would go: it must have none."""
-
-    def begin(self, _: int, /) -> None:
-        raise FormatError(f"attribute '{GRAPH_ATTRIBUTE}': a tensor has values of its own; convert the model again")
-
-    def write(self, _: Any, /) -> None:
-        raise AssertionError
-
-    def end(self) -> int:
-        raise AssertionError
-
-
-class _Restore(Tensors):
+class _Restore:
     """Puts values, or what `place` says, where the stubs are; which tensor that is, stubs say or `numbers`."""
 
     def __init__(
@@ -175,15 +161,29 @@ class _Restore(Tensors):
         self._tensors = _values(record)
         self._seen = bytearray(len(self._tensors))
 
-    def whole(self, *_: Any, **__: Any) -> bytes:
-        _Refuse().begin(0)
-        return b""
+    def add_whole(self, *_: Any) -> bytes:
+        raise self._disagree(None, _OWN_VALUES)
 
-    def start(self, t: Tensor) -> None:
+    def write_whole(self) -> None:
+        raise AssertionError
+
+    def begin(self, t: TensorMessage, _nbytes: int) -> None:
+        raise self._disagree(t.label, _OWN_VALUES)
+
+    def write(self, _data: Any) -> None:
+        raise AssertionError
+
+    def end(self) -> int:
+        raise AssertionError
+
+    def locate(self, t: TensorMessage, _offset: int, _nbytes: int) -> bool:
+        raise self._disagree(t.label, _OWN_VALUES)
+
+    def start(self, t: TensorMessage) -> None:
         t.index = len(self.found)
         self.found.append(None)
 
-    def stub(self, t: Tensor, skeleton: Skeleton) -> None:
+    def stub(self, t: TensorMessage, skeleton: Skeleton) -> None:
         number = self._given[t.index] if self._given is not None else self._told(t)
         self.numbers.append(number)
         kind, value = self._tensors[number]
@@ -198,7 +198,7 @@ class _Restore(Tensors):
             for text in value.strings():
                 skeleton.tail += encode_field(STRING_DATA, text)
 
-    def _told(self, t: Tensor) -> int:
+    def _told(self, t: TensorMessage) -> int:
         """Return the number in a stub."""
         text = (t.entries or {}).get(_KEY, "")
         number = int(text) if text.isascii() and text.isdigit() and len(text) < 12 else -1
@@ -208,7 +208,7 @@ class _Restore(Tensors):
         self._seen[number] = 1
         return number
 
-    def finish(self, t: Tensor) -> None:
+    def finish(self, t: TensorMessage, _tensors: TensorReader) -> None:
         kind = t.dtype
         if kind is None:
             raise self._disagree(t.label, f"its data_type {t.data_type} is not known here; upgrade zcrecord")
@@ -223,11 +223,11 @@ class _Restore(Tensors):
                 what = f"the skeleton has {ours}, the archive {kind.name} and {list(value.shape)}"
                 raise self._disagree(found.name.decode("utf-8", "replace"), what)
 
-    def _disagree(self, label: str, what: str) -> FormatError:
+    def _disagree(self, label: str | None, what: str) -> FormatError:
         return FormatError(f"attribute '{GRAPH_ATTRIBUTE}': {what}", path=self._path, tensor=label)
 
 
-def _graph(t: Tensor) -> str:
+def _graph(t: TensorMessage) -> str:
     """Return where a tensor sits, in the words of `Initializer.graph`."""
     if t.scope.kind is not GRAPH:
         return ""

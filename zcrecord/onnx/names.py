@@ -1,4 +1,4 @@
-"""What each tensor of a model is called in the archive, and in which module it lies: one rule, in one place.
+"""The messages on the way to a tensor, and the name and the module that they give it in the archive.
 
 - An initializer of the main graph keeps its ONNX name exactly. The name is split at "." into modules and a key, as
   deep as no prefix of it is a tensor's name itself; it stays whole where a part would be empty, or where the names of
@@ -12,41 +12,64 @@
 - Where such a name is taken already, it gets "~2", "~3", ... appended; initializers of the main graph never change.
 - Bytes that are not UTF-8, and NUL, are an error in an initializer's name, and become U+FFFD in all others.
 
-How tensors are found is left to `scanner`.
+Finding tensors is left to `protobuf.scanner`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from zcrecord.codec.entries import TensorLayout
 from zcrecord.codec.layout import MAX_DEPTH
 from zcrecord.dtypes import DType
 from zcrecord.errors import LimitError, OnnxError, printable
 from zcrecord.onnx.protobuf.reader import LEN
-from zcrecord.onnx.protobuf.schema import (
-    ATTRIBUTE,
-    FUNCTION,
-    GRAPH,
-    MODEL,
-    NODE,
-    SPARSE,
-    SPARSE_INITIALIZER,
-    TRAINING,
-    Scope,
-)
 from zcrecord.writing.module_tree import ModuleTreeBuilder
 
-__all__ = ["GRAPH_ATTRIBUTE", "LEFT_OUT", "NamedTensor", "full_names", "name_tensors", "plain_name", "seal"]
+__all__ = ["GRAPH_ATTRIBUTE", "LEFT_OUT", "NamedTensor", "Scope", "full_names", "name_tensors", "plain_name", "seal"]
 
+MODEL, GRAPH, NODE, ATTRIBUTE = "ModelProto", "GraphProto", "NodeProto", "AttributeProto"
+TENSOR, SPARSE, FUNCTION, TRAINING = "TensorProto", "SparseTensorProto", "FunctionProto", "TrainingInfoProto"
+_SPARSE_INITIALIZER = 15  # field of GraphProto
 LEFT_OUT = -2  # in place of the id of a payload, of a tensor that is found and not converted
 GRAPH_ATTRIBUTE = "onnx.graph"  # of module 0: the model without its tensors' values
 _SPARE = 1 << 20  # bytes that names of modules, and derived ones, may take beyond those of the input
 
 
+class Scope:
+    """A message that holds tensors, and the texts that name it; those of a field that is given twice are one."""
+
+    __slots__ = ("counts", "field", "kind", "own", "parent", "place", "single", "texts")
+
+    def __init__(self, kind: str, parent: Scope | None, field: int, place: int) -> None:
+        self.kind = kind
+        self.parent = parent
+        self.field = field  # of the parent, in which it sits
+        self.place = place  # among those of that field
+        self.texts: dict[int, bytes] | None = None
+        self.counts: dict[int, int] | None = None
+        self.single: dict[int, Any] | None = None  # messages, by tag, that a second one may still be merged into
+        self.own: tuple[str, ...] = ()  # the parts of names that it stands for, once it was read to its end
+
+    def name(self, field: int, text: bytes) -> None:
+        """Note a text: the first of a node's outputs, the last of everything else."""
+        if self.texts is None:
+            self.texts = {}
+        if self.kind is not NODE or field != 2 or field not in self.texts:
+            self.texts[field] = text
+
+    def count(self, tag: int, more: int = 1) -> int:
+        """Return how many fields with this tag were counted before, and count so many more."""
+        if self.counts is None:
+            self.counts = {}
+        place = self.counts.get(tag, 0)
+        self.counts[tag] = place + more
+        return place
+
+
 class NamedTensor(NamedTuple):
-    """A tensor of the model, written to the archive as a payload."""
+    """A tensor of the model: its place there, its type and shape, and the payload that it is in the archive."""
 
     scope: Scope
     field: int
@@ -153,8 +176,8 @@ def _exact(found: Sequence[NamedTensor]) -> list[str]:
 
 
 def _is_initializer(f: NamedTensor) -> bool:
-    """Whether a tensor, or the sparse one whose values it is, is an initializer of a graph."""
-    return f.scope.kind is GRAPH or (f.scope.kind is SPARSE and f.scope.field == SPARSE_INITIALIZER and f.field == 1)
+    """Return True for a tensor that is an initializer of a graph, or the values of a sparse one."""
+    return f.scope.kind is GRAPH or (f.scope.kind is SPARSE and f.scope.field == _SPARSE_INITIALIZER and f.field == 1)
 
 
 def _check_defined(found: Sequence[NamedTensor]) -> None:

@@ -48,7 +48,7 @@ from zcrecord.dtypes import DType
 from zcrecord.errors import MismatchError, TensorNotFoundError, UnsupportedError
 from zcrecord.hollow import HollowRecord
 from zcrecord.loaders import Loader, load_into
-from zcrecord.onnx.protobuf.reader import LEN, OPEN_END, VARINT, ProtobufReader, Skeleton, encode_field, encode_varint
+from zcrecord.onnx.protobuf.reader import LEN, OPEN_END, VARINT, ProtobufReader, encode_field, encode_varint
 from zcrecord.record.load import load_record
 from zcrecord.record.record import Record
 from zcrecord.tensors import interop
@@ -222,8 +222,7 @@ def _value_info(weight: Initializer) -> bytes:
 
 def _graph_inputs(skeleton: memoryview) -> tuple[int, set[str]]:
     """Return the IR version of a model, and the names of its graph's inputs."""
-    window = ProtobufReader(io.BytesIO(skeleton), Skeleton())
-    window.drop(0)
+    window = ProtobufReader(io.BytesIO(skeleton))
     version, found = 0, set()
     while not window.at_end():
         _, tag, value = window.header(OPEN_END)

@@ -1,12 +1,15 @@
-"""What a scan notes of each tensor: what it is, and where its values lie; and the way back to them.
+"""The places of a model's tensors in its files, found by a scan that passes values unread; and the way back to them.
 
-Values are given out as an archive would have them: bools are 0 or 1, bits after the last packed element zero. Which
-of them lie like that in a file, aligned, so that they need no copy, is decided here; names and the mapping that a
-caller sees are `listing`'s, files `files`'s.
+Values are given out as an archive would have them: bools are 0 or 1, bits after the last packed element zero. This
+module decides which of them lie like that in a file, aligned, so that they need no copy. Only the values themselves can
+tell how many varints a run has, and if each is in range: that is found out when they are read. Names and the mapping
+that a caller sees are left to `mapping`, files to `files`.
 """
 
 from __future__ import annotations
 
+import io
+from collections.abc import Callable
 from math import prod
 from typing import Any, NamedTuple
 
@@ -16,25 +19,24 @@ from zcrecord.codec.layout import align_up
 from zcrecord.dtypes import STRING, DType, by_onnx
 from zcrecord.errors import RecordError, SourceError
 from zcrecord.onnx.external_data import Reference, reference_of
-from zcrecord.onnx.names import NamedTensor
+from zcrecord.onnx.names import MODEL, NamedTensor, Scope
+from zcrecord.onnx.protobuf.reader import WINDOW, ProtobufReader, Skeleton
 from zcrecord.onnx.protobuf.scanner import Scanner, check_start
-from zcrecord.onnx.protobuf.schema import MODEL, Scope, Tensor, Tensors
-from zcrecord.onnx.protobuf.values import BOOL, FIELDS, RAW_DATA, Values
+from zcrecord.onnx.protobuf.tensors import BOOL, FIELDS, RAW_DATA, TensorMessage, TensorReader
 from zcrecord.storage.memory import aligned_empty
 
 from .files import Bytes, Files, OpenFile
-from .placed import PlacedWindow
-from .places import Places
 
-__all__ = ["Entry", "find_tensors", "is_aligned", "read"]
+__all__ = ["LocatedTensor", "find_tensors", "is_aligned", "read"]
 
+STEP = 1 << 12  # bytes; read first after a move, and passed by reading rather than by moving
 _NO_FIELD = ""
 _EXTERNAL_DATA = "external_data"
 _RAW_DATA = FIELDS[RAW_DATA]
 
 
-class Entry(NamedTuple):
-    """A tensor: what it is, and the field its values are in; where they lie as they are, or what they are made of."""
+class LocatedTensor(NamedTuple):
+    """A tensor's type and shape, and the place of its values: of their bytes in a file, or of messages to decode."""
 
     dtype: DType
     shape: tuple[int, ...]
@@ -45,21 +47,21 @@ class Entry(NamedTuple):
     parts: tuple[tuple[int, int], ...] = ()  # of the model, from offset to offset; read again to decode them
 
 
-def find_tensors(file: OpenFile) -> tuple[list[NamedTensor], list[Entry]]:
+def find_tensors(file: OpenFile) -> tuple[list[NamedTensor], list[LocatedTensor]]:
     """Return the tensors of a model, in order of appearance, as they are named and as they are read.
 
     Raises:
         OnnxError: not a valid model, or one that uses what is not supported. ExternalDataError, LimitError: the same
             of a tensor. SourceError: the file cannot be read.
     """
-    window = PlacedWindow(file.read_at, file.nbytes)
-    check_start(window)
-    listed = _List(window)
-    Scanner(window, listed.places, listed).scan()
-    return listed.found, listed.entries
+    reader = _RandomAccessReader(file.read_at, file.nbytes)
+    check_start(reader)
+    sink = _LocatingSink(reader)
+    Scanner(reader, sink).scan()
+    return sink.named, sink.located
 
 
-def read(files: Files, e: Entry, *, mmap: bool) -> Bytes:
+def read(files: Files, e: LocatedTensor, *, mmap: bool) -> Bytes:
     """Return the bytes of a tensor: a read-only view of its file where it can be and `mmap` allows, else a copy.
 
     Raises:
@@ -71,23 +73,23 @@ def read(files: Files, e: Entry, *, mmap: bool) -> Bytes:
     return _stored(files, e, mmap) if e.offset >= 0 else _decoded(files, e)
 
 
-def is_aligned(e: Entry) -> bool:
-    """Whether a view of the file would lie at a multiple of the item size: a mapping starts at one of any."""
+def is_aligned(e: LocatedTensor) -> bool:
+    """Return True if a view of the file would lie at a multiple of the item size, as the start of a mapping does."""
     return e.offset >= 0 and not e.offset % max(1, e.dtype.bits // 8)
 
 
-def _unused(e: Entry) -> int:
+def _unused(e: LocatedTensor) -> int:
     """Return how many bits of the last byte are no element's."""
     return -prod(e.shape) * e.dtype.bits % 8 if e.dtype.packed else 0
 
 
-def _is_canonical(e: Entry, data: Bytes) -> bool:
+def _is_canonical(e: LocatedTensor, data: Bytes) -> bool:
     if e.dtype.onnx == BOOL:
         return int(data.max()) <= 1
     return not int(data[-1]) >> (8 - _unused(e))
 
 
-def _stored(files: Files, e: Entry, mmap: bool) -> Bytes:
+def _stored(files: Files, e: LocatedTensor, mmap: bool) -> Bytes:
     """Return the bytes of a tensor that lie together in a file: a view of them, or a copy."""
     if mmap and is_aligned(e):
         data = files.mapped(e.reference, e.offset, e.nbytes)
@@ -101,67 +103,128 @@ def _stored(files: Files, e: Entry, mmap: bool) -> Bytes:
     return data
 
 
-class _List(Tensors):
-    """Notes the tensors of a scan in order of appearance, as `convert` numbers them."""
+class _RandomAccessReader(ProtobufReader):
+    """A reader of the first `nbytes` of a file by position, which moves past large fields instead of reading them.
 
-    def __init__(self, window: PlacedWindow) -> None:
-        self.places = Places(window)
-        self.found: list[Any] = []
-        self.entries: list[Any] = []
-        self._window = window
+    After a move it reads little at first, then twice as much each time: headers between large values cost a page each,
+    a graph as many reads as if it were read forward.
+    """
 
-    def whole(self, scope: Scope, field: int, place: int, offset: int, name: bytes, code: int, dims: list[int],
-              data: memoryview) -> bytes:  # fmt: skip
-        self.places.close_open()
-        kind, shape, window = by_onnx[code], tuple(dims), self._window
-        self.found.append(NamedTensor(scope, field, place, name, offset, kind, shape, 0))
-        self.entries.append(Entry(kind, shape, len(data), _RAW_DATA, window.base + window.pos))
+    __slots__ = ("_nbytes", "_read_at", "_step")
+
+    def __init__(self, read_at: Callable[[memoryview, int], int], nbytes: int) -> None:
+        super().__init__(io.BytesIO())  # never read: `read` is overridden
+        self._read_at = read_at
+        self._nbytes = nbytes
+        self._step = STEP
+
+    def read(self, buffer: memoryview) -> int:
+        """Read what follows in the file, as far as it counts."""
+        at = self.base + self.limit
+        step, self._step = self._step, min(2 * self._step, WINDOW)
+        return self._read_at(buffer[: min(step, self._nbytes - at)], at) if at < self._nbytes else 0
+
+    def advance(self, nbytes: int) -> None:
+        """Pass so many bytes; what lies further than a step behind the buffer is not read."""
+        if nbytes - (self.limit - self.pos) <= STEP:
+            super().advance(nbytes)
+            return
+        end = self.base + self.pos + nbytes
+        if end > self._nbytes:
+            raise self.fail(f"the file ends {end - self._nbytes} bytes early")
+        self.move(end)
+
+    def move(self, offset: int) -> None:
+        """Go to an offset of the file; nothing is read yet."""
+        self.base, self.pos, self.limit, self._eof = offset, 0, 0, False
+        self._step = STEP
+
+
+class _LocatingSink:
+    """Notes the tensors of a scan, and the places of their values, in order of appearance, as `convert` numbers them.
+
+    Attributes: `named`, the tensors as they are named; `located`, as they are read.
+    """
+
+    def __init__(self, reader: ProtobufReader) -> None:
+        self.named: list[Any] = []
+        self.located: list[Any] = []
+        self._reader = reader
+        self._runs: dict[int, tuple[int, int]] = {}  # number of a tensor -> offset and bytes of its last run
+
+    def add_whole(self, scope: Scope, field: int, place: int, offset: int, name: bytes, code: int, dims: list[int],
+                  data: memoryview) -> bytes:  # fmt: skip
+        kind, shape, reader = by_onnx[code], tuple(dims), self._reader
+        self.named.append(NamedTensor(scope, field, place, name, offset, kind, shape, 0))
+        self.located.append(LocatedTensor(kind, shape, len(data), _RAW_DATA, reader.base + reader.pos))
         return b""
 
-    def start(self, t: Tensor) -> None:
-        t.index = len(self.found)
-        self.found.append(None)
-        self.entries.append(None)
+    def write_whole(self) -> None:
+        pass
 
-    def finish(self, t: Tensor) -> None:
+    def begin(self, _t: TensorMessage, _nbytes: int) -> None:
+        pass
+
+    def write(self, _data: Any) -> None:
+        pass
+
+    def end(self) -> int:
+        return 0
+
+    def locate(self, t: TensorMessage, offset: int, nbytes: int) -> bool:
+        if t.data_type:  # without one they may turn out to be bools, which have to be looked at
+            self._runs[t.index] = offset, nbytes
+        return True
+
+    def start(self, t: TensorMessage) -> None:
+        t.index = len(self.named)
+        self.named.append(None)
+        self.located.append(None)
+
+    def stub(self, _t: TensorMessage, _skeleton: Skeleton) -> None:
+        raise AssertionError
+
+    def finish(self, t: TensorMessage, tensors: TensorReader) -> None:
         try:
             reference = reference_of(t) if t.external else None
             if reference is not None:
-                self.places.note(t, reference.length)
-            shape = self.places.finish(t)
+                tensors.count(t, reference.length)
+            shape = tensors.finish(t)
         except RecordError as error:
             raise error.located(tensor=t.label or None, offset=t.offset) from error.__cause__
         kind = by_onnx[t.data_type]
-        self.found[t.index] = NamedTensor(t.scope, t.field, t.place, t.name, t.offset, kind, shape, 0)
-        self.entries[t.index] = _entry(t, kind, shape, reference)
+        self.named[t.index] = NamedTensor(t.scope, t.field, t.place, t.name, t.offset, kind, shape, 0)
+        self.located[t.index] = _located(t, kind, shape, reference, self._runs.pop(t.index, (0, 0)))
 
 
-def _entry(t: Tensor, kind: DType, shape: tuple[int, ...], reference: Reference | None) -> Entry:
+def _located(
+    t: TensorMessage, kind: DType, shape: tuple[int, ...], reference: Reference | None, run: tuple[int, int]
+) -> LocatedTensor:
     if reference is not None:
-        return Entry(kind, shape, reference.length, _EXTERNAL_DATA, reference.offset, reference)
-    field = FIELDS.get(t.source, _NO_FIELD)
+        return LocatedTensor(kind, shape, reference.length, _EXTERNAL_DATA, reference.offset, reference)
+    v = t.values
+    field = FIELDS.get(v.field, _NO_FIELD)
     nbytes = t.expected()  # of strings, what the table of their ends takes
     if not nbytes:
-        return Entry(kind, shape, 0, field)
+        return LocatedTensor(kind, shape, 0, field)
     if kind is STRING:
-        nbytes += align_up(t.nbytes, 8)
-    offset, passed = t.run
-    if passed == t.nbytes and not t.uncounted and kind is not STRING:  # empty strings have nothing that was passed
-        return Entry(kind, shape, nbytes, field, offset)
-    return Entry(kind, shape, nbytes, field, parts=tuple(t.parts))
+        nbytes += align_up(v.nbytes, 8)
+    elif run[1] == v.nbytes and not v.unread:
+        return LocatedTensor(kind, shape, nbytes, field, run[0])
+    return LocatedTensor(kind, shape, nbytes, field, parts=tuple(t.parts))
 
 
-class _Room:
-    """Memory of a known size that decoded values go to; what does not fit is counted by who writes it."""
+class _MemorySink:
+    """Memory of a known size that decoded values go to; the reader counts those that do not fit."""
 
     def __init__(self, nbytes: int) -> None:
         self.octets = aligned_empty(nbytes)
         self.filled = 0
 
-    def begin(self, _: int, /) -> None:
+    def begin(self, _t: TensorMessage, _nbytes: int) -> None:
         pass
 
-    def write(self, data: Any, /) -> None:
+    def write(self, data: Any) -> None:
         new = np.frombuffer(data, np.uint8)[: len(self.octets) - self.filled]
         self.octets[self.filled : self.filled + len(new)] = new
         self.filled += len(new)
@@ -169,20 +232,20 @@ class _Room:
     def end(self) -> int:
         return 0
 
+    def locate(self, _t: TensorMessage, _offset: int, _nbytes: int) -> bool:
+        return False
 
-def _decoded(files: Files, e: Entry) -> Bytes:
+
+def _decoded(files: Files, e: LocatedTensor) -> Bytes:
     """Return the bytes of a tensor whose values have to be decoded: its message is read again."""
-    window = PlacedWindow(files.read_model, max(end for _, end in e.parts))
-    room = _Room(e.nbytes)
-    values = Values(window, room)
-    scanner = Scanner(window, values, Tensors())
-    t = Tensor(Scope(MODEL, None, 0, 0), 0, 0, e.parts[0][0])
+    reader = _RandomAccessReader(files.read_model, max(end for _, end in e.parts))
+    memory = _MemorySink(e.nbytes)
+    tensors = TensorReader(reader, memory)
+    t = TensorMessage(Scope(MODEL, None, 0, 0), 0, 0, e.parts[0][0])
     for start, end in e.parts:
-        window.move(start)
-        window.keep()
-        scanner.fields(t, end)
-        values.settle(t)
-    shape = values.finish(t)
-    if (t.dtype, shape, room.filled) != (e.dtype, e.shape, e.nbytes):
+        reader.move(start)
+        tensors.read(t, end)
+    shape = tensors.finish(t)
+    if (t.dtype, shape, memory.filled) != (e.dtype, e.shape, e.nbytes):
         raise SourceError("was changed since it was scanned; scan it again", path=files.path)
-    return room.octets
+    return memory.octets

@@ -24,7 +24,7 @@ from zcrecord.storage.files import path_of
 from zcrecord.tensors.packed import PackedTensor, StringTensor
 
 from .files import Files, open_model, release
-from .locate import Entry, find_tensors, is_aligned, read
+from .locate import LocatedTensor, find_tensors, is_aligned, read
 
 __all__ = ["OnnxTensorInfo", "OnnxTensors", "scan"]
 
@@ -57,15 +57,15 @@ def scan(path: str | os.PathLike[str], *, allow_links: bool = False, mmap: bool 
     if hasattr(path, "read"):
         what = "a stream cannot be gone back in for values; name a file to scan, or convert the stream"
         raise UnsupportedError(what)
-    named = path_of(path)
-    file = open_model(named)
+    source = path_of(path)
+    file = open_model(source)
     try:
-        found, entries = find_tensors(file)
-        names = full_names(found, file.nbytes)
+        named, located = find_tensors(file)
+        names = full_names(named, file.nbytes)
     except RecordError as error:
-        raise error.located(path=named) from error.__cause__
-    folder = Folder(Path(named).absolute().parent, allow_links=allow_links)
-    return OnnxTensors(named, Files(file, folder), names, entries, mmap=mmap)
+        raise error.located(path=source) from error.__cause__
+    folder = Folder(Path(source).absolute().parent, allow_links=allow_links)
+    return OnnxTensors(source, Files(file, folder), names, located, mmap=mmap)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +104,7 @@ class OnnxTensors(Mapping[str, Any]):
 
     __slots__ = ("__weakref__", "_entries", "_files", "_mappings", "_mmap", "_numbers", "_path")
 
-    def __init__(self, path: str, files: Files, names: list[str], entries: list[Entry], *, mmap: bool) -> None:
+    def __init__(self, path: str, files: Files, names: list[str], entries: list[LocatedTensor], *, mmap: bool) -> None:
         """For this package's own use: `scan` lists models."""
         self._path = path
         self._files: Files | None = files
@@ -197,13 +197,13 @@ class OnnxTensors(Mapping[str, Any]):
         """
         return {name: self._value(name, self._entries[i]) for name, i in self._known().items()}
 
-    def _info(self, name: str, e: Entry) -> OnnxTensorInfo:
+    def _info(self, name: str, e: LocatedTensor) -> OnnxTensorInfo:
         file = self._held().locate(e.reference)
         offset = e.offset if e.offset >= 0 else None
         copied = e.nbytes > 0 and (not self._mmap or not is_aligned(e))
         return OnnxTensorInfo(name, e.dtype, e.shape, file, offset, e.nbytes, e.field, copied)
 
-    def _value(self, name: str, e: Entry) -> Any:
+    def _value(self, name: str, e: LocatedTensor) -> Any:
         files = self._held()
         try:
             data = read(files, e, mmap=self._mmap)

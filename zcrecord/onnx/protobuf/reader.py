@@ -1,21 +1,32 @@
-"""Protobuf's wire format, read forward only: a window of fixed size over a stream, and the message that is kept.
+"""Protobuf's wire format, read forward only: a fixed-size buffer over a stream, and the message that is kept.
 
-The window never seeks and never holds a payload; what it passes is kept byte for byte in a `Skeleton` unless the
-reader drops it. (One that may seek, in a file, is `placed`'s.) Knows tags, lengths, varints and groups, and when they
-are malformed; which fields mean what is left to `scanner`.
+The reader never seeks and never holds a payload; what it passes is kept byte for byte in a `Skeleton`, if it was given
+one, except for what is dropped. Knows tags, lengths, varints and groups, and when they are malformed; the meaning of
+fields is left to `scanner`, files that can be read at any place to `lazy.locate`.
 
 Source: https://protobuf.dev/programming-guides/encoding/ (proto2; limits as in protobuf's own parsers).
 """
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable, Iterator
-from typing import IO, Any
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from zcrecord.errors import OnnxError, SourceError
 
-__all__ = ["MAX_NESTING", "VARINT", "ProtobufReader", "Skeleton", "encode_field", "encode_varint"]
+__all__ = [
+    "MAX_NESTING",
+    "VARINT",
+    "ProtobufReader",
+    "Skeleton",
+    "VarintDecoder",
+    "encode_field",
+    "encode_varint",
+    "read_pair",
+]
 
 VARINT, FIXED64, LEN, GROUP, END_GROUP, FIXED32 = range(6)
 MAX_NESTING = 100  # messages in messages, groups included: protobuf's own default
@@ -23,11 +34,25 @@ MAX_LENGTH = (1 << 31) - 1  # of one field: protobuf's limit for a message
 MOST_TAG = 5  # bytes of a tag or a length: a varint may have 10, but protobuf's parsers stop here
 MAX_TEXT = 1 << 16  # bytes of a name that is looked at
 WINDOW = 1 << 19  # bytes held of the stream; with the hash and the write they stay in a core's cache
-OPEN_END = 1 << 62  # where a message ends whose length is not known: the model itself
+OPEN_END = 1 << 62  # the end of a message of unknown length: the model itself
 PIECE = 1 << 20  # bytes of a large value handed out at a time
 HEADER = 20  # bytes of the longest tag and length
+SLACK = 10  # readable bytes that VarintDecoder wants behind the last varint
+_LARGEST = 3 << 19  # bytes; more than most arrays that a piece of varints takes
 
-Binary = IO[bytes] | io.RawIOBase | io.BufferedIOBase
+# How the 7-bit groups of a word are squeezed together, two neighbours at a time: bits that move, by how many, and the
+# length of a varint that has any. To move bits down by n is to take 2^n - 1 times where they come to lie off the word.
+_STEPS = [(0x7F007F007F007F00, 1, 1), (0x3FFF00003FFF0000, 2, 2), (0x0FFFFFFF00000000, 4, 4)]
+# Bits of a word that belong to a varint, by bytes after its first.
+_MASKS = {
+    size: np.array([int.from_bytes(b"\x7f" * min(n + 1, size), "little") for n in range(10)], f"u{size}")
+    for size in (2, 4, 8)
+}
+_TAIL_MASKS = np.array([0x7F, 0x17F], np.uint64)  # of a ninth byte, of a ninth and the one bit of a tenth
+
+Array = npt.NDArray[Any]
+Mark = tuple[int, int, int] | None  # of an open message; None where nothing is kept
+
 DAMAGED = "the model is truncated or damaged, copy or export it again"
 
 
@@ -70,7 +95,7 @@ class Skeleton:
         return self._size + len(self.tail)
 
     def open(self, nbytes: int = 0) -> tuple[int, int, int]:
-        """Start a message of about `nbytes` bytes, its tag written already; returns what `close` wants back."""
+        """Start a message of about `nbytes` bytes, its tag written already; return the mark that `close` takes."""
         if nbytes > WINDOW and self.tail:  # so that a later length goes to the end of a part and moves nothing
             self._push()
             return len(self.parts) - 1, len(self.parts[-1]), self._size
@@ -107,33 +132,37 @@ class Skeleton:
 class ProtobufReader:
     """The bytes of a stream from `pos` to `limit`, at most WINDOW of them, refilled as they are passed.
 
-    Offsets of the stream are `base` + position. Bytes from `mark` to `pos` go to the skeleton when the window moves
-    on; `mark` is -1 while they are dropped. Behind the window lie a few bytes of slack, so that a header can be read
-    without a check for each byte; whether it was all there is checked once after it. A source with a method `piece`, as
-    `StreamReader` has it, hands out large values without their being copied into the window.
+    Offsets of the stream are `base` + position. Bytes from `mark` to `pos` go to the skeleton when the buffer is
+    refilled; `mark` is -1 while they are dropped, and always without a skeleton. Behind `limit` lie a few bytes of
+    slack, so that a header can be read without a check for each byte; one check after it tells if it was all there. A
+    source with a method `piece`, as `StreamReader` has it, hands out large values without copying them into the buffer.
     """
 
     __slots__ = ("_eof", "_piece", "_progress", "_readinto", "base", "buffer", "limit", "mark", "pos", "skeleton",
                  "view")  # fmt: skip
 
-    def __init__(self, source: Binary, skeleton: Skeleton, progress: Callable[[int], None] | None = None) -> None:
-        self._readinto = _readinto(source)
+    def __init__(
+        self, source: Any, skeleton: Skeleton | None = None, progress: Callable[[int], None] | None = None
+    ) -> None:
+        """Read a binary file object that has `readinto`."""
+        self._readinto = source.readinto
         self._piece = getattr(source, "piece", None)
         self._progress = progress
         self._eof = False
         self.skeleton = skeleton
         self.buffer = bytearray(WINDOW + 2 * HEADER)
         self.view = memoryview(self.buffer)
-        self.base = self.pos = self.limit = self.mark = 0
+        self.base = self.pos = self.limit = 0
+        self.mark = -1 if skeleton is None else 0
 
     def fail(self, what: str, pos: int | None = None, *, tensor: str | None = None, do: str = DAMAGED) -> OnnxError:
-        """Return the error for something wrong at a position of the window; `do` says what to do about it."""
+        """Return the error for something wrong at a position of the buffer; `do` is the advice."""
         offset = self.base + (self.pos if pos is None else pos)
         return OnnxError(f"byte {offset:#x}: {what}; {do}", tensor=tensor or None, offset=offset)
 
     def fill(self, need: int) -> int:
-        """Move the window on until it holds `need` bytes, or the stream ends; returns how many it holds."""
-        if self.mark >= 0:
+        """Refill the buffer until it holds `need` bytes from `pos` on, or the stream ends; return how many it holds."""
+        if self.mark >= 0 and self.skeleton is not None:
             self.skeleton.tail += self.view[self.mark : self.pos]
             self.mark = 0
         rest = self.limit - self.pos
@@ -149,11 +178,17 @@ class ProtobufReader:
         return self.limit
 
     def read(self, buffer: memoryview) -> int:
-        """Read what follows in the stream, as much as is there and fits; returns how many bytes, 0 at the end."""
-        return self._readinto(buffer)
+        """Read what follows in the stream, as much as is there and fits; return the number of bytes, 0 at the end."""
+        try:
+            done = self._readinto(buffer)
+        except OSError as error:
+            raise SourceError(f"cannot read: {error.strerror or error}", errno=error.errno) from error
+        if done is None:
+            raise SourceError("the source is non-blocking and has no bytes ready; make it blocking")
+        return int(done)
 
     def at_end(self) -> bool:
-        """Return whether the stream has no byte left."""
+        """Return True if the stream has no byte left."""
         return self.pos == self.limit and not self.fill(1)
 
     def header(self, end: int) -> tuple[int, int, int]:
@@ -247,7 +282,7 @@ class ProtobufReader:
         self.pos += nbytes
 
     def hold(self, nbytes: int) -> bool:
-        """Return whether the next `nbytes` bytes lie in the window together, after moving it if that helps."""
+        """Return True if the next `nbytes` bytes are buffered together, after refilling the buffer if that helps."""
         if nbytes <= self.limit - self.pos:
             return True
         return nbytes <= WINDOW and self.fill(nbytes) >= nbytes
@@ -273,7 +308,7 @@ class ProtobufReader:
                 piece = self._piece(min(nbytes, PIECE))
                 if not len(piece):
                     raise self._early(nbytes)
-                self.base += len(piece)  # of the window nothing is left
+                self.base += len(piece)  # nothing is left in the buffer
                 nbytes -= len(piece)
                 if self._progress is not None:
                     self._progress(self.base + self.limit)
@@ -285,36 +320,140 @@ class ProtobufReader:
         return self.fail(f"the stream ends {nbytes} bytes before its tensor's values do")
 
     def drop(self, start: int) -> None:
-        """Keep what lies before a position of the window, drop what follows until `keep`."""
-        if self.mark >= 0:
+        """Keep the bytes before a position of the buffer, drop those that follow until `keep`."""
+        if self.mark >= 0 and self.skeleton is not None:
             self.skeleton.tail += self.view[self.mark : start]
         self.mark = -1
 
     def keep(self) -> None:
         """Keep what follows."""
+        if self.skeleton is not None:
+            self.mark = self.pos
+
+    def open(self, start: int, tag: int, nbytes: int = 0) -> Mark:
+        """Begin a message in the skeleton: the one of about `nbytes` bytes whose header, just passed, began at `start`.
+
+        `close` puts in its length, and takes the mark returned.
+        """
+        skeleton = self.skeleton
+        if skeleton is None:
+            return None
+        self.drop(start)
+        skeleton.tail += encode_varint(tag)
         self.mark = self.pos
+        return skeleton.open(nbytes)
+
+    def close(self, mark: Mark) -> None:
+        """End the message opened last and still open."""
+        if mark is not None and self.skeleton is not None:
+            self.drop(self.pos)
+            self.skeleton.close(mark)
+            self.mark = self.pos
 
     def finish(self) -> None:
         """Keep what was passed last."""
         self.drop(self.pos)
 
 
-def _readinto(source: Binary) -> Callable[[memoryview], int]:
-    """Return a function that reads some bytes of any binary source into a buffer, 0 at its end."""
-    into = getattr(source, "readinto", None)
+def read_pair(reader: ProtobufReader, end: int) -> tuple[str, str]:
+    """Pass a message of two texts, a key and a value, that ends at this offset of the stream, and return them.
 
-    def read(buffer: memoryview) -> int:
-        try:
-            if into is not None:
-                done = into(buffer)
-            else:
-                data = source.read(len(buffer))
-                done = None if data is None else len(data)
-                buffer[: done or 0] = data or b""
-        except OSError as error:
-            raise SourceError(f"cannot read: {error.strerror or error}", errno=error.errno) from error
-        if done is None:
-            raise SourceError("the source is non-blocking and has no bytes ready; make it blocking")
-        return int(done)
+    Source: onnx.proto, StringStringEntryProto.
+    """
+    texts = {1: b"", 2: b""}
+    while reader.base + reader.pos < end:
+        _, tag, value = reader.header(end)
+        if tag in (0x0A, 0x12):
+            texts[tag >> 3] = reader.text(value)
+        elif tag & 7 != VARINT:
+            reader.skip(tag, value, end)
+    return texts[1].decode("utf-8", "surrogateescape"), texts[2].decode("utf-8", "surrogateescape")
 
-    return read
+
+class VarintDecoder:
+    """Decodes many varints at a time, in memory that it keeps: fresh memory costs more than the arithmetic does."""
+
+    def __init__(self) -> None:
+        self._kept: dict[str, Array] = {}
+        # The C library of Linux maps what is larger than the largest block it has seen freed, and unmaps it again: a
+        # page fault for every 4 KiB each time. It learns from one block, of which nothing is touched.
+        np.empty(_LARGEST, np.uint8)
+
+    def _room(self, name: str, count: int, kind: Any) -> Array:
+        kept = self._kept.get(name)
+        if kept is None or len(kept) < count:
+            self._kept[name] = kept = np.empty(count + (count >> 2), kind)
+        return kept[:count]
+
+    def decode(self, data: Array, nbytes: int) -> Array:
+        """Return the varints that fill the first `nbytes` bytes of `data`, unsigned, valid until the next call.
+
+        At least SLACK bytes must follow them, and the last must be whole. A varint of more than 10 bytes gives
+        ValueError with its position.
+        """
+        last = np.less(data[:nbytes], 128, out=self._room("last", nbytes, np.bool_))
+        if last.all():
+            return data[:nbytes]
+        return self._decoded(data, *self._bounds(np.flatnonzero(last)))
+
+    def pairs(self, data: Array, nbytes: int, tag: int) -> tuple[Array, int]:
+        """Return the values of the (tag, varint) pairs at the start of `data`, and how many bytes they take.
+
+        They are valid until the next call. Stops at the first thing that is no whole pair with this one-byte tag,
+        which may be at once.
+        """
+        ends = np.flatnonzero(data[:nbytes] < 128)
+        starts, ends = self._bounds(ends[: len(ends) & -2])
+        good = (data.take(ends[0::2]) == tag) & (starts[0::2] == ends[0::2]) & (ends[1::2] - starts[1::2] < 10)
+        count = len(good) if good.all() else int(good.argmin())
+        if not count:
+            return np.zeros(0, np.uint64), 0
+        values = self._decoded(data, starts[1 : 2 * count : 2], ends[1 : 2 * count : 2])
+        return values, int(ends[2 * count - 1]) + 1
+
+    def _bounds(self, ends: Array) -> tuple[Array, Array]:
+        """Return where varints start that lie side by side from 0 on, and where they end."""
+        starts = self._room("starts", len(ends), np.int64)
+        starts[:1] = 0
+        np.add(ends[:-1], 1, out=starts[1:])
+        return starts, ends
+
+    def _decoded(self, data: Array, starts: Array, ends: Array) -> Array:
+        longer = np.subtract(ends, starts, out=self._room("longer", len(ends), np.int64))  # bytes after the first
+        longest = int(longer.max())
+        if longest > 9:
+            raise ValueError(int(starts[longer.argmax()]))
+        size = 2 if longest < 2 else 4 if longest < 4 else 8
+        kind = np.dtype(f"u{size}").type
+        every = self._every(data, size)
+        words = np.take(every, starts, out=self._room(f"words{size}", len(starts), kind), mode="clip")
+        other = self._room(f"other{size}", len(words), kind)
+        words &= np.take(_MASKS[size], longer, out=other, mode="clip")
+        full = (1 << 8 * size) - 1
+        for moves, shift, since in _STEPS:
+            if longest >= since:
+                np.bitwise_and(words, kind(moves & full), out=other)
+                other >>= kind(shift)
+                if shift > 1:
+                    other *= kind((1 << shift) - 1)
+                words -= other
+        if longest > 7:
+            _add_tails(words, every, starts, longer)
+        return words
+
+    def _every(self, data: Array, size: int) -> Array:
+        """Return the `size` bytes from each byte on as numbers, in aligned memory, which is what numpy takes from."""
+        count = len(data) - size + 1
+        every = self._room(f"every{size}", count, f"u{size}")
+        every[:] = np.ndarray((count,), f"<u{size}", data, strides=(1,))
+        return every
+
+
+def _add_tails(words: Array, every: Array, starts: Array, longer: Array) -> None:
+    """Add the bits of ninth and tenth bytes."""
+    which = np.flatnonzero(longer > 7)
+    tails = every.take(starts.take(which) + 8)
+    tails &= _TAIL_MASKS.take(longer.take(which) - 8)
+    top = tails >> np.uint64(8) << np.uint64(63)
+    tails <<= np.uint64(56)
+    words[which] |= tails | top

@@ -1,49 +1,134 @@
-"""The one pass over a model that finds every tensor in it, driven by the table in `schema`.
+"""The one pass over a model that finds every tensor in it, driven by a table of the messages that can hold one.
 
-What it passes stays in the window's skeleton, each tensor with something else in place of its values. What becomes of
-a tensor is left to a `Tensors` object, of its values to `values`.
+What it passes stays in the reader's skeleton, if it has one, each tensor with something else in place of its values.
+Tensors and their values go to a `TensorSink`; reading one is left to `tensors`, naming it to `names`.
+
+Most nodes hold neither tensor nor graph. Those that lie side by side in the buffer are walked in step, one field each
+per round, so that a model of 20,000 nodes takes some hundred numpy calls. What is not of the commonest shape is looked
+at alone, and only that way is anything refused.
+
+Source: onnx.proto (IR version 13).
 """
 
 from __future__ import annotations
 
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
 from zcrecord import dtypes
 from zcrecord.codec.file_types import wrong_type
 from zcrecord.codec.layout import MAX_RANK
-from zcrecord.errors import OnnxError, printable
-from zcrecord.onnx.names import seal
+from zcrecord.errors import OnnxError
+from zcrecord.onnx.names import ATTRIBUTE, FUNCTION, GRAPH, MODEL, NODE, SPARSE, TENSOR, TRAINING, Scope, seal
 
-from .nodes import is_plain, plain_runs
-from .properties import read_pair
-from .reader import HEADER, LEN, MAX_NESTING, MAX_TEXT, OPEN_END, VARINT, ProtobufReader, encode_varint
-from .schema import ATTRIBUTE, CHILDREN, FUNCTION, GRAPH, MODEL, NODE, TENSOR, TEXTS, Child, Scope, Tensor, Tensors
-from .values import BOOL, STRING, Values
+from .reader import (
+    FIXED32,
+    FIXED64,
+    HEADER,
+    LEN,
+    MAX_NESTING,
+    MAX_TEXT,
+    OPEN_END,
+    VARINT,
+    ProtobufReader,
+    Skeleton,
+    encode_varint,
+)
+from .tensors import BOOL, DATA_TYPE, DIMS, NAME, RAW, STRING, TensorMessage, TensorReader, ValueSink
 
-__all__ = ["Scanner", "check_head", "check_start"]
+__all__ = ["Scanner", "TensorSink", "check_head", "check_start"]
 
+
+class Child(NamedTuple):
+    """A field that leads on to tensors: the message it holds, and if there may be several."""
+
+    kind: str
+    repeated: bool
+
+
+# Message -> field number -> the message to descend into.
+_TABLE: dict[str, dict[int, Child]] = {
+    MODEL: {7: Child(GRAPH, False), 20: Child(TRAINING, True), 25: Child(FUNCTION, True)},
+    GRAPH: {1: Child(NODE, True), 5: Child(TENSOR, True), 15: Child(SPARSE, True)},
+    NODE: {5: Child(ATTRIBUTE, True)},
+    ATTRIBUTE: {
+        5: Child(TENSOR, False),
+        6: Child(GRAPH, False),
+        10: Child(TENSOR, True),
+        11: Child(GRAPH, True),
+        22: Child(SPARSE, False),
+        23: Child(SPARSE, True),
+    },
+    SPARSE: {1: Child(TENSOR, False), 2: Child(TENSOR, False)},
+    FUNCTION: {7: Child(NODE, True), 11: Child(ATTRIBUTE, True)},
+    TRAINING: {1: Child(GRAPH, False), 2: Child(GRAPH, False)},
+}
+# Message -> field numbers of the texts that name it: a node's outputs and name; name, domain, overload.
+_TEXTS: dict[str, tuple[int, ...]] = {NODE: (2, 3), ATTRIBUTE: (1,), FUNCTION: (1, 10, 13)}
+
+_CHILDREN = {kind: {n << 3 | LEN: child for n, child in fields.items()} for kind, fields in _TABLE.items()}  # by tag
+_TEXT_TAGS = {kind: frozenset(n << 3 | LEN for n in _TEXTS.get(kind, ())) for kind in _TABLE}
 _NODE_TAG = {GRAPH: 1 << 3 | LEN, FUNCTION: 7 << 3 | LEN}
 _TENSOR_TAG = {GRAPH: 5 << 3 | LEN, ATTRIBUTE: 10 << 3 | LEN}
-
-# Tags in TensorProto. All fields of values may come packed or one by one.
-_DIMS, _DIMS_PACKED, _DATA_TYPE, _SEGMENT, _NAME, _RAW_DATA = 0x08, 0x0A, 0x10, 0x1A, 0x42, 0x4A
-_EXTERNAL_DATA, _DATA_LOCATION = 0x6A, 0x70
-_VALUES = frozenset({0x22, 0x25, 0x2A, 0x28, 0x32, 0x3A, 0x38, _RAW_DATA, 0x52, 0x51, 0x5A, 0x58})
-_EXTERNAL = 1  # data_location
-_MAX_ENTRIES = 16
 _TAGS = frozenset(b"\x08\x12\x1a\x22\x28\x32\x3a\x42\x72")  # of a model's own fields, of one byte
 _LOOKED = 64  # bytes of a model that tell it from other files
 _SHORT = [bytes([n]) for n in range(128)]  # varints
-# Bits of the types whose raw_data is stored as it is, whatever is in it.
+# Bits of the types whose raw_data is stored unchanged, whatever its bytes.
 _AS_IS = {code: d.bits for code, d in dtypes.by_onnx.items() if not d.packed and code not in (BOOL, STRING)}
 
+Array = npt.NDArray[Any]
+_ATTRIBUTE = 5 << 3 | LEN  # NodeProto.attribute
+_HOLDING = frozenset(_CHILDREN[ATTRIBUTE])
+_FEW = 16  # nodes; for fewer, looking at each is quicker
+_MANY = 1 << 14
+_ROUNDS = 200  # fields of a node
 
-def check_start(window: ProtobufReader) -> None:
-    """Look at a model's first bytes, which stay in the window.
+# First byte of a field, when its tag and its varint take one byte each, to the bytes before what it holds; 0 otherwise.
+_BEFORE = {VARINT: 2, FIXED64: 9, LEN: 2, FIXED32: 5}
+_STEP = np.array([_BEFORE.get(tag & 7, 0) if 8 <= tag < 128 else 0 for tag in range(256)])
+_INNER_STEP = np.array([0 if tag in _HOLDING else step for tag, step in enumerate(_STEP)])  # in an attribute
+_SIZED = np.array([8 <= tag < 128 and tag & 7 == LEN for tag in range(256)])
+_VARINTS = np.array([8 <= tag < 128 and tag & 7 == VARINT for tag in range(256)])
+_SHORT_LEN = bytes(_SIZED)
+_TYPE = 0xA0  # with a 1, the tag of AttributeProto.type, which every attribute has; its varint takes one byte
+
+
+class TensorSink(ValueSink, Protocol):
+    """Receives the tensors that a scan finds, and their values.
+
+    Of each tensor either `add_whole` is called, or `start`, `stub` and `finish`.
+    """
+
+    def add_whole(self, scope: Scope, field: int, place: int, offset: int, name: bytes, code: int, dims: list[int],
+                  data: memoryview) -> bytes:  # fmt: skip
+        """Take a small tensor in the commonest form and return the fields that stand for its values.
+
+        `data` is its raw_data, of the right length and not empty; the reader stands at its first byte.
+        """
+
+    def write_whole(self) -> None:
+        """Write the data that `add_whole` was given: none of it is valid afterwards."""
+
+    def start(self, t: TensorMessage) -> None:
+        """Number a tensor that begins."""
+
+    def stub(self, t: TensorMessage, skeleton: Skeleton) -> None:
+        """Add the fields that stand for a tensor's values to the skeleton: its message is about to close."""
+
+    def finish(self, t: TensorMessage, tensors: TensorReader) -> None:
+        """Take a tensor of which all was read; `tensors` checks it, and closes its payload."""
+
+
+def check_start(reader: ProtobufReader) -> None:
+    """Look at a model's first bytes, which stay in the reader.
 
     Raises:
-        OnnxError: there are none, or they are those of something else, which the message names.
+        OnnxError: there are none, or they are those of another type of file, which the message names.
     """
-    window.fill(_LOOKED)
-    check_head(bytes(window.view[: window.limit][:_LOOKED]))
+    reader.fill(_LOOKED)
+    check_head(bytes(reader.view[: reader.limit][:_LOOKED]))
 
 
 def check_head(head: bytes) -> None:
@@ -61,10 +146,10 @@ def check_head(head: bytes) -> None:
 class Scanner:
     """One pass over a model."""
 
-    def __init__(self, window: ProtobufReader, values: Values, tensors: Tensors) -> None:
-        self._window = window
-        self._values = values
-        self._tensors = tensors
+    def __init__(self, reader: ProtobufReader, sink: TensorSink) -> None:
+        self._reader = reader
+        self._sink = sink
+        self._tensors = TensorReader(reader, sink)
         self._runs: dict[int, int] = {}  # offset of a run of plain nodes -> offset of its end
 
     def scan(self) -> Scope:
@@ -75,40 +160,40 @@ class Scanner:
         """
         root = Scope(MODEL, None, 0, 0)
         self._message(root, OPEN_END, 0)
-        self._window.finish()
+        self._reader.finish()
         if root.counts is None:
-            raise self._window.fail("no graph", do="this is not an ONNX model, or only the beginning of one")
+            raise self._reader.fail("no graph", do="this is not an ONNX model, or only the beginning of one")
         self._finish(root)
         return root
 
     def _message(self, scope: Scope, end: int, depth: int) -> None:
-        window = self._window
+        reader = self._reader
         if depth > MAX_NESTING:
-            raise window.fail(f"messages nested more than {MAX_NESTING} deep", do="flatten the model")
-        children, texts = CHILDREN[scope.kind], TEXTS[scope.kind]
+            raise reader.fail(f"messages nested more than {MAX_NESTING} deep", do="flatten the model")
+        children, texts = _CHILDREN[scope.kind], _TEXT_TAGS[scope.kind]
         node_tag, tensor_tag, judged = _NODE_TAG.get(scope.kind, -1), _TENSOR_TAG.get(scope.kind, -1), 0
-        while window.base + window.pos < end:
-            if window.pos == window.limit and window.at_end() and end == OPEN_END:
+        while reader.base + reader.pos < end:
+            if reader.pos == reader.limit and reader.at_end() and end == OPEN_END:
                 return
-            ahead = window.buffer[window.pos]
+            ahead = reader.buffer[reader.pos]
             if ahead == node_tag:
-                here = window.base + window.pos
+                here = reader.base + reader.pos
                 if here >= judged:
-                    runs, judged = plain_runs(window, node_tag, end)
+                    runs, judged = _plain_runs(reader, node_tag, end)
                     self._runs |= runs
                 past = self._runs.pop(here, 0)
                 if past:
-                    window.pos = past - window.base
+                    reader.pos = past - reader.base
                     continue
             elif ahead == tensor_tag and depth < MAX_NESTING and self._pass_whole_tensors(scope, tensor_tag, end):
                 continue
-            start, tag, value = window.header(end)
+            start, tag, value = reader.header(end)
             child = children.get(tag)
             if child is None:
                 if tag in texts:
-                    scope.name(tag >> 3, window.text(value))
+                    scope.name(tag >> 3, reader.text(value))
                 elif tag & 7 != VARINT:
-                    window.skip(tag, value, end, depth)
+                    reader.skip(tag, value, end, depth)
             elif child.kind is TENSOR:
                 self._tensor(scope, child, tag, value, start, depth)
             elif child.kind is not NODE or not self._pass_plain_node(tag, value, start):
@@ -116,36 +201,31 @@ class Scanner:
 
     def _pass_plain_node(self, tag: int, nbytes: int, start: int) -> bool:
         """Pass a node without tensors and graphs; of any other, pass nothing."""
-        window = self._window
-        if nbytes <= window.limit - window.pos:
-            plain = is_plain(window, window.pos + nbytes)
+        reader = self._reader
+        if nbytes <= reader.limit - reader.pos:
+            plain = _is_plain(reader, reader.pos + nbytes)
         else:
-            window.drop(start)
-            plain = window.hold(nbytes) and is_plain(window, window.pos + nbytes)
-            if plain:
-                window.skeleton.tail += encode_varint(tag) + encode_varint(nbytes)
-                window.keep()
+            reader.drop(start)
+            plain = reader.hold(nbytes) and _is_plain(reader, reader.pos + nbytes)
+            if plain and reader.skeleton is not None:
+                reader.skeleton.tail += encode_varint(tag) + encode_varint(nbytes)
+                reader.keep()
         if plain:
-            window.pos += nbytes
+            reader.pos += nbytes
         return plain
 
     def _child(self, scope: Scope, child: Child, tag: int, nbytes: int, start: int, depth: int) -> None:
         """Read a message that may hold tensors."""
-        window, skeleton = self._window, self._window.skeleton
-        window.drop(start)
+        reader = self._reader
         inner = (scope.single or {}).get(tag)
         if not isinstance(inner, Scope):
             inner = Scope(child.kind, scope, tag >> 3, scope.count(tag))
-        skeleton.tail += encode_varint(tag)
-        mark = skeleton.open(nbytes)
-        window.keep()
-        self._message(inner, window.base + window.pos + nbytes, depth + 1)
-        window.drop(window.pos)
-        skeleton.close(mark)
-        window.keep()
+        mark = reader.open(start, tag, nbytes)
+        self._message(inner, reader.base + reader.pos + nbytes, depth + 1)
+        reader.close(mark)
         self._close(scope, child, tag, inner)
 
-    def _close(self, scope: Scope, child: Child, tag: int, inner: Scope | Tensor) -> None:
+    def _close(self, scope: Scope, child: Child, tag: int, inner: Scope | TensorMessage) -> None:
         """Finish what one message held, unless a second one may be merged into it."""
         if not child.repeated:
             scope.single = {} if scope.single is None else scope.single
@@ -153,7 +233,7 @@ class Scanner:
         elif isinstance(inner, Scope):
             self._finish(inner)
         else:
-            self._tensors.finish(inner)
+            self._sink.finish(inner, self._tensors)
 
     def _finish(self, scope: Scope) -> None:
         """Finish the tensors in singular fields, now that nothing can be merged into the message any more."""
@@ -161,71 +241,64 @@ class Scanner:
             if isinstance(inner, Scope):
                 self._finish(inner)
             else:
-                self._tensors.finish(inner)
+                self._sink.finish(inner, self._tensors)
         seal(scope)
 
     def _tensor(self, scope: Scope, child: Child, tag: int, nbytes: int, start: int, depth: int) -> None:
         """Read one TensorProto, or a further part of one."""
-        window, skeleton = self._window, self._window.skeleton
+        reader = self._reader
         if depth >= MAX_NESTING:
-            raise window.fail(f"messages nested more than {MAX_NESTING} deep", do="flatten the model")
-        window.drop(start)
+            raise reader.fail(f"messages nested more than {MAX_NESTING} deep", do="flatten the model")
         t = (scope.single or {}).get(tag)
-        again = isinstance(t, Tensor)
-        if not isinstance(t, Tensor):
-            t = Tensor(scope, tag >> 3, scope.count(tag), window.base + start)
-            self._tensors.start(t)
-        skeleton.tail += encode_varint(tag)
-        mark = skeleton.open()
-        window.keep()
-        body = window.base + window.pos
+        again = isinstance(t, TensorMessage)
+        if not isinstance(t, TensorMessage):
+            t = TensorMessage(scope, tag >> 3, scope.count(tag), reader.base + start)
+            self._sink.start(t)
+        mark = reader.open(start, tag)
+        body = reader.base + reader.pos
         t.parts.append((body, body + nbytes))
-        self.fields(t, body + nbytes, depth + 1)
-        window.drop(window.pos)
-        if not again:
-            self._tensors.stub(t, skeleton)
-        skeleton.close(mark)
-        window.keep()
-        self._values.settle(t)
+        self._tensors.read(t, body + nbytes, depth + 1)
+        if not again and reader.skeleton is not None:
+            reader.drop(reader.pos)
+            self._sink.stub(t, reader.skeleton)
+        reader.close(mark)
         self._close(scope, child, tag, t)
 
     def _pass_whole_tensors(self, scope: Scope, tag: int, end: int) -> bool:
-        """Pass the tensors next in the window, as long as each is dims, data_type, name and raw_data, no more.
+        """Pass the tensors that come next, as long as each is dims, data_type, name and raw_data, no more.
 
-        Exporters write little else. One that differs, or is not whole in the window, is left to be read thoroughly:
-        nothing of it is passed, and nothing refused. Returns whether there was any.
+        Exporters write little else. One that differs, or is not buffered as a whole, is left to be read thoroughly.
+        Returns True if there was any.
         """
-        window, buffer, view = self._window, self._window.buffer, self._window.view
-        varint, length, store, tail = window.varint, window.length, self._tensors.whole, window.skeleton.tail
-        start, limit = window.pos, min(window.limit, end - window.base)
+        reader, add = self._reader, self._sink.add_whole
+        buffer, view, varint, length = reader.buffer, reader.view, reader.varint, reader.length
+        tail = None if reader.skeleton is None else reader.skeleton.tail
+        start, limit = reader.pos, min(reader.limit, end - reader.base)
         place = first_place = scope.count(tag, 0)
         while start + HEADER <= limit and buffer[start] == tag:
-            nbytes, first = buffer[start + 1], start + 2
-            if nbytes > 127:
-                short = (buffer[first] << 7) + nbytes - 128, first + 1
-                nbytes, first = length(start + 1) if buffer[first] > 127 else short
-            stop = first + nbytes
-            if stop > limit:
+            size, body = buffer[start + 1], start + 2
+            if size > 127:
+                size, body = length(start + 1) if buffer[body] > 127 else ((buffer[body] << 7) + size - 128, body + 1)
+            if (stop := body + size) > limit:
                 break
-            at, count, dims = first, 1, []
-            while buffer[at] == _DIMS and at < stop:
+            at, count, dims = body, 1, []
+            while buffer[at] == DIMS and at < stop:
                 dim, at = buffer[at + 1], at + 2
                 if dim > 127:
                     dim, at = varint(at - 1) if buffer[at] > 127 else ((buffer[at] << 7) + dim - 128, at + 1)
                 dims.append(dim)
                 count *= dim
-            code = buffer[at + 1]
-            bits = _AS_IS.get(code)
-            if bits is None or buffer[at] != _DATA_TYPE or not count or len(dims) > MAX_RANK:
+            bits = _AS_IS.get(code := buffer[at + 1])
+            if bits is None or buffer[at] != DATA_TYPE or not count or len(dims) > MAX_RANK:
                 break
             at, name = at + 2, b""
-            if buffer[at] == _NAME:
+            if buffer[at] == NAME:
                 size, at = buffer[at + 1], at + 2
                 if size > 127:
                     size, at = length(at - 1)
                 name, at = bytes(view[at : at + size]), at + size
             kept = at
-            if at >= stop or buffer[at] != _RAW_DATA or len(name) > MAX_TEXT:
+            if at >= stop or buffer[at] != RAW or len(name) > MAX_TEXT:
                 break
             size, at = buffer[at + 1], at + 2
             if size > 127:
@@ -233,78 +306,134 @@ class Scanner:
             if at + size != stop or count * bits != size * 8:
                 break
             if place == first_place:
-                window.drop(start)
-            window.pos = at
-            stub = store(scope, tag >> 3, place, window.base + start, name, code, dims, view[at:stop])
-            tail.append(tag)
-            size = kept - first + len(stub)
-            tail += encode_varint(size) if size > 127 else _SHORT[size]
-            tail += view[first:kept]
-            tail += stub
+                self._tensors.close_open()
+                reader.drop(start)
+            reader.pos = at
+            stub = add(scope, tag >> 3, place, reader.base + start, name, code, dims, view[at:stop])
+            if tail is not None:
+                tail.append(tag)
+                size = kept - body + len(stub)
+                tail += encode_varint(size) if size > 127 else _SHORT[size]
+                tail += view[body:kept]
+                tail += stub
             place, start = place + 1, stop
         if place == first_place:
             return False
-        self._tensors.passed()
+        self._sink.write_whole()
         scope.count(tag, place - first_place)
-        window.pos = start
-        window.keep()
+        reader.pos = start
+        reader.keep()
         return True
 
-    def fields(self, t: Tensor, end: int, depth: int = 0) -> None:
-        """Read the fields of a TensorProto from where the window stands up to `end`, an offset in the stream."""
-        window, before = self._window, t.data_type  # of the part before: protobuf merges what comes in several
-        while window.base + window.pos < end:
-            start, tag, value = window.header(end)
-            if tag == _DIMS:
-                self._dim(t, value)
-            elif tag == _DATA_TYPE:
-                if before not in (0, value & 0xFFFFFFFF):
-                    what = f"data_type {before} in one part, and {value & 0xFFFFFFFF} in another"
-                    raise window.fail(what, start, tensor=t.label, do="export the model again")
-                t.data_type = value & 0xFFFFFFFF
-            elif tag == _NAME:
-                t.name = window.text(value)
-            elif tag in _VALUES:
-                self._values.take(t, tag, value, start, end)
-            elif tag in (_EXTERNAL_DATA, _DATA_LOCATION):
-                window.drop(start)
-                if tag == _EXTERNAL_DATA:
-                    self._entry(t, window.base + window.pos + value)
-                elif value > _EXTERNAL:
-                    what = f"data_location {value} is neither DEFAULT nor EXTERNAL"
-                    raise window.fail(what, start, tensor=t.label, do="upgrade zcrecord")
-                else:
-                    t.external = value == _EXTERNAL
-                window.keep()
-            elif tag == _DIMS_PACKED:
-                self._packed_dims(t, value)
-            elif tag == _SEGMENT:
-                do = "join the segments and export the model again"
-                raise window.fail("it is one segment of a tensor, which is not supported", start, tensor=t.label, do=do)
-            elif tag & 7 != VARINT:
-                window.skip(tag, value, end, depth)
 
-    def _dim(self, t: Tensor, value: int) -> None:
-        t.dims.append(value if value < 1 << 63 else value - (1 << 64))
-        if len(t.dims) > MAX_RANK:
-            raise self._window.fail(f"more than {MAX_RANK} dimensions", tensor=t.label, do="reshape the tensor")
+def _plain_runs(reader: ProtobufReader, tag: int, end: int) -> tuple[dict[int, int], int]:
+    """Return runs of plain nodes that come next, offset -> end; and the offset up to which nodes were looked at.
 
-    def _packed_dims(self, t: Tensor, nbytes: int) -> None:
-        window = self._window
-        data = window.text(min(nbytes, 10 * MAX_RANK + 10))
-        at = window.pos - len(data)
-        while at < window.pos:
-            value, at = window.varint(at)
-            self._dim(t, value)
-        if at > window.pos:
-            raise window.fail("dims end inside a varint", tensor=t.label)
+    `end` is the offset at which their message ends, `tag` that of their field, one byte.
+    """
+    buffer, at, limit = reader.buffer, reader.pos, min(reader.limit, end - reader.base)
+    starts: list[int] = []
+    ends: list[int] = []
+    while at < limit and buffer[at] == tag:
+        nbytes, start = buffer[at + 1], at + 2
+        if nbytes > 127:
+            nbytes, start = nbytes & 127 | buffer[start] << 7, start + 1
+        if nbytes > 16383 or start + nbytes > limit or len(starts) == _MANY:  # three bytes of length, or cut off
+            break
+        at = start + nbytes
+        starts.append(start)
+        ends.append(at)
+    looked = reader.base + max(at, reader.pos + 1)
+    if len(starts) < _FEW:
+        return {}, looked
+    plain = _plain(np.frombuffer(reader.view, np.uint8), np.array(starts), np.array(ends))
+    edges = np.flatnonzero(np.diff(plain, prepend=False, append=False)).tolist()
+    bounds = [reader.base + reader.pos, *(reader.base + e for e in ends)]
+    return {bounds[a]: bounds[b] for a, b in zip(edges[0::2], edges[1::2], strict=True)}, looked
 
-    def _entry(self, t: Tensor, end: int) -> None:
-        """Read one key and value of external_data."""
-        window = self._window
-        key, text = read_pair(window, end)
-        t.entries = {} if t.entries is None else t.entries
-        if key in t.entries or len(t.entries) == _MAX_ENTRIES:
-            what = f"external_data key '{printable(key)}' twice" if key in t.entries else "too many external_data keys"
-            raise window.fail(what, tensor=t.label, do="export the model again")
-        t.entries[key] = text
+
+def _plain(data: Array, starts: Array, ends: Array) -> npt.NDArray[np.bool_]:
+    """Return for each node, in [start, end) of `data`, whether it certainly is plain and well formed."""
+    plain = np.zeros(len(starts), bool)
+    which = np.arange(len(starts))
+    at, stop = starts, ends  # stop: of the attribute a node is in, otherwise of the node
+    inside = np.zeros(len(starts), bool)  # an attribute
+    for _ in range(_ROUNDS):
+        leaving = inside & (at == stop)
+        stop = np.where(leaving, ends[which], stop)
+        inside &= ~leaving
+        plain[which[~inside & (at == stop)]] = True
+        on = at < stop
+        which, at, stop, inside = which[on], at[on], stop[on], inside[on]
+        if len(which) < _FEW:
+            break
+        at, stop, inside, good = _advance(data, at, stop, inside)
+        which, at, stop, inside = which[good], at[good], stop[good], inside[good]
+    return plain
+
+
+def _advance(data: Array, at: Array, stop: Array, inside: Array) -> tuple[Array, Array, Array, Array]:
+    """Pass one field of each node, or step into an attribute; return the new places, and which nodes go on."""
+    tag, first, second = data.take(at), data.take(at + 1), data.take(at + 2)
+    step = np.where(inside, _INNER_STEP.take(tag), _STEP.take(tag))
+    sized = _SIZED.take(tag)
+    wide = sized & (first > 127)
+    length = np.where(sized, first & 127, 0) + np.where(wide, second.astype(np.int64) << 7, 0)
+    good = (step > 0) & ~(wide & (second > 127)) & ~(_VARINTS.take(tag) & (first > 127))
+    typed = inside & (tag == _TYPE) & (first == 1) & (second < 128)
+    body = at + np.where(typed, 3, step + wide)
+    entering = ~inside & (tag == _ATTRIBUTE)
+    past = body + length
+    good = (good | typed) & (past <= stop)
+    return np.where(entering, body, past), np.where(entering, past, stop), inside | entering, good
+
+
+def _is_plain(reader: ProtobufReader, end: int) -> bool:
+    """Return True if the NodeProto from the reader's position to `end`, all of it buffered, has no tensor or graph."""
+    buffer, short, pos = reader.buffer, _SHORT_LEN, reader.pos
+    while pos < end:
+        tag = buffer[pos]
+        if tag == _ATTRIBUTE:
+            nbytes, pos = reader.length(pos + 1)
+            if pos + nbytes > end:
+                raise reader.fail("an attribute reaches past the end of its node", pos)
+            if not _is_plain_attribute(reader, pos, pos + nbytes):
+                return False
+            pos += nbytes
+        elif short[tag] and buffer[pos + 1] < 128:
+            pos += 2 + buffer[pos + 1]
+        else:
+            tag, pos = _pass_field(reader, pos, end)
+            if tag == _ATTRIBUTE:
+                return False  # with a tag longer than it need be: the thorough way reads it
+    if pos != end:
+        raise reader.fail("a node ends inside a field", pos)
+    return True
+
+
+def _is_plain_attribute(reader: ProtobufReader, pos: int, end: int) -> bool:
+    buffer, short = reader.buffer, _SHORT_LEN
+    while pos < end:
+        tag = buffer[pos]
+        if tag in _HOLDING:
+            return False
+        if short[tag] and buffer[pos + 1] < 128:
+            pos += 2 + buffer[pos + 1]
+        else:
+            tag, pos = _pass_field(reader, pos, end)
+            if tag in _HOLDING:
+                return False
+    if pos != end:
+        raise reader.fail("an attribute ends inside a field", pos)
+    return True
+
+
+def _pass_field(reader: ProtobufReader, pos: int, end: int) -> tuple[int, int]:
+    """Return the tag of the field at `pos`, and where it ends: at most at `end`."""
+    here, reader.pos = reader.pos, pos
+    try:
+        _, tag, value = reader.header(reader.base + end)
+        reader.skip(tag, value, reader.base + end)
+        return tag, reader.pos
+    finally:
+        reader.pos = here

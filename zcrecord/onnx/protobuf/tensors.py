@@ -1,0 +1,599 @@
+"""One TensorProto as it is read: its fields, and its values on their way from the stream to a payload.
+
+raw_data goes through as it is; typed data is decoded a piece at a time; strings get the table of ends that archives
+have. Values that are not canonical are made so: bools are 0 or 1, bits after the last packed element are zero. The
+messages around tensors are left to `scanner`, the payloads to a `ValueSink`.
+
+Source: onnx.proto's comments on TensorProto, and `onnx.numpy_helper.to_array`.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Iterator
+from math import prod
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from zcrecord import dtypes
+from zcrecord.codec.layout import MAX_ARCHIVE_SIZE, MAX_RANK, NONE
+from zcrecord.dtypes import DType
+from zcrecord.errors import LimitError, OnnxError, printable
+from zcrecord.onnx.names import Scope
+from zcrecord.tensors.packed import pack_bits
+
+from .reader import LEN, SLACK, VARINT, ProtobufReader, VarintDecoder, encode_varint, read_pair
+
+__all__ = ["TensorMessage", "TensorReader", "ValueSink", "ValueState"]
+
+Array = npt.NDArray[Any]
+
+BOOL, STRING, UINT32 = 9, 8, 12  # data_type
+MAX_EARLY = 1 << 20  # bytes of varints that may come before the data_type that explains them
+_PIECE = 1 << 17  # bytes of varints decoded at a time: what fits a cache
+_AHEAD = 1 << 8  # bytes looked at first for single elements that follow
+_LONGEST = 11  # bytes of the longest of them, its tag included
+_FLUSH = 1 << 16  # bytes of single elements written at a time
+_WIDEST = 8  # bytes that a varint of one byte may stand for
+_MAX_ENTRIES = 16  # of external_data
+_EXTERNAL = 1  # data_location
+_AGAIN = "export the model again"
+
+# Tags in TensorProto. All fields of values may come packed or one by one.
+DIMS, DATA_TYPE, NAME, RAW = 0x08, 0x10, 0x42, 0x4A
+_DIMS_PACKED, _SEGMENT, _EXTERNAL_DATA, _DATA_LOCATION = 0x0A, 0x1A, 0x6A, 0x70
+_VALUES = frozenset({0x22, 0x25, 0x2A, 0x28, 0x32, 0x3A, 0x38, RAW, 0x52, 0x51, 0x5A, 0x58})
+
+FLOAT_DATA, INT32_DATA, STRING_DATA, INT64_DATA, RAW_DATA, DOUBLE_DATA, UINT64_DATA = 4, 5, 6, 7, 9, 10, 11
+FIELDS = {4: "float_data", 5: "int32_data", 6: "string_data", 7: "int64_data", 9: "raw_data", 10: "double_data",
+          11: "uint64_data"}  # fmt: skip
+
+
+def _int32_form(kind: DType) -> tuple[str, int, int]:
+    """Return the numpy type and range of entries of int32_data: elements, or bytes of packed ones that fill bytes."""
+    bits, whole = kind.bits, 8 % kind.bits == 0
+    if kind.name == "bool":
+        return "?", -(2**31), 2**31 - 1
+    if kind.name.startswith("int") and not kind.packed:
+        return f"<i{bits // 8}", -(1 << bits - 1), (1 << bits - 1) - 1
+    return f"<u{-(-bits // 8)}", 0, 255 if kind.packed and whole else (1 << bits) - 1
+
+
+def _kept_as(*types: str) -> set[int]:
+    """Return the data_types whose elements, or their parts, are of one of these C types."""
+    return {code for code, kind in dtypes.by_onnx.items() if kind.c in types}
+
+
+_INT32_FORMS = {  # of the types that have no other field, by ONNX data_type
+    code: _int32_form(kind)
+    for code, kind in dtypes.by_onnx.items()
+    if 0 < kind.bits <= 32 and kind.c not in ("uint32_t", "float")
+}
+_TYPES = {
+    RAW_DATA: set(dtypes.by_onnx) - {STRING},
+    FLOAT_DATA: _kept_as("float"),
+    INT32_DATA: set(_INT32_FORMS),
+    STRING_DATA: {STRING},
+    INT64_DATA: _kept_as("int64_t"),
+    DOUBLE_DATA: _kept_as("double"),
+    UINT64_DATA: _kept_as("uint32_t", "uint64_t"),
+}
+
+
+class ValueState:
+    """The values of one tensor, as far as they were read; an instance holds only the attributes that have changed."""
+
+    field: int = 0  # of TensorProto, in which they came
+    nbytes: int = 0  # passed so far, in stored form
+    unread: int = 0  # bytes of varints passed without decoding them, not counted in `nbytes`
+    payload: int = NONE
+    closed: bool = False  # the payload is finished
+    stored: tuple[int, int] | None = None  # data_type, and for packed ones the count, as they were stored
+    held: int = -1  # the last byte, until it is known which of its bits count
+    top: int = 0  # the greatest byte seen before the data_type was known
+    early: bytearray | None = None  # varints that came before the data_type
+    pending: bytearray | None = None  # single elements, to be written together
+    rest: Array | None = None  # of 3, 5 or 6 bits, say; not yet enough to pack
+    ends: array[int] | None = None  # of strings
+
+
+class TensorMessage:
+    """The fields of one TensorProto as far as it was read, and its place in the model."""
+
+    __slots__ = ("data_type", "dims", "entries", "external", "field", "index", "name", "offset", "parts", "place",
+                 "scope", "values")  # fmt: skip
+
+    def __init__(self, scope: Scope, field: int, place: int, offset: int) -> None:
+        self.scope = scope  # the message that holds it
+        self.field = field  # of that message
+        self.place = place  # among those of the field
+        self.offset = offset  # in the stream
+        self.index = -1  # its number, for the sink
+        self.parts: list[tuple[int, int]] = []  # of the stream, from offset to offset: protobuf may split a message
+        self.name = b""
+        self.dims: list[int] = []
+        self.data_type = 0
+        self.external = False
+        self.entries: dict[str, str] | None = None  # of external_data
+        self.values = ValueState()
+
+    @property
+    def dtype(self) -> DType | None:
+        """The table's entry for its data_type, None if it has none yet or one that is not known."""
+        return dtypes.by_onnx.get(self.data_type)
+
+    @property
+    def packed(self) -> bool:
+        """True if its elements are, or may turn out to be, narrower than a byte."""
+        kind = self.dtype
+        return kind is None or kind.packed
+
+    def expected(self) -> int:
+        """Return the bytes its shape and type call for; of strings, those of the table of their ends."""
+        kind = self.dtype
+        if kind is None:
+            return 0
+        count = prod(self.dims)
+        if kind is dtypes.STRING:
+            return 8 * (count + 1) if count else 0
+        return dtypes.nbytes(count, kind.bits)
+
+    @property
+    def label(self) -> str:
+        """Its name for messages."""
+        return self.name.decode("utf-8", "replace")
+
+
+class ValueSink(Protocol):
+    """Receives the values of tensors, one payload at a time: an archive in the making, memory, a list of places."""
+
+    def begin(self, t: TensorMessage, nbytes: int, /) -> None:
+        """Start the payload of a tensor, of about so many bytes."""
+
+    def write(self, data: Any, /) -> None:
+        """Append to it."""
+
+    def end(self) -> int:
+        """Finish it and return its id."""
+
+    def locate(self, t: TensorMessage, offset: int, nbytes: int, /) -> bool:
+        """Take a run of values as its place in the stream, and return True: it is passed unread, and not written."""
+
+
+class TensorReader:
+    """Reads one TensorProto after the other from a stream, and hands their values to a sink.
+
+    A payload may stay open while its tensor's message is continued elsewhere, as protobuf allows for a field that is
+    given twice; not while another tensor's values come in between.
+    """
+
+    def __init__(self, reader: ProtobufReader, sink: ValueSink) -> None:
+        self._reader = reader
+        self._sink = sink
+        self._open: TensorMessage | None = None
+        self._decoder = VarintDecoder()
+
+    def read(self, t: TensorMessage, end: int, depth: int = 0) -> None:
+        """Read the fields of a TensorProto, or of a further part of one, up to `end`, an offset in the stream."""
+        reader, before = self._reader, t.data_type  # of the part before: protobuf merges what comes in several
+        while reader.base + reader.pos < end:
+            start, tag, value = reader.header(end)
+            if tag == DIMS:
+                self._dim(t, value)
+            elif tag == DATA_TYPE:
+                if before not in (0, value & 0xFFFFFFFF):
+                    raise self.fail(t, f"data_type {before} in one part, and {value & 0xFFFFFFFF} in another", start)
+                t.data_type = value & 0xFFFFFFFF
+            elif tag == NAME:
+                t.name = reader.text(value)
+            elif tag in _VALUES:
+                self._value(t, tag, value, start, end)
+            elif tag in (_EXTERNAL_DATA, _DATA_LOCATION):
+                reader.drop(start)
+                if tag == _EXTERNAL_DATA:
+                    self._entry(t, reader.base + reader.pos + value)
+                elif value > _EXTERNAL:
+                    what = f"data_location {value} is neither DEFAULT nor EXTERNAL"
+                    raise reader.fail(what, start, tensor=t.label, do="upgrade zcrecord")
+                else:
+                    t.external = value == _EXTERNAL
+                reader.keep()
+            elif tag == _DIMS_PACKED:
+                self._packed_dims(t, value)
+            elif tag == _SEGMENT:
+                do = "join the segments and export the model again"
+                raise reader.fail("it is one segment of a tensor, which is not supported", start, tensor=t.label, do=do)
+            elif tag & 7 != VARINT:
+                reader.skip(tag, value, end, depth)
+        if t.values.early or t.values.pending:
+            self._settle(t)
+
+    def _dim(self, t: TensorMessage, value: int) -> None:
+        t.dims.append(value if value < 1 << 63 else value - (1 << 64))
+        if len(t.dims) > MAX_RANK:
+            raise self._reader.fail(f"more than {MAX_RANK} dimensions", tensor=t.label, do="reshape the tensor")
+
+    def _packed_dims(self, t: TensorMessage, nbytes: int) -> None:
+        reader = self._reader
+        data = reader.text(min(nbytes, 10 * MAX_RANK + 10))
+        at = reader.pos - len(data)
+        while at < reader.pos:
+            value, at = reader.varint(at)
+            self._dim(t, value)
+        if at > reader.pos:
+            raise reader.fail("dims end inside a varint", tensor=t.label)
+
+    def _entry(self, t: TensorMessage, end: int) -> None:
+        """Read one key and value of external_data."""
+        key, text = read_pair(self._reader, end)
+        t.entries = {} if t.entries is None else t.entries
+        if key in t.entries or len(t.entries) == _MAX_ENTRIES:
+            what = f"external_data key '{printable(key)}' twice" if key in t.entries else "too many external_data keys"
+            raise self.fail(t, what)
+        t.entries[key] = text
+
+    def _value(self, t: TensorMessage, tag: int, value: int, start: int, end: int) -> None:
+        """Pass one value field whose header was read, a run or a single element, and store what it holds.
+
+        `start` is the reader's position of the header, `end` the stream's offset at which the tensor's message ends.
+        """
+        reader = self._reader
+        number, kind = tag >> 3, tag & 7
+        reader.drop(start)
+        if kind != LEN or value or number in (RAW_DATA, STRING_DATA):  # an empty run is no value
+            self._claim(t, number, start)
+            if kind == LEN or t.values.early:
+                self._settle(t)  # in order
+            if number == RAW_DATA:
+                self._raw(t, value)
+            elif number == STRING_DATA:
+                self._string(t, value)
+            elif number in (FLOAT_DATA, DOUBLE_DATA):
+                self._fixed(t, tag, value, end)
+            elif kind == LEN:
+                self._packed(t, number, value)
+            else:
+                self._single(t, tag, value, end)
+        reader.keep()
+
+    def fail(self, t: TensorMessage, what: str, pos: int | None = None) -> OnnxError:
+        """Return the error for something wrong with a tensor at a position of the reader."""
+        return self._reader.fail(what, pos, tensor=t.label, do=_AGAIN)
+
+    def _claim(self, t: TensorMessage, number: int, start: int) -> None:
+        """Note that the tensor's values are in this field; refuse a second one."""
+        v = t.values
+        if v.field and (v.field != number or number == RAW_DATA):
+            twice = "twice" if v.field == number else f"besides {FIELDS[v.field]}"
+            raise self.fail(t, f"{FIELDS[number]} {twice}; values come in one field, once", start)
+        if v.closed:
+            raise self.fail(t, "values in two places, with those of another tensor in between", start)
+        v.field = number
+        if t.data_type and t.data_type not in _TYPES[number]:
+            raise self._mismatch(t)
+
+    def _mismatch(self, t: TensorMessage) -> OnnxError:
+        if t.dtype is None:
+            return self._unknown(t)
+        wanted = " or ".join(FIELDS[n] for n, types in _TYPES.items() if t.data_type in types)
+        return self.fail(t, f"{t.dtype.name} keeps its values in {wanted}, got {FIELDS[t.values.field]}")
+
+    def _unknown(self, t: TensorMessage) -> OnnxError:
+        what = f"data_type {t.data_type} is not known here" if t.data_type else "no data_type"
+        return self._reader.fail(what, tensor=t.label, do=f"{_AGAIN}, or upgrade zcrecord")
+
+    def write(self, t: TensorMessage, data: Any, estimate: int = 0) -> None:
+        """Append stored bytes, as a flat bytes-like, to the tensor's payload; made canonical on the way."""
+        v = t.values
+        if self._open is not t:
+            self._begin(t, estimate or len(data))
+        v.nbytes += len(data)
+        if not t.data_type or t.data_type == BOOL:
+            raw = np.frombuffer(data, np.uint8)
+            top = int(raw.max(initial=0))
+            if not t.data_type:
+                v.top = max(v.top, top)
+            elif top > 1:
+                data = (raw != 0).view(np.uint8).data
+        if not len(data):
+            return
+        if v.held >= 0:
+            self._sink.write(bytes([v.held]))
+            v.held = -1
+        if t.packed:
+            v.held = data[-1]
+            data = data[:-1]
+        self._sink.write(data)
+
+    def count(self, t: TensorMessage, nbytes: int) -> None:
+        """Count stored bytes of a tensor that are not written, as if they were."""
+        self._begin(t, nbytes)
+        t.values.nbytes += nbytes
+        t.values.held = 0 if t.packed else -1
+
+    def _begin(self, t: TensorMessage, estimate: int) -> None:
+        """Start the tensor's payload of about so many bytes, unless it is the one that is open."""
+        if self._open is not t:
+            self.close_open()
+            self._sink.begin(t, max(estimate, t.expected()))
+            self._open = t
+            t.values.stored = t.data_type, -1
+
+    def _pass_unread(self, t: TensorMessage, nbytes: int, counted: int) -> bool:
+        """Return True if the sink took the next bytes by their place: they are passed, and so many of them counted."""
+        reader = self._reader
+        if not nbytes or not self._sink.locate(t, reader.base + reader.pos, nbytes):
+            return False
+        self.count(t, counted)
+        try:
+            reader.advance(nbytes)
+        except OnnxError as error:
+            raise error.located(tensor=t.label or None) from None
+        return True
+
+    def _raw(self, t: TensorMessage, nbytes: int) -> None:
+        """Pass stored bytes, as they are in raw_data."""
+        if not self._pass_unread(t, nbytes, nbytes):
+            for chunk in self._reader.chunks(nbytes):
+                self.write(t, chunk, nbytes)
+
+    def _fixed(self, t: TensorMessage, tag: int, nbytes: int, end: int) -> None:
+        """Floats: their bytes on the wire are those of raw_data. Single ones that follow are taken along."""
+        reader, number = self._reader, tag >> 3
+        size = 4 if number == FLOAT_DATA else 8
+        if tag & 7 == LEN:
+            if nbytes % size:
+                raise self.fail(t, f"{FIELDS[number]} of {nbytes} bytes, not a multiple of {size}")
+            self._raw(t, nbytes)
+            return
+        for chunk in reader.chunks(size):
+            self._gather(t, chunk)
+        for ahead in self._ahead(tag, end):
+            run = ahead[: len(ahead) // (size + 1) * (size + 1)].reshape(-1, size + 1)
+            same = run[:, 0] == tag
+            count = len(same) if same.all() else int(same.argmin())
+            reader.pos += count * (size + 1)
+            self._gather(t, run[:count, 1:].tobytes())
+
+    def _ahead(self, tag: int, end: int) -> Iterator[Any]:
+        """Yield buffered bytes of the message that ends at this offset, as long as it goes on with this tag.
+
+        Each piece is larger than the one before: looking ahead costs little more than the caller then passes.
+        """
+        reader = self._reader
+        most, passed, here = _AHEAD, 0, 0
+        while here <= passed + _LONGEST and reader.pos < min(reader.limit, end - reader.base):
+            if reader.buffer[reader.pos] != tag:
+                return
+            start = reader.pos
+            here = min(reader.limit - start, end - reader.base - start, most)
+            yield np.frombuffer(reader.view[start : start + here], np.uint8)
+            passed = reader.pos - start
+            if not passed:
+                return
+            most = min(most << 3, _PIECE)
+
+    def _gather(self, t: TensorMessage, data: Any) -> None:
+        """Collect single elements to write them together."""
+        v = t.values
+        if v.pending is None:
+            v.pending = bytearray()
+        v.pending += data
+        if len(v.pending) >= _FLUSH:
+            self._flush(t)
+
+    def _flush(self, t: TensorMessage) -> None:
+        if t.values.pending:
+            pending, t.values.pending = t.values.pending, None
+            self.write(t, memoryview(pending))
+
+    def _packed(self, t: TensorMessage, number: int, nbytes: int) -> None:
+        if t.data_type or number == INT64_DATA:
+            self._varints(t, number, nbytes)
+        else:
+            early = self._wait(t, self._reader.chunks(nbytes), nbytes)
+            if early[-1] > 127:  # what comes after it is another run's
+                raise self._reader.fail(f"{FIELDS[number]} ends inside a varint", tensor=t.label)
+
+    def _varints(self, t: TensorMessage, number: int, nbytes: int) -> None:
+        """Pass a packed run of varints, decoded a piece at a time; one that is cut in two waits for its rest."""
+        if self._pass_unread(t, nbytes, 0):
+            t.values.unread += nbytes
+            return
+        reader = self._reader
+        left = nbytes
+        while left:
+            here = min(left, _PIECE, reader.limit - reader.pos)
+            end = reader.pos + here
+            while end > reader.pos and reader.buffer[end - 1] > 127:
+                end -= 1
+            if end == reader.pos:
+                if here == left or here > 10:
+                    raise reader.fail(f"{FIELDS[number]} ends inside a varint", tensor=t.label)
+                if reader.fill(min(left, 16)) <= here:
+                    raise reader.fail(f"the stream ends inside {FIELDS[number]}", tensor=t.label)
+                continue
+            data = np.frombuffer(reader.view[reader.pos : end + SLACK], np.uint8)
+            self.write(t, self._decoded(t, number, data, end - reader.pos), left)
+            left -= end - reader.pos
+            reader.pos = end
+
+    def _decoded(self, t: TensorMessage, number: int, data: Any, nbytes: int) -> Any:
+        try:
+            found = self._decoder.decode(data, nbytes)
+        except ValueError as error:
+            what = f"{FIELDS[number]} holds a varint of more than 10 bytes"
+            raise self._reader.fail(what, self._reader.pos + int(error.args[0]), tensor=t.label) from None
+        return self._stored(t, number, found)
+
+    def _stored(self, t: TensorMessage, number: int, found: Any) -> Any:
+        """Return decoded varints as the bytes that are stored."""
+        v = t.values
+        if number == INT64_DATA:
+            return found.astype("<u8", copy=False).view(np.uint8).data
+        if number == UINT64_DATA:
+            if t.data_type == UINT32 and found.itemsize > 4 and int(found.max(initial=0)) >> 32:
+                raise self._out_of_range(t, int(found.max()))
+            return found.astype("<u4" if t.data_type == UINT32 else "<u8", copy=False).view(np.uint8).data
+        try:
+            values = _narrow(found, *_INT32_FORMS[t.data_type])
+        except ValueError as error:
+            raise self._out_of_range(t, int(error.args[1])) from None
+        if t.dtype is not None and t.dtype.packed and 8 % t.dtype.bits:  # one to an entry: they are packed here
+            values = values if v.rest is None else np.concatenate((v.rest, values))
+            whole = len(values) & -8
+            v.rest, values = values[whole:], pack_bits(values[:whole], t.dtype.bits)
+        return values.view(np.uint8).data
+
+    def _out_of_range(self, t: TensorMessage, value: int) -> OnnxError:
+        kind = dtypes.by_onnx[t.data_type].name
+        return self.fail(t, f"{FIELDS[t.values.field]} holds {value}, out of range for {kind}")
+
+    def _wait(self, t: TensorMessage, chunks: Iterable[Any], nbytes: int) -> bytearray:
+        """Hold varints until the data_type comes; return all that are held."""
+        v = t.values
+        early = v.early = bytearray() if v.early is None else v.early
+        if nbytes + len(early) > MAX_EARLY:
+            raise self.fail(
+                t, f"more than {MAX_EARLY} bytes of {FIELDS[v.field]} before the data_type that explains them"
+            )
+        for chunk in chunks:
+            early += chunk
+        return early
+
+    def _single(self, t: TensorMessage, tag: int, value: int, end: int) -> None:
+        """Integers one to a field, as proto2 writes what is not packed. Those that follow are taken along."""
+        reader, number = self._reader, tag >> 3
+        self._singles(t, number, np.array([value], np.uint64))
+        for data in self._ahead(tag, end):
+            padded = np.frombuffer(reader.view[reader.pos : reader.pos + len(data) + SLACK], np.uint8)
+            found, passed = self._decoder.pairs(padded, len(data), tag)
+            self._singles(t, number, found)
+            reader.pos += passed
+
+    def _singles(self, t: TensorMessage, number: int, found: Any) -> None:
+        if t.data_type or number == INT64_DATA:
+            self._gather(t, self._stored(t, number, found))
+        else:
+            data = b"".join(map(encode_varint, found.tolist()))
+            self._wait(t, (data,), len(data))
+
+    def _string(self, t: TensorMessage, nbytes: int) -> None:
+        v = t.values
+        if v.ends is None:
+            v.ends = array("Q", [0])
+        self._begin(t, nbytes)
+        if not self._pass_unread(t, nbytes, 0):
+            for chunk in self._reader.chunks(nbytes):
+                self._sink.write(chunk)
+        v.nbytes += nbytes
+        v.ends.append(v.nbytes)
+
+    def _settle(self, t: TensorMessage) -> None:
+        """Store what waited, as far as it can be: at the end of a tensor's message, before values of another form."""
+        v = t.values
+        if v.early and t.data_type:
+            if t.data_type not in _TYPES[v.field]:
+                raise self._mismatch(t)
+            early, v.early = v.early, None
+            data = np.frombuffer(early + bytes(SLACK), np.uint8)
+            self.write(t, self._decoded(t, v.field, data, len(early)))
+        self._flush(t)
+
+    def close_open(self) -> None:
+        """Finish the payload that is open, if any, before another is begun."""
+        if self._open is not None:
+            self._close(self._open)
+
+    def _flush_rest(self, t: TensorMessage) -> None:
+        """Write the last elements that were not enough to pack."""
+        v, kind = t.values, t.dtype
+        if v.rest is not None and len(v.rest):
+            rest, v.rest = v.rest, None
+            bits = kind.bits if kind is not None and kind.packed else 8  # of another type it is refused later
+            self.write(t, pack_bits(rest, bits).data)
+
+    def _close(self, t: TensorMessage) -> None:
+        v = t.values
+        self._flush(t)
+        self._flush_rest(t)
+        if v.ends is not None:
+            self._sink.write(bytes(-v.nbytes % 8))
+            self._sink.write(np.frombuffer(v.ends, np.uint64).astype("<u8", copy=False).view(np.uint8))
+        elif v.held >= 0:
+            self._close_packed(t)
+        v.payload = self._sink.end()
+        v.closed = True
+        self._open = None
+
+    def _close_packed(self, t: TensorMessage) -> None:
+        """Write the last byte, its bits after the last element zero."""
+        kind, v = t.dtype, t.values
+        used = prod(t.dims) * kind.bits % 8 if kind is not None and kind.packed else 0
+        self._sink.write(bytes([v.held & ((1 << used) - 1) if used else v.held]))
+        v.held = -1
+        v.stored = t.data_type, prod(t.dims)
+
+    def finish(self, t: TensorMessage) -> tuple[int, ...]:
+        """Check a whole tensor against its shape, finish its payload and return the shape.
+
+        Raises:
+            OnnxError: no or an unknown data_type, a negative dimension, too few or too many values. LimitError: a
+                rank or size that no archive holds.
+        """
+        v, shape = t.values, self._shape(t)
+        self._settle(t)
+        self._flush_rest(t)
+        if v.field and t.data_type not in _TYPES[v.field]:
+            raise self._mismatch(t)
+        self._check_count(t)
+        if self._open is t:
+            self._close(t)
+        if v.top > 1 and t.data_type == BOOL:
+            raise self.fail(t, "bools other than 0 and 1 before the data_type that says what they are")
+        if v.stored is not None and v.stored not in ((t.data_type, -1), (t.data_type, prod(shape)), (0, -1)):
+            raise self.fail(t, "data_type or shape change after the values")
+        return shape
+
+    def _check_count(self, t: TensorMessage) -> None:
+        """Raise OnnxError unless there are, or with unread varints may be, as many values as the shape takes."""
+        v = t.values
+        least, most, what, need = v.nbytes, v.nbytes, "bytes", t.expected()
+        if t.data_type == STRING:
+            least = most = len(v.ends) - 1 if v.ends is not None else 0
+            what, need = "strings", prod(t.dims)
+        elif v.unread:
+            least, most = max(1, v.nbytes), v.nbytes + _WIDEST * v.unread
+        if not least <= need <= most:
+            kind = dtypes.by_onnx[t.data_type].name
+            where = FIELDS[v.field] if v.field else "external data" if t.external else "no value field"
+            got = f"{least} to {most}" if v.unread else str(least)
+            raise self.fail(t, f"{kind} of shape {t.dims} takes {need} {what}, got {got} in {where}")
+
+    def _shape(self, t: TensorMessage) -> tuple[int, ...]:
+        if t.dtype is None:
+            raise self._unknown(t)
+        if min(t.dims, default=0) < 0:
+            raise self.fail(t, f"a negative dimension in {t.dims}")
+        if prod(d for d in t.dims if d) * max(1, t.dtype.bits // 8) > MAX_ARCHIVE_SIZE:
+            raise LimitError(f"shape {t.dims} is more than 2^56 bytes", tensor=t.label, offset=t.offset)
+        return tuple(t.dims)
+
+
+def _narrow(values: Array, kind: str, low: int, high: int) -> Array:
+    """Return the values of int32_data, cut to 32 bits as by every protobuf parser, as the type they stand for.
+
+    One outside the type's range is a ValueError with its index and its value.
+    """
+    if values.dtype.itemsize > 4:
+        values = values.astype(np.uint32)
+    values = values.astype(np.int32) if values.dtype.itemsize < 4 else values.view(np.int32)
+    if kind == "?":
+        values = values != 0
+    elif kind != "<i4" and (wrong := (values < low) | (values > high)).any():
+        i = int(wrong.argmax())
+        raise ValueError(i, int(values[i]))
+    stored: Array = values.astype(kind)
+    return stored
