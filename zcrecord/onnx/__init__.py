@@ -24,7 +24,7 @@ __all__ = [
     "to_onnx", "verify_external",
 ]  # fmt: skip
 
-# What is imported when it is first asked for.
+# Name -> module to import it from on its first use.
 _LATER = {
     "ExternalReport": "archive_link", "fill_session": "session_fill", "session": "runtime", "to_onnx": "export",
     "verify_external": "archive_link",

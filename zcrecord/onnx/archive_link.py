@@ -1,6 +1,7 @@
-"""Models whose weights lie in an archive as external data: where that may be, and whether it still is that archive.
+"""Models whose weights lie in an archive as external data: its path, and the check that it still is that archive.
 
-Some metadata_props of such a model say which archive its offsets are for. Writing the model is left to `export`.
+Some metadata_props of such a model identify the archive that its offsets are for. Writing the model is left to
+`export`.
 """
 
 from __future__ import annotations
@@ -34,9 +35,9 @@ ARCHIVE = "zcrecord.archive"  # its path from the model's folder on, as external
 CONTENT_DIGEST = "zcrecord.content_digest"
 PAYLOAD_OFFSET = "zcrecord.payload_offset"  # in the file
 INDEX_CRC = "zcrecord.index_crc"  # 8 hexadecimal digits; the index has every offset and every payload's digest
-EMBEDDED = "zcrecord.embedded"  # "prefix" or "suffix", where the archive is part of a file
+EMBEDDED = "zcrecord.embedded"  # "prefix" or "suffix", if the archive is part of a file
 PROPERTIES = (ARCHIVE, CONTENT_DIGEST, PAYLOAD_OFFSET, INDEX_CRC, EMBEDDED)
-_WRITTEN = {  # what their values look like
+_WRITTEN = {  # the form of their values
     ARCHIVE: re.compile(".+", re.DOTALL),
     CONTENT_DIGEST: re.compile("sha256:[0-9a-f]{64}"),
     PAYLOAD_OFFSET: re.compile("[0-9]{1,20}"),
@@ -55,7 +56,7 @@ class Link:
     location: str
 
     def properties(self, digest: str) -> dict[str, str]:
-        """Return what the model says of the archive, as metadata_props."""
+        """Return the metadata_props by which the model identifies the archive."""
         told = {
             ARCHIVE: self.location,
             CONTENT_DIGEST: digest,
@@ -68,9 +69,9 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class ExternalReport:
-    """What `verify_external` found: the archive's path and digest, the tensors that lie in it, and their bytes.
+    """Result of `verify_external`: the archive's path and digest, the number of tensors that lie in it, their bytes.
 
-    `full` tells whether all of it was read.
+    `full` is True if all of the archive was read.
     """
 
     archive: str
@@ -81,7 +82,7 @@ class ExternalReport:
 
 
 def is_link(pairs: Sequence[tuple[str, str]]) -> bool:
-    """Return whether metadata_props under these keys are what `to_onnx(external=True)` writes: each once, well formed.
+    """Return True if metadata_props are as `to_onnx(external=True)` writes those of these keys: each once, well formed.
 
     Example:
         >>> is_link([("zcrecord.archive", "m.zcr")])
@@ -101,11 +102,11 @@ def _index_crc(record: Record) -> str:
 
 
 def link(record: Record, dest: str) -> Link:
-    """Return how a model at `dest` refers to the archive of a record, which is opened anew.
+    """Open the archive of a record anew, for a model at `dest` to refer to.
 
     Raises:
-        UnsupportedError: the record is none of a plain file, or not as the file is. ExternalDataError: the file is
-            where no model at `dest` may refer to. IntegrityError: it was replaced since.
+        UnsupportedError: the record is none of a plain file, or differs from it. ExternalDataError: the file is in a
+            folder that no model at `dest` may refer to. IntegrityError: it was replaced since.
     """
     path = record.path
     if path is None:
@@ -128,7 +129,7 @@ def link(record: Record, dest: str) -> Link:
 def _location(path: str, dest: str) -> str:
     """Return the archive's path from the model's folder on.
 
-    Both are resolved: `onnx` refuses links and files of several names, ONNX Runtime what leads out of the folder.
+    Both are resolved: `onnx` refuses links and files of several names, ONNX Runtime paths that leave the folder.
 
     Source: onnx 1.23, ONNX Runtime 1.31.
     """
@@ -185,10 +186,10 @@ def verify_external(
 ) -> ExternalReport:
     """Check that the archive beside a model is the one that `to_onnx(external=True)` wrote it for.
 
-    Reads the model, not its values, and of the archive its header and index: they tell where every payload
-    lies and what its digest was. `full` reads all of it and compares the content digest, and so does an archive whose
-    index is another: one that only says more in its metadata, and has every tensor where it was, is accepted.
-    `progress` is then called with the bytes read, and how many there are. Needs no package besides zcrecord's own.
+    Reads the model, not its values, and of the archive the header and the index, which have every payload's offset and
+    digest. With `full`, or if the index is another, reads all of the archive and compares the content digest: one that
+    only has more metadata, and every tensor at its old offset, is accepted. `progress` is then called with the bytes
+    read, and how many there are. Needs no package besides zcrecord's own.
 
     Args:
         path: the model.
@@ -203,8 +204,8 @@ def verify_external(
         5
 
     Raises:
-        IntegrityError: it is not; says what was expected and what is there. UnsupportedError: the model does not say
-        which archive it is for. ExternalDataError: the archive is missing, or where no model may point. OnnxError: the
+        IntegrityError: it is not; with the value expected and the one found. UnsupportedError: the model does not name
+        an archive. ExternalDataError: the archive is missing, or at a path that no model may refer to. OnnxError: the
         model is malformed. FormatError: the archive is. SourceError: a file cannot be read.
     """
     model = path_of(path)
@@ -230,7 +231,7 @@ def verify_external(
 
 
 def _told(model: str) -> dict[str, str]:
-    """Return what a model says of its archive."""
+    """Return the metadata_props by which a model identifies its archive."""
     file, nbytes = open_source(model)
     with file:
         if nbytes is None:
@@ -246,7 +247,7 @@ def _told(model: str) -> dict[str, str]:
 
 
 def _archive(model: str, told: dict[str, str], allow_links: bool) -> Record:
-    """Return the archive, if it is where external data may be."""
+    """Return the archive, if external data may lie at its path."""
     embedded: Any = told.get(EMBEDDED)
     if embedded not in (None, "prefix", "suffix"):
         raise OnnxError(f"its '{EMBEDDED}' is '{printable(str(embedded))}', not prefix or suffix; {_AGAIN}")
@@ -271,7 +272,7 @@ def _compare(record: Record, model: str, told: dict[str, str], full: bool, progr
 
 
 def _check_reference(record: Record, model: str, expected: OnnxTensorInfo, found: TensorInfo | None) -> None:
-    """Raise IntegrityError unless a tensor is in the archive what the model says, and where it says."""
+    """Raise IntegrityError unless the archive has a tensor with the type, shape and offset that the model gives."""
     if found is None:
         theirs = "nothing of this name"
     elif found.strides is not None:

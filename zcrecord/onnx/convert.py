@@ -1,7 +1,7 @@
 """ONNX to an archive in one forward pass: values stream through, the rest of the model becomes its skeleton.
 
 The archive has the model's tensors, under the names that `names` gives them, and the skeleton as the bytes attribute
-"onnx.graph" of the record: the ModelProto byte for byte, but each TensorProto keeps only what describes it and gets
+"onnx.graph" of the record: the ModelProto byte for byte, but each TensorProto keeps all fields but its values and gets
 data_location EXTERNAL and one external_data entry, "zcrecord" -> the tensor's number in the archive. `graph` undoes
 that. Nothing of the time, the host or a version enters the bytes.
 """
@@ -36,7 +36,7 @@ from .selection import Selection
 __all__ = ["STUB_KEY", "ConvertReport", "convert"]
 
 STUB_KEY = b"zcrecord"
-_new = tuple.__new__  # what a NamedTuple's own constructor calls, at twice the time
+_new = tuple.__new__  # called by a NamedTuple's own constructor, which takes twice the time
 _GRAPH, _EXPANDED = 16 << 20, 16  # bytes a graph may take, beyond so many times the compressed bytes it comes from
 # TensorProto.data_location = EXTERNAL, external_data { key, value } up to a value of so many digits.
 _STUBS = [b"\x70\x01\x6a%c\x0a%c%s\x12%c" % (len(STUB_KEY) + n + 4, len(STUB_KEY), STUB_KEY, n) for n in range(20)]
@@ -58,18 +58,18 @@ def convert(
 ) -> ConvertReport:
     """Write an ONNX model as an archive; reads `source` once, forward, and never holds a payload.
 
-    Both may be paths or binary file objects, pipes included; what zstd or gzip compressed is decompressed on the way. A
-    path at `dest` holds the old file or the whole new one at any time, and is replaced only with `force`.
+    Both may be paths or binary file objects, pipes included; a source compressed by zstd or gzip is decompressed on the
+    way. A path at `dest` holds the old file or the whole new one at any time, and is replaced only with `force`.
 
     Args:
         source, dest: paths or binary file objects. External data are looked for in the folder of a `source` by path.
         alignment, durable: those of `save_record`.
-        allow_links: take external data behind symbolic and hard links, wherever they lead.
+        allow_links: take external data behind symbolic and hard links to any place.
         select, exclude: shell patterns of names; one that matches a module stands for all below it. The archive then
             has the tensors that `select` matches and `exclude` does not, and no graph.
         verify: before `dest` is replaced, read the source again and the archive back, and compare. Both must be paths.
-        dry_run: write nothing, and report what would be written; equal digests are then taken for equal bytes.
-        progress: called with the bytes read so far and, where that is known, how many there are; for a compressed
+        dry_run: write nothing, and report the sizes as if it had; equal digests are then taken for equal bytes.
+        progress: called with the bytes read so far and, if that is known, how many there are; for a compressed
             source by path its own bytes. External data counts on top.
 
     Example:
@@ -80,7 +80,7 @@ def convert(
         4
 
     Raises:
-        OnnxError: not a valid model, or one that uses what is not supported; with the offset. ExternalDataError: its
+        OnnxError: not a valid model, or one with unsupported features; with the offset. ExternalDataError: its
             external data breaks a rule. DestinationExistsError: `dest` exists and `force` was not given, or is the
             source. TensorNotFoundError: the patterns leave no tensor. FormatError: a compressed source is damaged.
         LimitError: a shape no archive holds, or little compressed data that expands to a huge graph.
@@ -93,7 +93,7 @@ def convert(
     if verify and (dry_run or source_path is None or dest_path is None):
         raise UnsupportedError("verify=True reads the source again and the archive back: both must be files by path")
     test = None if select is None and exclude is None else NameFilter(select, exclude)
-    work = _Conversion(source, source_path, alignment, allow_links, test, 1 + verify, progress)
+    work = _ModelConversion(source, source_path, alignment, allow_links, test, 1 + verify, progress)
     with contextlib.nullcontext(NullSink()) if dry_run else open_sink(dest, durable=durable) as sink:
         done = work.write(sink)
         if verify:
@@ -103,13 +103,13 @@ def convert(
 
 
 class _Written(NamedTuple):
-    """What one pass made of a model."""
+    """Result of one pass over a model."""
 
     saved: SaveReport
     out: StreamWriter
     modules: int
     input_bytes: int
-    passed: int  # bytes read, of the compressed form where there is one
+    passed: int  # bytes read, of the compressed form if there is one
     renamed: int
     left_out: int
 
@@ -129,8 +129,8 @@ class _Written(NamedTuple):
         )
 
 
-class _Conversion(NamedTuple):
-    """One conversion: what each pass over the model needs to know."""
+class _ModelConversion(NamedTuple):
+    """The arguments of one conversion, which may take two passes over the model."""
 
     source: Any
     source_path: str | None
@@ -199,7 +199,7 @@ class _Conversion(NamedTuple):
 
 
 class _OpenModel(NamedTuple):
-    """A model that is open: its bytes; those of the compressed form, if it has one; how many; what lies beside it."""
+    """An open model: a stream of its bytes; the compressed stream, if it is one; its size, if known; its folder."""
 
     stream: Any
     packed: PeekableStream | None
@@ -231,7 +231,7 @@ def _stream(
 
 
 def _bounded(skeleton: Skeleton, source: _OpenModel, report: Callable[[int], None] | None) -> Callable[[int], None]:
-    """Return a report that refuses a graph which a little compressed data expands to: it is held in memory."""
+    """Return a progress callback that refuses a huge graph in little compressed data: it would be held in memory."""
 
     def bounded(passed: int) -> None:
         packed = source.packed.position if source.packed is not None else passed

@@ -1,7 +1,7 @@
 """From an archive back to ONNX: a model that holds everything, or a small one whose weights stay in the archive.
 
-`graph` rewrites the skeleton; here is what is put where a tensor's values go, and how they get there, a piece at a
-time. What a model that points to an archive says of it is left to `linked`.
+`graph` rewrites the skeleton; this module puts a tensor's values, or a reference to them, in the place of its stub, and
+writes them a piece at a time. The metadata of a model that refers to an archive are left to `archive_link`.
 """
 
 from __future__ import annotations
@@ -48,15 +48,15 @@ def to_onnx(
 ) -> ConvertReport:
     """Write the model in an archive as ONNX again; holds no more than a few MiB of its values at a time.
 
-    It is what was converted, message by message, with the values in raw_data, and those that the record has by now;
-    only what it said of an archive that it pointed to (`external`) is left out, since it points there no more. A path
+    It is the model that was converted, message by message, with the values in raw_data, and those that the record has
+    by now. Only metadata about an archive that it referred to (`external`) are left out, as it does so no more. A path
     at `dest` holds the old file or the whole new one at any time. Every payload is checked against its digest.
 
     With `external` the initializers' values stay in the archive, which `onnx.load` and ONNX Runtime then read as
-    external data: the archive must be a file in the folder of `dest` or below it, and stay there. What readers want in
-    the model goes into it: tensors of up to 127 bytes, strings, complex numbers, tensors in attributes, functions and
-    training_info, sparse ones; and those that are not in C order in the archive. The model's metadata_props say which
-    archive it is for, see `verify_external`; for that, all of the archive is read.
+    external data: the archive must be a file in the folder of `dest` or below it, and stay there. Values that readers
+    expect in the model go into it: tensors of up to 127 bytes, strings, complex numbers, tensors in attributes,
+    functions and training_info, sparse ones; and those that are not in C order in the archive. The model's
+    metadata_props identify the archive for `verify_external`; for that, all of the archive is read.
 
     Args:
         source: an archive that `convert` made: a path, a bytes-like, or a Record.
@@ -78,10 +78,10 @@ def to_onnx(
         True
 
     Raises:
-        UnsupportedError: the archive was not made from a model, or, with `external`, is no file as it is, or the model
-            has our metadata_props of its own. ExternalDataError: no model at `dest` may point to it. LimitError: more
+        UnsupportedError: the archive was not made from a model, or, with `external`, is no plain file, or the model
+            has our metadata_props of its own. ExternalDataError: no model at `dest` may refer to it. LimitError: more
             than the 2 GiB that one model may have. IntegrityError: a payload is damaged. FormatError: the archive is,
-            or has other tensors than the model. DestinationExistsError: `dest` is there already. SourceError: the file
+            or has other tensors than the model. DestinationExistsError: `dest` exists already. SourceError: the file
             system refused.
     """
     started = time.perf_counter()
@@ -101,7 +101,7 @@ def to_onnx(
 
 def _linked(record: Record, dest: str | None, stack: contextlib.ExitStack) -> Link:
     if dest is None:
-        what = "points to its archive from the folder it lies in, and a stream has none; name a path"
+        what = "refers to its archive from the folder it lies in, and a stream has none; name a path"
         raise UnsupportedError(f"a model with external=True {what}")
     found = link(record, dest)
     stack.enter_context(found.record)
@@ -172,9 +172,9 @@ class _Model:
             self._parts.append(encode_properties(told))
 
     def _skeleton(self) -> Any:
-        """Return the record's skeleton, without what it says of an archive that the model pointed to before.
+        """Return the record's skeleton, without metadata_props about an archive that the model referred to before.
 
-        What else it has under the keys for that is the model's own, and stays.
+        Others under the same keys are the model's own, and stay.
 
         Raises:
             UnsupportedError: it would have a key twice.
@@ -194,7 +194,7 @@ class _Model:
             self._progress(done, total + sum(map(len, self._parts)))
 
     def _place(self, found: Initializer) -> Any:
-        """Return what stands for a tensor's values."""
+        """Return the fields that stand for a tensor's values, or a part to write in their place."""
         info = self._payloads.infos[found.number]
         self._outside.discard(found.number)
         if self._link is not None and not found.inside and found.graph != "apart" and info.strides is None:
@@ -229,7 +229,7 @@ class _Model:
             self._progress(self._before + self._written, self._before + total)
 
     def report(self, source: str | None, dest: str | None, started: float) -> ConvertReport:
-        """Return what was done."""
+        """Return the report of the whole conversion."""
         inside = [self._payloads.infos[n] for n in self._numbers if n not in self._outside]
         return ConvertReport(
             source=source,

@@ -1,8 +1,8 @@
-"""External data: values in a file beside the model, read only where the rules say the model may point.
+"""External data: values in a file beside the model, read only if the rules let a model refer to that file.
 
 The rules are those of onnx's docs/ExternalDataSecurity.md and of the advisories behind it: CVE-2024-27318 and
 CVE-2025-51480 (traversal), CVE-2026-27489 (symbolic links), CVE-2026-34446 (hard links), CVE-2026-34445 (lengths).
-Each has a message of its own. What the values mean is left to `protobuf.tensors`.
+Each has a message of its own. The meaning of values is left to `protobuf.tensors`.
 
 `checksum` is taken but not checked: it is the SHA-1 of a whole file of which a model may use a part. `basepath` is
 ignored, as `onnx.load` does.
@@ -36,7 +36,7 @@ _FOLDER = sum(getattr(os, f, 0) for f in ("O_PATH", "O_DIRECTORY", "O_NOFOLLOW",
 
 
 class Reference(NamedTuple):
-    """Where values lie: a path relative to the model's folder, its parts joined by "/"; bytes."""
+    """The place of values: a path relative to the model's folder, its parts joined by "/"; bytes from an offset on."""
 
     location: str
     offset: int
@@ -53,10 +53,10 @@ def _broken(location: str, what: str) -> ExternalDataError:
 
 
 def parse(entries: dict[str, str], nbytes: int) -> Reference:
-    """Return what a tensor's external_data says, checked as far as it can be without looking at a file.
+    """Return the place in a tensor's external_data, checked as far as possible without a look at the file.
 
     Raises:
-        ExternalDataError: a rule is broken; the message names it. `nbytes` is what the tensor's shape takes.
+        ExternalDataError: a rule is broken; the message names it. `nbytes` are the bytes that the tensor's shape takes.
     """
     location = entries.get("location", "")
     if "location" not in entries:
@@ -73,7 +73,7 @@ def parse(entries: dict[str, str], nbytes: int) -> Reference:
 
 
 def reference_of(t: TensorMessage) -> Reference | None:
-    """Return where the values of a tensor with data_location EXTERNAL lie; None where it has none, or no legal shape.
+    """Return the place of values with data_location EXTERNAL; None if the tensor has none, or no legal shape.
 
     Raises:
         OnnxError: it has values of its own, too. ExternalDataError: strings, or what `parse` raises.
@@ -84,13 +84,13 @@ def reference_of(t: TensorMessage) -> Reference | None:
         raise ExternalDataError("strings cannot be external data")
     need = t.expected()
     if t.dtype is None or need < 0:
-        return None  # `TensorReader.finish` says what is wrong with it
+        return None  # `TensorReader.finish` names the fault
     found = parse(t.entries or {}, need)
     return found if need else None
 
 
 def check_inside(reference: Reference, nbytes: int) -> None:
-    """Raise ExternalDataError unless what is referred to lies inside its file of so many bytes."""
+    """Raise ExternalDataError unless a reference lies inside its file of so many bytes."""
     end = reference.offset + reference.length
     if end > nbytes:
         what = f"bytes {reference.offset} to {end} are past its end ({nbytes})"
@@ -131,7 +131,7 @@ def _number(entries: dict[str, str], key: str, location: str) -> int | None:
 class Folder:
     """The folder of a model, and the few files in it that are open at a time.
 
-    `allow_links` accepts symbolic links wherever they lead, and files with several names. Without it, a link is
+    `allow_links` accepts symbolic links to any place, and files with several names. Without it, a link is
     accepted only inside one repository of a Hugging Face cache, where `snapshots/<revision>/` links into `blobs/`.
 
     Example:
@@ -232,7 +232,7 @@ class Folder:
         return fd
 
     def _is_cached(self, real: str) -> bool:
-        """Return whether a file lies in the `blobs` of the Hugging Face repository whose snapshot the folder is in."""
+        """Return True for a file in the `blobs` of the Hugging Face repository whose snapshot the folder is in."""
         holder = Path(real).parent
         return any(
             above.name == "snapshots" and holder == above.with_name("blobs") for above in Path(self.path).parents

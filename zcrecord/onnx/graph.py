@@ -1,8 +1,9 @@
-"""From an archive back to the bytes of a ModelProto: the skeleton, each stub replaced by values or by where they lie.
+"""From an archive back to the bytes of a ModelProto: the skeleton, each stub replaced by values or by a reference.
 
 Pure rewriting on the wire, with the scan that `convert` uses; `onnx` is not needed. The skeleton is taken for as
-untrusted as any model: what it says of a tensor must be what the archive says. A stub's number is where the tensor
-stood when the archive was written; what counts is its name, since a record that is saved again may be in another order.
+untrusted as any model: skeleton and archive must agree on every tensor's type and shape. A stub's number is the
+tensor's position when the archive was written; its name decides, since a record that is saved again may be in another
+order.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ INLINE = 127  # bytes; up to here shape inference reads values, and it cannot re
 _COPIED = 1 << 12  # bytes; smaller values are copied into the message, larger ones become parts of their own
 _KEY = STUB_KEY.decode()
 _OWN_VALUES = "a tensor has values of its own; convert the model again"
-# What ONNX Runtime takes from nowhere but the model.
+# ONNX Runtime takes these only from the model itself.
 _INSIDE = {kind for kind in dtypes.DTYPES if kind is dtypes.STRING or kind.name.startswith("complex")}
 
 
@@ -59,7 +60,7 @@ class Initializer(NamedTuple):
 
     @property
     def inside(self) -> bool:
-        """Whether its values belong into the model, wherever its readers take external data from."""
+        """True if its values must be in the model: its readers take them from no external data."""
         return not self.graph or self.dtype in _INSIDE or self.value.nbytes <= INLINE
 
 
@@ -88,7 +89,7 @@ def skeleton_of(record: Record) -> memoryview:
 def model_parts(record: Record, place: Callable[[Initializer], Any] | None = None) -> list[Any]:
     """Return a ModelProto as bytes-like parts in order; large values are views of the record, not copies.
 
-    `place` may say what stands for a tensor's values, see `restore`.
+    `place` may return other fields in the place of a tensor's values, see `restore`.
 
     Example:
         >>> from pathlib import Path
@@ -106,13 +107,13 @@ def model_parts(record: Record, place: Callable[[Initializer], Any] | None = Non
 
 
 def restore(record: Record, place: Callable[[Initializer], Any] | None = None, *, skeleton: Any = None) -> Restored:
-    """Return a ModelProto as `model_parts` does, and which tensors are in it.
+    """Return a ModelProto as `model_parts` does, and the numbers of its tensors.
 
     Args:
-        place: what stands for a tensor's values: None for themselves, bytes for fields as `encode_reference` makes
-            them, or an object with a length, which becomes a part: raw_data's bytes, or the string_data fields of
-            strings. May be asked about a tensor again; then the last answer counts.
-        skeleton: what to take in the place of the record's own, such as one without some of its metadata_props.
+        place: called with each tensor, returns its values' replacement: None for themselves, bytes for fields as
+            `encode_reference` makes them, or an object with a length, which becomes a part: raw_data's bytes, or the
+            string_data fields of strings. May be called again for a tensor; then the last answer counts.
+        skeleton: taken in the place of the record's own, such as one without some of its metadata_props.
     """
     data: Any = skeleton_of(record) if skeleton is None else skeleton
     found = _restored(data, _Restore(record, place))
@@ -147,7 +148,7 @@ def encode_reference(location: str, offset: int, nbytes: int) -> bytes:
 
 
 class _Restore:
-    """Puts values, or what `place` says, where the stubs are; which tensor that is, stubs say or `numbers`."""
+    """Puts values, or the replacement that `place` returns, in the place of stubs; `numbers` correct those in stubs."""
 
     def __init__(
         self, record: Record, place: Callable[[Initializer], Any] | None, numbers: Sequence[int] | None = None
@@ -228,7 +229,7 @@ class _Restore:
 
 
 def _graph(t: TensorMessage) -> str:
-    """Return where a tensor sits, in the words of `Initializer.graph`."""
+    """Return the kind of graph that a tensor is in, as in `Initializer.graph`."""
     if t.scope.kind is not GRAPH:
         return ""
     above: Scope | None = t.scope.parent
@@ -250,14 +251,14 @@ def _kind(value: Any) -> DType:
 
 
 def raw_bytes(value: Any) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    """Return a tensor's values as raw_data has them: a view where the tensor lies in C order."""
+    """Return a tensor's values as raw_data has them: a view if the tensor lies in C order."""
     if isinstance(value, PackedTensor):
         return value.packed
     return np.ascontiguousarray(value).reshape(-1).view(np.uint8)
 
 
 def _put_raw(skeleton: Skeleton, data: Any) -> None:
-    """Add raw_data: bytes, or what stands for so many."""
+    """Add raw_data: bytes, or an object with their length that stands for them."""
     skeleton.tail += encode_varint(RAW_DATA << 3 | LEN) + encode_varint(len(data))
     if isinstance(data, memoryview) and len(data) < _COPIED:
         skeleton.tail += data

@@ -1,15 +1,15 @@
 """The messages on the way to a tensor, and the name and the module that they give it in the archive.
 
 - An initializer of the main graph keeps its ONNX name exactly. The name is split at "." into modules and a key, as
-  deep as no prefix of it is a tensor's name itself; it stays whole where a part would be empty, or where the names of
-  all modules would take more than twice the input and 1 MiB: each is stored in full.
-- Everything else is named after where it sits, each message a module: a node by its name, else its first output,
+  deep as no prefix of it is a tensor's name itself; it stays whole if a part would be empty, or if the names of all
+  modules would take more than twice the input and 1 MiB: each is stored in full.
+- Everything else is named after the messages around it, each a module: a node by its name, else its first output,
   else "_"; an attribute by its name; "function", then domain:name[:overload]; "training_info", its number, then
   "initialization" or "algorithm". These names are not split. Under them
   - an initializer of a subgraph has its own name: `If_0.then_branch.weight`;
   - a tensor in an attribute is the attribute: `Constant_3.value`, or `Node_1.tensors_attribute.0` in a list;
   - a sparse tensor is a module with the keys "values" and "indices"; as an initializer its name is that of its values.
-- Where such a name is taken already, it gets "~2", "~3", ... appended; initializers of the main graph never change.
+- If such a name is taken already, it gets "~2", "~3", ... appended; initializers of the main graph never change.
 - Bytes that are not UTF-8, and NUL, are an error in an initializer's name, and become U+FFFD in all others.
 
 Finding tensors is left to `protobuf.scanner`.
@@ -106,16 +106,16 @@ def name_tensors(found: Sequence[NamedTensor], input_bytes: int) -> tuple[Module
 
 
 def full_names(found: Sequence[NamedTensor], input_bytes: int) -> list[str]:
-    """Return the full names that `name_tensors` gives, in the order given; raises what it raises."""
+    """Return the full names that `name_tensors` gives, in the order given; raises the same errors."""
     exact, parts, _ = _name(found, input_bytes, {GRAPH_ATTRIBUTE})
     main, names, derived = _main(found), iter(exact), iter(parts)
     return [next(names) if f.scope is main else ".".join(next(derived)) for f in found]
 
 
 def plain_name(scope: Scope, field: int, place: int, name: bytes) -> str | None:
-    """Return the full name of a tensor as far as its messages have been read, with nothing to tell equal ones apart.
+    """Return the full name of a tensor as far as its messages have been read, without the suffix of equal ones.
 
-    None where it has no name yet.
+    None if it has no name yet.
     """
     parent = scope.parent
     if scope.kind is SPARSE and parent is not None and parent.kind is GRAPH and not scope.own:
@@ -161,7 +161,7 @@ def _name(
 
 
 def _exact(found: Sequence[NamedTensor]) -> list[str]:
-    """Return the names of the main graph's initializers, all at once where nothing is wrong with them."""
+    """Return the names of the main graph's initializers, decoded all at once if they are valid."""
     raw = [f.name for f in found]
     joined = b"\0".join(raw)
     if raw and all(raw) and joined.count(b"\0") == len(raw) - 1:
@@ -241,7 +241,7 @@ def _own(scope: Scope) -> tuple[str, ...]:
 
 
 def _name_of_values(sparse: Scope) -> bytes:
-    """Return the name of a sparse tensor's values, which is its own, as far as it was read."""
+    """Return the name of a sparse tensor, that of its values, as far as it was read."""
     name: bytes = getattr((sparse.single or {}).get(1 << 3 | LEN), "name", b"")
     return name
 
@@ -275,9 +275,9 @@ def _unique(parts: tuple[str, ...], taken: set[str], counters: dict[str, int]) -
 
 
 class _Tree:
-    """The modules of the archive: a full name is one module, however one comes to it, and never a tensor too.
+    """The modules of the archive: a full name is one module, whether split or nested, and never a tensor too.
 
-    A tensor's place is the path of its module, as keys. Once the names of modules have taken up the `room`, which is in
+    A tensor's module is given as a path of keys. Once the names of modules have taken up the `room`, which is in
     characters, there are no more of them.
     """
 
@@ -287,7 +287,7 @@ class _Tree:
         self._modules: dict[str, tuple[str, ...] | None] = {}
 
     def split(self, name: str) -> tuple[str, ...]:
-        """Return the place of a tensor with a dotted name."""
+        """Return the module of a tensor with a dotted name."""
         head, dot, key = name.rpartition(".")
         if not dot:
             return ()
@@ -303,7 +303,7 @@ class _Tree:
         return path if head and path else ()
 
     def _module(self, name: str) -> tuple[str, ...] | None:
-        """Return the keys that lead to a module, or None where it or one above it is a tensor."""
+        """Return the keys that lead to a module, or None if it or one above it is a tensor."""
         modules = self._modules
         if name in modules:
             return modules[name]
@@ -314,7 +314,7 @@ class _Tree:
         return path
 
     def nest(self, parts: tuple[str, ...]) -> tuple[str, ...]:
-        """Return the place of a tensor whose modules are these parts, not to be split."""
+        """Return the module of a tensor whose modules are these parts, not to be split."""
         path: tuple[str, ...] = ()
         name = ""
         for i, part in enumerate(parts[:-1]):

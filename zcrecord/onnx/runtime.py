@@ -1,13 +1,13 @@
 """ONNX Runtime sessions that compute straight off an archive.
 
 ONNX Runtime takes the archive's own memory as a file of external data, of which each weight of the main graph is a
-slice: nothing is copied, whether the archive is mapped or in a bytes object, renamed or replaced meanwhile. The
-weights of subgraphs it looks for in real files: it maps them from the archive's, by its resolved path, or from a
-temporary file where there is none. Before 1.31 it copied memory it was given, and so all weights go that way there.
+slice: nothing is copied, even if the archive is a bytes object, or is renamed or replaced meanwhile. The weights of
+subgraphs it takes only from real files: it maps them from the archive's, by its resolved path, or from a temporary file
+if there is none. Before 1.31 it copied memory it was given, and so all weights go that way there.
 
 Small tensors, strings, complex numbers, empty tensors and those in attributes go into the model, as ONNX Runtime
-wants it. `SessionOptions.add_initializer` is not used: a view handed over by name stays what it is where an optimizer
-transposes or reshapes the initializer under the same name, and results would be silently wrong.
+expects it. `SessionOptions.add_initializer` is not used: if an optimizer transposes or reshapes an initializer under
+the same name, a view handed over by name stays unchanged, and results would be silently wrong.
 
 Source: ONNX Runtime 1.31 and `onnxruntime_session_options_config_keys.h`; `ort_optimizer_api_impl.cc`
 (TransposeInitializer, ReshapeInitializer) for the last.
@@ -76,8 +76,8 @@ def session(
 
     Raises:
         DependencyError: onnxruntime is not installed. UnsupportedError: the record holds no ONNX model. FormatError:
-            its graph and its tensors disagree. SourceError: the archive was replaced meanwhile. What ONNX Runtime
-            itself raises comes as it is.
+            its graph and its tensors disagree. SourceError: the archive was replaced meanwhile. Errors of ONNX Runtime
+            itself pass unchanged.
     """
     if memory not in ("shared", "speed"):
         raise UnsupportedError(f"memory={memory!r} is not known; 'shared' or 'speed'")
@@ -114,7 +114,7 @@ def _whole(record: Record) -> Bytes:
 
 
 def _file_of(record: Record) -> str | None:
-    """Return the resolved path of the file that a record is a mapping of, None where it is not there any more."""
+    """Return the resolved path of the file that a record maps, None if it is no longer there."""
     if record.path is None:
         return None
     whole = _whole(record)
@@ -145,7 +145,7 @@ class _Maker:
         self._providers = providers
 
     def make(self) -> Any:
-        """Return the session: main graph's weights from memory where they can be, all others from a file."""
+        """Return the session: the main graph's weights from memory if possible, all others from a file."""
         direct = _version(self._ort) >= _DIRECT_SINCE
         name = f"zcrecord-{next(_calls)}"  # options may be given to several calls
         path = _file_of(self._record)
@@ -179,13 +179,13 @@ class _Maker:
         return made
 
     def _offsets(self, whole: Bytes) -> dict[int, int]:
-        """Return where each tensor that is as ONNX Runtime wants it lies in the record's memory."""
+        """Return the offset in the record's memory of each tensor that ONNX Runtime can use in place, by number."""
         base = address(whole)
         values = enumerate(self._record.values())
         return {n: address(graph.raw_bytes(value)) - base for n, value in values if _mappable(value)}
 
     def _least(self) -> int:
-        """Return from how many bytes on a tensor is mapped: more than INLINE where there are very many."""
+        """Return the smallest size of a tensor that is mapped: more than INLINE if there are very many."""
         sizes = sorted((v.nbytes for v in self._record.values()), reverse=True)[: _MOST_MAPPED + 1]
         return max(INLINE, sizes[-1] if len(sizes) > _MOST_MAPPED else 0) + 1
 
@@ -206,7 +206,7 @@ class _Maker:
             providers=providers,
             provider_options=provider_options,
             disabled_optimizers=_COPYING if self._shared else None,
-            enable_fallback=0,  # it would leave out what is set here
+            enable_fallback=0,  # it would leave out the options set here
         )
 
 
@@ -219,7 +219,7 @@ class _Spill:
         self._end = 0
 
     def place(self, path: str | None, offset: int | None, found: Initializer) -> tuple[str, int]:
-        """Return the name of the file in its folder, and where in it the value lies or will lie."""
+        """Return the name of the file in its folder, and the offset of the value in it, now or once it is written."""
         self.used = True
         if path is not None and offset is not None:
             return Path(path).name, offset
@@ -256,7 +256,7 @@ def _identity(path: str) -> tuple[int, ...]:
 
 
 def _mappable(value: Any) -> bool:
-    """Whether a tensor's bytes lie in the archive as ONNX Runtime wants them."""
+    """Return True if ONNX Runtime can use a tensor's bytes as they lie in the archive."""
     if isinstance(value, np.ndarray):
         return bool(value.flags.c_contiguous and value.size)
     return hasattr(value, "packed") and bool(value.nbytes)

@@ -1,8 +1,8 @@
-"""Which tensors of a model are converted, where not all of them are to be: decided by name, as values come by.
+"""The choice by name of the tensors that a conversion takes, made as values come by.
 
-A tensor's name is mostly known before its values are, and then what is not wanted is passed without a byte written.
+A tensor's name is mostly known before its values are, and then one that is not wanted is passed without a byte written.
 An initializer whose values come first, as typed ones do, is written and taken back. Names are those of `names`, without
-the "~2" that tells equal ones apart.
+the "~2" of equal ones.
 """
 
 from __future__ import annotations

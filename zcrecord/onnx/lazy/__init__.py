@@ -1,1 +1,1 @@
-"""Tensors of an ONNX model read where they lie, without a conversion."""
+"""Tensors of an ONNX model as views of its files, or read on demand, without a conversion."""

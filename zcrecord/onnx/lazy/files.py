@@ -1,6 +1,6 @@
-"""The files that a model's values lie in, open while they are used: mapped, or read by position.
+"""The files that hold a model's values, open while they are used: mapped, or read by position.
 
-Which file a model may use at all is left to `external`, what the bytes mean to `listing`.
+The rules for files that a model may use are left to `external_data`, the meaning of the bytes to `locate`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _MAPPED = 256  # of them that views may keep mapped: in Python each takes a desc
 
 
 class OpenFile:
-    """A regular file, closed when nobody uses it any more: another thread may be reading it."""
+    """A regular file, closed with its last reference: another thread may be reading it."""
 
     __slots__ = ("_fd", "_octets", "nbytes", "path")
 
@@ -62,7 +62,7 @@ class OpenFile:
         return octets
 
     def read_at(self, buffer: memoryview, offset: int) -> int:
-        """Read from an offset, as many bytes as fit or come at once; returns how many, 0 at the end."""
+        """Read from an offset, as many bytes as fit or come at once; return their number, 0 at the end."""
         try:
             return read_some(self._fd, buffer, offset)
         except OSError as error:
@@ -97,9 +97,9 @@ def open_model(path: str) -> OpenFile:
     try:
         kind = Path(path).stat().st_mode
     except OSError:
-        kind = stat.S_IFREG  # opening it says what is wrong
+        kind = stat.S_IFREG  # opening it tells the reason
     if not stat.S_ISREG(kind) and not stat.S_ISDIR(kind):  # before it is opened: a pipe would wait for its writer
-        what = "not a regular file, and only in one can values be left where they are; convert it instead"
+        what = "not a regular file, and only values in one can be read on demand; convert it instead"
         raise SourceError(what, path=path)
     stream, _ = open_source(path)
     with stream:
@@ -148,7 +148,7 @@ class Files:
         return self._model.read_at(buffer, offset)
 
     def mapped(self, reference: Reference | None, offset: int, nbytes: int) -> Bytes | None:
-        """Return a read-only view of some bytes; None where views keep too many files mapped already.
+        """Return a read-only view of some bytes; None if views keep too many files mapped already.
 
         Raises:
             ExternalDataError: the file may not be used, is not there, or is too short. SourceError: it cannot be
@@ -168,7 +168,7 @@ class Files:
         return octets[offset : offset + nbytes]
 
     def read(self, reference: Reference | None, offset: int, nbytes: int) -> Bytes:
-        """Return a copy of some bytes; raises what `mapped` raises."""
+        """Return a copy of some bytes; raises the errors of `mapped`."""
         file = self._model if reference is None else self._open(reference)
         return file.read(offset, nbytes)
 
@@ -178,7 +178,7 @@ class Files:
         if file is None:
             file = OpenFile(self._folder.open(location), self.locate(reference))
             if len(self._files) >= _OPEN:
-                self._files.pop(list(self._files)[0], None)  # noqa: RUF015  # nobody can add to a list meanwhile
+                self._files.pop(list(self._files)[0], None)  # noqa: RUF015  # no other thread can add to a list
             self._files[location] = file
         check_inside(reference, file.nbytes)
         return file
@@ -190,7 +190,7 @@ class Files:
 
 
 def release(mappings: weakref.WeakSet[mmap.mmap]) -> bool:
-    """Unmap what nobody uses any more; returns whether that is all."""
+    """Unmap each mapping that no view uses; return True if those are all."""
     gone = True
     for mapping in list(mappings):
         try:

@@ -51,8 +51,8 @@ def find_tensors(file: OpenFile) -> tuple[list[NamedTensor], list[LocatedTensor]
     """Return the tensors of a model, in order of appearance, as they are named and as they are read.
 
     Raises:
-        OnnxError: not a valid model, or one that uses what is not supported. ExternalDataError, LimitError: the same
-            of a tensor. SourceError: the file cannot be read.
+        OnnxError: not a valid model, or one with unsupported features. ExternalDataError, LimitError: the same of a
+            tensor. SourceError: the file cannot be read.
     """
     reader = _RandomAccessReader(file.read_at, file.nbytes)
     check_start(reader)
@@ -62,10 +62,10 @@ def find_tensors(file: OpenFile) -> tuple[list[NamedTensor], list[LocatedTensor]
 
 
 def read(files: Files, e: LocatedTensor, *, mmap: bool) -> Bytes:
-    """Return the bytes of a tensor: a read-only view of its file where it can be and `mmap` allows, else a copy.
+    """Return the bytes of a tensor: a read-only view of its file if possible and `mmap` allows it, else a copy.
 
     Raises:
-        OnnxError: they are not what shape and type say. ExternalDataError: their file may not be used, is not there,
+        OnnxError: they do not fit shape and type. ExternalDataError: their file may not be used, is not there,
             or is too short. SourceError: they cannot be read.
     """
     if not e.nbytes:
@@ -79,7 +79,7 @@ def is_aligned(e: LocatedTensor) -> bool:
 
 
 def _unused(e: LocatedTensor) -> int:
-    """Return how many bits of the last byte are no element's."""
+    """Return the number of bits of the last byte that belong to no element."""
     return -prod(e.shape) * e.dtype.bits % 8 if e.dtype.packed else 0
 
 
@@ -119,13 +119,13 @@ class _RandomAccessReader(ProtobufReader):
         self._step = STEP
 
     def read(self, buffer: memoryview) -> int:
-        """Read what follows in the file, as far as it counts."""
+        """Read the next bytes of the file, none past `nbytes`."""
         at = self.base + self.limit
         step, self._step = self._step, min(2 * self._step, WINDOW)
         return self._read_at(buffer[: min(step, self._nbytes - at)], at) if at < self._nbytes else 0
 
     def advance(self, nbytes: int) -> None:
-        """Pass so many bytes; what lies further than a step behind the buffer is not read."""
+        """Pass so many bytes; those further than a step behind the buffer are not read."""
         if nbytes - (self.limit - self.pos) <= STEP:
             super().advance(nbytes)
             return
@@ -204,7 +204,7 @@ def _located(
         return LocatedTensor(kind, shape, reference.length, _EXTERNAL_DATA, reference.offset, reference)
     v = t.values
     field = FIELDS.get(v.field, _NO_FIELD)
-    nbytes = t.expected()  # of strings, what the table of their ends takes
+    nbytes = t.expected()  # of strings, those of the table of their ends
     if not nbytes:
         return LocatedTensor(kind, shape, 0, field)
     if kind is STRING:

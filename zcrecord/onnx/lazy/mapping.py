@@ -1,8 +1,8 @@
 """`scan`: every tensor of a model by name, type, shape and place; its values read when they are asked for.
 
-The mapping that a caller sees, and what it says of each tensor. Tensors are named as in a conversion, and each has the
-value that it would have in the archive, bit by bit. How they are found, and which of them need no copy, is left to
-`locating`.
+The mapping that a caller sees, and its information about each tensor. Tensors are named as in a conversion, and each
+has the value that it would have in the archive, bit by bit. Finding them, and the decision between view and copy, are
+left to `locate`.
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ __all__ = ["OnnxTensorInfo", "OnnxTensors", "scan"]
 
 
 def scan(path: str | os.PathLike[str], *, allow_links: bool = False, mmap: bool = True) -> OnnxTensors:
-    """List every tensor of an ONNX model without reading a payload; one that is asked for is a view of the file where
-    it can be, otherwise a copy of that tensor alone.
+    """List every tensor of an ONNX model without reading a payload; each lookup gives a view of the file if possible,
+    otherwise a copy of that tensor alone.
 
     The model must be a regular file, not compressed; of others, and of pipes, `convert` makes an archive. Its graph is
-    read once and not kept. What only values can tell (too many or too few varints, one out of range), and whether
-    external data may be used and is there, is checked when a tensor is asked for.
+    read once and not kept. Errors that only values show (too many or too few varints, one out of range), and missing or
+    forbidden external data, are found when a tensor is looked up.
 
     Args:
         path: the model; its external data lies beside it.
         allow_links: as in `convert`.
-        mmap: False reads each tensor, when it is asked for, into memory of its own: for network file systems, and for
+        mmap: False reads each tensor, when it is looked up, into memory of its own: for network file systems, and for
             files that may become shorter in place, which ends a process that has them mapped (SIGBUS).
 
     Raises:
-        OnnxError: not a valid model, or one that uses what is not supported; with the offset. ExternalDataError: what
-            a tensor says of its external data breaks a rule. SourceError: the file cannot be read, or is no file.
+        OnnxError: not a valid model, or one with unsupported features; with the offset. ExternalDataError: a tensor's
+            external_data breaks a rule. SourceError: the file cannot be read, or is no file.
 
     Example:
         >>> tensors = scan("model.onnx")
@@ -70,18 +70,18 @@ def scan(path: str | os.PathLike[str], *, allow_links: bool = False, mmap: bool 
 
 @dataclass(frozen=True, slots=True)
 class OnnxTensorInfo:
-    """What is known of a tensor without a look at its values.
+    """One tensor's name, type, shape and place, known without a look at its values.
 
     Attributes:
         name: the name it has in an archive, too.
         dtype: element type.
         shape: its dimensions.
-        file: the file its values lie in, links followed; it may not be there, nobody looked.
-        offset: where they start in that file; None where they have to be decoded or there are none.
-        nbytes: what they take, in the form in which they are given out: of strings, with the table of their ends.
+        file: the file with its values, links followed; it may be missing, as it was not opened.
+        offset: their start in that file; None if they have to be decoded or there are none.
+        nbytes: their size in the form in which they are given out: of strings, with the table of their ends.
         field: the field of TensorProto that holds them, "external_data" for a file of its own, "" for none.
-        copied: whether reading them makes a copy. Where it is False, they are copied only if they turn out not to be
-            canonical (a bool of 2, a bit set after the last packed element), or if views keep 256 files mapped already.
+        copied: True if reading them makes a copy. If False, they are copied only if they turn out not to be canonical
+            (a bool of 2, a bit set after the last packed element), or if views keep 256 files mapped already.
     """
 
     name: str
@@ -98,14 +98,14 @@ class OnnxTensors(Mapping[str, Any]):
     """A model's tensors as a mapping from full names to values, in the model's order. Immutable; threads may share it.
 
     Values are read-only numpy arrays, :class:`PackedTensor` or :class:`StringTensor`, as a Record's are. One whose
-    `info` says `copied` is read anew each time it is asked for: keep what is used again. The others are views, which
-    keep the file mapped. As a context manager it ends lookups on leaving.
+    `info` says `copied` is read anew by each lookup: keep it if you need it again. The others are views, which keep
+    the file mapped. As a context manager it ends lookups on leaving.
     """
 
     __slots__ = ("__weakref__", "_entries", "_files", "_mappings", "_mmap", "_numbers", "_path")
 
     def __init__(self, path: str, files: Files, names: list[str], entries: list[LocatedTensor], *, mmap: bool) -> None:
-        """For this package's own use: `scan` lists models."""
+        """Take the result of a scan; `scan` calls this."""
         self._path = path
         self._files: Files | None = files
         self._mappings = files.mappings
@@ -125,7 +125,7 @@ class OnnxTensors(Mapping[str, Any]):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all values, decoded where they have to be."""
+        """Bytes of all values, in the form in which they are given out."""
         self._held()
         return sum(entry.nbytes for entry in self._entries)
 
@@ -149,8 +149,8 @@ class OnnxTensors(Mapping[str, Any]):
         """Return the tensor; TensorNotFoundError (a KeyError) lists close names when it is printed.
 
         Raises:
-            OnnxError: its values are not what its shape and type say. ExternalDataError: their file may not be used,
-                is not there, or is too short. SourceError: they cannot be read.
+            OnnxError: its values do not fit its shape and type. ExternalDataError: their file may not be used, is
+                missing, or is too short. SourceError: they cannot be read.
         """
         return self._value(name, self._entries[self._number(name)])
 
@@ -186,9 +186,9 @@ class OnnxTensors(Mapping[str, Any]):
     def load_all(self) -> dict[str, Any]:
         """Return every tensor by name: views stay views, every other tensor is read or decoded now.
 
-        That takes the memory of all that `info` calls `copied`, and the time to read it; the views' bytes are read
-        when they are touched. With `scan(..., mmap=False)` everything is read, into `nbytes` of memory, and nothing
-        depends on the files afterwards.
+        That takes the memory of all tensors that `info` calls `copied`, and the time to read them; the views' bytes are
+        read when they are touched. With `scan(..., mmap=False)` everything is read, into `nbytes` of memory, and
+        nothing depends on the files afterwards.
 
         Example:
             >>> eager = scan("model.onnx").load_all()
@@ -215,7 +215,7 @@ class OnnxTensors(Mapping[str, Any]):
             raise error.located(path=self._path, tensor=name) from error.__cause__
 
     def close(self) -> bool:
-        """End lookups; returns whether all mappings are released. Views taken before keep theirs, and stay valid."""
+        """End lookups; return True if all mappings are released. Views taken before keep theirs, and stay valid."""
         files, self._files = self._files, None
         if files is not None:
             files.forget()
@@ -226,7 +226,7 @@ class OnnxTensors(Mapping[str, Any]):
 
     def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         if isinstance(error, TensorNotFoundError):
-            str(error)  # close names are looked up when they are asked for, which would be too late
+            str(error)  # looks up close names now: afterwards it is closed
         self.close()
 
     def __repr__(self) -> str:
@@ -234,7 +234,7 @@ class OnnxTensors(Mapping[str, Any]):
         return f"<OnnxTensors {self._path}: {what}>"
 
     def __reduce__(self) -> NoReturn:
-        raise UnsupportedError("open files cannot be pickled; scan the path again where they go", path=self._path)
+        raise UnsupportedError("open files cannot be pickled; scan the path again instead", path=self._path)
 
     def __hash__(self) -> int:
         return id(self)

@@ -34,7 +34,7 @@ def read_properties(stream: io.RawIOBase | io.BufferedIOBase) -> dict[str, str]:
 def without_properties(data: Any, keys: Collection[str]) -> tuple[bytes, list[tuple[str, str]]]:
     """Return a ModelProto without the metadata_props of these keys, and those pairs; copies all else byte for byte.
 
-    A pair that is malformed in itself has none of the keys, and stays: what `convert` took is given back.
+    A pair that is malformed in itself has none of the keys, and stays, as `convert` took it.
 
     Raises:
         OnnxError: the model is malformed around its pairs.

@@ -41,7 +41,8 @@ SLACK = 10  # readable bytes that VarintDecoder wants behind the last varint
 _LARGEST = 3 << 19  # bytes; more than most arrays that a piece of varints takes
 
 # How the 7-bit groups of a word are squeezed together, two neighbours at a time: bits that move, by how many, and the
-# length of a varint that has any. To move bits down by n is to take 2^n - 1 times where they come to lie off the word.
+# length of a varint that has any. To move bits down by n is to subtract, 2^n - 1
+# times, their value at the new place from the word.
 _STEPS = [(0x7F007F007F007F00, 1, 1), (0x3FFF00003FFF0000, 2, 2), (0x0FFFFFFF00000000, 4, 4)]
 # Bits of a word that belong to a varint, by bytes after its first.
 _MASKS = {
@@ -51,7 +52,7 @@ _MASKS = {
 _TAIL_MASKS = np.array([0x7F, 0x17F], np.uint64)  # of a ninth byte, of a ninth and the one bit of a tenth
 
 Array = npt.NDArray[Any]
-Mark = tuple[int, int, int] | None  # of an open message; None where nothing is kept
+Mark = tuple[int, int, int] | None  # of an open message; None if nothing is kept
 
 DAMAGED = "the model is truncated or damaged, copy or export it again"
 
@@ -72,7 +73,7 @@ def encode_field(number: int, data: bytes) -> bytes:
 
 
 class Skeleton:
-    """A message under construction whose parts may be other people's buffers; lengths are put in as messages close.
+    """A message under construction whose parts may be views of foreign buffers; lengths are put in as messages close.
 
     Example:
         >>> s = Skeleton()
@@ -178,7 +179,7 @@ class ProtobufReader:
         return self.limit
 
     def read(self, buffer: memoryview) -> int:
-        """Read what follows in the stream, as much as is there and fits; return the number of bytes, 0 at the end."""
+        """Read the next bytes of the stream, as many as fit or come at once; return their number, 0 at the end."""
         try:
             done = self._readinto(buffer)
         except OSError as error:
@@ -192,10 +193,10 @@ class ProtobufReader:
         return self.pos == self.limit and not self.fill(1)
 
     def header(self, end: int) -> tuple[int, int, int]:
-        """Pass a field's tag and length; return where it started, the tag, and a length or a varint's value.
+        """Pass a field's tag and length; return the position of its start, the tag, and a length or a varint's value.
 
-        `end` is the offset in the stream at which the message ends. The length is that of what follows; a varint is
-        passed too.
+        `end` is the offset in the stream at which the message ends. The length is that of the data that follow; a
+        varint is passed too.
         """
         if self.limit - self.pos < HEADER and self.base + self.limit < end:
             self.fill(HEADER)
@@ -326,7 +327,7 @@ class ProtobufReader:
         self.mark = -1
 
     def keep(self) -> None:
-        """Keep what follows."""
+        """Keep the bytes that follow."""
         if self.skeleton is not None:
             self.mark = self.pos
 
@@ -351,7 +352,7 @@ class ProtobufReader:
             self.mark = self.pos
 
     def finish(self) -> None:
-        """Keep what was passed last."""
+        """Keep the bytes that were passed last."""
         self.drop(self.pos)
 
 
@@ -375,7 +376,7 @@ class VarintDecoder:
 
     def __init__(self) -> None:
         self._kept: dict[str, Array] = {}
-        # The C library of Linux maps what is larger than the largest block it has seen freed, and unmaps it again: a
+        # The C library of Linux maps blocks larger than the largest it has seen freed, and unmaps them again: a
         # page fault for every 4 KiB each time. It learns from one block, of which nothing is touched.
         np.empty(_LARGEST, np.uint8)
 
@@ -412,7 +413,7 @@ class VarintDecoder:
         return values, int(ends[2 * count - 1]) + 1
 
     def _bounds(self, ends: Array) -> tuple[Array, Array]:
-        """Return where varints start that lie side by side from 0 on, and where they end."""
+        """Return the first and the last byte of varints that lie side by side from 0 on."""
         starts = self._room("starts", len(ends), np.int64)
         starts[:1] = 0
         np.add(ends[:-1], 1, out=starts[1:])
@@ -442,7 +443,7 @@ class VarintDecoder:
         return words
 
     def _every(self, data: Array, size: int) -> Array:
-        """Return the `size` bytes from each byte on as numbers, in aligned memory, which is what numpy takes from."""
+        """Return the `size` bytes from each byte on as numbers, in aligned memory, as numpy's take needs it."""
         count = len(data) - size + 1
         every = self._room(f"every{size}", count, f"u{size}")
         every[:] = np.ndarray((count,), f"<u{size}", data, strides=(1,))

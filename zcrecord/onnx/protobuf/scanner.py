@@ -1,11 +1,11 @@
 """The one pass over a model that finds every tensor in it, driven by a table of the messages that can hold one.
 
-What it passes stays in the reader's skeleton, if it has one, each tensor with something else in place of its values.
+All it passes stays in the reader's skeleton, if it has one, each tensor with a stub in place of its values.
 Tensors and their values go to a `TensorSink`; reading one is left to `tensors`, naming it to `names`.
 
 Most nodes hold neither tensor nor graph. Those that lie side by side in the buffer are walked in step, one field each
-per round, so that a model of 20,000 nodes takes some hundred numpy calls. What is not of the commonest shape is looked
-at alone, and only that way is anything refused.
+per round, so that a model of 20,000 nodes takes some hundred numpy calls. Nodes of other shapes are looked at one by
+one, and only there is anything refused.
 
 Source: onnx.proto (IR version 13).
 """
@@ -85,7 +85,7 @@ _FEW = 16  # nodes; for fewer, looking at each is quicker
 _MANY = 1 << 14
 _ROUNDS = 200  # fields of a node
 
-# First byte of a field, when its tag and its varint take one byte each, to the bytes before what it holds; 0 otherwise.
+# First byte of a field, when its tag and its varint take one byte each, to the bytes before its data; 0 otherwise.
 _BEFORE = {VARINT: 2, FIXED64: 9, LEN: 2, FIXED32: 5}
 _STEP = np.array([_BEFORE.get(tag & 7, 0) if 8 <= tag < 128 else 0 for tag in range(256)])
 _INNER_STEP = np.array([0 if tag in _HOLDING else step for tag, step in enumerate(_STEP)])  # in an attribute
@@ -132,7 +132,7 @@ def check_start(reader: ProtobufReader) -> None:
 
 
 def check_head(head: bytes) -> None:
-    """Do the same for first bytes that were read already; of text, which a model may begin with, only what is none.
+    """Do the same for first bytes that were read already; text is refused only if no model can begin with it.
 
     Raises:
         OnnxError: as `check_start` does.
@@ -156,7 +156,7 @@ class Scanner:
         """Read a ModelProto to the end of the stream and return its scope.
 
         Raises:
-            OnnxError: it is malformed, or uses what is not supported; with the byte at which that was noticed.
+            OnnxError: it is malformed, or has unsupported features; with the byte at which that was noticed.
         """
         root = Scope(MODEL, None, 0, 0)
         self._message(root, OPEN_END, 0)
@@ -226,7 +226,7 @@ class Scanner:
         self._close(scope, child, tag, inner)
 
     def _close(self, scope: Scope, child: Child, tag: int, inner: Scope | TensorMessage) -> None:
-        """Finish what one message held, unless a second one may be merged into it."""
+        """Finish a message, unless a second one may be merged into it."""
         if not child.repeated:
             scope.single = {} if scope.single is None else scope.single
             scope.single[tag] = inner
@@ -353,7 +353,7 @@ def _plain_runs(reader: ProtobufReader, tag: int, end: int) -> tuple[dict[int, i
 
 
 def _plain(data: Array, starts: Array, ends: Array) -> npt.NDArray[np.bool_]:
-    """Return for each node, in [start, end) of `data`, whether it certainly is plain and well formed."""
+    """Return a bool for each node, in [start, end) of `data`: True if it certainly is plain and well formed."""
     plain = np.zeros(len(starts), bool)
     which = np.arange(len(starts))
     at, stop = starts, ends  # stop: of the attribute a node is in, otherwise of the node
@@ -429,7 +429,7 @@ def _is_plain_attribute(reader: ProtobufReader, pos: int, end: int) -> bool:
 
 
 def _pass_field(reader: ProtobufReader, pos: int, end: int) -> tuple[int, int]:
-    """Return the tag of the field at `pos`, and where it ends: at most at `end`."""
+    """Return the tag of the field at `pos`, and the position of its end: at most `end`."""
     here, reader.pos = reader.pos, pos
     try:
         _, tag, value = reader.header(reader.base + end)

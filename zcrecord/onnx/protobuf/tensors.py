@@ -32,7 +32,7 @@ Array = npt.NDArray[Any]
 
 BOOL, STRING, UINT32 = 9, 8, 12  # data_type
 MAX_EARLY = 1 << 20  # bytes of varints that may come before the data_type that explains them
-_PIECE = 1 << 17  # bytes of varints decoded at a time: what fits a cache
+_PIECE = 1 << 17  # bytes of varints decoded at a time: they fit a cache
 _AHEAD = 1 << 8  # bytes looked at first for single elements that follow
 _LONGEST = 11  # bytes of the longest of them, its tag included
 _FLUSH = 1 << 16  # bytes of single elements written at a time
@@ -177,7 +177,7 @@ class TensorReader:
 
     def read(self, t: TensorMessage, end: int, depth: int = 0) -> None:
         """Read the fields of a TensorProto, or of a further part of one, up to `end`, an offset in the stream."""
-        reader, before = self._reader, t.data_type  # of the part before: protobuf merges what comes in several
+        reader, before = self._reader, t.data_type  # of the part before: protobuf merges the parts of a message
         while reader.base + reader.pos < end:
             start, tag, value = reader.header(end)
             if tag == DIMS:
@@ -235,7 +235,7 @@ class TensorReader:
         t.entries[key] = text
 
     def _value(self, t: TensorMessage, tag: int, value: int, start: int, end: int) -> None:
-        """Pass one value field whose header was read, a run or a single element, and store what it holds.
+        """Pass one value field whose header was read, a run or a single element, and store its values.
 
         `start` is the reader's position of the header, `end` the stream's offset at which the tensor's message ends.
         """
@@ -394,7 +394,7 @@ class TensorReader:
             self._varints(t, number, nbytes)
         else:
             early = self._wait(t, self._reader.chunks(nbytes), nbytes)
-            if early[-1] > 127:  # what comes after it is another run's
+            if early[-1] > 127:  # the next bytes belong to another run
                 raise self._reader.fail(f"{FIELDS[number]} ends inside a varint", tensor=t.label)
 
     def _varints(self, t: TensorMessage, number: int, nbytes: int) -> None:
@@ -464,7 +464,7 @@ class TensorReader:
         return early
 
     def _single(self, t: TensorMessage, tag: int, value: int, end: int) -> None:
-        """Integers one to a field, as proto2 writes what is not packed. Those that follow are taken along."""
+        """Integers one to a field, as proto2 writes them unless packed. Those that follow are taken along."""
         reader, number = self._reader, tag >> 3
         self._singles(t, number, np.array([value], np.uint64))
         for data in self._ahead(tag, end):
@@ -492,7 +492,7 @@ class TensorReader:
         v.ends.append(v.nbytes)
 
     def _settle(self, t: TensorMessage) -> None:
-        """Store what waited, as far as it can be: at the end of a tensor's message, before values of another form."""
+        """Store values that waited, if they can be: at the end of a tensor's message, before values of another form."""
         v = t.values
         if v.early and t.data_type:
             if t.data_type not in _TYPES[v.field]:
@@ -552,7 +552,7 @@ class TensorReader:
         if self._open is t:
             self._close(t)
         if v.top > 1 and t.data_type == BOOL:
-            raise self.fail(t, "bools other than 0 and 1 before the data_type that says what they are")
+            raise self.fail(t, "bools other than 0 and 1 before the data_type that explains them")
         if v.stored is not None and v.stored not in ((t.data_type, -1), (t.data_type, prod(shape)), (0, -1)):
             raise self.fail(t, "data_type or shape change after the values")
         return shape
