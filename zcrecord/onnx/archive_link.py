@@ -28,7 +28,7 @@ from zcrecord.storage.files import Progress, open_source, path_of
 
 from . import external_data
 
-__all__ = ["PROPERTIES", "ExternalReport", "Link", "digest_of", "is_link", "link", "verify_external"]
+__all__ = ["PROPERTIES", "ArchiveLink", "ExternalReport", "digest_of", "is_link", "link", "verify_external"]
 
 # Keys of metadata_props.
 ARCHIVE = "zcrecord.archive"  # its path from the model's folder on, as external data have it in `location`
@@ -49,7 +49,7 @@ _AGAIN = "write the model again with to_onnx(external=True)"
 
 
 @dataclass(frozen=True, slots=True)
-class Link:
+class ArchiveLink:
     """An archive on disk, as a model in some folder refers to it."""
 
     record: Record
@@ -101,7 +101,7 @@ def _index_crc(record: Record) -> str:
     return f"{record.archive.header.index_crc:08x}"
 
 
-def link(record: Record, dest: str) -> Link:
+def link(record: Record, dest: str) -> ArchiveLink:
     """Open the archive of a record anew, for a model at `dest` to refer to.
 
     Raises:
@@ -123,7 +123,7 @@ def link(record: Record, dest: str) -> Link:
         raise UnsupportedError(what, path=path)
     if there.archive.header.encode() != archive.header.encode():
         raise IntegrityError("was replaced since it was opened; load it again", path=path)
-    return Link(there, _location(path, dest))
+    return ArchiveLink(there, _location(path, dest))
 
 
 def _location(path: str, dest: str) -> str:
@@ -252,7 +252,7 @@ def _archive(model: str, told: dict[str, str], allow_links: bool) -> Record:
     if embedded not in (None, "prefix", "suffix"):
         raise OnnxError(f"its '{EMBEDDED}' is '{printable(str(embedded))}', not prefix or suffix; {_AGAIN}")
     location = external_data.parse({"location": told[ARCHIVE]}, 0).location
-    with external_data.Folder(os.path.dirname(os.path.abspath(model)), allow_links=allow_links) as folder:
+    with external_data.ModelFolder(os.path.dirname(os.path.abspath(model)), allow_links=allow_links) as folder:
         os.close(folder.open(location))
         found: Record = load_record(folder.locate(location), embedded=embedded)
         return found

@@ -102,7 +102,7 @@ def convert(
     return done.report(source=source_path, dest=dest_path, seconds=time.perf_counter() - started, **flags)
 
 
-class _Written(NamedTuple):
+class _PassResult(NamedTuple):
     """Result of one pass over a model."""
 
     saved: SaveReport
@@ -140,7 +140,7 @@ class _ModelConversion(NamedTuple):
     passes: int
     progress: Progress | None
 
-    def write(self, sink: Sink, before: int = 0) -> _Written:
+    def write(self, sink: Sink, before: int = 0) -> _PassResult:
         """Pass over the model once, everything into the sink."""
         with contextlib.ExitStack() as stack:
             try:
@@ -151,7 +151,7 @@ class _ModelConversion(NamedTuple):
                 raise error.located(path=self.source_path) from error.__cause__
             saved = out.finish(entries)
         passed = source.packed.position if source.packed is not None else input_bytes
-        return _Written(saved, out, len(entries.modules), input_bytes, passed, renamed, left_out)
+        return _PassResult(saved, out, len(entries.modules), input_bytes, passed, renamed, left_out)
 
     @contextlib.contextmanager
     def _opened(self) -> Iterator[_OpenModel]:
@@ -159,7 +159,7 @@ class _ModelConversion(NamedTuple):
             peeked = PeekableStream(self.source)
             yield _OpenModel(decompressed(peeked), peeked, None, None)
             return
-        folder = external_data.Folder(Path(self.source_path).absolute().parent, allow_links=self.allow_links)
+        folder = external_data.ModelFolder(Path(self.source_path).absolute().parent, allow_links=self.allow_links)
         with StreamReader(self.source_path) as file, folder:
             peeked = PeekableStream(file)
             stream = decompressed(peeked)
@@ -182,7 +182,7 @@ class _ModelConversion(NamedTuple):
 
         return report
 
-    def check(self, done: _Written, dest_path: str | None) -> None:
+    def check(self, done: _PassResult, dest_path: str | None) -> None:
         """Read the source again and the archive back, and compare them.
 
         Raises:
@@ -204,7 +204,7 @@ class _OpenModel(NamedTuple):
     stream: Any
     packed: PeekableStream | None
     total: int | None
-    folder: external_data.Folder | None
+    folder: external_data.ModelFolder | None
 
 
 def _stream(
@@ -252,7 +252,7 @@ class _ArchiveSink:
         reader: ProtobufReader,
         out: StreamWriter,
         selection: Selection | None,
-        folder: external_data.Folder | None,
+        folder: external_data.ModelFolder | None,
         report: Callable[[int], None] | None,
     ) -> None:
         self.found: list[Any] = []

@@ -27,7 +27,7 @@ from zcrecord.storage.sink import Sink
 from zcrecord.tensors.packed import StringTensor
 from zcrecord.writing.writers import ConvertReport, peak_rss
 
-from .archive_link import PROPERTIES, Link, digest_of, is_link, link
+from .archive_link import PROPERTIES, ArchiveLink, digest_of, is_link, link
 from .graph import Initializer, encode_reference, restore, skeleton_of
 
 __all__ = ["to_onnx"]
@@ -90,7 +90,7 @@ def to_onnx(
         record: Record = source if isinstance(source, Record) else stack.enter_context(load_record(source))
         try:
             check_destination(record.path, dest_path, force)
-            model = _Model(record, _linked(record, dest_path, stack) if external else None)
+            model = _ModelWriter(record, _linked(record, dest_path, stack) if external else None)
             model.plan(progress)
             with open_sink(dest, durable=durable) as sink:
                 model.write(sink)
@@ -99,7 +99,7 @@ def to_onnx(
         return model.report(record.path, dest_path, started)
 
 
-def _linked(record: Record, dest: str | None, stack: contextlib.ExitStack) -> Link:
+def _linked(record: Record, dest: str | None, stack: contextlib.ExitStack) -> ArchiveLink:
     if dest is None:
         what = "refers to its archive from the folder it lies in, and a stream has none; name a path"
         raise UnsupportedError(f"a model with external=True {what}")
@@ -108,7 +108,7 @@ def _linked(record: Record, dest: str | None, stack: contextlib.ExitStack) -> Li
     return found
 
 
-class _Later:
+class _DeferredValues:
     """Stands for the values of a tensor until they are written."""
 
     __slots__ = ("_nbytes", "info", "value")
@@ -138,10 +138,10 @@ def _string_fields(value: StringTensor) -> Iterator[bytes]:
         yield b"".join(encode_field(STRING_DATA, text) for text in flat[start : start + _STRINGS].strings())
 
 
-class _Model:
+class _ModelWriter:
     """One model on its way out."""
 
-    def __init__(self, record: Record, found: Link | None) -> None:
+    def __init__(self, record: Record, found: ArchiveLink | None) -> None:
         self._record = record if found is None else found.record
         self._link = found
         self._payloads = Payloads(self._record.archive)
@@ -201,7 +201,7 @@ class _Model:
             self._outside.add(found.number)
             return encode_reference(self._link.location, info.offset, info.nbytes)
         if info.nbytes > _SMALL or info.dtype is dtypes.STRING:
-            return _Later(info, found.value)
+            return _DeferredValues(info, found.value)
         data = b"".join(bytes(piece) for piece in self._payloads.pieces(info))
         return encode_varint(RAW_DATA << 3 | LEN) + encode_varint(len(data)) + data
 
@@ -211,7 +211,7 @@ class _Model:
         sink.reserve(total)
         held = bytearray()
         for part in self._parts:
-            for piece in part.pieces(self._payloads) if isinstance(part, _Later) else (part,):
+            for piece in part.pieces(self._payloads) if isinstance(part, _DeferredValues) else (part,):
                 if len(piece) < _JOINED:
                     held.extend(piece)  # not +=, which an ndarray takes for arithmetic
                 if len(piece) >= _JOINED or len(held) >= _JOINED:

@@ -22,7 +22,7 @@ from zcrecord.errors import ExternalDataError, OnnxError, RecordError, printable
 from zcrecord.onnx.protobuf.tensors import RAW_DATA, STRING, TensorMessage
 from zcrecord.storage.memory import read_some as _read_at
 
-__all__ = ["Folder", "Reference", "check_inside", "parse", "reference_of"]
+__all__ = ["ExternalReference", "ModelFolder", "check_inside", "parse", "reference_of"]
 
 _KEYS = ("location", "offset", "length", "checksum", "basepath")
 _OPEN = 8  # descriptors kept open
@@ -35,7 +35,7 @@ _WALKS = os.open in os.supports_dir_fd  # not so on Windows
 _FOLDER = sum(getattr(os, f, 0) for f in ("O_PATH", "O_DIRECTORY", "O_NOFOLLOW", "O_CLOEXEC"))
 
 
-class Reference(NamedTuple):
+class ExternalReference(NamedTuple):
     """The place of values: a path relative to the model's folder, its parts joined by "/"; bytes from an offset on."""
 
     location: str
@@ -52,7 +52,7 @@ def _broken(location: str, what: str) -> ExternalDataError:
     return ExternalDataError(f"external data '{printable(location)}': {what}")
 
 
-def parse(entries: dict[str, str], nbytes: int) -> Reference:
+def parse(entries: dict[str, str], nbytes: int) -> ExternalReference:
     """Return the place in a tensor's external_data, checked as far as possible without a look at the file.
 
     Raises:
@@ -69,10 +69,10 @@ def parse(entries: dict[str, str], nbytes: int) -> Reference:
     length = _number(entries, "length", location)
     if length is not None and length != nbytes:
         raise _broken(location, f"length {length}, but the tensor's shape and type take {nbytes} bytes")
-    return Reference(location, offset, nbytes)
+    return ExternalReference(location, offset, nbytes)
 
 
-def reference_of(t: TensorMessage) -> Reference | None:
+def reference_of(t: TensorMessage) -> ExternalReference | None:
     """Return the place of values with data_location EXTERNAL; None if the tensor has none, or no legal shape.
 
     Raises:
@@ -89,7 +89,7 @@ def reference_of(t: TensorMessage) -> Reference | None:
     return found if need else None
 
 
-def check_inside(reference: Reference, nbytes: int) -> None:
+def check_inside(reference: ExternalReference, nbytes: int) -> None:
     """Raise ExternalDataError unless a reference lies inside its file of so many bytes."""
     end = reference.offset + reference.length
     if end > nbytes:
@@ -128,14 +128,14 @@ def _number(entries: dict[str, str], key: str, location: str) -> int | None:
     return int(text)
 
 
-class Folder:
+class ModelFolder:
     """The folder of a model, and the few files in it that are open at a time.
 
     `allow_links` accepts symbolic links to any place, and files with several names. Without it, a link is
     accepted only inside one repository of a Hugging Face cache, where `snapshots/<revision>/` links into `blobs/`.
 
     Example:
-        >>> with Folder("/models/bert") as folder:
+        >>> with ModelFolder("/models/bert") as folder:
         ...     folder.path == os.path.realpath("/models/bert")
         True
     """
@@ -147,14 +147,14 @@ class Folder:
         self._files: OrderedDict[str, _ExternalFile] = OrderedDict()
         self._buffer = memoryview(bytearray(_CHUNK))
 
-    def __enter__(self) -> Folder:
+    def __enter__(self) -> ModelFolder:
         return self
 
     def __exit__(self, *_: object) -> None:
         while self._files:
             os.close(self._files.popitem()[1].fd)
 
-    def read(self, reference: Reference) -> Iterator[memoryview]:
+    def read(self, reference: ExternalReference) -> Iterator[memoryview]:
         """Yield the bytes referred to, each chunk valid until the next is asked for.
 
         Raises:

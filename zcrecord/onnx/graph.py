@@ -29,7 +29,7 @@ from .names import FUNCTION, GRAPH, GRAPH_ATTRIBUTE, MODEL, TRAINING, NamedTenso
 __all__ = [
     "INLINE",
     "Initializer",
-    "Restored",
+    "RestoredModel",
     "encode_reference",
     "model_parts",
     "raw_bytes",
@@ -64,7 +64,7 @@ class Initializer(NamedTuple):
         return not self.graph or self.dtype in _INSIDE or self.value.nbytes <= INLINE
 
 
-class Restored(NamedTuple):
+class RestoredModel(NamedTuple):
     """A ModelProto as parts in order, and the numbers of its tensors in the archive, in the model's order."""
 
     parts: list[Any]
@@ -106,7 +106,9 @@ def model_parts(record: Record, place: Callable[[Initializer], Any] | None = Non
     return restore(record, place).parts
 
 
-def restore(record: Record, place: Callable[[Initializer], Any] | None = None, *, skeleton: Any = None) -> Restored:
+def restore(
+    record: Record, place: Callable[[Initializer], Any] | None = None, *, skeleton: Any = None
+) -> RestoredModel:
     """Return a ModelProto as `model_parts` does, and the numbers of its tensors.
 
     Args:
@@ -116,12 +118,12 @@ def restore(record: Record, place: Callable[[Initializer], Any] | None = None, *
         skeleton: taken in the place of the record's own, such as one without some of its metadata_props.
     """
     data: Any = skeleton_of(record) if skeleton is None else skeleton
-    found = _restored(data, _Restore(record, place))
+    found = _restored(data, _RestoringSink(record, place))
     names, there = full_names(found.found, sum(map(len, record.names))), record.names
     if names != [there[number] for number in found.numbers]:
-        found = _restored(data, _Restore(record, place, _numbers(names, there, record.archive.path)))
+        found = _restored(data, _RestoringSink(record, place, _numbers(names, there, record.archive.path)))
     found.check()
-    return Restored(found.parts, found.numbers)
+    return RestoredModel(found.parts, found.numbers)
 
 
 def _numbers(names: list[str], there: Sequence[str], path: str | None) -> list[int]:
@@ -133,7 +135,7 @@ def _numbers(names: list[str], there: Sequence[str], path: str | None) -> list[i
     return [known[name] for name in names]
 
 
-def _restored(data: Any, tensors: _Restore) -> _Restore:
+def _restored(data: Any, tensors: _RestoringSink) -> _RestoringSink:
     skeleton = Skeleton()
     Scanner(ProtobufReader(io.BytesIO(data), skeleton), tensors).scan()
     tensors.parts = skeleton.finish()
@@ -147,7 +149,7 @@ def encode_reference(location: str, offset: int, nbytes: int) -> bytes:
     return b"\x70\x01" + b"".join(entries)
 
 
-class _Restore:
+class _RestoringSink:
     """Puts values, or the replacement that `place` returns, in the place of stubs; `numbers` correct those in stubs."""
 
     def __init__(

@@ -89,7 +89,7 @@ def name_tensors(found: Sequence[NamedTensor], input_bytes: int) -> tuple[Module
         LimitError: names made of deeply nested parts would take many times the input.
     """
     taken: set[str] = {GRAPH_ATTRIBUTE}
-    tree = _Tree(taken, 2 * input_bytes + _SPARE)
+    tree = _ModulePaths(taken, 2 * input_bytes + _SPARE)
     exact, parts, renamed = _name(found, input_bytes, taken)
     named = zip(list(map(tree.split, exact)), exact, strict=True)
     nested = zip(map(tree.nest, parts), map(".".join, parts), strict=True)  # after the main graph's
@@ -274,7 +274,7 @@ def _unique(parts: tuple[str, ...], taken: set[str], counters: dict[str, int]) -
     return parts
 
 
-class _Tree:
+class _ModulePaths:
     """The modules of the archive: a full name is one module, whether split or nested, and never a tensor too.
 
     A tensor's module is given as a path of keys. Once the names of modules have taken up the `room`, which is in

@@ -83,7 +83,7 @@ def session(
         raise UnsupportedError(f"memory={memory!r} is not known; 'shared' or 'speed'")
     ort = onnxruntime_module()
     record = source if isinstance(source, Record) else load_record(source)
-    return _Maker(ort, record, memory == "shared", sess_options, providers, provider_options).make()
+    return _SessionBuilder(ort, record, memory == "shared", sess_options, providers, provider_options).make()
 
 
 def make_session(record: Record, options: Any, *providers: Any, more: bytes) -> Any:
@@ -91,7 +91,7 @@ def make_session(record: Record, options: Any, *providers: Any, more: bytes) -> 
 
     `providers` are the names and their options.
     """
-    return _Maker(onnxruntime_module(), record, True, options, *providers, more=more).make()
+    return _SessionBuilder(onnxruntime_module(), record, True, options, *providers, more=more).make()
 
 
 def onnxruntime_module() -> Any:
@@ -131,7 +131,7 @@ def _file_of(record: Record) -> str | None:
     return path if same else None
 
 
-class _Maker:
+class _SessionBuilder:
     """One call of `session`."""
 
     def __init__(
@@ -152,7 +152,7 @@ class _Maker:
         whole = _whole(self._record)
         offsets = self._offsets(whole)
         least = INLINE + 1 if direct else self._least()
-        spill = _Spill()
+        spill = _MappedWeights()
 
         def refer(found: Initializer) -> bytes | None:
             nbytes = found.value.nbytes
@@ -210,7 +210,7 @@ class _Maker:
         )
 
 
-class _Spill:
+class _MappedWeights:
     """The weights that ONNX Runtime maps from a file: the archive's own, or a temporary one yet to be written."""
 
     def __init__(self) -> None:

@@ -16,11 +16,11 @@ from typing import Any
 import numpy as np
 
 from zcrecord.errors import SourceError
-from zcrecord.onnx.external_data import Folder, Reference, check_inside
+from zcrecord.onnx.external_data import ExternalReference, ModelFolder, check_inside
 from zcrecord.storage.files import open_source
 from zcrecord.storage.memory import aligned_empty, read_some
 
-__all__ = ["Bytes", "Files", "OpenFile", "open_model", "release"]
+__all__ = ["Bytes", "ModelFiles", "OpenFile", "open_model", "release"]
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
@@ -112,7 +112,7 @@ def open_model(path: str) -> OpenFile:
     return file
 
 
-class Files:
+class ModelFiles:
     """A model's own file and those of its external data, opened and checked when they are first needed.
 
     Threads share it without a lock: at worst two open the same file, and the one forgotten is closed with its views.
@@ -121,7 +121,7 @@ class Files:
         mappings: those that are alive.
     """
 
-    def __init__(self, model: OpenFile, folder: Folder) -> None:
+    def __init__(self, model: OpenFile, folder: ModelFolder) -> None:
         self._model = model
         self._folder = folder
         self._files: dict[str, OpenFile] = {}
@@ -134,7 +134,7 @@ class Files:
         """The model's own file, links followed."""
         return self._model.path
 
-    def locate(self, reference: Reference | None) -> str:
+    def locate(self, reference: ExternalReference | None) -> str:
         """Return the path of the file referred to, the model's own for None; links followed, nothing opened."""
         if reference is None:
             return self._model.path
@@ -147,7 +147,7 @@ class Files:
         """Read the model's own file, as `OpenFile.read_at` does."""
         return self._model.read_at(buffer, offset)
 
-    def mapped(self, reference: Reference | None, offset: int, nbytes: int) -> Bytes | None:
+    def mapped(self, reference: ExternalReference | None, offset: int, nbytes: int) -> Bytes | None:
         """Return a read-only view of some bytes; None if views keep too many files mapped already.
 
         Raises:
@@ -167,12 +167,12 @@ class Files:
             octets = known
         return octets[offset : offset + nbytes]
 
-    def read(self, reference: Reference | None, offset: int, nbytes: int) -> Bytes:
+    def read(self, reference: ExternalReference | None, offset: int, nbytes: int) -> Bytes:
         """Return a copy of some bytes; raises the errors of `mapped`."""
         file = self._model if reference is None else self._open(reference)
         return file.read(offset, nbytes)
 
-    def _open(self, reference: Reference) -> OpenFile:
+    def _open(self, reference: ExternalReference) -> OpenFile:
         location = reference.location
         file = self._files.get(location)
         if file is None:

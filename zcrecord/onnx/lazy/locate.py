@@ -18,14 +18,14 @@ import numpy as np
 from zcrecord.codec.layout import align_up
 from zcrecord.dtypes import STRING, DType, by_onnx
 from zcrecord.errors import RecordError, SourceError
-from zcrecord.onnx.external_data import Reference, reference_of
+from zcrecord.onnx.external_data import ExternalReference, reference_of
 from zcrecord.onnx.names import MODEL, NamedTensor, Scope
 from zcrecord.onnx.protobuf.reader import WINDOW, ProtobufReader, Skeleton
 from zcrecord.onnx.protobuf.scanner import Scanner, check_start
 from zcrecord.onnx.protobuf.tensors import BOOL, FIELDS, RAW_DATA, TensorMessage, TensorReader
 from zcrecord.storage.memory import aligned_empty
 
-from .files import Bytes, Files, OpenFile
+from .files import Bytes, ModelFiles, OpenFile
 
 __all__ = ["LocatedTensor", "find_tensors", "is_aligned", "read"]
 
@@ -43,7 +43,7 @@ class LocatedTensor(NamedTuple):
     nbytes: int
     field: str
     offset: int = -1
-    reference: Reference | None = None
+    reference: ExternalReference | None = None
     parts: tuple[tuple[int, int], ...] = ()  # of the model, from offset to offset; read again to decode them
 
 
@@ -61,7 +61,7 @@ def find_tensors(file: OpenFile) -> tuple[list[NamedTensor], list[LocatedTensor]
     return sink.named, sink.located
 
 
-def read(files: Files, e: LocatedTensor, *, mmap: bool) -> Bytes:
+def read(files: ModelFiles, e: LocatedTensor, *, mmap: bool) -> Bytes:
     """Return the bytes of a tensor: a read-only view of its file if possible and `mmap` allows it, else a copy.
 
     Raises:
@@ -89,7 +89,7 @@ def _is_canonical(e: LocatedTensor, data: Bytes) -> bool:
     return not int(data[-1]) >> (8 - _unused(e))
 
 
-def _stored(files: Files, e: LocatedTensor, mmap: bool) -> Bytes:
+def _stored(files: ModelFiles, e: LocatedTensor, mmap: bool) -> Bytes:
     """Return the bytes of a tensor that lie together in a file: a view of them, or a copy."""
     if mmap and is_aligned(e):
         data = files.mapped(e.reference, e.offset, e.nbytes)
@@ -198,7 +198,7 @@ class _LocatingSink:
 
 
 def _located(
-    t: TensorMessage, kind: DType, shape: tuple[int, ...], reference: Reference | None, run: tuple[int, int]
+    t: TensorMessage, kind: DType, shape: tuple[int, ...], reference: ExternalReference | None, run: tuple[int, int]
 ) -> LocatedTensor:
     if reference is not None:
         return LocatedTensor(kind, shape, reference.length, _EXTERNAL_DATA, reference.offset, reference)
@@ -236,7 +236,7 @@ class _MemorySink:
         return False
 
 
-def _decoded(files: Files, e: LocatedTensor) -> Bytes:
+def _decoded(files: ModelFiles, e: LocatedTensor) -> Bytes:
     """Return the bytes of a tensor whose values have to be decoded: its message is read again."""
     reader = _RandomAccessReader(files.read_model, max(end for _, end in e.parts))
     memory = _MemorySink(e.nbytes)

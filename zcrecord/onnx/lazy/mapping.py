@@ -18,12 +18,12 @@ import numpy as np
 from zcrecord.archive.archive import closed
 from zcrecord.dtypes import STRING, DType
 from zcrecord.errors import RecordError, TensorNotFoundError, UnsupportedError
-from zcrecord.onnx.external_data import Folder
+from zcrecord.onnx.external_data import ModelFolder
 from zcrecord.onnx.names import full_names
 from zcrecord.storage.files import path_of
 from zcrecord.tensors.packed import PackedTensor, StringTensor
 
-from .files import Files, open_model, release
+from .files import ModelFiles, open_model, release
 from .locate import LocatedTensor, find_tensors, is_aligned, read
 
 __all__ = ["OnnxTensorInfo", "OnnxTensors", "scan"]
@@ -64,8 +64,8 @@ def scan(path: str | os.PathLike[str], *, allow_links: bool = False, mmap: bool 
         names = full_names(named, file.nbytes)
     except RecordError as error:
         raise error.located(path=source) from error.__cause__
-    folder = Folder(Path(source).absolute().parent, allow_links=allow_links)
-    return OnnxTensors(source, Files(file, folder), names, located, mmap=mmap)
+    folder = ModelFolder(Path(source).absolute().parent, allow_links=allow_links)
+    return OnnxTensors(source, ModelFiles(file, folder), names, located, mmap=mmap)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,10 +104,12 @@ class OnnxTensors(Mapping[str, Any]):
 
     __slots__ = ("__weakref__", "_entries", "_files", "_mappings", "_mmap", "_numbers", "_path")
 
-    def __init__(self, path: str, files: Files, names: list[str], entries: list[LocatedTensor], *, mmap: bool) -> None:
+    def __init__(
+        self, path: str, files: ModelFiles, names: list[str], entries: list[LocatedTensor], *, mmap: bool
+    ) -> None:
         """Take the result of a scan; `scan` calls this."""
         self._path = path
-        self._files: Files | None = files
+        self._files: ModelFiles | None = files
         self._mappings = files.mappings
         self._entries = entries
         self._numbers = {name: i for i, name in enumerate(names)}
@@ -129,7 +131,7 @@ class OnnxTensors(Mapping[str, Any]):
         self._held()
         return sum(entry.nbytes for entry in self._entries)
 
-    def _held(self) -> Files:
+    def _held(self) -> ModelFiles:
         files = self._files  # once: another thread may close it
         if files is None:
             raise closed(self._path)

@@ -41,7 +41,7 @@ from .tensors import BOOL, DATA_TYPE, DIMS, NAME, RAW, STRING, TensorMessage, Te
 __all__ = ["Scanner", "TensorSink", "check_head", "check_start"]
 
 
-class Child(NamedTuple):
+class ChildField(NamedTuple):
     """A field that leads on to tensors: the message it holds, and if there may be several."""
 
     kind: str
@@ -49,21 +49,21 @@ class Child(NamedTuple):
 
 
 # Message -> field number -> the message to descend into.
-_TABLE: dict[str, dict[int, Child]] = {
-    MODEL: {7: Child(GRAPH, False), 20: Child(TRAINING, True), 25: Child(FUNCTION, True)},
-    GRAPH: {1: Child(NODE, True), 5: Child(TENSOR, True), 15: Child(SPARSE, True)},
-    NODE: {5: Child(ATTRIBUTE, True)},
+_TABLE: dict[str, dict[int, ChildField]] = {
+    MODEL: {7: ChildField(GRAPH, False), 20: ChildField(TRAINING, True), 25: ChildField(FUNCTION, True)},
+    GRAPH: {1: ChildField(NODE, True), 5: ChildField(TENSOR, True), 15: ChildField(SPARSE, True)},
+    NODE: {5: ChildField(ATTRIBUTE, True)},
     ATTRIBUTE: {
-        5: Child(TENSOR, False),
-        6: Child(GRAPH, False),
-        10: Child(TENSOR, True),
-        11: Child(GRAPH, True),
-        22: Child(SPARSE, False),
-        23: Child(SPARSE, True),
+        5: ChildField(TENSOR, False),
+        6: ChildField(GRAPH, False),
+        10: ChildField(TENSOR, True),
+        11: ChildField(GRAPH, True),
+        22: ChildField(SPARSE, False),
+        23: ChildField(SPARSE, True),
     },
-    SPARSE: {1: Child(TENSOR, False), 2: Child(TENSOR, False)},
-    FUNCTION: {7: Child(NODE, True), 11: Child(ATTRIBUTE, True)},
-    TRAINING: {1: Child(GRAPH, False), 2: Child(GRAPH, False)},
+    SPARSE: {1: ChildField(TENSOR, False), 2: ChildField(TENSOR, False)},
+    FUNCTION: {7: ChildField(NODE, True), 11: ChildField(ATTRIBUTE, True)},
+    TRAINING: {1: ChildField(GRAPH, False), 2: ChildField(GRAPH, False)},
 }
 # Message -> field numbers of the texts that name it: a node's outputs and name; name, domain, overload.
 _TEXTS: dict[str, tuple[int, ...]] = {NODE: (2, 3), ATTRIBUTE: (1,), FUNCTION: (1, 10, 13)}
@@ -214,7 +214,7 @@ class Scanner:
             reader.pos += nbytes
         return plain
 
-    def _child(self, scope: Scope, child: Child, tag: int, nbytes: int, start: int, depth: int) -> None:
+    def _child(self, scope: Scope, child: ChildField, tag: int, nbytes: int, start: int, depth: int) -> None:
         """Read a message that may hold tensors."""
         reader = self._reader
         inner = (scope.single or {}).get(tag)
@@ -225,7 +225,7 @@ class Scanner:
         reader.close(mark)
         self._close(scope, child, tag, inner)
 
-    def _close(self, scope: Scope, child: Child, tag: int, inner: Scope | TensorMessage) -> None:
+    def _close(self, scope: Scope, child: ChildField, tag: int, inner: Scope | TensorMessage) -> None:
         """Finish a message, unless a second one may be merged into it."""
         if not child.repeated:
             scope.single = {} if scope.single is None else scope.single
@@ -244,7 +244,7 @@ class Scanner:
                 self._sink.finish(inner, self._tensors)
         seal(scope)
 
-    def _tensor(self, scope: Scope, child: Child, tag: int, nbytes: int, start: int, depth: int) -> None:
+    def _tensor(self, scope: Scope, child: ChildField, tag: int, nbytes: int, start: int, depth: int) -> None:
         """Read one TensorProto, or a further part of one."""
         reader = self._reader
         if depth >= MAX_NESTING:
