@@ -147,8 +147,11 @@ def test_page_comes_with_all_it_is_made_of(url: str) -> None:
     status, headers, body = ask(url, "/")
     assert (status, headers["content-type"]) == (200, "text/html; charset=utf-8")
     assert b"<title>" in body
-    web = Path(serving.__file__).parent / "web"
-    for file in [*web.glob("*.js"), *web.glob("page/*.js"), *web.glob("*.css"), *web.glob("page/*.css")]:
+    web = Path(zcrecord.__file__).parent / "web"
+    files = [file for room in ("reader", "view", "page") for file in (web / room).iterdir()]
+    files = [file for file in files if file.suffix in (".js", ".css")]
+    assert len(files) > 30
+    for file in files:
         status, headers, body = ask(url, f"/{file.relative_to(web).as_posix()}")
         assert (status, body) == (200, file.read_bytes()), file
         assert headers["content-type"].startswith(("text/javascript", "text/css"))
@@ -169,7 +172,9 @@ def test_page_comes_with_all_it_is_made_of(url: str) -> None:
         "/archive.zcr/",
         "/archive.zcr.gz",
         "/page/page.js/..",
-        "/zcrecord.d.ts",
+        "/reader/zcrecord.d.ts",
+        "/reader/package.json",
+        "/view/",
     ],
 )
 def test_nothing_else_is_there(url: str, place: str) -> None:

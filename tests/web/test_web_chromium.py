@@ -13,7 +13,7 @@ from browser_heap import heap_growth
 from browsers import Pages
 from test_web_module import names_in
 from test_web_sources import MOST
-from web_archives import WEB, everything_served
+from web_archives import READER, everything_served
 
 from tools.range_server import Server
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.needs("chromium")
 MIB = 1 << 20
 MOST_GROWTH = 48 * MIB
 UPLOAD = """async (name) => {
-  const { open } = await import("/zcrecord/web/zcrecord.js");
+  const { open } = await import("/zcrecord/web/reader/zcrecord.js");
   const adapter = await navigator.gpu.requestAdapter();
   const device = await adapter.requestDevice({ requiredLimits: { maxBufferSize: adapter.limits.maxBufferSize } });
   const record = await open(`/${name}`);
@@ -79,7 +79,7 @@ def test_all_of_a_gibibyte_goes_to_the_device_through_little_heap(still: Any) ->
 def test_a_small_tensor_of_a_gibibyte_takes_three_requests(still: Any, served: Server) -> None:
     served.forget()
     read = """async () => {
-      const { open } = await import("/zcrecord/web/zcrecord.js");
+      const { open } = await import("/zcrecord/web/reader/zcrecord.js");
       return Array.from((await (await open("/sparse1.zcr?again")).tensor("t9")).data.subarray(0, 5));
     }"""
     assert still.evaluate(read) == [9, 9, 9, 9, 0]
@@ -92,13 +92,13 @@ def test_a_page_that_reads_a_tensor_loads_no_more_of_the_module_than_that_takes(
     page.goto(f"{served.url}/blank")
     served.forget()
     read = """async () => {
-      const { open } = await import("/zcrecord/web/zcrecord.js");
+      const { open } = await import("/zcrecord/web/reader/zcrecord.js");
       return Array.from((await (await open("/things.zcr")).tensor("encoder.w")).data);
     }"""
     assert page.evaluate(read) == [0, 1, 2, 3, 4, 5]
     loaded = [request.path.rpartition("/")[2] for request in served.requests if request.path.endswith(".js")]
     assert sorted(loaded) == ["format.js", "places.js", "zcrecord.js"]
-    assert sum((WEB / name).stat().st_size for name in loaded) < MOST
+    assert sum((READER / name).stat().st_size for name in loaded) < MOST
 
 
 @pytest.mark.parametrize(
@@ -116,7 +116,7 @@ def test_a_part_of_the_module_that_cannot_be_loaded_is_a_source_error(
     page.route(f"**/{part}", lambda route: route.abort())
     page.goto(f"{served.url}/blank")
     read = f"""async () => {{
-      const {{ open, SourceError }} = await import("/zcrecord/web/zcrecord.js");
+      const {{ open, SourceError }} = await import("/zcrecord/web/reader/zcrecord.js");
       const record = await open("/{archive}.zcr");
       try {{
         await record.{ask};

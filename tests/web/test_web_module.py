@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_other_languages import node_packages
-from web_archives import SUITE, WEB, everything_served
+from node_packages import node_packages
+from web_archives import READER, SUITE, everything_served
 
 from tools.range_server import Server
 from zcrecord.dtypes import DTYPES
@@ -70,7 +70,7 @@ def test_a_test_that_fails_is_noticed(tmp_path: Path) -> None:
 
 def asked(expression: str) -> Any:
     """Return what an expression over the exports of format.js, `all`, is in Node."""
-    script = f'import * as all from "{(WEB / "format.js").as_uri()}"; console.log(JSON.stringify({expression}));'
+    script = f'import * as all from "{(READER / "format.js").as_uri()}"; console.log(JSON.stringify({expression}));'
     done = subprocess.run(["node", "--input-type=module", "-e", script], capture_output=True, text=True, check=True)
     return json.loads(done.stdout)
 
@@ -88,7 +88,7 @@ def test_what_is_declared_compiles_as_it_is_meant_to(tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == 0, done.stdout
     of_pages = {"HeadersInit", "RequestCache", "RequestInit", "BodyInit", "GPUDevice", "GPUBuffer"}  # Node has none
-    code = re.sub(r"/\*.*?\*/|//.*", "", (WEB / "zcrecord.d.ts").read_text(), flags=re.DOTALL)
+    code = re.sub(r"/\*.*?\*/|//.*", "", (READER / "zcrecord.d.ts").read_text(), flags=re.DOTALL)
     assert not of_pages & set(re.findall(r"\w+", code))
 
 
@@ -97,7 +97,7 @@ def test_what_is_declared_compiles_as_it_is_meant_to(tmp_path: Path) -> None:
 def test_a_bundle_for_browsers_has_all_of_it(options: list[str], served: Server, tmp_path: Path) -> None:
     """What is loaded later is in it, too, and Node's files are no obstacle."""
     program = f"""
-        import {{ open }} from "{WEB / "zcrecord.js"}";
+        import {{ open }} from "{READER / "zcrecord.js"}";
         (async () => {{
           const record = await open("{served.url}/things.zcr", {{ verify: "full" }});
           const tensor = await record.tensor("turned", {{ verify: true }});
@@ -136,7 +136,7 @@ def bundled(bundler: str, program: Path, bundle: Path, *options: str) -> subproc
 )
 def test_errors_keep_their_names_when_minified(bundler: str, options: list[str], tmp_path: Path) -> None:
     program = f"""
-        import * as all from "{WEB / "zcrecord.js"}";
+        import * as all from "{READER / "zcrecord.js"}";
         const short = await all.open(new Uint8Array(5)).catch((error) => error);
         console.log(JSON.stringify([[short.name, String(short)], ...Object.entries(all)
           .filter(([name]) => name.endsWith("Error"))
@@ -158,17 +158,17 @@ def test_errors_keep_their_names_when_minified(bundler: str, options: list[str],
 def test_the_folder_is_one_of_modules_wherever_it_is_copied(tmp_path: Path) -> None:
     """A project whose package.json says that it is CommonJS would have its own way else."""
     (tmp_path / "package.json").write_text('{"type": "commonjs"}')
-    shutil.copytree(WEB, tmp_path / "lib")
+    shutil.copytree(READER, tmp_path / "lib")
     (tmp_path / "p.mjs").write_text('import { open } from "./lib/zcrecord.js"; console.log(typeof open);')
     done = subprocess.run(["node", tmp_path / "p.mjs"], capture_output=True, text=True)
     assert done.stdout == "function\n", done.stderr
-    told = json.loads((WEB / "package.json").read_text())
-    assert (WEB / told["main"]).is_file() and (WEB / told["types"]).is_file()
+    told = json.loads((READER / "package.json").read_text())
+    assert (READER / told["main"]).is_file() and (READER / told["types"]).is_file()
 
 
 def test_what_is_declared_is_there(served: Server) -> None:
     """Every member of a class or interface in zcrecord.d.ts is one of the objects that it stands for, and no other."""
-    text = (WEB / "zcrecord.d.ts").read_text()
+    text = (READER / "zcrecord.d.ts").read_text()
     declared = {}
     for name in ("Record", "Tensor", "HollowRecord", "Writer"):
         body = re.search(rf"export (?:class|interface) {name}(?:<[^{{]+>)? {{\n(.*?)\n}}", text, re.DOTALL)
@@ -176,7 +176,7 @@ def test_what_is_declared_is_there(served: Server) -> None:
         declared[name] = sorted(set(re.findall(r"^  (?:readonly )?(\w+)(?=[(:<])", body[1], re.MULTILINE)))
         declared[name] = [member for member in declared[name] if member != "constructor"]
     script = f"""
-        import {{ open }} from "{(WEB / "zcrecord.js").as_uri()}";
+        import {{ open }} from "{(READER / "zcrecord.js").as_uri()}";
         const record = await open("{served.url}/things.zcr");
         const hollow = await record.hollow();
         const objects = {{ Record: record, Tensor: await record.tensor("scalar"), HollowRecord: hollow,
@@ -193,8 +193,8 @@ def test_what_is_declared_is_there(served: Server) -> None:
 
 
 def test_what_the_module_exports_is_declared_and_nothing_else() -> None:
-    text = (WEB / "zcrecord.d.ts").read_text()
+    text = (READER / "zcrecord.d.ts").read_text()
     declared = re.findall(r"^export (?:declare )?(?:function|class|const) (\w+)", text, re.MULTILINE)
-    script = f'console.log(JSON.stringify(Object.keys(await import("{(WEB / "zcrecord.js").as_uri()}"))))'
+    script = f'console.log(JSON.stringify(Object.keys(await import("{(READER / "zcrecord.js").as_uri()}"))))'
     done = subprocess.run(["node", "--input-type=module", "-e", script], capture_output=True, text=True, check=True)
     assert sorted(json.loads(done.stdout)) == sorted(set(declared))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from web_archives import WEB
+from web_archives import READER
 
 import zcrecord
 
@@ -22,7 +22,7 @@ def test_what_every_open_loads_is_small() -> None:
     loaded: dict[str, int] = {}
     due = ["./zcrecord.js"]
     while due:
-        text = (WEB / (name := due.pop())).read_text()
+        text = (READER / (name := due.pop())).read_text()
         loaded[name] = len(text.encode())
         due += imported(text, at_once=True) - set(loaded)
     assert imported('import {\n a } from "./a.js";\nexport { b } from "./b.js";\nimport("./c.js")', at_once=True) == {
@@ -33,36 +33,36 @@ def test_what_every_open_loads_is_small() -> None:
 
 
 def test_every_module_is_free_to_use_and_imports_nothing_else() -> None:
-    for path in WEB.glob("*.js"):
+    for path in READER.glob("*.js"):
         text = path.read_text()
         assert text.startswith("// SPDX-License-Identifier: 0BSD\n")
-        assert imported(text) <= {f"./{p.name}" for p in WEB.glob("*.js")} | {"node:fs/promises"}, path.name
+        assert imported(text) <= {f"./{p.name}" for p in READER.glob("*.js")} | {"node:fs/promises"}, path.name
         lines = text.splitlines()
         assert len(lines) <= 400 and max(map(len, lines)) <= 120, path.name
 
 
 def test_the_errors_are_those_of_python_and_form_the_same_tree() -> None:
-    text = (WEB / "format.js").read_text()
+    text = (READER / "format.js").read_text()
     kinds = re.findall(r"export const \[([\w,\s]+)\] = kinds\((\w+), \"([^\"]+)\"\);", text)
     assert all(re.findall(r"\w+", exported) == re.findall(r"\w+", names) for exported, _, names in kinds)
     found = {name: base for _, base, names in kinds for name in re.findall(r"\w+", names)}
     assert len(found) == 11
     for name, base in found.items():
         assert base in [parent.__name__ for parent in getattr(zcrecord, name).__mro__], name
-    declared = (WEB / "zcrecord.d.ts").read_text()
+    declared = (READER / "zcrecord.d.ts").read_text()
     assert dict(re.findall(r"export class (\w+) extends (\w+)", declared)) == found | {"RecordError": "Error"}
 
 
 def test_there_are_words_for_every_rule_that_is_checked() -> None:
-    text = "".join((WEB / name).read_text() for name in ("format.js", "zcrecord.js", "embedded.js"))
+    text = "".join((READER / name).read_text() for name in ("format.js", "zcrecord.js", "embedded.js"))
     rules = set(re.findall(r"\b(?:rule|check|hold)\((\d+),", text))
-    words = re.findall(r"^(\d+) \S", (WEB / "rules.js").read_text(), re.MULTILINE)
+    words = re.findall(r"^(\d+) \S", (READER / "rules.js").read_text(), re.MULTILINE)
     assert len(rules) > 50 and sorted(rules, key=int) == words
 
 
 def test_every_option_that_is_read_is_declared() -> None:
     """An option that the declarations do not have is refused by whoever checks types, whatever the code does."""
-    text = (WEB / "zcrecord.d.ts").read_text()
+    text = (READER / "zcrecord.d.ts").read_text()
     declared = dict(re.findall(r"export interface (\w+)[^{]*{\n(.*?)\n}", text, re.DOTALL))
     options = {
         "OpenOptions": {"signal", "onProgress", "verify", "embedded", "fetch", "headers", "cache", "allowWhole"},
@@ -75,5 +75,5 @@ def test_every_option_that_is_read_is_declared() -> None:
     for name, wanted in options.items():
         found = {*re.findall(r"^  (\w+)\?:", declared[name], re.MULTILINE), *inherited}
         assert found == wanted, name
-        code = "".join(path.read_text() for path in WEB.glob("*.js"))
+        code = "".join(path.read_text() for path in READER.glob("*.js"))
         assert all(re.search(rf"[{{,(]\s*{option}\b", code) for option in wanted)

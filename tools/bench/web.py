@@ -23,15 +23,15 @@ __all__ = ["run"]
 AREA = "web"
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 ROOT = Path(__file__).resolve().parents[2]
-WEB = ROOT / "zcrecord" / "web"
+READER = ROOT / "zcrecord" / "web" / "reader"
 WHOLE = "fetch().arrayBuffer()"
 DEVICE = """
   const adapter = await navigator.gpu.requestAdapter();
   const device = await adapter.requestDevice({ requiredLimits: { maxBufferSize: adapter.limits.maxBufferSize } });
-  const record = await (await import("/zcrecord/web/zcrecord.js")).open(url);
+  const record = await (await import("/zcrecord/web/reader/zcrecord.js")).open(url);
 """
 SMALL = """async (url) => {
-  const record = await (await import("/zcrecord/web/zcrecord.js")).open(url);
+  const record = await (await import("/zcrecord/web/reader/zcrecord.js")).open(url);
   return (await record.tensor("small")).nbytes;
 }"""
 STREAMED = f"async (url) => {{ {DEVICE} await record.uploadTo(device); device.destroy(); return record.nbytes; }}"
@@ -93,7 +93,7 @@ def _one_tensor(server: Server, page: Any, size: int) -> Iterator[Row]:
     yield Row(AREA, f"{work}: bytes fetched", "B", {OURS: sent}, Promise("under", 256 * KIB))
     work = "zcrecord.js, unminified: all that a page loads to open an archive and read a dense tensor of up to 1 MiB"
     modules = [request.path.rpartition("/")[2] for request in server.requests if request.path.endswith(".js")]
-    loaded = sum((WEB / name).stat().st_size for name in modules)
+    loaded = sum((READER / name).stat().st_size for name in modules)
     yield Row(AREA, work, "B", {OURS: loaded}, Promise("under", 30_000))
 
 

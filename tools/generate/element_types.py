@@ -170,7 +170,7 @@ BLOCKS: dict[Path, dict[str, Callable[[Sequence[DType]], _Lines]]] = {
     SCHEMA: {"codes": _schema_enum},
     Path("zcrecord/embed/zcrecord.h"): {"codes": _c_codes, "widths": _c_widths, "accessors": _c_accessors},
     Path("zcrecord/embed/zcrecord.rs"): {"types": _rust_types, "elements": _rust_elements},
-    Path("zcrecord/web/format.js"): {"types": _js_types},
+    Path("zcrecord/web/reader/format.js"): {"types": _js_types},
     Path("zcrecord/web/page/values.js"): {"floats": _js_floats},
     Path("tests/c/everything.c"): {"calls": _c_calls},
     Path("tests/c/calls.c"): {"signed": _c_signed},

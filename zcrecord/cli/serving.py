@@ -1,7 +1,7 @@
 """A web server for one archive: serves its bytes by ranges, and the page that shows it.
 
 Serves the archive, the samples and the page's files, and no others; sets the headers, and refuses requests from other
-hosts. HTTP is left to aiohttp, the page to `web/page/`.
+hosts. HTTP is left to aiohttp, the page to `web/page`.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ __all__ = ["PORT", "is_loopback", "serve"]
 
 PORT = 8000  # the default, if it is free
 _WEB = Path(__file__).parents[1] / "web"
+_ROOMS = "reader", "view", "page"  # of the folder `web`: all that the page loads
 _TYPES = {".html": "text/html", ".js": "text/javascript", ".css": "text/css"}
 _HEADERS = {
     "Cache-Control": "no-cache",  # may be kept, but is validated each time: the archive may be replaced
@@ -225,7 +226,7 @@ def _application(web: Any, files: dict[str, Path], *, local: bool) -> Any:
     app.router.add_get("/about.json", about)
     for name, path in files.items():
         app.router.add_get(f"/{name}.zcr", _responding(web, path, "application/octet-stream"))
-    for path in sorted(p for p in (*_WEB.iterdir(), *(_WEB / "page").iterdir()) if p.suffix in _TYPES):
+    for path in sorted(p for room in _ROOMS for p in (_WEB / room).iterdir() if p.suffix in _TYPES):
         place = "" if path.name == "index.html" else path.relative_to(_WEB).as_posix()
         app.router.add_get(f"/{place}", _responding(web, path, f"{_TYPES[path.suffix]}; charset=utf-8"))
     return app

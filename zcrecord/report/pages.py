@@ -1,6 +1,6 @@
 """`zcrecord report`: an archive's content and layout as one HTML file, which needs no server.
 
-Makes the description that `web/view.js` draws, and a page from it that loads nothing else. Drawing is left to the
+Makes the description that `web/view/view.js` draws, and a page from it that loads nothing else. Drawing is left to the
 scripts in `web`. Reads no payload, unless a content digest is asked for.
 """
 
@@ -36,16 +36,16 @@ __all__ = ["PageReport", "describe_archive", "report", "report_page"]
 
 _WEB = Path(__file__).parents[1] / "web"
 _SCRIPTS = (  # each after those it imports
-    "model.js",
-    "tree.js",
-    "pictures.js",
-    "treemap.js",
-    "layoutmap.js",
-    "tables.js",
-    "parts.js",
+    "view/model.js",
+    "view/tree.js",
+    "view/pictures.js",
+    "view/treemap.js",
+    "view/layoutmap.js",
+    "view/tables.js",
+    "view/parts.js",
     "report/report.js",
 )
-_STYLES = ("view.css", "report/report.css")
+_STYLES = ("view/view.css", "report/report.css")
 _MODULE_WORDS = re.compile(r"^import [^;]*;\n|^export (?=async |class |const |function )", re.MULTILINE)
 _MOST_TEXT, _MOST_ITEMS, _MOST_ITEM = 2000, 20, 200  # of a value: characters, items, characters of an item
 _SAFE = (1 << 53) - 1  # integers beyond it JavaScript rounds
@@ -124,7 +124,7 @@ def _is_path(source: Any) -> bool:
 
 
 def describe_archive(record: Record, *, content_digest: str | None = None) -> dict[str, Any]:
-    """Return the description of an archive that `web/view.js` draws, and documents; all of it fits JSON.
+    """Return the description of an archive that `web/view/view.js` draws, and documents; all of it fits JSON.
 
     Takes time linear in the index; reads no payload.
 

@@ -1,6 +1,6 @@
 // What only browsers have: other origins, URLs of a page, workers.
 
-import { open } from "../../../zcrecord/web/zcrecord.js";
+import { open } from "../../../zcrecord/web/reader/zcrecord.js";
 import { equal, rejects, test } from "./harness.mjs";
 
 const elsewhere = (base) => base.replace("127.0.0.1", "localhost"); // the same server, another origin

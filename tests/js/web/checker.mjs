@@ -5,9 +5,9 @@
 
 import { readFileSync } from "node:fs";
 
-import { RecordError, open } from "../../../zcrecord/web/zcrecord.js";
-import { big, crc32, eachWord } from "../../../zcrecord/web/format.js";
-import { xxh3 } from "../../../zcrecord/web/digests.js";
+import { RecordError, open } from "../../../zcrecord/web/reader/zcrecord.js";
+import { big, crc32, eachWord } from "../../../zcrecord/web/reader/format.js";
+import { xxh3 } from "../../../zcrecord/web/reader/digests.js";
 
 const NONE = 0xffffffff;
 const EMBEDDED = { w: null, p: "prefix", s: "suffix" };

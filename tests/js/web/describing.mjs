@@ -3,8 +3,8 @@
 
 import { readFileSync } from "node:fs";
 
-import { describe } from "../../../zcrecord/web/describe.js";
-import { open } from "../../../zcrecord/web/zcrecord.js";
+import { describe } from "../../../zcrecord/web/page/describe.js";
+import { open } from "../../../zcrecord/web/reader/zcrecord.js";
 
 for (const line of readFileSync(0, "utf8").trim().split("\n")) {
   const [path, name, embedded] = JSON.parse(line);

@@ -3,7 +3,7 @@
 import { open as openFile, readFile, truncate, writeFile } from "node:fs/promises";
 import { pathToFileURL } from "node:url";
 
-import { open } from "../../../zcrecord/web/zcrecord.js";
+import { open } from "../../../zcrecord/web/reader/zcrecord.js";
 import { equal, ok, rejects, test } from "./harness.mjs";
 
 test("a path, a file URL and a FileHandle are read by ranges", async ({ folder }) => {

@@ -1,6 +1,6 @@
 // Payloads on a real GPUDevice: what is copied back from its buffers are the archive's bytes. For browsers.
 
-import { open } from "../../../zcrecord/web/zcrecord.js";
+import { open } from "../../../zcrecord/web/reader/zcrecord.js";
 import { equal, ok, rejects, test } from "./harness.mjs";
 
 const STORAGE = 0x80;

@@ -1,6 +1,6 @@
 // Hollow records: the states and errors of Python's.
 
-import { open } from "../../../zcrecord/web/zcrecord.js";
+import { open } from "../../../zcrecord/web/reader/zcrecord.js";
 import { equal, ok, rejects, test } from "./harness.mjs";
 
 const things = (base) => open(`${base}/things.zcr`);

@@ -1,8 +1,8 @@
 // Opening, names, values and bytes: what an archive holds is what was saved, wherever it lies.
 
-import { Sha256 } from "../../../zcrecord/web/digests.js";
-import { checkIndex, decodeHeader, decodeIndex } from "../../../zcrecord/web/format.js";
-import * as zcrecord from "../../../zcrecord/web/zcrecord.js";
+import { Sha256 } from "../../../zcrecord/web/reader/digests.js";
+import { checkIndex, decodeHeader, decodeIndex } from "../../../zcrecord/web/reader/format.js";
+import * as zcrecord from "../../../zcrecord/web/reader/zcrecord.js";
 import { equal, ok, rejects, test } from "./harness.mjs";
 
 const { open } = zcrecord;

@@ -1,6 +1,6 @@
 // Archives over HTTP: how much is fetched, and what is said of servers that do not behave.
 
-import { open } from "../../../zcrecord/web/zcrecord.js";
+import { open } from "../../../zcrecord/web/reader/zcrecord.js";
 import { counting, equal, ok, rejects, test } from "./harness.mjs";
 
 test("one tensor of a small archive takes three requests", async ({ base }) => {

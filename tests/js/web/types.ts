@@ -3,7 +3,7 @@
 import {
   Binding, Elements, FillError, FormatError, HollowRecord, Record, RecordError, SourceError, SourceNotFoundError,
   Tensor, TensorInfo, Tree, Value, open,
-} from "../../../zcrecord/web/zcrecord.js";
+} from "../../../zcrecord/web/reader/zcrecord.js";
 
 interface GPU {
   destroy(): void;

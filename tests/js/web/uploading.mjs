@@ -1,6 +1,6 @@
 // Payloads onto a device: every byte where it belongs, ties once, little in memory, nothing left behind.
 
-import { open } from "../../../zcrecord/web/zcrecord.js";
+import { open } from "../../../zcrecord/web/reader/zcrecord.js";
 import { FakeDevice } from "./fake_gpu.mjs";
 import { counting, equal, ok, rejects, test } from "./harness.mjs";
 

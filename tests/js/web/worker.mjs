@@ -1,6 +1,6 @@
 // A worker that answers with a tensor of the archive whose URL it is sent.
 
-import { open } from "../../../zcrecord/web/zcrecord.js";
+import { open } from "../../../zcrecord/web/reader/zcrecord.js";
 
 onmessage = async ({ data: url }) => {
   const record = await open(url, { verify: "full" });

@@ -6,8 +6,8 @@
  * network.js and an engine: WebGPU where there is one, plain JavaScript if not, or if asked for.
  */
 
-import { counted, exactly, make } from "../model.js";
-import { open } from "../zcrecord.js";
+import { counted, exactly, make } from "../view/model.js";
+import { open } from "../reader/zcrecord.js";
 import { gpuEngine } from "./gpu.js";
 import { graphOf } from "./graph.js";
 import { Job } from "./job.js";

@@ -5,8 +5,8 @@
  * One thing is done at a time: what is begun ends what was there before.
  */
 
-import { make, shown } from "../model.js";
-import { LoadCancelledError, SourceError, SourceNotFoundError } from "../zcrecord.js";
+import { make, shown } from "../view/model.js";
+import { LoadCancelledError, SourceError, SourceNotFoundError } from "../reader/zcrecord.js";
 
 const failed = (error) => error instanceof SourceError && error.what.startsWith("the request failed");
 

@@ -6,9 +6,9 @@
  * record, what was fetched, and, once the model ran, its logits: for the console, and for tests.
  */
 
-import { describe } from "../describe.js";
-import { Parts, facts, fullName, human, layoutMap, legend, reveal, shown, tree, treemap } from "../view.js";
-import { SourceNotFoundError, open } from "../zcrecord.js";
+import { describe } from "./describe.js";
+import { Parts, facts, fullName, human, layoutMap, legend, reveal, shown, tree, treemap } from "../view/view.js";
+import { SourceNotFoundError, open } from "../reader/zcrecord.js";
 import { ModelPanel } from "./digits.js";
 import { inWords } from "./job.js";
 import { TensorPanel } from "./tensor.js";

@@ -5,7 +5,7 @@
  * How much is read is reading.js's to say. Strings are listed, types that are not known are shown as bytes.
  */
 
-import { both, counted, exactly, make, shown } from "../model.js";
+import { both, counted, exactly, make, shown } from "../view/model.js";
 import { HeatMap } from "./heatmap.js";
 import { Job } from "./job.js";
 import { GLANCE, piecesOf, planOf } from "./reading.js";

@@ -5,7 +5,7 @@
  * Knows the page of report.html; what is drawn is view.js's. It asks for nothing: all it shows lies in the page.
  */
 
-import { Parts, facts, human, layoutMap, legend, reveal, shown, tree, treemap } from "../view.js";
+import { Parts, facts, human, layoutMap, legend, reveal, shown, tree, treemap } from "../view/view.js";
 
 const description = JSON.parse(document.getElementById("description").textContent);
 const place = (id) => document.getElementById(id);

@@ -4,8 +4,8 @@
  * Python. Knows the columns of an index; fetches nothing.
  */
 
-import { KINDS, NONE, big } from "./format.js";
-import { values } from "./structure.js";
+import { KINDS, NONE, big } from "../reader/format.js";
+import { values } from "../reader/structure.js";
 
 const MOST_TEXT = 2000; // characters of a value
 const MOST_ITEMS = 20; // of a list
