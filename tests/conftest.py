@@ -193,7 +193,7 @@ def pytest_testnodedown(node: Any) -> None:
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     """Tell in a few lines what was left out, before pytest's own closing line."""
-    lacking = dict(config.stash[LEFT_OUT])
+    lacking = config.stash[LEFT_OUT].copy()
     cases = lacking.pop(EXHAUSTIVE, 0)
     if lacking or cases:
         terminalreporter.section("left out; ./tools/test --all installs system tools, and runs everything")

@@ -142,6 +142,12 @@ def test_the_first_refusal_is_told_and_not_what_cleaning_up_came_to(write: str, 
 
 # Read.
 
+
+@functools.cache
+def gzip_of_data() -> bytes:
+    return gzip.compress(DATA, 1)
+
+
 FILES: dict[str, tuple[Callable[[Path], Any], bool]] = {
     "open": (lambda path: open(path, "rb"), True),
     "open without a buffer": (lambda path: open(path, "rb", buffering=0), True),
@@ -157,11 +163,6 @@ FILES: dict[str, tuple[Callable[[Path], Any], bool]] = {
     "BytesIO": (lambda path: io.BytesIO(DATA), False),
     "BytesIO behind other bytes": (lambda path: filled(io.BytesIO(b"12345"), 5), False),
 }  # fmt: skip
-
-
-@functools.cache
-def gzip_of_data() -> bytes:
-    return gzip.compress(DATA, 1)
 
 
 def zipped() -> io.BytesIO:

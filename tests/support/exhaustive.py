@@ -49,7 +49,8 @@ def left_to_all(items: Sequence[pytest.Item]) -> list[pytest.Item]:
             families[item.path, getattr(item, "originalname", item.name)].append(item)
     left: list[pytest.Item] = []
     for family in families.values():
-        kept = set(members(family, **family[0].get_closest_marker("exhaustive").kwargs))
+        [mark, *_] = family[0].iter_markers("exhaustive")  # the closest
+        kept = set(members(family, **mark.kwargs))
         left += [item for item in family if item not in kept]
     return left
 
