@@ -12,7 +12,7 @@ MOST = 30_000  # bytes that every `open` loads
 
 
 def imported(text: str, *, at_once: bool = False) -> set[str]:
-    """Return what a module imports; of what is loaded later on only if that is asked for."""
+    """Return the modules that a module imports: all, or only those that load with it."""
     pattern = r"""from\s+"([^"]+)"|^import\s+"([^"]+)\"""" if at_once else r"""(?:from|import)\s*\(?"([^"]+)"\)?"""
     return {"".join(found) for found in re.findall(pattern, text, re.MULTILINE)}
 
