@@ -35,7 +35,7 @@ DOORS = {name: door for name, door in ARCHIVE_DOORS.items() if name not in LEFT_
 
 
 def file(data: Callable[[], bytes], name: str = "m.zcr") -> Callable[[Path], Path]:
-    """Return what writes these bytes into a folder."""
+    """Return a function that writes these bytes into a folder."""
 
     def make(folder: Path) -> Path:
         path = folder / name
@@ -49,7 +49,7 @@ HARMLESS = file(lambda: rich().seal())
 
 
 def sealed(start: Callable[[], Forge], change: Callable[[Forge], Any]) -> Callable[[], bytes]:
-    """Return what makes an archive, takes it apart, changes it and seals it."""
+    """Return a function that makes an archive, takes it apart, changes it and seals it."""
 
     def made() -> bytes:
         archive = start()

@@ -1,4 +1,4 @@
-"""What an attack is, what it must be answered with, and what was answered.
+"""Attacks, the answers they must get, and the answers they got.
 
 A module of attacks has `ATTACKS`, a tuple of `Attack`; `DOORS`, the ways through which each is tried, by name;
 `HARMLESS`, which makes a file that every door accepts; and, where a trick can be played on others, `PEERS`: for each of
@@ -57,7 +57,7 @@ class Attack:
     peer: Mapping[str, Callable[[Path], Path]] | None = None
 
     def outcome(self, door: str) -> Outcome:
-        """Return what has to happen at a door."""
+        """Return the answer that is right at a door."""
         if self.error is None:
             return "accepted"
         return "refused" if self.doors is None or door in self.doors else "either"
@@ -65,7 +65,7 @@ class Attack:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """What came of one attack at one door.
+    """Answer to one attack at one door.
 
     Attributes:
         kind: the error's type, "Refused", "" if it was accepted; "hung" or "killed by SIG..." if the process was lost.
@@ -88,7 +88,7 @@ def kind_of(error: BaseException) -> str:
 
 
 def wrong(attack: Attack, answer: Answer) -> str:
-    """Return what is wrong with an answer, as a sentence; empty if it is as it has to be."""
+    """Return the fault of an answer, as a sentence; empty if it is as it has to be."""
     where = f"{attack.name}, at {answer.door}: "
     if answer.seconds > MOST_SECONDS:
         return f"{where}took {answer.seconds:.2f} s of the processor, at most {MOST_SECONDS:g}"

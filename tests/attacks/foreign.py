@@ -87,7 +87,7 @@ PEERS: dict[str, dict[str, Door]] = {
 
 
 def file(name: str, data: Callable[[], bytes]) -> Callable[[Path], Path]:
-    """Return what writes a file into a folder."""
+    """Return a function that writes a file into a folder."""
 
     def made(folder: Path) -> Path:
         path = folder / name
@@ -114,7 +114,7 @@ def nested_names() -> list[str]:
 
 
 class Evil:
-    """What a pickle makes of itself: a call."""
+    """A pickle that unpickles to a call."""
 
     def __reduce__(self) -> Any:
         return os.system, (f"touch {TOUCHED}",)

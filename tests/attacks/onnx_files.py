@@ -169,7 +169,7 @@ def typed(count: int, body: bytes, code: int = T.INT64) -> bytes:
 
 
 def file(make: Callable[[], bytes]) -> Callable[[Path], Path]:
-    """Return what writes a model into a folder."""
+    """Return a function that writes a model into a folder."""
 
     def written(folder: Path) -> Path:
         path = folder / "m.onnx"

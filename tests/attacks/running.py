@@ -102,7 +102,7 @@ def take_first(left: dict[str, Door]) -> str:
 
 
 def in_child(work: Callable[[Callable[[Any], object]], object]) -> tuple[list[Any], str]:
-    """Return what `work` tells in a child of this process, and how the child ended ("" as it should)."""
+    """Return the report of `work` in a child of this process, and the child's end ("" as it should be)."""
     reading, writing = os.pipe()
     child = os.fork()
     if not child:
@@ -138,7 +138,7 @@ def as_child(work: Callable[[Callable[[Any], object]], object], writing: int) ->
 
 
 def measured(door: Door, path: Path, longest: float = LONGEST) -> dict[str, Any]:
-    """Return what a door answers, and what that took.
+    """Return a door's answer, and its cost.
 
     Pages of the file itself, which a mapping shows and the system takes back as it likes, are not told from others; so
     as many bytes as the file has do not count.

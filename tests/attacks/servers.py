@@ -37,7 +37,7 @@ ENDLESS = 1 << 40
 
 @cache
 def archive() -> bytes:
-    """Return what the honest server has: an archive of two tensors, larger than what is asked for first."""
+    """Return the honest server's archive: two tensors, larger than the first request."""
     file = io.BytesIO()
     weights = np.arange(300_000, dtype=np.uint8)
     zcrecord.save_record({"w": weights, "b": weights[::-1].copy()}, file, durable=False)

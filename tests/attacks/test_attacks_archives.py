@@ -114,7 +114,7 @@ def test_report_shows_the_answer_that_accepts() -> None:
 
 
 def test_catalogue_makes_the_same_files_every_time(tmp_path: Path) -> None:
-    """What answers a trick today answers the same file tomorrow."""
+    """An answer of today is to the same file tomorrow."""
     for attack in (*placed.ATTACKS, *broken.ATTACKS[:40]):
         digests = {hashlib.sha256(attack.make(tmp_path).read_bytes()).digest() for _ in range(2)}
         assert len(digests) == 1, attack.name

@@ -38,7 +38,7 @@ ALL = [*MODULES.values(), foreign]
 
 
 def faults(answered: list[Answer], attacks: Sequence[Attack]) -> list[str]:
-    """Return what is wrong with the answers, those that are missing included."""
+    """Return the faults of the answers, missing ones included."""
     known = {attack.name: attack for attack in attacks}
     assert len(known) == len(attacks), "two attacks have one name"
     told = [wrong(known[answer.attack], answer) for answer in answered]

@@ -286,7 +286,7 @@ def budget(over: int) -> bytes:
 
 
 def named(*names: str) -> Callable[[], bytes]:
-    """Return what makes an archive whose tensors, modules, attributes and metadata have these names."""
+    """Return a function that makes an archive whose tensors, modules, attributes and metadata have these names."""
 
     def made() -> bytes:
         record: dict[str, Any] = {name: np.zeros(1, np.uint8) for name in names}

@@ -1,4 +1,4 @@
-"""What `zcrecord convert` takes, writes, replaces and reports."""
+"""Input, output, replaced files and reports of `zcrecord convert`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What verify, info, diff, sign and check of the command line print and return, into a pipe and as JSON."""
+"""Output and exit status of verify, info, diff, sign and check, into a pipe and as JSON."""
 
 from __future__ import annotations
 

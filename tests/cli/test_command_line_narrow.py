@@ -47,7 +47,7 @@ def archive() -> Path:
 
 
 def shown(monkeypatch: pytest.MonkeyPatch, columns: int, *arguments: str) -> str:
-    """Return what a terminal of that width shows of a command; checks that no line is wider, but for a single word."""
+    """Return a command's output on a terminal of that width; checks that no line is wider, but for a single word."""
     monkeypatch.setenv("TERM", "dumb")  # no colours, no progress
     monkeypatch.setenv("COLUMNS", str(columns))
     with monkeypatch.context() as patch:

@@ -1,4 +1,4 @@
-"""What onnx2zc takes, writes, replaces and reports."""
+"""Input, output, replaced files and reports of `onnx2zc`."""
 
 from __future__ import annotations
 

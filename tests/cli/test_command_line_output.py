@@ -1,4 +1,4 @@
-"""What zcrecord info, ls, tree and verify print, on a terminal, into a pipe and as JSON; strangers' names included."""
+"""Output of zcrecord info, ls, tree and verify, on a terminal, into a pipe and as JSON; strangers' names included."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ TOP = 2**64 - 1
 
 @dataclass(frozen=True)
 class Row:
-    """What an index says of one tensor, the items of its dims and strides included."""
+    """A tensor's row of the index, with its dims and strides."""
 
     dtype: int
     bits: int
@@ -56,7 +56,7 @@ BASE = archive().seal()
 
 
 def legal(row: Row) -> bool:
-    """Return whether FORMAT.md allows the row."""
+    """Return True if FORMAT.md allows the row."""
     if row.reserved0 or row.reserved1 or row.parent != 0 or row.key_size != 1:  # R26, R45; R33, whose name is "v"
         return False
     rank = len(row.dims) if row.rank is None else row.rank

@@ -1,4 +1,4 @@
-"""What only the payloads' bytes can tell: digests, zeros between, pad bits, bools, ends of strings. Found by `full`."""
+"""Rules on the payloads' bytes: digests, zeros between, pad bits, bools, ends of strings. Checked by `full`."""
 
 from __future__ import annotations
 

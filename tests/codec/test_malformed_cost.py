@@ -1,4 +1,4 @@
-"""What a hostile archive may cost: memory of a small constant times its size, and time that its size bounds.
+"""Cost of a hostile archive: memory of a small constant times its size, and time that its size bounds.
 
 Each archive is opened in a process of its own, whose peak of resident memory is read. 100,000 entries of one kind share
 what an archive of a few MB can hold once; as many tensors share a payload of 64 MB.

@@ -112,7 +112,7 @@ def questioned(data: bytes, level: Verify = "index") -> Record | None:
 
 
 def same(a: Record, b: Record) -> bool:
-    """Return whether two records hold the same: names, order, dtypes, shapes, bytes, attributes, metadata."""
+    """Return True if two records hold the same names, order, dtypes, shapes, bytes, attributes, metadata."""
     if list(a) != list(b) or a.content_digest() != b.content_digest():
         return False
     infos = [(x.dtype, x.shape, x.strides, x.bits) for x in map(a.info, a)]
@@ -120,7 +120,7 @@ def same(a: Record, b: Record) -> bool:
 
 
 def regions(data: bytes) -> tuple[range, range, range]:
-    """Return where header, index and trailer lie."""
+    """Return the ranges of header, index and trailer."""
     words = np.frombuffer(data[-64:], "<u8")
     start = int(words[3])
     return range(64), range(start, start + int(words[4])), range(len(data) - 64, len(data))

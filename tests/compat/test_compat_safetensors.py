@@ -85,7 +85,7 @@ def test_every_element_type_of_torch_comes_back(lib: SimpleNamespace, dtype: tor
 
 
 def safetensors_name(dtype: torch.dtype) -> str:
-    """Return what safetensors itself says of an element type."""
+    """Return safetensors' own name of an element type."""
     header = json.loads(safetensors.torch.save({"w": torch.zeros(1, dtype=dtype)})[8:].split(b"}}")[0] + b"}}")
     return str(header["w"]["dtype"])
 

@@ -43,7 +43,7 @@ ELF = b"\x7fELF" + bytes(60)
 
 
 def elf(nbytes: int = 5000) -> bytes:
-    """Return what starts as an ELF program does."""
+    """Return bytes that start as an ELF program does."""
     return ELF[:nbytes] + np.random.default_rng(nbytes).bytes(max(nbytes - len(ELF), 0))
 
 

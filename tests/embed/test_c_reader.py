@@ -175,7 +175,7 @@ def corners() -> Iterator[bytes]:
 
 
 def catalogue() -> Iterator[bytes]:
-    """Yield what the tests of malformed archives forge, of every archive that a case can be applied to; and corners."""
+    """Yield every archive that the tests of malformed archives forge, and corner cases."""
     yield from corners()
     starts = [plain(front=front, sealed=sealed) for front in (True, False) for sealed in (True, False)]
     starts += [rich(), compact()]

@@ -28,7 +28,7 @@ BUILDS = [
 
 
 def run(*command: str | Path) -> str:
-    """Return what a command prints; it must succeed and print no warning."""
+    """Return a command's output; it must succeed and print no warning."""
     done = subprocess.run([*map(str, command)], capture_output=True, text=True, stdin=subprocess.DEVNULL)
     assert done.returncode == 0 and not done.stderr, f"{command}: {done.stderr or done.stdout}"
     return done.stdout

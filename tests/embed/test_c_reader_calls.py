@@ -1,4 +1,4 @@
-"""What a C program reads by zcrecord.h is what Python reads: elements, strided, packed and text; the tree; values.
+"""A C program reads by zcrecord.h what Python reads: elements, strided, packed and text; the tree; values.
 
 The program also asks for what is not there: axes, payloads and sizes past the end.
 """

@@ -1,4 +1,4 @@
-"""What a hostile archive may cost zcr_verify: time that grows as n log(n) with its index, in basic blocks executed.
+"""Cost of a hostile archive to zcr_verify: time that grows as n log(n) with its index, in basic blocks executed.
 
 And what it may cost to verify payloads that several tensors share, and to walk through children in any order.
 
@@ -57,7 +57,7 @@ def counting(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def blocks(counting: Path, data: bytes, what: str = "verify") -> tuple[int, int]:
-    """Return what verifying, or one of the other things that cost.c does, returns, and the blocks it takes."""
+    """Return the result of verifying, or of another job of cost.c, and the blocks it takes."""
     path = counting.parent / "hostile.zcr"
     path.write_bytes(data)
     done = subprocess.run([counting, path, what], capture_output=True, text=True, check=True)
@@ -95,7 +95,7 @@ def test_count_notices_work_that_grows_with_the_square(counting: Path) -> None:
 
 @pytest.mark.parametrize("tied", [True, False])
 def test_bools_are_looked_through_once_for_all_that_share_them(counting: Path, tied: bool) -> None:
-    """Whether they are one payload, or payloads of the very same range."""
+    """Both as one payload, and as payloads of the very same range."""
     size, views = 1 << 16, 300
     data = np.zeros(size, bool)
     archive = saved({f"t{i:03}": data if tied else data.copy() for i in range(views)})

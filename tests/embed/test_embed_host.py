@@ -82,7 +82,7 @@ def test_program_allocates_nothing_and_reads_its_weights_from_its_own_file(
 @with_every_program
 @languages("C, gcc", "C++, g++", "C, 32 bits", "Rust")
 def test_a_deliberate_copy_is_noticed(build: Build, language: str, program: str) -> None:
-    """What the other tests measure with: malloc, operator new and Rust's allocator are counted, pages told apart."""
+    """Means of the other tests work: malloc, operator new and Rust's allocator are counted, pages told apart."""
     built = build(language, program, copied=True)
     for ran in run_together(built, 2):
         assert (ran.told["allocations"], ran.told["bytes"], ran.told["sum"]) == (1, NBYTES, SUM)

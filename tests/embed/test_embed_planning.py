@@ -30,7 +30,7 @@ def planned(tmp_path: Path, record: Any, **options: Any) -> dict[str, Constant]:
 
 
 def bytes_of(plan: Plan) -> dict[str, bytes]:
-    """Return what each constant holds, going by the plan alone."""
+    """Return each constant's bytes, by the plan alone."""
     archive, packed = Path(plan.archive).read_bytes(), b"".join(plan.packed_chunks())
     assert len(archive) == plan.archive_size and len(packed) == plan.packed_size
     files = {"archive": archive, "packed": packed, None: b""}
@@ -321,6 +321,6 @@ except SourceError as error:
 
 @pytest.mark.skipif(sys.platform == "win32", reason="platform: has limits of a file's size")
 def test_full_disk_leaves_none_of_the_files(tmp_path: Path) -> None:
-    """What is small is gathered, and fails only when it is handed on: before another file takes its place."""
+    """Small pieces are gathered and fail only when they are handed on: before another file takes their place."""
     assert "large.c: cannot write" in r.run_python(FULL, tmp_path).stdout
     assert list(tmp_path.iterdir()) == []

@@ -58,7 +58,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def used(*path: Path) -> dict[str, Any]:
-    """Return what a program says that finds the package on this path."""
+    """Return the output of a program that finds the package on this path."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(r.ROOT), *map(str, path)])}
     result: dict[str, Any] = json.loads(r.run_python(USE, env=environment).stdout)
     assert result["w"] == TREE["w"].tolist()
@@ -91,7 +91,7 @@ def test_resource_of_a_zipped_package_is_read_into_aligned_memory(method: int, w
 
 @pytest.fixture
 def zipped(tmp_path: Path) -> Any:
-    """Return what puts bytes into a zip, and gives them back as `importlib.resources` does."""
+    """Return a function that puts bytes into a zip and reads them back as `importlib.resources` does."""
 
     def put(data: bytes, name: str = "model.zcr") -> Any:
         path = tmp_path / "package.zip"

@@ -35,7 +35,7 @@ FORM = pytest.mark.parametrize("assembly", [False, True], ids=["included", "asse
 
 
 class Static(NamedTuple):
-    """What a program prints of one constant."""
+    """A program's output for one constant."""
 
     address: int
     align: int

@@ -21,7 +21,7 @@ SHM = Path("/dev/shm")  # the system calls are the same there, and no disk is wa
 
 @pytest.fixture(scope="module")
 def told() -> Iterator[dict[str, Any]]:
-    """What became of all saves, each in turn in one process."""
+    """Results of all saves, each in turn in one process."""
     with tempfile.TemporaryDirectory(dir=SHM if SHM.is_dir() else None) as name:
         folder = Path(name)
         yield run_in(build(folder), folder, quick=True)

@@ -327,7 +327,7 @@ def test_standard_input_that_ends_early_is_one_line_and_leaves_the_old_file(
 @pytest.mark.parametrize("most", [1, 7, 4096])
 def test_streams_that_give_and_take_little_at_a_time_make_the_same_archive(most: int, tmp_path: Path) -> None:
     class Slow:
-        """What reads and writes at most so much at a time, as sockets do."""
+        """A file object that reads and writes at most so much at a time, as sockets do."""
 
         def __init__(self, file: Any) -> None:
             self._file = file

@@ -26,7 +26,7 @@ LINUX = pytest.mark.skipif(sys.platform != "linux", reason="platform: Linux list
 
 
 def beside(path: Path) -> list[str]:
-    """Return what else is in a file's folder."""
+    """Return the other files in a file's folder."""
     return [name for name in os.listdir(path.parent) if name != path.name]
 
 

@@ -62,7 +62,7 @@ print(int(rec['a'][-1]))
 
 @LINUX
 def test_file_that_is_shortened_ends_the_process_that_has_it_mapped_and_no_other(path: Path) -> None:
-    """What load_record's documentation says, and why it has mmap=False."""
+    """As load_record's documentation says; the reason for mmap=False."""
     whole = path.read_bytes()
     done = r.run_python(SHRUNK.replace("MMAP", "True"), path, ok=False)
     assert (done.returncode, done.stdout) == (-signal.SIGBUS, "loaded\n")

@@ -207,7 +207,7 @@ def test_damaged_payload_is_noticed_and_nothing_is_written(tmp_path: Path) -> No
 
 
 class Pipe:
-    """What can only be written to."""
+    """A file object that can only be written to."""
 
     def __init__(self) -> None:
         self.data = b""

@@ -42,7 +42,7 @@ NAMES = st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=
 
 
 def archive_of(source: Any, **options: Any) -> zcrecord.Record:
-    """Return what a safetensors file holds, by way of an archive in memory."""
+    """Read a safetensors file by way of an archive in memory."""
     out = io.BytesIO()
     convert(io.BytesIO(source) if isinstance(source, bytes) else source, out, **options)
     return zcrecord.load_record(out.getvalue(), verify="full")

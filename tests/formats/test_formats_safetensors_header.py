@@ -21,7 +21,7 @@ LENGTHS = st.sampled_from([None, 0, 12, 13, 14, 1 << 60])
 
 
 def usual(text: str | bytes, data_nbytes: int | None = None) -> Any:
-    """Return what is read of a header all at once, None if it is not."""
+    """Return a header that is read all at once, None if it is not."""
     raw = text.encode() if isinstance(text, str) else text
     return header._decode_usual(raw.decode(), data_nbytes) if min(raw, default=0) >= 0x20 else None
 

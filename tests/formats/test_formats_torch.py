@@ -180,7 +180,7 @@ class Foreign:
 
 
 class Command:
-    """What runs a command when it is unpickled without care."""
+    """An object that runs a command when it is unpickled without care."""
 
     def __init__(self, command: str) -> None:
         self.command = command

@@ -94,7 +94,7 @@ def test_the_trick_of_two_directories_works_on_torch_and_zipfile(tmp_path: Path)
 
 
 def members_of_zipfile(path: Path) -> dict[str, tuple[int, bytes]] | None:
-    """Return where each member's bytes begin, and its bytes, of a file that `check_alike` takes; None for others."""
+    """Return each member's offset and bytes, of a file that `check_alike` takes; None for others."""
     try:
         with path.open("rb") as file:
             opened = open_zip(file)

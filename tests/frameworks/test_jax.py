@@ -24,7 +24,7 @@ from zcrecord.tensors import interop
 
 
 def takes(kind: DType) -> bool:
-    """Whether jax has an element type; older releases lack some."""
+    """Return True if jax has an element type; older releases lack some."""
     try:
         jax.device_put(np.zeros(1, kind.numpy))
     except (RuntimeError, TypeError, ValueError):
@@ -41,7 +41,7 @@ ONE = np.ones(4, np.float32)
 
 
 def address_of(array: jax.Array) -> int:
-    """Where a jax array lies, once it is there: asking before would hold the GIL that a copy under way needs."""
+    """Return a finished jax array's address: asking before would hold the GIL that a copy under way needs."""
     where: int = array.block_until_ready().unsafe_buffer_pointer()
     return where
 

@@ -124,7 +124,7 @@ class Pair(NamedTuple):
 
 
 def same(found: Any, wanted: Any) -> bool:
-    """Return whether two pytrees are alike, each array in every bit."""
+    """Return True if two pytrees are alike, each array in every bit."""
     assert tree_util.tree_structure(found) == tree_util.tree_structure(wanted)
     return all(map(np.array_equal, tree_util.tree_leaves(found), tree_util.tree_leaves(wanted)))
 

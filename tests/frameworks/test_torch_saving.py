@@ -31,7 +31,7 @@ def random_tensor(kind: DType, shape: tuple[int, ...]) -> torch.Tensor:
 
 
 def address_of(value: Any) -> int:
-    """Where `as_array` sees element [0, ..., 0] of a tensor."""
+    """Return the address at which `as_array` sees element [0, ..., 0] of a tensor."""
     array = interop.as_array(value)
     assert isinstance(array, np.ndarray)
     return r.address(array)

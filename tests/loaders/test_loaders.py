@@ -607,7 +607,7 @@ def test_ref_is_not_read_past_its_end(record: Record) -> None:
 
 
 def stops(after: int) -> Callable[[], bool]:
-    """Return what says to give up when it was asked that often."""
+    """Return a function that asks to give up when it was called that often."""
     asked = iter(range(after))
     return lambda: next(asked, None) is None
 

@@ -63,7 +63,7 @@ DTYPE_PAIRS = next(d for d in DTYPES if d.name == "float4_e2m1fn")
 
 
 def within(work: Callable[[], object]) -> BaseException | None:
-    """Return what `work` raises; fails the test if it has not come back by then."""
+    """Return the exception of `work`; fails the test if it has not come back by then."""
     raised: list[BaseException] = []
 
     def run() -> None:
@@ -286,7 +286,7 @@ def load_all(loader: TorchLoader, plan: Any) -> list[Any]:
 
 
 def numbered(nbytes: int, start: int = 0) -> bytes:
-    """What a source has from `start` on: bytes that do not come again in 16 MiB, so that each tells its place."""
+    """Return a source's bytes from `start` on: they do not repeat within 16 MiB, so that each tells its place."""
     return (np.arange(start, start + nbytes) * 40503 >> 16).astype(np.uint8).tobytes()
 
 

@@ -1,4 +1,4 @@
-"""What torch's exporters write converts whole, from wherever it comes, and ONNX Runtime answers the same off it."""
+"""Models of torch's exporters convert whole, from any source, and ONNX Runtime answers the same off the archive."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def export(request: pytest.FixtureRequest) -> Exported:
 
 @pytest.fixture(params=EXPORTS)
 def external(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Exported, Path]:
-    """What the dynamo exporter writes with external data, and where it lies."""
+    """A model of the dynamo exporter with external data, and its folder."""
     export = exported(request.param, "dynamo")
     assert set(export.files) == {"model.onnx", "model.onnx.data"}
     for name, data in export.files.items():
@@ -82,7 +82,7 @@ def test_a_model_with_external_data_converts_and_comes_back(external: tuple[Expo
 
 
 def test_weights_are_torchs_own_under_torchs_names(export: Exported) -> None:
-    """Whatever an exporter did not lay out anew has the name and the bits it has in `state_dict`.
+    """A weight that an exporter did not lay out anew has its name and bits of `state_dict`.
 
     Convolutions are left out: the dynamo exporter folds normalisation into them and leaves them their names.
     """
@@ -107,7 +107,7 @@ def test_initializers_are_named_as_the_export_names_them(export: Exported) -> No
 
 
 def run(made: ort.InferenceSession, export: Exported) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """What a session answers to each request, and what torch does."""
+    """Return a session's answer to each request, and torch's."""
     for feed, answer in export.requests:
         yield made.run(None, feed)[0], answer
 

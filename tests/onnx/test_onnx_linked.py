@@ -219,7 +219,7 @@ def test_a_model_moved_with_its_archive_works(tmp_path: Path) -> None:
 
 
 def test_a_model_that_points_to_its_archive_converts_to_the_same_tensors(tmp_path: Path) -> None:
-    """What it says of its archive is part of the graph, which is part of the content; without it all is the same."""
+    """Its reference to the archive is part of the graph, and so of the content; without it all is the same."""
     made = archive(mlp(), tmp_path / "m.zcr")
     to_onnx(made, tmp_path / "m.onnx", external=True)
     convert(tmp_path / "m.onnx", tmp_path / "again.zcr")

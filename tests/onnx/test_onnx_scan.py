@@ -580,7 +580,7 @@ def test_a_scan_opens_no_external_data(tmp_path: Path) -> None:
 
 
 def external_cases() -> Iterator[Any]:
-    """What `test_onnx_external` says is refused or accepted, with the options it gives."""
+    """Return the cases of `test_onnx_external`, with their options."""
     for test in (
         test_onnx_external.test_locations_that_break_a_rule_are_refused,
         test_onnx_external.test_entries_that_break_a_rule_are_refused,

@@ -138,7 +138,7 @@ def test_a_compressed_model_that_is_cut_anywhere_is_an_error(kind: str) -> None:
 
 
 def ends_of_frames(data: bytes) -> set[int]:
-    """Where a note ends after everything that counts: what is cut off there is no loss."""
+    """Ends of notes that follow everything that counts: nothing is lost by a cut there."""
     return {len(data) - len(SKIPPABLE)}
 
 

@@ -183,7 +183,7 @@ def test_every_package_that_is_imported_is_declared() -> None:
 
 
 def newly_imported(statement: str) -> set[str]:
-    """What a statement imports in a new process in which numpy is imported already."""
+    """Return the modules that a statement imports in a new process that has numpy."""
     code = f"import sys, numpy; before = set(sys.modules); {statement}; print(*(set(sys.modules) - before))"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     return set(done.stdout.split())
@@ -309,7 +309,7 @@ def test_top_level_holds_nothing_unforeseen() -> None:
 
 
 def rounds_up(node: ast.BinOp) -> bool:
-    """Whether an expression is (n + a - 1) & -a, or the same with ~(a - 1), in whatever order."""
+    """Return True for (n + a - 1) & -a, or the same with ~(a - 1), in any order."""
     if not isinstance(node.op, ast.BitAnd):
         return False
     for mask, rest in ((node.left, node.right), (node.right, node.left)):

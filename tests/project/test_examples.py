@@ -1,4 +1,4 @@
-"""What the documentation shows works: the docstrings' examples and the Python blocks of README and the guides.
+"""Examples of the documentation work: those of docstrings and the Python blocks of README and the guides.
 
 Each docstring's examples, and a page's blocks one after the other, run in a folder of their own that holds
 `model.onnx` (the digits classifier); README's in one that holds what the quickstart leaves. A block that follows a

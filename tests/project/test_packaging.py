@@ -1,4 +1,4 @@
-"""What is published holds what it should and works: wheel, source distribution, editable install, metadata, commands.
+"""Published files are complete and work: wheel, source distribution, editable install, metadata, commands.
 
 All are built without a network: by hatchling's own interface, in the environment that the tests run in.
 """

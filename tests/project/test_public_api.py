@@ -1,4 +1,4 @@
-"""What users may rely on: public names and their signatures, docstrings with examples, errors that travel well."""
+"""The public API: names and signatures, docstrings with examples, errors that travel well."""
 
 from __future__ import annotations
 

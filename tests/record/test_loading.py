@@ -1,4 +1,4 @@
-"""What can be loaded, and how everything else is refused: one typed error, one clear line, the path in front."""
+"""Sources that can be loaded; others are refused by one typed error, one clear line, the path in front."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a record cannot hold is refused with one typed error that names it, before a byte is written."""
+"""Values that a record cannot hold are refused by one typed error that names them, before a byte is written."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is saved comes back: the tree, its order, the types of its values, its names. Element types are apart."""
+"""Saved values come back: the tree, its order, the types of its values, its names. Element types are apart."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whatever save_record accepts, or convert of what torch saved, comes back equal; all else is refused by place."""
+"""Everything that save_record accepts, or convert of torch's files, comes back equal; all else is refused by place."""
 
 from __future__ import annotations
 

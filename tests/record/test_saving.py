@@ -1,4 +1,4 @@
-"""Where a record can be saved: paths of every kind, file objects, pipes; the bytes are the same in all of them."""
+"""Destinations of a record: paths of every kind, file objects, pipes; the bytes are the same in all of them."""
 
 from __future__ import annotations
 

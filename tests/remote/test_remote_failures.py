@@ -1,4 +1,4 @@
-"""What goes wrong between a server and a reader is tried again or is one typed error; nothing wrong is ever shown."""
+"""Faults between a server and a reader are tried again or are one typed error; nothing wrong is ever shown."""
 
 from __future__ import annotations
 
@@ -371,7 +371,7 @@ def test_a_missing_package_is_told_with_what_installs_it(
 
 
 def test_view_stays_what_it_is_while_others_fetch_around_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What lies between two payloads comes along with them, and must not replace one that was checked meanwhile."""
+    """Bytes between two payloads come along with them, and must not replace one that was checked meanwhile."""
     import fsspec
 
     fs, names = fsspec.filesystem("memory"), ["pad", "A", "Y", "C"]

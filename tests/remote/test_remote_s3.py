@@ -26,7 +26,7 @@ URL = "s3://bucket/models/m.zcr"
 
 @pytest.fixture(scope="module")
 def options() -> Iterator[dict[str, Any]]:
-    """What reaches a server with an empty bucket; nothing of it leaves this machine."""
+    """Options to reach a server with an empty bucket; nothing of it leaves this machine."""
     import s3fs
     from moto.server import ThreadedMotoServer
 

@@ -44,7 +44,7 @@ Build = Callable[[str, str], list[str]]  # a language or compiler, a program's n
 
 
 def run(command: list[str | Path], folder: Path | None = None) -> str:
-    """Return what a command prints; one that fails fails the test with what it said."""
+    """Return a command's output; one that fails fails the test with its output."""
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
     assert done.returncode == 0, f"{command}: exit {done.returncode}\n{done.stdout}{done.stderr}"
     return done.stdout

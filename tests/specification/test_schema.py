@@ -175,7 +175,7 @@ def test_plain_c_structs_lie_where_they_always_lay(tmp_path: Path) -> None:
 
 
 def generated_tensors(data: bytes, header: dict[str, Any]) -> list[dict[str, Any]]:
-    """What the classes that flatc generated, and nothing else, say of each tensor."""
+    """Return each tensor as the classes that flatc generated give it, and nothing else."""
     start = header["index_offset"]
     root = GENERATED.Record.GetRootAs(data[start : start + header["index_size"]])
     text = root.TextAsNumpy()

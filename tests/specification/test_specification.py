@@ -230,7 +230,7 @@ class Recipe:
         return int.from_bytes(self.index[at : at + nbytes], "little")
 
     def vector(self, number: int) -> tuple[int, int]:
-        """Where its items are, and how many: steps 7 and 8."""
+        """Return start and number of the items: steps 7 and 8."""
         at = 4 + 2 * number
         place = self.number(self.vtable + at, 2) if at < self.number(self.vtable, 2) else 0
         if not place:

@@ -1,4 +1,4 @@
-"""Whatever is written, read back, taken back and overwritten, the file holds what a plain buffer would."""
+"""After any writes, reads, truncations and overwrites the file holds the bytes that a plain buffer would."""
 
 from __future__ import annotations
 

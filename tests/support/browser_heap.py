@@ -17,7 +17,7 @@ LONGEST = 300  # seconds that a script may take
 
 
 def heap_growth(page: Any, script: str, argument: object) -> tuple[Any, int]:
-    """Return what an async function returns for an argument, and the bytes by which the heap grew at most.
+    """Return an async function's result for an argument, and the bytes by which the heap grew at most.
 
     Raises:
         AssertionError: the function threw, or took longer than 300 seconds.

@@ -83,5 +83,5 @@ class Pages:
 
 
 def scrolls_sideways(page: Page) -> bool:
-    """Return whether a page is wider than its window."""
+    """Return True if a page is wider than its window."""
     return bool(page.evaluate("document.documentElement.scrollWidth > document.documentElement.clientWidth"))

@@ -55,7 +55,7 @@ def _forged(genuine: bytes, wanted: bytes) -> bytes:
 
 
 def _sums(block: bytes, start: int) -> list[int]:
-    """Return what the stripes of a block from `start` on add to the sums."""
+    """Return the sums that the stripes of a block from `start` on add."""
     sums = [0] * 8
     for stripe in range(start // 64, BLOCK // 64):
         for lane, word in enumerate(struct.unpack_from("<8Q", block, 64 * stripe)):

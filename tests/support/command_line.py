@@ -1,4 +1,4 @@
-"""What the tests of the command line share: a folder to work in, an archive, terminals, what failing means."""
+"""Shared by tests of the command line: a folder to work in, an archive, terminals, checks of failures."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Terminal(io.StringIO):
 
 
 def seen(monkeypatch: pytest.MonkeyPatch, *arguments: str, columns: int = 100, term: str = "xterm") -> str:
-    """Return what a terminal shows of a command that succeeds, colours left out; a dumb one has none."""
+    """Return a successful command's output on a terminal, without colours; a dumb one has none."""
     monkeypatch.setenv("TERM", term)
     monkeypatch.setenv("COLUMNS", str(columns))
     with monkeypatch.context() as patch:

@@ -1,4 +1,4 @@
-"""What tests of generated sources share: archives with everything in them, compilers, and what an ELF file says."""
+"""Shared by tests of generated sources: archives with everything in them, compilers, facts of an ELF file."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def _scopes(plans: Sequence[Plan], headers: Sequence[str]) -> list[str]:
 
 
 class Shown(NamedTuple):
-    """What a program shows of one constant."""
+    """A program's output for one constant."""
 
     address: int
     data: bytes

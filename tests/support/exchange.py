@@ -1,4 +1,4 @@
-"""What the tests of other formats share: small files forged byte by byte, reading them, and what that costs."""
+"""Shared by tests of other formats: small files forged byte by byte, reading them, and the cost."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def entry(text: str, data: bytes = b"\0\0") -> bytes:
 
 
 def read(data: bytes, tmp_path: Path, suffix: str = ".safetensors") -> zcrecord.Record:
-    """Return what a file holds, by way of an archive."""
+    """Read a file by way of an archive."""
     source = tmp_path / f"in{suffix}"
     source.write_bytes(data)
     convert(source, tmp_path / "out.zcr", force=True, durable=False, source_format=suffix[1:])
@@ -78,7 +78,7 @@ print(tracemalloc.get_traced_memory()[1])
 
 
 def cost(data: bytes, tmp_path: Path, suffix: str = "safetensors") -> tuple[str, int]:
-    """Return what is said of a file, and the most memory that Python and numpy took for it."""
+    """Return the answer to a file, and the most memory that Python and numpy took for it."""
     source = tmp_path / f"in.{suffix}"
     source.write_bytes(data)
     said, peak = r.run_python(COST, source, suffix).stdout.splitlines()

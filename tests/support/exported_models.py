@@ -144,7 +144,7 @@ class Twins(torch.nn.Module):  # type: ignore[misc]
 
 
 class Steps(torch.nn.Module):  # type: ignore[misc]
-    """What the two that follow have in common: three layers."""
+    """Base of the two that follow: three layers."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -159,7 +159,7 @@ class Forge:
         return self
 
     def bytes_of(self, key: str, vector: str = "tensors") -> slice:
-        """Return where in `payload` the bytes of a tensor (or of an attribute of bytes) lie."""
+        """Return the range in `payload` of a tensor's bytes (or of an attribute of bytes)."""
         number = self.get(vector, key, "payload" if vector == "tensors" else "value")
         start = self.get("payloads", number, "offset")
         return slice(start, start + self.get("payloads", number, "nbytes"))

@@ -1,4 +1,4 @@
-"""What the tests of malformed archives share: the archives they start from, and the shape of a case.
+"""Shared by tests of malformed archives: the archives they start from, and the shape of a case.
 
 A case breaks one rule of FORMAT.md in a valid archive, which is then sealed again: nothing but that rule is broken.
 """

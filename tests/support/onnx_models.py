@@ -1,4 +1,4 @@
-"""What the ONNX tests share: models to convert, what onnx itself says is in them, and protobuf by hand."""
+"""Shared by the ONNX tests: models to convert, their tensors by onnx itself, and protobuf by hand."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def every_tensor(message: Any) -> Iterator[TensorProto]:
 
 
 def expected(t: TensorProto, base_dir: str = "") -> np.ndarray:
-    """What onnx says a tensor holds; strings as bytes."""
+    """Return a tensor's values by onnx; strings as bytes."""
     if t.data_type == TensorProto.STRING:
         out = np.empty(len(t.string_data), object)
         out[:] = list(t.string_data)
@@ -61,7 +61,7 @@ def expected(t: TensorProto, base_dir: str = "") -> np.ndarray:
 
 
 def stored(value: Any) -> np.ndarray:
-    """What a record's tensor holds, in the same form."""
+    """Return a tensor's values in a record, in the same form."""
     if isinstance(value, PackedTensor):
         return value.unpack()
     return value.unpack(encoding=None) if isinstance(value, StringTensor) else value

@@ -1,4 +1,4 @@
-"""What the tests of packed archives share: archives with payloads of every size, and their seek tables, read anew."""
+"""Shared by tests of packed archives: archives with payloads of every size, and their seek tables, read anew."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Frame(NamedTuple):
 
 
 def weights(nbytes: int, seed: int = 0) -> np.ndarray[Any, np.dtype[np.float32]]:
-    """Return what zstd can make a little smaller."""
+    """Return bytes that zstd can make a little smaller."""
     return np.random.default_rng(seed).standard_normal(nbytes // 4, np.float32)
 
 

@@ -44,7 +44,7 @@ class Question(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """Whether they are an archive; the CRC-32 of what it holds, or why they are none."""
+    """Answer of a reader: the CRC-32 of an archive's contents, or the reason why it is none."""
 
     accepted: bool
     text: str
@@ -113,7 +113,7 @@ def _word(archive: Archive, kind: int, word: int) -> str:
 
 
 def ours(question: Question) -> Answer:
-    """Return what the package itself answers."""
+    """Return the package's own answer."""
     verify: Any = VERIFY[question.level]
     embedded: Any = EMBEDDED[question.mode]
     try:
@@ -142,7 +142,7 @@ def ask(checker: Sequence[str | Path], questions: Sequence[Question]) -> list[An
 
 
 def disagreements(checker: Sequence[str | Path], questions: Sequence[Question]) -> list[str]:
-    """Return where a checker and the package differ: in whether they accept, or in what they then read."""
+    """Return the differences of a checker and the package: in acceptance, or in the contents they read."""
     out = []
     for number, (question, theirs) in enumerate(zip(questions, ask(checker, questions), strict=True)):
         mine = ours(question)

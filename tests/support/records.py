@@ -1,4 +1,4 @@
-"""What the tests of save_record and load_record share: records to save, and whether what came back is the same."""
+"""Shared by tests of save_record and load_record: records to save, and comparison with the loaded ones."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def round_trip(record: Any, **options: Any) -> zcrecord.Record:
 
 
 def address(array: Array) -> int:
-    """Return where element [0, ..., 0] lies in memory."""
+    """Return the address of element [0, ..., 0]."""
     where: int = array.__array_interface__["data"][0]
     return where
 
@@ -242,7 +242,7 @@ def full_names(tree: Any) -> Iterator[tuple[str, str]]:
 
 
 def names_are_unique(tree: Any) -> bool:
-    """Whether no dots in keys make two things of a tree share a full name."""
+    """Return True if no dots in keys make two items of a tree share a full name."""
     found = list(full_names(tree))
     return len(set(found)) == len(found)
 

@@ -33,7 +33,7 @@ class Server:
 
     @property
     def port(self) -> int:
-        """Where it listens."""
+        """The port it listens on."""
         return int(self.url.rstrip("/").rpartition(":")[2])
 
     def end(self, by: signal.Signals = signal.SIGTERM) -> tuple[int, str]:

@@ -31,6 +31,6 @@ def tied(seed: int = 0) -> Any:
 
 
 def same_state(one: Any, other: Any) -> bool:
-    """Return whether two modules hold the same, under the same names."""
+    """Return True if two modules hold the same, under the same names."""
     a, b = one.state_dict(), other.state_dict()
     return list(a) == list(b) and all(torch.equal(a[name], b[name]) for name in a)

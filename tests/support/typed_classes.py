@@ -1,4 +1,4 @@
-"""What the tests of typed records share: classes of every family, and whether what came back is the same."""
+"""Shared by tests of typed records: classes of every family, and comparison of their values."""
 
 from __future__ import annotations
 
@@ -208,7 +208,7 @@ class Unreadable:
 
 
 def same(a: Any, b: Any) -> bool:
-    """Whether two values are equal in every type and bit."""
+    """Return True if two values are equal in every type and bit."""
     if isinstance(b, np.ndarray):
         return isinstance(a, np.ndarray) and (a.dtype, a.shape, r.patterns(a)) == (b.dtype, b.shape, r.patterns(b))
     if type(a) is not type(b):

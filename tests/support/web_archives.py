@@ -1,4 +1,4 @@
-"""What tests of zcrecord.js read, and a server of it that misbehaves when it is asked to; of the module itself, too.
+"""Archives for tests of zcrecord.js, and a server of them and of the module that misbehaves when asked to.
 
 Node and Chromium are given the same URLs: the repository's own files of the module and its suite lie beside the
 archives, so that a page and what it fetches are of one origin.
@@ -134,7 +134,7 @@ class Misbehaving:
         handler.say(status, body, **headers)
 
     def body(self, handler: Any, request: Any) -> tuple[int, int, bytes]:
-        """Return what was asked for."""
+        """Return the body that was asked for."""
         path = handler.server_state.folder / handler.path.partition("?")[0].lstrip("/")
         start, end = request.asked
         data = path.read_bytes()[start:end]

@@ -54,7 +54,7 @@ def signed(
 
 
 def found() -> Iterator[tuple[str, bytes, bytes]]:
-    """Yield what is opened as a suffix: a name, the program, and its archive."""
+    """Yield programs that are opened as a suffix: a name, the program, and its archive."""
     yield "64 bits", signed(), ARCHIVE
     yield "32 bits", signed(wide=False), ARCHIVE
     yield "headers at an odd place", signed(pe=131), ARCHIVE
@@ -82,7 +82,7 @@ def found() -> Iterator[tuple[str, bytes, bytes]]:
 
 
 def refused() -> Iterator[tuple[str, bytes]]:
-    """Yield what is opened as a suffix by nobody."""
+    """Yield programs that no reader opens as a suffix."""
     yield "no archive before the signature", program(table=(512, 24)) + b"\1" * 24
     yield "an archive in the table alone", program(table=(512, len(OTHER))) + OTHER
     yield "eight zeros of padding", signed(padding=bytes(8))
@@ -98,7 +98,7 @@ def refused() -> Iterator[tuple[str, bytes]]:
 
 
 def questions() -> list[Question]:
-    """Return what readers in all languages have to agree on: the programs above, cut off, and with other numbers."""
+    """Return inputs on which all readers have to agree: the programs above, cut off, and with other numbers."""
     programs = [*(data for _, data, _ in found()), *(data for _, data in refused())]
     for whole in (signed(), signed(wide=False, padding=bytes(3))):
         programs += [whole[:size] for size in range(0, len(whole), 3)]

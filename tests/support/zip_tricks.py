@@ -11,7 +11,7 @@ END, END64, LOCATOR, ENTRY, LOCAL = b"PK\5\6", b"PK\6\6", b"PK\6\7", b"PK\1\2", 
 
 
 def directory(data: bytes) -> tuple[int, int, int]:
-    """Return where the directory of a sound zip file starts and ends, and where its end record is."""
+    """Return start and end of the directory of a sound zip file, and the offset of its end record."""
     end = data.rindex(END)
     nbytes, start = struct.unpack_from("<2I", data, end + 12)
     return start, start + nbytes, end

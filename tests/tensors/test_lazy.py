@@ -33,7 +33,7 @@ RAW = VALUES.tobytes()
 
 
 class Own(Exception):
-    """What a producer of somebody else's raises."""
+    """Exception of somebody else's producer."""
 
 
 class Pipe(io.RawIOBase):

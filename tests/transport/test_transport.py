@@ -39,7 +39,7 @@ POSIX = pytest.mark.skipif(os.name != "posix", reason="platform: pipes of POSIX"
 
 
 def decompressed(data: bytes) -> bytes:
-    """What any zstd makes of it, in one forward pass."""
+    """Return the bytes that any zstd decompresses, in one forward pass."""
     return zstandard.ZstdDecompressor().stream_reader(io.BytesIO(data), read_across_frames=True).read()
 
 

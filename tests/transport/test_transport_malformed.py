@@ -75,7 +75,7 @@ def out_of_a_file(path: Path, data: bytes) -> bytes:
 
 
 def refused_or_right(work: Callable[[bytes], bytes], data: bytes) -> bool:
-    """Whether it is refused; what comes out otherwise must be right."""
+    """Return True if it is refused; otherwise the result must be right."""
     try:
         assert work(data) == SMALL
     except RecordError as error:

@@ -1,4 +1,4 @@
-"""What is no such class is refused: one typed error that names the path, what was expected and what is there."""
+"""Records that do not match a class are refused: one typed error with path, expected type and found one."""
 
 from __future__ import annotations
 

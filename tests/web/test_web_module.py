@@ -32,7 +32,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 @pytest.fixture(scope="module")
 def results(served: Server) -> dict[str, str | None]:
-    """What each test of the suite came to, run in one process: None, or why it failed."""
+    """Result of each test of the suite, run in one process: None, or why it failed."""
     command: list[str | Path] = ["node", "--expose-gc", SUITE / "run.mjs", served.url, served.folder]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -69,7 +69,7 @@ def test_a_test_that_fails_is_noticed(tmp_path: Path) -> None:
 
 
 def asked(expression: str) -> Any:
-    """Return what an expression over the exports of format.js, `all`, is in Node."""
+    """Return the value of an expression over the exports of format.js, `all`, in Node."""
     script = f'import * as all from "{(READER / "format.js").as_uri()}"; console.log(JSON.stringify({expression}));'
     done = subprocess.run(["node", "--input-type=module", "-e", script], capture_output=True, text=True, check=True)
     return json.loads(done.stdout)
@@ -95,7 +95,7 @@ def test_what_is_declared_compiles_as_it_is_meant_to(tmp_path: Path) -> None:
 @pytest.mark.needs("npm")
 @pytest.mark.parametrize("options", [["--format=esm"], ["--format=iife", "--minify"]], ids=["module", "script"])
 def test_a_bundle_for_browsers_has_all_of_it(options: list[str], served: Server, tmp_path: Path) -> None:
-    """What is loaded later is in it, too, and Node's files are no obstacle."""
+    """Modules that are loaded later are in it, too, and Node's files are no obstacle."""
     program = f"""
         import {{ open }} from "{READER / "zcrecord.js"}";
         (async () => {{

@@ -134,7 +134,7 @@ def test_agrees_on_archives_mixed_up_at_random() -> None:
 
 
 def test_gives_errors_of_the_same_kind() -> None:
-    """Where several rules are broken, another may come first; mostly it does not."""
+    """If several rules are broken, another may come first; mostly it does not."""
     questions = [Question(data) for data in catalogue()]
     pairs = [(ours(q), theirs) for q, theirs in zip(questions, ask(CHECKER, questions), strict=True)]
     different = [(mine.text, theirs.text) for mine, theirs in pairs if kind(mine) != kind(theirs)]

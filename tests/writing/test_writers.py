@@ -1,4 +1,4 @@
-"""What writers do beyond what readers check: alignment, one form for each value, the same bytes everywhere."""
+"""Guarantees of writers beyond the readers' checks: alignment, one form for each value, the same bytes everywhere."""
 
 from __future__ import annotations
 
@@ -191,7 +191,7 @@ def test_payload_that_was_begun_large_and_got_no_byte_leaves_no_trace(how: str, 
 
 @pytest.mark.parametrize("buffering", [0, -1])
 def test_stream_appended_to_a_file_gets_no_second_header(buffering: int, tmp_path: Path) -> None:
-    """What is written to a file that appends goes to its end, wherever it was to go."""
+    """Writes to a file that appends go to its end, at any position."""
     path = tmp_path / "m.zcr"
     arrays = {"w": np.arange(100, dtype=np.uint8)}
     with open(path, "a+b", buffering=buffering) as file, open_sink(file) as sink:

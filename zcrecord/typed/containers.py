@@ -60,7 +60,7 @@ class Sequence(Want):
 
     @cached_property
     def _items(self) -> list[Want]:
-        return [self._read(a) for a in get_args(self.hint) if a is not ...]
+        return [self.read_hint(a) for a in get_args(self.hint) if a is not ...]
 
     def _taken(self, value: Any) -> list[tuple[Want, str, Any]] | None:
         """Return the want, key and value of each item; None if the value does not have such items."""
@@ -68,7 +68,7 @@ class Sequence(Want):
         fixed = get_origin(self.hint) is tuple and ... not in get_args(self.hint)
         if parts is None or (fixed and len(parts) != len(get_args(self.hint))):
             return None
-        wants = self._items if fixed else (self._items or [self._read(Any)]) * len(parts)
+        wants = self._items if fixed else (self._items or [self.read_hint(Any)]) * len(parts)
         return [(want, key, item) for want, (key, item) in zip(wants, parts, strict=True)]
 
     @property
@@ -133,7 +133,7 @@ class Dict(Want):
     @cached_property
     def _parts(self) -> tuple[Want, Want]:
         key, item, *_ = (*get_args(self.hint), Any, Any)
-        return self._read(key), self._read(item)
+        return self.read_hint(key), self.read_hint(item)
 
     def rank(self, value: Any, /) -> int:
         if not isinstance(value, SavedModule) or value.is_sequence:
@@ -173,7 +173,7 @@ class Class(Want):
 
     @cached_property
     def _wants(self) -> dict[str, Want]:
-        return {f.name: self._read(f.hint) for f in self._fields.fields}
+        return {f.name: self.read_hint(f.hint) for f in self._fields.fields}
 
     def _items(self, value: Any) -> dict[str, Any] | None:
         """Return a value's items by name, None if they have no names."""
@@ -251,7 +251,7 @@ class Choice(Want):
 
     @cached_property
     def _members(self) -> list[Want]:
-        return [self._read(a) for a in get_args(self.hint)]
+        return [self.read_hint(a) for a in get_args(self.hint)]
 
     def rank(self, value: Any, /) -> int:
         return max(member.rank(value) for member in self._members)

@@ -87,7 +87,7 @@ class Want:
     """
 
     def __init__(self, hint: Any, read: Callable[[Any], Want]) -> None:
-        self.hint, self._read = hint, read
+        self.hint, self.read_hint = hint, read
 
     def rank(self, _value: Any, /) -> int:
         """Return how well a value fits, NO if it does not; of a module's children only the keys count."""
