@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Iterator
+from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,6 +20,7 @@ from malformed import saved
 import zcrecord
 from zcrecord import PackedTensor, Record, StringTensor
 from zcrecord.archive.unflatten import unflatten
+from zcrecord.tensors.packed import unpack_bits
 
 pytestmark = pytest.mark.needs("gcc")
 
@@ -47,9 +49,9 @@ def tensor_line(record: Record, name: str) -> str:
     if isinstance(value, StringTensor):
         elements = [f"'{text}'" for text in value.unpack().ravel().tolist()]
     elif isinstance(value, PackedTensor):
-        raw = value.unpack()
-        signed = info.dtype.name.startswith("int")
-        elements = [str(int(x)) for x in (raw.astype(np.int8) if signed else raw.view(np.uint8)).ravel()]
+        raw = unpack_bits(value.packed, info.bits, prod(info.shape)).tolist()  # numpy may lack the type
+        sign = 1 << info.bits - 1 if info.dtype.name.startswith("int") else 0
+        elements = [str((x ^ sign) - sign) for x in raw]
     elif info.dtype.name == "float32":
         elements = [f"{x:g}" for x in value.ravel().tolist()]
     else:
