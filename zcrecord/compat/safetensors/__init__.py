@@ -25,11 +25,10 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from zcrecord.errors import UnsupportedError
-
 # By its own name, here and in the modules beside it: as `safetensors` in sys.modules this package has another.
-from .opening import SafetensorError, safe_open, write, write_bytes
-from .specs import TensorSpec, deserialize, serialize, serialize_file
+from zcrecord.compat.safetensors.opening import SafetensorError, safe_open, write, write_bytes
+from zcrecord.compat.safetensors.specs import TensorSpec, deserialize, serialize, serialize_file
+from zcrecord.errors import UnsupportedError
 
 __all__ = [
     "SafetensorError",

@@ -9,8 +9,8 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from .opening import open_record, write, write_bytes
-from .opening import safe_open as safe_open  # programs import it from here, too
+from zcrecord.compat.safetensors.opening import open_record, write, write_bytes
+from zcrecord.compat.safetensors.opening import safe_open as safe_open  # programs import it from here, too
 
 __all__ = ["load", "load_file", "save", "save_file"]
 

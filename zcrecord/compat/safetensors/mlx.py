@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .opening import no_stand_in
+from zcrecord.compat.safetensors.opening import no_stand_in
 
 __all__ = []
 

@@ -9,12 +9,12 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from .opening import open_record, write, write_bytes
-from .opening import safe_open as safe_open  # programs import it from here, too
-from .specs import TensorSpec as TensorSpec  # and these
-from .specs import deserialize as deserialize
-from .specs import serialize as serialize
-from .specs import serialize_file as serialize_file
+from zcrecord.compat.safetensors.opening import open_record, write, write_bytes
+from zcrecord.compat.safetensors.opening import safe_open as safe_open  # programs import it from here, too
+from zcrecord.compat.safetensors.specs import TensorSpec as TensorSpec  # and these
+from zcrecord.compat.safetensors.specs import deserialize as deserialize
+from zcrecord.compat.safetensors.specs import serialize as serialize
+from zcrecord.compat.safetensors.specs import serialize_file as serialize_file
 
 __all__ = ["load", "load_file", "save", "save_file"]
 

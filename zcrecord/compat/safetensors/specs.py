@@ -16,13 +16,12 @@ from typing import Any
 import numpy as np
 
 from zcrecord.codec.layout import MAX_ARCHIVE_SIZE, MAX_RANK
+from zcrecord.compat.safetensors.opening import dtype_name, open_record, write, write_bytes
 from zcrecord.dtypes import STRING, by_name, by_safetensors, nbytes
 from zcrecord.errors import UnsupportedError
 from zcrecord.tensors.interop import FLOAT4_PAIRS
 from zcrecord.tensors.packed import PackedTensor, StringTensor
 from zcrecord.tensors.strides import as_bytes
-
-from .opening import dtype_name, open_record, write, write_bytes
 
 __all__ = ["TensorSpec", "deserialize", "serialize", "serialize_file"]
 
