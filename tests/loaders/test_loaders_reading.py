@@ -19,7 +19,7 @@ from zcrecord import Record, SourceError, load_record
 from zcrecord.loaders import load_into, plan_load
 from zcrecord.loaders import pread as loader
 from zcrecord.loaders.pread import ReadingLoader
-from zcrecord.storage import memory
+from zcrecord.storage import files
 from zcrecord.storage.memory import Piece, read_at
 
 SMALL = {f"s{i:03}": np.full(40, i, np.int16) for i in range(300)}
@@ -168,14 +168,14 @@ def test_file_that_shrinks_while_it_is_read_is_refused(
     preadv: bool, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     record = load_record(path)
-    opened = memory.open_regular
+    opened = files.open_regular
 
     def shrinking(*arguments: Any) -> Any:
         found = opened(*arguments)
         os.truncate(path, 1 << 20)
         return found
 
-    monkeypatch.setattr(memory, "open_regular", shrinking)
+    monkeypatch.setattr("zcrecord.storage.memory.open_regular", shrinking)
     if not preadv:
         monkeypatch.delattr(os, "preadv", raising=False)
     failing(path, r"m\.zcr: became shorter while it was read: it ends at byte 1048576; is it still", record=record)

@@ -213,7 +213,7 @@ def test_very_many_weights_are_mapped_only_from_a_larger_size_on(
     model, inputs = mlp(), {"x": floats(1, 64)}
     path = tmp_path / "model.zcr"
     path.write_bytes(archive(model))
-    made = runtime._Maker(ort, zcrecord.load_record(path), True, None, None, None)
+    made = runtime._SessionBuilder(ort, zcrecord.load_record(path), True, None, None, None)
     assert made._least() == 64 * 4 + 1
     assert_same(session(path).run(None, inputs), plain(model, True).run(None, inputs))
 
@@ -249,14 +249,14 @@ def test_an_archive_replaced_while_the_session_is_made_is_noticed(
     monkeypatch.setattr(runtime, "_DIRECT_SINCE", (99, 0))
     path = tmp_path / "model.zcr"
     path.write_bytes(archive(mlp()))
-    create = runtime._Maker._create
+    create = runtime._SessionBuilder._create
 
     def late(self: Any, *args: Any) -> Any:
         made = create(self, *args)
         os.utime(path, ns=(1, 1))
         return made
 
-    monkeypatch.setattr(runtime._Maker, "_create", late)
+    monkeypatch.setattr(runtime._SessionBuilder, "_create", late)
     with pytest.raises(SourceError, match=r"model\.zcr: replaced while the session was made; make it again"):
         session(path)
 

@@ -109,6 +109,7 @@ def parse_zcrecord(arguments: Sequence[str] | None) -> Arguments:
     Patterns may follow options, which argparse takes ill before Python 3.13.
     """
     parser = zcrecord_parser()
+    args: Arguments
     args, more = parser.parse_known_args(arguments)
     args.refuse = parser.error
     if more and (not hasattr(args, "patterns") or any(m.startswith("-") for m in more)):
