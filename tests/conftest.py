@@ -25,6 +25,7 @@ from collections.abc import Generator, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import hypothesis
 import ml_dtypes  # noqa: F401  # numpy knows "int4" and "bfloat16" by name from it
 import pytest
 from exhaustive import ALL, left_to_all
@@ -43,6 +44,8 @@ Report = TypeVar("Report", pytest.TestReport, pytest.CollectReport)
 
 gc.disable()  # until all tests are found: a third of the time that takes
 signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs of a shell have it ignored, and hand that on
+hypothesis.settings.register_profile("patient", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
+hypothesis.settings.load_profile("patient")  # a loaded machine is no fault
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # as in tools/__init__.py, for whatever imports it first
 
 

@@ -558,6 +558,7 @@ def test_damaged_payload_is_not_what_was_expected(path: Path) -> None:
         load_record(path, expect=right)
 
 
+@pytest.mark.exhaustive(keep=2)
 @pytest.mark.parametrize("load", ["path", "bytes", "read", "torch"])
 def test_twins_that_would_fill_the_memory_are_refused(load: str, tmp_path: Path) -> None:
     path = tmp_path / "m.zcr"

@@ -340,6 +340,7 @@ print(json.dumps(memory().private - before))
 """
 
 
+@pytest.mark.exhaustive(keep=2)
 @LINUX
 @pytest.mark.parametrize("module", ["numpy", "torch"])
 @pytest.mark.parametrize("kind", ["archive", "genuine"])

@@ -311,6 +311,7 @@ assert not [n for n in sys.modules if n.startswith("safetensors.") and n != "saf
 )
 
 
+@pytest.mark.exhaustive(keep=0)
 def test_transformers_saves_and_loads_with_it(tmp_path: Path) -> None:
     done = r.run_python(TRANSFORMERS, tmp_path, env=os.environ | {"HF_HUB_OFFLINE": "1"})
     assert done.stdout.split() == ["gpt2", "bert", "llama", "t5"]

@@ -246,6 +246,7 @@ HOWS = {
 }
 
 
+@pytest.mark.exhaustive(keep=2)
 @pytest.mark.skipif(sys.platform != "linux", reason="platform: VmHWM is Linux's")
 @pytest.mark.parametrize("how", HOWS)
 def test_generators_hold_a_piece_of_the_archive_at_a_time(tmp_path: Path, how: str) -> None:

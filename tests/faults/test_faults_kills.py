@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import records as r
+from exhaustive import rounds
 
 import zcrecord
 from tools.faults.kills import generation, kill_saves, written
@@ -45,7 +46,7 @@ def dead(path: Path, *, folder: Path | None = None) -> Path:
 @POSIX
 @pytest.mark.parametrize("durable", [False, True])
 def test_save_killed_at_any_moment_leaves_one_generation_whole(durable: bool, tmp_path: Path) -> None:
-    told = kill_saves(tmp_path / "m.zcr", 10 if durable else 50, durable=durable, seed=1)
+    told = kill_saves(tmp_path / "m.zcr", 10 if durable else rounds(50), durable=durable, seed=1)
     assert (told.times, told.whole) == (told.times, told.times)
     assert told.left == 0
     assert told.scratches, "no save was killed in the middle, so nothing was tried"

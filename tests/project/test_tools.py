@@ -255,6 +255,7 @@ def quickstart(scratch: Path, *arguments: str) -> subprocess.Popen[str]:
     return subprocess.Popen(command, cwd=ROOT, env=environment, text=True, stdout=subprocess.PIPE)
 
 
+@pytest.mark.exhaustive(keep=0)
 def test_quickstart_shows_both_acts_and_leaves_the_small_model_alone(tmp_path: Path) -> None:
     with quickstart(tmp_path, "--mib", "4") as process:
         told, _ = process.communicate(timeout=300)

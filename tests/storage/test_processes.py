@@ -456,6 +456,7 @@ os.write = interrupting
 }  # fmt: skip
 
 
+@pytest.mark.exhaustive
 @POSIX
 @pytest.mark.parametrize("old", [False, True])
 @pytest.mark.parametrize("what", WORK)

@@ -29,6 +29,7 @@ def assert_one_copy(sums: dict[str, int], nbytes: int) -> None:
     assert sums[SHARED] - sums[BARE] < PROMISED * nbytes, "hidden by what the processes take without weights"
 
 
+@pytest.mark.exhaustive(keep=0)
 def test_four_sessions_that_use_one_matrix_in_two_branches_hold_it_once(tmp_path: Path) -> None:
     paths = write_models(tmp_path, WEIGHTS)
     assert_one_copy(serve(paths), Path(paths[SHARED]).stat().st_size)
