@@ -331,6 +331,8 @@ try:
     safetensors.torch.load_file(path + "none")
 except safetensors.SafetensorError as error:
     assert isinstance(error, FileNotFoundError)
+found = [n for n in sys.modules if n.startswith("safetensors.") and n not in ("safetensors.torch", "safetensors.numpy")]
+assert not found, f"there twice, under this name, too: {found}"
 """
 )
 

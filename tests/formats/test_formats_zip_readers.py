@@ -171,7 +171,7 @@ def test_no_array_at_all_is_an_empty_archive(tmp_path: Path) -> None:
 def test_every_rule_of_zip_files_that_is_written_down_has_its_error() -> None:
     root = Path(__file__).resolve().parents[2]
     page = (root / "schema" / "SECURITY.md").read_text(encoding="utf-8")
-    code = (root / "zcrecord" / "formats" / "zipped.py").read_text(encoding="utf-8")
+    code = (root / "zcrecord" / "formats" / "zip_files.py").read_text(encoding="utf-8")
     rules = re.findall(r"^\| (Z\d+) \|.*\| (.*) \|$", page, re.MULTILINE)
     assert [rule for rule, _ in rules] == [f"Z{i}" for i in range(1, len(rules) + 1)]
     assert len(rules) == 8
