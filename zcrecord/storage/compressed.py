@@ -14,7 +14,7 @@ from typing import Any
 
 from zcrecord.errors import FormatError, SourceError, missing_package
 
-from .stream_reader import check_readable
+from .stream_reader import check_readable, read_into
 
 __all__ = ["SUFFIXES", "PeekableStream", "decompressed", "ends_whole", "import_zstandard"]
 
@@ -50,17 +50,12 @@ class PeekableStream(io.RawIOBase):
         """Read some bytes, as the stream does."""
         if self._rest:
             data, self._rest = self._rest[: len(buffer)], self._rest[len(buffer) :]
-        elif hasattr(self._stream, "readinto"):
-            done: int | None = self._stream.readinto(buffer)
-            self.position += done or 0
-            return done
+            buffer[: len(data)] = data
+            done: int | None = len(data)
         else:
-            data = self._stream.read(len(buffer))
-            if data is None:
-                return None
-        buffer[: len(data)] = data
-        self.position += len(data)
-        return len(data)
+            done = read_into(self._stream, buffer)
+        self.position += done or 0
+        return done
 
 
 def decompressed(stream: PeekableStream) -> Any:

@@ -15,7 +15,7 @@ from zcrecord.errors import FormatError, SourceError, UnsupportedError
 
 from .files import Binary, open_source
 
-__all__ = ["KEPT", "PIECE", "SequentialMapping", "StreamReader", "check_readable"]
+__all__ = ["KEPT", "PIECE", "SequentialMapping", "StreamReader", "check_readable", "read_into"]
 
 PIECE = 1 << 20  # bytes passed on at a time; with the hash and the write they stay in a core's cache
 KEPT = 8 << 20  # bytes of a mapping that were passed and are not yet let go of
@@ -178,17 +178,24 @@ class StreamReader:
 
     def _into(self, buffer: memoryview) -> int:
         try:
-            if hasattr(self._stream, "readinto"):
-                done = self._stream.readinto(buffer)
-            else:
-                data = self._stream.read(len(buffer))
-                done = None if data is None else len(data)
-                buffer[: done or 0] = data or b""
+            done = read_into(self._stream, buffer)
         except OSError as error:
             raise SourceError(f"cannot read: {error.strerror or error}", path=self.path, errno=error.errno) from error
         if done is None:
             raise SourceError("the source is non-blocking and has no bytes ready; make it blocking")
-        return int(done)
+        return done
+
+
+def read_into(stream: Any, buffer: Any) -> int | None:
+    """Read some bytes of a stream into a buffer; return how many, 0 at the end, None if it has none ready."""
+    if hasattr(stream, "readinto"):
+        done = stream.readinto(buffer)
+        return None if done is None else int(done)
+    data = stream.read(len(buffer))
+    if data is None:
+        return None
+    buffer[: len(data)] = data
+    return len(data)
 
 
 def check_readable(file: Any) -> None:
