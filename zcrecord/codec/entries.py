@@ -60,7 +60,7 @@ class PayloadId(int):
 
 
 class TensorLayout(NamedTuple):
-    """How a tensor's elements lie in its payload; `byte_offset` in bytes, strides in elements (None: C order)."""
+    """The layout of a tensor's elements in its payload; `byte_offset` in bytes, strides in elements (None: C order)."""
 
     dtype: int
     bits: int
@@ -91,7 +91,7 @@ class AttributeEntry(NamedTuple):
 
 @dataclass(slots=True, eq=False, repr=False)
 class Entries:
-    """Everything an index says. Tensors are columns, one item each, so that ten thousand cost no more than lists.
+    """All entries of an index. Tensors are columns, one item each, so that ten thousand cost no more than lists.
 
     `key_sizes` count UTF-8 bytes, `payloads` number the rows of `payload_rows` (NONE: no bytes), `layout_ids` those of
     `layouts`. Modules are in pre-order, the record itself first.

@@ -1,6 +1,6 @@
 """The bytes of an archive in memory: a mapped file, one read into memory, a private copy, or a buffer that was given.
 
-Knows mappings, aligned memory and reads by position; nothing of their meaning. Opening is left to `files`.
+Knows mappings, aligned memory and reads by position; nothing of the bytes' meaning. Opening is left to `files`.
 
 A mapped file holds no file descriptor: a process may have as few as 256, and more archives than that. Python's mmap
 keeps a duplicate of the descriptor that it is given, for as long as the mapping lives. From Python 3.13 on it can be

@@ -103,7 +103,7 @@ class ObjectSink:
                 self._file.flush()
 
     def reserve(self, nbytes: int) -> None:
-        """Nothing to prepare."""
+        """Do nothing: there is nothing to prepare."""
 
     def write(self, data: Any) -> None:
         """Append all of a bytes-like."""
@@ -177,14 +177,14 @@ class NullSink:
         self.position = 0
 
     def reserve(self, nbytes: int) -> None:
-        """Nothing to prepare."""
+        """Do nothing: there is nothing to prepare."""
 
     def write(self, data: Any) -> None:
         """Count it."""
         self.position += memoryview(data).nbytes
 
     def flush(self) -> None:
-        """Nothing was gathered."""
+        """Do nothing: nothing was gathered."""
 
     def read_back(self, offset: int, size: int) -> bytes:
         """Refuse: nothing was kept."""
@@ -195,4 +195,4 @@ class NullSink:
         self.position = offset
 
     def patch(self, offset: int, data: bytes) -> None:
-        """Nothing to overwrite."""
+        """Do nothing: there is nothing to overwrite."""

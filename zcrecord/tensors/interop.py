@@ -305,7 +305,7 @@ def _fetched(value: Any, jax: Any) -> Array:
 
 
 def pytree_children(value: Any) -> Iterable[tuple[str, Any]] | None:
-    """Return (key, child) pairs of an instance of a class that jax was told to take as a pytree; None for all others.
+    """Return (key, child) pairs of an instance of a class registered with jax as a pytree; None for all others.
 
     Raises:
         UnsupportedError: two of its children have the same key.

@@ -34,7 +34,7 @@ _ORDERED = (ModuleKind.LIST, ""), (ModuleKind.TUPLE, "")
 
 
 class ModuleTreeBuilder:
-    """Modules, tensors and attributes as they are told, each by its path; children keep the order of their first word.
+    """Builds a module tree from tensors and attributes that come one by one; children keep the order of their coming.
 
     Example:
         >>> from zcrecord.codec.entries import TensorLayout

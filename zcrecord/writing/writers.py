@@ -284,7 +284,7 @@ class StreamWriter:
 
     @property
     def payloads(self) -> int:
-        """How many there are: the next one's id."""
+        """The number of payloads: the id of the next one."""
         return len(self._rows) // 3
 
     def begin(self, nbytes: int) -> None:
