@@ -57,29 +57,28 @@ _BAD_TYPE_BYTES = _BAD_TYPES.tobytes()
 
 
 class _OneEntry:
-    """Plain integers; no call into numpy."""
+    """One entry, as plain integers; no call into numpy.
+
+    `some`: any entry is bad. `where`: a or b, by a condition. `at`: the number of the first bad entry.
+    """
 
     number: int
 
     def some(self, bad: Some) -> bool:
-        """Return True if any entry is bad."""
         return bool(bad)
 
     def where(self, condition: Some, a: Some, b: Some) -> Some:
-        """Return a if the condition holds, else b."""
         return a if condition else b
 
     def greatest(self, value: Some) -> Any:
-        """Return the greatest of all entries."""
         return value
 
     def at(self, _: Some) -> int:
-        """Return the first bad entry."""
         return self.number
 
 
 class _ManyEntries:
-    """Whole columns."""
+    """Whole columns; the methods are those of `_OneEntry`."""
 
     def some(self, bad: Some) -> bool:
         return bool(np.count_nonzero(bad))
