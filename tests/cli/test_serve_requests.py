@@ -59,7 +59,7 @@ def server(path: Path) -> Iterator[served.Server]:
 
 
 def answer(port: int, request: bytes) -> bytes:
-    with socket.create_connection(("127.0.0.1", port), timeout=10) as connection:
+    with socket.create_connection(("127.0.0.1", port), timeout=60) as connection:
         connection.sendall(request)
         told = b""
         while part := connection.recv(65536):

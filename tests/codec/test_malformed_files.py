@@ -154,7 +154,7 @@ def test_named_pipe_is_refused_without_waiting_for_it(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     code = "import sys, zcrecord\ntry: zcrecord.load_record(sys.argv[1])\nexcept zcrecord.SourceError as e: print(e)"
     command = [sys.executable, "-c", code, str(tmp_path / "pipe")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=20, cwd=ROOT, check=True)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=ROOT, check=True)
     assert done.stdout.endswith("pipe: not a regular file; read it and pass the bytes\n")
 
 

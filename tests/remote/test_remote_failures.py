@@ -386,7 +386,7 @@ def test_view_stays_what_it_is_while_others_fetch_around_it(monkeypatch: pytest.
     def slow(self: Any, path: str, start: Any = None, end: Any = None, **options: Any) -> bytes:
         if end - start > 60_000:  # A, C and what lies between; Y alone is answered at once
             arrived.set()
-            go_on.wait(10)
+            go_on.wait(60)
         found: bytes = fetch(self, path, start=start, end=end, **options)
         return found
 
@@ -403,13 +403,13 @@ def test_view_stays_what_it_is_while_others_fetch_around_it(monkeypatch: pytest.
 
     first, second = (threading.Thread(target=look, args=(name,)) for name in ("A", "Y"))
     first.start()
-    assert arrived.wait(10)
+    assert arrived.wait(60)
     second.start()
     second.join(0.2)
     put(50.0)  # replaced while the first request is under way
     go_on.set()
-    first.join(10)
-    second.join(10)
+    first.join(60)
+    second.join(60)
     assert len(seen) == 2
     assert {*seen} <= {"SourceError", "IntegrityError"}  # never 3.0, and 52.0 in the same view later
     fs.rm("/y.zcr")

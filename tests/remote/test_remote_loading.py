@@ -218,7 +218,7 @@ def test_a_server_that_fails_is_given_up_once_by_all_who_wait_for_it() -> None:
 
         def fill(self, pieces: list[Request]) -> None:
             self.calls += 1
-            waiting.wait(10)
+            waiting.wait(60)
             raise SourceError("no answer in time", path=self.shown)
 
     place, waiting = Failing("memory://m.zcr", {}), threading.Event()
