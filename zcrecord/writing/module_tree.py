@@ -202,14 +202,18 @@ class ModuleTreeBuilder:
         inner_sizes = map(_size, self._modules, [0, *map(sizes.__getitem__, self._above[1:])])
         told = zip(*[kinds.get(i, _MAPPING) for i in range(len(sizes))], strict=True)
         rows = zip(self._modules, inner_sizes, above, self._module_places, *told, strict=True)
-        modules = [entry for _, entry in sorted(zip(numbers, map(ModuleEntry._make, rows), strict=True))]
+        modules = [ModuleEntry("", 0, NONE, 0, *_MAPPING)] * len(sizes)
+        for number, entry in zip(numbers, map(ModuleEntry._make, rows), strict=True):
+            modules[number] = entry
         attributes = sorted(self._attributes.values(), key=lambda a: [*self._way(a.parent), a.place])
         attributes = [a._replace(parent=numbers[a.parent]) for a in attributes]
         names, parents = list(self._names), list(map(numbers.__getitem__, self._parents))
         key_sizes = list(map(_size, names, map(sizes.__getitem__, self._parents)))
         columns: list[list[Any]] = [names, key_sizes, parents, self._places, self.payloads, self._layout_ids]
-        picked = range(len(self)) if order is None else np.argsort(np.asarray(order, np.int64)).tolist()
-        names, key_sizes, parents, places, payloads, layout_ids = [list(map(c.__getitem__, picked)) for c in columns]
+        if order is not None:
+            picked = np.argsort(np.asarray(order, np.int64)).tolist()
+            columns = [list(map(column.__getitem__, picked)) for column in columns]
+        names, key_sizes, parents, places, payloads, layout_ids = map(list, columns)
         layouts = list(self._layouts)
         return Entries(names, key_sizes, parents, places, payloads, layout_ids, layouts, modules, attributes)
 
