@@ -200,8 +200,7 @@ class ProtobufReader:
         """
         if self.limit - self.pos < HEADER and self.base + self.limit < end:
             self.fill(HEADER)
-        start = self.pos
-        buffer = self.buffer
+        start, buffer = self.pos, self.buffer
         tag = buffer[start]
         pos = start + 1
         if tag > 127:
@@ -209,20 +208,28 @@ class ProtobufReader:
             if tag >> 32 or pos - start > MOST_TAG:
                 raise self.fail(f"a tag of more than 32 bits, or {MOST_TAG} bytes", start)
         kind = tag & 7
-        if kind in (LEN, VARINT):
+        if kind == LEN:
             value = buffer[pos]
             pos += 1
             if value > 127:
-                value, pos = self.varint(pos - 1) if kind == VARINT else self.length(pos - 1)
+                value, pos = self.length(pos - 1)
+            past = pos + value
+        elif kind == VARINT:
+            value = buffer[pos]
+            pos += 1
+            if value > 127:
+                value, pos = self.varint(pos - 1)
+            past = pos
         else:
             value = 8 if kind == FIXED64 else 4 if kind == FIXED32 else 0
+            past = pos + value
         if pos > self.limit:
             raise self.fail("the stream ends inside a field", start)
         if tag < 8:
             raise self.fail("a field with number 0", start)
         if kind > FIXED32:
             raise self.fail(f"field {tag >> 3} has wire type {kind}, which does not exist", start)
-        if self.base + pos + (0 if kind == VARINT else value) > end:
+        if self.base + past > end:
             raise self.fail(f"field {tag >> 3} reaches past the end of the message it is in", start)
         if value > MAX_LENGTH and kind == LEN:
             raise self.fail(f"field {tag >> 3} claims {value} bytes, more than protobuf's 2 GiB", start)
@@ -339,16 +346,19 @@ class ProtobufReader:
         skeleton = self.skeleton
         if skeleton is None:
             return None
-        self.drop(start)
+        if self.mark >= 0:
+            skeleton.tail += self.view[self.mark : start]
         skeleton.tail += encode_varint(tag)
         self.mark = self.pos
         return skeleton.open(nbytes)
 
     def close(self, mark: Mark) -> None:
         """End the message opened last and still open."""
-        if mark is not None and self.skeleton is not None:
-            self.drop(self.pos)
-            self.skeleton.close(mark)
+        skeleton = self.skeleton
+        if mark is not None and skeleton is not None:
+            if self.mark >= 0:
+                skeleton.tail += self.view[self.mark : self.pos]
+            skeleton.close(mark)
             self.mark = self.pos
 
     def finish(self) -> None:

@@ -53,12 +53,12 @@ FIELDS = {4: "float_data", 5: "int32_data", 6: "string_data", 7: "int64_data", 9
 
 def _int32_form(kind: DType) -> tuple[str, int, int]:
     """Return the numpy type and range of entries of int32_data: elements, or bytes of packed ones that fill bytes."""
-    bits, whole = kind.bits, 8 % kind.bits == 0
+    bits = kind.bits
     if kind.name == "bool":
         return "?", -(2**31), 2**31 - 1
     if kind.name.startswith("int") and not kind.packed:
         return f"<i{bits // 8}", -(1 << bits - 1), (1 << bits - 1) - 1
-    return f"<u{-(-bits // 8)}", 0, 255 if kind.packed and whole else (1 << bits) - 1
+    return f"<u{-(-bits // 8)}", 0, 255 if kind.packed and 8 % bits == 0 else (1 << bits) - 1
 
 
 def _kept_as(*types: str) -> set[int]:
@@ -385,9 +385,8 @@ class TensorReader:
             self._flush(t)
 
     def _flush(self, t: TensorMessage) -> None:
-        if t.values.pending:
-            pending, t.values.pending = t.values.pending, None
-            self.write(t, memoryview(pending))
+        pending, t.values.pending = t.values.pending or b"", None
+        self.write(t, memoryview(pending))
 
     def _packed(self, t: TensorMessage, number: int, nbytes: int) -> None:
         if t.data_type or number == INT64_DATA:
@@ -441,15 +440,16 @@ class TensorReader:
             values = _narrow(found, *_INT32_FORMS[t.data_type])
         except ValueError as error:
             raise self._out_of_range(t, int(error.args[1])) from None
-        if t.dtype is not None and t.dtype.packed and 8 % t.dtype.bits:  # one to an entry: they are packed here
+        kind = dtypes.by_onnx[t.data_type]
+        if kind.packed and 8 % kind.bits:  # one to an entry: they are packed here
             values = values if v.rest is None else np.concatenate((v.rest, values))
             whole = len(values) & -8
-            v.rest, values = values[whole:], pack_bits(values[:whole], t.dtype.bits)
+            v.rest, values = values[whole:], pack_bits(values[:whole], kind.bits)
         return values.view(np.uint8).data
 
     def _out_of_range(self, t: TensorMessage, value: int) -> OnnxError:
-        kind = dtypes.by_onnx[t.data_type].name
-        return self.fail(t, f"{FIELDS[t.values.field]} holds {value}, out of range for {kind}")
+        name = dtypes.by_onnx[t.data_type].name
+        return self.fail(t, f"{FIELDS[t.values.field]} holds {value}, out of range for {name}")
 
     def _wait(self, t: TensorMessage, chunks: Iterable[Any], nbytes: int) -> bytearray:
         """Hold varints until the data_type comes; return all that are held."""
@@ -500,25 +500,27 @@ class TensorReader:
             early, v.early = v.early, None
             data = np.frombuffer(early + bytes(SLACK), np.uint8)
             self.write(t, self._decoded(t, v.field, data, len(early)))
-        self._flush(t)
+        if v.pending:
+            self._flush(t)
 
     def close_open(self) -> None:
         """Finish the payload that is open, if any, before another is begun."""
         if self._open is not None:
             self._close(self._open)
 
-    def _flush_rest(self, t: TensorMessage) -> None:
-        """Write the last elements that were not enough to pack."""
-        v, kind = t.values, t.dtype
+    def _finish_values(self, t: TensorMessage) -> None:
+        """Write single elements, and last ones that were not enough to pack."""
+        v = t.values
+        if v.pending:
+            self._flush(t)
         if v.rest is not None and len(v.rest):
-            rest, v.rest = v.rest, None
+            kind, rest, v.rest = t.dtype, v.rest, None
             bits = kind.bits if kind is not None and kind.packed else 8  # of another type it is refused later
             self.write(t, pack_bits(rest, bits).data)
 
     def _close(self, t: TensorMessage) -> None:
         v = t.values
-        self._flush(t)
-        self._flush_rest(t)
+        self._finish_values(t)
         if v.ends is not None:
             self._sink.write(bytes(-v.nbytes % 8))
             self._sink.write(np.frombuffer(v.ends, np.uint64).astype("<u8", copy=False).view(np.uint8))
@@ -545,7 +547,7 @@ class TensorReader:
         """
         v, shape = t.values, self._shape(t)
         self._settle(t)
-        self._flush_rest(t)
+        self._finish_values(t)
         if v.field and t.data_type not in _TYPES[v.field]:
             raise self._mismatch(t)
         self._check_count(t)
@@ -559,8 +561,8 @@ class TensorReader:
 
     def _check_count(self, t: TensorMessage) -> None:
         """Raise OnnxError unless there are, or with unread varints may be, as many values as the shape takes."""
-        v = t.values
-        least, most, what, need = v.nbytes, v.nbytes, "bytes", t.expected()
+        v, what, need = t.values, "bytes", t.expected()
+        least = most = v.nbytes
         if t.data_type == STRING:
             least = most = len(v.ends) - 1 if v.ends is not None else 0
             what, need = "strings", prod(t.dims)
