@@ -239,8 +239,7 @@ class TensorReader:
 
         `start` is the reader's position of the header, `end` the stream's offset at which the tensor's message ends.
         """
-        reader = self._reader
-        number, kind = tag >> 3, tag & 7
+        reader, number, kind = self._reader, tag >> 3, tag & 7
         reader.drop(start)
         if kind != LEN or value or number in (RAW_DATA, STRING_DATA):  # an empty run is no value
             self._claim(t, number, start)
@@ -401,8 +400,7 @@ class TensorReader:
         if self._pass_unread(t, nbytes, 0):
             t.values.unread += nbytes
             return
-        reader = self._reader
-        left = nbytes
+        reader, left = self._reader, nbytes
         while left:
             here = min(left, _PIECE, reader.limit - reader.pos)
             end = reader.pos + here
@@ -456,9 +454,8 @@ class TensorReader:
         v = t.values
         early = v.early = bytearray() if v.early is None else v.early
         if nbytes + len(early) > MAX_EARLY:
-            raise self.fail(
-                t, f"more than {MAX_EARLY} bytes of {FIELDS[v.field]} before the data_type that explains them"
-            )
+            what = f"more than {MAX_EARLY} bytes of {FIELDS[v.field]} before the data_type that explains them"
+            raise self.fail(t, what)
         for chunk in chunks:
             early += chunk
         return early
