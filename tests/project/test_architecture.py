@@ -33,12 +33,6 @@ UPWARDS = {
     ("zcrecord.record.record", "zcrecord.hollow"),
 }
 
-# Class names that still stand in more than one module, leading underscores ignored; the list only becomes shorter.
-SHARED_NAMES = {
-    *("Bytes", "Entry", "Part", "Payloads", "Piece", "Places", "Pool", "Row", "Source", "Store", "Tensor", "Tensors"),
-    *("Watch", "Window"),
-}
-
 GENERATED = {"zcrecord._schema", "zcrecord._schema.tables"}
 CORE = {"numpy", "ml_dtypes", "xxhash", "flatbuffers"}  # what may be imported at module level
 FUNCTION = ast.FunctionDef | ast.AsyncFunctionDef
@@ -299,7 +293,6 @@ def test_no_two_modules_have_classes_of_one_name() -> None:
                 modules.setdefault(node.name.lstrip("_"), []).append(where(module, node.lineno))
     assert len(modules) > 200, "this test no longer sees the classes"
     told = [f"{name}: {', '.join(places)}" for name, places in modules.items() if len(places) > 1]
-    told = [line for line in told if line.partition(":")[0] not in SHARED_NAMES]
     assert not told, "name each for what it is alone:\n" + "\n".join(told)
 
 
