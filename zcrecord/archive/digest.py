@@ -75,7 +75,7 @@ def check_as_read(archive: Archive, progress: Progress | None = None) -> None:
 
 
 def _before_edits(archive: Archive) -> Archive | None:
-    """Return the read-only archive that a private copy is of, with the same index; None if nothing is left of it."""
+    """Return the read-only archive that a private copy is of, with the same index; None if there is none."""
     if archive.mode == "r":
         return archive
     if archive.parent is None:

@@ -86,7 +86,7 @@ def chosen_tensors(archive: Archive, names: Names) -> set[int]:
 
 
 def single_tensor(archive: Archive, i: int) -> Archive:
-    """Return one tensor of an archive under its whole name, without modules, attributes and metadata, in no time."""
+    """Return one tensor of an archive under its whole name, without the rest of the index."""
     row = archive.row(i)
     outline = ModuleTreeBuilder()
     numbers = [] if row.payload == NONE else [row.payload]
@@ -143,7 +143,7 @@ class _PartBuilder:
         self._shorter |= {int(ix.tensors["parent"][i]) for i in self._tensors if i not in self.kept}
 
     def rename(self, new: Callable[[str], str], whole: str) -> None:
-        """Have modules, tensors and attributes go by other names, all of them below the module `whole` (or "").
+        """Rename modules, tensors and attributes, and put all of them below the module `whole` (or "").
 
         Names that change are split at their dots.
         """
@@ -167,7 +167,7 @@ class _PartBuilder:
         return split_dotted(changed) if changed else ()
 
     def part(self) -> Archive:
-        """Return the archive of what is kept."""
+        """Return the part as an archive."""
         archive, ix = self._archive, self._archive.index
         outline, order = ModuleTreeBuilder(), []
         children = self._children()
@@ -195,7 +195,7 @@ class _PartBuilder:
         return archive.part(in_memory(entries), numbers)
 
     def _kinds(self, told: Told, children: Children) -> dict[tuple[str, ...], tuple[int, str]]:
-        """Return kind and class name by path: a module's own, unless it has members of others by now, or lacks some.
+        """Return kind and class name by path: those of the saved module, unless members joined or left it.
 
         A list that has lost members is a mapping too, but the outline sees to that. Integers among the keys of a
         NUMBERED module stay integers, whatever joins them.

@@ -40,7 +40,7 @@ def attribute_entries(ix: Index, rows: Any, payload: Callable[[int], Any]) -> It
 
 
 def check_full_names(ix: Index, index_size: int) -> None:
-    """Allow for attributes to have their modules' names before them, but not 100,000 of them one of a MiB.
+    """Check that the full names of attributes stay in proportion: 100,000 could each repeat a module's name of a MiB.
 
     Raises:
         LimitError: those names add up to more than DIGEST_ALLOWANCE times the index.
@@ -141,7 +141,7 @@ def misplaced_by_name(ix: Index) -> tuple[dict[str, str], dict[str, str]]:
 
 
 def _misplaced(named: Iterable[tuple[str, int]], modules: list[str], starts: list[tuple[str, str]]) -> dict[str, str]:
-    """Return those of which no start says where they lie; names and starts ascend, and so one pass does."""
+    """Return the names that lie in another module than the longest start says; all ascend, so that one pass does."""
     out, around, at = {}, [("", "")], 0
     for name, parent in named:
         while at < len(starts) and starts[at][0] <= name:
@@ -157,7 +157,7 @@ def _misplaced(named: Iterable[tuple[str, int]], modules: list[str], starts: lis
 
 
 def explicit_list_orders(ix: Index) -> dict[str, list[str]]:
-    """Return the keys, in the order of their places, of lists and tuples of which they do not tell that order, by name.
+    """Return by name the lists and tuples whose keys do not tell the order of their items, with the keys in that order.
 
     Keys that are 0, 1, 2, ... tell it, and others that ascend (bytewise).
     """

@@ -247,7 +247,7 @@ class Class(Want):
 
 
 class Choice(Want):
-    """A union: of its members the one that fits best, which has to be one."""
+    """A union: the member that fits best; it is an error if several fit alike."""
 
     @cached_property
     def _members(self) -> list[Want]:
