@@ -97,7 +97,7 @@ def test_a_page_that_reads_a_tensor_loads_no_more_of_the_module_than_that_takes(
     }"""
     assert page.evaluate(read) == [0, 1, 2, 3, 4, 5]
     loaded = [request.path.rpartition("/")[2] for request in served.requests if request.path.endswith(".js")]
-    assert sorted(loaded) == ["format.js", "places.js", "zcrecord.js"]
+    assert sorted(loaded) == ["format.js", "record.js", "source.js", "zcrecord.js"]
     assert sum((READER / name).stat().st_size for name in loaded) < MOST
 
 
@@ -105,7 +105,7 @@ def test_a_page_that_reads_a_tensor_loads_no_more_of_the_module_than_that_takes(
     ("part", "archive", "ask"),
     [
         ("structure.js", "things", "modules()"),
-        ("elements.js", "things", 'tensor("turned")'),
+        ("tensors.js", "things", 'tensor("turned")'),
         ("pieces.js", "quarter", 'tensor("t0")'),
     ],
 )

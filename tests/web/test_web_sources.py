@@ -2,19 +2,37 @@
 
 from __future__ import annotations
 
+import os
 import re
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
 
-from web_archives import READER
+import pytest
+from web_archives import READER, WEB
 
 import zcrecord
 
 MOST = 30_000  # bytes that every `open` loads
+ROOMS = {"reader": set(), "view": set(), "page": {"reader", "view"}, "report": {"view"}}  # each may import of others
 
 
 def imported(text: str, *, at_once: bool = False) -> set[str]:
-    """Return the modules that a module imports: all, or only those that load with it."""
+    """Return the modules that a module imports; with `at_once` without those that it loads later."""
     pattern = r"""from\s+"([^"]+)"|^import\s+"([^"]+)\"""" if at_once else r"""(?:from|import)\s*\(?"([^"]+)"\)?"""
     return {"".join(found) for found in re.findall(pattern, text, re.MULTILINE)}
+
+
+def graph(folder: Path) -> dict[str, set[str]]:
+    """Return the modules below a folder, each with those that it imports, at once or later; by their paths there."""
+    found = {}
+    for path in sorted(folder.rglob("*.js")):
+        text = re.sub(r"import\(/\*.*?\*/ *", "import(", path.read_text())
+        unreadable = re.findall(r"""\bimport\((?!"[^"]+"\)).*""", text)
+        assert not unreadable, f"{path}: {unreadable}"
+        names = [name for name in imported(text) if name.startswith(".")]
+        inside = {os.path.relpath(path.parent / name, folder).replace(os.sep, "/") for name in names}
+        found[path.relative_to(folder).as_posix()] = inside
+    return found
 
 
 def test_what_every_open_loads_is_small() -> None:
@@ -32,11 +50,36 @@ def test_what_every_open_loads_is_small() -> None:
     assert sum(loaded.values()) < MOST, loaded
 
 
+def test_no_module_imports_itself_by_way_of_others_at_once_or_later() -> None:
+    modules = graph(WEB)
+    assert modules["reader/zcrecord.js"] >= {"reader/record.js", "reader/hollow.js", "reader/rules.js"}
+    assert {"reader/pieces.js", "reader/responses.js"} <= modules["reader/source.js"]
+    TopologicalSorter(modules).prepare()  # a CycleError names the circle
+    assert set().union(*modules.values()) <= set(modules)
+
+
+@pytest.mark.parametrize("last", ['import { a } from "./room/a.js";', 'const a = () => import("./room/a.js");'])
+def test_a_circle_is_noticed(last: str, tmp_path: Path) -> None:
+    (tmp_path / "room").mkdir()
+    (tmp_path / "room" / "a.js").write_text('import {\n  b,\n} from "./b.js";\n')
+    (tmp_path / "room" / "b.js").write_text('export { c } from "../c.js";\n')
+    (tmp_path / "c.js").write_text(last)
+    with pytest.raises(CycleError, match=r"room/a\.js.*(room/b|c)\.js"):
+        TopologicalSorter(graph(tmp_path)).prepare()
+
+
+def test_rooms_import_only_the_rooms_below_them() -> None:
+    for name, inside in graph(WEB).items():
+        room = name.partition("/")[0]
+        assert {other.partition("/")[0] for other in inside} <= ROOMS[room] | {room}, name
+
+
 def test_every_module_is_free_to_use_and_imports_nothing_else() -> None:
-    for path in READER.glob("*.js"):
+    for path in WEB.rglob("*.js"):
         text = path.read_text()
         assert text.startswith("// SPDX-License-Identifier: 0BSD\n")
-        assert imported(text) <= {f"./{p.name}" for p in READER.glob("*.js")} | {"node:fs/promises"}, path.name
+        outside = {name for name in imported(text) if not (name.startswith(".") and (path.parent / name).is_file())}
+        assert outside <= {"node:fs/promises"}, path.name
         lines = text.splitlines()
         assert len(lines) <= 400 and max(map(len, lines)) <= 120, path.name
 

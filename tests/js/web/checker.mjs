@@ -70,7 +70,7 @@ async function useAll(record, level) {
   const values = [...(await record.attributes()).values(), ...(await record.metadata()).values()];
   for (const value of values.flat()) await value?.read?.();
   for (const [i, name] of record.names.entries()) {
-    if (record._search(name) !== i) throw new Error(`${name} is not found`);
+    if (record._find(name) !== i) throw new Error(`${name} is not found`);
     const { shape, code, dtype } = record.info(name);
     if (shape.some((dim) => typeof dim === "bigint")) continue;
     try {

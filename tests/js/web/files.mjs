@@ -47,7 +47,7 @@ test("a file that is not there, and one that shrinks, are typed errors", async (
   await rejects(() => open(folder), "SourceError", /cannot be read/);
   const path = `${folder}/shrinking.zcr`;
   const record = await open(`${folder}/things.zcr`);
-  await writeFile(path, await record._place.read(0, record._place.size));
+  await writeFile(path, await record._source.read(0, record._source.size));
   await record.close();
   const shrinking = await open(path);
   await truncate(path, 5000);

@@ -58,7 +58,7 @@ test("chunks, Maps and iterables fill as well", async ({ base }) => {
   const writer = await hollow.open("encoder.b");
   await writer.write(BigInt64Array.of(5n));
   await writer.write(new Uint8Array(8));
-  await rejects(() => hollow.open("encoder.b"), "FillError", /is being filled by somebody else/);
+  await rejects(() => hollow.open("encoder.b"), "FillError", /is being filled by another writer/);
   await writer.close();
   await hollow.stream(new Map([["scalar", Float64Array.of(1)], ["no such name", 5]]));
   await hollow.stream(async function* pairs() {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: 0BSD
-/** Digests of bytes that are fed in chunks: XXH3, of which an index has one for each payload, and SHA-256. */
+/** XXH3 and SHA-256 of bytes that come in chunks. */
 
 // -- XXH3, 64 bits, seed 0 -------------------------------------------------------------------------------------------
 
@@ -115,7 +115,7 @@ export class Xxh3 {
     const lanes = [P32[2], P64[0], P64[1], P64[2], P64[3], P32[1], P64[4], P32[0]];
     this.acc = Int32Array.from(lanes.flatMap((v) => [Number(v & 0xffffffffn) | 0, Number(v >> 32n) | 0]));
     this.stripe = 0; // stripes added
-    this.room = new Int32Array(4096); // where bytes wait for their stripe, aligned
+    this.room = new Int32Array(4096); // bytes that wait for their stripe, aligned
     this.octets = new Uint8Array(this.room.buffer);
     this.filled = 0;
     this.last = new Uint8Array(64); // the last bytes that came

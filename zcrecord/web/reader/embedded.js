@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: 0BSD
-/** Archives with other bytes before or after them: loaded when `open` is told of some. */
+/** Finds archives with other bytes before or after them: loaded for the option `embedded`. */
 
 import { END, UnsupportedError, decodeHeader, need, rule } from "./format.js";
-import { FIRST } from "./places.js";
+import { FIRST } from "./source.js";
 
-/** Returns where in `size` bytes the archive starts, and how many it has; `get` reads a range of them (R15, R16). */
-export async function find(embedded, get, size) {
+/** Returns offset and size of the archive in `size` bytes; `get` reads a range of them (R15, R16). */
+export async function search(embedded, get, size) {
   const what = `embedded is "prefix" or "suffix", not ${embedded}`;
   need(["prefix", "suffix"].includes(embedded), what, UnsupportedError);
   if (embedded === "prefix") {
@@ -20,8 +20,8 @@ export async function find(embedded, get, size) {
   return [end - archiveSize, archiveSize];
 }
 
-/** Returns where the bytes end that may end in an archive: of a signed Windows program where its certificate table
- *  starts, which is the end of the file, less up to 7 zeros before it (R16). */
+/** Returns the end of the bytes that may end in an archive. A signed Windows program ends in a certificate table: there
+ *  it is the table's start, less up to 7 zeros before it (R16). */
 async function unsignedSize(get, size) {
   const view = async (at, count) => {
     const octets = at + count > size ? new Uint8Array(count) : await get(at, at + count);

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: 0BSD
 /**
  * Hollow records: every name, shape, dtype and module of a record without its weights, which are filled one by one; the
- * same states and errors as in Python. A constant is what tied tensors share: filling one fills all. What different
- * views of one payload are is filled one by one, unless one of them is all of it.
+ * same states and errors as in Python. Tied tensors are one constant: filling one fills all. Different views of one
+ * payload are filled one by one, unless one of them covers all of it.
  */
 
-import { FillError, UnsupportedError, checkGoing, need, printable, range } from "./format.js";
-import { Writer, given, scatter } from "./writer.js";
-import { Record, Tensor } from "./zcrecord.js";
+import { FillError, UnsupportedError, checkCancelled, need, printable, range } from "./format.js";
+import { Record, Tensor } from "./record.js";
+import { Writer, scatter, sinkTarget } from "./writer.js";
 
 const PIECE = 1 << 20; // bytes of a record's tensor that are passed on at a time
 
@@ -22,7 +22,7 @@ export async function hollow(record, { sink = null, signal } = {}) {
   return new HollowRecord(record, sink, rooms);
 }
 
-/** Returns whether strides are those of C order but for the order and direction of axes. */
+/** Returns true if strides reach each byte once: C order but for the order and direction of axes. */
 function reachesEachOnce({ shape, strides }) {
   if (!strides) return true;
   const axes = shape.map((dim, i) => [Math.abs(Number(strides[i])), dim]).filter(([, dim]) => dim > 1);
@@ -34,17 +34,17 @@ function reachesEachOnce({ shape, strides }) {
   });
 }
 
-/** A record over the memory that was filled: `room(number)` is a payload's bytes, which nobody has hashed. */
+/** A record over the memory that was filled: `room(number)` is a payload's bytes; there are no digests. */
 class FilledRecord extends Record {
   constructor({ path, layout: { sealed }, _header: header, _base: base, _ix: ix }, room) {
-    super({ header, sealed, base, ix, place: { path }, digest: "none" });
+    super({ header, sealed, base, ix, source: { path }, digest: "none" });
     this._room = room;
     this.nbytes = range(ix.payloads.n, ix.payloads.nbytes).reduce((a, b) => a + b, 0);
   }
 
   async _payload(number, lo, hi, signal) {
     try {
-      checkGoing(signal);
+      checkCancelled(signal);
       return lo === hi ? new Uint8Array(0) : this._room(number).subarray(lo, hi);
     } catch (error) {
       throw this._located(error);
@@ -59,7 +59,7 @@ class HollowRecord {
   #byPayload = new Map();
   #begun = new Set();
   #results = new Map();
-  #told = new Set(); // names under which constants were filled
+  #filledNames = new Set(); // names under which constants were filled
   #rooms; // memory by payload
   #ended = null;
 
@@ -143,13 +143,13 @@ class HollowRecord {
   #begin(constant, name, beside) {
     this.#checkOpen(name);
     if (this.#results.has(constant)) {
-      const also = this.#told.has(name) ? "" : ", with a tensor whose bytes it shares";
+      const also = this.#filledNames.has(name) ? "" : ", with a tensor whose bytes it shares";
       throw this.#fault(`is filled already${also}; each constant is filled once`, name);
     }
     const sharing = (this.#byPayload.get(constant.info.payload) ?? []).filter((other) =>
       !this.#sink && (other.whole || constant.whole) && !beside.includes(other));
     if ([constant, ...sharing].some((one) => this.#begun.has(one))) {
-      throw this.#fault("is being filled by somebody else", name);
+      throw this.#fault("is being filled by another writer", name);
     }
     this.#begun.add(constant);
   }
@@ -162,7 +162,7 @@ class HollowRecord {
     this.#begin(constant, name, []);
     try {
       const target = this.#sink && constant.info.nbytes
-        ? given(await this.#sink(constant.names[0], constant.info), constant.info) : this.#place(constant);
+        ? sinkTarget(await this.#sink(constant.names[0], constant.info), constant.info) : this.#memoryTarget(constant);
       return new Writer(constant, name, target, {
         check: () => this.#checkOpen(name), done: (result) => this.#note(constant, name, result),
         gone: () => this.#begun.delete(constant), path: record.path,
@@ -178,7 +178,7 @@ class HollowRecord {
     this.#checkOpen(constant.names[0]);
     if (!constant.info.nbytes) return;
     this.#results.set(constant, result);
-    this.#told.add(name);
+    this.#filledNames.add(name);
     if (this.#sink || !constant.whole) return;
     for (const other of this.#byPayload.get(constant.info.payload)) {
       if (!this.#results.has(other)) this.#results.set(other, null);
@@ -190,8 +190,8 @@ class HollowRecord {
     return this.#rooms.get(payload);
   }
 
-  /** Returns what takes a constant's bytes into memory; where strides scatter elements, once all of them are there. */
-  #place({ info }) {
+  /** Returns the target that puts a constant's bytes into memory; strided elements once all of them have come. */
+  #memoryTarget({ info }) {
     if (!info.nbytes) return { write() {}, close: () => null, abort() {} };
     const room = this.#room(info.payload);
     let at = 0;
@@ -210,12 +210,12 @@ class HollowRecord {
     await writer.close();
   }
 
-  /** Fills what is missing from a Record, a Map, or an (async) iterable of [name, data or chunks of it]. */
+  /** Fills missing constants from a Record, a Map, or an (async) iterable of [name, data or chunks of it]. */
   async stream(source, { signal } = {}) {
     if (source instanceof Record || source instanceof Map) {
       for (const name of this.missing()) {
         if (!source.has(name) || this.#isTied(name)) continue;
-        checkGoing(signal);
+        checkCancelled(signal);
         if (source instanceof Record) await this.#copy(name, source, signal);
         else await this.#take(name, source.get(name), signal);
       }
@@ -225,14 +225,14 @@ class HollowRecord {
     const what = "a source is a Record, a Map, or an iterable of [name, data]; open a path or URL first";
     need(many, what, UnsupportedError);
     for await (const [name, data] of source) {
-      checkGoing(signal);
+      checkCancelled(signal);
       if (!this.#isTied(name)) await this.#take(name, data, signal);
     }
   }
 
   #isTied(name) {
     const constant = this.#constants.get(name);
-    return this.#results.has(constant) && !this.#told.has(name);
+    return this.#results.has(constant) && !this.#filledNames.has(name);
   }
 
   async #take(name, data, signal) {
@@ -244,7 +244,7 @@ class HollowRecord {
     const writer = await this.open(name);
     try {
       for await (const chunk of data) {
-        checkGoing(signal);
+        checkCancelled(signal);
         await writer.write(chunk);
       }
     } catch (error) {
@@ -274,7 +274,7 @@ class HollowRecord {
     await writer.close();
   }
 
-  /** Returns a Record over the memory that was filled; with a sink a Map from names to what stands for them. */
+  /** Returns a Record over the memory that was filled; with a sink a Map from names to its results. */
   seal() {
     this.#checkOpen();
     const missing = this.missing();
@@ -295,7 +295,7 @@ class HollowRecord {
     return new FilledRecord(this.#record, (number) => this.#room(number));
   }
 
-  /** Gives it up: what was filled is let go of, what others are at fails. After `seal` it does nothing. */
+  /** Gives up: drops the filled memory; fills that go on fail. After `seal` it does nothing. */
   abort() {
     if (this.#ended) return;
     this.#ended = "aborted";

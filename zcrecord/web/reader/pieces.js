@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: 0BSD
-/** Bytes that come piece by piece: what is large, and what broke off and is taken up where it broke. */
+/** Reads byte ranges in pieces, and resumes a response that breaks off. */
 
-import { LimitError, RecordError, SourceError, checkGoing, need } from "./format.js";
-import { FIRST, PIECE } from "./places.js";
+import { LimitError, RecordError, SourceError, checkCancelled, need } from "./format.js";
 
-const PAUSE = 16 * PIECE; // bytes in memory after which others have their turn
+export const PIECE = 1 << 20; // bytes of a piece
+const PAUSE = 16 * PIECE; // bytes in memory after which other tasks run
+const PROGRESS = 1 << 16; // bytes that a request has to bring, or it counts as failed
 
-/** Returns memory for so many items. */
-export function roomFor(count, Kind = Uint8Array) {
+/** Allocates memory for a number of items. */
+export function allocate(count, Kind = Uint8Array) {
   try {
     return new Kind(count);
   } catch (cause) {
@@ -17,11 +18,11 @@ export function roomFor(count, Kind = Uint8Array) {
   }
 }
 
-/** Returns bytes [start, end) of a place, or those up to its end; `onProgress` is called before the last have come. */
-export async function gathered(place, start, end, signal, onProgress) {
-  const out = roomFor(end - start);
+/** Returns bytes [start, end) of a source, or those up to its end; `onProgress` is called before the last arrive. */
+export async function readAll(source, start, end, signal, onProgress) {
+  const out = allocate(end - start);
   let done = 0;
-  for await (const chunk of pieces(place, start, end, signal)) {
+  for await (const chunk of readPieces(source, start, end, signal)) {
     out.set(chunk, done);
     done += chunk.length;
     if (done < out.length) onProgress?.(done, out.length);
@@ -29,26 +30,26 @@ export async function gathered(place, start, end, signal, onProgress) {
   return out.subarray(0, done);
 }
 
-/** Yields bytes up to `end`, or that of the place; each chunk is good until the next. A stream that breaks off is taken
- *  up where it broke, twice even if nothing came: browsers drop what had arrived and was not read. */
-export async function* pieces(place, start, end, signal) {
-  if (place.pieces) {
-    yield* place.pieces(start, end, signal);
+/** Yields bytes up to `end`, or the end of the source; each chunk is valid until the next. When a stream breaks off,
+ *  the rest is requested, twice even if nothing arrived: browsers drop bytes that arrived and were not read. */
+export async function* readPieces(source, start, end, signal) {
+  if (source.readPieces) {
+    yield* source.readPieces(start, end, signal);
     return;
   }
   let [at, tries] = [start, 0];
-  for (let from = at; at < Math.min(end, place.size ?? end); from = at) {
-    checkGoing(signal);
-    if (place.octets) {
+  for (let from = at; at < Math.min(end, source.size ?? end); from = at) {
+    checkCancelled(signal);
+    if (source.octets) {
       if (at > start && (at - start) % PAUSE === 0) await new Promise((done) => { setTimeout(done); });
-      yield place.octets.subarray(at, (at = Math.min(end, at + PIECE)));
+      yield source.octets.subarray(at, (at = Math.min(end, at + PIECE)));
       continue;
     }
     let cause;
     try {
-      const answer = await place.ask(at, end, signal);
+      const answer = await source.request(at, end, signal);
       for await (const chunk of chunksOf(answer.body ?? answer.stream(), end - at)) {
-        checkGoing(signal);
+        checkCancelled(signal);
         need(chunk.length <= end - at, "the server sent more than was asked for", SourceError);
         at += chunk.length;
         yield chunk;
@@ -56,22 +57,22 @@ export async function* pieces(place, start, end, signal) {
     } catch (error) {
       cause = error;
     }
-    checkGoing(signal);
+    checkCancelled(signal);
     if (cause instanceof RecordError) throw cause;
-    tries = at - from < FIRST ? tries + 1 : 0;
-    if (at >= Math.min(end, place.size) || tries < 3) continue;
+    tries = at - from < PROGRESS ? tries + 1 : 0;
+    if (at >= Math.min(end, source.size) || tries < 3) continue;
     throw new SourceError(cause ? `the request failed: ${cause.cause?.message ?? cause.message}`
       : `bytes ${at} to ${end} are missing; it is truncated or changed, open it again`, { offset: at, cause });
   }
 }
 
-/** Yields a stream's chunks in the same memory where that is to be had: else they pile up as garbage. */
+/** Yields a stream's chunks, in the same memory if the browser can: else they pile up as garbage. */
 async function* chunksOf(stream, nbytes) {
   let [reader, room] = [];
   try {
     reader = stream.getReader({ mode: "byob" });
     room = new ArrayBuffer(Math.min(PIECE, nbytes));
-  } catch { // an older browser, or a stream that somebody's `fetch` made
+  } catch { // an older browser, or a stream of a custom `fetch`
     reader = stream.getReader();
   }
   try {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: 0BSD
-/** What it is when an archive breaks a rule of FORMAT.md, and what to tell a person: loaded when one does. */
+/** Error messages for archives that break a rule of FORMAT.md: loaded when one does. */
 
 import { FormatError, IntegrityError, LimitError, VersionError } from "./format.js";
 
@@ -77,11 +77,11 @@ const ADVICE = new Map([
   [FormatError, "copy it again, or save it again if that does not help"],
 ]);
 
-// What the breach of a rule is, where it is no FormatError.
+// Errors of rules whose breach is another one than FormatError.
 const KIND = { 2: VersionError, 3: IntegrityError, 7: VersionError, 9: LimitError, 17: IntegrityError, 30: LimitError,
   31: LimitError, 40: LimitError, 47: LimitError, 49: LimitError };
 
-// What other files begin with, as characters, and what they are.
+// First characters of other files, and their kinds.
 const OTHERS = [
   [/^\x28\xb5\x2f\xfd/, "is packed with Zstandard; unpack it first, with `zcrecord unpack`"],
   [/^\s*</, "looks like HTML or XML, a page in place of the archive; look at the URL"],
@@ -91,7 +91,7 @@ const OTHERS = [
   [/^\x08[\x01-\x20][\x12-\x42]/, "looks like an ONNX model; convert it with `onnx2zc`"],
 ];
 
-/** Returns an error of the right kind that says what is wrong and what to do, for one that has the number of a rule. */
+/** Returns an error with a message and advice for one that has the number of a rule. */
 export function explain({ where, rule, got, tensor }) {
   const Kind = KIND[rule] ?? FormatError;
   const start = rule === 1 ? String.fromCharCode(...got) : "";

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: 0BSD
-/** What an index has besides tensors: modules, attributes, metadata, ties. Fetches nothing. */
+/** Modules, attributes, metadata, ties and the tree of a record, from its index. Fetches nothing. */
 
 import { LimitError, NONE, big, eachWord, exact, range } from "./format.js";
 
@@ -8,7 +8,7 @@ const INTEGER = /^(0|-?[1-9][0-9]{0,19})$/;
 
 const KINDS = [, , "list", "tuple", "object", "numbered"]; // every other one is a mapping
 
-/** Returns a function that gives a module's name, decoded once: many attributes may have a long one before theirs. */
+/** Returns a function that decodes a module's name once: many attributes may have a long one before theirs. */
 function moduleNames({ modules }) {
   const known = new Map();
   return (i) => {
@@ -17,7 +17,7 @@ function moduleNames({ modules }) {
   };
 }
 
-/** Lets attributes have their modules' names before them, but not 100,000 of them one of a MiB. */
+/** Throws LimitError if full names are too large: 100,000 attributes of a module whose name has a MiB. */
 export function checkFullNames({ path, _header: { indexSize }, _ix: { attributes, modules } }) {
   let total = 0;
   for (let i = 0; i < attributes.n; i++) total += modules.size(attributes.parent(i));
@@ -48,7 +48,7 @@ export function metadata(record) {
   return new Map(values(record, record._ix.metadata).map(({ name, value }) => [name, value]));
 }
 
-/** Returns every row of attributes or of metadata: number and place in its module, name, and value. */
+/** Returns every row of attributes or of metadata: number of its module, place in it, name, and value. */
 export function values(record, rows) {
   const texts = new Map(); // lists may share words, and words texts: each is made once
   return range(rows.n, (i) => {
@@ -73,7 +73,7 @@ function valueOf(record, type, from, k, texts) {
   return { nbytes, read: ({ signal } = {}) => record._payload(low, 0, nbytes, signal) };
 }
 
-/** Returns a key of a NUMBERED module: an integer where it is one in canonical form that has 64 bits. */
+/** Returns a key of a NUMBERED module: an integer if it is the canonical text of one that has 64 bits. */
 function keyOfText(text) {
   if (!INTEGER.test(text)) return text;
   const value = BigInt(text);

@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: 0BSD
 /**
- * Payloads onto a WebGPU device, as they arrive: what is in the JavaScript heap at a time is a piece for each request.
+ * Uploads payloads to a WebGPU device as they arrive: the JavaScript heap holds one piece for each request.
  *
  * Tied tensors share a buffer. Equal bytes that are not tied are fetched once, and get a buffer each.
  */
 
-import { rangesOf, stream } from "./stream.js";
-import { LimitError, SourceError, UnsupportedError, missing, need } from "./format.js";
+import { payloadRanges, streamPayloads } from "./payloads.js";
+import { LimitError, SourceError, UnsupportedError, need, notLoaded } from "./format.js";
 
 const USAGE = 0x8c; // STORAGE | COPY_DST | COPY_SRC
 const COPY_DST = 8;
 const PIECE = 1 << 20; // bytes handed to the device at a time
 const QUEUED = 8 * PIECE; // bytes that may wait in its queue
-const losses = new WeakMap(); // by device: what hangs on its promise stays as long as it does, so not an upload
+const losses = new WeakMap(); // by device: whatever waits for its promise lives as long as it does, so not an upload
 
 function lossOf(device) {
   if (!losses.has(device)) {
@@ -29,14 +29,14 @@ export async function uploadTo(record, device, names = record.names, options = {
   need(typeof device?.createBuffer === "function", "uploadTo takes a GPUDevice", UnsupportedError);
   need(typeof names !== "string", "uploadTo takes a list of names, not one name", UnsupportedError);
   const infos = [...names].map((name) => record.info(name));
-  const ranges = rangesOf(record, infos.filter((info) => info.payload !== null).map((info) => info.payload));
+  const ranges = payloadRanges(record, infos.filter((info) => info.payload !== null).map((info) => info.payload));
   const upload = new Upload(record, device, usage | COPY_DST);
   try {
     await upload.create(ranges);
     const total = ranges.reduce((sum, { start, end }) => sum + end - start, 0);
-    const hashes = verify ? await import("./contents.js").catch(missing) : null;
+    const hashes = verify ? await import("./verify.js").catch(notLoaded) : null;
     let done = 0;
-    await stream(record, ranges, async (range, from, chunk) => {
+    await streamPayloads(record, ranges, async (range, from, chunk) => {
       await upload.take(range, from, chunk);
       if (hashes) upload.check(range, from, chunk, hashes);
       done += chunk.length;
@@ -60,8 +60,8 @@ class Upload {
     this.hashes = new Map();
   }
 
-  /** Makes every buffer, its size a multiple of 4. Scopes are popped before anything is waited for: they are the
-   *  device's, and whatever else goes on with it would come in between. */
+  /** Makes every buffer, its size a multiple of 4. Error scopes are popped before anything is awaited: they are the
+   *  device's, and errors of other tasks would get into them. */
   async create(ranges) {
     const { device, usage } = this;
     const most = device.limits?.maxBufferSize ?? Infinity;
@@ -90,7 +90,7 @@ by requiredLimits, or split the tensor`, LimitError);
     });
   }
 
-  /** Gathers a range's bytes into pieces: writes start and end on multiples of 4, whatever chunks do. */
+  /** Gathers a range's bytes into pieces: writes start and end on multiples of 4, chunks need not. */
   async take(range, from, chunk) {
     const { start, end } = range;
     let piece = this.pieces.get(start);
@@ -124,7 +124,7 @@ by requiredLimits, or split the tensor`, LimitError);
     piece.filled = 0;
   }
 
-  /** Waits until the device has taken what was queued: else the queue would be the heap that was saved. */
+  /** Waits until the device has taken the queued bytes: else the queue would hold all of them. */
   async drain() {
     this.queued = 0;
     await this.device.queue.onSubmittedWorkDone?.();

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: 0BSD
-/** How a constant of a hollow record is filled, chunk by chunk, and where its bytes go. */
+/** Fills a constant of a hollow record chunk by chunk: its writer, and the targets of the bytes. */
 
 import { FillError, KINDS, ProducerError } from "./format.js";
-import { Tensor } from "./zcrecord.js";
+import { Tensor } from "./record.js";
 
-/** Returns what a sink gave, a writable buffer or an object with write(chunk), as one with write, close and abort. */
-export function given(made, { name, nbytes }) {
+/** Returns the target for the result of a sink: a writable buffer, or an object with write(chunk). */
+export function sinkTarget(made, { name, nbytes }) {
   if (made instanceof ArrayBuffer || ArrayBuffer.isView(made)) {
     const room = made instanceof ArrayBuffer ? new Uint8Array(made)
       : new Uint8Array(made.buffer, made.byteOffset, made.byteLength);
@@ -23,7 +23,7 @@ export function given(made, { name, nbytes }) {
   };
 }
 
-/** Puts elements in C order to where strides say they lie in a payload. */
+/** Copies elements in C order to their strided positions in a payload. */
 export function scatter(octets, { shape, strides, bits, byteOffset }, room) {
   const item = bits / 8;
   const index = shape.map(() => 0);
@@ -52,7 +52,7 @@ export class Writer {
     const what = "its writer was closed, or something failed; open it again";
     if (this.#state !== "open") throw this.#fault(what, FillError);
     try {
-      this._.check(); // what was given up is not to be finished
+      this._.check(); // not after abort
       return await step();
     } catch (error) {
       this.abort();
@@ -100,7 +100,7 @@ export class Writer {
     });
   }
 
-  /** Has the constant count as filled. */
+  /** Marks the constant as filled. */
   async close() {
     if (this.#state !== "open") return;
     const result = await this.#do(() => {
@@ -112,7 +112,7 @@ export class Writer {
     this._.done(result);
   }
 
-  /** Has the constant count as not begun; never throws. */
+  /** Marks the constant as not begun; never throws. */
   abort() {
     if (this.#state !== "open") return;
     this.#state = "aborted";
@@ -120,7 +120,7 @@ export class Writer {
     try {
       Promise.resolve(this._.target.abort()).catch(() => {});
     } catch {
-      // what is let go of may say what it likes
+      // the target is not used any more
     }
   }
 }

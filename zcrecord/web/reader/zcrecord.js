@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: 0BSD
-/** Reads zcrecord archives in browsers and Node 20+; zcrecord.d.ts documents it. Loads other modules when needed. */
+/** Opens archives; zcrecord.d.ts documents it. Other modules are loaded when needed. */
 
-import { END, KINDS, NONE, LimitError, RecordError, TensorNotFoundError, UnsupportedError, big, checkGoing, checkIndex,
-  crc32, decodeHeader, decodeIndex, exact, missing, need, printable, range, rule } from "./format.js";
-import { FIRST, placeOf } from "./places.js";
+import { END, UnsupportedError, checkCancelled, checkIndex, crc32, decodeHeader, decodeIndex, need, notLoaded,
+  rule } from "./format.js";
+import { Record, Tensor, located } from "./record.js";
+import { FIRST, HttpFile } from "./source.js";
 
+export { Record, Tensor };
 export { FillError, FormatError, IntegrityError, LimitError, LoadCancelledError, ProducerError, RecordError,
   SourceError, SourceNotFoundError, TensorNotFoundError, UnsupportedError, VersionError } from "./format.js";
 
@@ -12,44 +14,50 @@ export async function open(source, options = {}) {
   const { signal, verify = "index", embedded } = options;
   need(["index", "full"].includes(verify), `verify is "index" or "full", not ${verify}`, UnsupportedError);
   need(new Uint8Array(Uint16Array.of(1).buffer)[0], "this machine is not little-endian", UnsupportedError);
-  checkGoing(signal);
-  const place = await placeOf(source, options);
+  checkCancelled(signal);
+  const bytes = await sourceOf(source, options);
   try {
-    const { index, ...found } = await locate(place, embedded, signal);
+    const { index, ...found } = await locate(bytes, embedded, signal);
     rule(17, crc32(index) === found.header.indexCrc, "index");
     const ix = decodeIndex(index);
     checkIndex(ix, found.header);
-    const record = new Record({ ...found, ix, place });
+    const record = new Record({ ...found, ix, source: bytes });
     if (verify === "full") await record.verify(options);
     return record;
   } catch (error) {
-    await place.close?.();
-    const told = error.rule && await import("./rules.js").then(({ explain }) => explain(error), () => null);
-    throw located(told || error, { path: place.path });
+    await bytes.close?.();
+    const explained = error.rule && await import("./rules.js").then(({ explain }) => explain(error), () => null);
+    throw located(explained || error, { path: bytes.path });
   }
 }
 
-function located(error, where) {
-  const what = `this machine has no room for it: ${error.message}; save it in parts`;
-  if (error instanceof RangeError) error = new LimitError(what, { cause: error });
-  return error instanceof RecordError ? error.located(where) : error;
+/** Returns the ByteSource of a URL; local.js has every other one. */
+async function sourceOf(source, { fetch = globalThis.fetch, headers, cache = "no-store", allowWhole }) {
+  const text = typeof source === "string" || source instanceof URL ? String(source) : "";
+  const base = globalThis.location?.href; // Node has none: other strings are paths
+  const url = text && URL.canParse(text, base) ? new URL(text, base) : null;
+  const { protocol, host, pathname, search, href } = url ?? { protocol: "" };
+  if (/^(file|.?):?$/.test(protocol)) return (await import("./local.js").catch(notLoaded)).localSource(source);
+  // Without credentials, which a query may hold, too.
+  const path = `${protocol}${host && "//"}${host}${pathname}${search && "?…"}`;
+  return new HttpFile({ url: href, path, fetch, headers, cache, allowWhole });
 }
 
 /** Finds header, start and index (R8, R14). */
-async function locate(place, embedded, signal) {
+async function locate(source, embedded, signal) {
   const held = [];
   const get = async (lo, hi) => {
     const found = held.find(([start, octets]) => start <= lo && hi <= start + octets.length);
     if (found) return found[1].subarray(lo - found[0], hi - found[0]);
-    held.push([lo, await place.read(lo, hi, signal)]);
+    held.push([lo, await source.read(lo, hi, signal)]);
     return held.at(-1)[1];
   };
-  await get(0, Math.min(FIRST, place.size ?? FIRST));
-  let [base, size] = [0, place.size];
+  await get(0, Math.min(FIRST, source.size ?? FIRST));
+  let [base, size] = [0, source.size];
   need(size, "the file is empty");
   need(size < 2 ** 53, "is larger than 2^53 bytes", UnsupportedError);
   rule(14, size >= END, "the file", size);
-  if (embedded) [base, size] = await (await import("./embedded.js").catch(missing)).find(embedded, get, size);
+  if (embedded) [base, size] = await (await import("./embedded.js").catch(notLoaded)).search(embedded, get, size);
   const first = await get(base, base + END);
   const header = decodeHeader(first, "header");
   const end = base + size;
@@ -61,120 +69,17 @@ async function locate(place, embedded, signal) {
   rule(14, trailer.archiveSize === size, "trailer", size);
   const start = base + trailer.indexOffset;
   let index = await get(start, start + trailer.indexSize);
-  // Copied where it is unaligned, shared with threads, or a part of more, which it would keep.
-  if (index.byteOffset % 8 || !place.octets || !(index.buffer instanceof ArrayBuffer)) index = index.slice();
+  // Copied if it is unaligned, shared with threads, or would keep a larger buffer alive.
+  if (index.byteOffset % 8 || !source.octets || !(index.buffer instanceof ArrayBuffer)) index = index.slice();
   return { header: trailer, sealed: header !== null, base, index };
 }
 
-export class Record {
-  #names = null;
-  #numbers = null;
-
-  constructor({ header, sealed, base, ix, place, digest = ix.digestKind ? "xxh3" : "none" }) {
-    const { indexCrc: _, ...rest } = header;
-    const layout = { ...rest, sealed, digest, offset: base };
-    Object.assign(this, { path: place.path, layout, length: ix.tensors.n, nbytes: ix.nbytes, _header: header,
-      _base: base, _ix: ix, _place: place });
-  }
-
-  get names() {
-    return (this.#names ??= Object.freeze(range(this.length, this._ix.tensors.name)));
-  }
-
-  has(name) {
-    return this._search(name) >= 0;
-  }
-
-  /** Returns a tensor's number, or -1. */
-  _search(name) {
-    this.#numbers ??= new Map(this.names.map((each, i) => [each, i]));
-    return this.#numbers.get(name) ?? -1;
-  }
-
-  _find(name) {
-    const i = this._search(name);
-    if (i >= 0) return i;
-    const text = String(name);
-    const tail = text.split(".").pop();
-    const close = this.names.filter((n) => n.endsWith(tail) || n.includes(text)).slice(0, 3).map(printable);
-    const what = close.length ? `close names: '${close.join("', '")}'`
-      : `record.names has all ${this.length}`;
-    throw this._located(new TensorNotFoundError(`not in this record; ${what}`), text);
-  }
-
-  _located(error, tensor = null) {
-    return located(error, { path: this.path, tensor });
-  }
-
-  info(name) {
-    return this._info(this._find(name));
-  }
-
-  _info(i) {
-    const { tensors: t, modules, dims, strides } = this._ix;
-    const [code, bits, number, byteOffset] = [t.dtype(i), t.bits(i), t.payload(i), t.offset(i)];
-    const shape = range(t.rank(i), (k) => exact(big(dims, t.dims(i) + k)));
-    const step = (k) => exact(BigInt.asIntN(64, big(strides, t.strides(i) + k)));
-    const empty = number === NONE;
-    const count = empty ? 0 : shape.reduce((a, b) => a * Number(b), 1);
-    return {
-      name: t.name(i), dtype: KINDS.get(code)?.name ?? `unknown_${code}`, code, bits, shape, count, byteOffset,
-      strides: t.strides(i) === NONE ? null : range(t.rank(i), step),
-      offset: empty ? null : this._start(number) + byteOffset,
-      nbytes: bits || empty ? Math.ceil((count * bits) / 8) : this._nbytes(number),
-      payload: empty ? null : number, digest: empty ? null : this._digest(number), module: modules.name(t.parent(i)),
-    };
-  }
-
-  _nbytes(number) {
-    return this._ix.payloads.nbytes(number);
-  }
-
-  _start(number) {
-    return this._base + this._header.payloadOffset + this._ix.payloads.offset(number);
-  }
-
-  _digest(number) {
-    return this.layout.digest === "none" ? null : big(this._ix.payloads, number);
-  }
-
-  async _payload(number, lo, hi, signal, onProgress) {
-    try {
-      checkGoing(signal);
-      const start = this._start(number);
-      return lo === hi ? new Uint8Array(0) : await this._place.read(start + lo, start + hi, signal, onProgress);
-    } catch (error) {
-      throw this._located(error);
-    }
-  }
-
-  async tensor(name, { signal, verify, onProgress } = {}) {
-    const info = this.info(name);
-    const { bits, payload, nbytes } = info;
-    try {
-      let get = async (lo, hi) => {
-        const octets = await this._payload(payload, lo, hi, signal, onProgress);
-        onProgress?.(hi - lo, hi - lo);
-        return octets;
-      };
-      if (verify && nbytes) get = await this._verified(payload, get);
-      if (bits && bits % 8 === 0 && !info.strides) return new Tensor(info, await get(0, nbytes));
-      return await this._read(info, get);
-    } catch (error) {
-      throw this._located(error, name);
-    }
-  }
-
-  async close() {
-    await this._place.close?.();
-  }
-}
-
+/** Gives Record methods of a module that is loaded when one is called. */
 function later(load, ...names) {
   for (const name of names) {
-    Record.prototype[name] = async function ask(...given) {
+    Record.prototype[name] = async function call(...args) {
       try {
-        return await (await load().catch(missing))[name](this, ...given);
+        return await (await load().catch(notLoaded))[name](this, ...args);
       } catch (error) {
         throw this._located(error);
       }
@@ -182,31 +87,8 @@ function later(load, ...names) {
   }
 }
 later(() => import("./structure.js"), "modules", "attributes", "metadata", "tree", "tied");
-later(() => import("./elements.js"), "array", "slice", "_read");
-later(() => import("./contents.js"), "verify", "contentDigest", "_verified");
+later(() => import("./tensors.js"), "array", "slice", "_read");
+later(() => import("./verify.js"), "verify", "_verified");
+later(() => import("./contentdigest.js"), "contentDigest");
 later(() => import("./upload.js"), "uploadTo");
 later(() => import("./hollow.js"), "hollow");
-
-/** Elements in C order; elements.js has all others. */
-export class Tensor {
-  constructor({ name, dtype, code, bits, shape, strides, count }, octets, Kind = KINDS.get(code)?.Array ?? Uint8Array) {
-    const item = Kind.BYTES_PER_ELEMENT;
-    if (octets.byteOffset % item) octets = octets.slice();
-    const data = new Kind(octets.buffer, octets.byteOffset, octets.length / item);
-    const components = bits >= 8 ? bits / 8 / item : 1;
-    Object.assign(this, { name, dtype, code, bits, shape: shape.map(Number), strides, base: 0, count, packed: false,
-      components, data, nbytes: octets.length });
-  }
-
-  contiguous() {
-    return this;
-  }
-
-  unpack() {
-    return this.data;
-  }
-
-  strings() {
-    throw new UnsupportedError(`${this.dtype} has no strings`);
-  }
-}

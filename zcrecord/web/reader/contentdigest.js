@@ -1,122 +1,12 @@
 // SPDX-License-Identifier: 0BSD
-/**
- * What only the payloads' bytes can tell: digests (XXH3, the content digest), zeros between payloads, pad bits, bools
- * and the ends of strings. Reads forward and holds a chunk at a time; what the index says is taken as verified.
- */
+/** The content digest of a record, the same however it is laid out; reads forward and holds a chunk at a time. */
 
-import { Sha256, Xxh3, xxh3 } from "./digests.js";
-import { rangesOf, stream } from "./stream.js";
+import { Sha256 } from "./digests.js";
+import { LimitError, NONE, big, compare, eachWord } from "./format.js";
+import { payloadRanges, streamPayloads } from "./payloads.js";
 import { checkFullNames } from "./structure.js";
-import { END, FormatError, IntegrityError, KINDS, LimitError, NONE, big, compare, eachWord } from "./format.js";
 
-export { Xxh3 };
-
-// -- level `full` ----------------------------------------------------------------------------------------------------
-
-/** Checks every payload's digest, and that all other bytes of the archive outside the index are zero (R70 to R74). */
-export async function verify(record, { signal, onProgress, maxInFlight } = {}) {
-  const { _header: h, _base: base } = record;
-  const { bools, pads, texts } = expectations(record);
-  const ranges = [];
-  let at = base + (h.front ? END + h.indexSize : END);
-  const end = base + (h.front ? h.archiveSize - END : h.indexOffset);
-  for (const range of rangesOf(record)) {
-    if (at < range.start) ranges.push({ start: at, end: range.start, numbers: [] });
-    ranges.push(range);
-    at = range.end;
-  }
-  if (at < end) ranges.push({ start: at, end, numbers: [] });
-  const total = ranges.reduce((sum, range) => sum + range.end - range.start, 0);
-  const seen = new Map();
-  let done = 0;
-  await stream(record, ranges, (range, from, chunk) => {
-    const { start, end: stop, numbers } = range;
-    done += chunk.length;
-    if (!numbers.length) {
-      const what = `the gap [0x${start.toString(16)}, 0x${stop.toString(16)}) holds bytes that are not zero`;
-      if (chunk.some(Boolean)) throw record._located(new FormatError(what, { offset: start }));
-    } else {
-      const last = from + chunk.length === stop - start;
-      checkElements(record, numbers, chunk, last, bools, pads);
-      const wanted = record._digest(numbers[0]);
-      if (wanted === null) return onProgress?.(done, total);
-      if (!seen.has(start)) seen.set(start, new Xxh3(stop - start));
-      const hash = seen.get(start).update(chunk);
-      if (last) {
-        seen.delete(start);
-        if (hash.digest() !== wanted) throw damaged(record, numbers[0], userOf(record, numbers));
-      }
-    }
-    return onProgress?.(done, total);
-  }, { signal, maxInFlight });
-  for (const name of texts) await record.tensor(name, { signal });
-}
-
-/** Returns that a payload is damaged. */
-export function damaged(record, number, tensor) {
-  const what = `payload ${number}: its digest does not match; the file is damaged, copy it again`;
-  return new IntegrityError(what, { path: record.path, tensor, offset: record._start(number) });
-}
-
-/** Checks the digest of a payload, if it has one. Returns what reads ranges of the bytes that were checked: what is
- *  fetched again could be something else. */
-export async function _verified(record, number, get) {
-  const wanted = record._digest(number);
-  if (wanted === null) return get;
-  const octets = await get(0, record._nbytes(number));
-  if (xxh3(octets) !== wanted) throw damaged(record, number);
-  // A part that was fetched does not keep all of it; one of memory is a view.
-  const cut = record._place.octets ? "subarray" : "slice";
-  return async (lo, hi) => (hi - lo < octets.length ? octets[cut](lo, hi) : octets);
-}
-
-/** Returns the name of a tensor that uses one of some payloads. */
-function userOf({ _ix: ix }, numbers) {
-  for (let i = 0; i < ix.tensors.n; i++) {
-    if (numbers.includes(ix.tensors.payload(i))) return ix.tensors.name(i);
-  }
-  return null;
-}
-
-/** Returns which payloads hold bools, which have pad bits, by tensor, and tensors of strings, each kind once. */
-function expectations({ _ix: ix }) {
-  const { tensors: t } = ix;
-  const [bools, pads, texts] = [new Map(), new Map(), new Map()];
-  for (let i = 0; i < t.n; i++) {
-    const [number, code, bits] = [t.payload(i), t.dtype(i), t.bits(i)];
-    if (number === NONE || !KINDS.has(code)) continue;
-    if (code === 1) bools.set(number, i);
-    else if (code === 64) texts.set(`${number} ${countOf(ix, i)}`, t.name(i));
-    else if (bits < 8 && (countOf(ix, i) * bits) % 8) {
-      const used = (countOf(ix, i) * bits) % 8;
-      if (!pads.has(number) || pads.get(number).used > used) pads.set(number, { used, i });
-    }
-  }
-  return { bools, pads, texts: texts.values() };
-}
-
-function countOf({ tensors: t, dims }, i) {
-  let count = 1;
-  for (let at = t.dims(i); at < t.dims(i) + t.rank(i); at++) count *= dims.high(at) * 2 ** 32 + dims.low(at);
-  return count;
-}
-
-function checkElements(record, numbers, chunk, last, bools, pads) {
-  for (const number of numbers) {
-    const tensor = (i) => ({ path: record.path, tensor: record._ix.tensors.name(i) });
-    if (bools.has(number) && chunk.some((byte) => byte > 1)) {
-      throw new FormatError("a bool is neither 0 nor 1", tensor(bools.get(number)));
-    }
-    const pad = last && pads.get(number);
-    if (pad && chunk[chunk.length - 1] >> pad.used) {
-      throw new FormatError("the pad bits after its last element are not zero", tensor(pad.i));
-    }
-  }
-}
-
-// -- the content digest ----------------------------------------------------------------------------------------------
-
-/** Returns 'sha256:...' over what the record holds, however it is laid out; FORMAT.md has the exact bytes (R76). */
+/** Returns 'sha256:...'; FORMAT.md has the exact bytes (R76). */
 export async function contentDigest(record, { signal } = {}) {
   const { _ix: ix } = record;
   const { pool, byName, tensors, modules: m, attributes } = ix;
@@ -160,7 +50,7 @@ export async function contentDigest(record, { signal } = {}) {
   return `sha256:${Array.from(sha.digest(), (byte) => byte.toString(16).padStart(2, "0")).join("")}`;
 }
 
-/** Puts what names and keys do not tell of the tree, if there is any (FORMAT.md, Content digest, 5). */
+/** Adds the parts of the tree that names and keys do not imply, if there are any (FORMAT.md, Content digest, 5). */
 function putOrder({ pool, byName, tensors, modules: m, attributes }, number, text) {
   if (m.n === 1 && m.kind(0) !== 2 && m.kind(0) !== 3) return;
   // Strings of bytes: they compare as bytes do.
@@ -173,8 +63,8 @@ function putOrder({ pool, byName, tensors, modules: m, attributes }, number, tex
   const named = Array.from({ length: tensors.n }, (_, k) => byName.item(k)).map((i) => (
     { name: raw(tensors.start(i), tensors.size(i)), parent: tensors.parent(i) }));
   const starts = names.slice(1).map((name) => `${name}.`).sort(byBytes);
-  const lost = [named, inner.sort((a, b) => byBytes(a.name, b.name))].map((all) => astray(all, names, starts));
-  const lists = turned({ tensors, attributes, m }, names, raw).sort((a, b) => byBytes(a.name, b.name));
+  const lost = [named, inner.sort((a, b) => byBytes(a.name, b.name))].map((all) => misplacedByName(all, names, starts));
+  const lists = explicitListOrders({ tensors, attributes, m }, names, raw).sort((a, b) => byBytes(a.name, b.name));
   if (!lost[0].length && !lost[1].length && !lists.length) return;
   for (const found of lost) {
     number(found.length);
@@ -188,8 +78,8 @@ function putOrder({ pool, byName, tensors, modules: m, attributes }, number, tex
   }
 }
 
-/** Returns those that lie in another module than their names say: that of the longest start. Both ascend. */
-function astray(all, names, starts) {
+/** Returns entries that are not in the module that their names imply: the longest prefix. Both arguments ascend. */
+function misplacedByName(all, names, starts) {
   const around = [""];
   let at = 0;
   const leave = (name) => {
@@ -205,8 +95,8 @@ function astray(all, names, starts) {
   });
 }
 
-/** Returns lists and tuples whose children are in an order that their keys do not tell, with those. */
-function turned({ tensors, attributes, m }, names, raw) {
+/** Returns the lists and tuples whose order their keys do not imply, each with its keys. */
+function explicitListOrders({ tensors, attributes, m }, names, raw) {
   const children = new Map();
   for (let i = 0; i < m.n; i++) if (m.kind(i) === 2 || m.kind(i) === 3) children.set(i, []);
   if (!children.size) return [];
@@ -218,8 +108,8 @@ function turned({ tensors, attributes, m }, names, raw) {
   return [...children].map(([i, found]) => (
     { name: names[i], keys: found.sort((a, b) => a.place - b.place).map(({ key }) => key) })).filter(({ keys }) => {
     const numbers = new Set(keys.map((_, k) => String(k)));
-    const told = keys.every((key) => numbers.has(key)) ? [...numbers] : [...keys].sort();
-    return keys.some((key, k) => key !== told[k]);
+    const implied = keys.every((key) => numbers.has(key)) ? [...numbers] : [...keys].sort();
+    return keys.some((key, k) => key !== implied[k]);
   });
 }
 
@@ -242,7 +132,7 @@ async function elementDigests(record, signal) {
   const add = (from, at) => void (from.low(at) !== NONE && whole.push(from.low(at)));
   for (let i = 0; i < attributes.n; i++) if (attributes.type(i) === 6) eachWord(record._ix, attributes, i, add);
   const running = new Map();
-  await stream(record, rangesOf(record, whole), ({ start, end, numbers }, from, chunk) => {
+  await streamPayloads(record, payloadRanges(record, whole), ({ start, end, numbers }, from, chunk) => {
     const key = payloadKey(record, numbers[0]);
     if (!running.has(key)) running.set(key, new Sha256());
     running.get(key).update(chunk);

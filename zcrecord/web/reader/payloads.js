@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: 0BSD
-/** Many payloads at once: read forward as they lie in the file, neighbours in one request, a few requests at a time. */
+/** Reads many payloads forward, in file order: neighbours in one request, a few requests at a time. */
 
-import { pieces } from "./pieces.js";
-import { UnsupportedError, checkGoing, need } from "./format.js";
+import { readPieces } from "./pieces.js";
+import { UnsupportedError, checkCancelled, need } from "./format.js";
 
-const NEAR = 1 << 16; // bytes between payloads that are fetched rather than asking twice
-const GROUP = 1 << 26; // bytes of small payloads that one request brings
+const NEAR = 1 << 16; // bytes between payloads that are fetched to save a request
+const GROUP = 1 << 26; // bytes of small payloads in one request, at most
 
-/** Returns the distinct ranges of payloads in the file, ascending, each with the numbers that have it. */
-export function rangesOf(record, numbers = Array.from({ length: record._ix.payloads.n }, (_, i) => i)) {
+/** Returns the distinct ranges of payloads in the file, ascending, each with the numbers of its payloads. */
+export function payloadRanges(record, numbers = Array.from({ length: record._ix.payloads.n }, (_, i) => i)) {
   const out = [];
   for (const number of [...new Set(numbers)].sort((a, b) => a - b)) {
     const start = record._start(number);
@@ -18,13 +18,13 @@ export function rangesOf(record, numbers = Array.from({ length: record._ix.paylo
   return out;
 }
 
-/** Calls `take` with a range, where in it a chunk starts, and the chunk, which is good until that returns. */
-export async function stream(record, ranges, take, { signal, maxInFlight = 3 } = {}) {
+/** Calls `take(range, offset in it, chunk)` for each chunk, which is valid until that returns. */
+export async function streamPayloads(record, ranges, take, { signal, maxInFlight = 3 } = {}) {
   need(maxInFlight >= 1, "maxInFlight is a number from 1 on", UnsupportedError);
-  checkGoing(signal);
+  checkCancelled(signal);
   if (record._room) {
     for (const range of ranges.filter(({ numbers }) => numbers.length)) {
-      checkGoing(signal);
+      checkCancelled(signal);
       await take(range, 0, record._room(range.numbers[0]));
     }
     return;
@@ -40,7 +40,7 @@ export async function stream(record, ranges, take, { signal, maxInFlight = 3 } =
   const run = () => work().catch((error) => { failed ??= { error }; stop.abort(); });
   await Promise.all(Array.from({ length: Math.min(maxInFlight, groups.length) }, run));
   signal?.removeEventListener("abort", abort);
-  checkGoing(signal);
+  checkCancelled(signal);
   if (failed) throw failed.error;
 }
 
@@ -58,12 +58,12 @@ function groupsOf(ranges) {
 
 async function readGroup(record, { start, end, ranges }, take, signal) {
   let [at, k] = [start, 0];
-  for await (const chunk of pieces(record._place, start, end, signal)) {
+  for await (const chunk of readPieces(record._source, start, end, signal)) {
     const next = at + chunk.length;
     for (; k < ranges.length && ranges[k].start < next; k++) {
       const range = ranges[k];
       const [lo, hi] = [Math.max(at, range.start), Math.min(next, range.end)];
-      checkGoing(signal);
+      checkCancelled(signal);
       if (lo < hi) await take(range, lo - range.start, chunk.subarray(lo - at, hi - at));
       if (range.end > next) break;
     }

@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: 0BSD
-/** Tensors whose elements are not simply there in C order: strided views, packed elements, strings. */
+/** Strided tensors, tensors of packed elements and of strings; slices, and elements as arrays. */
 
 import { KINDS, UnsupportedError, need } from "./format.js";
-import { roomFor } from "./pieces.js";
-import { Tensor } from "./zcrecord.js";
+import { allocate } from "./pieces.js";
+import { Tensor } from "./record.js";
 
 const product = (shape) => shape.reduce((a, b) => a * Number(b), 1);
 
 /** Returns the tensor of `info`; `get` reads a range of its payload. */
 export function _read(record, info, get) {
-  return part(record, info, get, 0, Infinity);
+  return readItems(record, info, get, 0, Infinity);
 }
 
 export async function slice(record, name, start = 0, stop = Infinity, { signal } = {}) {
@@ -21,14 +21,14 @@ export async function slice(record, name, start = 0, stop = Infinity, { signal }
   const [first, end] = [start, stop].map((n) => at(Math.trunc(n) || 0)); // NaN is 0
   try {
     const get = (lo, hi) => record._payload(info.payload, lo, hi, signal);
-    return await part(record, info, get, first, Math.max(first, end));
+    return await readItems(record, info, get, first, Math.max(first, end));
   } catch (error) {
     throw record._located(error, name);
   }
 }
 
 /** Returns items [start, stop) of the first axis. */
-async function part(record, all, get, start, stop) {
+async function readItems(record, all, get, start, stop) {
   const { bits, code, strides, payload, shape: [rows = 1, ...rest] } = all;
   const info = start === 0 && stop >= rows ? all : { ...all, shape: [stop - start, ...rest] };
   info.count = payload === null ? 0 : product(info.shape);
@@ -63,7 +63,7 @@ class StridedTensor extends Tensor {
   contiguous() {
     const { shape, strides, components: each, data, count } = this;
     const rank = shape.length;
-    const out = roomFor(count * each, data.constructor);
+    const out = allocate(count * each, data.constructor);
     const index = new Array(rank).fill(0);
     const [inner, step] = rank ? [shape[rank - 1], Number(strides[rank - 1]) * each] : [1, 0];
     let at = this.base * each;
@@ -82,7 +82,7 @@ class StridedTensor extends Tensor {
   }
 }
 
-/** Reads what strides reach of items from `start` on. */
+/** Reads the bytes that strides reach, of items from `start` on. */
 async function strided(info, get, start) {
   const { shape, strides, bits, byteOffset } = info;
   const item = bits / 8;
@@ -96,7 +96,7 @@ async function strided(info, get, start) {
   return new StridedTensor(info, await get(first + low * item, first + (high + 1) * item), 0 - low); // not -0
 }
 
-/** Of elements narrower than a byte; those of an unknown type are not told apart. */
+/** Elements narrower than a byte; those of an unknown type cannot be unpacked. */
 class PackedTensor extends Tensor {
   constructor(info, octets) {
     super(info, octets, Uint8Array);
@@ -106,7 +106,7 @@ class PackedTensor extends Tensor {
   unpack() {
     const { bits, data, code } = this;
     if (!this.packed) return data; // of an unknown type
-    const out = roomFor(this.count, KINDS.get(code).Array);
+    const out = allocate(this.count, KINDS.get(code).Array);
     const shift = out instanceof Int8Array ? 32 - bits : 0;
     for (let i = 0, bit = 0; i < out.length; i++, bit += bits) {
       const at = Math.floor(bit / 8); // `>>` would wrap beyond 2^32
@@ -125,7 +125,7 @@ async function packed(info, get, { shape }, start) {
   return new PackedTensor(info, skip || (count % 8 && !whole) ? shifted(octets, skip, count) : octets);
 }
 
-/** Returns bits [skip, skip + count) of a stream as one of its own, zeros after the last. */
+/** Returns bits [skip, skip + count), with zeros after the last. */
 function shifted(octets, skip, count) {
   const out = new Uint8Array(Math.ceil(count / 8));
   for (let i = 0; i < out.length; i++) out[i] = (octets[i] | (octets[i + 1] << 8)) >>> skip;
@@ -139,12 +139,12 @@ class StringTensor extends Tensor {
     return Array.from({ length: this.count }, (_, i) => {
       const octets = this.data.subarray(this._ends[i], this._ends[i + 1]);
       if (!decoded) return octets;
-      return decoder.decode(octets.buffer instanceof ArrayBuffer ? octets : octets.slice()); // shared ones it refuses
+      return decoder.decode(octets.buffer instanceof ArrayBuffer ? octets : octets.slice()); // it refuses shared memory
     });
   }
 }
 
-/** Reads strings, whose ends stand in a table at the end of the payload; it is checked before one is used (R71). */
+/** Reads strings; the table of their ends, at the end of the payload, is checked first (R71). */
 async function strings(info, get, { shape }, start, nbytes) {
   const all = product(shape);
   const room = nbytes - 8 * (all + 1);
