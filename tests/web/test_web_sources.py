@@ -1,4 +1,4 @@
-"""The text of zcrecord.js, without anything that runs it: its size, what it imports, errors, words and declarations."""
+"""The text of zcrecord.js, without anything that runs it: its size, imports, errors, words and declarations."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ _SCRIPTS = (  # each after those it imports
     "view/treemap.js",
     "view/layoutmap.js",
     "view/tables.js",
-    "view/parts.js",
+    "view/selection.js",
     "report/report.js",
 )
 _STYLES = ("view/view.css", "report/report.css")

@@ -1,4 +1,4 @@
-// What only browsers have: other origins, URLs of a page, workers.
+// Only in browsers: other origins, URLs of a page, workers.
 
 import { open } from "../../../zcrecord/web/reader/zcrecord.js";
 import { equal, rejects, test } from "./harness.mjs";

@@ -1,5 +1,5 @@
-// Describes the archives that standard input names, one JSON array of [path, name, embedded] a line, as JSON lines: what
-// describe.js makes of them, which has to be what Python makes.
+// Describes the archives that standard input names, one JSON array of [path, name, embedded] a line, as JSON lines by
+// describe.js, which have to be those of Python.
 
 import { readFileSync } from "node:fs";
 

@@ -1,4 +1,4 @@
-// What tests of zcrecord.js need, in Node and in browsers alike: tests register themselves, and are run by `run`.
+// A test harness for zcrecord.js, in Node and in browsers alike: tests register themselves, and `run` runs them.
 
 const tests = [];
 
@@ -7,7 +7,7 @@ export function test(name, body) {
   tests.push({ name, body });
 }
 
-/** Runs every test and returns what each came to: { name, error }, no error for those that passed. */
+/** Runs every test and returns their results: { name, error }, no error for those that passed. */
 export async function run(context) {
   const results = [];
   for (const { name, body } of tests) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: 0BSD
 /**
- * The description that view.js draws, of an archive that zcrecord.js has opened: what zcrecord/report/pages.py makes in
- * Python. Knows the columns of an index; fetches nothing.
+ * Makes the description that view.js draws, of an archive that zcrecord.js has opened; zcrecord/report/pages.py does
+ * it in Python. Knows the columns of an index; fetches nothing.
  */
 
 import { KINDS, NONE, big } from "../reader/format.js";
@@ -11,7 +11,7 @@ const MOST_TEXT = 2000; // characters of a value
 const MOST_ITEMS = 20; // of a list
 const MOST_ITEM = 200; // characters of an item
 
-/** Returns the description of an opened archive, which the page is to call `name`. */
+/** Returns the description of an opened archive; the page calls it `name`. */
 export function describe(record, name, { contentDigest = null } = {}) {
   const { _ix: ix } = record;
   const { layout } = record;
@@ -29,9 +29,9 @@ export function describe(record, name, { contentDigest = null } = {}) {
   };
   addTensors(record, out);
   for (const { parent, place, name: key, value } of values(record, ix.attributes)) {
-    add(out.attributes, { key, module: parent, place, value: told(value) });
+    add(out.attributes, { key, module: parent, place, value: jsonable(value) });
   }
-  for (const { name: key, value } of values(record, ix.metadata)) add(out.metadata, { key, value: told(value) });
+  for (const { name: key, value } of values(record, ix.metadata)) add(out.metadata, { key, value: jsonable(value) });
   return out;
 }
 
@@ -39,7 +39,7 @@ function add(columns, row) {
   for (const [column, value] of Object.entries(row)) columns[column].push(value);
 }
 
-/** Returns the number of a text in a list, where it is put if it is new. */
+/** Returns the index of a text in a list; a new one is appended. */
 function numberOf(text, list, numbers) {
   if (!numbers.has(text)) numbers.set(text, list.push(text) - 1);
   return numbers.get(text);
@@ -93,8 +93,8 @@ function modulesOf(ix) {
   return out;
 }
 
-/** Returns a value as view.js has them: what JSON cannot say as text, and nothing out of proportion. */
-function told(value, most = MOST_TEXT) {
+/** Returns a value that JSON can hold, as view.js documents it: shortened if it is long. */
+function jsonable(value, most = MOST_TEXT) {
   if (typeof value === "bigint" || (typeof value === "number" && !Number.isFinite(value))) {
     return { number: numberText(value) };
   }
@@ -103,7 +103,7 @@ function told(value, most = MOST_TEXT) {
     return letters.length > most ? { text: letters.slice(0, most).join(""), count: [...value].length } : value;
   }
   if (Array.isArray(value)) {
-    return { items: value.slice(0, MOST_ITEMS).map((item) => told(item, MOST_ITEM)), count: value.length };
+    return { items: value.slice(0, MOST_ITEMS).map((item) => jsonable(item, MOST_ITEM)), count: value.length };
   }
   return value !== null && typeof value === "object" ? { nbytes: value.nbytes } : value;
 }

@@ -2,15 +2,15 @@
 /**
  * An engine for network.js on WebGPU: arrays are { shape, buffer, offset }, the offset in elements.
  *
- * Weights go from the network into their buffers by `uploadTo`, without being in one piece in between. Each operator
- * is a kernel of a thread for each element of what it makes; for a model of any size that would not do.
+ * Weights go from the network into their buffers by `uploadTo`, and are never whole in the heap. Each operator is a
+ * kernel with a thread for each element of its result; for a large model that would be too slow.
  */
 
 const GROUP = 64; // threads
 const MOST = 65535; // groups in a row, the least that every device allows
 const [STORAGE, UNIFORM, COPY_SRC, COPY_DST, MAP_READ] = [0x80, 0x40, 4, 8, 1];
 
-// What every kernel has: three inputs at most, a result, eight integers and two numbers. `p.n` is how many threads.
+// Bindings of every kernel: up to three inputs, a result, eight integers and two numbers. `p.n` counts threads.
 const HEAD = `
 struct Parameters { n: u32, a: u32, b: u32, c: u32, i: vec4u, j: vec4u, f: vec4f }
 @group(0) @binding(0) var<storage, read> a: array<f32>;
@@ -51,10 +51,10 @@ export async function gpuEngine() {
   if (!adapter) return null;
   const { vendor, architecture, description } = adapter.info ?? {};
   const called = description || [vendor, architecture].filter(Boolean).join(" ");
-  return new Gpu(await adapter.requestDevice(), called);
+  return new GpuEngine(await adapter.requestDevice(), called);
 }
 
-class Gpu {
+class GpuEngine {
   #kernels = new Map();
   #buffers = [];
 

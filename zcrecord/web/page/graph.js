@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: 0BSD
 /**
- * An ONNX graph from the skeleton that an archive has as its attribute `onnx.graph`: nodes, inputs, outputs.
+ * Decodes the ONNX graph in an archive's attribute `onnx.graph`: nodes, inputs, outputs.
  *
- * Reads protobuf as far as that takes, and skips all else; weights are not in it. Source of field numbers: onnx.proto.
+ * Reads the protobuf fields it needs, and skips all others; weights are not in it. Source of field numbers: onnx.proto.
  */
 
 const [GRAPH, NODE, INITIALIZER, INPUT, OUTPUT] = [7, 1, 5, 11, 12];

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: 0BSD
 /**
- * A tensor as a picture: a matrix of it, in at most 192 x 256 cells, each the element of largest magnitude that falls
- * into it. An outlier is so never lost, and every cell is an element that is really there, with its index.
+ * A tensor as a picture: a matrix of it, in at most 192 x 256 cells, each the element of largest magnitude in it:
+ * an outlier is never lost, and every cell is an element of the tensor, with its index.
  *
- * Pointer or arrow keys move over it, and what is under them is told. Knows nothing of where elements come from.
+ * The element under the pointer, or under the cursor that arrow keys move, is named below it.
  */
 
 import { short } from "./values.js";
@@ -17,7 +17,7 @@ const COLOURS = {
   dark: { zero: [24, 27, 33], plus: [255, 138, 96], minus: [92, 176, 255], odd: [255, 90, 255], none: [66, 71, 80] },
 };
 
-/** Returns rows and columns that a shape is shown in: its axes are parted where that is nearest to a square. */
+/** Returns rows and columns that a shape is shown in: its axes are split so that it is nearest to a square. */
 export function matrixOf(shape) {
   const dims = shape.map(Number);
   const count = dims.reduce((a, b) => a * b, 1);

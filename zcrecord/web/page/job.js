@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: 0BSD
 /**
- * Work that takes a while, as a page shows it: a bar, a button that cancels, and what went wrong as text in its place.
+ * A task that takes a while, on a page: a progress bar, a button that cancels, and the text of an error.
  *
- * One thing is done at a time: what is begun ends what was there before.
+ * One task runs at a time: a new one ends the one before.
  */
 
 import { make, shown } from "../view/model.js";
@@ -18,7 +18,7 @@ export function inWords(error) {
 export class Job {
   #abort = null;
 
-  /** `onSource` is told of an error that opening the archive again may mend, and null when something was done. */
+  /** `onSource` is called with an error that opening the archive again may mend, and with null after a success. */
   constructor(label, onSource) {
     this.onSource = onSource;
     this.bar = make("progress", { "aria-label": label, max: "1", value: "0" });
@@ -30,7 +30,7 @@ export class Job {
     this.element = make("div", { class: "job" }, this.going, this.status, this.alert);
   }
 
-  /** Runs `work(signal)`; returns whether it came to its end. */
+  /** Runs `work(signal)`; returns true if it ended without an error. */
   async run(work) {
     this.end("");
     const mine = (this.#abort = new AbortController());
@@ -54,7 +54,7 @@ export class Job {
     this.bar.value = total ? done / total : 1;
   }
 
-  /** Breaks off what is going on, and says so. */
+  /** Cancels the task that runs, and shows a text. */
   end(what) {
     this.#abort?.abort();
     this.#abort = null;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: 0BSD
 /**
- * Runs a small feed-forward ONNX graph in float32: which operators there are, and what becomes of shapes.
+ * Runs a small feed-forward ONNX graph in float32: its operators, and the shapes they make.
  *
- * How numbers are computed is left to an engine, plain.js or gpu.js; both have the same few methods. An array of an
+ * Computing is left to an engine, cpu.js or gpu.js; both have the same few methods. An array of an
  * engine is opaque here: { shape, ... }.
  */
 
@@ -13,7 +13,7 @@ export const OPERATORS = [...Object.keys(BINARY), ...UNARY, ...SAME, "Gemm", "Ma
 
 const product = (dims) => dims.reduce((a, b) => a * b, 1);
 
-/** Returns why a graph cannot be run here, "" if it can. */
+/** Returns the reason that a graph cannot be run here, "" if it can. */
 export function refusal(graph, record) {
   const strange = graph.nodes.filter(({ op, domain }) => !OPERATORS.includes(op) || domain);
   const unknown = new Set(strange.map(({ op }) => op));

@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: 0BSD
 /**
- * How much of a tensor is read to look at it: all of a small one, stretches of its first axis of a large one.
+ * Plans how much of a tensor is read to show it: all of a small one, stretches of the first axis of a large one.
  *
- * A look costs at most GLANCE bytes, unless all of it is asked for; in memory is a piece at a time.
+ * At most GLANCE bytes are read, unless the user asks for all of it; memory holds a piece at a time.
  */
 
 export const GLANCE = 8 * 2 ** 20; // bytes
 const PIECE = 4 * 2 ** 20; // bytes, read and shown before the next
 const STRETCHES = 16; // of a tensor that is read in part
-const MOST = 2 ** 29; // bytes that have to be in memory at once, where a tensor does not come in smaller pieces
+const MOST = 2 ** 29; // bytes that have to be in memory at once, if a tensor cannot be read in smaller pieces
 
 /**
- * Returns what to read: `pieces` of [start, stop) of the first axis (null: the tensor as it is), whether its digest is
- * to be checked (`verify`), and what to say.
+ * Returns a plan: `pieces` [start, stop) of the first axis (null: the whole tensor), their `nbytes`, `verify` if the
+ * digest is to be checked, `complete`, and the `reason` if nothing is read.
  */
 export function planOf(record, info, all) {
   const [nbytes, rows] = [info.nbytes, info.shape.length ? Number(info.shape[0]) : 1];
@@ -29,7 +29,7 @@ export function planOf(record, info, all) {
   return { pieces, nbytes, complete: true };
 }
 
-/** Returns whether reading a tensor fetches all of a small payload that has a digest: to check it costs no bytes. */
+/** Returns true if reading a tensor fetches all of a small payload that has a digest: checking it costs no bytes. */
 function isAllOfItsPayload(record, { digest, payload, nbytes, shape, strides, bits }) {
   const size = digest === null ? Infinity : record._nbytes(payload);
   const span = shape.reduce((sum, dim, axis) => sum + (Number(dim) - 1) * Math.abs(Number(strides?.[axis])), 1);
@@ -57,7 +57,7 @@ export async function* piecesOf(record, info, plan, signal) {
   for (let i = 0; i < plan.pieces.length; i++) {
     const tensor = await next;
     next = i + 1 < plan.pieces.length ? get(plan.pieces[i + 1]) : null;
-    next?.catch(() => {}); // it is told when it is awaited, if anybody still does
+    next?.catch(() => {}); // the error is thrown where it is awaited, if it is
     yield { tensor, first: plan.pieces[i] ? plan.pieces[i][0] * row : 0 };
   }
 }

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: 0BSD
 /**
- * What a tensor's elements are like, gathered as they come: nothing is kept but counts.
+ * Statistics of a tensor's elements as they come: nothing is kept but counts.
  *
- * A histogram needs to know the range before it can count, which nobody knows of a stream. So elements are counted by
- * the upper half of their bits as float32: 128 buckets for each power of two, of which any range is made afterwards.
+ * A histogram needs the range of values first, which a stream does not have. So elements are counted by the upper half
+ * of their bits as float32: 128 buckets for each power of two, from which a histogram of any range is made later.
  */
 
 const DISTINCT = 64; // values, up to which each is counted by itself

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: 0BSD
 /**
- * What a chosen tensor is like: statistics, a histogram and a heat map, of bytes that are fetched only then.
+ * The panel of the chosen tensor: statistics, a histogram and a heat map, of bytes that are fetched only then.
  *
- * How much is read is reading.js's to say. Strings are listed, types that are not known are shown as bytes.
+ * reading.js plans how much is read. Strings are listed, unknown types are shown as bytes.
  */
 
 import { both, counted, exactly, make, shown } from "../view/model.js";

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: 0BSD
-/** A `fetch` that counts what comes through it, and tells which bytes of the file it was, as they come. */
+/** A `fetch` that counts the bytes that come, and reports their ranges of the file. */
 
 export class Traffic {
-  #ranges = []; // what came while nobody followed
+  #ranges = []; // that came before `follow`
   #follower = null;
 
   constructor() {
@@ -10,14 +10,14 @@ export class Traffic {
     this.fetch = this.fetch.bind(this);
   }
 
-  /** Has `told(start, end)` called for all that came, and will come. */
-  follow(told) {
-    this.#follower = told;
-    for (const range of this.#ranges.splice(0)) told(...range);
+  /** Calls `report(start, end)` for all ranges that came, and those that will come. */
+  follow(report) {
+    this.#follower = report;
+    for (const range of this.#ranges.splice(0)) report(...range);
   }
 
   async fetch(url, options) {
-    // The browser's cache has requests for one URL wait for each other, and would have all of a model twice on disk.
+    // The browser's cache lets requests for one URL wait for each other, and would keep the model on disk again.
     const response = await fetch(url, { ...options, cache: "no-store" });
     this.requests += 1;
     this.onChange();

@@ -1,20 +1,20 @@
 // SPDX-License-Identifier: 0BSD
-// For TypeScript 5.7 and later, whose typed arrays tell the buffer that they lie in.
+// For TypeScript 5.7 and later, whose typed arrays have a type parameter for their buffer.
 
-/** Where an archive lies. In Node, Bun and Deno a string that is no URL is a path, and a FileHandle is read by ranges. */
+/** A source of an archive. In Node, Bun and Deno other strings than URLs are paths; a FileHandle is read by ranges. */
 export type Source = string | URL | Blob | ArrayBuffer | ArrayBufferView<ArrayBuffer> | FileHandleLike;
 
 /** Memory that threads may share; views over it are SharedArrayBuffer-backed. */
 export type SharedSource = SharedArrayBuffer | ArrayBufferView<SharedArrayBuffer>;
 
-/** What is used of Node's FileHandle. */
+/** The used part of Node's FileHandle. */
 export interface FileHandleLike {
   readonly fd: number;
   read(buffer: Uint8Array, offset: number, length: number, position: number): Promise<{ bytesRead: number }>;
   stat(): Promise<{ size: number }>;
 }
 
-/** What is used of WebGPU's GPUDevice. */
+/** The used part of WebGPU's GPUDevice. */
 export interface DeviceLike<B extends BufferLike = BufferLike> {
   createBuffer(descriptor: { size: number; usage: number; label?: string }): B;
   readonly queue: {
@@ -27,12 +27,12 @@ export interface DeviceLike<B extends BufferLike = BufferLike> {
   popErrorScope?(): Promise<{ readonly message: string } | null>;
 }
 
-/** What is used of a GPUBuffer. */
+/** The used part of a GPUBuffer. */
 export interface BufferLike {
   destroy(): void;
 }
 
-/** A number, or a BigInt where a number would lose digits. */
+/** A number, or a BigInt if a number would lose digits. */
 export type Exact = number | bigint;
 
 /** A typed array of the element type, or of its components. `B` is the buffer that it lies in. */
@@ -40,7 +40,7 @@ export type Elements<B extends ArrayBufferLike = ArrayBuffer> =
   | Uint8Array<B> | Int8Array<B> | Uint16Array<B> | Int16Array<B> | Uint32Array<B> | Int32Array<B>
   | BigUint64Array<B> | BigInt64Array<B> | Float16<B> | Float32Array<B> | Float64Array<B>;
 
-/** A Float16Array, where the program's own declarations have one. */
+/** A Float16Array, if the program's own declarations have one. */
 export type Float16<B extends ArrayBufferLike = ArrayBuffer> =
   typeof globalThis extends { Float16Array: { prototype: infer Array } } ? Array & { readonly buffer: B } : never;
 
@@ -59,7 +59,7 @@ export interface Cancellable {
 }
 
 export interface Reading extends Cancellable {
-  /** Called with the bytes that have arrived, and with all that are due. */
+  /** Called with the bytes that have arrived, and the total. */
   onProgress?: (done: number, total: number) => void;
 }
 
@@ -72,16 +72,16 @@ export interface OpenOptions extends Reading {
   /** "index" (default): every rule of the index. "full": payloads' digests and contents too, which reads everything and
    *  calls `onProgress`. */
   verify?: "index" | "full";
-  /** The archive is not alone: it starts where the source does ("prefix"), or ends where it does ("suffix"). */
+  /** The source has other bytes, too: the archive is its start ("prefix") or its end ("suffix"). */
   embedded?: "prefix" | "suffix" | null;
   /** In place of the global fetch. */
   fetch?: typeof fetch;
-  /** Sent with each request; a request's Range comes besides. Where a server redirects to another origin, fetch leaves
+  /** Sent with each request; Range is added. When a server redirects to another origin, fetch leaves
    *  out Authorization, and no other. */
   headers?: Headers | [string, string][] | { [name: string]: string };
-  /** What fetch's `cache` is; "no-store" by default, with which no cache hides that a file was replaced. */
+  /** The `cache` option of fetch; "no-store" by default, with which no cache hides that a file was replaced. */
   cache?: "default" | "force-cache" | "no-cache" | "no-store" | "only-if-cached" | "reload";
-  /** Take all of a file of any size where the server does no ranges; up to 64 KiB are taken anyway. */
+  /** Fetch the whole file, of any size, if the server does not support ranges; up to 64 KiB are fetched anyway. */
   allowWhole?: boolean;
 }
 
@@ -92,8 +92,9 @@ export interface OpenOptions extends Reading {
  *
  * Throws FormatError (VersionError, IntegrityError), LimitError: it is no valid archive. SourceError,
  * SourceNotFoundError: it cannot be read. LoadCancelledError. UnsupportedError: `source` is nothing to read from. An
- * archive that breaks a rule is a FormatError that says no more than its number where rules.js cannot be loaded. A
- * server that is busy (429, 502, 503, 504) is asked twice again: after its Retry-After, of up to 5 seconds, or 0.25 and 1.
+ * archive that breaks a rule is a FormatError with no more than its number if rules.js cannot be loaded. A
+ * server that is busy (429, 502, 503, 504) is asked twice again: after its Retry-After, of up to 5 seconds, or 0.25
+ * and 1.
  *
  * @example
  * const record = await open("https://example.org/model.zcr");
@@ -134,7 +135,7 @@ interface TensorInfoBase {
   readonly count: number;
   /** Of element [0, ...] in the payload. */
   readonly byteOffset: number;
-  /** XXH3 of the payload; null where none was stored. */
+  /** XXH3 of the payload; null if none was stored. */
   readonly digest: bigint | null;
   /** The full name of the module it is in. */
   readonly module: string;
@@ -180,8 +181,8 @@ export interface VerifyOptions extends Reading {
   maxInFlight?: number;
 }
 
-/** An opened archive. Its names and what there is to know of each tensor are there; modules, attributes and metadata,
- *  too, but the part of the reader that makes them is loaded when one is asked for. Tensors' bytes are fetched then. */
+/** An opened archive. Names and entries of tensors are in memory, modules, attributes and metadata, too; the module
+ *  that decodes those is loaded with the first call. Tensors' bytes are fetched by each call. */
 export class Record<B extends ArrayBufferLike = ArrayBuffer> {
   private constructor();
   /** The URL (without its query) or path; null for memory. */
@@ -190,7 +191,7 @@ export class Record<B extends ArrayBufferLike = ArrayBuffer> {
     readonly alignment: number; readonly baseAlignment: number; readonly indexOffset: number;
     readonly indexSize: number; readonly payloadOffset: number; readonly archiveSize: number; readonly front: boolean;
     readonly sealed: boolean; readonly digest: "xxh3" | "none";
-    /** Where the archive starts in the source. */
+    /** The start of the archive in the source. */
     readonly offset: number;
   };
   /** How many tensors there are. */
@@ -200,22 +201,22 @@ export class Record<B extends ArrayBufferLike = ArrayBuffer> {
   /** Bytes of stored payloads, each range once. */
   readonly nbytes: number;
   has(name: string): boolean;
-  /** What the index says of one tensor. Throws TensorNotFoundError, which lists names with the same end. */
+  /** The index's entry of one tensor. Throws TensorNotFoundError, which lists names with the same end. */
   info(name: string): TensorInfo;
   /** Every module by its full name, the record itself as ""; in pre-order. */
   modules(): Promise<Map<string, ModuleInfo>>;
-  /** Every attribute by its full name. Throws LimitError where those names add up to over 64 times the index. */
+  /** Every attribute by its full name. Throws LimitError if those names add up to over 64 times the index. */
   attributes(): Promise<Map<string, Value>>;
   /** The file's own metadata, by name. */
   metadata(): Promise<Map<string, Value>>;
-  /** Names of the tensors that share a tensor's bytes, its own included; none where it is alone. */
+  /** Names of the tensors that share a tensor's bytes, its own included; empty if it shares them with none. */
   tied(name: string): Promise<readonly string[]>;
   /** The record as it was saved: Maps, arrays of list and tuple modules, attributes, and TensorInfos for tensors. */
   tree(): Promise<Tree>;
   /**
    * One tensor: fetches its bytes, or is a view of those in memory. `verify` reads the whole payload, once, and checks
-   * its digest first. `onProgress` is called for each MiB or so. Throws TensorNotFoundError, IntegrityError, SourceError, LoadCancelledError; FormatError for strings
-   * whose ends are wrong.
+   * its digest first. `onProgress` is called for each MiB or so. Throws TensorNotFoundError, IntegrityError,
+   * SourceError, LoadCancelledError; FormatError for strings whose ends are wrong.
    */
   tensor(name: string, options?: TensorOptions): Promise<Tensor<B>>;
   /** The elements of one tensor in C order; packed ones one to an item. UnsupportedError for strings and
@@ -224,26 +225,26 @@ export class Record<B extends ArrayBufferLike = ArrayBuffer> {
   /** Items [start, stop) of the first axis, counted as Array.prototype.slice does; fetches only their bytes. */
   slice(name: string, start?: number, stop?: number, options?: Cancellable): Promise<Tensor<B>>;
   /**
-   * Every payload that the tensors need in a GPUBuffer, tied ones once. Neighbouring payloads come in one request; what
-   * is in memory is a piece of 1 MiB for each request. On failure every buffer made is destroyed. Throws what `tensor`
-   * throws; LimitError: the device has no room for a payload.
+   * Every payload that the tensors need in a GPUBuffer, tied ones once. Neighbouring payloads come in one request;
+   * memory holds a piece of 1 MiB for each request. On failure every buffer made is destroyed. Throws the errors of
+   * `tensor`, and LimitError: the device has no room for a payload.
    */
   uploadTo<B extends BufferLike>(
     device: DeviceLike<B>, names?: Iterable<string>, options?: UploadOptions,
   ): Promise<Map<string, Binding<B>>>;
-  /** Reads everything and checks what only payloads' bytes can tell. Throws IntegrityError or FormatError. */
+  /** Reads everything and checks all rules of payloads' bytes. Throws IntegrityError or FormatError. */
   verify(options?: VerifyOptions): Promise<void>;
-  /** "sha256:..." over what the record holds, however it is laid out; reads everything. */
+  /** "sha256:..." over the content, whatever the layout; reads everything. */
   contentDigest(options?: Cancellable): Promise<string>;
   /** The record without its weights, to be filled by whatever makes them. */
   hollow(options?: Cancellable & { sink?: null }): Promise<HollowRecord>;
-  /** `T` is what the sink makes of a constant. */
+  /** `T` is the sink's result for a constant. */
   hollow<T = unknown>(options: Cancellable & { sink: Sink }): Promise<HollowRecord<Map<string, T | null>>>;
   /** Closes the file, if `open` opened one. */
   close(): Promise<void>;
 }
 
-/** A tensor's bytes, and what they mean. Element [i, j, ...] starts at item
+/** A tensor's bytes, with their type and order. Element [i, j, ...] starts at item
  *  (base + i * strides[0] + j * strides[1] + ...) * components of `data`; without strides elements lie in C order. */
 export class Tensor<B extends ArrayBufferLike = ArrayBuffer> {
   private constructor();
@@ -258,9 +259,9 @@ export class Tensor<B extends ArrayBufferLike = ArrayBuffer> {
   readonly count: number;
   /** Items of `data` an element takes: 2 for complex ones. */
   readonly components: number;
-  /** Whether elements are of a known type and narrower than a byte; `data` has their bytes. */
+  /** True if elements are of a known type and narrower than a byte; `data` has their bytes. */
   readonly packed: boolean;
-  /** float16 is a Float16Array where there is one, else a Uint16Array, as bfloat16 is; float8 is a Uint8Array. */
+  /** float16 is a Float16Array if there is that class, else a Uint16Array, as bfloat16 is; float8 is a Uint8Array. */
   readonly data: Elements<B>;
   readonly nbytes: number;
   /** This tensor if its elements lie in C order, else a copy in which they do. */
@@ -272,10 +273,10 @@ export class Tensor<B extends ArrayBufferLike = ArrayBuffer> {
   strings(options: { decoded: false }): Uint8Array<B>[];
 }
 
-/** What takes a constant's bytes: a buffer of all of them, or an object that is handed chunks. */
+/** The target of a constant's bytes: a buffer of their size, or an object that gets chunks. */
 export type Target = ArrayBuffer | ArrayBufferView | {
   write(chunk: Uint8Array): unknown;
-  /** What it returns stands for the constant, unless that is undefined. */
+  /** Its result stands for the constant, unless that is undefined. */
   close?(): unknown;
   abort?(): unknown;
 };
@@ -283,8 +284,8 @@ export type Target = ArrayBuffer | ArrayBufferView | {
 /** Called when a constant is begun, once for tied ones. */
 export type Sink = (name: string, info: TensorInfo) => Target | Promise<Target>;
 
-/** What fills a constant: bytes in C order, a typed array of its dtype, or a Tensor of its dtype and shape; of packed
- *  elements, bfloat16, float8, bools and strings it is their bytes as stored, or a Tensor, which strings cannot be. */
+/** The content of a constant: bytes in C order, a typed array of its dtype, or a Tensor of its dtype and shape. Packed
+ *  elements, bfloat16, float8, bools and strings come as stored bytes; all but strings as a Tensor, too. */
 export type Filling = ArrayBuffer | ArrayBufferView | Tensor<ArrayBufferLike>;
 
 /** A record whose constants are filled one by one; tied tensors are one constant. Throws FillError, ProducerError. */
@@ -294,7 +295,7 @@ export interface HollowRecord<Sealed = Record> {
   attributes(): Promise<Map<string, Value>>;
   metadata(): Promise<Map<string, Value>>;
   readonly state: "declared" | "filling" | "filled" | "sealed" | "aborted";
-  /** Bytes that are due in all, and those that have come. */
+  /** Bytes in all, and bytes that are filled. */
   readonly nbytes: number;
   readonly nbytesFilled: number;
   info(name: string): TensorInfo;
@@ -304,12 +305,12 @@ export interface HollowRecord<Sealed = Record> {
   set(name: string, data: Filling): Promise<void>;
   /** Begins to fill one constant chunk by chunk. */
   open(name: string): Promise<Writer>;
-  /** Fills what is missing from a Record, a Map, or an iterable of [name, data or chunks of it]. */
+  /** Fills missing tensors from a Record, a Map, or an iterable of [name, data or chunks of it]. */
   stream(
     source: Record<ArrayBufferLike> | Map<string, Filling> | Iterable<[string, Chunks]> | AsyncIterable<[string, Chunks]>,
     options?: Cancellable,
   ): Promise<void>;
-  /** A Record over the memory that was filled; with a sink a Map from names to what stands for them: null for tensors
+  /** A Record over the memory that was filled; with a sink a Map from names to its results: null for tensors
    *  without bytes, which no sink is asked for. */
   seal(): Sealed;
   /** Gives it up; after `seal` it does nothing. */
@@ -318,9 +319,9 @@ export interface HollowRecord<Sealed = Record> {
 
 export type Chunks = Filling | Iterable<ArrayBuffer | ArrayBufferView> | AsyncIterable<ArrayBuffer | ArrayBufferView>;
 
-/** Fills one constant. Where anything fails it counts as not begun, and can be filled again. */
+/** Fills one constant. After a failure it counts as not begun, and can be filled again. */
 export interface Writer {
-  /** The name it was opened by, and what is declared. */
+  /** The name it was opened by, and its entry. */
   readonly name: string;
   readonly info: TensorInfo;
   write(chunk: ArrayBuffer | ArrayBufferView): Promise<void>;
@@ -330,7 +331,7 @@ export interface Writer {
   abort(): void;
 }
 
-/** Base of every error: `message` says where, what, and what to do; `what` leaves out where. */
+/** Base of every error: `message` has the place, the fault and advice; `what` is without the place. */
 export class RecordError extends Error {
   readonly what: string;
   readonly path: string | null;
@@ -339,15 +340,15 @@ export class RecordError extends Error {
 }
 /** The bytes are not a valid archive. */
 export class FormatError extends RecordError {}
-/** A later version, or a feature that is not known here. */
+/** A later version, or an unknown feature. */
 export class VersionError extends FormatError {}
 /** A checksum or digest does not match. */
 export class IntegrityError extends FormatError {}
 /** A documented limit is exceeded, of the format or of the device. */
 export class LimitError extends RecordError {}
-/** What was asked for is not to be had of this. */
+/** The source, tensor or option does not support the call. */
 export class UnsupportedError extends RecordError {}
-/** What a hollow record was given is not what was declared. */
+/** A hollow record got other content than its index declares. */
 export class ProducerError extends RecordError {}
 /** A hollow record is filled twice, sealed too early, or was given up. */
 export class FillError extends RecordError {}

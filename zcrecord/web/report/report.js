@@ -1,36 +1,36 @@
 // SPDX-License-Identifier: 0BSD
 /**
- * The report of an archive: puts what view.js draws into the page, and has the parts follow one another.
+ * The report of an archive: puts the drawings of view.js into the page, and keeps the parts on one selection.
  *
- * Knows the page of report.html; what is drawn is view.js's. It asks for nothing: all it shows lies in the page.
+ * Knows the page of report.html; drawing is left to view.js. Fetches nothing: all data lies in the page.
  */
 
-import { Parts, facts, human, layoutMap, legend, reveal, shown, tree, treemap } from "../view/view.js";
+import { Selection, facts, human, layoutMap, legend, reveal, shown, tree, treemap } from "../view/view.js";
 
 const description = JSON.parse(document.getElementById("description").textContent);
-const place = (id) => document.getElementById(id);
+const byId = (id) => document.getElementById(id);
 const { archive } = description;
 const count = description.tensors.key.length;
 
 const panel = document.createElement("div");
 panel.setAttribute("role", "status");
-const parts = new Parts(description, panel);
-reveal(place("facts"), place("details"));
-for (const id of ["treemap", "map"]) reveal(place(id), place("details"), { near: true });
+const selection = new Selection(description, panel);
+reveal(byId("facts"), byId("details"));
+for (const id of ["treemap", "map"]) reveal(byId(id), byId("details"), { near: true });
 
-const shortly = (draw) => requestAnimationFrame(() => setTimeout(draw)); // after what is there was painted
+const shortly = (draw) => requestAnimationFrame(() => setTimeout(draw)); // after the next painting
 
-place("title").textContent = shown(description.name);
-place("summary").textContent = `${count.toLocaleString("en")} tensor${count === 1 ? "" : "s"} in an archive of \
+byId("title").textContent = shown(description.name);
+byId("summary").textContent = `${count.toLocaleString("en")} tensor${count === 1 ? "" : "s"} in an archive of \
 ${human(archive.nbytes)}`;
-const modules = parts.add(place("tree"), tree);
-place("details").append(panel);
-parts.choose("module", 0, modules);
+const modules = selection.add(byId("tree"), tree);
+byId("details").append(panel);
+selection.choose("module", 0, modules);
 document.documentElement.dataset.ready = "tree";
 
 shortly(() => {
-  parts.add(place("treemap"), treemap, {}, legend(description));
-  parts.add(place("map"), layoutMap, {}, legend(description, { parts: true }));
-  place("facts").append(facts(description, { onSelect: parts.choose }));
+  selection.add(byId("treemap"), treemap, {}, legend(description));
+  selection.add(byId("map"), layoutMap, {}, legend(description, { parts: true }));
+  byId("facts").append(facts(description, { onSelect: selection.choose }));
   document.documentElement.dataset.ready = "all";
 });

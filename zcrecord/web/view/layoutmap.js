@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: 0BSD
-/** A picture of where an archive's bytes lie. */
+/** The map of an archive: its bytes from first to last. */
 
 import {
   COLOURS, HEADER, MODULE, TENSOR, counted, exactly, hex, human, make, modelOf, percent, shown,
@@ -32,7 +32,7 @@ function piecesOf(model) {
 
 /**
  * Returns the archive as rows of a strip, from its first byte to its last. With `fetching` it is pale but for the bytes
- * that were told to `fetched(start, end)`, counted from the archive's first byte.
+ * passed to `fetched(start, end)`, counted from the archive's first byte.
  */
 export function layoutMap(description, { onSelect = () => {}, fetching = false } = {}) {
   return new LayoutMap(modelOf(description), onSelect, fetching);
@@ -41,7 +41,7 @@ export function layoutMap(description, { onSelect = () => {}, fetching = false }
 class LayoutMap extends Picture {
   #pieces;
   #rows = { count: 1, height: 1, gap: 0, width: 1 };
-  #whole = null; // the strip in full colours, of which what was fetched is shown
+  #whole = null; // the strip in full colours; its fetched part is shown
   #intervals = []; // fetched, ascending, apart
 
   constructor(model, onSelect, fetching) {
@@ -51,7 +51,7 @@ class LayoutMap extends Picture {
     const label = `Map of the archive, ${human(archive.nbytes)}: ${parts}. Arrow keys go through them.`;
     super(model, onSelect, label, "strip");
     [this.fetching, this.#pieces] = [fetching, piecesOf(model)];
-    this.hint = "From the first byte to the last. Arrow keys or pointer name what lies where.";
+    this.hint = "From the first byte to the last. Arrow keys or pointer name each part.";
     this.count = this.#pieces.length;
     this.bytes = make("p", { class: "status" });
     if (fetching) this.element.append(this.bytes);

@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: 0BSD
 /**
- * What the view of an archive is made of: words for bytes and values, elements, and what follows from a description.
+ * The parts that all of the view uses: texts of bytes and values, elements, and the model of a description.
  *
- * view.js has what a description is. Knows no layout and no event; those are tree.js's, the pictures' and tables.js's.
+ * view.js documents descriptions. Layout and events are left to tree.js, the pictures and tables.js.
  */
 
 export const [MODULE, TENSOR, ATTRIBUTE] = ["module", "tensor", "attribute"];
 export const COLOURS = 8; // as many as view.css names; types beyond have the last
 export const HEADER = 64;
-const LINE = 300; // characters of a name where there is no room for all of it
+const LINE = 300; // characters of a name that is shortened
 
-/** Returns a text in one line: what cannot be seen, or turns the line around, is escaped, towers of accents are cut. */
+/** Returns a text in one line: invisible characters and those that turn it around are escaped, stacked accents cut. */
 export function shown(text) {
   return text.replace(/(\p{M}{3})\p{M}+/gu, "$1…").replace(/[\p{C}\p{Zl}\p{Zp}]/gu, (c) => {
     const code = c.codePointAt(0);
@@ -77,7 +77,8 @@ export function modelOf(description) {
   return models.get(description);
 }
 
-/** What follows from a description. A node is a module's number, or that of a tensor or attribute after them all. */
+/** Sizes, ties and nesting, from a description. A node is the number of a module, or of a tensor or attribute after
+ *  those. */
 class Model {
   constructor(description) {
     const { modules, tensors, attributes, payloads, strided } = description;
@@ -97,7 +98,7 @@ class Model {
     this.types.forEach(({ number }, rank) => { this.colours[number] = Math.min(rank, COLOURS - 1); });
   }
 
-  /** Lays down each module's children in their places: those of module m are children[start[m]] to [start[m + 1]]. */
+  /** Orders each module's children by place: those of module m are children[start[m]] to [start[m + 1]]. */
   #nest(...parents) {
     const start = (this.start = new Uint32Array(this.modules + 1));
     for (const column of parents) for (const parent of column) start[parent + 1] += 1;
@@ -111,7 +112,7 @@ class Model {
     }));
   }
 
-  /** Tells which range a payload is of, who uses it, and gives its bytes to the first tensor that does. */
+  /** Finds the range of each payload and its users; its bytes count for the first of them. */
   #share() {
     const { payloads, tensors } = this.d;
     const { offset, nbytes } = payloads;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: 0BSD
-/** What both pictures of an archive are: a canvas, and a line of words about what is under the pointer, or under the
+/** Base of both pictures of an archive: a canvas, and a line of text about the piece under the pointer, or under the
  *  cursor that arrow keys move. */
 
 import { COLOURS, TENSOR, make } from "./model.js";
@@ -12,7 +12,7 @@ export class Picture {
   #marked = [];
   #frame = 0;
 
-  /** `label` names it for who cannot see it; a subclass calls `start` when it can be drawn. */
+  /** `label` is its name for screen readers; a subclass calls `start` when it can be drawn. */
   constructor(model, onSelect, label, kind) {
     [this.model, this.onSelect] = [model, onSelect];
     this.canvas = make("canvas", { "aria-hidden": "true" });

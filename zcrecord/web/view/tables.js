@@ -1,14 +1,12 @@
 // SPDX-License-Identifier: 0BSD
-/**
- * What is told of an archive in words: tables of the whole, and the details of one tensor, module or attribute.
- */
+/** Tables of an archive, and the details of one tensor, module or attribute. */
 
 import {
   ATTRIBUTE, COLOURS, HEADER, MODULE, TENSOR, both, counted, exactly, hex, human, make, modelOf, percent, shown,
   shownValue, swatch,
 } from "./model.js";
 
-const GLANCE = 200; // rows of a table that anybody reads
+const GLANCE = 200; // rows of a table
 const ROOM = 300; // characters of a cell
 
 function table(caption, heads, rows) {
@@ -27,7 +25,7 @@ function list(pairs) {
   return make("dl", { class: "facts" }, ...items);
 }
 
-/** Returns what ties, equal bytes and padding save and cost, in bytes. */
+/** Returns the bytes that are stored, that ties and equal bytes save, and that padding costs. */
 function spaceOf(model) {
   const { archive, payloads } = model.d;
   const named = payloads.nbytes.reduce((a, b) => a + b, 0);
@@ -180,7 +178,7 @@ function aboutTensor(model, i, onSelect) {
   return pairs;
 }
 
-/** Returns what the colours stand for: element types, or with `parts` those of an archive, too. */
+/** Returns an element that explains the colours: element types, with `parts` those of an archive, too. */
 export function legend(description, { parts = false } = {}) {
   const model = modelOf(description);
   const item = (mark, text) => make("li", {}, mark, text);

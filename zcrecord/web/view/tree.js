@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: 0BSD
 /**
- * The tree of modules, tensors and attributes: a list of rows that keyboard and pointer get about in.
+ * The tree of modules, tensors and attributes: a list of rows, for keyboard and pointer.
  *
  * It has the keys of ARIA's tree: arrows, Home, End, the first letters of a name; Enter chooses. The focus stays on the
- * list, which names the active row, so that rows that cannot be seen need not be there.
+ * list, which names the active row: rows that cannot be seen need no elements.
  */
 
 import { MODULE, TENSOR, counted, human, make, modelOf, shown, shownValue, swatch } from "./model.js";
@@ -35,7 +35,7 @@ class Tree {
     [this.#model, this.#onSelect, this.id] = [model, onSelect, `tree${made++}`];
     this.#level = new Uint8Array(model.modules);
     for (let m = 1; m < model.modules; m++) this.#level[m] = this.#level[model.d.modules.parent[m]] + 1;
-    let only = 0; // wrappers of one module are opened, too: what is in them is what anybody wants to see
+    let only = 0; // wrappers of one module are opened, too: their content is of interest
     while (model.childrenOf(only).length === 1 && (only = model.childrenOf(only)[0]) < model.modules) {
       this.#open.add(only);
     }

@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: 0BSD
 /**
- * The view of an archive: from a description to elements of a page, for `zcrecord report` and `zcrecord serve` alike.
+ * Draws an archive: makes elements of a page from a description, for `zcrecord report` and `zcrecord serve` alike.
  *
- * Knows how tensors, modules and bytes are drawn, and how keyboard and pointer get about in them; fetches nothing, and
- * leaves to the page what is done with a choice. Names come from strangers: they become text, never markup.
+ * Knows how tensors, modules and bytes are drawn, and how keyboard and pointer move in them; fetches nothing, and
+ * leaves the handling of a choice to the page. Names are not trusted: they become text, never markup.
  *
- * A description is plain JSON, made by zcrecord/report/pages.py, or of an opened archive by describe.js. Columns are
- * arrays of one item a row; places in the archive count from its first byte:
+ * A description is plain JSON, made by zcrecord/report/pages.py, or of an opened archive by page/describe.js. Columns
+ * are arrays of one item a row; places in the archive count from its first byte:
  *
  *     { name: "model.zcr",
  *       archive: { nbytes, version, base, indexOffset, indexNbytes, payloadOffset, front, sealed, alignment,
  *                  baseAlignment, digest: "xxh3" | "none", contentDigest: "sha256:..." | null },
- *       dtypes: ["float32", ...], shapes: ["[3, 4]", ...],            // what the columns dtype and shape number
+ *       dtypes: ["float32", ...], shapes: ["[3, 4]", ...],            // numbered in the columns dtype and shape
  *       tensors: { key, module, place, dtype, shape, payload },       // in saved order; payload -1: no bytes
  *       strided: { "7": { strides: "[1, 3]", byteOffset, nbytes } },  // by the number of the tensor
  *       payloads: { offset, nbytes, digest },                         // ascending; digest: null, or 16 hex digits each
@@ -22,22 +22,22 @@
  * A value is null, true, a number, a text, or { items: [...], count } of a list, { nbytes } of bytes, { number: "..." }
  * where JSON has no such number, { text, count } of a text that is cut. A full name is the module's, a dot, the key.
  *
- * What is chosen is told as `onSelect(kind, number)`: "module", "tensor" or "attribute", by its row.
+ * A choice calls `onSelect(kind, number)`: "module", "tensor" or "attribute", by its row.
  *
  *     tree(description, { onSelect })       -> { element, select(kind, number), focus() }
  *     treemap(description, { onSelect })    -> { element, select(kind, number) }
  *     layoutMap(description, { onSelect, fetching })  -> { element, select(kind, number), fetched(start, end) }
  *     facts(description, { onSelect })      -> an element
  *     details(description, kind, number, { onSelect })  -> an element
- *     legend(description, { parts })        -> an element: what the colours stand for
- *     new Parts(description, panel, onChosen)  -> { choose(kind, number), add(section, draw, options, ...more) }
- *     reveal(section, panel, { near })      -> brings details into the window when a click in a section chose something
+ *     legend(description, { parts })        -> an element that explains the colours
+ *     new Selection(description, panel, onChosen)  -> { choose(kind, number), add(section, draw, options, ...more) }
+ *     reveal(section, panel, { near })      -> scrolls details into the window after a click in a section
  *     human(nbytes), shown(text), shownValue(value), fullName(description, number), nbytesOf(description, number)
  */
 
 export { fullName, human, nbytesOf, shown, shownValue } from "./model.js";
 export { layoutMap } from "./layoutmap.js";
 export { treemap } from "./treemap.js";
-export { Parts, reveal } from "./parts.js";
+export { Selection, reveal } from "./selection.js";
 export { details, facts, legend } from "./tables.js";
 export { tree } from "./tree.js";

@@ -5,7 +5,7 @@ const made = (shape) => ({ shape, data: new Float32Array(shape.reduce((a, b) => 
 const BINARY = { "+": (x, y) => x + y, "-": (x, y) => x - y, "*": (x, y) => x * y, "/": (x, y) => x / y };
 const UNARY = { Relu: (x) => Math.max(0, x), Sigmoid: (x) => 1 / (1 + Math.exp(-x)), Tanh: Math.tanh };
 
-export class Plain {
+export class CpuEngine {
   name = "plain JavaScript";
 
   async weights(record, names, options) {

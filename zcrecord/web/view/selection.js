@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: 0BSD
-/** How the parts of a view follow one another: what is chosen in one is told, and shown by the others. */
+/** Keeps the parts of a view on one selection: a choice in one part is shown by the others. */
 
 import { details } from "./tables.js";
 
-/** Tells in `panel` what is chosen, then calls `onChosen(kind, number)`. */
-export class Parts {
+/** Shows the details of the chosen row in `panel`, then calls `onChosen(kind, number)`. */
+export class Selection {
   #parts = [];
 
   constructor(description, panel, onChosen = () => {}) {
@@ -17,7 +17,7 @@ export class Parts {
     for (const part of this.#parts) if (part !== from) part.select(kind, number);
   };
 
-  /** Draws a part, such as `tree`, where it belongs, with `more` below it; returns it. */
+  /** Draws a part, such as `tree`, in a section, with `more` below it; returns it. */
   add(section, draw, options = {}, ...more) {
     const part = draw(this.description, { ...options, onSelect: (kind, number) => this.choose(kind, number, part) });
     section.append(part.element, ...more);
@@ -26,15 +26,15 @@ export class Parts {
   }
 }
 
-/** Brings `panel`, where details are, into the window when a click in a section chose something; with `near` only if
- *  no part of it is there. */
+/** Scrolls the details in `panel` into the window after a choice by click in a section; with `near` only if no part of
+ *  them is there. */
 export function reveal(section, panel, { near = false } = {}) {
-  const told = () => panel.querySelector(".details");
+  const current = () => panel.querySelector(".details");
   let before = null;
-  section.addEventListener("click", () => { before = told(); }, { capture: true });
+  section.addEventListener("click", () => { before = current(); }, { capture: true });
   section.addEventListener("click", () => {
     const { top, bottom } = panel.getBoundingClientRect();
     const outside = bottom <= 0 || top >= innerHeight;
-    if (told() !== before && (outside || !near)) told().scrollIntoView({ block: "nearest" });
+    if (current() !== before && (outside || !near)) current().scrollIntoView({ block: "nearest" });
   });
 }

@@ -1,23 +1,23 @@
 // SPDX-License-Identifier: 0BSD
 /**
- * The archive's ONNX model, run over samples: how many it gets right, and each image with what it was taken for.
+ * Runs the archive's ONNX model, a classifier, over samples: shows its accuracy, and images with their class.
  *
- * Samples are an archive of their own with `images` (or `inputs`) and `labels`. How the model is computed is left to
- * network.js and an engine: WebGPU where there is one, plain JavaScript if not, or if asked for.
+ * Samples are an archive of their own with `images` (or `inputs`) and `labels`. Computing is left to network.js and an
+ * engine: WebGPU if the browser has it, else, or on request, plain JavaScript.
  */
 
 import { counted, exactly, make } from "../view/model.js";
 import { open } from "../reader/zcrecord.js";
+import { CpuEngine } from "./cpu.js";
 import { gpuEngine } from "./gpu.js";
 import { graphOf } from "./graph.js";
 import { Job } from "./job.js";
 import { floats, refusal, run, shapesOf } from "./network.js";
-import { Plain } from "./plain.js";
 import { numbersOf } from "./values.js";
 
 const SHOWN = 60; // images; the wrong ones come first
 
-export class ModelPanel {
+export class ClassifierPanel {
   constructor(record, { samples, page, onSource }) {
     Object.assign(this, { record, samples, page, onSource });
   }
@@ -72,7 +72,7 @@ export class ModelPanel {
 
   async #compute(graph, kind, inputs, signal) {
     const gpu = kind === "gpu" ? await gpuEngine() : null;
-    const engine = gpu ?? new Plain();
+    const engine = gpu ?? new CpuEngine();
     try {
       const options = { signal, onProgress: (done, total) => this.job.progress(done, total) };
       const weights = await engine.weights(this.record, floats(graph), options);
