@@ -31,27 +31,27 @@ REASONS = (  # instead of, what is gained, when to stay
         "safetensors",
         "one tensor of 10,000 opened in {open|safetensors}, 10,000 saved in {save|safetensors}; checksums, ties, "
         "nesting, any memory order; [one import](zcrecord/compat/README.md) to try",
-        "others read your files: everybody does",
+        "others have to read your files: every tool reads safetensors",
     ),
     (
         "GGUF",
         "one of 10,000 opened in {open|gguf}, by its Python reader; 10,000 saved in {save|gguf}; ties, checksums",
-        "llama.cpp runs the model: here its quantized blocks are only stored",
+        "llama.cpp runs the model: zcrecord only stores its quantized blocks",
     ),
     (
         "`.npz`",
         "10,000 arrays read in {all|npz}; private memory for 1.6 GB {private|npz}; bfloat16 and narrower",
-        "arrays are few and small, or have to be compressed",
+        "arrays are few and small, or should be compressed",
     ),
     (
         "`torch.save`",
         "one of 10,000 opened in {open|torch.load(mmap)}, `mmap=True`; no pickle; read in C, Rust and browsers, too",
-        "arbitrary Python objects have to come back",
+        "you save arbitrary Python objects",
     ),
     (
         "the `.onnx` itself",
         "session of 1.6 GB created in {session|.onnx}; four processes serve 537 MB in {four|.onnx}",
-        "one process answers for long, {latency|.onnx} each; tools edit the model",
+        "one process serves for long, {latency|.onnx} an answer; tools edit the model",
     ),
     (
         "a hex array in C",
@@ -63,8 +63,8 @@ REASONS = (  # instead of, what is gained, when to stay
 LABELS = (
     (r"save 1\.6 GB .*", "1.6 GB in 24 tensors", "to save (ours with fsync)"),
     (r"load 1\.6 GB in 24 tensors: private memory", "1.6 GB in 24 tensors", "of private memory"),
-    (r"torch state dict .*: private memory .*", "1.6 GB in 24 tensors", "of it for a state dict"),
-    (r"torch state dict .*: ready", "1.6 GB in 24 tensors", "until that is ready"),
+    (r"torch state dict .*: private memory .*", "1.6 GB in 24 tensors", "of private memory for a state dict"),
+    (r"torch state dict .*: ready", "1.6 GB in 24 tensors", "until a state dict is ready"),
     (r"drop-in, .*: open and get one", "drop-in", "to open one of 10,000"),
     (
         r"onnx2zc on ([\d,]+) small initializers.*, each in a module .*",
@@ -82,13 +82,13 @@ def figures(results: dict[str, Any]) -> str:
     Raises:
         ValueError: a row that is wanted is not there, or the results contradict a reason.
     """
-    lines = ["Why not what you use now?", ""]
-    lines += ["| instead of | gained: here (there) | stay when: there (here) |", "|---|---|---|"]
+    lines = ["Why change? The first figure of a pair is the winner's, the figure in brackets the other's.", ""]
+    lines += ["| instead of | zcrecord gains | keep it when |", "|---|---|---|"]
     lines += [f"| {' | '.join(cells)} |" for cells in table(results)]
     lines += ["", "Where others win, with our figures in brackets:", "", *_wins(rows_of(results)), ""]
     machine = results["machine"]
     where = f"{machine['cores']} cores of an {machine['cpu']}"
-    lines += [f"Medians, {machine['date']}, {where}; [all of them, and how](tools/bench/README.md)."]
+    lines += [f"Medians, {machine['date']}, {where}; [all measurements](tools/bench/README.md)."]
     return "\n".join(lines)
 
 
