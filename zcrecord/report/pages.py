@@ -36,6 +36,8 @@ __all__ = ["PageReport", "describe_archive", "report", "report_page"]
 
 _WEB = Path(__file__).parents[1] / "web"
 _SCRIPTS = (  # each after those it imports
+    "view/text.js",
+    "view/elements.js",
     "view/model.js",
     "view/tree.js",
     "view/pictures.js",

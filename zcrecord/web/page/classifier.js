@@ -6,7 +6,8 @@
  * engine: WebGPU if the browser has it, else, or on request, plain JavaScript.
  */
 
-import { counted, exactly, make } from "../view/model.js";
+import { make } from "../view/elements.js";
+import { counted, exactly } from "../view/text.js";
 import { open } from "../reader/zcrecord.js";
 import { CpuEngine } from "./cpu.js";
 import { gpuEngine } from "./gpu.js";

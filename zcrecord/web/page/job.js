@@ -5,7 +5,8 @@
  * One task runs at a time: a new one ends the one before.
  */
 
-import { make, shown } from "../view/model.js";
+import { make } from "../view/elements.js";
+import { shown } from "../view/text.js";
 import { LoadCancelledError, SourceError, SourceNotFoundError } from "../reader/zcrecord.js";
 
 const failed = (error) => error instanceof SourceError && error.what.startsWith("the request failed");

@@ -5,7 +5,8 @@
  * reading.js plans how much is read. Strings are listed, unknown types are shown as bytes.
  */
 
-import { both, counted, exactly, make, shown } from "../view/model.js";
+import { make } from "../view/elements.js";
+import { both, counted, exactly, shown } from "../view/text.js";
 import { HeatMap } from "./heatmap.js";
 import { Job } from "./job.js";
 import { GLANCE, piecesOf, planOf } from "./reading.js";

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: 0BSD
 /** The map of an archive: its bytes from first to last. */
 
-import {
-  COLOURS, HEADER, MODULE, TENSOR, counted, exactly, hex, human, make, modelOf, percent, shown,
-} from "./model.js";
+import { make } from "./elements.js";
+import { COLOURS, HEADER, MODULE, TENSOR, modelOf } from "./model.js";
+import { counted, exactly, hex, human, percent, shown } from "./text.js";
 import { MOST_MARKS, Picture } from "./pictures.js";
 
 const PIECES = ["header", "index", "payload", "zeros between", "trailer"];

@@ -1,74 +1,12 @@
 // SPDX-License-Identifier: 0BSD
-/**
- * The parts that all of the view uses: texts of bytes and values, elements, and the model of a description.
- *
- * view.js documents descriptions. Layout and events are left to tree.js, the pictures and tables.js.
- */
+/** The model of a description: sizes, ties, nesting, names and colours; view.js documents descriptions. */
+
+import { human, shown } from "./text.js";
 
 export const [MODULE, TENSOR, ATTRIBUTE] = ["module", "tensor", "attribute"];
 export const COLOURS = 8; // as many as view.css names; types beyond have the last
 export const HEADER = 64;
 const LINE = 300; // characters of a name that is shortened
-
-/** Returns a text in one line: invisible characters and those that turn it around are escaped, stacked accents cut. */
-export function shown(text) {
-  return text.replace(/(\p{M}{3})\p{M}+/gu, "$1…").replace(/[\p{C}\p{Zl}\p{Zp}]/gu, (c) => {
-    const code = c.codePointAt(0);
-    return code < 256 ? `\\x${code.toString(16).padStart(2, "0")}` : `\\u{${code.toString(16)}}`;
-  });
-}
-
-/** Returns a number of bytes with a unit. */
-export function human(nbytes) {
-  if (nbytes < 1024) return `${nbytes} B`;
-  const exponent = Math.min(Math.floor(Math.log2(nbytes) / 10), 6);
-  return `${(nbytes / 1024 ** exponent).toFixed(1)} ${"KMGTPE"[exponent - 1]}iB`;
-}
-
-/** Returns an attribute's value in one line. */
-export function shownValue(value) {
-  if (typeof value === "string") return `'${shown(value)}'`;
-  if (value === null || typeof value !== "object") return String(value);
-  if ("nbytes" in value) return `${exactly(value.nbytes)} bytes`;
-  if ("number" in value) return value.number;
-  if ("text" in value) return `'${shown(value.text)}'... ${value.count} characters`;
-  const more = value.count > value.items.length ? [`... ${value.count} in all`] : [];
-  return `[${[...value.items.map(shownValue), ...more].join(", ")}]`;
-}
-
-export function exactly(number) {
-  return number.toLocaleString("en");
-}
-
-export function counted(number, what) {
-  return `${exactly(number)} ${what}${number === 1 ? "" : "s"}`;
-}
-
-export function both(nbytes) {
-  return nbytes < 1024 ? counted(nbytes, "byte") : `${human(nbytes)} (${exactly(nbytes)} bytes)`;
-}
-
-export function percent(part, whole) {
-  const share = whole ? (100 * part) / whole : 0;
-  if (share && share < 0.05) return "< 0.1 %";
-  return `${share.toFixed(share && share < 10 ? 1 : 0)} %`;
-}
-
-export function hex(number) {
-  return `0x${number.toString(16)}`;
-}
-
-/** Returns an element; attributes as given, children elements or text. */
-export function make(tag, attributes = {}, ...children) {
-  const element = document.createElement(tag);
-  for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
-  element.append(...children);
-  return element;
-}
-
-export function swatch(colour) {
-  return make("span", { class: `swatch c${colour}`, "aria-hidden": "true" });
-}
 
 const models = new WeakMap();
 

@@ -2,7 +2,8 @@
 /** Base of both pictures of an archive: a canvas, and a line of text about the piece under the pointer, or under the
  *  cursor that arrow keys move. */
 
-import { COLOURS, TENSOR, make } from "./model.js";
+import { make } from "./elements.js";
+import { COLOURS, TENSOR } from "./model.js";
 
 export const MOST_MARKS = 500; // of pieces at a time: each is an element
 

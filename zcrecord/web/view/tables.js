@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: 0BSD
 /** Tables of an archive, and the details of one tensor, module or attribute. */
 
-import {
-  ATTRIBUTE, COLOURS, HEADER, MODULE, TENSOR, both, counted, exactly, hex, human, make, modelOf, percent, shown,
-  shownValue, swatch,
-} from "./model.js";
+import { make, swatch } from "./elements.js";
+import { ATTRIBUTE, COLOURS, HEADER, MODULE, TENSOR, modelOf } from "./model.js";
+import { both, counted, exactly, hex, human, percent, shown, shownValue } from "./text.js";
 
 const GLANCE = 200; // rows of a table
 const ROOM = 300; // characters of a cell

@@ -6,7 +6,9 @@
  * list, which names the active row: rows that cannot be seen need no elements.
  */
 
-import { MODULE, TENSOR, counted, human, make, modelOf, shown, shownValue, swatch } from "./model.js";
+import { make, swatch } from "./elements.js";
+import { MODULE, TENSOR, modelOf } from "./model.js";
+import { counted, human, shown, shownValue } from "./text.js";
 
 const PAUSE = 700; // ms after which typing starts another word
 const LONGEST = 400; // characters of a name in a row; `details` have all of it

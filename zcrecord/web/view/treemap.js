@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: 0BSD
 /** A picture of what takes an archive's bytes. */
 
-import { MODULE, TENSOR, counted, modelOf, percent, shown } from "./model.js";
+import { MODULE, TENSOR, modelOf } from "./model.js";
+import { counted, percent, shown } from "./text.js";
 import { MOST_MARKS, Picture } from "./pictures.js";
 
 const KEPT = 0.8; // of a box's area: titles, its own and those around it, take no more than the rest

@@ -35,7 +35,8 @@
  *     human(nbytes), shown(text), shownValue(value), fullName(description, number), nbytesOf(description, number)
  */
 
-export { fullName, human, nbytesOf, shown, shownValue } from "./model.js";
+export { fullName, nbytesOf } from "./model.js";
+export { human, shown, shownValue } from "./text.js";
 export { layoutMap } from "./layoutmap.js";
 export { treemap } from "./treemap.js";
 export { Selection, reveal } from "./selection.js";
