@@ -38,6 +38,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # `tools` is not i
 from tools.system_tools import PACKAGES, has
 
 LEFT_OUT = pytest.StashKey[dict[str, int]]()  # tests left out for want of each tool, and of exhaustive families
+FROZEN = pytest.StashKey[int]()  # modules that were there when objects were frozen last
 EXHAUSTIVE = "exhaustive families"
 TOOLS_RUN = pytest.StashKey[Path]()
 Report = TypeVar("Report", pytest.TestReport, pytest.CollectReport)
@@ -117,17 +118,25 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items[:] = [item for item in items if item not in left_out]
 
 
+def freeze(config: pytest.Config) -> None:
+    """Once many modules have come, keep garbage collections from going through them: torch's alone take 50 ms."""
+    if len(sys.modules) > config.stash.get(FROZEN, 0) + 100:
+        gc.collect()
+        gc.freeze()
+        config.stash[FROZEN] = len(sys.modules)
+
+
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Forget which tools ran while the tests were found: some ask a compiler what they are to be tried with."""
     gc.enable()
-    gc.collect()
-    gc.freeze()  # or each collection that tests ask for goes through every test and module there is
+    freeze(session.config)
     if (log := session.config.stash.get(TOOLS_RUN, None)) is not None:
         log.unlink(missing_ok=True)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Fail what lacks a tool and was not deselected, and what names one that nothing installs."""
+    freeze(item.config)
     if unknown := set(named_tools(item)) - PACKAGES.keys():
         pytest.fail(f"needs {', '.join(sorted(unknown))}: add it to tools/system_tools.py", pytrace=False)
     if missing := missing_tools(item):

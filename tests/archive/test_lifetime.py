@@ -81,6 +81,7 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "m.zcr"
 
 
+@pytest.mark.exhaustive(keep=8)
 @pytest.mark.parametrize("what", OUTLIVES)
 def test_view_outlives(what: str, path: Path) -> None:
     r.run_python(START + OUTLIVES[what], path)
@@ -211,6 +212,7 @@ check(view)""",
 }
 
 
+@pytest.mark.exhaustive(keep=5)
 @pytest.mark.skipif(not LINUX, reason="platform: only Linux lists what is mapped")
 @pytest.mark.parametrize("what", CLOSES)
 def test_close(what: str, path: Path) -> None:

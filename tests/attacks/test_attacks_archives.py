@@ -35,6 +35,7 @@ ELSEWHERE = {
 }
 
 
+@pytest.mark.exhaustive(keep=("broken", "placed", "packed"))
 @pytest.mark.parametrize("module", MODULES, ids=lambda module: module.__name__.rpartition(".")[2])
 def test_every_attack_is_answered_as_it_must_be(module: Any, tmp_path: Path) -> None:
     found = {attack.name: attack for attack in module.ATTACKS}

@@ -45,6 +45,7 @@ def faults(answered: list[Answer], attacks: Sequence[Attack]) -> list[str]:
     return [what for what in told if what] + sorted(known.keys() - {answer.attack for answer in answered})
 
 
+@pytest.mark.exhaustive(keep=("external",))
 @pytest.mark.parametrize("module", ALL, ids=lambda module: module.__name__)
 def test_every_attack_is_answered_by_its_error_at_once_and_in_little_memory(module: Any, tmp_path: Path) -> None:
     attacks = some(module.ATTACKS, 12)

@@ -18,7 +18,7 @@ from exported_models import EXPORTERS, EXPORTS, Exported, exported
 import zcrecord
 from zcrecord.onnx import convert, graph, session
 
-pytestmark = pytest.mark.exhaustive(keep=("torchscript", "twins"))
+pytestmark = pytest.mark.exhaustive(keep=("lstm-torchscript", "[twins]"))
 
 
 @pytest.fixture(params=[f"{name}-{exporter}" for name in EXPORTS for exporter in EXPORTERS])

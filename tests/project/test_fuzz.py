@@ -56,6 +56,7 @@ def test_changes_are_the_same_for_the_same_seed_and_get_past_the_checksums(what:
     assert 30 < accepted < 580
 
 
+@pytest.mark.exhaustive(keep=1)
 @pytest.mark.parametrize("what", ["archive", "model"])
 def test_atheris_finds_nothing_in_a_short_run(tmp_path: Path, what: str) -> None:
     done = native.outcome(guided(what, RUNS[what], seed=1, found=tmp_path / "found", folder=folders(tmp_path)))
