@@ -21,7 +21,7 @@ BEGIN, END = "<!-- bench:begin -->", "<!-- bench:end -->"
 FLOORS = ("an archive of 1 MiB", "1,000 tensors", "cat | cat", "cp", "cp and fsync", "memcpy", "numpy", "os.write",
           "one copy and four bare processes")  # fmt: skip
 MEASURED = "measured"  # what was other, where a row was measured again after the rest
-HEADINGS = ("work", OURS, "beside it", "ratio", "promised", "reached")
+HEADINGS = ("work", OURS, "compared with", "ratio", "promised", "reached")
 
 
 def terminal_table(rows: Iterable[Row]) -> Table:
@@ -43,16 +43,16 @@ def markdown(results: dict[str, Any]) -> str:
     """Return the whole table, where a peer wins, and what it was measured on."""
     rows = rows_of(results)
     lines = ["| " + " | ".join(HEADINGS) + " |", "|---|--:|---|--:|---|---|"]
-    lines += ["| " + " | ".join(_cells(row)) + " |" for row in rows]
+    lines += ["| " + " | ".join(cell.replace("|", "\\|") for cell in _cells(row)) + " |" for row in rows]
     machine, versions = results["machine"], results["versions"]
     where = f"{machine['cpu']}, {machine['cores']} cores, {machine['memory_mib'] // 1024} GiB, {machine['file_system']}"
     what = ", ".join(f"{name} {version}" for name, version in versions.items() if name != OURS)
     lines += ["", *_wins(rows), ""]
     lines += [
-        f"Measured on {machine['date']}, {where}, files warm in the page cache but where it says otherwise; {what}."
+        f"Measured on {machine['date']}, {where}, with files in the page cache unless the row says otherwise; {what}."
     ]
     lines += [f"Measured again on {when}: {'; '.join(works)}." for when, works in _again(rows).items()]
-    lines += ["Medians of interleaved runs, from `tools/bench/results.json`; `python -m tools.bench` makes them again."]
+    lines += ["Medians of interleaved runs, from `tools/bench/results.json`."]
     return "\n".join(lines)
 
 
@@ -131,7 +131,7 @@ def _wins(rows: list[Row]) -> list[str]:
         f"- {row.work}: {name} {quantity(row.values[name], row.unit)}, {OURS} {quantity(row.values[OURS], row.unit)}"
         for row, name in wins(rows)
     ]
-    return ["Where others win:", "", *lost] if lost else ["Nothing beside it was ahead by more than a twentieth."]
+    return ["Where others win, by more than 5%:", "", *lost] if lost else ["No other was ahead by more than 5%."]
 
 
 def quantity(value: float, unit: str) -> str:
