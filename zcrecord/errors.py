@@ -1,29 +1,29 @@
-"""Every error that zcrecord raises for bad input, a missing tensor or a failing disk, as one tree.
+"""All errors that zcrecord raises for bad input, a missing tensor or a failing disk, as one tree.
 
 ::
 
     Exception
-    └── RecordError                      where (path, tensor, offset), what, and what to do
+    └── RecordError                      names the place (path, tensor, offset), the fault, and what to do
         ├── FormatError(ValueError)      the bytes are not a valid archive
         │   ├── VersionError             a later version, or a feature this reader does not know
         │   └── IntegrityError           a checksum or digest does not match: the bytes changed
         ├── LimitError(ValueError)       a documented limit is exceeded, on either side
         ├── UnsupportedError(TypeError)  a legal value that the format or this build cannot hold
-        ├── MismatchError(TypeError)     a record is not of the type it was to be loaded into
-        ├── ProducerError(ValueError)    a lazily produced tensor is not what was declared
-        ├── FillError(ValueError)        a hollow record is filled twice, sealed too early, or was given up
-        ├── NameCollisionError(ValueError)  two things of one record would have the same name
-        ├── LoadCancelledError           what was to be loaded to a device was given up, as was asked for
+        ├── MismatchError(TypeError)     the record does not match the class or pytree it is loaded into
+        ├── ProducerError(ValueError)    a lazily produced tensor differs from its declaration
+        ├── FillError(ValueError)        a hollow record is filled twice, sealed too early, or was aborted
+        ├── NameCollisionError(ValueError)  two tensors, modules or attributes would have the same name
+        ├── LoadCancelledError           the caller cancelled a load
         ├── OnnxError(ValueError)        the input is not a valid ONNX model
         │   └── ExternalDataError        an external-data path breaks a rule
         ├── TensorNotFoundError(KeyError)
         ├── DependencyError(ImportError) an optional package is missing; says how to install it
-        └── SourceError(OSError)         the file system refused
+        └── SourceError(OSError)         the operating system or a server reports an error
             ├── SourceNotFoundError(FileNotFoundError)
             ├── DestinationExistsError(FileExistsError)
             └── PipeClosedError(BrokenPipeError)
 
-The module knows how an error is worded and carried; when to raise it is left to the others.
+This module has the text and attributes of errors. Other modules decide when to raise them.
 """
 
 from __future__ import annotations
@@ -57,19 +57,19 @@ __all__ = [
 
 
 def printable(text: str, limit: int = 200) -> str:
-    """Return `text` with control characters escaped and its middle cut out: names come from strangers."""
+    """Return `text` with control characters escaped and, if it is long, its middle cut out: names come from strangers."""
     if len(text) > limit:
         text = f"{text[: limit // 2]}…{text[-limit // 2 :]}"
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 class RecordError(Exception):
-    """Base of every error that zcrecord raises on purpose: place, fault, advice; can be pickled.
+    """Base class of all errors of zcrecord. The text names the place, the fault, and what to do. Can be pickled.
 
     Attributes:
-        path: the file, where one is known.
-        tensor: the full name of the tensor or module concerned.
-        offset: byte offset in the file at which the fault was noticed.
+        path: the file; None if it is not known.
+        tensor: the full name of the tensor or module; None if the error is not about one.
+        offset: byte offset of the fault in the file; None if it is not known.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class RecordError(Exception):
         return ": ".join([*where, printable(self.message, len(self.message))])
 
     def located(self, *, path: str | None = None, tensor: str | None = None, offset: int | None = None) -> RecordError:
-        """Return this same error with the places filled in that were not known where it was raised."""
+        """Fill in the places that are still unknown, and return this same error."""
         self.path = self.path if self.path is not None else path
         self.tensor = self.tensor if self.tensor is not None else tensor
         self.offset = self.offset if self.offset is not None else offset
@@ -116,14 +116,14 @@ class FormatError(RecordError, ValueError):
     """The bytes are not a valid archive.
 
     Attributes:
-        damage: after a full verification all that is damaged, a `damage.Damage` each; the message names the first.
+        damage: after a full verification every damaged range, as `Damage`; the message names the first.
     """
 
     damage: tuple[Any, ...] = ()
 
 
 class VersionError(FormatError):
-    """The archive needs a later reader: its version byte, or a feature bit, is not known here."""
+    """The archive needs a later version of zcrecord: its version byte, or a feature bit, is unknown."""
 
 
 class IntegrityError(FormatError):
@@ -139,23 +139,23 @@ class UnsupportedError(RecordError, TypeError):
 
 
 class MismatchError(RecordError, TypeError):
-    """A record is not of the type it was to be loaded into; `tensor` is the path at which the two part."""
+    """The record does not match the class or pytree it is loaded into; `tensor` is the path of the first difference."""
 
 
 class ProducerError(RecordError, ValueError):
-    """A lazily produced tensor does not match its declaration: other bytes, another type, or used up."""
+    """A lazily produced tensor differs from its declaration: too few or too many bytes, another type, or used up."""
 
 
 class FillError(RecordError, ValueError):
-    """A hollow record's constant is filled twice, something is missing, or it is sealed or was given up."""
+    """A hollow record is filled twice, sealed while a tensor is missing, or used after it was sealed or aborted."""
 
 
 class NameCollisionError(RecordError, ValueError):
-    """Two things of one record would get the same name."""
+    """Two tensors, modules or attributes of one record would have the same name."""
 
 
 class LoadCancelledError(RecordError):
-    """Loading to a device was given up because `cancel` said so; the loader has let go of everything."""
+    """The caller cancelled a load by `cancel`; the loader has released all its memory."""
 
 
 class OnnxError(RecordError, ValueError):
@@ -173,12 +173,12 @@ class DependencyError(RecordError, ImportError):
 def missing_package(package: str, *others: str, extra: str | None = None, why: str = "") -> DependencyError:
     """Return the error of a missing package, with the command that installs it.
 
-    `zcrecord[extra]` is in no message: on a package index that name may be anybody's.
+    No message has `zcrecord[extra]`: on a package index that name may belong to somebody else.
 
     Args:
-        package: what pip calls it; `others` go with it.
-        extra: the extra of zcrecord that has them all.
-        why: what needs it, where that is more than that it is not installed.
+        package: its name for pip; `others` are installed with it.
+        extra: the extra of zcrecord that has all of them.
+        why: the start of the message, instead of "PACKAGE is not installed".
     """
     checkout = f", or in a checkout of zcrecord pip install '.[{extra}]'" if extra else ""
     install = f"pip install {' '.join((package, *others))}{checkout}"
@@ -188,7 +188,7 @@ def missing_package(package: str, *others: str, extra: str | None = None, why: s
 class TensorNotFoundError(RecordError, KeyError):
     """No tensor, or no module, has that name.
 
-    The message lists close names, and looks for them only when it is asked for; or `why` is the message.
+    The message lists close names. They are looked for when the message is first read. With `why` that is the message.
     """
 
     def __init__(
@@ -206,7 +206,7 @@ class TensorNotFoundError(RecordError, KeyError):
 
     @property
     def message(self) -> str:
-        """The error's text, close names included; printing an error never raises another."""
+        """The error's text with close names; reading it never raises another error."""
         if self._names is not None:
             try:
                 self._text = _close_names(self.tensor or "", self._names())
@@ -246,7 +246,7 @@ def _close_names(name: str, names: Iterable[str]) -> str:
 
 
 class SourceError(RecordError, OSError):
-    """The file system refused; `errno` says how."""
+    """The operating system or a server reports an error; `errno` is its number, if it has one."""
 
     def __init__(
         self,
@@ -270,7 +270,7 @@ class SourceNotFoundError(SourceError, FileNotFoundError):
 
 
 class DestinationExistsError(SourceError, FileExistsError):
-    """The output exists already and was not to be replaced."""
+    """The output exists already, and replacing it was not allowed."""
 
 
 class PipeClosedError(SourceError, BrokenPipeError):

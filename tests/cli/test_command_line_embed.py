@@ -52,7 +52,7 @@ def test_embed_writes_the_files_of_each_language_and_names_them(
     assert sorted(told[: len(files)]) == [f"out/{name}" for name in files]
     whole = lang == "python" or "--blob" in options
     nbytes = Path("model.zcr").stat().st_size if whole else 146
-    assert told[len(files)] == f"model.zcr: 7 tensors, {nbytes} bytes, 2 in another's bytes"
+    assert told[len(files)] == f"model.zcr: 7 tensors, {nbytes} bytes, 2 inside another tensor's bytes"
     strided = [line for line in told if line.endswith(": encoder.turned")]
     if "--blob" in options:
         assert strided == ["  strided, so no member of the blob: encoder.turned"]
@@ -209,7 +209,7 @@ def test_detach_that_is_to_keep_and_discard_is_wrong_usage(more: list[str], caps
     with pytest.raises(SystemExit) as ended:
         main(("detach", "program", "--discard", *more))
     assert ended.value.code == 2
-    assert "--discard throws the archive away" in capsys.readouterr().err
+    assert "--discard writes no archive" in capsys.readouterr().err
 
 
 def test_text_is_attached_to_by_force_alone(capsys: pytest.CaptureFixture[str]) -> None:

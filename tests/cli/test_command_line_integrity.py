@@ -253,7 +253,7 @@ def test_encrypted_key_takes_its_passphrase_from_the_environment(
 ) -> None:
     monkeypatch.setattr(sys, "stdin", io.StringIO())
     sign = ["sign", "model.zcr", "--key", "secret.pem", "-q"]
-    c.fails(capsys, main(sign), r"secret\.pem: is encrypted; \$ZCRECORD_PASSPHRASE has to hold its passphrase$")
+    c.fails(capsys, main(sign), r"secret\.pem: is encrypted; set \$ZCRECORD_PASSPHRASE to its passphrase$")
     monkeypatch.setenv(PASSPHRASE, "wrong")
     c.fails(capsys, main(sign), r"secret\.pem: is a private key that needs another passphrase, or is damaged$")
     monkeypatch.setenv(PASSPHRASE, "pass")

@@ -149,7 +149,7 @@ def test_onnx2zc_verifies_what_it_wrote(capsys: pytest.CaptureFixture[str]) -> N
         with pytest.raises(SystemExit) as ended:
             onnx2zc_main([*arguments, "--verify"])
         assert ended.value.code == 2
-        assert "--verify reads IN again and OUT back: both have to be files" in capsys.readouterr().err
+        assert "--verify reads IN and OUT a second time: both have to be files" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("name", "archive"), [
@@ -248,8 +248,8 @@ def test_onnx2zc_reads_standard_input(monkeypatch: pytest.MonkeyPatch, capsys: p
 
 def test_closed_standard_streams_are_told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(sys, "stdin", None)
-    c.fails(capsys, onnx2zc_main(["-", "out.zcr"]), "standard input: it is closed", "onnx2zc: error: ")
-    c.fails(capsys, main(["ls", "-"]), "standard input: it is closed")
+    c.fails(capsys, onnx2zc_main(["-", "out.zcr"]), "standard input: is closed", "onnx2zc: error: ")
+    c.fails(capsys, main(["ls", "-"]), "standard input: is closed")
 
 
 def test_progress_without_a_terminal_is_a_line_now_and_then(

@@ -137,7 +137,7 @@ def test_pipe_where_only_a_file_will_do_is_told_so(command: str, archive: Path) 
     shutil.copy(sys.executable, "program")
     done = piped(f"zcrecord {command} PIPE", str(archive))
     assert (done.returncode, done.stdout) == (1, "")
-    told = r"zcrecord: error: /(dev|proc/self)/fd/\d+: not a regular file; write it to one, and name that\n"
+    told = r"zcrecord: error: /(dev|proc/self)/fd/\d+: not a regular file; copy it to one, and give that\n"
     assert re.fullmatch(told, done.stderr)
 
 
@@ -146,4 +146,4 @@ def test_pipe_where_only_a_file_will_do_is_told_so(command: str, archive: Path) 
 def test_beside_a_pipe_there_is_no_place_for_output(command: str, archive: Path) -> None:
     done = piped(f"{command} PIPE", "model.onnx")
     assert done.returncode == 2
-    assert done.stderr.endswith("error: OUT is required where the source is a pipe; - is standard output\n")
+    assert done.stderr.endswith("error: OUT is required if the source is a pipe; - is standard output\n")

@@ -62,9 +62,9 @@ def test_both_go_through_pipes() -> None:
 
 @pytest.mark.parametrize(("arguments", "told"), [
     (["pack"], "required: ARCHIVE"),
-    (["unpack", "model.zcr"], "OUT is required where IN does not end in .zst"),
+    (["unpack", "model.zcr"], "OUT is required if IN does not end in .zst"),
     (["pack", "model.zcr", "--level", "23"], "level 23 is not from 1 to 22"),
-    (["pack", "model.zcr", "--level", "x"], "is not a number from 0 on"),
+    (["pack", "model.zcr", "--level", "x"], "is not a whole number, 0 or more"),
 ])  # fmt: skip
 def test_wrong_usage_is_status_2(arguments: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:

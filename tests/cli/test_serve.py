@@ -231,7 +231,7 @@ def test_listening_for_everybody_is_warned_of(path: Path) -> None:
     assert ask(server.url, ARCHIVE, headers={"Host": "model.example"})[0] == 200
     status, errors = server.end()
     assert status == 0
-    assert errors == f"zcrecord: whoever reaches 0.0.0.0 can read all of {path}\n"
+    assert errors == f"zcrecord: every machine that can connect to 0.0.0.0 can read all of {path}\n"
 
 
 # Beginning and end.
@@ -253,7 +253,7 @@ def test_terminal_is_told_what_ends_it(path: Path) -> None:
     process = subprocess.Popen(command, stdout=theirs, stderr=subprocess.PIPE, text=True, env=served.ENVIRONMENT)
     os.close(theirs)
     assert process.stderr is not None
-    assert process.stderr.readline() == "zcrecord: Ctrl-C ends it\n"
+    assert process.stderr.readline() == "zcrecord: Ctrl-C ends the server\n"
     assert os.read(ours, 100).startswith(b"http://127.0.0.1:")
     process.send_signal(signal.SIGINT)
     assert process.communicate(timeout=30)[1] == "zcrecord: interrupted\n"
@@ -336,7 +336,7 @@ def test_samples_that_no_model_can_be_run_over_are_refused_at_once(
     path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     status = main(["serve", str(path), "--samples", str(path)])
-    c.fails(capsys, status, "samples are tensors `images` .or `inputs`. and `labels`, this has not both")
+    c.fails(capsys, status, "samples need the tensors `images` .or `inputs`. and `labels`; one of the two is missing")
 
 
 def test_packed_archive_is_not_served(path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -351,7 +351,7 @@ def test_only_a_file_is_served(given: str, capsys: pytest.CaptureFixture[str]) -
     with pytest.raises(SystemExit) as end:
         main(["serve", given])
     assert end.value.code == 2
-    assert "serve takes a file" in capsys.readouterr().err
+    assert "serve needs a file, not standard input or a URL" in capsys.readouterr().err
 
 
 def test_missing_package_is_named(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -253,7 +253,7 @@ def test_url_needs_a_name_for_the_page(capsys: pytest.CaptureFixture[str]) -> No
     with pytest.raises(SystemExit) as ended:
         main(["report", "https://example.org/model.zcr?key=secret"])
     assert ended.value.code == 2
-    assert "OUT is required where the source is a URL" in capsys.readouterr().err
+    assert "OUT is required if the source is a URL" in capsys.readouterr().err
 
 
 def test_starts_without_what_only_serving_needs() -> None:

@@ -21,8 +21,9 @@ _FOLDERS = {"DIR"}
 
 def completion_arguments(parser: Parser) -> None:
     """Declare the arguments of `zcrecord completion`."""
-    parser.description = """Print the script by which a shell completes these commands. In bash and zsh:
-        eval "$(zcrecord completion bash)"; in fish: zcrecord completion fish | source"""
+    parser.description = """Print the completion script of a shell for zcrecord and onnx2zc. In bash:
+        eval "$(zcrecord completion bash)"; in zsh: eval "$(zcrecord completion zsh)"; in fish:
+        zcrecord completion fish | source"""
     parser.add_argument("shell", choices=("bash", "zsh", "fish"), help="the shell")
 
 

@@ -33,15 +33,15 @@ def convert_arguments(parser: Parser) -> None:
 
     read = ", ".join(name for name, found in FORMATS.items() if found.reads)
     written = ", ".join(name for name, found in FORMATS.items() if found.writes)
-    parser.description = f"""Convert to and from archives (zcr). Formats that are read: {read}; that are written:
-        {written}. The format of IN is told by its first bytes, that of OUT by its suffix; - is standard input or
-        output."""
+    parser.description = f"""Convert a model to an archive (zcr), or an archive to another format. Formats to read:
+        {read}. Formats to write: {written}. The first bytes of IN give its format, the suffix of OUT gives that of
+        OUT. - is standard input or standard output."""
     parser.add_argument("source", metavar="IN", help="a file, or a folder with one model in it; - for standard input")
     parser.add_argument("dest", metavar="OUT", help="a file; - for standard output")
-    about = f"format of IN, if neither first bytes nor suffix tell it: {read}"
+    about = f"format of IN, if its first bytes and its suffix do not give it: {read}"
     parser.add_argument("--from", dest="source_format", metavar="FORMAT", help=about)
     parser.add_argument("--to", dest="dest_format", metavar="FORMAT", help=f"format of OUT: {written}")
-    about = "write safetensors in files of at most this size, such as 5GB, with their index"
+    about = "split safetensors into files of at most this size, such as 5GB, with an index of the files"
     parser.add_argument("--max-shard-size", type=size, metavar="SIZE", help=about)
     add_alignment(parser)
     add_output_options(parser)
@@ -60,11 +60,12 @@ def convert(args: Arguments) -> int:
 
 def to_onnx_arguments(parser: Parser) -> None:
     """Declare the arguments of `zcrecord to-onnx`."""
-    parser.description = """Write the model in an archive that was made from ONNX as ONNX again. With --external its
-        weights stay in the archive, which has to lie in OUT's folder or below it."""
+    parser.description = """Write the ONNX model of an archive that was made from ONNX. With --external the weights stay
+        in the archive, which has to lie in OUT's folder or below it."""
     parser.add_argument("source", metavar="ARCHIVE", help="an archive; - for standard input, read into memory")
-    parser.add_argument("dest", metavar="OUT", nargs="?", help="default: ARCHIVE with .onnx for its suffix")
-    parser.add_argument("--external", action="store_true", help="leave the weights in the archive, as external data")
+    parser.add_argument("dest", metavar="OUT", nargs="?", help="default: ARCHIVE with the suffix .onnx")
+    about = "leave the weights in the archive, and refer to them as external data"
+    parser.add_argument("--external", action="store_true", help=about)
     add_output_options(parser)
 
 
@@ -78,24 +79,25 @@ def to_onnx(args: Arguments) -> int:
         return onnx.to_onnx(source if isinstance(source, str) else read_stdin(), dest, **options)
 
     if args.external and "-" in (args.source, args.dest):
-        args.refuse("--external refers to a file from a file: neither can be -")
+        args.refuse("--external needs two files: neither ARCHIVE nor OUT can be -")
     return run_conversion("zcrecord", args, work, _facts, external=args.external)
 
 
 def onnx2zc_arguments(parser: Parser) -> None:
     """Declare the arguments of `onnx2zc`."""
-    parser.description = """Convert an ONNX model to an archive, in one pass and in little memory; - is standard input
-        or output, and zstd and gzip are decompressed on the way."""
+    parser.description = """Convert an ONNX model to an archive, in one pass and in little memory. - is standard input or
+        standard output. Models compressed by zstd or gzip are decompressed."""
     parser.add_argument("source", metavar="IN", help="an ONNX model; - for standard input")
-    parser.add_argument("dest", metavar="OUT", nargs="?", help="default: IN with .zcr for its suffix; - after IN of -")
+    about = "default: IN with the suffix .zcr; standard output if IN is -"
+    parser.add_argument("dest", metavar="OUT", nargs="?", help=about)
     about = "convert only tensors whose names match, such as 'encoder.*'; may be given several times"
     parser.add_argument("--select", action="append", metavar="PATTERN", help=about)
-    about = "leave out tensors whose names match; both leave out the graph"
+    about = "leave out tensors whose names match; --select and --exclude leave out the graph, too"
     parser.add_argument("--exclude", action="append", metavar="PATTERN", help=about)
-    about = "read IN again and OUT back, and compare, before OUT is replaced"
+    about = "read IN again and the archive back, and compare them, before OUT is replaced"
     parser.add_argument("--verify", action="store_true", help=about)
     parser.add_argument("--dry-run", action="store_true", help="read everything, write nothing, print the report")
-    about = "accept external data behind symbolic and hard links, wherever they lead"
+    about = "accept external data behind symbolic and hard links, also to other folders"
     parser.add_argument("--allow-links", action="store_true", help=about)
     add_alignment(parser)
     add_output_options(parser)
@@ -107,7 +109,7 @@ def onnx2zc(args: Arguments) -> int:
 
     choose_dest(args, (*SUFFIXES, ".onnx"), ".zcr")
     if args.verify and (args.dry_run or "-" in (args.source, args.dest)):
-        args.refuse("--verify reads IN again and OUT back: both have to be files")
+        args.refuse("--verify reads IN and OUT a second time: both have to be files")
     names = ("alignment", "allow_links", "select", "exclude", "verify", "dry_run")
     return run_conversion("onnx2zc", args, onnx.convert, _facts, **{name: getattr(args, name) for name in names})
 
@@ -126,7 +128,7 @@ def run_conversion(
     if args.source == "-" and sys.stdin is not None and sys.stdin.isatty():
         args.refuse("standard input is a terminal; pipe something into it, or name a file")
     if args.dest == "-" and sys.stdout is not None and sys.stdout.isatty():
-        args.refuse("standard output is a terminal, and this is no text; redirect it, or name OUT")
+        args.refuse("standard output is a terminal, and the output is binary; redirect it, or name OUT")
     source = binary(sys.stdin, "input") if args.source == "-" else args.source
     sink = binary(sys.stdout, "output") if args.dest == "-" else args.dest
     known = size_ahead(source) if args.source == "-" else None

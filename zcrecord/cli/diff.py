@@ -29,14 +29,14 @@ _COLUMNS = (
 
 def diff_arguments(parser: Parser) -> None:
     """Declare the arguments of `zcrecord diff`."""
-    parser.description = """Compare two archives by their contents, however they are laid out. Exit status 0 if they are
-        the same, 1 if not, 2 if that cannot be told. Into a pipe: +, - or !, kind, name, before, after, difference,
-        with tabs between."""
+    parser.description = """Compare the contents of two archives; their layout is ignored. Exit status 0 if they are the
+        same, 1 if they differ, 2 for an error. On a terminal a table; into a pipe lines of +, - or !, kind, name,
+        before, after and difference, separated by tabs."""
     parser.add_argument("file", metavar="A", help="an archive; one of the two may be - for standard input")
     parser.add_argument("other", metavar="B", help="an archive")
-    about = "take payloads of the same digest for the same, unread: only for archives from trusted sources"
+    about = "do not read payloads with equal digests, but take them as equal; only for archives from trusted sources"
     parser.add_argument("--fast", action="store_true", help=about)
-    parser.add_argument("--no-metadata", action="store_true", help="leave out metadata, and so signatures")
+    parser.add_argument("--no-metadata", action="store_true", help="do not compare metadata, which include signatures")
     add_quiet(parser)
     add_json(parser, "the differences")
 

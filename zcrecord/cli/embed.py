@@ -19,30 +19,32 @@ __all__ = ["attach", "attach_arguments", "detach", "detach_arguments", "embed", 
 
 def embed_arguments(parser: Parser) -> None:
     """Declare the arguments of `zcrecord embed`."""
-    parser.description = """Write sources that make an archive's tensors constants of a program. C, C++, assembler and
-        Rust take the bytes from the archive itself while they are built; the files written say how."""
-    parser.add_argument("source", metavar="ARCHIVE", help="an archive, a file of its own")
-    about = "c: .S and .h; cpp: .S and .hpp, of a blob as for c; asm: .S and .inc; rust: .rs; python: .py"
+    parser.description = """Write source code with an archive's tensors as constants of a program. In C, C++, assembler
+        and Rust the compiler reads the bytes from the archive itself; comments in the generated files tell how to
+        build."""
+    parser.add_argument("source", metavar="ARCHIVE", help="an archive; not an archive attached to a program")
+    about = """language, and the files written; c: .S and .h; cpp: .S and .hpp, with --blob as for c; asm: .S and .inc;
+        rust: .rs; python: .py"""
     parser.add_argument("--lang", required=True, choices=("c", "cpp", "asm", "rust", "python"), help=about)
-    parser.add_argument("--output", "-o", default=".", metavar="DIR", help="folder to write to (default: this one)")
-    about = """C, C++, assembler: the archive as one constant, which zcrecord.h can open, by .incbin; C and C++ also by
-        C23's #embed, or as string literals, which every compiler takes"""
+    parser.add_argument("--output", "-o", default=".", metavar="DIR", help="folder to write to (default: the current one)")
+    about = """C, C++, assembler: write the whole archive as one constant, which zcrecord.h can open; incbin: by the
+        assembler's .incbin; embed: by C23's #embed; string: as string literals, for every C and C++ compiler"""
     parser.add_argument("--blob", choices=("incbin", "embed", "string"), help=about)
     about = "Rust: place each tensor by global_asm!, for large archives; the linker then drops unused ones"
     parser.add_argument("--assembly", action="store_true", help=about)
     about = "only tensors whose names match, such as 'encoder.*'; may be given several times"
     parser.add_argument("--select", action="append", metavar="PATTERN", help=about)
     parser.add_argument("--exclude", action="append", metavar="PATTERN", help="leave out tensors whose names match")
-    about = """before every identifier, may be empty (default: the archive's stem and an underscore; in C++ and Rust,
-        which have a namespace and a module, nothing)"""
+    about = """put TEXT before every identifier; TEXT may be empty (default: the archive's name and an underscore; empty in
+        C++ and Rust, which have a namespace and a module)"""
     parser.add_argument("--prefix", metavar="TEXT", help=about)
-    about = "of files, namespace and the like (default: the archive's stem, as an identifier in lower case)"
+    about = "name of the files, the namespace or module (default: the archive's name, as a lower-case identifier)"
     parser.add_argument("--name", metavar="NAME", help=about)
     about = "section for the payloads, which the linker script must know (default: .rodata)"
     parser.add_argument("--section", metavar="NAME", help=about)
-    about = "of every tensor, at least: a power of two from 16 to 65536"
+    about = "alignment of every tensor, at least; a power of two from 16 to 65536"
     parser.add_argument("--alignment", type=alignment, metavar="BYTES", help=about)
-    about = "write zcrecord.h or zcrecord.rs, too, which open archives at run time"
+    about = "write the reader zcrecord.h or zcrecord.rs, too, which opens archives at run time"
     parser.add_argument("--reader", action="store_true", help=about)
     parser.add_argument("--force", "-f", action="store_true", help="replace files that this command did not write")
     add_quiet(parser)
@@ -69,12 +71,13 @@ def embed(args: Arguments) -> int:
 
 def attach_arguments(parser: Parser) -> None:
     """Declare the arguments of `zcrecord attach`."""
-    parser.description = """Append an archive to an executable, which runs as before and finds its weights in itself:
-        load_record(sys.executable), or zcr_open_suffix in C."""
+    parser.description = """Append an archive to an executable. The program runs as before, and reads the weights from
+        its own file: by load_record(sys.executable), or zcr_open_suffix in C."""
     parser.add_argument("program", metavar="PROGRAM", help="an executable; an archive attached before is replaced")
-    parser.add_argument("archive", metavar="ARCHIVE", help="an archive, a file of its own")
-    parser.add_argument("--output", "-o", metavar="OUT", help="leave PROGRAM as it is, and write this")
-    about = "replace OUT if it exists; attach to text, scripts, zips and signed programs, too, which may not run then"
+    parser.add_argument("archive", metavar="ARCHIVE", help="an archive; not an archive attached to a program")
+    parser.add_argument("--output", "-o", metavar="OUT", help="write the program to OUT, and leave PROGRAM unchanged")
+    about = """replace OUT if it exists; attach to text, scripts, zips and signed programs, too, although they may no longer
+        run"""
     _add_options(parser, about)
 
 
@@ -95,12 +98,12 @@ def attach(args: Arguments) -> int:
 
 def detach_arguments(parser: Parser) -> None:
     """Declare the arguments of `zcrecord detach`."""
-    parser.description = "Take an attached archive off an executable again, into a file of its own."
+    parser.description = "Remove an attached archive from an executable, and write it to a file."
     parser.add_argument("program", metavar="PROGRAM", help="an executable with an archive attached")
     about = "file to write the archive to (default: PROGRAM.zcr)"
     parser.add_argument("--output", "-o", metavar="ARCHIVE", help=about)
-    parser.add_argument("--keep", action="store_true", help="write the archive, and leave PROGRAM as it is")
-    parser.add_argument("--discard", action="store_true", help="throw the archive away")
+    parser.add_argument("--keep", action="store_true", help="write the archive, and leave PROGRAM unchanged")
+    parser.add_argument("--discard", action="store_true", help="remove the archive without writing it")
     _add_options(parser, "replace ARCHIVE if it exists")
 
 
@@ -109,7 +112,7 @@ def detach(args: Arguments) -> int:
     from zcrecord.embed import detach
 
     if args.discard and (args.keep or args.output is not None):
-        args.refuse("--discard throws the archive away: neither --keep nor --output goes with it")
+        args.refuse("--discard writes no archive: do not give --keep or --output with it")
     check_file(args.program)
     options = {"keep": args.keep, "discard": args.discard, "force": args.force, "durable": not args.no_sync}
     with writing(args.program):
@@ -121,7 +124,7 @@ def detach(args: Arguments) -> int:
 
 def _add_options(parser: Parser, replaced: str) -> None:
     parser.add_argument("--force", "-f", action="store_true", help=replaced)
-    parser.add_argument("--no-sync", action="store_true", help="do not wait until the file would survive power loss")
+    parser.add_argument("--no-sync", action="store_true", help="do not wait until the file is safe from power loss")
     add_quiet(parser)
     add_json(parser, "the report")
 
@@ -135,7 +138,7 @@ def _print_embedded(report: EmbedReport, out: Printer, *, as_json: bool) -> None
         out.line(shown(file))
     facts = (
         f"{counted(report.tensors, 'tensor')}, {out.size(report.nbytes)}",
-        f"{report.shared} in another's bytes" if report.shared else "",
+        f"{report.shared} inside another tensor's bytes" if report.shared else "",
         f"{report.empty} without bytes" if report.empty else "",
         f"{counted(report.left_out, 'tensor')} left out" if report.left_out else "",
     )
@@ -152,7 +155,7 @@ def _print_attached(report: AttachReport, out: Printer, *, as_json: bool) -> Non
     if as_json:
         out.json(asdict(report))
         return
-    before = "" if report.replaced_bytes is None else f", in the place of one of {out.size(report.replaced_bytes)}"
+    before = "" if report.replaced_bytes is None else f", instead of one of {out.size(report.replaced_bytes)}"
     sizes = f"{out.size(report.program_bytes)} of program, {out.size(report.archive_bytes)} of archive"
     out.line(f"{shown(report.dest)}: {sizes} at {report.offset}{before}")
 
@@ -163,5 +166,5 @@ def _print_detached(report: DetachReport, out: Printer, *, as_json: bool) -> Non
         return
     if report.dest is not None:
         out.line(f"{shown(report.dest)}: {out.size(report.archive_bytes)}")
-    rest = "" if report.exact else ", with what lay between it and the archive, which another program attached"
+    rest = "" if report.exact else ", with the bytes between program and archive, which another tool attached"
     out.line(f"{shown(report.program)}: {out.size(report.program_bytes)}{rest}")

@@ -40,10 +40,11 @@ _TREE_COLUMNS = (
 
 def info_arguments(parser: Parser) -> None:
     """Declare the arguments of `zcrecord info`."""
-    parser.description = "Print what an archive holds; of one of up to 64 MiB its content digest, too."
+    parser.description = """Print an archive's sizes, types, attributes and metadata. For an archive of up to 64 MiB
+        print its content digest, too."""
     add_archive(parser)
     add_json(parser, "everything")
-    about = "print the content digest, which is the same for every layout: reads the whole archive"
+    about = "print the content digest, which does not depend on the layout; reads the whole archive"
     parser.add_argument("--digest", action=argparse.BooleanOptionalAction, default=None, help=about)
 
 
@@ -148,11 +149,11 @@ def _fact_lines(facts: dict[str, Any], out: Printer) -> Iterator[tuple[str, str]
 
 def ls_arguments(parser: Parser) -> None:
     """Declare the arguments of `zcrecord ls`."""
-    parser.description = """List tensors. Into a pipe: name, dtype, shape, bytes, offset, alignment and tie, with tabs
-        between."""
+    parser.description = """List tensors. On a terminal a table; into a pipe lines of name, dtype, shape, bytes, offset,
+        alignment and tie, separated by tabs."""
     add_archive(parser)
     add_json(parser, "everything")
-    about = "names to list, such as 'encoder.*.weight'"
+    about = "list only tensors whose names match, such as 'encoder.*.weight'"
     parser.add_argument("patterns", nargs="*", default=[], metavar="PATTERN", help=about)
     parser.add_argument("--sort", choices=("saved", "name", "size"), default="saved", help="order (default: saved)")
 
@@ -237,10 +238,10 @@ def _tensor_json(tensor: TensorInfo) -> dict[str, Any]:
 
 def tree_arguments(parser: Parser) -> None:
     """Declare the arguments of `zcrecord tree`."""
-    parser.description = "Show how modules, tensors and attributes nest."
+    parser.description = "Show modules, tensors and attributes as a tree."
     add_archive(parser)
     add_json(parser, "everything")
-    parser.add_argument("--depth", type=natural, metavar="N", help="leave out deeper levels")
+    parser.add_argument("--depth", type=natural, metavar="N", help="show at most N levels")
 
 
 def tree(args: Arguments) -> int:

@@ -14,11 +14,11 @@ __all__ = ["pack", "pack_arguments", "unpack", "unpack_arguments"]
 
 def pack_arguments(parser: Parser) -> None:
     """Declare the arguments of `zcrecord pack`."""
-    parser.description = """Compress an archive for transport, as zstd frames that begin where payloads do; zstd -d
-        decompresses it, too."""
+    parser.description = """Compress an archive for transport. The result consists of zstd frames, which begin where
+        payloads begin; zstd -d decompresses it, too."""
     parser.add_argument("source", metavar="ARCHIVE", help="an archive; - for standard input")
-    parser.add_argument("dest", metavar="OUT", nargs="?", help="default: ARCHIVE with .zst after it")
-    about = "level of zstd, from 1 to 22; more than 1, the default, takes longer and gains little on weights"
+    parser.add_argument("dest", metavar="OUT", nargs="?", help="default: ARCHIVE.zst")
+    about = "level of zstd, from 1 to 22 (default: 1); higher levels take longer and gain little on weights"
     parser.add_argument("--level", type=natural, default=1, metavar="N", help=about)
     _add_threads(parser)
     add_output_options(parser)
@@ -36,7 +36,7 @@ def pack(args: Arguments) -> int:
 
 def unpack_arguments(parser: Parser) -> None:
     """Declare the arguments of `zcrecord unpack`."""
-    parser.description = "Decompress a packed archive to the bytes that were packed, and check them on the way."
+    parser.description = "Decompress a packed archive to the original bytes, and check them."
     parser.add_argument("source", metavar="PACKED", help="a packed archive; - for standard input")
     parser.add_argument("dest", metavar="OUT", nargs="?", help="default: PACKED without .zst")
     _add_threads(parser)
@@ -52,7 +52,7 @@ def unpack(args: Arguments) -> int:
 
 
 def _add_threads(parser: Parser) -> None:
-    parser.add_argument("--threads", type=natural, metavar="N", help="default: one for each core")
+    parser.add_argument("--threads", type=natural, metavar="N", help="number of threads (default: one for each core)")
 
 
 def _facts(report: Any, out: Printer) -> Iterator[str]:

@@ -94,7 +94,8 @@ def _add_version(parser: Parser) -> None:
 
 def zcrecord_parser() -> Parser:
     """Return the parser of `zcrecord`, with one for each command; see `Parser.declared`."""
-    about = "Save, inspect, convert and embed archives of model weights. Sizes are in bytes; - is standard input."
+    about = """Inspect, convert, sign, serve and embed archives of model weights. Sizes are in bytes; - is standard input.
+        For the options of a command: zcrecord COMMAND --help"""
     parser = Parser(prog="zcrecord", description=about)
     _add_version(parser)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=Parser)
@@ -151,16 +152,16 @@ def add_quiet(parser: Parser) -> None:
 
 def add_alignment(parser: Parser) -> None:
     """Add the option --alignment of an archive that is written."""
-    about = f"of every payload of an archive, a power of two from 16 to 65536 (default: {ALIGNMENT})"
+    about = f"alignment of every payload of an archive, a power of two from 16 to 65536 (default: {ALIGNMENT})"
     parser.add_argument("--alignment", type=alignment, default=ALIGNMENT, metavar="BYTES", help=about)
 
 
 def add_output_options(parser: Parser, replaced: str = "replace OUT if it exists") -> None:
     """Add the options of everything that writes a file: --force, --no-sync, --quiet, --json."""
     parser.add_argument("--force", "-f", action="store_true", help=replaced)
-    parser.add_argument("--no-sync", action="store_true", help="do not wait until the file would survive power loss")
+    parser.add_argument("--no-sync", action="store_true", help="do not wait until the file is safe from power loss")
     add_quiet(parser)
-    about = "print the report as JSON (on standard error if the output is -)"
+    about = "print the report as JSON, on standard error if OUT is -"
     parser.add_argument("--json", action="store_true", help=about)
 
 
@@ -172,14 +173,14 @@ def choose_dest(args: Arguments, off: tuple[str, ...], on: str) -> None:
 
 def _default_dest(args: Arguments, off: tuple[str, ...], on: str) -> str:
     if is_url(args.source):
-        args.refuse("OUT is required where the source is a URL")
+        args.refuse("OUT is required if the source is a URL")
     if args.source == "-":
         if sys.stdout is not None and sys.stdout.isatty():
-            args.refuse("OUT is required where IN is standard input and standard output a terminal")
+            args.refuse("OUT is required if IN is standard input and standard output is a terminal")
         return "-"
     with contextlib.suppress(OSError, ValueError):  # other faults are reported when it is opened
         if stat.S_ISFIFO(os.stat(args.source).st_mode):  # such as <(...), beside which nobody looks for OUT
-            args.refuse("OUT is required where the source is a pipe; - is standard output")
+            args.refuse("OUT is required if the source is a pipe; - is standard output")
     name = str(args.source)
     for suffix in off:
         name = name.removesuffix(suffix)
@@ -187,7 +188,7 @@ def _default_dest(args: Arguments, off: tuple[str, ...], on: str) -> str:
         path = Path(name)
         return str(path.with_suffix(on)) if path.name else f"{name}{on}"
     if off and name == args.source:
-        args.refuse(f"OUT is required where IN does not end in {off[0]}")
+        args.refuse(f"OUT is required if IN does not end in {off[0]}")
     return name + on
 
 
@@ -195,7 +196,7 @@ def natural(text: str) -> int:
     """Parse a number from 0 on."""
     number = int(text) if text.isascii() and text.isdigit() else -1
     if number < 0:
-        raise argparse.ArgumentTypeError(f"'{printable(text)}' is not a number from 0 on")
+        raise argparse.ArgumentTypeError(f"'{printable(text)}' is not a whole number, 0 or more")
     return number
 
 

@@ -14,12 +14,12 @@ __all__ = ["report", "report_arguments"]
 
 def report_arguments(parser: Parser) -> None:
     """Declare the arguments of `zcrecord report`."""
-    parser.description = """Show an archive as one HTML file that needs no server: its tree, the largest tensors, the
-        layout of the file, metadata. The same archive gives the same file."""
-    parser.add_argument("source", metavar="FILE", help="an archive, a URL of one; - for standard input")
-    about = "- for standard output (default: FILE with .html for its suffix, - where FILE is -)"
+    parser.description = """Write an archive's tree, largest tensors, file layout and metadata as one HTML file, which
+        needs no server. The same archive gives the same file."""
+    parser.add_argument("source", metavar="FILE", help="an archive, or the URL of one; - for standard input")
+    about = "HTML file; - for standard output (default: FILE with the suffix .html; standard output if FILE is -)"
     parser.add_argument("--output", "-o", dest="dest", metavar="OUT", help=about)
-    about = "compute the content digest: reads the whole archive"
+    about = "show the content digest, too; reads the whole archive"
     parser.add_argument("--digest", action="store_true", help=about)
     add_output_options(parser)
 

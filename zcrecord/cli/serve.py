@@ -17,16 +17,16 @@ __all__ = ["serve", "serve_arguments"]
 
 def serve_arguments(parser: Parser) -> None:
     """Declare the arguments of `zcrecord serve`."""
-    parser.description = """Serve an archive and a page that shows it, tensor by tensor, until Ctrl-C. Only this machine
-        can reach it, unless --host says otherwise."""
-    parser.add_argument("file", metavar="FILE", help="an archive, a file of its own")
-    about = "port to listen on: 0 for any that is free (default: 8000, or any if that is taken)"
+    parser.description = """Serve an archive, and a page that shows it in a browser, until Ctrl-C. Only programs on this
+        machine can connect, unless --host names another address."""
+    parser.add_argument("file", metavar="FILE", help="an archive; not an archive attached to a program")
+    about = "port to listen on; 0 for any free port (default: 8000, or any free port if 8000 is taken)"
     parser.add_argument("--port", type=natural, metavar="N", help=about)
     about = "address to listen on (default: 127.0.0.1); other machines may then read all of FILE"
     parser.add_argument("--host", default="127.0.0.1", metavar="ADDRESS", help=about)
-    about = "an archive with images and labels, for a model that the page can run"
+    about = "an archive with the tensors images (or inputs) and labels; the page runs the model on them, if it can"
     parser.add_argument("--samples", metavar="ARCHIVE", help=about)
-    parser.add_argument("--open", action="store_true", help="open a browser on the page, too")
+    parser.add_argument("--open", action="store_true", help="open the page in a browser")
 
 
 def serve(args: Arguments) -> int:
@@ -34,18 +34,18 @@ def serve(args: Arguments) -> int:
     from . import serving
 
     if args.file == "-" or is_url(args.file):
-        args.refuse("serve takes a file")
+        args.refuse("serve needs a file, not standard input or a URL")
     for given in (args.file, args.samples) if args.samples is not None else (args.file,):
         check_file(given)
 
     def started(url: str) -> None:
         if not serving.is_loopback(args.host):
-            tell("zcrecord", f"whoever reaches {args.host} can read all of {args.file}")
+            tell("zcrecord", f"every machine that can connect to {args.host} can read all of {args.file}")
         Printer(sys.stdout).line(url)
         if sys.stdout is not None:  # None: standard output is closed
             sys.stdout.flush()  # a program at the other end of a pipe may wait for the URL
             if sys.stdout.isatty():
-                tell("zcrecord", "Ctrl-C ends it")
+                tell("zcrecord", "Ctrl-C ends the server")
         if args.open:
             import webbrowser  # here, because few ask for it
 

@@ -164,7 +164,7 @@ def _check_archive(path: Path, *, samples: bool) -> None:
         what = "is packed or attached to a program, and browsers read plain archives: unpack or detach it first"
         raise UnsupportedError(what, path=os.fspath(path))
     if not fits:
-        what = "samples are tensors `images` (or `inputs`) and `labels`, this has not both"
+        what = "samples need the tensors `images` (or `inputs`) and `labels`; one of the two is missing"
         raise UnsupportedError(what, path=os.fspath(path))
 
 
@@ -180,7 +180,7 @@ def _listen(host: str, port: int | None) -> socket.socket:
     asked = PORT if port is None else port
     where = f"{host} port {asked}: cannot listen there"
     if asked > 0xFFFF:
-        raise SourceError(f"{where}: ports end at 65535")  # the resolver would take the low 16 bits
+        raise SourceError(f"{where}: the largest port is 65535")  # the resolver would take the low 16 bits
     try:
         family, _, _, _, address = socket.getaddrinfo(host, asked, type=socket.SOCK_STREAM)[0]
         try:
@@ -192,7 +192,7 @@ def _listen(host: str, port: int | None) -> socket.socket:
     except (OSError, UnicodeError) as error:
         number = None if isinstance(error, UnicodeError | socket.gaierror) else error.errno
         why = str(getattr(error, "strerror", error)) if number is None else os.strerror(number)
-        hint = "; --port 0 takes a free one" if asked and number in (errno.EADDRINUSE, errno.EACCES) else ""
+        hint = "; --port 0 takes a free port" if asked and number in (errno.EADDRINUSE, errno.EACCES) else ""
         raise SourceError(f"{where}: {why}{hint}", errno=number) from error
 
 
@@ -209,7 +209,7 @@ def _application(web: Any, files: dict[str, Path], *, local: bool) -> Any:
     @web.middleware  # type: ignore[untyped-decorator]
     async def guard(request: Any, handler: Callable[[Any], Awaitable[Any]]) -> Any:
         if not _has_valid_headers(request):
-            raise web.HTTPBadRequest(text="This request has headers that make no sense.")
+            raise web.HTTPBadRequest(text="This request has invalid headers.")
         if local and not _names_this_machine(request.headers.get("Host", "")):
             raise web.HTTPMisdirectedRequest(text="This server is for programs on its own machine: ask for localhost.")
         return await handler(request)

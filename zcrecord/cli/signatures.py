@@ -22,13 +22,13 @@ __all__ = ["check", "check_arguments", "sign", "sign_arguments"]
 
 def sign_arguments(parser: Parser) -> None:
     """Declare the arguments of `zcrecord sign`."""
-    parser.description = """Add an Ed25519 signature of the content digest to an archive's metadata. It stays valid
-        however the archive is laid out, packed or converted; metadata are not covered. To make a key: openssl genpkey
-        -algorithm ed25519"""
+    parser.description = """Add an Ed25519 signature of the content digest to an archive's metadata. It stays valid when
+        the archive is saved with another layout, packed or converted. Metadata are not covered. Make a key with:
+        openssl genpkey -algorithm ed25519 -out key.pem"""
     parser.add_argument("file", metavar="FILE", help="an archive, which is replaced")
-    about = "private key, PEM or OpenSSH; the passphrase of an encrypted one is read from $ZCRECORD_PASSPHRASE or asked"
+    about = "private key, PEM or OpenSSH; the passphrase is read from $ZCRECORD_PASSPHRASE, or from the terminal"
     parser.add_argument("--key", required=True, metavar="KEY", help=about)
-    parser.add_argument("--output", "-o", metavar="OUT", help="leave FILE as it is, and write this")
+    parser.add_argument("--output", "-o", metavar="OUT", help="write the signed archive to OUT, and leave FILE unchanged")
     add_output_options(parser)
 
 
@@ -50,7 +50,7 @@ def _passphrase(key: str) -> bytes | None:
     if given is not None or not integrity.is_encrypted_key(key):
         return None if given is None else os.fsencode(given)
     if sys.stdin is None or not sys.stdin.isatty():
-        raise SourceError("is encrypted; $ZCRECORD_PASSPHRASE has to hold its passphrase", path=key)
+        raise SourceError("is encrypted; set $ZCRECORD_PASSPHRASE to its passphrase", path=key)
     import getpass  # here, because few keys are
 
     return getpass.getpass(f"Passphrase of {printable(key)}: ").encode()
@@ -77,10 +77,10 @@ def _sign(
 
 def check_arguments(parser: Parser) -> None:
     """Declare the arguments of `zcrecord check`."""
-    parser.description = """Check that an archive was signed by the owner of a key, and was not changed since; exit
+    parser.description = """Check that the owner of a key signed an archive, and that it has not changed since. Exit
         status 1 if not. Tensors, modules and attributes are covered, metadata are not."""
     add_archive(parser)
-    about = "public key, PEM or OpenSSH; given several times, each has to have signed"
+    about = "public key, PEM or OpenSSH; if given several times, the owner of each key has to have signed"
     parser.add_argument("--key", required=True, action="append", metavar="PUB", help=about)
     add_quiet(parser)
     add_json(parser, "the result")

@@ -27,7 +27,7 @@ def binary(stream: Any, what: str) -> Any:
         SourceError: the process was started without it.
     """
     if stream is None:
-        raise SourceError("it is closed", path=f"standard {what}")
+        raise SourceError("is closed", path=f"standard {what}")
     with contextlib.suppress(ImportError, AttributeError, OSError, ValueError):  # not Linux, no pipe, over a quota
         import fcntl
 
@@ -69,7 +69,7 @@ def check_file(path: str) -> None:
     with contextlib.suppress(OSError, ValueError):  # what is wrong otherwise is told when it is opened
         mode = os.stat(path).st_mode
     if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
-        raise SourceError("not a regular file; write it to one, and name that", path=path)
+        raise SourceError("not a regular file; copy it to one, and give that", path=path)
 
 
 def size_ahead(stream: BinaryIO) -> int | None:

@@ -25,14 +25,14 @@ _GLANCE = 5  # names beside a damaged range; --json has all
 
 def verify_arguments(parser: Parser) -> None:
     """Declare the arguments of `zcrecord verify`."""
-    parser.description = """Check an archive; exit status 1 if anything is wrong with it, and all that is damaged is
-        listed. Of an .onnx file whose weights lie in an archive (to-onnx --external), check that it still is that
-        archive."""
+    parser.description = """Check an archive, and list everything that is damaged. The exit status is 1 if the archive is
+        not valid. For an .onnx file whose weights lie in an archive (to-onnx --external), check that the archive is
+        still the same."""
     add_archive(parser)
     add_json(parser, "the result")
-    about = "touch: headers and structure; index: every rule of the index, too; full (default): all digests, too"
+    about = "touch: check headers and structure; index: also every rule of the index; full (default): also all digests"
     parser.add_argument("--level", choices=("touch", "index", "full"), default="full", help=about)
-    about = "print the content digest, which is the same for every layout"
+    about = "print the content digest, which does not depend on the layout"
     parser.add_argument("--digest", action="store_true", help=about)
     add_quiet(parser)
 
