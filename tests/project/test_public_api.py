@@ -285,7 +285,8 @@ zcrecord.onnx.ConvertReport(source: str | None, dest: str | None, tensors: int, 
 zcrecord.onnx.ExternalReport(archive: str, content_digest: str, tensors: int, nbytes: int, full: bool)
 zcrecord.onnx.OnnxTensorInfo(name: str, dtype: DType, shape: tuple[int, ...], file: str, offset: int | None,
     nbytes: int, field: str, copied: bool)
-zcrecord.onnx.OnnxTensors(path: str, files: Files, names: list[str], entries: list[Entry], *, mmap: bool)
+zcrecord.onnx.OnnxTensors(path: str, files: ModelFiles, names: list[str], entries: list[LocatedTensor], *,
+    mmap: bool)
 OnnxTensors.array(name: str) -> np.ndarray[Any, np.dtype[Any]]
 OnnxTensors.close() -> bool
 OnnxTensors.get(name: str, default: Any = None) -> Any
