@@ -57,7 +57,10 @@ __all__ = [
 
 
 def printable(text: str, limit: int = 200) -> str:
-    """Return `text` with control characters escaped and, if it is long, its middle cut out: names come from strangers."""
+    """Return `text` with control characters escaped, and with its middle cut out if it is longer than `limit`.
+
+    Names come from strangers.
+    """
     if len(text) > limit:
         text = f"{text[: limit // 2]}…{text[-limit // 2 :]}"
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

@@ -1,7 +1,7 @@
 """An opened archive: its bytes, its index, and views of its payloads. Copies no payload byte in mode "r".
 
-Computes where a view's bytes lie, and has each view keep the mapping alive. The rules of the index are in
-`codec.verify`; payloads' bytes are verified by `digest`.
+Computes the memory range of each view; every view keeps the mapping open. `codec.verify` checks the rules of the
+index, `digest` the bytes of payloads.
 """
 
 from __future__ import annotations

@@ -103,7 +103,7 @@ class Payloads:
         return 0 if self._mapped is None else address(raw) - self._base
 
     def _gather(self, out: Array, block: Array) -> None:
-        """Copy a strided block, no more of its memory at a time than may be kept."""
+        """Copy a strided block piece by piece, each of limited memory."""
         lo, hi = extent(block)
         if hi - lo <= KEPT or block.size == 1:
             if self._mapped is not None:

@@ -85,8 +85,8 @@ def to_onnx(args: Arguments) -> int:
 
 def onnx2zc_arguments(parser: Parser) -> None:
     """Declare the arguments of `onnx2zc`."""
-    parser.description = """Convert an ONNX model to an archive, in one pass and in little memory. - is standard input or
-        standard output. Models compressed by zstd or gzip are decompressed."""
+    parser.description = """Convert an ONNX model to an archive, in one pass and in little memory. - is standard input
+        or standard output. Models compressed by zstd or gzip are decompressed."""
     parser.add_argument("source", metavar="IN", help="an ONNX model; - for standard input")
     about = "default: IN with the suffix .zcr; standard output if IN is -"
     parser.add_argument("dest", metavar="OUT", nargs="?", help=about)

@@ -42,7 +42,7 @@ def diff_arguments(parser: Parser) -> None:
 
 
 def diff(args: Arguments) -> int:
-    """Compare two archives; return 0, 1 for differences, 2 for a fault, as the command diff does."""
+    """Compare two archives; return 0 if they are equal, 1 if they differ, 2 for an error, as the command diff does."""
     if args.file == args.other == "-":
         args.refuse("only one of the two can be standard input")
     out, errors = (Printer(None if args.quiet else stream) for stream in (sys.stdout, sys.stderr))

@@ -23,10 +23,12 @@ def embed_arguments(parser: Parser) -> None:
         and Rust the compiler reads the bytes from the archive itself; comments in the generated files tell how to
         build."""
     parser.add_argument("source", metavar="ARCHIVE", help="an archive; not an archive attached to a program")
-    about = """language, and the files written; c: .S and .h; cpp: .S and .hpp, with --blob as for c; asm: .S and .inc;
-        rust: .rs; python: .py"""
+    about = """language, and the files written; c: .S and .h; cpp: .S and .hpp, with --blob as for c;
+        asm: .S and .inc; rust: .rs; python: .py"""
     parser.add_argument("--lang", required=True, choices=("c", "cpp", "asm", "rust", "python"), help=about)
-    parser.add_argument("--output", "-o", default=".", metavar="DIR", help="folder to write to (default: the current one)")
+    parser.add_argument(
+        "--output", "-o", default=".", metavar="DIR", help="folder to write to (default: the current one)"
+    )
     about = """C, C++, assembler: write the whole archive as one constant, which zcrecord.h can open; incbin: by the
         assembler's .incbin; embed: by C23's #embed; string: as string literals, for every C and C++ compiler"""
     parser.add_argument("--blob", choices=("incbin", "embed", "string"), help=about)
@@ -35,8 +37,8 @@ def embed_arguments(parser: Parser) -> None:
     about = "only tensors whose names match, such as 'encoder.*'; may be given several times"
     parser.add_argument("--select", action="append", metavar="PATTERN", help=about)
     parser.add_argument("--exclude", action="append", metavar="PATTERN", help="leave out tensors whose names match")
-    about = """put TEXT before every identifier; TEXT may be empty (default: the archive's name and an underscore; empty in
-        C++ and Rust, which have a namespace and a module)"""
+    about = """put TEXT before every identifier; TEXT may be empty (default: the archive's name and an underscore; empty
+        in C++ and Rust, which have a namespace and a module)"""
     parser.add_argument("--prefix", metavar="TEXT", help=about)
     about = "name of the files, the namespace or module (default: the archive's name, as a lower-case identifier)"
     parser.add_argument("--name", metavar="NAME", help=about)
@@ -76,8 +78,8 @@ def attach_arguments(parser: Parser) -> None:
     parser.add_argument("program", metavar="PROGRAM", help="an executable; an archive attached before is replaced")
     parser.add_argument("archive", metavar="ARCHIVE", help="an archive; not an archive attached to a program")
     parser.add_argument("--output", "-o", metavar="OUT", help="write the program to OUT, and leave PROGRAM unchanged")
-    about = """replace OUT if it exists; attach to text, scripts, zips and signed programs, too, although they may no longer
-        run"""
+    about = """replace OUT if it exists; attach to text, scripts, zips and signed programs, too, although they may no
+        longer run"""
     _add_options(parser, about)
 
 

@@ -133,9 +133,9 @@ def _fact_lines(facts: dict[str, Any], out: Printer) -> Iterator[tuple[str, str]
     alignment, strongest = facts["alignment"], facts["base_alignment"]
     yield "alignment", f"{alignment:,} bytes" + (f", of some payloads {strongest:,}" if strongest > alignment else "")
     yield "index", f"{size(index['nbytes'])} at the {index['place']}, at {index['offset']}"
-    yield "header", "sealed" if facts["sealed"] else "not sealed: the trailer says it all"
+    yield "header", "sealed" if facts["sealed"] else "not sealed: sizes and checksums are in the trailer"
     yield "digests", str(facts["digest"])
-    yield "content", facts["content_digest"] or "its digest takes reading all of it; --digest does"
+    yield "content", facts["content_digest"] or "not computed; --digest reads the whole archive and prints its digest"
     if facts["onnx_graph_nbytes"] is not None:
         yield "ONNX model", f"graph of {size(facts['onnx_graph_nbytes'])} beside its tensors"
     for what in ("metadata", "attributes"):

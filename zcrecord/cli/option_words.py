@@ -1,6 +1,6 @@
 """Error messages in words of the command line: options in the place of Python's arguments.
 
-A message of the library that a command can end with, and that names an argument, has a row in `_SPOKEN`.
+`_SPOKEN` has a row for every message of the library that names an argument and that a command can print.
 """
 
 from __future__ import annotations

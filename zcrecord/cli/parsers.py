@@ -94,8 +94,8 @@ def _add_version(parser: Parser) -> None:
 
 def zcrecord_parser() -> Parser:
     """Return the parser of `zcrecord`, with one for each command; see `Parser.declared`."""
-    about = """Inspect, convert, sign, serve and embed archives of model weights. Sizes are in bytes; - is standard input.
-        For the options of a command: zcrecord COMMAND --help"""
+    about = """Inspect, convert, sign, serve and embed archives of model weights. Sizes are in bytes; - is standard
+        input. For the options of a command: zcrecord COMMAND --help"""
     parser = Parser(prog="zcrecord", description=about)
     _add_version(parser)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=Parser)
@@ -179,7 +179,7 @@ def _default_dest(args: Arguments, off: tuple[str, ...], on: str) -> str:
             args.refuse("OUT is required if IN is standard input and standard output is a terminal")
         return "-"
     with contextlib.suppress(OSError, ValueError):  # other faults are reported when it is opened
-        if stat.S_ISFIFO(os.stat(args.source).st_mode):  # such as <(...), beside which nobody looks for OUT
+        if stat.S_ISFIFO(os.stat(args.source).st_mode):  # such as <(...), which leaves no name for OUT
             args.refuse("OUT is required if the source is a pipe; - is standard output")
     name = str(args.source)
     for suffix in off:

@@ -1,7 +1,7 @@
-"""How the command line prints: tables on a terminal, plain lines into a pipe, JSON for scripts; progress on stderr.
+"""Output of the command line: tables on a terminal, plain lines into a pipe, JSON for scripts; progress on stderr.
 
-Names and values come from strangers: what is not printable is escaped, and rich never reads them as markup. Rows are
-printed as they come, so a million of them need no memory. What is worth printing is left to `commands`.
+Names and values come from strangers: characters that are not printable are escaped, and rich never reads markup in
+them. Rows are printed one by one, so a million of them need no memory. Each command's module chooses the values.
 """
 
 from __future__ import annotations
@@ -157,7 +157,7 @@ def wrapped(text: str, stream: TextIO) -> str:
 
 
 class Printer:
-    """One text stream, and whether people look at it: `pretty` is true on a terminal."""
+    """Printer of text, tables and JSON to one stream; `pretty` is True if the stream is a terminal."""
 
     def __init__(self, stream: TextIO | None) -> None:
         self._stream = stream
@@ -170,7 +170,7 @@ class Printer:
         return human(nbytes) if self.pretty else str(nbytes)
 
     def size(self, nbytes: int) -> str:
-        """Return the same for a sentence."""
+        """Return a number of bytes for a sentence: rounded for people, exact for programs."""
         return human(nbytes) if self.pretty else f"{nbytes} bytes"
 
     def line(self, text: str) -> None:
@@ -208,9 +208,10 @@ class Printer:
         rows: Iterable[tuple[str, ...]],
         narrow: Callable[[tuple[str, ...]], str] | None = None,
     ) -> None:
-        """Print rows under headings, at most as wide as the terminal; where nobody looks, rows of tabbed cells.
+        """Print rows under headings, at most as wide as the terminal; into a pipe, lines of cells separated by tabs.
 
-        Where not all columns have room, those that can leave do, or all rows become lines, if `narrow` makes them.
+        If the terminal is too narrow, columns with `leaves` are left out; or, with `narrow`, each row becomes the line
+        that `narrow` returns.
         """
         if not self.pretty:
             for row in rows:
@@ -228,7 +229,7 @@ class Printer:
             console.print(_table(columns, page, widths))
             missing |= dict.fromkeys(c.heading for c, width in zip(columns, widths, strict=True) if not width)
         if missing:
-            self.line(f"left out, for want of room: {', '.join(missing)}; --json has them")
+            self.line(f"no room for {', '.join(missing)}; --json shows them")
 
     def _console(self) -> Any:
         _rich()
@@ -320,7 +321,7 @@ def _throttled(call: Progress, seconds: float, *, first: bool = True) -> Progres
     def maybe(done: int, total: int | None) -> None:
         nonlocal due
         if total is not None and done > total:
-            total = None  # an ONNX model's external data, which nobody counted before
+            total = None  # an ONNX model's external data, which the total does not include
         now = time.monotonic()
         if now >= due or (first and done == total):
             due = now + seconds

@@ -28,7 +28,8 @@ def sign_arguments(parser: Parser) -> None:
     parser.add_argument("file", metavar="FILE", help="an archive, which is replaced")
     about = "private key, PEM or OpenSSH; the passphrase is read from $ZCRECORD_PASSPHRASE, or from the terminal"
     parser.add_argument("--key", required=True, metavar="KEY", help=about)
-    parser.add_argument("--output", "-o", metavar="OUT", help="write the signed archive to OUT, and leave FILE unchanged")
+    about = "write the signed archive to OUT, and leave FILE unchanged"
+    parser.add_argument("--output", "-o", metavar="OUT", help=about)
     add_output_options(parser)
 
 

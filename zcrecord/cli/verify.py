@@ -25,8 +25,8 @@ _GLANCE = 5  # names beside a damaged range; --json has all
 
 def verify_arguments(parser: Parser) -> None:
     """Declare the arguments of `zcrecord verify`."""
-    parser.description = """Check an archive, and list everything that is damaged. The exit status is 1 if the archive is
-        not valid. For an .onnx file whose weights lie in an archive (to-onnx --external), check that the archive is
+    parser.description = """Check an archive, and list everything that is damaged. The exit status is 1 if the archive
+        is not valid. For an .onnx file whose weights lie in an archive (to-onnx --external), check that the archive is
         still the same."""
     add_archive(parser)
     add_json(parser, "the result")

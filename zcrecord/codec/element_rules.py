@@ -1,7 +1,7 @@
-"""The rules about payloads' bytes that follow from the element types of their tensors: bools and pad bits.
+"""Rules for payload bytes that depend on the element type: bools are 0 or 1, pad bits are zero.
 
-Whatever brings the bytes, whole or a piece at a time, asks the same question. Strings are checked where they are
-viewed (R71); the rules about entries are in `verify`.
+Local and remote archives use the same check, for whole payloads or for pieces of them. Strings are checked by their
+views (R71). Rules for entries of the index are in `verify`.
 """
 
 from __future__ import annotations

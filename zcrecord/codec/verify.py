@@ -404,7 +404,7 @@ def check_touched(ix: Index, header: Header, i: int, pool: TextPool) -> None:
 
 
 def _check_names(ix: Index, t: TensorColumns, pool: TextPool) -> None:
-    """`by_name` is every tensor once, and their names, each one legal, ascend strictly in it (R27 to R29, R32)."""
+    """Check that `by_name` has every tensor once, in strictly ascending order of legal names (R27 to R29, R32)."""
     order = ix.by_name.astype(np.int64)
     starts, sizes = t.name[order], t.name_size[order]
     if (bad := pool.bad_names(starts, sizes)) is not None:

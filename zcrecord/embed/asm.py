@@ -1,7 +1,7 @@
-"""Tensors as symbols: an assembler file that takes each one's bytes from the archive, in a section of its own.
+"""Assembler source with a symbol for each tensor: `.incbin` reads its bytes from the archive, into its own section.
 
-For GNU as and clang, as C's preprocessor hands it on: ELF, Mach-O, COFF, WebAssembly. How a program declares the
-symbols is left to `c`; constants for assembler programs are here.
+For GNU as and clang, after the C preprocessor; for ELF, Mach-O, COFF and WebAssembly. Declarations for C programs are
+in `c`, constants for assembler programs here.
 """
 
 from __future__ import annotations

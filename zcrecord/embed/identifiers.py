@@ -157,11 +157,11 @@ def check_prefix(prefix: str) -> str:
 
 
 def identifiers(names: Sequence[str], *, prefix: str, stem: str) -> tuple[list[str], list[int]]:
-    """Return an identifier for each name, and the numbers of those that could not simply be cleaned.
+    """Return an identifier for each name, and the positions of names that were changed beyond cleaning.
 
-    All start with `prefix`. None is a word of C, C++, Rust, Python or an assembler, no two differ in their case alone,
-    and none is another with what a generator appends: beside `w` there is no `w_shape`. Who comes first keeps the plain
-    form; others are numbered from 2 in the order of `names`, so that the same names always give the same identifiers.
+    All start with `prefix`. None is a word of C, C++, Rust, Python or an assembler. No two differ only in their case.
+    None is another identifier with a generator's suffix: beside `w` there is no `w_shape`. The first name keeps its
+    plain form; later ones are numbered from 2 in the order of `names`. So the same names give the same identifiers.
 
     Example:
         >>> identifiers(["a.b", "a_b", "a_b_shape", "class"], prefix="", stem="model")

@@ -1,12 +1,12 @@
 """Conversion from and to other formats: `convert`.
 
-A format is a row of FORMATS (`zcrecord.codec.file_types`) and a module of this folder with the row's name, which has
-one or both of these functions, both streaming:
+A format is a row of FORMATS (`zcrecord.codec.file_types`) and a module of this folder with the row's name. The module
+has one or both of these functions, which hold one piece of a tensor in memory:
 
-    read(path, out: RecordWriter, progress) -> int      its tensors and metadata into an archive; bytes read
-    write(record: Record, dest, ..., progress) -> int   a loaded record into the format; bytes written
+    read(path, out: RecordWriter, progress) -> int      add a file's tensors and metadata to `out`; returns bytes read
+    write(record: Record, dest, ..., progress) -> int   write a record in the format; returns bytes written
 
-The format of a file is told by its first bytes, then by its name. Archives and ONNX have packages of their own.
+The first bytes of a file give its format, or else its suffix. Archives and ONNX are not in this folder.
 """
 
 from __future__ import annotations

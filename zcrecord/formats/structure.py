@@ -132,7 +132,7 @@ def structure_of(record: Record, infos: Sequence[TensorInfo], *, texts: bool) ->
 
 
 def _ties(infos: Iterable[TensorInfo]) -> list[list[str]]:
-    """Return the names of tensors that are one, seen the same way, where there are several."""
+    """Return groups of names of tied tensors with the same offset, dtype, shape and strides."""
     groups: dict[Any, list[str]] = {}
     for info in infos:
         if len(info.tied) > 1 and info.payload is not None:

@@ -116,10 +116,10 @@ def torch_device(torch: Any, device: Any) -> Any:
 
 
 def torch_dtype(torch: Any, kind: DType, bits: int) -> Any:
-    """Return torch's dtype of elements that take so many bits; of packed float4_e2m1fn it is one of pairs.
+    """Return torch's dtype for an element type stored in `bits` bits; packed float4_e2m1fn gets the dtype of pairs.
 
     Raises:
-        UnsupportedError: this torch has none.
+        UnsupportedError: the installed torch has no such dtype.
     """
     name = FLOAT4_PAIRS if kind.name == "float4_e2m1fn" and bits == kind.bits else kind.torch
     dtype = getattr(torch, name or "", None)

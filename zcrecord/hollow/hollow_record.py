@@ -299,7 +299,7 @@ class HollowRecord:
             done += sum(constant.nbytes for constant in batch)
 
     def _archive(self, source: Any) -> Archive:
-        """Return the archive that this is the hollow record of, or the part of it."""
+        """Return the archive to fill from, or the part of it that this hollow record was made of."""
         if source is None and self._path is None:
             raise FillError("no path is known to load from; name the source")
         record = source if isinstance(source, Record) else load_record(self._path if source is None else source)

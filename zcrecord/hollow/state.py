@@ -112,7 +112,7 @@ class FillState:
             return self.constants.get(name) in self._results and name not in self._filled_as
 
     def nbytes(self, *, filled: bool) -> int:
-        """Return the number of bytes to fill in all, or of those that are filled."""
+        """Return the number of bytes of all constants, or with `filled` of the filled ones."""
         with self._lock:
             return sum(c.nbytes for c in {*self.constants.values()} if not filled or self.is_filled(c))
 

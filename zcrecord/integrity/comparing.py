@@ -260,8 +260,9 @@ class _ValueEquality:
 def _difference(a: Archive, i: int, b: Archive, j: int) -> Difference | None:
     """Return the number of elements that differ, and the largest absolute difference; None if all bits are equal.
 
-    Elements differ if their bits do: 0.0 and -0.0 do, and so may two NaNs. The largest difference leaves out pairs
-    with a NaN, unless there are no others; it is exact for integers. For strings and unknown types: (None, None).
+    Elements differ if their bits differ: 0.0 and -0.0 differ, and two NaNs may. The largest difference ignores pairs
+    with a NaN, unless all differing pairs have one. It is exact for integers. Strings and unknown types give
+    (None, None).
     """
     row = a.row(i)
     kind = dtypes.by_code.get(row.dtype)

@@ -1,6 +1,6 @@
-"""`load_into`: loads chosen tensors to a device, each payload once, with progress, cancelling and release on failure.
+"""`load_into`: loads chosen tensors to a device, each payload once, with progress, cancellation and release on failure.
 
-Knows the order of calls to a loader. Plans are left to `plan`, the loading itself to the loaders.
+Calls a loader's methods in order. `plan` has the plans; the loaders read and copy the bytes.
 """
 
 from __future__ import annotations
@@ -225,7 +225,7 @@ class _LoadProgress:
             self._report(self._begun)
 
     def finish(self) -> None:
-        """Report that all bytes are there; no earlier report said so."""
+        """Call `progress` with the total at the end; no call before has the total."""
         if self._progress is not None:
             self._progress(self._total, self._total)
 

@@ -82,10 +82,11 @@ class TorchLoader:
         return asked.type == where.type and (None in (asked.index, where.index) or asked.index == where.index)
 
     def begin(self, plan: LoadPlan) -> None:
-        """Make the ring.
+        """Allocate the ring of host buffers.
 
         Raises:
-            LimitError: the host has no memory for it, or none that could be pinned. SourceError: the file was replaced.
+            LimitError: the host has too little memory, or too little that can be pinned. SourceError: the file was
+            replaced.
         """
         self.abort()
         self._ring = StagingRing(self._lane, plan, self._readers, reads=self._reads)

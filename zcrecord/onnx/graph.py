@@ -202,7 +202,7 @@ class _RestoringSink:
                 skeleton.tail += encode_field(STRING_DATA, text)
 
     def _told(self, t: TensorMessage) -> int:
-        """Return the number in a stub."""
+        """Return the tensor's number in the archive, which a stub of the stored graph has."""
         text = (t.entries or {}).get(_KEY, "")
         number = int(text) if text.isascii() and text.isdigit() and len(text) < 12 else -1
         if not 0 <= number < len(self._tensors) or self._seen[number]:

@@ -298,7 +298,7 @@ class Record(Mapping[str, Any]):
         return loaders.load_into(self, loader, names, **options)
 
     def hollow(self, *, sink: Any = None) -> Any:
-        """Return the record without its weights, a `HollowRecord` to be filled; see `zcrecord.hollow.hollow_of`."""
+        """Return a `HollowRecord`: this record without its weights, to be filled; see `zcrecord.hollow.hollow_of`."""
         from zcrecord import hollow
 
         return hollow.hollow_of(self, sink=sink)

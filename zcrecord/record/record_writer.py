@@ -257,7 +257,7 @@ class OpenTensor:
         self._broken = False
 
     def finish(self) -> None:
-        """Raise ProducerError unless all of the tensor was written."""
+        """Raise ProducerError if bytes of the tensor are missing."""
         self._check()
         self._pieces.finish()
 

@@ -128,10 +128,10 @@ class OnDemandMemory:
     def read(self, requests: Iterable[Request], *, again: bool = False) -> None:
         """Fill memory with the file's bytes, several requests at a time, without keeping them; checks no digest.
 
-        Bytes that are there already are copied, unless they are to be fetched `again`.
+        Bytes that were fetched before are copied; with `again` they are fetched again.
 
         Raises:
-            SourceError: they cannot be fetched.
+            SourceError: the bytes cannot be fetched.
         """
         self._reset_after_fork()
         wanted = []

@@ -74,11 +74,12 @@ def _reopen(
 ) -> Archive:
     """Open a pickled archive again, and check that it is the same one.
 
-    `seal` is the SHA-256 of header, index and trailer, whose CRCs could be forged; of an archive in memory that of all
-    of it. `pins` are SHA-256 digests of payloads, known after `expect=` or `content_digest()`.
+    `seal` is the SHA-256 of header, index and trailer, since their CRCs could be forged. If the archive was whole in
+    memory, it is the SHA-256 of the whole archive. `pins` are SHA-256 digests of payloads, known after `expect=` or
+    `content_digest()`.
 
     Raises:
-        IntegrityError: it is another archive now.
+        IntegrityError: the URL has another archive now.
     """
     archive = open_url(url, verify=verify, cache=cache, options=options)
     if isinstance(archive, str) or _sha256(archive) != seal:

@@ -53,7 +53,7 @@ class UnpackedFile(RemoteFile):
     """The archive in a remote packed file, read as if it were not packed. Several threads may use it."""
 
     def __init__(self, packed: RemoteFile, table: frames.SeekTable, have: list[Request]) -> None:
-        """Take a packed file, its seek table, and the bytes fetched so far, which are kept."""
+        """Open a packed file by its seek table; the bytes fetched so far are kept and not fetched again."""
         self._packed, self._table, self._have = packed, table, have
         self.shown, self.size, self.tag, self.strong = packed.shown, table.nbytes, packed.tag, packed.strong
         self._recent: dict[int, memoryview] = {}

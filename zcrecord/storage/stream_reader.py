@@ -149,7 +149,7 @@ class StreamReader:
             yield piece
 
     def read(self, most: int) -> bytes:
-        """Return the next bytes, fewer only at the end; held as they come, so that a stream cannot claim too many."""
+        """Return the next `most` bytes, fewer only at the end; memory grows with the bytes that really arrive."""
         parts: list[bytes] = []
         while most and len(piece := self.piece(min(most, PIECE))):
             parts.append(bytes(piece))
@@ -157,7 +157,7 @@ class StreamReader:
         return b"".join(parts)
 
     def readinto(self, buffer: memoryview) -> int:
-        """Copy the next bytes into a buffer; return how many, 0 at the end."""
+        """Copy the next bytes into a buffer; return their number, 0 at the end."""
         piece = self.piece(len(buffer))
         buffer[: len(piece)] = piece
         return len(piece)

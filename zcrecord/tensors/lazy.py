@@ -81,11 +81,11 @@ class LazyTensor:
         return dtypes.nbytes(prod(self.shape), self.kind.bits)
 
     def pieces(self) -> Iterator[Any]:
-        """Yield the values as bytes-like objects that come to exactly `nbytes`; once.
+        """Yield the values as bytes-like objects of `nbytes` bytes in all. Can be called once.
 
         Raises:
-            ProducerError: too few or too many bytes, a piece of another type, or it was used up before. What the
-            producer itself raises goes through as it is.
+            ProducerError: too few or too many bytes, a piece of another type, or a second call.
+            Exceptions of the producer itself are passed on unchanged.
         """
         produce, self._produce = self._produce, _SPENT
         if produce is _SPENT:
@@ -139,7 +139,7 @@ class Pieces:
         return data
 
     def finish(self) -> None:
-        """Raise ProducerError unless all has come."""
+        """Raise ProducerError if bytes are missing."""
         if self._done < self._due:
             raise ProducerError(f"{self._due} bytes were declared, {self._done} produced")
 

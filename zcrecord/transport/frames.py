@@ -43,7 +43,7 @@ EXPANDED, EXPANDED_FREE = 64, 64 << 20  # packed bytes may take this many times 
 
 
 def check_expansion(nbytes: int, packed: int, advice: str = "") -> None:
-    """Raise LimitError if `packed` bytes would take memory out of all proportion to them."""
+    """Raise LimitError if `nbytes` is more than EXPANDED times `packed`, plus EXPANDED_FREE."""
     if nbytes > EXPANDED * packed + EXPANDED_FREE:
         what = f"{packed} packed bytes would take {nbytes} bytes of memory"
         raise LimitError(f"{what}; {advice}unpack it into a file (zcrecord unpack), and load that")
@@ -130,11 +130,11 @@ def _table_error(what: str, offset: int) -> FormatError:
 
 
 def decompress_frames(data: memoryview, table: SeekTable, target: memoryview, chosen: Numbers, threads: int) -> None:
-    """Decompress chosen frames of a file, each to its place in `target`, which has room for all content.
+    """Decompress chosen frames of a file, each to its place in `target`, which has room for the whole archive.
 
     Raises:
-        FormatError: a frame is invalid, or has another size than the table says (R84). IntegrityError: its content has
-        another checksum. LimitError: it needs a window of more than 128 MiB.
+        FormatError: a frame is invalid, or its size is not that of the table (R84). IntegrityError: its checksum is not
+        that of the table. LimitError: it needs a window of more than 128 MiB.
     """
     batch = np.cumsum(table.sizes[chosen]) // _BATCH
     batches = np.split(chosen, np.flatnonzero(np.diff(batch)) + 1) if len(chosen) else []

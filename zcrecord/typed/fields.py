@@ -31,10 +31,15 @@ _WRAPPERS = {
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Field:
-    """One field: its annotation, whether it must be there, and its argument of the constructor (None: it is set after).
+    """One field of a class.
 
-    `stored` is False for an `InitVar`, which instances do not have, so that saving leaves it out. `default` makes the
-    value that a constructor would, where there is none to do it.
+    Attributes:
+        name: its name.
+        hint: its annotation.
+        argument: the constructor's argument that sets it; None if it is set after construction.
+        required: True if a record must have it.
+        stored: False for an `InitVar`, which instances do not have, so `save_record` leaves it out.
+        default: makes the default value, for classes without a constructor that does.
     """
 
     name: str

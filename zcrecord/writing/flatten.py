@@ -80,7 +80,7 @@ class FlatRecord(Entries):
                 raise NameCollisionError("two keys with dots lead to this name; rename one", tensor=twice)
 
     def sort(self, order: list[int]) -> None:
-        """Put tensors into another order; their places in the modules stay."""
+        """Reorder the tensors; their places in the module tree do not change."""
         if order == list(range(len(order))):
             return
         for column in ("names", "key_sizes", "parents", "places", "values"):

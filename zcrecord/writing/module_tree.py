@@ -119,7 +119,7 @@ class ModuleTreeBuilder:
         """Add an attribute.
 
         Raises:
-            UnsupportedError: no attribute has such a value. NameCollisionError: the name is taken.
+            UnsupportedError: an attribute cannot have this value. NameCollisionError: the name is taken.
         """
         name = ".".join(path)
         _check_keys(path, name)

@@ -356,7 +356,7 @@ class StreamWriter:
         return len(self._rows) // 3 - 1
 
     def _settle(self) -> None:
-        """Write the payload that waits."""
+        """Write the payload that is still held back."""
         if self._waiting is not None:
             waiting, self._waiting = self._waiting, None
             self._put(*waiting)

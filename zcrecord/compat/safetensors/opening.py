@@ -56,7 +56,7 @@ class IndexingError(RecordError, IndexError):
 
 
 class SavingError(UnsupportedError, ValueError):
-    """A value that cannot be saved: a TypeError as everywhere here, and a ValueError as in safetensors."""
+    """A value cannot be saved. The error is a TypeError as in zcrecord, and a ValueError as in safetensors."""
 
 
 class safe_open:  # noqa: N801  # the name people import

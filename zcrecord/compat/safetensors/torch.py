@@ -98,9 +98,9 @@ def save_model(
     metadata: Mapping[str, str] | None = None,
     force_contiguous: bool = True,
 ) -> None:
-    """Write a module's parameters and buffers as an archive; tied ones under each of their names, stored once.
+    """Write a module's parameters and buffers as an archive; tied ones have all their names and are stored once.
 
-    `force_contiguous` writes every tensor in C order; without it a dense one keeps its strides, as channels_last.
+    `force_contiguous` writes every tensor in C order; without it a dense tensor keeps its strides, as of channels_last.
 
     Example:
         >>> import torch
@@ -267,13 +267,13 @@ def _remove_duplicate_names(
     preferred_names: Iterable[str] | None = None,
     discard_names: Iterable[str] | None = None,
 ) -> dict[str, list[str]]:
-    """Return, of each group that overlaps, the name to keep with those to leave out.
+    """Return a dict for groups of overlapping tensors: from the name to keep to the names to leave out.
 
-    One to keep is all of its memory; if there are several, one that is not in `discard_names`, and better one that is
-    in `preferred_names`, first by alphabet.
+    The tensor to keep covers its whole storage. If several do, names in `preferred_names` come first, names in
+    `discard_names` last, and then the first by alphabet.
 
     Raises:
-        RuntimeError: as safetensors' own: no tensor of a group is all of its memory.
+        RuntimeError: no tensor of a group covers its whole storage; safetensors raises the same.
     """
     preferred, discarded = set(preferred_names or ()), set(discard_names or ())
     out: dict[str, list[str]] = {}

@@ -136,7 +136,7 @@ class _Arrays:
         read_end(member)
 
     def _same(self, a: zipfile.ZipInfo, b: zipfile.ZipInfo) -> bool:
-        """Return True if two members are byte for byte the same, headers included."""
+        """Return True if two members of the file have the same bytes, headers included."""
         if (a.file_size, a.CRC) != (b.file_size, b.CRC):
             return False
         with zip_faults(), self._opened.open(a) as one, self._opened.open(b) as other:

@@ -150,11 +150,12 @@ def _decode_usual(text: str, data_nbytes: int | None) -> SafetensorsHeader | Non
 
 
 def _usual_tensors(body: str, data_nbytes: int | None) -> SafetensorsHeader | None:
-    """Decode the entries between the first quote and the last bracket; return None unless they are usual and legal.
+    """Decode a header written in the usual form without a JSON parser; return None if it is not usual or not legal.
 
-    Names, types and shapes are taken from between what all entries have in common, offsets follow from them; then all
-    is put together again. If that gives the same text, it says just this: without backslashes, control characters and
-    other quotes than those around it, a name is what is written, and offsets that follow from sizes break no rule.
+    `body` is the text between the first quote and the last bracket. It is split at the texts that all entries have in
+    common, which leaves names, types and shapes; the offsets are computed from these. Then the header is encoded again:
+    if that gives the same text, it was decoded correctly. Names have no backslashes, control characters or quotes, so
+    they need no decoding.
     """
     parts = body.replace(_NAMED, "\n").replace(_PLACED, "\n").replace(_ENDED, "\n").split("\n")
     names, said, placed = parts[0::3], parts[1::3], parts[2::3]

@@ -141,9 +141,11 @@ class _RandomAccessReader(ProtobufReader):
 
 
 class _LocatingSink:
-    """Notes the tensors of a scan, and the places of their values, in order of appearance, as `convert` numbers them.
+    """Sink of a scan that records the tensors and the places of their values, in the order in which `convert` has them.
 
-    Attributes: `named`, the tensors as they are named; `located`, as they are read.
+    Attributes:
+        named: the tensors, in the order in which they get their names.
+        located: the tensors, in the order in which their values were read.
     """
 
     def __init__(self, reader: ProtobufReader) -> None:

@@ -70,18 +70,18 @@ def scan(path: str | os.PathLike[str], *, allow_links: bool = False, mmap: bool 
 
 @dataclass(frozen=True, slots=True)
 class OnnxTensorInfo:
-    """One tensor's name, type, shape and place, known without a look at its values.
+    """One tensor's name, type, shape and place, known without reading its values.
 
     Attributes:
-        name: the name it has in an archive, too.
+        name: its name, the same as in a converted archive.
         dtype: element type.
         shape: its dimensions.
-        file: the file with its values, links followed; it may be missing, as it was not opened.
-        offset: their start in that file; None if they have to be decoded or there are none.
-        nbytes: their size in the form in which they are given out: of strings, with the table of their ends.
-        field: the field of TensorProto that holds them, "external_data" for a file of its own, "" for none.
-        copied: True if reading them makes a copy. If False, they are copied only if they turn out not to be canonical
-            (a bool of 2, a bit set after the last packed element), or if views keep 256 files mapped already.
+        file: path of the file with its values, links followed. The file was not opened, so it may not exist.
+        offset: start of the values in that file; None if they have to be decoded, or if there are none.
+        nbytes: size of the values in an archive; for strings with the table of their ends.
+        field: the field of TensorProto that has the values, "external_data" for another file, "" for none.
+        copied: True if a lookup copies the values. If False, a lookup copies them only if they are not canonical (a
+            bool of 2, a bit set after the last packed element), or if views keep 256 files mapped already.
     """
 
     name: str

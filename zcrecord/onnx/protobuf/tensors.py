@@ -396,7 +396,7 @@ class TensorReader:
                 raise self._reader.fail(f"{FIELDS[number]} ends inside a varint", tensor=t.label)
 
     def _varints(self, t: TensorMessage, number: int, nbytes: int) -> None:
-        """Pass a packed run of varints, decoded a piece at a time; one that is cut in two waits for its rest."""
+        """Decode a packed run of varints piece by piece; a varint that two pieces share is decoded with the second."""
         if self._pass_unread(t, nbytes, 0):
             t.values.unread += nbytes
             return
