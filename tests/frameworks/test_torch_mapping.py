@@ -6,6 +6,7 @@ What could crash runs in a Python of its own.
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 from collections.abc import Callable
@@ -103,8 +104,8 @@ def test_the_trap_is_told_wherever_people_look() -> None:
     for text in (*texts, zcrecord.load_record.__doc__ or "", Record.__getitem__.__doc__ or ""):
         plain = " ".join(text.replace("`", "").split())
         trap = plain[plain.index("torch.from_numpy(record[") :][:500]
-        for part in ("ends the process", "changes those bytes", "record.torch()", 'mode="c"', "a copy"):
-            assert part in trap, f"{part!r}: {trap}"
+        for part in ("ends the process", "changes th(e|ose) bytes", r"record\.torch\(\)", 'mode="c"', "a copy"):
+            assert re.search(part, trap), f"{part!r}: {trap}"
 
 
 # Files that are gone since the record was opened.
