@@ -441,7 +441,8 @@ def test_note_that_does_not_fit_is_refused(size: int, program: Path, archive: Pa
         assert detach(put(program, changed), discard=True).program_bytes == 5001
         return
     for act in (lambda: detach(program, discard=True), lambda: attach(program, archive)):
-        with pytest.raises(FormatError, match=f"app: the note before the archive: it does not follow a program of {size} bytes"):
+        told = f"app: the note before the archive: it does not follow a program of {size} bytes"
+        with pytest.raises(FormatError, match=told):
             put(program, changed)
             act()
 

@@ -144,7 +144,7 @@ class _DamageSearch:
         self._add(int(self.rows["nbytes"][first:last].sum()) if hi - lo <= _PIECE else 0)  # larger ones counted pieces
 
     def _digest(self, lo: int, hi: int, going: Going) -> int:
-        """Return the digest of bytes [lo, hi), hashed in pieces so that Ctrl-C and progress take effect between them."""
+        """Return the digest of bytes [lo, hi), hashed in pieces: Ctrl-C and progress take effect between them."""
         if hi - lo <= _PIECE:
             return digest_of(self._buffer[lo:hi])
         running = RunningDigest()

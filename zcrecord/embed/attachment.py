@@ -109,7 +109,7 @@ def attach(
     Raises:
         UnsupportedError: the program is a script, a zip, signed, or an archive. FormatError: the archive is none, or
         the program is empty. IntegrityError: the archive is damaged. DestinationExistsError: `dest` exists and `force`
-        was not given. SourceError: the file system refused.
+        was not given. SourceError: the file system reports an error.
 
     Example:
         >>> import shutil, sys, numpy as np, zcrecord

@@ -82,9 +82,10 @@ def convert(
             written as another format, with those of its tensors.
 
     Raises:
-        FormatError: the source is damaged or not what it should be. UnsupportedError: the format is not known or not
-        written, or has no place for something in the record. DestinationExistsError: `dest` is there and `force` was
-        not given, or it is the source. DependencyError: a package is missing. SourceError: the file system refused.
+        FormatError: the source is damaged or has another format. UnsupportedError: the format is not known or cannot be
+        written, or it cannot hold a value of the record. DestinationExistsError: `dest` exists and `force` was not
+        given, or `dest` is the source. DependencyError: a package is missing. SourceError: the file system reports an
+        error.
 
     Example:
         >>> import numpy as np, zcrecord

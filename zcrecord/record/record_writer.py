@@ -107,7 +107,7 @@ class RecordWriter:
 
         Raises:
             NameCollisionError: the name is taken. UnsupportedError: no tensor. ProducerError: a LazyTensor gave other
-            bytes than it declared. SourceError: the file system refused.
+            bytes than it declared. SourceError: the file system reports an error.
         """
         out, path = self._open(), path_of_name(name)
         self._tree.check_name(path)

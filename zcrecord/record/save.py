@@ -63,8 +63,8 @@ def save_record(
     Raises:
         UnsupportedError: a value or key the format cannot hold. NameCollisionError: two tensors would share a name.
         LimitError: alignment, depth, rank or size out of bounds. ProducerError: a LazyTensor gave other bytes than it
-        declared. SourceError: the file system or the file object refused (PipeClosedError: the reader closed the
-        pipe); one with a buffer may refuse once more when it is closed.
+        declared. SourceError: the file system or the file object reports an error (PipeClosedError: the reader closed
+        the pipe). A file object with a buffer may report the error again when it is closed.
 
     Example:
         >>> import numpy as np

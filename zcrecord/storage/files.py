@@ -234,7 +234,7 @@ def open_sink(dest: Any, *, durable: bool = True, like: str | None = None) -> It
     and of its folder. A symbolic link keeps pointing where it did; a device or a pipe is written to directly.
 
     Raises:
-        SourceError: the file system refused; `errno` says how.
+        SourceError: the file system reports an error; `errno` says how.
     """
     if hasattr(dest, "write"):
         sink = ObjectSink(dest)
@@ -433,7 +433,7 @@ def scratch_file(path: str, mode: int = 0o666) -> Iterator[tuple[int, str]]:
     process, in another container or, if the file system carries locks, on another machine, never is.
 
     Raises:
-        OSError: the file system refused.
+        OSError: the file system reports an error.
     """
     folder, name = os.path.split(path)
     while len(os.fsencode(name)) > _LONGEST:  # file systems count bytes, and some take no part of a character

@@ -94,7 +94,7 @@ def pack(
 
     Raises:
         FormatError: the source is no archive. DestinationExistsError: `dest` exists and `force` was not given, or is
-        the source. SourceError: the file system refused. DependencyError: zstandard is not installed.
+        the source. SourceError: the file system reports an error. DependencyError: zstandard is not installed.
 
     Example:
         >>> import numpy as np, zcrecord

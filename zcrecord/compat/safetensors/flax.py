@@ -27,7 +27,7 @@ def save_file(
         (512, 1024)
 
     Raises:
-        UnsupportedError: a value is no tensor, or metadata no text. SourceError: the file system refused.
+        UnsupportedError: a value is no tensor, or metadata no text. SourceError: the file system reports an error.
     """
     write(tensors, filename, metadata)
 

@@ -97,7 +97,7 @@ def serialize_file(
         >>> serialize_file({"a": spec}, "model.safetensors", metadata={"format": "np"})
 
     Raises:
-        UnsupportedError: as `serialize` does. SourceError: the file system refused.
+        UnsupportedError: as `serialize` does. SourceError: the file system reports an error.
     """
     write(_arrays(tensor_dict), filename, metadata)
 

@@ -44,7 +44,8 @@ def save_file(
         6.0
 
     Raises:
-        UnsupportedError: a value is no tensor, or sparse, or metadata no text. SourceError: the file system refused.
+        UnsupportedError: a value is no tensor, or sparse, or metadata no text. SourceError: the file system reports an
+        error.
     """
     write(tensors, filename, metadata)
 
@@ -109,7 +110,7 @@ def save_model(
         ([], [])
 
     Raises:
-        UnsupportedError: a tensor is sparse, or on the meta device. SourceError: the file system refused.
+        UnsupportedError: a tensor is sparse, or on the meta device. SourceError: the file system reports an error.
     """
     state = model.state_dict()
     write(_contiguous(state) if force_contiguous else state, filename, metadata)

@@ -185,7 +185,7 @@ def write(
     Raises:
         UnsupportedError: a type that safetensors does not have; names the tensor. LimitError: too many names for a
         header. IntegrityError: a payload is damaged. DestinationExistsError: without `force`, a shard is there.
-        SourceError: the file system refused.
+        SourceError: the file system reports an error.
     """
     payloads = Payloads(record.archive)
     infos = payloads.infos
