@@ -73,6 +73,8 @@ def options(runs: int, seed: int, found: Path) -> list[str]:
 def fuzz(program: Path, runs: int, *, seed: int, found: Path, folder: Path) -> Outcome:
     """Run a fuzzer from the kept corpus on; new inputs go to `folder`, those that show a fault to `found`."""
     command = [str(program), str(folder), str(CORPUS / "archive"), f"-max_len={MOST}", *options(runs, seed, found)]
+    # By a shell that forks: the peak memory of a child that Python starts counts from Python's own, and has a limit.
+    command = ["sh", "-c", '"$@"; exit $?', "sh", *command]
     return outcome(subprocess.run(command, capture_output=True, text=True, errors="replace", env=ENVIRONMENT))
 
 
