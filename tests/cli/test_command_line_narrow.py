@@ -96,7 +96,7 @@ def test_usage_and_help_are_not_wider_than_the_terminal(
 def test_names_are_there_at_every_width(columns: int, archive: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """At the left, folded where they have to be; what has no room is named at the end."""
     heading, _, *lines = shown(monkeypatch, columns, "ls", str(archive)).splitlines()
-    end = next((i for i, line in enumerate(lines) if line.startswith("left out")), len(lines))
+    end = next((i for i, line in enumerate(lines) if line.startswith("no room for")), len(lines))
     names = [re.split(r" {2,}", line)[0].strip() for line in lines[:end] if line[0] != " "]
     assert "".join(names) == "".join(zcrecord.load_record(archive))
     gone = {column.heading for column in inspect._COLUMNS} - set(heading.split())
