@@ -216,6 +216,15 @@ zcrecord.formats.FORMATS
 zcrecord.formats.Format(name: str, title: str, suffixes: tuple[str, ...], starts: tuple[bytes, ...] = (),
     reads: bool = True, writes: bool = False, streams: bool = False, extra: str | None = None,
     advice: str = 'zcrecord convert makes an archive of it')
+Format.advice
+Format.extra
+Format.name
+Format.reads
+Format.starts
+Format.streams
+Format.suffixes
+Format.title
+Format.writes
 zcrecord.formats.convert(source: str | os.PathLike[str] | Binary, dest: str | os.PathLike[str] | Binary, *,
     source_format: str | None = None, dest_format: str | None = None, force: bool = False, alignment: int = 64,
     durable: bool = True, max_shard_size: int | None = None, progress: Progress | None = None) -> ConvertReport

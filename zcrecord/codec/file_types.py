@@ -6,7 +6,6 @@ has its words here; whether a file is sound is left to its reader.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import NamedTuple
 
 __all__ = ["FORMATS", "HEAD", "FileType", "Format", "program_of", "sniff_file_type", "wrong_type"]
@@ -17,8 +16,7 @@ _DECOMPRESS = "decompress it first"
 _AGAIN = "the download failed: fetch the file itself"
 
 
-@dataclass(frozen=True, slots=True)
-class Format:
+class Format(NamedTuple):
     """A file format that `zcrecord convert` knows.
 
     `suffixes` are those of its files, `starts` the first bytes that tell it for sure; `streams` is True if a pipe can
