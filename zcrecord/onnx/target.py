@@ -1,0 +1,299 @@
+"""The machine that a tuned graph was made for: ONNX Runtime's build, provider, operating system, CPU features.
+
+A tuned graph has weights in the layout that ONNX Runtime's kernels choose for the CPU they find. Two things depend on
+it. Packed weights have a key, a hash of the bytes that the kernel packs on this machine: where the key differs, ONNX
+Runtime packs that weight itself, so answers stay right. Convolution weights in blocks of channels (NCHWc) have no key:
+the kernels take blocks of the size of the CPU that they run on (AVX2: 8, AVX512: 16), and in another size the answers
+are wrong without an error. **Therefore a target fits only where all its features are equal**; a CPU that has more of
+them has other blocks.
+
+Features are read from /proc/cpuinfo on Linux, and checked against numpy's table, which asks the processor itself: in an
+emulator the two differ; then numpy's alone count, and the feature `emulation` is added. /proc/cpuinfo does not list
+AVX-VNNI-INT8 and AVX-NE-CONVERT, which processors with `avx_vnni` may have; there the processor's model counts as a
+feature. On arm64 the implementer and part of every kind of core count: ONNX Runtime corrects features by part, and
+packs for SME depending on the length of vectors. On Windows and macOS numpy's table counts, and the name of the
+processor, as the table lacks most of what is newer than AVX512.
+
+Tested on Linux x86_64, on processors and in qemu; Linux arm64 from texts of /proc/cpuinfo. Not tested: Windows, macOS,
+other processors.
+
+Source: ONNX Runtime 1.32, `onnxruntime/core/mlas/lib/platform.cpp` (kernels, NchwcBlockSize, by CPUID leaves 1 and 7,
+XCR0), `core/common/cpuid_info.cc` (features, hybrid and narrow cores, exceptions by part in pytorch/cpuinfo),
+`core/mlas/lib/kleidiai/` (SME, SME2). Linux, `arch/x86/kvm/reverse_cpuid.h`, for what /proc/cpuinfo does not list.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import platform
+import re
+import sys
+import zlib
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from zcrecord.errors import FormatError, printable
+
+__all__ = ["CONVENTION", "TuningTarget", "this_target"]
+
+CONVENTION = 1  # of module, graph and payloads of a tuning; another number is another way to write them
+
+_CPUINFO = Path("/proc/cpuinfo")
+_LONGEST = 8192  # characters of an encoded target
+_MOST_FEATURES = 256
+_WORD = re.compile(r"[ -~]{1,100}")  # printable ASCII
+_DAMAGED = "the target of a tuning {what}; the archive is damaged, copy it again or tune it again"
+
+# Names as in /proc/cpuinfo.
+_X86 = re.compile(
+    r"sse2|pni|ssse3|sse4_1|avx|f16c|fma|avx2|avx_vnni|avx_vnni_int8|avx_ne_convert"
+    r"|avx512f|avx512cd|avx512bw|avx512dq|avx512vl|avx512_vnni|avx512_bf16|avx512_fp16|(avx10|amx)_\w+"
+)
+_ARM = re.compile(r"asimd|neon|fphp|asimdhp|asimddp|i8mm|bf16|(sve|sme)\w*")
+_MODEL_LINES = "cpu", "cpu model", "isa", "machine", "model name", "uarch"  # of other processors
+_FEATURE_LINES = "flags", "features"
+
+# The same features by their names in numpy's table. It has other names for those of arm64 that matter, or lacks them.
+_NUMPY_X86 = {
+    "SSE2": "sse2",
+    "SSE3": "pni",
+    "SSSE3": "ssse3",
+    "SSE41": "sse4_1",
+    "AVX": "avx",
+    "F16C": "f16c",
+    "FMA3": "fma",
+    "AVX2": "avx2",
+    "AVX512F": "avx512f",
+    "AVX512CD": "avx512cd",
+    "AVX512BW": "avx512bw",
+    "AVX512DQ": "avx512dq",
+    "AVX512VL": "avx512vl",
+    "AVX512VNNI": "avx512_vnni",
+    "AVX512BF16": "avx512_bf16",
+    "AVX512FP16": "avx512_fp16",
+}
+_NUMPY_ARM = {"ASIMD": "asimd", "FPHP": "fphp", "ASIMDHP": "asimdhp", "ASIMDDP": "asimddp", "SVE": "sve"}
+
+
+@dataclass(frozen=True, slots=True)
+class TuningTarget:
+    """The ONNX Runtime and the machine that a graph was tuned for. Equal targets have equal layouts.
+
+    Attributes:
+        onnxruntime: the full version, as `onnxruntime.__version__`.
+        build: the commit it was built from and a checksum of its build's description: another build of the same version
+            may leave kernels out. "unknown" if it does not tell.
+        provider: the execution provider, as "CPUExecutionProvider".
+        machine: operating system and instruction set, as "linux-x86_64".
+        cpu: the processor's features that kernels look at, sorted: flags as in /proc/cpuinfo, and where flags do not
+            tell enough the processor's model, as "model:GenuineIntel-6-143" or "part:0x41-0xd40".
+        convention: how the tuned graph and its payloads are written.
+    """
+
+    onnxruntime: str
+    build: str
+    provider: str
+    machine: str
+    cpu: tuple[str, ...]
+    convention: int = CONVENTION
+
+    def encode(self) -> str:
+        """Return it as one line of JSON, in ASCII; equal targets give equal text."""
+        return json.dumps(asdict(self), sort_keys=True, separators=(",", ":"))
+
+    @classmethod
+    def decode(cls, text: str) -> TuningTarget:
+        """Return the target of which `encode` made `text`.
+
+        Raises:
+            FormatError: `encode` made no such text.
+        """
+        if len(text) > _LONGEST:
+            raise FormatError(_DAMAGED.format(what=f"has {len(text)} characters, at most {_LONGEST} are allowed"))
+        try:
+            found = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise FormatError(_DAMAGED.format(what=f"is not JSON ({printable(str(error), 80)})")) from error
+        what = _fault(found)
+        if what is None:
+            made = cls(**{**found, "cpu": tuple(found["cpu"])})
+            if made.encode() == text:
+                return made
+            what = "is not written as `TuningTarget.encode` does"
+        raise FormatError(_DAMAGED.format(what=what))
+
+    def misfit(self, here: TuningTarget) -> str | None:
+        """Return the reason why a graph tuned for this target must not run at `here`; None if it may."""
+        if self.convention != here.convention:
+            return f"made by convention {self.convention} of tuning, this zcrecord has {here.convention}"
+        if self.machine != here.machine:
+            return f"made for {self.machine}, this is {here.machine}"
+        if self.provider != here.provider:
+            return f"made for {self.provider}, this is {here.provider}"
+        if self.onnxruntime != here.onnxruntime:
+            return f"made for onnxruntime {self.onnxruntime}, this is {here.onnxruntime}"
+        if self.build != here.build:
+            return f"made for build {self.build} of onnxruntime {self.onnxruntime}, this is {here.build}"
+        return _cpu_misfit(set(self.cpu), set(here.cpu))
+
+
+def this_target(ort: Any, provider: str = "CPUExecutionProvider") -> TuningTarget:
+    """Return the target of this process.
+
+    Args:
+        ort: the module onnxruntime.
+        provider: the execution provider of the session.
+    """
+    machine = platform.machine() or "unknown"
+    return TuningTarget(
+        onnxruntime=str(ort.__version__),
+        build=_build(ort),
+        provider=provider,
+        machine=f"{sys.platform}-{machine}".lower(),
+        cpu=_cpu_features(machine, _cpuinfo_text(), _numpy_table(), _processor_name()),
+    )
+
+
+def _build(ort: Any) -> str:
+    """Return commit and checksum of a build's description, "unknown" before ONNX Runtime has one."""
+    describe = getattr(ort, "get_build_info", None)
+    if describe is None:
+        return "unknown"
+    described = str(describe())
+    commit = re.search(r"git-commit-id=(\w{1,40})", described)
+    return f"{commit[1] if commit else 'unknown'}-{zlib.crc32(described.encode()):08x}"
+
+
+def _cpuinfo_text() -> str:
+    """Return /proc/cpuinfo, "" where there is none."""
+    try:
+        return _CPUINFO.read_text(errors="replace")
+    except OSError:
+        return ""
+
+
+def _numpy_table() -> Mapping[str, bool]:
+    """Return numpy's table of CPU features by name; empty if this numpy keeps it elsewhere."""
+    try:
+        return dict(importlib.import_module("numpy._core._multiarray_umath").__cpu_features__)
+    except (ImportError, AttributeError):
+        return {}
+
+
+def _processor_name() -> str:
+    """Return the processor's name where there is no /proc/cpuinfo."""
+    if sys.platform == "darwin":  # platform.processor() is "arm" for all of Apple's
+        return _sysctl("machdep.cpu.brand_string") or platform.processor()
+    return platform.processor()
+
+
+def _sysctl(name: str) -> str:
+    """Return a text of macOS's sysctl, "" if it does not have it."""
+    import ctypes
+
+    try:
+        ask = ctypes.CDLL(None).sysctlbyname
+    except (OSError, AttributeError):
+        return ""
+    held = ctypes.create_string_buffer(256)
+    size = ctypes.c_size_t(len(held))
+    failed = ask(name.encode(), held, ctypes.byref(size), None, ctypes.c_size_t(0))
+    return "" if failed else held.value.decode("ascii", "replace")
+
+
+def _cpu_features(machine: str, cpuinfo: str, table: Mapping[str, bool], name: str) -> tuple[str, ...]:
+    """Return the features that kernels look at, sorted: from the texts of /proc/cpuinfo, numpy's table, and a name."""
+    processors = _processors(cpuinfo)
+    x86 = machine.lower() in ("x86_64", "amd64", "i386", "i686", "x86")
+    arm = machine.lower() in ("aarch64", "arm64")
+    asked = _NUMPY_X86 if x86 else _NUMPY_ARM if arm else {}
+    known = {feature: bool(table[key]) for key, feature in asked.items() if key in table}
+    if not processors:
+        named = {f"model:{name}"} if name else set()
+        return _words({feature for feature, has in known.items() if has} | named)
+    listed = frozenset.intersection(*(_listed(p) for p in processors))
+    if x86:
+        listed = frozenset(filter(_X86.fullmatch, listed))
+        models = {_x86_model(p) for p in processors} if "avx_vnni" in listed else set()
+    elif arm:
+        listed = frozenset(filter(_ARM.fullmatch, listed))
+        models = {f"part:{p.get('cpu implementer', '?')}-{p.get('cpu part', '?')}" for p in processors}
+    else:
+        models = {f"model:{p[key]}" for p in processors for key in _MODEL_LINES if p.get(key)}
+    if any(has != (feature in listed) for feature, has in known.items()):
+        return _words({feature for feature, has in known.items() if has} | {"emulation"})
+    return _words(listed | models)
+
+
+def _processors(cpuinfo: str) -> list[dict[str, str]]:
+    """Return the lines of each kind of processor in /proc/cpuinfo, by their keys in lower case."""
+    kinds = {}
+    for block in re.split(r"\n[ \t]*\n", cpuinfo):
+        pairs = [line.partition(":") for line in block.splitlines()]
+        lines = {key.strip().lower(): value.strip() for key, colon, value in pairs if colon}
+        if any(key in lines for key in (*_FEATURE_LINES, *_MODEL_LINES)):
+            kinds[tuple(lines.get(key, "") for key in (*_FEATURE_LINES, "cpu part", "model"))] = lines
+    return list(kinds.values())
+
+
+def _listed(processor: Mapping[str, str]) -> frozenset[str]:
+    return frozenset(word for key in _FEATURE_LINES for word in processor.get(key, "").lower().split())
+
+
+def _x86_model(processor: Mapping[str, str]) -> str:
+    known = (processor.get(key, "?") for key in ("vendor_id", "cpu family", "model"))
+    return f"model:{'-'.join(known)}"
+
+
+def _words(features: Iterable[str]) -> tuple[str, ...]:
+    """Return features sorted, as `decode` takes them: long ones, and what there are too many of, as a checksum."""
+    plain = sorted({_shortened(re.sub(r"[^ -~]", "?", feature)) for feature in features})
+    if len(plain) > _MOST_FEATURES:
+        plain = [_shortened(" ".join(plain))]
+    return tuple(plain)
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= 100 else f"{text[:80]}...{zlib.crc32(text.encode()):08x}"
+
+
+def _cpu_misfit(made_for: set[str], here: set[str]) -> str | None:
+    """Return the sentence about two sets of features; None if they are equal."""
+    lacks, has = made_for - here, here - made_for
+    for kind, word in (("model:", "model"), ("part:", "part")):
+        models = [sorted(f.removeprefix(kind) for f in side if f.startswith(kind)) for side in (made_for, here)]
+        if not any(f for f in lacks | has if not f.startswith(("model:", "part:"))) and models[0] != models[1]:
+            first, second = (_listing(names) if names else "another" for names in models)
+            return f"made for a CPU of {word} {first}, this is {second}"
+    sentences = [f"the CPU {verb} {_listing(sorted(side))}" for verb, side in (("lacks", lacks), ("has", has)) if side]
+    return ", and ".join(sentences) or None
+
+
+def _listing(names: list[str]) -> str:
+    """Return at most four names as a part of a sentence."""
+    shown = names[:3] if len(names) > 4 else names
+    rest = [f"{len(names) - 3} more"] if len(names) > 4 else []
+    *first, last = [printable(name, 60) for name in shown] + rest
+    return f"{', '.join(first)} and {last}" if first else last
+
+
+def _fault(found: Any) -> str | None:
+    """Return the first thing that makes a value of JSON no target, None if it is one."""
+    if not isinstance(found, dict) or set(found) != {field.name for field in fields(TuningTarget)}:
+        return "does not have exactly the fields " + ", ".join(field.name for field in fields(TuningTarget))
+    convention, cpu = found["convention"], found["cpu"]
+    if type(convention) is not int or not 1 <= convention < 1 << 31:
+        return "has a convention that is no number from 1 to 2^31 - 1"
+    for name in ("onnxruntime", "build", "provider", "machine"):
+        if not isinstance(found[name], str) or not _WORD.fullmatch(found[name]):
+            return f"has no 1 to 100 printable ASCII characters as {name}"
+    if not isinstance(cpu, list) or len(cpu) > _MOST_FEATURES:
+        return f"has no list of at most {_MOST_FEATURES} features as cpu"
+    if not all(isinstance(feature, str) and _WORD.fullmatch(feature) for feature in cpu):
+        return "has a CPU feature that is not 1 to 100 printable ASCII characters"
+    if cpu != sorted(set(cpu)):
+        return "has CPU features that are not sorted, or twice"
+    return None
