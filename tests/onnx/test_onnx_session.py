@@ -209,7 +209,7 @@ def test_very_many_weights_are_mapped_only_from_a_larger_size_on(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(runtime, "_DIRECT_SINCE", (99, 0))
-    monkeypatch.setattr(runtime, "_MOST_MAPPED", 2)
+    monkeypatch.setattr(graph, "MOST_MAPPED", 2)
     model, inputs = mlp(), {"x": floats(1, 64)}
     path = tmp_path / "model.zcr"
     path.write_bytes(archive(model))

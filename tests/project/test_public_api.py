@@ -305,6 +305,10 @@ OnnxTensors.load_all() -> dict[str, Any]
 OnnxTensors.names -> tuple[str, ...]
 OnnxTensors.nbytes -> int
 OnnxTensors.path -> str
+zcrecord.onnx.TuneReport(source: str, dest: str, targets: tuple[str, ...], weights: int, packed: int,
+    packed_bytes: int, input_bytes: int, archive_bytes: int, content_digest_before: str, content_digest: str,
+    lapsed: tuple[str, ...], seconds: float)
+zcrecord.onnx.Tuning(used: bool, reason: str | None, targets: tuple[str, ...])
 zcrecord.onnx.convert(source: str | os.PathLike[str] | Binary, dest: str | os.PathLike[str] | Binary, *,
     alignment: int = 64, force: bool = False, durable: bool = True, allow_links: bool = False,
     select: Patterns | None = None, exclude: Patterns | None = None, verify: bool = False, dry_run: bool = False,
@@ -318,6 +322,11 @@ zcrecord.onnx.session(source: Any, *, memory: Literal['shared', 'speed'] = 'shar
 zcrecord.onnx.to_onnx(source: str | os.PathLike[str] | Any, dest: str | os.PathLike[str] | Binary, *,
     external: bool = False, force: bool = False, durable: bool = True,
     progress: Progress | None = None) -> ConvertReport
+zcrecord.onnx.tune(archive: str | os.PathLike[str], dest: str | os.PathLike[str] | None = None, *,
+    threads: int | None = None, progress: Progress | None = None) -> TuneReport
+zcrecord.onnx.tuning(source: Any) -> Tuning
+zcrecord.onnx.untune(archive: str | os.PathLike[str], dest: str | os.PathLike[str] | None = None, *,
+    progress: Progress | None = None) -> TuneReport
 zcrecord.onnx.verify_external(path: str | os.PathLike[str], *, full: bool = False, allow_links: bool = False,
     progress: Progress | None = None) -> ExternalReport
 zcrecord.remote.trim_cache(folder: Any = None, *, limit: int = 0) -> int

@@ -16,17 +16,19 @@ from .convert import ConvertReport, convert
 if TYPE_CHECKING:
     from .archive_link import ExternalReport, verify_external
     from .export import to_onnx
-    from .runtime import session
+    from .runtime import Tuning, session, tuning
     from .session_fill import fill_session
+    from .tuner import TuneReport, tune, untune
 
 __all__ = [
-    "ConvertReport", "ExternalReport", "OnnxTensorInfo", "OnnxTensors", "convert", "fill_session", "scan", "session",
-    "to_onnx", "verify_external",
+    "ConvertReport", "ExternalReport", "OnnxTensorInfo", "OnnxTensors", "TuneReport", "Tuning", "convert",
+    "fill_session", "scan", "session", "to_onnx", "tune", "tuning", "untune", "verify_external",
 ]  # fmt: skip
 
 # Name -> module to import it from on its first use.
 _LATER = {
-    "ExternalReport": "archive_link", "fill_session": "session_fill", "session": "runtime", "to_onnx": "export",
+    "ExternalReport": "archive_link", "TuneReport": "tuner", "Tuning": "runtime", "fill_session": "session_fill",
+    "session": "runtime", "to_onnx": "export", "tune": "tuner", "tuning": "runtime", "untune": "tuner",
     "verify_external": "archive_link",
 }  # fmt: skip
 

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from zcrecord import dtypes
+from zcrecord.archive.archive import Archive
 from zcrecord.dtypes import DType
 from zcrecord.errors import FormatError, UnsupportedError
 from zcrecord.onnx.protobuf.reader import LEN, ProtobufReader, Skeleton, encode_field, encode_varint
@@ -28,6 +29,8 @@ from .names import FUNCTION, GRAPH, GRAPH_ATTRIBUTE, MODEL, TRAINING, NamedTenso
 
 __all__ = [
     "INLINE",
+    "MOST_MAPPED",
+    "TUNED_TYPE",
     "Initializer",
     "RestoredModel",
     "encode_reference",
@@ -35,8 +38,11 @@ __all__ = [
     "raw_bytes",
     "restore",
     "skeleton_of",
+    "tuned_module",
 ]
 
+TUNED_TYPE = "zcr:onnx_tuned"  # of a module: see `tuned`
+MOST_MAPPED = 20_000  # weights in files, each a mapping of its own, of which Linux allows 65,530
 INLINE = 127  # bytes; up to here shape inference reads values, and it cannot read external data
 _COPIED = 1 << 12  # bytes; smaller values are copied into the message, larger ones become parts of their own
 _KEY = STUB_KEY.decode()
@@ -84,6 +90,15 @@ def skeleton_of(record: Record) -> memoryview:
             path=record.archive.path,
         )
     return memoryview(found)
+
+
+def tuned_module(archive: Archive) -> int | None:
+    """Return the number of the module that holds an archive's tuned part; None if it has none."""
+    archive.ensure_all()
+    ix = archive.index
+    rows = ix.modules
+    found = np.flatnonzero((rows["parent"] == 0) & (rows["type_name_size"] == len(TUNED_TYPE))).tolist()
+    return next((m for m in found if ix.text_of(rows[m], "type_name") == TUNED_TYPE), None)
 
 
 def model_parts(record: Record, place: Callable[[Initializer], Any] | None = None) -> list[Any]:

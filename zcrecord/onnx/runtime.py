@@ -16,11 +16,14 @@ Source: ONNX Runtime 1.31 and `onnxruntime_session_options_config_keys.h`; `ort_
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import itertools
+import logging
 import os
 import re
 import tempfile
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -30,24 +33,27 @@ from zcrecord.codec.layout import ALIGNMENT, align_up
 from zcrecord.errors import LimitError, SourceError, UnsupportedError, missing_package
 from zcrecord.record.load import load_record
 from zcrecord.record.record import Record
+from zcrecord.storage.files import identity_of
 from zcrecord.tensors.strides import address
 
 from . import graph
 from .graph import INLINE, Initializer
 
-__all__ = ["INLINE", "make_session", "onnxruntime_module", "session"]
+__all__ = ["INLINE", "Tuning", "make_session", "onnxruntime_module", "optimise", "session", "tuning"]
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
 _DIRECT_SINCE = (1, 31)  # buffers used in place; earlier versions do not know the key and copy
-_MOST_MAPPED = 20_000  # before that, each tensor is a mapping of its own, of which Linux allows 65,530
-_MODEL_LIMIT = (1 << 31) - 1
-_DIRECT = "session.use_external_initializer_file_buffers_directly"
+_CPU = "CPUExecutionProvider"
 _FOLDER = "session.model_external_initializers_file_folder_path"
 _NO_PREPACKING = "session.disable_prepacking"
+_COMPARES_SINCE = (1, 32)  # packed weights of a file with those that its kernel makes; earlier versions trust them
+_MODEL_LIMIT = (1 << 31) - 1
+_DIRECT = "session.use_external_initializer_file_buffers_directly"
 # Optimizers that make private copies of weights. With them and prepacking off, the stored copy is the only one.
 _COPYING = {"ConstantFolding", "NchwcTransformer"}
 _calls = itertools.count()
+_told = False
 
 
 def session(
@@ -66,7 +72,7 @@ def session(
     and computes faster.
 
     `sess_options` is added to: the archive as a file in memory, and for "shared" no prepacking. Use it for no model
-    that has external data of its own afterwards. A failing provider is an error; there is no silent retry on the CPU.
+    that has external data of its own afterwards. A failing provider is an error; there is no silent retry on the _CPU.
 
     Example:
         >>> from zcrecord.onnx import convert
@@ -83,15 +89,143 @@ def session(
         raise UnsupportedError(f"memory={memory!r} is not known; 'shared' or 'speed'")
     ort = onnxruntime_module()
     record = source if isinstance(source, Record) else load_record(source)
-    return _SessionBuilder(ort, record, memory == "shared", sess_options, providers, provider_options).make()
+    graph.skeleton_of(record)
+    options = ort.SessionOptions() if sess_options is None else sess_options
+    made: Any = None
+    reason: str | None = 'memory="speed" takes a private copy'
+    if memory == "shared":
+        made, reason = _tuned(ort, record, options, providers, provider_options)
+    if made is None:
+        made = _SessionBuilder(ort, record, memory == "shared", options, providers, provider_options).make()
+    made._zcrecord_tuning = reason
+    return made
 
 
-def make_session(record: Record, options: Any, *providers: Any, more: bytes) -> Any:
-    """Return a session as `session` does, with memory "shared", whose model has `more` fields at its end.
+@dataclass(frozen=True, slots=True)
+class Tuning:
+    """The tuned part of an archive, and whether a session uses it.
 
-    `providers` are the names and their options.
+    Attributes:
+        used: True if a session uses it, or would here.
+        reason: why not; None if it is used.
+        targets: the machines that the archive is tuned for, each as one line of JSON.
     """
-    return _SessionBuilder(onnxruntime_module(), record, True, options, *providers, more=more).make()
+
+    used: bool
+    reason: str | None
+    targets: tuple[str, ...]
+
+
+def tuning(source: Any) -> Tuning:
+    """Return the targets of an archive's tuned part, and the reason where a session does not use it.
+
+    `source` is a session that `session` made, or an archive (a path, bytes-like or Record), for which the answer is
+    that of a session made now. Reads the tuned graph, and of an archive the weights that tuning added.
+
+    Example:
+        >>> from zcrecord.onnx import convert, tune
+        >>> _ = convert("model.onnx", "model.zcr")
+        >>> tuning(session("model.zcr")).reason
+        'it is not tuned'
+        >>> _ = tune("model.zcr")
+        >>> tuning("model.zcr").used
+        True
+
+    Raises:
+        DependencyError: onnxruntime is not installed. UnsupportedError: another session, or no archive.
+    """
+    from . import tuned  # here, as below, because most archives are not tuned
+
+    if hasattr(source, "get_session_options"):
+        if not hasattr(source, "_zcrecord_tuning"):
+            raise UnsupportedError("a session that zcrecord.onnx.session did not make has no archive")
+        record, reason = source._zcrecord[0], source._zcrecord_tuning
+    else:
+        record, reason = source if isinstance(source, Record) else load_record(source), None
+        try:
+            _plan(onnxruntime_module(), record)
+        except tuned.NoTuning as error:
+            reason = str(error)
+    return Tuning(reason is None, reason, tuned.targets_of(record.archive))
+
+
+def _plan(ort: Any, record: Record) -> Any:
+    """Return the plan of a session over an archive's tuned part.
+
+    Raises:
+        NoTuning: none can be made.
+    """
+    from . import target, tuned
+
+    return tuned.plan(record.archive, target.this_target(ort, _CPU), packed=_version(ort) >= _COMPARES_SINCE)
+
+
+def _tuned(
+    ort: Any, record: Record, options: Any, providers: Sequence[Any] | None, more: Any
+) -> tuple[Any, str | None]:
+    """Return a session over the archive's tuned part, or None and the reason.
+
+    Raises:
+        SourceError: the file was replaced while the session was made.
+    """
+    reason = "it is not tuned"
+    if graph.tuned_module(record.archive) is not None:
+        from . import tuned
+
+        try:
+            return _tuned_session(ort, _plan(ort, record), record, options, providers, more), None
+        except tuned.NoTuning as error:
+            reason = str(error)
+    _tell_untuned(record, reason)
+    return None, reason
+
+
+def _tuned_session(
+    ort: Any, plan: Any, record: Record, options: Any, providers: Sequence[Any] | None, more: Any
+) -> Any:
+    """Return a session over a tuned graph: optimised already, its weights and their packed forms mapped from the file.
+
+    ONNX Runtime packs each weight when a session is made, looks for the hash of the result among the packed forms, and
+    on a match drops its own bytes for those of the file. From 1.32 on it compares all of them first, and refuses the
+    session if they differ. Earlier versions trust them, and a form that is too short ends the process: there the plan
+    has none, and nothing is packed.
+
+    Source: ONNX Runtime 1.32, `session_state.cc` (PrepackConstantInitializedTensors, ValidatePrePackedWeights) and
+    `prepacked_weights.cc`; tried with 1.21, 1.31 and 1.32.
+    """
+    from .tuned import NoTuning
+
+    if providers is not None and [p if isinstance(p, str) else p[0] for p in providers] != [_CPU]:
+        raise NoTuning(f"tuned parts are for {_CPU} alone")
+    levels = ort.GraphOptimizationLevel
+    if options.graph_optimization_level != levels.ORT_ENABLE_ALL:
+        raise NoTuning("sess_options ask for another level of graph optimization")
+    _configure(options, _FOLDER, os.path.dirname(plan.path))
+    _configure(options, _NO_PREPACKING, "0" if plan.packed else "1")
+    options.graph_optimization_level = levels.ORT_DISABLE_ALL
+    try:
+        made = ort.InferenceSession(plan.model, options, providers=providers, provider_options=more, enable_fallback=0)
+    except Exception as error:
+        raise NoTuning(f"ONNX Runtime refuses the tuned graph: {error}") from error
+    finally:
+        options.graph_optimization_level = levels.ORT_ENABLE_ALL
+    _trim_memory()
+    if identity_of(plan.path) != plan.identity:
+        raise SourceError("replaced while the session was made; make it again", path=plan.path)
+    made._zcrecord = record, _whole(record)  # must outlive the session
+    return made
+
+
+def _tell_untuned(record: Record, reason: str) -> None:
+    """Say once in a process that answers come more slowly than they could."""
+    global _told
+    if not _told:
+        _told = True
+        where = "the archive in memory" if record.path is None else record.path
+        logging.getLogger("zcrecord").warning(
+            "%s: not tuned for this machine (%s): answers take 1.1 to 2.9 times as long as from the .onnx; "
+            "`zcrecord tune` gives full speed from one shared copy, memory='speed' from a private one", where, reason
+        )  # fmt: skip
 
 
 def onnxruntime_module() -> Any:
@@ -105,6 +239,31 @@ def onnxruntime_module() -> Any:
 
 def _version(ort: Any) -> tuple[int, ...]:
     return tuple(int(part) for part in re.findall(r"\d+", ort.__version__)[:2])
+
+
+def make_session(record: Record, options: Any, *providers: Any, more: bytes) -> Any:
+    """Return a session as `session` does, with memory "shared", whose model has `more` fields at its end.
+
+    `providers` are the names and their options.
+    """
+    return _SessionBuilder(onnxruntime_module(), record, True, options, *providers, more=more).make()
+
+
+def optimise(record: Record, dest: str, weights: str, threads: int | None) -> None:
+    """Have ONNX Runtime write the graph optimised for this CPU, and its weights with their packed forms in one file.
+
+    `weights` is that file's name, beside the graph; it is not written where no weight is large enough.
+    """
+    ort = onnxruntime_module()
+    options = ort.SessionOptions()
+    options.optimized_model_filepath = dest
+    options.log_severity_level = 3  # or it warns that the graph is for this _CPU alone
+    options.intra_op_num_threads = threads or 0
+    _configure(options, "session.optimized_model_external_initializers_file_name", weights)
+    _configure(options, "session.optimized_model_external_initializers_min_size_in_bytes", str(INLINE + 1))
+    _configure(options, "session.save_external_prepacked_constant_initializers", "1")
+    _SessionBuilder(ort, record, False, options, [_CPU], None).make()
+    _trim_memory()
 
 
 def _whole(record: Record) -> Bytes:
@@ -171,9 +330,9 @@ class _SessionBuilder:
             if spill.used:
                 folder = str(Path(path).parent) if path is not None else stack.enter_context(spill.written())
                 _configure(self._options, _FOLDER, folder)
-            before = None if path is None else _identity(path)
+            before = None if path is None else identity_of(path)
             made = self._create(model)
-        if spill.used and path is not None and _identity(path) != before:
+        if spill.used and path is not None and identity_of(path) != before:
             raise SourceError("replaced while the session was made; make it again", path=path)
         made._zcrecord = self._record, whole  # must outlive the session
         return made
@@ -186,8 +345,8 @@ class _SessionBuilder:
 
     def _least(self) -> int:
         """Return the smallest size of a tensor that is mapped: more than INLINE if there are very many."""
-        sizes = sorted((v.nbytes for v in self._record.values()), reverse=True)[: _MOST_MAPPED + 1]
-        return max(INLINE, sizes[-1] if len(sizes) > _MOST_MAPPED else 0) + 1
+        sizes = sorted((v.nbytes for v in self._record.values()), reverse=True)[: graph.MOST_MAPPED + 1]
+        return max(INLINE, sizes[-1] if len(sizes) > graph.MOST_MAPPED else 0) + 1
 
     def _joined(self, parts: list[Any]) -> bytes:
         size = sum(map(len, parts))
@@ -240,6 +399,13 @@ class _MappedWeights:
             yield folder
 
 
+def _mappable(value: Any) -> bool:
+    """Return True if ONNX Runtime can use a tensor's bytes as they lie in the archive."""
+    if isinstance(value, np.ndarray):
+        return bool(value.flags.c_contiguous and value.size)
+    return hasattr(value, "packed") and bool(value.nbytes)
+
+
 def _configure(options: Any, key: str, value: str) -> None:
     """Set an entry unless it is so already: setting it again makes ONNX Runtime print a warning."""
     try:
@@ -250,13 +416,7 @@ def _configure(options: Any, key: str, value: str) -> None:
     options.add_session_config_entry(key, value)
 
 
-def _identity(path: str) -> tuple[int, ...]:
-    status = Path(path).stat()
-    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
-
-
-def _mappable(value: Any) -> bool:
-    """Return True if ONNX Runtime can use a tensor's bytes as they lie in the archive."""
-    if isinstance(value, np.ndarray):
-        return bool(value.flags.c_contiguous and value.size)
-    return hasattr(value, "packed") and bool(value.nbytes)
+def _trim_memory() -> None:
+    """Give the memory in which ONNX Runtime packed weights back to the system, which glibc would keep."""
+    with contextlib.suppress(AttributeError, OSError, TypeError):
+        ctypes.CDLL(None).malloc_trim(0)

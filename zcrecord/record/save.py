@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -32,7 +32,7 @@ from zcrecord.writing.writers import SaveReport, StreamWriter, write_front
 
 from .record import Record
 
-__all__ = ["metadata_entries", "save_record"]
+__all__ = ["metadata_entries", "save_record", "stored_entries"]
 
 
 def save_record(
@@ -87,7 +87,7 @@ def save_record(
 
 def _straight_through(sink: Sink, flat: flatten.FlatRecord, plan: PayloadPlan, alignment: int, kind: int) -> SaveReport:
     """Write a record with all values in memory, index first."""
-    blobs = _Blobs(len(plan.sources))
+    blobs = _Blobs(plan.sources)
     change_values(flat.attributes, blobs.take)
     change_values(flat.metadata, blobs.take)
 
@@ -127,6 +127,17 @@ def _taken_apart(record: Any) -> tuple[flatten.FlatRecord, PayloadPlan]:
     archive.ensure_all()
     archive.bring()
     return _from_index(archive.index, archive.payload), _plan_of(archive)
+
+
+def stored_entries(archive: Archive) -> Entries:
+    """Return the entries of a loaded archive; they name payloads, those of bytes included, by their numbers there."""
+    archive.ensure_all()
+    ix, plan = archive.index, _plan_of(archive)
+    out = _from_index(ix, PayloadId)
+    out.layout_ids, out.layouts = plan.layout_ids, plan.layouts
+    out.payloads = ix.tensors["payload"].tolist()
+    out.metadata = list(unflatten.attribute_entries(ix, ix.metadata, PayloadId))
+    return out
 
 
 def _from_index(ix: Index, payload: Any) -> flatten.FlatRecord:
@@ -175,12 +186,16 @@ def metadata_entries(metadata: Any) -> list[AttributeEntry]:
 
 
 class _Blobs:
-    """Bytes among attributes, as further sources behind the tensors'; equal objects are one."""
+    """Bytes among attributes, as further sources behind the tensors'; equal objects are one.
 
-    def __init__(self, first: int) -> None:
-        self._first = first
+    A view of a loaded archive's payload is not copied; one of a tensor's payload is that tensor's source.
+    """
+
+    def __init__(self, tensors: Sequence[Any]) -> None:
+        self._tensors = tensors
+        self._first = len(tensors)
         self._known: dict[bytes, int] = {}
-        self._at: dict[tuple[int, int], tuple[PayloadId, memoryview]] = {}  # kept, or others would come to lie there
+        self._at: dict[tuple[int, int], tuple[PayloadId, Any]] = {}  # kept, or others would come to lie there
         self.sources: list[Any] = []
 
     def take(self, value: Any) -> Any:
@@ -189,9 +204,13 @@ class _Blobs:
             return value
         if isinstance(value, bytes) or value.format != "B" or value.ndim != 1 or not len(value):
             return self._number(bytes(value))
+        if not self._at:
+            arrays = (pair for pair in enumerate(self._tensors) if isinstance(pair[1], np.ndarray))
+            self._at = {(address(s), s.nbytes): (PayloadId(n), s) for n, s in arrays}
         place = address(value), value.nbytes
         if place not in self._at:  # lists may name one payload a million times
-            self._at[place] = self._number(bytes(value)), value
+            self._at[place] = PayloadId(self._first + len(self.sources)), value
+            self.sources.append(np.frombuffer(value, np.uint8))
         return self._at[place][0]
 
     def _number(self, value: bytes) -> PayloadId:

@@ -243,9 +243,12 @@ class StreamWriter:
         self.index: bytes | bytearray = b""  # as it was written
         sink.write(encode_unsealed(alignment) + bytes(self._payload_offset - HEADER_SIZE))
 
-    def store(self, source: Any) -> int:
-        """Write one payload, the values of a LazyTensor or the bytes of an array or SplitSource; return its id."""
-        self.begin(source.nbytes)
+    def store(self, source: Any, *, alignment: int = 0) -> int:
+        """Write one payload, the values of a LazyTensor or the bytes of an array or SplitSource; return its id.
+
+        `alignment` is that of `begin`.
+        """
+        self.begin(source.nbytes, alignment=alignment)
         for piece in source.pieces() if isinstance(source, LazyTensor) else chunks(source):
             self.write(piece)
         return self.end()
@@ -287,11 +290,11 @@ class StreamWriter:
         """The number of payloads: the id of the next one."""
         return len(self._rows) // 3
 
-    def begin(self, nbytes: int) -> None:
-        """Start a payload of about `nbytes` bytes; the number only decides its alignment."""
+    def begin(self, nbytes: int, *, alignment: int = 0) -> None:
+        """Start a payload of about `nbytes` bytes; the number only decides its alignment, at least `alignment`."""
         assert self._start < 0, "end() the payload in progress first"
         self._settle()
-        strongest = payload_alignment(nbytes, self._alignment)
+        strongest = max(payload_alignment(nbytes, self._alignment), alignment)
         self._before = self._end, self._base, None
         self._base = max(self._base, strongest)
         self._start = align_up(self._sink.position, strongest)

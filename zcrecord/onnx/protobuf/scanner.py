@@ -38,7 +38,7 @@ from .reader import (
 )
 from .tensors import BOOL, DATA_TYPE, DIMS, NAME, RAW, STRING, TensorMessage, TensorReader, ValueSink
 
-__all__ = ["Scanner", "TensorSink", "check_head", "check_start"]
+__all__ = ["CHILDREN", "Scanner", "TensorSink", "check_head", "check_start"]
 
 
 class ChildField(NamedTuple):
@@ -68,7 +68,7 @@ _TABLE: dict[str, dict[int, ChildField]] = {
 # Message -> field numbers of the texts that name it: a node's outputs and name; name, domain, overload.
 _TEXTS: dict[str, tuple[int, ...]] = {NODE: (2, 3), ATTRIBUTE: (1,), FUNCTION: (1, 10, 13)}
 
-_CHILDREN = {kind: {n << 3 | LEN: child for n, child in fields.items()} for kind, fields in _TABLE.items()}  # by tag
+CHILDREN = {kind: {n << 3 | LEN: child for n, child in fields.items()} for kind, fields in _TABLE.items()}  # by tag
 _TEXT_TAGS = {kind: frozenset(n << 3 | LEN for n in _TEXTS.get(kind, ())) for kind in _TABLE}
 _NODE_TAG = {GRAPH: 1 << 3 | LEN, FUNCTION: 7 << 3 | LEN}
 _TENSOR_TAG = {GRAPH: 5 << 3 | LEN, ATTRIBUTE: 10 << 3 | LEN}
@@ -80,7 +80,7 @@ _AS_IS = {code: d.bits for code, d in dtypes.by_onnx.items() if not d.packed and
 
 Array = npt.NDArray[Any]
 _ATTRIBUTE = 5 << 3 | LEN  # NodeProto.attribute
-_HOLDING = frozenset(_CHILDREN[ATTRIBUTE])
+_HOLDING = frozenset(CHILDREN[ATTRIBUTE])
 _FEW = 16  # nodes; for fewer, looking at each is quicker
 _MANY = 1 << 14
 _ROUNDS = 200  # fields of a node
@@ -170,7 +170,7 @@ class Scanner:
         reader = self._reader
         if depth > MAX_NESTING:
             raise reader.fail(f"messages nested more than {MAX_NESTING} deep", do="flatten the model")
-        children, texts = _CHILDREN[scope.kind], _TEXT_TAGS[scope.kind]
+        children, texts = CHILDREN[scope.kind], _TEXT_TAGS[scope.kind]
         node_tag, tensor_tag, judged = _NODE_TAG.get(scope.kind, -1), _TENSOR_TAG.get(scope.kind, -1), 0
         while reader.base + reader.pos < end:
             if reader.pos == reader.limit and reader.at_end() and end == OPEN_END:

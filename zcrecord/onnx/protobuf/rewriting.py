@@ -1,0 +1,135 @@
+"""Tensors of a small model in memory, taken out of it or given other external data; all else stays byte for byte.
+
+For models whose weights are elsewhere already. Models of any size are read by `scanner`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+from zcrecord.errors import OnnxError
+from zcrecord.onnx.names import GRAPH, MODEL, TENSOR
+
+from .reader import DAMAGED, FIXED32, FIXED64, LEN, MAX_NESTING, VARINT, encode_field
+from .scanner import CHILDREN
+
+__all__ = ["ExternalTensor", "encode_entries", "rewrite", "tensors_of"]
+
+_NAME, _EXTERNAL_DATA, _DATA_LOCATION, _INITIALIZER = 8, 13, 14, 5  # of TensorProto, the last of GraphProto
+_EXTERNAL = b"\x70\x01"  # data_location = EXTERNAL
+_SIZES = {FIXED32: 4, FIXED64: 8}
+
+
+class ExternalTensor(NamedTuple):
+    """A TensorProto with external data: its other fields, and its external_data as pairs."""
+
+    rest: bytes
+    entries: dict[str, str]
+
+    def encode(self, entries: dict[str, str]) -> bytes:
+        """Return the TensorProto with other external_data."""
+        return self.rest + encode_entries(entries)
+
+
+Change = Callable[[ExternalTensor, bool], bytes | None]
+
+
+def encode_entries(entries: dict[str, str]) -> bytes:
+    """Return the fields of a TensorProto that say its values are external data."""
+    pairs = (encode_field(1, key.encode()) + encode_field(2, value.encode()) for key, value in entries.items())
+    return _EXTERNAL + b"".join(encode_field(_EXTERNAL_DATA, pair) for pair in pairs)
+
+
+def rewrite(model: memoryview, change: Change) -> bytes:
+    """Return a ModelProto with each TensorProto that has external data replaced by what `change` returns.
+
+    `change` is told whether the tensor is an initializer of the main graph; None leaves such a tensor out.
+
+    Raises:
+        OnnxError: it is malformed.
+    """
+    out = _rewritten(model, MODEL, change, 0)
+    return bytes(model) if out is None else out
+
+
+def tensors_of(graph: memoryview) -> Iterator[ExternalTensor]:
+    """Yield the initializers of a GraphProto that holds nothing but initializers with external data.
+
+    Raises:
+        OnnxError: it is malformed, or holds something else.
+    """
+    for tag, _, body, end in _fields(graph):
+        found = _external(graph[body:end]) if tag == _INITIALIZER << 3 | LEN else None
+        if found is None:
+            raise OnnxError("a graph of initializers alone holds something else")
+        yield found
+
+
+def _rewritten(data: memoryview, kind: str, change: Change, depth: int) -> bytes | None:
+    """Return a message with its tensors changed; None if nothing in it is."""
+    if depth > MAX_NESTING:
+        raise OnnxError(f"more than {MAX_NESTING} nested messages")
+    children = CHILDREN[kind]
+    parts: list[Any] = []
+    done = 0
+    for tag, start, body, end in _fields(data):
+        child = children.get(tag)
+        if child is None:
+            continue
+        if child.kind == TENSOR:
+            found = _external(data[body:end])
+            if found is None:
+                continue
+            new = change(found, kind == GRAPH and depth == 1)
+        elif (new := _rewritten(data[body:end], child.kind, change, depth + 1)) is None:
+            continue
+        parts.append(data[done:start])
+        if new is not None:
+            parts.append(encode_field(tag >> 3, new))
+        done = end
+    return b"".join([*parts, data[done:]]) if done else None
+
+
+def _external(tensor: memoryview) -> ExternalTensor | None:
+    """Return a TensorProto taken apart; None if it has no external data."""
+    rest, entries = [], {}
+    for tag, start, body, end in _fields(tensor):
+        if tag == _EXTERNAL_DATA << 3 | LEN:
+            pair = {t >> 3: bytes(tensor[body:end][b:e]) for t, _, b, e in _fields(tensor[body:end])}
+            entries[pair.get(1, b"").decode("utf-8", "replace")] = pair.get(2, b"").decode("utf-8", "replace")
+        elif tag >> 3 != _DATA_LOCATION:
+            rest.append(tensor[start:end])
+    return ExternalTensor(b"".join(rest), entries) if entries else None
+
+
+def _fields(data: memoryview) -> Iterator[tuple[int, int, int, int]]:
+    """Yield tag, start, start of the value and end of each field of a message."""
+    at, size = 0, len(data)
+    while at < size:
+        start = at
+        tag, at = _varint(data, at)
+        wire = tag & 7
+        body = at
+        if wire == VARINT:
+            _, at = _varint(data, at)
+        elif wire == LEN:
+            nbytes, body = _varint(data, at)
+            at = body + nbytes
+        else:
+            at += _SIZES.get(wire, size)
+        if at > size or not tag >> 3:
+            raise OnnxError(f"byte {start} of a message: no field that ends inside it; {DAMAGED}")
+        yield tag, start, body, at
+
+
+def _varint(data: memoryview, at: int) -> tuple[int, int]:
+    value = shift = 0
+    while at < len(data) and shift < 64:
+        byte = data[at]
+        at += 1
+        value |= (byte & 127) << shift
+        if byte < 128:
+            return value, at
+        shift += 7
+    raise OnnxError(f"byte {at} of a message: a varint that does not end; {DAMAGED}")

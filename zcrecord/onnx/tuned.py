@@ -1,0 +1,364 @@
+"""Tuned parts of archives: beside a model, its graph as ONNX Runtime optimised it for one CPU, and its packed weights.
+
+They are bytes attributes of a module of their own, of type "zcr:onnx_tuned": no tensors of the record. This module
+reads and checks a tuned part, gives the archive without it, and the model that ONNX Runtime takes. Making one is left
+to `tuner`, sessions to `runtime`. schema/FORMAT.md specifies it.
+
+Source: ONNX Runtime 1.20 to 1.32, `tensor_external_data_info.cc` and `graph.cc` for `prepacked_N`, the entries of
+external_data that name packed weights.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import zlib
+from collections.abc import Iterator, Set
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from zcrecord.archive import unflatten
+from zcrecord.archive.archive import Archive
+from zcrecord.codec.digests import digest_of
+from zcrecord.codec.entries import PayloadId
+from zcrecord.codec.index import Index, decode
+from zcrecord.codec.layout import HEADER_SIZE, NONE, Header, decode_header
+from zcrecord.codec.verify import check_index
+from zcrecord.errors import FormatError, IntegrityError, RecordError
+from zcrecord.onnx.protobuf.reader import encode_field
+from zcrecord.onnx.protobuf.rewriting import ExternalTensor, rewrite, tensors_of
+from zcrecord.storage.files import identity_of
+from zcrecord.storage.threads import Going, cores, run_threads
+
+from .convert import STUB_KEY
+from .graph import MOST_MAPPED, tuned_module
+from .names import GRAPH_ATTRIBUTE
+from .target import TuningTarget
+
+__all__ = [
+    "BEFORE",
+    "GRAPH",
+    "INITIALIZERS",
+    "PACKED",
+    "PAYLOADS",
+    "SEAL",
+    "TARGET",
+    "TARGET_TYPE",
+    "NoTuning",
+    "TunedModel",
+    "TunedPart",
+    "TunedPlan",
+    "TunedTarget",
+    "bytes_before",
+    "encode_packed",
+    "plan",
+    "read_tuned",
+    "seal_of",
+    "targets_of",
+    "untuned",
+]
+
+TARGET_TYPE = "zcr:onnx_target"  # of the modules in that of TUNED_TYPE
+# Attributes of the first: the archive's header, index and trailer before tuning, and its payloads, in their order.
+BEFORE, PAYLOADS = "before", "payloads"
+# Attributes of the second, which has PAYLOADS, too: those that the graph names by number.
+TARGET, GRAPH, INITIALIZERS, SEAL = "target", "graph", "initializers", "seal"
+PACKED = re.compile(r"prepacked_[0-9]+")  # a key of external_data
+_STUB = STUB_KEY.decode()
+_SEAL = b"zcrecord tuned part 1\n"
+_NUMBER = re.compile(r"[0-9]{1,10}")
+_GRAPH_FIELD, _INITIALIZER = 7, 5  # of ModelProto, of GraphProto
+
+
+class NoTuning(Exception):  # noqa: N818  # no error: the original graph answers
+    """The reason why the tuned part of an archive cannot be used."""
+
+
+class TunedPlan(NamedTuple):
+    """A session over a tuned part: its model, if that has packed weights, and the file that it maps."""
+
+    model: bytes
+    packed: bool
+    path: str
+    identity: tuple[int, ...]
+
+
+class TunedModel(NamedTuple):
+    """A model over an archive, with the payloads of its initializers and those of packed weights."""
+
+    data: bytes
+    weights: list[PayloadId]
+    packed: set[PayloadId]
+
+
+class TunedTarget(NamedTuple):
+    """One target of a tuned part: a graph for it, and the payloads that the graph names by their place in a list."""
+
+    target: TuningTarget
+    graph: PayloadId  # a ModelProto without the main graph's initializers that are payloads
+    initializers: PayloadId  # a GraphProto of these
+    payloads: list[PayloadId]
+    seal: str
+
+    def check(self, archive: Archive) -> None:
+        """Check that the graph is whole, and was made for the very weights that the archive has; reads no weight.
+
+        Raises:
+            IntegrityError: a digest or the seal does not match.
+        """
+        self.check_payloads(archive, {self.graph, self.initializers})
+        ix = archive.index
+        own = ix.payloads[[self.graph, self.initializers, *self.payloads]]
+        if seal_of(ix, self.target.encode(), own) != self.seal:
+            raise IntegrityError("its tuned part is for other weights or another graph; tune it again")
+
+    def model(self, archive: Archive, location: str, start: int, *, packed: bool) -> TunedModel:
+        """Return the model that ONNX Runtime takes; its external data lie in a file, where the archive is at `start`.
+
+        `packed` gives it the packed weights, too.
+
+        Raises:
+            FormatError: a number is none of a payload's.
+        """
+        rows = archive.index.payloads
+        base = start + archive.header.payload_offset
+        weights: list[PayloadId] = []
+
+        def refer(t: ExternalTensor, _main: bool = True) -> bytes:
+            weights.append(self._payload(t.entries.get(_STUB, "")))
+            offset, nbytes, _ = rows[weights[-1]].item()
+            entries = {"location": location, "offset": str(base + offset), "length": str(nbytes)}
+            for key, value in t.entries.items() if packed else ():
+                if PACKED.fullmatch(key):
+                    entries[key] = self._packed(value, rows, base)
+            return t.encode(entries)
+
+        graph = bytes(archive.payload(self.graph))
+        if STUB_KEY in graph:  # in a subgraph
+            graph = rewrite(memoryview(graph), refer)
+        initializers = (encode_field(_INITIALIZER, refer(t)) for t in tensors_of(archive.payload(self.initializers)))
+        graph += encode_field(_GRAPH_FIELD, b"".join(initializers))  # protobuf joins the two graphs
+        return TunedModel(graph, weights, set(self.payloads) - set(weights))
+
+    def _payload(self, number: str) -> PayloadId:
+        if not _NUMBER.fullmatch(number) or int(number) >= len(self.payloads):
+            raise FormatError(f"the tuned graph names payload '{number}' of {len(self.payloads)}")
+        return self.payloads[int(number)]
+
+    def _packed(self, value: str, rows: Any, base: int) -> str:
+        key, *buffers = value.split("|")
+        out = [key]
+        for buffer in buffers:
+            number, _, padded = buffer.partition(";")
+            offset, nbytes, _ = rows[self._payload(number)].item() if number else (-base, 0, 0)
+            out.append(f"{base + offset};{nbytes};{padded}")
+        return "|".join(out)
+
+    def check_payloads(self, archive: Archive, numbers: Set[int]) -> None:
+        """Check the digests of chosen payloads; several threads read them.
+
+        Raises:
+            IntegrityError: one does not match.
+        """
+        rows = archive.index.payloads
+
+        def check(number: int, _: Going) -> None:
+            if digest_of(archive.payload(number)) != int(rows["digest"][number]):
+                raise IntegrityError("a payload of its tuned part does not match its digest; tune it again")
+
+        largest_first = sorted(numbers, key=lambda n: -int(rows["nbytes"][n]))
+        run_threads(check, largest_first, min(cores(), max(len(numbers), 1)))
+
+
+class TunedPart(NamedTuple):
+    """The tuned part of an archive: the archive's header, index and trailer before tuning, and its targets."""
+
+    module: int
+    before: memoryview
+    originals: list[PayloadId]  # payloads, in the order that they had before
+    targets: list[TunedTarget]
+
+
+def encode_packed(key: str, buffers: list[tuple[int | None, str]]) -> str:
+    """Return an entry of packed weights: ONNX Runtime's key, and for each buffer its payload and the padded size."""
+    return "|".join([key, *(f"{'' if number is None else number};{padded}" for number, padded in buffers)])
+
+
+def read_tuned(archive: Archive) -> TunedPart | None:
+    """Return the tuned part of an archive, None if it has none; reads no payload.
+
+    Raises:
+        FormatError: it is not as FORMAT.md says.
+    """
+    top = tuned_module(archive)
+    if top is None:
+        return None
+    ix = archive.index
+    values: dict[int, dict[str, Any]] = {}
+    for a in unflatten.attribute_entries(ix, ix.attributes[unflatten.below(ix, top)[1]], PayloadId):
+        values.setdefault(a.parent, {})[a.key] = a.value
+    targets = []
+    for m in range(top + 1, int(ix.modules["end"][top])):
+        if ix.text_of(ix.modules[m], "type_name") == TARGET_TYPE:
+            found = values.get(m, {})
+            graph, initializers = (_typed(found, k, PayloadId) for k in (GRAPH, INITIALIZERS))
+            target, seal = TuningTarget.decode(_typed(found, TARGET, str)), _typed(found, SEAL, str)
+            targets.append(TunedTarget(target, graph, initializers, _payloads(found), seal))
+    above = values.get(top, {})
+    return TunedPart(top, archive.payload(_typed(above, BEFORE, PayloadId)), _payloads(above), targets)
+
+
+def targets_of(archive: Archive) -> tuple[str, ...]:
+    """Return the targets of a tuned part as text; none if it is missing, or not as FORMAT.md says."""
+    try:
+        part = read_tuned(archive)
+    except FormatError:
+        part = None
+    return () if part is None else tuple(found.target.encode() for found in part.targets)
+
+
+def plan(archive: Archive, here: TuningTarget, *, packed: bool) -> TunedPlan:
+    """Return the plan of a session over the tuned part, whose graph and added weights are checked.
+
+    Raises:
+        NoTuning: the tuned part is for other machines, or damaged, or the archive is no mapped file.
+    """
+    file = archive.file if archive.whole else None
+    if file is None:
+        raise NoTuning("only the unedited archive in a local file, mapped, can use its tuned part")
+    try:
+        path, identity = os.path.realpath(file[0]), file[1]
+        if archive.gone or identity_of(path) != identity:
+            raise NoTuning("its file was replaced or removed since it was opened")
+        found = _fitting(archive, here)
+        found.check(archive)
+        model = found.model(archive, os.path.basename(path), archive.offset, packed=packed)
+        count = len(model.weights) + len(model.packed)
+        if count > MOST_MAPPED:
+            raise NoTuning(f"its {count} weights and packed forms are each a mapping; {MOST_MAPPED} are the most")
+        found.check_payloads(archive, set(model.weights) - set(archive.index.tensors["payload"].tolist()))
+    except RecordError as error:
+        raise NoTuning(error.message) from error
+    return TunedPlan(model.data, packed, path, identity)
+
+
+def _fitting(archive: Archive, here: TuningTarget) -> TunedTarget:
+    part = read_tuned(archive)
+    reasons = []
+    for found in part.targets if part is not None else ():
+        reason = found.target.misfit(here)
+        if reason is None:
+            return found
+        reasons.append(reason)
+    raise NoTuning("; ".join(dict.fromkeys(reasons)) or "it is not tuned")
+
+
+def _typed(values: dict[str, Any], key: str, kind: type) -> Any:
+    value = values.get(key)
+    if not isinstance(value, kind):
+        raise FormatError(f"its tuned part has no attribute '{key}' of the right type; tune it again")
+    return value
+
+
+def _payloads(values: dict[str, Any]) -> list[PayloadId]:
+    found: list[PayloadId] = _typed(values, PAYLOADS, list)
+    if not all(isinstance(n, PayloadId) and n != NONE for n in found):
+        raise FormatError(f"attribute '{PAYLOADS}' of its tuned part is no list of payloads; tune it again")
+    return found
+
+
+def untuned(archive: Archive, part: TunedPart) -> Archive:
+    """Return an archive as it was before tuning, over the same bytes: its own index, with the same payloads elsewhere.
+
+    Raises:
+        FormatError: the stored index and the archive disagree.
+    """
+    header = _header_before(part)
+    index = decode(part.before[HEADER_SIZE:], header.index_size)
+    check_index(index, header)
+    rows, there = index.payloads.copy(), archive.index.payloads[part.originals]
+    if (
+        len(rows) != len(there)
+        or (rows["nbytes"] != there["nbytes"]).any()
+        or (rows["digest"] != there["digest"]).any()
+    ):
+        raise FormatError(f"'{BEFORE}' of its tuned part names other payloads than the archive has")
+    rows["offset"] = there["offset"]
+    return archive.part(index._replace(payloads=rows), list(map(int, part.originals)))
+
+
+def _header_before(part: TunedPart) -> Header:
+    header = decode_header(bytes(part.before[-HEADER_SIZE:]), "trailer before tuning")
+    if header is None or len(part.before) != header.index_size + 2 * HEADER_SIZE:
+        raise FormatError(f"'{BEFORE}' of its tuned part is no header, index and trailer")
+    if zlib.crc32(part.before[HEADER_SIZE:-HEADER_SIZE]) != header.index_crc:
+        raise IntegrityError(f"'{BEFORE}' of its tuned part: the index does not match its CRC")
+    return header
+
+
+def bytes_before(archive: Archive, part: TunedPart) -> Iterator[tuple[int, Any]]:
+    """Yield the archive's bytes as they were before tuning, as offsets and pieces in order; between them are zeros.
+
+    Raises:
+        FormatError: the stored index and the archive disagree.
+    """
+    header = _header_before(part)
+    before = decode(part.before[HEADER_SIZE:], header.index_size).payloads
+    index = (header.index_offset, part.before[HEADER_SIZE:-HEADER_SIZE])
+    yield 0, part.before[:HEADER_SIZE]
+    if header.front:
+        yield index
+    end = 0
+    for number, offset in zip(part.originals, before["offset"].tolist(), strict=True):
+        if offset >= end:  # equal payloads are there once
+            data = archive.payload(number)
+            yield header.payload_offset + offset, data
+            end = offset + len(data)
+    if not header.front:
+        yield index
+    yield header.archive_size - HEADER_SIZE, part.before[-HEADER_SIZE:]
+
+
+def seal_of(ix: Index, target: str, own: Any) -> str:
+    """Return a digest of all that a tuned graph depends on, from an index alone.
+
+    It is SHA-256, in hexadecimal, over the target, the digests and sizes of the tuned part's payloads (`own`), and of
+    all of the model: the skeleton's, and for each tensor by name its name, layout, and its payload's digest and size.
+    Another weight in the same archive, or two payloads that were exchanged, give another one.
+    """
+    seal = hashlib.sha256(_SEAL)
+    tensors = ix.tensors[ix.by_name]
+    rows = np.append(ix.payloads, np.zeros(1, ix.payloads.dtype))  # the last one for tensors without bytes
+    used = rows[np.minimum(tensors["payload"], len(ix.payloads))]
+    skeletons = [
+        a.value for a in unflatten.attribute_entries(ix, ix.attributes[: _own_attributes(ix)], PayloadId)
+        if a.key == GRAPH_ATTRIBUTE
+    ]  # fmt: skip
+    strided = tensors[tensors["strides"] != NONE]
+    parts = [
+        np.frombuffer(target.encode(), np.uint8), own["digest"], own["nbytes"], rows["digest"][skeletons],
+        used["digest"], used["nbytes"],
+        tensors["dtype"], tensors["bits"], tensors["rank"], tensors["byte_offset"], tensors["name_size"],
+        _gather(np.frombuffer(ix.text, np.uint8), tensors["name"], tensors["name_size"]),
+        _gather(ix.dims, tensors["dims"], tensors["rank"]),
+        np.flatnonzero(tensors["strides"] != NONE), _gather(ix.strides, strided["strides"], strided["rank"]),
+    ]  # fmt: skip
+    for part in parts:
+        data = np.ascontiguousarray(part).tobytes()
+        seal.update(len(data).to_bytes(8, "little") + data)
+    return seal.hexdigest()
+
+
+def _own_attributes(ix: Index) -> int:
+    """Return the number of attributes of the record itself, which come first."""
+    return int(ix.modules["first_attribute"][1]) if len(ix.modules) > 1 else len(ix.attributes)
+
+
+def _gather(pool: Any, starts: Any, counts: Any) -> Any:
+    """Return ranges of a pool, one after the other."""
+    counts = counts.astype(np.int64)
+    ends = np.cumsum(counts)
+    at = np.repeat(starts.astype(np.int64) - (ends - counts), counts)
+    return pool[at + np.arange(len(at))]

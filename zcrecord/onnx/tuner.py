@@ -1,0 +1,403 @@
+"""Tuning: ONNX Runtime's optimised graph and packed weights for this machine, written into the archive of a model.
+
+ONNX Runtime makes them once, in a scratch folder beside the archive; they are stored as `tuned` says. Taking them out
+again gives the bytes from before.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from zcrecord.archive.archive import Archive
+from zcrecord.codec.digests import digest_of
+from zcrecord.codec.entries import AttributeEntry, Entries, ModuleEntry, ModuleKind, PayloadId
+from zcrecord.codec.index import PAYLOAD
+from zcrecord.codec.layout import HEADER_SIZE, LARGE_PAYLOAD
+from zcrecord.errors import FormatError, IntegrityError, SourceError, UnsupportedError
+from zcrecord.integrity.signing import SIGNATURE_PREFIX
+from zcrecord.onnx.protobuf.reader import encode_field
+from zcrecord.onnx.protobuf.rewriting import ExternalTensor, rewrite
+from zcrecord.record.load import load_record
+from zcrecord.record.record import Record
+from zcrecord.record.save import stored_entries
+from zcrecord.storage.files import check_destination, identity_of, open_sink, path_of
+from zcrecord.storage.sink import Sink
+from zcrecord.writing.writers import StreamWriter
+
+from . import graph, tuned
+from .convert import STUB_KEY
+from .runtime import onnxruntime_module, optimise
+from .target import TuningTarget, this_target
+from .tuned import TunedPart, TunedTarget
+
+__all__ = ["TuneReport", "tune", "untune"]
+
+Progress = Callable[[int, int], None]
+
+_MODEL, _WEIGHTS = "model.onnx", "weights"  # in the scratch folder
+_KEY = "onnx.tuned"  # of the module; "~2", "~3", ... is appended where it is taken
+_INITIALIZER = 5  # of GraphProto
+_PAGE = 4096  # ONNX Runtime 1.32 takes packed weights at multiples of 256 alone, and packs others privately
+
+
+@dataclass(frozen=True, slots=True)
+class TuneReport:
+    """Report of tuning an archive, or of taking the tuned part out. Sizes in bytes.
+
+    Attributes:
+        source, dest: the archive that was read, and the one that was written.
+        targets: those that the archive has now, as `TuningTarget.encode` writes them; none after `untune`.
+        weights: stored initializers of the tuned graph.
+        packed: those of them that ONNX Runtime finds packed.
+        packed_bytes: the sum of their packed buffers.
+        input_bytes: the archive's size before.
+        archive_bytes: its size now.
+        content_digest_before: the content digest before, without any tuned part. It is that of the untuned part now.
+        content_digest: the content digest of the whole archive now.
+        lapsed: the ids of keys whose signatures were left out, since they were of another content digest.
+        seconds: all of it.
+    """
+
+    source: str
+    dest: str
+    targets: tuple[str, ...]
+    weights: int
+    packed: int
+    packed_bytes: int
+    input_bytes: int
+    archive_bytes: int
+    content_digest_before: str
+    content_digest: str
+    lapsed: tuple[str, ...]
+    seconds: float
+
+
+def tune(
+    archive: str | os.PathLike[str],
+    dest: str | os.PathLike[str] | None = None,
+    *,
+    threads: int | None = None,
+    progress: Progress | None = None,
+) -> TuneReport:
+    """Add to an archive what lets `session` answer as fast as from the .onnx, on this machine, from one shared copy.
+
+    ONNX Runtime optimises the graph and packs the weights once; both are stored beside the graph and the weights as
+    they are, which stay untouched. A packed buffer that equals a weight is stored once. `session` uses them where CPU,
+    ONNX Runtime and provider are those that they were made for, and the original graph elsewhere. An archive may be
+    tuned for several machines, one after the other; tuning again for the same one replaces. The result is whole, or
+    the archive is as it was. Takes the memory that ONNX Runtime takes for a session, and disk space for the packed
+    weights twice meanwhile, beside the archive.
+
+    The content digest covers the tuned part, so signatures lapse: they are left out, and `untune` brings them back.
+
+    Args:
+        archive: the path of an archive that `convert` made.
+        dest: a path for the tuned archive, at which nothing is; None replaces the archive.
+        threads: those that ONNX Runtime may use meanwhile; None for one for each core.
+        progress: called with the bytes written and all that will be written, with 0 before the first.
+
+    Example:
+        >>> from zcrecord.onnx import convert, session
+        >>> _ = convert("model.onnx", "model.zcr")
+        >>> report = tune("model.zcr")
+        >>> len(report.targets), report.content_digest == report.content_digest_before
+        (1, False)
+
+    Raises:
+        DependencyError: onnxruntime is not installed. UnsupportedError: it holds no ONNX model, has no digests, is
+            packed, remote or attached to a program, or ONNX Runtime is older than 1.21. IntegrityError: it is damaged.
+            DestinationExistsError: something is at `dest`. SourceError: the file system refused, or the archive was
+            replaced meanwhile. Errors of ONNX Runtime come as they are.
+    """
+    started = time.perf_counter()
+    ort = onnxruntime_module()
+    with _opened(archive, dest) as work:
+        record, base = work.record, Record(work.base)
+        graph.skeleton_of(base)
+        if not base.archive.index.digest_kind:
+            raise UnsupportedError(
+                "has no digests, which packed weights need; save it with digest='xxh3'", path=work.path
+            )
+        record.verify()
+        before = base.content_digest()
+        target = this_target(ort)
+        with tempfile.TemporaryDirectory(dir=os.path.dirname(work.dest), prefix=".zcrecord-") as folder:
+            optimise(base, os.path.join(folder, _MODEL), _WEIGHTS, threads)
+            others = [t for t in work.part.targets if t.target != target] if work.part is not None else []
+            graphs = [_TunedGraph.stored(record.archive, t) for t in others]
+            graphs.append(_TunedGraph.optimised(folder, target))
+            lapsed = work.write(graphs, progress)
+        return work.report(before, graphs, lapsed, started)
+
+
+def untune(
+    archive: str | os.PathLike[str], dest: str | os.PathLike[str] | None = None, *, progress: Progress | None = None
+) -> TuneReport:
+    """Take the tuned part out of an archive; gives back the very bytes from before, whole or not at all.
+
+    `dest` and `progress` are those of `tune`.
+
+    Example:
+        >>> from zcrecord.onnx import convert
+        >>> _, before = convert("model.onnx", "model.zcr"), Path("model.zcr").read_bytes()
+        >>> _ = tune("model.zcr")
+        >>> untune("model.zcr").targets, Path("model.zcr").read_bytes() == before
+        ((), True)
+
+    Raises:
+        UnsupportedError: the archive is not tuned, or is packed, remote or attached to a program. IntegrityError: it
+            is damaged. DestinationExistsError, SourceError: as `tune`.
+    """
+    started = time.perf_counter()
+    with _opened(archive, dest) as work:
+        if work.part is None:
+            raise UnsupportedError("is not tuned; there is nothing to remove", path=work.path)
+        work.record.verify()
+        before = Record(work.base).content_digest()
+        pieces = list(tuned.bytes_before(work.record.archive, work.part))
+        total = pieces[-1][0] + HEADER_SIZE
+        with work.sink() as sink:
+            sink.reserve(total)
+            for offset, data in pieces:
+                _tell(progress, sink.position, total)
+                sink.write(bytes(offset - sink.position))
+                sink.write(data)
+        return work.report(before, [], (), started)
+
+
+@contextlib.contextmanager
+def _opened(archive: Any, dest: Any) -> Iterator[_Work]:
+    path = path_of(archive)
+    out = path if dest is None else path_of(dest)
+    if dest is not None:
+        check_destination(path, out, False)
+    with load_record(path) as record:
+        opened = record.archive
+        if opened.embedded is not None:
+            raise UnsupportedError("is attached to a program; detach it, tune it, and attach it again", path=path)
+        if not opened.mapped:
+            raise UnsupportedError("is packed, or remote; unpack or download it, and tune that", path=path)
+        try:
+            part = tuned.read_tuned(opened)
+            base = opened if part is None else tuned.untuned(opened, part)
+        except FormatError as error:
+            raise error.located(path=path) from None
+        yield _Work(path, os.path.realpath(out), record, part, base)
+
+
+class _Work(NamedTuple):
+    """One archive that is tuned: opened, with its tuned part, and as it was before."""
+
+    path: str
+    dest: str
+    record: Record
+    part: TunedPart | None
+    base: Archive
+
+    @contextlib.contextmanager
+    def sink(self) -> Iterator[Sink]:
+        """Yield a sink that takes the place of the destination at the end."""
+        with open_sink(self.dest) as sink:
+            yield sink
+            file = self.record.archive.file
+            if file is None or identity_of(file[0]) != file[1]:
+                raise SourceError("was replaced while it was tuned; tune it again", path=self.path)
+
+    def write(self, graphs: list[_TunedGraph], progress: Progress | None) -> tuple[str, ...]:
+        """Write the archive with a tuned part; return the ids of the keys whose signatures were left out."""
+        pool = _PayloadPool(self.base)
+        numbers = [pool.take(g) for g in graphs]
+        head = self.part.before if self.part is not None else _head(self.base)
+        before = pool.number(np.frombuffer(head, np.uint8))
+        entries = stored_entries(self.base)
+        lapsed = tuple(
+            a.key.removeprefix(SIGNATURE_PREFIX) for a in entries.metadata if a.key.startswith(SIGNATURE_PREFIX)
+        )
+        entries.metadata = [a for a in entries.metadata if not a.key.startswith(SIGNATURE_PREFIX)]
+        targets = [pool.attributes(self.base, g, n) for g, n in zip(graphs, numbers, strict=True)]
+        _add_part(entries, before, pool.originals, targets)
+        total = self.base.header.archive_size + sum(s.nbytes for s in pool.sources[len(pool.originals) :])
+        total += _PAGE * len(pool.on_pages)
+        with self.sink() as sink:
+            out = StreamWriter(sink, alignment=self.base.header.alignment)
+            for number, source in enumerate(pool.sources):
+                _tell(progress, sink.position, total)
+                out.store(source, alignment=_PAGE if number in pool.on_pages else 0)
+            out.finish(entries)
+            _tell(progress, total, total)
+        return lapsed
+
+    def report(self, digest: str, graphs: list[_TunedGraph], lapsed: tuple[str, ...], started: float) -> TuneReport:
+        """Return the report, once the untuned part was found untouched.
+
+        Raises:
+            IntegrityError: it is another than before.
+        """
+        with load_record(self.dest) as written:
+            part = tuned.read_tuned(written.archive)
+            base = written if part is None else Record(tuned.untuned(written.archive, part))
+            if (now := base.content_digest()) != digest:
+                what = f"its content digest was {digest}, that of its untuned part is {now}"
+                raise IntegrityError(f"{what}; the disk or the memory is failing", path=self.dest)
+            after = digest if part is None else written.content_digest()
+        made = graphs[-1] if graphs else _TunedGraph("", b"", b"", [])
+        return TuneReport(
+            source=self.path,
+            dest=self.dest,
+            targets=tuple(g.target for g in graphs),
+            weights=made.weights,
+            packed=made.packed,
+            packed_bytes=made.packed_bytes,
+            input_bytes=self.record.archive_nbytes,
+            archive_bytes=os.path.getsize(self.dest),
+            content_digest_before=digest,
+            content_digest=after,
+            lapsed=lapsed,
+            seconds=time.perf_counter() - started,
+        )
+
+
+@dataclass(slots=True)
+class _TunedGraph:
+    """A tuned graph on its way into an archive: the bytes of the payloads that it names by number."""
+
+    target: str
+    graph: Any
+    initializers: Any
+    sources: list[tuple[Any, bool]]  # each with whether it is packed
+    weights: int = 0
+    packed: int = 0
+    packed_bytes: int = 0
+
+    @classmethod
+    def stored(cls, archive: Archive, target: TunedTarget) -> _TunedGraph:
+        """Return one that an archive has."""
+        graph, initializers, *sources = map(archive.payload, (target.graph, target.initializers, *target.payloads))
+        packed = target.model(archive, "", 0, packed=True).packed
+        found = [(np.frombuffer(s, np.uint8), n in packed) for s, n in zip(sources, target.payloads, strict=True)]
+        return cls(target.target.encode(), graph, initializers, found)
+
+    @classmethod
+    def optimised(cls, folder: str, target: TuningTarget) -> _TunedGraph:
+        """Return the one that ONNX Runtime wrote into a folder; its file stays mapped."""
+        weights = Path(folder, _WEIGHTS)
+        mapped = np.memmap(weights, np.uint8, "r") if weights.exists() else np.empty(0, np.uint8)
+        out = cls(target.encode(), b"", b"", [])
+        initializers: list[bytes] = []
+
+        def refer(t: ExternalTensor, main: bool) -> bytes | None:
+            new = t.encode(out._entries(t.entries, mapped))
+            if not main:
+                return new
+            initializers.append(encode_field(_INITIALIZER, new))
+            return None
+
+        model = Path(folder, _MODEL).read_bytes()
+        out.graph, out.initializers = rewrite(memoryview(model), refer), b"".join(initializers)
+        return out
+
+    def _entries(self, entries: dict[str, str], mapped: Any) -> dict[str, str]:
+        """Return external_data with numbers of payloads in the place of offsets."""
+
+        def add(offset: str, nbytes: str, packed: bool) -> int:
+            start, size = int(offset), int(nbytes)
+            self.sources.append((mapped[start : start + size], packed))
+            return len(self.sources) - 1
+
+        out = {STUB_KEY.decode(): str(add(entries.get("offset", "0"), entries["length"], False))}
+        self.weights += 1
+        for key, value in entries.items():
+            if tuned.PACKED.fullmatch(key):
+                name, *buffers = value.split("|")
+                placed: list[tuple[int | None, str]] = []
+                for offset, nbytes, padded in (buffer.split(";") for buffer in buffers):
+                    placed.append((add(offset, nbytes, True) if int(nbytes) else None, padded))
+                    self.packed_bytes += int(nbytes)
+                out[key] = tuned.encode_packed(name, placed)
+        self.packed += len(out) > 1
+        return out
+
+
+class _PayloadPool:
+    """Payloads of the archive to be written: those from before, then new ones, each of whose bytes comes once."""
+
+    def __init__(self, base: Archive) -> None:
+        rows = base.index.payloads
+        self.sources = [np.frombuffer(base.payload(p), np.uint8) for p in range(len(rows))]
+        self.originals = list(map(PayloadId, range(len(rows))))
+        self.on_pages: set[int] = set()
+        self._rows: list[tuple[int, int, int]] = rows.tolist()
+        self._known = {(digest, nbytes): p for p, (_, nbytes, digest) in enumerate(self._rows)}
+
+    def number(self, source: Any, *, page: bool = False) -> PayloadId:
+        """Return the number of a payload with these bytes, on a page if it has to be."""
+        key = digest_of(source), source.nbytes
+        found = self._known.get(key)
+        placed = not page or found in self.on_pages or source.nbytes >= LARGE_PAYLOAD
+        if found is not None and placed and np.array_equal(self.sources[found], source):
+            return PayloadId(found)
+        self._known[key] = number = len(self.sources)
+        self.sources.append(source)
+        self._rows.append((0, key[1], key[0]))
+        if page:
+            self.on_pages.add(number)
+        return PayloadId(number)
+
+    def take(self, graph: _TunedGraph) -> list[PayloadId]:
+        """Return the numbers of a graph's payloads: itself, its initializers, and those that it names."""
+        own = [np.frombuffer(data, np.uint8) for data in (graph.graph, graph.initializers)]
+        return [*map(self.number, own), *(self.number(source, page=packed) for source, packed in graph.sources)]
+
+    def attributes(self, base: Archive, graph: _TunedGraph, numbers: list[PayloadId]) -> dict[str, Any]:
+        """Return the attributes of a graph's module."""
+        rows = np.array([self._rows[n] for n in numbers], PAYLOAD)
+        return {
+            tuned.TARGET: graph.target,
+            tuned.GRAPH: numbers[0],
+            tuned.INITIALIZERS: numbers[1],
+            tuned.PAYLOADS: numbers[2:],
+            tuned.SEAL: tuned.seal_of(base.index, graph.target, rows),
+        }
+
+
+def _head(archive: Archive) -> bytes:
+    """Return an archive's header, index and trailer, one after the other."""
+    at, size = archive.header.index_offset, archive.header.index_size
+    buffer = archive.buffer
+    return b"".join([buffer[:HEADER_SIZE], buffer[at : at + size], buffer[-HEADER_SIZE:]])
+
+
+def _add_part(entries: Entries, before: PayloadId, originals: list[PayloadId], targets: list[dict[str, Any]]) -> None:
+    """Add the modules and attributes of a tuned part."""
+    modules = entries.modules
+    taken = {m.name for m in modules} | {n for n, p in zip(entries.names, entries.parents, strict=True) if p == 0}
+    taken |= {a.key for a in entries.attributes if a.parent == 0}
+    names = itertools.chain([_KEY], (f"{_KEY}~{i}" for i in itertools.count(2)))
+    name = next(n for n in names if n not in taken)
+    top = len(modules)
+    place = sum(
+        p == 0 for p in (*entries.parents, *(m.parent for m in modules), *(a.parent for a in entries.attributes))
+    )
+    kind = int(ModuleKind.MAPPING)
+    modules.append(ModuleEntry(name, len(name), 0, place, kind, graph.TUNED_TYPE))
+    found = {tuned.BEFORE: before, tuned.PAYLOADS: originals}
+    entries.attributes += [AttributeEntry(key, top, i, value) for i, (key, value) in enumerate(found.items())]
+    for i, attributes in enumerate(targets):
+        number = len(modules)
+        modules.append(ModuleEntry(f"{name}.{i}", len(str(i)), top, len(found) + i, kind, tuned.TARGET_TYPE))
+        entries.attributes += [AttributeEntry(key, number, p, v) for p, (key, v) in enumerate(attributes.items())]
+
+
+def _tell(progress: Progress | None, done: int, total: int) -> None:
+    if progress is not None:
+        progress(min(done, total), total)
