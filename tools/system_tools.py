@@ -39,6 +39,7 @@ PACKAGES = {
     "arm-none-eabi-nm": "binutils-arm-none-eabi",
     "arm-none-eabi-size": "binutils-arm-none-eabi",
     "qemu-system-arm": "qemu-system-arm",
+    "qemu-x86_64": "qemu-user",
     "x86_64-w64-mingw32-gcc": "gcc-mingw-w64-x86-64",
     "osslsigncode": "osslsigncode",
     "wine": "wine wine64",

@@ -8,6 +8,7 @@ from typing import Any
 
 import onnxruntime as ort
 import pytest
+from other_processors import run_on_processor
 
 from zcrecord.errors import FormatError
 from zcrecord.onnx import target as targets
@@ -109,6 +110,16 @@ def test_this_process_has_a_target_that_fits_itself_and_comes_back_from_its_text
     assert this_target(ort, "CUDAExecutionProvider").misfit(here) == (
         "made for CUDAExecutionProvider, this is CPUExecutionProvider"
     )
+
+
+@pytest.mark.needs("qemu-x86_64")
+def test_a_target_made_here_does_not_fit_a_processor_without_avx() -> None:
+    code = "import onnxruntime; from zcrecord.onnx.target import this_target; print(this_target(onnxruntime).encode())"
+    there = TuningTarget.decode(run_on_processor(code).removesuffix("\n"))
+    here = this_target(ort)
+    assert "emulation" in there.cpu, "this machine's /proc/cpuinfo counted there"
+    assert str(here.misfit(there)).startswith("the CPU lacks avx, avx2"), here.misfit(there)
+    assert str(there.misfit(here)).startswith("the CPU lacks emulation"), there.misfit(here)
 
 
 def test_an_onnxruntime_that_does_not_describe_its_build_has_a_target_too(monkeypatch: pytest.MonkeyPatch) -> None:
