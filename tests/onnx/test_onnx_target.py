@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+import numpy as np
+import onnx
 import onnxruntime as ort
 import pytest
+from onnx import TensorProto, helper, numpy_helper
 from other_processors import run_on_processor
 
 from zcrecord.errors import FormatError
@@ -16,7 +20,7 @@ from zcrecord.onnx.target import CONVENTION, TuningTarget, this_target
 
 AVX2 = ["avx", "avx2", "f16c", "fma", "pni", "sse2", "sse4_1", "ssse3"]
 AVX512 = sorted([*AVX2, "avx512_vnni", "avx512bw", "avx512cd", "avx512dq", "avx512f", "avx512vl"])
-MADE = TuningTarget("1.32.0", "fab30a4-00000000", "CPUExecutionProvider", "linux-x86_64", tuple(AVX512))
+MADE = TuningTarget("1.32.0", "fab30a4-00000000", "CPUExecutionProvider", "linux-x86_64", tuple(AVX512), 16)
 
 X86_PROCESSOR = """processor	: {number}
 vendor_id	: GenuineIntel
@@ -112,11 +116,42 @@ def test_this_process_has_a_target_that_fits_itself_and_comes_back_from_its_text
     )
 
 
+def test_the_blocks_of_channels_are_those_that_onnxruntime_makes(tmp_path: Path) -> None:
+    channels = 100  # of which any size of blocks fills up the last
+    weight = numpy_helper.from_array(np.ones((channels, 4, 3, 3), "f4"), "w")
+    inputs, outputs = (
+        [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)]
+        for name, shape in (("x", [1, 4, 8, 8]), ("y", None))
+    )
+    graph = helper.make_graph([helper.make_node("Conv", ["x", "w"], ["y"])], "g", inputs, outputs, [weight])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    options = ort.SessionOptions()
+    options.log_severity_level = 3
+    options.optimized_model_filepath = str(tmp_path / "optimised.onnx")
+    ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    blocked = onnx.load(tmp_path / "optimised.onnx").graph
+    block = this_target(ort).nchwc_block
+    assert block in (0, 8, 16)
+    assert bool(block) == any(node.domain == "com.microsoft.nchwc" for node in blocked.node)
+    assert blocked.initializer[0].dims[0] == (channels + block - 1) // block * block if block else channels
+
+
+def test_an_onnxruntime_without_blocks_of_channels_has_a_target_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert onnx.load_from_string(targets._REORDER).graph.node[0].op_type == "ReorderInput"
+    monkeypatch.setattr(targets, "_REORDER", targets._REORDER.replace(b"Reorder", b"Rewrite"))
+    targets._nchwc_block.cache_clear()
+    without = this_target(ort)
+    targets._nchwc_block.cache_clear()
+    assert without.nchwc_block == 0
+    assert TuningTarget.decode(without.encode()) == without
+
+
 @pytest.mark.needs("qemu-x86_64")
 def test_a_target_made_here_does_not_fit_a_processor_without_avx() -> None:
     code = "import onnxruntime; from zcrecord.onnx.target import this_target; print(this_target(onnxruntime).encode())"
     there = TuningTarget.decode(run_on_processor(code).removesuffix("\n"))
     here = this_target(ort)
+    assert there.nchwc_block == 8
     assert "emulation" in there.cpu, "this machine's /proc/cpuinfo counted there"
     assert str(here.misfit(there)).startswith("the CPU lacks avx, avx2"), here.misfit(there)
     assert str(there.misfit(here)).startswith("the CPU lacks emulation"), there.misfit(here)
@@ -134,6 +169,7 @@ def test_an_onnxruntime_that_does_not_describe_its_build_has_a_target_too(monkey
         ({"build": "unknown"}, "made for build fab30a4-00000000 of onnxruntime 1.32.0, this is unknown"),
         ({"machine": "linux-aarch64"}, "made for linux-x86_64, this is linux-aarch64"),
         ({"machine": "win32-amd64"}, "made for linux-x86_64, this is win32-amd64"),
+        ({"nchwc_block": 8}, "made for blocks of 16 channels in convolutions, here they have 8"),
         ({"convention": 2}, "made by convention 1 of tuning, this zcrecord has 2"),
         ({"cpu": tuple(f for f in AVX512 if f != "avx512_vnni")}, "the CPU lacks avx512_vnni"),
         ({"cpu": tuple(AVX2)}, "the CPU lacks avx512_vnni, avx512bw, avx512cd and 3 more"),
@@ -179,6 +215,8 @@ def changed(**fields: Any) -> str:
         (changed(convention=0), "a convention that is no number"),
         (changed(convention=1 << 31), "a convention that is no number"),
         (changed(convention=1.0), "a convention that is no number"),
+        (changed(nchwc_block=-1), "a nchwc_block that is no number"),
+        (changed(nchwc_block="16"), "a nchwc_block that is no number"),
         (changed(onnxruntime=132), "characters as onnxruntime"),
         (changed(build=""), "characters as build"),
         (changed(machine="x" * 101), "characters as machine"),

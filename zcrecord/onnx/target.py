@@ -5,7 +5,7 @@ it. Packed weights have a key, a hash of the bytes that the kernel packs on this
 Runtime packs that weight itself, so answers stay right. Convolution weights in blocks of channels (NCHWc) have no key:
 the kernels take blocks of the size of the CPU that they run on (AVX2: 8, AVX512: 16), and in another size the answers
 are wrong without an error. **Therefore a target fits only where all its features are equal**; a CPU that has more of
-them has other blocks.
+them has other blocks. The size of the blocks is asked of ONNX Runtime itself, by a model of one node.
 
 Features are read from /proc/cpuinfo on Linux, and checked against numpy's table, which asks the processor itself: in an
 emulator the two differ; then numpy's alone count, and the feature `emulation` is added. /proc/cpuinfo does not list
@@ -24,6 +24,7 @@ XCR0), `core/common/cpuid_info.cc` (features, hybrid and narrow cores, exception
 
 from __future__ import annotations
 
+import functools
 import importlib
 import json
 import platform
@@ -34,6 +35,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from zcrecord.errors import FormatError, printable
 
@@ -46,6 +49,13 @@ _LONGEST = 8192  # characters of an encoded target
 _MOST_FEATURES = 256
 _WORD = re.compile(r"[ -~]{1,100}")  # printable ASCII
 _DAMAGED = "the target of a tuning {what}; the archive is damaged, copy it again or tune it again"
+
+# The model of one node, "ReorderInput", of 1 x 4 x 1 x 1 floats "x" to "y": NCHW to blocks of channels.
+_REORDER = (
+    b'\x08\x08:V\n)\n\x01x\x12\x01y"\x0cReorderInput:\x13com.microsoft.nchwc\x12\x01g'
+    b"Z\x1b\n\x01x\x12\x16\n\x14\x08\x01\x12\x10\n\x02\x08\x01\n\x02\x08\x04\n\x02\x08\x01\n\x02\x08\x01"
+    b"b\t\n\x01y\x12\x04\n\x02\x08\x01B\x04\n\x00\x10\x11B\x17\n\x13com.microsoft.nchwc\x10\x01"
+)
 
 # Names as in /proc/cpuinfo.
 _X86 = re.compile(
@@ -90,6 +100,7 @@ class TuningTarget:
         machine: operating system and instruction set, as "linux-x86_64".
         cpu: the processor's features that kernels look at, sorted: flags as in /proc/cpuinfo, and where flags do not
             tell enough the processor's model, as "model:GenuineIntel-6-143" or "part:0x41-0xd40".
+        nchwc_block: channels in a block of convolution weights; 0 if this ONNX Runtime has no such layout.
         convention: how the tuned graph and its payloads are written.
     """
 
@@ -98,6 +109,7 @@ class TuningTarget:
     provider: str
     machine: str
     cpu: tuple[str, ...]
+    nchwc_block: int
     convention: int = CONVENTION
 
     def encode(self) -> str:
@@ -137,24 +149,45 @@ class TuningTarget:
             return f"made for onnxruntime {self.onnxruntime}, this is {here.onnxruntime}"
         if self.build != here.build:
             return f"made for build {self.build} of onnxruntime {self.onnxruntime}, this is {here.build}"
-        return _cpu_misfit(set(self.cpu), set(here.cpu))
+        if set(self.cpu) != set(here.cpu):
+            return _cpu_misfit(set(self.cpu), set(here.cpu))
+        if self.nchwc_block != here.nchwc_block:
+            return f"made for blocks of {self.nchwc_block} channels in convolutions, here they have {here.nchwc_block}"
+        return None
 
 
 def this_target(ort: Any, provider: str = "CPUExecutionProvider") -> TuningTarget:
     """Return the target of this process.
 
+    The first call makes and runs a session of one node, in about a millisecond.
+
     Args:
         ort: the module onnxruntime.
         provider: the execution provider of the session.
     """
-    machine = platform.machine() or "unknown"
+    machine, cpuinfo = platform.machine() or "unknown", _cpuinfo_text()
+    name = "" if cpuinfo else _processor_name()  # it starts a process on Linux
     return TuningTarget(
         onnxruntime=str(ort.__version__),
         build=_build(ort),
         provider=provider,
         machine=f"{sys.platform}-{machine}".lower(),
-        cpu=_cpu_features(machine, _cpuinfo_text(), _numpy_table(), _processor_name()),
+        cpu=_cpu_features(machine, cpuinfo, _numpy_table(), name),
+        nchwc_block=_nchwc_block(ort),
     )
+
+
+@functools.lru_cache
+def _nchwc_block(ort: Any) -> int:
+    """Return the channels that ONNX Runtime makes of four: it fills up a block. 0 if it has no kernel for that."""
+    options = ort.SessionOptions()
+    options.log_severity_level = 4
+    options.intra_op_num_threads = 1
+    try:
+        session = ort.InferenceSession(_REORDER, options, providers=["CPUExecutionProvider"])
+        return int(session.run(None, {"x": np.zeros((1, 4, 1, 1), np.float32)})[0].shape[1])
+    except Exception:  # its errors have no common class
+        return 0
 
 
 def _build(ort: Any) -> str:
@@ -260,8 +293,8 @@ def _shortened(text: str) -> str:
     return text if len(text) <= 100 else f"{text[:80]}...{zlib.crc32(text.encode()):08x}"
 
 
-def _cpu_misfit(made_for: set[str], here: set[str]) -> str | None:
-    """Return the sentence about two sets of features; None if they are equal."""
+def _cpu_misfit(made_for: set[str], here: set[str]) -> str:
+    """Return the sentence about two sets of features that differ."""
     lacks, has = made_for - here, here - made_for
     for kind, word in (("model:", "model"), ("part:", "part")):
         models = [sorted(f.removeprefix(kind) for f in side if f.startswith(kind)) for side in (made_for, here)]
@@ -269,7 +302,7 @@ def _cpu_misfit(made_for: set[str], here: set[str]) -> str | None:
             first, second = (_listing(names) if names else "another" for names in models)
             return f"made for a CPU of {word} {first}, this is {second}"
     sentences = [f"the CPU {verb} {_listing(sorted(side))}" for verb, side in (("lacks", lacks), ("has", has)) if side]
-    return ", and ".join(sentences) or None
+    return ", and ".join(sentences)
 
 
 def _listing(names: list[str]) -> str:
@@ -284,12 +317,13 @@ def _fault(found: Any) -> str | None:
     """Return the first thing that makes a value of JSON no target, None if it is one."""
     if not isinstance(found, dict) or set(found) != {field.name for field in fields(TuningTarget)}:
         return "does not have exactly the fields " + ", ".join(field.name for field in fields(TuningTarget))
-    convention, cpu = found["convention"], found["cpu"]
-    if type(convention) is not int or not 1 <= convention < 1 << 31:
-        return "has a convention that is no number from 1 to 2^31 - 1"
+    for name, least in (("convention", 1), ("nchwc_block", 0)):
+        if type(found[name]) is not int or not least <= found[name] < 1 << 31:
+            return f"has a {name} that is no number from {least} to 2^31 - 1"
     for name in ("onnxruntime", "build", "provider", "machine"):
         if not isinstance(found[name], str) or not _WORD.fullmatch(found[name]):
             return f"has no 1 to 100 printable ASCII characters as {name}"
+    cpu = found["cpu"]
     if not isinstance(cpu, list) or len(cpu) > _MOST_FEATURES:
         return f"has no list of at most {_MOST_FEATURES} features as cpu"
     if not all(isinstance(feature, str) and _WORD.fullmatch(feature) for feature in cpu):
