@@ -56,6 +56,8 @@ PACKAGES = {
     "ninja": "ninja-build",
     "node": "nodejs",
     "npm": "npm",
+    "java": "default-jre-headless",
+    "javac": "default-jdk-headless",
     "chromium": "chromium",
     "openssl": "openssl",
     "zsh": "zsh",

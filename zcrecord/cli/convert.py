@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -61,7 +61,8 @@ def convert(args: Arguments) -> int:
 def to_onnx_arguments(parser: Parser) -> None:
     """Declare the arguments of `zcrecord to-onnx`."""
     parser.description = """Write the ONNX model of an archive that was made from ONNX. With --external the weights stay
-        in the archive, which has to lie in OUT's folder or below it."""
+        in the archive, which has to lie in OUT's folder or below it; the session options with which ONNX Runtime makes
+        no copy of them are printed."""
     parser.add_argument("source", metavar="ARCHIVE", help="an archive; - for standard input, read into memory")
     parser.add_argument("dest", metavar="OUT", nargs="?", help="default: ARCHIVE with the suffix .onnx")
     about = "leave the weights in the archive, and refer to them as external data"
@@ -72,6 +73,7 @@ def to_onnx_arguments(parser: Parser) -> None:
 def to_onnx(args: Arguments) -> int:
     """Write the ONNX model of an archive."""
     from zcrecord import onnx
+    from zcrecord.onnx.export import ONE_COPY
 
     choose_dest(args, (".zst", ".zcr"), ".onnx")
 
@@ -80,7 +82,8 @@ def to_onnx(args: Arguments) -> int:
 
     if args.external and "-" in (args.source, args.dest):
         args.refuse("--external needs two files: neither ARCHIVE nor OUT can be -")
-    return run_conversion("zcrecord", args, work, _facts, external=args.external)
+    entries = ONE_COPY if args.external else {}
+    return run_conversion("zcrecord", args, work, _facts, session_options=entries, external=args.external)
 
 
 def onnx2zc_arguments(parser: Parser) -> None:
@@ -119,11 +122,14 @@ def run_conversion(
     args: Arguments,
     convert: Callable[..., Any],
     facts: Callable[[Any, Printer], Iterator[str]],
+    *,
+    session_options: Mapping[str, str] | None = None,
     **options: Any,
 ) -> int:
     """Convert from and to files or standard streams, show progress, and print the report.
 
-    `facts` yields what the report's line says. With OUT on standard output the report goes to standard error.
+    `facts` yields what the report's line says; `session_options` are printed after it. With OUT on standard output the
+    report goes to standard error.
     """
     if args.source == "-" and sys.stdin is not None and sys.stdin.isatty():
         args.refuse("standard input is a terminal; pipe something into it, or name a file")
@@ -144,20 +150,30 @@ def run_conversion(
             progress=lambda done, total: progress(done, known if total is None else total),
             **options,
         )
-    if not args.quiet:
-        _print_report(report, facts, Printer(sys.stderr if args.dest == "-" else sys.stdout), as_json=args.json)
+    if args.quiet:
+        return 0
+    out = Printer(sys.stderr if args.dest == "-" else sys.stdout)
+    if args.json:
+        out.json(asdict(report) | ({"session_options": session_options} if session_options else {}))
+    else:
+        _print_report(report, facts, out)
+        _print_session_options(session_options or {}, out)
     return 0
 
 
-def _print_report(report: Any, facts: Callable[[Any, Printer], Iterator[str]], out: Printer, *, as_json: bool) -> None:
-    if as_json:
-        out.json(asdict(report))
-        return
+def _print_report(report: Any, facts: Callable[[Any, Printer], Iterator[str]], out: Printer) -> None:
     parts = [part for part in facts(report, out) if part]
     parts.append(f"{report.seconds:.2f} s")
     if report.peak_rss is not None:
         parts.append(f"at most {human(report.peak_rss)} of memory")
     out.line(f"{shown(report.dest or 'standard output')}: {', '.join(parts)}")
+
+
+def _print_session_options(entries: Mapping[str, str], out: Printer) -> None:
+    if entries:
+        out.line("ONNX Runtime uses the archive's pages and makes no copy of the weights, if its session options have")
+    for key, value in entries.items():
+        out.line(f"  {key} = {value}")
 
 
 def _facts(report: Any, out: Printer) -> Iterator[str]:

@@ -30,7 +30,15 @@ from zcrecord.writing.writers import ConvertReport, peak_rss
 from .archive_link import PROPERTIES, ArchiveLink, digest_of, is_link, link
 from .graph import Initializer, encode_reference, restore, skeleton_of
 
-__all__ = ["to_onnx"]
+__all__ = ["ONE_COPY", "to_onnx"]
+
+# Entries of a session's configuration with which ONNX Runtime, from 1.18 on and in every language, has no copy of
+# weights that lie in an archive. Source: onnxruntime_session_options_config_keys.h, whose comment has a comma between
+# optimizers; `graph_transformer_utils.cc` splits at semicolons, and a name that it does not know has no effect.
+ONE_COPY = {
+    "session.disable_prepacking": "1",
+    "optimization.disable_specified_optimizers": "ConstantFolding;NchwcTransformer",
+}
 
 _SMALL = 1 << 8  # bytes; smaller values are in memory with the skeleton, whose fields take as much
 _JOINED = 1 << 18  # bytes that are written together

@@ -1,0 +1,209 @@
+"""ONNX Runtime in Python, C++, Node and Java runs the small model over an archive, by the guide's lines, uncopied.
+
+The lines are those of zcrecord/onnx/README.md. Programs of tests/cpp, tests/js and tests/java run what they make.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import command_line as c
+import numpy as np
+import onnx_runtimes
+import onnxruntime as ort
+import pytest
+
+from tools.models.branches import write_branches
+from zcrecord.cli.dispatch import main
+from zcrecord.onnx import convert, to_onnx
+from zcrecord.onnx.export import ONE_COPY
+
+TESTS = Path(__file__).parents[1]
+PAGE = (c.ROOT / "zcrecord" / "onnx" / "README.md").read_text(encoding="utf-8")
+STRICT = ["-Wall", "-Wextra", "-Wpedantic", "-Wconversion", "-Wshadow", "-Werror"]
+PLACE = re.compile(r"^ *// the guide's lines\n", re.MULTILINE)
+MIB = 48  # of the weight that both branches share
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="platform: libraries and /proc as Linux has them")
+
+Feed = dict[str, np.ndarray]
+Program = Callable[[Path], list[str]]  # builds the program in a folder; its command line
+
+
+def lines(language: str) -> str:
+    """The guide's lines that make a session in a language."""
+    (section,) = re.findall(r"^## Other languages\n(.*?)^## ", PAGE, re.M | re.S)
+    (found,) = re.findall(rf"^```{language}\n(.*?)^```$", section, re.M | re.S)
+    return str(found)
+
+
+def with_lines(source: Path, language: str, dest: Path) -> Path:
+    """A program with the guide's lines in the place that is marked."""
+    text, count = PLACE.subn(lambda _: lines(language), source.read_text(encoding="utf-8"))
+    assert count == 1, source
+    dest.write_text(text)
+    return dest
+
+
+def build(command: list[str]) -> None:
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0 and not done.stderr, f"{' '.join(command)}\n{done.stderr}"
+
+
+PYTHON = """
+import re, sys
+import numpy as np, onnxruntime
+def private_bytes():
+    return int(re.search(r"^Anonymous:\\s+(\\d+)", open("/proc/self/smaps_rollup").read(), re.M)[1]) * 1024
+before = private_bytes()
+# the guide's lines
+for number, run in enumerate("\\0".join(sys.argv[1:]).split("--")[1:]):
+    feed = {}
+    for text in filter(None, run.split("\\0")):
+        name, kind, dims, path = text.split(":")
+        kind = {"float": "f4", "int64": "i8", "bool": "?"}[kind]
+        feed[name] = np.fromfile(path, kind).reshape([int(dim) for dim in dims.split("x") if dim])
+    session.run(None, feed)[0].tofile(f"output{number}")
+print(onnxruntime.__version__, private_bytes() - before)
+"""
+
+
+def python(folder: Path) -> list[str]:
+    (folder / "session.py").write_text(PYTHON.replace("# the guide's lines\n", lines("python")))
+    return [sys.executable, str(folder / "session.py")]
+
+
+def cpp(folder: Path) -> list[str]:
+    library = folder / "libonnxruntime.so.1"
+    library.symlink_to(onnx_runtimes.shared_library())
+    (folder / "session.inc").write_text(lines("cpp"))
+    include = ["-isystem", str(onnx_runtimes.cpp_headers()), f"-I{folder}", "-DORT_API_MANUAL_INIT"]
+    link = [str(library), f"-Wl,-rpath,{folder}"]
+    source = str(TESTS / "cpp" / "session.cpp")
+    build(["g++", "-std=c++17", *STRICT, *include, source, *link, "-o", str(folder / "session")])
+    return [str(folder / "session")]
+
+
+def node(folder: Path) -> list[str]:
+    (folder / "node_modules").symlink_to(onnx_runtimes.node_modules() / "node_modules")
+    return ["node", str(with_lines(TESTS / "js" / "session.mjs", "js", folder / "session.mjs"))]
+
+
+def java(folder: Path) -> list[str]:
+    classes = onnx_runtimes.java_classes()
+    library = folder / "libonnxruntime.so.1.17.0"
+    (folder / "versions").write_text("VERS_1.17.0 { global: Ort*; local: *; };\n")
+    link = ["-shared", "-fPIC", f"-Wl,-soname,{library.name}", f"-Wl,--version-script={folder}/versions"]
+    build(["gcc", *STRICT, *link, str(TESTS / "java" / "onnxruntime_1_17.c"), "-o", str(library)])
+    source = with_lines(TESTS / "java" / "Session.java", "java", folder / "Session.java")
+    build(["javac", "-Xlint:all", "-Werror", "-cp", str(classes), "-d", str(folder), str(source)])
+    options = ["-XX:+UseSerialGC", "-Xmx32m", f"-Donnxruntime.native.onnxruntime.path={library}"]
+    return ["java", *options, "-cp", f"{folder}:{classes}", "Session"]
+
+
+PROGRAMS = [
+    pytest.param(python, id="Python"),
+    pytest.param(cpp, id="C++", marks=pytest.mark.needs("g++", "npm")),
+    pytest.param(node, id="Node", marks=pytest.mark.needs("node", "npm")),
+    pytest.param(java, id="Java", marks=pytest.mark.needs("java", "javac", "gcc")),
+]
+
+
+@pytest.fixture(scope="module")
+def branches(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the model of two branches, its archive, and the small model over it."""
+    folder = tmp_path_factory.mktemp("branches")
+    with open(folder / "model.onnx", "wb") as sink:
+        write_branches(sink, MIB)
+    return converted(folder)
+
+
+def converted(folder: Path) -> Path:
+    convert(folder / "model.onnx", folder / "model.zcr", durable=False)
+    to_onnx(folder / "model.zcr", folder / "small.onnx", external=True, durable=False)
+    return folder
+
+
+def feeds_of_branches(folder: Path) -> list[Feed]:
+    """Inputs of both branches."""
+    (_, side) = ort.InferenceSession(folder / "small.onnx").get_inputs()[2].shape
+    x = np.random.default_rng(0).standard_normal((2, side)).astype("f4")
+    return [{"gather": np.array(gather), "rows": np.array([3, 5]), "x": x} for gather in (False, True)]
+
+
+def with_options(path: Path, entries: dict[str, str]) -> ort.InferenceSession:
+    options = ort.SessionOptions()
+    for key, value in entries.items():
+        options.add_session_config_entry(key, value)
+    return ort.InferenceSession(path, options)
+
+
+def run(command: list[str], folder: Path, feeds: list[Feed]) -> tuple[list[np.ndarray], int]:
+    """Run a program beside small.onnx; return the first output of each run, flat, and its private memory's growth."""
+    arguments = []
+    for number, feed in enumerate(feeds):
+        arguments.append("--")
+        for name, value in feed.items():
+            value.tofile(folder / f"{name}{number}")
+            kind = {"float32": "float", "int64": "int64", "bool": "bool"}[value.dtype.name]
+            arguments.append(f"{name}:{kind}:{'x'.join(map(str, value.shape))}:{name}{number}")
+    told = {**os.environ, "ONNXRUNTIME_LIBRARY": str(onnx_runtimes.shared_library())}
+    done = subprocess.run([*command, *arguments], cwd=folder, env=told, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return [np.fromfile(folder / f"output{n}", "f4") for n in range(len(feeds))], int(done.stdout.split()[1])
+
+
+def test_the_guide_and_the_command_line_give_the_options_that_are_meant(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    c.enter(tmp_path, monkeypatch)
+    convert("model.onnx", "model.zcr")
+    assert main(["to-onnx", "model.zcr", "small.onnx", "--external"]) == 0
+    told = dict(re.findall(r"^  (\S+) = (\S+)$", capsys.readouterr().out, re.MULTILINE))
+    assert told == ONE_COPY
+    assert main(["to-onnx", "model.zcr", "small.onnx", "--external", "--force", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["session_options"] == ONE_COPY
+    assert main(["to-onnx", "model.zcr", "whole.onnx"]) == 0
+    assert "prepacking" not in capsys.readouterr().out  # a model that has its weights copies them anyway
+    for language in ("python", "cpp", "csharp", "java", "js"):
+        assert all(f'"{key}"' in lines(language) and f'"{value}"' in lines(language) for key, value in told.items())
+
+
+@pytest.mark.exhaustive(keep=("Python",))  # the others' packages have 400 MB
+@pytest.mark.parametrize("make", PROGRAMS)
+def test_outputs_equal_those_of_the_onnx_in_python(make: Program, branches: Path, tmp_path: Path) -> None:
+    command = make(tmp_path)
+    shutil.copy(c.DIGITS, tmp_path / "model.onnx")
+    converted(tmp_path)
+    digits = {"pixels": np.random.default_rng(0).uniform(0, 16, (5, 64)).astype("f4")}
+    for folder, feeds in ((tmp_path, [digits]), (branches, feeds_of_branches(branches))):
+        reference = with_options(folder / "model.onnx", ONE_COPY)
+        got, _ = run(command, folder, feeds)
+        for found, feed in zip(got, feeds, strict=True):
+            expected = reference.run(None, feed)[0].ravel()
+            assert found.any()
+            if make is node:  # whose ONNX Runtime is another version
+                np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+            else:
+                assert found.tobytes() == expected.tobytes()
+
+
+@pytest.mark.exhaustive(keep=("Python",))
+@pytest.mark.parametrize("make", PROGRAMS)
+def test_a_weight_of_two_branches_is_not_copied_and_the_measurement_would_notice(
+    make: Program, branches: Path, tmp_path: Path
+) -> None:
+    command = make(tmp_path)
+    feeds = feeds_of_branches(branches)
+    shutil.copy(branches / "model.onnx", tmp_path / "small.onnx")  # whose weight the process has to read
+    _, plain = run(command, tmp_path, feeds)
+    assert plain > (MIB - 4) << 20
+    _, over_the_archive = run(command, branches, feeds)
+    assert over_the_archive <= (32 if make is java else 16) << 20  # half of Java's are its own
