@@ -28,6 +28,7 @@ __all__ = [
     "open_session",
     "prepare",
     "private_bytes",
+    "request_for",
 ]
 
 SEQUENCE = 16  # tokens to a request
@@ -82,14 +83,14 @@ def first_answer(batch: int = 1, *, condition: bool = True) -> tuple[float, list
     `condition` is what goes into an input of truth values: which branch an If takes.
     """
     start = time.perf_counter()
-    answer = _session.run(None, _request(batch, condition))[0]
+    answer = _session.run(None, request_for(_session, batch, condition))[0]
     seconds = time.perf_counter() - start
     return seconds, [float(v) for v in answer[0].reshape(-1, answer.shape[-1])[-1, :16]]
 
 
 def latency(batch: int = 1, repeats: int = 20) -> float:
     """Return the median seconds of `repeats` requests."""
-    request = _request(batch)
+    request = request_for(_session, batch)
     seconds = []
     for _ in range(repeats):
         start = time.perf_counter()
@@ -163,16 +164,21 @@ def _timed(work: Callable[[], object]) -> dict[str, Any]:
     return {"seconds": time.perf_counter() - start, "imported_rss": imported, "peak_rss": peak_rss()}
 
 
-def _request(batch: int, condition: bool = True) -> dict[str, Any]:
-    """Return values for every input: integers below the size of the answer's last axis, floats of deviation 1."""
+def request_for(session: Any, batch: int, condition: bool = True) -> dict[str, Any]:
+    """Return a value for each input of a session: floats of deviation 1, a `mask` that hides nothing, truth values.
+
+    Integers are tokens: below the size of the answer's last axis, or below 100 where the model does not declare it.
+    """
     rng = np.random.default_rng(0)
     sizes = {"batch": batch, "sequence": SEQUENCE}
-    most = _session.get_outputs()[0].shape[-1]
+    last = session.get_outputs()[0].shape[-1]
     request: dict[str, Any] = {}
-    for wanted in _session.get_inputs():
+    for wanted in session.get_inputs():
         shape = [sizes.get(size, size) for size in wanted.shape]
-        if wanted.type == "tensor(int64)":
-            request[wanted.name] = rng.integers(0, most, shape)
+        if wanted.name == "mask":
+            request[wanted.name] = np.ones(shape, np.int64)
+        elif wanted.type == "tensor(int64)":
+            request[wanted.name] = rng.integers(0, last if isinstance(last, int) else 100, shape)
         elif wanted.type == "tensor(bool)":
             request[wanted.name] = np.full(shape, condition)
         else:
