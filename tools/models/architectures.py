@@ -27,6 +27,7 @@ __all__ = ["ARCHITECTURES", "EXPORTERS", "Architecture", "write_architecture"]
 EXPORTERS = ("dynamo", "torchscript")
 SEED = 7
 OPSET = 18
+BLOCK = 32  # elements of a 4-bit matrix that share a scale
 BATCH, SEQUENCE = 2, 16  # of the inputs that a model is traced with
 Size = Literal["small", "real"]
 
@@ -97,13 +98,40 @@ def _stir(module: Any) -> None:
 
 
 def _quantize(path: Path) -> None:
-    """Replace a model's matrices by blocks of 4 bits, as ONNX Runtime's own tool does."""
-    import onnx
-    from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer
+    """Replace each product with a constant matrix by one with 4-bit blocks, as ONNX Runtime's own tool does.
 
-    quantizer = MatMulNBitsQuantizer(onnx.load(path), bits=4, block_size=32, is_symmetric=True, accuracy_level=4)
-    quantizer.process()
-    quantizer.model.save_model_to_file(str(path))
+    Written here, since that tool changed its name after 1.21, and its import sets up logging for the whole process.
+    """
+    import onnx
+
+    model = onnx.load(path)
+    held = {tensor.name: tensor for tensor in model.graph.initializer}
+    for node in model.graph.node:
+        weight = held.get(node.input[1]) if node.op_type == "MatMul" else None
+        if weight is None or len(weight.dims) != 2 or weight.dims[0] % BLOCK:
+            continue
+        blocks, scales = _four_bits(onnx.numpy_helper.to_array(weight))
+        names = [f"{weight.name}_Q4", f"{weight.name}_scales"]
+        parts = [onnx.numpy_helper.from_array(a, n) for a, n in zip((blocks, scales), names, strict=True)]
+        options = {"bits": 4, "block_size": BLOCK, "accuracy_level": 4}
+        node.CopyFrom(onnx.helper.make_node(
+            "MatMulNBits", [node.input[0], *names], list(node.output), node.name, domain="com.microsoft",
+            K=weight.dims[0], N=weight.dims[1], **options,
+        ))  # fmt: skip
+        model.graph.initializer.remove(held.pop(weight.name))
+        model.graph.initializer.extend(parts)
+    model.opset_import.append(onnx.helper.make_opsetid("com.microsoft", 1))
+    onnx.save(model, path)
+
+
+def _four_bits(weight: Any) -> tuple[Any, Any]:
+    """Return a matrix's columns in blocks of 4-bit integers around 8, two to a byte, and the blocks' scales."""
+    import numpy as np
+
+    blocks = weight.T.reshape(weight.shape[1], -1, BLOCK)
+    scales = np.abs(blocks).max(axis=2, keepdims=True) / np.float32(7)
+    whole = (np.rint(blocks / scales) + 8).astype(np.uint8)
+    return whole[:, :, ::2] | whole[:, :, 1::2] << 4, scales.reshape(-1)
 
 
 @contextmanager
