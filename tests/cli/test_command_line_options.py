@@ -23,7 +23,7 @@ ARGUMENT = re.compile(r"\b(?!charset)[a-z_]+=|list\(record\)|pass the bytes")
 # What no command ends with: loading to devices, filling, typed records, other frameworks, writing a record in Python.
 IN_PYTHON_ALONE = (
     "archive/archive", "archive/digest", "archive/name_patterns", "archive/subset", "compat/", "frameworks/", "hollow/",
-    "loaders/", "onnx/lazy/", "onnx/runtime", "onnx/selection", "onnx/session_fill", "record/", "remote/open",
+    "loaders/", "onnx/runtime", "onnx/selection", "onnx/session_fill", "record/", "remote/open",
     "storage/threads", "tensors/", "transport/packer", "typed/", "writing/sharing",
 )  # fmt: skip
 

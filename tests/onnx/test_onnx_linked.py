@@ -77,10 +77,8 @@ def test_the_archive_lies_in_the_models_folder_or_below_it(tmp_path: Path) -> No
     assert_same(outputs(tmp_path / "a/m.onnx", X), outputs(model, X))
     onnx.checker.check_model(os.fspath(tmp_path / "a/m.onnx"))
     assert verify_external(tmp_path / "a/m.onnx").archive == str(made)
-    what = (
-        r"b/m\.zcr: external data must lie in the model's folder \('.*/c'\) or below it; this archive lies in '.*/a/b'"
-    )
-    with pytest.raises(ExternalDataError, match=f"{what}: write the model there, or copy the archive"):
+    what = r"b/m\.zcr: external data must lie in the model's folder \('.*/c'\) or below it; this file lies in '.*/a/b'"
+    with pytest.raises(ExternalDataError, match=f"{what}: write the model there, or copy the file"):
         to_onnx(made, tmp_path / "c/m.onnx", external=True)
     assert os.listdir(tmp_path / "c") == []
 

@@ -305,6 +305,8 @@ OnnxTensors.load_all() -> dict[str, Any]
 OnnxTensors.names -> tuple[str, ...]
 OnnxTensors.nbytes -> int
 OnnxTensors.path -> str
+OnnxTensors.to_onnx(dest: str | os.PathLike[str], *, alignment: int = 1, force: bool = False,
+    durable: bool = True) -> ConvertReport
 zcrecord.onnx.TuneReport(source: str, dest: str, targets: tuple[str, ...], weights: int, packed: int,
     packed_bytes: int, input_bytes: int, archive_bytes: int, content_digest_before: str, content_digest: str,
     lapsed: tuple[str, ...], seconds: float)

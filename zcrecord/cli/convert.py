@@ -62,10 +62,11 @@ def to_onnx_arguments(parser: Parser) -> None:
     """Declare the arguments of `zcrecord to-onnx`."""
     parser.description = """Write the ONNX model of an archive that was made from ONNX. With --external the weights stay
         in the archive, which has to lie in OUT's folder or below it; the session options with which ONNX Runtime makes
-        no copy of them are printed."""
+        no copy of them are printed. With --external ARCHIVE may also be an .onnx file: the weights stay in it, and in
+        its external data."""
     parser.add_argument("source", metavar="ARCHIVE", help="an archive; - for standard input, read into memory")
     parser.add_argument("dest", metavar="OUT", nargs="?", help="default: ARCHIVE with the suffix .onnx")
-    about = "leave the weights in the archive, and refer to them as external data"
+    about = "leave the weights where they are, and refer to them as external data"
     parser.add_argument("--external", action="store_true", help=about)
     add_output_options(parser)
 
@@ -77,8 +78,11 @@ def to_onnx(args: Arguments) -> int:
 
     choose_dest(args, (".zst", ".zcr"), ".onnx")
 
-    def work(source: Any, dest: Any, **options: Any) -> Any:
-        return onnx.to_onnx(source if isinstance(source, str) else read_stdin(), dest, **options)
+    def work(source: Any, dest: Any, *, force: bool, durable: bool, **options: Any) -> Any:
+        if args.external and source.lower().endswith(".onnx"):
+            return onnx.scan(source).to_onnx(dest, force=force, durable=durable)  # in no time: there is no progress
+        whole = source if isinstance(source, str) else read_stdin()
+        return onnx.to_onnx(whole, dest, force=force, durable=durable, **options)
 
     if args.external and "-" in (args.source, args.dest):
         args.refuse("--external needs two files: neither ARCHIVE nor OUT can be -")

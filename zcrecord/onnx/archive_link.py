@@ -11,14 +11,13 @@ import os
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from zcrecord.archive.digest import content_digest
 from zcrecord.archive.info import TensorInfo
 from zcrecord.archive.payloads import Payloads
 from zcrecord.codec.file_types import HEAD
-from zcrecord.errors import ExternalDataError, IntegrityError, OnnxError, RecordError, UnsupportedError, printable
+from zcrecord.errors import IntegrityError, OnnxError, RecordError, UnsupportedError, printable
 from zcrecord.onnx.lazy.mapping import OnnxTensorInfo, scan
 from zcrecord.onnx.protobuf.properties import read_properties
 from zcrecord.onnx.protobuf.scanner import check_head
@@ -123,35 +122,7 @@ def link(record: Record, dest: str) -> ArchiveLink:
         raise UnsupportedError(what, path=path)
     if there.archive.header.encode() != archive.header.encode():
         raise IntegrityError("was replaced since it was opened; load it again", path=path)
-    return ArchiveLink(there, _location(path, dest))
-
-
-def _location(path: str, dest: str) -> str:
-    """Return the archive's path from the model's folder on.
-
-    Both are resolved: `onnx` refuses links and files of several names, ONNX Runtime paths that leave the folder.
-
-    Source: onnx 1.23, ONNX Runtime 1.31.
-    """
-    real, folder = os.path.realpath(path), os.path.dirname(os.path.realpath(dest))
-    if not Path(real).is_relative_to(folder):
-        linked = f", by a link in '{printable(path)}'," if os.path.islink(path) else ""
-        must = f"external data must lie in the model's folder ('{printable(folder)}') or below it"
-        what = f"{must}; this archive lies{linked} in '{printable(os.path.dirname(real))}'"
-        raise ExternalDataError(f"{what}: write the model there, or copy the archive", path=path)
-    names = os.stat(real).st_nlink
-    if names != 1:
-        what = f"the file has {names} names (hard links), and onnx takes no external data from such a file; copy it"
-        raise ExternalDataError(what, path=path)
-    location = Path(real).relative_to(folder).as_posix()
-    try:
-        location.encode()
-        external_data.parse({"location": location}, 0)
-    except UnicodeEncodeError:
-        raise ExternalDataError("its path is not UTF-8, as a location must be; rename it", path=path) from None
-    except ExternalDataError as error:
-        raise error.located(path=path) from None
-    return location
+    return ArchiveLink(there, external_data.location_from(dest, path))
 
 
 def digest_of(payloads: Payloads, record: Record, progress: Callable[[int, int], None] | None = None) -> str:

@@ -33,7 +33,7 @@ from . import external_data
 from .names import GRAPH_ATTRIBUTE, LEFT_OUT, NamedTensor, Scope, name_tensors
 from .selection import Selection
 
-__all__ = ["STUB_KEY", "ConvertReport", "convert"]
+__all__ = ["STUB_KEY", "ConvertReport", "convert", "stub"]
 
 STUB_KEY = b"zcrecord"
 _new = tuple.__new__  # called by a NamedTuple's own constructor, which takes twice the time

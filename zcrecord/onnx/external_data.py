@@ -22,7 +22,7 @@ from zcrecord.errors import ExternalDataError, OnnxError, RecordError, printable
 from zcrecord.onnx.protobuf.tensors import RAW_DATA, STRING, TensorMessage
 from zcrecord.storage.memory import read_some as _read_at
 
-__all__ = ["ExternalReference", "ModelFolder", "check_inside", "parse", "reference_of"]
+__all__ = ["ExternalReference", "ModelFolder", "check_inside", "location_from", "parse", "reference_of"]
 
 _KEYS = ("location", "offset", "length", "checksum", "basepath")
 _OPEN = 8  # descriptors kept open
@@ -87,6 +87,37 @@ def reference_of(t: TensorMessage) -> ExternalReference | None:
         return None  # `TensorReader.finish` names the fault
     found = parse(t.entries or {}, need)
     return found if need else None
+
+
+def location_from(model: str, path: str) -> str:
+    """Return the location by which a model at a path refers to a file: the way there from the model's folder.
+
+    Both are resolved: `onnx` refuses links and files of several names, ONNX Runtime paths that leave the folder.
+
+    Raises:
+        ExternalDataError: the file may not be external data of a model there.
+
+    Source: onnx 1.23, ONNX Runtime 1.31.
+    """
+    real, folder = os.path.realpath(path), os.path.dirname(os.path.realpath(model))
+    if not Path(real).is_relative_to(folder):
+        linked = f", by a link in '{printable(path)}'," if os.path.islink(path) else ""
+        must = f"external data must lie in the model's folder ('{printable(folder)}') or below it"
+        what = f"{must}; this file lies{linked} in '{printable(os.path.dirname(real))}'"
+        raise ExternalDataError(f"{what}: write the model there, or copy the file", path=path)
+    names = os.stat(real).st_nlink
+    if names != 1:
+        what = f"the file has {names} names (hard links), and onnx takes no external data from such a file; copy it"
+        raise ExternalDataError(what, path=path)
+    location = Path(real).relative_to(folder).as_posix()
+    try:
+        location.encode()
+        parse({"location": location}, 0)
+    except UnicodeEncodeError:
+        raise ExternalDataError("its path is not UTF-8, as a location must be; rename it", path=path) from None
+    except ExternalDataError as error:
+        raise error.located(path=path) from None
+    return location
 
 
 def check_inside(reference: ExternalReference, nbytes: int) -> None:

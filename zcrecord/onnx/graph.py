@@ -34,6 +34,7 @@ __all__ = [
     "Initializer",
     "RestoredModel",
     "encode_reference",
+    "filled",
     "model_parts",
     "raw_bytes",
     "restore",
@@ -133,12 +134,22 @@ def restore(
         skeleton: taken in the place of the record's own, such as one without some of its metadata_props.
     """
     data: Any = skeleton_of(record) if skeleton is None else skeleton
-    found = _restored(data, _RestoringSink(record, place))
+    values, path = _values(record), record.archive.path
+    found = _restored(data, _RestoringSink(values, path, place))
     names, there = full_names(found.found, sum(map(len, record.names))), record.names
     if names != [there[number] for number in found.numbers]:
-        found = _restored(data, _RestoringSink(record, place, _numbers(names, there, record.archive.path)))
+        found = _restored(data, _RestoringSink(values, path, place, _numbers(names, there, path)))
     found.check()
     return RestoredModel(found.parts, found.numbers)
+
+
+def filled(skeleton: Any, tensors: Sequence[tuple[DType, Any]], place: Callable[[Initializer], Any]) -> list[Any]:
+    """Return the parts of a ModelProto: a skeleton whose stubs number these tensors, each filled as `place` says.
+
+    `tensors` are types and what `place` gets as the values: any objects with a shape and their bytes. `place` is that
+    of `restore`, but never returns None.
+    """
+    return _restored(skeleton, _RestoringSink(tensors, None, place)).parts
 
 
 def _numbers(names: list[str], there: Sequence[str], path: str | None) -> list[int]:
@@ -168,15 +179,19 @@ class _RestoringSink:
     """Puts values, or the replacement that `place` returns, in the place of stubs; `numbers` correct those in stubs."""
 
     def __init__(
-        self, record: Record, place: Callable[[Initializer], Any] | None, numbers: Sequence[int] | None = None
+        self,
+        tensors: Sequence[tuple[DType, Any]],
+        path: str | None,
+        place: Callable[[Initializer], Any] | None,
+        numbers: Sequence[int] | None = None,
     ) -> None:
         self.parts: list[Any] = []
         self.found: list[Any] = []  # in the order in which they start
         self.numbers: list[int] = []
         self._place = place
         self._given = numbers
-        self._path = record.archive.path
-        self._tensors = _values(record)
+        self._path = path
+        self._tensors = tensors
         self._seen = bytearray(len(self._tensors))
 
     def add_whole(self, *_: Any) -> bytes:

@@ -5,6 +5,7 @@ The rules for files that a model may use are left to `external_data`, the meanin
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 import stat
@@ -78,6 +79,14 @@ class OpenFile:
                 raise self._shrunk()
             done += got
         return room
+
+    def check_current(self) -> None:
+        """Raise SourceError unless the file's path still leads to it, and it is as large as it was."""
+        with contextlib.suppress(OSError):
+            there = os.stat(self.path)
+            if os.path.samestat(there, os.fstat(self._fd)) and there.st_size == self.nbytes:
+                return
+        raise SourceError("was changed or replaced since it was scanned; scan it again", path=self.path)
 
     def _shrunk(self) -> SourceError:
         what = f"became shorter than the {self.nbytes} bytes it had; is it still being written?"
@@ -169,8 +178,15 @@ class ModelFiles:
 
     def read(self, reference: ExternalReference | None, offset: int, nbytes: int) -> Bytes:
         """Return a copy of some bytes; raises the errors of `mapped`."""
-        file = self._model if reference is None else self._open(reference)
-        return file.read(offset, nbytes)
+        return self.file_of(reference).read(offset, nbytes)
+
+    def file_of(self, reference: ExternalReference | None) -> OpenFile:
+        """Return the open file that has the bytes referred to, the model's own for None.
+
+        Raises:
+            ExternalDataError: it may not be used, is not there, or is too short.
+        """
+        return self._model if reference is None else self._open(reference)
 
     def _open(self, reference: ExternalReference) -> OpenFile:
         location = reference.location

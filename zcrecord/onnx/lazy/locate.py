@@ -18,6 +18,7 @@ import numpy as np
 from zcrecord.codec.layout import align_up
 from zcrecord.dtypes import STRING, DType, by_onnx
 from zcrecord.errors import RecordError, SourceError
+from zcrecord.onnx.convert import stub
 from zcrecord.onnx.external_data import ExternalReference, reference_of
 from zcrecord.onnx.names import MODEL, NamedTensor, Scope
 from zcrecord.onnx.protobuf.reader import WINDOW, ProtobufReader, Skeleton
@@ -27,7 +28,7 @@ from zcrecord.storage.memory import aligned_empty
 
 from .files import Bytes, ModelFiles, OpenFile
 
-__all__ = ["LocatedTensor", "find_tensors", "is_aligned", "read"]
+__all__ = ["LocatedTensor", "find_tensors", "is_aligned", "is_as_stored", "read"]
 
 STEP = 1 << 12  # bytes; read first after a move, and passed by reading rather than by moving
 _NO_FIELD = ""
@@ -47,14 +48,16 @@ class LocatedTensor(NamedTuple):
     parts: tuple[tuple[int, int], ...] = ()  # of the model, from offset to offset; read again to decode them
 
 
-def find_tensors(file: OpenFile) -> tuple[list[NamedTensor], list[LocatedTensor]]:
+def find_tensors(file: OpenFile, skeleton: Skeleton | None = None) -> tuple[list[NamedTensor], list[LocatedTensor]]:
     """Return the tensors of a model, in order of appearance, as they are named and as they are read.
+
+    With a `skeleton` everything but their values goes there, each tensor with a stub that has its number.
 
     Raises:
         OnnxError: not a valid model, or one with unsupported features. ExternalDataError, LimitError: the same of a
             tensor. SourceError: the file cannot be read.
     """
-    reader = _RandomAccessReader(file.read_at, file.nbytes)
+    reader = _RandomAccessReader(file.read_at, file.nbytes, skeleton)
     check_start(reader)
     sink = _LocatingSink(reader)
     Scanner(reader, sink).scan()
@@ -76,6 +79,20 @@ def read(files: ModelFiles, e: LocatedTensor, *, mmap: bool) -> Bytes:
 def is_aligned(e: LocatedTensor) -> bool:
     """Return True if a view of the file would lie at a multiple of the item size, as the start of a mapping does."""
     return e.offset >= 0 and not e.offset % max(1, e.dtype.bits // 8)
+
+
+def is_as_stored(files: ModelFiles, e: LocatedTensor) -> bool:
+    """Return True if the tensor's bytes lie together in a file and need no correction; reads those that may need one.
+
+    Raises the errors of `read`.
+    """
+    if e.offset < 0:
+        return False
+    file = files.file_of(e.reference)
+    if e.dtype.onnx != BOOL and not _unused(e):
+        return True
+    start = 0 if e.dtype.onnx == BOOL else e.nbytes - 1
+    return _is_canonical(e, file.read(e.offset + start, e.nbytes - start))
 
 
 def _unused(e: LocatedTensor) -> int:
@@ -112,8 +129,10 @@ class _RandomAccessReader(ProtobufReader):
 
     __slots__ = ("_nbytes", "_read_at", "_step")
 
-    def __init__(self, read_at: Callable[[memoryview, int], int], nbytes: int) -> None:
-        super().__init__(io.BytesIO())  # never read: `read` is overridden
+    def __init__(
+        self, read_at: Callable[[memoryview, int], int], nbytes: int, skeleton: Skeleton | None = None
+    ) -> None:
+        super().__init__(io.BytesIO(), skeleton)  # never read: `read` is overridden
         self._read_at = read_at
         self._nbytes = nbytes
         self._step = STEP
@@ -125,8 +144,8 @@ class _RandomAccessReader(ProtobufReader):
         return self._read_at(buffer[: min(step, self._nbytes - at)], at) if at < self._nbytes else 0
 
     def advance(self, nbytes: int) -> None:
-        """Pass so many bytes; those further than a step behind the buffer are not read."""
-        if nbytes - (self.limit - self.pos) <= STEP:
+        """Pass so many bytes; those further than a step behind the buffer are not read, unless they are kept."""
+        if nbytes - (self.limit - self.pos) <= STEP or self.mark >= 0:
             super().advance(nbytes)
             return
         end = self.base + self.pos + nbytes
@@ -159,7 +178,7 @@ class _LocatingSink:
         kind, shape, reader = by_onnx[code], tuple(dims), self._reader
         self.named.append(NamedTensor(scope, field, place, name, offset, kind, shape, 0))
         self.located.append(LocatedTensor(kind, shape, len(data), _RAW_DATA, reader.base + reader.pos))
-        return b""
+        return b"" if reader.skeleton is None else stub(len(self.located) - 1)
 
     def write_whole(self) -> None:
         pass
@@ -183,8 +202,8 @@ class _LocatingSink:
         self.named.append(None)
         self.located.append(None)
 
-    def stub(self, _t: TensorMessage, _skeleton: Skeleton) -> None:
-        raise AssertionError
+    def stub(self, t: TensorMessage, skeleton: Skeleton) -> None:
+        skeleton.tail += stub(t.index)
 
     def finish(self, t: TensorMessage, tensors: TensorReader) -> None:
         try:

@@ -22,6 +22,7 @@ from zcrecord.onnx.external_data import ModelFolder
 from zcrecord.onnx.names import full_names
 from zcrecord.storage.files import path_of
 from zcrecord.tensors.packed import PackedTensor, StringTensor
+from zcrecord.writing.writers import ConvertReport
 
 from .files import ModelFiles, open_model, release
 from .locate import LocatedTensor, find_tensors, is_aligned, read
@@ -198,6 +199,55 @@ class OnnxTensors(Mapping[str, Any]):
             ['classifier.bias', 'classifier.weight']
         """
         return {name: self._value(name, self._entries[i]) for name, i in self._known().items()}
+
+    def to_onnx(
+        self, dest: str | os.PathLike[str], *, alignment: int = 1, force: bool = False, durable: bool = True
+    ) -> ConvertReport:
+        """Write a small model over the scanned one: the same graph, and references to the values in the original files.
+
+        `onnx.load` and ONNX Runtime then read the values there, as external data. The original, and its own external
+        data, must be files in the folder of `dest` or below it, and stay there as they are: nothing in the small model
+        tells that an original has changed, so write it again when it has. `dest` holds the old file or the whole new
+        one at any time.
+
+        Values that readers expect in the model are copied into it: tensors of up to 127 bytes, strings, complex
+        numbers, tensors in attributes, functions and training_info, sparse ones. So are values that an archive would
+        have in another form: integers as varints, floats in several pieces, bools other than 0 and 1, packed elements
+        with bits set after the last one.
+
+        Args:
+            dest: a path.
+            alignment: copy values into the model, too, if their offset is no multiple of this power of two, up to
+                65536. With 1 none are, which is right for ONNX Runtime on x86-64: it computes from values at any
+                offset, to the same bits. But where it sums up a constant itself (InstanceNormalization of one), the
+                last bit may differ unless the offset is a multiple of 16. A processor that cannot read unaligned
+                numbers needs the largest element size, 8.
+            force, durable: replace what is at `dest`; that of `save_record`.
+
+        Returns:
+            `payload_bytes` are the values in the small model.
+
+        Example:
+            >>> report = scan("model.onnx").to_onnx("small.onnx")
+            >>> report.archive_bytes < 2000 < report.input_bytes
+            True
+
+        Source: 2,500 models of one operator, with constants at 9 offsets; ONNX Runtime 1.21, 1.31 and 1.32.
+
+        Raises:
+            ExternalDataError: no model at `dest` may refer to a file, or its own external data may not be used, are
+                missing, or too short. UnsupportedError: `dest` is no regular file, or a stream. LimitError: more than
+                the 2 GiB that one model may have; `alignment` is no power of two up to 65536. OnnxError: values do not
+                fit their shape and type. DestinationExistsError: `dest` exists already, or is an original file.
+                SourceError: a file was changed or replaced since the scan, or the file system reports an error.
+        """
+        from .small_model import write_small_model  # here, because few write one
+
+        options: Any = {"alignment": alignment, "force": force, "durable": durable}
+        try:
+            return write_small_model(self._path, self.names, self._held(), self._entries, dest, **options)
+        except RecordError as error:
+            raise error.located(path=self._path) from error.__cause__
 
     def _info(self, name: str, e: LocatedTensor) -> OnnxTensorInfo:
         file = self._held().locate(e.reference)

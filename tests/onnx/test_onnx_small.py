@@ -1,0 +1,484 @@
+"""A small model over the files of another: it is that model, reads its values there, and copies none that it need not.
+
+What the tests of conversion, of the wire and of external data convert is written here as a small model too, and what a
+scan finds in that is compared with the archive.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_models as m
+import onnxruntime as ort
+import pytest
+import test_onnx_convert
+import test_onnx_external
+import test_onnx_session
+import test_onnx_wire
+from exhaustive import some
+from onnx import TensorProto, helper, numpy_helper
+from test_onnx_export import assert_same, outside, plain
+from test_onnx_scan import MIB, at, cases_of, counted, external_cases, growth, written
+from test_onnx_scan import assert_same as assert_same_tensors
+from test_onnx_session import SHARED, private_growth
+
+import zcrecord
+from zcrecord.errors import (
+    DestinationExistsError,
+    ExternalDataError,
+    LimitError,
+    OnnxError,
+    RecordError,
+    SourceError,
+    UnsupportedError,
+)
+from zcrecord.onnx import convert, graph, scan
+from zcrecord.onnx.lazy import small_model
+from zcrecord.onnx.lazy.locate import STEP
+
+__all__ = ["counted"]  # a fixture
+
+
+def small(path: Path, dest: Path | None = None, **options: Any) -> onnx.ModelProto:
+    """The small model over the one at a path, as `onnx.load` reads it."""
+    dest = dest or path.with_name("small.onnx")
+    with scan(path) as tensors:
+        tensors.to_onnx(dest, force=True, durable=False, **options)
+    return plain(onnx.load(dest))
+
+
+def shifted(model: onnx.ModelProto, by: int) -> bytes:
+    """A model whose first large tensor lies at an offset of this remainder by 16."""
+    first = max(m.every_tensor(model), key=lambda t: len(t.raw_data))
+    for pad in range(16):
+        model.producer_name = "x" * pad
+        data: bytes = model.SerializeToString()
+        if data.index(first.raw_data) % 16 == by:
+            return data
+    raise AssertionError
+
+
+# The same model.
+
+
+@pytest.mark.exhaustive(keep=40)
+@pytest.mark.parametrize("path", m.packaged_models(), ids=lambda path: path.parent.name + "/" + path.stem)
+def test_the_packaged_models_are_read_again(path: Path, tmp_path: Path) -> None:
+    model = onnx.load(path)
+    assert small(written(tmp_path / "m.onnx", model)) == m.normal(model)
+
+
+@pytest.mark.exhaustive(keep=0)
+def test_the_generated_node_cases_are_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(graph, "INLINE", 0)
+    for model in (case.model for case in m.node_cases() if case.model is not None):
+        assert small(written(tmp_path / "m.onnx", model)) == m.normal(model)
+
+
+def compared(path: Path, record: zcrecord.Record, **options: Any) -> None:
+    """Compare what a scan finds in the small model with the archive of the original."""
+    dest = path.with_name("small.onnx")
+    with scan(path, **options) as tensors:
+        tensors.to_onnx(dest, force=True, durable=False)
+    with scan(dest) as tensors:
+        assert_same_tensors(tensors, record)
+
+
+@pytest.mark.exhaustive(keep=60)
+@pytest.mark.parametrize("test, given", list(cases_of(test_onnx_wire, test_onnx_convert)))
+def test_what_holds_of_a_conversion_holds_of_a_small_model(
+    test: Any, given: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "model.onnx"
+    monkeypatch.setattr(graph, "INLINE", 0)
+
+    def both(source: Any, dest: Any, **options: Any) -> Any:
+        report = convert(source, dest, **options)
+        if isinstance(source, io.BytesIO) and isinstance(dest, io.BytesIO):
+            path.unlink(missing_ok=True)
+            compared(written(path, source.getvalue()), zcrecord.load_record(dest.getvalue()))
+        return report
+
+    for module in (m, test_onnx_wire, test_onnx_convert):
+        monkeypatch.setattr(module, "convert", both)
+    test(**given)
+
+
+@pytest.mark.parametrize("test, given", list(external_cases()))
+def test_the_rules_of_external_data_are_those_of_a_conversion(
+    test: Any, given: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(graph, "INLINE", 0)
+    seen: list[Path] = []
+
+    def both(source: Any, dest: Any, **options: Any) -> Any:
+        seen.append(source)
+        try:
+            report = convert(source, dest, **options)
+        except RecordError as error:
+            with pytest.raises(type(error)) as caught:
+                scan(source, **options).to_onnx(source.with_name("small.onnx"))
+            assert str(caught.value) == str(error)
+            raise
+        try:
+            compared(source, zcrecord.load_record(dest.getvalue()), **options)
+        except ExternalDataError as error:  # readers of ONNX take no links
+            links = os.path.islink(source) or options.get("allow_links")
+            assert links and re.search(r"must lie in the model's folder|names \(hard links\)", str(error))
+        return report
+
+    monkeypatch.setattr(test_onnx_external, "convert", both)
+    test(**given, tmp_path=tmp_path)
+    assert seen
+
+
+def test_a_tensor_in_every_place_is_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = written(tmp_path / "m.onnx", m.rich_model())
+    assert small(path) == m.rich_model()
+    monkeypatch.setattr(graph, "INLINE", 0)
+    assert small(path) == m.rich_model()
+    read = onnx.load(tmp_path / "small.onnx", load_external_data=False)
+    assert {t.data_location for t in m.every_tensor(read.training_info[0])} == {TensorProto.DEFAULT}
+    assert {t.data_location for t in m.every_tensor(read.functions[0])} == {TensorProto.DEFAULT}
+    assert sum(t.data_location == TensorProto.EXTERNAL for t in m.every_tensor(read)) > 8
+
+
+def test_values_in_another_form_and_those_wanted_in_the_model_are_copied(tmp_path: Path) -> None:
+    bools = np.arange(300, dtype=np.uint8) % 2
+    tensors = [
+        numpy_helper.from_array(np.zeros(127, np.uint8), "most"),
+        numpy_helper.from_array(np.ones(128, np.uint8), "least"),
+        numpy_helper.from_array(np.zeros((0, 3), "f4"), "empty"),
+        numpy_helper.from_array(np.ones(40, np.complex64), "complex"),
+        helper.make_tensor("strings", TensorProto.STRING, [9000], [b"\xff" * (i % 300) for i in range(9000)]),
+        helper.make_tensor("packed", TensorProto.INT4, [301], bytes(i % 100 for i in range(150)) + b"\1", raw=True),
+        helper.make_tensor("spilt", TensorProto.INT4, [301], bytes(i % 100 for i in range(150)) + b"\xf1", raw=True),
+        helper.make_tensor("varints", TensorProto.INT64, [50], list(range(50))),
+        helper.make_tensor("floats", TensorProto.FLOAT, [50], [0.5] * 50),
+        helper.make_tensor("bools", TensorProto.BOOL, [300], bools.tobytes(), raw=True),
+        helper.make_tensor("twos", TensorProto.BOOL, [300], (2 * bools).tobytes(), raw=True),
+    ]
+    model = m.model_of(*tensors)
+    model.metadata_props.add(key="author", value="me")
+    path = written(tmp_path / "m.onnx", model)
+    expected = m.normal(model)
+    for t in expected.graph.initializer:
+        if t.name == "spilt":
+            t.raw_data = t.raw_data[:-1] + b"\1"
+        elif t.name == "twos":
+            t.raw_data = bools.tobytes()
+    assert small(path) == expected
+    told = outside(tmp_path / "small.onnx")
+    assert set(told) == {"least", "packed", "floats", "bools"}
+    infos = scan(path)
+    for name, entries in told.items():
+        info = infos.info(name)
+        assert entries == {"location": "m.onnx", "offset": str(info.offset), "length": str(info.nbytes)}
+
+
+@pytest.mark.parametrize("alignment", [1, 2, 4, 8, 16, 65536])
+def test_values_that_are_not_as_aligned_as_asked_for_are_copied(alignment: int, tmp_path: Path) -> None:
+    array = np.arange(64, dtype="f4")
+    for offset in range(16):
+        data = at(offset, numpy_helper.from_array(array, "w"))
+        model = small(written(tmp_path / "m.onnx", data), alignment=alignment)
+        assert model == onnx.ModelProto.FromString(data)
+        refers = (data.index(array.tobytes()) % alignment) == 0
+        assert set(outside(tmp_path / "small.onnx")) == ({"w"} if refers else set())
+
+
+def test_messages_of_any_size_around_the_values_are_kept(tmp_path: Path, counted: list[int]) -> None:
+    tensors = []
+    for i, count in enumerate([0, 3, 200, STEP // 4, STEP, 3 * STEP, 40 * STEP]):
+        t = numpy_helper.from_array(np.full(count, i), f"t{i}")
+        t.doc_string = "x" * [0, 5 * STEP, 5, STEP][i % 4]
+        tensors.append(t)
+    nodes = [helper.make_node("Relu", [f"r{i}"], [f"r{i + 1}"], alpha=1.0) for i in range(500)]
+    model = m.model_of(*tensors, nodes=nodes, doc_string="y" * 9 * STEP)
+    path = written(tmp_path / "m.onnx", model)
+    tensors_found = scan(path)
+    counted.clear()
+    tensors_found.to_onnx(tmp_path / "small.onnx", durable=False)
+    assert sum(counted) < path.stat().st_size // 8  # no values
+    assert plain(onnx.load(tmp_path / "small.onnx")) == model
+
+
+def test_external_data_of_the_original_stay_where_they_are(tmp_path: Path) -> None:
+    model = onnx.ModelProto.FromString(test_onnx_session.mlp().SerializeToString())
+    (tmp_path / "a" / "b").mkdir(parents=True)
+    path = tmp_path / "a" / "b" / "m.onnx"
+    onnx.save_model(model, path, save_as_external_data=True, location="weights.bin", size_threshold=100)
+    whole = plain(onnx.load(path))
+    assert small(path, tmp_path / "a" / "small.onnx") == whole
+    told = outside(tmp_path / "a" / "small.onnx")
+    assert {entries["location"] for entries in told.values()} == {"b/weights.bin"}
+    assert small(tmp_path / "a" / "small.onnx", tmp_path / "again.onnx") == whole
+    assert {entries["location"] for entries in outside(tmp_path / "again.onnx").values()} == {"a/b/weights.bin"}
+    onnx.checker.check_model(os.fspath(tmp_path / "again.onnx"))
+
+
+# Readers.
+
+
+def quantized() -> onnx.ModelProto:
+    """Two products of int8 weights, dequantized by channel."""
+    nodes = [
+        helper.make_node("DequantizeLinear", ["q", "s", "z"], ["w"], axis=1),
+        helper.make_node("MatMul", ["x", "w"], ["h"]),
+        helper.make_node("DynamicQuantizeLinear", ["h"], ["a", "b", "c"]),
+        helper.make_node("MatMulInteger", ["a", "q", "c"], ["y"]),
+    ]
+    inits = {
+        "q": test_onnx_session.RNG.integers(-99, 99, (64, 64)).astype(np.int8),
+        "s": np.abs(test_onnx_session.floats(64)), "z": np.zeros(64, np.int8),
+    }  # fmt: skip
+    one, other = (test_onnx_session.value(n, "n", 64, kind=k) for n, k in (("x", 1), ("y", TensorProto.INT32)))
+    return test_onnx_session.graph_model(nodes, [one], [other], inits)
+
+
+def doubles() -> onnx.ModelProto:
+    """Products of doubles, and integers that are gathered: elements of 8 bytes."""
+    nodes = [
+        helper.make_node("Gather", ["table", "x"], ["g"]),
+        helper.make_node("MatMul", ["g", "w"], ["h"]),
+        helper.make_node("Gather", ["numbers", "x"], ["n"]),
+        helper.make_node("Cast", ["n"], ["f"], to=TensorProto.DOUBLE),
+        helper.make_node("Add", ["h", "f"], ["y"]),
+    ]
+    inits = {
+        "table": test_onnx_session.floats(32, 64).astype("f8"), "w": test_onnx_session.floats(64, 64).astype("f8"),
+        "numbers": np.arange(32 * 64).reshape(32, 64),
+    }  # fmt: skip
+    x = test_onnx_session.value("x", "n", kind=TensorProto.INT64)
+    return test_onnx_session.graph_model(nodes, [x], [test_onnx_session.value("y", kind=TensorProto.DOUBLE)], inits)
+
+
+MODELS: dict[str, Callable[[], tuple[onnx.ModelProto, list[dict[str, Any]]]]] = {
+    "products": lambda: test_onnx_session.feeds()[0],
+    "branches": lambda: test_onnx_session.feeds()[1],
+    "convolutions": lambda: test_onnx_session.feeds()[2],
+    "int8": lambda: (quantized(), [{"x": test_onnx_session.floats(5, 64)}]),
+    "doubles": lambda: (doubles(), [{"x": np.array([3, 1, 31])}]),
+}
+
+
+def run(path: Path, feed: dict[str, Any], shared: bool) -> list[Any]:
+    options = ort.SessionOptions()
+    options.log_severity_level = 4
+    if shared:
+        options.add_session_config_entry("session.disable_prepacking", "1")
+    made = ort.InferenceSession(os.fspath(path), options, disabled_optimizers=SHARED if shared else None)
+    return list(made.run(None, feed))
+
+
+@pytest.mark.parametrize("shared", [False, True], ids=["copied", "shared"])
+@pytest.mark.parametrize("name", MODELS)
+def test_onnx_runtime_answers_with_the_same_bits_wherever_the_values_lie(
+    name: str, shared: bool, tmp_path: Path
+) -> None:
+    model, feeds = MODELS[name]()
+    for offset in some(range(16), 6):
+        path = written(tmp_path / "m.onnx", shifted(model, offset))
+        small(path)
+        assert len(outside(tmp_path / "small.onnx")) > 1
+        for feed in feeds:
+            assert_same(run(tmp_path / "small.onnx", feed, shared), run(path, feed, shared))
+
+
+IN_PLACE = f"""(
+    options := ort.SessionOptions(), options.add_session_config_entry("session.disable_prepacking", "1"),
+    ort.InferenceSession(path, options, disabled_optimizers={SHARED})
+)[-1]"""
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/smaps_rollup"), reason="platform: needs Linux's smaps_rollup")
+def test_onnx_runtime_copies_no_weight_and_the_measurement_would_notice(tmp_path: Path) -> None:
+    path, archive = test_onnx_session.large_branches(tmp_path)
+    archive.unlink()
+    data = shifted(onnx.load(path), 1)
+    path.write_bytes(data)
+    report = scan(path).to_onnx(tmp_path / "small.onnx")
+    assert report.archive_bytes < 2000
+    assert private_growth(IN_PLACE, path) > 48 << 20
+    assert private_growth(IN_PLACE, tmp_path / "small.onnx") < 8 << 20
+    path.unlink()
+
+
+def test_the_report_says_what_was_done(tmp_path: Path) -> None:
+    path = written(tmp_path / "m.onnx", test_onnx_session.mlp())
+    report = scan(path).to_onnx(tmp_path / "small.onnx")
+    converted = convert(path, tmp_path / "m.zcr")
+    assert (report.source, report.dest) == (str(path), str(tmp_path / "small.onnx"))
+    assert (report.tensors, report.modules, report.renamed) == (converted.tensors, converted.modules, 0)
+    assert report.input_bytes == converted.input_bytes == path.stat().st_size
+    assert report.archive_bytes == (tmp_path / "small.onnx").stat().st_size
+    assert report.payload_bytes == 4 + 256  # the scalar, the Constant
+    assert report.shared_bytes == report.repeated_bytes == 0
+    wide = scan(path).to_onnx(tmp_path / "wide.onnx", alignment=65536)
+    assert wide.payload_bytes == scan(path).nbytes
+    beside = test_onnx_external.write(tmp_path / "m", test_onnx_external.reference())
+    report = scan(beside).to_onnx(tmp_path / "m" / "small.onnx")
+    assert report.input_bytes == beside.stat().st_size + 24
+
+
+# Refusals.
+
+
+@pytest.fixture
+def original(tmp_path: Path) -> Path:
+    """A model with one tensor of 400 bytes in it and one of 400 beside it."""
+    beside = test_onnx_external.reference("w.bin")
+    beside.dims[0] = 100
+    return test_onnx_external.write(
+        tmp_path / "m", beside, numpy_helper.from_array(np.arange(100, dtype="f4"), "v"), data=bytes(400)
+    )
+
+
+def refused(kind: type[Exception], message: str, path: Path, dest: Any, **options: Any) -> None:
+    before = sorted(path.parent.rglob("*"))
+    with scan(path, allow_links=True) as tensors, pytest.raises(kind, match=message):
+        tensors.to_onnx(dest, **options)
+    assert sorted(path.parent.rglob("*")) == before
+
+
+def test_the_originals_lie_in_the_models_folder_or_below_it(original: Path, tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    what = r"m/w\.bin: tensor 'w': external data must lie in the model's folder \('.*/other'\) or below it; "
+    what += r"this file lies in '.*/m': write the model there, or copy the file"
+    refused(ExternalDataError, what, original, tmp_path / "other" / "small.onnx")
+    assert os.listdir(tmp_path / "other") == []
+
+
+def test_an_original_behind_a_link_is_referred_to_where_it_lies(original: Path, tmp_path: Path) -> None:
+    """As in a Hugging Face cache: readers of ONNX take no linked data file."""
+    (tmp_path / "links").mkdir()
+    link = tmp_path / "links" / "model.onnx"
+    link.symlink_to(original)
+    (tmp_path / "links" / "w.bin").symlink_to(original.with_name("w.bin"))
+    what = "must lie in the model's folder .*; this file lies in '.*/m': write"
+    refused(ExternalDataError, what, link, link.with_name("small.onnx"))
+    with scan(link, allow_links=True) as tensors:
+        tensors.to_onnx(original.with_name("small.onnx"))
+    assert plain(onnx.load(original.with_name("small.onnx"))) == plain(onnx.load(original))
+    assert {e["location"] for e in outside(original.with_name("small.onnx")).values()} == {"model.onnx", "w.bin"}
+
+
+def test_an_original_of_several_names_is_refused_as_onnx_would(original: Path, tmp_path: Path) -> None:
+    os.link(original, tmp_path / "again.onnx")
+    what = r"tensor 'v': the file has 2 names \(hard links\), and onnx takes no .*; copy it"
+    refused(ExternalDataError, what, original, original.with_name("small.onnx"))
+
+
+def test_a_name_that_no_location_can_have_is_refused(original: Path) -> None:
+    for name, what in (("a\\b.onnx", "a location has no backslash"), (os.fsdecode(b"a\xff.onnx"), "is not UTF-8")):
+        path = original.rename(original.with_name(name))
+        refused(ExternalDataError, f"tensor 'v': .*{what}", path, path.with_name("small.onnx"))
+        path.rename(original)
+
+
+def test_a_destination_is_a_file_that_holds_no_original(original: Path, tmp_path: Path) -> None:
+    dest = original.with_name("small.onnx")
+    refused(UnsupportedError, r"model\.onnx: a small model refers to its files from the folder .*; name a path",
+            original, io.BytesIO())  # fmt: skip
+    refused(UnsupportedError, "null: a small model is a regular file in a folder; name one", original, os.devnull)
+    refused(DestinationExistsError, r"model\.onnx: source and destination are the same", original, original, force=True)
+    data = original.with_name("w.bin")
+    refused(DestinationExistsError, r"w\.bin: source and destination are the same file", original, data, force=True)
+    assert data.read_bytes() == bytes(400)
+    dest.write_bytes(b"old")
+    refused(DestinationExistsError, r"small\.onnx: exists already; force=True replaces it", original, dest)
+    assert dest.read_bytes() == b"old"
+    small(original, dest)
+
+
+@pytest.mark.parametrize("alignment", [0, 3, -8, 1 << 17, 1.0, True, "4"])
+def test_an_alignment_is_a_power_of_two(alignment: Any, original: Path) -> None:
+    if alignment is not True:  # 1
+        what = f"model.onnx: alignment {alignment!r} is not a power of two from 1 to 65536"
+        refused(LimitError, what, original, original.with_name("small.onnx"), alignment=alignment)
+
+
+def test_an_original_that_was_changed_or_replaced_is_refused(original: Path) -> None:
+    dest, data = original.with_name("small.onnx"), original.read_bytes()
+    tensors = scan(original)
+    original.write_bytes(data.replace(b"w.bin", b"v.bin"))  # the same file, of the same size
+    with pytest.raises(SourceError, match=r"model\.onnx: was changed since it was scanned; scan it again"):
+        tensors.to_onnx(dest)
+    original.write_bytes(data + m.field(2, b"me"))
+    what = "was changed or replaced since it was scanned; scan it again"
+    with pytest.raises(SourceError, match=rf"model\.onnx: {what}"):
+        tensors.to_onnx(dest)
+    original.write_bytes(data)
+    tensors.to_onnx(dest)
+    for name, tensor in (("w.bin", "tensor 'w': "), ("model.onnx", "")):
+        tensors = scan(original)
+        tensors.load_all()  # opens the files
+        path = original.with_name(name)
+        os.replace(written(original.with_name("new"), path.read_bytes()), path)
+        with pytest.raises(SourceError, match=rf"{name}: {tensor}{what}"):
+            tensors.to_onnx(dest, force=True)
+
+
+def test_external_data_that_are_missing_or_too_short_are_refused(original: Path) -> None:
+    original.with_name("w.bin").write_bytes(bytes(399))
+    refused(ExternalDataError, r"model\.onnx: tensor 'w': external data 'w\.bin': bytes 0 to 400 are past its end",
+            original, original.with_name("small.onnx"))  # fmt: skip
+    original.with_name("w.bin").unlink()
+    refused(ExternalDataError, r"model\.onnx: tensor 'w': external data 'w\.bin': cannot be opened: No such file",
+            original, original.with_name("small.onnx"))  # fmt: skip
+
+
+def test_values_that_do_not_fit_are_refused_and_the_old_file_stays(tmp_path: Path) -> None:
+    t = helper.make_tensor("w", TensorProto.INT8, [200], [1] * 200)
+    data = m.model_of(t).SerializeToString()
+    path = written(tmp_path / "m.onnx", data.replace(m.field(5, bytes([1] * 200)), m.field(5, b"\xff\3" * 100)))
+    dest = tmp_path / "small.onnx"
+    dest.write_bytes(b"old")
+    refused(OnnxError, r"m\.onnx: tensor 'w': ", path, dest, force=True)
+    assert dest.read_bytes() == b"old"
+
+
+def test_more_than_one_model_may_hold_is_refused(original: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(small_model, "MAX_LENGTH", 400)
+    small(original)
+    what = r"model\.onnx: \d+ bytes in one model, and protobuf holds at most 400; convert the model, and use to_onnx\("
+    refused(LimitError, what, original, original.with_name("large.onnx"), alignment=65536)
+
+
+def test_a_closed_scan_writes_nothing(original: Path) -> None:
+    tensors = scan(original)
+    tensors.close()
+    with pytest.raises(UnsupportedError, match=r"model\.onnx: the record is closed"):
+        tensors.to_onnx(original.with_name("small.onnx"))
+
+
+def test_it_needs_neither_onnx_nor_protobuf(original: Path) -> None:
+    code = f"""
+import sys
+for name in ("onnx", "google", "google.protobuf", "onnxruntime", "torch", "ml_dtypes"):
+    sys.modules[name] = None
+import zcrecord.onnx
+print(zcrecord.onnx.scan({str(original)!r}).to_onnx({str(original.with_name("s.onnx"))!r}).tensors)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "2"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="platform: only Linux tells private from shared memory")
+def test_inlined_values_are_held_one_at_a_time(tmp_path: Path) -> None:
+    tensors = [numpy_helper.from_array(np.full(4 * MIB, i, np.int32), f"w{i}") for i in range(5)]
+    path = written(tmp_path / "m.onnx", m.model_of(*tensors))
+    del tensors
+    work = f"zcrecord.onnx.scan({str(path)!r}).to_onnx({str(tmp_path / 's.onnx')!r}, alignment=65536, durable=False)"
+    _, peak = growth("import zcrecord.onnx", work)
+    assert (tmp_path / "s.onnx").stat().st_size > 80 * MIB
+    assert 16 * MIB < peak < 40 * MIB

@@ -1,0 +1,170 @@
+"""A small model over a model's own files: the graph, and references to the values where they lie.
+
+The model is read once more, without its large values, and written with a reference, or with values, in the place of
+each tensor's. Finding tensors is left to `locate`, filling a skeleton to `graph`, the rules for references to
+`external_data`.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from zcrecord.codec.layout import MAX_ALIGNMENT
+from zcrecord.dtypes import STRING
+from zcrecord.errors import LimitError, RecordError, SourceError, UnsupportedError
+from zcrecord.onnx.external_data import location_from
+from zcrecord.onnx.graph import Initializer, encode_reference, filled
+from zcrecord.onnx.names import name_tensors
+from zcrecord.onnx.protobuf.reader import LEN, MAX_LENGTH, Skeleton, encode_field, encode_varint
+from zcrecord.onnx.protobuf.tensors import RAW_DATA, STRING_DATA
+from zcrecord.storage.files import check_destination, open_sink, path_of
+from zcrecord.tensors.packed import StringTensor
+from zcrecord.writing.writers import ConvertReport, peak_rss
+
+from .files import ModelFiles
+from .locate import LocatedTensor, find_tensors, is_as_stored, read
+
+__all__ = ["write_small_model"]
+
+_SMALL = 1 << 8  # bytes; smaller values are in memory with the skeleton, whose fields take as much
+
+
+def write_small_model(
+    source: str,
+    names: Sequence[str],
+    files: ModelFiles,
+    entries: Sequence[LocatedTensor],
+    dest: Any,
+    *,
+    alignment: int,
+    force: bool,
+    durable: bool,
+) -> ConvertReport:
+    """Write a small model over the one in which `entries` were found under these names; see `OnnxTensors.to_onnx`."""
+    started = time.perf_counter()
+    if hasattr(dest, "write"):
+        what = "a small model refers to its files from the folder it lies in, and a stream has none; name a path"
+        raise UnsupportedError(what)
+    if not isinstance(alignment, int) or not 1 <= alignment <= MAX_ALIGNMENT or alignment & (alignment - 1):
+        raise LimitError(f"alignment {alignment!r} is not a power of two from 1 to {MAX_ALIGNMENT}")
+    path = path_of(dest)
+    check_destination(source, path, force)
+    if os.path.exists(path) and not os.path.isfile(path):
+        raise UnsupportedError("a small model is a regular file in a folder; name one", path=path)
+    model = _SmallModel(names, files, entries, path, alignment)
+    parts = model.parts()
+    with open_sink(path, durable=durable) as sink:
+        sink.reserve(sum(map(len, parts)))
+        for part in parts:
+            sink.write(part.read() if isinstance(part, _DeferredTensor) else part)
+        written = sink.position
+    return ConvertReport(
+        source=source,
+        dest=path,
+        tensors=len(entries),
+        modules=model.modules,
+        renamed=0,
+        payload_bytes=model.inlined,
+        archive_bytes=written,
+        input_bytes=model.input_bytes,
+        shared_bytes=0,
+        seconds=time.perf_counter() - started,
+        peak_rss=peak_rss(),
+    )
+
+
+class _DeferredTensor:
+    """Stands for the bytes of a tensor until they are written."""
+
+    __slots__ = ("_entry", "_files")
+
+    def __init__(self, files: ModelFiles, entry: LocatedTensor) -> None:
+        self._files = files
+        self._entry = entry
+
+    def __len__(self) -> int:
+        return self._entry.nbytes
+
+    def read(self) -> Any:
+        """Return the bytes, read now."""
+        return read(self._files, self._entry, mmap=False).data
+
+
+class _SmallModel:
+    """One small model in the making.
+
+    Attributes:
+        modules: number of modules in the tensors' names.
+        inlined: bytes of the values in the model.
+        input_bytes: size of the original, its external data included.
+    """
+
+    def __init__(
+        self, names: Sequence[str], files: ModelFiles, entries: Sequence[LocatedTensor], dest: str, alignment: int
+    ) -> None:
+        self._names = names
+        self._files = files
+        self._entries = entries
+        self._dest = dest
+        self._alignment = alignment
+        self._locations: dict[str, str] = {}  # by path
+        self.modules = self.inlined = self.input_bytes = 0
+
+    def parts(self) -> list[Any]:
+        """Return the model as parts in order, each bytes-like or a `_DeferredTensor`.
+
+        Raises:
+            SourceError: a file is no longer the one that was scanned. LimitError: more bytes than a model may have.
+        """
+        original, skeleton = self._files.file_of(None), Skeleton()
+        original.check_current()
+        named, located = find_tensors(original, skeleton)
+        if located != self._entries:
+            raise SourceError("was changed since it was scanned; scan it again", path=original.path)
+        for path in {self._files.locate(e.reference) for e in self._entries}:
+            check_destination(path, self._dest, force=True)  # never replaces weights
+        self.modules = len(name_tensors(named, original.nbytes)[0].entries().modules)
+        self.input_bytes = original.nbytes + sum(e.nbytes for e in located if e.reference is not None)
+        tensors = [(e.dtype, e) for e in located]
+        parts = filled(b"".join(skeleton.finish()), tensors, self._place)
+        nbytes = sum(map(len, parts))
+        if nbytes > MAX_LENGTH:
+            what = f"{nbytes} bytes in one model, and protobuf holds at most {MAX_LENGTH}"
+            raise LimitError(f"{what}; convert the model, and use to_onnx(external=True)")
+        return parts
+
+    def _place(self, found: Initializer) -> Any:
+        """Return the fields that stand for a tensor's values, or a part to write in their place."""
+        e: LocatedTensor = found.value
+        try:
+            if not found.inside and found.graph != "apart" and self._fits(e):
+                return encode_reference(self._location(e), e.offset, e.nbytes)
+            return self._inlined(e)
+        except RecordError as error:
+            raise error.located(tensor=self._names[found.number]) from error.__cause__
+
+    def _fits(self, e: LocatedTensor) -> bool:
+        return e.offset % self._alignment == 0 and is_as_stored(self._files, e)
+
+    def _location(self, e: LocatedTensor) -> str:
+        file = self._files.file_of(e.reference)
+        location = self._locations.get(file.path)
+        if location is None:
+            file.check_current()
+            location = self._locations[file.path] = location_from(self._dest, file.path)
+        return location
+
+    def _inlined(self, e: LocatedTensor) -> Any:
+        if e.dtype is STRING:
+            texts = StringTensor(read(self._files, e, mmap=False), e.shape).strings()
+            fields = b"".join(encode_field(STRING_DATA, text) for text in texts)
+            self.inlined += len(fields)
+            return fields
+        self.inlined += e.nbytes
+        values = _DeferredTensor(self._files, e)
+        if e.nbytes > _SMALL:
+            return values
+        return encode_varint(RAW_DATA << 3 | LEN) + encode_varint(e.nbytes) + bytes(values.read())
