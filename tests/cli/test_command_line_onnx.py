@@ -203,6 +203,36 @@ def test_to_onnx_leaves_the_weights_in_the_archive_on_request(capsys: pytest.Cap
     assert ended.value.code == 2
 
 
+def test_to_onnx_leaves_the_weights_in_an_onnx_model_on_request(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["to-onnx", "model.onnx", "small.onnx", "--external"]) == 0
+    size = Path("small.onnx").stat().st_size
+    out, err = capsys.readouterr()
+    assert re.match(rf"small\.onnx: 7 tensors in \d+ modules, 27059 bytes in, {size} bytes out, 0 bytes shared, ", out)
+    assert err == ""
+    assert size < 2000
+    c.fails(
+        capsys, main(["to-onnx", "model.onnx", "small.onnx", "--external"]), "small.onnx: exists already; .*--force"
+    )
+    assert main(["to-onnx", "model.onnx", "small.onnx", "--external", "-f", "--json", "--no-sync"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["source"], told["dest"], told["archive_bytes"]) == ("model.onnx", "small.onnx", size)
+    for dest in ([], ["model.onnx", "--force"]):
+        message = "model.onnx: source and destination are the same file"
+        c.fails(capsys, main(["to-onnx", "model.onnx", *dest, "--external"]), message)
+    c.fails(capsys, main(["to-onnx", "model.onnx", "x.onnx"]), "model.onnx: this looks like an ONNX model, not a ")
+    Path("packed.onnx").write_bytes(zstandard.compress(Path("model.onnx").read_bytes()))
+    c.fails(capsys, main(["to-onnx", "packed.onnx", "x.onnx", "--external"]), "packed.onnx: .*zstd")
+    os.mkfifo("pipe.onnx")
+    c.fails(
+        capsys, main(["to-onnx", "pipe.onnx", "x.onnx", "--external"]), "pipe.onnx: not a regular file, .*convert it"
+    )
+    expected = onnx.load("model.onnx")
+    found = onnx.load("small.onnx")
+    for t in found.graph.initializer:
+        t.ClearField("data_location")
+    assert found == expected
+
+
 def test_to_onnx_goes_through_pipes(
     monkeypatch: pytest.MonkeyPatch, capsysbinary: pytest.CaptureFixture[bytes]
 ) -> None:
