@@ -14,7 +14,7 @@ from zcrecord.storage.compressed import SUFFIXES
 from .endings import writing
 from .parsers import Arguments, Parser, add_alignment, add_output_options, choose_dest, size
 from .render import Printer, counted, human, showing_progress, shown
-from .stdio import binary, read_stdin, size_ahead
+from .stdio import binary, name_of, read_stdin, size_ahead
 
 __all__ = [
     "convert",
@@ -144,8 +144,7 @@ def run_conversion(
     known = size_ahead(source) if args.source == "-" else None
     alone = args.json and args.dest == "-"  # nothing but the report is then on standard error
     errors = Printer(None if args.quiet or alone else sys.stderr)
-    name = "standard input" if args.source == "-" else args.source
-    with writing(name), showing_progress(prog, errors) as progress:
+    with writing(name_of(args.source)), showing_progress(prog, errors) as progress:
         report = convert(
             source,
             sink,

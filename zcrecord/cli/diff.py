@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -12,7 +11,7 @@ from zcrecord.record.record import Record
 
 from .endings import guarded
 from .parsers import Arguments, Parser, add_json, add_quiet
-from .render import Column, Printer, jsonable, showing_progress, shown, shown_value
+from .render import Column, Printer, jsonable, printers, showing_progress, shown, shown_value
 from .stdio import opened_archive
 
 __all__ = ["diff", "diff_arguments"]
@@ -45,7 +44,7 @@ def diff(args: Arguments) -> int:
     """Compare two archives; return 0 if they are equal, 1 if they differ, 2 for an error, as the command diff does."""
     if args.file == args.other == "-":
         args.refuse("only one of the two can be standard input")
-    out, errors = (Printer(None if args.quiet else stream) for stream in (sys.stdout, sys.stderr))
+    out, errors = printers(args.quiet)
     different = False
 
     def work() -> int:

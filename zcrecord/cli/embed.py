@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from .endings import writing
-from .parsers import Arguments, Parser, add_json, add_quiet, alignment
+from .parsers import Arguments, Parser, add_json, add_output_options, add_quiet, alignment
 from .render import Printer, counted, showing_progress, shown
 from .stdio import check_file
 
@@ -80,7 +80,7 @@ def attach_arguments(parser: Parser) -> None:
     parser.add_argument("--output", "-o", metavar="OUT", help="write the program to OUT, and leave PROGRAM unchanged")
     about = """replace OUT if it exists; attach to text, scripts, zips and signed programs, too, although they may no
         longer run"""
-    _add_options(parser, about)
+    add_output_options(parser, about, stdout=False)
 
 
 def attach(args: Arguments) -> int:
@@ -106,7 +106,7 @@ def detach_arguments(parser: Parser) -> None:
     parser.add_argument("--output", "-o", metavar="ARCHIVE", help=about)
     parser.add_argument("--keep", action="store_true", help="write the archive, and leave PROGRAM unchanged")
     parser.add_argument("--discard", action="store_true", help="remove the archive without writing it")
-    _add_options(parser, "replace ARCHIVE if it exists")
+    add_output_options(parser, "replace ARCHIVE if it exists", stdout=False)
 
 
 def detach(args: Arguments) -> int:
@@ -122,13 +122,6 @@ def detach(args: Arguments) -> int:
     if not args.quiet:
         _print_detached(report, Printer(sys.stdout), as_json=args.json)
     return 0
-
-
-def _add_options(parser: Parser, replaced: str) -> None:
-    parser.add_argument("--force", "-f", action="store_true", help=replaced)
-    parser.add_argument("--no-sync", action="store_true", help="do not wait until the file is safe from power loss")
-    add_quiet(parser)
-    add_json(parser, "the report")
 
 
 def _print_embedded(report: EmbedReport, out: Printer, *, as_json: bool) -> None:

@@ -14,8 +14,8 @@ from zcrecord.errors import LimitError, TensorNotFoundError, printable
 from zcrecord.record.record import Record
 
 from .parsers import Arguments, Parser, add_archive, add_json, natural
-from .render import Column, Printer, counted, jsonable, showing_progress, shown, shown_value
-from .stdio import opened_archive
+from .render import Column, Printer, counted, jsonable, printers, showing_progress, shown, shown_value
+from .stdio import name_of, opened_archive
 
 __all__ = ["info", "info_arguments", "ls", "ls_arguments", "tree", "tree_arguments"]
 
@@ -51,12 +51,8 @@ def info_arguments(parser: Parser) -> None:
 def info(args: Arguments) -> int:
     """Print an archive's sizes, layout, types, metadata and attributes."""
     with opened_archive(args.file) as record:
-        _print_info(record, _name(args), Printer(sys.stdout), Printer(sys.stderr), args.digest, as_json=args.json)
+        _print_info(record, name_of(args.file), *printers(), args.digest, as_json=args.json)
     return 0
-
-
-def _name(args: Arguments) -> str:
-    return "standard input" if args.file == "-" else str(args.file)
 
 
 def _print_info(
@@ -247,7 +243,7 @@ def tree_arguments(parser: Parser) -> None:
 def tree(args: Arguments) -> int:
     """Print an archive's modules, tensors and attributes as they nest."""
     with opened_archive(args.file) as record:
-        _print_tree(record, _name(args), Printer(sys.stdout), as_json=args.json, depth=args.depth)
+        _print_tree(record, name_of(args.file), Printer(sys.stdout), as_json=args.json, depth=args.depth)
     return 0
 
 

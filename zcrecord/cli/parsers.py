@@ -140,9 +140,9 @@ def add_archive(parser: Parser) -> None:
     parser.add_argument("file", metavar="FILE", help="an archive; - for standard input, read into memory")
 
 
-def add_json(parser: Parser, what: str) -> None:
+def add_json(parser: Parser, what: str, where: str = "") -> None:
     """Add the option --json."""
-    parser.add_argument("--json", action="store_true", help=f"print {what} as JSON")
+    parser.add_argument("--json", action="store_true", help=f"print {what} as JSON{where}")
 
 
 def add_quiet(parser: Parser) -> None:
@@ -156,13 +156,15 @@ def add_alignment(parser: Parser) -> None:
     parser.add_argument("--alignment", type=alignment, default=ALIGNMENT, metavar="BYTES", help=about)
 
 
-def add_output_options(parser: Parser, replaced: str = "replace OUT if it exists") -> None:
-    """Add the options of everything that writes a file: --force, --no-sync, --quiet, --json."""
+def add_output_options(parser: Parser, replaced: str = "replace OUT if it exists", *, stdout: bool = True) -> None:
+    """Add the options of everything that writes a file: --force, --no-sync, --quiet, --json.
+
+    `replaced` is the help of --force. `stdout` says that OUT may be standard output.
+    """
     parser.add_argument("--force", "-f", action="store_true", help=replaced)
     parser.add_argument("--no-sync", action="store_true", help="do not wait until the file is safe from power loss")
     add_quiet(parser)
-    about = "print the report as JSON, on standard error if OUT is -"
-    parser.add_argument("--json", action="store_true", help=about)
+    add_json(parser, "the report", ", on standard error if OUT is -" if stdout else "")
 
 
 def choose_dest(args: Arguments, off: tuple[str, ...], on: str) -> None:

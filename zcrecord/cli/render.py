@@ -11,6 +11,7 @@ import itertools
 import json
 import math
 import os
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Literal, NamedTuple, TextIO
@@ -26,6 +27,7 @@ __all__ = [
     "fitting_widths",
     "human",
     "jsonable",
+    "printers",
     "showing_progress",
     "shown",
     "shown_value",
@@ -253,6 +255,11 @@ class Printer:
         if last:
             self._print(last)
         self._print("]")
+
+
+def printers(quiet: bool = False) -> tuple[Printer, Printer]:
+    """Return printers to standard output and to standard error, which print nothing if `quiet`."""
+    return Printer(None if quiet else sys.stdout), Printer(None if quiet else sys.stderr)
 
 
 def _table(columns: Sequence[Column], rows: Sequence[tuple[str, ...]], widths: Sequence[int]) -> Any:

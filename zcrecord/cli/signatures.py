@@ -14,8 +14,8 @@ from zcrecord.record.record import Record
 from .endings import writing
 from .option_words import error_json
 from .parsers import Arguments, Parser, add_archive, add_json, add_output_options, add_quiet
-from .render import Printer, showing_progress, shown
-from .stdio import check_file, opened_archive
+from .render import Printer, printers, showing_progress, shown
+from .stdio import check_file, name_of, opened_archive
 
 __all__ = ["check", "check_arguments", "sign", "sign_arguments"]
 
@@ -37,7 +37,7 @@ def sign(args: Arguments) -> int:
     """Sign an archive."""
     check_file(args.file)
     options = {"passphrase": _passphrase(args.key), "force": args.force, "durable": not args.no_sync}
-    out, errors = (Printer(None if args.quiet else stream) for stream in (sys.stdout, sys.stderr))
+    out, errors = printers(args.quiet)
     with writing(args.file):
         _sign(args.file, args.key, args.output, out, errors, as_json=args.json, **options)
     return 0
@@ -89,10 +89,9 @@ def check_arguments(parser: Parser) -> None:
 
 def check(args: Arguments) -> int:
     """Check the signatures of an archive."""
-    out, errors = (Printer(None if args.quiet else stream) for stream in (sys.stdout, sys.stderr))
-    name = "standard input" if args.file == "-" else args.file
+    out, errors = printers(args.quiet)
     with opened_archive(args.file) as record:
-        _check(record, name, args.key, out, errors, as_json=args.json)
+        _check(record, name_of(args.file), args.key, out, errors, as_json=args.json)
     return 0
 
 

@@ -15,7 +15,7 @@ from zcrecord.record.record import Record
 
 from .endings import located
 
-__all__ = ["binary", "check_file", "opened_archive", "read_stdin", "size_ahead"]
+__all__ = ["binary", "check_file", "name_of", "opened_archive", "read_stdin", "size_ahead"]
 
 _PIPE = 1 << 20  # bytes of a pipe, where the system grants them; a sixteenth is usual, and as many more switches
 
@@ -49,11 +49,16 @@ def read_stdin() -> Any:
         raise SourceError(f"cannot be read: {error.strerror or error}", errno=error.errno) from error
 
 
+def name_of(given: str) -> str:
+    """Return the name of an input for messages: "-" is standard input."""
+    return "standard input" if given == "-" else given
+
+
 @contextlib.contextmanager
 def opened_archive(given: str) -> Iterator[Record]:
     """Open an archive, or standard input if `given` is "-"; errors inside the block name it."""
     with (
-        located("standard input" if given == "-" else given),
+        located(name_of(given)),
         load_record(read_stdin() if given == "-" else given) as record,
     ):
         yield record

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import asdict
 from typing import Any
 
@@ -15,8 +14,8 @@ from zcrecord.record.record import Record
 from .endings import located
 from .option_words import error_json
 from .parsers import Arguments, Parser, add_archive, add_json, add_quiet
-from .render import Printer, counted, showing_progress, shown
-from .stdio import read_stdin
+from .render import Printer, counted, printers, showing_progress, shown
+from .stdio import name_of, read_stdin
 
 __all__ = ["verify", "verify_arguments"]
 
@@ -39,8 +38,8 @@ def verify_arguments(parser: Parser) -> None:
 
 def verify(args: Arguments) -> int:
     """Check an archive, or the archive of an ONNX model."""
-    name = "standard input" if args.file == "-" else args.file
-    out, errors = (Printer(None if args.quiet else stream) for stream in (sys.stdout, sys.stderr))
+    name = name_of(args.file)
+    out, errors = printers(args.quiet)
     with located(name):
         if args.file.lower().endswith(".onnx"):
             _check_model(args.file, out, errors, level=args.level, as_json=args.json)
