@@ -417,3 +417,26 @@ def test_what_comes_back_runs_as_the_original_does() -> None:
     back = b"".join(graph.model_parts(zcrecord.load_record(archive(model))))
     assert onnx.ModelProto.FromString(back) == m.normal(model)
     assert_same(ort.InferenceSession(back).run(None, inputs), plain(model, False).run(None, inputs))
+
+
+@pytest.mark.parametrize("mode", ["r", "c"])
+def test_other_providers_than_the_cpu_read_weights_from_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: Any
+) -> None:
+    (tmp_path / "model.zcr").write_bytes(archive(mlp()))
+    record = zcrecord.load_record(tmp_path / "model.zcr", mode=mode)
+    given: list[bytes] = []
+    create = runtime._SessionBuilder._create
+
+    def noting(self: Any, model: bytes) -> Any:
+        given.append(model)
+        return create(self, model)
+
+    monkeypatch.setattr(runtime._SessionBuilder, "_create", noting)
+    feed = {"x": floats(2, 64)}
+    (expected,) = session(record).run(None, feed)
+    found = session(record, providers=["AzureExecutionProvider", "CPUExecutionProvider"])
+    np.testing.assert_array_equal(found.run(None, feed)[0], expected)
+    in_file = [b"model.zcr" in model for model in given]
+    by_file = runtime._version(ort) < runtime._DIRECT_SINCE
+    assert in_file == [by_file and mode == "r", mode == "r"], "memory that may be edited is no file's"
