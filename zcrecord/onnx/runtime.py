@@ -11,8 +11,8 @@ Small tensors, strings, complex numbers, empty tensors and those in attributes g
 expects it. `SessionOptions.add_initializer` is not used: if an optimizer transposes or reshapes an initializer under
 the same name, a view handed over by name stays unchanged, and results would be silently wrong.
 
-Source: ONNX Runtime 1.31, its pull request 32437 (CUDA) and `onnxruntime_session_options_config_keys.h`; `ort_optimizer_api_impl.cc`
-(TransposeInitializer, ReshapeInitializer) for the last.
+Source: ONNX Runtime 1.31, its pull request 32437 (CUDA), and `onnxruntime_session_options_config_keys.h`;
+`ort_optimizer_api_impl.cc` (TransposeInitializer, ReshapeInitializer) for the last.
 """
 
 from __future__ import annotations
@@ -254,18 +254,33 @@ def make_session(record: Record, options: Any, *providers: Any, more: bytes) -> 
 def optimise(record: Record, dest: str, weights: str, threads: int | None) -> None:
     """Have ONNX Runtime write the graph optimised for this CPU, and its weights with their packed forms in one file.
 
-    `weights` is that file's name, beside the graph; it is not written where no weight is large enough.
+    `weights` is that file's name, beside the graph; it is not written where no weight is large enough. Before 1.32,
+    which would not compare them, no packed forms are written.
+
+    Raises:
+        UnsupportedError: ONNX Runtime cannot read what it wrote: 1.21 repeats the weights of subgraphs.
     """
     ort = onnxruntime_module()
     options = ort.SessionOptions()
     options.optimized_model_filepath = dest
-    options.log_severity_level = 3  # or it warns that the graph is for this _CPU alone
+    options.log_severity_level = 3  # or it warns that the graph is for this CPU alone
     options.intra_op_num_threads = threads or 0
     _configure(options, "session.optimized_model_external_initializers_file_name", weights)
     _configure(options, "session.optimized_model_external_initializers_min_size_in_bytes", str(INLINE + 1))
-    _configure(options, "session.save_external_prepacked_constant_initializers", "1")
+    if _version(ort) >= _COMPARES_SINCE:
+        _configure(options, "session.save_external_prepacked_constant_initializers", "1")
     _SessionBuilder(ort, record, False, options, [_CPU], None).make()
-    _trim_memory()
+    options = ort.SessionOptions()
+    options.log_severity_level = 4
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    _configure(options, _NO_PREPACKING, "1")
+    try:
+        ort.InferenceSession(dest, options, providers=[_CPU])
+    except Exception as error:
+        what = f"onnxruntime {ort.__version__} cannot read the graph that it optimised; tune with a later one"
+        raise UnsupportedError(what, path=record.archive.path) from error
+    finally:
+        _trim_memory()
 
 
 def _cpu_alone(providers: Sequence[Any] | None) -> bool:
