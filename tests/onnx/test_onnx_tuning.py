@@ -24,11 +24,13 @@ from zcrecord.onnx.tuned import read_tuned
 from zcrecord.transport.packer import pack
 
 DIGITS = ROOT / "tests" / "data" / "digits.onnx"
-PACKS = tuple(map(int, ort.__version__.split(".")[:2])) >= (1, 32)  # earlier versions get no packed weights
+VERSION = tuple(map(int, ort.__version__.split(".")[:2]))
+PACKS = VERSION >= (1, 32)  # earlier versions get no packed weights
+WRITES_INNER = VERSION >= (1, 31)  # 1.21 cannot read the optimised graph with weights in subgraphs that it wrote
 WRITERS = {"gpt": gpt.write_gpt, "convolutions": convolutions.write_convolutions, "int8": quantized.write_quantized}
 
 
-@pytest.fixture(scope="module", params=["gpt", "convolutions", "int8", "if"])
+@pytest.fixture(scope="module", params=["gpt", "convolutions", "int8", *(["if"] if WRITES_INNER else [])])
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp(request.param) / "model.onnx"
     if request.param == "if":
@@ -75,6 +77,16 @@ def test_a_tuned_session_answers_as_the_onnx_bit_for_bit(model: Path, batch: int
     expected = original.run(None, inputs(original, batch))
     for ours, theirs in zip(made.run(None, inputs(original, batch)), expected, strict=True):
         np.testing.assert_array_equal(ours, theirs)
+
+
+@pytest.mark.skipif(WRITES_INNER, reason="it can read what it wrote")
+def test_a_graph_that_onnx_runtime_cannot_read_again_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "model.onnx").write_bytes(branches().SerializeToString())
+    convert(tmp_path / "model.onnx", tmp_path / "model.zcr")
+    before = (tmp_path / "model.zcr").read_bytes()
+    with pytest.raises(UnsupportedError, match="cannot read the graph that it optimised; tune with a later one"):
+        tune(tmp_path / "model.zcr")
+    assert (tmp_path / "model.zcr").read_bytes() == before
 
 
 def test_tuning_adds_no_tensor_and_changes_none(model: Path, tmp_path: Path) -> None:
