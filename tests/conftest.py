@@ -61,10 +61,27 @@ def path(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
     assert request.param == "new" or path.read_bytes() == b"old"
 
 
+@pytest.fixture
+def model_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder to run commands in, with the digits classifier as model.onnx."""
+    import command_line  # here, since most tests run without it
+
+    command_line.enter(tmp_path, monkeypatch)
+    return tmp_path
+
+
+@pytest.fixture
+def archive(model_folder: Path) -> Path:
+    """An archive in that folder, with something of all that archives can have."""
+    import command_line  # here, as above
+
+    return command_line.make_archive()
+
+
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
     """Chromium, for the tests of one file."""
-    from browsers import chromium  # here, since most tests run without it
+    from browsers import chromium  # here, as above
 
     with chromium() as running:
         yield running

@@ -18,12 +18,9 @@ from zcrecord.cli import inspect, render
 from zcrecord.cli.dispatch import main
 from zcrecord.cli.render import Column, fitting_widths
 
+pytestmark = pytest.mark.usefixtures("model_folder")
+
 WIDTHS = [20, 40, 60, 80, 120]
-
-
-@pytest.fixture(autouse=True)
-def _in_a_folder_with_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    c.enter(tmp_path, monkeypatch)
 
 
 @pytest.fixture

@@ -22,10 +22,7 @@ import zcrecord.onnx
 from zcrecord.cli import render
 from zcrecord.cli.dispatch import main, onnx2zc_main
 
-
-@pytest.fixture(autouse=True)
-def _in_a_folder_with_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    c.enter(tmp_path, monkeypatch)
+pytestmark = pytest.mark.usefixtures("model_folder")
 
 
 NO_MODELS: dict[str, tuple[Callable[[Path], object], str]] = {

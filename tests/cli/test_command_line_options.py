@@ -19,6 +19,8 @@ import zcrecord
 from zcrecord.cli import option_words
 from zcrecord.cli.dispatch import main
 
+pytestmark = pytest.mark.usefixtures("model_folder")
+
 ARGUMENT = re.compile(r"\b(?!charset)[a-z_]+=|list\(record\)|pass the bytes")
 # What no command ends with: loading to devices, filling, typed records, other frameworks, writing a record in Python.
 IN_PYTHON_ALONE = (
@@ -26,16 +28,6 @@ IN_PYTHON_ALONE = (
     "loaders/", "onnx/runtime", "onnx/selection", "onnx/session_fill", "record/", "remote/open",
     "storage/threads", "tensors/", "transport/packer", "typed/", "writing/sharing",
 )  # fmt: skip
-
-
-@pytest.fixture(autouse=True)
-def _in_a_folder_with_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    c.enter(tmp_path, monkeypatch)
-
-
-@pytest.fixture
-def archive() -> Path:
-    return c.make_archive()
 
 
 def sentences() -> dict[str, str]:

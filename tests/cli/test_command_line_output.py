@@ -16,15 +16,7 @@ import zcrecord
 from zcrecord.cli import render
 from zcrecord.cli.dispatch import main, onnx2zc_main
 
-
-@pytest.fixture(autouse=True)
-def _in_a_folder_with_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    c.enter(tmp_path, monkeypatch)
-
-
-@pytest.fixture
-def archive() -> Path:
-    return c.make_archive()
+pytestmark = pytest.mark.usefixtures("model_folder")
 
 
 # info

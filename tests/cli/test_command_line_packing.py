@@ -16,11 +16,7 @@ import zstandard
 import zcrecord
 from zcrecord.cli.dispatch import main
 
-
-@pytest.fixture(autouse=True)
-def _in_a_folder_with_an_archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    c.enter(tmp_path, monkeypatch)
-    c.make_archive()
+pytestmark = pytest.mark.usefixtures("archive")
 
 
 def test_an_archive_is_packed_and_unpacked(capsys: pytest.CaptureFixture[str]) -> None:

@@ -19,17 +19,9 @@ import pytest
 import zcrecord
 from tools.models.gpt import write_gpt
 
+pytestmark = pytest.mark.usefixtures("model_folder")
+
 posix = pytest.mark.skipif(os.name != "posix", reason="platform: signals, pipes and terminals of POSIX")
-
-
-@pytest.fixture(autouse=True)
-def _in_a_folder_with_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    c.enter(tmp_path, monkeypatch)
-
-
-@pytest.fixture
-def archive() -> Path:
-    return c.make_archive()
 
 
 @pytest.mark.parametrize("command", ["info", "ls", "tree"])

@@ -27,14 +27,11 @@ from zcrecord import errors
 from zcrecord.cli.dispatch import main
 from zcrecord.report import describe_archive, report, report_page
 
+pytestmark = pytest.mark.usefixtures("model_folder")
+
 ROOT = Path(__file__).resolve().parents[2]
 GOLDEN = sorted((ROOT / "tests" / "golden").glob("*.zcr"))
 DESCRIBING = ROOT / "tests" / "js" / "web" / "describing.mjs"
-
-
-@pytest.fixture(autouse=True)
-def _enter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    c.enter(tmp_path, monkeypatch)
 
 
 def embedded_of(path: Path) -> Any:
