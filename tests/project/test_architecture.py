@@ -186,7 +186,8 @@ def newly_imported(statement: str) -> set[str]:
 HEAVY = """
     argparse asyncio concurrent difflib email flatbuffers hashlib http importlib.metadata json logging ml_dtypes
     multiprocessing fsspec onnx onnxruntime psutil rich safetensors socket sqlite3 ssl subprocess tempfile torch
-    unittest zcrecord.cli.dispatch zcrecord.onnx zstandard
+    threading unittest zcrecord.cli.dispatch zcrecord.codec.file_types zcrecord.onnx zcrecord.storage.stream_reader
+    zcrecord.storage.threads zstandard
 """
 
 

@@ -15,8 +15,6 @@ import numpy as np
 
 from zcrecord.errors import FormatError, IntegrityError, LimitError, RecordError, VersionError
 
-from .file_types import program_of, wrong_type
-
 __all__ = ["ALIGNMENT", "HEADER_SIZE", "LARGE_ALIGNMENT", "LARGE_PAYLOAD", "MAGIC", "VERSION", "Header", "align_up"]
 
 Array = np.ndarray[Any, np.dtype[np.uint64]]
@@ -161,6 +159,8 @@ def _foreign(data: bytes, what: str) -> str:
         return "trailer: its magic is missing; the file is truncated or has bytes appended, copy it again"
     if data[:4] == b"\x89ZCR" or data[1:4] == b"ZCR":
         return "the magic is damaged, as by a transfer in text mode; copy the file again in binary mode"
+    from .file_types import wrong_type  # here, as below, because few files are no archives
+
     return wrong_type(data, "a zcrecord archive") or "not a zcrecord archive: the first 8 bytes are not its magic"
 
 
@@ -259,6 +259,8 @@ def ends_in_archive(source: memoryview) -> bool:
         trailer = None
     start = 0 if trailer is None else end - trailer.archive_size
     if trailer is None or start <= 0 or source[start : start + 8] != MAGIC:
+        from .file_types import program_of
+
         if (kind := program_of(bytes(source[:HEADER_SIZE]))) is None:
             return False
         gone = "`strip` takes an attached one off, and bytes behind one hide it; attach it with `zcrecord attach`"

@@ -29,8 +29,6 @@ from zcrecord.tensors.strides import address
 
 from .files import Identity, absolute_path, identity_of, open_regular
 from .sink import flat_view
-from .stream_reader import check_readable
-from .threads import each_piece
 
 __all__ = [
     "Memory",
@@ -207,6 +205,8 @@ def read_stream(file: Any) -> Memory:
     Raises:
         SourceError: it cannot be read. UnsupportedError: it gives text.
     """
+    from .stream_reader import check_readable  # here, because few archives are read from a stream
+
     check_readable(file)
     if isinstance(file, io.BytesIO):
         return Memory(memoryview(file.getvalue())[file.tell() :])  # shared until it is written to next
@@ -326,6 +326,8 @@ def _read_piece(fd: int, piece: Piece) -> int:
 
 def _read_all(fd: int, pieces: Sequence[Piece], done: Callable[[int], None] | None = None) -> None:
     threads = _READERS if hasattr(os, "preadv") else 1
+    from .threads import each_piece  # here, because threading takes a millisecond to import
+
     each_piece(lambda piece: _read_piece(fd, piece), pieces, threads=threads, done=done)
 
 

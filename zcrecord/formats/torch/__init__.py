@@ -19,8 +19,9 @@ import numpy as np
 from zcrecord.codec.entries import KIND_NAMES, is_attribute
 from zcrecord.codec.file_types import HEAD, wrong_type
 from zcrecord.codec.layout import MAX_DEPTH
-from zcrecord.errors import FormatError, LimitError, RecordError, UnsupportedError, missing_package, printable
+from zcrecord.errors import FormatError, LimitError, RecordError, UnsupportedError, printable
 from zcrecord.formats.zip_files import check_alike, open_zip
+from zcrecord.frameworks.torch import import_torch
 from zcrecord.record.record_writer import RecordWriter
 from zcrecord.storage.files import Progress, open_source
 from zcrecord.tensors.strides import address
@@ -63,7 +64,7 @@ def read(path: str, out: RecordWriter, progress: Progress) -> int:
             strangers. UnsupportedError: a key, value or tensor no archive can hold. LimitError: a small file claims
             huge tensors. DependencyError: torch is not installed. SourceError: the file cannot be read.
     """
-    torch = _torch()
+    torch = import_torch()
     try:
         file, size = open_source(path)
         with file:
@@ -88,14 +89,6 @@ def read(path: str, out: RecordWriter, progress: Progress) -> int:
         return size
     except RecordError as error:
         raise error.located(path=path) from error.__cause__
-
-
-def _torch() -> Any:
-    try:
-        import torch
-    except ImportError as error:
-        raise missing_package("torch", extra="torch") from error
-    return torch
 
 
 def _load(torch: Any, path: str, head: bytes) -> Any:
