@@ -75,6 +75,7 @@ AT_WORK = {
     "diff FILE FILE": "zcrecord.cli.diff",
     "convert FILE out.npz": "zcrecord.formats",
     "to-onnx FILE out.onnx": "zcrecord.onnx",
+    "tune FILE": "onnxruntime",
     "pack FILE": "zstandard",
     "unpack packed.zcr.zst": "zstandard",
     "report FILE": "zcrecord.report",

@@ -325,10 +325,11 @@ zcrecord.onnx.to_onnx(source: str | os.PathLike[str] | Any, dest: str | os.PathL
     external: bool = False, force: bool = False, durable: bool = True,
     progress: Progress | None = None) -> ConvertReport
 zcrecord.onnx.tune(archive: str | os.PathLike[str], dest: str | os.PathLike[str] | None = None, *,
-    threads: int | None = None, progress: Progress | None = None) -> TuneReport
+    threads: int | None = None, force: bool = False, durable: bool = True,
+    progress: Progress | None = None) -> TuneReport
 zcrecord.onnx.tuning(source: Any) -> Tuning
 zcrecord.onnx.untune(archive: str | os.PathLike[str], dest: str | os.PathLike[str] | None = None, *,
-    progress: Progress | None = None) -> TuneReport
+    force: bool = False, durable: bool = True, progress: Progress | None = None) -> TuneReport
 zcrecord.onnx.verify_external(path: str | os.PathLike[str], *, full: bool = False, allow_links: bool = False,
     progress: Progress | None = None) -> ExternalReport
 zcrecord.remote.trim_cache(folder: Any = None, *, limit: int = 0) -> int

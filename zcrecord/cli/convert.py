@@ -5,16 +5,18 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from zcrecord.errors import printable
 from zcrecord.storage.compressed import SUFFIXES
+from zcrecord.storage.files import check_destination, scratch_folder
 
 from .endings import writing
 from .parsers import Arguments, Parser, add_alignment, add_output_options, choose_dest, size
 from .render import Printer, counted, human, showing_progress, shown
-from .stdio import binary, name_of, read_stdin, size_ahead
+from .stdio import binary, check_file, name_of, read_stdin, size_ahead
+from .tune import print_tuning, run_tuning
 
 __all__ = [
     "convert",
@@ -104,6 +106,8 @@ def onnx2zc_arguments(parser: Parser) -> None:
     about = "read IN again and the archive back, and compare them, before OUT is replaced"
     parser.add_argument("--verify", action="store_true", help=about)
     parser.add_argument("--dry-run", action="store_true", help="read everything, write nothing, print the report")
+    about = "tune the archive for this machine, as zcrecord tune does; IN and OUT have to be files"
+    parser.add_argument("--tune", action="store_true", help=about)
     about = "accept external data behind symbolic and hard links, also to other folders"
     parser.add_argument("--allow-links", action="store_true", help=about)
     add_alignment(parser)
@@ -118,7 +122,34 @@ def onnx2zc(args: Arguments) -> int:
     if args.verify and (args.dry_run or "-" in (args.source, args.dest)):
         args.refuse("--verify reads IN and OUT a second time: both have to be files")
     names = ("alignment", "allow_links", "select", "exclude", "verify", "dry_run")
-    return run_conversion("onnx2zc", args, onnx.convert, _facts, **{name: getattr(args, name) for name in names})
+    options = {name: getattr(args, name) for name in names}
+    if args.tune:
+        return _onnx2zc_tuned(args, options)
+    return run_conversion("onnx2zc", args, onnx.convert, _facts, **options)
+
+
+def _onnx2zc_tuned(args: Arguments, options: dict[str, Any]) -> int:
+    """Convert a model to a scratch archive, and tune that to OUT: OUT gets the tuned archive, or stays as it was."""
+    from zcrecord import onnx
+
+    if "-" in (args.source, args.dest):
+        args.refuse("--tune needs two files: neither IN nor OUT can be -")
+    if args.select or args.exclude:
+        args.refuse("--tune needs the graph, which --select and --exclude leave out")
+    if args.dry_run:
+        args.refuse("--tune takes the archive that is written, and --dry-run writes none")
+    check_file(args.source)
+    check_destination(args.source, args.dest, args.force)
+
+    def work(source: str, dest: str, **more: Any) -> Any:
+        return replace(onnx.convert(source, scratch, **more), dest=dest)
+
+    def tuning(errors: Printer) -> Any:
+        return replace(run_tuning(scratch, args, errors), source=args.source)
+
+    with writing(args.source), scratch_folder(args.dest) as folder:
+        scratch = os.path.join(folder, "model.zcr")
+        return run_conversion("onnx2zc", args, work, _facts, then=tuning, **options)
 
 
 def run_conversion(
@@ -128,12 +159,13 @@ def run_conversion(
     facts: Callable[[Any, Printer], Iterator[str]],
     *,
     session_options: Mapping[str, str] | None = None,
+    then: Callable[[Printer], Any] | None = None,
     **options: Any,
 ) -> int:
     """Convert from and to files or standard streams, show progress, and print the report.
 
-    `facts` yields what the report's line says; `session_options` are printed after it. With OUT on standard output the
-    report goes to standard error.
+    `facts` yields what the report's line says; `session_options` are printed after it. `then` tunes what was converted,
+    and returns the report of that. With OUT on standard output the report goes to standard error.
     """
     if args.source == "-" and sys.stdin is not None and sys.stdin.isatty():
         args.refuse("standard input is a terminal; pipe something into it, or name a file")
@@ -144,23 +176,28 @@ def run_conversion(
     known = size_ahead(source) if args.source == "-" else None
     alone = args.json and args.dest == "-"  # nothing but the report is then on standard error
     errors = Printer(None if args.quiet or alone else sys.stderr)
-    with writing(name_of(args.source)), showing_progress(prog, errors) as progress:
-        report = convert(
-            source,
-            sink,
-            force=args.force,
-            durable=not args.no_sync,
-            progress=lambda done, total: progress(done, known if total is None else total),
-            **options,
-        )
+    with writing(name_of(args.source)):
+        with showing_progress(prog, errors) as progress:
+            report = convert(
+                source,
+                sink,
+                force=args.force,
+                durable=not args.no_sync,
+                progress=lambda done, total: progress(done, known if total is None else total),
+                **options,
+            )
+        tuning = None if then is None else then(errors)
     if args.quiet:
         return 0
     out = Printer(sys.stderr if args.dest == "-" else sys.stdout)
     if args.json:
-        out.json(asdict(report) | ({"session_options": session_options} if session_options else {}))
+        more = {"session_options": session_options, "tuning": tuning and asdict(tuning)}
+        out.json(asdict(report) | {key: value for key, value in more.items() if value})
     else:
         _print_report(report, facts, out)
         _print_session_options(session_options or {}, out)
+        if tuning is not None:
+            print_tuning(tuning, args.dest, out)
     return 0
 
 

@@ -23,6 +23,7 @@ _SPOKEN = {  # regular expressions, in this order
     r"dest_format=(, --to)?": "--to",
     r"source_format=(, --from)?": "--from",
     r"\balignment= ": "--alignment ",
+    r"save it with digest='xxh3'": "zcrecord convert writes one with digests",
     r"max_shard_size= ": "--max-shard-size ",
     r"select\('(?P<start>.*)\.\*'\) chooses those": r"'\g<start>.*' matches those",
     r"list\(record\) gives all names": "zcrecord ls lists them",

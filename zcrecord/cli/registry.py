@@ -50,6 +50,7 @@ COMMANDS = {
         Command("diff", "compare two archives", "diff"),
         Command("convert", "convert archives from and to other formats", "convert"),
         Command("to-onnx", "write the ONNX model of an archive", "convert"),
+        Command("tune", "make the model of an archive as fast as the .onnx on this machine", "tune"),
         Command("pack", "compress an archive for transport, to .zcr.zst", "pack"),
         Command("unpack", "decompress a packed archive", "pack"),
         Command("report", "show an archive as a web page in one file", "report"),

@@ -137,6 +137,12 @@ class TuningTarget:
             what = "is not written as `TuningTarget.encode` does"
         raise FormatError(_DAMAGED.format(what=what))
 
+    def words(self) -> str:
+        """Return it as a line for people."""
+        cpu = f"CPU with {', '.join(self.cpu)}" if self.cpu else "any CPU"
+        blocks = f", blocks of {self.nchwc_block} channels" if self.nchwc_block else ""
+        return f"onnxruntime {self.onnxruntime} (build {self.build}), {self.provider}, {self.machine}, {cpu}{blocks}"
+
     def misfit(self, here: TuningTarget) -> str | None:
         """Return the reason why a graph tuned for this target must not run at `here`; None if it may."""
         if self.convention != here.convention:

@@ -56,6 +56,7 @@ __all__ = [
     "plan",
     "read_tuned",
     "seal_of",
+    "size_before",
     "targets_of",
     "untuned",
 ]
@@ -287,6 +288,16 @@ def untuned(archive: Archive, part: TunedPart) -> Archive:
         raise FormatError(f"'{BEFORE}' of its tuned part names other payloads than the archive has")
     rows["offset"] = there["offset"]
     return archive.part(index._replace(payloads=rows), list(map(int, part.originals)))
+
+
+def size_before(archive: Archive) -> int:
+    """Return the size of an archive without its tuned part, in bytes; reads the header from before alone.
+
+    Raises:
+        FormatError: the tuned part is not as FORMAT.md says.
+    """
+    part = read_tuned(archive)
+    return archive.header.archive_size if part is None else _header_before(part).archive_size
 
 
 def _header_before(part: TunedPart) -> Header:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -30,7 +29,7 @@ from zcrecord.onnx.protobuf.rewriting import ExternalTensor, rewrite
 from zcrecord.record.load import load_record
 from zcrecord.record.record import Record
 from zcrecord.record.save import stored_entries
-from zcrecord.storage.files import check_destination, identity_of, open_sink, path_of
+from zcrecord.storage.files import check_destination, identity_of, open_sink, path_of, scratch_folder
 from zcrecord.storage.sink import Sink
 from zcrecord.writing.writers import StreamWriter
 
@@ -87,6 +86,8 @@ def tune(
     dest: str | os.PathLike[str] | None = None,
     *,
     threads: int | None = None,
+    force: bool = False,
+    durable: bool = True,
     progress: Progress | None = None,
 ) -> TuneReport:
     """Add to an archive what lets `session` answer as fast as from the .onnx, on this machine, from one shared copy.
@@ -102,8 +103,9 @@ def tune(
 
     Args:
         archive: the path of an archive that `convert` made.
-        dest: a path for the tuned archive, at which nothing is; None replaces the archive.
+        dest: a path for the tuned archive; None replaces the archive.
         threads: those that ONNX Runtime may use meanwhile; None for one for each core.
+        force, durable: replace what is at `dest`; that of `save_record`.
         progress: called with the bytes written and all that will be written, with 0 before the first.
 
     Example:
@@ -121,7 +123,7 @@ def tune(
     """
     started = time.perf_counter()
     ort = onnxruntime_module()
-    with _opened(archive, dest) as work:
+    with _opened(archive, dest, force, durable) as work:
         record, base = work.record, Record(work.base)
         graph.skeleton_of(base)
         if not base.archive.index.digest_kind:
@@ -131,7 +133,7 @@ def tune(
         record.verify()
         before = base.content_digest()
         target = this_target(ort)
-        with tempfile.TemporaryDirectory(dir=os.path.dirname(work.dest), prefix=".zcrecord-") as folder:
+        with scratch_folder(work.dest) as folder:
             optimise(base, os.path.join(folder, _MODEL), _WEIGHTS, threads)
             others = [t for t in work.part.targets if t.target != target] if work.part is not None else []
             graphs = [_TunedGraph.stored(record.archive, t) for t in others]
@@ -141,11 +143,16 @@ def tune(
 
 
 def untune(
-    archive: str | os.PathLike[str], dest: str | os.PathLike[str] | None = None, *, progress: Progress | None = None
+    archive: str | os.PathLike[str],
+    dest: str | os.PathLike[str] | None = None,
+    *,
+    force: bool = False,
+    durable: bool = True,
+    progress: Progress | None = None,
 ) -> TuneReport:
     """Take the tuned part out of an archive; gives back the very bytes from before, whole or not at all.
 
-    `dest` and `progress` are those of `tune`.
+    `dest`, `force`, `durable` and `progress` are those of `tune`.
 
     Example:
         >>> from zcrecord.onnx import convert
@@ -159,7 +166,7 @@ def untune(
             is damaged. DestinationExistsError, SourceError: as `tune`.
     """
     started = time.perf_counter()
-    with _opened(archive, dest) as work:
+    with _opened(archive, dest, force, durable) as work:
         if work.part is None:
             raise UnsupportedError("is not tuned; there is nothing to remove", path=work.path)
         work.record.verify()
@@ -176,11 +183,13 @@ def untune(
 
 
 @contextlib.contextmanager
-def _opened(archive: Any, dest: Any) -> Iterator[_Work]:
+def _opened(archive: Any, dest: Any, force: bool, durable: bool) -> Iterator[_Work]:
     path = path_of(archive)
     out = path if dest is None else path_of(dest)
     if dest is not None:
-        check_destination(path, out, False)
+        check_destination(path, out, force)
+        if os.path.exists(out) and not os.path.isfile(out):
+            raise UnsupportedError("a tuned archive is a regular file in a folder; name one", path=out)
     with load_record(path) as record:
         opened = record.archive
         if opened.embedded is not None:
@@ -192,7 +201,7 @@ def _opened(archive: Any, dest: Any) -> Iterator[_Work]:
             base = opened if part is None else tuned.untuned(opened, part)
         except FormatError as error:
             raise error.located(path=path) from None
-        yield _Work(path, os.path.realpath(out), record, part, base)
+        yield _Work(path, os.path.realpath(out), record, part, base, durable)
 
 
 class _Work(NamedTuple):
@@ -203,11 +212,12 @@ class _Work(NamedTuple):
     record: Record
     part: TunedPart | None
     base: Archive
+    durable: bool
 
     @contextlib.contextmanager
     def sink(self) -> Iterator[Sink]:
         """Yield a sink that takes the place of the destination at the end."""
-        with open_sink(self.dest) as sink:
+        with open_sink(self.dest, durable=self.durable) as sink:
             yield sink
             file = self.record.archive.file
             if file is None or identity_of(file[0]) != file[1]:
@@ -226,7 +236,7 @@ class _Work(NamedTuple):
         entries.metadata = [a for a in entries.metadata if not a.key.startswith(SIGNATURE_PREFIX)]
         targets = [pool.attributes(self.base, g, n) for g, n in zip(graphs, numbers, strict=True)]
         _add_part(entries, before, pool.originals, targets)
-        total = self.base.header.archive_size + sum(s.nbytes for s in pool.sources[len(pool.originals) :])
+        total = tuned.size_before(self.record.archive) + sum(s.nbytes for s in pool.sources[len(pool.originals) :])
         total += _PAGE * len(pool.on_pages)
         with self.sink() as sink:
             out = StreamWriter(sink, alignment=self.base.header.alignment)

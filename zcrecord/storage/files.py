@@ -37,6 +37,7 @@ __all__ = [
     "read_start",
     "refusals",
     "scratch_file",
+    "scratch_folder",
 ]
 
 Binary = IO[bytes] | io.RawIOBase | io.BufferedIOBase
@@ -547,6 +548,22 @@ def _remove_dead(scratch: str) -> None:
             os.unlink(scratch)
     finally:
         os.close(fd)
+
+
+@contextlib.contextmanager
+def scratch_folder(beside: str) -> Iterator[str]:
+    """Yield a new folder beside a path; it is removed at the end, with all that is in it.
+
+    Raises:
+        SourceError: it cannot be made.
+    """
+    import tempfile  # here, because few files are written twice
+
+    with contextlib.ExitStack() as stack:
+        with refusals(beside):
+            found = tempfile.TemporaryDirectory(dir=os.path.dirname(os.path.realpath(beside)), prefix=".zcrecord-")
+            folder = stack.enter_context(found)
+        yield folder
 
 
 @contextlib.contextmanager

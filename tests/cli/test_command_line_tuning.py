@@ -1,0 +1,226 @@
+"""`zcrecord tune` and `onnx2zc --tune`: what they take, tell, write and refuse; every file whole, or as it was."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import command_line as c
+import onnxruntime as ort
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+import zcrecord
+from zcrecord.cli import render
+from zcrecord.cli.dispatch import main, onnx2zc_main
+from zcrecord.integrity.signing import sign
+from zcrecord.onnx import convert, tune, tuning
+
+PACKS = tuple(map(int, ort.__version__.split(".")[:2])) >= (1, 32)
+
+
+@pytest.fixture(autouse=True)
+def _in_a_folder_with_an_archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    c.enter(tmp_path, monkeypatch)
+    convert("model.onnx", "model.zcr")
+
+
+def told(text: str) -> dict[str, str]:
+    """The facts that were printed, by their labels."""
+    return dict(line.split(": ", 1) for line in text.splitlines())
+
+
+def test_an_archive_is_tuned_in_its_place_and_the_size_is_told_before(capsys: pytest.CaptureFixture[str]) -> None:
+    before = zcrecord.load_record("model.zcr").content_digest()
+    assert main(["tune", "model.zcr", "--threads", "1"]) == 0
+    out, err = capsys.readouterr()
+    size = Path("model.zcr").stat().st_size
+    ahead = re.fullmatch(
+        r"model\.zcr: will have at most (\d+) bytes, ([\d.]+) times the 28568 bytes without the tuned part\n", err
+    )
+    assert ahead is not None
+    assert size <= int(ahead[1]) < size + 4 * 4096 and float(ahead[2]) == round(int(ahead[1]) / 28568, 2)
+    facts = told(out)
+    assert facts["file"] == "model.zcr"
+    assert facts["tuned for"].startswith(f"onnxruntime {ort.__version__} (build ")
+    assert "CPUExecutionProvider, " in facts["tuned for"]
+    assert facts["archive"] == f"{size} bytes"
+    assert facts["digest before"] == f"{before}, and that of the untuned part still: graph and weights are untouched"
+    assert facts["digest now"] == zcrecord.load_record("model.zcr").content_digest() != before
+    assert "signatures" not in facts
+    if PACKS:
+        assert facts["packed"].startswith("3 of 5 weights, 26624 bytes; ")
+    assert tuning("model.zcr").used
+
+
+def test_removing_gives_the_bytes_from_before_and_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    before = Path("model.zcr").read_bytes()
+    assert main(["tune", "model.zcr", "-q"]) == 0
+    assert capsys.readouterr() == ("", "")
+    assert main(["tune", "model.zcr", "again.zcr", "--remove", "-q"]) == 0
+    assert main(["tune", "model.zcr", "--remove"]) == 0
+    out, err = capsys.readouterr()
+    assert err == "model.zcr: will have 28568 bytes\n"
+    assert told(out)["removed"] == "the tuned part; the archive has the bytes from before it was tuned"
+    assert Path("model.zcr").read_bytes() == Path("again.zcr").read_bytes() == before
+    c.fails(capsys, main(["tune", "model.zcr", "--remove"]), "model.zcr: is not tuned; there is nothing to remove")
+
+
+def test_out_gets_the_tuned_archive_and_is_replaced_only_with_force(capsys: pytest.CaptureFixture[str]) -> None:
+    before = Path("model.zcr").read_bytes()
+    assert main(["tune", "model.zcr", "out.zcr", "--quiet"]) == 0
+    tuned = Path("out.zcr").read_bytes()
+    assert Path("model.zcr").read_bytes() == before != tuned
+    c.fails(capsys, main(["tune", "model.zcr", "out.zcr"]), "out.zcr: exists already; --force replaces it")
+    c.fails(capsys, main(["tune", "model.zcr", "model.zcr"]), "model.zcr: source and destination are the same file")
+    Path("out.zcr").write_bytes(b"old")
+    assert main(["tune", "model.zcr", "out.zcr", "--force", "--no-sync", "-q"]) == 0
+    assert Path("out.zcr").read_bytes() == tuned
+
+
+def test_the_report_is_json_on_request(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["tune", "model.zcr", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert (report["source"], report["input_bytes"]) == ("model.zcr", 28568)
+    assert report["archive_bytes"] == Path("model.zcr").stat().st_size
+    assert report["content_digest_before"] != report["content_digest"]
+    (target,) = report["targets"]
+    assert json.loads(target)["onnxruntime"] == ort.__version__
+    assert main(["tune", "model.zcr", "--json", "--remove"]) == 0
+    assert json.loads(capsys.readouterr().out)["targets"] == []
+
+
+def test_signatures_that_lapse_are_named(capsys: pytest.CaptureFixture[str]) -> None:
+    signed = sign("model.zcr", Ed25519PrivateKey.generate())
+    assert main(["tune", "model.zcr"]) == 0
+    lapsed = told(capsys.readouterr().out)["signatures"]
+    assert lapsed == f"lapsed, of 1 key: {signed.key}; sign the tuned archive again"
+
+
+def test_an_archive_tuned_before_is_compared_with_itself_untuned(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["tune", "model.zcr"]) == 0
+    first = capsys.readouterr()
+    assert main(["tune", "model.zcr"]) == 0
+    again = capsys.readouterr()
+    assert again.err == first.err
+    assert told(again.out) | {"seconds": ""} == told(first.out) | {"seconds": ""}
+
+
+def test_progress_follows_the_size(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(render, "_PLAIN_REFRESH", 0)
+    assert main(["tune", "model.zcr"]) == 0
+    first, *rest = capsys.readouterr().err.splitlines()
+    assert "will have at most" in first
+    assert rest and all(re.match(r"zcrecord: [\d.]+ (B|KiB) of [\d.]+ KiB, \d+%", line) for line in rest)
+
+
+@pytest.mark.parametrize(("arguments", "message"), [
+    (["-"], "ARCHIVE and OUT have to be files: neither can be -"),
+    (["model.zcr", "-"], "ARCHIVE and OUT have to be files: neither can be -"),
+    (["model.zcr", "--remove", "--threads", "1"], "--threads is for tuning, and --remove tunes nothing"),
+    (["model.zcr", "--threads", "x"], "is not a whole number, 0 or more"),
+    ([], "required: ARCHIVE"),
+])  # fmt: skip
+def test_wrong_usage_is_status_2(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["tune", *arguments])
+    assert ended.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+def test_what_cannot_be_tuned_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    c.fails(capsys, main(["tune", "missing.zcr"]), "missing.zcr: ")
+    c.fails(capsys, main(["tune", "model.onnx"]), "model.onnx: this looks like an ONNX model, not a ")
+    assert main(["pack", "model.zcr", "-q"]) == 0
+    c.fails(capsys, main(["tune", "model.zcr.zst"]), "model.zcr.zst: is packed, or remote; unpack or download it")
+    zcrecord.save_record(zcrecord.load_record("model.zcr"), "bare.zcr", digest="none")
+    c.fails(
+        capsys, main(["tune", "bare.zcr"]), "bare.zcr: has no digests, .*; zcrecord convert writes one with digests"
+    )
+    assert main(["convert", "bare.zcr", "whole.zcr", "-q"]) == main(["tune", "whole.zcr", "-q"]) == 0
+    c.make_archive()
+    c.fails(capsys, main(["tune", "model.zcr"]), "model.zcr: no attribute 'onnx.graph'")
+    os.mkfifo("pipe")
+    convert("model.onnx", "model.zcr", force=True)
+    c.fails(capsys, main(["tune", "model.zcr", "pipe"]), "pipe: a tuned archive is a regular file in a folder")
+
+
+def test_errors_of_onnx_runtime_are_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    model = c.DIGITS.read_bytes().replace(b"\x04Gemm", b"\x04Jemm")
+    assert model != c.DIGITS.read_bytes()
+    Path("unknown.onnx").write_bytes(model)
+    convert("unknown.onnx", "unknown.zcr")
+    before = Path("unknown.zcr").read_bytes()
+    c.fails(capsys, main(["tune", "unknown.zcr"]), "unknown.zcr: ONNX Runtime cannot tune it: .*Jemm")
+    assert Path("unknown.zcr").read_bytes() == before
+
+
+# onnx2zc --tune
+
+
+def test_onnx2zc_tunes_what_it_converts(capsys: pytest.CaptureFixture[str]) -> None:
+    assert onnx2zc_main(["model.onnx", "out.zcr", "--tune", "--verify"]) == 0
+    out, err = capsys.readouterr()
+    assert re.match(
+        r"out\.zcr: will have at most \d+ bytes, [\d.]+ times the 28568 bytes without the tuned part\n", err
+    )
+    line, *facts = out.splitlines()
+    assert re.match(r"out\.zcr: 7 tensors in \d+ modules, 27059 bytes in, 28568 bytes out, .*verified, ", line)
+    assert told("\n".join(facts))["archive"] == f"{Path('out.zcr').stat().st_size} bytes"
+    tune("model.zcr")
+    assert Path("out.zcr").read_bytes() == Path("model.zcr").read_bytes()
+    c.fails(capsys, onnx2zc_main(["model.onnx", "--tune"]), "model.zcr: exists already; --force", "onnx2zc: error: ")
+    assert onnx2zc_main(["model.onnx", "--tune", "--force", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert (report["dest"], report["tensors"], report["tuning"]["source"]) == ("model.zcr", 7, "model.onnx")
+    assert sorted(os.listdir()) == ["model.onnx", "model.zcr", "out.zcr"]
+
+
+@pytest.mark.parametrize(("arguments", "message"), [
+    (["-", "x.zcr"], "--tune needs two files: neither IN nor OUT can be -"),
+    (["model.onnx", "-"], "--tune needs two files: neither IN nor OUT can be -"),
+    (["model.onnx", "--select", "scale"], "--tune needs the graph, which --select and --exclude leave out"),
+    (["model.onnx", "--exclude", "scale"], "--tune needs the graph, which --select and --exclude leave out"),
+    (["model.onnx", "--dry-run"], "--tune takes the archive that is written, and --dry-run writes none"),
+])  # fmt: skip
+def test_onnx2zc_tunes_a_whole_file_to_a_file_alone(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        onnx2zc_main([*arguments, "--tune"])
+    assert ended.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+def test_onnx2zc_leaves_out_as_it_was_if_tuning_fails(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("model.onnx").write_bytes(c.DIGITS.read_bytes().replace(b"\x04Gemm", b"\x04Jemm"))
+    before = Path("model.zcr").read_bytes()
+    c.fails(capsys, onnx2zc_main(["model.onnx", "--tune", "-f"]), "error: model.onnx: ONNX Runtime", "onnx2zc: error: ")
+    assert Path("model.zcr").read_bytes() == before
+    assert sorted(os.listdir()) == ["model.onnx", "model.zcr"]
+
+
+@pytest.mark.skipif(os.name != "posix", reason="platform: signals of POSIX")
+@pytest.mark.parametrize("command", ["main(['tune', 'model.zcr'])", "onnx2zc_main(['model.onnx', '--tune', '-f'])"])
+def test_ctrl_c_while_onnx_runtime_works_leaves_every_file(command: str) -> None:
+    before = {path: Path(path).read_bytes() for path in os.listdir()}
+    code = f"""
+import os, signal, sys
+from zcrecord.cli.dispatch import main, onnx2zc_main
+from zcrecord.onnx import tuner
+real = tuner.optimise
+def stop(*args):
+    real(*args)
+    os.kill(os.getpid(), signal.SIGINT)
+tuner.optimise = stop
+sys.exit({command})
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=60)
+    name = b"onnx2zc" if "onnx2zc" in command else b"zcrecord"
+    assert (done.returncode, done.stdout, done.stderr) == (128 + signal.SIGINT, b"", name + b": interrupted\n")
+    assert {path: Path(path).read_bytes() for path in os.listdir()} == before
