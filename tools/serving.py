@@ -6,6 +6,8 @@ fixed seed, as the model of `tools.models` declares them, so that both ways answ
 
 from __future__ import annotations
 
+import hashlib
+import logging
 import statistics
 import time
 from collections.abc import Callable
@@ -17,6 +19,8 @@ from tools.measure import memory, peak_rss
 
 __all__ = [
     "SEQUENCE",
+    "answer_digest",
+    "close_session",
     "convert",
     "first_answer",
     "imported_rss",
@@ -29,6 +33,8 @@ __all__ = [
     "prepare",
     "private_bytes",
     "request_for",
+    "runtime_version",
+    "tune",
 ]
 
 SEQUENCE = 16  # tokens to a request
@@ -40,7 +46,14 @@ def prepare() -> None:
     """Import what serving needs, so that it is in no figure."""
     import onnxruntime  # noqa: F401
 
-    from zcrecord.onnx import session  # noqa: F401
+    from zcrecord.onnx import session, tuned  # noqa: F401
+
+
+def runtime_version() -> str:
+    """Return the version of ONNX Runtime that this process takes."""
+    import onnxruntime
+
+    return str(onnxruntime.__version__)
 
 
 def make_session(
@@ -63,6 +76,7 @@ def make_session(
     from zcrecord import load_record
     from zcrecord.onnx import session
 
+    logging.getLogger("zcrecord").setLevel(logging.ERROR)  # it warns of an archive that is not tuned: so on purpose
     record = load_record(path)
     if prefetch:
         record.prefetch()
@@ -77,6 +91,12 @@ def open_session(path: str, **options: Any) -> float:
     return time.perf_counter() - start
 
 
+def close_session() -> None:
+    """Let go of the session, before another takes its place."""
+    global _session
+    _session = None
+
+
 def first_answer(batch: int = 1, *, condition: bool = True) -> tuple[float, list[float]]:
     """Return the seconds that one request took, and some of its answer to compare with the other form's.
 
@@ -86,6 +106,11 @@ def first_answer(batch: int = 1, *, condition: bool = True) -> tuple[float, list
     answer = _session.run(None, request_for(_session, batch, condition))[0]
     seconds = time.perf_counter() - start
     return seconds, [float(v) for v in answer[0].reshape(-1, answer.shape[-1])[-1, :16]]
+
+
+def answer_digest(batch: int = 1) -> str:
+    """Return the SHA-256 of the bytes of one answer."""
+    return hashlib.sha256(_session.run(None, request_for(_session, batch))[0].tobytes()).hexdigest()
 
 
 def latency(batch: int = 1, repeats: int = 20) -> float:
@@ -119,6 +144,13 @@ def convert(source: str, dest: str, **options: Any) -> dict[str, Any]:
     from zcrecord.onnx import convert
 
     return _timed(lambda: convert(source, dest, **options))
+
+
+def tune(source: str, dest: str) -> None:
+    """Write an archive that is tuned for this machine and the ONNX Runtime of this process."""
+    from zcrecord.onnx import tune
+
+    tune(source, dest)
 
 
 def onnx_load(source: str) -> dict[str, Any]:

@@ -1,7 +1,8 @@
 """An ONNX Runtime session from the archive and from the .onnx: start, answers, private memory, for models of each kind.
 
-Each session is made in a process of its own that has imported everything beforehand. `memory="speed"` has ONNX Runtime
-repack weights for its kernels, as it does by itself for an .onnx: it buys latency with a copy.
+zcrecord's figures are those of a tuned archive. Beside them stand those of the archive before it was tuned, of which
+nothing is packed; of the same with `memory="speed"`, which has ONNX Runtime pack weights into a private copy; and of
+the .onnx, for which it does so by itself. Each session is made in a process of its own that has imported everything.
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ import os
 import statistics
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import IO, Any
 
 from tools.bench.harness import OURS, Promise, Row, Settings, require_disk
@@ -23,12 +23,17 @@ __all__ = ["run"]
 
 AREA = "session"
 PEER = ".onnx"
+UNTUNED = "zcrecord, not tuned"
 SPEED = 'zcrecord, memory="speed"'
-PREFETCH = "zcrecord, prefetch()"  # beforehand: the disk is read from end to end and not as weights are touched
+PREFETCH = f"{UNTUNED}, prefetch()"  # beforehand: the disk is read from end to end and not as weights are touched
+LITTLE_MORE = f"{UNTUNED}, and 4 MiB"
 BATCHES = {1: 15, 16: 5}  # to how many requests make a median
 TOKENS = f"each of {SEQUENCE} tokens"
 LITTLE = Promise("under", 16 * MIB)
-Samples = dict[str, list[dict[str, float]]]
+AS_FAST = Promise("within", 1.05, PEER)
+ROOM = 7  # times a model's size: the .onnx, the archive, the tuned one, and what tuning writes meanwhile
+Figures = dict[str, float]
+Samples = dict[str, list[Figures]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +43,7 @@ class Subject:
     Attributes:
         each: what one of a batch is; empty: latency is not measured.
         conditions: what its input of truth values is in the first requests, after which memory is measured.
+        creation: the promise of the tuned archive, and `untuned` that of the archive before.
     """
 
     name: str
@@ -46,15 +52,17 @@ class Subject:
     each: str = ""
     conditions: tuple[bool, ...] = (True,)
     creation: Promise | None = None
+    untuned: Promise | None = None
     private: Promise = LITTLE
 
 
+PIXELS = f"each {convolutions.IMAGE} by {convolutions.IMAGE} pixels"
 SUBJECTS = (
-    Subject("GPT", gpt.write_gpt, 1536, TOKENS, creation=Promise("faster", 50, PEER)),
     Subject(
-        "convolutions", convolutions.write_convolutions, 54, f"each {convolutions.IMAGE} by {convolutions.IMAGE} pixels"
+        "GPT", gpt.write_gpt, 1536, TOKENS, creation=Promise("faster", 2.5, PEER), untuned=Promise("faster", 50, PEER)
     ),
-    Subject("int8 QDQ", quantized.write_quantized, 256, TOKENS),
+    Subject("convolutions", convolutions.write_convolutions, 54, PIXELS, creation=Promise("faster", 8, PEER)),
+    Subject("int8 QDQ", quantized.write_quantized, 256, TOKENS, creation=Promise("faster", 2.5, PEER)),
     Subject(
         "one weight in two branches",
         branches.write_branches,
@@ -69,32 +77,46 @@ def run(settings: Settings) -> Iterator[Row]:
     """Yield the rows of serving each model."""
     for subject in SUBJECTS:
         mib = settings.pick(subject.mib, 1)
-        require_disk(settings.folder, 3 * mib * MIB)
-        source, archive = settings.folder / "model.onnx", settings.folder / "model.zcr"
+        require_disk(settings.folder, ROOM * mib * MIB)
+        source, archive, tuned = (settings.folder / name for name in ("model.onnx", "model.zcr", "tuned.zcr"))
         with source.open("wb") as sink:
             subject.write(sink, mib)
             sink.flush()
             os.fsync(sink.fileno())  # what is not written back stays in the page cache
         call_alone("tools.serving:convert", source=str(source), dest=str(archive))
+        call_alone("tools.serving:tune", source=str(archive), dest=str(tuned))
         repeats = settings.pick(5, 1)
-        samples = _samples(settings, subject, source, archive, repeats)
-        for path in (source, archive):
+        ways: dict[str, dict[str, Any]] = {
+            OURS: {"path": str(tuned)},
+            UNTUNED: {"path": str(archive)},
+            SPEED: {"path": str(archive), "memory": "speed"},
+            PEER: {"path": str(source)},
+        }
+        samples, differing = _samples(settings, subject, ways, repeats)
+        sizes = {name: float(os.path.getsize(ways[name]["path"])) for name in (OURS, UNTUNED, PEER)}
+        for path in (source, archive, tuned):
             path.unlink()
         yield from _rows(f"ONNX Runtime, {subject.name}, {_size(mib)}", subject, samples, repeats)
+        if subject.each:
+            yield from _files(f"ONNX Runtime, {subject.name}, {_size(mib)}", sizes, differing)
 
 
-def _samples(settings: Settings, subject: Subject, source: Path, archive: Path, repeats: int) -> Samples:
-    ways: dict[str, dict[str, Any]] = {
-        OURS: {"path": str(archive)},
-        SPEED: {"path": str(archive), "memory": "speed"},
-        PEER: {"path": str(source)},
-    }
+def _samples(
+    settings: Settings, subject: Subject, ways: dict[str, dict[str, Any]], repeats: int
+) -> tuple[Samples, Figures]:
+    """Return the figures of each way and repetition, and how many of its answers were not the .onnx's, bit for bit."""
     samples: Samples = {name: [] for name in (*ways, PREFETCH)}
+    answers: dict[str, list[str]] = {name: [] for name in ways}
     for _ in range(repeats):
         for name, arguments in ways.items():
-            samples[name].append({"cold": _cold(subject, arguments), **_warm(settings, subject, arguments)})
-        samples[PREFETCH].append({"cold": _cold(subject, {**ways[OURS], "prefetch": True})})
-    return samples
+            figures, told = _warm(settings, subject, arguments)
+            samples[name].append({"cold": _cold(subject, arguments), **figures})
+            answers[name] += told
+        samples[PREFETCH].append({"cold": _cold(subject, {**ways[UNTUNED], "prefetch": True})})
+    differing = {
+        name: float(sum(a != b for a, b in zip(told, answers[PEER], strict=True))) for name, told in answers.items()
+    }
+    return samples, differing
 
 
 def _cold(subject: Subject, arguments: dict[str, Any]) -> float:
@@ -107,23 +129,24 @@ def _cold(subject: Subject, arguments: dict[str, Any]) -> float:
     return float(created + first)
 
 
-def _warm(settings: Settings, subject: Subject, arguments: dict[str, Any]) -> dict[str, float]:
-    """Return the figures of one session in a process of its own."""
+def _warm(settings: Settings, subject: Subject, arguments: dict[str, Any]) -> tuple[Figures, list[str]]:
+    """Return the figures of one session in a process of its own, and the digests of its answers."""
     with Worker() as worker:
         worker.call("tools.serving:prepare")
         before = worker.call("tools.serving:private_bytes")
+
+        def private() -> float:
+            return float("nan") if before is None else worker.call("tools.serving:private_bytes") - before
+
         created = worker.call("tools.serving:open_session", **arguments)
         first, *_ = (worker.call("tools.serving:first_answer", condition=c)[0] for c in subject.conditions)
-        after = worker.call("tools.serving:private_bytes")
-        figures = {
-            "created": created,
-            "first": created + first,
-            "private": float("nan") if before is None else after - before,
-        }
+        figures = {"created": created, "first": created + first, "private": private()}
         for batch, repeats in BATCHES.items() if subject.each else ():
             asked = {"batch": batch, "repeats": settings.pick(repeats, 2)}
             figures[f"batch {batch}"] = worker.call("tools.serving:latency", **asked)
-    return figures
+        figures["private, both"] = private()
+        digests = [worker.call("tools.serving:answer_digest", batch=batch) for batch in BATCHES if subject.each]
+    return figures, digests
 
 
 def _rows(work: str, subject: Subject, samples: Samples, repeats: int) -> Iterator[Row]:
@@ -131,13 +154,30 @@ def _rows(work: str, subject: Subject, samples: Samples, repeats: int) -> Iterat
         medians = {name: statistics.median(s[key] for s in some) for name, some in samples.items() if key in some[0]}
         return Row(AREA, f"{work}: {what}", unit, medians, promise, note, repeats)
 
-    yield row("create the session", "created", promise=subject.creation)
+    created = row("create the session", "created", promise=subject.creation)
+    yield created
+    if subject.untuned:
+        values = {OURS: created.values[UNTUNED], PEER: created.values[PEER]}
+        yield Row(AREA, f"{work}, not tuned: create the session", "s", values, subject.untuned, samples=repeats)
     answers = "the first answer" if len(subject.conditions) == 1 else "an answer of each"
     yield row(f"private memory after {answers}", "private", "B", subject.private)
+    if subject.each:
+        both = row(
+            "private memory after answers at both batch sizes", "private, both", "B", Promise("within", 1, LITTLE_MORE)
+        )
+        both.values[LITTLE_MORE] = both.values[UNTUNED] + 4 * MIB
+        yield both
     yield row("creation to first answer", "first")
     yield row("creation to first answer, not in the page cache", "cold")
     for batch in BATCHES if subject.each else ():
-        yield row(f"steady latency, batch {batch}", f"batch {batch}", note=subject.each)
+        yield row(f"steady latency, batch {batch}", f"batch {batch}", promise=AS_FAST, note=subject.each)
+
+
+def _files(work: str, sizes: Figures, differing: Figures) -> Iterator[Row]:
+    """Yield the row of answers, and that of the files' sizes."""
+    del differing[PEER]  # it is what the others are compared with
+    yield Row(AREA, f"{work}: answers that are not the .onnx's, bit for bit", "", differing, Promise("under", 1))
+    yield Row(AREA, f"{work}: size of the file", "B", sizes, Promise("within", 2.1, PEER))
 
 
 def _size(mib: int) -> str:

@@ -2,7 +2,8 @@
 
 Every process is measured three times in its life: bare, having imported everything and done the same work on next to
 nothing; over the archive; and with a copy of its own, which the figures have to notice. They are ONNX Runtime sessions
-on a model whose If has one matrix in both branches, and torch workers, forked and spawned, by hand and by a DataLoader.
+on a model whose If has one matrix in both branches, and on a tuned GPT, and torch workers, forked and spawned, by hand
+and by a DataLoader.
 """
 
 from __future__ import annotations
@@ -14,13 +15,13 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 
 from tools.bench.harness import OURS, Promise, Row, Settings, require_disk
 from tools.measure import MIB, memory
-from tools.models import branches
+from tools.models import branches, gpt
 from tools.worker import Worker, call_alone
 
 __all__ = [
@@ -48,8 +49,9 @@ PATIENCE = 120  # seconds after which a worker that does not answer has failed
 def run(settings: Settings) -> Iterator[Row]:
     """Yield the rows of four processes over one archive."""
     mib = settings.pick(MIB_IN_ALL, 8)
-    require_disk(settings.folder, 3 * mib * MIB)
+    require_disk(settings.folder, 7 * mib * MIB)
     yield _served(settings, mib)
+    yield _tuned(settings, mib)
     path = write_archive(settings.folder, mib)
     for start in STARTS[: settings.pick(len(STARTS), 1)]:
         sums = call_alone("tools.bench.sharing:torch_workers", path=str(path), start=start)
@@ -67,6 +69,23 @@ def _served(settings: Settings, mib: int) -> Row:
         Path(path).unlink()
     work = f"{PROCESSES} ONNX Runtime sessions, one weight in two branches, {_size(mib)}: memory"
     return _row(work, sums, nbytes, {f'{OURS}, memory="speed"': speed[OWN], ".onnx": sums[OWN]})
+
+
+def _tuned(settings: Settings, mib: int) -> Row:
+    """Return the row of a tuned archive, of which each weight is used in one form, packed or as it was."""
+    paths = write_models(settings.folder, mib, gpt.write_gpt)
+    tuned = {BARE: paths[BARE], SHARED: str(settings.folder / "tuned.zcr"), OWN: paths[OWN]}
+    call_alone("tools.serving:tune", source=paths[SHARED], dest=tuned[SHARED])
+    nbytes = os.path.getsize(paths[SHARED])
+    sums = serve(tuned)
+    others = {
+        "zcrecord, not tuned": serve(paths)[SHARED],
+        f'{OURS}, memory="speed"': serve({BARE: paths[BARE], OWN: paths[SHARED]}, memory="speed")[OWN],
+        ".onnx": sums[OWN],
+    }
+    for path in {*paths.values(), *tuned.values()}:
+        Path(path).unlink()
+    return _row(f"{PROCESSES} ONNX Runtime sessions, GPT, {_size(mib)}: memory", sums, nbytes, others)
 
 
 def _row(work: str, sums: dict[str, int], nbytes: int, others: dict[str, int]) -> Row:
@@ -95,12 +114,14 @@ def total_pss(pids: Iterable[int]) -> int:
 # -- ONNX Runtime ----------------------------------------------------------------------------------------------------
 
 
-def write_models(folder: Path, mib: int) -> dict[str, str]:
-    """Write the model whose If has one matrix in both branches: a tiny one, an archive, and as .onnx."""
-    paths = {BARE: str(folder / "tiny.onnx"), SHARED: str(folder / "branches.zcr"), OWN: str(folder / "branches.onnx")}
+def write_models(
+    folder: Path, mib: int, write: Callable[[IO[bytes], int], object] = branches.write_branches
+) -> dict[str, str]:
+    """Write a model, by default the one whose If has a matrix in both branches: tiny, as an archive, and as .onnx."""
+    paths = {BARE: str(folder / "tiny.onnx"), SHARED: str(folder / "model.zcr"), OWN: str(folder / "model.onnx")}
     for way, size in ((BARE, 1), (OWN, mib)):
         with open(paths[way], "wb") as sink:
-            branches.write_branches(sink, size)
+            write(sink, size)
     call_alone("tools.serving:convert", source=paths[OWN], dest=paths[SHARED])
     return paths
 
