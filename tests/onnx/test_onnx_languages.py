@@ -21,20 +21,23 @@ import onnxruntime as ort
 import pytest
 
 from tools.models.branches import write_branches
+from tools.models.quantized import write_quantized
 from zcrecord.cli.dispatch import main
-from zcrecord.onnx import convert, to_onnx
-from zcrecord.onnx.export import ONE_COPY
+from zcrecord.onnx import convert, runtime, to_onnx, tune
+from zcrecord.onnx.external_data import ONE_COPY
 
 TESTS = Path(__file__).parents[1]
 PAGE = (c.ROOT / "zcrecord" / "onnx" / "README.md").read_text(encoding="utf-8")
 STRICT = ["-Wall", "-Wextra", "-Wpedantic", "-Wconversion", "-Wshadow", "-Werror"]
 PLACE = re.compile(r"^ *// the guide's lines\n", re.MULTILINE)
+PACKS = runtime.compares_packed(ort)
 MIB = 48  # of the weight that both branches share
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="platform: libraries and /proc as Linux has them")
 
 Feed = dict[str, np.ndarray]
-Program = Callable[[Path], list[str]]  # builds the program in a folder; its command line
+Change = Callable[[str], str]
+Program = Callable[..., list[str]]  # builds the program in a folder, of changed lines; its command line
 
 
 def lines(language: str) -> str:
@@ -44,9 +47,14 @@ def lines(language: str) -> str:
     return str(found)
 
 
-def with_lines(source: Path, language: str, dest: Path) -> Path:
-    """A program with the guide's lines in the place that is marked."""
-    text, count = PLACE.subn(lambda _: lines(language), source.read_text(encoding="utf-8"))
+def without_options(text: str) -> str:
+    """Lines that make a session, as a tuned model needs them."""
+    return re.sub(r"^.*disable_.*\n", "", text, flags=re.MULTILINE)
+
+
+def with_lines(source: Path, used: str, dest: Path) -> Path:
+    """A program with lines that make a session in the place that is marked."""
+    text, count = PLACE.subn(lambda _: used, source.read_text(encoding="utf-8"))
     assert count == 1, source
     dest.write_text(text)
     return dest
@@ -75,15 +83,15 @@ print(onnxruntime.__version__, private_bytes() - before)
 """
 
 
-def python(folder: Path) -> list[str]:
-    (folder / "session.py").write_text(PYTHON.replace("# the guide's lines\n", lines("python")))
+def python(folder: Path, change: Change = str) -> list[str]:
+    (folder / "session.py").write_text(PYTHON.replace("# the guide's lines\n", change(lines("python"))))
     return [sys.executable, str(folder / "session.py")]
 
 
-def cpp(folder: Path) -> list[str]:
+def cpp(folder: Path, change: Change = str) -> list[str]:
     library = folder / "libonnxruntime.so.1"
     library.symlink_to(onnx_runtimes.shared_library())
-    (folder / "session.inc").write_text(lines("cpp"))
+    (folder / "session.inc").write_text(change(lines("cpp")))
     include = ["-isystem", str(onnx_runtimes.cpp_headers()), f"-I{folder}", "-DORT_API_MANUAL_INIT"]
     link = [str(library), f"-Wl,-rpath,{folder}"]
     source = str(TESTS / "cpp" / "session.cpp")
@@ -91,18 +99,18 @@ def cpp(folder: Path) -> list[str]:
     return [str(folder / "session")]
 
 
-def node(folder: Path) -> list[str]:
+def node(folder: Path, change: Change = str) -> list[str]:
     (folder / "node_modules").symlink_to(onnx_runtimes.node_modules() / "node_modules")
-    return ["node", str(with_lines(TESTS / "js" / "session.mjs", "js", folder / "session.mjs"))]
+    return ["node", str(with_lines(TESTS / "js" / "session.mjs", change(lines("js")), folder / "session.mjs"))]
 
 
-def java(folder: Path) -> list[str]:
+def java(folder: Path, change: Change = str) -> list[str]:
     classes = onnx_runtimes.java_classes()
     library = folder / "libonnxruntime.so.1.17.0"
     (folder / "versions").write_text("VERS_1.17.0 { global: Ort*; local: *; };\n")
     link = ["-shared", "-fPIC", f"-Wl,-soname,{library.name}", f"-Wl,--version-script={folder}/versions"]
     build(["gcc", *STRICT, *link, str(TESTS / "java" / "onnxruntime_1_17.c"), "-o", str(library)])
-    source = with_lines(TESTS / "java" / "Session.java", "java", folder / "Session.java")
+    source = with_lines(TESTS / "java" / "Session.java", change(lines("java")), folder / "Session.java")
     build(["javac", "-Xlint:all", "-Werror", "-cp", str(classes), "-d", str(folder), str(source)])
     options = ["-XX:+UseSerialGC", "-Xmx32m", f"-Donnxruntime.native.onnxruntime.path={library}"]
     return ["java", *options, "-cp", f"{folder}:{classes}", "Session"]
@@ -160,6 +168,13 @@ def run(command: list[str], folder: Path, feeds: list[Feed]) -> tuple[list[np.nd
     return [np.fromfile(folder / f"output{n}", "f4") for n in range(len(feeds))], int(done.stdout.split()[1])
 
 
+def assert_equal(make: Program, found: np.ndarray, expected: np.ndarray) -> None:
+    if make is node:  # whose ONNX Runtime is another version
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+    else:
+        assert found.tobytes() == expected.tobytes()
+
+
 def test_the_guide_and_the_command_line_give_the_options_that_are_meant(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -189,10 +204,7 @@ def test_outputs_equal_those_of_the_onnx_in_python(make: Program, branches: Path
         for found, feed in zip(got, feeds, strict=True):
             expected = reference.run(None, feed)[0].ravel()
             assert found.any()
-            if make is node:  # whose ONNX Runtime is another version
-                np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
-            else:
-                assert found.tobytes() == expected.tobytes()
+            assert_equal(make, found, expected)
 
 
 @pytest.mark.exhaustive(keep=("Python",))
@@ -207,3 +219,26 @@ def test_a_weight_of_two_branches_is_not_copied_and_the_measurement_would_notice
     assert plain > (MIB - 4) << 20
     _, over_the_archive = run(command, branches, feeds)
     assert over_the_archive <= (32 if make is java else 16) << 20  # half of Java's are its own
+
+
+@pytest.mark.skipif(not PACKS, reason="packed weights are compared from ONNX Runtime 1.32 on")
+@pytest.mark.exhaustive(keep=0)  # test_onnx_tuned_export has Python alone
+@pytest.mark.parametrize("make", PROGRAMS)
+def test_a_tuned_model_needs_no_options(make: Program, tmp_path: Path) -> None:
+    with open(tmp_path / "model.onnx", "wb") as sink:
+        write_quantized(sink, MIB)
+    convert(tmp_path / "model.onnx", tmp_path / "model.zcr", durable=False)
+    tune(tmp_path / "model.zcr")
+    to_onnx(tmp_path / "model.zcr", tmp_path / "small.onnx", external=True, durable=False)
+    reference = ort.InferenceSession(tmp_path / "model.onnx")
+    given = reference.get_inputs()[0]
+    shape = [size if isinstance(size, int) else 4 for size in given.shape]
+    feed = {given.name: np.random.default_rng(0).standard_normal(shape).astype("f4")}
+    command = make(tmp_path, without_options)
+    assert not any(b"disable_" in path.read_bytes() for path in tmp_path.glob("[sS]ession.*"))
+    ((found,), grown) = run(command, tmp_path, [feed])
+    assert_equal(make, found, reference.run(None, feed)[0].ravel())
+    assert grown <= (32 if make is java else 24) << 20  # the largest packed weight is held once meanwhile
+    to_onnx(tmp_path / "model.zcr", tmp_path / "small.onnx", external=True, tuned=False, force=True)
+    _, copied = run(command, tmp_path, [feed])
+    assert copied > (MIB - 4) << 20

@@ -211,7 +211,8 @@ zcrecord.embed.generate(source: Any, directory: Any, *, lang: Language, blob: Bl
 zcrecord.embed.reader_source(lang: str) -> bytes
 zcrecord.formats.ConvertReport(source: str | None, dest: str | None, tensors: int, modules: int, renamed: int,
     payload_bytes: int, archive_bytes: int, input_bytes: int, shared_bytes: int, seconds: float,
-    peak_rss: int | None, repeated_bytes: int = 0, left_out: int = 0, verified: bool = False, dry_run: bool = False)
+    peak_rss: int | None, repeated_bytes: int = 0, left_out: int = 0, verified: bool = False, dry_run: bool = False,
+    session_options: Mapping[str, str] = <factory>)
 zcrecord.formats.FORMATS
 zcrecord.formats.Format(name: str, title: str, suffixes: tuple[str, ...], starts: tuple[bytes, ...] = (),
     reads: bool = True, writes: bool = False, streams: bool = False, extra: str | None = None,
@@ -290,7 +291,8 @@ zcrecord.loaders.plan_load(record: HasArchive | Archive, names: Names | None = N
 zcrecord.loaders.shard(rank: int, world: int) -> Callable[[int], slice]
 zcrecord.onnx.ConvertReport(source: str | None, dest: str | None, tensors: int, modules: int, renamed: int,
     payload_bytes: int, archive_bytes: int, input_bytes: int, shared_bytes: int, seconds: float,
-    peak_rss: int | None, repeated_bytes: int = 0, left_out: int = 0, verified: bool = False, dry_run: bool = False)
+    peak_rss: int | None, repeated_bytes: int = 0, left_out: int = 0, verified: bool = False, dry_run: bool = False,
+    session_options: Mapping[str, str] = <factory>)
 zcrecord.onnx.ExternalReport(archive: str, content_digest: str, tensors: int, nbytes: int, full: bool)
 zcrecord.onnx.OnnxTensorInfo(name: str, dtype: DType, shape: tuple[int, ...], file: str, offset: int | None,
     nbytes: int, field: str, copied: bool)
@@ -322,7 +324,7 @@ zcrecord.onnx.scan(path: str | os.PathLike[str], *, allow_links: bool = False, m
 zcrecord.onnx.session(source: Any, *, memory: Literal['shared', 'speed'] = 'shared', sess_options: Any = None,
     providers: Sequence[Any] | None = None, provider_options: Sequence[Any] | None = None) -> Any
 zcrecord.onnx.to_onnx(source: str | os.PathLike[str] | Any, dest: str | os.PathLike[str] | Binary, *,
-    external: bool = False, force: bool = False, durable: bool = True,
+    external: bool = False, tuned: bool | None = None, force: bool = False, durable: bool = True,
     progress: Progress | None = None) -> ConvertReport
 zcrecord.onnx.tune(archive: str | os.PathLike[str], dest: str | os.PathLike[str] | None = None, *,
     threads: int | None = None, force: bool = False, durable: bool = True,

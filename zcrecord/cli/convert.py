@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -64,32 +64,44 @@ def to_onnx_arguments(parser: Parser) -> None:
     """Declare the arguments of `zcrecord to-onnx`."""
     parser.description = """Write the ONNX model of an archive that was made from ONNX. With --external the weights stay
         in the archive, which has to lie in OUT's folder or below it; the session options with which ONNX Runtime makes
-        no copy of them are printed. With --external ARCHIVE may also be an .onnx file: the weights stay in it, and in
-        its external data."""
+        no copy of them are printed. The small model of a tuned archive (see zcrecord tune) is the tuned graph, which
+        needs none, if it is right on every machine. With --external ARCHIVE may also be an .onnx file: the weights stay
+        in it, and in its external data."""
     parser.add_argument("source", metavar="ARCHIVE", help="an archive; - for standard input, read into memory")
     parser.add_argument("dest", metavar="OUT", nargs="?", help="default: ARCHIVE with the suffix .onnx")
     about = "leave the weights where they are, and refer to them as external data"
     parser.add_argument("--external", action="store_true", help=about)
+    about = "with --external, write the tuned graph even if other CPUs may compute wrong answers with it"
+    parser.add_argument("--tuned", action="store_true", default=None, help=about)
+    about = "with --external, write the original graph of a tuned archive, as providers other than the CPU want it"
+    parser.add_argument("--no-tuned", dest="tuned", action="store_false", help=about)
     add_output_options(parser)
 
 
 def to_onnx(args: Arguments) -> int:
     """Write the ONNX model of an archive."""
     from zcrecord import onnx
-    from zcrecord.onnx.export import ONE_COPY
 
     choose_dest(args, (".zst", ".zcr"), ".onnx")
 
     def work(source: Any, dest: Any, *, force: bool, durable: bool, **options: Any) -> Any:
         if args.external and source.lower().endswith(".onnx"):
+            if options["tuned"]:
+                args.refuse("--tuned is about tuned archives, not .onnx files")
             return onnx.scan(source).to_onnx(dest, force=force, durable=durable)  # in no time: there is no progress
         whole = source if isinstance(source, str) else read_stdin()
         return onnx.to_onnx(whole, dest, force=force, durable=durable, **options)
 
     if args.external and "-" in (args.source, args.dest):
         args.refuse("--external needs two files: neither ARCHIVE nor OUT can be -")
-    entries = ONE_COPY if args.external else {}
-    return run_conversion("zcrecord", args, work, _facts, session_options=entries, external=args.external)
+    if args.tuned is not None and not args.external:
+        args.refuse("--tuned and --no-tuned are about models with --external")
+
+    def facts(report: Any, out: Printer) -> Iterator[str]:
+        yield from _facts(report, out)
+        yield "tuned: no session options are needed" if args.external and not report.session_options else ""
+
+    return run_conversion("zcrecord", args, work, facts, external=args.external, tuned=args.tuned)
 
 
 def onnx2zc_arguments(parser: Parser) -> None:
@@ -158,14 +170,13 @@ def run_conversion(
     convert: Callable[..., Any],
     facts: Callable[[Any, Printer], Iterator[str]],
     *,
-    session_options: Mapping[str, str] | None = None,
     then: Callable[[Printer], Any] | None = None,
     **options: Any,
 ) -> int:
     """Convert from and to files or standard streams, show progress, and print the report.
 
-    `facts` yields what the report's line says; `session_options` are printed after it. `then` tunes what was converted,
-    and returns the report of that. With OUT on standard output the report goes to standard error.
+    `facts` yields what the report's line says. `then` tunes the archive, and returns the report of that. With OUT on
+    standard output the report goes to standard error.
     """
     if args.source == "-" and sys.stdin is not None and sys.stdin.isatty():
         args.refuse("standard input is a terminal; pipe something into it, or name a file")
@@ -191,13 +202,11 @@ def run_conversion(
         return 0
     out = Printer(sys.stderr if args.dest == "-" else sys.stdout)
     if args.json:
-        more = {"session_options": session_options, "tuning": tuning and asdict(tuning)}
-        out.json(asdict(report) | {key: value for key, value in more.items() if value})
-    else:
-        _print_report(report, facts, out)
-        _print_session_options(session_options or {}, out)
-        if tuning is not None:
-            print_tuning(tuning, args.dest, out)
+        out.json(asdict(report) | ({} if tuning is None else {"tuning": asdict(tuning)}))
+        return 0
+    _print_report(report, facts, out)
+    if tuning is not None:
+        print_tuning(tuning, args.dest, out)
     return 0
 
 
@@ -207,13 +216,10 @@ def _print_report(report: Any, facts: Callable[[Any, Printer], Iterator[str]], o
     if report.peak_rss is not None:
         parts.append(f"at most {human(report.peak_rss)} of memory")
     out.line(f"{shown(report.dest or 'standard output')}: {', '.join(parts)}")
-
-
-def _print_session_options(entries: Mapping[str, str], out: Printer) -> None:
-    if entries:
+    if entries := getattr(report, "session_options", {}):
         out.line("ONNX Runtime uses the archive's pages and makes no copy of the weights, if its session options have")
-    for key, value in entries.items():
-        out.line(f"  {key} = {value}")
+        for key, value in entries.items():
+            out.line(f"  {key} = {value}")
 
 
 def _facts(report: Any, out: Printer) -> Iterator[str]:

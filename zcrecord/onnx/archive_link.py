@@ -27,7 +27,16 @@ from zcrecord.storage.files import Progress, open_source, path_of
 
 from . import external_data
 
-__all__ = ["PROPERTIES", "ArchiveLink", "ExternalReport", "digest_of", "is_link", "link", "verify_external"]
+__all__ = [
+    "PROPERTIES",
+    "TUNED_FOR",
+    "ArchiveLink",
+    "ExternalReport",
+    "digest_of",
+    "is_link",
+    "link",
+    "verify_external",
+]
 
 # Keys of metadata_props.
 ARCHIVE = "zcrecord.archive"  # its path from the model's folder on, as external data have it in `location`
@@ -35,13 +44,15 @@ CONTENT_DIGEST = "zcrecord.content_digest"
 PAYLOAD_OFFSET = "zcrecord.payload_offset"  # in the file
 INDEX_CRC = "zcrecord.index_crc"  # 8 hexadecimal digits; the index has every offset and every payload's digest
 EMBEDDED = "zcrecord.embedded"  # "prefix" or "suffix", if the archive is part of a file
-PROPERTIES = (ARCHIVE, CONTENT_DIGEST, PAYLOAD_OFFSET, INDEX_CRC, EMBEDDED)
+TUNED_FOR = "zcrecord.tuned_for"  # the target, if the model is the archive's tuned graph
+PROPERTIES = (ARCHIVE, CONTENT_DIGEST, PAYLOAD_OFFSET, INDEX_CRC, EMBEDDED, TUNED_FOR)
 _WRITTEN = {  # the form of their values
     ARCHIVE: re.compile(".+", re.DOTALL),
     CONTENT_DIGEST: re.compile("sha256:[0-9a-f]{64}"),
     PAYLOAD_OFFSET: re.compile("[0-9]{1,20}"),
     INDEX_CRC: re.compile("[0-9a-f]{8}"),
     EMBEDDED: re.compile("prefix|suffix"),
+    TUNED_FOR: re.compile(r"\{[ -~]+\}"),
 }
 
 _AGAIN = "write the model again with to_onnx(external=True)"
@@ -189,9 +200,12 @@ def verify_external(
         raise error.located(path=model) from error.__cause__
     with record:
         _compare(record, model, told, full, progress)
-        known = {info.name: info for info in record.infos()} if expected else {}
-        for info in expected:
-            _check_reference(record, model, info, known.get(info.name))
+        if TUNED_FOR in told:
+            _check_tuned(record, model, expected)
+        else:
+            known = {info.name: info for info in record.infos()} if expected else {}
+            for info in expected:
+                _check_reference(record, model, info, known.get(info.name))
     return ExternalReport(
         archive=record.path or "",
         content_digest=told[CONTENT_DIGEST],
@@ -238,6 +252,8 @@ def _compare(record: Record, model: str, told: dict[str, str], full: bool, progr
             raise IntegrityError(f"{wanted}; put that archive back, or {_AGAIN}", path=record.archive.path)
 
     differ("payload offset", told[PAYLOAD_OFFSET], str(_payload_offset(record)))
+    if TUNED_FOR in told:  # packed weights are no tensors, whose offsets could be compared
+        differ("index checksum", told[INDEX_CRC], _index_crc(record))
     if full or told[INDEX_CRC] != _index_crc(record):
         differ("content digest", told[CONTENT_DIGEST], digest_of(Payloads(record.archive), record, progress))
 
@@ -253,6 +269,17 @@ def _check_reference(record: Record, model: str, expected: OnnxTensorInfo, found
     if theirs != _described(expected):
         what = f"'{printable(model)}' expects {_described(expected)}, the archive has {theirs}; {_AGAIN}"
         raise IntegrityError(what, path=record.archive.path, tensor=expected.name)
+
+
+def _check_tuned(record: Record, model: str, expected: Sequence[OnnxTensorInfo]) -> None:
+    """Raise IntegrityError unless each tensor that the model expects is a payload of the archive."""
+    rows = record.archive.index.payloads
+    offsets = (rows["offset"] + _payload_offset(record)).tolist()
+    payloads = set(zip(offsets, rows["nbytes"].tolist(), strict=True))
+    for info in expected:
+        if (info.offset, info.nbytes) not in payloads:
+            what = f"'{printable(model)}' expects {_described(info)}, where the archive has no payload; {_AGAIN}"
+            raise IntegrityError(what, path=record.archive.path, tensor=info.name)
 
 
 def _described(info: TensorInfo | OnnxTensorInfo) -> str:

@@ -11,12 +11,12 @@ import os
 import time
 from collections.abc import Iterator
 from math import prod
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from zcrecord import dtypes
 from zcrecord.archive.info import TensorInfo
 from zcrecord.archive.payloads import Payloads
-from zcrecord.errors import LimitError, RecordError, UnsupportedError, printable
+from zcrecord.errors import DependencyError, LimitError, RecordError, UnsupportedError, printable
 from zcrecord.onnx.protobuf.properties import encode_properties, without_properties
 from zcrecord.onnx.protobuf.reader import LEN, MAX_LENGTH, encode_field, encode_varint
 from zcrecord.onnx.protobuf.tensors import RAW_DATA, STRING_DATA
@@ -27,18 +27,14 @@ from zcrecord.storage.sink import Sink
 from zcrecord.tensors.packed import StringTensor
 from zcrecord.writing.writers import ConvertReport, peak_rss
 
-from .archive_link import PROPERTIES, ArchiveLink, digest_of, is_link, link
-from .graph import Initializer, encode_reference, restore, skeleton_of
+from .archive_link import PROPERTIES, TUNED_FOR, ArchiveLink, digest_of, is_link, link
+from .external_data import ONE_COPY
+from .graph import Initializer, encode_reference, restore, skeleton_of, tuned_module
 
-__all__ = ["ONE_COPY", "to_onnx"]
+if TYPE_CHECKING:
+    from .tuned_export import ExportedGraph
 
-# Entries of a session's configuration with which ONNX Runtime, from 1.18 on and in every language, has no copy of
-# weights that lie in an archive. Source: onnxruntime_session_options_config_keys.h, whose comment has a comma between
-# optimizers; `graph_transformer_utils.cc` splits at semicolons, and a name that it does not know has no effect.
-ONE_COPY = {
-    "session.disable_prepacking": "1",
-    "optimization.disable_specified_optimizers": "ConstantFolding;NchwcTransformer",
-}
+__all__ = ["to_onnx"]
 
 _SMALL = 1 << 8  # bytes; smaller values are in memory with the skeleton, whose fields take as much
 _JOINED = 1 << 18  # bytes that are written together
@@ -50,15 +46,15 @@ def to_onnx(
     dest: str | os.PathLike[str] | Binary,
     *,
     external: bool = False,
+    tuned: bool | None = None,
     force: bool = False,
     durable: bool = True,
     progress: Progress | None = None,
 ) -> ConvertReport:
     """Write the model in an archive as ONNX again; holds no more than a few MiB of its values at a time.
 
-    It is the model that was converted, message by message, with the values in raw_data, and those that the record has
-    by now. Only metadata about an archive that it referred to (`external`) are left out, as it does so no more. A path
-    at `dest` holds the old file or the whole new one at any time. Every payload is checked against its digest.
+    It is the model that was converted, message by message, with the values that the record has by now, in raw_data, and
+    without metadata about an archive that it referred to. `dest` is replaced whole; every payload's digest is checked.
 
     With `external` the initializers' values stay in the archive, which `onnx.load` and ONNX Runtime then read as
     external data: the archive must be a file in the folder of `dest` or below it, and stay there. Values that readers
@@ -70,12 +66,14 @@ def to_onnx(
         source: an archive that `convert` made: a path, a bytes-like, or a Record.
         dest: a path or, unless `external`, a binary file object, pipes included.
         external: leave the values in the archive.
+        tuned: with `external`, None writes the graph that `tune` made for this machine if it is right on all others;
+            True also one with convolutions for this kind of CPU, which others may compute wrong; False none.
         force, durable: replace what is at `dest`; that of `save_record`.
         progress: called with bytes done and bytes in all: of the model, and before, with `external`, of the archive.
 
     Returns:
         `payload_bytes` are the values in the model, `repeated_bytes` those that the archive holds once for several
-        tensors or, with `external`, not in C order.
+        tensors or, with `external`, not in C order. With `session_options` ONNX Runtime copies none in the archive.
 
     Example:
         >>> from zcrecord.onnx import convert
@@ -86,19 +84,17 @@ def to_onnx(
         True
 
     Raises:
-        UnsupportedError: the archive was not made from a model, or, with `external`, is no plain file, or the model
-            has our metadata_props of its own. ExternalDataError: no model at `dest` may refer to it. LimitError: more
-            than the 2 GiB that one model may have. IntegrityError: a payload is damaged. FormatError: the archive is,
-            or has other tensors than the model. DestinationExistsError: `dest` exists already. SourceError: the file
-            system refused.
+        UnsupportedError: the archive was not made from a model, or, with `external`, is no plain file, or the model has
+            our metadata_props of its own, or with `tuned` no graph for this machine. ExternalDataError: no model at
+            `dest` may refer to it. LimitError: more than 2 GiB. IntegrityError: a payload is damaged. FormatError: the
+            archive is, or has other tensors than the model. DestinationExistsError, SourceError: as `save_record`.
     """
-    started = time.perf_counter()
-    dest_path = path_or_none(dest)
+    started, dest_path = time.perf_counter(), path_or_none(dest)
     with contextlib.ExitStack() as stack:
         record: Record = source if isinstance(source, Record) else stack.enter_context(load_record(source))
         try:
             check_destination(record.path, dest_path, force)
-            model = _ModelWriter(record, _linked(record, dest_path, stack) if external else None)
+            model = _ModelWriter(record, _linked(record, dest_path, stack) if external else None, tuned)
             model.plan(progress)
             with open_sink(dest, durable=durable) as sink:
                 model.write(sink)
@@ -114,6 +110,26 @@ def _linked(record: Record, dest: str | None, stack: contextlib.ExitStack) -> Ar
     found = link(record, dest)
     stack.enter_context(found.record)
     return found
+
+
+def _tuned(found: ArchiveLink, tuned: bool | None) -> ExportedGraph | None:
+    """Return the tuned graph if it is to be written.
+
+    Raises:
+        UnsupportedError: it is asked for, and there is none.
+    """
+    if tuned is False or (tuned is None and tuned_module(found.record.archive) is None):
+        return None
+    from .tuned import NoTuning  # here, because most archives are not tuned
+    from .tuned_export import tuned_graph
+
+    try:
+        return tuned_graph(found, anywhere=not tuned)
+    except (NoTuning, DependencyError) as error:
+        if tuned is None:
+            return None
+        what = f"no tuned graph to write: {error}"
+        raise UnsupportedError(f"{what}; tune the archive here, or leave tuned=True out") from error
 
 
 class _DeferredValues:
@@ -149,9 +165,10 @@ def _string_fields(value: StringTensor) -> Iterator[bytes]:
 class _ModelWriter:
     """One model on its way out."""
 
-    def __init__(self, record: Record, found: ArchiveLink | None) -> None:
+    def __init__(self, record: Record, found: ArchiveLink | None, tuned: bool | None) -> None:
         self._record = record if found is None else found.record
         self._link = found
+        self._tuned = None if found is None else _tuned(found, tuned)
         self._payloads = Payloads(self._record.archive)
         self._outside: set[int] = set()  # numbers of the tensors whose values stay in the archive
         self._parts: list[Any] = []
@@ -166,7 +183,11 @@ class _ModelWriter:
         Raises:
             LimitError: it would be larger than a model may be.
         """
-        self._parts, self._numbers = restore(self._record, self._place, skeleton=self._skeleton())
+        if self._tuned is not None:
+            self._parts = [self._unlinked(self._tuned.data)]
+        else:
+            skeleton = self._unlinked(skeleton_of(self._record))
+            self._parts, self._numbers = restore(self._record, self._place, skeleton=skeleton)
         nbytes = sum(map(len, self._parts))
         if nbytes > MAX_LENGTH:
             what = f"{nbytes} bytes in one model, and protobuf holds at most {MAX_LENGTH}"
@@ -177,17 +198,18 @@ class _ModelWriter:
         self._progress = progress
         if self._link is not None:
             told = self._link.properties(digest_of(self._payloads, self._record, self._tell_read))
+            if self._tuned is not None:
+                told[TUNED_FOR] = self._tuned.target
             self._parts.append(encode_properties(told))
 
-    def _skeleton(self) -> Any:
-        """Return the record's skeleton, without metadata_props about an archive that the model referred to before.
+    def _unlinked(self, skeleton: Any) -> Any:
+        """Return a skeleton or graph without metadata_props about an archive that the model referred to before.
 
         Others under the same keys are the model's own, and stay.
 
         Raises:
             UnsupportedError: it would have a key twice.
         """
-        skeleton = skeleton_of(self._record)
         rest, taken = without_properties(skeleton, PROPERTIES)
         if not taken or is_link(taken):
             return rest
@@ -242,7 +264,7 @@ class _ModelWriter:
         return ConvertReport(
             source=source,
             dest=dest,
-            tensors=len(self._numbers),
+            tensors=len(self._numbers) if self._tuned is None else self._tuned.tensors,
             modules=len(self._record.archive.index.modules),
             renamed=0,
             payload_bytes=sum(info.nbytes for info in inside),
@@ -252,6 +274,7 @@ class _ModelWriter:
             seconds=time.perf_counter() - started,
             peak_rss=peak_rss(),
             repeated_bytes=self._repeated(inside),
+            session_options={} if self._link is None else ONE_COPY if self._tuned is None else self._tuned.options,
         )
 
     def _repeated(self, inside: list[TensorInfo]) -> int:

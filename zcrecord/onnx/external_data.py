@@ -5,7 +5,7 @@ CVE-2025-51480 (traversal), CVE-2026-27489 (symbolic links), CVE-2026-34446 (har
 Each has a message of its own. The meaning of values is left to `protobuf.tensors`.
 
 `checksum` is taken but not checked: it is the SHA-1 of a whole file of which a model may use a part. `basepath` is
-ignored, as `onnx.load` does.
+ignored, as `onnx.load` does, and `prepacked_N`, which names weights that ONNX Runtime packed.
 """
 
 from __future__ import annotations
@@ -22,9 +22,18 @@ from zcrecord.errors import ExternalDataError, OnnxError, RecordError, printable
 from zcrecord.onnx.protobuf.tensors import RAW_DATA, STRING, TensorMessage
 from zcrecord.storage.memory import read_some as _read_at
 
-__all__ = ["ExternalReference", "ModelFolder", "check_inside", "location_from", "parse", "reference_of"]
+__all__ = ["ONE_COPY", "ExternalReference", "ModelFolder", "check_inside", "location_from", "parse", "reference_of"]
+
+# Entries of a session's configuration with which ONNX Runtime, from 1.18 on and in every language, has no copy of
+# weights that lie in an archive. Source: onnxruntime_session_options_config_keys.h, whose comment has a comma between
+# optimizers; `graph_transformer_utils.cc` splits at semicolons, and a name that it does not know has no effect.
+ONE_COPY = {
+    "session.disable_prepacking": "1",
+    "optimization.disable_specified_optimizers": "ConstantFolding;NchwcTransformer",
+}
 
 _KEYS = ("location", "offset", "length", "checksum", "basepath")
+_PACKED = re.compile(r"prepacked_[0-9]{1,9}")
 _OPEN = 8  # descriptors kept open
 _CHUNK = 1 << 19
 _NUMBER = re.compile(r"[0-9]{1,19}")
@@ -62,7 +71,7 @@ def parse(entries: dict[str, str], nbytes: int) -> ExternalReference:
     if "location" not in entries:
         raise ExternalDataError("external data: no location; every tensor kept outside the model needs one")
     for key in entries:
-        if key not in _KEYS:
+        if key not in _KEYS and not _PACKED.fullmatch(key):
             raise _broken(location, f"unknown key '{printable(key)}', known are {', '.join(_KEYS)}")
     location = _checked_location(location)
     offset = _number(entries, "offset", location) or 0

@@ -41,7 +41,7 @@ from zcrecord.tensors.strides import address
 from . import graph
 from .graph import INLINE, Initializer
 
-__all__ = ["INLINE", "Tuning", "make_session", "onnxruntime_module", "optimise", "session", "tuning"]
+__all__ = ["INLINE", "Tuning", "compares_packed", "make_session", "onnxruntime_module", "optimise", "session", "tuning"]
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
@@ -159,7 +159,7 @@ def _plan(ort: Any, record: Record) -> Any:
     """
     from . import target, tuned
 
-    return tuned.plan(record.archive, target.this_target(ort, _CPU), packed=_version(ort) >= _COMPARES_SINCE)
+    return tuned.plan(record.archive, target.this_target(ort, _CPU), packed=compares_packed(ort))
 
 
 def _tuned(
@@ -237,6 +237,11 @@ def onnxruntime_module() -> Any:
     except ImportError as error:
         raise missing_package("onnxruntime", extra="ort") from error
     return onnxruntime
+
+
+def compares_packed(ort: Any) -> bool:
+    """Return True if ONNX Runtime compares packed weights of a file with its own before it uses them."""
+    return _version(ort) >= _COMPARES_SINCE
 
 
 def _version(ort: Any) -> tuple[int, ...]:

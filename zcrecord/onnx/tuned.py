@@ -53,6 +53,7 @@ __all__ = [
     "TunedTarget",
     "bytes_before",
     "encode_packed",
+    "fitting",
     "plan",
     "read_tuned",
     "seal_of",
@@ -233,7 +234,7 @@ def plan(archive: Archive, here: TuningTarget, *, packed: bool) -> TunedPlan:
         path, identity = os.path.realpath(file[0]), file[1]
         if archive.gone or identity_of(path) != identity:
             raise NoTuning("its file was replaced or removed since it was opened")
-        found = _fitting(archive, here)
+        found = fitting(archive, here)
         found.check(archive)
         model = found.model(archive, os.path.basename(path), archive.offset, packed=packed)
         count = len(model.weights) + len(model.packed)
@@ -245,7 +246,12 @@ def plan(archive: Archive, here: TuningTarget, *, packed: bool) -> TunedPlan:
     return TunedPlan(model.data, packed, path, identity)
 
 
-def _fitting(archive: Archive, here: TuningTarget) -> TunedTarget:
+def fitting(archive: Archive, here: TuningTarget) -> TunedTarget:
+    """Return the target of an archive's tuned part that is this machine.
+
+    Raises:
+        NoTuning: it has none. FormatError: the tuned part is damaged.
+    """
     part = read_tuned(archive)
     reasons = []
     for found in part.targets if part is not None else ():

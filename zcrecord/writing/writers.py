@@ -12,8 +12,8 @@ import itertools
 import sys
 import zlib
 from array import array
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from operator import eq
 from typing import Any, cast
 
@@ -68,7 +68,8 @@ class ConvertReport:
     `input_bytes` counts the input, decompressed, external data included; `archive_bytes` all that was written, whatever
     its format; `payload_bytes` those of values; `repeated_bytes` those stored once more: values of ties in a format
     without them, strided ones beside external data. `left_out` counts the tensors that were not chosen; after a
-    `dry_run` nothing was written, and the sizes are those it would have.
+    `dry_run` nothing was written, and the sizes are those it would have. `session_options` are those with which ONNX
+    Runtime makes no copy of weights outside the model.
     """
 
     source: str | None
@@ -86,6 +87,7 @@ class ConvertReport:
     left_out: int = 0
     verified: bool = False
     dry_run: bool = False
+    session_options: Mapping[str, str] = field(default_factory=dict)
 
 
 def peak_rss() -> int | None:

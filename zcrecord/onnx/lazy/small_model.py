@@ -15,7 +15,7 @@ from typing import Any
 from zcrecord.codec.layout import MAX_ALIGNMENT
 from zcrecord.dtypes import STRING
 from zcrecord.errors import LimitError, RecordError, SourceError, UnsupportedError
-from zcrecord.onnx.external_data import location_from
+from zcrecord.onnx.external_data import ONE_COPY, location_from
 from zcrecord.onnx.graph import Initializer, encode_reference, filled
 from zcrecord.onnx.names import name_tensors
 from zcrecord.onnx.protobuf.reader import LEN, MAX_LENGTH, Skeleton, encode_field, encode_varint
@@ -73,6 +73,7 @@ def write_small_model(
         shared_bytes=0,
         seconds=time.perf_counter() - started,
         peak_rss=peak_rss(),
+        session_options=ONE_COPY,
     )
 
 

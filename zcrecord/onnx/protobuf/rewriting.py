@@ -9,14 +9,15 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from zcrecord.errors import OnnxError
-from zcrecord.onnx.names import GRAPH, MODEL, TENSOR
+from zcrecord.onnx.names import GRAPH, MODEL, NODE, TENSOR
 
 from .reader import DAMAGED, FIXED32, FIXED64, LEN, MAX_NESTING, VARINT, encode_field
 from .scanner import CHILDREN
 
-__all__ = ["ExternalTensor", "encode_entries", "rewrite", "tensors_of"]
+__all__ = ["ExternalTensor", "domains_of", "encode_entries", "rewrite", "tensors_of"]
 
 _NAME, _EXTERNAL_DATA, _DATA_LOCATION, _INITIALIZER = 8, 13, 14, 5  # of TensorProto, the last of GraphProto
+_DOMAIN = 7 << 3 | LEN  # of NodeProto
 _EXTERNAL = b"\x70\x01"  # data_location = EXTERNAL
 _SIZES = {FIXED32: 4, FIXED64: 8}
 
@@ -64,6 +65,32 @@ def tensors_of(graph: memoryview) -> Iterator[ExternalTensor]:
         if found is None:
             raise OnnxError("a graph of initializers alone holds something else")
         yield found
+
+
+def domains_of(model: memoryview) -> set[str]:
+    """Return the domains of all operators that a ModelProto uses, at any depth.
+
+    Raises:
+        OnnxError: it is malformed.
+    """
+    found: set[str] = set()
+    _add_domains(model, MODEL, found, 0)
+    return found
+
+
+def _add_domains(data: memoryview, kind: str, found: set[str], depth: int) -> None:
+    if depth > MAX_NESTING:
+        raise OnnxError(f"more than {MAX_NESTING} nested messages")
+    children = CHILDREN[kind]
+    domain = b""
+    for tag, _, body, end in _fields(data):
+        child = children.get(tag)
+        if kind == NODE and tag == _DOMAIN:
+            domain = bytes(data[body:end])
+        elif child is not None and child.kind in CHILDREN:
+            _add_domains(data[body:end], child.kind, found, depth + 1)
+    if kind == NODE:
+        found.add(domain.decode("utf-8", "replace"))
 
 
 def _rewritten(data: memoryview, kind: str, change: Change, depth: int) -> bytes | None:

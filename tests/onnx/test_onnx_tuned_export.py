@@ -1,0 +1,224 @@
+"""A tuned graph as a small model for other programs: full speed from one copy, and no machine answers wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import onnx
+import onnxruntime as ort
+import pytest
+from test_onnx_session import branches, mlp
+
+from tools.models import convolutions, gpt, quantized
+from zcrecord.cli.dispatch import main
+from zcrecord.errors import IntegrityError, UnsupportedError
+from zcrecord.onnx import convert, runtime, to_onnx, tune, tuned_export, verify_external
+from zcrecord.onnx.external_data import ONE_COPY
+from zcrecord.onnx.protobuf.rewriting import domains_of
+from zcrecord.onnx.target import TuningTarget
+
+PACKS = runtime.compares_packed(ort)
+BLOCKS = platform.machine() in ("x86_64", "AMD64")  # where convolutions are laid out in blocks
+WRITERS: dict[str, Any] = {
+    "gpt": gpt.write_gpt, "int8": quantized.write_quantized, "convolutions": convolutions.write_convolutions,
+}  # fmt: skip
+
+
+def tuned(folder: Path, kind: str, mib: int = 2) -> Path:
+    """The archive, tuned, of a model that is left beside it as model.onnx."""
+    with open(folder / "model.onnx", "wb") as file:
+        if kind in WRITERS:
+            WRITERS[kind](file, mib)
+        else:
+            file.write((branches() if kind == "if" else mlp()).SerializeToString())
+    convert(folder / "model.onnx", folder / "model.zcr", durable=False)
+    tune(folder / "model.zcr")
+    return folder / "model.zcr"
+
+
+def properties(path: Path) -> dict[str, str]:
+    return {p.key: p.value for p in onnx.load(path, load_external_data=False).metadata_props}
+
+
+def external(path: Path) -> list[dict[str, str]]:
+    model = onnx.load(path, load_external_data=False)
+    return [{e.key: e.value for e in t.external_data} for t in model.graph.initializer if t.external_data]
+
+
+ANSWERS = """
+import sys
+import numpy as np, onnxruntime as ort
+def answers(path):
+    global session
+    options = ort.SessionOptions()
+    options.log_severity_level = 4
+    options.intra_op_num_threads = 1
+    session = ort.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+    rng = np.random.default_rng(0)
+    feed = {}
+    for each in session.get_inputs():
+        shape = [n if isinstance(n, int) else 3 for n in each.shape]
+        kind = each.type[7:-1]
+        made = np.zeros(shape, bool) if kind == "bool" else rng.standard_normal(shape, "f4")
+        feed[each.name] = rng.integers(0, 9, shape) if kind == "int64" else made
+    return session.run(None, feed)[0]
+"""
+exec(ANSWERS, there := dict[str, Any]())
+answers = there["answers"]
+
+
+@pytest.mark.parametrize("kind", ["gpt", "int8", "if", "mlp"])
+def test_a_tuned_model_answers_as_the_onnx_bit_for_bit_without_options(kind: str, tmp_path: Path) -> None:
+    report = to_onnx(tuned(tmp_path, kind), tmp_path / "small.onnx", external=True)
+    assert report.session_options == {}
+    assert answers(tmp_path / "small.onnx").tobytes() == answers(tmp_path / "model.onnx").tobytes()
+    target = TuningTarget.decode(properties(tmp_path / "small.onnx")["zcrecord.tuned_for"])
+    assert target.onnxruntime == ort.__version__
+    assert any("prepacked_0" in entries for entries in external(tmp_path / "small.onnx")) == (PACKS and kind != "if")
+    told = verify_external(tmp_path / "small.onnx", full=True)
+    assert (told.tensors, told.archive) == (report.tensors, str(tmp_path / "model.zcr"))
+
+
+@pytest.mark.skipif(not BLOCKS, reason="platform: where convolutions are not laid out in blocks")
+def test_convolutions_in_blocks_are_written_only_when_asked_for_and_say_for_which_machine(tmp_path: Path) -> None:
+    archive = tuned(tmp_path, "convolutions")
+    first = to_onnx(archive, tmp_path / "small.onnx", external=True)
+    assert first.session_options == ONE_COPY
+    assert "zcrecord.tuned_for" not in properties(tmp_path / "small.onnx")
+    own = to_onnx(archive, tmp_path / "own.onnx", external=True, tuned=True)
+    assert own.session_options == {}
+    assert "com.microsoft.nchwc" in domains_of(memoryview((tmp_path / "own.onnx").read_bytes()))
+    assert TuningTarget.decode(properties(tmp_path / "own.onnx")["zcrecord.tuned_for"]).cpu
+    for name in ("small.onnx", "own.onnx"):
+        assert answers(tmp_path / name).tobytes() == answers(tmp_path / "model.onnx").tobytes()
+    assert verify_external(tmp_path / "own.onnx", full=True).tensors == own.tensors
+
+
+def test_the_original_graph_is_there_on_request_and_without_external_data(tmp_path: Path) -> None:
+    archive = tuned(tmp_path, "mlp")
+    assert to_onnx(archive, tmp_path / "o.onnx", external=True, tuned=False).session_options == ONE_COPY
+    assert onnx.load(tmp_path / "o.onnx").graph.node == onnx.load(tmp_path / "model.onnx").graph.node
+    to_onnx(archive, tmp_path / "whole.onnx")
+    assert (tmp_path / "whole.onnx").read_bytes() == (tmp_path / "model.onnx").read_bytes()
+
+
+def test_a_machine_that_the_archive_is_not_tuned_for_gets_the_original_graph(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    archive = tuned(tmp_path, "mlp")
+    other = TuningTarget("1.0.0", "unknown", "CPUExecutionProvider", "linux-other", (), 0)
+    monkeypatch.setattr(tuned_export, "this_target", lambda *_: other)
+    assert to_onnx(archive, tmp_path / "small.onnx", external=True).session_options == ONE_COPY
+    what = r"model\.zcr: no tuned graph to write: made for .*, this is linux-other; tune the archive here, or leave"
+    with pytest.raises(UnsupportedError, match=what):
+        to_onnx(archive, tmp_path / "own.onnx", external=True, tuned=True)
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    assert to_onnx(archive, tmp_path / "small.onnx", external=True, force=True).session_options == ONE_COPY
+    with pytest.raises(UnsupportedError, match="no tuned graph to write: onnxruntime is not installed"):
+        to_onnx(archive, tmp_path / "own.onnx", external=True, tuned=True)
+
+
+def test_an_archive_that_is_not_tuned_has_no_tuned_graph(tmp_path: Path) -> None:
+    (tmp_path / "model.onnx").write_bytes(mlp().SerializeToString())
+    convert(tmp_path / "model.onnx", tmp_path / "model.zcr")
+    with pytest.raises(UnsupportedError, match="no tuned graph to write: it is not tuned; tune the archive here"):
+        to_onnx(tmp_path / "model.zcr", tmp_path / "small.onnx", external=True, tuned=True)
+
+
+def test_operators_in_branches_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = branches()
+    model.graph.node[0].attribute[1].g.node[0].domain = "com.microsoft.nchwc"
+    assert domains_of(memoryview(model.SerializeToString())) == {"", "com.microsoft.nchwc"}
+    archive = tuned(tmp_path, "if")
+    monkeypatch.setattr(tuned_export, "_SAFE", set())  # the model's own operators are as safe as in the model
+    assert to_onnx(archive, tmp_path / "small.onnx", external=True).session_options == {}
+
+
+def test_packed_weights_that_moved_are_noticed(tmp_path: Path) -> None:
+    archive = tuned(tmp_path, "mlp")
+    to_onnx(archive, tmp_path / "small.onnx", external=True)
+    convert(tmp_path / "model.onnx", archive, force=True)  # the same weights, no longer tuned
+    with pytest.raises(IntegrityError, match=r"model\.zcr: index checksum \w+ was expected by '.*small\.onnx', it has"):
+        verify_external(tmp_path / "small.onnx")
+
+
+def test_a_tuned_model_converts_without_its_packed_weights(tmp_path: Path) -> None:
+    to_onnx(tuned(tmp_path, "gpt"), tmp_path / "small.onnx", external=True)
+    convert(tmp_path / "small.onnx", tmp_path / "again.zcr")
+    to_onnx(tmp_path / "again.zcr", tmp_path / "again.onnx", external=True)
+    assert not any("prepacked_0" in entries for entries in external(tmp_path / "again.onnx"))
+    assert "zcrecord.tuned_for" not in properties(tmp_path / "again.onnx")
+    assert answers(tmp_path / "again.onnx").tobytes() == answers(tmp_path / "model.onnx").tobytes()
+
+
+def test_the_command_line_says_that_a_tuned_model_needs_no_options(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    tuned(tmp_path, "mlp")
+    assert main(["to-onnx", "model.zcr", "small.onnx", "--external"]) == 0
+    told = capsys.readouterr().out
+    assert "tuned: no session options are needed" in told
+    assert "disable_prepacking" not in told
+    assert main(["to-onnx", "model.zcr", "small.onnx", "--external", "--no-tuned", "--force", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["session_options"] == ONE_COPY
+    with pytest.raises(SystemExit):
+        main(["to-onnx", "model.zcr", "whole.onnx", "--tuned"])
+    assert "--tuned and --no-tuned are about models with --external" in capsys.readouterr().err
+
+
+PRIVATE = r"""
+import re
+def private():
+    return int(re.search(r"^Anonymous:\s+(\d+)", open("/proc/self/smaps_rollup").read(), re.M)[1]) << 10
+before = private()
+answers(sys.argv[1])
+print(private() - before)
+"""
+
+
+@pytest.mark.skipif(not PACKS, reason="packed weights are compared from ONNX Runtime 1.32 on")
+@pytest.mark.skipif(not os.path.exists("/proc/self/smaps_rollup"), reason="platform: needs Linux's smaps_rollup")
+def test_no_weight_is_copied_though_they_are_packed_and_the_measurement_would_notice(tmp_path: Path) -> None:
+    archive = tuned(tmp_path, "int8", mib=32)
+    grown = {}
+    for name, choice in {"tuned.onnx": None, "original.onnx": False}.items():
+        to_onnx(archive, tmp_path / name, external=True, tuned=choice)
+        done = subprocess.run(
+            [sys.executable, "-c", ANSWERS + PRIVATE, tmp_path / name], capture_output=True,
+            text=True, check=True, env={**os.environ, "MALLOC_TRIM_THRESHOLD_": "131072"}
+        )  # fmt: skip
+        grown[name] = int(done.stdout)
+    assert grown["original.onnx"] > 28 << 20  # without options
+    assert grown["tuned.onnx"] < 12 << 20
+
+
+@pytest.mark.needs("qemu-x86_64")
+@pytest.mark.exhaustive(keep=0)  # most of a minute in the emulator
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="platform: emulates another x86-64")
+def test_on_a_cpu_of_other_features_a_tuned_model_answers_as_the_onnx_does_there(tmp_path: Path) -> None:
+    compare = """
+paths = sys.argv[1:]
+for model, small in zip(paths[::2], paths[1::2]):
+    try:
+        print("same" if answers(model).tobytes() == answers(small).tobytes() else "other")
+    except Exception:
+        print("refused")
+"""
+    paths: list[Path] = []
+    for kind in ("gpt", "int8", "if", "convolutions"):
+        (tmp_path / kind).mkdir()
+        to_onnx(tuned(tmp_path / kind, kind), tmp_path / kind / "small.onnx", external=True, tuned=True)
+        paths += [tmp_path / kind / "model.onnx", tmp_path / kind / "small.onnx"]
+    run = ["qemu-x86_64", "-cpu", "Haswell", sys.executable, "-c", ANSWERS + compare, *map(str, paths)]
+    done = subprocess.run(run, capture_output=True, text=True, check=True)
+    *right, blocks = re.findall(r"^\w+$", done.stdout, re.MULTILINE)
+    assert right == ["same"] * 3
+    assert blocks != "same" or "avx512f" not in Path("/proc/cpuinfo").read_text()  # why it has to be asked for

@@ -1,0 +1,69 @@
+"""The tuned graph of an archive as a model for other programs, which do not compare its target with their machine.
+
+Two things in it depend on the machine. Packed weights are found by a hash of what ONNX Runtime packs itself, and are
+left alone where that differs. Weights of convolutions in blocks of channels, for operators of the domain
+com.microsoft.nchwc, are taken as they are: blocks of another size are refused at best, else give wrong answers. So a
+graph with such operators is for its target alone. All other operators say the same on every machine.
+
+Source: ONNX Runtime 1.32, `nchwc_transformer.cc` and `graph_transformer_utils.cc`, for the domains of what optimizers
+add; tried with 1.21, 1.31 and 1.32 on a CPU with AVX512, and in qemu on one without.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from zcrecord.errors import RecordError
+from zcrecord.onnx.protobuf.rewriting import domains_of
+
+from . import graph
+from .archive_link import ArchiveLink
+from .external_data import ONE_COPY
+from .runtime import compares_packed, onnxruntime_module
+from .target import this_target
+from .tuned import NoTuning, fitting
+
+__all__ = ["ExportedGraph", "tuned_graph"]
+
+_NO_PREPACKING = "session.disable_prepacking"
+_SAFE = {"", "ai.onnx", "ai.onnx.ml", "com.microsoft"}  # whose operators do not depend on the CPU
+
+
+class ExportedGraph(NamedTuple):
+    """A model over an archive's payloads, the number of tensors that lie there, its target's text, session options."""
+
+    data: bytes
+    tensors: int
+    target: str
+    options: Mapping[str, str]  # with which ONNX Runtime makes no copy of a weight
+
+
+def tuned_graph(link: ArchiveLink, *, anywhere: bool) -> ExportedGraph:
+    """Return the graph that an archive has for this machine.
+
+    Its digests, and those of the weights and packed forms that tuning added, are checked. Packed forms are left out
+    before ONNX Runtime 1.32, which is the first to compare them.
+
+    Args:
+        link: the archive, as the model refers to it.
+        anywhere: give it only if every machine computes right answers with it.
+
+    Raises:
+        NoTuning: there is none; with the reason. DependencyError: onnxruntime is not installed.
+    """
+    archive = link.record.archive
+    ort = onnxruntime_module()
+    try:
+        found, packed = fitting(archive, this_target(ort)), compares_packed(ort)
+        found.check(archive)
+        model = found.model(archive, link.location, archive.offset, packed=packed)
+        found.check_payloads(archive, {*model.weights, *model.packed})
+        added = domains_of(memoryview(model.data)) - _SAFE - domains_of(graph.skeleton_of(link.record))
+    except RecordError as error:
+        raise NoTuning(error.message) from error
+    if anywhere and added:
+        what = f"its operators of {', '.join(sorted(added))} are for this CPU"
+        raise NoTuning(f"{what}: another one may compute wrong answers with them")
+    options = {} if packed else {_NO_PREPACKING: ONE_COPY[_NO_PREPACKING]}
+    return ExportedGraph(model.data, len(model.weights), found.target.encode(), options)
