@@ -7,6 +7,7 @@ writes them a piece at a time. The metadata of a model that refers to an archive
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import time
 from collections.abc import Iterator
@@ -127,6 +128,8 @@ def _tuned(found: ArchiveLink, tuned: bool | None) -> ExportedGraph | None:
         return tuned_graph(found, anywhere=not tuned)
     except (NoTuning, DependencyError) as error:
         if tuned is None:
+            message = "%s: the original graph is written, not the tuned one: %s"
+            logging.getLogger("zcrecord").warning(message, found.record.path, error)
             return None
         what = f"no tuned graph to write: {error}"
         raise UnsupportedError(f"{what}; tune the archive here, or leave tuned=True out") from error

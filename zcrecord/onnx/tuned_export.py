@@ -63,7 +63,9 @@ def tuned_graph(link: ArchiveLink, *, anywhere: bool) -> ExportedGraph:
     except RecordError as error:
         raise NoTuning(error.message) from error
     if anywhere and added:
-        what = f"its operators of {', '.join(sorted(added))} are for this CPU"
-        raise NoTuning(f"{what}: another one may compute wrong answers with them")
+        what = (
+            f"its operators of {', '.join(sorted(added))} are for this CPU, another may compute wrong answers with them"
+        )
+        raise NoTuning(f"{what}; --tuned or tuned=True writes it for this one")
     options = {} if packed else {_NO_PREPACKING: ONE_COPY[_NO_PREPACKING]}
     return ExportedGraph(model.data, len(model.weights), found.target.encode(), options)
