@@ -115,4 +115,5 @@ def test_javascript_of_a_page_works_beside_the_module(tmp_path: Path) -> None:
     (tmp_path / "page.mjs").write_text(program)
     done = subprocess.run(["node", "page.mjs"], capture_output=True, text=True)
     told = "7 tensors\nFloat32Array 64x64\n8x64\n64 elements\n867 bytes of graph, 5 modules\n7 constants\n"
+    told += "1061 bytes of model, 1 files of weights\n"
     assert done.stdout == told, done.stderr

@@ -26,6 +26,7 @@ ROWS = {
     ("zcrecord/embed/zcrecord.rs", "types"): r' *INT4 "int4" 52 4,\n',
     ("zcrecord/embed/zcrecord.rs", "elements"): r" *u64: UINT64;\n",
     ("zcrecord/web/reader/format.js", "types"): r" int4:Int8",
+    ("zcrecord/web/reader/onnx.js", "onnx"): r", 52",
     ("zcrecord/web/page/values.js", "floats"): r" *float4_e2m1fn: .*\n",
     ("tests/c/everything.c", "calls"): r" *if \(zcr_u16.*\n",
     ("tests/c/calls.c", "signed"): r" *case ZCR_INT2:\n",

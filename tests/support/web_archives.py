@@ -7,6 +7,7 @@ archives, so that a page and what it fetches are of one origin.
 from __future__ import annotations
 
 import gzip
+import io
 import os
 import re
 import shutil
@@ -23,12 +24,15 @@ import ml_dtypes
 import numpy as np
 from forge import Forge, align_up, build_index, end_bytes
 from malformed import saved
+from onnx import numpy_helper
+from onnx_models import model_of
 
 import zcrecord
 from tools.range_server import Server, serving
 from zcrecord.codec.layout import LARGE_ALIGNMENT
+from zcrecord.onnx import convert
 
-__all__ = ["READER", "ROOT", "SUITE", "WEB", "Misbehaving", "everything_served", "write_sparse"]
+__all__ = ["READER", "ROOT", "SUITE", "WEB", "Misbehaving", "everything_served", "write_model", "write_sparse"]
 
 ROOT = Path(__file__).resolve().parents[2]
 WEB = ROOT / "zcrecord" / "web"
@@ -232,6 +236,14 @@ class Misbehaving:
         handler.hang_up()
 
 
+def write_model(path: Path) -> None:
+    """Write an archive of an ONNX model: tensors that are fetched when they are read, and others."""
+    small = {"small": np.ones(100, np.float32), "least": np.arange(3), "middle": np.ones(4000, np.float32)}
+    large = {"large": np.zeros(300_000, np.float32), "last": np.arange(10_000, dtype=np.float32)}
+    weights = [numpy_helper.from_array(array, name) for name, array in {**small, **large}.items()]
+    convert(io.BytesIO(model_of(*weights).SerializeToString()), path, durable=False)
+
+
 @contextmanager
 def everything_served(folder: Path) -> Iterator[Server]:
     """Serve everything the suite reads, which is written into a folder."""
@@ -253,6 +265,7 @@ def everything_served(folder: Path) -> Iterator[Server]:
     write_sparse(folder / "quarter.zcr", [(1 << 28) // 10 & -4] * 10, {})
     write_sparse(folder / "huge.zcr", [1 << 43], {})
     write_sparse(folder / "repeated.zcr", [1 << 43], {}, repeated=True)
+    write_model(folder / "model.zcr")
     misbehaving = Misbehaving()
     with serving(folder) as server:
         server.misbehave = misbehaving

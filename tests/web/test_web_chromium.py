@@ -58,7 +58,7 @@ def test_the_suite_passes_in_chromium(pages: Pages, served: Server) -> None:
     results = {one["name"]: one["error"] for one in page.evaluate("window.results")}
     failed = {name: why for name, why in results.items() if why is not None}
     assert not failed, "\n".join(f"{name}: {why}" for name, why in failed.items())
-    files = ("reading.mjs", "serving.mjs", "uploading.mjs", "hollowing.mjs", "gpu.mjs", "browsing.mjs")
+    files = ("reading.mjs", "serving.mjs", "uploading.mjs", "hollowing.mjs", "onnx.mjs", "gpu.mjs", "browsing.mjs")
     assert len(results) >= sum(map(names_in, files)) > 40
     # Requests that fail are what many tests are about; but a promise that nobody waits for may not be among them.
     pages.expect_complaints("Failed to load resource", "blocked by CORS policy")

@@ -165,12 +165,20 @@ def _js_floats(kinds: Sequence[DType]) -> _Lines:
         yield f'{d.name}: [{exponent}, {fraction}, {(1 << exponent - 1) - (suffix != "fnuz")}, "{kind}"],'
 
 
+def _js_onnx(kinds: Sequence[DType]) -> _Lines:
+    """Yield the codes by ONNX's data_type, from 0 on, 0 where there is none."""
+    codes = {d.onnx: d.code for d in kinds if d.onnx is not None}
+    listed = ", ".join(str(codes.get(n, 0)) for n in range(max(codes) + 1))
+    return _wrapped(f"const CODES = [{listed}];")
+
+
 BLOCKS: dict[Path, dict[str, Callable[[Sequence[DType]], _Lines]]] = {
     Path("schema/FORMAT.md"): {"table": _table},
     SCHEMA: {"codes": _schema_enum},
     Path("zcrecord/embed/zcrecord.h"): {"codes": _c_codes, "widths": _c_widths, "accessors": _c_accessors},
     Path("zcrecord/embed/zcrecord.rs"): {"types": _rust_types, "elements": _rust_elements},
     Path("zcrecord/web/reader/format.js"): {"types": _js_types},
+    Path("zcrecord/web/reader/onnx.js"): {"onnx": _js_onnx},
     Path("zcrecord/web/page/values.js"): {"floats": _js_floats},
     Path("tests/c/everything.c"): {"calls": _c_calls},
     Path("tests/c/calls.c"): {"signed": _c_signed},

@@ -5,6 +5,7 @@ import "./reading.mjs";
 import "./serving.mjs";
 import "./uploading.mjs";
 import "./hollowing.mjs";
+import "./onnx.mjs";
 import "./files.mjs";
 import { run } from "./harness.mjs";
 

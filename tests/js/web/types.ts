@@ -1,8 +1,8 @@
 // A program that uses everything zcrecord.d.ts declares: it compiles, and what is marked does not.
 
 import {
-  Binding, Elements, FillError, FormatError, HollowRecord, Record, RecordError, SourceError, SourceNotFoundError,
-  Tensor, TensorInfo, Tree, Value, open,
+  Binding, Elements, FillError, FormatError, HollowRecord, OnnxModel, Record, RecordError, SourceError,
+  SourceNotFoundError, Tensor, TensorInfo, Tree, Value, open,
 } from "../../../zcrecord/web/reader/zcrecord.js";
 
 interface GPU {
@@ -47,6 +47,8 @@ export async function everything(source: string | URL | Blob | ArrayBuffer): Pro
   if (hollow.state === "filled") console.log(hollow.seal().size);
   const filled: Record = (await record.hollow()).seal();
   const operands: Map<string, number | null> = (await record.hollow<number>({ sink: () => new Uint8Array(1) })).seal();
+  const { model, externalData, failure }: OnnxModel = await record.toOnnx({ signal, verify: true });
+  const files: (Blob | Uint8Array<ArrayBuffer>)[] = externalData.map(({ data }) => data);
   // @ts-expect-error: there is no such level
   await open(source, { verify: "touch" });
   // @ts-expect-error: a name is text
@@ -56,5 +58,5 @@ export async function everything(source: string | URL | Blob | ArrayBuffer): Pro
   const errors: RecordError[] = [new FormatError("a"), new FillError("b"), new SourceNotFoundError("c")];
   const where: string | null = errors[0]!.tensor;
   await record.close();
-  return [claimed, elements, digest, blob, filled, operands, shape, data, texts, raw, tree, value, size, where, errors[2] instanceof SourceError].length;
+  return [model, files, failure?.what, claimed, elements, digest, blob, filled, operands, shape, data, texts, raw, tree, value, size, where, errors[2] instanceof SourceError].length;
 }

@@ -4,7 +4,7 @@
 import { readPieces } from "./pieces.js";
 import { UnsupportedError, checkCancelled, need } from "./format.js";
 
-const NEAR = 1 << 16; // bytes between payloads that are fetched to save a request
+export const NEAR = 1 << 16; // bytes between payloads that are fetched to save a request
 const GROUP = 1 << 26; // bytes of small payloads in one request, at most
 
 /** Returns the distinct ranges of payloads in the file, ascending, each with the numbers of its payloads. */

@@ -240,8 +240,36 @@ export class Record<B extends ArrayBufferLike = ArrayBuffer> {
   hollow(options?: Cancellable & { sink?: null }): Promise<HollowRecord>;
   /** `T` is the sink's result for a constant. */
   hollow<T = unknown>(options: Cancellable & { sink: Sink }): Promise<HollowRecord<Map<string, T | null>>>;
+  /**
+   * The ONNX model, for onnxruntime-web: its graph with references to weights, and the weights as files that are read
+   * by ranges while a session is created. Fetches the graph, values that must be in the model (tensors of up to 127
+   * bytes, strings, complex numbers, tensors in attributes, functions and training_info, strided ones), and tensors
+   * of up to 16 KiB, 8 MiB in all; no others. `signal` ends later reads, too, `verify` checks each payload's digest.
+   * Throws UnsupportedError: there is no model. FormatError: graph and tensors disagree. LimitError: with those values
+   * the model is over 2 GiB. And the errors of `tensor`.
+   *
+   * @example
+   * const { model, externalData } = await record.toOnnx();
+   * const session = await ort.InferenceSession.create(model, { externalData });
+   */
+  toOnnx(options?: OnnxOptions): Promise<OnnxModel>;
   /** Closes the file, if `open` opened one. */
   close(): Promise<void>;
+}
+
+export interface OnnxOptions extends Cancellable {
+  /** Check each payload's digest when it is read. */
+  verify?: boolean;
+}
+
+/** The first two arguments of InferenceSession.create, of onnxruntime-web. */
+export interface OnnxModel {
+  readonly model: Uint8Array<ArrayBuffer>;
+  /** Large tensors are in a Blob, which fetches what is read of it and holds nothing; so it cannot be sent to a worker.
+   *  The record stays open as long as it is read. */
+  readonly externalData: { readonly path: string; readonly data: Blob | Uint8Array<ArrayBuffer> }[];
+  /** The error of the first read that failed: onnxruntime-web says no more than that its data could not be read. */
+  readonly failure: RecordError | null;
 }
 
 /** A tensor's bytes, with their type and order. Element [i, j, ...] starts at item

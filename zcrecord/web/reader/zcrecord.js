@@ -92,3 +92,4 @@ later(() => import("./verify.js"), "verify", "_verified");
 later(() => import("./contentdigest.js"), "contentDigest");
 later(() => import("./upload.js"), "uploadTo");
 later(() => import("./hollow.js"), "hollow");
+later(() => import("./onnx.js"), "toOnnx");

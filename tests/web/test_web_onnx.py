@@ -1,0 +1,146 @@
+"""The ONNX model that zcrecord.js makes of an archive: it is Python's, and onnxruntime-web runs it from the archive."""
+
+from __future__ import annotations
+
+import functools
+import io
+import json
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+from onnx_models import every_tensor, field, model_of, packaged_models, rich_model
+from web_archives import SUITE, write_model
+
+import zcrecord
+from zcrecord.onnx import convert, to_onnx
+
+pytestmark = pytest.mark.needs("node")
+LOCATIONS = ("small", "large")
+
+
+def made(paths: list[Path], **options: Any) -> list[dict[str, Any]]:
+    """Make the model of each archive in one Node; return what it tells of each, the files lie beside the archives."""
+    lines = "".join(json.dumps([str(path), options]) + "\n" for path in paths)
+    done = subprocess.run(["node", SUITE / "modelling.mjs"], input=lines, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def outside(model: onnx.ModelProto) -> list[TensorProto]:
+    """Return the tensors whose values are in other files."""
+    return [t for t in every_tensor(model) if t.data_location == TensorProto.EXTERNAL]
+
+
+def with_values(path: Path, model: onnx.ModelProto) -> onnx.ModelProto:
+    """Return a model with the values that its references lead to."""
+    files = {name: Path(f"{path}.{name}") for name in LOCATIONS}
+    for t in outside(model):
+        place = {entry.key: entry.value for entry in t.external_data}
+        start = int(place["offset"])
+        t.raw_data = files[place["location"]].read_bytes()[start : start + int(place["length"])]
+        t.ClearField("external_data")
+        t.ClearField("data_location")
+    return model
+
+
+def typed_model() -> onnx.ModelProto:
+    """Return a model with values of many types, some of which must be in it, and of all sizes that matter."""
+    arrays = {
+        "packed": TensorProto(name="packed", data_type=TensorProto.INT4, dims=[301], raw_data=bytes(150) + b"\x03"),
+        "words": helper.make_tensor("words", TensorProto.STRING, [2, 100], [b"a", b"\xff"] * 100),
+        "complex": numpy_helper.from_array(np.full(40, 3 - 4j, np.complex64), "complex"),
+        "halves": numpy_helper.from_array(np.ones(300, np.float16), "halves"),
+        "none": numpy_helper.from_array(np.zeros((0, 5), np.float32), "none"),
+        "scalar": numpy_helper.from_array(np.array(5, np.int64), "scalar"),
+        "inside": numpy_helper.from_array(np.ones(127, np.uint8), "inside"),
+        "outside": numpy_helper.from_array(np.ones(128, np.uint8), "outside"),
+        "few": numpy_helper.from_array(np.ones(1 << 14, np.uint8), "few"),
+        "many": numpy_helper.from_array(np.ones((1 << 14) + 1, np.int8), "many"),
+        "again": numpy_helper.from_array(np.ones((1 << 14) + 1, np.int8), "again"),
+        "a.weight": numpy_helper.from_array(np.ones((3, 7)), "a.weight"),
+        "a": numpy_helper.from_array(np.ones((3, 8)), "a"),
+    }
+    return model_of(*arrays.values())
+
+
+def archives(folder: Path) -> list[Path]:
+    """Write archives of models with tensors in every place, as converted, and as saved again in another order."""
+    models = {f"packaged{i}": onnx.load(path) for i, path in enumerate(packaged_models()[::9])}
+    models |= {"rich": rich_model(), "typed": typed_model()}
+    for name, model in models.items():
+        convert(io.BytesIO(model.SerializeToString()), folder / f"{name}.zcr", durable=False)
+        record = zcrecord.load_record(folder / f"{name}.zcr")
+        turned = {k: np.array(v, order="F") if isinstance(v, np.ndarray) else v for k, v in record.items()}
+        tree = {**dict(reversed(turned.items())), "onnx.graph": record.attributes["onnx.graph"]}
+        zcrecord.save_record(tree, folder / f"{name}_again.zcr", durable=False)
+    return sorted(folder.glob("*.zcr"))
+
+
+def test_the_model_is_the_one_that_python_makes(tmp_path: Path) -> None:
+    paths = archives(tmp_path)
+    for verify in (False, True):
+        assert [one for one in made(paths, verify=verify) if "files" not in one] == []
+    for path in paths:
+        model = onnx.load(f"{path}.onnx", load_external_data=False)
+        to_onnx(path, tmp_path / "whole.onnx", force=True)
+        to_onnx(path, tmp_path / "external.onnx", external=True, force=True)
+        external = onnx.load(tmp_path / "external.onnx", load_external_data=False)
+        assert [t.name for t in outside(model)] == [t.name for t in outside(external)], path.name
+        whole = onnx.load(tmp_path / "whole.onnx")
+        assert with_values(path, model) == whole, path.name
+    typed = onnx.load(tmp_path / "typed.zcr.onnx", load_external_data=False)
+    files = [{entry.key: entry.value for entry in t.external_data}["location"] for t in outside(typed)]
+    assert files == ["small", "small", "small", "small", "large", "large", "small", "small"]
+    assert Path(f"{tmp_path}/typed.zcr.large").stat().st_size == (1 << 14) + 1  # what is equal once
+
+
+def graph_of(model: onnx.ModelProto) -> tuple[dict[str, Any], bytes]:
+    """Return the tensors and the skeleton that `convert` makes of a model."""
+    out = io.BytesIO()
+    convert(io.BytesIO(model.SerializeToString()), out)
+    record = zcrecord.load_record(out.getvalue())
+    return dict(record), bytes(record.attributes["onnx.graph"])
+
+
+def test_a_skeleton_that_does_not_fit_its_archive_is_a_typed_error(tmp_path: Path) -> None:
+    model = model_of(numpy_helper.from_array(np.ones((2, 100), np.float32), "w"))
+    tensors, skeleton = graph_of(model)
+    w = tensors["w"]
+    deep = functools.reduce(lambda inner, number: field(number, inner), [6, 5, 1] * 60, b"")  # graph, attribute, node
+    wrong = {
+        "the archive does not; save the record with all it had": ({"v": w}, skeleton),
+        r"the skeleton has data_type 1 and shape \[2,100\], the archive float64": ({"w": w.astype("f8")}, skeleton),
+        r"shape \[2,100\], the archive float32 of 32 bits and \[100,2\]": ({"w": w.T.copy()}, skeleton),
+        "'w' has values of its own; convert the model again": (tensors, model.SerializeToString()),
+        "it has no graph": (tensors, b""),
+        "a field ends past its message": (tensors, skeleton[:-1]),
+        "a varint ends past its message": (tensors, skeleton + b"\x80"),
+        "wire type 7 is not known": (tensors, skeleton + b"\x0f"),
+        "a varint has more than 10 bytes": (tensors, skeleton + b"\x08" + b"\xff" * 11),
+        "ModelProto has its field 7 twice; export the model again": (tensors, skeleton * 2),
+        "messages are nested more than 100 deep": (tensors, field(7, deep)),
+    }
+    paths = [tmp_path / f"{i}.zcr" for i in range(len(wrong))]
+    for path, (tree, graph) in zip(paths, wrong.values(), strict=True):
+        zcrecord.save_record({**tree, "onnx.graph": graph}, path, durable=False)
+    for path, told, words in zip(paths, made(paths), wrong, strict=True):
+        assert told.get("name") == "FormatError", (words, told)
+        assert told["message"].startswith(f"{path}: ") and "attribute 'onnx.graph': " in told["message"]
+        assert re.search(words, told["message"]), told
+
+
+def test_names_of_nested_tensors_have_a_limit(tmp_path: Path) -> None:
+    write_model(tmp_path / "m.zcr")
+    tensor = field(5, field(2, 1))  # of an attribute, with a data_type
+    node = field(1, field(5, [field(1, b"n" * 60_000), tensor]))
+    tree = {**zcrecord.load_record(tmp_path / "m.zcr"), "onnx.graph": field(7, node * 40)}
+    zcrecord.save_record(tree, tmp_path / "n.zcr", durable=False)
+    (told,) = made([tmp_path / "n.zcr"])
+    assert told["name"] == "LimitError"
+    assert "the names of nested tensors take more than 8 times the record's" in told["message"]
