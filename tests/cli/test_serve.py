@@ -25,6 +25,7 @@ import zcrecord
 from zcrecord import DependencyError
 from zcrecord.cli import serving
 from zcrecord.cli.dispatch import main
+from zcrecord.cli.web_runtime import BUILDS, VERSION
 from zcrecord.transport import pack
 
 ARCHIVE = "/archive.zcr"
@@ -189,7 +190,9 @@ def test_nothing_can_be_changed(url: str, method: str) -> None:
 def test_every_answer_says_what_a_page_may_do(url: str) -> None:
     for place in ("/", "/page/page.js", ARCHIVE, "/about.json", "/absent"):
         headers = ask(url, place)[1]
-        assert headers["content-security-policy"].startswith("default-src 'none'; script-src 'self'")
+        policy = headers["content-security-policy"]
+        assert policy.startswith("default-src 'none'; script-src 'self' blob: 'wasm-unsafe-eval'; style-src 'self'; ")
+        assert f"; connect-src 'self' https://cdn.jsdelivr.net/npm/onnxruntime-web@{VERSION}/dist/; " in policy
         assert headers["x-content-type-options"] == "nosniff"
         assert headers["cross-origin-resource-policy"] == "same-origin"
         assert headers["cache-control"] == "no-cache"
@@ -203,8 +206,38 @@ def test_name_of_the_file_is_told_as_json(tmp_path: Path) -> None:
     with served.served(path, "--samples", samples) as url:
         _, headers, body = ask(url, "/about.json")
         assert headers["content-type"].startswith("application/json")
-        assert body == b'{"name": "<script>\\ufffd\\u202e\'\\".zcr", "samples": true}'
+        assert body.startswith(b'{"name": "<script>\\ufffd\\u202e\'\\".zcr", "samples": true, "runtime": {')
         assert ask(url, "/samples.zcr")[2] == samples.read_bytes()
+
+
+def test_onnxruntime_web_in_a_folder_is_served_and_its_server_is_not_named(path: Path, tmp_path: Path) -> None:
+    names = [file.name for build in BUILDS.values() for file in build]
+    for place in (tmp_path / "flat", tmp_path / "package" / "dist"):
+        place.mkdir(parents=True)
+        for name in [*names, "ort.all.min.mjs"]:
+            (place / name).write_bytes(name.encode())
+    for folder in (tmp_path / "flat", tmp_path / "package"):
+        with served.served(path, "--onnxruntime-web", folder) as url:
+            for name in names:
+                _, headers, body = ask(url, f"/onnxruntime-web/{name}")
+                kind = "application/wasm" if name.endswith(".wasm") else "text/javascript"
+                assert (headers["content-type"], body) == (kind, name.encode())
+                assert "; connect-src 'self'; " in headers["content-security-policy"]
+            assert ask(url, "/onnxruntime-web/ort.all.min.mjs")[0] == 404
+            assert b"https" not in ask(url, "/about.json")[2]
+
+
+def test_folder_without_onnxruntime_web_is_told_at_once(
+    path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = (
+        rf"{tmp_path}: is no folder of onnxruntime-web: it has no %s; npm install onnxruntime-web@{VERSION} makes one"
+    )
+    jspi, asyncify = BUILDS["jspi"], BUILDS["asyncify"]
+    c.fails(capsys, main(["serve", str(path), "--onnxruntime-web", str(tmp_path)]), words % jspi[0].name)
+    for file in (*jspi, asyncify[0]):
+        (tmp_path / file.name).write_bytes(b"")
+    c.fails(capsys, main(["serve", str(path), "--onnxruntime-web", str(tmp_path)]), words % asyncify[1].name)
 
 
 # Who may ask.

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import io
+import json
 import os
 import re
 from collections.abc import Iterator
@@ -17,16 +21,18 @@ import pytest
 import served
 from attacks import names
 from browsers import Pages, scrolls_sideways
+from node_packages import node_packages
 from onnx import TensorProto, helper, numpy_helper
 from playwright.sync_api import Page, expect
 
 import zcrecord
 from zcrecord import formats
 from zcrecord import onnx as zonnx
+from zcrecord.cli.web_runtime import BUILDS, CDN, VERSION
 from zcrecord.dtypes import DTYPES
 from zcrecord.tensors.packed import PackedTensor
 
-pytestmark = pytest.mark.needs("chromium")
+pytestmark = pytest.mark.needs("chromium", "node", "npm")
 
 DATA = Path(__file__).parents[1] / "data"
 RNG = np.random.default_rng(5)
@@ -73,10 +79,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def runtime() -> Path:
+    """The folder of onnxruntime-web: tests fetch nothing."""
+    return node_packages() / "onnxruntime-web"
+
+
 @pytest.fixture(scope="module")
 def site(folder: Path) -> Iterator[dict[str, str]]:
     """The URL of each archive, by its name."""
-    samples: list[str | Path] = ["--samples", folder / "heldout.zcr"]
+    samples: list[str | Path] = ["--samples", folder / "heldout.zcr", "--onnxruntime-web", runtime()]
     with ExitStack() as stack:
         yield {
             name: stack.enter_context(served.served(folder / f"{name}.zcr", *more))
@@ -470,7 +481,7 @@ def reference(path: Path, samples: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]
 
 
 def logits(page: Page, by: str) -> np.ndarray[Any, Any]:
-    """Run the model by an engine, and return what it made of the samples."""
+    """Run the model by a provider, and return what it made of the samples."""
     page.get_by_role("radio", name=by).check()
     page.get_by_role("button", name="Run it on the samples").click()
     expect(page.locator(".score, #model .error:not([hidden])")).to_be_visible()
@@ -479,94 +490,197 @@ def logits(page: Page, by: str) -> np.ndarray[Any, Any]:
     return np.array(found["data"], np.float32).reshape(found["shape"])
 
 
-@pytest.mark.parametrize("by", ["WebGPU", "plain JavaScript"])
-def test_digits_are_told_as_onnx_runtime_does(pages: Pages, site: dict[str, str], by: str) -> None:
+@pytest.mark.parametrize("by", ["WebGPU", "WebAssembly"])
+@pytest.mark.parametrize("model", ["digits", "int8"])
+def test_digits_are_told_as_onnx_runtime_does(pages: Pages, site: dict[str, str], by: str, model: str) -> None:
     held = np.load(DATA / "digits_heldout.npz")
-    wanted = reference(DATA / "digits.onnx", held["images"].reshape(-1, 64).astype(np.float32))
-    page = visit(pages(), site["digits"])
+    path = DATA / {"digits": "digits.onnx", "int8": "digits_int8.onnx"}[model]
+    wanted = reference(path, held["images"].reshape(-1, 64).astype(np.float32))
+    page = visit(pages(), site[model])
     np.testing.assert_allclose(logits(page, by), wanted, rtol=1e-5, atol=1e-5)
     right = int((wanted.argmax(1) == held["labels"]).sum())
     expect(page.locator(".score")).to_contain_text(f"{right} of 360 right")
-    expect(page.locator(".score")).to_contain_text(by)
+    expect(page.locator(".score")).to_contain_text(f"onnxruntime-web {VERSION}: {by}")
     wrong = page.locator(".samples li.wrong")
     expect(wrong).to_have_count(360 - right)
     expect(page.locator(".samples canvas")).to_have_count(60)
     assert page.locator("#model progress").is_hidden()
 
 
-def test_without_webgpu_there_is_a_word_and_plain_javascript(pages: Pages, site: dict[str, str]) -> None:
+def test_without_webgpu_there_is_a_word_and_webassembly(pages: Pages, site: dict[str, str]) -> None:
     page = pages()
     page.add_init_script("Object.defineProperty(Navigator.prototype, 'gpu', { value: undefined })")
     visit(page, site["digits"])
     expect(page.locator("#model .note").first).to_contain_text("no WebGPU")
     expect(page.get_by_role("radio", name="WebGPU")).to_be_disabled()
     page.get_by_role("button", name="Run it on the samples").click()
-    expect(page.locator(".score")).to_contain_text("350 of 360 right, 97.2 %. plain JavaScript")
+    expect(page.locator(".score")).to_contain_text(f"350 of 360 right, 97.2 %. onnxruntime-web {VERSION}: WebAssembly")
 
 
-def test_model_of_other_operators_is_told_not_run(pages: Pages, site: dict[str, str]) -> None:
-    page = visit(pages(), site["int8"])
-    page.get_by_role("button", name="Run it on the samples").click()
-    expect(page.locator("#model .error")).to_contain_text("The page does not know ")
-    expect(page.locator("#model .error")).to_contain_text("It knows Add, Sub, Mul, Div")
+def test_browser_without_jspi_runs_the_other_build(pages: Pages, site: dict[str, str]) -> None:
+    page = pages()
+    page.add_init_script("delete WebAssembly.Suspending")
+    fetched: list[str] = []
+    page.on("request", lambda request: fetched.append(request.url.rpartition("/")[2]))
+    visit(page, site["digits"])
+    for by in ("WebAssembly", "WebGPU"):
+        assert logits(page, by).shape == (360, 10)
+    assert [name for name in fetched if name.endswith(".wasm")] == ["ort-wasm-simd-threaded.asyncify.wasm"]
+
+
+def model_of(nodes: list[onnx.NodeProto], inputs: list[Any], outputs: list[Any], path: Path) -> Path:
+    """Write an archive of a model."""
+    values = [[helper.make_tensor_value_info(*each) for each in some] for some in (inputs, outputs)]
+    weight = numpy_helper.from_array(np.ones((12, 4), np.float32), "w")
+    graph = helper.make_graph(nodes, "g", *values, [weight])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    zonnx.convert(io.BytesIO(model.SerializeToString()), path, durable=False)
+    return path
+
+
+X, Y = ("x", TensorProto.FLOAT, ["n", 12]), ("y", TensorProto.FLOAT, ["n", 4])
+PRODUCT = helper.make_node("MatMul", ["x", "w"], ["y"])
+CANNOT = {
+    "one input and one output, this one has 2 inputs (x, z) and 1 output (y)": (
+        [PRODUCT], [X, ("z", TensorProto.FLOAT, ["n"])], [Y],
+    ),
+    "this one has 1 input (x) and 2 outputs (y, z)": (
+        [PRODUCT, helper.make_node("Relu", ["y"], ["z"])], [X], [Y, ("z", TensorProto.FLOAT, ["n", 4])],
+    ),
+    "models of numbers, 'x' is string": (
+        [helper.make_node("Identity", ["x"], ["y"])], [("x", TensorProto.STRING, ["n", 12])],
+        [("y", TensorProto.STRING, ["n", 12])],
+    ),
+    "The model takes [n,5] as 'x', a sample of [3,4] does not fit it": (
+        [helper.make_node("Relu", ["x"], ["y"])], [("x", TensorProto.FLOAT, ["n", 5])], [Y],
+    ),
+    "needs an output with a row for each sample, it has [1,1]": (
+        [helper.make_node("ReduceMax", ["x"], ["y"])], [X], [("y", TensorProto.FLOAT, ["a", "b"])],
+    ),
+    "needs an output with a number for each class, or with the class": (
+        [helper.make_node("ReduceMax", ["x"], ["y"], axes=[1], keepdims=0)], [X], [("y", TensorProto.FLOAT, ["n"])],
+    ),
+    "onnxruntime-web cannot run this model: ": (
+        [helper.make_node("Unknown", ["x"], ["y"])], [X], [Y],
+    ),
+}  # fmt: skip
+
+
+def samples(path: Path, inputs: np.ndarray[Any, Any], labels: Any = 0) -> Path:
+    """Write an archive of samples."""
+    labels = np.broadcast_to(np.array(labels, np.int64), len(inputs)).copy()
+    zcrecord.save_record({"inputs": inputs, "labels": labels}, path, durable=False)
+    return path
+
+
+@pytest.mark.parametrize("words", CANNOT, ids=lambda words: words[:40])
+def test_model_that_the_page_cannot_run_is_told_plainly(pages: Pages, tmp_path: Path, words: str) -> None:
+    archive = model_of(*CANNOT[words], tmp_path / "m.zcr")
+    given = ["--samples", samples(tmp_path / "s.zcr", np.ones((5, 3, 4), np.float32)), "--onnxruntime-web", runtime()]
+    with served.served(archive, *given) as url:
+        page = visit(pages(), url)
+        page.get_by_role("button", name="Run it on the samples").click()
+        expect(page.locator("#model .error")).to_contain_text(words)
+        expect(page.locator(".score")).to_have_count(0)
+
+
+@pytest.mark.parametrize(
+    ("kind", "shape"),
+    [
+        (TensorProto.FLOAT, ["n", 12]),
+        (TensorProto.FLOAT, [4, 3, 4]),
+        (TensorProto.FLOAT, ["n", "rows", 4]),
+        (TensorProto.FLOAT, ["n", "a", "b"]),
+        (TensorProto.FLOAT, [1, 1, 12]),
+        (TensorProto.FLOAT16, ["n", 12]),
+        (TensorProto.INT32, ["n", 12]),
+        (TensorProto.INT64, ["n", 12]),
+        (TensorProto.UINT8, ["n", 12]),
+        (TensorProto.BOOL, ["n", 12]),
+    ],
+    ids=str,
+)
+def test_samples_are_given_as_the_model_takes_them(pages: Pages, tmp_path: Path, kind: int, shape: list[Any]) -> None:
+    """In batches, the last one filled up where the model takes batches of one size; answers are those of Python."""
+    nodes = [
+        helper.make_node("Cast", ["x"], ["c"], to=TensorProto.FLOAT),
+        helper.make_node("Flatten", ["c"], ["f"]),
+        helper.make_node("ArgMax", ["f"], ["y"], axis=1, keepdims=0),
+    ]
+    archive = model_of(nodes, [("x", kind, shape)], [("y", TensorProto.INT64, [shape[0]])], tmp_path / "m.zcr")
+    inputs = RNG.integers(0, 2, (70, 3, 4)).astype(np.uint8)
+    wanted = inputs.reshape(70, 12).argmax(1)
+    given = samples(tmp_path / "s.zcr", inputs, np.where(np.arange(70) < 3, 99, wanted))
+    with served.served(archive, "--samples", given, "--onnxruntime-web", runtime()) as url:
+        page = visit(pages(), url)
+        assert logits(page, "WebAssembly")[:, 0].tolist() == wanted.tolist()
+        expect(page.locator(".score")).to_contain_text("67 of 70 right")
+
+
+def test_onnxruntime_web_comes_from_a_public_server_only_when_a_model_is_run(pages: Pages, folder: Path) -> None:
+    """Here it is answered by the test; the browser takes it only if it is what the pinned version has."""
+    with served.served(folder / "digits.zcr", "--samples", folder / "heldout.zcr") as url:
+        page = pages()
+        asked: list[str] = []
+        answers = {"by": "damage"}
+
+        def answer(route: Any) -> None:
+            asked.append(route.request.url)
+            if answers["by"] == "nothing":
+                route.abort("internetdisconnected")
+            else:
+                right = (runtime() / "dist" / asked[-1].rpartition("/")[2]).read_bytes()
+                body = right if answers["by"] == "the server" else right[:-1] if len(right) < 1 << 20 else b""
+                route.fulfill(body=body, headers={"Access-Control-Allow-Origin": "*"})
+
+        page.route(re.compile("^https://"), answer)
+        visit(page, url)
+        note = page.locator("#model .note", has_text="onnxruntime-web")
+        expect(note).to_contain_text(f"{VERSION} runs it. The first run fetches 16.1 MiB of it from cdn.jsdelivr.net")
+        assert asked == []
+        button, error = page.get_by_role("button", name="Run it on the samples"), page.locator("#model .error")
+        for answers["by"] in ("damage", "nothing"):
+            button.click()
+            expect(error).to_contain_text(
+                "onnxruntime-web could not be fetched from cdn.jsdelivr.net: Failed to fetch; "
+            )
+            expect(error).to_contain_text("is this machine online? Start with --onnxruntime-web FOLDER")
+        answers["by"] = "the server"
+        button.click()
+        expect(page.locator(".score, #model .error:not([hidden])")).to_be_visible()
+        expect(page.locator(".score")).to_contain_text("350 of 360 right")
+        assert set(asked) == {CDN + file.name for file in BUILDS["jspi"]}
+    own = ("Failed to find a valid digest", "SRI's integrity checks failed", "ERR_INTERNET_DISCONNECTED")
+    pages.expect_complaints("left this machine: https://cdn.jsdelivr.net/", *own)
+
+
+def test_digests_are_those_of_the_pinned_version() -> None:
+    dist = runtime() / "dist"
+    assert json.loads((dist.parent / "package.json").read_text())["version"] == VERSION
+    for file in [file for build in BUILDS.values() for file in build]:
+        data = (dist / file.name).read_bytes()
+        digest = base64.b64encode(hashlib.sha384(data).digest()).decode()
+        assert (file.nbytes, file.integrity) == (len(data), f"sha384-{digest}"), file.name
+
+
+def test_policy_lets_a_page_fetch_no_more_than_onnxruntime_web(
+    pages: Pages, site: dict[str, str], folder: Path
+) -> None:
+    script = """(url) => fetch(url).then(() => "fetched", () => "refused")"""
+    with served.served(folder / "digits.zcr") as url:
+        page = visit(pages(), url)
+        for place in ("https://cdn.jsdelivr.net/npm/other@1.0.0/dist/a.js", "https://example.org/"):
+            assert page.evaluate(script, place) == "refused"
+        pages.expect_complaints("Content Security Policy")
+    page = visit(pages(), site["digits"])
+    assert page.evaluate(script, CDN + BUILDS["jspi"][0].name) == "refused"
+    pages.expect_complaints("Content Security Policy")
 
 
 def test_model_without_samples_says_how_to_run_it(pages: Pages, folder: Path) -> None:
     with served.served(folder / "digits.zcr") as url:
         page = visit(pages(), url)
         expect(page.locator("#model")).to_contain_text("start with --samples ARCHIVE")
-
-
-def operators() -> onnx.ModelProto:
-    """Return a model of every operator that the page knows, each with its options."""
-    weights = {
-        "a": RNG.normal(size=(12, 6)).astype(np.float32),
-        "ca": RNG.normal(size=(6,)).astype(np.float32),
-        "b": RNG.normal(size=(5, 6)).astype(np.float32),
-        "cb": np.array([[0.5]], np.float32),
-        "c": RNG.normal(size=(5, 4)).astype(np.float32),
-        "two": np.array(2, np.float32),
-        "row": RNG.normal(size=(1, 4)).astype(np.float32) + 4,
-        "shape": np.array([0, 2, -1], np.int64),
-    }
-    nodes = [
-        helper.make_node("Flatten", ["x"], ["f"], axis=1),
-        helper.make_node("Gemm", ["f", "a", "ca"], ["g"], alpha=0.5, beta=2.0),
-        helper.make_node("Tanh", ["g"], ["t"]),
-        helper.make_node("Gemm", ["t", "b", "cb"], ["h"], transB=1),
-        helper.make_node("Sigmoid", ["h"], ["s"]),
-        helper.make_node("MatMul", ["s", "c"], ["m"]),
-        helper.make_node("Add", ["m", "row"], ["p"]),
-        helper.make_node("Sub", ["two", "p"], ["q"]),
-        helper.make_node("Div", ["q", "row"], ["d"]),
-        helper.make_node("Mul", ["d", "d"], ["e"]),
-        helper.make_node("Reshape", ["e", "shape"], ["r"]),
-        helper.make_node("Relu", ["r"], ["u"]),
-        helper.make_node("Softmax", ["u"], ["v"], axis=-1),
-        helper.make_node("Identity", ["v"], ["w"]),
-        helper.make_node("Flatten", ["w"], ["y"]),
-    ]
-    graph = helper.make_graph(
-        nodes,
-        "operators",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 12])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 4])],
-        [numpy_helper.from_array(array, name) for name, array in weights.items()],
-    )
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-
-
-def test_every_operator_computes_what_onnx_runtime_does(pages: Pages, tmp_path: Path) -> None:
-    model = operators()
-    (tmp_path / "m.onnx").write_bytes(model.SerializeToString())
-    zonnx.convert(tmp_path / "m.onnx", tmp_path / "m.zcr")
-    inputs = RNG.normal(size=(9, 12)).astype(np.float32)
-    zcrecord.save_record({"inputs": inputs, "labels": np.zeros(9, np.int64)}, tmp_path / "s.zcr")
-    wanted = reference(tmp_path / "m.onnx", inputs)
-    with served.served(tmp_path / "m.zcr", "--samples", tmp_path / "s.zcr") as url:
-        page = visit(pages(), url)
-        for by in ("WebGPU", "plain JavaScript"):
-            np.testing.assert_allclose(logits(page, by), wanted, rtol=1e-4, atol=1e-6)
 
 
 # How it looks, and who can use it.

@@ -14,6 +14,7 @@ import zcrecord
 
 MOST = 30_000  # bytes that every `open` loads
 ROOMS = {"reader": set(), "view": set(), "page": {"reader", "view"}, "report": {"view"}}  # each may import of others
+FETCHED = {"page/runtime.js": ["import(place);"]}  # onnxruntime-web, bytes that the page has checked
 
 
 def imported(text: str, *, at_once: bool = False) -> set[str]:
@@ -28,7 +29,7 @@ def graph(folder: Path) -> dict[str, set[str]]:
     for path in sorted(folder.rglob("*.js")):
         text = re.sub(r"import\(/\*.*?\*/ *", "import(", path.read_text())
         unreadable = re.findall(r"""\bimport\((?!"[^"]+"\)).*""", text)
-        assert not unreadable, f"{path}: {unreadable}"
+        assert unreadable == FETCHED.get(path.relative_to(folder).as_posix(), []), f"{path}: {unreadable}"
         names = [name for name in imported(text) if name.startswith(".")]
         inside = {os.path.relpath(path.parent / name, folder).replace(os.sep, "/") for name in names}
         found[path.relative_to(folder).as_posix()] = inside

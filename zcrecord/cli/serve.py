@@ -26,6 +26,9 @@ def serve_arguments(parser: Parser) -> None:
     parser.add_argument("--host", default="127.0.0.1", metavar="ADDRESS", help=about)
     about = "an archive with the tensors images (or inputs) and labels; the page runs the model on them, if it can"
     parser.add_argument("--samples", metavar="ARCHIVE", help=about)
+    about = """a folder of the npm package onnxruntime-web, which runs the model; without it the browser fetches that
+        from cdn.jsdelivr.net when the model is run"""
+    parser.add_argument("--onnxruntime-web", metavar="FOLDER", help=about)
     parser.add_argument("--open", action="store_true", help="open the page in a browser")
 
 
@@ -55,5 +58,6 @@ def serve(args: Arguments) -> int:
         tell("zcrecord", f"error: a fault of serve itself, {reason}; please report it")
 
     address = {"host": args.host, "port": args.port}
-    serving.serve(args.file, samples=args.samples, **address, started=started, failed=failed)
+    files = {"samples": args.samples, "runtime": args.onnxruntime_web}
+    serving.serve(args.file, **files, **address, started=started, failed=failed)
     return 0

@@ -1,7 +1,7 @@
 """A web server for one archive: serves its bytes by ranges, and the page that shows it.
 
-Serves the archive, the samples and the page's files, and no others; sets the headers, and refuses requests from other
-hosts. HTTP is left to aiohttp, the page to `web/page`.
+Serves the archive, the samples, the page's files, onnxruntime-web from a folder, and no others; sets the headers, and
+refuses requests from other hosts. HTTP is left to aiohttp, the page to `web/page`.
 """
 
 from __future__ import annotations
@@ -25,16 +25,21 @@ from zcrecord.errors import SourceError, UnsupportedError, missing_package
 from zcrecord.record.load import load_record
 from zcrecord.storage.files import read_start
 
+from .web_runtime import WebRuntime, web_runtime
+
 __all__ = ["PORT", "is_loopback", "serve"]
 
 PORT = 8000  # the default, if it is free
 _WEB = Path(__file__).parents[1] / "web"
 _ROOMS = "reader", "view", "page"  # of the folder `web`: all that the page loads
-_TYPES = {".html": "text/html", ".js": "text/javascript", ".css": "text/css"}
+_TYPES = {".html": "text/html", ".js": "text/javascript", ".mjs": "text/javascript", ".css": "text/css"}
+# onnxruntime-web comes as bytes that the page has checked (blob:), and compiles WebAssembly.
+_POLICY = (
+    "default-src 'none'; script-src 'self' blob: 'wasm-unsafe-eval'; style-src 'self'; connect-src 'self'{connect}; "
+    "img-src 'self' data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
 _HEADERS = {
     "Cache-Control": "no-cache",  # may be kept, but is validated each time: the archive may be replaced
-    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
-    "img-src 'self' data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
     "Cross-Origin-Resource-Policy": "same-origin",
     "Referrer-Policy": "no-referrer",
     "X-Content-Type-Options": "nosniff",
@@ -47,6 +52,7 @@ def serve(
     source: str | os.PathLike[str],
     *,
     samples: str | os.PathLike[str] | None = None,
+    runtime: str | os.PathLike[str] | None = None,
     host: str = "127.0.0.1",
     port: int | None = None,
     started: Callable[[str], object] | None = None,
@@ -59,6 +65,8 @@ def serve(
     Args:
         source: an archive that is a file of its own.
         samples: an archive with inputs (`images` or `inputs`) and `labels`, for a model that the page can run.
+        runtime: a folder of the npm package onnxruntime-web, with which the page runs the model; None: the browser
+            fetches the version that `web_runtime` pins from a public server, when the model is run first.
         host: the address to listen on. On a loopback address, requests that name another host are refused: a foreign
             page whose name was made to point here (DNS rebinding) gets nothing.
         port: 0 for any that is free; None for 8000, or any if that is taken.
@@ -76,9 +84,10 @@ def serve(
     files = {"archive": Path(source), **({"samples": Path(samples)} if samples is not None else {})}
     for name, path in files.items():
         _check_archive(path, samples=name == "samples")
+    place = web_runtime(runtime)
     listening = _listen(host, port)
     with listening:
-        app = _application(web, files, local=is_loopback(host))
+        app = _application(web, files, place, local=is_loopback(host))
 
         async def begin(_: Any) -> None:
             if started is not None:
@@ -203,7 +212,7 @@ def _url(host: str, port: int) -> str:
     return f"http://[{bare}]:{port}/" if ":" in bare else f"http://{bare}:{port}/"
 
 
-def _application(web: Any, files: dict[str, Path], *, local: bool) -> Any:
+def _application(web: Any, files: dict[str, Path], runtime: WebRuntime, *, local: bool) -> Any:
     """Return the web application: a route for each file, and no others."""
 
     @web.middleware  # type: ignore[untyped-decorator]
@@ -214,12 +223,15 @@ def _application(web: Any, files: dict[str, Path], *, local: bool) -> Any:
             raise web.HTTPMisdirectedRequest(text="This server is for programs on its own machine: ask for localhost.")
         return await handler(request)
 
+    connect = f" {runtime.connect}" if runtime.connect else ""
+    headers = {**_HEADERS, "Content-Security-Policy": _POLICY.format(connect=connect)}
+
     async def prepare(_: Any, response: Any) -> None:
-        response.headers.update(_HEADERS)
+        response.headers.update(headers)
 
     async def about(_: Any) -> Any:
         name = os.fsencode(files["archive"].name).decode("utf-8", "replace")
-        return web.json_response({"name": name, "samples": "samples" in files})
+        return web.json_response({"name": name, "samples": "samples" in files, "runtime": runtime.about})
 
     app = web.Application(middlewares=[guard])
     app.on_response_prepare.append(prepare)
@@ -229,6 +241,9 @@ def _application(web: Any, files: dict[str, Path], *, local: bool) -> Any:
     for path in sorted(p for room in _ROOMS for p in (_WEB / room).iterdir() if p.suffix in _TYPES):
         place = "" if path.name == "index.html" else path.relative_to(_WEB).as_posix()
         app.router.add_get(f"/{place}", _responding(web, path, f"{_TYPES[path.suffix]}; charset=utf-8"))
+    for name, path in runtime.files.items():
+        kind = "application/wasm" if path.suffix == ".wasm" else _TYPES[path.suffix]
+        app.router.add_get(f"/{name}", _responding(web, path, kind))
     return app
 
 

@@ -65,7 +65,7 @@ function build(record, description, traffic, about, onSource) {
   shortly().then(() => {
     const strip = selection.add(byId("map"), layoutMap, { fetching: true }, legend(description, { parts: true }));
     traffic.follow((start, end) => strip.fetched(start - record.layout.offset, end - record.layout.offset));
-    const model = new ClassifierPanel(record, { samples: about.samples, page, onSource });
+    const model = new ClassifierPanel(record, { about, page, onSource });
     model.place(byId("model"));
     selection.add(byId("treemap"), treemap, {}, legend(description));
     byId("facts").append(facts(description, { onSelect: selection.choose }));

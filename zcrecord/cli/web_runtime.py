@@ -1,0 +1,88 @@
+"""onnxruntime-web for the page of `zcrecord serve`: one pinned version from a public server, or a folder of the user's.
+
+Of the package two builds are used, each a script and a WebAssembly module: the one with JSPI, which reads weights one
+by one, and the one for browsers without. What comes from the public server is checked by the browser against the
+digests here, so it can only be what npm has under that version.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from zcrecord.errors import SourceNotFoundError
+
+__all__ = ["CDN", "VERSION", "WebRuntime", "web_runtime"]
+
+VERSION = "1.30.0"
+CDN = f"https://cdn.jsdelivr.net/npm/onnxruntime-web@{VERSION}/dist/"
+_LOCAL = "onnxruntime-web/"  # the path of a folder's files on the server
+
+
+class RuntimeFile(NamedTuple):
+    """One file of onnxruntime-web's folder `dist`: its bytes, and its digest as browsers take it."""
+
+    name: str
+    nbytes: int
+    integrity: str
+
+
+BUILDS = {
+    "jspi": (
+        RuntimeFile(
+            "ort.jspi.bundle.min.mjs",
+            115_872,
+            "sha384-9RUgRCKe1ziB7Sof69RRpoybxSmnC67IsfHFamx/k+9m39GbvHvw5Sets/Xpsro+",
+        ),
+        RuntimeFile(
+            "ort-wasm-simd-threaded.jspi.wasm",
+            16_758_545,
+            "sha384-bMP/XSpH5FjIIaVnUc1eR3cDsGZGdO1ZPjcHGEtvMwOgZZFcOEN8VrGooR81HSFO",
+        ),
+    ),
+    "asyncify": (
+        RuntimeFile(
+            "ort.webgpu.bundle.min.mjs",
+            117_732,
+            "sha384-1ntMeyj+z5diX6vBR5h+zlJBPc4iNvhCxE6nlammh8daBYcLBZkzrwDkuJjhwI+f",
+        ),
+        RuntimeFile(
+            "ort-wasm-simd-threaded.asyncify.wasm",
+            26_781_914,
+            "sha384-EPVDLTxuO663dkZO/pcKJF6vOyyfq/5z9FY1oksN0UWFX2ABH4wDDZQHeNoUleWR",
+        ),
+    ),
+}
+
+
+class WebRuntime(NamedTuple):
+    """The place that a page takes onnxruntime-web from.
+
+    `about` is what the page is told, `files` are served by their paths, `connect` is the address that the page may
+    connect to besides its own.
+    """
+
+    about: dict[str, Any]
+    files: dict[str, Path]
+    connect: str
+
+
+def web_runtime(folder: str | os.PathLike[str] | None) -> WebRuntime:
+    """Return the place of onnxruntime-web: a folder, or the public server if there is none.
+
+    Raises:
+        SourceNotFoundError: the folder has not the files of onnxruntime-web.
+    """
+    if folder is None:
+        builds = {name: [file._asdict() for file in files] for name, files in BUILDS.items()}
+        return WebRuntime({"url": CDN, "version": VERSION, "builds": builds}, {}, CDN)
+    places = [place for place in (Path(folder), Path(folder) / "dist") if (place / BUILDS["jspi"][0].name).is_file()]
+    names = [file.name for files in BUILDS.values() for file in files]
+    missing = [name for name in names if not places or not (places[0] / name).is_file()]
+    if missing:
+        do = f"npm install onnxruntime-web@{VERSION} makes one, node_modules/onnxruntime-web"
+        what = f"is no folder of onnxruntime-web: it has no {missing[0]}; {do}"
+        raise SourceNotFoundError(what, path=os.fspath(folder))
+    local = {name: [{"name": file.name} for file in files] for name, files in BUILDS.items()}
+    return WebRuntime({"url": _LOCAL, "builds": local}, {_LOCAL + name: places[0] / name for name in names}, "")
