@@ -59,6 +59,7 @@ PACKAGES = {
     "java": "default-jre-headless",
     "javac": "default-jdk-headless",
     "chromium": "chromium",
+    "firefox-esr": "firefox-esr",
     "openssl": "openssl",
     "zsh": "zsh",
     "fish": "fish",

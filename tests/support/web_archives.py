@@ -24,6 +24,7 @@ import ml_dtypes
 import numpy as np
 from forge import Forge, align_up, build_index, end_bytes
 from malformed import saved
+from node_packages import node_packages
 from onnx import numpy_helper
 from onnx_models import model_of
 
@@ -38,7 +39,8 @@ ROOT = Path(__file__).resolve().parents[2]
 WEB = ROOT / "zcrecord" / "web"
 READER = WEB / "reader"
 SUITE = ROOT / "tests" / "js" / "web"
-OURS = {".js": "text/javascript", ".mjs": "text/javascript", ".html": "text/html; charset=utf-8"}
+OURS = {".js": "text/javascript", ".mjs": "text/javascript", ".html": "text/html; charset=utf-8",
+        ".wasm": "application/wasm"}  # fmt: skip
 
 
 def things() -> dict[str, Any]:
@@ -113,8 +115,9 @@ class Misbehaving:
         self.stop = threading.Event()
 
     def __call__(self, handler: Any, number: int) -> bool:
-        if handler.path.startswith(("/zcrecord/web/", "/tests/js/web/")):
-            file = ROOT / handler.path.partition("?")[0].lstrip("/")
+        if handler.path.startswith(("/zcrecord/web/", "/tests/js/web/", "/onnxruntime-web/")):
+            root = node_packages() if handler.path.startswith("/onnxruntime-web/") else ROOT
+            file = root / handler.path.partition("?")[0].lstrip("/")
             handler.say(200, file.read_bytes(), Content_Type=OURS[file.suffix], Cache_Control="no-store")
             return True
         if handler.path in ("/blank", "/favicon.ico"):

@@ -7,18 +7,25 @@ import io
 import json
 import re
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import onnx
 import pytest
+from browser_heap import heap_growth
 from onnx import TensorProto, helper, numpy_helper
 from onnx_models import every_tensor, field, model_of, packaged_models, rich_model
-from web_archives import SUITE, write_model
+from web_archives import SUITE, Misbehaving, write_model
 
 import zcrecord
+from tools.range_server import Server, serving
+from zcrecord import onnx as zonnx
 from zcrecord.onnx import convert, to_onnx
+
+if TYPE_CHECKING:
+    from browsers import Pages
 
 pytestmark = pytest.mark.needs("node")
 LOCATIONS = ("small", "large")
@@ -144,3 +151,83 @@ def test_names_of_nested_tensors_have_a_limit(tmp_path: Path) -> None:
     (told,) = made([tmp_path / "n.zcr"])
     assert told["name"] == "LimitError"
     assert "the names of nested tensors take more than 8 times the record's" in told["message"]
+
+
+# In Chromium.
+
+MIB = 1 << 20
+LARGEST = 16 * MIB
+CREATE = """async ({ url, whole }) => {
+  const { open } = await import("/zcrecord/web/reader/zcrecord.js");
+  const ort = await import("/onnxruntime-web/dist/ort.jspi.bundle.min.mjs");
+  ort.env.wasm.numThreads = 1;
+  let { model, externalData } = await (await open(url)).toOnnx();
+  if (whole) externalData = await Promise.all(externalData.map(async ({ path, data }) =>
+    ({ path, data: data instanceof Blob ? await data.bytes() : data })));
+  const session = await ort.InferenceSession.create(model, { externalData, executionProviders: ["wasm"] });
+  const x = new ort.Tensor("float32", Float32Array.from({ length: 2048 }, (_, i) => Math.sin(i)), [1, 2048]);
+  const { y } = await session.run({ x });
+  await session.release();
+  return Array.from(y.data);
+}"""
+FAIL = """async ({ url }) => {
+  const { open } = await import("/zcrecord/web/reader/zcrecord.js");
+  const ort = await import("/onnxruntime-web/dist/ort.jspi.bundle.min.mjs");
+  ort.env.wasm.numThreads = 1;
+  ort.env.logLevel = "fatal";
+  let gone = false;
+  const vanishing = (place, options) => fetch(gone ? `${place}?do=missing` : place, options);
+  const onnx = await (await open(url, { fetch: vanishing })).toOnnx();
+  gone = true;
+  const told = await ort.InferenceSession.create(onnx.model, { externalData: onnx.externalData }).catch(String);
+  return [told, onnx.failure.name, onnx.failure.message];
+}"""
+
+
+def chain(layers: int) -> onnx.ModelProto:
+    """Return a model of matrices of 16 MiB, one after the other."""
+    rng = np.random.default_rng(1)
+    matrices = [(rng.standard_normal((2048, 2048), np.float32) / 45) for _ in range(layers)]
+    names = ["x", *(f"h{i}" for i in range(layers - 1)), "y"]
+    nodes = [helper.make_node("MatMul", [names[i], f"w{i}"], [names[i + 1]]) for i in range(layers)]
+    values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, 2048]) for name in "xy"]
+    weights = [numpy_helper.from_array(matrix, f"w{i}") for i, matrix in enumerate(matrices)]
+    graph = helper.make_graph(nodes, "g", values[:1], values[1:], weights)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[Server]:
+    """A server of zcrecord.js, onnxruntime-web and a model of 160 MiB."""
+    convert(io.BytesIO(chain(10).SerializeToString()), tmp_path / "chain.zcr", durable=False)
+    with serving(tmp_path) as server:
+        server.misbehave = Misbehaving()
+        yield server
+
+
+@pytest.mark.needs("chromium", "npm")
+def test_onnxruntime_web_runs_a_model_without_its_weights_in_the_heap(
+    pages: Pages, served: Server, tmp_path: Path
+) -> None:
+    page = pages()
+    page.goto(f"{served.url}/blank")
+    answer, grown = heap_growth(page, CREATE, {"url": "/chain.zcr", "whole": False})
+    # onnxruntime-web itself holds a tensor at a time, and so may we.
+    assert grown < 2 * LARGEST + 32 * MIB, f"{grown / MIB:.1f} MiB"
+    asked = [request for request in served.requests if request.path == "/chain.zcr"]
+    assert len(asked) <= 10 + 6 and sum(request.sent for request in asked) < 10 * LARGEST + MIB
+    session = zonnx.session(tmp_path / "chain.zcr")
+    x = np.sin(np.arange(2048, dtype=np.float64)).astype(np.float32)
+    np.testing.assert_allclose(answer, session.run(None, {"x": x[None]})[0][0], rtol=1e-3, atol=1e-4)
+    again, grown = heap_growth(page, CREATE, {"url": "/chain.zcr", "whole": True})
+    assert grown > 10 * LARGEST and again == answer  # it would be noticed
+
+
+@pytest.mark.needs("chromium", "npm")
+def test_a_session_that_cannot_be_created_for_want_of_weights_has_the_reason(pages: Pages, served: Server) -> None:
+    page = pages()
+    page.goto(f"{served.url}/blank")
+    told, name, message = page.evaluate(FAIL, {"url": "/chain.zcr"})
+    assert "Failed to load external data file" in told and name == "SourceNotFoundError"
+    assert "chain.zcr: " in message and "404" in message
+    pages.expect_complaints("Failed to load resource", "Failed to load external data")  # onnxruntime's own log

@@ -12,7 +12,7 @@ test("a URL may be of the page", async ({ base }) => {
 });
 
 test("another origin has to allow it", async ({ base }) => {
-  const refused = /localhost:\d+\/things\.zcr: the request failed: Failed to fetch/;
+  const refused = /localhost:\d+\/things\.zcr: the request failed: (Failed to fetch|NetworkError)/; // of Firefox
   await rejects(() => open(`${elsewhere(base)}/things.zcr`), "SourceError", refused);
 });
 

@@ -1,0 +1,36 @@
+"""Debian's Firefox for tests of pages: headless, driven by puppeteer-core over WebDriver BiDi.
+
+Chromium is where pages are tested thoroughly (`browsers.py`). A test that is marked `needs("firefox-esr", "node",
+"npm")` visits pages, and runs a script in each.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from typing import Any, NamedTuple
+
+from node_packages import TESTS, node_packages
+
+__all__ = ["Visit", "visit_in_firefox"]
+
+
+class Visit(NamedTuple):
+    """The result of a script in a page, and what the page complained of: console, exceptions, policy."""
+
+    result: Any
+    complaints: list[str]
+
+
+def visit_in_firefox(*visits: tuple[str, str]) -> list[Visit]:
+    """Open each URL in a page of its own, and run an async function's text in it; both wait for one another.
+
+    Raises:
+        AssertionError: Firefox did not come, or a script threw.
+    """
+    given = {"packages": str(node_packages()), "firefox": shutil.which("firefox-esr"), "visits": visits}
+    command = ["node", TESTS / "js" / "web" / "firefox.mjs"]
+    done = subprocess.run(command, input=json.dumps(given), capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    return [Visit(one["result"], one["complaints"]) for one in json.loads(done.stdout)]
