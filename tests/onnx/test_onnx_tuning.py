@@ -12,7 +12,8 @@ import onnxruntime as ort
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from guides import ROOT
-from test_onnx_session import branches, mlp
+from onnx import helper
+from test_onnx_session import branches, graph_model, value
 
 import zcrecord
 from tools.models import convolutions, gpt, quantized
@@ -95,8 +96,8 @@ def test_tuning_adds_no_tensor_and_changes_none(model: Path, tmp_path: Path) -> 
     tune(tmp_path / "before.zcr", tmp_path / "tuned.zcr")
     before, after = zcrecord.load_record(tmp_path / "before.zcr"), zcrecord.load_record(tmp_path / "tuned.zcr")
     assert before.names == after.names and before.nbytes < after.nbytes
-    for name, value in before.items():
-        np.testing.assert_array_equal(np.asarray(value), np.asarray(after[name]))
+    for name, tensor in before.items():
+        np.testing.assert_array_equal(np.asarray(tensor), np.asarray(after[name]))
     to_onnx(before, tmp_path / "before.onnx")
     to_onnx(after, tmp_path / "after.onnx")
     assert (tmp_path / "after.onnx").read_bytes() == (tmp_path / "before.onnx").read_bytes()
@@ -298,8 +299,9 @@ def test_a_session_of_a_file_that_is_replaced_while_it_is_made_fails(
 
 
 def test_small_models_without_external_weights_are_tuned(tmp_path: Path) -> None:
-    made = mlp()
-    del made.graph.initializer[:]
-    (tmp_path / "model.onnx").write_bytes(mlp().SerializeToString())
+    weight = {"w": np.arange(16, dtype=np.float32).reshape(4, 4)}
+    node = helper.make_node("MatMul", ["x", "w"], ["y"])
+    made = graph_model([node], [value("x", 1, 4)], [value("y", 1, 4)], weight)
+    (tmp_path / "model.onnx").write_bytes(made.SerializeToString())
     convert(tmp_path / "model.onnx", tmp_path / "model.zcr")
     assert tuning_is_used(tmp_path / "model.zcr")

@@ -48,6 +48,7 @@ Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 _DIRECT_SINCE = (1, 31)  # buffers used in place; earlier versions do not know the key and copy
 _CPU = "CPUExecutionProvider"
 _FOLDER = "session.model_external_initializers_file_folder_path"
+_FORMAT = "session.load_model_format"
 _NO_PREPACKING = "session.disable_prepacking"
 _COMPARES_SINCE = (1, 32)  # packed weights of a file with those that its kernel makes; earlier versions trust them
 _MODEL_LIMIT = (1 << 31) - 1
@@ -202,6 +203,7 @@ def _tuned_session(
     levels = ort.GraphOptimizationLevel
     if options.graph_optimization_level != levels.ORT_ENABLE_ALL:
         raise NoTuning("sess_options ask for another level of graph optimization")
+    _configure(options, _FORMAT, "ONNX")  # or bytes that look like ONNX Runtime's own format are read as that
     _configure(options, _FOLDER, os.path.dirname(plan.path))
     _configure(options, _NO_PREPACKING, "0" if plan.packed else "1")
     options.graph_optimization_level = levels.ORT_DISABLE_ALL
@@ -383,6 +385,7 @@ class _SessionBuilder:
         return b"".join(parts)
 
     def _create(self, model: bytes) -> Any:
+        _configure(self._options, _FORMAT, "ONNX")  # or bytes that look like ONNX Runtime's own format are read as that
         if self._shared:
             _configure(self._options, _NO_PREPACKING, "1")
         providers, provider_options = self._providers

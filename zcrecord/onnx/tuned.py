@@ -24,9 +24,9 @@ from zcrecord.archive.archive import Archive
 from zcrecord.codec.digests import digest_of
 from zcrecord.codec.entries import PayloadId
 from zcrecord.codec.index import Index, decode
-from zcrecord.codec.layout import HEADER_SIZE, NONE, Header, decode_header
+from zcrecord.codec.layout import ALIGNMENT, HEADER_SIZE, NONE, Header, decode_header, encode_unsealed
 from zcrecord.codec.verify import check_index
-from zcrecord.errors import FormatError, IntegrityError, RecordError
+from zcrecord.errors import FormatError, IntegrityError, LimitError, RecordError, printable
 from zcrecord.onnx.protobuf.reader import encode_field
 from zcrecord.onnx.protobuf.rewriting import ExternalTensor, rewrite, tensors_of
 from zcrecord.storage.files import identity_of
@@ -71,6 +71,10 @@ PACKED = re.compile(r"prepacked_[0-9]+")  # a key of external_data
 _STUB = STUB_KEY.decode()
 _SEAL = b"zcrecord tuned part 1\n"
 _NUMBER = re.compile(r"[0-9]{1,10}")
+_PACKED_VALUE = re.compile(r"[!-{}~]{1,200}(\|[0-9]{0,10};[0-9]{1,19})+")
+_LOCATION = b"location"  # without it in its bytes a message has no external data that ONNX Runtime takes
+_MODEL_LIMIT = (1 << 31) - 1
+_AGAIN = "convert and tune the model again"
 _GRAPH_FIELD, _INITIALIZER = 7, 5  # of ModelProto, of GraphProto
 
 
@@ -110,35 +114,45 @@ class TunedTarget(NamedTuple):
         Raises:
             IntegrityError: a digest or the seal does not match.
         """
-        self.check_payloads(archive, {self.graph, self.initializers})
+        self.check_payloads(archive, {self.graph, self.initializers} - {NONE})
         ix = archive.index
-        own = ix.payloads[[self.graph, self.initializers, *self.payloads]]
+        own = _rows(ix, np.array([self.graph, self.initializers, *self.payloads]))
         if seal_of(ix, self.target.encode(), own) != self.seal:
             raise IntegrityError("its tuned part is for other weights or another graph; tune it again")
 
     def model(self, archive: Archive, location: str, start: int, *, packed: bool) -> TunedModel:
         """Return the model that ONNX Runtime takes; its external data lie in a file, where the archive is at `start`.
 
-        `packed` gives it the packed weights, too.
+        `packed` gives it the packed weights, too. All external data in it are payloads of the target: ONNX Runtime
+        opens any file that another location names, and takes one for an address in the process.
 
         Raises:
-            FormatError: a number is none of a payload's.
+            FormatError: external data are those of no initializer, or no payload's, or unaligned, or packed weights
+                are not as FORMAT.md says. LimitError: the model is too large, or has too many mappings.
         """
         rows = archive.index.payloads
         base = start + archive.header.payload_offset
         weights: list[PayloadId] = []
+        packed_forms: list[PayloadId] = []
 
-        def refer(t: ExternalTensor, _main: bool = True) -> bytes:
+        def refer(t: ExternalTensor, place: str = "main") -> bytes:
+            if not place:
+                raise FormatError(f"a tensor of the tuned graph has external data, but is no initializer; {_AGAIN}")
             weights.append(self._payload(t.entries.get(_STUB, "")))
             offset, nbytes, _ = rows[weights[-1]].item()
             entries = {"location": location, "offset": str(base + offset), "length": str(nbytes)}
             for key, value in t.entries.items() if packed else ():
                 if PACKED.fullmatch(key):
-                    entries[key] = self._packed(value, rows, base)
+                    entries[key] = self._packed(value, rows, base, packed_forms)
+            if len(weights) + len(packed_forms) > MOST_MAPPED:
+                raise LimitError(f"more than {MOST_MAPPED} weights and packed forms, each a mapping, are too many")
             return t.encode(entries)
 
+        size = sum(int(rows["nbytes"][n]) for n in (self.graph, self.initializers) if n != NONE)
+        if size > _MODEL_LIMIT:
+            raise LimitError(f"its tuned graph has {size} bytes; ONNX Runtime takes 2 GiB")
         graph = bytes(archive.payload(self.graph))
-        if STUB_KEY in graph:  # in a subgraph
+        if STUB_KEY in graph or _LOCATION in graph:
             graph = rewrite(memoryview(graph), refer)
         initializers = (encode_field(_INITIALIZER, refer(t)) for t in tensors_of(archive.payload(self.initializers)))
         graph += encode_field(_GRAPH_FIELD, b"".join(initializers))  # protobuf joins the two graphs
@@ -146,15 +160,23 @@ class TunedTarget(NamedTuple):
 
     def _payload(self, number: str) -> PayloadId:
         if not _NUMBER.fullmatch(number) or int(number) >= len(self.payloads):
-            raise FormatError(f"the tuned graph names payload '{number}' of {len(self.payloads)}")
+            what = f"a tensor of the tuned graph names payload '{printable(number, 40)}' of {len(self.payloads)}"
+            raise FormatError(f"{what}; {_AGAIN}")
         return self.payloads[int(number)]
 
-    def _packed(self, value: str, rows: Any, base: int) -> str:
+    def _packed(self, value: str, rows: Any, base: int, forms: list[PayloadId]) -> str:
+        if not _PACKED_VALUE.fullmatch(value):
+            raise FormatError(f"packed weights '{printable(value, 40)}' are no key and payloads; {_AGAIN}")
         key, *buffers = value.split("|")
         out = [key]
         for buffer in buffers:
             number, _, padded = buffer.partition(";")
-            offset, nbytes, _ = rows[self._payload(number)].item() if number else (-base, 0, 0)
+            offset, nbytes = -base, 0
+            if number:
+                forms.append(self._payload(number))
+                offset, nbytes, _ = rows[forms[-1]].item()
+            if (base + offset) % ALIGNMENT:
+                raise FormatError(f"packed weights are not aligned to {ALIGNMENT} bytes; {_AGAIN}")
             out.append(f"{base + offset};{nbytes};{padded}")
         return "|".join(out)
 
@@ -198,16 +220,19 @@ def read_tuned(archive: Archive) -> TunedPart | None:
     if top is None:
         return None
     ix = archive.index
+    numbers = [
+        m for m in range(top + 1, int(ix.modules["end"][top]))
+        if int(ix.modules["parent"][m]) == top and ix.text_of(ix.modules[m], "type_name") == TARGET_TYPE
+    ]  # fmt: skip
     values: dict[int, dict[str, Any]] = {}
     for a in unflatten.attribute_entries(ix, ix.attributes[unflatten.below(ix, top)[1]], PayloadId):
         values.setdefault(a.parent, {})[a.key] = a.value
     targets = []
-    for m in range(top + 1, int(ix.modules["end"][top])):
-        if ix.text_of(ix.modules[m], "type_name") == TARGET_TYPE:
-            found = values.get(m, {})
-            graph, initializers = (_typed(found, k, PayloadId) for k in (GRAPH, INITIALIZERS))
-            target, seal = TuningTarget.decode(_typed(found, TARGET, str)), _typed(found, SEAL, str)
-            targets.append(TunedTarget(target, graph, initializers, _payloads(found), seal))
+    for m in numbers:
+        found = values.get(m, {})
+        graph, initializers = (_typed(found, k, PayloadId) for k in (GRAPH, INITIALIZERS))
+        target, seal = TuningTarget.decode(_typed(found, TARGET, str)), _typed(found, SEAL, str)
+        targets.append(TunedTarget(target, graph, initializers, _payloads(found), seal))
     above = values.get(top, {})
     return TunedPart(top, archive.payload(_typed(above, BEFORE, PayloadId)), _payloads(above), targets)
 
@@ -265,14 +290,14 @@ def fitting(archive: Archive, here: TuningTarget) -> TunedTarget:
 def _typed(values: dict[str, Any], key: str, kind: type) -> Any:
     value = values.get(key)
     if not isinstance(value, kind):
-        raise FormatError(f"its tuned part has no attribute '{key}' of the right type; tune it again")
+        raise FormatError(f"its tuned part has no attribute '{key}' of the right type; {_AGAIN}")
     return value
 
 
 def _payloads(values: dict[str, Any]) -> list[PayloadId]:
     found: list[PayloadId] = _typed(values, PAYLOADS, list)
     if not all(isinstance(n, PayloadId) and n != NONE for n in found):
-        raise FormatError(f"attribute '{PAYLOADS}' of its tuned part is no list of payloads; tune it again")
+        raise FormatError(f"attribute '{PAYLOADS}' of its tuned part is no list of payloads; {_AGAIN}")
     return found
 
 
@@ -307,8 +332,13 @@ def size_before(archive: Archive) -> int:
 
 
 def _header_before(part: TunedPart) -> Header:
-    header = decode_header(bytes(part.before[-HEADER_SIZE:]), "trailer before tuning")
-    if header is None or len(part.before) != header.index_size + 2 * HEADER_SIZE:
+    head, trailer = bytes(part.before[:HEADER_SIZE]), bytes(part.before[-HEADER_SIZE:])
+    header = decode_header(trailer, "trailer before tuning")
+    if (
+        header is None
+        or len(part.before) != header.index_size + 2 * HEADER_SIZE
+        or head not in (trailer, encode_unsealed(header.alignment))
+    ):
         raise FormatError(f"'{BEFORE}' of its tuned part is no header, index and trailer")
     if zlib.crc32(part.before[HEADER_SIZE:-HEADER_SIZE]) != header.index_crc:
         raise IntegrityError(f"'{BEFORE}' of its tuned part: the index does not match its CRC")
@@ -347,15 +377,15 @@ def seal_of(ix: Index, target: str, own: Any) -> str:
     """
     seal = hashlib.sha256(_SEAL)
     tensors = ix.tensors[ix.by_name]
-    rows = np.append(ix.payloads, np.zeros(1, ix.payloads.dtype))  # the last one for tensors without bytes
-    used = rows[np.minimum(tensors["payload"], len(ix.payloads))]
+    used = _rows(ix, tensors["payload"])
     skeletons = [
         a.value for a in unflatten.attribute_entries(ix, ix.attributes[: _own_attributes(ix)], PayloadId)
-        if a.key == GRAPH_ATTRIBUTE
+        if a.key == GRAPH_ATTRIBUTE and isinstance(a.value, PayloadId)
     ]  # fmt: skip
     strided = tensors[tensors["strides"] != NONE]
     parts = [
-        np.frombuffer(target.encode(), np.uint8), own["digest"], own["nbytes"], rows["digest"][skeletons],
+        np.frombuffer(target.encode(), np.uint8), own["digest"], own["nbytes"],
+        _rows(ix, np.array(skeletons, np.int64))["digest"],
         used["digest"], used["nbytes"],
         tensors["dtype"], tensors["bits"], tensors["rank"], tensors["byte_offset"], tensors["name_size"],
         _gather(np.frombuffer(ix.text, np.uint8), tensors["name"], tensors["name_size"]),
@@ -366,6 +396,12 @@ def seal_of(ix: Index, target: str, own: Any) -> str:
         data = np.ascontiguousarray(part).tobytes()
         seal.update(len(data).to_bytes(8, "little") + data)
     return seal.hexdigest()
+
+
+def _rows(ix: Index, numbers: Any) -> Any:
+    """Return rows of payloads by their numbers; zeros for NONE."""
+    rows = np.append(ix.payloads, np.zeros(1, ix.payloads.dtype))
+    return rows[np.minimum(numbers, len(ix.payloads))]
 
 
 def _own_attributes(ix: Index) -> int:

@@ -21,7 +21,7 @@ from zcrecord.archive.archive import Archive
 from zcrecord.codec.digests import digest_of
 from zcrecord.codec.entries import AttributeEntry, Entries, ModuleEntry, ModuleKind, PayloadId
 from zcrecord.codec.index import PAYLOAD
-from zcrecord.codec.layout import HEADER_SIZE, LARGE_PAYLOAD
+from zcrecord.codec.layout import HEADER_SIZE, LARGE_PAYLOAD, NONE
 from zcrecord.errors import FormatError, IntegrityError, SourceError, UnsupportedError
 from zcrecord.integrity.signing import SIGNATURE_PREFIX
 from zcrecord.onnx.protobuf.reader import encode_field
@@ -305,9 +305,9 @@ class _TunedGraph:
         out = cls(target.encode(), b"", b"", [])
         initializers: list[bytes] = []
 
-        def refer(t: ExternalTensor, main: bool) -> bytes | None:
+        def refer(t: ExternalTensor, place: str) -> bytes | None:
             new = t.encode(out._entries(t.entries, mapped))
-            if not main:
+            if place != "main":
                 return new
             initializers.append(encode_field(_INITIALIZER, new))
             return None
@@ -350,7 +350,9 @@ class _PayloadPool:
         self._known = {(digest, nbytes): p for p, (_, nbytes, digest) in enumerate(self._rows)}
 
     def number(self, source: Any, *, page: bool = False) -> PayloadId:
-        """Return the number of a payload with these bytes, on a page if it has to be."""
+        """Return the number of a payload with these bytes, on a page if it has to be; NONE for no bytes."""
+        if not source.nbytes:
+            return PayloadId(NONE)
         key = digest_of(source), source.nbytes
         found = self._known.get(key)
         placed = not page or found in self.on_pages or source.nbytes >= LARGE_PAYLOAD
@@ -370,7 +372,7 @@ class _PayloadPool:
 
     def attributes(self, base: Archive, graph: _TunedGraph, numbers: list[PayloadId]) -> dict[str, Any]:
         """Return the attributes of a graph's module."""
-        rows = np.array([self._rows[n] for n in numbers], PAYLOAD)
+        rows = np.array([(0, 0, 0) if n == NONE else self._rows[n] for n in numbers], PAYLOAD)
         return {
             tuned.TARGET: graph.target,
             tuned.GRAPH: numbers[0],

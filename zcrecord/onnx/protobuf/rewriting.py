@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from zcrecord.errors import OnnxError
-from zcrecord.onnx.names import GRAPH, MODEL, NODE, TENSOR
+from zcrecord.onnx.names import ATTRIBUTE, FUNCTION, GRAPH, MODEL, NODE, TENSOR, TRAINING
 
-from .reader import DAMAGED, FIXED32, FIXED64, LEN, MAX_NESTING, VARINT, encode_field
+from .reader import DAMAGED, FIXED32, FIXED64, LEN, MAX_LENGTH, MAX_NESTING, MOST_TAG, VARINT, encode_field
 from .scanner import CHILDREN
 
 __all__ = ["ExternalTensor", "domains_of", "encode_entries", "rewrite", "tensors_of"]
@@ -19,6 +19,7 @@ __all__ = ["ExternalTensor", "domains_of", "encode_entries", "rewrite", "tensors
 _NAME, _EXTERNAL_DATA, _DATA_LOCATION, _INITIALIZER = 8, 13, 14, 5  # of TensorProto, the last of GraphProto
 _DOMAIN = 7 << 3 | LEN  # of NodeProto
 _EXTERNAL = b"\x70\x01"  # data_location = EXTERNAL
+MOST_ENTRIES = 256  # of one tensor's external_data: where, and one for each operator that packs it
 _SIZES = {FIXED32: 4, FIXED64: 8}
 
 
@@ -33,7 +34,8 @@ class ExternalTensor(NamedTuple):
         return self.rest + encode_entries(entries)
 
 
-Change = Callable[[ExternalTensor, bool], bytes | None]
+# Given "main" or "inner" for the initializer of the main graph or of one in a node of it, "" for any other tensor.
+Change = Callable[[ExternalTensor, str], bytes | None]
 
 
 def encode_entries(entries: dict[str, str]) -> bytes:
@@ -45,12 +47,13 @@ def encode_entries(entries: dict[str, str]) -> bytes:
 def rewrite(model: memoryview, change: Change) -> bytes:
     """Return a ModelProto with each TensorProto that has external data replaced by what `change` returns.
 
-    `change` is told whether the tensor is an initializer of the main graph; None leaves such a tensor out.
+    `change` is also given the place of the tensor; it leaves the tensor out by returning None. What protobuf's own
+    parsers might read in another way is refused, so they find no other tensors with external data.
 
     Raises:
         OnnxError: it is malformed.
     """
-    out = _rewritten(model, MODEL, change, 0)
+    out = _rewritten(model, MODEL, change, 0, "main")
     return bytes(model) if out is None else out
 
 
@@ -93,8 +96,12 @@ def _add_domains(data: memoryview, kind: str, found: set[str], depth: int) -> No
         found.add(domain.decode("utf-8", "replace"))
 
 
-def _rewritten(data: memoryview, kind: str, change: Change, depth: int) -> bytes | None:
-    """Return a message with its tensors changed; None if nothing in it is."""
+def _rewritten(data: memoryview, kind: str, change: Change, depth: int, place: str) -> bytes | None:
+    """Return a message with its tensors changed; None if nothing in it is. `place` is that of a graph in it."""
+    if kind in (FUNCTION, TRAINING):
+        place = ""
+    elif kind == ATTRIBUTE and place:
+        place = "inner"
     if depth > MAX_NESTING:
         raise OnnxError(f"more than {MAX_NESTING} nested messages")
     children = CHILDREN[kind]
@@ -108,8 +115,8 @@ def _rewritten(data: memoryview, kind: str, change: Change, depth: int) -> bytes
             found = _external(data[body:end])
             if found is None:
                 continue
-            new = change(found, kind == GRAPH and depth == 1)
-        elif (new := _rewritten(data[body:end], child.kind, change, depth + 1)) is None:
+            new = change(found, place if kind == GRAPH else "")
+        elif (new := _rewritten(data[body:end], child.kind, change, depth + 1, place)) is None:
             continue
         parts.append(data[done:start])
         if new is not None:
@@ -123,6 +130,8 @@ def _external(tensor: memoryview) -> ExternalTensor | None:
     rest, entries = [], {}
     for tag, start, body, end in _fields(tensor):
         if tag == _EXTERNAL_DATA << 3 | LEN:
+            if len(entries) >= MOST_ENTRIES:
+                raise OnnxError(f"a tensor has more than {MOST_ENTRIES} external_data keys; {DAMAGED}")
             pair = {t >> 3: bytes(tensor[body:end][b:e]) for t, _, b, e in _fields(tensor[body:end])}
             entries[pair.get(1, b"").decode("utf-8", "replace")] = pair.get(2, b"").decode("utf-8", "replace")
         elif tag >> 3 != _DATA_LOCATION:
@@ -136,16 +145,17 @@ def _fields(data: memoryview) -> Iterator[tuple[int, int, int, int]]:
     while at < size:
         start = at
         tag, at = _varint(data, at)
-        wire = tag & 7
+        wire, long = tag & 7, at - start > MOST_TAG or tag >> 32  # protobuf cuts off what exceeds 32 bits
         body = at
         if wire == VARINT:
             _, at = _varint(data, at)
         elif wire == LEN:
             nbytes, body = _varint(data, at)
+            long = long or body - at > MOST_TAG or nbytes > MAX_LENGTH
             at = body + nbytes
         else:
-            at += _SIZES.get(wire, size)
-        if at > size or not tag >> 3:
+            at += _SIZES.get(wire, size + 1)
+        if at > size or long or not tag >> 3:
             raise OnnxError(f"byte {start} of a message: no field that ends inside it; {DAMAGED}")
         yield tag, start, body, at
 
