@@ -69,6 +69,7 @@ BEFORE, PAYLOADS = "before", "payloads"
 TARGET, GRAPH, INITIALIZERS, SEAL = "target", "graph", "initializers", "seal"
 PACKED = re.compile(r"prepacked_[0-9]+")  # a key of external_data
 _STUB = STUB_KEY.decode()
+_INNER_STUB = b"\x0a\x08" + STUB_KEY  # the key of an entry as `tuner` writes it, of a tensor that stays in the graph
 _SEAL = b"zcrecord tuned part 1\n"
 _NUMBER = re.compile(r"[0-9]{1,10}")
 _PACKED_VALUE = re.compile(r"[!-{}~]{1,200}(\|[0-9]{0,10};[0-9]{1,19})+")
@@ -152,7 +153,7 @@ class TunedTarget(NamedTuple):
         if size > _MODEL_LIMIT:
             raise LimitError(f"its tuned graph has {size} bytes; ONNX Runtime takes 2 GiB")
         graph = bytes(archive.payload(self.graph))
-        if STUB_KEY in graph or _LOCATION in graph:
+        if _INNER_STUB in graph or _LOCATION in graph:
             graph = rewrite(memoryview(graph), refer)
         initializers = (encode_field(_INITIALIZER, refer(t)) for t in tensors_of(archive.payload(self.initializers)))
         graph += encode_field(_GRAPH_FIELD, b"".join(initializers))  # protobuf joins the two graphs
