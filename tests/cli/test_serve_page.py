@@ -540,7 +540,7 @@ def model_of(nodes: list[onnx.NodeProto], inputs: list[Any], outputs: list[Any],
 
 X, Y = ("x", TensorProto.FLOAT, ["n", 12]), ("y", TensorProto.FLOAT, ["n", 4])
 PRODUCT = helper.make_node("MatMul", ["x", "w"], ["y"])
-CANNOT = {
+CANNOT: dict[str, tuple[Any, Any, Any]] = {
     "one input and one output, this one has 2 inputs (x, z) and 1 output (y)": (
         [PRODUCT], [X, ("z", TensorProto.FLOAT, ["n"])], [Y],
     ),
@@ -576,8 +576,8 @@ def samples(path: Path, inputs: np.ndarray[Any, Any], labels: Any = 0) -> Path:
 @pytest.mark.parametrize("words", CANNOT, ids=lambda words: words[:40])
 def test_model_that_the_page_cannot_run_is_told_plainly(pages: Pages, tmp_path: Path, words: str) -> None:
     archive = model_of(*CANNOT[words], tmp_path / "m.zcr")
-    given = ["--samples", samples(tmp_path / "s.zcr", np.ones((5, 3, 4), np.float32)), "--onnxruntime-web", runtime()]
-    with served.served(archive, *given) as url:
+    inputs = samples(tmp_path / "s.zcr", np.ones((5, 3, 4), np.float32))
+    with served.served(archive, "--samples", inputs, "--onnxruntime-web", runtime()) as url:
         page = visit(pages(), url)
         page.get_by_role("button", name="Run it on the samples").click()
         expect(page.locator("#model .error")).to_contain_text(words)

@@ -64,7 +64,7 @@ def test_page_and_report_are_whole_and_the_model_runs(tmp_path: Path) -> None:
     zonnx.convert(DATA / "digits.onnx", archive)
     formats.convert(DATA / "digits_heldout.npz", samples)
     report(archive, tmp_path / "digits.html")
-    given = ["--samples", samples, "--onnxruntime-web", node_packages() / "onnxruntime-web"]
+    given: list[str | Path] = ["--samples", samples, "--onnxruntime-web", node_packages() / "onnxruntime-web"]
     with served.served(archive, *given) as url:
         shown = ((tmp_path / "digits.html").as_uri(), REPORT)
         page, written = visit_in_firefox((url, PAGE), shown)
