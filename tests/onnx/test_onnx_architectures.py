@@ -15,11 +15,12 @@ from onnx import TensorProto
 
 from tools.models.architectures import ARCHITECTURES, EXPORTERS, write_architecture
 from tools.serving import request_for
-from zcrecord.onnx import convert, session, to_onnx
+from zcrecord.onnx import convert, session, to_onnx, tune, tuning
 
 pytestmark = pytest.mark.exhaustive(keep=("gru-torchscript", "vit-torchscript"))
 
 BATCHES = (1, 16)
+PACKS = tuple(map(int, ort.__version__.split(".")[:2])) >= (1, 32)  # earlier versions get no packed weights
 # Without prepacking ONNX Runtime takes other kernels, whose sums have another order. That of 4-bit matrices then
 # multiplies by floats rather than by activations rounded to 8 bits.
 CLOSE = dict.fromkeys(ARCHITECTURES, 1e-5) | {"llama-4bit": 2e-2}
@@ -64,15 +65,19 @@ def assert_equal(got: list[np.ndarray], expected: list[np.ndarray]) -> None:
         assert (a.dtype, a.shape, a.tobytes()) == (b.dtype, b.shape, b.tobytes())
 
 
+def assert_close(got: list[np.ndarray], served: Served) -> None:
+    for a, b in zip(got, served.answers, strict=True):
+        assert a.dtype == b.dtype
+        np.testing.assert_allclose(a, b, rtol=0, atol=CLOSE[served.name] * float(np.abs(b).max()))
+
+
 def test_a_session_for_speed_answers_bit_for_bit_as_the_onnx(served: Served) -> None:
     assert_equal(answers(session(served.archive, memory="speed")), served.answers)
 
 
 def test_a_session_over_the_one_copy_answers_close_to_the_onnx(served: Served) -> None:
     """Within 1e-5 of the largest answer, or 2e-2 for 4-bit matrices."""
-    for got, expected in zip(answers(session(served.archive)), served.answers, strict=True):
-        assert got.dtype == expected.dtype
-        np.testing.assert_allclose(got, expected, rtol=0, atol=CLOSE[served.name] * float(np.abs(expected).max()))
+    assert_close(answers(session(served.archive)), served)
 
 
 def test_answers_mean_something(served: Served) -> None:
@@ -96,3 +101,27 @@ def test_an_export_has_what_its_architecture_is_chosen_for(served: Served) -> No
     assert max(nbytes, key=nbytes.__getitem__) == most
     (batch, *_) = model.graph.input[0].type.tensor_type.shape.dim
     assert batch.dim_param == "batch"
+
+
+# Tuned for this machine.
+
+
+@pytest.fixture(scope="module")
+def tuned(served: Served) -> Path:
+    """The archive, tuned."""
+    tune(served.archive, path := served.archive.with_name("tuned.zcr"))
+    return path
+
+
+def test_a_tuned_archive_answers_bit_for_bit_as_the_onnx(served: Served, tuned: Path) -> None:
+    made = session(tuned)
+    assert tuning(made).used, tuning(made).reason
+    if PACKS:
+        assert_equal(answers(made), served.answers)
+    else:
+        assert_close(answers(made), served)
+
+
+def test_the_model_comes_back_out_of_a_tuned_archive_byte_for_byte(served: Served, tuned: Path, tmp_path: Path) -> None:
+    to_onnx(tuned, tmp_path / "again.onnx", durable=False)
+    assert (tmp_path / "again.onnx").read_bytes() == served.model.read_bytes()

@@ -28,6 +28,7 @@ EXPORTERS = ("dynamo", "torchscript")
 SEED = 7
 OPSET = 18
 BLOCK = 32  # elements of a 4-bit matrix that share a scale
+IMAGE = 112  # pixels to a side, at the real size
 BATCH, SEQUENCE = 2, 16  # of the inputs that a model is traced with
 Size = Literal["small", "real"]
 
@@ -37,10 +38,12 @@ class Architecture:
     """One architecture: its module at both sizes, and inputs to trace it with.
 
     Attributes:
+        title: its name in tables, at the size "real".
         build: returns the module of a size, and its inputs by name.
         quantized: True if the matrices of the exported model become 4-bit MatMulNBits.
     """
 
+    title: str
     build: Callable[[Size], tuple[Any, dict[str, Any]]]
     quantized: bool = False
 
@@ -195,16 +198,15 @@ def _resnet(size: Size) -> tuple[Any, dict[str, Any]]:
 
     small: dict[str, Any] = {"embedding_size": 16, "hidden_sizes": [32, 64, 64, 96], "depths": [1, 1, 1, 1]}
     config = ResNetConfig(**(small if size == "small" else {}), num_labels=1000 if size == "real" else 40)
-    return _wrapped(ResNetForImageClassification(config), "logits", "pixel_values"), _pixels(
-        64 if size == "small" else 224
-    )
+    inner = ResNetForImageClassification(config)
+    return _wrapped(inner, "logits", "pixel_values"), _pixels(64 if size == "small" else IMAGE)
 
 
 def _vit(size: Size) -> tuple[Any, dict[str, Any]]:
     """ViT-S/16."""
     from transformers import ViTConfig, ViTForImageClassification
 
-    side, width, layers = (64, 64, 2) if size == "small" else (224, 384, 12)
+    side, width, layers = (64, 64, 2) if size == "small" else (IMAGE, 384, 12)
     config = ViTConfig(
         image_size=side, hidden_size=width, num_hidden_layers=layers, num_attention_heads=width // 32 // 2,
         intermediate_size=4 * width, num_labels=40 if size == "small" else 1000,
@@ -213,10 +215,10 @@ def _vit(size: Size) -> tuple[Any, dict[str, Any]]:
 
 
 def _bert(size: Size) -> tuple[Any, dict[str, Any]]:
-    """BERT of six layers with its masked language head, whose matrix is the embedding."""
+    """BERT of four layers with its masked language head, whose matrix is the embedding."""
     from transformers import BertConfig, BertForMaskedLM
 
-    sizes: dict[str, Any] = {"num_hidden_layers": 6}
+    sizes: dict[str, Any] = {"num_hidden_layers": 4}
     if size == "small":
         sizes = {"vocab_size": 500, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2,
                  "intermediate_size": 256, "max_position_embeddings": 64}  # fmt: skip
@@ -253,7 +255,7 @@ def _llama_module(size: Size) -> Any:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     sizes: dict[str, Any] = {"vocab_size": 32_000, "hidden_size": 1024, "intermediate_size": 2816,
-                             "num_hidden_layers": 6, "num_attention_heads": 16, "num_key_value_heads": 4}  # fmt: skip
+                             "num_hidden_layers": 4, "num_attention_heads": 16, "num_key_value_heads": 4}  # fmt: skip
     if size == "small":
         sizes = {"vocab_size": 500, "hidden_size": 64, "intermediate_size": 192, "num_hidden_layers": 2,
                  "num_attention_heads": 4, "num_key_value_heads": 2}  # fmt: skip
@@ -290,14 +292,14 @@ def _gru(size: Size) -> tuple[Any, dict[str, Any]]:
 
 
 ARCHITECTURES = {
-    "resnet": Architecture(_resnet),
-    "vit": Architecture(_vit),
-    "bert": Architecture(_bert),
-    "t5": Architecture(_t5),
-    "whisper": Architecture(_whisper),
-    "llama-f16": Architecture(_llama),
-    "gru": Architecture(_gru),
-    "llama-4bit": Architecture(_llama_4_bits, quantized=True),
+    "resnet": Architecture("ResNet-50", _resnet),
+    "vit": Architecture("ViT-S/16", _vit),
+    "bert": Architecture("BERT of 4 layers", _bert),
+    "t5": Architecture("T5 small's encoder", _t5),
+    "whisper": Architecture("Whisper base's encoder", _whisper),
+    "llama-f16": Architecture("Llama of 4 layers in f16", _llama),
+    "gru": Architecture("GRU", _gru),
+    "llama-4bit": Architecture("Llama of 4 layers in 4 bits", _llama_4_bits, quantized=True),
 }
 
 
