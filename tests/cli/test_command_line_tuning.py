@@ -8,9 +8,11 @@ import re
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import command_line as c
+import numpy as np
 import onnxruntime as ort
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -19,7 +21,10 @@ import zcrecord
 from zcrecord.cli import render
 from zcrecord.cli.dispatch import main, onnx2zc_main
 from zcrecord.integrity.signing import sign
-from zcrecord.onnx import convert, tune, tuning
+from zcrecord.onnx import convert, target, tune, tuning
+from zcrecord.record.save import stored_entries
+from zcrecord.storage.files import open_sink
+from zcrecord.writing.writers import StreamWriter
 
 PACKS = tuple(map(int, ort.__version__.split(".")[:2])) >= (1, 32)
 
@@ -158,6 +163,69 @@ def test_errors_of_onnx_runtime_are_one_line(capsys: pytest.CaptureFixture[str])
     before = Path("unknown.zcr").read_bytes()
     c.fails(capsys, main(["tune", "unknown.zcr"]), "unknown.zcr: ONNX Runtime cannot tune it: .*Jemm")
     assert Path("unknown.zcr").read_bytes() == before
+
+
+# info
+
+
+def test_info_shows_the_targets_and_that_one_fits_this_machine(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["info", "model.zcr"]) == 0
+    assert "tuned" not in told(capsys.readouterr().out)
+    before = Path("model.zcr").stat().st_size
+    tune("model.zcr")
+    more = Path("model.zcr").stat().st_size - before
+    assert main(["info", "model.zcr"]) == 0
+    facts = told(capsys.readouterr().out)
+    assert facts["tuned"] == f"{more} bytes more than the {before} bytes without the tuned part"
+    pattern = rf"onnxruntime {re.escape(ort.__version__)} \(build .*, CPU with .*; \d+ bytes; fits this machine"
+    assert re.fullmatch(pattern, facts["tuned for"])
+    assert main(["info", "model.zcr", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)["tuned"]
+    assert (found["nbytes"], found["untuned_nbytes"]) == (more, before)
+    (target,) = found["targets"]
+    assert (target["fits"], target["misfit"], target["onnxruntime"]) == (True, None, ort.__version__)
+    assert 0 < target["nbytes"] < more and target["cpu"] == sorted(target["cpu"])
+
+
+def test_info_says_why_a_target_does_not_fit(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tune("model.zcr")
+    here = target.this_target(ort)
+    monkeypatch.setattr(target, "this_target", lambda *_: replace(here, onnxruntime="9.9.9"))
+    assert main(["info", "model.zcr"]) == 0
+    reason = f"made for onnxruntime {ort.__version__}, this is 9.9.9"
+    assert told(capsys.readouterr().out)["tuned for"].endswith(f"; does not fit this machine: {reason}")
+    assert main(["info", "model.zcr", "--json"]) == 0
+    (found,) = json.loads(capsys.readouterr().out)["tuned"]["targets"]
+    assert (found["fits"], found["misfit"]) == (False, reason)
+
+
+def test_info_of_a_tuned_archive_needs_no_onnx_runtime(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tune("model.zcr")
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    assert main(["info", "model.zcr"]) == 0
+    assert told(capsys.readouterr().out)["tuned for"].endswith("; fits this machine or not: needs onnxruntime to tell")
+    assert main(["info", "model.zcr", "--json"]) == 0
+    (found,) = json.loads(capsys.readouterr().out)["tuned"]["targets"]
+    assert (found["fits"], found["misfit"]) == (None, None)
+
+
+def test_info_of_a_tuned_part_that_is_broken_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    tune("model.zcr")
+    with zcrecord.load_record("model.zcr") as record, open_sink("broken.zcr") as sink:
+        entries, out = stored_entries(record.archive), StreamWriter(sink, alignment=64)
+        for number in range(len(record.archive.index.payloads)):
+            out.store(np.frombuffer(record.archive.payload(number), np.uint8))
+        entries.attributes = [a._replace(value=1) if a.key == "seal" else a for a in entries.attributes]
+        out.finish(entries)
+    fault = "its tuned part has no attribute 'seal' of the right type; tune it again"
+    assert main(["info", "broken.zcr"]) == 0
+    assert told(capsys.readouterr().out)["tuned"] == f"cannot be used: {fault}"
+    assert main(["info", "broken.zcr", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["tuned"] == {"fault": fault}
 
 
 # onnx2zc --tune

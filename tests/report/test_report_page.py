@@ -5,6 +5,7 @@ What is in the page is in test_report. A page that complains, of its own policy 
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +16,7 @@ import pytest
 from attacks import names as hostile
 
 import zcrecord
+from zcrecord.onnx import convert, tune
 from zcrecord.report import report
 
 if TYPE_CHECKING:
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.needs("chromium")
 
+DIGITS = Path(__file__).parents[1] / "data" / "digits.onnx"
 VIEW = Path(zcrecord.__file__).parent / "web" / "view"
 Open = Callable[..., "Page"]
 
@@ -143,6 +146,20 @@ def test_says_what_the_archive_is(opened: Open, folder: Path) -> None:
     assert re.search(r"equal bytes stored once save\s+64", facts)
     assert re.search(r"author\s+'me'", facts)
     assert re.search(r"layers\.2\.heads\s+2", facts)
+
+
+def test_the_facts_have_the_machines_that_an_archive_is_tuned_for(pages: Pages, tmp_path: Path) -> None:
+    convert(DIGITS, tmp_path / "model.zcr")
+    (target,) = tune(tmp_path / "model.zcr").targets
+    report(tmp_path / "model.zcr", tmp_path / "model.html", durable=False)
+    page = pages()
+    page.goto((tmp_path / "model.html").as_uri())
+    page.wait_for_selector("html[data-ready=all]")
+    told = json.loads(target)
+    line = (
+        f"onnxruntime {told['onnxruntime']}, {told['provider']}, {told['machine']}, CPU with {', '.join(told['cpu'])}"
+    )
+    assert re.search(rf"tuned for\s+{re.escape(line)[:300]}", page.locator("#facts").inner_text())
 
 
 def test_legends_say_what_the_colours_are(opened: Open) -> None:

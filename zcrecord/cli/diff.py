@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from zcrecord.integrity import Change, compare
+from zcrecord.integrity import SIGNATURE_PREFIX, Change, compare
 from zcrecord.record.record import Record
 
 from .endings import guarded
@@ -30,7 +30,8 @@ def diff_arguments(parser: Parser) -> None:
     """Declare the arguments of `zcrecord diff`."""
     parser.description = """Compare the contents of two archives; their layout is ignored. Exit status 0 if they are the
         same, 1 if they differ, 2 for an error. On a terminal a table; into a pipe lines of +, - or !, kind, name,
-        before, after and difference, separated by tabs."""
+        before, after and difference, separated by tabs. If only what zcrecord tune adds differs, a line on standard
+        error says so."""
     parser.add_argument("file", metavar="A", help="an archive; one of the two may be - for standard input")
     parser.add_argument("other", metavar="B", help="an archive")
     about = "do not read payloads with equal digests, but take them as equal; only for archives from trusted sources"
@@ -71,13 +72,14 @@ def _print_changes(
     as_json: bool,
 ) -> bool:
     """Print the differences of two records as they are found; return True if there are any."""
-    different = False
+    different = beyond_tuning = False
 
     def found(progress: Any) -> Iterator[Change]:
-        nonlocal different
+        nonlocal different, beyond_tuning
         for change in compare(before, after, fast=fast, progress=progress):
             if change.what != "metadata" or metadata:
                 different = True
+                beyond_tuning |= not _may_be_tuning(change)
                 yield change
 
     with showing_progress("comparing", progress_on) as progress:
@@ -91,7 +93,25 @@ def _print_changes(
         out.json({"before": names[0], "after": names[1], "same": not different, "changes": told})
     elif out.pretty:
         out.table(_COLUMNS, map(_change_cells, changes), _change_line)
+    if different and not beyond_tuning and _is_tuned(before, after):
+        progress_on.line(
+            "only the tuned parts differ: attributes, and signatures, which lapse; every tensor is the same"
+        )
     return different
+
+
+def _may_be_tuning(change: Change) -> bool:
+    """Return True if tuning an archive could have made a change, going by names."""
+    if change.what == "metadata":
+        return change.name.startswith(SIGNATURE_PREFIX)
+    return change.what in ("module", "attribute") and change.name.startswith("onnx.tuned")
+
+
+def _is_tuned(*records: Record) -> bool:
+    """Return True if one of the archives has a tuned part."""
+    from zcrecord.onnx.graph import tuned_module  # here, because few have
+
+    return any(tuned_module(record.archive) is not None for record in records)
 
 
 def _change_json(change: Change) -> dict[str, Any]:

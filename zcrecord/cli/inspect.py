@@ -10,7 +10,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from zcrecord.archive.info import ModuleInfo, TensorInfo
-from zcrecord.errors import LimitError, TensorNotFoundError, printable
+from zcrecord.errors import (
+    DependencyError,
+    FormatError,
+    IntegrityError,
+    LimitError,
+    TensorNotFoundError,
+    printable,
+)
 from zcrecord.record.record import Record
 
 from .parsers import Arguments, Parser, add_archive, add_json, natural
@@ -41,7 +48,8 @@ _TREE_COLUMNS = (
 def info_arguments(parser: Parser) -> None:
     """Declare the arguments of `zcrecord info`."""
     parser.description = """Print an archive's sizes, types, attributes and metadata. For an archive of up to 64 MiB
-        print its content digest, too."""
+        print its content digest, too. For a tuned archive print the machines that it is tuned for, and whether this is
+        one of them, which onnxruntime tells if it is installed."""
     add_archive(parser)
     add_json(parser, "everything")
     about = "print the content digest, which does not depend on the layout; reads the whole archive"
@@ -60,6 +68,7 @@ def _print_info(
 ) -> None:
     """Print the facts; the content digest, which reads everything, if `digest`; if None, where that is quick."""
     facts = _facts(record, name)
+    facts["tuned"] = _tuned(record)
     facts["content_digest"] = _content_digest(record, progress_on, digest)
     if as_json:
         out.json({**facts, "metadata": jsonable(facts["metadata"]), "attributes": jsonable(facts["attributes"])})
@@ -105,6 +114,35 @@ def _facts(record: Record, name: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def _tuned(record: Record) -> dict[str, Any] | None:
+    """Return sizes and targets of an archive's tuned part, and the reason why one does not fit here; None without."""
+    from zcrecord.onnx.graph import tuned_module  # here, for the sake of the other commands' start
+
+    if tuned_module(record.archive) is None:
+        return None
+    from zcrecord.onnx import runtime, target, tuned
+
+    here = None
+    with contextlib.suppress(DependencyError):
+        here = target.this_target(runtime.onnxruntime_module())
+    try:
+        return tuned.describe(record.archive, here)
+    except (FormatError, IntegrityError) as error:
+        return {"fault": error.message}
+
+
+def _tuned_lines(found: dict[str, Any], out: Printer) -> Iterator[tuple[str, str]]:
+    if "fault" in found:
+        yield "tuned", f"cannot be used: {found['fault']}"
+        return
+    before = found["untuned_nbytes"]
+    yield "tuned", f"{out.size(found['nbytes'])} more than the {out.size(before)} without the tuned part"
+    for target in found["targets"]:
+        fits = {True: "fits this machine", None: "fits this machine or not: needs onnxruntime to tell"}
+        told = fits.get(target["fits"], f"does not fit this machine: {target['misfit']}")
+        yield "tuned for", f"{target['words']}; {out.size(target['nbytes'])}; {told}"
+
+
 def _content_digest(record: Record, progress_on: Printer, digest: bool | None) -> str | None:
     if digest is None:
         small = record.archive.remote is None and record.nbytes <= _HASHED_UNASKED
@@ -134,6 +172,8 @@ def _fact_lines(facts: dict[str, Any], out: Printer) -> Iterator[tuple[str, str]
     yield "content", facts["content_digest"] or "not computed; --digest reads the whole archive and prints its digest"
     if facts["onnx_graph_nbytes"] is not None:
         yield "ONNX model", f"graph of {size(facts['onnx_graph_nbytes'])} beside its tensors"
+    if facts["tuned"] is not None:
+        yield from _tuned_lines(facts["tuned"], out)
     for what in ("metadata", "attributes"):
         label = what.removesuffix("s")
         most = _GLANCE if out.pretty else None

@@ -5,16 +5,20 @@ What the sources say is left to the generators, how files are written to `writin
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from zcrecord.archive.name_patterns import Patterns
 from zcrecord.errors import UnsupportedError
+from zcrecord.record.record import Record
 from zcrecord.storage.files import path_of
 
-from .plan import Plan, plan
+from .identifiers import check_name, stem_of
+from .plan import Plan, plan, record_of
+from .untuned import without_tuned_part
 from .write_files import write
 
 __all__ = ["LANGUAGES", "BlobForm", "EmbedReport", "Language", "generate", "out_of_place", "reader_source"]
@@ -74,14 +78,15 @@ def generate(
     """Write sources that make an archive's tensors constants of a program; all of them or none.
 
     For C, C++, assembler and Rust the bytes stay in the archive, and are taken from it when the program is built; but
-    for tensors that are not in C order, and for `blob="string"` and Python, whose sources hold them.
+    for tensors that are not in C order, and for `blob="string"` and Python, whose sources hold them. What tuning added
+    to an archive for ONNX Runtime goes into no program: where all of the archive does, it is taken from a file without
+    the tuned part, STEM_untuned.zcr.
 
     Args:
         source: an archive's path, or a record loaded from one.
         directory: where the files go; it is made if it is not there.
         lang: "c" (.S and .h), "cpp" (.S and .hpp), "asm" (.S and .inc), "rust" (.rs), "python" (.py and .pyi).
-        blob: C, C++ and assembler: the archive as one constant, by .incbin; C and C++ also by C23's #embed or as string
-            literals, which every compiler takes.
+        blob: C, C++, assembler: the archive as one constant, by .incbin; C and C++ also by C23's #embed or as literals.
         assembly: Rust: each tensor placed by `global_asm!`, so that what is not used is dropped.
         select, exclude: shell patterns of names; one that matches a module stands for all below it.
         prefix: before every identifier, may be empty. By default the file's stem and an underscore, and nothing where
@@ -107,16 +112,50 @@ def generate(
     given = {"blob": blob, "assembly": assembly, "section": section, "prefix": prefix, "alignment": alignment}
     if wrong := out_of_place(lang, {**given, "reader": reader}):
         raise UnsupportedError(wrong)
-    folder = path_of(directory)
-    planned = plan(source, select=select, exclude=exclude, prefix=prefix, name=name, alignment=alignment)
-    files = _files(planned, folder, lang, blob, assembly, section)
-    if reader:
-        files = {**files, _READERS[lang]: [reader_source(lang)]}
-    written = write(files, folder, force=force)
-    return _report(planned, lang, blob is not None, written)
+    folder, record = path_of(directory), record_of(source)
+    stem = stem_of(str(record.archive.path)) if name is None else check_name(name)
+    chosen: dict[str, Any] = {"select": select, "exclude": exclude, "prefix": prefix, "alignment": alignment}
+    return _written(record, folder, stem, _Form(lang, blob, assembly, section, reader), chosen, force)
 
 
-def _report(planned: Plan, lang: str, blob: bool, written: list[str]) -> EmbedReport:
+class _Form(NamedTuple):
+    """One form of sources, with its options."""
+
+    lang: Language
+    blob: BlobForm | None
+    assembly: bool
+    section: str | None
+    reader: bool
+
+    @property
+    def included(self) -> bool:
+        """True if the compiler takes all of the archive out of its file."""
+        return self.blob in ("incbin", "embed") or (self.lang == "rust" and not self.assembly)
+
+    @property
+    def whole(self) -> bool:
+        """True if the program gets all of the archive."""
+        return self.included or self.blob is not None or self.lang == "python"
+
+    def files(self, planned: Plan, folder: str) -> dict[str, Iterable[bytes]]:
+        """Return the files of a plan, that of the reader included."""
+        files = _files(planned, folder, self.lang, self.blob, self.assembly, self.section)
+        return {**files, _READERS[self.lang]: [reader_source(self.lang)]} if self.reader else files
+
+
+def _written(record: Record, folder: str, stem: str, form: _Form, chosen: dict[str, Any], force: bool) -> EmbedReport:
+    with contextlib.ExitStack() as stack:
+        untuned = None
+        if form.whole:
+            left = without_tuned_part(record, folder, stem, kept=form.included, force=force)
+            untuned = stack.enter_context(left)
+        planned = plan(record if untuned is None else untuned, name=stem, **chosen)
+        written = write(form.files(planned, folder), folder, force=force)
+    written += [untuned] if untuned is not None and form.included else []
+    return _report(planned, str(record.archive.path), form.lang, form.blob is not None, written)
+
+
+def _report(planned: Plan, path: str, lang: str, blob: bool, written: list[str]) -> EmbedReport:
     own = [c for c in planned.constants if c.base is None]
     strided = tuple(c.name for c in planned.constants if c.repacked)
     whole = blob or (lang == "python" and not planned.left_out)
@@ -124,7 +163,7 @@ def _report(planned: Plan, lang: str, blob: bool, written: list[str]) -> EmbedRe
     if lang in ("cpp", "rust") and not blob:
         renamed = tuple((name, local.upper() if lang == "rust" else local) for name, local in planned.renamed_locally)
     return EmbedReport(
-        archive=planned.archive,
+        archive=path,
         lang=lang,
         files=tuple(written),
         tensors=len(planned.constants),

@@ -26,7 +26,7 @@ from zcrecord.tensors.strides import is_c_order
 
 from .identifiers import check_name, check_prefix, identifiers, stem_of
 
-__all__ = ["Constant", "Plan", "check_places", "item_alignment", "plan"]
+__all__ = ["Constant", "Plan", "check_places", "item_alignment", "plan", "record_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +157,7 @@ def plan(
         >>> [(c.identifier, c.shape, c.place) for c in plan("model.zcr").constants]
         [('model_layer_w', (2, 3), 'archive')]
     """
-    record = _record(source)
+    record = record_of(source)
     path, header, infos = str(record.archive.path), record.archive.header, list(record.infos())
     least = 1 if alignment is None else check_alignment(alignment)
     names = [info.name for info in infos]
@@ -212,8 +212,12 @@ def item_alignment(dtype: DType) -> int:
     return 1 if dtype.c is None else max(1, min(8, whole // 8))
 
 
-def _record(source: Any) -> Record:
-    """Return the record of an archive that is a file by itself."""
+def record_of(source: Any) -> Record:
+    """Return the record of an archive that is a file by itself.
+
+    Raises:
+        UnsupportedError: it is in memory, packed, or part of another file.
+    """
     if isinstance(source, Record):
         root = source.archive.root
         if source.path is None or not root.whole or root.embedded is not None or root.offset or root.mode != "r":

@@ -17,6 +17,7 @@ from zcrecord.storage.files import open_sink, path_of, read_start
 __all__ = ["write"]
 
 _MARKS = (b"zcrecord", b"0BSD")  # both stand at the start of every text that is generated
+_BINARY = "_packed.bin", "_untuned.zcr"  # after the stem, which generated text beside them has, too
 _START = 1024
 
 
@@ -58,12 +59,13 @@ def _make(folder: str) -> None:
 
 
 def _is_ours(path: str) -> bool:
-    """Return True if a file was generated: it says so, or it is STEM_packed.bin beside one that does."""
+    """Return True if a file was generated: it says so, or it is one of _BINARY beside one that does."""
     folder, name = os.path.split(path)
-    stem, binary, _ = name.partition("_packed.bin")
+    binary = next((suffix for suffix in _BINARY if name.endswith(suffix)), None)
     try:
-        if not binary:
+        if binary is None:
             return _generated(path)
+        stem = name.removesuffix(binary)
         beside = (os.path.join(folder, other) for other in os.listdir(folder or ".") if other.startswith(stem))
         return any(os.path.isfile(other) and _generated(other) for other in beside if other != path)
     except OSError as error:

@@ -27,6 +27,7 @@ from zcrecord.codec.file_types import FORMATS, FileType, Format, sniff_file_type
 from zcrecord.codec.layout import ALIGNMENT, check_alignment
 from zcrecord.errors import FormatError, RecordError, SourceError, UnsupportedError, printable
 from zcrecord.formats.safetensors.shards import INDEX
+from zcrecord.onnx.tuned import untuned_record
 from zcrecord.record.load import load_record
 from zcrecord.record.record import Record
 from zcrecord.record.record_writer import RecordWriter
@@ -170,7 +171,8 @@ class _Conversion:
         options: dict[str, Any] = {"durable": self.durable, "progress": self.progress}
         if target == SAFETENSORS:
             options |= {"max_shard_size": self.max_shard_size, "force": self.force}
-        with _loaded(given) as record:
+        with _loaded(given) as loaded:
+            record = untuned_record(loaded)
             written = _module(target).write(record, dest, **options)
             repeated, nbytes = _repeated(record)
             return ConvertReport(
@@ -181,7 +183,7 @@ class _Conversion:
                 renamed=0,
                 payload_bytes=nbytes,
                 archive_bytes=written,
-                input_bytes=record.archive_nbytes,
+                input_bytes=loaded.archive_nbytes,
                 shared_bytes=0,
                 seconds=0,
                 peak_rss=None,

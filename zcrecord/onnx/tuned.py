@@ -15,6 +15,7 @@ import os
 import re
 import zlib
 from collections.abc import Iterator, Set
+from dataclasses import asdict
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -29,6 +30,7 @@ from zcrecord.codec.verify import check_index
 from zcrecord.errors import FormatError, IntegrityError, LimitError, RecordError, printable
 from zcrecord.onnx.protobuf.reader import encode_field
 from zcrecord.onnx.protobuf.rewriting import ExternalTensor, rewrite, tensors_of
+from zcrecord.record.record import Record
 from zcrecord.storage.files import identity_of
 from zcrecord.storage.threads import Going, cores, run_threads
 
@@ -52,6 +54,7 @@ __all__ = [
     "TunedPlan",
     "TunedTarget",
     "bytes_before",
+    "describe",
     "encode_packed",
     "fitting",
     "plan",
@@ -60,6 +63,7 @@ __all__ = [
     "size_before",
     "targets_of",
     "untuned",
+    "untuned_record",
 ]
 
 TARGET_TYPE = "zcr:onnx_target"  # of the modules in that of TUNED_TYPE
@@ -247,6 +251,28 @@ def targets_of(archive: Archive) -> tuple[str, ...]:
     return () if part is None else tuple(found.target.encode() for found in part.targets)
 
 
+def describe(archive: Archive, here: TuningTarget | None) -> dict[str, Any] | None:
+    """Return the sizes and targets of a tuned part as JSON has them, None if it is missing; reads the index alone.
+
+    Each target has the bytes that it adds to the archive, those that it shares with another included, and `misfit`, the
+    reason why it does not fit `here`. `fits` is None if `here` is not known.
+
+    Raises:
+        FormatError: the tuned part is not as FORMAT.md says.
+    """
+    part = read_tuned(archive)
+    if part is None:
+        return None
+    before, sizes = _header_before(part).archive_size, archive.index.payloads["nbytes"]
+    targets = []
+    for found in part.targets:
+        added = {found.graph, found.initializers, *found.payloads} - set(part.originals)
+        told = {"words": found.target.words(), **asdict(found.target), "nbytes": int(sizes[sorted(added)].sum())}
+        misfit = None if here is None else found.target.misfit(here)
+        targets.append({**told, "fits": None if here is None else misfit is None, "misfit": misfit})
+    return {"nbytes": archive.header.archive_size - before, "untuned_nbytes": before, "targets": targets}
+
+
 def plan(archive: Archive, here: TuningTarget, *, packed: bool) -> TunedPlan:
     """Return the plan of a session over the tuned part, whose graph and added weights are checked.
 
@@ -320,6 +346,16 @@ def untuned(archive: Archive, part: TunedPart) -> Archive:
         raise FormatError(f"'{BEFORE}' of its tuned part names other payloads than the archive has")
     rows["offset"] = there["offset"]
     return archive.part(index._replace(payloads=rows), list(map(int, part.originals)))
+
+
+def untuned_record(record: Record) -> Record:
+    """Return a record as it was before tuning, for what the tuned part must not go into; itself if it has none.
+
+    Raises:
+        FormatError: the tuned part is not as FORMAT.md says.
+    """
+    part = read_tuned(record.archive)
+    return record if part is None else Record(untuned(record.archive, part))
 
 
 def size_before(archive: Archive) -> int:

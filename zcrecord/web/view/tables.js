@@ -65,9 +65,24 @@ function aboutArchive(model) {
     ["header", archive.sealed ? "sealed" : "not sealed: the trailer says it all"],
     ["payload digests", archive.digest === "none" ? "none stored" : archive.digest],
     ["content digest", archive.contentDigest ?? "not computed"],
+    ...tunedFor(model.d).map((target) => ["tuned for", target]),
   ];
   if (archive.base) pairs.splice(1, 0, ["starts at", `${hex(archive.base)} in its file`]);
   return make("div", {}, make("h3", {}, "Archive"), list(pairs));
+}
+
+/** Returns the machines that an archive is tuned for, a line each; FORMAT.md, "Tuned models", has the attributes. */
+function tunedFor({ modules, attributes }) {
+  const targets = attributes.value.filter((_, i) =>
+    attributes.key[i] === "target" && modules.type[attributes.module[i]] === "zcr:onnx_target");
+  return targets.map((value) => {
+    try {
+      const { onnxruntime, provider, machine, cpu } = JSON.parse(value);
+      return cut(`onnxruntime ${onnxruntime}, ${provider}, ${machine}, CPU with ${cpu.join(", ")}`);
+    } catch {
+      return cut(shownValue(value));
+    }
+  });
 }
 
 function typesTable(model) {
