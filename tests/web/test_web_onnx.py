@@ -86,6 +86,10 @@ def archives(folder: Path) -> list[Path]:
         turned = {k: np.array(v, order="F") if isinstance(v, np.ndarray) else v for k, v in record.items()}
         tree = {**dict(reversed(turned.items())), "onnx.graph": record.attributes["onnx.graph"]}
         zcrecord.save_record(tree, folder / f"{name}_again.zcr", durable=False)
+    square = np.arange(36, dtype=np.float32).reshape(6, 6)
+    tied = [numpy_helper.from_array(array.copy(), name) for name, array in {"w": square, "turned": square.T}.items()]
+    tree = {"w": square, "turned": square.T, "onnx.graph": graph_of(model_of(*tied))[1]}
+    zcrecord.save_record(tree, folder / "tied.zcr", durable=False)
     return sorted(folder.glob("*.zcr"))
 
 

@@ -40,7 +40,7 @@ export async function toOnnx(record, { signal, verify = false } = {}) {
       const [path, data] = at === undefined ? ["large", large.blob()] : ["small", held];
       externalData.set(path, { path, data });
       t.fields = reference(path, at ?? large.placeOf(payload), nbytes);
-    } else if (few.has(payload)) t.fields = rawData(held.subarray(at, at + nbytes));
+    } else if (few.has(payload) && !info.strides) t.fields = rawData(held.subarray(at, at + nbytes));
     else t.fields = await valuesOf(record, info, options);
   }
   const bytes = inSkeleton(model.encode);
