@@ -14,7 +14,7 @@ import hashlib
 import os
 import re
 import zlib
-from collections.abc import Iterator, Set
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import asdict
 from typing import Any, NamedTuple
 
@@ -23,14 +23,15 @@ import numpy as np
 from zcrecord.archive import unflatten
 from zcrecord.archive.archive import Archive
 from zcrecord.codec.digests import digest_of
-from zcrecord.codec.entries import PayloadId
+from zcrecord.codec.entries import Entries, PayloadId, change_values
 from zcrecord.codec.index import Index, decode
-from zcrecord.codec.layout import ALIGNMENT, HEADER_SIZE, NONE, Header, decode_header, encode_unsealed
+from zcrecord.codec.layout import ALIGNMENT, DIGEST_ALLOWANCE, HEADER_SIZE, NONE, Header, decode_header, encode_unsealed
 from zcrecord.codec.verify import check_index
 from zcrecord.errors import FormatError, IntegrityError, LimitError, RecordError, printable
 from zcrecord.onnx.protobuf.reader import encode_field
 from zcrecord.onnx.protobuf.rewriting import ExternalTensor, rewrite, tensors_of
 from zcrecord.record.record import Record
+from zcrecord.record.save import stored_entries
 from zcrecord.storage.files import identity_of
 from zcrecord.storage.threads import Going, cores, run_threads
 
@@ -332,9 +333,12 @@ def untuned(archive: Archive, part: TunedPart) -> Archive:
     """Return an archive as it was before tuning, over the same bytes: its own index, with the same payloads elsewhere.
 
     Raises:
-        FormatError: the stored index and the archive disagree.
+        FormatError: the stored index and the archive disagree, or the archive was edited since. LimitError: it would be
+            far larger.
     """
     header = _header_before(part)
+    if header.archive_size > DIGEST_ALLOWANCE * archive.header.archive_size:
+        raise LimitError(f"'{BEFORE}' of its tuned part says that it had {header.archive_size} bytes; {_AGAIN}")
     index = decode(part.before[HEADER_SIZE:], header.index_size)
     check_index(index, header)
     rows, there = index.payloads.copy(), archive.index.payloads[part.originals]
@@ -345,7 +349,29 @@ def untuned(archive: Archive, part: TunedPart) -> Archive:
     ):
         raise FormatError(f"'{BEFORE}' of its tuned part names other payloads than the archive has")
     rows["offset"] = there["offset"]
-    return archive.part(index._replace(payloads=rows), list(map(int, part.originals)))
+    out = archive.part(index._replace(payloads=rows), list(map(int, part.originals)))
+    hidden = range(part.module, int(archive.index.modules["end"][part.module]))
+    if _content(stored_entries(out), part.originals) != _content(stored_entries(archive), None, hidden):
+        raise FormatError(
+            f"'{BEFORE}' of its tuned part is of another model: it was edited after it was tuned; {_AGAIN}"
+        )
+    return out
+
+
+def _content(entries: Entries, numbers: Sequence[int] | None, hidden: range = range(0)) -> tuple[Any, ...]:
+    """Return what is in an archive: tensors, attributes and modules but hidden ones, its payloads by other numbers."""
+
+    def number(n: Any) -> Any:
+        return n if numbers is None or n == NONE else int(numbers[n])
+
+    names = [m.name for m in entries.modules]
+    tensors = zip(entries.names, entries.key_sizes, entries.payloads, entries.layout_ids, strict=True)
+    change_values(entries.attributes, lambda v: f"payload {number(v)}" if isinstance(v, PayloadId) else v)
+    return (
+        {(name, key): (number(payload), entries.layouts[layout]) for name, key, payload, layout in tensors},
+        {(names[a.parent], a.key): repr(a.value) for a in entries.attributes if a.parent not in hidden},
+        {(m.name, m.key_size, m.kind, m.type_name) for i, m in enumerate(entries.modules) if i not in hidden},
+    )
 
 
 def untuned_record(record: Record) -> Record:
@@ -370,7 +396,10 @@ def size_before(archive: Archive) -> int:
 
 def _header_before(part: TunedPart) -> Header:
     head, trailer = bytes(part.before[:HEADER_SIZE]), bytes(part.before[-HEADER_SIZE:])
-    header = decode_header(trailer, "trailer before tuning")
+    try:
+        header = decode_header(trailer, "trailer") if len(part.before) > 2 * HEADER_SIZE else None
+    except RecordError as error:
+        raise FormatError(f"'{BEFORE}' of its tuned part: {error.message}") from None
     if (
         header is None
         or len(part.before) != header.index_size + 2 * HEADER_SIZE
