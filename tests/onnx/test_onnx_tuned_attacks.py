@@ -27,13 +27,15 @@ import zcrecord
 from zcrecord.codec.entries import PayloadId
 from zcrecord.codec.layout import HEADER_SIZE, NONE
 from zcrecord.errors import FormatError, IntegrityError, LimitError, RecordError
-from zcrecord.onnx import convert, session, to_onnx, tune, tuned, tuning, untune
+from zcrecord.onnx import convert, runtime, session, to_onnx, tune, tuned, tuning, untune
 
 VERSION = tuple(map(int, ort.__version__.split(".")[:2]))
 COMPARES = VERSION >= (1, 32)  # packed weights; earlier versions are given none
 MODELS: dict[str, Callable[[], Any]] = {
     "mlp": mlp, "conv": conv, "branches": branches, "digits": lambda: onnx.load(ROOT / "tests" / "data" / "digits.onnx")
 }  # fmt: skip
+if VERSION < (1, 31):  # ONNX Runtime writes an If's own weights twice, and tuning refuses that
+    del MODELS["branches"]
 OTHER = "other.bin"  # in the current folder of the sessions
 DIGEST = "a payload of its tuned part does not match its digest; tune it again"
 SEAL = "its tuned part is for other weights or another graph; tune it again"
@@ -449,7 +451,7 @@ def a_graph_of_another_machine_under_the_name_of_this_one(archive: Tuned) -> Non
 
 @pytest.fixture(scope="module")
 def archives(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Tuned archives of the models, by their names."""
+    """Tuned archives of the models, by their names; all with packed weights, as an author may have them everywhere."""
     folder = tmp_path_factory.mktemp("models")
     out = {}
     for name, model in MODELS.items():
@@ -457,7 +459,9 @@ def archives(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         path.write_bytes(model().SerializeToString())
         out[name] = path.with_suffix(".zcr")
         convert(path, out[name])
-        tune(out[name])
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(runtime, "_COMPARES_SINCE", (1, 21))
+            tune(out[name])
     return out
 
 
@@ -479,7 +483,7 @@ def wrong(case: Tampering, answer: dict[str, Any], expected: list[Any]) -> str:
     return "" if all(same) == (case.answers == "right") else f"{case.name}: the answers are not {case.answers}"
 
 
-@pytest.mark.parametrize("model", ["mlp", "conv", "branches"])
+@pytest.mark.parametrize("model", [name for name in MODELS if name != "digits"])
 def test_every_tampering_is_answered_right_or_by_its_reason(
     model: str, archives: dict[str, Path], tmp_path: Path
 ) -> None:
@@ -521,8 +525,6 @@ def test_a_damaged_byte_is_found_before_it_is_used(model: str, archives: dict[st
     assert bool(found.packed) == (model in ("mlp", "digits", "branches"))
     cases = [Tampering(f"a byte of payload {n}", model, reason, id) for n, reason in numbers.items()]
     paths = [flipped(archives[model], n, tmp_path / f"{n}.zcr") for n in numbers]
-    if model == "branches" and VERSION < (1, 31):  # ONNX Runtime writes what it does not read
-        cases = [case._replace(reason=case.reason or REFUSES) for case in cases]
     expected = original(archives[model])
     told = [wrong(case, answer, expected) for case, answer in zip(cases, answers(paths, tmp_path), strict=True)]
     assert not list(filter(None, told))
