@@ -221,7 +221,7 @@ def test_info_of_a_tuned_part_that_is_broken_says_so(capsys: pytest.CaptureFixtu
             out.store(np.frombuffer(record.archive.payload(number), np.uint8))
         entries.attributes = [a._replace(value=1) if a.key == "seal" else a for a in entries.attributes]
         out.finish(entries)
-    fault = "its tuned part has no attribute 'seal' of the right type; tune it again"
+    fault = "its tuned part has no attribute 'seal' of the right type; convert and tune the model again"
     assert main(["info", "broken.zcr"]) == 0
     assert told(capsys.readouterr().out)["tuned"] == f"cannot be used: {fault}"
     assert main(["info", "broken.zcr", "--json"]) == 0

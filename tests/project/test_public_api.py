@@ -311,7 +311,7 @@ OnnxTensors.to_onnx(dest: str | os.PathLike[str], *, alignment: int = 1, force: 
     durable: bool = True) -> ConvertReport
 zcrecord.onnx.TuneReport(source: str, dest: str, targets: tuple[str, ...], weights: int, packed: int,
     packed_bytes: int, input_bytes: int, archive_bytes: int, content_digest_before: str, content_digest: str,
-    lapsed: tuple[str, ...], seconds: float)
+    lapsed: tuple[str, ...], models: tuple[str, ...], seconds: float)
 zcrecord.onnx.Tuning(used: bool, reason: str | None, targets: tuple[str, ...])
 zcrecord.onnx.convert(source: str | os.PathLike[str] | Binary, dest: str | os.PathLike[str] | Binary, *,
     alignment: int = 64, force: bool = False, durable: bool = True, allow_links: bool = False,

@@ -110,11 +110,17 @@ def _facts(report: Any, out: Printer) -> Iterator[tuple[str, str]]:
     if report.lapsed:
         keys = ", ".join(map(shown, report.lapsed))
         yield "signatures", f"lapsed, of {counted(len(report.lapsed), 'key')}: {keys}; sign the tuned archive again"
-    yield "seconds", f"{report.seconds:.2f}"
+    yield from _last_facts(report)
 
 
 def _facts_of_removal(report: Any, out: Printer) -> Iterator[tuple[str, str]]:
     yield "removed", "the tuned part; the archive has the bytes from before it was tuned"
     yield "archive", out.size(report.archive_bytes)
     yield "digest now", f"{report.content_digest}, that of the untuned part before"
+    yield from _last_facts(report)
+
+
+def _last_facts(report: Any) -> Iterator[tuple[str, str]]:
+    for model in report.models:
+        yield "written again", f"{shown(model)}, whose weights lie in the archive"
     yield "seconds", f"{report.seconds:.2f}"

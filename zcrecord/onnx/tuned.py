@@ -58,6 +58,7 @@ __all__ = [
     "describe",
     "encode_packed",
     "fitting",
+    "places_before",
     "plan",
     "read_tuned",
     "seal_of",
@@ -382,6 +383,12 @@ def untuned_record(record: Record) -> Record:
     """
     part = read_tuned(record.archive)
     return record if part is None else Record(untuned(record.archive, part))
+
+
+def places_before(part: TunedPart) -> Any:
+    """Return the offsets in the file that an archive's payloads had before tuning."""
+    header = _header_before(part)
+    return decode(part.before[HEADER_SIZE:], header.index_size).payloads["offset"] + np.uint64(header.payload_offset)
 
 
 def size_before(archive: Archive) -> int:

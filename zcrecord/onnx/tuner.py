@@ -35,6 +35,7 @@ from zcrecord.writing.writers import StreamWriter
 
 from . import graph, tuned
 from .convert import STUB_KEY
+from .linked_models import LinkedModel, check_places, linked_models, rewrite_models
 from .runtime import onnxruntime_module, optimise
 from .target import TuningTarget, this_target
 from .tuned import TunedPart, TunedTarget
@@ -64,6 +65,7 @@ class TuneReport:
         content_digest_before: the content digest before, without any tuned part. It is that of the untuned part now.
         content_digest: the content digest of the whole archive now.
         lapsed: the ids of keys whose signatures were left out, since they were of another content digest.
+        models: the paths of models beside the archive, whose weights lie in it, that were written again.
         seconds: all of it.
     """
 
@@ -78,6 +80,7 @@ class TuneReport:
     content_digest_before: str
     content_digest: str
     lapsed: tuple[str, ...]
+    models: tuple[str, ...]
     seconds: float
 
 
@@ -93,13 +96,13 @@ def tune(
     """Add to an archive what lets `session` answer as fast as from the .onnx, on this machine, from one shared copy.
 
     ONNX Runtime optimises the graph and packs the weights once; both are stored beside the graph and the weights as
-    they are, which stay untouched. A packed buffer that equals a weight is stored once. `session` uses them where CPU,
-    ONNX Runtime and provider are those that they were made for, and the original graph elsewhere. An archive may be
-    tuned for several machines, one after the other; tuning again for the same one replaces. The result is whole, or
-    the archive is as it was. Takes the memory that ONNX Runtime takes for a session, and disk space for the packed
-    weights twice meanwhile, beside the archive.
+    they are, which stay untouched. `session` uses them where CPU, ONNX Runtime and provider are those that they were
+    made for, and the original graph elsewhere. An archive may be tuned for several machines, one after the other;
+    tuning again for the same one replaces. The result is whole, or the archive is as it was. Takes the memory that ONNX
+    Runtime takes for a session, and disk space for the packed weights twice meanwhile, beside the archive.
 
     The content digest covers the tuned part, so signatures lapse: they are left out, and `untune` brings them back.
+    Models in the archive's folder that `to_onnx(external=True)` wrote for it are written again, if it is replaced.
 
     Args:
         archive: the path of an archive that `convert` made.
@@ -117,7 +120,8 @@ def tune(
 
     Raises:
         DependencyError: onnxruntime is not installed. UnsupportedError: it holds no ONNX model, has no digests, is
-            packed, remote or attached to a program, or ONNX Runtime is older than 1.21. IntegrityError: it is damaged.
+            packed, remote or attached to a program, a model beside it needs its tensors at places that would change, or
+            ONNX Runtime is older than 1.21. IntegrityError: it is damaged.
             DestinationExistsError: something is at `dest`. SourceError: the file system refused, or the archive was
             replaced meanwhile. Errors of ONNX Runtime come as they are.
     """
@@ -132,14 +136,14 @@ def tune(
             )
         record.verify()
         before = base.content_digest()
-        target = this_target(ort)
+        target, models = this_target(ort), work.models()
         with scratch_folder(work.dest) as folder:
             optimise(base, os.path.join(folder, _MODEL), _WEIGHTS, threads)
             others = [t for t in work.part.targets if t.target != target] if work.part is not None else []
             graphs = [_TunedGraph.stored(record.archive, t) for t in others]
             graphs.append(_TunedGraph.optimised(folder, target))
-            lapsed = work.write(graphs, progress)
-        return work.report(before, graphs, lapsed, started)
+            lapsed = work.write(graphs, models, progress)
+        return work.report(before, graphs, lapsed, rewrite_models(models, work.dest, target.encode()), started)
 
 
 def untune(
@@ -162,8 +166,9 @@ def untune(
         ((), True)
 
     Raises:
-        UnsupportedError: the archive is not tuned, or is packed, remote or attached to a program. IntegrityError: it
-            is damaged. DestinationExistsError, SourceError: as `tune`.
+        UnsupportedError: the archive is not tuned, or is packed, remote or attached to a program, or a model beside it
+            needs its tensors at places that would change. IntegrityError: it is damaged. DestinationExistsError,
+            SourceError: as `tune`.
     """
     started = time.perf_counter()
     with _opened(archive, dest, force, durable) as work:
@@ -173,13 +178,15 @@ def untune(
         before = Record(work.base).content_digest()
         pieces = list(tuned.bytes_before(work.record.archive, work.part))
         total = pieces[-1][0] + HEADER_SIZE
+        models = work.models()
+        check_places(models, work.path, work.places(work.part.originals), tuned.places_before(work.part))
         with work.sink() as sink:
             sink.reserve(total)
             for offset, data in pieces:
                 _tell(progress, sink.position, total)
                 sink.write(bytes(offset - sink.position))
                 sink.write(data)
-        return work.report(before, [], (), started)
+        return work.report(before, [], (), rewrite_models(models, work.dest, None), started)
 
 
 @contextlib.contextmanager
@@ -223,7 +230,16 @@ class _Work(NamedTuple):
             if file is None or identity_of(file[0]) != file[1]:
                 raise SourceError("was replaced while it was tuned; tune it again", path=self.path)
 
-    def write(self, graphs: list[_TunedGraph], progress: Progress | None) -> tuple[str, ...]:
+    def models(self) -> list[LinkedModel]:
+        """Return the models beside the archive that have to be written again, if the archive is replaced."""
+        return linked_models(self.record, Record(self.base)) if os.path.realpath(self.path) == self.dest else []
+
+    def places(self, numbers: list[PayloadId]) -> Any:
+        """Return the offsets of payloads in the archive's file."""
+        archive = self.record.archive
+        return archive.index.payloads["offset"][numbers] + np.uint64(archive.header.payload_offset)
+
+    def write(self, graphs: list[_TunedGraph], models: list[LinkedModel], progress: Progress | None) -> tuple[str, ...]:
         """Write the archive with a tuned part; return the ids of the keys whose signatures were left out."""
         pool = _PayloadPool(self.base)
         numbers = [pool.take(g) for g in graphs]
@@ -243,11 +259,21 @@ class _Work(NamedTuple):
             for number, source in enumerate(pool.sources):
                 _tell(progress, sink.position, total)
                 out.store(source, alignment=_PAGE if number in pool.on_pages else 0)
+                if number + 1 == len(pool.originals):
+                    old = pool.originals if self.part is None else self.part.originals
+                    check_places(models, self.path, self.places(old), out.places())
             out.finish(entries)
             _tell(progress, total, total)
         return lapsed
 
-    def report(self, digest: str, graphs: list[_TunedGraph], lapsed: tuple[str, ...], started: float) -> TuneReport:
+    def report(
+        self,
+        digest: str,
+        graphs: list[_TunedGraph],
+        lapsed: tuple[str, ...],
+        models: tuple[str, ...],
+        started: float,
+    ) -> TuneReport:
         """Return the report, once the untuned part was found untouched.
 
         Raises:
@@ -273,6 +299,7 @@ class _Work(NamedTuple):
             content_digest_before=digest,
             content_digest=after,
             lapsed=lapsed,
+            models=models,
             seconds=time.perf_counter() - started,
         )
 

@@ -245,6 +245,10 @@ class StreamWriter:
         self.index: bytes | bytearray = b""  # as it was written
         sink.write(encode_unsealed(alignment) + bytes(self._payload_offset - HEADER_SIZE))
 
+    def places(self) -> Any:
+        """Return the offsets from the archive's start of the payloads that were written, in their order."""
+        return np.frombuffer(self._rows, np.uint64)[::3] + np.uint64(self._payload_offset)
+
     def store(self, source: Any, *, alignment: int = 0) -> int:
         """Write one payload, the values of a LazyTensor or the bytes of an array or SplitSource; return its id.
 

@@ -1,0 +1,116 @@
+"""Small models beside an archive, whose weights lie in it: found before it is replaced, and written again after.
+
+`archive_link` has the metadata_props by which such a model names its archive.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from zcrecord.errors import RecordError, SourceError, UnsupportedError, printable
+from zcrecord.onnx.protobuf.properties import read_properties
+from zcrecord.record.record import Record
+
+from .archive_link import ARCHIVE, CONTENT_DIGEST, INDEX_CRC, PROPERTIES, TUNED_FOR, is_link
+from .export import to_onnx
+
+__all__ = ["LinkedModel", "check_places", "linked_models", "rewrite_models"]
+
+_TAIL = 16 << 20  # bytes at the end of a model in which its metadata_props are looked for; to_onnx writes them last
+
+
+class LinkedModel(NamedTuple):
+    """A model whose weights lie in an archive: its path, and the target if it is the tuned graph."""
+
+    path: str
+    target: str | None
+
+
+def linked_models(record: Record, base: Record) -> list[LinkedModel]:
+    """Return the models in the folder of an archive's file that were written for it as it is, or for its untuned part.
+
+    Models of other archives are left out, and those that an earlier state of this one had. Of each .onnx file at most
+    its end is read, unless that names an archive.
+
+    Args:
+        record: the archive, from a file.
+        base: its untuned part.
+    """
+    given = os.path.abspath(str(record.path))
+    folders = dict.fromkeys(os.path.dirname(path) for path in (given, os.path.realpath(given)))
+    found = []
+    for path in (path for folder in folders for path in _models(folder)):
+        told = _properties(path)
+        if told is None or not _same_file(os.path.join(os.path.dirname(path), told[ARCHIVE]), given):
+            continue
+        now = told[INDEX_CRC] == f"{record.archive.header.index_crc:08x}"
+        if now or told[CONTENT_DIGEST] in (base.content_digest(), record.content_digest()):
+            found.append(LinkedModel(path, told.get(TUNED_FOR)))
+    return found
+
+
+def _models(folder: str) -> Iterator[str]:
+    with contextlib.suppress(OSError), os.scandir(folder) as entries:
+        for entry in sorted(entries, key=lambda entry: entry.name):
+            if entry.name.lower().endswith(".onnx") and entry.is_file():
+                yield entry.path
+
+
+def _properties(path: str) -> dict[str, str] | None:
+    """Return the metadata_props of a model if they name an archive; None for any other file."""
+    with contextlib.suppress(OSError, RecordError), open(path, "rb") as file:
+        file.seek(max(os.fstat(file.fileno()).st_size - _TAIL, 0))
+        if ARCHIVE.encode() not in file.read():
+            return None
+        file.seek(0)
+        told = read_properties(file)
+        return told if is_link([(k, v) for k, v in told.items() if k in PROPERTIES]) else None
+    return None
+
+
+def _same_file(path: str, other: str) -> bool:
+    with contextlib.suppress(OSError, ValueError):
+        return os.path.samefile(path, other)
+    return False
+
+
+def check_places(models: Iterable[LinkedModel], archive: str, before: Any, after: Any) -> None:
+    """Check that payloads stay in their places, if models refer to them: these are read until they are written again.
+
+    Args:
+        before, after: the payloads' offsets in the file.
+
+    Raises:
+        UnsupportedError: they do not; names the first model.
+    """
+    for model in models:
+        if not np.array_equal(before, after):
+            what = f"'{printable(model.path)}' takes weights from this archive, at places that would change"
+            do = "write the result to another path, or remove that model, and make it again with to_onnx(external=True)"
+            raise UnsupportedError(f"{what}; {do}", path=archive)
+
+
+def rewrite_models(models: Iterable[LinkedModel], archive: str, target: str | None) -> tuple[str, ...]:
+    """Write models again for an archive that was replaced; return their paths.
+
+    A model of the tuned graph for `target` stays one, convolutions included. All others get what `to_onnx` writes by
+    itself.
+
+    Raises:
+        SourceError: one cannot be written; the archive is replaced already.
+    """
+    out = []
+    for model in models:
+        forced = True if target is not None and model.target == target else None
+        try:
+            to_onnx(archive, model.path, external=True, tuned=forced, force=True)
+        except RecordError as error:
+            what = f"{error.message}; the archive is replaced, make this model again with to_onnx(external=True)"
+            raise SourceError(what, path=model.path) from error
+        out.append(model.path)
+    return tuple(out)
