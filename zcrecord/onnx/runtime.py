@@ -70,9 +70,10 @@ def session(
     """Return a plain `onnxruntime.InferenceSession` whose weights are the archive's own bytes, uncopied.
 
     `source` is a path, a bytes-like or a Record made from an ONNX model; the session keeps it alive. With
-    `memory="shared"` nothing is prepacked, folded or laid out anew, so processes that serve the same archive share one
-    copy of the weights; `"speed"` leaves all that to ONNX Runtime, which then copies most weights once per process,
-    and computes faster.
+    `memory="shared"` processes that serve the same archive share one copy of the weights. If `tune` made a graph for
+    this machine, the session answers from it, as fast as from the .onnx; `tuning` tells. Otherwise nothing is packed,
+    folded or laid out anew, so that answers take longer, which the first such session of a process tells the logger
+    "zcrecord". `"speed"` leaves all that to ONNX Runtime, which copies most weights once per process.
 
     `sess_options` is added to: the archive as a file in memory, and for "shared" no prepacking. Use it for no model
     that has external data of its own afterwards. A failing provider is an error; there is no silent retry on the _CPU.
