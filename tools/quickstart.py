@@ -2,8 +2,9 @@
 
 Act one converts a small classifier of handwritten digits, opens it, lists it and runs it from both files. Both stay in
 `.quickstart`, as model.onnx and model.zcr: the examples of README and of the guides run there. Act two, left out with
---small, streams a large GPT-shaped model to disk, converts it beside what `onnx.load` takes for it, and has four
-processes serve it from either file. What it writes is in one temporary folder, removed at the end and on Ctrl-C.
+--small, streams a large GPT-shaped model to disk, converts it beside what `onnx.load` takes for it, tunes the archive
+for this machine, and has four processes serve it from each file. What it writes is in one temporary folder, removed at
+the end and on Ctrl-C.
 """
 
 from __future__ import annotations
@@ -38,8 +39,9 @@ ROOT = Path(__file__).resolve().parents[1]
 DATA = ROOT / "tests" / "data"
 LEFT = ROOT / ".quickstart"  # the small model and its archive, for examples
 PROCESSES = 4
-LATENCY_REPEATS = 20
+LATENCY_ROUNDS, LATENCY_REPEATS = 4, 5  # in turns, so that a slow second hits all files alike
 LARGE_BATCH = 16
+FILES = 6  # times a model's size on disk: the .onnx, the archive, the tuned one, and what tuning writes meanwhile
 SPARE_MIB = 256  # of disk and memory, left for everybody else
 
 
@@ -54,8 +56,6 @@ class Served:
     label: str
     ready: float
     first_answer: float
-    latency: float
-    latency_large: float
     resident: int | None
     private: int | None
     answer: list[float]
@@ -119,7 +119,7 @@ def act_two(console: Console, folder: Path, mib: int) -> None:
     console.print()
     console.rule(f"[bold]Act two[/]: a GPT-shaped model of {mib:,} MiB", align="left")
     mib = _that_fits(console, folder, mib)
-    source, archive = folder / "gpt.onnx", folder / "gpt.zcr"
+    source, archive, tuned = (folder / name for name in ("gpt.onnx", "gpt.zcr", "tuned.zcr"))
     with _step(console, "streaming the model to disk"), source.open("wb") as sink:
         shape = write_gpt(sink, mib)
     console.print(
@@ -129,17 +129,24 @@ def act_two(console: Console, folder: Path, mib: int) -> None:
         loaded = call_alone("tools.serving:onnx_load", source=str(source))
     with _step(console, "onnx2zc, in a process of its own"):
         converted = call_alone("tools.serving:convert", source=str(source), dest=str(archive))
-    table = _figures("converting it", "time", "peak memory")
-    table.add_row("onnx2zc", _seconds(converted["seconds"]), _mib(converted["peak_rss"]))
-    table.add_row("onnx.load (parses it, writes nothing)", _seconds(loaded["seconds"]), _mib(loaded["peak_rss"]))
+    with _step(console, "zcrecord tune, in a process of its own"):
+        packed = call_alone("tools.serving:tune", source=str(archive), dest=str(tuned))
+    table = _figures("preparing it", "time", "peak memory", "file")
+    for what, cost, path in (
+        ("onnx2zc", converted, archive),
+        ("zcrecord tune (once for a kind of machine)", packed, tuned),
+        ("onnx.load (parses it, writes nothing)", loaded, None),
+    ):
+        size = "" if path is None else _mib(path.stat().st_size)
+        table.add_row(what, _seconds(cost["seconds"]), _mib(cost["peak_rss"]), size)
     console.print(table)
 
-    stock = _serve(console, source, "gpt.onnx")
-    ours = _serve(console, archive, "gpt.zcr")
-    fast = _serve(console, archive, 'gpt.zcr, "speed"', memory="speed")
-    _check_answers(stock, ours, fast)
-    console.print(_serving_table([stock, ours, fast]))
-    _summary(console, stock, ours, fast, (loaded["peak_rss"], converted["peak_rss"]))
+    files = {"gpt.onnx": source, "gpt.zcr, tuned": tuned, "gpt.zcr": archive}
+    served = [_serve(console, path, label) for label, path in files.items()]
+    _check_answers(console, *served)
+    latencies = _latencies(console, list(files.values()))
+    console.print(_serving_table(served, latencies))
+    _summary(console, served, latencies, (loaded["peak_rss"], converted["peak_rss"]), [source, tuned])
 
 
 def _that_fits(console: Console, folder: Path, mib: int) -> int:
@@ -154,7 +161,7 @@ def _that_fits(console: Console, folder: Path, mib: int) -> int:
     if fitting < mib:
         mib = max(16, fitting)
         console.print(f"{PROCESSES} processes with the .onnx would not fit into memory here; taking {mib} MiB instead")
-    needed, free = (2 * mib + SPARE_MIB) * MIB, free_bytes(folder)
+    needed, free = (FILES * mib + SPARE_MIB) * MIB, free_bytes(folder)
     if free < needed:
         raise QuickstartError(
             f"{folder.parent} has {_mib(free)} free, act two needs {_mib(needed)}; "
@@ -171,29 +178,44 @@ def _available_memory() -> int | None:
     return None
 
 
-def _serve(console: Console, path: Path, label: str, **options: Any) -> Served:
+def _threads() -> int:
+    """Return the threads of each process: all of them together take all cores."""
+    return max(1, (os.cpu_count() or 1) // PROCESSES)
+
+
+def _serve(console: Console, path: Path, label: str) -> Served:
     """Have four processes serve `path` at once; memory is taken when all four have answered and none has ended."""
-    threads = max(1, (os.cpu_count() or 1) // PROCESSES)
     with _step(console, f"{PROCESSES} processes serve {label}"), contextlib.ExitStack() as stack:
         workers = [stack.enter_context(Worker()) for _ in range(PROCESSES)]
         _all(workers, "tools.serving:prepare")
-        ready = _all(workers, "tools.serving:open_session", path=str(path), threads=threads, **options)
+        ready = _all(workers, "tools.serving:open_session", path=str(path), threads=_threads())
         answers = _all(workers, "tools.serving:first_answer")
         memories = [memory(worker.pid) for worker in workers]
-        # One process at a time: four at once would measure how they fight over the cores.
-        batches = [
-            workers[0].call("tools.serving:latency", batch=batch, repeats=LATENCY_REPEATS) for batch in (1, LARGE_BATCH)
-        ]
     return Served(
         label=label,
         ready=statistics.median(ready),
         first_answer=statistics.median(r + a[0] for r, a in zip(ready, answers, strict=True)),
-        latency=batches[0],
-        latency_large=batches[1],
         resident=_sum([m if m is None else m.rss if m.pss is None else m.pss for m in memories]),
         private=_sum([m if m is None else m.private for m in memories]),
         answer=answers[0][1],
     )
+
+
+def _latencies(console: Console, paths: list[Path]) -> dict[int, list[float]]:
+    """Return by batch size the median seconds of an answer from each file.
+
+    One process answers at a time: several at once would measure how they fight over the cores.
+    """
+    with _step(console, "steady latency of each file, in turns"), contextlib.ExitStack() as stack:
+        workers = [stack.enter_context(Worker()) for _ in paths]
+        for worker, path in zip(workers, paths, strict=True):
+            worker.call("tools.serving:open_session", path=str(path), threads=_threads())
+        latencies = {}
+        for batch in (1, LARGE_BATCH):
+            asked = {"batch": batch, "repeats": LATENCY_REPEATS}
+            rounds = [[w.call("tools.serving:latency", **asked) for w in workers] for _ in range(LATENCY_ROUNDS)]
+            latencies[batch] = [statistics.median(seconds) for seconds in zip(*rounds, strict=True)]
+    return latencies
 
 
 def _all(workers: list[Worker], target: str, **arguments: Any) -> list[Any]:
@@ -208,10 +230,12 @@ def _sum(values: list[int | None]) -> int | None:
     return sum(known) if len(known) == len(values) else None
 
 
-def _check_answers(*served: Served) -> None:
-    for other in served[1:]:
-        if not np.allclose(served[0].answer, other.answer, atol=1e-3):
+def _check_answers(console: Console, stock: Served, *others: Served) -> None:
+    for other in others:
+        if not np.allclose(stock.answer, other.answer, atol=1e-3):
             raise QuickstartError(f"{other.label} answers otherwise than gpt.onnx; this is a fault, please report it")
+    if alike := [other.label for other in others if other.answer == stock.answer]:
+        console.print(f"Answers equal to those from {stock.label}, bit for bit: {'; '.join(alike)}.")
 
 
 def _figures(*headings: str) -> Table:
@@ -222,18 +246,17 @@ def _figures(*headings: str) -> Table:
     return table
 
 
-def _serving_table(served: list[Served]) -> Table:
+def _serving_table(served: list[Served], latencies: dict[int, list[float]]) -> Table:
     table = _figures(f"{PROCESSES} processes serve it", *(s.label for s in served))
     rows = [
         ("session ready", [_seconds(s.ready) for s in served]),
         ("first answer", [_seconds(s.first_answer) for s in served]),
-        ("steady latency, batch 1", [_seconds(s.latency) for s in served]),
-        (f"steady latency, batch {LARGE_BATCH}", [_seconds(s.latency_large) for s in served]),
+        *((f"steady latency, batch {batch}", list(map(_seconds, of_each))) for batch, of_each in latencies.items()),
         ("memory of all, shared pages once", [_mib(s.resident) for s in served]),
         ("  of which copies", [_mib(s.private) for s in served]),
     ]
     if not _tells_shares():  # mapped pages are then counted once in every process
-        rows[4:] = [("resident memory, summed", [_mib(s.resident) for s in served])]
+        rows[-2:] = [("resident memory, summed", [_mib(s.resident) for s in served])]
     for name, values in rows:
         table.add_row(name, *values)
     return table
@@ -245,7 +268,15 @@ def _tells_shares() -> bool:
     return own is not None and own.pss is not None
 
 
-def _summary(console: Console, stock: Served, ours: Served, fast: Served, peaks: tuple[int | None, int | None]) -> None:
+def _summary(
+    console: Console,
+    served: list[Served],
+    latencies: dict[int, list[float]],
+    peaks: tuple[int | None, int | None],
+    files: list[Path],
+) -> None:
+    """Print what the tuned archive gains beside the .onnx, and what it costs."""
+    stock, ours, untuned = served
     console.print("[bold]What it saved[/]")
     if None not in peaks:
         console.print(f"  converting  {_mib(peaks[1])} at the peak instead of {_mib(peaks[0])}")
@@ -254,19 +285,17 @@ def _summary(console: Console, stock: Served, ours: Served, fast: Served, peaks:
     if stock.resident and ours.resident and _tells_shares():
         instead = f"{_mib(ours.resident)} for {PROCESSES} processes instead of {_mib(stock.resident)}"
         console.print(f"  serving     {instead}")
+    behind = [(batch, theirs, mine) for batch, (theirs, mine, _) in latencies.items() if mine > 1.05 * theirs]
+    console.print("  ONNX Runtime packs the weights of an .onnx for its kernels, in each process anew.")
+    console.print(f"  Tuning stores them packed: all processes map one copy{'' if behind else ', and answer as fast'}.")
     console.print("[bold]Where the .onnx wins[/]")
-    rows = [(1, stock.latency, ours.latency), (LARGE_BATCH, stock.latency_large, ours.latency_large)]
-    behind = [(batch, theirs, mine) for batch, theirs, mine in rows if mine > 1.05 * theirs]
     for batch, theirs, mine in behind:
         console.print(f"  batch of {batch:<3}{_seconds(theirs)} instead of {_seconds(mine)}")
-    if behind:
-        console.print("  ONNX Runtime copies the weights of an .onnx and repacks them for its kernels;")
-        console.print('  the archive is used as it lies. memory="speed" has it repack them here too,')
-        console.print(
-            f"  for a copy in each process: a batch of {LARGE_BATCH} then takes {_seconds(fast.latency_large)}."
-        )
-    else:
-        console.print("  Nowhere in this run: steady latency is within a twentieth at both batch sizes.")
+    smaller, larger = (_mib(path.stat().st_size) for path in files)
+    console.print(f"  disk        {smaller} instead of {larger}: the weights as they were, and packed")
+    slower = _seconds(latencies[LARGE_BATCH][-1])
+    console.print(f"  The archive before tuning is smaller and ready in {_seconds(untuned.ready)}; it answers")
+    console.print(f"  a batch of {LARGE_BATCH} in {slower}.")
 
 
 def _next_steps(console: Console, small: bool, left: Path) -> None:

@@ -146,11 +146,11 @@ def convert(source: str, dest: str, **options: Any) -> dict[str, Any]:
     return _timed(lambda: convert(source, dest, **options))
 
 
-def tune(source: str, dest: str) -> None:
-    """Write an archive that is tuned for this machine and the ONNX Runtime of this process."""
+def tune(source: str, dest: str) -> dict[str, Any]:
+    """Write an archive that is tuned for this machine and the ONNX Runtime of this process; return as `_timed`."""
     from zcrecord.onnx import tune
 
-    tune(source, dest)
+    return _timed(lambda: tune(source, dest))
 
 
 def onnx_load(source: str) -> dict[str, Any]:

@@ -264,6 +264,8 @@ def test_quickstart_shows_both_acts_and_leaves_the_small_model_alone(tmp_path: P
         "97.2% of 360 held-out images right",
         "features.0.weight",
         "4 processes serve it",
+        "zcrecord tune",
+        "gpt.zcr, tuned",
         "What it saved",
     ):
         assert expected in told
