@@ -14,7 +14,7 @@ import hashlib
 import os
 import re
 import zlib
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import asdict
 from typing import Any, NamedTuple
 
@@ -33,7 +33,7 @@ from zcrecord.onnx.protobuf.rewriting import ExternalTensor, rewrite, tensors_of
 from zcrecord.record.record import Record
 from zcrecord.record.save import stored_entries
 from zcrecord.storage.files import identity_of
-from zcrecord.storage.threads import Going, cores, run_threads
+from zcrecord.storage.threads import WORTH_A_THREAD, Going, cores, run_threads
 
 from .convert import STUB_KEY
 from .graph import MOST_MAPPED, tuned_module
@@ -90,12 +90,17 @@ class NoTuning(Exception):  # noqa: N818  # no error: the original graph answers
 
 
 class TunedPlan(NamedTuple):
-    """A session over a tuned part: its model, if that has packed weights, and the file that it maps."""
+    """A session over a tuned part: its model, if that has packed weights, and the file that it maps.
+
+    `check` reads the weights that tuning added, and raises NoTuning where a digest does not match. Call it before the
+    session answers; it may run while ONNX Runtime makes the session.
+    """
 
     model: bytes
     packed: bool
     path: str
     identity: tuple[int, ...]
+    check: Callable[[], None]
 
 
 class TunedModel(NamedTuple):
@@ -187,8 +192,8 @@ class TunedTarget(NamedTuple):
             out.append(f"{base + offset};{nbytes};{padded}")
         return "|".join(out)
 
-    def check_payloads(self, archive: Archive, numbers: Set[int]) -> None:
-        """Check the digests of chosen payloads; several threads read them.
+    def check_payloads(self, archive: Archive, numbers: Set[int], *, spare: int = 0) -> None:
+        """Check the digests of chosen payloads; as many threads read them as there are cores, but for `spare` ones.
 
         Raises:
             IntegrityError: one does not match.
@@ -200,7 +205,8 @@ class TunedTarget(NamedTuple):
                 raise IntegrityError("a payload of its tuned part does not match its digest; tune it again")
 
         largest_first = sorted(numbers, key=lambda n: -int(rows["nbytes"][n]))
-        run_threads(check, largest_first, min(cores(), max(len(numbers), 1)))
+        few = int(rows["nbytes"][largest_first].sum()) < WORTH_A_THREAD
+        run_threads(check, largest_first, 1 if few else max(1, min(cores() - spare, len(numbers))))
 
 
 class TunedPart(NamedTuple):
@@ -276,7 +282,7 @@ def describe(archive: Archive, here: TuningTarget | None) -> dict[str, Any] | No
 
 
 def plan(archive: Archive, here: TuningTarget, *, packed: bool) -> TunedPlan:
-    """Return the plan of a session over the tuned part, whose graph and added weights are checked.
+    """Return the plan of a session over the tuned part, whose graph is checked; its added weights are left to `check`.
 
     Raises:
         NoTuning: the tuned part is for other machines, or damaged, or the archive is no mapped file.
@@ -294,10 +300,17 @@ def plan(archive: Archive, here: TuningTarget, *, packed: bool) -> TunedPlan:
         count = len(model.weights) + len(model.packed)
         if count > MOST_MAPPED:
             raise NoTuning(f"its {count} weights and packed forms are each a mapping; {MOST_MAPPED} are the most")
-        found.check_payloads(archive, set(model.weights) - set(archive.index.tensors["payload"].tolist()))
     except RecordError as error:
         raise NoTuning(error.message) from error
-    return TunedPlan(model.data, packed, path, identity)
+
+    def check() -> None:
+        added = set(model.weights) - set(archive.index.tensors["payload"].tolist())
+        try:
+            found.check_payloads(archive, added, spare=1)
+        except RecordError as error:
+            raise NoTuning(error.message) from error
+
+    return TunedPlan(model.data, packed, path, identity, check)
 
 
 def fitting(archive: Archive, here: TuningTarget) -> TunedTarget:
