@@ -70,7 +70,9 @@ ALL: list[Tampering] = []
 Change = Callable[..., Any]
 
 
-def tampering(model: str, reason: str | None, name: str = "", *given: Any, answers: str = "right") -> Callable[[Change], Change]:
+def tampering(
+    model: str, reason: str | None, name: str = "", *given: Any, answers: str = "right"
+) -> Callable[[Change], Change]:
     """Keep a function as a tampering, called with what is given behind the archive."""
 
     def keep(change: Change) -> Change:

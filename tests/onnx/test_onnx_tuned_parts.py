@@ -185,7 +185,7 @@ def test_a_private_copy_of_a_tuned_archive_copies_no_weight(tmp_path: Path) -> N
         convert(tmp_path / f"{name}.onnx", tmp_path / f"{name}.zcr")
         tune(tmp_path / f"{name}.zcr")
     assert tuning(session(tmp_path / "large.zcr")).used
-    command = [sys.executable, "-c", MEASURED, str(tmp_path / "large.zcr"), str(tmp_path / "small.zcr")]
+    command = [sys.executable, "-c", MEASURED, *(str(tmp_path / f"{name}.zcr") for name in ("large", "small"))]
     done = subprocess.run(command, capture_output=True, timeout=60, cwd=ROOT, check=True)
     loaded, copied = json.loads(done.stdout)
     assert copied > 32 << 20  # it would notice
