@@ -373,7 +373,7 @@ def untuned(archive: Archive, part: TunedPart) -> Archive:
 
 
 def _content(entries: Entries, numbers: Sequence[int] | None, hidden: range = range(0)) -> tuple[Any, ...]:
-    """Return what is in an archive: tensors, attributes and modules but hidden ones, its payloads by other numbers."""
+    """Return an archive's tensors, attributes and modules but hidden ones for comparison; payloads by other numbers."""
 
     def number(n: Any) -> Any:
         return n if numbers is None or n == NONE else int(numbers[n])
