@@ -273,6 +273,11 @@ def another_graph_with_the_old_seal(archive: Tuned) -> None:
     archive.graph.doc_string, archive.sealed = "another", False
 
 
+@tampering("mlp", r"refuses the tuned graph: [ -~]+\\x1b\\r[ -~]+$")
+def control_characters_in_a_name(archive: Tuned) -> None:
+    archive.graph.graph.node.add(op_type="No\x1b\rsuch", name="x\n", input=["x"], output=["z"])
+
+
 # Packed weights.
 
 
@@ -566,6 +571,35 @@ def test_a_tuned_part_of_another_type_is_none(archives: dict[str, Path], tmp_pat
     with pytest.raises(AssertionError):
         Tuned(archive.write(tmp_path / "model.zcr"))
     assert tuning(session(tmp_path / "model.zcr")).reason == "it is not tuned"
+
+
+# Sizes.
+
+
+def test_a_graph_too_large_for_onnx_runtime_is_not_copied(
+    archives: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tuned, "_MODEL_LIMIT", 100)
+    assert re.fullmatch(r"its tuned graph has \d+ bytes; ONNX Runtime takes 2 GiB", str(tuning(archives["mlp"]).reason))
+
+
+def test_thousands_of_targets_cost_no_more_than_their_archive(archives: dict[str, Path], tmp_path: Path) -> None:
+    """All of them name the same texts and payloads, which the budgets of an index bound."""
+    archive = Tuned(archives["mlp"])
+    entries, first = archive.entries, archive.module + 1
+    attributes, module = [a for a in entries.attributes if a.parent == first], entries.modules[first]
+    for i in range(1, 3000):
+        number = len(entries.modules)
+        entries.modules.append(module._replace(name=f"onnx.tuned.{i}", key_size=len(str(i)), place=module.place + i))
+        for a in attributes:
+            value = a.value.replace('"nchwc_block":', f'"nchwc_block":{i}') if a.key == tuned.TARGET else a.value
+            entries.attributes.append(a._replace(parent=number, value=value))
+    archive.sealed = False
+    archive.set(tuned.TARGET, archive.value(tuned.TARGET).replace('"nchwc_block":', '"nchwc_block":99'))
+    path = archive.write(tmp_path / "model.zcr")
+    setup = f"from zcrecord.onnx import session, tuning; session({str(archives['mlp'])!r})"
+    grown = m.peak_growth(setup, f"assert len(str(tuning(session({str(path)!r})).reason)) < 2000")
+    assert grown < (32 << 20) + 16 * path.stat().st_size
 
 
 # What the archive was before.

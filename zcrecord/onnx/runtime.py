@@ -32,7 +32,7 @@ from typing import Any, Literal
 import numpy as np
 
 from zcrecord.codec.layout import ALIGNMENT, align_up
-from zcrecord.errors import LimitError, SourceError, UnsupportedError, missing_package
+from zcrecord.errors import LimitError, SourceError, UnsupportedError, missing_package, printable
 from zcrecord.record.load import load_record
 from zcrecord.record.record import Record
 from zcrecord.storage.files import identity_of
@@ -222,7 +222,7 @@ def _tuned_session(
     except NoTuning:
         raise
     except Exception as error:
-        raise NoTuning(f"ONNX Runtime refuses the tuned graph: {error}") from error
+        raise NoTuning(f"ONNX Runtime refuses the tuned graph: {printable(str(error), 1000)}") from error
     finally:
         options.graph_optimization_level = levels.ORT_ENABLE_ALL
     _trim_memory()

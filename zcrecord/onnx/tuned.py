@@ -81,6 +81,7 @@ _NUMBER = re.compile(r"[0-9]{1,10}")
 _PACKED_VALUE = re.compile(r"[!-{}~]{1,200}(\|[0-9]{0,10};[0-9]{1,19})+")
 _LOCATION = b"location"  # without it in its bytes a message has no external data that ONNX Runtime takes
 _MODEL_LIMIT = (1 << 31) - 1
+_MOST_REASONS = 8  # told of targets that do not fit
 _AGAIN = "convert and tune the model again"
 _GRAPH_FIELD, _INITIALIZER = 7, 5  # of ModelProto, of GraphProto
 
@@ -326,7 +327,10 @@ def fitting(archive: Archive, here: TuningTarget) -> TunedTarget:
         if reason is None:
             return found
         reasons.append(reason)
-    raise NoTuning("; ".join(dict.fromkeys(reasons)) or "it is not tuned")
+    told = list(dict.fromkeys(reasons))
+    if len(told) > _MOST_REASONS:
+        told[_MOST_REASONS:] = [f"and {len(told) - _MOST_REASONS} more"]
+    raise NoTuning("; ".join(told) or "it is not tuned")
 
 
 def _typed(values: dict[str, Any], key: str, kind: type) -> Any:
@@ -373,7 +377,7 @@ def untuned(archive: Archive, part: TunedPart) -> Archive:
 
 
 def _content(entries: Entries, numbers: Sequence[int] | None, hidden: range = range(0)) -> tuple[Any, ...]:
-    """Return an archive's tensors, attributes and modules but hidden ones for comparison; payloads by other numbers."""
+    """Return all tensors and attributes, and modules but hidden ones; payloads are given other numbers."""
 
     def number(n: Any) -> Any:
         return n if numbers is None or n == NONE else int(numbers[n])
