@@ -16,6 +16,7 @@ from readers import Question, ours
 import zcrecord
 from zcrecord.codec import index, layout, verify
 from zcrecord.errors import RecordError
+from zcrecord.onnx import tuned
 
 from . import CORPUS, native, targets
 from .branches import PACKAGE, VERIFIER, fewest
@@ -124,6 +125,9 @@ def make(folders: Iterable[Path]) -> None:
     more = [path.read_bytes() for folder in folders for path in sorted(folder.iterdir()) if path.is_file()]
     archives = [data for data in (*forged(), *more, *inputs("archive")) if len(data) <= MOST["archive"]]
     kept = fewest(archives, try_every_way, [PACKAGE / name for name in VERIFIER])
+    kept += [
+        data for data in inputs("archive") if tuned.TARGET_TYPE.encode() in data
+    ]  # the verifier knows nothing of it
     _write(CORPUS / "archive", kept + native.fewest([data for data in archives if len(data) <= MOST_FOR_EDGES], kept))
     found = [data for data in (*models(), *more, *inputs("model")) if len(data) <= MOST["model"]]
     _write(CORPUS / "model", fewest(found, targets.model, sorted((PACKAGE / "onnx").glob("*.py"))))

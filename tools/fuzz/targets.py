@@ -6,6 +6,7 @@ again without a difference, and `scan` says the same of it as `convert`.
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 from collections.abc import Callable
@@ -15,7 +16,7 @@ import numpy as np
 
 import zcrecord
 from zcrecord.errors import LimitError, RecordError, UnsupportedError
-from zcrecord.onnx import convert, scan, to_onnx
+from zcrecord.onnx import convert, scan, to_onnx, tuned
 from zcrecord.record.record import Record
 from zcrecord.tensors.packed import PackedTensor, StringTensor
 
@@ -69,8 +70,27 @@ def _get_anything(record: Record) -> None:
         record.get(name)
 
 
+def _look_at_tuning(record: Record) -> None:
+    """Read a tuned part as sessions, `tune` and `untune` do; nothing of it is checked when a record is verified."""
+    archive = record.archive
+    try:
+        part = tuned.read_tuned(archive)
+        for target in part.targets if part else ():
+            with contextlib.suppress(RecordError):  # most digests and seals do not match
+                target.check(archive)
+            with contextlib.suppress(RecordError):
+                assert target.model(archive, "model.zcr", 0, packed=True).data
+        if part:
+            tuned.untuned(archive, part)
+            pieces = list(tuned.bytes_before(archive, part))
+            ends = [0, *(offset + len(data) for offset, data in pieces)]
+            assert all(offset >= end for (offset, _), end in zip(pieces, ends, strict=False))
+    except RecordError as error:
+        assert str(error)
+
+
 ACTIONS: tuple[Callable[[Record], Any], ...] = (
-    _get_anything, _touch_each, _touch_values, _look_around, Record.verify, Record.content_digest,
+    _get_anything, _touch_each, _touch_values, _look_around, _look_at_tuning, Record.verify, Record.content_digest,
 )  # fmt: skip
 
 

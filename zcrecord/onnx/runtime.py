@@ -320,6 +320,7 @@ def _file_of(record: Record) -> str | None:
     whole = _whole(record)
     path = os.path.realpath(record.path)
     try:
+        path.encode()  # ONNX Runtime takes no other names
         with open(path, "rb") as file:
             if os.fstat(file.fileno()).st_size != len(whole):
                 return None

@@ -293,6 +293,8 @@ def plan(archive: Archive, here: TuningTarget, *, packed: bool) -> TunedPlan:
         raise NoTuning("only the unedited archive in a local file, mapped, can use its tuned part")
     try:
         path, identity = os.path.realpath(file[0]), file[1]
+        if not path.isascii() and path != path.encode("utf-8", "replace").decode():
+            raise NoTuning("the path of its file is not UTF-8, as ONNX Runtime wants it")
         if archive.gone or identity_of(path) != identity:
             raise NoTuning("its file was replaced or removed since it was opened")
         found = fitting(archive, here)
