@@ -630,7 +630,8 @@ BEFORE = {
     "short": "its magic is missing", "another header": "is no header, index and trailer",
     "a damaged index": "the index does not match its CRC", "no payload": "is no header, index and trailer",
     "too few": "names other payloads than the archive has", "exchanged": "names other payloads|is of another model",
-    "longer": "is no header, index and trailer", "renamed": "is of another model", "larger": "payloads end at", "huge": "says that it had",
+    "longer": "is no header, index and trailer",
+    "renamed": "is of another model", "larger": "payloads end at", "huge": "says that it had",
 }  # fmt: skip
 
 

@@ -127,7 +127,7 @@ def _rewritten(data: memoryview, kind: str, change: Change, depth: int, place: s
 
 def _external(tensor: memoryview) -> ExternalTensor | None:
     """Return a TensorProto taken apart; None if it has no external data."""
-    rest: list[memoryview] = []
+    rest: list[Any] = []
     entries: dict[str, str] = {}
     for tag, start, body, end in _fields(tensor):
         if tag == _EXTERNAL_DATA << 3 | LEN:
