@@ -46,6 +46,7 @@ def prepare() -> None:
     """Import what serving needs, so that it is in no figure."""
     import onnxruntime  # noqa: F401
 
+    from zcrecord.archive import info  # noqa: F401
     from zcrecord.onnx import session, tuned  # noqa: F401
 
 

@@ -21,12 +21,14 @@ from tools.bench import reasons
 from tools.bench.__main__ import AREAS, PAGES, RESULTS
 from tools.bench.__main__ import main as bench
 from tools.bench.harness import OURS, Promise, Row
+from tools.bench.session import UNTUNED
 from tools.bench.sparse import write_holes
 from tools.bench.table import BEGIN, END, FLOORS, markdown, page_with, rows_of, wins
 from tools.measure import MIB, memory, peak_rss
 from tools.models import gpt
 from tools.system_tools import has, link_bare_commands
 from tools.worker import ROOT, Worker, WorkerError, call_alone
+from zcrecord.onnx import runtime
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="platform: /proc/PID/smaps_rollup is Linux's")
 posix = pytest.mark.skipif(os.name != "posix", reason="platform: signals and bash scripts")
@@ -197,9 +199,27 @@ def test_readme_does_not_say_what_the_results_contradict() -> None:
     with pytest.raises(ValueError, match=r"README says otherwise than the results: open and get one tensor .*, gguf"):
         reasons.figures(changed(reasons.WORKS["open"], gguf=0.0001))
     with pytest.raises(ValueError, match=r"README says otherwise than the results: ONNX Runtime, GPT, .*, \.onnx"):
-        reasons.figures(changed(reasons.WORKS["latency"], zcrecord=0.0001))
+        reasons.figures(changed(reasons.WORKS["session"], zcrecord=100))
     with pytest.raises(ValueError, match="the results have no row 'open and get one tensor"):
         reasons.figures(results_of(Row("area", "some work", "s", {OURS: 1.0, "peer": 2.0})))
+
+
+@pytest.mark.parametrize(("seconds", "said"), [(0.105, "gained"), (0.106, "kept")])
+def test_readme_says_that_the_onnx_answers_sooner_only_where_it_does(seconds: float, said: str) -> None:
+    results = changed(reasons.WORKS["latency"], zcrecord=seconds, **{".onnx": 0.1})
+    (row,) = (row for row in reasons.table(results) if row[0] == "the `.onnx` itself")
+    assert ("it answers as fast, in 10" in row[1]) == (said == "gained")
+    assert ("100 ms (1" in row[2]) == (said == "kept")
+    assert ("- .onnx, latency in ONNX Runtime: 100 ms (" in reasons.figures(results)) == (said == "kept")
+
+
+def test_sessions_tell_how_much_slower_an_archive_answers_that_is_not_tuned() -> None:
+    told = re.search(r"answers take ([\d.]+) to ([\d.]+) times as long", Path(runtime.__file__).read_text("utf-8"))
+    assert told
+    rows = [r for r in rows_of(json.loads(RESULTS.read_text(encoding="utf-8"))) if ": steady latency" in r.work]
+    ratios = [row.values.get(UNTUNED, row.values[OURS]) / row.values[".onnx"] for row in rows if row.area == "session"]
+    assert len(ratios) == 6
+    assert float(told[1]) - 0.1 < min(ratios) and max(ratios) < float(told[2]) + 0.1
 
 
 def test_what_can_only_be_approached_and_our_own_other_ways_are_no_neighbours() -> None:
