@@ -24,6 +24,7 @@ import logging
 import os
 import re
 import tempfile
+import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,7 +37,6 @@ from zcrecord.errors import LimitError, SourceError, UnsupportedError, missing_p
 from zcrecord.record.load import load_record
 from zcrecord.record.record import Record
 from zcrecord.storage.files import identity_of
-from zcrecord.storage.threads import run_threads
 from zcrecord.tensors.strides import address
 
 from . import graph
@@ -51,7 +51,6 @@ _CPU = "CPUExecutionProvider"
 _FOLDER = "session.model_external_initializers_file_folder_path"
 _FORMAT = "session.load_model_format"
 _NO_PREPACKING = "session.disable_prepacking"
-_PARALLEL_PACKING = "session.prepack.enable_parallel"  # from 1.31 on; earlier versions do not know the key
 _COMPARES_SINCE = (1, 32)  # packed weights of a file with those that its kernel makes; earlier versions trust them
 _MODEL_LIMIT = (1 << 31) - 1
 _DIRECT = "session.use_external_initializer_file_buffers_directly"
@@ -194,7 +193,9 @@ def _tuned_session(
     ONNX Runtime packs each weight when a session is made, looks for the hash of the result among the packed forms, and
     on a match drops its own bytes for those of the file. From 1.32 on it compares all of them first, and refuses the
     session if they differ. Earlier versions trust them, and a form that is too short ends the process: there the plan
-    has none, and nothing is packed. The digests of weights that tuning added are compared meanwhile.
+    has none, and nothing is packed. The digests of weights that tuning added are compared meanwhile, by another thread:
+    packing stays in this one, and `session.prepack.enable_parallel` is not set, since of what other threads have freed
+    glibc keeps the last part, up to a weight in each.
 
     Source: ONNX Runtime 1.32, `session_state.cc` (PrepackConstantInitializedTensors, ValidatePrePackedWeights) and
     `prepacked_weights.cc`; tried with 1.21, 1.31 and 1.32.
@@ -209,27 +210,31 @@ def _tuned_session(
     _configure(options, _FORMAT, "ONNX")  # or bytes that look like ONNX Runtime's own format are read as that
     _configure(options, _FOLDER, os.path.dirname(plan.path))
     _configure(options, _NO_PREPACKING, "0" if plan.packed else "1")
-    _configure(options, _PARALLEL_PACKING, "1")
     options.graph_optimization_level = levels.ORT_DISABLE_ALL
-    made: list[Any] = []
+    failed: list[NoTuning] = []
 
-    def make() -> None:
-        how = {"providers": providers, "provider_options": more, "enable_fallback": 0}
-        made.append(ort.InferenceSession(plan.model, options, **how))
+    def check() -> None:
+        try:
+            plan.check()
+        except NoTuning as error:
+            failed.append(error)
 
+    checking = threading.Thread(target=check)
+    checking.start()
     try:
-        run_threads(lambda work, _: work(), (plan.check, make), 2)
-    except NoTuning:
-        raise
+        made = ort.InferenceSession(plan.model, options, providers=providers, provider_options=more, enable_fallback=0)
     except Exception as error:
         raise NoTuning(f"ONNX Runtime refuses the tuned graph: {printable(str(error), 1000)}") from error
     finally:
         options.graph_optimization_level = levels.ORT_ENABLE_ALL
+        checking.join()
+    if failed:
+        raise failed[0]
     _trim_memory()
     if identity_of(plan.path) != plan.identity:
         raise SourceError("replaced while the session was made; make it again", path=plan.path)
-    made[0]._zcrecord = record, _whole(record)  # must outlive the session
-    return made[0]
+    made._zcrecord = record, _whole(record)  # must outlive the session
+    return made
 
 
 def _tell_untuned(record: Record, reason: str) -> None:
