@@ -21,7 +21,7 @@ from zcrecord.archive.archive import Archive
 from zcrecord.codec.digests import digest_of
 from zcrecord.codec.entries import AttributeEntry, Entries, ModuleEntry, ModuleKind, PayloadId
 from zcrecord.codec.index import PAYLOAD
-from zcrecord.codec.layout import HEADER_SIZE, LARGE_PAYLOAD, NONE
+from zcrecord.codec.layout import ALIGNMENT, HEADER_SIZE, LARGE_PAYLOAD, NONE
 from zcrecord.errors import FormatError, IntegrityError, SourceError, UnsupportedError
 from zcrecord.integrity.signing import SIGNATURE_PREFIX
 from zcrecord.onnx.protobuf.reader import encode_field
@@ -47,6 +47,7 @@ Progress = Callable[[int, int], None]
 _MODEL, _WEIGHTS = "model.onnx", "weights"  # in the scratch folder
 _KEY = "onnx.tuned"  # of the module; "~2", "~3", ... is appended where it is taken
 _INITIALIZER = 5  # of GraphProto
+_PER_ITEM = 16  # bytes of an item of a list in the index, at most
 _PAGE = 4096  # ONNX Runtime 1.32 takes packed weights at multiples of 256 alone, and packs others privately
 
 
@@ -252,8 +253,7 @@ class _Work(NamedTuple):
         entries.metadata = [a for a in entries.metadata if not a.key.startswith(SIGNATURE_PREFIX)]
         targets = [pool.attributes(self.base, g, n) for g, n in zip(graphs, numbers, strict=True)]
         _add_part(entries, before, pool.originals, targets)
-        total = tuned.size_before(self.record.archive) + sum(s.nbytes for s in pool.sources[len(pool.originals) :])
-        total += _PAGE * len(pool.on_pages)
+        total = tuned.size_before(self.record.archive) + pool.room() + _room(pool.originals, *targets)
         with self.sink() as sink:
             out = StreamWriter(sink, alignment=self.base.header.alignment)
             for number, source in enumerate(pool.sources):
@@ -373,6 +373,7 @@ class _PayloadPool:
         self.sources = [np.frombuffer(base.payload(p), np.uint8) for p in range(len(rows))]
         self.originals = list(map(PayloadId, range(len(rows))))
         self.on_pages: set[int] = set()
+        self.alignment = base.header.alignment
         self._rows: list[tuple[int, int, int]] = rows.tolist()
         self._known = {(digest, nbytes): p for p, (_, nbytes, digest) in enumerate(self._rows)}
 
@@ -391,6 +392,12 @@ class _PayloadPool:
         if page:
             self.on_pages.add(number)
         return PayloadId(number)
+
+    def room(self) -> int:
+        """Return the bytes that the new payloads take at most, their rows in the index included."""
+        new = self.sources[len(self.originals) :]
+        align = max(self.alignment, ALIGNMENT)
+        return sum(s.nbytes + align + PAYLOAD.itemsize for s in new) + _PAGE * len(self.on_pages)
 
     def take(self, graph: _TunedGraph) -> list[PayloadId]:
         """Return the numbers of a graph's payloads: itself, its initializers, and those that it names."""
@@ -435,6 +442,12 @@ def _add_part(entries: Entries, before: PayloadId, originals: list[PayloadId], t
         number = len(modules)
         modules.append(ModuleEntry(f"{name}.{i}", len(str(i)), top, len(found) + i, kind, tuned.TARGET_TYPE))
         entries.attributes += [AttributeEntry(key, number, p, v) for p, (key, v) in enumerate(attributes.items())]
+
+
+def _room(*values: Any) -> int:
+    """Return the bytes that modules with these attributes take in the index, at most."""
+    lists = [v for value in values for v in (value.values() if isinstance(value, dict) else [value])]
+    return _PAGE + sum(_PER_ITEM * len(v) if isinstance(v, list) else len(str(v)) for v in lists)
 
 
 def _tell(progress: Progress | None, done: int, total: int) -> None:
