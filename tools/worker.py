@@ -33,12 +33,18 @@ class WorkerError(RuntimeError):
 
 
 class Worker:
-    """One child process; leaving the context ends it, whatever it is doing."""
+    """One child process; leaving the context ends it, whatever it is doing.
 
-    def __init__(self) -> None:
+    `packages` is a folder of Python packages that it takes before those installed, as `pip install --target` makes it.
+    """
+
+    def __init__(self, packages: Path | None = None) -> None:
+        first = [] if packages is None else [str(packages)]
+        path = os.pathsep.join([*first, *filter(None, [os.environ.get("PYTHONPATH")])])
         self._process = subprocess.Popen(
             [sys.executable, "-m", "tools.worker"],
             cwd=ROOT,
+            env={**os.environ, "PYTHONPATH": path},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -97,9 +103,9 @@ class Worker:
                     stream.close()
 
 
-def call_alone(target: str, **arguments: Any) -> Any:
-    """Return the result of one function called in a process of its own."""
-    with Worker() as worker:
+def call_alone(target: str, packages: Path | None = None, /, **arguments: Any) -> Any:
+    """Return the result of one function called in a process of its own, with `packages` as `Worker` takes them."""
+    with Worker(packages) as worker:
         return worker.call(target, **arguments)
 
 

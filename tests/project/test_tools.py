@@ -18,7 +18,7 @@ import pytest
 
 import zcrecord
 from tools.bench import reasons
-from tools.bench.__main__ import AREAS, PAGES, RESULTS
+from tools.bench.__main__ import AREAS, ON_REQUEST, PAGES, RESULTS
 from tools.bench.__main__ import main as bench
 from tools.bench.harness import OURS, Promise, Row
 from tools.bench.session import UNTUNED
@@ -110,6 +110,11 @@ def test_producing_a_record_holds_one_chunk_and_holding_all_would_be_noticed(tmp
     target, arguments = "tools.bench.exchange:produce", {"path": str(tmp_path / "m.zcr"), "mib": 128}
     assert call_alone(target, **arguments)["growth"] < 32 * MIB
     assert call_alone(target, **arguments, keep=True)["growth"] > 96 * MIB
+
+
+def test_worker_takes_a_folder_of_packages_before_those_installed(tmp_path: Path) -> None:
+    (tmp_path / "numpy.py").write_text("def told(): return 'from the folder'\n")
+    assert call_alone("numpy:told", tmp_path) == "from the folder"
 
 
 # -- the benchmarks' results -----------------------------------------------------------------------------------------
@@ -248,7 +253,7 @@ NEEDS = {
 
 @linux
 @pytest.mark.exhaustive(keep=("imports", "integrity", "sparse"))
-@pytest.mark.parametrize("area", [pytest.param(area, marks=NEEDS.get(area, ())) for area in AREAS])
+@pytest.mark.parametrize("area", [pytest.param(area, marks=NEEDS.get(area, ())) for area in (*AREAS, *ON_REQUEST)])
 def test_benchmark_runs_at_a_small_size_and_leaves_no_files(
     area: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

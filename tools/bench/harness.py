@@ -43,6 +43,8 @@ PACKAGES = (
     "onnx",
     "onnx-ir",
     "onnxruntime",
+    "onnxscript",
+    "transformers",
 )
 
 

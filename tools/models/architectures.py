@@ -237,12 +237,12 @@ def _t5(size: Size) -> tuple[Any, dict[str, Any]]:
 
 
 def _whisper(size: Size) -> tuple[Any, dict[str, Any]]:
-    """The encoder of Whisper base, for two seconds of sound."""
+    """The encoder of Whisper base, for one second of sound."""
     import torch
     from transformers import WhisperConfig
     from transformers.models.whisper.modeling_whisper import WhisperEncoder
 
-    width, layers, heads, positions = (64, 2, 2, 20) if size == "small" else (512, 6, 8, 100)
+    width, layers, heads, positions = (64, 2, 2, 20) if size == "small" else (512, 6, 8, 50)
     config = WhisperConfig(
         d_model=width, encoder_layers=layers, encoder_attention_heads=heads, encoder_ffn_dim=4 * width,
         max_source_positions=positions,
