@@ -211,12 +211,12 @@ def _tuned_session(
     _configure(options, _FOLDER, os.path.dirname(plan.path))
     _configure(options, _NO_PREPACKING, "0" if plan.packed else "1")
     options.graph_optimization_level = levels.ORT_DISABLE_ALL
-    failed: list[NoTuning] = []
+    failed: list[Exception] = []
 
     def check() -> None:
         try:
             plan.check()
-        except NoTuning as error:
+        except Exception as error:
             failed.append(error)
 
     checking = threading.Thread(target=check)
@@ -229,7 +229,7 @@ def _tuned_session(
         options.graph_optimization_level = levels.ORT_ENABLE_ALL
         checking.join()
     if failed:
-        raise failed[0]
+        raise NoTuning(str(failed[0])) from failed[0]
     _trim_memory()
     if identity_of(plan.path) != plan.identity:
         raise SourceError("replaced while the session was made; make it again", path=plan.path)
