@@ -118,7 +118,7 @@ def java(folder: Path, change: Change = str) -> list[str]:
 
 PROGRAMS = [
     pytest.param(python, id="Python"),
-    pytest.param(cpp, id="C++", marks=pytest.mark.needs("g++", "npm")),
+    pytest.param(cpp, id="C++", marks=pytest.mark.needs("g++", "npm", "node")),
     pytest.param(node, id="Node", marks=pytest.mark.needs("node", "npm")),
     pytest.param(java, id="Java", marks=pytest.mark.needs("java", "javac", "gcc")),
 ]
