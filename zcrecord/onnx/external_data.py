@@ -22,14 +22,26 @@ from zcrecord.errors import ExternalDataError, OnnxError, RecordError, printable
 from zcrecord.onnx.protobuf.tensors import RAW_DATA, STRING, TensorMessage
 from zcrecord.storage.memory import read_some as _read_at
 
-__all__ = ["ONE_COPY", "ExternalReference", "ModelFolder", "check_inside", "location_from", "parse", "reference_of"]
+__all__ = [
+    "COPYING",
+    "NO_PREPACKING",
+    "ONE_COPY",
+    "ExternalReference",
+    "ModelFolder",
+    "check_inside",
+    "location_from",
+    "parse",
+    "reference_of",
+]
 
+NO_PREPACKING = "session.disable_prepacking"
+COPYING = ("ConstantFolding", "NchwcTransformer")  # optimizers that make private copies of weights
 # Entries of a session's configuration with which ONNX Runtime, from 1.18 on and in every language, has no copy of
 # weights that lie in an archive. Source: onnxruntime_session_options_config_keys.h, whose comment has a comma between
 # optimizers; `graph_transformer_utils.cc` splits at semicolons, and a name that it does not know has no effect.
 ONE_COPY = {
-    "session.disable_prepacking": "1",
-    "optimization.disable_specified_optimizers": "ConstantFolding;NchwcTransformer",
+    NO_PREPACKING: "1",
+    "optimization.disable_specified_optimizers": ";".join(COPYING),
 }
 
 _KEYS = ("location", "offset", "length", "checksum", "basepath")

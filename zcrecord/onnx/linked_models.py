@@ -44,12 +44,15 @@ def linked_models(record: Record, base: Record) -> list[LinkedModel]:
     given = os.path.abspath(str(record.path))
     folders = dict.fromkeys(os.path.dirname(path) for path in (given, os.path.realpath(given)))
     found = []
+    digests: set[str] = set()  # computed for the first model that needs them: all of the archive is read
     for path in (path for folder in folders for path in _models(folder)):
         told = _properties(path)
         if told is None or not _same_file(os.path.join(os.path.dirname(path), told[ARCHIVE]), given):
             continue
         now = told[INDEX_CRC] == f"{record.archive.header.index_crc:08x}"
-        if now or told[CONTENT_DIGEST] in (base.content_digest(), record.content_digest()):
+        if not now and not digests:
+            digests = {base.content_digest(), record.content_digest()}
+        if now or told[CONTENT_DIGEST] in digests:
             found.append(LinkedModel(path, told.get(TUNED_FOR)))
     return found
 

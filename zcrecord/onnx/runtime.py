@@ -40,6 +40,7 @@ from zcrecord.storage.files import identity_of
 from zcrecord.tensors.strides import address
 
 from . import graph
+from .external_data import COPYING, NO_PREPACKING
 from .graph import INLINE, Initializer
 
 __all__ = ["INLINE", "Tuning", "compares_packed", "make_session", "onnxruntime_module", "optimise", "session", "tuning"]
@@ -50,12 +51,9 @@ _DIRECT_SINCE = (1, 31)  # buffers used in place; earlier versions do not know t
 _CPU = "CPUExecutionProvider"
 _FOLDER = "session.model_external_initializers_file_folder_path"
 _FORMAT = "session.load_model_format"
-_NO_PREPACKING = "session.disable_prepacking"
 _COMPARES_SINCE = (1, 32)  # packed weights of a file with those that its kernel makes; earlier versions trust them
 _MODEL_LIMIT = (1 << 31) - 1
 _DIRECT = "session.use_external_initializer_file_buffers_directly"
-# Optimizers that make private copies of weights. With them and prepacking off, the stored copy is the only one.
-_COPYING = {"ConstantFolding", "NchwcTransformer"}
 _calls = itertools.count()
 _told = False
 
@@ -77,7 +75,7 @@ def session(
     "zcrecord". `"speed"` leaves all that to ONNX Runtime, which copies most weights once per process.
 
     `sess_options` is added to: the archive as a file in memory, and for "shared" no prepacking. Use it for no model
-    that has external data of its own afterwards. A failing provider is an error; there is no silent retry on the _CPU.
+    that has external data of its own afterwards. A failing provider is an error; there is no silent retry on the CPU.
 
     Example:
         >>> from zcrecord.onnx import convert
@@ -209,7 +207,7 @@ def _tuned_session(
         raise NoTuning("sess_options ask for another level of graph optimization")
     _configure(options, _FORMAT, "ONNX")  # or bytes that look like ONNX Runtime's own format are read as that
     _configure(options, _FOLDER, os.path.dirname(plan.path))
-    _configure(options, _NO_PREPACKING, "0" if plan.packed else "1")
+    _configure(options, NO_PREPACKING, "0" if plan.packed else "1")
     options.graph_optimization_level = levels.ORT_DISABLE_ALL
     failed: list[Exception] = []
 
@@ -291,13 +289,13 @@ def optimise(record: Record, dest: str, weights: str, threads: int | None) -> No
     options.intra_op_num_threads = threads or 0
     _configure(options, "session.optimized_model_external_initializers_file_name", weights)
     _configure(options, "session.optimized_model_external_initializers_min_size_in_bytes", str(INLINE + 1))
-    if _version(ort) >= _COMPARES_SINCE:
+    if compares_packed(ort):
         _configure(options, "session.save_external_prepacked_constant_initializers", "1")
     _SessionBuilder(ort, record, False, options, [_CPU], None).make()
     options = ort.SessionOptions()
     options.log_severity_level = 4
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-    _configure(options, _NO_PREPACKING, "1")
+    _configure(options, NO_PREPACKING, "1")
     try:
         ort.InferenceSession(dest, options, providers=[_CPU])
     except Exception as error:
@@ -405,14 +403,14 @@ class _SessionBuilder:
     def _create(self, model: bytes) -> Any:
         _configure(self._options, _FORMAT, "ONNX")  # or bytes that look like ONNX Runtime's own format are read as that
         if self._shared:
-            _configure(self._options, _NO_PREPACKING, "1")
+            _configure(self._options, NO_PREPACKING, "1")
         providers, provider_options = self._providers
         return self._ort.InferenceSession(
             model,
             self._options,
             providers=providers,
             provider_options=provider_options,
-            disabled_optimizers=_COPYING if self._shared else None,
+            disabled_optimizers=set(COPYING) if self._shared else None,
             enable_fallback=0,  # it would leave out the options set here
         )
 

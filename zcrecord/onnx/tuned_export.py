@@ -19,14 +19,13 @@ from zcrecord.onnx.protobuf.rewriting import domains_of
 
 from . import graph
 from .archive_link import ArchiveLink
-from .external_data import ONE_COPY
+from .external_data import NO_PREPACKING
 from .runtime import compares_packed, onnxruntime_module
 from .target import this_target
 from .tuned import NoTuning, fitting
 
 __all__ = ["ExportedGraph", "tuned_graph"]
 
-_NO_PREPACKING = "session.disable_prepacking"
 _SAFE = {"", "ai.onnx", "ai.onnx.ml", "com.microsoft"}  # whose operators do not depend on the CPU
 
 
@@ -67,5 +66,5 @@ def tuned_graph(link: ArchiveLink, *, anywhere: bool) -> ExportedGraph:
             f"its operators of {', '.join(sorted(added))} are for this CPU, another may compute wrong answers with them"
         )
         raise NoTuning(f"{what}; --tuned or tuned=True writes it for this one")
-    options = {} if packed else {_NO_PREPACKING: ONE_COPY[_NO_PREPACKING]}
+    options = {} if packed else {NO_PREPACKING: "1"}
     return ExportedGraph(model.data, len(model.weights), found.target.encode(), options)
