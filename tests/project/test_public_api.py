@@ -117,7 +117,7 @@ zcrecord.RecordError(message: str = '', *, path: str | None = None, tensor: str 
     offset: int | None = None)
 RecordError.located(*, path: str | None = None, tensor: str | None = None, offset: int | None = None) -> RecordError
 zcrecord.RecordWriter(dest: Any, *, alignment: int = 64, digest: str | None = 'xxh3', durable: bool = True,
-    metadata: Mapping[str, Any] | None = None)
+    metadata: Mapping[str, Any] | None = None, max_shard_size: int | None = None)
 RecordWriter.add(name: str | Sequence[str], value: Any) -> None
 RecordWriter.attribute(name: str | Sequence[str], value: Any) -> None
 RecordWriter.module(name: str | Sequence[str], kind: str = 'mapping', type_name: str = '') -> None
@@ -143,7 +143,8 @@ zcrecord.load_record(source: Any, *, into: Any = None, names: Names | None = Non
     mode: Mode = 'r', verify: Verify = 'index', mmap: bool = True, expect: str | None = None,
     embedded: Embedded | None = None, cache: Any = None, storage_options: Mapping[str, Any] | None = None) -> Any
 zcrecord.save_record(record: Any, dest: Any, *, alignment: int = 64, digest: str | None = 'xxh3',
-    durable: bool = True, metadata: Mapping[str, Any] | None = None) -> SaveReport
+    durable: bool = True, metadata: Mapping[str, Any] | None = None,
+    max_shard_size: int | None = None) -> SaveReport
 zcrecord.compat.safetensors.SafetensorError(message: str = '', *, path: str | None = None,
     tensor: str | None = None, offset: int | None = None)
 RecordError.located(*, path: str | None = None, tensor: str | None = None, offset: int | None = None) -> RecordError

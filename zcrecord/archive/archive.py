@@ -19,7 +19,7 @@ import numpy as np
 
 from zcrecord import dtypes
 from zcrecord.codec.index import FORM, Index, TensorEntry, decode
-from zcrecord.codec.layout import NONE, Header, locate
+from zcrecord.codec.layout import CATALOGUE, NONE, Header, locate
 from zcrecord.codec.verify import check_header, check_index, check_touched
 from zcrecord.errors import FormatError, IntegrityError, RecordError, UnsupportedError
 from zcrecord.storage.memory import Memory, Mode
@@ -27,7 +27,7 @@ from zcrecord.tensors.packed import PackedTensor, StringTensor
 
 from .private_copy import Twins, private_memory, twins_of
 
-__all__ = ["Archive", "Embedded", "Progress", "Verify", "check_crc", "closed", "open_archive"]
+__all__ = ["Archive", "Embedded", "Progress", "Verify", "check_crc", "closed", "is_catalogue", "open_archive"]
 
 Embedded = Literal["prefix", "suffix"]
 Progress = Callable[[int, int], None]
@@ -70,6 +70,13 @@ def check_crc(octets: memoryview, header: Header) -> None:
     """Raise IntegrityError unless an archive's index has the CRC that its header names."""
     if zlib.crc32(octets[header.index_offset : header.index_offset + header.index_size]) != header.index_crc:
         raise IntegrityError("index: its CRC does not match; the file is damaged, copy it again")
+
+
+def is_catalogue(archive: Archive) -> bool:
+    """Return True if an archive says that it is a catalogue; checks nothing else of it."""
+    ix = archive.index
+    named = len(ix.modules) and ix.modules["type_name_size"][0] == len(CATALOGUE)
+    return bool(named) and ix.text_of(ix.modules[0], "type_name") == CATALOGUE
 
 
 def closed(path: str | None) -> UnsupportedError:
@@ -198,7 +205,7 @@ class Archive:
         Raises:
             SourceError: the file was replaced since it was opened.
         """
-        return private_memory(self._held(), self.buffer, self.offset, self.mapped)._replace(path=self.path)
+        return private_memory(self.held(), self.buffer, self.offset, self.mapped)._replace(path=self.path)
 
     def _map_again(self) -> Memory | None:
         original = self.original
@@ -206,11 +213,22 @@ class Archive:
 
     def part(self, index: Index, numbers: list[int]) -> Archive:
         """Return an archive with another index, whose payloads are those of this one that have these numbers."""
-        self._held()
+        self.held()
         memory = Memory(self.buffer, self.path, remote=self.remote, absolute=self.absolute)
         out = Archive(memory, self.buffer, self.header, index, offset=self.offset, mode=self.mode)
         out.parent, out._mappings, out._twins = (self, numbers), self._mappings, None
         return out
+
+    def parts_by_file(self) -> list[Archive]:
+        """Return parts of this archive whose payloads lie in one file each: itself; of a catalogue one for each shard.
+
+        They have its names, but no tree of modules. Of a catalogue, the last one may lie in memory.
+        """
+        return [self]
+
+    def files(self) -> list[Archive]:
+        """Return the archives whose bytes verification reads: itself; of a catalogue itself and its shards."""
+        return [self]
 
     def kept(self) -> Archive:
         """Return this archive once more, over the same memory, to be released by itself: parts outlive their record."""
@@ -224,13 +242,13 @@ class Archive:
     @property
     def mapped(self) -> bool:
         """True if its bytes are those of a mapped file, and nobody can have written to them."""
-        held = self._held()
+        held = self.held()
         return held.mapping is not None and held.identity is not None and held.octets.readonly
 
     @property
     def gone(self) -> bool:
         """True if the mapped file was replaced or removed at its path; the mapping is as it was."""
-        held = self.root._held()
+        held = self.root.held()
         if held.identity is None or held.absolute is None:
             return False
         try:
@@ -246,7 +264,7 @@ class Archive:
         An offset in the archive is an offset in that file once `self.offset` is added.
         """
         root = self.root
-        held = root._held()
+        held = root.held()
         return (held.absolute, held.identity) if root.mapped and held.absolute is not None and held.identity else None
 
     @property
@@ -257,7 +275,8 @@ class Archive:
             root = root.parent[0]
         return root
 
-    def _held(self) -> Memory:
+    def held(self) -> Memory:
+        """Return the memory of the whole file or buffer; raises UnsupportedError if the archive was released."""
         if self._memory is None:
             raise closed(self.path)
         return self._memory
@@ -266,7 +285,7 @@ class Archive:
     def mapping(self) -> Any:
         """The mapping of the whole file; None where the bytes are not a mapped file's, or not as they are there."""
         whole = self.root
-        return whole._held().mapping if (whole.original or whole).mapped else None
+        return whole.held().mapping if (whole.original or whole).mapped else None
 
     def ensure(self, i: int) -> None:
         """Check tensor i unless that was done, at open or when it was touched before."""
@@ -378,7 +397,7 @@ class Archive:
                 return _ndarray(shape, kind, octets, offsets[i], strides)
         row = self.row(i)
         number = row.payload
-        layout = self._layout(row.dims, row.strides, row.dtype, row.bits, row.rank)
+        layout = self.layout_of(row.dims, row.strides, row.dtype, row.bits, row.rank)
         if layout is None:
             return self._special(i, dtypes.by_code.get(row.dtype), number, self.shape(row))
         shape, kind, strides = layout
@@ -387,7 +406,7 @@ class Archive:
         octets, start = self.home(number)
         return np.ndarray(shape, kind, octets, start + row.byte_offset, strides)
 
-    def _layout(self, dims: int, strides: int, code: int, bits: int, rank: int) -> _Layout | None:
+    def layout_of(self, dims: int, strides: int, code: int, bits: int, rank: int) -> _Layout | None:
         """Return shape, dtype and strides of an ndarray with these entries in its row; None for other tensors."""
         kind = _NUMPY[code]
         if kind is None or bits < 8:
@@ -411,7 +430,7 @@ class Archive:
         near = rows["payload"] != NONE
         if self.mode == "c":
             near &= False if self._twins is None else self._twins.are_at_home(rows["payload"])
-        layouts = list(map(_Layouts(self._layout).__getitem__, rows.view(FORM)["form"].tolist()))
+        layouts = list(map(_Layouts(self.layout_of).__getitem__, rows.view(FORM)["form"].tolist()))
         for i in np.flatnonzero(~near).tolist():
             layouts[i] = None
         offsets = rows["byte_offset"].copy()

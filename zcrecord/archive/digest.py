@@ -50,6 +50,25 @@ def check(archive: Archive, progress: Progress | None = None) -> None:
         is damaged. FormatError: another rule is broken, one of the index included.
     """
     archive.ensure_all()
+    files = archive.files()
+    if len(files) == 1:
+        _check_file(files[0], progress)
+        return
+    before, total = 0, sum(file.header.archive_size for file in files)
+    for file in files:
+        _check_file(file, progress and _shifted(progress, before, total))
+        before += file.header.archive_size
+    if progress:
+        progress(total, total)
+
+
+def _shifted(progress: Progress, before: int, total: int) -> Progress:
+    """Return the progress of one of several files."""
+    return lambda done, _: progress(before + done, total)
+
+
+def _check_file(archive: Archive, progress: Progress | None) -> None:
+    archive.ensure_all()
     try:
         if archive.remote is not None:
             archive.remote.check(archive, progress)

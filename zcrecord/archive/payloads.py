@@ -44,6 +44,7 @@ class Payloads:
             raise LimitError(f"{what}; save what you need of it as a record of its own", path=archive.path)
         self._archive = archive
         self._sound: set[int] = set()
+        self._memory: Any = None  # that of the last payload
         self._mapped: SequentialMapping | None = None
         self._base = 0  # the mapping's address
 
@@ -59,6 +60,7 @@ class Payloads:
             if info.payload not in self._sound:
                 for _ in self.stored(info):
                     pass
+            self._find(self._archive.payload(info.payload))
             held = np.empty(min(info.nbytes, _GATHERED), np.uint8)
             for block in _blocks(self._archive.view(self._archive.find(info.name))):
                 octets = held[: block.nbytes]
@@ -95,11 +97,13 @@ class Payloads:
 
     def _find(self, raw: memoryview) -> int:
         """Return the offset of these bytes in the mapping; memory that is no mapped file's is left alone."""
-        if self._mapped is None and isinstance(raw.obj, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED"):
-            if not memoryview(raw.obj).readonly:
-                return 0  # a private copy: to let go of it would undo what was written to it
-            self._mapped = SequentialMapping(raw.obj)
-            self._base = address(self._mapped.view)
+        if raw.obj is not self._memory and hasattr(mmap, "MADV_DONTNEED"):
+            self.let_go()
+            self._memory, self._mapped = raw.obj, None
+            # Not of a private copy: to let go of it would undo what was written to it.
+            if isinstance(raw.obj, mmap.mmap) and memoryview(raw.obj).readonly:
+                self._mapped = SequentialMapping(raw.obj)
+                self._base = address(self._mapped.view)
         return 0 if self._mapped is None else address(raw) - self._base
 
     def _gather(self, out: Array, block: Array) -> None:

@@ -15,6 +15,11 @@ _NEAR = 1 << 16  # bytes between payloads for which one piece of advice does
 
 def prefetch(archive: Archive) -> None:
     """Advise the system that all payloads will be read soon; those of a remote archive are fetched."""
+    for part in archive.parts_by_file():
+        _prefetch(part)
+
+
+def _prefetch(archive: Archive) -> None:
     if archive.remote is not None:
         archive.bring()
         return

@@ -43,7 +43,7 @@ def convert_arguments(parser: Parser) -> None:
     about = f"format of IN, if its first bytes and its suffix do not give it: {read}"
     parser.add_argument("--from", dest="source_format", metavar="FORMAT", help=about)
     parser.add_argument("--to", dest="dest_format", metavar="FORMAT", help=f"format of OUT: {written}")
-    about = "split safetensors into files of at most this size, such as 5GB, with an index of the files"
+    about = "write files of at most this size, such as 5GB, and a catalogue (zcr) or index (safetensors) of them"
     parser.add_argument("--max-shard-size", type=size, metavar="SIZE", help=about)
     add_alignment(parser)
     add_output_options(parser)

@@ -78,7 +78,8 @@ def convert(
         source_format: a name of FORMATS. By default what the first bytes say; where they say nothing, the suffix.
         dest_format: the same; by default what the suffix says, an archive for a file object.
         alignment, durable: those of `save_record`.
-        max_shard_size: write safetensors in files of at most so many bytes of tensors, with an index beside them.
+        max_shard_size: write archives or safetensors in files of at most so many bytes of tensors (but at least one
+            tensor), with a catalogue or an index that names them.
         progress: called with the bytes of input done and, where that is known, how many there are; where an archive is
             written as another format, with those of its tensors.
 
@@ -135,11 +136,13 @@ class _Conversion:
         except RecordError as error:
             raise error.located(path=self.source_path) from error.__cause__
 
-    def to_archive(self, kind: str, given: Any, dest: Any, durable: bool | None = None) -> ConvertReport:
-        durable = self.durable if durable is None else durable
-        options: dict[str, Any] = {"alignment": self.alignment, "durable": durable}
+    def to_archive(self, kind: str, given: Any, dest: Any) -> ConvertReport:
+        options: dict[str, Any] = {"alignment": self.alignment, "durable": self.durable}
         if kind == ONNX:
+            if self.max_shard_size is not None:
+                raise UnsupportedError("max_shard_size= is not for ONNX; convert the archive that is made of it")
             return onnx.convert(given, dest, force=self.force, progress=self.progress, **options)
+        options |= {"max_shard_size": self.max_shard_size}
         if kind == ARCHIVE:
             with _loaded(given) as record:
                 saved, modules, nbytes = (
@@ -196,7 +199,8 @@ class _Conversion:
             with refusals(beside):
                 fd, between = stack.enter_context(scratch_file(f"{os.path.abspath(beside)}-between", 0o600))
             with refusals(beside), open(fd, "w+b", buffering=0) as file:
-                first = self.to_archive(kind, given, file, durable=False)
+                scratch = dataclasses.replace(self, durable=False, max_shard_size=None)
+                first = scratch.to_archive(kind, given, file)
             last = self.from_archive(between, target, dest)
         return dataclasses.replace(last, input_bytes=first.input_bytes, renamed=first.renamed)
 
@@ -222,8 +226,8 @@ def _check_options(target: str, dest: str | None, alignment: int, max_shard_size
     check_alignment(alignment)
     if target != ARCHIVE and alignment != ALIGNMENT:
         raise UnsupportedError(f"alignment= is for archives; {target} has none to choose")
-    if max_shard_size is not None and (target != SAFETENSORS or dest is None or max_shard_size < 1):
-        raise UnsupportedError("max_shard_size= is for safetensors written to a path, in bytes from 1 on")
+    if max_shard_size is not None and (target not in (ARCHIVE, SAFETENSORS) or dest is None or max_shard_size < 1):
+        raise UnsupportedError("max_shard_size= is for archives and safetensors written to a path, in bytes from 1 on")
 
 
 def _dest_format(path: str | None, named: str | None) -> str:

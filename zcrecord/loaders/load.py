@@ -17,9 +17,9 @@ from zcrecord.errors import LoadCancelledError, RecordError, TensorNotFoundError
 from zcrecord.storage.files import Progress
 
 from .host import HostLoader, MappedLoader
-from .plan import MAX_IN_FLIGHT, HasArchive, Slices, archive_of, plan_archive
+from .plan import MAX_IN_FLIGHT, HasArchive, Slices, archive_of, plan_files
 from .pread import ReadingLoader
-from .protocol import Loader, LoadPlan
+from .protocol import Loader, LoadPlan, Target
 
 __all__ = ["load_into", "loader_for", "loader_of"]
 
@@ -95,20 +95,22 @@ def load_into(
     chosen = loader_of(loader)
     _check_options(dst, progress, cancel)
     archive = archive_of(record)
-    fetch = isinstance(chosen, MappedLoader)
-    plan = plan_archive(archive, names, slices=slices, max_in_flight=max_in_flight, raw=raw, fetch=fetch)
-    path = archive.path
-    _check_loader(chosen, plan, path)
-    rooms = _rooms(plan, dst or {}, path)
-    watch = _LoadProgress(plan.nbytes, progress, cancel, path)
+    path, fetch = archive.path, isinstance(chosen, MappedLoader)
+    plans = plan_files(archive, names, slices=slices, max_in_flight=max_in_flight, raw=raw, fetch=fetch)
+    rooms = _rooms({name: target for plan in plans for name, target in plan.targets.items()}, dst or {}, path)
+    for plan in plans:
+        _check_loader(chosen, plan, path)
+    watch = _LoadProgress(sum(plan.nbytes for plan in plans), progress, cancel, path)
+    out: dict[str, Any] = {}
     try:
-        out = _load(chosen, dataclasses.replace(plan, advance=watch.advance), rooms, watch, path)
+        for plan in plans:
+            out |= _load(chosen, dataclasses.replace(plan, advance=watch.advance), rooms, watch, path)
         watch.finish()
     except BaseException:
         with contextlib.suppress(Exception):  # the first error is raised
             chosen.abort()
         raise
-    return out
+    return out if len(plans) == 1 else {name: out[name] for name in archive.names() if name in out}
 
 
 def loader_of(loader: Loader | str) -> Loader:
@@ -174,7 +176,7 @@ def _check_loader(loader: Loader, plan: LoadPlan, path: str | None) -> None:
             raise UnsupportedError(f"{what}; leave it out with names=", path=path, tensor=name)
 
 
-def _rooms(plan: LoadPlan, dst: Mapping[str, Any], path: str | None) -> dict[int, Any]:
+def _rooms(targets: Mapping[str, Target], dst: Mapping[str, Any], path: str | None) -> dict[int, Any]:
     """Return the `dst` of each ref that has one.
 
     Raises:
@@ -182,9 +184,9 @@ def _rooms(plan: LoadPlan, dst: Mapping[str, Any], path: str | None) -> dict[int
     """
     rooms: dict[int, Any] = {}
     for name, room in dst.items():
-        if name not in plan.targets:
-            raise TensorNotFoundError(name, lambda: list(plan.targets), path=path)
-        ref, view = plan.targets[name]
+        if name not in targets:
+            raise TensorNotFoundError(name, lambda: list(targets), path=path)
+        ref, view = targets[name]
         if view is not None:
             what = "shares its bytes with tensors of another form, so that dst= cannot have it alone"
             raise UnsupportedError(f"{what}; load it by itself, with names=", path=path, tensor=name)

@@ -32,7 +32,7 @@ __all__ = [
     "Slices",
     "Target",
     "archive_of",
-    "plan_archive",
+    "plan_files",
     "plan_load",
     "shard",
 ]
@@ -106,7 +106,12 @@ def plan_load(
         >>> plan_load(zcrecord.load_record("model.zcr"), slices={"*": slice(2, 4)}).nbytes
         16
     """
-    return plan_archive(archive_of(record), names, slices=slices, max_in_flight=max_in_flight, raw=raw)
+    archive = archive_of(record)
+    plans = plan_files(archive, names, slices=slices, max_in_flight=max_in_flight, raw=raw)
+    if len(plans) > 1:
+        what = f"its tensors lie in {len(plans)} shards, and a plan is for one file; load_into loads from all of them"
+        raise UnsupportedError(what, path=archive.path)
+    return plans[0]
 
 
 def archive_of(record: Any) -> Archive:
@@ -122,10 +127,13 @@ def archive_of(record: Any) -> Archive:
     return archive
 
 
-def plan_archive(
+def plan_files(
     archive: Archive, names: Names | None, *, slices: Any, max_in_flight: Any, raw: bool, fetch: bool = False
-) -> LoadPlan:
-    """Return `plan_load`'s plan; with `fetch` a remote archive's payloads are fetched into memory, all together."""
+) -> list[LoadPlan]:
+    """Return `plan_load`'s plan, of a catalogue one for each shard.
+
+    With `fetch` a remote archive's payloads are fetched into memory, all together.
+    """
     if slices is not None and not isinstance(slices, Mapping):
         raise UnsupportedError(f"slices= takes rows by name or pattern, as {{name: slice}}, not a {_kind(slices)}")
     limit = _whole_number(max_in_flight)
@@ -133,8 +141,14 @@ def plan_archive(
         raise LimitError(f"max_in_flight={max_in_flight!r} is not a number of bytes")
     if names is not None:
         archive = subset.select(archive, names, None)
+    chosen = _slicer(slices, archive.names(), archive.path) if slices else None
+    return [_plan_file(part, chosen, limit, raw, fetch) for part in archive.parts_by_file()]
+
+
+def _plan_file(
+    archive: Archive, chosen: Callable[[str], Rows | None] | None, limit: int, raw: bool, fetch: bool
+) -> LoadPlan:
     everything = archive.names()
-    chosen = _slicer(slices, everything, archive.path) if slices else None
     sources, regions = _PayloadSources(archive), _Regions(archive, raw)
     users: dict[int, list[tuple[str, _Region]]] = {}
     found: dict[str, Target] = {}

@@ -5,10 +5,10 @@ from __future__ import annotations
 import mmap as _mmap
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
-from zcrecord.archive.archive import Archive, Embedded, Verify, open_archive
+from zcrecord.archive.archive import Archive, Embedded, Verify, is_catalogue, open_archive
 from zcrecord.codec.layout import ends_in_archive
 from zcrecord.errors import FormatError, IntegrityError, RecordError, UnsupportedError, printable
 from zcrecord.storage.files import is_url, path_of, path_of_open
@@ -115,17 +115,41 @@ def load_record(
     """
     _check_choices(verify, embedded, mode, expect)
     if is_url(source):
-        source = _remote(source, verify, cache, storage_options)
+        source = _remote(source, verify, cache=cache, options=storage_options)
     how: dict[str, Any] = {"mode": mode, "verify": verify, "expect": expect, "embedded": embedded}
     record = Record(_loaded(source, names, rename, mmap, **how))
     return record if into is None else record.into(into)
 
 
-def _remote(url: str, verify: Verify, cache: Any, options: Mapping[str, Any] | None) -> Archive | str:
+def _remote(url: str, verify: Verify, **how: Any) -> Archive | str:
     """Return a remote archive, or the path that a `file://` URL is of."""
     from zcrecord.remote import open  # here, because few archives are
 
-    return open.open_url(url, verify=verify, cache=cache, options=options)
+    archive = open.open_url(url, verify=verify, **how)
+    if isinstance(archive, str) or not is_catalogue(archive):
+        return archive
+    archive.bring()
+    folder, question, query = url.partition("?")
+    folder = folder.rpartition("/")[0]
+
+    def shard(name: str) -> Archive:
+        return _no_path(open.open_url(f"{folder}/{name}{question}{query}", verify="touch", **how))
+
+    named = {"cache": how["cache"], "storage_options": how["options"]}
+    return _over_shards(archive, shard, lambda whole: (_reload, (url, named, whole.header.encode())))
+
+
+def _no_path(archive: Archive | str) -> Archive:
+    assert isinstance(archive, Archive), "the shards of a remote catalogue are remote"
+    return archive
+
+
+def _over_shards(catalogue: Archive, shard: Callable[[str], Archive], recipe: Callable[[Archive], Any]) -> Archive:
+    from zcrecord.archive.catalogue import open_catalogue  # here, because few archives are
+
+    whole = open_catalogue(catalogue, shard)
+    whole.recipe = recipe
+    return whole
 
 
 def _loaded(source: Any, names: Names | None, rename: Rename | None, mmap: bool, **how: Any) -> Archive:
@@ -251,7 +275,24 @@ def _whole(memory: Memory, *, mode: Mode, verify: Verify, embedded: Embedded | N
         alone = memory.identity is not None and not memory.octets.readonly  # read from a file, and nobody else's
         archive = open_archive(memory, verify=verify, embedded=embedded, mode=mode if alone else "r")
     archive.recipe = _recipe
+    if is_catalogue(archive):
+        archive = _local_whole(archive if archive.mode == "r" else archive.original or archive, memory)
     return _verified(archive, verify, mode)
+
+
+def _local_whole(catalogue: Archive, memory: Memory) -> Archive:
+    """Return the whole that a catalogue in a file tells of; its shards are mapped, or read, as it was."""
+    if memory.absolute is None or catalogue.embedded is not None:
+        what = "is a catalogue, whose shards lie beside it in files; load it by its path or URL"
+        raise UnsupportedError(what, path=memory.path)
+    folder, read = os.path.dirname(memory.absolute), map_file if memory.mapping is not None else read_file
+
+    def shard(name: str) -> Archive:
+        archive = open_archive(read(os.path.join(folder, name)), verify="touch")
+        archive.recipe = _recipe
+        return archive
+
+    return _over_shards(catalogue, shard, _recipe)
 
 
 def _recipe(archive: Archive) -> tuple[Any, ...]:

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import prod
 from types import TracebackType
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from zcrecord.codec.entries import KIND_NAMES, TensorLayout, digest_kind, is_attribute
 from zcrecord.codec.layout import ALIGNMENT, NONE, check_alignment
@@ -19,6 +19,9 @@ from zcrecord.writing.sharing import PayloadPlan, plan_sharing
 from zcrecord.writing.writers import SaveReport, StreamWriter
 
 from .save import metadata_entries
+
+if TYPE_CHECKING:
+    from .sharded_writer import ShardedWriter
 
 __all__ = ["OpenTensor", "RecordWriter"]
 
@@ -33,7 +36,8 @@ class RecordWriter:
     are split at their dots, as those of a `state_dict()` are; a tuple of keys is taken as it is.
 
     Args:
-        dest, alignment, digest, durable, metadata: as of `save_record`. `metadata` may be changed until the end.
+        dest, alignment, digest, durable, metadata, max_shard_size: as of `save_record`. `metadata` may be changed until
+            the end.
 
     Example:
         >>> import numpy as np, zcrecord
@@ -52,6 +56,7 @@ class RecordWriter:
         digest: str | None = "xxh3",
         durable: bool = True,
         metadata: Mapping[str, Any] | None = None,
+        max_shard_size: int | None = None,
     ) -> None:
         digest_kind(digest)
         check_alignment(alignment)
@@ -59,10 +64,11 @@ class RecordWriter:
         self.report: SaveReport | None = None
         self.modules = 0  # in the record, known at its end as the report is
         self._dest, self._durable, self._alignment, self._digest = dest, durable, alignment, digest
+        self._max_shard_size = max_shard_size
         self._tree = ModuleTreeBuilder()
         self._numbers: dict[str, tuple[TensorLayout, int]] = {}
         self._stack = contextlib.ExitStack()
-        self._stream: StreamWriter | None = None
+        self._stream: StreamWriter | ShardedWriter | None = None
         self._unfinished: str | None = None
         self._used = False
 
@@ -72,10 +78,18 @@ class RecordWriter:
         self._used = True
         metadata_entries(self.metadata)
         with contextlib.ExitStack() as stack:  # which closes the sink if the first bytes cannot be written
-            sink = stack.enter_context(open_sink(self._dest, durable=self._durable))
-            self._stream = StreamWriter(sink, alignment=self._alignment, digest=self._digest)
+            self._stream = self._new_stream(stack)
             self._stack = stack.pop_all()
         return self
+
+    def _new_stream(self, stack: contextlib.ExitStack) -> StreamWriter | ShardedWriter:
+        options: dict[str, Any] = {"alignment": self._alignment, "digest": self._digest}
+        if self._max_shard_size is None:
+            return StreamWriter(stack.enter_context(open_sink(self._dest, durable=self._durable)), **options)
+        from .sharded_writer import ShardedWriter  # here, because few records have shards
+
+        options |= {"durable": self._durable}
+        return stack.enter_context(ShardedWriter(self._dest, self._max_shard_size, **options))
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -93,7 +107,7 @@ class RecordWriter:
             self.report, self.modules = self._open().finish(entries), len(entries.modules)
             self._stream = None
 
-    def _open(self) -> StreamWriter:
+    def _open(self) -> StreamWriter | ShardedWriter:
         if self._stream is None:
             raise UnsupportedError("a RecordWriter writes only inside its with block")
         if self._unfinished is not None:
@@ -229,7 +243,7 @@ class _PlannedTensor:
         self.writer = writer
         self._plan, self._number, self._payloads = plan, number, payloads
 
-    def store(self, out: StreamWriter) -> tuple[TensorLayout, int]:
+    def store(self, out: StreamWriter | ShardedWriter) -> tuple[TensorLayout, int]:
         """Write the source that holds the tensor, unless it was written for another; return layout and payload."""
         p, i = self._plan, self._number
         source = p.source_ids[i]
@@ -244,7 +258,7 @@ class OpenTensor:
 
     __slots__ = ("_broken", "_out", "_pieces")
 
-    def __init__(self, out: StreamWriter, pieces: Pieces) -> None:
+    def __init__(self, out: StreamWriter | ShardedWriter, pieces: Pieces) -> None:
         self._out, self._pieces = out, pieces
         self._broken = False
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -15,7 +15,6 @@ from zcrecord.codec.entries import (
     ModuleEntry,
     PayloadId,
     TensorLayout,
-    change_values,
     digest_kind,
     is_attribute,
 )
@@ -23,14 +22,15 @@ from zcrecord.codec.index import Index, TensorEntry
 from zcrecord.codec.layout import ALIGNMENT, NONE, check_alignment
 from zcrecord.errors import ProducerError, UnsupportedError
 from zcrecord.storage.files import open_sink
-from zcrecord.storage.sink import Sink
 from zcrecord.tensors.lazy import LazyTensor
-from zcrecord.tensors.strides import address
 from zcrecord.writing import flatten
 from zcrecord.writing.sharing import PayloadPlan, plan_sharing
-from zcrecord.writing.writers import SaveReport, StreamWriter, write_front
+from zcrecord.writing.writers import SaveReport, StreamWriter, write_plan
 
 from .record import Record
+
+if TYPE_CHECKING:
+    from .sharded_writer import ShardedWriter
 
 __all__ = ["metadata_entries", "save_record", "stored_entries"]
 
@@ -43,6 +43,7 @@ def save_record(
     digest: str | None = "xxh3",
     durable: bool = True,
     metadata: Mapping[str, Any] | None = None,
+    max_shard_size: int | None = None,
 ) -> SaveReport:
     """Write a record as one archive, whole or not at all; tensors in C order are written from their own memory.
 
@@ -59,6 +60,9 @@ def save_record(
         durable: fsync file and folder, so that the archive survives power loss.
         metadata: of the file: names to None, bool, int, float, str, bytes, or lists of one of these. A Record keeps
             its own unless other is given.
+        max_shard_size: write shards of at most so many bytes of payloads (but at least one payload) beside `dest`, as
+            `model-00001-of-00002.zcr`, and a catalogue at `dest`, which opens as one record. What fits into one shard
+            is one archive at `dest`. Tied tensors stay in one shard; equal ones are stored once in each.
 
     Raises:
         UnsupportedError: a value or key the format cannot hold. NameCollisionError: two tensors would share a name.
@@ -75,37 +79,24 @@ def save_record(
     kind = digest_kind(digest)
     check_alignment(alignment)
     flat, plan = _taken_apart(record)
-    flat.layout_ids, flat.layouts = plan.layout_ids, plan.layouts
     if metadata is None:
         metadata = record.metadata if isinstance(record, Record) else {}
     flat.metadata = metadata_entries(metadata)
+    if max_shard_size is not None:
+        from .sharded_writer import ShardedWriter  # here, because few records have shards
+
+        options: dict[str, Any] = {"alignment": alignment, "digest": digest, "durable": durable}
+        with ShardedWriter(dest, max_shard_size, **options) as out:
+            return _stream(flat, plan, out)
     with open_sink(dest, durable=durable) as sink:
         if any(isinstance(s, LazyTensor) for s in plan.sources):
             return _stream(flat, plan, StreamWriter(sink, alignment=alignment, digest=digest))
-        return _straight_through(sink, flat, plan, alignment, kind)
+        return write_plan(sink, flat, plan, alignment=alignment, kind=kind)
 
 
-def _straight_through(sink: Sink, flat: flatten.FlatRecord, plan: PayloadPlan, alignment: int, kind: int) -> SaveReport:
-    """Write a record with all values in memory, index first."""
-    blobs = _Blobs(plan.sources)
-    change_values(flat.attributes, blobs.take)
-    change_values(flat.metadata, blobs.take)
-
-    def number(payloads: Any) -> Entries:
-        def numbered(value: Any) -> Any:
-            return PayloadId(payloads[value]) if isinstance(value, PayloadId) else value
-
-        flat.payloads = payloads[plan.source_ids] if flat.names else []
-        change_values(flat.attributes, numbered)
-        change_values(flat.metadata, numbered)
-        return flat
-
-    sources = [*plan.sources, *blobs.sources]
-    return write_front(sink, number, sources, alignment=alignment, kind=kind)
-
-
-def _stream(flat: flatten.FlatRecord, plan: PayloadPlan, out: StreamWriter) -> SaveReport:
+def _stream(flat: flatten.FlatRecord, plan: PayloadPlan, out: StreamWriter | ShardedWriter) -> SaveReport:
     """Write a record with lazy tensors forward, payloads in the order of first use, the index last."""
+    flat.layout_ids, flat.layouts = plan.layout_ids, plan.layouts
     first: dict[int, str] = {}
     for name, s in zip(flat.names, plan.source_ids, strict=True):
         first.setdefault(s, name)
@@ -183,40 +174,3 @@ def metadata_entries(metadata: Any) -> list[AttributeEntry]:
         if not is_attribute(value, what):
             raise UnsupportedError(f"{what}: values are None, bool, int, float, str, bytes, or lists of one of these")
     return [AttributeEntry(key, NONE, 0, value) for key, value in metadata.items()]
-
-
-class _Blobs:
-    """Bytes among attributes, as further sources behind the tensors'; equal objects are one.
-
-    A view of a loaded archive's payload is not copied; one of a tensor's payload is that tensor's source.
-    """
-
-    def __init__(self, tensors: Sequence[Any]) -> None:
-        self._tensors = tensors
-        self._first = len(tensors)
-        self._known: dict[bytes, int] = {}
-        self._at: dict[tuple[int, int], tuple[PayloadId, Any]] = {}  # kept, or others would come to lie there
-        self.sources: list[Any] = []
-
-    def take(self, value: Any) -> Any:
-        """Return the number of a source in place of bytes (-1: empty), all else as it is."""
-        if not isinstance(value, bytes | memoryview):
-            return value
-        if isinstance(value, bytes) or value.format != "B" or value.ndim != 1 or not len(value):
-            return self._number(bytes(value))
-        if not self._at:
-            arrays = (pair for pair in enumerate(self._tensors) if isinstance(pair[1], np.ndarray))
-            self._at = {(address(s), s.nbytes): (PayloadId(n), s) for n, s in arrays}
-        place = address(value), value.nbytes
-        if place not in self._at:  # lists may name one payload a million times
-            self._at[place] = PayloadId(self._first + len(self.sources)), value
-            self.sources.append(np.frombuffer(value, np.uint8))
-        return self._at[place][0]
-
-    def _number(self, value: bytes) -> PayloadId:
-        if not value:
-            return PayloadId(-1)
-        number = self._known.setdefault(value, self._first + len(self.sources))
-        if number == self._first + len(self.sources):
-            self.sources.append(np.frombuffer(value, np.uint8))
-        return PayloadId(number)

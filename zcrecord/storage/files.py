@@ -22,6 +22,7 @@ from .sink import ObjectSink, Sink
 
 __all__ = [
     "Binary",
+    "FileSink",
     "Identity",
     "Progress",
     "absolute_path",
@@ -38,6 +39,8 @@ __all__ = [
     "refusals",
     "scratch_file",
     "scratch_folder",
+    "sync_file",
+    "sync_folder",
 ]
 
 Binary = IO[bytes] | io.RawIOBase | io.BufferedIOBase
@@ -279,21 +282,21 @@ def _replacing(path: str, old_mode: int | None, durable: bool, like: str | None)
             if replaced:
                 with refusals(path):
                     os.chmod(scratch, mode)
-            sink = _FileSink(fd, path, durable=durable)
+            sink = FileSink(fd, path, durable=durable)
             yield sink
             sink.flush()
             with refusals(path):
                 if like is not None:  # last: writing takes setuid and capabilities away
                     _make_like(scratch, like)
                 if durable:
-                    _sync(fd)
+                    sync_file(fd)
         finally:
             with refusals(path):
                 os.close(fd)
         with refusals(path):
             os.replace(scratch, path)
     if durable and os.name == "posix":
-        _sync_folder(os.path.dirname(path))
+        sync_folder(os.path.dirname(path))
 
 
 def _make_like(path: str, like: str) -> None:
@@ -314,7 +317,7 @@ def _make_like(path: str, like: str) -> None:
     os.chmod(path, mode)
 
 
-def _sync(fd: int) -> None:
+def sync_file(fd: int) -> None:
     """Flush a file to the disk, so that it survives power loss."""
     os.fsync(fd)
     if sys.platform == "darwin":  # there fsync leaves it in the drive's cache
@@ -324,17 +327,17 @@ def _sync(fd: int) -> None:
             fcntl.fcntl(fd, fcntl.F_FULLFSYNC)
 
 
-def _sync_folder(folder: str) -> None:
+def sync_folder(folder: str) -> None:
     """Flush a folder to the disk, so that a rename survives power loss; failures are ignored, since it is done."""
     with contextlib.suppress(OSError):  # some network file systems cannot; some folders may be written but not read
         fd = os.open(folder, os.O_RDONLY)
         try:
-            _sync(fd)
+            sync_file(fd)
         finally:
             os.close(fd)
 
 
-class _FileSink:
+class FileSink:
     """A sink over a regular file of our own, by its descriptor. Small writes are gathered; `flush` writes them."""
 
     can_rewind = keeps = True
@@ -355,6 +358,7 @@ class _FileSink:
                 os.posix_fallocate(self._fd, 0, nbytes)
 
     def write(self, data: Any) -> None:
+        """Append all of a bytes-like."""
         view = memoryview(data)
         nbytes = view.nbytes
         if nbytes <= _SMALL and self.position:  # the first goes straight: a disk may be full from the start
@@ -390,6 +394,7 @@ class _FileSink:
             self._write(memoryview(gathered))
 
     def read_back(self, offset: int, size: int) -> bytes:
+        """Return bytes written earlier."""
         written = self.position - len(self._gathered)
         if offset >= written:
             return bytes(self._gathered[offset - written : offset - written + size])
@@ -405,6 +410,7 @@ class _FileSink:
             return b"".join(parts)
 
     def rewind(self, offset: int) -> None:
+        """Forget everything from `offset` on."""
         written = self.position - len(self._gathered)
         del self._gathered[max(offset - written, 0) :]
         self.position = offset
@@ -415,6 +421,7 @@ class _FileSink:
                 os.lseek(self._fd, offset, os.SEEK_SET)
 
     def patch(self, offset: int, data: bytes) -> None:
+        """Overwrite bytes written earlier; the position stays."""
         self.flush()
         with refusals(self._path):
             here = os.lseek(self._fd, 0, os.SEEK_CUR)

@@ -13,7 +13,7 @@ from zcrecord.errors import SourceError, printable
 
 from .files import path_of
 
-__all__ = ["MODEL", "SHARD_NAME", "archive_in"]
+__all__ = ["MODEL", "SHARD_NAME", "archive_in", "is_plain_name"]
 
 MODEL = "model.zcr"
 SHARD_NAME = re.compile(r".*-\d{5}-of-\d{5}\.zcr")  # of a shard, which is no model by itself
@@ -38,3 +38,9 @@ def archive_in(folder: str | os.PathLike[str]) -> str:
     else:
         what = f"is a folder without an archive ({MODEL}); zcrecord convert makes one"
     raise SourceError(what, path=where, errno=errno.ENOENT)
+
+
+def is_plain_name(file: str, suffix: str) -> bool:
+    """Return True for a file name with that suffix, legal on any system, that leads to no other folder."""
+    name = file.isprintable() and not set(file) & set('/\\:*?"<>|') and os.path.basename(file) == file
+    return name and file.endswith(suffix) and file != suffix

@@ -1,6 +1,6 @@
 """Archive writers, and the reports of saves and conversions.
 
-`write_front` takes payloads that are all in memory and writes straight through, the index in front. A `StreamWriter`
+`write_plan` takes payloads that are all in memory and writes straight through, the index in front. A `StreamWriter`
 takes them as they come, the index behind them, and stores equal ones once. `sharing` decides which tensors share bytes
 on purpose, `flatten` and `module_tree` make the entries; the bytes go to a sink.
 """
@@ -37,10 +37,11 @@ from zcrecord.codec.layout import (
 from zcrecord.errors import IntegrityError, UnsupportedError
 from zcrecord.storage.sink import Sink
 from zcrecord.tensors.lazy import LazyTensor
+from zcrecord.tensors.strides import address
 
-from .sharing import SplitSource, chunks
+from .sharing import PayloadPlan, SplitSource, chunks
 
-__all__ = ["HELD", "ConvertReport", "SaveReport", "StreamWriter", "peak_rss", "write_front"]
+__all__ = ["HELD", "ConvertReport", "SaveReport", "StreamWriter", "peak_rss", "report_of", "write_plan"]
 
 _BATCH = 1 << 20  # bytes of small payloads joined into one write
 _COMPARE = 1 << 20  # bytes compared at a time
@@ -104,7 +105,7 @@ def peak_rss() -> int | None:
     return peak if sys.platform == "darwin" else peak << 10
 
 
-def _report_of(entries: Entries, size: int) -> SaveReport:
+def report_of(entries: Entries, size: int) -> SaveReport:
     """Return the report of an archive of so many bytes."""
     rows = entries.payload_rows
     new = np.ones(len(rows), bool)
@@ -147,7 +148,64 @@ def _homes(sources: Sequence[SplitSource | Array], kind: int) -> tuple[list[int]
     return homes, digests
 
 
-def write_front(
+def write_plan(sink: Sink, flat: Entries, plan: PayloadPlan, *, alignment: int, kind: int) -> SaveReport:
+    """Write a record with all values in memory, index first; bytes among its attributes become payloads."""
+    flat.layout_ids, flat.layouts = plan.layout_ids, plan.layouts
+    blobs = _Blobs(plan.sources)
+    change_values(flat.attributes, blobs.take)
+    change_values(flat.metadata, blobs.take)
+
+    def number(payloads: Any) -> Entries:
+        def numbered(value: Any) -> Any:
+            return PayloadId(payloads[value]) if isinstance(value, PayloadId) else value
+
+        flat.payloads = payloads[plan.source_ids] if flat.names else []
+        change_values(flat.attributes, numbered)
+        change_values(flat.metadata, numbered)
+        return flat
+
+    sources = [*plan.sources, *blobs.sources]
+    return _write_front(sink, number, sources, alignment=alignment, kind=kind)
+
+
+class _Blobs:
+    """Bytes among attributes, as further sources behind the tensors'; equal objects are one.
+
+    A view of a loaded archive's payload is not copied; one of a tensor's payload is that tensor's source.
+    """
+
+    def __init__(self, tensors: Sequence[Any]) -> None:
+        self._tensors = tensors
+        self._first = len(tensors)
+        self._known: dict[bytes, int] = {}
+        self._at: dict[tuple[int, int], tuple[PayloadId, Any]] = {}  # kept, or others would come to lie there
+        self.sources: list[Any] = []
+
+    def take(self, value: Any) -> Any:
+        """Return the number of a source in place of bytes (-1: empty), all else as it is."""
+        if not isinstance(value, bytes | memoryview):
+            return value
+        if isinstance(value, bytes) or value.format != "B" or value.ndim != 1 or not len(value):
+            return self._number(bytes(value))
+        if not self._at:
+            arrays = (pair for pair in enumerate(self._tensors) if isinstance(pair[1], np.ndarray))
+            self._at = {(address(s), s.nbytes): (PayloadId(n), s) for n, s in arrays}
+        place = address(value), value.nbytes
+        if place not in self._at:  # lists may name one payload a million times
+            self._at[place] = PayloadId(self._first + len(self.sources)), value
+            self.sources.append(np.frombuffer(value, np.uint8))
+        return self._at[place][0]
+
+    def _number(self, value: bytes) -> PayloadId:
+        if not value:
+            return PayloadId(-1)
+        number = self._known.setdefault(value, self._first + len(self.sources))
+        if number == self._first + len(self.sources):
+            self.sources.append(np.frombuffer(value, np.uint8))
+        return PayloadId(number)
+
+
+def _write_front(
     sink: Sink, number: Any, sources: Sequence[SplitSource | Array], *, alignment: int, kind: int
 ) -> SaveReport:
     """Write a front-indexed archive, straight through; every size is known from one plan before the first byte.
@@ -178,7 +236,7 @@ def write_front(
     stored = sources if len(kept) == len(sources) else [sources[i] for i in kept.tolist()]
     _write_sources(sink, stored, offsets + np.uint64(payload_offset), sizes)
     sink.write(bytes(size - HEADER_SIZE - sink.position) + header)
-    return _report_of(entries, size)
+    return report_of(entries, size)
 
 
 def _write_sources(sink: Sink, sources: Sequence[SplitSource | Array], offsets: Array, sizes: Array) -> None:
@@ -415,7 +473,7 @@ class StreamWriter:
         self._sink.write(header.encode())
         if self._sink.can_rewind:
             self._sink.patch(0, header.encode())
-        return _report_of(entries, size)
+        return report_of(entries, size)
 
     def verify_written(self) -> None:
         """Read the archive back, and compare it with the digests taken when payloads came and with the index.

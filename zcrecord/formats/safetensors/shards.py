@@ -9,12 +9,12 @@ Source: https://huggingface.co/docs/transformers/big_models for `weight_map` and
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from zcrecord.codec.entries import is_attribute
 from zcrecord.errors import FormatError, RecordError, printable
+from zcrecord.storage.folders import is_plain_name
 
 __all__ = ["INDEX", "ShardIndex", "check_shard", "decode_index", "encode_index", "fill", "merge", "shard_paths"]
 
@@ -51,7 +51,7 @@ def decode_index(data: bytes) -> ShardIndex:
     if not isinstance(found, dict):
         raise FormatError("not an index of safetensors shards: it has no 'weight_map'")
     for name, file in found.items():
-        if not isinstance(file, str) or not _plain(file):
+        if not isinstance(file, str) or not is_plain_name(file, _SUFFIX):
             what = f"its shard {printable(repr(file))} is not the plain name of a {_SUFFIX} file"
             raise FormatError(f"{what}; shards lie beside their index", tensor=_encodable(name))
     metadata = told.get("metadata", {})
@@ -71,12 +71,6 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _encodable(text: str) -> str:
     return text.encode(errors="backslashreplace").decode()
-
-
-def _plain(file: str) -> bool:
-    """Return True for a plain file name, legal on any system, without a folder."""
-    name = file.isprintable() and not set(file) & set('/\\:*?"<>|') and os.path.basename(file) == file
-    return name and file.endswith(_SUFFIX) and file != _SUFFIX
 
 
 def _name(key: str) -> str:

@@ -1,0 +1,354 @@
+"""Catalogues: one archive over many files, its shards. A shard is opened when something in it is first needed.
+
+A catalogue is a plain archive whose tensors are tables, by the convention of FORMAT.md. `open_catalogue` makes of it a
+`ShardedArchive`: its index is that of the whole, its payloads lie in the shards, and what reads an archive by
+`view`, `payload` and `home` reads it, too. Copies nothing but tensors that are split over shards.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from zcrecord.codec.digests import digest_of
+from zcrecord.codec.index import Index, decode
+from zcrecord.codec.layout import HEADER_SIZE, NONE, Header, decode_header
+from zcrecord.codec.verify import check_header
+from zcrecord.errors import FormatError, IntegrityError, RecordError, UnsupportedError
+from zcrecord.storage.memory import Memory
+
+from .archive import Archive, check_crc
+from .shards import COPY_AGAIN, PieceTable, Shards, blob_of, table_of, tiles
+
+__all__ = ["ShardedArchive", "open_catalogue"]
+
+Array = np.ndarray[Any, np.dtype[Any]]
+_ndarray = np.ndarray
+_Layout = tuple[tuple[int, ...], np.dtype[Any], tuple[int, ...] | None]
+
+
+def open_catalogue(archive: Archive, open_shard: Callable[[str], Archive]) -> ShardedArchive:
+    """Return the whole that a catalogue tells of; opens no shard. The tables must be in memory or mapped.
+
+    The checksum of the whole's index is checked, and its tensors on use, as at level "touch".
+
+    Args:
+        archive: the catalogue.
+        open_shard: opens a shard, read-only, by its plain file name.
+
+    Raises:
+        FormatError: a table is missing or not of its form. IntegrityError: the index of the whole is damaged.
+    """
+    try:
+        archive.ensure_all()
+        header, index, outline = _outline(archive)
+        shards = Shards(archive, open_shard)
+        table = PieceTable.read(archive, len(index.payloads), len(shards.names))
+        memory = Memory(outline, archive.path, absolute=archive.absolute)
+        return ShardedArchive(memory, header, index, shards, table)
+    except RecordError as error:
+        raise error.located(path=archive.path) from error.__cause__
+
+
+def _outline(archive: Archive) -> tuple[Header, Index, memoryview]:
+    """Return header and index of the whole, and their bytes; by the digest, which is faster, or by the index's CRC."""
+    outline = table_of(archive, "outline", np.uint8, (-1,)).data.toreadonly()
+    if archive.index.digest_kind:
+        payload = archive.row(archive.find("outline")).payload
+        if digest_of(outline) != archive.index.payloads["digest"][payload]:
+            raise IntegrityError("its digest does not match; the file is damaged, copy it again", tensor="outline")
+    header = decode_header(bytes(outline[:HEADER_SIZE]), "outline") if len(outline) >= 2 * HEADER_SIZE else None
+    if header is None or not header.front or header.index_size + 2 * HEADER_SIZE != len(outline):
+        raise FormatError("is not a sealed header, the index behind it, and a trailer", tensor="outline")
+    if outline[:HEADER_SIZE] != outline[-HEADER_SIZE:]:
+        raise FormatError("header and trailer differ", tensor="outline")
+    if not archive.index.digest_kind:
+        check_crc(outline, header)
+    index = decode(outline[HEADER_SIZE:], header.index_size)
+    check_header(index, header)
+    return header, index, outline
+
+
+class ShardedArchive(Archive):
+    """An archive whose payloads lie in several files; `buffer` has its index alone, and no payload.
+
+    Payload offsets of its index are those that the whole would have in one file.
+    """
+
+    __slots__ = ("_assembled", "_filled", "_ready", "_table", "complete", "shards")
+
+    def __init__(self, memory: Memory, header: Header, index: Index, shards: Shards, table: PieceTable) -> None:
+        super().__init__(memory, memory.octets, header, index, verified="touch")
+        self.shards, self._table = shards, table
+        self.complete = True  # and no part
+        self._filled: set[int] = set()  # files whose payloads were compared with this index
+        self._assembled: Any = weakref.WeakValueDictionary()  # split payloads in memory, while someone holds them
+        self._ready: tuple[list[_Layout | None], list[memoryview], list[int]] | None = None
+
+    # The same archive again, or a part of it.
+
+    def _again(self, index: Index, table: PieceTable, shards: Shards) -> ShardedArchive:
+        memory = Memory(self.held().octets, self.path, absolute=self.absolute)
+        out = ShardedArchive(memory, self.header, index, shards, table)
+        out.verified, out._checked, out._pool, out._strings = self.verified, self._checked, self._pool, self._strings
+        out.complete, out.recipe = self.complete, self.recipe
+        return out
+
+    def kept(self) -> ShardedArchive:
+        """Return this archive once more, to be released by itself."""
+        out = self._again(self.index, self._table, self.shards.kept())
+        out.mode, out.original = self.mode, self.original and self.original.kept()
+        out._assembled = self._assembled
+        return out
+
+    def part(self, index: Index, numbers: list[int]) -> ShardedArchive:
+        """Return an archive with another index, whose payloads are those of this one that have these numbers."""
+        out = self._again(index, self._table.chosen(numbers), self.shards.kept())
+        out.verified, out.complete, out._checked, out._pool, out._strings = "index", False, set(), None, set()
+        out.mode, out.original = self.mode, self.original
+        return out
+
+    def private(self) -> ShardedArchive:
+        """Return the same archive over private copies of its shards, each made when it is first needed."""
+        out = self._again(self.index, self._table, self.shards.private())
+        out.mode, out.original, out._assembled = "c", self, {}
+        return out
+
+    def parts_by_file(self) -> list[Archive]:
+        """Return parts of one shard each, with these names and no tree, and one of what lies in none or in several."""
+        self.ensure_all()
+        files, payloads = self._table.whole(), self.index.tensors["payload"]
+        at = np.append(files, np.uint32(NONE))[np.minimum(payloads, len(files))]
+        parts: list[Archive] = [self._part_of(file, at == file) for file in np.unique(at[at != NONE]).tolist()]
+        if np.count_nonzero(at == NONE):
+            parts.append(self.part(self._index_of(at == NONE), list(range(len(files)))))
+        return parts
+
+    def files(self) -> list[Archive]:
+        """Return the archives that verification reads: the catalogue and its shards; of a part, parts of them."""
+        self.ensure_all()
+        if self.complete:
+            return [self.shards.catalogue, *(self._shard(f) for f in range(len(self.shards.names)))]
+        files, payloads = self._table.whole(), self.index.tensors["payload"]
+        at = np.append(files, np.uint32(NONE))[np.minimum(payloads, len(files))]
+        return [self._part_of(file, (at == file) & (at != NONE)) for file in np.unique(self._table.file).tolist()]
+
+    def _part_of(self, file: int, mine: Array) -> Archive:
+        """Return the part of one file that has some tensors, all that lie in it whole, and every piece in it."""
+        used = self._table.payload[self._table.file == file]
+        if file == NONE:
+            shard = self.shards.catalogue
+            used = np.array([blob_of(shard, number) for number in used.tolist()], np.int64)
+        else:
+            shard = self._shard(file)
+        used = np.unique(used)
+        index = self._index_of(mine)
+        numbers = self._numbers()[index.tensors["payload"]]
+        index.tensors["payload"] = np.searchsorted(used, numbers)
+        rows, kind = shard.index.payloads[used], shard.index.digest_kind
+        return shard.part(index._replace(payloads=rows, digest_kind=kind), used.tolist())
+
+    def _index_of(self, mine: Array) -> Index:
+        """Return an index of some tensors, without attributes, and with the modules of the whole."""
+        ix = self.index
+        by_name = (np.cumsum(mine) - 1)[ix.by_name[mine[ix.by_name]]].astype(np.uint32)
+        none = ix.attributes[:0]
+        return ix._replace(tensors=ix.tensors[mine], by_name=by_name, attributes=none, metadata=none)
+
+    def file_of(self, number: int) -> str | None:
+        """Return the name of the shard that a payload lies in; None if it is split, or in the catalogue."""
+        pieces = self._table.pieces(number)
+        file = int(self._table.file[pieces[0]])
+        return None if len(pieces) > 1 or file == NONE else self.shards.names[file]
+
+    # Bytes.
+
+    def _numbers(self) -> Array:
+        """Return the number of each payload in its shard; of a split one that of its first piece."""
+        first = self._table.first
+        return self._table.payload if first is None else self._table.payload[first[:-1].astype(np.int64)]
+
+    def _shard(self, file: int) -> Archive:
+        """Return a shard, its payloads compared with what this index says of them.
+
+        Raises:
+            FormatError: they differ.
+        """
+        shard = self.shards[file]
+        if file not in self._filled:
+            self._compare(file, shard)
+            self._filled.add(file)
+        return shard
+
+    def _compare(self, file: int, shard: Archive) -> None:
+        theirs, mine = shard.index.payloads, self.index.payloads
+        here = self._table.file == file
+        outside = here & (self._table.payload >= len(theirs))
+        if not np.count_nonzero(outside):
+            numbers = np.flatnonzero(self._table.whole() == file)
+            rows = theirs[self._numbers()[numbers]]
+            wrong = rows["nbytes"] != mine["nbytes"][numbers]
+            if self.index.digest_kind:
+                wrong |= (rows["digest"] != mine["digest"][numbers]) | (shard.index.digest_kind == 0)
+            if not np.count_nonzero(wrong):
+                return
+        what = f"the catalogue {self.path} names payloads that this shard does not have; {COPY_AGAIN}"
+        raise FormatError(what, path=shard.path)
+
+    def _piece(self, piece: int) -> tuple[Archive, int]:
+        """Return the archive that a piece lies in, and its payload's number there."""
+        file, number = int(self._table.file[piece]), int(self._table.payload[piece])
+        if file != NONE:
+            return self._shard(file), number
+        return self.shards.catalogue, blob_of(self.shards.catalogue, number)
+
+    def home(self, number: int) -> tuple[memoryview, int]:
+        """Return the bytes in which a payload lies, and its offset in them."""
+        self.held()
+        pieces = self._table.pieces(number)
+        if len(pieces) > 1:
+            return self._assembly(number, pieces).data, 0
+        archive, there = self._piece(pieces[0])
+        found = archive.home(there)
+        if archive.index.payloads["nbytes"][there] != self.index.payloads["nbytes"][number]:
+            raise FormatError(f"payload {number} has another size than its piece", path=self.path)
+        return found
+
+    def payload(self, number: int) -> memoryview:
+        """Return a payload's bytes; a read-only view, of a split tensor a copy. NONE gives an empty one."""
+        if number == NONE:
+            return self.buffer[:0]
+        pieces = self._table.pieces(number)
+        if len(pieces) == 1 and self.mode == "r":
+            archive, there = self._piece(pieces[0])
+            found = archive.payload(there)
+            if len(found) != self.index.payloads["nbytes"][number]:
+                raise FormatError(f"payload {number} has another size than its piece", path=self.path)
+            return found
+        octets, at = self.home(number)
+        return octets[at : at + int(self.index.payloads["nbytes"][number])].toreadonly()
+
+    def bring(self, numbers: list[int] | None = None) -> None:
+        """Fetch payloads of remote shards (all by default) and check their digests; does nothing for local ones."""
+        if numbers is None:
+            self.ensure_all()
+        chosen = range(len(self.index.payloads)) if numbers is None else [n for n in numbers if n != NONE]
+        if numbers is None and self._table.first is None:
+            pieces = np.arange(len(self._table.file))
+        else:
+            pieces = np.array([piece for number in chosen for piece in self._table.pieces(number)], np.int64)
+        file = self._table.file[pieces]
+        for f in np.unique(file[file != NONE]).tolist():
+            self._shard(f).bring(self._table.payload[pieces[file == f]].tolist())
+
+    def _assembly(self, number: int, pieces: range) -> Array:
+        """Return the bytes of a split tensor, put together; kept while a view of them lives, with edits for good.
+
+        Raises:
+            FormatError: its pieces do not tile it.
+        """
+        found: Array | None = self._assembled.get(number)
+        return self._assembled.setdefault(number, self._assemble(number, pieces)) if found is None else found
+
+    def _assemble(self, number: int, pieces: range) -> Array:
+        row = self.row(int((self.index.tensors["payload"] == number).argmax()))
+        shape, item = self.shape(row), row.bits >> 3
+        table, rank = self._table, row.rank
+        assert table.origin is not None
+        origin = table.origin[pieces.start : pieces.stop].astype(np.int64)
+        extent = table.extent[pieces.start : pieces.stop].astype(np.int64)
+        name = self.index.name(int((self.index.tensors["payload"] == number).argmax()))
+        if not item or row.strides != NONE or not tiles(origin, extent, shape):
+            raise FormatError("its pieces in the shards do not tile it", path=self.path, tensor=name)
+        out = np.zeros(prod(shape) * item, np.uint8)
+        whole = out.view(np.dtype((np.void, item))).reshape(shape)
+        for piece, start, size in zip(pieces, origin[:, :rank].tolist(), extent[:, :rank].tolist(), strict=True):
+            archive, there = self._piece(piece)
+            octets = np.frombuffer(archive.payload(there), np.uint8)
+            if len(octets) != prod(size) * item:
+                raise FormatError("a piece of it has another size than its box", path=archive.path, tensor=name)
+            box = tuple(slice(a, a + n) for a, n in zip(start, size, strict=True))
+            whole[box] = octets.view(whole.dtype).reshape(size)
+        return out
+
+    # Views of all tensors, prepared shard by shard.
+
+    def prepare_views(self) -> None:
+        """Prepare for views of all tensors, each of which then takes a fraction of the time; opens no shard."""
+        if self._ready is not None or self.verified == "touch" or self.mode == "c":
+            return
+        forms = [tuple(row) for row in self.index.tensors[["dims", "strides", "dtype", "bits", "rank"]].tolist()]
+        made: dict[Any, _Layout | None] = {}
+        for form in forms:
+            if form not in made:
+                made[form] = self.layout_of(*form)
+        layouts = [made[form] for form in forms]
+        self._ready = layouts, [self.buffer] * len(layouts), [-1] * len(layouts)
+
+    def view(self, i: int) -> Any:
+        """Return tensor i as an ndarray, PackedTensor or StringTensor over its shard's own bytes."""
+        ready = self._ready
+        if ready is not None:
+            layouts, octets, starts = ready
+            if (start := starts[i]) >= 0:
+                shape, kind, strides = layouts[i]  # type: ignore[misc]  # it has a start
+                return _ndarray(shape, kind, octets[i], start, strides)
+        found = super().view(i)
+        if ready is not None:
+            self._fill(i, ready)
+        return found
+
+    def _fill(self, i: int, ready: tuple[list[_Layout | None], list[memoryview], list[int]]) -> None:
+        """Fill in the places of all tensors in the shard of tensor i, whose bytes are in memory or mapped."""
+        layouts, octets, starts = ready
+        rows = self.index.tensors
+        files = np.append(self._table.whole(), np.uint32(NONE))
+        at = files[np.minimum(rows["payload"], len(files) - 1)]
+        if at[i] == NONE or self._shard(int(at[i])).remote is not None:
+            return
+        shard = self._shard(int(at[i]))
+        chosen = np.flatnonzero(at == at[i])
+        numbers = self._numbers()[rows["payload"][chosen]]
+        memory, _ = shard.home(int(numbers[0]))  # that of all payloads, which lie in it by their offsets
+        there = shard.index.payloads["offset"][numbers] + rows["byte_offset"][chosen]
+        for number, start in zip(chosen.tolist(), there.tolist(), strict=True):
+            if layouts[number] is not None:
+                octets[number] = memory
+                starts[number] = start  # last: another thread may read it now
+
+    # Memory.
+
+    @property
+    def mapped(self) -> bool:
+        """True if the catalogue is mapped, as its shards are."""
+        return self.mode == "r" and self.shards.catalogue.mapped
+
+    @property
+    def file(self) -> None:
+        """None: the payloads are in more than one file."""
+        return
+
+    @property
+    def mapping(self) -> None:
+        """None: the payloads are in more than one mapping."""
+        return
+
+    @property
+    def gone(self) -> bool:
+        """True if a shard that is open was replaced or removed at its path."""
+        return any(shard.gone for shard in self.shards.opened())
+
+    def private_memory(self) -> Memory:
+        """Raise UnsupportedError: there is no one memory."""
+        what = "a catalogue's tensors lie in several files; zcrecord convert makes one archive of it"
+        raise UnsupportedError(what, path=self.path)
+
+    def release(self) -> bool:
+        """Let go of the catalogue and all shards; returns whether that released every mapping."""
+        shards, self._ready, self._assembled = self.shards, None, {}
+        super().release()
+        return shards.release() if isinstance(shards, Shards) else True

@@ -1,0 +1,224 @@
+"""The tables of a catalogue, and its shards: files that are opened when needed, and known again by their seals."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections.abc import Callable
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from zcrecord.codec.entries import PayloadId
+from zcrecord.codec.layout import HEADER_SIZE, NONE
+from zcrecord.errors import FormatError, IntegrityError, SourceError, printable
+from zcrecord.storage.folders import is_plain_name
+from zcrecord.tensors.packed import StringTensor
+from zcrecord.writing.catalogue import BLOBS
+
+from .archive import Archive
+from .unflatten import attribute_entries
+
+__all__ = ["COPY_AGAIN", "PieceTable", "Shards", "blob_of", "table_of", "tiles"]
+
+Array = np.ndarray[Any, np.dtype[Any]]
+COPY_AGAIN = "copy the catalogue and all its shards again, from one place"
+
+
+def table_of(archive: Archive, name: str, dtype: Any, shape: tuple[int, ...]) -> Array:
+    """Return a table of a catalogue; -1 in `shape` is any number.
+
+    Raises:
+        FormatError: it is missing, or has another type or shape.
+    """
+    found = archive.find(name)
+    table = None if found < 0 else archive.view(found)
+    if not isinstance(table, np.ndarray) or table.dtype != dtype or not table.flags.c_contiguous:
+        raise FormatError(f"its table is missing, or not of {np.dtype(dtype).name}", tensor=name)
+    if table.ndim != len(shape) or any(n not in (-1, m) for n, m in zip(shape, table.shape, strict=True)):
+        raise FormatError(f"its table has the shape {table.shape}, which does not fit the others", tensor=name)
+    return table
+
+
+class PieceTable:
+    """The places of payloads in shards, as columns.
+
+    A payload that lies whole in one file is one piece; of a split tensor there are several, each a box of its elements.
+
+    Attributes:
+        file: by piece, the number of the shard; NONE for the catalogue itself.
+        payload: by piece, its number in that shard's index, or among the catalogue's blobs.
+        first: by payload, its first piece, and behind the last one their number; None where each has one.
+        origin, extent: by piece, first index and size of the box along each axis; None where nothing is split.
+    """
+
+    __slots__ = ("extent", "file", "first", "origin", "payload")
+
+    def __init__(self, file: Array, payload: Array, first: Array | None, origin: Array | None, extent: Any) -> None:
+        self.file, self.payload, self.first, self.origin, self.extent = file, payload, first, origin, extent
+
+    @classmethod
+    def read(cls, archive: Archive, payloads: int, files: int) -> PieceTable:
+        """Return the tables of a catalogue, their lengths and the numbers of files checked."""
+        file = table_of(archive, "file", np.uint32, (-1,))
+        payload = table_of(archive, "payload", np.uint32, (len(file),))
+        if np.count_nonzero(bad := (file >= files) & (file != NONE)):
+            raise FormatError(f"piece {int(bad.argmax())} is in file {file[bad.argmax()]}, of {files}", tensor="file")
+        if archive.find("first") < 0:
+            if len(file) != payloads:
+                raise FormatError(f"{len(file)} pieces for {payloads} payloads", tensor="file")
+            return cls(file, payload, None, None, None)
+        first = table_of(archive, "first", np.uint64, (payloads + 1,))
+        if first[0] or first[-1] != len(file) or (first[1:] <= first[:-1]).any():
+            raise FormatError(f"does not ascend from 0 to {len(file)}, the number of pieces", tensor="first")
+        origin = table_of(archive, "origin", np.uint64, (len(file), -1))
+        return cls(file, payload, first, origin, table_of(archive, "extent", np.uint64, origin.shape))
+
+    def chosen(self, numbers: list[int]) -> PieceTable:
+        """Return the table of some payloads."""
+        if self.first is None:
+            return PieceTable(self.file[numbers], self.payload[numbers], None, None, None)
+        counts = (self.first[1:] - self.first[:-1])[numbers].astype(np.int64)
+        ends = np.cumsum(counts)
+        rows = np.repeat(self.first[numbers].astype(np.int64) - (ends - counts), counts) + np.arange(ends[-1:].sum())
+        assert self.origin is not None
+        first = np.concatenate(([0], ends)).astype(np.uint64)
+        return PieceTable(self.file[rows], self.payload[rows], first, self.origin[rows], self.extent[rows])
+
+    def pieces(self, number: int) -> range:
+        """Return the pieces of a payload."""
+        return range(number, number + 1) if self.first is None else range(*map(int, self.first[number : number + 2]))
+
+    def whole(self) -> Array:
+        """Return for each payload the file that it lies in, whole; NONE for those in the catalogue, or split."""
+        if self.first is None:
+            return self.file
+        return np.where(self.first[1:] - self.first[:-1] == 1, self.file[self.first[:-1].astype(np.int64)], NONE)
+
+
+class Shards:
+    """The files of a catalogue, each opened when first needed, and known by its trailer and the SHA-256 of its index.
+
+    Attributes:
+        catalogue: the archive that names them.
+        names: their file names.
+    """
+
+    __slots__ = ("_lock", "_open", "_opened", "_seals", "catalogue", "names")
+
+    def __init__(self, catalogue: Archive, open_shard: Callable[[str], Archive]) -> None:
+        """Read the table of files.
+
+        Raises:
+            FormatError: it is not of its form, or a name leads to another folder.
+        """
+        found = catalogue.find("files.name")
+        names = None if found < 0 else catalogue.view(found)
+        if not isinstance(names, StringTensor) or len(names.shape) != 1:
+            raise FormatError("its table is missing, or not of strings", tensor="files.name")
+        self.catalogue, self.names = catalogue, [str(n) for n in names.unpack().tolist()]
+        for name in self.names:
+            if not is_plain_name(name, ".zcr"):
+                what = (
+                    f"{printable(repr(name))} is not the plain name of a .zcr file; shards lie beside their catalogue"
+                )
+                raise FormatError(what, tensor="files.name")
+        count = len(self.names)
+        self._seals = (
+            table_of(catalogue, "files.trailer", np.uint8, (count, HEADER_SIZE)),
+            table_of(catalogue, "files.index_sha256", np.uint8, (count, 32)),
+        )
+        self._open, self._lock = open_shard, threading.Lock()
+        self._opened: dict[int, Archive] = {}
+
+    def kept(self) -> Shards:
+        """Return them once more, to be released by themselves."""
+        with self._lock:
+            return self._copied(self._open, {f: shard.kept() for f, shard in self._opened.items()})
+
+    def private(self) -> Shards:
+        """Return private copies of them, each made when it is first needed."""
+        return self._copied(lambda name: self[self.names.index(name)].private(), {})
+
+    def _copied(self, open_shard: Callable[[str], Archive], opened: dict[int, Archive]) -> Shards:
+        out = Shards.__new__(Shards)
+        out.catalogue, out.names, out._seals = self.catalogue.kept(), self.names, self._seals
+        out._open, out._opened, out._lock = open_shard, opened, threading.Lock()
+        return out
+
+    def __getitem__(self, file: int) -> Archive:
+        """Return a shard; opens it if that was not done.
+
+        Raises:
+            SourceError: it is not there, or cannot be read. IntegrityError: it is not the one that the catalogue names.
+        """
+        shard = self._opened.get(file)
+        if shard is None:
+            with self._lock:
+                shard = self._opened.get(file)
+                if shard is None:
+                    shard = self._opened[file] = self._checked(file)
+        return shard
+
+    def _checked(self, file: int) -> Archive:
+        trailers, digests = self._seals
+        whose = f"it is shard {file + 1} of {len(self.names)} of {self.catalogue.path}"
+        try:
+            shard = self._open(self.names[file])
+        except SourceError as error:
+            what = f"{error.message}; {whose}: {COPY_AGAIN}"
+            raise type(error)(what, path=error.path, errno=error.errno) from error
+        h = shard.header
+        if h.encode() != trailers[file].tobytes():
+            what = f"is another archive than the one that the catalogue names: {whose}; {COPY_AGAIN}"
+        elif hashlib.sha256(shard.buffer[h.index_offset :][: h.index_size]).digest() != digests[file].tobytes():
+            what = f"its index is not the one that the catalogue names: {whose}; {COPY_AGAIN}"
+        else:
+            return shard
+        path = shard.path
+        shard.release()
+        raise IntegrityError(what, path=path)
+
+    def opened(self) -> list[Archive]:
+        """Return those that are open."""
+        return list(self._opened.values())
+
+    def release(self) -> bool:
+        """Let go of all; returns whether that released every mapping."""
+        with self._lock:
+            opened, self._opened = [*self._opened.values(), self.catalogue], {}
+        return min([shard.release() for shard in opened])  # each is released
+
+
+def blob_of(catalogue: Archive, number: int) -> int:
+    """Return the payload of a catalogue that its list of blobs has at a place.
+
+    Raises:
+        FormatError: it has no such item.
+    """
+    ix = catalogue.index
+    blobs = next((a.value for a in attribute_entries(ix, ix.attributes, PayloadId) if a.key == BLOBS), ())
+    if not isinstance(blobs, list | tuple) or number >= len(blobs) or not isinstance(blobs[number], PayloadId):
+        raise FormatError(f"the catalogue has no blob {number}", path=catalogue.path)
+    return int(blobs[number])
+
+
+def tiles(origin: Array, extent: Array, shape: tuple[int, ...]) -> bool:
+    """Return True if boxes lie inside a shape and cover every element of it once."""
+    rank = len(shape)
+    limit = np.array(shape, np.int64)
+    if origin.shape[1] < rank or origin[:, rank:].any() or extent[:, rank:].any():
+        return False
+    origin, extent = origin[:, :rank], extent[:, :rank]
+    if (origin < 0).any() or (extent < 1).any() or (extent > limit).any() or (origin > limit - extent).any():
+        return False
+    if sum(map(prod, extent.tolist())) != prod(shape):
+        return False
+    return not any(_overlaps(origin, extent, i) for i in range(len(origin)))
+
+
+def _overlaps(origin: Array, extent: Array, i: int) -> bool:
+    """Return True if box i shares an element with a later one."""
+    a, b = origin[i] + extent[i], origin[i + 1 :] + extent[i + 1 :]
+    return bool(((origin[i] < b) & (origin[i + 1 :] < a)).all(axis=1).any())

@@ -1,0 +1,176 @@
+"""`ShardedWriter`: payloads as they come, into archives of a limited size, and a catalogue that makes one of them.
+
+A payload lies in one shard, and so do all tensors that share it. FORMAT.md tells what a catalogue holds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import itertools
+import operator
+import os
+from dataclasses import replace
+from types import TracebackType
+from typing import Any, SupportsIndex
+
+from zcrecord.archive.archive import is_catalogue, open_archive
+from zcrecord.archive.shards import Shards
+from zcrecord.codec.entries import Entries, digest_kind
+from zcrecord.codec.layout import ALIGNMENT, HEADER_SIZE, NONE
+from zcrecord.errors import RecordError, SourceError, UnsupportedError
+from zcrecord.storage.file_group import FileGroup
+from zcrecord.storage.files import FileSink, is_url, open_sink, path_of
+from zcrecord.storage.memory import map_file
+from zcrecord.writing.catalogue import WholeRecord, WrittenShard, flat_catalogue, some_of
+from zcrecord.writing.sharing import plan_sharing
+from zcrecord.writing.writers import SaveReport, StreamWriter, write_plan
+
+__all__ = ["ShardedWriter"]
+
+
+class ShardedWriter:
+    """Writes payloads forward into shards, and at the end a catalogue; with one shard a plain archive instead.
+
+    It has the methods of a `StreamWriter` that writers of records use. A context manager: nothing appears before all of
+    it is written, and the catalogue appears last, so that `dest` is the old record or the new one at any time. Shards
+    get names that are free (`model-00001-of-00002.zcr`, else `model~2-00001-of-00002.zcr`); those of a catalogue that
+    was replaced are removed.
+
+    Args:
+        dest: the path of the catalogue.
+        most: bytes of payloads in a shard; one that is larger has a shard of its own.
+
+    Raises:
+        UnsupportedError: `dest` is no path, or `most` no number of bytes.
+    """
+
+    def __init__(self, dest: Any, most: Any, *, alignment: int, digest: str | None, durable: bool) -> None:
+        if not isinstance(most, SupportsIndex) or isinstance(most, bool) or operator.index(most) < 1:
+            raise UnsupportedError(f"max_shard_size={most!r} is not a number of bytes from 1 on")
+        if hasattr(dest, "write") or is_url(dest):
+            raise UnsupportedError("max_shard_size= is for paths: shards lie beside their catalogue")
+        self._path, self._most = os.path.realpath(path_of(dest)), operator.index(most)
+        if os.path.exists(self._path) and not os.path.isfile(self._path):
+            raise SourceError("is no regular file; name one, which is to be the catalogue", path=self._path)
+        self._alignment, self._digest, self._durable = alignment, digest, durable
+        self._files = FileGroup(self._path, durable=durable)
+        self._shards: list[tuple[StreamWriter, FileSink]] = []
+        self._homes: list[tuple[int, int]] = []  # shard, and number there, of each payload
+        self._held = self._coming = 0  # bytes of payloads in the last shard, and of the one in progress
+
+    def __enter__(self) -> ShardedWriter:
+        self._files.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._files.__exit__(kind, error, trace)
+
+    # Payloads.
+
+    def store(self, source: Any) -> int:
+        """Write one payload, the values of a LazyTensor or the bytes of an array or SplitSource; return its id."""
+        return self._note(self._room(source.nbytes).store(source), source.nbytes)
+
+    def begin(self, nbytes: int) -> None:
+        """Start a payload of so many bytes."""
+        self._coming = nbytes
+        self._room(nbytes).begin(nbytes)
+
+    def write(self, data: Any) -> None:
+        """Append any bytes-like to the payload in progress."""
+        self._shards[-1][0].write(data)
+
+    def end(self) -> int:
+        """Finish the payload in progress and return its id, NONE if no byte was written."""
+        return self._note(self._shards[-1][0].end(), self._coming)
+
+    def _room(self, nbytes: int) -> StreamWriter:
+        """Return the writer of the shard that takes so many bytes more."""
+        if not self._shards or (self._held and self._held + nbytes > self._most):
+            sink = self._files.add()
+            self._shards.append((StreamWriter(sink, alignment=self._alignment, digest=self._digest), sink))
+            self._held = 0
+        return self._shards[-1][0]
+
+    def _note(self, number: int, nbytes: int) -> int:
+        if number == NONE:
+            return NONE
+        self._held += nbytes
+        self._homes.append((len(self._shards) - 1, number))
+        return len(self._homes) - 1
+
+    # The end.
+
+    def finish(self, entries: Entries) -> SaveReport:
+        """Write indexes and the catalogue, and make them appear; the report counts the bytes of all files."""
+        replaced = _shards_of(self._path)
+        names: list[str] = []
+        if len(self._shards) < 2:
+            out = self._room(0)
+            entries.payloads = [NONE if p == NONE else self._homes[p][1] for p in entries.payloads]
+            report = out.finish(entries)
+            self._files.appear([os.path.basename(self._path)])
+        else:
+            names = self._free_names()
+            shards = self._finish_shards(entries, names)
+            kind = digest_kind(self._digest)
+            whole = WholeRecord(entries, shards, alignment=self._alignment, kind=kind)
+            self._files.appear(names)
+            flat = flat_catalogue(whole, shards)
+            with open_sink(self._path, durable=self._durable) as sink:
+                catalogue = write_plan(sink, flat, plan_sharing(flat.values), alignment=ALIGNMENT, kind=kind)
+            report = replace(
+                whole.report, archive_bytes=catalogue.archive_bytes + sum(shard.nbytes for shard in shards)
+            )
+        for name in set(replaced) - set(names):
+            with contextlib.suppress(OSError):  # it is in nobody's way
+                os.unlink(os.path.join(os.path.dirname(self._path), name))
+        return report
+
+    def _finish_shards(self, entries: Entries, names: list[str]) -> list[WrittenShard]:
+        """Write each shard's index, and number the payloads of `entries` shard by shard, as those indexes do."""
+        users: list[list[int]] = [[] for _ in self._shards]
+        for i, payload in enumerate(entries.payloads):
+            if payload != NONE:
+                users[self._homes[payload][0]].append(i)
+        out: list[WrittenShard] = []
+        payloads = [NONE] * len(entries.payloads)
+        first = 0
+        for name, chosen, (writer, sink) in zip(names, users, self._shards, strict=True):
+            some = some_of(entries, chosen)
+            some.payloads = [self._homes[payload][1] for payload in some.payloads]
+            writer.finish(some)
+            for i, payload in zip(chosen, some.payloads, strict=True):
+                payloads[i] = first + payload
+            first += len(some.payload_rows)
+            trailer = sink.read_back(sink.position - HEADER_SIZE, HEADER_SIZE)
+            sha256 = hashlib.sha256(writer.index).digest()
+            out.append(WrittenShard(name, sink.position, trailer, sha256, some.payload_rows))
+        entries.payloads = payloads
+        return out
+
+    def _free_names(self) -> list[str]:
+        """Return names for all shards, none of which is taken: a killed save may have left some, the old record has."""
+        folder, name = os.path.split(self._path)
+        stem, count = name.removesuffix(".zcr"), len(self._shards)
+        for turn in itertools.count(1):
+            tag = f"~{turn}" if turn > 1 else ""
+            names = [f"{stem}{tag}-{i:05}-of-{count:05}.zcr" for i in range(1, count + 1)]
+            if not any(os.path.lexists(os.path.join(folder, name)) for name in names):
+                return names
+        raise AssertionError
+
+
+def _shards_of(path: str) -> list[str]:
+    """Return the files that a catalogue at a path names; none if there is another file, or no file."""
+    with contextlib.suppress(RecordError):
+        archive = open_archive(map_file(path), verify="index")
+        try:
+            if is_catalogue(archive):
+                return Shards(archive, lambda _: archive).names
+        finally:
+            archive.release()
+    return []

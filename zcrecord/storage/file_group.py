@@ -1,0 +1,82 @@
+"""New files of one folder that appear together, once all of them are whole."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Sequence
+from types import TracebackType
+
+from .files import FileSink, refusals, scratch_file, sync_file, sync_folder
+
+__all__ = ["FileGroup"]
+
+
+class FileGroup:
+    """New files beside a path; scratch files until `appear` gives them their names.
+
+    A context manager: leaving it by an exception removes them, even after they appeared. Those of a process that was
+    killed are removed by the next save to the path, as every scratch file is.
+
+    Args:
+        path: absolute; what will refer to the files, and is written after them.
+        durable: fsync them and their folder, so that they survive power loss.
+    """
+
+    def __init__(self, path: str, *, durable: bool) -> None:
+        self._path, self._durable = path, durable
+        self._stack = contextlib.ExitStack()
+        self._files: list[tuple[int, str, FileSink]] = []
+        self._appeared: list[str] = []
+
+    def __enter__(self) -> FileGroup:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for path in self._appeared if kind is not None else ():
+            with contextlib.suppress(OSError):
+                os.unlink(path)
+        self._close()
+        self._stack.__exit__(kind, error, trace)
+
+    def add(self) -> FileSink:
+        """Return a sink into one more file.
+
+        Raises:
+            SourceError: the file system reports an error; with very many files, that a process may open no more.
+        """
+        with refusals(self._path):
+            fd, scratch = self._stack.enter_context(scratch_file(self._path))
+        sink = FileSink(fd, self._path, durable=self._durable)
+        self._files.append((fd, scratch, sink))
+        return sink
+
+    def appear(self, names: Sequence[str]) -> None:
+        """Give the files their names, in the order in which they were added; no such file may be there.
+
+        Raises:
+            SourceError: the file system reports an error.
+        """
+        folder = os.path.dirname(self._path)
+        with refusals(self._path):
+            for fd, _, sink in self._files:
+                sink.flush()
+                if self._durable:
+                    sync_file(fd)
+        files = self._files.copy()
+        self._close()
+        with refusals(self._path):
+            for name, (_, scratch, _) in zip(names, files, strict=True):
+                path = os.path.join(folder, name)
+                os.rename(scratch, path)
+                self._appeared.append(path)
+        if self._durable and os.name == "posix":
+            sync_folder(folder)
+
+    def _close(self) -> None:
+        files, self._files = self._files, []
+        for fd, _, _ in files:
+            with contextlib.suppress(OSError):
+                os.close(fd)
