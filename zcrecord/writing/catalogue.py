@@ -132,7 +132,6 @@ def flat_catalogue(whole: WholeRecord, shards: Sequence[WrittenShard]) -> flatte
     tree: dict[str, Any] = {
         "files": {
             "name": StringTensor.from_strings([shard.name for shard in shards]),
-            "nbytes": np.array([shard.nbytes for shard in shards], np.uint64),
             "trailer": np.frombuffer(b"".join(shard.trailer for shard in shards), np.uint8).reshape(-1, HEADER_SIZE),
             "index_sha256": np.frombuffer(b"".join(shard.index_sha256 for shard in shards), np.uint8).reshape(-1, 32),
         },

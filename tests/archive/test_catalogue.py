@@ -1,0 +1,423 @@
+"""A catalogue opens as one record over its shards: each is opened when needed, and named when it is wrong."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import pickle
+import shutil
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+import records as r
+
+import zcrecord
+from zcrecord.codec.layout import HEADER_SIZE
+from zcrecord.errors import FormatError, IntegrityError, RecordError, SourceNotFoundError, UnsupportedError
+
+Array = np.ndarray[Any, np.dtype[Any]]
+SHARED = np.arange(200, dtype=np.float32)
+TREE = {
+    "layers": [{"w": np.full((8, 8), i, np.float32), "b": np.full(8, -i, np.int16)} for i in range(9)],
+    "head": SHARED,
+    "tied": SHARED,
+    "view": SHARED[::2],
+    "empty": np.zeros((0, 3)),
+    "words": np.array(["a", "bc"]),
+    "packed": zcrecord.PackedTensor.pack((np.arange(5) - 2).astype(ml_dtypes.int4)),
+    "state": {0: {"step": np.int64(3)}, 1: {"step": np.int64(3)}},
+    "blob": b"bytes" * 9,
+    "heads": [4, 8],
+}
+FACTS = {"license": "mit", "picture": b"png"}
+
+
+@pytest.fixture
+def one(tmp_path: Path) -> zcrecord.Record:
+    zcrecord.save_record(TREE, tmp_path / "one.zcr", metadata=FACTS)
+    return zcrecord.load_record(tmp_path / "one.zcr")
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    zcrecord.save_record(TREE, tmp_path / "model.zcr", max_shard_size=900, metadata=FACTS)
+    return tmp_path / "model.zcr"
+
+
+def shards_of(path: Path) -> list[Path]:
+    return sorted(path.parent.glob("model*-of-*.zcr"))
+
+
+def test_is_one_record_with_everything_that_one_archive_has(path: Path, one: zcrecord.Record) -> None:
+    record = zcrecord.load_record(path)
+    assert len(shards_of(path)) == 4
+    assert record.names == one.names
+    assert record["state.1.step"].dtype == np.int64
+    r.assert_same(record.tree(), one.tree())
+    assert record.attributes.keys() == one.attributes.keys()
+    assert bytes(record.attributes["blob"]) == TREE["blob"]
+    assert record.metadata["license"] == "mit" and bytes(record.metadata["picture"]) == b"png"
+    assert record.content_digest() == one.content_digest()
+    assert {i.name: i.tied for i in record.infos()} == {i.name: i.tied for i in one.infos()}
+    record.verify()
+
+
+def test_joined_again_it_is_the_one_archive_to_the_byte(path: Path, one: zcrecord.Record, tmp_path: Path) -> None:
+    zcrecord.save_record(zcrecord.load_record(path), tmp_path / "joined.zcr")
+    assert (tmp_path / "joined.zcr").read_bytes() == (tmp_path / "one.zcr").read_bytes()
+
+
+def test_each_shard_is_an_archive_by_itself_with_the_same_names(path: Path, one: zcrecord.Record) -> None:
+    seen: list[str] = []
+    for shard in shards_of(path):
+        record = zcrecord.load_record(shard, verify="full")
+        for name, value in record.items():
+            r.assert_same(value, one[name])
+        seen += record.names
+    assert sorted(seen) == sorted(set(one.names) - {"empty"})
+
+
+def test_opening_opens_no_shard_and_a_tensor_opens_its_own_alone(path: Path) -> None:
+    for shard in shards_of(path):
+        shard.rename(f"{shard}.away")
+    record = zcrecord.load_record(path)
+    assert len(record) == len(list(record)) and record.info("head").shape == (200,)
+    first = shards_of(path.with_name("model.zcr"))
+    assert first == []
+    Path(f"{path.parent}/model-00001-of-00004.zcr.away").rename(path.parent / "model-00001-of-00004.zcr")
+    assert record["layers.0.w"].shape == (8, 8)
+    with pytest.raises(
+        SourceNotFoundError, match=r"model-00004-of-00004\.zcr: no such file; it is shard 4 of 4 of .*cop"
+    ):
+        record["head"]
+
+
+def test_views_lie_on_the_mapping_and_outlive_the_record(path: Path) -> None:
+    record = zcrecord.load_record(path)
+    views = dict(record)
+    assert np.shares_memory(views["head"], views["tied"]) and np.shares_memory(views["head"], views["view"])
+    assert not views["head"].flags.writeable
+    assert record.close() is False
+    assert views["head"][7] == 7
+    with pytest.raises(UnsupportedError, match="closed"):
+        record["head"]
+
+
+@pytest.mark.parametrize("make", [lambda p: zcrecord.load_record(p, mode="c"), lambda p: zcrecord.load_record(p)])
+def test_parts_are_records_over_the_same_shards(path: Path, make: Callable[[Path], zcrecord.Record]) -> None:
+    record = make(path)
+    layers, chosen = record.module("layers"), record.select("*.w", rename={"layers": "blocks"})
+    record.close()
+    assert layers["3.b"].tolist() == [-3] * 8
+    assert chosen.names == tuple(f"blocks.{i}.w" for i in range(9)) and chosen["blocks.8.w"][0, 0] == 8
+
+
+def test_a_part_is_verified_by_its_own_payloads(path: Path) -> None:
+    damaged = shards_of(path)[0]
+    octets = bytearray(damaged.read_bytes())
+    offset = zcrecord.load_record(damaged).info("layers.0.w").offset
+    octets[offset] ^= 1
+    damaged.write_bytes(octets)
+    record = zcrecord.load_record(path)
+    record.select(["layers.1.w", "head"]).verify()
+    with pytest.raises(IntegrityError, match=r"model-00001-of-00004\.zcr: tensor 'layers\.0\.w'.*digest"):
+        record.select("layers.0.*").verify()
+    with pytest.raises(IntegrityError, match=r"model-00001-of-00004\.zcr: tensor 'layers\.0\.w'.*digest"):
+        zcrecord.load_record(path, verify="full")
+
+
+def test_edits_of_a_private_copy_stay_apart(path: Path, one: zcrecord.Record) -> None:
+    record = zcrecord.load_record(path, mode="c")
+    record["head"][0] = 99
+    assert record["tied"][0] == 99 and record["view"][0] == 99
+    record["state.0.step"][...] = 5
+    assert record["state.1.step"] == 3  # equal, stored once, but not tied
+    assert zcrecord.load_record(path)["head"][0] == 0
+    assert record.content_digest() != one.content_digest()
+    record.verify()
+
+
+def test_is_pickled_by_its_path(path: Path) -> None:
+    again = pickle.loads(pickle.dumps(zcrecord.load_record(path)))
+    assert again["head"][3] == 3
+    part = pickle.loads(pickle.dumps(zcrecord.load_record(path).module("layers")))
+    assert part["2.b"][0] == -2
+    data = pickle.dumps(zcrecord.load_record(path))
+    zcrecord.save_record({"other": SHARED, "more": SHARED + 1}, path, max_shard_size=900)
+    with pytest.raises(IntegrityError, match="not the archive that was pickled"):
+        pickle.loads(data)
+
+
+def test_threads_open_a_shard_once(path: Path) -> None:
+    record = zcrecord.load_record(path)
+    barrier, seen = threading.Barrier(8), []
+
+    def work() -> None:
+        barrier.wait()
+        seen.append(record["head"].__array_interface__["data"][0])
+
+    threads = [threading.Thread(target=work) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(set(seen)) == 1 and len(seen) == 8
+
+
+def test_loads_from_a_relative_path_and_through_a_link(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(path.parent)
+    record = zcrecord.load_record("model.zcr", mmap=False)
+    monkeypatch.chdir("/")
+    assert record["head"][1] == 1
+
+
+def test_bytes_of_a_catalogue_are_refused_with_advice(path: Path) -> None:
+    with pytest.raises(UnsupportedError, match=r"is a catalogue, whose shards lie beside it .* load it by its path"):
+        zcrecord.load_record(path.read_bytes())
+
+
+# Wrong shards, each named.
+
+
+def swap(path: Path) -> None:
+    a, b = shards_of(path)[:2]
+    kept = a.read_bytes()
+    shutil.copy(b, a)
+    b.write_bytes(kept)
+
+
+def other_values(path: Path) -> None:
+    """Replace a shard by one of another model, of the same names and sizes."""
+    shard = shards_of(path)[0]
+    tree = {name: np.array(value) + 1 for name, value in zcrecord.load_record(shard).items()}
+    zcrecord.save_record(tree, shard)
+
+
+def forged_index(path: Path) -> None:
+    """Change the index of a shard, and leave its header and trailer as they were."""
+    shard = shards_of(path)[0]
+    octets = bytearray(shard.read_bytes())
+    at = octets.rindex(b"layers.0.w")
+    octets[at : at + 10] = b"layers.X.w"
+    shard.write_bytes(octets)
+
+
+def cut(path: Path) -> None:
+    shard = shards_of(path)[0]
+    shard.write_bytes(shard.read_bytes()[:-100])
+
+
+@pytest.mark.parametrize(
+    ("harm", "kind", "message"),
+    [
+        (swap, IntegrityError, r"00001-of-00004\.zcr: is another archive .* shard 1 of 4 of .*model\.zcr; copy"),
+        (other_values, IntegrityError, r"00001-of-00004\.zcr: is another archive .* shard 1 of 4"),
+        (forged_index, IntegrityError, r"00001-of-00004\.zcr: its index is not the one that the catalogue names"),
+        (cut, FormatError, r"00001-of-00004\.zcr: the archive has 2008 bytes, the source 1908; it is truncated"),
+        (
+            lambda path: shards_of(path)[0].unlink(),
+            SourceNotFoundError,
+            r"00001-of-00004\.zcr: no such file; it is shard 1",
+        ),
+    ],
+)
+def test_a_wrong_shard_is_named(path: Path, harm: Callable[[Path], None], kind: type, message: str) -> None:
+    harm(path)
+    with pytest.raises(kind, match=message):
+        zcrecord.load_record(path)["layers.0.w"]
+    with pytest.raises(kind, match=message):
+        zcrecord.load_record(path).verify()
+
+
+# Forged catalogues: the tables are tensors that anybody can write.
+
+
+def tables(path: Path) -> dict[str, Any]:
+    """Return the tables of a catalogue, as they are saved."""
+    whole = zcrecord.load_record(path).archive
+    catalogue = zcrecord.Record(whole.shards.catalogue)  # type: ignore[attr-defined]
+    return {
+        name: value if isinstance(value, zcrecord.StringTensor) else np.array(value)
+        for name, value in catalogue.items()
+    }
+
+
+def write_catalogue(path: Path, found: dict[str, Any], blobs: Any = (b"bytes" * 9, b"png")) -> None:
+    with zcrecord.RecordWriter(path) as out:
+        out.module("", type_name="zcr:catalogue")
+        for name, value in found.items():
+            out.add(name, value)
+        if blobs is not None:
+            out.attribute("blobs", list(blobs))
+
+
+def names(*given: str) -> Callable[[dict[str, Any]], None]:
+    return lambda found: found.update({"files.name": np.array([*given, "a.zcr", "b.zcr", "c.zcr"][:4])})
+
+
+def changed(name: str, change: Callable[[Any], Any]) -> Callable[[dict[str, Any]], None]:
+    def apply(found: dict[str, Any]) -> None:
+        value = change(found.pop(name))
+        if value is not None:
+            found[name] = value
+
+    return apply
+
+
+def flip(at: int) -> Callable[[Array], Array]:
+    def flipped(octets: Array) -> Array:
+        octets[at] ^= 1
+        return octets
+
+    return flipped
+
+
+@pytest.mark.parametrize(
+    ("forge", "message"),
+    [
+        (names("../a.zcr"), r"'files\.name': '\.\./a\.zcr' is not the plain name of a \.zcr file"),
+        (names("/etc/passwd"), "is not the plain name"),
+        (names("a.txt"), "is not the plain name"),
+        (changed("files.name", lambda v: None), r"'files\.name': its table is missing"),
+        (changed("files.trailer", lambda v: v[:2]), r"'files\.trailer': its table has the shape \(2, 64\)"),
+        (
+            changed("files.index_sha256", lambda v: v.astype(np.int8)),
+            r"index_sha256': its table is missing, or not of uint8",
+        ),
+        (changed("outline", lambda v: None), "'outline': its table is missing"),
+        (changed("outline", lambda v: v[:100]), "'outline': is not a sealed header"),
+        (changed("outline", lambda v: v[:-8]), "'outline': is not a sealed header"),
+        (changed("outline", flip(-1)), "'outline': header and trailer differ"),
+        (changed("outline", flip(20)), "outline: "),
+        (changed("file", lambda v: v + 4), "'file': piece 0 is in file 4, of 4"),
+        (changed("file", lambda v: v[:-1]), "'payload': its table has the shape"),
+        (changed("payload", lambda v: None), "'payload': its table is missing"),
+        (changed("payload", lambda v: v + 1000), "names payloads that this shard does not have"),
+        (changed("payload", lambda v: v[::-1].copy()), "names payloads that this shard does not have"),
+    ],
+)
+def test_forged_tables_are_one_typed_error(path: Path, forge: Callable[[dict[str, Any]], None], message: str) -> None:
+    found = tables(path)
+    forge(found)
+    write_catalogue(path, found)
+    with pytest.raises(RecordError, match=message):
+        dict(zcrecord.load_record(path))
+
+
+def test_a_forged_blob_is_refused(path: Path) -> None:
+    write_catalogue(path, tables(path), blobs=[b"one"])
+    with pytest.raises(FormatError, match="the catalogue has no blob 1"):
+        bytes(zcrecord.load_record(path).metadata["picture"])
+    write_catalogue(path, tables(path), blobs=[b"one", b"two"])
+    with pytest.raises(FormatError, match="has another size than its piece"):
+        bytes(zcrecord.load_record(path).attributes["blob"])
+
+
+def test_every_byte_of_an_outline_is_covered_by_its_digest(path: Path) -> None:
+    sound = path.read_bytes()
+    outline = tables(path)["outline"].tobytes()
+    start = sound.index(outline)
+    for at in range(start, start + len(outline), 17):
+        octets = bytearray(sound)
+        octets[at] ^= 0x10
+        path.write_bytes(octets)
+        with pytest.raises(IntegrityError, match="'outline': its digest does not match"):
+            zcrecord.load_record(path)
+
+
+# Tensors that are split over shards.
+
+
+def split_catalogue(path: Path, whole: Array, boxes: list[tuple[slice, ...]], **forged: Any) -> None:
+    """Save each box of a tensor `w` as a shard, and a catalogue of them."""
+    zcrecord.save_record({"w": whole, "other": np.arange(3)}, path, digest="none")
+    front = path.read_bytes()
+    header = zcrecord.load_record(path).archive.header
+    outline = front[: HEADER_SIZE + header.index_size] + front[-HEADER_SIZE:]
+    rank, files = whole.ndim, []
+    pieces = [whole[box].copy() for box in boxes]
+    for number, value in enumerate([*pieces, np.arange(3)]):
+        file = path.with_name(f"part-{number}.zcr")
+        zcrecord.save_record({"w": value}, file)
+        found = zcrecord.load_record(file).archive
+        index = found.buffer[found.header.index_offset :][: found.header.index_size]
+        files.append((file.name, found.header.encode(), hashlib.sha256(index).digest()))
+    origin = [[s.indices(n)[0] for s, n in zip(box, whole.shape, strict=True)] for box in boxes]
+    tables: dict[str, Any] = {
+        "files.name": np.array([name for name, _, _ in files]),
+        "files.trailer": np.array([list(seal) for _, seal, _ in files], np.uint8),
+        "files.index_sha256": np.array([list(digest) for _, _, digest in files], np.uint8),
+        "file": np.arange(len(files), dtype=np.uint32),
+        "payload": np.zeros(len(files), np.uint32),
+        "first": np.array([0, len(boxes), len(files)], np.uint64),
+        "origin": np.array([*origin, [0] * rank], np.uint64),
+        "extent": np.array([*(piece.shape for piece in pieces), [0] * rank], np.uint64),
+        "outline": np.frombuffer(outline, np.uint8),
+    }
+    write_catalogue(path, tables | forged, blobs=None)
+
+
+WHOLE = np.arange(6 * 4 * 5, dtype=np.float32).reshape(6, 4, 5)
+HALVES = [np.s_[:4, :, :], np.s_[4:, :, :]]
+QUARTERS = [np.s_[:3, :2, :], np.s_[:3, 2:, :], np.s_[3:, :1, :], np.s_[3:, 1:, :]]
+
+
+@pytest.mark.parametrize("boxes", [HALVES, QUARTERS, [np.s_[:, :, i : i + 1] for i in range(5)]])
+@pytest.mark.parametrize("mode", ["r", "c"])
+def test_a_split_tensor_is_assembled_when_asked_for(tmp_path: Path, boxes: Any, mode: Any) -> None:
+    split_catalogue(tmp_path / "model.zcr", WHOLE, boxes)
+    record = zcrecord.load_record(tmp_path / "model.zcr", mode=mode)
+    assert np.array_equal(record["w"], WHOLE) and record["other"].tolist() == [0, 1, 2]
+    again = record["w"]
+    assert record["w"].__array_interface__["data"] == again.__array_interface__["data"], "kept while a view lives"
+    assert (
+        record.content_digest() == zcrecord.load_record(r.saved({"w": WHOLE, "other": np.arange(3)})).content_digest()
+    )
+    assert np.array_equal(record.load_into("host")["w"], WHOLE)
+    assert np.array_equal(record.torch()["w"].numpy(), WHOLE)
+    assert np.array_equal(record.select("w")["w"], WHOLE)
+    record.verify()
+    record.select("w").verify()
+
+
+def test_edits_of_a_split_tensor_stay(tmp_path: Path) -> None:
+    split_catalogue(tmp_path / "model.zcr", WHOLE, HALVES)
+    record = zcrecord.load_record(tmp_path / "model.zcr", mode="c")
+    record["w"][0, 0, 0] = 77
+    assert record["w"][0, 0, 0] == 77
+
+
+@pytest.mark.parametrize(
+    ("forged", "message"),
+    [
+        ({"origin": np.array([[0, 0, 0], [3, 0, 0], [0, 0, 0]], np.uint64)}, "do not tile it"),
+        ({"origin": np.array([[0, 0, 0], [5, 0, 0], [0, 0, 0]], np.uint64)}, "do not tile it"),
+        ({"extent": np.array([[4, 4, 5], [1, 4, 5], [0, 0, 0]], np.uint64)}, "do not tile it"),
+        ({"extent": np.array([[5, 4, 4], [2, 4, 5], [0, 0, 0]], np.uint64)}, "another size than its box|do not tile"),
+        ({"extent": np.full((3, 3), 1 << 63, np.uint64)}, "do not tile it"),
+        ({"origin": np.zeros((3, 2), np.uint64), "extent": np.ones((3, 2), np.uint64)}, "do not tile it"),
+        ({"first": np.array([0, 3, 3], np.uint64)}, "'first': does not ascend"),
+        ({"first": np.array([0, 2, 4], np.uint64)}, "'first': does not ascend"),
+        ({"file": np.array([0, 0, 2], np.uint32)}, "another size than its box"),
+        ({"payload": np.array([0, 1, 0], np.uint32)}, "names payloads that this shard does not have"),
+    ],
+)
+def test_pieces_that_do_not_fit_are_refused(tmp_path: Path, forged: dict[str, Any], message: str) -> None:
+    split_catalogue(tmp_path / "model.zcr", WHOLE, HALVES, **forged)
+    with pytest.raises(FormatError, match=message):
+        zcrecord.load_record(tmp_path / "model.zcr")["w"]
+
+
+def test_a_catalogue_that_names_itself_ends(tmp_path: Path) -> None:
+    zcrecord.save_record({"a": SHARED, "b": SHARED + 1}, tmp_path / "model.zcr", max_shard_size=900)
+    found = tables(tmp_path / "model.zcr")
+    found["files.name"] = np.array(["model.zcr", "model.zcr"])
+    write_catalogue(tmp_path / "model.zcr", found, blobs=None)
+    with pytest.raises(IntegrityError, match="is another archive than the one that the catalogue names"):
+        zcrecord.load_record(tmp_path / "model.zcr")["a"]
+    assert os.listdir(tmp_path)
