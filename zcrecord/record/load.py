@@ -276,19 +276,23 @@ def _whole(memory: Memory, *, mode: Mode, verify: Verify, embedded: Embedded | N
         archive = open_archive(memory, verify=verify, embedded=embedded, mode=mode if alone else "r")
     archive.recipe = _recipe
     if is_catalogue(archive):
-        archive = _local_whole(archive if archive.mode == "r" else archive.original or archive, memory)
+        archive = _local_whole(archive, memory)
     return _verified(archive, verify, mode)
 
 
 def _local_whole(catalogue: Archive, memory: Memory) -> Archive:
-    """Return the whole that a catalogue in a file tells of; its shards are mapped, or read, as it was."""
+    """Return the whole that a catalogue in a file tells of; its shards are mapped, or read, as it was.
+
+    They lie beside it, or, if its path is a link, beside the file that it leads to.
+    """
     if memory.absolute is None or catalogue.embedded is not None:
         what = "is a catalogue, whose shards lie beside it in files; load it by its path or URL"
         raise UnsupportedError(what, path=memory.path)
-    folder, read = os.path.dirname(memory.absolute), map_file if memory.mapping is not None else read_file
+    at, read = memory.absolute, map_file if memory.octets.readonly else read_file
 
     def shard(name: str) -> Archive:
-        archive = open_archive(read(os.path.join(folder, name)), verify="touch")
+        beside, there = (os.path.join(os.path.dirname(path), name) for path in (at, os.path.realpath(at)))
+        archive = open_archive(read(beside if os.path.exists(beside) else there), verify="touch")
         archive.recipe = _recipe
         return archive
 

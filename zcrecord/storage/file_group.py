@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import stat
 from collections.abc import Sequence
 from types import TracebackType
 
@@ -11,12 +12,14 @@ from .files import FileSink, refusals, scratch_file, sync_file, sync_folder
 
 __all__ = ["FileGroup"]
 
+_NEW = 0o666  # mode of a new file, before the mask
+
 
 class FileGroup:
     """New files beside a path; scratch files until `appear` gives them their names.
 
     A context manager: leaving it by an exception removes them, even after they appeared. Those of a process that was
-    killed are removed by the next save to the path, as every scratch file is.
+    killed are removed by the next save to the path, as every scratch file is. Their mode is that of the file there.
 
     Args:
         path: absolute; what will refer to the files, and is written after them.
@@ -24,7 +27,10 @@ class FileGroup:
     """
 
     def __init__(self, path: str, *, durable: bool) -> None:
-        self._path, self._durable = path, durable
+        self._path, self._durable, self._mode = path, durable, _NEW
+        if os.name == "posix":
+            with refusals(path), contextlib.suppress(FileNotFoundError):
+                self._mode = stat.S_IMODE(os.stat(path).st_mode)
         self._stack = contextlib.ExitStack()
         self._files: list[tuple[int, str, FileSink]] = []
         self._appeared: list[str] = []
@@ -48,7 +54,9 @@ class FileGroup:
             SourceError: the file system reports an error; with very many files, that a process may open no more.
         """
         with refusals(self._path):
-            fd, scratch = self._stack.enter_context(scratch_file(self._path))
+            fd, scratch = self._stack.enter_context(scratch_file(self._path, self._mode))
+            if self._mode != _NEW:
+                os.chmod(scratch, self._mode)  # which the process's mask took from
         sink = FileSink(fd, self._path, durable=self._durable)
         self._files.append((fd, scratch, sink))
         return sink

@@ -1,0 +1,229 @@
+"""Records saved in shards: sizes and names, saves over older ones, failures that leave the old record."""
+
+from __future__ import annotations
+
+import io
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import records as r
+
+import zcrecord
+from zcrecord.errors import ProducerError, SourceError, UnsupportedError
+
+MODEL = {f"layer{i}": {"w": np.full(100, i, np.float32)} for i in range(5)}
+OTHER = {name: {"w": value["w"] + 1} for name, value in MODEL.items()}
+
+
+def files(folder: Path) -> list[str]:
+    return sorted(os.listdir(folder))
+
+
+def numbered(count: int, stem: str = "model") -> list[str]:
+    return [f"{stem}-{i:05}-of-{count:05}.zcr" for i in range(1, count + 1)]
+
+
+def test_shards_are_as_full_as_they_may_be_and_named_by_their_number(tmp_path: Path) -> None:
+    report = zcrecord.save_record(MODEL, tmp_path / "model.zcr", max_shard_size=800)
+    assert files(tmp_path) == [*numbered(3), "model.zcr"]
+    assert [len(zcrecord.load_record(tmp_path / name)) for name in numbered(3)] == [2, 2, 1]
+    assert report.tensors == 5 and report.payload_bytes == 2000
+    assert report.archive_bytes == sum((tmp_path / name).stat().st_size for name in files(tmp_path))
+
+
+def test_one_byte_less_makes_another_shard(tmp_path: Path) -> None:
+    zcrecord.save_record(MODEL, tmp_path / "model.zcr", max_shard_size=799)
+    assert files(tmp_path) == [*numbered(5), "model.zcr"]
+
+
+def test_a_tensor_larger_than_a_shard_has_one_of_its_own(tmp_path: Path) -> None:
+    tree = {"a": np.zeros(10, np.uint8), "big": np.arange(1000), "b": np.ones(10, np.uint8)}
+    zcrecord.save_record(tree, tmp_path / "model.zcr", max_shard_size=64)
+    assert files(tmp_path) == [*numbered(3), "model.zcr"]
+    r.assert_same(zcrecord.load_record(tmp_path / "model.zcr").tree(), tree)
+
+
+@pytest.mark.parametrize("tree", [MODEL, {}, {"only": "an attribute", "data": b"bytes"}, {"none": np.zeros((0, 3))}])
+def test_what_fits_into_one_shard_is_one_archive(tmp_path: Path, tree: Any) -> None:
+    zcrecord.save_record(tree, tmp_path / "model.zcr", max_shard_size=2000)
+    assert files(tmp_path) == ["model.zcr"]
+    assert zcrecord.load_record(tmp_path / "model.zcr").content_digest() == r.round_trip(tree).content_digest()
+
+
+def test_ties_stay_in_one_shard_and_equal_bytes_are_stored_once_in_each(tmp_path: Path) -> None:
+    shared = np.arange(100, dtype=np.float32)
+    tree = {"a": shared, "b": np.ones(100, np.float32), "c": shared, "d": shared.copy(), "e": shared[10:20]}
+    zcrecord.save_record(tree, tmp_path / "model.zcr", max_shard_size=800)
+    record = zcrecord.load_record(tmp_path / "model.zcr", mode="c")
+    record["a"][12] = 5
+    assert record["c"][12] == 5 and record["e"][2] == 5 and record["d"][12] == 12
+
+
+def test_lazy_tensors_and_pieces_are_written_forward(tmp_path: Path) -> None:
+    def pieces(value: int) -> Iterator[Any]:
+        for _ in range(4):
+            yield np.full(25, value, np.float32)
+
+    lazy = {f"layer{i}": {"w": zcrecord.LazyTensor(np.float32, (100,), pieces(i))} for i in range(5)}
+    zcrecord.save_record(lazy, tmp_path / "lazy.zcr", max_shard_size=800)
+    with zcrecord.RecordWriter(tmp_path / "model.zcr", max_shard_size=800, metadata={"of": "pieces"}) as out:
+        for i in range(5):
+            with out.tensor(f"layer{i}.w", np.float32, (100,)) as tensor:
+                for piece in pieces(i):
+                    tensor.write(piece)
+        out.tie("head", "layer0.w")
+        out.attribute("blob", b"data")
+        out.module("layer1", "object", "Layer")
+    record = zcrecord.load_record(tmp_path / "model.zcr", verify="full")
+    assert out.report is not None and out.report.tensors == 6 and out.report.tied == 1
+    assert record.modules["layer1"].type_name == "Layer" and record.metadata == {"of": "pieces"}
+    assert bytes(record.attributes["blob"]) == b"data"
+    assert np.shares_memory(record["head"], record["layer0.w"])
+    lazily = zcrecord.load_record(tmp_path / "lazy.zcr")
+    assert [lazily[name].tolist() for name in lazily] == [[float(i)] * 100 for i in range(5)]
+
+
+def test_the_same_record_gives_the_same_bytes(tmp_path: Path) -> None:
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+        zcrecord.save_record(MODEL, tmp_path / folder / "model.zcr", max_shard_size=800)
+    for name in files(tmp_path / "a"):
+        assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
+
+
+@pytest.mark.parametrize("digest", ["xxh3", "none"])
+@pytest.mark.parametrize("alignment", [16, 4096])
+def test_alignment_and_digest_are_those_asked_for(tmp_path: Path, digest: str, alignment: int) -> None:
+    options: dict[str, Any] = {"alignment": alignment, "digest": digest}
+    zcrecord.save_record(MODEL, tmp_path / "model.zcr", max_shard_size=800, **options)
+    record = zcrecord.load_record(tmp_path / "model.zcr", verify="full")
+    assert record.layout.alignment == alignment and record.layout.digest == digest
+    assert all(r.address(value) % alignment == 0 for value in record.values())
+
+
+# Over an older record.
+
+
+def test_over_a_catalogue_the_new_shards_get_free_names_and_the_old_ones_go(tmp_path: Path) -> None:
+    path = tmp_path / "model.zcr"
+    zcrecord.save_record(MODEL, path, max_shard_size=800)
+    before = zcrecord.load_record(path)
+    zcrecord.save_record(OTHER, path, max_shard_size=800)
+    assert files(tmp_path) == sorted([*numbered(3, "model~2"), "model.zcr"])
+    r.assert_same(zcrecord.load_record(path, verify="full").tree(), OTHER)
+    zcrecord.save_record(MODEL, path, max_shard_size=800)
+    assert files(tmp_path) == [*numbered(3), "model.zcr"]
+    before.close()
+
+
+def test_a_record_is_saved_over_itself_in_other_shards(tmp_path: Path) -> None:
+    path = tmp_path / "model.zcr"
+    zcrecord.save_record(MODEL, path, max_shard_size=800)
+    zcrecord.save_record(zcrecord.load_record(path), path, max_shard_size=1200)
+    assert files(tmp_path) == [*numbered(2), "model.zcr"]
+    zcrecord.save_record(zcrecord.load_record(path), path, max_shard_size=10_000)
+    assert files(tmp_path) == ["model.zcr"]
+    r.assert_same(zcrecord.load_record(path).tree(), MODEL)
+
+
+def test_files_of_others_stay(tmp_path: Path) -> None:
+    (tmp_path / "model-00002-of-00003.zcr").write_bytes(b"somebody's")
+    (tmp_path / "model-00001-of-00009.zcr").write_bytes(b"somebody's")
+    zcrecord.save_record(MODEL, tmp_path / "model.zcr", max_shard_size=800)
+    zcrecord.save_record(OTHER, tmp_path / "model.zcr", max_shard_size=800)
+    assert (tmp_path / "model-00002-of-00003.zcr").read_bytes() == b"somebody's"
+    assert (tmp_path / "model-00001-of-00009.zcr").exists()
+    assert [name for name in files(tmp_path) if "~" in name] == numbered(3, "model~3")
+
+
+@pytest.mark.skipif(os.name != "posix", reason="platform: POSIX file systems")
+def test_shards_have_the_mode_of_the_file_that_they_replace(tmp_path: Path) -> None:
+    path = tmp_path / "model.zcr"
+    zcrecord.save_record(OTHER, path)
+    path.chmod(0o640)
+    zcrecord.save_record(MODEL, path, max_shard_size=800)
+    assert {stat.S_IMODE((tmp_path / name).stat().st_mode) for name in files(tmp_path)} == {0o640}
+
+
+def test_through_a_link_the_shards_lie_beside_the_file_it_leads_to(tmp_path: Path) -> None:
+    (tmp_path / "far").mkdir()
+    (tmp_path / "model.zcr").symlink_to(tmp_path / "far" / "weights.zcr")
+    zcrecord.save_record(MODEL, tmp_path / "model.zcr", max_shard_size=800)
+    assert files(tmp_path / "far") == [*numbered(3, "weights"), "weights.zcr"]
+    assert (tmp_path / "model.zcr").is_symlink()
+    for path in (tmp_path / "model.zcr", tmp_path / "far" / "weights.zcr"):
+        r.assert_same(zcrecord.load_record(path).tree(), MODEL)
+
+
+def test_links_to_all_files_open_as_a_hub_keeps_them(tmp_path: Path) -> None:
+    zcrecord.save_record(MODEL, tmp_path / "model.zcr", max_shard_size=800)
+    (tmp_path / "snapshot").mkdir()
+    for number, name in enumerate(files(tmp_path)):
+        if name.endswith(".zcr"):
+            (tmp_path / name).rename(tmp_path / f"{number:064x}")
+            (tmp_path / "snapshot" / name).symlink_to(f"../{number:064x}")
+    r.assert_same(zcrecord.load_record(tmp_path / "snapshot" / "model.zcr").tree(), MODEL)
+
+
+# Failures.
+
+
+def test_a_producer_that_fails_leaves_the_old_record_alone(tmp_path: Path) -> None:
+    path = tmp_path / "model.zcr"
+    zcrecord.save_record(OTHER, path, max_shard_size=800)
+    before = {name: (tmp_path / name).read_bytes() for name in files(tmp_path)}
+    lazy = {**MODEL, "short": zcrecord.LazyTensor(np.float32, (100,), [np.zeros(3, np.float32)])}
+    with pytest.raises(ProducerError, match="short"):
+        zcrecord.save_record(lazy, path, max_shard_size=800)
+    with pytest.raises(ZeroDivisionError), zcrecord.RecordWriter(path, max_shard_size=800) as out:
+        out.add("a", np.zeros(1000))
+        out.add("b", np.ones(1000))
+        raise ZeroDivisionError
+    assert {name: (tmp_path / name).read_bytes() for name in files(tmp_path)} == before
+
+
+def test_a_catalogue_that_cannot_be_written_takes_its_shards_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "model.zcr"
+    zcrecord.save_record(OTHER, path, max_shard_size=800)
+    before = files(tmp_path)
+    replace = os.replace
+
+    def full(source: str, dest: str) -> None:
+        if Path(dest) == path:
+            raise OSError(28, "No space left on device")
+        replace(source, dest)
+
+    monkeypatch.setattr(os, "replace", full)
+    with pytest.raises(SourceError, match="No space left on device; the file there before is untouched"):
+        zcrecord.save_record(MODEL, path, max_shard_size=800)
+    assert files(tmp_path) == before
+    r.assert_same(zcrecord.load_record(path, verify="full").tree(), OTHER)
+
+
+@pytest.mark.parametrize("size", [0, -1, 2.5, "5GB", True, None.__class__])
+def test_a_size_that_is_no_number_of_bytes_is_refused(tmp_path: Path, size: Any) -> None:
+    with pytest.raises(UnsupportedError, match="is not a number of bytes from 1 on"):
+        zcrecord.save_record(MODEL, tmp_path / "model.zcr", max_shard_size=size)
+    assert files(tmp_path) == []
+
+
+@pytest.mark.parametrize("dest", [io.BytesIO(), "s3://bucket/model.zcr"])
+def test_shards_need_a_path(dest: Any) -> None:
+    with pytest.raises(UnsupportedError, match="max_shard_size= is for paths"):
+        zcrecord.save_record(MODEL, dest, max_shard_size=800)
+    with pytest.raises(UnsupportedError, match="max_shard_size= is for paths"):
+        zcrecord.RecordWriter(dest, max_shard_size=800).__enter__()
+
+
+def test_a_folder_and_a_missing_folder_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(SourceError, match="is no regular file; name one"):
+        zcrecord.save_record(MODEL, tmp_path, max_shard_size=800)
+    with pytest.raises(SourceError, match="No such file or directory"):
+        zcrecord.save_record(MODEL, tmp_path / "none" / "model.zcr", max_shard_size=800)
