@@ -21,6 +21,7 @@ __all__ = ["AREAS", "ON_REQUEST", "PAGES", "RESULTS", "main"]
 
 AREAS = (
     "small",
+    "shards",
     "dropin",
     "growth",
     "large",

@@ -417,6 +417,10 @@ class Archive:
             return shape, kind, None
         return shape, kind, tuple((ix.strides[strides : strides + rank] * (bits >> 3)).tolist())
 
+    def layouts(self) -> list[_Layout | None]:
+        """Return shape, dtype and strides of every tensor that is an ndarray, each distinct one made once."""
+        return list(map(_Layouts(self.layout_of).__getitem__, self.index.tensors.view(FORM)["form"].tolist()))
+
     def prepare_views(self) -> None:
         """Prepare for views of all tensors, each of which then takes a fraction of the time; 48 bytes for each.
 
@@ -430,7 +434,7 @@ class Archive:
         near = rows["payload"] != NONE
         if self.mode == "c":
             near &= False if self._twins is None else self._twins.are_at_home(rows["payload"])
-        layouts = list(map(_Layouts(self.layout_of).__getitem__, rows.view(FORM)["form"].tolist()))
+        layouts = self.layouts()
         for i in np.flatnonzero(~near).tolist():
             layouts[i] = None
         offsets = rows["byte_offset"].copy()

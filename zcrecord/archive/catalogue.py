@@ -279,15 +279,9 @@ class ShardedArchive(Archive):
 
     def prepare_views(self) -> None:
         """Prepare for views of all tensors, each of which then takes a fraction of the time; opens no shard."""
-        if self._ready is not None or self.verified == "touch" or self.mode == "c":
-            return
-        forms = [tuple(row) for row in self.index.tensors[["dims", "strides", "dtype", "bits", "rank"]].tolist()]
-        made: dict[Any, _Layout | None] = {}
-        for form in forms:
-            if form not in made:
-                made[form] = self.layout_of(*form)
-        layouts = [made[form] for form in forms]
-        self._ready = layouts, [self.buffer] * len(layouts), [-1] * len(layouts)
+        if self._ready is None and self.verified != "touch":
+            layouts = self.layouts()
+            self._ready = layouts, [self.buffer] * len(layouts), [-1] * len(layouts)
 
     def view(self, i: int) -> Any:
         """Return tensor i as an ndarray, PackedTensor or StringTensor over its shard's own bytes."""
@@ -303,18 +297,21 @@ class ShardedArchive(Archive):
         return found
 
     def _fill(self, i: int, ready: tuple[list[_Layout | None], list[memoryview], list[int]]) -> None:
-        """Fill in the places of all tensors in the shard of tensor i, whose bytes are in memory or mapped."""
+        """Fill in the places of all tensors in the shard of tensor i, if its bytes are in memory or mapped."""
         layouts, octets, starts = ready
-        rows = self.index.tensors
-        files = np.append(self._table.whole(), np.uint32(NONE))
-        at = files[np.minimum(rows["payload"], len(files) - 1)]
-        if at[i] == NONE or self._shard(int(at[i])).remote is not None:
+        payloads = self.index.tensors["payload"]
+        at = np.append(self._table.whole(), np.uint32(NONE))[np.minimum(payloads, len(self.index.payloads))]
+        if at[i] == NONE or (shard := self._shard(int(at[i]))).remote is not None:
             return
-        shard = self._shard(int(at[i]))
-        chosen = np.flatnonzero(at == at[i])
-        numbers = self._numbers()[rows["payload"][chosen]]
+        offsets = shard.index.payloads["offset"]
+        numbers = self._numbers()[payloads[at == at[i]]]
+        # Of payloads of one range, in a private copy only the first lies where its offset says.
+        home = np.append(True, offsets[1:] != offsets[:-1])[numbers]
+        chosen, numbers = np.flatnonzero(at == at[i])[home], numbers[home]
+        if not len(numbers):
+            return
         memory, _ = shard.home(int(numbers[0]))  # that of all payloads, which lie in it by their offsets
-        there = shard.index.payloads["offset"][numbers] + rows["byte_offset"][chosen]
+        there = offsets[numbers] + self.index.tensors["byte_offset"][chosen]
         for number, start in zip(chosen.tolist(), there.tolist(), strict=True):
             if layouts[number] is not None:
                 octets[number] = memory

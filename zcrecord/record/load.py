@@ -291,8 +291,10 @@ def _local_whole(catalogue: Archive, memory: Memory) -> Archive:
     at, read = memory.absolute, map_file if memory.octets.readonly else read_file
 
     def shard(name: str) -> Archive:
-        beside, there = (os.path.join(os.path.dirname(path), name) for path in (at, os.path.realpath(at)))
-        archive = open_archive(read(beside if os.path.exists(beside) else there), verify="touch")
+        path = os.path.join(os.path.dirname(at), name)
+        if not os.path.exists(path):
+            path = os.path.join(os.path.dirname(os.path.realpath(at)), name)
+        archive = open_archive(read(path), verify="touch")
         archive.recipe = _recipe
         return archive
 

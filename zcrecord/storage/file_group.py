@@ -54,7 +54,7 @@ class FileGroup:
             SourceError: the file system reports an error; with very many files, that a process may open no more.
         """
         with refusals(self._path):
-            fd, scratch = self._stack.enter_context(scratch_file(self._path, self._mode))
+            fd, scratch = self._stack.enter_context(scratch_file(self._path, self._mode, clear=not self._files))
             if self._mode != _NEW:
                 os.chmod(scratch, self._mode)  # which the process's mask took from
         sink = FileSink(fd, self._path, durable=self._durable)

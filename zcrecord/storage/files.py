@@ -434,11 +434,11 @@ class FileSink:
 
 
 @contextlib.contextmanager
-def scratch_file(path: str, mode: int = 0o666) -> Iterator[tuple[int, str]]:
+def scratch_file(path: str, mode: int = 0o666, *, clear: bool = True) -> Iterator[tuple[int, str]]:
     """Yield a new file beside `path`, open for reading and writing, and its name; at the end it is gone, or renamed.
 
-    The writer closes it. Scratch files for this path of processes that were killed are removed first; that of a living
-    process, in another container or, if the file system carries locks, on another machine, never is.
+    The writer closes it. Scratch files for this path of processes that were killed are removed first (unless `clear` is
+    False: one of several for one path does); that of a living process, in another container or, if the file system carries locks, on another machine, never is.
 
     Raises:
         OSError: the file system reports an error.
@@ -447,7 +447,8 @@ def scratch_file(path: str, mode: int = 0o666) -> Iterator[tuple[int, str]]:
     while len(os.fsencode(name)) > _LONGEST:  # file systems count bytes, and some take no part of a character
         name = name[:-1]
     stem = f".{name}."
-    _clear(folder, stem)
+    if clear:
+        _clear(folder, stem)
     fd, held, scratch = _make(os.path.join(folder, stem), mode)
     try:
         yield fd, scratch
