@@ -437,8 +437,9 @@ class FileSink:
 def scratch_file(path: str, mode: int = 0o666, *, clear: bool = True) -> Iterator[tuple[int, str]]:
     """Yield a new file beside `path`, open for reading and writing, and its name; at the end it is gone, or renamed.
 
-    The writer closes it. Scratch files for this path of processes that were killed are removed first (unless `clear` is
-    False: one of several for one path does); that of a living process, in another container or, if the file system carries locks, on another machine, never is.
+    The writer closes it. Unless `clear` is False, scratch files for this path of processes that were killed are removed
+    first; that of a living process, in another container or, if the file system carries locks, on another machine,
+    never is.
 
     Raises:
         OSError: the file system reports an error.
