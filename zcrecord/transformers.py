@@ -1,0 +1,310 @@
+"""Models of Hugging Face Transformers from archives, and into archives.
+
+A model folder has `config.json`, the tokenizer's files, and the weights in `model.zcr`. transformers makes the model
+and decides which tensor goes where; `frameworks.torch` gives the tensors. Nothing of transformers is replaced.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import os
+from collections import Counter
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from zcrecord.errors import MismatchError, SourceNotFoundError, UnsupportedError, missing_package
+from zcrecord.frameworks.torch import import_torch
+from zcrecord.record.load import load_record
+from zcrecord.record.record import Record
+from zcrecord.record.save import save_record
+from zcrecord.storage.files import open_sink, path_of, refusals, scratch_folder
+from zcrecord.storage.folders import MODEL, archive_in
+from zcrecord.writing.writers import SaveReport
+
+__all__ = ["from_pretrained", "save_pretrained"]
+
+_CONFIG, _GENERATION, _ADAPTER = "config.json", "generation_config.json", "adapter_config.json"
+
+# Arguments of transformers that name weights elsewhere, each with what to do instead.
+_ELSEWHERE = {
+    "state_dict": "the weights are the archive's; archive= takes a Record, too",
+    "gguf_file": "zcrecord convert makes an archive of a GGUF file",
+    "variant": "name the archive: archive='model.fp16.zcr'",
+    "subfolder": "name the folder below as the folder",
+    "quantization_config": "archives are loaded without quantising; quantise the model that this returns",
+}
+
+
+def from_pretrained(folder: Any, model_class: Any, *args: Any, archive: Any = None, **kwargs: Any) -> Any:
+    """Return the model of a folder, as `model_class.from_pretrained(folder)` of transformers, from its archive.
+
+    transformers reads `config.json` and the generation config, makes the model, gives each tensor its place, renames
+    keys, ties weights, and logs missing and unexpected keys, as ever. The weights lie on a private mapping of the
+    archive: nothing is copied or read before it is used, processes share the pages, and the first write to a page, as
+    by an optimizer, copies that page and never reaches the file. Copied are tensors that are converted: to another
+    dtype than they are stored in, by `dtype=` or by the config; into one tensor of several, as with experts that are
+    stored each by itself (`save_pretrained` tells how they need not be); and of a weight that the archive ties and
+    the model does not, one of the two. A tensor for another device is copied there from the mapping.
+
+    Args:
+        folder: with `config.json` and `model.zcr`, or the only archive or catalogue there; as `save_pretrained` writes
+            it, and as `zcrecord convert` leaves it beside a `model.safetensors`.
+        model_class: a class of transformers, such as `AutoModelForCausalLM`; `args` go to the model's own class.
+        archive: the weights, where they are not in the folder: a path, a URL or a Record, maybe of a part or with
+            other names (`Record.module`, `Record.select`). A remote one is fetched into memory.
+        kwargs: of transformers' from_pretrained: `config`, `dtype`, `device_map`, `attn_implementation`,
+            `output_loading_info`, `key_mapping`, `trust_remote_code` and so on, and values for the config.
+
+    Raises:
+        SourceError: there is no such folder, or in it no config or no archive. UnsupportedError: a quantised model, a
+        folder with an adapter, or an argument that names other weights. MismatchError: no tensor of the archive
+        belongs to the model. DependencyError: transformers or torch is not installed. transformers' own errors, as
+        for tensors of another shape, are not changed.
+
+    Example:
+        >>> from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
+        >>> tiny = GPT2LMHeadModel(GPT2Config(vocab_size=9, n_embd=8, n_layer=1, n_head=1, bos_token_id=0, eos_token_id=0))
+        >>> _ = save_pretrained(tiny, "tiny")
+        >>> model = from_pretrained("tiny", AutoModelForCausalLM)
+        >>> model.lm_head.weight is model.transformer.wte.weight  # tied
+        True
+    """
+    transformers = _import_transformers()
+    where = path_of(folder)
+    config, overrides, rest = _configured(transformers, where, model_class, kwargs)
+    record = _weights(where, archive)
+    model_class, config = _concrete(model_class, config, where, rest.get("trust_remote_code"))
+    loaded = functools.partial(model_class.from_pretrained, None, *args, config=config)
+    asked = rest.pop("output_loading_info", False)
+    state = record.torch()
+    repeated = _repeated(transformers, state, config) if rest.get("key_mapping") is None else set()
+    some = {name: tensor for name, tensor in state.items() if name not in repeated}
+    model, told = loaded(state_dict=some, output_loading_info=True, **rest)
+    if any(_same_place(key, name) for key in told["missing_keys"] for name in repeated):
+        some = state  # the class does not tie what the archive does
+        model, told = loaded(state_dict=some, output_loading_info=True, **rest)
+    if some and len(told["unexpected_keys"]) >= len(some):
+        what = f"none of its {len(some)} tensors belongs to a {type(model).__name__}"
+        raise MismatchError(f"{what}; of a part of a record give archive=record.module('name')", path=record.path)
+    _part_untied(model, some)
+    model.config.name_or_path = model.name_or_path = where
+    _take_generation(transformers, model, where, overrides, rest)
+    return (model, told) if asked else model
+
+
+def save_pretrained(
+    model: Any,
+    folder: Any,
+    *,
+    max_shard_size: int | str | None = None,
+    save_original_format: bool = True,
+    durable: bool = True,
+) -> SaveReport:
+    """Save a model of transformers as a folder: its config and generation config, its own code, and `model.zcr`.
+
+    transformers writes all but the archive. Everything is on the disk before anything in the folder is replaced, the
+    archive first: a failed save leaves the folder as it was. Tied weights are stored once, under all their names.
+    Tensors are written from the model's memory. Other files stay, as with transformers: a `model.safetensors` from
+    before is what transformers' own from_pretrained goes on loading. The tokenizer writes its files itself:
+    `tokenizer.save_pretrained(folder)`.
+
+    Args:
+        model: a PreTrainedModel, or such a one wrapped for training.
+        folder: made where it is not there.
+        max_shard_size: bytes, or "5GB" as transformers has it; larger models are written as shards and a catalogue.
+        save_original_format: as transformers has it: False stores tensors as the model has them, not under the names
+            and in the pieces of older checkpoints. Then experts need not be joined when they are loaded, and lie on
+            the mapping, too; but programs that know only the older names do not find them.
+        durable: fsync files and folder, so that they survive power loss.
+
+    Raises:
+        UnsupportedError: the model is quantised, has adapters, or has weights on the meta device, as those offloaded
+        have. SourceError: the file system reports an error. DependencyError: transformers is not installed.
+
+    Example:
+        >>> from transformers import BertConfig, BertModel
+        >>> tiny = BertConfig(vocab_size=9, hidden_size=8, num_hidden_layers=1, num_attention_heads=1)
+        >>> save_pretrained(BertModel(tiny), "tiny").tied
+        0
+        >>> from_pretrained("tiny", BertModel).config.hidden_size
+        8
+    """
+    transformers = _import_transformers()
+    from transformers.modeling_utils import unwrap_model
+
+    model = unwrap_model(model)
+    if not isinstance(model, transformers.PreTrainedModel):
+        what = f"a {type(model).__name__} is no model of transformers; save_record saves any module"
+        raise UnsupportedError(f"{what}, and a PeftModel's merge_and_unload() gives one")
+    if getattr(model, "hf_quantizer", None) is not None:
+        raise UnsupportedError("a quantised model; save it with model.save_pretrained, or dequantise it")
+    if getattr(model, "_hf_peft_config_loaded", False):
+        raise UnsupportedError("the model has adapters, which model.save_pretrained saves; delete_adapter removes them")
+    state = _saved_state(model, save_original_format)
+    where = Path(path_of(folder))
+    with refusals(os.fspath(where)):
+        where.mkdir(parents=True, exist_ok=True)
+    with scratch_folder(os.fspath(where / MODEL)) as scratch:
+        _write_config(model, scratch)
+        written = {path.name: path.read_bytes() for path in sorted(Path(scratch).iterdir())}
+    with ExitStack() as stack:
+        for name, data in written.items():  # these take their places after the archive, and not at all if it fails
+            stack.enter_context(open_sink(where / name, durable=durable)).write(data)
+        return save_record(state, where / MODEL, durable=durable, metadata={"format": "pt"})
+
+
+def _import_transformers() -> Any:
+    import_torch()
+    try:
+        import transformers
+    except ImportError as error:
+        raise missing_package("transformers", "torch", extra="transformers") from error
+    return transformers
+
+
+# Load.
+
+
+def _configured(
+    transformers: Any, where: str, model_class: Any, kwargs: dict[str, Any]
+) -> tuple[Any, dict[str, Any], dict[str, Any]]:
+    """Return the model's config, the arguments that it took, and the others."""
+    for name, advice in _ELSEWHERE.items():
+        if kwargs.get(name):
+            raise UnsupportedError(f"{name}= is not for archives; {advice}")
+    if not os.path.isdir(where):
+        what = "is no folder here; huggingface_hub.snapshot_download gives the folder of a model of the Hub"
+        raise SourceNotFoundError(what, path=where)
+    if os.path.exists(os.path.join(where, _ADAPTER)):
+        what = f"has an adapter ({_ADAPTER}); move it to a folder of its own and give that to model.load_adapter"
+        raise UnsupportedError(what, path=where)
+    config, rest = kwargs.get("config"), {k: v for k, v in kwargs.items() if k != "config"}
+    overrides: dict[str, Any] = {}
+    if not isinstance(config, transformers.PretrainedConfig):
+        if config is None and not os.path.exists(os.path.join(where, _CONFIG)):
+            what = f"is a folder without {_CONFIG}; save_pretrained writes one, or give config="
+            raise SourceNotFoundError(what, path=where)
+        kept = {k: rest.pop(k) for k in ("dtype", "torch_dtype", "trust_remote_code") if k in rest}
+        reader = getattr(model_class, "config_class", None) or transformers.AutoConfig
+        given, trusted = rest, {k: v for k, v in kept.items() if k == "trust_remote_code" and v is not None}
+        config, rest = reader.from_pretrained(config or where, return_unused_kwargs=True, **trusted, **given)
+        overrides = {k: v for k, v in given.items() if k not in rest}
+        rest |= kept
+    quantised = getattr(config, "quantization_config", None)
+    if quantised is not None:
+        how = quantised.get("quant_method") if isinstance(quantised, dict) else quantised.quant_method
+        what = f"{_CONFIG} has a quantised model ({getattr(how, 'value', how)}), which transformers makes of its own files"
+        raise UnsupportedError(f"{what} alone; convert the archive to model.safetensors, or save it dequantised", path=where)
+    return config, overrides, rest
+
+
+def _weights(where: str, archive: Any) -> Record:
+    if isinstance(archive, Record):
+        return archive
+    return load_record(archive_in(where) if archive is None else archive)
+
+
+def _concrete(model_class: Any, config: Any, where: str, trusted: Any) -> tuple[Any, Any]:
+    """Return the class that an Auto class stands for, any other as it is, and its config.
+
+    An Auto class itself loads from a folder or the Hub alone.
+    """
+    mapping, named = getattr(model_class, "_model_mapping", None), getattr(config, "auto_map", None) or {}
+    if mapping is None:
+        return model_class, config
+    if trusted and model_class.__name__ in named:
+        from transformers.dynamic_module_utils import get_class_from_dynamic_module
+
+        return get_class_from_dynamic_module(named[model_class.__name__], where), config
+    if type(config) not in mapping:
+        what = f"{model_class.__name__} has no model for a {type(config).__name__}; name another class"
+        own = "; trust_remote_code=True takes the folder's own code" if named else ""
+        raise UnsupportedError(what + own, path=where)
+    found = mapping[type(config)]
+    if isinstance(found, list | tuple):
+        by_name = {each.__name__: each for each in found}
+        found = next((by_name[n] for n in getattr(config, "architectures", None) or () if n in by_name), found[0])
+    text = (getattr(config, "sub_configs", None) or {}).get("text_config")
+    part = text is not None and getattr(found, "config_class", None) is text  # the language model of a larger one
+    return found, config.get_text_config() if part else config
+
+
+def _repeated(transformers: Any, state: dict[str, Any], config: Any) -> set[str]:
+    """Return the names that repeat another's tensor and that the class which was saved declares as tied to it.
+
+    transformers would compare the two, byte by byte, before it ties them; it does not miss them.
+    """
+    saved = getattr(transformers, (getattr(config, "architectures", None) or [""])[0], None)
+    declared = getattr(saved, "_tied_weights_keys", None)
+    if not isinstance(declared, dict) or not getattr(config, "tie_word_embeddings", False):
+        return set()
+
+    def one(a: Any, b: Any) -> bool:
+        return a.data_ptr() == b.data_ptr() and a.dtype == b.dtype and a.shape == b.shape and a.stride() == b.stride()
+
+    pairs = {name: kept for name, kept in declared.items() if name in state and kept in state and kept not in declared}
+    return {name for name, kept in pairs.items() if one(state[name], state[kept])}
+
+
+def _same_place(key: str, name: str) -> bool:
+    """Return True if two names may differ by the prefix of a base model alone."""
+    return f".{key}".endswith(f".{name}") or f".{name}".endswith(f".{key}")
+
+
+def _part_untied(model: Any, state: dict[str, Any]) -> None:
+    """Copy parameters that lie on one memory, because the archive ties them, and that the model does not tie."""
+    uses = Counter(tensor.data_ptr() for tensor in state.values())
+    seen = {at: False for at, count in uses.items() if at and count > 1}
+    for parameter in model.parameters() if seen else ():
+        at = parameter.data_ptr()
+        if seen.get(at):
+            parameter.data = parameter.data.clone()
+        elif at in seen:
+            seen[at] = True
+
+
+def _take_generation(transformers: Any, model: Any, where: str, overrides: dict[str, Any], rest: dict[str, Any]) -> None:
+    """Give a model the folder's generation config, and its own function to generate where the folder's code is trusted."""
+    if not model.can_generate():
+        return
+    if rest.get("generation_config") is None:
+        told = {} if os.path.exists(os.path.join(where, _GENERATION)) else {"_from_model_config": True}
+        file = _CONFIG if told else _GENERATION
+        if os.path.exists(os.path.join(where, file)):
+            read = transformers.GenerationConfig.from_pretrained
+            model.generation_config = read(where, config_file_name=file, **told, **overrides)
+    if rest.get("trust_remote_code") and os.path.exists(os.path.join(where, "custom_generate", "generate.py")):
+        custom = model.load_custom_generate(where, trust_remote_code=True)
+        model.generate = functools.partial(custom, model=model)
+
+
+# Save.
+
+
+def _saved_state(model: Any, original: bool) -> dict[str, Any]:
+    """Return the tensors to save, by the names of a checkpoint."""
+    from transformers.core_model_loading import revert_weight_conversion
+
+    left_out = set(getattr(model, "_keys_to_ignore_on_save", None) or ())
+    state = {name: tensor for name, tensor in model.state_dict().items() if name not in left_out}
+    for name, tensor in state.items():
+        if tensor.device.type == "meta":
+            raise UnsupportedError("is offloaded, or never loaded; load the model without offloading", tensor=name)
+    found: dict[str, Any] = revert_weight_conversion(model, state) if original else state
+    return found
+
+
+def _write_config(model: Any, folder: str) -> None:
+    """Have transformers write everything but weights, as its own save_pretrained does."""
+    from transformers.dynamic_module_utils import custom_object_save
+
+    config = copy.deepcopy(model.config)
+    config.dtype = str(model.dtype).removeprefix("torch.")
+    config.architectures = [type(model).__name__.removeprefix("FSDP")]
+    if getattr(model, "_auto_class", None) is not None:
+        custom_object_save(model, folder, config=config)
+    config.save_pretrained(folder)
+    if model.can_generate():
+        model.generation_config.save_pretrained(folder)
