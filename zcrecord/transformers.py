@@ -9,12 +9,13 @@ from __future__ import annotations
 import copy
 import functools
 import os
+import re
 from collections import Counter
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from zcrecord.errors import MismatchError, SourceNotFoundError, UnsupportedError, missing_package
+from zcrecord.errors import MismatchError, SourceNotFoundError, UnsupportedError, missing_package, printable
 from zcrecord.frameworks.torch import import_torch
 from zcrecord.record.load import load_record
 from zcrecord.record.record import Record
@@ -26,6 +27,11 @@ from zcrecord.writing.writers import SaveReport
 __all__ = ["from_pretrained", "save_pretrained"]
 
 _CONFIG, _GENERATION, _ADAPTER = "config.json", "generation_config.json", "adapter_config.json"
+
+_SIZE = re.compile(r"(\d+(?:\.\d+)?) *([KMGT])(i?)B", re.IGNORECASE)
+
+# Arguments that are no values for a config, though configs would take some of them.
+_BESIDE = {"config", "dtype", "torch_dtype", "trust_remote_code"}
 
 # Arguments of transformers that name weights elsewhere, each with what to do instead.
 _ELSEWHERE = {
@@ -65,32 +71,31 @@ def from_pretrained(folder: Any, model_class: Any, *args: Any, archive: Any = No
 
     Example:
         >>> from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
-        >>> tiny = GPT2LMHeadModel(GPT2Config(vocab_size=9, n_embd=8, n_layer=1, n_head=1, bos_token_id=0, eos_token_id=0))
-        >>> _ = save_pretrained(tiny, "tiny")
+        >>> sizes = {"vocab_size": 9, "n_embd": 8, "n_layer": 1, "n_head": 1, "bos_token_id": 0, "eos_token_id": 1}
+        >>> _ = save_pretrained(GPT2LMHeadModel(GPT2Config(**sizes)), "tiny")
         >>> model = from_pretrained("tiny", AutoModelForCausalLM)
         >>> model.lm_head.weight is model.transformer.wte.weight  # tied
         True
     """
     transformers = _import_transformers()
     where = path_of(folder)
+    _check(where, kwargs)
     config, overrides, rest = _configured(transformers, where, model_class, kwargs)
-    record = _weights(where, archive)
     model_class, config = _concrete(model_class, config, where, rest.get("trust_remote_code"))
-    loaded = functools.partial(model_class.from_pretrained, None, *args, config=config)
-    asked = rest.pop("output_loading_info", False)
+    record = archive if isinstance(archive, Record) else load_record(archive_in(where) if archive is None else archive)
     state = record.torch()
     repeated = _repeated(transformers, state, config) if rest.get("key_mapping") is None else set()
-    some = {name: tensor for name, tensor in state.items() if name not in repeated}
-    model, told = loaded(state_dict=some, output_loading_info=True, **rest)
+    asked = rest.pop("output_loading_info", False)
+    load = functools.partial(model_class.from_pretrained, None, *args, config=config, output_loading_info=True, **rest)
+    model, told = load(state_dict={name: tensor for name, tensor in state.items() if name not in repeated})
     if any(_same_place(key, name) for key in told["missing_keys"] for name in repeated):
-        some = state  # the class does not tie what the archive does
-        model, told = loaded(state_dict=some, output_loading_info=True, **rest)
-    if some and len(told["unexpected_keys"]) >= len(some):
-        what = f"none of its {len(some)} tensors belongs to a {type(model).__name__}"
+        model, told = load(state_dict=state)  # the class does not tie what the archive does
+    if state and len(told["unexpected_keys"]) >= len(state) - len(repeated):
+        what = f"none of its {len(state)} tensors belongs to a {type(model).__name__}"
         raise MismatchError(f"{what}; of a part of a record give archive=record.module('name')", path=record.path)
-    _part_untied(model, some)
+    _part_untied(model, state)
     model.config.name_or_path = model.name_or_path = where
-    _take_generation(transformers, model, where, overrides, rest)
+    _set_generation(transformers, model, where, overrides, rest)
     return (model, told) if asked else model
 
 
@@ -152,7 +157,8 @@ def save_pretrained(
     with ExitStack() as stack:
         for name, data in written.items():  # these take their places after the archive, and not at all if it fails
             stack.enter_context(open_sink(where / name, durable=durable)).write(data)
-        return save_record(state, where / MODEL, durable=durable, metadata={"format": "pt"})
+        most = _nbytes(max_shard_size)
+        return save_record(state, where / MODEL, durable=durable, metadata={"format": "pt"}, max_shard_size=most)
 
 
 def _import_transformers() -> Any:
@@ -167,10 +173,8 @@ def _import_transformers() -> Any:
 # Load.
 
 
-def _configured(
-    transformers: Any, where: str, model_class: Any, kwargs: dict[str, Any]
-) -> tuple[Any, dict[str, Any], dict[str, Any]]:
-    """Return the model's config, the arguments that it took, and the others."""
+def _check(where: str, kwargs: dict[str, Any]) -> None:
+    """Refuse arguments that name other weights, and folders that are none or whose adapter would be left out."""
     for name, advice in _ELSEWHERE.items():
         if kwargs.get(name):
             raise UnsupportedError(f"{name}= is not for archives; {advice}")
@@ -180,30 +184,32 @@ def _configured(
     if os.path.exists(os.path.join(where, _ADAPTER)):
         what = f"has an adapter ({_ADAPTER}); move it to a folder of its own and give that to model.load_adapter"
         raise UnsupportedError(what, path=where)
-    config, rest = kwargs.get("config"), {k: v for k, v in kwargs.items() if k != "config"}
-    overrides: dict[str, Any] = {}
-    if not isinstance(config, transformers.PretrainedConfig):
-        if config is None and not os.path.exists(os.path.join(where, _CONFIG)):
-            what = f"is a folder without {_CONFIG}; save_pretrained writes one, or give config="
-            raise SourceNotFoundError(what, path=where)
-        kept = {k: rest.pop(k) for k in ("dtype", "torch_dtype", "trust_remote_code") if k in rest}
+    if kwargs.get("config") is None and not os.path.exists(os.path.join(where, _CONFIG)):
+        what = f"is a folder without {_CONFIG}; save_pretrained writes one, or give config="
+        raise SourceNotFoundError(what, path=where)
+
+
+def _configured(
+    transformers: Any, where: str, model_class: Any, kwargs: dict[str, Any]
+) -> tuple[Any, dict[str, Any], dict[str, Any]]:
+    """Return the model's config, the arguments that changed it, and those for the model."""
+    config, overrides = kwargs.get("config"), {k: v for k, v in kwargs.items() if k not in _BESIDE}
+    rest = {k: v for k, v in kwargs.items() if k in _BESIDE and k != "config"}
+    if isinstance(config, transformers.PretrainedConfig):
+        overrides, rest = {}, rest | overrides
+    else:
+        trusted = {"trust_remote_code": True} if kwargs.get("trust_remote_code") else {}
         reader = getattr(model_class, "config_class", None) or transformers.AutoConfig
-        given, trusted = rest, {k: v for k, v in kept.items() if k == "trust_remote_code" and v is not None}
-        config, rest = reader.from_pretrained(config or where, return_unused_kwargs=True, **trusted, **given)
-        overrides = {k: v for k, v in given.items() if k not in rest}
-        rest |= kept
-    quantised = getattr(config, "quantization_config", None)
-    if quantised is not None:
+        config, unused = reader.from_pretrained(config or where, return_unused_kwargs=True, **trusted, **overrides)
+        overrides = {k: v for k, v in overrides.items() if k not in unused}
+        rest |= unused
+    if (quantised := getattr(config, "quantization_config", None)) is not None:
         how = quantised.get("quant_method") if isinstance(quantised, dict) else quantised.quant_method
-        what = f"{_CONFIG} has a quantised model ({getattr(how, 'value', how)}), which transformers makes of its own files"
-        raise UnsupportedError(f"{what} alone; convert the archive to model.safetensors, or save it dequantised", path=where)
+        what = (
+            f"{_CONFIG} names a quantised model ({getattr(how, 'value', how)}), which transformers loads from its own"
+        )
+        raise UnsupportedError(f"{what} files alone; zcrecord convert makes its model.safetensors again", path=where)
     return config, overrides, rest
-
-
-def _weights(where: str, archive: Any) -> Record:
-    if isinstance(archive, Record):
-        return archive
-    return load_record(archive_in(where) if archive is None else archive)
 
 
 def _concrete(model_class: Any, config: Any, where: str, trusted: Any) -> tuple[Any, Any]:
@@ -242,7 +248,7 @@ def _repeated(transformers: Any, state: dict[str, Any], config: Any) -> set[str]
         return set()
 
     def one(a: Any, b: Any) -> bool:
-        return a.data_ptr() == b.data_ptr() and a.dtype == b.dtype and a.shape == b.shape and a.stride() == b.stride()
+        return bool(a.is_set_to(b)) and a.dtype == b.dtype
 
     pairs = {name: kept for name, kept in declared.items() if name in state and kept in state and kept not in declared}
     return {name for name, kept in pairs.items() if one(state[name], state[kept])}
@@ -265,8 +271,8 @@ def _part_untied(model: Any, state: dict[str, Any]) -> None:
             seen[at] = True
 
 
-def _take_generation(transformers: Any, model: Any, where: str, overrides: dict[str, Any], rest: dict[str, Any]) -> None:
-    """Give a model the folder's generation config, and its own function to generate where the folder's code is trusted."""
+def _set_generation(transformers: Any, model: Any, where: str, overrides: dict[str, Any], rest: dict[str, Any]) -> None:
+    """Give a model the generation config of its folder, and the folder's own generate() where its code is trusted."""
     if not model.can_generate():
         return
     if rest.get("generation_config") is None:
@@ -281,6 +287,18 @@ def _take_generation(transformers: Any, model: Any, where: str, overrides: dict[
 
 
 # Save.
+
+
+def _nbytes(size: int | str | None) -> int | None:
+    if not isinstance(size, str):
+        return size
+    found = _SIZE.fullmatch(size)
+    if found is None:
+        raise UnsupportedError(
+            f"max_shard_size={printable(repr(size))} is not a size, such as '5GB', nor a number of bytes"
+        )
+    number, letter, binary = found.groups()
+    return int(float(number) * (1024 if binary else 1000) ** (1 + "KMGT".index(letter.upper())))
 
 
 def _saved_state(model: Any, original: bool) -> dict[str, Any]:

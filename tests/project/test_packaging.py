@@ -158,7 +158,7 @@ def test_plain_install_brings_the_core_alone(metadata: Message) -> None:
         required[extra[1] if extra else ""].add(re.split(r"[^\w-]", requirement)[0])
     assert required[""] == {"numpy", "flatbuffers", "ml-dtypes", "xxhash", "rich"}
     extras = {"zstd", "onnx", "ort", "torch", "jax", "gguf", "remote", "s3", "sign", "serve", "completion", "bench"}
-    extras |= {"all", "dev"}
+    extras |= {"transformers", "all", "dev"}
     assert set(required) == {"", *extras}
     assert required["zstd"] == {"zstandard"}
     assert required["onnx"] == {"onnx", "zstandard"}

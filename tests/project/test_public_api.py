@@ -31,6 +31,7 @@ import zcrecord.loaders
 import zcrecord.onnx
 import zcrecord.remote
 import zcrecord.report
+import zcrecord.transformers
 import zcrecord.transport
 from zcrecord import errors
 from zcrecord.compat import safetensors as compat
@@ -51,6 +52,7 @@ MODULES = {
         zcrecord.onnx,
         zcrecord.remote,
         zcrecord.report,
+        zcrecord.transformers,
         zcrecord.transport,
     )
 }
@@ -342,6 +344,10 @@ zcrecord.report.describe_archive(record: Record, *, content_digest: str | None =
 zcrecord.report.report(source: Any, dest: Any, *, digest: bool = False, force: bool = False, durable: bool = True,
     progress: Progress | None = None) -> PageReport
 zcrecord.report.report_page(description: dict[str, Any]) -> bytes
+zcrecord.transformers.from_pretrained(folder: Any, model_class: Any, *args: Any, archive: Any = None,
+    **kwargs: Any) -> Any
+zcrecord.transformers.save_pretrained(model: Any, folder: Any, *, max_shard_size: int | str | None = None,
+    save_original_format: bool = True, durable: bool = True) -> SaveReport
 zcrecord.transport.PackReport(source: str | None, dest: str | None, archive_bytes: int, packed_bytes: int,
     frames: int | None, seconds: float, peak_rss: int | None)
 PackReport.ratio -> float

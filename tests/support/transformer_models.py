@@ -1,4 +1,4 @@
-"""Small models of transformers with random weights, no two tensors alike, and their folders as transformers saves them."""
+"""Small models of transformers with random weights, no two tensors alike; and what two models have in common."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models of transformers from archives: the same model as from safetensors, its weights on the mapping, tied where tied.
+"""Models of transformers from archives: the same as from safetensors, weights on the mapping, tied where tied.
 
 The models are small and have random weights; each folder is written by transformers and by `save_pretrained`.
 """
@@ -149,6 +149,14 @@ def test_every_weight_lies_on_the_mapping(name: str, folders: Folders) -> None:
     kept = {name for name, parameter in cast.named_parameters() if parameter.dtype == torch.float32}  # as T5 wants it
     copied = {name for name, parameter in cast.named_parameters() if name not in kept}
     assert copied and set(models.off_the_mapping(cast, path)) == copied, "this test sees copies"
+
+
+@LINUX
+def test_weights_of_shards_lie_on_their_mappings(tmp_path: Path) -> None:
+    save_pretrained(models.made(models.gpt2), tmp_path, max_shard_size="50KB", durable=False)
+    model = from_pretrained(tmp_path, hf.GPT2LMHeadModel)
+    off = [set(models.off_the_mapping(model, path)) for path in tmp_path.glob("model-*.zcr")]
+    assert len(off) > 2 and not set.intersection(*off)
 
 
 @LINUX
@@ -410,7 +418,11 @@ def _of_another_model(folder: Path) -> None:
         (_without_archive, SourceError, r"is a folder without an archive \(model.zcr\); zcrecord convert makes one"),
         (_damaged, FormatError, "not a zcrecord archive"),
         (_with_adapter, UnsupportedError, r"has an adapter \(adapter_config.json\); move it to a folder of its own"),
-        (_quantised, UnsupportedError, r"config.json has a quantised model \(gptq\).* convert the archive to model.saf"),
+        (
+            _quantised,
+            UnsupportedError,
+            r"config.json names a quantised model \(gptq\).* zcrecord convert makes its",
+        ),
         (_of_another_model, MismatchError, r"none of its 1 tensors belongs to a LlamaForCausalLM; .*record.module"),
     ],
 )

@@ -33,6 +33,7 @@ MODULES = (  # in the order of the index
     "zcrecord.transport",
     "zcrecord.integrity",
     "zcrecord.report",
+    "zcrecord.transformers",
     "zcrecord.compat.safetensors",
     "zcrecord.compat.safetensors.numpy",
     "zcrecord.compat.safetensors.torch",

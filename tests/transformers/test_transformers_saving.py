@@ -1,0 +1,190 @@
+"""Models of transformers to archives: the files of transformers, ties, shards, and folders whole or as they were."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformer_models as models
+import transformers as hf
+
+import zcrecord
+from zcrecord.cli.dispatch import main
+from zcrecord.errors import SourceError, UnsupportedError
+from zcrecord.transformers import from_pretrained, save_pretrained
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
+
+
+@pytest.mark.parametrize("name", models.MAKERS)
+def test_every_file_but_the_weights_is_the_one_that_transformers_writes(name: str, tmp_path: Path) -> None:
+    model = models.made(models.MAKERS[name])
+    before = model.config.to_dict()
+    save_pretrained(model, tmp_path / "ours", durable=False)
+    assert model.config.to_dict() == before, "the model is left as it was"
+    model.save_pretrained(tmp_path / "theirs")
+    ours, theirs = contents(tmp_path / "ours"), contents(tmp_path / "theirs")
+    del theirs["model.safetensors"]
+    assert {n: data for n, data in ours.items() if n != "model.zcr"} == theirs and "model.zcr" in ours
+
+
+@pytest.mark.parametrize("make", [*models.MAKERS.values(), models.mixtral])
+def test_the_archive_converts_to_the_tensors_that_transformers_saves(make: Callable[[], Any], tmp_path: Path) -> None:
+    model = models.made(make)
+    save_pretrained(model, tmp_path, durable=False)
+    model.save_pretrained(tmp_path / "theirs")
+    archive, theirs = zcrecord.load_record(tmp_path / "model.zcr"), tmp_path / "theirs" / "model.safetensors"
+    assert archive.metadata == {"format": "pt"}
+    assert main(["convert", str(theirs), str(tmp_path / "theirs.zcr"), "-q"]) == 0
+    expected = zcrecord.load_record(tmp_path / "theirs.zcr").torch()
+    assert set(expected) <= set(archive)
+    found = archive.torch()
+    assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
+    for name in set(archive) - set(expected):  # what is tied, which safetensors has under one name alone
+        assert archive.info(name).tied, name
+
+
+def test_tied_weights_are_stored_once_and_are_one_parameter_again(tmp_path: Path) -> None:
+    model = models.made(models.t5)
+    report = save_pretrained(model, tmp_path, durable=False)
+    assert report.tied == 3 and report.payload_bytes == sum(p.nbytes for p in model.parameters())
+    loaded = from_pretrained(tmp_path, hf.T5ForConditionalGeneration)
+    shared = loaded.shared.weight
+    assert loaded.encoder.embed_tokens.weight is shared and loaded.decoder.embed_tokens.weight is shared
+    assert loaded.lm_head.weight is shared
+
+
+@pytest.mark.parametrize("size, shards", [("100KB", 2), (100_000, 2), ("0.04 MB", 4), ("1GiB", 0), (None, 0)])
+def test_shards_of_the_size_asked_for_load_as_one_model(size: Any, shards: int, tmp_path: Path) -> None:
+    model = models.made(models.gpt2)
+    save_pretrained(model, tmp_path, max_shard_size=size, durable=False)
+    found = sorted(path for path in tmp_path.glob("*.zcr") if path.name != "model.zcr")
+    assert [path.name for path in found] == [f"model-{i + 1:05}-of-{shards:05}.zcr" for i in range(shards)]
+    loaded = from_pretrained(tmp_path, hf.AutoModelForCausalLM)
+    assert models.same_tensors(loaded, model) and loaded.lm_head.weight is loaded.transformer.wte.weight
+
+
+def test_a_model_saved_over_one_of_shards_takes_its_place(tmp_path: Path) -> None:
+    first, second = models.made(models.gpt2), models.made(models.bert)
+    save_pretrained(first, tmp_path, max_shard_size="50KB", durable=False)
+    save_pretrained(second, tmp_path, max_shard_size="100KB", durable=False)
+    assert models.same_tensors(from_pretrained(tmp_path, hf.AutoModelForMaskedLM), second)
+    shards = [path.name for path in tmp_path.glob("model-*.zcr")]
+    assert len(shards) == 2, "those of the first are gone"
+
+
+def test_a_model_that_lies_on_an_archive_is_saved_over_it(tmp_path: Path) -> None:
+    save_pretrained(models.made(models.gpt2), tmp_path, durable=False)
+    model = from_pretrained(tmp_path, hf.GPT2LMHeadModel)
+    with torch.no_grad():
+        model.transformer.h[0].ln_1.weight.fill_(5)
+    save_pretrained(model, tmp_path, durable=False)
+    assert models.same_tensors(from_pretrained(tmp_path, hf.GPT2LMHeadModel), model)
+
+
+def test_a_wrapped_model_is_saved_without_its_wrapper(tmp_path: Path) -> None:
+    model = models.made(models.gpt2)
+    save_pretrained(torch.nn.DataParallel(model), tmp_path, durable=False)
+    assert models.same_tensors(from_pretrained(tmp_path, hf.GPT2LMHeadModel), model)
+
+
+def test_other_files_of_the_folder_stay(tmp_path: Path) -> None:
+    for name in ("model.safetensors", "tokenizer.json"):
+        (tmp_path / name).write_bytes(b"as it was")
+    save_pretrained(models.made(models.bert), tmp_path, durable=False)
+    found = contents(tmp_path)
+    assert sorted(found) == ["config.json", "model.safetensors", "model.zcr", "tokenizer.json"]
+    assert found["model.safetensors"] == found["tokenizer.json"] == b"as it was"
+
+
+# Failures.
+
+
+def _offloaded(model: Any) -> Any:
+    model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.to("meta"))
+    return model
+
+
+def _sparse(model: Any) -> Any:
+    model.register_buffer("mask", torch.eye(3).to_sparse())
+    return model
+
+
+def _quantised(model: Any) -> Any:
+    model.hf_quantizer = object()
+    return model
+
+
+def _with_adapters(model: Any) -> Any:
+    model._hf_peft_config_loaded = True
+    return model
+
+
+def _without_transformers(model: Any) -> Any:
+    return torch.nn.Sequential(model)
+
+
+FAULTS = [
+    (_offloaded, r"tensor 'lm_head.weight': is offloaded, or never loaded; load the model without offloading"),
+    (_sparse, r"tensor 'mask': a tensor of layout torch.sparse_coo; .*to_dense"),
+    (_quantised, r"a quantised model; save it with model.save_pretrained, or dequantise it"),
+    (_with_adapters, r"the model has adapters, which model.save_pretrained saves; delete_adapter removes them"),
+    (_without_transformers, r"a Sequential is no model of transformers; save_record saves any module, .*merge_and"),
+]
+
+
+@pytest.mark.parametrize("fault, message", FAULTS)
+@pytest.mark.parametrize("before", ["a model", "nothing"])
+def test_a_model_that_cannot_be_saved_is_refused_and_leaves_the_folder_as_it_was(
+    fault: Callable[[Any], Any], message: str, before: str, tmp_path: Path
+) -> None:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    if before == "a model":
+        save_pretrained(models.made(models.bert), folder, durable=False)
+    kept = contents(folder)
+    with pytest.raises(UnsupportedError, match=message):
+        save_pretrained(fault(models.made(models.gpt2)), folder, durable=False)
+    assert contents(folder) == kept
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), SourceError("no space left")])
+def test_a_save_that_is_interrupted_leaves_the_folder_as_it_was(
+    error: BaseException, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_pretrained(models.made(models.bert), tmp_path, durable=False)
+    kept = contents(tmp_path)
+
+    def failing(*_: Any, **__: Any) -> None:
+        found = {path.name for path in tmp_path.iterdir()}
+        assert len(found) == len(kept) + 2, "config and generation config are on the disk, under other names"
+        raise error
+
+    monkeypatch.setattr("zcrecord.transformers.save_record", failing)
+    with pytest.raises(type(error)):
+        save_pretrained(models.made(models.gpt2), tmp_path, durable=False)
+    assert contents(tmp_path) == kept
+    monkeypatch.undo()
+    save_pretrained(models.made(models.gpt2), tmp_path, durable=False)
+    from_pretrained(tmp_path, hf.GPT2LMHeadModel)
+
+
+@pytest.mark.parametrize("size", ["5 bananas", "GB", "-1KB", 0])
+def test_a_shard_size_that_is_none_is_refused(size: Any, tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedError, match=r"max_shard_size=.* is not a"):
+        save_pretrained(models.made(models.bert), tmp_path, max_shard_size=size)
+    assert not os.listdir(tmp_path)
+
+
+def test_a_file_in_the_folder_s_place_is_named(tmp_path: Path) -> None:
+    (tmp_path / "model").write_bytes(b"a file")
+    with pytest.raises(SourceError, match=r"model: cannot write: File exists; the file there before is untouched"):
+        save_pretrained(models.made(models.bert), tmp_path / "model")
+    shutil.rmtree(tmp_path)
