@@ -93,7 +93,7 @@ def from_pretrained(folder: Any, model_class: Any, *args: Any, archive: Any = No
     if state and len(told["unexpected_keys"]) >= len(state) - len(repeated):
         what = f"none of its {len(state)} tensors belongs to a {type(model).__name__}"
         raise MismatchError(f"{what}; of a part of a record give archive=record.module('name')", path=record.path)
-    _part_untied(model, state)
+    _settle_ties(model, state)
     model.config.name_or_path = model.name_or_path = where
     _set_generation(transformers, model, where, overrides, rest)
     return (model, told) if asked else model
@@ -240,7 +240,7 @@ def _concrete(model_class: Any, config: Any, where: str, trusted: Any) -> tuple[
 def _repeated(transformers: Any, state: dict[str, Any], config: Any) -> set[str]:
     """Return the names that repeat another's tensor and that the class which was saved declares as tied to it.
 
-    transformers would compare the two, byte by byte, before it ties them; it does not miss them.
+    transformers ties those that are not there, as in its own files. Of those that are, it compares all bytes.
     """
     saved = getattr(transformers, (getattr(config, "architectures", None) or [""])[0], None)
     declared = getattr(saved, "_tied_weights_keys", None)
@@ -259,11 +259,21 @@ def _same_place(key: str, name: str) -> bool:
     return f".{key}".endswith(f".{name}") or f".{name}".endswith(f".{key}")
 
 
-def _part_untied(model: Any, state: dict[str, Any]) -> None:
-    """Copy parameters that lie on one memory, because the archive ties them, and that the model does not tie."""
+def _settle_ties(model: Any, state: dict[str, Any]) -> None:
+    """Tie parameters on one memory as the model declares it; of others there, copy all but the first.
+
+    Most are tied by now. Some versions of transformers do not tie two names that both have a value.
+    """
     uses = Counter(tensor.data_ptr() for tensor in state.values())
     seen = {at: False for at, count in uses.items() if at and count > 1}
-    for parameter in model.parameters() if seen else ():
+    if not seen:
+        return
+    for name, kept in model.get_expanded_tied_weights_keys(all_submodels=True).items():
+        tied, first = model.get_parameter_or_buffer(name), model.get_parameter_or_buffer(kept)
+        if tied is not first and tied.is_set_to(first):
+            module, _, key = name.rpartition(".")
+            setattr(model.get_submodule(module), key, first)
+    for parameter in model.parameters():
         at = parameter.data_ptr()
         if seen.get(at):
             parameter.data = parameter.data.clone()
