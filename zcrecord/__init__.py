@@ -42,6 +42,7 @@ from zcrecord.tensors.packed import PackedTensor, StringTensor
 
 if TYPE_CHECKING:
     from zcrecord.archive.info import ArchiveLayout, ModuleInfo, TensorInfo
+    from zcrecord.record.edit import EditReport, RecordEditor, edit
     from zcrecord.record.record_writer import RecordWriter
     from zcrecord.record.save import save_record
     from zcrecord.tensors.lazy import LazyTensor
@@ -54,6 +55,7 @@ __all__ = [
     "DType",
     "DependencyError",
     "DestinationExistsError",
+    "EditReport",
     "ExternalDataError",
     "FillError",
     "FormatError",
@@ -69,6 +71,7 @@ __all__ = [
     "PipeClosedError",
     "ProducerError",
     "Record",
+    "RecordEditor",
     "RecordError",
     "RecordWriter",
     "SaveReport",
@@ -79,6 +82,7 @@ __all__ = [
     "TensorNotFoundError",
     "UnsupportedError",
     "VersionError",
+    "edit",
     "load_record",
     "save_record",
 ]
@@ -86,11 +90,14 @@ __all__ = [
 # Imported when they are first asked for: a program that loads need not wait for what saves and describes.
 _LATER = {
     "ArchiveLayout": "archive.info",
+    "EditReport": "record.edit",
     "LazyTensor": "tensors.lazy",
     "ModuleInfo": "archive.info",
+    "RecordEditor": "record.edit",
     "RecordWriter": "record.record_writer",
     "SaveReport": "writing.writers",
     "TensorInfo": "archive.info",
+    "edit": "record.edit",
     "save_record": "record.save",
 }
 

@@ -5,7 +5,7 @@ Every function takes an opened archive and is linear in its index. Values are `r
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -21,7 +21,18 @@ from zcrecord.dtypes import DType
 from . import unflatten
 from .archive import Archive
 
-__all__ = ["ArchiveLayout", "ModuleInfo", "TensorInfo", "attributes", "info", "infos", "layout", "modules", "walk"]
+__all__ = [
+    "ArchiveLayout",
+    "ModuleInfo",
+    "TensorInfo",
+    "attributes",
+    "child_of_type",
+    "info",
+    "infos",
+    "layout",
+    "modules",
+    "walk",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,8 +223,8 @@ def modules(archive: Archive) -> dict[str, ModuleInfo]:
     return out
 
 
-def attributes(archive: Archive) -> dict[str, Any]:
-    """Return every attribute by its full name, in saved order.
+def attributes(archive: Archive, payload: Callable[[int], Any] | None = None) -> dict[str, Any]:
+    """Return every attribute by its full name, in saved order; bytes as `payload` gives them, else as views.
 
     Raises:
         LimitError: the full names would take out of all proportion to the index.
@@ -222,10 +233,19 @@ def attributes(archive: Archive) -> dict[str, Any]:
     ix = archive.index
     unflatten.check_full_names(ix, archive.header.index_size)
     out = {}
-    for a in unflatten.attribute_entries(ix, ix.attributes, archive.payload):
+    for a in unflatten.attribute_entries(ix, ix.attributes, payload or archive.payload):
         module = _module_name(archive, a.parent)
         out[f"{module}.{a.key}" if module else a.key] = a.value
     return out
+
+
+def child_of_type(archive: Archive, type_name: str) -> int | None:
+    """Return the number of the first module of a type right in the record itself; None if there is none."""
+    archive.ensure_all()
+    ix = archive.index
+    rows = ix.modules
+    found = np.flatnonzero((rows["parent"] == 0) & (rows["type_name_size"] == len(type_name.encode()))).tolist()
+    return next((m for m in found if ix.text_of(rows[m], "type_name") == type_name), None)
 
 
 def walk(archive: Archive) -> Iterator[tuple[int, str, Any]]:

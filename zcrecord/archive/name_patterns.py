@@ -12,7 +12,7 @@ from typing import Any
 
 from zcrecord.errors import TensorNotFoundError, UnsupportedError, printable
 
-__all__ = ["NameFilter", "Patterns", "is_pattern", "matcher", "name_test", "prefix_advice", "renamer"]
+__all__ = ["NameFilter", "Patterns", "is_pattern", "matcher", "name_test", "prefix_advice", "renamer", "starred"]
 
 Patterns = str | Iterable[str]
 
@@ -69,9 +69,11 @@ def _listed(patterns: Any, options: str = "select= and exclude= take") -> tuple[
 
 
 def name_test(
-    names: Any, tensors: Callable[[], list[str]], modules: list[str], path: str | None
+    names: Any, tensors: Callable[[], list[str]], modules: list[str], path: str | None, method: str = "select"
 ) -> Callable[[str], bool]:
     """Return a test of names, of tensors and modules, against `names`, some of which may be patterns.
+
+    `method` is the one that errors name.
 
     Raises:
         TensorNotFoundError: one without wildcards is not known. UnsupportedError: they are no names.
@@ -82,16 +84,16 @@ def name_test(
     everything = {*tensors(), *modules} if wanted else set()
     missing = [name for name in wanted if not is_pattern(name) and name not in everything]
     if missing:
-        why = prefix_advice(missing[0], tensors())
+        why = prefix_advice(missing[0], tensors(), method)
         raise TensorNotFoundError(missing[0], lambda: _to_suggest(missing[0], tensors(), modules), path=path, why=why)
     return matcher(wanted)
 
 
-def prefix_advice(name: str, tensors: list[str]) -> str | None:
+def prefix_advice(name: str, tensors: list[str], method: str = "select") -> str | None:
     """Return advice for a name that others start with: a flat state dict has dots in its keys, and no modules."""
     if not any(tensor.startswith(f"{name}.") for tensor in tensors):
         return None
-    return f"is no module, only how names of tensors start; select('{printable(name)}.*') chooses those"
+    return f"is no module, only how names of tensors start; {method}('{printable(name)}.*') chooses those"
 
 
 def _to_suggest(name: str, tensors: list[str], modules: list[str]) -> list[str]:
@@ -130,3 +132,26 @@ def renamer(rename: Any) -> Callable[[str], str]:
         return name
 
     return new
+
+
+def starred(old: str, new: str) -> Callable[[str], str]:
+    """Return a function from names to new ones: each `*` of `new` is the text that one of `old` stands for.
+
+    Example:
+        >>> starred("model.*.w", "*.weight")("model.encoder.w")
+        'encoder.weight'
+
+    Raises:
+        UnsupportedError: they have not as many.
+    """
+    parts = new.split("*")
+    if old.count("*") != len(parts) - 1:
+        what = f"'{printable(old)}' has {old.count('*')} *, the new name '{printable(new)}' {len(parts) - 1}"
+        raise UnsupportedError(f"{what}; give it as many, each for the text of one")
+    match = re.compile("(.*)".join(map(re.escape, old.split("*"))), re.DOTALL).fullmatch
+
+    def renamed(name: str) -> str:
+        found = match(name)
+        return name if found is None else "".join(a + b for a, b in zip(parts, [*found.groups(), ""], strict=True))
+
+    return renamed

@@ -1,6 +1,7 @@
 """Parts of an opened archive as archives of their own: one module, chosen tensors, other names. Copies no payload.
 
-A part has an index made for it, over the same bytes, so that everything that works on an archive works on a part.
+A part has an index made for it, over the same bytes, so that everything that works on an archive works on a part. With
+tensors that are put into it, it is an index alone, for `record.edit` to write.
 """
 
 from __future__ import annotations
@@ -19,7 +20,20 @@ from . import info, unflatten
 from .archive import Archive
 from .name_patterns import name_test, prefix_advice, renamer
 
-__all__ = ["Names", "Rename", "chosen_tensors", "module", "repeatable", "select", "single_tensor"]
+__all__ = [
+    "GONE",
+    "Names",
+    "Rename",
+    "changed",
+    "chosen_tensors",
+    "module",
+    "repeatable",
+    "select",
+    "single_tensor",
+    "without",
+]
+
+GONE: Any = object()  # in the place of an attribute's value: it is taken out
 
 Names = str | Iterable[str] | Callable[[info.TensorInfo], bool]
 Rename = Mapping[Any, str] | Callable[[str], str]  # keys: str or re.Pattern; a mapping's key type is invariant
@@ -66,6 +80,39 @@ def select(archive: Archive, names: Names | None, rename: Rename | None) -> Arch
     part = builder.part()
     part.recipe = lambda _: (select, (archive, names, rename))
     return part
+
+
+def without(archive: Archive, names: Names) -> Archive:
+    """Return an archive without the tensors, modules and attributes that names match; modules that are empty then go.
+
+    Raises:
+        TensorNotFoundError: a name without wildcards is none of these.
+    """
+    archive.ensure_all()
+    builder = _PartBuilder(archive, 0)
+    builder.drop(names)
+    return builder.part()
+
+
+def changed(
+    archive: Archive, tensors: Mapping[str, tuple[TensorLayout, int] | None], attributes: Mapping[str, Any], rows: Any
+) -> Archive:
+    """Return an archive's index with tensors and attributes replaced, added or taken out, by their full names.
+
+    Those that are replaced keep their places; modules that are empty by then go.
+
+    Args:
+        tensors: each new one's layout and its payload's number in `rows`; None for one that is taken out.
+        attributes: values, bytes among them as a PayloadId; GONE for one that is taken out.
+        rows: those of the archive's payloads, in their order, then of others.
+
+    Raises:
+        NameCollisionError: a name is taken, by something of another kind.
+    """
+    archive.ensure_all()
+    builder = _PartBuilder(archive, 0)
+    builder.change(tensors, attributes, rows)
+    return builder.part()
 
 
 def repeatable(names: Names | None) -> Names | None:
@@ -115,6 +162,10 @@ class _PartBuilder:
         for m in range(top + 1, self._last):
             self._paths[m] = (*self._paths[self._parent(m)], unflatten.key_of(ix, ix.modules[m]))
         self._new: Callable[[str], str] | None = None
+        self._gone: set[int] = set()  # attributes
+        self._tensors_put: dict[str, tuple[TensorLayout, int]] = {}  # by full name, as `_attributes_put`
+        self._attributes_put: dict[str, Any] = {}
+        self._rows = ix.payloads
 
     def _parent(self, m: int) -> int:
         return int(self._archive.index.modules["parent"][m])
@@ -141,6 +192,64 @@ class _PartBuilder:
         self._kept_modules = kept
         self._shorter = {self._parent(m) for m in self._names if m and m not in kept}
         self._shorter |= {int(ix.tensors["parent"][i]) for i in self._tensors if i not in self.kept}
+
+    def drop(self, names: Names) -> None:
+        """Leave out the tensors, modules and attributes that are chosen."""
+        archive, ix = self._archive, self._archive.index
+        if callable(names):
+            self._leave_out({i for i, told in enumerate(info.infos(archive)) if names(told)}, set(), set())
+            return
+        attributes = self._attribute_names()
+        matches = name_test(names, archive.names, [*self._names.values(), *attributes], archive.path, "drop")
+        modules = {m for m, name in self._names.items() if m > self._top and matches(name)}
+        for m in range(self._top + 1, self._last):
+            if self._parent(m) in modules:
+                modules.add(m)
+        parents = ix.tensors["parent"]
+        tensors = {i for i in self._tensors if int(parents[i]) in modules or matches(ix.name(i))}
+        self._leave_out(tensors, modules, {n for n, name in enumerate(attributes) if matches(name)})
+
+    def change(
+        self,
+        tensors: Mapping[str, tuple[TensorLayout, int] | None],
+        attributes: Mapping[str, Any],
+        rows: Any,
+    ) -> None:
+        """Put tensors and attributes in, or take them out; see `changed`."""
+        ix = self._archive.index
+        self._rows = rows
+        self._tensors_put = {name: put for name, put in tensors.items() if put is not None}
+        self._attributes_put = {name: value for name, value in attributes.items() if value is not GONE}
+        gone = {name for name, put in tensors.items() if put is None}
+        lost = {name for name, value in attributes.items() if value is GONE}
+        gone_tensors = {i for i in self._tensors if ix.name(i) in gone} if gone else set()
+        names = self._attribute_names() if lost else []
+        self._leave_out(gone_tensors, set(), {n for n, name in enumerate(names) if name in lost})
+
+    def _attribute_names(self) -> list[str]:
+        """Return the full names of the attributes."""
+        unflatten.check_full_names(self._archive.index, self._archive.header.index_size)
+        return [f"{name}.{a.key}" if (name := self._names[a.parent]) else a.key for a in self._attributes]
+
+    def _leave_out(self, tensors: set[int], modules: set[int], attributes: set[int]) -> None:
+        """Leave out tensors, whole modules and attributes, and the modules that nothing is left in."""
+        rows = self._archive.index.tensors["parent"]
+        self.kept = set(self._tensors) - tensors
+        self._gone = attributes
+        left = dict.fromkeys(self._names, 0)
+        members = [self._parent(m) for m in self._names if m > self._top and m not in modules]
+        members += [int(rows[i]) for i in self.kept]
+        members += [a.parent for n, a in enumerate(self._attributes) if n not in attributes]
+        for m in members:
+            left[m] += 1
+        self._shorter = {self._parent(m) for m in modules} | {int(rows[i]) for i in tensors}
+        self._shorter |= {self._attributes[n].parent for n in attributes}
+        for m in range(self._last - 1, self._top, -1):
+            if m in modules or (not left[m] and m in self._shorter):
+                if m not in modules:
+                    left[self._parent(m)] -= 1
+                    self._shorter.add(self._parent(m))
+                self._kept_modules.discard(m)
 
     def rename(self, new: Callable[[str], str], whole: str) -> None:
         """Rename modules, tensors and attributes, and put all of them below the module `whole` (or "").
@@ -179,10 +288,14 @@ class _PartBuilder:
             elif kind == 1:
                 t = archive.row(number)
                 form = TensorLayout(t.dtype, t.bits, archive.shape(t), archive.strides(t), t.byte_offset)
-                outline.tensor(path, form, t.payload)
+                put = self._tensors_put.pop(ix.name(number), None) if self._tensors_put else None
+                outline.tensor(path, *(put or (form, t.payload)))
                 order.append(number)
             else:
-                outline.attribute(path, self._attributes[number].value)
+                a = self._attributes[number]
+                name = f"{self._names[a.parent]}.{a.key}" if self._attributes_put and self._names[a.parent] else a.key
+                outline.attribute(path, self._attributes_put.pop(name, a.value))
+        order += self._add(outline)
         entries = outline.entries(order)
         entries.metadata = list(unflatten.attribute_entries(ix, ix.metadata, PayloadId))
         used = {int(p) for p in entries.payloads} | {*_blobs(entries.attributes), *_blobs(entries.metadata)}
@@ -191,8 +304,31 @@ class _PartBuilder:
         entries.payloads = [new[p] for p in entries.payloads]
         for values in (entries.attributes, entries.metadata):
             change_values(values, lambda v: PayloadId(new[v]) if isinstance(v, PayloadId) else v)
-        entries.payload_rows, entries.digest_kind = ix.payloads[numbers], ix.digest_kind
+        entries.payload_rows, entries.digest_kind = self._rows[numbers], ix.digest_kind
         return archive.part(in_memory(entries), numbers)
+
+    def _add(self, outline: ModuleTreeBuilder) -> range:
+        """Add what was put in under names that are new; return the new tensors' numbers."""
+        ix = self._archive.index
+        if not self._tensors_put and not self._attributes_put:
+            return range(0)
+        names = set(self._archive.names())
+        modules = {self._names[m]: m for m in self._kept_modules}
+        # A flat record's names are keys of one module, with dots in them: so are those that join them.
+        flat = {int(row["parent"]) for row in ix.tensors if "." in unflatten.key_of(ix, row)}
+
+        def path_of(name: str) -> tuple[str, ...]:
+            starts = [name[:at] for at, c in enumerate(name) if c == "."]
+            above = next((start for start in reversed(starts) if start in modules), "")
+            rest = name[len(above) + 1 if above else 0 :]
+            whole = modules[above] in flat or any(start in names for start in starts if len(start) > len(above))
+            return (*self._paths[modules[above]], *([rest] if whole else split_dotted(rest)))
+
+        for name, (form, payload) in self._tensors_put.items():
+            outline.tensor(path_of(name), form, payload)
+        for name, value in self._attributes_put.items():
+            outline.attribute(path_of(name), value)
+        return range(len(ix.tensors), len(ix.tensors) + len(self._tensors_put))
 
     def _kinds(self, told: Told, children: Children) -> dict[tuple[str, ...], tuple[int, str]]:
         """Return kind and class name by path: those of the saved module, unless members joined or left it.
@@ -256,7 +392,7 @@ class _PartBuilder:
         for i in self.kept:
             children[int(ix.tensors["parent"][i])].append((int(ix.tensors["place"][i]), 1, i))
         for number, a in enumerate(self._attributes):
-            if a.parent in children:
+            if a.parent in children and number not in self._gone:
                 children[a.parent].append((a.place, 2, number))
         return children
 

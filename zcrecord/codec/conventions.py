@@ -1,4 +1,4 @@
-"""Python values without a type of the format, as modules, and integer keys, as text: both ways.
+"""Python values without a type of the format, as modules, and integer keys, as text: both ways; names of conventions.
 
 The conventions are those of schema/FORMAT.md. A value becomes a module of kind OBJECT with one attribute, `value`; keys
 that are integers make a mapping a NUMBERED module. `writing.flatten` takes records apart, `archive.unflatten` puts them
@@ -16,7 +16,18 @@ import numpy as np
 
 from zcrecord.errors import UnsupportedError, printable
 
-__all__ = ["ABSENT", "key_of_text", "object_of", "text_keys", "value_of_object"]
+__all__ = [
+    "ABSENT",
+    "SIGNATURE_PREFIX",
+    "TUNED_TYPE",
+    "key_of_text",
+    "object_of",
+    "text_keys",
+    "value_of_object",
+]
+
+SIGNATURE_PREFIX = "zcrecord.signature."  # of a name in the metadata; the key's id follows
+TUNED_TYPE = "zcr:onnx_tuned"  # of the module that holds a tuned part, see `onnx.tuned`
 
 ABSENT: Any = object()  # no value, where None is one
 _INT, _COMPLEX, _DTYPE, _DEVICE = "zcr:int", "zcr:complex", "zcr:torch_dtype", "zcr:torch_device"

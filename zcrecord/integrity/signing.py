@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from zcrecord.archive import unflatten
+from zcrecord.codec.conventions import SIGNATURE_PREFIX
 from zcrecord.codec.entries import PayloadId, list_type, value_type
 from zcrecord.errors import (
     IntegrityError,
@@ -39,7 +40,6 @@ __all__ = [
     "signers",
 ]
 
-SIGNATURE_PREFIX = "zcrecord.signature."  # of a name in the metadata; the key's id follows
 Progress = Callable[[int, int], None]
 
 _SCHEME = "zcrecord signature 1 ed25519"

@@ -16,6 +16,8 @@ import numpy as np
 
 from zcrecord import dtypes
 from zcrecord.archive.archive import Archive
+from zcrecord.archive.info import child_of_type
+from zcrecord.codec.conventions import TUNED_TYPE
 from zcrecord.dtypes import DType
 from zcrecord.errors import FormatError, UnsupportedError
 from zcrecord.onnx.protobuf.reader import LEN, ProtobufReader, Skeleton, encode_field, encode_varint
@@ -42,7 +44,6 @@ __all__ = [
     "tuned_module",
 ]
 
-TUNED_TYPE = "zcr:onnx_tuned"  # of a module: see `tuned`
 MOST_MAPPED = 20_000  # weights in files, each a mapping of its own, of which Linux allows 65,530
 INLINE = 127  # bytes; up to here shape inference reads values, and it cannot read external data
 _COPIED = 1 << 12  # bytes; smaller values are copied into the message, larger ones become parts of their own
@@ -95,11 +96,7 @@ def skeleton_of(record: Record) -> memoryview:
 
 def tuned_module(archive: Archive) -> int | None:
     """Return the number of the module that holds an archive's tuned part; None if it has none."""
-    archive.ensure_all()
-    ix = archive.index
-    rows = ix.modules
-    found = np.flatnonzero((rows["parent"] == 0) & (rows["type_name_size"] == len(TUNED_TYPE))).tolist()
-    return next((m for m in found if ix.text_of(rows[m], "type_name") == TUNED_TYPE), None)
+    return child_of_type(archive, TUNED_TYPE)
 
 
 def model_parts(record: Record, place: Callable[[Initializer], Any] | None = None) -> list[Any]:

@@ -18,6 +18,7 @@ from typing import IO, Any, NoReturn
 
 from zcrecord.errors import DestinationExistsError, SourceError, SourceNotFoundError, UnsupportedError
 
+from .copying import copy_range
 from .sink import ObjectSink, Sink
 
 __all__ = [
@@ -428,6 +429,16 @@ class FileSink:
             os.lseek(self._fd, offset, os.SEEK_SET)
             self._write(memoryview(data))
             os.lseek(self._fd, here, os.SEEK_SET)
+
+    def copy_from(self, file: int, offset: int, nbytes: int) -> tuple[int, bool]:
+        self.flush()
+        with refusals(self._path):
+            done, cloned = copy_range(file, offset, self._fd, self.position, nbytes)
+            os.lseek(self._fd, self.position + done, os.SEEK_SET)
+        self.position += done
+        if self.position - self._begun >= _AHEAD and not cloned:
+            self._begin()
+        return done, cloned
 
 
 # Scratch files.

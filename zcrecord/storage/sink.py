@@ -53,6 +53,9 @@ class Sink(Protocol):
     def patch(self, offset: int, data: bytes) -> None:
         """Overwrite bytes written earlier; the position stays."""
 
+    def copy_from(self, file: int, offset: int, nbytes: int) -> tuple[int, bool]:
+        """Append bytes of an open file without reading them; return how many, maybe none, and True for a clone."""
+
 
 class ObjectSink:
     """A binary file object. It counts as seekable only if it can be read back too: two kinds of sink, not three.
@@ -151,6 +154,10 @@ class ObjectSink:
                 view = view[self._put(view) :]
             self._file.seek(self._base + self.position)
 
+    def copy_from(self, _file: int, _offset: int, _nbytes: int) -> tuple[int, bool]:
+        """Append nothing: the object takes bytes alone."""
+        return 0, False
+
 
 def _told(error: Exception, path: str | None, *, closed: bool) -> RecordError | None:
     """Return the typed error for an exception of a file object's `write`; None if it is the object's own affair."""
@@ -196,3 +203,7 @@ class NullSink:
 
     def patch(self, offset: int, data: bytes) -> None:
         """Do nothing: there is nothing to overwrite."""
+
+    def copy_from(self, _file: int, _offset: int, _nbytes: int) -> tuple[int, bool]:
+        """Append nothing: bytes are counted by `write`."""
+        return 0, False

@@ -25,7 +25,7 @@ from zcrecord.tensors.strides import address, addresses, as_bytes, extent, is_de
 if TYPE_CHECKING:
     import numpy.typing as npt  # costs 0.6 ms at run time
 
-__all__ = ["PayloadPlan", "SplitSource", "chunks", "plan_sharing"]
+__all__ = ["PayloadPlan", "SplitSource", "check_supported", "chunks", "layout_of", "plan_sharing"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 _BOOL = dtypes.by_name["bool"]
@@ -343,6 +343,14 @@ def _place_view(m: _Member, out: PayloadPlan, run: _Run) -> None:
         offset = address(m.array) - run.lo
         layout = layout._replace(byte_offset=offset, strides=strides)
     out.put(m.users, layout, run.source)
+
+
+def layout_of(tensor: Any) -> TensorLayout:
+    """Return the layout of a tensor that has a payload of its own, in C order."""
+    if isinstance(tensor, StringTensor):
+        return TensorLayout(dtypes.STRING.code, dtypes.STRING.bits, tuple(tensor.shape))
+    kind = tensor.kind if isinstance(tensor, PackedTensor | LazyTensor) else dtypes.from_numpy(tensor.dtype)
+    return TensorLayout(kind.code, kind.bits, tuple(tensor.shape))
 
 
 def check_supported(value: Any, path: str) -> None:

@@ -41,7 +41,17 @@ from zcrecord.tensors.strides import address
 
 from .sharing import PayloadPlan, SplitSource, chunks
 
-__all__ = ["HELD", "ConvertReport", "SaveReport", "StreamWriter", "peak_rss", "report_of", "write_plan"]
+__all__ = [
+    "HELD",
+    "ConvertReport",
+    "SaveReport",
+    "StreamWriter",
+    "peak_rss",
+    "renumber_payloads",
+    "report_of",
+    "same_bytes",
+    "write_plan",
+]
 
 _BATCH = 1 << 20  # bytes of small payloads joined into one write
 _COMPARE = 1 << 20  # bytes compared at a time
@@ -124,7 +134,7 @@ def report_of(entries: Entries, size: int) -> SaveReport:
     )
 
 
-def _same_bytes(a: SplitSource | Array, b: SplitSource | Array) -> bool:
+def same_bytes(a: SplitSource | Array, b: SplitSource | Array) -> bool:
     """Return True if two sources of one size hold the same bytes; copies only those in pieces or with gaps."""
     x, y = (np.concatenate(parts) if len(parts) > 1 else parts[0] for parts in (list(chunks(s)) for s in (a, b)))
     return all(np.array_equal(x[i : i + _COMPARE], y[i : i + _COMPARE]) for i in range(0, len(x), _COMPARE))
@@ -143,7 +153,7 @@ def _homes(sources: Sequence[SplitSource | Array], kind: int) -> tuple[list[int]
         seen: dict[int, int] = {}
         for i, digest in enumerate(digests):
             home = seen.setdefault(digest, i)
-            if home != i and sources[i].nbytes == sources[home].nbytes and _same_bytes(sources[i], sources[home]):
+            if home != i and sources[i].nbytes == sources[home].nbytes and same_bytes(sources[i], sources[home]):
                 homes[i] = home
     return homes, digests
 
@@ -203,6 +213,23 @@ class _Blobs:
         if number == self._first + len(self.sources):
             self.sources.append(np.frombuffer(value, np.uint8))
         return PayloadId(number)
+
+
+def renumber_payloads(entries: Entries, rows: Array) -> Array:
+    """Give entries their payloads ordered by offset, equal ranges side by side; return the order of the old numbers."""
+    order = np.argsort(rows["offset"], kind="stable")
+    entries.payload_rows = rows[order]
+    if (order == np.arange(len(order))).all():
+        return order
+    new = {old: i for i, old in enumerate(order.tolist())} | {NONE: NONE}
+
+    def renumbered(value: Any) -> Any:
+        return PayloadId(new[value]) if isinstance(value, PayloadId) else value
+
+    entries.payloads = [new[p] for p in entries.payloads]
+    change_values(entries.attributes, renumbered)
+    change_values(entries.metadata, renumbered)
+    return order
 
 
 def _write_front(
@@ -463,7 +490,7 @@ class StreamWriter:
         assert self._start < 0, "end() the payload in progress first"
         self._add_bytes(entries)
         self._settle()
-        self._sort(entries)
+        renumber_payloads(entries, np.array(self._rows, np.uint64).view(PAYLOAD))
         entries.digest_kind = self._kind
         self.index = index = encode(entries)
         at = align_up(self._sink.position, self._alignment)
@@ -505,19 +532,3 @@ class StreamWriter:
 
         change_values(entries.attributes, stored)
         change_values(entries.metadata, stored)
-
-    def _sort(self, entries: Entries) -> None:
-        """Order payloads by offset, equal ranges side by side, and renumber all references to them."""
-        rows = np.array(self._rows, np.uint64).view(PAYLOAD)
-        order = np.argsort(rows["offset"], kind="stable")
-        entries.payload_rows = rows[order]
-        if (order == np.arange(len(order))).all():
-            return
-        new = {old: i for i, old in enumerate(order.tolist())} | {NONE: NONE}
-
-        def renumbered(value: Any) -> Any:
-            return PayloadId(new[value]) if isinstance(value, PayloadId) else value
-
-        entries.payloads = [new[p] for p in entries.payloads]
-        change_values(entries.attributes, renumbered)
-        change_values(entries.metadata, renumbered)
