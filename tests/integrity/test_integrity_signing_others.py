@@ -67,7 +67,7 @@ def test_what_another_put_there_in_the_meantime_is_not_replaced(path: Path) -> N
     def meanwhile(done: int, total: int) -> None:
         zcrecord.save_record({"newer": np.ones(3)}, path)
 
-    with pytest.raises(SourceError, match="was replaced while it was signed; sign it again"):
+    with pytest.raises(SourceError, match="was replaced meanwhile; start again"):
         integrity.sign(path, KEY, progress=meanwhile)
     assert list(zcrecord.load_record(path)) == ["newer"]
 

@@ -24,10 +24,11 @@ from zcrecord.errors import (
     missing_package,
     printable,
 )
+from zcrecord.record.edit import add_metadata
 from zcrecord.record.load import load_record
 from zcrecord.record.record import Record
 from zcrecord.record.save import save_record
-from zcrecord.storage.files import check_destination, identity_of, path_of, read_start
+from zcrecord.storage.files import check_destination, path_of, read_start
 
 __all__ = [
     "SIGNATURE_PREFIX",
@@ -77,8 +78,8 @@ def sign(
 ) -> SignReport:
     """Add a signature to an archive's metadata, in place or to a new file; whole or not at all.
 
-    The archive is verified in full first, then written anew, its payloads uncopied in memory, with the alignment it
-    has. Signatures by other keys stay; one by the same key is replaced.
+    The archive is verified in full first. Its payloads stay where they are in it, as `zcrecord.edit` leaves them.
+    Signatures by other keys stay; one by the same key is replaced.
 
     Args:
         key: an Ed25519 private key: the path of a PEM file (PKCS #8, or OpenSSH's own form), its bytes, or a
@@ -116,12 +117,13 @@ def sign(
         _check_attribute_forms(record)
         record.verify(progress=progress)
         name, value, digest = _signed(record, private, progress)
-        layout = record.layout
-        options: dict[str, Any] = {"alignment": layout.alignment, "digest": layout.digest, "durable": durable}
         replaced = name in record.metadata
-        if dest is None:
-            _check_not_replaced(record)
-        save_record(record, out, metadata={**record.metadata, name: value}, **options)
+        if record.archive.mapped:
+            add_metadata(record, out, {name: value}, durable=durable)
+        else:
+            layout = record.layout
+            options: dict[str, Any] = {"alignment": layout.alignment, "digest": layout.digest, "durable": durable}
+            save_record(record, out, metadata={**record.metadata, name: value}, **options)
     return SignReport(source, out, name.removeprefix(SIGNATURE_PREFIX), digest, replaced)
 
 
@@ -135,13 +137,6 @@ def _check_attribute_forms(record: Record) -> None:
             raise UnsupportedError(
                 f"{what} would change; load the archive, save it, and sign that", path=record.archive.path
             )
-
-
-def _check_not_replaced(record: Record) -> None:
-    """Raise SourceError if the archive's file was replaced since it was opened: the replacement would be lost."""
-    path, identity = record.archive.file or (record.path or "", None)
-    if identity_of(path) != identity:
-        raise SourceError("was replaced while it was signed; sign it again", path=path)
 
 
 def make_signature(record: Record, key: Any, *, passphrase: bytes | None = None) -> tuple[str, str]:

@@ -434,7 +434,7 @@ class RecordEditor(MutableMapping[str, Any]):
         fd, found = open_regular(path)
         try:
             if found != identity:
-                raise SourceError("was replaced while it was edited; edit it again", path=self._source)
+                raise SourceError("was replaced meanwhile; start again with the archive that is there now", path=self._source)
             old = StoredArchive(stored.header, stored.index.payloads, stored.buffer, fd)
             yield plan_edited(old, kept, entries, sources)
         finally:
@@ -446,7 +446,7 @@ class RecordEditor(MutableMapping[str, Any]):
         with open_sink(out, durable=durable) as sink:
             written = edited.write(sink, progress)
             if identity_of(path) != identity:
-                raise SourceError("was replaced while it was edited; edit it again", path=self._source)
+                raise SourceError("was replaced meanwhile; start again with the archive that is there now", path=self._source)
         return written
 
     def _number_payloads(self, entries: Entries) -> tuple[list[int], list[Any]]:
@@ -542,8 +542,8 @@ def _check_editable(archive: Archive) -> None:
         raise UnsupportedError(what, path=archive.path)
 
 
-def add_metadata(record: Record, dest: str | None, added: Mapping[str, Any], *, durable: bool) -> None:
-    """Write a record's archive, alone in a local file, with more metadata; in its place, or to another path.
+def add_metadata(record: Record, dest: str, added: Mapping[str, Any], *, durable: bool) -> None:
+    """Write a record's archive, that of a whole local file, with more metadata to a path, which may be its own.
 
     Raises:
         SourceError: the file system refused, or the archive was replaced meanwhile.
