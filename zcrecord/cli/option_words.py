@@ -20,6 +20,7 @@ _SPOKEN = {  # regular expressions, in this order
     r"verify=True": "--verify",
     r"to_onnx\(external=True\)": "zcrecord to-onnx --external",
     r"external=True": "--external",
+    r"remove the tuned part \(untune\)": "remove the tuned part (zcrecord tune --remove)",
     r"\btuned=True": "--tuned",
     r"dest_format=(, --to)?": "--to",
     r"source_format=(, --from)?": "--from",

@@ -48,6 +48,7 @@ COMMANDS = {
         Command("sign", "sign an archive", "signatures"),
         Command("check", "check the signatures of an archive", "signatures"),
         Command("diff", "compare two archives", "diff"),
+        Command("edit", "change metadata, attributes, names and tensors of an archive", "edit"),
         Command("convert", "convert archives from and to other formats", "convert"),
         Command("to-onnx", "write the ONNX model of an archive", "convert"),
         Command("tune", "make the model of an archive as fast as the .onnx on this machine", "tune"),

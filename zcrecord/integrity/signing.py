@@ -19,7 +19,6 @@ from zcrecord.codec.conventions import SIGNATURE_PREFIX
 from zcrecord.codec.entries import PayloadId, list_type, value_type
 from zcrecord.errors import (
     IntegrityError,
-    SourceError,
     UnsupportedError,
     missing_package,
     printable,

@@ -434,7 +434,9 @@ class RecordEditor(MutableMapping[str, Any]):
         fd, found = open_regular(path)
         try:
             if found != identity:
-                raise SourceError("was replaced meanwhile; start again with the archive that is there now", path=self._source)
+                raise SourceError(
+                    "was replaced meanwhile; start again with the archive that is there now", path=self._source
+                )
             old = StoredArchive(stored.header, stored.index.payloads, stored.buffer, fd)
             yield plan_edited(old, kept, entries, sources)
         finally:
@@ -446,7 +448,9 @@ class RecordEditor(MutableMapping[str, Any]):
         with open_sink(out, durable=durable) as sink:
             written = edited.write(sink, progress)
             if identity_of(path) != identity:
-                raise SourceError("was replaced meanwhile; start again with the archive that is there now", path=self._source)
+                raise SourceError(
+                    "was replaced meanwhile; start again with the archive that is there now", path=self._source
+                )
         return written
 
     def _number_payloads(self, entries: Entries) -> tuple[list[int], list[Any]]:

@@ -1,6 +1,6 @@
 """The header of one .npy array: read with care, and never a pickle; and numpy's strings as StringTensors and back.
 
-Knows what an array says of itself; where its bytes come from and go is left to `npz`.
+Knows what an array says of itself; where its bytes come from and go, but for a file of its own, is left to `npz`.
 
 Source: https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html, versions 1.0 to 3.0.
 """
@@ -16,10 +16,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from zcrecord.codec.layout import MAX_ARCHIVE_SIZE, MAX_RANK
-from zcrecord.errors import FormatError, LimitError, UnsupportedError, printable
+from zcrecord.errors import FormatError, LimitError, RecordError, UnsupportedError, printable
+from zcrecord.storage.memory import map_file
 from zcrecord.tensors.packed import StringTensor
 
-__all__ = ["NpyHeader", "encode_npy_header", "read_npy_header", "string_rows", "string_tensor"]
+__all__ = ["NpyHeader", "encode_npy_header", "map_npy", "read_npy_header", "string_rows", "string_tensor"]
 
 _MAGIC = b"\x93NUMPY"
 _MAX_HEADER = 65535  # bytes; numpy's own stay far below
@@ -72,6 +73,33 @@ def read_npy_header(read: Callable[[int], bytes]) -> NpyHeader:
     if prod(d or 1 for d in shape) * max(dtype.itemsize, 1) > MAX_ARCHIVE_SIZE:
         raise FormatError(f"its shape {shape} claims more than 2^56 bytes")
     return NpyHeader(dtype, fields["fortran_order"] == "True", shape, 8 + width + length)
+
+
+def map_npy(path: str) -> np.ndarray[Any, np.dtype[Any]]:
+    """Return the array of a .npy file, over its mapping.
+
+    Raises:
+        SourceError: it cannot be read. FormatError, UnsupportedError: as `read_npy_header`; or the array is cut off, or
+        followed by other bytes.
+    """
+    octets, position = map_file(path, least=0).octets, 0
+
+    def read(nbytes: int) -> bytes:
+        nonlocal position
+        position += nbytes
+        if position > len(octets):
+            raise FormatError("ends within its .npy header; it is truncated, copy it again")
+        return bytes(octets[position - nbytes : position])
+
+    try:
+        header = read_npy_header(read)
+        if len(octets) - position != header.data_nbytes:
+            what = f"its array has {header.data_nbytes} bytes, {len(octets) - position} follow the header"
+            raise FormatError(f"{what}; copy it again")
+    except RecordError as error:
+        raise error.located(path=path) from error.__cause__
+    data = np.frombuffer(octets, np.uint8)[position:]
+    return np.ndarray(header.shape, header.dtype, data, order="F" if header.fortran else "C")
 
 
 def _fields(text: str) -> dict[str, str]:

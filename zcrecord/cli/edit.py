@@ -1,0 +1,120 @@
+"""`zcrecord edit`: metadata, attributes, names and tensors of an archive changed."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from typing import Any
+
+from .endings import writing
+from .parsers import Arguments, Parser, add_output_options
+from .render import Printer, counted, printers, showing_progress, shown
+from .stdio import check_file
+
+__all__ = ["edit", "edit_arguments"]
+
+
+def edit_arguments(parser: Parser) -> None:
+    """Declare the arguments of `zcrecord edit`."""
+    parser.description = """Change an archive without reading what stays: the file system clones or copies it. Changes
+        are made in the order in which they are given, and appear together, or not at all. A VALUE is JSON (8, 0.5,
+        true, [1, 2]), or else text. In names * stands for any text. Signatures lapse, unless only metadata change."""
+    parser.add_argument("file", metavar="FILE", help="an archive, which is replaced")
+    for option, metavar, about in (
+        ("--metadata", "NAME=VALUE", "set a metadata entry"),
+        ("--drop-metadata", "NAME", "remove a metadata entry"),
+        ("--attribute", "NAME=VALUE", "set an attribute"),
+        ("--rename", "OLD=NEW", "rename a tensor, an attribute, or a module with all below it: 'model.*=*'"),
+        ("--drop", "NAME", "remove tensors, attributes, or modules with all below them: 'old.*'"),
+        ("--tensor", "NAME=NPY", "add or replace a tensor by the array of a .npy file"),
+        ("--tie", "NAME=OTHER", "have a tensor be another one, stored once"),
+    ):
+        # All go into one list: their order counts.
+        change = lambda text, option=option: (option.lstrip("-"), text)  # noqa: E731
+        parser.add_argument(option, dest="changes", action="append", type=change, metavar=metavar, help=about)
+    about = "write the changed archive to OUT, and leave FILE unchanged"
+    parser.add_argument("--output", "-o", metavar="OUT", help=about)
+    add_output_options(parser, stdout=False)
+
+
+def edit(args: Arguments) -> int:
+    """Edit an archive."""
+    if "-" in (args.file, args.output):
+        args.refuse("FILE and OUT have to be files: neither can be -")
+    changes = [(what, _pair(what, text, args.refuse)) for what, text in args.changes or ()]
+    if not changes:
+        args.refuse("no change is given; see zcrecord edit --help")
+    check_file(args.file)
+    out, errors = printers(args.quiet)
+    with writing(args.file), contextlib.ExitStack() as stack:
+        import zcrecord  # here, because what it takes is imported only for it
+
+        options = {"force": args.force, "durable": not args.no_sync}
+        progress = stack.enter_context(showing_progress("zcrecord", errors))
+        with zcrecord.edit(args.file, args.output, progress=progress, **options) as model:
+            for what, pair in changes:
+                _CHANGES[what](model, *pair)
+    report = model.report
+    if args.json:
+        out.json(asdict(report))
+    else:
+        out.line(f"{shown(report.dest)}: {', '.join(_facts(report, out))}")
+    return 0
+
+
+def _pair(what: str, text: str, refuse: Callable[[str], Any]) -> tuple[str, ...]:
+    """Return a name and what it gets, or a name alone."""
+    if what.startswith("drop"):
+        return (text,)
+    name, equals, value = text.partition("=")
+    if not name or not equals:
+        refuse(f"--{what} {shown(text)}: give a name, =, and what it gets")
+    return name, value
+
+
+def _value(text: str) -> Any:
+    """Return a value: JSON, or else text."""
+    with contextlib.suppress(ValueError):
+        return json.loads(text)
+    return text
+
+
+def _set_tensor(model: Any, name: str, path: str) -> None:
+    from zcrecord.formats.npz.npy import map_npy
+
+    check_file(path)
+    model[name] = map_npy(path)
+
+
+def _drop_metadata(model: Any, name: str) -> None:
+    if name not in model.metadata:
+        from zcrecord.errors import TensorNotFoundError
+
+        raise TensorNotFoundError(name, lambda: model.metadata)
+    del model.metadata[name]
+
+
+_CHANGES: dict[str, Callable[..., None]] = {
+    "metadata": lambda model, name, text: model.metadata.__setitem__(name, _value(text)),
+    "drop-metadata": _drop_metadata,
+    "attribute": lambda model, name, text: model.attributes.__setitem__(name, _value(text)),
+    "rename": lambda model, old, new: model.rename(old, new),
+    "drop": lambda model, name: model.drop(name),
+    "tensor": _set_tensor,
+    "tie": lambda model, name, other: model.tie(name, other),
+}
+
+
+def _facts(report: Any, out: Printer) -> Iterator[str]:
+    yield counted(report.tensors, "tensor")
+    yield out.size(report.archive_bytes)
+    if not report.written:
+        yield "nothing changed, and nothing was written"
+    if report.cloned_bytes:
+        yield f"{out.size(report.cloned_bytes)} of them cloned"
+    if report.lapsed:
+        keys = ", ".join(map(shown, report.lapsed))
+        yield f"signatures left out, of {counted(len(report.lapsed), 'key')}: {keys}"
+    yield f"{report.seconds:.2f} s"
