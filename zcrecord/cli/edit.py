@@ -56,7 +56,7 @@ def edit(args: Arguments) -> int:
         with zcrecord.edit(args.file, args.output, progress=progress, **options) as model:
             for what, pair in changes:
                 _CHANGES[what](model, *pair)
-    report = model.report
+    report: Any = model.report
     if args.json:
         out.json(asdict(report))
     else:

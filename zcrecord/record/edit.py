@@ -165,8 +165,8 @@ class RecordEditor(MutableMapping[str, Any]):
             if kind is None:
                 self._end()
         finally:
-            self._record = None
             record.__exit__(kind, error, trace)
+            self._record = None
 
     def _begin(self, record: Record) -> None:
         """Take over an opened record."""

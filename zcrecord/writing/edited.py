@@ -158,69 +158,73 @@ class _Output:
 def plan_edited(stored: StoredArchive, kept: Sequence[int], entries: Entries, sources: Sequence[Any]) -> EditedArchive:
     """Return the archive to be written, with every place in it.
 
-    A new payload that equals one that stays, or another new one, is stored with it, if the archive has digests.
+    A new payload that equals a stored one, or another new one, is stored with it, if the archive has digests.
 
     Args:
         kept: the numbers of stored payloads that stay, ascending.
         entries: their payloads are places in `kept`, then in `sources`; they are renumbered.
         sources: new payloads, none of them empty: arrays, `SplitSource`s, `LazyTensor`s.
     """
-    old, first = stored.header, len(kept)
+    old, first, total = stored.header, len(kept), len(stored.rows)
     rows = np.zeros(first + len(sources), PAYLOAD)
     rows[:first] = stored.rows[kept]
-    homes = _homes(stored, rows, sources, bool(entries.digest_kind))
-    runs, end = _plan_runs(stored, kept, rows[:first])
-    own = [s for s in range(len(sources)) if homes[s] == first + s]
+    rows["nbytes"][first:] = [source.nbytes for source in sources]
+    homes = list(range(total, total + len(sources)))
+    if entries.digest_kind and sources:
+        homes, rows["digest"][first:] = _homes(stored, sources)
+    used = sorted({*kept, *(home for home in homes if home < total)})
+    places = np.zeros(total + len(sources), np.uint64)
+    runs, places[used], end = _plan_runs(stored, used)
+    own = [s for s, home in enumerate(homes) if home == total + s]
     alignments = [payload_alignment(sources[s].nbytes, old.alignment) for s in own]
     base = max([old.base_alignment, *alignments])
     phase = old.payload_offset % base  # the payloads' first byte may move, by multiples of that
     for s, alignment in zip(own, alignments, strict=True):
         start = align_up(phase + end, alignment) - phase
-        rows["offset"][first + s] = start
+        places[total + s] = start
         end = start + sources[s].nbytes
-    rows["offset"][first:] = rows["offset"][homes]
-    places = rows["offset"].tolist()
+    rows["offset"] = places[[*kept, *homes]]
     order = renumber_payloads(entries, rows)
     new = dict(zip(order.tolist(), range(len(order)), strict=True))
     header, index = _plan_header(old, encode(entries), base, end)
-    added = [(places[first + s], sources[s], new[first + s]) for s in own]
+    added = [(int(places[total + s]), sources[s], new[first + s]) for s in own]
     return EditedArchive(stored, header, entries, index, runs, added)
 
 
-def _homes(stored: StoredArchive, rows: Array, sources: Sequence[Any], known: bool) -> list[int]:
-    """Return for each source the number of the payload that it is stored with, perhaps its own; fill in its row."""
-    first = len(rows) - len(sources)
-    homes = list(range(first, len(rows)))
-    rows["nbytes"][first:] = [source.nbytes for source in sources]
-    if not known or not sources:
-        return homes
+def _homes(stored: StoredArchive, sources: Sequence[Any]) -> tuple[list[int], list[int]]:
+    """Return for each source the number of the payload that it is stored with, and its digest, 0 while not known.
+
+    Numbers are those of stored payloads, then of sources.
+    """
+    total = len(stored.rows)
+    homes, digests = list(range(total, total + len(sources))), [0] * len(sources)
     seen: dict[tuple[int, int], int] = {}
-    for number, (_, nbytes, digest) in enumerate(rows[:first].tolist()):
+    for number, (_, nbytes, digest) in enumerate(stored.rows.tolist()):
         seen.setdefault((digest, nbytes), number)
     for s, source in enumerate(sources):
         if isinstance(source, LazyTensor):
             continue
-        digest = rows["digest"][first + s] = digest_of_pieces(chunks(source))
-        home = seen.setdefault((digest, source.nbytes), first + s)
-        if home < first:
-            offset, nbytes, _ = rows[home].item()
-            start = stored.header.payload_offset + offset
-            other: Any = np.frombuffer(stored.buffer[start : start + nbytes], np.uint8)
-        else:
-            other = sources[home - first]
-        if home != first + s and same_bytes(other, source):
+        digests[s] = digest_of_pieces(chunks(source))
+        home = seen.setdefault((digests[s], source.nbytes), total + s)
+        if home == total + s:
+            continue
+        other: Any = sources[home - total] if home >= total else None
+        if home < total:
+            start = stored.header.payload_offset + int(stored.rows["offset"][home])
+            other = np.frombuffer(stored.buffer[start : start + source.nbytes], np.uint8)
+        if same_bytes(other, source):
             homes[s] = home
-    return homes
+    return homes, digests
 
 
-def _plan_runs(stored: StoredArchive, kept: Sequence[int], rows: Array) -> tuple[list[_Run], int]:
-    """Return runs of neighbours that stay, and where the last one ends; put the new offsets into their rows.
+def _plan_runs(stored: StoredArchive, used: Sequence[int]) -> tuple[list[_Run], Any, int]:
+    """Return runs of neighbours that stay, the new offset of each payload, and where the last one ends.
 
     A run moves to the front as far as its alignment lets it. One that is worth cloning goes by multiples of the base
     alignment: on that every payload lies as it did, and holes stay smaller (R59).
     """
-    everything = stored.rows["offset"]
-    ranges = np.cumsum(np.append(True, everything[1:] != everything[:-1])[: len(everything)])[kept]
+    everything, rows = stored.rows["offset"], stored.rows[used]
+    ranges = np.cumsum(np.append(True, everything[1:] != everything[:-1])[: len(everything)])[used]
     starts = np.flatnonzero(np.append(True, np.diff(ranges) > 1)[: len(rows)]).tolist()
     runs, end = [], 0
     for lo, hi in itertools.pairwise([*starts, len(rows)]):
@@ -231,7 +235,7 @@ def _plan_runs(stored: StoredArchive, kept: Sequence[int], rows: Array) -> tuple
         rows["offset"][lo:hi] -= np.uint64(before - now)
         runs.append(_Run(before, now, nbytes))
         end = now + nbytes
-    return runs, end
+    return runs, rows["offset"], end
 
 
 def _plan_header(old: Header, index: bytearray, base: int, end: int) -> tuple[Header, bytearray]:
