@@ -34,6 +34,8 @@ PACKAGES = {
     "objcopy": "binutils",
     "objdump": "binutils",
     "ldd": "libc-bin",
+    "mkfs.xfs": "xfsprogs",
+    "mkfs.btrfs": "btrfs-progs",
     "arm-none-eabi-gcc": "gcc-arm-none-eabi",
     "arm-none-eabi-gcc --specs=nosys.specs": "libnewlib-arm-none-eabi",
     "arm-none-eabi-nm": "binutils-arm-none-eabi",

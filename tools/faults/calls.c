@@ -110,6 +110,9 @@ CALL_SOME(write, 2, (int fd, const void *from, unsigned long nbytes), (fd, from,
 CALL_SOME(read, 0, (int fd, void *to, unsigned long nbytes), (fd, to, nbytes))
 BOTH(CALL_SOME, pwrite, 2, (int fd, const void *from, unsigned long nbytes, long offset), (fd, from, nbytes, offset))
 BOTH(CALL_SOME, pread, 0, (int fd, void *to, unsigned long nbytes, long offset), (fd, to, nbytes, offset))
+CALL_SOME(copy_file_range, 2, (int from, long *at_from, int to, long *at_to, unsigned long nbytes, unsigned flags),
+          (from, at_from, to, at_to, nbytes, flags))
+CALL(ioctl, 1, (int fd, unsigned long what, void *argument), (fd, what, argument))
 BOTH(CALL, open, 0, (text path, int flags, unsigned mode_), (path, flags, mode_))
 BOTH(CALL, openat, 0, (int folder, text path, int flags, unsigned mode_), (folder, path, flags, mode_))
 BOTH(CALL, ftruncate, 1, (int fd, long nbytes), (fd, nbytes))

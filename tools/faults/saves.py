@@ -121,6 +121,19 @@ def _detach(sources: Path, dest: Path) -> None:
     embed.detach(sources / "attached", dest, keep=True, force=True)
 
 
+def _edit(sources: Path, dest: Path) -> None:
+    with zcrecord.edit(sources / "tree.zcr", dest, force=True) as model:
+        model.metadata["new"] = "text"
+        model.drop("b")
+        model["more"] = TREE["a"] + 1
+
+
+def _edit_in_place(_: Path, dest: Path) -> None:
+    with zcrecord.edit(dest) as model:
+        model.metadata["new"] = "text"
+        model["b"] = LazyTensor("u1", (80_000,), lambda: (bytes([i]) * 40_000 for i in range(2)))
+
+
 def _command(*arguments: str, program: bool = False) -> Callable[[Path, Path], int]:
     def run(sources: Path, dest: Path) -> int:
         given = [str(sources / a[1:]) if a.startswith("@") else a.replace("DEST", str(dest)) for a in arguments]
@@ -142,6 +155,8 @@ SAVES = {
     "archive to safetensors": Save(_converted("plain.zcr"), "m.safetensors"),
     "archive to npz": Save(_converted("plain.zcr"), "m.npz"),
     "npz to safetensors": Save(_converted("plain.npz"), "m.safetensors", zipped=True),
+    "edit": Save(_edit),
+    "edit in place": Save(_edit_in_place, old="tree.zcr", in_place=True),
     "pack": Save(_pack),
     "unpack": Save(_unpack),
     "attach": Save(_attach),

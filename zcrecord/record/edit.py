@@ -26,7 +26,7 @@ from zcrecord.codec.entries import Entries, PayloadId, TensorLayout, change_valu
 from zcrecord.codec.index import PAYLOAD
 from zcrecord.codec.layout import NONE
 from zcrecord.errors import RecordError, SourceError, TensorNotFoundError, UnsupportedError
-from zcrecord.storage.files import check_destination, identity_of, is_url, open_regular, open_sink, path_of
+from zcrecord.storage.files import check_destination, identity_of, is_url, open_sink, open_source, path_of
 from zcrecord.writing import flatten
 from zcrecord.writing.edited import EditedArchive, StoredArchive, Written, plan_edited
 from zcrecord.writing.sharing import layout_of, plan_sharing
@@ -146,8 +146,6 @@ class RecordEditor(MutableMapping[str, Any]):
     def __enter__(self) -> RecordEditor:
         if self._dest is not None:
             check_destination(self._source, self._dest, self._force)
-            if os.path.exists(self._dest) and not os.path.isfile(self._dest):
-                raise UnsupportedError("an edited archive is a regular file in a folder; name one", path=self._dest)
         record = load_record(self._source)
         try:
             _check_editable(record.archive)
@@ -431,26 +429,25 @@ class RecordEditor(MutableMapping[str, Any]):
         kept, sources = self._number_payloads(entries)
         stored = self._opened().archive
         path, identity = stored.file or (self._source, None)
-        fd, found = open_regular(path)
-        try:
-            if found != identity:
-                raise SourceError(
-                    "was replaced meanwhile; start again with the archive that is there now", path=self._source
-                )
-            old = StoredArchive(stored.header, stored.index.payloads, stored.buffer, fd)
+        with open_source(path)[0] as file:
+            self._check_still(file.fileno(), identity)
+            old = StoredArchive(stored.header, stored.index.payloads, stored.buffer, file.fileno())
             yield plan_edited(old, kept, entries, sources)
-        finally:
-            os.close(fd)
+
+    def _check_still(self, file: int | str, identity: Any) -> None:
+        """Raise SourceError unless a file is the one that was opened."""
+        if identity_of(file) != identity:
+            what = "was replaced meanwhile; start again with the archive that is there now"
+            raise SourceError(what, path=self._source)
 
     def _write(self, edited: EditedArchive, out: str) -> Written:
         durable, progress = self._how
         path, identity = self._opened().archive.file or (self._source, None)
         with open_sink(out, durable=durable) as sink:
+            if not sink.can_rewind:
+                raise UnsupportedError("an edited archive is a regular file in a folder; name one", path=out)
             written = edited.write(sink, progress)
-            if identity_of(path) != identity:
-                raise SourceError(
-                    "was replaced meanwhile; start again with the archive that is there now", path=self._source
-                )
+            self._check_still(path, identity)
         return written
 
     def _number_payloads(self, entries: Entries) -> tuple[list[int], list[Any]]:

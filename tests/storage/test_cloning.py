@@ -1,0 +1,102 @@
+"""Where the file system can clone, an edited archive shares its payloads' blocks with the one before it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import zcrecord
+from zcrecord.storage import copying
+from zcrecord.storage.copying import copy_range
+
+MIB = 1 << 20
+
+
+@pytest.fixture(
+    params=[
+        pytest.param("mkfs.xfs", marks=pytest.mark.needs("mkfs.xfs", "mount")),
+        pytest.param("mkfs.btrfs", marks=pytest.mark.needs("mkfs.btrfs", "mount")),
+    ]
+)
+def disk(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
+    """A folder on a file system that clones, of its own."""
+    image, folder = tmp_path / "image", tmp_path / "disk"
+    folder.mkdir()
+    with open(image, "wb") as file:
+        file.truncate(1024 * MIB)
+    subprocess.run([request.param, "-q", str(image)], check=True, capture_output=True)
+    mounted = subprocess.run(["mount", "-o", "loop", str(image), str(folder)], capture_output=True, text=True)
+    if mounted.returncode:
+        pytest.skip(f"platform: no loop device can be mounted here: {mounted.stderr.strip()}")
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)
+
+
+def used(folder: Path) -> int:
+    """Return the bytes in use on a file system."""
+    os.sync()
+    told = os.statvfs(folder)
+    return (told.f_blocks - told.f_bfree) * told.f_frsize
+
+
+@pytest.mark.parametrize("index", ["front", "back"])
+def test_an_edit_takes_no_space_where_the_file_system_clones(disk: Path, index: str) -> None:
+    made = np.random.default_rng(0)
+    tensors = {f"layers.{i}.w": made.integers(0, 255, 16 * MIB + 1000 * i, np.uint8) for i in range(16)}
+    empty, path, other = used(disk), disk / "m.zcr", disk / "other.zcr"
+    if index == "front":
+        zcrecord.save_record(tensors, path)
+    else:
+        with zcrecord.RecordWriter(path) as out:
+            for name, array in tensors.items():
+                out.add(name, array)
+    full = used(disk)
+    assert full - empty > 250 * MIB, "the archive takes no space by itself, so nothing would be noticed"
+    with zcrecord.edit(path) as model:
+        model.metadata["text"] = "x" * 50_000
+    assert used(disk) - full < MIB
+    with zcrecord.edit(path, other) as model:
+        model.metadata["license"] = "mit"
+        model.rename("layers.*", "*")
+        model.drop(["3.w", "4.w", "15.w"])
+        model["new"] = np.arange(10)
+    assert model.report is not None
+    assert model.report.cloned_bytes > 0.999 * sum(
+        a.nbytes for n, a in tensors.items() if n[7:9] not in ("3.", "4.", "15")
+    )
+    assert used(disk) - full < MIB, "two archives, and the space of one"
+    with zcrecord.load_record(path, verify="full") as record, zcrecord.load_record(other, verify="full") as renamed:
+        record.verify()
+        renamed.verify()
+        assert np.array_equal(record["layers.5.w"], tensors["layers.5.w"])
+        assert np.array_equal(renamed["5.w"], tensors["layers.5.w"])
+        assert "15.w" not in renamed
+
+
+@pytest.mark.skipif(not hasattr(os, "copy_file_range"), reason="platform: Linux alone copies between files")
+def test_ranges_are_copied_where_they_cannot_be_cloned_and_positions_stay(tmp_path: Path) -> None:
+    data = np.random.default_rng(0).bytes(100_000)
+    (tmp_path / "a").write_bytes(data)
+    with open(tmp_path / "a", "rb") as source, open(tmp_path / "b", "w+b") as dest:
+        done, _ = copy_range(source.fileno(), 4097, dest.fileno(), 10, 50_000)
+        assert done == 50_000
+        assert (source.tell(), dest.tell()) == (0, 0)
+        assert dest.read() == bytes(10) + data[4097:54_097]
+
+
+def test_ranges_are_left_to_the_caller_where_the_system_cannot_copy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a").write_bytes(bytes(8192))
+    read, write = os.pipe()
+    with open(tmp_path / "a", "rb") as source:
+        assert copy_range(source.fileno(), 0, write, 0, 8192) == (0, False)
+        monkeypatch.setattr(copying.sys, "platform", "darwin")
+        assert copy_range(source.fileno(), 0, source.fileno(), 0, 10) == (0, False)
+    os.close(read)
+    os.close(write)
