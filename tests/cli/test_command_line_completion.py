@@ -68,6 +68,8 @@ SHELLS = [
         ("zcrecord completion f", ["fish"]),
         ("zcrecord ls mod", ["model.onnx"]),
         ("zcrecord sign --key mod", ["model.onnx"]),
+        ("zcrecord edit mod", ["model.onnx"]),
+        ("zcrecord edit --drop-", ["--drop-metadata"]),
         ("onnx2zc mod", ["model.onnx"]),
         ("onnx2zc --allow", ["--allow-links"]),
     ],

@@ -72,6 +72,7 @@ AT_WORK = {
     "verify FILE": "zcrecord.cli.verify",
     "check FILE --key KEY": "cryptography",
     "sign FILE --key KEY": "cryptography",
+    "edit FILE --metadata a=b": "zcrecord.record.edit",
     "diff FILE FILE": "zcrecord.cli.diff",
     "convert FILE out.npz": "zcrecord.formats",
     "to-onnx FILE out.onnx": "zcrecord.onnx",

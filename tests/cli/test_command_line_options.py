@@ -124,7 +124,9 @@ def test_pipe_in_the_place_of_a_file_is_told_to_be_given_as_standard_input(comma
 
 
 @pytest.mark.skipif(os.name != "posix", reason="platform: bash")
-@pytest.mark.parametrize("command", ["sign --key k", "embed --lang c", "attach program", "detach", "serve", "tune"])
+@pytest.mark.parametrize(
+    "command", ["sign --key k", "edit --drop k", "embed --lang c", "attach program", "detach", "serve", "tune"]
+)
 def test_pipe_where_only_a_file_will_do_is_told_so(command: str, archive: Path) -> None:
     shutil.copy(sys.executable, "program")
     done = piped(f"zcrecord {command} PIPE", str(archive))

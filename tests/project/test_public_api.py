@@ -68,6 +68,8 @@ zcrecord.DType(code: int, name: str, bits: int, onnx: int | None, safetensors: s
     c: str | None, rust: str | None)
 DType.numpy -> np.dtype[Any] | None
 DType.packed -> bool
+zcrecord.EditReport(source: str, dest: str, written: bool, tensors: int, archive_bytes: int, cloned_bytes: int,
+    lapsed: tuple[str, ...], seconds: float)
 zcrecord.LazyTensor(dtype: Any, shape: Sequence[int], produce: Callable[[], Any] | Iterable[Any], *,
     key: Hashable | None = None)
 LazyTensor.key
@@ -115,6 +117,14 @@ Record.tree(tensors: Tensors = 'numpy', *, device: Any = None, like: Any = None)
 Record.values() -> Any
 Record.verify(*, progress: Progress | None = None) -> None
 Record.walk() -> Iterator[tuple[int, str, Any]]
+zcrecord.RecordEditor(path: str | os.PathLike[str], dest: str | os.PathLike[str] | None = None, *,
+    force: bool = False, durable: bool = True, progress: Progress | None = None)
+RecordEditor.attributes -> MutableMapping[str, Any]
+RecordEditor.drop(names: Names) -> None
+RecordEditor.metadata
+RecordEditor.rename(old: str | re.Pattern[str] | Rename, new: str | None = None) -> None
+RecordEditor.report
+RecordEditor.tie(name: str, to: str) -> None
 zcrecord.RecordError(message: str = '', *, path: str | None = None, tensor: str | None = None,
     offset: int | None = None)
 RecordError.located(*, path: str | None = None, tensor: str | None = None, offset: int | None = None) -> RecordError
@@ -141,6 +151,8 @@ StringTensor.unpack(encoding: str | None = 'utf-8') -> npt.NDArray[Any]
 zcrecord.TensorInfo(name: str, dtype: DType, shape: tuple[int, ...], strides: tuple[int, ...] | None, offset: int,
     nbytes: int, alignment: int, payload: int | None, digest: int | None, tied: tuple[str, ...], bits: int,
     module: str)
+zcrecord.edit(path: str | os.PathLike[str], dest: str | os.PathLike[str] | None = None, *, force: bool = False,
+    durable: bool = True, progress: Progress | None = None) -> RecordEditor
 zcrecord.load_record(source: Any, *, into: Any = None, names: Names | None = None, rename: Rename | None = None,
     mode: Mode = 'r', verify: Verify = 'index', mmap: bool = True, expect: str | None = None,
     embedded: Embedded | None = None, cache: Any = None, storage_options: Mapping[str, Any] | None = None) -> Any

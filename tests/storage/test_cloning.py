@@ -1,9 +1,10 @@
-"""Where the file system can clone, an edited archive shares its payloads' blocks with the one before it."""
+"""An edited archive shares its payloads' blocks with the one before it, if the file system can clone."""
 
 from __future__ import annotations
 
 import os
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,7 +12,6 @@ import numpy as np
 import pytest
 
 import zcrecord
-from zcrecord.storage import copying
 from zcrecord.storage.copying import copy_range
 
 MIB = 1 << 20
@@ -96,7 +96,7 @@ def test_ranges_are_left_to_the_caller_where_the_system_cannot_copy(
     read, write = os.pipe()
     with open(tmp_path / "a", "rb") as source:
         assert copy_range(source.fileno(), 0, write, 0, 8192) == (0, False)
-        monkeypatch.setattr(copying.sys, "platform", "darwin")
+        monkeypatch.setattr(sys, "platform", "darwin")
         assert copy_range(source.fileno(), 0, source.fileno(), 0, 10) == (0, False)
     os.close(read)
     os.close(write)

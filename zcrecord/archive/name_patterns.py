@@ -69,11 +69,9 @@ def _listed(patterns: Any, options: str = "select= and exclude= take") -> tuple[
 
 
 def name_test(
-    names: Any, tensors: Callable[[], list[str]], modules: list[str], path: str | None, method: str = "select"
+    names: Any, tensors: Callable[[], list[str]], modules: list[str], path: str | None
 ) -> Callable[[str], bool]:
     """Return a test of names, of tensors and modules, against `names`, some of which may be patterns.
-
-    `method` is the one that errors name.
 
     Raises:
         TensorNotFoundError: one without wildcards is not known. UnsupportedError: they are no names.
@@ -84,16 +82,16 @@ def name_test(
     everything = {*tensors(), *modules} if wanted else set()
     missing = [name for name in wanted if not is_pattern(name) and name not in everything]
     if missing:
-        why = prefix_advice(missing[0], tensors(), method)
+        why = prefix_advice(missing[0], tensors())
         raise TensorNotFoundError(missing[0], lambda: _to_suggest(missing[0], tensors(), modules), path=path, why=why)
     return matcher(wanted)
 
 
-def prefix_advice(name: str, tensors: list[str], method: str = "select") -> str | None:
+def prefix_advice(name: str, tensors: list[str]) -> str | None:
     """Return advice for a name that others start with: a flat state dict has dots in its keys, and no modules."""
     if not any(tensor.startswith(f"{name}.") for tensor in tensors):
         return None
-    return f"is no module, only how names of tensors start; {method}('{printable(name)}.*') chooses those"
+    return f"is no module, only how names of tensors start; '{printable(name)}.*' matches those"
 
 
 def _to_suggest(name: str, tensors: list[str], modules: list[str]) -> list[str]:

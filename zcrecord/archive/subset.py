@@ -200,7 +200,7 @@ class _PartBuilder:
             self._leave_out({i for i, told in enumerate(info.infos(archive)) if names(told)}, set(), set())
             return
         attributes = self._attribute_names()
-        matches = name_test(names, archive.names, [*self._names.values(), *attributes], archive.path, "drop")
+        matches = name_test(names, archive.names, [*self._names.values(), *attributes], archive.path)
         modules = {m for m, name in self._names.items() if m > self._top and matches(name)}
         for m in range(self._top + 1, self._last):
             if self._parent(m) in modules:

@@ -27,7 +27,6 @@ _SPOKEN = {  # regular expressions, in this order
     r"\balignment= ": "--alignment ",
     r"save it with digest='xxh3'": "zcrecord convert writes one with digests",
     r"max_shard_size= ": "--max-shard-size ",
-    r"(select|drop)\('(?P<start>.*)\.\*'\) chooses those": r"'\g<start>.*' matches those",
     r"list\(record\) gives all names": "zcrecord ls lists them",
     r"read it and pass the bytes": "pipe it in, and give - in its place",
     r", or open it as it is with embedded='suffix'": "",

@@ -50,7 +50,7 @@ class Written(NamedTuple):
     cloned: int
 
 
-class _Run(NamedTuple):
+class _KeptRange(NamedTuple):
     """Neighbouring payloads that stay, and where they start: before and now, from the payloads' first byte on."""
 
     before: int
@@ -65,7 +65,7 @@ class EditedArchive(NamedTuple):
     header: Header
     entries: Entries
     encoded: bytearray  # the index
-    runs: list[_Run]
+    runs: list[_KeptRange]
     added: list[tuple[int, Any, int]]  # offset, source and row of each new payload
 
     @property
@@ -81,7 +81,7 @@ class EditedArchive(NamedTuple):
         Raises:
             ProducerError: a LazyTensor gave other bytes than it declared. SourceError: the file system refused.
         """
-        out = _Output(sink, self.stored, self.header, progress)
+        out = _PayloadOutput(sink, self.stored, self.header, progress)
         sink.write(_front(self.header, self.encoded))
         for run in self.runs:
             out.to(run.now)
@@ -98,7 +98,7 @@ class EditedArchive(NamedTuple):
         sink.write(bytes(end - sink.position) + (b"" if header.front else index) + header.encode())
         return Written(header.archive_size, out.cloned)
 
-    def _add(self, source: Any, row: int, out: _Output) -> None:
+    def _add(self, source: Any, row: int, out: _PayloadOutput) -> None:
         """Write a new payload; the digest of values that are produced now is noted."""
         if not isinstance(source, LazyTensor):
             for chunk in chunks(source):
@@ -115,7 +115,7 @@ class EditedArchive(NamedTuple):
             self.entries.payload_rows["digest"][row] = digest.intdigest()
 
 
-class _Output:
+class _PayloadOutput:
     """The sink of an archive, by offsets from the payloads' first byte on."""
 
     def __init__(self, sink: Sink, stored: StoredArchive, header: Header, progress: Progress | None) -> None:
@@ -131,7 +131,7 @@ class _Output:
         self._sink.write(data)
         self._tell()
 
-    def copy(self, run: _Run) -> None:
+    def copy(self, run: _KeptRange) -> None:
         """Write stored bytes: whole blocks by the file system, where it can, the rest out of the mapping."""
         sink, stored = self._sink, self._stored
         at = stored.header.payload_offset + run.before
@@ -217,7 +217,7 @@ def _homes(stored: StoredArchive, sources: Sequence[Any]) -> tuple[list[int], li
     return homes, digests
 
 
-def _plan_runs(stored: StoredArchive, used: Sequence[int]) -> tuple[list[_Run], Any, int]:
+def _plan_runs(stored: StoredArchive, used: Sequence[int]) -> tuple[list[_KeptRange], Any, int]:
     """Return runs of neighbours that stay, the new offset of each payload, and where the last one ends.
 
     A run moves to the front as far as its alignment lets it. One that is worth cloning goes by multiples of the base
@@ -233,7 +233,7 @@ def _plan_runs(stored: StoredArchive, used: Sequence[int]) -> tuple[list[_Run], 
         step = stored.header.base_alignment if nbytes >= _WORTH else stored.header.alignment
         now = end + (before - end) % step
         rows["offset"][lo:hi] -= np.uint64(before - now)
-        runs.append(_Run(before, now, nbytes))
+        runs.append(_KeptRange(before, now, nbytes))
         end = now + nbytes
     return runs, rows["offset"], end
 
