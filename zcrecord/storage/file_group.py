@@ -8,7 +8,8 @@ import stat
 from collections.abc import Sequence
 from types import TracebackType
 
-from .files import FileSink, refusals, scratch_file, sync_file, sync_folder
+from .files import FileSink, refusals, sync_file, sync_folder
+from .scratch import scratch_file
 
 __all__ = ["FileGroup"]
 

@@ -1,0 +1,146 @@
+"""Scratch files: new files beside the place that they are to take, and what is left of those whose writer died.
+
+Knows how they are named, and that a lock tells the living writers from the dead. Writing one, and putting it in its
+place, is `files`'s.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import stat
+from collections.abc import Iterator
+
+__all__ = ["scratch_file"]
+
+_SUFFIX = ".zcr-scratch"
+_LONGEST = 200  # bytes of a name that its scratch file's begins with
+_TRIES = 16  # to make a file that no other process removes before it is locked
+_MORE = sum(getattr(os, name, 0) for name in ("O_BINARY", "O_CLOEXEC"))
+
+
+@contextlib.contextmanager
+def scratch_file(path: str, mode: int = 0o666, *, clear: bool = True) -> Iterator[tuple[int, str]]:
+    """Yield a new file beside `path`, open for reading and writing, and its name; at the end it is gone, or renamed.
+
+    The writer closes it. Unless `clear` is False, scratch files for this path of processes that were killed are removed
+    first; that of a living process, in another container or, if the file system carries locks, on another machine,
+    never is.
+
+    Raises:
+        OSError: the file system reports an error.
+    """
+    folder, name = os.path.split(path)
+    while len(os.fsencode(name)) > _LONGEST:  # file systems count bytes, and some take no part of a character
+        name = name[:-1]
+    stem = f".{name}."
+    if clear:
+        _clear(folder, stem)
+    fd, held, scratch = _make(os.path.join(folder, stem), mode)
+    try:
+        yield fd, scratch
+    finally:
+        with contextlib.suppress(OSError):
+            os.unlink(scratch)
+        _close(held)
+
+
+def _make(start: str, mode: int) -> tuple[int, int, str]:
+    """Return a new file, a descriptor that locks it, so that no other process removes it, and its name."""
+    for _ in range(_TRIES):
+        fd, scratch = _new(start, mode)
+        held = None
+        try:
+            held = _hold(fd, scratch)
+            if held is not None and os.path.lexists(scratch):
+                return fd, held, scratch
+        except OSError:
+            _give_up(scratch, fd)
+            raise
+        _give_up(scratch, fd, held)  # it was removed between its making and its locking
+    fd, scratch = _new(start, mode)
+    return fd, -1, scratch
+
+
+def _new(start: str, mode: int) -> tuple[int, str]:
+    scratch = f"{start}{os.urandom(6).hex()}{_SUFFIX}"
+    return os.open(scratch, os.O_RDWR | os.O_CREAT | os.O_EXCL | _MORE, mode), scratch  # never open to more people
+
+
+def _hold(fd: int, scratch: str) -> int | None:
+    """Return another descriptor, which locks a file until it is closed; -1 without locks, None if another has it.
+
+    It is closed after the file took its place. Read-only, since no program can be started that is open for writing;
+    but on file systems that lock only files open for writing.
+    """
+    if os.name != "posix":
+        return -1
+    for reading in (True, False):
+        try:
+            held = os.open(scratch, os.O_RDONLY | _MORE) if reading else os.dup(fd)
+        except OSError:
+            if not reading:
+                raise
+            continue
+        locked = _lock(held)
+        if locked:
+            return held
+        _close(held)
+        if locked is False:
+            return None
+    return -1
+
+
+def _give_up(scratch: str, *descriptors: int | None) -> None:
+    _close(*descriptors)
+    with contextlib.suppress(OSError):
+        os.unlink(scratch)
+
+
+def _close(*descriptors: int | None) -> None:
+    """Close those that are descriptors; errors of the file are told when the writer closes its own."""
+    for fd in descriptors:
+        if fd is not None and fd >= 0:
+            with contextlib.suppress(OSError):
+                os.close(fd)
+
+
+def _lock(fd: int) -> bool | None:
+    """Lock a file for as long as it is open; False if another process has the lock, None without locks."""
+    try:
+        import fcntl  # not on Windows
+
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except (ImportError, OSError):
+        return None
+    return True
+
+
+def _clear(folder: str, stem: str) -> None:
+    """Remove the scratch files of this stem that dead writers left."""
+    ours = re.compile(f"{re.escape(stem)}[0-9a-f]{{12}}{re.escape(_SUFFIX)}")
+    with contextlib.suppress(OSError):  # a folder may be written to and not listed
+        with os.scandir(folder or ".") as entries:
+            found = [entry.path for entry in entries if ours.fullmatch(entry.name)]
+        for scratch in found:
+            with contextlib.suppress(OSError):  # of another process, or removed by it meanwhile
+                _remove_dead(scratch)
+
+
+def _remove_dead(scratch: str) -> None:
+    if os.name != "posix":  # Windows removes no file that is open
+        os.unlink(scratch)
+        return
+    extra = os.O_NONBLOCK | os.O_NOFOLLOW | _MORE  # it may be anything
+    try:
+        fd = os.open(scratch, os.O_RDWR | extra)  # NFS locks only files open for writing
+    except PermissionError:
+        fd = os.open(scratch, os.O_RDONLY | extra)
+    try:
+        if stat.S_ISREG(os.fstat(fd).st_mode) and _lock(fd):
+            os.unlink(scratch)
+    finally:
+        os.close(fd)
