@@ -116,6 +116,8 @@ def test_what_is_no_archive_in_a_file_is_refused(capsys: pytest.CaptureFixture[s
     c.fails(
         capsys, main(["edit", "model.zcr.zst", "--drop", "x"]), "is packed; unpack it, edit that, and pack it again"
     )
+    zcrecord.save_record({"w": np.ones(900), "v": np.ones(800)}, "many.zcr", max_shard_size=9000)
+    c.fails(capsys, main(["edit", "many.zcr", "--drop", "w"]), "is a catalogue of shards; make one archive of it")
     c.fails(capsys, main(["edit", "https://a.b/m.zcr", "--drop", "x"]), "is remote; download it, and edit the file")
     c.fails(capsys, main(["edit", "model.onnx", "--drop", "x"]), r"model\.onnx: ")
 

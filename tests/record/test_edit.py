@@ -587,6 +587,21 @@ def test_only_an_archive_alone_in_a_local_file_is_edited(path: Path) -> None:
         pass
 
 
+def test_catalogues_and_their_shards_are_refused_with_advice(tmp_path: Path) -> None:
+    tensors = {f"t{i}": np.full(100_000, i) for i in range(4)}
+    zcrecord.save_record(tensors, tmp_path / "model.zcr", max_shard_size=2_000_000)
+    with pytest.raises(UnsupportedError, match="is a catalogue of shards"), zcrecord.edit(tmp_path / "model.zcr"):
+        pass
+    shard = tmp_path / "model-00001-of-00002.zcr"
+    with pytest.raises(UnsupportedError, match=r"is a shard of model\.zcr, .*name another file"), zcrecord.edit(shard):
+        pass
+    with zcrecord.edit(shard, tmp_path / "alone-00001-of-00002.zcr") as model:
+        model.drop("t0")
+    with zcrecord.edit(tmp_path / "alone-00001-of-00002.zcr") as model:
+        model.drop("t1")
+    assert len(zcrecord.load_record(tmp_path / "model.zcr")) == 4
+
+
 def test_a_tuned_archive_is_to_be_untuned_first(tmp_path: Path) -> None:
     module = {"before": b"x", "payloads": [b"y"]}
     with RecordWriter(path := tmp_path / "m.zcr") as out:

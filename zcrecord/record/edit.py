@@ -19,6 +19,7 @@ import numpy as np
 
 from zcrecord.archive import info, subset, unflatten
 from zcrecord.archive.archive import Archive, Progress
+from zcrecord.archive.catalogue import ShardedArchive
 from zcrecord.archive.name_patterns import starred
 from zcrecord.archive.subset import GONE, Names, Rename
 from zcrecord.codec.conventions import SIGNATURE_PREFIX, TUNED_TYPE
@@ -27,6 +28,7 @@ from zcrecord.codec.index import PAYLOAD
 from zcrecord.codec.layout import NONE
 from zcrecord.errors import RecordError, SourceError, TensorNotFoundError, UnsupportedError
 from zcrecord.storage.files import check_destination, identity_of, is_url, open_sink, open_source, path_of
+from zcrecord.storage.folders import SHARD_NAME
 from zcrecord.writing import flatten
 from zcrecord.writing.edited import EditedArchive, StoredArchive, Written, plan_edited
 from zcrecord.writing.sharing import layout_of, plan_sharing
@@ -94,7 +96,8 @@ def edit(
         ('head.w',)
 
     Raises (when the block begins or ends):
-        UnsupportedError: it is no path; or the archive is packed, remote, attached to a program, or tuned.
+        UnsupportedError: it is no path; or the archive is packed, remote, attached to a program, tuned, a catalogue, or
+        a shard of one.
         SourceNotFoundError, FormatError: there is no archive. DestinationExistsError: something is at `dest`.
         NameCollisionError: two would have one name. SourceError: the file system refused, or the archive was replaced
         meanwhile.
@@ -146,6 +149,8 @@ class RecordEditor(MutableMapping[str, Any]):
     def __enter__(self) -> RecordEditor:
         if self._dest is not None:
             check_destination(self._source, self._dest, self._force)
+        else:
+            _check_no_shard(self._source)
         record = load_record(self._source)
         try:
             _check_editable(record.archive)
@@ -533,7 +538,10 @@ def _mapped(value: Any, change: Callable[[Any], Any]) -> Any:
 
 
 def _check_editable(archive: Archive) -> None:
-    """Raise UnsupportedError unless an archive is one of a local file, alone, without a tuned part."""
+    """Raise UnsupportedError unless an archive is one of a local file, alone, whole, and without a tuned part."""
+    if isinstance(archive, ShardedArchive):
+        what = "is a catalogue of shards; make one archive of it, edit that, and write shards of that again"
+        raise UnsupportedError(what, path=archive.path)
     if archive.embedded is not None:
         raise UnsupportedError("is attached to a program; detach it, edit it, and attach it again", path=archive.path)
     if not archive.mapped:
@@ -541,6 +549,19 @@ def _check_editable(archive: Archive) -> None:
     if info.child_of_type(archive, TUNED_TYPE) is not None:
         what = "is tuned, for the model as it is; remove the tuned part (untune), edit it, and tune it again"
         raise UnsupportedError(what, path=archive.path)
+
+
+def _check_no_shard(path: str) -> None:
+    """Raise UnsupportedError if a file is a shard of the catalogue beside it, which would not know it again."""
+    folder, name = os.path.split(path)
+    beside = os.path.join(folder, f"{name.rsplit('-', 3)[0]}.zcr")
+    if SHARD_NAME.fullmatch(name) and os.path.isfile(beside):
+        with load_record(beside) as record:
+            archive = record.archive
+            known = isinstance(archive, ShardedArchive) and name in archive.shards.names
+        if known:
+            what = f"is a shard of {os.path.basename(beside)}, which knows it by its index"
+            raise UnsupportedError(f"{what}; name another file for the edited one", path=path)
 
 
 def add_metadata(record: Record, dest: str, added: Mapping[str, Any], *, durable: bool) -> None:
