@@ -412,7 +412,7 @@ def test_the_destination_may_not_be_the_source(tmp_path: Path) -> None:
 def test_a_missing_source_is_one_clear_error(tmp_path: Path) -> None:
     with pytest.raises(SourceNotFoundError, match=r"no\.onnx: cannot read: No such file or directory"):
         convert(tmp_path / "no.onnx", tmp_path / "m.zcr")
-    with pytest.raises(OSError, match="cannot read: Is a directory"):
+    with pytest.raises(OSError, match=r"is a folder without a model \(\*\.onnx\)"):
         convert(tmp_path, tmp_path / "m.zcr")
     assert list(tmp_path.iterdir()) == []
 

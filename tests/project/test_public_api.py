@@ -324,27 +324,28 @@ OnnxTensors.nbytes -> int
 OnnxTensors.path -> str
 OnnxTensors.to_onnx(dest: str | os.PathLike[str], *, alignment: int = 1, force: bool = False,
     durable: bool = True) -> ConvertReport
-zcrecord.onnx.TuneReport(source: str, dest: str, targets: tuple[str, ...], weights: int, packed: int,
-    packed_bytes: int, input_bytes: int, archive_bytes: int, content_digest_before: str, content_digest: str,
-    lapsed: tuple[str, ...], models: tuple[str, ...], seconds: float)
+zcrecord.onnx.TuneReport(source: str, dest: str, targets: tuple[str, ...], modules: tuple[str, ...], weights: int,
+    packed: int, packed_bytes: int, input_bytes: int, archive_bytes: int, content_digest_before: str,
+    content_digest: str, lapsed: tuple[str, ...], models: tuple[str, ...], seconds: float)
 zcrecord.onnx.Tuning(used: bool, reason: str | None, targets: tuple[str, ...])
 zcrecord.onnx.convert(source: str | os.PathLike[str] | Binary, dest: str | os.PathLike[str] | Binary, *,
     alignment: int = 64, force: bool = False, durable: bool = True, allow_links: bool = False,
     select: Patterns | None = None, exclude: Patterns | None = None, verify: bool = False, dry_run: bool = False,
     progress: Progress | None = None) -> ConvertReport
-zcrecord.onnx.fill_session(source: Any, *, loader: Loader | Mapping[str, Any] | str | None = None,
-    sess_options: Any = None, providers: Sequence[Any] | None = None,
+zcrecord.onnx.fill_session(source: Any, *, module: str | None = None, loader: Loader | Mapping[str,
+    Any] | str | None = None, sess_options: Any = None, providers: Sequence[Any] | None = None,
     provider_options: Sequence[Any] | None = None) -> Any
 zcrecord.onnx.scan(path: str | os.PathLike[str], *, allow_links: bool = False, mmap: bool = True) -> OnnxTensors
-zcrecord.onnx.session(source: Any, *, memory: Literal['shared', 'speed'] = 'shared', sess_options: Any = None,
-    providers: Sequence[Any] | None = None, provider_options: Sequence[Any] | None = None) -> Any
+zcrecord.onnx.session(source: Any, *, module: str | None = None, memory: Literal['shared', 'speed'] = 'shared',
+    sess_options: Any = None, providers: Sequence[Any] | None = None,
+    provider_options: Sequence[Any] | None = None) -> Any
 zcrecord.onnx.to_onnx(source: str | os.PathLike[str] | Any, dest: str | os.PathLike[str] | Binary, *,
-    external: bool = False, tuned: bool | None = None, force: bool = False, durable: bool = True,
-    progress: Progress | None = None) -> ConvertReport
+    module: str | None = None, external: bool = False, tuned: bool | None = None, force: bool = False,
+    durable: bool = True, progress: Progress | None = None) -> ConvertReport
 zcrecord.onnx.tune(archive: str | os.PathLike[str], dest: str | os.PathLike[str] | None = None, *,
     threads: int | None = None, force: bool = False, durable: bool = True,
     progress: Progress | None = None) -> TuneReport
-zcrecord.onnx.tuning(source: Any) -> Tuning
+zcrecord.onnx.tuning(source: Any, *, module: str | None = None) -> Tuning
 zcrecord.onnx.untune(archive: str | os.PathLike[str], dest: str | os.PathLike[str] | None = None, *,
     force: bool = False, durable: bool = True, progress: Progress | None = None) -> TuneReport
 zcrecord.onnx.verify_external(path: str | os.PathLike[str], *, full: bool = False, allow_links: bool = False,

@@ -100,7 +100,7 @@ class Tuned:
                 assert part is not None
                 found = part.targets[0]
                 own = ix.payloads[[found.graph, found.initializers, *found.payloads]]
-                self.set(tuned.SEAL, tuned.seal_of(ix, found.target.encode(), own))
+                self.set(tuned.SEAL, tuned.seal_of(ix, found.target.encode(), found.module, own))
             self._write(dest)
         return dest
 

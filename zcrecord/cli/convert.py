@@ -69,6 +69,8 @@ def to_onnx_arguments(parser: Parser) -> None:
         in it, and in its external data."""
     parser.add_argument("source", metavar="ARCHIVE", help="an archive; - for standard input, read into memory")
     parser.add_argument("dest", metavar="OUT", nargs="?", help="default: ARCHIVE with the suffix .onnx")
+    about = "of an archive of several models, the one in this module, such as decoder_model"
+    parser.add_argument("--module", metavar="NAME", help=about)
     about = "leave the weights where they are, and refer to them as external data"
     parser.add_argument("--external", action="store_true", help=about)
     about = "with --external, write the tuned graph even if other CPUs may compute wrong answers with it"
@@ -86,8 +88,8 @@ def to_onnx(args: Arguments) -> int:
 
     def work(source: Any, dest: Any, *, force: bool, durable: bool, **options: Any) -> Any:
         if args.external and source.lower().endswith(".onnx"):
-            if options["tuned"]:
-                args.refuse("--tuned is about tuned archives, not .onnx files")
+            if options["tuned"] or args.module is not None:
+                args.refuse("--tuned and --module are about archives, not .onnx files")
             return onnx.scan(source).to_onnx(dest, force=force, durable=durable)  # in no time: there is no progress
         whole = source if isinstance(source, str) else read_stdin()
         return onnx.to_onnx(whole, dest, force=force, durable=durable, **options)
@@ -101,15 +103,20 @@ def to_onnx(args: Arguments) -> int:
         yield from _facts(report, out)
         yield "tuned: no session options are needed" if args.external and not report.session_options else ""
 
-    return run_conversion("zcrecord", args, work, facts, external=args.external, tuned=args.tuned)
+    options = {name: getattr(args, name) for name in ("module", "external", "tuned")}
+    return run_conversion("zcrecord", args, work, facts, **options)
 
 
 def onnx2zc_arguments(parser: Parser) -> None:
     """Declare the arguments of `onnx2zc`."""
     parser.description = """Convert an ONNX model to an archive, in one pass and in little memory. - is standard input
-        or standard output. Models compressed by zstd or gzip are decompressed."""
-    parser.add_argument("source", metavar="IN", help="an ONNX model; - for standard input")
-    about = "default: IN with the suffix .zcr; standard output if IN is -"
+        or standard output. Models compressed by zstd or gzip are decompressed. A folder, such as those of Hugging
+        Face's Optimum, becomes one archive: each of its models is a module with its file's name, and equal weights are
+        stored once. If OUT is a folder, or new and not named .zcr, it gets that archive as model.zcr, and copies of the
+        configuration and tokenizer files."""
+    about = "an ONNX model, or a folder of several; - for standard input"
+    parser.add_argument("source", metavar="IN", help=about)
+    about = "default: IN with the suffix .zcr; standard output if IN is -; for a folder, a folder to be made"
     parser.add_argument("dest", metavar="OUT", nargs="?", help=about)
     about = "convert only tensors whose names match, such as 'encoder.*'; may be given several times"
     parser.add_argument("--select", action="append", metavar="PATTERN", help=about)

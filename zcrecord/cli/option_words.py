@@ -22,6 +22,8 @@ _SPOKEN = {  # regular expressions, in this order
     r"external=True": "--external",
     r"remove the tuned part \(untune\)": "remove the tuned part (zcrecord tune --remove)",
     r"\btuned=True": "--tuned",
+    r"name one with module=": "name one with --module",
+    r"select= and exclude= are": "--select and --exclude are",
     r"dest_format=(, --to)?": "--to",
     r"source_format=(, --from)?": "--from",
     r"\balignment= ": "--alignment ",

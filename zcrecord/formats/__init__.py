@@ -42,6 +42,7 @@ from zcrecord.storage.files import (
     refusals,
     scratch_file,
 )
+from zcrecord.storage.folders import MODEL, model_folder, takes_folder
 from zcrecord.writing.writers import ConvertReport, peak_rss
 
 __all__ = ["FORMATS", "ConvertReport", "Format", "convert"]
@@ -73,8 +74,8 @@ def convert(
     two other formats it goes through an archive beside `dest` that is removed. An archive of one is laid out anew.
 
     Args:
-        source, dest: paths, a folder for the one model in it; where the format is one forward pass, binary file
-            objects, too, and compressed sources.
+        source, dest: paths; where the format is one forward pass, binary file objects, too, and compressed sources. A
+            folder is read as the one model in it, or as all its .onnx; see `onnx.convert`, also for a folder as `dest`.
         source_format: a name of FORMATS. By default what the first bytes say; where they say nothing, the suffix.
         dest_format: the same; by default what the suffix says, an archive for a file object.
         alignment, durable: those of `save_record`.
@@ -99,15 +100,20 @@ def convert(
         (2, 3)
     """
     started = time.perf_counter()
-    source = _in_folder(source, source_format)
+    folder, source = path_or_none(source), _in_folder(source, source_format)
     source_path, dest_path = path_or_none(source), path_or_none(dest)
-    target = _dest_format(dest_path, dest_format)
+    into = folder is not None and dest_path is not None and _takes_folder(folder, dest_path, dest_format)
+    target = ARCHIVE if into else _dest_format(dest_path, dest_format)
     _check_options(target, dest_path, alignment, max_shard_size)
-    check_destination(source_path, dest_path, force)
-    with _recognised(source, source_path, source_format) as (given, kind):
-        work = _Conversion(
-            source_path, dest_path, force, alignment, durable, max_shard_size, progress or (lambda *_: None)
-        )
+    with contextlib.ExitStack() as stack:
+        if into and folder is not None and dest_path is not None:
+            dest = stack.enter_context(model_folder(folder, dest_path, force=force, durable=durable))
+            dest_path = os.path.join(dest_path, MODEL)
+        else:
+            check_destination(source_path, dest_path, force)
+        given, kind = stack.enter_context(_recognised(source, source_path, source_format))
+        told = progress or (lambda *_: None)
+        work = _Conversion(source_path, dest_path, force, alignment, durable, max_shard_size, told)
         report = work.run(kind, given, target, dest)
     seconds = time.perf_counter() - started
     return dataclasses.replace(report, source=source_path, dest=dest_path, seconds=seconds, peak_rss=peak_rss())
@@ -245,6 +251,9 @@ def _dest_format(path: str | None, named: str | None) -> str:
 @contextlib.contextmanager
 def _recognised(source: Any, path: str | None, named: str | None) -> Iterator[tuple[Any, str]]:
     """Yield the source, ready to be read, and its format; a path that is no regular file is opened, once."""
+    if path is not None and os.path.isdir(path):  # several models of ONNX
+        yield path, ONNX
+        return
     with contextlib.ExitStack() as stack:
         given, nbytes = source, None
         if path is not None:
@@ -298,8 +307,14 @@ def _guessed(found: FileType | None, path: str | None) -> str:
     raise FormatError(f"{what}; name its format (source_format=, --from): {', '.join(FORMATS)}", path=path)
 
 
+def _takes_folder(source: str, dest: str, dest_format: str | None) -> bool:
+    """Return True if what is made of a source becomes a model folder: by the source, the suffix, what is there."""
+    plain = dest_format is None and _by_suffix(dest) is None
+    return os.path.isdir(source) and takes_folder(dest) and (plain or os.path.isdir(dest))
+
+
 def _in_folder(source: Any, named: str | None) -> Any:
-    """Return the path of the one model in a folder, a source that is no folder as it is.
+    """Return the path of the one model in a folder; the folder, if it has several of ONNX; any other source as it is.
 
     Of several formats the first in FORMATS is taken; shards count as their index; of .bin files pytorch_model.bin is
     taken.
@@ -323,6 +338,8 @@ def _in_folder(source: Any, named: str | None) -> Any:
     found: list[str] = next((by_kind[kind] for kind in order if kind in by_kind), [])
     if len(found) == 1:
         return os.path.join(folder, found[0])
+    if found and found == by_kind.get(ONNX):
+        return folder
     what = (
         f"is a folder with several models: {', '.join(map(printable, found))}"
         if found

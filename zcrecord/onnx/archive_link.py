@@ -26,8 +26,10 @@ from zcrecord.record.record import Record
 from zcrecord.storage.files import Progress, open_source, path_of
 
 from . import external_data
+from .graph import OpenedModel, opened_model
 
 __all__ = [
+    "MODULE",
     "PROPERTIES",
     "TUNED_FOR",
     "ArchiveLink",
@@ -45,7 +47,8 @@ PAYLOAD_OFFSET = "zcrecord.payload_offset"  # in the file
 INDEX_CRC = "zcrecord.index_crc"  # 8 hexadecimal digits; the index has every offset and every payload's digest
 EMBEDDED = "zcrecord.embedded"  # "prefix" or "suffix", if the archive is part of a file
 TUNED_FOR = "zcrecord.tuned_for"  # the target, if the model is the archive's tuned graph
-PROPERTIES = (ARCHIVE, CONTENT_DIGEST, PAYLOAD_OFFSET, INDEX_CRC, EMBEDDED, TUNED_FOR)
+MODULE = "zcrecord.module"  # the module that the model is in, if it is not the record itself
+PROPERTIES = (ARCHIVE, CONTENT_DIGEST, PAYLOAD_OFFSET, INDEX_CRC, EMBEDDED, TUNED_FOR, MODULE)
 _WRITTEN = {  # the form of their values
     ARCHIVE: re.compile(".+", re.DOTALL),
     CONTENT_DIGEST: re.compile("sha256:[0-9a-f]{64}"),
@@ -53,6 +56,7 @@ _WRITTEN = {  # the form of their values
     INDEX_CRC: re.compile("[0-9a-f]{8}"),
     EMBEDDED: re.compile("prefix|suffix"),
     TUNED_FOR: re.compile(r"\{[ -~]+\}"),
+    MODULE: re.compile(".+", re.DOTALL),
 }
 
 _AGAIN = "write the model again with to_onnx(external=True)"
@@ -62,7 +66,7 @@ _AGAIN = "write the model again with to_onnx(external=True)"
 class ArchiveLink:
     """An archive on disk, as a model in some folder refers to it."""
 
-    record: Record
+    model: OpenedModel
     location: str
 
     def properties(self, digest: str) -> dict[str, str]:
@@ -70,11 +74,11 @@ class ArchiveLink:
         told = {
             ARCHIVE: self.location,
             CONTENT_DIGEST: digest,
-            PAYLOAD_OFFSET: str(_payload_offset(self.record)),
-            INDEX_CRC: _index_crc(self.record),
+            PAYLOAD_OFFSET: str(_payload_offset(self.model.record)),
+            INDEX_CRC: _index_crc(self.model.record),
         }
-        embedded = self.record.archive.embedded
-        return told if embedded is None else {**told, EMBEDDED: embedded}
+        more = {EMBEDDED: self.model.record.archive.embedded, MODULE: self.model.module}
+        return told | {key: value for key, value in more.items() if value}
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,14 +115,14 @@ def _index_crc(record: Record) -> str:
     return f"{record.archive.header.index_crc:08x}"
 
 
-def link(record: Record, dest: str) -> ArchiveLink:
-    """Open the archive of a record anew, for a model at `dest` to refer to.
+def link(model: OpenedModel, dest: str) -> ArchiveLink:
+    """Open the archive of a model's record anew, for a model at `dest` to refer to.
 
     Raises:
         UnsupportedError: the record is none of a plain file, or differs from it. ExternalDataError: the file is in a
             folder that no model at `dest` may refer to. IntegrityError: it was replaced since.
     """
-    path = record.path
+    record, path = model.record, model.record.path
     if path is None:
         raise UnsupportedError("external=True needs an archive in a file, and this one is in memory; save it to one")
     archive = record.archive
@@ -133,7 +137,7 @@ def link(record: Record, dest: str) -> ArchiveLink:
         raise UnsupportedError(what, path=path)
     if there.archive.header.encode() != archive.header.encode():
         raise IntegrityError("was replaced since it was opened; load it again", path=path)
-    return ArchiveLink(there, external_data.location_from(dest, path))
+    return ArchiveLink(opened_model(there, model.module), external_data.location_from(dest, path))
 
 
 def digest_of(payloads: Payloads, record: Record, progress: Callable[[int, int], None] | None = None) -> str:
@@ -203,7 +207,8 @@ def verify_external(
         if TUNED_FOR in told:
             _check_tuned(record, model, expected)
         else:
-            known = {info.name: info for info in record.infos()} if expected else {}
+            part = opened_model(record, told.get(MODULE)).part
+            known = {info.name: info for info in part.infos()} if expected else {}
             for info in expected:
                 _check_reference(record, model, info, known.get(info.name))
     return ExternalReport(

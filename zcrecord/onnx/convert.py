@@ -2,13 +2,15 @@
 
 The archive has the model's tensors, under the names that `names` gives them, and the skeleton as the bytes attribute
 "onnx.graph" of the record: the ModelProto byte for byte, but each TensorProto keeps all fields but its values and gets
-data_location EXTERNAL and one external_data entry, "zcrecord" -> the tensor's number in the archive. `graph` undoes
-that. Nothing of the time, the host or a version enters the bytes.
+data_location EXTERNAL and one external_data entry, "zcrecord" -> the tensor's number in the model. `graph` undoes
+that. The models of a folder come one after the other, each into a module that has its file's name, with a skeleton of
+its own; equal payloads are stored once. Nothing of the time, the host or a version enters the bytes.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -16,17 +18,27 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from zcrecord.archive.name_patterns import NameFilter, Patterns
-from zcrecord.codec.entries import Entries, PayloadId
+from zcrecord.codec.entries import PayloadId
 from zcrecord.codec.layout import ALIGNMENT, NONE
 from zcrecord.dtypes import by_onnx
-from zcrecord.errors import ExternalDataError, IntegrityError, LimitError, RecordError, UnsupportedError
+from zcrecord.errors import (
+    ExternalDataError,
+    IntegrityError,
+    LimitError,
+    NameCollisionError,
+    RecordError,
+    SourceError,
+    UnsupportedError,
+    printable,
+)
 from zcrecord.onnx.protobuf.reader import ProtobufReader, Skeleton
 from zcrecord.onnx.protobuf.scanner import Scanner, check_start
 from zcrecord.onnx.protobuf.tensors import TensorMessage, TensorReader
 from zcrecord.storage.compressed import PeekableStream, decompressed
-from zcrecord.storage.files import Binary, Progress, check_destination, open_sink, path_or_none
+from zcrecord.storage.files import Binary, Progress, check_destination, open_sink, path_or_none, refusals
 from zcrecord.storage.sink import NullSink, Sink
 from zcrecord.storage.stream_reader import StreamReader
+from zcrecord.writing.module_tree import ModuleTreeBuilder
 from zcrecord.writing.writers import ConvertReport, SaveReport, StreamWriter, peak_rss
 
 from . import external_data
@@ -36,6 +48,7 @@ from .selection import Selection
 __all__ = ["STUB_KEY", "ConvertReport", "convert", "stub"]
 
 STUB_KEY = b"zcrecord"
+_SUFFIX = ".onnx"  # of the models in a folder
 _new = tuple.__new__  # called by a NamedTuple's own constructor, which takes twice the time
 _GRAPH, _EXPANDED = 16 << 20, 16  # bytes a graph may take, beyond so many times the compressed bytes it comes from
 # TensorProto.data_location = EXTERNAL, external_data { key, value } up to a value of so many digits.
@@ -60,13 +73,16 @@ def convert(
 
     Both may be paths or binary file objects, pipes included; a source compressed by zstd or gzip is decompressed on the
     way. A path at `dest` holds the old file or the whole new one at any time, and is replaced only with `force`.
+    A folder is converted whole: of several models each becomes a module with its file's name, which `session` takes as
+    `module`; equal weights are stored once. A `dest` that is a folder, or a new path that does not end in .zcr, gets
+    the archive as model.zcr, and copies of the configuration and tokenizer files.
 
     Args:
-        source, dest: paths or binary file objects. External data are looked for in the folder of a `source` by path.
+        source, dest: paths or binary file objects. External data are looked for in the folder of the model.
         alignment, durable: those of `save_record`.
         allow_links: take external data behind symbolic and hard links to any place.
-        select, exclude: shell patterns of names; one that matches a module stands for all below it. The archive then
-            has the tensors that `select` matches and `exclude` does not, and no graph.
+        select, exclude: for one model, shell patterns of names; one that matches a module stands for all below it. The
+            archive then has the tensors that `select` matches and `exclude` does not, and no graph.
         verify: before `dest` is replaced, read the source again and the archive back, and compare. Both must be paths.
         dry_run: write nothing, and report the sizes as if it had; equal digests are then taken for equal bytes.
         progress: called with the bytes read so far and, if that is known, how many there are; for a compressed
@@ -83,23 +99,75 @@ def convert(
         OnnxError: not a valid model, or one with unsupported features; with the offset. ExternalDataError: its
             external data breaks a rule. DestinationExistsError: `dest` exists and `force` was not given, or is the
             source. TensorNotFoundError: the patterns leave no tensor. FormatError: a compressed source is damaged.
-        LimitError: a shape no archive holds, or little compressed data that expands to a huge graph.
-            IntegrityError: `verify` found a difference. DependencyError: zstandard is missing. SourceError: the file
-            system refused.
+            LimitError: a shape no archive holds, or little compressed data that expands to a huge graph.
+            IntegrityError: `verify` found a difference. DependencyError: zstandard is missing. NameCollisionError: two
+            models have one name. SourceError: a folder has no model, or the file system refused.
     """
-    started = time.perf_counter()
-    source_path, dest_path = path_or_none(source), path_or_none(dest)
-    check_destination(source_path, dest_path, force or dry_run)
-    if verify and (dry_run or source_path is None or dest_path is None):
+    started, source_path = time.perf_counter(), path_or_none(source)
+    if verify and (dry_run or source_path is None or path_or_none(dest) is None):
         raise UnsupportedError("verify=True reads the source again and the archive back: both must be files by path")
     test = None if select is None and exclude is None else NameFilter(select, exclude)
-    work = _ModelConversion(source, source_path, alignment, allow_links, test, 1 + verify, progress)
-    with contextlib.nullcontext(NullSink()) if dry_run else open_sink(dest, durable=durable) as sink:
+    models = _models(source, source_path, test)
+    work = _ModelConversion(models, source_path, alignment, allow_links, test, 1 + verify, progress)
+    with _destination(models, source_path, dest, force=force, durable=durable, dry_run=dry_run) as (sink, told):
         done = work.write(sink)
         if verify:
-            work.check(done, dest_path)
-    flags = {"verified": verify, "dry_run": dry_run}
-    return done.report(source=source_path, dest=dest_path, seconds=time.perf_counter() - started, **flags)
+            work.check(done, told)
+    seconds = time.perf_counter() - started
+    return done.report(source=source_path, dest=told, seconds=seconds, verified=verify, dry_run=dry_run)
+
+
+class _ModelSource(NamedTuple):
+    """A model to convert: a stream or a path, the path if it is one, the key of its module, "" for the record."""
+
+    given: Any
+    path: str | None
+    module: str
+
+
+def _models(source: Any, path: str | None, test: NameFilter | None) -> list[_ModelSource]:
+    """Return the model, or those of a folder, in the order of their names.
+
+    Raises:
+        SourceError: a folder has none. NameCollisionError: two would have one name. UnsupportedError: patterns are
+            given for several models.
+    """
+    if path is None or not os.path.isdir(path):
+        return [_ModelSource(source, path, "")]
+    with refusals(path):
+        names = sorted(name for name in os.listdir(path) if name.lower().endswith(_SUFFIX))
+        names = [name for name in names if not os.path.isdir(os.path.join(path, name))]
+    found: dict[str, str] = {}
+    for name in names:
+        module = name[: -len(_SUFFIX)]
+        if (other := found.setdefault(module, name)) != name:
+            what = f"{printable(other)} and {printable(name)} would both be module '{printable(module)}'"
+            raise NameCollisionError(f"{what}; rename one", path=path)
+    if not found:
+        raise SourceError(f"is a folder without a model (*{_SUFFIX})", path=path, errno=errno.EISDIR)
+    if len(found) > 1 and test is not None:
+        raise UnsupportedError(f"select= and exclude= are for one model, and the folder has {len(found)}", path=path)
+    paths = {module: os.path.join(path, name) for module, name in found.items()}
+    return [_ModelSource(file, file, module if len(paths) > 1 else "") for module, file in paths.items()]
+
+
+@contextlib.contextmanager
+def _destination(
+    models: list[_ModelSource], source: str | None, dest: Any, *, force: bool, durable: bool, dry_run: bool
+) -> Iterator[tuple[Sink, str | None]]:
+    """Yield a sink for the archive, and its path once all is done; of a folder, copy the other files, too."""
+    path = path_or_none(dest)
+    with contextlib.ExitStack() as stack:
+        if source is not None and path is not None and os.path.isdir(source):
+            from zcrecord.storage import folders  # here, because most sources are files
+
+            if folders.takes_folder(path):
+                if not dry_run:
+                    dest = stack.enter_context(folders.model_folder(source, path, force=force, durable=durable))
+                path = os.path.join(path, folders.MODEL)
+        for model in models:
+            check_destination(model.path, path, force or dry_run)
+        yield (NullSink() if dry_run else stack.enter_context(open_sink(dest, durable=durable))), path
 
 
 class _PassResult(NamedTuple):
@@ -130,10 +198,10 @@ class _PassResult(NamedTuple):
 
 
 class _ModelConversion(NamedTuple):
-    """The arguments of one conversion, which may take two passes over the model."""
+    """The arguments of one conversion, which may take two passes over the models."""
 
-    source: Any
-    source_path: str | None
+    models: list[_ModelSource]
+    path: str | None  # of the source
     alignment: int
     allow_links: bool
     test: NameFilter | None
@@ -141,26 +209,33 @@ class _ModelConversion(NamedTuple):
     progress: Progress | None
 
     def write(self, sink: Sink, before: int = 0) -> _PassResult:
-        """Pass over the model once, everything into the sink."""
-        with contextlib.ExitStack() as stack:
+        """Pass over the models once, everything into the sink."""
+        out, outline = StreamWriter(sink, alignment=self.alignment), ModuleTreeBuilder()
+        input_bytes = passed = renamed = left_out = 0
+        for model in self.models:
             try:
-                source = stack.enter_context(self._opened())
-                out = StreamWriter(sink, alignment=self.alignment)
-                entries, input_bytes, renamed, left_out = _stream(source, out, self.test, self._report(source, before))
+                if model.module:
+                    outline.check_name((model.module,))
+                with self._opened(model) as source:
+                    report = self._report(source, before + passed)
+                    nbytes, *counts = _stream(source, out, outline, model.module, self.test, report)
             except RecordError as error:
-                raise error.located(path=self.source_path) from error.__cause__
-            saved = out.finish(entries)
-        passed = source.packed.position if source.packed is not None else input_bytes
+                raise error.located(path=model.path) from error.__cause__
+            input_bytes += nbytes
+            passed += source.packed.position if source.packed is not None else nbytes
+            renamed, left_out = renamed + counts[0], left_out + counts[1]
+        entries = outline.entries()
+        saved = out.finish(entries)
         return _PassResult(saved, out, len(entries.modules), input_bytes, passed, renamed, left_out)
 
     @contextlib.contextmanager
-    def _opened(self) -> Iterator[_OpenModel]:
-        if self.source_path is None:
-            peeked = PeekableStream(self.source)
+    def _opened(self, model: _ModelSource) -> Iterator[_OpenModel]:
+        if model.path is None:
+            peeked = PeekableStream(model.given)
             yield _OpenModel(decompressed(peeked), peeked, None, None)
             return
-        folder = external_data.ModelFolder(Path(self.source_path).absolute().parent, allow_links=self.allow_links)
-        with StreamReader(self.source_path) as file, folder:
+        folder = external_data.ModelFolder(Path(model.path).absolute().parent, allow_links=self.allow_links)
+        with StreamReader(model.path) as file, folder:
             peeked = PeekableStream(file)
             stream = decompressed(peeked)
             if stream is not peeked:
@@ -174,6 +249,8 @@ class _ModelConversion(NamedTuple):
         progress, total = self.progress, source.total
         if progress is None:
             return None
+        if len(self.models) > 1:
+            total = sum(os.path.getsize(model.given) for model in self.models)
         all_passes = None if total is None else self.passes * total
 
         def report(passed: int) -> None:
@@ -191,7 +268,7 @@ class _ModelConversion(NamedTuple):
         again = self.write(NullSink(), done.passed)
         if again.out.index != done.out.index:
             what = "read again, it is another model than the one converted; it was changed meanwhile, convert it again"
-            raise IntegrityError(what, path=self.source_path)
+            raise IntegrityError(what, path=self.path)
         try:
             done.out.verify_written()
         except RecordError as error:
@@ -208,9 +285,14 @@ class _OpenModel(NamedTuple):
 
 
 def _stream(
-    source: _OpenModel, out: StreamWriter, test: NameFilter | None, report: Callable[[int], None] | None
-) -> tuple[Entries, int, int, int]:
-    """Write all payloads, the skeleton last; return the entries, the bytes read, names changed, tensors left out."""
+    source: _OpenModel,
+    out: StreamWriter,
+    outline: ModuleTreeBuilder,
+    module: str,
+    test: NameFilter | None,
+    report: Callable[[int], None] | None,
+) -> tuple[int, int, int]:
+    """Write all payloads, the skeleton last; return the bytes read, names changed, tensors left out."""
     skeleton = Skeleton()
     reader = ProtobufReader(
         source.stream, skeleton, report if source.packed is None else _bounded(skeleton, source, report)
@@ -220,14 +302,15 @@ def _stream(
     sink = _ArchiveSink(reader, out, selection, source.folder, report)
     Scanner(reader, sink).scan()
     input_bytes = reader.base + reader.limit + (source.folder.nbytes if source.folder is not None else 0)
-    outline, renamed = name_tensors(sink.found, input_bytes)
+    renamed = name_tensors(sink.found, input_bytes, outline, module)
     left_out = sum(f.payload == LEFT_OUT for f in sink.found)
     if selection is not None:
         selection.check(sink.found)
     sink.found.clear()
     if selection is None:
-        outline.attribute((GRAPH_ATTRIBUTE,), _write_skeleton(out, skeleton))
-    return outline.entries(), input_bytes, renamed, left_out
+        above = (module,) if module else ()
+        outline.attribute((*above, GRAPH_ATTRIBUTE), _write_skeleton(out, skeleton))
+    return input_bytes, renamed, left_out
 
 
 def _bounded(skeleton: Skeleton, source: _OpenModel, report: Callable[[int], None] | None) -> Callable[[int], None]:

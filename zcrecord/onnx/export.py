@@ -21,8 +21,6 @@ from zcrecord.errors import DependencyError, LimitError, RecordError, Unsupporte
 from zcrecord.onnx.protobuf.properties import encode_properties, without_properties
 from zcrecord.onnx.protobuf.reader import LEN, MAX_LENGTH, encode_field, encode_varint
 from zcrecord.onnx.protobuf.tensors import RAW_DATA, STRING_DATA
-from zcrecord.record.load import load_record
-from zcrecord.record.record import Record
 from zcrecord.storage.files import Binary, Progress, check_destination, open_sink, path_or_none
 from zcrecord.storage.sink import Sink
 from zcrecord.tensors.packed import StringTensor
@@ -30,7 +28,7 @@ from zcrecord.writing.writers import ConvertReport, peak_rss
 
 from .archive_link import PROPERTIES, TUNED_FOR, ArchiveLink, digest_of, is_link, link
 from .external_data import ONE_COPY
-from .graph import Initializer, encode_reference, restore, skeleton_of, tuned_module
+from .graph import Initializer, OpenedModel, encode_reference, opened_model, restore, skeleton_of, tuned_module
 
 if TYPE_CHECKING:
     from .tuned_export import ExportedGraph
@@ -46,6 +44,7 @@ def to_onnx(
     source: str | os.PathLike[str] | Any,
     dest: str | os.PathLike[str] | Binary,
     *,
+    module: str | None = None,
     external: bool = False,
     tuned: bool | None = None,
     force: bool = False,
@@ -56,17 +55,15 @@ def to_onnx(
 
     It is the model that was converted, message by message, with the values that the record has by now, in raw_data, and
     without metadata about an archive that it referred to. `dest` is replaced whole; every payload's digest is checked.
-
-    With `external` the initializers' values stay in the archive, which `onnx.load` and ONNX Runtime then read as
-    external data: the archive must be a file in the folder of `dest` or below it, and stay there. Values that readers
-    expect in the model go into it: tensors of up to 127 bytes, strings, complex numbers, tensors in attributes,
-    functions and training_info, sparse ones; and those that are not in C order in the archive. The model's
-    metadata_props identify the archive for `verify_external`; for that, all of the archive is read.
+    With `external` the initializers' values stay in the archive, which `onnx.load` and ONNX Runtime read as external
+    data: the archive must be a file in the folder of `dest` or below it. Values that readers expect in the model go
+    into it: tensors of up to 127 bytes, strings, complex numbers, tensors in attributes, functions and training_info,
+    sparse ones; and those not in C order. Its metadata_props identify the archive, which is read whole for that.
 
     Args:
-        source: an archive that `convert` made: a path, a bytes-like, or a Record.
+        source: an archive that `convert` made: a path, that of a folder with one archive, a bytes-like, or a Record.
         dest: a path or, unless `external`, a binary file object, pipes included.
-        external: leave the values in the archive.
+        module: of an archive of several models, the module of the one to write.
         tuned: with `external`, None writes the graph that `tune` made for this machine if it is right on all others;
             True also one with convolutions for this kind of CPU, which others may compute wrong; False none.
         force, durable: replace what is at `dest`; that of `save_record`.
@@ -85,17 +82,18 @@ def to_onnx(
         True
 
     Raises:
-        UnsupportedError: the archive was not made from a model, or, with `external`, is no plain file, or the model has
-            our metadata_props of its own, or with `tuned` no graph for this machine. ExternalDataError: no model at
-            `dest` may refer to it. LimitError: more than 2 GiB. IntegrityError: a payload is damaged. FormatError: the
-            archive is, or has other tensors than the model. DestinationExistsError, SourceError: as `save_record`.
+        UnsupportedError: there is no model, or several and `module` is none; with `external`, no plain file, or our
+            metadata_props in the model; with `tuned`, no graph for this machine. TensorNotFoundError: no such module.
+            ExternalDataError: no model at `dest` may refer to it. LimitError: more than 2 GiB. IntegrityError: a
+            payload is damaged. FormatError: so is the archive. DestinationExistsError, SourceError: as `save_record`.
     """
     started, dest_path = time.perf_counter(), path_or_none(dest)
     with contextlib.ExitStack() as stack:
-        record: Record = source if isinstance(source, Record) else stack.enter_context(load_record(source))
+        opened = opened_model(source, module)
+        record = opened.record if opened.record is source else stack.enter_context(opened.record)
         try:
             check_destination(record.path, dest_path, force)
-            model = _ModelWriter(record, _linked(record, dest_path, stack) if external else None, tuned)
+            model = _ModelWriter(opened, _linked(opened, dest_path, stack) if external else None, tuned)
             model.plan(progress)
             with open_sink(dest, durable=durable) as sink:
                 model.write(sink)
@@ -104,12 +102,12 @@ def to_onnx(
         return model.report(record.path, dest_path, started)
 
 
-def _linked(record: Record, dest: str | None, stack: contextlib.ExitStack) -> ArchiveLink:
+def _linked(opened: OpenedModel, dest: str | None, stack: contextlib.ExitStack) -> ArchiveLink:
     if dest is None:
         what = "refers to its archive from the folder it lies in, and a stream has none; name a path"
         raise UnsupportedError(f"a model with external=True {what}")
-    found = link(record, dest)
-    stack.enter_context(found.record)
+    found = link(opened, dest)
+    stack.enter_context(found.model.record)
     return found
 
 
@@ -119,7 +117,8 @@ def _tuned(found: ArchiveLink, tuned: bool | None) -> ExportedGraph | None:
     Raises:
         UnsupportedError: it is asked for, and there is none.
     """
-    if tuned is False or (tuned is None and tuned_module(found.record.archive) is None):
+    record = found.model.record
+    if tuned is False or (tuned is None and tuned_module(record.archive) is None):
         return None
     from .tuned import NoTuning  # here, because most archives are not tuned
     from .tuned_export import tuned_graph
@@ -129,7 +128,7 @@ def _tuned(found: ArchiveLink, tuned: bool | None) -> ExportedGraph | None:
     except (NoTuning, DependencyError) as error:
         if tuned is None:
             message = "%s: the original graph is written, not the tuned one: %s"
-            logging.getLogger("zcrecord").warning(message, found.record.path, error)
+            logging.getLogger("zcrecord").warning(message, record.path, error)
             return None
         what = f"no tuned graph to write: {error}"
         raise UnsupportedError(f"{what}; tune the archive here, or leave tuned=True out") from error
@@ -168,8 +167,8 @@ def _string_fields(value: StringTensor) -> Iterator[bytes]:
 class _ModelWriter:
     """One model on its way out."""
 
-    def __init__(self, record: Record, found: ArchiveLink | None, tuned: bool | None) -> None:
-        self._record = record if found is None else found.record
+    def __init__(self, opened: OpenedModel, found: ArchiveLink | None, tuned: bool | None) -> None:
+        self._whole, _, self._record = opened if found is None else found.model
         self._link = found
         self._tuned = None if found is None else _tuned(found, tuned)
         self._payloads = Payloads(self._record.archive)
@@ -200,7 +199,8 @@ class _ModelWriter:
             raise LimitError(f"{what}; {do}")
         self._progress = progress
         if self._link is not None:
-            told = self._link.properties(digest_of(self._payloads, self._record, self._tell_read))
+            payloads = self._payloads if self._whole is self._record else Payloads(self._whole.archive)
+            told = self._link.properties(digest_of(payloads, self._whole, self._tell_read))
             if self._tuned is not None:
                 told[TUNED_FOR] = self._tuned.target
             self._parts.append(encode_properties(told))
@@ -272,7 +272,7 @@ class _ModelWriter:
             renamed=0,
             payload_bytes=sum(info.nbytes for info in inside),
             archive_bytes=self._written,
-            input_bytes=self._record.archive_nbytes,
+            input_bytes=self._whole.archive_nbytes,
             shared_bytes=0,
             seconds=time.perf_counter() - started,
             peak_rss=peak_rss(),

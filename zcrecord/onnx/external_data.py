@@ -260,7 +260,7 @@ class ModelFolder:
         """Return a descriptor of the file, opened so that a swap between the checks and the opening is noticed."""
         path = Path(self.path, *location.split("/"))
         real = os.path.realpath(path)
-        if real != str(path) and not self._allow_links and not self._is_cached(real):
+        if real != str(path) and not self._allow_links and not _is_cached(self.path, real):
             if not Path(real).is_relative_to(self.path):
                 raise _broken(location, f"a symbolic link leads out of the model's folder, {_LINKS}")
             if path.is_symlink():
@@ -283,12 +283,11 @@ class ModelFolder:
             raise
         return fd
 
-    def _is_cached(self, real: str) -> bool:
-        """Return True for a file in the `blobs` of the Hugging Face repository whose snapshot the folder is in."""
-        holder = Path(real).parent
-        return any(
-            above.name == "snapshots" and holder == above.with_name("blobs") for above in Path(self.path).parents
-        )
+
+def _is_cached(folder: str, path: str) -> bool:
+    from zcrecord.storage.folders import in_hub_cache  # here, because few models lie behind links
+
+    return in_hub_cache(folder, path)
 
 
 def _open_below(root: str, parts: list[str]) -> int:

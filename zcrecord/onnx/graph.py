@@ -9,20 +9,24 @@ order.
 from __future__ import annotations
 
 import io
+import os
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from zcrecord import dtypes
+from zcrecord.archive import unflatten
 from zcrecord.archive.archive import Archive
 from zcrecord.archive.info import child_of_type
 from zcrecord.codec.conventions import TUNED_TYPE
+from zcrecord.codec.entries import PayloadId
 from zcrecord.dtypes import DType
-from zcrecord.errors import FormatError, UnsupportedError
+from zcrecord.errors import FormatError, UnsupportedError, printable
 from zcrecord.onnx.protobuf.reader import LEN, ProtobufReader, Skeleton, encode_field, encode_varint
 from zcrecord.onnx.protobuf.scanner import Scanner
 from zcrecord.onnx.protobuf.tensors import RAW_DATA, STRING_DATA, TensorMessage, TensorReader
+from zcrecord.record.load import load_record
 from zcrecord.record.record import Record
 from zcrecord.tensors.packed import PackedTensor, StringTensor
 
@@ -34,10 +38,13 @@ __all__ = [
     "MOST_MAPPED",
     "TUNED_TYPE",
     "Initializer",
+    "OpenedModel",
     "RestoredModel",
     "encode_reference",
     "filled",
     "model_parts",
+    "models_of",
+    "opened_model",
     "raw_bytes",
     "restore",
     "skeleton_of",
@@ -51,6 +58,46 @@ _KEY = STUB_KEY.decode()
 _OWN_VALUES = "a tensor has values of its own; convert the model again"
 # ONNX Runtime takes these only from the model itself.
 _INSIDE = {kind for kind in dtypes.DTYPES if kind is dtypes.STRING or kind.name.startswith("complex")}
+
+
+class OpenedModel(NamedTuple):
+    """A model in an archive: the whole record, the name of the module that the model is in, that module as a record."""
+
+    record: Record
+    module: str
+    part: Record
+
+
+def opened_model(source: Any, module: str | None) -> OpenedModel:
+    """Return a model of an archive: a path, that of a folder with one archive, a bytes-like or a Record.
+
+    `module` is the name of the module that the model is in; None stands for the record itself.
+
+    Raises:
+        UnsupportedError: there is no model, or several of which none is named. TensorNotFoundError: there is no such
+            module. Errors of `load_record`.
+    """
+    if isinstance(source, str | os.PathLike) and os.path.isdir(source):
+        from zcrecord.storage.folders import archive_in  # here, because most sources are files
+
+        source = archive_in(source)
+    record: Record = source if isinstance(source, Record) else load_record(source)
+    modules = models_of(record.archive)
+    if not module and modules and "" not in modules:
+        what = f"its models are in modules: {', '.join(map(printable, modules))}"
+        raise UnsupportedError(f"{what}; name one with module=", path=record.archive.path)
+    found = OpenedModel(record, module or "", record.module(module or ""))
+    skeleton_of(found.part)
+    return found
+
+
+def models_of(archive: Archive) -> list[str]:
+    """Return the names of the modules that an archive has ONNX models in, "" for the record itself."""
+    archive.ensure_all()
+    ix = archive.index
+    attributes = unflatten.attribute_entries(ix, ix.attributes, PayloadId)
+    graphs = [a for a in attributes if a.key == GRAPH_ATTRIBUTE and isinstance(a.value, PayloadId)]
+    return [ix.text_of(ix.modules[a.parent]) for a in graphs]
 
 
 class Initializer(NamedTuple):

@@ -16,7 +16,7 @@ from zcrecord.errors import RecordError, SourceError, UnsupportedError, printabl
 from zcrecord.onnx.protobuf.properties import read_properties
 from zcrecord.record.record import Record
 
-from .archive_link import ARCHIVE, CONTENT_DIGEST, INDEX_CRC, PROPERTIES, TUNED_FOR, is_link
+from .archive_link import ARCHIVE, CONTENT_DIGEST, INDEX_CRC, MODULE, PROPERTIES, TUNED_FOR, is_link
 from .export import to_onnx
 
 __all__ = ["LinkedModel", "check_places", "linked_models", "rewrite_models"]
@@ -25,9 +25,10 @@ _TAIL = 16 << 20  # bytes at the end of a model in which its metadata_props are 
 
 
 class LinkedModel(NamedTuple):
-    """A model whose weights lie in an archive: its path, and the target if it is the tuned graph."""
+    """A model whose weights lie in an archive: its path, its module there, and the target if it is the tuned graph."""
 
     path: str
+    module: str | None
     target: str | None
 
 
@@ -53,7 +54,7 @@ def linked_models(record: Record, base: Record) -> list[LinkedModel]:
         if not now and not digests:
             digests = {base.content_digest(), record.content_digest()}
         if now or told[CONTENT_DIGEST] in digests:
-            found.append(LinkedModel(path, told.get(TUNED_FOR)))
+            found.append(LinkedModel(path, told.get(MODULE), told.get(TUNED_FOR)))
     return found
 
 
@@ -111,7 +112,7 @@ def rewrite_models(models: Iterable[LinkedModel], archive: str, target: str | No
     for model in models:
         forced = True if target is not None and model.target == target else None
         try:
-            to_onnx(archive, model.path, external=True, tuned=forced, force=True)
+            to_onnx(archive, model.path, module=model.module, external=True, tuned=forced, force=True)
         except RecordError as error:
             what = f"{error.message}; the archive is replaced, make this model again with to_onnx(external=True)"
             raise SourceError(what, path=model.path) from error

@@ -33,7 +33,7 @@ MODEL, GRAPH, NODE, ATTRIBUTE = "ModelProto", "GraphProto", "NodeProto", "Attrib
 TENSOR, SPARSE, FUNCTION, TRAINING = "TensorProto", "SparseTensorProto", "FunctionProto", "TrainingInfoProto"
 _SPARSE_INITIALIZER = 15  # field of GraphProto
 LEFT_OUT = -2  # in place of the id of a payload, of a tensor that is found and not converted
-GRAPH_ATTRIBUTE = "onnx.graph"  # of module 0: the model without its tensors' values
+GRAPH_ATTRIBUTE = "onnx.graph"  # of the module that a model is in: the model without its tensors' values
 _SPARE = 1 << 20  # bytes that names of modules, and derived ones, may take beyond those of the input
 
 
@@ -81,19 +81,26 @@ class NamedTensor(NamedTuple):
     payload: int
 
 
-def name_tensors(found: Sequence[NamedTensor], input_bytes: int) -> tuple[ModuleTreeBuilder, int]:
-    """Return the tensors under their names, in the order given, and how many names had to be changed.
+def name_tensors(found: Sequence[NamedTensor], input_bytes: int, outline: ModuleTreeBuilder, module: str = "") -> int:
+    """Add the tensors to a tree under their names, in the order given; return how many names had to be changed.
+
+    Args:
+        found: all tensors of a model.
+        input_bytes: the model's size, which limits what names may take.
+        outline: the tree.
+        module: the key of the module of the tree that the model is in; "" for the record itself.
 
     Raises:
         OnnxError: a graph has two initializers of one name, or one whose name is empty, contains NUL or is not UTF-8.
         LimitError: names made of deeply nested parts would take many times the input.
     """
     taken: set[str] = {GRAPH_ATTRIBUTE}
-    tree = _ModulePaths(taken, 2 * input_bytes + _SPARE)
+    within, prefix = ((module,), f"{module}.") if module else ((), "")
+    tree = _ModulePaths(taken, 2 * input_bytes + _SPARE, MAX_DEPTH - len(within))
     exact, parts, renamed = _name(found, input_bytes, taken)
     named = zip(list(map(tree.split, exact)), exact, strict=True)
     nested = zip(map(tree.nest, parts), map(".".join, parts), strict=True)  # after the main graph's
-    outline, main = ModuleTreeBuilder(), _main(found)
+    main = _main(found)
     forms: dict[tuple[DType, tuple[int, ...]], TensorLayout] = {}
     for scope, _, _, _, _, dtype, shape, payload in found:
         above, name = next(named) if scope is main else next(nested)
@@ -101,8 +108,8 @@ def name_tensors(found: Sequence[NamedTensor], input_bytes: int) -> tuple[Module
             form = forms.get((dtype, shape))
             if form is None:
                 form = forms[dtype, shape] = TensorLayout(dtype.code, dtype.bits, shape)
-            outline.put(above, name, form, payload)
-    return outline, renamed
+            outline.put(within + above, prefix + name, form, payload)
+    return renamed
 
 
 def full_names(found: Sequence[NamedTensor], input_bytes: int) -> list[str]:
@@ -281,9 +288,10 @@ class _ModulePaths:
     characters, there are no more of them.
     """
 
-    def __init__(self, tensors: set[str], room: int) -> None:
+    def __init__(self, tensors: set[str], room: int, depth: int) -> None:
         self._tensors = tensors
         self._room = room
+        self._depth = depth  # the most keys of a path
         self._modules: dict[str, tuple[str, ...] | None] = {}
 
     def split(self, name: str) -> tuple[str, ...]:
@@ -296,7 +304,7 @@ class _ModulePaths:
             return path
         if self._room < 0 or not key or name[0] == "." or ".." in name:
             return ()
-        if len(name) > MAX_DEPTH and name.count(".") >= MAX_DEPTH:
+        if len(name) > self._depth and name.count(".") >= self._depth:
             return ()
         while head and (path := self._module(head)) is None:
             head = head.rpartition(".")[0]
@@ -321,7 +329,7 @@ class _ModulePaths:
             name = f"{name}.{part}" if i else part
             known = self._modules.get(name)
             self._room -= len(name) if known is None else 0
-            if name in self._tensors or len(path) >= MAX_DEPTH - 1 or (known is None and self._room < 0):
+            if name in self._tensors or len(path) >= self._depth - 1 or (known is None and self._room < 0):
                 break
             self._modules[name] = path = known or (*path, part)
         return path

@@ -34,7 +34,6 @@ import numpy as np
 
 from zcrecord.codec.layout import ALIGNMENT, align_up
 from zcrecord.errors import LimitError, SourceError, UnsupportedError, missing_package, printable
-from zcrecord.record.load import load_record
 from zcrecord.record.record import Record
 from zcrecord.storage.files import identity_of
 from zcrecord.tensors.strides import address
@@ -61,6 +60,7 @@ _told = False
 def session(
     source: Any,
     *,
+    module: str | None = None,
     memory: Literal["shared", "speed"] = "shared",
     sess_options: Any = None,
     providers: Sequence[Any] | None = None,
@@ -68,7 +68,8 @@ def session(
 ) -> Any:
     """Return a plain `onnxruntime.InferenceSession` whose weights are the archive's own bytes, uncopied.
 
-    `source` is a path, a bytes-like or a Record made from an ONNX model; the session keeps it alive. With
+    `source` is a path, that of a folder with one archive, a bytes-like or a Record made from an ONNX model; the session
+    keeps it alive. `module` names the model of an archive of several: sessions of one Record share its pages. With
     `memory="shared"` processes that serve the same archive share one copy of the weights. If `tune` made a graph for
     this machine, the session answers from it, as fast as from the .onnx; `tuning` tells. Otherwise nothing is packed,
     folded or laid out anew, so that answers take longer, which the first such session of a process tells the logger
@@ -84,23 +85,23 @@ def session(
         'CPUExecutionProvider'
 
     Raises:
-        DependencyError: onnxruntime is not installed. UnsupportedError: the record holds no ONNX model. FormatError:
-            its graph and its tensors disagree. SourceError: the archive was replaced meanwhile. Errors of ONNX Runtime
+        DependencyError: onnxruntime is not installed. UnsupportedError: the record holds no ONNX model, or several and
+            `module` names none; the error lists them. TensorNotFoundError: there is no such module. FormatError: its
+            graph and its tensors disagree. SourceError: the archive was replaced meanwhile. Errors of ONNX Runtime
             itself pass unchanged.
     """
     if memory not in ("shared", "speed"):
         raise UnsupportedError(f"memory={memory!r} is not known; 'shared' or 'speed'")
     ort = onnxruntime_module()
-    record = source if isinstance(source, Record) else load_record(source)
-    graph.skeleton_of(record)
+    model = graph.opened_model(source, module)
     options = ort.SessionOptions() if sess_options is None else sess_options
     made: Any = None
     reason: str | None = 'memory="speed" takes a private copy'
     if memory == "shared":
-        made, reason = _tuned(ort, record, options, providers, provider_options)
+        made, reason = _tuned(ort, model, options, providers, provider_options)
     if made is None:
-        made = _SessionBuilder(ort, record, memory == "shared", options, providers, provider_options).make()
-    made._zcrecord_tuning = reason
+        made = _SessionBuilder(ort, model.part, memory == "shared", options, providers, provider_options).make()
+    made._zcrecord_tuning = model.record, reason
     return made
 
 
@@ -119,11 +120,12 @@ class Tuning:
     targets: tuple[str, ...]
 
 
-def tuning(source: Any) -> Tuning:
+def tuning(source: Any, *, module: str | None = None) -> Tuning:
     """Return the targets of an archive's tuned part, and the reason where a session does not use it.
 
     `source` is a session that `session` made, or an archive (a path, bytes-like or Record), for which the answer is
-    that of a session made now. Reads the tuned graph, and of an archive the weights that tuning added.
+    that of a session made now, of the model that `module` names. Reads the tuned graph, and of an archive the weights
+    that tuning added.
 
     Example:
         >>> from zcrecord.onnx import convert, tune
@@ -135,24 +137,26 @@ def tuning(source: Any) -> Tuning:
         True
 
     Raises:
-        DependencyError: onnxruntime is not installed. UnsupportedError: another session, or no archive.
+        DependencyError: onnxruntime is not installed. UnsupportedError: another session, or no archive of a model, or
+            one of several without `module`. TensorNotFoundError: there is no such module.
     """
     from . import tuned  # here, as below, because most archives are not tuned
 
     if hasattr(source, "get_session_options"):
         if not hasattr(source, "_zcrecord_tuning"):
             raise UnsupportedError("a session that zcrecord.onnx.session did not make has no archive")
-        record, reason = source._zcrecord[0], source._zcrecord_tuning
+        record, reason = source._zcrecord_tuning
     else:
-        record, reason = source if isinstance(source, Record) else load_record(source), None
+        model, reason = graph.opened_model(source, module), None
+        record = model.record
         try:
-            _plan(onnxruntime_module(), record).check()
+            _plan(onnxruntime_module(), model).check()
         except tuned.NoTuning as error:
             reason = str(error)
     return Tuning(reason is None, reason, tuned.targets_of(record.archive))
 
 
-def _plan(ort: Any, record: Record) -> Any:
+def _plan(ort: Any, model: graph.OpenedModel) -> Any:
     """Return the plan of a session over an archive's tuned part.
 
     Raises:
@@ -160,11 +164,11 @@ def _plan(ort: Any, record: Record) -> Any:
     """
     from . import target, tuned
 
-    return tuned.plan(record.archive, target.this_target(ort, _CPU), packed=compares_packed(ort))
+    return tuned.plan(model.record.archive, model.module, target.this_target(ort, _CPU), packed=compares_packed(ort))
 
 
 def _tuned(
-    ort: Any, record: Record, options: Any, providers: Sequence[Any] | None, more: Any
+    ort: Any, model: graph.OpenedModel, options: Any, providers: Sequence[Any] | None, more: Any
 ) -> tuple[Any, str | None]:
     """Return a session over the archive's tuned part, or None and the reason.
 
@@ -172,14 +176,14 @@ def _tuned(
         SourceError: the file was replaced while the session was made.
     """
     reason = "it is not tuned"
-    if graph.tuned_module(record.archive) is not None:
+    if graph.tuned_module(model.record.archive) is not None:
         from . import tuned
 
         try:
-            return _tuned_session(ort, _plan(ort, record), record, options, providers, more), None
+            return _tuned_session(ort, _plan(ort, model), model.part, options, providers, more), None
         except tuned.NoTuning as error:
             reason = str(error)
-    _tell_untuned(record, reason)
+    _tell_untuned(model.record, reason)
     return None, reason
 
 

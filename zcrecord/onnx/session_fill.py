@@ -49,7 +49,6 @@ from zcrecord.errors import MismatchError, TensorNotFoundError, UnsupportedError
 from zcrecord.hollow import HollowRecord
 from zcrecord.loaders import Loader, load_into
 from zcrecord.onnx.protobuf.reader import LEN, OPEN_END, VARINT, ProtobufReader, encode_field, encode_varint
-from zcrecord.record.load import load_record
 from zcrecord.record.record import Record
 from zcrecord.tensors import interop
 
@@ -67,6 +66,7 @@ _OVERRIDABLE = 4  # the IR version from which on an initializer among the inputs
 def fill_session(
     source: Any,
     *,
+    module: str | None = None,
     loader: Loader | Mapping[str, Any] | str | None = None,
     sess_options: Any = None,
     providers: Sequence[Any] | None = None,
@@ -80,6 +80,7 @@ def fill_session(
 
     Args:
         source: a path, bytes-like or Record made from an ONNX model, a sealed hollow one too; the session keeps it.
+        module: of an archive of several models, the module of this one; names are those below it.
         loader: a loader for the weights, or a device's name; see `zcrecord.loaders`. Or a mapping from names to tensors
             that were loaded before: several sessions can share it. Tensors are OrtValues, torch tensors, arrays, or
             support DLPack. None takes the record's own bytes. With an onnxruntime without `OrtValue.from_dlpack`,
@@ -108,9 +109,8 @@ def fill_session(
     if sess_options is not None and not isinstance(sess_options, ort.SessionOptions):
         what = f"sess_options= takes an onnxruntime.SessionOptions, not a {type(sess_options).__name__}"
         raise UnsupportedError(what)
-    record = source if isinstance(source, Record) else load_record(source)
-    weights = _weights(record)
-    everything = record.names
+    record = graph.opened_model(source, module).part
+    weights, everything = _weights(record), record.names
     names = [everything[w.number] for w in weights]
     loaded = _loaded(record, loader, names)
     options = _options(ort) if sess_options is None else sess_options

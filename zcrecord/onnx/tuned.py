@@ -44,6 +44,7 @@ __all__ = [
     "BEFORE",
     "GRAPH",
     "INITIALIZERS",
+    "MODULE",
     "PACKED",
     "PAYLOADS",
     "SEAL",
@@ -71,8 +72,9 @@ __all__ = [
 TARGET_TYPE = "zcr:onnx_target"  # of the modules in that of TUNED_TYPE
 # Attributes of the first: the archive's header, index and trailer before tuning, and its payloads, in their order.
 BEFORE, PAYLOADS = "before", "payloads"
-# Attributes of the second, which has PAYLOADS, too: those that the graph names by number.
-TARGET, GRAPH, INITIALIZERS, SEAL = "target", "graph", "initializers", "seal"
+# Attributes of the second, which has PAYLOADS, too: those that the graph names by number. MODULE is missing where the
+# model is the record's own.
+TARGET, MODULE, GRAPH, INITIALIZERS, SEAL = "target", "module", "graph", "initializers", "seal"
 PACKED = re.compile(r"prepacked_[0-9]+")  # a key of external_data
 _STUB = STUB_KEY.decode()
 _INNER_STUB = b"\x0a\x08" + STUB_KEY  # the key of an entry as `tuner` writes it, of a tensor that stays in the graph
@@ -116,6 +118,7 @@ class TunedTarget(NamedTuple):
     """One target of a tuned part: a graph for it, and the payloads that the graph names by their place in a list."""
 
     target: TuningTarget
+    module: str  # that the model is in
     graph: PayloadId  # a ModelProto without the main graph's initializers that are payloads
     initializers: PayloadId  # a GraphProto of these
     payloads: list[PayloadId]
@@ -130,7 +133,7 @@ class TunedTarget(NamedTuple):
         self.check_payloads(archive, {self.graph, self.initializers} - {NONE})
         ix = archive.index
         own = _rows(ix, np.array([self.graph, self.initializers, *self.payloads]))
-        if seal_of(ix, self.target.encode(), own) != self.seal:
+        if seal_of(ix, self.target.encode(), self.module, own) != self.seal:
             raise IntegrityError("its tuned part is for other weights or another graph; tune it again")
 
     def model(self, archive: Archive, location: str, start: int, *, packed: bool) -> TunedModel:
@@ -246,18 +249,19 @@ def read_tuned(archive: Archive) -> TunedPart | None:
         found = values.get(m, {})
         graph, initializers = (_typed(found, k, PayloadId) for k in (GRAPH, INITIALIZERS))
         target, seal = TuningTarget.decode(_typed(found, TARGET, str)), _typed(found, SEAL, str)
-        targets.append(TunedTarget(target, graph, initializers, _payloads(found), seal))
+        module = _typed(found, MODULE, str) if MODULE in found else ""
+        targets.append(TunedTarget(target, module, graph, initializers, _payloads(found), seal))
     above = values.get(top, {})
     return TunedPart(top, archive.payload(_typed(above, BEFORE, PayloadId)), _payloads(above), targets)
 
 
 def targets_of(archive: Archive) -> tuple[str, ...]:
-    """Return the targets of a tuned part as text; none if it is missing, or not as FORMAT.md says."""
+    """Return the targets of a tuned part as text, each once; none if it is missing, or not as FORMAT.md says."""
     try:
         part = read_tuned(archive)
     except FormatError:
         part = None
-    return () if part is None else tuple(found.target.encode() for found in part.targets)
+    return () if part is None else tuple(dict.fromkeys(found.target.encode() for found in part.targets))
 
 
 def describe(archive: Archive, here: TuningTarget | None) -> dict[str, Any] | None:
@@ -276,14 +280,17 @@ def describe(archive: Archive, here: TuningTarget | None) -> dict[str, Any] | No
     targets = []
     for found in part.targets:
         added = {found.graph, found.initializers, *found.payloads} - set(part.originals)
-        told = {"words": found.target.words(), **asdict(found.target), "nbytes": int(sizes[sorted(added)].sum())}
+        told = {"words": found.target.words(), **asdict(found.target), "module": found.module}
+        told["nbytes"] = int(sizes[sorted(added)].sum())
         misfit = None if here is None else found.target.misfit(here)
         targets.append({**told, "fits": None if here is None else misfit is None, "misfit": misfit})
     return {"nbytes": archive.header.archive_size - before, "untuned_nbytes": before, "targets": targets}
 
 
-def plan(archive: Archive, here: TuningTarget, *, packed: bool) -> TunedPlan:
+def plan(archive: Archive, module: str, here: TuningTarget, *, packed: bool) -> TunedPlan:
     """Return the plan of a session over the tuned part, whose graph is checked; its added weights are left to `check`.
+
+    `module` is the name of the module that the model is in.
 
     Raises:
         NoTuning: the tuned part is for other machines, or damaged, or the archive is no mapped file.
@@ -297,7 +304,7 @@ def plan(archive: Archive, here: TuningTarget, *, packed: bool) -> TunedPlan:
             raise NoTuning("the path of its file is not UTF-8, as ONNX Runtime wants it")
         if archive.gone or identity_of(path) != identity:
             raise NoTuning("its file was replaced or removed since it was opened")
-        found = fitting(archive, here)
+        found = fitting(archive, module, here)
         found.check(archive)
         model = found.model(archive, os.path.basename(path), archive.offset, packed=packed)
         count = len(model.weights) + len(model.packed)
@@ -316,15 +323,15 @@ def plan(archive: Archive, here: TuningTarget, *, packed: bool) -> TunedPlan:
     return TunedPlan(model.data, packed, path, identity, check)
 
 
-def fitting(archive: Archive, here: TuningTarget) -> TunedTarget:
-    """Return the target of an archive's tuned part that is this machine.
+def fitting(archive: Archive, module: str, here: TuningTarget) -> TunedTarget:
+    """Return the target of an archive's tuned part that is this machine, for the model in a module.
 
     Raises:
         NoTuning: it has none. FormatError: the tuned part is damaged.
     """
     part = read_tuned(archive)
     reasons = []
-    for found in part.targets if part is not None else ():
+    for found in (t for t in part.targets if t.module == module) if part is not None else ():
         reason = found.target.misfit(here)
         if reason is None:
             return found
@@ -460,19 +467,20 @@ def bytes_before(archive: Archive, part: TunedPart) -> Iterator[tuple[int, Any]]
     yield header.archive_size - HEADER_SIZE, part.before[-HEADER_SIZE:]
 
 
-def seal_of(ix: Index, target: str, own: Any) -> str:
+def seal_of(ix: Index, target: str, module: str, own: Any) -> str:
     """Return a digest of all that a tuned graph depends on, from an index alone.
 
     It is SHA-256, in hexadecimal, over the target, the digests and sizes of the tuned part's payloads (`own`), and of
-    all of the model: the skeleton's, and for each tensor by name its name, layout, and its payload's digest and size.
-    Another weight in the same archive, or two payloads that were exchanged, give another one.
+    all of the model: the skeleton's, and for each tensor by name its name, layout, and its payload's digest and size;
+    and the name of the module that the model is in, where it has one. Another weight in the same archive, or two
+    payloads that were exchanged, or two models, give another one.
     """
     seal = hashlib.sha256(_SEAL)
     tensors = ix.tensors[ix.by_name]
     used = _rows(ix, tensors["payload"])
     skeletons = [
-        a.value for a in unflatten.attribute_entries(ix, ix.attributes[: _own_attributes(ix)], PayloadId)
-        if a.key == GRAPH_ATTRIBUTE and isinstance(a.value, PayloadId)
+        a.value for a in unflatten.attribute_entries(ix, ix.attributes, PayloadId)
+        if a.key == GRAPH_ATTRIBUTE and isinstance(a.value, PayloadId) and ix.text_of(ix.modules[a.parent]) == module
     ]  # fmt: skip
     strided = tensors[tensors["strides"] != NONE]
     parts = [
@@ -484,6 +492,8 @@ def seal_of(ix: Index, target: str, own: Any) -> str:
         _gather(ix.dims, tensors["dims"], tensors["rank"]),
         np.flatnonzero(tensors["strides"] != NONE), _gather(ix.strides, strided["strides"], strided["rank"]),
     ]  # fmt: skip
+    if module:
+        parts.append(np.frombuffer(module.encode(), np.uint8))
     for part in parts:
         data = np.ascontiguousarray(part).tobytes()
         seal.update(len(data).to_bytes(8, "little") + data)
@@ -494,11 +504,6 @@ def _rows(ix: Index, numbers: Any) -> Any:
     """Return rows of payloads by their numbers; zeros for NONE."""
     rows = np.append(ix.payloads, np.zeros(1, ix.payloads.dtype))
     return rows[np.minimum(numbers, len(ix.payloads))]
-
-
-def _own_attributes(ix: Index) -> int:
-    """Return the number of attributes of the record itself, which come first."""
-    return int(ix.modules["first_attribute"][1]) if len(ix.modules) > 1 else len(ix.attributes)
 
 
 def _gather(pool: Any, starts: Any, counts: Any) -> Any:

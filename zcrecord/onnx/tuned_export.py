@@ -51,14 +51,14 @@ def tuned_graph(link: ArchiveLink, *, anywhere: bool) -> ExportedGraph:
     Raises:
         NoTuning: there is none; with the reason. DependencyError: onnxruntime is not installed.
     """
-    archive = link.record.archive
+    archive = link.model.record.archive
     ort = onnxruntime_module()
     try:
-        found, packed = fitting(archive, this_target(ort)), compares_packed(ort)
+        found, packed = fitting(archive, link.model.module, this_target(ort)), compares_packed(ort)
         found.check(archive)
         model = found.model(archive, link.location, archive.offset, packed=packed)
         found.check_payloads(archive, {*model.weights, *model.packed})
-        added = domains_of(memoryview(model.data)) - _SAFE - domains_of(graph.skeleton_of(link.record))
+        added = domains_of(memoryview(model.data)) - _SAFE - domains_of(graph.skeleton_of(link.model.part))
     except RecordError as error:
         raise NoTuning(error.message) from error
     if anywhere and added:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -30,6 +31,7 @@ from zcrecord.record.load import load_record
 from zcrecord.record.record import Record
 from zcrecord.record.save import stored_entries
 from zcrecord.storage.files import check_destination, identity_of, open_sink, path_of, scratch_folder
+from zcrecord.storage.folders import archive_in
 from zcrecord.storage.sink import Sink
 from zcrecord.writing.writers import StreamWriter
 
@@ -58,7 +60,8 @@ class TuneReport:
     Attributes:
         source, dest: the archive that was read, and the one that was written.
         targets: those that the archive has now, as `TuningTarget.encode` writes them; none after `untune`.
-        weights: stored initializers of the tuned graph.
+        modules: those of the models that were tuned, "" for the record itself; none after `untune`.
+        weights: stored initializers of the tuned graphs.
         packed: those of them that ONNX Runtime finds packed.
         packed_bytes: the sum of their packed buffers.
         input_bytes: the archive's size before.
@@ -73,6 +76,7 @@ class TuneReport:
     source: str
     dest: str
     targets: tuple[str, ...]
+    modules: tuple[str, ...]
     weights: int
     packed: int
     packed_bytes: int
@@ -98,15 +102,16 @@ def tune(
 
     ONNX Runtime optimises the graph and packs the weights once; both are stored beside the graph and the weights as
     they are, which stay untouched. `session` uses them where CPU, ONNX Runtime and provider are those that they were
-    made for, and the original graph elsewhere. An archive may be tuned for several machines, one after the other;
-    tuning again for the same one replaces. The result is whole, or the archive is as it was. Takes the memory that ONNX
-    Runtime takes for a session, and disk space for the packed weights twice meanwhile, beside the archive.
+    made for, and the original graph elsewhere. Of several models all are tuned, and what is equal is stored once. An
+    archive may be tuned for several machines, one after the other; tuning again for the same one replaces. The result
+    is whole, or the archive is as it was. Takes the memory that ONNX Runtime takes for a session of the largest model,
+    and disk space for the packed weights twice meanwhile, beside the archive.
 
     The content digest covers the tuned part, so signatures lapse: they are left out, and `untune` brings them back.
     Models in the archive's folder that `to_onnx(external=True)` wrote for it are written again, if it is replaced.
 
     Args:
-        archive: the path of an archive that `convert` made.
+        archive: the path of an archive that `convert` made, or of a folder with one.
         dest: a path for the tuned archive; None replaces the archive.
         threads: those that ONNX Runtime may use meanwhile; None for one for each core.
         force, durable: replace what is at `dest`; that of `save_record`.
@@ -122,29 +127,28 @@ def tune(
     Raises:
         DependencyError: onnxruntime is not installed. UnsupportedError: it holds no ONNX model, has no digests, is
             packed, remote or attached to a program, a model beside it needs its tensors at places that would change, or
-            ONNX Runtime is older than 1.21. IntegrityError: it is damaged.
-            DestinationExistsError: something is at `dest`. SourceError: the file system refused, or the archive was
-            replaced meanwhile. Errors of ONNX Runtime come as they are.
+            ONNX Runtime is older than 1.21. IntegrityError: it is damaged. DestinationExistsError: something is at
+            `dest`. SourceError: the file system refused, or the archive was replaced meanwhile. Errors of ONNX Runtime
+            come as they are.
     """
     started = time.perf_counter()
     ort = onnxruntime_module()
     with _opened(archive, dest, force, durable) as work:
         record, base = work.record, Record(work.base)
-        graph.skeleton_of(base)
+        modules = graph.models_of(base.archive) or [graph.opened_model(base, None).module]
         if not base.archive.index.digest_kind:
-            raise UnsupportedError(
-                "has no digests, which packed weights need; save it with digest='xxh3'", path=work.path
-            )
+            what = "has no digests, which packed weights need; save it with digest='xxh3'"
+            raise UnsupportedError(what, path=work.path)
         record.verify()
         before = base.content_digest()
         target, models = this_target(ort), work.models()
         with scratch_folder(work.dest) as folder:
-            optimise(base, os.path.join(folder, _MODEL), _WEIGHTS, threads)
             others = [t for t in work.part.targets if t.target != target] if work.part is not None else []
             graphs = [_TunedGraph.stored(record.archive, t) for t in others]
-            graphs.append(_TunedGraph.optimised(folder, target))
+            graphs += [_TunedGraph.made(base, module, target, folder, threads) for module in modules]
             lapsed = work.write(graphs, models, progress)
-        return work.report(before, graphs, lapsed, rewrite_models(models, work.dest, target.encode()), started)
+        written = rewrite_models(models, work.dest, target.encode())
+        return work.report(before, graphs, len(others), lapsed, written, started)
 
 
 def untune(
@@ -187,12 +191,14 @@ def untune(
                 _tell(progress, sink.position, total)
                 sink.write(bytes(offset - sink.position))
                 sink.write(data)
-        return work.report(before, [], (), rewrite_models(models, work.dest, None), started)
+        return work.report(before, [], 0, (), rewrite_models(models, work.dest, None), started)
 
 
 @contextlib.contextmanager
 def _opened(archive: Any, dest: Any, force: bool, durable: bool) -> Iterator[_Work]:
     path = path_of(archive)
+    if os.path.isdir(path):
+        path = archive_in(path)
     out = path if dest is None else path_of(dest)
     if dest is not None:
         check_destination(path, out, force)
@@ -270,11 +276,12 @@ class _Work(NamedTuple):
         self,
         digest: str,
         graphs: list[_TunedGraph],
+        others: int,
         lapsed: tuple[str, ...],
         models: tuple[str, ...],
         started: float,
     ) -> TuneReport:
-        """Return the report, once the untuned part was found untouched.
+        """Return the report, once the untuned part was found untouched; the first `others` graphs were there before.
 
         Raises:
             IntegrityError: it is another than before.
@@ -286,14 +293,15 @@ class _Work(NamedTuple):
                 what = f"its content digest was {digest}, that of its untuned part is {now}"
                 raise IntegrityError(f"{what}; the disk or the memory is failing", path=self.dest)
             after = digest if part is None else written.content_digest()
-        made = graphs[-1] if graphs else _TunedGraph("", b"", b"", [])
+        made = graphs[others:]
         return TuneReport(
             source=self.path,
             dest=self.dest,
-            targets=tuple(g.target for g in graphs),
-            weights=made.weights,
-            packed=made.packed,
-            packed_bytes=made.packed_bytes,
+            targets=tuple(dict.fromkeys(g.target for g in graphs)),
+            modules=tuple(g.module for g in made),
+            weights=sum(g.weights for g in made),
+            packed=sum(g.packed for g in made),
+            packed_bytes=sum(g.packed_bytes for g in made),
             input_bytes=self.record.archive_nbytes,
             archive_bytes=os.path.getsize(self.dest),
             content_digest_before=digest,
@@ -309,6 +317,7 @@ class _TunedGraph:
     """A tuned graph on its way into an archive: the bytes of the payloads that it names by number."""
 
     target: str
+    module: str
     graph: Any
     initializers: Any
     sources: list[tuple[Any, bool]]  # each with whether it is packed
@@ -322,14 +331,16 @@ class _TunedGraph:
         graph, initializers, *sources = map(archive.payload, (target.graph, target.initializers, *target.payloads))
         packed = target.model(archive, "", 0, packed=True).packed
         found = [(np.frombuffer(s, np.uint8), n in packed) for s, n in zip(sources, target.payloads, strict=True)]
-        return cls(target.target.encode(), graph, initializers, found)
+        return cls(target.target.encode(), target.module, graph, initializers, found)
 
     @classmethod
-    def optimised(cls, folder: str, target: TuningTarget) -> _TunedGraph:
-        """Return the one that ONNX Runtime wrote into a folder; its file stays mapped."""
+    def made(cls, base: Record, module: str, target: TuningTarget, folder: str, threads: int | None) -> _TunedGraph:
+        """Have ONNX Runtime write the one of a module's model into a new folder in `folder`; its file stays mapped."""
+        folder = tempfile.mkdtemp(dir=folder)
+        optimise(base.module(module), os.path.join(folder, _MODEL), _WEIGHTS, threads)
         weights = Path(folder, _WEIGHTS)
         mapped = np.memmap(weights, np.uint8, "r") if weights.exists() else np.empty(0, np.uint8)
-        out = cls(target.encode(), b"", b"", [])
+        out = cls(target.encode(), module, b"", b"", [])
         initializers: list[bytes] = []
 
         def refer(t: ExternalTensor, place: str) -> bytes | None:
@@ -409,10 +420,11 @@ class _PayloadPool:
         rows = np.array([(0, 0, 0) if n == NONE else self._rows[n] for n in numbers], PAYLOAD)
         return {
             tuned.TARGET: graph.target,
+            **({tuned.MODULE: graph.module} if graph.module else {}),
             tuned.GRAPH: numbers[0],
             tuned.INITIALIZERS: numbers[1],
             tuned.PAYLOADS: numbers[2:],
-            tuned.SEAL: tuned.seal_of(base.index, graph.target, rows),
+            tuned.SEAL: tuned.seal_of(base.index, graph.target, graph.module, rows),
         }
 
 

@@ -1,21 +1,39 @@
 """Model folders: the one archive in a folder, and the files that belong to the model beside it.
 
-A folder as model hubs have it: `config.json`, the tokenizer's files, and the weights, here `model.zcr`.
+A folder as model hubs have it: `config.json`, the tokenizer's files, and the weights, here `model.zcr`. A new one gets
+copies of the files beside the weights it is made from, and appears whole.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import re
+from collections.abc import Iterator
+from pathlib import Path
 
 from zcrecord.errors import SourceError, printable
 
-from .files import path_of
+from .files import check_destination, open_sink, path_of, refusals, scratch_folder, sync_folder
 
-__all__ = ["MODEL", "SHARD_NAME", "archive_in", "is_plain_name"]
+__all__ = [
+    "MODEL",
+    "SHARD_NAME",
+    "archive_in",
+    "companions",
+    "in_hub_cache",
+    "is_plain_name",
+    "model_folder",
+    "takes_folder",
+]
 
 MODEL = "model.zcr"
+# Suffixes of configuration, tokenizers, templates, code and model cards, as transformers and Optimum write them; an
+# index of shards is none of them.
+_BESIDE = (".json", ".txt", ".model", ".tiktoken", ".jinja", ".py", ".md")
+_INDEX = ".index.json"
+_PIECE = 1 << 20
 SHARD_NAME = re.compile(r".*-\d{5}-of-\d{5}\.zcr")  # of a shard, which is no model by itself
 
 
@@ -44,3 +62,76 @@ def is_plain_name(file: str, suffix: str) -> bool:
     """Return True for a file name with that suffix, legal on any system, that leads to no other folder."""
     name = file.isprintable() and not set(file) & set('/\\:*?"<>|') and os.path.basename(file) == file
     return name and file.endswith(suffix) and file != suffix
+
+
+def takes_folder(dest: str) -> bool:
+    """Return True if what is made of a folder becomes a folder at `dest`: it is one, or is new and not named .zcr."""
+    return os.path.isdir(dest) or not (os.path.exists(dest) or dest.endswith(".zcr"))
+
+
+def companions(folder: str) -> list[str]:
+    """Return the names of the files in a model folder that belong to it beside its weights, by their suffixes.
+
+    Links out of the folder are left out, but for those inside one repository of a Hugging Face cache.
+
+    Raises:
+        SourceError: the folder cannot be read.
+    """
+    with refusals(folder):
+        root = os.path.realpath(folder)
+        names = [n for n in sorted(os.listdir(root)) if n.endswith(_BESIDE) and not n.endswith(_INDEX)]
+    real = {name: os.path.realpath(os.path.join(root, name)) for name in names}
+    inside = (n for n in names if os.path.dirname(real[n]) == root or in_hub_cache(root, real[n]))
+    return [name for name in inside if not name.startswith(".") and os.path.isfile(real[name])]
+
+
+def in_hub_cache(folder: str, path: str) -> bool:
+    """Return True for a file in the `blobs` of the Hugging Face repository whose snapshot a folder is in."""
+    holder = Path(path).parent
+    return any(above.name == "snapshots" and holder == above.with_name("blobs") for above in Path(folder).parents)
+
+
+@contextlib.contextmanager
+def model_folder(source: str, dest: str, *, force: bool, durable: bool) -> Iterator[str]:
+    """Yield a path for the archive of a new model folder; at the end it is in `dest`, with the source's companions.
+
+    A new folder appears whole, or not at all. Into one that exists the files are moved one by one, the archive last;
+    other files there stay. Files with the same bytes are left as they are.
+
+    Raises:
+        DestinationExistsError: the archive, or another file of this name, is there, and `force` was not given.
+        SourceError: the file system reports an error.
+    """
+    there = os.path.isdir(dest)
+    names = [name for name in companions(source) if not (there and _same(source, dest, name))]
+    for name in (*names, MODEL) if there else ():
+        check_destination(None, os.path.join(dest, name), force)
+    with scratch_folder(os.path.join(dest, MODEL) if there else dest) as scratch:
+        made = os.path.join(scratch, "folder")
+        with refusals(dest):
+            os.mkdir(made)
+        yield os.path.join(made, MODEL)
+        for name in names:
+            _copy(os.path.join(source, name), os.path.join(made, name), durable)
+        with refusals(dest):
+            if not there:
+                os.rename(made, dest)
+            for name in (*names, MODEL) if there else ():
+                os.replace(os.path.join(made, name), os.path.join(dest, name))
+        if durable and os.name == "posix":
+            sync_folder(dest if there else os.path.dirname(os.path.realpath(dest)))
+
+
+def _copy(source: str, dest: str, durable: bool) -> None:
+    with open_sink(dest, durable=durable) as sink, refusals(source), open(source, "rb") as file:
+        while piece := file.read(_PIECE):
+            sink.write(piece)
+
+
+def _same(source: str, dest: str, name: str) -> bool:
+    """Return True if two folders have the same file, or files with the same bytes, under one name."""
+    import filecmp  # here, because few folders are written
+
+    with contextlib.suppress(OSError):
+        return filecmp.cmp(os.path.join(source, name), os.path.join(dest, name), shallow=False)
+    return False

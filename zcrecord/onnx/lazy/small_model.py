@@ -22,6 +22,7 @@ from zcrecord.onnx.protobuf.reader import LEN, MAX_LENGTH, Skeleton, encode_fiel
 from zcrecord.onnx.protobuf.tensors import RAW_DATA, STRING_DATA
 from zcrecord.storage.files import check_destination, open_sink, path_of
 from zcrecord.tensors.packed import StringTensor
+from zcrecord.writing.module_tree import ModuleTreeBuilder
 from zcrecord.writing.writers import ConvertReport, peak_rss
 
 from .files import ModelFiles
@@ -127,7 +128,9 @@ class _SmallModel:
             raise SourceError("was changed since it was scanned; scan it again", path=original.path)
         for path in {self._files.locate(e.reference) for e in self._entries}:
             check_destination(path, self._dest, force=True)  # never replaces weights
-        self.modules = len(name_tensors(named, original.nbytes)[0].entries().modules)
+        outline = ModuleTreeBuilder()
+        name_tensors(named, original.nbytes, outline)
+        self.modules = len(outline.entries().modules)
         self.input_bytes = original.nbytes + sum(e.nbytes for e in located if e.reference is not None)
         tensors = [(e.dtype, e) for e in located]
         parts = filled(b"".join(skeleton.finish()), tensors, self._place)

@@ -19,13 +19,18 @@ const CODES = [0, 18, 2, 3, 4, 5, 7, 9, 64, 1, 16, 19, 6, 8, 20, 21, 17, 32, 33,
 48, 49];
 // end
 
-export async function toOnnx(record, { signal, verify = false } = {}) {
-  const skeleton = (await record.attributes()).get(GRAPH);
+export async function toOnnx(record, { signal, verify = false, module = "" } = {}) {
+  const attributes = await record.attributes();
+  const prefix = module && `${module}.`;
+  const skeleton = attributes.get(prefix + GRAPH);
+  const others = [...attributes.keys()].filter((name) => name.endsWith(`.${GRAPH}`));
+  const modules = others.map((name) => name.slice(0, -GRAPH.length - 1)).join(", ");
+  const named = modules && `its models are in modules: ${modules}; name one, as the option module`;
   const none = `no attribute '${GRAPH}': the archive holds tensors but no ONNX model; make one with onnx2zc`;
-  need(typeof skeleton?.read === "function", none, UnsupportedError);
+  need(typeof skeleton?.read === "function", named || none, UnsupportedError);
   const octets = await skeleton.read({ signal });
   const model = inSkeleton(() => parseSkeleton(octets, record.names.join("").length));
-  const tensors = model.found.map((t) => [t, checked(record, t)]);
+  const tensors = model.found.map((t) => [t, checked(record, t, prefix + t.full)]);
   for (const [t, info] of tensors) t.outside = isOutside(t, info);
   const few = smallOnes(tensors);
   const rest = tensors.filter(([t, { payload }]) => t.outside && !few.has(payload)).map(([, { payload }]) => payload);
@@ -69,7 +74,7 @@ function inSkeleton(work) {
 }
 
 /** Returns a tensor's entry in the index, which has to agree with the skeleton. */
-function checked(record, { full: name, type, dims }) {
+function checked(record, { type, dims }, name) {
   const here = { path: record.path, tensor: name };
   const what = "the model has a tensor of this name, the archive does not; save the record with all it had";
   if (!record.has(name)) throw new FormatError(`attribute '${GRAPH}': ${what}`, here);

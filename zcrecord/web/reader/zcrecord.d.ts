@@ -245,8 +245,8 @@ export class Record<B extends ArrayBufferLike = ArrayBuffer> {
    * by ranges while a session is created. Fetches the graph, values that must be in the model (tensors of up to 127
    * bytes, strings, complex numbers, tensors in attributes, functions and training_info, strided ones), and tensors
    * of up to 16 KiB, 8 MiB in all; no others. `signal` ends later reads, too, `verify` checks each payload's digest.
-   * Throws UnsupportedError: there is no model. FormatError: graph and tensors disagree. LimitError: with those values
-   * the model is over 2 GiB. And the errors of `tensor`.
+   * Throws UnsupportedError: there is no model, or there are several and `module` names none. FormatError: graph and
+   * tensors disagree. LimitError: with those values the model is over 2 GiB. And the errors of `tensor`.
    *
    * @example
    * const { model, externalData } = await record.toOnnx();
@@ -260,6 +260,8 @@ export class Record<B extends ArrayBufferLike = ArrayBuffer> {
 export interface OnnxOptions extends Cancellable {
   /** Check each payload's digest when it is read. */
   verify?: boolean;
+  /** The module of the model, in an archive of several. */
+  module?: string;
 }
 
 /** The first two arguments of InferenceSession.create, of onnxruntime-web. */
