@@ -10,7 +10,7 @@ import hashlib
 import logging
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -32,6 +32,7 @@ __all__ = [
     "open_session",
     "prepare",
     "private_bytes",
+    "providers",
     "request_for",
     "runtime_version",
     "tune",
@@ -63,24 +64,30 @@ def make_session(
     threads: int | None = None,
     memory: Literal["shared", "speed"] = "shared",
     prefetch: bool = False,
+    loader: str | None = None,
+    providers: Sequence[str] = ("CPUExecutionProvider",),
 ) -> Any:
-    """Return an ONNX Runtime session over a model of either form; `memory` and `prefetch` are for archives alone."""
+    """Return an ONNX Runtime session over a model of either form.
+
+    `memory` and `prefetch` are for archives alone, and so is `loader`, which has `fill_session` load the weights.
+    """
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3  # warnings about the machine's CPU topology are no news here
     if threads is not None:
         options.intra_op_num_threads = threads
-    providers = ["CPUExecutionProvider"]
     if path.endswith(".onnx"):
-        return onnxruntime.InferenceSession(path, options, providers=providers)
+        return onnxruntime.InferenceSession(path, options, providers=list(providers))
     from zcrecord import load_record
-    from zcrecord.onnx import session
+    from zcrecord.onnx import fill_session, session
 
     logging.getLogger("zcrecord").setLevel(logging.ERROR)  # it warns of an archive that is not tuned: so on purpose
     record = load_record(path)
     if prefetch:
         record.prefetch()
+    if loader is not None:
+        return fill_session(record, loader=loader, sess_options=options, providers=providers)
     return session(record, memory=memory, sess_options=options, providers=providers)
 
 
@@ -90,6 +97,11 @@ def open_session(path: str, **options: Any) -> float:
     start = time.perf_counter()
     _session = make_session(path, **options)
     return time.perf_counter() - start
+
+
+def providers() -> list[str]:
+    """Return the providers that the session has, the one that it prefers first."""
+    return list(_session.get_providers())
 
 
 def close_session() -> None:

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import gc
-import json
-import re
 import sys
 import threading
 from collections.abc import Callable
@@ -23,7 +21,6 @@ import torch
 from torch_devices import LazyTorch
 
 import zcrecord
-from tools.bench import gpu
 from zcrecord.dtypes import DTYPES, DType
 from zcrecord.errors import DependencyError, LimitError, LoadCancelledError, SourceError, UnsupportedError
 from zcrecord.loaders import load_into, loader_for, plan_load
@@ -162,6 +159,15 @@ def test_whatever_mode_torch_is_in_tensors_are_ordinary_ones(mode: str, tmp_path
     (found["w"] * 2).sum().backward()
     assert found["w"].grad is not None
     assert found["back"].tolist() == list(range(8, -1, -1))
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda d: d.name)
+def test_every_element_type_may_be_stored_backwards(kind: DType, tmp_path: Path) -> None:
+    array = r.filled(kind, (5, 4))
+    if not kind.packed:
+        array = array[::-1, ::-2]
+    rec = opened(tmp_path, {"w": array})
+    assert octets(load_into(rec, TorchLoader("cpu"))["w"]) == octets(rec.torch()["w"]) == array.tobytes()
 
 
 # Into the caller's tensors.
@@ -345,6 +351,13 @@ def test_several_readers_read_at_once(tmp_path: Path) -> None:
     assert octets(made) == numbered(6 * 64 * KIB)
 
 
+def test_loading_to_a_second_gpu_takes_no_memory_of_the_first(fake: LazyTorch, tmp_path: Path) -> None:
+    plan = remote(tmp_path, Told(), 1 << 20, max_in_flight=128 * KIB)
+    (made,) = load_all(TorchLoader("cuda:1"), plan)
+    assert octets(made) == numbered(1 << 20)
+    assert fake.contexts == {1}
+
+
 def test_small_tensors_share_buffers_reads_and_events(fake: LazyTorch, tmp_path: Path) -> None:
     source = Told()
     plan = remote(tmp_path, source, 100, 200, max_in_flight=64 * KIB)
@@ -519,30 +532,3 @@ def test_loading_takes_max_in_flight_besides_the_tensors(tmp_path: Path) -> None
     little, much = (int(line) / (1 << 20) - 128 for line in done.stdout.split())
     assert much > 40, "a larger ring would not be noticed"
     assert little < 24  # 8 in buffers, and what readers have mapped of the file until they let go of it
-
-
-# The benchmark for machines that have a GPU.
-
-
-def test_gpu_benchmark_says_in_one_line_that_there_is_no_gpu(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert gpu.main([]) == 1
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert re.fullmatch(r"no GPU: torch \S+ sees none; nothing was measured\n", err)
-
-
-@pytest.mark.exhaustive(keep=0)
-def test_gpu_benchmark_measures_all_ways_and_compares_what_arrived(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(gpu, "MIB_EACH", 1)
-    monkeypatch.setattr(gpu, "TURNS", 1)
-    out = tmp_path / "gpu.json"
-    assert gpu.main(["--device", "cpu", "--gib", "0.003", "--json", str(out)]) == 0
-    result = json.loads(out.read_text())
-    assert json.loads(capsys.readouterr().out) == result
-    assert {"pinned copy", "zcrecord", "safetensors"} <= set(result["gigabytes_per_second"])
-    assert [row["promise"]["peer"] for row in result["rows"]][:2] == ["pinned copy", "safetensors"]

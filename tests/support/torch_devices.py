@@ -16,7 +16,7 @@ import torch
 
 __all__ = ["LazyTorch"]
 
-_now = threading.local()  # the stream of this thread
+_now = threading.local()  # the stream of this thread, and the number of its device
 
 
 class OnDevice(torch.Tensor):  # type: ignore[misc]  # torch is not typed where mypy sees it
@@ -35,8 +35,8 @@ class OnDevice(torch.Tensor):  # type: ignore[misc]  # torch is not typed where 
 class LazyStream:
     """Work in order, none of it done before it has to be."""
 
-    def __init__(self, fake: LazyTorch, name: str) -> None:
-        self._fake, self._name = fake, name
+    def __init__(self, fake: LazyTorch, name: str, device: int = 0) -> None:
+        self._fake, self._name, self.device = fake, name, device
         self._work: list[Callable[[], object]] = []
         self._lock = threading.Lock()
 
@@ -93,11 +93,13 @@ class LazyTorch:
         waits: False makes events forget to wait.
         failing: "pin" or "drain" makes that fail.
         held: weak references to the events and to the pinned memory that were given out.
+        contexts: the devices that a reader thread made its own: each takes memory there.
     """
 
     def __init__(self, room: int = 1 << 40) -> None:
         self.calls: list[tuple[Any, ...]] = []
         self.held: list[weakref.ref[Any]] = []
+        self.contexts: set[int] = set()
         self.pinned = 0
         self.room, self.waits, self.failing = room, True, ""
         self.on_wait: Callable[[], object] = lambda: None
@@ -134,8 +136,7 @@ class LazyTorch:
     # What torch.cuda has.
 
     def Stream(self, device: Any) -> LazyStream:
-        assert torch.device(device) == torch.device("cuda", 0)
-        return LazyStream(self, "copies")
+        return LazyStream(self, "copies", torch.device(device).index)
 
     def Event(self, blocking: bool = False) -> LazyEvent:
         assert blocking
@@ -149,6 +150,12 @@ class LazyTorch:
 
     @contextmanager
     def stream(self, stream: LazyStream) -> Iterator[None]:
-        _now.stream = stream
+        _now.stream, before = stream, getattr(_now, "device", 0)
+        self.set_device(stream.device)
         yield
+        self.set_device(before)  # as torch does, whatever it was
         del _now.stream
+
+    def set_device(self, device: Any) -> None:
+        _now.device = device if isinstance(device, int) else torch.device(device).index
+        self.contexts.add(_now.device)

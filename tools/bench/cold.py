@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import mmap
 import os
 import statistics
 import time
@@ -19,7 +21,7 @@ from tools.bench.peers import PEERS, SAFETENSORS_TORCH
 from tools.measure import MIB
 from tools.worker import call_alone
 
-__all__ = ["drop_cached", "run", "touch_seconds"]
+__all__ = ["cached_fraction", "drop_cached", "run", "touch_seconds"]
 
 AREA = "cold"
 READ = "zcrecord, mmap=False"
@@ -59,6 +61,20 @@ def drop_cached(path: str) -> None:
     fd = os.open(path, os.O_RDONLY)
     os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
     os.close(fd)
+
+
+def cached_fraction(path: str) -> float:
+    """Return the fraction of a file's pages that are in the page cache, as mincore(2) tells it."""
+    size = os.path.getsize(path)
+    with open(path, "rb") as file, mmap.mmap(file.fileno(), size, prot=mmap.PROT_READ) as mapping:
+        octets = np.frombuffer(mapping, np.uint8)
+        present = np.zeros(-(-size // mmap.PAGESIZE), np.uint8)
+        start, told = (ctypes.c_void_p(array.ctypes.data) for array in (octets, present))
+        failed = ctypes.CDLL(None, use_errno=True).mincore(start, ctypes.c_size_t(size), told)
+        del octets  # or the mapping could not be closed
+        if failed:
+            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), path)
+    return float((present & 1).mean())
 
 
 def touch_seconds(way: str, path: str) -> float:

@@ -1,10 +1,18 @@
-"""8 GiB to a GPU: against the bandwidth of a pinned copy, against safetensors, and against fastsafetensors without GDS.
+"""Loads 8 GiB to a GPU, warm and cold, beside the bandwidth of pinned copies, safetensors, fastsafetensors and Run:ai.
 
-    python -m tools.bench.gpu --json gpu.json
+    python -m tools.bench.gpu                              # on a machine with a GPU; writes tools/bench/gpu.json
+    python -m tools.bench.gpu --device cpu --gib 0.1       # tries the program where there is none
 
-To be run by hand on a machine that has one; it is no area of `python -m tools.bench`. Files are warm in the page cache.
-All ways take turns, each from an emptied allocator; the first turn, in which memory is pinned, is told by itself.
-What has arrived is compared among them. `--device cpu --gib 0.1` tries the program where there is no GPU.
+To be run by hand; it is no area of `python -m tools.bench`. It needs no network: the packages that are there take part.
+The result has the form of tools/bench/results.json, and beside its rows
+
+    missing    the packages, providers and devices that this machine lacks, and what each would need
+    failed     the ways that raised an error, with the error; the others are measured all the same
+
+Each way runs in a process of its own. Warm: the ways take turns, each from an emptied allocator; the first turn, in
+which memory is pinned, is told by itself. Cold: a new process for each load, once the file was dropped from the page
+cache; a row says "cold" only if mincore(2) tells that not a page of it was left. What has arrived is compared. Last
+comes a session of ONNX Runtime's CUDA provider, from an archive and from the .onnx.
 """
 
 from __future__ import annotations
@@ -15,84 +23,127 @@ import importlib
 import importlib.metadata
 import importlib.util
 import json
+import math
 import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from rich.console import Console
 
 import zcrecord
+from tools.bench.cold import cached_fraction, drop_cached
 from tools.bench.harness import OURS, Promise, Row, collect, machine, require_disk, versions
+from tools.bench.table import terminal_table
 from tools.measure import MIB
+from tools.models import gpt
+from tools.worker import ROOT, Worker, WorkerError
 from zcrecord import formats
-from zcrecord.loaders import load_into
-from zcrecord.loaders.torch import TorchLoader
+from zcrecord.errors import DependencyError
 
-__all__ = ["main"]
+__all__ = ["RESULT", "cold_load", "device_facts", "load_seconds", "loaded_sum", "main", "prepare_session"]
 
 AREA = "gpu"
-PINNED = "pinned copy"
-SAFETENSORS, FAST = "safetensors", "fastsafetensors, no GDS"
-WIDER, READS, MAPPED = f"{OURS}, 256 MiB in flight", f"{OURS}, reads=True", "tensor.to(device), one by one"
+RESULT = ROOT / "tools" / "bench" / "gpu.json"
+PINNED, PLAIN = "pinned copy", "a plain read"
+SAFETENSORS, FAST, RUNAI = "safetensors", "fastsafetensors, no GDS", "runai-model-streamer"
+WIDER, READS, EACH = f"{OURS}, 256 MiB in flight", f"{OURS}, reads=True", f"{OURS}, record.torch(device)"
+OWN = (OURS, WIDER, READS, EACH)
+ONNX, FILLED = ".onnx", f"{OURS}, fill_session"
+PEERS = {SAFETENSORS: "safetensors", FAST: "fastsafetensors", RUNAI: "runai-model-streamer"}  # their packages
+GIB = 8.0
 MIB_EACH = 64  # of a tensor
-TURNS = 5
-Way = Callable[[], dict[str, Any]]
+TURNS, COLD_TURNS = 5, 3
+ONNX_MIB = 1024
+NEARLY_ALL = 0.9  # of the pinned copy's bandwidth
+WARM = 0.99  # of the pages
+CUDA = "CUDAExecutionProvider"
+
+
+@dataclass
+class _Findings:
+    """Rows of a run, and what it lacked."""
+
+    rows: list[Row] = field(default_factory=list)
+    missing: dict[str, str] = field(default_factory=dict)
+    failed: dict[str, str] = field(default_factory=dict)
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Measure, print the result as JSON, and return 0; 1 where there is no GPU."""
+    """Measure, print the rows, and write the result; returns 1 if nothing was measured or a way failed."""
     parser = argparse.ArgumentParser(prog="python -m tools.bench.gpu", description="zcrecord to a GPU, and others.")
-    parser.add_argument("--gib", type=float, default=8, help="size of the model (default: 8)")
+    parser.add_argument("--gib", type=float, default=GIB, help=f"size of the model (default: {GIB:g})")
     parser.add_argument("--device", default="cuda:0", help="torch's name of it (default: cuda:0)")
-    parser.add_argument("--json", type=Path, metavar="OUT", help="where the result goes, too")
+    parser.add_argument("--json", type=Path, metavar="OUT", help=f"results file (a full run: {RESULT.name})")
     args = parser.parse_args(arguments)
-    import torch
-
-    if args.device != "cpu" and not torch.cuda.is_available():
-        print(f"no GPU: torch {torch.__version__} sees none; nothing was measured", file=sys.stderr)
+    if why := _no_device(args.device):
+        print(f"{why}; nothing was measured", file=sys.stderr)
         return 1
     with tempfile.TemporaryDirectory(prefix="zcrecord-gpu-") as folder:
-        result = _measure(Path(folder), torch.device(args.device), max(1, round(args.gib * 1024 / MIB_EACH)))
-    text = json.dumps(result, indent=1)
-    print(text)
-    if args.json is not None:
-        args.json.write_text(text + "\n", encoding="utf-8")
-    return 0
+        try:
+            found, result = _measure(Path(folder), args.device, max(1, round(args.gib * 1024 / MIB_EACH)))
+        except OSError as error:  # of the disk, which says what to do
+            print(f"{error}; nothing was measured", file=sys.stderr)
+            return 1
+    _show(found)
+    whole = args.device.startswith("cuda") and args.gib == GIB and bool(found.rows)
+    out = args.json or (RESULT if whole else None)
+    if out is not None:
+        out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+        print(f"written to {out}")
+    return 1 if found.failed or not found.rows else 0
 
 
-def _measure(folder: Path, device: Any, count: int) -> dict[str, Any]:
-    import torch
+def _no_device(device: str) -> str | None:
+    """Return the reason why nothing can be loaded to a device here; None if it can."""
+    try:
+        import torch
+    except ImportError:
+        return "no torch: pip install torch, a build for CUDA"
+    if device.startswith("cuda") and not torch.cuda.is_available():
+        built = "is built for it and sees none" if torch.version.cuda else "is built without CUDA"
+        return f"no GPU: torch {torch.__version__} {built}"
+    return None
 
+
+def _show(found: _Findings) -> None:
+    console = Console(highlight=False)
+    console = console if console.is_terminal else Console(width=160, highlight=False)
+    console.print(terminal_table(found.rows))
+    for row in found.rows:
+        for name, figure in row.extra.get("gigabytes_per_second", {}).items():
+            console.print(f"{row.work}: {name} {figure} GB/s", markup=False)
+    for told, items in (("missing", found.missing), ("failed", found.failed)):
+        for name, why in items.items():
+            console.print(f"{told}: {name}: {why}", markup=False)
+
+
+def _measure(folder: Path, device: str, count: int) -> tuple[_Findings, dict[str, Any]]:
     total = count * MIB_EACH * MIB
-    require_disk(folder, 3 * total)
-    ours, theirs = _write(folder, count)
-    ways = _ways(ours, theirs, device)
-    sums = {name: _sum(way()) for name, way in ways.items()}  # warms the page cache, too
-    if len(set(sums.values())) > 1:
-        raise ValueError(f"not all ways loaded the same: {sums}")
-    timed = {PINNED: partial(_copy_seconds, device, count)} | {n: partial(_seconds, w, device) for n, w in ways.items()}
-    samples = collect(TURNS + 1, timed)
-    medians = {name: statistics.median(seconds[1:]) for name, seconds in samples.items()}
-    work = f"{total / 1e9:.1f} GB in {count} tensors to {device}, files warm"
-    return {
-        "machine": machine(folder) | {"device": _device_name(device), "torch": torch.__version__},
-        "versions": versions() | {"fastsafetensors": _version("fastsafetensors")},
-        "rows": [row.as_json() for row in _rows(work, medians)],
-        "gigabytes_per_second": {name: round(total / seconds / 1e9, 2) for name, seconds in medians.items()},
-        "seconds": samples,
-    }
-
-
-def _rows(work: str, medians: dict[str, float]) -> Iterator[Row]:
-    promises = [Promise("within", 1 / 0.8, PINNED), Promise("faster", 1, SAFETENSORS), Promise("faster", 1, FAST)]
-    for promise in promises:
-        if promise.peer in medians:
-            yield Row(AREA, work, "s", medians, promise, samples=TURNS)
+    onnx_mib = min(ONNX_MIB, total // MIB)
+    require_disk(folder, 2 * total + 3 * onnx_mib * MIB)
+    found = _Findings()
+    files = dict(zip(("ours", "theirs"), map(str, _write(folder, count)), strict=True))
+    described = machine(folder)
+    described |= _asked(found, "the device", "device_facts", device=device) or {"device": device}
+    given = {"device": device, **files}
+    ways = [*OWN, *_installed(found)]
+    found.rows += _warm(found, [PINNED, *ways], given, total)
+    found.rows += _cold(found, [PLAIN, *ways], given, total)
+    for file in files.values():
+        Path(file).unlink()
+    found.rows += _sessions(found, folder, device, onnx_mib)
+    known = versions() | {package: _version(package) for package in [*PEERS.values(), "onnxruntime-gpu"]}
+    rows = [row.as_json() for row in found.rows]
+    whole = {"quick": count != round(GIB * 1024 / MIB_EACH), "machine": described, "versions": known, "rows": rows}
+    return found, whole | {"missing": found.missing, "failed": found.failed}
 
 
 def _write(folder: Path, count: int) -> tuple[Path, Path]:
@@ -110,34 +161,214 @@ def _write(folder: Path, count: int) -> tuple[Path, Path]:
     return ours, theirs
 
 
-def _ways(ours: Path, theirs: Path, device: Any) -> dict[str, Way]:
-    record = zcrecord.load_record(ours)
-
-    def safetensors() -> dict[str, Any]:
-        from safetensors.torch import load_file
-
-        loaded: dict[str, Any] = load_file(theirs, device=str(device))
-        return loaded
-
-    ways: dict[str, Way] = {
-        OURS: lambda: load_into(record, TorchLoader(device)),
-        WIDER: lambda: load_into(record, TorchLoader(device), max_in_flight=256 * MIB),
-        READS: lambda: load_into(record, TorchLoader(device, reads=True)),
-        MAPPED: lambda: {n: t.to(device, copy=True) for n, t in record.torch(writable=False).items()},
-        SAFETENSORS: safetensors,
-    }
-    if importlib.util.find_spec("fastsafetensors") is not None:
-        ways[FAST] = lambda: _fast(theirs, device)
-    return ways
+def _installed(found: _Findings) -> Iterator[str]:
+    """Yield the peers that are installed, and note the others as missing."""
+    for way, package in PEERS.items():
+        if importlib.util.find_spec(package.replace("-", "_")) is None:
+            found.missing[way] = f"not installed: pip install {package}"
+        else:
+            yield way
 
 
-def _fast(path: Path, device: Any) -> dict[str, Any]:
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "not installed"
+
+
+# Each way in a process of its own: an error, a crash or a context of one is not the others'.
+
+
+def _asked(found: _Findings, way: str, name: str, /, worker: Worker | None = None, **arguments: Any) -> Any:
+    """Return the result of one of this module's functions in a worker; None, and a note, if it failed."""
+    target = name if ":" in name else f"tools.bench.gpu:{name}"  # not __name__, which may be __main__
+    try:
+        if worker is not None:
+            return worker.call(target, **arguments)
+        with Worker() as alone:
+            return alone.call(target, **arguments)
+    except WorkerError as error:
+        found.failed[way] = str(error)
+        return None
+
+
+def _warm(found: _Findings, ways: Sequence[str], given: dict[str, Any], total: int) -> Iterator[Row]:
+    """Yield the rows of files in the page cache, of every way that loads what the others do."""
+    with ExitStack() as stack:
+        workers, sums = {}, {}
+        for way in ways:
+            worker = stack.enter_context(Worker())
+            arrived = _asked(found, way, "loaded_sum", worker, way=way, **given)
+            if arrived is not None:
+                workers[way], sums[way] = worker, arrived
+        usual = statistics.mode([s for way, s in sums.items() if way != PINNED] or [0])
+        for way in [way for way, arrived in sums.items() if way != PINNED and arrived != usual]:
+            found.failed[way] = "the tensors that it loaded are others"
+            del workers[way]
+        timed = {way: partial(_one, found, way, worker, given | {"nbytes": total}) for way, worker in workers.items()}
+        samples = {way: taken for way, taken in collect(TURNS + 1, timed).items() if way not in found.failed}
+    if (cached := min(cached_fraction(given[file]) for file in ("ours", "theirs"))) < WARM:
+        found.missing["warm files"] = f"the page cache holds {cached:.0%} of one; lower --gib"
+    promises = [Promise("within", 1 / NEARLY_ALL, PINNED), *(Promise("faster", 1, peer) for peer in PEERS)]
+    extra = {"cached": cached, "first": {way: taken[0] for way, taken in samples.items()}}
+    yield from _rows(f"{_work(given, total)}, warm", {w: s[1:] for w, s in samples.items()}, total, promises, extra)
+
+
+def _one(found: _Findings, way: str, worker: Worker, given: dict[str, Any]) -> float:
+    if way in found.failed:
+        return math.nan
+    seconds = _asked(found, way, "load_seconds", worker, way=way, **given)
+    return math.nan if seconds is None else float(seconds)
+
+
+def _cold(found: _Findings, ways: Sequence[str], given: dict[str, Any], total: int) -> Iterator[Row]:
+    """Yield the rows of files that are not in the page cache; none, and a note, where they stay in it."""
+    samples: dict[str, list[float]] = {}
+    left = 0.0
+    for _ in range(COLD_TURNS):
+        for way in ways:
+            told = None if way in found.failed else _asked(found, way, "cold_load", way=way, **given)
+            if told is not None:
+                samples.setdefault(way, []).append(told["seconds"])
+                left = max(left, told["cached"])
+    samples = {way: taken for way, taken in samples.items() if way not in found.failed}
+    if left:
+        found.missing["cold files"] = f"{left:.1%} of one stayed in the page cache; set TMPDIR to a disk's file system"
+        return
+    promises = [Promise("faster", 1, peer) for peer in PEERS]
+    yield from _rows(f"{_work(given, total)}, cold", samples, total, promises, {"cached": left})
+
+
+def _work(given: dict[str, Any], total: int) -> str:
+    return f"{total / 1e9:.1f} GB to {given['device']}"
+
+
+def _rows(
+    work: str, samples: dict[str, list[float]], total: int, promises: Sequence[Promise], extra: dict[str, Any]
+) -> Iterator[Row]:
+    """Yield a row of our ways and the floors, which has the first promise, and one for each peer that took part."""
+    medians = {way: statistics.median(seconds) for way, seconds in samples.items()}
+    if OURS not in medians:
+        return
+    speeds = {way: round(total / seconds / 1e9, 2) for way, seconds in medians.items()}
+    extra = {**extra, "gigabytes_per_second": speeds, "seconds": samples}
+    kept = [promise for promise in promises if promise.peer in medians]
+    first = kept.pop(0) if kept and kept[0].peer not in PEERS else None
+    own = {way: seconds for way, seconds in medians.items() if way not in PEERS}
+    yield Row(AREA, work, "s", own, first, samples=len(samples[OURS]), extra=extra)
+    for promise in kept:
+        values = {way: medians[way] for way in (OURS, str(promise.peer))}
+        yield Row(AREA, work, "s", values, promise, samples=len(samples[OURS]))
+
+
+def device_facts(device: str) -> dict[str, Any]:
+    """Return the name and memory of a device, and the versions of torch and CUDA."""
+    import torch
+
+    where = torch.device(device)
+    facts: dict[str, Any] = {"device": device, "torch": torch.__version__}
+    if where.type == "cuda":
+        told = torch.cuda.get_device_properties(where)
+        facts |= {"device": told.name, "device_memory_mib": told.total_memory // MIB, "cuda": torch.version.cuda}
+    return facts
+
+
+# What the processes do.
+
+
+def loaded_sum(way: str, device: str, ours: str, theirs: str) -> int:
+    """Load one way; return a number that tells whether the same has arrived, each word in its place."""
+    import torch
+
+    if way == PINNED:
+        return 0
+    tensors = _loads(way, torch.device(device), ours, theirs)()
+    out = 0
+    for i, name in enumerate(sorted(tensors)):
+        assert tensors[name].device == torch.device(device), tensors[name].device
+        words = tensors[name].view(torch.int32).flatten()
+        places = torch.arange(len(words), device=words.device) % 65521
+        out += (i + 1) * int((words * places).sum())
+    _let_go(tensors)
+    _empty(torch.device(device))
+    return out
+
+
+def load_seconds(way: str, device: str, ours: str, theirs: str, *, nbytes: int) -> float:
+    """Return the seconds to load all tensors one way, or to copy `nbytes` from pinned memory."""
+    import torch
+
+    where = torch.device(device)
+    _empty(where)
+    if way == PINNED:
+        return _copy_seconds(where, nbytes)
+    load = _loads(way, where, ours, theirs)
+    start = time.perf_counter()
+    kept = load()
+    _synchronize(where)
+    seconds = time.perf_counter() - start
+    _let_go(kept)
+    _empty(where)  # the other processes need the room
+    return seconds
+
+
+def cold_load(way: str, device: str, ours: str, theirs: str) -> dict[str, float]:
+    """Drop a way's file from the page cache and load it; return the fraction that was left of it, and the seconds."""
+    import torch
+
+    where = torch.device(device)
+    torch.ones(1, device=where).sum().item()  # a context takes a second, which is no part of loading
+    _loads(way, where, ours, theirs)  # imports are none, either
+    path = theirs if way in PEERS else ours
+    drop_cached(path)
+    return {"cached": cached_fraction(path), "seconds": load_seconds(way, device, ours, theirs, nbytes=0)}
+
+
+def _loads(way: str, device: Any, ours: str, theirs: str) -> Callable[[], dict[str, Any]]:
+    """Return a function that opens a file and loads it one way; imports what it takes."""
+    if way in PEERS:
+        module = importlib.import_module("safetensors.torch" if way == SAFETENSORS else PEERS[way].replace("-", "_"))
+        load = {SAFETENSORS: _safetensors, FAST: _fast, RUNAI: _streamed}[way]
+        return partial(load, module, theirs, device)
+    if way == PLAIN:
+        return partial(_read, ours)
+    if way == EACH:
+        return lambda: zcrecord.load_record(ours).torch(device, writable=False)
+    from zcrecord.loaders import load_into
+    from zcrecord.loaders.torch import TorchLoader
+
+    options = {"max_in_flight": 256 * MIB} if way == WIDER else {}
+    # Not the device's name: for "cpu" that gives views of the mapping.
+    return lambda: load_into(zcrecord.load_record(ours), TorchLoader(device, reads=way == READS), **options)
+
+
+def _safetensors(module: Any, path: str, device: Any) -> dict[str, Any]:
+    loaded: dict[str, Any] = module.load_file(path, device=str(device))
+    return loaded
+
+
+def _fast(module: Any, path: str, device: Any) -> dict[str, Any]:
     """Load as the project's own example does; tensors lie in its buffers, which they have to be kept with."""
-    library: Any = importlib.import_module("fastsafetensors")  # not among this project's own needs
-    loader = library.SafeTensorsFileLoader(library.SingleGroup(), device, nogds=True)
-    loader.add_filenames({0: [str(path)]})
+    loader = module.SafeTensorsFileLoader(module.SingleGroup(), str(device), nogds=True)
+    loader.add_filenames({0: [path]})
     buffers = loader.copy_files_to_device()
     return _Kept({name: buffers.get_tensor(name) for name in loader.get_keys()}, buffers, loader)
+
+
+def _streamed(module: Any, path: str, device: Any) -> dict[str, Any]:
+    """Load as vLLM does: the tensors that the streamer yields are the caller's."""
+    with module.SafetensorsStreamer() as streamer:
+        streamer.stream_file(path, device=str(device))
+        return dict(streamer.get_tensors())
+
+
+def _read(path: str) -> dict[str, Any]:
+    buffer = memoryview(bytearray(16 * MIB))
+    with open(path, "rb", buffering=0) as file:
+        while file.readinto(buffer):
+            pass
+    return {}
 
 
 class _Kept(dict[str, Any]):
@@ -153,49 +384,28 @@ class _Kept(dict[str, Any]):
             owner.close()
 
 
-def _seconds(way: Way, device: Any) -> float:
-    _empty(device)
-    start = time.perf_counter()
-    kept = way()
-    _synchronize(device)
-    seconds = time.perf_counter() - start
-    _let_go(kept)
-    return seconds
-
-
-def _copy_seconds(device: Any, count: int) -> float:
-    """Return the seconds to copy that many bytes from pinned memory, too much for a cache: what the bus can do."""
-    import torch
-
-    _empty(device)
-    few, each = min(count, 16), MIB_EACH * MIB
-    source = torch.zeros((few, each), dtype=torch.uint8, pin_memory=device.type == "cuda")
-    targets = [torch.empty(each, dtype=torch.uint8, device=device) for _ in range(count)]
-    _synchronize(device)
-    start = time.perf_counter()
-    for i, target in enumerate(targets):
-        target.copy_(source[i % few], non_blocking=True)
-    _synchronize(device)
-    return time.perf_counter() - start
-
-
-def _sum(tensors: dict[str, Any]) -> int:
-    """Return a number that tells whether the same has arrived, each word in its place."""
-    import torch
-
-    out = 0
-    for i, name in enumerate(sorted(tensors)):
-        words = tensors[name].view(torch.int32).flatten()
-        places = torch.arange(len(words), device=words.device) % 65521
-        out += (i + 1) * int((words * places).sum())
-    _let_go(tensors)
-    return out
-
-
 def _let_go(tensors: dict[str, Any]) -> None:
     if isinstance(tensors, _Kept):
         tensors.close()
     tensors.clear()
+
+
+def _copy_seconds(device: Any, nbytes: int) -> float:
+    """Return the seconds to copy that many bytes from pinned memory, too much for a cache: what the bus can do."""
+    import torch
+
+    source = torch.zeros(min(nbytes, 1024 * MIB), dtype=torch.uint8, pin_memory=device.type == "cuda")
+    targets = torch.empty(nbytes, dtype=torch.uint8, device=device).split(64 * MIB)
+    _synchronize(device)
+    start = time.perf_counter()
+    for i, target in enumerate(targets):
+        at = i * 64 * MIB % len(source)
+        target.copy_(source[at : at + len(target)], non_blocking=True)
+    _synchronize(device)
+    seconds = time.perf_counter() - start
+    del target, targets
+    _empty(device)
+    return seconds
 
 
 def _empty(device: Any) -> None:
@@ -214,17 +424,75 @@ def _synchronize(device: Any) -> None:
         torch.cuda.synchronize(device)
 
 
-def _device_name(device: Any) -> str:
-    import torch
-
-    return str(torch.cuda.get_device_name(device)) if device.type == "cuda" else str(device)
+# ONNX Runtime.
 
 
-def _version(package: str) -> str:
+def _sessions(found: _Findings, folder: Path, device: str, mib: int) -> Iterator[Row]:
+    """Yield the row of sessions on the device, until the first answer; none, and a note, where they cannot be."""
+    provider = CUDA if device.startswith("cuda") else "CPUExecutionProvider"
+    why = _no_provider(provider)
+    if why is not None:
+        found.missing["ONNX Runtime's CUDA provider"] = why
+        return
+    model, archive = folder / "gpu.onnx", folder / "onnx.zcr"
+    with model.open("wb") as sink:
+        gpt.write_gpt(sink, mib)
+    _asked(found, "conversion", "tools.serving:convert", source=str(model), dest=str(archive), durable=False)
+    loader = device if provider == CUDA else "host"
+    ways = {OURS: (archive, {}), FILLED: (archive, {"loader": loader}), ONNX: (model, {})}
+    samples: dict[str, list[float]] = {}
+    answers: dict[str, list[float]] = {}
+    for _ in range(COLD_TURNS):
+        for way, (path, options) in ways.items():
+            told = None
+            if f"session: {way}" not in found.failed:
+                arguments = {"path": str(path), "provider": provider, "options": options}
+                told = _asked(found, f"session: {way}", "session_seconds", **arguments)
+            if told is not None:
+                samples.setdefault(way, []).append(told["seconds"])
+                answers[way] = told["answer"]
+    for way in answers:
+        if ONNX in answers and not np.allclose(answers[way], answers[ONNX], rtol=1e-2, atol=1e-2):
+            found.failed[f"session: {way}"] = f"it answers {answers[way][:4]}, the .onnx {answers[ONNX][:4]}"
+            del samples[way]
+    work = f"ONNX Runtime, {provider}, GPT of {mib} MiB: create the session, until the first answer"
+    yield from _rows(work, samples, mib * MIB, [Promise("within", 1.1, ONNX)], {})
+
+
+def _no_provider(provider: str) -> str | None:
     try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return "not installed"
+        importlib.import_module("zcrecord.onnx.runtime").onnxruntime_module()
+    except DependencyError as error:
+        return f"{error}; for CUDA onnxruntime-gpu"
+    import onnxruntime
+
+    has = onnxruntime.get_available_providers()
+    if provider in has:
+        return None
+    return f"onnxruntime {onnxruntime.__version__} has only {', '.join(has)}: pip install onnxruntime-gpu in its place"
+
+
+def prepare_session() -> None:
+    """Import what serving needs, with the libraries of CUDA that pip installs."""
+    importlib.import_module("torch")  # its libraries of CUDA are then found
+    importlib.import_module("tools.serving").prepare()
+    import onnxruntime
+
+    getattr(onnxruntime, "preload_dlls", bool)()
+
+
+def session_seconds(path: str, provider: str, options: dict[str, Any]) -> dict[str, Any]:
+    """Return the seconds until a session on a provider has answered once, and some of its answer."""
+    from tools import serving
+
+    prepare_session()
+    start = time.perf_counter()
+    serving.open_session(path, providers=[provider], **options)
+    _, answer = serving.first_answer()
+    seconds = time.perf_counter() - start
+    if (used := serving.providers()[0]) != provider:  # it falls back to the CPU with a warning
+        raise RuntimeError(f"{provider} was asked for, and {used} answered")
+    return {"seconds": seconds, "answer": answer}
 
 
 if __name__ == "__main__":

@@ -37,7 +37,12 @@ _GAP = 1 << 12  # bytes between two payloads that are read, too; alignment leave
 
 
 class DeviceCopier(Protocol):
-    """Copying to one device. `send` is called by several readers at a time; the rest by the loading thread."""
+    """Copying to one device. Each reader calls `begin_reader` once, and several `send` at a time; the rest is called by
+    the loading thread.
+    """
+
+    def begin_reader(self) -> None:
+        """Make the device the calling thread's own."""
 
     def staging(self, nbytes: int) -> Any:
         """Return memory that it copies from fastest, with slices and `numpy()`; RuntimeError if there is none."""
@@ -120,7 +125,7 @@ class StagingRing:
         parts = [slice(i * size, (i + 1) * size) for i in range(count)]
         self._buffers = [_StagingBuffer(octets[part], staging[part], lane.event()) for part in parts]
         self._turn = 0
-        self._readers = ThreadPoolExecutor(min(readers, count), thread_name_prefix="zcrecord-reader")
+        self._readers = ThreadPoolExecutor(min(readers, count), "zcrecord-reader", initializer=lane.begin_reader)
 
     def send(self, ref: PayloadRef, target: Any) -> None:
         """Queue a ref's bytes to be read, and copied to `target`, a flat tensor of bytes; waits for a free buffer.

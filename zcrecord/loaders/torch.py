@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -30,6 +30,7 @@ from .staging import StagingRing
 
 __all__ = ["TorchLoader"]
 
+_CARRIERS = {1: "uint8", 2: "int16", 4: "int32", 8: "int64"}  # by the size of an element
 _MOST_READERS = 8  # one of them moves about 8 GB/s, a device takes up to 60
 
 
@@ -69,7 +70,7 @@ class TorchLoader:
         self.device = str(where)
         self._lane: _BlockingCopier = (_CudaCopier if where.type == "cuda" else _BlockingCopier)(self._torch, where)
         self._ring: StagingRing | None = None
-        self._late: list[tuple[Any, Any]] = []  # copies on the device, made once the bytes are there
+        self._late: list[tuple[Any, Callable[[], Any]]] = []  # copies on the device, made once the bytes are there
 
     def can_load(self, device: str, dtype: DType) -> bool:
         """Return True for this device and torch's element types; of float4_e2m1fn it has pairs."""
@@ -138,8 +139,8 @@ class TorchLoader:
         if ring is None:
             return
         ring.finish()
-        for target, upright in self._late:
-            target.copy_(upright())
+        for target, source in self._late:
+            target.copy_(source())
         if self._late:
             self._lane.caught_up()
         self._ring, self._late = None, []
@@ -186,7 +187,7 @@ class TorchLoader:
             octets = self._room((ref.nbytes,), torch.uint8)
             self._send(ref, octets)
             made = self.view(octets, ref)
-            self._later(target, made, [])
+            self._later(target, lambda: made)
         return dst
 
     def _viewed(self, loaded: Any, ref: PayloadRef, dtype: Any, shape: tuple[int, ...]) -> Any:
@@ -199,17 +200,23 @@ class TorchLoader:
         lowest = ref.byte_offset // item + reach(shape, ref.strides)[0]
         upright = elements.as_strided(shape, [abs(s) for s in ref.strides], lowest).detach()
         turned = [axis for axis, stride in enumerate(ref.strides) if stride < 0]
-        return upright if not turned else self._later(None, upright, turned)
+        return self._turned(upright, turned) if turned else upright
 
-    def _later(self, target: Any | None, upright: Any, turned: list[int]) -> Any:
-        """Copy a tensor, with some axes flipped, once its bytes are there; returns the copy."""
-        if target is None:
-            target = self._room(tuple(upright.shape), upright.dtype)
-        if self._ring is None:  # the bytes are there
-            target.copy_(upright.flip(turned))
+    def _turned(self, upright: Any, axes: list[int]) -> Any:
+        """Return a copy of a tensor with some axes flipped, made once its bytes are there."""
+        made = self._room(tuple(upright.shape), upright.dtype)
+        # torch flips neither all of its unsigned integers nor floats of 8 bits.
+        carrier = getattr(self._torch, _CARRIERS.get(upright.dtype.itemsize, ""), upright.dtype)
+        target, source = made.view(carrier), upright.view(carrier)
+        self._later(target, lambda: source.flip(axes))
+        return made
+
+    def _later(self, target: Any, source: Callable[[], Any]) -> None:
+        """Copy a tensor once its bytes are there."""
+        if self._ring is None:  # they are
+            target.copy_(source())
         else:
-            self._late.append((target, lambda: upright.flip(turned) if turned else upright))
-        return target
+            self._late.append((target, source))
 
 
 class _BlockingCopier:
@@ -221,6 +228,9 @@ class _BlockingCopier:
     def staging(self, nbytes: int) -> Any:
         """Return pageable memory."""
         return self._torch.empty(nbytes, dtype=self._torch.uint8, device="cpu")
+
+    def begin_reader(self) -> None:
+        """Do nothing: threads have no device of their own."""
 
     def event(self) -> Any:
         """Return None: copies are done when `send` returns."""
@@ -254,6 +264,11 @@ class _CudaCopier(_BlockingCopier):
 
     def staging(self, nbytes: int) -> Any:
         return self._torch.empty(nbytes, dtype=self._torch.uint8, device="cpu", pin_memory=True)
+
+    def begin_reader(self) -> None:
+        # A new thread's device is the first one. Leaving `cuda.stream` of another device sets it again, and that takes
+        # some hundred MB there for a context that nothing uses.
+        self._torch.cuda.set_device(self._where)
 
     def event(self) -> Any:
         return self._torch.cuda.Event(blocking=True)  # waiting without spinning leaves the core to the readers
