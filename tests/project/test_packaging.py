@@ -6,6 +6,7 @@ All are built without a network: by hatchling's own interface, in the environmen
 from __future__ import annotations
 
 import ast
+import configparser
 import importlib.metadata
 import os
 import re
@@ -102,6 +103,12 @@ def test_wheel_holds_the_package_and_the_schema_and_nothing_else(wheel: Path) ->
 def is_documentation(name: str) -> bool:
     """Tell whether a file is read in the repository alone: guides, and the API reference."""
     return Path(name).name in {"README.md", "INTEGRITY.md"} or name.startswith("zcrecord/reference/")
+
+
+def test_installed_package_is_found_by_vllm(wheel: Path) -> None:
+    points = configparser.ConfigParser()
+    points.read_string(contents(wheel)[f"{INFO}/entry_points.txt"].decode())
+    assert dict(points["vllm.general_plugins"]) == {"zcrecord": "zcrecord.vllm:register"}
 
 
 def test_wheel_holds_no_guide_and_no_page_of_the_reference(wheel: Path) -> None:

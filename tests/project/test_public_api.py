@@ -33,6 +33,7 @@ import zcrecord.remote
 import zcrecord.report
 import zcrecord.transformers
 import zcrecord.transport
+import zcrecord.vllm
 from zcrecord import errors
 from zcrecord.compat import safetensors as compat
 
@@ -54,6 +55,7 @@ MODULES = {
         zcrecord.report,
         zcrecord.transformers,
         zcrecord.transport,
+        zcrecord.vllm,
     )
 }
 CHANGED = """The public API is not what tests/project/test_public_api.py says it is.
@@ -368,6 +370,8 @@ zcrecord.transport.pack(source: Any, dest: Any, *, level: int = 1, threads: int 
     durable: bool = True, progress: Progress | None = None) -> PackReport
 zcrecord.transport.unpack(source: Any, dest: Any, *, force: bool = False, durable: bool = True,
     threads: int | None = None, progress: Progress | None = None) -> PackReport
+zcrecord.vllm.FORMAT
+zcrecord.vllm.register() -> None
 """
 
 

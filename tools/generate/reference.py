@@ -31,6 +31,7 @@ MODULES = (  # in the order of the index
     "zcrecord.hollow",
     "zcrecord.embed",
     "zcrecord.transport",
+    "zcrecord.vllm",
     "zcrecord.integrity",
     "zcrecord.report",
     "zcrecord.transformers",

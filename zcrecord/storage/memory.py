@@ -34,6 +34,7 @@ __all__ = [
     "Memory",
     "Mode",
     "Piece",
+    "advise",
     "aligned",
     "aligned_empty",
     "buffer_of",
@@ -400,6 +401,30 @@ def _mapped_over(fd: int, flags: int, prot: int) -> mmap.mmap | None:
         return room
     _lost.append(room)  # Linux may have taken it away before it failed, and another thread may have that place now
     return None
+
+
+def advise(start: int, nbytes: int, advice: int) -> None:
+    """Give the system advice (`mmap.MADV_...`) on the pages that hold memory from an address on.
+
+    Does nothing where the C library cannot be called: advice changes no result.
+    """
+    if (call := _c_madvise()) is not None:
+        first = start // mmap.PAGESIZE * mmap.PAGESIZE
+        call(first, start + nbytes - first, advice)
+
+
+@functools.cache
+def _c_madvise() -> Callable[..., int] | None:
+    """Return the C library's madvise; None if it cannot be called."""
+    try:
+        import ctypes  # here, as in `_c_mmap`
+
+        call = ctypes.CDLL(None).madvise
+    except (ImportError, OSError, AttributeError, TypeError):  # TypeError: there is no CDLL(None) on Windows
+        return None
+    call.restype, call.argtypes = ctypes.c_int, [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+    function: Callable[..., int] = call
+    return function
 
 
 @functools.cache

@@ -1,0 +1,229 @@
+"""Paged tensors ask for exactly the pages of what is read, and a write to one reaches neither the file nor another."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import mmap
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import zcrecord
+from zcrecord.frameworks import torch_pages
+from zcrecord.frameworks.torch_pages import paged
+
+PAGE = mmap.PAGESIZE
+ROWS, COLUMNS = 64, 4 * PAGE  # of float32: a row has 16 pages
+linux = pytest.mark.skipif(sys.platform != "linux", reason="platform: /proc/self is Linux's")
+
+Asked = set[int]
+
+
+@pytest.fixture
+def weight(tmp_path: Path) -> Any:
+    """A tensor over a mapped file, as servers are given it."""
+    values = np.arange(ROWS * COLUMNS, dtype=np.float32).reshape(ROWS, COLUMNS)
+    zcrecord.save_record({"w": values, "b": np.ones(8, np.float32)}, tmp_path / "model.zcr", durable=False)
+    return paged(zcrecord.load_record(tmp_path / "model.zcr").torch(writable=False)["w"])
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> Asked:
+    """The addresses of all pages that the system is asked for."""
+    pages: Asked = set()
+
+    def note(start: int, nbytes: int, advice: int) -> None:
+        if advice == mmap.MADV_WILLNEED:
+            pages.update(range(start // PAGE, -(-(start + nbytes) // PAGE)))
+
+    monkeypatch.setattr(torch_pages, "advise", note)
+    return pages
+
+
+def pages_of(part: Any) -> Asked:
+    """Return the pages that hold an element, each looked at by itself."""
+    address, strides = part.data_ptr(), part.stride()
+    offsets = (sum(i * s for i, s in zip(at, strides, strict=True)) for at in np.ndindex(*part.shape))
+    return {(address + 4 * offset) // PAGE for offset in offsets}
+
+
+# Reads.
+
+LOOKS: dict[str, Callable[[Any], Any]] = {
+    "size": lambda w: (w.size(), w.shape, w.dim(), w.dtype, w.device, len(w), w.numel(), w.is_contiguous()),
+    "narrow": lambda w: w.narrow(0, 1, 2).narrow(1, 3, 4),
+    "index": lambda w: (w[1:3, ::2], w[0], w[..., None]),
+    "view": lambda w: w.view(-1).view(torch.int32),
+    "chunk": lambda w: [part.t() for part in w.chunk(4, dim=1)],
+    "split": lambda w: w.split([16, 48]),
+    "transpose": lambda w: w.transpose(0, 1).unsqueeze(0).squeeze(0),
+    "data": lambda w: w.data.detach(),
+}
+
+
+@pytest.mark.parametrize("way", LOOKS)
+def test_views_read_nothing(way: str, weight: Any, asked: Asked) -> None:
+    LOOKS[way](weight)
+    assert not asked
+
+
+PARTS: dict[str, Callable[[Any], Any]] = {
+    "rows": lambda w: w.narrow(0, 16, 16),
+    "columns": lambda w: w.narrow(1, PAGE, PAGE),
+    "columns of rows": lambda w: w[8:40:3, 5 : PAGE + 9],
+    "every other column": lambda w: w[3:5, ::2],
+    "transposed": lambda w: w.t()[100:200],
+    "chunk": lambda w: w.chunk(4, dim=1)[2],
+    "one row": lambda w: w[7],
+    "one element": lambda w: w[7, 9],
+    "reshaped": lambda w: w.view(ROWS, 4, PAGE)[:, 1],
+    "expanded": lambda w: w[:2, :3].unsqueeze(0).expand(5, 2, 3),
+    "nothing": lambda w: w[:0],
+}
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_a_copy_asks_for_the_pages_of_the_part_and_for_no_others(part: str, weight: Any, asked: Asked) -> None:
+    source = PARTS[part](weight)
+    expected = pages_of(source.as_subclass(torch.Tensor))
+    target = torch.nn.Parameter(torch.zeros(source.shape), requires_grad=False)
+    target.data.copy_(source)
+    assert asked == expected
+    assert torch.equal(target, PARTS[part](torch.arange(ROWS * COLUMNS, dtype=torch.float32).view(ROWS, COLUMNS)))
+
+
+READS: dict[str, Callable[[Any], Any]] = {
+    "clone": lambda w: w.clone(),
+    "to": lambda w: w.to(torch.float64),
+    "arithmetic": lambda w: w + 1,
+    "cat": lambda w: torch.cat([w, w]),
+    "item": lambda w: w.item(),
+    "index_select": lambda w: w[torch.tensor([0])],
+    "equal": lambda w: torch.equal(w, torch.zeros_like(w)),
+}
+
+
+@pytest.mark.parametrize("way", READS)
+def test_whatever_else_is_done_with_a_part_asks_for_all_of_it(way: str, weight: Any, asked: Asked) -> None:
+    part = weight[5, 10:11] if way == "item" else weight[5, : 2 * PAGE]
+    result = READS[way](part)
+    assert asked == pages_of(part.as_subclass(torch.Tensor))
+    assert not isinstance(result, type(weight))
+
+
+def test_pages_of_any_strides_are_those_of_the_elements() -> None:
+    shapes = [(3, 5, 7), (2, 1, 2000), (9,), ()]
+    for shape, address, scale in itertools.product(shapes, (0, 4092, 12344), (1, 3, 700)):
+        strides = [scale * s // 4 for s in np.empty(shape, np.float32).strides]
+        runs = torch_pages._page_runs(address, 4, shape, strides)
+        found = {page for start, nbytes in runs for page in range(start // PAGE, (start + nbytes) // PAGE)}
+        offsets = [address + 4 * sum(i * s for i, s in zip(at, strides, strict=True)) for at in np.ndindex(*shape)]
+        exact = {page for offset in offsets for page in range(offset // PAGE, (offset + 3) // PAGE + 1)}
+        assert found >= exact
+        if scale in (1, 700):  # 3 floats apart all the same lie on each page
+            assert found == exact
+
+
+@linux
+def test_columns_of_a_cold_file_are_read_and_not_what_lies_between(tmp_path: Path) -> None:
+    path = tmp_path / "cold.zcr"
+    zcrecord.save_record({"w": np.ones((256, 16 * PAGE), np.float32)}, path)  # 64 MiB: a row has 64 pages
+    whole, part = bytes_read(path, slice(None)), bytes_read(path, slice(0, 4 * PAGE))
+    if not whole:
+        pytest.skip("platform: this file system keeps files in memory")
+    assert part < 0.3 * whole
+
+
+def bytes_read(path: Path, columns: slice) -> int:
+    """Return how many bytes of a cold file the system reads for columns of its tensor."""
+    with path.open("rb") as file:
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    weight = paged(zcrecord.load_record(path).torch(writable=False)["w"])
+    before = read_by_this_process()
+    assert weight[:, columns].contiguous().sum() > 0
+    return read_by_this_process() - before
+
+
+def read_by_this_process() -> int:
+    lines = Path("/proc/self/io").read_text().splitlines()
+    return int(dict(line.split(": ") for line in lines)["read_bytes"])
+
+
+# Writes.
+
+WRITES: dict[str, Callable[[Any], Any]] = {
+    "zero_": lambda w: w.zero_(),
+    "fill_": lambda w: w.fill_(0),
+    "mul_": lambda w: w.mul_(0),
+    "copy_": lambda w: w.copy_(torch.zeros(w.shape)),
+    "setitem": lambda w: w.__setitem__(slice(None), 0),
+    "imul": lambda w: w.__imul__(0),
+    "out": lambda w: torch.zeros(w.shape, out=w),
+    "init": lambda w: torch.nn.init.zeros_(w),
+    "through data": lambda w: w.data.zero_(),
+    "through a view": lambda w: w.view(-1).zero_(),
+    "through rows": lambda w: [row.zero_() for row in w],
+}
+
+
+@pytest.mark.parametrize("way", WRITES)
+def test_a_write_gives_the_tensor_memory_of_its_own(way: str, tmp_path: Path) -> None:
+    path = tmp_path / "model.zcr"
+    zcrecord.save_record({"a": np.ones((2, 3), np.float32), "b": np.ones(4, np.float32)}, path)
+    record = zcrecord.load_record(path)
+    tensors = {name: paged(tensor) for name, tensor in record.torch(writable=False).items()}
+    WRITES[way](tensors["a"])
+    assert tensors["a"].tolist() == [[0.0] * 3] * 2
+    assert tensors["b"].tolist() == [1.0] * 4
+    assert record["a"].tolist() == [[1.0] * 3] * 2
+    tensors["a"].add_(2)  # again, in the memory that it has now
+    assert tensors["a"].tolist() == [[2.0] * 3] * 2
+
+
+def test_a_write_to_a_part_leaves_the_rest_of_the_tensor(weight: Any) -> None:
+    weight[3, 5:9] = -1
+    assert weight[3, 4:10].tolist() == [3 * COLUMNS + 4, -1, -1, -1, -1, 3 * COLUMNS + 9]
+
+
+def test_a_parameter_made_of_such_a_tensor_may_be_trained(weight: Any) -> None:
+    parameter = torch.nn.Parameter(weight[:1])
+    with torch.no_grad():
+        parameter.mul_(0)
+    assert isinstance(parameter, torch.nn.Parameter)
+    assert parameter.sum() == 0
+
+
+def test_tensors_of_other_subclasses_take_part(weight: Any) -> None:
+    class Sharded(torch.nn.Parameter):  # type: ignore[misc]  # mypy does not follow torch
+        """As vLLM's parameters are: a subclass with methods of its own."""
+
+        @classmethod
+        def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            return super().__torch_function__(func, types, args, kwargs or {})
+
+    parameter = Sharded(torch.zeros(2, COLUMNS), requires_grad=False)
+    parameter.data.copy_(weight[2:4])
+    parameter.copy_(weight[2:4])
+    assert parameter[0, 1] == 2 * COLUMNS + 1
+
+
+@linux
+def test_the_mapping_goes_with_the_last_tensor(tmp_path: Path) -> None:
+    path = tmp_path / "m.zcr"
+    zcrecord.save_record({"w": np.ones(9)}, path)
+    part = paged(zcrecord.load_record(path).torch(writable=False)["w"])[3:]
+    gc.disable()  # a circle of references would keep it until it is collected
+    try:
+        assert part.sum() == 6
+        assert str(path) in Path("/proc/self/maps").read_text()
+        del part
+        assert str(path) not in Path("/proc/self/maps").read_text()
+    finally:
+        gc.enable()

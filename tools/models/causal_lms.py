@@ -1,0 +1,69 @@
+"""Small causal language models with random weights, as transformers saves them, and the same weights as archives.
+
+Their sizes are those that vLLM's CPU kernels take: heads of 64 elements.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+__all__ = ["MODELS", "copy_with_archive", "write_large_llama", "write_model"]
+
+VOCABULARY, LENGTH = 512, 256
+_SMALL = {"hidden_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": VOCABULARY}
+_SMALL |= {"intermediate_size": 512, "max_position_embeddings": LENGTH}
+_GPT2 = {"n_embd": 256, "n_layer": 2, "n_head": 4, "vocab_size": VOCABULARY, "n_positions": LENGTH}
+
+# By title: class of transformers' configuration, and its arguments.
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "Llama": ("LlamaConfig", {**_SMALL, "num_key_value_heads": 4, "tie_word_embeddings": False}),
+    "Llama, tied": ("LlamaConfig", {**_SMALL, "num_key_value_heads": 4, "tie_word_embeddings": True}),
+    "Qwen2": ("Qwen2Config", {**_SMALL, "num_key_value_heads": 2, "tie_word_embeddings": False}),
+    "Qwen2, tied": ("Qwen2Config", {**_SMALL, "num_key_value_heads": 2, "tie_word_embeddings": True}),
+    "GPT-2, tied": ("GPT2Config", {**_GPT2, "tie_word_embeddings": True}),
+}
+
+
+def write_model(folder: str, title: str) -> None:
+    """Write a model's folder: config.json, and model.safetensors, which leaves out a tied output layer."""
+    import torch
+    import transformers
+
+    kind, arguments = MODELS[title]
+    torch.manual_seed(0)
+    config = getattr(transformers, kind)(**arguments, bos_token_id=0, eos_token_id=1)
+    model = transformers.AutoModelForCausalLM.from_config(config)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():  # so that layers count for more than the last token
+            embedding = any(part in name for part in ("embed", "wte", "wpe"))
+            parameter.normal_(0, 1 if parameter.dim() == 1 else 0.05 if embedding else 0.3)
+    model.save_pretrained(folder)
+
+
+def write_large_llama(folder: str, layers: int, hidden: int) -> None:
+    """Write a Llama whose size is that of its linear layers: 1.1 GB of float32 with one layer of 4096."""
+    import torch
+    import transformers
+
+    heads = {"num_attention_heads": hidden // 128, "num_key_value_heads": hidden // 128}
+    sizes = {"hidden_size": hidden, "intermediate_size": hidden * 43 // 16, "num_hidden_layers": layers}
+    config = transformers.LlamaConfig(
+        **heads, **sizes, vocab_size=8192, max_position_embeddings=LENGTH, tie_word_embeddings=False
+    )
+    torch.manual_seed(0)
+    transformers.LlamaForCausalLM(config).save_pretrained(folder, max_shard_size="100GB")
+
+
+def copy_with_archive(source: Path, folder: Path, **config: Any) -> Path:
+    """Copy a model's folder with its weights as model.zcr instead; with other values in config.json. Returns it."""
+    from zcrecord import formats
+
+    shutil.copytree(source, folder, ignore=shutil.ignore_patterns("*.safetensors"))
+    if config:
+        file = folder / "config.json"
+        file.write_text(json.dumps(json.loads(file.read_text()) | config))
+    formats.convert(source / "model.safetensors", folder / "model.zcr", durable=False)
+    return folder

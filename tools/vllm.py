@@ -1,0 +1,349 @@
+"""vLLM on this machine's CPU: models served from archives answer as from safetensors, and errors say what is wrong.
+
+`./tools/vllm` runs it, in an environment that has vLLM. Every model is served in a process of its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import zcrecord
+from tools.models.causal_lms import LENGTH, MODELS, copy_with_archive
+from tools.range_server import serving
+from tools.worker import WorkerError, call_alone
+from zcrecord.errors import RecordError
+
+__all__ = ["ENVIRONMENT", "CheckError", "engine", "main", "tokens"]
+
+# One process to an engine; a small cache; no telemetry, no hub.
+ENVIRONMENT = {
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_LOGGING_LEVEL": "ERROR",
+    "VLLM_NO_USAGE_STATS": "1",
+    "HF_HUB_OFFLINE": "1",
+}
+OURS, THEIRS = "zcrecord", "safetensors"
+PROMPTS = [[2, 5, 9, 33], list(range(40, 60)), [7]]
+NEW_TOKENS = 16
+
+
+Answers = list[list[float]]  # of each prompt: the tokens, and the sum of the logarithms of their probabilities
+
+
+class CheckError(Exception):
+    """vLLM did something else with an archive than with safetensors."""
+
+
+# In a process of its own.
+
+
+def engine(folder: str, load_format: str, extra: dict[str, Any] | None = None, **options: Any) -> Any:
+    """Return vLLM's engine for a model's folder, in float32: its bfloat16 kernels need what few processors have."""
+    from vllm import LLM
+
+    options = {"enforce_eager": True, "max_model_len": LENGTH, "dtype": "float32", "use_tqdm_on_load": False} | options
+    return LLM(
+        folder, load_format=load_format, model_loader_extra_config=extra or {}, skip_tokenizer_init=True, **options
+    )
+
+
+def tokens(folder: str, load_format: str, extra: dict[str, Any] | None = None, **options: Any) -> Answers:
+    """Return the tokens that vLLM generates for each prompt, the most probable ones, and how probable they are."""
+    from vllm import SamplingParams
+
+    how = SamplingParams(max_tokens=NEW_TOKENS, temperature=0, detokenize=False, ignore_eos=True, logprobs=0)
+    prompts = [{"prompt_token_ids": prompt} for prompt in PROMPTS]
+    answers = engine(folder, load_format, extra, **options).generate(prompts, how, use_tqdm=False)
+    best = [answer.outputs[0] for answer in answers]
+    return [[*one.token_ids, one.cumulative_logprob] for one in best]
+
+
+def modules_after_plugins() -> list[str]:
+    """Return the load format if vLLM knows it, and the modules of zcrecord that its loading of plugins imports."""
+    import vllm.model_executor.model_loader as loaders
+    from vllm.plugins import load_general_plugins
+
+    before = set(sys.modules)
+    load_general_plugins()
+    known = [OURS] if OURS in loaders._LOAD_FORMAT_TO_MODEL_LOADER else []
+    return known + sorted(name for name in set(sys.modules) - before if name.startswith("zcrecord"))
+
+
+# The checks.
+
+
+def check_registration(_: Path) -> str:
+    """Check that vLLM finds the load format by the entry point, which imports two small modules."""
+    found = call_alone("tools.vllm:modules_after_plugins")
+    _expect(found == [OURS, "zcrecord.vllm", "zcrecord.vllm.loader"], f"vLLM's plugins brought {found}")
+    return "vLLM knows the load format; nothing else of zcrecord is imported"
+
+
+def check_tokens(folder: Path) -> Iterator[str]:
+    """Check each model from a path, and some from a server."""
+    for title in MODELS:
+        source = folder / title.replace(", ", "-")
+        call_alone("tools.models.causal_lms:write_model", folder=str(source), title=title)
+        expected = _tokens(source, THEIRS)
+        _expect(len({token for answer in expected for token in answer[:-1]}) > 8, f"{title}: all tokens are alike")
+        archive = copy_with_archive(source, folder / f"{source.name}-zcr")
+        _same(expected, _tokens(archive, OURS), title)
+        yield f"{title}: from a path"
+        if title in ("Llama", "GPT-2, tied"):
+            _same(expected, _tokens_by_http(archive), f"{title}, from an HTTP server")
+            yield f"{title}: from an HTTP server"
+
+
+def check_catalogues(folder: Path) -> Iterator[str]:
+    """Check weights in shards that a catalogue names."""
+    for name in ("Llama", "GPT-2-tied"):
+        catalogue = _with_catalogue(folder / f"{name}-zcr", folder / f"{name}-catalogue")
+        expected = _tokens(folder / name, THEIRS)
+        _same(expected, _tokens(catalogue, OURS), f"{name}, from a catalogue")
+        yield f"{name}: from a catalogue"
+        _same(expected, _tokens_by_http(catalogue), f"{name}, from a catalogue on an HTTP server")
+        yield f"{name}: from a catalogue on an HTTP server"
+
+
+def check_heads(folder: Path) -> Iterator[str]:
+    """Check output layers that config.json says are tied: stored as a tie, as equal numbers, and as others."""
+    source, untied = folder / "Llama-tied", folder / "Llama"
+    expected = _tokens(source, THEIRS)
+    tensors = dict(zcrecord.load_record(folder / "Llama-tied-zcr" / "model.zcr"))
+    embedding = tensors["model.embed_tokens.weight"]
+    for what, head in (("tied in the archive", embedding), ("equal, not tied", embedding.copy())):
+        made = _folder(source, folder / f"head-{what}", {**tensors, "lm_head.weight": head})
+        _same(expected, _tokens(made, OURS), f"a head that is {what}")
+        yield f"tie_word_embeddings, and lm_head {what}"
+    theirs = folder / "head-of-its-own"
+    shutil.copytree(untied, theirs)
+    config = json.loads((theirs / "config.json").read_text()) | {"tie_word_embeddings": True}
+    (theirs / "config.json").write_text(json.dumps(config))
+    expected = _tokens(theirs, THEIRS)
+    _same(_tokens(untied, THEIRS), expected, "such a head in a .safetensors")
+    _same(expected, _tokens(copy_with_archive(theirs, folder / "head-of-its-own-zcr"), OURS), "a head of its own")
+    yield "tie_word_embeddings, and lm_head with other numbers"
+
+
+def check_ranks(folder: Path) -> str:
+    """Check that two tensor-parallel ranks answer as one does."""
+    expected = _tokens(folder / "Llama", THEIRS, tensor_parallel_size=2)
+    _same(expected, _tokens(folder / "Llama-zcr", OURS, tensor_parallel_size=2), "two ranks")
+    return "two tensor-parallel ranks"
+
+
+def check_hub(folder: Path) -> str:
+    """Check a model of a hub, as the hub's cache has it; nothing is fetched."""
+    cache = folder / "hub"
+    snapshot = cache / "models--somebody--llama" / "snapshots" / ("0" * 40)
+    shutil.copytree(folder / "Llama-zcr", snapshot)
+    (snapshot.parents[1] / "refs").mkdir()
+    (snapshot.parents[1] / "refs" / "main").write_text("0" * 40)
+    os.environ["HF_HUB_CACHE"] = str(cache)
+    try:
+        _same(_tokens(folder / "Llama", THEIRS), _tokens(Path("somebody/llama"), OURS), "a model of a hub")
+    finally:
+        del os.environ["HF_HUB_CACHE"]
+    return "a model in the cache of a hub"
+
+
+def check_serve(folder: Path) -> str:
+    """Check `vllm serve FOLDER --load-format zcrecord`."""
+    expected = _tokens(folder / "Llama", THEIRS)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    command = [str(Path(sys.executable).parent / "vllm"), "serve", str(folder / "Llama-zcr"), "--load-format", OURS]
+    command += ["--skip-tokenizer-init", "--enforce-eager", "--max-model-len", str(LENGTH), "--dtype", "float32"]
+    command += ["--host", "127.0.0.1", "--port", str(port), "--served-model-name", "m"]
+    log = folder / "serve.log"
+    with log.open("w") as out, subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT) as server:
+        try:
+            answers = [_completion(f"http://127.0.0.1:{port}", prompt, server) for prompt in PROMPTS]
+        except CheckError as error:
+            raise CheckError(f"{error}\n{log.read_text()[-4000:]}") from None
+        finally:
+            server.terminate()
+            server.wait(60)
+    _same([answer[:-1] for answer in expected], answers, "vllm serve")
+    return "vllm serve FOLDER --load-format zcrecord"
+
+
+def check_errors(folder: Path) -> Iterator[str]:
+    """Check that each fault is one typed error that names the place."""
+    llama, archive = folder / "Llama", folder / "Llama-zcr" / "model.zcr"
+    tensors = dict(zcrecord.load_record(archive))
+    name = "model.layers.1.mlp.up_proj.weight"
+    short = {key: value for key, value in tensors.items() if key != name}
+    packed = zcrecord.PackedTensor(np.zeros(2, np.uint8), "int4", (4,))
+    faults: dict[str, tuple[Callable[[Path], Path], dict[str, Any], str]] = {
+        "no archive": (lambda to: _folder(llama, to, None), {}, "SourceError: .*without an archive"),
+        "an option with a typing error": (lambda _: folder / "Llama-zcr", {"ulr": "x"}, "UnsupportedError: .*'ulr'"),
+        "elements that torch has no type for": (
+            lambda to: _folder(llama, to, {**tensors, "extra": packed}),
+            {},
+            r"UnsupportedError: .*model.zcr: tensor 'extra': .*int4",
+        ),
+        "another architecture": (
+            lambda to: _folder(folder / "GPT-2-tied", to, tensors),
+            {},
+            "MismatchError: .*model.zcr: .*GPT2LMHeadModel does not take these weights",
+        ),
+        "another shape": (
+            lambda to: _folder(llama, to, {**tensors, name: tensors[name][:-64]}),
+            {},
+            f"MismatchError: .*model.zcr: tensor '{name}': LlamaForCausalLM does not take",
+        ),
+        "a missing weight": (
+            lambda to: _folder(llama, to, short),
+            {},
+            "MismatchError: .*model.zcr: LlamaForCausalLM does not take .*layers.1.mlp.gate_up_proj|up_proj",
+        ),
+    }
+    import re
+
+    for what, (make, extra, expected) in faults.items():
+        where = make(folder / f"fault-{what.replace(' ', '-')}")
+        try:
+            _tokens(where, OURS, extra)
+        except WorkerError as error:
+            _expect(re.search(expected, str(error)) is not None, f"{what}: {error}")
+        else:
+            raise CheckError(f"{what}: was served")
+        yield f"an error: {what}"
+
+
+CHECKS = (
+    check_registration,
+    check_tokens,
+    check_catalogues,
+    check_heads,
+    check_ranks,
+    check_hub,
+    check_serve,
+    check_errors,
+)
+
+
+# What they have in common.
+
+
+def _tokens(folder: Path, load_format: str, extra: dict[str, Any] | None = None, **options: Any) -> Answers:
+    answers: Answers = call_alone(
+        "tools.vllm:tokens", folder=str(folder), load_format=load_format, extra=extra, **options
+    )
+    return answers
+
+
+def _tokens_by_http(folder: Path) -> Answers:
+    bare = folder.with_name(f"{folder.name}-bare")
+    shutil.copytree(folder, bare, ignore=shutil.ignore_patterns("*.zcr"))
+    with serving(folder) as server:
+        answers = _tokens(bare, OURS, {"url": f"{server.url}/model.zcr", "storage_options": {}, "cache": False})
+        size = sum(path.stat().st_size for path in folder.glob("*.zcr"))
+        _expect(0 < server.sent < 1.1 * size, f"{server.sent} bytes were sent of an archive of {size}")
+    return answers
+
+
+def _with_catalogue(folder: Path, to: Path) -> Path:
+    shutil.copytree(folder, to, ignore=shutil.ignore_patterns("*.zcr"))
+    zcrecord.save_record(zcrecord.load_record(folder / "model.zcr"), to / "model.zcr", max_shard_size=1 << 20)
+    _expect(len(list(to.glob("*.zcr"))) > 2, "the catalogue has one shard")
+    return to
+
+
+def _folder(like: Path, to: Path, tensors: dict[str, Any] | None) -> Path:
+    """Return a new folder with the configuration of a model, and an archive of these tensors."""
+    shutil.copytree(like, to, ignore=shutil.ignore_patterns("*.safetensors"))
+    if tensors is not None:
+        zcrecord.save_record(tensors, to / "model.zcr", durable=False)
+    return to
+
+
+def _completion(url: str, prompt: list[int], server: subprocess.Popen[bytes]) -> list[float]:
+    asked = {"model": "m", "prompt": prompt, "max_tokens": NEW_TOKENS, "temperature": 0, "ignore_eos": True}
+    asked |= {"detokenize": False, "return_token_ids": True}
+    request = urllib.request.Request(  # of this machine
+        f"{url}/v1/completions", json.dumps(asked).encode(), {"Content-Type": "application/json"}
+    )
+    deadline = time.monotonic() + 180
+    while True:
+        try:
+            with urllib.request.urlopen(request, timeout=60) as answer:
+                found: list[float] = json.load(answer)["choices"][0]["token_ids"]
+                return found
+        except urllib.error.HTTPError as error:
+            raise CheckError(f"vllm serve answers {error.code}: {error.read()[:400]!r}") from None
+        except OSError:
+            if server.poll() is not None or time.monotonic() > deadline:
+                raise CheckError(f"vllm serve does not answer (status {server.poll()})") from None
+            time.sleep(0.5)
+
+
+def _expect(holds: bool, otherwise: str) -> None:
+    if not holds:
+        raise CheckError(otherwise)
+
+
+def _same(expected: Answers, found: Answers, what: str) -> None:
+    _expect(expected == found, f"{what}: other tokens than from safetensors\n  {expected}\n  {found}")
+
+
+@contextmanager
+def _environment() -> Iterator[None]:
+    before = {name: os.environ.get(name) for name in ENVIRONMENT}
+    os.environ.update(ENVIRONMENT)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name) if value is None else os.environ.__setitem__(name, value)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the checks, or the benchmark; return the exit status."""
+    parser = argparse.ArgumentParser(prog="tools/vllm", description="vLLM over archives, on this machine.")
+    parser.add_argument("--bench", action="store_true", help="load times, and bytes read by a tensor-parallel rank")
+    parser.add_argument("--only", nargs="+", metavar="CHECK", help="some of the checks, with those they build on")
+    args, rest = parser.parse_known_args(arguments)
+    if args.bench:
+        from tools.bench.vllm import main as measure
+
+        with _environment():
+            return measure(rest)
+    if rest:
+        parser.error(f"not known: {' '.join(rest)}")
+    with tempfile.TemporaryDirectory(prefix="zcrecord-vllm-") as folder, _environment():
+        for check in CHECKS:
+            if args.only and check.__name__.removeprefix("check_") not in args.only:
+                continue
+            begun = time.monotonic()
+            try:
+                told = check(Path(folder))
+                for line in [told] if isinstance(told, str) else told:
+                    print(f"ok  {line}  ({time.monotonic() - begun:.0f} s)", flush=True)
+                    begun = time.monotonic()
+            except (CheckError, WorkerError, RecordError) as error:
+                print(f"tools/vllm: {check.__name__}: {error}", file=sys.stderr)
+                return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

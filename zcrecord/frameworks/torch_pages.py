@@ -1,0 +1,182 @@
+"""torch tensors over a mapped file, for programs that take parts of them: the pages of a part are read, and no others.
+
+A page fault reads ahead as the system is set to, and so most of a file of which a program takes rows and columns here
+and there; without read-ahead each page is a request of its own, and waited for. So read-ahead is switched off for the
+mapping, and when a tensor, or a part of one, is about to be read (copied, compared, multiplied), all of its pages are
+asked for first. Views (`narrow`, `[...]`, `view`, `chunk` and so on) read nothing.
+
+torch has no read-only tensors: a write to a mapping that is read-only ends the process. Here the written tensor gets
+memory of its own first. One thing goes unseen: after `parameter.data = tensor` the parameter lies on the file, too, and
+torch tells nobody when it is written. So give it a clone.
+"""
+
+from __future__ import annotations
+
+import functools
+import mmap
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import numpy as np
+
+from zcrecord.storage.memory import advise
+
+from .torch import import_torch
+
+__all__ = ["paged"]
+
+_REQUEST = 1 << 17  # bytes asked for at a time: the system cuts what is longer than a device's largest request
+_MOST_RUNS = 1 << 20  # pieces of one tensor that are asked for each by itself
+
+# Methods and functions that read no element: their results are views, or say something of the tensor.
+_LOOKS = frozenset(
+    {"__get__", "__len__", "data_ptr", "dim", "element_size", "is_complex", "is_contiguous", "is_floating_point"}
+    | {"is_pinned", "ndimension", "nelement", "numel", "size", "storage_offset", "stride", "untyped_storage"}
+    | {"chunk", "detach", "expand", "flatten", "movedim", "narrow", "permute", "reshape", "select", "split", "squeeze"}
+    | {"swapaxes", "t", "tensor_split", "transpose", "unbind", "unflatten", "unfold", "unsqueeze", "view", "view_as"}
+)
+_WRITES = frozenset(
+    {"__setitem__", "__iadd__", "__isub__", "__imul__", "__itruediv__", "__ifloordiv__", "__imod__", "__ipow__"}
+    | {"__iand__", "__ior__", "__ixor__", "__ilshift__", "__irshift__"}
+)
+
+
+def paged(tensor: Any) -> Any:
+    """Return a torch tensor over the same memory, whose pages are asked for when it or a part of it is read.
+
+    It is an instance of a subclass of `torch.Tensor`; results that are not views of it are plain tensors. Copies
+    nothing. A write to it, or to a part of it, first copies its storage, once: the file and its other tensors stay as
+    they are.
+
+    Args:
+        tensor: a torch tensor on the CPU, such as those of `Record.torch(writable=False)`.
+    """
+    made = tensor.as_subclass(_tensor_class())
+    made.mapped = True
+    if hasattr(mmap, "MADV_RANDOM"):
+        advise(tensor.data_ptr(), tensor.untyped_storage().nbytes(), mmap.MADV_RANDOM)
+    return made
+
+
+@functools.cache
+def _tensor_class() -> Any:
+    """Return the subclass, made when torch is first needed."""
+    torch = import_torch()
+    base: Any = torch.Tensor
+
+    class PagedTensor(base):  # type: ignore[misc]  # its class is known when torch is imported
+        """A tensor over a mapped file, or a view of one.
+
+        A view has `whole`, the tensor that the file has; that has `mapped`, False once its memory is its own, to which
+        its views follow.
+        """
+
+        @classmethod
+        def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            given = [each for each in _flat([*args, *(kwargs or {}).values()]) if isinstance(each, cls)]
+            with torch._C.DisableTorchFunctionSubclass():  # as torch's notes on subclasses do
+                mine = [each for each in given if _still_mapped(each)]
+                _prepare(func.__name__, mine, args, kwargs or {})
+                out = func(*args, **(kwargs or {}))
+                return _wrapped(cls, out, [each for each in mine if _whole(each).mapped])
+
+    return PagedTensor
+
+
+def _prepare(name: str, mine: list[Any], args: Any, kwargs: Any) -> None:
+    """Ask for what a call will read, and give memory of its own to what it will write."""
+    written = [kwargs.get("out")]
+    if name in _WRITES or (name.endswith("_") and not name.endswith("__")):
+        written.append(args[0] if args else None)
+    for each in mine:
+        if any(each is one for one in written):
+            _move(each)
+        elif name not in _LOOKS and not (name == "__getitem__" and _selects_view(args[1])):
+            _ask_for(each)
+
+
+def _selects_view(index: Any) -> bool:
+    """Return True if an index selects a view: with arrays and tensors it selects a copy."""
+    return all(each is None or each is ... or isinstance(each, int | slice) for each in _parts(index))
+
+
+def _parts(index: Any) -> Iterable[Any]:
+    return index if isinstance(index, tuple) else (index,)
+
+
+def _flat(values: Iterable[Any]) -> Iterator[Any]:
+    for value in values:
+        if isinstance(value, list | tuple):
+            yield from _flat(value)
+        else:
+            yield value
+
+
+def _wrapped(cls: Any, out: Any, mine: list[Any]) -> Any:
+    """Return a call's result, its tensors over mapped storage as instances of the subclass again."""
+    if isinstance(out, list | tuple) and mine:
+        made = [_wrapped(cls, each, mine) for each in out]
+        return made if isinstance(out, list) else tuple(made) if type(out) is tuple else out
+    if not mine or not hasattr(out, "untyped_storage") or isinstance(out, cls):
+        return out
+    address = out.untyped_storage().data_ptr()
+    for each in mine:
+        if address and each.untyped_storage().data_ptr() == address:
+            made = out.as_subclass(cls)
+            made.whole = _whole(each)
+            return made
+    return out
+
+
+def _whole(tensor: Any) -> Any:
+    return tensor.__dict__.get("whole", tensor)  # not of itself: a circle would keep the mapping until it is collected
+
+
+def _still_mapped(tensor: Any) -> bool:
+    """Return True if a tensor lies on the file; one whose whole tensor was moved since goes after it first."""
+    whole = _whole(tensor)
+    if not whole.mapped and tensor is not whole:
+        _put(tensor, whole.untyped_storage())
+    return bool(whole.mapped)
+
+
+def _move(tensor: Any) -> None:
+    """Give a tensor, and the whole one it is a part of, memory of their own."""
+    whole = _whole(tensor)
+    if whole.mapped:
+        _ask_for(whole)
+        _put(whole, whole.untyped_storage().clone())
+        whole.mapped = False
+    _put(tensor, whole.untyped_storage())
+
+
+def _put(tensor: Any, storage: Any) -> None:
+    if tensor.untyped_storage().data_ptr() != storage.data_ptr():
+        tensor.set_(storage, tensor.storage_offset(), tensor.size(), tensor.stride())
+
+
+def _ask_for(tensor: Any) -> None:
+    """Have the system read the pages of a tensor, without waiting for them."""
+    if not tensor.numel() or not hasattr(mmap, "MADV_WILLNEED"):
+        return
+    for start, nbytes in _page_runs(tensor.data_ptr(), tensor.element_size(), tensor.shape, tensor.stride()):
+        for at in range(start, start + nbytes, _REQUEST):
+            advise(at, min(_REQUEST, start + nbytes - at), mmap.MADV_WILLNEED)
+
+
+def _page_runs(address: int, itemsize: int, shape: Iterable[int], strides: Iterable[int]) -> list[tuple[int, int]]:
+    """Return start and size of each run of neighbouring pages that hold an element; strides count elements."""
+    run, count = itemsize, 1
+    starts = np.zeros(1, np.int64)
+    for stride, length in sorted((s * itemsize, n) for n, s in zip(shape, strides, strict=True) if n > 1 and s):
+        if stride <= run or count * length > _MOST_RUNS:
+            run = max(run, run + stride * (length - 1))  # without a gap, or with gaps that are read, too
+        else:
+            starts = np.add.outer(np.arange(length) * stride, starts).ravel()
+            count *= length
+    first = (address + starts) // mmap.PAGESIZE
+    last = (address + starts + run - 1) // mmap.PAGESIZE
+    apart = np.flatnonzero(first[1:] > last[:-1] + 1) + 1
+    lows, highs = first[np.r_[0, apart]], last[np.r_[apart - 1, len(last) - 1]]
+    sizes = (highs - lows + 1) * mmap.PAGESIZE
+    return list(zip((lows * mmap.PAGESIZE).tolist(), sizes.tolist(), strict=True))

@@ -1,0 +1,142 @@
+"""The model loader that vLLM is given: its own default loader, fed from an archive.
+
+Everything beside the weights is vLLM's: creating the model, slicing for tensor-parallel ranks, quantised configs,
+expert parallelism, the check that no parameter is left without weights, weights in further files
+(`secondary_weights`). `weights` opens the archive and makes the tensors.
+
+Source: the methods of `DefaultModelLoader` in vLLM 0.32.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from zcrecord.record.record import Record
+
+    DefaultModelLoader = Any
+else:
+    DefaultModelLoader = object  # vLLM's comes after it, in `loader_class`
+
+__all__ = ["loader_class"]
+
+_BAR = "{desc}: {percentage:3.0f}% of {total_fmt} tensors [{elapsed}<{remaining}]\n"  # a line each: workers share a log
+
+
+@functools.cache
+def loader_class() -> Any:
+    """Return the class that vLLM makes a loader of; made on the first call, which imports vLLM's loaders."""
+    from vllm.model_executor.model_loader import DefaultModelLoader
+
+    return type("ArchiveLoader", (ArchiveLoading, DefaultModelLoader), {"__doc__": ArchiveLoading.__doc__})
+
+
+class ArchiveLoading(DefaultModelLoader):  # type: ignore[misc]  # vLLM is not installed where mypy runs
+    """Loads a model's weights from the archive or catalogue in its folder, or behind a URL.
+
+    These are the methods that differ from those of vLLM's default loader.
+    """
+
+    def __init__(self, load_config: Any) -> None:
+        from .weights import loader_options
+
+        self._options = loader_options(load_config.model_loader_extra_config)
+        super().__init__(_without_options(load_config))
+        self._opened: tuple[str, Record] | None = None
+        self._at: str | None = None  # the tensor that the model has been given last
+
+    def download_model(self, model_config: Any) -> None:
+        """Fetch the archives of a model of a hub; does nothing for a folder and for a URL, which is read later."""
+        if self._options.url is None:
+            self._folder(model_config)
+
+    def load_model(self, vllm_config: Any, model_config: Any, prefix: str = "") -> Any:
+        """Return the model, with its weights; embeddings are untied first if the archive has a head of its own."""
+        from .weights import has_own_head
+
+        config = model_config.hf_config
+        if getattr(config, "tie_word_embeddings", False) and has_own_head(self._record(model_config)):
+            # As vLLM does where it finds such a head in a .safetensors; once loaded, equal ones are tied again.
+            config.tie_word_embeddings = config.get_text_config().tie_word_embeddings = False
+            model_config.word_embeddings_untied_by_checkpoint = True
+        return super().load_model(vllm_config=vllm_config, model_config=model_config, prefix=prefix)
+
+    def load_weights(self, model: Any, model_config: Any) -> None:
+        """Load the archive's tensors into a model.
+
+        Raises:
+            SourceError: there is no archive, or it cannot be read. UnsupportedError: torch has no type for a
+            tensor. MismatchError: the archive has weights that the model has no place for, or lacks some.
+        """
+        import time
+
+        from .weights import mismatch
+
+        self.counter_before_loading_weights = time.perf_counter()
+        try:
+            super().load_weights(model, model_config)
+        except Exception as error:
+            path = self._opened[1].path if self._opened else None
+            told = mismatch(error, type(model).__name__, path, self._at)
+            if told is error:
+                raise
+            raise told from error
+        finally:
+            self._opened = None
+
+    def get_all_weights(self, model_config: Any, model: Any) -> Iterator[tuple[str, Any]]:
+        """Yield the archive's tensors by name, in saved order, and then those of a model's further files."""
+        from tqdm.auto import tqdm
+        from vllm.model_executor.model_loader.weight_utils import enable_tqdm
+
+        from .weights import torch_weights
+
+        record = self._record(model_config)
+        weights = torch_weights(record, getattr(model, "is_unused_checkpoint_weight", None))
+        quiet = not enable_tqdm(self.load_config.use_tqdm_on_load)
+        bar = {"desc": "Loading zcrecord", "bar_format": _BAR, "mininterval": 2, "disable": quiet}
+        for self._at, tensor in tqdm(weights, total=len(record), **bar):
+            yield self._at, tensor
+        self._at = None
+        yield from self._secondary_weights(model)
+
+    def _secondary_weights(self, model: Any) -> Iterator[tuple[str, Any]]:
+        sources = getattr(model, "secondary_weights", ())
+        if not sources:
+            return
+        from vllm.config.utils import replace
+        from vllm.model_executor.model_loader import DefaultModelLoader
+
+        vllms = DefaultModelLoader(replace(self.load_config, load_format="auto"))
+        for source in sources:
+            yield from vllms._get_weights_iterator(source)
+
+    def _record(self, model_config: Any) -> Record:
+        """Return the opened archive; it is opened once for each load."""
+        from .weights import open_weights
+
+        if self._opened is None or self._opened[0] != model_config.model:
+            folder = None if self._options.url else self._folder(model_config)
+            self._opened = model_config.model, open_weights(folder, self._options)
+        return self._opened[1]
+
+    def _folder(self, model_config: Any) -> str:
+        """Return the model's folder, fetched if the model is one of a hub."""
+        import os
+
+        from vllm.model_executor.model_loader.weight_utils import download_weights_from_hf
+
+        if os.path.isdir(model_config.model):
+            return str(model_config.model)
+        where, ignored = self.load_config.download_dir, self.load_config.ignore_patterns
+        revision = model_config.revision
+        return str(download_weights_from_hf(model_config.model, where, ["*.zcr"], revision, ignore_patterns=ignored))
+
+
+def _without_options(load_config: Any) -> Any:
+    """Return vLLM's load configuration without our options, which its own loader refuses."""
+    from vllm.config.utils import replace
+
+    return replace(load_config, model_loader_extra_config={})

@@ -1,0 +1,165 @@
+"""Weights for a serving program: the options, the archive of a model folder or URL, and its tensors as torch's.
+
+Knows nothing of vLLM's classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from zcrecord.archive.info import TensorInfo
+from zcrecord.errors import MismatchError, RecordError, UnsupportedError, printable
+from zcrecord.frameworks.torch import import_torch, torch_dtype, torch_shape
+from zcrecord.frameworks.torch_pages import paged
+from zcrecord.record.load import load_record
+from zcrecord.record.record import Record
+from zcrecord.storage.folders import archive_in
+
+__all__ = ["LoaderOptions", "has_own_head", "loader_options", "mismatch", "open_weights", "torch_weights"]
+
+_BATCH = 256 << 20  # bytes of tensors that are fetched from a URL at a time
+_HEAD = "lm_head.weight"  # the name's end, by which vLLM itself knows an output layer
+# Errors of a model's load_weights that are about the weights. RuntimeError itself: its subclasses are of memory.
+_ABOUT_WEIGHTS = (AssertionError, AttributeError, IndexError, KeyError, ValueError)
+
+
+@dataclass(frozen=True, slots=True)
+class LoaderOptions:
+    """Options of `--model-loader-extra-config`.
+
+    Attributes:
+        url: where the archive or catalogue is; None for the one in the model's folder.
+        storage_options: for fsspec, which opens the URL; see `load_record`.
+        cache: a folder for fetched bytes; None for the one that $ZCRECORD_CACHE names; False for none.
+    """
+
+    url: str | None = None
+    storage_options: dict[str, Any] | None = None
+    cache: str | bool | None = None
+
+
+_KINDS: dict[str, tuple[str, Callable[[Any], bool]]] = {
+    "url": ("a text", lambda value: isinstance(value, str)),
+    "storage_options": ("an object", lambda value: isinstance(value, dict)),
+    "cache": ("a folder, or false", lambda value: isinstance(value, str) or value is False),
+}
+
+
+def loader_options(given: Any) -> LoaderOptions:
+    """Return the options in vLLM's `model_loader_extra_config`.
+
+    Raises:
+        UnsupportedError: it has a key that is not known, a value of another type, or options of a URL without one.
+    """
+    where = "--model-loader-extra-config"
+    if not isinstance(given, Mapping):
+        raise UnsupportedError(f"{where} takes a JSON object with {_listed(_KINDS)}, not a {type(given).__name__}")
+    for key, value in given.items():
+        if key not in _KINDS:
+            raise UnsupportedError(
+                f"{where} has {printable(repr(key))}, which is not known; it takes {_listed(_KINDS)}"
+            )
+        kind, fits = _KINDS[key]
+        if not fits(value):
+            raise UnsupportedError(f"{where}: {key} is {kind}, not a {type(value).__name__}")
+    if given and "url" not in given:
+        raise UnsupportedError(f"{where}: {_listed(given)} without url; leave it out for an archive in the folder")
+    return LoaderOptions(**given)
+
+
+def _listed(names: Mapping[str, Any]) -> str:
+    return ", ".join(names)
+
+
+def open_weights(folder: str | None, options: LoaderOptions) -> Record:
+    """Return the record of a model folder, or of the URL in the options.
+
+    Raises:
+        SourceError: there is no archive, or several, or it cannot be read. FormatError: it is no valid archive.
+    """
+    if options.url is not None:
+        return load_record(options.url, storage_options=options.storage_options, cache=options.cache)
+    assert folder is not None
+    return load_record(archive_in(folder))
+
+
+def has_own_head(record: Record) -> bool:
+    """Return True if a record has an output layer that is not tied to another tensor."""
+    return any(record.info(name).tied == () for name in record.names if name.endswith(_HEAD))
+
+
+def torch_weights(record: Record, unused: Callable[[str], bool] | None = None) -> Iterator[tuple[str, Any]]:
+    """Yield (name, torch tensor), in saved order, but those whose name `unused` accepts.
+
+    Tensors of a local archive lie on its mapping, read-only: of each the program reads the parts that it copies, see
+    `frameworks.torch_pages`. Those of a URL are fetched whole, 256 MiB at a time or one that is larger, each payload
+    checked by its digest; their memory is their own, and goes with them.
+
+    Raises:
+        UnsupportedError: torch has no type for a tensor; before anything is yielded. And errors of reading.
+    """
+    wanted = [info for info in record.infos() if unused is None or not unused(info.name)]
+    _check_types(wanted, record.path)
+    if record.archive.remote is not None:
+        yield from _fetched(record, wanted)
+        return
+    names = {info.name for info in wanted}
+    for name, tensor in record.torch(names=lambda info: info.name in names, writable=False).items():
+        yield name, paged(tensor)
+
+
+def _check_types(infos: list[TensorInfo], path: str | None) -> None:
+    torch, known = import_torch(), set()
+    for info in infos:
+        try:
+            if (form := (info.dtype.name, info.bits)) not in known:
+                torch_dtype(torch, info.dtype, info.bits)
+                known.add(form)
+            torch_shape(info.dtype, info.bits, info.shape)
+        except UnsupportedError as error:
+            reason = error.message.partition(";")[0]
+            advice = f"save the model without it: record.select(lambda tensor: tensor.name != {info.name!r})"
+            raise UnsupportedError(f"{reason}; {advice}", path=path, tensor=info.name) from None
+
+
+def _fetched(record: Record, wanted: list[TensorInfo]) -> Iterator[tuple[str, Any]]:
+    from zcrecord.loaders.torch import TorchLoader
+
+    loader = TorchLoader("cpu")
+    for batch in _batches(wanted):
+        tensors = record.load_into(loader, lambda info, batch=batch: info.name in batch)
+        for name in list(tensors):
+            yield name, tensors.pop(name)
+
+
+def _batches(infos: list[TensorInfo]) -> Iterator[set[str]]:
+    """Yield names of tensors that are fetched together, in order."""
+    batch: set[str] = set()
+    nbytes = 0
+    for info in infos:
+        if batch and nbytes + info.nbytes > _BATCH:
+            yield batch
+            batch, nbytes = set(), 0
+        batch.add(info.name)
+        nbytes += info.nbytes
+    if batch:
+        yield batch
+
+
+def mismatch(error: Exception, model: str, path: str | None, tensor: str | None) -> Exception:
+    """Return the error to raise for one that came out of a model's `load_weights`: itself, or a MismatchError.
+
+    Args:
+        error: what was raised.
+        model: the class of the model.
+        path: of the archive.
+        tensor: the one that the model had been given last; None if it had them all.
+    """
+    about = isinstance(error, _ABOUT_WEIGHTS) or type(error) is RuntimeError
+    if isinstance(error, RecordError) or not about:
+        return error
+    reason = printable(str(error) or type(error).__name__, 400)
+    what = f"{model} does not take these weights: {reason}; config.json has to be of the model that was saved"
+    return MismatchError(what, path=path, tensor=tensor)
