@@ -1,11 +1,12 @@
 """vLLM on this machine's CPU: models served from archives answer as from safetensors, and errors say what is wrong.
 
-`./tools/vllm` runs it, in an environment that has vLLM. Every model is served in a process of its own.
+`./tools/vllm` runs it, in an environment that has vLLM. One process serves the models, one after the other.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
 import shutil
@@ -26,7 +27,7 @@ import numpy as np
 import zcrecord
 from tools.models.causal_lms import LENGTH, MODELS, copy_with_archive
 from tools.range_server import serving
-from tools.worker import WorkerError, call_alone
+from tools.worker import Worker, WorkerError, call_alone
 from zcrecord.errors import RecordError
 
 __all__ = ["ENVIRONMENT", "CheckError", "engine", "main", "tokens"]
@@ -51,7 +52,7 @@ class CheckError(Exception):
     """vLLM did something else with an archive than with safetensors."""
 
 
-# In a process of its own.
+# In the process that has vLLM.
 
 
 def engine(folder: str, load_format: str, extra: dict[str, Any] | None = None, **options: Any) -> Any:
@@ -67,12 +68,16 @@ def engine(folder: str, load_format: str, extra: dict[str, Any] | None = None, *
 def tokens(folder: str, load_format: str, extra: dict[str, Any] | None = None, **options: Any) -> Answers:
     """Return the tokens that vLLM generates for each prompt, the most probable ones, and how probable they are."""
     from vllm import SamplingParams
+    from vllm.distributed import cleanup_dist_env_and_memory
 
     how = SamplingParams(max_tokens=NEW_TOKENS, temperature=0, detokenize=False, ignore_eos=True, logprobs=0)
     prompts = [{"prompt_token_ids": prompt} for prompt in PROMPTS]
-    answers = engine(folder, load_format, extra, **options).generate(prompts, how, use_tqdm=False)
-    best = [answer.outputs[0] for answer in answers]
-    return [[*one.token_ids, one.cumulative_logprob] for one in best]
+    try:
+        answers = engine(folder, load_format, extra, **options).generate(prompts, how, use_tqdm=False)
+        best = [answer.outputs[0] for answer in answers]
+        return [[*one.token_ids, one.cumulative_logprob] for one in best]
+    finally:
+        cleanup_dist_env_and_memory()  # the next engine of this process starts anew
 
 
 def modules_after_plugins() -> list[str]:
@@ -101,10 +106,10 @@ def check_tokens(folder: Path) -> Iterator[str]:
     for title in MODELS:
         source = folder / title.replace(", ", "-")
         call_alone("tools.models.causal_lms:write_model", folder=str(source), title=title)
-        expected = _tokens(source, THEIRS)
+        expected = _expected(source)
         _expect(len({token for answer in expected for token in answer[:-1]}) > 8, f"{title}: all tokens are alike")
         archive = copy_with_archive(source, folder / f"{source.name}-zcr")
-        _same(expected, _tokens(archive, OURS), title)
+        _same(expected, _tokens(archive), title)
         yield f"{title}: from a path"
         if title in ("Llama", "GPT-2, tied"):
             _same(expected, _tokens_by_http(archive), f"{title}, from an HTTP server")
@@ -115,8 +120,8 @@ def check_catalogues(folder: Path) -> Iterator[str]:
     """Check weights in shards that a catalogue names."""
     for name in ("Llama", "GPT-2-tied"):
         catalogue = _with_catalogue(folder / f"{name}-zcr", folder / f"{name}-catalogue")
-        expected = _tokens(folder / name, THEIRS)
-        _same(expected, _tokens(catalogue, OURS), f"{name}, from a catalogue")
+        expected = _expected(folder / name)
+        _same(expected, _tokens(catalogue), f"{name}, from a catalogue")
         yield f"{name}: from a catalogue"
         _same(expected, _tokens_by_http(catalogue), f"{name}, from a catalogue on an HTTP server")
         yield f"{name}: from a catalogue on an HTTP server"
@@ -125,27 +130,27 @@ def check_catalogues(folder: Path) -> Iterator[str]:
 def check_heads(folder: Path) -> Iterator[str]:
     """Check output layers that config.json says are tied: stored as a tie, as equal numbers, and as others."""
     source, untied = folder / "Llama-tied", folder / "Llama"
-    expected = _tokens(source, THEIRS)
+    expected = _expected(source)
     tensors = dict(zcrecord.load_record(folder / "Llama-tied-zcr" / "model.zcr"))
     embedding = tensors["model.embed_tokens.weight"]
     for what, head in (("tied in the archive", embedding), ("equal, not tied", embedding.copy())):
         made = _folder(source, folder / f"head-{what}", {**tensors, "lm_head.weight": head})
-        _same(expected, _tokens(made, OURS), f"a head that is {what}")
+        _same(expected, _tokens(made), f"a head that is {what}")
         yield f"tie_word_embeddings, and lm_head {what}"
     theirs = folder / "head-of-its-own"
     shutil.copytree(untied, theirs)
     config = json.loads((theirs / "config.json").read_text()) | {"tie_word_embeddings": True}
     (theirs / "config.json").write_text(json.dumps(config))
-    expected = _tokens(theirs, THEIRS)
-    _same(_tokens(untied, THEIRS), expected, "such a head in a .safetensors")
-    _same(expected, _tokens(copy_with_archive(theirs, folder / "head-of-its-own-zcr"), OURS), "a head of its own")
+    expected = _expected(theirs)
+    _same(_expected(untied), expected, "such a head in a .safetensors")
+    _same(expected, _tokens(copy_with_archive(theirs, folder / "head-of-its-own-zcr")), "a head of its own")
     yield "tie_word_embeddings, and lm_head with other numbers"
 
 
 def check_ranks(folder: Path) -> str:
     """Check that two tensor-parallel ranks answer as one does."""
-    expected = _tokens(folder / "Llama", THEIRS, tensor_parallel_size=2)
-    _same(expected, _tokens(folder / "Llama-zcr", OURS, tensor_parallel_size=2), "two ranks")
+    expected = _expected(folder / "Llama", 2)
+    _same(expected, _tokens(folder / "Llama-zcr", tensor_parallel_size=2), "two ranks")
     return "two tensor-parallel ranks"
 
 
@@ -157,16 +162,17 @@ def check_hub(folder: Path) -> str:
     (snapshot.parents[1] / "refs").mkdir()
     (snapshot.parents[1] / "refs" / "main").write_text("0" * 40)
     os.environ["HF_HUB_CACHE"] = str(cache)
-    try:
-        _same(_tokens(folder / "Llama", THEIRS), _tokens(Path("somebody/llama"), OURS), "a model of a hub")
+    try:  # in a process that starts with that cache
+        answers = call_alone("tools.vllm:tokens", folder="somebody/llama", load_format=OURS)
     finally:
         del os.environ["HF_HUB_CACHE"]
+    _same(_expected(folder / "Llama"), answers, "a model of a hub")
     return "a model in the cache of a hub"
 
 
 def check_serve(folder: Path) -> str:
     """Check `vllm serve FOLDER --load-format zcrecord`."""
-    expected = _tokens(folder / "Llama", THEIRS)
+    expected = _expected(folder / "Llama")
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     command = [str(Path(sys.executable).parent / "vllm"), "serve", str(folder / "Llama-zcr"), "--load-format", OURS]
@@ -221,7 +227,7 @@ def check_errors(folder: Path) -> Iterator[str]:
     for what, (make, extra, expected) in faults.items():
         where = make(folder / f"fault-{what.replace(' ', '-')}")
         try:
-            _tokens(where, OURS, extra)
+            _tokens(where, extra)
         except WorkerError as error:
             _expect(re.search(expected, str(error)) is not None, f"{what}: {error}")
         else:
@@ -244,18 +250,32 @@ CHECKS = (
 # What they have in common.
 
 
-def _tokens(folder: Path, load_format: str, extra: dict[str, Any] | None = None, **options: Any) -> Answers:
-    answers: Answers = call_alone(
-        "tools.vllm:tokens", folder=str(folder), load_format=load_format, extra=extra, **options
-    )
+def _tokens(folder: Path, extra: dict[str, Any] | None = None, **options: Any) -> Answers:
+    """Return vLLM's answers from an archive."""
+    asked = {"folder": str(folder), "load_format": OURS, "extra": extra, **options}
+    answers: Answers = _worker().call("tools.vllm:tokens", **asked)
     return answers
+
+
+@functools.cache
+def _expected(folder: Path, ranks: int = 1) -> Answers:
+    """Return vLLM's answers from safetensors."""
+    options: dict[str, Any] = {} if ranks == 1 else {"tensor_parallel_size": ranks}
+    answers: Answers = _worker().call("tools.vllm:tokens", folder=str(folder), load_format=THEIRS, **options)
+    return answers
+
+
+@functools.cache
+def _worker() -> Worker:
+    """Return the process that has vLLM: importing it takes as long as serving a small model."""
+    return Worker()
 
 
 def _tokens_by_http(folder: Path) -> Answers:
     bare = folder.with_name(f"{folder.name}-bare")
     shutil.copytree(folder, bare, ignore=shutil.ignore_patterns("*.zcr"))
     with serving(folder) as server:
-        answers = _tokens(bare, OURS, {"url": f"{server.url}/model.zcr", "storage_options": {}, "cache": False})
+        answers = _tokens(bare, {"url": f"{server.url}/model.zcr", "storage_options": {}, "cache": False})
         size = sum(path.stat().st_size for path in folder.glob("*.zcr"))
         _expect(0 < server.sent < 1.1 * size, f"{server.sent} bytes were sent of an archive of {size}")
     return answers
@@ -329,19 +349,25 @@ def main(arguments: list[str] | None = None) -> int:
             return measure(rest)
     if rest:
         parser.error(f"not known: {' '.join(rest)}")
-    with tempfile.TemporaryDirectory(prefix="zcrecord-vllm-") as folder, _environment():
-        for check in CHECKS:
-            if args.only and check.__name__.removeprefix("check_") not in args.only:
-                continue
-            begun = time.monotonic()
-            try:
-                told = check(Path(folder))
-                for line in [told] if isinstance(told, str) else told:
-                    print(f"ok  {line}  ({time.monotonic() - begun:.0f} s)", flush=True)
-                    begun = time.monotonic()
-            except (CheckError, WorkerError, RecordError) as error:
-                print(f"tools/vllm: {check.__name__}: {error}", file=sys.stderr)
-                return 1
+    with tempfile.TemporaryDirectory(prefix="zcrecord-vllm-") as folder, _environment(), _worker():
+        return _run_checks(Path(folder), args.only)
+
+
+def _run_checks(folder: Path, only: list[str] | None) -> int:
+    """Run the checks, tell each that holds, and return the exit status."""
+    for check in CHECKS:
+        name = check.__name__.removeprefix("check_")
+        if only and name not in only:
+            continue
+        begun = time.monotonic()
+        try:
+            told = check(folder)
+            for line in [told] if isinstance(told, str) else told:
+                print(f"ok  {line}  ({time.monotonic() - begun:.0f} s)", flush=True)
+                begun = time.monotonic()
+        except (CheckError, WorkerError, RecordError) as error:
+            print(f"tools/vllm: {name}: {error}", file=sys.stderr)
+            return 1
     return 0
 
 

@@ -43,7 +43,7 @@ Loaded = dict[str, float]
 
 
 def load(folder: str, load_format: str, cold: bool, rank: int = 0, ranks: int = 1, port: int = 0) -> Loaded:
-    """Load a model's weights as one rank of several, which take turns; returns seconds, bytes read, and a sum of all."""
+    """Load a model's weights as one rank of several, which take turns; returns seconds, bytes, a sum of weights."""
     import torch
     from vllm.config import set_current_vllm_config
     from vllm.distributed import ensure_model_parallel_initialized, init_distributed_environment

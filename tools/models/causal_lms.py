@@ -38,8 +38,8 @@ def write_model(folder: str, title: str) -> None:
     model = transformers.AutoModelForCausalLM.from_config(config)
     with torch.no_grad():
         for name, parameter in model.named_parameters():  # so that layers count for more than the last token
-            embedding = any(part in name for part in ("embed", "wte", "wpe"))
-            parameter.normal_(0, 1 if parameter.dim() == 1 else 0.05 if embedding else 0.3)
+            small = name.endswith("bias") or any(part in name for part in ("embed", "wte", "wpe"))
+            parameter.normal_(0, 0.05 if small else 1 if parameter.dim() == 1 else 0.3)
     model.save_pretrained(folder)
 
 

@@ -15,6 +15,7 @@ from zcrecord.frameworks.torch import import_torch, torch_dtype, torch_shape
 from zcrecord.frameworks.torch_pages import paged
 from zcrecord.record.load import load_record
 from zcrecord.record.record import Record
+from zcrecord.storage.files import is_url
 from zcrecord.storage.folders import archive_in
 
 __all__ = ["LoaderOptions", "has_own_head", "loader_options", "mismatch", "open_weights", "torch_weights"]
@@ -102,7 +103,7 @@ def torch_weights(record: Record, unused: Callable[[str], bool] | None = None) -
     """
     wanted = [info for info in record.infos() if unused is None or not unused(info.name)]
     _check_types(wanted, record.path)
-    if record.archive.remote is not None:
+    if is_url(record.path):  # of a catalogue, too, whose shards are remote
         yield from _fetched(record, wanted)
         return
     names = {info.name for info in wanted}
