@@ -428,6 +428,7 @@ class FileSink:
             os.lseek(self._fd, here, os.SEEK_SET)
 
     def copy_from(self, file: int, offset: int, nbytes: int) -> tuple[int, bool]:
+        """Append bytes of an open file; returns how many, and whether the file system cloned them."""
         self.flush()
         with refusals(self._path):
             done, cloned = copy_range(file, offset, self._fd, self.position, nbytes)
