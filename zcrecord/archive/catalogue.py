@@ -186,9 +186,9 @@ class ShardedArchive(Archive):
 
     def _compare(self, file: int, shard: Archive) -> None:
         theirs, mine = shard.index.payloads, self.index.payloads
-        here = self._table.file == file
-        outside = here & (self._table.payload >= len(theirs))
-        if not np.count_nonzero(outside):
+        named = self._table.payload[self._table.file == file]
+        # Each once: a payload that is a piece of many tensors would be as many times the memory.
+        if np.count_nonzero(named < len(theirs)) == len(named) == len(np.unique(named)):
             numbers = np.flatnonzero(self._table.whole() == file)
             rows = theirs[self._numbers()[numbers]]
             wrong = rows["nbytes"] != mine["nbytes"][numbers]
@@ -196,7 +196,7 @@ class ShardedArchive(Archive):
                 wrong |= (rows["digest"] != mine["digest"][numbers]) | (shard.index.digest_kind == 0)
             if not np.count_nonzero(wrong):
                 return
-        what = f"the catalogue {self.path} names payloads that this shard does not have; {COPY_AGAIN}"
+        what = f"the catalogue {self.path} names payloads that this shard does not have, or one twice; {COPY_AGAIN}"
         raise FormatError(what, path=shard.path)
 
     def _piece(self, piece: int) -> tuple[Archive, int]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections.abc import Callable
+from functools import partial
 from math import prod
 from typing import TYPE_CHECKING, Any
 
@@ -128,8 +129,8 @@ def content_digest(
     Raises:
         LimitError: there are more.
     """
-    if sha256 is None and archive.remote is not None:
-        sha256 = archive.remote.sha256_of(archive)  # as it comes, in little memory
+    if sha256 is None:
+        sha256 = _streamed(archive)
     ix = archive.index
     digest = hashlib.sha256(_TAG)
 
@@ -157,6 +158,23 @@ def content_digest(
     _put_attributes(archive, put)
     _put_order(ix, put)
     return "sha256:" + digest.hexdigest()
+
+
+def _streamed(archive: Archive) -> Callable[[int], bytes] | None:
+    """Return the SHA-256 of tensors of a remote archive, each hashed as it comes, in little memory; None for others."""
+    parts = archive.parts_by_file()
+    if all(part.remote is None for part in parts):
+        return None
+    by_name: dict[str, Callable[[], bytes]] = {}
+    for part in parts:
+        of = partial(_local_sha256, part) if part.remote is None else part.remote.sha256_of(part)
+        by_name |= {name: partial(of, i) for i, name in enumerate(part.names())}
+    return lambda i: by_name[archive.index.name(i)]()
+
+
+def _local_sha256(archive: Archive, i: int) -> bytes:
+    row = archive.row(i)
+    return _sha256_of(archive.payload(row.payload))
 
 
 def _distinct(archive: Archive) -> tuple[list[Any], dict[Any, int]]:

@@ -79,7 +79,7 @@ def convert(
         source_format: a name of FORMATS. By default what the first bytes say; where they say nothing, the suffix.
         dest_format: the same; by default what the suffix says, an archive for a file object.
         alignment, durable: those of `save_record`.
-        max_shard_size: write files of at most so many bytes of tensors, and a catalogue (safetensors: an index) of them.
+        max_shard_size: write files of at most so many bytes of tensors, and a catalogue (safetensors: index) of them.
         progress: called with the bytes of input done and, where that is known, how many there are; where an archive is
             written as another format, with those of its tensors.
 
