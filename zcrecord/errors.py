@@ -73,7 +73,10 @@ class RecordError(Exception):
         path: the file; None if it is not known.
         tensor: the full name of the tensor or module; None if the error is not about one.
         offset: byte offset of the fault in the file; None if it is not known.
+        damage: after a full verification every damaged range, as `Damage`; the message names the first.
     """
+
+    damage: tuple[Any, ...] = ()
 
     def __init__(
         self,
@@ -116,13 +119,7 @@ def _rebuild(kind: type[RecordError], state: dict[str, Any]) -> RecordError:
 
 
 class FormatError(RecordError, ValueError):
-    """The bytes are not a valid archive.
-
-    Attributes:
-        damage: after a full verification every damaged range, as `Damage`; the message names the first.
-    """
-
-    damage: tuple[Any, ...] = ()
+    """The bytes are not a valid archive."""
 
 
 class VersionError(FormatError):

@@ -94,7 +94,7 @@ def test_verify_tells_all_damage_as_json(capsys: pytest.CaptureFixture[str]) -> 
     assert found["ok"] is False
     names = ["encoder.weight", "encoder.tied"]
     what = {"what": "its digest does not match", "offset": weight.offset, "nbytes": 48}
-    assert found["damage"] == [{**what, "tensors": names, "attributes": [], "metadata": []}]
+    assert found["damage"] == [{**what, "tensors": names, "attributes": [], "metadata": [], "path": None}]
 
 
 # info

@@ -129,6 +129,7 @@ RecordEditor.report
 RecordEditor.tie(name: str, to: str) -> None
 zcrecord.RecordError(message: str = '', *, path: str | None = None, tensor: str | None = None,
     offset: int | None = None)
+RecordError.damage
 RecordError.located(*, path: str | None = None, tensor: str | None = None, offset: int | None = None) -> RecordError
 zcrecord.RecordWriter(dest: Any, *, alignment: int = 64, digest: str | None = 'xxh3', durable: bool = True,
     metadata: Mapping[str, Any] | None = None, max_shard_size: int | None = None)
@@ -163,6 +164,7 @@ zcrecord.save_record(record: Any, dest: Any, *, alignment: int = 64, digest: str
     max_shard_size: int | None = None) -> SaveReport
 zcrecord.compat.safetensors.SafetensorError(message: str = '', *, path: str | None = None,
     tensor: str | None = None, offset: int | None = None)
+RecordError.damage
 RecordError.located(*, path: str | None = None, tensor: str | None = None, offset: int | None = None) -> RecordError
 zcrecord.compat.safetensors.TensorSpec(*, dtype: str, shape: Sequence[int], data_ptr: int, data_len: int)
 zcrecord.compat.safetensors.deserialize(bytes: Any) -> list[tuple[str, dict[str, Any]]]

@@ -21,13 +21,16 @@ from zcrecord import dtypes
 from zcrecord.codec.index import FORM, Index, TensorEntry, decode
 from zcrecord.codec.layout import CATALOGUE, NONE, Header, locate
 from zcrecord.codec.verify import check_header, check_index, check_touched
-from zcrecord.errors import FormatError, IntegrityError, RecordError, UnsupportedError
+from zcrecord.errors import FormatError, IntegrityError, RecordError, UnsupportedError, printable
 from zcrecord.storage.memory import Memory, Mode
 from zcrecord.tensors.packed import PackedTensor, StringTensor
 
 from .private_copy import Twins, private_memory, twins_of
 
-__all__ = ["Archive", "Embedded", "Progress", "Verify", "check_crc", "closed", "is_catalogue", "open_archive"]
+__all__ = [
+    "Archive", "Embedded", "Progress", "Verify", "check_crc", "closed", "is_catalogue", "open_archive",
+    "takes_one_file",
+]  # fmt: skip
 
 Embedded = Literal["prefix", "suffix"]
 Progress = Callable[[int, int], None]
@@ -77,6 +80,15 @@ def is_catalogue(archive: Archive) -> bool:
     ix = archive.index
     named = len(ix.modules) and ix.modules["type_name_size"][0] == len(CATALOGUE)
     return bool(named) and ix.text_of(ix.modules[0], "type_name") == CATALOGUE
+
+
+def takes_one_file(archive: Archive, what: str) -> None:
+    """Raise UnsupportedError if an archive is a catalogue, for `what`, which takes all bytes in one file."""
+    if not archive.shard_names and not is_catalogue(archive):
+        return
+    name = printable(os.path.basename(archive.path or "model.zcr"))
+    advice = f"zcrecord convert {name} one.zcr makes one archive of it"
+    raise UnsupportedError(f"is a catalogue of shards, and {what} takes one archive; {advice}", path=archive.path)
 
 
 def closed(path: str | None) -> UnsupportedError:
@@ -226,9 +238,21 @@ class Archive:
         """
         return [self]
 
-    def files(self) -> list[Archive]:
-        """Return the archives whose bytes verification reads: itself; of a catalogue itself and its shards."""
-        return [self]
+    def files(self) -> list[tuple[int, Callable[[], Archive]]]:
+        """Return size and opener of each archive that verification reads: itself; of a catalogue itself and its shards.
+
+        Of a part of a catalogue they are parts of those that it lies in.
+        """
+        return [(self.header.archive_size, lambda: self)]
+
+    @property
+    def shard_names(self) -> list[str]:
+        """The file names of a catalogue's shards; none of any other archive."""
+        return []
+
+    def file_of(self, _number: int) -> str | None:
+        """Return the name of the shard that a payload of a catalogue lies in, whole; None of any other archive."""
+        return None
 
     def kept(self) -> Archive:
         """Return this archive once more, over the same memory, to be released by itself: parts outlive their record."""

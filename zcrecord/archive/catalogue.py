@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
+from functools import partial
 from math import prod
 from typing import Any
 
@@ -128,14 +129,30 @@ class ShardedArchive(Archive):
             parts.append(self.part(self._index_of(at == NONE), list(range(len(files)))))
         return parts
 
-    def files(self) -> list[Archive]:
-        """Return the archives that verification reads: the catalogue and its shards; of a part, parts of them."""
+    def files(self) -> list[tuple[int, Callable[[], Archive]]]:
+        """Return size and opener of the archives that verification reads: the catalogue and its shards.
+
+        Of a part of it they are parts of those that it lies in.
+        """
         self.ensure_all()
+        catalogue, sizes = self.shards.catalogue, self.shards.nbytes
         if self.complete:
-            return [self.shards.catalogue, *(self._shard(f) for f in range(len(self.shards.names)))]
+            shards = [(size, partial(self._shard, f)) for f, size in enumerate(sizes)]
+            return [(catalogue.header.archive_size, lambda: catalogue), *shards]
         files, payloads = self._table.whole(), self.index.tensors["payload"]
         at = np.append(files, np.uint32(NONE))[np.minimum(payloads, len(files))]
-        return [self._part_of(file, (at == file) & (at != NONE)) for file in np.unique(self._table.file).tolist()]
+        return [
+            (
+                catalogue.header.archive_size if file == NONE else sizes[file],
+                partial(self._part_of, file, (at == file) & (at != NONE)),
+            )
+            for file in np.unique(self._table.file).tolist()
+        ]
+
+    @property
+    def shard_names(self) -> list[str]:
+        """The file names of the shards."""
+        return self.shards.names
 
     def _part_of(self, file: int, mine: Array) -> Archive:
         """Return the part of one file that has some tensors, all that lie in it whole, and every piece in it."""

@@ -37,7 +37,8 @@ _FILLED = "bytes between payloads that are not zero"
 class Damage:
     """A damaged range of the file, [offset, offset + nbytes): the kind of damage, and all that uses the range.
 
-    Names are full ones: of tensors, of attributes, and of the file's metadata.
+    Names are full ones: of tensors, of attributes, and of the file's metadata. Of a catalogue `path` is the file that
+    is damaged; one that is missing, or no shard of it, has the range [0, 0).
     """
 
     what: str
@@ -46,6 +47,7 @@ class Damage:
     tensors: tuple[str, ...] = ()
     attributes: tuple[str, ...] = ()
     metadata: tuple[str, ...] = ()
+    path: str | None = None
 
 
 def find(archive: Archive, progress: Progress | None = None, *, threads: int | None = None) -> list[Damage]:
@@ -177,8 +179,8 @@ def _named(archive: Archive, numbers: Array, found: list[tuple[int, int, int]]) 
     tensors, attributes, metadata = _users(archive, numbers, {number for _, _, number in found})
     out = []
     for lo, hi, number in found:
-        used = (tuple(names.get(number, ())) for names in (tensors, attributes, metadata))
-        out.append(Damage(_FILLED if number < 0 else _CHANGED, lo, hi - lo, *used))
+        users = [tuple(names.get(number, ())) for names in (tensors, attributes, metadata)]
+        out.append(Damage(_FILLED if number < 0 else _CHANGED, lo, hi - lo, users[0], users[1], users[2]))
     return out
 
 

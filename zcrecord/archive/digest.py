@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from math import prod
 from typing import TYPE_CHECKING, Any
@@ -18,7 +19,7 @@ from zcrecord.codec.element_rules import ElementRules
 from zcrecord.codec.entries import ValueForm, ValueType
 from zcrecord.codec.index import Index
 from zcrecord.codec.layout import DIGEST_ALLOWANCE, NONE
-from zcrecord.errors import LimitError, RecordError, UnsupportedError
+from zcrecord.errors import FormatError, LimitError, RecordError, SourceError, UnsupportedError
 from zcrecord.storage.threads import MOST_THREADS, WORTH_A_THREAD, Going, cores, run_threads
 
 from . import damage
@@ -28,7 +29,7 @@ from .unflatten import check_full_names, explicit_list_orders, misplaced_by_name
 if TYPE_CHECKING:
     from .archive import Archive
 
-__all__ = ["check", "check_as_read", "content_digest"]
+__all__ = ["check", "check_as_read", "check_indexes", "content_digest"]
 
 _PIECE = 8 << 20  # bytes hashed at a time
 _TAG = b"zcrecord content digest 1\n"
@@ -42,30 +43,58 @@ def check(archive: Archive, progress: Progress | None = None) -> None:
     """Check every payload's digest, that all other bytes outside the index are zero, and elements (R70 to R74).
 
     Of a part of an archive, and of another format's bytes, only what its index names. Several threads read at a time;
-    the payloads of a remote archive are checked as they come, in little memory.
+    the payloads of a remote archive are checked as they come, in little memory. Of a catalogue all shards are checked,
+    whatever is wrong with one of them.
 
     `progress` is called with the bytes done and the bytes there are, after every 8 MiB at the latest.
 
     Raises:
         IntegrityError: a digest does not match; names a tensor that uses the payload, and its `damage` lists all that
-        is damaged. FormatError: another rule is broken, one of the index included.
+        is damaged. FormatError: another rule is broken, one of the index included. SourceError: a shard is missing.
     """
     archive.ensure_all()
+    _check_files(archive, _check_file, progress)
+
+
+def check_indexes(archive: Archive) -> None:
+    """Check the whole index, of a catalogue that of each shard, too; reads no payload.
+
+    Raises:
+        FormatError: a rule is broken. SourceError: a shard is missing. As of `check`, `damage` lists all shards.
+    """
+    archive.ensure_all()
+    _check_files(archive, lambda file, _: file.ensure_all(), None)
+
+
+def _check_files(
+    archive: Archive, check_one: Callable[[Archive, Progress | None], None], progress: Progress | None
+) -> None:
+    """Check each file of an archive, whatever is wrong with the others; raises the first error, with all damage."""
     files = archive.files()
-    if len(files) == 1:
-        _check_file(files[0], progress)
+    if not archive.shard_names:
+        check_one(archive, progress)
         return
-    before, total = 0, sum(file.header.archive_size for file in files)
-    for file in files:
-        _check_file(file, progress and _shifted(progress, before, total))
-        before += file.header.archive_size
+    done, total = 0, sum(size for size, _ in files)
+    first: RecordError | None = None
+    found: list[damage.Damage] = []
+    for size, open_file in files:
+        try:
+            check_one(open_file(), progress and _shifted(progress, done, total))
+        except (FormatError, SourceError) as error:
+            first = first or error
+            whole = damage.Damage(error.message, 0, 0)
+            found += [replace(d, path=error.path) for d in error.damage or (whole,)]
+        done += size
+    if first is not None:
+        first.damage = tuple(found)
+        raise first
     if progress:
         progress(total, total)
 
 
 def _shifted(progress: Progress, before: int, total: int) -> Progress:
     """Return the progress of one of several files."""
-    return lambda done, _: progress(before + done, total)
+    return lambda done, _: progress(min(before + done, total), total)
 
 
 def _check_file(archive: Archive, progress: Progress | None) -> None:

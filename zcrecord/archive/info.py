@@ -41,8 +41,9 @@ class TensorInfo:
 
     `offset` is that of element [0, ..., 0] in the file or buffer, `nbytes` that of the tensor's own elements,
     `strides` count elements (None: C order), `alignment` is the strongest power of two, up to 65536, that divides the
-    payload's offset. `payload` numbers the stored bytes, `digest` is theirs (None where none was stored), and `tied`
-    names all tensors that share them, this one included, where there are others.
+    payload's offset; of a catalogue both are those in the one archive that it would be. `payload` numbers the stored
+    bytes, `digest` is theirs (None where none was stored), and `tied` names all tensors that share them, this one
+    included, where there are others.
     """
 
     name: str

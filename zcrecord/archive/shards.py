@@ -103,9 +103,10 @@ class Shards:
     Attributes:
         catalogue: the archive that names them.
         names: their file names.
+        nbytes: their sizes, as the catalogue tells them.
     """
 
-    __slots__ = ("_lock", "_open", "_opened", "_seals", "catalogue", "names")
+    __slots__ = ("_lock", "_open", "_opened", "_seals", "catalogue", "names", "nbytes")
 
     def __init__(self, catalogue: Archive, open_shard: Callable[[str], Archive]) -> None:
         """Read the table of files.
@@ -125,6 +126,7 @@ class Shards:
                 )
                 raise FormatError(what, tensor="files.name")
         count = len(self.names)
+        self.nbytes: list[int] = table_of(catalogue, "files.nbytes", np.uint64, (count,)).tolist()
         self._seals = (
             table_of(catalogue, "files.trailer", np.uint8, (count, HEADER_SIZE)),
             table_of(catalogue, "files.index_sha256", np.uint8, (count, 32)),
@@ -143,7 +145,7 @@ class Shards:
 
     def _copied(self, open_shard: Callable[[str], Archive], opened: dict[int, Archive]) -> Shards:
         out = Shards.__new__(Shards)
-        out.catalogue, out.names, out._seals = self.catalogue.kept(), self.names, self._seals
+        out.catalogue, out.names, out.nbytes, out._seals = self.catalogue.kept(), self.names, self.nbytes, self._seals
         out._open, out._opened, out._lock = open_shard, opened, threading.Lock()
         return out
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from zcrecord.archive.archive import Verify
 from zcrecord.archive.damage import Damage
-from zcrecord.errors import FormatError, RecordError
+from zcrecord.errors import RecordError
 from zcrecord.record.load import load_record
 from zcrecord.record.record import Record
 
@@ -63,15 +63,19 @@ def _check_archive(
             if level == "full":
                 with showing_progress("verifying", progress_on) as progress:
                     record.verify(progress=progress)
+            elif level == "index" and record.archive.shard_names:
+                from zcrecord.archive.digest import check_indexes  # here, because few archives have shards
+
+                check_indexes(record.archive)
             told |= {"tensors": len(record), "archive_nbytes": record.archive_nbytes}
             told["content_digest"] = _digest(record, progress_on) if digest else None
     except RecordError as error:
-        damage = error.damage if isinstance(error, FormatError) else ()
+        damage = error.damage
         if as_json:
             out.json({**told, "ok": False, "error": error_json(error), "damage": [asdict(d) for d in damage]})
-        elif len(damage) > 1 or any(not d.tensors for d in damage):  # the one tensor is in the error
+        elif len(damage) > 1 or any(d.nbytes and not d.tensors for d in damage):  # the one tensor is in the error
             for d in damage:
-                out.line(f"{shown(name)}: {_damaged(d)}")
+                out.line(f"{shown(d.path or name)}: {_damaged(d)}")
         raise
     if as_json:
         out.json(told)
@@ -94,7 +98,8 @@ def _damaged(damage: Damage) -> str:
     more = sum(len(names[_GLANCE:]) for _, names in users)
     told += [f"{more} more"] if more else []
     used = f" of {', '.join(told)}" if told else ""
-    return f"[{damage.offset:#x}, {damage.offset + damage.nbytes:#x}){used}: {damage.what}"
+    place = f"[{damage.offset:#x}, {damage.offset + damage.nbytes:#x}){used}: " if damage.nbytes else ""
+    return f"{place}{damage.what}"
 
 
 def _check_model(model: str, out: Printer, progress_on: Printer, *, level: Verify, as_json: bool) -> None:
