@@ -17,6 +17,7 @@ Source: ONNX Runtime 1.31, its pull request 32437 (CUDA), and `onnxruntime_sessi
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import ctypes
 import itertools
@@ -28,7 +29,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -53,6 +54,7 @@ _FORMAT = "session.load_model_format"
 _COMPARES_SINCE = (1, 32)  # packed weights of a file with those that its kernel makes; earlier versions trust them
 _MODEL_LIMIT = (1 << 31) - 1
 _DIRECT = "session.use_external_initializer_file_buffers_directly"
+_LAST = 1 << 64  # more than any size
 _calls = itertools.count()
 _told = False
 
@@ -320,12 +322,35 @@ def _whole(record: Record) -> Bytes:
     return np.frombuffer(owner, np.uint8)
 
 
-def _file_of(record: Record) -> str | None:
-    """Return the resolved path of the file that a record maps, None if it is no longer there, or may be edited."""
-    if record.path is None or record.mode != "r":
-        return None
+class _Home(NamedTuple):
+    """Memory in which weights lie, and the resolved path of the file that is mapped there; None if there is none."""
+
+    memory: Bytes
+    path: str | None
+
+
+def _homes(record: Record) -> list[_Home]:
+    """Return the memory of a record: of a catalogue that of each shard, of any other archive its whole file's."""
     whole = _whole(record)
-    path = os.path.realpath(record.path)
+    if not record.archive.shard_names:
+        return [_Home(whole, _file_of(record.path, whole) if record.path and record.mode == "r" else None)]
+    homes = [_Home(whole, None)]
+    for part in record.archive.parts_by_file():
+        if part.file is not None:
+            memory = np.frombuffer(part.mapping, np.uint8)
+            homes.append(_Home(memory, _file_of(part.file[0], memory)))
+    return homes
+
+
+def _paths(found: Sequence[str | None]) -> list[str]:
+    """Return the paths of files, none of them unless all are known and lie in one folder."""
+    paths = [path for path in found if path is not None]
+    return paths if len(paths) == len(found) and len(set(map(os.path.dirname, paths))) == 1 else []
+
+
+def _file_of(given: str, whole: Bytes) -> str | None:
+    """Return the resolved path of the file that is mapped, None if it is no longer there."""
+    path = os.path.realpath(given)
     try:
         path.encode()  # ONNX Runtime takes no other names
         with open(path, "rb") as file:
@@ -353,44 +378,59 @@ class _SessionBuilder:
         self._providers = providers
 
     def make(self) -> Any:
-        """Return the session: the main graph's weights from memory if possible, all others from a file."""
+        """Return the session: the main graph's weights from memory if possible, all others from files."""
         name = f"zcrecord-{next(_calls)}"  # options may be given to several calls
-        path = _file_of(self._record)
-        direct = _version(self._ort) >= _DIRECT_SINCE and (path is None or _cpu_alone(self._providers[0]))
-        whole = _whole(self._record)
-        offsets = self._offsets(whole)
+        homes = _homes(self._record)
+        places = self._places(homes)
+        files = _paths([homes[home].path if home >= 0 else None for home in {home for home, _ in places.values()}])
+        on_disk = bool(files)
+        direct = _version(self._ort) >= _DIRECT_SINCE and (not on_disk or _cpu_alone(self._providers[0]))
         least = INLINE + 1 if direct else self._least()
         spill = _MappedWeights()
+        memories: dict[str, Bytes] = {}  # that ONNX Runtime is given, by name
 
         def refer(found: Initializer) -> bytes | None:
             nbytes = found.value.nbytes
-            if found.inside or nbytes < least or found.number not in offsets:
+            if found.inside or nbytes < least or found.number not in places:
                 return None
+            home, offset = places[found.number]
             if direct and found.graph == "main":
-                return graph.encode_reference(name, offsets[found.number], nbytes)
-            offset = offsets[found.number] if path is not None else None
-            return graph.encode_reference(*spill.place(path, offset, found), nbytes)
+                key = f"{name}-{home}" if home >= 0 else f"{name}+{found.number}"
+                memories[key] = homes[home].memory if home >= 0 else graph.raw_bytes(found.value)
+                return graph.encode_reference(key, offset, nbytes)
+            return graph.encode_reference(*spill.place(homes[home].path if on_disk else None, offset, found), nbytes)
 
         model = self._joined([*graph.model_parts(self._record, refer), self._more])
-        if direct:
+        if direct and memories:
             _configure(self._options, _DIRECT, "1")
-            self._options.add_external_initializers_from_files_in_memory([name], [whole], [len(whole)])
+            held = list(memories.values())
+            self._options.add_external_initializers_from_files_in_memory(list(memories), held, list(map(len, held)))
         with contextlib.ExitStack() as stack:
             if spill.used:
-                folder = str(Path(path).parent) if path is not None else stack.enter_context(spill.written())
+                folder = os.path.dirname(files[0]) if files else stack.enter_context(spill.written())
                 _configure(self._options, _FOLDER, folder)
-            before = None if path is None else identity_of(path)
+            before = {path: identity_of(path) for path in files}
             made = self._create(model)
-        if spill.used and path is not None and identity_of(path) != before:
-            raise SourceError("replaced while the session was made; make it again", path=path)
-        made._zcrecord = self._record, whole  # must outlive the session
+        for path, identity in before.items():
+            if spill.used and identity_of(path) != identity:
+                raise SourceError("replaced while the session was made; make it again", path=path)
+        made._zcrecord = self._record, homes, memories  # must outlive the session
         return made
 
-    def _offsets(self, whole: Bytes) -> dict[int, int]:
-        """Return the offset in the record's memory of each tensor that ONNX Runtime can use in place, by number."""
-        base = address(whole)
-        values = enumerate(self._record.values())
-        return {n: address(graph.raw_bytes(value)) - base for n, value in values if _mappable(value)}
+    def _places(self, homes: Sequence[_Home]) -> dict[int, tuple[int, int]]:
+        """Return the place of each tensor that ONNX Runtime can use there: the number of its home, the offset in it.
+
+        The home is -1 if the tensor has memory of its own.
+        """
+        starts = sorted((address(home.memory), len(home.memory), n) for n, home in enumerate(homes))
+        out: dict[int, tuple[int, int]] = {}
+        for number, value in enumerate(self._record.values()):
+            if _mappable(value):
+                at = address(graph.raw_bytes(value))
+                start, size, home = starts[max(bisect.bisect_right(starts, (at, _LAST)) - 1, 0)]
+                inside = start <= at and at + value.nbytes <= start + size
+                out[number] = (home, at - start) if inside else (-1, 0)
+        return out
 
     def _least(self) -> int:
         """Return the smallest size of a tensor that is mapped: more than INLINE if there are very many."""
