@@ -351,14 +351,16 @@ class HollowRecord:
     def _rooms(self, archive: Archive) -> dict[str, Any]:
         """Return the memory for each tensor's bytes, as they lie in the payload."""
         rooms: dict[str, Any] = {}
-        for name, (ref, _) in plan_load(archive, raw=True).targets.items():
-            constant = self._state.constants[name]
-            number = constant.info.payload
-            # A strided tensor is read with the bytes between its elements, which may be filled already.
-            apart = constant.info.strides is not None and len(self._state.sharing(constant)) > 1
-            if number is not None and not apart:
-                start = ref.offset - archive.offset - self._skeleton.offset(number)
-                rooms[name] = np.frombuffer(self._payload(number)[start : start + ref.nbytes], np.uint8)
+        for part in archive.parts_by_file():
+            base, offsets = part.offset + part.header.payload_offset, part.index.payloads["offset"]
+            for name, (ref, _) in plan_load(part, raw=True).targets.items():
+                constant = self._state.constants[name]
+                number = constant.info.payload
+                # A strided tensor is read with the bytes between its elements, which may be filled already.
+                apart = constant.info.strides is not None and len(self._state.sharing(constant)) > 1
+                if number is not None and not apart:
+                    start = ref.offset - base - int(offsets[ref.payload])
+                    rooms[name] = np.frombuffer(self._payload(number)[start : start + ref.nbytes], np.uint8)
         return rooms
 
     def _verify(self, constant: HollowConstant, tensor: Any) -> None:
