@@ -78,7 +78,8 @@ def sign(
     """Add a signature to an archive's metadata, in place or to a new file; whole or not at all.
 
     The archive is verified in full first. Its payloads stay where they are in it, as `zcrecord.edit` leaves them.
-    Signatures by other keys stay; one by the same key is replaced.
+    Signatures by other keys stay; one by the same key is replaced. Of a catalogue the shards stay as they are; at
+    `dest` it becomes one archive.
 
     Args:
         key: an Ed25519 private key: the path of a PEM file (PKCS #8, or OpenSSH's own form), its bytes, or a
@@ -117,13 +118,21 @@ def sign(
         record.verify(progress=progress)
         name, value, digest = _signed(record, private, progress)
         replaced = name in record.metadata
-        if record.archive.mapped:
-            add_metadata(record, out, {name: value}, durable=durable)
-        else:
-            layout = record.layout
-            options: dict[str, Any] = {"alignment": layout.alignment, "digest": layout.digest, "durable": durable}
-            save_record(record, out, metadata={**record.metadata, name: value}, **options)
+        _save_signed(record, out, {name: value}, in_place=dest is None, durable=durable)
     return SignReport(source, out, name.removeprefix(SIGNATURE_PREFIX), digest, replaced)
+
+
+def _save_signed(record: Record, out: str, signature: dict[str, str], *, in_place: bool, durable: bool) -> None:
+    if in_place and record.archive.shard_names:
+        from zcrecord.record.catalogue_metadata import add_to_catalogue  # here, because few records have shards
+
+        add_to_catalogue(record, signature, durable=durable)
+    elif record.archive.mapped and not record.archive.shard_names:
+        add_metadata(record, out, signature, durable=durable)
+    else:
+        layout = record.layout
+        options: dict[str, Any] = {"alignment": layout.alignment, "digest": layout.digest, "durable": durable}
+        save_record(record, out, metadata={**record.metadata, **signature}, **options)
 
 
 def _check_attribute_forms(record: Record) -> None:

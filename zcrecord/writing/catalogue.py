@@ -21,7 +21,7 @@ from zcrecord.tensors.packed import StringTensor
 from . import flatten
 from .writers import SaveReport, report_of
 
-__all__ = ["BLOBS", "WholeRecord", "WrittenShard", "flat_catalogue", "some_of"]
+__all__ = ["BLOBS", "WholeRecord", "WrittenShard", "flat_catalogue", "flat_tables", "outline_of", "some_of"]
 
 BLOBS = "blobs"  # the attribute whose items are the payloads that lie in the catalogue itself
 
@@ -108,11 +108,7 @@ class WholeRecord:
         offsets, end, base = plan_payloads(rows["nbytes"][new], alignment)
         rows["offset"] = offsets[np.cumsum(new) - 1]
         entries.payload_rows, entries.digest_kind = rows, kind
-        index = bytes(encode(entries))
-        start = align_up(HEADER_SIZE + len(index), base)
-        size = start + end + HEADER_SIZE
-        header = Header(alignment, base, HEADER_SIZE, len(index), start, size, zlib.crc32(index)).encode()
-        self.outline = header + index + header
+        self.outline, size = outline_of(entries, alignment, base, end)
         self.report: SaveReport = report_of(entries, size)
 
     def _blob(self, value: Any) -> Any:
@@ -125,6 +121,15 @@ class WholeRecord:
             self._known[data] = PayloadId(self._first_blob + len(self.blobs))
             self.blobs.append(data)
         return self._known[data]
+
+
+def outline_of(entries: Entries, alignment: int, base: int, end: int) -> tuple[bytes, int]:
+    """Return the outline of a whole whose payloads take `end` bytes in one archive, and the size of that archive."""
+    index = bytes(encode(entries))
+    start = align_up(HEADER_SIZE + len(index), base)
+    size = start + end + HEADER_SIZE
+    header = Header(alignment, base, HEADER_SIZE, len(index), start, size, zlib.crc32(index)).encode()
+    return header + index + header, size
 
 
 def flat_catalogue(whole: WholeRecord, shards: Sequence[WrittenShard]) -> flatten.FlatRecord:
@@ -141,6 +146,11 @@ def flat_catalogue(whole: WholeRecord, shards: Sequence[WrittenShard]) -> flatte
     }
     if whole.blobs:
         tree[BLOBS] = whole.blobs
+    return flat_tables(tree)
+
+
+def flat_tables(tree: dict[str, Any]) -> flatten.FlatRecord:
+    """Return a catalogue, given as the tree of its tables, ready to be written as an archive."""
     flat = flatten.flatten(tree)
     flat.modules[0] = flat.modules[0]._replace(type_name=CATALOGUE)
     return flat

@@ -1,0 +1,45 @@
+"""New metadata for a catalogue: the catalogue is written anew, its shards stay as they are."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from zcrecord.archive.archive import Archive
+from zcrecord.codec.layout import ALIGNMENT, HEADER_SIZE
+from zcrecord.errors import SourceError
+from zcrecord.storage.files import identity_of, open_sink
+from zcrecord.writing.catalogue import BLOBS, flat_tables, outline_of
+from zcrecord.writing.sharing import plan_sharing
+from zcrecord.writing.writers import write_plan
+
+from .record import Record
+from .save import metadata_entries, stored_entries
+
+__all__ = ["add_to_catalogue"]
+
+
+def add_to_catalogue(record: Record, metadata: Mapping[str, Any], *, durable: bool) -> None:
+    """Replace the catalogue of a record by one with more metadata, plain values but bytes; its shards stay as they are.
+
+    Raises:
+        SourceError: the file was replaced since it was opened, or the file system reports an error.
+    """
+    archive: Any = record.archive
+    catalogue: Archive = archive.shards.catalogue
+    entries = stored_entries(archive)
+    entries.metadata = [a for a in entries.metadata if a.key not in metadata] + metadata_entries(metadata)
+    entries.payload_rows, kind = archive.index.payloads, archive.index.digest_kind
+    entries.digest_kind, h = kind, archive.header
+    outline, _ = outline_of(entries, h.alignment, h.base_alignment, h.archive_size - HEADER_SIZE - h.payload_offset)
+    tree = Record(catalogue).tree()
+    tree["outline"] = np.frombuffer(outline, np.uint8)
+    if BLOBS in tree:
+        tree[BLOBS] = [bytes(blob) for blob in tree[BLOBS]]
+    flat = flat_tables(tree)
+    if catalogue.file is None or identity_of(catalogue.file[0]) != catalogue.file[1]:
+        raise SourceError("was replaced since it was opened; load it again", path=archive.path)
+    with open_sink(catalogue.file[0], durable=durable) as sink:
+        write_plan(sink, flat, plan_sharing(flat.values), alignment=ALIGNMENT, kind=kind)
