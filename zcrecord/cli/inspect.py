@@ -68,6 +68,7 @@ def _print_info(
 ) -> None:
     """Print the facts; the content digest, which reads everything, if `digest`; if None, where that is quick."""
     facts = _facts(record, name)
+    facts["catalogue"] = _catalogue(record)
     facts["tuned"] = _tuned(record)
     facts["content_digest"] = _content_digest(record, progress_on, digest)
     if as_json:
@@ -114,6 +115,14 @@ def _facts(record: Record, name: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def _catalogue(record: Record) -> dict[str, Any] | None:
+    """Return names and sizes of a catalogue's shards, and the bytes of all its files; None for any other archive."""
+    sizes = [size for size, _ in record.archive.files()]
+    names = record.archive.shard_names
+    shards = [{"name": name, "nbytes": size} for name, size in zip(names, sizes[1:], strict=True)]
+    return {"nbytes": sum(sizes), "shards": shards} if names else None
+
+
 def _tuned(record: Record) -> dict[str, Any] | None:
     """Return sizes and targets of an archive's tuned part, and the reason why one does not fit here; None without."""
     from zcrecord.onnx.graph import tuned_module  # here, for the sake of the other commands' start
@@ -157,7 +166,11 @@ def _content_digest(record: Record, progress_on: Printer, digest: bool | None) -
 def _fact_lines(facts: dict[str, Any], out: Printer) -> Iterator[tuple[str, str]]:
     size, index = out.size, facts["index"]
     tensors, modules = facts["tensors"], facts["modules"]
-    yield "archive", f"{size(facts['archive_nbytes'])}, format version {facts['version']}"
+    if (found := facts["catalogue"]) is not None:
+        yield "catalogue", f"of {counted(len(found['shards']), 'shard')}, {size(found['nbytes'])} in all files"
+        yield "as one", f"{size(facts['archive_nbytes'])} of archive, format version {facts['version']}"
+    else:
+        yield "archive", f"{size(facts['archive_nbytes'])}, format version {facts['version']}"
     yield "tensors", f"{tensors} in {counted(modules, 'module')}"
     yield "payload", size(facts["payload_nbytes"])
     for kind, sums in facts["dtypes"].items():
@@ -211,7 +224,7 @@ def _print_tensors(
     """
     tensors = _picked(record, sort, patterns)
     if as_json:
-        out.json_array(map(_tensor_json, tensors))
+        out.json_array({**_tensor_json(t), **_shard(record, t)} for t in tensors)
     else:
         out.table(_COLUMNS, (_tensor_cells(t, out) for t in tensors))
 
@@ -270,6 +283,13 @@ def _tensor_json(tensor: TensorInfo) -> dict[str, Any]:
         "tied": max(len(tensor.tied) - 1, 0),
         "module": tensor.module,
     }
+
+
+def _shard(record: Record, tensor: TensorInfo) -> dict[str, Any]:
+    """Return the shard of a catalogue that a tensor lies in, whole; nothing for any other archive."""
+    if not record.archive.shard_names:
+        return {}
+    return {"shard": None if tensor.payload is None else record.archive.file_of(tensor.payload)}
 
 
 def tree_arguments(parser: Parser) -> None:

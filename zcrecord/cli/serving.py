@@ -20,6 +20,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from zcrecord.archive.archive import takes_one_file
 from zcrecord.codec.layout import MAGIC
 from zcrecord.errors import SourceError, UnsupportedError, missing_package
 from zcrecord.record.load import load_record
@@ -168,6 +169,7 @@ def _aiohttp() -> Any:
 def _check_archive(path: Path, *, samples: bool) -> None:
     """Raise RecordError unless a file is an archive that the page can read, and samples have their tensors."""
     with load_record(path) as record:
+        takes_one_file(record.archive, "serve")
         fits = not samples or ("labels" in record and ("images" in record or "inputs" in record))
     if read_start(os.fspath(path), len(MAGIC)) != MAGIC:
         what = "is packed or attached to a program, and browsers read plain archives: unpack or detach it first"

@@ -11,7 +11,7 @@ import os
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from zcrecord.archive.archive import Verify
+from zcrecord.archive.archive import Archive, Verify, takes_one_file
 from zcrecord.codec.layout import (
     ATTACHED_ALIGNMENT,
     ATTACHED_SIZE,
@@ -124,8 +124,7 @@ def attach(
     if not _same(out, path):
         check_destination(_path_or_none(archive), out, force)
     with load_record(archive, verify=verify) as record:
-        if not record.archive.whole:
-            raise UnsupportedError("only whole archives can be attached", path=record.archive.path)
+        _check_whole(record.archive)
         record.archive.bring()
         weights = record.archive.buffer
         octets = map_file(path, least=0).octets
@@ -204,6 +203,13 @@ def detach(
 def _same(out: str, path: str) -> bool:
     with refusals(out):
         return out == path or (os.path.exists(out) and os.path.exists(path) and os.path.samefile(out, path))
+
+
+def _check_whole(archive: Archive) -> None:
+    """Raise UnsupportedError unless an archive is one from end to end."""
+    takes_one_file(archive, "attach")
+    if not archive.whole:
+        raise UnsupportedError("only whole archives can be attached", path=archive.path)
 
 
 def _path_or_none(archive: Any) -> str | None:

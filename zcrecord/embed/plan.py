@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import zcrecord
+from zcrecord.archive.archive import takes_one_file
 from zcrecord.archive.info import TensorInfo
 from zcrecord.archive.name_patterns import NameFilter, Patterns, matcher
 from zcrecord.archive.payloads import Payloads
@@ -219,6 +220,7 @@ def record_of(source: Any) -> Record:
         UnsupportedError: it is in memory, packed, or part of another file.
     """
     if isinstance(source, Record):
+        takes_one_file(source.archive, "embed")
         root = source.archive.root
         if source.path is None or not root.whole or root.embedded is not None or root.offset or root.mode != "r":
             what = "constants are made of an archive's own file; give its path, or save the record to one first"
@@ -229,6 +231,7 @@ def record_of(source: Any) -> Record:
         what = "is packed for transport; unpack it first: zcrecord unpack, or zcrecord.transport.unpack"
         raise UnsupportedError(what, path=path)
     record = zcrecord.load_record(path)
+    takes_one_file(record.archive, "embed")
     if record.archive.offset:
         what = "the archive is part of another file; take it out first: zcrecord detach"
         raise UnsupportedError(what, path=path)

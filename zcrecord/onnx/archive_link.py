@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from zcrecord.archive.archive import takes_one_file
 from zcrecord.archive.digest import content_digest
 from zcrecord.archive.info import TensorInfo
 from zcrecord.archive.payloads import Payloads
@@ -126,6 +127,7 @@ def link(model: OpenedModel, dest: str) -> ArchiveLink:
     if path is None:
         raise UnsupportedError("external=True needs an archive in a file, and this one is in memory; save it to one")
     archive = record.archive
+    takes_one_file(archive, "external=True")
     if record.mode != "r" or not archive.whole:
         what = "it may hold edits that its file does not" if record.mode != "r" else "it is a part of its archive"
         raise UnsupportedError(f"external=True refers to the file, but {what}; save the record first", path=path)

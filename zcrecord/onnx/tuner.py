@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from zcrecord.archive.archive import Archive
+from zcrecord.archive.archive import Archive, takes_one_file
 from zcrecord.codec.digests import digest_of
 from zcrecord.codec.entries import AttributeEntry, Entries, ModuleEntry, ModuleKind, PayloadId
 from zcrecord.codec.index import PAYLOAD
@@ -206,6 +206,7 @@ def _opened(archive: Any, dest: Any, force: bool, durable: bool) -> Iterator[_Wo
             raise UnsupportedError("a tuned archive is a regular file in a folder; name one", path=out)
     with load_record(path) as record:
         opened = record.archive
+        takes_one_file(opened, "tuning")
         if opened.embedded is not None:
             raise UnsupportedError("is attached to a program; detach it, tune it, and attach it again", path=path)
         if not opened.mapped:

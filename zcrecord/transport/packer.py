@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from zcrecord.archive.archive import open_archive
+from zcrecord.archive.archive import Archive, open_archive, takes_one_file
 from zcrecord.codec.layout import HEADER_SIZE, Header, decode_header, locate, too_short
 from zcrecord.errors import FormatError, LimitError, RecordError, SourceError, UnsupportedError
 from zcrecord.storage.compressed import import_zstandard
@@ -40,6 +40,7 @@ __all__ = ["PREADV", "ArchiveCheck", "PackReport", "checked_paths", "pack"]
 PREADV = hasattr(os, "preadv")  # threads can read one file by position
 _FRAME = 4 << 20  # bytes of a frame of larger payloads; the last may be 1.5 times as large
 _GATHERED = 1 << 20  # bytes up to which neighbouring payloads share a frame
+_PACKING = "pack"
 _INDEX_FREE = 32 << 20  # bytes of an index that are held however few packed bytes they come from
 
 PackedFrame = tuple[SeekEntry, bytes]
@@ -80,8 +81,8 @@ def pack(
     """Write an archive's packed form, from which `unpack`, or any zstd, gives back the very same bytes.
 
     The same archive, level and zstd library give the same bytes, with any number of threads. From a path, or a stream
-    whose index comes first, frames begin where payloads do; a stream whose index comes last is cut every 4 MiB, and its
-    index is checked only if the header says where it is.
+    with its index in front, frames begin where payloads do; one with its index behind is cut every 4 MiB, and the index
+    is checked only if the header locates it.
 
     Args:
         source: a path or a binary file object, read forward once.
@@ -93,8 +94,8 @@ def pack(
         progress: called with the archive's bytes done, and with their total, if that is known.
 
     Raises:
-        FormatError: the source is no archive. DestinationExistsError: `dest` exists and `force` was not given, or is
-        the source. SourceError: the file system reports an error. DependencyError: zstandard is not installed.
+        FormatError: the source is no archive. UnsupportedError: it is a catalogue. DestinationExistsError: `dest` is
+        there, or is the source. SourceError: the file system reports an error. DependencyError: no zstandard.
 
     Example:
         >>> import numpy as np, zcrecord
@@ -184,8 +185,10 @@ class ArchiveCheck:
         self._last = (self._last + bytes(piece[-HEADER_SIZE:]))[-HEADER_SIZE:]
         self.size = end
 
-    def finish(self, sink: Sink | None = None) -> None:
+    def finish(self, sink: Sink | None = None) -> Archive | None:
         """Check header, trailer and index; the index may be read back from the sink that the archive was written to.
+
+        Returns the archive, without its payloads, if its index was there.
 
         Raises:
             FormatError: it is no archive. IntegrityError: its index is damaged.
@@ -199,7 +202,8 @@ class ArchiveCheck:
             index = sink.read_back(header.index_offset, header.index_size)
         if index:
             memory.octets[header.index_offset : header.index_offset + len(index)] = index
-            open_archive(memory, verify="index")
+            return open_archive(memory, verify="index")
+        return None
 
 
 def _compressors(level: int) -> Start[Any, PackedFrame]:
@@ -230,6 +234,7 @@ def _pack_file(
     """
     memory = map_file(path)
     archive = open_archive(memory, verify="index")
+    takes_one_file(archive, _PACKING)
     bounds = _frame_bounds(archive.header, archive.index.payloads["offset"])
     archive.release()
     check.expected = bounds[-1]
@@ -256,7 +261,9 @@ def _pack_stream(
 ) -> Generator[PackedFrame, None, None]:
     """Yield the frames of an archive as it comes, and check it at its end."""
     yield from map_ordered(compressors, _frame_contents(reader, check), threads)
-    check.finish()
+    archive = check.finish()
+    if archive is not None:
+        takes_one_file(archive, _PACKING)
 
 
 def _frame_contents(reader: StreamReader, check: ArchiveCheck) -> Iterator[bytes]:
@@ -299,6 +306,7 @@ def _stream_bounds(reader: StreamReader) -> tuple[memoryview, list[int] | None]:
     size = header.archive_size
     memory = sparse_memory(size, [(0, head), (size - HEADER_SIZE, head[:HEADER_SIZE])])
     archive = open_archive(memory, verify="index")
+    takes_one_file(archive, _PACKING)
     return memoryview(head), _frame_bounds(header, archive.index.payloads["offset"])
 
 
