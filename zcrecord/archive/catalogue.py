@@ -135,7 +135,7 @@ class ShardedArchive(Archive):
         Of a part of it they are parts of those that it lies in.
         """
         self.ensure_all()
-        catalogue, sizes = self.shards.catalogue, self.shards.nbytes
+        catalogue, sizes = self.shards.catalogue, self.shards.sizes()
         if self.complete:
             shards = [(size, partial(self._shard, f)) for f, size in enumerate(sizes)]
             return [(catalogue.header.archive_size, lambda: catalogue), *shards]

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from zcrecord.codec.entries import PayloadId
-from zcrecord.codec.layout import HEADER_SIZE, NONE
+from zcrecord.codec.layout import HEADER_SIZE, NONE, decode_header
 from zcrecord.errors import FormatError, IntegrityError, SourceError, printable
 from zcrecord.storage.folders import is_plain_name
 from zcrecord.tensors.packed import StringTensor
@@ -103,10 +103,9 @@ class Shards:
     Attributes:
         catalogue: the archive that names them.
         names: their file names.
-        nbytes: their sizes, as the catalogue tells them.
     """
 
-    __slots__ = ("_lock", "_open", "_opened", "_seals", "catalogue", "names", "nbytes")
+    __slots__ = ("_lock", "_open", "_opened", "_seals", "catalogue", "names")
 
     def __init__(self, catalogue: Archive, open_shard: Callable[[str], Archive]) -> None:
         """Read the table of files.
@@ -126,13 +125,21 @@ class Shards:
                 )
                 raise FormatError(what, tensor="files.name")
         count = len(self.names)
-        self.nbytes: list[int] = table_of(catalogue, "files.nbytes", np.uint64, (count,)).tolist()
         self._seals = (
             table_of(catalogue, "files.trailer", np.uint8, (count, HEADER_SIZE)),
             table_of(catalogue, "files.index_sha256", np.uint8, (count, 32)),
         )
         self._open, self._lock = open_shard, threading.Lock()
         self._opened: dict[int, Archive] = {}
+
+    def sizes(self) -> list[int]:
+        """Return the bytes of each, as the catalogue's trailers of them say.
+
+        Raises:
+            FormatError: one is no trailer.
+        """
+        found = [decode_header(trailer.tobytes(), "trailer") for trailer in self._seals[0]]
+        return [0 if header is None else header.archive_size for header in found]
 
     def kept(self) -> Shards:
         """Return them once more, to be released by themselves."""
@@ -145,7 +152,7 @@ class Shards:
 
     def _copied(self, open_shard: Callable[[str], Archive], opened: dict[int, Archive]) -> Shards:
         out = Shards.__new__(Shards)
-        out.catalogue, out.names, out.nbytes, out._seals = self.catalogue.kept(), self.names, self.nbytes, self._seals
+        out.catalogue, out.names, out._seals = self.catalogue.kept(), self.names, self._seals
         out._open, out._opened, out._lock = open_shard, opened, threading.Lock()
         return out
 
