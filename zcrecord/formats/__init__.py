@@ -42,7 +42,7 @@ from zcrecord.storage.files import (
     refusals,
     scratch_file,
 )
-from zcrecord.storage.folders import MODEL, model_folder, takes_folder
+from zcrecord.storage.folders import archive_in, model_folder, names_folder, takes_folder
 from zcrecord.writing.writers import ConvertReport, peak_rss
 
 __all__ = ["FORMATS", "ConvertReport", "Format", "convert"]
@@ -75,7 +75,8 @@ def convert(
 
     Args:
         source, dest: paths; where the format is one forward pass, binary file objects, too, and compressed sources. A
-            folder is read as the one model in it, or as all its .onnx; see `onnx.convert`, also for a folder as `dest`.
+            folder is read as the one model in it, or as all its .onnx (see `onnx.convert`); into a folder, one that is
+            there or whose name ends in "/", goes model.zcr or the like, with the small files beside the model.
         source_format: a name of FORMATS. By default what the first bytes say; where they say nothing, the suffix.
         dest_format: the same; by default what the suffix says, an archive for a file object.
         alignment, durable: those of `save_record`.
@@ -101,13 +102,16 @@ def convert(
     started = time.perf_counter()
     folder, source = path_or_none(source), _in_folder(source, source_format)
     source_path, dest_path = path_or_none(source), path_or_none(dest)
-    into = folder is not None and dest_path is not None and _takes_folder(folder, dest_path, dest_format)
-    target = ARCHIVE if into else _dest_format(dest_path, dest_format)
+    into = dest_path is not None and _takes_folder(folder, dest_path, dest_format)
+    target = _dest_format(None if into else dest_path, dest_format)
     _check_options(target, dest_path, alignment, max_shard_size)
     with contextlib.ExitStack() as stack:
-        if into and folder is not None and dest_path is not None:
-            dest = stack.enter_context(model_folder(folder, dest_path, force=force, durable=durable))
-            dest_path = os.path.join(dest_path, MODEL)
+        if into and dest_path is not None:
+            weights = f"model{FORMATS[target].suffixes[0]}"
+            _check_other(source_path, dest_path, weights)
+            beside = folder if folder is not None and os.path.isdir(folder) else None
+            dest = stack.enter_context(model_folder(beside, dest_path, weights, force=force, durable=durable))
+            dest_path = os.path.join(dest_path, weights)
         else:
             check_destination(source_path, dest_path, force)
         given, kind = stack.enter_context(_recognised(source, source_path, source_format))
@@ -116,6 +120,12 @@ def convert(
         report = work.run(kind, given, target, dest)
     seconds = time.perf_counter() - started
     return dataclasses.replace(report, source=source_path, dest=dest_path, seconds=seconds, peak_rss=peak_rss())
+
+
+def _check_other(source: str | None, folder: str, weights: str) -> None:
+    """Raise DestinationExistsError if weights in a folder, in one file or with an index, are the source themselves."""
+    for name in (weights, f"{weights}.index.json"):
+        check_destination(source, os.path.join(folder, name), force=True)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -149,12 +159,11 @@ class _Conversion:
             return onnx.convert(given, dest, force=self.force, progress=self.progress, **options)
         options |= {"max_shard_size": self.max_shard_size}
         if kind == ARCHIVE:
-            with _loaded(given) as record:
-                saved, modules, nbytes = (
-                    save_record(record, dest, **options),
-                    len(record.modules),
-                    record.archive_nbytes,
-                )
+            with _loaded(given) as loaded:
+                _check_no_shard(loaded, self.dest_path)
+                record = loaded if self.max_shard_size is None else untuned_record(loaded)
+                saved, modules = save_record(record, dest, **options), len(record.modules)
+                nbytes = loaded.archive_nbytes
             self.progress(nbytes, nbytes)
         else:
             with RecordWriter(dest, **options) as out:
@@ -180,6 +189,7 @@ class _Conversion:
         if target == SAFETENSORS:
             options |= {"max_shard_size": self.max_shard_size, "force": self.force}
         with _loaded(given) as loaded:
+            _check_no_shard(loaded, self.dest_path)
             record = untuned_record(loaded)
             written = _module(target).write(record, dest, **options)
             repeated, nbytes = _repeated(record)
@@ -212,6 +222,13 @@ class _Conversion:
 
 def _loaded(given: Any) -> Record:
     return load_record(given if isinstance(given, str) else given.read())
+
+
+def _check_no_shard(record: Record, dest: str | None) -> None:
+    """Raise DestinationExistsError if a destination is a shard of the source."""
+    folder = os.path.dirname(record.path or "")
+    for name in record.archive.shard_names if dest is not None else ():
+        check_destination(os.path.join(folder, name), dest, force=True)
 
 
 def _repeated(record: Record) -> tuple[int, int]:
@@ -306,17 +323,17 @@ def _guessed(found: FileType | None, path: str | None) -> str:
     raise FormatError(f"{what}; name its format (source_format=, --from): {', '.join(FORMATS)}", path=path)
 
 
-def _takes_folder(source: str, dest: str, dest_format: str | None) -> bool:
-    """Return True if what is made of a source becomes a model folder: by the source, the suffix, what is there."""
-    plain = dest_format is None and _by_suffix(dest) is None
-    return os.path.isdir(source) and takes_folder(dest) and (plain or os.path.isdir(dest))
+def _takes_folder(source: str | None, dest: str, dest_format: str | None) -> bool:
+    """Return True if what is made of a source is put into a folder: by what is there, by the source and the suffix."""
+    made_of_folder = source is not None and os.path.isdir(source) and takes_folder(dest)
+    return names_folder(dest) or (made_of_folder and dest_format is None and _by_suffix(dest) is None)
 
 
 def _in_folder(source: Any, named: str | None) -> Any:
     """Return the path of the one model in a folder; the folder, if it has several of ONNX; any other source as it is.
 
-    Of several formats the first in FORMATS is taken; shards count as their index; of .bin files pytorch_model.bin is
-    taken.
+    Of several formats the first in FORMATS is taken, an archive last; shards count as their index or catalogue; of .bin
+    files pytorch_model.bin is taken.
 
     Raises:
         SourceError: there is none, or more than one.
@@ -333,8 +350,11 @@ def _in_folder(source: Any, named: str | None) -> Any:
         by_kind[SAFETENSORS] = [name for name in by_kind[SAFETENSORS] if not _SHARD.search(name)]
     if "pytorch_model.bin" in by_kind.get("torch", ()):
         by_kind["torch"] = ["pytorch_model.bin"]
-    order = [name for name in FORMATS if name != ARCHIVE] if named is None else [named]
-    found: list[str] = next((by_kind[kind] for kind in order if kind in by_kind), [])
+    order = [*(name for name in FORMATS if name != ARCHIVE), ARCHIVE] if named is None else [named]
+    kind = next((kind for kind in order if kind in by_kind), None)
+    if kind == ARCHIVE:
+        return archive_in(folder)
+    found = by_kind.get(kind, [])
     if len(found) == 1:
         return os.path.join(folder, found[0])
     if found and found == by_kind.get(ONNX):

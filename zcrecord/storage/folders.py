@@ -25,13 +25,14 @@ __all__ = [
     "in_hub_cache",
     "is_plain_name",
     "model_folder",
+    "names_folder",
     "takes_folder",
 ]
 
 MODEL = "model.zcr"
 # Suffixes of configuration, tokenizers, templates, code and model cards, as transformers and Optimum write them; an
 # index of shards is none of them.
-_BESIDE = (".json", ".txt", ".model", ".tiktoken", ".jinja", ".py", ".md")
+_BESIDE = (".json", ".txt", ".model", ".tiktoken", ".jinja", ".py", ".md", "LICENSE", "NOTICE")
 _INDEX = ".index.json"
 _PIECE = 1 << 20
 SHARD_NAME = re.compile(r".*-\d{5}-of-\d{5}\.zcr")  # of a shard, which is no model by itself
@@ -66,7 +67,12 @@ def is_plain_name(file: str, suffix: str) -> bool:
 
 def takes_folder(dest: str) -> bool:
     """Return True if what is made of a folder becomes a folder at `dest`: it is one, or is new and not named .zcr."""
-    return os.path.isdir(dest) or not (os.path.exists(dest) or dest.endswith(".zcr"))
+    return names_folder(dest) or not (os.path.exists(dest) or dest.endswith(".zcr"))
+
+
+def names_folder(dest: str) -> bool:
+    """Return True if a path names a folder: one that is there, or a new one by the separator at its end."""
+    return os.path.isdir(dest) or (dest.endswith(("/", os.sep)) and not os.path.exists(dest))
 
 
 def companions(folder: str) -> list[str]:
@@ -92,31 +98,38 @@ def in_hub_cache(folder: str, path: str) -> bool:
 
 
 @contextlib.contextmanager
-def model_folder(source: str, dest: str, *, force: bool, durable: bool) -> Iterator[str]:
+def model_folder(
+    source: str | None, dest: str, weights: str = MODEL, *, force: bool, durable: bool
+) -> Iterator[str]:
     """Yield a path for the archive of a new model folder; at the end it is in `dest`, with the source's companions.
 
-    A new folder appears whole, or not at all. Into one that exists the files are moved one by one, the archive last;
-    other files there stay. Files with the same bytes are left as they are.
+    A new folder appears whole, or not at all. In one that exists the archive is at its place as soon as it is written,
+    shards and all, and the other files are moved there at the end; files with the same bytes are left as they are.
+
+    Args:
+        source: a folder; None for none, so that there are no companions.
+        weights: the name of the archive, or of the file of another format.
 
     Raises:
         DestinationExistsError: the archive, or another file of this name, is there, and `force` was not given.
         SourceError: the file system reports an error.
     """
     there = os.path.isdir(dest)
-    names = [name for name in companions(source) if not (there and _same(source, dest, name))]
-    for name in (*names, MODEL) if there else ():
+    found = [] if source is None else companions(source)
+    names = [name for name in found if not (there and _same(str(source), dest, name))]
+    for name in (*names, weights) if there else ():
         check_destination(None, os.path.join(dest, name), force)
-    with scratch_folder(os.path.join(dest, MODEL) if there else dest) as scratch:
+    with scratch_folder(os.path.join(dest, weights) if there else os.path.abspath(dest)) as scratch:
         made = os.path.join(scratch, "folder")
         with refusals(dest):
             os.mkdir(made)
-        yield os.path.join(made, MODEL)
         for name in names:
-            _copy(os.path.join(source, name), os.path.join(made, name), durable)
+            _copy(os.path.join(str(source), name), os.path.join(made, name), durable)
+        yield os.path.join(dest if there else made, weights)
         with refusals(dest):
             if not there:
-                os.rename(made, dest)
-            for name in (*names, MODEL) if there else ():
+                os.rename(made, os.path.abspath(dest))
+            for name in names if there else ():
                 os.replace(os.path.join(made, name), os.path.join(dest, name))
         if durable and os.name == "posix":
             sync_folder(dest if there else os.path.dirname(os.path.realpath(dest)))
