@@ -36,6 +36,7 @@ AREAS = (
     "sharing",
     "remote",
     "integrity",
+    "edits",
     "web",
 )
 ON_REQUEST = ("architectures",)  # by --only alone: its figures are not in the results file

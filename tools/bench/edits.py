@@ -1,0 +1,174 @@
+"""Edits of a large archive, beside `cp` of the file and safetensors' way of the same change: load all, save all.
+
+On the folder's file system and, for root on Linux with xfsprogs, on XFS in a file, which clones. fsync on XFS alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import statistics
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+import zcrecord
+from tools.bench.harness import OURS, Promise, Row, Settings, collect, require_disk
+from tools.bench.large import make_buffers
+from tools.bench.peers import PEERS, SAFETENSORS
+from tools.measure import MIB, begin_peak, peak_rss
+from tools.worker import call_alone
+
+__all__ = ["change_archive", "change_safetensors", "run"]
+
+AREA = "edits"
+CP = "cp"
+REFLINK = "cp --reflink=always"
+CHANGES = ("metadata", "a tensor", "names")
+
+
+def run(settings: Settings) -> Iterator[Row]:
+    """Yield the rows of copied edits, then those of cloned ones."""
+    mib_each = settings.pick(64, 1)
+    require_disk(settings.folder, 150 * mib_each * MIB)
+    archive, peer, out = (settings.folder / name for name in ("edit.zcr", "edit.safetensors", "edited"))
+    buffers = make_buffers(mib_each)
+    total = sum(b.nbytes for b in buffers.values())
+    zcrecord.save_record(buffers, archive)
+    PEERS[SAFETENSORS].save(peer, buffers)
+    del buffers
+    repeats = settings.pick(5, 1)
+    for change in CHANGES:
+        peaks: dict[str, list[float]] = {OURS: [], SAFETENSORS: []}
+
+        def ours(target: str, path: Path, name: str, what: str, told: dict[str, list[float]]) -> float:
+            _settle(out)
+            found = call_alone(f"tools.bench.edits:{target}", path=str(path), out=str(out), change=what)
+            told[name].append(found["peak"])
+            return float(found["seconds"])
+
+        ways: dict[str, Callable[[], float]] = {
+            OURS: partial(ours, "change_archive", archive, OURS, change, peaks),
+            CP: partial(_copy, archive, out),
+            SAFETENSORS: partial(ours, "change_safetensors", peer, SAFETENSORS, change, peaks),
+        }
+        seconds = {name: statistics.median(s) for name, s in collect(repeats, ways).items()}
+        what = f"change {change} of {total / 1e9:.1f} GB, copied, no fsync"
+        yield Row(AREA, what, "s", seconds, Promise("within", 1.25, CP), samples=repeats)
+        growth = {name: statistics.median(told) for name, told in peaks.items()}
+        yield Row(AREA, f"{what}: peak memory above what it starts with", "B", growth, Promise("under", 32 * MIB))
+    for path in (archive, peer, out):
+        path.unlink(missing_ok=True)
+    yield from _cloned(settings)
+
+
+def _settle(out: Path) -> None:
+    """Have what was written before cost nobody else anything."""
+    out.unlink(missing_ok=True)
+    os.sync()
+
+
+def _copy(path: Path, out: Path, *options: str) -> float:
+    _settle(out)
+    start = time.perf_counter()
+    subprocess.run(["cp", *options, str(path), str(out)], check=True)
+    return time.perf_counter() - start
+
+
+def _cloned(settings: Settings) -> Iterator[Row]:
+    """Yield the rows of 10 GB on XFS; none where it cannot be had."""
+    gigabytes = settings.pick(10, 1)
+    require_disk(settings.folder, (gigabytes + 2) << 30)
+    with _xfs(settings.folder, (gigabytes + 1) << 30) as disk:
+        if disk is None:
+            return
+        path, out = disk / "large.zcr", disk / "out.zcr"
+        nbytes = _make(path, gigabytes)
+        repeats = settings.pick(9, 2)
+        before = _used(disk)
+        ways = {OURS: partial(_edit, path, out), REFLINK: partial(_copy, path, out, "--reflink=always")}
+        collect(1, ways)
+        seconds = {name: statistics.median(s) for name, s in collect(repeats, ways).items()}
+        what = f"change metadata of {nbytes / 1e9:.1f} GB on XFS, fsync"
+        yield Row(AREA, what, "s", seconds, Promise("under", 0.1), note="cp waits for no disk", samples=repeats)
+        _edit(path, out)
+        space = {OURS: float(max(_used(disk) - before, 0))}
+        yield Row(AREA, f"{what}: space for both archives beyond that of one", "B", space, Promise("under", MIB))
+
+
+@contextlib.contextmanager
+def _xfs(folder: Path, nbytes: int) -> Iterator[Path | None]:
+    """Yield a folder on an XFS of its own, None where none can be made."""
+    image, disk = folder / "xfs", folder / "disk"
+    disk.mkdir()
+    with open(image, "wb") as file:
+        file.truncate(nbytes)
+    commands = [["mkfs.xfs", "-q", str(image)], ["mount", "-o", "loop", str(image), str(disk)]]
+    made = shutil.which("mkfs.xfs") and not any(subprocess.run(c, capture_output=True).returncode for c in commands)
+    try:
+        yield disk if made else None
+    finally:
+        if made:
+            subprocess.run(["umount", str(disk)], check=True)
+        image.unlink()
+
+
+def _used(disk: Path) -> int:
+    os.sync()
+    told = os.statvfs(disk)
+    return (told.f_blocks - told.f_bfree) * told.f_frsize
+
+
+def _make(path: Path, gigabytes: int) -> int:
+    """Save tensors of 64 MiB, none equal to another; return the archive's size."""
+    block = np.random.default_rng(0).integers(0, 255, 64 * MIB, np.uint8)
+    with zcrecord.RecordWriter(path) as out:
+        for number in range(gigabytes * 16):
+            block[:8] = np.frombuffer(number.to_bytes(8, "little"), np.uint8)
+            out.add(f"blocks.{number}.weight", block)
+    return path.stat().st_size
+
+
+def _edit(path: Path, out: Path) -> float:
+    _settle(out)
+    start = time.perf_counter()
+    with zcrecord.edit(path, out) as model:
+        model.metadata["license"] = "mit"
+    return time.perf_counter() - start
+
+
+# -- in a process of its own -----------------------------------------------------------------------------------------
+
+
+def change_archive(path: str, out: str, change: str) -> dict[str, float]:
+    """Change an archive into another file; return the seconds, and by how much the peak of memory grew."""
+    import flatbuffers  # noqa: F401  # as the peer's package, before the clock is read
+
+    change_with = zcrecord.edit
+    before, start = begin_peak(), time.perf_counter()
+    with change_with(path, out, durable=False) as model:
+        model.metadata["license"] = "mit"
+        if change == "a tensor":
+            model["blocks.3.weight"] = np.ones((256, 256), np.float32)
+        if change == "names":
+            model.rename("blocks.*", "layers.*")
+    return {"seconds": time.perf_counter() - start, "peak": float((peak_rss() or 0) - before)}
+
+
+def change_safetensors(path: str, out: str, change: str) -> dict[str, float]:
+    """Make the same change of a safetensors file."""
+    from safetensors.numpy import load_file, save_file
+
+    before, start = begin_peak(), time.perf_counter()
+    tensors = load_file(path)
+    if change == "a tensor":
+        tensors["blocks.3.weight"] = np.ones((256, 256), np.float32)
+    if change == "names":
+        tensors = {name.replace("blocks.", "layers."): tensor for name, tensor in tensors.items()}
+    save_file(tensors, out, metadata={"license": "mit"})
+    return {"seconds": time.perf_counter() - start, "peak": float((peak_rss() or 0) - before)}
