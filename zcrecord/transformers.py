@@ -192,16 +192,20 @@ def _check(where: str, kwargs: dict[str, Any]) -> None:
 def _configured(
     transformers: Any, where: str, model_class: Any, kwargs: dict[str, Any]
 ) -> tuple[Any, dict[str, Any], dict[str, Any]]:
-    """Return the model's config, the arguments that changed it, and those for the model."""
+    """Return the model's config, the arguments that are for its generation config, too, and those for the model.
+
+    Of the arguments that change an Auto class's config, transformers gives none to the generation config.
+    """
     config, overrides = kwargs.get("config"), {k: v for k, v in kwargs.items() if k not in _BESIDE}
     rest = {k: v for k, v in kwargs.items() if k in _BESIDE and k != "config"}
     if isinstance(config, transformers.PretrainedConfig):
         overrides, rest = {}, rest | overrides
     else:
         trusted = {"trust_remote_code": True} if kwargs.get("trust_remote_code") else {}
-        reader = getattr(model_class, "config_class", None) or transformers.AutoConfig
+        own = getattr(model_class, "config_class", None)  # which an Auto class has not
+        reader = own or transformers.AutoConfig
         config, unused = reader.from_pretrained(config or where, return_unused_kwargs=True, **trusted, **overrides)
-        overrides = {k: v for k, v in overrides.items() if k not in unused}
+        overrides = {k: v for k, v in overrides.items() if own and k not in unused}
         rest |= unused
     if (quantised := getattr(config, "quantization_config", None)) is not None:
         how = quantised.get("quant_method") if isinstance(quantised, dict) else quantised.quant_method
@@ -318,7 +322,7 @@ def _saved_state(model: Any, original: bool) -> dict[str, Any]:
     left_out = set(getattr(model, "_keys_to_ignore_on_save", None) or ())
     state = {name: tensor for name, tensor in model.state_dict().items() if name not in left_out}
     for name, tensor in state.items():
-        if tensor.device.type == "meta":
+        if getattr(tensor, "is_meta", False):
             raise UnsupportedError("is offloaded, or never loaded; load the model without offloading", tensor=name)
     found: dict[str, Any] = revert_weight_conversion(model, state) if original else state
     return found

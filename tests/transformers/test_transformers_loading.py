@@ -9,6 +9,7 @@ import json
 import shutil
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -271,6 +272,32 @@ def test_weights_that_the_archive_ties_and_the_model_does_not_are_equal_and_apar
     assert embedding.count_nonzero() > 0
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"attn_implementation": "eager"},
+        {"use_cache": False, "eos_token_id": 7},
+        {"generation_config": hf.GenerationConfig(max_length=9)},
+        {"use_safetensors": True, "low_cpu_mem_usage": True, "local_files_only": True, "revision": "main"},
+        {"trust_remote_code": True},
+        {"nonsense": 1},
+    ],
+)
+@pytest.mark.parametrize("kind", [hf.AutoModelForCausalLM, hf.LlamaForCausalLM])
+def test_other_arguments_do_what_they_do_in_transformers(kind: Any, options: dict[str, Any], folders: Folders) -> None:
+    def outcome(load: Callable[..., Any]) -> Any:
+        try:
+            model = load()
+        except TypeError as error:
+            return str(error)
+        told = model.config.to_dict()
+        attention = model.config._attn_implementation
+        return {**told, "_name_or_path": None}, attention, model.generation_config.to_dict()
+
+    theirs = outcome(partial(kind.from_pretrained, folders.theirs(models.llama), **options))
+    assert outcome(partial(from_pretrained, folders.ours(models.llama), kind, **options)) == theirs
+
+
 def test_names_are_changed_on_the_way_by_a_key_mapping(tmp_path: Path) -> None:
     model = models.made(models.gpt2)
     state = {name.replace("transformer.", "decoder."): tensor for name, tensor in model.state_dict().items()}
@@ -303,8 +330,9 @@ def test_weights_may_be_another_archive_s_or_a_part_of_a_record_or_lie_behind_a_
     run = {"model": expected.state_dict(), "epoch": 3}
     zcrecord.save_record(run, tmp_path / "run.zcr", durable=False)
     part = zcrecord.load_record(tmp_path / "run.zcr").module("model")
-    with serving(folder) as server:
-        for archive in (folder / "model.zcr", part, f"{server.url}/model.zcr"):
+    save_pretrained(expected, tmp_path / "shards", max_shard_size="20KB", durable=False)
+    with serving(folder) as server, serving(tmp_path / "shards") as shards:
+        for archive in (folder / "model.zcr", part, f"{server.url}/model.zcr", f"{shards.url}/model.zcr"):
             model = from_pretrained(tmp_path, hf.AutoModelForCausalLM, archive=archive)
             assert models.same_tensors(model, expected)
 
