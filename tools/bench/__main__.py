@@ -39,7 +39,7 @@ AREAS = (
     "edits",
     "web",
 )
-ON_REQUEST = ("architectures",)  # by --only alone: its figures are not in the results file
+ON_REQUEST = ("architectures", "transformers")  # by --only alone: its figures are not in the results file
 RESULTS = ROOT / "tools" / "bench" / "results.json"
 SAME_MACHINE = ("cpu", "cores", "memory_mib", "file_system")
 PAGES = {ROOT / "README.md": figures, ROOT / "tools" / "bench" / "README.md": markdown}  # what each shows
