@@ -25,16 +25,17 @@ from typing import Any
 import numpy as np
 
 import zcrecord
-from tools.models.causal_lms import LENGTH, MODELS, copy_with_archive
+from tools.models.causal_lms import LENGTH, MODELS, change_config, copy_with_archive
 from tools.range_server import serving
 from tools.worker import Worker, WorkerError, call_alone
 from zcrecord.errors import RecordError
 
 __all__ = ["ENVIRONMENT", "CheckError", "engine", "main", "tokens"]
 
-# One process to an engine; a small cache; no telemetry, no hub.
+# Engines run in the process that asks for them; a small cache; no telemetry, no hub.
 ENVIRONMENT = {
     "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # else each rank takes a NUMA node of its own
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "VLLM_LOGGING_LEVEL": "ERROR",
     "VLLM_NO_USAGE_STATS": "1",
@@ -104,16 +105,25 @@ def check_registration(_: Path) -> str:
 def check_tokens(folder: Path) -> Iterator[str]:
     """Check each model from a path, and some from a server."""
     for title in MODELS:
-        source = folder / title.replace(", ", "-")
-        call_alone("tools.models.causal_lms:write_model", folder=str(source), title=title)
+        source = folder / _name(title)
         expected = _expected(source)
         _expect(len({token for answer in expected for token in answer[:-1]}) > 8, f"{title}: all tokens are alike")
-        archive = copy_with_archive(source, folder / f"{source.name}-zcr")
+        archive = folder / f"{source.name}-zcr"
         _same(expected, _tokens(archive), title)
         yield f"{title}: from a path"
         if title in ("Llama", "GPT-2, tied"):
             _same(expected, _tokens_by_http(archive), f"{title}, from an HTTP server")
             yield f"{title}: from an HTTP server"
+
+
+def check_quantized(folder: Path) -> str:
+    """Check a quantised model, whose configuration vLLM reads from config.json."""
+    source = folder / "Llama-int8"
+    _worker().call("tools.models.causal_lms:write_int8", source=str(folder / "Llama"), folder=str(source))
+    expected = _expected(source)
+    _expect(expected != _expected(folder / "Llama"), "quantised weights answer as the others")
+    _same(expected, _tokens(copy_with_archive(source, folder / "Llama-int8-zcr")), "int8")
+    return "Llama, int8: from a path"
 
 
 def check_catalogues(folder: Path) -> Iterator[str]:
@@ -139,8 +149,7 @@ def check_heads(folder: Path) -> Iterator[str]:
         yield f"tie_word_embeddings, and lm_head {what}"
     theirs = folder / "head-of-its-own"
     shutil.copytree(untied, theirs)
-    config = json.loads((theirs / "config.json").read_text()) | {"tie_word_embeddings": True}
-    (theirs / "config.json").write_text(json.dumps(config))
+    change_config(theirs, tie_word_embeddings=True)
     expected = _expected(theirs)
     _same(_expected(untied), expected, "such a head in a .safetensors")
     _same(expected, _tokens(copy_with_archive(theirs, folder / "head-of-its-own-zcr")), "a head of its own")
@@ -238,6 +247,7 @@ def check_errors(folder: Path) -> Iterator[str]:
 CHECKS = (
     check_registration,
     check_tokens,
+    check_quantized,
     check_catalogues,
     check_heads,
     check_ranks,
@@ -248,6 +258,18 @@ CHECKS = (
 
 
 # What they have in common.
+
+
+def _write_models(folder: Path) -> None:
+    """Write each model's folder, NAME with safetensors and NAME-zcr with an archive."""
+    for title in MODELS:
+        source = folder / _name(title)
+        _worker().call("tools.models.causal_lms:write_model", folder=str(source), title=title)
+        copy_with_archive(source, folder / f"{source.name}-zcr")
+
+
+def _name(title: str) -> str:
+    return title.replace(", ", "-")
 
 
 def _tokens(folder: Path, extra: dict[str, Any] | None = None, **options: Any) -> Answers:
@@ -340,7 +362,8 @@ def main(arguments: list[str] | None = None) -> int:
     """Run the checks, or the benchmark; return the exit status."""
     parser = argparse.ArgumentParser(prog="tools/vllm", description="vLLM over archives, on this machine.")
     parser.add_argument("--bench", action="store_true", help="load times, and bytes read by a tensor-parallel rank")
-    parser.add_argument("--only", nargs="+", metavar="CHECK", help="some of the checks, with those they build on")
+    titles = [_title(check) for check in CHECKS]
+    parser.add_argument("--only", nargs="+", metavar="CHECK", choices=titles, help=f"some of {', '.join(titles)}")
     args, rest = parser.parse_known_args(arguments)
     if args.bench:
         from tools.bench.vllm import main as measure
@@ -353,10 +376,15 @@ def main(arguments: list[str] | None = None) -> int:
         return _run_checks(Path(folder), args.only)
 
 
+def _title(check: Callable[[Path], Any]) -> str:
+    return check.__name__.removeprefix("check_")
+
+
 def _run_checks(folder: Path, only: list[str] | None) -> int:
     """Run the checks, tell each that holds, and return the exit status."""
+    _write_models(folder)
     for check in CHECKS:
-        name = check.__name__.removeprefix("check_")
+        name = _title(check)
         if only and name not in only:
             continue
         begun = time.monotonic()

@@ -10,7 +10,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-__all__ = ["MODELS", "copy_with_archive", "write_large_llama", "write_model"]
+__all__ = ["MODELS", "change_config", "copy_with_archive", "write_int8", "write_large_llama", "write_model"]
 
 VOCABULARY, LENGTH = 512, 256
 _SMALL = {"hidden_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": VOCABULARY}
@@ -43,6 +43,27 @@ def write_model(folder: str, title: str) -> None:
     model.save_pretrained(folder)
 
 
+def write_int8(source: str, folder: str) -> None:
+    """Write a Llama with int8 linear layers, a scale to a row, as compressed-tensors has them."""
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    tensors = {}
+    for name, weight in load_file(f"{source}/model.safetensors").items():
+        if name.endswith("proj.weight"):
+            scale = weight.abs().amax(1, keepdim=True) / 127
+            tensors |= {name: (weight / scale).round().to(torch.int8), f"{name}_scale": scale}
+        else:
+            tensors[name] = weight
+    shutil.copytree(source, folder)
+    save_file(tensors, f"{folder}/model.safetensors")
+    form = {"num_bits": 8, "type": "int", "symmetric": True}
+    group = {"targets": ["Linear"], "weights": {**form, "strategy": "channel"}}
+    group["input_activations"] = {**form, "strategy": "token", "dynamic": True}
+    how = {"quant_method": "compressed-tensors", "format": "int-quantized", "ignore": ["lm_head"]}
+    change_config(Path(folder), quantization_config={**how, "config_groups": {"group_0": group}})
+
+
 def write_large_llama(folder: str, layers: int, hidden: int) -> None:
     """Write a Llama whose size is that of its linear layers: 1.1 GB of float32 with one layer of 4096."""
     import torch
@@ -57,13 +78,16 @@ def write_large_llama(folder: str, layers: int, hidden: int) -> None:
     transformers.LlamaForCausalLM(config).save_pretrained(folder, max_shard_size="100GB")
 
 
-def copy_with_archive(source: Path, folder: Path, **config: Any) -> Path:
-    """Copy a model's folder with its weights as model.zcr instead; with other values in config.json. Returns it."""
+def copy_with_archive(source: Path, folder: Path) -> Path:
+    """Copy a model's folder with its weights as model.zcr instead; returns the copy."""
     from zcrecord import formats
 
     shutil.copytree(source, folder, ignore=shutil.ignore_patterns("*.safetensors"))
-    if config:
-        file = folder / "config.json"
-        file.write_text(json.dumps(json.loads(file.read_text()) | config))
     formats.convert(source / "model.safetensors", folder / "model.zcr", durable=False)
     return folder
+
+
+def change_config(folder: Path, **values: Any) -> None:
+    """Set values of a model's config.json."""
+    file = folder / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | values))
