@@ -27,7 +27,7 @@ pytestmark = pytest.mark.usefixtures("model_folder")
 
 NO_MODELS: dict[str, tuple[Callable[[Path], object], str]] = {
     "missing": (lambda path: None, "given.onnx: cannot read: No such file or directory"),
-    "directory": (lambda path: path.mkdir(), "given.onnx: cannot read: Is a directory"),
+    "directory": (lambda path: path.mkdir(), r"given.onnx: is a folder without a model \(\*\.onnx\)"),
     "empty": (lambda path: path.touch(), "given.onnx: empty, not an ONNX model"),
     "archive": (
         c.of_the_future,

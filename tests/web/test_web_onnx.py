@@ -93,6 +93,23 @@ def archives(folder: Path) -> list[Path]:
     return sorted(folder.glob("*.zcr"))
 
 
+def test_a_model_of_several_is_named_by_its_module(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    models = {"first": rich_model(), "second": typed_model()}
+    for name, model in models.items():
+        onnx.save(model, tmp_path / "folder" / f"{name}.onnx")
+    convert(tmp_path / "folder", path := tmp_path / "both.zcr", durable=False)
+    for name in models:
+        assert "files" in made([path], module=name)[0]
+        to_onnx(path, tmp_path / "whole.onnx", module=name, force=True)
+        assert with_values(path, onnx.load(f"{path}.onnx", load_external_data=False)) == onnx.load(
+            tmp_path / "whole.onnx"
+        )
+    (none,), (other,) = made([path]), made([path], module="third")
+    assert none["name"] == other["name"] == "UnsupportedError"
+    assert none["message"].endswith("its models are in modules: first, second; name one, as the option module")
+
+
 def test_the_model_is_the_one_that_python_makes(tmp_path: Path) -> None:
     paths = archives(tmp_path)
     for verify in (False, True):

@@ -112,7 +112,7 @@ def test_every_option_that_is_read_is_declared() -> None:
         "OpenOptions": {"signal", "onProgress", "verify", "embedded", "fetch", "headers", "cache", "allowWhole"},
         "TensorOptions": {"signal", "onProgress", "verify"},
         "UploadOptions": {"signal", "onProgress", "maxInFlight", "usage", "verify"},
-        "OnnxOptions": {"signal", "verify"},
+        "OnnxOptions": {"signal", "verify", "module"},
         "VerifyOptions": {"signal", "onProgress", "maxInFlight"},
     }
     inherited = re.findall(r"^  (\w+)\?:", declared["Cancellable"] + declared["Reading"], re.MULTILINE)

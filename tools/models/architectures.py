@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-__all__ = ["ARCHITECTURES", "EXPORTERS", "Architecture", "write_architecture"]
+__all__ = ["ARCHITECTURES", "EXPORTERS", "OPSET", "SEED", "Architecture", "Size", "quiet", "stir", "write_architecture"]
 
 EXPORTERS = ("dynamo", "torchscript")
 SEED = 7
@@ -57,10 +57,10 @@ def write_architecture(name: str, exporter: str, size: Size, path: str | os.Path
     import torch
 
     how = ARCHITECTURES[name]
-    with torch.random.fork_rng(), torch.no_grad(), _quiet():
+    with torch.random.fork_rng(), torch.no_grad(), quiet():
         torch.manual_seed(SEED)
         module, inputs = how.build(size)
-        _stir(module)
+        stir(module)
         export = _dynamo if exporter == "dynamo" else _torchscript
         export(module.eval(), inputs, os.fspath(path))
         if how.quantized:
@@ -91,7 +91,7 @@ def _free(inputs: dict[str, Any]) -> dict[str, dict[int, str]]:
     return {name: {0: "batch", 1: "sequence"} if name in with_sequence else {0: "batch"} for name in inputs}
 
 
-def _stir(module: Any) -> None:
+def stir(module: Any) -> None:
     """Give normalisations and biases, which start as ones and zeros, values of their own."""
     import torch
 
@@ -138,7 +138,7 @@ def _four_bits(weight: Any) -> tuple[Any, Any]:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """Keep the exporters' progress and advice to themselves."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -11,6 +12,7 @@ from typing import Any
 from zcrecord.errors import printable
 from zcrecord.storage.compressed import SUFFIXES
 from zcrecord.storage.files import check_destination, scratch_folder
+from zcrecord.storage.folders import MODEL, model_folder, takes_folder
 
 from .endings import writing
 from .parsers import Arguments, Parser, add_alignment, add_output_options, choose_dest, size
@@ -157,17 +159,24 @@ def _onnx2zc_tuned(args: Arguments, options: dict[str, Any]) -> int:
         args.refuse("--tune needs the graph, which --select and --exclude leave out")
     if args.dry_run:
         args.refuse("--tune takes the archive that is written, and --dry-run writes none")
-    check_file(args.source)
-    check_destination(args.source, args.dest, args.force)
+    whole = os.path.isdir(args.source) and takes_folder(args.dest)
+    if not os.path.isdir(args.source):
+        check_file(args.source)
+    if not whole:
+        check_destination(args.source, args.dest, args.force)
 
-    def work(source: str, dest: str, **more: Any) -> Any:
-        return replace(onnx.convert(source, scratch, **more), dest=dest)
+    def work(source: str, _: str, **more: Any) -> Any:
+        return replace(onnx.convert(source, scratch, **more), dest=told)
 
     def tuning(errors: Printer) -> Any:
-        return replace(run_tuning(scratch, args, errors), source=args.source)
+        return replace(run_tuning(scratch, args, errors, dest=dest), source=args.source, dest=told)
 
-    with writing(args.source), scratch_folder(args.dest) as folder:
-        scratch = os.path.join(folder, "model.zcr")
+    with writing(args.source), contextlib.ExitStack() as stack:
+        dest = told = args.dest
+        if whole:
+            copied = model_folder(args.source, dest, force=args.force, durable=not args.no_sync)
+            dest, told = stack.enter_context(copied), os.path.join(dest, MODEL)
+        scratch = os.path.join(stack.enter_context(scratch_folder(dest)), MODEL)
         return run_conversion("onnx2zc", args, work, _facts, then=tuning, **options)
 
 

@@ -149,7 +149,8 @@ def _tuned_lines(found: dict[str, Any], out: Printer) -> Iterator[tuple[str, str
     for target in found["targets"]:
         fits = {True: "fits this machine", None: "fits this machine or not: needs onnxruntime to tell"}
         told = fits.get(target["fits"], f"does not fit this machine: {target['misfit']}")
-        yield "tuned for", f"{target['words']}; {out.size(target['nbytes'])}; {told}"
+        model = f"{shown(target['module'])}: " if target["module"] else ""
+        yield "tuned for", f"{model}{target['words']}; {out.size(target['nbytes'])}; {told}"
 
 
 def _content_digest(record: Record, progress_on: Printer, digest: bool | None) -> str | None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from typing import Any
 
 from zcrecord.errors import OnnxError
+from zcrecord.storage.folders import archive_in
 
 from .endings import writing
 from .parsers import Arguments, Parser, add_output_options, natural
@@ -23,7 +25,7 @@ def tune_arguments(parser: Parser) -> None:
         to the archive: the optimised graph and the packed weights. Processes that serve the archive then answer as fast
         as from the .onnx, and share one copy of the weights. The model and its tensors stay as they are. Signatures
         lapse, since they are of the whole archive."""
-    about = "an archive made from ONNX; it is replaced unless OUT is given"
+    about = "an archive made from ONNX, or a folder with one; it is replaced unless OUT is given"
     parser.add_argument("source", metavar="ARCHIVE", help=about)
     about = "write the tuned archive to OUT, and leave ARCHIVE unchanged"
     parser.add_argument("dest", metavar="OUT", nargs="?", help=about)
@@ -41,9 +43,12 @@ def tune(args: Arguments) -> int:
     if args.remove and args.threads is not None:
         args.refuse("--threads is for tuning, and --remove tunes nothing")
     check_file(args.source)
+    if os.path.isdir(args.source):
+        args.source = archive_in(args.source)
     out, errors = printers(args.quiet)
     with writing(args.source):
-        report = run_tuning(args.source, args, errors, threads=args.threads, remove=args.remove)
+        how = {"dest": args.dest, "threads": args.threads, "remove": args.remove}
+        report = run_tuning(args.source, args, errors, **how)
     if args.json:
         out.json(asdict(report))
     else:
@@ -52,18 +57,24 @@ def tune(args: Arguments) -> int:
 
 
 def run_tuning(
-    source: str, args: Arguments, progress_on: Printer, *, threads: int | None = None, remove: bool = False
+    source: str,
+    args: Arguments,
+    progress_on: Printer,
+    *,
+    dest: str | None = None,
+    threads: int | None = None,
+    remove: bool = False,
 ) -> Any:
-    """Tune the archive at `source`, into `args.dest` if that is given; the size is told before anything is written."""
+    """Tune the archive at `source`, into `dest` if that is given; the size is told before anything is written."""
     from zcrecord import onnx
 
     options: dict[str, Any] = {"force": args.force, "durable": not args.no_sync}
     with contextlib.ExitStack() as stack:
         options["progress"] = _announcing(source, args.dest or source, progress_on, stack, remove)
         if remove:
-            return onnx.untune(source, args.dest, **options)
+            return onnx.untune(source, dest, **options)
         try:
-            return onnx.tune(source, args.dest, threads=threads or None, **options)
+            return onnx.tune(source, dest, threads=threads or None, **options)
         except Exception as error:  # those of ONNX Runtime have no common class
             if not type(error).__module__.startswith("onnxruntime"):
                 raise
@@ -102,6 +113,8 @@ def _facts(report: Any, out: Printer) -> Iterator[tuple[str, str]]:
     for target in report.targets:
         yield "tuned for", TuningTarget.decode(target).words()
     weights = f"{report.packed} of {counted(report.weights, 'weight')}"
+    if any(report.modules):
+        yield "models", ", ".join(map(shown, report.modules))
     yield "packed", f"{weights}, {out.size(report.packed_bytes)}; the optimised graph takes the others as they are"
     yield "archive", f"{out.size(report.archive_bytes)}"
     before = report.content_digest_before

@@ -87,8 +87,7 @@ def convert(
     Raises:
         FormatError: the source is damaged or has another format. UnsupportedError: the format is not known or cannot be
         written, or it cannot hold a value of the record. DestinationExistsError: `dest` exists and `force` was not
-        given, or `dest` is the source. DependencyError: a package is missing. SourceError: the file system reports an
-        error.
+        given, or `dest` is the source. DependencyError: a package is missing. SourceError: the file system refused.
 
     Example:
         >>> import numpy as np, zcrecord

@@ -1,0 +1,431 @@
+"""Folders of several models, as Optimum exports them, become one archive, are served from it, and come back."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import shutil
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+from optimum_folders import copy_folder, generate
+
+import zcrecord
+from zcrecord import formats
+from zcrecord.cli.dispatch import main, onnx2zc_main
+from zcrecord.errors import (
+    DestinationExistsError,
+    ExternalDataError,
+    NameCollisionError,
+    OnnxError,
+    SourceError,
+    TensorNotFoundError,
+    UnsupportedError,
+)
+from zcrecord.onnx import convert, fill_session, session, to_onnx, tune, tuned, tuning, untune, verify_external
+
+MODELS = ["decoder_model", "decoder_with_past_model", "encoder_model"]
+BESIDE = ["config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"]
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return copy_folder("seq2seq", tmp_path_factory.mktemp("optimum") / "t5")
+
+
+@pytest.fixture
+def folder(exported: Path, tmp_path: Path) -> Path:
+    """A copy that a test may change."""
+    return Path(shutil.copytree(exported, tmp_path / "t5"))
+
+
+@pytest.fixture(scope="module")
+def served(exported: Path) -> Path:
+    """The folder that the export becomes; not to be changed."""
+    convert(exported, exported.parent / "served")
+    return exported.parent / "served"
+
+
+@pytest.fixture(scope="module")
+def tuned_folder(served: Path) -> Path:
+    found = Path(shutil.copytree(served, served.parent / "tuned"))
+    tune(found)
+    return found
+
+
+def original(folder: Path, name: str) -> ort.InferenceSession:
+    return ort.InferenceSession(folder / f"{name}.onnx", providers=["CPUExecutionProvider"])
+
+
+def ranges(record: zcrecord.Record, module: str) -> set[tuple[int, int]]:
+    """The offsets and sizes of a module's weights of more than a KiB."""
+    return {(info.offset, info.nbytes) for info in record.module(module).infos() if info.nbytes > 1024}
+
+
+# Conversion.
+
+
+def test_each_model_becomes_a_module_with_its_graph_beside_copies_of_the_small_files(
+    exported: Path, served: Path
+) -> None:
+    assert sorted(os.listdir(served)) == sorted([*BESIDE, "model.zcr"])
+    for name in BESIDE:
+        assert (served / name).read_bytes() == (exported / name).read_bytes()
+    record = zcrecord.load_record(served / "model.zcr")
+    assert [name for name in record.modules if name and "." not in name] == MODELS
+    assert list(record.attributes) == [f"{name}.onnx.graph" for name in MODELS]
+    record.verify()
+
+
+def test_every_value_is_that_of_the_model(exported: Path, served: Path) -> None:
+    record = zcrecord.load_record(served / "model.zcr")
+    for name in MODELS:
+        part = record.module(name)
+        for tensor in onnx.load(exported / f"{name}.onnx").graph.initializer:
+            np.testing.assert_array_equal(part[tensor.name], onnx.numpy_helper.to_array(tensor))
+
+
+def test_weights_of_both_decoders_are_stored_once(exported: Path, served: Path) -> None:
+    sizes = {name: (exported / f"{name}.onnx_data").stat().st_size for name in MODELS}
+    record = zcrecord.load_record(served / "model.zcr")
+    first, later = (ranges(record, name) for name in MODELS[:2])
+    assert later <= first  # the later one lacks the keys and values of the cross attention
+    assert sum(nbytes for _, nbytes in later) > 0.9 * sizes["decoder_with_past_model"]
+    assert record.nbytes < 1.1 * (sizes["decoder_model"] + sizes["encoder_model"]) + 300_000  # their graphs
+
+
+def test_the_same_folder_gives_the_same_bytes(folder: Path, served: Path) -> None:
+    os.utime(folder / "encoder_model.onnx")
+    convert(folder, folder.parent / "again")
+    assert (folder.parent / "again" / "model.zcr").read_bytes() == (served / "model.zcr").read_bytes()
+
+
+def test_convert_of_the_command_line_and_of_formats_do_the_same(folder: Path, served: Path) -> None:
+    expected = (served / "model.zcr").read_bytes()
+    formats.convert(folder, folder.parent / "a")
+    assert main(["convert", str(folder), str(folder.parent / "b"), "--quiet"]) == 0
+    assert onnx2zc_main([str(folder), str(folder.parent / "c"), "--quiet"]) == 0
+    for name in "abc":
+        assert (folder.parent / name / "model.zcr").read_bytes() == expected
+        assert sorted(os.listdir(folder.parent / name)) == sorted([*BESIDE, "model.zcr"])
+
+
+def test_a_name_that_ends_in_zcr_and_a_stream_get_the_archive_alone(folder: Path, served: Path) -> None:
+    expected, stream = (served / "model.zcr").read_bytes(), io.BytesIO()
+    assert convert(folder, folder.parent / "t5.zcr", verify=True).verified
+    convert(folder, stream)
+    assert (folder.parent / "t5.zcr").read_bytes() == stream.getvalue() == expected
+    assert main(["convert", str(folder), str(folder.parent / "again.zcr"), "--quiet"]) == 0
+    assert (folder.parent / "again.zcr").read_bytes() == expected
+
+
+def test_a_dry_run_writes_nothing_and_reports_the_same(folder: Path, tmp_path: Path) -> None:
+    told = convert(folder, tmp_path / "served", dry_run=True)
+    assert os.listdir(tmp_path) == ["t5"]
+    assert told.archive_bytes == convert(folder, tmp_path / "served").archive_bytes
+    assert told.shared_bytes > 0
+
+
+def test_progress_counts_the_bytes_of_all_models(folder: Path, tmp_path: Path) -> None:
+    told: list[tuple[int, int | None]] = []
+    report = convert(folder, tmp_path / "served", progress=lambda *pair: told.append(pair))
+    done, totals = zip(*told, strict=True)
+    assert list(done) == sorted(done)
+    assert done[-1] <= report.input_bytes == sum(path.stat().st_size for path in folder.glob("*.onnx*"))
+    assert set(totals) == {sum(path.stat().st_size for path in folder.glob("*.onnx"))}
+
+
+def test_a_folder_of_one_model_has_it_as_the_record_itself(tmp_path: Path) -> None:
+    folder = copy_folder("text-generation", tmp_path / "llama")
+    assert convert(folder, tmp_path / "served").left_out == 0
+    given = {"input_ids": np.array([[3, 4]]), "attention_mask": np.ones((1, 2), np.int64)}
+    given |= {"position_ids": np.array([[0, 1]])}
+    past = {
+        f"past_key_values.{i}.{kind}": np.zeros((1, 2, 0, 32), np.float32) for i in (0, 1) for kind in ("key", "value")
+    }
+    tune(tmp_path / "served")
+    ours = session(tmp_path / "served")
+    assert tuning(ours).used
+    for name, value in zip(("logits", *past), ours.run(None, given | past), strict=True):
+        expected = original(folder, "model").run([name.replace("past_key_values", "present")], given | past)[0]
+        np.testing.assert_array_equal(value, expected)
+
+
+# What was there before.
+
+
+def test_a_folder_that_exists_gets_the_files_and_keeps_its_own(folder: Path, served: Path, tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "notes.txt").write_text("mine")
+    shutil.copy(folder / "config.json", tmp_path / "out")
+    convert(folder, tmp_path / "out")
+    assert sorted(os.listdir(tmp_path / "out")) == sorted([*BESIDE, "model.zcr", "notes.txt"])
+    assert (tmp_path / "out" / "notes.txt").read_text() == "mine"
+
+
+def test_the_archive_may_lie_beside_the_models_themselves(folder: Path, served: Path) -> None:
+    before = sorted(os.listdir(folder))
+    convert(folder, folder)
+    assert sorted(os.listdir(folder)) == sorted([*before, "model.zcr"])
+    assert (folder / "model.zcr").read_bytes() == (served / "model.zcr").read_bytes()
+
+
+@pytest.mark.parametrize("name", ["model.zcr", "config.json"])
+def test_another_file_of_a_name_is_replaced_on_request_alone(folder: Path, tmp_path: Path, name: str) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / name).write_text("mine")
+    with pytest.raises(DestinationExistsError, match=f"{name}: exists already; force=True replaces it"):
+        convert(folder, tmp_path / "out")
+    assert os.listdir(tmp_path / "out") == [name]
+    assert (tmp_path / "out" / name).read_text() == "mine"
+    convert(folder, tmp_path / "out", force=True)
+    assert (tmp_path / "out" / name).read_bytes() != b"mine"
+
+
+def test_links_out_of_the_folder_are_not_copied_but_those_of_a_hub_cache_are(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "secret.json").write_text("secret")
+    (folder / "added_tokens.json").symlink_to(tmp_path / "secret.json")
+    convert(folder, tmp_path / "out")
+    assert "added_tokens.json" not in os.listdir(tmp_path / "out")
+    blobs, snapshot = tmp_path / "hub" / "blobs", tmp_path / "hub" / "snapshots" / "1"
+    blobs.mkdir(parents=True)
+    snapshot.mkdir(parents=True)
+    for i, path in enumerate(sorted(folder.iterdir())):
+        shutil.copy(path, blobs / str(i))
+        (snapshot / path.name).symlink_to(blobs / str(i))
+    convert(snapshot, tmp_path / "cached")
+    assert sorted(os.listdir(tmp_path / "cached")) == sorted([*BESIDE, "added_tokens.json", "model.zcr"])
+    assert (tmp_path / "cached" / "model.zcr").read_bytes() == (tmp_path / "out" / "model.zcr").read_bytes()
+
+
+# Bad folders give one error that names the file, and leave nothing.
+
+
+def leaves_nothing(folder: Path, error: type[Exception], match: str) -> None:
+    before = sorted(os.listdir(folder.parent))
+    for dest in ("out", "out.zcr"):
+        with pytest.raises(error, match=match):
+            convert(folder, folder.parent / dest)
+        with pytest.raises(error, match=match):
+            formats.convert(folder, folder.parent / dest)
+    assert sorted(os.listdir(folder.parent)) == before
+
+
+def test_a_missing_data_file(folder: Path) -> None:
+    (folder / "decoder_with_past_model.onnx_data").unlink()
+    what = r"decoder_with_past_model\.onnx: .*external data 'decoder_with_past_model\.onnx_data': cannot be opened"
+    leaves_nothing(folder, ExternalDataError, what)
+
+
+def test_a_truncated_data_file(folder: Path) -> None:
+    os.truncate(folder / "encoder_model.onnx_data", 1000)
+    leaves_nothing(folder, ExternalDataError, r"encoder_model\.onnx: .*are past its end \(1000\)")
+
+
+def test_a_damaged_model(folder: Path) -> None:
+    os.truncate(folder / "encoder_model.onnx", 20_000)
+    leaves_nothing(folder, OnnxError, r"encoder_model\.onnx: byte 0x")
+
+
+def test_two_models_of_one_name(folder: Path) -> None:
+    shutil.copy(folder / "decoder_model.onnx", folder / "decoder_model.ONNX")
+    what = r"decoder_model\.ONNX and decoder_model\.onnx would both be module 'decoder_model'; rename one"
+    leaves_nothing(folder, NameCollisionError, what)
+
+
+def test_models_whose_names_run_into_one_another(folder: Path) -> None:
+    for name in ("decoder_model.onnx", "encoder_model.onnx"):
+        (folder / name).unlink()
+    os.rename(folder / "decoder_with_past_model.onnx", folder / "m.onnx")
+    shutil.copy(folder / "m.onnx", folder / "m.inner.onnx")  # m has a module of that name
+    leaves_nothing(folder, NameCollisionError, r"m\.inner")
+
+
+def test_a_name_that_is_not_utf_8(folder: Path) -> None:
+    os.rename(folder / "decoder_model.onnx", os.fsencode(folder) + b"/decoder\xff.onnx")
+    leaves_nothing(folder, UnsupportedError, "its name has lone surrogates, which are not UTF-8")
+
+
+def test_a_folder_without_a_model(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(SourceError, match=r"empty: is a folder without a model \(\*\.onnx\)"):
+        convert(tmp_path / "empty", tmp_path / "out")
+    with pytest.raises(SourceError, match="empty: is a folder without a model"):
+        formats.convert(tmp_path / "empty", tmp_path / "out")
+    assert os.listdir(tmp_path) == ["empty"]
+
+
+def test_patterns_are_for_one_model(folder: Path) -> None:
+    with pytest.raises(UnsupportedError, match="select= and exclude= are for one model, and the folder has 3"):
+        convert(folder, folder.parent / "out", select="*.weight")
+
+
+# Sessions.
+
+
+@pytest.mark.parametrize("memory", ["shared", "speed"])
+def test_the_models_answer_as_those_in_the_folder(exported: Path, served: Path, memory: str) -> None:
+    expected, logits = generate(lambda name: original(exported, name))
+    assert len(set(expected)) > 1  # a test of tokens would see nothing if all were one
+    found, ours = generate(lambda name: session(served, module=name, memory=memory))
+    assert found == expected
+    np.testing.assert_allclose(np.stack(ours), np.stack(logits), rtol=1e-4, atol=1e-4)
+
+
+def test_tuned_models_answer_bit_for_bit(exported: Path, tuned_folder: Path) -> None:
+    made = {name: session(tuned_folder, module=name) for name in MODELS}
+    assert all(tuning(found).used for found in made.values())
+    expected, logits = generate(lambda name: original(exported, name))
+    found, ours = generate(made.__getitem__)
+    assert found == expected
+    np.testing.assert_array_equal(np.stack(ours), np.stack(logits))
+
+
+def test_sessions_of_one_record_or_of_its_module_share_its_memory(exported: Path, served: Path) -> None:
+    record = zcrecord.load_record(served / "model.zcr")
+    expected = generate(lambda name: original(exported, name))[0]
+    assert generate(lambda name: session(record, module=name))[0] == expected
+    assert generate(lambda name: session(record.module(name)))[0] == expected
+    assert generate(lambda name: fill_session(record, module=name))[0] == expected
+    in_memory = zcrecord.load_record((served / "model.zcr").read_bytes())
+    assert generate(lambda name: session(in_memory, module=name))[0] == expected
+
+
+def test_a_model_is_named_among_several(served: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    what = "its models are in modules: decoder_model, decoder_with_past_model, encoder_model; name one with module="
+    for act in (session, tuning, fill_session, lambda source: to_onnx(source, io.BytesIO())):
+        with pytest.raises(UnsupportedError, match=what):
+            act(served)
+    with pytest.raises(TensorNotFoundError, match="decoder"):
+        session(served, module="decoder")
+    with pytest.raises(UnsupportedError, match=r"no attribute 'onnx\.graph'"):
+        session(served, module="decoder_model.inner")
+    assert main(["to-onnx", str(served), "-", "--quiet"]) == 1
+    assert "name one with --module" in capsys.readouterr().err
+
+
+# Tuning.
+
+
+def test_tuning_tunes_every_model_and_stores_equal_packed_weights_once(served: Path, tuned_folder: Path) -> None:
+    record = zcrecord.load_record(tuned_folder / "model.zcr")
+    part = tuned.read_tuned(record.archive)
+    assert part is not None
+    assert [found.module for found in part.targets] == MODELS
+    first, later = (set(found.payloads) for found in part.targets[:2])
+    sizes = record.archive.index.payloads["nbytes"]
+    assert sizes[list(first & later)].sum() > 0.9 * sizes[list(later)].sum()
+
+
+def test_tuning_a_folder_again_gives_the_same_bytes_and_untuning_those_from_before(
+    served: Path, tuned_folder: Path, tmp_path: Path
+) -> None:
+    work = Path(shutil.copytree(tuned_folder, tmp_path / "work"))
+    report = tune(work)
+    assert report.modules == tuple(MODELS)
+    assert len(report.targets) == 1
+    assert (work / "model.zcr").read_bytes() == (tuned_folder / "model.zcr").read_bytes()
+    assert untune(work).modules == ()
+    assert (work / "model.zcr").read_bytes() == (served / "model.zcr").read_bytes()
+
+
+def test_the_command_line_converts_tunes_and_tells_of_each_model(
+    folder: Path, tuned_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert onnx2zc_main([str(folder), str(tmp_path / "out"), "--tune"]) == 0
+    assert "models: decoder_model, decoder_with_past_model, encoder_model" in capsys.readouterr().out
+    assert sorted(os.listdir(tmp_path / "out")) == sorted([*BESIDE, "model.zcr"])
+    expected = (tuned_folder / "model.zcr").read_bytes()
+    assert (tmp_path / "out" / "model.zcr").read_bytes() == expected
+    assert main(["info", str(tmp_path / "out" / "model.zcr")]) == 0
+    told = capsys.readouterr().out
+    assert all(f"tuned for: {name}: onnxruntime" in told for name in MODELS)
+    assert main(["tune", str(tmp_path / "out"), "--remove", "--quiet"]) == 0
+    assert main(["tune", str(tmp_path / "out"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["modules"] == MODELS
+    assert (tmp_path / "out" / "model.zcr").read_bytes() == expected
+    with pytest.raises(SystemExit):
+        onnx2zc_main([str(folder), str(tmp_path / "out"), "--tune", "--dry-run"])
+
+
+def test_a_failed_tuning_of_a_folder_leaves_nothing(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "encoder_model.onnx_data").unlink()
+    assert onnx2zc_main([str(folder), str(folder.parent / "out"), "--tune"]) == 1
+    assert "encoder_model.onnx_data" in capsys.readouterr().err
+    assert os.listdir(folder.parent) == ["t5"]
+
+
+def test_targets_that_swap_their_models_are_not_used(tuned_folder: Path) -> None:
+    archive = zcrecord.load_record(tuned_folder / "model.zcr").archive
+    part = tuned.read_tuned(archive)
+    assert part is not None
+    for found in part.targets:
+        found.check(archive)
+        for name in {*MODELS, ""} - {found.module}:
+            with pytest.raises(zcrecord.IntegrityError, match="its tuned part is for other weights or another graph"):
+                found._replace(module=name).check(archive)
+
+
+# Back to ONNX.
+
+
+def test_each_model_comes_back_with_its_weights_inside(exported: Path, tuned_folder: Path, tmp_path: Path) -> None:
+    for name in MODELS:
+        to_onnx(tuned_folder, tmp_path / f"{name}.onnx", module=name)
+        again = onnx.load(tmp_path / f"{name}.onnx")
+        expected = onnx.load(exported / f"{name}.onnx")
+        for tensor in expected.graph.initializer:
+            tensor.ClearField("data_location")
+        assert again == expected
+        assert (
+            main(["to-onnx", str(tuned_folder), str(tmp_path / "cli.onnx"), "--module", name, "--force", "--quiet"])
+            == 0
+        )
+        assert (tmp_path / "cli.onnx").read_bytes() == (tmp_path / f"{name}.onnx").read_bytes()
+
+
+def test_small_models_refer_to_one_archive_and_are_written_again_when_it_is_tuned(
+    exported: Path, served: Path, tmp_path: Path
+) -> None:
+    work = Path(shutil.copytree(served, tmp_path / "work"))
+    for name in MODELS:
+        to_onnx(work, work / f"{name}.onnx", module=name, external=True)
+        assert verify_external(work / f"{name}.onnx", full=True).tensors > 10
+    expected = generate(lambda name: original(exported, name))[0]
+    assert generate(lambda name: original(work, name))[0] == expected
+    before = {name: (work / f"{name}.onnx").read_bytes() for name in MODELS}
+    assert tune(work).models == tuple(str(work / f"{name}.onnx") for name in MODELS)
+    for name in MODELS:
+        assert (work / f"{name}.onnx").read_bytes() != before[name]
+        verify_external(work / f"{name}.onnx", full=True)
+    assert generate(lambda name: original(work, name))[0] == expected
+    untune(work)
+    assert {name: (work / f"{name}.onnx").read_bytes() for name in MODELS} == before
+
+
+def test_a_small_model_of_another_module_is_refused(served: Path, tmp_path: Path) -> None:
+    work = Path(shutil.copytree(served, tmp_path / "work"))
+    to_onnx(work, work / "encoder.onnx", module="encoder_model", external=True)
+    data = (work / "encoder.onnx").read_bytes()
+    assert data.count(b"encoder_model") == 1
+    (work / "encoder.onnx").write_bytes(data.replace(b"encoder_model", b"decoder_model"))
+    with pytest.raises(zcrecord.IntegrityError, match="the archive has nothing of this name"):
+        verify_external(work / "encoder.onnx")
+
+
+def test_a_module_that_is_saved_by_itself_is_an_archive_of_one_model(
+    exported: Path, served: Path, tmp_path: Path
+) -> None:
+    record = zcrecord.load_record(served / "model.zcr")
+    zcrecord.save_record(record.module("encoder_model"), tmp_path / "encoder.zcr")
+    ours = session(tmp_path / "encoder.zcr")
+    given = {"attention_mask": np.ones((1, 1), np.int64)}
+    names = [value.name for value in ours.get_outputs()]
+    assert names == ["last_hidden_state"]
+    tokens = {"input_ids": np.array([[7]])}
+    expected = original(exported, "encoder_model").run(None, given | tokens)[0]
+    np.testing.assert_allclose(ours.run(None, given | tokens)[0], expected, rtol=1e-4, atol=1e-5)
