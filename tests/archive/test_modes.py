@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 import records as r
 from forge import Forge
+from other_processors import COUNTS_MEMORY
 
 import zcrecord
 from zcrecord import FormatError, IntegrityError, PackedTensor, Record, SourceError, UnsupportedError, load_record
@@ -526,6 +527,7 @@ assert not zcrecord.load_record(path)[rec.names[-1]].reshape(-1)[-1:].any()
 
 
 @LINUX
+@COUNTS_MEMORY
 def test_file_larger_than_memory_is_opened_and_edited(tmp_path: Path) -> None:
     r.run_python(SPARSE, tmp_path / "holes.zcr")
 

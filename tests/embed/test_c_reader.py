@@ -17,7 +17,7 @@ from typing import Any, get_args
 import numpy as np
 import pytest
 import windows
-from c_programs import agree, checkers
+from c_programs import COMPILERS, agree, checkers
 from forge import VECTORS, Forge
 from malformed import Case, compact, plain, rich, saved
 from readers import Level, Mode, Question, ask, dump
@@ -25,7 +25,7 @@ from test_malformed_fuzz import regions, resealed, variants, with_crc
 
 import zcrecord
 
-pytestmark = pytest.mark.needs("gcc", "gcc -m32", "clang-19")
+pytestmark = pytest.mark.needs(*COMPILERS)
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 LEVELS: tuple[Level, ...] = get_args(Level)

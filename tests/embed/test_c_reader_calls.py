@@ -27,9 +27,12 @@ pytestmark = pytest.mark.needs("gcc")
 GOLDEN = Path(__file__).parents[1] / "golden"
 
 
-@pytest.fixture(scope="module", params=["-m64", pytest.param("-m32", marks=pytest.mark.needs("gcc -m32"))])
+NARROW = pytest.param(("-m32",), marks=pytest.mark.needs("gcc -m32"))
+
+
+@pytest.fixture(scope="module", params=[(), NARROW], ids=["own", "-m32"])
 def calls(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    flags = [*SANITIZERS, "-Wno-cast-align", request.param]
+    flags = [*SANITIZERS, "-Wno-cast-align", *request.param]
     return build("gcc", SOURCES / "calls.c", tmp_path_factory.mktemp("calls") / "calls", "-std=c99", "-O1", *flags)
 
 

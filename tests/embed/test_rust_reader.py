@@ -19,6 +19,7 @@ import windows
 import xxhash
 from forge import Forge, build_index
 from malformed import Case, compact, plain, rich, saved
+from other_processors import X86_64
 from readers import Level, Mode, Question, ask, disagreements, dump
 from rust_programs import READER, SOURCES, build, compilers, editions
 from test_c_reader import SMALL, catalogue, golden, mixed
@@ -357,6 +358,7 @@ def link_bare(rustc: str, folder: Path, *flags: str) -> subprocess.CompletedProc
 
 
 @COMPILER
+@X86_64
 @pytest.mark.needs("gcc")
 @pytest.mark.parametrize("level", ["2", "s"])
 def test_links_into_a_program_that_has_nothing_and_no_way_to_panic(rustc: str, level: str, tmp_path: Path) -> None:
@@ -365,6 +367,7 @@ def test_links_into_a_program_that_has_nothing_and_no_way_to_panic(rustc: str, l
     assert subprocess.run([tmp_path / "bare"]).returncode == 0
 
 
+@X86_64
 @pytest.mark.needs("gcc")
 def test_a_way_to_panic_would_not_link(tmp_path: Path) -> None:
     done = link_bare(compilers()[0], tmp_path, "-C", "opt-level=2", "--cfg", "can_panic")
