@@ -336,11 +336,12 @@ def _loads(way: str, device: Any, ours: str, theirs: str) -> Callable[[], dict[s
     if way == EACH:
         return lambda: zcrecord.load_record(ours).torch(device, writable=False)
     from zcrecord.loaders import load_into
+    from zcrecord.loaders.plan import MAX_IN_FLIGHT
     from zcrecord.loaders.torch import TorchLoader
 
-    options = {"max_in_flight": 256 * MIB} if way == WIDER else {}
+    most = 256 * MIB if way == WIDER else MAX_IN_FLIGHT
     # Not the device's name: for "cpu" that gives views of the mapping.
-    return lambda: load_into(zcrecord.load_record(ours), TorchLoader(device, reads=way == READS), **options)
+    return lambda: load_into(zcrecord.load_record(ours), TorchLoader(device, reads=way == READS), max_in_flight=most)
 
 
 def _safetensors(module: Any, path: str, device: Any) -> dict[str, Any]:
@@ -446,7 +447,7 @@ def _sessions(found: _Findings, folder: Path, device: str, mib: int) -> Iterator
         for way, (path, options) in ways.items():
             told = None
             if f"session: {way}" not in found.failed:
-                arguments = {"path": str(path), "provider": provider, "options": options}
+                arguments: dict[str, Any] = {"path": str(path), "provider": provider, "options": options}
                 told = _asked(found, f"session: {way}", "session_seconds", **arguments)
             if told is not None:
                 samples.setdefault(way, []).append(told["seconds"])
