@@ -98,9 +98,7 @@ def in_hub_cache(folder: str, path: str) -> bool:
 
 
 @contextlib.contextmanager
-def model_folder(
-    source: str | None, dest: str, weights: str = MODEL, *, force: bool, durable: bool
-) -> Iterator[str]:
+def model_folder(source: str | None, dest: str, weights: str = MODEL, *, force: bool, durable: bool) -> Iterator[str]:
     """Yield a path for the archive of a new model folder; at the end it is in `dest`, with the source's companions.
 
     A new folder appears whole, or not at all. In one that exists the archive is at its place as soon as it is written,
