@@ -352,7 +352,7 @@ def mutated(rng: np.random.Generator, value: Any) -> Any:
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("split", [False, True])
 def test_random_tables_give_the_record_or_one_typed_error(tmp_path: Path, path: Path, split: bool, seed: int) -> None:
-    """Whatever the tables say, no view leaves a shard, and nothing but a RecordError is raised."""
+    """No view leaves a shard, whatever the tables say, and nothing but a RecordError is raised."""
     if split:
         path = tmp_path / "split.zcr"
         split_catalogue(path, WHOLE, QUARTERS)
