@@ -15,6 +15,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 import records as r
+from forge import Forge
 
 import zcrecord
 from zcrecord.codec.layout import HEADER_SIZE
@@ -291,6 +292,7 @@ def flip(at: int) -> Callable[[Array], Array]:
             r"index_sha256': its table is missing, or not of uint8",
         ),
         (changed("outline", lambda v: None), "'outline': its table is missing"),
+        (changed("outline", lambda v: v[:0]), "'outline': is not a sealed header"),
         (changed("outline", lambda v: v[:100]), "'outline': is not a sealed header"),
         (changed("outline", lambda v: v[:-8]), "'outline': is not a sealed header"),
         (changed("outline", flip(-1)), "'outline': header and trailer differ"),
@@ -327,8 +329,27 @@ def test_every_byte_of_an_outline_is_covered_by_its_digest(path: Path) -> None:
         octets = bytearray(sound)
         octets[at] ^= 0x10
         path.write_bytes(octets)
-        with pytest.raises(IntegrityError, match="'outline': its digest does not match"):
+        with pytest.raises(FormatError, match="outline"):
             zcrecord.load_record(path)
+
+
+@pytest.mark.parametrize("offset", [1 << 20, (1 << 64) - 64, 4096])
+@pytest.mark.parametrize("mode", ["r", "c"])
+def test_a_forged_shard_with_a_payload_outside_it_is_refused(path: Path, offset: int, mode: Any) -> None:
+    """The seals are right: the catalogue's author forged both."""
+    shard = shards_of(path)[0]
+    forge = Forge(shard.read_bytes())
+    forge.set("payloads", 0, offset=offset)
+    octets = forge.seal()
+    shard.write_bytes(octets)
+    header = np.frombuffer(octets[-HEADER_SIZE:], np.uint8)
+    start, size = (int.from_bytes(octets[-HEADER_SIZE:][at : at + 8], "little") for at in (24, 32))
+    found = tables(path)
+    found["files.trailer"][0] = header
+    found["files.index_sha256"][0] = np.frombuffer(hashlib.sha256(octets[start : start + size]).digest(), np.uint8)
+    write_catalogue(path, found)
+    with pytest.raises(FormatError, match=r"00001-of-00004\.zcr: .*names payloads that this shard does not have"):
+        zcrecord.load_record(path, mode=mode)["layers.0.w"]
 
 
 def mutated(rng: np.random.Generator, value: Any) -> Any:

@@ -58,16 +58,16 @@ def open_catalogue(archive: Archive, open_shard: Callable[[str], Archive]) -> Sh
 def _outline(archive: Archive) -> tuple[Header, Index, memoryview]:
     """Return header and index of the whole, and their bytes; by the digest, which is faster, or by the index's CRC."""
     outline = table_of(archive, "outline", np.uint8, (-1,)).data.toreadonly()
-    if archive.index.digest_kind:
-        payload = archive.row(archive.find("outline")).payload
-        if digest_of(outline) != archive.index.payloads["digest"][payload]:
-            raise IntegrityError("its digest does not match; the file is damaged, copy it again", tensor="outline")
     header = decode_header(bytes(outline[:HEADER_SIZE]), "outline") if len(outline) >= 2 * HEADER_SIZE else None
     if header is None or not header.front or header.index_size + 2 * HEADER_SIZE != len(outline):
         raise FormatError("is not a sealed header, the index behind it, and a trailer", tensor="outline")
     if outline[:HEADER_SIZE] != outline[-HEADER_SIZE:]:
         raise FormatError("header and trailer differ", tensor="outline")
-    if not archive.index.digest_kind:
+    if archive.index.digest_kind:
+        payload = archive.row(archive.find("outline")).payload
+        if digest_of(outline) != archive.index.payloads["digest"][payload]:
+            raise IntegrityError("its digest does not match; the file is damaged, copy it again", tensor="outline")
+    else:
         check_crc(outline, header)
     index = decode(outline[HEADER_SIZE:], header.index_size)
     check_header(index, header)
@@ -207,8 +207,9 @@ class ShardedArchive(Archive):
         # Each once: a payload that is a piece of many tensors would be as many times the memory.
         if np.count_nonzero(named < len(theirs)) == len(named) == len(np.unique(named)):
             numbers = np.flatnonzero(self._table.whole() == file)
-            rows = theirs[self._numbers()[numbers]]
+            rows, room = theirs[self._numbers()[numbers]], np.uint64(len(shard.buffer) - shard.header.payload_offset)
             wrong = rows["nbytes"] != mine["nbytes"][numbers]
+            wrong |= (rows["nbytes"] > room) | (rows["offset"] > room - np.minimum(rows["nbytes"], room))
             if self.index.digest_kind:
                 wrong |= (rows["digest"] != mine["digest"][numbers]) | (shard.index.digest_kind == 0)
             if not np.count_nonzero(wrong):
