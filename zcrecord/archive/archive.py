@@ -18,8 +18,9 @@ from typing import Any, Literal
 import numpy as np
 
 from zcrecord import dtypes
+from zcrecord.codec.conventions import CATALOGUE_TYPE
 from zcrecord.codec.index import FORM, Index, TensorEntry, decode
-from zcrecord.codec.layout import CATALOGUE, NONE, Header, locate
+from zcrecord.codec.layout import NONE, Header, locate
 from zcrecord.codec.verify import check_header, check_index, check_touched
 from zcrecord.errors import FormatError, IntegrityError, RecordError, UnsupportedError, printable
 from zcrecord.storage.memory import Memory, Mode
@@ -78,8 +79,8 @@ def check_crc(octets: memoryview, header: Header) -> None:
 def is_catalogue(archive: Archive) -> bool:
     """Return True if an archive says that it is a catalogue; checks nothing else of it."""
     ix = archive.index
-    named = len(ix.modules) and ix.modules["type_name_size"][0] == len(CATALOGUE)
-    return bool(named) and ix.text_of(ix.modules[0], "type_name") == CATALOGUE
+    named = len(ix.modules) and ix.modules["type_name_size"][0] == len(CATALOGUE_TYPE)
+    return bool(named) and ix.text_of(ix.modules[0], "type_name") == CATALOGUE_TYPE
 
 
 def takes_one_file(archive: Archive, what: str) -> None:

@@ -28,6 +28,7 @@ __all__ = [
 
 SIGNATURE_PREFIX = "zcrecord.signature."  # of a name in the metadata; the key's id follows
 TUNED_TYPE = "zcr:onnx_tuned"  # of the module that holds a tuned part, see `onnx.tuned`
+CATALOGUE_TYPE = "zcr:catalogue"  # of module 0 in an archive that names others, its shards
 
 ABSENT: Any = object()  # no value, where None is one
 _INT, _COMPLEX, _DTYPE, _DEVICE = "zcr:int", "zcr:complex", "zcr:torch_dtype", "zcr:torch_device"

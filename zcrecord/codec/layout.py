@@ -42,7 +42,6 @@ SPAN_ALLOWANCE = 256  # bytes an entry may repeat of the text pool, on average
 WORDS_ALLOWANCE = 32  # items an attribute list may repeat of the word pool, on average
 DIGEST_ALLOWANCE = 64  # times an archive's size that its distinct strided views may add up to, for a content digest
 
-CATALOGUE = "zcr:catalogue"  # type name of module 0 in an archive that names others, its shards
 
 ATTACHED_MAGIC = b"\x89ZCA\r\n\x1a\n"
 ATTACHED_SIZE = 32  # of the note before an attached archive

@@ -12,10 +12,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from zcrecord.codec.conventions import CATALOGUE_TYPE
 from zcrecord.codec.digests import digest_of
 from zcrecord.codec.entries import Entries, ModuleKind, PayloadId, change_values, encode
 from zcrecord.codec.index import PAYLOAD, Array
-from zcrecord.codec.layout import CATALOGUE, HEADER_SIZE, NONE, Header, align_up, plan_payloads
+from zcrecord.codec.layout import HEADER_SIZE, NONE, Header, align_up, plan_payloads
 from zcrecord.tensors.packed import StringTensor
 
 from . import flatten
@@ -152,5 +153,5 @@ def flat_catalogue(whole: WholeRecord, shards: Sequence[WrittenShard]) -> flatte
 def flat_tables(tree: dict[str, Any]) -> flatten.FlatRecord:
     """Return a catalogue, given as the tree of its tables, ready to be written as an archive."""
     flat = flatten.flatten(tree)
-    flat.modules[0] = flat.modules[0]._replace(type_name=CATALOGUE)
+    flat.modules[0] = flat.modules[0]._replace(type_name=CATALOGUE_TYPE)
     return flat
