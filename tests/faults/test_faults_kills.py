@@ -6,6 +6,7 @@ The figures of SECURITY.md are those of `python -m tools.faults`, which does the
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -20,7 +21,8 @@ from exhaustive import rounds
 import zcrecord
 from tools.faults.kills import generation, kill_saves, written
 from zcrecord import RecordWriter, SourceError
-from zcrecord.storage.files import scratch_file
+from zcrecord.record import sharded_writer
+from zcrecord.storage.scratch import note_of, scratch_file
 
 POSIX = pytest.mark.skipif(os.name != "posix", reason="platform: fork, signals and locks of POSIX")
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="platform: Linux lists open files")
@@ -50,6 +52,56 @@ def test_save_killed_at_any_moment_leaves_one_generation_whole(durable: bool, tm
     assert (told.times, told.whole) == (told.times, told.times)
     assert told.left == 0
     assert told.scratches, "no save was killed in the middle, so nothing was tried"
+
+
+@pytest.mark.filterwarnings("ignore")  # as above
+@POSIX
+@pytest.mark.parametrize("durable", [False, True])
+def test_save_in_shards_killed_at_any_moment_leaves_one_generation_whole(durable: bool, tmp_path: Path) -> None:
+    path = tmp_path / "m.zcr"
+    told = kill_saves(path, 10 if durable else rounds(50), durable=durable, seed=1, max_shard_size=300_000)
+    assert (told.times, told.whole) == (told.times, told.times)
+    assert told.left == 0
+    assert told.scratches, "no save was killed in the middle, so nothing was tried"
+    assert zcrecord.load_record(path).archive.shard_names
+
+
+@POSIX
+def test_next_save_removes_shards_that_appeared_before_their_writer_died(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the shards and the catalogue that names them; whoever else has such a name keeps his file."""
+    path = tmp_path / "m.zcr"
+    for number in (1, 2):
+        zcrecord.save_record(written(number), path, max_shard_size=300_000)
+    (tmp_path / "m-00007-of-00009.zcr").write_bytes(b"somebody's")
+    before = {*os.listdir(tmp_path)}
+    child = os.fork()
+    if not child:
+        monkeypatch.setattr(sharded_writer, "flat_catalogue", lambda *_: os.kill(os.getpid(), signal.SIGKILL))
+        zcrecord.save_record(written(3), path, max_shard_size=300_000)
+        os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+    more = {*os.listdir(tmp_path)} - before
+    assert {"m-00001-of-00002.zcr", "m-00002-of-00002.zcr"} <= more, "it was to die after the shards had appeared"
+    assert generation(zcrecord.load_record(path, verify="full")) == 2
+    zcrecord.save_record(written(4), path, durable=False)  # of any kind
+    assert not more & {*os.listdir(tmp_path)}
+    assert (tmp_path / "m-00007-of-00009.zcr").read_bytes() == b"somebody's"
+
+
+@POSIX
+def test_note_of_shards_that_a_catalogue_names_by_now_removes_none(tmp_path: Path) -> None:
+    """Its writer died after the catalogue had appeared, before the note was gone."""
+    path = tmp_path / "m.zcr"
+    zcrecord.save_record(written(1), path, max_shard_size=300_000)
+    note = dead(path)
+    names = zcrecord.load_record(path).archive.shard_names
+    note.write_bytes(note_of([*names, "../elsewhere.zcr", "m.zcr"]))
+    with scratch_file(str(path)) as (fd, _):
+        os.close(fd)
+    assert generation(zcrecord.load_record(path, verify="full")) == 1
+    assert not note.exists()
 
 
 def test_file_of_two_generations_is_noticed(tmp_path: Path) -> None:

@@ -30,7 +30,10 @@ def main(arguments: list[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory(dir=given.folder) as name:
         folder = Path(name)
-        works = [_killed(folder, given.times), *(_replaced(folder, given.times, durable) for durable in (False, True))]
+        works = [
+            *(_killed(folder, given.times, size) for size in (None, 300_000)),
+            *(_replaced(folder, given.times, durable) for durable in (False, True)),
+        ]
         if given.calls:
             works.append(_calls(folder))
     return 0 if all(works) else 1
@@ -41,11 +44,12 @@ def _say(what: str, started: float, good: bool, told: Any) -> bool:
     return good
 
 
-def _killed(folder: Path, times: int) -> bool:
+def _killed(folder: Path, times: int, max_shard_size: int | None) -> bool:
     started = time.perf_counter()
-    (folder / "killed").mkdir()
-    told = kill_saves(folder / "killed" / "m.zcr", times)
-    what = f"{told.whole} of {times} killed saves left a whole archive"
+    where = folder / ("killed" if max_shard_size is None else "killed shards")
+    where.mkdir()
+    told = kill_saves(where / "m.zcr", times, max_shard_size=max_shard_size)
+    what = f"{told.whole} of {times} killed saves left a whole {'archive' if max_shard_size is None else 'catalogue'}"
     return _say(what, started, told.whole == times and not told.left, dataclasses.asdict(told))
 
 

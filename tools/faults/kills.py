@@ -1,4 +1,7 @@
-"""Saves that are killed at any moment: whoever finds the file afterwards finds one generation of it, whole."""
+"""Saves that are killed at any moment: whoever finds the file afterwards finds one generation of it, whole.
+
+Of a record in shards, too: its catalogue and all shards that it names are of one generation.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ import select
 import signal
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -47,27 +51,36 @@ def generation(record: zcrecord.Record) -> int:
     return number
 
 
-def kill_saves(path: Path, times: int, *, durable: bool = False, seed: int = 0) -> Kills:
+def kill_saves(
+    path: Path, times: int, *, durable: bool = False, seed: int = 0, max_shard_size: int | None = None
+) -> Kills:
     """Save generation after generation, each save killed at a moment of its own; POSIX only."""
     chance = random.Random(seed)
-    zcrecord.save_record(written(0), path, durable=durable)
+    how = {"durable": durable, "max_shard_size": max_shard_size}
+    zcrecord.save_record(written(0), path, **how)
     told = Kills()
     last, within = 0, 0.01
     for number in range(1, times + 1):
-        _kill_one(path, number, chance.uniform(0, within), durable)
+        _kill_one(path, number, chance.uniform(0, within), how)
         found = _whole(path)
         within *= 0.9 if found == number else 1.1  # so that half of them are fast enough
         told.times += 1
         told.whole += found in (last, number)
         told.new += found == number
-        told.scratches += len(os.listdir(path.parent)) > 1
+        told.scratches += bool(_others(path))
         last = last if found is None else found
-    zcrecord.save_record(written(0), path, durable=durable)
-    told.left = len(os.listdir(path.parent)) - 1
+    zcrecord.save_record(written(0), path, **how)
+    told.left = len(_others(path))
     return told
 
 
-def _kill_one(path: Path, number: int, after: float, durable: bool) -> None:
+def _others(path: Path) -> set[str]:
+    """Return the files beside a record that are no part of it."""
+    with zcrecord.load_record(path) as record:
+        return {*os.listdir(path.parent)} - {path.name, *record.archive.shard_names}
+
+
+def _kill_one(path: Path, number: int, after: float, how: dict[str, Any]) -> None:
     """Kill a process some time after it began to save; one that was faster waits for it."""
     record = written(number)
     begun, tell = os.pipe()
@@ -75,7 +88,7 @@ def _kill_one(path: Path, number: int, after: float, durable: bool) -> None:
     if not child:
         try:
             os.write(tell, b".")
-            zcrecord.save_record(record, path, durable=durable)
+            zcrecord.save_record(record, path, **how)
             signal.pause()
         finally:
             os._exit(1)

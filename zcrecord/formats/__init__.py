@@ -43,6 +43,7 @@ from zcrecord.storage.files import (
     scratch_file,
 )
 from zcrecord.storage.folders import archive_in, model_folder, names_folder, takes_folder
+from zcrecord.storage.scratch import remove_unnamed
 from zcrecord.writing.writers import ConvertReport, peak_rss
 
 __all__ = ["FORMATS", "ConvertReport", "Format", "convert"]
@@ -116,9 +117,24 @@ def convert(
         given, kind = stack.enter_context(_recognised(source, source_path, source_format))
         told = progress or (lambda *_: None)
         work = _Conversion(source_path, dest_path, force, alignment, durable, max_shard_size, told)
-        report = work.run(kind, given, target, dest)
+        with _replacing(dest_path if target == ARCHIVE else None):
+            report = work.run(kind, given, target, dest)
     seconds = time.perf_counter() - started
     return dataclasses.replace(report, source=source_path, dest=dest_path, seconds=seconds, peak_rss=peak_rss())
+
+
+@contextlib.contextmanager
+def _replacing(dest: str | None) -> Iterator[None]:
+    """Remove the shards of a catalogue at a path once the block has replaced it."""
+    if dest is None or not os.path.isfile(dest):
+        yield
+        return
+    from zcrecord.record.sharded_writer import shards_of  # here, because few archives have shards
+
+    path = os.path.realpath(dest)
+    replaced = shards_of(path)
+    yield
+    remove_unnamed(path, replaced)
 
 
 def _check_other(source: str | None, folder: str, weights: str) -> None:

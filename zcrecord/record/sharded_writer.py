@@ -26,7 +26,7 @@ from zcrecord.writing.catalogue import WholeRecord, WrittenShard, flat_catalogue
 from zcrecord.writing.sharing import plan_sharing
 from zcrecord.writing.writers import SaveReport, StreamWriter, write_plan
 
-__all__ = ["ShardedWriter"]
+__all__ = ["ShardedWriter", "shards_of"]
 
 
 class ShardedWriter:
@@ -106,19 +106,19 @@ class ShardedWriter:
 
     def finish(self, entries: Entries) -> SaveReport:
         """Write indexes and the catalogue, and make them appear; the report counts the bytes of all files."""
-        replaced = _shards_of(self._path)
+        replaced = shards_of(self._path)
         names: list[str] = []
         if len(self._shards) < 2:
             out = self._room(0)
             entries.payloads = [NONE if p == NONE else self._homes[p][1] for p in entries.payloads]
             report = out.finish(entries)
-            self._files.appear([os.path.basename(self._path)])
+            self._files.appear([os.path.basename(self._path)], replaced)
         else:
             names = self._free_names()
             shards = self._finish_shards(entries, names)
             kind = digest_kind(self._digest)
             whole = WholeRecord(entries, shards, alignment=self._alignment, kind=kind)
-            self._files.appear(names)
+            self._files.appear(names, replaced)
             flat = flat_catalogue(whole, shards)
             with open_sink(self._path, durable=self._durable) as sink:
                 catalogue = write_plan(sink, flat, plan_sharing(flat.values), alignment=ALIGNMENT, kind=kind)
@@ -164,7 +164,7 @@ class ShardedWriter:
         raise AssertionError
 
 
-def _shards_of(path: str) -> list[str]:
+def shards_of(path: str) -> list[str]:
     """Return the files that a catalogue at a path names; none if there is another file, or no file."""
     with contextlib.suppress(RecordError):
         archive = open_archive(map_file(path), verify="index")

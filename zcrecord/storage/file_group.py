@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from types import TracebackType
 
 from .files import FileSink, refusals, sync_file, sync_folder
-from .scratch import scratch_file
+from .scratch import note_of, remove_unnamed, scratch_file
 
 __all__ = ["FileGroup"]
 
@@ -19,8 +19,9 @@ _NEW = 0o666  # mode of a new file, before the mask
 class FileGroup:
     """New files beside a path; scratch files until `appear` gives them their names.
 
-    A context manager: leaving it by an exception removes them, even after they appeared. Those of a process that was
-    killed are removed by the next save to the path, as every scratch file is. Their mode is that of the file there.
+    A context manager: leaving it by an exception removes them, even after they appeared, unless the file at the path
+    names them by then. Those of a process that was killed are removed by the next save to the path, as every scratch
+    file is: a note tells those that have appeared. Their mode is that of the file there.
 
     Args:
         path: absolute; what will refer to the files, and is written after them.
@@ -42,9 +43,8 @@ class FileGroup:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for path in self._appeared if kind is not None else ():
-            with contextlib.suppress(OSError):
-                os.unlink(path)
+        if kind is not None:
+            remove_unnamed(self._path, self._appeared)
         self._close()
         self._stack.__exit__(kind, error, trace)
 
@@ -62,8 +62,10 @@ class FileGroup:
         self._files.append((fd, scratch, sink))
         return sink
 
-    def appear(self, names: Sequence[str]) -> None:
+    def appear(self, names: Sequence[str], replaced: Sequence[str] = ()) -> None:
         """Give the files their names, in the order in which they were added; no such file may be there.
+
+        `replaced` are files that the one at the path names, until it is replaced: the caller removes them then.
 
         Raises:
             SourceError: the file system reports an error.
@@ -77,12 +79,23 @@ class FileGroup:
         files = self._files.copy()
         self._close()
         with refusals(self._path):
+            if replaced or list(names) != [os.path.basename(self._path)]:
+                self._note([*names, *replaced])
             for name, (_, scratch, _) in zip(names, files, strict=True):
-                path = os.path.join(folder, name)
-                os.rename(scratch, path)
-                self._appeared.append(path)
+                self._appeared.append(name)
+                os.rename(scratch, os.path.join(folder, name))
         if self._durable and os.name == "posix":
             sync_folder(folder)
+
+    def _note(self, names: Sequence[str]) -> None:
+        """Leave a note of files that come or go, for the next save if this process is killed."""
+        fd, _ = self._stack.enter_context(scratch_file(self._path, self._mode, clear=False))
+        try:
+            os.write(fd, note_of(names))
+            if self._durable:
+                sync_file(fd)
+        finally:
+            os.close(fd)
 
     def _close(self) -> None:
         files, self._files = self._files, []

@@ -1,7 +1,7 @@
 """Scratch files: new files beside the place that they are to take, and what is left of those whose writer died.
 
 Knows how they are named, and that a lock tells the living writers from the dead. Writing one, and putting it in its
-place, is `files`'s.
+place, is `files`'s. One may be a note: the names of shards that are there before, or after, the catalogue names them.
 """
 
 from __future__ import annotations
@@ -10,13 +10,15 @@ import contextlib
 import os
 import re
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
-__all__ = ["scratch_file"]
+__all__ = ["note_of", "remove_unnamed", "scratch_file"]
 
 _SUFFIX = ".zcr-scratch"
 _LONGEST = 200  # bytes of a name that its scratch file's begins with
 _TRIES = 16  # to make a file that no other process removes before it is locked
+_NOTE = b"zcrecord shards\n"  # the start of a note; names follow, a line each
+_MOST = 1 << 22  # bytes of a note that are read, and of a catalogue, whose first payload has the names of its shards
 _MORE = sum(getattr(os, name, 0) for name in ("O_BINARY", "O_CLOEXEC"))
 
 
@@ -36,7 +38,7 @@ def scratch_file(path: str, mode: int = 0o666, *, clear: bool = True) -> Iterato
         name = name[:-1]
     stem = f".{name}."
     if clear:
-        _clear(folder, stem)
+        _clear(folder, stem, path)
     fd, held, scratch = _make(os.path.join(folder, stem), mode)
     try:
         yield fd, scratch
@@ -119,18 +121,36 @@ def _lock(fd: int) -> bool | None:
     return True
 
 
-def _clear(folder: str, stem: str) -> None:
-    """Remove the scratch files of this stem that dead writers left."""
+def note_of(names: Iterable[str]) -> bytes:
+    """Return a note: the content of a scratch file while shards of these names may be there that nothing names."""
+    return _NOTE + "\n".join(names).encode()
+
+
+def remove_unnamed(path: str, names: Iterable[str]) -> None:
+    """Remove shards beside a path, but for those that the catalogue there names; others' files are left alone."""
+    folder, name = os.path.split(path)
+    ours = re.compile(rf"{re.escape(name.removesuffix('.zcr'))}(~\d+)?-\d{{5}}-of-\d{{5}}\.zcr")
+    start = b""
+    with contextlib.suppress(FileNotFoundError), open(path, "rb") as file:
+        start = file.read(_MOST)
+    for shard in names:
+        if ours.fullmatch(shard) and shard.encode() not in start:
+            with contextlib.suppress(OSError):
+                os.unlink(os.path.join(folder, shard))
+
+
+def _clear(folder: str, stem: str, path: str) -> None:
+    """Remove the scratch files of this stem that dead writers left, and shards that their notes name."""
     ours = re.compile(f"{re.escape(stem)}[0-9a-f]{{12}}{re.escape(_SUFFIX)}")
     with contextlib.suppress(OSError):  # a folder may be written to and not listed
         with os.scandir(folder or ".") as entries:
             found = [entry.path for entry in entries if ours.fullmatch(entry.name)]
         for scratch in found:
             with contextlib.suppress(OSError):  # of another process, or removed by it meanwhile
-                _remove_dead(scratch)
+                _remove_dead(scratch, path)
 
 
-def _remove_dead(scratch: str) -> None:
+def _remove_dead(scratch: str, path: str) -> None:
     if os.name != "posix":  # Windows removes no file that is open
         os.unlink(scratch)
         return
@@ -140,7 +160,11 @@ def _remove_dead(scratch: str) -> None:
     except PermissionError:
         fd = os.open(scratch, os.O_RDONLY | extra)
     try:
-        if stat.S_ISREG(os.fstat(fd).st_mode) and _lock(fd):
+        status = os.fstat(fd)
+        if stat.S_ISREG(status.st_mode) and _lock(fd):
+            start = os.read(fd, _MOST if status.st_size <= _MOST else len(_NOTE))
+            if start.startswith(_NOTE) and status.st_uid == os.geteuid():
+                remove_unnamed(path, start[len(_NOTE) :].decode(errors="replace").split("\n"))
             os.unlink(scratch)
     finally:
         os.close(fd)
