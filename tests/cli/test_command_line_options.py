@@ -77,7 +77,7 @@ def test_what_is_put_into_other_words_is_still_said() -> None:
         ("convert model.zcr x.abc", "x.abc: no format has its suffix; name one .--to.: "),
         ("convert there.abc y.zcr", "name its format .--from.: "),
         ("convert model.zcr x.npz --alignment 128", "--alignment is for archives"),
-        ("convert model.zcr x.npz --max-shard-size 1GB", "--max-shard-size is for safetensors"),
+        ("convert model.zcr x.npz --max-shard-size 1GB", "--max-shard-size is for archives and safetensors"),
         ("attach script.sh model.zcr", "or force it by --force$"),
         ("embed model.zcr --lang python", "choose another folder, or replace it by --force$"),
         ("ls model.zcr nothing_like_it_at_all_0123456789", "7 tensors; zcrecord ls lists them$"),

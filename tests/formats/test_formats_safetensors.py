@@ -485,7 +485,7 @@ def test_shards_go_to_paths_alone(tmp_path: Path) -> None:
         (tmp_path / "m.npz", {"max_shard_size": 9}),
         (tmp_path / "m.safetensors", {"max_shard_size": 0}),
     ):
-        with pytest.raises(UnsupportedError, match="max_shard_size= is for safetensors written to a path"):
+        with pytest.raises(UnsupportedError, match="max_shard_size= is for archives and safetensors written to a path"):
             convert(io.BytesIO(r.saved(TREE)), dest, **options)
 
 
@@ -575,8 +575,10 @@ def test_a_file_that_shrinks_meanwhile_is_an_error_and_no_crash(suffixes: tuple[
 
 def test_write_error_is_typed_and_leaves_the_old_file(tmp_path: Path) -> None:
     zcrecord.save_record({"w": np.ones(3)}, tmp_path / "m.zcr")
+    (tmp_path / "m.npz").mkdir()
     with pytest.raises(SourceError, match="is a directory"):
-        convert(tmp_path / "m.zcr", tmp_path, dest_format="safetensors")
+        write(zcrecord.load_record(tmp_path / "m.zcr"), tmp_path / "m.npz")
+    (tmp_path / "m.npz").rmdir()
     with pytest.raises(SourceError, match="No such file"):
         convert(tmp_path / "m.zcr", tmp_path / "no" / "m.safetensors")
     assert [p.name for p in tmp_path.iterdir()] == ["m.zcr"]

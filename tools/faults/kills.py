@@ -56,7 +56,7 @@ def kill_saves(
 ) -> Kills:
     """Save generation after generation, each save killed at a moment of its own; POSIX only."""
     chance = random.Random(seed)
-    how = {"durable": durable, "max_shard_size": max_shard_size}
+    how: dict[str, Any] = {"durable": durable, "max_shard_size": max_shard_size}
     zcrecord.save_record(written(0), path, **how)
     told = Kills()
     last, within = 0, 0.01

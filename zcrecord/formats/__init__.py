@@ -107,17 +107,13 @@ def convert(
     _check_options(target, dest_path, alignment, max_shard_size)
     with contextlib.ExitStack() as stack:
         if into and dest_path is not None:
-            weights = f"model{FORMATS[target].suffixes[0]}"
-            _check_other(source_path, dest_path, weights)
-            beside = folder if folder is not None and os.path.isdir(folder) else None
-            dest = stack.enter_context(model_folder(beside, dest_path, weights, force=force, durable=durable))
-            dest_path = os.path.join(dest_path, weights)
-        else:
-            check_destination(source_path, dest_path, force)
+            dest = stack.enter_context(_in_new_folder(source, folder, dest_path, target, force, durable))
+            dest_path = os.path.join(dest_path, os.path.basename(dest))
+        check_destination(source_path, dest_path, force)
         given, kind = stack.enter_context(_recognised(source, source_path, source_format))
-        told = progress or (lambda *_: None)
-        work = _Conversion(source_path, dest_path, force, alignment, durable, max_shard_size, told)
-        with _replacing(dest_path if target == ARCHIVE else None):
+        told, path = progress or (lambda *_: None), path_or_none(dest)
+        work = _Conversion(source_path, path, force, alignment, durable, max_shard_size, told)
+        with _replacing(path if target == ARCHIVE else None):
             report = work.run(kind, given, target, dest)
     seconds = time.perf_counter() - started
     return dataclasses.replace(report, source=source_path, dest=dest_path, seconds=seconds, peak_rss=peak_rss())
@@ -137,10 +133,21 @@ def _replacing(dest: str | None) -> Iterator[None]:
     remove_unnamed(path, replaced)
 
 
-def _check_other(source: str | None, folder: str, weights: str) -> None:
-    """Raise DestinationExistsError if weights in a folder, in one file or with an index, are the source themselves."""
+@contextlib.contextmanager
+def _in_new_folder(
+    source: Any, folder: str | None, dest: str, target: str, force: bool, durable: bool
+) -> Iterator[str]:
+    """Yield a path for the weights in a model folder; if the source is in a folder, its companions go there, too.
+
+    Raises:
+        DestinationExistsError: the weights, in one file or with an index, are the source.
+    """
+    weights = f"model{FORMATS[target].suffixes[0]}"
     for name in (weights, f"{weights}.index.json"):
-        check_destination(source, os.path.join(folder, name), force=True)
+        check_destination(path_or_none(source), os.path.join(dest, name), force=True)
+    beside = folder if folder is not None and os.path.isdir(folder) else None
+    with model_folder(beside, dest, weights, force=force, durable=durable) as path:
+        yield path
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -369,7 +376,7 @@ def _in_folder(source: Any, named: str | None) -> Any:
     kind = next((kind for kind in order if kind in by_kind), None)
     if kind == ARCHIVE:
         return archive_in(folder)
-    found = by_kind.get(kind, [])
+    found = [] if kind is None else by_kind[kind]
     if len(found) == 1:
         return os.path.join(folder, found[0])
     if found and found == by_kind.get(ONNX):
