@@ -247,6 +247,7 @@ def _archive(model: str, told: dict[str, str], allow_links: bool) -> Record:
     with external_data.ModelFolder(os.path.dirname(os.path.abspath(model)), allow_links=allow_links) as folder:
         os.close(folder.open(location))
         found: Record = load_record(folder.locate(location), embedded=embedded)
+        takes_one_file(found.archive, "a model's external data")
         return found
 
 

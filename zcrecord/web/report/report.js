@@ -21,7 +21,9 @@ for (const id of ["treemap", "map"]) reveal(byId(id), byId("details"), { near: t
 const shortly = (draw) => requestAnimationFrame(() => setTimeout(draw)); // after the next painting
 
 byId("title").textContent = shown(description.name);
-byId("summary").textContent = `${count.toLocaleString("en")} tensor${count === 1 ? "" : "s"} in an archive of \
+const where = archive.shards ? `a catalogue of ${archive.shards.length} shards; its bytes are shown as in one archive` :
+  "an archive";
+byId("summary").textContent = `${count.toLocaleString("en")} tensor${count === 1 ? "" : "s"} in ${where} of \
 ${human(archive.nbytes)}`;
 const modules = selection.add(byId("tree"), tree);
 byId("details").append(panel);

@@ -1,0 +1,868 @@
+"""A catalogue goes wherever an archive goes: every public function and every command takes it, or refuses it by name.
+
+Each row of the tables says which, and the answer of one that takes it is compared with that of the same record as one
+archive. Both are called model.zcr, so that answers may name them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import io
+import json
+import multiprocessing
+import os
+import pickle
+import re
+import shutil
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import ml_dtypes
+import numpy as np
+import pytest
+import test_public_api
+
+import zcrecord
+from tools.range_server import serving
+from zcrecord import (
+    PackedTensor,
+    Record,
+    StringTensor,
+    embed,
+    formats,
+    integrity,
+    loaders,
+    onnx,
+    report,
+    transport,
+)
+from zcrecord.cli.dispatch import main
+from zcrecord.cli.registry import COMMANDS
+from zcrecord.compat import safetensors as compat
+from zcrecord.errors import (
+    DestinationExistsError,
+    FormatError,
+    IntegrityError,
+    LoadCancelledError,
+    SourceNotFoundError,
+    UnsupportedError,
+)
+
+DIGITS = Path(__file__).resolve().parents[1] / "data" / "digits.onnx"
+REFUSAL = (
+    "is a catalogue of shards, and {} takes one archive; zcrecord convert model.zcr one.zcr makes one archive of it"
+)
+
+
+@dataclasses.dataclass
+class Pair:
+    """A class to load a module as."""
+
+    weight: Any
+    bias: Any
+
+
+@dataclasses.dataclass
+class Plain:
+    """A class to load a record as."""
+
+    encoder: dict[str, Any]
+    decoder: list[Any]
+    linear: Pair
+    scalar: Any
+
+
+class Models(NamedTuple):
+    """Folders with the same record as one archive and as a catalogue, both named model.zcr.
+
+    Attributes:
+        one, shards: of tensors of every kind, a tree, attributes and metadata.
+        plain, plain_shards: of tensors that every framework and format has.
+        digits, digits_shards: of an ONNX model.
+    """
+
+    one: Path
+    shards: Path
+    plain: Path
+    plain_shards: Path
+    digits: Path
+    digits_shards: Path
+
+
+def tree() -> dict[str, Any]:
+    rng = np.random.default_rng(7)
+    a = rng.standard_normal((32, 24)).astype(np.float32)
+    return {
+        "encoder": {"weight": a, "tied": a, "turned": np.asfortranarray(a + 1), "half": a[::2], "heads": 2},
+        "decoder": [{"bias": np.full(500, 3, np.int32)}, {"bias": np.full(500, 3, np.int32)}],
+        "linear": {"weight": a + 2, "bias": a[0] + 2},
+        "narrow": PackedTensor.pack(np.array([1, -2, 3, 4]).astype("int4")),
+        "texts": StringTensor.from_strings(["some", "texts"]),
+        "brain": a.astype(ml_dtypes.bfloat16),
+        "scalar": np.array(0.5, np.float32),
+        "empty": np.zeros((0, 3), np.float32),
+        "rate": 0.5,
+        "blob": b"bytes",
+    }
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
+    base = tmp_path_factory.mktemp("catalogues")
+    found = Models(*(base / name for name in Models._fields))
+    for folder in found:
+        folder.mkdir()
+    plain = {name: value for name, value in tree().items() if name in ("encoder", "decoder", "linear", "scalar")}
+    del plain["encoder"]["turned"], plain["encoder"]["half"], plain["encoder"]["heads"]
+    for record, one, shards in ((tree(), found.one, found.shards), (plain, found.plain, found.plain_shards)):
+        zcrecord.save_record(
+            record, one / "model.zcr", metadata={"author": "me", "raw": b"raw"} if "rate" in record else {}
+        )
+        zcrecord.save_record(zcrecord.load_record(one / "model.zcr"), shards / "model.zcr", max_shard_size=4000)
+    onnx.convert(DIGITS, base / "behind.zcr")
+    formats.convert(base / "behind.zcr", found.digits / "model.zcr")  # with its index in front
+    formats.convert(found.digits / "model.zcr", found.digits_shards / "model.zcr", max_shard_size=4000)
+    for folder in (found.shards, found.plain_shards, found.digits_shards):
+        assert len(os.listdir(folder)) > 3
+    return found
+
+
+def told(value: Any) -> Any:
+    """Return a value in a form that can be compared: arrays as dtype, shape and bytes."""
+    if isinstance(value, Record):
+        return told(dict(value.items())), told(value.attributes), told(value.metadata)
+    if isinstance(value, dict):
+        return {key: told(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [told(item) for item in value]
+    if isinstance(value, PackedTensor | StringTensor):
+        return type(value).__name__, value.shape, told(value.unpack().tolist())
+    if isinstance(value, memoryview):
+        return bytes(value)
+    if type(value).__module__.startswith("torch") and hasattr(value, "detach"):
+        return told(bits_of(value)), tuple(value.shape), str(value.dtype)
+    if hasattr(value, "__array__") and not isinstance(value, str | np.generic):
+        array = np.asarray(value)
+        return array.dtype.name, array.shape, array.tobytes()
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return type(value).__name__, {f.name: told(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    return value
+
+
+def bits_of(tensor: Any) -> Any:
+    """Return the bytes of a torch tensor, of whatever type and strides."""
+    import torch
+
+    return tensor.detach().cpu().reshape(-1).contiguous().view(torch.uint8).numpy()
+
+
+class Row(NamedTuple):
+    """One thing that takes an archive: what to do with its path, and the message if it refuses a catalogue."""
+
+    run: Callable[[Path], Any]
+    refused: str | None = None
+    of: str = ""  # of which models: "", "plain" or "digits"
+
+
+def rec(run: Callable[[Record], Any], of: str = "") -> Row:
+    """Return the row of what takes a record."""
+    return Row(lambda path: run(zcrecord.load_record(path)), None, of)
+
+
+def method(name: str, *arguments: Any, of: str = "", **options: Any) -> Row:
+    def run(record: Record) -> Any:
+        found = getattr(record, name)
+        if callable(found):
+            found = found(*arguments, **options)
+        return list(found) if isinstance(found, Iterator) or name in ("items", "values") else found
+
+    return rec(run, of)
+
+
+def written(name: str, run: Callable[[Path, Path], Any], of: str = "") -> Row:
+    """Return the row of what writes a file; the answer is its bytes."""
+
+    def work(path: Path) -> bytes:
+        with scratch() as folder:
+            run(path, folder / name)
+            return (folder / name).read_bytes()
+
+    return Row(work, None, of)
+
+
+@contextlib.contextmanager
+def scratch() -> Iterator[Path]:
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as name:
+        yield Path(name)
+
+
+def refused(run: Callable[[Path], Any], what: str, of: str = "") -> Row:
+    return Row(run, REFUSAL.format(what) if " " not in what else what, of)
+
+
+def private_key() -> Any:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+    return Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
+
+
+def signed(path: Path) -> Any:
+    """Sign a copy of a folder; returns what is known of it."""
+    with scratch() as folder:
+        copy = shutil.copytree(path.parent, folder / "copy") / "model.zcr"
+        made = integrity.sign(copy, private_key())
+        assert (
+            integrity.check_signature(zcrecord.load_record(copy, verify="full"), private_key().public_key()) == made.key
+        )
+        others = [name for name in os.listdir(copy.parent) if name != "model.zcr"]
+        assert all((copy.parent / name).read_bytes() == (path.parent / name).read_bytes() for name in others)
+        again = integrity.sign(copy, private_key())
+        whole = integrity.sign(copy, private_key(), folder / "whole.zcr")
+        assert again.replaced and whole.replaced
+        record = zcrecord.load_record(folder / "whole.zcr", verify="full")
+        assert not record.archive.shard_names
+        return made.key, made.content_digest, made.replaced, told(zcrecord.load_record(copy)), told(record)
+
+
+def filled(record: Record) -> Any:
+    made = record.hollow()
+    made.fill_by("read")
+    return made.seal()
+
+
+def loaded_model(path: Path) -> Any:
+    import torch
+
+    layer = torch.nn.Module()
+    layer.linear = torch.nn.Linear(24, 32)
+    layer.linear.bias = torch.nn.Parameter(torch.zeros(24))
+    missing, _ = compat.torch.load_model(layer, path, strict=False)
+    return list(missing), layer.linear.weight, layer.linear.bias
+
+
+def opened(path: Path) -> Any:
+    answers = []
+    for framework in ("np", "pt", "jax"):
+        with compat.safe_open(path, framework) as file:
+            answers.append((file.keys(), file.offset_keys(), file.metadata(), "x" in file, len(file)))
+            answers.append((file.get_slice("linear.weight")[1:3, ::2], file.get_tensors(), file["scalar"]))
+    return answers
+
+
+def session_answers(made: Any) -> Any:
+    (pixels,) = made.get_inputs()
+    return made.run(None, {pixels.name: np.linspace(0, 1, 128, dtype=np.float32).reshape(2, 64)})
+
+
+def prefetched(record: Record) -> Any:
+    record.prefetch()
+    record.prefetch("encoder.*")
+
+
+def closed(record: Record) -> Any:
+    view = record["scalar"].copy()
+    record.close()
+    with pytest.raises(UnsupportedError, match="the record is closed"):
+        record["scalar"]
+    return view
+
+
+def described(path: Path) -> Any:
+    found = report.describe_archive(zcrecord.load_record(path))
+    assert found["archive"].pop("shards", []) == zcrecord.load_record(path).archive.shard_names
+    return found
+
+
+class _Names:
+    """A name of tensors that each of torch, jax and numpy has."""
+
+    plain = staticmethod(lambda info: info.dtype.name not in ("int4", "string"))
+
+
+def of_file(path: Path, work: Callable[[Any], Any]) -> Any:
+    with open(path, "rb") as file:
+        return work(file)
+
+
+def program(path: Path) -> Path:
+    """Return a program beside nothing of value."""
+    return Path(shutil.copy("/bin/true", path))
+
+
+def attached(path: Path) -> Any:
+    with scratch() as folder:
+        embed.attach(program(folder / "app"), path)
+
+
+def generated(path: Path) -> Any:
+    with scratch() as folder:
+        embed.generate(path, folder, lang="c")
+
+
+def edited(path: Path) -> Any:
+    with zcrecord.edit(path) as model:
+        model.metadata["new"] = 1
+
+
+def resaved(path: Path) -> bytes:
+    file = io.BytesIO()
+    zcrecord.save_record(zcrecord.load_record(path), file)
+    return file.getvalue()
+
+
+def resharded(path: Path) -> Any:
+    with scratch() as folder:
+        zcrecord.save_record(zcrecord.load_record(path), folder / "m.zcr", max_shard_size=3000)
+        return {name: (folder / name).read_bytes() for name in sorted(os.listdir(folder))}
+
+
+def verified_external(path: Path) -> Any:
+    """Check a model that was written for one archive, at whose path lies this one."""
+    with scratch() as folder:
+        copy = shutil.copytree(path.parent, folder / "copy")
+        shutil.copy(path.parent.with_name("digits") / "model.zcr", copy / "model.zcr")
+        onnx.to_onnx(copy / "model.zcr", copy / "small.onnx", external=True)
+        shutil.copy(path, copy / "model.zcr")
+        return onnx.verify_external(copy / "small.onnx").tensors
+
+
+NO_ARCHIVE = None  # takes none, or has no answer that could differ
+RECORD = {
+    "archive": NO_ARCHIVE,
+    "archive_nbytes": method("archive_nbytes"),
+    "array": method("array", "encoder.half"),
+    "attributes": method("attributes"),
+    "close": rec(closed),
+    "content_digest": method("content_digest"),
+    "get": method("get", "brain"),
+    "hollow": rec(filled),
+    "info": method("info", "encoder.half"),
+    "infos": method("infos"),
+    "into": rec(lambda r: r.module("linear").into(Pair)),
+    "items": method("items"),
+    "jax": method("jax", _Names.plain),
+    "layout": method("layout"),
+    "load_into": method("load_into", "host", _Names.plain, slices={"linear.weight": slice(3, 9)}),
+    "metadata": method("metadata"),
+    "mode": method("mode"),
+    "module": method("module", "encoder"),
+    "modules": method("modules"),
+    "names": method("names"),
+    "nbytes": method("nbytes"),
+    "path": rec(lambda r: os.path.basename(r.path or "")),
+    "prefetch": rec(prefetched),
+    "raw": method("raw", "narrow"),
+    "select": method("select", "*.weight", {"encoder": "first"}),
+    "torch": method("torch", "cpu", _Names.plain),
+    "tree": method("tree"),
+    "values": method("values"),
+    "verify": method("verify"),
+    "walk": method("walk"),
+}
+FUNCTIONS: dict[str, Row | None] = {
+    "zcrecord.load_record": Row(lambda path: zcrecord.load_record(path, verify="full")),
+    "zcrecord.save_record": Row(lambda path: (resaved(path), resharded(path))),
+    "zcrecord.edit": refused(edited, "is a catalogue of shards; make one archive of it, edit that"),
+    "zcrecord.compat.safetensors.deserialize": refused(
+        lambda path: compat.deserialize(path.read_bytes()),
+        "is a catalogue, whose shards lie beside it in files; load it",
+    ),
+    "zcrecord.compat.safetensors.load_file": Row(lambda path: compat.load_file(path), of="plain"),
+    "zcrecord.compat.safetensors.safe_open": Row(opened, of="plain"),
+    "zcrecord.compat.safetensors.torch.load_model": Row(loaded_model, of="plain"),
+    "zcrecord.embed.attach": refused(attached, "attach"),
+    "zcrecord.embed.generate": refused(generated, "embed"),
+    "zcrecord.formats.convert": written(
+        "m.safetensors", lambda path, dest: formats.convert(path, dest, durable=False), of="plain"
+    ),
+    "zcrecord.hollow.hollow_of": rec(lambda r: filled(r.module("encoder"))),
+    "zcrecord.integrity.check_signature": Row(signed),
+    "zcrecord.integrity.compare": Row(
+        lambda path: list(
+            integrity.compare(zcrecord.load_record(path), zcrecord.load_record(path.parent.parent / "one/model.zcr"))
+        )
+    ),
+    "zcrecord.integrity.make_signature": rec(lambda r: integrity.make_signature(r, private_key())),
+    "zcrecord.integrity.sign": Row(signed),
+    "zcrecord.integrity.signers": rec(integrity.signers),
+    "zcrecord.loaders.load_into": rec(
+        lambda r: [loaders.load_into(r, by, _Names.plain) for by in ("cpu", "read", "host")]
+    ),
+    "zcrecord.loaders.plan_load": refused(
+        lambda path: loaders.plan_load(zcrecord.load_record(path), raw=True),
+        r"its tensors lie in \d+ shards, and a plan is for one file; load_into loads from all of them",
+    ),
+    "zcrecord.onnx.fill_session": Row(
+        lambda path: session_answers(onnx.fill_session(path, loader="host")), of="digits"
+    ),
+    "zcrecord.onnx.session": Row(lambda path: session_answers(onnx.session(path)), of="digits"),
+    "zcrecord.onnx.to_onnx": written("m.onnx", lambda path, dest: onnx.to_onnx(path, dest), of="digits"),
+    "zcrecord.onnx.tune": refused(lambda path: onnx.tune(path), "tuning", of="digits"),
+    "zcrecord.onnx.tuning": Row(lambda path: onnx.tuning(path).used, of="digits"),
+    "zcrecord.onnx.untune": refused(lambda path: onnx.untune(path), "tuning", of="digits"),
+    "zcrecord.onnx.verify_external": refused(verified_external, REFUSAL.format("a model's external data"), of="digits"),
+    "zcrecord.report.describe_archive": Row(described),
+    "zcrecord.report.report": Row(lambda path: report.report(path, io.BytesIO()).tensors),
+    "zcrecord.transport.pack": refused(lambda path: transport.pack(path, io.BytesIO()), "pack"),
+}
+# They take no archive, but tensors, keys, packed archives, programs and models; or their row stands for them.
+OTHERS = """
+zcrecord: ArchiveLayout DType EditReport LazyTensor ModuleInfo PackedTensor Record RecordEditor RecordWriter SaveReport
+    StringTensor TensorInfo
+zcrecord.compat.safetensors: TensorSpec load save save_file serialize serialize_file
+zcrecord.compat.safetensors.flax: load load_file save save_file
+zcrecord.compat.safetensors.numpy: load load_file save save_file
+zcrecord.compat.safetensors.torch: load load_file save save_file save_model storage_ptr storage_size
+zcrecord.embed: AttachReport DetachReport EmbedReport detach reader_source
+zcrecord.formats: ConvertReport FORMATS Format
+zcrecord.hollow: HollowRecord
+zcrecord.integrity: Change SIGNATURE_PREFIX SignReport is_encrypted_key signed_message
+zcrecord.loaders: LoadPlan Loader PayloadRef RangeSource Target loader_for shard
+zcrecord.onnx: ConvertReport ExternalReport OnnxTensorInfo OnnxTensors TuneReport Tuning convert scan
+zcrecord.remote: trim_cache
+zcrecord.report: PageReport report_page
+zcrecord.transport: PackReport unpack
+"""
+# Their tests have catalogues: tests/transformers, tests/vllm.
+ELSEWHERE = ("zcrecord.transformers", "zcrecord.vllm")
+WAYS: dict[str, Row] = {
+    "names=": Row(lambda path: zcrecord.load_record(path, names="encoder.*")),
+    "rename=": Row(lambda path: zcrecord.load_record(path, rename={"encoder": "e"})),
+    "names= and rename=": Row(lambda path: zcrecord.load_record(path, names="linear", rename={"linear": ""})),
+    "expect=": Row(lambda path: zcrecord.load_record(path, expect=zcrecord.load_record(path).content_digest())),
+    "verify='touch'": Row(lambda path: zcrecord.load_record(path, verify="touch")["brain"]),
+    "mmap=False": Row(lambda path: zcrecord.load_record(path, mmap=False)),
+    "into=": Row(lambda path: zcrecord.load_record(path, into=Plain), of="plain"),
+    "mode='c'": Row(lambda path: zcrecord.load_record(path, mode="c")),
+    "a file object": Row(lambda path: of_file(path, zcrecord.load_record)),
+    "bytes": refused(
+        lambda path: zcrecord.load_record(path.read_bytes()), "is a catalogue, whose shards lie beside it"
+    ),
+    "embedded=": refused(
+        lambda path: zcrecord.load_record(path, embedded="prefix"), "is a catalogue, whose shards lie beside it"
+    ),
+    "a part of a part": rec(lambda r: r.module("encoder").select("*t")),
+    "a part's digest": rec(lambda r: (r.module("encoder").content_digest(), r.select("brain").verify())),
+    "dst=": rec(lambda r: r.load_into("host", "scalar", dst={"scalar": np.zeros((), np.float32)})),
+    "raw=": rec(lambda r: r.load_into("host", raw=True)),
+    "pickle": rec(lambda r: pickle.loads(pickle.dumps(r))),
+    "a pickled part": rec(lambda r: pickle.loads(pickle.dumps(r.select("encoder.*")))),
+    "jax tree": rec(lambda r: r.select("decoder.*").tree("jax")),
+    "torch, read-only": rec(lambda r: r.torch(names="encoder.*", writable=False)),
+    "to npz": written("m.npz", lambda path, dest: formats.convert(path, dest, durable=False), of="plain"),
+    "to one archive": written("m.zcr", lambda path, dest: formats.convert(path, dest, durable=False)),
+    "a folder": written("m.zcr", lambda path, dest: formats.convert(path.parent, dest, durable=False)),
+    "to_onnx, external": refused(
+        lambda path: onnx.to_onnx(path, path.with_name("small.onnx"), external=True), "external=True", of="digits"
+    ),
+    "hollow, of the file": refused(
+        lambda path: of_file(path, zcrecord.load_record(path).hollow().stream),
+        "the file is not the archive that the hollow record is of",
+    ),
+    "hollow, of another record": rec(lambda r: _streamed(r)),
+}
+
+
+def _streamed(record: Record) -> Record:
+    made = record.hollow()
+    made.stream(record)
+    return made.seal()
+
+
+ROWS = {
+    **{f"Record.{name}": row for name, row in RECORD.items()},
+    **FUNCTIONS,
+    **{f"way: {name}": row for name, row in WAYS.items()},
+}
+
+
+def chosen(models: Models, row: Row) -> tuple[Path, Path]:
+    """Return the paths of the one archive and of the catalogue."""
+    one, shards = {
+        "": (models.one, models.shards),
+        "plain": (models.plain, models.plain_shards),
+        "digits": (models.digits, models.digits_shards),
+    }[row.of]
+    return one / "model.zcr", shards / "model.zcr"
+
+
+@pytest.mark.filterwarnings("ignore:Explicitly requested dtype")
+@pytest.mark.parametrize("name", [name for name, row in ROWS.items() if row is not None])
+def test_what_takes_an_archive_takes_a_catalogue_or_refuses_it_by_name(name: str, models: Models) -> None:
+    row = ROWS[name]
+    assert row is not None
+    one, catalogue = chosen(models, row)
+    before = {path.name: path.read_bytes() for path in catalogue.parent.iterdir()}
+    if row.refused is None:
+        assert told(row.run(catalogue)) == told(row.run(one))
+    else:
+        with pytest.raises(zcrecord.RecordError, match=row.refused) as caught:
+            row.run(catalogue)
+        assert isinstance(caught.value, UnsupportedError | IntegrityError)
+    assert {path.name: path.read_bytes() for path in catalogue.parent.iterdir()} == before
+
+
+def test_no_public_name_is_forgotten() -> None:
+    others = {
+        f"{module}.{name}"
+        for line in OTHERS.replace("\n    ", " ").strip().splitlines()
+        for module, _, names in [line.partition(": ")]
+        for name in names.split()
+    }
+    public = {
+        f"{prefix}.{name}"
+        for module, prefix in test_public_api.MODULES.items()
+        for name in module.__all__
+        if prefix not in ELSEWHERE
+        and not (isinstance(kind := getattr(module, name), type) and issubclass(kind, Exception))
+    }
+    assert public == others | FUNCTIONS.keys(), "say in a table here whether it takes a catalogue"
+    assert not others & FUNCTIONS.keys()
+    assert {name for name in vars(Record) if not name.startswith("_")} == RECORD.keys()
+
+
+# Commands.
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    capsys.readouterr()
+    status = main(arguments)
+    return status, *capsys.readouterr()
+
+
+SAME = {  # the answer, word for word, is that of the one archive
+    "ls": ["ls", "model.zcr"],
+    "tree": ["tree", "--json", "model.zcr"],
+    "verify": ["verify", "--json", "--digest", "model.zcr"],
+    "diff": ["diff", "--json", "model.zcr", "model.zcr"],
+    "check": ["check", "model.zcr", "--key", "../public.pem", "--json"],
+    "sign": ["sign", "model.zcr", "--key", "../private.pem", "--json"],
+    "to-onnx": ["to-onnx", "model.zcr", "m.onnx", "-q"],
+}
+REFUSED = {
+    "edit": ["edit", "model.zcr", "--metadata", "a=1"],
+    "tune": ["tune", "model.zcr"],
+    "pack": ["pack", "model.zcr"],
+    "embed": ["embed", "model.zcr", "--lang", "c"],
+    "attach": ["attach", "/bin/true", "model.zcr", "-o", "app"],
+    "serve": ["serve", "model.zcr", "--port", "0"],
+}
+OTHER_COMMANDS = {"info", "convert", "report"}  # tested below
+NO_COMMANDS = {"unpack", "detach", "completion"}  # take no archive by its path
+
+
+def test_no_command_is_forgotten() -> None:
+    tables = [SAME.keys(), REFUSED.keys(), OTHER_COMMANDS, NO_COMMANDS]
+    assert set().union(*tables) == COMMANDS.keys(), "say in a table here whether it takes a catalogue"
+    assert sum(map(len, tables)) == len(COMMANDS)
+
+
+@pytest.fixture
+def folders(models: Models, tmp_path: Path) -> tuple[Path, Path]:
+    """Copies of the folders with one archive and with a catalogue, and keys beside them."""
+    from cryptography.hazmat.primitives import serialization as s
+
+    (tmp_path / "private.pem").write_bytes(
+        private_key().private_bytes(s.Encoding.PEM, s.PrivateFormat.PKCS8, s.NoEncryption())
+    )
+    public = private_key().public_key().public_bytes(s.Encoding.PEM, s.PublicFormat.SubjectPublicKeyInfo)
+    (tmp_path / "public.pem").write_bytes(public)
+    return shutil.copytree(models.digits, tmp_path / "one"), shutil.copytree(models.digits_shards, tmp_path / "shards")
+
+
+@pytest.mark.parametrize("name", SAME)
+def test_commands_answer_as_for_one_archive(
+    name: str, folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    answers = []
+    for folder in folders:
+        monkeypatch.chdir(folder)
+        if name == "check":
+            integrity.sign("model.zcr", private_key())
+        status, out, err = run(capsys, *SAME[name])
+        assert (status, err) == (0, "")
+        answers.append(out)
+    assert answers[0] == answers[1]
+    if name == "to-onnx":
+        assert (folders[1] / "m.onnx").read_bytes() == DIGITS.read_bytes()
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_commands_that_take_one_file_say_what_to_do(
+    name: str, folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(folders[1])
+    before = sorted(os.listdir())
+    status, out, err = run(capsys, *REFUSED[name])
+    assert (status, out) == (1, "")
+    assert err.startswith("zcrecord: error: model.zcr: is a catalogue of shards")
+    assert "one archive" in err and err.count("\n") == 1
+    assert sorted(os.listdir()) == before
+    assert run(capsys, "convert", "model.zcr", "one.zcr", "-q") == (0, "", "")  # as it advises
+    assert not zcrecord.load_record("one.zcr", verify="full").archive.shard_names
+
+
+def test_info_tells_of_shards_and_else_the_same(
+    folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = []
+    for folder in folders:
+        monkeypatch.chdir(folder)
+        status, out, err = run(capsys, "info", "--json", "model.zcr")
+        assert (status, err) == (0, "")
+        found.append(json.loads(out))
+    one, several = (facts.pop("catalogue") for facts in found)
+    assert found[0] == found[1]
+    assert one is None
+    sizes = {name: os.path.getsize(name) for name in os.listdir()}
+    assert several["nbytes"] == sum(sizes.values())
+    assert {shard["name"]: shard["nbytes"] for shard in several["shards"]} | {"model.zcr": sizes["model.zcr"]} == sizes
+    _, out, _ = run(capsys, "info", "model.zcr")
+    assert f"catalogue: of 5 shards, {several['nbytes']} bytes in all files\n" in out
+
+
+def test_ls_as_json_tells_the_shard_of_each_tensor(
+    folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = []
+    for folder in folders:
+        monkeypatch.chdir(folder)
+        found.append(json.loads(run(capsys, "ls", "--json", "model.zcr")[1]))
+    shards = {row["name"]: row.pop("shard") for row in found[1]}
+    assert found[0] == found[1]
+    assert all(name in zcrecord.load_record(shard) for name, shard in shards.items())
+
+
+def test_report_tells_of_shards(folders: tuple[Path, Path], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(capsys, "report", str(folders[1] / "model.zcr"), "-q")[0] == 0
+    page = (folders[1] / "model.html").read_text()
+    assert "model-00001-of-00005.zcr" in page
+
+
+# Damage.
+
+
+@pytest.fixture
+def broken(models: Models, tmp_path: Path) -> Path:
+    return shutil.copytree(models.shards, tmp_path / "broken") / "model.zcr"
+
+
+def shard(path: Path, number: int) -> Path:
+    return sorted(path.parent.glob("model-*.zcr"))[number - 1]
+
+
+def damage(path: Path, name: str) -> None:
+    with zcrecord.load_record(path) as record:
+        offset = record.info(name).offset
+    data = bytearray(path.read_bytes())
+    data[offset] ^= 1
+    path.write_bytes(data)
+
+
+def test_verify_goes_on_to_all_shards_and_names_what_is_wrong_with_each(
+    broken: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    count = len(list(broken.parent.glob("model-*.zcr")))
+    names = [str(shard(broken, number)) for number in range(1, count + 1)]
+    first, other = next(iter(zcrecord.load_record(names[0]))), next(iter(zcrecord.load_record(names[3])))
+    damage(Path(names[0]), first)
+    damage(Path(names[3]), other)
+    os.unlink(names[1])
+    shutil.copy(names[4], names[2])
+    with pytest.raises(
+        IntegrityError, match=f"{names[0]}: tensor '{first}': payload .* digest does not match"
+    ) as caught:
+        zcrecord.load_record(broken).verify()
+    assert [found.path for found in caught.value.damage] == names[:4]
+    status, out, err = run(capsys, "verify", str(broken))
+    assert status == 1 and names[0] in err
+    lines = out.splitlines()
+    assert len(lines) == 4
+    assert re.search(rf"^{names[0]}: \[0x.*\) of tensor '{first}'.*: its digest does not match$", lines[0])
+    assert lines[1].startswith(f"{names[1]}: no such file; it is shard 2 of {count} of {broken}: copy the catalogue")
+    assert lines[2].startswith(f"{names[2]}: is another archive than the one that the catalogue names")
+    assert f"of tensor '{other}'" in lines[3]
+    status, out, _ = run(capsys, "verify", "--json", str(broken))
+    assert [found["path"] for found in json.loads(out)["damage"]] == names[:4]
+
+
+@pytest.mark.parametrize("level", ["index", "full"])
+def test_verify_misses_no_shard(level: str, broken: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    os.unlink(gone := shard(broken, 3))
+    status, _, err = run(capsys, "verify", "--level", level, str(broken))
+    assert status == 1 and err.startswith(f"zcrecord: error: {gone}: no such file; it is shard 3 of ")
+    with pytest.raises(SourceNotFoundError, match="it is shard 3 of"):
+        zcrecord.load_record(broken, verify="full")
+
+
+def test_what_lies_in_other_shards_is_read_without_a_missing_one(broken: Path) -> None:
+    with zcrecord.load_record(shard(broken, 2)) as lost:
+        missing = list(lost)
+    os.unlink(shard(broken, 2))
+    record = zcrecord.load_record(broken)
+    for name in record:
+        if name in missing:
+            with pytest.raises(SourceNotFoundError, match="no such file; it is shard 2 of"):
+                record[name]
+        else:
+            assert record[name] is not None
+
+
+def test_damage_in_shards_is_refused_wherever_payloads_are_copied(broken: Path) -> None:
+    first = shard(broken, 1)
+    damage(first, next(iter(zcrecord.load_record(first))))
+    for work in (
+        lambda: zcrecord.load_record(broken, verify="full"),
+        lambda: integrity.sign(broken, private_key()),
+        lambda: filled(zcrecord.load_record(broken)),
+    ):
+        with pytest.raises(FormatError, match="digest does not match"):
+            work()
+
+
+# What a record does in the course of its life.
+
+
+def test_edits_of_a_private_copy_reach_no_shard_and_ties_hold(models: Models) -> None:
+    path = models.shards / "model.zcr"
+    before = {file.name: file.read_bytes() for file in path.parent.iterdir()}
+    record = zcrecord.load_record(path, mode="c")
+    record["encoder.weight"][0, 0] = 7
+    record["decoder.0.bias"][:] = 1
+    assert record["encoder.tied"][0, 0] == record["encoder.half"][0, 0] == 7
+    assert (record["decoder.1.bias"] == 3).all(), "equal, but not tied"
+    again = io.BytesIO()
+    zcrecord.save_record(record, again)
+    assert zcrecord.load_record(again.getvalue())["encoder.weight"][0, 0] == 7
+    assert before == {file.name: file.read_bytes() for file in path.parent.iterdir()}
+
+
+def test_threads_that_open_shards_at_once_read_the_same(models: Models) -> None:
+    expected = told(zcrecord.load_record(models.one / "model.zcr"))
+    for _ in range(10):
+        record = zcrecord.load_record(models.shards / "model.zcr")
+        found: list[Any] = []
+        threads = [threading.Thread(target=lambda: found.append(told(record))) for _ in range(6)]  # noqa: B023
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert found == [expected] * 6
+
+
+def _digest(record: Record, answer: Any) -> None:
+    answer.put(record.content_digest())
+
+
+@pytest.mark.skipif(os.name != "posix", reason="platform: fork")
+@pytest.mark.filterwarnings("ignore")  # jax, where another test has brought it, warns of forks
+@pytest.mark.parametrize("way", ["fork", "spawn"])
+def test_records_cross_into_other_processes(way: str, models: Models) -> None:
+    record = zcrecord.load_record(models.shards / "model.zcr")
+    assert record["brain"] is not None
+    context: Any = multiprocessing.get_context(way)
+    answer = context.Queue()
+    child = context.Process(target=_digest, args=(record, answer))
+    child.start()
+    assert answer.get(timeout=60) == record.content_digest()
+    child.join()
+
+
+def test_a_load_can_be_watched_and_cancelled(models: Models) -> None:
+    record = zcrecord.load_record(models.shards / "model.zcr")
+    seen: list[tuple[int, int]] = []
+    record.load_into("host", _Names.plain, progress=lambda done, total: seen.append((done, total)))
+    assert [done for done, _ in seen] == sorted(done for done, _ in seen)
+    assert seen[-1][0] == seen[-1][1] and len({total for _, total in seen}) == 1
+    with pytest.raises(LoadCancelledError, match="cancelled after"):
+        record.load_into("host", _Names.plain, cancel=lambda: True)
+
+
+def test_verification_and_digest_tell_their_progress(models: Models) -> None:
+    record = zcrecord.load_record(models.shards / "model.zcr")
+    for work in (record.verify, record.content_digest):
+        seen: list[tuple[int, int]] = []
+        work(progress=lambda done, total, seen=seen: seen.append((done, total)))
+        assert [done for done, _ in seen] == sorted(done for done, _ in seen)
+        assert seen[-1][0] == seen[-1][1]
+
+
+def test_session_maps_the_shards_and_outlives_the_record(models: Models) -> None:
+    record = zcrecord.load_record(models.digits_shards / "model.zcr")
+    session = onnx.session(record)
+    expected = session_answers(session)
+    record.close()
+    del record
+    assert told(session_answers(session)) == told(expected)
+    private = onnx.session(zcrecord.load_record(models.digits_shards / "model.zcr", mode="c"))
+    assert told(session_answers(private)) == told(expected)
+
+
+# Behind a URL.
+
+
+def test_only_shards_that_are_needed_are_fetched(models: Models) -> None:
+    with serving(models.shards) as server:
+        record = zcrecord.load_record(f"{server.url}/model.zcr", cache=False)
+        assert {request.path for request in server.requests} == {"/model.zcr"}
+        local = zcrecord.load_record(models.shards / "model.zcr")
+        number = local.archive.row(local.archive.find("brain")).payload
+        assert told(record["brain"]) == told(local["brain"])
+        assert {request.path for request in server.requests} == {"/model.zcr", f"/{local.archive.file_of(number)}"}
+        part = zcrecord.load_record(f"{server.url}/model.zcr", names="linear.*", cache=False)
+        assert told(part) == told(local.select("linear.*"))
+
+
+@pytest.mark.parametrize(
+    "work",
+    [
+        lambda url, **how: zcrecord.load_record(url, verify="full", **how),
+        lambda url, **how: zcrecord.load_record(url, verify="touch", **how)["encoder.half"],
+        lambda url, **how: zcrecord.load_record(url, **how).content_digest(),
+        lambda url, **how: zcrecord.load_record(url, mode="c", **how),
+        lambda url, **how: zcrecord.load_record(url, **how).torch(names="encoder.*"),
+        lambda url, **how: zcrecord.load_record(url, **how).load_into("host", "linear.*"),
+        lambda url, **how: zcrecord.load_record(url, **how).verify(),
+        lambda url, **how: zcrecord.load_record(url, **how).prefetch("encoder.*"),
+        lambda url, **how: filled(zcrecord.load_record(url, **how)),
+        lambda url, **how: pickle.loads(pickle.dumps(zcrecord.load_record(url, **how))),
+    ],
+)
+def test_a_url_gives_what_the_path_gives(work: Any, models: Models) -> None:
+    with serving(models.shards) as server:
+        found = told(work(f"{server.url}/model.zcr", cache=False))
+    assert found == told(work(models.one / "model.zcr"))
+
+
+def test_a_missing_remote_shard_is_named(broken: Path) -> None:
+    os.unlink(gone := shard(broken, 2))
+    with serving(broken.parent) as server:
+        record = zcrecord.load_record(f"{server.url}/model.zcr", cache=False)
+        with pytest.raises(SourceNotFoundError, match=f"{gone.name}: .*it is shard 2 of") as caught:
+            record.verify()
+        assert [os.path.basename(found.path) for found in caught.value.damage] == [gone.name]
+
+
+# Conversions.
+
+
+@pytest.mark.parametrize("number", [1, 3])
+def test_a_shard_of_the_source_is_no_destination(number: int, broken: Path) -> None:
+    dest = shard(broken, number)
+    before = dest.read_bytes()
+    with pytest.raises(DestinationExistsError, match="source and destination are the same file; name another"):
+        formats.convert(broken, dest, force=True)
+    assert dest.read_bytes() == before
+
+
+def test_one_archive_in_the_place_of_a_catalogue_leaves_no_shard(models: Models, broken: Path) -> None:
+    formats.convert(models.one / "model.zcr", broken, force=True)
+    assert os.listdir(broken.parent) == ["model.zcr"]
+    assert (
+        zcrecord.load_record(broken).content_digest() == zcrecord.load_record(models.one / "model.zcr").content_digest()
+    )
