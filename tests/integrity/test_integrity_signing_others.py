@@ -56,6 +56,20 @@ def test_what_saving_would_write_in_another_form_is_not_signed(fields: dict[str,
     assert integrity.check_signature(zcrecord.load_record(path), PUBLIC) == KEY_ID
 
 
+def test_an_edit_that_changes_such_a_form_leaves_the_signature_out(tmp_path: Path) -> None:
+    path = tmp_path / "m.zcr"
+    path.write_bytes(Forge(saved({"n": 5, "w": np.ones(3)})).set("attributes", "n", **FORMS["a small UINT"]).seal())
+    name, value = integrity.make_signature(zcrecord.load_record(path), KEY)
+    zcrecord.save_record({"n": 5, "w": np.ones(3)}, path, metadata={name: value})
+    path.write_bytes(Forge(path.read_bytes()).set("attributes", "n", **FORMS["a small UINT"]).seal())
+    assert integrity.check_signature(zcrecord.load_record(path), PUBLIC) == KEY_ID
+    with zcrecord.edit(path) as model:
+        model.metadata["license"] = "mit"
+    assert model.report is not None
+    assert model.report.lapsed == (KEY_ID,)
+    assert integrity.signers(zcrecord.load_record(path)) == ()
+
+
 def test_words_of_every_float_are_kept(tmp_path: Path) -> None:
     path = tmp_path / "m.zcr"
     path.write_bytes(Forge(saved({"n": 5.0})).set("attributes", "n", value=0x7FF0_0000_0000_0001).seal())

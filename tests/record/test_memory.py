@@ -104,6 +104,21 @@ def test_loading_takes_no_memory_for_payloads_and_reads_none(how: str, archives:
 
 
 @LINUX
+def test_an_edit_takes_no_memory_for_payloads_and_reads_none(archives: tuple[Path, Path]) -> None:
+    code = """
+with zcrecord.edit(path, path + ".edited", force=True, durable=False) as model:
+    model.rename("m.*", "*")
+    model.drop("w3")
+    model["new"] = np.ones(3)
+"""
+    found = measured(code, archives)
+    assert zcrecord.load_record(f"{archives[0]}.edited", verify="full")["w4"][0] == 4
+    assert found["private"] < LITTLE
+    assert found["rss"] < LITTLE
+    assert found["peak"] < LITTLE
+
+
+@LINUX
 @pytest.mark.parametrize("how", READS)
 def test_reading_payloads_takes_no_private_memory(how: str, archives: tuple[Path, Path]) -> None:
     found = measured(READS[how], archives)

@@ -14,16 +14,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from zcrecord.archive import unflatten
 from zcrecord.codec.conventions import SIGNATURE_PREFIX
-from zcrecord.codec.entries import PayloadId, list_type, value_type
 from zcrecord.errors import (
     IntegrityError,
     UnsupportedError,
     missing_package,
     printable,
 )
-from zcrecord.record.edit import add_metadata
+from zcrecord.record.edit import add_metadata, reformed_attribute
 from zcrecord.record.load import load_record
 from zcrecord.record.record import Record
 from zcrecord.record.save import save_record
@@ -136,15 +134,12 @@ def _save_signed(record: Record, out: str, signature: dict[str, str], *, in_plac
 
 
 def _check_attribute_forms(record: Record) -> None:
-    """Raise UnsupportedError if saving would change the stored form of an attribute (R69), and so the signed digest."""
-    ix = record.archive.index
-    for row, a in zip(ix.attributes, unflatten.attribute_entries(ix, ix.attributes, PayloadId), strict=True):
-        kind = list_type(a.value) if isinstance(a.value, list | tuple) else value_type(a.value)
-        if kind != int(row["type"]):
-            what = f"attribute '{printable(a.key)}' is not in the form that saving gives it, so the content digest"
-            raise UnsupportedError(
-                f"{what} would change; load the archive, save it, and sign that", path=record.archive.path
-            )
+    """Raise UnsupportedError if saving would change the stored form of an attribute, and so the signed digest."""
+    key = reformed_attribute(record.archive)
+    if key is not None:
+        what = f"attribute '{printable(key)}' is not in the form that saving gives it, so the content digest"
+        do = "load the archive, save it, and sign that"
+        raise UnsupportedError(f"{what} would change; {do}", path=record.archive.path)
 
 
 def make_signature(record: Record, key: Any, *, passphrase: bytes | None = None) -> tuple[str, str]:

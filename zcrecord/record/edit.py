@@ -23,7 +23,7 @@ from zcrecord.archive.catalogue import ShardedArchive
 from zcrecord.archive.name_patterns import starred
 from zcrecord.archive.subset import GONE, Names, Rename
 from zcrecord.codec.conventions import SIGNATURE_PREFIX, TUNED_TYPE
-from zcrecord.codec.entries import Entries, PayloadId, TensorLayout, change_values, is_attribute
+from zcrecord.codec.entries import Entries, PayloadId, TensorLayout, change_values, is_attribute, list_type, value_type
 from zcrecord.codec.index import PAYLOAD
 from zcrecord.codec.layout import NONE
 from zcrecord.errors import RecordError, SourceError, TensorNotFoundError, UnsupportedError
@@ -37,7 +37,7 @@ from .load import load_record
 from .record import Record
 from .save import metadata_entries, stored_entries
 
-__all__ = ["EditReport", "RecordEditor", "add_metadata", "edit"]
+__all__ = ["EditReport", "RecordEditor", "add_metadata", "edit", "reformed_attribute"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -419,8 +419,10 @@ class RecordEditor(MutableMapping[str, Any]):
 
     def _leave_out_signatures(self) -> tuple[str, ...]:
         """Take signatures of the old content out of the metadata, if it changed; return their keys' ids."""
-        before = self._opened().metadata if self._content else {}
-        lapsed = [k for k, v in before.items() if k.startswith(SIGNATURE_PREFIX) and self.metadata.get(k) == v]
+        record = self._opened()
+        signed = {k: v for k, v in record.metadata.items() if k.startswith(SIGNATURE_PREFIX)}
+        changed = self._content or (signed and reformed_attribute(record.archive) is not None)
+        lapsed = [k for k, v in signed.items() if changed and self.metadata.get(k) == v]
         for key in lapsed:
             del self.metadata[key]
         return tuple(key.removeprefix(SIGNATURE_PREFIX) for key in lapsed)
@@ -535,6 +537,16 @@ def _mapped(value: Any, change: Callable[[Any], Any]) -> Any:
     if not isinstance(value, list | tuple):
         return change(value)
     return (list if isinstance(value, list) else tuple)(map(change, value))
+
+
+def reformed_attribute(archive: Archive) -> str | None:
+    """Return the key of an attribute whose stored form another save would change (R69), None if there is none."""
+    ix = archive.index
+    for row, a in zip(ix.attributes, unflatten.attribute_entries(ix, ix.attributes, PayloadId), strict=True):
+        kind = list_type(a.value) if isinstance(a.value, list | tuple) else value_type(a.value)
+        if kind != int(row["type"]):
+            return a.key
+    return None
 
 
 def _check_editable(archive: Archive) -> None:
