@@ -118,8 +118,8 @@ class RecordEditor(MutableMapping[str, Any]):
     """
 
     __slots__ = (
-        "_content", "_dest", "_first", "_force", "_how", "_now", "_numbers", "_put", "_record", "_refs", "_set",
-        "_source", "_started", "_values", "_views", "metadata", "report",
+        "_attributes", "_blobs", "_content", "_dest", "_first", "_force", "_how", "_now", "_numbers", "_put",
+        "_record", "_refs", "_set", "_source", "_started", "_values", "_views", "metadata", "report",
     )  # fmt: skip
 
     def __init__(
@@ -181,7 +181,10 @@ class RecordEditor(MutableMapping[str, Any]):
         self._refs = list(range(self._first))  # of the payloads of `_now`
         self._values: list[Any] = []
         self._views: dict[int, tuple[Any, int]] = {}  # by id: bytes that were handed out, and their reference
+        self._blobs: dict[bytes, int] = {}  # bytes that were set: their references
+        self._put, self._set = {}, {}
         self._numbers: dict[str, int] = {}  # tensors of `_now`
+        self._attributes: dict[str, Any] | None = None  # of `_now`
         self._content = False
         ix = record.archive.index
         metadata = unflatten.attribute_entries(ix, ix.metadata, PayloadId)
@@ -196,7 +199,7 @@ class RecordEditor(MutableMapping[str, Any]):
     def attributes(self) -> MutableMapping[str, Any]:
         """Every attribute by its full name, as a mapping to be changed; values as `save_record` takes them."""
         self._opened()
-        return _EditedAttributes(self._attributes, self._set_attribute)
+        return _EditedAttributes(self._stored_attributes, self._set, self._check_name)
 
     # Tensors.
 
@@ -237,6 +240,15 @@ class RecordEditor(MutableMapping[str, Any]):
 
     def __len__(self) -> int:
         return len(self._known()) + sum((put is not None) - (name in self._known()) for name, put in self._put.items())
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+    def __hash__(self) -> int:
+        return id(self)
+
+    def __repr__(self) -> str:
+        return f"<RecordEditor {self._source}>"
 
     def tie(self, name: str, to: str) -> None:
         """Have a tensor, new or not, be the same memory as another one, and stay it.
@@ -299,7 +311,7 @@ class RecordEditor(MutableMapping[str, Any]):
     def _check_known(self, names: list[str]) -> None:
         """Raise TensorNotFoundError for a name that is none, and that no name continues after a dot."""
         ix = self._now.index
-        known = [*self._known(), *map(ix.text_of, ix.modules), *self._attributes()] if names else []
+        known = [*self._known(), *map(ix.text_of, ix.modules), *self._stored_attributes()] if names else []
         for name in names:
             if not any(other == name or other.startswith(f"{name}.") for other in known):
                 raise TensorNotFoundError(name, lambda: known, path=self._source)
@@ -324,7 +336,11 @@ class RecordEditor(MutableMapping[str, Any]):
         """Return a reference to bytes that an attribute holds."""
         if id(value) in self._views:
             return self._views[id(value)][1]
-        return self._value(np.frombuffer(value, np.uint8)) if len(value) else NONE
+        if not isinstance(value, bytes):
+            return self._value(np.frombuffer(value, np.uint8)) if len(value) else NONE
+        if value not in self._blobs:  # lists may name the same bytes a million times
+            self._blobs[value] = self._value(np.frombuffer(value, np.uint8)) if value else NONE
+        return self._blobs[value]
 
     # Changes.
 
@@ -335,12 +351,13 @@ class RecordEditor(MutableMapping[str, Any]):
             self._numbers = {name: i for i, name in enumerate(self._now.names())}
         return self._numbers
 
-    def _attributes(self) -> dict[str, Any]:
-        """Return the attributes, those that are set included."""
+    def _stored_attributes(self) -> dict[str, Any]:
+        """Return the attributes of `_now`, by their full names."""
         self._opened()
-        found = info.attributes(self._now, PayloadId)
-        found = {name: _mapped(value, self._shown) for name, value in found.items()} | self._set
-        return {name: value for name, value in found.items() if value is not GONE}
+        if self._attributes is None:
+            found = info.attributes(self._now, PayloadId).items()
+            self._attributes = {name: _mapped(value, self._shown) for name, value in found}
+        return self._attributes
 
     @contextlib.contextmanager
     def _located(self) -> Iterator[None]:
@@ -349,19 +366,12 @@ class RecordEditor(MutableMapping[str, Any]):
         except RecordError as error:
             raise error.located(path=self._source) from error.__cause__
 
-    def _set_attribute(self, name: str, value: Any) -> None:
-        self._check_name(name)
-        if value is not GONE and not is_attribute(value, name):
-            what = "an attribute is None, bool, an int of 64 bits, float, str, bytes, or a list of one of these"
-            raise UnsupportedError(f"a {type(value).__name__}; {what}", path=self._source, tensor=name)
-        self._set[name] = value
-
     def _take(self, part: Archive, refs: list[int]) -> None:
         """Go on with a part of `_now`, whose payloads are some of `refs`."""
         assert part.parent is not None
         self._refs = [refs[n] for n in part.parent[1]]
         part.parent = self._opened().archive, self._refs
-        self._now, self._numbers, self._content = part, {}, True
+        self._now, self._numbers, self._attributes, self._content = part, {}, None, True
 
     def _settle(self) -> Archive:
         """Take tensors and attributes that were set into the index; return the archive with it."""
@@ -385,7 +395,8 @@ class RecordEditor(MutableMapping[str, Any]):
             rows[old:] = [self._row(ref) for ref in refs[old:]]
             with self._located():
                 self._take(subset.changed(self._now, tensors, attributes, rows), refs)
-            self._put, self._set = {}, {}
+            self._put.clear()
+            self._set.clear()
         return self._now
 
     def _row(self, ref: int) -> tuple[int, int, int]:
@@ -506,30 +517,40 @@ class RecordEditor(MutableMapping[str, Any]):
 
 
 class _EditedAttributes(MutableMapping[str, Any]):
-    """The attributes of an archive that is edited, by their full names."""
+    """The attributes of an archive that is edited: those that are stored, and those that were set since."""
 
-    __slots__ = ("_all", "_change")
+    __slots__ = ("_check", "_set", "_stored")
 
-    def __init__(self, everything: Callable[[], dict[str, Any]], change: Callable[[str, Any], None]) -> None:
-        self._all, self._change = everything, change
+    def __init__(
+        self, stored: Callable[[], dict[str, Any]], changed: dict[str, Any], check: Callable[[str], None]
+    ) -> None:
+        self._stored, self._set, self._check = stored, changed, check
 
     def __getitem__(self, name: str) -> Any:
-        return self._all()[name]
+        stored = self._stored()
+        value = self._set.get(name, stored.get(name, GONE))
+        if value is GONE:
+            raise TensorNotFoundError(str(name), lambda: list(self))
+        return value
 
     def __setitem__(self, name: str, value: Any) -> None:
-        self._change(name, value)
+        self._check(name)
+        if not is_attribute(value, name):
+            what = "an attribute is None, bool, an int of 64 bits, float, str, bytes, or a list of one of these"
+            raise UnsupportedError(f"a {type(value).__name__}; {what}", tensor=name)
+        self._set[name] = value
 
     def __delitem__(self, name: str) -> None:
-        known = self._all()
-        if name not in known:
-            raise TensorNotFoundError(name, lambda: known)
-        self._change(name, GONE)
+        self[name]
+        self._set[name] = GONE
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._all())
+        stored = self._stored()
+        names = [*stored, *(name for name in self._set if name not in stored)]
+        return iter([name for name in names if self._set.get(name) is not GONE])
 
     def __len__(self) -> int:
-        return len(self._all())
+        return len(list(iter(self)))
 
 
 def _mapped(value: Any, change: Callable[[Any], Any]) -> Any:
