@@ -21,7 +21,8 @@ from zcrecord.errors import (
     missing_package,
     printable,
 )
-from zcrecord.record.edit import add_metadata, reformed_attribute
+from zcrecord.record.edit import add_metadata
+from zcrecord.record.editable import reformed_attribute
 from zcrecord.record.load import load_record
 from zcrecord.record.record import Record
 from zcrecord.record.save import save_record

@@ -19,25 +19,24 @@ import numpy as np
 
 from zcrecord.archive import info, subset, unflatten
 from zcrecord.archive.archive import Archive, Progress
-from zcrecord.archive.catalogue import ShardedArchive
 from zcrecord.archive.name_patterns import starred
 from zcrecord.archive.subset import GONE, Names, Rename
-from zcrecord.codec.conventions import SIGNATURE_PREFIX, TUNED_TYPE
-from zcrecord.codec.entries import Entries, PayloadId, TensorLayout, change_values, is_attribute, list_type, value_type
+from zcrecord.codec.conventions import SIGNATURE_PREFIX
+from zcrecord.codec.entries import Entries, PayloadId, TensorLayout, change_values, is_attribute
 from zcrecord.codec.index import PAYLOAD
 from zcrecord.codec.layout import NONE
 from zcrecord.errors import RecordError, SourceError, TensorNotFoundError, UnsupportedError
 from zcrecord.storage.files import check_destination, identity_of, is_url, open_sink, open_source, path_of
-from zcrecord.storage.folders import SHARD_NAME
 from zcrecord.writing import flatten
 from zcrecord.writing.edited import EditedArchive, StoredArchive, Written, plan_edited
 from zcrecord.writing.sharing import layout_of, plan_sharing
 
+from .editable import check_editable, check_no_shard, reformed_attribute
 from .load import load_record
 from .record import Record
 from .save import metadata_entries, stored_entries
 
-__all__ = ["EditReport", "RecordEditor", "add_metadata", "edit", "reformed_attribute"]
+__all__ = ["EditReport", "RecordEditor", "add_metadata", "edit"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,10 +149,10 @@ class RecordEditor(MutableMapping[str, Any]):
         if self._dest is not None:
             check_destination(self._source, self._dest, self._force)
         else:
-            _check_no_shard(self._source)
+            check_no_shard(self._source)
         record = load_record(self._source)
         try:
-            _check_editable(record.archive)
+            check_editable(record.archive)
         except UnsupportedError:
             record.close()
             raise
@@ -558,43 +557,6 @@ def _mapped(value: Any, change: Callable[[Any], Any]) -> Any:
     if not isinstance(value, list | tuple):
         return change(value)
     return (list if isinstance(value, list) else tuple)(map(change, value))
-
-
-def reformed_attribute(archive: Archive) -> str | None:
-    """Return the key of an attribute whose stored form another save would change (R69), None if there is none."""
-    ix = archive.index
-    for row, a in zip(ix.attributes, unflatten.attribute_entries(ix, ix.attributes, PayloadId), strict=True):
-        kind = list_type(a.value) if isinstance(a.value, list | tuple) else value_type(a.value)
-        if kind != int(row["type"]):
-            return a.key
-    return None
-
-
-def _check_editable(archive: Archive) -> None:
-    """Raise UnsupportedError unless an archive is one of a local file, alone, whole, and without a tuned part."""
-    if isinstance(archive, ShardedArchive):
-        what = "is a catalogue of shards; make one archive of it, edit that, and write shards of that again"
-        raise UnsupportedError(what, path=archive.path)
-    if archive.embedded is not None:
-        raise UnsupportedError("is attached to a program; detach it, edit it, and attach it again", path=archive.path)
-    if not archive.mapped:
-        raise UnsupportedError("is packed; unpack it, edit that, and pack it again", path=archive.path)
-    if info.child_of_type(archive, TUNED_TYPE) is not None:
-        what = "is tuned, for the model as it is; remove the tuned part (untune), edit it, and tune it again"
-        raise UnsupportedError(what, path=archive.path)
-
-
-def _check_no_shard(path: str) -> None:
-    """Raise UnsupportedError if a file is a shard of the catalogue beside it, which would not know it again."""
-    folder, name = os.path.split(path)
-    beside = os.path.join(folder, f"{name.rsplit('-', 3)[0]}.zcr")
-    if SHARD_NAME.fullmatch(name) and os.path.isfile(beside):
-        with load_record(beside) as record:
-            archive = record.archive
-            known = isinstance(archive, ShardedArchive) and name in archive.shards.names
-        if known:
-            what = f"is a shard of {os.path.basename(beside)}, which knows it by its index"
-            raise UnsupportedError(f"{what}; name another file for the edited one", path=path)
 
 
 def add_metadata(record: Record, dest: str, added: Mapping[str, Any], *, durable: bool) -> None:

@@ -1,0 +1,54 @@
+"""Archives that `edit` takes, and what it says of others."""
+
+from __future__ import annotations
+
+import os
+
+from zcrecord.archive import info, unflatten
+from zcrecord.archive.archive import Archive
+from zcrecord.archive.catalogue import ShardedArchive
+from zcrecord.codec.conventions import TUNED_TYPE
+from zcrecord.codec.entries import PayloadId, list_type, value_type
+from zcrecord.errors import UnsupportedError
+from zcrecord.storage.folders import SHARD_NAME
+
+from .load import load_record
+
+__all__ = ["check_editable", "check_no_shard", "reformed_attribute"]
+
+
+def reformed_attribute(archive: Archive) -> str | None:
+    """Return the key of an attribute whose stored form another save would change (R69), None if there is none."""
+    ix = archive.index
+    for row, a in zip(ix.attributes, unflatten.attribute_entries(ix, ix.attributes, PayloadId), strict=True):
+        kind = list_type(a.value) if isinstance(a.value, list | tuple) else value_type(a.value)
+        if kind != int(row["type"]):
+            return a.key
+    return None
+
+
+def check_editable(archive: Archive) -> None:
+    """Raise UnsupportedError unless an archive is one of a local file, alone, whole, and without a tuned part."""
+    if isinstance(archive, ShardedArchive):
+        what = "is a catalogue of shards; make one archive of it, edit that, and write shards of that again"
+        raise UnsupportedError(what, path=archive.path)
+    if archive.embedded is not None:
+        raise UnsupportedError("is attached to a program; detach it, edit it, and attach it again", path=archive.path)
+    if not archive.mapped:
+        raise UnsupportedError("is packed; unpack it, edit that, and pack it again", path=archive.path)
+    if info.child_of_type(archive, TUNED_TYPE) is not None:
+        what = "is tuned, for the model as it is; remove the tuned part (untune), edit it, and tune it again"
+        raise UnsupportedError(what, path=archive.path)
+
+
+def check_no_shard(path: str) -> None:
+    """Raise UnsupportedError if a file is a shard of the catalogue beside it, which would not know it again."""
+    folder, name = os.path.split(path)
+    beside = os.path.join(folder, f"{name.rsplit('-', 3)[0]}.zcr")
+    if SHARD_NAME.fullmatch(name) and os.path.isfile(beside):
+        with load_record(beside) as record:
+            archive = record.archive
+            known = isinstance(archive, ShardedArchive) and name in archive.shards.names
+        if known:
+            what = f"is a shard of {os.path.basename(beside)}, which knows it by its index"
+            raise UnsupportedError(f"{what}; name another file for the edited one", path=path)
