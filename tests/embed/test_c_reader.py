@@ -21,6 +21,7 @@ from c_programs import COMPILERS, agree, checkers
 from forge import VECTORS, Forge
 from malformed import Case, compact, plain, rich, saved
 from readers import Level, Mode, Question, ask, dump
+from records import edited_with_a_longer_index
 from test_malformed_fuzz import regions, resealed, variants, with_crc
 
 import zcrecord
@@ -51,6 +52,11 @@ def test_reads_every_golden_archive_as_the_package_does(built: list[Path]) -> No
     names = sorted(path.stem for path in GOLDEN.glob("*.zcr"))
     questions = [Question(*golden(name), level) for name in names for level in LEVELS]
     assert agree(built, questions) == len(questions) >= 54
+
+
+def test_agrees_on_an_archive_whose_index_an_edit_made_longer(built: list[Path], tmp_path: Path) -> None:
+    data = edited_with_a_longer_index(tmp_path / "m.zcr")
+    assert agree(built, [Question(data, "w", level) for level in LEVELS]) == len(LEVELS)
 
 
 def test_dump_is_the_package_s_word_for_word(built: list[Path]) -> None:

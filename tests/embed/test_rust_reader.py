@@ -21,6 +21,7 @@ from forge import Forge, build_index
 from malformed import Case, compact, plain, rich, saved
 from other_processors import X86_64
 from readers import Level, Mode, Question, ask, disagreements, dump
+from records import edited_with_a_longer_index
 from rust_programs import READER, SOURCES, build, compilers, editions
 from test_c_reader import SMALL, catalogue, golden, mixed
 from test_malformed_cost import ARCHIVES, BIG, large, strings, tensors
@@ -56,6 +57,11 @@ def test_reads_every_golden_archive_as_the_package_does(checker: Path) -> None:
     questions = [Question(*golden(name), level) for name in GOLDEN for level in LEVELS]
     assert accepted(checker, questions) == len(questions) >= 54
     assert len(questions) < accepted(checker, everything_golden())
+
+
+def test_agrees_on_an_archive_whose_index_an_edit_made_longer(checker: Path, tmp_path: Path) -> None:
+    data = edited_with_a_longer_index(tmp_path / "m.zcr")
+    assert accepted(checker, [Question(data, "w", level) for level in LEVELS]) == len(LEVELS)
 
 
 def test_every_other_compiler_s_checker_gives_the_same_answers(checker: Path, tmp_path: Path) -> None:

@@ -254,3 +254,13 @@ def run_python(code: str, *arguments: object, ok: bool = True, **options: Any) -
     if ok:
         assert done.returncode == 0, f"exit status {done.returncode}: {done.stderr}"
     return done
+
+
+def edited_with_a_longer_index(path: Path) -> bytes:
+    """Return an archive whose index ends in zeros, as an edit leaves it where payloads stay on their blocks."""
+    zcrecord.save_record({f"t{i}": np.full(30_000, i) for i in range(5)}, path)
+    with zcrecord.edit(path) as model:
+        model.metadata["text"] = "x" * 300
+    data = path.read_bytes()
+    assert not any(data[zcrecord.load_record(data).layout.payload_offset - 64 :][:64])
+    return data
