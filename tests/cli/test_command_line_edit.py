@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ import pytest
 
 import zcrecord
 from zcrecord.cli.dispatch import main
+from zcrecord.storage.files import identity_of
 
 pytestmark = pytest.mark.usefixtures("archive")
 
@@ -67,10 +67,10 @@ def test_the_archive_stays_where_another_is_named(capsys: pytest.CaptureFixture[
 
 
 def test_nothing_is_written_where_nothing_changes(capsys: pytest.CaptureFixture[str]) -> None:
-    before = os.stat("model.zcr")
+    before = identity_of("model.zcr")
     edited("--metadata", "author=me")
     assert "nothing changed, and nothing was written" in capsys.readouterr().out
-    assert os.stat("model.zcr") == before
+    assert identity_of("model.zcr") == before
 
 
 @pytest.mark.parametrize(("arguments", "told"), [
