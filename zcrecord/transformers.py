@@ -109,11 +109,11 @@ def save_pretrained(
 ) -> SaveReport:
     """Save a model of transformers as a folder: its config and generation config, its own code, and `model.zcr`.
 
-    transformers writes all but the archive. Everything is on the disk before anything in the folder is replaced, the
-    archive first: a failed save leaves the folder as it was. Tied weights are stored once, under all their names.
-    Tensors are written from the model's memory. Other files stay, as with transformers: a `model.safetensors` from
-    before is what transformers' own from_pretrained goes on loading. The tokenizer writes its files itself:
-    `tokenizer.save_pretrained(folder)`.
+    transformers writes all but the archive. A failed save leaves the folder as it was: everything is written before
+    anything is replaced, first the archive, and at once the others. (Killed just between them, a save leaves the new
+    archive with the old config.) Tied weights are stored once, under all their names. Tensors are written from the
+    model's memory. Other files stay, as with transformers: a `model.safetensors` from before is what transformers' own
+    from_pretrained goes on loading. The tokenizer writes its files itself: `tokenizer.save_pretrained(folder)`.
 
     Args:
         model: a PreTrainedModel, or such a one wrapped for training.

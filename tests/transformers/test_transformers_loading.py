@@ -15,10 +15,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-import records as r
 import torch
 import transformer_models as models
 import transformers as hf
+from forked import run_torch
 
 import zcrecord
 from tools.range_server import serving
@@ -129,12 +129,14 @@ def test_the_archive_of_a_base_model_loads_into_a_model_with_a_head_and_ties_it(
 @pytest.mark.parametrize("name", models.MAKERS)
 def test_what_convert_makes_of_a_model_folder_loads_as_well(name: str, folders: Folders, tmp_path: Path) -> None:
     make = models.MAKERS[name]
-    shutil.copytree(folders.theirs(make), tmp_path, dirs_exist_ok=True)
-    weights = tmp_path / "model.safetensors"
-    assert main(["convert", str(weights), str(tmp_path / "model.zcr"), "-q"]) == 0
-    weights.unlink()
-    model = from_pretrained(tmp_path, type(make()))
-    assert models.same_tensors(model, type(model).from_pretrained(folders.theirs(make)))
+    theirs = type(make()).from_pretrained(folders.theirs(make))
+    whole, beside = tmp_path / "whole", tmp_path / "beside"
+    assert main(["convert", str(folders.theirs(make)), str(whole), "--max-shard-size", "50KB", "-q"]) == 0
+    assert len(list(whole.glob("model-*.zcr"))) > 1
+    shutil.copytree(folders.theirs(make), beside)
+    assert main(["convert", str(beside / "model.safetensors"), str(beside / "model.zcr"), "-q"]) == 0
+    for folder in (whole, beside):
+        assert models.same_tensors(from_pretrained(folder, type(theirs)), theirs)
 
 
 # Memory.
@@ -218,7 +220,7 @@ def test_before_the_first_write_a_model_takes_no_more_private_memory_than_transf
     small = tmp_path / "small"
     shutil.copytree(folders.theirs(models.llama), small)
     shutil.copy(folders.ours(models.llama) / "model.zcr", small)
-    told = json.loads(r.run_python(MEASURED, tmp_path, small).stdout)
+    told = json.loads(run_torch(MEASURED, tmp_path, small).stdout)
     allowed = 8 << 20
     assert nbytes > 4 * allowed and told["copied"] > nbytes, "this test would see a copy"
     assert told["ours"] < allowed and told["ours"] - told["theirs"] < allowed
