@@ -205,7 +205,8 @@ def check_errors(folder: Path) -> Iterator[str]:
     llama, archive = folder / "Llama", folder / "Llama-zcr" / "model.zcr"
     tensors = dict(zcrecord.load_record(archive))
     name = "model.layers.1.mlp.up_proj.weight"
-    short = {key: value for key, value in tensors.items() if key != name}
+    lacking = "model.layers.1.mlp.down_proj.weight"  # vLLM does not notice that half of a fused weight is missing
+    short = {key: value for key, value in tensors.items() if key != lacking}
     packed = zcrecord.PackedTensor(np.zeros(2, np.uint8), "int4", (4,))
     faults: dict[str, tuple[Callable[[Path], Path], dict[str, Any], str]] = {
         "no archive": (lambda to: _folder(llama, to, None), {}, "SourceError: .*without an archive"),
@@ -228,7 +229,7 @@ def check_errors(folder: Path) -> Iterator[str]:
         "a missing weight": (
             lambda to: _folder(llama, to, short),
             {},
-            "MismatchError: .*model.zcr: LlamaForCausalLM does not take .*layers.1.mlp.gate_up_proj|up_proj",
+            f"MismatchError: .*model.zcr: LlamaForCausalLM does not take .*{lacking}",
         ),
     }
     import re
