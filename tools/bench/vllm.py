@@ -137,7 +137,10 @@ def _rows(folders: dict[str, Path], size: int, turns: int, missing: dict[str, st
                         "tools.bench.vllm:load", folder=str(folder), load_format=way, cold=cold, port=_port()
                     )
                 except WorkerError as error:
+                    if way in (OURS, THEIRS):
+                        raise
                     missing[way] = str(error)
+                    seconds.pop(way, None)
                     continue
                 seconds.setdefault(way, []).append(loaded["seconds"])
                 sums.add(loaded["sum"])

@@ -10,7 +10,15 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-__all__ = ["MODELS", "change_config", "copy_with_archive", "write_int8", "write_large_llama", "write_model"]
+__all__ = [
+    "MODELS",
+    "change_config",
+    "copy_with_archive",
+    "save_again",
+    "write_int8",
+    "write_large_llama",
+    "write_model",
+]
 
 VOCABULARY, LENGTH = 512, 256
 _SMALL = {"hidden_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": VOCABULARY}
@@ -41,6 +49,15 @@ def write_model(folder: str, title: str) -> None:
             small = name.endswith("bias") or any(part in name for part in ("embed", "wte", "wpe"))
             parameter.normal_(0, 0.05 if small else 1 if parameter.dim() == 1 else 0.3)
     model.save_pretrained(folder)
+
+
+def save_again(source: str, folder: str) -> None:
+    """Load a model from safetensors, and save it by `zcrecord.transformers`: with all names of tied weights."""
+    import transformers
+
+    from zcrecord.transformers import save_pretrained
+
+    save_pretrained(transformers.AutoModelForCausalLM.from_pretrained(source), folder, durable=False)
 
 
 def write_int8(source: str, folder: str) -> None:
