@@ -34,6 +34,7 @@ AREAS = (
     "embedding",
     "loading",
     "sharing",
+    "optimum",
     "remote",
     "integrity",
     "edits",

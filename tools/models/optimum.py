@@ -20,17 +20,18 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from tools.models.architectures import OPSET, SEED, Size, quiet, stir
 
-__all__ = ["DATA", "END", "START", "TASKS", "make_model", "write_folder"]
+__all__ = ["DATA", "SEQ2SEQ", "TASKS", "generate", "make_model", "write_folder"]
 
 TASKS = ("seq2seq", "text-generation")
+SEQ2SEQ = ("encoder_model", "decoder_model", "decoder_with_past_model")
 DATA = ".onnx_data"  # suffix of the file of a model's weights
-START, END = 0, 1  # tokens
+START, END = 0, 1  # tokens, the former for padding, too
 _BATCH, _TOKENS, _PAST = 2, 5, 3  # of the inputs that a model is traced with
 
 
@@ -73,6 +74,32 @@ def write_folder(task: str, size: Size, folder: str | os.PathLike[str]) -> None:
     _write_tokenizer(path, model.config.vocab_size)
 
 
+def generate(make: Callable[[str], Any], question: list[int], steps: int) -> tuple[list[int], list[Any]]:
+    """Return the tokens that the models of a seq2seq folder choose greedily, and the logits they were chosen by.
+
+    Args:
+        make: gives the ONNX Runtime session of a model by its name.
+        question: tokens for the encoder.
+        steps: how many tokens to choose.
+    """
+    import numpy as np
+
+    encoder, first, later = map(make, SEQ2SEQ)
+    mask = np.ones((1, len(question)), np.int64)
+    states = encoder.run(None, {"input_ids": np.array([question]), "attention_mask": mask})[0]
+    given = {"encoder_attention_mask": mask, "encoder_hidden_states": states}
+    tokens, logits, decoder = [START], [], first
+    for _ in range(steps):
+        given["input_ids"] = np.array([tokens[-1:]])
+        taken = {value.name: given[value.name] for value in decoder.get_inputs()}
+        names = [value.name.replace("present", "past_key_values") for value in decoder.get_outputs()]
+        given |= dict(zip(names, decoder.run(None, taken), strict=True))
+        logits.append(given.pop("logits"))
+        tokens.append(int(logits[-1][0, -1].argmax()))
+        decoder = later
+    return tokens[1:], logits
+
+
 def _parts(model: Any, task: str) -> dict[str, tuple[Any, dict[str, Any], list[str]]]:
     """Return the module, the inputs and the names of the outputs of each .onnx."""
     import torch
@@ -101,11 +128,12 @@ def _parts(model: Any, task: str) -> dict[str, tuple[Any, dict[str, Any], list[s
     first = {"encoder_attention_mask": mask, "input_ids": one, "encoder_hidden_states": states}
     later = {"encoder_attention_mask": mask, "input_ids": one, **past}
     new = [name for name in _present(past) if ".decoder." in name]
-    return {
-        "encoder_model": (_encoder(model), {"input_ids": tokens, "attention_mask": mask}, ["last_hidden_state"]),
-        "decoder_model": (_decoder(model), first, ["logits", *_present(past)]),
-        "decoder_with_past_model": (_decoder(model, with_past=True), later, ["logits", *new]),
-    }
+    parts = (
+        (_encoder(model), {"input_ids": tokens, "attention_mask": mask}, ["last_hidden_state"]),
+        (_decoder(model), first, ["logits", *_present(past)]),
+        (_decoder(model, with_past=True), later, ["logits", *new]),
+    )
+    return dict(zip(SEQ2SEQ, parts, strict=True))
 
 
 def _present(past: dict[str, Any]) -> list[str]:
