@@ -6,15 +6,18 @@ import io
 import json
 import os
 import shutil
+import sys
 from pathlib import Path
 
 import numpy as np
 import onnx
+import onnx_models as m
 import onnxruntime as ort
 import pytest
 from optimum_folders import copy_folder, generate
 
 import zcrecord
+from tools.models import gpt
 from zcrecord import formats
 from zcrecord.cli.dispatch import main, onnx2zc_main
 from zcrecord.errors import (
@@ -28,6 +31,8 @@ from zcrecord.errors import (
 )
 from zcrecord.onnx import convert, fill_session, session, to_onnx, tune, tuned, tuning, untune, verify_external
 
+linux = pytest.mark.skipif(sys.platform != "linux", reason="platform: peaks are told by Linux alone")
+LARGE = 64 << 20  # bytes
 MODELS = ["decoder_model", "decoder_with_past_model", "encoder_model"]
 BESIDE = ["config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"]
 
@@ -153,6 +158,38 @@ def test_a_folder_of_one_model_has_it_as_the_record_itself(tmp_path: Path) -> No
     for name, value in zip(("logits", *past), ours.run(None, given | past), strict=True):
         expected = original(folder, "model").run([name.replace("past_key_values", "present")], given | past)[0]
         np.testing.assert_array_equal(value, expected)
+
+
+@pytest.fixture(scope="module")
+def twice(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder that has one large model under two names."""
+    folder = tmp_path_factory.mktemp("twice") / "folder"
+    folder.mkdir()
+    with (folder / "first.onnx").open("wb") as sink:
+        gpt.write_gpt(sink, LARGE >> 20)
+    shutil.copy(folder / "first.onnx", folder / "second.onnx")
+    convert(folder, folder.parent / "served.zcr")
+    return folder
+
+
+@linux
+def test_a_folder_is_converted_in_a_few_mib(twice: Path) -> None:
+    work = f"convert({str(twice)!r}, {str(twice.parent / 'again.zcr')!r})"
+    assert m.peak_growth("import onnx", f"model = onnx.load({str(twice / 'first.onnx')!r})") > LARGE
+    assert m.peak_growth("from zcrecord.onnx import convert", work) < 24 << 20
+    assert (twice.parent / "served.zcr").stat().st_size < 1.1 * LARGE
+
+
+@linux
+def test_sessions_of_two_models_hold_their_weights_once(twice: Path) -> None:
+    setup = "from tools.serving import request_for; import onnxruntime; from zcrecord import load_record, onnx"
+    answers = "[made.run(None, request_for(made, 1)) for made in sessions]"
+    paths = [str(twice / f"{name}.onnx") for name in ("first", "second")]
+    theirs = f"sessions = [onnxruntime.InferenceSession(path) for path in {paths}]; {answers}"
+    record = f"record = load_record({str(twice.parent / 'served.zcr')!r})"
+    ours = f"{record}; sessions = [onnx.session(record, module=name) for name in ('first', 'second')]; {answers}"
+    assert m.peak_growth(setup, theirs) > 2 * LARGE
+    assert m.peak_growth(setup, ours) < 1.6 * LARGE
 
 
 # What was there before.
