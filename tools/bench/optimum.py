@@ -110,7 +110,8 @@ def open_models(folder: str) -> None:
 
 def write_text() -> tuple[list[int], float]:
     """Return the tokens of a text, and the median seconds of each."""
-    seconds, tokens = [], []
+    seconds: list[float] = []
+    tokens: list[int] = []
     for _ in range(REPEATS):
         start = time.perf_counter()
         tokens, _ = optimum.generate(_models.__getitem__, QUESTION, STEPS)

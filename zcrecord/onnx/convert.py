@@ -136,7 +136,7 @@ def _models(source: Any, path: str | None, test: NameFilter | None) -> list[_Mod
         return [_ModelSource(source, path, "")]
     with refusals(path):
         names = sorted(name for name in os.listdir(path) if name.lower().endswith(_SUFFIX))
-        names = [name for name in names if not os.path.isdir(os.path.join(path, name))]
+        names = [name for name in names if name[0] != "." and not os.path.isdir(os.path.join(path, name))]
     found: dict[str, str] = {}
     for name in names:
         module = name[: -len(_SUFFIX)]

@@ -177,7 +177,8 @@ def _tuned(
     Raises:
         SourceError: the file was replaced while the session was made.
     """
-    reason = "it is not tuned"
+    part = model.record.archive.parent is not None
+    reason = "a part of an archive is not: give the archive, and module=" if part else "it is not tuned"
     if graph.tuned_module(model.record.archive) is not None:
         from . import tuned
 
