@@ -232,9 +232,9 @@ def _write_tokenizer(folder: Path, words: int) -> None:
     """Write the files of a tokenizer that has a word for each token, `w2` for 2 and so on."""
     vocabulary = {f"w{i}": i for i in range(words)}
     model = {"type": "WordLevel", "vocab": vocabulary, "unk_token": "w2"}
-    tokenizer: dict[str, Any] = {"version": "1.0", "truncation": None, "padding": None, "added_tokens": [], "normalizer": None,
-                 "pre_tokenizer": {"type": "WhitespaceSplit"}, "post_processor": None, "decoder": None,
-                 "model": model}  # fmt: skip
+    none = dict.fromkeys(("truncation", "padding", "normalizer", "post_processor", "decoder"))
+    parts = {"added_tokens": [], "pre_tokenizer": {"type": "WhitespaceSplit"}, "model": model}
+    tokenizer: dict[str, Any] = {"version": "1.0", **none, **parts}
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
     config = {"tokenizer_class": "PreTrainedTokenizerFast", "unk_token": "w2"}
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
