@@ -18,6 +18,7 @@ from zcrecord.errors import UnsupportedError, printable
 
 __all__ = [
     "ABSENT",
+    "CATALOGUE_TYPE",
     "SIGNATURE_PREFIX",
     "TUNED_TYPE",
     "key_of_text",
