@@ -1,8 +1,8 @@
 """Models of transformers from archives, and from safetensors by transformers itself: time, private memory, saves.
 
-GPT-2 has its embedding tied, and its weights in float32; the Llama is in bfloat16. Each way runs in a process of its
-own, where small models were loaded before. The model on the meta device, which has no weights, is what both ways make
-first.
+GPT-2 has its embedding tied, and its weights in float32; the Llama is in bfloat16. Memory is measured in a process of
+its own, where a small model was loaded before. The model on the meta device, which has no weights, is what both ways
+make first.
 """
 
 from __future__ import annotations
@@ -26,17 +26,18 @@ __all__ = ["answer_seconds", "load_growth", "load_seconds", "save_seconds", "wri
 AREA = "transformers"
 THEIRS, META = "transformers, safetensors", "the model on the meta device"
 MODELS = {"gpt2": "GPT-2", "llama": "Llama, bfloat16"}
-SHARD = 64  # megabytes
 BESIDE = 8 * MIB  # of private memory, beside transformers' own
 
 
 def run(settings: Settings) -> Iterator[Row]:
     """Yield the rows of both models, loaded warm and cold, in one file and in shards, and saved."""
     require_disk(settings.folder, settings.pick(5000, 100) * MIB)
-    sizes = call_alone("tools.bench.transformers:write_models", folder=str(settings.folder), quick=settings.quick)
-    os.sync()
+    names = list(MODELS)[-settings.pick(2, 1) :]
     with Worker() as worker:
-        for name in MODELS:
+        given: dict[str, Any] = {"folder": str(settings.folder), "names": names, "quick": settings.quick}
+        sizes = worker.call("tools.bench.transformers:write_models", **given)
+        os.sync()
+        for name in names:
             yield from _loads(settings, partial(_medians, worker), name, sizes[name])
         given = {"folder": _folder(settings, "llama"), "model": "llama", "out": str(settings.folder / "saved")}
         repeats = settings.pick(5, 1)
@@ -49,7 +50,7 @@ def _loads(settings: Settings, medians: Callable[..., dict[str, float]], name: s
     work, within = _work(name, nbytes), Promise("within", 1.1, THEIRS)
     for shards in (False, True):
         given = {"folder": _folder(settings, name, shards=shards), "model": name}
-        told = f"{work}, in shards of {SHARD} MB" if shards else work
+        told = f"{work}, in shards of 64 MB" if shards else work
         repeats = settings.pick(15, 1)
         seconds = medians("load_seconds", repeats, (OURS, THEIRS, META), **given)
         yield Row(AREA, f"{told}: load", "s", seconds, within, samples=repeats)
@@ -89,7 +90,7 @@ def _private(work: str, given: dict[str, str]) -> Row:
 # -- in the worker ---------------------------------------------------------------------------------------------------
 
 
-def write_models(folder: str, quick: bool) -> dict[str, int]:
+def write_models(folder: str, names: list[str], quick: bool) -> dict[str, int]:
     """Write each model as both ways save it, whole and in shards, and small ones; return the bytes of the weights."""
     import torch
     import transformers as hf
@@ -98,9 +99,7 @@ def write_models(folder: str, quick: bool) -> dict[str, int]:
 
     def made(name: str, small: bool) -> Any:
         if name == "gpt2":
-            return hf.GPT2LMHeadModel(
-                hf.GPT2Config(**({"n_embd": 48, "n_layer": 2, "vocab_size": 500} if small else {}))
-            )
+            return hf.GPT2LMHeadModel(hf.GPT2Config(**({"n_embd": 48, "n_layer": 2} if small else {})))
         wide = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "vocab_size": 500}
         large = {"hidden_size": 1024, "intermediate_size": 2816, "num_hidden_layers": 16, "vocab_size": 32000}
         config = hf.LlamaConfig(**(wide if small else large), num_attention_heads=8, head_dim=64)
@@ -109,7 +108,7 @@ def write_models(folder: str, quick: bool) -> dict[str, int]:
     _quiet()
     sizes = {}
     for small in (True, False):
-        for name in MODELS:
+        for name in names:
             torch.manual_seed(3)
             model = made(name, small or quick)
             with torch.no_grad():
@@ -117,7 +116,7 @@ def write_models(folder: str, quick: bool) -> dict[str, int]:
                     parameter.normal_(std=0.02)
             sizes[name] = sum(p.nbytes for p in model.parameters())
             where = Path(folder, f"small-{name}" if small else name)
-            for at, size in ((where, None), (Path(f"{where}-shards"), f"{SHARD}MB")):
+            for at, size in ((where, None), (Path(f"{where}-shards"), "64KB" if quick else "64MB")):
                 save_pretrained(model, at, max_shard_size=size)
                 model.save_pretrained(at, max_shard_size=size or "50GB")
     return sizes
