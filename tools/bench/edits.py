@@ -98,7 +98,8 @@ def _cloned(settings: Settings) -> Iterator[Row]:
         collect(1, ways)
         seconds = {name: statistics.median(s) for name, s in collect(repeats, ways).items()}
         what = f"change metadata of {nbytes / 1e9:.1f} GB on XFS, fsync"
-        yield Row(AREA, what, "s", seconds, Promise("under", 0.1), note="cp waits for no disk", samples=repeats)
+        note = f"{REFLINK}, which changes nothing and waits for no disk: {1000 * seconds.pop(REFLINK):.1f} ms"
+        yield Row(AREA, what, "s", seconds, Promise("under", 0.1), note, samples=repeats)
         _edit(path, out)
         space = {OURS: float(max(_used(disk) - before, 0))}
         yield Row(AREA, f"{what}: space for both archives beyond that of one", "B", space, Promise("under", MIB))
