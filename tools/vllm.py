@@ -210,7 +210,7 @@ def check_errors(folder: Path) -> Iterator[str]:
     llama, archive = folder / "Llama", folder / "Llama-zcr" / "model.zcr"
     tensors = dict(zcrecord.load_record(archive))
     name = "model.layers.1.mlp.up_proj.weight"
-    lacking = "model.layers.1.mlp.down_proj.weight"  # vLLM does not notice that half of a fused weight is missing
+    lacking = "model.norm.weight"  # of a linear layer that is not quantised vLLM does not notice it, in any format
     short = {key: value for key, value in tensors.items() if key != lacking}
     packed = zcrecord.PackedTensor(np.zeros(2, np.uint8), "int4", (4,))
     faults: dict[str, tuple[Callable[[Path], Path], dict[str, Any], str]] = {
