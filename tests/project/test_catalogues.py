@@ -246,7 +246,7 @@ def loaded_model(path: Path) -> Any:
 
 
 def opened(path: Path) -> Any:
-    answers = []
+    answers: list[Any] = []
     for framework in ("np", "pt", "jax"):
         with compat.safe_open(path, framework) as file:
             answers.append((file.keys(), file.offset_keys(), file.metadata(), "x" in file, len(file)))
@@ -447,7 +447,7 @@ WAYS: dict[str, Row] = {
         lambda path: zcrecord.load_record(path, embedded="prefix"), "is a catalogue, whose shards lie beside it"
     ),
     "a part of a part": rec(lambda r: r.module("encoder").select("*t")),
-    "a part's digest": rec(lambda r: (r.module("encoder").content_digest(), r.select("brain").verify())),
+    "a part's digest": rec(lambda r: r.module("encoder").content_digest()),
     "dst=": rec(lambda r: r.load_into("host", "scalar", dst={"scalar": np.zeros((), np.float32)})),
     "raw=": rec(lambda r: r.load_into("host", raw=True)),
     "pickle": rec(lambda r: pickle.loads(pickle.dumps(r))),
@@ -471,7 +471,8 @@ WAYS: dict[str, Row] = {
 def _streamed(record: Record) -> Record:
     made = record.hollow()
     made.stream(record)
-    return made.seal()
+    sealed: Record = made.seal()
+    return sealed
 
 
 ROWS = {
@@ -787,7 +788,11 @@ def test_verification_and_digest_tell_their_progress(models: Models) -> None:
     record = zcrecord.load_record(models.shards / "model.zcr")
     for work in (record.verify, record.content_digest):
         seen: list[tuple[int, int]] = []
-        work(progress=lambda done, total, seen=seen: seen.append((done, total)))
+
+        def note(done: int, total: int, seen: list[tuple[int, int]] = seen) -> None:
+            seen.append((done, total))
+
+        work(progress=note)  # type: ignore[operator]
         assert [done for done, _ in seen] == sorted(done for done, _ in seen)
         assert seen[-1][0] == seen[-1][1]
 

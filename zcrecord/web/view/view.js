@@ -10,7 +10,8 @@
  *
  *     { name: "model.zcr",
  *       archive: { nbytes, version, base, indexOffset, indexNbytes, payloadOffset, front, sealed, alignment,
- *                  baseAlignment, digest: "xxh3" | "none", contentDigest: "sha256:..." | null },
+ *                  baseAlignment, digest: "xxh3" | "none", contentDigest: "sha256:..." | null,
+ *                  shards: ["model-00001-of-00002.zcr", ...] },              // of a catalogue alone
  *       dtypes: ["float32", ...], shapes: ["[3, 4]", ...],            // numbered in the columns dtype and shape
  *       tensors: { key, module, place, dtype, shape, payload },       // in saved order; payload -1: no bytes
  *       strided: { "7": { strides: "[1, 3]", byteOffset, nbytes } },  // by the number of the tensor

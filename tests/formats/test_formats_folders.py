@@ -1,0 +1,322 @@
+"""Model folders, as hubs have them, to folders of archives and back: weights in shards or whole, and small files.
+
+`tests/onnx/test_onnx_folders.py` has folders of ONNX models.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import records as r
+import safetensors
+import safetensors.numpy
+from ml_dtypes import bfloat16
+
+import zcrecord
+from zcrecord.cli.dispatch import main
+from zcrecord.errors import DestinationExistsError, FormatError, SourceError, SourceNotFoundError, UnsupportedError
+from zcrecord.formats import convert
+
+SMALL = ("LICENSE", "README.md", "config.json", "generation_config.json", "merges.txt", "tokenizer.json",
+         "tokenizer.model", "chat_template.jinja", "vocab.txt")  # fmt: skip
+OTHERS = (".hidden.json", "model.h5", "pytorch_model.bin.index.json", "picture.png")
+
+
+def weights(count: int = 20) -> dict[str, Any]:
+    """Return tensors in an order that no sort gives, of several types."""
+    rng = np.random.default_rng(3)
+    kinds: list[Any] = [np.float32, bfloat16, np.float16, np.int64]
+    return {f"model.layers.{i * 7 % count}.w": rng.standard_normal((20, 30)).astype(kinds[i % 4]) for i in range(count)}
+
+
+@pytest.fixture
+def hub(tmp_path: Path) -> Path:
+    """A folder as a hub has it: four shards, their index, small files, and files that belong to other things."""
+    folder = tmp_path / "hub"
+    folder.mkdir()
+    tensors = weights()
+    names = list(tensors)
+    weight_map = {}
+    for number in range(4):
+        file = f"model-{number + 1:05}-of-00004.safetensors"
+        part = {name: tensors[name] for name in names[number * 5 : number * 5 + 5]}
+        safetensors.numpy.save_file(part, folder / file, metadata={"format": "pt"})
+        weight_map |= dict.fromkeys(part, file)
+    index = {"metadata": {"total_size": sum(t.nbytes for t in tensors.values())}, "weight_map": weight_map}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    for name in (*SMALL, *OTHERS):
+        (folder / name).write_text(f"this is {name}")
+    (folder / "sub").mkdir()
+    return folder
+
+
+def files(folder: Path) -> list[str]:
+    return sorted(os.listdir(folder))
+
+
+def numbered(count: int, suffix: str = "zcr") -> list[str]:
+    return [f"model-{i:05}-of-{count:05}.{suffix}" for i in range(1, count + 1)]
+
+
+def tensors_in(folder: Path) -> dict[str, Any]:
+    """Return what safetensors itself reads in all files of a folder."""
+    out: dict[str, Any] = {}
+    for path in sorted(folder.glob("*.safetensors")):
+        found = safetensors.deserialize(path.read_bytes())
+        out |= {name: (told["dtype"], told["shape"], bytes(told["data"])) for name, told in found}
+    return out
+
+
+def test_a_folder_in_shards_becomes_one_of_archives_and_comes_back(hub: Path, tmp_path: Path) -> None:
+    report = convert(hub, tmp_path / "out/", max_shard_size=6000)
+    assert (report.dest, report.tensors) == (str(tmp_path / "out/model.zcr"), 20)
+    assert files(tmp_path / "out") == sorted([*SMALL, "model.zcr", *numbered(9)])
+    assert all((tmp_path / "out" / name).read_text() == f"this is {name}" for name in SMALL)
+    record = zcrecord.load_record(tmp_path / "out/model.zcr", verify="full")
+    r.assert_same({n: np.array(v) for n, v in record.items()}, {name: weights()[name] for name in record})
+    assert record.metadata == {"format": "pt"}
+    convert(tmp_path / "out", f"{tmp_path}/back/", dest_format="safetensors", max_shard_size=9000)
+    index = json.loads((tmp_path / "back/model.safetensors.index.json").read_text())
+    assert list(index["weight_map"]) == list(record)
+    assert files(tmp_path / "back") == sorted([*SMALL, "model.safetensors.index.json", *numbered(8, "safetensors")])
+    assert tensors_in(tmp_path / "back") == tensors_in(hub)
+    convert(tmp_path / "back", tmp_path / "again.zcr")
+    again = zcrecord.load_record(tmp_path / "again.zcr")
+    assert (list(again), again.content_digest()) == (list(record), record.content_digest())
+    assert again.metadata == record.metadata
+
+
+def test_the_digest_is_that_of_one_archive(hub: Path, tmp_path: Path) -> None:
+    convert(hub, tmp_path / "one.zcr")
+    convert(hub, tmp_path / "many.zcr", max_shard_size=3000)
+    one, many = (zcrecord.load_record(tmp_path / name) for name in ("one.zcr", "many.zcr"))
+    assert many.archive.shard_names and not one.archive.shard_names
+    assert (list(one), one.content_digest(), one.metadata) == (list(many), many.content_digest(), many.metadata)
+
+
+def test_what_archives_alone_can_say_comes_back_through_shards_of_safetensors(tmp_path: Path) -> None:
+    tied = np.arange(600, dtype=np.float32).reshape(20, 30)
+    tree = {
+        "encoder": [{"w": tied, "heads": 8}, {"w": tied + 1}],
+        "head": {"w": tied, "half": tied[:, ::2]},
+        "turned": np.asfortranarray(tied),
+        "none": np.zeros((0, 2), np.float32),
+    }
+    zcrecord.save_record(tree, tmp_path / "m.zcr", metadata={"steps": 5}, max_shard_size=2500)
+    before = zcrecord.load_record(tmp_path / "m.zcr")
+    assert before.archive.shard_names
+    convert(tmp_path / "m.zcr", tmp_path / "m.safetensors.index.json", max_shard_size=3000)
+    convert(tmp_path / "m.safetensors.index.json", tmp_path / "n.zcr", max_shard_size=2500)
+    after = zcrecord.load_record(tmp_path / "n.zcr", verify="full")
+    assert after.archive.shard_names
+    assert (list(after), after.content_digest(), after.metadata) == (
+        list(before),
+        before.content_digest(),
+        {"steps": 5},
+    )
+    assert after.info("head.w").tied == before.select(["encoder.0.w", "head.w"]).info("head.w").tied
+
+
+def test_one_file_of_weights_is_taken_as_well(hub: Path, tmp_path: Path) -> None:
+    for path in hub.glob("model*.safetensors*"):
+        path.unlink()
+    safetensors.numpy.save_file({"w": np.ones(3)}, hub / "model.safetensors")
+    convert(hub, tmp_path / "out")  # a new name without a suffix is a folder, too
+    assert files(tmp_path / "out") == sorted([*SMALL, "model.zcr"])
+    convert(tmp_path / "out", f"{tmp_path}/back/", dest_format="safetensors")
+    assert files(tmp_path / "back") == sorted([*SMALL, "model.safetensors"])
+
+
+def test_a_file_converts_into_a_folder_by_itself(hub: Path, tmp_path: Path) -> None:
+    convert(hub / "model.safetensors.index.json", f"{tmp_path}/new/", max_shard_size=9000)
+    assert files(tmp_path / "new") == [*numbered(8), "model.zcr"]
+    (tmp_path / "there").mkdir()
+    convert(tmp_path / "new/model.zcr", tmp_path / "there")
+    assert files(tmp_path / "there") == ["model.zcr"]
+
+
+def test_in_a_folder_that_is_there_other_files_stay_and_old_shards_go(hub: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    convert(hub, f"{out}/", max_shard_size=6000)
+    (out / "notes.md").write_text("mine")
+    convert(hub, out, max_shard_size=9000, force=True)
+    assert files(out) == sorted([*SMALL, "model.zcr", "notes.md", *numbered(8)])
+    convert(hub, out, force=True)
+    assert files(out) == sorted([*SMALL, "model.zcr", "notes.md"])
+    assert (out / "notes.md").read_text() == "mine"
+
+
+@pytest.mark.parametrize("there", ["model.zcr", "config.json"])
+def test_nothing_is_replaced_without_force(there: str, hub: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / there).write_text("old")
+    with pytest.raises(DestinationExistsError, match=f"{there}: exists already; force=True replaces it"):
+        convert(hub, out, max_shard_size=6000)
+    assert files(out) == [there]
+    assert (out / there).read_text() == "old"
+    convert(hub, out, max_shard_size=6000, force=True)
+    assert files(out) == sorted([*SMALL, "model.zcr", *numbered(9)])
+    assert (out / "config.json").read_text() == "this is config.json"
+
+
+def test_shards_of_safetensors_that_are_there_are_not_replaced_without_force(hub: Path, tmp_path: Path) -> None:
+    convert(hub, tmp_path / "m.zcr")
+    (tmp_path / "n-00002-of-00008.safetensors").write_text("old")
+    with pytest.raises(DestinationExistsError, match=r"n-00002-of-00008\.safetensors: exists already"):
+        convert(tmp_path / "m.zcr", tmp_path / "n.safetensors", max_shard_size=9000)
+    assert not (tmp_path / "n.safetensors.index.json").exists()
+
+
+@pytest.mark.parametrize("there", [False, True])
+@pytest.mark.parametrize("damage", ["missing", "short", "index"])
+def test_a_folder_that_cannot_be_read_leaves_no_other(damage: str, there: bool, hub: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    if there:
+        convert(hub, f"{out}/", max_shard_size=9000)
+    before = {path.name: path.read_bytes() for path in out.iterdir()} if there else {}
+    lost = hub / numbered(4, "safetensors")[2]
+    if damage == "missing":
+        lost.unlink()
+    elif damage == "short":
+        os.truncate(lost, 500)
+    else:
+        index = hub / "model.safetensors.index.json"
+        index.write_text(index.read_text().replace("00003-of", "../00003-of"))
+    with pytest.raises((SourceNotFoundError, FormatError), match=r"00003-of-00004\.safetensors"):
+        convert(hub, f"{out}/", max_shard_size=6000, force=True)
+    assert ({path.name: path.read_bytes() for path in out.iterdir()} if there else {}) == before
+    assert files(tmp_path) == ["hub", "out"] if there else ["hub"]
+
+
+@pytest.mark.parametrize("options", [{}, {"max_shard_size": 9000}])
+def test_a_model_is_not_written_over_itself(options: dict[str, Any], hub: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    convert(hub, f"{out}/", **options)
+    before = {path.name: path.read_bytes() for path in out.iterdir()}
+    with pytest.raises(DestinationExistsError, match="source and destination are the same file"):
+        convert(out, out, max_shard_size=6000, force=True)
+    with pytest.raises(DestinationExistsError, match="source and destination are the same file"):
+        convert(hub, hub, dest_format="safetensors", max_shard_size=6000, force=True)
+    assert {path.name: path.read_bytes() for path in out.iterdir()} == before
+    convert(hub, hub, max_shard_size=9000)  # beside its source it may
+    assert {"model.zcr", *numbered(8), *numbered(4, "safetensors")} <= {*files(hub)}
+
+
+def test_links_out_of_the_folder_are_not_followed(hub: Path, tmp_path: Path) -> None:
+    (tmp_path / "secret.json").write_text("secret")
+    (hub / "stolen.json").symlink_to(tmp_path / "secret.json")
+    (hub / "alias.json").symlink_to(hub / "config.json")
+    (hub / "dangling.json").symlink_to(hub / "nothing")
+    convert(hub, f"{tmp_path}/out/")
+    assert files(tmp_path / "out") == sorted([*SMALL, "model.zcr", "alias.json"])
+    assert not (tmp_path / "out/alias.json").is_symlink()
+
+
+def test_a_snapshot_in_the_cache_of_a_hub_is_a_folder_like_any(hub: Path, tmp_path: Path) -> None:
+    """There all files are links into the folder `blobs` of the repository."""
+    repository = tmp_path / "models--me--model"
+    (repository / "blobs").mkdir(parents=True)
+    snapshot = repository / "snapshots" / "0123abcd"
+    snapshot.mkdir(parents=True)
+    for number, path in enumerate(path for path in sorted(hub.iterdir()) if path.is_file()):
+        shutil.move(path, repository / "blobs" / f"{number:040x}")
+        (snapshot / path.name).symlink_to(f"../../blobs/{number:040x}")
+    convert(snapshot, f"{tmp_path}/out/", max_shard_size=6000)
+    assert files(tmp_path / "out") == sorted([*SMALL, "model.zcr", *numbered(9)])
+    assert not any(path.is_symlink() for path in (tmp_path / "out").iterdir())
+
+
+def test_a_folder_of_archives_tells_which_one_is_the_model(hub: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    convert(hub, f"{out}/", max_shard_size=6000)
+    convert(out, tmp_path / "one.zcr")
+    assert zcrecord.load_record(tmp_path / "one.zcr").content_digest()
+    (out / "model.zcr").rename(out / "other.zcr")
+    convert(out, tmp_path / "two.zcr")
+    zcrecord.save_record({"w": np.ones(3)}, out / "third.zcr")
+    with pytest.raises(SourceError, match=r"is a folder with several archives: other\.zcr, third\.zcr; name one"):
+        convert(out, tmp_path / "three.zcr")
+    with pytest.raises(SourceError, match="is a folder without a model"):
+        convert(hub / "sub", tmp_path / "three.zcr")
+
+
+def test_shards_of_onnx_are_made_of_the_archive(tmp_path: Path) -> None:
+    digits = r.ROOT / "tests/data/digits.onnx"
+    with pytest.raises(
+        UnsupportedError, match="max_shard_size= is not for ONNX; convert the archive that is made of it"
+    ):
+        convert(digits, tmp_path / "m.zcr", max_shard_size=4000)
+    convert(digits, tmp_path / "one.zcr")
+    convert(tmp_path / "one.zcr", tmp_path / "m.zcr", max_shard_size=4000)
+    one, many = (zcrecord.load_record(tmp_path / name) for name in ("one.zcr", "m.zcr"))
+    assert one.content_digest() == many.content_digest()
+
+
+def test_the_command_line_converts_folders(
+    hub: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["convert", "hub", "out/", "--max-shard-size", "9kB"]) == 0
+    assert capsys.readouterr().out.startswith("out/model.zcr: 20 tensors in 23 modules")
+    assert main(["convert", "out/model.zcr", "model.safetensors.index.json", "--max-shard-size", "9kB", "-q"]) == 0
+    assert main(["convert", "out", "back/", "--to", "safetensors", "-q"]) == 0
+    assert files(tmp_path / "back") == sorted([*SMALL, "model.safetensors"])
+    assert main(["convert", "hub", "out/", "-q"]) == 1
+    assert "out/model.zcr: exists already; --force replaces it" in capsys.readouterr().err
+
+
+# What it costs.
+
+MIB = 1 << 20
+MOST = 40 * MIB
+MEASURED = """
+import sys
+import numpy, zcrecord.formats, zcrecord.formats.safetensors, zcrecord.record.sharded_writer
+from tools.measure import peak_rss
+source, dest, how = sys.argv[1:4]
+before = peak_rss()
+if how == 'copy':
+    held = [open(f'{source}/model-0000{i}-of-00004.safetensors', 'rb').read() for i in range(1, 5)]
+else:
+    options = {'dest_format': how} if how != 'zcr' else {}
+    zcrecord.formats.convert(source, dest, durable=False, max_shard_size=20 << 20, **options)
+print(peak_rss() - before)
+"""
+
+
+def peak(source: Path, dest: Path, how: str) -> int:
+    """Return by how much the most that a process has had resident grows by a conversion."""
+    return int(r.run_python(MEASURED, source, f"{dest}/", how).stdout)
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of 96 MiB in four shards."""
+    folder = tmp_path_factory.mktemp("large")
+    rng = np.random.default_rng(0)
+    weight_map = {}
+    for number in range(1, 5):
+        file = f"model-{number:05}-of-00004.safetensors"
+        part = {f"w{number}.{i}": rng.integers(0, 1 << 60, MIB) for i in range(3)}
+        safetensors.numpy.save_file(part, folder / file)
+        weight_map |= dict.fromkeys(part, file)
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    return folder
+
+
+def test_converting_folders_there_and_back_takes_bounded_memory(large: Path, tmp_path: Path) -> None:
+    assert peak(large, tmp_path / "out", "zcr") < MOST
+    assert len(zcrecord.load_record(tmp_path / "out/model.zcr", verify="full").archive.shard_names) == 6
+    assert peak(tmp_path / "out", tmp_path / "back", "safetensors") < MOST
+    assert tensors_in(tmp_path / "back") == tensors_in(large)
+
+
+def test_a_copy_of_the_shards_in_memory_would_be_noticed(large: Path, tmp_path: Path) -> None:
+    assert peak(large, tmp_path / "out", "copy") > 90 * MIB
