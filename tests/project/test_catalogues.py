@@ -792,7 +792,7 @@ def test_verification_and_digest_tell_their_progress(models: Models) -> None:
         def note(done: int, total: int, seen: list[tuple[int, int]] = seen) -> None:
             seen.append((done, total))
 
-        work(progress=note)  # type: ignore[operator]
+        work(progress=note)
         assert [done for done, _ in seen] == sorted(done for done, _ in seen)
         assert seen[-1][0] == seen[-1][1]
 
