@@ -112,6 +112,19 @@ def test_several_sign_one_archive(path: Path) -> None:
 # It survives every layout
 
 
+@pytest.mark.parametrize("saves", [1, 2])
+def test_a_shard_is_not_signed_in_place_but_its_catalogue_is(tmp_path: Path, saves: int) -> None:
+    catalogue, key = tmp_path / "model.zcr", Ed25519PrivateKey.generate()
+    for _ in range(saves):  # over the first, shards get other names
+        zcrecord.save_record({"a": np.ones(99), "b": np.zeros(99)}, catalogue, max_shard_size=99)
+    shard = next(tmp_path.glob("model*-00001-of-00002.zcr"))
+    with pytest.raises(UnsupportedError, match=r"is a shard of model\.zcr, which knows it by its index"):
+        integrity.sign(shard, key)
+    integrity.sign(shard, key, tmp_path / "signed.zcr")
+    integrity.sign(catalogue, key)
+    assert integrity.check_signature(zcrecord.load_record(catalogue, verify="full"), key.public_key())
+
+
 def aligned(path: Path, out: Path) -> None:
     formats.convert(path, out, alignment=4096)
 

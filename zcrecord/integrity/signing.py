@@ -22,7 +22,7 @@ from zcrecord.errors import (
     printable,
 )
 from zcrecord.record.edit import add_metadata
-from zcrecord.record.editable import reformed_attribute
+from zcrecord.record.editable import check_no_shard, reformed_attribute
 from zcrecord.record.load import load_record
 from zcrecord.record.record import Record
 from zcrecord.record.save import save_record
@@ -89,7 +89,8 @@ def sign(
 
     Raises:
         IntegrityError: the archive is damaged. FormatError: the file is no archive. UnsupportedError: the key cannot
-        sign, or the archive is attached to a program, or was made by another writer and has to be saved again first.
+        sign, or the archive is attached to a program, a shard of the catalogue beside it (sign that), or of another
+        writer, so that it has to be saved again first.
         DestinationExistsError: `dest` exists. DependencyError: cryptography is not installed. SourceError: the file
         system refused, or the archive was replaced in the meantime.
 
@@ -113,6 +114,8 @@ def sign(
             raise UnsupportedError(what, path=source)
         if dest is None and not record.archive.mapped:
             raise UnsupportedError("is packed, or remote; name a file for the signed archive", path=source)
+        if dest is None:
+            check_no_shard(source)
         _check_attribute_forms(record)
         record.verify(progress=progress)
         name, value, digest = _signed(record, private, progress)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 
 from zcrecord.archive import info, unflatten
 from zcrecord.archive.archive import Archive
@@ -44,11 +45,12 @@ def check_editable(archive: Archive) -> None:
 def check_no_shard(path: str) -> None:
     """Raise UnsupportedError if a file is a shard of the catalogue beside it, which would not know it again."""
     folder, name = os.path.split(path)
-    beside = os.path.join(folder, f"{name.rsplit('-', 3)[0]}.zcr")
+    stem = re.sub(r"(~\d+)?-\d{5}-of-\d{5}\.zcr", "", name)
+    beside = os.path.join(folder, f"{stem}.zcr")
     if SHARD_NAME.fullmatch(name) and os.path.isfile(beside):
         with load_record(beside) as record:
             archive = record.archive
             known = isinstance(archive, ShardedArchive) and name in archive.shards.names
         if known:
             what = f"is a shard of {os.path.basename(beside)}, which knows it by its index"
-            raise UnsupportedError(f"{what}; name another file for the edited one", path=path)
+            raise UnsupportedError(f"{what}; name another file for the new one", path=path)
