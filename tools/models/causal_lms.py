@@ -65,7 +65,7 @@ def write_int8(source: str, folder: str) -> None:
     import torch
     from safetensors.torch import load_file, save_file
 
-    tensors = {}
+    tensors: dict[str, Any] = {}
     for name, weight in load_file(f"{source}/model.safetensors").items():
         if name.endswith("proj.weight"):
             scale = weight.abs().amax(1, keepdim=True) / 127
