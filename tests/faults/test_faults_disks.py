@@ -160,10 +160,10 @@ folder = Path(sys.argv[1])
 (folder / "sources").mkdir()
 prepare(folder / "sources")
 for name, save in SAVES.items():
-    case = Case(name, folder / "sources", folder / "work", (folder / "sources" / save.old).read_bytes(), b"")
+    case = Case(name, folder / "sources", folder / "work", save.before(folder / "sources"), {})
     case.reset()
     case.run()
-    case = case._replace(new=case.dest.read_bytes())
+    case = case._replace(new=case.content())
     case.reset()
     before = resource.getrlimit(LIMIT)
     resource.setrlimit(LIMIT, (VALUE, before[1]))
@@ -251,7 +251,7 @@ prepare(folder / "sources")
 cases = []
 for name, save in SAVES.items():
     work = folder / f"work {len(cases)}"
-    case = Case(name, folder / "sources", work, (folder / "sources" / save.old).read_bytes(), b"")
+    case = Case(name, folder / "sources", work, save.before(folder / "sources"), {})
     case.reset()
     case.run()
     case.reset()

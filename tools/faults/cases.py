@@ -5,26 +5,30 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from zcrecord import RecordError
+from zcrecord import RecordError, load_record
 
 from .saves import SAVES
 
-__all__ = ["Case"]
+__all__ = ["SCRATCH", "Case", "Files"]
+
+Files = dict[str, bytes]  # of a folder, by name
+SCRATCH = re.compile(r"\..*\.[0-9a-f]{12}\.zcr-scratch")
 
 
 class Case(NamedTuple):
-    """One save, from the state that it finds to the one that it leaves."""
+    """One save, from the state that it finds to the one that it leaves: the file, and shards that it names."""
 
     name: str
     sources: Path
     folder: Path
-    old: bytes | None
-    new: bytes
+    old: Files
+    new: Files
 
     @property
     def dest(self) -> Path:
@@ -34,9 +38,13 @@ class Case(NamedTuple):
         """Bring back the state before, with a mode that tells whether it is kept."""
         shutil.rmtree(self.folder, ignore_errors=True)
         self.folder.mkdir()
-        if self.old is not None:
-            self.dest.write_bytes(self.old)
-            self.dest.chmod(0o640)
+        for name, data in self.old.items():
+            (self.folder / name).write_bytes(data)
+            (self.folder / name).chmod(0o640)
+
+    def content(self) -> Files:
+        """Return the files that are there, but scratch files."""
+        return {path.name: path.read_bytes() for path in self.folder.iterdir() if not SCRATCH.fullmatch(path.name)}
 
     def run(self) -> str | None:
         """Save; returns the kind of the error, None where there was none."""
@@ -55,15 +63,47 @@ class Case(NamedTuple):
 
     def wrong(self, error: str | None, hit: str) -> Iterator[str]:
         """Yield the faults that a save which ended by itself has left."""
-        content = self.dest.read_bytes() if self.dest.exists() else None
-        if content != (self.new if error is None else self.old):
-            which = "old" if content == self.old else "new" if content == self.new else "neither's"
+        found, due = self.content(), self.new if error is None else self.old
+        if {name: found.get(name) for name in due} != due or (not due and self.dest.exists()):
+            which = "old" if self.has(self.old) else "new" if self.has(self.new) else "neither's"
             yield f"{'reported success' if error is None else 'failed'}, and the file is {which}"
-        if content is not None and self.old is not None and self.dest.stat().st_mode & 0o777 != 0o640:
+        if self.dest.exists() and self.old and self.dest.stat().st_mode & 0o777 != 0o640:
             yield f"its mode became {self.dest.stat().st_mode & 0o777:o}"
-        beside = [name for name in os.listdir(self.folder) if name != self.dest.name]
-        if beside and not hit.startswith(("unlink", "all")):
+        beside = [name for name in os.listdir(self.folder) if name not in due]
+        # A catalogue that cannot be read any more does not tell its shards.
+        blind = error is None and {*beside} <= self.old.keys()
+        if beside and not blind and not hit.startswith(("unlink", "all")):
             yield f"left {beside}"
         blamed = error == "FormatError" and SAVES[self.name].zipped
         if error is not None and error not in ("SourceError", "SourceNotFoundError", "exit status") and not blamed:
             yield f"raised {error}"
+
+    def has(self, state: Files) -> bool:
+        """Return True if the file is that of a state, and all other files of that state are there, too."""
+        found = self.content()
+        return bool(state) and all(found.get(name) == data for name, data in state.items())
+
+    def killed(self) -> Iterator[str]:
+        """Yield the faults that a killed save has left, then run the next, and yield those of that."""
+        found = self.content()
+        told = found.get(self.dest.name)
+        if told is not None and not self.has(self.old) and not self.has(self.new):
+            yield "the file is neither's"
+        if told is None and self.old:
+            yield "the file is gone"
+        yield from (f"left {name}" for name in found.keys() - self.old.keys() - self.new.keys() - {self.dest.name})
+        committed = told == self.new[self.dest.name]
+        if not committed or len(self.new) == 1:
+            self.dest.unlink(missing_ok=True)
+            for name, data in self.old.items():
+                (self.folder / name).write_bytes(data)
+        self.run()
+        due = self.new if not committed or len(self.new) == 1 else self._named()
+        yield from (f"left {name} to the next" for name in os.listdir(self.folder) if name not in due)
+        if due is self.new and not self.has(self.new):
+            yield "the next save wrote something else"
+
+    def _named(self) -> set[str]:
+        """Return the names of a catalogue and its shards, which are whole."""
+        with load_record(self.dest, verify="full") as record:
+            return {self.dest.name, *record.archive.shard_names}

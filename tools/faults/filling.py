@@ -53,7 +53,7 @@ def _fill(case: Case, part: float) -> tuple[bool, list[str]]:
     case.reset()
     ballast = case.folder.parent / "ballast"
     disk = os.statvfs(case.folder)
-    free = disk.f_bavail * disk.f_frsize - int(part * len(case.new)) // disk.f_frsize * disk.f_frsize
+    free = disk.f_bavail * disk.f_frsize - int(part * sum(map(len, case.new.values()))) // disk.f_frsize * disk.f_frsize
     with open(ballast, "wb") as file:
         os.posix_fallocate(file.fileno(), 0, free)
     before = os.statvfs(case.folder).f_bavail
@@ -80,10 +80,10 @@ def main(arguments: list[str]) -> int:
         prepare(sources)
         for what, save in SAVES.items():
             for old in save.states(sources):
-                case = Case(what, sources, Path(arguments[0]) / "work", old, b"")
+                case = Case(what, sources, Path(arguments[0]) / "work", old, {})
                 case.reset()
                 case.run()
-                case = case._replace(new=case.dest.read_bytes())
+                case = case._replace(new=case.content())
                 for part in _PARTS:
                     one, problems = _fill(case, part)
                     saves += 1

@@ -13,7 +13,6 @@ import errno
 import gc
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -27,7 +26,6 @@ from .saves import SAVES, prepare
 __all__ = ["Mode", "build", "interrupt", "run_in"]
 
 SOURCE = Path(__file__).with_name("calls.c")
-SCRATCH = re.compile(r"\..*\.[0-9a-f]{12}\.zcr-scratch")
 _MOST = 3000  # calls of one save
 
 
@@ -91,11 +89,11 @@ def interrupt(name: str, folder: Path, *, quick: bool = False) -> dict[str, Any]
     told: dict[str, Any] = {"calls": 0, "failed": 0, "survived": 0, "killed": 0, "wrong": [], "hit": {}}
     hit: collections.Counter[str] = collections.Counter()
     for old in save.states(sources):
-        case = Case(name, sources, folder / "work", old, b"")
+        case = Case(name, sources, folder / "work", old, {})
         case.reset()
         if (error := case.run()) is not None:  # everything is imported by now
             raise RuntimeError(f"{name}: {error}")
-        case = case._replace(new=case.dest.read_bytes())
+        case = case._replace(new=case.content())
         case.reset()
         control.fault_plan(Mode.COUNT, 0, 0)
         case.run()
@@ -103,7 +101,7 @@ def interrupt(name: str, folder: Path, *, quick: bool = False) -> dict[str, Any]
         _short(control, case, told)
         for mode, number in QUICK[:2] if quick else ERRORS:
             _fail(control, case, mode, number, told, hit)
-        for mode in QUICK[2:] * (old is not None) if quick else KILLS:
+        for mode in QUICK[2:] * bool(old) if quick else KILLS:
             _kill(control, case, mode, told)
     told["hit"] = dict(sorted(hit.items()))
     return told
@@ -116,7 +114,7 @@ def _open_files(collect: bool = False) -> int:
 
 
 def _complain(told: dict[str, Any], case: Case, what: str, problems: Any) -> None:
-    state = "new" if case.old is None else "old"
+    state = "old" if case.old else "new"
     told["wrong"] += [f"{case.name} ({state}), {what}: {problem}" for problem in problems]
 
 
@@ -157,7 +155,6 @@ def _kill(control: Any, case: Case, mode: Mode, told: dict[str, Any]) -> None:
     """A fork dies in the middle; the next save clears what it left."""
     case.reset()
     for at in range(1, _MOST):
-        before = case.dest.read_bytes() if case.dest.exists() else None
         child = os.fork()
         if not child:
             control.fault_plan(mode, at, 0)
@@ -166,18 +163,7 @@ def _kill(control: Any, case: Case, mode: Mode, told: dict[str, Any]) -> None:
         if status != -signal.SIGKILL:
             return _complain(told, case, f"{mode.name} at call {at}", [f"exit status {status}"] if status else [])
         told["killed"] += 1
-        content = case.dest.read_bytes() if case.dest.exists() else None
-        beside = [name for name in os.listdir(case.folder) if name != case.dest.name]
-        problems = [] if content in (before, case.new) else ["the file is neither's"]
-        problems += [f"left {found}" for found in beside if not SCRATCH.fullmatch(found)]
-        if content is not None and case.old is not None:
-            case.dest.write_bytes(case.old)
-        elif content is not None:
-            case.dest.unlink()
-        case.run()
-        problems += [f"left {found} to the next" for found in os.listdir(case.folder) if found != case.dest.name]
-        problems += [] if case.dest.read_bytes() == case.new else ["the next save wrote something else"]
-        _complain(told, case, f"{mode.name} at call {at}", problems)
+        _complain(told, case, f"{mode.name} at call {at}", list(case.killed()))
         case.reset()
     raise RuntimeError(f"{case.name}: more than {_MOST} calls")
 

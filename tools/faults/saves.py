@@ -24,14 +24,15 @@ TREE: dict[str, Any] = {
     "d": b"\1",
 }
 OLD = "old.zcr"
+SHARDS = "shards"
 
 
 class Save(NamedTuple):
     """A way to write the file that `dest` names, which may be there; `sources` is a folder that `prepare` has filled.
 
-    `old` names the source that is a file before; `ends` tells that errors end in an exit status; `zipped` that the
-    source is a zip file, of which zipfile takes it for damage if the system cannot read it; `in_place` that it changes
-    a file that is there.
+    `old` names the source that is a file before, or a folder of it and its shards; `ends` tells that errors end in an
+    exit status; `zipped` that the source is a zip file, of which zipfile takes it for damage if the system cannot read
+    it; `in_place` that it changes a file that is there.
     """
 
     run: Callable[[Path, Path], Any]
@@ -41,15 +42,24 @@ class Save(NamedTuple):
     zipped: bool = False
     in_place: bool = False
 
-    def states(self, sources: Path) -> list[bytes | None]:
+    def before(self, sources: Path) -> dict[str, bytes]:
+        """Return the file that is there before, and all others if `old` is a folder."""
+        old = sources / self.old
+        if not old.is_dir():
+            return {self.name: old.read_bytes()}
+        return {path.name: path.read_bytes() for path in old.iterdir()}
+
+    def states(self, sources: Path) -> list[dict[str, bytes]]:
         """Return the states before a save: nothing, or a file."""
-        return [*[None] * (not self.in_place), (sources / self.old).read_bytes()]
+        return [*[{}] * (not self.in_place), self.before(sources)]
 
 
 def prepare(sources: Path) -> None:
     """Make what the saves start from."""
     zcrecord.save_record({"old": np.arange(10)}, sources / OLD)
     zcrecord.save_record(TREE, sources / "tree.zcr")
+    (sources / SHARDS).mkdir()
+    zcrecord.save_record({"old": np.arange(10), "other": np.ones(10)}, sources / SHARDS / "m.zcr", max_shard_size=80)
     zcrecord.save_record({name: TREE[name] for name in "afb"}, sources / "plain.zcr")
     np.savez(sources / "plain.npz", a=TREE["a"], b=TREE["b"])
     formats.convert(sources / "plain.zcr", sources / "plain.safetensors")
@@ -64,6 +74,10 @@ def prepare(sources: Path) -> None:
 
 def _record(_: Path, dest: Path) -> None:
     zcrecord.save_record(TREE, dest)
+
+
+def _shards(_: Path, dest: Path) -> None:
+    zcrecord.save_record(TREE, dest, max_shard_size=100_000)
 
 
 def _lazy(_: Path, dest: Path) -> None:
@@ -145,6 +159,9 @@ def _command(*arguments: str, program: bool = False) -> Callable[[Path, Path], i
 SAVES = {
     "save_record": Save(_record),
     "save_record, lazy": Save(_lazy),
+    "save_record, shards": Save(_shards, old=SHARDS),
+    "save_record, shards over one file": Save(_shards),
+    "shards to archive": Save(_converted("shards/m.zcr"), old=SHARDS),
     "RecordWriter": Save(_recording),
     "onnx.convert": Save(_onnx),
     "onnx.convert, verified": Save(_onnx_verified),

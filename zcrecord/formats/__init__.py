@@ -130,7 +130,8 @@ def _replacing(dest: str | None) -> Iterator[None]:
     path = os.path.realpath(dest)
     replaced = shards_of(path)
     yield
-    remove_unnamed(path, replaced)
+    with contextlib.suppress(OSError):  # the new archive is there
+        remove_unnamed(path, replaced)
 
 
 @contextlib.contextmanager
@@ -347,8 +348,10 @@ def _guessed(found: FileType | None, path: str | None) -> str:
 
 def _takes_folder(source: str | None, dest: str, dest_format: str | None) -> bool:
     """Return True if what is made of a source is put into a folder: by what is there, by the source and the suffix."""
-    made_of_folder = source is not None and os.path.isdir(source) and takes_folder(dest)
-    return names_folder(dest) or (made_of_folder and dest_format is None and _by_suffix(dest) is None)
+    folder, plain = source is not None and os.path.isdir(source), _by_suffix(dest) is None
+    if names_folder(dest):
+        return folder or plain or dest.endswith("/")
+    return folder and plain and dest_format is None and takes_folder(dest)
 
 
 def _in_folder(source: Any, named: str | None) -> Any:

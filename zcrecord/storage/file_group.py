@@ -44,7 +44,8 @@ class FileGroup:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if kind is not None:
-            remove_unnamed(self._path, self._appeared)
+            with contextlib.suppress(OSError):
+                remove_unnamed(self._path, self._appeared)
         self._close()
         self._stack.__exit__(kind, error, trace)
 
@@ -56,10 +57,10 @@ class FileGroup:
         """
         with refusals(self._path):
             fd, scratch = self._stack.enter_context(scratch_file(self._path, self._mode, clear=not self._files))
+            sink = FileSink(fd, self._path, durable=self._durable)
+            self._files.append((fd, scratch, sink))
             if self._mode != _NEW:
                 os.chmod(scratch, self._mode)  # which the process's mask took from
-        sink = FileSink(fd, self._path, durable=self._durable)
-        self._files.append((fd, scratch, sink))
         return sink
 
     def appear(self, names: Sequence[str], replaced: Sequence[str] = ()) -> None:

@@ -127,7 +127,11 @@ def note_of(names: Iterable[str]) -> bytes:
 
 
 def remove_unnamed(path: str, names: Iterable[str]) -> None:
-    """Remove shards beside a path, but for those that the catalogue there names; others' files are left alone."""
+    """Remove shards beside a path, but for those that the catalogue there names; others' files are left alone.
+
+    Raises:
+        OSError: the catalogue cannot be read; nothing was removed.
+    """
     folder, name = os.path.split(path)
     ours = re.compile(rf"{re.escape(name.removesuffix('.zcr'))}(~\d+)?-\d{{5}}-of-\d{{5}}\.zcr")
     start = b""
