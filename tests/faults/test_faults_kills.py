@@ -205,6 +205,26 @@ def test_saves_of_one_path_by_many_threads_all_succeed(tmp_path: Path) -> None:
     assert beside(path) == []
 
 
+def test_saves_in_shards_of_one_path_by_many_threads_leave_one_of_them_whole(tmp_path: Path) -> None:
+    path = tmp_path / "m.zcr"
+    errors: list[BaseException] = []
+
+    def save(number: int) -> None:
+        try:
+            for _ in range(10):
+                zcrecord.save_record(written(number), path, durable=False, max_shard_size=300_000)
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=save, args=(n,)) for n in range(1, 5)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not errors
+    assert generation(zcrecord.load_record(path, verify="full")) in range(1, 5)
+
+
 @POSIX
 def test_file_that_is_taken_for_dead_before_it_is_locked_is_made_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

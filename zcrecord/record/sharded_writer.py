@@ -112,13 +112,15 @@ class ShardedWriter:
             out = self._room(0)
             entries.payloads = [NONE if p == NONE else self._homes[p][1] for p in entries.payloads]
             report = out.finish(entries)
-            self._files.appear([os.path.basename(self._path)], replaced)
+            if replaced:
+                self._files.note(replaced)
+            self._files.appear([os.path.basename(self._path)])
         else:
-            names = self._free_names()
+            names = self._free_names(replaced)
             shards = self._finish_shards(entries, names)
             kind = digest_kind(self._digest)
             whole = WholeRecord(entries, shards, alignment=self._alignment, kind=kind)
-            self._files.appear(names, replaced)
+            self._files.appear(names)
             flat = flat_catalogue(whole, shards)
             with open_sink(self._path, durable=self._durable) as sink:
                 catalogue = write_plan(sink, flat, plan_sharing(flat.values), alignment=ALIGNMENT, kind=kind)
@@ -152,14 +154,13 @@ class ShardedWriter:
         entries.payloads = payloads
         return out
 
-    def _free_names(self) -> list[str]:
-        """Return names for all shards, none of which is taken: a killed save may have left some, the old record has."""
-        folder, name = os.path.split(self._path)
-        stem, count = name.removesuffix(".zcr"), len(self._shards)
+    def _free_names(self, replaced: list[str]) -> list[str]:
+        """Claim names for all shards, none of which is taken: the old record has some, or another save has."""
+        stem, count = os.path.basename(self._path).removesuffix(".zcr"), len(self._shards)
         for turn in itertools.count(1):
             tag = f"~{turn}" if turn > 1 else ""
             names = [f"{stem}{tag}-{i:05}-of-{count:05}.zcr" for i in range(1, count + 1)]
-            if not any(os.path.lexists(os.path.join(folder, name)) for name in names):
+            if self._files.claim(names, replaced):
                 return names
         raise AssertionError
 

@@ -63,10 +63,31 @@ class FileGroup:
                 os.chmod(scratch, self._mode)  # which the process's mask took from
         return sink
 
-    def appear(self, names: Sequence[str], replaced: Sequence[str] = ()) -> None:
-        """Give the files their names, in the order in which they were added; no such file may be there.
+    def claim(self, names: Sequence[str], replaced: Sequence[str]) -> bool:
+        """Reserve names for the files, against other saves, too; False if one is taken.
 
         `replaced` are files that the one at the path names, until it is replaced: the caller removes them then.
+
+        Raises:
+            SourceError: the file system reports an error.
+        """
+        folder = os.path.dirname(self._path)
+        first = os.path.join(folder, names[0])
+        with refusals(self._path), contextlib.ExitStack() as stack:
+            if any(os.path.lexists(os.path.join(folder, name)) for name in names):
+                return False
+            self._note(stack, [*names, *replaced])
+            try:
+                fd = os.open(first, os.O_WRONLY | os.O_CREAT | os.O_EXCL, self._mode)
+            except FileExistsError:  # another save was faster
+                return False
+            self._appeared.append(names[0])
+            os.close(fd)
+            self._stack.enter_context(stack.pop_all())
+        return True
+
+    def appear(self, names: Sequence[str]) -> None:
+        """Give the files their names, in the order in which they were added: claimed ones, or that of the path.
 
         Raises:
             SourceError: the file system reports an error.
@@ -80,17 +101,23 @@ class FileGroup:
         files = self._files.copy()
         self._close()
         with refusals(self._path):
-            if replaced or list(names) != [os.path.basename(self._path)]:
-                self._note([*names, *replaced])
             for name, (_, scratch, _) in zip(names, files, strict=True):
                 self._appeared.append(name)
-                os.rename(scratch, os.path.join(folder, name))
+                os.replace(scratch, os.path.join(folder, name))
         if self._durable and os.name == "posix":
             sync_folder(folder)
 
-    def _note(self, names: Sequence[str]) -> None:
-        """Leave a note of files that come or go, for the next save if this process is killed."""
-        fd, _ = self._stack.enter_context(scratch_file(self._path, self._mode, clear=False))
+    def note(self, replaced: Sequence[str]) -> None:
+        """Have the next save remove files that the one at the path names until it is replaced, if this one is killed.
+
+        Raises:
+            SourceError: the file system reports an error.
+        """
+        with refusals(self._path):
+            self._note(self._stack, replaced)
+
+    def _note(self, stack: contextlib.ExitStack, names: Sequence[str]) -> None:
+        fd, _ = stack.enter_context(scratch_file(self._path, self._mode, clear=False))
         try:
             os.write(fd, note_of(names))
             if self._durable:

@@ -132,6 +132,9 @@ def remove_unnamed(path: str, names: Iterable[str]) -> None:
     Raises:
         OSError: the catalogue cannot be read; nothing was removed.
     """
+    names = list(names)
+    if sum(map(len, names)) > _MOST // 4:  # more than the start of a catalogue may tell
+        return
     folder, name = os.path.split(path)
     ours = re.compile(rf"{re.escape(name.removesuffix('.zcr'))}(~\d+)?-\d{{5}}-of-\d{{5}}\.zcr")
     start = b""
