@@ -871,3 +871,15 @@ def test_one_archive_in_the_place_of_a_catalogue_leaves_no_shard(models: Models,
     assert (
         zcrecord.load_record(broken).content_digest() == zcrecord.load_record(models.one / "model.zcr").content_digest()
     )
+
+
+def test_the_tuned_part_of_a_model_is_left_out_of_shards(models: Models, tmp_path: Path) -> None:
+    """It is for one file, and has places in it."""
+    shutil.copy(models.digits / "model.zcr", tmp_path / "tuned.zcr")
+    before = onnx.tune(tmp_path / "tuned.zcr").content_digest_before
+    formats.convert(tmp_path / "tuned.zcr", tmp_path / "m.zcr", max_shard_size=4000)
+    record = zcrecord.load_record(tmp_path / "m.zcr", verify="full")
+    assert record.archive.shard_names and record.content_digest() == before
+    assert not [name for name in record.modules if name.startswith("onnx.tuned")]
+    whole = onnx.session(models.digits / "model.zcr")
+    assert told(session_answers(onnx.session(record))) == told(session_answers(whole))
