@@ -182,14 +182,14 @@ assert rec.close() is True
 assert not mapped()""",
     "by another thread, while all views are prepared, leaves none of that": """
 from zcrecord.archive.archive import Archive
-rec, original, seen = load(), Archive._layout, []
+rec, original, seen = load(), Archive.layout_of, []
 def closing(archive, *form):
     found = original(archive, *form)
     seen.append(form)
     if len(seen) == 4:  # the last tensor
         rec.close()
     return found
-Archive._layout = closing
+Archive.layout_of = closing
 try:
     list(rec.values())
 except zcrecord.UnsupportedError as error:

@@ -21,7 +21,6 @@ from exhaustive import rounds
 import zcrecord
 from tools.faults.kills import generation, kill_saves, written
 from zcrecord import RecordWriter, SourceError
-from zcrecord.record import sharded_writer
 from zcrecord.storage.scratch import note_of, scratch_file
 
 POSIX = pytest.mark.skipif(os.name != "posix", reason="platform: fork, signals and locks of POSIX")
@@ -66,22 +65,25 @@ def test_save_in_shards_killed_at_any_moment_leaves_one_generation_whole(durable
     assert zcrecord.load_record(path).archive.shard_names
 
 
+DIES = """
+import os, signal, sys
+import zcrecord
+from tools.faults.kills import written
+from zcrecord.record import sharded_writer
+sharded_writer.flat_catalogue = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+zcrecord.save_record(written(3), sys.argv[1], max_shard_size=300_000)
+"""
+
+
 @POSIX
-def test_next_save_removes_shards_that_appeared_before_their_writer_died(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_next_save_removes_shards_that_appeared_before_their_writer_died(tmp_path: Path) -> None:
     """Between the shards and the catalogue that names them; whoever else has such a name keeps his file."""
     path = tmp_path / "m.zcr"
     for number in (1, 2):
         zcrecord.save_record(written(number), path, max_shard_size=300_000)
     (tmp_path / "m-00007-of-00009.zcr").write_bytes(b"somebody's")
     before = {*os.listdir(tmp_path)}
-    child = os.fork()
-    if not child:
-        monkeypatch.setattr(sharded_writer, "flat_catalogue", lambda *_: os.kill(os.getpid(), signal.SIGKILL))
-        zcrecord.save_record(written(3), path, max_shard_size=300_000)
-        os._exit(1)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+    assert r.run_python(DIES, path, ok=False).returncode == -signal.SIGKILL
     more = {*os.listdir(tmp_path)} - before
     assert {"m-00001-of-00002.zcr", "m-00002-of-00002.zcr"} <= more, "it was to die after the shards had appeared"
     assert generation(zcrecord.load_record(path, verify="full")) == 2

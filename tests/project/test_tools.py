@@ -247,6 +247,7 @@ def test_readme_lists_all_that_others_win_at() -> None:
 ON_THE_BOARD = ("make", "arm-none-eabi-gcc", "arm-none-eabi-nm", "arm-none-eabi-size", "qemu-system-arm")
 NEEDS = {
     "web": pytest.mark.needs("chromium"),
+    "edits": pytest.mark.needs("mkfs.xfs", "mount"),
     "embedding": pytest.mark.needs("gcc", "clang-19", "rustc", "cc", *ON_THE_BOARD),
 }
 
