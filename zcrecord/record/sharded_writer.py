@@ -22,6 +22,7 @@ from zcrecord.errors import RecordError, SourceError, UnsupportedError
 from zcrecord.storage.file_group import FileGroup
 from zcrecord.storage.files import FileSink, is_url, open_sink, path_of
 from zcrecord.storage.memory import map_file
+from zcrecord.storage.scratch import one_at_a_time
 from zcrecord.writing.catalogue import WholeRecord, WrittenShard, flat_catalogue, some_of
 from zcrecord.writing.sharing import plan_sharing
 from zcrecord.writing.writers import SaveReport, StreamWriter, write_plan
@@ -105,7 +106,14 @@ class ShardedWriter:
     # The end.
 
     def finish(self, entries: Entries) -> SaveReport:
-        """Write indexes and the catalogue, and make them appear; the report counts the bytes of all files."""
+        """Write indexes and the catalogue, and make them appear; the report counts the bytes of all files.
+
+        Saves in shards to one folder do so one after the other, so that none takes names that another is to remove.
+        """
+        with one_at_a_time(os.path.dirname(self._path)):
+            return self._finish(entries)
+
+    def _finish(self, entries: Entries) -> SaveReport:
         replaced = shards_of(self._path)
         names: list[str] = []
         if len(self._shards) < 2:

@@ -12,7 +12,7 @@ import re
 import stat
 from collections.abc import Iterable, Iterator
 
-__all__ = ["note_of", "remove_unnamed", "scratch_file"]
+__all__ = ["note_of", "one_at_a_time", "remove_unnamed", "scratch_file"]
 
 _SUFFIX = ".zcr-scratch"
 _LONGEST = 200  # bytes of a name that its scratch file's begins with
@@ -119,6 +119,21 @@ def _lock(fd: int) -> bool | None:
     except (ImportError, OSError):
         return None
     return True
+
+
+@contextlib.contextmanager
+def one_at_a_time(folder: str) -> Iterator[None]:
+    """Wait until no other such block, of this process or another, is run for a folder, where the system has locks."""
+    fd = -1
+    with contextlib.suppress(ImportError, OSError):  # Windows opens no folder, some file systems lock none
+        import fcntl
+
+        fd = os.open(folder or ".", os.O_RDONLY | _MORE)
+        fcntl.flock(fd, fcntl.LOCK_EX)
+    try:
+        yield
+    finally:
+        _close(fd)
 
 
 def note_of(names: Iterable[str]) -> bytes:
