@@ -9,7 +9,8 @@ import os
 import signal
 import subprocess
 import sys
-import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -70,7 +71,7 @@ import os, signal, sys
 import zcrecord
 from tools.faults.kills import written
 from zcrecord.record import sharded_writer
-sharded_writer.flat_catalogue = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+sharded_writer.catalogue_tree = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
 zcrecord.save_record(written(3), sys.argv[1], max_shard_size=300_000)
 """
 
@@ -186,44 +187,26 @@ def test_scratch_file_of_a_save_that_lives_in_another_process_stays(tmp_path: Pa
     assert beside(path) == []
 
 
+def save_in_threads(save: Callable[[int], object], *, threads: int, times: int) -> None:
+    """Have each thread save so many times, with a number of its own from 1 on; raises the first error of any."""
+    with ThreadPoolExecutor(threads) as pool:
+        numbers = range(1, threads + 1)
+        list(pool.map(lambda number: [save(number) for _ in range(times)], numbers))
+
+
 def test_saves_of_one_path_by_many_threads_all_succeed(tmp_path: Path) -> None:
     path = tmp_path / "m.zcr"
-    errors: list[BaseException] = []
-
-    def save(number: int) -> None:
-        try:
-            for _ in range(20):
-                zcrecord.save_record({"w": np.full(5000, number)}, path, durable=False)
-        except BaseException as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=save, args=(n,)) for n in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not errors
+    save_in_threads(
+        lambda number: zcrecord.save_record({"w": np.full(5000, number)}, path, durable=False), threads=6, times=20
+    )
     assert len(np.unique(zcrecord.load_record(path, verify="full")["w"])) == 1
     assert beside(path) == []
 
 
 def test_saves_in_shards_of_one_path_by_many_threads_leave_one_of_them_whole(tmp_path: Path) -> None:
     path = tmp_path / "m.zcr"
-    errors: list[BaseException] = []
-
-    def save(number: int) -> None:
-        try:
-            for _ in range(10):
-                zcrecord.save_record(written(number), path, durable=False, max_shard_size=300_000)
-        except BaseException as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=save, args=(n,)) for n in range(1, 5)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not errors
+    options: dict[str, Any] = {"durable": False, "max_shard_size": 300_000}
+    save_in_threads(lambda number: zcrecord.save_record(written(number), path, **options), threads=4, times=10)
     assert generation(zcrecord.load_record(path, verify="full")) in range(1, 5)
 
 

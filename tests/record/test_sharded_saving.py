@@ -141,6 +141,21 @@ def test_files_of_others_stay(tmp_path: Path) -> None:
     assert [name for name in files(tmp_path) if "~" in name] == numbered(3, "model~3")
 
 
+def test_a_catalogue_of_somebody_else_does_not_have_his_files_removed(tmp_path: Path) -> None:
+    """Shards of other names, which a catalogue may have, are not known to be nobody's."""
+    path = tmp_path / "model.zcr"
+    zcrecord.save_record(MODEL, path, max_shard_size=800)
+    tables = zcrecord.Record(zcrecord.load_record(path).archive.shards.catalogue)  # type: ignore[attr-defined]
+    with zcrecord.RecordWriter(tmp_path / "forged.zcr") as out:
+        out.module("", type_name="zcr:catalogue")
+        for name, value in tables.items():
+            out.add(name, np.array(["precious.zcr"] * 3) if name == "files.name" else value)
+    (tmp_path / "precious.zcr").write_bytes(b"somebody's")
+    os.replace(tmp_path / "forged.zcr", path)
+    zcrecord.save_record(OTHER, path, max_shard_size=800)
+    assert (tmp_path / "precious.zcr").read_bytes() == b"somebody's"
+
+
 @pytest.mark.skipif(os.name != "posix", reason="platform: POSIX file systems")
 def test_shards_have_the_mode_of_the_file_that_they_replace(tmp_path: Path) -> None:
     path = tmp_path / "model.zcr"

@@ -122,11 +122,10 @@ class ShardedArchive(Archive):
     def parts_by_file(self) -> list[Archive]:
         """Return parts of one shard each, with these names and no tree, and one of what lies in none or in several."""
         self.ensure_all()
-        files, payloads = self._table.whole(), self.index.tensors["payload"]
-        at = np.append(files, np.uint32(NONE))[np.minimum(payloads, len(files))]
+        at = self._files_of_tensors()
         parts: list[Archive] = [self._part_of(file, at == file) for file in np.unique(at[at != NONE]).tolist()]
         if np.count_nonzero(at == NONE):
-            parts.append(self.part(self._index_of(at == NONE), list(range(len(files)))))
+            parts.append(self.part(self._index_of(at == NONE), list(range(len(self.index.payloads)))))
         return parts
 
     def files(self) -> list[tuple[int, Callable[[], Archive]]]:
@@ -139,8 +138,7 @@ class ShardedArchive(Archive):
         if self.complete:
             shards = [(size, partial(self._shard, f)) for f, size in enumerate(sizes)]
             return [(catalogue.header.archive_size, lambda: catalogue), *shards]
-        files, payloads = self._table.whole(), self.index.tensors["payload"]
-        at = np.append(files, np.uint32(NONE))[np.minimum(payloads, len(files))]
+        at = self._files_of_tensors()
         return [
             (
                 catalogue.header.archive_size if file == NONE else sizes[file],
@@ -175,6 +173,12 @@ class ShardedArchive(Archive):
         by_name = (np.cumsum(mine) - 1)[ix.by_name[mine[ix.by_name]]].astype(np.uint32)
         none = ix.attributes[:0]
         return ix._replace(tensors=ix.tensors[mine], by_name=by_name, attributes=none, metadata=none)
+
+    def _files_of_tensors(self) -> Array:
+        """Return for each tensor the file that it lies in, whole; NONE for others."""
+        payloads = self.index.tensors["payload"]
+        at: Array = np.append(self._table.whole(), np.uint32(NONE))[np.minimum(payloads, len(self.index.payloads))]
+        return at
 
     def file_of(self, number: int) -> str | None:
         """Return the name of the shard that a payload lies in; None if it is split, or in the catalogue."""
@@ -224,17 +228,21 @@ class ShardedArchive(Archive):
             return self._shard(file), number
         return self.shards.catalogue, blob_of(self.shards.catalogue, number)
 
+    def _only_piece(self, number: int, piece: int) -> tuple[Archive, int]:
+        """Return the archive that a payload lies in, whole, and its number there, of the same size."""
+        archive, there = self._piece(piece)
+        if archive.index.payloads["nbytes"][there] != self.index.payloads["nbytes"][number]:
+            raise FormatError(f"payload {number} has another size than its piece", path=self.path)
+        return archive, there
+
     def home(self, number: int) -> tuple[memoryview, int]:
         """Return the bytes in which a payload lies, and its offset in them."""
         self.held()
         pieces = self._table.pieces(number)
         if len(pieces) > 1:
             return self._assembly(number, pieces).data, 0
-        archive, there = self._piece(pieces[0])
-        found = archive.home(there)
-        if archive.index.payloads["nbytes"][there] != self.index.payloads["nbytes"][number]:
-            raise FormatError(f"payload {number} has another size than its piece", path=self.path)
-        return found
+        archive, there = self._only_piece(number, pieces[0])
+        return archive.home(there)
 
     def payload(self, number: int) -> memoryview:
         """Return a payload's bytes; a read-only view, of a split tensor a copy. NONE gives an empty one."""
@@ -242,11 +250,8 @@ class ShardedArchive(Archive):
             return self.buffer[:0]
         pieces = self._table.pieces(number)
         if len(pieces) == 1 and self.mode == "r":
-            archive, there = self._piece(pieces[0])
-            found = archive.payload(there)
-            if len(found) != self.index.payloads["nbytes"][number]:
-                raise FormatError(f"payload {number} has another size than its piece", path=self.path)
-            return found
+            archive, there = self._only_piece(number, pieces[0])
+            return archive.payload(there)
         octets, at = self.home(number)
         return octets[at : at + int(self.index.payloads["nbytes"][number])].toreadonly()
 
@@ -273,13 +278,13 @@ class ShardedArchive(Archive):
         return self._assembled.setdefault(number, self._assemble(number, pieces)) if found is None else found
 
     def _assemble(self, number: int, pieces: range) -> Array:
-        row = self.row(int((self.index.tensors["payload"] == number).argmax()))
+        first = int((self.index.tensors["payload"] == number).argmax())
+        row, name = self.row(first), self.index.name(first)
         shape, item = self.shape(row), row.bits >> 3
         table, rank = self._table, row.rank
         assert table.origin is not None
         origin = table.origin[pieces.start : pieces.stop].astype(np.int64)
         extent = table.extent[pieces.start : pieces.stop].astype(np.int64)
-        name = self.index.name(int((self.index.tensors["payload"] == number).argmax()))
         if not item or row.strides != NONE or not tiles(origin, extent, shape):
             raise FormatError("its pieces in the shards do not tile it", path=self.path, tensor=name)
         out = np.zeros(prod(shape) * item, np.uint8)
@@ -317,8 +322,7 @@ class ShardedArchive(Archive):
     def _fill(self, i: int, ready: tuple[list[_Layout | None], list[memoryview], list[int]]) -> None:
         """Fill in the places of all tensors in the shard of tensor i, if its bytes are in memory or mapped."""
         layouts, octets, starts = ready
-        payloads = self.index.tensors["payload"]
-        at = np.append(self._table.whole(), np.uint32(NONE))[np.minimum(payloads, len(self.index.payloads))]
+        payloads, at = self.index.tensors["payload"], self._files_of_tensors()
         if at[i] == NONE or (shard := self._shard(int(at[i]))).remote is not None:
             return
         offsets = shard.index.payloads["offset"]

@@ -357,6 +357,13 @@ def plan_payloads(sizes: Array, alignment: int) -> tuple[Array, int, int]:
     return offsets[:-1], int(offsets[-1]), strongest
 
 
+def front_header(index: bytes | bytearray, alignment: int, base: int, end: int) -> Header:
+    """Return the header of an archive with this index in front, whose payloads end at `end`, aligned, as planned."""
+    start = align_up(HEADER_SIZE + len(index), base)
+    size = start + end + HEADER_SIZE
+    return Header(alignment, base, HEADER_SIZE, len(index), start, size, zlib.crc32(index))
+
+
 def first_children(parents: Any, modules: int) -> Any:
     """Return the position of each module's first child, among children in the order of their modules."""
     counts = np.bincount(parents, minlength=modules) if len(parents) else np.zeros(modules, np.int64)

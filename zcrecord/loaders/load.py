@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import threading
+from collections import ChainMap
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -97,7 +98,7 @@ def load_into(
     archive = archive_of(record)
     path, fetch = archive.path, isinstance(chosen, MappedLoader)
     plans = plan_files(archive, names, slices=slices, max_in_flight=max_in_flight, raw=raw, fetch=fetch)
-    rooms = _rooms({name: target for plan in plans for name, target in plan.targets.items()}, dst or {}, path)
+    rooms = _rooms(ChainMap(*(plan.targets for plan in plans)), dst or {}, path)
     for plan in plans:
         _check_loader(chosen, plan, path)
     watch = _LoadProgress(sum(plan.nbytes for plan in plans), progress, cancel, path)

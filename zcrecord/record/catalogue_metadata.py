@@ -8,12 +8,10 @@ from typing import Any
 import numpy as np
 
 from zcrecord.archive.archive import Archive
-from zcrecord.codec.layout import ALIGNMENT, HEADER_SIZE
+from zcrecord.codec.layout import HEADER_SIZE
 from zcrecord.errors import SourceError
-from zcrecord.storage.files import identity_of, open_sink
-from zcrecord.writing.catalogue import BLOBS, flat_tables, outline_of
-from zcrecord.writing.sharing import plan_sharing
-from zcrecord.writing.writers import write_plan
+from zcrecord.storage.files import identity_of
+from zcrecord.writing.catalogue import BLOBS, outline_of, write_catalogue
 
 from .record import Record
 from .save import metadata_entries, stored_entries
@@ -38,8 +36,6 @@ def add_to_catalogue(record: Record, metadata: Mapping[str, Any], *, durable: bo
     tree["outline"] = np.frombuffer(outline, np.uint8)
     if BLOBS in tree:
         tree[BLOBS] = [bytes(blob) for blob in tree[BLOBS]]
-    flat = flat_tables(tree)
     if catalogue.file is None or identity_of(catalogue.file[0]) != catalogue.file[1]:
         raise SourceError("was replaced since it was opened; load it again", path=archive.path)
-    with open_sink(catalogue.file[0], durable=durable) as sink:
-        write_plan(sink, flat, plan_sharing(flat.values), alignment=ALIGNMENT, kind=kind)
+    write_catalogue(tree, catalogue.file[0], kind=kind, durable=durable)

@@ -17,15 +17,14 @@ from typing import Any, SupportsIndex
 from zcrecord.archive.archive import is_catalogue, open_archive
 from zcrecord.archive.shards import Shards
 from zcrecord.codec.entries import Entries, digest_kind
-from zcrecord.codec.layout import ALIGNMENT, HEADER_SIZE, NONE
+from zcrecord.codec.layout import HEADER_SIZE, NONE
 from zcrecord.errors import RecordError, SourceError, UnsupportedError
 from zcrecord.storage.file_group import FileGroup
-from zcrecord.storage.files import FileSink, is_url, open_sink, path_of
+from zcrecord.storage.files import FileSink, is_url, path_of
 from zcrecord.storage.memory import map_file
-from zcrecord.storage.scratch import one_at_a_time
-from zcrecord.writing.catalogue import WholeRecord, WrittenShard, flat_catalogue, some_of
-from zcrecord.writing.sharing import plan_sharing
-from zcrecord.writing.writers import SaveReport, StreamWriter, write_plan
+from zcrecord.storage.scratch import one_at_a_time, remove_unnamed
+from zcrecord.writing.catalogue import WholeRecord, WrittenShard, catalogue_tree, some_of, write_catalogue
+from zcrecord.writing.writers import SaveReport, StreamWriter
 
 __all__ = ["ShardedWriter", "shards_of"]
 
@@ -115,7 +114,6 @@ class ShardedWriter:
 
     def _finish(self, entries: Entries) -> SaveReport:
         replaced = shards_of(self._path)
-        names: list[str] = []
         if len(self._shards) < 2:
             out = self._room(0)
             entries.payloads = [NONE if p == NONE else self._homes[p][1] for p in entries.payloads]
@@ -129,15 +127,13 @@ class ShardedWriter:
             kind = digest_kind(self._digest)
             whole = WholeRecord(entries, shards, alignment=self._alignment, kind=kind)
             self._files.appear(names)
-            flat = flat_catalogue(whole, shards)
-            with open_sink(self._path, durable=self._durable) as sink:
-                catalogue = write_plan(sink, flat, plan_sharing(flat.values), alignment=ALIGNMENT, kind=kind)
+            tree = catalogue_tree(whole, shards)
+            catalogue = write_catalogue(tree, self._path, kind=kind, durable=self._durable)
             report = replace(
                 whole.report, archive_bytes=catalogue.archive_bytes + sum(shard.nbytes for shard in shards)
             )
-        for name in set(replaced) - set(names):
-            with contextlib.suppress(OSError):  # it is in nobody's way
-                os.unlink(os.path.join(os.path.dirname(self._path), name))
+        with contextlib.suppress(OSError):  # they are in nobody's way
+            remove_unnamed(self._path, replaced)
         return report
 
     def _finish_shards(self, entries: Entries, names: list[str]) -> list[WrittenShard]:

@@ -125,12 +125,12 @@ def _lock(fd: int) -> bool | None:
 def one_at_a_time(folder: str) -> Iterator[None]:
     """Wait until no other such block, of this process or another, is run for a folder, where the system has locks."""
     fd = -1
-    with contextlib.suppress(ImportError, OSError):  # Windows opens no folder, some file systems lock none
-        import fcntl
-
-        fd = os.open(folder or ".", os.O_RDONLY | _MORE)
-        fcntl.flock(fd, fcntl.LOCK_EX)
     try:
+        with contextlib.suppress(ImportError, OSError):  # Windows opens no folder, some file systems lock none
+            import fcntl
+
+            fd = os.open(folder or ".", os.O_RDONLY | _MORE)
+            fcntl.flock(fd, fcntl.LOCK_EX)
         yield
     finally:
         _close(fd)

@@ -6,7 +6,6 @@ say in which file each payload of that index lies.
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -16,13 +15,15 @@ from zcrecord.codec.conventions import CATALOGUE_TYPE
 from zcrecord.codec.digests import digest_of
 from zcrecord.codec.entries import Entries, ModuleKind, PayloadId, change_values, encode
 from zcrecord.codec.index import PAYLOAD, Array
-from zcrecord.codec.layout import HEADER_SIZE, NONE, Header, align_up, plan_payloads
+from zcrecord.codec.layout import ALIGNMENT, HEADER_SIZE, NONE, front_header, plan_payloads
+from zcrecord.storage.files import open_sink
 from zcrecord.tensors.packed import StringTensor
 
 from . import flatten
-from .writers import SaveReport, report_of
+from .sharing import plan_sharing
+from .writers import SaveReport, report_of, write_plan
 
-__all__ = ["BLOBS", "WholeRecord", "WrittenShard", "flat_catalogue", "flat_tables", "outline_of", "some_of"]
+__all__ = ["BLOBS", "WholeRecord", "WrittenShard", "catalogue_tree", "outline_of", "some_of", "write_catalogue"]
 
 BLOBS = "blobs"  # the attribute whose items are the payloads that lie in the catalogue itself
 
@@ -127,14 +128,12 @@ class WholeRecord:
 def outline_of(entries: Entries, alignment: int, base: int, end: int) -> tuple[bytes, int]:
     """Return the outline of a whole whose payloads take `end` bytes in one archive, and the size of that archive."""
     index = bytes(encode(entries))
-    start = align_up(HEADER_SIZE + len(index), base)
-    size = start + end + HEADER_SIZE
-    header = Header(alignment, base, HEADER_SIZE, len(index), start, size, zlib.crc32(index)).encode()
-    return header + index + header, size
+    header = front_header(index, alignment, base, end)
+    return header.encode() + index + header.encode(), header.archive_size
 
 
-def flat_catalogue(whole: WholeRecord, shards: Sequence[WrittenShard]) -> flatten.FlatRecord:
-    """Return a catalogue, ready to be written as an archive."""
+def catalogue_tree(whole: WholeRecord, shards: Sequence[WrittenShard]) -> dict[str, Any]:
+    """Return the tables of a catalogue, as the tree of a record."""
     tree: dict[str, Any] = {
         "files": {
             "name": StringTensor.from_strings([shard.name for shard in shards]),
@@ -147,11 +146,16 @@ def flat_catalogue(whole: WholeRecord, shards: Sequence[WrittenShard]) -> flatte
     }
     if whole.blobs:
         tree[BLOBS] = whole.blobs
-    return flat_tables(tree)
+    return tree
 
 
-def flat_tables(tree: dict[str, Any]) -> flatten.FlatRecord:
-    """Return a catalogue, given as the tree of its tables, ready to be written as an archive."""
+def write_catalogue(tree: dict[str, Any], path: str, *, kind: int, durable: bool) -> SaveReport:
+    """Write a catalogue, given as the tree of its tables, to a path; whole or not at all.
+
+    Raises:
+        SourceError: the file system reports an error.
+    """
     flat = flatten.flatten(tree)
     flat.modules[0] = flat.modules[0]._replace(type_name=CATALOGUE_TYPE)
-    return flat
+    with open_sink(path, durable=durable) as sink:
+        return write_plan(sink, flat, plan_sharing(flat.values), alignment=ALIGNMENT, kind=kind)

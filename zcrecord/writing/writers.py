@@ -31,6 +31,7 @@ from zcrecord.codec.layout import (
     align_up,
     check_alignment,
     encode_unsealed,
+    front_header,
     payload_alignment,
     plan_payloads,
 )
@@ -255,9 +256,8 @@ def _write_front(
     entries: Entries = number(np.append(payloads, NONE))
     entries.payload_rows, entries.digest_kind = rows, kind
     index = encode(entries)
-    payload_offset = align_up(HEADER_SIZE + len(index), base)
-    size = payload_offset + end + HEADER_SIZE
-    header = Header(alignment, base, HEADER_SIZE, len(index), payload_offset, size, zlib.crc32(index)).encode()
+    planned = front_header(index, alignment, base, end)
+    header, payload_offset, size = planned.encode(), planned.payload_offset, planned.archive_size
     sink.reserve(size)
     sink.write(header + index)
     stored = sources if len(kept) == len(sources) else [sources[i] for i in kept.tolist()]
