@@ -16,6 +16,7 @@ from specification import Field
 import zcrecord
 from zcrecord import _schema, dtypes
 from zcrecord.codec import index, layout
+from zcrecord.codec.digests import digest_of
 
 ROOT = Path(__file__).resolve().parents[2]
 STRUCTS = specification.structs()
@@ -150,6 +151,14 @@ def test_enum_table_is_the_schema_s_and_the_generated_code_s(name: str) -> None:
     found = {row["name"]: int(row["code"]) for row in specification.table(name)}
     generated = {key: code for key, code in vars(getattr(_schema, name)).items() if key.isupper()}
     assert found == ENUMS[name] == generated
+
+
+def test_xxh3_table_is_the_library_s_at_every_step_of_its_input_s_size() -> None:
+    rows = re.findall(r"^\| (\d+) \| 0x([0-9A-F]{16}) \|$", specification.section("XXH3"), re.MULTILINE)
+    sizes = [int(size) for size, _ in rows]
+    assert {0, 16, 17, 128, 129, 240, 241, 1024, 1025} <= set(sizes), "both sides of every step"
+    found = {size: f"{digest_of(bytes(i % 251 for i in range(size))):016X}" for size in sizes}
+    assert found == {int(size): digest for size, digest in rows}
 
 
 def test_dtype_table_is_the_code_s() -> None:
