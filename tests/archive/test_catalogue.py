@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import records as r
 from forge import Forge
+from split_catalogues import Box, save_split
 
 import zcrecord
 from zcrecord.codec.layout import HEADER_SIZE
@@ -397,33 +398,9 @@ def test_random_tables_give_the_record_or_one_typed_error(tmp_path: Path, path: 
 # Tensors that are split over shards.
 
 
-def split_catalogue(path: Path, whole: Array, boxes: Sequence[tuple[slice, ...]], **forged: Any) -> None:
-    """Save each box of a tensor `w` as a shard, and a catalogue of them."""
-    zcrecord.save_record({"w": whole, "other": np.arange(3)}, path, digest="none")
-    front = path.read_bytes()
-    header = zcrecord.load_record(path).archive.header
-    outline = front[: HEADER_SIZE + header.index_size] + front[-HEADER_SIZE:]
-    rank, files = whole.ndim, []
-    pieces = [whole[box].copy() for box in boxes]
-    for number, value in enumerate([*pieces, np.arange(3)]):
-        file = path.with_name(f"part-{number}.zcr")
-        zcrecord.save_record({"w": value}, file)
-        found = zcrecord.load_record(file).archive
-        index = found.buffer[found.header.index_offset :][: found.header.index_size]
-        files.append((file.name, found.header.encode(), hashlib.sha256(index).digest()))
-    origin = [[s.indices(n)[0] for s, n in zip(box, whole.shape, strict=True)] for box in boxes]
-    tables: dict[str, Any] = {
-        "files.name": np.array([name for name, _, _ in files]),
-        "files.trailer": np.array([list(seal) for _, seal, _ in files], np.uint8),
-        "files.index_sha256": np.array([list(digest) for _, _, digest in files], np.uint8),
-        "file": np.arange(len(files), dtype=np.uint32),
-        "payload": np.zeros(len(files), np.uint32),
-        "first": np.array([0, len(boxes), len(files)], np.uint64),
-        "origin": np.array([*origin, [0] * rank], np.uint64),
-        "extent": np.array([*(piece.shape for piece in pieces), [0] * rank], np.uint64),
-        "outline": np.frombuffer(outline, np.uint8),
-    }
-    write_catalogue(path, tables | forged, blobs=None)
+def split_catalogue(path: Path, whole: Array, boxes: Sequence[Box], **forged: Any) -> None:
+    """Save each box of a tensor `w` in a shard, and a catalogue of them and of another tensor."""
+    save_split(path, {"w": whole, "other": np.arange(3)}, {"w": boxes}, forged=forged)
 
 
 WHOLE = np.arange(6 * 4 * 5, dtype=np.float32).reshape(6, 4, 5)

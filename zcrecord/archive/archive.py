@@ -389,6 +389,10 @@ class Archive:
         start = self.header.payload_offset + offset
         return self.buffer[start : start + nbytes]
 
+    def split(self, number: int) -> Iterator[memoryview] | None:  # noqa: ARG002  # a catalogue looks it up
+        """Return the bytes of a payload in several pieces, block by block; None: it is in one, as all are here."""
+        return None
+
     def bring(self, numbers: list[int] | None = None) -> None:
         """Fetch payloads of a remote archive (all by default) and check their digests; does nothing for a local one.
 

@@ -8,7 +8,7 @@ A catalogue is a plain archive whose tensors are tables, by the convention of FO
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from math import prod
 from typing import Any
@@ -23,6 +23,7 @@ from zcrecord.errors import FormatError, IntegrityError, RecordError, Unsupporte
 from zcrecord.storage.memory import Memory
 
 from .archive import Archive, check_crc
+from .boxes import Box, blocks_of, put_together
 from .shards import COPY_AGAIN, PieceTable, Shards, blob_of, table_of, tiles
 
 __all__ = ["ShardedArchive", "open_catalogue"]
@@ -80,7 +81,7 @@ class ShardedArchive(Archive):
     Payload offsets of its index are those that the whole would have in one file.
     """
 
-    __slots__ = ("_assembled", "_filled", "_ready", "_table", "complete", "shards")
+    __slots__ = ("_assembled", "_filled", "_ready", "_table", "_users", "complete", "shards")
 
     def __init__(self, memory: Memory, header: Header, index: Index, shards: Shards, table: PieceTable) -> None:
         super().__init__(memory, memory.octets, header, index, verified="touch")
@@ -89,6 +90,7 @@ class ShardedArchive(Archive):
         self._filled: set[int] = set()  # files whose payloads were compared with this index
         self._assembled: Any = weakref.WeakValueDictionary()  # split payloads in memory, while someone holds them
         self._ready: tuple[list[_Layout | None], list[memoryview], list[int]] | None = None
+        self._users: Array | None = None  # by payload, the first tensor that uses it
 
     # The same archive again, or a part of it.
 
@@ -255,6 +257,20 @@ class ShardedArchive(Archive):
         octets, at = self.home(number)
         return octets[at : at + int(self.index.payloads["nbytes"][number])].toreadonly()
 
+    def split(self, number: int) -> Iterator[memoryview] | None:
+        """Return a split tensor's bytes in C order, in blocks that are valid until the next; None for other payloads.
+
+        It is not assembled, but for a private copy that was: there are its edits.
+        """
+        if number == NONE or len(pieces := self._table.pieces(number)) < 2 or number in self._assembled:
+            return None
+        return self._blocks(number, pieces)
+
+    def _blocks(self, number: int, pieces: range) -> Iterator[memoryview]:
+        self.held()
+        for block in blocks_of(*self._boxes(number, pieces)):
+            yield block.reshape(-1).view(np.uint8).data
+
     def bring(self, numbers: list[int] | None = None) -> None:
         """Fetch payloads of remote shards (all by default) and check their digests; does nothing for local ones."""
         if numbers is None:
@@ -278,7 +294,15 @@ class ShardedArchive(Archive):
         return self._assembled.setdefault(number, self._assemble(number, pieces)) if found is None else found
 
     def _assemble(self, number: int, pieces: range) -> Array:
-        first = int((self.index.tensors["payload"] == number).argmax())
+        shape, boxes = self._boxes(number, pieces)
+        dtype = boxes[0].values.dtype
+        out = np.empty(prod(shape) * dtype.itemsize, np.uint8)  # the owner of the memory, as which it is looked up
+        put_together(out.view(dtype).reshape(shape), boxes)
+        return out
+
+    def _boxes(self, number: int, pieces: range) -> tuple[tuple[int, ...], list[Box]]:
+        """Return the shape of a split tensor, and its boxes of opaque elements."""
+        first = self._first_tensor(number)
         row, name = self.row(first), self.index.name(first)
         shape, item = self.shape(row), row.bits >> 3
         table, rank = self._table, row.rank
@@ -287,16 +311,29 @@ class ShardedArchive(Archive):
         extent = table.extent[pieces.start : pieces.stop].astype(np.int64)
         if not item or row.strides != NONE or not tiles(origin, extent, shape):
             raise FormatError("its pieces in the shards do not tile it", path=self.path, tensor=name)
-        out = np.zeros(prod(shape) * item, np.uint8)
-        whole = out.view(np.dtype((np.void, item))).reshape(shape)
+        boxes = []
         for piece, start, size in zip(pieces, origin[:, :rank].tolist(), extent[:, :rank].tolist(), strict=True):
             archive, there = self._piece(piece)
             octets = np.frombuffer(archive.payload(there), np.uint8)
             if len(octets) != prod(size) * item:
                 raise FormatError("a piece of it has another size than its box", path=archive.path, tensor=name)
-            box = tuple(slice(a, a + n) for a, n in zip(start, size, strict=True))
-            whole[box] = octets.view(whole.dtype).reshape(size)
-        return out
+            boxes.append(Box(tuple(start), octets.view(np.dtype((np.void, item))).reshape(size)))
+        return shape, boxes
+
+    def _first_tensor(self, number: int) -> int:
+        """Return the number of the first tensor that uses a payload.
+
+        Raises:
+            FormatError: none does.
+        """
+        if self._users is None:
+            payloads = self.index.tensors["payload"]
+            order = np.flatnonzero(payloads != NONE)[::-1]
+            self._users = np.full(len(self.index.payloads), NONE, np.uint32)
+            self._users[payloads[order]] = order  # of several the last one stays here, which is the first tensor
+        if self._users[number] == NONE:
+            raise FormatError(f"payload {number} is in pieces, and no tensor's", path=self.path)
+        return int(self._users[number])
 
     # Views of all tensors, prepared shard by shard.
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
 from math import prod
@@ -202,8 +202,12 @@ def _streamed(archive: Archive) -> Callable[[int], bytes] | None:
 
 
 def _local_sha256(archive: Archive, i: int) -> bytes:
-    row = archive.row(i)
-    return _sha256_of(archive.payload(row.payload))
+    return _sha256_of(_octets(archive, archive.row(i).payload))
+
+
+def _octets(archive: Archive, number: int) -> Iterable[memoryview]:
+    """Return a payload's bytes, those of a split tensor in blocks."""
+    return archive.split(number) or [archive.payload(number)]
 
 
 def _distinct(archive: Archive) -> tuple[list[Any], dict[Any, int]]:
@@ -253,21 +257,21 @@ class _Hashing:
         _, key, i = item
         row = self._archive.row(i)
         if self._archive.strides(row) is None:
-            self._known[key] = self._sha256(self._archive.payload(row.payload), going)
+            self._known[key] = self._sha256(_octets(self._archive, row.payload), going)
             return
         with self._copying:  # one copy is in memory at a time
             dense = np.ascontiguousarray(self._archive.elements(i)).data.cast("B")
-            self._known[key] = self._sha256(dense, going)
+            self._known[key] = self._sha256([dense], going)
             del dense
 
-    def _sha256(self, data: memoryview, going: Going) -> bytes:
+    def _sha256(self, parts: Iterable[memoryview], going: Going) -> bytes:
         def seen(nbytes: int) -> bool:
             with self._lock:
                 self._done += nbytes
             self._tell()
             return going()
 
-        return _sha256_of(data, seen)
+        return _sha256_of(parts, seen)
 
     def _tell(self) -> None:
         if self._progress and threading.get_ident() == self._caller:
@@ -286,11 +290,10 @@ def _span(ix: Index, row: Any, field: str) -> bytes:
     return bytes(ix.text[start : start + size])
 
 
-def _sha256_of(data: memoryview, seen: Callable[[int], bool] = lambda _: True) -> bytes:
+def _sha256_of(parts: Iterable[memoryview], seen: Callable[[int], bool] = lambda _: True) -> bytes:
     """Return the SHA-256 of bytes, in pieces, so that Ctrl-C need not wait for a large payload; `seen` may end it."""
     digest = hashlib.sha256()
-    for at in range(0, len(data), _PIECE):
-        piece = data[at : at + _PIECE]
+    for piece in (data[at : at + _PIECE] for data in parts for at in range(0, len(data), _PIECE)):
         digest.update(piece)
         if not seen(len(piece)):
             break
@@ -317,7 +320,7 @@ def _put_attributes(archive: Archive, put: Any) -> None:
             elif kind == ValueType.PAYLOAD:
                 at = -1 if w == NONE else places[w]
                 if at not in known:
-                    known[at] = _sha256_of(archive.payload(w))
+                    known[at] = _sha256_of([archive.payload(w)])
                 put(known[at])
             else:
                 put(w)

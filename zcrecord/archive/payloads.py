@@ -71,6 +71,9 @@ class Payloads:
         """Yield the whole payload of a tensor as it lies, whatever the tensor's strides."""
         if info.payload is None:
             return
+        if (blocks := self._archive.split(info.payload)) is not None:
+            yield from blocks
+            return
         raw = self._archive.payload(info.payload)
         start = self._find(raw)
         digest = None if info.payload in self._sound or self._archive.mode != "r" else info.digest

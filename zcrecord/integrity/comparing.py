@@ -286,9 +286,7 @@ def _pieces(a: Archive, i: int, b: Archive, j: int) -> Iterator[tuple[Array, Arr
     """Yield the bytes of two tensors in C order, a piece of each at a time."""
     mine, other = a.row(i), b.row(j)
     if a.strides(mine) is None and b.strides(other) is None:
-        x, y = (np.frombuffer(archive.payload(row.payload), np.uint8) for archive, row in ((a, mine), (b, other)))
-        for at in range(0, max(len(x), len(y)), _PIECE):
-            yield x[at : at + _PIECE], y[at : at + _PIECE]
+        yield from _in_step(_blocks(a, mine.payload), _blocks(b, other.payload))
         return
     item = mine.bits >> 3
     flags: Any = ["external_loop", "buffered", "zerosize_ok"]
@@ -296,6 +294,24 @@ def _pieces(a: Archive, i: int, b: Archive, j: int) -> Iterator[tuple[Array, Arr
     each = np.nditer(both, flags=flags, order="C", buffersize=_PIECE // item // 8 * 8)
     for u, v in each:
         yield np.ascontiguousarray(u).view(np.uint8), np.ascontiguousarray(v).view(np.uint8)
+
+
+def _blocks(archive: Archive, number: int) -> Iterator[Array]:
+    """Yield a payload's bytes, those of a split tensor in blocks of whole elements."""
+    for octets in archive.split(number) or [archive.payload(number)]:
+        yield np.frombuffer(octets, np.uint8)
+
+
+def _in_step(a: Iterator[Array], b: Iterator[Array]) -> Iterator[tuple[Array, Array]]:
+    """Yield the same bytes of two payloads, a piece of each at a time; of one that is longer the last ones alone."""
+    x = y = np.zeros(0, np.uint8)
+    while True:
+        x, y = (x if len(x) else next(a, x)), (y if len(y) else next(b, y))
+        if not len(x) and not len(y):
+            return
+        most = min(len(x) or _PIECE, len(y) or _PIECE, _PIECE)
+        yield x[:most], y[:most]
+        x, y = x[most:], y[most:]
 
 
 def _elements(archive: Archive, i: int, row: TensorEntry) -> Array:

@@ -154,10 +154,18 @@ def _columns(rows: Any, *names: str) -> Iterator[tuple[int, ...]]:
 def _plan_of(archive: Archive) -> PayloadPlan:
     """Return the payloads of a loaded archive as they are: tied tensors stay tied, and no others become so."""
     out, ix = _layouts_of(archive), archive.index
-    out.sources = [np.frombuffer(archive.payload(p), np.uint8) for p in range(len(ix.payloads))]
+    out.sources = [_source_of(archive, p) for p in range(len(ix.payloads))]
     out.source_ids = [-1 if p == NONE else p for p in ix.tensors["payload"].tolist()]
     out.renumber()
     return out
+
+
+def _source_of(archive: Archive, number: int) -> Any:
+    """Return a payload's bytes; those of a split tensor are put together while they are written."""
+    blocks = archive.split(number)
+    if blocks is None:
+        return np.frombuffer(archive.payload(number), np.uint8)
+    return LazyTensor("uint8", (int(archive.index.payloads["nbytes"][number]),), blocks)
 
 
 def _layouts_of(archive: Archive) -> PayloadPlan:
