@@ -160,8 +160,8 @@ zcrecord.load_record(source: Any, *, into: Any = None, names: Names | None = Non
     mode: Mode = 'r', verify: Verify = 'index', mmap: bool = True, expect: str | None = None,
     embedded: Embedded | None = None, cache: Any = None, storage_options: Mapping[str, Any] | None = None) -> Any
 zcrecord.save_record(record: Any, dest: Any, *, alignment: int = 64, digest: str | None = 'xxh3',
-    durable: bool = True, metadata: Mapping[str, Any] | None = None,
-    max_shard_size: int | None = None) -> SaveReport
+    durable: bool = True, metadata: Mapping[str, Any] | None = None, max_shard_size: int | None = None,
+    progress: Progress | None = None) -> SaveReport
 zcrecord.compat.safetensors.SafetensorError(message: str = '', *, path: str | None = None,
     tensor: str | None = None, offset: int | None = None)
 RecordError.damage

@@ -172,3 +172,14 @@ def test_elements_that_are_no_whole_bytes_cannot_be_split(value: Any, tmp_path: 
     save_split(tmp_path / "checkpoint.zcr", {"w": octets}, {"w": boxes_along(0, 2, octets.shape)}, forged=forged)
     with pytest.raises(FormatError, match="'w': its pieces in the shards do not tile it"):
         zcrecord.save_record(zcrecord.load_record(tmp_path / "checkpoint.zcr"), tmp_path / "one.zcr")
+
+
+@pytest.mark.parametrize("name", ["checkpoint.zcr", "one.zcr"])
+@pytest.mark.parametrize("most", [None, 600])
+def test_progress_counts_the_bytes_of_tensors_to_the_end(name: str, most: int | None, tmp_path: Path) -> None:
+    tree = checkpoint(tmp_path / "checkpoint.zcr", TILINGS["columns"])
+    zcrecord.save_record(tree, tmp_path / "one.zcr")
+    seen: list[tuple[int, int | None]] = []
+    record = zcrecord.load_record(tmp_path / name)
+    zcrecord.save_record(record, tmp_path / "m.zcr", max_shard_size=most, progress=lambda *told: seen.append(told))
+    assert seen == sorted(seen) and seen[-1][0] == seen[-1][1] and len({total for _, total in seen}) == 1

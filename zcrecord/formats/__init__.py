@@ -82,8 +82,8 @@ def convert(
         dest_format: the same; by default what the suffix says, an archive for a file object.
         alignment, durable: those of `save_record`.
         max_shard_size: write files of at most so many bytes of tensors, and a catalogue (safetensors: index) of them.
-        progress: called with the bytes of input done and, where that is known, how many there are; where an archive is
-            written as another format, with those of its tensors.
+        progress: called with the bytes of input done and, where that is known, how many there are; where the input is
+            an archive, with those of its tensors.
 
     Raises:
         FormatError: the source is damaged or has another format. UnsupportedError: the format is not known or cannot be
@@ -185,9 +185,8 @@ class _Conversion:
             with _loaded(given) as loaded:
                 _check_no_shard(loaded, self.dest_path)
                 record = loaded if self.max_shard_size is None else untuned_record(loaded)
-                saved, modules = save_record(record, dest, **options), len(record.modules)
+                saved, modules = save_record(record, dest, progress=self.progress, **options), len(record.modules)
                 nbytes = loaded.archive_nbytes
-            self.progress(nbytes, nbytes)
         else:
             with RecordWriter(dest, **options) as out:
                 nbytes = _module(kind).read(given, out, self.progress)

@@ -20,7 +20,7 @@ from zcrecord.codec.entries import (
 )
 from zcrecord.codec.layout import ALIGNMENT, NONE, check_alignment
 from zcrecord.errors import ProducerError, UnsupportedError
-from zcrecord.storage.files import open_sink
+from zcrecord.storage.files import Progress, open_sink
 from zcrecord.tensors.lazy import LazyTensor
 from zcrecord.writing import flatten
 from zcrecord.writing.sharing import PayloadPlan, plan_sharing
@@ -43,6 +43,7 @@ def save_record(
     durable: bool = True,
     metadata: Mapping[str, Any] | None = None,
     max_shard_size: int | None = None,
+    progress: Progress | None = None,
 ) -> SaveReport:
     """Write a record as one archive, whole or not at all; tensors in C order are written from their own memory.
 
@@ -51,7 +52,8 @@ def save_record(
             object with `state_dict()`; or a Record. None, bool, int, float, str, bytes, and lists of one of these,
             become attributes; keys are texts or integers, and come back as such; a numpy scalar is a tensor of rank 0.
             Tied arrays are stored once and stay tied; a view stores only its own rows. A Record is saved as it is, its
-            payloads uncopied. With a LazyTensor among them everything is written forward, one piece at a time.
+            payloads uncopied; tensors that are split over the shards of a checkpoint are put together on the way, a few
+            MiB at a time. With one of those, or a LazyTensor, everything is written forward, one piece at a time.
         dest: a path, or a binary file object; a pipe will do. A file opened by fsspec publishes all that it got when
             it is closed, even by an error: `with fs.transaction, fs.open(path, "wb") as file` publishes all or nothing.
         alignment: of every payload in bytes, a power of two from 16 to 65536. Those of 1 MiB and more lie on 16384.
@@ -62,6 +64,7 @@ def save_record(
         max_shard_size: write shards of at most so many bytes of payloads (but at least one payload) beside `dest`, as
             `model-00001-of-00002.zcr`, and a catalogue at `dest`, which opens as one record. What fits into one shard
             is one archive at `dest`. Tied tensors stay in one shard; equal ones are stored once in each.
+        progress: called with the bytes of tensors written, and those to be, between large tensors and at the end.
 
     Raises:
         UnsupportedError: a value or key the format cannot hold. NameCollisionError: two tensors would share a name.
@@ -75,7 +78,7 @@ def save_record(
         >>> report.tensors, report.payload_bytes
         (1, 24)
     """
-    kind = digest_kind(digest)
+    kind, told = digest_kind(digest), progress or (lambda *_: None)
     check_alignment(alignment)
     flat, plan = _taken_apart(record)
     if metadata is None:
@@ -86,25 +89,31 @@ def save_record(
 
         options: dict[str, Any] = {"alignment": alignment, "digest": digest, "durable": durable}
         with ShardedWriter(dest, max_shard_size, **options) as out:
-            return _stream(flat, plan, out)
+            return _stream(flat, plan, out, told)
     with open_sink(dest, durable=durable) as sink:
         if any(isinstance(s, LazyTensor) for s in plan.sources):
-            return _stream(flat, plan, StreamWriter(sink, alignment=alignment, digest=digest))
-        return write_plan(sink, flat, plan, alignment=alignment, kind=kind)
+            return _stream(flat, plan, StreamWriter(sink, alignment=alignment, digest=digest), told)
+        return write_plan(sink, flat, plan, alignment=alignment, kind=kind, progress=told)
 
 
-def _stream(flat: flatten.FlatRecord, plan: PayloadPlan, out: StreamWriter | ShardedWriter) -> SaveReport:
+def _stream(
+    flat: flatten.FlatRecord, plan: PayloadPlan, out: StreamWriter | ShardedWriter, progress: Progress
+) -> SaveReport:
     """Write a record with lazy tensors forward, payloads in the order of first use, the index last."""
     flat.layout_ids, flat.layouts = plan.layout_ids, plan.layouts
     first: dict[int, str] = {}
     for name, s in zip(flat.names, plan.source_ids, strict=True):
         first.setdefault(s, name)
     payloads = []
+    done, total = 0, sum(source.nbytes for source in plan.sources)
     for s, source in enumerate(plan.sources):
+        progress(done, total)
         try:
             payloads.append(out.store(source))
         except ProducerError as error:
             raise error.located(tensor=first[s]) from error.__cause__
+        done += source.nbytes
+    progress(total, total)
     flat.payloads = [payloads[s] if s >= 0 else NONE for s in plan.source_ids]
     return out.finish(flat)
 

@@ -36,6 +36,7 @@ from zcrecord.codec.layout import (
     plan_payloads,
 )
 from zcrecord.errors import IntegrityError, UnsupportedError
+from zcrecord.storage.files import Progress
 from zcrecord.storage.sink import Sink
 from zcrecord.tensors.lazy import LazyTensor
 from zcrecord.tensors.strides import address
@@ -159,8 +160,13 @@ def _homes(sources: Sequence[SplitSource | Array], kind: int) -> tuple[list[int]
     return homes, digests
 
 
-def write_plan(sink: Sink, flat: Entries, plan: PayloadPlan, *, alignment: int, kind: int) -> SaveReport:
-    """Write a record with all values in memory, index first; bytes among its attributes become payloads."""
+def write_plan(
+    sink: Sink, flat: Entries, plan: PayloadPlan, *, alignment: int, kind: int, progress: Progress | None = None
+) -> SaveReport:
+    """Write a record with all values in memory, index first; bytes among its attributes become payloads.
+
+    `progress` is called with the bytes of payloads written and those to be.
+    """
     flat.layout_ids, flat.layouts = plan.layout_ids, plan.layouts
     blobs = _Blobs(plan.sources)
     change_values(flat.attributes, blobs.take)
@@ -176,7 +182,7 @@ def write_plan(sink: Sink, flat: Entries, plan: PayloadPlan, *, alignment: int, 
         return flat
 
     sources = [*plan.sources, *blobs.sources]
-    return _write_front(sink, number, sources, alignment=alignment, kind=kind)
+    return _write_front(sink, number, sources, alignment=alignment, kind=kind, progress=progress)
 
 
 class _Blobs:
@@ -234,7 +240,13 @@ def renumber_payloads(entries: Entries, rows: Array) -> Array:
 
 
 def _write_front(
-    sink: Sink, number: Any, sources: Sequence[SplitSource | Array], *, alignment: int, kind: int
+    sink: Sink,
+    number: Any,
+    sources: Sequence[SplitSource | Array],
+    *,
+    alignment: int,
+    kind: int,
+    progress: Progress | None,
 ) -> SaveReport:
     """Write a front-indexed archive, straight through; every size is known from one plan before the first byte.
 
@@ -261,12 +273,14 @@ def _write_front(
     sink.reserve(size)
     sink.write(header + index)
     stored = sources if len(kept) == len(sources) else [sources[i] for i in kept.tolist()]
-    _write_sources(sink, stored, offsets + np.uint64(payload_offset), sizes)
+    _write_sources(sink, stored, offsets + np.uint64(payload_offset), sizes, progress or (lambda *_: None))
     sink.write(bytes(size - HEADER_SIZE - sink.position) + header)
     return report_of(entries, size)
 
 
-def _write_sources(sink: Sink, sources: Sequence[SplitSource | Array], offsets: Array, sizes: Array) -> None:
+def _write_sources(
+    sink: Sink, sources: Sequence[SplitSource | Array], offsets: Array, sizes: Array, progress: Progress
+) -> None:
     """Write payloads at their offsets with zeros between; small ones joined, large ones straight from their arrays."""
     ends = offsets + sizes
     gaps = offsets - np.concatenate((np.array([sink.position], np.uint64), ends[:-1]))
@@ -277,7 +291,7 @@ def _write_sources(sink: Sink, sources: Sequence[SplitSource | Array], offsets: 
     cut[1:] |= single[:-1] | ((ends // np.uint64(_BATCH))[1:] != (ends // np.uint64(_BATCH))[:-1])
     cuts = [*np.flatnonzero(cut).tolist(), len(sources)]
     parts: list[Any] = [] if cut[:1].all() else list(sources[: cuts[0]])  # from cut to cut nothing but bytes to join
-    held = 0
+    held, done, total = 0, 0, int(sizes.sum())
     for lo, hi in itertools.pairwise(cuts):
         if gaps[lo]:
             parts.append(bytes(int(gaps[lo])))
@@ -285,12 +299,15 @@ def _write_sources(sink: Sink, sources: Sequence[SplitSource | Array], offsets: 
             sink.write(b"".join(parts))
             parts, held = [], 0
         if single[lo]:
+            progress(done, total)
             for chunk in chunks(sources[lo]):
                 sink.write(chunk)
         else:
             parts += sources[lo:hi]
             held += int(ends[hi - 1] - offsets[lo])
+        done += int(sizes[lo:hi].sum())
     sink.write(b"".join(parts))
+    progress(total, total)
 
 
 class StreamWriter:
