@@ -419,6 +419,7 @@ zcrecord.compat.safetensors.flax: load load_file save save_file
 zcrecord.compat.safetensors.numpy: load load_file save save_file
 zcrecord.compat.safetensors.torch: load load_file save save_file save_model storage_ptr storage_size
 zcrecord.embed: AttachReport DetachReport EmbedReport detach reader_source
+zcrecord.fleet: Job Outcome convert_one plan
 zcrecord.formats: ConvertReport FORMATS Format
 zcrecord.hollow: HollowRecord
 zcrecord.integrity: Change SIGNATURE_PREFIX SignReport is_encrypted_key signed_message

@@ -24,6 +24,7 @@ import zcrecord.compat.safetensors.flax
 import zcrecord.compat.safetensors.numpy
 import zcrecord.compat.safetensors.torch
 import zcrecord.embed
+import zcrecord.fleet
 import zcrecord.formats
 import zcrecord.hollow
 import zcrecord.integrity
@@ -46,6 +47,7 @@ MODULES = {
         compat.numpy,
         compat.torch,
         zcrecord.embed,
+        zcrecord.fleet,
         zcrecord.formats,
         zcrecord.hollow,
         zcrecord.integrity,
@@ -228,6 +230,15 @@ zcrecord.embed.generate(source: Any, directory: Any, *, lang: Language, blob: Bl
     prefix: str | None = None, name: str | None = None, section: str | None = None, alignment: int | None = None,
     reader: bool = False, force: bool = False) -> EmbedReport
 zcrecord.embed.reader_source(lang: str) -> bytes
+zcrecord.fleet.Job(source: str, dest: str, source_format: str, nbytes: int = 0, alignment: int = 64,
+    max_shard_size: int | None = None, durable: bool = True, force: bool = False, storage_options: Mapping[str,
+    Any] = <factory>, dest_storage_options: Mapping[str, Any] = <factory>)
+zcrecord.fleet.Outcome(job: Job, state: State, error: str = '', nbytes: int = 0, seconds: float = 0.0)
+zcrecord.fleet.convert_one(job: Job) -> Outcome
+zcrecord.fleet.plan(source_prefix: str | os.PathLike[str], dest_prefix: str | os.PathLike[str], *,
+    source_format: str | None = None, alignment: int = 64, max_shard_size: int | None = None, durable: bool = True,
+    force: bool = False, storage_options: Mapping[str, Any] | None = None, dest_storage_options: Mapping[str,
+    Any] | None = None) -> list[Job]
 zcrecord.formats.ConvertReport(source: str | None, dest: str | None, tensors: int, modules: int, renamed: int,
     payload_bytes: int, archive_bytes: int, input_bytes: int, shared_bytes: int, seconds: float,
     peak_rss: int | None, repeated_bytes: int = 0, left_out: int = 0, verified: bool = False, dry_run: bool = False,
@@ -247,7 +258,8 @@ Format.title
 Format.writes
 zcrecord.formats.convert(source: str | os.PathLike[str] | Binary, dest: str | os.PathLike[str] | Binary, *,
     source_format: str | None = None, dest_format: str | None = None, force: bool = False, alignment: int = 64,
-    durable: bool = True, max_shard_size: int | None = None, progress: Progress | None = None) -> ConvertReport
+    durable: bool = True, max_shard_size: int | None = None, metadata: Metadata | None = None,
+    progress: Progress | None = None) -> ConvertReport
 zcrecord.hollow.HollowRecord(skeleton: RecordSkeleton, sink: Sink | None)
 HollowRecord.abort() -> None
 HollowRecord.attributes -> dict[str, Any]
@@ -335,7 +347,7 @@ zcrecord.onnx.Tuning(used: bool, reason: str | None, targets: tuple[str, ...])
 zcrecord.onnx.convert(source: str | os.PathLike[str] | Binary, dest: str | os.PathLike[str] | Binary, *,
     alignment: int = 64, force: bool = False, durable: bool = True, allow_links: bool = False,
     select: Patterns | None = None, exclude: Patterns | None = None, verify: bool = False, dry_run: bool = False,
-    progress: Progress | None = None) -> ConvertReport
+    metadata: Metadata | None = None, progress: Progress | None = None) -> ConvertReport
 zcrecord.onnx.fill_session(source: Any, *, module: str | None = None, loader: Loader | Mapping[str,
     Any] | str | None = None, sess_options: Any = None, providers: Sequence[Any] | None = None,
     provider_options: Sequence[Any] | None = None) -> Any

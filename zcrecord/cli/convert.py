@@ -15,7 +15,7 @@ from zcrecord.storage.files import check_destination, scratch_folder
 from zcrecord.storage.folders import MODEL, model_folder, takes_folder
 
 from .endings import writing
-from .parsers import Arguments, Parser, add_alignment, add_output_options, choose_dest, size
+from .parsers import Arguments, Parser, add_alignment, add_output_options, choose_dest, natural, size
 from .render import Printer, counted, human, showing_progress, shown
 from .stdio import binary, check_file, name_of, read_stdin, size_ahead
 from .tune import print_tuning, run_tuning
@@ -39,7 +39,8 @@ def convert_arguments(parser: Parser) -> None:
     written = ", ".join(name for name, found in FORMATS.items() if found.writes)
     parser.description = f"""Convert a model to an archive (zcr), or an archive to another format. Formats to read:
         {read}. Formats to write: {written}. The first bytes of IN give its format, the suffix of OUT gives that of
-        OUT. - is standard input or standard output."""
+        OUT. - is standard input or standard output. With --jobs, every model below the folder or URL IN becomes an
+        archive of its own below OUT; without, a folder is one model."""
     parser.add_argument("source", metavar="IN", help="a file, or a folder with one model in it; - for standard input")
     parser.add_argument("dest", metavar="OUT", help="a file; - for standard output")
     about = f"format of IN, if its first bytes and its suffix do not give it: {read}"
@@ -47,6 +48,9 @@ def convert_arguments(parser: Parser) -> None:
     parser.add_argument("--to", dest="dest_format", metavar="FORMAT", help=f"format of OUT: {written}")
     about = "write files of at most this size, such as 5GB, and a catalogue (zcr) or index (safetensors) of them"
     parser.add_argument("--max-shard-size", type=size, metavar="SIZE", help=about)
+    about = """convert all models below IN, N at a time, to archives at the same paths below OUT, and keep those that
+        are up to date; 0 for one on each core"""
+    parser.add_argument("--jobs", type=natural, metavar="N", help=about)
     add_alignment(parser)
     add_output_options(parser)
 
@@ -58,6 +62,10 @@ def convert(args: Arguments) -> int:
     for given in (args.source_format, args.dest_format):
         if given is not None and given not in formats.FORMATS:
             args.refuse(f"format '{printable(given)}' is not known; {', '.join(formats.FORMATS)}")
+    if args.jobs is not None:
+        from .fleet import run_fleet  # here, because most conversions are single
+
+        return run_fleet(args)
     names = ("alignment", "source_format", "dest_format", "max_shard_size")
     return run_conversion("zcrecord", args, formats.convert, _facts, **{name: getattr(args, name) for name in names})
 

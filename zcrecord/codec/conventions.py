@@ -20,6 +20,7 @@ __all__ = [
     "ABSENT",
     "CATALOGUE_TYPE",
     "SIGNATURE_PREFIX",
+    "SOURCE_NAME",
     "TUNED_TYPE",
     "key_of_text",
     "object_of",
@@ -28,6 +29,7 @@ __all__ = [
 ]
 
 SIGNATURE_PREFIX = "zcrecord.signature."  # of a name in the metadata; the key's id follows
+SOURCE_NAME = "zcrecord.source"  # in the metadata: the files and options that an archive was converted from, as JSON
 TUNED_TYPE = "zcr:onnx_tuned"  # of the module that holds a tuned part, see `onnx.tuned`
 CATALOGUE_TYPE = "zcr:catalogue"  # of module 0 in an archive that names others, its shards
 

@@ -31,7 +31,7 @@ from zcrecord.onnx.tuned import untuned_record
 from zcrecord.record.load import load_record
 from zcrecord.record.record import Record
 from zcrecord.record.record_writer import RecordWriter
-from zcrecord.record.save import save_record
+from zcrecord.record.save import Metadata, metadata_now, save_record
 from zcrecord.storage.compressed import SUFFIXES, PeekableStream, decompressed
 from zcrecord.storage.files import (
     Binary,
@@ -67,6 +67,7 @@ def convert(
     alignment: int = ALIGNMENT,
     durable: bool = True,
     max_shard_size: int | None = None,
+    metadata: Metadata | None = None,
     progress: Progress | None = None,
 ) -> ConvertReport:
     """Convert a file to another format, in bounded memory; one of the two is usually an archive.
@@ -82,6 +83,7 @@ def convert(
         dest_format: the same; by default what the suffix says, an archive for a file object.
         alignment, durable: those of `save_record`.
         max_shard_size: write files of at most so many bytes of tensors, and a catalogue (safetensors: index) of them.
+        metadata: to add to that of an archive; a function in its place is called once `source` was read.
         progress: called with the bytes of input done and, where that is known, how many there are; where the input is
             an archive, with those of its tensors.
 
@@ -93,18 +95,16 @@ def convert(
     Example:
         >>> import numpy as np, zcrecord
         >>> _ = zcrecord.save_record({"w": np.ones((2, 3), np.float32)}, "model.zcr")
-        >>> convert("model.zcr", "copy.safetensors").tensors
+        >>> _ = convert("model.zcr", "copy.safetensors")
+        >>> convert("copy.safetensors", "again.zcr").tensors
         1
-        >>> _ = convert("copy.safetensors", "again.zcr")
-        >>> zcrecord.load_record("again.zcr")["w"].shape
-        (2, 3)
     """
     started = time.perf_counter()
     folder, source = path_or_none(source), _in_folder(source, source_format)
     source_path, dest_path = path_or_none(source), path_or_none(dest)
     into = dest_path is not None and _takes_folder(folder, dest_path, dest_format)
     target = _dest_format(None if into else dest_path, dest_format)
-    _check_options(target, dest_path, alignment, max_shard_size)
+    _check_options(target, dest_path, alignment, max_shard_size, metadata)
     with contextlib.ExitStack() as stack:
         if into and dest_path is not None:
             dest = stack.enter_context(_in_new_folder(source, folder, dest_path, target, force, durable))
@@ -112,7 +112,7 @@ def convert(
         check_destination(source_path, dest_path, force)
         given, kind = stack.enter_context(_recognised(source, source_path, source_format))
         told, path = progress or (lambda *_: None), path_or_none(dest)
-        work = _Conversion(source_path, path, force, alignment, durable, max_shard_size, told)
+        work = _Conversion(source_path, path, force, alignment, durable, max_shard_size, metadata, told)
         with _replacing(path if target == ARCHIVE else None):
             report = work.run(kind, given, target, dest)
     seconds = time.perf_counter() - started
@@ -161,6 +161,7 @@ class _Conversion:
     alignment: int
     durable: bool
     max_shard_size: int | None
+    metadata: Metadata | None
     progress: Progress
 
     def run(self, kind: str, given: Any, target: str, dest: Any) -> ConvertReport:
@@ -179,17 +180,20 @@ class _Conversion:
         if kind == ONNX:
             if self.max_shard_size is not None:
                 raise UnsupportedError("max_shard_size= is not for ONNX; convert the archive that is made of it")
-            return onnx.convert(given, dest, force=self.force, progress=self.progress, **options)
+            options |= {"metadata": self.metadata, "progress": self.progress}
+            return onnx.convert(given, dest, force=self.force, **options)
         options |= {"max_shard_size": self.max_shard_size}
         if kind == ARCHIVE:
             with _loaded(given) as loaded:
                 _check_no_shard(loaded, self.dest_path)
                 record = loaded if self.max_shard_size is None else untuned_record(loaded)
+                options["metadata"] = {**record.metadata, **metadata_now(self.metadata)}
                 saved, modules = save_record(record, dest, progress=self.progress, **options), len(record.modules)
                 nbytes = loaded.archive_nbytes
         else:
             with RecordWriter(dest, **options) as out:
                 nbytes = _module(kind).read(given, out, self.progress)
+                out.metadata.update(metadata_now(self.metadata))
             assert out.report is not None
             saved, modules = out.report, out.modules
         return ConvertReport(
@@ -266,8 +270,12 @@ def _repeated(record: Record) -> tuple[int, int]:
     return repeated, total
 
 
-def _check_options(target: str, dest: str | None, alignment: int, max_shard_size: int | None) -> None:
+def _check_options(
+    target: str, dest: str | None, alignment: int, max_shard_size: int | None, metadata: Metadata | None
+) -> None:
     check_alignment(alignment)
+    if target != ARCHIVE and metadata is not None:
+        raise UnsupportedError(f"metadata can be added to archives; {target} has that of the record")
     if target != ARCHIVE and alignment != ALIGNMENT:
         raise UnsupportedError(f"alignment= is for archives; {target} has none to choose")
     if max_shard_size is not None and (target not in (ARCHIVE, SAFETENSORS) or dest is None or max_shard_size < 1):

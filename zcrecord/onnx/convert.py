@@ -34,6 +34,7 @@ from zcrecord.errors import (
 from zcrecord.onnx.protobuf.reader import ProtobufReader, Skeleton
 from zcrecord.onnx.protobuf.scanner import Scanner, check_start
 from zcrecord.onnx.protobuf.tensors import TensorMessage, TensorReader
+from zcrecord.record.save import Metadata, metadata_entries, metadata_now
 from zcrecord.storage.compressed import PeekableStream, decompressed
 from zcrecord.storage.files import Binary, Progress, check_destination, open_sink, path_or_none, refusals
 from zcrecord.storage.sink import NullSink, Sink
@@ -67,6 +68,7 @@ def convert(
     exclude: Patterns | None = None,
     verify: bool = False,
     dry_run: bool = False,
+    metadata: Metadata | None = None,
     progress: Progress | None = None,
 ) -> ConvertReport:
     """Write an ONNX model as an archive; reads `source` once, forward, and never holds a payload.
@@ -79,7 +81,7 @@ def convert(
 
     Args:
         source, dest: paths or binary file objects. External data are looked for in the folder of the model.
-        alignment, durable: those of `save_record`.
+        alignment, durable, metadata: of `save_record`; a function in the place of `metadata` is called at the end.
         allow_links: take external data behind symbolic and hard links to any place.
         select, exclude: for one model, shell patterns of names; one that matches a module stands for all below it. The
             archive then has the tensors that `select` matches and `exclude` does not, and no graph.
@@ -108,13 +110,12 @@ def convert(
         raise UnsupportedError("verify=True reads the source again and the archive back: both must be files by path")
     test = None if select is None and exclude is None else NameFilter(select, exclude)
     models = _models(source, source_path, test)
-    work = _ModelConversion(models, source_path, alignment, allow_links, test, 1 + verify, progress)
+    work = _ModelConversion(models, source_path, alignment, allow_links, test, 1 + verify, metadata, progress)
     with _destination(models, source_path, dest, force=force, durable=durable, dry_run=dry_run) as (sink, told):
         done = work.write(sink)
         if verify:
             work.check(done, told)
-    seconds = time.perf_counter() - started
-    return done.report(source=source_path, dest=told, seconds=seconds, verified=verify, dry_run=dry_run)
+    return done.report(started, source=source_path, dest=told, verified=verify, dry_run=dry_run)
 
 
 class _ModelSource(NamedTuple):
@@ -181,9 +182,10 @@ class _PassResult(NamedTuple):
     renamed: int
     left_out: int
 
-    def report(self, **more: Any) -> ConvertReport:
+    def report(self, started: float, **more: Any) -> ConvertReport:
         saved = self.saved
         return ConvertReport(
+            seconds=time.perf_counter() - started,
             tensors=saved.tensors,
             modules=self.modules,
             renamed=self.renamed,
@@ -206,6 +208,7 @@ class _ModelConversion(NamedTuple):
     allow_links: bool
     test: NameFilter | None
     passes: int
+    metadata: Metadata | None
     progress: Progress | None
 
     def write(self, sink: Sink, before: int = 0) -> _PassResult:
@@ -225,6 +228,8 @@ class _ModelConversion(NamedTuple):
             passed += source.packed.position if source.packed is not None else nbytes
             renamed, left_out = renamed + counts[0], left_out + counts[1]
         entries = outline.entries()
+        if self.metadata is not None:
+            entries.metadata = metadata_entries(metadata_now(self.metadata))
         saved = out.finish(entries)
         return _PassResult(saved, out, len(entries.modules), input_bytes, passed, renamed, left_out)
 

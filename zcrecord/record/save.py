@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -31,7 +31,9 @@ from .record import Record
 if TYPE_CHECKING:
     from .sharded_writer import ShardedWriter
 
-__all__ = ["metadata_entries", "save_record", "stored_entries"]
+__all__ = ["Metadata", "metadata_entries", "metadata_now", "save_record", "stored_entries"]
+
+Metadata = Mapping[str, Any] | Callable[[], Mapping[str, Any]]  # of an archive; or a function that returns it, later
 
 
 def save_record(
@@ -190,6 +192,11 @@ def _layouts_of(archive: Archive) -> PayloadPlan:
             number = numbers[key] = out.layout(TensorLayout(dtype, bits, shape, steps, byte_offset))
         out.layout_ids[i] = number
     return out
+
+
+def metadata_now(metadata: Metadata | None) -> Mapping[str, Any]:
+    """Return metadata that were given, or what the function in their place returns."""
+    return metadata() if callable(metadata) else metadata or {}
 
 
 def metadata_entries(metadata: Any) -> list[AttributeEntry]:

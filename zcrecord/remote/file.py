@@ -140,6 +140,14 @@ class RemoteFile:
         """Fetch the first bytes, and learn `size` and `tag`; may return fewer bytes, or all of a small file."""
         raise NotImplementedError
 
+    def look(self) -> None:
+        """Learn `size` and `tag`, by as small a request as there is; later, compare them with those seen first.
+
+        Raises:
+            SourceError: it is missing (SourceNotFoundError), cannot be read, or was replaced.
+        """
+        self.start(1)
+
     def fill(self, requests: list[Request]) -> None:
         """Fetch the bytes of all requests, several at a time; their memory is final when it returns or raises.
 

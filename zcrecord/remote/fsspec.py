@@ -28,6 +28,10 @@ _TAGS = ("ETag", "etag", "content_hash", "content_md5", "md5Hash", "md5", "gener
 class FsspecFile(RemoteFile):
     """A file that fsspec reaches other than by HTTP."""
 
+    def look(self) -> None:
+        """Learn `size` and `tag`; later, compare them with those seen first."""
+        self.check_same()
+
     def start(self, nbytes: int) -> memoryview:
         """Fetch the first bytes."""
         self.check_same()

@@ -24,7 +24,7 @@ from .packed import UnpackedFile, read_table
 from .ranges import Range, RangeSet, cut
 from .whole import RemoteMemory
 
-__all__ = ["open_url"]
+__all__ = ["open_url", "remote_file"]
 
 FIRST = 64 << 10  # bytes of the first request, of either end: on most lines they take no longer than the request
 
@@ -51,11 +51,10 @@ def open_url(
     if options is not None and not isinstance(options, Mapping):
         raise UnsupportedError(f"storage_options= takes a mapping, not a {type(options).__name__}")
     options = dict(options or {})
-    fs, path = connect(url, options)
-    protocols = (fs.protocol,) if isinstance(fs.protocol, str) else fs.protocol
-    if "file" in protocols:
-        return path
-    file: RemoteFile = (HttpFile if "http" in protocols or "https" in protocols else FsspecFile)(url, options)
+    file = remote_file(url, options)
+    if isinstance(file, str):
+        return file
+    fs, _ = file.connection()
     try:
         archive = _open(file, verify, cache_at(cache, url, {**fs.storage_options, **options}))
     except RecordError as error:
@@ -67,6 +66,19 @@ def open_url(
 
     archive.recipe = recipe
     return archive
+
+
+def remote_file(url: str, options: Mapping[str, Any]) -> RemoteFile | str:
+    """Return the file behind a URL, of which nothing is asked yet; of a `file://` URL the path.
+
+    Raises:
+        DependencyError, UnsupportedError: those of `connect`.
+    """
+    fs, path = connect(url, options)
+    protocols = (fs.protocol,) if isinstance(fs.protocol, str) else fs.protocol
+    if "file" in protocols:
+        return path
+    return (HttpFile if "http" in protocols or "https" in protocols else FsspecFile)(url, options)
 
 
 def _reopen(

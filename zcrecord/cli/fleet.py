@@ -1,0 +1,207 @@
+"""`zcrecord convert --jobs N`: a fleet of conversions by processes of this machine, and its report.
+
+Runs `zcrecord.fleet.convert_one` in worker processes, starts them again when one is killed, and ends them with the
+command. What a conversion does, and what it need not do again, is left to `zcrecord.fleet`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from typing import Any
+
+from zcrecord.errors import RecordError, SourceError
+from zcrecord.fleet import Job, Outcome, convert_one, plan
+from zcrecord.fleet.sources import shown as shown_place
+
+from .endings import tell, writing
+from .option_words import spoken, spoken_message
+from .parsers import Arguments
+from .render import Printer, Progress, counted, showing_progress, shown
+
+__all__ = ["run_fleet"]
+
+_TRIES = 3  # of one job, if it fails by what may pass
+_KILLED = "its worker was killed {tried} times; is there enough memory for so many --jobs?"
+
+_ending = False  # this worker was told to end
+
+
+class _Results:
+    """Results of all jobs: outcomes, and the errors of those that failed at every try."""
+
+    def __init__(self, jobs: list[Job]) -> None:
+        self.outcomes: list[Outcome] = []
+        self.failed: list[tuple[Job, str]] = []
+        self._bytes = sum(job.nbytes for job in jobs)
+        self._done = 0
+
+    def done(self, job: Job, progress: Progress) -> None:
+        """Tell that one job more has ended."""
+        self._done += job.nbytes
+        progress(self._done, self._bytes)
+
+    def count(self, state: str) -> int:
+        """Return the number of jobs that ended so."""
+        return sum(outcome.state == state for outcome in self.outcomes)
+
+
+def run_fleet(args: Arguments) -> int:
+    """Convert all models below IN to archives below OUT; return 1 if one was refused or failed."""
+    if "-" in (args.source, args.dest):
+        args.refuse("--jobs is for folders and URLs, not for standard streams")
+    if args.dest_format not in (None, "zcr"):
+        args.refuse("--jobs makes archives; --to is for a single file or folder")
+    started = time.perf_counter()
+    errors = Printer(None if args.quiet else sys.stderr)
+    with writing(args.source):
+        options = {name: getattr(args, name) for name in ("source_format", "alignment", "max_shard_size", "force")}
+        jobs = plan(args.source, args.dest, durable=not args.no_sync, **options)
+        with showing_progress("zcrecord", errors) as progress:
+            results = _run(jobs, min(args.jobs or _cores(), len(jobs)), progress)
+    refused = [(o.job, spoken_message(o.error)) for o in results.outcomes if o.state == "refused"]
+    for _, told in sorted([*refused, *results.failed], key=lambda pair: pair[0].source):
+        tell("zcrecord", f"error: {told}")
+    if not args.quiet:
+        _print(args, jobs, results, refused, time.perf_counter() - started)
+    return 1 if refused or results.failed else 0
+
+
+def _print(args: Arguments, jobs: list[Job], results: _Results, refused: list[tuple[Job, str]], seconds: float) -> None:
+    out = Printer(sys.stdout)
+    archive_bytes = sum(outcome.nbytes for outcome in results.outcomes)
+    if args.json:
+        told = {
+            kind: [{"source": shown_place(job.source), "dest": shown_place(job.dest), "error": e} for job, e in found]
+            for kind, found in (("refused", refused), ("failed", results.failed))
+        }
+        counts = {state: results.count(state) for state in ("converted", "kept")}
+        out.json({"models": len(jobs), **counts, **told, "archive_bytes": archive_bytes, "seconds": seconds})
+        return
+    parts = [f"{results.count('converted')} of {counted(len(jobs), 'model')} converted"]
+    parts += [f"{results.count('kept')} kept"]
+    parts += [f"{len(found)} {kind}" for kind, found in (("refused", refused), ("failed", results.failed)) if found]
+    out.line(f"{shown(shown_place(args.dest))}: {', '.join(parts)}, {out.size(archive_bytes)} out, {seconds:.2f} s")
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _run(jobs: list[Job], count: int, progress: Progress) -> _Results:
+    """Run all jobs, `count` at a time; those that fail by what may pass come again behind all others."""
+    waiting = deque((job, 1) for job in jobs)
+    results = _Results(jobs)
+    while waiting:
+        with _workers(count) as workers:
+            _work_off(waiting, workers, count, results, progress)
+    return results
+
+
+def _work_off(
+    waiting: deque[tuple[Job, int]], workers: ProcessPoolExecutor, count: int, results: _Results, progress: Progress
+) -> None:
+    """Run jobs until none is left or a worker is killed: the jobs that were running then are waiting again."""
+    running: dict[Future[Outcome], tuple[Job, int]] = {}
+    killed = False
+    while running or (waiting and not killed):
+        while waiting and len(running) < count and not killed:
+            job, tried = waiting.popleft()
+            try:
+                running[_submit(workers, job)] = job, tried
+            except BrokenProcessPool:
+                waiting.appendleft((job, tried))
+                killed = True
+        for future in wait(running, return_when=FIRST_COMPLETED).done:
+            job, tried = running.pop(future)
+            error = future.exception()
+            killed |= isinstance(error, BrokenProcessPool)
+            if error is None:
+                results.outcomes.append(future.result())
+            elif isinstance(error, SourceError | BrokenProcessPool) and tried < _TRIES:
+                waiting.append((job, tried + 1))
+                continue
+            else:
+                results.failed.append((job, _said(job, error, tried)))
+            results.done(job, progress)
+
+
+def _said(job: Job, error: BaseException, tried: int) -> str:
+    """Return the error of a job that failed, as one line."""
+    place = shown_place(job.source)
+    if isinstance(error, BrokenProcessPool):
+        return f"{place}: {_KILLED.format(tried=tried)}"
+    if isinstance(error, RecordError):
+        return spoken(error.located(path=place))
+    if isinstance(error, MemoryError):
+        return f"{place}: out of memory; run fewer --jobs"
+    return f"{place}: a fault of zcrecord itself, {type(error).__name__}: {error}; please report it"
+
+
+@contextlib.contextmanager
+def _workers(count: int) -> Iterator[ProcessPoolExecutor]:
+    """Yield a pool of processes; an exception ends them as SIGTERM ends a command, so that no scratch file is left."""
+    before = set(multiprocessing.active_children())
+    pool = ProcessPoolExecutor(count, mp_context=multiprocessing.get_context("spawn"), initializer=_begin)
+    try:
+        yield pool
+    except BaseException:
+        pool.shutdown(wait=False, cancel_futures=True)
+        for process in set(multiprocessing.active_children()) - before:
+            process.terminate()
+        raise
+    finally:
+        pool.shutdown(wait=True)
+
+
+def _submit(workers: ProcessPoolExecutor, job: Job) -> Future[Outcome]:
+    """Submit a job. A process that this starts never sees Ctrl-C, which terminals send to all: the command ends it."""
+    if not hasattr(signal, "pthread_sigmask"):
+        return workers.submit(_work, job)
+    from multiprocessing import resource_tracker
+
+    resource_tracker.ensure_running()  # here: as it starts, it lets SIGINT through
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        return workers.submit(_work, job)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+# In a worker.
+
+
+def _begin() -> None:
+    """Have this worker end by an exception when it is told to, and at once when the command is gone."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, _end)
+    threading.Thread(target=_follow, daemon=True).start()
+
+
+def _end(number: int, _frame: Any) -> None:
+    global _ending
+    if not _ending:  # a second signal would come while scratch files are removed
+        _ending = True
+        raise SystemExit(128 + number)
+
+
+def _follow() -> None:
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
+
+
+def _work(job: Job) -> Outcome:
+    if _ending:
+        raise SystemExit(1)
+    return convert_one(job)

@@ -1,0 +1,178 @@
+"""`plan`: the models below a folder or a URL, each with its format and the place of its archive.
+
+Decides by names alone; no model is opened. Reading and converting are left to `conversion`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from zcrecord.codec.file_types import FORMATS
+from zcrecord.codec.layout import ALIGNMENT, check_alignment
+from zcrecord.errors import NameCollisionError, SourceError, UnsupportedError, printable
+from zcrecord.formats.safetensors.shards import INDEX
+from zcrecord.storage.compressed import SUFFIXES
+from zcrecord.storage.files import absolute_path, is_url, path_of
+
+from .sources import list_files, local_path, shown
+
+__all__ = ["Job", "plan"]
+
+_ARCHIVE, _ONNX, _TORCH = "zcr", "onnx", "torch"
+_SHARD = re.compile(r"-\d{5}-of-\d{5}\.safetensors")
+_EXTERNAL = (".bin",)  # a suffix of torch's that external data of ONNX have, too
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One conversion: a model, and the archive it becomes. Plain values, to be pickled or written by hand.
+
+    Attributes:
+        source, dest: absolute paths or URLs, `dest` of an archive.
+        source_format: a name of `zcrecord.formats.FORMATS`.
+        nbytes: of the source's own file, as it was listed.
+        alignment, max_shard_size, durable: as of `zcrecord.formats.convert`.
+        force: convert in any case, and replace whatever is at `dest`.
+        storage_options, dest_storage_options: for fsspec, where source and dest are URLs; not shown, since they may
+            have credentials.
+    """
+
+    source: str
+    dest: str
+    source_format: str
+    nbytes: int = 0
+    alignment: int = ALIGNMENT
+    max_shard_size: int | None = None
+    durable: bool = True
+    force: bool = False
+    storage_options: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    dest_storage_options: Mapping[str, Any] = field(default_factory=dict, repr=False)
+
+
+def plan(
+    source_prefix: str | os.PathLike[str],
+    dest_prefix: str | os.PathLike[str],
+    *,
+    source_format: str | None = None,
+    alignment: int = ALIGNMENT,
+    max_shard_size: int | None = None,
+    durable: bool = True,
+    force: bool = False,
+    storage_options: Mapping[str, Any] | None = None,
+    dest_storage_options: Mapping[str, Any] | None = None,
+) -> list[Job]:
+    """List the models below a folder or a URL, each with its archive at the same path below another; reads none.
+
+    A model is a file with a suffix of a format that `zcrecord convert` reads, compressed ones included. Left out are
+    what belongs to another file: shards of safetensors beside their index, and .bin files beside an .onnx; archives,
+    unless `source_format` asks for them; and names that begin with a dot. Sorted by path, so that equal prefixes give
+    equal plans.
+
+    Args:
+        source_prefix, dest_prefix: folders, or URLs that fsspec knows; nothing has to be at `dest_prefix`.
+        source_format: list files of this format alone.
+        alignment, max_shard_size, durable: as of `zcrecord.formats.convert`.
+        force: convert everything anew, and replace archives that no fleet wrote.
+        storage_options: for fsspec: credentials, the endpoint of an S3 server.
+        dest_storage_options: the same for `dest_prefix`, where they differ.
+
+    Raises:
+        NameCollisionError: two models would become one archive. SourceError: there is no model, or the prefix cannot
+        be listed. UnsupportedError, LimitError: an option is wrong. DependencyError: fsspec is not installed.
+
+    Example:
+        >>> [(os.path.basename(job.source), os.path.basename(job.dest)) for job in plan(".", "archives")]
+        [('model.onnx', 'model.zcr')]
+    """
+    _check_options(source_format, alignment, max_shard_size)
+    options = dict(storage_options or {})
+    dest_options = options if dest_storage_options is None else dict(dest_storage_options)
+    source, dest = _prefix(source_prefix, options), _prefix(dest_prefix, dest_options)
+    listed = list_files(source, options)
+    models = _models(listed, source_format)
+    if not models:
+        what = "has no model below it" if source_format is None else f"has no model of {source_format} below it"
+        raise SourceError(f"{what}; models are told by their suffixes", path=shown(source))
+    how: dict[str, Any] = {"alignment": alignment, "max_shard_size": max_shard_size, "durable": durable, "force": force}
+    how |= {"storage_options": options, "dest_storage_options": dest_options}
+    return [
+        Job(_below(source, path), _below(dest, target), models[path], listed[path], **how)
+        for target, path in _targets(models, source, dest).items()
+    ]
+
+
+def _check_options(source_format: str | None, alignment: int, max_shard_size: int | None) -> None:
+    check_alignment(alignment)
+    known = [name for name, row in FORMATS.items() if row.reads]
+    if source_format is not None and source_format not in known:
+        raise UnsupportedError(f"format {printable(str(source_format))} is not known; {', '.join(known)}")
+    if max_shard_size is not None and max_shard_size < 1:
+        raise UnsupportedError("max_shard_size= is for archives and safetensors written to a path, in bytes from 1 on")
+
+
+def _prefix(given: str | os.PathLike[str], options: Mapping[str, Any]) -> str:
+    """Return a URL, or an absolute path, which means the same on every worker."""
+    if isinstance(given, str) and is_url(given):
+        return local_path(given, options) or given
+    return absolute_path(path_of(given))
+
+
+def _below(prefix: str, path: str) -> str:
+    return f"{prefix.rstrip('/')}/{path}" if is_url(prefix) else os.path.join(prefix, *path.split("/"))
+
+
+def _models(listed: Mapping[str, int], named: str | None) -> dict[str, str]:
+    """Return the models among files, with their formats; see `plan`."""
+    kinds = {path: kind for path in listed if (kind := _format(path)) and not _hidden(path)}
+    with_index = {_folder(path) for path in kinds if path.endswith(INDEX)}
+    with_onnx = {_folder(path) for path, kind in kinds.items() if kind == _ONNX}
+    out = {}
+    for path, kind in kinds.items():
+        shard = _folder(path) in with_index and _SHARD.search(path)
+        external = kind == _TORCH and path.endswith(_EXTERNAL) and _folder(path) in with_onnx
+        wanted = kind == named if named is not None else kind != _ARCHIVE and not external
+        if wanted and not shard:
+            out[path] = kind
+    return out
+
+
+def _targets(models: Mapping[str, str], source: str, dest: str) -> dict[str, str]:
+    """Return the paths of archives below `dest`, each with that of its model."""
+    out: dict[str, str] = {}
+    for path in models:
+        target = _stem(path) + ".zcr"
+        if (other := out.setdefault(target, path)) != path:
+            what = f"{printable(other)} and {printable(path)} would both become {printable(target)}"
+            raise NameCollisionError(f"{what}; choose one format (source_format=), or rename one", path=shown(source))
+        if _below(source, path) == _below(dest, target):
+            raise UnsupportedError("archives are converted to another folder, not over themselves", path=shown(source))
+    return out
+
+
+def _folder(path: str) -> str:
+    return path.rpartition("/")[0]
+
+
+def _hidden(path: str) -> bool:
+    return path.startswith(".") or "/." in path
+
+
+def _unpacked(path: str) -> str:
+    name = path.lower()
+    return next((path[: -len(suffix)] for suffix in SUFFIXES if name.endswith(suffix)), path)
+
+
+def _format(path: str) -> str | None:
+    name = _unpacked(path).lower()
+    return next((row.name for row in FORMATS.values() if row.reads and name.endswith(row.suffixes)), None)
+
+
+def _stem(path: str) -> str:
+    """Return a path without the suffix of its format, the longest that fits, and that of its compression."""
+    path = _unpacked(path)
+    suffixes = sorted((suffix for row in FORMATS.values() for suffix in row.suffixes), key=len, reverse=True)
+    return next(path[: -len(suffix)] for suffix in suffixes if path.lower().endswith(suffix))

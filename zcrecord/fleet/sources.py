@@ -1,0 +1,185 @@
+"""Sources of a fleet: files below a folder or a URL, their versions, and a model with the files that belong to it.
+
+A version is a text that changes when a file does: of a local file its size and time of change, of a remote one its size
+and what the server calls a version (ETag). It says nothing of host, folder or user.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from zcrecord.errors import RecordError, SourceError, SourceNotFoundError
+from zcrecord.formats.safetensors.header import MAX_HEADER
+from zcrecord.formats.safetensors.shards import decode_index
+from zcrecord.storage.compressed import SUFFIXES
+from zcrecord.storage.files import is_url, open_source, scratch_folder
+
+__all__ = ["GONE", "Model", "list_files", "local_path", "shown"]
+
+GONE = "missing"  # the version of a file that is not there
+
+
+def local_path(place: str, options: Mapping[str, Any]) -> str | None:
+    """Return the path that a path or a `file://` URL leads to, None for any other URL."""
+    if not is_url(place):
+        return place
+    from zcrecord.remote.open import remote_file  # here, because many fleets stay on disks
+
+    found = remote_file(place, options)
+    return found if isinstance(found, str) else None
+
+
+def shown(place: str) -> str:
+    """Return a place for messages: a URL without user, password and query."""
+    if not is_url(place):
+        return place
+    from zcrecord.remote.file import redacted  # here, as above
+
+    return redacted(place)
+
+
+def list_files(prefix: str, options: Mapping[str, Any]) -> dict[str, int]:
+    """Return the files below a folder or a URL, in any depth, sorted: paths from there on, with "/", and sizes.
+
+    Raises:
+        SourceError: it is missing, no folder, or cannot be read.
+    """
+    if is_url(prefix):
+        from zcrecord.remote.files import list_files  # here, as above
+
+        return list_files(prefix, options)
+
+    def fail(error: OSError) -> None:
+        kind = SourceNotFoundError if isinstance(error, FileNotFoundError) else SourceError
+        raise kind(f"cannot be listed: {error.strerror}", path=error.filename, errno=error.errno) from error
+
+    found = {}
+    for folder, _, names in os.walk(prefix, onerror=fail):
+        for name in names:
+            path = os.path.join(folder, name)
+            with contextlib.suppress(OSError):  # removed since, or a link to nothing
+                found[os.path.relpath(path, prefix).replace(os.sep, "/")] = os.path.getsize(path)
+    return dict(sorted(found.items()))
+
+
+class Model:
+    """A model and the files that belong to it, by their paths from its folder on; where they are does not matter.
+
+    Attributes:
+        name: of the model's own file.
+        versions: of the files asked for so far, when they were first asked for; None where a server tells none.
+    """
+
+    def __init__(self, source: str, kind: str, options: Mapping[str, Any]) -> None:
+        self._source, self.kind, self._options = source, kind, options
+        path, self._mark, self._query = source.partition("?") if is_url(source) else (source, "", "")
+        separator = "/" if is_url(source) else os.sep
+        folder, between, self.name = path.rpartition(separator)
+        self._folder = folder + between
+        self.versions: dict[str, str | None] = {}
+
+    def version(self, name: str) -> str | None:
+        """Return a file's version as it is now, GONE if it is not there, None if the server tells none.
+
+        Raises:
+            SourceError: the system or the server reports an error.
+        """
+        if not is_url(self._source):
+            path = self._place(name)
+            try:
+                status = os.stat(path)
+            except FileNotFoundError:
+                return GONE
+            except OSError as error:
+                raise SourceError(f"cannot be read: {error.strerror}", path=path, errno=error.errno) from error
+            return f"{status.st_size}-{status.st_mtime_ns:x}"
+        file = self._remote(name)
+        try:
+            file.look()
+        except SourceNotFoundError:
+            return GONE
+        return f"{file.size}-{file.tag}" if file.tag is not None and file.strong else None
+
+    def note(self, names: Iterable[str]) -> None:
+        """Take the versions of files into `versions`, unless they are there."""
+        for name in names:
+            if name not in self.versions:
+                self.versions[name] = self.version(name)
+
+    def check_same(self) -> None:
+        """Raise SourceError if a file has changed since its version was noted."""
+        for name, version in self.versions.items():
+            if self.version(name) != version:
+                what = "was replaced or changed while it was converted; convert it again"
+                raise SourceError(what, path=shown(self._place(name)))
+
+    def stream(self) -> Any:
+        """Return the model's own file, remote, as a binary file object."""
+        from zcrecord.remote.files import ForwardReader  # here, as above
+
+        return ForwardReader(self._remote(self.name))
+
+    @contextlib.contextmanager
+    def on_disk(self) -> Iterator[str]:
+        """Yield the path of the model on a disk, with all its files: where it is, or a copy that is removed.
+
+        The versions of all of them are noted before they are read.
+
+        Raises:
+            SourceError: they cannot be read. RecordError: the model does not say which they are.
+        """
+        if not is_url(self._source):
+            self.note(self._others(self._source))
+            yield self._source
+            return
+        with scratch_folder(os.path.join(tempfile.gettempdir(), "fleet")) as scratch:
+            path = os.path.join(scratch, self.name)
+            try:
+                self._copy([self.name], scratch)
+                self._copy(self._others(path), scratch)
+                yield path
+            except RecordError as error:
+                if error.path is not None and error.path.startswith(scratch):
+                    error.path = shown(self._place(os.path.relpath(error.path, scratch).replace(os.sep, "/")))
+                raise
+
+    def _copy(self, names: Iterable[str], folder: str) -> None:
+        from zcrecord.remote.files import copy_to  # here, as above
+
+        for name in names:
+            self.note([name])
+            if self.versions[name] != GONE:  # which the reader of the model says better
+                path = os.path.join(folder, *name.split("/"))
+                os.makedirs(os.path.dirname(path), exist_ok=True)
+                copy_to(self._remote(name), path)
+
+    def _others(self, path: str) -> list[str]:
+        """Return the files that a model on a disk refers to."""
+        if path.endswith(".json"):
+            with open_source(path)[0] as file:
+                return decode_index(file.read(MAX_HEADER)).files
+        if self.kind != "onnx" or path.lower().endswith(SUFFIXES):  # compressed ones have no others, see `conversion`
+            return []
+        from zcrecord.onnx.lazy.files import open_model  # here, because other models refer to none
+        from zcrecord.onnx.lazy.locate import find_tensors
+
+        located = find_tensors(open_model(path))[1]
+        return sorted({tensor.reference.location for tensor in located if tensor.reference is not None})
+
+    def _remote(self, name: str) -> Any:
+        from zcrecord.remote.open import remote_file  # here, as above
+
+        file = remote_file(self._place(name), self._options)
+        assert not isinstance(file, str)
+        return file
+
+    def _place(self, name: str) -> str:
+        if name == self.name:
+            return self._source
+        if is_url(self._source):
+            return f"{self._folder}{name}{self._mark}{self._query}"
+        return os.path.join(self._folder, *name.split("/"))

@@ -1,0 +1,136 @@
+"""Stamps: what an archive keeps of the conversion it comes from, and what is kept of a model that was refused.
+
+A stamp is one text in the archive's metadata (FORMAT.md, "Conversions"): the versions of the files that were read, the
+options, the version of the format. Equal stamps mean equal archives. A refusal is a small file beside the place that
+the archive would have: the stamp it would have, and the error.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from zcrecord import __version__
+from zcrecord.codec.conventions import SOURCE_NAME
+from zcrecord.codec.layout import VERSION
+from zcrecord.errors import FormatError, SourceNotFoundError
+from zcrecord.record.load import load_record
+from zcrecord.storage.files import is_url, open_sink, read_start, refusals
+
+from .jobs import Job
+from .sources import Model
+
+__all__ = ["Stamp", "forget_refusal", "is_current", "keep_refusal", "metadata_of", "refusal_at", "stamp_at", "stamp_of"]
+
+Stamp = dict[str, Any]
+_REFUSED = ".refused"  # behind the name of an archive that could not be made
+_MOST = 1 << 16  # bytes of a refusal that are read
+_LONGEST = 4000  # characters of an error that are kept
+
+
+def stamp_of(job: Job, versions: Mapping[str, str | None]) -> Stamp:
+    """Return the stamp of an archive made of files of these versions; options that change no byte are left out."""
+    options = {"alignment": job.alignment, "format": job.source_format, "max_shard_size": job.max_shard_size}
+    return {"archive": VERSION, "files": dict(versions), "options": options}
+
+
+def metadata_of(stamp: Stamp) -> dict[str, str]:
+    """Return a stamp as an archive's metadata; equal for equal stamps."""
+    return {SOURCE_NAME: json.dumps(stamp, sort_keys=True, separators=(",", ":"))}
+
+
+def stamp_at(job: Job) -> Stamp | None:
+    """Return the stamp of the archive at a job's destination; None if nothing is there. Reads no payload.
+
+    An archive that no fleet wrote, or any other file, has an empty stamp.
+
+    Raises:
+        SourceError: the system or the server reports an error.
+    """
+    options = dict(job.dest_storage_options) if is_url(job.dest) else None
+    try:
+        with load_record(job.dest, verify="touch", cache=False, storage_options=options) as record:
+            return _decoded(record.metadata.get(SOURCE_NAME))
+    except SourceNotFoundError:
+        return None
+    except FormatError:
+        return {}
+
+
+def _decoded(text: Any) -> Stamp:
+    try:
+        found = json.loads(text)
+    except (TypeError, ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) and isinstance(found.get("files"), dict) else {}
+
+
+def is_current(stamp: Stamp, job: Job, model: Model) -> bool:
+    """Return True if a stamp is that of the model as it is now; asks for the versions of files that it names.
+
+    Nothing is current whose version a server does not tell.
+    """
+    named = stamp.get("files", {})
+    versions = {model.name: model.versions[model.name]}
+    if named.get(model.name) != versions[model.name] or not all(map(_is_inside, named)):
+        return False
+    versions |= {name: model.version(name) for name in named if name != model.name}
+    return None not in versions.values() and stamp_of(job, versions) == stamp
+
+
+def _is_inside(name: str) -> bool:
+    """Return True for a path that leads no further up than it starts: an archive may be a stranger's."""
+    return not os.path.isabs(name) and not {"", ".", ".."} & set(name.split("/")) and set(name).isdisjoint("\\\0")
+
+
+def refusal_at(job: Job) -> tuple[Stamp, str] | None:
+    """Return the stamp and the error that an earlier run kept of a model it refused.
+
+    None if there is nothing, or another version of zcrecord wrote it, which may have known less.
+
+    Raises:
+        SourceError: the system or the server reports an error.
+    """
+    try:
+        found = json.loads(_start(job.dest + _REFUSED, job.dest_storage_options))
+    except (SourceNotFoundError, ValueError, RecursionError):
+        return None
+    known = isinstance(found, dict) and found.get("zcrecord") == __version__
+    if not known or not isinstance(found.get("stamp"), dict) or not isinstance(found.get("error"), str):
+        return {}, ""
+    return found["stamp"], found["error"]
+
+
+def _start(place: str, options: Mapping[str, Any]) -> bytes:
+    if not is_url(place):
+        return read_start(place, _MOST)
+    from zcrecord.remote.open import remote_file  # here, because many fleets stay on disks
+
+    file = remote_file(place, options)
+    assert not isinstance(file, str)
+    return bytes(file.start(_MOST))
+
+
+def keep_refusal(job: Job, stamp: Stamp, error: str) -> None:
+    """Write down that a model was refused, for the next run.
+
+    Raises:
+        SourceError: the system or the server reports an error.
+    """
+    told = {"error": error[:_LONGEST], "stamp": stamp, "zcrecord": __version__}
+    with open_sink(job.dest + _REFUSED, durable=False) as sink:
+        sink.write(json.dumps(told, indent=1, sort_keys=True).encode() + b"\n")
+
+
+def forget_refusal(job: Job) -> None:
+    """Remove what was written down of a model that is converted by now.
+
+    Raises:
+        SourceError: the system or the server reports an error.
+    """
+    place = job.dest + _REFUSED
+    with refusals(place), contextlib.suppress(FileNotFoundError):
+        os.unlink(place)

@@ -1,0 +1,93 @@
+"""Files of any kind behind URLs: lists of those below a URL, and one read forward, in pieces.
+
+The meaning of the bytes is left to their reader.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping
+from typing import Any
+
+from zcrecord.errors import RecordError, SourceError
+from zcrecord.storage.files import refusals
+
+from .file import RemoteFile, connect, redacted
+
+__all__ = ["ForwardReader", "copy_to", "list_files"]
+
+_PIECE = 4 << 20  # bytes of a request; of so many together
+_AT_ONCE = 4
+
+
+def list_files(url: str, options: Mapping[str, Any]) -> dict[str, int]:
+    """Return the files below a URL, in any depth: their sizes, by their paths from there on, in the order of those.
+
+    Raises:
+        SourceError: the server or fsspec refuses. DependencyError, UnsupportedError: those of `connect`.
+    """
+    fs, root = connect(url, options)
+    try:
+        fs.invalidate_cache(root)
+        found: Mapping[str, Any] = fs.find(root, detail=True)
+    except RecordError:
+        raise
+    except FileNotFoundError:
+        return {}
+    except Exception as error:  # of any class, as file systems have them
+        what = f"its files cannot be listed: {type(error).__name__}: {error}"
+        raise SourceError(what, path=redacted(url)) from error
+    start = root.rstrip("/") + "/"
+    inside = {path[len(start) :]: about for path, about in found.items() if path.startswith(start)}
+    return {path: int(inside[path].get("size") or 0) for path in sorted(inside)}
+
+
+class ForwardReader(io.RawIOBase):
+    """A remote file as a binary file object, read forward: some requests ahead at a time, nothing kept behind.
+
+    Some servers tell only on request that a file was replaced: the caller asks once more at the end (`look`).
+    """
+
+    def __init__(self, file: RemoteFile) -> None:
+        super().__init__()
+        self._file = file
+        self._ahead = memoryview(b"")
+        self._next = 0  # offset in the file behind what is held
+
+    def readable(self) -> bool:
+        """Return True."""
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        """Fill a buffer, or less of it; return the number of bytes, 0 at the end."""
+        if not self._ahead:
+            self._fetch()
+        target = memoryview(buffer).cast("B")
+        nbytes = min(len(target), len(self._ahead))
+        target[:nbytes] = self._ahead[:nbytes]
+        self._ahead = self._ahead[nbytes:]
+        return nbytes
+
+    def _fetch(self) -> None:
+        if self._file.size < 0:
+            self._ahead = self._file.start(_PIECE)  # or more, of a server without range requests
+            self._next = len(self._ahead)
+            return
+        nbytes = min(_PIECE * _AT_ONCE, self._file.size - self._next)
+        if not nbytes:
+            return
+        room = memoryview(bytearray(nbytes))
+        self._file.fill([(self._next + at, room[at : at + _PIECE]) for at in range(0, nbytes, _PIECE)])
+        self._ahead, self._next = room, self._next + nbytes
+
+
+def copy_to(file: RemoteFile, path: str) -> None:
+    """Copy a remote file to a new local one.
+
+    Raises:
+        SourceError: it cannot be read, was replaced meanwhile, or the file system refuses.
+    """
+    with ForwardReader(file) as source, refusals(path), open(path, "xb") as dest:
+        while piece := source.read(_PIECE):
+            dest.write(piece)
+        file.look()
