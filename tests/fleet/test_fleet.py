@@ -1,0 +1,331 @@
+"""A job is done once: current archives are kept, models at fault refused and not tried again, the rest converted."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx_models as m
+import pytest
+from onnx import TensorProto, numpy_helper
+
+import zcrecord
+from tools.bench.fleet import write_models
+from zcrecord import SourceError, SourceNotFoundError, formats
+from zcrecord.errors import OnnxError
+from zcrecord.fleet import Job, Outcome, convert_one, plan, sources, stamps
+
+KEY = "zcrecord.source"
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder to work in, with two models in `models`."""
+    monkeypatch.chdir(tmp_path)
+    write_models(tmp_path / "models", 2, 1)
+    return tmp_path
+
+
+def converted(**options: Any) -> list[str]:
+    """Run a fleet from `models` to `out`; return its states."""
+    return [outcome.state for outcome in fleet(**options)]
+
+
+def fleet(**options: Any) -> list[Outcome]:
+    return [convert_one(job) for job in plan("models", "out", durable=False, **options)]
+
+
+def job_of(source: Path, kind: str = "onnx") -> Job:
+    return Job(str(source), str(source.parent / "out" / "m.zcr"), kind, durable=False)
+
+
+def never(*_: Any, **__: Any) -> Any:
+    raise AssertionError("nothing was to be converted")
+
+
+def renew(path: Path, data: bytes) -> None:
+    """Replace a file, whose time of change differs even where clocks are coarse."""
+    old = path.stat().st_mtime_ns
+    path.write_bytes(data)
+    os.utime(path, ns=(old + 10**9, old + 10**9))
+
+
+def without_values(values: TensorProto) -> bytes:
+    data: bytes = m.model_of(values).SerializeToString()
+    return data
+
+
+def external(folder: Path) -> Path:
+    """Write a model whose only tensor lies in sub/w.bin, which is not there."""
+    t = TensorProto(name="w", data_type=TensorProto.FLOAT, dims=[6], data_location=TensorProto.EXTERNAL)
+    t.external_data.add(key="location", value="sub/w.bin")
+    (folder / "model.onnx").write_bytes(without_values(t))
+    (folder / "sub").mkdir()
+    return folder / "model.onnx"
+
+
+# -- kept ------------------------------------------------------------------------------------------------------------
+
+
+def test_second_run_converts_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = fleet()
+    assert [o.state for o in first] == ["converted"] * 2
+    assert [o.nbytes for o in first] == [os.path.getsize(o.job.dest) for o in first]
+    monkeypatch.setattr(formats, "convert", never)
+    assert converted() == ["kept"] * 2
+
+
+def test_archive_is_known_to_be_current_by_its_index_alone(folder: Path) -> None:
+    [outcome, _] = fleet()
+    with zcrecord.load_record(outcome.job.dest) as record:
+        [info] = record.infos()
+    with open(outcome.job.dest, "r+b") as file:
+        file.seek(info.offset)
+        file.write(bytes(info.nbytes))
+    assert convert_one(outcome.job).state == "kept"
+
+
+@pytest.mark.parametrize("options", [{"alignment": 4096}, {"force": True}])
+def test_other_options_convert_again(options: dict[str, Any], folder: Path) -> None:
+    assert converted() == ["converted"] * 2
+    assert converted(**options) == ["converted"] * 2
+
+
+def test_new_model_in_the_place_of_the_old_is_converted(folder: Path) -> None:
+    [path, _] = sorted(Path("models").rglob("*.onnx"))
+    [first, _] = fleet()
+    before = zcrecord.load_record(first.job.dest).content_digest()
+    renew(path, m.model_of(numpy_helper.from_array(np.ones(3), "w")).SerializeToString())
+    assert converted() == ["converted", "kept"]
+    assert zcrecord.load_record(first.job.dest).content_digest() != before
+
+
+def test_change_of_external_data_converts_again(tmp_path: Path) -> None:
+    job = job_of(external(tmp_path))
+    (tmp_path / "sub" / "w.bin").write_bytes(np.arange(6, dtype="<f4").tobytes())
+    assert [convert_one(job).state for _ in range(2)] == ["converted", "kept"]
+    renew(tmp_path / "sub" / "w.bin", np.ones(6, "<f4").tobytes())
+    assert [convert_one(job).state for _ in range(2)] == ["converted", "kept"]
+    assert zcrecord.load_record(job.dest)["w"].tolist() == [1] * 6
+
+
+def test_change_of_a_shard_converts_again(tmp_path: Path) -> None:
+    zcrecord.save_record({"a": np.arange(4), "b": np.arange(4)}, tmp_path / "m.zcr")
+    formats.convert(tmp_path / "m.zcr", tmp_path / "model.safetensors", max_shard_size=40)
+    job = job_of(tmp_path / "model.safetensors.index.json", "safetensors")
+    assert [convert_one(job).state for _ in range(2)] == ["converted", "kept"]
+    shard = tmp_path / "model-00002-of-00002.safetensors"
+    renew(shard, shard.read_bytes()[:-8] + bytes(8))
+    assert convert_one(job).state == "converted"
+    assert zcrecord.load_record(job.dest)["b"].tolist() == [0, 1, 2, 0]
+
+
+def test_bytes_of_an_archive_tell_nothing_of_where_and_when_it_was_made(folder: Path) -> None:
+    fleet()
+    elsewhere = folder / "elsewhere" / "models"
+    shutil.copytree(folder / "models", elsewhere)  # and the times of change
+    for job in plan(elsewhere, elsewhere.parent / "out", durable=False):
+        assert convert_one(job).state == "converted"
+        twin = folder / "out" / os.path.relpath(job.dest, elsewhere.parent / "out")
+        assert hashlib.sha256(Path(job.dest).read_bytes()).digest() == hashlib.sha256(twin.read_bytes()).digest()
+
+
+def test_archive_is_the_one_that_convert_writes_but_for_one_name_of_metadata(folder: Path) -> None:
+    [outcome, _] = fleet()
+    formats.convert(outcome.job.source, "plain.zcr")
+    record, plain = zcrecord.load_record(outcome.job.dest, verify="full"), zcrecord.load_record("plain.zcr")
+    assert record.content_digest() == plain.content_digest()
+    assert set(record.metadata) == {KEY}
+    told = json.loads(record.metadata[KEY])
+    assert set(told) == {"archive", "files", "options"}
+    assert set(told["files"]) == {os.path.basename(outcome.job.source)}
+
+
+@pytest.mark.parametrize("kind", ["safetensors", "npz", "zcr"])
+def test_every_format_keeps_its_own_metadata_beside_the_stamp(kind: str, tmp_path: Path) -> None:
+    record = {"w": np.arange(3, dtype=np.float32)}
+    zcrecord.save_record(record, tmp_path / "m.zcr", metadata={"author": "me"})
+    if kind != "zcr":
+        formats.convert(tmp_path / "m.zcr", tmp_path / f"m.{kind}")
+    job = job_of(tmp_path / f"m.{kind}", kind)
+    assert [convert_one(job).state for _ in range(2)] == ["converted", "kept"]
+    metadata = zcrecord.load_record(job.dest).metadata
+    assert metadata.pop(KEY)
+    assert metadata["author"] == "me"
+
+
+def test_archives_in_shards_are_kept_too(tmp_path: Path) -> None:
+    zcrecord.save_record({"a": np.arange(100), "b": np.arange(50)}, tmp_path / "m.zcr")
+    formats.convert(tmp_path / "m.zcr", tmp_path / "m.safetensors")
+    job = Job(str(tmp_path / "m.safetensors"), str(tmp_path / "out" / "m.zcr"), "safetensors", max_shard_size=800)
+    assert [convert_one(job).state for _ in range(2)] == ["converted", "kept"]
+    assert len(os.listdir(tmp_path / "out")) == 3
+
+
+# -- refused ---------------------------------------------------------------------------------------------------------
+
+
+def truncate(path: Path) -> None:
+    renew(path, path.read_bytes()[:-100])
+
+
+def test_truncated_model_is_refused_and_not_tried_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    truncate(Path("models/0/00000.onnx"))
+    [refused, other] = fleet()
+    assert (refused.state, other.state) == ("refused", "converted")
+    assert "models/0/00000.onnx: " in refused.error
+    assert "bytes early; the model is truncated or damaged, copy or export it again" in refused.error
+    assert not os.path.exists(refused.job.dest)
+    monkeypatch.setattr(formats, "convert", never)
+    again = fleet()[0]
+    assert (again.state, again.error) == ("refused", refused.error)
+
+
+def mended() -> None:
+    write_models(Path("models"), 1, 1)
+
+
+def upgraded() -> None:
+    note = Path("out/0/00000.zcr.refused")
+    note.write_text(note.read_text().replace(zcrecord.__version__, "0.0.1"))
+
+
+@pytest.mark.parametrize(
+    ("change", "options", "state"),
+    [
+        (mended, {}, "converted"),
+        (lambda: None, {}, ""),
+        (upgraded, {}, "refused"),
+        (lambda: None, {"alignment": 128}, "refused"),
+        (lambda: None, {"force": True}, "refused"),
+    ],
+)
+def test_refusal_holds_until_something_changes(
+    change: Callable[[], None], options: dict[str, Any], state: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    truncate(Path("models/0/00000.onnx"))
+    fleet()
+    tried: list[str] = []
+    real = formats.convert
+
+    def convert(source: str, *arguments: Any, **options: Any) -> Any:
+        tried.append(source)
+        return real(source, *arguments, **options)
+
+    monkeypatch.setattr(formats, "convert", convert)
+    monkeypatch.setattr("zcrecord.fleet.sources.Model._others", lambda *_: [])  # which finds the fault first
+    change()
+    [job, _] = plan("models", "out", durable=False, **options)
+    assert convert_one(job).state == (state or "refused")
+    assert tried == ([job.source] if state else [])
+    assert Path("out/0/00000.zcr.refused").exists() == (state != "converted")
+
+
+def test_model_whose_external_data_come_later_is_tried_again(tmp_path: Path) -> None:
+    job = job_of(external(tmp_path))
+    refused = convert_one(job)
+    assert refused.state == "refused"
+    assert "external data 'sub/w.bin'" in refused.error
+    assert convert_one(job).error == refused.error
+    (tmp_path / "sub" / "w.bin").write_bytes(bytes(24))
+    assert convert_one(job).state == "converted"
+    assert os.listdir(tmp_path / "out") == ["m.zcr"]
+
+
+def test_refused_model_leaves_the_archive_of_the_one_before(folder: Path) -> None:
+    [first, _] = fleet()
+    before = Path(first.job.dest).read_bytes()
+    truncate(Path("models/0/00000.onnx"))
+    assert converted() == ["refused", "kept"]
+    assert Path(first.job.dest).read_bytes() == before
+
+
+def test_archive_that_no_fleet_wrote_is_refused_by_name(folder: Path) -> None:
+    [job, _] = plan("models", "out", durable=False)
+    os.makedirs(os.path.dirname(job.dest))
+    for there in (lambda: zcrecord.save_record({"w": np.ones(2)}, job.dest), lambda: Path(job.dest).write_text("x")):
+        there()
+        before = Path(job.dest).read_bytes()
+        outcome = convert_one(job)
+        assert outcome.state == "refused"
+        assert (
+            outcome.error == f"{job.dest}: exists already, and no fleet wrote it; remove it, or force=True replaces it"
+        )
+        assert Path(job.dest).read_bytes() == before
+    assert converted(force=True) == ["converted"] * 2
+    assert converted() == ["kept"] * 2
+
+
+# -- raised ----------------------------------------------------------------------------------------------------------
+
+
+def test_model_that_changes_while_it_is_converted_is_for_the_engine_to_try_again(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    [first, _] = fleet()
+    before = Path(first.job.dest).read_bytes()
+    path, real = Path("models/0/00000.onnx"), formats.convert
+    renew(path, path.read_bytes())
+
+    def convert(*arguments: Any, **options: Any) -> Any:
+        renew(path, path.read_bytes())
+        return real(*arguments, **options)
+
+    def torn(*_: Any, **__: Any) -> Any:
+        renew(path, path.read_bytes())
+        raise OnnxError("half of the old model and half of the new")
+
+    for changing in (convert, torn):
+        with monkeypatch.context() as patch:
+            patch.setattr(formats, "convert", changing)
+            with pytest.raises(SourceError, match=r"00000\.onnx: was replaced or changed while it was"):
+                fleet()
+        assert Path(first.job.dest).read_bytes() == before
+    assert os.listdir("out/0") == ["00000.zcr"]
+    assert converted() == ["converted", "kept"]
+
+
+def test_faults_of_the_system_are_raised(folder: Path) -> None:
+    [job, _] = plan("models", "out", durable=False)
+    Path("out").write_text("a file in the place of the folder")
+    with pytest.raises(SourceError, match=r"Not a directory|File exists"):
+        convert_one(job)
+    os.unlink(job.source)
+    with pytest.raises(SourceNotFoundError, match=r"00000\.onnx: no such file"):
+        convert_one(job)
+
+
+# -- archives of strangers -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "[", "7", "[]", "{}", '{"files":[]}', '{"files":{"00000.onnx":7}}', "[" * 100_000, '{"files":{"../x":"1"}}'],
+)
+def test_stamp_of_a_stranger_is_no_stamp(text: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    [job, _] = plan("models", "out", durable=False)
+    os.makedirs(os.path.dirname(job.dest))
+    zcrecord.save_record({"w": np.ones(2)}, job.dest, metadata={KEY: text})
+    asked: list[str] = []
+    real = sources.Model.version
+
+    def version(self: sources.Model, name: str) -> str | None:
+        asked.append(name)
+        return real(self, name)
+
+    monkeypatch.setattr(sources.Model, "version", version)
+    state = convert_one(job).state
+    assert state in ("refused", "converted")
+    assert set(asked) == {"00000.onnx"}
+
+
+@pytest.mark.parametrize("name", ["../secret", "/etc/passwd", "a/../../b", "a\\b", "", ".", "a//b", "a\0"])
+def test_stamp_has_no_file_outside_of_the_model_s_folder_looked_at(name: str, folder: Path) -> None:
+    assert not stamps._is_inside(name)
+    assert stamps._is_inside("sub/w.bin")

@@ -1,0 +1,215 @@
+"""Fleets of conversions in a bucket: by `zcrecord convert --jobs`, Dask and Ray, a worker of each killed in the middle.
+
+The server is moto's, on this machine, so seconds say little: counts do. Engines that are not installed are left out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import importlib.util
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tools.bench.harness import OURS, Promise, Row, Settings
+from tools.worker import ROOT, call_alone
+from zcrecord.fleet import Job, Outcome, conversion, convert_one, plan
+
+__all__ = ["convert_or_die", "run", "with_dask", "with_ray", "write_models"]
+
+AREA = "fleet"
+FLAG = "ZCRECORD_BENCH_KILLED"  # environment variable: a file that the worker that dies makes first
+DIES = "00003.zcr"
+TRUNCATED = 20  # one model of so many is
+
+
+def write_models(folder: Path, count: int, kib: int = 256) -> list[str]:
+    """Write distinct ONNX models, of which some are cut off; return the paths of those that are whole."""
+    import onnx
+    from onnx import helper, numpy_helper
+
+    whole = []
+    for number in range(count):
+        values = np.random.default_rng(number).standard_normal((kib, 256)).astype(np.float32)
+        weight = numpy_helper.from_array(values, f"layers.{number}.weight")
+        node = helper.make_node("MatMul", ["x", weight.name], ["y"])
+        ends = [helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, ["n", "m"]) for name in ("x", "y")]
+        model = helper.make_model(helper.make_graph([node], "g", ends[:1], ends[1:], [weight]), ir_version=9)
+        path = folder / f"{number % 7}" / f"{number:05}.onnx"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        data = model.SerializeToString()
+        cut = number % TRUNCATED == TRUNCATED - 1
+        path.write_bytes(data[: len(data) // 2] if cut else data)
+        if not cut:
+            whole.append(path.relative_to(folder).with_suffix(".zcr").as_posix())
+    return whole
+
+
+def convert_or_die(job: Job) -> Outcome:
+    """Convert one model; of one job the first try ends its process when all is written but the index."""
+    if job.dest.endswith(DIES) and FLAG in os.environ:
+        with contextlib.suppress(FileExistsError):
+            os.close(os.open(os.environ[FLAG], os.O_CREAT | os.O_EXCL))
+            vars(conversion)["metadata_of"] = lambda _: os.kill(os.getpid(), signal.SIGKILL)
+    return convert_one(job)
+
+
+def run(settings: Settings) -> Iterator[Row]:
+    """Yield a row of seconds for each engine, then the counts of all."""
+    count = settings.pick(200, 6)
+    whole = write_models(settings.folder / "models", count, settings.pick(256, 1))
+    counts = {"lost": 0, "other": 0, "again": 0, "refused": 0}
+    with _bucket() as options:
+        import s3fs
+
+        fs = s3fs.S3FileSystem(**options)
+        fs.put(f"{settings.folder}/models/", "fleet/models/", recursive=True)
+        first: dict[str, str] = {}
+        engines = _engines()
+        for name, engine in engines.items():
+            dest, flag = f"s3://fleet/{name.split()[0]}", settings.folder / f"{name.split()[0]}-killed"
+            states, seconds = engine(dest, options, flag)
+            assert flag.exists(), "no worker was killed, so nothing was tried"
+            made = _digests(fs, dest)
+            first = first or made
+            counts["lost"] += len(set(whole) - set(made))
+            counts["other"] += sum(made.get(path) != first[path] for path in first)
+            counts["refused"] += states.count("refused")
+            again, _ = engine(dest, options, flag)
+            counts["again"] += again.count("converted")
+            work = f"{count} models of {settings.pick(256, 1)} KiB, S3 to S3 (moto), a worker killed: {name}"
+            yield Row(AREA, work, "s", {OURS: seconds})
+    where = f"{count} models on {', '.join(engines)}, a worker killed on each"
+    cut = count - len(whole)
+    yield Row(AREA, f"{where}: archives that are missing", "", {OURS: counts["lost"]}, Promise("under", 1))
+    yield Row(AREA, f"{where}: archives with other bytes", "", {OURS: counts["other"]}, Promise("under", 1))
+    yield Row(AREA, f"{where}: converted by a second run", "", {OURS: counts["again"]}, Promise("under", 1))
+    missed = abs(counts["refused"] - cut * len(engines))
+    yield Row(AREA, f"{where}: truncated models not refused", "", {OURS: missed}, Promise("under", 1))
+
+
+Engine = Callable[[str, dict[str, Any], Path], tuple[list[str], float]]
+
+
+def _engines() -> dict[str, Engine]:
+    out: dict[str, Engine] = {"zcrecord convert --jobs 2": _with_command}
+    for package, name in (("distributed", "Dask"), ("ray", "Ray")):
+        if importlib.util.find_spec(package):
+            out[name] = _other(f"with_{name.lower()}")
+    return out
+
+
+def _with_command(dest: str, options: dict[str, Any], flag: Path) -> tuple[list[str], float]:
+    """Run the command, and kill one of its workers once there are some archives, unless that was done before."""
+    import s3fs
+
+    s3fs.S3FileSystem.clear_instance_cache()
+    endpoint = options["client_kwargs"]["endpoint_url"]
+    secret = {"AWS_ACCESS_KEY_ID": options["key"], "AWS_SECRET_ACCESS_KEY": options["secret"]}
+    environment = {**os.environ, **secret, "AWS_ENDPOINT_URL": endpoint, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", "zcrecord", "convert", "--jobs", "2", "s3://fleet/models", dest, "--json"]
+    start = time.perf_counter()
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+        if not flag.exists():
+            fs = s3fs.S3FileSystem(**options, use_listings_cache=False)
+            while len(fs.find(dest)) < 2 and process.poll() is None:
+                time.sleep(0.01)
+            os.kill(_worker_of(process.pid), signal.SIGKILL)
+            flag.touch()
+        told = json.loads(process.communicate()[0])
+    assert not told["failed"], told["failed"]
+    states = ["converted"] * told["converted"] + ["kept"] * told["kept"] + ["refused"] * len(told["refused"])
+    return states, time.perf_counter() - start
+
+
+def _worker_of(pid: int) -> int:
+    """Return a worker of the command: the first child that runs conversions."""
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    workers = [c for c in children if "spawn_main" in Path(f"/proc/{c}/cmdline").read_text()]
+    return int(workers[0])
+
+
+def _other(target: str) -> Engine:
+    def engine(dest: str, options: dict[str, Any], flag: Path) -> tuple[list[str], float]:
+        told = call_alone(f"tools.bench.fleet:{target}", dest=dest, options=options, flag=str(flag))
+        return told["states"], told["seconds"]
+
+    return engine
+
+
+def _digests(fs: Any, prefix: str) -> dict[str, str]:
+    """Return the SHA-256 of every archive below a prefix, by its path from there."""
+    fs.invalidate_cache()
+    root = prefix.removeprefix("s3://")
+    found = [path for path in fs.find(root) if path.endswith(".zcr")]
+    return {path[len(root) + 1 :]: hashlib.sha256(fs.cat_file(path)).hexdigest() for path in found}
+
+
+@contextlib.contextmanager
+def _bucket() -> Iterator[dict[str, Any]]:
+    """Yield the options of fsspec for a server with the bucket `fleet`."""
+    import s3fs
+
+    os.environ["AWS_EC2_METADATA_DISABLED"] = "true"  # no one is asked for credentials
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as server:
+        try:
+            while server.poll() is None and not _answers(port):
+                time.sleep(0.05)
+            options = {"key": "key", "secret": "secret"}
+            out = {**options, "client_kwargs": {"endpoint_url": f"http://127.0.0.1:{port}"}}
+            s3fs.S3FileSystem(**out).mkdir("fleet")
+            yield out
+        finally:
+            server.terminate()
+
+
+def _answers(port: int) -> bool:
+    with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
+        return True
+    return False
+
+
+# -- in a process of its own -----------------------------------------------------------------------------------------
+
+
+def _told(outcomes: Sequence[Outcome], start: float) -> dict[str, Any]:
+    return {"states": [outcome.state for outcome in outcomes], "seconds": time.perf_counter() - start}
+
+
+def with_dask(dest: str, options: dict[str, Any], flag: str) -> dict[str, Any]:
+    """Run a fleet on two workers of Dask."""
+    from distributed import Client
+
+    os.environ[FLAG] = flag
+    with Client(n_workers=2, threads_per_worker=1, dashboard_address=None, silence_logs=50) as client:
+        start = time.perf_counter()
+        jobs = plan("s3://fleet/models", dest, storage_options=options)
+        return _told(client.gather(client.map(convert_or_die, jobs, retries=3, pure=False)), start)
+
+
+def with_ray(dest: str, options: dict[str, Any], flag: str) -> dict[str, Any]:
+    """Run a fleet on two workers of Ray."""
+    import ray
+
+    from zcrecord import SourceError
+
+    os.environ[FLAG] = flag
+    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+    start = time.perf_counter()
+    convert = ray.remote(max_retries=3, retry_exceptions=[SourceError])(convert_or_die)
+    jobs = plan("s3://fleet/models", dest, storage_options=options)
+    return _told(ray.get([convert.remote(job) for job in jobs]), start)
