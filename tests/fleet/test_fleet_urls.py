@@ -1,0 +1,178 @@
+"""Models behind URLs: streamed where one pass over one file will do, else copied; no version is mixed with another."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import numpy as np
+import onnx_models as m
+import pytest
+from onnx import TensorProto, numpy_helper
+
+import zcrecord
+from tools.bench.fleet import write_models
+from tools.range_server import serving
+from zcrecord import SourceError, SourceNotFoundError, formats
+from zcrecord.fleet import Job, convert_one, plan, sources
+from zcrecord.remote import files
+
+ALL = "memory://models"
+
+
+@pytest.fixture(autouse=True)
+def memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """fsspec's files in memory, none at first; temporary files lie in a folder that is empty again at the end."""
+    fs = fsspec.filesystem("memory")
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
+    yield fs
+    fs.store.clear()
+    fs.pseudo_dirs[:] = [""]
+    assert os.listdir(tmp_path / "temporary") == []
+
+
+def put(fs: Any, path: str, data: bytes) -> str:
+    fs.pipe_file(f"/models/{path}", data)
+    return f"{ALL}/{path}"
+
+
+def external() -> bytes:
+    t = TensorProto(name="w", data_type=TensorProto.FLOAT, dims=[6], data_location=TensorProto.EXTERNAL)
+    t.external_data.add(key="location", value="sub/w.bin")
+    data: bytes = m.model_of(t).SerializeToString()
+    return data
+
+
+def never(*_: Any, **__: Any) -> Any:
+    raise AssertionError("not here")
+
+
+def run(tmp_path: Path, **options: Any) -> list[str]:
+    return [convert_one(job).state for job in plan(ALL, tmp_path / "out", durable=False, **options)]
+
+
+def test_models_below_a_url_are_planned_and_converted(memory: Any, tmp_path: Path) -> None:
+    whole = write_models(tmp_path / "models", 20, 1)
+    memory.put(f"{tmp_path}/models/", "/models/", recursive=True)
+    jobs = plan(ALL, tmp_path / "out", durable=False)
+    assert [job.source for job in jobs] == sorted(f"{ALL}/{n % 7}/{n:05}.onnx" for n in range(20))
+    assert all(job.nbytes == memory.size(job.source) for job in jobs)
+    assert pickle.loads(pickle.dumps(jobs)) == jobs
+    assert sorted(convert_one(job).state for job in jobs) == ["converted"] * 19 + ["refused"]
+    assert sorted(str(p.relative_to(tmp_path / "out")) for p in (tmp_path / "out").rglob("*.zcr")) == sorted(whole)
+    assert sorted(convert_one(job).state for job in jobs) == ["kept"] * 19 + ["refused"]
+    for name in whole:
+        formats.convert((tmp_path / "models" / name).with_suffix(".onnx"), tmp_path / "plain.zcr", force=True)
+        digests = [zcrecord.load_record(p).content_digest() for p in (tmp_path / "plain.zcr", tmp_path / "out" / name)]
+        assert len(set(digests)) == 1
+
+
+def test_prefix_of_a_url_without_models_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(SourceError, match="memory://models: has no model below it"):
+        plan(ALL, tmp_path)
+
+
+@pytest.mark.parametrize("suffix", ["onnx", "onnx.zst", "safetensors"])
+def test_one_file_that_is_read_forward_is_streamed_in_pieces(
+    suffix: str, memory: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    values = np.random.default_rng(0).integers(0, 255, 100_000, np.uint8)
+    if suffix == "safetensors":
+        zcrecord.save_record({"w": values}, tmp_path / "m.zcr")
+        formats.convert(tmp_path / "m.zcr", tmp_path / "m.safetensors")
+        data = (tmp_path / "m.safetensors").read_bytes()
+    else:
+        data = m.model_of(numpy_helper.from_array(values, "w")).SerializeToString()
+    if suffix == "onnx.zst":
+        import zstandard
+
+        data = zstandard.compress(data)
+    put(memory, f"m.{suffix}", data)
+    monkeypatch.setattr(files, "_PIECE", 7000)
+    monkeypatch.setattr(sources.Model, "on_disk", never)
+    assert run(tmp_path) == ["converted"]
+    assert np.array_equal(zcrecord.load_record(tmp_path / "out" / "m.zcr", verify="full")["w"], values)
+
+
+@pytest.mark.parametrize("kind", ["npz", "zcr"])
+def test_file_that_is_not_read_forward_is_copied_first(kind: str, memory: Any, tmp_path: Path) -> None:
+    zcrecord.save_record({"w": np.arange(9)}, tmp_path / "m.zcr")
+    formats.convert(tmp_path / "m.zcr", tmp_path / "m.npz")
+    put(memory, f"a/m.{kind}", (tmp_path / f"m.{kind}").read_bytes())
+    assert run(tmp_path, source_format=kind) == ["converted"]
+    assert run(tmp_path, source_format=kind) == ["kept"]
+    assert zcrecord.load_record(tmp_path / "out" / "a" / "m.zcr")["w"].tolist() == list(range(9))
+
+
+def test_external_data_behind_a_url_come_along_and_are_watched(memory: Any, tmp_path: Path) -> None:
+    put(memory, "net/model.onnx", external())
+    [job] = plan(ALL, tmp_path / "out", durable=False)
+    refused = convert_one(job)
+    assert refused.state == convert_one(job).state == "refused"
+    assert refused.error.startswith("memory://models/net/model.onnx: tensor 'w': external data 'sub/w.bin'")
+    for values in (np.arange(6, dtype="<f4"), np.ones(6, "<f4")):
+        put(memory, "net/sub/w.bin", values.tobytes())
+        assert [convert_one(job).state for _ in range(2)] == ["converted", "kept"]
+        assert zcrecord.load_record(job.dest)["w"].tolist() == values.tolist()
+
+
+def test_shards_behind_a_url_come_along(memory: Any, tmp_path: Path) -> None:
+    zcrecord.save_record({"a": np.arange(4), "b": np.arange(4)}, tmp_path / "m.zcr")
+    (tmp_path / "hub").mkdir()
+    formats.convert(tmp_path / "m.zcr", tmp_path / "hub" / "model.safetensors", max_shard_size=40)
+    memory.put(f"{tmp_path}/hub/", "/models/hub/", recursive=True)
+    assert run(tmp_path) == ["converted"]
+    assert run(tmp_path) == ["kept"]
+    assert sorted(zcrecord.load_record(tmp_path / "out" / "hub" / "model.zcr")) == ["a", "b"]
+    memory.rm_file("/models/hub/model-00002-of-00002.safetensors")
+    with pytest.raises(SourceNotFoundError, match=r"^memory://models/hub/model-00002-of-00002.safetensors: "):
+        run(tmp_path)
+
+
+@pytest.mark.parametrize("way", ["streamed", "copied"])
+def test_object_that_is_replaced_while_it_is_read_is_not_converted(
+    way: str, memory: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = m.model_of(numpy_helper.from_array(np.arange(9), "w")).SerializeToString()
+    if way == "copied":
+        zcrecord.save_record({"w": np.arange(9)}, tmp_path / "m.zcr")
+        formats.convert(tmp_path / "m.zcr", tmp_path / "m.npz")
+        data = (tmp_path / "m.npz").read_bytes()
+    url = put(memory, f"m.{'onnx' if way == 'streamed' else 'npz'}", data)
+    real = files.ForwardReader._fetch
+
+    def fetch(self: Any) -> None:
+        real(self)
+        memory.pipe_file(url, data)
+
+    monkeypatch.setattr(files.ForwardReader, "_fetch", fetch)
+    with pytest.raises(SourceError, match=r"memory://models/m.* was replaced or changed"):
+        run(tmp_path)
+    assert os.listdir(tmp_path / "out") == []
+    monkeypatch.setattr(files.ForwardReader, "_fetch", real)
+    assert run(tmp_path) == ["converted"]
+
+
+def test_model_that_is_gone_since_it_was_planned_is_raised(memory: Any, tmp_path: Path) -> None:
+    put(memory, "m.onnx", b"")
+    [job] = plan(ALL, tmp_path / "out")
+    memory.rm_file("/models/m.onnx")
+    with pytest.raises(SourceNotFoundError, match=r"memory://models/m\.onnx: no such file"):
+        convert_one(job)
+
+
+@pytest.mark.parametrize(("etag", "again"), [('"1"', "kept"), ('W/"1"', "converted"), (None, "converted")])
+def test_file_of_a_server_that_tells_no_version_is_never_taken_for_current(
+    etag: str | None, again: str, tmp_path: Path
+) -> None:
+    write_models(tmp_path / "models", 1, 1)
+    with serving(tmp_path / "models") as server:
+        server.etag = etag
+        job = Job(f"{server.url}/0/00000.onnx?token=hush", str(tmp_path / "out" / "m.zcr"), "onnx", durable=False)
+        assert [convert_one(job).state for _ in range(2)] == ["converted", again]
+    assert b"hush" not in Path(job.dest).read_bytes()
