@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parents[2]
 LAYERS = [
     *("errors", "dtypes", "_schema", "codec", "tensors", "storage", "writing", "archive", "typed", "frameworks"),
     *("transport", "remote", "loaders", "record", "zcrecord", "hollow", "integrity", "onnx", "embed", "formats"),
-    *("compat", "transformers", "vllm", "fleet", "report", "cli", "__main__"),
+    *("compat", "transformers", "vllm", "distributed", "fleet", "report", "cli", "__main__"),
 ]
 
 # Imports that run the other way, each with its reason beside it in the code.

@@ -429,8 +429,8 @@ zcrecord.remote: trim_cache
 zcrecord.report: PageReport report_page
 zcrecord.transport: PackReport unpack
 """
-# Their tests have catalogues: tests/transformers, tests/vllm.
-ELSEWHERE = ("zcrecord.transformers", "zcrecord.vllm")
+# Their tests have catalogues: tests/distributed, tests/transformers, tests/vllm.
+ELSEWHERE = ("zcrecord.distributed", "zcrecord.transformers", "zcrecord.vllm")
 WAYS: dict[str, Row] = {
     "names=": Row(lambda path: zcrecord.load_record(path, names="encoder.*")),
     "rename=": Row(lambda path: zcrecord.load_record(path, rename={"encoder": "e"})),

@@ -23,6 +23,7 @@ import zcrecord
 import zcrecord.compat.safetensors.flax
 import zcrecord.compat.safetensors.numpy
 import zcrecord.compat.safetensors.torch
+import zcrecord.distributed
 import zcrecord.embed
 import zcrecord.fleet
 import zcrecord.formats
@@ -46,6 +47,7 @@ MODULES = {
         compat.flax,
         compat.numpy,
         compat.torch,
+        zcrecord.distributed,
         zcrecord.embed,
         zcrecord.fleet,
         zcrecord.formats,
@@ -215,6 +217,12 @@ zcrecord.compat.safetensors.torch.save_model(model: Any, filename: str | os.Path
     str] | None = None, force_contiguous: bool = True) -> None
 zcrecord.compat.safetensors.torch.storage_ptr(tensor: Any) -> int
 zcrecord.compat.safetensors.torch.storage_size(tensor: Any) -> int
+zcrecord.distributed.ZcrStorageReader(path: Any = None, *, verify: Literal['index', 'full'] = 'index',
+    allow_pickle: bool = False, storage_options: Mapping[str, Any] | None = None)
+zcrecord.distributed.ZcrStorageWriter(path: Any = None, *, durable: bool = True, digest: str | None = 'xxh3',
+    alignment: int = 64)
+zcrecord.distributed.load_views(path: Any, like: Mapping[str, Any], *, writable: bool = True,
+    allow_pickle: bool = False, storage_options: Mapping[str, Any] | None = None) -> dict[str, Any]
 zcrecord.embed.AttachReport(program: str, dest: str, program_bytes: int, archive_bytes: int, offset: int,
     replaced_bytes: int | None)
 zcrecord.embed.DetachReport(program: str, dest: str | None, program_bytes: int, archive_bytes: int, exact: bool)

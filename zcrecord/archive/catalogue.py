@@ -8,7 +8,7 @@ A catalogue is a plain archive whose tensors are tables, by the convention of FO
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from math import prod
 from typing import Any
@@ -81,13 +81,14 @@ class ShardedArchive(Archive):
     Payload offsets of its index are those that the whole would have in one file.
     """
 
-    __slots__ = ("_assembled", "_filled", "_ready", "_table", "_users", "complete", "shards")
+    __slots__ = ("_assembled", "_filled", "_ready", "_table", "_tiled", "_users", "complete", "shards")
 
     def __init__(self, memory: Memory, header: Header, index: Index, shards: Shards, table: PieceTable) -> None:
         super().__init__(memory, memory.octets, header, index, verified="touch")
         self.shards, self._table = shards, table
         self.complete = True  # and no part
         self._filled: set[int] = set()  # files whose payloads were compared with this index
+        self._tiled: set[int] = set()  # split payloads whose boxes were checked
         self._assembled: Any = weakref.WeakValueDictionary()  # split payloads in memory, while someone holds them
         self._ready: tuple[list[_Layout | None], list[memoryview], list[int]] | None = None
         self._users: Array | None = None  # by payload, the first tensor that uses it
@@ -156,7 +157,7 @@ class ShardedArchive(Archive):
 
     def _part_of(self, file: int, mine: Array) -> Archive:
         """Return the part of one file that has some tensors, all that lie in it whole, and every piece in it."""
-        used = self._table.payload[self._table.file == file]
+        used = self._table.payload[self._table.in_file(file)]
         if file == NONE:
             shard = self.shards.catalogue
             used = np.array([blob_of(shard, number) for number in used.tolist()], np.int64)
@@ -208,16 +209,19 @@ class ShardedArchive(Archive):
         return shard
 
     def _compare(self, file: int, shard: Archive) -> None:
-        theirs, mine = shard.index.payloads, self.index.payloads
-        named = self._table.payload[self._table.file == file]
+        theirs, table = shard.index.payloads, self._table
+        pieces = table.in_file(file)
+        named = table.payload[pieces]
         # Each once: a payload that is a piece of many tensors would be as many times the memory.
         if np.count_nonzero(named < len(theirs)) == len(named) == len(np.unique(named)):
-            numbers = np.flatnonzero(self._table.whole() == file)
-            rows, room = theirs[self._numbers()[numbers]], np.uint64(len(shard.buffer) - shard.header.payload_offset)
-            wrong = rows["nbytes"] != mine["nbytes"][numbers]
+            numbers = table.payloads_of(pieces)
+            rows, mine = theirs[named], self.index.payloads[numbers]
+            room = np.uint64(len(shard.buffer) - shard.header.payload_offset)
+            whole = table.whole()[numbers] == file
+            wrong = whole & (rows["nbytes"] != mine["nbytes"])
             wrong |= (rows["nbytes"] > room) | (rows["offset"] > room - np.minimum(rows["nbytes"], room))
             if self.index.digest_kind:
-                wrong |= (rows["digest"] != mine["digest"][numbers]) | (shard.index.digest_kind == 0)
+                wrong |= whole & ((rows["digest"] != mine["digest"]) | (shard.index.digest_kind == 0))
             if not np.count_nonzero(wrong):
                 return
         what = f"the catalogue {self.path} names payloads that this shard does not have, or one twice; {COPY_AGAIN}"
@@ -303,21 +307,13 @@ class ShardedArchive(Archive):
     def _boxes(self, number: int, pieces: range) -> tuple[tuple[int, ...], list[Box]]:
         """Return the shape of a split tensor, and its boxes of opaque elements."""
         first = self._first_tensor(number)
-        row, name = self.row(first), self.index.name(first)
+        origin, extent = self.boxes(first)
+        row = self.row(first)
         shape, item = self.shape(row), row.bits >> 3
-        table, rank = self._table, row.rank
-        assert table.origin is not None
-        origin = table.origin[pieces.start : pieces.stop].astype(np.int64)
-        extent = table.extent[pieces.start : pieces.stop].astype(np.int64)
-        if not item or row.strides != NONE or not tiles(origin, extent, shape):
-            raise FormatError("its pieces in the shards do not tile it", path=self.path, tensor=name)
-        boxes = []
-        for piece, start, size in zip(pieces, origin[:, :rank].tolist(), extent[:, :rank].tolist(), strict=True):
-            archive, there = self._piece(piece)
-            octets = np.frombuffer(archive.payload(there), np.uint8)
-            if len(octets) != prod(size) * item:
-                raise FormatError("a piece of it has another size than its box", path=archive.path, tensor=name)
-            boxes.append(Box(tuple(start), octets.view(np.dtype((np.void, item))).reshape(size)))
+        dtype, boxes = np.dtype((np.void, item)), []
+        for piece, start, size in zip(pieces, origin.tolist(), extent.tolist(), strict=True):
+            octets = np.frombuffer(self._octets_of_box(first, piece, size), dtype)
+            boxes.append(Box(tuple(start), octets.reshape(size)))
         return shape, boxes
 
     def _first_tensor(self, number: int) -> int:
@@ -334,6 +330,62 @@ class ShardedArchive(Archive):
         if self._users[number] == NONE:
             raise FormatError(f"payload {number} is in pieces, and no tensor's", path=self.path)
         return int(self._users[number])
+
+    # Pieces of split tensors.
+
+    def boxes(self, i: int) -> tuple[Array, Array]:
+        """Return first index and size of each piece of tensor i, a row each: of one that is not split, the whole.
+
+        Raises:
+            FormatError: they do not tile the tensor.
+        """
+        row = self.row(i)
+        shape, table, rank = self.shape(row), self._table, row.rank
+        pieces = range(0) if row.payload == NONE else table.pieces(row.payload)
+        if len(pieces) < 2 or table.origin is None:
+            sizes = np.array([shape] * len(pieces), np.int64).reshape(len(pieces), rank)
+            return np.zeros_like(sizes), sizes
+        origin = table.origin[pieces.start : pieces.stop].astype(np.int64)
+        extent = table.extent[pieces.start : pieces.stop].astype(np.int64)
+        if row.payload not in self._tiled:
+            if row.bits % 8 or not row.bits or row.strides != NONE or not tiles(origin, extent, shape):
+                what = "its pieces in the shards do not tile it"
+                raise FormatError(what, path=self.path, tensor=self.index.name(i))
+            self._tiled.add(row.payload)
+        return origin[:, :rank], extent[:, :rank]
+
+    def open_shards(self, files: Iterable[int]) -> None:
+        """Open shards, by their numbers, so that they can be read even if they are removed.
+
+        Raises:
+            SourceError: one is not there, or cannot be read. IntegrityError: it is not the one that is named.
+        """
+        for file in files:
+            if file != NONE:
+                self._shard(file)
+
+    def box_place(self, i: int, k: int) -> tuple[int, int]:
+        """Return the file that piece k of tensor i lies in, by its number, and its payload's number there."""
+        piece = self._table.pieces(self.row(i).payload)[k]
+        return int(self._table.file[piece]), int(self._table.payload[piece])
+
+    def box_octets(self, i: int, k: int) -> memoryview:
+        """Return the bytes of piece k of a split tensor i, in C order, over its shard's own; writable in mode "c".
+
+        Raises:
+            FormatError: they are not as many as the box takes.
+        """
+        piece, size = self._table.pieces(self.row(i).payload)[k], self.boxes(i)[1][k]
+        return self._octets_of_box(i, piece, size.tolist())
+
+    def _octets_of_box(self, i: int, piece: int, size: list[int]) -> memoryview:
+        archive, there = self._piece(piece)
+        octets, at = archive.home(there)
+        nbytes = prod(size) * (self.row(i).bits >> 3)
+        if archive.index.payloads["nbytes"][there] != nbytes:
+            what = "a piece of it has another size than its box"
+            raise FormatError(what, path=archive.path, tensor=self.index.name(i))
+        return octets[at : at + nbytes]
 
     # Views of all tensors, prepared shard by shard.
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections.abc import Callable
-from math import prod
 from typing import Any
 
 import numpy as np
@@ -23,6 +22,7 @@ from .unflatten import attribute_entries
 __all__ = ["COPY_AGAIN", "PieceTable", "Shards", "blob_of", "table_of", "tiles"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
+_MOST_CORNERS = 1 << 24  # of the pieces of a tensor
 COPY_AGAIN = "copy the catalogue and all its shards again, from one place"
 
 
@@ -53,10 +53,12 @@ class PieceTable:
         origin, extent: by piece, first index and size of the box along each axis; None where nothing is split.
     """
 
-    __slots__ = ("extent", "file", "first", "origin", "payload")
+    __slots__ = ("_by_file", "_whole", "extent", "file", "first", "origin", "payload")
 
     def __init__(self, file: Array, payload: Array, first: Array | None, origin: Array | None, extent: Any) -> None:
         self.file, self.payload, self.first, self.origin, self.extent = file, payload, first, origin, extent
+        self._by_file: tuple[Array, Array] | None = None  # made when needed, as below: there may be a million pieces
+        self._whole: Array | None = None
 
     @classmethod
     def read(cls, archive: Archive, payloads: int, files: int) -> PieceTable:
@@ -90,11 +92,26 @@ class PieceTable:
         """Return the pieces of a payload."""
         return range(number, number + 1) if self.first is None else range(*map(int, self.first[number : number + 2]))
 
+    def in_file(self, file: int) -> Array:
+        """Return the pieces that lie in a file, ascending."""
+        if self._by_file is None:
+            order = np.argsort(self.file, kind="stable")
+            self._by_file = order, self.file[order]
+        order, files = self._by_file
+        return order[slice(*np.searchsorted(files, np.array([file, file + 1], np.int64)))]
+
+    def payloads_of(self, pieces: Array) -> Array:
+        """Return the payload that each piece is of."""
+        return pieces if self.first is None else np.searchsorted(self.first, pieces.astype(np.uint64), "right") - 1
+
     def whole(self) -> Array:
         """Return for each payload the file that it lies in, whole; NONE for those in the catalogue, or split."""
         if self.first is None:
             return self.file
-        return np.where(self.first[1:] - self.first[:-1] == 1, self.file[self.first[:-1].astype(np.int64)], NONE)
+        if self._whole is None:
+            alone = self.first[1:] - self.first[:-1] == 1
+            self._whole = np.where(alone, self.file[self.first[:-1].astype(np.int64)], NONE)
+        return self._whole
 
 
 class Shards:
@@ -214,7 +231,10 @@ def blob_of(catalogue: Archive, number: int) -> int:
 
 
 def tiles(origin: Array, extent: Array, shape: tuple[int, ...]) -> bool:
-    """Return True if boxes lie inside a shape and cover every element of it once."""
+    """Return True if boxes lie inside a shape and cover every element of it once; sorts, compares no pairs.
+
+    False, too, for boxes with more than 2^24 corners: 2^20 boxes may differ along four axes.
+    """
     rank = len(shape)
     limit = np.array(shape, np.int64)
     if origin.shape[1] < rank or origin[:, rank:].any() or extent[:, rank:].any():
@@ -222,12 +242,20 @@ def tiles(origin: Array, extent: Array, shape: tuple[int, ...]) -> bool:
     origin, extent = origin[:, :rank], extent[:, :rank]
     if (origin < 0).any() or (extent < 1).any() or (extent > limit).any() or (origin > limit - extent).any():
         return False
-    if sum(map(prod, extent.tolist())) != prod(shape):
+    moving = [axis for axis in range(rank) if (extent[:, axis] != limit[axis]).any()]
+    if len(origin) << len(moving) > _MOST_CORNERS:
         return False
-    return not any(_overlaps(origin, extent, i) for i in range(len(origin)))
-
-
-def _overlaps(origin: Array, extent: Array, i: int) -> bool:
-    """Return True if box i shares an element with a later one."""
-    a, b = origin[i] + extent[i], origin[i + 1 :] + extent[i + 1 :]
-    return bool(((origin[i] < b) & (origin[i + 1 :] < a)).all(axis=1).any())
+    # How often an element is covered changes along every axis only at corners. If those of all boxes, each with its
+    # sign, add up to the corners of the shape, then the boxes cover what the shape does, as often.
+    keys, signs = np.zeros(len(origin) + 1, np.int64), np.ones(len(origin) + 1, np.int64)
+    signs[-1] = -1
+    at = np.arange(len(keys))
+    for axis in moving:
+        low, high = np.append(origin[:, axis], 0), np.append(origin[:, axis] + extent[:, axis], limit[axis])
+        known, code = np.unique(np.concatenate((low, high)), return_inverse=True)
+        code = code.reshape(-1)
+        keys = np.unique(keys, return_inverse=True)[1].reshape(-1) * len(known)  # no more of them than corners
+        keys = np.concatenate((keys + code[: len(low)][at], keys + code[len(low) :][at]))
+        signs, at = np.concatenate((signs, -signs)), np.concatenate((at, at))
+    keys = np.unique(keys, return_inverse=True)[1].reshape(-1)
+    return not np.bincount(keys, signs).any()

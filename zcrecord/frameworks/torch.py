@@ -31,6 +31,7 @@ __all__ = [
     "shared_payloads",
     "torch_device",
     "torch_dtype",
+    "torch_over",
     "torch_shape",
     "torch_tensors",
     "unsupported_elements",
@@ -126,6 +127,13 @@ def torch_dtype(torch: Any, kind: DType, bits: int) -> Any:
     if dtype is None:
         raise unsupported_elements(kind.name, f"torch {torch.__version__} has no dtype for {kind.name}")
     return dtype
+
+
+def torch_over(torch: Any, octets: Any, dtype: Any, shape: tuple[int, ...]) -> Any:
+    """Return a torch tensor over bytes in C order, uncopied; **a write to read-only ones ends the process**."""
+    view: Array = np.frombuffer(octets, np.uint8)
+    made = torch.from_numpy(view if view.flags.writeable else _as_writable(view))
+    return made.view(dtype).view(shape)
 
 
 def torch_shape(kind: DType, bits: int, shape: tuple[int, ...]) -> tuple[int, ...]:

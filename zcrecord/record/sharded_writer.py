@@ -17,7 +17,7 @@ from typing import Any, SupportsIndex
 from zcrecord.archive.archive import is_catalogue, open_archive
 from zcrecord.archive.shards import Shards
 from zcrecord.codec.entries import Entries, digest_kind
-from zcrecord.codec.layout import HEADER_SIZE, NONE
+from zcrecord.codec.layout import NONE
 from zcrecord.errors import RecordError, SourceError, UnsupportedError
 from zcrecord.storage.file_group import FileGroup
 from zcrecord.storage.files import FileSink, is_url, path_of
@@ -152,9 +152,8 @@ class ShardedWriter:
             for i, payload in zip(chosen, some.payloads, strict=True):
                 payloads[i] = first + payload
             first += len(some.payload_rows)
-            trailer = sink.read_back(sink.position - HEADER_SIZE, HEADER_SIZE)
             sha256 = hashlib.sha256(writer.index).digest()
-            out.append(WrittenShard(name, sink.position, trailer, sha256, some.payload_rows))
+            out.append(WrittenShard(name, sink.position, writer.trailer, sha256, some.payload_rows))
         entries.payloads = payloads
         return out
 

@@ -12,7 +12,7 @@ import re
 import stat
 from collections.abc import Iterable, Iterator
 
-__all__ = ["note_of", "one_at_a_time", "remove_unnamed", "scratch_file"]
+__all__ = ["note_of", "one_at_a_time", "remove_unnamed", "scratch_file", "shard_pattern"]
 
 _SUFFIX = ".zcr-scratch"
 _LONGEST = 200  # bytes of a name that its scratch file's begins with
@@ -151,7 +151,7 @@ def remove_unnamed(path: str, names: Iterable[str]) -> None:
     if sum(map(len, names)) > _MOST // 4:  # more than the start of a catalogue may tell
         return
     folder, name = os.path.split(path)
-    ours = re.compile(rf"{re.escape(name.removesuffix('.zcr'))}(~\d+)?-\d{{5}}-of-\d{{5}}\.zcr")
+    ours = re.compile(shard_pattern(name))
     start = b""
     with contextlib.suppress(FileNotFoundError), open(path, "rb") as file:
         start = file.read(_MOST)
@@ -161,9 +161,18 @@ def remove_unnamed(path: str, names: Iterable[str]) -> None:
                 os.unlink(os.path.join(folder, shard))
 
 
+def shard_pattern(name: str) -> str:
+    """Return a regular expression of the names of shards beside a catalogue; a number or 16 random digits tell sets."""
+    return rf"{re.escape(name.removesuffix('.zcr'))}(~\d+|~[0-9a-f]{{16}})?-\d{{5}}-of-\d{{5}}\.zcr"
+
+
 def _clear(folder: str, stem: str, path: str) -> None:
-    """Remove the scratch files of this stem that dead writers left, and shards that their notes name."""
-    ours = re.compile(f"{re.escape(stem)}[0-9a-f]{{12}}{re.escape(_SUFFIX)}")
+    """Remove the scratch files of this stem, and of shards, that dead writers left, and shards that their notes name.
+
+    Ranks of a distributed save write shards each by itself, without a note.
+    """
+    shard = rf"\.{shard_pattern(os.path.basename(path))}\."
+    ours = re.compile(f"({re.escape(stem)}|{shard})[0-9a-f]{{12}}{re.escape(_SUFFIX)}")
     with contextlib.suppress(OSError):  # a folder may be written to and not listed
         with os.scandir(folder or ".") as entries:
             found = [entry.path for entry in entries if ours.fullmatch(entry.name)]

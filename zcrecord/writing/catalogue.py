@@ -1,7 +1,7 @@
 """The tables of a catalogue: one record over many archives. FORMAT.md has the convention.
 
 The outline is header, index and trailer that the whole would have as one archive, index in front. The tables of pieces
-say in which file each payload of that index lies.
+say in which file each payload of that index lies, and which box of a tensor each piece is, where tensors are split.
 """
 
 from __future__ import annotations
@@ -23,7 +23,16 @@ from . import flatten
 from .sharing import plan_sharing
 from .writers import SaveReport, report_of, write_plan
 
-__all__ = ["BLOBS", "WholeRecord", "WrittenShard", "catalogue_tree", "outline_of", "some_of", "write_catalogue"]
+__all__ = [
+    "BLOBS",
+    "PieceColumns",
+    "WholeRecord",
+    "WrittenShard",
+    "catalogue_tree",
+    "outline_of",
+    "some_of",
+    "write_catalogue",
+]
 
 BLOBS = "blobs"  # the attribute whose items are the payloads that lie in the catalogue itself
 
@@ -74,44 +83,101 @@ def some_of(entries: Entries, chosen: Sequence[int]) -> Entries:
     )
 
 
+class PieceColumns(NamedTuple):
+    """The places of payloads in shards, as columns, in the order of the payloads.
+
+    Attributes:
+        file, payload: by piece, the shard's number, and the payload's in that shard's index.
+        first: by payload, its first piece, and behind the last one their number; None where each has one.
+        origin, extent: by piece, first index and size of its box along each axis, zeros past the tensor's rank; None
+            where nothing is split.
+    """
+
+    file: Array
+    payload: Array
+    first: Array | None = None
+    origin: Array | None = None
+    extent: Array | None = None
+
+    @classmethod
+    def whole(cls, shards: Sequence[WrittenShard]) -> PieceColumns:
+        """Return every payload of all shards, each one piece, shard by shard."""
+        sizes = [len(shard.payloads) for shard in shards]
+        numbers = [np.arange(n, dtype=np.uint32) for n in sizes]
+        return cls(np.repeat(np.arange(len(shards)), sizes), np.concatenate([*numbers, np.zeros(0, np.uint32)]))
+
+
 class WholeRecord:
     """The whole that shards make up: its outline, the tables of pieces, and bytes that lie in no shard.
 
     Args:
-        entries: of the whole, its payloads numbered shard by shard as each index numbers them; those of bytes among
-            attributes and metadata, which may be bytes still, become blobs.
-        shards: in that order.
+        entries: of the whole, its payloads numbered as `pieces` has them; those of bytes among attributes and metadata,
+            which may be bytes still, become blobs.
+        shards: the files, in the order of their numbers.
+        kind: of the payloads' digests in all shards; the outline has none where a tensor is split.
+        pieces: None for every payload of all shards, numbered shard by shard as each index numbers them.
 
     Attributes:
         outline: header, index and trailer.
         blobs: the bytes that lie in the catalogue.
-        file, payload: the tables of pieces.
+        pieces: of all payloads, blobs included.
         report: of the whole, as if it were one archive.
     """
 
-    def __init__(self, entries: Entries, shards: Sequence[WrittenShard], *, alignment: int, kind: int) -> None:
+    def __init__(
+        self,
+        entries: Entries,
+        shards: Sequence[WrittenShard],
+        *,
+        alignment: int,
+        kind: int,
+        pieces: PieceColumns | None = None,
+    ) -> None:
         self.blobs: list[bytes] = []
-        sizes = [len(shard.payloads) for shard in shards]
-        first = self._first_blob = sum(sizes)
+        pieces = PieceColumns.whole(shards) if pieces is None else pieces
+        self._first_blob = len(pieces.file) if pieces.first is None else len(pieces.first) - 1
         self._known: dict[bytes, PayloadId] = {}
         change_values(entries.attributes, self._blob)
         change_values(entries.metadata, self._blob)
-        self.file = np.append(np.repeat(np.arange(len(shards)), sizes), np.full(len(self.blobs), NONE)).astype(
-            np.uint32
-        )
-        numbers = [np.arange(n) for n in (*sizes, len(self.blobs))]
-        self.payload = np.concatenate(numbers).astype(np.uint32)
-        rows = np.concatenate([*(shard.payloads for shard in shards), np.zeros(len(self.blobs), PAYLOAD)])
-        rows["nbytes"][first:] = [len(blob) for blob in self.blobs]
-        rows["digest"][first:] = [digest_of(blob) if kind else 0 for blob in self.blobs]
-        new = np.ones(len(rows), bool)  # not the very range of the payload before it
-        new[1:] = (self.file[1:] != self.file[:-1]) | (rows["offset"][1:] != rows["offset"][:-1])
-        new[first:] = True
+        self.pieces = self._with_blobs(pieces)
+        kind = kind if pieces.first is None else 0
+        rows, new = self._rows(pieces, shards, kind)
         offsets, end, base = plan_payloads(rows["nbytes"][new], alignment)
         rows["offset"] = offsets[np.cumsum(new) - 1]
         entries.payload_rows, entries.digest_kind = rows, kind
         self.outline, size = outline_of(entries, alignment, base, end)
         self.report: SaveReport = report_of(entries, size)
+
+    def _with_blobs(self, pieces: PieceColumns) -> PieceColumns:
+        """Return pieces with the blobs behind them, each one piece."""
+        count = len(self.blobs)
+        file = np.append(pieces.file, np.full(count, NONE)).astype(np.uint32)
+        payload = np.append(pieces.payload, np.arange(count)).astype(np.uint32)
+        if pieces.first is None or pieces.origin is None or pieces.extent is None:
+            return PieceColumns(file, payload)
+        first = np.append(pieces.first, pieces.first[-1] + np.arange(1, count + 1)).astype(np.uint64)
+        none = np.zeros((count, pieces.origin.shape[1]), np.uint64)
+        origin, extent = (np.concatenate((column, none)).astype(np.uint64) for column in (pieces.origin, pieces.extent))
+        return PieceColumns(file, payload, first, origin, extent)
+
+    def _rows(self, pieces: PieceColumns, shards: Sequence[WrittenShard], kind: int) -> tuple[Array, Array]:
+        """Return the rows of all payloads, without offsets, and False for each that is the range of the one before."""
+        starts = np.cumsum([0, *(len(shard.payloads) for shard in shards)])
+        known = np.concatenate([np.zeros(0, PAYLOAD), *(shard.payloads for shard in shards)])
+        found = known[starts[pieces.file.astype(np.int64)] + pieces.payload.astype(np.int64)]
+        first = np.arange(len(found)) if pieces.first is None else pieces.first[:-1].astype(np.int64)
+        rows = np.zeros(len(first) + len(self.blobs), PAYLOAD)
+        new = np.ones(len(rows), bool)
+        if len(first):
+            ends = np.append(first[1:], len(found))
+            rows["nbytes"][: len(first)] = np.add.reduceat(found["nbytes"], first)
+            rows["digest"][: len(first)] = found["digest"][first] if kind else 0
+            file, offset, alone = pieces.file[first], found["offset"][first], ends - first == 1
+            same = (file[1:] == file[:-1]) & (offset[1:] == offset[:-1]) & alone[1:] & alone[:-1]
+            new[1 : len(first)] = ~same
+        rows["nbytes"][len(first) :] = [len(blob) for blob in self.blobs]
+        rows["digest"][len(first) :] = [digest_of(blob) if kind else 0 for blob in self.blobs]
+        return rows, new
 
     def _blob(self, value: Any) -> Any:
         if not isinstance(value, bytes | memoryview):
@@ -140,10 +206,12 @@ def catalogue_tree(whole: WholeRecord, shards: Sequence[WrittenShard]) -> dict[s
             "trailer": np.frombuffer(b"".join(shard.trailer for shard in shards), np.uint8).reshape(-1, HEADER_SIZE),
             "index_sha256": np.frombuffer(b"".join(shard.index_sha256 for shard in shards), np.uint8).reshape(-1, 32),
         },
-        "file": whole.file,
-        "payload": whole.payload,
+        "file": whole.pieces.file,
+        "payload": whole.pieces.payload,
         "outline": np.frombuffer(whole.outline, np.uint8),
     }
+    if whole.pieces.first is not None:
+        tree |= {"first": whole.pieces.first, "origin": whole.pieces.origin, "extent": whole.pieces.extent}
     if whole.blobs:
         tree[BLOBS] = whole.blobs
     return tree

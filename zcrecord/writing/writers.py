@@ -344,7 +344,8 @@ class StreamWriter:
         self._hash = RunningDigest()
         self._held: bytearray | None = None  # the payload in progress, while it may turn out to be there already
         self._waiting: tuple[int, bytearray] | None = None  # the payload before it, and where it is to start
-        self.index: bytes | bytearray = b""  # as it was written
+        self.index: bytes | bytearray = b""  # as they were written
+        self.trailer = b""
         sink.write(encode_unsealed(alignment) + bytes(self._payload_offset - HEADER_SIZE))
 
     def places(self) -> Any:
@@ -472,6 +473,12 @@ class StreamWriter:
             waiting, self._waiting = self._waiting, None
             self._put(*waiting)
 
+    def repeat(self, number: int) -> int:
+        """Add a payload that has the bytes of an earlier one, and return its id; writes none."""
+        self._rows.extend(self._rows[3 * number : 3 * number + 3])
+        self._before = self._end, self._base, None
+        return self.payloads - 1
+
     def forget(self, number: int) -> None:
         """Take back the last payload; its id must not be used.
 
@@ -514,9 +521,10 @@ class StreamWriter:
         self._sink.write(bytes(at - self._sink.position) + index)
         size = at + len(index) + HEADER_SIZE
         header = Header(self._alignment, self._base, at, len(index), self._payload_offset, size, zlib.crc32(index))
-        self._sink.write(header.encode())
+        self.trailer = header.encode()
+        self._sink.write(self.trailer)
         if self._sink.can_rewind:
-            self._sink.patch(0, header.encode())
+            self._sink.patch(0, self.trailer)
         return report_of(entries, size)
 
     def verify_written(self) -> None:

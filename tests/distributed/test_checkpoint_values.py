@@ -1,0 +1,295 @@
+"""A state dict that DCP saved in one process: what is in the folder, what comes back, what is refused."""
+
+from __future__ import annotations
+
+import io
+import os
+import warnings
+from collections import OrderedDict
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner, _EmptyStateDictLoadPlanner
+from torch.distributed.checkpoint.state_dict_loader import _load_state_dict, _load_state_dict_from_keys
+
+import zcrecord
+from zcrecord.distributed import ZcrStorageReader, ZcrStorageWriter, load_views
+from zcrecord.errors import LimitError, RecordError, SourceError, UnsupportedError
+
+pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is (disabled|unavailable)")
+
+
+class Custom:
+    """A class that torch's weights_only does not load."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Custom) and self.number == other.number
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def save(state: dict[str, Any], folder: Path, **options: Any) -> None:
+    planner = options.pop("planner", None)
+    dcp.save(state, storage_writer=ZcrStorageWriter(folder, **options), planner=planner, no_dist=True)
+
+
+def load(state: dict[str, Any], folder: Path, **options: Any) -> dict[str, Any]:
+    dcp.load(state, storage_reader=ZcrStorageReader(folder, **options), no_dist=True)
+    return state
+
+
+def refused(kind: type[RecordError], match: str, act: Any) -> None:
+    """Act, and expect that DCP wraps this error, whose message its own text has."""
+    with pytest.raises(CheckpointException, match=match) as caught:
+        act()
+    [(error, _)] = caught.value.failures.values()
+    assert type(error) is kind
+
+
+def shards_in(folder: Path) -> list[str]:
+    return sorted(name for name in os.listdir(folder) if "~" in name)
+
+
+WEIGHT = torch.arange(12.0).reshape(3, 4)
+
+
+def a_state() -> dict[str, Any]:
+    return {
+        "model": {"layers.0.weight": WEIGHT, "head": WEIGHT, "turned": WEIGHT.t(), "empty": torch.zeros(0, 3)},
+        "kinds": {
+            "b": torch.tensor([True, False]),
+            "bf": torch.ones(3, dtype=torch.bfloat16),
+            "scalar": torch.tensor(7),
+        },
+        "optim": {
+            "state": {"layers.0.weight": {"step": torch.tensor(3.0), "exp_avg": torch.zeros(3, 4)}},
+            "param_groups": [{"lr": 0.1, "betas": (0.9, 0.99), "params": ["a", "b"], "foreach": None}, {"lr": 0.2}],
+        },
+        "step": 500,
+    }
+
+
+def zeros(value: Any) -> Any:
+    """Return a state of the same structure with other values."""
+    if isinstance(value, torch.Tensor):
+        return torch.full_like(value, 1)
+    if isinstance(value, dict):
+        return {key: zeros(item) for key, item in value.items()}
+    if isinstance(value, list) and any(isinstance(item, dict | torch.Tensor) for item in value):
+        return [zeros(item) for item in value]
+    return "another"
+
+
+def assert_equal(a: Any, b: Any) -> None:
+    assert type(a) is type(b), (a, b)
+    if isinstance(a, torch.Tensor):
+        assert a.dtype == b.dtype and torch.equal(a, b)
+    elif isinstance(a, dict):
+        assert list(a) == list(b)
+        for key in a:
+            assert_equal(a[key], b[key])
+    elif isinstance(a, list | tuple):
+        assert len(a) == len(b)
+        for x, y in zip(a, b, strict=True):
+            assert_equal(x, y)
+    else:
+        assert a == b
+
+
+def test_a_state_comes_back_equal(tmp_path: Path) -> None:
+    save(a_state(), tmp_path / "new" / "folder")
+    assert_equal(load(zeros(a_state()), tmp_path / "new" / "folder"), a_state())
+
+
+def test_the_catalogue_is_the_record_that_save_record_would_give(tmp_path: Path) -> None:
+    save(a_state(), tmp_path)
+    zcrecord.save_record(a_state(), tmp_path / "one.zcr")
+    found, one = (zcrecord.load_record(tmp_path / name) for name in ("checkpoint.zcr", "one.zcr"))
+    assert found.names == one.names and list(found.modules) == list(one.modules)
+    assert {m.name: m.kind for m in found.modules.values()} == {m.name: m.kind for m in one.modules.values()}
+    assert found.attributes == one.attributes
+    assert found.content_digest() == one.content_digest()
+    assert found.info("model.head").tied == ("model.layers.0.weight", "model.head")
+    found.verify()
+
+
+def test_tied_tensors_are_stored_once_and_stay_tied_and_equal_ones_do_not_become_so(tmp_path: Path) -> None:
+    state = {"a": WEIGHT, "b": WEIGHT, "c": WEIGHT.clone(), "view": WEIGHT[1:], "part": WEIGHT[:, :2]}
+    save(state, tmp_path)
+    record = zcrecord.load_record(tmp_path / "checkpoint.zcr")
+    assert record.info("a").tied == ("a", "b") and not record.info("c").tied and not record.info("view").tied
+    assert np.shares_memory(record["a"], record["b"])
+    [shard] = shards_in(tmp_path)
+    rows = zcrecord.load_record(tmp_path / shard).archive.index.payloads
+    assert sum(rows["nbytes"][np.unique(rows["offset"], return_index=True)[1]]) == 48 + 32 + 24
+    assert_equal(load(zeros(state), tmp_path), state)
+
+
+def test_each_rank_archive_is_an_archive_by_itself(tmp_path: Path) -> None:
+    save(a_state(), tmp_path)
+    [shard] = shards_in(tmp_path)
+    record = zcrecord.load_record(tmp_path / shard, verify="full")
+    assert record["model.layers.0.weight"].tolist() == WEIGHT.tolist()
+    assert "model.empty" not in record
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        None, True, -1, 2**64 - 1, 2**100, 1.5, float("inf"), "text", "", b"bytes", b"", [], (), [1, 2], (1.0, 2.0),
+        [1, "mixed", None], (1, ("nested", [2.5])), ({"a": 1}, {}), [[1], [2, 3]], 1 + 2j, torch.float16,
+        torch.device("cpu"), "na\u00efve\0",
+    ],
+    ids=repr,
+)  # fmt: skip
+def test_a_plain_value_is_no_pickle_and_comes_back(tmp_path: Path, value: Any) -> None:
+    save({"outer": {"value": value}}, tmp_path)
+    assert b"torch_save" not in (tmp_path / "checkpoint.zcr").read_bytes()
+    assert os.listdir(tmp_path) == ["checkpoint.zcr"], "a rank without tensors writes no file"
+    assert_equal(load({"outer": {"value": "another"}}, tmp_path), {"outer": {"value": value}})
+
+
+@pytest.mark.parametrize("value", [torch.Size([2, 3]), (torch.ones(2), 3), "lone \ud800", (OrderedDict(a=1),), {1, 2}])
+def test_an_object_that_weights_only_loads_needs_no_leave(tmp_path: Path, value: Any) -> None:
+    save({"value": value, "w": WEIGHT}, tmp_path)
+    assert_equal(load({"value": None, "w": torch.zeros(3, 4)}, tmp_path)["value"], value)
+
+
+def test_an_object_that_needs_pickle_is_refused_unless_allowed(tmp_path: Path) -> None:
+    save({"odd": Custom(3), "w": WEIGHT}, tmp_path)
+    zcrecord.load_record(tmp_path / "checkpoint.zcr").verify()
+    what = r"checkpoint\.zcr: tensor 'odd': is a pickled object, .*weights_only=True .*allow_pickle=True"
+    refused(UnsupportedError, what, lambda: load({"odd": None}, tmp_path))
+    with pytest.raises(UnsupportedError, match=what):
+        load_views(tmp_path, {"odd": None})
+    assert load({"odd": None}, tmp_path, allow_pickle=True) == {"odd": Custom(3)}
+    assert load_views(tmp_path, {"odd": None}, allow_pickle=True) == {"odd": Custom(3)}
+    assert torch.equal(load({"w": torch.zeros(3, 4)}, tmp_path)["w"], WEIGHT), "what is beside it loads"
+
+
+def test_no_pickle_of_the_file_reaches_the_planner(tmp_path: Path) -> None:
+    """The planner unpickles all it is given, so a forged object must not get there."""
+
+    class Evil:
+        def __reduce__(self) -> Any:
+            return warnings.warn, ("unpickled",)
+
+    save({"evil": Evil()}, tmp_path)
+    refused(UnsupportedError, "is a pickled object", lambda: load({"evil": None}, tmp_path))
+
+
+def test_a_state_is_rebuilt_without_a_model(tmp_path: Path) -> None:
+    save(a_state(), tmp_path)
+    found: dict[str, Any] = {}
+    _load_state_dict(found, ZcrStorageReader(tmp_path), planner=_EmptyStateDictLoadPlanner(), no_dist=True)
+    torch.save(found, tmp_path / "model.pt")
+    assert_equal(torch.load(tmp_path / "model.pt")["optim"]["param_groups"], a_state()["optim"]["param_groups"])
+    assert torch.equal(found["model"]["layers.0.weight"], WEIGHT)
+    part = _load_state_dict_from_keys({"model.head", "step"}, storage_reader=ZcrStorageReader(tmp_path))
+    assert list(part) == ["model", "step"] and list(part["model"]) == ["head"] and part["step"] == 500
+
+
+def test_paths_that_no_module_tree_has_come_back(tmp_path: Path) -> None:
+    state = {"a.b": {"c": torch.ones(1)}, "a": {"b": {"d": torch.ones(2)}, "": torch.ones(3)}, "l": [torch.ones(4), 5]}
+    save(state, tmp_path)
+    found: dict[str, Any] = {}
+    _load_state_dict(found, ZcrStorageReader(tmp_path), planner=_EmptyStateDictLoadPlanner(), no_dist=True)
+    assert set(found) == {"a.b", "a", "l"} and found["a"][""].shape == (3,) and found["l"][1] == 5
+    assert_equal(load(zeros(state) | {"l": [torch.zeros(4), 0]}, tmp_path), state)
+
+
+def test_a_planner_that_does_not_flatten_is_served(tmp_path: Path) -> None:
+    planner = DefaultSavePlanner(flatten_state_dict=False)
+    save({"a.b": WEIGHT, "n": 3}, tmp_path, planner=planner)
+    reader = ZcrStorageReader(tmp_path)
+    assert reader.read_metadata().planner_data is None
+    assert zcrecord.load_record(tmp_path / "checkpoint.zcr").names == ("a.b",)
+    loading = dcp.DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
+    out = {"a.b": torch.zeros(3, 4), "n": 0}
+    dcp.load(out, storage_reader=reader, planner=loading, no_dist=True)
+    assert torch.equal(out["a.b"], WEIGHT) and out["n"] == 3
+
+
+def test_a_planner_that_converts_is_heeded(tmp_path: Path) -> None:
+    """Its tensors are new ones, whose memory is used again: none may be taken for tied."""
+
+    class Doubling(DefaultSavePlanner):  # type: ignore[misc]  # mypy takes torch for Any
+        def resolve_data(self, write_item: Any) -> Any:
+            found = super().resolve_data(write_item)
+            return found if isinstance(found, io.BytesIO) else found * 2
+
+    state: dict[str, Any] = {f"w{i}": torch.full((64, 64), float(i)) for i in range(8)} | {"n": (1, 2)}
+    save(state, tmp_path, planner=Doubling())
+    record = zcrecord.load_record(tmp_path / "checkpoint.zcr")
+    assert [record[f"w{i}"][0, 0] for i in range(8)] == [2.0 * i for i in range(8)]
+    assert not any(info.tied for info in record.infos())
+    assert record.attributes["n"] == (1, 2)
+
+
+def test_plan_caching_does_not_bring_back_files_of_an_earlier_save(tmp_path: Path) -> None:
+    seen = set()
+    for turn in range(3):
+        planner = DefaultSavePlanner(enable_plan_caching=True)
+        save({"cached": torch.full((4, 4), float(turn))}, tmp_path, planner=planner)
+        assert load({"cached": torch.zeros(4, 4)}, tmp_path)["cached"][0, 0] == turn
+        seen.update(shards_in(tmp_path))
+        assert len(shards_in(tmp_path)) == 1
+    assert len(seen) == 3
+
+
+def test_the_folder_is_named_by_the_save_or_by_the_writer(tmp_path: Path) -> None:
+    writer, reader = ZcrStorageWriter(tmp_path / "a"), ZcrStorageReader(tmp_path / "a")
+    dcp.save({"n": 1}, storage_writer=writer, no_dist=True)
+    dcp.save({"n": 2}, storage_writer=writer, checkpoint_id=tmp_path / "b", no_dist=True)
+    out = {"n": 0}
+    dcp.load(out, storage_reader=reader, no_dist=True)
+    assert out == {"n": 1}
+    dcp.load(out, storage_reader=reader, checkpoint_id=str(tmp_path / "b"), no_dist=True)
+    assert out == {"n": 2} and reader.checkpoint_id == str(tmp_path / "b")
+    assert isinstance(writer, dcp.StorageWriter) and isinstance(reader, dcp.StorageReader)
+    assert type(writer).validate_checkpoint_id(tmp_path) and not type(writer).validate_checkpoint_id("s3://b/c")
+    assert type(reader).validate_checkpoint_id(tmp_path / "b")
+    assert not type(reader).validate_checkpoint_id(tmp_path / "none")
+    nowhere = ZcrStorageWriter()
+    refused(UnsupportedError, "no folder to save to", lambda: dcp.save({}, storage_writer=nowhere, no_dist=True))
+
+
+@pytest.mark.parametrize("options, kind", [({"digest": "md5"}, LimitError), ({"alignment": 3}, LimitError)])
+def test_wrong_options_are_refused_at_once(tmp_path: Path, options: Any, kind: type) -> None:
+    with pytest.raises(kind):
+        ZcrStorageWriter(tmp_path, **options)
+
+
+def test_a_level_of_verification_that_is_none_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedError, match="verify='all' is not known; 'index' or 'full'"):
+        ZcrStorageReader(tmp_path, verify=cast(Any, "all"))
+
+
+def test_a_url_and_a_save_without_collectives_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedError, match="s3://bucket/x: a checkpoint is saved to a folder"):
+        ZcrStorageWriter("s3://bucket/x")
+    with pytest.raises(UnsupportedError, match="use_collectives=True"):
+        dcp.save({"n": 1}, storage_writer=ZcrStorageWriter(tmp_path), no_dist=True, use_collectives=False)
+
+
+def test_a_file_in_place_of_the_folder_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    what = "file: is a file; a checkpoint is saved to a folder"
+    refused(SourceError, what, lambda: save({"n": 1}, tmp_path / "file"))
+
+
+@pytest.mark.parametrize("digest, alignment", [("xxh3", 64), (None, 4096)])
+def test_digest_and_alignment_are_those_of_the_archives(tmp_path: Path, digest: Any, alignment: int) -> None:
+    save(a_state(), tmp_path, digest=digest, alignment=alignment, durable=False)
+    record = zcrecord.load_record(tmp_path / shards_in(tmp_path)[0])
+    assert bool(record.archive.index.digest_kind) == (digest is not None)
+    assert record.layout.alignment == alignment
+    assert_equal(load(zeros(a_state()), tmp_path), a_state())

@@ -1,0 +1,283 @@
+"""An opened checkpoint: its names, the boxes of its tensors, its values. Opens no rank's archive before it is read.
+
+It is read through `load_record`, so that it may be a catalogue or one archive, in a folder or behind a URL. Knows
+neither torch nor DCP.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping
+from math import prod
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from zcrecord import dtypes
+from zcrecord.archive.archive import Archive
+from zcrecord.archive.catalogue import ShardedArchive
+from zcrecord.archive.unflatten import attribute_entries, key_of, plain, unflatten
+from zcrecord.codec.digests import digest_of
+from zcrecord.codec.entries import ModuleKind
+from zcrecord.codec.layout import NONE
+from zcrecord.dtypes import DType
+from zcrecord.errors import IntegrityError, TensorNotFoundError
+from zcrecord.record.load import load_record
+
+from .folder import catalogue_of
+from .join import FLAT, OBJECTS, PATHS, PLANNER_DATA
+from .values import PICKLED, Path, PickledValue, path_from_text
+
+__all__ = ["Checkpoint", "PathsByName", "StoredBox"]
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+class StoredBox(NamedTuple):
+    """A piece of a tensor that lies in one archive: the tensor's number, the piece's, and the box of its elements."""
+
+    tensor: int
+    piece: int
+    origin: tuple[int, ...]
+    extent: tuple[int, ...]
+
+
+class Checkpoint:
+    """A checkpoint that was opened.
+
+    Args:
+        path: a folder, a catalogue or archive, or a URL of either.
+        storage_options: for fsspec, which opens URLs.
+
+    Raises:
+        SourceError: there is none, or it cannot be read. FormatError: it is no valid archive.
+    """
+
+    def __init__(self, path: Any, storage_options: Mapping[str, Any] | None = None) -> None:
+        self._given, self._options = path, storage_options
+        record = load_record(catalogue_of(path), storage_options=storage_options)
+        self.archive: Archive = record.archive
+        self.path = record.path
+        names = self.archive.names()
+        self.tensors: dict[str, int] = dict(zip(names, range(len(names)), strict=True))
+        self.metadata: dict[str, Any] = record.metadata
+        self._boxes: dict[int, tuple[Array, Array]] = {}
+        self._values: dict[str, tuple[int, int]] | None = None
+        self._paths: dict[int, Path] = {0: ()}
+        self._verified: set[tuple[int, int]] = set()
+
+    def again(self) -> Checkpoint:
+        """Return the checkpoint that is there now."""
+        return Checkpoint(self._given, self._options)
+
+    @property
+    def identity(self) -> str:
+        """The same for no two checkpoints: each save has file names of its own."""
+        names = "\n".join(self.archive.shard_names)
+        return hashlib.sha256(names.encode() + self.archive.header.encode()).hexdigest()
+
+    # Tensors.
+
+    def number(self, name: str) -> int:
+        """Return the number of a tensor.
+
+        Raises:
+            TensorNotFoundError: there is none.
+        """
+        if name not in self.tensors:
+            raise TensorNotFoundError(name, lambda: self.tensors, path=self.path)
+        return self.tensors[name]
+
+    def type_of(self, i: int) -> tuple[DType, int, tuple[int, ...]]:
+        """Return element type, stored bits and shape of a tensor, in elements."""
+        row = self.archive.row(i)
+        return dtypes.by_code[row.dtype], row.bits, self.archive.shape(row)
+
+    def boxes(self, i: int) -> tuple[Array, Array]:
+        """Return first index and size of each piece of a tensor, a row each; none if it has no elements.
+
+        Raises:
+            FormatError: they do not tile it.
+        """
+        found = self._boxes.get(i)
+        if found is None:
+            if isinstance(self.archive, ShardedArchive):
+                found = self.archive.boxes(i)
+            else:
+                row = self.archive.row(i)
+                count = int(row.payload != NONE)
+                shape = self.archive.shape(row)
+                found = np.zeros((count, len(shape)), np.int64), np.array([shape] * count).reshape(count, len(shape))
+            self._boxes[i] = found
+        return found
+
+    def box_at(self, i: int, origin: tuple[int, ...], hint: int | None = None) -> StoredBox | None:
+        """Return the piece of a tensor that starts at an index; `hint` is the number that it may have."""
+        starts, sizes = self.boxes(i)
+        k = hint if hint is not None and hint < len(starts) and tuple(starts[hint].tolist()) == origin else None
+        if k is None:
+            found = np.flatnonzero((starts == np.array(origin, np.int64)).all(axis=1))
+            if not len(found):
+                return None
+            k = int(found[0])
+        return StoredBox(i, k, origin, tuple(sizes[k].tolist()))
+
+    def boxes_within(self, i: int, origin: tuple[int, ...], extent: tuple[int, ...]) -> list[StoredBox]:
+        """Return the pieces of a tensor that have elements of a box."""
+        starts, sizes = self.boxes(i)
+        low = np.array(origin, np.int64)
+        meets = ((starts < low + np.array(extent, np.int64)) & (low < starts + sizes)).all(axis=1)
+        return [
+            StoredBox(i, k, tuple(starts[k].tolist()), tuple(sizes[k].tolist())) for k in np.flatnonzero(meets).tolist()
+        ]
+
+    def place(self, box: StoredBox) -> tuple[int, int]:
+        """Return the file of a piece, by number, and its payload's number there: in this order they are read."""
+        if isinstance(self.archive, ShardedArchive):
+            return self.archive.box_place(box.tensor, box.piece)
+        return 0, self.archive.row(box.tensor).payload
+
+    def open_files(self, boxes: Iterable[StoredBox]) -> None:
+        """Open the archives that pieces lie in; afterwards these may be removed.
+
+        Raises:
+            SourceError, IntegrityError: one is gone, or another is in its place.
+        """
+        if isinstance(self.archive, ShardedArchive):
+            self.archive.open_shards(sorted({self.place(box)[0] for box in boxes}))
+
+    def octets(self, box: StoredBox, archive: Archive | None = None, *, verify: bool = False) -> Any:
+        """Return the bytes of a piece in C order, over the mapping; of a tensor with strides a copy.
+
+        Args:
+            archive: a private copy of this one, to take them from.
+            verify: compare them with their digest, once.
+
+        Raises:
+            IntegrityError: the digest does not match.
+        """
+        archive = archive or self.archive
+        row = archive.row(box.tensor)
+        if isinstance(archive, ShardedArchive) and len(self.boxes(box.tensor)[0]) > 1:
+            found = archive.box_octets(box.tensor, box.piece)
+        elif row.strides != NONE:
+            found = np.ascontiguousarray(archive.elements(box.tensor)).view(np.uint8).reshape(-1).data
+        else:
+            octets, at = archive.home(row.payload)
+            nbytes = dtypes.nbytes(prod(box.extent), row.bits)
+            found = octets[at + row.byte_offset : at + row.byte_offset + nbytes]
+        if verify:
+            self._verify(box)
+        return found
+
+    def _verify(self, box: StoredBox) -> None:
+        place = self.place(box)
+        if place in self._verified:
+            return
+        archive, number = self.archive, place[1]
+        if isinstance(archive, ShardedArchive) and place[0] != NONE:
+            archive = archive.shards[place[0]]
+        if archive.index.digest_kind and digest_of(archive.payload(number)) != archive.index.payloads["digest"][number]:
+            what = "its digest does not match; the file is damaged, copy it again or load another checkpoint"
+            raise IntegrityError(what, path=archive.path, tensor=self.archive.index.name(box.tensor))
+        self._verified.add(place)
+
+    # Values that are no tensors.
+
+    @property
+    def values(self) -> Mapping[str, tuple[int, int]]:
+        """The names of values; of each its attribute's row, or -1 and its module's number."""
+        if self._values is None:
+            ix = self.archive.index
+            names = list(map(ix.text_of, ix.modules))
+            objects = self.metadata.get(OBJECTS, [])
+            modules = dict(zip(names, range(len(names)), strict=True))
+            inside = np.zeros(len(names), bool)
+            self._values = {}
+            for name in objects if isinstance(objects, list) else ():
+                if (m := modules.get(name)) is not None:
+                    inside[m : int(ix.modules["end"][m])] = True
+                    self._values[name] = -1, m
+            parents = ix.attributes["parent"].tolist()
+            for at, (parent, row) in enumerate(zip(parents, ix.attributes, strict=True)):
+                if not inside[parent]:
+                    key = ix.text_of(row)
+                    self._values[f"{names[parent]}.{key}" if parent else key] = at, parent
+        return self._values
+
+    def value(self, name: str) -> Any:
+        """Return a value; an object that was pickled as a PickledValue."""
+        ix, payload = self.archive.index, lambda number: bytes(self.archive.payload(number))
+        at, module = self.values[name]
+        if at >= 0:
+            [entry] = attribute_entries(ix, ix.attributes[at : at + 1], payload)
+            return entry.value
+        return unflatten(ix, module, self.archive.view, payload, _made)
+
+    # Paths.
+
+    @property
+    def planner_bytes(self) -> bytes | None:
+        """The data of the planner, pickled, where they are not the paths of names."""
+        found = self.metadata.get(PLANNER_DATA)
+        return None if found is None else bytes(found)
+
+    @property
+    def has_paths(self) -> bool:
+        """True if names were made of paths."""
+        return self.metadata.get(FLAT) is not True
+
+    def other_paths(self) -> dict[str, Path]:
+        """Return by name the paths that the module tree does not tell."""
+        given = self.metadata.get(PATHS, [])
+        paths = map(path_from_text, given if isinstance(given, list) else [])
+        return {".".join(map(str, path)): path for path in paths if path is not None}
+
+    def path_in_tree(self, name: str) -> Path:
+        """Return the path of a name as the module tree has it."""
+        ix = self.archive.index
+        if (i := self.tensors.get(name)) is not None:
+            return self._below(int(ix.tensors["parent"][i]), key_of(ix, ix.tensors[i]))
+        at, module = self.values[name]
+        return self._module_path(module) if at < 0 else self._below(module, ix.text_of(ix.attributes[at]))
+
+    def _below(self, module: int, key: str) -> Path:
+        listed = self.archive.index.modules["kind"][module] == ModuleKind.LIST and key.isascii() and key.isdigit()
+        return (*self._module_path(module), int(key) if listed else key)
+
+    def _module_path(self, module: int) -> Path:
+        found = self._paths.get(module)
+        if found is None:
+            row = self.archive.index.modules[module]
+            found = self._paths[module] = self._below(int(row["parent"]), key_of(self.archive.index, row))
+        return found
+
+
+def _made(kind: int, type_name: str, items: list[tuple[str, Any]]) -> Any:
+    if kind == ModuleKind.OBJECT and type_name == PICKLED and [key for key, _ in items] == ["value"]:
+        data = items[0][1]
+        if isinstance(data, bytes):
+            return PickledValue(data)
+    return plain(kind, type_name, items)
+
+
+class PathsByName(Mapping[str, Path]):
+    """The path of each name, found when it is asked for: what DCP's planners unflatten names by."""
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        self._checkpoint, self._others = checkpoint, checkpoint.other_paths()
+
+    def __getitem__(self, name: str) -> Path:
+        if name not in self:
+            raise KeyError(name)
+        return self._others.get(name) or self._checkpoint.path_in_tree(name)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._checkpoint.tensors or name in self._checkpoint.values
+
+    def __iter__(self) -> Iterator[str]:
+        yield from self._checkpoint.tensors
+        yield from self._checkpoint.values
+
+    def __len__(self) -> int:
+        return len(self._checkpoint.tensors) + len(self._checkpoint.values)

@@ -1,0 +1,241 @@
+"""The archive of one rank: chunks of tensors, written forward, and the report of them to the rank that joins all.
+
+A chunk is written from the tensor's own memory where that is the host's and in C order, else a few MiB at a time. Knows
+torch's tensors; plans and planners are the writer's.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from math import prod
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from zcrecord import dtypes
+from zcrecord.codec.entries import TensorLayout
+from zcrecord.dtypes import DType
+from zcrecord.errors import MismatchError, RecordError, UnsupportedError
+from zcrecord.storage.sink import Sink
+from zcrecord.tensors import interop
+from zcrecord.tensors.lazy import LazyTensor
+from zcrecord.tensors.packed import PackedTensor
+from zcrecord.writing.catalogue import WrittenShard
+from zcrecord.writing.module_tree import ModuleTreeBuilder, state_path
+from zcrecord.writing.writers import StreamWriter
+
+__all__ = ["Chunk", "RankReport", "RankWriter", "WholeTensor"]
+
+Array = np.ndarray[Any, np.dtype[Any]]
+_BLOCK = 4 << 20  # bytes that are copied at a time, of a device's memory or of a tensor that is not in C order
+
+
+class WholeTensor(NamedTuple):
+    """A tensor that chunks are of: its element type's code and bits, and its shape in elements."""
+
+    dtype: int
+    bits: int
+    shape: tuple[int, ...]
+
+    def words(self) -> str:
+        """Return it in words."""
+        return f"{dtypes.by_code[self.dtype].name} of shape {self.shape}"
+
+
+class Chunk(NamedTuple):
+    """A box of a tensor: the tensor's name and shape, the box's first index and its size, as torch counts elements."""
+
+    name: str
+    shape: tuple[int, ...]
+    origin: tuple[int, ...]
+    extent: tuple[int, ...]
+
+
+class RankReport(NamedTuple):
+    """The report of one rank: its archive, and by chunk, as columns, what is where in it. Can be pickled.
+
+    Attributes:
+        shard: None if the rank had no element to write.
+        names: of each chunk's tensor.
+        number: of its payload, in the index of the archive.
+        home: the number of the first payload that is the same memory, so that the chunks are tied; or its own.
+        origin, extent: of the boxes, zeros past the tensor's rank.
+        tensors: of all tensors that the rank has chunks of, empty ones among them.
+        values: that are no tensors, by name.
+    """
+
+    shard: WrittenShard | None
+    names: list[str]
+    number: Array
+    home: Array
+    origin: Array
+    extent: Array
+    tensors: dict[str, WholeTensor]
+    values: dict[str, Any]
+
+
+class RankWriter:
+    """Writes chunks into the archive of a rank, and tells where they are.
+
+    Chunks that are the same memory seen the same way are written once.
+
+    Args:
+        sink: of the archive; None if no chunk has elements.
+        names: of all tensors.
+    """
+
+    def __init__(self, torch: Any, sink: Sink | None, names: set[str], *, alignment: int, digest: str | None) -> None:
+        self._torch, self._sink, self._names = torch, sink, names
+        self._out = None if sink is None else StreamWriter(sink, alignment=alignment, digest=digest)
+        self._tree = ModuleTreeBuilder()
+        self._known: dict[Any, tuple[Any, int]] = {}
+        self._homes: list[int] = []  # the chunk that each is tied to, or its own number
+        self._chunks: list[Chunk] = []
+        self._host: _HostBlocks | None = None
+        self._tensors: dict[str, WholeTensor] = {}
+        self._turns: dict[str, int] = {}  # by name, the next number of a further chunk
+
+    def add(self, chunk: Chunk, tensor: Any) -> None:
+        """Write one chunk, unless it has no elements.
+
+        Raises:
+            MismatchError: the tensor has another shape than the chunk, or another type than an earlier chunk of it.
+            UnsupportedError: an element type that the format does not have, or one that cannot be split.
+        """
+        try:
+            self._add(chunk, tensor)
+        except RecordError as error:
+            raise error.located(tensor=chunk.name) from error.__cause__
+
+    def _add(self, chunk: Chunk, tensor: Any) -> None:
+        if tuple(tensor.shape) != chunk.extent:
+            what = f"has the shape {tuple(tensor.shape)}, and was planned with {chunk.extent}"
+            raise MismatchError(f"{what}; save it again, with a new planner")
+        found = interop.viewed(tensor)
+        kind = found.kind if not isinstance(found, np.ndarray) else dtypes.from_numpy(found.dtype)
+        chunk = _in_elements(chunk, kind)
+        told = WholeTensor(kind.code, kind.bits, chunk.shape)
+        if (known := self._tensors.setdefault(chunk.name, told)) != told:
+            raise MismatchError(f"one chunk of it is {told.words()}, another {known.words()}; make them alike")
+        if not prod(chunk.extent):
+            return
+        assert self._out is not None, "a chunk has elements"
+        self._chunks.append(chunk)
+        mine = len(self._homes)
+        home = self._tie(tensor, mine)
+        self._homes.append(home)
+        payload = self._out.repeat(home) if home != mine else self._out.store(self._source(tensor, found, kind, chunk))
+        layout = TensorLayout(kind.code, kind.bits, chunk.extent)
+        self._tree.tensor(self._path(chunk.name), layout, payload)
+
+    def _tie(self, tensor: Any, number: int) -> int:
+        """Return the number of an earlier chunk that is the same memory seen the same way, or this one's own."""
+        from torch.multiprocessing.reductions import StorageWeakRef
+
+        storage = StorageWeakRef(tensor.untyped_storage())  # keeps no memory; its number is not used again meanwhile
+        seen = tensor.storage_offset(), tuple(tensor.shape), tensor.stride(), tensor.dtype
+        key = storage.cdata, seen, tensor.is_conj(), tensor.is_neg()
+        known = self._known.get(key)
+        if known is None or known[0].expired():
+            self._known[key] = storage, number
+            return number
+        return known[1]
+
+    def _path(self, name: str) -> tuple[str, ...]:
+        """Return a free path in this archive for a chunk of a tensor; further chunks of one get `~2` and so on."""
+        path, turn = state_path(name, self._names), self._turns.get(name, 1)
+        while turn > 1 and f"{name}~{turn}" in self._names:
+            turn += 1
+        self._turns[name] = turn + 1
+        return path if turn == 1 else (*path[:-1], f"{path[-1]}~{turn}")
+
+    def _source(self, tensor: Any, found: Any, kind: DType, chunk: Chunk) -> LazyTensor:
+        """Return the elements of a tensor, to be written piece by piece."""
+        if isinstance(found, PackedTensor):
+            return LazyTensor(kind, chunk.extent, [found.packed])
+        if isinstance(found, np.ndarray):
+            whole = found.flags.c_contiguous or not found.ndim
+            return LazyTensor(kind, chunk.extent, [found] if whole else _blocks(found))
+        if self._host is None:
+            self._host = _HostBlocks(self._torch, tensor.device)
+        return LazyTensor(kind, chunk.extent, self._host.blocks(tensor))
+
+    def finish(self, name: str, values: dict[str, Any]) -> RankReport:
+        """Write the index, and return the report; `name` is the file's."""
+        shard = None
+        numbers = np.zeros(0, np.int64)
+        if self._out is not None and self._sink is not None:
+            entries = self._tree.entries()
+            self._out.finish(entries)
+            numbers = np.array(entries.payloads, np.int64)
+            sha256 = hashlib.sha256(self._out.index).digest()
+            shard = WrittenShard(name, self._sink.position, self._out.trailer, sha256, entries.payload_rows)
+        rank = max((len(chunk.shape) for chunk in self._chunks), default=0)
+        boxes = np.zeros((2, len(self._chunks), rank), np.int64)
+        for i, chunk in enumerate(self._chunks):
+            boxes[0, i, : len(chunk.origin)], boxes[1, i, : len(chunk.extent)] = chunk.origin, chunk.extent
+        names = [chunk.name for chunk in self._chunks]
+        home = numbers[self._homes] if self._homes else numbers
+        return RankReport(shard, names, numbers, home, boxes[0], boxes[1], self._tensors, values)
+
+
+def _in_elements(chunk: Chunk, kind: DType) -> Chunk:
+    """Return a chunk in elements of its type, of which torch has two to an entry where they are packed.
+
+    Raises:
+        UnsupportedError: it is a part of a tensor of packed elements.
+    """
+    if not kind.packed:
+        return chunk
+    if chunk.extent != chunk.shape:
+        what = f"{kind.name} elements do not fill whole bytes, and such a tensor is not split"
+        raise UnsupportedError(f"{what}; replicate it, or save it as bytes, .view(torch.uint8)")
+    shape = (*chunk.shape[:-1], 2 * chunk.shape[-1])
+    return chunk._replace(shape=shape, extent=shape)
+
+
+def _blocks(values: Any) -> Iterator[Any]:
+    """Yield parts of an array or tensor in C order, each of at most 4 MiB, as views."""
+    if values.nbytes <= _BLOCK or not values.ndim:
+        yield values
+        return
+    rows = _BLOCK // (values.nbytes // len(values))
+    if not rows:
+        for row in values:
+            yield from _blocks(row)
+        return
+    for start in range(0, len(values), rows):
+        yield values[start : start + rows]
+
+
+class _HostBlocks:
+    """Copies of a device's tensors in the host's memory, a block at a time; while one is used the next is copied."""
+
+    def __init__(self, torch: Any, device: Any) -> None:
+        self._torch, self._cuda = torch, device.type == "cuda"
+        self._ring = [torch.empty(_BLOCK, dtype=torch.uint8, pin_memory=self._cuda) for _ in range(2)]
+
+    def blocks(self, tensor: Any) -> Iterator[memoryview]:
+        """Yield the bytes of a tensor in C order; each block is overwritten once the next but one is asked for."""
+        torch = self._torch
+        plain = tensor.detach().resolve_conj().resolve_neg()
+        waiting: tuple[Any, Any] | None = None
+        for turn, block in enumerate(_blocks(plain)):
+            octets = block.contiguous().reshape(-1).view(torch.uint8)
+            held = self._ring[turn % 2][: octets.numel()]
+            held.copy_(octets, non_blocking=self._cuda)
+            event = None
+            if self._cuda:
+                event = torch.cuda.Event(blocking=True)
+                event.record(torch.cuda.current_stream(tensor.device))
+            if waiting is not None:
+                yield self._arrived(*waiting)
+            waiting = held, event
+        if waiting is not None:
+            yield self._arrived(*waiting)
+
+    def _arrived(self, held: Any, event: Any) -> memoryview:
+        if event is not None:
+            event.synchronize()
+        return memoryview(held.numpy())

@@ -1,0 +1,297 @@
+"""`ZcrStorageReader`: loads of torch.distributed.checkpoint from the archives of a checkpoint.
+
+DCP plans which boxes of which tensors a rank needs; each is copied out of the mapping of the rank's archive that has
+it, and nothing is assembled. Opening and names are `checkpoint`'s.
+
+Source: `StorageReader` and the calls of `_load_state_dict` in torch 2.13.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import io
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Literal
+
+from zcrecord.errors import IntegrityError, MismatchError, SourceError, SourceNotFoundError, UnsupportedError
+from zcrecord.frameworks.torch import import_torch, torch_dtype, torch_over, torch_shape
+from zcrecord.storage.files import is_url
+
+from .checkpoint import Checkpoint, PathsByName, StoredBox
+from .folder import catalogue_of
+from .values import PickledValue
+
+if TYPE_CHECKING:
+    StorageReader = Any
+else:
+    StorageReader = object  # torch's comes after it, in `reader_class`
+
+__all__ = ["CheckpointReading", "loaded_object", "reader_class"]
+
+Array = Any
+
+
+@functools.cache
+def reader_class() -> Any:
+    """Return the class `ZcrStorageReader`; made on the first call, which imports torch.
+
+    Raises:
+        DependencyError: torch is not installed.
+    """
+    import_torch()
+    from torch.distributed.checkpoint import StorageReader
+
+    about = {"__doc__": CheckpointReading.__doc__, "__module__": "zcrecord.distributed"}
+    return type("ZcrStorageReader", (CheckpointReading, StorageReader), about)
+
+
+class CheckpointReading(StorageReader):  # type: ignore[misc]  # mypy takes torch for Any
+    """Loads a checkpoint into a distributed state dict, of whatever layout and number of ranks.
+
+        dcp.load(state_dict, storage_reader=ZcrStorageReader("checkpoints/100"))
+
+    Takes the folder of a checkpoint, its catalogue, one archive (as of a consolidated checkpoint), or a URL of one of
+    these. Each rank opens the archives that have bytes for it, and copies those bytes alone, in file order. Metadata
+    are made for the names that are loaded, however many chunks the checkpoint has.
+
+    All ranks get one checkpoint, or an error: if a save replaces it after it was opened, a rank whose archives are gone
+    opens the new one, once, and ranks that have opened different ones refuse.
+
+    Args:
+        path: None if each `dcp.load` gives a `checkpoint_id`.
+        verify: 'index' for checks of the files' structure; 'full' for the digests of all chunks that are read, too.
+        allow_pickle: load objects that torch.save pickled by running what the file says: only from sources you trust.
+            Without it they are loaded if torch's `weights_only=True` loads them, else refused.
+        storage_options: for fsspec, which opens URLs.
+
+    Raises:
+        DependencyError: torch is not installed. UnsupportedError: another level of verification.
+
+    Errors of a load, in CheckpointException: SourceError, FormatError and IntegrityError of files, MismatchError for a
+    tensor of another element type, UnsupportedError for an object that needs `allow_pickle`.
+    """
+
+    def __init__(
+        self,
+        path: Any = None,
+        *,
+        verify: Literal["index", "full"] = "index",
+        allow_pickle: bool = False,
+        storage_options: Mapping[str, Any] | None = None,
+    ) -> None:
+        import_torch()
+        super().__init__()
+        if verify not in ("index", "full"):
+            raise UnsupportedError(f"verify={verify!r} is not known; 'index' or 'full'")
+        self._path, self._options = path, storage_options
+        self._full, self._allow_pickle = verify == "full", allow_pickle
+        self._opened: Checkpoint | None = None
+
+    @property
+    def checkpoint_id(self) -> Any:
+        """The folder, file or URL."""
+        return self._path
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: Any) -> bool:
+        """Return True for a URL, and for a path where there is a checkpoint."""
+        if is_url(checkpoint_id):
+            return True
+        try:
+            catalogue_of(checkpoint_id)
+        except (SourceError, UnsupportedError):
+            return False
+        return True
+
+    def reset(self, checkpoint_id: Any = None) -> None:
+        """Set the checkpoint of the next load, if one is given."""
+        self._path = self._path if checkpoint_id is None else checkpoint_id
+        self._opened = None
+
+    def read_metadata(self) -> Any:
+        """Open the checkpoint, and return DCP's metadata of it, made for each name when it is asked for.
+
+        Raises:
+            SourceError: there is none, or it cannot be read. FormatError: it is no valid archive.
+        """
+        from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
+
+        if self._path is None:
+            what = "no checkpoint to load was given: ZcrStorageReader(path), or dcp.load(checkpoint_id=)"
+            raise UnsupportedError(what)
+        opened = self._opened = Checkpoint(self._path, self._options)
+        planner_data: Any = PathsByName(opened) if opened.has_paths else None
+        if opened.planner_bytes is not None:
+            planner_data = loaded_object(PickledValue(opened.planner_bytes), "", opened.path, self._allow_pickle)
+        names: Any = _MetadataByName(opened)
+        return Metadata(names, planner_data=planner_data, storage_meta=StorageMeta(checkpoint_id=self._path))
+
+    def set_up_storage_reader(self, metadata: Any, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
+        """Do nothing: `read_metadata` has opened the checkpoint."""
+
+    def prepare_local_plan(self, plan: Any) -> Any:
+        """Open the archives that have bytes for this rank; afterwards a save may remove them.
+
+        Raises:
+            SourceError: one is gone, and so is its checkpoint, replaced by one of other chunks.
+        """
+        opened = self._checkpoint()
+        try:
+            opened.open_files(box for _, box in self._boxes(opened, plan))
+        except (SourceNotFoundError, IntegrityError):
+            again = opened.again()
+            if again.identity == opened.identity:
+                raise
+            again.open_files(box for _, box in self._boxes(again, plan))
+            self._opened = opened = again
+        return dataclasses.replace(plan, storage_data=opened.identity)
+
+    def prepare_global_plan(self, plans: list[Any]) -> list[Any]:
+        """Return the plans as they are.
+
+        Raises:
+            SourceError: ranks have opened different checkpoints.
+        """
+        if len({plan.storage_data for plan in plans}) > 1:
+            what = "was replaced while ranks were opening it, so that they have different ones; load it again"
+            raise SourceError(what, path=self._checkpoint().path)
+        return plans
+
+    def read_data(self, plan: Any, planner: Any) -> Any:
+        """Copy this rank's boxes into the tensors that the planner gives, and hand it the values."""
+        from torch.distributed.checkpoint.planner import LoadItemType
+        from torch.futures import Future
+
+        torch, opened = import_torch(), self._checkpoint()
+        for item, box in sorted(self._boxes(opened, plan), key=lambda found: opened.place(found[1])):
+            self._copy(torch, opened, planner, item, box)
+        for item in plan.items:
+            if item.type == LoadItemType.BYTE_IO:
+                name = item.storage_index.fqn
+                value = opened.value(name)
+                if isinstance(value, PickledValue) and self._allow_pickle:
+                    planner.load_bytes(item, io.BytesIO(value.data))
+                    continue
+                # Planners unpickle whatever they are given, so they are given what was made here.
+                held = io.BytesIO()
+                torch.save(loaded_object(value, name, opened.path, allow_pickle=False), held)
+                held.seek(0)
+                planner.load_bytes(item, held)
+        self._opened = None  # mappings go with it
+        done: Any = Future()
+        done.set_result(None)
+        return done
+
+    def _copy(self, torch: Any, opened: Checkpoint, planner: Any, item: Any, box: StoredBox) -> None:
+        target = planner.resolve_tensor(item).detach()
+        kind, bits, _ = opened.type_of(box.tensor)
+        dtype = torch_dtype(torch, kind, bits)
+        name = item.storage_index.fqn
+        if target.dtype != dtype:
+            what = f"is {dtype} in the checkpoint, and {target.dtype} in the state dict"
+            what += "; load it as it is, and convert the model with .to(...) before or after"
+            raise MismatchError(what, path=opened.path, tensor=name)
+        source = torch_over(torch, opened.octets(box, verify=self._full), dtype, torch_shape(kind, bits, box.extent))
+        for axis, (start, size) in enumerate(zip(item.storage_offsets, item.lengths, strict=True)):
+            source = source.narrow(axis, start, size)
+        if target.shape != source.shape:
+            what = f"a box of shape {tuple(source.shape)} of it is to go into one of {tuple(target.shape)}"
+            what += "; the planner gave another tensor than it planned"
+            raise MismatchError(what, path=opened.path, tensor=name)
+        target.copy_(source)
+        planner.commit_tensor(item, target)
+
+    def _boxes(self, opened: Checkpoint, plan: Any) -> Iterator[tuple[Any, StoredBox]]:
+        """Yield the plan's items of tensors, each with the piece that it is of.
+
+        Raises:
+            SourceError: the checkpoint has no such piece: it was planned for another one.
+        """
+        for item in plan.items:
+            if (origin := item.storage_index.offset) is None:
+                continue
+            name, origin = item.storage_index.fqn, tuple(origin)
+            i = opened.tensors.get(name)
+            box = None if i is None else opened.box_at(i, origin, item.storage_index.index)
+            ends = zip(item.storage_offsets, item.lengths, strict=True)
+            if box is None or any(a + n > size for (a, n), size in zip(ends, box.extent, strict=True)):
+                what = "the checkpoint was replaced by one of other chunks while it was being loaded; load it again"
+                raise SourceError(what, path=opened.path, tensor=name)
+            yield item, box
+
+    def _checkpoint(self) -> Checkpoint:
+        if self._opened is None:
+            raise UnsupportedError("read_metadata() comes before plans and data")
+        return self._opened
+
+
+class _MetadataByName(Mapping[str, Any]):
+    """DCP's metadata of each name, made when it is asked for: the chunks of a tensor may be many."""
+
+    def __init__(self, opened: Checkpoint) -> None:
+        self._opened, self._torch = opened, import_torch()
+        self._made: dict[str, Any] = {}
+
+    def __getitem__(self, name: str) -> Any:
+        found = self._made.get(name)
+        if found is None:
+            found = self._made[name] = self._make(name)
+        return found
+
+    def _make(self, name: str) -> Any:
+        from torch.distributed.checkpoint.metadata import (
+            BytesStorageMetadata,
+            ChunkStorageMetadata,
+            TensorProperties,
+            TensorStorageMetadata,
+        )
+
+        torch, opened = self._torch, self._opened
+        i = opened.tensors.get(name)
+        if i is None:
+            if name not in opened.values:
+                raise KeyError(name)
+            return BytesStorageMetadata()
+        kind, bits, shape = opened.type_of(i)
+        properties = TensorProperties(dtype=torch_dtype(torch, kind, bits))
+        size = torch.Size(torch_shape(kind, bits, shape))
+        origin, extent = opened.boxes(i)
+        if bits < 8:  # such a tensor is not split
+            chunks = [ChunkStorageMetadata(torch.Size([0] * len(shape)), size)][: len(origin)]
+        else:
+            boxes = zip(map(torch.Size, origin.tolist()), map(torch.Size, extent.tolist()), strict=True)
+            chunks = [ChunkStorageMetadata(start, sizes) for start, sizes in boxes]
+        return TensorStorageMetadata(properties, size, chunks)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._opened.tensors or name in self._opened.values
+
+    def __iter__(self) -> Iterator[str]:
+        yield from self._opened.tensors
+        yield from self._opened.values
+
+    def __len__(self) -> int:
+        return len(self._opened.tensors) + len(self._opened.values)
+
+
+def loaded_object(value: Any, name: str, path: str | None, allow_pickle: bool) -> Any:
+    """Return a value, unpickled if it is a PickledValue: by torch's weights_only, or without limits if that is allowed.
+
+    Raises:
+        UnsupportedError: it needs to be allowed, or cannot be unpickled.
+    """
+    if not isinstance(value, PickledValue):
+        return value
+    torch = import_torch()
+    try:
+        return torch.load(io.BytesIO(value.data), weights_only=not allow_pickle, map_location="cpu")
+    except Exception as error:  # of many kinds
+        reason = str(error).partition("\n")[0]
+        advice = "if you trust where the checkpoint comes from, allow_pickle=True loads it by running what it says"
+        what = (
+            f"is a pickled object that torch does not load: {reason}"
+            if allow_pickle
+            else (f"is a pickled object, and torch's weights_only=True does not load it; {advice}")
+        )
+        raise UnsupportedError(what, path=path, tensor=name or None) from error

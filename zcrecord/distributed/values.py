@@ -1,0 +1,180 @@
+"""Values that are no tensors, and the paths of names: a state dict's leaves as children of a module tree, both ways.
+
+None, bool, int, float, str and bytes are attributes, and lists, tuples and dicts of them attributes or modules, as
+`save_record` makes them; complex numbers, dtypes and devices the modules of `codec.conventions`. Everything else is the
+bytes that torch.save gives, in a module of type name `zcr:torch_save`. FORMAT.md has the convention.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+from zcrecord.codec.conventions import object_of
+from zcrecord.codec.entries import Entries, ModuleKind, encodable, is_attribute, value_type
+from zcrecord.codec.layout import NONE
+from zcrecord.errors import LimitError, NameCollisionError, UnsupportedError
+from zcrecord.writing.flatten import children_of
+from zcrecord.writing.module_tree import ModuleTreeBuilder
+
+__all__ = [
+    "PICKLED",
+    "Path",
+    "PickledValue",
+    "StateTree",
+    "is_plain",
+    "path_from_text",
+    "path_to_text",
+    "paths_of",
+]
+
+PICKLED = "zcr:torch_save"  # type name of a module whose attribute `value` is what torch.save made of an object
+_MOST_DEPTH = 16  # of lists and dicts within a value; others are pickled
+_SCALARS = (bool, int, float, str, bytes, type(None))
+Path = tuple[str | int, ...]
+
+
+class PickledValue(NamedTuple):
+    """An object as the bytes that torch.save gives."""
+
+    data: bytes
+
+
+def is_plain(value: Any, depth: int = 0) -> bool:
+    """Return True for a value that an archive holds as it is, and gives back equal and of the same type."""
+    kind = type(value)
+    if kind in _SCALARS:
+        return not (kind is str and not encodable(value)) and (
+            value_type(value) is not None or value.bit_length() <= 4096
+        )
+    if depth >= _MOST_DEPTH:
+        return False
+    if kind in (list, tuple):
+        return all(is_plain(item, depth + 1) for item in value)
+    if kind is dict:
+        texts = all(type(key) is str and key and encodable(key) and not set(key) & {".", "\0"} for key in value)
+        return texts and all(is_plain(item, depth + 1) for item in value.values())
+    return kind is complex or (kind.__module__ == "torch" and object_of(value, "") is not None)
+
+
+class StateTree:
+    """The module tree of a state dict whose tensors and values come one by one, each with its path.
+
+    A path is the keys that lead to a leaf: text in a mapping, an integer in a list. A name is its path joined by dots.
+
+    Args:
+        paths: of all leaves, in the order in which they will come.
+
+    Attributes:
+        tree: what is built.
+        objects: names of values that are modules.
+        others: paths that the tree does not tell: its keys, and integers in modules of kind LIST.
+    """
+
+    def __init__(self, paths: Iterable[Path]) -> None:
+        self.tree = ModuleTreeBuilder()
+        self.objects: list[str] = []
+        self.others: list[Path] = []
+        self._lists = _whole_lists(paths)
+
+    def tensor(self, path: Path, layout: Any, payload: int = NONE) -> None:
+        """Add a tensor."""
+        self._add(path, lambda keys: self.tree.tensor(keys, layout, payload))
+
+    def value(self, path: Path, value: Any) -> None:
+        """Add a value: a plain one, or a PickledValue."""
+        name = ".".join(map(str, path))
+
+        def add(keys: tuple[str, ...]) -> None:
+            if self._add_value(keys, value):
+                self.objects.append(name)
+
+        self._add(path, add)
+
+    def entries(self) -> Entries:
+        """Return the entries, lists told from mappings."""
+        for keys in self._lists:
+            with contextlib.suppress(NameCollisionError, LimitError, UnsupportedError):  # its items are elsewhere
+                self.tree.module(keys, ModuleKind.LIST)
+        return self.tree.entries()
+
+    def _add(self, path: Path, add: Any) -> None:
+        """Add something at its path; by its name alone where the path cannot be one of modules."""
+        keys = tuple(map(str, path))
+        try:
+            add(keys)
+        except (NameCollisionError, LimitError, UnsupportedError):
+            if len(keys) == 1:
+                raise
+            add((".".join(keys),))
+            keys = ()
+        if not keys or any(isinstance(key, int) and keys[:at] not in self._lists for at, key in enumerate(path)):
+            self.others.append(path)
+
+    def _add_value(self, keys: tuple[str, ...], value: Any) -> bool:
+        """Add a value; returns True if it is a module."""
+        name = ".".join(keys)
+        if isinstance(value, PickledValue):
+            self.tree.check_name(keys)
+            self.tree.module(keys, ModuleKind.OBJECT, PICKLED)
+            self.tree.attribute((*keys, "value"), value.data)
+            return True
+        if is_attribute(value, name):
+            self.tree.attribute(keys, value)
+            return False
+        kind, type_name, items = children_of(value, name)
+        assert kind is not None, "a plain value"
+        self.tree.check_name(keys)
+        self.tree.module(keys, kind, type_name)
+        for key, item in items:
+            self._add_value((*keys, key), item)
+        return True
+
+
+def _whole_lists(paths: Iterable[Path]) -> set[tuple[str, ...]]:
+    """Return the keys that lead to lists whose items come in their order, all of them."""
+    counts: dict[tuple[str, ...], int] = {}
+    for path in paths:
+        keys = tuple(map(str, path))
+        for at, key in enumerate(path):
+            above = keys[:at]
+            known = counts.get(above)
+            if not isinstance(key, int):
+                counts[above] = -1
+            elif known is None:
+                counts[above] = 1 if key == 0 and at != 0 else -1
+            elif known >= 0 and key == known:
+                counts[above] = known + 1
+            elif known >= 0 and key != known - 1:
+                counts[above] = -1
+    return {keys for keys, count in counts.items() if count > 0}
+
+
+def path_to_text(path: Path) -> str:
+    """Return a path as JSON, as the metadata have it."""
+    return json.dumps(list(path), ensure_ascii=False, separators=(",", ":"))
+
+
+def path_from_text(text: Any) -> Path | None:
+    """Return the path that a text stands for; None if it is none."""
+    try:
+        found = json.loads(text)
+    except (TypeError, ValueError, RecursionError):
+        return None
+    if not isinstance(found, list) or not found:
+        return None
+    return tuple(found) if all(type(key) is str or type(key) is int for key in found) else None
+
+
+def paths_of(planner_data: Any) -> Mapping[str, Path] | None:
+    """Return the path of each name, as DCP's default planner has them; None for any other planner's data."""
+    if not isinstance(planner_data, dict):
+        return None
+    for name, path in planner_data.items():
+        if type(path) is not tuple or not path or not all(type(key) is str or type(key) is int for key in path):
+            return None
+        if ".".join(map(str, path)) != name:
+            return None
+    return planner_data

@@ -1,0 +1,157 @@
+"""`load_views`: a state dict over the mapping of a checkpoint, for models on the meta device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from zcrecord.archive.archive import Archive
+from zcrecord.errors import IntegrityError, MismatchError, SourceError, TensorNotFoundError
+from zcrecord.frameworks.torch import import_torch, torch_dtype, torch_over, torch_shape
+
+from .checkpoint import Checkpoint, StoredBox
+from .reader import loaded_object
+
+__all__ = ["load_views"]
+
+
+def load_views(
+    path: Any,
+    like: Mapping[str, Any],
+    *,
+    writable: bool = True,
+    allow_pickle: bool = False,
+    storage_options: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """Return a state dict like another one, its tensors over the mapping of a checkpoint: nothing is read or copied.
+
+    For a model on the meta device: `model.load_state_dict(load_views(path, state), assign=True)`. A DTensor comes as a
+    DTensor of the same mesh and placements. Its local part, or a whole tensor, is a view where it lies in one chunk of
+    the checkpoint, contiguous there: as it was saved, or rows of it. Otherwise it is put together in new memory, and so
+    is what is for another device than the CPU. Pages of views are read when they are first touched.
+
+    As with `Record.torch`, views lie on a private mapping, so that an optimizer's steps change no file, tensors that
+    were tied when they were saved are tied, and the mapping lives as long as any. `like` is not changed.
+
+    Args:
+        path: the checkpoint: its folder, its catalogue, one archive, or a URL of one of these.
+        like: nested mappings and lists of tensors and DTensors, on the meta device or any, and of values, which are
+            replaced by those of the checkpoint. Names are paths joined by dots, as DCP makes them.
+        writable: False gives views over the read-only mapping. **Any in-place write then ends the process.**
+        allow_pickle, storage_options: as of `ZcrStorageReader`.
+
+    Raises:
+        DependencyError: torch is not installed. TensorNotFoundError: the checkpoint lacks a name. MismatchError: a
+        tensor has another shape or element type. SourceError: no checkpoint is there, or it cannot be read.
+        FormatError: a file is no valid archive. UnsupportedError: an object needs `allow_pickle`.
+
+    Example:
+        >>> import torch, zcrecord, zcrecord.distributed
+        >>> _ = zcrecord.save_record({"w": torch.ones(2, 3)}, "checkpoint.zcr")
+        >>> model = torch.nn.ParameterDict({"w": torch.empty(2, 3, device="meta")})
+        >>> zcrecord.distributed.load_views("checkpoint.zcr", model.state_dict())["w"].sum()
+        tensor(6.)
+    """
+    torch = import_torch()
+    opened = Checkpoint(path, storage_options)
+    try:
+        return _Views(torch, opened, writable, allow_pickle).like(like)
+    except (SourceError, IntegrityError):
+        again = opened.again()  # a save may have replaced it meanwhile, and removed its archives
+        if again.identity == opened.identity:
+            raise
+        return _Views(torch, again, writable, allow_pickle).like(like)
+
+
+class _Views:
+    """One call of `load_views`."""
+
+    def __init__(self, torch: Any, opened: Checkpoint, writable: bool, allow_pickle: bool) -> None:
+        self._torch, self._opened, self._allow_pickle = torch, opened, allow_pickle
+        self._archive: Archive = opened.archive.private() if writable else opened.archive
+        self._bases: dict[tuple[int, int], Any] = {}  # by file and payload, so that tied tensors share a storage
+
+    def like(self, state: Mapping[str, Any]) -> dict[str, Any]:
+        """Return a mapping with the same keys."""
+        return {key: self._value(value, (str(key),)) for key, value in state.items()}
+
+    def _value(self, value: Any, path: tuple[str, ...]) -> Any:
+        if isinstance(value, self._torch.Tensor):
+            return self._tensor(value, ".".join(path))
+        if isinstance(value, Mapping):
+            return {key: self._value(item, (*path, str(key))) for key, item in value.items()}
+        if isinstance(value, list) and any(map(self._is_node, value)):
+            return [self._value(item, (*path, str(i))) for i, item in enumerate(value)]
+        name = ".".join(path)
+        if name not in self._opened.values:
+            raise TensorNotFoundError(name, lambda: self._opened.values, path=self._opened.path)
+        return loaded_object(self._opened.value(name), name, self._opened.path, self._allow_pickle)
+
+    def _is_node(self, value: Any) -> bool:
+        """Return True for what DCP looks into a list for."""
+        return isinstance(value, self._torch.Tensor | Mapping) or (
+            isinstance(value, list) and any(map(self._is_node, value))
+        )
+
+    def _tensor(self, like: Any, name: str) -> Any:
+        torch, opened = self._torch, self._opened
+        i = opened.number(name)
+        kind, bits, shape = opened.type_of(i)
+        told = torch_dtype(torch, kind, bits), torch_shape(kind, bits, shape)
+        if told != (like.dtype, tuple(like.shape)):
+            wanted = f"{like.dtype} of shape {tuple(like.shape)}"
+            what = f"is {told[0]} of shape {told[1]} in the checkpoint, and {wanted} in `like`"
+            raise MismatchError(f"{what}; make the model as it was saved", path=opened.path, tensor=name)
+        if not hasattr(like, "device_mesh"):
+            device = torch.device("cpu") if like.is_meta else like.device
+            return self._box(i, (0,) * len(shape), told[1]).to(device)
+        if like.device_mesh.get_coordinate() is None:
+            return like
+        [chunk] = like.__create_chunk_list__()
+        local = self._box(i, tuple(chunk.offsets), tuple(chunk.sizes)).to(self._device_of(like))
+        from torch.distributed.tensor import DTensor
+
+        placed: dict[str, Any] = {"run_check": False, "shape": like.shape, "stride": like.stride()}
+        return DTensor.from_local(local, like.device_mesh, like.placements, **placed)
+
+    def _device_of(self, like: Any) -> Any:
+        kind = like.device_mesh.device_type
+        if kind == "cpu":
+            return self._torch.device("cpu")
+        return self._torch.device(kind, self._torch.get_device_module(kind).current_device())
+
+    def _box(self, i: int, origin: tuple[int, ...], extent: tuple[int, ...]) -> Any:
+        """Return a box of a tensor: a view if it is contiguous in one piece, else new memory."""
+        torch, opened = self._torch, self._opened
+        kind, bits, _ = opened.type_of(i)
+        dtype = torch_dtype(torch, kind, bits)
+        boxes = opened.boxes_within(i, origin, extent) if bits >= 8 else opened.boxes_within(i, (), ())
+        boxes = [] if 0 in extent else boxes
+        if len(boxes) == 1:
+            [box] = boxes
+            view = _narrowed(self._piece(box, dtype, torch_shape(kind, bits, box.extent)), box, origin, extent)
+            return view.detach() if view.is_contiguous() else view.contiguous()
+        made = torch.empty(extent, dtype=dtype, device="cpu")
+        for box in boxes:
+            source = _narrowed(self._piece(box, dtype, box.extent), box, origin, extent)
+            target = made
+            for axis, (start, low, size) in enumerate(zip(origin, box.origin, source.shape, strict=True)):
+                target = target.narrow(axis, max(low - start, 0), size)
+            target.copy_(source)
+        return made
+
+    def _piece(self, box: StoredBox, dtype: Any, shape: tuple[int, ...]) -> Any:
+        key = self._opened.place(box)
+        base = self._bases.get(key)
+        if base is None:
+            octets = self._opened.octets(box, self._archive)
+            base = self._bases[key] = torch_over(self._torch, octets, self._torch.uint8, (-1,))
+        return base.view(dtype).view(shape)
+
+
+def _narrowed(piece: Any, box: StoredBox, origin: Iterable[int], extent: Iterable[int]) -> Any:
+    """Return the elements of a piece that a box of the tensor has."""
+    for axis, (low, size, start, wanted) in enumerate(zip(box.origin, box.extent, origin, extent, strict=True)):
+        first = max(start - low, 0)
+        piece = piece.narrow(axis, first, min(start + wanted, low + size) - low - first)
+    return piece

@@ -1,0 +1,234 @@
+"""`ZcrStorageWriter`: saves of torch.distributed.checkpoint as archives, one for each rank, and a catalogue.
+
+Planning, deduplication of replicated tensors and all communication are DCP's. `rank_archive` writes, `join` makes the
+catalogue of what the ranks report, `folder` knows the files.
+
+Source: `StorageWriter` and the calls of `_save_state_dict` in torch 2.13.
+"""
+
+from __future__ import annotations
+
+import functools
+import io
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+from zcrecord.codec.entries import digest_kind
+from zcrecord.codec.layout import ALIGNMENT, check_alignment
+from zcrecord.errors import RecordError, UnsupportedError
+from zcrecord.frameworks.torch import import_torch
+from zcrecord.storage.files import is_url
+
+from .folder import CheckpointFolder
+from .join import joined
+from .rank_archive import Chunk, RankReport, RankWriter
+from .values import PickledValue, is_plain, paths_of
+
+if TYPE_CHECKING:
+    StorageWriter = Any
+else:
+    StorageWriter = object  # torch's comes after it, in `writer_class`
+
+__all__ = ["CheckpointWriting", "writer_class"]
+
+
+@functools.cache
+def writer_class() -> Any:
+    """Return the class `ZcrStorageWriter`; made on the first call, which imports torch.
+
+    Raises:
+        DependencyError: torch is not installed.
+    """
+    import_torch()
+    from torch.distributed.checkpoint import StorageWriter
+
+    about = {"__doc__": CheckpointWriting.__doc__, "__module__": "zcrecord.distributed"}
+    return type("ZcrStorageWriter", (CheckpointWriting, StorageWriter), about)
+
+
+class CheckpointWriting(StorageWriter):  # type: ignore[misc]  # mypy takes torch for Any
+    """Saves a distributed state dict as one archive for each rank and a catalogue, `checkpoint.zcr`, written last.
+
+        dcp.save(state_dict, storage_writer=ZcrStorageWriter("checkpoints/100"))
+
+    The folder has the old checkpoint or the new one at any time, whole: replacing the catalogue is what commits.
+    Archives are never overwritten, but get new names in each save. Those of the checkpoint before are removed after the
+    commit, so that during a save the folder needs room for both, and so are those of saves that were killed. Nothing
+    depends on clocks; one save at a time may run for a folder. If a rank fails, its own file is removed, the old
+    checkpoint stays, and DCP raises CheckpointException in every rank, with the error of the rank that failed.
+
+    `zcrecord.load_record("checkpoints/100/checkpoint.zcr")` has the state dict as one record, its tensors whole.
+    Tensors are written from their own memory; those of a device, and those not in C order, through 8 MiB. Tied ones
+    are stored once in a rank and stay tied, if every chunk is; equal ones are stored once in a rank. None, bool, int,
+    float, str, bytes and lists, tuples and dicts of these are attributes; all other objects the bytes of torch.save.
+
+    Args:
+        path: the folder; made if it is not there. None if each `dcp.save` gives a `checkpoint_id`.
+        durable: fsync files and folder, so that a finished checkpoint survives power loss.
+        digest: 'xxh3' for a checksum of each chunk; 'none' for none.
+        alignment: of every chunk in bytes, a power of two from 16 to 65536. Those of 1 MiB and more lie on 16384.
+
+    Raises:
+        DependencyError: torch is not installed. LimitError: another digest or alignment. UnsupportedError: a URL.
+
+    Errors of a save, in CheckpointException: SourceError, UnsupportedError for a tensor that no archive holds,
+    MismatchError for chunks that do not fit together.
+    """
+
+    def __init__(
+        self, path: Any = None, *, durable: bool = True, digest: str | None = "xxh3", alignment: int = ALIGNMENT
+    ) -> None:
+        import_torch()
+        super().__init__()
+        digest_kind(digest)
+        self._durable, self._digest, self._alignment = durable, digest, check_alignment(alignment)
+        self._path: Any = None
+        self._rank, self._coordinates = 0, True
+        self._before: set[str] = set()
+        self.reset(path)
+
+    @property
+    def checkpoint_id(self) -> Any:
+        """The folder."""
+        return self._path
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: Any) -> bool:
+        """Return True for a path; a URL is none."""
+        return not is_url(checkpoint_id)
+
+    def reset(self, checkpoint_id: Any = None) -> None:
+        """Set the folder of the next save, if one is given."""
+        if checkpoint_id is not None:
+            CheckpointFolder(checkpoint_id, durable=self._durable)
+            self._path = checkpoint_id
+
+    def storage_meta(self) -> Any:
+        """Return DCP's description of where the checkpoint is."""
+        from torch.distributed.checkpoint.metadata import StorageMeta
+
+        return StorageMeta(checkpoint_id=self._path)
+
+    def set_up_storage_writer(self, is_coordinator: bool, *_: Any, **kwargs: Any) -> None:
+        """Take note of this rank.
+
+        Raises:
+            UnsupportedError: a save without collectives, in which no rank knows what the others wrote.
+        """
+        if not kwargs.get("use_collectives", True):
+            what = "a checkpoint is one catalogue of what all ranks wrote; save it with use_collectives=True"
+            raise UnsupportedError(what, path=None if self._path is None else str(self._path))
+        self._rank, self._coordinates = kwargs.get("rank") or 0, is_coordinator
+
+    def prepare_local_plan(self, plan: Any) -> Any:
+        """Make the folder; in the coordinator, list what is there, which no rank has begun to write to yet."""
+        folder = self._folder()
+        folder.make()
+        if self._coordinates:
+            self._before = folder.shards()
+        return plan
+
+    def prepare_global_plan(self, plans: list[Any]) -> list[Any]:
+        """Return the plans as they are: DCP may keep them for later saves, so no name of a file is in them."""
+        return plans
+
+    def write_data(self, plan: Any, planner: Any) -> Any:
+        """Write this rank's archive, if it has anything to write, and return a future of the report of it."""
+        from torch.distributed.checkpoint.metadata import MetadataIndex
+        from torch.distributed.checkpoint.storage import WriteResult
+        from torch.futures import Future
+
+        report = self._write(plan, planner)
+        nbytes = 0 if report.shard is None else report.shard.nbytes
+        done: Any = Future()
+        done.set_result([WriteResult(MetadataIndex(""), nbytes, report)])  # one, not a million
+        return done
+
+    def _write(self, plan: Any, planner: Any) -> RankReport:
+        torch = import_torch()
+        folder, values = self._folder(), {}
+        chunks = []
+        for item in plan.items:
+            if item.tensor_data is None:
+                values[item.index.fqn] = _value_of(torch, planner, item)
+            else:
+                chunks.append((item, _chunk_of(item)))
+        names = {chunk.name for _, chunk in chunks}
+        options: dict[str, Any] = {"alignment": self._alignment, "digest": self._digest}
+        if not any(prod(chunk.extent) for _, chunk in chunks):
+            out = RankWriter(torch, None, names, **options)
+            for item, chunk in chunks:
+                out.add(chunk, planner.resolve_data(item))
+            return out.finish("", values)
+        name = folder.shard_name(self._rank, _world_size(torch))
+        with folder.new_shard(name) as sink:
+            out = RankWriter(torch, sink, names, **options)
+            for item, chunk in chunks:
+                out.add(chunk, planner.resolve_data(item))
+            return out.finish(name, values)
+
+    def finish(self, metadata: Any, results: list[list[Any]]) -> None:
+        """Commit: replace the catalogue, then remove the files that nothing names any more. Runs in the coordinator.
+
+        Raises:
+            MismatchError: chunks of the ranks do not fit together. SourceError: the file system reports an error. The
+            checkpoint there before is untouched, and this one's files are removed.
+        """
+        folder = self._folder()
+        reports = [result.storage_data for rank in results for result in rank]
+        new = {report.shard.name for report in reports if report.shard is not None}
+        planner_data, planner_bytes = metadata.planner_data, None
+        if planner_data is not None and paths_of(planner_data) is None:
+            planner_bytes = _pickled(import_torch(), planner_data).data
+        try:
+            options: dict[str, Any] = {"alignment": self._alignment, "digest": self._digest}
+            tree = joined(reports, planner_data, planner_bytes, **options)
+            folder.replace_catalogue(tree, digest_kind(self._digest))
+        except BaseException as error:
+            folder.take_back(new)
+            raise (error.located(path=folder.path) if isinstance(error, RecordError) else error) from error.__cause__
+        folder.remove(self._before - new)
+
+    def _folder(self) -> CheckpointFolder:
+        if self._path is None:
+            what = "no folder to save to was given: ZcrStorageWriter(path), or dcp.save(checkpoint_id=)"
+            raise UnsupportedError(what)
+        return CheckpointFolder(self._path, durable=self._durable)
+
+
+def _chunk_of(item: Any) -> Chunk:
+    """Return the chunk that DCP's item of a plan is of."""
+    told = item.tensor_data
+    return Chunk(item.index.fqn, tuple(told.size), tuple(told.chunk.offsets), tuple(told.chunk.sizes))
+
+
+def _value_of(torch: Any, planner: Any, item: Any) -> Any:
+    """Return the value of an item that is no tensor: a plain one, or a PickledValue."""
+    from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+
+    kind = type(planner)
+    direct = isinstance(planner, DefaultSavePlanner) and (
+        kind.resolve_data is DefaultSavePlanner.resolve_data
+        and kind.transform_object is DefaultSavePlanner.transform_object
+    )
+    if direct:
+        value = planner.lookup_object(item.index)
+        return value if is_plain(value) else _pickled(torch, value)
+    data = planner.resolve_data(item).getvalue()
+    try:
+        value = torch.load(io.BytesIO(data), weights_only=True, map_location="cpu")
+    except Exception:  # torch's of many kinds: it is to be pickled
+        return PickledValue(data)
+    return value if is_plain(value) else PickledValue(data)
+
+
+def _pickled(torch: Any, value: Any) -> PickledValue:
+    held = io.BytesIO()
+    torch.save(value, held)
+    return PickledValue(held.getvalue())
+
+
+def _world_size(torch: Any) -> int:
+    """Return the number of processes, 1 without a process group."""
+    distributed = torch.distributed
+    return distributed.get_world_size() if distributed.is_available() and distributed.is_initialized() else 1
