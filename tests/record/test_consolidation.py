@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import os
+import re
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+import records as r
 from split_catalogues import Box, boxes_along, outline_of, save_split
 
 import zcrecord
@@ -183,3 +186,27 @@ def test_progress_counts_the_bytes_of_tensors_to_the_end(name: str, most: int | 
     record = zcrecord.load_record(tmp_path / name)
     zcrecord.save_record(record, tmp_path / "m.zcr", max_shard_size=most, progress=lambda *told: seen.append(told))
     assert seen == sorted(seen) and seen[-1][0] == seen[-1][1] and len({total for _, total in seen}) == 1
+
+
+SHRINKING = """
+import os, sys
+import zcrecord
+from zcrecord.errors import RecordError
+source, shard, dest = sys.argv[1:]
+try:
+    zcrecord.save_record(zcrecord.load_record(source), dest, progress=lambda *_: os.truncate(shard, 5000))
+except RecordError as error:
+    print(type(error).__name__, error)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="platform: only Linux tells beforehand that pages can be read")
+def test_a_shard_that_shrinks_meanwhile_is_an_error_and_no_crash(tmp_path: Path) -> None:
+    values = np.ones((1024, 2048), np.float32)
+    save_split(tmp_path / "checkpoint.zcr", {"w": values}, {"w": boxes_along(1, 2, values.shape)})
+    shard = tmp_path / "checkpoint-00002-of-00003.zcr"
+    told = r.run_python(SHRINKING, tmp_path / "checkpoint.zcr", shard, tmp_path / "one.zcr").stdout
+    assert re.match(rf"SourceError {re.escape(str(shard))}: .*cannot be read any more; did it become shorter", told), (
+        told
+    )
+    assert not (tmp_path / "one.zcr").exists()

@@ -230,6 +230,7 @@ return rec, rec.content_digest()
 """
     found = measured(code, split[how])
     assert found["private"] < BLOCK + LITTLE  # the C library may keep the block for the next one
+    assert found["rss"] < BLOCK + 2 * LITTLE, "pages of the shards were not let go of"
     assert found["peak"] < BLOCK + LITTLE
 
 

@@ -1,17 +1,22 @@
 """Elements of a tensor that is split into boxes, in C order, a block at a time.
 
-Knows arrays alone. The rules of a tiling, and the places of its boxes in files, are `shards`'s.
+The rules of a tiling, and the places of its boxes in files, are `shards`'s.
 """
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Iterator, Sequence
 from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
 
-__all__ = ["BLOCK", "Box", "blocks_of", "put_together"]
+from zcrecord.errors import SourceError
+from zcrecord.storage.stream_reader import SequentialMapping
+from zcrecord.tensors.strides import address
+
+__all__ = ["BLOCK", "Box", "blocks_of", "box_of", "put_together"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 BLOCK = 8 << 20  # bytes of a block: of hundreds of files each still gives enough of it to be worth a read
@@ -19,19 +24,50 @@ _WORTH = 1 << 16  # bytes that are passed on by themselves; of fewer, to put sev
 
 
 class Box(NamedTuple):
-    """A part of a tensor: the index of its first element along each axis, and its elements."""
+    """A part of a tensor: the index of its first element along each axis, its elements, and the file they lie in."""
 
     origin: tuple[int, ...]
     values: Array
+    mapped: SequentialMapping | None = None  # None: they are no mapped file's
+    path: str | None = None
+
+    def part(self, start: int, stop: int) -> Array:
+        """Return the elements of some of the tensor's leading indices, their pages brought in."""
+        found = self.values[max(start - self.origin[0], 0) : stop - self.origin[0]]
+        if self.mapped is not None:
+            at = address(found) - address(self.mapped.view)
+            try:
+                self.mapped.bring(at, at + found.nbytes)
+            except SourceError as error:
+                raise error.located(path=self.path) from error.__cause__
+        return found
+
+    def row(self, index: int) -> Box:
+        """Return the elements of one leading index, as a box of one axis less."""
+        return self._replace(origin=self.origin[1:], values=self.values[index - self.origin[0]])
+
+    def let_go(self) -> None:
+        """Let go of the pages that were brought in."""
+        if self.mapped is not None:
+            self.mapped.let_go()
+
+
+def box_of(origin: Sequence[int], octets: memoryview, shape: Sequence[int], item: int, path: str | None) -> Box:
+    """Return a box of opaque elements of so many bytes; pages of a mapped file are brought in, and let go of."""
+    mapping: Any = octets.obj
+    passed = len(octets) >= _WORTH and isinstance(mapping, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED")
+    # Not of a private copy: to let go of it would undo what was written to it.
+    mapped = SequentialMapping(mapping) if passed and memoryview(mapping).readonly else None
+    return Box(tuple(origin), np.frombuffer(octets, np.dtype((np.void, item))).reshape(shape), mapped, path)
 
 
 def put_together(out: Array, boxes: Sequence[Box], first: int = 0) -> None:
     """Copy the elements of boxes into an array that has a tensor's leading indices from `first` on."""
-    for origin, values in boxes:
-        start, stop = max(origin[0], first), min(origin[0] + len(values), first + len(out))
-        if start < stop:
-            rest = (slice(a, a + n) for a, n in zip(origin[1:], values.shape[1:], strict=True))
-            out[(slice(start - first, stop - first), *rest)] = values[start - origin[0] : stop - origin[0]]
+    for box in boxes:
+        start, stop = max(box.origin[0], first), min(box.origin[0] + len(box.values), first + len(out))
+        rest = (slice(a, a + n) for a, n in zip(box.origin[1:], box.values.shape[1:], strict=True))
+        out[(slice(start - first, stop - first), *rest)] = box.part(start, stop)
+        box.let_go()
 
 
 def blocks_of(shape: tuple[int, ...], boxes: Sequence[Box], most: int = BLOCK) -> Iterator[Array]:
@@ -41,6 +77,9 @@ def blocks_of(shape: tuple[int, ...], boxes: Sequence[Box], most: int = BLOCK) -
 
     Args:
         boxes: boxes in C order that cover each element once, all of one type.
+
+    Raises:
+        SourceError: a mapped file became shorter, or cannot be read.
     """
     dtype = boxes[0].values.dtype
     return _blocks(shape, boxes, np.empty(max(1, min(most // dtype.itemsize, prod(shape))), dtype))
@@ -54,25 +93,24 @@ def _blocks(shape: tuple[int, ...], boxes: Sequence[Box], held: Array) -> Iterat
     while done < shape[0]:
         stop = min(done + max(step, 1), shape[0])
         here = [boxes[i] for i in np.flatnonzero((starts < stop) & (stops > done)).tolist()]
-        lone = _lone(here, done, row)
-        if lone is not None:
-            stop = done + len(lone)
-            flat = lone.reshape(-1)
-            yield from (flat[at : at + len(held)] for at in range(0, len(flat), len(held)))
+        whole = _whole_rows(here, done, row)
+        if whole is not None and step:
+            stop = min(stop, whole.origin[0] + len(whole.values))
+            yield whole.part(done, stop)
+            whole.let_go()
         elif step:
             block = held[: (stop - done) * row].reshape(stop - done, *shape[1:])
             put_together(block, here, done)
             yield block
         else:
-            rows = (Box(box.origin[1:], box.values[done - box.origin[0]]) for box in here)
-            yield from _blocks(shape[1:], list(rows), held)
+            yield from _blocks(shape[1:], [box.row(done) for box in here], held)
         done = stop
 
 
-def _lone(boxes: Sequence[Box], first: int, row: int) -> Array | None:
-    """Return the elements of a box from a leading index on, if they are the tensor's and worth a block of their own."""
-    for origin, values in boxes:
-        rest = values[max(first - origin[0], 0) :]
-        if origin[0] <= first and rest.size == len(rest) * row and (len(boxes) == 1 or rest.nbytes >= _WORTH):
-            return rest
+def _whole_rows(boxes: Sequence[Box], first: int, row: int) -> Box | None:
+    """Return the box that has the tensor's elements from a leading index on, if they are worth a block of their own."""
+    for box in boxes:
+        count = box.origin[0] + len(box.values) - first
+        if box.origin[0] <= first and box.values.size == len(box.values) * row:
+            return box if len(boxes) == 1 or count * row * box.values.itemsize >= _WORTH else None
     return None

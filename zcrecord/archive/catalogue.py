@@ -23,7 +23,7 @@ from zcrecord.errors import FormatError, IntegrityError, RecordError, Unsupporte
 from zcrecord.storage.memory import Memory
 
 from .archive import Archive, check_crc
-from .boxes import Box, blocks_of, put_together
+from .boxes import Box, blocks_of, box_of, put_together
 from .shards import COPY_AGAIN, PieceTable, Shards, blob_of, table_of, tiles
 
 __all__ = ["ShardedArchive", "open_catalogue"]
@@ -310,10 +310,10 @@ class ShardedArchive(Archive):
         origin, extent = self.boxes(first)
         row = self.row(first)
         shape, item = self.shape(row), row.bits >> 3
-        dtype, boxes = np.dtype((np.void, item)), []
+        boxes = []
         for piece, start, size in zip(pieces, origin.tolist(), extent.tolist(), strict=True):
-            octets = np.frombuffer(self._octets_of_box(first, piece, size), dtype)
-            boxes.append(Box(tuple(start), octets.reshape(size)))
+            octets = self._octets_of_box(first, piece, size)
+            boxes.append(box_of(start, octets, size, item, self._piece(piece)[0].path))
         return shape, boxes
 
     def _first_tensor(self, number: int) -> int:
