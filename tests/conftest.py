@@ -32,6 +32,7 @@ from exhaustive import ALL, left_to_all
 
 if TYPE_CHECKING:
     from browsers import Pages
+    from buckets import S3
     from playwright.sync_api import Browser
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # `tools` is not installed
@@ -76,6 +77,23 @@ def archive(model_folder: Path) -> Path:
     import command_line  # here, as above
 
     return command_line.make_archive()
+
+
+@pytest.fixture(scope="session")
+def s3_server() -> Iterator[S3]:
+    """An S3 server, for all tests that need one."""
+    from buckets import serving_s3  # here, as above
+
+    with serving_s3() as serving:
+        yield serving
+
+
+@pytest.fixture
+def s3(s3_server: S3) -> Iterator[S3]:
+    """The S3 server with an empty bucket named "bucket"; answers every request again at the end."""
+    s3_server.empty()
+    yield s3_server
+    s3_server.answers = lambda _: None
 
 
 @pytest.fixture(scope="module")

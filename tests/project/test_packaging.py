@@ -23,7 +23,7 @@ from pathlib import Path
 import pytest
 
 import zcrecord
-import zcrecord.remote.file
+import zcrecord.storage.urls
 
 ROOT = Path(__file__).resolve().parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
@@ -194,8 +194,8 @@ def test_what_errors_say_to_install_is_what_the_extra_they_name_brings() -> None
         named = {keyword.arg: keyword.value for keyword in call.keywords}
         if isinstance(named.get("extra"), ast.Constant):
             told[file, ast.literal_eval(named["extra"])] = {ast.literal_eval(argument) for argument in call.args}
-    for package, extra in zcrecord.remote.file._PACKAGES.values():
-        told["place.py", extra] = told.get(("place.py", extra), set()) | {package}
+    for package, extra in zcrecord.storage.urls._PACKAGES.values():
+        told["urls.py", extra] = told.get(("urls.py", extra), set()) | {package}
     assert len(told) >= 9
     for (file, extra), packages in told.items():
         brought = {re.split(r"[^\w]", requirement)[0] for requirement in extras[extra]}

@@ -136,7 +136,8 @@ zcrecord.RecordError(message: str = '', *, path: str | None = None, tensor: str 
 RecordError.damage
 RecordError.located(*, path: str | None = None, tensor: str | None = None, offset: int | None = None) -> RecordError
 zcrecord.RecordWriter(dest: Any, *, alignment: int = 64, digest: str | None = 'xxh3', durable: bool = True,
-    metadata: Mapping[str, Any] | None = None, max_shard_size: int | None = None)
+    metadata: Mapping[str, Any] | None = None, max_shard_size: int | None = None, storage_options: Mapping[str,
+    Any] | None = None)
 RecordWriter.add(name: str | Sequence[str], value: Any) -> None
 RecordWriter.attribute(name: str | Sequence[str], value: Any) -> None
 RecordWriter.module(name: str | Sequence[str], kind: str = 'mapping', type_name: str = '') -> None
@@ -165,7 +166,7 @@ zcrecord.load_record(source: Any, *, into: Any = None, names: Names | None = Non
     embedded: Embedded | None = None, cache: Any = None, storage_options: Mapping[str, Any] | None = None) -> Any
 zcrecord.save_record(record: Any, dest: Any, *, alignment: int = 64, digest: str | None = 'xxh3',
     durable: bool = True, metadata: Mapping[str, Any] | None = None, max_shard_size: int | None = None,
-    progress: Progress | None = None) -> SaveReport
+    progress: Progress | None = None, storage_options: Mapping[str, Any] | None = None) -> SaveReport
 zcrecord.compat.safetensors.SafetensorError(message: str = '', *, path: str | None = None,
     tensor: str | None = None, offset: int | None = None)
 RecordError.damage
@@ -267,7 +268,7 @@ Format.writes
 zcrecord.formats.convert(source: str | os.PathLike[str] | Binary, dest: str | os.PathLike[str] | Binary, *,
     source_format: str | None = None, dest_format: str | None = None, force: bool = False, alignment: int = 64,
     durable: bool = True, max_shard_size: int | None = None, metadata: Metadata | None = None,
-    progress: Progress | None = None) -> ConvertReport
+    progress: Progress | None = None, storage_options: Mapping[str, Any] | None = None) -> ConvertReport
 zcrecord.hollow.HollowRecord(skeleton: RecordSkeleton, sink: Sink | None)
 HollowRecord.abort() -> None
 HollowRecord.attributes -> dict[str, Any]
@@ -355,7 +356,8 @@ zcrecord.onnx.Tuning(used: bool, reason: str | None, targets: tuple[str, ...])
 zcrecord.onnx.convert(source: str | os.PathLike[str] | Binary, dest: str | os.PathLike[str] | Binary, *,
     alignment: int = 64, force: bool = False, durable: bool = True, allow_links: bool = False,
     select: Patterns | None = None, exclude: Patterns | None = None, verify: bool = False, dry_run: bool = False,
-    metadata: Metadata | None = None, progress: Progress | None = None) -> ConvertReport
+    metadata: Metadata | None = None, progress: Progress | None = None, storage_options: Mapping[str,
+    Any] | None = None) -> ConvertReport
 zcrecord.onnx.fill_session(source: Any, *, module: str | None = None, loader: Loader | Mapping[str,
     Any] | str | None = None, sess_options: Any = None, providers: Sequence[Any] | None = None,
     provider_options: Sequence[Any] | None = None) -> Any
@@ -367,11 +369,12 @@ zcrecord.onnx.to_onnx(source: str | os.PathLike[str] | Any, dest: str | os.PathL
     module: str | None = None, external: bool = False, tuned: bool | None = None, force: bool = False,
     durable: bool = True, progress: Progress | None = None) -> ConvertReport
 zcrecord.onnx.tune(archive: str | os.PathLike[str], dest: str | os.PathLike[str] | None = None, *,
-    threads: int | None = None, force: bool = False, durable: bool = True,
-    progress: Progress | None = None) -> TuneReport
+    threads: int | None = None, force: bool = False, durable: bool = True, progress: Progress | None = None,
+    storage_options: Mapping[str, Any] | None = None) -> TuneReport
 zcrecord.onnx.tuning(source: Any, *, module: str | None = None) -> Tuning
 zcrecord.onnx.untune(archive: str | os.PathLike[str], dest: str | os.PathLike[str] | None = None, *,
-    force: bool = False, durable: bool = True, progress: Progress | None = None) -> TuneReport
+    force: bool = False, durable: bool = True, progress: Progress | None = None, storage_options: Mapping[str,
+    Any] | None = None) -> TuneReport
 zcrecord.onnx.verify_external(path: str | os.PathLike[str], *, full: bool = False, allow_links: bool = False,
     progress: Progress | None = None) -> ExternalReport
 zcrecord.remote.trim_cache(folder: Any = None, *, limit: int = 0) -> int

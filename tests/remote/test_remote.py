@@ -20,9 +20,9 @@ from tools.bench.remote import write_sparse
 from tools.range_server import Server, serving
 from zcrecord import TensorNotFoundError, UnsupportedError, transport
 from zcrecord.loaders.plan import plan_load
-from zcrecord.remote.file import redacted
 from zcrecord.remote.ranges import RangeSet, cut, merged
 from zcrecord.storage.files import is_url
+from zcrecord.storage.urls import redacted
 
 KIB = 1 << 10
 COUNT = 20

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import gzip
-import logging
 import os
 import pickle
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -19,29 +18,21 @@ from tools.range_server import serving
 from zcrecord import FormatError, RecordError, SourceError, SourceNotFoundError
 from zcrecord.remote import fsspec
 
+if TYPE_CHECKING:
+    from buckets import S3
+
 WEIGHTS = {f"w{i}": np.random.default_rng(i).integers(0, 255, 100_000, np.uint8) for i in range(8)}
 NEWER = {name: value[::-1].copy() for name, value in WEIGHTS.items()}
 URL = "s3://bucket/models/m.zcr"
 
 
-@pytest.fixture(scope="module")
-def options() -> Iterator[dict[str, Any]]:
-    """Options to reach a server with an empty bucket; nothing of it leaves this machine."""
+@pytest.fixture
+def options(s3: S3) -> Iterator[dict[str, Any]]:
+    """Options to reach a server with an empty bucket; file systems are made anew, since tests change their methods."""
     import s3fs
-    from moto.server import ThreadedMotoServer
 
-    logging.getLogger("werkzeug").setLevel(logging.ERROR)
-    before = os.environ.get("AWS_EC2_METADATA_DISABLED")
-    os.environ["AWS_EC2_METADATA_DISABLED"] = "true"  # no one is asked for credentials
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    out = {"key": "key", "secret": "secret", "client_kwargs": {"endpoint_url": f"http://{host}:{port}"}}
-    s3fs.S3FileSystem(**out).mkdir("bucket")
-    yield out
-    server.stop()
-    if before is None:
-        del os.environ["AWS_EC2_METADATA_DISABLED"]
+    yield s3.options
+    s3fs.S3FileSystem.clear_instance_cache()
 
 
 def put(options: dict[str, Any], record: Any, **how: Any) -> None:
@@ -245,7 +236,7 @@ def test_an_http_server_behind_another_file_system_has_nothing_decompressed_eith
         assert is_right(zcrecord.load_record(url.replace("m.zcr", "n.zcr"), cache=False))
 
 
-# Saving: fsspec's file objects publish what they got when they are closed: the guide says how to save to a URL.
+# Saving to file objects of fsspec, which publish what they got when they are closed, as `save_record(x, url)` does not.
 
 
 def breaking_off(nbytes: int) -> dict[str, Any]:

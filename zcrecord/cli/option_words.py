@@ -38,6 +38,7 @@ _SPOKEN = {  # regular expressions, in this order
     r"give credentials in storage_options=": "give credentials in the URL, as https://user:password@host/",
     r"does storage_options= fit\?": "do the URL and its credentials fit?",
     r"do the URL and storage_options= fit, headers as text\?": "is the URL right?",
+    r"do the URL and storage_options= fit\?": "do the URL and its credentials fit?",
     r"storage_options= does not fit URLs": "the settings do not fit URLs",
 }
 

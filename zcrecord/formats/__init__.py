@@ -19,7 +19,7 @@ import os
 import re
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from zcrecord import onnx
@@ -37,6 +37,7 @@ from zcrecord.storage.files import (
     Binary,
     Progress,
     check_destination,
+    is_url,
     open_source,
     path_or_none,
     refusals,
@@ -69,6 +70,7 @@ def convert(
     max_shard_size: int | None = None,
     metadata: Metadata | None = None,
     progress: Progress | None = None,
+    storage_options: Mapping[str, Any] | None = None,
 ) -> ConvertReport:
     """Convert a file to another format, in bounded memory; one of the two is usually an archive.
 
@@ -78,14 +80,14 @@ def convert(
     Args:
         source, dest: paths; where the format is one forward pass, binary file objects, too, and compressed sources. A
             folder is read as the one model in it, or as all its .onnx (see `onnx.convert`); into a folder, one that is
-            there or whose name ends in "/", goes model.zcr or the like, with the small files beside the model.
-        source_format: a name of FORMATS. By default what the first bytes say; where they say nothing, the suffix.
-        dest_format: the same; by default what the suffix says, an archive for a file object.
-        alignment, durable: those of `save_record`.
+            there or whose name ends in "/", goes model.zcr or the like, with its companions. `dest` may be a URL.
+        source_format, dest_format: names of FORMATS. By default what the first bytes say, or else the suffix; for
+            `dest` the suffix, an archive for a file object.
+        alignment, durable, storage_options: those of `save_record`.
         max_shard_size: write files of at most so many bytes of tensors, and a catalogue (safetensors: index) of them.
         metadata: to add to that of an archive; a function in its place is called once `source` was read.
-        progress: called with the bytes of input done and, where that is known, how many there are; where the input is
-            an archive, with those of its tensors.
+        progress: called with the bytes done and, where known, how many there are: of the input or, where that is an
+            archive, of its tensors.
 
     Raises:
         FormatError: the source is damaged or has another format. UnsupportedError: the format is not known or cannot be
@@ -109,10 +111,12 @@ def convert(
         if into and dest_path is not None:
             dest = stack.enter_context(_in_new_folder(source, folder, dest_path, target, force, durable))
             dest_path = os.path.join(dest_path, os.path.basename(dest))
-        check_destination(source_path, dest_path, force)
+        check_destination(source_path, dest_path, force, storage_options)
         given, kind = stack.enter_context(_recognised(source, source_path, source_format))
         told, path = progress or (lambda *_: None), path_or_none(dest)
-        work = _Conversion(source_path, path, force, alignment, durable, max_shard_size, metadata, told)
+        work = _Conversion(
+            source_path, path, force, alignment, durable, max_shard_size, metadata, told, storage_options
+        )
         with _replacing(path if target == ARCHIVE else None):
             report = work.run(kind, given, target, dest)
     seconds = time.perf_counter() - started
@@ -163,6 +167,7 @@ class _Conversion:
     max_shard_size: int | None
     metadata: Metadata | None
     progress: Progress
+    storage_options: Mapping[str, Any] | None
 
     def run(self, kind: str, given: Any, target: str, dest: Any) -> ConvertReport:
         """Convert; errors name the source."""
@@ -177,6 +182,7 @@ class _Conversion:
 
     def to_archive(self, kind: str, given: Any, dest: Any) -> ConvertReport:
         options: dict[str, Any] = {"alignment": self.alignment, "durable": self.durable}
+        options |= {"storage_options": self.storage_options}
         if kind == ONNX:
             if self.max_shard_size is not None:
                 raise UnsupportedError("max_shard_size= is not for ONNX; convert the archive that is made of it")
@@ -212,6 +218,7 @@ class _Conversion:
 
     def from_archive(self, given: Any, target: str, dest: Any) -> ConvertReport:
         options: dict[str, Any] = {"durable": self.durable, "progress": self.progress}
+        options |= {"storage_options": self.storage_options}
         if target == SAFETENSORS:
             options |= {"max_shard_size": self.max_shard_size, "force": self.force}
         with _loaded(given) as loaded:
@@ -235,7 +242,9 @@ class _Conversion:
             )
 
     def through_archive(self, kind: str, given: Any, target: str, dest: Any) -> ConvertReport:
-        beside = os.path.join(tempfile.gettempdir(), "zcrecord") if self.dest_path is None else self.dest_path
+        beside = self.dest_path
+        if beside is None or is_url(beside):
+            beside = os.path.join(tempfile.gettempdir(), "zcrecord")
         with contextlib.ExitStack() as stack:
             with refusals(beside):
                 fd, between = stack.enter_context(scratch_file(f"{os.path.abspath(beside)}-between", 0o600))
@@ -355,6 +364,8 @@ def _guessed(found: FileType | None, path: str | None) -> str:
 
 def _takes_folder(source: str | None, dest: str, dest_format: str | None) -> bool:
     """Return True if what is made of a source is put into a folder: by what is there, by the source and the suffix."""
+    if is_url(dest):
+        return False
     folder, plain = source is not None and os.path.isdir(source), _by_suffix(dest) is None
     if names_folder(dest):
         return folder or plain or dest.endswith("/")

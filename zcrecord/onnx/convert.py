@@ -13,7 +13,7 @@ import contextlib
 import errno
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -36,7 +36,7 @@ from zcrecord.onnx.protobuf.scanner import Scanner, check_start
 from zcrecord.onnx.protobuf.tensors import TensorMessage, TensorReader
 from zcrecord.record.save import Metadata, metadata_entries, metadata_now
 from zcrecord.storage.compressed import PeekableStream, decompressed
-from zcrecord.storage.files import Binary, Progress, check_destination, open_sink, path_or_none, refusals
+from zcrecord.storage.files import Binary, Progress, check_destination, is_url, open_sink, path_or_none, refusals
 from zcrecord.storage.sink import NullSink, Sink
 from zcrecord.storage.stream_reader import StreamReader
 from zcrecord.writing.module_tree import ModuleTreeBuilder
@@ -70,52 +70,60 @@ def convert(
     dry_run: bool = False,
     metadata: Metadata | None = None,
     progress: Progress | None = None,
+    storage_options: Mapping[str, Any] | None = None,
 ) -> ConvertReport:
     """Write an ONNX model as an archive; reads `source` once, forward, and never holds a payload.
 
-    Both may be paths or binary file objects, pipes included; a source compressed by zstd or gzip is decompressed on the
-    way. A path at `dest` holds the old file or the whole new one at any time, and is replaced only with `force`.
-    A folder is converted whole: of several models each becomes a module with its file's name, which `session` takes as
-    `module`; equal weights are stored once. A `dest` that is a folder, or a new path that does not end in .zcr, gets
-    the archive as model.zcr, and copies of the configuration and tokenizer files.
+    Both may be pipes; a source compressed by zstd or gzip is decompressed on the way. A path at `dest` holds the old
+    file or the whole new one at any time, and is replaced only with `force`. A folder is converted whole: of several
+    models each becomes a module with its file's name, which `session` takes as `module`; equal weights are stored once.
+    A `dest` that is a folder, or a new path that does not end in .zcr, gets the archive as model.zcr, and copies of the
+    configuration and tokenizer files.
 
     Args:
-        source, dest: paths or binary file objects. External data are looked for in the folder of the model.
-        alignment, durable, metadata: of `save_record`; a function in the place of `metadata` is called at the end.
+        source, dest: paths or binary file objects. External data are looked for in the folder of the model. `dest` may
+            be a URL; there, as in a pipe, equal weights of more than 512 KiB are stored again.
+        alignment, durable, metadata, storage_options: of `save_record`; a function in the place of `metadata` is called
+            at the end.
         allow_links: take external data behind symbolic and hard links to any place.
         select, exclude: for one model, shell patterns of names; one that matches a module stands for all below it. The
             archive then has the tensors that `select` matches and `exclude` does not, and no graph.
         verify: before `dest` is replaced, read the source again and the archive back, and compare. Both must be paths.
         dry_run: write nothing, and report the sizes as if it had; equal digests are then taken for equal bytes.
-        progress: called with the bytes read so far and, if that is known, how many there are; for a compressed
-            source by path its own bytes. External data counts on top.
+        progress: called with the bytes read so far and, if that is known, how many there are; for a compressed source
+            by path its own bytes. External data counts on top.
 
     Example:
-        >>> report = convert("model.onnx", "model.zcr")
-        >>> report.tensors > 0, report.payload_bytes < report.archive_bytes
-        (True, True)
+        >>> _ = convert("model.onnx", "model.zcr")
         >>> convert("model.onnx", "bias.zcr", select="*.bias").left_out
         4
 
     Raises:
-        OnnxError: not a valid model, or one with unsupported features; with the offset. ExternalDataError: its
-            external data breaks a rule. DestinationExistsError: `dest` exists and `force` was not given, or is the
-            source. TensorNotFoundError: the patterns leave no tensor. FormatError: a compressed source is damaged.
-            LimitError: a shape no archive holds, or little compressed data that expands to a huge graph.
-            IntegrityError: `verify` found a difference. DependencyError: zstandard is missing. NameCollisionError: two
-            models have one name. SourceError: a folder has no model, or the file system refused.
+        OnnxError: not a valid model, or one with unsupported features; with the offset. ExternalDataError: its external
+        data breaks a rule. DestinationExistsError: `dest` exists and `force` was not given, or is the source.
+        TensorNotFoundError: the patterns leave no tensor. FormatError: a compressed source is damaged. LimitError: a
+        shape no archive holds, or little compressed data that expands to a huge graph. IntegrityError: `verify` found a
+        difference. DependencyError: a package is missing. NameCollisionError: two models have one name. SourceError: a
+        folder has no model, or the file system refused.
     """
     started, source_path = time.perf_counter(), path_or_none(source)
-    if verify and (dry_run or source_path is None or path_or_none(dest) is None):
-        raise UnsupportedError("verify=True reads the source again and the archive back: both must be files by path")
+    _check_verifiable(source_path, dest, verify, dry_run)
     test = None if select is None and exclude is None else NameFilter(select, exclude)
     models = _models(source, source_path, test)
     work = _ModelConversion(models, source_path, alignment, allow_links, test, 1 + verify, metadata, progress)
-    with _destination(models, source_path, dest, force=force, durable=durable, dry_run=dry_run) as (sink, told):
+    how = {"force": force, "durable": durable, "dry_run": dry_run}
+    with _destination(models, source_path, dest, storage_options, **how) as (sink, told):
         done = work.write(sink)
         if verify:
             work.check(done, told)
     return done.report(started, source=source_path, dest=told, verified=verify, dry_run=dry_run)
+
+
+def _check_verifiable(source: str | None, dest: Any, verify: bool, dry_run: bool) -> None:
+    if not verify:
+        return
+    if dry_run or source is None or path_or_none(dest) is None or is_url(dest):
+        raise UnsupportedError("verify=True reads the source again and the archive back: both must be files by path")
 
 
 class _ModelSource(NamedTuple):
@@ -154,7 +162,14 @@ def _models(source: Any, path: str | None, test: NameFilter | None) -> list[_Mod
 
 @contextlib.contextmanager
 def _destination(
-    models: list[_ModelSource], source: str | None, dest: Any, *, force: bool, durable: bool, dry_run: bool
+    models: list[_ModelSource],
+    source: str | None,
+    dest: Any,
+    options: Mapping[str, Any] | None,
+    *,
+    force: bool,
+    durable: bool,
+    dry_run: bool,
 ) -> Iterator[tuple[Sink, str | None]]:
     """Yield a sink for the archive, and its path once all is done; of a folder, copy the other files, too."""
     path = path_or_none(dest)
@@ -167,8 +182,8 @@ def _destination(
                     dest = stack.enter_context(folders.model_folder(source, path, force=force, durable=durable))
                 path = os.path.join(path, folders.MODEL)
         for model in models:
-            check_destination(model.path, path, force or dry_run)
-        yield (NullSink() if dry_run else stack.enter_context(open_sink(dest, durable=durable))), path
+            check_destination(model.path, path, force or dry_run, options)
+        yield (NullSink() if dry_run else stack.enter_context(open_sink(dest, durable=durable, options=options))), path
 
 
 class _PassResult(NamedTuple):

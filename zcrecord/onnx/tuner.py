@@ -11,8 +11,8 @@ import itertools
 import os
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,8 +30,8 @@ from zcrecord.onnx.protobuf.rewriting import ExternalTensor, rewrite
 from zcrecord.record.load import load_record
 from zcrecord.record.record import Record
 from zcrecord.record.save import stored_entries
-from zcrecord.storage.files import check_destination, identity_of, open_sink, path_of, scratch_folder
-from zcrecord.storage.folders import archive_in
+from zcrecord.storage.files import check_destination, identity_of, is_url, open_sink, path_of, scratch_folder
+from zcrecord.storage.folders import MODEL, archive_in, copy_file
 from zcrecord.storage.sink import Sink
 from zcrecord.writing.writers import StreamWriter
 
@@ -97,6 +97,7 @@ def tune(
     force: bool = False,
     durable: bool = True,
     progress: Progress | None = None,
+    storage_options: Mapping[str, Any] | None = None,
 ) -> TuneReport:
     """Add to an archive what lets `session` answer as fast as from the .onnx, on this machine, from one shared copy.
 
@@ -112,9 +113,9 @@ def tune(
 
     Args:
         archive: the path of an archive that `convert` made, or of a folder with one.
-        dest: a path for the tuned archive; None replaces the archive.
+        dest: a path for the tuned archive, or a URL, to which it is sent once it is whole; None replaces the archive.
         threads: those that ONNX Runtime may use meanwhile; None for one for each core.
-        force, durable: replace what is at `dest`; that of `save_record`.
+        force, durable, storage_options: replace what is at `dest`; those of `save_record`.
         progress: called with the bytes written and all that will be written, with 0 before the first.
 
     Example:
@@ -131,14 +132,13 @@ def tune(
             `dest`. SourceError: the file system refused, or the archive was replaced meanwhile. Errors of ONNX Runtime
             come as they are.
     """
+    if is_url(dest):
+        return _sent(tune, archive, dest, force, storage_options, {"threads": threads, "progress": progress})
     started = time.perf_counter()
     ort = onnxruntime_module()
     with _opened(archive, dest, force, durable) as work:
         record, base = work.record, Record(work.base)
-        modules = graph.models_of(base.archive) or [graph.opened_model(base, None).module]
-        if not base.archive.index.digest_kind:
-            what = "has no digests, which packed weights need; save it with digest='xxh3'"
-            raise UnsupportedError(what, path=work.path)
+        modules = _modules_to_tune(base, work.path)
         record.verify()
         before = base.content_digest()
         target, models = this_target(ort), work.models()
@@ -158,10 +158,11 @@ def untune(
     force: bool = False,
     durable: bool = True,
     progress: Progress | None = None,
+    storage_options: Mapping[str, Any] | None = None,
 ) -> TuneReport:
     """Take the tuned part out of an archive; gives back the very bytes from before, whole or not at all.
 
-    `dest`, `force`, `durable` and `progress` are those of `tune`.
+    `dest`, `force`, `durable`, `progress` and `storage_options` are those of `tune`.
 
     Example:
         >>> from zcrecord.onnx import convert
@@ -175,6 +176,8 @@ def untune(
             needs its tensors at places that would change. IntegrityError: it is damaged. DestinationExistsError,
             SourceError: as `tune`.
     """
+    if is_url(dest):
+        return _sent(untune, archive, dest, force, storage_options, {"progress": progress})
     started = time.perf_counter()
     with _opened(archive, dest, force, durable) as work:
         if work.part is None:
@@ -192,6 +195,33 @@ def untune(
                 sink.write(bytes(offset - sink.position))
                 sink.write(data)
         return work.report(before, [], 0, (), rewrite_models(models, work.dest, None), started)
+
+
+def _modules_to_tune(base: Record, path: str) -> list[str]:
+    """Return the modules of the models of an archive, "" for one that is all of it."""
+    modules = graph.models_of(base.archive) or [graph.opened_model(base, None).module]
+    if not base.archive.index.digest_kind:
+        what = "has no digests, which packed weights need; save it with digest='xxh3'"
+        raise UnsupportedError(what, path=path)
+    return modules
+
+
+def _sent(
+    work: Callable[..., TuneReport],
+    archive: Any,
+    url: str,
+    force: bool,
+    options: Mapping[str, Any] | None,
+    how: dict[str, Any],
+) -> TuneReport:
+    """Write a tuned archive, or one without its tuned part, into a scratch folder, and send it to a URL."""
+    started = time.perf_counter()
+    check_destination(path_of(archive), url, force, options)
+    with scratch_folder(os.path.join(tempfile.gettempdir(), MODEL)) as folder:
+        path = os.path.join(folder, MODEL)
+        report = work(archive, path, durable=False, **how)
+        copy_file(path, url, durable=True, options=options)
+    return replace(report, dest=url, seconds=time.perf_counter() - started)
 
 
 @contextlib.contextmanager

@@ -36,8 +36,8 @@ class RecordWriter:
     are split at their dots, as those of a `state_dict()` are; a tuple of keys is taken as it is.
 
     Args:
-        dest, alignment, digest, durable, metadata, max_shard_size: as of `save_record`. `metadata` may be changed until
-            the end.
+        dest, alignment, digest, durable, metadata, max_shard_size, storage_options: as of `save_record`. `metadata` may
+            be changed until the end.
 
     Example:
         >>> import numpy as np, zcrecord
@@ -57,6 +57,7 @@ class RecordWriter:
         durable: bool = True,
         metadata: Mapping[str, Any] | None = None,
         max_shard_size: int | None = None,
+        storage_options: Mapping[str, Any] | None = None,
     ) -> None:
         digest_kind(digest)
         check_alignment(alignment)
@@ -64,7 +65,7 @@ class RecordWriter:
         self.report: SaveReport | None = None
         self.modules = 0  # in the record, known at its end as the report is
         self._dest, self._durable, self._alignment, self._digest = dest, durable, alignment, digest
-        self._max_shard_size = max_shard_size
+        self._max_shard_size, self._storage_options = max_shard_size, storage_options
         self._tree = ModuleTreeBuilder()
         self._numbers: dict[str, tuple[TensorLayout, int]] = {}
         self._stack = contextlib.ExitStack()
@@ -85,7 +86,8 @@ class RecordWriter:
     def _new_stream(self, stack: contextlib.ExitStack) -> StreamWriter | ShardedWriter:
         options: dict[str, Any] = {"alignment": self._alignment, "digest": self._digest}
         if self._max_shard_size is None:
-            return StreamWriter(stack.enter_context(open_sink(self._dest, durable=self._durable)), **options)
+            sink = open_sink(self._dest, durable=self._durable, options=self._storage_options)
+            return StreamWriter(stack.enter_context(sink), **options)
         from .sharded_writer import ShardedWriter  # here, because few records have shards
 
         options |= {"durable": self._durable}

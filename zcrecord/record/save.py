@@ -46,6 +46,7 @@ def save_record(
     metadata: Mapping[str, Any] | None = None,
     max_shard_size: int | None = None,
     progress: Progress | None = None,
+    storage_options: Mapping[str, Any] | None = None,
 ) -> SaveReport:
     """Write a record as one archive, whole or not at all; tensors in C order are written from their own memory.
 
@@ -56,8 +57,8 @@ def save_record(
             Tied arrays are stored once and stay tied; a view stores only its own rows. A Record is saved as it is, its
             payloads uncopied; tensors that are split over the shards of a checkpoint are put together on the way, a few
             MiB at a time. With one of those, or a LazyTensor, everything is written forward, one piece at a time.
-        dest: a path, or a binary file object; a pipe will do. A file opened by fsspec publishes all that it got when
-            it is closed, even by an error: `with fs.transaction, fs.open(path, "wb") as file` publishes all or nothing.
+        dest: a path; a URL that fsspec writes to, such as `s3://bucket/model.zcr`; or a binary file object; a pipe will
+            do. A file opened by fsspec publishes what it got when it is closed, even by an error: give the URL instead.
         alignment: of every payload in bytes, a power of two from 16 to 65536. Those of 1 MiB and more lie on 16384.
         digest: 'xxh3' for a checksum of each payload, and equal payloads stored once; 'none' for neither.
         durable: fsync file and folder, so that the archive survives power loss.
@@ -67,6 +68,7 @@ def save_record(
             `model-00001-of-00002.zcr`, and a catalogue at `dest`, which opens as one record. What fits into one shard
             is one archive at `dest`. Tied tensors stay in one shard; equal ones are stored once in each.
         progress: called with the bytes of tensors written, and those to be, between large tensors and at the end.
+        storage_options: for fsspec, if `dest` is a URL: credentials, the endpoint of an S3 server.
 
     Raises:
         UnsupportedError: a value or key the format cannot hold. NameCollisionError: two tensors would share a name.
@@ -92,7 +94,7 @@ def save_record(
         options: dict[str, Any] = {"alignment": alignment, "digest": digest, "durable": durable}
         with ShardedWriter(dest, max_shard_size, **options) as out:
             return _stream(flat, plan, out, told)
-    with open_sink(dest, durable=durable) as sink:
+    with open_sink(dest, durable=durable, options=storage_options) as sink:
         if any(isinstance(s, LazyTensor) for s in plan.sources):
             return _stream(flat, plan, StreamWriter(sink, alignment=alignment, digest=digest), told)
         return write_plan(sink, flat, plan, alignment=alignment, kind=kind, progress=told)

@@ -12,7 +12,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from .file import split_url
+from zcrecord.storage.urls import split_url
 
 __all__ = ["identity"]
 

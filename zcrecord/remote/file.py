@@ -1,4 +1,4 @@
-"""Base class of remote files: size, version tag, retries, and the wording of errors. And URLs, as fsspec takes them.
+"""Base class of remote files: size, version tag, retries, and the wording of errors.
 
 Which requests are made is left to the two kinds: `http` for HTTP servers, `fsspec` for everything else that the package
 fsspec reaches.
@@ -8,26 +8,19 @@ from __future__ import annotations
 
 import os
 import random
-import re
 from collections.abc import Mapping
 from typing import Any
-from urllib.parse import SplitResult, urlsplit
 
 from zcrecord.codec.layout import MAX_ARCHIVE_SIZE
-from zcrecord.errors import DependencyError, SourceError, SourceNotFoundError, UnsupportedError, missing_package
+from zcrecord.errors import SourceError, SourceNotFoundError
+from zcrecord.storage.urls import connect, redacted
 
-__all__ = ["MOST_AT_ONCE", "TRIES", "RemoteFile", "Request", "connect", "redacted", "retry_delay", "split_url"]
+__all__ = ["MOST_AT_ONCE", "TRIES", "RemoteFile", "Request", "retry_delay"]
 
 TRIES = 5  # of one request, the first included; the waits between them are 1.5 to 3 seconds in all, 40 at the most
 MOST_AT_ONCE = 8  # requests under way at a time; more than browsers make, fewer than servers take for an attack
 _FIRST_WAIT = 0.1  # seconds before the second try; doubled before each further one
 _LONGEST_WAIT = 10.0  # seconds, even if a server asks for more: an error then serves users better
-
-_CHAINED = re.compile(r"::(?=[A-Za-z][A-Za-z0-9+.-]*://)")  # not the :: of an IPv6 address
-_PACKAGES = {  # the package that fsspec needs for a kind of URL, and the extra that installs it
-    **dict.fromkeys(("http", "https"), ("aiohttp", "remote")),
-    **dict.fromkeys(("s3", "s3a"), ("s3fs", "s3")),
-}
 
 Request = tuple[int, memoryview]  # an offset in the file, and the memory to fill from there
 
@@ -39,76 +32,6 @@ def retry_delay(tried: int, asked: float = 0.0) -> float:
     """
     spread: float = _FIRST_WAIT * 2 ** (tried - 1) * random.uniform(1, 2)  # noqa: S311
     return min(_LONGEST_WAIT, max(asked, spread))
-
-
-def redacted(url: str) -> str:
-    """Return a URL without user, password and query, which may be secret; a signature, for one."""
-    *heads, last = _CHAINED.split(url)  # the last has the address
-    parts = split_url(last)
-    host = parts.netloc.rpartition("@")[2]
-    return "::".join([*heads, f"{parts.scheme}://{host}{parts.path}"])
-
-
-def split_url(url: str) -> SplitResult:
-    """Return the parts of a URL; of chained URLs those of the last, which has the file's address."""
-    return urlsplit(_CHAINED.split(url)[-1])
-
-
-def connect(url: str, options: Mapping[str, Any]) -> tuple[Any, str]:
-    """Return fsspec's file system for a URL, and the file's path in it.
-
-    Raises:
-        DependencyError: fsspec, or the package it needs for this kind of URL, is not installed. UnsupportedError: it
-        knows no such kind, or no such options.
-    """
-    try:
-        import fsspec.core
-    except ImportError as error:
-        raise missing_package("fsspec", "aiohttp", extra="remote") from error
-    _check_url(url)
-    scheme = url.partition("://")[0].rpartition("::")[2].lower()
-    try:
-        fs, path = fsspec.core.url_to_fs(url, **_undecoded(url, options))
-    except ImportError as error:
-        what = f"URLs of the kind {scheme}:// need another package ({error})"
-        if scheme not in _PACKAGES:
-            raise DependencyError(f"{what}; install that with pip") from error
-        package, extra = _PACKAGES[scheme]
-        raise missing_package(package, extra=extra, why=what) from error
-    except ValueError as error:
-        if "not known" in str(error):
-            what = f"URLs of the kind {scheme}:// are not known to fsspec; a local file's path has no '://' in it"
-            raise UnsupportedError(what) from None
-        raise UnsupportedError(f"this is no URL: {error}") from error
-    except TypeError as error:
-        raise UnsupportedError(f"storage_options= does not fit URLs of the kind {scheme}://: {error}") from error
-    return fs, path
-
-
-def _undecoded(url: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return options that keep fsspec from decompressing what an HTTP server sends, in chained URLs.
-
-    Such as `simplecache::https://`; plain `https://` is left to `HttpFile`.
-    """
-    out = dict(options)
-    for scheme in {part.partition("://")[0] for part in _CHAINED.split(url)[1:]} & {"http", "https"}:
-        own = dict(out.get(scheme) or {})
-        out[scheme] = {**own, "client_kwargs": {**(own.get("client_kwargs") or {}), "auto_decompress": False}}
-    return out
-
-
-def _check_url(url: str) -> None:
-    """Raise UnsupportedError for a URL without a valid host and port; the message quotes nothing of it.
-
-    A password with '/' or ':' in it, for one, makes the rest of the password a port.
-    """
-    try:
-        parts = split_url(url)
-        if parts.scheme in ("http", "https") and (parts.hostname is None or parts.port == 0):
-            raise ValueError
-    except ValueError:
-        what = "this URL has no host and port that are valid"
-        raise UnsupportedError(f"{what}; write special characters of user and password as %XX") from None
 
 
 class RemoteFile:

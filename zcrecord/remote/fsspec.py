@@ -5,13 +5,13 @@ Few of these file systems tell the version along with the bytes, so it is asked 
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from zcrecord.errors import RecordError, SourceError
 from zcrecord.storage.threads import map_ordered
+from zcrecord.storage.urls import said, version_tag
 
 from .file import MOST_AT_ONCE, TRIES, RemoteFile, Request, retry_delay
 
@@ -20,9 +20,6 @@ __all__ = ["FsspecFile"]
 T = TypeVar("T")
 
 _CODINGS = ("contentEncoding", "ContentEncoding", "content_encoding")  # of Google, S3, Azure
-# Names of version tags in `info`, the most reliable first.
-_TAGS = ("ETag", "etag", "content_hash", "content_md5", "md5Hash", "md5", "generation", "LastModified",
-         "last_modified", "updated", "mtime", "modified", "created")  # fmt: skip
 
 
 class FsspecFile(RemoteFile):
@@ -57,7 +54,7 @@ class FsspecFile(RemoteFile):
         if (coding := _coding(found)) not in ("", "identity"):
             what = f"the server keeps it encoded ({coding}), and may send it decompressed, without a limit"
             raise SourceError(f"{what}; download the file, or have it stored without Content-Encoding", path=self.shown)
-        self.check_version(int(found["size"]), next((f"{found[t]}" for t in _TAGS if found.get(t)), None))
+        self.check_version(int(found["size"]), version_tag(found))
 
     def fill(self, requests: list[Request]) -> None:
         """Fetch the bytes of all requests, several at a time."""
@@ -97,13 +94,13 @@ class FsspecFile(RemoteFile):
             except FileNotFoundError as error:
                 raise self.missing() from error
             except (PermissionError, NotImplementedError, TypeError, ValueError) as error:
-                what = f"the server or fsspec refused it ({_said(error)}); does storage_options= fit?"
+                what = f"the server or fsspec refused it ({said(error)}); does storage_options= fit?"
                 raise SourceError(what, path=self.shown) from error
             except Exception as error:
                 tried += 1
                 if tried == TRIES:
                     self._check_replaced(error)
-                    raise self.failed(_said(error)) from error
+                    raise self.failed(said(error)) from error
                 time.sleep(retry_delay(tried))
 
     def _check_replaced(self, error: Exception) -> None:
@@ -126,8 +123,3 @@ def _coding(found: Mapping[str, Any]) -> str:
     settings = found.get("content_settings")
     sources = [found, settings] if isinstance(settings, Mapping) else [found]
     return next((str(t[name]).strip().lower() for t in sources for name in _CODINGS if t.get(name)), "")
-
-
-def _said(error: Exception) -> str:
-    said = str(error) or type(error).__name__
-    return os.strerror(error.errno) if isinstance(error, OSError) and error.errno and not error.args[1:] else said

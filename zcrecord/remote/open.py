@@ -12,12 +12,13 @@ from typing import Any
 
 from zcrecord.archive.archive import Archive, Verify, check_crc, open_archive
 from zcrecord.codec.layout import HEADER_SIZE, Header, decode_header, too_short
-from zcrecord.errors import FormatError, IntegrityError, RecordError, UnsupportedError
+from zcrecord.errors import FormatError, IntegrityError, RecordError
 from zcrecord.storage.memory import Memory, is_packed
+from zcrecord.storage.urls import connect, protocols_of, redacted
 from zcrecord.transport.open import open_packed, sparse_memory
 
 from .cache import ArchiveCache, VersionCache, cache_at
-from .file import RemoteFile, Request, connect, redacted
+from .file import RemoteFile, Request
 from .fsspec import FsspecFile
 from .http import HttpFile
 from .packed import UnpackedFile, read_table
@@ -48,12 +49,10 @@ def open_url(
         SourceError: it cannot be read; SourceNotFoundError: it does not exist. FormatError: it is no valid archive.
         DependencyError: fsspec, or a package it needs, is not installed. UnsupportedError: fsspec knows no such URL.
     """
-    if options is not None and not isinstance(options, Mapping):
-        raise UnsupportedError(f"storage_options= takes a mapping, not a {type(options).__name__}")
-    options = dict(options or {})
     file = remote_file(url, options)
     if isinstance(file, str):
         return file
+    options = dict(options or {})
     fs, _ = file.connection()
     try:
         archive = _open(file, verify, cache_at(cache, url, {**fs.storage_options, **options}))
@@ -68,17 +67,17 @@ def open_url(
     return archive
 
 
-def remote_file(url: str, options: Mapping[str, Any]) -> RemoteFile | str:
+def remote_file(url: str, options: Mapping[str, Any] | None) -> RemoteFile | str:
     """Return the file behind a URL, of which nothing is asked yet; of a `file://` URL the path.
 
     Raises:
         DependencyError, UnsupportedError: those of `connect`.
     """
     fs, path = connect(url, options)
-    protocols = (fs.protocol,) if isinstance(fs.protocol, str) else fs.protocol
+    protocols = protocols_of(fs)
     if "file" in protocols:
         return path
-    return (HttpFile if "http" in protocols or "https" in protocols else FsspecFile)(url, options)
+    return (HttpFile if "http" in protocols or "https" in protocols else FsspecFile)(url, options or {})
 
 
 def _reopen(

@@ -13,8 +13,8 @@ import os
 import re
 import stat
 import sys
-from collections.abc import Callable, Iterator
-from typing import IO, Any, NoReturn
+from collections.abc import Callable, Iterator, Mapping
+from typing import IO, Any, NoReturn, TypeGuard
 
 from zcrecord.errors import DestinationExistsError, SourceError, SourceNotFoundError, UnsupportedError
 
@@ -103,7 +103,7 @@ def path_of_open(file: Any) -> str | None:
     return None
 
 
-def is_url(source: Any) -> bool:
+def is_url(source: Any) -> TypeGuard[str]:
     """Return True for a URL such as `https://...`, several chained ones included; a Windows path is none.
 
     Only text is: a file in a folder named `https:` is reached by a `pathlib.Path`, or with `./` before its path.
@@ -207,15 +207,28 @@ def _identity(status: os.stat_result) -> Identity:
 # Destinations.
 
 
-def check_destination(source: str | None, dest: str | None, force: bool) -> None:
+def check_destination(
+    source: str | None, dest: str | None, force: bool, options: Mapping[str, Any] | None = None
+) -> None:
     """Raise unless `dest` may be written: it is not there, or is to be replaced, and is never the source.
+
+    Both may be URLs; `options` are those for fsspec to reach `dest`.
 
     Raises:
         DestinationExistsError: it is there and `force` is not given, or it is the source.
-        SourceError: the system does not tell.
+        SourceError: the system, or the store, does not tell.
     """
     if dest is None:
         return
+    if is_url(dest):
+        from . import uploads  # here, because few destinations are URLs
+
+        if (local := uploads.local_path(dest, options)) is None:
+            if source == dest:
+                raise DestinationExistsError("source and destination are the same URL; name another", path=dest)
+            uploads.check_new(dest, options, force)
+            return
+        dest = local
     from pathlib import Path  # here, because a program that only loads is spared 3 ms
 
     with refusals(dest):
@@ -228,21 +241,32 @@ def check_destination(source: str | None, dest: str | None, force: bool) -> None
 
 
 @contextlib.contextmanager
-def open_sink(dest: Any, *, durable: bool = True, like: str | None = None) -> Iterator[Sink]:
-    """Yield a sink for a path or a binary file object.
+def open_sink(
+    dest: Any, *, durable: bool = True, like: str | None = None, options: Mapping[str, Any] | None = None
+) -> Iterator[Sink]:
+    """Yield a sink for a path, a URL or a binary file object.
 
     A path gets a scratch file beside it, which replaces the file there only when the block ends without an exception,
     and is removed otherwise: the path holds the old file or the new one, whole. `durable` adds an fsync of the file
     and of its folder. A symbolic link keeps pointing where it did; a device or a pipe is written to directly.
+    `uploads` does the same for a URL, with `options` for fsspec; its sink cannot be read back.
 
     Raises:
-        SourceError: the file system reports an error; `errno` says how.
+        SourceError: the file system, or the store, reports an error; `errno` says how.
     """
     if hasattr(dest, "write"):
         sink = ObjectSink(dest)
         yield sink
         sink.flush()
         return
+    if is_url(dest):
+        from . import uploads  # here, because few destinations are URLs
+
+        if (local := uploads.local_path(dest, options)) is None:
+            with uploads.upload(dest, options) as uploaded:
+                yield uploaded
+            return
+        dest = local
     given = path_of(dest)
     path = os.path.realpath(given)
     with refusals(path):

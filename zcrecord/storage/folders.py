@@ -10,18 +10,20 @@ import contextlib
 import errno
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from zcrecord.errors import SourceError, printable
 
-from .files import check_destination, open_sink, path_of, refusals, scratch_folder, sync_folder
+from .files import check_destination, is_url, open_sink, path_of, refusals, scratch_folder, sync_folder
 
 __all__ = [
     "MODEL",
     "SHARD_NAME",
     "archive_in",
     "companions",
+    "copy_file",
     "in_hub_cache",
     "is_plain_name",
     "model_folder",
@@ -66,12 +68,17 @@ def is_plain_name(file: str, suffix: str) -> bool:
 
 
 def takes_folder(dest: str) -> bool:
-    """Return True if what is made of a folder becomes a folder at `dest`: it is one, or is new and not named .zcr."""
-    return names_folder(dest) or not (os.path.exists(dest) or dest.endswith(".zcr"))
+    """Return True if what is made of a folder becomes a folder at `dest`: it is one, or is new and not named .zcr.
+
+    A URL never does.
+    """
+    return not is_url(dest) and (names_folder(dest) or not (os.path.exists(dest) or dest.endswith(".zcr")))
 
 
 def names_folder(dest: str) -> bool:
     """Return True if a path names a folder: one that is there, or a new one by the separator at its end."""
+    if is_url(dest):
+        return False
     return os.path.isdir(dest) or (dest.endswith(("/", os.sep)) and not os.path.exists(dest))
 
 
@@ -122,7 +129,7 @@ def model_folder(source: str | None, dest: str, weights: str = MODEL, *, force: 
         with refusals(dest):
             os.mkdir(made)
         for name in names:
-            _copy(os.path.join(str(source), name), os.path.join(made, name), durable)
+            copy_file(os.path.join(str(source), name), os.path.join(made, name), durable=durable)
         yield os.path.join(dest if there else made, weights)
         with refusals(dest):
             if not there:
@@ -133,8 +140,14 @@ def model_folder(source: str | None, dest: str, weights: str = MODEL, *, force: 
             sync_folder(dest if there else os.path.dirname(os.path.realpath(dest)))
 
 
-def _copy(source: str, dest: str, durable: bool) -> None:
-    with open_sink(dest, durable=durable) as sink, refusals(source), open(source, "rb") as file:
+def copy_file(source: str, dest: str, *, durable: bool, options: Mapping[str, Any] | None = None) -> None:
+    """Copy a file to a path or a URL, whole or not at all.
+
+    Raises:
+        SourceError: the file system, or the store, reports an error.
+    """
+    with open_sink(dest, durable=durable, options=options) as sink, refusals(source), open(source, "rb") as file:
+        sink.reserve(os.fstat(file.fileno()).st_size)
         while piece := file.read(_PIECE):
             sink.write(piece)
 

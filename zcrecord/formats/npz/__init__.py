@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import io
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from math import prod
 from typing import Any
 
@@ -159,7 +159,14 @@ class _Arrays:
         return string_tensor(array)
 
 
-def write(record: Record, dest: Any, *, durable: bool = True, progress: Progress | None = None) -> int:
+def write(
+    record: Record,
+    dest: Any,
+    *,
+    durable: bool = True,
+    progress: Progress | None = None,
+    storage_options: Mapping[str, Any] | None = None,
+) -> int:
     """Write a record as .npz, uncompressed, whole or not at all; returns the bytes written.
 
     `numpy.load` gives the arrays under their full names; tensors in Fortran order stay in it. Strings become arrays
@@ -188,7 +195,7 @@ def write(record: Record, dest: Any, *, durable: bool = True, progress: Progress
     octets = structure.metadata.pop(BYTES, ())
     octets = set(octets) if isinstance(octets, list | tuple) else set()
     done = 0
-    with open_sink(dest, durable=durable) as sink:
+    with open_sink(dest, durable=durable, options=storage_options) as sink:
         file: Any = ZipSink(sink)
         with zipfile.ZipFile(file, "w") as opened:
             for info in payloads.infos:

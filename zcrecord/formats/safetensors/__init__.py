@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from math import prod
 from typing import Any, NamedTuple
 
@@ -20,7 +20,7 @@ from zcrecord.errors import FormatError, RecordError, UnsupportedError
 from zcrecord.formats.structure import KEY, Structure, decode_structure, structure_of
 from zcrecord.record.record import Record
 from zcrecord.record.record_writer import RecordWriter
-from zcrecord.storage.files import Binary, Progress, check_destination, open_sink, path_or_none
+from zcrecord.storage.files import Binary, Progress, check_destination, is_url, open_sink, path_or_none
 from zcrecord.storage.sink import Sink
 from zcrecord.storage.stream_reader import PIECE, StreamReader
 
@@ -166,6 +166,7 @@ def write(
     max_shard_size: int | None = None,
     force: bool = True,
     progress: Progress | None = None,
+    storage_options: Mapping[str, Any] | None = None,
 ) -> int:
     """Write a record as safetensors, whole or not at all; returns the bytes written.
 
@@ -203,13 +204,15 @@ def write(
     out = _Output(payloads, durable, progress)
     path = path_or_none(dest)
     if path is not None and (len(plan) > 1 or path.endswith(shards.INDEX)):
+        if is_url(path):
+            raise UnsupportedError("safetensors in shards are for paths; write one file", path=path)
         return out.shards(path, plan, metadata, structure, force)
     if structure.encode() is not None:
         structure.marked = _FORMAT not in metadata
         metadata |= {_FORMAT: "pt"} if structure.marked else {}
         metadata[KEY] = structure.encode()
     header = encode_header(_entries(plan[0]), metadata)
-    with open_sink(dest, durable=durable) as sink:
+    with open_sink(dest, durable=durable, options=storage_options) as sink:
         return out.file(sink, header, plan[0])
 
 

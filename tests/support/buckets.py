@@ -1,0 +1,97 @@
+"""An S3 server in this process, whose requests are noted, and answered by an error or not at all where a test says so.
+
+The server is moto's; nothing leaves this machine.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import socket
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+from unittest import mock
+
+__all__ = ["S3", "serving_s3"]
+
+ERROR = b"<Error><Code>%s</Code><Message>refused by the test</Message></Error>"
+PATIENCE = {"connect_timeout": 5, "read_timeout": 20, "retries": {"max_attempts": 1}}
+
+
+class S3:
+    """A server of S3.
+
+    Attributes:
+        options: to reach it, as `storage_options`.
+        requests: so far, as "PUT /bucket/m.zcr?partNumber=1", without the ids of uploads.
+        answers: maps a request to what becomes of it: None lets it through, "lost" carries it out and closes the
+            connection, "closed" closes it at once; anything else is the status and code of an error.
+    """
+
+    def __init__(self, app: Callable[..., Any]) -> None:
+        self._app = app
+        self.options: dict[str, Any] = {}
+        self.requests: list[str] = []
+        self.answers: Callable[[str], str | None] = lambda _: None
+
+    def __call__(self, environ: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:
+        """Answer a request."""
+        query = "&".join(sorted(p for p in environ["QUERY_STRING"].split("&") if not p.startswith("uploadId")))
+        request = f"{environ['REQUEST_METHOD']} {environ['PATH_INFO']}{'?' if query else ''}{query}"
+        self.requests.append(request)
+        code = self.answers(request)
+        if code is None:
+            return self._app(environ, start)  # type: ignore[no-any-return]
+        if code == "lost":
+            b"".join(self._app(environ, lambda *_: None))
+        if code in ("lost", "closed"):
+            environ["werkzeug.socket"].shutdown(socket.SHUT_RDWR)
+            raise ConnectionAbortedError  # which the server passes over
+        environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
+        start(code, [("Content-Type", "application/xml")])
+        return [ERROR % code.partition(" ")[2].encode()]
+
+    def file_system(self) -> Any:
+        """Return fsspec's file system of the server, which has listed nothing yet."""
+        import s3fs
+
+        fs = s3fs.S3FileSystem(**self.options)
+        fs.invalidate_cache()
+        return fs
+
+    def empty(self) -> None:
+        """Remove all objects and unfinished uploads, and forget all requests."""
+        fs = self.file_system()
+        fs.clear_multipart_uploads("bucket")
+        for key in fs.find("bucket"):
+            fs.rm_file(key)
+        self.requests.clear()
+
+    def unfinished(self, bucket: str) -> list[str]:
+        """Return the keys of multipart uploads that were neither completed nor aborted: the store keeps their parts."""
+        return [upload["Key"] for upload in self.file_system().list_multipart_uploads(bucket)]
+
+
+@contextlib.contextmanager
+def serving_s3() -> Iterator[S3]:
+    """Serve S3, with an empty bucket named "bucket"."""
+    from moto.moto_server.werkzeug_app import DomainDispatcherApplication, MotoRequestHandler, create_backend_app
+    from werkzeug.serving import make_server
+
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)
+    s3 = S3(DomainDispatcherApplication(create_backend_app))
+    server = make_server("127.0.0.1", 0, s3, threaded=True, request_handler=MotoRequestHandler)
+    thread = threading.Thread(target=server.serve_forever)
+    with mock.patch.dict(os.environ, AWS_EC2_METADATA_DISABLED="true"):  # no one is asked for credentials
+        thread.start()
+        endpoint = f"http://127.0.0.1:{server.server_port}"
+        s3.options = {"key": "key", "secret": "secret", "endpoint_url": endpoint, "config_kwargs": PATIENCE}
+        s3.file_system().mkdir("bucket")
+        try:
+            yield s3
+        finally:
+            server.shutdown()
+            thread.join()
+            server.server_close()
