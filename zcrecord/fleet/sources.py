@@ -37,7 +37,7 @@ def shown(place: str) -> str:
     """Return a place for messages: a URL without user, password and query."""
     if not is_url(place):
         return place
-    from zcrecord.remote.file import redacted  # here, as above
+    from zcrecord.storage.urls import redacted  # here, as above
 
     return redacted(place)
 

@@ -11,8 +11,9 @@ from typing import Any
 
 from zcrecord.errors import RecordError, SourceError
 from zcrecord.storage.files import refusals
+from zcrecord.storage.urls import connect, redacted
 
-from .file import RemoteFile, connect, redacted
+from .file import RemoteFile
 
 __all__ = ["ForwardReader", "copy_to", "list_files"]
 
