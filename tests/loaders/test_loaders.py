@@ -304,18 +304,23 @@ def test_no_rows_are_an_empty_tensor(device: str, record: Record) -> None:
 def test_packed_rows_are_taken_on_whole_bytes(device: str, record: Record) -> None:
     found = load_into(record, device, "packed", slices={"packed": slice(2, 3)})["packed"]
     assert found.unpack().tolist() == record["packed"].unpack()[2:].tolist()
-    with pytest.raises(UnsupportedError, match=r"'packed': rows 1 to 2 of 20 bits each .*; take 2 rows at a time"):
+    with pytest.raises(UnsupportedError, match=r"'packed': a box of 4 bits .* along axis 0 be multi.* of 2"):
         load_into(record, device, "packed", slices={"packed": slice(1, 2)})
 
 
 REFUSED: dict[str, tuple[str, Any, str]] = {
-    "no axis": ("scalar", slice(1), "takes rows of the first axis, and this tensor has no axis"),
-    "strided": ("fortran", slice(1), "takes rows of tensors in C order, and this one is strided; load it whole"),
-    "steps": ("alone", slice(0, 9, 2), "takes rows one after the other, and not every 2th"),
-    "backwards": ("alone", slice(None, None, -1), "takes rows one after the other"),
-    "no range": ("alone", lambda rows: rows, "takes ranges of rows, and not 12"),
-    "a number": ("alone", 3, "maps names or patterns to slices, and not 'alone' to 3"),
-    "unequal parts": ("alone", shard(0, 5), "12 rows cannot be divided equally among 5 ranks"),
+    "no axis": ("scalar", slice(1), "takes parts of axes, and this tensor has no axis"),
+    "too many axes": ("alone", (slice(1),) * 3, "a box of 3 axes, and this tensor has 2"),
+    "too many dots": ("alone", (..., slice(1), ...), r"at most one \.\.\. in a box"),
+    "steps": ("alone", slice(0, 9, 2), "takes elements one after the other, and not every 2th"),
+    "steps of columns": ("alone", (..., slice(0, 9, 2)), "takes elements one after the other, and not every 2th"),
+    "backwards": ("alone", slice(None, None, -1), "takes elements one after the other"),
+    "no range": ("alone", lambda rows: rows, "takes ranges, and not 12"),
+    "a number": ("alone", 3, r"maps names or patterns to slices, or .* not 'alone' to 3; write slice\(i, i \+ 1\)"),
+    "a number in it": ("alone", (slice(1), 3), r"and not 'alone' to \(slice.*, 3\); write slice\(i, i \+ 1\)"),
+    "unequal parts": ("alone", shard(0, 5), "12 rows cannot be divided equally among 5 ranks; uneven=True"),
+    "unequal columns": ("alone", shard(0, 2, 1), "5 elements of axis 1 cannot be divided equally among 2 ranks"),
+    "a shard of no axis": ("alone", shard(0, 2, -3), "takes a shard of axis -3, and this tensor has 2"),
 }
 
 
@@ -496,8 +501,8 @@ MISUSE: dict[str, tuple[Callable[[Record], Any], str]] = {
     "a hollow record": (lambda rec: load_into(rec.hollow(), "host"), "a HollowRecord is no record to be loaded from"),
     "a plan of a path": (lambda rec: plan_load(str(rec.path)), "a str is no record to be loaded from"),  # type: ignore[arg-type]
     "a list of memory": (lambda rec: load_into(rec, "host", dst=[bytearray(8)]), r"dst= takes memory by name.*a list"),  # type: ignore[arg-type]
-    "rows of all": (lambda rec: load_into(rec, "host", slices=slice(2)), "slices= takes rows by name.*, not a slice"),  # type: ignore[arg-type]
-    "a list of rows": (lambda rec: plan_load(rec, slices=[slice(2)]), "slices= takes rows by name.*, not a list"),  # type: ignore[arg-type]
+    "rows of all": (lambda rec: load_into(rec, "host", slices=slice(2)), "slices= takes boxes by name.*, not a slice"),  # type: ignore[arg-type]
+    "a list of rows": (lambda rec: plan_load(rec, slices=[slice(2)]), "slices= takes boxes by name.*, not a list"),  # type: ignore[arg-type]
     "nobody to tell": (lambda rec: load_into(rec, "host", progress=3), "progress= takes a function, not a int"),  # type: ignore[arg-type]
     "no cancel": (lambda rec: load_into(rec, "host", cancel=3), "cancel= takes an Event or a function, not a int"),  # type: ignore[arg-type]
     "no loader": (lambda rec: load_into(rec, None), "loader= takes a loader, or the name of a device"),  # type: ignore[arg-type]

@@ -261,7 +261,7 @@ def test_piece_of_a_remote_archive_is_one_request_however_many_places_it_goes_to
             target[:] = data[offset : offset + len(target)]
 
     rooms = [bytearray(10), bytearray(20)]
-    loader._fetch(Far(), Piece(64, [memoryview(room) for room in rooms]))
-    loader._fetch(Far(), Piece(0, [memoryview(rooms[0])]))
+    loader._fetch((Far(), Piece(64, [memoryview(room) for room in rooms])))
+    loader._fetch((Far(), Piece(0, [memoryview(rooms[0])])))
     assert asked == [(64, 30), (0, 10)]
     assert [bytes(room) for room in rooms] == [data[:10], data[74:94]]

@@ -306,6 +306,7 @@ zcrecord.integrity.signers(record: Record) -> tuple[str, ...]
 zcrecord.loaders.LoadPlan(refs: tuple[PayloadRef, ...], targets: dict[str, Target], max_in_flight: int,
     path: str | None = None, identity: tuple[int, ...] | None = None, advance: Callable[[int], None] = _nothing)
 LoadPlan.advance(_: int) -> None
+LoadPlan.unchecked -> tuple[str, ...]
 zcrecord.loaders.Loader
 Loader.abort() -> None
 Loader.begin(plan: LoadPlan) -> None
@@ -314,7 +315,7 @@ Loader.finish() -> None
 Loader.load(ref: PayloadRef, dst: Any | None = None) -> Any
 zcrecord.loaders.PayloadRef(name: str, path: str | None, buffer: memoryview | None, source: RangeSource | None,
     offset: int, nbytes: int, dtype: DType, bits: int, shape: tuple[int, ...], strides: tuple[int, ...] | None,
-    payload: int, byte_offset: int = 0)
+    payload: int, byte_offset: int = 0, checked: bool = False)
 PayloadRef.let_go(start: int, stop: int) -> None
 PayloadRef.read_into(target: memoryview, start: int = 0) -> None
 zcrecord.loaders.RangeSource
@@ -328,7 +329,7 @@ zcrecord.loaders.load_into(record: HasArchive | Archive, loader: Loader | str, n
 zcrecord.loaders.loader_for(device: str) -> Loader
 zcrecord.loaders.plan_load(record: HasArchive | Archive, names: Names | None = None, *,
     slices: Slices | None = None, max_in_flight: int = 67108864, raw: bool = False) -> LoadPlan
-zcrecord.loaders.shard(rank: int, world: int) -> Callable[[int], slice]
+zcrecord.loaders.shard(rank: int, world: int, axis: int = 0, *, uneven: bool = False) -> Callable[[int], slice]
 zcrecord.onnx.ConvertReport(source: str | None, dest: str | None, tensors: int, modules: int, renamed: int,
     payload_bytes: int, archive_bytes: int, input_bytes: int, shared_bytes: int, seconds: float,
     peak_rss: int | None, repeated_bytes: int = 0, left_out: int = 0, verified: bool = False, dry_run: bool = False,

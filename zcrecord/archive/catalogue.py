@@ -8,10 +8,10 @@ A catalogue is a plain archive whose tensors are tables, by the convention of FO
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -26,7 +26,7 @@ from .archive import Archive, check_crc
 from .boxes import Box, blocks_of, box_of, put_together
 from .shards import COPY_AGAIN, PieceTable, Shards, blob_of, table_of, tiles
 
-__all__ = ["ShardedArchive", "open_catalogue"]
+__all__ = ["ShardedArchive", "SplitPiece", "open_catalogue"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 _ndarray = np.ndarray
@@ -75,6 +75,15 @@ def _outline(archive: Archive) -> tuple[Header, Index, memoryview]:
     return header, index, outline
 
 
+class SplitPiece(NamedTuple):
+    """A box of a split tensor: its archive and payload there, its first index and its size along each axis."""
+
+    archive: Archive
+    payload: int
+    origin: tuple[int, ...]
+    extent: tuple[int, ...]
+
+
 class ShardedArchive(Archive):
     """An archive whose payloads lie in several files; `buffer` has its index alone, and no payload.
 
@@ -114,6 +123,8 @@ class ShardedArchive(Archive):
         out = self._again(index, self._table.chosen(numbers), self.shards.kept())
         out.verified, out.complete, out._checked, out._pool, out._strings = "index", False, set(), None, set()
         out.mode, out.original = self.mode, self.original
+        if self.mode == "c":
+            out.parent = self, numbers  # it has the edits of split tensors
         return out
 
     def private(self) -> ShardedArchive:
@@ -189,6 +200,39 @@ class ShardedArchive(Archive):
         file = int(self._table.file[pieces[0]])
         return None if len(pieces) > 1 or file == NONE else self.shards.names[file]
 
+    def split_payloads(self) -> frozenset[int]:
+        """Return the numbers of the payloads that are split."""
+        first = self._table.first
+        return frozenset() if first is None else frozenset(np.flatnonzero(first[1:] - first[:-1] > 1).tolist())
+
+    def split_pieces(self, i: int, bounds: Sequence[tuple[int, int]]) -> list[SplitPiece]:
+        """Return the pieces of a split tensor i that a box meets; opens their shards alone, and reads no payload.
+
+        Args:
+            i: the tensor.
+            bounds: of the box, first index and the one after the last along each axis.
+
+        Raises:
+            FormatError: its pieces do not tile it, or one has another size than its box.
+        """
+        row, name, table = self.row(i), self.index.name(i), self._table
+        shape, item, pieces = self.shape(row), row.bits >> 3, table.pieces(row.payload)
+        assert table.origin is not None
+        origin = table.origin[pieces.start : pieces.stop].astype(np.int64)
+        extent = table.extent[pieces.start : pieces.stop].astype(np.int64)
+        if not item or row.strides != NONE or not tiles(origin, extent, shape):
+            raise FormatError("its pieces in the shards do not tile it", path=self.path, tensor=name)
+        origin, extent = origin[:, : row.rank], extent[:, : row.rank]
+        low, high = np.array(bounds, np.int64).reshape(-1, 2).T
+        found = []
+        for k in np.flatnonzero(((low < origin + extent) & (origin < high)).all(axis=1)).tolist():
+            archive, there = self._piece(pieces[k])
+            size = tuple(extent[k].tolist())
+            if archive.index.payloads["nbytes"][there] != prod(size) * item:
+                raise FormatError("a piece of it has another size than its box", path=archive.path, tensor=name)
+            found.append(SplitPiece(archive, there, tuple(origin[k].tolist()), size))
+        return found
+
     # Bytes.
 
     def _numbers(self) -> Array:
@@ -246,6 +290,9 @@ class ShardedArchive(Archive):
         self.held()
         pieces = self._table.pieces(number)
         if len(pieces) > 1:
+            if self.parent is not None:
+                whole, numbers = self.parent
+                return whole.home(numbers[number])
             return self._assembly(number, pieces).data, 0
         archive, there = self._only_piece(number, pieces[0])
         return archive.home(there)
@@ -266,6 +313,9 @@ class ShardedArchive(Archive):
 
         It is not assembled, but for a private copy that was: there are its edits.
         """
+        if self.parent is not None and number != NONE:
+            whole, numbers = self.parent
+            return whole.split(numbers[number])
         if number == NONE or len(pieces := self._table.pieces(number)) < 2 or number in self._assembled:
             return None
         return self._blocks(number, pieces)

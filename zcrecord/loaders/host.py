@@ -18,7 +18,7 @@ from zcrecord.storage.memory import Piece, aligned_empty
 from zcrecord.storage.threads import each_piece
 from zcrecord.tensors.packed import PackedTensor
 
-from .protocol import LoadPlan, PayloadRef
+from .protocol import LoadPlan, PayloadRef, sources_of
 
 __all__ = ["HostLoader", "MappedLoader", "as_tensor", "dst_bytes"]
 
@@ -66,8 +66,8 @@ def dst_bytes(dst: Any, ref: PayloadRef) -> Octets:
 class MappedLoader:
     """Read-only views of the record's own bytes, in mode "c" of the edited ones; copies nothing.
 
-    Each view keeps the mapping alive. Rows of the first axis, and parts of payloads, are views, too. Of a remote
-    archive `load_into` fetches whole payloads first.
+    Each view keeps the mapping alive. Boxes, and parts of payloads, are views, too; but boxes of packed elements, and
+    those that lie in several shards, are copies. Of a remote archive `load_into` fetches the bytes first.
     """
 
     device = "cpu"
@@ -127,7 +127,8 @@ class HostLoader:
         out = aligned_empty(ref.nbytes) if dst is None else dst_bytes(dst, ref)
         size = max(1, min(_PIECE, self._plan.max_in_flight // _COPIERS))
         pieces = [Piece(start, [out[start : start + size].data]) for start in range(0, ref.nbytes, size)]
-        if ref.buffer is not None and 1 < _COPIERS <= len(pieces):
+        in_memory = ref.buffer is not None or not sources_of(ref)
+        if in_memory and 1 < _COPIERS <= len(pieces):
             each_piece(partial(_copy, ref), pieces, done=self._plan.advance, threads=_COPIERS)
         else:
             for piece in pieces:

@@ -13,14 +13,15 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from zcrecord.archive.archive import Archive
+from zcrecord.archive.catalogue import ShardedArchive
 from zcrecord.archive.subset import Names
-from zcrecord.errors import LoadCancelledError, RecordError, TensorNotFoundError, UnsupportedError
+from zcrecord.errors import LoadCancelledError, RecordError, TensorNotFoundError, UnsupportedError, printable
 from zcrecord.storage.files import Progress
 
 from .host import HostLoader, MappedLoader
 from .plan import MAX_IN_FLIGHT, HasArchive, Slices, archive_of, plan_files
 from .pread import ReadingLoader
-from .protocol import Loader, LoadPlan, Target
+from .protocol import Loader, LoadPlan, Target, sources_of
 
 __all__ = ["load_into", "loader_for", "loader_of"]
 
@@ -69,14 +70,19 @@ def load_into(
 
     A payload that several tensors share is transferred once, and tied tensors are one object. Bytes are read from the
     read-only mapping, in the order of the file; of a record of mode "c" from its private bytes, with edits. Of a remote
-    archive "cpu" gives views, too: the payloads are fetched first, whole and checked.
+    archive "cpu" gives views, too: what is loaded is fetched first.
+
+    Boxes (`slices=`) are strided views with "cpu", and compact with other loaders, which transfer no byte between their
+    rows; README.md in this folder has the rules. Of a remote archive only their rows are fetched. Such bytes have no
+    digest: `LoadPlan.unchecked` names them, and so does the logger "zcrecord" at level INFO.
 
     Args:
         record: a record, or a part of one (`Record.module`).
         loader: a loader, or the name of a device; see `loader_for`.
         names: as `Record.select` takes them; None for all.
         dst: targets by name, as the loader takes them: writable memory, or a tensor. Give one for several tied tensors.
-        slices: rows of the first axis to take, by name or pattern, as slices or as `shard(rank, world)`.
+        slices: boxes by name or pattern; the first key that matches counts. A slice is of the first axis, a tuple has
+            one for each axis, and may have one `...`; `shard(rank, world, axis)` is a rank's part of an axis.
         max_in_flight: the most bytes in flight at a time; the memory that loading takes besides the tensors.
         raw: load tensors of strings, and of element types unknown here, as the bytes of their payload (uint8).
         progress: called with the bytes that have arrived, and with their total.
@@ -84,34 +90,43 @@ def load_into(
 
     Raises:
         TensorNotFoundError: a name without wildcards does not exist. UnsupportedError: the loader does not take an
-        element type, a tensor is of strings, or an argument is invalid. LoadCancelledError: `cancel` was set. And the
-        loader's errors. In each case the loader has released everything.
+        element type, a box does not fit its tensor, or an argument is invalid. LoadCancelledError: `cancel` was set.
+        And the loader's errors. In each case the loader has released everything.
 
     Example:
         >>> import numpy as np, zcrecord
-        >>> _ = zcrecord.save_record({"w": np.ones((4, 2), np.float32)}, "model.zcr")
-        >>> load_into(zcrecord.load_record("model.zcr"), "host", slices={"w": slice(1, 4)})["w"].shape
+        >>> _ = zcrecord.save_record({"w": np.ones((4, 6), np.float32)}, "model.zcr")
+        >>> load_into(zcrecord.load_record("model.zcr"), "host", slices={"w": np.s_[1:4, -2:]})["w"].shape
         (3, 2)
     """
     chosen = loader_of(loader)
     _check_options(dst, progress, cancel)
     archive = archive_of(record)
-    path, fetch = archive.path, isinstance(chosen, MappedLoader)
-    plans = plan_files(archive, names, slices=slices, max_in_flight=max_in_flight, raw=raw, fetch=fetch)
+    path, views = archive.path, isinstance(chosen, MappedLoader)
+    plans = plan_files(archive, names, slices=slices, max_in_flight=max_in_flight, raw=raw, views=views)
     rooms = _rooms(ChainMap(*(plan.targets for plan in plans)), dst or {}, path)
     for plan in plans:
         _check_loader(chosen, plan, path)
+    _tell_unchecked(archive, plans)
     watch = _LoadProgress(sum(plan.nbytes for plan in plans), progress, cancel, path)
-    out: dict[str, Any] = {}
-    try:
-        for plan in plans:
-            out |= _load(chosen, dataclasses.replace(plan, advance=watch.advance), rooms, watch, path)
-        watch.finish()
-    except BaseException:
-        with contextlib.suppress(Exception):  # the first error is raised
-            chosen.abort()
-        raise
+    out = _load_all(chosen, plans, rooms, watch, path)
     return out if len(plans) == 1 else {name: out[name] for name in archive.names() if name in out}
+
+
+def _tell_unchecked(archive: Archive, plans: list[LoadPlan]) -> None:
+    """Log the tensors of a remote archive whose bytes no digest covers."""
+    whole = archive.shards.catalogue if isinstance(archive, ShardedArchive) else archive
+    if whole.remote is None:
+        return
+    names = [name for plan in plans for name in plan.unchecked]
+    if not names:
+        return
+    import logging  # here, because few loads have anything to say
+
+    some = "1 tensor is" if len(names) == 1 else f"{len(names)} tensors are"
+    first = ("" if len(names) == 1 else "the first of them ") + f"'{printable(names[0])}'"
+    message = "%s: no digest covers parts of payloads: %s loaded unchecked, %s"
+    logging.getLogger("zcrecord").info(message, archive.path, some, first)
 
 
 def loader_of(loader: Loader | str) -> Loader:
@@ -137,6 +152,21 @@ def _check_options(dst: Any, progress: Any, cancel: Any) -> None:
         raise UnsupportedError(f"cancel= takes an Event or a function, not a {type(cancel).__name__}")
 
 
+def _load_all(
+    loader: Loader, plans: list[LoadPlan], rooms: Mapping[int, Any], watch: _LoadProgress, path: str | None
+) -> dict[str, Any]:
+    out: dict[str, Any] = {}
+    try:
+        for plan in plans:
+            out |= _load(loader, dataclasses.replace(plan, advance=watch.advance), rooms, watch, path)
+        watch.finish()
+    except BaseException:
+        with contextlib.suppress(Exception):  # the first error is raised
+            loader.abort()
+        raise
+    return out
+
+
 def _load(
     loader: Loader, plan: LoadPlan, rooms: Mapping[int, Any], watch: _LoadProgress, path: str | None
 ) -> dict[str, Any]:
@@ -157,7 +187,7 @@ def _load(
         if view is not None and id(view) not in views:
             views[id(view)] = loader.view(loaded[id(ref)], view)  # type: ignore[attr-defined]  # _check_loader
     loader.finish()
-    for remote in {id(ref.source): ref.source for ref in plan.refs if ref.source is not None}.values():
+    for remote in {id(source): source for ref in plan.refs for source in sources_of(ref)}.values():
         getattr(remote, "check_same", bool)()  # else bytes of two versions could be mixed
     return {name: loaded[id(ref)] if view is None else views[id(view)] for name, (ref, view) in plan.targets.items()}
 

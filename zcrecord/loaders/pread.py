@@ -6,20 +6,22 @@ are read together, several reads run at a time, and no byte is copied after it w
 
 from __future__ import annotations
 
-from functools import partial
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from zcrecord.dtypes import DType
-from zcrecord.errors import UnsupportedError
-from zcrecord.storage.memory import Piece, aligned, aligned_empty, read_pieces
+from zcrecord.errors import SourceError, UnsupportedError
+from zcrecord.storage.files import identity_of, open_source
+from zcrecord.storage.memory import Piece, aligned, aligned_empty, read_at, read_pieces
 from zcrecord.storage.threads import each_piece
 
+from .boxes import BoxSource, File
 from .host import Octets, as_tensor, dst_bytes
 from .protocol import LoadPlan, PayloadRef, RangeSource
 
-__all__ = ["ReadingLoader"]
+__all__ = ["PlannedFiles", "ReadingLoader"]
 
 _READ = 1 << 20  # bytes of one read; takes many times as long as a network's round trip
 _FETCH, _FETCHERS = 8 << 20, 4  # bytes of one request to a remote archive, and requests at a time
@@ -87,15 +89,17 @@ class ReadingLoader:
         if not wanted:
             return
         done = _Arrived(plan).add
-        source = wanted[0][0].source  # all refs have the same source, or the same path
-        if source is not None:
-            most = max(1, min(_FETCH, plan.max_in_flight // _FETCHERS))  # each may hold as much again
-            pieces = _pieces(wanted, most, gap=0)  # the source merges near ones
-            each_piece(partial(_fetch, source), pieces, done=done, threads=_FETCHERS)
-        else:
+        in_file = [item for item in wanted if item[0].path is not None]
+        if in_file:
             assert plan.path is not None and plan.identity is not None
-            pieces = _pieces(wanted, min(_READ, plan.max_in_flight))
+            pieces = _pieces(in_file, min(_READ, plan.max_in_flight))
             read_pieces(plan.path, pieces, identity=plan.identity, done=done)
+        if len(in_file) < len(wanted):
+            with PlannedFiles() as files:
+                most = max(1, min(_FETCH, plan.max_in_flight // _FETCHERS))  # each may hold as much again
+                # All refs of a remote archive have the same source, which merges near ones; a box has one of its own.
+                fetches = _fetches([item for item in wanted if item[0].path is None], most, files)
+                each_piece(_fetch, fetches, done=done, threads=_FETCHERS)
 
     def abort(self) -> None:
         """Drop the buffers. Nothing else is held between two calls."""
@@ -120,8 +124,86 @@ class _Arrived:
         self._plan.advance(nbytes)
 
 
-def _fetch(source: RangeSource, piece: Piece) -> int:
-    """Read a piece of a remote archive by one request, even if it fills several buffers; returns its size."""
+class PlannedFiles:
+    """Files that are read by position, each opened at its first use, and known to be those that records were opened of.
+
+    Use it in a `with` block: its end closes them, and checks that none was changed meanwhile.
+    """
+
+    def __init__(self) -> None:
+        self._files: dict[File, PlannedFile] = {}
+
+    def __enter__(self) -> PlannedFiles:
+        return self
+
+    def __exit__(self, kind: object, _error: object, _trace: object) -> None:
+        try:
+            if kind is None:
+                self.check()
+        finally:
+            self.close()
+
+    def __call__(self, file: File) -> PlannedFile:
+        """Return a file; SourceError if it was replaced or changed since its record was opened."""
+        if file not in self._files:
+            self._files[file] = PlannedFile(file)
+        return self._files[file]
+
+    def check(self) -> None:
+        """Raise SourceError if a file was changed while it was read."""
+        for file in self._files.values():
+            file.check("was changed while it was read")
+
+    def close(self) -> None:
+        """Close all."""
+        for file in self._files.values():
+            file.close()
+
+
+class PlannedFile:
+    """A file that is read by position; see `PlannedFiles`."""
+
+    def __init__(self, file: File) -> None:
+        self._path, self._identity = file
+        self._file, _ = open_source(self._path)
+        try:
+            self.check("was replaced or changed since it was opened")
+        except BaseException:
+            self.close()
+            raise
+
+    def check(self, what: str) -> None:
+        """Raise SourceError unless the file is the one that the record was opened from, unchanged."""
+        if identity_of(self._file.fileno()) != self._identity:
+            raise SourceError(f"{what}; load it again", path=self._path)
+
+    def readinto_at(self, offset: int, target: memoryview) -> None:
+        """Fill `target` with the file's bytes from `offset` on."""
+        read_at(self._file.fileno(), target, offset)
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+def _fetches(
+    wanted: Sequence[tuple[PayloadRef, Octets]], most: int, files: PlannedFiles
+) -> list[tuple[RangeSource, Piece]]:
+    """Return the reads of refs that have a source, each of up to `most` bytes; boxes of files are read by position."""
+    grouped: dict[int, tuple[RangeSource, list[tuple[PayloadRef, Octets]]]] = {}
+    for ref, out in wanted:
+        assert ref.source is not None
+        grouped.setdefault(id(ref.source), (ref.source, []))[1].append((ref, out))
+    found: list[tuple[RangeSource, Piece]] = []
+    for source, items in grouped.values():
+        reader = source.read_by(files) if isinstance(source, BoxSource) else source
+        found += [(reader, piece) for piece in _pieces(items, most, gap=0)]
+    return found
+
+
+def _fetch(read: tuple[RangeSource, Piece]) -> int:
+    """Read a piece by one call of its source, even if it fills several buffers; returns its size."""
+    source, piece = read
     size = sum(map(len, piece.buffers))
     octets = piece.buffers[0] if len(piece.buffers) == 1 else np.empty(size, np.uint8).data
     source.readinto_at(piece.offset, octets)

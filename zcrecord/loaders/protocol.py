@@ -16,32 +16,48 @@ import numpy as np
 from zcrecord.dtypes import DType
 from zcrecord.errors import UnsupportedError
 
-__all__ = ["LoadPlan", "Loader", "PayloadRef", "RangeSource", "Target"]
+__all__ = ["LoadPlan", "Loader", "PayloadRef", "RangeSource", "Target", "sources_of", "unmap_pages"]
 
 
 _MAPPED_AT_ONCE = 2 << 20  # bytes that one page fault may map, earlier pages that were unmapped included
 
 
 class RangeSource(Protocol):
-    """Source of bytes that are neither in memory nor in a file: a remote archive."""
+    """Source of bytes that do not lie in memory or a file as they are wanted: a remote archive, a box of a tensor."""
 
     def readinto_at(self, offset: int, target: memoryview) -> None:
         """Fill `target` with the archive's bytes from `offset` on, or raise a RecordError."""
+
+
+def unmap_pages(octets: memoryview, start: int, stop: int) -> None:
+    """Unmap the pages of a file's bytes [start, stop), and up to 2 MiB before them; `octets` are some of its mapping.
+
+    They stay in the system's page cache. Views stay valid: a page is mapped again when it is next read. Does nothing to
+    bytes in memory. The mapping must not be a private one, whose edits would be lost.
+    """
+    mapping = octets.obj
+    if not isinstance(mapping, mmap.mmap) or not hasattr(mapping, "madvise"):
+        return
+    first = start // _MAPPED_AT_ONCE * _MAPPED_AT_ONCE
+    last = stop // mmap.PAGESIZE * mmap.PAGESIZE
+    if first < last:
+        mapping.madvise(mmap.MADV_DONTNEED, first, last - first)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PayloadRef:
     """A payload, or a part of one, to be loaded to a device. Equal only to itself.
 
-    Its bytes are in at least one of three places: `buffer`, `path` and `source`.
+    Its bytes are in at least one of three places: `buffer`, `path` and `source`. Those of a box that are not one range
+    of a payload have a `source` alone, which gives them one after the other, however they lie.
 
     Attributes:
         name: the full name of the first tensor that uses it.
         path: the absolute path of the file; None for bytes in memory or remote.
         buffer: the bytes themselves, in memory or in the read-only mapping, flat and read-only. Make arrays of it by
             `np.frombuffer`, which keeps the mapping open; `np.ndarray` over it does not.
-        source: reads the bytes if they are neither in memory nor in a file.
-        offset: of the first byte, in the file at `path`; without a path in the archive or buffer.
+        source: reads the bytes if they are neither in memory nor in a file, or not one after the other there.
+        offset: of the first byte, in the file at `path`; without a path in the archive, buffer or source.
         nbytes: the number of bytes.
         dtype: the element type.
         bits: the size of an element; less than 8 for packed ones.
@@ -49,6 +65,8 @@ class PayloadRef:
         strides: in elements, as stored; None for C order.
         payload: its number in the record: equal for tensors that share it; -1 for a tensor without any bytes.
         byte_offset: of element [0, ..., 0] from the first byte; 0 except for some strided tensors.
+        checked: True if the bytes are compared with their payload's digest on their way: whole payloads of a remote
+            archive that has digests. Those of local files are not, as for any view; `Record.verify` checks them.
     """
 
     name: str
@@ -63,6 +81,7 @@ class PayloadRef:
     strides: tuple[int, ...] | None
     payload: int
     byte_offset: int = 0
+    checked: bool = False
 
     def read_into(self, target: memoryview, start: int = 0) -> None:
         """Fill `target` with the bytes from `start` on, out of the mapping, memory or remote archive."""
@@ -80,13 +99,14 @@ class PayloadRef:
         They stay in the system's page cache; bytes that were copied to a device no longer count as this process's
         memory. Views stay valid: a page is mapped again when it is next read. Does nothing to bytes in memory.
         """
-        mapping = None if self.buffer is None or self.path is None else self.buffer.obj
-        if not isinstance(mapping, mmap.mmap) or not hasattr(mapping, "madvise"):
-            return
-        first = (self.offset + start) // _MAPPED_AT_ONCE * _MAPPED_AT_ONCE
-        last = (self.offset + stop) // mmap.PAGESIZE * mmap.PAGESIZE
-        if first < last:
-            mapping.madvise(mmap.MADV_DONTNEED, first, last - first)
+        if self.buffer is not None and self.path is not None:
+            unmap_pages(self.buffer, self.offset + start, self.offset + stop)
+
+
+def sources_of(ref: PayloadRef) -> list[RangeSource]:
+    """Return the source of a ref, or those that a box's source reads; none for bytes in memory or in a file."""
+    found: list[RangeSource] = getattr(ref.source, "sources", [] if ref.source is None else [ref.source])
+    return found
 
 
 class Target(NamedTuple):
@@ -130,6 +150,15 @@ class LoadPlan:
     def nbytes(self) -> int:
         """Total number of bytes."""
         return sum(ref.nbytes for ref in self.refs)
+
+    @property
+    def unchecked(self) -> tuple[str, ...]:
+        """Names of the tensors with bytes that the load compares with no digest; see `PayloadRef.checked`.
+
+        Of a remote archive these are boxes, since a digest covers a whole payload, and all tensors of an archive
+        without digests. Loading them whole, and cutting them here, checks them.
+        """
+        return tuple(name for name, (ref, _) in self.targets.items() if ref.nbytes and not ref.checked)
 
     @cached_property
     def largest(self) -> int:

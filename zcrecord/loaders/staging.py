@@ -21,12 +21,11 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from zcrecord.codec.layout import ALIGNMENT, align_up
-from zcrecord.errors import LimitError, RecordError, SourceError
-from zcrecord.storage.files import identity_of, open_source
-from zcrecord.storage.memory import read_at
+from zcrecord.errors import LimitError, RecordError
 
-from .plan import LoadPlan
-from .protocol import PayloadRef, RangeSource
+from .boxes import BoxSource
+from .pread import PlannedFile, PlannedFiles
+from .protocol import LoadPlan, PayloadRef, RangeSource
 
 __all__ = ["DeviceCopier", "StagingRing"]
 
@@ -106,7 +105,12 @@ class StagingRing:
 
     def __init__(self, lane: DeviceCopier, plan: LoadPlan, readers: int, *, reads: bool = False) -> None:
         self._lane, self._plan = lane, plan
-        self._file = _PlannedFile(plan) if reads and plan.path is not None else None
+        self._files = PlannedFiles()
+        self._file: PlannedFile | None = None
+        if reads and plan.path is not None:
+            assert plan.identity is not None
+            self._file = self._files((plan.path, plan.identity))
+        self._boxes = _boxes_by_position(plan, self._files) if reads else {}
         apart = _GAP if any(self._source(ref) is not None for ref in plan.refs) else ALIGNMENT
         needed = max(1, plan.nbytes + apart * len(plan.refs))
         count = max(1, min(2 * readers, plan.max_in_flight // _LEAST_BUFFER))
@@ -115,11 +119,10 @@ class StagingRing:
         try:
             staging = lane.staging(count * size)
         except RuntimeError as error:
-            if self._file is not None:
-                self._file.close()
+            self._files.close()
             what = f"no memory of {count * size} bytes to copy from can be had; lower max_in_flight"
             raise LimitError(what) from error
-        if self._file is not None and not hasattr(os, "preadv"):
+        if (self._file is not None or self._boxes) and not hasattr(os, "preadv"):
             readers = 1  # without preadv a read seeks first, and the file has one position
         octets = staging.numpy()
         parts = [slice(i * size, (i + 1) * size) for i in range(count)]
@@ -150,8 +153,7 @@ class StagingRing:
         for _ in self._buffers:
             self._start()
         self._lane.drain()
-        if self._file is not None:
-            self._file.check("was changed while it was read")
+        self._files.check()
         self._close()
 
     def abort(self) -> None:
@@ -163,8 +165,7 @@ class StagingRing:
 
     def _close(self) -> None:
         self._readers.shutdown()
-        if self._file is not None:
-            self._file.close()
+        self._files.close()
 
     def _start(self) -> None:
         """Submit the current buffer to a reader, and wait until the next one is free."""
@@ -193,7 +194,7 @@ class StagingRing:
         """Return the source that reads a ref's bytes, with neighbours; None if they are copied out of memory."""
         if self._file is not None and ref.path is not None:
             return self._file
-        return ref.source if ref.buffer is None else None
+        return self._boxes.get(id(ref.source), ref.source) if ref.buffer is None else None
 
     def _fill(self, buffer: _StagingBuffer) -> None:
         """Read a buffer's parts, and send their copies; runs in a reader."""
@@ -223,28 +224,7 @@ class StagingRing:
             ref.read_into(octets.data, start)  # raises: the bytes are in a file alone
 
 
-class _PlannedFile:
-    """The file of a plan, opened again, and checked to be the same."""
-
-    def __init__(self, plan: LoadPlan) -> None:
-        assert plan.path is not None
-        self._path, self._identity = plan.path, plan.identity
-        self._file, _ = open_source(plan.path)
-        try:
-            self.check("was replaced or changed since it was opened")
-        except BaseException:
-            self.close()
-            raise
-
-    def check(self, what: str) -> None:
-        """Raise SourceError unless the file is the one that the record was opened from, unchanged."""
-        if identity_of(self._file.fileno()) != self._identity:
-            raise SourceError(f"{what}; load it again", path=self._path)
-
-    def readinto_at(self, offset: int, target: memoryview) -> None:
-        """Fill `target` with the file's bytes from `offset` on."""
-        read_at(self._file.fileno(), target, offset)
-
-    def close(self) -> None:
-        """Close the file."""
-        self._file.close()
+def _boxes_by_position(plan: LoadPlan, files: PlannedFiles) -> dict[int, RangeSource]:
+    """Return the sources of a plan's boxes with their files read by position, by the identity of those of its refs."""
+    found = {id(ref.source): ref.source for ref in plan.refs if isinstance(ref.source, BoxSource)}
+    return {key: source.read_by(files) for key, source in found.items()}

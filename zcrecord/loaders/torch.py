@@ -24,8 +24,7 @@ from zcrecord.errors import LimitError, RecordError, UnsupportedError
 from zcrecord.frameworks.torch import import_torch, torch_device, torch_dtype, torch_shape
 from zcrecord.tensors.strides import reach
 
-from .plan import LoadPlan
-from .protocol import PayloadRef
+from .protocol import LoadPlan, PayloadRef
 from .staging import StagingRing
 
 __all__ = ["TorchLoader"]

@@ -14,7 +14,7 @@ import numpy as np
 if TYPE_CHECKING:
     import numpy.typing as npt  # costs 0.6 ms at run time
 
-__all__ = ["address", "addresses", "as_bytes", "extent", "is_c_order", "is_dense", "memory_order", "reach"]
+__all__ = ["address", "addresses", "as_bytes", "c_strides", "extent", "is_c_order", "is_dense", "memory_order", "reach"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -49,6 +49,20 @@ def extent(array: Array) -> tuple[int, int]:
     """Return the lowest address that an array with elements reaches, and the one behind its highest."""
     start, (low, high) = address(array), reach(array.shape, array.strides)
     return start + low, start + high + array.itemsize
+
+
+def c_strides(shape: Sequence[int]) -> tuple[int, ...]:
+    """Return the strides of C order, in elements.
+
+    Example:
+        >>> c_strides((2, 3, 4))
+        (12, 4, 1)
+    """
+    out, step = [], 1
+    for dim in reversed(shape):
+        out.append(step)
+        step *= dim
+    return tuple(reversed(out))
 
 
 def is_c_order(shape: Sequence[int], strides: Sequence[int]) -> bool:

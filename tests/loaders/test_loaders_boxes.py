@@ -1,0 +1,298 @@
+"""Any box of a tensor is loaded equal to numpy's, by every loader, and as a view where it can be one."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+import torch
+from exhaustive import rounds
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from split_catalogues import boxes_along, save_split
+
+import zcrecord
+from zcrecord.archive.catalogue import ShardedArchive
+from zcrecord.errors import SourceError, UnsupportedError
+from zcrecord.loaders import load_into, plan_load, shard
+from zcrecord.loaders.boxes import ByteGrid, _boxes_of_range
+from zcrecord.loaders.torch import TorchLoader
+
+LOADERS = ["mapped", "host", "read", "torch", "torch, reads"]
+BASE = np.arange(6 * 7 * 8, dtype=np.int32).reshape(6, 7, 8)
+TENSORS: dict[str, Any] = {
+    "plain": BASE + 1,
+    "turned": np.asfortranarray(BASE + 2),
+    "middle": (BASE + 3).transpose(1, 2, 0),
+    "every other": np.ascontiguousarray(BASE + 4)[:, ::2],
+    "backwards": np.ascontiguousarray(BASE + 5)[::-1],
+    "half": (BASE % 100).astype(ml_dtypes.bfloat16),
+    "bytes": BASE.astype(np.int8),
+    "line": np.arange(77.0),
+}
+MIB = 1 << 20
+
+
+def loaded(record: Any, how: str, *arguments: Any, **options: Any) -> dict[str, Any]:
+    loader = TorchLoader("cpu", readers=2, reads="reads" in how) if how.startswith("torch") else how
+    found = load_into(record, loader, *arguments, **options)
+    return {name: _array(value) for name, value in found.items()}
+
+
+def _array(value: Any) -> Any:
+    if not isinstance(value, torch.Tensor):
+        return value
+    kind = ml_dtypes.bfloat16 if value.dtype == torch.bfloat16 else None
+    return value.numpy() if kind is None else value.view(torch.int16).numpy().view(kind)
+
+
+@pytest.fixture(scope="module")
+def record(tmp_path_factory: pytest.TempPathFactory) -> zcrecord.Record:
+    path = tmp_path_factory.mktemp("boxes") / "m.zcr"
+    zcrecord.save_record(TENSORS, path, durable=False)
+    return zcrecord.load_record(path)
+
+
+@st.composite
+def boxes(draw: st.DrawFn) -> tuple[str, tuple[Any, ...]]:
+    name = draw(st.sampled_from(list(TENSORS)))
+    shape = TENSORS[name].shape
+    box: list[Any] = [slice(*draw(st.tuples(*[st.none() | st.integers(-n - 1, n + 1)] * 2))) for n in shape]
+    dots = draw(st.integers(-1, len(box)))
+    return name, tuple(box[: draw(st.integers(0, len(box)))] if dots < 0 else [*box[:dots], ..., *box[dots + 1 :]])
+
+
+@pytest.mark.parametrize("how", LOADERS)
+def test_any_box_is_the_one_that_numpy_has(how: str, record: zcrecord.Record) -> None:
+    @settings(max_examples=rounds(100))
+    @given(boxes(), st.sampled_from([100, 1 << 20]))
+    def check(chosen: tuple[str, tuple[Any, ...]], most: int) -> None:
+        name, box = chosen
+        found = loaded(record, how, name, slices={name: box}, max_in_flight=most)[name]
+        want = TENSORS[name][box]
+        assert (found.dtype, found.shape) == (want.dtype, want.shape)
+        assert found.tobytes() == want.tobytes()
+
+    check()
+
+
+@settings(max_examples=rounds(300))
+@given(st.lists(st.integers(1, 5), min_size=1, max_size=4), st.data())
+def test_a_range_of_elements_is_a_few_boxes_in_order(shape: list[int], data: st.DataObject) -> None:
+    size = math.prod(shape)
+    lo, hi = sorted(data.draw(st.tuples(st.integers(0, size), st.integers(0, size))))
+    found = list(_boxes_of_range(tuple(shape), lo, hi))
+    elements = np.arange(size).reshape(shape)
+    each = [elements[tuple(slice(*ends) for ends in box)].ravel() for box in found]
+    assert np.concatenate([*each, np.empty(0, int)]).tolist() == list(range(lo, hi))
+    assert len(found) <= 2 * len(shape) - 1
+
+
+@settings(max_examples=rounds(300))
+@given(st.lists(st.tuples(st.integers(1, 4), st.integers(0, 9)), max_size=3), st.integers(1, 6), st.integers(0, 12))
+def test_ranges_of_a_grid_hold_its_bytes_and_merge_what_is_near(
+    axes: list[tuple[int, int]], run: int, near: int
+) -> None:
+    shape, strides, step = [run], [1], run
+    for count, apart in axes:
+        step += apart
+        shape.insert(0, count)
+        strides.insert(0, step)
+        step *= count
+    grid = ByteGrid(5, tuple(shape), tuple(strides))
+    wanted = {
+        5 + sum(i * s for i, s in zip(index, strides, strict=True)) for index in itertools.product(*map(range, shape))
+    }
+    ranges = grid.ranges(near)
+    assert len(wanted) == grid.nbytes and max(wanted) + 1 == grid.end
+    assert wanted <= {byte for lo, hi in ranges for byte in range(lo, hi)}
+    assert all(lo in wanted and hi - 1 in wanted for lo, hi in ranges)
+    assert all(b - a > near for (_, a), (b, _) in itertools.pairwise(ranges))
+    blocks = [(index, block) for index, block in grid.blocks(near)]
+    assert sum(block.nbytes for _, block in blocks) == grid.nbytes
+
+
+@pytest.mark.parametrize("how", LOADERS)
+def test_long_runs_far_apart_and_large_blocks_are_cut_and_put_together(how: str, tmp_path: Path) -> None:
+    value = np.random.default_rng(3).integers(0, 255, (24, 8, 100_000), np.uint8)
+    zcrecord.save_record({"w": value, "v": value[:, :, :50_000].copy()}, tmp_path / "m.zcr", durable=False)
+    record = zcrecord.load_record(tmp_path / "m.zcr")
+    for box in (np.s_[3:20, 2:5, 10:90_000], np.s_[:, :, 7:20], np.s_[:, 1:7], np.s_[2:3, 3:5, :]):
+        found = loaded(record, how, slices={"*": box}, max_in_flight=3 * MIB)
+        assert np.array_equal(found["w"], value[box])
+        assert np.array_equal(found["v"], value[:, :, :50_000][box])
+
+
+def test_boxes_of_a_mapped_file_are_views_and_leave_no_copy(record: zcrecord.Record) -> None:
+    for name in ("plain", "turned", "middle", "half"):
+        found = load_into(record, "cpu", name, slices={name: np.s_[1:4, 2:, -3:-1]})[name]
+        assert np.shares_memory(found, record[name])
+        assert found.strides == record[name].strides
+        assert not found.flags.writeable
+
+
+def test_a_box_is_transferred_without_the_bytes_between(record: zcrecord.Record) -> None:
+    plan = plan_load(record, "plain", slices={"plain": np.s_[:, :, 2:4]})
+    assert plan.nbytes == 6 * 7 * 2 * 4
+    (ref,) = plan.refs
+    assert (ref.path, ref.buffer, ref.shape, ref.strides) == (None, None, (6, 7, 2), None)
+    turned = plan_load(record, "turned", slices={"turned": np.s_[:, :, 2:4]}).refs[0]
+    assert (turned.source, turned.nbytes) == (None, 6 * 7 * 2 * 4), "one range, in the order that it has in the file"
+
+
+@pytest.mark.parametrize("how", LOADERS)
+def test_tied_tensors_with_one_box_are_one_and_with_several_are_each_their_own(how: str, tmp_path: Path) -> None:
+    base = BASE.copy()
+    zcrecord.save_record({"a": base, "b": base, "c": base, "part": base[2:]}, tmp_path / "m.zcr", durable=False)
+    record = zcrecord.load_record(tmp_path / "m.zcr")
+    columns, others = np.s_[:, :, 1:3], np.s_[:, 1:2]
+    loader = TorchLoader("cpu") if how.startswith("torch") else how
+    found = load_into(record, loader, slices={"[ab]": columns, "c": others})
+    assert found["a"] is found["b"]
+    for name, want in {"a": base[columns], "c": base[others], "part": base[2:]}.items():
+        assert np.array_equal(_array(found[name]), want)
+
+
+@pytest.mark.parametrize("how", ["host", "read"])
+def test_a_box_goes_into_the_memory_that_is_given(how: str, record: zcrecord.Record) -> None:
+    room = np.zeros((6, 7, 2), np.int32)
+    found = load_into(record, how, "plain", slices={"plain": (..., slice(2, 4))}, dst={"plain": room})["plain"]
+    assert np.shares_memory(found, room)
+    assert np.array_equal(room, TENSORS["plain"][..., 2:4])
+
+
+@pytest.mark.parametrize("how", ["mapped", "host", "read"])
+@pytest.mark.parametrize("kind", ["int4", "uint2"])
+def test_packed_boxes_start_and_end_on_whole_bytes_or_are_refused(kind: str, how: str, tmp_path: Path) -> None:
+    values = (np.arange(6 * 8 * 5) % 3).reshape(6, 5, 8).astype(kind)
+    odd = (np.arange(12) % 3).reshape(4, 3).astype("int4")
+    tree = {"w": zcrecord.PackedTensor.pack(values), "odd": zcrecord.PackedTensor.pack(odd)}
+    zcrecord.save_record(tree, tmp_path / "m.zcr", durable=False)
+    record = zcrecord.load_record(tmp_path / "m.zcr")
+    for box in (np.s_[2:4], np.s_[:, 1:3], np.s_[1:, 2:, 4:], np.s_[:, :, :4], np.s_[0:0], np.s_[..., 4:]):
+        found = load_into(record, how, "w", slices={"w": box})["w"]
+        assert found.shape == values[box].shape
+        assert np.array_equal(found.unpack(), values[box])
+    assert np.array_equal(load_into(record, how, "odd", slices={"odd": np.s_[2:]})["odd"].unpack(), odd[2:])
+    with pytest.raises(UnsupportedError, match=r"'w': a box of \d bits .* along axis 2 be multiples of [24]"):
+        load_into(record, how, "w", slices={"w": np.s_[:, :, 1:5]})
+    with pytest.raises(UnsupportedError, match=r"'odd': a box of 4 bits .* in every row; load the tensor whole"):
+        load_into(record, how, "odd", slices={"odd": np.s_[:, :2]})
+
+
+@pytest.mark.parametrize("how", LOADERS)
+def test_shards_of_an_axis_are_equal_parts_or_those_of_torch_chunk(how: str, record: zcrecord.Record) -> None:
+    whole = TENSORS["plain"]
+    for axis, world, uneven in ((2, 4, False), (-1, 2, False), (0, 3, False), (1, 3, True), (-2, 6, True)):
+        parts = [
+            loaded(record, how, "plain", slices={"plain": shard(rank, world, axis, uneven=uneven)})["plain"]
+            for rank in range(world)
+        ]
+        want = torch.from_numpy(whole.copy()).chunk(world, axis)
+        sizes = [part.shape for part in parts]
+        assert sizes[: len(want)] == [tuple(chunk.shape) for chunk in want]
+        assert all(shape[axis] == 0 for shape in sizes[len(want) :])
+        assert np.array_equal(np.concatenate(parts, axis), whole)
+
+
+def test_a_box_may_have_a_function_for_an_axis(record: zcrecord.Record) -> None:
+    box = (slice(1, 3), ..., shard(1, 4))
+    found = load_into(record, "host", "plain", slices={"plain": box})["plain"]
+    assert np.array_equal(found, TENSORS["plain"][1:3, :, 2:4])
+
+
+def test_boxes_in_mode_c_are_of_the_edited_bytes(record: zcrecord.Record) -> None:
+    own = zcrecord.load_record(record.path, mode="c")
+    own["plain"][0, 0, 1] = -5
+    for how in LOADERS:
+        assert loaded(own, how, "plain", slices={"plain": np.s_[:, :, 1:3]})["plain"][0, 0, 0] == -5, how
+    assert own["plain"][0, 0, 1] == -5, "nothing let go of the private page"
+
+
+@pytest.mark.parametrize("how", ["read", "torch, reads"])
+def test_a_file_that_was_replaced_is_refused_where_its_boxes_are_read(how: str, tmp_path: Path) -> None:
+    path = tmp_path / "m.zcr"
+    zcrecord.save_record({"w": BASE}, path, durable=False)
+    record = zcrecord.load_record(path)
+    zcrecord.save_record({"w": BASE + 1}, path, durable=False)
+    with pytest.raises(SourceError, match=r"m\.zcr: (tensor 'w': )?was replaced or changed since it was opened"):
+        loaded(record, how, slices={"w": np.s_[:, :, 1:3]})
+
+
+# Tensors that are split over shards.
+
+SPLIT = np.arange(12 * 10 * 6, dtype=np.float32).reshape(12, 10, 6)
+SPLITS: dict[str, Sequence[Any]] = {
+    "rows": boxes_along(0, 3, SPLIT.shape),
+    "columns": boxes_along(1, 4, SPLIT.shape),
+    "grid": [np.s_[:5, :4], np.s_[:5, 4:], np.s_[5:, :7], np.s_[5:, 7:]],
+}
+
+
+@pytest.fixture(scope="module")
+def split(tmp_path_factory: pytest.TempPathFactory) -> zcrecord.Record:
+    path = tmp_path_factory.mktemp("split") / "m.zcr"
+    tree = {name: SPLIT + i for i, name in enumerate(SPLITS)} | {"tied": (base := SPLIT * 2), "tied2": base}
+    save_split(path, tree | {"other": np.arange(9)}, SPLITS | {"tied": SPLITS["rows"]})
+    return zcrecord.load_record(path)
+
+
+@pytest.mark.parametrize("how", LOADERS)
+def test_any_box_of_a_split_tensor_is_the_one_that_numpy_has(how: str, split: zcrecord.Record) -> None:
+    wanted = {name: np.array(split[name]) for name in [*SPLITS, "tied2", "other"]}
+    assert np.array_equal(wanted["grid"], SPLIT + 2)
+    axis = st.tuples(*[st.none() | st.integers(-13, 13)] * 2)
+
+    @settings(max_examples=rounds(40))
+    @given(st.lists(axis, max_size=3), st.sampled_from([1000, 1 << 20]))
+    def check(ends: list[tuple[Any, Any]], most: int) -> None:
+        box = tuple(slice(*each) for each in ends)
+        slices = {"other": box[:1], "*": box}
+        found = loaded(split, how, list(wanted), slices=slices, max_in_flight=most)
+        for name, value in wanted.items():
+            want = value[slices.get(name, box)]
+            assert found[name].shape == want.shape
+            assert found[name].tobytes() == want.tobytes(), name
+
+    check()
+    assert all(np.array_equal(loaded(split, how)[name], value) for name, value in wanted.items())
+
+
+def test_a_box_in_one_piece_is_a_view_of_its_shard_and_tied_ones_are_one(split: zcrecord.Record) -> None:
+    found = load_into(split, "cpu", slices={"rows": np.s_[4:8], "grid": np.s_[:5, 5:8], "tied*": np.s_[3:9, 2:]})
+    archive = split.archive
+    assert isinstance(archive, ShardedArchive)
+    shards = [np.frombuffer(archive.shards[number].buffer, np.uint8) for number in range(5)]
+    lies_in = {name: [np.shares_memory(value, shard) for shard in shards] for name, value in found.items()}
+    assert lies_in["rows"] == lies_in["grid"] == [False, True, False, False, False]
+    assert not any(lies_in["tied"]), "in two pieces: a copy"
+    assert found["tied"] is found["tied2"]
+    assert not found["tied"].flags.writeable
+
+
+def test_only_the_shards_of_a_box_are_opened(split: zcrecord.Record, tmp_path: Path) -> None:
+    folder = Path(str(split.path)).parent
+    for file in folder.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    for number in (1, 3):
+        (tmp_path / f"m-0000{number}-of-00005.zcr").unlink()
+    for how in LOADERS:
+        record = zcrecord.load_record(tmp_path / "m.zcr")
+        found = loaded(record, how, ["rows", "columns"], slices={"rows": np.s_[4:8], "columns": np.s_[:, 3:5, 1:]})
+        assert np.array_equal(found["rows"], SPLIT[4:8])
+        assert np.array_equal(found["columns"], (SPLIT + 1)[:, 3:5, 1:])
+        with pytest.raises(SourceError, match=r"m-00001-of-00005\.zcr: .*it is shard 1 of 5 of .*copy the catalogue"):
+            loaded(record, how, ["rows"], slices={"rows": np.s_[3:8]})
+
+
+def test_edits_of_a_split_tensor_are_in_its_boxes(split: zcrecord.Record) -> None:
+    own = zcrecord.load_record(str(split.path), mode="c")
+    own["columns"][2, 2, 2] = 77
+    for how in LOADERS:
+        assert loaded(own, how, "columns", slices={"columns": np.s_[2:, 2:]})["columns"][0, 0, 2] == 77, how

@@ -1,0 +1,122 @@
+"""Regions: the bytes of tensors, and of boxes of them, in their payloads. Arithmetic over the index."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import NamedTuple
+
+from zcrecord import dtypes
+from zcrecord.archive.archive import Archive
+from zcrecord.archive.catalogue import ShardedArchive
+from zcrecord.codec.layout import NONE
+from zcrecord.dtypes import DType
+from zcrecord.errors import UnsupportedError
+from zcrecord.tensors.strides import c_strides, is_c_order, reach
+
+from .boxes import Bounds, Box, ByteGrid, bounds_of, grid_of
+
+__all__ = ["Region", "Regions"]
+
+
+class Region(NamedTuple):
+    """A tensor's bytes in its payload, [start, start + nbytes), and its layout in them.
+
+    Attributes:
+        grid: of a box with other bytes between its own, those of the box; `strides` are then for all of the range.
+        compact: its strides without those other bytes; None for C order.
+        bounds: of a split tensor, the box of it; `start` then means nothing, and `nbytes` is the box's.
+        tensor: of a split tensor, the number of the first that has its payload.
+    """
+
+    payload: int
+    start: int
+    nbytes: int
+    dtype: DType
+    bits: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...] | None
+    byte_offset: int
+    grid: ByteGrid | None = None
+    compact: tuple[int, ...] | None = None
+    bounds: Bounds | None = None
+    tensor: int = -1
+
+
+class Regions:
+    """Regions of all tensors of an archive, whose whole index was checked; its columns are read once, for speed."""
+
+    def __init__(self, archive: Archive, raw: bool) -> None:
+        rows = archive.index.tensors
+        fields = ("payload", "dtype", "bits", "dims", "rank", "strides", "byte_offset")
+        self._rows = list(zip(*(rows[field].tolist() for field in fields), strict=True))
+        self._dims, self._strides = archive.index.dims.tolist(), archive.index.strides.tolist()
+        self._nbytes = archive.index.payloads["nbytes"].tolist()
+        self._raw = raw
+        self._users: dict[int, int] = {}  # of split payloads, the first tensor
+        self._split: frozenset[int] = frozenset()
+        if isinstance(archive, ShardedArchive) and archive.mode == "r":  # in mode "c" edits are in one memory
+            self._split = archive.split_payloads()
+
+    def of(self, i: int, box: Box | None = None) -> Region:
+        """Return a tensor's region, or that of a box of it.
+
+        Raises:
+            UnsupportedError: it is of strings, or of an unknown element type, or it has no such box.
+        """
+        payload, code, bits, dims, rank, at, byte_offset = self._rows[i]
+        nbytes = 0 if payload == NONE else self._nbytes[payload]
+        kind = dtypes.by_code.get(code)
+        if kind is None or kind is dtypes.STRING:
+            if not self._raw:
+                what = f"dtype code {code} is not known" if kind is None else "no device has tensors of strings"
+                raise UnsupportedError(f"{what}; leave it out with names=, or take its bytes with raw=True")
+            whole = Region(payload, 0, nbytes, dtypes.by_name["uint8"], 8, (nbytes,), None, 0)
+            return whole if box is None else _cut(whole, bounds_of(box, whole.shape))
+        shape = tuple(self._dims[dims : dims + rank])
+        if payload in self._split:
+            bounds = bounds_of(() if box is None else box, shape)
+            shape = tuple(hi - lo for lo, hi in bounds)
+            first = self._users.setdefault(payload, i)
+            return Region(payload, 0, prod(shape) * bits // 8, kind, bits, shape, None, 0, bounds=bounds, tensor=first)
+        if at == NONE:
+            whole = Region(payload, 0, nbytes, kind, bits, shape, None, 0)
+        else:
+            whole = _strided(payload, kind, bits, shape, tuple(self._strides[at : at + rank]), byte_offset)
+        return whole if box is None else _cut(whole, bounds_of(box, shape))
+
+
+def _strided(
+    payload: int, kind: DType, bits: int, shape: tuple[int, ...], strides: tuple[int, ...], first: int
+) -> Region:
+    """Return the region that elements reach, the first of which is at byte `first` of the payload."""
+    item = bits // 8
+    lowest, highest = reach(shape, strides)
+    low, high = first + lowest * item, first + (highest + 1) * item
+    stored = None if is_c_order(shape, strides) else strides
+    return Region(payload, low, high - low, kind, bits, shape, stored, first - low)
+
+
+def _cut(region: Region, bounds: Bounds) -> Region:
+    """Return the region of a box of a tensor.
+
+    Raises:
+        UnsupportedError: its elements are narrower than a byte, and it does not start and end on whole bytes.
+    """
+    shape = tuple(hi - lo for lo, hi in bounds)
+    if shape == region.shape:
+        return region
+    if not prod(shape):
+        return region._replace(nbytes=0, shape=shape, strides=None, byte_offset=0)
+    strides = c_strides(region.shape) if region.strides is None else region.strides
+    first = region.start + region.byte_offset
+    found = grid_of(bounds, region.shape, strides, region.bits)
+    if found is None:
+        first += sum(lo * step for (lo, _), step in zip(bounds, strides, strict=True)) * (region.bits // 8)
+        return _strided(region.payload, region.dtype, region.bits, shape, strides, first)
+    grid, compact = found
+    grid = grid._replace(start=first + grid.start)
+    packed = None if is_c_order(shape, compact) else compact
+    cut = region._replace(start=grid.start, nbytes=grid.end - grid.start, shape=shape, byte_offset=0)
+    if len(grid.shape) == 1:
+        return cut._replace(strides=packed)
+    return cut._replace(strides=strides, grid=grid, compact=packed)
