@@ -291,8 +291,10 @@ def test_only_the_shards_of_a_box_are_opened(split: zcrecord.Record, tmp_path: P
             loaded(record, how, ["rows"], slices={"rows": np.s_[3:8]})
 
 
-def test_edits_of_a_split_tensor_are_in_its_boxes(split: zcrecord.Record) -> None:
+def test_edits_of_a_split_tensor_are_in_its_boxes_and_parts(split: zcrecord.Record, tmp_path: Path) -> None:
     own = zcrecord.load_record(str(split.path), mode="c")
     own["columns"][2, 2, 2] = 77
     for how in LOADERS:
         assert loaded(own, how, "columns", slices={"columns": np.s_[2:, 2:]})["columns"][0, 0, 2] == 77, how
+    zcrecord.save_record(own.select("columns"), tmp_path / "edited.zcr", durable=False)
+    assert zcrecord.load_record(tmp_path / "edited.zcr")["columns"][2, 2, 2] == 77
