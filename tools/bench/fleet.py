@@ -30,6 +30,7 @@ __all__ = ["convert_or_die", "run", "with_dask", "with_ray", "write_models"]
 AREA = "fleet"
 FLAG = "ZCRECORD_BENCH_KILLED"  # environment variable: a file that the worker that dies makes first
 DIES = "00003.zcr"
+MODELS = "s3://fleet/models"
 TRUNCATED = 20  # one model of so many is
 
 
@@ -78,14 +79,14 @@ def run(settings: Settings) -> Iterator[Row]:
         engines = _engines()
         for name, engine in engines.items():
             dest, flag = f"s3://fleet/{name.split()[0]}", settings.folder / f"{name.split()[0]}-killed"
-            states, seconds = engine(dest, options, flag)
+            states, seconds = engine(MODELS, dest, options, flag)
             assert flag.exists(), "no worker was killed, so nothing was tried"
             made = _digests(fs, dest)
             first = first or made
             counts["lost"] += len(set(whole) - set(made))
             counts["other"] += sum(made.get(path) != first[path] for path in first)
             counts["refused"] += states.count("refused")
-            again, _ = engine(dest, options, flag)
+            again, _ = engine(MODELS, dest, options, flag)
             counts["again"] += again.count("converted")
             work = f"{count} models of {settings.pick(256, 1)} KiB, S3 to S3 (moto), a worker killed: {name}"
             yield Row(AREA, work, "s", {OURS: seconds})
@@ -98,7 +99,7 @@ def run(settings: Settings) -> Iterator[Row]:
     yield Row(AREA, f"{where}: truncated models not refused", "", {OURS: missed}, Promise("under", 1))
 
 
-Engine = Callable[[str, dict[str, Any], Path], tuple[list[str], float]]
+Engine = Callable[[str, str, dict[str, Any], Path], tuple[list[str], float]]
 
 
 def _engines() -> dict[str, Engine]:
@@ -109,7 +110,7 @@ def _engines() -> dict[str, Engine]:
     return out
 
 
-def _with_command(dest: str, options: dict[str, Any], flag: Path) -> tuple[list[str], float]:
+def _with_command(source: str, dest: str, options: dict[str, Any], flag: Path) -> tuple[list[str], float]:
     """Run the command, and kill one of its workers once there are some archives, unless that was done before."""
     import s3fs
 
@@ -117,7 +118,7 @@ def _with_command(dest: str, options: dict[str, Any], flag: Path) -> tuple[list[
     endpoint = options["client_kwargs"]["endpoint_url"]
     secret = {"AWS_ACCESS_KEY_ID": options["key"], "AWS_SECRET_ACCESS_KEY": options["secret"]}
     environment = {**os.environ, **secret, "AWS_ENDPOINT_URL": endpoint, "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-m", "zcrecord", "convert", "--jobs", "2", "s3://fleet/models", dest, "--json"]
+    command = [sys.executable, "-m", "zcrecord", "convert", "--jobs", "2", source, dest, "--json"]
     start = time.perf_counter()
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
         if not flag.exists():
@@ -140,8 +141,9 @@ def _worker_of(pid: int) -> int:
 
 
 def _other(target: str) -> Engine:
-    def engine(dest: str, options: dict[str, Any], flag: Path) -> tuple[list[str], float]:
-        told = call_alone(f"tools.bench.fleet:{target}", dest=dest, options=options, flag=str(flag))
+    def engine(source: str, dest: str, options: dict[str, Any], flag: Path) -> tuple[list[str], float]:
+        how = {"source": source, "dest": dest, "options": options, "flag": str(flag)}
+        told = call_alone(f"tools.bench.fleet:{target}", **how)
         return told["states"], told["seconds"]
 
     return engine
@@ -190,18 +192,18 @@ def _told(outcomes: Sequence[Outcome], start: float) -> dict[str, Any]:
     return {"states": [outcome.state for outcome in outcomes], "seconds": time.perf_counter() - start}
 
 
-def with_dask(dest: str, options: dict[str, Any], flag: str) -> dict[str, Any]:
+def with_dask(source: str, dest: str, options: dict[str, Any], flag: str) -> dict[str, Any]:
     """Run a fleet on two workers of Dask."""
     from distributed import Client
 
     os.environ[FLAG] = flag
     with Client(n_workers=2, threads_per_worker=1, dashboard_address=None, silence_logs=50) as client:
         start = time.perf_counter()
-        jobs = plan("s3://fleet/models", dest, storage_options=options)
+        jobs = plan(source, dest, storage_options=options)
         return _told(client.gather(client.map(convert_or_die, jobs, retries=3, pure=False)), start)
 
 
-def with_ray(dest: str, options: dict[str, Any], flag: str) -> dict[str, Any]:
+def with_ray(source: str, dest: str, options: dict[str, Any], flag: str) -> dict[str, Any]:
     """Run a fleet on two workers of Ray."""
     import ray
 
@@ -211,5 +213,5 @@ def with_ray(dest: str, options: dict[str, Any], flag: str) -> dict[str, Any]:
     ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
     start = time.perf_counter()
     convert = ray.remote(max_retries=3, retry_exceptions=[SourceError])(convert_or_die)
-    jobs = plan("s3://fleet/models", dest, storage_options=options)
+    jobs = plan(source, dest, storage_options=options)
     return _told(ray.get([convert.remote(job) for job in jobs]), start)
