@@ -37,7 +37,7 @@ HOSTS = {"vllm", "tqdm"}  # a program that loads a part of ours, and what it bri
 GENERATED = {"zcrecord._schema", "zcrecord._schema.tables"}
 CORE = {"numpy", "ml_dtypes", "xxhash", "flatbuffers"}  # what may be imported at module level
 FUNCTION = ast.FunctionDef | ast.AsyncFunctionDef
-MOST_LINES, MOST_FUNCTION_LINES = 600, 60  # more is a sign of two responsibilities
+MOST_LINES, MOST_FUNCTION_LINES = 600, 55  # more is a sign of two responsibilities; a docstring counts for none
 TOP_LEVEL = {"pyproject.toml", "zcrecord", "schema", "tests", "tools", "README.md"}
 MADE_BY_BUILDS = {"build", "dist", "PKG-INFO"}
 
@@ -212,12 +212,19 @@ def test_no_module_grows_past_600_lines() -> None:
     assert not long, f"split along a seam: {long}"
 
 
-def test_no_function_grows_past_60_lines() -> None:
+def lines_of_code(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    """Count the lines of a function, its docstring left out."""
+    first = node.body[0]
+    docstring = (first.end_lineno or 0) - first.lineno + 1 if ast.get_docstring(node) is not None else 0
+    return (node.end_lineno or 0) - node.lineno + 1 - docstring
+
+
+def test_no_function_grows_past_55_lines() -> None:
     long = [
-        f"{where(module, node.lineno)}: {node.name} has {(node.end_lineno or 0) - node.lineno + 1} lines"
+        f"{where(module, node.lineno)}: {node.name} has {count} lines"
         for module in WRITTEN
         for node in ast.walk(TREES[module])
-        if isinstance(node, FUNCTION) and (node.end_lineno or 0) - node.lineno >= MOST_FUNCTION_LINES
+        if isinstance(node, FUNCTION) and (count := lines_of_code(node)) > MOST_FUNCTION_LINES
     ]
     assert not long, "\n".join(long)
 

@@ -215,21 +215,13 @@ class ShardedArchive(Archive):
         Raises:
             FormatError: its pieces do not tile it, or one has another size than its box.
         """
-        row, name, table = self.row(i), self.index.name(i), self._table
-        shape, item, pieces = self.shape(row), row.bits >> 3, table.pieces(row.payload)
-        assert table.origin is not None
-        origin = table.origin[pieces.start : pieces.stop].astype(np.int64)
-        extent = table.extent[pieces.start : pieces.stop].astype(np.int64)
-        if not item or row.strides != NONE or not tiles(origin, extent, shape):
-            raise FormatError("its pieces in the shards do not tile it", path=self.path, tensor=name)
-        origin, extent = origin[:, : row.rank], extent[:, : row.rank]
+        origin, extent = self.boxes(i)
+        pieces = self._table.pieces(self.row(i).payload)
         low, high = np.array(bounds, np.int64).reshape(-1, 2).T
         found = []
         for k in np.flatnonzero(((low < origin + extent) & (origin < high)).all(axis=1)).tolist():
-            archive, there = self._piece(pieces[k])
             size = tuple(extent[k].tolist())
-            if archive.index.payloads["nbytes"][there] != prod(size) * item:
-                raise FormatError("a piece of it has another size than its box", path=archive.path, tensor=name)
+            archive, there = self._payload_of_box(i, pieces[k], size)
             found.append(SplitPiece(archive, there, tuple(origin[k].tolist()), size))
         return found
 
@@ -428,14 +420,18 @@ class ShardedArchive(Archive):
         piece, size = self._table.pieces(self.row(i).payload)[k], self.boxes(i)[1][k]
         return self._octets_of_box(i, piece, size.tolist())
 
-    def _octets_of_box(self, i: int, piece: int, size: list[int]) -> memoryview:
-        archive, there = self._piece(piece)
+    def _octets_of_box(self, i: int, piece: int, size: Sequence[int]) -> memoryview:
+        archive, there = self._payload_of_box(i, piece, size)
         octets, at = archive.home(there)
-        nbytes = prod(size) * (self.row(i).bits >> 3)
-        if archive.index.payloads["nbytes"][there] != nbytes:
+        return octets[at : at + int(archive.index.payloads["nbytes"][there])]
+
+    def _payload_of_box(self, i: int, piece: int, size: Sequence[int]) -> tuple[Archive, int]:
+        """Return the archive that a piece of tensor i lies in, and its payload's number there, of its box's size."""
+        archive, there = self._piece(piece)
+        if archive.index.payloads["nbytes"][there] != prod(size) * (self.row(i).bits >> 3):
             what = "a piece of it has another size than its box"
             raise FormatError(what, path=archive.path, tensor=self.index.name(i))
-        return octets[at : at + nbytes]
+        return archive, there
 
     # Views of all tensors, prepared shard by shard.
 
