@@ -1,0 +1,128 @@
+"""Checkpoints that several ranks saved and loaded: one run of `ranks_scenarios`, the facts of which are told one by one."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import ranks
+
+import zcrecord
+
+SCENARIOS = Path(__file__).with_name("ranks_scenarios.py")
+
+
+exhaustive = pytest.mark.exhaustive(keep=0)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("ranks")
+
+
+@pytest.fixture(scope="module")
+def found(folder: Path) -> dict[str, list[Any]]:
+    return ranks.run_ranks(SCENARIOS, 4, folder)
+
+
+@pytest.fixture
+def model(found: dict[str, list[Any]]) -> dict[str, Any]:
+    return found["model_in_two_dimensions"][0]
+
+
+@exhaustive
+def test_a_model_in_two_dimensions_has_strided_shards(model: dict[str, Any]) -> None:
+    assert "_StridedShard" in model["placements"]
+
+
+@exhaustive
+@pytest.mark.parametrize("way", ["same", "one", "half", "views"])
+@exhaustive
+def test_a_model_and_its_optimizer_come_back_in_every_layout(model: dict[str, Any], way: str) -> None:
+    assert model[way] == model["saved"]
+    assert model.get(f"before {way}") != model["saved"]
+
+
+@exhaustive
+def test_views_of_a_model_as_it_was_saved_lie_on_the_mapping(found: dict[str, list[Any]]) -> None:
+    assert all(rank["mapped"] for rank in found["model_in_two_dimensions"])
+
+
+@exhaustive
+def test_a_checkpoint_is_a_catalogue_and_one_archive_a_rank(model: dict[str, Any]) -> None:
+    names = [re.sub("~[0-9a-f]{16}", "~", name) for name in model["files"]]
+    assert sorted(names) == ["checkpoint.zcr", *(f"checkpoint~-0000{i}-of-00004.zcr" for i in range(1, 5))]
+
+
+@exhaustive
+def test_one_process_reads_it_as_one_record(folder: Path, found: dict[str, list[Any]]) -> None:
+    assert found
+    record = zcrecord.load_record(folder / "model_in_two_dimensions" / "checkpoint.zcr", verify="full")
+    assert record["model.layers.0.up.weight"].shape == (42, 16)
+    assert record.attributes["optim.param_groups.0.betas"] == (0.8, 0.9)
+    assert record.attributes["epoch"] == 3 and record["model.table"].tolist() == list(range(10))
+    state = record.tree()["optim"]["state"]["layers.0.norm.weight"]
+    assert state["step"] == 1 and state["exp_avg"].shape == (16,)
+
+
+@exhaustive
+def test_every_layout_is_loaded_into_every_other(found: dict[str, list[Any]]) -> None:
+    assert [rank["wrong"] for rank in found["resharding"]] == [[], [], [], []]
+    assert found["resharding"][0]["count"] == 6 * 6 * 4
+
+
+@exhaustive
+def test_tied_tensors_stay_tied_if_all_their_chunks_are(found: dict[str, list[Any]]) -> None:
+    tied = found["ties"][0]["tied"]
+    assert tied["embed.weight"] == tied["head.weight"] == ["embed.weight", "head.weight"]
+    assert tied["local"] == tied["moments.0"] == tied["moments.1"] == []
+    assert found["ties"][0]["head"] == np.arange(40.0).reshape(8, 5).tolist()
+    assert [rank["stepped"] for rank in found["ties"]] == [1, 1, 1, 1], "a step of one is a step of the other"
+
+
+@exhaustive
+def test_a_rank_that_fails_leaves_the_old_checkpoint_and_no_file_of_its_own(found: dict[str, list[Any]]) -> None:
+    for facts in found["a_rank_that_fails"]:
+        assert re.search(r"RANK 2(?s:.*)No space left on device", facts["told"])
+        left = set(facts["failed"]) - set(facts["before"])
+        assert len(left) <= 3 and not [name for name in left if "00003-of" in name or "scratch" in name]
+        assert set(facts["before"]) < set(facts["failed"]) and facts["kept"] == 1
+
+
+@exhaustive
+def test_the_next_save_removes_what_a_failed_one_left(found: dict[str, list[Any]]) -> None:
+    for facts in found["a_rank_that_fails"]:
+        assert len(facts["after"]) == 5 and facts["now"] == 3
+        assert not set(facts["after"]) & (set(facts["before"]) | set(facts["failed"])) - {"checkpoint.zcr"}
+
+
+def test_two_ranks_save_over_their_checkpoint_with_cached_plans(tmp_path: Path) -> None:
+    found = ranks.run_ranks(SCENARIOS, 2, tmp_path, "plans_that_are_cached")
+    assert found["plans_that_are_cached"] == [[[0, 0, 3], [1, 1, 3], [2, 2, 3]]] * 2
+
+
+@exhaustive
+def test_cached_plans_bring_no_old_files_back(found: dict[str, list[Any]]) -> None:
+    assert found["plans_that_are_cached"] == [[[0, 0, 5], [1, 1, 5], [2, 2, 5]]] * 4
+
+
+@exhaustive
+@pytest.mark.parametrize("stager", ["default", "options", "threaded"])
+@exhaustive
+def test_an_asynchronous_save_has_the_values_of_its_start(found: dict[str, list[Any]], stager: str) -> None:
+    assert [rank[stager] for rank in found["asynchronous_saves"]] == [[[1], 5, ["w", "tied"]]] * 4
+
+
+@exhaustive
+def test_some_of_the_ranks_save_alone(found: dict[str, list[Any]]) -> None:
+    facts = found["a_part_of_the_ranks"][0]
+    assert len(facts["files"]) == 3 and facts["w"] == [[0, 1], [2, 3], [4, 5]]
+
+
+@exhaustive
+def test_ranks_that_opened_different_checkpoints_refuse(found: dict[str, list[Any]]) -> None:
+    for told in found["ranks_that_opened_different_checkpoints"]:
+        assert re.search(r"SourceError: .*: was replaced while ranks were opening it, .*; load it again", told)

@@ -1,0 +1,89 @@
+"""Processes of one job of torch.distributed: gloo, on the CPU; all are forks of one, so that torch starts once."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import records as r
+
+__all__ = ["Rank", "run_ranks", "serve"]
+
+Scenario = Callable[["Rank"], Any]
+_MOST_SECONDS = 240  # of a rank that waits for another
+
+
+class Rank:
+    """One process of a job.
+
+    Attributes:
+        number, world: its rank, and the number of all.
+        folder: one for all ranks and scenarios; `scenario` of it is for one.
+    """
+
+    def __init__(self, number: int, world: int, folder: Path) -> None:
+        self.number, self.world, self.folder = number, world, folder
+        self.scenario = folder
+
+
+def run_ranks(script: Path, world: int, folder: Path, *names: str) -> dict[str, list[Any]]:
+    """Run scenarios (all by default) of a script that calls `serve`; return for each what each rank returned."""
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    environment["PYTHONPATH"] = os.pathsep.join([str(r.ROOT), str(r.ROOT / "tests" / "support")])
+    command = [sys.executable, "-W", "error", str(script), str(world), str(folder), *names]
+    done = subprocess.run(command, cwd=r.ROOT, env=environment, text=True, capture_output=True)
+    assert done.returncode == 0, done.stderr[-6000:]
+    found = [json.loads((folder / f"rank-{number}.json").read_text()) for number in range(world)]
+    return {name: [of_rank[name] for of_rank in found] for name in found[0]}
+
+
+def serve(scenarios: list[Scenario]) -> None:
+    """Fork a process for each rank, which runs all scenarios; called by the script that `run_ranks` runs."""
+    world, folder, names = int(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:]
+    scenarios = [scenario for scenario in scenarios if not names or scenario.__name__ in names]
+    children = {_forked(Rank(number, world, folder), scenarios) for number in range(world)}
+    while children:
+        child, status = os.wait()
+        children.remove(child)
+        if status:  # the others would wait for it
+            for other in children:
+                os.kill(other, signal.SIGKILL)
+            sys.exit(1)
+
+
+def _forked(rank: Rank, scenarios: list[Scenario]) -> int:
+    child = os.fork()
+    if child:
+        return child
+    signal.alarm(_MOST_SECONDS)
+    status = 1
+    try:
+        _run(rank, scenarios)
+        status = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stderr.flush()
+        os._exit(status)
+
+
+def _run(rank: Rank, scenarios: list[Scenario]) -> None:
+    import torch.distributed as dist
+
+    where = f"file://{rank.folder}/rendezvous"
+    dist.init_process_group("gloo", init_method=where, rank=rank.number, world_size=rank.world)
+    found = {}
+    for scenario in scenarios:
+        rank.scenario = rank.folder / scenario.__name__
+        dist.barrier()
+        found[scenario.__name__] = scenario(rank)
+    (rank.folder / f"rank-{rank.number}.json").write_text(json.dumps(found))
+    dist.barrier()
+    dist.destroy_process_group()
