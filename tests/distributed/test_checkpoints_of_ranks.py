@@ -1,4 +1,4 @@
-"""Checkpoints that several ranks saved and loaded: one run of `ranks_scenarios`, the facts of which are told one by one."""
+"""Checkpoints that several ranks saved and loaded: one run of `ranks_scenarios`, and a test for each fact of it."""
 
 from __future__ import annotations
 

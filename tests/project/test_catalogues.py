@@ -686,7 +686,7 @@ def test_verify_goes_on_to_all_shards_and_names_what_is_wrong_with_each(
     lines = out.splitlines()
     assert len(lines) == 4
     assert re.search(rf"^{names[0]}: \[0x.*\) of tensor '{first}'.*: its digest does not match$", lines[0])
-    assert lines[1].startswith(f"{names[1]}: no such file; it is shard 2 of {count} of {broken}: copy the catalogue")
+    assert lines[1].startswith(f"{names[1]}: no such file; it is shard 2 of {count} of {broken}; copy the catalogue")
     assert lines[2].startswith(f"{names[2]}: is another archive than the one that the catalogue names")
     assert f"of tensor '{other}'" in lines[3]
     status, out, _ = run(capsys, "verify", "--json", str(broken))

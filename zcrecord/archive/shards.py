@@ -189,22 +189,28 @@ class Shards:
 
     def _checked(self, file: int) -> Archive:
         trailers, digests = self._seals
-        whose = f"it is shard {file + 1} of {len(self.names)} of {self.catalogue.path}"
         try:
             shard = self._open(self.names[file])
         except SourceError as error:
-            what = f"{error.message}; {whose}: {COPY_AGAIN}"
+            what = f"{error.message}; {self._whose(file)}"
             raise type(error)(what, path=error.path, errno=error.errno) from error
         h = shard.header
         if h.encode() != trailers[file].tobytes():
-            what = f"is another archive than the one that the catalogue names: {whose}; {COPY_AGAIN}"
+            what = f"is another archive than the one that the catalogue names: {self._whose(file)}"
         elif hashlib.sha256(shard.buffer[h.index_offset :][: h.index_size]).digest() != digests[file].tobytes():
-            what = f"its index is not the one that the catalogue names: {whose}; {COPY_AGAIN}"
+            what = f"its index is not the one that the catalogue names: {self._whose(file)}"
         else:
             return shard
         path = shard.path
         shard.release()
         raise IntegrityError(what, path=path)
+
+    def _whose(self, file: int) -> str:
+        """Return in words whose shard a file is, and advice."""
+        whose = f"it is shard {file + 1} of {len(self.names)} of {self.catalogue.path}"
+        if self.catalogue.gone:
+            return f"{whose}, which was replaced since it was opened; load it again"
+        return f"{whose}; {COPY_AGAIN}"
 
     def opened(self) -> list[Archive]:
         """Return those that are open."""
