@@ -27,9 +27,14 @@ class OnDevice(torch.Tensor):  # type: ignore[misc]  # torch is not typed where 
         kwargs = kwargs or {}
         if func is torch.Tensor.copy_ and kwargs.get("non_blocking"):
             target, source = args
-            _now.stream.add("copy", lambda: super(OnDevice, target).copy_(source))
+            _now.stream.add("copy", lambda: _copy(target, source))
             return target
         return super().__torch_function__(func, types, args, kwargs)
+
+
+def _copy(target: torch.Tensor, source: torch.Tensor) -> None:
+    with torch._C.DisableTorchFunctionSubclass():  # either may be on the device
+        target.copy_(source)
 
 
 class LazyStream:

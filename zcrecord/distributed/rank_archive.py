@@ -153,7 +153,7 @@ class RankWriter:
     def _source(self, tensor: Any, found: Any, kind: DType, chunk: Chunk) -> LazyTensor:
         """Return the elements of a tensor, to be written piece by piece."""
         if isinstance(found, PackedTensor):
-            return LazyTensor(kind, chunk.extent, [found.packed])
+            return LazyTensor(kind, chunk.extent, [found])
         if isinstance(found, np.ndarray):
             whole = found.flags.c_contiguous or not found.ndim
             return LazyTensor(kind, chunk.extent, [found] if whole else _blocks(found))
@@ -214,7 +214,7 @@ class _HostBlocks:
 
     def __init__(self, torch: Any, device: Any) -> None:
         self._torch, self._cuda = torch, device.type == "cuda"
-        self._ring = [torch.empty(_BLOCK, dtype=torch.uint8, pin_memory=self._cuda) for _ in range(2)]
+        self._ring = [torch.empty(_BLOCK, dtype=torch.uint8, device="cpu", pin_memory=self._cuda) for _ in range(2)]
 
     def blocks(self, tensor: Any) -> Iterator[memoryview]:
         """Yield the bytes of a tensor in C order; each block is overwritten once the next but one is asked for."""
@@ -224,16 +224,24 @@ class _HostBlocks:
         for turn, block in enumerate(_blocks(plain)):
             octets = block.contiguous().reshape(-1).view(torch.uint8)
             held = self._ring[turn % 2][: octets.numel()]
-            held.copy_(octets, non_blocking=self._cuda)
-            event = None
-            if self._cuda:
-                event = torch.cuda.Event(blocking=True)
-                event.record(torch.cuda.current_stream(tensor.device))
+            event = self._copy(held, octets)
             if waiting is not None:
                 yield self._arrived(*waiting)
             waiting = held, event
         if waiting is not None:
             yield self._arrived(*waiting)
+
+    def _copy(self, held: Any, octets: Any) -> Any:
+        """Start to copy; return an event to wait for, None if it is done."""
+        if not self._cuda:
+            held.copy_(octets)
+            return None
+        cuda = self._torch.cuda
+        stream, event = cuda.current_stream(octets.device), cuda.Event(blocking=True)
+        with cuda.stream(stream):
+            held.copy_(octets, non_blocking=True)
+            event.record(stream)
+        return event
 
     def _arrived(self, held: Any, event: Any) -> memoryview:
         if event is not None:
