@@ -16,6 +16,8 @@ from zcrecord.errors import SourceError
 from zcrecord.storage.stream_reader import SequentialMapping
 from zcrecord.tensors.strides import address
 
+from .archive import Archive
+
 __all__ = ["BLOCK", "Box", "blocks_of", "box_of", "put_together"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -52,13 +54,12 @@ class Box(NamedTuple):
             self.mapped.let_go()
 
 
-def box_of(origin: Sequence[int], octets: memoryview, shape: Sequence[int], item: int, path: str | None) -> Box:
-    """Return a box of opaque elements of so many bytes; pages of a mapped file are brought in, and let go of."""
-    mapping: Any = octets.obj
-    passed = len(octets) >= _WORTH and isinstance(mapping, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED")
+def box_of(origin: Sequence[int], values: Array, archive: Archive) -> Box:
+    """Return a box of an archive; if that is a mapped file, pages are brought in and let go of."""
     # Not of a private copy: to let go of it would undo what was written to it.
-    mapped = SequentialMapping(mapping) if passed and memoryview(mapping).readonly else None
-    return Box(tuple(origin), np.frombuffer(octets, np.dtype((np.void, item))).reshape(shape), mapped, path)
+    mapping: Any = archive.mapping if archive.mode == "r" and values.nbytes >= _WORTH else None
+    passed = isinstance(mapping, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED")
+    return Box(tuple(origin), values, SequentialMapping(mapping) if passed else None, archive.path)
 
 
 def put_together(out: Array, boxes: Sequence[Box], first: int = 0) -> None:

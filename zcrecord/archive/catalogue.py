@@ -352,10 +352,10 @@ class ShardedArchive(Archive):
         origin, extent = self.boxes(first)
         row = self.row(first)
         shape, item = self.shape(row), row.bits >> 3
-        boxes = []
+        dtype, boxes = np.dtype((np.void, item)), []
         for piece, start, size in zip(pieces, origin.tolist(), extent.tolist(), strict=True):
-            octets = self._octets_of_box(first, piece, size)
-            boxes.append(box_of(start, octets, size, item, self._piece(piece)[0].path))
+            values = np.frombuffer(self._octets_of_box(first, piece, size), dtype).reshape(size)
+            boxes.append(box_of(start, values, self._piece(piece)[0]))
         return shape, boxes
 
     def _first_tensor(self, number: int) -> int:
