@@ -545,6 +545,7 @@ SAME = {  # the answer, word for word, is that of the one archive
     "check": ["check", "model.zcr", "--key", "../public.pem", "--json"],
     "sign": ["sign", "model.zcr", "--key", "../private.pem", "--json"],
     "to-onnx": ["to-onnx", "model.zcr", "m.onnx", "-q"],
+    "consolidate": ["consolidate", "model.zcr", "m.zcr", "-q"],
 }
 REFUSED = {
     "edit": ["edit", "model.zcr", "--metadata", "a=1"],
@@ -592,6 +593,8 @@ def test_commands_answer_as_for_one_archive(
     assert answers[0] == answers[1]
     if name == "to-onnx":
         assert (folders[1] / "m.onnx").read_bytes() == DIGITS.read_bytes()
+    if name == "consolidate":
+        assert (folders[1] / "m.zcr").read_bytes() == (folders[0] / "m.zcr").read_bytes()
 
 
 @pytest.mark.parametrize("name", REFUSED)

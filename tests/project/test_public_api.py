@@ -222,6 +222,9 @@ zcrecord.distributed.ZcrStorageReader(path: Any = None, *, verify: Literal['inde
     allow_pickle: bool = False, storage_options: Mapping[str, Any] | None = None)
 zcrecord.distributed.ZcrStorageWriter(path: Any = None, *, durable: bool = True, digest: str | None = 'xxh3',
     alignment: int = 64)
+zcrecord.distributed.consolidate(path: str | os.PathLike[str], dest: str | os.PathLike[str] | Binary, *,
+    force: bool = False, alignment: int = 64, durable: bool = True, max_shard_size: int | None = None,
+    progress: Progress | None = None, storage_options: Mapping[str, Any] | None = None) -> ConvertReport
 zcrecord.distributed.load_views(path: Any, like: Mapping[str, Any], *, writable: bool = True,
     allow_pickle: bool = False, storage_options: Mapping[str, Any] | None = None) -> dict[str, Any]
 zcrecord.embed.AttachReport(program: str, dest: str, program_bytes: int, archive_bytes: int, offset: int,

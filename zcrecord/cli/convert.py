@@ -1,4 +1,4 @@
-"""`zcrecord convert`, `zcrecord to-onnx` and `onnx2zc`; and how every command converts from one file to another."""
+"""`zcrecord convert`, `consolidate`, `to-onnx` and `onnx2zc`; and how every command converts one file to another."""
 
 from __future__ import annotations
 
@@ -21,6 +21,8 @@ from .stdio import binary, check_file, name_of, read_stdin, size_ahead
 from .tune import print_tuning, run_tuning
 
 __all__ = [
+    "consolidate",
+    "consolidate_arguments",
     "convert",
     "convert_arguments",
     "onnx2zc",
@@ -46,13 +48,17 @@ def convert_arguments(parser: Parser) -> None:
     about = f"format of IN, if its first bytes and its suffix do not give it: {read}"
     parser.add_argument("--from", dest="source_format", metavar="FORMAT", help=about)
     parser.add_argument("--to", dest="dest_format", metavar="FORMAT", help=f"format of OUT: {written}")
-    about = "write files of at most this size, such as 5GB, and a catalogue (zcr) or index (safetensors) of them"
-    parser.add_argument("--max-shard-size", type=size, metavar="SIZE", help=about)
+    _add_shard_size(parser)
     about = """convert all models below IN, N at a time, to archives at the same paths below OUT, and keep those that
         are up to date; 0 for one on each core"""
     parser.add_argument("--jobs", type=natural, metavar="N", help=about)
     add_alignment(parser)
     add_output_options(parser)
+
+
+def _add_shard_size(parser: Parser) -> None:
+    about = "write files of at most this size, such as 5GB, and a catalogue (zcr) or index (safetensors) of them"
+    parser.add_argument("--max-shard-size", type=size, metavar="SIZE", help=about)
 
 
 def convert(args: Arguments) -> int:
@@ -68,6 +74,26 @@ def convert(args: Arguments) -> int:
         return run_fleet(args)
     names = ("alignment", "source_format", "dest_format", "max_shard_size")
     return run_conversion("zcrecord", args, formats.convert, _facts, **{name: getattr(args, name) for name in names})
+
+
+def consolidate_arguments(parser: Parser) -> None:
+    """Declare the arguments of `zcrecord consolidate`."""
+    parser.description = """Make one archive of a checkpoint that many ranks saved, optimizer state and all: tensors
+        that are split over ranks are put together on the way to OUT, in a few MiB of memory. It is what zcrecord
+        convert CHECKPOINT OUT does; the checkpoint stays as it is."""
+    parser.add_argument("source", metavar="CHECKPOINT", help="the folder of a checkpoint, or its catalogue in there")
+    parser.add_argument("dest", metavar="OUT", help="an archive, or a file of a format that zcrecord convert writes")
+    _add_shard_size(parser)
+    add_alignment(parser)
+    add_output_options(parser)
+
+
+def consolidate(args: Arguments) -> int:
+    """Make one archive of a checkpoint that many ranks saved."""
+    from zcrecord import distributed
+
+    options = {name: getattr(args, name) for name in ("alignment", "max_shard_size")}
+    return run_conversion("zcrecord", args, distributed.consolidate, _facts, **options)
 
 
 def to_onnx_arguments(parser: Parser) -> None:

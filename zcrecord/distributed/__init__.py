@@ -7,17 +7,19 @@
     dcp.load(state_dict, storage_reader=ZcrStorageReader("checkpoints/100"))
 
 A checkpoint is a folder: one archive for each rank, and `checkpoint.zcr`, a catalogue that makes one record of them.
-torch is imported when one of these names is first asked for.
+torch is imported when one of these names is first asked for; `consolidate`, which makes one archive of a checkpoint,
+needs none.
 """
 
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from .consolidation import consolidate
     from .reader import CheckpointReading as ZcrStorageReader
     from .views import load_views
     from .writer import CheckpointWriting as ZcrStorageWriter
 
-__all__ = ["ZcrStorageReader", "ZcrStorageWriter", "load_views"]
+__all__ = ["ZcrStorageReader", "ZcrStorageWriter", "consolidate", "load_views"]
 
 
 def __getattr__(name: str) -> Any:
@@ -31,6 +33,8 @@ def __getattr__(name: str) -> Any:
         found = reader_class()
     elif name == "load_views":
         from .views import load_views as found
+    elif name == "consolidate":
+        from .consolidation import consolidate as found
     else:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     globals()[name] = found
