@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from zcrecord.archive import shards
 from zcrecord.archive.boxes import BLOCK, Box, blocks_of
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -54,3 +55,30 @@ def test_rows_are_passed_on_without_a_copy() -> None:
     blocks = list(blocks_of(whole.shape, boxes, 300_000))
     assert all(np.shares_memory(block, whole) for block in blocks)
     assert sum(block.nbytes for block in blocks) == whole.nbytes and max(block.nbytes for block in blocks) <= 300_000
+
+
+@pytest.mark.parametrize("few", [0, 64])
+def test_boxes_tile_a_shape_if_each_element_is_in_one_of_them(few: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However they are compared: one by one, or as columns."""
+    monkeypatch.setattr(shards, "_FEW", few)
+    rng, told = np.random.default_rng(few), []
+    for _ in range(1500):
+        shape = tuple(rng.integers(1, 5, rng.integers(0, 4)).tolist())
+        boxes = cut(rng, np.zeros(shape), (0,) * len(shape), int(rng.integers(1, 5)))
+        origin = np.array([box.origin for box in boxes], np.int64).reshape(len(boxes), len(shape))
+        extent = np.array([box.values.shape for box in boxes], np.int64).reshape(origin.shape)
+        if shape and rng.random() < 0.5:
+            changed = origin if rng.random() < 0.5 else extent
+            changed[rng.integers(len(boxes)), rng.integers(len(shape))] += rng.choice([-1, 1])
+        told.append(shards.tiles(origin, extent, shape))
+        assert told[-1] == covered_once(origin.tolist(), extent.tolist(), shape)
+    assert set(told) == {True, False}
+
+
+def covered_once(origin: list[list[int]], extent: list[list[int]], shape: tuple[int, ...]) -> bool:
+    counts = np.zeros(shape, np.int64)
+    for starts, sizes in zip(origin, extent, strict=True):
+        if any(a < 0 or n < 1 or a + n > limit for a, n, limit in zip(starts, sizes, shape, strict=True)):
+            return False
+        counts[tuple(slice(a, a + n) for a, n in zip(starts, sizes, strict=True))] += 1
+    return bool((counts == 1).all())

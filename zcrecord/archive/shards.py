@@ -22,6 +22,7 @@ from .unflatten import attribute_entries
 __all__ = ["COPY_AGAIN", "PieceTable", "Shards", "blob_of", "table_of", "tiles"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
+_FEW = 64  # boxes that are compared one by one, which takes less than a pass over columns
 _MOST_CORNERS = 1 << 24  # of the pieces of a tensor
 COPY_AGAIN = "copy the catalogue and all its shards again, from one place"
 
@@ -236,16 +237,37 @@ def blob_of(catalogue: Archive, number: int) -> int:
     return int(blobs[number])
 
 
+def _tile_one_axis(origin: list[list[int]], extent: list[list[int]], shape: tuple[int, ...]) -> bool | None:
+    """Return True if boxes that differ along one axis alone tile a shape, None if they differ along several."""
+    axis = -1
+    for starts, sizes in zip(origin, extent, strict=True):
+        for at, (start, size, limit) in enumerate(zip(starts, sizes, shape, strict=True)):
+            if (start or size != limit) and at != axis:
+                if axis >= 0:
+                    return None
+                axis = at
+    if axis < 0:
+        return len(origin) == 1
+    end = 0
+    for start, size in sorted((starts[axis], sizes[axis]) for starts, sizes in zip(origin, extent, strict=True)):
+        if start != end or size < 1:
+            return False
+        end += size
+    return end == shape[axis]
+
+
 def tiles(origin: Array, extent: Array, shape: tuple[int, ...]) -> bool:
     """Return True if boxes lie inside a shape and cover every element of it once; sorts, compares no pairs.
 
     False, too, for boxes with more than 2^24 corners: 2^20 boxes may differ along four axes.
     """
     rank = len(shape)
-    limit = np.array(shape, np.int64)
-    if origin.shape[1] < rank or origin[:, rank:].any() or extent[:, rank:].any():
+    if origin.shape[1] < rank or (origin.shape[1] > rank and (origin[:, rank:].any() or extent[:, rank:].any())):
         return False
     origin, extent = origin[:, :rank], extent[:, :rank]
+    if len(origin) <= _FEW and (told := _tile_one_axis(origin.tolist(), extent.tolist(), shape)) is not None:
+        return told
+    limit = np.array(shape, np.int64)
     if (origin < 0).any() or (extent < 1).any() or (extent > limit).any() or (origin > limit - extent).any():
         return False
     moving = [axis for axis in range(rank) if (extent[:, axis] != limit[axis]).any()]
