@@ -38,6 +38,7 @@ AREAS = (
     "remote",
     "integrity",
     "edits",
+    "distributed",
     "web",
 )
 ON_REQUEST = ("architectures", "transformers")  # by --only alone: its figures are not in the results file

@@ -1,6 +1,7 @@
-"""State the figures: `python -m tools.faults [--times 1000] [--calls]`.
+"""State the figures: `python -m tools.faults [--times 1000] [--calls] [--ranks]`.
 
-Needs Linux; gcc too for `--calls`, which interrupts every save at every system call, and takes minutes.
+Needs Linux; gcc too for `--calls`, which interrupts every save at every system call, and torch for `--ranks`, which
+kills ranks that save checkpoints. Both take minutes.
 """
 
 from __future__ import annotations
@@ -13,6 +14,9 @@ import time
 from pathlib import Path
 from typing import Any
 
+from tools.ranks import FILES, HUGGING_FACE, OURS
+
+from .checkpoints import kill_ranks
 from .interrupting import build, run_in
 from .kills import kill_saves
 from .replacing import replace_under_readers
@@ -27,9 +31,12 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--times", type=int, default=1000, help="of kills, and of replacements")
     parser.add_argument("--folder", type=Path, help="where to, for another file system than that of temporary files")
     parser.add_argument("--calls", action="store_true", help="also interrupt every save at every system call")
+    parser.add_argument("--ranks", action="store_true", help="instead, kill ranks that save checkpoints; torch's, too")
     given = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory(dir=given.folder) as name:
         folder = Path(name)
+        if given.ranks:
+            return 0 if _ranks_killed(folder, given.times) else 1
         works = [
             *(_killed(folder, given.times, size) for size in (None, 300_000)),
             *(_replaced(folder, given.times, durable) for durable in (False, True)),
@@ -51,6 +58,18 @@ def _killed(folder: Path, times: int, max_shard_size: int | None) -> bool:
     told = kill_saves(where / "m.zcr", times, max_shard_size=max_shard_size)
     what = f"{told.whole} of {times} killed saves left a whole {'archive' if max_shard_size is None else 'catalogue'}"
     return _say(what, started, told.whole == times and not told.left, dataclasses.asdict(told))
+
+
+def _ranks_killed(folder: Path, times: int) -> bool:
+    """Kill ranks that save by zcrecord, and a tenth as often some that save by torch; theirs need not be whole."""
+    good = True
+    for way, count in ((OURS, times), (FILES, times // 10), (HUGGING_FACE, times // 10)):
+        started = time.perf_counter()
+        told = kill_ranks(folder / way, count, way=way)
+        what = f"{way}: {told.whole} of {count} killed saves of two ranks left a whole checkpoint"
+        whole = told.whole == count and not (told.left or told.mixed or told.crashed)
+        good &= _say(what, started, whole, dataclasses.asdict(told)) or way != OURS
+    return good
 
 
 def _replaced(folder: Path, times: int, durable: bool) -> bool:

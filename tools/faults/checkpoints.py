@@ -1,0 +1,280 @@
+"""Ranks killed while they save over the last checkpoint with torch.distributed.checkpoint, and loads at the same time.
+
+Two ranks save a whole checkpoint, and then the next one over it, during which one of them or both are killed. The
+folder has to hold one of the two, whole; the next save has to remove what the killed one left. Writers and readers of
+torch itself can be tried the same way. Ranks are forked from a process that has imported torch.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import logging
+import os
+import random
+import select
+import signal
+import tempfile
+import time
+import warnings
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from tools.ranks import HUGGING_FACE, OURS, reader, writer
+from tools.worker import call_alone
+from zcrecord import load_record
+
+__all__ = ["Checkpoint", "RankKills", "kill_ranks", "state_of"]
+
+_TENSORS, _ROWS, _COLUMNS = 8, 256, 1024  # of a rank: 8 MiB
+_APART = 2 * _TENSORS  # values of a generation
+_PATIENCE = 30.0  # seconds for a rank to end by itself
+
+
+@dataclass(slots=True)
+class RankKills:
+    """Result of killed saves of checkpoints.
+
+    Attributes:
+        times: of kills.
+        whole: of checkpoints found afterwards that were whole: the one before, or the new one.
+        new: of these, the new ones.
+        others: of folders in which the killed save had left something beside the checkpoint.
+        left: of folders in which that was still there after the next save.
+        loads: by a reader, at the same time; `refused`, those that ended in an error; `mixed`, of several saves.
+        crashed: readers that a signal killed.
+    """
+
+    times: int = 0
+    whole: int = 0
+    new: int = 0
+    others: int = 0
+    left: int = 0
+    loads: int = 0
+    refused: int = 0
+    mixed: int = 0
+    crashed: int = 0
+
+
+def kill_ranks(folder: Path, times: int, *, way: str = OURS, durable: bool = False, seed: int = 0) -> RankKills:
+    """Kill so many saves of checkpoints to `folder`, which is to be new; Linux only."""
+    how: dict[str, Any] = {"way": way, "durable": durable, "seed": seed}
+    return RankKills(**call_alone("tools.faults.checkpoints:run", folder=str(folder), times=times, **how))
+
+
+# -- in a process of its own, of which the ranks are forked ----------------------------------------------------------
+
+
+class Checkpoint(NamedTuple):
+    """A folder for checkpoints, and the way they are saved and loaded."""
+
+    way: str
+    folder: str
+    durable: bool
+
+    def save(self, generation: int, mesh: Any = None) -> None:
+        """Save a generation; of a mesh's rank its part."""
+        import torch.distributed.checkpoint as dcp
+
+        made = writer(self.way, self.folder, durable=self.durable)
+        dcp.save(state_of(self.way, generation, mesh), storage_writer=made, no_dist=mesh is None)
+
+    def generations(self) -> set[float] | None:
+        """Return all generations that the values are of; None if nothing can be loaded."""
+        import torch.distributed.checkpoint as dcp
+
+        state = state_of(self.way, 0)
+        for layer in state["model"]["layers"].values():
+            layer["weight"].fill_(-1)
+        try:
+            dcp.load(state, storage_reader=reader(self.way, self.folder), no_dist=True)
+        except BaseException:  # DCP's own is no Exception
+            return None
+        found = {float(state["model"]["steps"]), float(state.get("epoch", state["model"]["steps"]))}
+        for i, layer in enumerate(state["model"]["layers"].values()):
+            for half, part in enumerate(layer["weight"].chunk(2)):
+                found |= {(float(value) - 2 * i - half) / _APART for value in part.aminmax()}
+        return found
+
+    def others(self) -> set[str]:
+        """Return the files in the folder that are no part of its checkpoint, which is zcrecord's."""
+        if self.way != OURS:
+            return set()
+        path = Path(self.folder, "checkpoint.zcr")
+        with load_record(path) as record:
+            return {*os.listdir(self.folder)} - {path.name, *record.archive.shard_names}
+
+
+def run(folder: str, times: int, way: str, durable: bool, seed: int) -> dict[str, int]:
+    """Do what `kill_ranks` says."""
+    import torch
+    import torch._dynamo  # each rank would need seconds for it
+    import torch._inductor.test_operators
+
+    warnings.filterwarnings("ignore")
+    logging.disable(logging.CRITICAL)  # of ranks that find another gone
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    torch.set_num_threads(1)
+    checkpoint = Checkpoint(way, folder, durable)
+    checkpoint.save(0)
+    chance, told, within = random.Random(seed), RankKills(), 0.05
+    for number in range(1, 2 * times, 2):
+        with _Reader(checkpoint) as seen, _Ranks(checkpoint, number) as ranks:
+            told.left += number > 1 and bool(checkpoint.others())
+            ranks.save_and_kill(chance, within)
+        for what, count in seen.counts.items():
+            setattr(told, what, getattr(told, what) + count)
+        found = checkpoint.generations()
+        within *= 0.9 if found == {number + 1} else 1.1  # so that half of them are fast enough
+        told.times += 1
+        told.whole += found in ({number}, {number + 1})
+        told.new += found == {number + 1}
+        told.others += bool(checkpoint.others())
+    with _Ranks(checkpoint, 2 * times + 1):
+        told.left += bool(checkpoint.others())
+    return asdict(told)
+
+
+def state_of(way: str, generation: int, mesh: Any = None) -> dict[str, Any]:
+    """Return the state of a generation, of which each element tells; of a mesh's rank, or else the whole."""
+    import torch
+    from torch.distributed.tensor import DTensor, Shard
+
+    layers: dict[str, Any] = {}
+    for i in range(_TENSORS):
+        halves = [torch.full((_ROWS, _COLUMNS), float(generation * _APART + 2 * i + half)) for half in range(2)]
+        if mesh is None:
+            layers[str(i)] = {"weight": torch.cat(halves)}
+        else:
+            local = halves[mesh.get_local_rank()]
+            layers[str(i)] = {"weight": DTensor.from_local(local, mesh, [Shard(0)], run_check=False)}
+    state = {"model": {"layers": layers, "steps": torch.full((1,), float(generation))}}
+    return state if way == HUGGING_FACE else {**state, "epoch": generation}
+
+
+class _Ranks:
+    """Two forked ranks that have saved one checkpoint, whole, and wait; leaving the context ends them."""
+
+    def __init__(self, checkpoint: Checkpoint, number: int) -> None:
+        self._pids: list[int] = []
+        self._told: list[int] = []  # a pipe's end of each rank, which tells what it has done
+        self._go: list[int] = []
+        with tempfile.TemporaryDirectory() as meeting:
+            for rank in range(2):
+                self._fork(partial(_be_rank, checkpoint, number, rank, meeting))
+            for end in self._told:
+                if _read(end) != b"s":
+                    self.__exit__()
+                    raise RuntimeError("a rank could not save a checkpoint that nothing disturbed")
+
+    def _fork(self, act: Callable[[int, int], None]) -> None:
+        (here, told), (waits, go) = os.pipe(), os.pipe()
+        pid = os.fork()
+        if not pid:
+            with suppress(BaseException):
+                act(told, waits)
+            os._exit(1)
+        for end in (told, waits):
+            os.close(end)
+        self._pids.append(pid)
+        self._told.append(here)
+        self._go.append(go)
+
+    def save_and_kill(self, chance: random.Random, within: float) -> None:
+        """Have the ranks save over the checkpoint, kill one or both, and wait until the other has noticed."""
+        victims = chance.choice([[0], [1], [0, 1]])
+        for go in self._go:
+            os.write(go, b"g")
+        time.sleep(chance.uniform(0, within))
+        for rank in victims:
+            os.kill(self._pids[rank], signal.SIGKILL)
+        for rank in {0, 1}.difference(victims):
+            _read(self._told[rank])  # that it is done, or an end without a word
+
+    def __enter__(self) -> _Ranks:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for pid in self._pids:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+        for end in (*self._told, *self._go):
+            os.close(end)
+
+
+def _read(end: int) -> bytes:
+    """Return what a rank tells next; nothing if it ended.
+
+    Raises:
+        TimeoutError: it does neither.
+    """
+    if not select.select([end], [], [], _PATIENCE)[0]:
+        raise TimeoutError(f"a rank neither saves nor ends within {_PATIENCE:.0f} s")
+    return os.read(end, 1)
+
+
+def _be_rank(checkpoint: Checkpoint, number: int, rank: int, meeting: str, told: int, go: int) -> None:
+    """Save one checkpoint, and when told so the next one over it."""
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
+
+    _end_with_parent()
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # gloo tells that the other rank is gone
+    dist.init_process_group("gloo", init_method=f"file://{meeting}/m", rank=rank, world_size=2)
+    mesh = init_device_mesh("cpu", (2,))
+    for generation in (number, number + 1):
+        checkpoint.save(generation, mesh)
+        dist.barrier()
+        os.write(told, b"s")
+        os.read(go, 1)
+    signal.pause()
+
+
+def _end_with_parent() -> None:
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+
+
+class _Reader:
+    """A forked process that loads all the time; leaving the context ends it.
+
+    Attributes:
+        counts: of its loads, as `RankKills` has them.
+    """
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        self.counts = {"crashed": 1}  # unless it tells otherwise
+        self._told, tell = os.pipe()
+        self._pid = os.fork()
+        if not self._pid:
+            with suppress(BaseException):
+                _be_reader(checkpoint, tell)
+            os._exit(1)
+        os.close(tell)
+
+    def __enter__(self) -> _Reader:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.kill(self._pid, signal.SIGTERM)
+        if answer := os.read(self._told, 1000):
+            self.counts = json.loads(answer)
+        os.waitpid(self._pid, 0)
+        os.close(self._told)
+
+
+def _be_reader(checkpoint: Checkpoint, tell: int) -> None:
+    stopped: list[int] = []
+    signal.signal(signal.SIGTERM, lambda number, _: stopped.append(number))
+    _end_with_parent()
+    counts = dict.fromkeys(("loads", "refused", "mixed"), 0)
+    while not stopped:
+        found = checkpoint.generations()
+        counts["loads"] += 1
+        counts["refused"] += found is None
+        counts["mixed"] += found is not None and len(found) > 1
+    os.write(tell, json.dumps(counts).encode())
