@@ -208,7 +208,7 @@ class _Ranks:
 
 
 def _read(end: int) -> bytes:
-    """Return what a rank tells next; nothing if it ended.
+    """Return the next byte that a rank sends; nothing if it ended.
 
     Raises:
         TimeoutError: it does neither.
