@@ -216,12 +216,13 @@ class ShardedArchive(Archive):
             FormatError: its pieces do not tile it, or one has another size than its box.
         """
         origin, extent = self.boxes(i)
-        pieces = self._table.pieces(self.row(i).payload)
+        row = self.row(i)
+        pieces = self._table.pieces(row.payload)
         low, high = np.array(bounds, np.int64).reshape(-1, 2).T
         found = []
         for k in np.flatnonzero(((low < origin + extent) & (origin < high)).all(axis=1)).tolist():
             size = tuple(extent[k].tolist())
-            archive, there = self._payload_of_box(i, pieces[k], size)
+            archive, there = self._payload_of_box(i, pieces[k], prod(size) * (row.bits >> 3))
             found.append(SplitPiece(archive, there, tuple(origin[k].tolist()), size))
         return found
 
@@ -354,8 +355,8 @@ class ShardedArchive(Archive):
         shape, item = self.shape(row), row.bits >> 3
         dtype, boxes = np.dtype((np.void, item)), []
         for piece, start, size in zip(pieces, origin.tolist(), extent.tolist(), strict=True):
-            values = np.frombuffer(self._octets_of_box(first, piece, size), dtype).reshape(size)
-            boxes.append(box_of(start, values, self._piece(piece)[0]))
+            octets = self._octets_of_box(first, piece, prod(size) * item)
+            boxes.append(box_of(start, np.frombuffer(octets, dtype).reshape(size), self._piece(piece)[0]))
         return shape, boxes
 
     def _first_tensor(self, number: int) -> int:
@@ -408,27 +409,33 @@ class ShardedArchive(Archive):
 
     def box_place(self, i: int, k: int) -> tuple[int, int]:
         """Return the file that piece k of tensor i lies in, by its number, and its payload's number there."""
-        piece = self._table.pieces(self.row(i).payload)[k]
+        piece = self._piece_of(i, k)
         return int(self._table.file[piece]), int(self._table.payload[piece])
 
-    def box_octets(self, i: int, k: int) -> memoryview:
+    def box_octets(self, i: int, k: int, nbytes: int) -> memoryview:
         """Return the bytes of piece k of a split tensor i, in C order, over its shard's own; writable in mode "c".
 
+        Args:
+            nbytes: of the piece's box, one of those that `boxes` has checked.
+
         Raises:
-            FormatError: they are not as many as the box takes.
+            FormatError: they are not as many.
         """
-        piece, size = self._table.pieces(self.row(i).payload)[k], self.boxes(i)[1][k]
-        return self._octets_of_box(i, piece, size.tolist())
+        return self._octets_of_box(i, self._piece_of(i, k), nbytes)
 
-    def _octets_of_box(self, i: int, piece: int, size: Sequence[int]) -> memoryview:
-        archive, there = self._payload_of_box(i, piece, size)
+    def _piece_of(self, i: int, k: int) -> int:
+        self.ensure(i)
+        return self._table.pieces(int(self.index.tensors["payload"][i]))[k]
+
+    def _octets_of_box(self, i: int, piece: int, nbytes: int) -> memoryview:
+        archive, there = self._payload_of_box(i, piece, nbytes)
         octets, at = archive.home(there)
-        return octets[at : at + int(archive.index.payloads["nbytes"][there])]
+        return octets[at : at + nbytes]
 
-    def _payload_of_box(self, i: int, piece: int, size: Sequence[int]) -> tuple[Archive, int]:
-        """Return the archive that a piece of tensor i lies in, and its payload's number there, of its box's size."""
+    def _payload_of_box(self, i: int, piece: int, nbytes: int) -> tuple[Archive, int]:
+        """Return the archive that a piece of tensor i lies in, and its payload's number there, of so many bytes."""
         archive, there = self._piece(piece)
-        if archive.index.payloads["nbytes"][there] != prod(size) * (self.row(i).bits >> 3):
+        if archive.index.payloads["nbytes"][there] != nbytes:
             what = "a piece of it has another size than its box"
             raise FormatError(what, path=archive.path, tensor=self.index.name(i))
         return archive, there

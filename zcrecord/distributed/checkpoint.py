@@ -28,6 +28,7 @@ from .folder import catalogue_of
 from .join import FLAT, OBJECTS, PATHS, PLANNER_DATA
 from .values import PICKLED, Path, PickledValue, path_from_text
 
+_FEW = 64  # boxes that are compared one by one
 __all__ = ["Checkpoint", "PathsByName", "StoredBox"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -62,6 +63,7 @@ class Checkpoint:
         self.tensors: dict[str, int] = dict(zip(names, range(len(names)), strict=True))
         self.metadata: dict[str, Any] = record.metadata
         self._boxes: dict[int, tuple[Array, Array]] = {}
+        self._types: dict[int, tuple[DType, int, tuple[int, ...]]] = {}
         self._values: dict[str, tuple[int, int]] | None = None
         self._paths: dict[int, Path] = {0: ()}
         self._verified: set[tuple[int, int]] = set()
@@ -90,8 +92,11 @@ class Checkpoint:
 
     def type_of(self, i: int) -> tuple[DType, int, tuple[int, ...]]:
         """Return element type, stored bits and shape of a tensor, in elements."""
-        row = self.archive.row(i)
-        return dtypes.by_code[row.dtype], row.bits, self.archive.shape(row)
+        found = self._types.get(i)
+        if found is None:
+            row = self.archive.row(i)
+            found = self._types[i] = dtypes.by_code[row.dtype], row.bits, self.archive.shape(row)
+        return found
 
     def boxes(self, i: int) -> tuple[Array, Array]:
         """Return first index and size of each piece of a tensor, a row each; none if it has no elements.
@@ -125,6 +130,9 @@ class Checkpoint:
     def boxes_within(self, i: int, origin: tuple[int, ...], extent: tuple[int, ...]) -> list[StoredBox]:
         """Return the pieces of a tensor that have elements of a box."""
         starts, sizes = self.boxes(i)
+        if len(starts) <= _FEW:
+            pairs = enumerate(zip(map(tuple, starts.tolist()), map(tuple, sizes.tolist()), strict=True))
+            return [StoredBox(i, k, *box) for k, box in pairs if _meet(*box, origin, extent)]
         low = np.array(origin, np.int64)
         meets = ((starts < low + np.array(extent, np.int64)) & (low < starts + sizes)).all(axis=1)
         return [
@@ -157,18 +165,16 @@ class Checkpoint:
             IntegrityError: the digest does not match.
         """
         archive = archive or self.archive
-        row = archive.row(box.tensor)
-        if isinstance(archive, ShardedArchive) and len(self.boxes(box.tensor)[0]) > 1:
-            found = archive.box_octets(box.tensor, box.piece)
-        elif row.strides != NONE:
-            found = np.ascontiguousarray(archive.elements(box.tensor)).view(np.uint8).reshape(-1).data
-        else:
-            octets, at = archive.home(row.payload)
-            nbytes = dtypes.nbytes(prod(box.extent), row.bits)
-            found = octets[at + row.byte_offset : at + row.byte_offset + nbytes]
+        nbytes = dtypes.nbytes(prod(box.extent), self.type_of(box.tensor)[1])
         if verify:
             self._verify(box)
-        return found
+        if isinstance(archive, ShardedArchive) and len(self.boxes(box.tensor)[0]) > 1:
+            return archive.box_octets(box.tensor, box.piece, nbytes)
+        row = archive.row(box.tensor)
+        if row.strides != NONE:
+            return np.ascontiguousarray(archive.elements(box.tensor)).view(np.uint8).reshape(-1).data
+        octets, at = archive.home(row.payload)
+        return octets[at + row.byte_offset : at + row.byte_offset + nbytes]
 
     def _verify(self, box: StoredBox) -> None:
         place = self.place(box)
@@ -251,6 +257,11 @@ class Checkpoint:
             row = self.archive.index.modules[module]
             found = self._paths[module] = self._below(int(row["parent"]), key_of(self.archive.index, row))
         return found
+
+
+def _meet(a: tuple[int, ...], a_size: tuple[int, ...], b: tuple[int, ...], b_size: tuple[int, ...]) -> bool:
+    """Return True if two boxes have an element in common."""
+    return all(x < y + m and y < x + n for x, n, y, m in zip(a, a_size, b, b_size, strict=True))
 
 
 def _made(kind: int, type_name: str, items: list[tuple[str, Any]]) -> Any:

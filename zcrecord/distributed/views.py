@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from zcrecord.archive.archive import Archive
 from zcrecord.errors import IntegrityError, MismatchError, SourceError, TensorNotFoundError
-from zcrecord.frameworks.torch import import_torch, torch_dtype, torch_over, torch_shape
+from zcrecord.frameworks.torch import import_torch, torch_bytes, torch_dtype, torch_shape
 
 from .checkpoint import Checkpoint, StoredBox
 from .reader import loaded_object
@@ -69,6 +69,7 @@ class _Views:
     def __init__(self, torch: Any, opened: Checkpoint, writable: bool, allow_pickle: bool) -> None:
         self._torch, self._opened, self._allow_pickle = torch, opened, allow_pickle
         self._archive: Archive = opened.archive.private() if writable else opened.archive
+        self._parts: dict[Any, tuple[tuple[int, ...], tuple[int, ...]]] = {}
         self._bases: dict[tuple[int, int], Any] = {}  # by file and payload, so that tied tensors share a storage
 
     def like(self, state: Mapping[str, Any]) -> dict[str, Any]:
@@ -107,17 +108,24 @@ class _Views:
             return self._box(i, (0,) * len(shape), told[1]).to(device)
         if like.device_mesh.get_coordinate() is None:
             return like
-        [chunk] = like.__create_chunk_list__()
-        local = self._box(i, tuple(chunk.offsets), tuple(chunk.sizes)).to(self._device_of(like))
+        local = self._box(i, *self._part_of(like))
+        if like.device_mesh.device_type != "cpu":
+            local = local.to(self._device_of(like))
         from torch.distributed.tensor import DTensor
 
-        placed: dict[str, Any] = {"run_check": False, "shape": like.shape, "stride": like.stride()}
-        return DTensor.from_local(local, like.device_mesh, like.placements, **placed)
+        return DTensor(local, like._spec, requires_grad=False)  # from_local would work out a specification for each
+
+    def _part_of(self, like: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Return first index and size of a DTensor's local part; a model has few layouts, and each takes long."""
+        key = like.shape, like.placements, like.device_mesh
+        found = self._parts.get(key)
+        if found is None:
+            [chunk] = like.__create_chunk_list__()
+            found = self._parts[key] = tuple(chunk.offsets), tuple(chunk.sizes)
+        return found
 
     def _device_of(self, like: Any) -> Any:
         kind = like.device_mesh.device_type
-        if kind == "cpu":
-            return self._torch.device("cpu")
         return self._torch.device(kind, self._torch.get_device_module(kind).current_device())
 
     def _box(self, i: int, origin: tuple[int, ...], extent: tuple[int, ...]) -> Any:
@@ -144,13 +152,14 @@ class _Views:
         key = self._opened.place(box)
         base = self._bases.get(key)
         if base is None:
-            octets = self._opened.octets(box, self._archive)
-            base = self._bases[key] = torch_over(self._torch, octets, self._torch.uint8, (-1,))
+            base = self._bases[key] = torch_bytes(self._torch, self._opened.octets(box, self._archive))
         return base.view(dtype).view(shape)
 
 
-def _narrowed(piece: Any, box: StoredBox, origin: Iterable[int], extent: Iterable[int]) -> Any:
+def _narrowed(piece: Any, box: StoredBox, origin: tuple[int, ...], extent: tuple[int, ...]) -> Any:
     """Return the elements of a piece that a box of the tensor has."""
+    if box.origin == origin and box.extent == extent:
+        return piece
     for axis, (low, size, start, wanted) in enumerate(zip(box.origin, box.extent, origin, extent, strict=True)):
         first = max(start - low, 0)
         piece = piece.narrow(axis, first, min(start + wanted, low + size) - low - first)

@@ -29,6 +29,7 @@ from zcrecord.tensors.packed import PackedTensor
 __all__ = [
     "import_torch",
     "shared_payloads",
+    "torch_bytes",
     "torch_device",
     "torch_dtype",
     "torch_over",
@@ -131,9 +132,13 @@ def torch_dtype(torch: Any, kind: DType, bits: int) -> Any:
 
 def torch_over(torch: Any, octets: Any, dtype: Any, shape: tuple[int, ...]) -> Any:
     """Return a torch tensor over bytes in C order, uncopied; **a write to read-only ones ends the process**."""
+    return torch_bytes(torch, octets).view(dtype).view(shape)
+
+
+def torch_bytes(torch: Any, octets: Any) -> Any:
+    """Return a torch tensor of uint8 over bytes, uncopied; **a write to read-only ones ends the process**."""
     view: Array = np.frombuffer(octets, np.uint8)
-    made = torch.from_numpy(view if view.flags.writeable else _as_writable(view))
-    return made.view(dtype).view(shape)
+    return torch.from_numpy(view if view.flags.writeable else _as_writable(view))
 
 
 def torch_shape(kind: DType, bits: int, shape: tuple[int, ...]) -> tuple[int, ...]:
