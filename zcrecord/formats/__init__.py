@@ -86,8 +86,7 @@ def convert(
         alignment, durable, storage_options: those of `save_record`.
         max_shard_size: write files of at most so many bytes of tensors, and a catalogue (safetensors: index) of them.
         metadata: to add to that of an archive; a function in its place is called once `source` was read.
-        progress: called with the bytes done and, where known, how many there are: of the input or, where that is an
-            archive, of its tensors.
+        progress: called with the bytes done of the input (an archive: of its tensors) and, where known, of all of it.
 
     Raises:
         FormatError: the source is damaged or has another format. UnsupportedError: the format is not known or cannot be
@@ -113,10 +112,8 @@ def convert(
             dest_path = os.path.join(dest_path, os.path.basename(dest))
         check_destination(source_path, dest_path, force, storage_options)
         given, kind = stack.enter_context(_recognised(source, source_path, source_format))
-        told, path = progress or (lambda *_: None), path_or_none(dest)
-        work = _Conversion(
-            source_path, path, force, alignment, durable, max_shard_size, metadata, told, storage_options
-        )
+        how = force, alignment, durable, max_shard_size, metadata, progress or (lambda *_: None), storage_options
+        work = _Conversion(source_path, path := path_or_none(dest), *how)
         with _replacing(path if target == ARCHIVE else None):
             report = work.run(kind, given, target, dest)
     seconds = time.perf_counter() - started

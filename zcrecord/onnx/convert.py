@@ -83,8 +83,7 @@ def convert(
     Args:
         source, dest: paths or binary file objects. External data are looked for in the folder of the model. `dest` may
             be a URL; there, as in a pipe, equal weights of more than 512 KiB are stored again.
-        alignment, durable, metadata, storage_options: of `save_record`; a function in the place of `metadata` is called
-            at the end.
+        alignment, durable, metadata, storage_options: of `save_record`; `metadata` may be a function, called last.
         allow_links: take external data behind symbolic and hard links to any place.
         select, exclude: for one model, shell patterns of names; one that matches a module stands for all below it. The
             archive then has the tensors that `select` matches and `exclude` does not, and no graph.

@@ -82,8 +82,7 @@ def save_record(
         >>> report.tensors, report.payload_bytes
         (1, 24)
     """
-    kind, told = digest_kind(digest), progress or (lambda *_: None)
-    check_alignment(alignment)
+    kind, told, _ = digest_kind(digest), progress or (lambda *_: None), check_alignment(alignment)
     flat, plan = _taken_apart(record)
     if metadata is None:
         metadata = record.metadata if isinstance(record, Record) else {}
@@ -91,8 +90,7 @@ def save_record(
     if max_shard_size is not None:
         from .sharded_writer import ShardedWriter  # here, because few records have shards
 
-        options: dict[str, Any] = {"alignment": alignment, "digest": digest, "durable": durable}
-        with ShardedWriter(dest, max_shard_size, **options) as out:
+        with ShardedWriter(dest, max_shard_size, alignment=alignment, digest=digest, durable=durable) as out:
             return _stream(flat, plan, out, told)
     with open_sink(dest, durable=durable, options=storage_options) as sink:
         if any(isinstance(s, LazyTensor) for s in plan.sources):
