@@ -1,11 +1,13 @@
 """An S3 server in this process, whose requests are noted, and answered by an error or not at all where a test says so.
 
-The server is moto's; nothing leaves this machine.
+The server is moto's; nothing leaves this machine. With ZCRECORD_TEST_S3=http://KEY:SECRET@HOST:PORT requests are handed
+on to a real server there, which has to take parts of 64 KiB; see tools/swift_server.py.
 """
 
 from __future__ import annotations
 
 import contextlib
+import http.client
 import logging
 import os
 import socket
@@ -17,6 +19,7 @@ from unittest import mock
 __all__ = ["S3", "serving_s3"]
 
 ERROR = b"<Error><Code>%s</Code><Message>refused by the test</Message></Error>"
+ELSEWHERE = os.environ.get("ZCRECORD_TEST_S3", "")
 PATIENCE = {"connect_timeout": 5, "read_timeout": 20, "retries": {"max_attempts": 1}}
 
 
@@ -74,6 +77,22 @@ class S3:
         return [upload["Key"] for upload in self.file_system().list_multipart_uploads(bucket)]
 
 
+def forward(environ: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:
+    """Hand a request on to the server elsewhere, as it is, and its answer back."""
+    names = {name: name[5:].replace("_", "-").title() for name in environ if name.startswith("HTTP_")}
+    headers = {header: environ[name] for name, header in names.items() if header != "Transfer-Encoding"}
+    headers |= {h: environ[n] for h, n in (("Content-Type", "CONTENT_TYPE"),) if environ.get(n)}
+    body = environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
+    headers["Content-Length"] = str(len(body))
+    connection = http.client.HTTPConnection(ELSEWHERE.rpartition("@")[2])
+    connection.request(environ["REQUEST_METHOD"], environ["RAW_URI"], body, headers)
+    answer = connection.getresponse()
+    start(f"{answer.status} {answer.reason}", [h for h in answer.getheaders() if h[0] not in ("Connection",)])
+    data = answer.read()
+    connection.close()
+    return [data]
+
+
 @contextlib.contextmanager
 def serving_s3() -> Iterator[S3]:
     """Serve S3, with an empty bucket named "bucket"."""
@@ -81,14 +100,16 @@ def serving_s3() -> Iterator[S3]:
     from werkzeug.serving import make_server
 
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
-    s3 = S3(DomainDispatcherApplication(create_backend_app))
+    s3 = S3(forward if ELSEWHERE else DomainDispatcherApplication(create_backend_app))
     server = make_server("127.0.0.1", 0, s3, threaded=True, request_handler=MotoRequestHandler)
     thread = threading.Thread(target=server.serve_forever)
     with mock.patch.dict(os.environ, AWS_EC2_METADATA_DISABLED="true"):  # no one is asked for credentials
         thread.start()
         endpoint = f"http://127.0.0.1:{server.server_port}"
-        s3.options = {"key": "key", "secret": "secret", "endpoint_url": endpoint, "config_kwargs": PATIENCE}
-        s3.file_system().mkdir("bucket")
+        key, secret = (ELSEWHERE or "http://key:secret@").removeprefix("http://").rpartition("@")[0].rsplit(":", 1)
+        s3.options = {"key": key, "secret": secret, "endpoint_url": endpoint, "config_kwargs": PATIENCE}
+        with contextlib.suppress(FileExistsError):
+            s3.file_system().mkdir("bucket")
         try:
             yield s3
         finally:

@@ -37,7 +37,7 @@ _FIXED = 64 << 20  # bytes of each part where all have to have one size, and the
 _MOST_PARTS = 10_000  # of an upload, as S3 has it
 _PLANNED = 9_000  # of them, if the size is known beforehand
 _UNDER_WAY = 64 << 20  # bytes of parts that are sent at a time, at least one part
-_TAKEN_ALREADY = ("PreconditionFailed", "ConditionalRequestConflict", "412")  # codes of S3
+_CONFLICTS = ("PreconditionFailed", "ConditionalRequestConflict", "412")  # codes of S3
 
 
 def part_size(number: int, total: int, *, fixed: bool = False) -> int:
@@ -278,7 +278,8 @@ class _CheckedUpload:
 class _MultipartUpload(_CheckedUpload):
     """A multipart upload of S3; what fits into one part is one PUT. Transient errors are tried again by the client.
 
-    S3 itself compares versions, too, as it publishes; its likes may not know these conditions, and ignore them.
+    S3 itself compares versions, too, as it publishes; its likes may not know these conditions, and ignore or refuse
+    them.
     """
 
     def __init__(self, fs: Any, path: str, replaces: str) -> None:
@@ -319,19 +320,27 @@ class _MultipartUpload(_CheckedUpload):
             parts = [future.result() for future in self._sent]
         self._check()
         try:
-            if parts:
-                whole = {"MultipartUpload": {"Parts": parts}}
-                self._fs.call_s3("complete_multipart_upload", **self._place, **self._id, **whole, **self._condition)
-            else:
-                self._fs.call_s3("put_object", **self._place, Body=last, **self._condition)
+            try:
+                self._publish(parts, last, self._condition)
+            except Exception as error:
+                if not self._condition or _code(error) != "NotImplemented":
+                    raise
+                self._publish(parts, last, {})
         except Exception as error:
             if not self._is_there(parts, last):
-                raise _conflict(error) or error from error.__cause__
+                raise (_replaced() if _code(error) in _CONFLICTS else error) from error.__cause__
             with contextlib.suppress(Exception):  # S3 then knows no such upload; but equal bytes may have been there
                 self.discard()
         self._id = {}
         self._close()
         self._fs.invalidate_cache(self._path)
+
+    def _publish(self, parts: list[dict[str, Any]], last: bytearray, condition: dict[str, str]) -> None:
+        if parts:
+            whole = {"MultipartUpload": {"Parts": parts}}
+            self._fs.call_s3("complete_multipart_upload", **self._place, **self._id, **whole, **condition)
+        else:
+            self._fs.call_s3("put_object", **self._place, Body=last, **condition)
 
     def _is_there(self, parts: list[dict[str, Any]], last: bytearray) -> bool:
         """Return True if the object there is the one that was uploaded: the answer alone may have been lost."""
@@ -360,12 +369,10 @@ def _md5(data: Any) -> str:
     return hashlib.md5(data, usedforsecurity=False).hexdigest()
 
 
-def _conflict(error: Exception) -> SourceError | None:
-    """Return the error for an object that another writer replaced; None for any other exception of s3fs."""
+def _code(error: Exception) -> str:
+    """Return the code of S3 of an exception of s3fs, "" if it has none."""
     response = getattr(error.__cause__, "response", None) or {}
-    if response.get("Error", {}).get("Code") not in _TAKEN_ALREADY:
-        return None
-    return _replaced()
+    return str(response.get("Error", {}).get("Code", ""))
 
 
 class _ResumableUpload(_CheckedUpload):
