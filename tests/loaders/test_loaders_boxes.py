@@ -186,6 +186,17 @@ def test_packed_boxes_start_and_end_on_whole_bytes_or_are_refused(kind: str, how
         load_into(record, how, "odd", slices={"odd": np.s_[:, :2]})
 
 
+@pytest.mark.parametrize("how", ["mapped", "host", "read"])
+def test_tied_packed_tensors_may_have_several_boxes(how: str, tmp_path: Path) -> None:
+    values = (np.arange(6 * 8) % 3).reshape(6, 8).astype("int4")
+    packed = zcrecord.PackedTensor.pack(values)
+    zcrecord.save_record({"a": packed, "b": packed, "c": packed}, tmp_path / "m.zcr", durable=False)
+    boxes: dict[str, Any] = {"a": np.s_[1:3], "b": np.s_[2:], "c": np.s_[:, 2:6]}
+    found = load_into(zcrecord.load_record(tmp_path / "m.zcr"), how, slices=boxes)
+    for name, box in boxes.items():
+        assert np.array_equal(found[name].unpack(), values[box])
+
+
 @pytest.mark.parametrize("how", LOADERS)
 def test_shards_of_an_axis_are_equal_parts_or_those_of_torch_chunk(how: str, record: zcrecord.Record) -> None:
     whole = TENSORS["plain"]
@@ -265,10 +276,10 @@ def test_any_box_of_a_split_tensor_is_the_one_that_numpy_has(how: str, split: zc
 
 
 def test_a_box_in_one_piece_is_a_view_of_its_shard_and_tied_ones_are_one(split: zcrecord.Record) -> None:
-    found = load_into(split, "cpu", slices={"rows": np.s_[4:8], "grid": np.s_[:5, 5:8], "tied*": np.s_[3:9, 2:]})
     archive = split.archive
     assert isinstance(archive, ShardedArchive)
     shards = [np.frombuffer(archive.shards[number].buffer, np.uint8) for number in range(5)]
+    found = load_into(split, "cpu", slices={"rows": np.s_[4:8], "grid": np.s_[:5, 5:8], "tied*": np.s_[3:9, 2:]})
     lies_in = {name: [np.shares_memory(value, shard) for shard in shards] for name, value in found.items()}
     assert lies_in["rows"] == lies_in["grid"] == [False, True, False, False, False]
     assert not any(lies_in["tied"]), "in two pieces: a copy"

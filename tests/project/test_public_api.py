@@ -105,7 +105,7 @@ Record.info(name: str) -> TensorInfo
 Record.infos() -> Iterator[TensorInfo]
 Record.into(kind: type[T]) -> T
 Record.items() -> Any
-Record.jax(names: Names | None = None) -> dict[str, Any]
+Record.jax(names: Names | None = None, *, shardings: Any = None) -> dict[str, Any]
 Record.layout -> ArchiveLayout
 Record.load_into(loader: Any, names: Names | None = None, **options: Any) -> dict[str, Any]
 Record.metadata -> dict[str, Any]

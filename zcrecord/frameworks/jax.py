@@ -6,6 +6,8 @@ CPU             over the mapping, uncopied: elements of whole bytes, in C order,
 device          one copy, on the device
 ==============  ======================================================================================================
 
+Arrays that are sharded over devices are left to `loaders.jax`.
+
 A pytree (named tuples, optimizer states, other classes that jax knows) is built like a template; the values are the
 record's, found by the keys on the way to each leaf, under which the tree was saved.
 """
@@ -29,7 +31,7 @@ from zcrecord.tensors.packed import PackedTensor
 
 from .torch import shared_payloads, unsupported_elements
 
-__all__ = ["jax_arrays", "like_template"]
+__all__ = ["ElementCheck", "import_jax", "jax_arrays", "like_template"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -60,14 +62,14 @@ def jax_arrays(archive: Archive, names: Names | None = None) -> dict[str, Any]:
         >>> zcrecord.load_record("model.zcr").jax()["w"].sum().item()
         6.0
     """
-    jax = _import_jax()
+    jax = import_jax()
     if names is not None:
         archive = subset.select(archive, names, None)
     given = _JaxArrays(jax, archive)
     return dict(zip(archive.names(), given.arrays(), strict=True))
 
 
-def _import_jax() -> Any:
+def import_jax() -> Any:
     """Return jax.
 
     Raises:
@@ -84,9 +86,9 @@ class _JaxArrays:
     """One call of `jax_arrays`."""
 
     def __init__(self, jax: Any, archive: Archive) -> None:
-        self._jax, self._archive = jax, archive
+        self._archive = archive
         self._put: Callable[[Array], Any] = jax.device_put if archive.mode == "r" else _copied(jax)
-        self._known: set[Any] = set()
+        self._check = ElementCheck(jax, archive)
 
     def arrays(self) -> Iterator[Any]:
         """Yield every array, in saved order."""
@@ -105,11 +107,39 @@ class _JaxArrays:
             yield tied[key]
 
     def _array(self, i: int, view: Any) -> Any:
+        return self._put(self._check(i, view))
+
+
+class ElementCheck:
+    """Gives what jax takes for tensors, after checking that it keeps their elements as they are."""
+
+    def __init__(self, jax: Any, archive: Archive) -> None:
+        self._jax, self._archive = jax, archive
+        self._known: set[Any] = set()
+
+    def __call__(self, i: int, view: Any) -> Array:
+        """Return a view of tensor i, or of a part of it, as an array; narrow elements are unpacked.
+
+        Raises:
+            UnsupportedError: jax has no type for its elements, or would make 32 bits of 64.
+        """
         if not isinstance(view, np.ndarray | PackedTensor):
             raise _unsupported(self._archive, i, dtypes.STRING.name, "jax has no tensors of strings")
         if view.dtype not in self._known:
             self._check(i, view.dtype)
-        return self._put(view if isinstance(view, np.ndarray) else view.unpack())
+        return view if isinstance(view, np.ndarray) else view.unpack()
+
+    def dtype_of(self, i: int) -> np.dtype[Any]:
+        """Return the type of tensor i's elements; raises UnsupportedError, as for a view of it."""
+        kind = dtypes.by_code.get(self._archive.row(i).dtype)
+        if kind is None or kind.numpy is None:
+            name = "strings" if kind is dtypes.STRING else "such elements"
+            raise _unsupported(
+                self._archive, i, "unknown" if kind is None else kind.name, f"jax has no tensors of {name}"
+            )
+        if kind.numpy not in self._known:
+            self._check(i, kind.numpy)
+        return kind.numpy
 
     def _check(self, i: int, dtype: np.dtype[Any]) -> None:
         """Raise unless jax keeps elements of this type as they are."""
@@ -147,7 +177,7 @@ class _Leaf(NamedTuple):
 
 def like_template(archive: Archive, tensors: Sequence[Any], like: Any) -> Any:
     """Return a pytree of the structure of `like`, each leaf the tensor or attribute that was saved at its place."""
-    tree_util = _import_jax().tree_util
+    tree_util = import_jax().tree_util
     leaves, structure = tree_util.tree_flatten_with_path(like)
     root = unflatten.unflatten(archive.index, 0, lambda i: _Leaf(tensors[i], True), archive.payload, _made)
     used: set[int] = set()

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import os
 from functools import partial
+from math import prod
 from typing import Any
 
 import numpy as np
 
-from zcrecord.dtypes import DType
+from zcrecord.dtypes import DType, nbytes
 from zcrecord.errors import UnsupportedError
 from zcrecord.storage.memory import Piece, aligned_empty
 from zcrecord.storage.threads import each_piece
@@ -35,7 +36,8 @@ def as_tensor(octets: Octets, ref: PayloadRef) -> Any:
     so that a mapping could be closed.
     """
     if ref.bits < 8:
-        return PackedTensor(octets, ref.dtype, ref.shape)
+        stop = ref.byte_offset + nbytes(prod(ref.shape), ref.bits)
+        return PackedTensor(octets[ref.byte_offset : stop], ref.dtype, ref.shape)
     strides = None if ref.strides is None else tuple(s * ref.bits // 8 for s in ref.strides)
     return np.ndarray(ref.shape, ref.dtype.numpy, octets, ref.byte_offset, strides)
 

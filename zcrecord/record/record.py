@@ -285,8 +285,16 @@ class Record(Mapping[str, Any]):
             return self.load_into(str(where), names)
         return torch.torch_tensors(self.archive, device=where, names=names, writable=writable)
 
-    def jax(self, names: Names | None = None) -> dict[str, Any]:
-        """Return the tensors as jax's, by name; see `zcrecord.frameworks.jax` for which are copied."""
+    def jax(self, names: Names | None = None, *, shardings: Any = None) -> dict[str, Any]:
+        """Return the tensors as jax's, by name; see `zcrecord.frameworks.jax` for which are copied.
+
+        With `shardings`, a `jax.sharding.Sharding` or several by name or pattern, each process reads the shards of its
+        own devices, from a URL only their ranges; see `zcrecord.loaders.jax.sharded_arrays`.
+        """
+        if shardings is not None:
+            from zcrecord.loaders.jax import sharded_arrays
+
+            return sharded_arrays(self.archive, names, shardings=shardings)
         from zcrecord.frameworks import jax
 
         return jax.jax_arrays(self.archive, names=names)

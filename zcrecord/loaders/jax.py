@@ -1,0 +1,151 @@
+"""Tensors as jax's arrays that are sharded over devices: each process reads its devices' shards alone.
+
+`frameworks.jax` has arrays on one device, and the rules of elements.
+
+==============  ======================================================================================================
+CPU             a shard lies on the archive's own memory, uncopied, if its bytes follow one another (rows) and start at
+                a multiple of 64; all other shards are copied by jax
+device          one copy, on the device; a shard that several devices have is read once
+==============  ======================================================================================================
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from zcrecord.archive import subset
+from zcrecord.archive.archive import Archive
+from zcrecord.archive.name_patterns import is_pattern, matcher
+from zcrecord.archive.subset import Names
+from zcrecord.errors import TensorNotFoundError, UnsupportedError, printable
+from zcrecord.frameworks.jax import ElementCheck, import_jax
+
+from .boxes import Bounds, bounds_of
+from .host import MappedLoader
+from .plan import views_of
+from .protocol import Target
+
+__all__ = ["sharded_arrays"]
+
+
+def sharded_arrays(archive: Archive, names: Names | None = None, *, shardings: Any) -> dict[str, Any]:
+    """Return jax arrays by name, in saved order, each with the sharding that is asked for.
+
+    This process reads the shards of its own devices, each once. Of a remote archive only their ranges are fetched, as
+    by `load_into` with boxes; of a tensor that is split over shards of a catalogue only the pieces that they meet are
+    read. On the CPU a shard whose bytes follow one another lies on the archive's own memory, where it starts at a
+    multiple of 64; other shards are copied once, and all of a record of mode "c". Tied tensors with one sharding are
+    one array.
+
+    Args:
+        archive: an opened archive.
+        names: as `Record.select` takes them; None for all.
+        shardings: a `jax.sharding.Sharding` for all tensors; or a mapping to them from names or patterns, of which the
+            first that matches a tensor counts. Tensors that none matches lie on the default device.
+
+    Raises:
+        DependencyError: jax is not installed. TensorNotFoundError: a name without wildcards is not there.
+        UnsupportedError: a sharding does not divide its tensor, or is none; a tensor of strings, or of elements that
+        jax has no type for, or a shard of packed elements that does not start and end on whole bytes.
+
+    Example:
+        >>> import jax, numpy as np, zcrecord
+        >>> from jax.sharding import NamedSharding, PartitionSpec
+        >>> rows = NamedSharding(jax.make_mesh((1,), ("x",)), PartitionSpec("x"))
+        >>> _ = zcrecord.save_record({"w": np.ones((8, 3), np.float32), "b": np.zeros(3, np.float32)}, "model.zcr")
+        >>> zcrecord.load_record("model.zcr").jax(shardings={"w": rows})["w"].sharding == rows
+        True
+    """
+    jax = import_jax()
+    if names is not None:
+        archive = subset.select(archive, names, None)
+    everything = archive.names()
+    chosen = _chooser(jax, shardings, everything, archive.path)
+    check = ElementCheck(jax, archive)
+    kinds = [check.dtype_of(i) for i in range(len(everything))]
+    placed = [_placed(archive, i, name, chosen(name)) for i, name in enumerate(everything)]
+    boxes = {name: [_slices(bounds) for bounds in found] for name, (_, found) in zip(everything, placed, strict=True)}
+    targets = views_of(archive, boxes)
+    views = _Views()
+    made: dict[Any, Any] = {}
+    out: dict[str, Any] = {}
+    for i, (name, (sharding, found)) in enumerate(zip(everything, placed, strict=True)):
+        mine = [targets[name, k] for k in range(len(found))]
+        key = (sharding, *map(id, mine))  # of tied tensors they are the same
+        if key not in made or not mine:
+            shards = {bounds: check(i, views(target)) for bounds, target in zip(found, mine, strict=True)}
+            if archive.mode == "c":  # else jax's arrays would change with the record's
+                shards = {bounds: view.copy() for bounds, view in shards.items()}
+            made[key] = _array(jax, archive.shape(archive.row(i)), kinds[i], sharding, shards)
+        out[name] = made[key]
+    return out
+
+
+def _chooser(jax: Any, shardings: Any, names: list[str], path: str | None) -> Callable[[str], Any]:
+    """Return a function that gives the sharding of a tensor by name, None for the default device."""
+    if isinstance(shardings, jax.sharding.Sharding):
+        return lambda _: shardings
+    if not isinstance(shardings, Mapping):
+        raise UnsupportedError(f"shardings= takes a Sharding, or several by name or pattern, {_not_a(shardings)}")
+    known = set(names)
+    tests = []
+    for key, sharding in shardings.items():
+        if not isinstance(key, str) or not isinstance(sharding, jax.sharding.Sharding):
+            raise UnsupportedError(f"shardings= maps {printable(repr(key))} to a Sharding, {_not_a(sharding)}")
+        if key not in known and not is_pattern(key):
+            raise TensorNotFoundError(key, lambda: sorted(known), path=path)
+        tests.append((key.__eq__ if key in known else matcher([key]), sharding))
+    return lambda name: next((sharding for test, sharding in tests if test(name)), None)
+
+
+def _not_a(value: Any) -> str:
+    return f"not a {type(value).__name__}; jax.sharding.NamedSharding(mesh, PartitionSpec(...)) makes one"
+
+
+def _placed(archive: Archive, i: int, name: str, sharding: Any) -> tuple[Any, list[Bounds]]:
+    """Return a sharding, and the distinct boxes of a tensor that this process' devices have.
+
+    Raises:
+        UnsupportedError: it does not divide the tensor.
+    """
+    shape = archive.shape(archive.row(i))
+    if sharding is None:
+        return None, [bounds_of((), shape)]
+    try:
+        sharding.check_compatible_aval(shape)
+        indices = sharding.addressable_devices_indices_map(shape).values()
+    except (ValueError, IndexError, TypeError) as error:
+        what = f"its shape {shape} cannot be sharded so: {str(error).partition(chr(10))[0]}"
+        raise UnsupportedError(what, path=archive.path, tensor=name) from error
+    return sharding, list(dict.fromkeys(bounds_of(index, shape) for index in indices))
+
+
+def _slices(bounds: Bounds) -> tuple[slice, ...]:
+    return tuple(slice(lo, hi) for lo, hi in bounds)
+
+
+class _Views:
+    """Views of targets whose bytes are in memory, those of one payload over the same bytes."""
+
+    def __init__(self) -> None:
+        self._loader, self._loaded = MappedLoader(), dict[int, Any]()
+
+    def __call__(self, target: Target) -> Any:
+        """Return the view of a target."""
+        ref, view = target
+        if id(ref) not in self._loaded:
+            self._loaded[id(ref)] = self._loader.load(ref)
+        return self._loaded[id(ref)] if view is None else self._loader.view(self._loaded[id(ref)], view)
+
+
+def _array(jax: Any, shape: tuple[int, ...], kind: Any, sharding: Any, shards: dict[Bounds, Any]) -> Any:
+    if sharding is None:
+        (view,) = shards.values()
+        return jax.device_put(view)
+    if shards:
+        return jax.make_array_from_callback(shape, sharding, lambda index: shards[bounds_of(index, shape)])
+    nothing = np.broadcast_to(np.zeros((), kind), shape)  # no device of this process has any of it; jax may ask anyway
+    return jax.make_array_from_callback(shape, sharding, lambda _: nothing, dtype=kind)
