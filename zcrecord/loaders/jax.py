@@ -69,7 +69,7 @@ def sharded_arrays(archive: Archive, names: Names | None = None, *, shardings: A
     placed = [_placed(archive, i, name, chosen(name)) for i, name in enumerate(everything)]
     boxes = {name: [_slices(bounds) for bounds in found] for name, (_, found) in zip(everything, placed, strict=True)}
     targets = views_of(archive, boxes)
-    views = _Views()
+    views = _TargetViews()
     made: dict[Any, Any] = {}
     out: dict[str, Any] = {}
     for i, (name, (sharding, found)) in enumerate(zip(everything, placed, strict=True)):
@@ -127,7 +127,7 @@ def _slices(bounds: Bounds) -> tuple[slice, ...]:
     return tuple(slice(lo, hi) for lo, hi in bounds)
 
 
-class _Views:
+class _TargetViews:
     """Views of targets whose bytes are in memory, those of one payload over the same bytes."""
 
     def __init__(self) -> None:
