@@ -6,7 +6,7 @@ import os
 import pickle
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import fsspec
 import numpy as np
@@ -20,6 +20,9 @@ from tools.range_server import serving
 from zcrecord import SourceError, SourceNotFoundError, formats
 from zcrecord.fleet import Job, convert_one, plan, sources
 from zcrecord.remote import files
+
+if TYPE_CHECKING:
+    from buckets import S3
 
 ALL = "memory://models"
 
@@ -176,3 +179,59 @@ def test_file_of_a_server_that_tells_no_version_is_never_taken_for_current(
         job = Job(f"{server.url}/0/00000.onnx?token=hush", str(tmp_path / "out" / "m.zcr"), "onnx", durable=False)
         assert [convert_one(job).state for _ in range(2)] == ["converted", again]
     assert b"hush" not in Path(job.dest).read_bytes()
+
+
+# -- from a bucket to a bucket ---------------------------------------------------------------------------------------
+
+BUCKET = ("s3://bucket/models", "s3://bucket/archives")
+
+
+def fill(s3: S3, tmp_path: Path, count: int = 20) -> list[str]:
+    whole = write_models(tmp_path / "models", count, 1)
+    s3.file_system().put(f"{tmp_path}/models/", "bucket/models/", recursive=True)
+    return whole
+
+
+def test_a_fleet_goes_from_a_bucket_to_a_bucket_once(s3: S3, tmp_path: Path) -> None:
+    whole = fill(s3, tmp_path)
+    jobs = plan(*BUCKET, storage_options=s3.options)
+    assert sorted(convert_one(job).state for job in jobs) == ["converted"] * 19 + ["refused"]
+    found = s3.file_system().find("bucket/archives")
+    archives = {f"bucket/archives/{name}" for name in whole}
+    [refusal] = set(found) - archives
+    assert archives < set(found)
+    s3.requests.clear()
+    assert sorted(convert_one(job).state for job in jobs) == ["kept"] * 19 + ["refused"]
+    assert {request.partition(" ")[0] for request in s3.requests} == {"HEAD", "GET"}
+    assert not [request for request in s3.requests if request.startswith("GET /bucket/models")]
+    s3.file_system().pipe_file(refusal.removesuffix(".zcr.refused").replace("archives", "models") + ".onnx", external())
+    s3.file_system().pipe_file(os.path.dirname(refusal).replace("archives", "models") + "/sub/w.bin", bytes(24))
+    assert sorted(convert_one(job).state for job in jobs) == ["converted"] + ["kept"] * 19
+    assert refusal not in s3.file_system().find("bucket/archives")
+    assert all(zcrecord.load_record(job.dest, verify="full", storage_options=s3.options).metadata for job in jobs)
+
+
+def test_options_of_both_buckets_may_differ_and_archives_of_others_stay(s3: S3, tmp_path: Path) -> None:
+    fill(s3, tmp_path, 1)
+    [job] = plan(tmp_path / "models", BUCKET[1], dest_storage_options=s3.options)
+    assert job.storage_options == {}
+    zcrecord.save_record({"w": np.ones(2)}, job.dest, storage_options=s3.options)
+    refused = convert_one(job)
+    assert (refused.state, refused.error.partition(",")[0]) == ("refused", f"{job.dest}: exists already")
+    [job] = plan(BUCKET[0], tmp_path / "out", storage_options=s3.options, dest_storage_options={}, durable=False)
+    assert [convert_one(job).state for _ in range(2)] == ["converted", "kept"]
+
+
+def test_fault_of_the_store_is_raised_and_the_old_archive_stays(s3: S3, tmp_path: Path) -> None:
+    fill(s3, tmp_path, 1)
+    [job] = plan(*BUCKET, storage_options=s3.options)
+    assert convert_one(job).state == "converted"
+    fs = s3.file_system()
+    before = fs.cat_file(job.dest)
+    [other] = plan(*BUCKET, storage_options=s3.options, alignment=128)
+    s3.answers = lambda request: "500 InternalError" if request.startswith("PUT /bucket/archives") else None
+    with pytest.raises(SourceError, match=r"s3://bucket/archives/0/00000\.zcr: cannot write"):
+        convert_one(other)
+    s3.answers = lambda _: None
+    assert fs.cat_file(job.dest) == before
+    assert [convert_one(other).state for _ in range(2)] == ["converted", "kept"]

@@ -149,5 +149,6 @@ class _JobRun:
             durable=job.durable,
             max_shard_size=job.max_shard_size,
             metadata=metadata,
+            storage_options=job.dest_storage_options if is_url(job.dest) else None,
         )
         return report.archive_bytes

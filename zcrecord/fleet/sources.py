@@ -17,6 +17,7 @@ from zcrecord.formats.safetensors.header import MAX_HEADER
 from zcrecord.formats.safetensors.shards import decode_index
 from zcrecord.storage.compressed import SUFFIXES
 from zcrecord.storage.files import is_url, open_source, scratch_folder
+from zcrecord.storage.urls import redacted
 
 __all__ = ["GONE", "Model", "list_files", "local_path", "shown"]
 
@@ -35,11 +36,7 @@ def local_path(place: str, options: Mapping[str, Any]) -> str | None:
 
 def shown(place: str) -> str:
     """Return a place for messages: a URL without user, password and query."""
-    if not is_url(place):
-        return place
-    from zcrecord.storage.urls import redacted  # here, as above
-
-    return redacted(place)
+    return redacted(place) if is_url(place) else place
 
 
 def list_files(prefix: str, options: Mapping[str, Any]) -> dict[str, int]:

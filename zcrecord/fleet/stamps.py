@@ -121,7 +121,7 @@ def keep_refusal(job: Job, stamp: Stamp, error: str) -> None:
         SourceError: the system or the server reports an error.
     """
     told = {"error": error[:_LONGEST], "stamp": stamp, "zcrecord": __version__}
-    with open_sink(job.dest + _REFUSED, durable=False) as sink:
+    with open_sink(job.dest + _REFUSED, durable=False, options=job.dest_storage_options) as sink:
         sink.write(json.dumps(told, indent=1, sort_keys=True).encode() + b"\n")
 
 
@@ -132,5 +132,10 @@ def forget_refusal(job: Job) -> None:
         SourceError: the system or the server reports an error.
     """
     place = job.dest + _REFUSED
+    if is_url(place):
+        from zcrecord.remote.files import remove_file  # here, as above
+
+        remove_file(place, job.dest_storage_options)
+        return
     with refusals(place), contextlib.suppress(FileNotFoundError):
         os.unlink(place)

@@ -1,4 +1,4 @@
-"""Files of any kind behind URLs: lists of those below a URL, and one read forward, in pieces.
+"""Files of any kind behind URLs: lists of those below a URL, one read forward, in pieces, one removed.
 
 The meaning of the bytes is left to their reader.
 """
@@ -11,11 +11,11 @@ from typing import Any
 
 from zcrecord.errors import RecordError, SourceError
 from zcrecord.storage.files import refusals
-from zcrecord.storage.urls import connect, redacted
+from zcrecord.storage.urls import connect, redacted, said
 
 from .file import RemoteFile
 
-__all__ = ["ForwardReader", "copy_to", "list_files"]
+__all__ = ["ForwardReader", "copy_to", "list_files", "remove_file"]
 
 _PIECE = 4 << 20  # bytes of a request; of so many together
 _AT_ONCE = 4
@@ -36,11 +36,25 @@ def list_files(url: str, options: Mapping[str, Any]) -> dict[str, int]:
     except FileNotFoundError:
         return {}
     except Exception as error:  # of any class, as file systems have them
-        what = f"its files cannot be listed: {type(error).__name__}: {error}"
-        raise SourceError(what, path=redacted(url)) from error
+        raise SourceError(f"its files cannot be listed: {said(error)}", path=redacted(url)) from error
     start = root.rstrip("/") + "/"
     inside = {path[len(start) :]: about for path, about in found.items() if path.startswith(start)}
     return {path: int(inside[path].get("size") or 0) for path in sorted(inside)}
+
+
+def remove_file(url: str, options: Mapping[str, Any]) -> None:
+    """Remove the file at a URL, if it is there.
+
+    Raises:
+        SourceError: the server or fsspec refuses. DependencyError, UnsupportedError: those of `connect`.
+    """
+    fs, path = connect(url, options)
+    try:
+        fs.rm_file(path)
+    except FileNotFoundError:
+        pass
+    except Exception as error:  # as above
+        raise SourceError(f"cannot be removed: {said(error)}", path=redacted(url)) from error
 
 
 class ForwardReader(io.RawIOBase):
