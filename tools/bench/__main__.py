@@ -39,6 +39,7 @@ AREAS = (
     "integrity",
     "edits",
     "distributed",
+    "fleet",
     "web",
 )
 ON_REQUEST = ("architectures", "transformers")  # by --only alone: its figures are not in the results file

@@ -1,6 +1,7 @@
 """Fleets of conversions in a bucket: by `zcrecord convert --jobs`, Dask and Ray, a worker of each killed in the middle.
 
-The server is moto's, on this machine, so seconds say little: counts do. Engines that are not installed are left out.
+The server is moto's, on this machine, and the seconds are from the start of the engine on: they say little, counts say
+more. Engines that are not installed are left out.
 """
 
 from __future__ import annotations
@@ -88,9 +89,9 @@ def run(settings: Settings) -> Iterator[Row]:
             counts["refused"] += states.count("refused")
             again, _ = engine(MODELS, dest, options, flag)
             counts["again"] += again.count("converted")
-            work = f"{count} models of {settings.pick(256, 1)} KiB, S3 to S3 (moto), a worker killed: {name}"
+            work = f"{count} models of {settings.pick(256, 1)} KiB from S3 to S3 (moto), a worker killed: {name}"
             yield Row(AREA, work, "s", {OURS: seconds})
-    where = f"{count} models on {', '.join(engines)}, a worker killed on each"
+    where = f"{count} models, a worker killed on each of {', '.join(engines)}"
     cut = count - len(whole)
     yield Row(AREA, f"{where}: archives that are missing", "", {OURS: counts["lost"]}, Promise("under", 1))
     yield Row(AREA, f"{where}: archives with other bytes", "", {OURS: counts["other"]}, Promise("under", 1))
@@ -196,9 +197,9 @@ def with_dask(source: str, dest: str, options: dict[str, Any], flag: str) -> dic
     """Run a fleet on two workers of Dask."""
     from distributed import Client
 
-    os.environ[FLAG] = flag
-    with Client(n_workers=2, threads_per_worker=1, dashboard_address=None, silence_logs=50) as client:
-        start = time.perf_counter()
+    os.environ[FLAG], start = flag, time.perf_counter()
+    quiet = {"dashboard_address": None, "silence_logs": 50, "local_directory": os.path.dirname(flag)}
+    with Client(n_workers=2, threads_per_worker=1, **quiet) as client:
         jobs = plan(source, dest, storage_options=options)
         return _told(client.gather(client.map(convert_or_die, jobs, retries=3, pure=False)), start)
 
@@ -209,9 +210,8 @@ def with_ray(source: str, dest: str, options: dict[str, Any], flag: str) -> dict
 
     from zcrecord import SourceError
 
-    os.environ[FLAG] = flag
+    os.environ[FLAG], start = flag, time.perf_counter()
     ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
-    start = time.perf_counter()
     convert = ray.remote(max_retries=3, retry_exceptions=[SourceError])(convert_or_die)
     jobs = plan(source, dest, storage_options=options)
     return _told(ray.get([convert.remote(job) for job in jobs]), start)
