@@ -78,6 +78,7 @@ class Model:
         folder, between, self.name = path.rpartition(separator)
         self._folder = folder + between
         self.versions: dict[str, str | None] = {}
+        self._looked_at: dict[str, Any] = {}  # remote files whose size is known
 
     def version(self, name: str) -> str | None:
         """Return a file's version as it is now, GONE if it is not there, None if the server tells none.
@@ -99,6 +100,7 @@ class Model:
             file.look()
         except SourceNotFoundError:
             return GONE
+        self._looked_at[name] = file
         return f"{file.size}-{file.tag}" if file.tag is not None and file.strong else None
 
     def note(self, names: Iterable[str]) -> None:
@@ -118,7 +120,7 @@ class Model:
         """Return the model's own file, remote, as a binary file object."""
         from zcrecord.remote.files import ForwardReader  # here, as above
 
-        return ForwardReader(self._remote(self.name))
+        return ForwardReader(self._looked_at[self.name])
 
     @contextlib.contextmanager
     def on_disk(self) -> Iterator[str]:
@@ -152,7 +154,7 @@ class Model:
             if self.versions[name] != GONE:  # which the reader of the model says better
                 path = os.path.join(folder, *name.split("/"))
                 os.makedirs(os.path.dirname(path), exist_ok=True)
-                copy_to(self._remote(name), path)
+                copy_to(self._looked_at[name], path)
 
     def _others(self, path: str) -> list[str]:
         """Return the files that a model on a disk refers to."""

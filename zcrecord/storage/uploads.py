@@ -74,7 +74,7 @@ def check_new(url: str, options: Mapping[str, Any] | None, force: bool) -> None:
     Raises:
         DestinationExistsError: there is. SourceError: the store does not tell.
     """
-    if version_at(url, options) and not force:
+    if not force and version_at(url, options):
         raise DestinationExistsError("exists already; force=True replaces it", path=redacted(url))
 
 
