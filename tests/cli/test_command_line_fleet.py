@@ -89,7 +89,7 @@ def test_report_has_a_line_for_each_refused_model_and_totals(capfd: pytest.Captu
 
 @pytest.mark.skipif(os.name != "posix", reason="platform: signals of POSIX")
 @pytest.mark.exhaustive(keep=0)
-@pytest.mark.parametrize("act", ["once", "always", "SIGINT", "SIGTERM"])
+@pytest.mark.parametrize("act", ["once", "always", "SIGINT", "SIGTERM", "SIGKILL"])
 def test_worker_that_is_killed_is_replaced_and_an_end_of_the_command_is_one_of_all(act: str) -> None:
     done = acting(act)  # which returns when the last process that has its pipes is gone
     if act == "once":
@@ -104,9 +104,12 @@ def test_worker_that_is_killed_is_replaced_and_an_end_of_the_command_is_one_of_a
         assert left.endswith(".zcr-scratch")  # of the last try; the next save of m.zcr removes it
         assert whole == ["a.zcr", "sub/b.zcr"]
     else:
-        assert done.returncode == (130 if act == "SIGINT" else 128 + signal.SIGTERM)
-        assert (done.stdout, done.stderr) == (b"", b"zcrecord: interrupted\n" if act == "SIGINT" else b"")
-        assert set(files("out")) <= {"a.zcr", "sub/b.zcr"}
+        assert done.returncode == {"SIGINT": 130, "SIGTERM": 128 + signal.SIGTERM, "SIGKILL": -signal.SIGKILL}[act]
+        told = "zcrecord: interrupted\n" if act == "SIGINT" else ""
+        assert done.stdout == b""
+        assert done.stderr == told.encode() or act == "SIGKILL"  # of which multiprocessing may warn
+        others = set(files("out")) - {"a.zcr", "sub/b.zcr"}
+        assert all(act == "SIGKILL" and name.endswith(".zcr-scratch") for name in others)
 
 
 @pytest.mark.parametrize(

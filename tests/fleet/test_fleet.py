@@ -165,7 +165,10 @@ def test_archives_in_shards_are_kept_too(tmp_path: Path) -> None:
     formats.convert(tmp_path / "m.zcr", tmp_path / "m.safetensors")
     job = Job(str(tmp_path / "m.safetensors"), str(tmp_path / "out" / "m.zcr"), "safetensors", max_shard_size=800)
     assert [convert_one(job).state for _ in range(2)] == ["converted", "kept"]
-    assert len(os.listdir(tmp_path / "out")) == 3
+    assert sorted(os.listdir(tmp_path / "out")) == ["m-00001-of-00002.zcr", "m-00002-of-00002.zcr", "m.zcr"]
+    os.unlink(tmp_path / "out" / "m-00002-of-00002.zcr")
+    assert [convert_one(job).state for _ in range(2)] == ["converted", "kept"]
+    assert len(zcrecord.load_record(job.dest, verify="full")) == 2
 
 
 # -- refused ---------------------------------------------------------------------------------------------------------

@@ -88,6 +88,12 @@ def test_wrong_options_are_refused_at_once(models: Path) -> None:
         plan(models, "out", source_format="onxn")
     with pytest.raises(UnsupportedError, match=r"max_shard_size= is for .* in bytes from 1 on"):
         plan(models, "out", max_shard_size=0)
+    with pytest.raises(UnsupportedError, match=r"max_shard_size= is not for ONNX; convert the archives that are made"):
+        plan(models, "out", max_shard_size=100)
+    with pytest.raises(UnsupportedError, match=r"memory://out: max_shard_size= is for paths"):
+        plan(models, "memory://out", max_shard_size=100)
+    with pytest.raises(UnsupportedError, match=r"https://host/out: HTTP servers are for reading"):
+        plan(models, "https://host/out")
     with pytest.raises(TypeError, match="aligment"):
         plan(models, "out", aligment=64)  # type: ignore[call-arg]
 

@@ -91,9 +91,13 @@ def plan(
     _check_options(source_format, alignment, max_shard_size)
     options = dict(storage_options or {})
     dest_options = options if dest_storage_options is None else dict(dest_storage_options)
-    source, dest = _prefix(source_prefix, options), _prefix(dest_prefix, dest_options)
+    source, dest = _prefix(source_prefix, options), _prefix(dest_prefix, dest_options, written=True)
     listed = list_files(source, options)
     models = _models(listed, source_format)
+    if max_shard_size is not None and is_url(dest):
+        raise UnsupportedError("max_shard_size= is for paths: shards lie beside their catalogue", path=shown(dest))
+    if max_shard_size is not None and _ONNX in models.values():
+        raise UnsupportedError("max_shard_size= is not for ONNX; convert the archives that are made of it")
     if not models:
         what = "has no model below it" if source_format is None else f"has no model of {source_format} below it"
         raise SourceError(f"{what}; models are told by their suffixes", path=shown(source))
@@ -114,10 +118,16 @@ def _check_options(source_format: str | None, alignment: int, max_shard_size: in
         raise UnsupportedError("max_shard_size= is for archives and safetensors written to a path, in bytes from 1 on")
 
 
-def _prefix(given: str | os.PathLike[str], options: Mapping[str, Any]) -> str:
-    """Return a URL, or an absolute path, which means the same on every worker."""
+def _prefix(given: str | os.PathLike[str], options: Mapping[str, Any], *, written: bool = False) -> str:
+    """Return a URL, or an absolute path, which means the same on every worker.
+
+    Raises:
+        UnsupportedError: it is no URL that is written to, if it is to be `written`.
+    """
     if isinstance(given, str) and is_url(given):
-        return local_path(given, options) or given
+        from zcrecord.storage import uploads  # here, because many fleets stay on disks
+
+        return (uploads.local_path if written else local_path)(given, options) or given
     return absolute_path(path_of(given))
 
 

@@ -53,6 +53,9 @@ def stamp_at(job: Job) -> Stamp | None:
     options = dict(job.dest_storage_options) if is_url(job.dest) else None
     try:
         with load_record(job.dest, verify="touch", cache=False, storage_options=options) as record:
+            folder, shards = os.path.dirname(job.dest), record.archive.shard_names
+            if not all(os.path.exists(os.path.join(folder, name)) for name in shards):
+                return {"files": {}}  # that of no model: it is made again
             return _decoded(record.metadata.get(SOURCE_NAME))
     except SourceNotFoundError:
         return None
