@@ -25,6 +25,7 @@ MODULES = (  # in the order of the index
     "zcrecord",
     ERRORS,
     "zcrecord.onnx",
+    "zcrecord.distributed",
     "zcrecord.fleet",
     "zcrecord.formats",
     "zcrecord.remote",

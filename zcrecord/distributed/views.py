@@ -111,9 +111,10 @@ class _Views:
         local = self._box(i, *self._part_of(like))
         if like.device_mesh.device_type != "cpu":
             local = local.to(self._device_of(like))
-        from torch.distributed.tensor import DTensor
-
-        return DTensor(local, like._spec, requires_grad=False)  # from_local would work out a specification for each
+        # Flattened and put together again, as torch does to trace: from_local would work out a specification for each.
+        *how, _ = like.__tensor_flatten__()[1]
+        parts = {"_local_tensor": local, "device_mesh": like.device_mesh}
+        return type(like).__tensor_unflatten__(parts, (*how, False), like.shape, like.stride())
 
     def _part_of(self, like: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Return first index and size of a DTensor's local part; a model has few layouts, and each takes long."""
