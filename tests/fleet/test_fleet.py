@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -145,6 +146,15 @@ def test_archive_is_the_one_that_convert_writes_but_for_one_name_of_metadata(fol
     told = json.loads(record.metadata[KEY])
     assert set(told) == {"archive", "files", "options"}
     assert set(told["files"]) == {os.path.basename(outcome.job.source)}
+
+
+def test_workers_that_convert_one_model_at_once_leave_one_whole_archive(folder: Path) -> None:
+    [job, _] = plan("models", "out", durable=False)
+    with ThreadPoolExecutor(8) as pool:
+        states = {outcome.state for outcome in pool.map(convert_one, [job] * 16)}
+    assert "converted" in states <= {"converted", "kept"}
+    assert os.listdir("out/0") == ["00000.zcr"]
+    zcrecord.load_record(job.dest, verify="full")
 
 
 @pytest.mark.parametrize("kind", ["safetensors", "npz", "zcr"])

@@ -20,6 +20,7 @@ import zstandard
 from onnx import TensorProto, helper, numpy_helper
 
 import zcrecord
+from zcrecord import formats
 from zcrecord.errors import (
     DependencyError,
     ExternalDataError,
@@ -463,3 +464,26 @@ def test_streams_cannot_be_verified(source: Any, dest: Any, tmp_path: Path, monk
 
 def test_suffixes_of_compressed_files_are_known() -> None:
     assert compressed.SUFFIXES == (".zst", ".gz")
+
+
+# Metadata.
+
+
+@pytest.mark.parametrize("given", [{"license": "mit"}, lambda: {"license": "mit"}])
+def test_metadata_are_given_or_asked_for_at_the_end(given: Any, tmp_path: Path) -> None:
+    (tmp_path / "m.onnx").write_bytes(m.rich_model().SerializeToString())
+    convert(tmp_path / "m.onnx", tmp_path / "m.zcr", metadata=given, verify=True)
+    assert zcrecord.load_record(tmp_path / "m.zcr").metadata == {"license": "mit"}
+    formats.convert(tmp_path / "m.zcr", tmp_path / "m2.zcr", metadata={"by": "me"})
+    assert zcrecord.load_record(tmp_path / "m2.zcr").metadata == {"by": "me", "license": "mit"}
+    with pytest.raises(UnsupportedError, match="metadata can be added to archives; npz has that of the record"):
+        formats.convert(tmp_path / "m.zcr", tmp_path / "m.npz", metadata={"by": "me"})
+
+
+@pytest.mark.parametrize("metadata", [{"": 1}, {"a": {}}, 7])
+def test_metadata_that_no_archive_holds_leave_the_old_one(metadata: Any, tmp_path: Path) -> None:
+    (tmp_path / "m.onnx").write_bytes(m.rich_model().SerializeToString())
+    (tmp_path / "m.zcr").write_text("old")
+    with pytest.raises(UnsupportedError, match="metadata"):
+        convert(tmp_path / "m.onnx", tmp_path / "m.zcr", metadata=lambda: metadata, force=True)
+    assert (tmp_path / "m.zcr").read_text() == "old"

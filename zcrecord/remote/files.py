@@ -84,6 +84,7 @@ class ForwardReader(io.RawIOBase):
         return nbytes
 
     def _fetch(self) -> None:
+        self._ahead = memoryview(b"")  # which lets go of what was passed
         if not self._next:
             self._ahead = self._file.start(_PIECE)  # or more, of a server without range requests
             self._next = len(self._ahead)
