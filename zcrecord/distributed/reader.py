@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import io
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 from zcrecord.errors import IntegrityError, MismatchError, SourceError, SourceNotFoundError, UnsupportedError
@@ -166,18 +166,11 @@ class CheckpointReading(StorageReader):  # type: ignore[misc]  # mypy takes torc
         torch, opened = import_torch(), self._checkpoint()
         for item, box in sorted(self._boxes(opened, plan), key=lambda found: opened.place(found[1])):
             self._copy(torch, opened, planner, item, box)
+        put = _value_setter(torch, planner)
         for item in plan.items:
             if item.type == LoadItemType.BYTE_IO:
                 name = item.storage_index.fqn
-                value = opened.value(name)
-                if isinstance(value, PickledValue) and self._allow_pickle:
-                    planner.load_bytes(item, io.BytesIO(value.data))
-                    continue
-                # Planners unpickle whatever they are given, so they are given what was made here.
-                held = io.BytesIO()
-                torch.save(loaded_object(value, name, opened.path, allow_pickle=False), held)
-                held.seek(0)
-                planner.load_bytes(item, held)
+                put(item, loaded_object(opened.value(name), name, opened.path, self._allow_pickle))
         self._opened = None  # mappings go with it
         done: Any = Future()
         done.set_result(None)
@@ -224,6 +217,30 @@ class CheckpointReading(StorageReader):  # type: ignore[misc]  # mypy takes torc
         if self._opened is None:
             raise UnsupportedError("read_metadata() comes before plans and data")
         return self._opened
+
+
+def _value_setter(torch: Any, planner: Any) -> Callable[[Any, Any], None]:
+    """Return a function that hands a planner the value of an item.
+
+    Planners take a pickle, and load it without limits: they are given one that is made here, never the file's. DCP's
+    own is spared it, which would be most of the time of a load with thousands of values.
+    """
+    from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+
+    def pickled(item: Any, value: Any) -> None:
+        held = io.BytesIO()
+        torch.save(value, held)
+        held.seek(0)
+        planner.load_bytes(item, held)
+
+    own = isinstance(planner, DefaultLoadPlanner) and type(planner).load_bytes is DefaultLoadPlanner.load_bytes
+    if not own or not planner.flatten_state_dict:
+        return pickled
+    try:
+        from torch.distributed.checkpoint._traverse import set_element
+    except ImportError:  # it is for torch's own use, and may move
+        return pickled
+    return lambda item, value: set_element(planner.original_state_dict, planner.mappings[item.dest_index.fqn], value)
 
 
 class _MetadataByName(Mapping[str, Any]):

@@ -70,7 +70,7 @@ class _Views:
         self._torch, self._opened, self._allow_pickle = torch, opened, allow_pickle
         self._archive: Archive = opened.archive.private() if writable else opened.archive
         self._parts: dict[Any, tuple[tuple[int, ...], tuple[int, ...]]] = {}
-        self._bases: dict[tuple[int, int], Any] = {}  # by file and payload, so that tied tensors share a storage
+        self._bases: dict[tuple[int, ...], Any] = {}  # by file and payload, so that tied tensors share a storage
 
     def like(self, state: Mapping[str, Any]) -> dict[str, Any]:
         """Return a mapping with the same keys."""
@@ -150,7 +150,9 @@ class _Views:
         return made
 
     def _piece(self, box: StoredBox, dtype: Any, shape: tuple[int, ...]) -> Any:
-        key = self._opened.place(box)
+        # Of a payload that several tensors see differently, as an archive of views has them, each has a base of its own.
+        row = self._archive.row(box.tensor)
+        key = *self._opened.place(box), row.byte_offset, row.dims, row.strides
         base = self._bases.get(key)
         if base is None:
             base = self._bases[key] = torch_bytes(self._torch, self._opened.octets(box, self._archive))
