@@ -17,11 +17,8 @@ from torch import nn
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
-from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
-from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import zcrecord
 from zcrecord.distributed import ZcrStorageReader, ZcrStorageWriter, load_views
@@ -110,6 +107,9 @@ class Net(nn.Module):
 
 def sharded(mesh: DeviceMesh, seed: int) -> tuple[Any, Any]:
     """Return a model, sharded over a mesh of one or two dimensions, and its optimizer after a step."""
+    from torch.distributed.fsdp import fully_shard  # here, as below, because few runs need what it imports
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
     torch.manual_seed(seed)
     model = Net()
     over = mesh["dp"] if mesh.ndim == 2 else mesh
@@ -126,11 +126,15 @@ def sharded(mesh: DeviceMesh, seed: int) -> tuple[Any, Any]:
 
 
 def state_of(model: Any, optimizer: Any) -> dict[str, Any]:
+    from torch.distributed.checkpoint.state_dict import get_state_dict
+
     weights, moments = get_state_dict(model, optimizer)
     return {"model": weights, "optim": moments, "epoch": 3}
 
 
 def model_in_two_dimensions(rank: Rank) -> Any:
+    from torch.distributed.checkpoint.state_dict import set_state_dict
+
     two = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
     one = init_device_mesh("cpu", (4,))
     model, optimizer = sharded(two, 0)

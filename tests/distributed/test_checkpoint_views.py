@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-import records as r
 import torch
+from forked import run_torch
 from test_checkpoint_values import a_state, assert_equal, save, shards_in
 from test_rank_archives import written
 
@@ -131,7 +131,7 @@ print(json.dumps({"mapped": mapped, "copied": private() - before, "total": total
 
 
 def test_views_take_no_memory_of_their_own_even_once_they_are_read(tmp_path: Path) -> None:
-    found = json.loads(r.run_python(MEASURED, tmp_path).stdout)
+    found = json.loads(run_torch(MEASURED, tmp_path).stdout)
     assert found["total"] == sum(range(16)) * (1 << 20)
     assert found["copied"] >= 60, "this test would notice"
     assert found["mapped"] <= 2, found

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-import records as r
 import torch
+from forked import run_torch
 from test_checkpoint_values import assert_equal, load, save, shards_in
 from torch_devices import LazyTorch, OnDevice
 
@@ -103,7 +103,7 @@ print(json.dumps({"rows": grown("a", lambda: {"w": rows}), "columns": grown("b",
 
 
 def test_a_save_takes_at_most_16_mib_beside_its_tensors(tmp_path: Path) -> None:
-    grown = json.loads(r.run_python(GROWN, tmp_path).stdout)
+    grown = json.loads(run_torch(GROWN, tmp_path).stdout)
     assert grown["rows"] <= 4 and grown["columns"] <= 16, grown
 
 

@@ -5,18 +5,22 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import sys
 import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import records as r
+import forked
 
 __all__ = ["Rank", "run_ranks", "serve"]
 
 Scenario = Callable[["Rank"], Any]
+_RUN = """
+import os, runpy, sys
+os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+runpy.run_path(sys.argv[1], run_name="__main__")
+"""
 _MOST_SECONDS = 240  # of a rank that waits for another
 
 
@@ -35,18 +39,14 @@ class Rank:
 
 def run_ranks(script: Path, world: int, folder: Path, *names: str) -> dict[str, list[Any]]:
     """Run scenarios (all by default) of a script that calls `serve`; return for each what each rank returned."""
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    environment["PYTHONPATH"] = os.pathsep.join([str(r.ROOT), str(r.ROOT / "tests" / "support")])
-    command = [sys.executable, "-W", "error", str(script), str(world), str(folder), *names]
-    done = subprocess.run(command, cwd=r.ROOT, env=environment, text=True, capture_output=True)
-    assert done.returncode == 0, done.stderr[-6000:]
+    forked.run_torch(_RUN, script, world, folder, *names)
     found = [json.loads((folder / f"rank-{number}.json").read_text()) for number in range(world)]
     return {name: [of_rank[name] for of_rank in found] for name in found[0]}
 
 
 def serve(scenarios: list[Scenario]) -> None:
     """Fork a process for each rank, which runs all scenarios; called by the script that `run_ranks` runs."""
-    world, folder, names = int(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:]
+    world, folder, names = int(sys.argv[2]), Path(sys.argv[3]), sys.argv[4:]
     scenarios = [scenario for scenario in scenarios if not names or scenario.__name__ in names]
     children = {_forked(Rank(number, world, folder), scenarios) for number in range(world)}
     while children:
@@ -75,8 +75,10 @@ def _forked(rank: Rank, scenarios: list[Scenario]) -> int:
 
 
 def _run(rank: Rank, scenarios: list[Scenario]) -> None:
+    import torch
     import torch.distributed as dist
 
+    torch.set_num_threads(1)
     where = f"file://{rank.folder}/rendezvous"
     dist.init_process_group("gloo", init_method=where, rank=rank.number, world_size=rank.world)
     found = {}

@@ -150,7 +150,7 @@ class _Views:
         return made
 
     def _piece(self, box: StoredBox, dtype: Any, shape: tuple[int, ...]) -> Any:
-        # Of a payload that several tensors see differently, as an archive of views has them, each has a base of its own.
+        # Of a payload that several tensors see differently, as in an archive of views, each has a base of its own.
         row = self._archive.row(box.tensor)
         key = *self._opened.place(box), row.byte_offset, row.dims, row.strides
         base = self._bases.get(key)
