@@ -19,12 +19,14 @@ import zcrecord
 from tools.generate import golden
 from tools.generate.__main__ import stale
 from tools.generate.golden_contents import plain
-from zcrecord.archive.archive import Verify
+from zcrecord.archive.archive import Verify, open_archive
 from zcrecord.codec.layout import decode_header
 from zcrecord.onnx.graph import model_parts
 from zcrecord.onnx.protobuf.reader import encode_field
+from zcrecord.storage.memory import Memory
 
 FOLDER = Path(__file__).parents[1] / "golden"
+CHECKPOINT = FOLDER.with_name("golden_catalogue")
 CASES = golden.cases()
 LEVELS = get_args(Verify)
 every_case = pytest.mark.parametrize("name", CASES)
@@ -193,6 +195,31 @@ def test_tensors_of_an_unknown_type_are_offered_raw_and_refused_as_views() -> No
     assert bytes(record.raw("narrow")) == b"\x35"
     with pytest.raises(zcrecord.UnsupportedError, match=r"dtype code 200 is not known; .raw\(name\) gives its bytes"):
         record["known"]
+
+
+@every_level
+@pytest.mark.parametrize("mode", ["r", "c"])
+def test_a_checkpoint_whose_tensors_are_split_is_the_record_written_down(level: Verify, mode: Any) -> None:
+    """The catalogue's tables: first, origin and extent."""
+    want = json.loads((CHECKPOINT / "checkpoint.json").read_text())
+    record = zcrecord.load_record(CHECKPOINT / "checkpoint.zcr", verify=level, mode=mode)
+    assert tensors(record) == want["tensors"]
+    found = [{"name": m.name, "kind": m.kind, "type_name": m.type_name} for m in record.modules.values()]
+    assert found == want["modules"]
+    assert {key: plain(value) for key, value in record.attributes.items()} == want["attributes"]
+    assert {key: plain(value) for key, value in record.metadata.items()} == want["metadata"]
+    assert json.dumps(tree(record.tree())) == json.dumps(want["tree"])
+    assert record.content_digest() == want["content_digest"]
+    record.verify()
+
+
+def test_the_tables_of_a_checkpoint_are_tensors_to_a_reader_that_does_not_know_them() -> None:
+    octets = (CHECKPOINT / "checkpoint.zcr").read_bytes()
+    plain_tables = zcrecord.Record(open_archive(Memory(memoryview(octets)), verify="index"))
+    assert plain_tables["first"].tolist() == [0, 1, 5, 7, 8]
+    assert plain_tables["file"].tolist() == [1, 0, 1, 0, 1, 1, 0, 0xFFFFFFFF]
+    assert plain_tables["origin"][1:5].tolist() == [[0, 0, 0], [0, 1, 0], [4, 0, 0], [4, 2, 0]]
+    assert plain_tables["extent"][1:5].tolist() == [[4, 1, 0], [4, 3, 0], [2, 2, 0], [2, 2, 0]]
 
 
 def test_int4_one_to_a_byte_is_an_array() -> None:

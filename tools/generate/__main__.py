@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
 
-from . import element_types, golden, reference, schema
+from . import element_types, golden, golden_catalogue, reference, schema
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -30,7 +30,7 @@ class Generator(Protocol):
         """Return every file of the generator, by path from the repository's root."""
 
 
-GENERATORS: tuple[Generator, ...] = (element_types, schema, golden, reference)
+GENERATORS: tuple[Generator, ...] = (element_types, schema, golden, golden_catalogue, reference)
 
 
 def encoded(content: str | bytes) -> bytes:
