@@ -15,7 +15,7 @@ from torch_devices import LazyTorch, OnDevice
 
 import zcrecord
 from zcrecord.codec.index import PAYLOAD
-from zcrecord.distributed import ZcrStorageReader
+from zcrecord.distributed import ZcrStorageReader, load_views
 from zcrecord.distributed.folder import CheckpointFolder
 from zcrecord.distributed.join import joined
 from zcrecord.distributed.rank_archive import Chunk, RankReport, RankWriter, WholeTensor, _blocks, _HostBlocks
@@ -151,6 +151,8 @@ def test_packed_elements_are_whole_or_refused(tmp_path: Path) -> None:
     assert record.info("w").shape == (2, 8) and record.info("w").dtype.name == "float4_e2m1fn"
     out = load({"w": torch.zeros(2, 4, dtype=torch.uint8).view(torch.float4_e2m1fn_x2)}, tmp_path)
     assert torch.equal(out["w"].view(torch.uint8), pairs.view(torch.uint8))
+    views = load_views(tmp_path, {"w": pairs.to("meta")})
+    assert torch.equal(views["w"].view(torch.uint8), pairs.view(torch.uint8))
     with pytest.raises(UnsupportedError, match=r"tensor 'w': float4_e2m1fn elements do not fill whole bytes"):
         written(tmp_path, [(Chunk("w", (4, 4), (0, 0), (2, 4)), pairs)])
 

@@ -132,13 +132,14 @@ class _Views:
     def _box(self, i: int, origin: tuple[int, ...], extent: tuple[int, ...]) -> Any:
         """Return a box of a tensor: a view if it is contiguous in one piece, else new memory."""
         torch, opened = self._torch, self._opened
-        kind, bits, _ = opened.type_of(i)
+        kind, bits, shape = opened.type_of(i)
         dtype = torch_dtype(torch, kind, bits)
-        boxes = opened.boxes_within(i, origin, extent) if bits >= 8 else opened.boxes_within(i, (), ())
-        boxes = [] if 0 in extent else boxes
+        # A tensor of packed elements is not split, and torch counts two of them as one.
+        wanted = (origin, extent) if bits >= 8 else ((0,) * len(shape), shape)
+        boxes = [] if 0 in extent else opened.boxes_within(i, *wanted)
         if len(boxes) == 1:
-            [box] = boxes
-            view = _narrowed(self._piece(box, dtype, torch_shape(kind, bits, box.extent)), box, origin, extent)
+            as_torch = boxes[0]._replace(extent=torch_shape(kind, bits, boxes[0].extent))
+            view = _narrowed(self._piece(boxes[0], dtype, as_torch.extent), as_torch, origin, extent)
             return view.detach() if view.is_contiguous() else view.contiguous()
         made = torch.empty(extent, dtype=dtype, device="cpu")
         for box in boxes:
