@@ -84,7 +84,7 @@ def mapped(tensor: torch.Tensor) -> bool:
 # A model in two dimensions, with its optimizer.
 
 
-class Block(nn.Module):
+class Block(nn.Module):  # type: ignore[misc]  # mypy takes torch for Any
     def __init__(self) -> None:
         super().__init__()
         self.up, self.down, self.norm = nn.Linear(16, 42), nn.Linear(42, 16), nn.LayerNorm(16)
@@ -93,7 +93,7 @@ class Block(nn.Module):
         return x + self.down(torch.relu(self.up(self.norm(x))))
 
 
-class Net(nn.Module):
+class Net(nn.Module):  # type: ignore[misc]  # mypy takes torch for Any
     def __init__(self) -> None:
         super().__init__()
         self.layers = nn.ModuleList(Block() for _ in range(2))
@@ -141,7 +141,11 @@ def model_in_two_dimensions(rank: Rank) -> Any:
     state = state_of(model, optimizer)
     saved = digest(state)
     dcp.save(state, storage_writer=ZcrStorageWriter(rank.scenario))
-    found = {"placements": str(state["model"]["layers.0.up.weight"].placements), "saved": saved, "files": files(rank)}
+    found: dict[str, Any] = {
+        "placements": str(state["model"]["layers.0.up.weight"].placements),
+        "saved": saved,
+        "files": files(rank),
+    }
     for name, mesh in (("same", two), ("one", one)):
         other = sharded(mesh, 1)
         into = state_of(*other)
@@ -218,7 +222,7 @@ def ties(rank: Rank) -> Any:
 # The protocol.
 
 
-class Failing(DefaultSavePlanner):
+class Failing(DefaultSavePlanner):  # type: ignore[misc]  # mypy takes torch for Any
     """Fails in one rank, after it has given some tensors."""
 
     def __init__(self, failing: bool) -> None:

@@ -18,6 +18,7 @@ import torch.distributed.checkpoint as dcp
 from test_checkpoint_values import load, refused, save, shards_in
 
 import zcrecord
+from zcrecord.codec.index import PAYLOAD
 from zcrecord.distributed import ZcrStorageReader, ZcrStorageWriter, load_views
 from zcrecord.distributed.join import joined
 from zcrecord.distributed.rank_archive import RankReport, WholeTensor
@@ -270,7 +271,7 @@ def test_files_of_killed_saves_are_gone_after_the_next(tmp_path: Path) -> None:
 
 
 def report(names: list[str], boxes: list[tuple[Any, Any]], whole: dict[str, Any], file: str = "a") -> RankReport:
-    rows = np.zeros(len(names), zcrecord.codec.index.PAYLOAD)  # type: ignore[attr-defined]
+    rows = np.zeros(len(names), PAYLOAD)
     rows["nbytes"] = [4 * int(np.prod(extent)) for _, extent in boxes]
     rows["offset"] = np.cumsum([0, *rows["nbytes"]])[:-1]
     shard = WrittenShard(f"{file}.zcr", 0, bytes(64), bytes(32), rows)

@@ -30,7 +30,8 @@ def found(folder: Path) -> dict[str, list[Any]]:
 
 @pytest.fixture
 def model(found: dict[str, list[Any]]) -> dict[str, Any]:
-    return found["model_in_two_dimensions"][0]
+    facts: dict[str, Any] = found["model_in_two_dimensions"][0]
+    return facts
 
 
 @exhaustive
