@@ -24,7 +24,8 @@ pytestmark = pytest.mark.usefixtures("model_folder")
 ARGUMENT = re.compile(r"\b(?!charset)[a-z_]+=|list\(record\)|pass the bytes")
 # What no command ends with: loading to devices, filling, typed records, other frameworks, writing a record in Python.
 IN_PYTHON_ALONE = (
-    "archive/archive", "archive/digest", "archive/name_patterns", "archive/subset", "compat/", "frameworks/", "hollow/",
+    "archive/archive", "archive/digest", "archive/name_patterns", "archive/subset", "compat/", "distributed/",
+    "frameworks/", "hollow/",
     "loaders/", "onnx/runtime", "onnx/selection", "onnx/session_fill", "record/", "remote/open",
     "storage/threads", "storage/urls", "tensors/", "transformers", "transport/packer", "typed/", "writing/sharing",
 )  # fmt: skip
