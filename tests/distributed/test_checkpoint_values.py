@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import os
+import pickle
+import sys
 import warnings
 from collections import OrderedDict
 from pathlib import Path
@@ -19,7 +21,7 @@ from torch.distributed.checkpoint.state_dict_loader import _load_state_dict, _lo
 
 import zcrecord
 from zcrecord.distributed import ZcrStorageReader, ZcrStorageWriter, load_views
-from zcrecord.errors import LimitError, RecordError, SourceError, UnsupportedError
+from zcrecord.errors import DependencyError, LimitError, RecordError, SourceError, UnsupportedError
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is (disabled|unavailable)")
 
@@ -204,6 +206,40 @@ def test_paths_that_no_module_tree_has_come_back(tmp_path: Path) -> None:
     _load_state_dict(found, ZcrStorageReader(tmp_path), planner=_EmptyStateDictLoadPlanner(), no_dist=True)
     assert set(found) == {"a.b", "a", "l"} and found["a"][""].shape == (3,) and found["l"][1] == 5
     assert_equal(load(zeros(state) | {"l": [torch.zeros(4), 0]}, tmp_path), state)
+
+
+def test_a_list_one_item_of_which_lies_elsewhere_keeps_its_places(tmp_path: Path) -> None:
+    items = [{"x": torch.ones(1)}, {"x": torch.ones(2)}, 5]
+    state = {"l.0": {"y": torch.ones(3)}, "l": items, "m": {"0": torch.ones(4), "1": 2}}
+    save(state, tmp_path)
+    found: dict[str, Any] = {}
+    _load_state_dict(found, ZcrStorageReader(tmp_path), planner=_EmptyStateDictLoadPlanner(), no_dist=True)
+    assert_equal({key: found[key] for key in state}, state)
+
+
+@pytest.mark.parametrize("text", ['["l",1000000000000]', '["l",-1]', '["l",1.5]', "[]", "{", '["l",true]'])
+def test_a_forged_path_makes_no_list_of_its_length(tmp_path: Path, text: str) -> None:
+    tree = {"l": {"1000000000000": np.ones(2, np.float32)}}
+    metadata = {"zcrecord.checkpoint": 1, "zcrecord.checkpoint.paths": [text]}
+    zcrecord.save_record(tree, tmp_path / "checkpoint.zcr", metadata=metadata)
+    found: dict[str, Any] = {}
+    _load_state_dict(found, ZcrStorageReader(tmp_path), planner=_EmptyStateDictLoadPlanner(), no_dist=True)
+    assert found["l"]["1000000000000"].tolist() == [1, 1]
+
+
+def test_writer_and_reader_are_pickled_for_saves_by_another_process(tmp_path: Path) -> None:
+    writer = pickle.loads(pickle.dumps(ZcrStorageWriter(tmp_path, digest=None)))
+    dcp.save({"n": 1}, storage_writer=writer, no_dist=True)
+    out = {"n": 0}
+    dcp.load(out, storage_reader=pickle.loads(pickle.dumps(ZcrStorageReader(tmp_path))), no_dist=True)
+    assert out == {"n": 1}
+
+
+def test_without_torch_the_error_says_how_to_install_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    for make in (ZcrStorageWriter, ZcrStorageReader, lambda path: load_views(path, {})):
+        with pytest.raises(DependencyError, match="torch is not installed; pip install torch"):
+            make(tmp_path)
 
 
 def test_a_planner_that_does_not_flatten_is_served(tmp_path: Path) -> None:

@@ -32,6 +32,7 @@ _FEW = 64  # boxes that are compared one by one
 __all__ = ["Checkpoint", "PathsByName", "StoredBox"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
+_LONGER = 1 << 16  # items of lists that have no name, such as empty dicts
 
 
 class StoredBox(NamedTuple):
@@ -237,25 +238,28 @@ class Checkpoint:
         """Return by name the paths that the module tree does not tell."""
         given = self.metadata.get(PATHS, [])
         paths = map(path_from_text, given if isinstance(given, list) else [])
-        return {".".join(map(str, path)): path for path in paths if path is not None}
+        most = len(self.tensors) + len(self.values) + _LONGER
+        return {".".join(map(str, path)): path for path in paths if path and _is_bounded(path, most)}
 
     def path_in_tree(self, name: str) -> Path:
         """Return the path of a name as the module tree has it."""
         ix = self.archive.index
         if (i := self.tensors.get(name)) is not None:
-            return self._below(int(ix.tensors["parent"][i]), key_of(ix, ix.tensors[i]))
+            return self._below(ix.tensors[i], key_of(ix, ix.tensors[i]))
         at, module = self.values[name]
-        return self._module_path(module) if at < 0 else self._below(module, ix.text_of(ix.attributes[at]))
+        return self._module_path(module) if at < 0 else self._below(ix.attributes[at], ix.text_of(ix.attributes[at]))
 
-    def _below(self, module: int, key: str) -> Path:
-        listed = self.archive.index.modules["kind"][module] == ModuleKind.LIST and key.isascii() and key.isdigit()
+    def _below(self, row: Any, key: str) -> Path:
+        """Return the path of a child by its row and key; in a list it is an integer, its place."""
+        module = int(row["parent"])
+        listed = self.archive.index.modules["kind"][module] == ModuleKind.LIST and key == str(row["place"])
         return (*self._module_path(module), int(key) if listed else key)
 
     def _module_path(self, module: int) -> Path:
         found = self._paths.get(module)
         if found is None:
             row = self.archive.index.modules[module]
-            found = self._paths[module] = self._below(int(row["parent"]), key_of(self.archive.index, row))
+            found = self._paths[module] = self._below(row, key_of(self.archive.index, row))
         return found
 
 
@@ -270,6 +274,11 @@ def _made(kind: int, type_name: str, items: list[tuple[str, Any]]) -> Any:
         if isinstance(data, bytes):
             return PickledValue(data)
     return plain(kind, type_name, items)
+
+
+def _is_bounded(path: Path, most: int) -> bool:
+    """Return True if the places in lists are such as there can be: planners make a list as long as a place says."""
+    return all(isinstance(key, str) or 0 <= key < most for key in path)
 
 
 class PathsByName(Mapping[str, Path]):

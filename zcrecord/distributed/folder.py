@@ -17,7 +17,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from zcrecord.errors import SourceError, SourceNotFoundError, UnsupportedError
-from zcrecord.storage.files import is_url, open_sink, path_of, refusals
+from zcrecord.storage.files import is_url, open_sink, path_of, refusals, sync_folder
 from zcrecord.storage.folders import archive_in
 from zcrecord.storage.scratch import remove_unnamed, shard_pattern
 from zcrecord.storage.sink import Sink
@@ -53,6 +53,10 @@ class CheckpointFolder:
         Raises:
             SourceError: it cannot be made, or is a file.
         """
+        new, at = [], os.path.abspath(self.path)
+        while not os.path.exists(at):
+            new.append(at)
+            at = os.path.dirname(at)
         try:
             os.makedirs(self.path, exist_ok=True)
         except FileExistsError as error:
@@ -60,6 +64,8 @@ class CheckpointFolder:
             raise SourceError(what, path=self.path, errno=error.errno) from error
         except OSError as error:
             raise SourceError(f"cannot be made: {error.strerror}", path=self.path, errno=error.errno) from error
+        for folder in new if self._durable and os.name == "posix" else ():
+            sync_folder(os.path.dirname(folder))
 
     def shards(self) -> set[str]:
         """Return the names of the archives of ranks that are there, of whatever save.

@@ -77,6 +77,7 @@ class StateTree:
         self.tree = ModuleTreeBuilder()
         self.objects: list[str] = []
         self.others: list[Path] = []
+        self._with_places: list[Path] = []  # paths through lists
         self._lists = _whole_lists(paths)
 
     def tensor(self, path: Path, layout: Any, payload: int = NONE) -> None:
@@ -94,11 +95,17 @@ class StateTree:
         self._add(path, add)
 
     def entries(self) -> Entries:
-        """Return the entries, lists told from mappings."""
+        """Return the entries, lists told from mappings; `others` is complete then."""
         for keys in self._lists:
             with contextlib.suppress(NameCollisionError, LimitError, UnsupportedError):  # its items are elsewhere
                 self.tree.module(keys, ModuleKind.LIST)
-        return self.tree.entries()
+        entries = self.tree.entries()
+        lists = {module.name for module in entries.modules if module.kind == ModuleKind.LIST}
+        for path in self._with_places:
+            above = (".".join(map(str, path[:at])) for at, key in enumerate(path) if isinstance(key, int))
+            if not lists.issuperset(above):
+                self.others.append(path)
+        return entries
 
     def _add(self, path: Path, add: Any) -> None:
         """Add something at its path; by its name alone where the path cannot be one of modules."""
@@ -109,9 +116,10 @@ class StateTree:
             if len(keys) == 1:
                 raise
             add((".".join(keys),))
-            keys = ()
-        if not keys or any(isinstance(key, int) and keys[:at] not in self._lists for at, key in enumerate(path)):
             self.others.append(path)
+        else:
+            if any(isinstance(key, int) for key in path):
+                self._with_places.append(path)
 
     def _add_value(self, keys: tuple[str, ...], value: Any) -> bool:
         """Add a value; returns True if it is a module."""
