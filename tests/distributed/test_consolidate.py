@@ -1,0 +1,121 @@
+"""`consolidate` makes one archive of a checkpoint by many ranks, as function and command; and needs no torch."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import records as r
+from split_catalogues import boxes_along, save_split
+
+import zcrecord
+from zcrecord.cli.dispatch import main
+from zcrecord.distributed import consolidate
+from zcrecord.errors import DestinationExistsError, FormatError, SourceError
+
+W = np.arange(60, dtype=np.float32).reshape(6, 10)
+TREE = {
+    "model": {"w": W, "tied": W, "bias": np.arange(5.0)},
+    "optim": {"state": {"w": {"exp_avg": W * 2, "step": np.float32(7)}}, "param_groups": [{"lr": 0.1, "fused": None}]},
+    "epoch": 3,
+    "random": b"\0state",
+}
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A checkpoint of three ranks, in a folder of its own."""
+    (tmp_path / "ckpt").mkdir()
+    splits = {"model.w": boxes_along(0, 3, W.shape), "optim.state.w.exp_avg": boxes_along(1, 3, W.shape)}
+    save_split(tmp_path / "ckpt" / "checkpoint.zcr", TREE, splits, metadata={"run": "a"})
+    monkeypatch.chdir(tmp_path)
+    return tmp_path / "ckpt"
+
+
+def is_whole(path: Path) -> bool:
+    """Return True if an archive has all of TREE."""
+    record = zcrecord.load_record(path, verify="full")
+    zcrecord.save_record(TREE, path.with_name("expected.zcr"), metadata={"run": "a"})
+    expected = zcrecord.load_record(path.with_name("expected.zcr"))
+    assert record.info("model.w").payload == record.info("model.tied").payload
+    return record.content_digest() == expected.content_digest() and record.metadata == expected.metadata
+
+
+@pytest.mark.parametrize("source", ["ckpt", "ckpt/checkpoint.zcr"])
+def test_the_whole_checkpoint_becomes_one_archive(source: str, folder: Path) -> None:
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    told: list[tuple[int, int | None]] = []
+    report = consolidate(source, "one.zcr", progress=lambda *seen: told.append(seen))
+    assert (report.tensors, report.source, report.dest) == (5, os.path.join("ckpt", "checkpoint.zcr"), "one.zcr")
+    assert told[0][0] == 0 and told[-1][0] == told[-1][1] == 2 * W.nbytes + 5 * 8 + 4
+    assert is_whole(Path("one.zcr"))
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+
+
+def test_a_limit_gives_shards_of_whole_tensors(folder: Path) -> None:
+    consolidate(folder, "model.zcr", max_shard_size=300)
+    assert len(list(Path().glob("model-*-of-*.zcr"))) == 2
+    assert is_whole(Path("model.zcr"))
+    again = zcrecord.load_record("model.zcr")
+    assert all(again.archive.split(i) is None for i in range(len(again.archive.index.payloads)))
+
+
+def test_a_folder_gets_the_archive_and_the_small_files(folder: Path) -> None:
+    (folder / "config.json").write_text("{}")
+    consolidate(folder, "made/")
+    assert sorted(os.listdir("made")) == ["config.json", "model.zcr"]
+
+
+@pytest.mark.parametrize("dest", ["one.zcr", "ckpt/checkpoint.zcr", "ckpt/checkpoint-00002-of-00004.zcr"])
+def test_what_is_there_is_replaced_by_force_alone_and_the_checkpoint_never(dest: str, folder: Path) -> None:
+    Path("one.zcr").write_bytes(b"old")
+    before = Path(dest).read_bytes()
+    with pytest.raises(DestinationExistsError):
+        consolidate(folder, dest)
+    assert Path(dest).read_bytes() == before
+    if dest != "one.zcr":
+        with pytest.raises(DestinationExistsError, match="are the same file"):
+            consolidate(folder, dest, force=True)
+        assert Path(dest).read_bytes() == before
+    else:
+        consolidate(folder, dest, force=True)
+        assert is_whole(Path(dest))
+
+
+def test_what_is_no_checkpoint_is_refused(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(SourceError, match="is a folder without a model"):
+        consolidate(tmp_path, "one.zcr")
+    (folder / "checkpoint.zcr").write_bytes(b"PK\3\4 and so on")
+    with pytest.raises(FormatError, match="zip"):
+        consolidate(folder, "one.zcr")
+
+
+def test_it_needs_no_torch(folder: Path) -> None:
+    code = """
+import sys
+sys.modules["torch"] = None
+import zcrecord.distributed
+print(zcrecord.distributed.consolidate(sys.argv[1], sys.argv[2]).tensors)
+"""
+    assert r.run_python(code, folder, folder.parent / "one.zcr").stdout == "5\n"
+
+
+def test_the_command_says_what_convert_says(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    said: dict[str, Any] = {}
+    for command in ("consolidate", "convert"):
+        assert main([command, "ckpt", f"{command}.zcr", "--no-sync"]) == 0
+        said[command] = capsys.readouterr()
+        assert said[command].err == ""
+    assert re.match(r"consolidate\.zcr: 5 tensors in 7 modules, \d+ bytes in, \d+ bytes out, ", said["consolidate"].out)
+    assert Path("consolidate.zcr").read_bytes() == Path("convert.zcr").read_bytes()
+    assert main(["consolidate", str(folder / "checkpoint.zcr"), "shards.zcr", "--max-shard-size", "300", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["tensors"] == 5
+    assert main(["consolidate", "ckpt", "one.npz", "-q"]) == 0
+    assert np.array_equal(np.load("one.npz")["model.tied"], W)
+    assert main(["consolidate", "ckpt", "one.npz"]) == 1
+    assert capsys.readouterr().err == "zcrecord: error: one.npz: exists already; --force replaces it\n"
