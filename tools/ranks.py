@@ -31,6 +31,7 @@ __all__ = [
     "HUGGING_FACE",
     "OURS",
     "Ranks",
+    "Sharded",
     "build",
     "checksum",
     "join",

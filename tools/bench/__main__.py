@@ -39,6 +39,7 @@ AREAS = (
     "integrity",
     "edits",
     "distributed",
+    "consolidate",
     "fleet",
     "web",
 )
