@@ -11,6 +11,8 @@ import pytest
 import ranks
 
 import zcrecord
+from zcrecord.distributed import consolidate
+from zcrecord.integrity import compare
 
 SCENARIOS = Path(__file__).with_name("ranks_scenarios.py")
 
@@ -67,6 +69,17 @@ def test_one_process_reads_it_as_one_record(folder: Path, found: dict[str, list[
     assert record.attributes["epoch"] == 3 and record["model.table"].tolist() == list(range(10))
     state = record.tree()["optim"]["state"]["layers.0.norm.weight"]
     assert state["step"] == 1 and state["exp_avg"].shape == (16,)
+
+
+@exhaustive
+def test_one_archive_is_made_of_it(folder: Path, found: dict[str, list[Any]], tmp_path: Path) -> None:
+    assert found
+    checkpoint = folder / "model_in_two_dimensions"
+    consolidate(checkpoint, tmp_path / "one.zcr")
+    one, split = (zcrecord.load_record(path) for path in (tmp_path / "one.zcr", checkpoint / "checkpoint.zcr"))
+    assert not list(compare(one, split)) and one.attributes == split.attributes
+    assert any(not np.array_equal(one[name], np.zeros_like(one[name])) for name in one if "exp_avg" in name)
+    one.verify()
 
 
 @exhaustive
