@@ -36,6 +36,7 @@ AREAS = (
     "sharing",
     "optimum",
     "remote",
+    "jax",
     "integrity",
     "edits",
     "distributed",

@@ -1,5 +1,7 @@
 """1.6 GB brought to a device: the host device against memcpy of the same mapping, reads by position against plain ones.
 
+And the rows and the columns of one rank, against safetensors' slices.
+
 Where new memory is filled its page faults count for all alike; the record is opened anew for every repetition, so that
 nobody finds the mapping's pages mapped already. The device is this machine's memory; for torch's see `gpu`.
 """
@@ -25,7 +27,7 @@ from tools.worker import Worker, call_alone
 from zcrecord.loaders import load_into, shard
 from zcrecord.loaders.plan import MAX_IN_FLIGHT
 
-__all__ = ["load_seconds", "peak_growth", "run"]
+__all__ = ["load_seconds", "make_matrices", "peak_growth", "run", "slice_seconds"]
 
 AREA = "loading"
 COPY = "memcpy"
@@ -33,6 +35,8 @@ READ, BY_POSITION = "zcrecord, mmap=False", "zcrecord, reads by position"
 PLAIN = "a plain read"
 WHOLE = "all of it"
 RANKS = 4
+VIEWS, SLICES = "zcrecord, views", "safetensors, get_slice"
+MATRICES = 16
 
 
 def run(settings: Settings) -> Iterator[Row]:
@@ -63,6 +67,46 @@ def run(settings: Settings) -> Iterator[Row]:
         work = f"one rank of {RANKS}, of {work} not in the page cache"
         yield Row(AREA, work, "s", seconds, samples=repeats)
     path.unlink()
+    yield from _parts(settings)
+
+
+def make_matrices(side: int) -> dict[str, np.ndarray[Any, np.dtype[np.float32]]]:
+    """Return square matrices: 16 of 4096 x 4096 are 1.1 GB."""
+    values = np.random.default_rng(0)
+    return {f"blocks.{i}.weight": values.random((side, side), np.float32) for i in range(MATRICES)}
+
+
+def _parts(settings: Settings) -> Iterator[Row]:
+    """Yield the rows of what one of several ranks takes of each matrix."""
+    from safetensors.numpy import save_file
+
+    side = settings.pick(4096, 256)
+    path = settings.folder / "matrices.zcr"
+    peer = path.with_suffix(".safetensors")
+    matrices = make_matrices(side)
+    total = sum(value.nbytes for value in matrices.values())
+    require_disk(settings.folder, 3 * total)
+    zcrecord.save_record(matrices, path)
+    save_file(matrices, peer)
+    del matrices
+    os.sync()
+    repeats = settings.pick(9, 2)
+    with Worker() as worker:
+        for axis, what in enumerate(("rows", "columns")):
+            calls = {
+                name: partial(
+                    worker.call, "tools.bench.loading:slice_seconds", way=way, path=str(where), axis=axis
+                )
+                for name, (way, where) in {
+                    OURS: ("host", path), VIEWS: ("cpu", path), BY_POSITION: ("read", path), SLICES: ("peer", peer),
+                }.items()
+            }  # fmt: skip
+            collect(1, calls)
+            seconds = {name: statistics.median(found) for name, found in collect(repeats, calls).items()}
+            work = f"{what} of one rank of {RANKS}, of {MATRICES} matrices of {total / 1e9:.1f} GB"
+            yield Row(AREA, work, "s", seconds, samples=repeats)
+    path.unlink()
+    peer.unlink()
 
 
 def _medians(
@@ -128,6 +172,26 @@ def _load(way: str, path: str, record: zcrecord.Record, rooms: dict[str, Any] | 
     if way == "rank":
         return load_into(record, "read", slices={"*": shard(0, RANKS)})
     return load_into(record, way, dst=rooms)
+
+
+def slice_seconds(way: str, path: str, axis: int) -> float:
+    """Take the part of rank 0 of every matrix, by a loader or by safetensors; return the seconds."""
+    start = time.perf_counter()
+    kept: Any
+    if way == "peer":
+        from safetensors import safe_open
+
+        with safe_open(path, framework="np") as file:
+            kept = {}
+            for name in file.keys():  # noqa: SIM118  # it is no mapping
+                part = file.get_slice(name)
+                count = part.get_shape()[axis] // RANKS
+                kept[name] = part[:, :count] if axis else part[:count]
+    else:
+        kept = load_into(zcrecord.load_record(path), way, slices={"*": shard(0, RANKS, axis)})
+    seconds = time.perf_counter() - start
+    del kept
+    return seconds
 
 
 def _copy(view: np.ndarray[Any, Any], room: np.ndarray[Any, Any] | None) -> np.ndarray[Any, Any]:

@@ -1,4 +1,4 @@
-"""Archives over HTTP: what one small tensor of a large archive costs, and all tensors at once against one by one.
+"""Archives over HTTP: one small tensor of a large archive, all tensors at once against one by one, parts of tensors.
 
 The server runs on this machine and waits before each answer, as a distant one would have it.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import numpy as np
 import zcrecord
 from tools.bench.harness import OURS, Promise, Row, Settings, median_seconds
 from tools.range_server import Server, serving
+from zcrecord.loaders import load_into, shard
 
 __all__ = ["run", "write_sparse"]
 
@@ -23,6 +25,8 @@ KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 LARGE = 9  # tensors beside the small one
 ROUND_TRIP = 0.02  # seconds that the server waits before it answers: another continent's are 0.1 and more
 ONE_BY_ONE = "one by one"
+ALL = "all of it"
+RANKS = 4
 
 
 class _Holes:
@@ -62,6 +66,8 @@ def run(settings: Settings) -> Iterator[Row]:
     with serving(settings.folder) as server:
         yield from _one_tensor(settings, server)
         yield _all_tensors(settings, server)
+        server.delay = 0
+        yield from _parts(settings, server)
 
 
 def _one_tensor(settings: Settings, server: Server) -> Iterator[Row]:
@@ -92,3 +98,32 @@ def _all_tensors(settings: Settings, server: Server) -> Row:
     seconds = median_seconds(repeats, ways)
     work = f"all {count} tensors of 64 KiB over HTTP, {ROUND_TRIP * 1000:.0f} ms a round trip"
     return Row(AREA, work, "s", seconds, Promise("faster", 5, ONE_BY_ONE), samples=repeats)
+
+
+def _parts(settings: Settings, server: Server) -> Iterator[Row]:
+    """Yield the rows of what one of several ranks fetches: bytes that were sent, and seconds."""
+    side = settings.pick(4096, 512)
+    shapes = {"": (16, side, side), " of long rows": (16, side // 32, side * 32)}
+    for kind, (count, rows, columns) in shapes.items():
+        values = np.random.default_rng(0)
+        path = settings.folder / "parts.zcr"
+        tree = {f"layers.{i}.weight": values.random((rows, columns), np.float32) for i in range(count)}
+        zcrecord.save_record(tree, path, durable=False)
+        del tree
+        record = zcrecord.load_record(f"{server.url}/parts.zcr", cache=False)
+        for axis, what in enumerate(("rows", "columns")):
+            if kind and not axis:
+                continue
+            ways: dict[str, dict[str, Any]] = {OURS: {"slices": {"*": shard(0, RANKS, axis)}}, ALL: {}}
+            sent: dict[str, float] = {}
+            for name, options in ways.items():
+                server.forget()
+                load_into(record, "host", **options)
+                sent[name] = server.sent
+            calls = {name: partial(load_into, record, "host", **options) for name, options in ways.items()}
+            repeats = settings.pick(3, 1)
+            seconds = median_seconds(repeats, calls)
+            work = f"{what}{kind} of one rank of {RANKS}, {count} matrices of {path.stat().st_size / 1e9:.1f} GB, HTTP"
+            yield Row(AREA, f"{work}: bytes fetched", "B", sent)
+            yield Row(AREA, work, "s", seconds, samples=repeats)
+        path.unlink()

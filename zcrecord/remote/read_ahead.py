@@ -116,10 +116,14 @@ class ReadAhead:
             raise self._failed
         begun = {row for row, _ in self._digests if not (row in self._running and self._running[row].done)}
         for number, parts in enumerate(self._parts):
-            if any(part.row in begun for part in parts):
+            if any(part.row in begun and part.hi > self._hashed_to(part.row) for part in parts):
                 self._load(number)
         self._held.clear()
         self._memory.check_same()
+
+    def _hashed_to(self, row: PayloadRange) -> int:
+        """Return the offset up to which a payload's bytes are in its running digest."""
+        return self._running[row].at if row in self._running else row.start
 
     def _batch(self, number: int) -> dict[int, memoryview]:
         """Return the bytes of a batch, by offset; it is fetched, or waited for if another thread fetches it."""
