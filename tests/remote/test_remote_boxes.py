@@ -62,6 +62,7 @@ BOXES: dict[str, tuple[Any, int]] = {
 }
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("how", LOADERS)
 @pytest.mark.parametrize("what", BOXES)
 def test_a_box_of_long_rows_brings_its_bytes_and_no_others(server: Server, what: str, how: str) -> None:
@@ -91,6 +92,7 @@ def test_gaps_that_are_fetched_with_the_rows_are_those_of_other_requests() -> No
     assert NEAR == 64 * KIB, "the guide names it"
 
 
+@pytest.mark.exhaustive(keep=2)
 @pytest.mark.parametrize("how", LOADERS)
 def test_boxes_of_several_tensors_share_requests(server: Server, how: str) -> None:
     record = opened(server)
@@ -124,6 +126,7 @@ def test_a_load_of_unchecked_bytes_says_so(server: Server, caplog: pytest.LogCap
     assert all(message.startswith(server.url) for message in told)
 
 
+@pytest.mark.exhaustive(keep=2)
 @pytest.mark.parametrize("how", LOADERS)
 def test_damage_is_found_where_a_box_brings_all_of_its_payload(tmp_path: Path, folder: Path, how: str) -> None:
     data = bytearray((folder / "m.zcr").read_bytes())
@@ -138,6 +141,7 @@ def test_damage_is_found_where_a_box_brings_all_of_its_payload(tmp_path: Path, f
             load(opened(server), how, ["narrow"], slices={"narrow": np.s_[:, :5]})
 
 
+@pytest.mark.exhaustive(keep=2)
 @pytest.mark.parametrize("how", LOADERS)
 def test_a_file_that_is_replaced_while_boxes_are_loaded_is_an_error(server: Server, how: str) -> None:
     record = opened(server)
@@ -151,6 +155,7 @@ def test_a_file_that_is_replaced_while_boxes_are_loaded_is_an_error(server: Serv
         load(record, how, slices={"wide": np.s_[:, :, :70_000]}, max_in_flight=MIB)
 
 
+@pytest.mark.exhaustive(keep=2)
 @pytest.mark.parametrize("how", LOADERS)
 def test_a_box_of_a_split_tensor_reads_the_pieces_that_it_meets(server: Server, how: str) -> None:
     record = opened(server, "split.zcr")
@@ -167,6 +172,7 @@ def test_a_box_of_a_split_tensor_reads_the_pieces_that_it_meets(server: Server, 
     assert server.sent < 2 * index + 8 * 1100
 
 
+@pytest.mark.exhaustive(keep=2)
 @pytest.mark.parametrize("how", LOADERS)
 def test_pieces_that_are_met_whole_are_checked(folder: Path, tmp_path: Path, how: str) -> None:
     for file in folder.glob("split*"):
