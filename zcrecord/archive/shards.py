@@ -91,7 +91,8 @@ class PieceTable:
 
     def pieces(self, number: int) -> range:
         """Return the pieces of a payload."""
-        return range(number, number + 1) if self.first is None else range(*map(int, self.first[number : number + 2]))
+        first = self.first
+        return range(number, number + 1) if first is None else range(int(first[number]), int(first[number + 1]))
 
     def in_file(self, file: int) -> Array:
         """Return the pieces that lie in a file, ascending."""

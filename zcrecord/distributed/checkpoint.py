@@ -64,6 +64,7 @@ class Checkpoint:
         self.tensors: dict[str, int] = dict(zip(names, range(len(names)), strict=True))
         self.metadata: dict[str, Any] = record.metadata
         self._boxes: dict[int, tuple[Array, Array]] = {}
+        self._places: dict[tuple[int, int], tuple[int, int]] = {}
         self._types: dict[int, tuple[DType, int, tuple[int, ...]]] = {}
         self._values: dict[str, tuple[int, int]] | None = None
         self._paths: dict[int, Path] = {0: ()}
@@ -142,9 +143,14 @@ class Checkpoint:
 
     def place(self, box: StoredBox) -> tuple[int, int]:
         """Return the file of a piece, by number, and its payload's number there: in this order they are read."""
-        if isinstance(self.archive, ShardedArchive):
-            return self.archive.box_place(box.tensor, box.piece)
-        return 0, self.archive.row(box.tensor).payload
+        found = self._places.get(box[:2])
+        if found is None:
+            if isinstance(self.archive, ShardedArchive):
+                found = self.archive.box_place(box.tensor, box.piece)
+            else:
+                found = 0, self.archive.row(box.tensor).payload
+            self._places[box[:2]] = found
+        return found
 
     def open_files(self, boxes: Iterable[StoredBox]) -> None:
         """Open the archives that pieces lie in; afterwards these may be removed.

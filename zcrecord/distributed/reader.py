@@ -185,9 +185,11 @@ class CheckpointReading(StorageReader):  # type: ignore[misc]  # mypy takes torc
             what = f"is {dtype} in the checkpoint, and {target.dtype} in the state dict"
             what += "; load it as it is, and convert the model with .to(...) before or after"
             raise MismatchError(what, path=opened.path, tensor=name)
-        source = torch_over(torch, opened.octets(box, verify=self._full), dtype, torch_shape(kind, bits, box.extent))
-        for axis, (start, size) in enumerate(zip(item.storage_offsets, item.lengths, strict=True)):
-            source = source.narrow(axis, start, size)
+        shape = torch_shape(kind, bits, box.extent)
+        source = torch_over(torch, opened.octets(box, verify=self._full), dtype, shape)
+        if tuple(item.lengths) != shape:
+            for axis, (start, size) in enumerate(zip(item.storage_offsets, item.lengths, strict=True)):
+                source = source.narrow(axis, start, size)
         if target.shape != source.shape:
             what = f"a box of shape {tuple(source.shape)} of it is to go into one of {tuple(target.shape)}"
             what += "; the planner gave another tensor than it planned"
