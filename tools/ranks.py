@@ -34,6 +34,7 @@ __all__ = [
     "Sharded",
     "build",
     "checksum",
+    "count",
     "join",
     "leave",
     "load",
@@ -112,8 +113,11 @@ def leave() -> None:
     dist.destroy_process_group()
 
 
-def build(layers: int, width: int, vocabulary: int, sharded: Sharded, filled: bool) -> int:
-    """Make this rank's part of model and optimizer, random or zeros; return the bytes of all ranks together."""
+def build(layers: int, width: int, vocabulary: int, sharded: Sharded, filled: bool, trained: bool = True) -> int:
+    """Make this rank's part of model and optimizer, random or zeros; return the bytes of all ranks together.
+
+    Without `trained` there is no optimizer.
+    """
     import torch
     import torch.distributed as dist
     from torch.distributed.checkpoint.state_dict import get_state_dict
@@ -121,8 +125,9 @@ def build(layers: int, width: int, vocabulary: int, sharded: Sharded, filled: bo
     _kept.clear()
     gc.collect()
     model = _sharded(_model(layers, width, vocabulary), sharded)
-    weights, moments = get_state_dict(model, torch.optim.AdamW(model.parameters()))
-    _kept.update(state={"model": weights, "optim": moments}, model=(layers, width, vocabulary, sharded))
+    weights, moments = get_state_dict(model, torch.optim.AdamW(model.parameters()) if trained else [])
+    state = {"model": weights, "optim": moments} if trained else {"model": weights}
+    _kept.update(state=state, model=(layers, width, vocabulary, sharded))
     total = 0
     for tensor in _tensors():
         total += tensor.nbytes
@@ -177,8 +182,14 @@ def _sharded(model: Any, sharded: Sharded) -> Any:
 def _tensors() -> list[Any]:
     """Return the sharded tensors of the state, the optimizer's among them."""
     state = _kept["state"]
-    moments = [tensor for each in state["optim"]["state"].values() for tensor in each.values() if tensor.dim()]
+    told = state["optim"]["state"].values() if "optim" in state else ()
+    moments = [tensor for each in told for tensor in each.values() if tensor.dim()]
     return [*state["model"].values(), *moments]
+
+
+def count() -> int:
+    """Return the number of sharded tensors."""
+    return len(_tensors())
 
 
 def checksum() -> float:
@@ -222,7 +233,9 @@ def reader(way: str, folder: str) -> Any:
 def _state(way: str) -> dict[str, Any]:
     """Return the state to be saved; without the optimizer's settings for a format of tensors alone."""
     state: dict[str, Any] = _kept["state"]
-    return {**state, "optim": {"state": state["optim"]["state"]}} if way == HUGGING_FACE else state
+    if way != HUGGING_FACE or "optim" not in state:
+        return state
+    return {**state, "optim": {"state": state["optim"]["state"]}}
 
 
 def _settle(emptied: str | None = None) -> None:
@@ -276,18 +289,17 @@ def load(way: str, folder: str) -> dict[str, float]:
 
 
 def load_views(folder: str) -> dict[str, float]:
-    """Load model and moments as views, for tensors on the meta device; return the seconds and the private memory."""
+    """Load the model as views, for one on the meta device; return the seconds, and how private memory grew."""
     import torch
 
     views = importlib.import_module("zcrecord.distributed").load_views
     layers, width, vocabulary, sharded = _kept["model"]
     with torch.device("meta"):
         weights = _sharded(_model(layers, width, vocabulary), sharded).state_dict()
-    moments = {name: {"exp_avg": value, "exp_avg_sq": value} for name, value in weights.items()}
-    like = {"model": weights, "optim": {"state": moments}}
+    _kept.pop("views", None)
     _settle()
     before, start = memory(), time.perf_counter()
-    _kept["views"] = views(folder, like)
+    _kept["views"] = views(folder, {"model": weights})
     seconds = time.perf_counter() - start
     after = memory()
     assert before is not None and after is not None and before.private is not None and after.private is not None

@@ -8,6 +8,7 @@ no settings of the optimizer. Memory is the peak of a rank above what it has bef
 from __future__ import annotations
 
 import pickle
+import shutil
 import statistics
 import time
 from collections.abc import Callable, Iterator
@@ -50,17 +51,14 @@ def run(settings: Settings) -> Iterator[Row]:
         expected = ranks.call("checksum")[0]
         work = f"torch.distributed.checkpoint, {nbytes / 1e9:.1f} GB, 2 ranks"
         yield from _saves(settings, ranks, work, nbytes)
-        yield from _loads(settings, ranks, work, expected)
-        told = _views(settings, ranks)
-        promise = Promise("under", 0.01 * max(nbytes / 1e9, 1))
-        yield Row(AREA, f"{work}: load_views, same layout", "s", {OURS: told["seconds"]}, promise)
-        private = {OURS: told["private"]}
-        yield Row(AREA, f"{work}: load_views, private memory", "B", private, Promise("under", 4 * MIB))
-        for sharded, count in (("columns", 2), ("rows", 4)):
+        yield from _loads(settings, ranks, f"{work}: load, same layout", expected)
+        for sharded, count, layout in (("columns", 2, "rows as columns"), ("rows", 4, "by 4 ranks")):
             if count > 2:
                 ranks.join(count)
             _build(ranks, settings, sharded, filled=False)
-            yield from _loads(settings, ranks, f"{work}, by {sharded} of {count}", expected)
+            yield from _loads(settings, ranks, f"{work}: load, {layout}", expected)
+        ranks.join(2)
+        yield from _views(settings, ranks)
     yield from _metadata(settings)
 
 
@@ -132,15 +130,27 @@ def _loads(settings: Settings, ranks: Ranks, work: str, expected: float) -> Iter
     told = _interleaved(settings, ranks, "load", repeats)
     for peer, limit in ((HUGGING_FACE, 1.1), (FILES, 0.45)):
         seconds = _only("seconds", told, peer)
-        yield Row(AREA, f"{work}: load", "s", seconds, Promise("within", limit, peer), samples=repeats)
+        yield Row(AREA, work, "s", seconds, Promise("within", limit, peer), samples=repeats)
 
 
-def _views(settings: Settings, ranks: Ranks) -> dict[str, float]:
-    """Return the medians of loads of views, after one that is not counted."""
+def _views(settings: Settings, ranks: Ranks) -> Iterator[Row]:
+    """Yield the rows of a model's weights, without an optimizer, as views."""
+    for way in WAYS:
+        shutil.rmtree(_folder(settings, way))
+    size = SMALL if settings.quick else {**MODEL, "width": 768}
+    nbytes = ranks.call("build", sharded="rows", filled=True, trained=False, **size)[0]
+    ranks.call("save", way=OURS, folder=_folder(settings, OURS), durable=False)
     told: list[dict[str, float]] = []
-    for _ in range(1 + settings.pick(9, 1)):
+    repeats = settings.pick(15, 1)
+    for _ in range(1 + repeats):
         _slowest(ranks, "load_views", told, folder=_folder(settings, OURS))
-    return {figure: statistics.median(one[figure] for one in told[1:]) for figure in told[0]}
+    medians = {figure: statistics.median(one[figure] for one in told[1:]) for figure in told[0]}
+    gigabytes, count = nbytes / 1e9, ranks.call("count")[0]
+    what = f"torch.distributed.checkpoint, {gigabytes:.1f} GB of {count} weights, 2 ranks: load_views"
+    promise = Promise("under", 0.01 * max(gigabytes, 1))
+    yield Row(AREA, what, "s", {OURS: medians["seconds"]}, promise, samples=repeats)
+    private = {OURS: medians["private"]}
+    yield Row(AREA, f"{what}, private memory", "B", private, Promise("under", MIB), samples=repeats)
 
 
 # -- a million chunks ------------------------------------------------------------------------------------------------

@@ -28,11 +28,11 @@ from .folder import catalogue_of
 from .join import FLAT, OBJECTS, PATHS, PLANNER_DATA
 from .values import PICKLED, Path, PickledValue, path_from_text
 
-_FEW = 64  # boxes that are compared one by one
 __all__ = ["Checkpoint", "PathsByName", "StoredBox"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 _LONGER = 1 << 16  # items of lists that have no name, such as empty dicts
+_FEW = 64  # boxes that are compared one by one
 
 
 class StoredBox(NamedTuple):
