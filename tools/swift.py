@@ -1,7 +1,7 @@
 """The tests that need an S3 server, against OpenStack Swift, a real one, instead of moto's.
 
     python -m tools.swift                                # what writes to buckets, and reads from them
-    python -m tools.swift tests/distributed -k s3        # any other tests
+    python -m tools.swift tests/distributed/test_checkpoint_urls.py
 
 Swift comes from PyPI, into a scratch folder, and runs there on one disk: proxy, account, container and object server.
 The folder's file system has to have extended attributes.
@@ -24,7 +24,12 @@ from tools.worker import ROOT
 
 __all__ = ["TESTS", "main"]
 
-TESTS = ("tests/storage/test_uploads.py", "tests/remote/test_remote_s3.py", "tests/cli/test_command_line_urls.py")
+TESTS = (
+    "tests/storage/test_uploads.py",
+    "tests/remote/test_remote_s3.py",
+    "tests/cli/test_command_line_urls.py",
+    "tests/distributed/test_checkpoint_urls.py",
+)
 SECONDS = 30  # until all servers answer
 USER, SECRET = "test:tester", "testing"
 
@@ -90,7 +95,7 @@ def _serving(folder: Path) -> Iterator[str]:
             settings.write_text(COMMON.format(port=port, folder=folder, user=user) + own)
             if name != "proxy":
                 _make_ring(folder, name, port)
-            command = [folder / f"venv/bin/swift-{name}-server", settings]
+            command: list[str | Path] = [folder / f"venv/bin/swift-{name}-server", settings]
             running.append(subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL))
         _wait(f"http://127.0.0.1:{ports['proxy']}/healthcheck")
         yield f"127.0.0.1:{ports['proxy']}"
@@ -105,7 +110,7 @@ def _make_ring(folder: Path, name: str, port: int) -> None:
     """Write the ring of one kind of server: one replica on the one disk."""
     steps = (["create", "4", "1", "1"], ["add", f"r1z1-127.0.0.1:{port}/disk", "1"], ["rebalance"])
     for step in steps:
-        command = [folder / "venv/bin/swift-ring-builder", folder / f"{name}.builder", *step]
+        command: list[str | Path] = [folder / "venv/bin/swift-ring-builder", folder / f"{name}.builder", *step]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
 
 

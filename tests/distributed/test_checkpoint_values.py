@@ -291,7 +291,7 @@ def test_the_folder_is_named_by_the_save_or_by_the_writer(tmp_path: Path) -> Non
     dcp.load(out, storage_reader=reader, checkpoint_id=str(tmp_path / "b"), no_dist=True)
     assert out == {"n": 2} and reader.checkpoint_id == str(tmp_path / "b")
     assert isinstance(writer, dcp.StorageWriter) and isinstance(reader, dcp.StorageReader)
-    assert type(writer).validate_checkpoint_id(tmp_path) and not type(writer).validate_checkpoint_id("s3://b/c")
+    assert type(writer).validate_checkpoint_id(tmp_path) and type(writer).validate_checkpoint_id("s3://b/c")
     assert type(reader).validate_checkpoint_id(tmp_path / "b")
     assert not type(reader).validate_checkpoint_id(tmp_path / "none")
     nowhere = ZcrStorageWriter()
@@ -309,9 +309,9 @@ def test_a_level_of_verification_that_is_none_is_refused(tmp_path: Path) -> None
         ZcrStorageReader(tmp_path, verify=cast(Any, "all"))
 
 
-def test_a_url_and_a_save_without_collectives_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(UnsupportedError, match="s3://bucket/x: a checkpoint is saved to a folder"):
-        ZcrStorageWriter("s3://bucket/x")
+def test_a_url_that_is_only_read_and_a_save_without_collectives_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedError, match="https://host/x: HTTP servers are for reading"):
+        ZcrStorageWriter("https://host/x")
     with pytest.raises(UnsupportedError, match="use_collectives=True"):
         dcp.save({"n": 1}, storage_writer=ZcrStorageWriter(tmp_path), no_dist=True, use_collectives=False)
 

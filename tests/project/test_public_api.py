@@ -221,7 +221,7 @@ zcrecord.compat.safetensors.torch.storage_size(tensor: Any) -> int
 zcrecord.distributed.ZcrStorageReader(path: Any = None, *, verify: Literal['index', 'full'] = 'index',
     allow_pickle: bool = False, storage_options: Mapping[str, Any] | None = None)
 zcrecord.distributed.ZcrStorageWriter(path: Any = None, *, durable: bool = True, digest: str | None = 'xxh3',
-    alignment: int = 64)
+    alignment: int = 64, storage_options: Mapping[str, Any] | None = None)
 zcrecord.distributed.consolidate(path: str | os.PathLike[str], dest: str | os.PathLike[str] | Binary, *,
     force: bool = False, alignment: int = 64, durable: bool = True, max_shard_size: int | None = None,
     progress: Progress | None = None, storage_options: Mapping[str, Any] | None = None) -> ConvertReport

@@ -1,4 +1,4 @@
-"""The folder of a checkpoint: every operation on files that a save of many ranks needs.
+"""The folder of a checkpoint, on a disk or behind a URL: every operation on files that a save of many ranks needs.
 
     checkpoint.zcr                                        the catalogue; replacing it is what commits a save
     checkpoint~0123456789abcdef-00003-of-00008.zcr        the archive of one rank and one save; never overwritten
@@ -12,21 +12,43 @@ import contextlib
 import os
 import re
 import secrets
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
-from zcrecord.errors import SourceError, SourceNotFoundError, UnsupportedError
+from zcrecord.errors import SourceError, SourceNotFoundError
+from zcrecord.storage import uploads
 from zcrecord.storage.files import is_url, open_sink, path_of, refusals, sync_folder
 from zcrecord.storage.folders import archive_in
-from zcrecord.storage.scratch import remove_unnamed, shard_pattern
+from zcrecord.storage.scratch import MOST_OF_CATALOGUE, remove_unnamed, shard_pattern
 from zcrecord.storage.sink import Sink
+from zcrecord.storage.urls import redacted
 from zcrecord.writing.catalogue import write_catalogue
 
-__all__ = ["CATALOGUE", "CheckpointFolder", "catalogue_of"]
+__all__ = ["CATALOGUE", "CheckpointFolder", "CheckpointPrefix", "catalogue_of", "checkpoint_folder", "shard_name"]
 
 CATALOGUE = "checkpoint.zcr"
 _SHARD = re.compile(shard_pattern(CATALOGUE))
+
+
+def checkpoint_folder(
+    path: Any, *, durable: bool, options: Mapping[str, Any] | None = None
+) -> CheckpointFolder | CheckpointPrefix:
+    """Return the folder at a path, or behind a URL.
+
+    Args:
+        durable: fsync files and folder on a disk, so that they survive power loss.
+        options: for fsspec, if it is a URL.
+
+    Raises:
+        UnsupportedError: it is neither; or a URL that is not written to. DependencyError: a package is missing.
+    """
+    if is_url(path):
+        local = uploads.local_path(path, options)
+        if local is None:
+            return CheckpointPrefix(path, options)
+        path = local
+    return CheckpointFolder(path, durable=durable)
 
 
 class CheckpointFolder:
@@ -37,13 +59,10 @@ class CheckpointFolder:
         durable: fsync files and folder, so that they survive power loss.
 
     Raises:
-        UnsupportedError: a URL, or no path.
+        UnsupportedError: no path.
     """
 
     def __init__(self, path: Any, *, durable: bool) -> None:
-        if is_url(path):
-            what = "a checkpoint is saved to a folder; name one, and copy it to the URL"
-            raise UnsupportedError(what, path=path)
         self.path, self._durable = path_of(path), durable
         self._catalogue = os.path.join(self.path, CATALOGUE)
 
@@ -76,10 +95,9 @@ class CheckpointFolder:
         with refusals(self.path):
             return {name for name in os.listdir(self.path) if _SHARD.fullmatch(name)}
 
-    def shard_name(self, rank: int, count: int) -> str:
-        """Return a new name for the archive of a rank, 0 the first, of so many."""
-        stem = CATALOGUE.removesuffix(".zcr")
-        return f"{stem}~{secrets.token_hex(8)}-{rank + 1:05}-of-{max(count, rank + 1):05}.zcr"
+    def version(self) -> str | None:
+        """Return None: a path has no versions, and one save at a time may run for a folder."""
+        return None
 
     def new_shard(self, name: str) -> AbstractContextManager[Sink]:
         """Return a sink for a new file of this name, which appears, whole, when the block ends without an exception.
@@ -89,7 +107,7 @@ class CheckpointFolder:
         """
         return open_sink(os.path.join(self.path, name), durable=self._durable)
 
-    def replace_catalogue(self, tree: dict[str, Any], kind: int) -> None:
+    def replace_catalogue(self, tree: dict[str, Any], kind: int, _version: str | None) -> None:
         """Replace the catalogue, given as the tree of its tables, in one step; remove scratch files of dead writers.
 
         Raises:
@@ -108,6 +126,105 @@ class CheckpointFolder:
         """Remove archives of a save that failed, but for those that the catalogue names by now."""
         with contextlib.suppress(OSError):
             remove_unnamed(self._catalogue, names)
+
+
+class CheckpointPrefix:
+    """A folder behind a URL that checkpoints are saved to, with the methods of `CheckpointFolder`.
+
+    Of two saves at one time the second fails: it finds that the catalogue is no longer the one that it is to replace.
+
+    Args:
+        url: of the folder, of any kind that `storage.uploads` writes to.
+        options: for fsspec's file system.
+
+    Raises:
+        UnsupportedError, DependencyError: those of `uploads.connected`.
+    """
+
+    def __init__(self, url: str, options: Mapping[str, Any] | None) -> None:
+        self.path, self._options = url.rstrip("/"), options
+        uploads.connected(self.path, options)
+        self._catalogue = f"{self.path}/{CATALOGUE}"
+
+    def make(self) -> None:
+        """Make the folder, if it is of a file system that has any: prefixes of object stores need not be made.
+
+        Raises:
+            SourceError: the store reports an error.
+        """
+        fs, path = uploads.connected(self.path, self._options)
+        if uploads.has_folders(fs):
+            with uploads.store_refusals(redacted(self.path), "cannot be made"):
+                fs.makedirs(path, exist_ok=True)
+
+    def shards(self) -> set[str]:
+        """Return the names of the archives of ranks that are there, of whatever save.
+
+        Raises:
+            SourceError: the store reports an error.
+        """
+        fs, path = uploads.connected(self.path, self._options)
+        with uploads.store_refusals(redacted(self.path), "cannot be listed"):
+            fs.invalidate_cache(path)
+            try:
+                found = fs.ls(path, detail=False)
+            except FileNotFoundError:
+                return set()
+        names = (name.rstrip("/").rpartition("/")[2] for name in found)
+        return {name for name in names if _SHARD.fullmatch(name)}
+
+    def version(self) -> str | None:
+        """Return the version of the catalogue that is there, "" if there is none, None if the store has no versions.
+
+        Raises:
+            SourceError: the store reports an error.
+        """
+        return uploads.version_at(self._catalogue, self._options)
+
+    def new_shard(self, name: str) -> AbstractContextManager[Sink]:
+        """Return a sink for a new file of this name, which appears, whole, when the block ends without an exception.
+
+        Raises:
+            SourceError: the store reports an error.
+        """
+        return uploads.upload(f"{self.path}/{name}", self._options)
+
+    def replace_catalogue(self, tree: dict[str, Any], kind: int, version: str | None) -> None:
+        """Replace the catalogue, given as the tree of its tables, in one step, if it is of this version.
+
+        Raises:
+            SourceError: another save has replaced it; or the store reports an error.
+        """
+        write_catalogue(tree, self._catalogue, kind=kind, durable=True, options=self._options, replaces=version)
+
+    def remove(self, names: Iterable[str]) -> None:
+        """Remove archives of ranks that nothing names any more; failures are left to the next save."""
+        fs, path = uploads.connected(self.path, self._options)
+        for name in names:
+            if _SHARD.fullmatch(name):
+                with contextlib.suppress(Exception):  # file systems raise exceptions of any class
+                    fs.rm_file(f"{path}/{name}")
+
+    def take_back(self, names: Iterable[str]) -> None:
+        """Remove archives of a save that failed, but for those that the catalogue names by now."""
+        fs, path = uploads.connected(self.path, self._options)
+        names, start = list(names), b""
+        if sum(map(len, names)) > MOST_OF_CATALOGUE // 4:  # more than the start of a catalogue may tell
+            return
+        try:
+            fs.invalidate_cache(path)
+            start = fs.cat_file(f"{path}/{CATALOGUE}", start=0, end=MOST_OF_CATALOGUE)
+        except FileNotFoundError:
+            pass
+        except Exception:  # nobody knows what it names
+            return
+        self.remove(name for name in names if name.encode() not in start)
+
+
+def shard_name(rank: int, count: int) -> str:
+    """Return a new name for the archive of a rank, 0 the first, of so many."""
+    stem = CATALOGUE.removesuffix(".zcr")
+    return f"{stem}~{secrets.token_hex(8)}-{rank + 1:05}-of-{max(count, rank + 1):05}.zcr"
 
 
 def catalogue_of(path: Any) -> str:

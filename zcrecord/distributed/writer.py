@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import functools
 import io
+import os
+from collections.abc import Mapping
 from math import prod
 from typing import TYPE_CHECKING, Any
 
@@ -17,9 +19,8 @@ from zcrecord.codec.entries import digest_kind
 from zcrecord.codec.layout import ALIGNMENT, check_alignment
 from zcrecord.errors import RecordError, UnsupportedError
 from zcrecord.frameworks.torch import import_torch
-from zcrecord.storage.files import is_url
 
-from .folder import CheckpointFolder
+from .folder import CheckpointFolder, CheckpointPrefix, checkpoint_folder, shard_name
 from .join import joined
 from .rank_archive import Chunk, RankReport, RankWriter
 from .values import PickledValue, is_plain, paths_of
@@ -63,44 +64,55 @@ class CheckpointWriting(StorageWriter):  # type: ignore[misc]  # mypy takes torc
     float, str, bytes and lists, tuples and dicts of these are attributes; all other objects the bytes of torch.save.
 
     Args:
-        path: the folder; made if it is not there. None if each `dcp.save` gives a `checkpoint_id`.
+        path: the folder, or a URL of one (see the guide of URLs); made if it is not there. None if each `dcp.save`
+            gives a `checkpoint_id`.
         durable: fsync files and folder, so that a finished checkpoint survives power loss.
         digest: 'xxh3' for a checksum of each chunk; 'none' for none.
         alignment: of every chunk in bytes, a power of two from 16 to 65536. Those of 1 MiB and more lie on 16384.
+        storage_options: for fsspec, if `path` is a URL: credentials, the endpoint of an S3 server.
 
     Raises:
-        DependencyError: torch is not installed. LimitError: another digest or alignment. UnsupportedError: a URL.
+        DependencyError: torch is not installed, or what a URL needs. LimitError: another digest or alignment.
+        UnsupportedError: a URL that is not written to.
 
     Errors of a save, in CheckpointException: SourceError, UnsupportedError for a tensor that no archive holds,
     MismatchError for chunks that do not fit together.
     """
 
     def __init__(
-        self, path: Any = None, *, durable: bool = True, digest: str | None = "xxh3", alignment: int = ALIGNMENT
+        self,
+        path: Any = None,
+        *,
+        durable: bool = True,
+        digest: str | None = "xxh3",
+        alignment: int = ALIGNMENT,
+        storage_options: Mapping[str, Any] | None = None,
     ) -> None:
         import_torch()
         super().__init__()
         digest_kind(digest)
         self._durable, self._digest, self._alignment = durable, digest, check_alignment(alignment)
         self._path: Any = None
+        self._options = storage_options
         self._rank, self._coordinates = 0, True
         self._before: set[str] = set()
+        self._version: str | None = None
         self.reset(path)
 
     @property
     def checkpoint_id(self) -> Any:
-        """The folder."""
+        """The folder, or its URL."""
         return self._path
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: Any) -> bool:
-        """Return True for a path; a URL is none."""
-        return not is_url(checkpoint_id)
+        """Return True for a path or a URL."""
+        return isinstance(checkpoint_id, str | os.PathLike)
 
     def reset(self, checkpoint_id: Any = None) -> None:
         """Set the folder of the next save, if one is given."""
         if checkpoint_id is not None:
-            CheckpointFolder(checkpoint_id, durable=self._durable)
+            checkpoint_folder(checkpoint_id, durable=self._durable, options=self._options)
             self._path = checkpoint_id
 
     def storage_meta(self) -> Any:
@@ -125,7 +137,7 @@ class CheckpointWriting(StorageWriter):  # type: ignore[misc]  # mypy takes torc
         folder = self._folder()
         folder.make()
         if self._coordinates:
-            self._before = folder.shards()
+            self._before, self._version = folder.shards(), folder.version()
         return plan
 
     def prepare_global_plan(self, plans: list[Any]) -> list[Any]:
@@ -160,7 +172,7 @@ class CheckpointWriting(StorageWriter):  # type: ignore[misc]  # mypy takes torc
             for item, chunk in chunks:
                 out.add(chunk, planner.resolve_data(item))
             return out.finish("", values)
-        name = folder.shard_name(self._rank, _world_size(torch))
+        name = shard_name(self._rank, _world_size(torch))
         with folder.new_shard(name) as sink:
             out = RankWriter(torch, sink, names, **options)
             for item, chunk in chunks:
@@ -183,17 +195,17 @@ class CheckpointWriting(StorageWriter):  # type: ignore[misc]  # mypy takes torc
         try:
             options: dict[str, Any] = {"alignment": self._alignment, "digest": self._digest}
             tree = joined(reports, planner_data, planner_bytes, **options)
-            folder.replace_catalogue(tree, digest_kind(self._digest))
+            folder.replace_catalogue(tree, digest_kind(self._digest), self._version)
         except BaseException as error:
             folder.take_back(new)
             raise (error.located(path=folder.path) if isinstance(error, RecordError) else error) from error.__cause__
         folder.remove(self._before - new)
 
-    def _folder(self) -> CheckpointFolder:
+    def _folder(self) -> CheckpointFolder | CheckpointPrefix:
         if self._path is None:
             what = "no folder to save to was given: ZcrStorageWriter(path), or dcp.save(checkpoint_id=)"
             raise UnsupportedError(what)
-        return CheckpointFolder(self._path, durable=self._durable)
+        return checkpoint_folder(self._path, durable=self._durable, options=self._options)
 
 
 def _chunk_of(item: Any) -> Chunk:

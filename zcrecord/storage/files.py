@@ -242,14 +242,20 @@ def check_destination(
 
 @contextlib.contextmanager
 def open_sink(
-    dest: Any, *, durable: bool = True, like: str | None = None, options: Mapping[str, Any] | None = None
+    dest: Any,
+    *,
+    durable: bool = True,
+    like: str | None = None,
+    options: Mapping[str, Any] | None = None,
+    replaces: str | None = None,
 ) -> Iterator[Sink]:
     """Yield a sink for a path, a URL or a binary file object.
 
     A path gets a scratch file beside it, which replaces the file there only when the block ends without an exception,
     and is removed otherwise: the path holds the old file or the new one, whole. `durable` adds an fsync of the file
     and of its folder. A symbolic link keeps pointing where it did; a device or a pipe is written to directly.
-    `uploads` does the same for a URL, with `options` for fsspec; its sink cannot be read back.
+    `uploads` does the same for a URL, with `options` for fsspec, and replaces only the version that `replaces` names,
+    if it is given; its sink cannot be read back.
 
     Raises:
         SourceError: the file system, or the store, reports an error; `errno` says how.
@@ -263,7 +269,7 @@ def open_sink(
         from . import uploads  # here, because few destinations are URLs
 
         if (local := uploads.local_path(dest, options)) is None:
-            with uploads.upload(dest, options) as uploaded:
+            with uploads.upload(dest, options, replaces=replaces) as uploaded:
                 yield uploaded
             return
         dest = local

@@ -12,13 +12,15 @@ import re
 import stat
 from collections.abc import Iterable, Iterator
 
-__all__ = ["note_of", "one_at_a_time", "remove_unnamed", "scratch_file", "shard_pattern"]
+__all__ = ["MOST_OF_CATALOGUE", "note_of", "one_at_a_time", "remove_unnamed", "scratch_file", "shard_pattern"]
 
 _SUFFIX = ".zcr-scratch"
 _LONGEST = 200  # bytes of a name that its scratch file's begins with
 _TRIES = 16  # to make a file that no other process removes before it is locked
 _NOTE = b"zcrecord shards\n"  # the start of a note; names follow, a line each
-_MOST = 1 << 22  # bytes of a note that are read, and of a catalogue, whose first payload has the names of its shards
+MOST_OF_CATALOGUE = (
+    1 << 22
+)  # bytes of a note that are read, and of a catalogue, whose first payload has the names of its shards
 _MORE = sum(getattr(os, name, 0) for name in ("O_BINARY", "O_CLOEXEC"))
 
 
@@ -148,13 +150,13 @@ def remove_unnamed(path: str, names: Iterable[str]) -> None:
         OSError: the catalogue cannot be read; nothing was removed.
     """
     names = list(names)
-    if sum(map(len, names)) > _MOST // 4:  # more than the start of a catalogue may tell
+    if sum(map(len, names)) > MOST_OF_CATALOGUE // 4:  # more than the start of a catalogue may tell
         return
     folder, name = os.path.split(path)
     ours = re.compile(shard_pattern(name))
     start = b""
     with contextlib.suppress(FileNotFoundError), open(path, "rb") as file:
-        start = file.read(_MOST)
+        start = file.read(MOST_OF_CATALOGUE)
     for shard in names:
         if ours.fullmatch(shard) and shard.encode() not in start:
             with contextlib.suppress(OSError):
@@ -193,7 +195,7 @@ def _remove_dead(scratch: str, path: str) -> None:
     try:
         status = os.fstat(fd)
         if stat.S_ISREG(status.st_mode) and _lock(fd):
-            start = os.read(fd, _MOST if status.st_size <= _MOST else len(_NOTE))
+            start = os.read(fd, MOST_OF_CATALOGUE if status.st_size <= MOST_OF_CATALOGUE else len(_NOTE))
             if start.startswith(_NOTE) and status.st_uid == os.geteuid():
                 remove_unnamed(path, start[len(_NOTE) :].decode(errors="replace").split("\n"))
             os.unlink(scratch)

@@ -27,9 +27,7 @@ from .urls import connect, protocols_of, redacted, said, version_tag
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
-__all__ = ["ANY", "check_new", "local_path", "part_size", "upload", "version_at"]
-
-ANY = "*"  # in the place of a version: whatever is there, or nothing
+__all__ = ["check_new", "connected", "has_folders", "local_path", "part_size", "store_refusals", "upload", "version_at"]
 
 _PART = 16 << 20  # bytes of a part, while few are needed
 _GROWTH = 112 << 10  # bytes by which each part exceeds the one before, so that 10,000 hold 5 TiB
@@ -64,7 +62,7 @@ def local_path(url: str, options: Mapping[str, Any] | None) -> str | None:
         DependencyError: fsspec, or the package it needs, is not installed. UnsupportedError: it knows no such URL, or
             the options are no mapping.
     """
-    fs, path = _connected(url, options)
+    fs, path = connected(url, options)
     return path if {"file", "local"} & {*protocols_of(fs)} else None
 
 
@@ -74,23 +72,23 @@ def check_new(url: str, options: Mapping[str, Any] | None, force: bool) -> None:
     Raises:
         DestinationExistsError: there is. SourceError: the store does not tell.
     """
-    if not force and version_at(url, options):
+    if not force and version_at(url, options) != "":
         raise DestinationExistsError("exists already; force=True replaces it", path=redacted(url))
 
 
-def version_at(url: str, options: Mapping[str, Any] | None) -> str:
-    """Return the version of the file at a URL, for `upload`; "" if there is none, ANY if the store has no versions.
+def version_at(url: str, options: Mapping[str, Any] | None) -> str | None:
+    """Return the version of the file at a URL, for `upload`; "" if there is none, None if the store has no versions.
 
     Raises:
         SourceError: the store does not tell.
     """
-    fs, path = _connected(url, options)
-    with _refusals(redacted(url), "cannot read"):
+    fs, path = connected(url, options)
+    with store_refusals(redacted(url), "cannot read"):
         return _version(fs, path)
 
 
 @contextlib.contextmanager
-def upload(url: str, options: Mapping[str, Any] | None = None, *, replaces: str = ANY) -> Iterator[Sink]:
+def upload(url: str, options: Mapping[str, Any] | None = None, *, replaces: str | None = None) -> Iterator[Sink]:
     """Yield a sink that is published at a URL, whole, when the block ends without an exception.
 
     Otherwise what was sent is removed, and the URL has what it had. Memory: five parts of 16 MiB at the most, and two
@@ -98,14 +96,14 @@ def upload(url: str, options: Mapping[str, Any] | None = None, *, replaces: str 
 
     Args:
         options: for fsspec's file system, as `load_record` takes them in `storage_options`.
-        replaces: the version that is to be replaced, as `version_at` gives it; "" if none may be there. The store
-            compares it as it publishes, if it is S3; else it is compared just before.
+        replaces: the version that is to be replaced, as `version_at` gives it; "" if none may be there, None for any.
+            It is compared just before; S3 compares it, too, as it publishes.
 
     Raises:
         SourceError: the store reports an error, after the tries of its own client; or another version is there.
         UnsupportedError: the URL is none that is written to. DependencyError: a package is missing.
     """
-    fs, path = _connected(url, options)
+    fs, path = connected(url, options)
     shown = redacted(url)
     if url.endswith("/") or not path:
         raise SourceError("names a folder; name a file in it", path=shown)
@@ -118,7 +116,12 @@ def upload(url: str, options: Mapping[str, Any] | None = None, *, replaces: str 
         raise
 
 
-def _connected(url: str, options: Mapping[str, Any] | None) -> tuple[Any, str]:
+def connected(url: str, options: Mapping[str, Any] | None) -> tuple[Any, str]:
+    """Return fsspec's file system for a URL to write to, and the path in it.
+
+    Raises:
+        UnsupportedError: the URL is none that is written to. DependencyError: a package is missing.
+    """
     if "::" in url.partition("://")[0]:
         what = "chained URLs are for reading; write to the last one of them"
         raise UnsupportedError(what, path=redacted(url))
@@ -131,7 +134,7 @@ def _connected(url: str, options: Mapping[str, Any] | None) -> tuple[Any, str]:
     return fs, path
 
 
-def _version(fs: Any, path: str) -> str:
+def _version(fs: Any, path: str) -> str | None:
     fs.invalidate_cache(path)
     try:
         found = fs.info(path)
@@ -139,11 +142,11 @@ def _version(fs: Any, path: str) -> str:
         return ""
     if found.get("type") == "directory":
         raise IsADirectoryError("is a folder")
-    return version_tag(found) or ANY
+    return version_tag(found)
 
 
 @contextlib.contextmanager
-def _refusals(shown: str, what: str) -> Iterator[None]:
+def store_refusals(shown: str, what: str) -> Iterator[None]:
     """Raise exceptions of a store, which may be of any class, as one typed error."""
     try:
         yield
@@ -207,14 +210,14 @@ class _UploadSink:
             what = f"takes more than {_MOST_PARTS} parts of an upload; write to a file, and upload that"
             raise SourceError(what, path=self._shown)
         part, self._part = self._part, bytearray()
-        with _refusals(self._shown, "cannot write, and what was there is untouched"):
+        with store_refusals(self._shown, "cannot write, and what was there is untouched"):
             self._upload.put(part)
         self._number += 1
         self._room = part_size(self._number, self._total, fixed=self._upload.fixed)
 
     def commit(self) -> None:
         """Send the rest, and publish the whole."""
-        with _refusals(self._shown, "cannot write"):
+        with store_refusals(self._shown, "cannot write"):
             self._upload.commit(self._part)
 
     def discard(self, reason: BaseException) -> None:
@@ -245,6 +248,11 @@ class _UploadSink:
         return 0, False
 
 
+def has_folders(fs: Any) -> bool:
+    """Return True for a file system that renames, and so has folders that have to be made."""
+    return _kind(fs) is _RenamedUpload
+
+
 def _kind(fs: Any) -> Any:
     """Return the kind of upload for a file system."""
     from fsspec import AbstractFileSystem
@@ -267,11 +275,11 @@ class _CheckedUpload:
 
     fixed = False
 
-    def __init__(self, fs: Any, path: str, replaces: str) -> None:
+    def __init__(self, fs: Any, path: str, replaces: str | None) -> None:
         self._fs, self._path, self._replaces = fs, path, replaces
 
     def _check(self) -> None:
-        if self._replaces != ANY and _version(self._fs, self._path) != self._replaces:
+        if self._replaces is not None and _version(self._fs, self._path) != self._replaces:
             raise _replaced()
 
 
@@ -282,14 +290,14 @@ class _MultipartUpload(_CheckedUpload):
     them.
     """
 
-    def __init__(self, fs: Any, path: str, replaces: str) -> None:
+    def __init__(self, fs: Any, path: str, replaces: str | None) -> None:
         super().__init__(fs, path, replaces)
         bucket, key, _ = fs.split_path(path)
         if not key:
             raise UnsupportedError("names a bucket; name an object in it", path=path)
         self.fixed = bool(getattr(fs, "fixed_upload_size", False))
         self._place = {"Bucket": bucket, "Key": key}
-        self._condition = {} if replaces == ANY else {"IfMatch": replaces} if replaces else {"IfNoneMatch": "*"}
+        self._condition = {} if replaces is None else {"IfMatch": replaces} if replaces else {"IfNoneMatch": "*"}
         self._id: dict[str, str] = {}
         self._sent: list[Future[dict[str, Any]]] = []
         self._waiting: deque[Future[dict[str, Any]]] = deque()
@@ -378,7 +386,7 @@ def _code(error: Exception) -> str:
 class _ResumableUpload(_CheckedUpload):
     """A resumable upload of Google Cloud Storage, by the file object of gcsfs."""
 
-    def __init__(self, fs: Any, path: str, replaces: str) -> None:
+    def __init__(self, fs: Any, path: str, replaces: str | None) -> None:
         super().__init__(fs, path, replaces)
         self._file = fs.open(path, "wb", block_size=_PART, autocommit=False)
 
@@ -405,7 +413,7 @@ class _ResumableUpload(_CheckedUpload):
 class _RenamedUpload(_CheckedUpload):
     """A scratch file beside the place, which is renamed."""
 
-    def __init__(self, fs: Any, path: str, replaces: str) -> None:
+    def __init__(self, fs: Any, path: str, replaces: str | None) -> None:
         super().__init__(fs, path, replaces)
         folder, slash, name = path.rpartition("/")
         self._scratch = f"{folder}{slash}.{name}.{os.urandom(6).hex()}.zcr-scratch"
@@ -440,7 +448,7 @@ class _RenamedUpload(_CheckedUpload):
 class _WholeUpload(_CheckedUpload):
     """A scratch file on this machine, which is sent by one call."""
 
-    def __init__(self, fs: Any, path: str, replaces: str) -> None:
+    def __init__(self, fs: Any, path: str, replaces: str | None) -> None:
         super().__init__(fs, path, replaces)
         import tempfile  # here, because few stores need it
 

@@ -6,7 +6,7 @@ say in which file each payload of that index lies, and which box of a tensor eac
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -217,13 +217,23 @@ def catalogue_tree(whole: WholeRecord, shards: Sequence[WrittenShard]) -> dict[s
     return tree
 
 
-def write_catalogue(tree: dict[str, Any], path: str, *, kind: int, durable: bool) -> SaveReport:
-    """Write a catalogue, given as the tree of its tables, to a path; whole or not at all.
+def write_catalogue(
+    tree: dict[str, Any],
+    path: str,
+    *,
+    kind: int,
+    durable: bool,
+    options: Mapping[str, Any] | None = None,
+    replaces: str | None = None,
+) -> SaveReport:
+    """Write a catalogue, given as the tree of its tables, to a path or a URL; whole or not at all.
+
+    `options` and `replaces` are those of `open_sink`.
 
     Raises:
-        SourceError: the file system reports an error.
+        SourceError: the file system, or the store, reports an error.
     """
     flat = flatten.flatten(tree)
     flat.modules[0] = flat.modules[0]._replace(type_name=CATALOGUE_TYPE)
-    with open_sink(path, durable=durable) as sink:
+    with open_sink(path, durable=durable, options=options, replaces=replaces) as sink:
         return write_plan(sink, flat, plan_sharing(flat.values), alignment=ALIGNMENT, kind=kind)

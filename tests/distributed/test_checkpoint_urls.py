@@ -1,0 +1,145 @@
+"""Checkpoints in a bucket, or behind any URL that fsspec writes to: the catalogue commits them there, too."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.api import CheckpointException
+
+import zcrecord
+from zcrecord.distributed import ZcrStorageReader, ZcrStorageWriter
+from zcrecord.errors import SourceError
+
+if TYPE_CHECKING:
+    from buckets import S3
+
+pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is (disabled|unavailable)")
+
+FOLDER = "s3://bucket/run/7"
+CATALOGUE = f"{FOLDER}/checkpoint.zcr"
+
+
+def state(value: float) -> dict[str, Any]:
+    return {"w": torch.full((3, 4), value), "b": torch.full((5,), value, dtype=torch.bfloat16), "step": int(value)}
+
+
+def save(s3: S3, value: float, folder: str = FOLDER) -> None:
+    dcp.save(state(value), storage_writer=ZcrStorageWriter(folder, storage_options=s3.options), no_dist=True)
+
+
+def loaded(options: Any, folder: str = FOLDER) -> float:
+    """Return the value of the checkpoint that is there, whole."""
+    found = state(-1)
+    dcp.load(found, storage_reader=ZcrStorageReader(folder, storage_options=options), no_dist=True)
+    [value] = {*found["w"].flatten().tolist(), *found["b"].tolist(), found["step"]}
+    return float(value)
+
+
+def names(s3: S3) -> list[str]:
+    """Return the objects of the checkpoint, without random tags."""
+    found = s3.file_system().find("bucket/run/7")
+    return sorted(re.sub("~[0-9a-f]{16}", "~", os.path.basename(name)) for name in found)
+
+
+WHOLE = ["checkpoint.zcr", "checkpoint~-00001-of-00001.zcr"]
+
+
+def test_a_checkpoint_is_saved_to_a_bucket_and_replaced(s3: S3) -> None:
+    for value in (1, 2):
+        save(s3, value)
+        assert loaded(s3.options) == value
+        assert names(s3) == WHOLE
+    record = zcrecord.load_record(CATALOGUE, storage_options=s3.options, verify="full")
+    assert record["w"].sum() == 24
+    assert loaded(s3.options, CATALOGUE) == 2
+
+
+def test_the_catalogue_is_sent_last_and_the_old_files_go_after_it(s3: S3) -> None:
+    save(s3, 1)
+    s3.requests.clear()
+    save(s3, 2)
+    made = [request for request in s3.requests if not request.startswith(("GET", "HEAD"))]
+    assert [re.sub("~[0-9a-f]{16}", "~", request) for request in made] == [
+        "PUT /bucket/run/7/checkpoint~-00001-of-00001.zcr",
+        "PUT /bucket/run/7/checkpoint.zcr",
+        "DELETE /bucket/run/7/checkpoint~-00001-of-00001.zcr",
+    ]
+
+
+@pytest.mark.parametrize("broken", ["PUT .*~", "PUT .*/checkpoint.zcr", "GET .*prefix", "HEAD .*/checkpoint.zcr"])
+def test_a_save_that_fails_leaves_the_old_checkpoint_and_none_of_its_own_files(s3: S3, broken: str) -> None:
+    save(s3, 1)
+    s3.answers = lambda request: "403 AccessDenied" if re.search(broken, request) else None
+    with pytest.raises(CheckpointException, match=r"run/7.*cannot (write|be listed|read)"):
+        save(s3, 2)
+    s3.answers = lambda _: None
+    assert loaded(s3.options) == 1
+    assert names(s3) == WHOLE
+
+
+def test_old_files_that_cannot_be_removed_go_after_the_next_save(s3: S3) -> None:
+    save(s3, 1)
+    s3.answers = lambda request: "403 AccessDenied" if request.startswith("DELETE") else None
+    save(s3, 2)
+    s3.answers = lambda _: None
+    assert loaded(s3.options) == 2
+    assert len(names(s3)) == 3
+    save(s3, 3)
+    assert loaded(s3.options) == 3
+    assert names(s3) == WHOLE
+
+
+@pytest.mark.parametrize("begun", [0, 1], ids=["the first checkpoint", "the next one"])
+def test_of_two_saves_at_a_time_the_second_is_refused(s3: S3, begun: int) -> None:
+    """The other save is a whole one, made when the catalogue of the first is about to be sent."""
+    for value in range(begun):
+        save(s3, value)
+    interfered: list[str] = []
+
+    def interfere(request: str) -> str | None:
+        if not interfered and re.match(r"PUT .*~", request):
+            interfered.append(request)
+            save(s3, 8)
+        return None
+
+    s3.answers = interfere
+    with pytest.raises(
+        CheckpointException, match=r"checkpoint\.zcr: was written by another in the meantime, and stays"
+    ):
+        save(s3, 9)
+    s3.answers = lambda _: None
+    assert loaded(s3.options) == 8
+    assert names(s3) == WHOLE
+
+
+def test_a_folder_without_a_checkpoint_is_told(s3: S3) -> None:
+    with pytest.raises(CheckpointException, match=r"s3://bucket/none/checkpoint\.zcr: no such file on the server"):
+        loaded(s3.options, "s3://bucket/none")
+    with pytest.raises(CheckpointException, match="s3://nobucket/run"):
+        save(s3, 1, "s3://nobucket/run")
+
+
+@pytest.fixture
+def memory() -> Iterator[str]:
+    """A folder in memory, which is empty afterwards, too."""
+    import fsspec
+
+    yield "memory://runs/7"
+    fsspec.filesystem("memory").rm("/runs", recursive=True)
+
+
+def test_a_checkpoint_is_saved_by_its_id_to_any_url(memory: str) -> None:
+    for value in (1, 2):
+        dcp.save(state(value), checkpoint_id=memory, storage_writer=ZcrStorageWriter(), no_dist=True)
+        assert loaded(None, memory) == value
+    with pytest.raises(SourceError, match="was written by another"):
+        from zcrecord.distributed.folder import CheckpointPrefix
+
+        CheckpointPrefix(memory, None).replace_catalogue({}, 1, '"of another"')
+    assert loaded(None, memory) == 2
