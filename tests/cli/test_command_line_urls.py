@@ -26,8 +26,8 @@ def bucket(s3: S3, monkeypatch: pytest.MonkeyPatch) -> Iterator[S3]:
     import s3fs
 
     monkeypatch.setenv("AWS_ENDPOINT_URL", s3.options["endpoint_url"])
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", s3.options["key"])
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", s3.options["secret"])
     yield s3
     s3fs.S3FileSystem.clear_instance_cache()
 
