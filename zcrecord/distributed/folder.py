@@ -25,15 +25,13 @@ from zcrecord.storage.sink import Sink
 from zcrecord.storage.urls import redacted
 from zcrecord.writing.catalogue import write_catalogue
 
-__all__ = ["CATALOGUE", "CheckpointFolder", "CheckpointPrefix", "catalogue_of", "checkpoint_folder", "shard_name"]
+__all__ = ["CATALOGUE", "CheckpointFolder", "CheckpointPrefix", "catalogue_of", "checkpoint_folder"]
 
 CATALOGUE = "checkpoint.zcr"
 _SHARD = re.compile(shard_pattern(CATALOGUE))
 
 
-def checkpoint_folder(
-    path: Any, *, durable: bool, options: Mapping[str, Any] | None = None
-) -> CheckpointFolder | CheckpointPrefix:
+def checkpoint_folder(path: Any, *, durable: bool, options: Mapping[str, Any] | None = None) -> CheckpointFolder:
     """Return the folder at a path, or behind a URL.
 
     Args:
@@ -95,6 +93,11 @@ class CheckpointFolder:
         with refusals(self.path):
             return {name for name in os.listdir(self.path) if _SHARD.fullmatch(name)}
 
+    def shard_name(self, rank: int, count: int) -> str:
+        """Return a new name for the archive of a rank, 0 the first, of so many."""
+        stem = CATALOGUE.removesuffix(".zcr")
+        return f"{stem}~{secrets.token_hex(8)}-{rank + 1:05}-of-{max(count, rank + 1):05}.zcr"
+
     def version(self) -> str | None:
         """Return None: a path has no versions, and one save at a time may run for a folder."""
         return None
@@ -107,7 +110,7 @@ class CheckpointFolder:
         """
         return open_sink(os.path.join(self.path, name), durable=self._durable)
 
-    def replace_catalogue(self, tree: dict[str, Any], kind: int, _version: str | None) -> None:
+    def replace_catalogue(self, tree: dict[str, Any], kind: int, version: str | None = None) -> None:  # noqa: ARG002
         """Replace the catalogue, given as the tree of its tables, in one step; remove scratch files of dead writers.
 
         Raises:
@@ -128,8 +131,8 @@ class CheckpointFolder:
             remove_unnamed(self._catalogue, names)
 
 
-class CheckpointPrefix:
-    """A folder behind a URL that checkpoints are saved to, with the methods of `CheckpointFolder`.
+class CheckpointPrefix(CheckpointFolder):
+    """A folder behind a URL that checkpoints are saved to.
 
     Of two saves at one time the second fails: it finds that the catalogue is no longer the one that it is to replace.
 
@@ -142,9 +145,9 @@ class CheckpointPrefix:
     """
 
     def __init__(self, url: str, options: Mapping[str, Any] | None) -> None:
-        self.path, self._options = url.rstrip("/"), options
+        super().__init__(url.rstrip("/"), durable=True)
+        self._options, self._catalogue = options, f"{self.path}/{CATALOGUE}"
         uploads.connected(self.path, options)
-        self._catalogue = f"{self.path}/{CATALOGUE}"
 
     def make(self) -> None:
         """Make the folder, if it is of a file system that has any: prefixes of object stores need not be made.
@@ -189,7 +192,7 @@ class CheckpointPrefix:
         """
         return uploads.upload(f"{self.path}/{name}", self._options)
 
-    def replace_catalogue(self, tree: dict[str, Any], kind: int, version: str | None) -> None:
+    def replace_catalogue(self, tree: dict[str, Any], kind: int, version: str | None = None) -> None:
         """Replace the catalogue, given as the tree of its tables, in one step, if it is of this version.
 
         Raises:
@@ -219,12 +222,6 @@ class CheckpointPrefix:
         except Exception:  # nobody knows what it names
             return
         self.remove(name for name in names if name.encode() not in start)
-
-
-def shard_name(rank: int, count: int) -> str:
-    """Return a new name for the archive of a rank, 0 the first, of so many."""
-    stem = CATALOGUE.removesuffix(".zcr")
-    return f"{stem}~{secrets.token_hex(8)}-{rank + 1:05}-of-{max(count, rank + 1):05}.zcr"
 
 
 def catalogue_of(path: Any) -> str:

@@ -20,7 +20,7 @@ from zcrecord.codec.layout import ALIGNMENT, check_alignment
 from zcrecord.errors import RecordError, UnsupportedError
 from zcrecord.frameworks.torch import import_torch
 
-from .folder import CheckpointFolder, CheckpointPrefix, checkpoint_folder, shard_name
+from .folder import CheckpointFolder, checkpoint_folder
 from .join import joined
 from .rank_archive import Chunk, RankReport, RankWriter
 from .values import PickledValue, is_plain, paths_of
@@ -172,7 +172,7 @@ class CheckpointWriting(StorageWriter):  # type: ignore[misc]  # mypy takes torc
             for item, chunk in chunks:
                 out.add(chunk, planner.resolve_data(item))
             return out.finish("", values)
-        name = shard_name(self._rank, _world_size(torch))
+        name = folder.shard_name(self._rank, _world_size(torch))
         with folder.new_shard(name) as sink:
             out = RankWriter(torch, sink, names, **options)
             for item, chunk in chunks:
@@ -201,7 +201,7 @@ class CheckpointWriting(StorageWriter):  # type: ignore[misc]  # mypy takes torc
             raise (error.located(path=folder.path) if isinstance(error, RecordError) else error) from error.__cause__
         folder.remove(self._before - new)
 
-    def _folder(self) -> CheckpointFolder | CheckpointPrefix:
+    def _folder(self) -> CheckpointFolder:
         if self._path is None:
             what = "no folder to save to was given: ZcrStorageWriter(path), or dcp.save(checkpoint_id=)"
             raise UnsupportedError(what)
