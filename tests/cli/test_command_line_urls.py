@@ -20,16 +20,23 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.usefixtures("model_folder")
 
 
-@pytest.fixture(autouse=True)
-def bucket(s3: S3, monkeypatch: pytest.MonkeyPatch) -> Iterator[S3]:
-    """The S3 server, which the environment names."""
+@pytest.fixture(scope="module")
+def environment(s3_server: S3) -> Iterator[None]:
+    """Have the environment name the S3 server."""
     import s3fs
 
-    monkeypatch.setenv("AWS_ENDPOINT_URL", s3.options["endpoint_url"])
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", s3.options["key"])
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", s3.options["secret"])
-    yield s3
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("AWS_ENDPOINT_URL", s3_server.options["endpoint_url"])
+        patch.setenv("AWS_ACCESS_KEY_ID", s3_server.options["key"])
+        patch.setenv("AWS_SECRET_ACCESS_KEY", s3_server.options["secret"])
+        yield
     s3fs.S3FileSystem.clear_instance_cache()
+
+
+@pytest.fixture(autouse=True)
+def bucket(s3: S3, environment: None) -> S3:
+    """The S3 server, with an empty bucket."""
+    return s3
 
 
 def fetched(bucket: S3, name: str) -> bytes:
@@ -37,6 +44,7 @@ def fetched(bucket: S3, name: str) -> bytes:
     return data
 
 
+@pytest.mark.exhaustive(keep=0)
 def test_onnx2zc_writes_a_model_to_a_bucket(bucket: S3, capsys: pytest.CaptureFixture[str]) -> None:
     assert onnx2zc_main(["model.onnx", "s3://bucket/model.zcr", "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
@@ -47,6 +55,7 @@ def test_onnx2zc_writes_a_model_to_a_bucket(bucket: S3, capsys: pytest.CaptureFi
     assert fetched(bucket, "again.onnx") == Path("model.onnx").read_bytes()
 
 
+@pytest.mark.exhaustive(keep=1)
 @pytest.mark.parametrize(
     ("command", "name"),
     [
@@ -73,6 +82,7 @@ def test_a_command_replaces_an_object_only_with_force(
     assert fetched(bucket, name) == first
 
 
+@pytest.mark.exhaustive(keep=0)
 def test_a_folder_becomes_one_object_by_name(bucket: S3) -> None:
     Path("folder").mkdir()
     Path("model.onnx").rename("folder/model.onnx")
@@ -81,6 +91,7 @@ def test_a_folder_becomes_one_object_by_name(bucket: S3) -> None:
     assert fetched(bucket, "m.zcr") == fetched(bucket, "n.zcr")
 
 
+@pytest.mark.exhaustive(keep=1)
 @pytest.mark.parametrize(
     ("command", "message"),
     [

@@ -63,6 +63,7 @@ def test_a_checkpoint_is_saved_to_a_bucket_and_replaced(s3: S3) -> None:
     assert loaded(s3.options, CATALOGUE) == 2
 
 
+@pytest.mark.exhaustive(keep=0)
 def test_the_catalogue_is_sent_last_and_the_old_files_go_after_it(s3: S3) -> None:
     save(s3, 1)
     s3.requests.clear()
@@ -75,6 +76,7 @@ def test_the_catalogue_is_sent_last_and_the_old_files_go_after_it(s3: S3) -> Non
     ]
 
 
+@pytest.mark.exhaustive(keep=0)
 @pytest.mark.parametrize("broken", ["PUT .*~", "PUT .*/checkpoint.zcr", "GET .*prefix", "HEAD .*/checkpoint.zcr"])
 def test_a_save_that_fails_leaves_the_old_checkpoint_and_none_of_its_own_files(s3: S3, broken: str) -> None:
     save(s3, 1)
@@ -86,6 +88,7 @@ def test_a_save_that_fails_leaves_the_old_checkpoint_and_none_of_its_own_files(s
     assert names(s3) == WHOLE
 
 
+@pytest.mark.exhaustive(keep=0)
 def test_old_files_that_cannot_be_removed_go_after_the_next_save(s3: S3) -> None:
     save(s3, 1)
     s3.answers = lambda request: "403 AccessDenied" if request.startswith("DELETE") else None
@@ -98,6 +101,7 @@ def test_old_files_that_cannot_be_removed_go_after_the_next_save(s3: S3) -> None
     assert names(s3) == WHOLE
 
 
+@pytest.mark.exhaustive(keep=1)
 @pytest.mark.parametrize("begun", [0, 1], ids=["the first checkpoint", "the next one"])
 def test_of_two_saves_at_a_time_the_second_is_refused(s3: S3, begun: int) -> None:
     """The other save is a whole one, made when the catalogue of the first is about to be sent."""
@@ -121,6 +125,7 @@ def test_of_two_saves_at_a_time_the_second_is_refused(s3: S3, begun: int) -> Non
     assert names(s3) == WHOLE
 
 
+@pytest.mark.exhaustive(keep=0)
 def test_a_folder_without_a_checkpoint_is_told(s3: S3) -> None:
     with pytest.raises(CheckpointException, match=r"s3://bucket/none/checkpoint\.zcr: no such file on the server"):
         loaded(s3.options, "s3://bucket/none")

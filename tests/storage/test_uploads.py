@@ -92,6 +92,7 @@ def test_a_record_saved_to_a_url_is_the_one_saved_to_a_file(place: Any) -> None:
     assert all(map(np.array_equal, loaded.values(), WEIGHTS.values()))
 
 
+@pytest.mark.exhaustive(keep=5)
 @pytest.mark.parametrize("error", [ArithmeticError, KeyboardInterrupt])
 @pytest.mark.parametrize("nbytes", [0, 100, PART, 3 * PART])
 def test_an_exception_leaves_what_was_there(place: Any, nbytes: int, error: type[BaseException]) -> None:
@@ -163,6 +164,7 @@ def test_an_upload_broken_off_at_every_request_leaves_the_old_object_and_no_part
         assert not s3.unfinished("bucket")
 
 
+@pytest.mark.exhaustive(keep=1)
 @pytest.mark.parametrize("how", ["closed", "lost", "503 SlowDown"])
 def test_a_request_that_fails_once_is_made_again(s3: S3, how: str) -> None:
     made = steps(s3, NEWER)
@@ -181,6 +183,7 @@ def test_a_request_that_fails_once_is_made_again(s3: S3, how: str) -> None:
         assert content(s3.file_system(), URL) == saved(record)
 
 
+@pytest.mark.exhaustive(keep=0)
 def test_a_commit_whose_answer_was_lost_has_happened(s3: S3) -> None:
     """Even if every further try, too, is answered by an error."""
     for record in (NEWER, SMALL):

@@ -37,6 +37,7 @@ AREAS = (
     "optimum",
     "remote",
     "jax",
+    "upload",
     "integrity",
     "edits",
     "distributed",

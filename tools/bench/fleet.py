@@ -12,7 +12,6 @@ import importlib.util
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -23,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from tools.bench.harness import OURS, Promise, Row, Settings
+from tools.moto_server import serving_moto
 from tools.worker import ROOT, call_alone
 from zcrecord.fleet import Job, Outcome, conversion, convert_one, plan
 
@@ -71,7 +71,7 @@ def run(settings: Settings) -> Iterator[Row]:
     count = settings.pick(200, 6)
     whole = write_models(settings.folder / "models", count, settings.pick(256, 1))
     counts = {"lost": 0, "other": 0, "again": 0, "refused": 0}
-    with _bucket() as options:
+    with serving_moto("fleet") as options:
         import s3fs
 
         fs = s3fs.S3FileSystem(**options)
@@ -156,34 +156,6 @@ def _digests(fs: Any, prefix: str) -> dict[str, str]:
     root = prefix.removeprefix("s3://")
     found = [path for path in fs.find(root) if path.endswith(".zcr")]
     return {path[len(root) + 1 :]: hashlib.sha256(fs.cat_file(path)).hexdigest() for path in found}
-
-
-@contextlib.contextmanager
-def _bucket() -> Iterator[dict[str, Any]]:
-    """Yield the options of fsspec for a server with the bucket `fleet`."""
-    import s3fs
-
-    os.environ["AWS_EC2_METADATA_DISABLED"] = "true"  # no one is asked for credentials
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as server:
-        try:
-            while server.poll() is None and not _answers(port):
-                time.sleep(0.05)
-            options = {"key": "key", "secret": "secret"}
-            out = {**options, "client_kwargs": {"endpoint_url": f"http://127.0.0.1:{port}"}}
-            s3fs.S3FileSystem(**out).mkdir("fleet")
-            yield out
-        finally:
-            server.terminate()
-
-
-def _answers(port: int) -> bool:
-    with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
-        return True
-    return False
 
 
 # -- in a process of its own -----------------------------------------------------------------------------------------

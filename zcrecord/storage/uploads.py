@@ -312,10 +312,10 @@ class _MultipartUpload(_CheckedUpload):
             self._id = {"UploadId": self._fs.call_s3("create_multipart_upload", **self._place)["UploadId"]}
         while len(self._waiting) >= max(1, _UNDER_WAY // len(part)):
             self._waiting.popleft().result()
-        self._sent.append(self._pool.submit(self._send, len(self._sent) + 1, part))
+        self._sent.append(self._pool.submit(self._send, len(self._sent) + 1, bytes(part)))
         self._waiting.append(self._sent[-1])
 
-    def _send(self, number: int, part: bytearray) -> dict[str, Any]:
+    def _send(self, number: int, part: bytes) -> dict[str, Any]:
         out = self._fs.call_s3("upload_part", **self._place, **self._id, PartNumber=number, Body=part)
         tags = {name: tag for name, tag in out.items() if name == "ETag" or name.startswith("Checksum")}
         return {"PartNumber": number, **tags}
