@@ -22,7 +22,7 @@ from tools.measure import MIB, begin_peak, peak_rss
 from tools.moto_server import serving_moto
 from tools.worker import call_alone
 
-__all__ = ["run", "save_archive", "save_then_put", "stream_archive"]
+__all__ = ["run", "save_archive", "save_then_put"]
 
 AREA = "upload"
 PEER = "safetensors, then fs.put"
@@ -30,12 +30,12 @@ EACH = 8 * MIB  # bytes of a tensor
 
 
 def run(settings: Settings) -> Iterator[Row]:
-    """Yield the rows of one record, and of one that is written tensor by tensor."""
+    """Yield the rows of one record."""
     count = settings.pick(32, 6)
     with serving_moto("bench") as options:
         ways = {
             name: partial(call_alone, f"tools.bench.upload:{way}", options=options, count=count)
-            for name, way in ((OURS, "save_archive"), (PEER, "save_then_put"), ("RecordWriter", "stream_archive"))
+            for name, way in ((OURS, "save_archive"), (PEER, "save_then_put"))
         }
         found: Any = collect(settings.pick(3, 1), ways)
     work = f"{count * EACH // MIB} MiB to S3 (moto)"
@@ -60,19 +60,6 @@ def save_archive(options: dict[str, Any], count: int) -> dict[str, float]:
     zcrecord.save_record({"w": record["w0"]}, "s3://bench/m.zcr", storage_options=options)  # imports and connects
     before, start = begin_peak(), time.perf_counter()
     zcrecord.save_record(record, "s3://bench/m.zcr", storage_options=options)
-    return {"seconds": time.perf_counter() - start, "memory": (peak_rss() or 0) - before, "disk": 0}
-
-
-def stream_archive(options: dict[str, Any], count: int) -> dict[str, float]:
-    """Write a record to a URL, tensor by tensor."""
-    import zcrecord
-
-    record = _record(count)
-    zcrecord.save_record({"w": record["w0"]}, "s3://bench/m.zcr", storage_options=options)
-    before, start = begin_peak(), time.perf_counter()
-    with zcrecord.RecordWriter("s3://bench/n.zcr", storage_options=options) as out:
-        for name, value in record.items():
-            out.add(name, value)
     return {"seconds": time.perf_counter() - start, "memory": (peak_rss() or 0) - before, "disk": 0}
 
 
