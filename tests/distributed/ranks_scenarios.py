@@ -312,6 +312,17 @@ def a_part_of_the_ranks(rank: Rank) -> Any:
     return {"files": files(rank), "w": zcrecord.load_record(rank.scenario / "checkpoint.zcr")["w"].tolist()}
 
 
+def folders_that_are_not_shared(rank: Rank) -> Any:
+    mesh = init_device_mesh("cpu", (4,))
+    folder = rank.scenario / f"node-{rank.number // 2}"
+    try:
+        dcp.save({"w": placed(torch.ones(8, 2), mesh, Shard(0))}, storage_writer=ZcrStorageWriter(folder))
+        told = ""
+    except CheckpointException as error:
+        told = str(error)
+    return told, sorted(os.listdir(rank.scenario / "node-0"))
+
+
 def ranks_that_opened_different_checkpoints(rank: Rank) -> Any:
     mesh = init_device_mesh("cpu", (4,))
     w = placed(torch.ones(8, 2), mesh, Shard(0))
@@ -329,6 +340,6 @@ if __name__ == "__main__":
     serve(
         [
             model_in_two_dimensions, resharding, ties, a_rank_that_fails, plans_that_are_cached, asynchronous_saves,
-            a_part_of_the_ranks, ranks_that_opened_different_checkpoints,
+            a_part_of_the_ranks, folders_that_are_not_shared, ranks_that_opened_different_checkpoints,
         ]
     )  # fmt: skip

@@ -131,6 +131,15 @@ def test_an_asynchronous_save_has_the_values_of_its_start(found: dict[str, list[
 
 
 @exhaustive
+def test_a_save_to_folders_that_ranks_have_to_themselves_is_refused(found: dict[str, list[Any]]) -> None:
+    for told, left in found["folders_that_are_not_shared"]:
+        what = (
+            r"node-0: checkpoint~\w{16}-0000[34]-of-00004\.zcr, which a rank has written, is not in this folder .*share"
+        )
+        assert re.search(f"SourceNotFoundError: .*{what}", told) and left == []
+
+
+@exhaustive
 def test_some_of_the_ranks_save_alone(found: dict[str, list[Any]]) -> None:
     facts = found["a_part_of_the_ranks"][0]
     assert len(facts["files"]) == 3 and facts["w"] == [[0, 1], [2, 3], [4, 5]]

@@ -9,6 +9,7 @@ Nothing else of `distributed` touches the file system. Reading goes through `loa
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
 import secrets
@@ -110,6 +111,20 @@ class CheckpointFolder:
         """
         return open_sink(os.path.join(self.path, name), durable=self._durable)
 
+    def check_there(self, names: Iterable[str]) -> None:
+        """Raise unless files that ranks have written are there: a node may have a folder of this name to itself.
+
+        Each is looked up by its name, which a network file system asks its server for; a listing may be an old one.
+
+        Raises:
+            SourceNotFoundError: one is not.
+        """
+        for name in names:
+            if not os.path.exists(os.path.join(self.path, name)):
+                what = f"{name}, which a rank has written, is not in this folder as the first rank sees it"
+                advice = "all ranks save to one folder, on a file system that they share"
+                raise SourceNotFoundError(f"{what}; {advice}", path=self.path, errno=errno.ENOENT)
+
     def replace_catalogue(self, tree: dict[str, Any], kind: int, version: str | None = None) -> None:  # noqa: ARG002
         """Replace the catalogue, given as the tree of its tables, in one step; remove scratch files of dead writers.
 
@@ -192,6 +207,9 @@ class CheckpointPrefix(CheckpointFolder):
         """
         return uploads.upload(f"{self.path}/{name}", self._options)
 
+    def check_there(self, names: Iterable[str]) -> None:
+        """Do nothing: a URL leads all ranks to one store."""
+
     def replace_catalogue(self, tree: dict[str, Any], kind: int, version: str | None = None) -> None:
         """Replace the catalogue, given as the tree of its tables, in one step, if it is of this version.
 
@@ -240,7 +258,7 @@ def catalogue_of(path: Any) -> str:
         if os.path.exists(where):
             return where
         what = "no such folder; name the one that the checkpoint was saved to"
-        raise SourceNotFoundError(what, path=where, errno=2)
+        raise SourceNotFoundError(what, path=where, errno=errno.ENOENT)
     found = os.path.join(where, CATALOGUE)
     if os.path.exists(found):
         return found
@@ -249,5 +267,5 @@ def catalogue_of(path: Any) -> str:
     if any(map(_SHARD.fullmatch, names)) or not any(name.endswith(".zcr") for name in names):
         begun = "a save was begun and not finished" if any(map(_SHARD.fullmatch, names)) else "no checkpoint was saved"
         what = f"is no checkpoint: it has no {CATALOGUE}, which a save writes last; {begun} here, load an earlier one"
-        raise SourceNotFoundError(what, path=where, errno=2)
+        raise SourceNotFoundError(what, path=where, errno=errno.ENOENT)
     return archive_in(where)

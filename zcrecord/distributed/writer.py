@@ -183,8 +183,9 @@ class CheckpointWriting(StorageWriter):  # type: ignore[misc]  # mypy takes torc
         """Commit: replace the catalogue, then remove the files that nothing names any more. Runs in the coordinator.
 
         Raises:
-            MismatchError: chunks of the ranks do not fit together. SourceError: the file system reports an error. The
-            checkpoint there before is untouched, and this one's files are removed.
+            MismatchError: chunks of the ranks do not fit together. SourceError: the file system reports an error, or
+            ranks have written to folders of their own. The checkpoint there before is untouched, and this one's files
+            are removed.
         """
         folder = self._folder()
         reports = [result.storage_data for rank in results for result in rank]
@@ -193,6 +194,7 @@ class CheckpointWriting(StorageWriter):  # type: ignore[misc]  # mypy takes torc
         if planner_data is not None and paths_of(planner_data) is None:
             planner_bytes = _pickled(import_torch(), planner_data).data
         try:
+            folder.check_there(new)
             options: dict[str, Any] = {"alignment": self._alignment, "digest": self._digest}
             tree = joined(reports, planner_data, planner_bytes, **options)
             folder.replace_catalogue(tree, digest_kind(self._digest), self._version)
