@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from zcrecord.integrity import compare
 SCENARIOS = Path(__file__).with_name("ranks_scenarios.py")
 
 
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="platform: forks, and Linux tells what is mapped")
 exhaustive = pytest.mark.exhaustive(keep=0)
 
 
