@@ -97,7 +97,7 @@ class ShardedArchive(Archive):
         self.shards, self._table = shards, table
         self.complete = True  # and no part
         self._filled: set[int] = set()  # files whose payloads were compared with this index
-        self._tiled: set[int] = set()  # split payloads whose boxes were checked
+        self._tiled: set[tuple[int, tuple[int, ...]]] = set()  # split payloads whose boxes tile a shape
         self._assembled: Any = weakref.WeakValueDictionary()  # split payloads in memory, while someone holds them
         self._ready: tuple[list[_Layout | None], list[memoryview], list[int]] | None = None
         self._users: Array | None = None  # by payload, the first tensor that uses it
@@ -390,11 +390,11 @@ class ShardedArchive(Archive):
             return np.zeros_like(sizes), sizes
         origin = table.origin[pieces.start : pieces.stop].astype(np.int64)
         extent = table.extent[pieces.start : pieces.stop].astype(np.int64)
-        if row.payload not in self._tiled:
+        if (row.payload, shape) not in self._tiled:
             if row.bits % 8 or not row.bits or row.strides != NONE or not tiles(origin, extent, shape):
                 what = "its pieces in the shards do not tile it"
                 raise FormatError(what, path=self.path, tensor=self.index.name(i))
-            self._tiled.add(row.payload)
+            self._tiled.add((row.payload, shape))
         return origin[:, :rank], extent[:, :rank]
 
     def open_shards(self, files: Iterable[int]) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from math import gcd, prod
 from types import EllipsisType
 from typing import Any, NamedTuple, SupportsIndex
@@ -212,6 +213,7 @@ class ByteGrid(NamedTuple):
                 yield from ByteGrid(part.start, self.shape[1:], self.strides[1:])._cut_to_size((*index, at))
 
 
+@lru_cache(1000)  # most tensors of a model have one of few shapes
 def grid_of(
     bounds: Bounds, shape: tuple[int, ...], strides: tuple[int, ...], bits: int
 ) -> tuple[ByteGrid, tuple[int, ...]] | None:

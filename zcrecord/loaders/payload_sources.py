@@ -124,18 +124,27 @@ class PayloadSources:
         if self._is_gathered(region):
             return self._gathered(name, region)
         held = region if inside is None else inside
-        start, stop = held.start, held.start + held.nbytes
-        home = _StoredPayload(self._archive, region.payload)
-        return self._made(
-            name,
-            region,
+        start, stop, number = held.start, held.start + held.nbytes, region.payload
+        checked = False
+        if self._archive.remote is not None:
+            checked = inside is None and self._expect(_StoredPayload(self._archive, number), _grid(held), name)
+            octets = _StoredPayload(self._archive, number).octets if self._source is None else None
+        else:
+            octets = self._archive.payload(number)
+        return PayloadRef(
+            name=name,
             path=self.path,
-            buffer=home.octets[start:stop] if self._source is None else None,
+            buffer=None if octets is None else octets[start:stop],
             source=self._source,
-            offset=self._start + self._offsets[region.payload] + start,
+            offset=self._start + self._offsets[number] + start,
             nbytes=stop - start,
+            dtype=region.dtype,
+            bits=region.bits,
+            shape=region.shape,
+            strides=region.strides,
+            payload=number,
             byte_offset=region.start - start + region.byte_offset,
-            checked=inside is None and self._expect(home, _grid(held), name),
+            checked=checked,
         )
 
     def _expect(self, home: _StoredPayload, grid: ByteGrid, name: str) -> bool:

@@ -25,7 +25,7 @@ class Region(NamedTuple):
         grid: of a box with other bytes between its own, those of the box; `strides` are then for all of the range.
         compact: its strides without those other bytes; None for C order.
         bounds: of a split tensor, the box of it; `start` then means nothing, and `nbytes` is the box's.
-        tensor: of a split tensor, the number of the first that has its payload.
+        tensor: of a split tensor, the number of the first that has its payload and shape.
     """
 
     payload: int
@@ -52,7 +52,7 @@ class Regions:
         self._dims, self._strides = archive.index.dims.tolist(), archive.index.strides.tolist()
         self._nbytes = archive.index.payloads["nbytes"].tolist()
         self._raw = raw
-        self._users: dict[int, int] = {}  # of split payloads, the first tensor
+        self._users: dict[tuple[int, tuple[int, ...], int], int] = {}  # of split payloads, the first tensor
         self._split: frozenset[int] = frozenset()
         if isinstance(archive, ShardedArchive) and archive.mode == "r":  # in mode "c" edits are in one memory
             self._split = archive.split_payloads()
@@ -75,8 +75,8 @@ class Regions:
         shape = tuple(self._dims[dims : dims + rank])
         if payload in self._split:
             bounds = bounds_of(() if box is None else box, shape)
+            first = self._users.setdefault((payload, shape, bits), i)  # forged ones may differ: each is checked
             shape = tuple(hi - lo for lo, hi in bounds)
-            first = self._users.setdefault(payload, i)
             return Region(payload, 0, prod(shape) * bits // 8, kind, bits, shape, None, 0, bounds=bounds, tensor=first)
         if at == NONE:
             whole = Region(payload, 0, nbytes, kind, bits, shape, None, 0)
