@@ -63,6 +63,16 @@ def test_a_checkpoint_is_saved_to_a_bucket_and_replaced(s3: S3) -> None:
     assert loaded(s3.options, CATALOGUE) == 2
 
 
+def test_a_load_fetches_what_lies_together_at_once(s3: S3) -> None:
+    many = {f"w{i}": torch.full((9000,), float(i)) for i in range(40)}
+    dcp.save(many, storage_writer=ZcrStorageWriter(FOLDER, storage_options=s3.options), no_dist=True)
+    found = {name: torch.zeros(9000) for name in many}
+    s3.requests.clear()
+    dcp.load(found, storage_reader=ZcrStorageReader(FOLDER, storage_options=s3.options), no_dist=True)
+    assert all(map(torch.equal, found.values(), many.values()))
+    assert len([request for request in s3.requests if request.startswith("GET")]) < 8
+
+
 @pytest.mark.exhaustive(keep=0)
 def test_the_catalogue_is_sent_last_and_the_old_files_go_after_it(s3: S3) -> None:
     save(s3, 1)

@@ -153,13 +153,20 @@ class Checkpoint:
         return found
 
     def open_files(self, boxes: Iterable[StoredBox]) -> None:
-        """Open the archives that pieces lie in; afterwards these may be removed.
+        """Open the archives that pieces lie in, and fetch the pieces of remote ones; afterwards these may be removed.
 
         Raises:
             SourceError, IntegrityError: one is gone, or another is in its place.
         """
+        by_file: dict[int, list[int]] = {}
+        for file, number in sorted({self.place(box) for box in boxes}):
+            by_file.setdefault(file, []).append(number)
         if isinstance(self.archive, ShardedArchive):
-            self.archive.open_shards(sorted({self.place(box)[0] for box in boxes}))
+            self.archive.open_shards(by_file)
+        for file, numbers in by_file.items():
+            if file != NONE:
+                archive = self.archive.shards[file] if isinstance(self.archive, ShardedArchive) else self.archive
+                archive.bring([number for number in numbers if number != NONE])
 
     def octets(self, box: StoredBox, archive: Archive | None = None, *, verify: bool = False) -> Any:
         """Return the bytes of a piece in C order, over the mapping; of a tensor with strides a copy.
