@@ -64,9 +64,9 @@ def test_a_checkpoint_is_saved_to_a_bucket_and_replaced(s3: S3) -> None:
 
 
 def test_a_load_fetches_what_lies_together_at_once(s3: S3) -> None:
-    many = {f"w{i}": torch.full((9000,), float(i)) for i in range(40)}
+    many = {f"w{i}": torch.full((5000,), float(i)) for i in range(40)}
     dcp.save(many, storage_writer=ZcrStorageWriter(FOLDER, storage_options=s3.options), no_dist=True)
-    found = {name: torch.zeros(9000) for name in many}
+    found = {name: torch.zeros(5000) for name in many}
     s3.requests.clear()
     dcp.load(found, storage_reader=ZcrStorageReader(FOLDER, storage_options=s3.options), no_dist=True)
     assert all(map(torch.equal, found.values(), many.values()))
