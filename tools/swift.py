@@ -108,9 +108,13 @@ def _serving(folder: Path) -> Iterator[str]:
 
 def _make_ring(folder: Path, name: str, port: int) -> None:
     """Write the ring of one kind of server: one replica on the one disk."""
-    steps = (["create", "4", "1", "1"], ["add", f"r1z1-127.0.0.1:{port}/disk", "1"], ["rebalance"])
+    steps: tuple[list[str], ...] = (
+        ["create", "4", "1", "1"],
+        ["add", f"r1z1-127.0.0.1:{port}/disk", "1"],
+        ["rebalance"],
+    )
     for step in steps:
-        command: list[str | Path] = [folder / "venv/bin/swift-ring-builder", folder / f"{name}.builder", *step]
+        command = [str(folder / "venv/bin/swift-ring-builder"), str(folder / f"{name}.builder"), *step]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
 
 
