@@ -33,7 +33,7 @@ def hole(before: int) -> Callable[[Forge], Any]:
 
 
 EMPTY = r"^payloads\[1\]: empty, or larger than an archive may be"
-PAST = r"^payload \[0x[0-9a-f]+, 0x[0-9a-f]+\) ends past the end of the archive \(0x[0-9a-f]+\); the file is truncated"
+PAST = r"^payload \[0x[0-9a-f]+, 0x[0-9a-f]+\) ends past the region of payloads \(0x[0-9a-f]+\); the file is damaged"
 ORDER = r"^payload \[0x[0-9a-f]+, 0x[0-9a-f]+\) overlaps the one before it, or is out of order"
 HOLE = r"^payload \[0x[0-9a-f]+, 0x[0-9a-f]+\) comes after a hole of 64 bytes or more"
 # fmt: off
@@ -43,7 +43,8 @@ CASES = [
     Case("R56", "2^64-1 bytes", payload(1, nbytes=2**64 - 1), EMPTY, tensor="t001"),
     Case("R56", "at 2^56+64", payload(1, offset=2**56 + 64), EMPTY, tensor="t001"),
     Case("R56", "end wraps to 0", payload(1, offset=2**64 - 64, nbytes=64), EMPTY, tensor="t001"),
-    Case("R56", "a byte past the archive", lambda f: payload(1, nbytes=256 + 64 - 64 + 1)(f), PAST, tensor="t001"),
+    Case("R56", "a byte of the trailer", payload(2, nbytes=128 + 1), PAST, tensor="t002"),
+    Case("R56", "a byte past the archive", payload(1, nbytes=256 + 64 - 64 + 1), PAST, tensor="t001"),
     Case("R56", "at 2^56", payload(1, offset=2**56), PAST, tensor="t001"),
     Case("R56", "starts inside, 2^56 bytes", payload(1, nbytes=2**56), PAST, tensor="t001"),
     Case("R57", "unaligned by 16", payload(1, offset=80), r"^payload \[0x.*\) is not aligned to 64 bytes",

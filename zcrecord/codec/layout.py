@@ -95,6 +95,11 @@ class Header(NamedTuple):
         """True if the index lies before the payloads."""
         return self.index_offset == HEADER_SIZE and self.payload_offset >= HEADER_SIZE + self.index_size
 
+    @property
+    def payload_room(self) -> int:
+        """Bytes from `payload_offset` to the index or the trailer, whichever follows the payloads."""
+        return (self.archive_size - HEADER_SIZE if self.front else self.index_offset) - self.payload_offset
+
 
 def encode_unsealed(alignment: int) -> bytes:
     """Return the header of an archive written forward, before its index is known: zeros from byte 10 to 59."""

@@ -19,7 +19,6 @@ from zcrecord.errors import FormatError, LimitError
 
 from .index import Index, TextPool, list_bounds
 from .layout import (
-    HEADER_SIZE,
     MAX_ARCHIVE_SIZE,
     MAX_DEPTH,
     MAX_RANK,
@@ -120,15 +119,14 @@ def check_payload(p: PayloadRow | PayloadColumns) -> None:
         FormatError: with the offsets concerned.
     """
     h = p.header
-    size = h.archive_size - h.payload_offset
     wild = (p.nbytes == 0) | (p.nbytes > MAX_ARCHIVE_SIZE) | (p.offset > MAX_ARCHIVE_SIZE)
     if p.some(wild):
         raise FormatError(f"payloads[{p.at(wild)}]: empty, or larger than an archive may be")
     end = p.offset + p.nbytes
-    if p.some(bad := end > size):
+    if p.some(bad := end > h.payload_room):
         raise FormatError(
-            f"payload {_range(p, bad)} ends past the end of the archive ({h.archive_size:#x}); "
-            "the file is truncated or damaged, copy it again"
+            f"payload {_range(p, bad)} ends past the region of payloads ({h.payload_offset + h.payload_room:#x}); "
+            "the file is damaged, copy it again"
         )
     if p.some(bad := ((p.offset + h.payload_offset) & (h.alignment - 1)) != 0):
         raise FormatError(f"payload {_range(p, bad)} is not aligned to {h.alignment} bytes")
@@ -330,10 +328,10 @@ def check_header(ix: Index, header: Header) -> None:
         raise FormatError("index: it has no modules; module 0, the record itself, is always there")
     if ix.digest_kind not in (0, 1):
         raise FormatError(f"index: digest kind {ix.digest_kind} is not known")
-    region = (header.archive_size - HEADER_SIZE if header.front else header.index_offset) - header.payload_offset
     end = sum(ix.payloads[-1].item()[:2]) if len(ix.payloads) else 0
-    if align_up(end, header.alignment) != region:
-        raise FormatError(f"payloads end at {end:#x} of a region of {region:#x} bytes, not within its last alignment")
+    room = header.payload_room
+    if align_up(end, header.alignment) != room:
+        raise FormatError(f"payloads end at {end:#x} of a region of {room:#x} bytes, not within its last alignment")
 
 
 def check_index(ix: Index, header: Header) -> None:

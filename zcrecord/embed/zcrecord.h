@@ -350,15 +350,21 @@ ZCR_FUNCTION zcr_status zcr_read_end(zcr_archive *a, const unsigned char *p, siz
     return ZCR_OK;
 }
 
+/* Returns the bytes from the first payload to the index or the trailer, whichever follows the payloads. */
+ZCR_FUNCTION size_t zcr_payload_room(const zcr_archive *a)
+{
+    const size_t payloads = a->extent[ZCR_E_PAYLOADS], index = a->extent[ZCR_E_INDEX];
+    return (index < payloads ? a->extent[ZCR_E_SIZE] - 64 : index) - payloads;
+}
+
 /* Checks what the counts of vectors say without a look at an entry (R24, R25, R37), and where payloads end (R13). */
 ZCR_FUNCTION zcr_status zcr_check_counts(const zcr_archive *a)
 {
     const zcr_vector *const v = a->v;
-    const size_t payloads = a->extent[ZCR_E_PAYLOADS];
     const uint32_t count = v[ZCR_V_TENSORS].count;
-    size_t region = a->extent[ZCR_E_INDEX];
+    size_t region = zcr_payload_room(a);
     if (v[ZCR_V_BY_NAME].count != count ||
-        (v[ZCR_V_BY_MODULE].count != count && v[ZCR_V_BY_MODULE].items != a->base + region)) {
+        (v[ZCR_V_BY_MODULE].count != count && v[ZCR_V_BY_MODULE].items != a->base + a->extent[ZCR_E_INDEX])) {
         return 24;
     }
     if (v[ZCR_V_DIGEST_KIND].count > 1) {
@@ -367,10 +373,6 @@ ZCR_FUNCTION zcr_status zcr_check_counts(const zcr_archive *a)
     if (!v[ZCR_V_MODULES].count) {
         return 37;
     }
-    if (region < payloads) {
-        region = a->extent[ZCR_E_SIZE] - 64;
-    }
-    region -= payloads;
     if (region & a->mask) {
         return 13;
     }
@@ -582,7 +584,7 @@ static inline zcr_status zcr_load_payload(const zcr_archive *a, uint32_t i, cons
 {
     const unsigned char *p = zcr_row(a, ZCR_V_PAYLOADS, i, 24);
     const size_t offset = zcr_load_size(p), size = zcr_load_size(p + 8);
-    const size_t room = a->extent[ZCR_E_SIZE] - a->extent[ZCR_E_PAYLOADS];
+    const size_t room = zcr_payload_room(a);
     const uint64_t digest = ZCR_LOAD64(p + 16);
     size_t before = 0, hole = offset;
     if (!size || offset > room || size > room - offset) {

@@ -145,7 +145,7 @@ errors! {
     Reach 53 "strides reach outside the payload",
     ByteOffset 54 "byte_offset is no multiple of the element's size",
     ViewSize 55 "a view claims more bytes than its payload has",
-    PayloadRange 56 "a payload is empty, or ends past the end of the archive",
+    PayloadRange 56 "a payload is empty, or leaves the region of payloads",
     PayloadAlignment 57 "a payload is not aligned",
     PayloadOverlap 58 "payloads overlap, or are out of order",
     PayloadHole 59 "a hole of the base alignment or more before a payload",
@@ -593,7 +593,7 @@ impl<'a> Archive<'a> {
         ensure(nbytes != 0 && nbytes <= MAX_SIZE && offset <= MAX_SIZE, Error::PayloadRange)?;
         let start = offset.wrapping_add(h.payload_offset);
         let end = start.wrapping_add(nbytes);
-        ensure(end <= h.archive_size, Error::PayloadRange)?;
+        ensure(end <= h.payload_region().1, Error::PayloadRange)?;
         ensure(start & h.alignment.wrapping_sub(1) == 0, Error::PayloadAlignment)?;
         let before = number.checked_sub(1).and_then(|n| self.range(n)).unwrap_or((0, 0, 0));
         let before_end = before.0.saturating_add(before.1);

@@ -250,11 +250,12 @@ function checkNamed(ix) {
 
 function checkPayloads(ix, h) {
   const { payloads: p, digestKind } = ix;
+  const room = (h.front ? h.archiveSize - END : h.indexOffset) - h.payloadOffset;
   let end = 0;
   each(p, (i, hold) => {
     const [start, nbytes] = [p.offset(i), p.nbytes(i)];
     const same = i > 0 && start === p.offset(i - 1) && nbytes === p.nbytes(i - 1);
-    hold(56, nbytes && start + nbytes <= h.archiveSize - h.payloadOffset);
+    hold(56, nbytes && start + nbytes <= room);
     hold(57, (h.payloadOffset + start) % h.alignment === 0);
     hold(58, same || start >= end);
     hold(59, same || start - end < h.baseAlignment);
@@ -262,8 +263,7 @@ function checkPayloads(ix, h) {
     if (!same) ix.nbytes += nbytes;
     end = start + nbytes;
   });
-  const region = (h.front ? h.archiveSize - END : h.indexOffset) - h.payloadOffset;
-  rule(13, alignUp(end, h.alignment) === region, "payloads");
+  rule(13, alignUp(end, h.alignment) === room, "payloads");
 }
 
 /** Views of tensors lie inside. */

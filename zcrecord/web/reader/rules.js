@@ -57,7 +57,7 @@ const BREACHES = new Map(`\
 53 its strides reach outside its payload
 54 its byte_offset is no multiple of its element size
 55 its shape claims more bytes than its payload has
-56 it is empty, or ends past the end of the archive
+56 it is empty, or leaves the region of payloads
 57 it is not aligned
 58 it overlaps the one before it, or is out of order
 59 it comes after a hole
