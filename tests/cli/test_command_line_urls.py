@@ -64,6 +64,7 @@ def test_onnx2zc_writes_a_model_to_a_bucket(bucket: S3, capsys: pytest.CaptureFi
         ("convert model.zcr s3://bucket/x.npz", "x.npz"),
         ("pack model.zcr s3://bucket/x.zcr.zst", "x.zcr.zst"),
         ("tune model.zcr s3://bucket/tuned.zcr", "tuned.zcr"),
+        ("onnx2zc model.onnx s3://bucket/tuned.zcr --tune", "tuned.zcr"),
         ("report model.zcr -o s3://bucket/x.html", "x.html"),
     ],
 )
@@ -71,14 +72,16 @@ def test_a_command_replaces_an_object_only_with_force(
     bucket: S3, command: str, name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert onnx2zc_main(["model.onnx", "--quiet"]) == 0
-    arguments = [*command.split(), "--quiet"]
-    assert main(arguments) == 0
+    run, arguments = main, [*command.split(), "--quiet"]
+    if arguments[0] == "onnx2zc":
+        run, arguments = onnx2zc_main, arguments[1:]
+    assert run(arguments) == 0
     first = fetched(bucket, name)
     capsys.readouterr()
-    assert main(arguments) == 1
+    assert run(arguments) == 1
     assert capsys.readouterr().err.endswith(f"s3://bucket/{name}: exists already; --force replaces it\n")
     bucket.file_system().pipe_file(f"bucket/{name}", b"old")
-    assert main([*arguments, "--force"]) == 0
+    assert run([*arguments, "--force"]) == 0
     assert fetched(bucket, name) == first
 
 

@@ -44,7 +44,7 @@ def convert_arguments(parser: Parser) -> None:
         OUT. - is standard input or standard output. With --jobs, every model below the folder or URL IN becomes an
         archive of its own below OUT; without, a folder is one model."""
     parser.add_argument("source", metavar="IN", help="a file, or a folder with one model in it; - for standard input")
-    parser.add_argument("dest", metavar="OUT", help="a file; - for standard output")
+    parser.add_argument("dest", metavar="OUT", help="a file or a URL such as s3://bucket/m.zcr; - for standard output")
     about = f"format of IN, if its first bytes and its suffix do not give it: {read}"
     parser.add_argument("--from", dest="source_format", metavar="FORMAT", help=about)
     parser.add_argument("--to", dest="dest_format", metavar="FORMAT", help=f"format of OUT: {written}")
@@ -152,7 +152,7 @@ def onnx2zc_arguments(parser: Parser) -> None:
         configuration and tokenizer files."""
     about = "an ONNX model, or a folder of several; - for standard input"
     parser.add_argument("source", metavar="IN", help=about)
-    about = "default: IN with the suffix .zcr; standard output if IN is -; for a folder, a folder to be made"
+    about = "a file or URL; default: IN with the suffix .zcr; standard output if IN is -; of a folder, a new folder"
     parser.add_argument("dest", metavar="OUT", nargs="?", help=about)
     about = "convert only tensors whose names match, such as 'encoder.*'; may be given several times"
     parser.add_argument("--select", action="append", metavar="PATTERN", help=about)

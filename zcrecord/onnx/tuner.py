@@ -217,7 +217,7 @@ def _sent(
     """Write a tuned archive, or one without its tuned part, into a scratch folder, and send it to a URL."""
     started = time.perf_counter()
     check_destination(path_of(archive), url, force, options)
-    with scratch_folder(os.path.join(tempfile.gettempdir(), MODEL)) as folder:
+    with scratch_folder(url) as folder:
         path = os.path.join(folder, MODEL)
         report = work(archive, path, durable=False, **how)
         copy_file(path, url, durable=True, options=options)

@@ -471,7 +471,7 @@ class FileSink:
 
 @contextlib.contextmanager
 def scratch_folder(beside: str) -> Iterator[str]:
-    """Yield a new folder beside a path; it is removed at the end, with all that is in it.
+    """Yield a new folder beside a path, or for a URL among temporary files; it is removed at the end, with its files.
 
     Raises:
         SourceError: it cannot be made.
@@ -480,7 +480,8 @@ def scratch_folder(beside: str) -> Iterator[str]:
 
     with contextlib.ExitStack() as stack:
         with refusals(beside):
-            found = tempfile.TemporaryDirectory(dir=os.path.dirname(os.path.realpath(beside)), prefix=".zcrecord-")
+            where = None if is_url(beside) else os.path.dirname(os.path.realpath(beside))
+            found = tempfile.TemporaryDirectory(dir=where, prefix=".zcrecord-")
             folder = stack.enter_context(found)
         yield folder
 
