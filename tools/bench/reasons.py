@@ -68,6 +68,7 @@ AHEAD = 0.95  # of the other's figure at most: `wins` counts so
 LABELS = (
     (r"save 1\.6 GB .*", "1.6 GB in 24 tensors", "to save (ours with fsync)"),
     (r"load 1\.6 GB in 24 tensors: private memory", "1.6 GB in 24 tensors", "of private memory"),
+    (r"torch\.distributed\.checkpoint, .*: load, (.+)", "checkpoints", r"to load, \1"),
     (r"torch state dict .*: private memory .*", "1.6 GB in 24 tensors", "of private memory for a state dict"),
     (r"torch state dict .*: ready", "1.6 GB in 24 tensors", "until a state dict is ready"),
     (r"drop-in, .*: open and get one", "drop-in", "to open one of 10,000"),
