@@ -371,7 +371,8 @@ zcrecord.onnx.session(source: Any, *, module: str | None = None, memory: Literal
     provider_options: Sequence[Any] | None = None) -> Any
 zcrecord.onnx.to_onnx(source: str | os.PathLike[str] | Any, dest: str | os.PathLike[str] | Binary, *,
     module: str | None = None, external: bool = False, tuned: bool | None = None, force: bool = False,
-    durable: bool = True, progress: Progress | None = None) -> ConvertReport
+    durable: bool = True, progress: Progress | None = None, storage_options: Mapping[str,
+    Any] | None = None) -> ConvertReport
 zcrecord.onnx.tune(archive: str | os.PathLike[str], dest: str | os.PathLike[str] | None = None, *,
     threads: int | None = None, force: bool = False, durable: bool = True, progress: Progress | None = None,
     storage_options: Mapping[str, Any] | None = None) -> TuneReport
@@ -386,7 +387,7 @@ zcrecord.report.PageReport(source: str | None, dest: str | None, tensors: int, m
     html_bytes: int, content_digest: str | None, seconds: float, peak_rss: int | None)
 zcrecord.report.describe_archive(record: Record, *, content_digest: str | None = None) -> dict[str, Any]
 zcrecord.report.report(source: Any, dest: Any, *, digest: bool = False, force: bool = False, durable: bool = True,
-    progress: Progress | None = None) -> PageReport
+    progress: Progress | None = None, storage_options: Mapping[str, Any] | None = None) -> PageReport
 zcrecord.report.report_page(description: dict[str, Any]) -> bytes
 zcrecord.transformers.from_pretrained(folder: Any, model_class: Any, *args: Any, archive: Any = None,
     **kwargs: Any) -> Any
@@ -396,9 +397,11 @@ zcrecord.transport.PackReport(source: str | None, dest: str | None, archive_byte
     frames: int | None, seconds: float, peak_rss: int | None)
 PackReport.ratio -> float
 zcrecord.transport.pack(source: Any, dest: Any, *, level: int = 1, threads: int | None = None, force: bool = False,
-    durable: bool = True, progress: Progress | None = None) -> PackReport
+    durable: bool = True, progress: Progress | None = None, storage_options: Mapping[str,
+    Any] | None = None) -> PackReport
 zcrecord.transport.unpack(source: Any, dest: Any, *, force: bool = False, durable: bool = True,
-    threads: int | None = None, progress: Progress | None = None) -> PackReport
+    threads: int | None = None, progress: Progress | None = None, storage_options: Mapping[str,
+    Any] | None = None) -> PackReport
 zcrecord.vllm.FORMAT
 zcrecord.vllm.register() -> None
 """

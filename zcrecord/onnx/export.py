@@ -10,7 +10,7 @@ import contextlib
 import logging
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from math import prod
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +21,7 @@ from zcrecord.errors import DependencyError, LimitError, RecordError, Unsupporte
 from zcrecord.onnx.protobuf.properties import encode_properties, without_properties
 from zcrecord.onnx.protobuf.reader import LEN, MAX_LENGTH, encode_field, encode_varint
 from zcrecord.onnx.protobuf.tensors import RAW_DATA, STRING_DATA
-from zcrecord.storage.files import Binary, Progress, check_destination, open_sink, path_or_none
+from zcrecord.storage.files import Binary, Progress, check_destination, is_url, open_sink, path_or_none
 from zcrecord.storage.sink import Sink
 from zcrecord.tensors.packed import StringTensor
 from zcrecord.writing.writers import ConvertReport, peak_rss
@@ -50,6 +50,7 @@ def to_onnx(
     force: bool = False,
     durable: bool = True,
     progress: Progress | None = None,
+    storage_options: Mapping[str, Any] | None = None,
 ) -> ConvertReport:
     """Write the model in an archive as ONNX again; holds no more than a few MiB of its values at a time.
 
@@ -62,11 +63,11 @@ def to_onnx(
 
     Args:
         source: an archive that `convert` made: a path, that of a folder with one archive, a bytes-like, or a Record.
-        dest: a path or, unless `external`, a binary file object, pipes included.
+        dest: a path or, unless `external`, a URL or a binary file object, pipes included.
         module: of an archive of several models, the module of the one to write.
         tuned: with `external`, None writes the graph that `tune` made for this machine if it is right on all others;
             True also one with convolutions for this kind of CPU, which others may compute wrong; False none.
-        force, durable: replace what is at `dest`; that of `save_record`.
+        force, durable, storage_options: replace what is at `dest`; those of `save_record`.
         progress: called with bytes done and bytes in all: of the model, and before, with `external`, of the archive.
 
     Returns:
@@ -92,10 +93,10 @@ def to_onnx(
         opened = opened_model(source, module)
         record = opened.record if opened.record is source else stack.enter_context(opened.record)
         try:
-            check_destination(record.path, dest_path, force)
+            check_destination(record.path, dest_path, force, storage_options)
             model = _ModelWriter(opened, _linked(opened, dest_path, stack) if external else None, tuned)
             model.plan(progress)
-            with open_sink(dest, durable=durable) as sink:
+            with open_sink(dest, durable=durable, options=storage_options) as sink:
                 model.write(sink)
         except RecordError as error:
             raise error.located(path=record.archive.path) from error.__cause__
@@ -103,8 +104,8 @@ def to_onnx(
 
 
 def _linked(opened: OpenedModel, dest: str | None, stack: contextlib.ExitStack) -> ArchiveLink:
-    if dest is None:
-        what = "refers to its archive from the folder it lies in, and a stream has none; name a path"
+    if dest is None or is_url(dest):
+        what = "refers to its archive from the folder it lies in, and a stream or a URL has none; name a path"
         raise UnsupportedError(f"a model with external=True {what}")
     found = link(opened, dest)
     stack.enter_context(found.model.record)

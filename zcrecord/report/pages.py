@@ -13,6 +13,7 @@ import json
 import math
 import re
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -86,6 +87,7 @@ def report(
     force: bool = False,
     durable: bool = True,
     progress: Progress | None = None,
+    storage_options: Mapping[str, Any] | None = None,
 ) -> PageReport:
     """Write an HTML page that shows an archive: its tree, its bytes, its values; the same page for the same archive.
 
@@ -93,11 +95,12 @@ def report(
 
     Args:
         source: any source that `load_record` takes, or a binary file object, which is read to its end.
-        dest: a path, which gets the page whole or not at all, or a binary file object.
+        dest: a path or a URL, which gets the page whole or not at all, or a binary file object.
         digest: show the content digest, too; reads everything.
         force: replace `dest`.
         durable: wait until the page would survive power loss.
         progress: called with the bytes hashed so far, and the number of all.
+        storage_options: for fsspec, if `source` or `dest` is a URL.
 
     Raises:
         RecordError: `source` is no archive (a FormatError) or cannot be read, `dest` exists or cannot be written.
@@ -110,13 +113,13 @@ def report(
     """
     started = time.perf_counter()
     given, to = (path_or_none(file) if _is_path(file) else None for file in (source, dest))
-    check_destination(given, to, force)
-    with load_record(source.read() if hasattr(source, "read") else source) as record:
+    check_destination(given, to, force, storage_options)
+    with load_record(source.read() if hasattr(source, "read") else source, storage_options=storage_options) as record:
         found = record.content_digest(progress=progress) if digest else None
         description = describe_archive(record, content_digest=found)
         page = report_page(description)
         counts = len(record), len(record.archive.index.modules), record.archive_nbytes
-    with open_sink(dest, durable=durable) as sink:
+    with open_sink(dest, durable=durable, options=storage_options) as sink:
         sink.write(page)
     return PageReport(given, to, *counts, len(page), found, time.perf_counter() - started, peak_rss())
 

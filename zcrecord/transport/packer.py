@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from itertools import chain, pairwise, repeat
@@ -77,6 +77,7 @@ def pack(
     force: bool = False,
     durable: bool = True,
     progress: Progress | None = None,
+    storage_options: Mapping[str, Any] | None = None,
 ) -> PackReport:
     """Write an archive's packed form, from which `unpack`, or any zstd, gives back the very same bytes.
 
@@ -86,12 +87,13 @@ def pack(
 
     Args:
         source: a path or a binary file object, read forward once.
-        dest: a path, which appears whole or not at all, or a binary file object.
+        dest: a path or a URL, which appears whole or not at all, or a binary file object.
         level: zstd's, from 1 to 22; more than 1 takes longer and gains little on weights.
         threads: number of compressing threads; None is one for each core.
         force: replace a file that exists.
         durable: wait until the file would survive power loss.
         progress: called with the archive's bytes done, and with their total, if that is known.
+        storage_options: for fsspec, if `dest` is a URL.
 
     Raises:
         FormatError: the source is no archive. UnsupportedError: it is a catalogue. DestinationExistsError: `dest` is
@@ -106,7 +108,7 @@ def pack(
         0.0
     """
     started = time.perf_counter()
-    source_path, dest_path = checked_paths(source, dest, force)
+    source_path, dest_path = checked_paths(source, dest, force, storage_options)
     compressors, threads = _compressors(level), cores(threads)
     check = ArchiveCheck(progress)
     entries: list[SeekEntry] = []
@@ -116,7 +118,7 @@ def pack(
                 packed = _pack_file(source_path, check, compressors, threads)
             else:
                 packed = _pack_stream(reader, check, compressors, threads)
-            with open_sink(dest, durable=durable) as sink, closing(packed):
+            with open_sink(dest, durable=durable, options=storage_options) as sink, closing(packed):
                 for entry, frame in packed:
                     sink.write(frame)
                     entries.append(entry)
@@ -130,11 +132,13 @@ def pack(
     )
 
 
-def checked_paths(source: Any, dest: Any, force: bool) -> tuple[str | None, str | None]:
+def checked_paths(
+    source: Any, dest: Any, force: bool, options: Mapping[str, Any] | None
+) -> tuple[str | None, str | None]:
     """Return both paths, None for a file object, after checking that the destination may be written."""
     source_path = None if hasattr(source, "read") else path_of(source)
     dest_path = None if hasattr(dest, "write") else path_of(dest)
-    check_destination(source_path, dest_path, force)
+    check_destination(source_path, dest_path, force, options)
     return source_path, dest_path
 
 

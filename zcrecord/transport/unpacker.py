@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from contextlib import closing
 from typing import Any
 
@@ -35,6 +35,7 @@ def unpack(
     durable: bool = True,
     threads: int | None = None,
     progress: Progress | None = None,
+    storage_options: Mapping[str, Any] | None = None,
 ) -> PackReport:
     """Write the archive that was packed, the same bytes; every checksum on the way is checked, and the index.
 
@@ -44,11 +45,12 @@ def unpack(
 
     Args:
         source: a path or a binary file object, read forward once.
-        dest: a path, which appears whole or not at all, or a binary file object.
+        dest: a path or a URL, which appears whole or not at all, or a binary file object.
         force: replace a file that exists.
         durable: wait until the file would survive power loss.
         threads: number of decompressing threads; None is one for each core.
         progress: called with the archive's bytes done, and with their total, if that is known.
+        storage_options: for fsspec, if `dest` is a URL.
 
     Raises:
         FormatError: it is no packed archive, or a damaged or truncated one. IntegrityError: a checksum does not match.
@@ -64,7 +66,7 @@ def unpack(
         True
     """
     started = time.perf_counter()
-    source_path, dest_path = checked_paths(source, dest, force)
+    source_path, dest_path = checked_paths(source, dest, force, storage_options)
     import_zstandard()  # before anything is opened
     threads = cores(threads)
     try:
@@ -73,7 +75,7 @@ def unpack(
             check = ArchiveCheck(progress, lambda: reader.position if reader.nbytes is None else reader.nbytes)
             check.expected = None if table is None else table.nbytes
             pieces = _decompress(reader, table, threads)
-            with open_sink(dest, durable=durable) as sink, closing(pieces):
+            with open_sink(dest, durable=durable, options=storage_options) as sink, closing(pieces):
                 for piece in pieces:
                     check.see(piece)
                     sink.write(piece)
