@@ -75,6 +75,7 @@ AT_WORK = {
     "edit FILE --metadata a=b": "zcrecord.record.edit",
     "diff FILE FILE": "zcrecord.cli.diff",
     "convert FILE out.npz": "zcrecord.formats",
+    "consolidate FILE out.zcr": "zcrecord.distributed",
     "to-onnx FILE out.onnx": "zcrecord.onnx",
     "tune FILE": "onnxruntime",
     "pack FILE": "zstandard",

@@ -351,7 +351,7 @@ ZCR_FUNCTION zcr_status zcr_read_end(zcr_archive *a, const unsigned char *p, siz
 }
 
 /* Returns the bytes from the first payload to the index or the trailer, whichever follows the payloads. */
-ZCR_FUNCTION size_t zcr_payload_room(const zcr_archive *a)
+static inline size_t zcr_payload_room(const zcr_archive *a)
 {
     const size_t payloads = a->extent[ZCR_E_PAYLOADS], index = a->extent[ZCR_E_INDEX];
     return (index < payloads ? a->extent[ZCR_E_SIZE] - 64 : index) - payloads;
@@ -362,7 +362,7 @@ ZCR_FUNCTION zcr_status zcr_check_counts(const zcr_archive *a)
 {
     const zcr_vector *const v = a->v;
     const uint32_t count = v[ZCR_V_TENSORS].count;
-    size_t region = zcr_payload_room(a);
+    size_t region;
     if (v[ZCR_V_BY_NAME].count != count ||
         (v[ZCR_V_BY_MODULE].count != count && v[ZCR_V_BY_MODULE].items != a->base + a->extent[ZCR_E_INDEX])) {
         return 24;
@@ -373,6 +373,7 @@ ZCR_FUNCTION zcr_status zcr_check_counts(const zcr_archive *a)
     if (!v[ZCR_V_MODULES].count) {
         return 37;
     }
+    region = zcr_payload_room(a);
     if (region & a->mask) {
         return 13;
     }
