@@ -30,9 +30,8 @@ from .values import PICKLED, Path, PickledValue, path_from_text
 
 __all__ = ["Checkpoint", "PathsByName", "StoredBox"]
 
-Array = np.ndarray[Any, np.dtype[Any]]
+
 _LONGER = 1 << 16  # items of lists that have no name, such as empty dicts
-_FEW = 64  # boxes that are compared one by one
 
 
 class StoredBox(NamedTuple):
@@ -63,7 +62,7 @@ class Checkpoint:
         names = self.archive.names()
         self.tensors: dict[str, int] = dict(zip(names, range(len(names)), strict=True))
         self.metadata: dict[str, Any] = record.metadata
-        self._boxes: dict[int, tuple[Array, Array]] = {}
+        self._pieces: dict[int, list[StoredBox]] = {}
         self._places: dict[tuple[int, int], tuple[int, int]] = {}
         self._types: dict[int, tuple[DType, int, tuple[int, ...]]] = {}
         self._values: dict[str, tuple[int, int]] | None = None
@@ -100,46 +99,34 @@ class Checkpoint:
             found = self._types[i] = dtypes.by_code[row.dtype], row.bits, self.archive.shape(row)
         return found
 
-    def boxes(self, i: int) -> tuple[Array, Array]:
-        """Return first index and size of each piece of a tensor, a row each; none if it has no elements.
+    def pieces(self, i: int) -> list[StoredBox]:
+        """Return the pieces of a tensor; none if it has no elements.
 
         Raises:
             FormatError: they do not tile it.
         """
-        found = self._boxes.get(i)
+        found = self._pieces.get(i)
         if found is None:
-            if isinstance(self.archive, ShardedArchive):
-                found = self.archive.boxes(i)
-            else:
-                row = self.archive.row(i)
-                count = int(row.payload != NONE)
-                shape = self.archive.shape(row)
-                found = np.zeros((count, len(shape)), np.int64), np.array([shape] * count).reshape(count, len(shape))
-            self._boxes[i] = found
+            found = self._pieces[i] = [StoredBox(i, k, *box) for k, box in enumerate(self._boxes(i))]
         return found
 
-    def box_at(self, i: int, origin: tuple[int, ...], hint: int | None = None) -> StoredBox | None:
-        """Return the piece of a tensor that starts at an index; `hint` is the number that it may have."""
-        starts, sizes = self.boxes(i)
-        k = hint if hint is not None and hint < len(starts) and tuple(starts[hint].tolist()) == origin else None
-        if k is None:
-            found = np.flatnonzero((starts == np.array(origin, np.int64)).all(axis=1))
-            if not len(found):
-                return None
-            k = int(found[0])
-        return StoredBox(i, k, origin, tuple(sizes[k].tolist()))
+    def _boxes(self, i: int) -> Iterable[tuple[tuple[int, ...], tuple[int, ...]]]:
+        if isinstance(self.archive, ShardedArchive):
+            starts, sizes = self.archive.boxes(i)
+            return zip(map(tuple, starts.tolist()), map(tuple, sizes.tolist()), strict=True)
+        shape = self.type_of(i)[2]
+        return [((0,) * len(shape), shape)] if self.archive.row(i).payload != NONE else []
 
-    def boxes_within(self, i: int, origin: tuple[int, ...], extent: tuple[int, ...]) -> list[StoredBox]:
+    def piece_at(self, i: int, origin: tuple[int, ...], hint: int | None = None) -> StoredBox | None:
+        """Return the piece of a tensor that starts at an index; `hint` is the number that it may have."""
+        pieces = self.pieces(i)
+        if hint is not None and hint < len(pieces) and pieces[hint].origin == origin:
+            return pieces[hint]
+        return next((box for box in pieces if box.origin == origin), None)
+
+    def pieces_within(self, i: int, origin: tuple[int, ...], extent: tuple[int, ...]) -> list[StoredBox]:
         """Return the pieces of a tensor that have elements of a box."""
-        starts, sizes = self.boxes(i)
-        if len(starts) <= _FEW:
-            pairs = enumerate(zip(map(tuple, starts.tolist()), map(tuple, sizes.tolist()), strict=True))
-            return [StoredBox(i, k, *box) for k, box in pairs if _meet(*box, origin, extent)]
-        low = np.array(origin, np.int64)
-        meets = ((starts < low + np.array(extent, np.int64)) & (low < starts + sizes)).all(axis=1)
-        return [
-            StoredBox(i, k, tuple(starts[k].tolist()), tuple(sizes[k].tolist())) for k in np.flatnonzero(meets).tolist()
-        ]
+        return [box for box in self.pieces(i) if _meet(box.origin, box.extent, origin, extent)]
 
     def place(self, box: StoredBox) -> tuple[int, int]:
         """Return the file of a piece, by number, and its payload's number there: in this order they are read."""
@@ -182,7 +169,7 @@ class Checkpoint:
         nbytes = dtypes.nbytes(prod(box.extent), self.type_of(box.tensor)[1])
         if verify:
             self._verify(box)
-        if isinstance(archive, ShardedArchive) and len(self.boxes(box.tensor)[0]) > 1:
+        if isinstance(archive, ShardedArchive) and len(self.pieces(box.tensor)) > 1:
             return archive.box_octets(box.tensor, box.piece, nbytes)
         row = archive.row(box.tensor)
         if row.strides != NONE:

@@ -29,8 +29,6 @@ else:
 
 __all__ = ["CheckpointReading", "loaded_object", "reader_class"]
 
-Array = Any
-
 
 @functools.cache
 def reader_class() -> Any:
@@ -208,7 +206,7 @@ class CheckpointReading(StorageReader):  # type: ignore[misc]  # mypy takes torc
                 continue
             name, origin = item.storage_index.fqn, tuple(origin)
             i = opened.tensors.get(name)
-            box = None if i is None else opened.box_at(i, origin, item.storage_index.index)
+            box = None if i is None else opened.piece_at(i, origin, item.storage_index.index)
             ends = zip(item.storage_offsets, item.lengths, strict=True)
             if box is None or any(a + n > size for (a, n), size in zip(ends, box.extent, strict=True)):
                 what = "the checkpoint was replaced by one of other chunks while it was being loaded; load it again"
@@ -275,12 +273,11 @@ class _MetadataByName(Mapping[str, Any]):
         kind, bits, shape = opened.type_of(i)
         properties = TensorProperties(dtype=torch_dtype(torch, kind, bits))
         size = torch.Size(torch_shape(kind, bits, shape))
-        origin, extent = opened.boxes(i)
-        if bits < 8:  # such a tensor is not split
-            chunks = [ChunkStorageMetadata(torch.Size([0] * len(shape)), size)][: len(origin)]
-        else:
-            boxes = zip(map(torch.Size, origin.tolist()), map(torch.Size, extent.tolist()), strict=True)
-            chunks = [ChunkStorageMetadata(start, sizes) for start, sizes in boxes]
+        whole = bits < 8  # such a tensor is not split
+        chunks = [
+            ChunkStorageMetadata(torch.Size(box.origin), size if whole else torch.Size(box.extent))
+            for box in opened.pieces(i)
+        ]
         return TensorStorageMetadata(properties, size, chunks)
 
     def __contains__(self, name: object) -> bool:

@@ -136,7 +136,7 @@ class _Views:
         dtype = torch_dtype(torch, kind, bits)
         # A tensor of packed elements is not split, and torch counts two of them as one.
         wanted = (origin, extent) if bits >= 8 else ((0,) * len(shape), shape)
-        boxes = [] if 0 in extent else opened.boxes_within(i, *wanted)
+        boxes = [] if 0 in extent else opened.pieces_within(i, *wanted)
         if len(boxes) == 1:
             as_torch = boxes[0]._replace(extent=torch_shape(kind, bits, boxes[0].extent))
             view = _narrowed(self._piece(boxes[0], dtype, as_torch.extent), as_torch, origin, extent)
