@@ -247,8 +247,11 @@ class _MetadataByName(Mapping[str, Any]):
     """DCP's metadata of each name, made when it is asked for: the chunks of a tensor may be many."""
 
     def __init__(self, opened: Checkpoint) -> None:
-        self._opened, self._torch = opened, import_torch()
+        from torch.distributed.checkpoint import metadata  # once: `_make` is called for thousands of names
+
+        self._opened, self._torch, self._kinds = opened, import_torch(), metadata
         self._made: dict[str, Any] = {}
+        self._properties: dict[Any, Any] = {}  # by element type; nobody writes to them
 
     def __getitem__(self, name: str) -> Any:
         found = self._made.get(name)
@@ -257,28 +260,23 @@ class _MetadataByName(Mapping[str, Any]):
         return found
 
     def _make(self, name: str) -> Any:
-        from torch.distributed.checkpoint.metadata import (
-            BytesStorageMetadata,
-            ChunkStorageMetadata,
-            TensorProperties,
-            TensorStorageMetadata,
-        )
-
-        torch, opened = self._torch, self._opened
+        opened, kinds, size_of = self._opened, self._kinds, self._torch.Size
         i = opened.tensors.get(name)
         if i is None:
             if name not in opened.values:
                 raise KeyError(name)
-            return BytesStorageMetadata()
+            return kinds.BytesStorageMetadata()
         kind, bits, shape = opened.type_of(i)
-        properties = TensorProperties(dtype=torch_dtype(torch, kind, bits))
-        size = torch.Size(torch_shape(kind, bits, shape))
+        dtype = torch_dtype(self._torch, kind, bits)
+        if dtype not in self._properties:
+            self._properties[dtype] = kinds.TensorProperties(dtype=dtype)
+        size = size_of(torch_shape(kind, bits, shape))
         whole = bits < 8  # such a tensor is not split
         chunks = [
-            ChunkStorageMetadata(torch.Size(box.origin), size if whole else torch.Size(box.extent))
+            kinds.ChunkStorageMetadata(size_of(box.origin), size if whole else size_of(box.extent))
             for box in opened.pieces(i)
         ]
-        return TensorStorageMetadata(properties, size, chunks)
+        return kinds.TensorStorageMetadata(self._properties[dtype], size, chunks)
 
     def __contains__(self, name: object) -> bool:
         return name in self._opened.tensors or name in self._opened.values
