@@ -49,7 +49,9 @@ from zcrecord.onnx import convert, graph, to_onnx, verify_external
 
 def test_a_stream_cannot_point_to_an_archive_nor_can_a_model_to_memory(tmp_path: Path) -> None:
     made = archive(mlp(), tmp_path / "m.zcr")
-    with pytest.raises(UnsupportedError, match="from the folder it lies in, and a stream or a URL has none; name a path"):
+    with pytest.raises(
+        UnsupportedError, match="from the folder it lies in, and a stream or a URL has none; name a path"
+    ):
         to_onnx(made, io.BytesIO(), external=True)
     with pytest.raises(UnsupportedError, match="needs an archive in a file, and this one is in memory; save it to one"):
         to_onnx(made.read_bytes(), tmp_path / "m.onnx", external=True)
