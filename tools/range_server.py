@@ -54,6 +54,15 @@ class Server:
         """How many bytes went out as bodies."""
         return sum(request.sent for request in self.requests)
 
+    def replace_after(self, requests: int) -> None:
+        """Send another ETag from that request on, as if the file had been replaced."""
+
+        def replaced(_: Any, number: int) -> bool:
+            self.etag = f'"{1 + (number >= requests)}"'
+            return False
+
+        self.misbehave = replaced
+
     def forget(self) -> None:
         """Begin to count anew."""
         self.requests.clear()

@@ -19,8 +19,9 @@ from zcrecord.codec.index import PAYLOAD
 from zcrecord.distributed import ZcrStorageReader, load_views
 from zcrecord.distributed.folder import CheckpointFolder
 from zcrecord.distributed.join import joined
-from zcrecord.distributed.rank_archive import Chunk, RankReport, RankWriter, WholeTensor, _blocks, _HostBlocks
+from zcrecord.distributed.rank_archive import Chunk, RankReport, RankWriter, WholeTensor, _HostBlocks
 from zcrecord.errors import UnsupportedError
+from zcrecord.tensors.strides import in_blocks
 from zcrecord.writing.catalogue import WrittenShard
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is (disabled|unavailable)")
@@ -37,7 +38,7 @@ MIB = 1 << 20
 def test_blocks_are_the_elements_in_c_order_a_few_mib_at_a_time(shape: Any, turned: bool) -> None:
     values = np.arange(np.prod(shape, dtype=int), dtype=np.float32).reshape(shape)
     values = values.T if turned else values
-    parts = list(_blocks(values))
+    parts = list(in_blocks(values, 4 * MIB))
     assert all(part.nbytes <= 4 * MIB and (part.base is not None or part is values) for part in parts)
     assert b"".join(part.tobytes() for part in parts) == values.tobytes()
 

@@ -145,12 +145,7 @@ def test_damage_is_found_where_a_box_brings_all_of_its_payload(tmp_path: Path, f
 @pytest.mark.parametrize("how", LOADERS)
 def test_a_file_that_is_replaced_while_boxes_are_loaded_is_an_error(server: Server, how: str) -> None:
     record = opened(server)
-
-    def replaced(_: Any, number: int) -> bool:
-        server.etag = f'"{1 + (number > 3)}"'
-        return False
-
-    server.misbehave = replaced
+    server.replace_after(4)
     with pytest.raises(SourceError, match=r"m\.zcr: (tensor '.*': )?was replaced or changed since it was opened"):
         load(record, how, slices={"wide": np.s_[:, :, :70_000]}, max_in_flight=MIB)
 

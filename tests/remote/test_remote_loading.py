@@ -318,12 +318,7 @@ def test_a_loader_that_reads_backwards_is_checked_in_the_end(server: Server) -> 
 @pytest.mark.parametrize("how", LOADERS)
 def test_a_file_that_is_replaced_while_it_is_loaded_is_an_error(server: Server, how: str) -> None:
     record = opened(server)
-
-    def replaced(_: Any, number: int) -> bool:
-        server.etag = f'"{1 + (number > 3)}"'
-        return False
-
-    server.misbehave = replaced
+    server.replace_after(4)
     with pytest.raises(SourceError, match=r"m\.zcr: (tensor '.*': )?was replaced or changed since it was opened"):
         load(record, how, max_in_flight=MIB)
 

@@ -253,7 +253,7 @@ class ShardedArchive(Archive):
         if np.count_nonzero(named < len(theirs)) == len(named) == len(np.unique(named)):
             numbers = table.payloads_of(pieces)
             rows, mine = theirs[named], self.index.payloads[numbers]
-            room = np.uint64(len(shard.buffer) - shard.header.payload_offset)
+            room = np.uint64(shard.header.payload_room)
             whole = table.whole()[numbers] == file
             wrong = whole & (rows["nbytes"] != mine["nbytes"])
             wrong |= (rows["nbytes"] > room) | (rows["offset"] > room - np.minimum(rows["nbytes"], room))

@@ -14,7 +14,7 @@ import numpy as np
 
 from zcrecord.codec.digests import RunningDigest, digest_of
 from zcrecord.codec.entries import PayloadId
-from zcrecord.codec.layout import HEADER_SIZE, NONE
+from zcrecord.codec.layout import NONE
 from zcrecord.errors import FormatError, IntegrityError
 from zcrecord.storage.threads import MOST_THREADS, WORTH_A_THREAD, Going, cores, run_threads
 
@@ -96,8 +96,7 @@ class _DamageSearch:
         self.numbers = np.flatnonzero(new)  # of each range the first payload
         self.rows: Array = ix.payloads[self.numbers]
         self.found: list[tuple[int, int, int]] = []  # from where to where, and of `rows` which; -1 for a gap
-        self._start = HEADER_SIZE + h.index_size if h.front else HEADER_SIZE
-        self._end = h.archive_size - HEADER_SIZE if h.front else h.index_offset
+        self._start, self._end = h.payload_region
         self.total = self._end - self._start
         self._base, self._shift = h.payload_offset, archive.offset
         self._buffer, self._whole, self._hashed = archive.buffer, archive.whole, bool(ix.digest_kind)

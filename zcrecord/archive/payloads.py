@@ -11,7 +11,7 @@ import numpy as np
 from zcrecord.codec.digests import RunningDigest
 from zcrecord.errors import IntegrityError, LimitError
 from zcrecord.storage.stream_reader import KEPT, SequentialMapping
-from zcrecord.tensors.strides import address, extent
+from zcrecord.tensors.strides import address, extent, in_blocks
 
 from .archive import Archive
 from .info import TensorInfo, infos
@@ -62,7 +62,7 @@ class Payloads:
                     pass
             self._find(self._archive.payload(info.payload))
             held = np.empty(min(info.nbytes, _GATHERED), np.uint8)
-            for block in _blocks(self._archive.view(self._archive.find(info.name))):
+            for block in in_blocks(self._archive.view(self._archive.find(info.name)), _GATHERED):
                 octets = held[: block.nbytes]
                 self._gather(octets.view(block.dtype).reshape(block.shape), block)
                 yield octets
@@ -139,18 +139,3 @@ def _ahead(prepared: Callable[[int], memoryview], places: range) -> Iterator[mem
             coming = other.submit(prepared, at)
             yield piece
         yield coming.result()
-
-
-def _blocks(view: Array) -> Iterator[Array]:
-    """Yield an array in blocks of bounded size that follow one another in C order."""
-    if view.nbytes <= _GATHERED:
-        yield view
-        return
-    row = view.nbytes // len(view)
-    if row > _GATHERED:
-        for part in view:
-            yield from _blocks(part)
-        return
-    step = _GATHERED // row
-    for start in range(0, len(view), step):
-        yield view[start : start + step]

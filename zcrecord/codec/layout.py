@@ -96,9 +96,16 @@ class Header(NamedTuple):
         return self.index_offset == HEADER_SIZE and self.payload_offset >= HEADER_SIZE + self.index_size
 
     @property
+    def payload_region(self) -> tuple[int, int]:
+        """Start and end of what lies between header, index and trailer: the payloads, and the gaps around them."""
+        if self.front:
+            return HEADER_SIZE + self.index_size, self.archive_size - HEADER_SIZE
+        return HEADER_SIZE, self.index_offset
+
+    @property
     def payload_room(self) -> int:
-        """Bytes from `payload_offset` to the index or the trailer, whichever follows the payloads."""
-        return (self.archive_size - HEADER_SIZE if self.front else self.index_offset) - self.payload_offset
+        """Bytes from `payload_offset` to the end of the region of payloads."""
+        return self.payload_region[1] - self.payload_offset
 
 
 def encode_unsealed(alignment: int) -> bytes:

@@ -23,14 +23,15 @@ __all__ = ["ZcrStorageReader", "ZcrStorageWriter", "consolidate", "load_views"]
 
 
 def __getattr__(name: str) -> Any:
+    found: Any
     if name == "ZcrStorageWriter":
-        from .writer import writer_class
+        from .writer import CheckpointWriting
 
-        found = writer_class()
+        found = _over_torch(name, CheckpointWriting, "StorageWriter")
     elif name == "ZcrStorageReader":
-        from .reader import reader_class
+        from .reader import CheckpointReading
 
-        found = reader_class()
+        found = _over_torch(name, CheckpointReading, "StorageReader")
     elif name == "load_views":
         from .views import load_views as found
     elif name == "consolidate":
@@ -39,6 +40,20 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     globals()[name] = found
     return found
+
+
+def _over_torch(name: str, own: Any, base: str) -> Any:
+    """Return a class of ours over a base class of DCP, which is imported only now.
+
+    Raises:
+        DependencyError: torch is not installed.
+    """
+    from zcrecord.frameworks.torch import import_torch
+
+    import_torch()
+    import torch.distributed.checkpoint as dcp
+
+    return type(name, (own, getattr(dcp, base)), {"__doc__": own.__doc__, "__module__": __name__})
 
 
 def __dir__() -> list[str]:

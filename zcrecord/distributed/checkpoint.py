@@ -28,7 +28,7 @@ from .folder import catalogue_of
 from .join import FLAT, OBJECTS, PATHS, PLANNER_DATA
 from .values import PICKLED, Path, PickledValue, path_from_text
 
-__all__ = ["Checkpoint", "PathsByName", "StoredBox"]
+__all__ = ["ByName", "Checkpoint", "PathsByName", "StoredBox"]
 
 
 _LONGER = 1 << 16  # items of lists that have no name, such as empty dicts
@@ -281,23 +281,31 @@ def _is_bounded(path: Path, most: int) -> bool:
     return all(isinstance(key, str) or 0 <= key < most for key in path)
 
 
-class PathsByName(Mapping[str, Path]):
-    """The path of each name, found when it is asked for: what DCP's planners unflatten names by."""
+class ByName(Mapping[str, Any]):
+    """Base class of mappings from each name of a checkpoint to what is found when it is asked for."""
 
-    def __init__(self, checkpoint: Checkpoint) -> None:
-        self._checkpoint, self._others = checkpoint, checkpoint.other_paths()
+    def __init__(self, opened: Checkpoint) -> None:
+        self._opened = opened
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._opened.tensors or name in self._opened.values
+
+    def __iter__(self) -> Iterator[str]:
+        yield from self._opened.tensors
+        yield from self._opened.values
+
+    def __len__(self) -> int:
+        return len(self._opened.tensors) + len(self._opened.values)
+
+
+class PathsByName(ByName):
+    """The path of each name: what DCP's planners unflatten names by."""
+
+    def __init__(self, opened: Checkpoint) -> None:
+        super().__init__(opened)
+        self._others = opened.other_paths()
 
     def __getitem__(self, name: str) -> Path:
         if name not in self:
             raise KeyError(name)
-        return self._others.get(name) or self._checkpoint.path_in_tree(name)
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._checkpoint.tensors or name in self._checkpoint.values
-
-    def __iter__(self) -> Iterator[str]:
-        yield from self._checkpoint.tensors
-        yield from self._checkpoint.values
-
-    def __len__(self) -> int:
-        return len(self._checkpoint.tensors) + len(self._checkpoint.values)
+        return self._others.get(name) or self._opened.path_in_tree(name)

@@ -21,7 +21,7 @@ from zcrecord.errors import SourceError, SourceNotFoundError
 from zcrecord.storage import uploads
 from zcrecord.storage.files import is_url, open_sink, path_of, refusals, sync_folder
 from zcrecord.storage.folders import archive_in
-from zcrecord.storage.scratch import MOST_OF_CATALOGUE, remove_unnamed, shard_pattern
+from zcrecord.storage.scratch import MOST_OF_CATALOGUE, remove_unnamed, shard_pattern, unnamed
 from zcrecord.storage.sink import Sink
 from zcrecord.storage.urls import redacted
 from zcrecord.writing.catalogue import write_catalogue
@@ -229,9 +229,7 @@ class CheckpointPrefix(CheckpointFolder):
     def take_back(self, names: Iterable[str]) -> None:
         """Remove archives of a save that failed, but for those that the catalogue names by now."""
         fs, path = uploads.connected(self.path, self._options)
-        names, start = list(names), b""
-        if sum(map(len, names)) > MOST_OF_CATALOGUE // 4:  # more than the start of a catalogue may tell
-            return
+        start = b""
         try:
             fs.invalidate_cache(path)
             start = fs.cat_file(f"{path}/{CATALOGUE}", start=0, end=MOST_OF_CATALOGUE)
@@ -239,7 +237,7 @@ class CheckpointPrefix(CheckpointFolder):
             pass
         except Exception:  # nobody knows what it names
             return
-        self.remove(name for name in names if name.encode() not in start)
+        self.remove(unnamed(names, start))
 
 
 def catalogue_of(path: Any) -> str:

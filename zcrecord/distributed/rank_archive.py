@@ -21,6 +21,7 @@ from zcrecord.storage.sink import Sink
 from zcrecord.tensors import interop
 from zcrecord.tensors.lazy import LazyTensor
 from zcrecord.tensors.packed import PackedTensor
+from zcrecord.tensors.strides import in_blocks
 from zcrecord.writing.catalogue import WrittenShard
 from zcrecord.writing.module_tree import ModuleTreeBuilder, state_path
 from zcrecord.writing.writers import StreamWriter
@@ -156,7 +157,7 @@ class RankWriter:
             return LazyTensor(kind, chunk.extent, [found])
         if isinstance(found, np.ndarray):
             whole = found.flags.c_contiguous or not found.ndim
-            return LazyTensor(kind, chunk.extent, [found] if whole else _blocks(found))
+            return LazyTensor(kind, chunk.extent, [found] if whole else in_blocks(found, _BLOCK))
         if self._host is None:
             self._host = _HostBlocks(self._torch, tensor.device)
         return LazyTensor(kind, chunk.extent, self._host.blocks(tensor))
@@ -195,20 +196,6 @@ def _in_elements(chunk: Chunk, kind: DType) -> Chunk:
     return chunk._replace(shape=shape, extent=shape)
 
 
-def _blocks(values: Any) -> Iterator[Any]:
-    """Yield parts of an array or tensor in C order, each of at most 4 MiB, as views."""
-    if values.nbytes <= _BLOCK or not values.ndim:
-        yield values
-        return
-    rows = _BLOCK // (values.nbytes // len(values))
-    if not rows:
-        for row in values:
-            yield from _blocks(row)
-        return
-    for start in range(0, len(values), rows):
-        yield values[start : start + rows]
-
-
 class _HostBlocks:
     """Copies of a device's tensors in the host's memory, a block at a time; while one is used the next is copied."""
 
@@ -221,7 +208,7 @@ class _HostBlocks:
         torch = self._torch
         plain = tensor.detach().resolve_conj().resolve_neg()
         waiting: tuple[Any, Any] | None = None
-        for turn, block in enumerate(_blocks(plain)):
+        for turn, block in enumerate(in_blocks(plain, _BLOCK)):
             octets = block.contiguous().reshape(-1).view(torch.uint8)
             held = self._ring[turn % 2][: octets.numel()]
             event = self._copy(held, octets)

@@ -9,7 +9,6 @@ Source: `StorageReader` and the calls of `_load_state_dict` in torch 2.13.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import io
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Literal
@@ -18,30 +17,16 @@ from zcrecord.errors import IntegrityError, MismatchError, SourceError, SourceNo
 from zcrecord.frameworks.torch import import_torch, torch_dtype, torch_over, torch_shape
 from zcrecord.storage.files import is_url
 
-from .checkpoint import Checkpoint, PathsByName, StoredBox
+from .checkpoint import ByName, Checkpoint, PathsByName, StoredBox
 from .folder import catalogue_of
 from .values import PickledValue
 
 if TYPE_CHECKING:
     StorageReader = Any
 else:
-    StorageReader = object  # torch's comes after it, in `reader_class`
+    StorageReader = object  # torch's comes after it, in `__getattr__` of the package
 
-__all__ = ["CheckpointReading", "loaded_object", "reader_class"]
-
-
-@functools.cache
-def reader_class() -> Any:
-    """Return the class `ZcrStorageReader`; made on the first call, which imports torch.
-
-    Raises:
-        DependencyError: torch is not installed.
-    """
-    import_torch()
-    from torch.distributed.checkpoint import StorageReader
-
-    about = {"__doc__": CheckpointReading.__doc__, "__module__": "zcrecord.distributed"}
-    return type("ZcrStorageReader", (CheckpointReading, StorageReader), about)
+__all__ = ["CheckpointReading", "loaded_object"]
 
 
 class CheckpointReading(StorageReader):  # type: ignore[misc]  # mypy takes torch for Any
@@ -243,13 +228,14 @@ def _value_setter(torch: Any, planner: Any) -> Callable[[Any, Any], None]:
     return lambda item, value: set_element(planner.original_state_dict, planner.mappings[item.dest_index.fqn], value)
 
 
-class _MetadataByName(Mapping[str, Any]):
+class _MetadataByName(ByName):
     """DCP's metadata of each name, made when it is asked for: the chunks of a tensor may be many."""
 
     def __init__(self, opened: Checkpoint) -> None:
         from torch.distributed.checkpoint import metadata  # once: `_make` is called for thousands of names
 
-        self._opened, self._torch, self._kinds = opened, import_torch(), metadata
+        super().__init__(opened)
+        self._torch, self._kinds = import_torch(), metadata
         self._made: dict[str, Any] = {}
         self._properties: dict[Any, Any] = {}  # by element type; nobody writes to them
 
@@ -277,16 +263,6 @@ class _MetadataByName(Mapping[str, Any]):
             for box in opened.pieces(i)
         ]
         return kinds.TensorStorageMetadata(self._properties[dtype], size, chunks)
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._opened.tensors or name in self._opened.values
-
-    def __iter__(self) -> Iterator[str]:
-        yield from self._opened.tensors
-        yield from self._opened.values
-
-    def __len__(self) -> int:
-        return len(self._opened.tensors) + len(self._opened.values)
 
 
 def loaded_object(value: Any, name: str, path: str | None, allow_pickle: bool) -> Any:

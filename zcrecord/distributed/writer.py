@@ -8,7 +8,6 @@ Source: `StorageWriter` and the calls of `_save_state_dict` in torch 2.13.
 
 from __future__ import annotations
 
-import functools
 import io
 import os
 from collections.abc import Mapping
@@ -28,23 +27,9 @@ from .values import PickledValue, is_plain, paths_of
 if TYPE_CHECKING:
     StorageWriter = Any
 else:
-    StorageWriter = object  # torch's comes after it, in `writer_class`
+    StorageWriter = object  # torch's comes after it, in `__getattr__` of the package
 
-__all__ = ["CheckpointWriting", "writer_class"]
-
-
-@functools.cache
-def writer_class() -> Any:
-    """Return the class `ZcrStorageWriter`; made on the first call, which imports torch.
-
-    Raises:
-        DependencyError: torch is not installed.
-    """
-    import_torch()
-    from torch.distributed.checkpoint import StorageWriter
-
-    about = {"__doc__": CheckpointWriting.__doc__, "__module__": "zcrecord.distributed"}
-    return type("ZcrStorageWriter", (CheckpointWriting, StorageWriter), about)
+__all__ = ["CheckpointWriting"]
 
 
 class CheckpointWriting(StorageWriter):  # type: ignore[misc]  # mypy takes torch for Any

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 
 from zcrecord.archive.archive import Archive
-from zcrecord.codec.layout import HEADER_SIZE
 from zcrecord.errors import SourceError
 from zcrecord.storage.files import identity_of
 from zcrecord.writing.catalogue import BLOBS, outline_of, write_catalogue
@@ -31,7 +30,7 @@ def add_to_catalogue(record: Record, metadata: Mapping[str, Any], *, durable: bo
     entries.metadata = [a for a in entries.metadata if a.key not in metadata] + metadata_entries(metadata)
     entries.payload_rows, kind = archive.index.payloads, archive.index.digest_kind
     entries.digest_kind, h = kind, archive.header
-    outline, _ = outline_of(entries, h.alignment, h.base_alignment, h.archive_size - HEADER_SIZE - h.payload_offset)
+    outline, _ = outline_of(entries, h.alignment, h.base_alignment, h.payload_room)
     tree = Record(catalogue).tree()
     tree["outline"] = np.frombuffer(outline, np.uint8)
     if BLOBS in tree:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from zcrecord.codec.element_rules import ElementRules
-from zcrecord.codec.layout import HEADER_SIZE, NONE
+from zcrecord.codec.layout import NONE
 from zcrecord.errors import FormatError
 
 from .on_demand import OnDemandMemory, PayloadRange
@@ -116,9 +116,7 @@ def _gaps(archive: Archive) -> list[PayloadRange]:
     """Return the gaps between the payloads of a whole archive, before the first and after the last."""
     if not archive.whole:
         return []
-    h = archive.header
-    at = HEADER_SIZE + h.index_size if h.front else HEADER_SIZE
-    end = h.archive_size - HEADER_SIZE if h.front else h.index_offset
+    at, end = archive.header.payload_region
     out = []
     for start, stop in [*((row.start, row.end) for row in _payloads(archive)), (end, end)]:
         if at < start:

@@ -12,15 +12,21 @@ import re
 import stat
 from collections.abc import Iterable, Iterator
 
-__all__ = ["MOST_OF_CATALOGUE", "note_of", "one_at_a_time", "remove_unnamed", "scratch_file", "shard_pattern"]
+__all__ = [
+    "MOST_OF_CATALOGUE",
+    "note_of",
+    "one_at_a_time",
+    "remove_unnamed",
+    "scratch_file",
+    "shard_pattern",
+    "unnamed",
+]
 
 _SUFFIX = ".zcr-scratch"
 _LONGEST = 200  # bytes of a name that its scratch file's begins with
 _TRIES = 16  # to make a file that no other process removes before it is locked
 _NOTE = b"zcrecord shards\n"  # the start of a note; names follow, a line each
-MOST_OF_CATALOGUE = (
-    1 << 22
-)  # bytes of a note that are read, and of a catalogue, whose first payload has the names of its shards
+MOST_OF_CATALOGUE = 1 << 22  # bytes that are read of one, whose first payload has the names of its shards; or of a note
 _MORE = sum(getattr(os, name, 0) for name in ("O_BINARY", "O_CLOEXEC"))
 
 
@@ -149,18 +155,26 @@ def remove_unnamed(path: str, names: Iterable[str]) -> None:
     Raises:
         OSError: the catalogue cannot be read; nothing was removed.
     """
-    names = list(names)
-    if sum(map(len, names)) > MOST_OF_CATALOGUE // 4:  # more than the start of a catalogue may tell
-        return
     folder, name = os.path.split(path)
     ours = re.compile(shard_pattern(name))
     start = b""
     with contextlib.suppress(FileNotFoundError), open(path, "rb") as file:
         start = file.read(MOST_OF_CATALOGUE)
-    for shard in names:
-        if ours.fullmatch(shard) and shard.encode() not in start:
+    for shard in unnamed(names, start):
+        if ours.fullmatch(shard):
             with contextlib.suppress(OSError):
                 os.unlink(os.path.join(folder, shard))
+
+
+def unnamed(names: Iterable[str], start: bytes) -> list[str]:
+    """Return the shards that a catalogue does not name, by its first MOST_OF_CATALOGUE bytes; none if that cannot tell.
+
+    Its names come first, but may be more than these bytes have.
+    """
+    names = list(names)
+    if sum(map(len, names)) > MOST_OF_CATALOGUE // 4:
+        return []
+    return [name for name in names if name.encode() not in start]
 
 
 def shard_pattern(name: str) -> str:

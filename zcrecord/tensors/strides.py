@@ -6,7 +6,7 @@ Knows shapes, strides and addresses; nothing of element types, names or archives
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,7 +14,18 @@ import numpy as np
 if TYPE_CHECKING:
     import numpy.typing as npt  # costs 0.6 ms at run time
 
-__all__ = ["address", "addresses", "as_bytes", "c_strides", "extent", "is_c_order", "is_dense", "memory_order", "reach"]
+__all__ = [
+    "address",
+    "addresses",
+    "as_bytes",
+    "c_strides",
+    "extent",
+    "in_blocks",
+    "is_c_order",
+    "is_dense",
+    "memory_order",
+    "reach",
+]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -99,3 +110,22 @@ def as_bytes(array: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
     if not array.flags.c_contiguous:
         array = np.ascontiguousarray(array)
     return array.reshape(-1).view(np.uint8)
+
+
+def in_blocks(values: Any, most: int) -> Iterator[Any]:
+    """Yield an array, or a tensor of torch, as views of at most `most` bytes that follow one another in C order.
+
+    Example:
+        >>> [block.tolist() for block in in_blocks(np.arange(6, dtype=np.uint8).reshape(3, 2), 4)]
+        [[[0, 1], [2, 3]], [[4, 5]]]
+    """
+    if values.nbytes <= most or not values.ndim:
+        yield values
+        return
+    rows = most // (values.nbytes // len(values))
+    if not rows:
+        for row in values:
+            yield from in_blocks(row, most)
+        return
+    for start in range(0, len(values), rows):
+        yield values[start : start + rows]

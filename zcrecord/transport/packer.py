@@ -320,7 +320,7 @@ def _frame_bounds(h: Header, offsets: Any | None) -> list[int]:
     Header and index, payloads, index and trailer lie in frames apart; those of payloads, if `offsets` are known, begin
     where payloads do.
     """
-    end = h.archive_size - HEADER_SIZE if h.front else h.index_offset
+    end = h.payload_region[1]
     if offsets is None:
         first, middle = h.payload_offset, iter(range(h.payload_offset, end, _FRAME))
     else:
