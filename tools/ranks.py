@@ -96,7 +96,10 @@ def join(rank: int, count: int, meeting: str) -> None:
     """Join a process group whose members meet in a file."""
     import torch
     import torch.distributed as dist
+    import torch.distributed.checkpoint.state_dict
+    import torch.distributed.fsdp
 
+    gc.freeze()  # or each collection before a measurement goes through all of torch's modules
     warnings.filterwarnings("ignore")  # torch's own, of what it does itself
     logging.disable(logging.WARNING)
     torch.set_num_threads(1)

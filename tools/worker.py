@@ -19,13 +19,15 @@ import signal
 import subprocess
 import sys
 import traceback
+from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-__all__ = ["Worker", "WorkerError", "call_alone"]
+__all__ = ["Worker", "WorkerError", "call_alone", "reused_processes"]
 
 ROOT = Path(__file__).resolve().parents[1]
+_idle: list[subprocess.Popen[str]] | None = None  # processes that the next workers take, within `reused_processes`
 
 
 class WorkerError(RuntimeError):
@@ -39,17 +41,9 @@ class Worker:
     """
 
     def __init__(self, packages: Path | None = None) -> None:
-        first = [] if packages is None else [str(packages)]
-        path = os.pathsep.join([*first, *filter(None, [os.environ.get("PYTHONPATH")])])
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "tools.worker"],
-            cwd=ROOT,
-            env={**os.environ, "PYTHONPATH": path},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            encoding="utf-8",
-        )
+        self._own_packages = packages is not None
+        self._awaited = 0  # replies
+        self._process = _idle.pop() if _idle and packages is None else _start(packages)
 
     @property
     def pid(self) -> int:
@@ -68,6 +62,7 @@ class Worker:
             self._process.stdin.flush()
         except BrokenPipeError:
             raise WorkerError(f"a worker process ended with status {self._process.wait()}") from None
+        self._awaited += 1
 
     def receive(self) -> Any:
         """Return the result of the oldest call not yet waited for.
@@ -80,6 +75,7 @@ class Worker:
         if not line:
             raise WorkerError(f"a worker process ended with status {self._process.wait()}")
         reply = json.loads(line)
+        self._awaited -= 1
         if "error" in reply:
             raise WorkerError(reply["error"])
         return reply["result"]
@@ -95,12 +91,50 @@ class Worker:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._process.kill()
-        self._process.wait()
-        for stream in (self._process.stdin, self._process.stdout):
-            if stream is not None:
-                with contextlib.suppress(BrokenPipeError):
-                    stream.close()
+        if _idle is None or kind is not None or self._awaited or self._own_packages:
+            _end(self._process)
+        else:
+            _idle.append(self._process)
+
+
+def _start(packages: Path | None) -> subprocess.Popen[str]:
+    first = [] if packages is None else [str(packages)]
+    path = os.pathsep.join([*first, *filter(None, [os.environ.get("PYTHONPATH")])])
+    return subprocess.Popen(
+        [sys.executable, "-m", "tools.worker"],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": path},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        encoding="utf-8",
+    )
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    process.kill()
+    process.wait()
+    for stream in (process.stdin, process.stdout):
+        if stream is not None:
+            with contextlib.suppress(BrokenPipeError):
+                stream.close()
+
+
+@contextlib.contextmanager
+def reused_processes() -> Iterator[None]:
+    """Have each worker take over the process of one that is done, with its modules and its memory.
+
+    That saves the start and the imports, most of the time of small work; figures of memory mean nothing then.
+    """
+    global _idle
+    kept: list[subprocess.Popen[str]] = []
+    _idle = kept
+    try:
+        yield
+    finally:
+        _idle = None
+        for process in kept:
+            _end(process)
 
 
 def call_alone(target: str, packages: Path | None = None, /, **arguments: Any) -> Any:

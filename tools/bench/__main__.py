@@ -7,6 +7,7 @@ import importlib
 import json
 import sys
 import tempfile
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from rich.console import Console
 from tools.bench.harness import Row, Settings, machine, versions
 from tools.bench.reasons import figures
 from tools.bench.table import MEASURED, markdown, page_with, terminal_table
-from tools.worker import ROOT
+from tools.worker import ROOT, reused_processes
 
 __all__ = ["AREAS", "ON_REQUEST", "PAGES", "RESULTS", "main"]
 
@@ -108,7 +109,7 @@ def _measure(areas: tuple[str, ...], quick: bool, console: Console) -> dict[str,
     with tempfile.TemporaryDirectory(prefix="zcrecord-bench-") as folder:
         settings = Settings(Path(folder), quick)
         for area in areas:
-            with console.status(f"measuring {area}"):
+            with console.status(f"measuring {area}"), reused_processes() if quick else nullcontext():
                 made = list(importlib.import_module(f"tools.bench.{area}").run(settings))
             rows += made
             console.print(terminal_table(made))

@@ -45,6 +45,7 @@ _SIZE = 2 * 16 * 4096  # bytes
 def run(settings: Settings) -> Iterator[Row]:
     """Yield the rows of saves, loads and views of one model, then those of a million chunks' metadata."""
     require_disk(settings.folder, settings.pick(5000, 100) * MIB)
+    others = settings.pick(4, 1)
     with Ranks() as ranks:
         ranks.join(2)
         nbytes = _build(ranks, settings, "rows", filled=True)
@@ -52,8 +53,8 @@ def run(settings: Settings) -> Iterator[Row]:
         work = f"torch.distributed.checkpoint, {nbytes / 1e9:.1f} GB, 2 ranks"
         yield from _saves(settings, ranks, work, nbytes)
         yield from _loads(settings, ranks, f"{work}: load, same layout", expected)
-        for sharded, count, layout in (("columns", 2, "rows as columns"), ("rows", 4, "by 4 ranks")):
-            if count > 2:
+        for sharded, count, layout in (("columns", 2, "rows as columns"), ("rows", others, f"by {others} ranks")):
+            if count != 2:
                 ranks.join(count)
             _build(ranks, settings, sharded, filled=False)
             yield from _loads(settings, ranks, f"{work}: load, {layout}", expected)
@@ -82,15 +83,16 @@ def _slowest(ranks: Ranks, function: str, told: list[dict[str, float]], **argume
 def _interleaved(
     settings: Settings, ranks: Ranks, function: str, repeats: int, **arguments: Any
 ) -> dict[str, dict[str, float]]:
-    """Return for each way the median of each figure, after one call that is not counted."""
+    """Return for each way the median of each figure, after one call that is not counted; quick runs leave it out."""
     told: dict[str, list[dict[str, float]]] = {way: [] for way in WAYS}
     ways: dict[str, Callable[[], float]] = {
         way: partial(_slowest, ranks, function, told[way], way=way, folder=_folder(settings, way), **arguments)
         for way in WAYS
     }
-    collect(1 + repeats, ways)
+    uncounted = settings.pick(1, 0)
+    collect(uncounted + repeats, ways)
     return {
-        way: {figure: statistics.median(one[figure] for one in each[1:]) for figure in each[0]}
+        way: {figure: statistics.median(one[figure] for one in each[uncounted:]) for figure in each[0]}
         for way, each in told.items()
     }
 

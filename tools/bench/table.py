@@ -96,7 +96,7 @@ def _ratio(row: Row) -> str:
         return ""  # a limit; a growth of nothing has no ratio
     # What is ours in another setting is not a peer.
     peer = promise.peer if promise else next((n for n in row.values if not n.startswith(OURS)), None)
-    if peer is None:
+    if peer is None or not row.values[OURS] or not row.values[peer]:
         return ""
     factor = row.values[peer] / ours
     if promise and promise.kind == "within":

@@ -35,13 +35,14 @@ def run(settings: Settings) -> Iterator[Row]:
     names = list(MODELS)[-settings.pick(2, 1) :]
     with Worker() as worker:
         given: dict[str, Any] = {"folder": str(settings.folder), "names": names, "quick": settings.quick}
+        medians = partial(_medians, worker, settings.pick(1, 0))
         sizes = worker.call("tools.bench.transformers:write_models", **given)
         os.sync()
         for name in names:
-            yield from _loads(settings, partial(_medians, worker), name, sizes[name])
+            yield from _loads(settings, medians, name, sizes[name])
         given = {"folder": _folder(settings, "llama"), "model": "llama", "out": str(settings.folder / "saved")}
         repeats = settings.pick(5, 1)
-        seconds = _medians(worker, "save_seconds", repeats, (OURS, THEIRS), **given)
+        seconds = medians("save_seconds", repeats, (OURS, THEIRS), **given)
         work = _work("llama", sizes["llama"])
         yield Row(AREA, f"{work}: save, no fsync", "s", seconds, samples=repeats)
 
@@ -69,14 +70,16 @@ def _folder(settings: Settings, name: str, *, shards: bool = False) -> str:
     return str(settings.folder / (f"{name}-shards" if shards else name))
 
 
-def _medians(worker: Worker, target: str, repeats: int, ways: tuple[str, ...], **given: Any) -> dict[str, float]:
-    """Return the median seconds of each way, after one call each that is not counted."""
+def _medians(
+    worker: Worker, uncounted: int, target: str, repeats: int, ways: tuple[str, ...], **given: Any
+) -> dict[str, float]:
+    """Return the median seconds of each way, after so many calls each that are not counted."""
 
     def seconds(way: str) -> float:
         return float(worker.call(f"tools.bench.transformers:{target}", way=way, **given))
 
     calls = {way: partial(seconds, way) for way in ways}
-    collect(1, calls)
+    collect(uncounted, calls)
     return {way: statistics.median(found) for way, found in collect(repeats, calls).items()}
 
 

@@ -109,7 +109,7 @@ def _report(browser: Any, settings: Settings) -> Iterator[Row]:
     zcrecord.save_record(record, archive, durable=False)
     report(archive, page_file)
     seconds: dict[str, list[float]] = {"tree": [], "all": []}
-    for _ in range(7):
+    for _ in range(settings.pick(7, 1)):
         page = browser.new_page()
         page.add_init_script(READY)
         page.goto(page_file.as_uri())
