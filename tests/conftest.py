@@ -163,8 +163,9 @@ def freeze(config: pytest.Config) -> None:
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Forget which tools ran while the tests were found: some ask a compiler what they are to be tried with."""
+    gc.freeze()  # uncollected: going through all that was imported takes seconds
     gc.enable()
-    freeze(session.config)
+    session.config.stash[FROZEN] = len(sys.modules)
     if (log := session.config.stash.get(TOOLS_RUN, None)) is not None:
         log.unlink(missing_ok=True)
 

@@ -60,19 +60,31 @@ class Source:
     text: str
     tree: ast.Module
 
+    def as_written(self, node: ast.AST) -> str:
+        """Return a node's source text: `ast.get_source_segment`, which splits the whole text into lines each time."""
+        first, last = node.lineno - 1, node.end_lineno  # type: ignore[attr-defined]
+        lines = [line.encode() for line in _lines(self.text)[first:last]]
+        lines[-1] = lines[-1][: node.end_col_offset]  # type: ignore[attr-defined]
+        lines[0] = lines[0][node.col_offset :]  # type: ignore[attr-defined]
+        return b"\n".join(lines).decode()
+
     def segment(self, node: ast.AST) -> str:
         """Return a node's source text on one line."""
-        found = ast.get_source_segment(self.text, node)
-        assert found is not None
+        found = self.as_written(node)
         joined = re.sub(r"\s+", " ", re.sub(r"#[^\n\"']*\n", "\n", found))
         return re.sub(r",? ([)\]}])", r"\1", re.sub(r"([(\[{]) ", r"\1", joined))
 
     def comment(self, node: ast.stmt) -> str:
         """Return the comment that ends a statement's line, "" where there is none."""
         assert node.end_lineno is not None
-        line = self.text.splitlines()[node.end_lineno - 1].encode()[node.end_col_offset :].decode()
+        line = _lines(self.text)[node.end_lineno - 1].encode()[node.end_col_offset :].decode()
         told = line.strip().removeprefix("#").strip()
         return "" if told.startswith(("fmt:", "noqa", "type:")) else told
+
+
+@functools.cache
+def _lines(text: str) -> list[str]:
+    return text.split("\n")
 
 
 def files() -> dict[Path, str]:
@@ -216,7 +228,7 @@ def _described(source: Source, node: ast.stmt, page: str) -> Iterator[str]:
 def _constant(source: Source, node: ast.stmt) -> str:
     """Return a constant on one line if it fits there, otherwise as it is written."""
     line = source.segment(node)
-    return line if len(line) <= WIDTH else ast.get_source_segment(source.text, node) or line
+    return line if len(line) <= WIDTH else source.as_written(node)
 
 
 def _class(source: Source, node: ast.ClassDef, page: str) -> Iterator[str]:
