@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import random
 import re
 import struct
@@ -178,24 +177,3 @@ def test_order_of_a_list_enters_though_its_keys_stay(items: Any, vector: str, na
     turned = zcrecord.load_record(swapped(data, vector, *names), verify="full")
     assert turned.content_digest() != zcrecord.load_record(data).content_digest()
     assert str(turned.tree()["m"]) != str(zcrecord.load_record(data).tree()["m"])
-
-
-def test_what_names_do_not_tell_is_digested_as_the_specification_says() -> None:
-    """R76: the fifth part, made anew from nothing but its words."""
-
-    def text(x: str) -> bytes:
-        return struct.pack("<Q", len(x)) + x.encode()
-
-    def u64(*numbers: int) -> bytes:
-        return struct.pack(f"<{len(numbers)}Q", *numbers)
-
-    data = r.saved({"a": {}, "a.b": np.zeros(0, bool), "a.c": {}, "z": r.Pair({}, {})})
-    record = zcrecord.load_record(swapped(data, "modules", "z.first", "z.second"), verify="full")
-    want = b"zcrecord content digest 1\n" + u64(1) + text("a.b") + u64(1, 8, 1, 0) + hashlib.sha256().digest()
-    want += u64(6) + text("") + u64(1) + text("") + text("a") + u64(1) + text("") + text("a.c") + u64(1) + text("")
-    want += text("z") + u64(3) + text("Pair")
-    want += text("z.first") + u64(1) + text("") + text("z.second") + u64(1) + text("")
-    want += u64(0)
-    want += u64(1) + text("a.b") + text("") + u64(1) + text("a.c") + text("")
-    want += u64(1) + text("z") + u64(2) + text("second") + text("first")
-    assert record.content_digest() == f"sha256:{hashlib.sha256(want).hexdigest()}"

@@ -259,7 +259,13 @@ def test_order_of_a_list_is_content() -> None:
     tree = {"l": [np.zeros(3), np.zeros(3)], "m": 1}
     turned = Forge(r.saved(tree)).set("tensors", "l.0", place=1).set("tensors", "l.1", place=0)
     (change,) = changes(tree, zcrecord.load_record(turned.seal()))
-    assert change == Change("module", "l", "changed", "list", "list of 1, 0")
+    assert change == Change("module", "l", "changed", "list of 0, 1", "list of 1, 0")
+
+
+def test_order_of_a_list_is_told_only_where_it_is_another() -> None:
+    x = np.zeros(3)
+    found = changes({"l": [x, x]}, {"l": [x, x, x]})
+    assert [(change.what, change.name, change.change) for change in found] == [("tensor", "l.2", "added")]
 
 
 def test_kinds_and_bits_that_python_has_no_word_for_are_compared() -> None:

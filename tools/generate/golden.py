@@ -45,7 +45,17 @@ class Point(NamedTuple):
     """A named tuple of a tensor and a value."""
 
     x: Any
+    y: Any
+
+
+class Turned(NamedTuple):
+    """The fields of Point in the other order."""
+
     y: int
+    x: Any
+
+
+Turned.__name__ = "Point"  # what is stored
 
 
 @dataclasses.dataclass
@@ -246,6 +256,41 @@ def bytewise(columns: index.Index) -> None:
     columns.tensors["dtype"][0] = dtypes.by_name["int4"].code
 
 
+def lists_record(turned: bool) -> dict[str, Any]:
+    """Return lists and tuples, some in others; `turned`: as they are after `turn`."""
+    mixed: list[Any] = [f32(2), {"w": f32(3)}, 3]
+    ways: list[Any] = [{"w": f32(6)}, {"w": f32(7)}]
+    point: Any = Point(f32(1), 2)
+    if turned:
+        mixed, ways, point = [mixed[1], mixed[2], mixed[0]], ways[::-1], Turned(2, f32(1))
+    return {"mixed": mixed, "point": point, "inner": [[f32(4), "x"], [[1, 2], f32(5)]], "ways": tuple(ways)}
+
+
+def turn(columns: index.Index) -> None:
+    """Give the items of three lists and tuples of `lists_record` other places; their keys stay."""
+    places = {"mixed.0": 2, "mixed.1": 0, "ways.0": 1, "ways.1": 0, "point.x": 1}
+    for rows in (columns.tensors, columns.modules):
+        for number, row in enumerate(rows):
+            rows["place"][number] = places.get(columns.text_of(row), row["place"])
+    for number, row in enumerate(columns.attributes):
+        module = columns.text_of(columns.modules[row["parent"]])
+        columns.attributes["place"][number] = {"mixed": 1, "point": 0}.get(module, row["place"])
+
+
+TURNED_ORDER = [
+    "mixed.0", "mixed.1.w", "point.x", "inner.0.0", "inner.1.1", "ways.0", "ways.0.w", "ways.1", "ways.1.w",
+]  # fmt: skip
+
+
+def kinds_record() -> dict[str, Any]:
+    """Return the same children in modules of every kind and of two type names, and an empty module."""
+    x = [f32(1) + i for i in range(7)]
+    return {
+        "mapping": {"0": x[0], "1": {}}, "numbered": {0: x[1], 1: {}}, "list": [x[2], {}], "tuple": (x[3], {}),
+        "named": Point(x[4], {}), "object": Config(0.5, x[5]), "fields": {"x": x[6], "y": {}}, "empty": {},
+    }  # fmt: skip
+
+
 def cases() -> dict[str, Case]:
     """Return every case by the name of its files."""
     nested, numbers, every = nested_record(), numbered_record(), every_dtype()
@@ -256,6 +301,9 @@ def cases() -> dict[str, Case]:
     mystery = {"known": f32(3), "narrow": np.array([0x35], np.uint8)}
     metadata = {"format": "pt", "blob": b"\1\2", "tags": ["x", "y"], "steps": 12, "none": None}
     whole = Content(plain)
+    dots = {"a": {}, "a.b": f32(2), "c": {}, "c.d": {}, "e": {"f": {}}, "e.f.g": 1}
+    lists = lists_record(turned=False)
+    apart = {"a": {"b": f32(2)}, "c": {"d": {}}, "e": {"f": {"g": 1}}}
     return {
         "tiny": Case("the example of FORMAT.md", lambda: saved(small, alignment=16), Content(small)),
         "empty": Case("no tensors at all", lambda: saved({}), Content({})),
@@ -267,6 +315,14 @@ def cases() -> dict[str, Case]:
         "numbered": Case(
             "keys that are integers, wide integers, a complex number", lambda: saved(numbers), Content(numbers)
         ),
+        "kinds": Case(str(kinds_record.__doc__), lambda: saved(kinds_record()), Content(kinds_record())),
+        "lists": Case("lists and tuples, some in others", lambda: saved(lists), Content(lists)),
+        "lists_turned": Case(
+            "`lists` with three of them in another order than their keys", lambda: forged(saved(lists), turn),
+            Content(lists_record(turned=True), order=TURNED_ORDER, keys={"mixed": ["1", "2", "0"], "ways": ["1", "0"]}),
+        ),
+        "dots": Case("dots in keys", lambda: saved(dots), Content(dots)),
+        "dots_nested": Case("the full names of `dots`, in other modules", lambda: saved(apart), Content(apart)),
         "dtypes": Case("every element type", lambda: saved(every), Content(every)),
         "views": Case(str(views.__doc__), lambda: saved(seen.record), seen),
         "deduplicated": Case("equal bytes stored once", lambda: saved(equal.record), equal),

@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from zcrecord import PackedTensor, dtypes
+from zcrecord import PackedTensor, StringTensor, dtypes
 
-__all__ = ["Content", "describe", "plain"]
+__all__ = ["Content", "content_digest", "content_parts", "describe", "plain"]
 
 KINDS = {"mapping": 1, "list": 2, "tuple": 3, "object": 4, "numbered": 5}
 TYPES = {type(None): 0, bool: 1, int: 2, float: 4, str: 5, bytes: 6}
@@ -24,10 +24,11 @@ class Content:
     """A record, and what its values do not tell.
 
     Attributes:
-        order: full names of the tensors as saved, where not that of the walk.
+        order: full names of the tensors as saved, where not that of the walk; and of modules that come last.
         ties: names that share a payload; `stored_once`: names whose payloads are the very same range.
         strides: in elements, of tensors that are not in C order.
         codes: (dtype, bits) of tensors whose type is not their array's; `kinds`: likewise of modules.
+        keys: of lists and tuples whose keys are not 0, 1, 2, ..., by their names: one for each item.
     """
 
     record: Any
@@ -37,12 +38,15 @@ class Content:
     strides: dict[str, tuple[int, ...]] = dataclasses.field(default_factory=dict)
     codes: dict[str, tuple[int, int]] = dataclasses.field(default_factory=dict)
     kinds: dict[str, int] = dataclasses.field(default_factory=dict)
+    keys: dict[str, list[str]] = dataclasses.field(default_factory=dict)
     metadata: dict[str, Any] = dataclasses.field(default_factory=dict)
 
 
 class _Tensor(NamedTuple):
     name: str
     module: str
+    key: str
+    place: int
     code: int
     bits: int
     shape: tuple[int, ...]
@@ -51,14 +55,22 @@ class _Tensor(NamedTuple):
 
 class _Module(NamedTuple):
     name: str
+    module: str
+    key: str
+    place: int
     kind: int
     type_name: str
 
 
 class _Attribute(NamedTuple):
+    name: str
     module: str
     key: str
+    place: int
     value: Any
+
+
+_Child = _Tensor | _Module | _Attribute
 
 
 def plain(value: Any) -> Any:
@@ -78,12 +90,12 @@ def plain(value: Any) -> Any:
 
 def describe(content: Content) -> dict[str, Any]:
     """Return tensors, modules, attributes, metadata, tree and content digest as JSON."""
-    found = list(_walk("", "", content.record, content))
+    found = list(_walk(content, content.record))
     tensors = [f for f in found if isinstance(f, _Tensor)]
     order = content.order or [t.name for t in tensors]
     tied = {name: group for group in content.ties for name in group}
     return {
-        "content_digest": _content_digest(found),
+        "content_digest": content_digest(content),
         "tensors": [
             {
                 "name": t.name,
@@ -104,12 +116,10 @@ def describe(content: Content) -> dict[str, Any]:
                 "kind": next((k for k, v in KINDS.items() if v == f.kind), "mapping"),
                 "type_name": f.type_name,
             }
-            for f in found
+            for f in sorted(found, key=lambda f: order.index(f.name) if f.name in content.order else -1)
             if isinstance(f, _Module)
         ],
-        "attributes": {
-            f"{f.module}.{f.key}" if f.module else f.key: plain(f.value) for f in found if isinstance(f, _Attribute)
-        },
+        "attributes": {f.name: plain(f.value) for f in found if isinstance(f, _Attribute)},
         "metadata": {key: plain(content.metadata[key]) for key in sorted(content.metadata)},
         "tree": _tree(content.record, content, ""),
     }
@@ -141,28 +151,31 @@ def _is_attribute(value: Any) -> bool:
     return type(value) in TYPES and not (isinstance(value, int) and not -(2**63) <= value < 2**64)
 
 
-def _walk(name: str, key: str, value: Any, content: Content) -> Iterator[_Tensor | _Module | _Attribute]:
-    module = name.removesuffix(key).removesuffix(".")
+def _walk(
+    content: Content, value: Any, name: str = "", module: str = "", key: str = "", place: int = 0
+) -> Iterator[_Child]:
     parts = _children(value)
     if parts is not None:
         kind, type_name, children = parts
-        yield _Module(name, content.kinds.get(name, KINDS[kind]), type_name)
-        for inner, child in children.items():
-            yield from _walk(f"{name}.{inner}" if name else inner, inner, child, content)
+        yield _Module(name, module, key, place, content.kinds.get(name, KINDS[kind]), type_name)
+        keys = content.keys.get(name, list(children))
+        for at, (inner, child) in enumerate(zip(keys, children.values(), strict=True)):
+            yield from _walk(content, child, f"{name}.{inner}" if name else inner, name, inner, at)
     elif _is_attribute(value):
-        yield _Attribute(module, key, value)
+        yield _Attribute(name, module, key, place, value)
     else:
         code, bits, data = _elements(value)
         code, bits = content.codes.get(name, (code, bits))
-        yield _Tensor(name, module, code, bits, value.shape, data)
+        yield _Tensor(name, module, key, place, code, bits, value.shape, data)
 
 
 def _elements(array: Any) -> tuple[int, int, bytes]:
     """Return dtype, bits and the bytes that are stored for an array, or a tensor that is packed already."""
     if isinstance(array, PackedTensor):
         return array.kind.code, array.kind.bits, array.packed.tobytes()
-    if array.dtype.kind == "U":
-        texts = [text.encode() for text in array.ravel().tolist()]
+    if isinstance(array, StringTensor) or array.dtype.kind == "U":
+        found = array.strings() if isinstance(array, StringTensor) else map(str.encode, array.ravel().tolist())
+        texts = list(found)
         ends = np.array([0, *itertools.accumulate(map(len, texts))], "<u8").tobytes()
         joined = b"".join(texts)
         return dtypes.STRING.code, 0, joined + bytes(-len(joined) % 8) + ends if texts else b""
@@ -193,23 +206,42 @@ def _tree(value: Any, content: Content, name: str) -> Any:
     return built
 
 
-def _content_digest(found: list[Any]) -> str:
-    """Return the digest of FORMAT.md's section "Content digest"."""
-    tensors = sorted((f for f in found if isinstance(f, _Tensor)), key=lambda t: t.name.encode())
+def content_digest(content: Content) -> str:
+    """Return the content digest."""
+    return "sha256:" + hashlib.sha256(b"".join(part for _, part in content_parts(content))).hexdigest()
+
+
+def content_parts(content: Content) -> Iterator[tuple[str, bytes]]:
+    """Yield the bytes of FORMAT.md's section "Content digest" part by part, each after the name of its part."""
+    found = list(_walk(content, content.record))
     modules = sorted((f for f in found if isinstance(f, _Module)), key=lambda m: m.name.encode())
-    attributes = sorted(
-        (f for f in found if isinstance(f, _Attribute)), key=lambda a: (a.module.encode(), a.key.encode())
-    )
-    data = b"zcrecord content digest 1\n" + _u64(len(tensors))
-    for t in tensors:
-        data += _text(t.name) + _u64(t.code, t.bits, len(t.shape), *t.shape) + hashlib.sha256(t.data).digest()
-    data += _u64(len(modules))
+    numbers = {m.name: number for number, m in enumerate(modules)}
+    lists = {m.name for m in modules if m.kind in (KINDS["list"], KINDS["tuple"])}
+
+    def child(what: str, f: _Child) -> Iterator[tuple[str, bytes]]:
+        yield f"{what}: module", _u64(numbers[f.module])
+        yield f"{what}: place", _u64(f.place if f.module in lists else 0)
+        yield f"{what}: key", _text(f.key)
+
+    yield "tag", b"zcrecord content digest 2\n"
+    yield "number of modules", _u64(len(modules))
     for m in modules:
-        data += _text(m.name) + _u64(m.kind) + _text(m.type_name)
-    data += _u64(len(attributes))
-    for a in attributes:
-        data += _text(a.module) + _text(a.key) + _value(a.value)
-    return "sha256:" + hashlib.sha256(data).hexdigest()
+        yield from child("module", m)
+        yield "module: kind", _u64(m.kind)
+        yield "module: type name", _text(m.type_name)
+    tensors = sorted((f for f in found if isinstance(f, _Tensor)), key=lambda t: t.name.encode())
+    yield "number of tensors", _u64(len(tensors))
+    for t in tensors:
+        yield from child("tensor", t)
+        yield "tensor: dtype", _u64(t.code)
+        yield "tensor: bits", _u64(t.bits)
+        yield "tensor: rank", _u64(len(t.shape))
+        yield "tensor: dims", _u64(*t.shape)
+        yield "tensor: elements", hashlib.sha256(t.data).digest()
+    attributes = (f for f in found if isinstance(f, _Attribute))
+    for a in sorted(attributes, key=lambda a: (numbers[a.module], a.key.encode())):
+        yield from child("attribute", a)
+        yield from _value(a.value)
 
 
 def _u64(*numbers: int) -> bytes:
@@ -221,18 +253,22 @@ def _text(text: str | bytes) -> bytes:
     return _u64(len(data)) + data
 
 
-def _value(value: Any) -> bytes:
+def _value(value: Any) -> Iterator[tuple[str, bytes]]:
     form = 1 if isinstance(value, list) else 2 if isinstance(value, tuple) else 0
     items = list(value) if form else [value]
     kind = TYPES[type(items[0])] if items else 0
     if kind == TYPES[int] and max(items) >= 2**63:
         kind = UINT
-    return _u64(kind, form, len(items)) + b"".join(map(_word, items))
+    yield "attribute: type", _u64(kind)
+    yield "attribute: form", _u64(form)
+    yield "attribute: number of words", _u64(len(items))
+    for item in items:
+        yield f"attribute: {type(item).__name__}", _word(item)
 
 
 def _word(item: Any) -> bytes:
     if isinstance(item, str):
         return _text(item)
     if isinstance(item, bytes):
-        return _text(hashlib.sha256(item).digest())
+        return hashlib.sha256(item).digest()
     return np.float64(item).tobytes() if isinstance(item, float) else _u64(int(item or 0))

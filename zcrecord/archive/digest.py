@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from zcrecord.codec.element_rules import ElementRules
-from zcrecord.codec.entries import ValueForm, ValueType
+from zcrecord.codec.entries import ModuleKind, ValueForm, ValueType
 from zcrecord.codec.index import Index
 from zcrecord.codec.layout import DIGEST_ALLOWANCE, NONE
 from zcrecord.errors import FormatError, LimitError, RecordError, SourceError, UnsupportedError
@@ -24,15 +24,16 @@ from zcrecord.storage.threads import MOST_THREADS, WORTH_A_THREAD, Going, cores,
 
 from . import damage
 from .damage import Progress
-from .unflatten import check_full_names, explicit_list_orders, misplaced_by_name
 
 if TYPE_CHECKING:
     from .archive import Archive
 
 __all__ = ["check", "check_as_read", "check_indexes", "content_digest"]
 
+Array = np.ndarray[Any, np.dtype[Any]]
+
 _PIECE = 8 << 20  # bytes hashed at a time
-_TAG = b"zcrecord content digest 1\n"
+_TAG = b"zcrecord content digest 2\n"
 _TOO_MANY_VIEWS = (
     f"different views of the same bytes add up to more than {DIGEST_ALLOWANCE} times the archive, up to which it has a "
     "content digest; save copies of them"
@@ -162,31 +163,65 @@ def content_digest(
         sha256 = _streamed(archive)
     ix = archive.index
     digest = hashlib.sha256(_TAG)
-
-    def put(*items: bytes | int) -> None:
-        for item in items:
-            if isinstance(item, int):
-                digest.update(item.to_bytes(8, "little"))
-            else:
-                digest.update(len(item).to_bytes(8, "little") + item)
-
     keys, distinct = _distinct(archive)
     if sha256 is None:
         known = _Hashing(archive, distinct, progress).run()
     else:
         known = {key: sha256(i) for key, i in distinct.items()}
-    put(len(ix.tensors))
+    numbers = _numbers_by_full_name(ix)
+    digest.update(_u64(len(ix.modules)))
+    of_modules = _children(ix, ix.modules, numbers)
+    kinds, type_names = ix.modules["kind"].tolist(), _texts(ix, ix.modules, "type_name")
+    for m in np.argsort(numbers).tolist():
+        digest.update(of_modules[m] + _u64(kinds[m]) + _text(type_names[m]))
+    digest.update(_u64(len(ix.tensors)))
+    of_tensors = _children(ix, ix.tensors, numbers)
     for i, key in zip(ix.by_name.tolist(), keys, strict=True):
         row = archive.row(i)
-        put(ix.name(i).encode(), row.dtype, row.bits, row.rank, *archive.shape(row))
-        digest.update(known[key])
-    put(len(ix.modules))
-    for m in sorted(range(len(ix.modules)), key=lambda m: _span(ix, ix.modules[m], "name")):
-        row = ix.modules[m]
-        put(_span(ix, row, "name"), int(row["kind"]), _span(ix, row, "type_name"))
-    _put_attributes(archive, put)
-    _put_order(ix, put)
+        digest.update(of_tensors[i] + _u64(row.dtype, row.bits, row.rank, *archive.shape(row)) + known[key])
+    _put_attributes(archive, numbers, digest.update)
     return "sha256:" + digest.hexdigest()
+
+
+def _numbers_by_full_name(ix: Index) -> Array:
+    """Return the number of each module in the ascending order of full names, that of module 0 first."""
+    names = _texts(ix, ix.modules, "name")
+    numbers = np.empty(len(names), np.int64)
+    numbers[sorted(range(len(names)), key=names.__getitem__)] = np.arange(len(names))
+    return numbers
+
+
+def _children(ix: Index, rows: Array, numbers: Array) -> list[bytes]:
+    """Return the bytes of each tensor, module or attribute as a child: its module's number, its place and its key.
+
+    Only in lists and tuples is a child's place content.
+    """
+    parents = np.where(rows["parent"] == NONE, 0, rows["parent"])  # module 0 is written as a child of itself
+    kinds = ix.modules["kind"][parents]
+    places = np.where((kinds == ModuleKind.LIST) | (kinds == ModuleKind.TUPLE), rows["place"], 0)
+    children = zip(numbers[parents].tolist(), places.tolist(), _keys(ix, rows), strict=True)
+    return [_u64(module, place) + _text(key) for module, place, key in children]
+
+
+def _keys(ix: Index, rows: Array) -> list[bytes]:
+    """Return the keys of tensors or modules, which end their names, or of attributes, whose names they are."""
+    names = _texts(ix, rows, "name")
+    if "key_size" not in (rows.dtype.names or ()):
+        return names
+    return [name[len(name) - size :] for name, size in zip(names, rows["key_size"].tolist(), strict=True)]
+
+
+def _texts(ix: Index, rows: Array, field: str) -> list[bytes]:
+    spans = zip(rows[field].tolist(), rows[field + "_size"].tolist(), strict=True)
+    return [bytes(ix.text[start : start + size]) for start, size in spans]
+
+
+def _u64(*numbers: int) -> bytes:
+    return b"".join([number.to_bytes(8, "little") for number in numbers])
+
+
+def _text(octets: bytes) -> bytes:
+    return _u64(len(octets)) + octets
 
 
 def _streamed(archive: Archive) -> Callable[[int], bytes] | None:
@@ -285,11 +320,6 @@ def _places(archive: Archive) -> list[int]:
     return places
 
 
-def _span(ix: Index, row: Any, field: str) -> bytes:
-    start, size = int(row[field]), int(row[field + "_size"])
-    return bytes(ix.text[start : start + size])
-
-
 def _sha256_of(parts: Iterable[memoryview], seen: Callable[[int], bool] = lambda _: True) -> bytes:
     """Return the SHA-256 of bytes, in pieces, so that Ctrl-C need not wait for a large payload; `seen` may end it."""
     digest = hashlib.sha256()
@@ -300,41 +330,27 @@ def _sha256_of(parts: Iterable[memoryview], seen: Callable[[int], bool] = lambda
     return digest.digest()
 
 
-def _put_attributes(archive: Archive, put: Any) -> None:
+def _put_attributes(archive: Archive, numbers: Array, put: Callable[[bytes], None]) -> None:
     ix = archive.index
     known: dict[int, bytes] = {}
     places = _places(archive)
-    put(len(ix.attributes))
-    check_full_names(ix, archive.header.index_size)
-    modules = [_span(ix, row, "name") for row in ix.modules]  # once: many attributes may have one long name before them
-    found = [(modules[int(row["parent"])], _span(ix, row, "name"), row) for row in ix.attributes]
-    for module, key, row in sorted(found, key=lambda f: f[:2]):
-        form, kind, word = int(row["form"]), int(row["type"]), int(row["value"])
+    parents = numbers[ix.attributes["parent"]].tolist()
+    keys = _keys(ix, ix.attributes)
+    children = _children(ix, ix.attributes, numbers)
+    types, forms, values = (ix.attributes[field].tolist() for field in ("type", "form", "value"))
+    for i in sorted(range(len(keys)), key=lambda i: (parents[i], keys[i])):
+        kind, form, word = types[i], forms[i], values[i]
         words = [word]
         if form != ValueForm.SCALAR:
             words = ix.words[word & NONE : (word & NONE) + (word >> 32)].tolist()
-        put(module, key, kind, form, len(words))
+        put(children[i] + _u64(kind, form, len(words)))
         for w in words:
             if kind == ValueType.TEXT:
-                put(bytes(ix.text[w & NONE : (w & NONE) + (w >> 32)]))
+                put(_text(bytes(ix.text[w & NONE : (w & NONE) + (w >> 32)])))
             elif kind == ValueType.PAYLOAD:
                 at = -1 if w == NONE else places[w]
                 if at not in known:
                     known[at] = _sha256_of([archive.payload(w)])
                 put(known[at])
             else:
-                put(w)
-
-
-def _put_order(ix: Index, put: Any) -> None:
-    """Put the part of the tree that names and keys do not tell, if any: it tells apart trees of the same names."""
-    lost, lists = misplaced_by_name(ix), explicit_list_orders(ix)
-    if not (*lost[0], *lost[1], *lists):
-        return
-    for found in lost:
-        put(len(found))
-        for name, module in found.items():
-            put(name.encode(), module.encode())
-    put(len(lists))
-    for name, keys in lists.items():
-        put(name.encode(), len(keys), *(key.encode() for key in keys))
+                put(_u64(w))

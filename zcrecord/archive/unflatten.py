@@ -6,7 +6,7 @@ The way there is `tree`'s; where tensors' views come from is `reader`'s.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,19 +14,19 @@ import numpy as np
 from zcrecord.codec.conventions import ABSENT, key_of_text, value_of_object
 from zcrecord.codec.entries import AttributeEntry, ModuleKind, ValueForm, ValueType
 from zcrecord.codec.index import Index
-from zcrecord.codec.layout import DIGEST_ALLOWANCE
 from zcrecord.errors import FormatError, LimitError
 
 __all__ = [
     "attribute_entries",
     "below",
     "check_full_names",
-    "explicit_list_orders",
     "key_of",
-    "misplaced_by_name",
+    "keys_of_lists",
     "plain",
     "unflatten",
 ]
+
+_NAME_ALLOWANCE = 64  # times an index's size that full names of attributes made from it may take
 
 Make = Callable[[int, str, list[tuple[str, Any]]], Any]
 
@@ -43,12 +43,12 @@ def check_full_names(ix: Index, index_size: int) -> None:
     """Check that the full names of attributes stay in proportion: 100,000 could each repeat a module's name of a MiB.
 
     Raises:
-        LimitError: those names add up to more than DIGEST_ALLOWANCE times the index.
+        LimitError: those names add up to more than 64 times the index.
     """
     total = int(ix.modules["name_size"][ix.attributes["parent"]].sum(dtype=np.uint64))
     index_size = index_size or len(ix.text) + ix.attributes.nbytes  # an index that was made here is in no file
-    if total > DIGEST_ALLOWANCE * index_size:
-        what = f"full names of attributes add up to {total} bytes, more than {DIGEST_ALLOWANCE} times the index"
+    if total > _NAME_ALLOWANCE * index_size:
+        what = f"full names of attributes add up to {total} bytes, more than {_NAME_ALLOWANCE} times the index"
         raise LimitError(f"{what}; a module's `attributes` have them by key")
 
 
@@ -124,43 +124,8 @@ def unflatten(
     return built[module]
 
 
-def misplaced_by_name(ix: Index) -> tuple[dict[str, str], dict[str, str]]:
-    """Return tensors and modules by full name that lie in another module than their names say, with that module's.
-
-    A name says the module of the longest name that begins it, with a dot after it: {"a.b": x, "a": {}} has no other
-    names than {"a": {"b": x}}. Tensors come by name, and so do modules.
-    """
-    modules = list(map(ix.text_of, ix.modules))
-    if len(modules) == 1:
-        return {}, {}
-    by_name = ix.by_name.tolist()
-    tensors = zip(map(ix.name, by_name), ix.tensors["parent"][by_name].tolist(), strict=True)
-    inner = sorted(zip(modules[1:], ix.modules["parent"][1:].tolist(), strict=True))
-    starts = sorted((f"{name}.", name) for name in modules[1:])
-    return _misplaced(tensors, modules, starts), _misplaced(inner, modules, starts)
-
-
-def _misplaced(named: Iterable[tuple[str, int]], modules: list[str], starts: list[tuple[str, str]]) -> dict[str, str]:
-    """Return the names that lie in another module than the longest start says; all ascend, so that one pass does."""
-    out, around, at = {}, [("", "")], 0
-    for name, parent in named:
-        while at < len(starts) and starts[at][0] <= name:
-            while not starts[at][0].startswith(around[-1][0]):
-                around.pop()
-            around.append(starts[at])
-            at += 1
-        while not name.startswith(around[-1][0]):
-            around.pop()
-        if modules[parent] != around[-1][1]:
-            out[name] = modules[parent]
-    return out
-
-
-def explicit_list_orders(ix: Index) -> dict[str, list[str]]:
-    """Return by name the lists and tuples whose keys do not tell the order of their items, with the keys in that order.
-
-    Keys that are 0, 1, 2, ... tell it, and others that ascend (bytewise).
-    """
+def keys_of_lists(ix: Index) -> dict[str, list[str]]:
+    """Return the keys of each list and tuple by its full name, in the order of its items."""
     kinds = ix.modules["kind"]
     ordered = np.flatnonzero((kinds == ModuleKind.LIST) | (kinds == ModuleKind.TUPLE)).tolist()
     if not ordered:
@@ -171,13 +136,7 @@ def explicit_list_orders(ix: Index) -> dict[str, list[str]]:
     for parent, place, key in itertools.chain(_placed(ix, ix.tensors), _placed(ix, ix.modules[1:]), attributes):
         if parent in children:
             children[parent].append((place, key))
-    found = {ix.text_of(ix.modules[m]): [key for _, key in sorted(children[m])] for m in ordered}
-    return {name: keys for name, keys in sorted(found.items()) if keys != _told(keys)}
-
-
-def _told(keys: list[str]) -> list[str]:
-    numbers = [str(n) for n in range(len(keys))]
-    return numbers if set(numbers) == set(keys) else sorted(keys)
+    return {ix.text_of(ix.modules[m]): [key for _, key in sorted(children[m])] for m in ordered}
 
 
 def _placed(ix: Index, rows: Any) -> Iterator[tuple[int, int, str]]:

@@ -90,7 +90,8 @@ def compare(
     yield from _TensorComparison(before.archive, after.archive, fast, progress).changes()
     equal = _ValueEquality()
     yield from _moved(before.archive, after.archive)
-    yield from _mappings("module", _described_modules(before.archive), _described_modules(after.archive), equal)
+    was, now = _described_modules((before.archive, after.archive))
+    yield from _mappings("module", was, now, equal)
     a, b = before.modules, after.modules
     mine, others = ({name: m.attributes for name, m in found.items()} for found in (a, b))
     for module in {**a, **b}:
@@ -182,37 +183,43 @@ def _described_tensor(archive: Archive, i: int) -> str:
 
 def _moved(a: Archive, b: Archive) -> Iterator[Change]:
     """Yield the tensors and modules that lie in another module, though both archives have both modules."""
-    mine, others = unflatten.misplaced_by_name(a.index), unflatten.misplaced_by_name(b.index)
-    if mine == others:
-        return
     modules = [set(map(archive.index.text_of, archive.index.modules)) for archive in (a, b)]
     whats: tuple[Literal["tensor", "module"], ...] = ("tensor", "module")
-    for what, was, now in zip(whats, mine, others, strict=True):
-        homes = [_homes(archive, what, {**was, **now}) for archive in (a, b)]
-        for name, before in homes[0].items():
-            after = homes[1].get(name, before)
+    for what in whats:
+        mine, others = _homes(a, what), _homes(b, what)
+        for name, before in mine.items():
+            after = others.get(name, before)
             if before != after and after in modules[0] and before in modules[1]:
                 yield Change(what, name, "moved", before, after)
 
 
-def _homes(archive: Archive, what: str, names: Mapping[str, Any]) -> dict[str, str]:
-    """Return the name of the module of each tensor, or of each module, of `names`."""
+def _homes(archive: Archive, what: str) -> dict[str, str]:
+    """Return the full name of the module of each tensor, or of each module, by full name."""
     ix = archive.index
     rows = ix.tensors if what == "tensor" else ix.modules[1:]
-    found = zip(map(ix.text_of, rows), rows["parent"].tolist(), strict=True)
-    return {name: ix.text_of(ix.modules[parent]) for name, parent in found if name in names}
+    modules = list(map(ix.text_of, ix.modules))
+    return dict(zip(map(ix.text_of, rows), map(modules.__getitem__, rows["parent"].tolist()), strict=True))
 
 
-def _described_modules(archive: Archive) -> dict[str, str]:
-    """Return each module's kind and class, and the order of its items unless their keys imply it."""
-    ix = archive.index
-    turned = unflatten.explicit_list_orders(ix)
-    out = {}
-    for row in ix.modules:
-        name, kind = ix.text_of(row), int(row["kind"])
-        told = f"{KIND_NAMES.get(kind, f'unknown {kind}')} {ix.text_of(row, 'type_name')}".strip()
-        out[name] = f"{told} of {', '.join(turned[name])}" if name in turned else told
+def _described_modules(archives: tuple[Archive, Archive]) -> list[dict[str, str]]:
+    """Return each module's kind and class, of both archives; of lists with items in another order their keys, too."""
+    orders = [unflatten.keys_of_lists(archive.index) for archive in archives]
+    turned = {name for name in orders[0].keys() & orders[1].keys() if _turned(orders[0][name], orders[1][name])}
+    out = []
+    for archive, order in zip(archives, orders, strict=True):
+        told = {}
+        for row in archive.index.modules:
+            name, kind = archive.index.text_of(row), int(row["kind"])
+            told[name] = f"{KIND_NAMES.get(kind, f'unknown {kind}')} {archive.index.text_of(row, 'type_name')}".strip()
+            told[name] += f" of {', '.join(order[name])}" if name in turned else ""
+        out.append(told)
     return out
+
+
+def _turned(a: list[str], b: list[str]) -> bool:
+    """Return True if the keys that two lists have in common are not in one order."""
+    both = set(a) & set(b)
+    return [key for key in a if key in both] != [key for key in b if key in both]
 
 
 def _mappings(

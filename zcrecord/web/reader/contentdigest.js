@@ -4,113 +4,52 @@
 import { Sha256 } from "./digests.js";
 import { LimitError, NONE, big, compare, eachWord } from "./format.js";
 import { payloadRanges, streamPayloads } from "./payloads.js";
-import { checkFullNames } from "./structure.js";
 
 /** Returns 'sha256:...'; FORMAT.md has the exact bytes (R76). */
 export async function contentDigest(record, { signal } = {}) {
   const { _ix: ix } = record;
   const { pool, byName, tensors, modules: m, attributes } = ix;
-  checkFullNames(record);
   const known = await elementDigests(record, signal);
-  const sha = new Sha256().update(new TextEncoder().encode("zcrecord content digest 1\n"));
+  const sha = new Sha256().update(new TextEncoder().encode("zcrecord content digest 2\n"));
   const number = (value) => sha.update(new Uint8Array(BigUint64Array.of(BigInt(value)).buffer));
-  const text = (octets) => number(octets.length).update(octets);
-  const bytes = (start, size) => text(pool.subarray(start, start + size));
-  const name = (rows, i) => bytes(rows.start(i), rows.size(i));
+  const bytes = (start, size) => number(size).update(pool.subarray(start, start + size));
+  const numbers = ({ n }) => Uint32Array.from({ length: n }, (_, i) => i);
+  const order = (rows, a, b) => compare(pool, rows.start(a), rows.size(a), pool, rows.start(b), rows.size(b));
+  const inOrder = numbers(m).sort((a, b) => order(m, a, b));
+  const numberOf = new Uint32Array(m.n);
+  inOrder.forEach((i, k) => void (numberOf[i] = k));
+  const child = (rows, i, size = rows.key(i)) => {
+    const parent = rows.parent(i) === NONE ? 0 : rows.parent(i); // module 0 is written as a child of itself
+    number(numberOf[parent]);
+    number(m.kind(parent) === 2 || m.kind(parent) === 3 ? rows.place(i) : 0);
+    bytes(rows.start(i) + rows.size(i) - size, size);
+  };
+  number(m.n);
+  for (const i of inOrder) {
+    child(m, i);
+    number(m.kind(i));
+    bytes(m.type(i), m.typeSize(i));
+  }
   number(tensors.n);
   for (let k = 0; k < byName.n; k++) {
     const i = byName.item(k);
     const { code, bits, shape } = record._info(i);
-    name(tensors, i);
+    child(tensors, i);
     [code, bits, shape.length, ...shape].forEach(number);
     sha.update(known.get(keyOf(record, i)));
   }
-  const numbers = ({ n }) => Uint32Array.from({ length: n }, (_, i) => i);
-  const order = (rows, a, b) => compare(pool, rows.start(a), rows.size(a), pool, rows.start(b), rows.size(b));
-  number(m.n);
-  for (const i of numbers(m).sort((a, b) => order(m, a, b))) {
-    name(m, i);
-    number(m.kind(i));
-    bytes(m.type(i), m.typeSize(i));
-  }
-  number(attributes.n);
-  const { parent } = attributes;
-  for (const i of numbers(attributes).sort((a, b) => order(m, parent(a), parent(b)) || order(attributes, a, b))) {
+  const moduleOf = (i) => numberOf[attributes.parent(i)];
+  for (const i of numbers(attributes).sort((a, b) => moduleOf(a) - moduleOf(b) || order(attributes, a, b))) {
     const [type, form] = [attributes.type(i), attributes.form(i)];
-    name(m, parent(i));
-    name(attributes, i);
+    child(attributes, i, attributes.size(i));
     [type, form, form ? attributes.high(i) : 1].forEach(number);
     eachWord(ix, attributes, i, (from, at) => {
       if (type === 5) bytes(from.low(at), from.high(at));
-      else if (type === 6) text(known.get(payloadKey(record, from.low(at))));
+      else if (type === 6) sha.update(known.get(payloadKey(record, from.low(at))));
       else number(big(from, at));
     });
   }
-  putOrder(ix, number, text);
   return `sha256:${Array.from(sha.digest(), (byte) => byte.toString(16).padStart(2, "0")).join("")}`;
-}
-
-/** Adds the parts of the tree that names and keys do not imply, if there are any (FORMAT.md, Content digest, 5). */
-function putOrder({ pool, byName, tensors, modules: m, attributes }, number, text) {
-  if (m.n === 1 && m.kind(0) !== 2 && m.kind(0) !== 3) return;
-  // Strings of bytes: they compare as bytes do.
-  const raw = (start, size) => (
-    pool.subarray(start, start + size).reduce((s, byte) => s + String.fromCharCode(byte), ""));
-  const put = (octets) => text(Uint8Array.from(octets, (c) => c.charCodeAt(0)));
-  const byBytes = (a, b) => (a < b ? -1 : a > b ? 1 : 0);
-  const names = Array.from({ length: m.n }, (_, i) => raw(m.start(i), m.size(i)));
-  const inner = names.map((name, i) => ({ name, parent: m.parent(i) })).slice(1);
-  const named = Array.from({ length: tensors.n }, (_, k) => byName.item(k)).map((i) => (
-    { name: raw(tensors.start(i), tensors.size(i)), parent: tensors.parent(i) }));
-  const starts = names.slice(1).map((name) => `${name}.`).sort(byBytes);
-  const lost = [named, inner.sort((a, b) => byBytes(a.name, b.name))].map((all) => misplacedByName(all, names, starts));
-  const lists = explicitListOrders({ tensors, attributes, m }, names, raw).sort((a, b) => byBytes(a.name, b.name));
-  if (!lost[0].length && !lost[1].length && !lists.length) return;
-  for (const found of lost) {
-    number(found.length);
-    for (const { name, parent } of found) [name, names[parent]].forEach(put);
-  }
-  number(lists.length);
-  for (const { name, keys } of lists) {
-    put(name);
-    number(keys.length);
-    keys.forEach(put);
-  }
-}
-
-/** Returns entries that are not in the module that their names imply: the longest prefix. Both arguments ascend. */
-function misplacedByName(all, names, starts) {
-  const around = [""];
-  let at = 0;
-  const leave = (name) => {
-    while (!name.startsWith(around[around.length - 1])) around.pop();
-  };
-  return all.filter(({ name, parent }) => {
-    for (; at < starts.length && starts[at] <= name; at++) {
-      leave(starts[at]);
-      around.push(starts[at]);
-    }
-    leave(name);
-    return around[around.length - 1] !== (parent ? `${names[parent]}.` : "");
-  });
-}
-
-/** Returns the lists and tuples whose order their keys do not imply, each with its keys. */
-function explicitListOrders({ tensors, attributes, m }, names, raw) {
-  const children = new Map();
-  for (let i = 0; i < m.n; i++) if (m.kind(i) === 2 || m.kind(i) === 3) children.set(i, []);
-  if (!children.size) return [];
-  const add = (rows, i, key) => children.get(rows.parent(i))?.push({ place: rows.place(i), key: key(i) });
-  const tail = (rows) => (i) => raw(rows.start(i) + rows.size(i) - rows.key(i), rows.key(i));
-  for (let i = 0; i < tensors.n; i++) add(tensors, i, tail(tensors));
-  for (let i = 1; i < m.n; i++) add(m, i, tail(m));
-  for (let i = 0; i < attributes.n; i++) add(attributes, i, () => raw(attributes.start(i), attributes.size(i)));
-  return [...children].map(([i, found]) => (
-    { name: names[i], keys: found.sort((a, b) => a.place - b.place).map(({ key }) => key) })).filter(({ keys }) => {
-    const numbers = new Set(keys.map((_, k) => String(k)));
-    const implied = keys.every((key) => numbers.has(key)) ? [...numbers] : [...keys].sort();
-    return keys.some((key, k) => key !== implied[k]);
-  });
 }
 
 const payloadKey = (record, number) =>

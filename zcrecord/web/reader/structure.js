@@ -18,7 +18,7 @@ function moduleNames({ modules }) {
 }
 
 /** Throws LimitError if full names are too large: 100,000 attributes of a module whose name has a MiB. */
-export function checkFullNames({ path, _header: { indexSize }, _ix: { attributes, modules } }) {
+function checkFullNames({ path, _header: { indexSize }, _ix: { attributes, modules } }) {
   let total = 0;
   for (let i = 0; i < attributes.n; i++) total += modules.size(attributes.parent(i));
   if (total <= 64 * indexSize) return;

@@ -1,0 +1,250 @@
+"""The content digest's definition: its bytes can be read back, each part is needed, and equal contents alone share one.
+
+The bytes are those of tools/generate/golden_contents.py, made from the page; the package's digest is compared with it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import struct
+from collections.abc import Callable, Iterable, Iterator
+from functools import cache
+from typing import Any, NamedTuple
+
+import hypothesis
+import ml_dtypes
+import numpy as np
+import pytest
+import records as r
+from exhaustive import rounds
+from forge import Forge
+from hypothesis import strategies as st
+
+import zcrecord
+from tools.generate import golden
+from tools.generate.golden_contents import Content, content_digest, content_parts
+from zcrecord import dtypes
+
+GOLDEN = golden.cases()
+Parts = list[tuple[str, bytes]]
+
+X = np.arange(6, dtype=np.float32)
+Layer = type("Layer", (r.Layer,), {})
+Block = type("Block", (r.Layer,), {})
+NARROW = np.array([7], np.int8)
+WORDS = [1, 0, 0, 8, int.from_bytes(b"bbbbbbbb", "little"), 2, 0, 5]  # an item, then {"bbbbbbbb": 5}
+
+
+class Pair(NamedTuple):
+    """Two contents that only one part of the digest tells apart, and what makes the archive of the second."""
+
+    one: Content
+    other: Content
+    forge: Callable[[bytes], bytes] | None = None
+
+
+def pair(one: Any, other: Any) -> Pair:
+    return Pair(Content(one), Content(other))
+
+
+def turned(items: list[Any], vector: str, first: str = "0", second: str = "1") -> Pair:
+    """Return a list of two items, and it with the items in the other order and the same keys."""
+
+    def turn(data: bytes) -> bytes:
+        return Forge(data).set(vector, first, place=1).set(vector, second, place=0).seal()
+
+    return Pair(Content(items), Content(items[::-1], keys={"": ["1", "0"]}), turn)
+
+
+def with_each_other_s_key(data: bytes) -> bytes:
+    """Return the archive with the keys of two attributes exchanged."""
+    f = Forge(data)
+    names = [f.get("attributes", i, "name") for i in (1, 0)]
+    return f.set("attributes", 0, name=names[0]).set("attributes", 1, name=names[1]).seal()
+
+
+PAIRS = {
+    "module: module": pair({"a": {"b": {"c": {}}}}, {"a": {"b": {}, "c": {}}}),
+    "module: place": turned([{}, {}], "modules"),
+    "module: key": pair({"a": {}}, {"b": {}}),
+    "module: kind": pair({"m": {"0": X}}, {"m": {0: X}}),
+    "module: type name": pair(Layer(X, None), Block(X, None)),
+    "tensor: module": pair({"a": {"x": X}, "b": {}}, {"a": {}, "b": {"x": X}}),
+    "tensor: place": turned([X, X], "tensors"),
+    "tensor: key": pair({"a": X}, {"b": X}),
+    "tensor: dtype": pair({"a": X}, {"a": X.view(np.int32)}),
+    "tensor: bits": Pair(
+        Content({"w": NARROW.astype(ml_dtypes.int4)}),
+        Content({"w": NARROW}, codes={"w": (dtypes.by_name["int4"].code, 8)}),
+        lambda _: golden.forged(r.saved({"w": NARROW}), golden.bytewise),
+    ),
+    "tensor: dims": pair({"a": X.reshape(2, 3)}, {"a": X.reshape(3, 2)}),
+    "tensor: elements": pair({"a": X}, {"a": X + 1}),
+    "attribute: module": pair({"a": {"n": 1}, "b": {}}, {"a": {}, "b": {"n": 1}}),
+    "attribute: place": Pair(Content([5, "t"]), Content(["t", 5], keys={"": ["1", "0"]}), with_each_other_s_key),
+    "attribute: key": pair({"a": 1}, {"b": 1}),
+    "attribute: type": pair({"a": 0}, {"a": 0.0}),
+    "attribute: form": pair({"a": [1]}, {"a": (1,)}),
+    "attribute: number of words": pair({"aaaaaaaa": [1], "bbbbbbbb": 5}, {"aaaaaaaa": WORDS}),
+    "attribute: bool": pair({"a": False}, {"a": True}),
+    "attribute: int": pair({"a": 1}, {"a": 2}),
+    "attribute: float": pair({"a": 0.0}, {"a": -0.0}),
+    "attribute: str": pair({"a": "x"}, {"a": "y"}),
+    "attribute: bytes": pair({"a": b"x"}, {"a": b"y"}),
+}  # fmt: skip
+
+# Parts that only divide others, and the words of None, which are 0: no two contents differ in them alone.
+FRAMES = {"tag", "number of modules", "number of tensors", "tensor: rank", "attribute: NoneType"}
+
+
+def archive(content: Content, forge: Callable[[bytes], bytes] | None = None) -> bytes:
+    data = r.saved(content.record)
+    return forge(data) if forge else data
+
+
+@cache
+def golden_archive(name: str) -> bytes:
+    return GOLDEN[name].build()
+
+
+def joined(parts: Iterable[tuple[str, bytes]], *without: str) -> bytes:
+    return b"".join(part for name, part in parts if name not in without)
+
+
+@pytest.mark.parametrize("part", PAIRS)
+def test_each_part_alone_tells_two_contents_apart(part: str) -> None:
+    one, other, forge = PAIRS[part]
+    digests = [
+        zcrecord.load_record(data, verify="full").content_digest() for data in (archive(one), archive(other, forge))
+    ]
+    assert digests == [content_digest(one), content_digest(other)]
+    assert digests[0] != digests[1]
+    assert joined(content_parts(one), part) == joined(content_parts(other), part)
+
+
+def test_every_part_is_in_a_golden_archive() -> None:
+    found = {name for case in GOLDEN.values() for name, _ in content_parts(case.content)}
+    assert found == PAIRS.keys() | FRAMES
+
+
+def test_two_golden_archives_differ_in_the_order_of_lists_alone() -> None:
+    places = {f"{what}: place" for what in ("module", "tensor", "attribute")}
+    ways = [list(content_parts(GOLDEN[name].content)) for name in ("lists", "lists_turned")]
+    assert ways[0] != ways[1]
+    assert joined(ways[0], *places) == joined(ways[1], *places)
+
+
+def test_two_golden_archives_have_the_same_full_names_in_other_modules() -> None:
+    records = [zcrecord.load_record(golden_archive(name)) for name in ("dots", "dots_nested")]
+    assert len({(*sorted(x.names), *sorted(x.modules), *sorted(x.attributes)) for x in records}) == 1
+    assert len({x.content_digest() for x in records}) == 2
+
+
+def read(data: bytes) -> Iterator[tuple[str, bytes]]:
+    """Yield the parts of the bytes that a content digest is over, from nothing but these."""
+    at = 0
+
+    def take(name: str, size: int = 8) -> Iterator[tuple[str, bytes]]:
+        nonlocal at
+        at += size
+        if at > len(data):
+            raise ValueError(f"{name} ends at {at} of {len(data)} bytes")
+        yield name, data[at - size : at]
+
+    def number() -> int:
+        return int.from_bytes(data[at - 8 : at], "little")
+
+    def ahead() -> int:
+        return int.from_bytes(data[at : at + 8], "little")
+
+    def child(what: str) -> Iterator[tuple[str, bytes]]:
+        yield from take(f"{what}: module")
+        yield from take(f"{what}: place")
+        yield from take(f"{what}: key", 8 + ahead())
+
+    yield from take("tag", 26)
+    yield from take("number of modules")
+    for _ in range(number()):
+        yield from child("module")
+        yield from take("module: kind")
+        yield from take("module: type name", 8 + ahead())
+    yield from take("number of tensors")
+    for _ in range(number()):
+        yield from child("tensor")
+        yield from take("tensor: dtype")
+        yield from take("tensor: bits")
+        yield from take("tensor: rank")
+        yield from take("tensor: dims", 8 * number())
+        yield from take("tensor: elements", 32)
+    while at < len(data):
+        yield from child("attribute")
+        yield from take("attribute: type")
+        kind = number()
+        if kind not in WORD:
+            raise ValueError(f"the type before {at} of {len(data)} bytes is none")
+        yield from take("attribute: form")
+        yield from take("attribute: number of words")
+        for _ in range(number()):
+            size = 8 + ahead() if kind == 5 else 32 if kind == 6 else 8
+            yield from take(f"attribute: {WORD[kind]}", size)
+
+
+WORD = {0: "NoneType", 1: "bool", 2: "int", 3: "int", 4: "float", 5: "str", 6: "bytes"}
+
+
+@pytest.mark.parametrize("name", GOLDEN)
+def test_bytes_of_golden_archives_can_be_read_back(name: str) -> None:
+    """So no two contents have the same."""
+    parts = list(content_parts(GOLDEN[name].content))
+    assert list(read(joined(parts))) == parts
+
+
+@hypothesis.given(tree=r.trees())
+@hypothesis.settings(max_examples=rounds(60), deadline=None)
+def test_bytes_of_any_tree_can_be_read_back_and_are_the_package_s(tree: Any) -> None:
+    hypothesis.assume(r.names_are_unique(tree))
+    parts = list(content_parts(Content(tree)))
+    assert list(read(joined(parts))) == parts
+    assert zcrecord.load_record(r.saved(tree)).content_digest() == content_digest(Content(tree))
+
+
+@pytest.mark.parametrize("part", ["tag", "number of modules", "number of tensors", "tensor: rank"])
+def test_bytes_cannot_be_read_back_without_the_parts_that_divide_them(part: str) -> None:
+    parts = list(content_parts(GOLDEN["nested"].content))
+    with pytest.raises(ValueError, match=r" \d+ of \d+ bytes"):
+        list(read(joined(parts, part)))
+
+
+VALUES = st.sampled_from([None, 0, False, 0.0, -0.0, "", b"", X, X[:0], X.view(np.int32)])
+KEYS = st.sampled_from(["a", "b", "a.b", "0"])
+SMALL = st.recursive(
+    VALUES,
+    lambda inner: (
+        st.dictionaries(KEYS, inner, max_size=2)
+        | st.dictionaries(st.integers(0, 1), inner, max_size=2)
+        | st.lists(inner, max_size=2)
+        | st.tuples(inner)
+    ),
+    max_leaves=3,
+)
+
+
+def known(value: Any) -> Any:
+    """Return a form of a value that is equal for equal values alone, the order of a mapping aside."""
+    if isinstance(value, dict):
+        return "dict", frozenset((type(key), key, known(child)) for key, child in value.items())
+    if isinstance(value, list | tuple):
+        return type(value), tuple(map(known, value))
+    if isinstance(value, np.ndarray):
+        return str(value.dtype), value.shape, value.tobytes()
+    return type(value), struct.pack("<d", value) if isinstance(value, float) else value
+
+
+@hypothesis.given(trees=st.lists(st.dictionaries(KEYS, SMALL, max_size=2), min_size=2, max_size=12))
+@hypothesis.settings(max_examples=rounds(40), deadline=None)
+def test_small_records_share_a_digest_if_and_only_if_they_are_equal(trees: list[Any]) -> None:
+    trees = [tree for tree in trees if r.names_are_unique(tree)]
+    trees += [{key: tree[key] for key in reversed(tree)} for tree in trees]
+    digests = [zcrecord.load_record(r.saved(tree)).content_digest() for tree in trees]
+    for (a, one), (b, other) in itertools.combinations(zip(trees, digests, strict=True), 2):
+        assert (known(a) == known(b)) == (one == other), (a, b)
