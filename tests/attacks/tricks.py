@@ -87,12 +87,53 @@ def below_a_long_name() -> bytes:
     return f.set("modules", 1, name=start, name_size=size, key_size=size).seal()
 
 
-def lists_of_texts() -> bytes:
-    """Let lists share words, and words a text, as far as the budgets go."""
-    f = attributes(MANY // 3, {"n": ["a", "b"]})
-    start, size = f.text(b"x" * 250)
-    f.columns["attributes"]["value"] = f.add("words", np.full(32, start | size << 32, "<u8")) | 32 << 32
+def used_up(f: Forge) -> bytes:
+    """Return an archive whose names, texts and lists take nearly all that R30 allows."""
+    index = len(build_index(f.columns, f.digest_kind))
+    assert 0 <= f.budget_left() < index
     return f.seal()
+
+
+def lists_of_texts() -> bytes:
+    """Let lists share words, and words a text, as far as the budget goes."""
+    f = attributes(MANY, {"n": ["a", "b"]})
+    start, size = f.text(b"x" * 45)
+    f.columns["attributes"]["value"] = f.add("words", np.full(10, start | size << 32, "<u8")) | 10 << 32
+    return used_up(f)
+
+
+def lists_of_numbers() -> bytes:
+    """Let lists share numbers that are an object each to Python, as far as the budget goes."""
+    f = attributes(MANY, {"n": [2**62, 2**63]})
+    f.columns["attributes"]["value"] = f.add("words", np.full(38, 2**63 + 1, "<u8")) | 38 << 32
+    return used_up(f)
+
+
+def alike(f: Forge, vector: str) -> bytes:
+    """Let all names, in ascending order, be ends of a few long ones: they differ in length or in their last bytes."""
+    rows = f.columns[vector][int(vector == "modules") :]
+    rows["name_size"], runs = 0, len(rows) // 1000
+    shorter, run = np.arange(len(rows))[::-1] // runs, np.arange(len(rows)) % runs
+    longest = (f.budget_left() + int(shorter.sum()) - 6 * len(rows)) // (len(rows) - 16 * runs)
+    begin = f.add("text", np.frombuffer(b"".join(b"x" * longest + b"%06d\0" % i for i in range(runs)), np.uint8))
+    rows["name"], rows["name_size"] = begin + run * (longest + 7) + shorter, longest + 6 - shorter
+    if vector != "attributes":
+        rows["key_size"] = rows["name_size"]
+    return used_up(f)
+
+
+def nested_alike(chains: int = MANY // 1000, depth: int = 31, size: int = 1000) -> bytes:
+    """Let modules be nested whose full names are all ends of the innermost one's."""
+    f = modules(chains * depth)
+    rows = f.columns["modules"][1:]
+    chain, level = np.divmod(np.arange(len(rows)), depth)
+    keys = [b"x" * (size - 6) + b"%06d" % i for i in range(chains)]
+    begin = f.add("text", np.frombuffer(b"".join(b".".join([key] * depth) + b"\0" for key in keys), np.uint8))
+    rows["name_size"], rows["key_size"] = (level + 1) * (size + 1) - 1, size
+    rows["name"] = begin + (chain + 1) * depth * (size + 1) - 1 - rows["name_size"]
+    rows["parent"], rows["end"] = np.where(level, np.arange(len(rows)), 0), (chain + 1) * depth + 1
+    rows["place"] = np.where(level, 0, chain)
+    return used_up(f)
 
 
 def long_prefixes() -> bytes:
@@ -274,17 +315,6 @@ def only_ends() -> bytes:
     return end_bytes(fields) * 2
 
 
-def budget(over: int) -> bytes:
-    """Let the type names of 1,000 modules sum to what R30 allows, and `over`."""
-    f = modules(1000)
-    start, size = f.text(b"x" * 300)
-    each, rest = divmod(len(f.columns["text"]) + 256 * 1001 + over, 1000)
-    sizes = np.full(1000, each) + (np.arange(1000) < rest)
-    rows = f.columns["modules"]
-    rows["type_name"][1:], rows["type_name_size"][1:] = start + size - sizes, sizes
-    return f.seal()
-
-
 def named(*names: str) -> Callable[[], bytes]:
     """Return a function that makes an archive whose tensors, modules, attributes and metadata have these names."""
 
@@ -321,15 +351,28 @@ ATTACKS: tuple[Attack, ...] = (
     trick("string tensors of one payload", "R71", strings_of_one_payload),
     trick("attributes of one payload", "R68 R76", blobs),
     trick("attributes below a name of a MiB", "R30 R76", below_a_long_name, LimitError, "64 times", LOADING),
-    trick("lists of texts at their budgets", "R30 R31", lists_of_texts),
+    # At the budget, which is 16 times the index
+    trick("names of tensors at the budget", "R30 R32", lambda: alike(tensors(MANY), "tensors")),
+    trick("names of modules at the budget", "R30 R35", lambda: alike(modules(MANY), "modules")),
+    trick("names of nested modules at the budget", "R30 R34", nested_alike),
+    trick("names of attributes at the budget", "R30 R36", lambda: alike(attributes(MANY, {"n": 1}), "attributes")),
+    trick("type names at the budget", "R30", lambda: modules(MANY).use_up("modules", "type_name").seal()),
+    trick(
+        "type names a byte over the budget",
+        "R30",
+        lambda: modules(MANY).use_up("modules", "type_name", 1).seal(),
+        LimitError,
+        "^index: its names, texts and lists take",
+    ),
+    trick("texts at the budget", "R30", lambda: attributes(MANY, {"n": "a"}).use_up("attributes", "value").seal()),
+    trick("lists of texts at the budget", "R30 R31", lists_of_texts),
+    trick("lists of numbers at the budget", "R30 R31", lists_of_numbers),
     # Traps for loops within loops
     trick("names that differ in their last bytes", "R32 R36", long_prefixes),
     trick("modules side by side", "R35 R43 R44", lambda: modules(MANY).seal()),
     trick("50,000 modules of one name", "R35", one_module_name, FormatError, "another module has its name"),
     trick("50,000 modules, each in the one before", "R40", chained_modules, LimitError, "nested more than 100 deep"),
     trick("50,000 modules, each claiming the one before", "R38 R39", descending_modules, FormatError, "^modules"),
-    trick("type names at their budget", "R30", lambda: budget(0)),
-    trick("type names a byte over their budget", "R30", lambda: budget(1), LimitError, "^index: the type names sum"),
     # FlatBuffers
     trick("dims, strides and words are one vector", "R22", sealed(plain, shared_vectors)),
     trick("a vector whose count is its own field", "R22", sealed(plain, vector_inside_itself), FormatError),

@@ -21,7 +21,7 @@ from c_programs import COMPILERS, agree, checkers
 from forge import VECTORS, Forge
 from malformed import Case, compact, plain, rich, saved
 from readers import Level, Mode, Question, ask, dump
-from records import edited_with_a_longer_index
+from records import edited_with_a_longer_index, repetitive
 from test_malformed_fuzz import regions, resealed, variants, with_crc
 
 import zcrecord
@@ -52,6 +52,12 @@ def test_reads_every_golden_archive_as_the_package_does(built: list[Path]) -> No
     names = sorted(path.stem for path in GOLDEN.glob("*.zcr"))
     questions = [Question(*golden(name), level) for name in names for level in LEVELS]
     assert agree(built, questions) == len(questions) >= 54
+
+
+def test_reads_what_the_writer_makes_of_records_that_repeat_themselves(built: list[Path]) -> None:
+    """R30, R31."""
+    questions = [Question(saved(record, metadata=metadata), "w", "f") for record, metadata in repetitive(500)]
+    assert agree(built, questions) == len(questions)
 
 
 def test_agrees_on_an_archive_whose_index_an_edit_made_longer(built: list[Path], tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from forge import Forge, build_index
 from malformed import Case, compact, plain, rich, saved
 from other_processors import X86_64
 from readers import Level, Mode, Question, ask, disagreements, dump
-from records import edited_with_a_longer_index
+from records import edited_with_a_longer_index, repetitive
 from rust_programs import READER, SOURCES, build, compilers, editions
 from test_c_reader import SMALL, catalogue, golden, mixed
 from test_malformed_cost import ARCHIVES, BIG, large, strings, tensors
@@ -57,6 +57,12 @@ def test_reads_every_golden_archive_as_the_package_does(checker: Path) -> None:
     questions = [Question(*golden(name), level) for name in GOLDEN for level in LEVELS]
     assert accepted(checker, questions) == len(questions) >= 54
     assert len(questions) < accepted(checker, everything_golden())
+
+
+def test_reads_what_the_writer_makes_of_records_that_repeat_themselves(checker: Path) -> None:
+    """R30, R31."""
+    questions = [Question(saved(record, metadata=metadata), "w", "f") for record, metadata in repetitive(500)]
+    assert accepted(checker, questions) == len(questions)
 
 
 def test_agrees_on_an_archive_whose_index_an_edit_made_longer(checker: Path, tmp_path: Path) -> None:

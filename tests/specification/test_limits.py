@@ -58,26 +58,18 @@ def deep(depth: int) -> bytes:
     return f.seal()
 
 
-def texts(size: int, count: int = 50) -> bytes:
-    """Return an archive whose text values take `size` bytes more than its pool has, 256 for each left out."""
-    f = Forge(r.saved({f"k{i:02}": "x" for i in range(count)}))
-    rows = f.columns["attributes"]
-    start, most = f.text(bytes(20_000))
-    spans = np.full(count, 300)
-    spans[-1] = len(f.columns["text"]) + 256 * count + size - spans[:-1].sum()
-    assert 0 <= spans[-1] <= most
-    rows["value"] = start | spans.astype(np.uint64) << np.uint64(32)
-    return f.seal()
+def texts(over: int) -> bytes:
+    """Return an archive whose names, texts and lists take 16 times the index of their pools, and `over` bytes."""
+    return Forge(r.saved({f"k{i:02}": "x" for i in range(50)})).use_up("attributes", "value", over).seal()
 
 
-def lists(size: int, count: int = 50) -> bytes:
-    """Return an archive whose lists have `size` items more than the pool of words and 32 for each of them."""
-    f = Forge(r.saved({f"k{i:02}": [1] for i in range(count)}))
-    start = f.add("words", [1] * 2000)
-    counts = np.full(count, 50)
-    counts[-1] = len(f.columns["words"]) + 32 * count + size - counts[:-1].sum()
-    assert 0 < counts[-1] <= 2000
-    f.columns["attributes"]["value"] = start | counts.astype(np.uint64) << np.uint64(32)
+def lists(over: int) -> bytes:
+    """Return the same of lists, and `over` items."""
+    f = Forge(r.saved({f"k{i:02}": [1] for i in range(50)}))
+    rows, start = f.columns["attributes"], f.add("words", [1] * 2000)
+    rows["value"] = start
+    each, rest = divmod(f.budget_left() // 16 + over, len(rows))
+    rows["value"] |= (each + (np.arange(len(rows)) < rest)).astype("<u8") << np.uint64(32)
     return f.seal()
 
 
@@ -131,6 +123,7 @@ def loading(make: Callable[..., bytes], *arguments: Any, by: Callable[[bytes], A
 
 
 FAR = 1 << 56
+TAKES = "names, texts and lists take [0-9]+ bytes of their pools, at most"
 CLAIMS = r"claims more than 2\^56 bytes"
 EMPTY = np.zeros((FAR, 0), np.uint8), np.zeros((FAR + 1, 0), np.uint8)
 RANK = PackedTensor(np.zeros(1, np.uint8), "uint4", (1,) * 64), PackedTensor(np.zeros(1, np.uint8), "uint4", (1,) * 65)
@@ -150,12 +143,10 @@ LIMITS = [
     Limit("MAX_ALIGNMENT", "alignment", saving({"w": ONE}, alignment=65536), saving({"w": ONE}, alignment=131072),
           loading(lambda: r.saved({"w": ONE}, alignment=65536)), loading(changed, "base_alignment_log2", 17),
           RecordError),
-    Limit("SPAN_ALLOWANCE", "text values sum to", saving({f"k{i}": "x" * 255 for i in range(999)}), None,
+    Limit("INDEX_ALLOWANCE", TAKES, saving({f"k{i}": "x" * 999 for i in range(999)}), None,
           loading(texts, 0), loading(texts, 1)),
-    Limit("SPAN_ALLOWANCE", "text values sum to", saving({f"k{i}": "x" * 256 for i in range(999)})),
-    Limit("WORDS_ALLOWANCE", "the lists of attributes sum to", saving({f"k{i}": [i] * 32 for i in range(999)}), None,
+    Limit("INDEX_ALLOWANCE", TAKES, saving({f"k{i}": [7] * 64 for i in range(999)}), None,
           loading(lists, 0), loading(lists, 1)),
-    Limit("WORDS_ALLOWANCE", "the lists of attributes sum to", saving({f"k{i}": [7] * 33 for i in range(999)})),
     Limit("DIGEST_ALLOWANCE", "add up to more than 64 times the archive", None, None,
           loading(views, 0, by=digested), loading(views, 1, by=digested)),
 ]  # fmt: skip

@@ -203,6 +203,45 @@ class Forge:
         start, size = self.text(data)
         return self.set(vector, key, **{field: start, f"{field}_size": size})
 
+    def budget_left(self) -> int:
+        """Return how many bytes more names, texts and lists may take of their pools; less than 0 if too many (R30)."""
+        left = 16 * len(build_index(self.columns, self.digest_kind))
+        for vector in ("tensors", "modules", "attributes", "metadata"):
+            for field in ("name_size", "type_name_size"):
+                if vector in self.columns and field in (self.columns[vector].dtype.names or ()):
+                    left -= int(self.columns[vector][field].sum(dtype="u8"))
+        for vector in ("attributes", "metadata"):
+            for row in self.columns.get(vector, ()):
+                words = np.array([row["value"]])
+                if row["form"]:
+                    start, count = int(row["value"]) & NONE, int(row["value"]) >> 32
+                    words = self.columns.get("words", words[:0])[start : start + count]
+                    left -= 16 * count
+                left -= int((words >> np.uint64(32)).sum()) if row["type"] == 5 else 0
+        return left
+
+    def use_up(self, vector: str, field: str, over: int = 0, first: int = 0) -> Forge:
+        """Let rows from `first` on share a text, and repeat it as often as R30 allows, and `over` bytes more.
+
+        `field` is `name`, `type_name` or, of attributes that are texts, `value`. There must be more than 16 rows.
+        """
+        rows = self.columns[vector][first:]
+        count = len(rows)
+        start, size = self.text(b"x" * (17 * len(build_index(self.columns)) // (count - 16) + 64))
+
+        def share(sizes: Array) -> None:
+            starts = (start + size - sizes).astype("<u8")
+            if field == "value":
+                rows[field] = starts | sizes.astype("<u8") << np.uint64(32)
+            else:
+                rows[field], rows[f"{field}_size"] = starts, sizes
+
+        share(np.zeros(count, "<i8"))
+        each, rest = divmod(self.budget_left() + over, count)
+        share(each + (np.arange(count) < rest))
+        assert self.budget_left() == -over
+        return self
+
     def drop(self, vector: str) -> Forge:
         """Leave a vector out."""
         del self.columns[vector]

@@ -256,6 +256,25 @@ def run_python(code: str, *arguments: object, ok: bool = True, **options: Any) -
     return done
 
 
+def repetitive(count: int) -> Iterator[tuple[Any, dict[str, Any]]]:
+    """Yield records, and metadata for each, whose names, texts and lists come to far more than 16 times their index.
+
+    They would if every text and list were stored once.
+    """
+    deep: dict[str, Any] = {"n": "deep" * 50}
+    for _ in range(98):
+        deep = {"k" * 50: deep, "n": "deep" * 50, "same": ["deep" * 50]}
+    kind = dataclasses.make_dataclass("Long" * 500, ["n"])
+    yield {"texts": ["x" * 200] * count}, {}
+    yield {f"k{i}": ["x" * 60] * 30 for i in range(count // 20)}, {f"k{i}": ("x" * 60,) * 30 for i in range(50)}
+    yield {f"k{i}": [2**63] * 60 for i in range(count // 20)}, {f"k{i}": [2**63] * 60 for i in range(50)}
+    yield {f"k{i}": "x" * 3000 for i in range(count // 20)}, {f"k{i}": "x" * 3000 for i in range(50)}
+    yield [{"x" * 3000: "x" * 3000} for _ in range(count // 20)], {"x" * 3000: "x" * 3000}
+    yield [kind(i) for i in range(count // 20)], {}
+    yield [deep] * -(-count // 2000), {}
+    yield {"w": np.ones(3), "names": ["v"] * count, "empty": [""] * count, "none": [None] * count}, {}
+
+
 def edited_with_a_longer_index(path: Path) -> bytes:
     """Return an archive whose index ends in zeros, as an edit leaves it where payloads stay on their blocks."""
     zcrecord.save_record({f"t{i}": np.full(30_000, i) for i in range(5)}, path)

@@ -60,6 +60,12 @@ def test_dump_is_the_package_s_word_for_word() -> None:
     assert text == dump(zcrecord.load_record(data)._archive) + "\n"
 
 
+def test_reads_what_the_writer_makes_of_records_that_repeat_themselves() -> None:
+    """R30, R31."""
+    questions = [Question(r.saved(record, metadata=metadata), "w", "f") for record, metadata in r.repetitive(500)]
+    assert accepted(questions) == len(questions)
+
+
 def test_agrees_on_archives_of_signed_programs() -> None:
     questions = windows.questions()
     assert 20 < accepted(questions) < len(questions) // 10

@@ -17,7 +17,7 @@ from zcrecord._schema import ModuleKind, ValueForm, ValueType
 from zcrecord.errors import LimitError, UnsupportedError
 
 from .index import ATTRIBUTE, IDENTIFIER, MODULE, TENSOR, VECTORS, Array, Index
-from .layout import MAX_ARCHIVE_SIZE, MAX_INDEX_SIZE, MAX_RANK, NONE, SPAN_ALLOWANCE, WORDS_ALLOWANCE, first_children
+from .layout import INDEX_ALLOWANCE, MAX_ARCHIVE_SIZE, MAX_INDEX_SIZE, MAX_RANK, NONE, first_children
 
 __all__ = [
     "DIGEST_NAMES",
@@ -193,34 +193,44 @@ def is_attribute(value: Any, path: str) -> bool:
 
 
 class _TextPoolBuilder:
-    """The text pool under construction: equal strings share a span, if short enough for any number to (R30)."""
+    """The text pool under construction: equal strings share a span while the budget lasts (R30).
 
-    def __init__(self) -> None:
+    `room` is what is left of it: INDEX_ALLOWANCE times the bytes of entries and pools, less what spans and lists take
+    of the pools. It never falls below 0: a text or list for which there is no room is laid down once more, and so
+    brings 16 times the room that it takes. So no reader refuses the index, and no record is too repetitive for one.
+    """
+
+    def __init__(self, entries: Entries) -> None:
         self.parts: list[bytes] = []
         self.size = 0
         self.starts: dict[str, int] = {}
+        rows = TENSOR.itemsize * len(entries.names) + MODULE.itemsize * len(entries.modules)
+        rows += ATTRIBUTE.itemsize * (len(entries.attributes) + len(entries.metadata))
+        self.room = INDEX_ALLOWANCE * rows
 
     def add(self, text: str) -> tuple[int, int]:
-        data = text.encode() + b"\0"
-        if (start := self.starts.get(text)) is None:
-            start = self.size
-            self.parts.append(data)
-            self.size += len(data)
-            if len(data) <= SPAN_ALLOWANCE:
-                self.starts[text] = start
-        return start, len(data) - 1
+        data = text.encode()
+        start = self.starts.get(text)
+        if start is None or len(data) > self.room:
+            start = self.starts[text] = self._append(data + b"\0")
+        self.room -= len(data)
+        return start, len(data)
+
+    def _append(self, data: bytes) -> int:
+        """Lay bytes down, and return where."""
+        start = self.size
+        self.parts.append(data)
+        self.size += len(data)
+        self.room += INDEX_ALLOWANCE * len(data)
+        return start
 
     def add_all(self, texts: Sequence[str]) -> tuple[Array, Array]:
         """Add texts, no two of them equal and none added before; return their starts and sizes."""
         data = [text.encode() for text in texts]
         sizes = np.fromiter(map(len, data), np.int64, len(data))
-        ends = np.cumsum(sizes + 1) + self.size
-        starts = ends - sizes - 1
-        self.parts += [b"\0".join(data), b"\0"]
-        self.size = int(ends[-1]) if len(ends) else self.size
-        for text, start, size in zip(texts, starts.tolist(), sizes.tolist(), strict=True):
-            if size < SPAN_ALLOWANCE:
-                self.starts[text] = start
+        starts = np.cumsum(sizes + 1) - sizes - 1 + self._append(b"\0".join(data) + b"\0")
+        self.starts.update(zip(texts, starts.tolist(), strict=True))
+        self.room -= int(sizes.sum())
         return starts, sizes
 
     def add_names(self, names: list[str], order: Array) -> tuple[Array, Array]:
@@ -231,25 +241,24 @@ class _TextPoolBuilder:
         first = np.concatenate(([0], ends[:-1] + 1))[: len(order)]
         starts[order] = first
         sizes[order] = ends - first
-        self.parts.append(data)
-        self.size += len(data)
+        self._append(data)
+        self.room -= len(data) - len(names)
         return starts, sizes
 
 
 class _NumberPool:
-    """A pool of numbers (dims, strides, words); equal tuples share a range, up to `most` items each."""
+    """A pool of numbers (dims, strides, words); equal tuples of up to MAX_RANK items share a range."""
 
-    def __init__(self, most: int = MAX_RANK) -> None:
-        self.most = most
+    def __init__(self) -> None:
         self.items: list[int] = []
         self.starts: dict[tuple[int, ...], int] = {}
 
-    def add(self, items: tuple[int, ...]) -> int:
-        start = self.starts.get(items)
+    def add(self, items: tuple[int, ...], *, share: bool = True) -> int:
+        start = self.starts.get(items) if share else None
         if start is None:
             start = len(self.items)
             self.items.extend(items)
-            if len(items) <= self.most:
+            if len(items) <= MAX_RANK:
                 self.starts[items] = start
         return start
 
@@ -275,11 +284,11 @@ def in_memory(entries: Entries) -> Index:
 
 
 def _vectors(entries: Entries) -> dict[str, Array]:
-    pool = _TextPoolBuilder()
+    pool = _TextPoolBuilder(entries)
     vectors: dict[str, Array] = {}
     _encode_tensors(entries, pool, vectors)
     _encode_modules(entries, pool, vectors)
-    words = _NumberPool(WORDS_ALLOWANCE)
+    words = _NumberPool()
     by_place = sorted(entries.attributes, key=lambda a: (a.parent, a.place))
     vectors["attributes"] = _encode_attributes(by_place, pool, words)
     vectors["metadata"] = _encode_attributes(sorted(entries.metadata, key=lambda a: a.key), pool, words)
@@ -339,8 +348,7 @@ def _check_layout(layout: TensorLayout, entries: Entries, number: int) -> None:
 
 def _encode_modules(entries: Entries, pool: _TextPoolBuilder, vectors: dict[str, Array]) -> None:
     modules = entries.modules
-    out = np.zeros(len(modules), MODULE)
-    vectors["modules"] = out
+    out = vectors["modules"] = np.zeros(len(modules), MODULE)
     names, key_sizes, parents, places, kinds, type_names = zip(*modules, strict=True)
     ends = list(range(1, len(modules) + 1))
     for i in range(len(modules) - 1, 0, -1):
@@ -366,7 +374,11 @@ def _encode_value(value: Any, pool: _TextPoolBuilder, words: _NumberPool) -> tup
         kind = list_type(value)
         if kind is None:
             raise UnsupportedError("a list attribute holds items of one type")
-        start = words.add(tuple(_word(kind, v, pool) for v in value))
+        own, before = INDEX_ALLOWANCE * 8 * len(value), len(words.items)
+        pool.room += own - 16 * len(value)  # as if no list before it had the same words, which its texts decide
+        start = words.add(tuple(_word(kind, v, pool) for v in value), share=own <= pool.room)
+        if len(words.items) == before:
+            pool.room -= own
         form = ValueForm.LIST if isinstance(value, list) else ValueForm.TUPLE
         return kind, form, start | len(value) << 32
     kind = value_type(value)

@@ -38,8 +38,7 @@ MAX_INDEX_SIZE = (1 << 31) - 1  # FlatBuffers' own limit
 MAX_RANK = 64  # numpy's
 MAX_DEPTH = 100  # of nested modules
 NONE = 0xFFFFFFFF
-SPAN_ALLOWANCE = 256  # bytes an entry may repeat of the text pool, on average
-WORDS_ALLOWANCE = 32  # items an attribute list may repeat of the word pool, on average
+INDEX_ALLOWANCE = 16  # times the index's size that spans and lists may take of their pools, 16 bytes for an item
 DIGEST_ALLOWANCE = 64  # times an archive's size that its distinct strided views may add up to, for a content digest
 
 

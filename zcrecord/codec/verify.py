@@ -19,12 +19,11 @@ from zcrecord.errors import FormatError, LimitError
 
 from .index import Index, TextPool, list_bounds
 from .layout import (
+    INDEX_ALLOWANCE,
     MAX_ARCHIVE_SIZE,
     MAX_DEPTH,
     MAX_RANK,
     NONE,
-    SPAN_ALLOWANCE,
-    WORDS_ALLOWANCE,
     Header,
     align_up,
     first_children,
@@ -344,7 +343,7 @@ def check_index(ix: Index, header: Header) -> None:
     check_header(ix, header)
     pool = ix.pool()
     pool.check_text()
-    _check_budgets(ix)
+    _check_budget(ix, INDEX_ALLOWANCE * header.index_size)
     if len(ix.payloads):
         check_payload(PayloadColumns(ix, header))
     if _first(ix.by_name >= len(ix.tensors)) is not None:
@@ -361,32 +360,31 @@ def check_index(ix: Index, header: Header) -> None:
     _check_usage(ix, t)
 
 
-def _check_budgets(ix: Index) -> None:
-    """Spans and lists may share their pool, but not a million times (R30, R31): this keeps every later pass linear."""
-    limit = len(ix.text)
-    columns: list[tuple[str, Array]] = [
-        ("names of tensors", ix.tensors["name_size"]),
-        ("names of modules", ix.modules["name_size"]),
-        ("type names", ix.modules["type_name_size"]),
-        ("names of attributes", ix.attributes["name_size"]),
-        ("names of metadata", ix.metadata["name_size"]),
-    ]
-    for what, sizes in columns:
-        total = int(sizes.sum(dtype=np.uint64))
-        if total > limit + SPAN_ALLOWANCE * len(sizes):
-            raise LimitError(f"index: the {what} sum to {total} bytes, in a text pool of {limit}")
-    if not len(ix.attributes) and not len(ix.metadata):
-        return
+def _check_budget(ix: Index, most: int) -> None:
+    """Spans and lists take at most so many bytes of their pools, which keeps every later pass linear (R30, R31, R67).
+
+    No byte that is shared is read before. No sum wraps: a size has 32 bits, and the items of lists, each of which may
+    be a text, are within the budget when their texts are added up.
+    """
+    total = _sum(ix.tensors["name_size"]) + _sum(ix.modules["name_size"]) + _sum(ix.modules["type_name_size"])
     for what, rows in (("attributes", ix.attributes), ("metadata", ix.metadata)):
-        starts, counts = list_bounds(rows[rows["form"] != ValueForm.SCALAR])
+        if not len(rows):
+            continue
+        text, listed = rows["type"] == ValueType.TEXT, rows["form"] != ValueForm.SCALAR
+        starts, counts = list_bounds(rows[listed])
         if (starts + counts > len(ix.words)).any():
-            raise FormatError(f"{what}: a list leaves the pool of {len(ix.words)} words")  # R67
-        if (total := int(counts.sum())) > len(ix.words) + WORDS_ALLOWANCE * len(rows):
-            raise LimitError(f"index: the lists of {what} sum to {total} items, in a pool of {len(ix.words)} words")
-    texts = [ix.values(rows, ValueType.TEXT) for rows in (ix.attributes, ix.metadata)]
-    total = sum(int((words >> np.uint64(32)).sum(dtype=np.uint64)) for words in texts)
-    if total > limit + SPAN_ALLOWANCE * sum(map(len, texts)):
-        raise LimitError(f"index: text values sum to {total} bytes, in a text pool of {limit}")
+            raise FormatError(f"{what}: a list leaves the pool of {len(ix.words)} words")
+        total += _sum(rows["name_size"]) + _sum(rows["value"][text & ~listed] >> np.uint64(32)) + 16 * _sum(counts)
+        if total <= most and (text & listed).any():
+            before = np.concatenate(([0], np.cumsum(ix.words >> np.uint64(32)))).astype(np.uint64)
+            starts, counts = list_bounds(rows[text & listed])
+            total += _sum(before[starts + counts] - before[starts])
+    if total > most:
+        raise LimitError(f"index: its names, texts and lists take {total} bytes of their pools, at most {most}")
+
+
+def _sum(sizes: Array) -> int:
+    return int(sizes.sum(dtype=np.uint64))
 
 
 def check_touched(ix: Index, header: Header, i: int, pool: TextPool) -> None:

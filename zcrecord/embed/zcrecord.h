@@ -1122,7 +1122,7 @@ static inline int zcr_is_utf8(const unsigned char *p, uint32_t size)
     return 1;
 }
 
-/* Checks a name and takes its size from what all of its column may take of the pool (R27 to R30). */
+/* Checks a name and takes its size from what the index may take of its pools (R27 to R30). */
 ZCR_FUNCTION zcr_status zcr_check_name(const zcr_archive *a, const unsigned char *span, uint64_t *budget, int empty)
 {
     const unsigned char *text = zcr_span(a, span);
@@ -1143,11 +1143,6 @@ ZCR_FUNCTION zcr_status zcr_check_name(const zcr_archive *a, const unsigned char
         }
     }
     return ZCR_OK;
-}
-
-static inline uint64_t zcr_budget(const zcr_archive *a, unsigned vector)
-{
-    return a->v[ZCR_V_TEXT].count + (uint64_t)256 * a->v[vector].count;
 }
 
 /* Checks that a full name is its module's, a dot and the key (R34); both names were checked. */
@@ -1173,10 +1168,9 @@ ZCR_FUNCTION zcr_status zcr_check_full_name(const zcr_archive *a, const unsigned
 }
 
 /* Checks modules: names, kinds, pre-order, depth (R26 to R30, R34, R37 to R41). */
-static inline zcr_status zcr_check_modules(const zcr_archive *a)
+static inline zcr_status zcr_check_modules(const zcr_archive *a, uint64_t *budget)
 {
     const uint32_t count = a->v[ZCR_V_MODULES].count;
-    uint64_t names = zcr_budget(a, ZCR_V_MODULES), types = names;
     uint32_t i, parent, end, depth;
     zcr_status status;
     for (i = 0; i < count; i++) {
@@ -1184,9 +1178,9 @@ static inline zcr_status zcr_check_modules(const zcr_archive *a)
         if (m[41] | ZCR_LOAD16(m + 42) | ZCR_LOAD32(m + 44)) {
             return 26;
         }
-        status = zcr_check_name(a, m, &names, !i);
+        status = zcr_check_name(a, m, budget, !i);
         if (!status) {
-            status = zcr_check_name(a, m + 8, &types, 1);
+            status = zcr_check_name(a, m + 8, budget, 1);
         }
         if (status) {
             return status;
@@ -1315,18 +1309,16 @@ ZCR_FUNCTION zcr_status zcr_check_groups(const zcr_archive *a, unsigned vector)
 }
 
 /* Checks attributes and metadata, one by one, and marks the payloads they use (R26 to R31, R65 to R68). */
-static inline zcr_status zcr_check_values(const zcr_archive *a, unsigned char *used)
+static inline zcr_status zcr_check_values(const zcr_archive *a, unsigned char *used, uint64_t *budget)
 {
-    uint64_t texts = a->v[ZCR_V_TEXT].count; /* how much more their texts may take, all together; below 0 it wraps */
     unsigned vector;
     for (vector = ZCR_V_ATTRIBUTES; vector <= ZCR_V_METADATA; vector++) {
-        uint64_t names = zcr_budget(a, vector), lists = a->v[ZCR_V_WORDS].count + (uint64_t)32 * a->v[vector].count;
         const unsigned char *e = a->v[vector].items;
         uint32_t rows, left;
         for (rows = a->v[vector].count; rows; rows--, e += 32) {
             const unsigned char *word = e + 8;
             const unsigned type = e[24];
-            zcr_status status = zcr_check_name(a, e, &names, 0);
+            zcr_status status = zcr_check_name(a, e, budget, 0);
             if (status) {
                 return status;
             }
@@ -1353,10 +1345,10 @@ static inline zcr_status zcr_check_values(const zcr_archive *a, unsigned char *u
                 if (!word) {
                     return 67;
                 }
-                if (left > lists) {
-                    return 31;
+                if (left > *budget / 16) {
+                    return 30;
                 }
-                lists -= left;
+                *budget -= (uint64_t)16 * left;
             }
             for (; left; left--, word += 8) {
                 const uint32_t low = ZCR_LOAD32(word), high = ZCR_LOAD32(word + 4);
@@ -1364,8 +1356,10 @@ static inline zcr_status zcr_check_values(const zcr_archive *a, unsigned char *u
                     if (!zcr_span(a, word)) {
                         return 68;
                     }
-                    texts += 256;
-                    texts -= high;
+                    if (high > *budget) {
+                        return 30;
+                    }
+                    *budget -= high;
                 } else if (type <= ZCR_VALUE_BOOL) {
                     if (high || low > type) { /* the greatest nil is 0, the greatest bool 1 */
                         return 68;
@@ -1379,7 +1373,7 @@ static inline zcr_status zcr_check_values(const zcr_archive *a, unsigned char *u
             }
         }
     }
-    return texts >> 63 ? 30 : ZCR_OK;
+    return ZCR_OK;
 }
 
 /* Checks that places are 0, 1, 2, ... in each module, that keys are unique in it, or full names of modules at all (R44,
@@ -1437,7 +1431,7 @@ ZCR_FUNCTION zcr_status zcr_verify(const zcr_archive *a, void *scratch, size_t s
 {
     unsigned char *const used = (unsigned char *)scratch;
     const uint32_t payloads = a->v[ZCR_V_PAYLOADS].count, tensors = a->v[ZCR_V_TENSORS].count;
-    uint64_t names = zcr_budget(a, ZCR_V_TENSORS);
+    uint64_t budget = (uint64_t)16 * a->extent[ZCR_E_INDEX_SIZE];
     zcr_status status;
     zcr_tensor t;
     uint32_t i, number, before = 0;
@@ -1459,7 +1453,7 @@ ZCR_FUNCTION zcr_status zcr_verify(const zcr_archive *a, void *scratch, size_t s
             return status;
         }
     }
-    status = zcr_check_modules(a);
+    status = zcr_check_modules(a, &budget);
     if (status) {
         return status;
     }
@@ -1470,7 +1464,7 @@ ZCR_FUNCTION zcr_status zcr_verify(const zcr_archive *a, void *scratch, size_t s
         }
         status = zcr_load_tensor(a, number, &t);
         if (!status) {
-            status = zcr_check_name(a, t.entry, &names, 0);
+            status = zcr_check_name(a, t.entry, &budget, 0);
         }
         if (!status) {
             status = zcr_check_full_name(a, t.entry, zcr_key_size(&t), zcr_parent(&t));
@@ -1492,7 +1486,7 @@ ZCR_FUNCTION zcr_status zcr_verify(const zcr_archive *a, void *scratch, size_t s
         status = zcr_check_groups(a, ZCR_V_ATTRIBUTES);
     }
     if (!status) {
-        status = zcr_check_values(a, used);
+        status = zcr_check_values(a, used, &budget);
     }
     if (status) {
         return status;

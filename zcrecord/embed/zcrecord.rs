@@ -50,8 +50,7 @@ const HEADER: u64 = 64;
 const MAX_SIZE: u64 = 1 << 56;
 const MAX_RANK: u8 = 64;
 const MAX_DEPTH: u32 = 100;
-const SPAN_ALLOWANCE: u64 = 256;
-const WORDS_ALLOWANCE: u64 = 32;
+const INDEX_ALLOWANCE: u64 = 16;
 const PAYLOAD: u64 = 24; // bytes of each struct
 const TENSOR: u64 = 48;
 const MODULE: u64 = 48;
@@ -119,8 +118,7 @@ errors! {
     Span 27 "a span leaves the text pool, or is not followed by NUL",
     Utf8 28 "text is not UTF-8",
     Name 29 "a name is empty, or holds NUL",
-    SpanBudget 30 "spans repeat too much of the text pool",
-    WordBudget 31 "lists repeat too much of the words",
+    Budget 30 "names, texts and lists repeat too much of their pools",
     NameOrder 32 "by_name is no permutation in which names ascend",
     KeySize 33 "a key is empty, or longer than its name",
     FullName 34 "a full name is not its module's name, a dot and the key",
@@ -1651,7 +1649,7 @@ impl<'a> Iterator for Children<'_, 'a> {
 }
 
 // Verification: what the rules marked [index] and [full] say. Every pass is linear in the index, but for sorting
-// modules and attributes by name: n log n, and the budgets (R30, R31) bound what all names together cost to compare.
+// modules and attributes by name: n log n, and the budget (R30) bounds what all names together cost to compare.
 
 /// Bits in scratch words.
 struct Bits<'s>(&'s mut [u32]);
@@ -1743,7 +1741,7 @@ impl<'a> Archive<'a> {
         let index = part(self.data, self.header.index_offset, self.header.index_size).unwrap_or(&[]);
         ensure(crc32(index) == self.header.index_crc, Error::IndexCrc)?;
         ensure(str::from_utf8(self.text).is_ok(), Error::Utf8)?;
-        self.check_budgets()?;
+        self.check_budget()?;
         for number in 0..self.payload_count() {
             self.payload(number)?;
         }
@@ -1759,41 +1757,33 @@ impl<'a> Archive<'a> {
         self.check_usage(scratch)
     }
 
-    /// The sizes of a column of spans sum to no more than the pool and 256 an entry (R30).
-    fn check_column(&self, rows: &[u8], item: u64, at: u64) -> Result<(), Error> {
-        let count = count_of(rows, item);
+    /// The sizes of a column of spans.
+    fn span_bytes(&self, rows: &[u8], item: u64, at: u64) -> u64 {
         let size = |i: u32| u64::from(field32(rows, u64::from(i).wrapping_mul(item).wrapping_add(at)));
-        let total = (0..count).fold(0, |sum: u64, i| sum.saturating_add(size(i)));
-        let most = size_of(self.text).saturating_add(SPAN_ALLOWANCE.saturating_mul(u64::from(count)));
-        ensure(total <= most, Error::SpanBudget)
+        (0..count_of(rows, item)).fold(0, |sum: u64, i| sum.saturating_add(size(i)))
     }
 
-    /// Spans and lists may share their pools, but not a million times (R30, R31, R67).
-    fn check_budgets(&self) -> Result<(), Error> {
-        self.check_column(self.tensors, TENSOR, 4)?;
-        self.check_column(self.modules, MODULE, 4)?;
-        self.check_column(self.modules, MODULE, 12)?;
-        self.check_column(self.attributes, ATTRIBUTE, 4)?;
-        self.check_column(self.metadata, ATTRIBUTE, 4)?;
+    /// Spans and lists take no more than 16 times the index of their pools, an item 16 bytes (R30, R31, R67).
+    fn check_budget(&self) -> Result<(), Error> {
+        let most = self.header.index_size.saturating_mul(INDEX_ALLOWANCE);
+        let mut total = self.span_bytes(self.tensors, TENSOR, 4);
+        total = total.saturating_add(self.span_bytes(self.modules, MODULE, 4));
+        total = total.saturating_add(self.span_bytes(self.modules, MODULE, 12));
         let pool = u64::from(count_of(self.words, 8));
-        for rows in [self.attributes, self.metadata] {
-            let (mut total, entries) = (0u64, u64::from(count_of(rows, ATTRIBUTE)));
-            for row in rows_of(rows).filter(|row| field8(*row, 25) != 0) {
+        for row in rows_of(self.attributes).chain(rows_of(self.metadata)) {
+            total = total.saturating_add(u64::from(field32(row, 4)));
+            if field8(row, 25) != 0 {
                 let (start, count) = halves(field64(row, 8));
-                ensure(u64::from(start).wrapping_add(u64::from(count)) <= pool, Error::List)?;
-                total = total.saturating_add(u64::from(count));
+                let (start, count) = (u64::from(start), u64::from(count));
+                ensure(start.wrapping_add(count) <= pool, Error::List)?;
+                total = total.saturating_add(count.wrapping_mul(16));
             }
-            ensure(total <= pool.saturating_add(WORDS_ALLOWANCE.saturating_mul(entries)), Error::WordBudget)?;
-        }
-        let (mut total, mut texts) = (0u64, 0u64);
-        for row in rows_of(self.attributes).chain(rows_of(self.metadata)).filter(|row| field8(*row, 24) == TEXT) {
-            for word in self.words_of_value(row) {
-                total = total.saturating_add(word >> 32);
-                texts = texts.saturating_add(1);
+            ensure(total <= most, Error::Budget)?; // before the items are looked at
+            if field8(row, 24) == TEXT {
+                total = self.words_of_value(row).fold(total, |sum, word| sum.saturating_add(word >> 32));
             }
         }
-        let most = size_of(self.text).saturating_add(SPAN_ALLOWANCE.saturating_mul(texts));
-        ensure(total <= most, Error::SpanBudget)
+        ensure(total <= most, Error::Budget)
     }
 
     /// The words of a value: its own, or those of its items.

@@ -202,9 +202,11 @@ export function eachWord({ words }, rows, i, visit) {
   else for (let k = 0; k < rows.high(i); k++) visit(words, rows.low(i) + k);
 }
 
-/** Checks every rule but those of payloads' bytes; linear in the index. */
+/** Checks every rule but those of payloads' bytes; linear in the index, as its budget (R30) bounds what repeats. */
 export function checkIndex(ix, header) {
-  checkNamed(ix);
+  let left = 16 * header.indexSize;
+  const spend = (hold, bytes) => hold(30, (left -= bytes) >= 0);
+  checkNamed(ix, spend);
   checkPayloads(ix, header);
   each(ix.byName, (k, hold) => {
     const i = ix.byName.item(k);
@@ -213,7 +215,7 @@ export function checkIndex(ix, header) {
   const used = new Uint8Array(ix.payloads.n);
   each(ix.tensors, (i, hold) => checkTensor(ix, i, hold, used));
   checkModules(ix);
-  checkValues(ix, used);
+  checkValues(ix, used, spend);
   checkChildren(ix);
   each(ix.payloads, (i, hold) => hold(61, used[i]));
 }
@@ -225,8 +227,7 @@ function checkSpan({ pool }, hold, start, size, least) {
   hold(29, least === null || (size >= least && pool.indexOf(0, start) === start + size));
 }
 
-/** Names repeat their pool only so often (R30): all that follows is linear. */
-function checkNamed(ix) {
+function checkNamed(ix, spend) {
   const { pool, tensors, modules, attributes, metadata } = ix;
   const decoder = new TextDecoder("utf-8", { fatal: true });
   const step = 1 << 24; // or the string would be too long
@@ -237,9 +238,8 @@ function checkNamed(ix) {
     rule(28, false, "text");
   }
   const check = (rows, start, size, least) => {
-    let total = 0;
     each(rows, (i, hold) => {
-      hold(30, (total += size(i)) <= pool.length + 256 * rows.n);
+      spend(hold, size(i));
       checkSpan(ix, hold, start(i), size(i), least);
       hold(26, rows.zero(i));
     });
@@ -318,30 +318,25 @@ function checkModules({ modules: m }) {
   });
 }
 
-/** Lists repeat their pools only so often, too (R31). */
-function checkValues(ix, used) {
-  const { pool, words, attributes, metadata, payloads } = ix;
-  let [texts, size] = [0, 0];
+function checkValues(ix, used, spend) {
+  const { words, attributes, metadata, payloads } = ix;
   for (const rows of [attributes, metadata]) {
-    let listed = 0;
     each(rows, (i, hold) => {
       const [type, form, count] = [rows.type(i), rows.form(i), rows.high(i)];
       hold(66, type <= 6 && form <= 2);
       hold(67, !form || rows.low(i) + count <= words.n);
-      hold(31, (listed += form && count) <= words.n + 32 * rows.n);
+      spend(hold, form && 16 * count);
       eachWord(ix, rows, i, (from, k) => {
         const [low, high] = [from.low(k), from.high(k)];
         if (type < 2) hold(68, !high && low <= type);
         if (type === 6) hold(68, !high && (low === NONE || low < payloads.n));
         if (type === 6) used[low] = 1;
         if (type !== 5) return;
+        spend(hold, high);
         checkSpan(ix, hold, low, high, null);
-        texts += 1;
-        size += high;
       });
     });
   }
-  rule(30, size <= pool.length + 256 * texts, "attributes and metadata");
   each(metadata, (i, hold) => {
     hold(65, metadata.parent(i) === NONE && !metadata.place(i));
     hold(65, !i || metadata.before(i - 1, i));

@@ -31,8 +31,7 @@ const BREACHES = new Map(`\
 27 its text leaves the pool, or is not followed by NUL
 28 its text is not UTF-8, or starts inside a character
 29 its name is empty or contains NUL
-30 their texts sum to more than the pool and 256 bytes each
-31 their lists sum to more than the pool and 32 words each
+30 names, texts and lists up to here take more than 16 times the index of their pools
 32 it is no tensor, or names do not strictly ascend here
 33 its key is empty or longer than its name
 34 its name is not its module's name, a dot and its key
@@ -79,7 +78,7 @@ const ADVICE = new Map([
 
 // Errors of rules whose breach is another one than FormatError.
 const KIND = { 2: VersionError, 3: IntegrityError, 7: VersionError, 9: LimitError, 17: IntegrityError, 30: LimitError,
-  31: LimitError, 40: LimitError, 47: LimitError, 49: LimitError };
+  40: LimitError, 47: LimitError, 49: LimitError };
 
 // First characters of other files, and their kinds.
 const OTHERS = [
