@@ -254,18 +254,33 @@ static void explore(const zcr_archive *a, int verified)
     }
 }
 
+static zcr_status open_as(zcr_archive *a, const unsigned char *data, size_t size, char mode)
+{
+    if (mode == 'p') return zcr_open_prefix(a, data, size);
+    return mode == 's' ? zcr_open_suffix(a, data, size) : zcr_open(a, data, size);
+}
+
+/* Looks one name up in an archive that is opened for it. */
+static void put_looked_up(const unsigned char *data, size_t size, char mode, const char *name, uint32_t name_size)
+{
+    zcr_archive a;
+    zcr_tensor t;
+    zcr_status status = open_as(&a, data, size, mode);
+    if (status) abort();
+    status = zcr_find(&a, name, name_size, &t);
+    if (!status) put_tensor(&t);
+    else put(status == ZCR_NOT_FOUND ? "-\n" : "refused\n");
+}
+
 /* Opens, uses and checks an archive as a question asks; what it holds is then in `text`. */
 static zcr_status examine(const unsigned char *data, size_t size, char mode, char level)
 {
     zcr_archive a;
-    zcr_status status;
+    zcr_status status = open_as(&a, data, size, mode);
     size_t scratch_size;
     void *scratch;
     text_size = 0;
-    if (mode == 'p') status = zcr_open_prefix(&a, data, size);
-    else if (mode == 's') status = zcr_open_suffix(&a, data, size);
-    else status = zcr_open(&a, data, size);
-    if (status) return status;
+    if (status || level == 't') return status;
     explore(&a, 0);
     if (level == 'o') return ZCR_OK;
     scratch_size = zcr_verify_scratch(&a);
@@ -292,9 +307,26 @@ static uint32_t text_crc(void)
     return text_size ? zcr_crc32((const unsigned char *)text, text_size) : 0;
 }
 
-static zcr_status check(const unsigned char *data, size_t size, char mode, char level, int tell)
+/* Returns a u32 of standard input; ends the program where there is none. */
+static uint32_t read_size(void)
 {
-    const zcr_status status = examine(data, size, mode, level);
+    unsigned char size[4];
+    if (fread(size, 1, 4, stdin) != 4) exit(2);
+    return (uint32_t)size[0] | (uint32_t)size[1] << 8 | (uint32_t)size[2] << 16 | (uint32_t)size[3] << 24;
+}
+
+static zcr_status check(const unsigned char *data, size_t size, const unsigned char *question, int tell)
+{
+    const char mode = (char)question[0];
+    const zcr_status status = examine(data, size, mode, (char)question[1]);
+    unsigned names = question[2] | (unsigned)question[3] << 8;
+    for (; names; names--) {
+        const uint32_t name_size = read_size();
+        char *name = (char *)malloc(name_size + !name_size);
+        if (!name || fread(name, 1, name_size, stdin) != name_size) exit(2);
+        if (!status) put_looked_up(data, size, mode, name, name_size);
+        free(name);
+    }
     if (status) return status;
     printf("accepted %08" PRIx32 "\n", text_crc());
     if (tell) printf("%.*s\n", (int)text_size, text ? text : "");
@@ -304,10 +336,9 @@ static zcr_status check(const unsigned char *data, size_t size, char mode, char 
 int main(int argc, char **argv)
 {
     const int tell = argc > 1 && !strcmp(argv[1], "--dump");
-    unsigned char question[8];
+    unsigned char question[4];
     while (fread(question, 1, sizeof question, stdin) == sizeof question) {
-        const size_t size = (size_t)question[4] | (size_t)question[5] << 8 | (size_t)question[6] << 16 |
-                            (size_t)question[7] << 24;
+        const size_t size = read_size();
         zcr_status status;
         void *block;
         unsigned char *start, *read = (unsigned char *)malloc(size + !size);
@@ -319,7 +350,7 @@ int main(int argc, char **argv)
         memcpy(start, read, size);
         free(read);
         ASAN_POISON_MEMORY_REGION(block, skip / 8 * 8);
-        status = check(start, size, (char)question[0], (char)question[1], tell);
+        status = check(start, size, question, tell);
         ASAN_UNPOISON_MEMORY_REGION(block, skip / 8 * 8);
         if (status) printf("refused R%u: %s\n", status, zcr_explain(status));
         free(block);

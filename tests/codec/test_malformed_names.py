@@ -181,6 +181,44 @@ def test_touch_refuses_name_that_is_searched_for_and_found(name: str, why: str) 
             action(name)
 
 
+@pytest.mark.parametrize(
+    ("span", "why"),
+    [
+        (lambda f: (len(f.columns["text"]), 1), "is past the end of the text pool"),
+        (lambda f: (NONE, NONE), "is past the end of the text pool"),
+        (lambda f: (f.text(b"bbb")[0], 1), "is not followed by NUL"),
+    ],
+    ids=["past the end", "far past the end", "no NUL behind"],
+)
+@pytest.mark.parametrize("name", ["a", "b", "c", "absent"])
+def test_touch_refuses_a_look_up_that_meets_a_name_outside_the_pool_or_without_its_nul(
+    span: Callable[[Forge], tuple[int, int]], why: str, name: str
+) -> None:
+    """R27: the order is broken, so that the search cannot say that there is no such tensor."""
+    archive = middle(span)
+    for action in ("get", "__getitem__", "__contains__", "info", "raw"):
+        record = zcrecord.load_record(archive, verify="touch")
+        with pytest.raises(FormatError, match=rf"^tensors\[1\]: its name {why}"):
+            getattr(record, action)(name)
+
+
+@pytest.mark.parametrize("met", [b"b\xff", b"b\0", b"b\xc3"], ids=["not UTF-8", "NUL inside", "cut off"])
+def test_touch_goes_on_past_a_name_that_is_none_but_has_its_place_in_the_order(met: bytes) -> None:
+    """R28, R29: a search compares bytes; only the tensor that is found is checked."""
+    archive = middle(lambda f: f.text(met))
+    record = zcrecord.load_record(archive, verify="touch")
+    assert (record["a"].tolist(), record["c"].tolist(), "b" in record) == ([1], [3], False)
+    with pytest.raises(FormatError):
+        zcrecord.load_record(archive)
+
+
+def middle(span: Callable[[Forge], tuple[int, int]]) -> bytes:
+    """Return an archive of a, b and c; the name of b, which every search meets first, is another span."""
+    archive = Forge(saved({"a": np.uint8([1]), "b": np.uint8([2]), "c": np.uint8([3])}))
+    start, size = span(archive)
+    return archive.set("tensors", "b", name=start, name_size=size).seal()
+
+
 @pytest.mark.parametrize("size", [1, 2, 9])
 def test_touch_refuses_name_that_only_looks_found(size: int) -> None:
     """R27: a search compares the bytes that are there; here they are the name, but the pool ends with it."""

@@ -9,6 +9,7 @@ import random
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
 
@@ -111,16 +112,50 @@ def test_libfuzzer_finds_nothing_in_the_readers_in_c_and_rust(fuzzer: Path, tmp_
     assert not list((tmp_path / "found").iterdir())
 
 
-@pytest.mark.needs("gcc", "gcc -m32", "clang-19", "rustc", "cc")
-def test_readers_in_python_c_and_rust_agree_on_the_corpus_and_on_changes_of_it(tmp_path: Path) -> None:
-    from tools.fuzz.differential import asked_every_way, checkers, compare, mutations
+@pytest.fixture(scope="module")
+def programs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    from tools.fuzz.differential import checkers
 
-    programs = checkers(tmp_path)
+    return checkers(tmp_path_factory.mktemp("checkers"))
+
+
+@pytest.mark.needs("gcc", "gcc -m32", "clang-19", "rustc", "cc")
+def test_readers_in_python_c_and_rust_agree_on_the_corpus_and_on_changes_of_it(programs: dict[str, Path]) -> None:
+    from tools.fuzz.differential import asked_every_way, compare, mutations
+
     kept = inputs("archive")
     questions = asked_every_way(kept) + list(islice(mutations([d for d in kept if len(d) < 6000], 1), 3000))
     done = compare(programs, questions)
     assert not done.different, done.different[:3]
     assert 100 < done.accepted < len(questions)
+
+
+@pytest.mark.needs("gcc", "rustc", "cc")
+def test_readers_agree_on_single_look_ups_at_touch_and_do_what_the_specification_says(
+    programs: dict[str, Path],
+) -> None:
+    from tools.fuzz.differential import compare, look_ups
+
+    questions = list(islice(look_ups(1), rounds(4000)))
+    done = compare(programs, questions)
+    assert not done.different, done.different[:3]
+    assert len(questions) // 2 < done.accepted < len(questions)
+
+
+@pytest.mark.parametrize(
+    ("rule", "careless"), [("search", lambda *_: None), ("payload", lambda self, k: self.row("payloads", k)["nbytes"])]
+)
+def test_comparison_of_look_ups_notices_a_reader_that_leaves_a_rule_out(
+    monkeypatch: pytest.MonkeyPatch, rule: str, careless: Callable[..., object]
+) -> None:
+    import plain_touch
+
+    from tools.fuzz.differential import compare, look_ups
+
+    questions = list(islice(look_ups(2), 60))
+    assert not compare({}, questions).different
+    monkeypatch.setattr(plain_touch.Plain, rule, careless)
+    assert compare({}, questions).different
 
 
 @pytest.mark.exhaustive(keep=0)

@@ -22,20 +22,29 @@ fn main() {
     let terse = arguments.iter().any(|a| a == "--terse");
     let mut rest = &input[..];
     while !rest.is_empty() {
-        let head = if digests { 0 } else { 4 };
-        let size = u32::from_le_bytes(rest[head..head + 4].try_into().expect("a size")) as usize;
-        let data = &rest[head + 4..head + 4 + size];
         if digests {
-            writeln!(out, "{:016x}", zcrecord::xxh3(data)).expect("standard output");
-        } else {
-            answer(&mut out, rest[0], rest[1], data, (shown, terse)).expect("standard output");
+            writeln!(out, "{:016x}", zcrecord::xxh3(sized(&mut rest))).expect("standard output");
+            continue;
         }
-        rest = &rest[head + 4 + size..];
+        let (mode, level, names) = (rest[0], rest[1], u16::from_le_bytes([rest[2], rest[3]]));
+        rest = &rest[4..];
+        let data = sized(&mut rest);
+        let names: Vec<&str> = (0..names).map(|_| std::str::from_utf8(sized(&mut rest)).expect("a name")).collect();
+        let answer = if level == b't' { look_up(mode, data, &names) } else { read(mode, level, data, terse) };
+        tell(&mut out, answer, shown).expect("standard output");
     }
 }
 
-fn answer(out: &mut impl Write, mode: u8, level: u8, data: &[u8], (shown, terse): (bool, bool)) -> io::Result<()> {
-    match read(mode, level, data, terse) {
+/// Takes a u32 and so many bytes off the input.
+fn sized<'i>(rest: &mut &'i [u8]) -> &'i [u8] {
+    let end = 4 + u32::from_le_bytes(rest[..4].try_into().expect("a size")) as usize;
+    let (data, others) = (&rest[4..end], &rest[end..]);
+    *rest = others;
+    data
+}
+
+fn tell(out: &mut impl Write, answer: Result<String, String>, shown: bool) -> io::Result<()> {
+    match answer {
         Err(why) => writeln!(out, "refused {why}"),
         Ok(text) => {
             writeln!(out, "accepted {:08x}", zcrecord::crc32(text.as_bytes()))?;
@@ -47,13 +56,31 @@ fn answer(out: &mut impl Write, mode: u8, level: u8, data: &[u8], (shown, terse)
     }
 }
 
-fn read(mode: u8, level: u8, data: &[u8], terse: bool) -> Result<String, String> {
+fn open(mode: u8, data: &[u8]) -> Result<Archive<'_>, String> {
     let opened = match mode {
         b'w' => Archive::open(data),
         b'p' => Archive::open_prefix(data),
         _ => Archive::open_suffix(data),
     };
-    let archive = opened.map_err(|e| e.to_string())?;
+    opened.map_err(|e| e.to_string())
+}
+
+/// Looks each name up in an archive that is opened for it.
+fn look_up(mode: u8, data: &[u8], names: &[&str]) -> Result<String, String> {
+    open(mode, data)?;
+    let mut out = String::new();
+    for name in names {
+        match open(mode, data)?.get(name) {
+            Ok(tensor) => put_tensor(&mut out, &tensor),
+            Err(Error::NotFound) => out.push_str("-\n"),
+            Err(_) => out.push_str("refused\n"),
+        }
+    }
+    Ok(out)
+}
+
+fn read(mode: u8, level: u8, data: &[u8], terse: bool) -> Result<String, String> {
+    let archive = open(mode, data)?;
     let small = data.len() < 1 << 16; // a name that a million tensors share costs as much, unverified, as it says
     if small {
         let _ = use_all(&archive); // any error will do
@@ -285,12 +312,7 @@ fn dump(archive: &Archive) -> Result<String, Error> {
     let (alignment, base, size) = (archive.alignment(), archive.base_alignment(), archive.data().len());
     let mut out = format!("archive {alignment} {base} {size} {counts}\n");
     for tensor in archive.iter() {
-        let t = tensor?;
-        let strides = t.strides().map_or_else(|| "c".to_owned(), numbers);
-        let (name, dims, at) = (hex(t.name().as_bytes()), numbers(t.shape()), or_dash(t.offset()));
-        let (nbytes, crc) = (t.payload().len(), if t.offset().is_some() { zcrecord::crc32(t.payload()) } else { 0 });
-        let what = format!("{name} {} {} {dims} {strides} {at} {nbytes} {crc:08x}", t.dtype().0, t.bits());
-        writeln!(out, "tensor {what} {} {} {}", t.parent(), t.place(), t.name().len() - at_key(&t)).expect("memory");
+        put_tensor(&mut out, &tensor?);
     }
     for module in archive.modules() {
         let m = module?;
@@ -311,6 +333,14 @@ fn dump(archive: &Archive) -> Result<String, Error> {
         }
     }
     Ok(out)
+}
+
+fn put_tensor(out: &mut String, t: &Tensor) {
+    let strides = t.strides().map_or_else(|| "c".to_owned(), numbers);
+    let (name, dims, at) = (hex(t.name().as_bytes()), numbers(t.shape()), or_dash(t.offset()));
+    let (nbytes, crc) = (t.payload().len(), if t.offset().is_some() { zcrecord::crc32(t.payload()) } else { 0 });
+    let what = format!("{name} {} {} {dims} {strides} {at} {nbytes} {crc:08x}", t.dtype().0, t.bits());
+    writeln!(out, "tensor {what} {} {} {}", t.parent(), t.place(), t.name().len() - at_key(t)).expect("memory");
 }
 
 fn at_key(tensor: &Tensor) -> usize {

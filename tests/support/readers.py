@@ -3,12 +3,14 @@
 A checker is a program that answers a stream of questions on standard input, each
 
     mode   1 byte: w the whole (R14), p a prefix (R15), s a suffix (R16)
-    level  1 byte: o only what opening checks, i every rule of the index, f of the payloads too
-    zero   2 bytes
-    size   u32, little-endian; that many bytes follow, the archive
+    level  1 byte: o only what opening checks, i every rule of the index, f of the payloads too; t names are looked up
+    names  u16, little-endian: the number of names, which is 0 but at level t
+    size   u32; that many bytes follow, the archive; then the names, each a u32 and so many bytes
 
 with one line: `refused WHY`, or `accepted CRC`, the CRC-32 (8 hexadecimal digits) of what `dump` returns, of nothing at
-level o. Called with --dump it writes that text after each `accepted`, and an empty line.
+level o. At level t each name is looked up in an archive that was opened for it alone, at level `touch`, and the CRC is
+that of one line for each: the tensor's, as `dump` has it, `-` for none, `refused` for an error. Called with --dump it
+writes that text after each `accepted`, and an empty line.
 """
 
 from __future__ import annotations
@@ -24,10 +26,11 @@ from zcrecord.archive import digest
 from zcrecord.archive.archive import Archive, open_archive
 from zcrecord.codec.entries import ValueForm, ValueType
 from zcrecord.codec.layout import NONE
-from zcrecord.errors import RecordError
+from zcrecord.errors import RecordError, TensorNotFoundError
+from zcrecord.record.record import Record
 from zcrecord.storage.memory import Memory, buffer_of
 
-__all__ = ["Answer", "Question", "ask", "disagreements", "dump", "ours"]
+__all__ = ["Answer", "Question", "ask", "disagreements", "dump", "looked_up", "ours"]
 
 Mode = Literal["w", "p", "s"]
 Level = Literal["o", "i", "f"]
@@ -36,11 +39,12 @@ VERIFY = {"o": "touch", "i": "index", "f": "full"}
 
 
 class Question(NamedTuple):
-    """Bytes, and how they are to be opened and checked."""
+    """Bytes, how they are to be opened and checked, and at level t the names to look up."""
 
     data: bytes
     mode: Mode = "w"
-    level: Level = "i"
+    level: Level | Literal["t"] = "i"
+    names: tuple[bytes, ...] = ()
 
 
 class Answer(NamedTuple):
@@ -76,17 +80,7 @@ def dump(archive: Archive) -> str:
 
     counts = [len(rows) for rows in (ix.tensors, ix.modules, ix.attributes, ix.metadata)]
     lines = [f"archive {header.alignment} {header.base_alignment} {header.archive_size} {' '.join(map(str, counts))}"]
-    for i, row in enumerate(ix.tensors):
-        shape, strides = archive.shape(archive.row(i)), archive.strides(archive.row(i))
-        at, nbytes, crc = "-", 0, 0
-        if (number := int(row["payload"])) != NONE:
-            payload = archive.payload(number)
-            start = header.payload_offset + int(ix.payloads[number]["offset"])
-            at, nbytes, crc = str(start + int(row["byte_offset"])), len(payload), zlib.crc32(payload)
-        kept = "c" if strides is None else _numbers(strides)
-        what = f"{span(row, 'name')} {row['dtype']} {row['bits']} {_numbers(shape)} {kept} {at} {nbytes} {crc:08x}"
-        lines.append(f"tensor {what} {row['parent']} {row['place']} {row['key_size']}")
-        assert prod(shape) or at == "-"
+    lines += [_tensor(archive, i) for i in range(len(ix.tensors))]
     for row in ix.modules:
         parent = "-" if int(row["parent"]) == NONE else row["parent"]
         what = f"{span(row, 'name')} {row['kind']} {span(row, 'type_name')} {parent} {row['end']}"
@@ -103,6 +97,45 @@ def dump(archive: Archive) -> str:
     return "".join(line + "\n" for line in lines)
 
 
+def _tensor(archive: Archive, i: int) -> str:
+    row, header = archive.row(i), archive.header
+    shape, strides = archive.shape(row), archive.strides(row)
+    at, nbytes, crc = "-", 0, 0
+    if row.payload != NONE:
+        payload = archive.payload(row.payload)
+        start = header.payload_offset + int(archive.index.payloads[row.payload]["offset"])
+        at, nbytes, crc = str(start + row.byte_offset), len(payload), zlib.crc32(payload)
+    assert prod(shape) or at == "-"
+    kept = "c" if strides is None else _numbers(strides)
+    name = _hex(bytes(archive.index.text[row.name : row.name + row.name_size]))
+    what = f"{name} {row.dtype} {row.bits} {_numbers(shape)} {kept} {at} {nbytes} {crc:08x}"
+    return f"tensor {what} {row.parent} {row.place} {row.key_size}"
+
+
+def looked_up(question: Question) -> list[str] | None:
+    """Return the package's line for each name of a question at level t; None if the archive does not open."""
+
+    def opened() -> Record:
+        embedded: Any = EMBEDDED[question.mode]
+        return Record(open_archive(Memory(buffer_of(question.data)), verify="touch", embedded=embedded))
+
+    def line(name: str) -> str:
+        record = opened()
+        try:
+            record.raw(name)
+        except TensorNotFoundError:
+            return "-"
+        except RecordError:
+            return "refused"
+        return _tensor(record.archive, record.archive.find(name))
+
+    try:
+        opened()
+    except RecordError:
+        return None
+    return [line(name.decode()) for name in question.names]
+
+
 def _word(archive: Archive, kind: int, word: int) -> str:
     if kind == ValueType.TEXT:
         start, size = word & NONE, word >> 32
@@ -114,6 +147,10 @@ def _word(archive: Archive, kind: int, word: int) -> str:
 
 def ours(question: Question) -> Answer:
     """Return the package's own answer."""
+    if question.level == "t":
+        lines = looked_up(question)
+        text = "".join(line + "\n" for line in lines or ())
+        return Answer(False, "at open") if lines is None else Answer(True, f"{zlib.crc32(text.encode()):08x}")
     verify: Any = VERIFY[question.level]
     embedded: Any = EMBEDDED[question.mode]
     try:
@@ -127,12 +164,14 @@ def ours(question: Question) -> Answer:
     return Answer(True, f"{zlib.crc32(text.encode()):08x}")
 
 
+def _asked(question: Question) -> bytes:
+    head = (question.mode + question.level).encode() + len(question.names).to_bytes(2, "little")
+    return head + b"".join(len(part).to_bytes(4, "little") + part for part in (question.data, *question.names))
+
+
 def ask(checker: Sequence[str | Path], questions: Sequence[Question]) -> list[Answer]:
     """Return a checker's answers; anything but an answer to each question fails."""
-    stream = b"".join(
-        (q.mode + q.level).encode() + bytes(2) + len(q.data).to_bytes(4, "little") + q.data for q in questions
-    )
-    done = subprocess.run([*map(str, checker)], input=stream, capture_output=True)
+    done = subprocess.run([*map(str, checker)], input=b"".join(map(_asked, questions)), capture_output=True)
     lines = done.stdout.decode().splitlines()
     last = lines[-1] if lines else "nothing"
     told = f"{checker}: exit {done.returncode} after {len(lines)} of {len(questions)} answers, {last}; "

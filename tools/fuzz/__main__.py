@@ -5,6 +5,7 @@ model         the ONNX scanner and conversion, by atheris
 c             zcrecord.h by libFuzzer, under AddressSanitizer and UBSan
 rust          zcrecord.rs by libFuzzer, compared with zcrecord.h on every input
 differential  the readers in Python, C and Rust compared on changed archives
+look-ups      the same by single names at level `touch`, and compared with a plain reading of FORMAT.md
 coverage      branches of the verifier that the kept inputs reach
 corpus        the kept inputs chosen anew, from those in --more FOLDER, too
 """
@@ -30,7 +31,7 @@ def main() -> int:
     """Run what the command line says."""
     parser = argparse.ArgumentParser("python -m tools.fuzz", description=__doc__.partition(":")[2], allow_abbrev=False)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    what = ("archive", "model", "c", "rust", "differential", "coverage", "corpus")
+    what = ("archive", "model", "c", "rust", "differential", "look-ups", "coverage", "corpus")
     parser.add_argument("what", choices=what)
     parser.add_argument("--runs", type=int, default=10_000)
     parser.add_argument("--seed", type=int, default=1)
@@ -45,7 +46,7 @@ def main() -> int:
         return 0
     if given.what == "coverage":
         return _coverage()
-    return _differential(given) if given.what == "differential" else _fuzz(given)
+    return _differential(given) if given.what in ("differential", "look-ups") else _fuzz(given)
 
 
 def guided(what: str, runs: int, *, seed: int, found: Path, folder: Path) -> subprocess.CompletedProcess[str]:
@@ -79,8 +80,9 @@ def _fuzz(given: argparse.Namespace) -> int:
 def _differential(given: argparse.Namespace) -> int:
     from . import differential
 
-    done = differential.run(given.runs, given.seed, lambda line: print(line, flush=True))
-    print(f"differential: {done.questions} inputs, {done.accepted} accepted, {len(done.different)} differences")
+    touch = given.what == "look-ups"
+    done = differential.run(given.runs, given.seed, lambda line: print(line, flush=True), touch=touch)
+    print(f"{given.what}: {done.questions} inputs, {done.accepted} accepted, {len(done.different)} differences")
     given.found.mkdir(parents=True, exist_ok=True)
     for number, (question, what) in enumerate(done.different):
         (given.found / f"different-{number}").write_bytes(question.data)

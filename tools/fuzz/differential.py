@@ -1,24 +1,34 @@
-"""The readers in Python, C and Rust asked the same of many inputs; each has to accept and read what the others do."""
+"""The readers in Python, C and Rust asked the same of many inputs; each has to accept and read what the others do.
+
+Look-ups by name at level `touch` are compared with a plain reading of FORMAT.md, too (tests/support/plain_touch.py).
+"""
 
 from __future__ import annotations
 
 import random
 import tempfile
+import zlib
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from typing import NamedTuple, get_args
 
 import c_programs
+import numpy as np
 import rust_programs
-from readers import Level, Mode, Question, ask, ours
+from forge import Forge
+from malformed import rich, saved
+from plain_touch import Plain
+from readers import Answer, Level, Mode, Question, ask, ours
 
-from . import archives
+from . import ROOT, archives
 from .corpus import inputs
 
-__all__ = ["Compared", "asked_every_way", "checkers", "compare", "mutations"]
+__all__ = ["Compared", "asked_every_way", "checkers", "compare", "look_ups", "mutations"]
 
 BATCH = 2000
+NAMES = 16  # looked up in an archive, of each kind
 MODES: tuple[Mode, ...] = ("w", "w", "w", "w", "w", "w", "p", "s")
 LEVELS: tuple[Level, ...] = ("o", "i", "i", "f", "f", "f", "f", "f")
 
@@ -47,10 +57,29 @@ def compare(programs: dict[str, Path], questions: Sequence[Question]) -> Compare
     mine = [ours(question) for question in questions]
     different = []
     for language, program in programs.items():
-        for question, own, theirs in zip(questions, mine, ask([program], questions), strict=True):
-            if own.accepted != theirs.accepted or (own.accepted and own.text != theirs.text):
-                different.append((question, f"Python {own}, {language} {theirs}"))
+        different += _differences(questions, mine, language, ask([program], questions))
+    different += _differences(questions, mine, "FORMAT.md", list(map(_plainly, questions, mine)))
     return Compared(len(questions), sum(answer.accepted for answer in mine), different)
+
+
+def _differences(
+    questions: Sequence[Question], mine: Sequence[Answer], whose: str, answers: Sequence[Answer]
+) -> list[tuple[Question, str]]:
+    asked = zip(questions, mine, answers, strict=True)
+    return [
+        (question, f"Python {own}, {whose} {theirs}")
+        for question, own, theirs in asked
+        if own.accepted != theirs.accepted or (own.accepted and own.text != theirs.text)
+    ]
+
+
+def _plainly(question: Question, own: Answer) -> Answer:
+    """Answer look-ups in an archive that opens by a plain reading of FORMAT.md; anything else as Python does."""
+    if question.level != "t" or not own.accepted:
+        return own
+    archive = Plain(question.data)
+    text = "".join(archive.look_up(name) + "\n" for name in question.names)
+    return Answer(True, f"{zlib.crc32(text.encode()):08x}")
 
 
 def asked_every_way(kept: Sequence[bytes]) -> list[Question]:
@@ -80,10 +109,43 @@ def mutations(starts: Sequence[bytes], seed: int) -> Iterator[Question]:
         yield Question(data, rng.choice(MODES), rng.choice(LEVELS))
 
 
-def run(runs: int, seed: int, told: Callable[[str], None]) -> Compared:
-    """Compare the readers on so many changed archives; `told` hears of every 50 batches."""
+def _touched() -> list[bytes]:
+    """Return archives to look names up in: the golden ones that stand alone, and some with more names."""
+    names = [f"{'abc'[i % 3]}.{i:02}{'x' * (i % 40)}" for i in range(60)]
+    many = {name: np.full(1 + i % 7, i % 5, np.uint8) for i, name in enumerate(names)}
+    made = [rich().seal(), saved(many), Forge(saved(many, alignment=16), front=False).seal()]
+    golden = [path.read_bytes() for path in sorted((ROOT / "tests" / "golden").glob("*.zcr"))]
+    return made + [data for data in golden if ours(Question(data, level="o")).accepted]
+
+
+def _sample(names: Sequence[bytes], rng: random.Random) -> list[bytes]:
+    return list(names) if len(names) <= NAMES else rng.sample(names, NAMES)
+
+
+def look_ups(seed: int) -> Iterator[Question]:
+    """Yield changed archives without end, each with names to look up: those it had, those it has, and absent ones."""
+    starts = [(data, Plain(data).names()) for data in _touched()]
+    rng = random.Random(seed)
+    raw = _raw(rng)
+    while True:
+        start, names = rng.choice(starts)
+        data = start
+        for _ in range(rng.choice((1, 1, 1, 2, 3))):
+            data = archives.mutated(data, rng, raw)
+        asked = _sample(names, rng)
+        asked += [name + rng.choice((b"x", b".", b"\xc3\xa9")) for name in asked[:2]] + [b"w"]
+        with suppress(LookupError, ValueError, OverflowError):  # an index that cannot be read is refused at open
+            asked += _sample(Plain(data).names(), rng)
+        yield Question(data, "w", "t", tuple(asked))
+
+
+def run(runs: int, seed: int, told: Callable[[str], None], *, touch: bool = False) -> Compared:
+    """Compare the readers on so many changed archives; `told` hears of every 50 batches.
+
+    `touch`: by single look-ups at that level.
+    """
     starts = [data for data in inputs("archive") if 0 < len(data) < 6000]
-    stream = mutations(starts, seed)
+    stream = look_ups(seed) if touch else mutations(starts, seed)
     questions = accepted = 0
     different: list[tuple[Question, str]] = []
     with tempfile.TemporaryDirectory() as folder:

@@ -336,13 +336,13 @@ class Archive:
         self.verified = "index"
 
     def find(self, name: str) -> int:
-        """Return the tensor with that full name, -1 if there is none; about log2(n) comparisons."""
+        """Return the tensor with that full name, -1 if there is none, by FORMAT.md's search at level `touch`."""
         try:
             wanted = name.encode()
         except UnicodeEncodeError:
             return -1
         ix = self.index
-        text, count = ix.text, len(ix.tensors)
+        text, size, count = ix.text, len(ix.text), len(ix.tensors)
         by_name, words = _integers(ix.by_name), _integers(ix.tensors)
         lo, hi = 0, count
         while lo < hi:
@@ -351,7 +351,10 @@ class Archive:
             if i >= count:
                 raise FormatError(f"by_name[{mid}] is {i}, of {count} tensors", path=self.path)
             start = words[12 * i]
-            found = text[start : start + words[12 * i + 1]].tobytes()
+            end = start + words[12 * i + 1]
+            if end >= size or text[end]:
+                self.ensure(i)  # raises: the name breaks R27
+            found = text[start:end].tobytes()
             if found == wanted:
                 self.ensure(i)
                 return i

@@ -251,8 +251,7 @@ ZCR_FUNCTION int zcr_compare(const unsigned char *p, size_t p_size, const unsign
     }
 }
 
-/* Returns the text that a Span in the index stands for; NULL if it leaves the pool, if no NUL follows it (R27), or if
- * it starts inside a character (R28). */
+/* Returns the text that a Span in the index stands for; NULL if it leaves the pool, or if no NUL follows it (R27). */
 ZCR_FUNCTION const unsigned char *zcr_span(const zcr_archive *a, const unsigned char *span)
 {
     const uint32_t start = ZCR_LOAD32(span), size = ZCR_LOAD32(span + 4), count = a->v[ZCR_V_TEXT].count;
@@ -261,7 +260,7 @@ ZCR_FUNCTION const unsigned char *zcr_span(const zcr_archive *a, const unsigned 
         return NULL;
     }
     text += (size_t)start;
-    return text[(size_t)size] || (*text & 0xC0) == 0x80 ? NULL : text;
+    return text[(size_t)size] ? NULL : text;
 }
 
 /* Returns where `count` items of 8 bytes lie in a pool, NULL if they leave it. */
@@ -781,7 +780,8 @@ static inline zcr_status zcr_load_tensor(const zcr_archive *a, uint32_t i, zcr_t
     return zcr_check_shape(t);
 }
 
-/* Finds the tensor of a full name, `name_size` bytes of UTF-8, in about log2(n) comparisons. */
+/* Finds the tensor of a full name, `name_size` bytes of UTF-8, in about log2(n) comparisons, as FORMAT.md says of level
+ * `touch`: an entry on the way that is wrong is an error (27, 32), and not passed over. */
 static inline zcr_status zcr_find(const zcr_archive *a, const char *name, size_t name_size, zcr_tensor *t)
 {
     const uint32_t count = a->v[ZCR_V_TENSORS].count;
@@ -1130,6 +1130,9 @@ ZCR_FUNCTION zcr_status zcr_check_name(const zcr_archive *a, const unsigned char
     if (!text) {
         return 27;
     }
+    if ((*text & 0xC0) == 0x80) {
+        return 28;
+    }
     if (!size && !empty) {
         return 29;
     }
@@ -1353,7 +1356,8 @@ static inline zcr_status zcr_check_values(const zcr_archive *a, unsigned char *u
             for (; left; left--, word += 8) {
                 const uint32_t low = ZCR_LOAD32(word), high = ZCR_LOAD32(word + 4);
                 if (type == ZCR_VALUE_TEXT) {
-                    if (!zcr_span(a, word)) {
+                    const unsigned char *const text = zcr_span(a, word);
+                    if (!text || (*text & 0xC0) == 0x80) {
                         return 68;
                     }
                     if (high > *budget) {

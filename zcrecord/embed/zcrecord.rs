@@ -553,14 +553,18 @@ impl<'a> Archive<'a> {
 
     // Text
 
-    /// A span as text (R27, R28).
-    fn text(&self, (start, size): Span) -> Result<&'a str, Error> {
+    /// The bytes of a span (R27).
+    fn span(&self, (start, size): Span) -> Result<&'a [u8], Error> {
         let with_nul = part(self.text, u64::from(start), u64::from(size).wrapping_add(1));
-        let bytes = match with_nul.and_then(<[u8]>::split_last) {
-            Some((0, bytes)) => bytes,
-            _ => return Err(Error::Span),
-        };
-        str::from_utf8(bytes).map_err(|_| Error::Utf8)
+        match with_nul.and_then(<[u8]>::split_last) {
+            Some((0, bytes)) => Ok(bytes),
+            _ => Err(Error::Span),
+        }
+    }
+
+    /// A span as text (R27, R28).
+    fn text(&self, span: Span) -> Result<&'a str, Error> {
+        str::from_utf8(self.span(span)?).map_err(|_| Error::Utf8)
     }
 
     /// A span as a type's name, which may be empty but holds no NUL (R29).
@@ -649,15 +653,15 @@ impl<'a> Archive<'a> {
         Ok(tensor)
     }
 
-    /// The tensor with that full name: about log2(n) comparisons of names, then as [`Archive::tensor`].
+    /// The tensor with that full name: about log2(n) comparisons of names, then as [`Archive::tensor`]; as FORMAT.md says
+    /// of level `touch`, an entry on the way that is wrong is an error and not passed over.
     pub fn get(&self, name: &str) -> Result<Tensor<'a>, Error> {
         let (mut low, mut high) = (0, self.tensor_count());
         while low < high {
             let middle = low.wrapping_add(high.wrapping_sub(low) / 2);
             let number = u32_at(self.by_name, u64::from(middle).wrapping_mul(4)).ok_or(Error::NameOrder)?;
             let span = self.tensor_row(number).map_err(|_| Error::NameOrder)?.name;
-            let found = part(self.text, u64::from(span.0), u64::from(span.1)).ok_or(Error::Span)?;
-            match found.cmp(name.as_bytes()) {
+            match self.span(span)?.cmp(name.as_bytes()) {
                 Ordering::Equal => return self.tensor(number),
                 Ordering::Less => low = middle.wrapping_add(1),
                 Ordering::Greater => high = middle,
