@@ -177,3 +177,18 @@ def test_order_of_a_list_enters_though_its_keys_stay(items: Any, vector: str, na
     turned = zcrecord.load_record(swapped(data, vector, *names), verify="full")
     assert turned.content_digest() != zcrecord.load_record(data).content_digest()
     assert str(turned.tree()["m"]) != str(zcrecord.load_record(data).tree()["m"])
+
+
+def long_name() -> bytes:
+    """Return an archive of a module with a name of 100 kB, and a hundred attributes in it."""
+    f = Forge(r.saved({"m": {f"{i:03}": i for i in range(100)}}))
+    start, size = f.text(b"x" * 100_000)
+    return f.set("modules", 1, name=start, name_size=size, key_size=size).seal()
+
+
+def test_a_long_name_of_a_module_is_hashed_once() -> None:
+    """R76: its attributes' full names, 10 MB, would be more than an index of 110 kB may ask for."""
+    record = zcrecord.load_record(long_name())
+    with pytest.raises(zcrecord.LimitError, match="full names of attributes add up to 10000000 bytes"):
+        record.attributes  # noqa: B018
+    assert record.content_digest() == digest({"x" * 100_000: {f"{i:03}": i for i in range(100)}})

@@ -20,7 +20,7 @@ from attacks import broken, placed, tricks
 from malformed import compact, plain
 from readers import Answer, Mode, Question, ask, disagreements, dump, ours
 from test_c_reader import SMALL, catalogue, golden, mixed
-from test_content_digest import LISTS, swapped
+from test_content_digest import LISTS, long_name, swapped
 from test_malformed_cost import ARCHIVES, strings
 from test_malformed_fuzz import regions, resealed, variants, with_crc
 from test_rust_reader import bools, repeating, uneven, wide
@@ -173,7 +173,7 @@ def test_content_digests_are_the_package_s() -> None:
 
 
 def in_another_order() -> Iterator[bytes]:
-    """Yield archives whose names and keys do not tell the tree, and some whose names are close to that."""
+    """Yield archives whose names and keys do not tell the tree, some that are close to that, and a long name."""
     yield from (swapped(r.saved({"m": items}), vector, *names) for items, vector, names in LISTS.values())
     x = np.zeros(2)
     yield r.saved(
@@ -181,6 +181,7 @@ def in_another_order() -> Iterator[bytes]:
     )
     yield r.saved({"a": {"b": {"c": x}}, "a.b.d": x, "a.bc": x, "n": [1, 2, {"k": (x, {})}]})
     yield r.saved([x, {"w": x}, 3])
+    yield long_name()
 
 
 def test_content_digests_tell_orders_as_the_package_s_do() -> None:
