@@ -179,6 +179,14 @@ def test_order_of_a_list_enters_though_its_keys_stay(items: Any, vector: str, na
     assert str(turned.tree()["m"]) != str(zcrecord.load_record(data).tree()["m"])
 
 
+@pytest.mark.parametrize("kind", [1, 4, 5, 77])
+def test_order_of_a_module_that_is_no_list_does_not_enter(kind: int) -> None:
+    """R76: neither in a mapping, the fields of an object nor in a kind of a later version."""
+    data = Forge(r.saved({"m": {"a": BASE, "b": BASE + 1}})).set("modules", "m", kind=kind).seal()
+    turned = zcrecord.load_record(swapped(data, "tensors", "m.a", "m.b"), verify="full")
+    assert turned.content_digest() == zcrecord.load_record(data).content_digest()
+
+
 def long_name() -> bytes:
     """Return an archive of a module with a name of 100 kB, and a hundred attributes in it."""
     f = Forge(r.saved({"m": {f"{i:03}": i for i in range(100)}}))
