@@ -6,18 +6,24 @@ A limit of the writer's is shown by `save_record`, a reader's by an archive that
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NamedTuple
 
+import fsspec
 import numpy as np
 import pytest
 import records as r
 import specification
+import zstandard
 from forge import NONE, Forge
+from malformed import LEVELS
 from test_refusals import nested
 
 import zcrecord
-from zcrecord import FormatError, LimitError, PackedTensor, RecordError
+from zcrecord import FormatError, LimitError, PackedTensor, Record, RecordError
+from zcrecord.archive.archive import Verify
 from zcrecord.codec import entries, layout
 
 ONE = np.ones(4, np.uint8)
@@ -187,6 +193,57 @@ def test_what_lies_beyond_a_limit_is_refused_by_both_sides(limit: Limit) -> None
         if call:
             with pytest.raises(limit.error, match=limit.message):
                 call()
+
+
+# What load_record's documentation names, and messages.
+DOCUMENTED: dict[str, tuple[bytes, str]] = {
+    "R9": (changed("archive_size", FAR + 1), r"archive_size 72057594037927937 is more than 2\^56"),
+    "R30": (texts(1), TAKES),
+    "R31": (lists(1), TAKES),
+    "R40": (deep(101), "nested more than 100 deep"),
+    "R47": (shaped(*[0] * 65), "'w': rank 65 is more than 64"),
+    "R49": (shaped(FAR + 1, 0), f"'w': its shape {CLAIMS}"),
+}
+
+
+def door(wrap: Callable[[bytes], Any] = bytes, **options: Any) -> Callable[[Path, Verify], Record]:
+    """Return a way to load a file: its bytes, as `wrap` changes them."""
+    return lambda path, level: zcrecord.load_record(wrap(path.read_bytes()), verify=level, **options)
+
+
+def by_url(path: Path, level: Verify) -> Record:
+    with fsspec.open("memory://limits.zcr", "wb") as file:
+        file.write(path.read_bytes())
+    return zcrecord.load_record("memory://limits.zcr", verify=level, cache=False)
+
+
+DOORS: dict[str, Callable[[Path, Verify], Record]] = {
+    "path": lambda path, level: zcrecord.load_record(path, verify=level),
+    "read": lambda path, level: zcrecord.load_record(path, verify=level, mmap=False),
+    "bytes": door(),
+    "file object": door(io.BytesIO),
+    "private copy": door(mode="c"),
+    "before other bytes": door(lambda data: data + b"more", embedded="prefix"),
+    "behind other bytes": door(lambda data: bytes(64) + data, embedded="suffix"),
+    "packed": door(zstandard.compress),
+    "URL": by_url,
+}
+
+
+@pytest.mark.parametrize("rule", DOCUMENTED)
+@pytest.mark.parametrize("level", LEVELS)
+def test_limits_that_load_record_documents_are_limit_errors_at_every_level_and_door(
+    rule: str, level: Verify, tmp_path: Path
+) -> None:
+    """R9, R30, R31, R40, R47, R49."""
+    data, message = DOCUMENTED[rule]
+    assert rule == "R31" or re.search(rf"LimitError: [^:]*\b{rule}\b", zcrecord.load_record.__doc__ or "")
+    path = tmp_path / "m.zcr"
+    path.write_bytes(data)
+    for load in DOORS.values():
+        with pytest.raises(LimitError, match=message):
+            record = load(path, level)  # at level "touch" it may open
+            _ = record["w"] if rule in ("R47", "R49") else record.modules
 
 
 def test_header_and_trailer_are_as_long_as_the_format_says() -> None:

@@ -51,7 +51,7 @@ class Checkpoint:
         storage_options: for fsspec, which opens URLs.
 
     Raises:
-        SourceError: there is none, or it cannot be read. FormatError: it is no valid archive.
+        SourceError: there is none, or it cannot be read. FormatError, LimitError: it is no valid archive.
     """
 
     def __init__(self, path: Any, storage_options: Mapping[str, Any] | None = None) -> None:

@@ -96,7 +96,7 @@ class CheckpointReading(StorageReader):  # type: ignore[misc]  # mypy takes torc
         """Open the checkpoint, and return DCP's metadata of it, made for each name when it is asked for.
 
         Raises:
-            SourceError: there is none, or it cannot be read. FormatError: it is no valid archive.
+            SourceError: there is none, or it cannot be read. FormatError, LimitError: it is no valid archive.
         """
         from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
 

@@ -43,7 +43,7 @@ def load_views(
     Raises:
         DependencyError: torch is not installed. TensorNotFoundError: the checkpoint lacks a name. MismatchError: a
         tensor has another shape or element type. SourceError: no checkpoint is there, or it cannot be read.
-        FormatError: a file is no valid archive. UnsupportedError: an object needs `allow_pickle`.
+        FormatError, LimitError: a file is no valid archive. UnsupportedError: an object needs `allow_pickle`.
 
     Example:
         >>> import torch, zcrecord, zcrecord.distributed

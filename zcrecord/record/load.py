@@ -103,9 +103,10 @@ def load_record(
 
     Raises:
         SourceError: the file is missing or cannot be read. FormatError: it is no valid archive. VersionError: it needs
-        a later reader. IntegrityError: it has another content digest than `expect`. LimitError: a packed archive, or in
-        mode "c" equal tensors that are not tied, would take memory out of all proportion. UnsupportedError: `source`
-        is none of these, `expect` no digest. MismatchError: it does not match `into`. DependencyError: no zstandard.
+        a later reader. IntegrityError: it is damaged, or has another content digest than `expect`. LimitError: a size
+        or depth is beyond a limit of FORMAT.md (R9, R30, R40, R47, R49); or a packed archive, or in mode "c" equal
+        tensors that are not tied, would take memory out of all proportion. UnsupportedError: `source` is none of
+        these, `expect` no digest. MismatchError: it does not match `into`. DependencyError: no zstandard.
 
     Example:
         >>> import numpy as np, zcrecord

@@ -47,7 +47,8 @@ def open_url(
 
     Raises:
         SourceError: it cannot be read; SourceNotFoundError: it does not exist. FormatError: it is no valid archive.
-        DependencyError: fsspec, or a package it needs, is not installed. UnsupportedError: fsspec knows no such URL.
+        LimitError: it is beyond a limit of the format. DependencyError: fsspec, or a package it needs, is not
+        installed. UnsupportedError: fsspec knows no such URL.
     """
     file = remote_file(url, options)
     if isinstance(file, str):
