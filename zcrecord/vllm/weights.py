@@ -78,7 +78,8 @@ def open_weights(folder: str | None, options: LoaderOptions) -> Record:
     """Return the record of a model folder, or of the URL in the options.
 
     Raises:
-        SourceError: there is no archive, or several, or it cannot be read. FormatError, LimitError: it is no valid archive.
+        SourceError: there is no archive, or several, or it cannot be read. FormatError, LimitError: it is no valid
+        archive.
     """
     if options.url is not None:
         return load_record(options.url, storage_options=options.storage_options, cache=options.cache)
