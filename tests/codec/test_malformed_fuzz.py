@@ -208,7 +208,7 @@ GOLDEN = pytest.mark.parametrize("name", ["tiny", "empty", "int4_bytes", "string
 
 
 def golden(name: str) -> bytes:
-    return (Path(__file__).parents[1] / "golden" / f"{name}.zcr").read_bytes()
+    return (Path(__file__).parents[1] / "conformance" / "valid" / f"{name}.zcr").read_bytes()
 
 
 @GOLDEN

@@ -28,7 +28,7 @@ import zcrecord
 
 pytestmark = pytest.mark.needs(*COMPILERS)
 
-GOLDEN = Path(__file__).parents[1] / "golden"
+GOLDEN = Path(__file__).parents[1] / "conformance" / "valid"
 LEVELS: tuple[Level, ...] = get_args(Level)
 MOSTLY: list[Level] = ["i", "i", "f"]
 EACH: tuple[Mode, ...] = get_args(Mode)

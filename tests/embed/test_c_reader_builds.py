@@ -17,7 +17,7 @@ from test_malformed_fuzz import regions, resealed, with_crc
 
 from tools.bench.embedding import reader_code_size
 
-GOLDEN = Path(__file__).parents[1] / "golden"
+GOLDEN = Path(__file__).parents[1] / "conformance" / "valid"
 EVERYTHING = SOURCES / "everything.c"
 MISSING = {"_GLOBAL_OFFSET_TABLE_"}  # where code is made position-independent
 M3 = ["-mcpu=cortex-m3", "-mthumb", "-ffreestanding"]

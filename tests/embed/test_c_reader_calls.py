@@ -24,7 +24,7 @@ from zcrecord.tensors.packed import unpack_bits
 
 pytestmark = pytest.mark.needs("gcc")
 
-GOLDEN = Path(__file__).parents[1] / "golden"
+GOLDEN = Path(__file__).parents[1] / "conformance" / "valid"
 
 
 NARROW = pytest.param(("-m32",), marks=pytest.mark.needs("gcc -m32"))

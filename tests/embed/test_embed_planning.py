@@ -20,7 +20,7 @@ from zcrecord.embed.plan import Constant, Plan, plan
 from zcrecord.embed.write_files import write
 from zcrecord.errors import DestinationExistsError, RecordError
 
-GOLDEN = Path(__file__).parents[1] / "golden"
+GOLDEN = Path(__file__).parents[1] / "conformance" / "valid"
 WHOLE = sorted(p.stem for p in GOLDEN.glob("*.zcr") if p.stem not in ("prefix", "suffix"))
 
 

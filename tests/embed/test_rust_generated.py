@@ -263,7 +263,7 @@ def test_assembles_for_machines_and_systems_other_than_this(
     tmp_path: Path, target: str, number: int, section: str | None
 ) -> None:
     """LLVM's assembler is rustc's; it is handed what each of the module's cfgs would."""
-    golden = ROOT / "tests" / "golden" / "views.zcr"
+    golden = ROOT / "tests" / "conformance" / "valid" / "views.zcr"
     module = generate(plan(golden), tmp_path, assembly=True, section=section).read_text()
     macros, uses = module.split("symbols! {\n")
     blocks, symbols = macros.split("global_asm!(")[1:], re.findall(r'    r##"(.*)"##', uses)

@@ -34,7 +34,7 @@ pytestmark = pytest.mark.needs("rustc", "cc")
 LEVELS = get_args(Level)
 CHECKED = ("-C", "opt-level=1", "-C", "debug-assertions=on", "-C", "overflow-checks=on")
 BARE = ("--crate-type", "staticlib", "-C", "panic=abort", "-C", "lto=fat", "-C", "codegen-units=1")
-GOLDEN = sorted(path.stem for path in (Path(__file__).parents[1] / "golden").glob("*.zcr"))
+GOLDEN = sorted(path.stem for path in (Path(__file__).parents[1] / "conformance" / "valid").glob("*.zcr"))
 COMPILER = pytest.mark.parametrize("rustc", compilers(), ids=lambda path: path.replace("/", "_"))
 
 

@@ -20,7 +20,7 @@ from zcrecord import LimitError, PackedTensor, StringTensor
 from zcrecord.codec.layout import DIGEST_ALLOWANCE
 from zcrecord.integrity import Change, compare, comparing
 
-GOLDEN = sorted((Path(__file__).parents[1] / "golden").glob("*.zcr"))
+GOLDEN = sorted((Path(__file__).parents[1] / "conformance" / "valid").glob("*.zcr"))
 
 
 def changes(before: Any, after: Any, **options: Any) -> list[Change]:

@@ -434,7 +434,8 @@ def test_an_edit_that_changes_nothing_writes_nothing(path: Path) -> None:
     assert (path.parent / "other.zcr").read_bytes() == path.read_bytes()
 
 
-GOLDEN = [p for p in sorted((r.ROOT / "tests" / "golden").glob("*.zcr")) if p.stem not in ("prefix", "suffix")]
+VALID = r.ROOT / "tests" / "conformance" / "valid"
+GOLDEN = [p for p in sorted(VALID.glob("*.zcr")) if p.stem not in ("prefix", "suffix")]
 
 
 @pytest.mark.parametrize("golden", GOLDEN, ids=lambda golden: golden.stem)

@@ -30,7 +30,7 @@ from zcrecord.report import describe_archive, report, report_page
 pytestmark = pytest.mark.usefixtures("model_folder")
 
 ROOT = Path(__file__).resolve().parents[2]
-GOLDEN = sorted((ROOT / "tests" / "golden").glob("*.zcr"))
+GOLDEN = sorted((ROOT / "tests" / "conformance" / "valid").glob("*.zcr"))
 DESCRIBING = ROOT / "tests" / "js" / "web" / "describing.mjs"
 
 

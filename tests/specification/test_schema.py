@@ -20,7 +20,7 @@ from zcrecord._schema import tables
 from zcrecord.codec import index
 
 ROOT = Path(__file__).resolve().parents[2]
-GOLDEN = ROOT / "tests" / "golden"
+GOLDEN = ROOT / "tests" / "conformance" / "valid"
 
 # Fixed for as long as the version is: what flatc --conform does not notice is noticed here. R79.
 LAYOUT: dict[str, tuple[int, int, dict[str, tuple[int, str]]]] = {  # size, alignment, field -> offset, type

@@ -19,6 +19,7 @@ from zcrecord.codec import index, layout
 from zcrecord.codec.digests import digest_of
 
 ROOT = Path(__file__).resolve().parents[2]
+VALID = ROOT / "tests" / "conformance" / "valid"
 STRUCTS = specification.structs()
 ENUMS = specification.enums()
 NUMPY = {"Payload": index.PAYLOAD, "Tensor": index.TENSOR, "Module": index.MODULE, "Attribute": index.ATTRIBUTE}
@@ -217,7 +218,7 @@ def test_version_of_the_page_is_the_code_s() -> None:
 def test_hex_example_is_what_is_saved_today_and_loads() -> None:
     saved = io.BytesIO()
     zcrecord.save_record({"w": np.array([1, 2, 3], np.uint8)}, saved, alignment=16)
-    assert saved.getvalue() == specification.hex_example() == (ROOT / "tests" / "golden" / "tiny.zcr").read_bytes()
+    assert saved.getvalue() == specification.hex_example() == (VALID / "tiny.zcr").read_bytes()
     record = zcrecord.load_record(specification.hex_example(), verify="full")
     assert {name: value.tolist() for name, value in record.items()} == {"w": [1, 2, 3]}
 
@@ -285,7 +286,7 @@ class Recipe:
     "name", ["tiny", "empty", "nested", "dtypes", "views", "strings", "back_sealed", "back_unsealed"]
 )
 def test_recipe_for_a_reader_finds_every_tensor(name: str) -> None:
-    data = (ROOT / "tests" / "golden" / f"{name}.zcr").read_bytes()
+    data = (VALID / f"{name}.zcr").read_bytes()
     recipe = Recipe(data)
     record = zcrecord.load_record(data)
     for key in record:

@@ -18,7 +18,7 @@ __all__ = [
     "section_flags", "shown", "symbols", "uses",
 ]  # fmt: skip
 
-GOLDEN = Path(__file__).parents[1] / "golden"
+GOLDEN = Path(__file__).parents[1] / "conformance" / "valid"
 WARNINGS = ["-Wall", "-Wextra", "-Wpedantic", "-Wconversion", "-Wshadow", "-Wundef", "-Werror", "-O2"]
 COMPILERS: dict[str, list[str]] = {
     "gcc": ["gcc", "-std=c99"],

@@ -29,7 +29,7 @@ __all__ = [
 ]
 
 MIB = 1 << 20
-FOLDER = Path(__file__).parents[1] / "golden"
+FOLDER = Path(__file__).parents[1] / "conformance" / "valid"
 GOLDEN = {p.stem: p.read_bytes() for p in sorted(FOLDER.glob("*.zcr")) if p.stem not in ("prefix", "suffix")}
 
 

@@ -66,6 +66,14 @@ class Plain:
         except AssertionError:
             return "refused"
 
+    def answer(self, name: bytes) -> str | None:
+        """Return "accepted" for a tensor, None for none, and for an error the rule, such as "R46"."""
+        try:
+            i = self.search(name)
+            return None if i is None else "accepted" if self.tensor(name, i) else None
+        except AssertionError as error:
+            return str(error).partition("\n")[0]
+
     def search(self, name: bytes) -> int | None:
         """Step 1."""
         low, high = 0, self.count("by_name")

@@ -250,7 +250,7 @@ def write_model(path: Path) -> None:
 @contextmanager
 def everything_served(folder: Path) -> Iterator[Server]:
     """Serve everything the suite reads, which is written into a folder."""
-    shutil.copytree(ROOT / "tests" / "golden", folder / "golden")
+    shutil.copytree(ROOT / "tests" / "conformance" / "valid", folder / "golden")
     zcrecord.save_record(things(), folder / "things.zcr", metadata={"by": "a test"})
     zcrecord.save_record({f"t{i}": np.full(25_000, i, np.float32) for i in range(10)}, folder / "front.zcr")
     sizes = [*range(1, 10), *(base + k for base in (1 << 16, 1 << 20, 3 << 20) for k in (-1, 1, 2, 3))]

@@ -31,7 +31,7 @@ from zcrecord.codec.layout import MAGIC
 pytestmark = pytest.mark.needs("node")
 
 CHECKER: list[str | Path] = ["node", Path(__file__).parents[1] / "js" / "web" / "checker.mjs"]
-GOLDEN = sorted(path.stem for path in (Path(__file__).parents[1] / "golden").glob("*.zcr"))
+GOLDEN = sorted(path.stem for path in (Path(__file__).parents[1] / "conformance" / "valid").glob("*.zcr"))
 
 
 def accepted(questions: Sequence[Question]) -> int:

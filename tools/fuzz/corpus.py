@@ -86,7 +86,7 @@ def forged() -> list[bytes]:
     zcrecord.load_record = load
     assert not failed
     assert len(gathering.found) > 500
-    return gathering.found + [path.read_bytes() for path in sorted((tests / "golden").glob("*.zcr"))]
+    return gathering.found + [path.read_bytes() for path in sorted((tests / "conformance" / "valid").glob("*.zcr"))]
 
 
 def models() -> Iterator[bytes]:

@@ -114,7 +114,7 @@ def _touched() -> list[bytes]:
     names = [f"{'abc'[i % 3]}.{i:02}{'x' * (i % 40)}" for i in range(60)]
     many = {name: np.full(1 + i % 7, i % 5, np.uint8) for i, name in enumerate(names)}
     made = [rich().seal(), saved(many), Forge(saved(many, alignment=16), front=False).seal()]
-    golden = [path.read_bytes() for path in sorted((ROOT / "tests" / "golden").glob("*.zcr"))]
+    golden = [path.read_bytes() for path in sorted((ROOT / "tests" / "conformance" / "valid").glob("*.zcr"))]
     return made + [data for data in golden if ours(Question(data, level="o")).accepted]
 
 

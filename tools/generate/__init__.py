@@ -3,3 +3,12 @@
 A module of this package is a generator. It has `files()`, which returns the whole text or bytes of each file that it
 generates, by path from the repository's root; and `FOLDERS`, in which nothing else may lie.
 """
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+# For `forge` and `specification`, and the cases of malformed archives, of which invalid ones of the kit are made.
+sys.path += [str(ROOT / "tests" / folder) for folder in ("support", "codec", ".")]

@@ -1,6 +1,6 @@
 """Writes everything that is generated in the repository.
 
-python -m tools.generate            writes what is stale, and names it
+python -m tools.generate            writes what is stale, and names it; archives of tests/conformance never change
 python -m tools.generate --check    only names it; the exit status is 1 if there is any
 """
 
@@ -12,9 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
 
-from . import element_types, golden, golden_catalogue, reference, schema
-
-ROOT = Path(__file__).resolve().parents[2]
+from . import ROOT, checksums, element_types, golden, golden_catalogue, invalid, reference, schema
 
 
 class Generator(Protocol):
@@ -30,7 +28,11 @@ class Generator(Protocol):
         """Return every file of the generator, by path from the repository's root."""
 
 
-GENERATORS: tuple[Generator, ...] = (element_types, schema, golden, golden_catalogue, reference)
+GENERATORS: tuple[Generator, ...] = (
+    element_types, schema, golden, invalid, checksums, golden_catalogue, reference,
+)  # fmt: skip
+
+FREEZE = "bring back what generates it, and give what is new another name"
 
 
 def encoded(content: str | bytes) -> bytes:
@@ -60,8 +62,11 @@ def main(arguments: list[str]) -> int:
     left = 0
     for generator in GENERATORS:
         for path, content in stale(generator, ROOT).items():
-            left += check or content is None
-            if content is None:
+            frozen = checksums.is_frozen(path, ROOT) and (ROOT / path).exists()
+            left += check or content is None or frozen
+            if frozen:
+                print(f"{path} is of version 1 and never changes: {FREEZE}")
+            elif content is None:
                 print(f"{path}: nothing generates it; remove it")
             elif check:
                 print(f"{path} is stale: run python -m tools.generate")

@@ -1,7 +1,8 @@
 """The golden archives: small ones of every kind, and beside each what it must load as, in JSON.
 
 The JSON comes from the values that went in, by code of its own (names, bytes, content digest), never from reading the
-archive; of the archive itself only the header's fields are copied, by the byte table of schema/FORMAT.md.
+archive. Of the archive itself only the header's fields and the places of tensors are copied, by the byte tables of
+schema/FORMAT.md; at each place the bytes that went in have to lie.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Any, NamedTuple
 
 import flatbuffers
 import numpy as np
+from forge import NONE, read_index
 
 import zcrecord
 from zcrecord import dtypes, onnx
@@ -27,7 +29,7 @@ from zcrecord.writing import module_tree, writers
 
 from .golden_contents import Content, describe
 
-FOLDER = Path("tests/golden")
+FOLDER = Path("tests/conformance/valid")
 FOLDERS: tuple[Path, ...] = (FOLDER,)
 Bytes = Callable[[], bytes]
 
@@ -361,16 +363,58 @@ def cases() -> dict[str, Case]:
     }  # fmt: skip
 
 
-def expected(case: Case, data: bytes) -> str:
+def expected(case: Case, data: bytes) -> dict[str, Any]:
     """Return the JSON beside an archive."""
-    end = data if case.embedded != "prefix" else data[: int.from_bytes(data[48:56], "little")]
-    trailer, start = end[-64:], len(end) - int.from_bytes(end[-16:-8], "little")
-    fields = {"version": trailer[8], "alignment": 1 << trailer[9], "base_alignment": 1 << trailer[10]}
+    archive = data if case.embedded != "prefix" else data[: int.from_bytes(data[48:56], "little")]
+    archive = archive[len(archive) - int.from_bytes(archive[-16:-8], "little") :]
+    trailer = archive[-64:]
+    fields: dict[str, Any] = {"version": trailer[8], "alignment": 1 << trailer[9], "base_alignment": 1 << trailer[10]}
     for at, field in enumerate(("required_features", "index_offset", "index_size", "payload_offset", "archive_size")):
         fields[field] = int.from_bytes(trailer[16 + 8 * at : 24 + 8 * at], "little")
     fields["index_crc"] = int.from_bytes(trailer[56:60], "little")
-    about = {"about": case.about, "embedded": case.embedded, "sealed": end[start : start + 64] == trailer, **fields}
-    return json.dumps(about | describe(case.content), indent=1, ensure_ascii=True) + "\n"
+    told = describe(case.content)
+    put_places(told["tensors"], archive, fields)
+    about = {"about": case.about, "embedded": case.embedded, "sealed": archive[:64] == trailer, **fields}
+    return about | told
+
+
+def put_places(tensors: list[dict[str, Any]], archive: bytes, header: dict[str, Any]) -> None:
+    """Add to each tensor where its element [0, ..., 0] lies in the archive, after a look at what lies there."""
+    start = header["index_offset"]
+    _, columns = read_index(archive[start : start + header["index_size"]])
+    for tensor, row in zip(tensors, columns.get("tensors", ()), strict=True):
+        tensor["offset"] = None
+        if int(row["payload"]) != NONE:
+            place = header["payload_offset"] + int(columns["payloads"]["offset"][row["payload"]])
+            tensor["offset"] = place + int(row["byte_offset"])
+        if stored(tensor, archive) != tensor["elements"]:
+            raise AssertionError(f"tensor {tensor['name']!r}: other bytes lie at its place")
+
+
+def stored(tensor: dict[str, Any], archive: bytes) -> str:
+    """Return the elements at a tensor's place, in hexadecimal."""
+    if tensor["strides"] is None or not tensor["nbytes"]:
+        start = tensor["offset"] or 0
+        return archive[start : start + tensor["nbytes"]].hex()
+    item = tensor["bits"] // 8
+    steps = (
+        sum(at * stride for at, stride in zip(index, tensor["strides"], strict=True))
+        for index in np.ndindex(*tensor["shape"])
+    )
+    places = (tensor["offset"] + step * item for step in steps)
+    return b"".join(archive[place : place + item] for place in places).hex()
+
+
+def text_of(told: dict[str, Any]) -> str:
+    """Return JSON with one line for each tensor, module and value: short, and to be compared by people."""
+    lines = []
+    for key, value in told.items():
+        if isinstance(value, list) and value and isinstance(value[0], dict):
+            items = ",\n".join(f"  {json.dumps(item)}" for item in value)
+            lines.append(f' "{key}": [\n{items}\n ]')
+        else:
+            lines.append(f' "{key}": {json.dumps(value)}')
+    return "{\n" + ",\n".join(lines) + "\n}\n"
 
 
 def files() -> dict[Path, str | bytes]:
@@ -379,5 +423,5 @@ def files() -> dict[Path, str | bytes]:
     for name, case in cases().items():
         data = case.build()
         out[FOLDER / f"{name}.zcr"] = data
-        out[FOLDER / f"{name}.json"] = expected(case, data)
+        out[FOLDER / f"{name}.json"] = text_of(expected(case, data))
     return out

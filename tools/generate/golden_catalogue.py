@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import io
-import json
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,7 @@ from zcrecord.writing.module_tree import ModuleTreeBuilder
 from zcrecord.writing.sharing import plan_sharing
 from zcrecord.writing.writers import write_plan
 
-from .golden import f32, saved
+from .golden import f32, saved, text_of
 from .golden_contents import Content, describe
 
 FOLDER = Path("tests/golden_catalogue")
@@ -123,5 +122,5 @@ def files() -> dict[Path, str | bytes]:
     found = shards()
     out: dict[Path, str | bytes] = {FOLDER / shard_name(number): data for number, data in enumerate(found)}
     about = {"about": "tensors split over shards in columns and in unequal quarters, a tie, bytes in the catalogue"}
-    told = json.dumps(about | describe(CONTENT), indent=1, ensure_ascii=True) + "\n"
+    told = text_of(about | describe(CONTENT))
     return out | {FOLDER / "checkpoint.zcr": catalogue(found), FOLDER / "checkpoint.json": told}

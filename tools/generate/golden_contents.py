@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import itertools
+import struct
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -12,7 +13,7 @@ import numpy as np
 
 from zcrecord import PackedTensor, StringTensor, dtypes
 
-__all__ = ["Content", "content_digest", "content_parts", "describe", "plain"]
+__all__ = ["Content", "content_digest", "content_parts", "describe", "elements"]
 
 KINDS = {"mapping": 1, "list": 2, "tuple": 3, "object": 4, "numbered": 5}
 TYPES = {type(None): 0, bool: 1, int: 2, float: 4, str: 5, bytes: 6}
@@ -25,7 +26,8 @@ class Content:
 
     Attributes:
         order: full names of the tensors as saved, where not that of the walk; and of modules that come last.
-        ties: names that share a payload; `stored_once`: names whose payloads are the very same range.
+        ties: names that share a payload; `stored_once`: names whose payloads, of different numbers, are the very same
+            range (R63).
         strides: in elements, of tensors that are not in C order.
         codes: (dtype, bits) of tensors whose type is not their array's; `kinds`: likewise of modules.
         keys: of lists and tuples whose keys are not 0, 1, 2, ..., by their names: one for each item.
@@ -60,6 +62,7 @@ class _Module(NamedTuple):
     place: int
     kind: int
     type_name: str
+    children: list[str]
 
 
 class _Attribute(NamedTuple):
@@ -73,23 +76,8 @@ class _Attribute(NamedTuple):
 _Child = _Tensor | _Module | _Attribute
 
 
-def plain(value: Any) -> Any:
-    """Return a value as JSON that keeps its type: floats and wide integers in hexadecimal, bytes and tuples marked."""
-    if isinstance(value, float):
-        return {"float": value.hex()}
-    if isinstance(value, complex):
-        return {"complex": [value.real.hex(), value.imag.hex()]}
-    if isinstance(value, int) and not -(2**63) <= value < 2**64:
-        return {"int": hex(value)}
-    if isinstance(value, bytes | memoryview):
-        return {"bytes": bytes(value).hex()}
-    if isinstance(value, tuple):
-        return {"tuple": [plain(v) for v in value]}
-    return [plain(v) for v in value] if isinstance(value, list) else value
-
-
 def describe(content: Content) -> dict[str, Any]:
-    """Return tensors, modules, attributes, metadata, tree and content digest as JSON."""
+    """Return tensors, modules, attributes, metadata and content digest as JSON: tests/conformance/README.md."""
     found = list(_walk(content, content.record))
     tensors = [f for f in found if isinstance(f, _Tensor)]
     order = content.order or [t.name for t in tensors]
@@ -100,29 +88,39 @@ def describe(content: Content) -> dict[str, Any]:
             {
                 "name": t.name,
                 "module": t.module,
-                "dtype": dtypes.by_code[t.code].name if t.code in dtypes.by_code else f"unknown {t.code}",
+                "dtype": t.code,
                 "bits": t.bits,
                 "shape": list(t.shape),
                 "strides": list(content.strides[t.name]) if t.name in content.strides else None,
-                "sha256": hashlib.sha256(t.data).hexdigest(),
+                "nbytes": len(t.data),
                 "tied": tied.get(t.name, []),
+                "elements": t.data.hex(),
             }
             for t in sorted(tensors, key=lambda t: order.index(t.name))
         ],
         "stored_once": content.stored_once,
         "modules": [
-            {
-                "name": f.name,
-                "kind": next((k for k, v in KINDS.items() if v == f.kind), "mapping"),
-                "type_name": f.type_name,
-            }
+            {"name": f.name, "kind": f.kind, "type_name": f.type_name, "children": f.children}
             for f in sorted(found, key=lambda f: order.index(f.name) if f.name in content.order else -1)
             if isinstance(f, _Module)
         ],
-        "attributes": {f.name: plain(f.value) for f in found if isinstance(f, _Attribute)},
-        "metadata": {key: plain(content.metadata[key]) for key in sorted(content.metadata)},
-        "tree": _tree(content.record, content, ""),
+        "attributes": [
+            {"module": f.module, "key": f.key, **_values(f.value)} for f in found if isinstance(f, _Attribute)
+        ],
+        "metadata": [{"key": key, **_values(content.metadata[key])} for key in sorted(content.metadata)],
     }
+
+
+def _values(value: Any) -> dict[str, Any]:
+    """Return type, form and values of an attribute as JSON: floats' bits and bytes in hexadecimal."""
+    kind, form, items = _typed(value)
+    return {"type": kind, "form": form, "values": [_plain(item) for item in items]}
+
+
+def _plain(item: Any) -> Any:
+    if isinstance(item, float):
+        return struct.pack(">d", item).hex()
+    return item.hex() if isinstance(item, bytes) else item
 
 
 def _children(value: Any) -> tuple[str, str, dict[str, Any]] | None:
@@ -157,19 +155,19 @@ def _walk(
     parts = _children(value)
     if parts is not None:
         kind, type_name, children = parts
-        yield _Module(name, module, key, place, content.kinds.get(name, KINDS[kind]), type_name)
         keys = content.keys.get(name, list(children))
+        yield _Module(name, module, key, place, content.kinds.get(name, KINDS[kind]), type_name, keys)
         for at, (inner, child) in enumerate(zip(keys, children.values(), strict=True)):
             yield from _walk(content, child, f"{name}.{inner}" if name else inner, name, inner, at)
     elif _is_attribute(value):
         yield _Attribute(name, module, key, place, value)
     else:
-        code, bits, data = _elements(value)
+        code, bits, data = elements(value)
         code, bits = content.codes.get(name, (code, bits))
         yield _Tensor(name, module, key, place, code, bits, value.shape, data)
 
 
-def _elements(array: Any) -> tuple[int, int, bytes]:
+def elements(array: Any) -> tuple[int, int, bytes]:
     """Return dtype, bits and the bytes that are stored for an array, or a tensor that is packed already."""
     if isinstance(array, PackedTensor):
         return array.kind.code, array.kind.bits, array.packed.tobytes()
@@ -185,25 +183,6 @@ def _elements(array: Any) -> tuple[int, int, bytes]:
     if kind.bits < 8:
         data = np.packbits(np.unpackbits(data[:, None], axis=1, count=kind.bits, bitorder="little"), bitorder="little")
     return kind.code, kind.bits, data.tobytes()
-
-
-def _tree(value: Any, content: Content, name: str) -> Any:
-    """Return the nested form in which a record loads, a tensor as the SHA-256 of its bytes."""
-    parts = _children(value)
-    if parts is None or isinstance(value, int | complex):
-        return (
-            plain(value)
-            if parts or _is_attribute(value)
-            else {"tensor": hashlib.sha256(_elements(value)[2]).hexdigest()}
-        )
-    kind, _, children = parts
-    if kind == "numbered":
-        pairs = zip(value, children.items(), strict=True)
-        return {"numbered": [[key, _tree(child, content, f"{name}.{text}")] for key, (text, child) in pairs]}
-    built = {key: _tree(child, content, f"{name}.{key}" if name else key) for key, child in children.items()}
-    if kind in ("list", "tuple"):
-        return list(built.values()) if kind == "list" else {"tuple": list(built.values())}
-    return built
 
 
 def content_digest(content: Content) -> str:
@@ -254,16 +233,20 @@ def _text(text: str | bytes) -> bytes:
 
 
 def _value(value: Any) -> Iterator[tuple[str, bytes]]:
-    form = 1 if isinstance(value, list) else 2 if isinstance(value, tuple) else 0
-    items = list(value) if form else [value]
-    kind = TYPES[type(items[0])] if items else 0
-    if kind == TYPES[int] and max(items) >= 2**63:
-        kind = UINT
+    kind, form, items = _typed(value)
     yield "attribute: type", _u64(kind)
     yield "attribute: form", _u64(form)
     yield "attribute: number of words", _u64(len(items))
     for item in items:
         yield f"attribute: {type(item).__name__}", _word(item)
+
+
+def _typed(value: Any) -> tuple[int, int, list[Any]]:
+    """Return ValueType and ValueForm of a value, and its items, one of a scalar."""
+    form = 1 if isinstance(value, list) else 2 if isinstance(value, tuple) else 0
+    items = list(value) if form else [value]
+    kind = TYPES[type(items[0])] if items else 0
+    return (UINT if kind == TYPES[int] and max(items) >= 2**63 else kind), form, items
 
 
 def _word(item: Any) -> bytes:
