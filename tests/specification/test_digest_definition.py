@@ -26,7 +26,6 @@ from tools.generate.golden_contents import Content, content_digest, content_part
 from zcrecord import dtypes
 
 GOLDEN = golden.cases()
-Parts = list[tuple[str, bytes]]
 
 X = np.arange(6, dtype=np.float32)
 Layer = type("Layer", (r.Layer,), {})
@@ -47,11 +46,11 @@ def pair(one: Any, other: Any) -> Pair:
     return Pair(Content(one), Content(other))
 
 
-def turned(items: list[Any], vector: str, first: str = "0", second: str = "1") -> Pair:
+def turned(items: list[Any], vector: str) -> Pair:
     """Return a list of two items, and it with the items in the other order and the same keys."""
 
     def turn(data: bytes) -> bytes:
-        return Forge(data).set(vector, first, place=1).set(vector, second, place=0).seal()
+        return Forge(data).set(vector, "0", place=1).set(vector, "1", place=0).seal()
 
     return Pair(Content(items), Content(items[::-1], keys={"": ["1", "0"]}), turn)
 
