@@ -133,11 +133,8 @@ def below_a_name(size: int, count: int) -> bytes:
 
 def test_full_names_of_attributes_are_bounded_by_the_index() -> None:
     record = zcrecord.load_record(below_a_name(100_000, 100))
-    for ask in (lambda: record.attributes, record.content_digest):
-        with pytest.raises(
-            LimitError, match=r"^full names of attributes add up to 10000000 bytes, more than 64 times "
-        ):
-            ask()
+    with pytest.raises(LimitError, match=r"^full names of attributes add up to 10000000 bytes, more than 64 times "):
+        _ = record.attributes
     assert len(record.modules["x" * 100_000].attributes) == 100
     assert len(zcrecord.load_record(below_a_name(100_000, 40)).attributes) == 40
 

@@ -604,7 +604,7 @@ def test_a_graph_too_large_for_onnx_runtime_is_not_copied(
 
 
 def test_thousands_of_targets_cost_no_more_than_their_archive(archives: dict[str, Path], tmp_path: Path) -> None:
-    """All of them name the same texts and payloads, which the budgets of an index bound."""
+    """All of them name the same texts and payloads, which the budget of an index bounds."""
     archive = Tuned(archives["mlp"])
     entries, first = archive.entries, archive.module + 1
     attributes, module = [a for a in entries.attributes if a.parent == first], entries.modules[first]
