@@ -214,7 +214,7 @@ def test_touch_goes_on_past_a_name_that_is_none_but_has_its_place_in_the_order(m
 
 def middle(span: Callable[[Forge], tuple[int, int]]) -> bytes:
     """Return an archive of a, b and c; the name of b, which every search meets first, is another span."""
-    archive = Forge(saved({"a": np.uint8([1]), "b": np.uint8([2]), "c": np.uint8([3])}))
+    archive = Forge(saved({name: np.full(1, 1 + i, np.uint8) for i, name in enumerate("abc")}))
     start, size = span(archive)
     return archive.set("tensors", "b", name=start, name_size=size).seal()
 
