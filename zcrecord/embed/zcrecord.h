@@ -780,8 +780,8 @@ static inline zcr_status zcr_load_tensor(const zcr_archive *a, uint32_t i, zcr_t
     return zcr_check_shape(t);
 }
 
-/* Finds the tensor of a full name, `name_size` bytes of UTF-8, in about log2(n) comparisons, as FORMAT.md says of level
- * `touch`: an entry on the way that is wrong is an error (27, 32), and not passed over. */
+/* Finds the tensor of a full name, `name_size` bytes of UTF-8 without NUL, in about log2(n) comparisons, as FORMAT.md
+ * says of level `touch`: an entry on the way that is wrong is an error (27, 32), and not passed over. */
 static inline zcr_status zcr_find(const zcr_archive *a, const char *name, size_t name_size, zcr_tensor *t)
 {
     const uint32_t count = a->v[ZCR_V_TENSORS].count;
