@@ -80,8 +80,11 @@ _ALSO = {"-m32": ["-fsanitize=address,undefined"]}
 def has(tool: str) -> bool:
     """Return True if a tool is on PATH and, of a compiler with an option, builds the tests' programs.
 
-    A tool with a folder in its name is there only if that folder is on PATH.
+    A tool with a folder in its name is there only if that folder is on PATH. Only Linux has any: elsewhere a command
+    of that name is another program, such as the clang that macOS calls gcc.
     """
+    if sys.platform != "linux":
+        return False
     command, *options = tool.split()
     folder = os.path.dirname(command)
     if shutil.which(command) is None or (folder and folder not in os.get_exec_path()):

@@ -37,7 +37,7 @@ def test_readme_leads_to_every_guide_and_to_the_map() -> None:
 
 
 def test_links_of_readme_and_guides_lead_somewhere() -> None:
-    for page in (guides.README, guides.CONTRIBUTING, guides.MAP, *guides.GUIDES):
+    for page in (guides.README, guides.CONTRIBUTING, guides.RELEASING, guides.MAP, *guides.PACKAGES, *guides.GUIDES):
         for target in re.findall(r"\]\(([^)]+)\)", page.read_text(encoding="utf-8")):
             if not target.startswith("https://"):
                 file, _, heading = target.partition("#")

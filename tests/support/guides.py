@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from pathlib import Path
 
-__all__ = ["CONTRIBUTING", "GUIDES", "MAP", "README", "REFERENCE", "ROOT"]
+__all__ = ["CONTRIBUTING", "GUIDES", "MAP", "PACKAGES", "README", "REFERENCE", "RELEASING", "ROOT"]
 
 ROOT = Path(__file__).resolve().parents[2]
 README = ROOT / "README.md"
 CONTRIBUTING = ROOT / ".github" / "CONTRIBUTING.md"
+RELEASING = ROOT / ".github" / "RELEASING.md"
 MAP = ROOT / "zcrecord" / "README.md"  # of the source
 REFERENCE = ROOT / "zcrecord" / "reference"  # generated, from docstrings whose examples run as such
+PACKAGES = [ROOT / "zcrecord" / page for page in ("embed/README.c.md", "embed/README.rust.md", "web/reader/README.md")]
 GUIDES = [
-    *sorted(p for p in (ROOT / "zcrecord").rglob("README.md") if p != MAP and p.parent != REFERENCE),
+    *sorted(p for p in (ROOT / "zcrecord").rglob("README.md") if p not in (MAP, *PACKAGES) and p.parent != REFERENCE),
     ROOT / "schema" / "INTEGRITY.md",
     ROOT / "tests" / "attacks" / "README.md",
     ROOT / "tools" / "bench" / "README.md",
