@@ -66,6 +66,7 @@ PACKAGES = {
     "zsh": "zsh",
     "fish": "fish",
     "zstd": "zstd",
+    "file": "file",
     "gzip": "gzip",
     "unshare": "util-linux",
     "mount": "mount",

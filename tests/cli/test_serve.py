@@ -66,7 +66,7 @@ def ask(
 def test_whole_archive_is_sent_with_what_caches_and_readers_need(url: str, path: Path) -> None:
     status, headers, body = ask(url, ARCHIVE)
     assert (status, body) == (200, path.read_bytes())
-    assert headers["content-type"] == "application/octet-stream"
+    assert headers["content-type"] == "application/vnd.zcrecord"
     assert headers["accept-ranges"] == "bytes"
     assert headers["etag"].startswith('"')
     assert "last-modified" in headers

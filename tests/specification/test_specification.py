@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import re
+import subprocess
 import zlib
 from pathlib import Path
 from typing import Any
@@ -294,6 +295,26 @@ def test_recipe_for_a_reader_finds_every_tensor(name: str) -> None:
         assert (recipe.shape(i), recipe.offset(i)) == (info.shape, None if info.payload is None else info.offset)
         assert recipe.field("tensors", "Tensor", i, "dtype") == info.dtype.code
     assert recipe.find(b"no such tensor") == -1
+
+
+@pytest.mark.needs("file")
+def test_entry_for_file_tells_archives_from_other_files(tmp_path: Path) -> None:
+    (tmp_path / "magic").write_text(specification.section("Identification").split("```magic\n")[1].split("```")[0])
+    (tmp_path / "other").write_bytes(VALID.joinpath("tiny.zcr").read_bytes()[1:])
+
+    def told(*options: str) -> dict[str, str]:
+        names = ("tiny", "back_unsealed", "prefix")
+        command = ["file", "-m", "magic", "-F", "\t", *options, *(VALID / f"{n}.zcr" for n in names), "other"]
+        lines = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True).stdout.splitlines()
+        return {Path(path).stem: text.strip() for path, _, text in (line.partition("\t") for line in lines)}
+
+    kind = f"zcrecord archive, format version {layout.VERSION}, "
+    assert told() == {
+        "tiny": f"{kind}384 bytes", "back_unsealed": f"{kind}written in one pass", "prefix": f"{kind}704 bytes",
+        "other": "data",
+    }  # fmt: skip
+    assert set(told("--mime-type").values()) == {"application/vnd.zcrecord", "application/octet-stream"}
+    assert set(told("--extension").values()) == {"zcr", "???"}
 
 
 def test_every_test_that_the_page_of_promises_names_is_there() -> None:

@@ -239,7 +239,7 @@ def _application(web: Any, files: dict[str, Path], runtime: WebRuntime, *, local
     app.on_response_prepare.append(prepare)
     app.router.add_get("/about.json", about)
     for name, path in files.items():
-        app.router.add_get(f"/{name}.zcr", _responding(web, path, "application/octet-stream"))
+        app.router.add_get(f"/{name}.zcr", _responding(web, path, "application/vnd.zcrecord"))
     for path in sorted(p for room in _ROOMS for p in (_WEB / room).iterdir() if p.suffix in _TYPES):
         place = "" if path.name == "index.html" else path.relative_to(_WEB).as_posix()
         app.router.add_get(f"/{place}", _responding(web, path, f"{_TYPES[path.suffix]}; charset=utf-8"))
