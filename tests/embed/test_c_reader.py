@@ -23,6 +23,7 @@ from malformed import Case, compact, plain, rich, saved
 from readers import Level, Mode, Question, ask, dump
 from records import edited_with_a_longer_index, repetitive
 from test_malformed_fuzz import regions, resealed, variants, with_crc
+from test_malformed_index import at_the_budget
 
 import zcrecord
 
@@ -54,10 +55,12 @@ def test_reads_every_golden_archive_as_the_package_does(built: list[Path]) -> No
     assert agree(built, questions) == len(questions) >= 54
 
 
-def test_reads_what_the_writer_makes_of_records_that_repeat_themselves(built: list[Path]) -> None:
+def test_agrees_on_records_that_repeat_themselves_up_to_the_budget(built: list[Path]) -> None:
     """R30, R31."""
     questions = [Question(saved(record, metadata=metadata), "w", "f") for record, metadata in repetitive(500)]
+    questions += [Question(data) for data in at_the_budget(0)]
     assert agree(built, questions) == len(questions)
+    assert not agree(built, [Question(data) for data in at_the_budget(1)])
 
 
 def test_agrees_on_an_archive_whose_index_an_edit_made_longer(built: list[Path], tmp_path: Path) -> None:

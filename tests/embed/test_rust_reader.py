@@ -26,6 +26,7 @@ from rust_programs import READER, SOURCES, build, compilers, editions
 from test_c_reader import SMALL, catalogue, golden, mixed
 from test_malformed_cost import ARCHIVES, BIG, large, strings, tensors
 from test_malformed_fuzz import regions, resealed, variants, with_crc
+from test_malformed_index import at_the_budget
 
 import zcrecord
 
@@ -59,10 +60,12 @@ def test_reads_every_golden_archive_as_the_package_does(checker: Path) -> None:
     assert len(questions) < accepted(checker, everything_golden())
 
 
-def test_reads_what_the_writer_makes_of_records_that_repeat_themselves(checker: Path) -> None:
+def test_agrees_on_records_that_repeat_themselves_up_to_the_budget(checker: Path) -> None:
     """R30, R31."""
     questions = [Question(saved(record, metadata=metadata), "w", "f") for record, metadata in repetitive(500)]
+    questions += [Question(data) for data in at_the_budget(0)]
     assert accepted(checker, questions) == len(questions)
+    assert not accepted(checker, [Question(data) for data in at_the_budget(1)])
 
 
 def test_agrees_on_an_archive_whose_index_an_edit_made_longer(checker: Path, tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from test_c_reader import SMALL, catalogue, golden, mixed
 from test_content_digest import LISTS, long_name, swapped
 from test_malformed_cost import ARCHIVES, strings
 from test_malformed_fuzz import regions, resealed, variants, with_crc
+from test_malformed_index import at_the_budget
 from test_rust_reader import bools, repeating, uneven, wide
 
 import zcrecord
@@ -60,10 +61,12 @@ def test_dump_is_the_package_s_word_for_word() -> None:
     assert text == dump(zcrecord.load_record(data)._archive) + "\n"
 
 
-def test_reads_what_the_writer_makes_of_records_that_repeat_themselves() -> None:
+def test_agrees_on_records_that_repeat_themselves_up_to_the_budget() -> None:
     """R30, R31."""
     questions = [Question(r.saved(record, metadata=metadata), "w", "f") for record, metadata in r.repetitive(500)]
+    questions += [Question(data) for data in at_the_budget(0)]
     assert accepted(questions) == len(questions)
+    assert not accepted([Question(data) for data in at_the_budget(1)])
 
 
 def test_agrees_on_archives_of_signed_programs() -> None:
