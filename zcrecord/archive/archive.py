@@ -51,8 +51,7 @@ def open_archive(memory: Memory, *, verify: Verify, embedded: Embedded | None = 
 
     Raises:
         FormatError: a rule is broken. IntegrityError: the index has another CRC. LimitError: a limit of the format is
-        passed (R9, R30, R40, R47, R49); or equal tensors, each by itself, would take out of all proportion to the
-        archive.
+        passed; or equal tensors, each by itself, would take out of all proportion to the archive.
     """
     touch = verify == "touch" and mode == "r"  # in mode "c" all of it was read anyway, and twins are told apart now
     try:
