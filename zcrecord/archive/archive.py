@@ -577,8 +577,7 @@ class _NumpyTypes(dict[int, Any]):
 
     def __missing__(self, code: int) -> Any:
         kind = dtypes.by_code.get(code)
-        found = self[code] = None if kind is None else kind.numpy
-        return found
+        return self.setdefault(code, None if kind is None else kind.numpy)
 
 
 _NUMPY = _NumpyTypes()
@@ -591,8 +590,7 @@ class _Layouts(dict[bytes, Any]):
         self._make = make
 
     def __missing__(self, form: bytes) -> Any:
-        made = self[form] = self._make(*_FORM.unpack_from(form))
-        return made
+        return self.setdefault(form, self._make(*_FORM.unpack_from(form)))
 
 
 def _integers(column: np.ndarray[Any, Any]) -> memoryview:
