@@ -304,7 +304,8 @@ def test_entry_for_file_tells_archives_from_other_files(tmp_path: Path) -> None:
 
     def told(*options: str) -> dict[str, str]:
         names = ("tiny", "back_unsealed", "prefix")
-        command = ["file", "-m", "magic", "-F", "\t", *options, *(VALID / f"{n}.zcr" for n in names), "other"]
+        paths = [str(VALID / f"{name}.zcr") for name in names]
+        command = ["file", "-m", "magic", "-F", "\t", *options, *paths, "other"]
         lines = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True).stdout.splitlines()
         return {Path(path).stem: text.strip() for path, _, text in (line.partition("\t") for line in lines)}
 

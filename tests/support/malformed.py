@@ -20,7 +20,7 @@ import zcrecord
 from zcrecord import FormatError, PackedTensor, RecordError, StringTensor
 from zcrecord.archive.archive import Verify
 
-__all__ = ["LEVELS", "Case", "cases", "compact", "plain", "refused", "rich", "saved", "sequence"]
+__all__ = ["LEVELS", "PLAIN", "Case", "cases", "compact", "plain", "refused", "rich", "saved", "sequence"]
 
 LEVELS: tuple[Verify, ...] = ("touch", "index", "full")
 Point = namedtuple("Point", ["x", "y"])  # how a record of its own type name comes about
@@ -72,10 +72,13 @@ def compact() -> Forge:
     return Forge(_compact())
 
 
+_W = np.arange(6, dtype=np.float32).reshape(2, 3)
+PLAIN = {"w": _W, "same": _W, "z": np.ones(40, np.uint8), "m": {"z": np.ones(3, np.uint8)}, "n": 7}
+
+
 @cache
 def _plain() -> bytes:
-    w = np.arange(6, dtype=np.float32).reshape(2, 3)
-    return saved({"w": w, "same": w, "z": np.ones(40, np.uint8), "m": {"z": np.ones(3, np.uint8)}, "n": 7})
+    return saved(PLAIN)
 
 
 def plain(*, front: bool = True, sealed: bool = True) -> Forge:

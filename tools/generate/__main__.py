@@ -12,7 +12,18 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
 
-from . import ROOT, checksums, element_types, golden, golden_catalogue, invalid, manifests, reference, schema
+from . import (
+    ROOT,
+    checksums,
+    element_types,
+    golden,
+    golden_catalogue,
+    golden_edges,
+    invalid,
+    manifests,
+    reference,
+    schema,
+)
 
 
 class Generator(Protocol):
@@ -29,7 +40,7 @@ class Generator(Protocol):
 
 
 GENERATORS: tuple[Generator, ...] = (
-    element_types, schema, golden, invalid, checksums, golden_catalogue, manifests, reference,
+    element_types, schema, golden, golden_edges, invalid, checksums, golden_catalogue, manifests, reference,
 )  # fmt: skip
 
 FREEZE = "bring back what generates it, and give what is new another name"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
-from . import ROOT, golden, invalid
+from . import ROOT, golden, golden_edges, invalid
 
 __all__ = ["FOLDERS", "SUMS", "files", "is_frozen", "listed"]
 
@@ -31,7 +31,7 @@ def is_frozen(path: Path, root: Path = ROOT) -> bool:
 
 def files() -> dict[Path, str | bytes]:
     """Return the list, in the form that `sha256sum --check` reads."""
-    made = {**golden.files(), **invalid.files()}
+    made = {**golden.files(), **golden_edges.files(), **invalid.files()}
     sums = {path: hashlib.sha256(data).hexdigest() for path, data in made.items() if isinstance(data, bytes)}
     if invalid.version_of(ROOT):
         sums |= listed()
