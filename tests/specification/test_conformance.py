@@ -87,7 +87,8 @@ def test_generator_refuses_to_change_an_archive_of_version_1(
     old, new = tmp_path / "tests/conformance/valid/old.zcr", Path("tests/conformance/valid/new.zcr")
     old.parent.mkdir(parents=True)
     old.write_bytes(b"as it was")
-    (old.parent / "tiny.zcr").write_bytes(bytes(8) + b"\1")
+    tiny = old.with_name("tiny.zcr")
+    tiny.write_bytes(bytes(8) + b"\1")
     (old.parents[1] / "SHA256SUMS").write_text(f"{hashlib.sha256(b'as it was').hexdigest()}  valid/old.zcr\n")
 
     class Generator:
@@ -95,16 +96,17 @@ def test_generator_refuses_to_change_an_archive_of_version_1(
 
         @staticmethod
         def files() -> dict[Path, str | bytes]:
-            return {old.relative_to(tmp_path): b"as it is", new: b"added"}
+            of_version_1 = bytes(8) + b"\1"
+            return {tiny.relative_to(tmp_path): of_version_1, old.relative_to(tmp_path): b"as it is", new: b"added"}
 
     monkeypatch.setattr(generate, "ROOT", tmp_path)
     monkeypatch.setattr(generate, "GENERATORS", (Generator(),))
     assert generate.main([]) == 1
     assert "valid/old.zcr is of version 1 and never changes: " in capsys.readouterr().out
     assert (old.read_bytes(), (tmp_path / new).read_bytes()) == (b"as it was", b"added")
-    (old.parent / "tiny.zcr").write_bytes(bytes(9))  # of version 0
-    assert generate.main([]) == 0
-    assert old.read_bytes() == b"as it is"
+    tiny.write_bytes(bytes(9))
+    assert generate.main([]) == 0, "of version 0 everything is generated again, also while version 1 is made of it"
+    assert (old.read_bytes(), tiny.read_bytes()[8]) == (b"as it is", 1)
 
 
 def test_names_of_invalid_archives_say_the_rule_that_refuses_them() -> None:
@@ -214,6 +216,20 @@ def test_command_runs_a_reader_and_says_what_it_finds(capsys: pytest.CaptureFixt
     with pytest.raises(SystemExit):
         conformance.main(["--reader", "/no/such/program"])
     assert "--reader: [Errno 2]" in capsys.readouterr().err
+
+
+VECTORS = ("tensors", "modules", "attributes", "metadata")
+
+
+def test_page_describes_every_field_of_the_answers() -> None:
+    page = (KIT / "README.md").read_text(encoding="utf-8")
+    told = json.loads((KIT / "valid" / "nested.json").read_text())
+    fields = {*told, *(field for vector in VECTORS for field in told[vector][0])}
+    header = {"version", "alignment", "base_alignment"} | {
+        row["field"].strip("`") for row in specification.table("Header and")
+    }
+    missing = {field for field in fields - header if f"`{field}`" not in page and f'"{field}"' not in page}
+    assert not missing
 
 
 def test_names_asked_hold_what_a_line_can() -> None:

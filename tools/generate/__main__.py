@@ -70,12 +70,11 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m tools.generate", description="Write everything that is generated.")
     parser.add_argument("--check", action="store_true", help="only name what is stale; the exit status is 1 if any is")
     check = parser.parse_args(arguments).check
-    left = 0
+    left, frozen = 0, checksums.frozen(ROOT)
     for generator in GENERATORS:
         for path, content in stale(generator, ROOT).items():
-            frozen = checksums.is_frozen(path, ROOT) and (ROOT / path).exists()
-            left += check or content is None or frozen
-            if frozen:
+            left += check or content is None or path in frozen
+            if path in frozen:
                 print(f"{path} is of version 1 and never changes: {FREEZE}")
             elif content is None:
                 print(f"{path}: nothing generates it; remove it")

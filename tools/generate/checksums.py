@@ -11,7 +11,7 @@ from pathlib import Path
 
 from . import ROOT, golden, golden_edges, invalid
 
-__all__ = ["FOLDERS", "SUMS", "files", "is_frozen", "listed"]
+__all__ = ["FOLDERS", "SUMS", "files", "frozen", "listed"]
 
 SUMS = Path("tests/conformance/SHA256SUMS")
 FOLDERS: tuple[Path, ...] = ()
@@ -24,15 +24,15 @@ def listed(root: Path = ROOT) -> dict[Path, str]:
     return {SUMS.parent / name: digest for digest, name in (line.split("  ") for line in lines)}
 
 
-def is_frozen(path: Path, root: Path = ROOT) -> bool:
-    """Return True for an archive that may not change any more."""
-    return invalid.version_of(root) > 0 and path in listed(root)
+def frozen(root: Path = ROOT) -> set[Path]:
+    """Return the archives that may not change any more."""
+    return {path for path in listed(root) if invalid.version_of(root) and (root / path).exists()}
 
 
 def files() -> dict[Path, str | bytes]:
     """Return the list, in the form that `sha256sum --check` reads."""
     made = {**golden.files(), **golden_edges.files(), **invalid.files()}
     sums = {path: hashlib.sha256(data).hexdigest() for path, data in made.items() if isinstance(data, bytes)}
-    if invalid.version_of(ROOT):
+    if invalid.COMMITTED:
         sums |= listed()
     return {SUMS: "".join(f"{sums[path]}  {path.relative_to(SUMS.parent)}\n" for path in sorted(sums))}
