@@ -109,21 +109,19 @@ class Reader:
         self.lines: queue.Queue[bytes] = queue.Queue()
 
     def ask(self, line: bytes) -> dict[str, Any] | str:
-        """Return the answer to a line, or the reason why there is none."""
-        if self.process is None:
-            self.start()
-        process = self.process
-        assert process is not None and process.stdin is not None
+        """Return the answer to a line, or the reason why there is none; a program that ended is asked once more."""
+        again = self.process is not None
         try:
-            process.stdin.write(line)
-            process.stdin.flush()
-            told = self.lines.get(timeout=self.seconds)
-        except (BrokenPipeError, queue.Empty) as error:
-            hung = isinstance(error, queue.Empty)
+            told = self.tell(line)
+            if not told and again:
+                self.stop()
+                told = self.tell(line)
+        except queue.Empty:
             self.stop()
-            return f"no answer within {self.seconds:g} s (does it flush each line?)" if hung else "it had ended"
-        if not told.endswith(b"\n"):
-            status = process.wait()
+            return f"no answer within {self.seconds:g} s (does it flush each line?)"
+        if not told:
+            assert self.process is not None
+            status = self.process.wait()
             self.stop()
             return f"it ended with exit status {status}"
         try:
@@ -132,8 +130,20 @@ class Reader:
             answer = None
         return answer if isinstance(answer, dict) else f"no JSON object: {told[:60].decode(errors='replace').strip()!r}"
 
+    def tell(self, line: bytes) -> bytes:
+        """Write a line and return the one that answers it, empty if the program has ended."""
+        if self.process is None:
+            self.start()
+        assert self.process is not None and self.process.stdin is not None
+        try:
+            self.process.stdin.write(line)
+            self.process.stdin.flush()
+        except BrokenPipeError:
+            return b""
+        return self.lines.get(timeout=self.seconds)
+
     def start(self) -> None:
-        """Start the program, and a thread that takes its lines; the last of them has no line feed."""
+        """Start the program, and a thread that takes its lines; the last of them is empty."""
         self.process = subprocess.Popen(self.command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         lines = self.lines = queue.Queue()
 

@@ -6,6 +6,7 @@ import hashlib
 import json
 import re
 import shlex
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -182,6 +183,7 @@ def told_of(folder: Path, fault: str, only: str, seconds: float = 10) -> list[st
         ('if level == "full": time.sleep(9)', "tiny", "valid/tiny.zcr at level full: no answer within 0.5 s"),
         ('if level == "full": told = [1]', "tiny", "valid/tiny.zcr at level full: no JSON object: '[1]'"),
         ('if level == "full": told = {"ok": 1}', "tiny", 'valid/tiny.zcr at level full: the answer has no "accepted"'),
+        ('if level == "full": print("", flush=True)', "tiny", "valid/tiny.zcr at level full: no JSON object: ''"),
         ("told = {}", "tiny", "1 archives, 3 questions: 0 answers right, 0 wrong"),
     ],
     ids=lambda value: re.sub(r"\W+", " ", value)[:30] if isinstance(value, str) else None,
@@ -189,6 +191,12 @@ def told_of(folder: Path, fault: str, only: str, seconds: float = 10) -> list[st
 def test_fault_of_a_reader_is_told(fault: str, only: str, message: str, tmp_path: Path) -> None:
     lines = told_of(tmp_path, fault, only, 0.5 if "sleep" in fault else 10)
     assert any(line.startswith(message) for line in lines), "\n".join(lines)
+
+
+def test_program_that_ends_after_each_answer_is_started_again(tmp_path: Path) -> None:
+    command = faulty(tmp_path, "print(json.dumps(told), flush=True); break")
+    lines, right = report(examine(command, questions("tiny")), 20)
+    assert right, lines
 
 
 def test_rule_to_read_follows_the_fault(tmp_path: Path) -> None:
@@ -206,10 +214,15 @@ def test_integers_may_come_as_text_and_an_unknown_kind_as_a_mapping() -> None:
     assert not conformance.alike("values", [True], [1])
 
 
-def test_command_runs_a_reader_and_says_what_it_finds(capsys: pytest.CaptureFixture[str]) -> None:
+def test_command_needs_no_package_and_says_what_it_finds(tmp_path: Path) -> None:
+    command = shlex.join(faulty(tmp_path, "pass"))
+    tool = [sys.executable, "-S", "-m", "tools.conformance", "--reader", command]
+    done = subprocess.run([*tool, "--only", "tiny"], cwd=ROOT, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "1 archives, 3 questions: 3 answers right, 0 wrong\n")
+
+
+def test_command_names_an_option_that_is_wrong(capsys: pytest.CaptureFixture[str]) -> None:
     command = shlex.join(PYTHON)
-    assert conformance.main(["--reader", command, "--only", "tiny"]) == 0
-    assert capsys.readouterr().out == "1 archives, 3 questions: 3 answers right, 0 wrong\n"
     with pytest.raises(SystemExit):
         conformance.main(["--reader", command, "--only", "none_such"])
     assert "--only none_such: no archive of that name" in capsys.readouterr().err
