@@ -340,7 +340,7 @@ print(json.dumps(memory().private - before))
 """
 
 
-@pytest.mark.exhaustive(keep=2)
+@pytest.mark.exhaustive(keep=1)
 @LINUX
 @pytest.mark.parametrize("module", ["numpy", "torch"])
 @pytest.mark.parametrize("kind", ["archive", "genuine"])

@@ -217,6 +217,7 @@ print(json.dumps({'loaded': cost(loaded), 'copied': cost(copied), 'inside': insi
 """
 
 
+@pytest.mark.exhaustive(keep=0)
 @LINUX
 def test_a_constant_of_64_mib_is_loaded_with_less_than_64_kib(large: Path) -> None:
     module = written(large, large.parent / "out")

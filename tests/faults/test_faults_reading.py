@@ -30,6 +30,7 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "m.zcr"
 
 
+@pytest.mark.exhaustive(keep=("True",))
 @POSIX
 @pytest.mark.parametrize(("times", "durable"), [(80, False), (15, True)])
 def test_readers_of_a_file_that_is_replaced_see_one_generation_whole(times: int, durable: bool, tmp_path: Path) -> None:

@@ -312,6 +312,7 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.exhaustive(keep=0)
 def test_converting_folders_there_and_back_takes_bounded_memory(large: Path, tmp_path: Path) -> None:
     assert peak(large, tmp_path / "out", "zcr") < MOST
     assert len(zcrecord.load_record(tmp_path / "out/model.zcr", verify="full").archive.shard_names) == 6
@@ -319,5 +320,6 @@ def test_converting_folders_there_and_back_takes_bounded_memory(large: Path, tmp
     assert tensors_in(tmp_path / "back") == tensors_in(large)
 
 
+@pytest.mark.exhaustive(keep=0)
 def test_a_copy_of_the_shards_in_memory_would_be_noticed(large: Path, tmp_path: Path) -> None:
     assert peak(large, tmp_path / "out", "copy") > 90 * MIB

@@ -385,6 +385,7 @@ READ = "with RecordWriter(path + '.zcr', durable=False) as out: reading.read(pat
 WHOLE = "return open(path, 'rb').read()"
 
 
+@pytest.mark.exhaustive(keep=0)
 @LINUX
 def test_conversion_holds_one_window_of_payload(tmp_path: Path) -> None:
     raw = np.zeros((4096, 34 * 512), np.uint8)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from exchange import MIB, MOST, cost, entry, file_of, peer, peer_told, read, refused, tensor, told
-from exhaustive import rounds
+from exhaustive import rounds, some
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -204,7 +204,7 @@ SMALL = file_of(
 
 def test_safetensors_cut_anywhere_is_refused(tmp_path: Path) -> None:
     assert told(read(SMALL, tmp_path)) == peer_told(SMALL)
-    for end in range(len(SMALL)):
+    for end in some(range(len(SMALL)), 100):
         for source in (SMALL[:end], SMALL[: end - 1] + SMALL[end:]):
             with pytest.raises(RecordError):
                 read(source, tmp_path)
@@ -212,6 +212,7 @@ def test_safetensors_cut_anywhere_is_refused(tmp_path: Path) -> None:
                 convert(io.BytesIO(source), io.BytesIO(), source_format="safetensors")
 
 
+@pytest.mark.exhaustive(keep=1)
 @pytest.mark.parametrize("mask", [0x01, 0x80, 0xFF, 0x20])
 def test_safetensors_with_a_byte_flipped_is_refused_or_read_as_its_own_reader_reads_it(
     mask: int, tmp_path: Path

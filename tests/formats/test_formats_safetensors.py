@@ -252,6 +252,7 @@ def test_the_name_of_its_metadata_is_no_tensor_s() -> None:
         safetensors_of({"__metadata__": np.ones(1)})
 
 
+@pytest.mark.exhaustive(keep=0)
 def test_header_that_no_reader_takes_is_not_written() -> None:
     with pytest.raises(LimitError, match="a safetensors header has at most 100000000"):
         safetensors_of({"w": np.ones(1), "blob": bytes(80_000_000)})

@@ -258,6 +258,7 @@ assert peak < 10 << 20, peak
 """
 
 
+@pytest.mark.exhaustive(keep=0)
 @pytest.mark.parametrize("what", ["GATHERED", "ONE_AT_A_TIME"])
 def test_arrays_spread_over_devices_are_gathered_one_at_a_time(what: str) -> None:
     r.run_python(SHARDED + {"GATHERED": GATHERED, "ONE_AT_A_TIME": ONE_AT_A_TIME}[what])

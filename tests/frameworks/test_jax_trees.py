@@ -93,6 +93,7 @@ def ends(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Any, Path]:
     return whole, json.loads(r.run_python(RUN + REST, folder, *CHOSEN).stdout), folder
 
 
+@pytest.mark.exhaustive(keep=0)
 @pytest.mark.parametrize("name", CHOSEN)
 def test_run_that_goes_on_from_an_archive_is_the_run_in_one_go(name: str, ends: tuple[Any, Any, Path]) -> None:
     whole, rest, folder = ends

@@ -86,7 +86,7 @@ BY_CHUNKS = "hollow.stream(chunks(hollow))"
 BY_ARRAYS = "hollow.stream(arrays(hollow))"
 
 
-@pytest.mark.exhaustive(keep=("[file]", "[arrays]"))
+@pytest.mark.exhaustive(keep=0)
 @pytest.mark.parametrize("fill", [FROM_FILE, BY_CHUNKS], ids=["file", "chunks"])
 def test_two_gibibytes_pass_to_a_device_in_the_memory_of_a_chunk(fill: str, archives: dict[int, Path]) -> None:
     found = measured(ACT.format(keeps=0, sink="device", fill=fill), archives)

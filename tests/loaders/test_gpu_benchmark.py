@@ -41,6 +41,7 @@ def test_a_disk_that_is_too_small_is_named(capsys: pytest.CaptureFixture[str]) -
     assert re.search(r"MiB free, this needs [\d,]+ MiB; set TMPDIR .*; nothing was measured\n", capsys.readouterr().err)
 
 
+@pytest.mark.exhaustive(keep=2)
 @pytest.mark.parametrize("way", [*gpu.OWN, gpu.SAFETENSORS])
 def test_every_way_loads_the_same_and_a_word_in_another_place_would_be_noticed(way: str, files: dict[str, str]) -> None:
     told = gpu.loaded_sum(way, "cpu", **files)

@@ -81,6 +81,7 @@ def test_fresh_memory_is_all_that_is_taken_besides(device: str, archives: dict[s
     assert PAYLOAD - LITTLE < grown(f"{device} fresh", archives) < PAYLOAD + IN_FLIGHT + LITTLE
 
 
+@pytest.mark.exhaustive(keep=0)
 def test_many_small_payloads_take_little_besides_either(archives: dict[str, Path]) -> None:
     known = grown("host held", archives, "many")
     assert known > PAYLOAD - LITTLE

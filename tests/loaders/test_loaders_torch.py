@@ -522,6 +522,7 @@ for size in map(int, in_flight):
 """
 
 
+@pytest.mark.exhaustive(keep=0)
 @pytest.mark.skipif(sys.platform != "linux", reason="platform: peaks of memory are told by /proc")
 def test_loading_takes_max_in_flight_besides_the_tensors(tmp_path: Path) -> None:
     large, small = tmp_path / "large.zcr", tmp_path / "small.zcr"

@@ -557,6 +557,7 @@ def large_archive(tmp_path_factory: pytest.TempPathFactory) -> Any:
     shutil.rmtree(folder)
 
 
+@pytest.mark.exhaustive(keep=0)
 @pytest.mark.parametrize("external", [False, True])
 def test_no_more_than_a_few_mib_are_held_and_the_measurement_would_notice(external: bool, large_archive: Any) -> None:
     made = large_archive[0]
@@ -576,6 +577,7 @@ def test_no_more_than_a_few_mib_are_held_and_the_measurement_would_notice(extern
     dest.unlink()
 
 
+@pytest.mark.exhaustive(keep=0)
 def test_what_is_not_in_c_order_is_packed_a_part_at_a_time(large_archive: Any) -> None:
     strided = large_archive[1]
     dest = strided.with_name("s.onnx")

@@ -346,6 +346,7 @@ print(memory().private - before)
 """
 
 
+@pytest.mark.exhaustive(keep=0)
 @pytest.mark.skipif(sys.platform != "linux", reason="platform: only Linux tells private from shared memory")
 def test_no_weight_is_copied_but_by_the_loader_and_the_measurement_would_notice(tmp_path: Path) -> None:
     large = [node("MatMul", "x w", "t"), node("Transpose", "v", "u", perm=[1, 0]), node("MatMul", "t u", "y")]

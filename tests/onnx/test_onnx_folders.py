@@ -173,6 +173,7 @@ def twice(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.exhaustive(keep=0)
 @linux
 def test_a_folder_is_converted_in_a_few_mib(twice: Path) -> None:
     work = f"convert({str(twice)!r}, {str(twice.parent / 'again.zcr')!r})"
@@ -181,6 +182,7 @@ def test_a_folder_is_converted_in_a_few_mib(twice: Path) -> None:
     assert (twice.parent / "served.zcr").stat().st_size < 1.1 * LARGE
 
 
+@pytest.mark.exhaustive(keep=0)
 @linux
 def test_sessions_of_two_models_hold_their_weights_once(twice: Path) -> None:
     setup = "from tools.serving import request_for; import onnxruntime; from zcrecord import load_record, onnx"

@@ -251,6 +251,7 @@ def sparse_model(path: Path, size: int) -> Path:
     return path
 
 
+@pytest.mark.exhaustive(keep=0)
 @pytest.mark.skipif(sys.platform != "linux", reason="platform: only Linux tells private from shared memory")
 def test_a_scan_and_its_views_take_no_memory_and_the_measurement_would_notice(tmp_path: Path) -> None:
     size = 128 * MIB

@@ -346,6 +346,7 @@ IN_PLACE = f"""(
 )[-1]"""
 
 
+@pytest.mark.exhaustive(keep=0)
 @pytest.mark.skipif(not os.path.exists("/proc/self/smaps_rollup"), reason="platform: needs Linux's smaps_rollup")
 def test_onnx_runtime_copies_no_weight_and_the_measurement_would_notice(tmp_path: Path) -> None:
     path, archive = test_onnx_session.large_branches(tmp_path)
@@ -518,6 +519,7 @@ print(zcrecord.onnx.scan({str(original)!r}).to_onnx({str(original.with_name("s.o
     assert done.stdout.strip() == "2"
 
 
+@pytest.mark.exhaustive(keep=0)
 @pytest.mark.skipif(sys.platform != "linux", reason="platform: only Linux tells private from shared memory")
 def test_inlined_values_are_held_one_at_a_time(tmp_path: Path) -> None:
     tensors = [numpy_helper.from_array(np.full(4 * MIB, i, np.int32), f"w{i}") for i in range(5)]

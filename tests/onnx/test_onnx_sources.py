@@ -226,6 +226,7 @@ def test_progress_of_a_compressed_file_is_told_in_its_own_bytes(tmp_path: Path) 
     assert report.input_bytes == len(MODEL)
 
 
+@pytest.mark.exhaustive(keep=0)
 def test_a_bomb_takes_time_and_no_memory(tmp_path: Path) -> None:
     """A few kilobytes that become 256 MiB of zeros in one tensor. To hold them would be noticed."""
     size = 256 << 20

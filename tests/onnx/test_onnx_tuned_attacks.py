@@ -492,6 +492,7 @@ def wrong(case: Tampering, answer: dict[str, Any], expected: list[Any]) -> str:
     return "" if all(same) == (case.answers == "right") else f"{case.name}: the answers are not {case.answers}"
 
 
+@pytest.mark.exhaustive(keep=("conv",))
 @pytest.mark.parametrize("model", [name for name in MODELS if name != "digits"])
 def test_every_tampering_is_answered_right_or_by_its_reason(
     model: str, archives: dict[str, Path], tmp_path: Path
@@ -521,6 +522,7 @@ def flipped(path: Path, number: int, dest: Path) -> Path:
     return dest
 
 
+@pytest.mark.exhaustive(keep=("mlp",))
 @pytest.mark.parametrize("model", MODELS)
 def test_a_damaged_byte_is_found_before_it_is_used(model: str, archives: dict[str, Path], tmp_path: Path) -> None:
     """In the graph, its initializers, weights that tuning added, packed ones. Sessions do not look at `before`."""
@@ -603,6 +605,7 @@ def test_a_graph_too_large_for_onnx_runtime_is_not_copied(
     assert re.fullmatch(r"its tuned graph has \d+ bytes; ONNX Runtime takes 2 GiB", str(tuning(archives["mlp"]).reason))
 
 
+@pytest.mark.exhaustive(keep=0)
 def test_thousands_of_targets_cost_no_more_than_their_archive(archives: dict[str, Path], tmp_path: Path) -> None:
     """All of them name the same texts and payloads, which the budget of an index bounds."""
     archive = Tuned(archives["mlp"])

@@ -195,6 +195,7 @@ print(private() - before)
 """
 
 
+@pytest.mark.exhaustive(keep=0)
 @pytest.mark.skipif(not PACKS, reason="packed weights are compared from ONNX Runtime 1.32 on")
 @pytest.mark.skipif(not os.path.exists("/proc/self/smaps_rollup"), reason="platform: needs Linux's smaps_rollup")
 def test_no_weight_is_copied_though_they_are_packed_and_the_measurement_would_notice(tmp_path: Path) -> None:

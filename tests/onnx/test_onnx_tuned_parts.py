@@ -178,6 +178,7 @@ def product(size: int) -> onnx.ModelProto:
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
 
 
+@pytest.mark.exhaustive(keep=0)
 @LINUX
 def test_a_private_copy_of_a_tuned_archive_copies_no_weight(tmp_path: Path) -> None:
     for name, size in (("large", 2048), ("small", 64)):

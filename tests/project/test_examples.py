@@ -71,18 +71,19 @@ def run_blocks(text: str) -> list[re.Match[str]]:
     return [match for match in BLOCK.finditer(text) if not match["before"].startswith("<!-- not run:")]
 
 
-NEEDS = {
+MARKS = {
     "schema/INTEGRITY.md": [pytest.mark.needs("openssl")],  # keys are made with it
     "zcrecord/onnx/README.md": [pytest.mark.needs("gzip")],
+    "zcrecord/fleet/README.md": [pytest.mark.exhaustive(keep=0)],  # each of its engines starts processes
 }
 NAMES = [page.relative_to(ROOT).as_posix() for page in PAGES]
 
 
-def test_tools_that_examples_need_are_those_of_pages_that_are_there() -> None:
-    assert set(NEEDS) < set(NAMES)
+def test_marked_pages_are_there() -> None:
+    assert set(MARKS) < set(NAMES)
 
 
-@pytest.mark.parametrize("page", [pytest.param(ROOT / name, id=name, marks=NEEDS.get(name, ())) for name in NAMES])
+@pytest.mark.parametrize("page", [pytest.param(ROOT / name, id=name, marks=MARKS.get(name, ())) for name in NAMES])
 def test_examples_of_a_page_work(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     names: dict[str, object] = {"__name__": "__main__"}

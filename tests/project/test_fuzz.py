@@ -87,7 +87,7 @@ FAULTS = {
 }
 
 
-@pytest.mark.exhaustive(keep=1)
+@pytest.mark.exhaustive(keep=0)
 @pytest.mark.parametrize("fault", FAULTS)
 def test_atheris_would_notice_another_error_and_memory(tmp_path: Path, fault: str) -> None:
     program = BROKEN.replace("FAULT", fault)

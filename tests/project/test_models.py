@@ -210,7 +210,7 @@ def private_growth(path: Path) -> int:
         return int(worker.call("tools.serving:private_bytes")) - before
 
 
-@pytest.mark.exhaustive(keep=2)
+@pytest.mark.exhaustive(keep=1)
 @linux
 @each_model
 def test_serving_from_the_archive_copies_no_weight_and_the_measurement_would_notice(name: str, tmp_path: Path) -> None:

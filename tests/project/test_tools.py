@@ -64,6 +64,7 @@ def test_memory_of_a_process_adds_up() -> None:
     assert now.pss <= now.rss
 
 
+@pytest.mark.exhaustive(keep=0)
 @linux
 def test_peak_memory_is_the_child_s_own_and_notices_what_it_held(tmp_path: Path) -> None:
     held = np.ones(64 * MIB)  # 512 MiB: getrusage would have the child inherit them
@@ -105,6 +106,7 @@ def test_archive_of_holes_takes_no_disk(tmp_path: Path) -> None:
     assert status.st_blocks * 512 < 4 * MIB  # the index, and what rounds each payload up to a page
 
 
+@pytest.mark.exhaustive(keep=0)
 @linux
 def test_producing_a_record_holds_one_chunk_and_holding_all_would_be_noticed(tmp_path: Path) -> None:
     target, arguments = "tools.bench.exchange:produce", {"path": str(tmp_path / "m.zcr"), "mib": 128}

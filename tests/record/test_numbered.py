@@ -223,6 +223,7 @@ print(record.tree("torch"))
 """
 
 
+@pytest.mark.exhaustive(keep=0)
 def test_no_file_has_torch_imported_and_until_it_is_its_values_are_objects(tmp_path: Path) -> None:
     zcrecord.save_record({"dtype": torch.float16, "device": torch.device("cpu"), "n": 1}, tmp_path / "m.zcr")
     before, after = r.run_python(LOADED, tmp_path / "m.zcr").stdout.splitlines()

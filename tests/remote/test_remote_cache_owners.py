@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from collisions import BLOCK, JUNK, colliding
+from exhaustive import rounds
 from records import saved
 
 import zcrecord
@@ -318,7 +319,7 @@ def test_trimming_while_others_open_and_load_harms_nobody(server: Server, cache:
     thread = threading.Thread(target=trim)
     thread.start()
     try:
-        for _ in range(30):
+        for _ in range(rounds(30)):
             assert np.array_equal(load(server, cache)["w"], GENUINE)
             assert np.array_equal(load(server, cache).load_into("host", max_in_flight=1 << 16)["w"], GENUINE)
     finally:

@@ -425,6 +425,7 @@ print(peak_rss() - before)
 """
 
 
+@pytest.mark.exhaustive(keep=0)
 @LINUX
 def test_packing_and_unpacking_hold_some_frames_and_the_measurement_would_notice(tmp_path: Path) -> None:
     small, archive, there = tmp_path / "small.zcr", tmp_path / "m.zcr", tmp_path / "m.zcr.zst"
