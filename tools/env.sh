@@ -3,6 +3,7 @@
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 export PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore
+unset PYTHONDONTWRITEBYTECODE # modules are compiled as they are first imported, once
 
 die() {
   printf 'tools/%s: %s\n' "$(basename "$0")" "$*" >&2
@@ -60,7 +61,7 @@ ensure_venv() {
   [ -x "$python" ] || python="$venv/Scripts/python.exe"
   prefer_small_torch "$extras"
   # shellcheck disable=SC2086  # mktemp's name, or nothing
-  if ! "$python" -m pip install --quiet --editable "$root[$extras]" $constraints >"$log" 2>&1; then
+  if ! "$python" -m pip install --quiet --no-compile --editable "$root[$extras]" $constraints >"$log" 2>&1; then
     cat "$log" >&2
     rm -f "$log"
     die "pip could not install zcrecord[$extras] into $venv; see above, or try another Python: PYTHON=python3.12 $0"
