@@ -236,20 +236,32 @@ def test_crate_reads_an_archive_as_its_page_shows(crate: Path, tmp_path: Path) -
 @pytest.mark.needs("cargo", "rustc")
 @pytest.mark.exhaustive(keep=0)
 def test_crate_without_its_feature_std_needs_core_alone(crate: Path, tmp_path: Path) -> None:
-    """Proved by an error: with the feature it is an error of std, without it is not."""
-    program = "fn main() {\n    let _: &dyn std::error::Error = &zcrecord::Error::Magic;\n}\n"
-    cargo_project(crate, tmp_path, program, ", default-features = false")
-    done = subprocess.run(["cargo", "check", "--offline", "--quiet"], cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode and "`zcrecord::Error: std::error::Error` is not satisfied" in done.stderr, done.stderr
+    """A program with a panic handler of its own has two as soon as anything brings std."""
+    handler = "#[panic_handler]\nfn panic(_: &core::panic::PanicInfo) -> ! {\n    loop {}\n}\n"
+    count = (
+        "pub fn count(bytes: &[u8]) -> u32 {\n    zcrecord::Archive::open(bytes).map_or(0, |a| a.tensor_count())\n}\n"
+    )
+    cargo_project(crate, tmp_path, f"#![no_std]\n{handler}{count}", ", default-features = false")
+    (tmp_path / "src" / "main.rs").rename(tmp_path / "src" / "lib.rs")
+    run(["cargo", "check", "--offline", "--quiet"], tmp_path)
     manifest = tmp_path / "Cargo.toml"
     manifest.write_text(manifest.read_text().replace(", default-features = false", ""))
-    run(["cargo", "check", "--offline", "--quiet"], tmp_path)
+    done = subprocess.run(["cargo", "check", "--offline", "--quiet"], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode and "duplicate lang item `panic_impl`" in done.stderr, done.stderr
+
+
+@pytest.mark.needs("cargo", "rustc")
+@pytest.mark.exhaustive(keep=0)
+def test_documentation_of_the_crate_is_made_without_a_warning(crate: Path) -> None:
+    run(["cargo", "doc", "--offline", "--quiet"], crate, RUSTDOCFLAGS="-D warnings")
+    assert "Archive" in (crate / "target" / "doc" / "zcrecord" / "index.html").read_text("utf-8")
 
 
 @pytest.mark.needs("cargo", "rustc")
 def test_crate_holds_the_reader_and_depends_on_nothing(crate: Path) -> None:
     ours = {"lib.rs", "zcrecord.rs", "README.rust.md", "LICENSE", "Cargo.toml"}
-    assert {path.name for path in crate.iterdir()} - {"Cargo.toml.orig", "Cargo.lock"} == ours
+    made = {"Cargo.toml.orig", "Cargo.lock", "target"}  # by cargo
+    assert {path.name for path in crate.iterdir()} - made == ours
     assert (crate / "zcrecord.rs").read_bytes() == (ROOT / manifests.CARGO.parent / "zcrecord.rs").read_bytes()
     (found,) = json.loads(run(["cargo", "metadata", "--offline", "--format-version=1"], crate))["packages"]
     assert (found["version"], found["license"], found["dependencies"]) == (VERSION, "0BSD", [])
@@ -358,9 +370,11 @@ def test_release_refuses_a_repository_that_no_manifest_names(
     assert re.search(expected, capsys.readouterr().err)
 
 
-def test_release_refuses_a_stale_manifest(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_release_refuses_a_stale_manifest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr(manifests, "version", lambda: "7.0.0")
-    assert release.main(["c", "--tag", "v7.0.0"]) == 1
+    assert release.main(["c", "--dest", str(tmp_path), "--tag", "v7.0.0"]) == 1
     assert f"{manifests.NPM} is stale: run python -m tools.generate, and commit" in capsys.readouterr().err
 
 

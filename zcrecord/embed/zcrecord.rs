@@ -452,7 +452,7 @@ impl<'a> Root<'a> {
 }
 
 impl<'a> Archive<'a> {
-    /// Opens the archive that is all of `data`, in time that does not depend on its size (the [open] rules).
+    /// Opens the archive that is all of `data`, in time that does not depend on its size (the `[open]` rules).
     pub fn open(data: &'a [u8]) -> Result<Archive<'a>, Error> {
         let header = sealed(data)?;
         let index = part(data, header.index_offset, header.index_size).ok_or(Error::IndexOffset)?;
