@@ -72,7 +72,7 @@ def contents() -> Iterator[tuple[str, Case]]:
     ranks = {"none": np.array(1, np.int8), "most": f32(6).reshape((1,) * 62 + (2, 3))}
     yield "ranks", case("ranks 0 and 64 (R47)", saved(ranks), ranks)
     yield "alignment_65536", case("the strongest alignment (R4)", saved({"n": 1}, alignment=65536), {"n": 1})
-    tuples = {"t": ({}, ({}, [])), "l": [[[]], {"a": [None, {}]}]}
+    tuples: dict[str, Any] = {"t": ({}, ({}, [])), "l": [[[]], {"a": [None, {}]}]}
     yield "modules", case("lists and tuples of modules and of nothing", saved(tuples), tuples)
 
 

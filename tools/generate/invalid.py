@@ -25,7 +25,7 @@ from plain_touch import Plain
 
 from zcrecord.codec import layout
 
-from . import ROOT
+from . import ROOT, invalid_alone
 from .golden import FOLDER as VALID
 
 __all__ = ["COMMITTED", "FOLDERS", "files", "version_of"]
@@ -34,7 +34,7 @@ FOLDER = Path("tests/conformance/invalid")
 ANSWERS = FOLDER.with_suffix(".json")
 FOLDERS: tuple[Path, ...] = (FOLDER,)
 MOST = 6000  # bytes of an archive of the kit
-OPEN = {"front", "back", "unsealed", "later"}
+OPEN = {"front", "back", "unsealed", "later", "alone"}
 
 OTHERS = [Case("R2", f"version {n}", header.both(version=n), "") for n in (0, 2) if n != layout.VERSION]
 LATER = broken.Group(plain, OTHERS, "later")
@@ -69,7 +69,7 @@ def looked_up(suspect: str, data: bytes) -> Any:
     archive = Plain(data)
     names = sorted({name.decode() for name in archive.names()})
     chosen = dict.fromkeys((suspect, names[0], names[len(names) // 2], names[-1]) if names else (suspect,))
-    return {name: archive.answer(name.encode()) for name in chosen if name in names}
+    return {name: archive.answer(name.encode()) for name in chosen if name in names} or "accepted"
 
 
 def slug(text: str) -> str:
@@ -84,7 +84,7 @@ def name_of(rule: str, of: str, what: str) -> str:
 
 def forged() -> Iterator[tuple[str, Answer, bytes]]:
     """Yield name, answers and bytes of the cases of the tests."""
-    for group in (*broken.GROUPS, LATER):
+    for group in (*broken.GROUPS, LATER, *invalid_alone.GROUPS):
         for case in group.cases:
             archive = group.start()
             if group.start is rich:
@@ -129,6 +129,13 @@ def placed() -> Iterator[tuple[str, Answer, bytes]]:
         yield name_of("R16", "signed", what), refused("R16", "suffix"), data
 
 
+def gaps() -> Iterator[tuple[str, Answer, bytes]]:
+    """Yield archives whose gaps are not zeros."""
+    for what, data in invalid_alone.changed_bytes():
+        due = {"touch": looked_up("w", data), "index": "accepted", "full": "R74"}
+        yield name_of("R74", "gap", what), due, data
+
+
 def deep() -> tuple[str, Answer, bytes]:
     """Return modules nested 101 deep, all names the ends of one text."""
     return name_of("R40", "module", "101 deep"), {"touch": "accepted", "index": "R40", "full": "R40"}, chain(101)
@@ -158,7 +165,7 @@ def repeated() -> Iterator[tuple[str, Answer, bytes]]:
 def made() -> dict[str, tuple[Answer, bytes]]:
     """Return answers and bytes of every archive by its name."""
     out: dict[str, tuple[Answer, bytes]] = {}
-    for name, due, data in (*forged(), *placed(), *repeated(), deep()):
+    for name, due, data in (*forged(), *placed(), *repeated(), *gaps(), deep()):
         if name in out and out[name][1] != data:
             raise AssertionError(f"{name}: two archives have this name")
         out[name] = due, data
