@@ -151,6 +151,14 @@ def forged() -> Iterator[tuple[str, Case]]:
     shaped = {name: Huge((3,), np.uint8, data) for name, data in raw.items()}
     codes = {f"of{bits}": (code, bits) for code, bits in unknown.items()}
     yield "later_dtypes", case("element types of a later version (R46, R77)", f.seal(), shaped, codes=codes)
+    raw = {"w": counted(9)}
+    f = Forge(saved(raw)).set("tensors", "w", dtype=102, bits=24, byte_offset=6)
+    f.set("tensors", "w", dims=f.add("dims", [3]), strides=f.add("strides", [-1]))
+    backwards = {"w": Huge((3,), np.uint8, counted(9).reshape(3, 3)[::-1])}
+    yield "later_strides", case(
+        "strides of an element type of a later version (R77)", f.seal(), backwards, codes={"w": (102, 24)},
+        strides={"w": (-1,)},
+    )  # fmt: skip
     f = Forge(saved(PLAIN))
     f.index = longer_vtable(build_index(f.columns, f.digest_kind))
     yield "later_fields", case("forty fields of a later version (R78)", f.seal(), PLAIN)

@@ -8,6 +8,7 @@ from typing import Any
 
 import zcrecord
 from zcrecord.codec.layout import NONE
+from zcrecord.dtypes import by_code
 
 KINDS = {"mapping": 1, "list": 2, "tuple": 3, "object": 4, "numbered": 5}
 TYPES = {type(None): 0, bool: 1, int: 2, float: 4, str: 5, memoryview: 6}
@@ -20,7 +21,8 @@ def tensor(record: zcrecord.Record, name: str) -> dict[str, Any]:
     at, elements, strides = None, b"", archive.strides(row)
     if row.payload != NONE:
         at = archive.header.payload_offset + int(archive.index.payloads["offset"][row.payload]) + row.byte_offset
-        elements = bytes(record.raw(name)) if strides is None else record[name].tobytes()
+        known = strides is not None and row.dtype in by_code
+        elements = record[name].tobytes() if known else bytes(record.raw(name))
     return {"name": name, "dtype": row.dtype, "bits": row.bits, "shape": archive.shape(row), "strides": strides,
             "offset": at, "nbytes": len(elements), "elements": elements.hex()}  # fmt: skip
 
