@@ -12,7 +12,6 @@ import gc
 import importlib
 import json
 import os
-import resource
 import shutil
 import signal
 import subprocess
@@ -119,6 +118,8 @@ def in_child(work: Callable[[Callable[[Any], object]], object]) -> tuple[list[An
 
 def as_child(work: Callable[[Callable[[Any], object]], object], writing: int) -> NoReturn:
     """Do the work and end, whatever comes of it."""
+    import resource  # here, since Windows, which runs none of these, has none
+
     status = 1
     try:
         os.dup2(2, 1)  # standard output is the parent's answers

@@ -33,6 +33,7 @@ from zcrecord.storage.memory import read_some
 from zcrecord.writing.module_tree import ModuleTreeBuilder
 
 ROOT = Path(__file__).resolve().parents[2]
+LINUX = pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="platform: needs fork and /proc")
 MODULES = {"O": onnx_files, "X": external}
 ALL = [*MODULES.values(), foreign]
 
@@ -45,6 +46,7 @@ def faults(answered: list[Answer], attacks: Sequence[Attack]) -> list[str]:
     return [what for what in told if what] + sorted(known.keys() - {answer.attack for answer in answered})
 
 
+@LINUX
 @pytest.mark.exhaustive(keep=("external",))
 @pytest.mark.parametrize("module", ALL, ids=lambda module: module.__name__)
 def test_every_attack_is_answered_by_its_error_at_once_and_in_little_memory(module: Any, tmp_path: Path) -> None:
@@ -54,6 +56,7 @@ def test_every_attack_is_answered_by_its_error_at_once_and_in_little_memory(modu
     assert not faults(answered, attacks)
 
 
+@LINUX
 def test_a_wrong_answer_would_be_noticed(tmp_path: Path) -> None:
     attack = next(a for a in external.ATTACKS if a.name == "a file in a linked folder")
     [*strict, linked] = sorted(answers(external.__name__, tmp_path, names=[attack.name]), key=lambda a: not a.kind)

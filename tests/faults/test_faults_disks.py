@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import io
 import os
-import resource
 import shutil
 import stat
 import subprocess
@@ -22,6 +21,7 @@ from tools.faults.filling import fill_disks, mounting, run_on_disk
 from zcrecord import RecordWriter, SourceError, formats, onnx, transport
 from zcrecord.cli.dispatch import main, onnx2zc_main
 
+resource = pytest.importorskip("resource", reason="platform: limits and mounts of POSIX")
 TREE = {"a": np.arange(40_000), "b": np.ones(5)}
 DIGITS = Path(__file__).parents[1] / "data" / "digits.onnx"
 
