@@ -44,7 +44,7 @@ def in_javascript(_: Path) -> list[str]:
     [
         pytest.param(lambda _: PYTHON, [], id="Python"),
         pytest.param(in_c, ["content_digest"], id="C99", marks=pytest.mark.needs("gcc")),
-        pytest.param(in_rust, ["content_digest, tensors.tied"], id="Rust", marks=pytest.mark.needs("rustc")),
+        pytest.param(in_rust, ["content_digest, tensors.tied"], id="Rust", marks=pytest.mark.needs("rustc", "cc")),
         pytest.param(in_javascript, ["level touch"], id="JavaScript", marks=pytest.mark.needs("node")),
     ],
 )
