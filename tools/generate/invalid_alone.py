@@ -1,7 +1,7 @@
 """Invalid archives that break one rule and no other, for rules of which each case of the tests breaks several.
 
-A reader that lacks the check for such a rule accepts these. They were found by taking the checks of zcrecord.h away one
-by one.
+A reader that lacks the check for such a rule accepts these. They were found by taking the checks of zcrecord.h and
+zcrecord.rs away one by one.
 """
 
 from __future__ import annotations
@@ -60,6 +60,23 @@ def apart_from_the_trailer(f: Forge) -> None:
     f.ends.update(index_size=len(index), index_crc=zlib.crc32(index))
 
 
+def unaligned_table(f: Forge) -> None:
+    """Let the root table start at 42, all of its fields on multiples of 4."""
+    index = build_index(f.columns, f.digest_kind)
+    places = np.frombuffer(bytes(index), "<u2", 13, VTABLE + 2)
+    index[VTABLE + 2 : VTABLE + 28] = np.where(places, places + 6, 0).astype("<u2").tobytes()
+    index[TABLE:TABLE] = bytes(2) + np.int32(TABLE + 2 - VTABLE).tobytes() + bytes(2)
+    index[:4] = np.uint32(TABLE + 2).tobytes()
+    f.index = index
+
+
+def shorter_table(f: Forge) -> None:
+    """Let the root table end before its last field, metadata."""
+    index = build_index(f.columns, f.digest_kind)
+    index[VTABLE + 2 : VTABLE + 4] = np.uint16(TABLE_SIZE - 4).tobytes()
+    f.index = index
+
+
 def unaligned_field(f: Forge) -> None:
     """Give the root table 8 bytes more, and let the field of metadata lie there, at an odd multiple of 2."""
     index = build_index(f.columns, f.digest_kind)
@@ -115,6 +132,8 @@ GROUPS = (
         Case("R12", "bytes between index and trailer", apart_from_the_trailer, ""),
     ], "alone"),
     broken.Group(lambda: Forge(saved({}, alignment=16, metadata={"k": 1})), [
+        Case("R19", "table on a multiple of 2", unaligned_table, ""),
+        Case("R21", "field behind the table", shorter_table, ""),
         Case("R22", "field on a multiple of 2", unaligned_field, ""),
         Case("R22", "count on a multiple of 2", unaligned_count, ""),
     ], "alone"),
