@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import ml_dtypes
 import numpy as np
@@ -44,6 +44,7 @@ NARROW = [d.name for d in KNOWN if d.packed and "float" not in d.name]
 WHOLE = [d.name for d in KNOWN if d.name not in (*FLOATS, *NARROW) and not d.name.startswith("complex")]
 HTML = ["<img src=x onerror=alert(1)>", "<script>alert(1)</script>", "</script><b>x</b>", "</title><i>", "&lt;u&gt;"]
 HOSTILE = [*names.NAMES, *HTML]
+Scheme = Literal["light", "dark"]
 MINI = [name for name in FLOATS if name not in ("float32", "float64")]
 
 
@@ -687,7 +688,7 @@ def is_dark(page: Page) -> bool:
 
 @pytest.mark.parametrize(("width", "schemes"), [(360, ("dark", "light")), (1280, ("light", "dark"))], ids=str)
 def test_fits_the_window_in_its_colours(
-    pages: Pages, site: dict[str, str], width: int, schemes: tuple[str, str]
+    pages: Pages, site: dict[str, str], width: int, schemes: tuple[Scheme, Scheme]
 ) -> None:
     page = visit(pages(width=width, scheme=schemes[0]), site["digits"])
     choose(page, "features.0.weight")
