@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from zcrecord.tensors.lazy import LazyTensor
     from zcrecord.writing.writers import SaveReport
 
-__version__ = "0.1.0"
+__version__ = "1.0.0rc1"
 
 __all__ = [
     "ArchiveLayout",

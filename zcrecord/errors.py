@@ -123,7 +123,7 @@ class FormatError(RecordError, ValueError):
 
 
 class VersionError(FormatError):
-    """The archive needs a later version of zcrecord: its version byte, or a feature bit, is unknown."""
+    """The archive is of another version of the format, or needs a feature that this release does not know."""
 
 
 class IntegrityError(FormatError):

@@ -36,7 +36,8 @@ def trailer(**fields: Any) -> Change:
 
 def unsealed_trailer(f: Forge) -> None:
     """Make the trailer what an unsealed header is."""
-    f.trailer.update({str(name): 0 for name in END.names or () if name not in ("magic", "alignment_log2", "crc")})
+    kept = {"magic", "version", "alignment_log2", "crc"}
+    f.trailer.update({str(name): 0 for name in END.names or () if name not in kept})
 
 
 def widened(f: Forge) -> None:
@@ -59,7 +60,7 @@ def longer(f: Forge) -> None:
 FRONT = [
     Case("R1", "magic of the trailer", trailer(magic=b"\x89ZCR\r\n\x1a\r"),
          "^trailer: its magic is missing; the file is tr"),
-    Case("R2", "next version", both(version=1), "^header: format version 1, this reader knows 0; upgrade",
+    Case("R2", "next version", both(version=2), "^header: format version 2, this reader knows 1; upgrade",
          VersionError),
     Case("R2", "version of the trailer", trailer(version=255), "^trailer: format version 255", VersionError),
     Case("R3", "CRC of the header", header(crc=1), "^header: its CRC does not match; .*copy it again", IntegrityError),

@@ -50,7 +50,7 @@ Header read_header(const unsigned char* at) {
   const auto u32 = [at](int offset) { return flatbuffers::ReadScalar<std::uint32_t>(at + offset); };
   const auto u64 = [at](int offset) { return flatbuffers::ReadScalar<std::uint64_t>(at + offset); };
   require(std::memcmp(at, kMagic, sizeof kMagic) == 0, "the magic is missing");
-  require(at[8] == 0, "a later version");
+  require(at[8] == 1, "another version");
   require(crc32(at, 60) == u32(60), "the CRC of header or trailer does not match");
   require(u64(16) == 0, "needs features that this reader does not know");
   require(at[9] <= 16 && at[10] <= 16, "an alignment of more than 2^16");

@@ -7,6 +7,7 @@ AddressSanitizer and UBSan, each archive in memory of exactly its size; none may
 from __future__ import annotations
 
 import importlib
+import itertools
 import json
 import random
 import subprocess
@@ -61,6 +62,14 @@ def test_agrees_on_records_that_repeat_themselves_up_to_the_budget(built: list[P
     questions += [Question(data) for data in at_the_budget(0)]
     assert agree(built, questions) == len(questions)
     assert not agree(built, [Question(data) for data in at_the_budget(1)])
+
+
+def test_refuses_a_draft_and_says_how_to_convert_it(built: list[Path]) -> None:
+    """R2."""
+    draft = GOLDEN.parent / "data" / "draft" / "nested.zcr"
+    for checker, level in itertools.product(built, LEVELS):
+        (answer,) = ask([checker], [Question(draft.read_bytes(), "w", level)])
+        assert not answer.accepted and "R2: " in answer.text and "`zcrecord convert` makes version 1" in answer.text
 
 
 def test_agrees_on_an_archive_whose_index_an_edit_made_longer(built: list[Path], tmp_path: Path) -> None:

@@ -68,6 +68,14 @@ def test_agrees_on_records_that_repeat_themselves_up_to_the_budget(checker: Path
     assert not accepted(checker, [Question(data) for data in at_the_budget(1)])
 
 
+def test_refuses_a_draft_and_says_how_to_convert_it(checker: Path) -> None:
+    """R2."""
+    draft = Path(__file__).parents[1] / "data" / "draft" / "nested.zcr"
+    for level in LEVELS:
+        (answer,) = ask([checker], [Question(draft.read_bytes(), "w", level)])
+        assert not answer.accepted and "R2: " in answer.text and "`zcrecord convert` makes version 1" in answer.text
+
+
 def test_agrees_on_an_archive_whose_index_an_edit_made_longer(checker: Path, tmp_path: Path) -> None:
     data = edited_with_a_longer_index(tmp_path / "m.zcr")
     assert accepted(checker, [Question(data, "w", level) for level in LEVELS]) == len(LEVELS)

@@ -44,7 +44,7 @@ function readHeader(bytes) {
   const view = new DataView(bytes.buffer, bytes.byteOffset, END);
   const size = (at) => toNumber(view.getBigUint64(at, true), "a size or offset of more than 2^53");
   require(MAGIC.every((byte, i) => bytes[i] === byte), "the magic is missing");
-  require(bytes[8] === 0, "a later version");
+  require(bytes[8] === 1, "another version");
   require(crc32(bytes.subarray(0, 60)) === view.getUint32(60, true), "the CRC of header or trailer does not match");
   require(view.getBigUint64(16, true) === 0n, "needs features that this reader does not know");
   return {

@@ -32,6 +32,7 @@ END = np.dtype(
      ("payload_offset", "<u8"), ("archive_size", "<u8"), ("index_crc", "<u4"), ("crc", "<u4")]
 )  # fmt: skip
 MAGIC = b"\x89ZCR\r\n\x1a\n"
+VERSION = 1
 
 
 def _flat(fields: list[specification.Field]) -> np.dtype[Any]:
@@ -99,6 +100,7 @@ def build_index(columns: Mapping[str, Array], digest_kind: int = 0, identifier: 
 def end_bytes(fields: Mapping[str, Any]) -> bytes:
     """Return a header or trailer; its CRC is right unless `crc` is given."""
     row = np.zeros((), END)
+    row["version"] = VERSION
     for name, value in fields.items():
         row[name] = value
     data = row.tobytes()

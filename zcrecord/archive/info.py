@@ -15,7 +15,7 @@ import numpy as np
 from zcrecord import dtypes
 from zcrecord.codec.entries import DIGEST_NAMES, KIND_NAMES
 from zcrecord.codec.index import TensorEntry
-from zcrecord.codec.layout import MAX_ALIGNMENT, NONE, VERSION
+from zcrecord.codec.layout import MAX_ALIGNMENT, NONE
 from zcrecord.dtypes import DType
 
 from . import unflatten
@@ -98,7 +98,7 @@ def layout(archive: Archive) -> ArchiveLayout:
     h = archive.header
     stored, named = payload_bytes(archive)
     return ArchiveLayout(
-        version=VERSION,
+        version=h.version,
         alignment=h.alignment,
         base_alignment=h.base_alignment,
         index_offset=h.index_offset,

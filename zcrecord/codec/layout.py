@@ -6,9 +6,12 @@ its rules to `verify`.
 
 from __future__ import annotations
 
+import contextlib
 import struct
 import sys
 import zlib
+from collections.abc import Iterator
+from contextvars import ContextVar
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,7 +26,9 @@ if sys.byteorder != "little":
     raise ImportError("zcrecord archives are little-endian and used in place; this machine is big-endian")
 
 MAGIC = b"\x89ZCR\r\n\x1a\n"  # the idea is PNG's: a text-mode transfer damages it
-VERSION = 0  # a draft: any change is allowed until the readers in C, Rust and JavaScript agree
+VERSION = 1  # never changes: FORMAT.md, "What never changes"
+DRAFT = 0  # of zcrecord before 1.0; read in a block of `reading_drafts` alone
+DRAFT_ALLOWANCE = 256  # INDEX_ALLOWANCE of drafts, whose writer repeated texts of up to 255 bytes in lists
 HEADER_SIZE = 64  # of header and trailer alike
 KNOWN_FEATURES = 0  # bit 0 is kept for payloads in other files
 
@@ -46,6 +51,7 @@ ATTACHED_MAGIC = b"\x89ZCA\r\n\x1a\n"
 ATTACHED_SIZE = 32  # of the note before an attached archive
 ATTACHED_ALIGNMENT = MAX_ALIGNMENT  # no system's pages or units of mapping are larger: it can be mapped by itself
 
+_reads_drafts: ContextVar[bool] = ContextVar("reads_drafts", default=False)
 _HEADER = struct.Struct("<8sBBBBIQQQQQII")
 _ATTACHED = struct.Struct("<8sQQII")
 _U16, _U32 = struct.Struct("<H"), struct.Struct("<I")
@@ -69,12 +75,13 @@ class Header(NamedTuple):
     archive_size: int
     index_crc: int
     required_features: int = 0
+    version: int = VERSION
 
     def encode(self) -> bytes:
         """Return the sealed form, for the trailer and a front header."""
         body = _HEADER.pack(
             MAGIC,
-            VERSION,
+            self.version,
             self.alignment.bit_length() - 1,
             self.base_alignment.bit_length() - 1,
             0,
@@ -113,18 +120,35 @@ def encode_unsealed(alignment: int) -> bytes:
     return body + struct.pack("<I", zlib.crc32(body))
 
 
+@contextlib.contextmanager
+def reading_drafts() -> Iterator[None]:
+    """Read archives of version 0, too, inside the block and in its thread; they differ from version 1 in R30 alone."""
+    token = _reads_drafts.set(True)
+    try:
+        yield
+    finally:
+        _reads_drafts.reset(token)
+
+
+def _check_version(version: int, what: str) -> None:
+    """Raise VersionError unless this reader knows the version (R2)."""
+    if version == DRAFT and not _reads_drafts.get():
+        raise VersionError(f"{what}: format version 0, a draft; `zcrecord convert OLD NEW` makes version 1 of it")
+    if version not in (VERSION, DRAFT):
+        raise VersionError(f"{what}: format version {version}, this reader knows {VERSION}; upgrade zcrecord")
+
+
 def decode_header(data: bytes, what: str = "header") -> Header | None:
     """Decode and check the 64 bytes of a header, None if it is unsealed; rules R1 to R12 of FORMAT.md.
 
     Raises:
-        FormatError: not an archive, damaged, or inconsistent. VersionError: a later version or unknown feature.
+        FormatError: not an archive, damaged, or inconsistent. VersionError: another version or an unknown feature.
     """
     if data[:8] != MAGIC:
         raise FormatError(_foreign(data, what))
     (_, version, log2, base_log2, zero8, zero32, features, index_offset, index_size, payload_offset, archive_size,
      index_crc, crc) = _HEADER.unpack(data)  # fmt: skip
-    if version != VERSION:
-        raise VersionError(f"{what}: format version {version}, this reader knows {VERSION}; upgrade zcrecord")
+    _check_version(version, what)
     if zlib.crc32(data[:60]) != crc:
         raise IntegrityError(f"{what}: its CRC does not match; the file is damaged, copy it again")
     if not 4 <= log2 <= 16:
@@ -140,7 +164,8 @@ def decode_header(data: bytes, what: str = "header") -> Header | None:
         raise VersionError(f"{what}: needs features (bits {bits}) this reader does not know; upgrade zcrecord")
     if archive_size > MAX_ARCHIVE_SIZE:
         raise LimitError(f"{what}: archive_size {archive_size} is more than 2^56")
-    header = Header(1 << log2, 1 << base_log2, index_offset, index_size, payload_offset, archive_size, index_crc)
+    sizes = index_offset, index_size, payload_offset, archive_size, index_crc
+    header = Header(1 << log2, 1 << base_log2, *sizes, features, version)
     _check_extents(header, what)
     return header
 
@@ -181,7 +206,8 @@ def too_short(size: int, start: bytes) -> RecordError:
     if not size:
         return FormatError("the file is empty")
     try:
-        decode_header(start.ljust(HEADER_SIZE, b"\0"))
+        if start != MAGIC:  # of which the version is missing
+            decode_header(start.ljust(HEADER_SIZE, b"\0"))
     except IntegrityError:
         pass
     except FormatError as error:

@@ -19,6 +19,8 @@ from zcrecord.errors import FormatError, LimitError
 
 from .index import Index, TextPool, list_bounds
 from .layout import (
+    DRAFT,
+    DRAFT_ALLOWANCE,
     INDEX_ALLOWANCE,
     MAX_ARCHIVE_SIZE,
     MAX_DEPTH,
@@ -343,7 +345,8 @@ def check_index(ix: Index, header: Header) -> None:
     check_header(ix, header)
     pool = ix.pool()
     pool.check_text()
-    _check_budget(ix, INDEX_ALLOWANCE * header.index_size)
+    allowance = DRAFT_ALLOWANCE if header.version == DRAFT else INDEX_ALLOWANCE
+    _check_budget(ix, allowance * header.index_size)
     if len(ix.payloads):
         check_payload(PayloadColumns(ix, header))
     if _first(ix.by_name >= len(ix.tensors)) is not None:

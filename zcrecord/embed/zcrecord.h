@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: 0BSD
  *
- * zcrecord.h: reads zcrecord archives, format version 0, where they lie. Freestanding C99, or C++11: no libc, no
+ * zcrecord.h: reads zcrecord archives, format version 1, where they lie. Freestanding C99, or C++11: no libc, no
  * allocation, no copy of any weight. Numbers like R38 are rules of the format's specification, FORMAT.md.
  *
  *     alignas(64) extern const unsigned char model[];      // flash; at least on a multiple of 8
@@ -90,7 +90,7 @@ enum {
     ZCR_KIND_OK,
     ZCR_KIND_NOT_AN_ARCHIVE, /* other bytes, or fewer than the smallest archive has */
     ZCR_KIND_TRUNCATED,      /* its size, or the one at its other end, is another; of status 15 perhaps not known */
-    ZCR_KIND_VERSION,        /* of a later version, or with a feature this reader does not know */
+    ZCR_KIND_VERSION,        /* of another version, or with a feature this reader does not know */
     ZCR_KIND_INTEGRITY,      /* a CRC or digest does not match: damaged */
     ZCR_KIND_LIMIT,          /* larger or deeper than the format allows */
     ZCR_KIND_FORMAT,         /* any other rule is broken */
@@ -121,7 +121,7 @@ enum { /* types of attributes' values */
 };
 enum { ZCR_FORM_SCALAR, ZCR_FORM_LIST, ZCR_FORM_TUPLE };
 
-#define ZCR_VERSION 0                   /* the format's, which this reader reads */
+#define ZCR_VERSION 1                   /* the format's, which this reader reads */
 #define ZCR_NONE 0xFFFFFFFFu            /* no number: of a payload, of a module 0's parent */
 #define ZCR_ANY_SIZE (~(size_t)0)       /* for zcr_open_prefix alone: only the address is known */
 #define ZCR_MAX_RANK 64
@@ -2284,6 +2284,10 @@ static inline const char *zcr_explain(zcr_status status)
         return "the archive's header does not say its size, as after writing to a pipe (open the whole of it, or save "
                "it to a file), or says more than there is";
     }
+    if (status == 2) {
+        return "a version of the format that this reader does not know: a later one, or the draft, version 0, of which "
+               "`zcrecord convert` makes version 1";
+    }
     switch (zcr_kind(status)) {
     case ZCR_KIND_OK:
         return "success";
@@ -2292,7 +2296,7 @@ static inline const char *zcr_explain(zcr_status status)
     case ZCR_KIND_TRUNCATED:
         return "the archive has another size than the memory it is said to fill, or its ends differ; copy it again";
     case ZCR_KIND_VERSION:
-        return "a later version of the format, or a feature this reader does not know; use a later zcrecord.h";
+        return "it needs a feature that this reader does not know; use a later zcrecord.h";
     case ZCR_KIND_INTEGRITY:
         return "a checksum does not match: the archive is damaged, copy it again";
     case ZCR_KIND_LIMIT:

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: 0BSD
 //! A reader of zcrecord archives: one file without dependencies, allocation, unsafe code or panics.
 //!
-//! Knows what FORMAT.md says of version 0; rule numbers (R1, ...) are those of that page. Copies no payload byte: what
+//! Knows what FORMAT.md says of version 1; rule numbers (R1, ...) are those of that page. Copies no payload byte: what
 //! comes out borrows the bytes it was opened on. It needs `core` alone, any `usize` from 16 bits on, either byte order,
 //! rustc 1.63 and edition 2018. Put it beside your sources and say `mod zcrecord;`.
 //!
@@ -45,6 +45,7 @@ use core::marker::PhantomData;
 use core::str;
 
 const MAGIC: [u8; 8] = [0x89, 0x5A, 0x43, 0x52, 0x0D, 0x0A, 0x1A, 0x0A];
+const VERSION: u8 = 1;
 const NONE: u32 = 0xFFFF_FFFF;
 const HEADER: u64 = 64;
 const MAX_SIZE: u64 = 1 << 56;
@@ -93,7 +94,7 @@ errors! {
     ScratchTooSmall 0 "more scratch words are needed; see scratch_words() and child_count()",
     TooShort 1 "too few bytes for an archive; the source is truncated",
     Magic 1 "the magic is missing; this is no archive, or damaged at this end",
-    Version 2 "a format version this reader does not know",
+    Version 2 "a later format version, or the draft, version 0, of which `zcrecord convert` makes version 1",
     HeaderCrc 3 "the CRC of header or trailer does not match; the archive is damaged",
     Alignment 4 "the alignment is outside 2^4 to 2^16",
     BaseAlignment 5 "the base alignment is outside the alignment to 2^16",
@@ -275,7 +276,7 @@ impl Header {
     /// What 64 bytes say; none for an unsealed header (R1 to R12).
     fn read(bytes: &[u8; 64]) -> Result<Option<Header>, Error> {
         ensure(take(bytes, 0) == Some(&MAGIC), Error::Magic)?;
-        ensure(field8(bytes, 8) == 0, Error::Version)?;
+        ensure(field8(bytes, 8) == VERSION, Error::Version)?;
         let (body, rest) = (part(bytes, 0, 60).unwrap_or(&[]), part(bytes, 10, 50).unwrap_or(&[]));
         ensure(crc32(body) == field32(bytes, 60), Error::HeaderCrc)?;
         let (log2, base_log2) = (field8(bytes, 9), field8(bytes, 10));

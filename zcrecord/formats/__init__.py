@@ -15,6 +15,7 @@ import contextlib
 import dataclasses
 import errno
 import importlib
+import logging
 import os
 import re
 import tempfile
@@ -23,8 +24,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from zcrecord import onnx
+from zcrecord.codec.conventions import SIGNATURE_PREFIX
 from zcrecord.codec.file_types import FORMATS, FileType, Format, sniff_file_type
-from zcrecord.codec.layout import ALIGNMENT, check_alignment
+from zcrecord.codec.layout import ALIGNMENT, DRAFT, check_alignment, reading_drafts
 from zcrecord.errors import FormatError, RecordError, SourceError, UnsupportedError, printable
 from zcrecord.formats.safetensors.shards import INDEX
 from zcrecord.onnx.tuned import untuned_record
@@ -75,7 +77,8 @@ def convert(
     """Convert a file to another format, in bounded memory; one of the two is usually an archive.
 
     A path at `dest` holds the old file or the whole new one at any time, and is replaced only with `force`. Between
-    two other formats it goes through an archive beside `dest` that is removed. An archive of one is laid out anew.
+    two other formats it goes through an archive beside `dest` that is removed. An archive of one is laid out anew; one
+    of version 0, a draft of the format, too, without its signatures and tuned part.
 
     Args:
         source, dest: paths; where the format is one forward pass, binary file objects, too, and compressed sources. A
@@ -107,6 +110,7 @@ def convert(
     target = _dest_format(None if into else dest_path, dest_format)
     _check_options(target, dest_path, alignment, max_shard_size, metadata)
     with contextlib.ExitStack() as stack:
+        stack.enter_context(reading_drafts())
         if into and dest_path is not None:
             dest = stack.enter_context(_in_new_folder(source, folder, dest_path, target, force, durable))
             dest_path = os.path.join(dest_path, os.path.basename(dest))
@@ -189,8 +193,10 @@ class _Conversion:
         if kind == ARCHIVE:
             with _loaded(given) as loaded:
                 _check_no_shard(loaded, self.dest_path)
-                record = loaded if self.max_shard_size is None else untuned_record(loaded)
-                options["metadata"] = {**record.metadata, **metadata_now(self.metadata)}
+                draft = loaded.archive.header.version == DRAFT
+                record = untuned_record(loaded) if draft or self.max_shard_size is not None else loaded
+                kept = _without_signatures(record.metadata) if draft else record.metadata
+                options["metadata"] = {**kept, **metadata_now(self.metadata)}
                 saved, modules = save_record(record, dest, progress=self.progress, **options), len(record.modules)
                 nbytes = loaded.archive_nbytes
         else:
@@ -254,6 +260,15 @@ class _Conversion:
 
 def _loaded(given: Any) -> Record:
     return load_record(given if isinstance(given, str) else given.read())
+
+
+def _without_signatures(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a draft's metadata, whose signatures are of a content digest that version 1 has in another form."""
+    kept = {name: value for name, value in metadata.items() if not name.startswith(SIGNATURE_PREFIX)}
+    if len(kept) < len(metadata):
+        message = "the signatures of a draft of the format (version 0) are left out; sign the new archive"
+        logging.getLogger("zcrecord").warning(message)
+    return kept
 
 
 def _check_no_shard(record: Record, dest: str | None) -> None:

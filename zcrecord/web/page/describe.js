@@ -18,7 +18,7 @@ export function describe(record, name, { contentDigest = null } = {}) {
   const out = {
     name,
     archive: {
-      nbytes: layout.archiveSize, version: 0, base: layout.offset, indexOffset: layout.indexOffset,
+      nbytes: layout.archiveSize, version: 1, base: layout.offset, indexOffset: layout.indexOffset,
       indexNbytes: layout.indexSize, payloadOffset: layout.payloadOffset, front: layout.front, sealed: layout.sealed,
       alignment: layout.alignment, baseAlignment: layout.baseAlignment, digest: layout.digest, contentDigest,
     },

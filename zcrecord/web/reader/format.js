@@ -84,7 +84,7 @@ export function decodeHeader(octets, what) {
   const view = new DataView(octets.buffer, octets.byteOffset, END);
   const check = (number, holds, got) => rule(number, holds, what, got);
   check(1, view.getBigUint64(0) === 0x895a43520d0a1a0an, octets);
-  check(2, !octets[8], octets[8]);
+  check(2, octets[8] === 1, octets[8]);
   check(3, crc32(octets.subarray(0, 60)) === view.getUint32(60, true));
   const [log2, baseLog2] = octets.subarray(9, 11);
   check(4, log2 >= 4 && log2 <= 16);

@@ -5,7 +5,7 @@ import { FormatError, IntegrityError, LimitError, VersionError } from "./format.
 
 const BREACHES = new Map(`\
 1 not a zcrecord archive, or cut off: its magic is missing
-2 format version # is not known
+2 format version # is not known; of a draft, version 0, \`zcrecord convert\` makes version 1
 3 its CRC does not match
 4 its alignment is outside 2^4 to 2^16
 5 its base alignment is outside its alignment to 2^16

@@ -1,0 +1,88 @@
+"""Archives of version 0, the draft, are converted to version 1 and refused by everything else (R2).
+
+Those in tests/data/draft were written by zcrecord 0.1.0.
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import zcrecord
+from zcrecord.formats import convert
+
+DRAFTS = Path(__file__).resolve().parents[1] / "data" / "draft"
+SINGLE = ["nested", "numbered", "shared_texts", "signed", "tuned"]
+
+
+def converted(name: str, folder: Path, **options: Any) -> zcrecord.Record:
+    convert(DRAFTS / f"{name}.zcr", folder / "new.zcr", **options)
+    return zcrecord.load_record(folder / "new.zcr", verify="full")
+
+
+@pytest.mark.parametrize("name", SINGLE)
+def test_a_draft_is_converted_to_version_1(name: str, tmp_path: Path) -> None:
+    old = (DRAFTS / f"{name}.zcr").read_bytes()
+    record = converted(name, tmp_path)
+    assert (old[8], (tmp_path / "new.zcr").read_bytes()[8]) == (0, 1)
+    assert record.layout.version == 1
+    for tensor, array in record.items():
+        assert bytes(np.ascontiguousarray(array)) in old, tensor
+
+
+@pytest.mark.parametrize("name", [*SINGLE, "checkpoint"])
+@pytest.mark.parametrize("verify", ["touch", "index", "full"])
+def test_a_draft_is_loaded_by_nothing_else_and_the_error_says_how_to_convert_it(name: str, verify: Any) -> None:
+    with pytest.raises(zcrecord.VersionError, match=r"version 0, a draft; `zcrecord convert OLD NEW` makes version 1"):
+        zcrecord.load_record(DRAFTS / f"{name}.zcr", verify=verify)
+
+
+def test_a_draft_that_shares_more_text_than_version_1_allows_is_converted(tmp_path: Path) -> None:
+    """R30."""
+    assert converted("shared_texts", tmp_path).tree()["labels"] == ["x" * 255] * 200
+
+
+def test_a_draft_s_tree_comes_back_with_its_integer_keys(tmp_path: Path) -> None:
+    tree = converted("numbered", tmp_path).tree()
+    assert any(isinstance(key, int) for value in tree.values() if isinstance(value, dict) for key in value)
+
+
+def test_a_draft_s_signature_is_left_out_and_that_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, "zcrecord"):
+        record = converted("signed", tmp_path)
+    assert record.metadata == {"author": "someone"}
+    assert "the signatures of a draft of the format (version 0) are left out; sign the new archive" in caplog.text
+
+
+def test_a_draft_s_tuned_part_is_left_out(tmp_path: Path) -> None:
+    record = converted("tuned", tmp_path)
+    assert "onnx.graph" in record.attributes and not any("onnx.tuned" in name for name in record.modules)
+
+
+def test_a_draft_s_catalogue_is_converted_with_its_shards(tmp_path: Path) -> None:
+    whole = converted("checkpoint", tmp_path)
+    assert len(whole) and not whole.archive.shard_names
+    (tmp_path / "sharded").mkdir()
+    sharded = converted("checkpoint", tmp_path / "sharded", max_shard_size=64)
+    assert sharded.content_digest() == whole.content_digest() and len(sharded.archive.shard_names) > 1
+
+
+def test_a_catalogue_does_not_take_shards_of_the_draft(tmp_path: Path) -> None:
+    for shard in DRAFTS.glob("checkpoint*"):
+        shutil.copy(shard, tmp_path)
+    catalogue = bytearray((DRAFTS / "checkpoint.zcr").read_bytes())
+    with pytest.raises(zcrecord.VersionError, match="version 0, a draft"):
+        zcrecord.load_record(bytes(catalogue))
+
+
+def test_an_archive_of_a_later_version_is_no_draft(tmp_path: Path) -> None:
+    later = bytearray((DRAFTS / "nested.zcr").read_bytes())
+    later[8] = later[-56] = 2
+    (tmp_path / "later.zcr").write_bytes(later)
+    with pytest.raises(zcrecord.VersionError, match="format version 2, this reader knows 1; upgrade zcrecord"):
+        convert(tmp_path / "later.zcr", tmp_path / "new.zcr")
