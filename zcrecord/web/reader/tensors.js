@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: 0BSD
 /** Strided tensors, tensors of packed elements and of strings; slices, and elements as arrays. */
 
-import { KINDS, UnsupportedError, need } from "./format.js";
+import { KINDS, UnsupportedError, need, range } from "./format.js";
 import { allocate } from "./pieces.js";
 import { Tensor } from "./record.js";
 
@@ -61,20 +61,22 @@ class StridedTensor extends Tensor {
   }
 
   contiguous() {
-    const { shape, strides, components: each, data, count } = this;
-    const rank = shape.length;
+    const { components: each, data, count } = this;
+    const axes = range(this.shape.length, (k) => k).filter((k) => this.shape[k] > 1); // the others end at each step
+    const shape = axes.map((k) => this.shape[k]);
+    const steps = axes.map((k) => Number(this.strides[k]) * each);
     const out = allocate(count * each, data.constructor);
-    const index = new Array(rank).fill(0);
-    const [inner, step] = rank ? [shape[rank - 1], Number(strides[rank - 1]) * each] : [1, 0];
+    const [inner, step] = [shape.pop() ?? 1, steps.pop() ?? 0];
+    const index = shape.map(() => 0);
     let at = this.base * each;
     for (let to = 0; to < out.length;) {
       for (let k = 0, from = at; k < inner; k++, from += step) {
         for (let c = 0; c < each; c++) out[to++] = data[from + c];
       }
-      for (let axis = rank - 2; axis >= 0; axis--) {
-        at += Number(strides[axis]) * each;
+      for (let axis = shape.length - 1; axis >= 0; axis--) {
+        at += steps[axis];
         if (++index[axis] < shape[axis]) break;
-        at -= Number(strides[axis]) * each * shape[axis];
+        at -= steps[axis] * shape[axis];
         index[axis] = 0;
       }
     }

@@ -34,7 +34,7 @@ export async function verify(record, { signal, onProgress, maxInFlight } = {}) {
       if (chunk.some(Boolean)) throw record._located(new FormatError(what, { offset: start }));
     } else {
       const last = from + chunk.length === stop - start;
-      checkElements(record, numbers, chunk, last, bools, pads);
+      checkElements(record, keyOf(record, numbers[0]), chunk, last, bools, pads);
       const wanted = record._digest(numbers[0]);
       if (wanted === null) return onProgress?.(done, total);
       if (!seen.has(start)) seen.set(start, new Xxh3(stop - start));
@@ -69,24 +69,30 @@ export async function _verified(record, number, get) {
 
 /** Returns the name of a tensor that uses one of some payloads. */
 function userOf({ _ix: ix }, numbers) {
+  const some = new Set(numbers);
   for (let i = 0; i < ix.tensors.n; i++) {
-    if (numbers.includes(ix.tensors.payload(i))) return ix.tensors.name(i);
+    if (some.has(ix.tensors.payload(i))) return ix.tensors.name(i);
   }
   return null;
 }
 
-/** Returns payloads of bools and payloads with pad bits, each with a tensor, and the tensors of strings, each once. */
-function expectations({ _ix: ix }) {
-  const { tensors: t } = ix;
+/** Returns what payloads of the same bytes have in common: tens of thousands of them are checked as one. */
+const keyOf = (record, number) => (record._room ? number : record._start(number));
+
+/** Returns payloads of bools and payloads with pad bits by their keys, each with a tensor, and tensors of strings. */
+function expectations(record) {
+  const { tensors: t } = record._ix;
   const [bools, pads, texts] = [new Map(), new Map(), new Map()];
   for (let i = 0; i < t.n; i++) {
     const [number, code, bits] = [t.payload(i), t.dtype(i), t.bits(i)];
     if (number === NONE || !KINDS.has(code)) continue;
-    if (code === 1) bools.set(number, i);
-    else if (code === 64) texts.set(`${number} ${countOf(ix, i)}`, t.name(i));
-    else if (bits < 8 && (countOf(ix, i) * bits) % 8) {
-      const used = (countOf(ix, i) * bits) % 8;
-      if (!pads.has(number) || pads.get(number).used > used) pads.set(number, { used, i });
+    const key = keyOf(record, number);
+    const count = () => countOf(record._ix, i);
+    if (code === 1) bools.set(key, i);
+    else if (code === 64) texts.set(`${key} ${count()}`, t.name(i));
+    else if (bits < 8) {
+      const used = (count() * bits) % 8;
+      if (used && !(pads.get(key)?.used <= used)) pads.set(key, { used, i });
     }
   }
   return { bools, pads, texts: texts.values() };
@@ -98,15 +104,13 @@ function countOf({ tensors: t, dims }, i) {
   return count;
 }
 
-function checkElements(record, numbers, chunk, last, bools, pads) {
-  for (const number of numbers) {
-    const tensor = (i) => ({ path: record.path, tensor: record._ix.tensors.name(i) });
-    if (bools.has(number) && chunk.some((byte) => byte > 1)) {
-      throw new FormatError("a bool is neither 0 nor 1", tensor(bools.get(number)));
-    }
-    const pad = last && pads.get(number);
-    if (pad && chunk[chunk.length - 1] >> pad.used) {
-      throw new FormatError("the pad bits after its last element are not zero", tensor(pad.i));
-    }
+function checkElements(record, key, chunk, last, bools, pads) {
+  const tensor = (i) => ({ path: record.path, tensor: record._ix.tensors.name(i) });
+  if (bools.has(key) && chunk.some((byte) => byte > 1)) {
+    throw new FormatError("a bool is neither 0 nor 1", tensor(bools.get(key)));
+  }
+  const pad = last && pads.get(key);
+  if (pad && chunk[chunk.length - 1] >> pad.used) {
+    throw new FormatError("the pad bits after its last element are not zero", tensor(pad.i));
   }
 }
