@@ -223,6 +223,31 @@ def test_budget_ends_where_it_says() -> None:
             zcrecord.load_record(data)
 
 
+def test_the_budget_is_exact_whatever_lies_before_in_the_pool_of_words() -> None:
+    """R30: sizes of 4 million words of ones add up to 2^54, beside which a double does not tell 5 from 4."""
+    f = Forge(saved({"s": ["x"], **{f"k{i:02}": "x" for i in range(40)}}))
+    start, size = f.text(b"12345")
+    f.add("words", np.full(1 << 22, 2**64 - 1, "<u8"))
+    at = f.add("words", [start | size << 32] * 8) + 2
+    f.set("attributes", 0, value=at | 1 << 32).use_up("attributes", "value", 1, 1)
+    with pytest.raises(LimitError, match=TAKES):
+        zcrecord.load_record(f.seal())
+
+
+def test_budget_counts_what_shares_a_list_as_often_as_it_is_named() -> None:
+    """R31: each of its items is 16 bytes, and its text besides."""
+
+    def shared(over: int) -> bytes:
+        archive = Forge(saved({f"k{i:02}": ["x"] for i in range(30)}, metadata={f"k{i:02}": "v" for i in range(20)}))
+        start, size = archive.text(b"y" * 100)
+        archive.columns["attributes"]["value"] = archive.add("words", np.full(10, start | size << 32)) | 10 << 32
+        return archive.use_up("metadata", "value", over).seal()
+
+    assert zcrecord.load_record(shared(0), verify="full").attributes["k07"] == ["y" * 100] * 10
+    with pytest.raises(LimitError, match=TAKES):
+        zcrecord.load_record(shared(1))
+
+
 @pytest.mark.parametrize("level", ["index", "full"])
 def test_refuses_index_whose_crc_does_not_match(level: Verify) -> None:
     """R17."""

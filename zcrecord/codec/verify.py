@@ -379,7 +379,8 @@ def _check_budget(ix: Index, most: int) -> None:
             raise FormatError(f"{what}: a list leaves the pool of {len(ix.words)} words")
         total += _sum(rows["name_size"]) + _sum(rows["value"][text & ~listed] >> np.uint64(32)) + 16 * _sum(counts)
         if total <= most and (text & listed).any():
-            before = np.concatenate(([0], np.cumsum(ix.words >> np.uint64(32)))).astype(np.uint64)
+            before = np.zeros(len(ix.words) + 1, np.uint64)
+            np.cumsum(ix.words >> np.uint64(32), out=before[1:])
             starts, counts = list_bounds(rows[text & listed])
             total += _sum(before[starts + counts] - before[starts])
     if total > most:
