@@ -28,7 +28,6 @@ if sys.byteorder != "little":
 MAGIC = b"\x89ZCR\r\n\x1a\n"  # the idea is PNG's: a text-mode transfer damages it
 VERSION = 1  # never changes: FORMAT.md, "What never changes"
 DRAFT = 0  # of zcrecord before 1.0; read in a block of `reading_drafts` alone
-DRAFT_ALLOWANCE = 256  # INDEX_ALLOWANCE of drafts, whose writer repeated texts of up to 255 bytes in lists
 HEADER_SIZE = 64  # of header and trailer alike
 KNOWN_FEATURES = 0  # bit 0 is kept for payloads in other files
 
@@ -97,6 +96,11 @@ class Header(NamedTuple):
         return body + struct.pack("<I", zlib.crc32(body))
 
     @property
+    def is_draft(self) -> bool:
+        """True of version 0."""
+        return self.version == DRAFT
+
+    @property
     def front(self) -> bool:
         """True if the index lies before the payloads."""
         return self.index_offset == HEADER_SIZE and self.payload_offset >= HEADER_SIZE + self.index_size
@@ -122,7 +126,7 @@ def encode_unsealed(alignment: int) -> bytes:
 
 @contextlib.contextmanager
 def reading_drafts() -> Iterator[None]:
-    """Read archives of version 0, too, inside the block and in its thread; they differ from version 1 in R30 alone."""
+    """Read archives of version 0, too, inside the block and in its thread; they differ in R30 alone (see `draft`)."""
     token = _reads_drafts.set(True)
     try:
         yield

@@ -18,18 +18,7 @@ from zcrecord._schema import ValueForm, ValueType
 from zcrecord.errors import FormatError, LimitError
 
 from .index import Index, TextPool, list_bounds
-from .layout import (
-    DRAFT,
-    DRAFT_ALLOWANCE,
-    INDEX_ALLOWANCE,
-    MAX_ARCHIVE_SIZE,
-    MAX_DEPTH,
-    MAX_RANK,
-    NONE,
-    Header,
-    align_up,
-    first_children,
-)
+from .layout import INDEX_ALLOWANCE, MAX_ARCHIVE_SIZE, MAX_DEPTH, MAX_RANK, NONE, Header, align_up, first_children
 
 __all__ = ["check_header", "check_index", "check_touched"]
 
@@ -345,8 +334,12 @@ def check_index(ix: Index, header: Header) -> None:
     check_header(ix, header)
     pool = ix.pool()
     pool.check_text()
-    allowance = DRAFT_ALLOWANCE if header.version == DRAFT else INDEX_ALLOWANCE
-    _check_budget(ix, allowance * header.index_size)
+    if header.is_draft:
+        from .draft import check_draft_budget  # here, because `convert` alone comes by
+
+        check_draft_budget(ix)
+    else:
+        _check_budget(ix, INDEX_ALLOWANCE * header.index_size)
     if len(ix.payloads):
         check_payload(PayloadColumns(ix, header))
     if _first(ix.by_name >= len(ix.tensors)) is not None:

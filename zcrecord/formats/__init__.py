@@ -26,7 +26,7 @@ from typing import Any
 from zcrecord import onnx
 from zcrecord.codec.conventions import SIGNATURE_PREFIX
 from zcrecord.codec.file_types import FORMATS, FileType, Format, sniff_file_type
-from zcrecord.codec.layout import ALIGNMENT, DRAFT, check_alignment, reading_drafts
+from zcrecord.codec.layout import ALIGNMENT, check_alignment, reading_drafts
 from zcrecord.errors import FormatError, RecordError, SourceError, UnsupportedError, printable
 from zcrecord.formats.safetensors.shards import INDEX
 from zcrecord.onnx.tuned import untuned_record
@@ -193,7 +193,7 @@ class _Conversion:
         if kind == ARCHIVE:
             with _loaded(given) as loaded:
                 _check_no_shard(loaded, self.dest_path)
-                draft = loaded.archive.header.version == DRAFT
+                draft = loaded.archive.header.is_draft
                 record = untuned_record(loaded) if draft or self.max_shard_size is not None else loaded
                 kept = _without_signatures(record.metadata) if draft else record.metadata
                 options["metadata"] = {**kept, **metadata_now(self.metadata)}
