@@ -297,3 +297,17 @@ def test_vtable_may_be_shorter_than_the_schema() -> None:
     archive.columns["modules"]["first_attribute"] = 0
     number(VTABLE, 4 + 2 * 10, "<u2")(archive)
     assert zcrecord.load_record(archive.seal()).attributes == {}
+
+
+@pytest.mark.parametrize("rule", ["R32", "R34", "R36"])
+def test_errors_that_tell_a_name_are_short(rule: str) -> None:
+    f = Forge(saved({"x" * 100_000: np.ones(1), "y": np.ones(1), "m": {"z" * 100_000: {}, "k": 1, "l": 2}}))
+    if rule == "R32":
+        f.columns["by_name"] = f.columns["by_name"][::-1]
+    elif rule == "R34":
+        f.set("modules", 2, key_size=5)
+    else:
+        f.rename("attributes", "k", b"z" * 100_000)
+    with pytest.raises(FormatError, match=r"strictly ascending after|is not its module's name|have the key") as caught:
+        zcrecord.load_record(f.seal())
+    assert len(str(caught.value)) < 1000

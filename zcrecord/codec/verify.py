@@ -15,7 +15,7 @@ import numpy as np
 
 from zcrecord import dtypes
 from zcrecord._schema import ValueForm, ValueType
-from zcrecord.errors import FormatError, LimitError
+from zcrecord.errors import FormatError, LimitError, printable
 
 from .index import Index, TextPool, list_bounds
 from .layout import INDEX_ALLOWANCE, MAX_ARCHIVE_SIZE, MAX_DEPTH, MAX_RANK, NONE, Header, align_up, first_children
@@ -404,7 +404,7 @@ def _check_names(ix: Index, t: TensorColumns, pool: TextPool) -> None:
         raise FormatError(f"tensors[{order[bad[0]]}]: its name {bad[1]}")
     if (i := pool.first_not_ascending(starts, sizes)) is not None:
         name = ix.name(int(order[i]))
-        raise FormatError(f"by_name[{i + 1}]: names are not strictly ascending after '{name}'", tensor=name)
+        raise FormatError(f"by_name[{i + 1}]: names are not strictly ascending after '{printable(name)}'", tensor=name)
 
 
 def _check_modules(ix: Index, pool: TextPool) -> None:
@@ -534,7 +534,7 @@ def _check_full_names(ix: Index, t: TensorColumns, pool: TextPool) -> None:
         split &= pool.equal(name, ix.modules["name"][parent], np.where(split, prefix, 0))
         if (i := _first(~split)) is not None:
             full = ix.string(int(name[i]), int(size[i]))
-            raise FormatError(f"{what}: '{full}' is not its module's name, a dot and its key")
+            raise FormatError(f"{what}: '{printable(full)}' is not its module's name, a dot and its key")
 
 
 def _start_as_modules(ix: Index, t: TensorColumns, pool: TextPool) -> bool:
@@ -576,7 +576,7 @@ def _check_collisions(ix: Index, t: TensorColumns, pool: TextPool) -> None:
     parents = np.concatenate((t.parent[near], inner["parent"], attributes["parent"]))
     if (i := pool.first_repeated(starts, sizes, parents)) is not None:
         key = ix.string(int(starts[i]), int(sizes[i]))
-        raise FormatError(f"modules[{int(parents[i])}]: two of its children have the key '{key}'")
+        raise FormatError(f"modules[{int(parents[i])}]: two of its children have the key '{printable(key)}'")
 
 
 def _check_usage(ix: Index, t: TensorColumns) -> None:
