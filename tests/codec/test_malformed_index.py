@@ -234,20 +234,6 @@ def test_the_budget_is_exact_whatever_lies_before_in_the_pool_of_words() -> None
         zcrecord.load_record(f.seal())
 
 
-def test_budget_counts_what_shares_a_list_as_often_as_it_is_named() -> None:
-    """R31: each of its items is 16 bytes, and its text besides."""
-
-    def shared(over: int) -> bytes:
-        archive = Forge(saved({f"k{i:02}": ["x"] for i in range(30)}, metadata={f"k{i:02}": "v" for i in range(20)}))
-        start, size = archive.text(b"y" * 100)
-        archive.columns["attributes"]["value"] = archive.add("words", np.full(10, start | size << 32)) | 10 << 32
-        return archive.use_up("metadata", "value", over).seal()
-
-    assert zcrecord.load_record(shared(0), verify="full").attributes["k07"] == ["y" * 100] * 10
-    with pytest.raises(LimitError, match=TAKES):
-        zcrecord.load_record(shared(1))
-
-
 @pytest.mark.parametrize("level", ["index", "full"])
 def test_refuses_index_whose_crc_does_not_match(level: Verify) -> None:
     """R17."""
