@@ -26,7 +26,7 @@ if sys.byteorder != "little":
     raise ImportError("zcrecord archives are little-endian and used in place; this machine is big-endian")
 
 MAGIC = b"\x89ZCR\r\n\x1a\n"  # the idea is PNG's: a text-mode transfer damages it
-VERSION = 1  # never changes: FORMAT.md, "What never changes"
+VERSION = 1  # never changes: FORMAT.md, "Versions"
 DRAFT = 0  # of zcrecord before 1.0; read in a block of `reading_drafts` alone
 HEADER_SIZE = 64  # of header and trailer alike
 KNOWN_FEATURES = 0  # bit 0 is kept for payloads in other files
