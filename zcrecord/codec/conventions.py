@@ -74,11 +74,12 @@ def _integer(value: Any) -> Any:
     if not isinstance(value, str) or not _HEXADECIMAL.fullmatch(value):
         return ABSENT
     number = int(value, 16)
-    return number if hex(number) == value else ABSENT
+    wide = not -(1 << 63) <= number < 1 << 64  # all others are INT or UINT
+    return number if wide and hex(number) == value else ABSENT
 
 
 def _complex(value: Any) -> Any:
-    pair = isinstance(value, list | tuple) and list(map(type, value)) == [float, float]
+    pair = isinstance(value, tuple) and list(map(type, value)) == [float, float]
     return complex(*value) if pair else ABSENT
 
 
