@@ -11,7 +11,7 @@ from forge import NONE, VECTORS, Forge, build_index
 from malformed import LEVELS, Case, cases, plain, refused, rich, saved
 
 import zcrecord
-from zcrecord import FormatError, IntegrityError, LimitError
+from zcrecord import FormatError, IntegrityError, LimitError, UnsupportedError
 from zcrecord.archive.archive import Verify
 
 Change = Callable[[Forge], Any]
@@ -297,3 +297,14 @@ def test_errors_that_tell_a_name_are_short(rule: str) -> None:
     with pytest.raises(FormatError, match=r"strictly ascending after|is not its module's name|have the key") as caught:
         zcrecord.load_record(f.seal())
     assert len(str(caught.value)) < 1000
+
+
+def test_attributes_of_one_full_name_are_told_apart_by_their_modules_alone() -> None:
+    """R36: no two may hide behind one name."""
+    record = zcrecord.load_record(
+        Forge(saved({"a_b": 1, "a": {"b": 2}})).rename("attributes", "a_b", b"a.b").seal(), verify="full"
+    )
+    assert record.tree() == {"a.b": 1, "a": {"b": 2}}
+    assert [module.attributes for module in record.modules.values()] == [{"a.b": 1}, {"b": 2}]
+    with pytest.raises(UnsupportedError, match=r"^tensor 'a\.b': two attributes have this full name; a module's "):
+        _ = record.attributes

@@ -17,6 +17,7 @@ from zcrecord.codec.entries import DIGEST_NAMES, KIND_NAMES
 from zcrecord.codec.index import TensorEntry
 from zcrecord.codec.layout import MAX_ALIGNMENT, NONE
 from zcrecord.dtypes import DType
+from zcrecord.errors import UnsupportedError
 
 from . import unflatten
 from .archive import Archive
@@ -228,15 +229,20 @@ def attributes(archive: Archive, payload: Callable[[int], Any] | None = None) ->
     """Return every attribute by its full name, in saved order; bytes as `payload` gives them, else as views.
 
     Raises:
-        LimitError: the full names would take out of all proportion to the index.
+        LimitError: the full names would take out of all proportion to the index. UnsupportedError: two of them are the
+        same, as no writer of ours makes them.
     """
     archive.ensure_all()
     ix = archive.index
     unflatten.check_full_names(ix, archive.header.index_size)
-    out = {}
+    out: dict[str, Any] = {}
     for a in unflatten.attribute_entries(ix, ix.attributes, payload or archive.payload):
         module = _module_name(archive, a.parent)
-        out[f"{module}.{a.key}" if module else a.key] = a.value
+        name = f"{module}.{a.key}" if module else a.key
+        if name in out:
+            what = "two attributes have this full name; a module's `attributes` have them by key"
+            raise UnsupportedError(what, path=archive.path, tensor=name)
+        out[name] = a.value
     return out
 
 

@@ -182,6 +182,7 @@ class Record(Mapping[str, Any]):
 
         Raises:
             LimitError: the names of their modules, once for each, add up to over 64 times the index; ask a module's.
+            UnsupportedError: two have the same full name; ask a module's, too.
         """
         from zcrecord.archive import info
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: 0BSD
 /** Modules, attributes, metadata, ties and the tree of a record, from its index. Fetches nothing. */
 
-import { LimitError, NONE, big, eachWord, exact, range } from "./format.js";
+import { LimitError, NONE, UnsupportedError, big, eachWord, exact, printable, range } from "./format.js";
 
 const NUMBERED = 5;
 const INTEGER = /^(0|-?[1-9][0-9]{0,19})$/;
@@ -40,8 +40,14 @@ export function modules({ _ix: ix }) {
 export function attributes(record) {
   checkFullNames(record);
   const module = moduleNames(record._ix);
-  return new Map(values(record, record._ix.attributes).map(({ parent, name, value }) =>
-    [parent ? `${module(parent)}.${name}` : name, value]));
+  const out = new Map();
+  for (const { parent, name, value } of values(record, record._ix.attributes)) {
+    const full = parent ? `${module(parent)}.${name}` : name;
+    const what = `two attributes have the full name '${printable(full)}'; tree() has both`;
+    if (out.has(full)) throw new UnsupportedError(what, { path: record.path });
+    out.set(full, value);
+  }
+  return out;
 }
 
 export function metadata(record) {

@@ -205,7 +205,8 @@ export class Record<B extends ArrayBufferLike = ArrayBuffer> {
   info(name: string): TensorInfo;
   /** Every module by its full name, the record itself as ""; in pre-order. */
   modules(): Promise<Map<string, ModuleInfo>>;
-  /** Every attribute by its full name. Throws LimitError if those names add up to over 64 times the index. */
+  /** Every attribute by its full name. Throws LimitError if those names add up to over 64 times the index, and
+   * UnsupportedError if two are the same; `tree` has both. */
   attributes(): Promise<Map<string, Value>>;
   /** The file's own metadata, by name. */
   metadata(): Promise<Map<string, Value>>;
