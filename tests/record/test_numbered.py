@@ -196,7 +196,8 @@ def test_size_of_torch_is_a_tuple_equal_to_it() -> None:
 FORGED: list[tuple[str, Any]] = [
     ("zcr:int", "5"), ("zcr:int", "0x05"), ("zcr:int", "0X5"), ("zcr:int", "0x"), ("zcr:int", 5), ("zcr:int", ["0x5"]),
     ("zcr:int", "0x1" + "0" * 1024), ("zcr:int", "0x5"), ("zcr:int", hex(2**64 - 1)), ("zcr:int", hex(-(2**63))),
-    ("zcr:complex", 1.0), ("zcr:complex", (1.0,)), ("zcr:complex", (1, 2)), ("zcr:complex", "1j"), ("zcr:complex", [1.0, 2.0]),
+    ("zcr:complex", 1.0), ("zcr:complex", (1.0,)), ("zcr:complex", (1, 2)), ("zcr:complex", "1j"),
+    ("zcr:complex", [1.0, 2.0]),
     ("zcr:torch_dtype", "Tensor"), ("zcr:torch_dtype", "load"), ("zcr:torch_dtype", "_inductor"),
     ("zcr:torch_dtype", 1), ("zcr:torch_device", "nowhere"), ("zcr:torch_device", ""), ("zcr:torch_device", 0),
     ("zcr:later", "x"),
