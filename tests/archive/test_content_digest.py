@@ -200,3 +200,19 @@ def test_a_long_name_of_a_module_is_hashed_once() -> None:
     with pytest.raises(zcrecord.LimitError, match="full names of attributes add up to 10000000 bytes"):
         record.attributes  # noqa: B018
     assert record.content_digest() == digest({"x" * 100_000: {f"{i:03}": i for i in range(100)}})
+
+
+@pytest.mark.parametrize("count", [50, 100])
+def test_no_alignment_decides_that_there_is_a_digest(count: int) -> None:
+    """R76: 64 KiB between payloads are none of the bytes that views may add up to 64 times."""
+    base = np.arange(65536, dtype=np.uint8)
+    record = {f"v{i:03}": base[i : 65436 + i] for i in range(count)} | {f"t{i}": np.full(i + 1, i) for i in range(6)}
+    answers = set()
+    for alignment in (16, 65536):
+        archive = zcrecord.load_record(r.saved(record, alignment=alignment))
+        try:
+            answers.add(archive.content_digest())
+        except zcrecord.LimitError as error:
+            answers.add(error.message)
+    (answer,) = answers
+    assert answer.startswith("sha256:" if count == 50 else "different views of the same bytes add up to more than 64")

@@ -17,7 +17,7 @@ import pytest
 import records as r
 import specification
 import zstandard
-from forge import NONE, Forge
+from forge import NONE, Forge, build_index
 from malformed import LEVELS
 from test_refusals import nested
 
@@ -80,13 +80,13 @@ def lists(over: int) -> bytes:
 
 
 def views(size: int, count: int = 80, payload: int = 1 << 16) -> bytes:
-    """Return an archive whose different views take `size` bytes more than 64 times its size."""
+    """Return an archive whose different views take `size` bytes more than 64 times its index and payload."""
     f = Forge(r.saved({f"t{i:02}": np.zeros(payload, np.uint8) for i in range(count)}))
     f.columns["payloads"] = f.columns["payloads"][:1]
     rows = f.columns["tensors"]
     rows["payload"], rows["byte_offset"], rows["strides"] = 0, np.arange(count), f.add("strides", [1])
     rows["dims"] = f.add("dims", [0] * count) + np.arange(count)
-    left = 64 * len(f.seal()) + size
+    left = 64 * (len(build_index(f.columns, f.digest_kind)) + payload) + size
     for row, first in zip(rows, range(count), strict=True):
         f.columns["dims"][row["dims"]] = min(left, payload - first)
         left -= int(f.columns["dims"][row["dims"]])
@@ -153,7 +153,7 @@ LIMITS = [
           loading(texts, 0), loading(texts, 1)),
     Limit("INDEX_ALLOWANCE", TAKES, saving({f"k{i}": [7] * 64 for i in range(999)}), None,
           loading(lists, 0), loading(lists, 1)),
-    Limit("DIGEST_ALLOWANCE", "add up to more than 64 times the archive", None, None,
+    Limit("DIGEST_ALLOWANCE", "add up to more than 64 times index and payloads", None, None,
           loading(views, 0, by=digested), loading(views, 1, by=digested)),
 ]  # fmt: skip
 

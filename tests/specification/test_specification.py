@@ -198,7 +198,7 @@ def test_every_limit_is_the_code_s() -> None:
         (30, f"{layout.INDEX_ALLOWANCE} * index_size"),
         (40, f"at most {layout.MAX_DEPTH}"),
         (47, f"at most {layout.MAX_RANK}"),
-        (76, f"{layout.DIGEST_ALLOWANCE} * archive_size"),
+        (76, f"{layout.DIGEST_ALLOWANCE} * (index_size + payload_bytes)"),
         (49, f"2^{layout.MAX_ARCHIVE_SIZE.bit_length() + 2} bits"),
         (
             62,

@@ -35,8 +35,8 @@ Array = np.ndarray[Any, np.dtype[Any]]
 _PIECE = 8 << 20  # bytes hashed at a time
 _TAG = b"zcrecord content digest 2\n"
 _TOO_MANY_VIEWS = (
-    f"different views of the same bytes add up to more than {DIGEST_ALLOWANCE} times the archive, up to which it has a "
-    "content digest; save copies of them"
+    f"different views of the same bytes add up to more than {DIGEST_ALLOWANCE} times index and payloads, up to which "
+    "there is a content digest; save copies of them"
 )
 
 
@@ -249,7 +249,7 @@ def _distinct(archive: Archive) -> tuple[list[Any], dict[Any, int]]:
     """Return a key for each tensor by name, equal for the same logical bytes, and the first tensor of each key."""
     keys: list[Any] = []
     first: dict[Any, int] = {}
-    left = DIGEST_ALLOWANCE * archive.header.archive_size
+    left = DIGEST_ALLOWANCE * _held_bytes(archive)
     places = [*_places(archive), None]  # the last one for tensors without bytes
     for i in archive.index.by_name.tolist():
         row = archive.row(i)
@@ -262,6 +262,16 @@ def _distinct(archive: Archive) -> tuple[list[Any], dict[Any, int]]:
             if strides is not None and (left := left - prod(archive.shape(row)) * row.bits // 8) < 0:
                 raise LimitError(_TOO_MANY_VIEWS, tensor=archive.index.name(i))
     return keys, first
+
+
+def _held_bytes(archive: Archive) -> int:
+    """Return the bytes of index and payloads, not of the holes: a catalogue may claim 64 KiB between any two.
+
+    Of another format's bytes, which have no index, those of the file and of the payloads.
+    """
+    rows = archive.index.payloads
+    _, first = np.unique(rows["offset"], return_index=True)
+    return (archive.header.index_size or archive.header.archive_size) + int(rows["nbytes"][first].sum(dtype=np.uint64))
 
 
 class _Hashing:

@@ -43,7 +43,7 @@ MAX_RANK = 64  # numpy's
 MAX_DEPTH = 100  # of nested modules
 NONE = 0xFFFFFFFF
 INDEX_ALLOWANCE = 16  # times the index's size that spans and lists may take of their pools, 16 bytes for an item
-DIGEST_ALLOWANCE = 64  # times an archive's size that its distinct strided views may add up to, for a content digest
+DIGEST_ALLOWANCE = 64  # times index and payloads that distinct strided views may add up to, for a content digest
 
 
 ATTACHED_MAGIC = b"\x89ZCA\r\n\x1a\n"
