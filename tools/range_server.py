@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 __all__ = ["Request", "Server", "serving"]
 
@@ -117,7 +118,7 @@ class _Handler(BaseHTTPRequestHandler):
     def answer(self, request: Request, *, cut: int | None = None) -> None:
         """Answer as servers do; with `cut` the connection breaks off after so many bytes."""
         state = self.server_state
-        path = state.folder / self.path.partition("?")[0].lstrip("/")
+        path = state.folder / unquote(self.path.partition("?")[0]).lstrip("/")
         if not path.is_file():
             self.say(404, b"not found")
             return

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import numpy as np
 import pytest
@@ -193,3 +194,12 @@ def test_an_end_that_is_not_read_is_fetched_for_the_digest_and_nothing_twice(tmp
         found = load(record, how, "odd", slices={"odd": np.s_[:, 3:9]}, max_in_flight=100_000)["odd"]
         assert np.array_equal(found, value[:, 3:9])
         assert server.sent == value.nbytes
+
+
+def test_a_shard_s_name_leads_to_no_other_folder_of_the_server(tmp_path: Path) -> None:
+    """What stands for characters in a URL stands for itself in a name: a server takes `%2f` for a slash."""
+    name = "a%2e%2e%2fb #1"
+    save_split(tmp_path / f"{name}.zcr", {"x": NARROW}, {"x": boxes_along(0, 2, NARROW.shape)})
+    with serving(tmp_path) as server:
+        record = zcrecord.load_record(f"{server.url}/{quote(name)}.zcr", cache=False)
+        assert np.array_equal(record["x"], NARROW)

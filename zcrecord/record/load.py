@@ -124,7 +124,9 @@ def load_record(
 
 def _remote(url: str, verify: Verify, **how: Any) -> Archive | str:
     """Return a remote archive, or the path that a `file://` URL is of."""
-    from zcrecord.remote import open  # here, because few archives are
+    from urllib.parse import quote  # both here, because few archives are
+
+    from zcrecord.remote import open
 
     archive = open.open_url(url, verify=verify, **how)
     if isinstance(archive, str) or not is_catalogue(archive):
@@ -134,6 +136,8 @@ def _remote(url: str, verify: Verify, **how: Any) -> Archive | str:
     folder = folder.rpartition("/")[0]
 
     def shard(name: str) -> Archive:
+        if re.match("(?i)https?:", url):
+            name = quote(name)  # a server takes `%2e%2e%2f` for the folder above, and `#` ends a URL
         return _no_path(open.open_url(f"{folder}/{name}{question}{query}", verify="touch", **how))
 
     named = {"cache": how["cache"], "storage_options": how["options"]}
