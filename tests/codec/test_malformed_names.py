@@ -13,6 +13,7 @@ from malformed import Case, cases, plain, refused, rich, saved, sequence
 
 import zcrecord
 from zcrecord import FormatError, RecordError, TensorNotFoundError
+from zcrecord.errors import printable
 
 
 class Target(NamedTuple):
@@ -375,7 +376,7 @@ def test_tells_keys_apart_that_differ_in_the_last_byte_alone(size: int) -> None:
     assert zcrecord.load_record(data).attributes[key] == 1
     archive = Forge(data)
     archive.rename("attributes", key, other.encode())
-    message = rf"^modules\[0\]: two of its children have the key '{other}'$"
+    message = rf"^modules\[0\]: two of its children have the key '{printable(other)}'$"
     with pytest.raises(FormatError, match=message):
         zcrecord.load_record(archive.seal())
 

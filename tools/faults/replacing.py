@@ -71,7 +71,9 @@ class _Reader(threading.Thread):
         self.errors: list[str] = []
 
     def run(self) -> None:
-        while True:
+        last = False
+        while not last:
+            last = self._stop_reading.is_set()  # then each way reads once more, while nothing is replaced
             for name, (read, may_refuse) in WAYS.items():
                 try:
                     self.generations.add(read(self._path))
@@ -81,8 +83,6 @@ class _Reader(threading.Thread):
                         self.refused += 1
                     else:
                         self.errors.append(f"{name}: {type(error).__name__}: {error}")
-            if self._stop_reading.is_set():
-                return
 
 
 def replace_under_readers(path: Path, times: int, *, processes: int, threads: int, durable: bool) -> dict[str, Any]:
