@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import get_args
@@ -19,6 +20,7 @@ import xxhash
 from attacks import broken, placed, tricks
 from malformed import compact, plain
 from readers import Answer, Mode, Question, ask, disagreements, dump, ours
+from strided_views import ROOM, Strided, archive_of, elements_of, random_views
 from test_c_reader import SMALL, catalogue, golden, mixed
 from test_content_digest import LISTS, long_name, swapped
 from test_malformed_cost import ARCHIVES, ONES, alike, strings, tensors
@@ -186,6 +188,37 @@ def test_strided_tensors_take_no_step_for_each_axis_of_one_item() -> None:
     data = f.digest().seal()
     (answer,) = ask([*CHECKER, "--content"], [Question(data)])
     assert answer.text == zcrecord.load_record(data).content_digest()
+
+
+def of_bytes(code: int, bits: int, shape: Sequence[int], strides: Sequence[int], start: bytes) -> Strided:
+    """Return a tensor of the first bytes of a payload."""
+    return Strided(code, bits, tuple(shape), tuple(strides), 0, start.ljust(ROOM, b"\0"))
+
+
+STRIDED = {
+    "an axis of one item whose stride no number is": of_bytes(2, 8, [3, 1, 3], [3, 2**56, 1], bytes(range(9))),
+    "one past what a number can be": of_bytes(2, 8, [5, 1, 5], [5, 2**53 + 1, 1], bytes(range(25))),
+    "one backwards": of_bytes(2, 8, [1, 2, 1], [-(2**56), 1, 1 - 2**53], b"\1\2"),
+    "a float32 that signals": of_bytes(18, 32, [1, 2], [2**53, 0], bytes.fromhex("e573a87f")),
+    "a complex64 that signals": of_bytes(20, 64, [2], [0], bytes.fromhex("e573a87f0100a0ff")),
+}
+
+
+def elements_told(views: Sequence[Strided]) -> tuple[Question, str]:
+    """Return an archive of strided tensors, and its content digest and the CRC of its elements."""
+    data = archive_of(views)
+    record = zcrecord.load_record(data, verify="full")
+    elements = [elements_of(view) for view in views]
+    assert [record.archive.elements(i).tobytes() for i in range(len(views))] == elements
+    return Question(data), f"{record.content_digest()} {zlib.crc32(b''.join(elements)):08x}"
+
+
+def test_elements_of_strided_tensors_are_copied_bit_by_bit_whatever_the_strides(seed: int = 0) -> None:
+    """R52 to R55, R76; what numbers would change is among them: NaNs that signal, and strides past 2^53."""
+    views = [*STRIDED.values(), *random_views(seed, 300)]
+    told = [elements_told(views[at : at + 30]) for at in range(0, len(views), 30)]
+    answers = ask([*CHECKER, "--elements"], [question for question, _ in told])
+    assert [answer.text for answer in answers] == [text for _, text in told]
 
 
 def in_another_order() -> Iterator[bytes]:

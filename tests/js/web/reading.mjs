@@ -259,6 +259,16 @@ test("a shape of more than 2^53 bits is held to its payload to the byte", async 
   equal(error.rule, 51);
 });
 
+test("a tensor of more elements than any number counts has the bytes of its payload, and no slices", async ({ base }) => {
+  const record = await open(`${base}/golden/tiny.zcr`);
+  Object.assign(record._ix.tensors, { dtype: () => 200, bits: () => 1, rank: () => 1 });
+  Object.assign(record._ix.dims, { low: () => 1, high: () => 2 ** 21 }); // 2^53 + 1
+  record._ix.payloads.nbytes = () => 2 ** 50 + 1;
+  const { shape, nbytes } = record.info("w");
+  equal([shape, nbytes], [[2n ** 53n + 1n], 2 ** 50 + 1]);
+  await rejects(() => record.slice("w", 8, 9), "LimitError", /tensor 'w': more than 2\^53 bits are not read by slices/);
+});
+
 test("an empty tensor may have dims that no number is", async ({ base }) => {
   const record = await open(`${base}/golden/tiny.zcr`);
   Object.assign(record._ix.tensors, { rank: () => 2, payload: () => 0xffffffff });

@@ -66,7 +66,7 @@ async function elementDigests(record, signal) {
   const known = new Map([["", new Sha256().digest()]]);
   const { tensors: t, attributes } = record._ix;
   const whole = [];
-  let left = 64 * (record._header.indexSize + record._ix.nbytes); // no holes: so no alignment decides
+  let left = 64n * BigInt(record._header.indexSize + record._ix.nbytes); // no holes: so no alignment decides
   for (let i = 0; i < t.n; i++) if (t.strides(i) === NONE && t.payload(i) !== NONE) whole.push(t.payload(i));
   const add = (from, at) => void (from.low(at) !== NONE && whole.push(from.low(at)));
   for (let i = 0; i < attributes.n; i++) if (attributes.type(i) === 6) eachWord(record._ix, attributes, i, add);
@@ -82,8 +82,8 @@ async function elementDigests(record, signal) {
   for (let i = 0; i < t.n; i++) {
     if (t.strides(i) === NONE || known.has(keyOf(record, i))) continue;
     const { name, nbytes } = record._info(i);
-    left -= nbytes;
-    const what = "different views of the same bytes add up to more than 64 times index and payloads; save copies of them";
+    left -= BigInt(nbytes); // views may add up past 2^53
+    const what = "different views add up to more than 64 times index and payloads; save copies of them";
     if (left < 0) throw new LimitError(what, { path: record.path, tensor: name });
     const { data } = (await record.tensor(name, { signal })).contiguous();
     const octets = new Uint8Array(data.buffer, data.byteOffset, data.byteLength);

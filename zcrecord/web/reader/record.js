@@ -54,13 +54,13 @@ export class Record {
     const [code, bits, number, byteOffset] = [t.dtype(i), t.bits(i), t.payload(i), t.offset(i)];
     const shape = range(t.rank(i), (k) => exact(big(dims, t.dims(i) + k)));
     const step = (k) => exact(BigInt.asIntN(64, big(strides, t.strides(i) + k)));
-    const empty = number === NONE;
+    const [empty, strided] = [number === NONE, t.strides(i) !== NONE];
     const count = empty ? 0 : shape.reduce((a, b) => a * Number(b), 1);
     return {
       name: t.name(i), dtype: KINDS.get(code)?.name ?? `unknown_${code}`, code, bits, shape, count, byteOffset,
-      strides: t.strides(i) === NONE ? null : range(t.rank(i), step),
+      strides: strided ? range(t.rank(i), step) : null,
       offset: empty ? null : this._start(number) + byteOffset,
-      nbytes: bits || empty ? Math.ceil((count * bits) / 8) : this._nbytes(number),
+      nbytes: empty ? 0 : strided ? (count * bits) / 8 : this._nbytes(number),
       payload: empty ? null : number, digest: empty ? null : this._digest(number), module: modules.name(t.parent(i)),
     };
   }

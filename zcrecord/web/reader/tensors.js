@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: 0BSD
 /** Strided tensors, tensors of packed elements and of strings; slices, and elements as arrays. */
 
-import { KINDS, UnsupportedError, need, range } from "./format.js";
+import { KINDS, LimitError, UnsupportedError, need, range } from "./format.js";
 import { allocate } from "./pieces.js";
 import { Tensor } from "./record.js";
 
@@ -44,7 +44,7 @@ async function readItems(record, all, get, start, stop) {
 export async function array(record, name, options) {
   const { code, bits } = record.info(name);
   const what = code === 64 ? "strings are no array; use (await record.tensor(name)).strings()"
-    : `dtype code ${code} is not known; tensor(name).data has its elements of ${bits} bits as bytes`;
+    : `dtype code ${code} is not known; elements of ${bits} bits are bytes: (await tensor(name)).contiguous().data`;
   if (code === 64 || !KINDS.has(code)) throw new UnsupportedError(what, { path: record.path, tensor: name });
   const tensor = await record.tensor(name, options);
   try {
@@ -61,26 +61,37 @@ class StridedTensor extends Tensor {
   }
 
   contiguous() {
-    const { components: each, data, count } = this;
-    const axes = range(this.shape.length, (k) => k).filter((k) => this.shape[k] > 1); // the others end at each step
-    const shape = axes.map((k) => this.shape[k]);
-    const steps = axes.map((k) => Number(this.strides[k]) * each);
-    const out = allocate(count * each, data.constructor);
-    const [inner, step] = [shape.pop() ?? 1, steps.pop() ?? 0];
-    const index = shape.map(() => 0);
-    let at = this.base * each;
-    for (let to = 0; to < out.length;) {
-      for (let k = 0, from = at; k < inner; k++, from += step) {
-        for (let c = 0; c < each; c++) out[to++] = data[from + c];
+    const { base, bits, count, data } = this;
+    // As integers: a float that signals is no NaN that signals any more once it was a number.
+    const Kind = { 1: Uint8Array, 2: Uint16Array }[data.BYTES_PER_ELEMENT] ?? Uint32Array;
+    const from = new Kind(data.buffer, data.byteOffset, data.byteLength / Kind.BYTES_PER_ELEMENT);
+    const each = bits / 8 / Kind.BYTES_PER_ELEMENT;
+    const out = allocate(count * each, Kind);
+    let to = 0;
+    eachRow(this, (first, step, length) => {
+      for (let k = 0, at = (base + first) * each; k < length; k++, at += step * each) {
+        for (let c = 0; c < each; c++) out[to++] = from[at + c];
       }
-      for (let axis = shape.length - 1; axis >= 0; axis--) {
-        at += steps[axis];
-        if (++index[axis] < shape[axis]) break;
-        at -= steps[axis] * shape[axis];
-        index[axis] = 0;
-      }
-    }
+    });
     return new Tensor({ ...this, strides: null }, new Uint8Array(out.buffer));
+  }
+}
+
+/** Calls `visit` with the place of the first element of each row along the last axis, in C order, the step to the next
+ *  element and their number. Leaves axes of one item out: they take no step, and their strides may be past 2^53. */
+export function eachRow({ shape, strides }, visit) {
+  const axes = range(shape.length, (k) => k).filter((k) => shape[k] > 1);
+  const [dims, steps] = [shape, strides].map((all) => axes.map((k) => Number(all[k])));
+  const [length, step] = [dims.pop() ?? 1, steps.pop() ?? 0];
+  const index = dims.map(() => 0);
+  for (let at = 0, left = product(dims); left > 0; left--) {
+    visit(at, step, length);
+    for (let axis = dims.length - 1; axis >= 0; axis--) {
+      at += steps[axis];
+      if (++index[axis] < dims[axis]) break;
+      at -= steps[axis] * dims[axis];
+      index[axis] = 0;
+    }
   }
 }
 
@@ -120,6 +131,8 @@ class PackedTensor extends Tensor {
 }
 
 async function packed(info, get, { shape }, start) {
+  const most = "more than 2^53 bits are not read by slices";
+  need(Number.isSafeInteger(product(shape) * info.bits), most, LimitError);
   const first = product(shape.slice(1)) * start * info.bits;
   const [skip, count] = [first % 8, info.count * info.bits];
   const octets = await get(Math.floor(first / 8), Math.ceil((first + count) / 8));

@@ -5,7 +5,7 @@
  */
 
 import { Xxh3, xxh3 } from "./digests.js";
-import { END, FormatError, IntegrityError, KINDS, NONE } from "./format.js";
+import { END, FormatError, IntegrityError, KINDS, NONE, big } from "./format.js";
 import { payloadRanges, streamPayloads } from "./payloads.js";
 
 export { Xxh3 };
@@ -91,16 +91,16 @@ function expectations(record) {
     if (code === 1) bools.set(key, i);
     else if (code === 64) texts.set(`${key} ${count()}`, t.name(i));
     else if (bits < 8) {
-      const used = (count() * bits) % 8;
+      const used = Number((count() * BigInt(bits)) % 8n);
       if (used && !(pads.get(key)?.used <= used)) pads.set(key, { used, i });
     }
   }
   return { bools, pads, texts: texts.values() };
 }
 
-function countOf({ tensors: t, dims }, i) {
-  let count = 1;
-  for (let at = t.dims(i); at < t.dims(i) + t.rank(i); at++) count *= dims.high(at) * 2 ** 32 + dims.low(at);
+function countOf({ tensors: t, dims }, i) { // of 1 bit each there may be more than 2^53
+  let count = 1n;
+  for (let at = t.dims(i); at < t.dims(i) + t.rank(i); at++) count *= big(dims, at);
   return count;
 }
 

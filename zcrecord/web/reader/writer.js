@@ -3,6 +3,7 @@
 
 import { FillError, KINDS, ProducerError } from "./format.js";
 import { Tensor } from "./record.js";
+import { eachRow } from "./tensors.js";
 
 /** Returns the target for the result of a sink: a writable buffer, or an object with write(chunk). */
 export function sinkTarget(made, { name, nbytes }) {
@@ -24,14 +25,14 @@ export function sinkTarget(made, { name, nbytes }) {
 }
 
 /** Copies elements in C order to their strided positions in a payload. */
-export function scatter(octets, { shape, strides, bits, byteOffset }, room) {
-  const item = bits / 8;
-  const index = shape.map(() => 0);
-  for (let from = 0; from < octets.length; from += item) {
-    const at = byteOffset + item * index.reduce((sum, k, axis) => sum + k * Number(strides[axis]), 0);
-    room.set(octets.subarray(from, from + item), at);
-    for (let axis = shape.length - 1; axis >= 0 && ++index[axis] === shape[axis]; axis--) index[axis] = 0;
-  }
+export function scatter(octets, info, room) {
+  const item = info.bits / 8;
+  let from = 0;
+  eachRow(info, (first, step, length) => {
+    for (let k = 0, at = info.byteOffset + first * item; k < length; k++, at += step * item) {
+      for (let c = 0; c < item; c++) room[at + c] = octets[from++];
+    }
+  });
   return null;
 }
 

@@ -132,6 +132,7 @@ interface TensorInfoBase {
   readonly strides: Exact[] | null;
   /** Bytes of its own elements; of strings those of the payload. */
   readonly nbytes: number;
+  /** Elements; rounded beyond 2^53, which no slice is read of. */
   readonly count: number;
   /** Of element [0, ...] in the payload. */
   readonly byteOffset: number;
