@@ -96,12 +96,27 @@ static void put_value(const char *kind, const zcr_attribute *at)
     put("\n");
 }
 
+static int elements_alone; /* --elements: the answer is of those of all tensors, in C order */
+
+static void put_elements(const zcr_tensor *t, unsigned axis, const unsigned char *p)
+{
+    uint64_t k;
+    if (axis == t->rank) put_hex(p, t->bits / 8u);
+    else for (k = 0; k < zcr_dim(t, axis); k++) {
+        put_elements(t, axis + 1, p + (ptrdiff_t)k * (ptrdiff_t)zcr_stride(t, axis) * (t->bits / 8));
+    }
+}
+
 static void dump(const zcr_archive *a)
 {
     zcr_tensor t;
     zcr_module m;
     zcr_attribute at;
     uint32_t i;
+    for (i = 0; elements_alone && !zcr_tensor_at(a, i, &t); i++) {
+        put_elements(&t, 0, (const unsigned char *)zcr_strided_data(&t));
+    }
+    if (elements_alone) return;
     put("archive %" PRIu32 " %" PRIu32 " %zu", a->mask + 1, zcr_alignment(a), zcr_size(a));
     put(" %" PRIu32 " %" PRIu32, zcr_tensor_count(a), zcr_module_count(a));
     put(" %" PRIu32 " %" PRIu32 "\n", zcr_attribute_count(a), zcr_metadata_count(a));
@@ -337,6 +352,7 @@ int main(int argc, char **argv)
 {
     const int tell = argc > 1 && !strcmp(argv[1], "--dump");
     unsigned char question[4];
+    elements_alone = argc > 1 && !strcmp(argv[1], "--elements");
     while (fread(question, 1, sizeof question, stdin) == sizeof question) {
         const size_t size = read_size();
         zcr_status status;

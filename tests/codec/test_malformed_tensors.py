@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 from forge import NONE, Forge
-from malformed import Case, cases, refused, rich
+from malformed import Case, cases, refused, rich, saved
+from strided_views import Strided, archive_of, elements_of
 
 import zcrecord
 from zcrecord import LimitError, PackedTensor, UnsupportedError
@@ -216,6 +217,20 @@ def test_unknown_dtype_is_bounded_and_offered_raw() -> None:
         record["w"]
     assert len(record.raw("w")) == 24
     assert record.info("w").bits == 32
+
+
+def test_unknown_dtype_with_strides_is_offered_as_its_elements_in_c_order() -> None:
+    """R76, R77."""
+    views = [Strided(200, 24, (2, 1, 3), (3, 2**56, -1), 6, bytes(range(256)) * 2)]
+    elements = np.frombuffer(elements_of(views[0]), np.uint8)
+    record = zcrecord.load_record(archive_of(views), verify="full")
+    with pytest.raises(UnsupportedError, match=r"\.raw\(name\) gives its bytes"):
+        record["t0000"]
+    raw = record.raw("t0000")
+    assert (bytes(raw), raw.readonly, record.info("t0000").nbytes) == (elements.tobytes(), True, len(elements))
+    plain = Forge(saved({"t0000": elements}))
+    plain.set("tensors", 0, dtype=200, bits=24, rank=3, dims=plain.add("dims", views[0].shape))
+    assert record.content_digest() == zcrecord.load_record(plain.seal()).content_digest()
 
 
 def test_narrow_type_may_be_stored_one_to_a_byte() -> None:

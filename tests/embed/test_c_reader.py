@@ -23,6 +23,7 @@ from forge import VECTORS, Forge
 from malformed import Case, compact, plain, rich, saved
 from readers import Level, Mode, Question, ask, dump
 from records import edited_with_a_longer_index, repetitive
+from strided_views import questions, told
 from test_malformed_fuzz import regions, resealed, variants, with_crc
 from test_malformed_index import at_the_budget
 
@@ -48,6 +49,14 @@ def golden(name: str) -> tuple[bytes, Mode]:
     """Return a golden archive, and how it is to be opened."""
     embedded = json.loads((GOLDEN / f"{name}.json").read_text())["embedded"]
     return (GOLDEN / f"{name}.zcr").read_bytes(), MODES[embedded]
+
+
+def test_elements_of_strided_tensors_are_found_whatever_the_strides(built: list[Path]) -> None:
+    """R52 to R55."""
+    asked = questions(1, 300)
+    for checker in built:
+        answers = ask([checker, "--elements"], [question for question, _ in asked])
+        assert [answer.text for answer in answers] == [told(elements) for _, elements in asked]
 
 
 def test_reads_every_golden_archive_as_the_package_does(built: list[Path]) -> None:

@@ -23,6 +23,7 @@ from other_processors import X86_64
 from readers import Level, Mode, Question, ask, disagreements, dump
 from records import edited_with_a_longer_index, repetitive
 from rust_programs import READER, SOURCES, build, compilers, editions
+from strided_views import questions, told
 from test_c_reader import SMALL, catalogue, golden, mixed
 from test_malformed_cost import ARCHIVES, BIG, large, strings, tensors
 from test_malformed_fuzz import regions, resealed, variants, with_crc
@@ -52,6 +53,13 @@ def accepted(checker: Path, questions: Sequence[Question]) -> int:
 
 def everything_golden() -> list[Question]:
     return [Question(golden(name)[0], mode, level) for name in GOLDEN for mode in get_args(Mode) for level in LEVELS]
+
+
+def test_elements_of_strided_tensors_are_found_whatever_the_strides(checker: Path) -> None:
+    """R52 to R55."""
+    asked = questions(1, 300)
+    answers = ask([checker, "--elements"], [question for question, _ in asked])
+    assert [answer.text for answer in answers] == [told(elements) for _, elements in asked]
 
 
 def test_reads_every_golden_archive_as_the_package_does(checker: Path) -> None:

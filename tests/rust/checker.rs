@@ -20,6 +20,7 @@ fn main() {
     let digests = arguments.iter().any(|a| a == "--xxh3");
     let shown = arguments.iter().any(|a| a == "--dump");
     let terse = arguments.iter().any(|a| a == "--terse");
+    let elements = arguments.iter().any(|a| a == "--elements");
     let mut rest = &input[..];
     while !rest.is_empty() {
         if digests {
@@ -30,7 +31,11 @@ fn main() {
         rest = &rest[4..];
         let data = sized(&mut rest);
         let names: Vec<&str> = (0..names).map(|_| std::str::from_utf8(sized(&mut rest)).expect("a name")).collect();
-        let answer = if level == b't' { look_up(mode, data, &names) } else { read(mode, level, data, terse) };
+        let answer = match level {
+            _ if elements => elements_of(mode, data),
+            b't' => look_up(mode, data, &names),
+            _ => read(mode, level, data, terse),
+        };
         tell(&mut out, answer, shown).expect("standard output");
     }
 }
@@ -63,6 +68,18 @@ fn open(mode: u8, data: &[u8]) -> Result<Archive<'_>, String> {
         _ => Archive::open_suffix(data),
     };
     opened.map_err(|e| e.to_string())
+}
+
+/// The elements of all tensors in C order, and by values where they are of a type that the reader knows.
+fn elements_of(mode: u8, data: &[u8]) -> Result<String, String> {
+    let archive = open(mode, data)?;
+    let mut out = String::new();
+    for tensor in archive.iter() {
+        let tensor = tensor.map_err(|e| e.to_string())?;
+        use_tensor(&tensor).map_err(|e| e.to_string())?;
+        (0..tensor.count()).for_each(|i| out.push_str(&hex(tensor.element(i).expect("an element"))));
+    }
+    Ok(out)
 }
 
 /// Looks each name up in an archive that is opened for it.

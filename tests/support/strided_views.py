@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import zlib
 from collections.abc import Iterator, Sequence
 from functools import cache
 from itertools import product
@@ -12,10 +13,11 @@ from typing import NamedTuple
 import numpy as np
 from forge import Forge
 from malformed import saved
+from readers import Question
 
 from zcrecord import dtypes
 
-__all__ = ["ROOM", "Strided", "archive_of", "elements_of", "random_view", "random_views"]
+__all__ = ["ROOM", "Strided", "archive_of", "elements_of", "questions", "random_view", "random_views", "told"]
 
 FAR = 2**56  # the largest stride that there is (R53)
 ROOM = 512  # bytes of each payload
@@ -67,6 +69,18 @@ def archive_of(views: Sequence[Strided]) -> bytes:
     return forged.digest().seal()
 
 
+def questions(seed: int, count: int) -> list[tuple[Question, bytes]]:
+    """Return archives of random strided tensors, 30 in each, and all their elements."""
+    views = [*random_views(seed, count)]
+    parts = [views[at : at + 30] for at in range(0, count, 30)]
+    return [(Question(archive_of(part)), b"".join(map(elements_of, part))) for part in parts]
+
+
+def told(elements: bytes) -> str:
+    """Return the answer of a checker to `--elements`: the CRC-32 of their hexadecimal digits."""
+    return f"{zlib.crc32(elements.hex().encode()):08x}"
+
+
 def random_views(seed: int, count: int) -> Iterator[Strided]:
     """Yield tensors that all rules allow, of every dtype of whole bytes in turn, unknown ones among them."""
     rng = random.Random(seed)
@@ -79,7 +93,8 @@ def random_views(seed: int, count: int) -> Iterator[Strided]:
 def random_view(rng: random.Random, code: int, bits: int) -> Strided:
     """Return a tensor of a type: strides that repeat, overlap, go back, and of axes of one item anything at all."""
     item, room = bits // 8, ROOM // (bits // 8)
-    shape, strides = [], []
+    shape: list[int] = []
+    strides: list[int] = []
     low = high = 0
     for _ in range(rng.choice((0, 1, 2, 2, 3, 3, 4, 6, 64))):
         dim = rng.choice((1, 1, 2, 3, 5, rng.randint(1, 40)))

@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import numpy as np
 
+from zcrecord import dtypes
 from zcrecord.archive import unflatten
 from zcrecord.archive.archive import Archive, Progress, closed
+from zcrecord.codec.layout import NONE
 from zcrecord.errors import TensorNotFoundError, UnsupportedError
 from zcrecord.storage.memory import Mode
 
@@ -135,8 +137,15 @@ class Record(Mapping[str, Any]):
         return value
 
     def raw(self, name: str) -> memoryview:
-        """Return the bytes of the payload a tensor lies in, read-only and uncopied; of unknown element types too."""
-        return self.archive.payload(self.archive.row(self._number(name)).payload)
+        """Return the bytes of the payload a tensor lies in, read-only and uncopied; of unknown element types too.
+
+        Of an unknown one with strides the elements in C order, a copy: no array has them (R77).
+        """
+        archive, i = self.archive, self._number(name)
+        row = archive.row(i)
+        if row.strides != NONE and row.dtype not in dtypes.by_code:
+            return memoryview(archive.elements(i).tobytes())
+        return archive.payload(row.payload)
 
     def info(self, name: str) -> TensorInfo:
         """Return dtype, shape, place and ties of one tensor; reads no payload byte."""
