@@ -93,7 +93,7 @@ def about_valid(path: Path, told: dict[str, Any]) -> Iterator[Question]:
     embedded = told["embedded"] or "whole"
     found: dict[str, Any] = {ABSENT: None}
     for tensor in told["tensors"]:
-        if not re.search(r"[\t\n\r]", tensor["name"]):
+        if not re.search(r"[\t\n]", tensor["name"]):
             found[tensor["name"]] = {field: value for field, value in tensor.items() if field not in NOT_TOUCHED}
     yield Question(path, "touch", embedded, found, told["about"])
     yield Question(path, "index", embedded, told, told["about"])

@@ -391,8 +391,6 @@ def put_places(tensors: list[dict[str, Any]], archive: bytes, header: dict[str, 
             tensor["offset"] = place + int(row["byte_offset"])
         if stored(tensor, archive) != tensor["elements"]:
             raise AssertionError(f"tensor {tensor['name']!r}: other bytes lie at its place")
-        if tensor["strides"] is not None and tensor["dtype"] not in dtypes.by_code:
-            del tensor["elements"]  # R77: readers need not know how to walk through them
 
 
 def stored(tensor: dict[str, Any], archive: bytes) -> str:

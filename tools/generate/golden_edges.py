@@ -21,6 +21,7 @@ from zcrecord import StringTensor, dtypes
 from .golden import Case, expected, f32, saved, text_of
 from .golden_contents import Content
 from .invalid import chain
+from .invalid_alone import table_to_the_end, vtable_behind
 
 __all__ = ["FOLDERS", "files"]
 
@@ -64,6 +65,8 @@ def contents() -> Iterator[tuple[str, Case]]:
         f"{c}x{c}": np.array([i], np.uint8) for i, c in enumerate(CHARACTERS)
     } | {f"m{c}": {c: c} for c in CHARACTERS} | {"long" * 250: 1}  # fmt: skip
     yield "names", case("characters in names, keys and texts (R28)", saved(names), names)
+    returns: dict[str, Any] = {f"a{c}": np.array([i], np.uint8) for i, c in enumerate(("", "\r", "\r\r", "\r\u2028"))}
+    yield "returns", case("names that end in carriage returns", saved(returns, alignment=16), returns)
     keys = {0: 1, "00": 2, 2**63: 3, "18446744073709551616": 4, "-9223372036854775809": 5, -1: 6,
             "+1": 7, "1.0": 8, " 1": 9, "\u0661": 10}  # fmt: skip
     yield "numbers", case("keys of a NUMBERED module that are integers, or nearly", saved(keys), keys)
@@ -74,6 +77,15 @@ def contents() -> Iterator[tuple[str, Case]]:
     yield "alignment_65536", case("the strongest alignment (R4)", saved({"n": 1}, alignment=65536), {"n": 1})
     tuples: dict[str, Any] = {"t": ({}, ({}, [])), "l": [[[]], {"a": [None, {}]}]}
     yield "modules", case("lists and tuples of modules and of nothing", saved(tuples), tuples)
+    texts: dict[str, Any] = {"empty": np.array(["", ""]), "one": np.array(""), "whole": np.array(["12345678", ""])}
+    yield "strings", case("strings that are all empty, or end where their table begins (R71)", saved(texts), texts)
+    nans = np.array([0x7F800001, 0xFF800001, 0x7FBFFFFF, 0x7FC00001, 0xFFFFFFFF, 0x7FA00000, 1, 0x80000000], np.uint32)
+    pairs = nans[::-1].copy().view(np.complex64)
+    turned = {"float": nans.view(np.float32).reshape(4, 2).T, "complex": pairs.reshape(2, 2).T}
+    yield "nans", case(
+        "strided elements with signalling NaNs, which keep their bits", saved(turned), turned,
+        strides={"float": (1, 2), "complex": (1, 2)},
+    )  # fmt: skip
 
 
 def layouts() -> Iterator[tuple[str, Case]]:
@@ -84,6 +96,13 @@ def layouts() -> Iterator[tuple[str, Case]]:
         "back_empty",
         case("index at the back, no payloads (R13)", Forge(saved({"n": 1}), front=False).seal(), {"n": 1}),
     )
+    for embedded in ("prefix", "suffix"):
+        about = f"opened as {embedded}, with no bytes beside the archive (R15, R16)"
+        yield f"{embedded}_alone", case(about, data, PLAIN, embedded=embedded)
+    for name, change in {"vtable": vtable_behind(), "table": table_to_the_end()}.items():
+        f = Forge(saved({"n": 1}))
+        change(f)
+        yield f"{name}_last", case(f"a {name} that ends where the index does (R20)", f.seal(), {"n": 1})
     f = Forge(saved(PLAIN, alignment=16))
     f.base_log2 = 12
     f.payload[32:] = bytes(4080 - 32) + f.payload[32:48]
@@ -130,6 +149,17 @@ def forged() -> Iterator[tuple[str, Case]]:
         case("types below 8 bits, one to a byte (R46)", f.seal(), record, codes={k.name: (k.code, 8) for k in narrow}),
     )
     yield "strides", strided()
+    far = {"a": 2**53, "b": -(2**53) - 1, "c": 2**56, "d": -(2**56)}
+    rows: dict[str, Any] = {name: np.arange(3.0)[None] + i for i, name in enumerate(far)}
+    f = Forge(saved(rows))
+    for name, stride in far.items():
+        f.set("tensors", name, strides=f.add("strides", [stride, 1]))
+    yield "far_strides", case(
+        "strides of an axis of one item, which lead nowhere (R53)", f.seal(), rows,
+        strides={name: (stride, 1) for name, stride in far.items()},
+    )  # fmt: skip
+    yield "views_at_the_limit", many_views(over=False)
+    yield "views_over_the_limit", many_views(over=True)
     huge = {"a": (0, 2**56), "b": (2**53, 0), "c": (0, 2**28, 2**28)}
     f = Forge(saved({name: np.zeros((0,) * len(dims), np.uint8) for name, dims in huge.items()}))
     for name, dims in huge.items():
@@ -197,6 +227,37 @@ def strided() -> Case:
     return case(str(strided.__doc__), f.seal(), record, ties=[list(record)], strides=kept)
 
 
+def many_views(*, over: bool) -> Case:
+    """Return views of 16 bytes again and again that take as many bytes as R76 allows, or an element more.
+
+    There are 127 of a whole payload, a shorter one, and two that count once: the same view, and one of a payload of
+    the very same range.
+    """
+    count, item = 130, 16
+    f = tricks.tensors(count, bytes(item), rank=1, strides=0, dtype=dtypes.by_name["complex128"].code, bits=128)
+    f.add("strides", [0])
+    f.add("payloads", f.columns["payloads"])
+    f.columns["dims"] = np.zeros(2, "<u8")
+    index = len(build_index(f.columns, f.digest_kind))
+    nbytes = (index // item + 1) * item
+    whole, shorter = nbytes // item, (64 * index - 63 * nbytes) // item + over
+    base = counted(nbytes).view(np.complex128)
+    rows = f.columns["tensors"]
+    f.columns["dims"][:] = whole, shorter
+    rows["dims"], rows["payload"] = np.arange(count) == 127, np.arange(count) == 129
+    rows["byte_offset"] = item * np.array([*range(128), 0, 0])
+    f.columns["payloads"]["nbytes"] = nbytes
+    f.payload = bytearray(base.tobytes() + bytes(-nbytes % 64))
+    sizes = {f.name(row): (int(row["byte_offset"]) // item, whole if row["dims"] == 0 else shorter) for row in rows}
+    record = {name: np.broadcast_to(base[at], size) for name, (at, size) in sizes.items()}
+    names = list(record)
+    about = "more strided bytes than a content digest may cover" if over else "as many strided bytes as are allowed"
+    return case(
+        f"{about} (R76)", f.digest().seal(), record, ties=[names[:-1]], stored_once=[[names[0], names[-1]]],
+        strides=dict.fromkeys(names, (0,)),
+    )  # fmt: skip
+
+
 class Huge:
     """A tensor as golden_contents takes one, whose shape no array has, or whose type none."""
 
@@ -220,5 +281,11 @@ def files() -> dict[Path, str | bytes]:
     for name, made in cases().items():
         data = made.build()
         out[FOLDER / f"{name}.zcr"] = data
-        out[FOLDER / f"{name}.json"] = text_of(expected(made, data))
+        told = expected(made, data)
+        if name.startswith("views_"):
+            for tensor in told["tensors"]:  # a megabyte, and 16,000 names
+                del tensor["elements"], tensor["tied"]
+        if name == "views_over_the_limit":
+            told["content_digest"] = None
+        out[FOLDER / f"{name}.json"] = text_of(told)
     return out

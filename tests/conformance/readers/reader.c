@@ -6,6 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#define ALIGNMENT 65536u /* the strongest: an archive lies on a multiple of its base alignment (R18) */
+
 static void put_text(const char *text, size_t size) /* as a JSON string */
 {
     size_t i;
@@ -193,22 +195,25 @@ static void answer(const char *level, const char *embedded, const unsigned char 
 int main(void)
 {
     static char line[1 << 16];
-    static uint64_t room[1 << 17]; /* aligned as the reader wants an archive */
-    unsigned char *const data = (unsigned char *)room;
+    static unsigned char room[(1 << 20) + 2 * ALIGNMENT];
+    unsigned char *const data = room + (ALIGNMENT - (uintptr_t)room % ALIGNMENT) % ALIGNMENT;
     while (fgets(line, sizeof line, stdin)) {
         char *embedded = line + strcspn(line, "\t") + 1, *path = embedded + strcspn(embedded, "\t") + 1;
         char *names = path + strcspn(path, "\t\n");
         const char tab = *names;
         FILE *file;
-        size_t size, skip = 0;
+        size_t size, i, skip = 0;
         names[strcspn(names, "\n")] = 0;
         *names = 0;
         file = fopen(path, "rb");
         if (!file) return 2;
-        size = fread(data, 1, sizeof room - 64, file);
+        size = fread(data, 1, 1 << 20, file);
         fclose(file);
         if (embedded[0] == 's') { /* so that the archive is aligned, and not what is before it */
-            skip = (64 - zcr_unsigned_size(data, size) % 64) % 64;
+            const size_t end = zcr_unsigned_size(data, size);
+            uint64_t nbytes = 0;
+            for (i = 8; end >= 64 && i--;) nbytes = nbytes << 8 | data[end - 16 + i];
+            if (nbytes < end) skip = (size_t)(ALIGNMENT - (end - nbytes) % ALIGNMENT) % ALIGNMENT;
             memmove(data + skip, data, size);
         }
         if (tab == '\t') *names = '\t';

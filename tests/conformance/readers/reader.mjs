@@ -1,10 +1,9 @@
 // A reader of tests/conformance in JavaScript, by zcrecord.js, which has no level `touch`: node tests/conformance/readers/reader.mjs
 
 import { readFileSync } from "node:fs";
-import { createInterface } from "node:readline";
 
 import { big, eachWord, range } from "../../../zcrecord/web/reader/format.js";
-import { RecordError, open } from "../../../zcrecord/web/reader/zcrecord.js";
+import { LimitError, RecordError, open } from "../../../zcrecord/web/reader/zcrecord.js";
 
 const [STRING, NONE] = [64, 0xffffffff];
 const hex = ({ buffer, byteOffset, byteLength }) => Buffer.from(buffer, byteOffset, byteLength).toString("hex");
@@ -52,6 +51,15 @@ function modules({ _ix: { modules: m, tensors, attributes, textAt } }) {
   return told;
 }
 
+async function digest(record) {
+  try {
+    return await record.contentDigest();
+  } catch (error) {
+    if (error instanceof LimitError) return null; // R76
+    throw error;
+  }
+}
+
 async function contents(record) {
   const { _ix: { modules: m, attributes, metadata } } = record;
   const all = (rows, tell) => Promise.all(range(rows.n, tell));
@@ -61,7 +69,7 @@ async function contents(record) {
     attributes: await all(attributes, async (i) => (
       { module: m.name(attributes.parent(i)), ...await attribute(record, attributes, i) })),
     metadata: await all(metadata, (i) => attribute(record, metadata, i)),
-    content_digest: await record.contentDigest(),
+    content_digest: await digest(record),
   };
 }
 
@@ -76,6 +84,9 @@ async function answer(level, embedded, path) {
   }
 }
 
-for await (const line of createInterface({ input: process.stdin })) {
-  process.stdout.write(`${JSON.stringify(await answer(...line.split("\t")), text)}\n`);
+let rest = "";
+for await (const chunk of process.stdin.setEncoding("utf8")) {
+  const lines = (rest + chunk).split("\n"); // node:readline ends lines at CR, too
+  rest = lines.pop();
+  for (const line of lines) process.stdout.write(`${JSON.stringify(await answer(...line.split("\t")), text)}\n`);
 }

@@ -11,7 +11,7 @@ from zcrecord.codec.layout import NONE
 from zcrecord.dtypes import by_code
 
 KINDS = {"mapping": 1, "list": 2, "tuple": 3, "object": 4, "numbered": 5}
-TYPES = {type(None): 0, bool: 1, int: 2, float: 4, str: 5, memoryview: 6}
+FLOAT, PAYLOAD = 4, 6
 
 
 def tensor(record: zcrecord.Record, name: str) -> dict[str, Any]:
@@ -21,26 +21,43 @@ def tensor(record: zcrecord.Record, name: str) -> dict[str, Any]:
     at, elements, strides = None, b"", archive.strides(row)
     if row.payload != NONE:
         at = archive.header.payload_offset + int(archive.index.payloads["offset"][row.payload]) + row.byte_offset
-        known = strides is not None and row.dtype in by_code
-        elements = record[name].tobytes() if known else bytes(record.raw(name))
+        if strides is None:
+            elements = bytes(record.raw(name))
+        elif row.dtype in by_code:
+            elements = record[name].tobytes()
+        else:  # the package itself offers the payload alone (R77)
+            elements = archive.elements(archive.find(name)).tobytes()
     return {"name": name, "dtype": row.dtype, "bits": row.bits, "shape": archive.shape(row), "strides": strides,
             "offset": at, "nbytes": len(elements), "elements": elements.hex()}  # fmt: skip
 
 
-def values(value: Any) -> dict[str, Any]:
-    form = 1 if isinstance(value, list) else 2 if isinstance(value, tuple) else 0
+def values(value: Any, kind: int, form: int) -> dict[str, Any]:
+    """A value as it is told; the type of an integer or of an empty list stands in its entry alone."""
     items = list(value) if form else [value]
-    kind = TYPES[type(items[0])] if items else 0
-    if kind == 2 and max(items) >= 2**63:
-        kind = 3  # UINT
-    if kind == 4:
+    if kind == FLOAT:
         items = [struct.pack(">d", item).hex() for item in items]
-    return {"type": kind, "form": form, "values": [bytes(v).hex() if kind == 6 else v for v in items]}
+    return {"type": kind, "form": form, "values": [bytes(v).hex() if kind == PAYLOAD else v for v in items]}
+
+
+def types(record: zcrecord.Record, rows: Any) -> dict[tuple[str, str], tuple[int, int]]:
+    """Type and form of each attribute or item of metadata, by the name of its module and its key."""
+    ix = record.archive.index
+    modules = {i: ix.text_of(row) for i, row in enumerate(ix.modules)} | {NONE: ""}
+    return {(modules[int(row["parent"])], ix.text_of(row)): (int(row["type"]), int(row["form"])) for row in rows}
+
+
+def digest(record: zcrecord.Record) -> str | None:
+    try:
+        return record.content_digest()
+    except zcrecord.LimitError:
+        return None  # R76
 
 
 def contents(record: zcrecord.Record) -> dict[str, Any]:
+    ix = record.archive.index
     modules: list[dict[str, Any]] = []
     attributes: list[dict[str, Any]] = []
+    of_attribute, of_metadata = (types(record, rows) for rows in (ix.attributes, ix.metadata))
     path: list[dict[str, Any]] = []  # from the record itself to the module whose children come
     for depth, key, child in record.walk():
         if depth:
@@ -49,13 +66,14 @@ def contents(record: zcrecord.Record) -> dict[str, Any]:
             told = {"name": child.name, "kind": KINDS[child.kind], "type_name": child.type_name, "children": []}
             modules.append(told)
             path[depth:] = [told]
-            attributes += [{"module": child.name, "key": k, **values(v)} for k, v in child.attributes.items()]
-    metadata = [{"key": key, **values(value)} for key, value in record.metadata.items()]
+            for key, value in child.attributes.items():
+                attributes.append({"module": child.name, "key": key, **values(value, *of_attribute[child.name, key])})
+    metadata = [{"key": key, **values(value, *of_metadata["", key])} for key, value in record.metadata.items()]
     order = {name: number for number, name in enumerate(record.modules)}
     modules.sort(key=lambda told: order[told["name"]])
     tensors = [{**tensor(record, i.name), "module": i.module, "tied": i.tied} for i in record.infos()]
     return {"tensors": tensors, "modules": modules, "attributes": attributes, "metadata": metadata,
-            "content_digest": record.content_digest()}  # fmt: skip
+            "content_digest": digest(record)}  # fmt: skip
 
 
 def found(record: zcrecord.Record, name: str) -> dict[str, Any] | None:

@@ -135,8 +135,8 @@ fn answer(level: &str, embedded: &str, data: &[u8], names: &[&str]) -> Result<St
 }
 
 fn main() -> io::Result<()> {
-    for line in io::stdin().lock().lines() {
-        let line = line?;
+    for line in io::stdin().lock().split(b'\n') {
+        let line = String::from_utf8(line?).expect("UTF-8"); // `lines` takes a CR off
         let fields: Vec<&str> = line.split('\t').collect();
         let data = std::fs::read(fields[2])?;
         println!("{}", answer(fields[0], fields[1], &data, &fields[3..]).unwrap_or_else(refusal));
