@@ -131,10 +131,15 @@ def layouts() -> Iterator[tuple[str, Case]]:
     texts = {f"{i:06}": "x" * (int(row["value"]) >> 32) for i, row in enumerate(f.columns["attributes"])}
     yield "budget", case("texts that take all that R30 allows", f.seal(), texts)
     for name, program, archive in windows.found():
-        if name in ("64 bits", "32 bits", "4 zeros of padding"):
+        if name in ("64 bits", "32 bits", "4 zeros of padding", "no more than five directories"):
             yield f"signed_{name.replace(' ', '_')}", case(
                 "before the signature of a Windows program (R16)", program, malformed.PLAIN, embedded="suffix",
                 archive=archive, ties=[["w", "same"]],
+            )  # fmt: skip
+        if name == "four directories, an archive in the table":
+            yield "unsigned", case(
+                "behind a Windows program without a table of certificates (R16)", program, {"other": 1},
+                embedded="suffix", archive=archive,
             )  # fmt: skip
 
 

@@ -123,7 +123,8 @@ def placed() -> Iterator[tuple[str, Answer, bytes]]:
     unsealed = plain(front=False, sealed=False).seal()
     yield name_of("R15", "placed", "unsealed"), refused("R15", "prefix"), unsealed + bytes(9)
     yield name_of("R15", "cut", "by a byte"), refused("R15", "prefix"), whole[:-1]
-    for what, data in {"bytes behind it": whole + b"x", "start gone": whole[64:], "empty": b""}.items():
+    cut = {"start gone": whole[64:], "first byte gone": whole[1:], "empty": b""}
+    for what, data in {"bytes behind it": whole + b"x", **cut}.items():
         yield name_of("R16", "placed", what), refused("R16", "suffix"), data
     for what, data in list(windows.refused())[:6]:
         yield name_of("R16", "signed", what), refused("R16", "suffix"), data

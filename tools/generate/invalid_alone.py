@@ -142,6 +142,25 @@ def unaligned_count(by: int) -> Callable[[Forge], None]:
     return change
 
 
+def unaligned_field_and_count(by: int) -> Callable[[Forge], None]:
+    """Return a change that puts field and count of the text pool `by` bytes behind a multiple of 4."""
+
+    def change(f: Forge) -> None:
+        index = build_index(f.columns, f.digest_kind)
+        pool, at = f.columns["text"].tobytes(), TABLE + TABLE_SIZE + by
+        old = np.frombuffer(bytes(index), "<u4", 11, TABLE + 8)
+        index[TABLE + 8 : TABLE + TABLE_SIZE] = np.where(old, old + 8, 0).astype("<u4").tobytes()
+        index[TABLE + TABLE_SIZE : TABLE + TABLE_SIZE] = bytes(8)
+        index[VTABLE + 2 : VTABLE + 4] = np.uint16(TABLE_SIZE + 8).tobytes()
+        index[VTABLE + 4 + 2 : VTABLE + 4 + 4] = np.uint16(at - TABLE).tobytes()
+        index += bytes(by)
+        index[at : at + 4] = np.uint32(len(index) - at).tobytes()
+        index += np.uint32(len(pool)).tobytes() + pool
+        f.index = index + bytes(-len(index) % 8)
+
+    return change
+
+
 def count_at_the_end(f: Forge) -> None:
     """Let the count of metadata be the four zeros behind the index."""
     index = build_index(f.columns, f.digest_kind)
@@ -203,6 +222,13 @@ def beyond_the_tensors(f: Forge) -> None:
     count("tensors", 1)(f)
 
 
+def beyond_the_payloads(f: Forge) -> None:
+    """Let w name a payload that lies, as it should be, behind those that count."""
+    f.add("payloads", f.columns["payloads"])
+    f.set("tensors", "w", payload=1)
+    count("payloads", 1)(f)
+
+
 def typed(dtype: int, bits: int, *dims: int) -> Callable[[Forge], None]:
     """Return a change of the type of w, and of its shape."""
 
@@ -254,6 +280,13 @@ def empty_before_another(f: Forge) -> None:
     f.digest()
 
 
+def empty_behind_another(f: Forge) -> None:
+    """Let the second of two payloads have no bytes."""
+    f.set("payloads", 1, nbytes=0)
+    del f.payload[16:]
+    f.digest()
+
+
 def overlapping(f: Forge) -> None:
     """Let the second payload start amid the first."""
     f.set("payloads", 1, offset=16)
@@ -298,6 +331,8 @@ GROUPS = (
         Case("R22", "field at an odd place", unaligned_field(1), ""),
         Case("R22", "count on a multiple of 2", unaligned_count(2), ""),
         Case("R22", "count at an odd place", unaligned_count(1), ""),
+        Case("R22", "field and count on a multiple of 2", unaligned_field_and_count(2), ""),
+        Case("R22", "field and count at an odd place", unaligned_field_and_count(1), ""),
         Case("R22", "count behind the index", count_at_the_end, ""),
     ], "alone"),
     broken.Group(floats, [
@@ -312,6 +347,8 @@ GROUPS = (
         Case("R32", "by_name one beyond the tensors", beyond_the_tensors, ""),
         Case("R46", "float32 of 64 bits that are there", typed(18, 64, 3), ""),
         Case("R46", "float32 of 8 bits that are there", typed(18, 8, 24), ""),
+        Case("R28", "pool that ends inside a character", lambda f: f.text(b"\xc3", nul=False), ""),
+        Case("R50", "payload one beyond the payloads", beyond_the_payloads, ""),
         Case("R47", "rank 65 with all its dims", rank_of_65, ""),
     ], "entry"),
     broken.Group(tensor(np.ones(17, np.uint8)), [
@@ -347,7 +384,10 @@ GROUPS = (
         Case("R29", "type name", begins_with_nul("modules", "m", "type_name"), ""),
     ], "begins_with_nul"),
     broken.Group(values(1), [Case("R56", "empty value", empty_payload, "")], "value"),
-    broken.Group(values(16, 16), [Case("R56", "empty value before another", empty_before_another, "")], "value"),
+    broken.Group(values(16, 16), [
+        Case("R56", "empty value before another", empty_before_another, ""),
+        Case("R56", "empty value behind another", empty_behind_another, ""),
+    ], "value"),
     broken.Group(values(32, 32), [Case("R58", "values that overlap", overlapping, "")], "value"),
     broken.Group(lambda: Forge(saved({"a": {}}, alignment=16)), [
         Case("R33", "key of a byte more", lambda f: f.set("modules", "a", key_size=2), ""),
