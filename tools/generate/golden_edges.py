@@ -20,7 +20,7 @@ from zcrecord import StringTensor, dtypes
 
 from .golden import Case, expected, f32, saved, text_of
 from .golden_contents import Content
-from .invalid import chain
+from .invalid import chain, lists_used_up
 from .invalid_alone import table_to_the_end, vtable_behind
 
 __all__ = ["FOLDERS", "files"]
@@ -130,6 +130,9 @@ def layouts() -> Iterator[tuple[str, Case]]:
     f = tricks.attributes(40, {"n": "a"}).use_up("attributes", "value")
     texts = {f"{i:06}": "x" * (int(row["value"]) >> 32) for i, row in enumerate(f.columns["attributes"])}
     yield "budget", case("texts that take all that R30 allows", f.seal(), texts)
+    f = lists_used_up()
+    lists = {f"{i:06}": [0] * (int(row["value"]) >> 32) for i, row in enumerate(f.columns["attributes"])}
+    yield "budget_lists", case("lists that take all that R30 allows", f.seal(), lists)
     for name, program, archive in windows.found():
         if name in ("64 bits", "32 bits", "4 zeros of padding", "no more than five directories"):
             yield f"signed_{name.replace(' ', '_')}", case(

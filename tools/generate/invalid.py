@@ -153,10 +153,23 @@ def chain(depth: int) -> bytes:
     return archive.seal()
 
 
+def lists_used_up(over: int = 0) -> Forge:
+    """Return an archive of 40 lists of zeros that have as many items as R30 allows, and `over` more."""
+    f = tricks.attributes(40, {"n": [0, 0]})
+    rows, start = f.columns["attributes"], f.add("words", np.zeros(100, "<u8"))
+    rows["value"] = start
+    items, rest = divmod(f.budget_left(), 16)
+    each, more = divmod(items + over, len(rows))
+    rows["value"] = start | (each + (np.arange(len(rows))[::-1] < more)).astype("<u8") << np.uint64(32)
+    assert rest == 0 and each < 100 and f.budget_left() == -16 * over
+    return f
+
+
 def repeated() -> Iterator[tuple[str, Answer, bytes]]:
     """Yield indexes that repeat a byte too many of a text, and too many items of a list."""
     f = tricks.attributes(40, {"n": "a"}).use_up("attributes", "value", 1)
     yield name_of("R30", "budget", "a byte too many"), refused("R30") | {"touch": "accepted"}, f.seal()
+    yield name_of("R31", "budget", "an item too many"), refused("R31") | {"touch": "accepted"}, lists_used_up(1).seal()
     f = tricks.attributes(60, {"n": [1, 2]})
     f.columns["attributes"]["value"] = f.add("words", np.zeros(200, "<u8")) | 200 << 32
     yield name_of("R31", "budget", "lists"), refused("R31") | {"touch": "accepted"}, f.seal()

@@ -229,6 +229,20 @@ def beyond_the_payloads(f: Forge) -> None:
     count("payloads", 1)(f)
 
 
+def beyond_in_by_module(f: Forge) -> None:
+    """Let by_module have the number of a tensor that lies, as it should be, behind those that count."""
+    f.add("tensors", f.columns["tensors"])
+    f.columns["by_module"] = np.array([1])
+    count("tensors", 1)(f)
+
+
+def value_beyond_the_payloads(f: Forge) -> None:
+    """Let the second value name a payload that lies, as it should be, behind those that count."""
+    f.set("payloads", 1, offset=0, digest=f.get("payloads", 0, "digest"))
+    del f.payload[16:]
+    count("payloads", 1)(f)
+
+
 def typed(dtype: int, bits: int, *dims: int) -> Callable[[Forge], None]:
     """Return a change of the type of w, and of its shape."""
 
@@ -345,6 +359,7 @@ GROUPS = (
     ], "alone"),
     broken.Group(floats, [
         Case("R32", "by_name one beyond the tensors", beyond_the_tensors, ""),
+        Case("R42", "by_module one beyond the tensors", beyond_in_by_module, ""),
         Case("R46", "float32 of 64 bits that are there", typed(18, 64, 3), ""),
         Case("R46", "float32 of 8 bits that are there", typed(18, 8, 24), ""),
         Case("R28", "pool that ends inside a character", lambda f: f.text(b"\xc3", nul=False), ""),
@@ -384,7 +399,11 @@ GROUPS = (
         Case("R29", "type name", begins_with_nul("modules", "m", "type_name"), ""),
     ], "begins_with_nul"),
     broken.Group(values(1), [Case("R56", "empty value", empty_payload, "")], "value"),
+    broken.Group(lambda: Forge(saved({"a.b": np.ones(1, np.uint8), "a": {"c": np.zeros(1, np.uint8)}}, alignment=16)), [
+        Case("R32", "one name in two modules", lambda f: f.rename("tensors", "a.c", b"a.b"), "", tensor="a.b"),
+    ], "nested"),
     broken.Group(values(16, 16), [
+        Case("R68", "payload one beyond the payloads", value_beyond_the_payloads, ""),
         Case("R56", "empty value before another", empty_before_another, ""),
         Case("R56", "empty value behind another", empty_behind_another, ""),
     ], "value"),
