@@ -197,7 +197,7 @@ def test_an_end_that_is_not_read_is_fetched_for_the_digest_and_nothing_twice(tmp
 
 
 def test_a_shard_s_name_leads_to_no_other_folder_of_the_server(tmp_path: Path) -> None:
-    """What stands for characters in a URL stands for itself in a name: a server takes `%2f` for a slash."""
+    """A percent sign in a name is escaped: a server takes `%2f` for a slash."""
     name = "a%2e%2e%2fb #1"
     save_split(tmp_path / f"{name}.zcr", {"x": NARROW}, {"x": boxes_along(0, 2, NARROW.shape)})
     with serving(tmp_path) as server:
