@@ -246,5 +246,9 @@ def test_page_describes_every_field_of_the_answers() -> None:
 
 
 def test_names_asked_hold_what_a_line_can() -> None:
+    asked: set[bytes] = set()
     for question in questions():
         assert isinstance(question, Question) and question.line().count(b"\n") == 1
+        asked.update(question.line()[:-1].split(b"\t")[3:])
+    assert b"" not in asked and not any(b"\0" in name for name in asked)
+    assert b"a\r" in asked, "a carriage return is a part of a name"

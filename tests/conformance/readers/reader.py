@@ -21,12 +21,8 @@ def tensor(record: zcrecord.Record, name: str) -> dict[str, Any]:
     at, elements, strides = None, b"", archive.strides(row)
     if row.payload != NONE:
         at = archive.header.payload_offset + int(archive.index.payloads["offset"][row.payload]) + row.byte_offset
-        if strides is None:
-            elements = bytes(record.raw(name))
-        elif row.dtype in by_code:
-            elements = record[name].tobytes()
-        else:  # the package itself offers the payload alone (R77)
-            elements = archive.elements(archive.find(name)).tobytes()
+        known = strides is not None and row.dtype in by_code
+        elements = record[name].tobytes() if known else bytes(record.raw(name))
     return {"name": name, "dtype": row.dtype, "bits": row.bits, "shape": archive.shape(row), "strides": strides,
             "offset": at, "nbytes": len(elements), "elements": elements.hex()}  # fmt: skip
 
