@@ -75,7 +75,7 @@ def test_agrees_on_records_that_repeat_themselves_up_to_the_budget(built: list[P
 
 def test_refuses_a_draft_and_says_how_to_convert_it(built: list[Path]) -> None:
     """R2."""
-    draft = GOLDEN.parent / "data" / "draft" / "nested.zcr"
+    draft = Path(__file__).parents[1] / "data" / "draft" / "nested.zcr"
     for checker, level in itertools.product(built, LEVELS):
         (answer,) = ask([checker], [Question(draft.read_bytes(), "w", level)])
         assert not answer.accepted and "R2: " in answer.text and "`zcrecord convert` makes version 1" in answer.text
