@@ -18,7 +18,7 @@ from zcrecord.codec import index, layout, verify
 from zcrecord.errors import RecordError
 from zcrecord.onnx import tuned
 
-from . import CORPUS, native, targets
+from . import CORPUS, ROOT, native, targets
 from .branches import PACKAGE, VERIFIER, fewest
 from .crafted import crafted
 
@@ -98,10 +98,14 @@ def models() -> Iterator[bytes]:
 
 
 def everything() -> None:
-    """Try every archive that is kept, and those too large to be, in every way; and their indexes alone."""
+    """Try every archive that is kept, and those too large to be, in every way; their indexes alone; and a draft."""
     for data in [*inputs("archive"), *crafted()]:
         try_every_way(data)
         index_alone(data)
+    draft = (ROOT / "tests" / "data" / "draft" / "nested.zcr").read_bytes()
+    try_every_way(draft)
+    with layout.reading_drafts():
+        zcrecord.load_record(draft)
 
 
 def index_alone(data: bytes) -> None:
