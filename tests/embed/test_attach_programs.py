@@ -142,7 +142,7 @@ def frozen(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place / "dist"
 
 
-@pytest.mark.needs("ldd", "objcopy", "objdump")
+@pytest.mark.needs("file", "ldd", "objcopy", "objdump")
 @pytest.mark.parametrize("name", ["single", "folder/folder"])
 def test_frozen_python_program_maps_its_own_weights(name: str, frozen: Path, archive: Path) -> None:
     program = frozen / name

@@ -98,7 +98,10 @@ def _cores() -> int:
 
 
 def _run(jobs: list[Job], count: int, progress: Progress) -> _Results:
-    """Run all jobs, `count` at a time; those that fail by what may pass come again behind all others."""
+    """Run all jobs, `count` at a time; those that fail by what may pass come again behind all others.
+
+    The last try of a job is alone: a killed worker ends all others, too, and only so is it known which job it was.
+    """
     waiting = deque((job, 1) for job in jobs)
     results = _Results(jobs)
     while waiting:
@@ -114,7 +117,7 @@ def _work_off(
     running: dict[Future[Outcome], tuple[Job, int]] = {}
     killed = False
     while running or (waiting and not killed):
-        while waiting and len(running) < count and not killed:
+        while waiting and len(running) < count and not killed and _may_start(waiting[0][1], running):
             job, tried = waiting.popleft()
             try:
                 running[_submit(workers, job)] = job, tried
@@ -133,6 +136,11 @@ def _work_off(
             else:
                 results.failed.append((job, _said(job, error, tried)))
             results.done(job, progress)
+
+
+def _may_start(tried: int, running: dict[Future[Outcome], tuple[Job, int]]) -> bool:
+    """Return True if a job may run beside those that are running."""
+    return not running or _TRIES not in (tried, *(others for _, others in running.values()))
 
 
 def _said(job: Job, error: BaseException, tried: int) -> str:
