@@ -24,8 +24,8 @@ VERIFIER: dict[str, set[str] | None] = {
     "verify.py": None,
     "index.py": None,
     "layout.py": {
-        "u16_at", "Header.front", "_check_version", "decode_header", "_check_extents", "_foreign", "_program", "too_short", "locate",
-        "certificate_table", "unsigned_size", "_sealed", "align_up", "first_children",
+        "u16_at", "Header.front", "_check_version", "decode_header", "_check_extents", "_foreign", "_program",
+        "too_short", "locate", "certificate_table", "unsigned_size", "_sealed", "align_up", "first_children",
     },
 }  # fmt: skip
 
