@@ -170,12 +170,12 @@ def content_digest(
         known = {key: sha256(i) for key, i in distinct.items()}
     numbers = _numbers_by_full_name(ix)
     digest.update(_u64(len(ix.modules)))
-    of_modules = _children(ix, ix.modules, numbers)
+    of_modules = _children(ix, ix.modules, _keys(ix, ix.modules), numbers)
     kinds, type_names = ix.modules["kind"].tolist(), _texts(ix, ix.modules, "type_name")
     for m in np.argsort(numbers).tolist():
         digest.update(of_modules[m] + _u64(kinds[m]) + _text(type_names[m]))
     digest.update(_u64(len(ix.tensors)))
-    of_tensors = _children(ix, ix.tensors, numbers)
+    of_tensors = _children(ix, ix.tensors, _keys(ix, ix.tensors), numbers)
     for i, key in zip(ix.by_name.tolist(), keys, strict=True):
         row = archive.row(i)
         digest.update(of_tensors[i] + _u64(row.dtype, row.bits, row.rank, *archive.shape(row)) + known[key])
@@ -191,7 +191,7 @@ def _numbers_by_full_name(ix: Index) -> Array:
     return numbers
 
 
-def _children(ix: Index, rows: Array, numbers: Array) -> list[bytes]:
+def _children(ix: Index, rows: Array, keys: list[bytes], numbers: Array) -> list[bytes]:
     """Return the bytes of each tensor, module or attribute as a child: its module's number, its place and its key.
 
     Only in lists and tuples is a child's place content.
@@ -199,15 +199,13 @@ def _children(ix: Index, rows: Array, numbers: Array) -> list[bytes]:
     parents = np.where(rows["parent"] == NONE, 0, rows["parent"])  # module 0 is written as a child of itself
     kinds = ix.modules["kind"][parents]
     places = np.where((kinds == ModuleKind.LIST) | (kinds == ModuleKind.TUPLE), rows["place"], 0)
-    children = zip(numbers[parents].tolist(), places.tolist(), _keys(ix, rows), strict=True)
+    children = zip(numbers[parents].tolist(), places.tolist(), keys, strict=True)
     return [_u64(module, place) + _text(key) for module, place, key in children]
 
 
 def _keys(ix: Index, rows: Array) -> list[bytes]:
-    """Return the keys of tensors or modules, which end their names, or of attributes, whose names they are."""
+    """Return the keys of tensors or modules: the ends of their names."""
     names = _texts(ix, rows, "name")
-    if "key_size" not in (rows.dtype.names or ()):
-        return names
     return [name[len(name) - size :] for name, size in zip(names, rows["key_size"].tolist(), strict=True)]
 
 
@@ -345,8 +343,8 @@ def _put_attributes(archive: Archive, numbers: Array, put: Callable[[bytes], Non
     known: dict[int, bytes] = {}
     places = _places(archive)
     parents = numbers[ix.attributes["parent"]].tolist()
-    keys = _keys(ix, ix.attributes)
-    children = _children(ix, ix.attributes, numbers)
+    keys = _texts(ix, ix.attributes, "name")
+    children = _children(ix, ix.attributes, keys, numbers)
     types, forms, values = (ix.attributes[field].tolist() for field in ("type", "form", "value"))
     for i in sorted(range(len(keys)), key=lambda i: (parents[i], keys[i])):
         kind, form, word = types[i], forms[i], values[i]
