@@ -402,7 +402,13 @@ def main(arguments: list[str] | None = None) -> int:
     if not asked:
         parser.error(f"--only {options.only}: no archive of that name in {KIT}")
     try:
-        results = examine(shlex.split(options.reader), asked, seconds=options.timeout)
+        command = shlex.split(options.reader)
+    except ValueError as error:  # a quotation that does not end
+        parser.error(f"--reader: {error}")
+    if not command:
+        parser.error("--reader: name a program")
+    try:
+        results = examine(command, asked, seconds=options.timeout)
     except OSError as error:
         parser.error(f"--reader: {error}")
     lines, right = report(results, options.most or len(asked))

@@ -229,6 +229,10 @@ def test_command_names_an_option_that_is_wrong(capsys: pytest.CaptureFixture[str
     with pytest.raises(SystemExit):
         conformance.main(["--reader", "/no/such/program"])
     assert "--reader: [Errno 2]" in capsys.readouterr().err
+    for wrong, told in (("my 'reader", "No closing quotation"), ("", "name a program")):
+        with pytest.raises(SystemExit):
+            conformance.main(["--reader", wrong])
+        assert f"--reader: {told}" in capsys.readouterr().err
 
 
 VECTORS = ("tensors", "modules", "attributes", "metadata")
