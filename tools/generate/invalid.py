@@ -1,4 +1,4 @@
-"""The invalid archives of tests/conformance: each breaks one rule of schema/FORMAT.md, and nothing else.
+"""The invalid archives of tests/conformance: each breaks the rule of schema/FORMAT.md that its name begins with.
 
 They are the cases of the tests of malformed archives, each with the answer that is due at each level: `accepted`, or
 the rule that refuses it; at `touch` where single tensors are refused, that for each of a few names. Cases of more than
