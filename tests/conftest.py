@@ -1,13 +1,15 @@
-"""Tests that need a system tool, fixtures that many tests share, and where tests find `tools`.
+"""Tests that are left out by default, fixtures that many tests share, and where tests find `tools`.
 
-`@pytest.mark.needs("gcc")`: without that command on PATH the test is left out, and counted at the end; without
-"gcc -m32" where that builds no program. The names are those of `tools/system_tools.py`.
+By default neither tests that run a system tool run, nor those that are slow, measure, or try every case; they are
+counted at the end. See `exhaustive.py`. `@pytest.mark.needs("gcc")` names a tool as `tools/system_tools.py` does.
 
-`@pytest.mark.exhaustive`: a family that tries every case, of which a few members run; see `exhaustive.py`.
+Of a path (`pytest tests/codec`) all tests run but those for which this machine lacks the tool.
+
+A test that wants a package which PyPI does not have for this machine is skipped, and named; see `absent_packages.py`.
 
 Under `tools/test --all` (ZCRECORD_TEST_ALL=1) nothing is left out: what lacks a tool fails, and so does every skip
 whose reason does not start with "platform:", which is for what another operating system alone can show. A test that
-runs a tool without a mark that names it fails there, too: without that tool it would fail instead of being left out.
+runs a tool without a mark that names it fails there, too: by default it would run that tool.
 """
 
 from __future__ import annotations
@@ -25,10 +27,11 @@ from collections.abc import Generator, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import absent_packages
 import hypothesis
 import ml_dtypes  # noqa: F401  # numpy knows "int4" and "bfloat16" by name from it
 import pytest
-from exhaustive import ALL, left_to_all
+from exhaustive import ALL, KINDS, left_out_by_default, run_whole, whole
 
 if TYPE_CHECKING:
     from browsers import Pages
@@ -38,9 +41,9 @@ if TYPE_CHECKING:
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # `tools` is not installed
 from tools.system_tools import PACKAGES, has
 
-LEFT_OUT = pytest.StashKey[dict[str, int]]()  # tests left out for want of each tool, and of exhaustive families
+LEFT_OUT = pytest.StashKey[dict[str, int]]()  # tests left out of each kind, or for want of each tool
+NAMED = pytest.StashKey[bool]()  # whether paths were given
 FROZEN = pytest.StashKey[int]()  # modules that were there when objects were frozen last
-EXHAUSTIVE = "exhaustive families"
 TOOLS_RUN = pytest.StashKey[Path]()
 Report = TypeVar("Report", pytest.TestReport, pytest.CollectReport)
 
@@ -127,8 +130,13 @@ def missing_tools(item: pytest.Item) -> list[str]:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Under --all, put commands before the tools on PATH that note each use of one."""
+    """Leave nothing out of a path, but what absent packages need. Under --all, note each use of a system tool."""
     config.stash[LEFT_OUT] = {}
+    config.pluginmanager.register(absent_packages)
+    given = config.args_source is config.ArgsSource.ARGS
+    config.stash[NAMED] = named = getattr(config, "workerinput", {}).get("named", given)
+    if named and "ZCRECORD_EMULATED" not in os.environ:  # emulated processors are slow
+        run_whole()
     if ALL:
         folder = Path(tempfile.mkdtemp(prefix="tools-"))
         config.add_cleanup(lambda: shutil.rmtree(folder))
@@ -137,17 +145,27 @@ def pytest_configure(config: pytest.Config) -> None:
             if "/" not in command and (found := shutil.which(command)):
                 note = f"printf '%s\\0' \"{command} $*\" >>{folder}/run.log"
                 noting = f'#!/bin/sh\n{note}\nexec {shlex.quote(found)} "$@"\n'
-                (folder / command).write_text(noting)
+                (folder / command).write_text(noting, encoding="utf-8")
                 (folder / command).chmod(0o755)
         os.environ["PATH"] = f"{folder}{os.pathsep}{os.environ['PATH']}"
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """Tell pytest's other processes, to which paths are always given, whether some were given to this one."""
+    node.workerinput["named"] = node.config.stash[NAMED]
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Deselect what lacks a tool and most of exhaustive families, unless nothing is to be left out."""
+    """Deselect what does not run by default or, of a path, what lacks a tool."""
     if ALL:
         return
-    lacking = {item: tools[0] for item in items if (tools := missing_tools(item))}
-    left_out = lacking | dict.fromkeys(left_to_all([item for item in items if item not in lacking]), EXHAUSTIVE)
+    if config.stash[NAMED]:
+        left_out = {item: tools[0] for item in items if (tools := missing_tools(item))}
+    else:
+        left_out = dict.fromkeys(filter(named_tools, items), "needs")
+    if not whole():
+        left_out |= left_out_by_default([item for item in items if item not in left_out])
     config.stash[LEFT_OUT] = dict(Counter(left_out.values()).most_common())
     config.hook.pytest_deselected(items=list(left_out))
     items[:] = [item for item in items if item not in left_out]
@@ -185,7 +203,7 @@ def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, None, None]:
     yield
     log = item.config.stash.get(TOOLS_RUN, None)
     if log is not None and log.exists():
-        unnamed = tools_run(log.read_text(errors="replace").split("\0")[:-1]) - set(named_tools(item))
+        unnamed = tools_run(log.read_text(errors="replace", encoding="utf-8").split("\0")[:-1]) - set(named_tools(item))
         log.unlink()
         if unnamed:
             pytest.fail(f"runs {', '.join(sorted(unnamed))}; mark it with pytest.mark.needs", pytrace=False)
@@ -240,14 +258,16 @@ def pytest_testnodedown(node: Any) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    """Tell in a few lines what was left out, before pytest's own closing line."""
-    lacking = config.stash[LEFT_OUT].copy()
-    cases = lacking.pop(EXHAUSTIVE, 0)
-    if lacking or cases:
-        terminalreporter.section("left out; ./tools/test --all installs system tools, and runs everything")
-    if cases:
-        terminalreporter.line(f"{cases} tests of families that try every case: a few of each family ran")
-    if lacking:
-        tools = ", ".join(f"{tool} {count}" for tool, count in lacking.items())
-        told = f"{sum(lacking.values())} tests for want of a system tool: {tools}"
-        terminalreporter.write_line("\n".join(textwrap.wrap(told, 118, subsequent_indent="  ", break_on_hyphens=False)))
+    """Tell in a few lines what was left out or, under --all, found, before pytest's own closing line."""
+    left_out = config.stash[LEFT_OUT]
+    lines = [f"{count} tests {KINDS[kind]}" for kind, count in left_out.items() if kind in KINDS]
+    if tools := [f"{tool} {count}" for tool, count in left_out.items() if tool in PACKAGES]:
+        lines.append(f"tests for want of a system tool: {', '.join(tools)}")
+    if ALL:
+        terminalreporter.section("system tools")
+        lines = [f"found: {', '.join(filter(has, PACKAGES))}"]
+    elif lines:
+        terminalreporter.section("left out; ./tools/test --all runs everything, ./tools/test PATH all tests of a path")
+    for line in lines:
+        folded = textwrap.wrap(line, 118, subsequent_indent="  ", break_on_hyphens=False)
+        terminalreporter.write_line("\n".join(folded))

@@ -58,8 +58,8 @@ def table(module: str) -> str:
     from attacks.running import answers
 
     with tempfile.TemporaryDirectory() as folder:
-        ours = answers(module, Path(folder), "ours")
-        found = [*ours, *answers(module, Path(folder), "peers")]
+        ours = answers(module, Path(folder), "ours", how="timed")
+        found = [*ours, *answers(module, Path(folder), "peers", how="timed")]
     columns = COLUMNS[module]
     lines = [
         f"| trick | {' | '.join(f'{name} {version(package)}' for name, (package, _) in columns.items())} |",
@@ -80,7 +80,7 @@ def worst(told: Iterable[Any]) -> str:
         return "-"
     answer = sorted_ones[-1]
     lost = answer.kind == "hung" or answer.kind.startswith("killed")
-    took = "" if lost else f", {1000 * answer.seconds:.1f} ms, {answer.nbytes / MIB:.1f} MiB"
+    took = "" if lost else f", {1000 * answer.seconds:.1f} ms, {answer.resident / MIB:.1f} MiB"
     return (answer.kind or "accepted") + took
 
 

@@ -27,12 +27,20 @@ find_python() {
   die "needs Python 3.11 or later; found none as ${candidates[*]}"
 }
 
-# Has pip look at PyTorch's own index too, if it answers: PyPI's build for Linux brings gigabytes of CUDA that no test uses.
-prefer_small_torch() {
+# prepare_download EXTRAS: sets $size to what pip will fetch and install. Has pip look at PyTorch's own index, too, if that
+# answers: PyPI's build for Linux brings gigabytes of CUDA that no test uses.
+prepare_download() {
   local index=https://download.pytorch.org/whl/cpu
-  [ "$1" = dev ] && [ "$(uname -s)" = Linux ] && [ -z "${PIP_EXTRA_INDEX_URL:-}" ] || return 0
-  if "$python" -c "import urllib.request; urllib.request.urlopen('$index/torch/', timeout=3)" 2>/dev/null; then
+  size='0.1 GB to download, 0.3 GB on the disk'
+  [ "$1" = dev ] || return 0
+  size='0.6 GB to download, 3 GB on the disk'
+  [ "$(uname -s)" = Linux ] || return 0
+  if [ -n "${PIP_EXTRA_INDEX_URL:-}" ]; then
+    size="$size; 3.1 and 9 GB if pip finds no torch without CUDA"
+  elif "$base" -c "import urllib.request; urllib.request.urlopen('$index/torch/', timeout=3)" 2>/dev/null; then
     export PIP_EXTRA_INDEX_URL=$index
+  else
+    size="up to 3.1 GB to download and 9 GB on the disk, most of it CUDA: $index does not answer"
   fi
 }
 
@@ -42,7 +50,7 @@ prefer_small_torch() {
 # A stamp, written last, says what the environment was made for: the interpreter, its version, where it lies (it does
 # not survive a move), the extras and pyproject.toml. One without that very stamp, a half-made one too, is made anew.
 ensure_venv() {
-  local venv="$root/.venv-$1" extras=$2 constraints=${3:+--constraint=$3} base stamp log
+  local venv="$root/.venv-$1" extras=$2 constraints=${3:+--constraint=$3} base stamp log size
   base=$(find_python) || exit 1
   stamp="$("$base" -c 'import sys; print(sys.base_prefix, sys.version)' | tr '\n' ' ')"
   stamp="$stamp| $venv [$extras] $(cksum <"$root/pyproject.toml")"
@@ -51,7 +59,10 @@ ensure_venv() {
   if [ "$(cat "$venv/.stamp" 2>/dev/null)" = "$stamp" ] && "$python" -c '' 2>/dev/null; then
     return
   fi
-  printf 'Making %s with %s: zcrecord[%s] (a minute or so, once)\n' "${venv#"$root"/}" "$("$base" -V)" "$extras"
+  "$base" -c 'import sysconfig; raise SystemExit("musl" in str(sysconfig.get_config_var("SOABI")))' ||
+    die "$base is built for musl, and PyPI has no ONNX Runtime for it; use a system with glibc, such as Debian's container"
+  prepare_download "$extras"
+  printf 'Making %s with %s: zcrecord[%s], once (%s)\n' "${venv#"$root"/}" "$("$base" -V)" "$extras" "$size"
   log=$(mktemp)
   if ! { rm -f "$venv/.stamp" && "$base" -m venv --clear "$venv"; } >"$log" 2>&1; then
     cat "$log" >&2
@@ -59,13 +70,14 @@ ensure_venv() {
     die "could not make the virtual environment $venv"
   fi
   [ -x "$python" ] || python="$venv/Scripts/python.exe"
-  prefer_small_torch "$extras"
+  mkdir "$venv/tmp" # where wheels are unpacked: /tmp may be memory
   # shellcheck disable=SC2086  # mktemp's name, or nothing
-  if ! "$python" -m pip install --quiet --no-compile --editable "$root[$extras]" $constraints >"$log" 2>&1; then
+  if ! TMPDIR="$venv/tmp" "$python" -m pip install --quiet --no-compile --editable "$root[$extras]" $constraints \
+    >"$log" 2>&1; then
     cat "$log" >&2
     rm -f "$log"
     die "pip could not install zcrecord[$extras] into $venv; see above, or try another Python: PYTHON=python3.12 $0"
   fi
-  rm -f "$log"
+  rm -rf "$log" "$venv/tmp"
   printf '%s\n' "$stamp" >"$venv/.stamp"
 }

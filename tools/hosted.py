@@ -154,7 +154,7 @@ def _pages(pid: int, start: int, end: int) -> Pages:
     permissions, files, sums = set(), set(), {"Rss": 0, "Pss": 0, "Shared_Clean": 0, "Shared_Dirty": 0}
     sums["Private_Dirty"] = 0
     inside = False
-    for line in Path(f"/proc/{pid}/smaps").read_text().splitlines():
+    for line in Path(f"/proc/{pid}/smaps").read_text(encoding="utf-8").splitlines():
         words = line.split(maxsplit=5)
         if not words[0].endswith(":"):
             low, high = (int(word, 16) for word in words[0].split("-"))

@@ -103,7 +103,7 @@ def free_bytes(folder: str | os.PathLike[str]) -> int:
 def _kib_fields(path: Path) -> dict[str, int]:
     """Return the `Name:   123 kB` lines of a file below /proc, in bytes."""
     fields = {}
-    for line in path.read_text().splitlines():
+    for line in path.read_text(encoding="utf-8").splitlines():
         name, _, rest = line.partition(":")
         words = rest.split()
         if len(words) == 2 and words[1] == "kB":

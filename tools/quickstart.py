@@ -42,6 +42,7 @@ PROCESSES = 4
 LATENCY_ROUNDS, LATENCY_REPEATS = 4, 5  # in turns, so that a slow second hits all files alike
 LARGE_BATCH = 16
 FILES = 6  # times a model's size on disk: the .onnx, the archive, the tuned one, and what tuning writes meanwhile
+LEAST_MIB = 16  # of a model that is made smaller
 SPARE_MIB = 256  # of disk and memory, left for everybody else
 
 
@@ -150,29 +151,33 @@ def act_two(console: Console, folder: Path, mib: int) -> None:
 
 
 def _that_fits(console: Console, folder: Path, mib: int) -> int:
-    """Return `mib`, or a smaller size if four copies of the model would not fit into memory.
+    """Return `mib`, or a smaller size if memory has no room for four copies of the model, or the disk for its files.
 
     Raises:
-        QuickstartError: the disk is too full.
+        QuickstartError: the disk has no room for the smallest either.
     """
-    available = _available_memory()
-    # Each process that creates a session from .onnx holds the parsed model and its own copy of it for a moment.
-    fitting = mib if available is None else (available // MIB - SPARE_MIB) // (2 * PROCESSES + 1)
-    if fitting < mib:
-        mib = max(16, fitting)
-        console.print(f"{PROCESSES} processes with the .onnx would not fit into memory here; taking {mib} MiB instead")
-    needed, free = (FILES * mib + SPARE_MIB) * MIB, free_bytes(folder)
-    if free < needed:
+    available, free = _available_memory(), free_bytes(folder)
+    least = min(mib, LEAST_MIB)
+    on_disk = (free // MIB - SPARE_MIB) // FILES
+    if on_disk < least:
         raise QuickstartError(
-            f"{folder.parent} has {_mib(free)} free, act two needs {_mib(needed)}; "
+            f"{folder.parent} has {_mib(free)} free, act two needs {_mib((FILES * least + SPARE_MIB) * MIB)}; "
             "set TMPDIR to a roomier folder, or run with --small"
         )
-    return mib
+    # Each process that creates a session from .onnx holds the parsed model and its own copy of it for a moment.
+    in_memory = mib if available is None else max(least, (available // MIB - SPARE_MIB) // (2 * PROCESSES + 1))
+    fitting = min(mib, on_disk, in_memory)
+    if fitting < mib:
+        what = f"{PROCESSES} processes with the .onnx would not fit into memory here"
+        if on_disk < in_memory:
+            what = f"{FILES} files of that size would not fit into {folder.parent}; TMPDIR may name a roomier folder"
+        console.print(f"{what}; taking {fitting} MiB instead")
+    return fitting
 
 
 def _available_memory() -> int | None:
     with contextlib.suppress(OSError):
-        for line in Path("/proc/meminfo").read_text().splitlines():
+        for line in Path("/proc/meminfo").read_text(encoding="utf-8").splitlines():
             if line.startswith("MemAvailable:"):
                 return int(line.split()[1]) * 1024
     return None

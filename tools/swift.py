@@ -83,7 +83,7 @@ def main(arguments: list[str]) -> int:
 def _serving(folder: Path) -> Iterator[str]:
     """Run the four servers; yields the address of the proxy, once it answers."""
     (folder / "devices" / "disk").mkdir(parents=True)
-    (folder / "swift.conf").write_text(HASHES)
+    (folder / "swift.conf").write_text(HASHES, encoding="utf-8")
     ports = {name: _free_port() for name in ("account", "container", "object", "proxy")}
     running = []
     try:
@@ -92,7 +92,7 @@ def _serving(folder: Path) -> Iterator[str]:
             own += "".join(f"[filter:{f}]\nuse = egg:swift#{f}\n" for f in FILTERS if name == "proxy")
             user = os.environ.get("USER", "root")
             settings = folder / f"{name}.conf"
-            settings.write_text(COMMON.format(port=port, folder=folder, user=user) + own)
+            settings.write_text(COMMON.format(port=port, folder=folder, user=user) + own, encoding="utf-8")
             if name != "proxy":
                 _make_ring(folder, name, port)
             command: list[str | Path] = [folder / f"venv/bin/swift-{name}-server", settings]

@@ -174,7 +174,7 @@ def check_hub(folder: Path) -> str:
     snapshot = cache / "models--somebody--llama" / "snapshots" / ("0" * 40)
     shutil.copytree(folder / "Llama-zcr", snapshot)
     (snapshot.parents[1] / "refs").mkdir()
-    (snapshot.parents[1] / "refs" / "main").write_text("0" * 40)
+    (snapshot.parents[1] / "refs" / "main").write_text("0" * 40, encoding="utf-8")
     os.environ["HF_HUB_CACHE"] = str(cache)
     try:  # in a process that starts with that cache
         answers = call_alone("tools.vllm:tokens", folder="somebody/llama", load_format=OURS)
@@ -193,11 +193,14 @@ def check_serve(folder: Path) -> str:
     command += ["--skip-tokenizer-init", "--enforce-eager", "--max-model-len", str(LENGTH), "--dtype", "float32"]
     command += ["--host", "127.0.0.1", "--port", str(port), "--served-model-name", "m"]
     log = folder / "serve.log"
-    with log.open("w") as out, subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT) as server:
+    with (
+        log.open("w", encoding="utf-8") as out,
+        subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT) as server,
+    ):
         try:
             answers = [_completion(f"http://127.0.0.1:{port}", prompt, server) for prompt in PROMPTS]
         except CheckError as error:
-            raise CheckError(f"{error}\n{log.read_text()[-4000:]}") from None
+            raise CheckError(f"{error}\n{log.read_text(encoding='utf-8')[-4000:]}") from None
         finally:
             server.terminate()
             server.wait(60)

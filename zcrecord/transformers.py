@@ -22,6 +22,7 @@ from zcrecord.record.record import Record
 from zcrecord.record.save import save_record
 from zcrecord.storage.files import open_sink, path_of, refusals, scratch_folder
 from zcrecord.storage.folders import MODEL, archive_in
+from zcrecord.tensors.packed import StringTensor
 from zcrecord.writing.writers import SaveReport
 
 __all__ = ["from_pretrained", "save_pretrained"]
@@ -52,7 +53,8 @@ def from_pretrained(folder: Any, model_class: Any, *args: Any, archive: Any = No
     by an optimizer, copies that page and never reaches the file. Copied are tensors that are converted: to another
     dtype than they are stored in, by `dtype=` or by the config; into one tensor of several, as with experts that are
     stored each by itself (`save_pretrained` tells how they need not be); and of a weight that the archive ties and
-    the model does not, one of the two. A tensor for another device is copied there from the mapping.
+    the model does not, one of the two. A tensor for another device is copied there from the mapping. Tensors of
+    strings are left out.
 
     Args:
         folder: with `config.json` and `model.zcr`, or the only archive or catalogue there; as `save_pretrained` writes
@@ -65,9 +67,9 @@ def from_pretrained(folder: Any, model_class: Any, *args: Any, archive: Any = No
 
     Raises:
         SourceError: there is no such folder, or in it no config or no archive. UnsupportedError: a quantised model, a
-        folder with an adapter, or an argument that names other weights. MismatchError: no tensor of the archive
-        belongs to the model. DependencyError: transformers or torch is not installed. transformers' own errors, as
-        for tensors of another shape, are not changed.
+        folder with an adapter, elements that torch has no type for, or an argument that names other weights.
+        MismatchError: no tensor of the archive belongs to the model. DependencyError: transformers or torch is not
+        installed. transformers' own errors, as for tensors of another shape, are not changed.
 
     Example:
         >>> from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
@@ -83,7 +85,7 @@ def from_pretrained(folder: Any, model_class: Any, *args: Any, archive: Any = No
     config, overrides, rest = _configured(transformers, where, model_class, kwargs)
     model_class, config = _concrete(model_class, config, where, rest.get("trust_remote_code"))
     record = archive if isinstance(archive, Record) else load_record(archive_in(where) if archive is None else archive)
-    state = record.torch()
+    state = _model_tensors(record)
     repeated = _repeated(transformers, state, config) if rest.get("key_mapping") is None else set()
     asked = rest.pop("output_loading_info", False)
     load = functools.partial(model_class.from_pretrained, None, *args, config=config, output_loading_info=True, **rest)
@@ -256,6 +258,21 @@ def _repeated(transformers: Any, state: dict[str, Any], config: Any) -> set[str]
 
     pairs = {name: kept for name, kept in declared.items() if name in state and kept in state and kept not in declared}
     return {name for name, kept in pairs.items() if one(state[name], state[kept])}
+
+
+def _model_tensors(record: Record) -> dict[str, Any]:
+    """Return the tensors that a model may have, as torch's, by name: all but those of strings.
+
+    Raises:
+        UnsupportedError: torch has no type for a tensor's elements.
+    """
+    state = {name: tensor for name, tensor in record.torch().items() if not isinstance(tensor, StringTensor)}
+    for name, tensor in state.items():
+        if not hasattr(tensor, "untyped_storage"):
+            what = f"torch has no such tensors of {record.info(name).dtype.name}; to load the others:"
+            advice = f"archive=record.select(lambda tensor: tensor.name != {name!r})"
+            raise UnsupportedError(f"{what} {advice}", path=record.path, tensor=name)
+    return state
 
 
 def _same_place(key: str, name: str) -> bool:

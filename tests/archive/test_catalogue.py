@@ -286,6 +286,7 @@ def flip(at: int) -> Callable[[Array], Array]:
         (names("../a.zcr"), r"'files\.name': '\.\./a\.zcr' is not the plain name of a \.zcr file"),
         (names("/etc/passwd"), "is not the plain name"),
         (names("a.txt"), "is not the plain name"),
+        (names("a.zcr", "a.zcr"), r"'files\.name': names a file twice"),
         (changed("files.name", lambda v: None), r"'files\.name': its table is missing"),
         (changed("files.trailer", lambda v: v[:2]), r"'files\.trailer': its table has the shape \(2, 64\)"),
         (
@@ -322,6 +323,7 @@ def test_a_forged_blob_is_refused(path: Path) -> None:
         bytes(zcrecord.load_record(path).attributes["blob"])
 
 
+@pytest.mark.slow
 def test_every_byte_of_an_outline_is_covered_by_its_digest(path: Path) -> None:
     sound = path.read_bytes()
     outline = tables(path)["outline"].tobytes()
@@ -349,7 +351,7 @@ def test_a_forged_shard_with_a_payload_outside_it_is_refused(path: Path, offset:
     found["files.trailer"][0] = header
     found["files.index_sha256"][0] = np.frombuffer(hashlib.sha256(octets[start : start + size]).digest(), np.uint8)
     write_catalogue(path, found)
-    with pytest.raises(FormatError, match=r"00001-of-00004\.zcr: .*names payloads that this shard does not have"):
+    with pytest.raises(FormatError, match=r"00001-of-00004\.zcr: .*(ends past the region|larger than an archive)"):
         zcrecord.load_record(path, mode=mode)["layers.0.w"]
 
 
@@ -371,6 +373,7 @@ def mutated(rng: np.random.Generator, value: Any) -> Any:
     return value
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("split", [False, True])
 def test_random_tables_give_the_record_or_one_typed_error(tmp_path: Path, path: Path, split: bool, seed: int) -> None:
@@ -458,7 +461,7 @@ def test_pieces_that_do_not_fit_are_refused(tmp_path: Path, forged: dict[str, An
 def test_a_catalogue_that_names_itself_ends(tmp_path: Path) -> None:
     zcrecord.save_record({"a": SHARED, "b": SHARED + 1}, tmp_path / "model.zcr", max_shard_size=900)
     found = tables(tmp_path / "model.zcr")
-    found["files.name"] = np.array(["model.zcr", "model.zcr"])
+    found["files.name"] = np.array(["model.zcr", shards_of(tmp_path / "model.zcr")[1].name])
     write_catalogue(tmp_path / "model.zcr", found, blobs=None)
     with pytest.raises(IntegrityError, match="is another archive than the one that the catalogue names"):
         zcrecord.load_record(tmp_path / "model.zcr")["a"]

@@ -48,6 +48,7 @@ def test_order_does_not_enter() -> None:
     assert {digest(shuffled(TREE, random.Random(seed))) for seed in range(8)} == {WANT}
 
 
+@pytest.mark.slow
 @hypothesis.given(tree=r.trees(), seed=st.integers(0, 99))
 @hypothesis.settings(max_examples=rounds(60), deadline=None)
 def test_order_alignment_and_payload_digests_of_any_tree_do_not_enter(tree: Any, seed: int) -> None:

@@ -81,7 +81,7 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "m.zcr"
 
 
-@pytest.mark.exhaustive(keep=8)
+@pytest.mark.exhaustive(keep=1)
 @pytest.mark.parametrize("what", OUTLIVES)
 def test_view_outlives(what: str, path: Path) -> None:
     r.run_python(START + OUTLIVES[what], path)
@@ -102,6 +102,7 @@ release = source.close""",
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["view", "record"])
 @pytest.mark.parametrize("source", HELD)
 def test_source_cannot_be_released_or_resized_while_it_is_used(source: str, kind: str, path: Path) -> None:
@@ -212,6 +213,7 @@ check(view)""",
 }
 
 
+@pytest.mark.slow
 @pytest.mark.exhaustive(keep=5)
 @pytest.mark.skipif(not LINUX, reason="platform: only Linux lists what is mapped")
 @pytest.mark.parametrize("what", CLOSES)
@@ -219,6 +221,7 @@ def test_close(what: str, path: Path) -> None:
     r.run_python(START + CLOSES[what], path)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="platform: no fork")
 def test_record_and_views_survive_fork(path: Path) -> None:
     code = """
@@ -239,6 +242,7 @@ assert rec.close() is True
     r.run_python(START + code, path)
 
 
+@pytest.mark.slow
 def test_failed_load_leaves_no_mapping_and_no_open_file(path: Path) -> None:
     code = """
 data = bytearray(read())
@@ -277,6 +281,7 @@ assert not mapped()
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not LINUX, reason="platform: macOS keeps a descriptor for each mapping before Python 3.13")
 def test_neither_records_nor_views_hold_a_file_descriptor(tmp_path: Path) -> None:
     large = {name: np.ones(1 << 20, np.uint8) for name in ("big", "twin", "third")}
@@ -301,6 +306,7 @@ HINDERED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not LINUX, reason="platform: elsewhere nothing is mapped over")
 @pytest.mark.parametrize("how", HINDERED)
 def test_a_file_is_mapped_with_a_descriptor_where_it_cannot_be_without(how: str, path: Path) -> None:

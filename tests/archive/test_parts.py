@@ -110,6 +110,7 @@ def picked(node: Any, keep: Callable[[str], bool], whole: Callable[[str], bool],
 # A module.
 
 
+@pytest.mark.slow
 @hypothesis.given(tree=r.trees())
 @hypothesis.settings(max_examples=rounds(60), deadline=None)
 def test_every_module_of_a_record_is_the_record_of_its_subtree(tree: Any) -> None:
@@ -318,6 +319,7 @@ def test_list_that_loses_members_is_a_mapping_unless_they_were_its_last(rec: Rec
     assert rec.select("head").modules["head"].type_name == "Pair"
 
 
+@pytest.mark.slow
 @hypothesis.given(tree=r.trees(), data=st.data())
 @hypothesis.settings(max_examples=rounds(120), deadline=None)
 def test_selection_is_that_of_plain_python(tree: Any, data: st.DataObject) -> None:
@@ -485,6 +487,7 @@ KEYS = st.sampled_from(["a", "b", "c", "a1"])
 FLAT = st.dictionaries(st.lists(KEYS, min_size=1, max_size=4).map(".".join), st.integers(0, 100), max_size=8)
 
 
+@pytest.mark.slow
 @hypothesis.given(
     flat=FLAT,
     rename=st.dictionaries(st.lists(KEYS, max_size=3).map(".".join), st.lists(KEYS, max_size=2).map(".".join)),

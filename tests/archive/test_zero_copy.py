@@ -120,7 +120,7 @@ def test_every_view_lies_in_the_mapping_of_its_file(kind: Any, tmp_path: Path) -
     maps = Path("/proc/self/maps")
     if not maps.exists():
         pytest.skip("platform: only Linux lists what is mapped")
-    lines = [line.split()[0] for line in maps.read_text().splitlines() if line.endswith(str(path))]
+    lines = [line.split()[0] for line in maps.read_text(encoding="utf-8").splitlines() if line.endswith(str(path))]
     assert len(lines) == 1
     lo, hi = (int(end, 16) for end in lines[0].split("-"))
     assert lo <= start

@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 
 import packed_archives
+import test_transport_agreement as agreement
 import test_transport_malformed as transport
 import zstandard
 from malformed import plain
@@ -15,7 +16,7 @@ import zcrecord
 from attacks.broken import file
 from attacks.catalogue import Attack, Door
 from attacks.doors import command, every_question, mapped
-from zcrecord import FormatError, IntegrityError, LimitError, RecordError
+from zcrecord import FormatError, LimitError, RecordError
 from zcrecord.cli.dispatch import main
 
 __all__ = ["ATTACKS", "DOORS", "HARMLESS"]
@@ -101,15 +102,19 @@ def attack(
                   doors=doors)  # fmt: skip
 
 
-TRUER = {"a frame shorter": IntegrityError}  # the test of the table is content with its base
 LOADING = frozenset({"load_record", "load_record path", "zcrecord verify"})
 MORE = "holds more than the archive's 960 bytes"
 CLAIM = "packed bytes would take [0-9]+ bytes of memory|no room in memory|trailer: it is not that|" + MORE
 ATTACKS: tuple[Attack, ...] = (
     *(
-        attack(f"table: {what}", "R83 R84", partial(bytes, data), TRUER.get(what, error), message)
+        attack(f"table: {what}", "R83 R84", partial(bytes, data), error, message)
         for what, (data, error, message) in transport.WRONG.items()
         if what != "terabytes"
+    ),
+    *(
+        attack(f"two archives: {way.__name__.replace('_', ' ')}", "R84", partial(agreement.forged, way), FormatError,
+               r"frame \[.*(is not one zstd frame|holds)")
+        for way in agreement.WAYS
     ),
     attack("table of terabytes", "R83", lambda: transport.WRONG["terabytes"][0], LimitError, CLAIM, LOADING),
     attack("frames of 4 GiB without a table", "R85", lambda: bomb(sized=True), FormatError, MORE),

@@ -1,8 +1,8 @@
-"""Attacks carried out, each at each door in a process of its own: `python -m attacks.running MODULE FOLDER WHAT`.
+"""Attacks carried out, each at each door in a process of its own: `python -m attacks.running MODULE FOLDER WHAT HOW`.
 
 The process imports what doors need and forks for every attack: a crash, a hang or a leak ends with the child, and the
-peak of resident memory is the attack's alone. It needs fork and Linux's /proc. What an answer has to be is left to
-`attacks.catalogue`.
+memory is the attack's alone. What Python and numpy allocate is counted, the same on every machine; resident memory and
+time are measured besides. It needs fork and Linux's /proc. What an answer has to be is left to `attacks.catalogue`.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import signal
 import subprocess
 import sys
 import time
+import tracemalloc
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -28,25 +29,28 @@ from tools.measure import begin_peak, peak_rss
 __all__ = ["answers", "run"]
 
 What = Literal["ours", "peers"]
+How = Literal["counted", "timed"]
 ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = (".", "tests", "tests/support", "tests/codec", "tests/transport")  # where attacks and their cases are
-LONGEST = 20.0  # seconds by the clock; what takes longer is called hung, unless the module says less
+LONGEST = 60.0  # seconds by the clock; what takes longer is called hung, unless the module says otherwise
 ROOM = 6 << 30  # bytes of address space: a fault ends the child, not the machine
 SHORT = 500  # characters of a message
 
 
-def answers(module: str, folder: Path, what: What = "ours", names: Iterable[str] = ()) -> list[Answer]:
+def answers(
+    module: str, folder: Path, what: What = "ours", names: Iterable[str] = (), how: How = "counted"
+) -> list[Answer]:
     """Return the answers to a module's attacks (those named, or all), from a process that does nothing else.
 
-    `what` is "ours" for the module's DOORS, "peers" for its PEERS.
+    `what` is "ours" for the module's DOORS, "peers" for its PEERS. Counting takes time and memory; "timed" is without.
     """
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(str(ROOT / folder) for folder in FOLDERS)}
-    command = [sys.executable, "-m", "attacks.running", module, str(folder), what, *names]
+    command = [sys.executable, "-m", "attacks.running", module, str(folder), what, how, *names]
     done = subprocess.run(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True, check=True)
     return [Answer(**json.loads(line)) for line in done.stdout.splitlines()]
 
 
-def run(module: str, folder: Path, what: What, names: Iterable[str]) -> Iterator[Answer]:
+def run(module: str, folder: Path, what: What, how: How, names: Iterable[str]) -> Iterator[Answer]:
     """Carry a module's attacks out in children of this process."""
     found = importlib.import_module(module)
     chosen = set(names)
@@ -57,10 +61,11 @@ def run(module: str, folder: Path, what: What, names: Iterable[str]) -> Iterator
         if chosen and attack.name not in chosen:
             continue
         if what == "ours":
-            yield from at_doors(attack.name, attack.make, folder, found.DOORS, getattr(found, "LONGEST", LONGEST))
+            longest = getattr(found, "LONGEST", LONGEST)
+            yield from at_doors(attack.name, attack.make, folder, found.DOORS, how, longest)
         else:
             for peer, make in (attack.peer or {}).items():
-                yield from at_doors(attack.name, make, folder, found.PEERS[peer])
+                yield from at_doors(attack.name, make, folder, found.PEERS[peer], how)
 
 
 def warm_up(found: Any, folder: Path) -> None:
@@ -68,12 +73,12 @@ def warm_up(found: Any, folder: Path) -> None:
     (folder / "harmless").mkdir(exist_ok=True)
     path = found.HARMLESS(folder / "harmless")
     for name, door in found.DOORS.items():
-        if (answer := measured(door, path))["kind"]:
+        if (answer := measured(door, path, "timed"))["kind"]:
             raise RuntimeError(f"{name} refuses what is harmless: {answer['message']}")
 
 
 def at_doors(
-    name: str, make: Callable[[Path], Path], folder: Path, doors: Mapping[str, Door], longest: float = LONGEST
+    name: str, make: Callable[[Path], Path], folder: Path, doors: Mapping[str, Door], how: How, longest: float = LONGEST
 ) -> Iterator[Answer]:
     """Make an attack's file, and yield what each door answers; where one ends the child, another tries the rest."""
     place = folder / "attack"
@@ -84,11 +89,13 @@ def at_doors(
             raise RuntimeError(f"{name}: its file could not be made")
         left = dict(doors)
         while left:
-            told, end = in_child(lambda tell: [tell(measured(door, Path(path), longest)) for door in left.values()])
+            told, end = in_child(
+                lambda tell: [tell(measured(door, Path(path), how, longest)) for door in left.values()]
+            )
             for one in told:
                 yield Answer(attack=name, door=take_first(left), **one)
             if left:
-                yield Answer(attack=name, door=take_first(left), kind=end, message="", seconds=0.0, nbytes=0)
+                yield Answer(attack=name, door=take_first(left), kind=end, message="")
     finally:
         shutil.rmtree(place)
 
@@ -138,15 +145,17 @@ def as_child(work: Callable[[Callable[[Any], object]], object], writing: int) ->
         os._exit(status)
 
 
-def measured(door: Door, path: Path, longest: float = LONGEST) -> dict[str, Any]:
+def measured(door: Door, path: Path, how: How, longest: float = LONGEST) -> dict[str, Any]:
     """Return a door's answer, and its cost.
 
-    Pages of the file itself, which a mapping shows and the system takes back as it likes, are not told from others; so
-    as many bytes as the file has do not count.
+    Resident pages of the file itself, which a mapping shows and the system takes back as it likes, are not told from
+    others; so as many bytes as the file has do not count.
     """
     act = door(path)
     gc.collect()
     give_back()
+    if how == "counted":
+        tracemalloc.start()
     before, start = begin_peak(), time.process_time()
     signal.setitimer(signal.ITIMER_REAL, longest)
     kind = message = ""
@@ -156,8 +165,10 @@ def measured(door: Door, path: Path, longest: float = LONGEST) -> dict[str, Any]
         kind, message = kind_of(error), str(error)[:SHORT]
     signal.setitimer(signal.ITIMER_REAL, 0)
     seconds = time.process_time() - start
-    nbytes = max(0, (peak_rss() or 0) - before - path.stat().st_size)
-    return {"kind": kind, "message": message, "seconds": seconds, "nbytes": nbytes}
+    resident = max(0, (peak_rss() or 0) - before - path.stat().st_size)
+    nbytes = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    return {"kind": kind, "message": message, "seconds": seconds, "nbytes": nbytes, "resident": resident}
 
 
 def give_back() -> None:
@@ -167,9 +178,9 @@ def give_back() -> None:
         trim(0)
 
 
-def main(module: str, folder: str, what: What, *names: str) -> None:
+def main(module: str, folder: str, what: What, how: How, *names: str) -> None:
     """Print an answer a line, as JSON."""
-    for answer in run(module, Path(folder), what, names):
+    for answer in run(module, Path(folder), what, how, names):
         print(json.dumps(asdict(answer)), flush=True)
 
 

@@ -47,6 +47,7 @@ def test_the_check_would_notice_every_name_that_needs_it() -> None:
 # Terminals.
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ["info", "ls", "tree", "verify"])
 def test_names_are_escaped_in_what_commands_print(
     command: str, hostile: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
@@ -135,6 +136,7 @@ def raised(work: object) -> RecordError:
     raise AssertionError("nothing was raised")
 
 
+@pytest.mark.slow
 def test_errors_about_hostile_names_are_one_harmless_line(hostile: Path, tmp_path: Path) -> None:
     count = 0
     for error in errors_of(hostile, tmp_path):
@@ -164,6 +166,7 @@ def test_names_of_other_formats_arrive_as_they_are_and_are_escaped_in_what_is_pr
     assert len(scan(here / "in.onnx")) == 2 * len(NAMES)
 
 
+@pytest.mark.slow
 def test_errors_about_names_of_other_formats_are_one_harmless_line(here: Path) -> None:
     """Files are cut, and bytes put in, wherever names may stand; all converters are asked."""
     found: set[str] = set()
@@ -220,12 +223,14 @@ int main(void) { return %s; }
 def test_c_of_hostile_names_and_paths_compiles_and_holds_the_values(
     compiler: str, sources: Path, tmp_path: Path
 ) -> None:
-    header = (sources / "net.h").read_text()
+    header = (sources / "net.h").read_text(encoding="utf-8")
     found = re.findall(r"^extern \S+ const float (net_\w+)\[3\]|const float (net_\w+)\[", header, re.MULTILINE)
     arrays = [a or b for a, b in found]
     assert len(arrays) == len(set(arrays)) >= len(NAMES)
     source = tmp_path / ("main.cpp" if "++" in compiler else "main.c")
-    source.write_text(MAIN % " || ".join(f"{name}[1] != {i}.0f" for i, name in enumerate(arrays[: len(NAMES)])))
+    source.write_text(
+        MAIN % " || ".join(f"{name}[1] != {i}.0f" for i, name in enumerate(arrays[: len(NAMES)])), encoding="utf-8"
+    )
     out = e.compiled(e.COMPILERS[compiler], tmp_path / "main", [source, sources / "net.S"], f"-I{sources}")
     e.quiet(out)
     assert not (tmp_path / "evil").exists()
@@ -235,7 +240,7 @@ def test_c_of_hostile_names_and_paths_compiles_and_holds_the_values(
 def test_rust_of_hostile_names_and_paths_compiles_and_holds_the_values(sources: Path, tmp_path: Path) -> None:
     source = tmp_path / "main.rs"
     lines = f"#[path = {json.dumps(str(sources / 'net.rs'))}]\nmod net;\n"
-    names_of = re.findall(r"pub static (\w+): \S* ?\[f32; 3\]", (sources / "net.rs").read_text())
+    names_of = re.findall(r"pub static (\w+): \S* ?\[f32; 3\]", (sources / "net.rs").read_text(encoding="utf-8"))
     assert len(set(names_of)) == len(names_of) >= len(NAMES)
     checks = "".join(f"assert_eq!(net::{name}[1], {i}.0);\n" for i, name in enumerate(names_of[: len(NAMES)]))
     source.write_text(f"{lines}fn main() {{\n{checks}}}\n", encoding="utf-8")

@@ -129,9 +129,10 @@ def nested_alike(chains: int = MANY // 1000, depth: int = 31, size: int = 1000) 
     chain, level = np.divmod(np.arange(len(rows)), depth)
     keys = [b"x" * (size - 6) + b"%06d" % i for i in range(chains)]
     begin = f.add("text", np.frombuffer(b"".join(b".".join([key] * depth) + b"\0" for key in keys), np.uint8))
-    rows["name_size"], rows["key_size"] = (level + 1) * (size + 1) - 1, size
-    rows["name"] = begin + (chain + 1) * depth * (size + 1) - 1 - rows["name_size"]
-    rows["parent"], rows["end"] = np.where(level, np.arange(len(rows)), 0), (chain + 1) * depth + 1
+    sizes, ends = (level + 1) * (size + 1) - 1, (chain + 1) * depth
+    names = begin + ends * (size + 1) - 1 - sizes
+    rows["name"], rows["name_size"], rows["key_size"] = names, sizes, size
+    rows["parent"], rows["end"] = np.where(level, np.arange(len(rows)), 0), ends + 1
     rows["place"] = np.where(level, 0, chain)
     return used_up(f)
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import command_line as c
+import numpy as np
 import pytest
 
 import zcrecord
@@ -23,10 +24,12 @@ pytestmark = pytest.mark.usefixtures("model_folder")
 
 FAULTS: dict[str, tuple[Callable[[Path], object], str]] = {
     "missing": (lambda path: None, "given.zcr: no such file"),
-    "directory": (lambda path: path.mkdir(), "given.zcr: is a directory; name an archive in it"),
     "empty": (lambda path: path.touch(), "given.zcr: the file is empty"),
     "safetensors": (c.safetensors, "given.zcr: this is a safetensors file, not a zcrecord archive; zcrecord convert"),
-    "text": (lambda path: path.write_text("one line\n" * 40), "given.zcr: this is a text file, not a zcrecord archive"),
+    "text": (
+        lambda path: path.write_text("one line\n" * 40, encoding="utf-8"),
+        "given.zcr: this is a text file, not a zcrecord archive",
+    ),
     "onnx": (lambda path: shutil.copy(c.DIGITS, path), "given.zcr: .*ONNX model.*onnx2zc makes an archive of it"),
     "truncated": (c.truncated, "given.zcr: .*truncated, copy it again"),
     "future": (c.of_the_future, "given.zcr: header: format version 200, this reader knows .*upgrade zcrecord"),
@@ -49,6 +52,30 @@ def test_python_says_the_same_as_the_command_line(fault: str) -> None:
     make(Path("given.zcr"))
     with pytest.raises(zcrecord.RecordError, match=pattern):
         zcrecord.load_record("given.zcr")
+
+
+@pytest.mark.parametrize("command", ["info", "ls", "tree", "verify"])
+def test_the_one_archive_in_a_folder_is_opened(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = Path("folder")
+    folder.mkdir()
+    c.fails(
+        capsys, main([command, "folder"]), r"folder: is a folder without an archive \(model.zcr\); zcrecord convert"
+    )
+    zcrecord.save_record({"first": np.ones(3), "second": np.zeros(9)}, folder / "any.zcr", max_shard_size=50)
+    assert main([command, "folder", "--json"]) == 0
+    assert {"ls": '"second"', "tree": '"second"'}.get(command, '"tensors": 2') in capsys.readouterr().out
+    shutil.copy(folder / "any.zcr", folder / "other.zcr")
+    c.fails(capsys, main([command, "folder"]), r"folder: is a folder with several archives: any\.zcr, other\.zcr; name")
+
+
+@pytest.mark.parametrize("arguments", ["ls --bad m.zcr", "convert a b --bad", "embed m.zcr --lang c --in x"])
+def test_wrong_usage_prints_the_usage_of_its_command(arguments: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(arguments.split())
+    assert ended.value.code == 2
+    command, told = arguments.partition(" ")[0], capsys.readouterr().err
+    assert told.startswith(f"usage: zcrecord {command} ")
+    assert f"zcrecord {command}: error: " in told
 
 
 def test_no_traceback_in_a_real_process_either() -> None:
@@ -125,6 +152,7 @@ def test_version_names_package_and_format(command: Any, capsys: pytest.CaptureFi
     assert re.fullmatch(rf"(zcrecord|onnx2zc) {version}, archive format \d+\n", capsys.readouterr().out)
 
 
+@pytest.mark.slow
 def test_help_and_piped_output_import_no_rich_and_importing_zcrecord_imports_no_command_line(archive: Path) -> None:
     code = f"""
 import sys, zcrecord
@@ -155,6 +183,7 @@ def test_an_archive_may_come_from_standard_input(
     c.fails(capsys, main([command, "-"]), "standard input: this is a text file")
 
 
+@pytest.mark.slow
 def test_development_mode_shows_where_a_fault_is(archive: Path) -> None:
     code = """
 import sys

@@ -33,7 +33,7 @@ def _in_a_folder_with_a_model(
     c.enter(tmp_path, monkeypatch)
     for shell in ("bash", "zsh", "fish"):
         assert main(["completion", shell]) == 0
-        Path(f"completion.{shell}").write_text(capsys.readouterr().out)
+        Path(f"completion.{shell}").write_text(capsys.readouterr().out, encoding="utf-8")
 
 
 def in_bash(line: str) -> list[str]:

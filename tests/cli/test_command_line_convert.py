@@ -6,6 +6,8 @@ import gzip
 import json
 import os
 import re
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -233,6 +235,20 @@ def test_progress_without_a_terminal_is_a_line_now_and_then(
     assert re.search(rf"zcrecord: {size} B of {size} B, 100%, .* .?i?B/s, 0 s left\n", capsys.readouterr().err)
     assert main(["convert", "model.zcr", "out.npz", "--quiet"]) == 0
     assert capsys.readouterr() == ("", "")
+
+
+def test_the_time_left_is_reckoned_from_the_first_byte(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    now = 0.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    with render.showing_progress("zcrecord", render.Printer(sys.stderr)) as progress:
+        now += 1000  # packages are imported
+        progress(1, 1500)
+        assert capsys.readouterr().err == ""
+        now += 11
+        progress(750, 1500)
+    assert capsys.readouterr().err == "zcrecord: 750 B of 1.5 KiB, 50%, 68 B/s, 11 s left\n"
 
 
 @pytest.mark.parametrize("packed", ["gz", "zst"])

@@ -88,6 +88,9 @@ def test_wrong_usage_is_status_2(arguments: list[str], told: str, capsys: pytest
 
 @pytest.mark.parametrize(("arguments", "told"), [
     (["--drop", "encoder.wieght"], "'encoder.wieght': not in this record; close names: 'encoder.weight'"),
+    (["--drop", "nope*"], r"'nope\*': not in this record; close names"),
+    (["--drop", "encoder.*", "--drop", "encoder.*"], r"'encoder\.\*': not in this record"),
+    (["--rename", "nope*=x*"], r"'nope\*': not in this record"),
     (["--drop-metadata", "autor"], "close names: 'author'"),
     (["--rename", "scalar=packed"], "tensor 'packed': "),
     (["--attribute", 'x={"a": 1}'], "a dict; an attribute is None, bool"),

@@ -74,8 +74,8 @@ def test_embed_tells_what_was_repacked_renamed_and_left_out(capsys: pytest.Captu
     report = json.loads(capsys.readouterr().out)
     assert (report["tensors"], report["left_out"], report["repacked"]) == (2, 2, [])
     assert report["renamed"] == [["a_b", "p_a_b_2"]]
-    assert "extern P_" not in Path("odd.h").read_text()
-    assert "const double p_a_b[1];" in Path("odd.h").read_text()
+    assert "extern P_" not in Path("odd.h").read_text(encoding="utf-8")
+    assert "const double p_a_b[1];" in Path("odd.h").read_text(encoding="utf-8")
 
 
 def test_embed_tells_names_as_the_language_has_them(capsys: pytest.CaptureFixture[str]) -> None:
@@ -89,7 +89,7 @@ def test_embed_tells_names_as_the_language_has_them(capsys: pytest.CaptureFixtur
         assert [line for line in capsys.readouterr().out.splitlines() if line.startswith("  ")] == lines
     run("embed", "odd.zcr", "--lang", "rust", "--prefix", "net_", "--name", "net")
     assert "  a_b is NET_A_B_2" in capsys.readouterr().out
-    assert "pub static NET_INT: &[f64; 1]" in Path("net.rs").read_text()
+    assert "pub static NET_INT: &[f64; 1]" in Path("net.rs").read_text(encoding="utf-8")
 
 
 def test_embed_writes_the_readers_as_they_are_shipped() -> None:
@@ -140,11 +140,11 @@ def test_embed_fails_in_one_line_and_writes_nothing(
     arguments: tuple[str, ...], pattern: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     Path("taken").mkdir()
-    Path("taken/model.h").write_text("mine\n")
+    Path("taken/model.h").write_text("mine\n", encoding="utf-8")
     before = sorted(Path().rglob("*"))
     c.fails(capsys, main(("embed", "--lang", "c", *arguments)), pattern)
     assert sorted(Path().rglob("*")) == before
-    assert Path("taken/model.h").read_text() == "mine\n"
+    assert Path("taken/model.h").read_text(encoding="utf-8") == "mine\n"
 
 
 def test_attached_archive_is_found_in_the_program_which_runs_as_before(capsys: pytest.CaptureFixture[str]) -> None:
@@ -183,7 +183,7 @@ def test_attached_archive_is_found_in_the_program_which_runs_as_before(capsys: p
 def test_attach_and_detach_fail_in_one_line_and_change_nothing(
     arguments: tuple[str, ...], pattern: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    Path("script").write_text("#!/bin/sh\nexit 0\n")
+    Path("script").write_text("#!/bin/sh\nexit 0\n", encoding="utf-8")
     shutil.copy(sys.executable, "program")
     before = {path: path.read_bytes() for path in Path().iterdir()}
     c.fails(capsys, main(arguments), pattern)
@@ -213,7 +213,7 @@ def test_detach_that_is_to_keep_and_discard_is_wrong_usage(more: list[str], caps
 
 
 def test_text_is_attached_to_by_force_alone(capsys: pytest.CaptureFixture[str]) -> None:
-    Path("notes.txt").write_text("größer\n" * 2000)
+    Path("notes.txt").write_text("größer\n" * 2000, encoding="utf-8")
     told = "notes.txt: nothing can be attached to this program: it is text, and no executable, or force it by --force"
     c.fails(capsys, main(("attach", "notes.txt", "model.zcr")), told)
     assert main(("attach", "notes.txt", "model.zcr", "--force")) == 0

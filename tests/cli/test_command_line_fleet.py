@@ -60,7 +60,7 @@ def acting(act: str) -> subprocess.CompletedProcess[bytes]:
     zcrecord.save_record({"w": np.arange(3)}, "m.zcr")
     formats.convert("m.zcr", "models/m.npz")
     Path("site").mkdir()
-    Path("site/sitecustomize.py").write_text(SITE)
+    Path("site/sitecustomize.py").write_text(SITE, encoding="utf-8")
     environment = {**os.environ, "ACT": act, "PYTHONPATH": f"site{os.pathsep}{c.ROOT}", "PYTHONDONTWRITEBYTECODE": "1"}
     return c.python("-m", "zcrecord", "convert", "models", "out", "--jobs", "2", "--no-sync", env=environment)
 

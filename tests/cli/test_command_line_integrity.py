@@ -20,6 +20,7 @@ from cryptography.hazmat.primitives.serialization import (
     PrivateFormat,
     PublicFormat,
 )
+from exchange import file_of, tensor
 
 import zcrecord
 from zcrecord import integrity
@@ -282,6 +283,20 @@ def test_check_reads_standard_input(monkeypatch: pytest.MonkeyPatch, capsys: pyt
     c.pipe_in(monkeypatch, Path("model.zcr").read_bytes())
     assert main(["check", "-", "--key", "pub.pem"]) == 0
     assert capsys.readouterr().out.startswith("standard input: OK, signed by the key ")
+
+
+def test_archive_in_a_model_of_another_format_is_checked_only_if_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["sign", "model.zcr", "--key", "key.pem", "--quiet"]) == 0
+    model = file_of({"w": tensor(0, 4096 - 512)}, bytes(4096 - 512), length=504).ljust(4096, b"\0")
+    Path("m.safetensors").write_bytes(model + Path("model.zcr").read_bytes())
+    told = "m.safetensors: this is a safetensors file, with a zcrecord archive attached, whose tensors other readers"
+    for command in (["ls"], ["info"], ["tree"], ["verify"], ["report"], ["check", "--key", "pub.pem"]):
+        assert main([*command, "m.safetensors"]) == 1
+        assert f"{told} of this file do not see: --embedded suffix of ls," in capsys.readouterr().err
+    for command in (["ls"], ["info"], ["tree"], ["verify"], ["check", "--key", "pub.pem"]):
+        assert main([*command, "m.safetensors", "--embedded", "suffix"]) == 0
+    assert "m.safetensors: OK, signed by the key" in capsys.readouterr().out
+    assert main(["diff", "model.zcr", "m.safetensors"]) == 2
 
 
 def test_signing_leaves_no_scratch(capsys: pytest.CaptureFixture[str]) -> None:

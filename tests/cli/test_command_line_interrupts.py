@@ -38,11 +38,11 @@ def _in_a_folder_with_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     c.enter(tmp_path, monkeypatch)
     c.make_archive()
     Path("site").mkdir()
-    Path("site/sitecustomize.py").write_text(SITE)
+    Path("site/sitecustomize.py").write_text(SITE, encoding="utf-8")
     monkeypatch.setenv("PYTHONPATH", "site", prepend=os.pathsep)
     monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
     for name, main in (("zcrecord", "main"), ("onnx2zc", "onnx2zc_main")):
-        Path(name).write_text(SCRIPT.format(main=main))
+        Path(name).write_text(SCRIPT.format(main=main), encoding="utf-8")
 
 
 def stopped(*arguments: str, at: str, times: int = 1) -> subprocess.CompletedProcess[bytes]:
@@ -53,6 +53,7 @@ def files() -> dict[str, bytes]:
     return {str(path): path.read_bytes() for path in Path().rglob("*") if path.is_file()}
 
 
+@pytest.mark.slow
 @pytest.mark.exhaustive(keep=6)
 @pytest.mark.parametrize(
     "at", ["zcrecord.dtypes", "numpy", "numpy._core._multiarray_umath", "zcrecord.cli.dispatch", "argparse"]
@@ -90,10 +91,10 @@ AT_WORK = {
 
 
 def test_every_command_is_stopped_here() -> None:
-    assert {command.split()[0] for command in AT_WORK} == set(COMMANDS)
+    assert {command.split()[0] for command in AT_WORK} == set(COMMANDS), "say in AT_WORK what it imports at work"
 
 
-@pytest.mark.exhaustive(keep=6)
+@pytest.mark.exhaustive(keep=1)
 @pytest.mark.parametrize("times", [1, 3])
 @pytest.mark.parametrize("command", AT_WORK)
 def test_ctrl_c_ends_every_command_alike_and_leaves_every_file(command: str, times: int) -> None:
@@ -106,6 +107,7 @@ def test_ctrl_c_ends_every_command_alike_and_leaves_every_file(command: str, tim
     assert files() == before
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_onnx2zc_alike() -> None:
     before = files()
     done = stopped("onnx2zc", "model.onnx", "--force", at="zcrecord.onnx", times=2)
@@ -113,11 +115,13 @@ def test_ctrl_c_ends_onnx2zc_alike() -> None:
     assert files() == before
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_a_server_alike() -> None:
     server = served.start("model.zcr")
     assert server.end(signal.SIGINT) == (130, "zcrecord: interrupted\n")
 
 
+@pytest.mark.slow
 def test_what_was_printed_before_ctrl_c_is_there() -> None:
     code = """
 import os, signal, sys
@@ -132,6 +136,7 @@ sys.exit(dispatch.main(["ls", "model.zcr"]))
     assert (done.returncode, done.stdout, done.stderr) == (130, b"printed before\n", b"zcrecord: interrupted\n")
 
 
+@pytest.mark.slow
 def test_programs_that_import_zcrecord_keep_their_own_handling_of_ctrl_c() -> None:
     code = """
 import signal, zcrecord.cli.dispatch
@@ -146,6 +151,7 @@ assert signal.getsignal(signal.SIGINT) is own
     assert done.returncode == 0, done.stderr.decode()
 
 
+@pytest.mark.slow
 def test_ctrl_c_that_a_shell_ignores_for_a_background_job_stays_ignored() -> None:
     environment = {**os.environ, "STOP_AT": "zcrecord.cli.inspect", "STOP_TIMES": "1"}
     command = ["sh", "-c", 'trap "" INT; exec "$0" -m zcrecord ls model.zcr', sys.executable]

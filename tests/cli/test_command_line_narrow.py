@@ -154,7 +154,7 @@ def test_width_is_that_of_the_terminal_itself(columns: int, monkeypatch: pytest.
     ours, theirs = os.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
     monkeypatch.delenv("COLUMNS", raising=False)
-    with open(ours, "rb"), open(theirs, "w") as terminal:
+    with open(ours, "rb"), open(theirs, "w", encoding="utf-8") as terminal:
         assert render.columns_of(terminal) == columns
         monkeypatch.setenv("COLUMNS", "33")
         assert render.columns_of(terminal) == 33

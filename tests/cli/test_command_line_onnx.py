@@ -33,7 +33,10 @@ NO_MODELS: dict[str, tuple[Callable[[Path], object], str]] = {
         c.of_the_future,
         "given.onnx: this is a zcrecord archive, not an ONNX model; zcrecord convert and zcrecord to-onnx write other",
     ),
-    "text": (lambda path: path.write_text('{"a": 1}'), "given.onnx: this is JSON text, not an ONNX model"),
+    "text": (
+        lambda path: path.write_text('{"a": 1}', encoding="utf-8"),
+        "given.onnx: this is JSON text, not an ONNX model",
+    ),
     "safetensors": (
         c.safetensors,
         "given.onnx: this is a safetensors file, not an ONNX model; zcrecord convert makes an archive of it",
@@ -292,7 +295,7 @@ def test_progress_without_a_terminal_is_a_line_now_and_then(
 def test_progress_knows_the_size_of_a_redirected_file(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(render, "_PLAIN_REFRESH", 0)
     monkeypatch.setattr(sys, "stderr", errors := io.StringIO())
-    with open("model.onnx") as model:
+    with open("model.onnx", encoding="utf-8") as model:
         monkeypatch.setattr(sys, "stdin", model)
         assert onnx2zc_main(["-", "out.zcr"]) == 0
     assert "of 26.4 KiB, 100%" in errors.getvalue()

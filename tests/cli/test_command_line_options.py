@@ -53,6 +53,7 @@ def sentences() -> dict[str, str]:
     return found
 
 
+@pytest.mark.slow
 def test_every_message_that_names_an_argument_has_words_for_the_command_line() -> None:
     left = {
         where: text
@@ -65,6 +66,7 @@ def test_every_message_that_names_an_argument_has_words_for_the_command_line() -
     assert not left, "take these into zcrecord/cli/option_words.py, or their module into IN_PYTHON_ALONE"
 
 
+@pytest.mark.slow
 def test_what_is_put_into_other_words_is_still_said() -> None:
     said = [text for where, text in sentences().items() if not where.startswith("options.py")]
     unsaid = [pattern for pattern in option_words._SPOKEN if not any(re.search(pattern, text) for text in said)]
@@ -88,7 +90,7 @@ def test_advice_is_an_option(command: str, told: str, archive: Path, capsys: pyt
     for name in ("there.npz", "there.abc"):
         Path(name).write_bytes(b"\0something")
     Path("model.py").write_bytes(b"something")
-    Path("script.sh").write_text("#!/bin/sh\nexit\n")
+    Path("script.sh").write_text("#!/bin/sh\nexit\n", encoding="utf-8")
     c.fails(capsys, main(command.split()), told)
 
 
@@ -115,6 +117,7 @@ def piped(command: str, data: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(["bash", "-c", shell], capture_output=True, text=True, timeout=60)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.name != "posix", reason="platform: bash")
 @pytest.mark.parametrize("command", ["info", "ls", "tree", "verify", "check --key k", "diff model.zcr", "to-onnx"])
 def test_pipe_in_the_place_of_a_file_is_told_to_be_given_as_standard_input(command: str, archive: Path) -> None:
@@ -124,6 +127,7 @@ def test_pipe_in_the_place_of_a_file_is_told_to_be_given_as_standard_input(comma
     assert re.fullmatch(told, done.stderr)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.name != "posix", reason="platform: bash")
 @pytest.mark.parametrize(
     "command", ["sign --key k", "edit --drop k", "embed --lang c", "attach program", "detach", "serve", "tune"]
@@ -136,6 +140,7 @@ def test_pipe_where_only_a_file_will_do_is_told_so(command: str, archive: Path) 
     assert re.fullmatch(told, done.stderr)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.name != "posix", reason="platform: bash")
 @pytest.mark.parametrize("command", ["onnx2zc", "zcrecord pack", "zcrecord report", "zcrecord to-onnx"])
 def test_beside_a_pipe_there_is_no_place_for_output(command: str, archive: Path) -> None:

@@ -49,6 +49,7 @@ def test_a_packed_archive_is_an_archive_to_the_other_commands(capsys: pytest.Cap
         assert capsys.readouterr().out.replace("model.zcr.zst", "FILE") == plain
 
 
+@pytest.mark.slow
 def test_both_go_through_pipes() -> None:
     script = f'"{sys.executable}" -m zcrecord pack - - -q < model.zcr | "{sys.executable}" -m zcrecord unpack - - -q'
     done = subprocess.run(["bash", "-c", f"set -o pipefail; {script}"], capture_output=True, timeout=60)

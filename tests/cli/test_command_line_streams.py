@@ -24,6 +24,7 @@ pytestmark = pytest.mark.usefixtures("model_folder")
 posix = pytest.mark.skipif(os.name != "posix", reason="platform: signals, pipes and terminals of POSIX")
 
 
+@pytest.mark.exhaustive(keep=1)
 @pytest.mark.parametrize("command", ["info", "ls", "tree"])
 @pytest.mark.parametrize(
     "environment",
@@ -39,6 +40,7 @@ def test_a_stream_that_knows_ascii_alone_gets_every_name(environment: dict[str, 
 # Pipes, terminals and Ctrl-C, in real processes
 
 
+@pytest.mark.slow
 @posix
 def test_ls_into_a_pipe_that_closes_ends_silently() -> None:
     zcrecord.save_record({f"tensor.{i}": np.zeros(1) for i in range(20_000)}, "big.zcr", durable=False)
@@ -52,6 +54,7 @@ def test_ls_into_a_pipe_that_closes_ends_silently() -> None:
         assert process.wait(60) == 141
 
 
+@pytest.mark.slow
 @posix
 def test_onnx2zc_into_a_pipe_that_closes_says_that_it_is_incomplete() -> None:
     with open("large.onnx", "wb") as file:
@@ -63,6 +66,7 @@ def test_onnx2zc_into_a_pipe_that_closes_says_that_it_is_incomplete() -> None:
     assert done.stderr == b"onnx2zc: error: standard output: the reader closed the pipe; the output is incomplete\n"
 
 
+@pytest.mark.slow
 @posix
 def test_a_pipe_that_closes_is_told_whatever_is_written_into_it(tmp_path: Path) -> None:
     """A zip file is closed by writing its directory, and that fails in another way: what failed first counts."""
@@ -81,6 +85,7 @@ def test_a_pipe_that_closes_is_told_whatever_is_written_into_it(tmp_path: Path) 
         assert done.stderr.decode() == message
 
 
+@pytest.mark.slow
 @posix
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="platform: /dev/full is Linux's")
 def test_a_full_disk_behind_standard_output_is_one_line(archive: Path) -> None:
@@ -92,6 +97,7 @@ def test_a_full_disk_behind_standard_output_is_one_line(archive: Path) -> None:
         assert re.fullmatch(rb"\w+: error: standard output: No space left on device\n", done.stderr)
 
 
+@pytest.mark.slow
 @posix
 def test_piping_through_both_commands_gives_a_sound_archive() -> None:
     shell = f"""
@@ -112,6 +118,7 @@ zcrecord verify out.zcr --digest
     assert "standard output: 7 tensors" in done.stderr
 
 
+@pytest.mark.slow
 @posix
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_conversion_that_is_interrupted_leaves_the_old_file_and_no_scratch(number: int, status: int) -> None:
@@ -123,8 +130,8 @@ def test_a_conversion_that_is_interrupted_leaves_the_old_file_and_no_scratch(num
         process.stdin.write(c.DIGITS.read_bytes()[:20_000])
         process.stdin.flush()
         deadline = time.monotonic() + 60
-        while not scratches() and time.monotonic() < deadline:
-            time.sleep(0.01)
+        while not any(path.stat().st_size for path in scratches()) and time.monotonic() < deadline:
+            time.sleep(0.01)  # until something is written: it waits for the rest of its input then
         assert scratches(), "the conversion never began"
         process.send_signal(number)
         stdout, stderr = process.communicate(timeout=60)
@@ -160,6 +167,7 @@ def on_a_terminal(*arguments: str, stdin: Any = subprocess.DEVNULL, stdout: Any 
         return process.wait(60), text.decode()
 
 
+@pytest.mark.slow
 @posix
 def test_a_real_terminal_gets_tables_and_progress() -> None:
     status, text = on_a_terminal(*c.ONNX2ZC, "model.onnx", "model.zcr")
@@ -172,6 +180,7 @@ def test_a_real_terminal_gets_tables_and_progress() -> None:
     assert "float32" in text
 
 
+@pytest.mark.slow
 @posix
 def test_an_archive_is_not_written_to_a_terminal() -> None:
     for arguments in (("model.onnx", "-"), ("-",)):
@@ -181,6 +190,7 @@ def test_an_archive_is_not_written_to_a_terminal() -> None:
         assert re.search(r"onnx2zc: error: .*terminal", text)
 
 
+@pytest.mark.slow
 @posix
 def test_a_model_is_not_awaited_from_a_terminal() -> None:
     status, text = on_a_terminal(*c.ONNX2ZC, "-", "out.zcr", stdin="terminal")

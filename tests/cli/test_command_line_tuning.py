@@ -292,6 +292,7 @@ def test_onnx2zc_leaves_out_as_it_was_if_tuning_fails(capsys: pytest.CaptureFixt
     assert sorted(os.listdir()) == ["model.onnx", "model.zcr"]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.name != "posix", reason="platform: signals of POSIX")
 @pytest.mark.parametrize("command", ["main(['tune', 'model.zcr'])", "onnx2zc_main(['model.onnx', '--tune', '-f'])"])
 def test_ctrl_c_while_onnx_runtime_works_leaves_every_file(command: str) -> None:

@@ -55,6 +55,7 @@ def test_onnx2zc_writes_a_model_to_a_bucket(bucket: S3, capsys: pytest.CaptureFi
     assert fetched(bucket, "again.onnx") == Path("model.onnx").read_bytes()
 
 
+@pytest.mark.slow
 @pytest.mark.exhaustive(keep=1)
 @pytest.mark.parametrize(
     ("command", "name"),
@@ -94,6 +95,7 @@ def test_a_folder_becomes_one_object_by_name(bucket: S3) -> None:
     assert fetched(bucket, "m.zcr") == fetched(bucket, "n.zcr")
 
 
+@pytest.mark.slow
 @pytest.mark.exhaustive(keep=1)
 @pytest.mark.parametrize(
     ("command", "message"),
@@ -114,6 +116,7 @@ def test_what_cannot_be_written_is_told(
     assert not bucket.file_system().find("bucket")
 
 
+@pytest.mark.slow
 def test_a_failure_of_the_store_leaves_the_object(bucket: S3, capsys: pytest.CaptureFixture[str]) -> None:
     zcrecord.save_record({"w": np.arange(3)}, "m.zcr")
     assert main(["convert", "m.zcr", "s3://bucket/m.zcr", "--quiet"]) == 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import gzip
 import http.client
 import os
@@ -15,9 +14,11 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import command_line as c
 import numpy as np
+import psutil
 import pytest
 import served
 
@@ -37,7 +38,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("serve") / "model é.zcr"
     zcrecord.save_record({"w": WEIGHT}, path)
     path.with_suffix(".zcr.gz").write_bytes(gzip.compress(b"another file"))
-    (path.parent / "secret.txt").write_text("secret")
+    (path.parent / "secret.txt").write_text("secret", encoding="utf-8")
     return path
 
 
@@ -116,6 +117,7 @@ def test_python_reads_it_over_the_url(url: str) -> None:
         assert np.array_equal(record["w"], WEIGHT)
 
 
+@pytest.mark.slow
 def test_replaced_archive_is_another_one(tmp_path: Path) -> None:
     path, other = tmp_path / "m.zcr", tmp_path / "n.zcr"
     zcrecord.save_record({"w": WEIGHT}, path)
@@ -131,6 +133,7 @@ def test_replaced_archive_is_another_one(tmp_path: Path) -> None:
         assert ask(url, ARCHIVE)[0] == 404
 
 
+@pytest.mark.slow
 def test_who_goes_away_in_the_middle_is_in_nobodys_way(tmp_path: Path) -> None:
     path = tmp_path / "m.zcr"
     zcrecord.save_record({"w": np.zeros(64 << 20, np.uint8)}, path, durable=False)
@@ -198,6 +201,7 @@ def test_every_answer_says_what_a_page_may_do(url: str) -> None:
         assert headers["cache-control"] == "no-cache"
 
 
+@pytest.mark.slow
 def test_name_of_the_file_is_told_as_json(tmp_path: Path) -> None:
     path = tmp_path / os.fsdecode(b"<script>\xff\xe2\x80\xae'\".zcr")
     zcrecord.save_record({"w": WEIGHT}, path)
@@ -210,6 +214,7 @@ def test_name_of_the_file_is_told_as_json(tmp_path: Path) -> None:
         assert ask(url, "/samples.zcr")[2] == samples.read_bytes()
 
 
+@pytest.mark.slow
 def test_onnxruntime_web_in_a_folder_is_served_and_its_server_is_not_named(path: Path, tmp_path: Path) -> None:
     names = [file.name for build in BUILDS.values() for file in build]
     for place in (tmp_path / "flat", tmp_path / "package" / "dist"):
@@ -259,6 +264,7 @@ def test_other_origins_are_told_nothing(url: str) -> None:
     assert not [name for name in headers if name.startswith("access-control")]
 
 
+@pytest.mark.slow
 def test_listening_for_everybody_is_warned_of(path: Path) -> None:
     server = served.start(path, "--host", "0.0.0.0")
     assert ask(server.url, ARCHIVE, headers={"Host": "model.example"})[0] == 200
@@ -270,6 +276,7 @@ def test_listening_for_everybody_is_warned_of(path: Path) -> None:
 # Beginning and end.
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("by", "status", "told"), [(signal.SIGINT, 130, "zcrecord: interrupted\n"), (signal.SIGTERM, 0, "")]
 )
@@ -279,6 +286,7 @@ def test_ends_as_every_command_does(path: Path, by: signal.Signals, status: int,
     assert server.end(by) == (status, told)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.name != "posix", reason="platform: pseudo-terminals")
 def test_terminal_is_told_what_ends_it(path: Path) -> None:
     ours, theirs = os.openpty()
@@ -294,18 +302,16 @@ def test_terminal_is_told_what_ends_it(path: Path) -> None:
     os.close(ours)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.name != "posix", reason="platform: a shell")
 def test_serves_whoever_closed_standard_output(path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    command = ["/bin/sh", "-c", 'exec "$@" >&-', "sh", *served.COMMAND, str(path), "--port", str(port)]
+    command = ["/bin/sh", "-c", 'exec "$@" >&-', "sh", *served.COMMAND, str(path), "--port", "0"]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=served.ENVIRONMENT)
-    deadline = time.monotonic() + 30
-    while time.monotonic() < deadline and process.poll() is None:
-        with contextlib.suppress(ConnectionRefusedError):
-            assert ask(f"http://127.0.0.1:{port}/", ARCHIVE)[2] == path.read_bytes()
-            break
+    listening: list[Any] = []
+    while process.poll() is None and not listening:
+        listening = [c for c in psutil.Process(process.pid).net_connections() if c.status == psutil.CONN_LISTEN]
         time.sleep(0.02)
+    assert ask(f"http://127.0.0.1:{listening[0].laddr.port}/", ARCHIVE)[2] == path.read_bytes()
     process.send_signal(signal.SIGTERM)
     assert (process.communicate(timeout=30)[1], process.returncode) == ("", 0)
 
@@ -326,6 +332,7 @@ def test_host_that_is_not_of_this_machine_is_told_without_advice_on_ports(
     assert "--port" not in told
 
 
+@pytest.mark.slow
 def test_taken_port_is_another_if_none_was_asked_for(path: Path) -> None:
     try:
         taken = socket.create_server(("127.0.0.1", serving.PORT))
@@ -348,14 +355,15 @@ def test_port_that_is_none_is_refused(path: Path, port: str, capsys: pytest.Capt
     assert "port" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_browser_is_opened_if_asked_for(path: Path, tmp_path: Path) -> None:
     browser, told = tmp_path / "browser", tmp_path / "told"
-    browser.write_text(f'#!/bin/sh\necho "$1" > {told}.new\nmv {told}.new {told}\n')
+    browser.write_text(f'#!/bin/sh\necho "$1" > {told}.new\nmv {told}.new {told}\n', encoding="utf-8")
     browser.chmod(browser.stat().st_mode | stat.S_IXUSR)
     server = served.start(path, "--open", environment={"BROWSER": f"{browser} %s"})
     wait = subprocess.run(["/bin/sh", "-c", f"until [ -e {told} ]; do sleep 0.05; done"], timeout=30)
     assert wait.returncode == 0
-    assert told.read_text() == f"{server.url}\n"
+    assert told.read_text(encoding="utf-8") == f"{server.url}\n"
     assert server.end() == (0, "")
 
 
@@ -379,6 +387,7 @@ def test_packed_archive_is_not_served(path: Path, tmp_path: Path, capsys: pytest
     c.fails(capsys, main(["serve", str(path), "--samples", str(tmp_path / "m.zcr.zst")]), "is packed")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("given", ["-", "https://example.org/m.zcr"])
 def test_only_a_file_is_served(given: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as end:
@@ -387,6 +396,7 @@ def test_only_a_file_is_served(given: str, capsys: pytest.CaptureFixture[str]) -
     assert "serve needs a file, not standard input or a URL" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_missing_package_is_named(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "aiohttp", None)
     with pytest.raises(

@@ -650,7 +650,7 @@ def test_onnxruntime_web_comes_from_a_public_server_only_when_a_model_is_run(pag
 
 def test_digests_are_those_of_the_pinned_version() -> None:
     dist = runtime() / "dist"
-    assert json.loads((dist.parent / "package.json").read_text())["version"] == VERSION
+    assert json.loads((dist.parent / "package.json").read_text(encoding="utf-8"))["version"] == VERSION
     for file in [file for build in BUILDS.values() for file in build]:
         data = (dist / file.name).read_bytes()
         digest = base64.b64encode(hashlib.sha384(data).digest()).decode()

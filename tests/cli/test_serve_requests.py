@@ -76,6 +76,7 @@ def test_request_that_makes_no_sense_is_answered_and_nothing_is_told(request_: s
     assert answer(server.port, ARCHIVE + HOST + END).startswith(b"HTTP/1.1 200 OK\r\n")
 
 
+@pytest.mark.slow
 def test_fault_of_the_server_itself_is_told_in_a_line() -> None:
     web = pytest.importorskip("aiohttp.web")
     logger = logging.getLogger("aiohttp.server")

@@ -194,6 +194,7 @@ def test_index_and_touch_allow_what_the_specification_allows(row: Row) -> None:
     check(row)
 
 
+@pytest.mark.slow
 def test_rows_made_up_are_often_legal_and_often_not() -> None:
     """The test before would pass with an oracle and rules that refuse everything."""
     seen: list[bool] = []

@@ -1,6 +1,6 @@
 """Cost of a hostile archive: memory of a small constant times its size, and time that its size bounds.
 
-Each archive is opened in a process of its own, whose peak of resident memory is read. 100,000 entries of one kind share
+Each archive is opened in a process of its own, which counts what is allocated. 100,000 entries of one kind share
 what an archive of a few MB can hold once; as many tensors share a payload of 64 MB.
 """
 
@@ -169,12 +169,14 @@ def ask(folder: Path, data: bytes, level: str, *questions: str) -> dict[str, Any
     return answer
 
 
+@pytest.mark.slow
 def test_measurement_notices_a_copy_of_the_payload(folder: Path) -> None:
     data = saved({"a": np.ones(64 << 20, np.uint8)})
     assert 60 * MIB <= ask(folder, data, "touch", "copy")["grown"] <= 72 * MIB
     assert ask(folder, data, "index", "views")["grown"] < 4 * MIB
 
 
+@pytest.mark.slow
 @pytest.mark.exhaustive(keep=6)
 @ARCHIVE
 def test_opening_takes_a_small_multiple_of_the_archive(
@@ -187,6 +189,7 @@ def test_opening_takes_a_small_multiple_of_the_archive(
     assert answer["grown"] < MOST * answer["size"]
 
 
+@pytest.mark.slow
 def test_touch_takes_no_more_where_names_share_their_pool(folder: Path) -> None:
     """R30."""
     questions = ["names", "views", "info", "infos", "tree", "modules", "attributes", "verify", "digest"]
@@ -197,6 +200,7 @@ def test_touch_takes_no_more_where_names_share_their_pool(folder: Path) -> None:
     assert answer["grown"] < MOST * answer["size"]
 
 
+@pytest.mark.slow
 @pytest.mark.exhaustive(keep=1)
 @pytest.mark.parametrize("level", ["touch", "index"])
 def test_many_tensors_of_one_payload_take_a_small_multiple_of_the_archive(level: str, folder: Path) -> None:
@@ -264,6 +268,7 @@ WORK = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.exhaustive(keep=("[strings]", "[views]"))
 @pytest.mark.parametrize("build", WORK.values(), ids=WORK)
 def test_payload_shared_by_many_is_not_read_for_each(build: Callable[[], Forge], folder: Path) -> None:
@@ -272,6 +277,7 @@ def test_payload_shared_by_many_is_not_read_for_each(build: Callable[[], Forge],
     assert {kind for kind, _ in answer["errors"].values()} == {""}
 
 
+@pytest.mark.slow
 def test_a_content_digest_is_not_made_of_more_views_than_the_archive_bounds(folder: Path) -> None:
     """R76: 100,000 views, each from another byte on, would be 6 TB."""
     f = tensors(BIG - N, strided=True)

@@ -148,6 +148,7 @@ def test_directory_is_refused(tmp_path: Path) -> None:
     assert caught.value.path == str(tmp_path)
 
 
+@pytest.mark.slow
 @posix
 def test_named_pipe_is_refused_without_waiting_for_it(tmp_path: Path) -> None:
     """In a process of its own: one that waits is ended, instead of the tests."""

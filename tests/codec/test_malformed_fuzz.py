@@ -239,6 +239,7 @@ def test_every_changed_byte_of_a_golden_archive_is_refused_or_leaves_the_same_re
             zcrecord.load_record(changed, verify="full")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sealed", [True, False], ids=["CRC right", "CRC wrong"])
 def test_every_changed_byte_of_an_index_gives_a_valid_record_or_an_error_at_touch(sealed: bool) -> None:
     data = compact().seal()

@@ -223,6 +223,7 @@ def test_budget_ends_where_it_says() -> None:
             zcrecord.load_record(data)
 
 
+@pytest.mark.slow
 def test_the_budget_is_exact_whatever_lies_before_in_the_pool_of_words() -> None:
     """R30: sizes of 4 million words of ones add up to 2^54, beside which a double does not tell 5 from 4."""
     f = Forge(saved({"s": ["x"], **{f"k{i:02}": "x" for i in range(40)}}))

@@ -281,6 +281,16 @@ def test_any_archive_is_read(tmp_path: Path) -> None:
         assert f.metadata() == {"n": "1", "l": '["a"]', "none": "null", "t": "é"}
         assert f.get_tensor("m.0.w").tolist() == [1, 1]
         assert f.get_slice("text").get_dtype() == "string"
+    with OURS.safe_open(tmp_path / "m", framework="pt", device="meta") as f:
+        assert f.get_tensor("text").unpack().tolist() == f.get_tensors()["text"].unpack().tolist() == ["a", "b"]
+
+
+@pytest.mark.parametrize("save", [OURS.np.save_file, safetensors.numpy.save_file], ids=["ours", "theirs"])
+def test_pread_reads_the_whole_file_when_it_is_opened(save: Any, tmp_path: Path) -> None:
+    save({"w": np.arange(9000)}, tmp_path / "m")
+    with OURS.safe_open(tmp_path / "m", "np", backend="pread") as file:
+        (tmp_path / "m").write_bytes(b"")  # what was mapped would be gone
+        assert file.get_tensor("w")[-1] == 8999
 
 
 @pytest.mark.parametrize("backend", ["mmap", "pread"])

@@ -340,6 +340,7 @@ print(json.dumps(memory().private - before))
 """
 
 
+@pytest.mark.measured
 @pytest.mark.exhaustive(keep=1)
 @LINUX
 @pytest.mark.parametrize("module", ["numpy", "torch"])

@@ -337,6 +337,7 @@ assert not found, f"there twice, under this name, too: {found}"
 )
 
 
+@pytest.mark.slow
 def test_what_the_guide_puts_in_the_place_of_safetensors_works(tmp_path: Path) -> None:
     page = (Path(__file__).resolve().parents[2] / "zcrecord" / "compat" / "README.md").read_text(encoding="utf-8")
     (block,) = (b for b in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "sys.modules" in b)
@@ -344,5 +345,6 @@ def test_what_the_guide_puts_in_the_place_of_safetensors_works(tmp_path: Path) -
     assert zcrecord.load_record(tmp_path / "archive.safetensors").names == ("embedding",)
 
 
+@pytest.mark.slow
 def test_torch_loads_with_it(tmp_path: Path) -> None:
     r.run_python(TORCH, tmp_path)

@@ -40,7 +40,7 @@ def facts(state: dict[str, Any]) -> list[Any]:
 
 def saved_and_loaded_in_a_bucket(rank: Rank) -> dict[str, Any]:
     """Save twice, fail once; load rows as they are, as columns, whole, and as views."""
-    options = json.loads((rank.folder / "options.json").read_text())
+    options = json.loads((rank.folder / "options.json").read_text(encoding="utf-8"))
     writer = ZcrStorageWriter(storage_options=options)
     for value in (1.0, 2.0):
         dcp.save(a_model(rank, Shard(0), value=value), checkpoint_id=FOLDER, storage_writer=writer)

@@ -23,6 +23,7 @@ from zcrecord.distributed import ZcrStorageReader, ZcrStorageWriter, load_views
 from zcrecord.distributed.join import joined
 from zcrecord.distributed.rank_archive import RankReport, WholeTensor
 from zcrecord.errors import (
+    DestinationExistsError,
     FormatError,
     IntegrityError,
     MismatchError,
@@ -234,6 +235,48 @@ def test_a_commit_that_fails_removes_what_the_ranks_wrote(tmp_path: Path, monkey
     assert torch.equal(load(wanted(), tmp_path)["w"], VALUES)
 
 
+class Meanwhile(dcp.DefaultSavePlanner):  # type: ignore[misc]  # mypy takes torch for Any
+    """Saves another checkpoint to the folder before the first tensor is written."""
+
+    def __init__(self, act: Callable[[], None]) -> None:
+        super().__init__()
+        self._acts = [act]
+
+    def resolve_data(self, write_item: Any) -> Any:
+        while self._acts:
+            self._acts.pop()()
+        return super().resolve_data(write_item)
+
+
+@pytest.mark.parametrize("begun", [0, 1], ids=["the first checkpoint", "the next one"])
+def test_of_two_saves_at_a_time_the_one_that_ends_last_is_refused(begun: int, tmp_path: Path) -> None:
+    for value in range(begun):
+        save({"w": VALUES + value}, tmp_path)
+    kind, what = (SourceError, "was replaced") if begun else (DestinationExistsError, "was made by another saver")
+    planner = Meanwhile(lambda: save({"w": VALUES + 8}, tmp_path))
+    refused(kind, rf"checkpoint\.zcr: {what} meanwhile", lambda: save({"w": VALUES}, tmp_path, planner=planner))
+    assert torch.equal(load(wanted(), tmp_path, verify="full")["w"], VALUES + 8)
+    assert len(os.listdir(tmp_path)) == 2
+
+
+def test_archives_that_another_catalogue_there_names_stay(tmp_path: Path) -> None:
+    save({"w": VALUES}, tmp_path)
+    shutil.copy(tmp_path / "checkpoint.zcr", tmp_path / "best.zcr")
+    save({"w": VALUES + 1}, tmp_path)
+    assert zcrecord.load_record(tmp_path / "best.zcr", verify="full")["w"].sum() == VALUES.sum()
+    save({"w": VALUES + 2}, tmp_path)
+    assert len(os.listdir(tmp_path)) == 4
+
+
+def test_files_that_a_strangers_catalogue_names_and_that_are_not_its_archives_stay(tmp_path: Path) -> None:
+    save({"w": VALUES}, tmp_path)
+    mine = tmp_path / shards_in(tmp_path)[0]
+    mine.write_bytes(b"mine")
+    save({"w": VALUES + 1}, tmp_path)
+    assert mine.read_bytes() == b"mine"
+    assert torch.equal(load(wanted(), tmp_path)["w"], VALUES + 1)
+
+
 KILLED = """
 import os, signal, sys
 import torch, torch.distributed.checkpoint as dcp
@@ -245,6 +288,10 @@ class Dying(dcp.DefaultSavePlanner):
             os.kill(os.getpid(), signal.SIGKILL)
         return super().resolve_data(item)
 
+if sys.argv[2] == "after":  # its archive is whole, and has no name yet
+    from zcrecord.distributed import writer
+    writer.joined = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)
+    Dying = dcp.DefaultSavePlanner
 import warnings; warnings.simplefilter("ignore")
 state = {"w": torch.zeros(1 << 20), "z": torch.ones(3)}
 dcp.save(state, storage_writer=ZcrStorageWriter(sys.argv[1]), planner=Dying(), no_dist=True)
@@ -253,19 +300,21 @@ dcp.save(state, storage_writer=ZcrStorageWriter(sys.argv[1]), planner=Dying(), n
 
 @pytest.mark.exhaustive(keep=0)
 @pytest.mark.skipif(os.name != "posix", reason="platform: SIGKILL, and locks that tell the dead from the living")
-def test_files_of_killed_saves_are_gone_after_the_next(tmp_path: Path) -> None:
+@pytest.mark.parametrize("when", ["meanwhile", "after"])
+def test_files_of_killed_saves_are_gone_after_the_next_and_no_others(when: str, tmp_path: Path) -> None:
     save({"w": VALUES}, tmp_path)
-    done = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)], cwd=Path(__file__).parents[2], check=False)
-    assert done.returncode == -9
+    command = [sys.executable, "-c", KILLED, str(tmp_path), when]
+    assert subprocess.run(command, cwd=Path(__file__).parents[2], check=False).returncode == -9
     left = [name for name in os.listdir(tmp_path) if name.endswith(".zcr-scratch")]
-    assert len(left) == 1 and left[0].startswith(".checkpoint~")
-    (tmp_path / "checkpoint~00112233445566aa-00002-of-00002.zcr").write_bytes(b"of a rank that was done")
-    (tmp_path / "checkpoint~2-00002-of-00002.zcr").write_bytes(b"of a save in shards")
-    (tmp_path / "other~00112233445566aa-00002-of-00002.zcr").write_bytes(b"somebody else's")
+    assert len(left) == 1 and left[0].startswith(".checkpoint~") and len(os.listdir(tmp_path)) == 3
+    others = {f"{stem}-00002-of-00002.zcr" for stem in ("checkpoint~00112233445566aa", "checkpoint~2", "other")}
+    for name in others:
+        (tmp_path / name).write_bytes(b"nobody knows whose")
     assert torch.equal(load(wanted(), tmp_path)["w"], VALUES)
     save({"w": VALUES + 1}, tmp_path)
-    kept = sorted(re.sub("~[0-9a-f]{16}-0", "~-0", name) for name in os.listdir(tmp_path))
-    assert kept == ["checkpoint.zcr", "checkpoint~-00001-of-00001.zcr", "other~-00002-of-00002.zcr"]
+    kept = sorted(re.sub("~[0-9a-f]{16}-00001-", "~-00001-", name) for name in {*os.listdir(tmp_path)} - others)
+    assert kept == ["checkpoint.zcr", "checkpoint~-00001-of-00001.zcr"]
+    assert others < {*os.listdir(tmp_path)}
 
 
 # Reports that do not fit together.

@@ -53,6 +53,7 @@ def names(s3: S3) -> list[str]:
 WHOLE = ["checkpoint.zcr", "checkpoint~-00001-of-00001.zcr"]
 
 
+@pytest.mark.slow
 def test_a_checkpoint_is_saved_to_a_bucket_and_replaced(s3: S3) -> None:
     for value in (1, 2):
         save(s3, value)
@@ -63,6 +64,7 @@ def test_a_checkpoint_is_saved_to_a_bucket_and_replaced(s3: S3) -> None:
     assert loaded(s3.options, CATALOGUE) == 2
 
 
+@pytest.mark.slow
 def test_a_load_fetches_what_lies_together_at_once(s3: S3) -> None:
     many = {f"w{i}": torch.full((5000,), float(i)) for i in range(40)}
     dcp.save(many, storage_writer=ZcrStorageWriter(FOLDER, storage_options=s3.options), no_dist=True)
@@ -87,11 +89,11 @@ def test_the_catalogue_is_sent_last_and_the_old_files_go_after_it(s3: S3) -> Non
 
 
 @pytest.mark.exhaustive(keep=0)
-@pytest.mark.parametrize("broken", ["PUT .*~", "PUT .*/checkpoint.zcr", "GET .*prefix", "HEAD .*/checkpoint.zcr"])
+@pytest.mark.parametrize("broken", ["PUT .*~", "PUT .*/checkpoint.zcr", "HEAD .*/checkpoint.zcr"])
 def test_a_save_that_fails_leaves_the_old_checkpoint_and_none_of_its_own_files(s3: S3, broken: str) -> None:
     save(s3, 1)
     s3.answers = lambda request: "403 AccessDenied" if re.search(broken, request) else None
-    with pytest.raises(CheckpointException, match=r"run/7.*cannot (write|be listed|read)"):
+    with pytest.raises(CheckpointException, match=r"run/7.*cannot (write|read)"):
         save(s3, 2)
     s3.answers = lambda _: None
     assert loaded(s3.options) == 1
@@ -99,7 +101,7 @@ def test_a_save_that_fails_leaves_the_old_checkpoint_and_none_of_its_own_files(s
 
 
 @pytest.mark.exhaustive(keep=0)
-def test_old_files_that_cannot_be_removed_go_after_the_next_save(s3: S3) -> None:
+def test_old_files_that_cannot_be_removed_stay_and_no_later_save_takes_them_for_its_own(s3: S3) -> None:
     save(s3, 1)
     s3.answers = lambda request: "403 AccessDenied" if request.startswith("DELETE") else None
     save(s3, 2)
@@ -108,9 +110,19 @@ def test_old_files_that_cannot_be_removed_go_after_the_next_save(s3: S3) -> None
     assert len(names(s3)) == 3
     save(s3, 3)
     assert loaded(s3.options) == 3
-    assert names(s3) == WHOLE
+    assert len(names(s3)) == 3
 
 
+@pytest.mark.exhaustive(keep=0)
+def test_files_that_another_catalogue_there_names_stay(s3: S3) -> None:
+    save(s3, 1)
+    s3.file_system().copy("bucket/run/7/checkpoint.zcr", "bucket/run/7/best.zcr")
+    save(s3, 2)
+    found = zcrecord.load_record(f"{FOLDER}/best.zcr", storage_options=s3.options, verify="full")
+    assert (found["w"].sum(), loaded(s3.options), len(names(s3))) == (12, 2, 4)
+
+
+@pytest.mark.slow
 @pytest.mark.exhaustive(keep=1)
 @pytest.mark.parametrize("begun", [0, 1], ids=["the first checkpoint", "the next one"])
 def test_of_two_saves_at_a_time_the_second_is_refused(s3: S3, begun: int) -> None:
@@ -145,7 +157,7 @@ def test_a_folder_without_a_checkpoint_is_told(s3: S3) -> None:
 
 @pytest.mark.exhaustive(keep=0)
 def test_two_ranks_save_to_a_bucket_and_load_in_other_layouts(s3: S3, tmp_path: Path) -> None:
-    (tmp_path / "options.json").write_text(json.dumps(s3.options | {"config_kwargs": {}}))
+    (tmp_path / "options.json").write_text(json.dumps(s3.options | {"config_kwargs": {}}), encoding="utf-8")
     found = ranks.run_ranks(Path(__file__).with_name("ranks_urls.py"), 2, tmp_path)
     for facts in found["saved_and_loaded_in_a_bucket"]:
         assert "RANK 1" in facts["told"]
@@ -172,5 +184,5 @@ def test_a_checkpoint_is_saved_by_its_id_to_any_url(memory: str) -> None:
     with pytest.raises(SourceError, match="was written by another"):
         from zcrecord.distributed.folder import CheckpointPrefix
 
-        CheckpointPrefix(memory, None).replace_catalogue({}, 1, '"of another"')
+        CheckpointPrefix(memory, None).commit({}, 1, {}, '"of another"')
     assert loaded(None, memory) == 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import pickle
 import sys
@@ -13,15 +14,18 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
+import records as r
 import torch
 import torch.distributed.checkpoint as dcp
+from forge import Forge
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner, _EmptyStateDictLoadPlanner
 from torch.distributed.checkpoint.state_dict_loader import _load_state_dict, _load_state_dict_from_keys
 
 import zcrecord
 from zcrecord.distributed import ZcrStorageReader, ZcrStorageWriter, load_views
-from zcrecord.errors import DependencyError, LimitError, RecordError, SourceError, UnsupportedError
+from zcrecord.distributed.checkpoint import Checkpoint
+from zcrecord.errors import DependencyError, FormatError, LimitError, RecordError, SourceError, UnsupportedError
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is (disabled|unavailable)")
 
@@ -225,6 +229,64 @@ def test_a_forged_path_makes_no_list_of_its_length(tmp_path: Path, text: str) ->
     found: dict[str, Any] = {}
     _load_state_dict(found, ZcrStorageReader(tmp_path), planner=_EmptyStateDictLoadPlanner(), no_dist=True)
     assert found["l"]["1000000000000"].tolist() == [1, 1]
+
+
+def paths_told(tmp_path: Path, *paths: list[Any]) -> set[str]:
+    """Return the names of forged paths, of tensors that are not there, that planners are given."""
+    texts = [json.dumps(path, separators=(",", ":")) for path in paths]
+    metadata = {"zcrecord.checkpoint": 1, "zcrecord.checkpoint.paths": texts}
+    zcrecord.save_record({"w": np.ones(2)}, tmp_path / "checkpoint.zcr", metadata=metadata)
+    return set(Checkpoint(tmp_path).other_paths())
+
+
+def test_lists_that_forged_paths_make_are_bounded_together(tmp_path: Path) -> None:
+    assert paths_told(tmp_path, ["l", 60_000]) == set(), "60,001 items, to each of which two keys lead"
+    assert paths_told(tmp_path, ["l", 30_000], ["m", 30_000], ["l", 30_001]) == {"l.30000", "l.30001"}
+    deep = ["l", *[60] * 60]
+    assert paths_told(tmp_path, deep, [*deep[:-1], 1000], ["k", 3]) == {"k.3"}
+    assert paths_told(tmp_path, ["a"] * 500, ["a"] * 501, ["b", -1]) == {".".join(["a"] * 500)}
+
+
+@pytest.mark.parametrize("path", [("l", 60_000), ["l", 10**12], ("l", None, -1)])
+def test_lists_of_a_forged_pickle_of_paths_are_bounded_unless_it_is_allowed(tmp_path: Path, path: Any) -> None:
+    pickled = io.BytesIO()
+    torch.save({"w": path, "other": 5}, pickled)
+    metadata = {"zcrecord.checkpoint": 1, "zcrecord.checkpoint.planner_data": pickled.getvalue()}
+    zcrecord.save_record({"w": np.ones(2)}, tmp_path / "checkpoint.zcr", metadata=metadata)
+    with pytest.raises(UnsupportedError, match=r"planner_data' has paths with places in lists .* allow_pickle=True$"):
+        ZcrStorageReader(tmp_path).read_metadata()
+    assert ZcrStorageReader(tmp_path, allow_pickle=True).read_metadata().planner_data["w"] == path
+
+
+@pytest.mark.parametrize("value", [-1, 2**40, 1.5, "pickle", [1, 2], True])
+def test_data_of_a_planner_that_are_no_bytes_are_refused(tmp_path: Path, value: Any) -> None:
+    metadata = {"zcrecord.checkpoint": 1, "zcrecord.checkpoint.planner_data": value}
+    zcrecord.save_record({"w": np.ones(2)}, tmp_path / "checkpoint.zcr", metadata=metadata)
+    what = rf"checkpoint\.zcr: metadata 'zcrecord\.checkpoint\.planner_data' is a {type(value).__name__}, not bytes; "
+    with pytest.raises(FormatError, match=what):
+        ZcrStorageReader(tmp_path).read_metadata()
+
+
+def test_an_unknown_element_type_is_told_by_its_tensor(tmp_path: Path) -> None:
+    forged = Forge(r.saved({"new": np.ones(3, np.uint8), "w": np.ones(2, np.float32)}))
+    (tmp_path / "checkpoint.zcr").write_bytes(forged.set("tensors", 0, dtype=200).seal())
+    assert load({"w": torch.zeros(2)}, tmp_path)["w"].tolist() == [1, 1]
+    what = r"checkpoint\.zcr: tensor 'new': dtype code 200 is not known; upgrade zcrecord, or leave the tensor out"
+    refused(UnsupportedError, what, lambda: load({"new": torch.zeros(3)}, tmp_path))
+    with pytest.raises(UnsupportedError, match=what):
+        load_views(tmp_path, {"new": torch.zeros(3)})
+
+
+def test_the_record_itself_is_no_value_of_a_checkpoint(tmp_path: Path) -> None:
+    metadata = {"zcrecord.checkpoint": 1, "zcrecord.checkpoint.objects": ["", "none"]}
+    zcrecord.save_record({"n": 3}, tmp_path / "checkpoint.zcr", metadata=metadata)
+    assert list(Checkpoint(tmp_path).values) == ["n"]
+
+
+@pytest.mark.slow
+def test_lists_of_many_named_items_are_not_forged_ones(tmp_path: Path) -> None:
+    items = [["l", i, "x"] for i in range(40_000)]
+    assert len(paths_told(tmp_path, *items)) == 40_000
 
 
 def test_writer_and_reader_are_pickled_for_saves_by_another_process(tmp_path: Path) -> None:

@@ -131,6 +131,7 @@ print(json.dumps({"mapped": mapped, "copied": private() - before, "total": total
 """
 
 
+@pytest.mark.measured
 @pytest.mark.skipif(sys.platform != "linux", reason="platform: Linux tells how much memory is a process's own")
 def test_views_take_no_memory_of_their_own_even_once_they_are_read(tmp_path: Path) -> None:
     found = json.loads(run_torch(MEASURED, tmp_path).stdout)

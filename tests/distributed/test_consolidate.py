@@ -66,7 +66,7 @@ def test_a_limit_gives_shards_of_whole_tensors(folder: Path) -> None:
 
 
 def test_a_folder_gets_the_archive_and_the_small_files(folder: Path) -> None:
-    (folder / "config.json").write_text("{}")
+    (folder / "config.json").write_text("{}", encoding="utf-8")
     consolidate(folder, "made/")
     assert sorted(os.listdir("made")) == ["config.json", "model.zcr"]
 
@@ -95,6 +95,7 @@ def test_what_is_no_checkpoint_is_refused(folder: Path, tmp_path: Path) -> None:
         consolidate(folder, "one.zcr")
 
 
+@pytest.mark.slow
 def test_it_needs_no_torch(folder: Path) -> None:
     code = """
 import sys

@@ -104,6 +104,7 @@ print(json.dumps({"rows": grown("a", lambda: {"w": rows}), "columns": grown("b",
 """
 
 
+@pytest.mark.measured
 @pytest.mark.skipif(sys.platform != "linux", reason="platform: Linux tells how much memory is a process's own")
 def test_a_save_takes_at_most_16_mib_beside_its_tensors(tmp_path: Path) -> None:
     grown = json.loads(run_torch(GROWN, tmp_path).stdout)
@@ -122,7 +123,7 @@ def written(tmp_path: Path, chunks: list[tuple[Chunk, torch.Tensor]], **values: 
         for chunk, tensor in chunks:
             out.add(chunk, tensor)
         report = out.finish(name, values)
-    folder.replace_catalogue(joined([report], None, None, alignment=64, digest="xxh3"), 1)
+    folder.commit(joined([report], None, None, alignment=64, digest="xxh3"), 1, {name: folder.scratch})
     return zcrecord.load_record(tmp_path / "checkpoint.zcr")
 
 
@@ -185,7 +186,7 @@ def many(tensors: int, chunks: int, ranks: int) -> list[RankReport]:
 def test_metadata_are_made_for_the_names_that_are_loaded_alone(tmp_path: Path) -> None:
     tree = joined(many(50, 40, 8), {f"layers.{i}.weight": ("layers", i, "weight") for i in range(50)}, None,
                   alignment=64, digest=None)  # fmt: skip
-    CheckpointFolder(tmp_path, durable=False).replace_catalogue(tree, 0)
+    CheckpointFolder(tmp_path, durable=False).commit(tree, 0, {})
     metadata = ZcrStorageReader(tmp_path).read_metadata()
     names = metadata.state_dict_metadata
     assert len(names) == 50 and "layers.3.weight" in names and "layers.50.weight" not in names

@@ -160,6 +160,7 @@ def test_progress_is_told_up_to_the_end(program: Path, archive: Path) -> None:
     assert told == sorted(told) and told[-1] == (size, size)
 
 
+@pytest.mark.slow
 def test_attaching_holds_a_piece_at_a_time(program: Path, tmp_path: Path) -> None:
     zcrecord.save_record({"w": np.ones(4 * MIB)}, tmp_path / "large.zcr", durable=False)
 
@@ -300,7 +301,7 @@ def universal(*slices: bytes) -> bytes:
 def zipped(tmp_path: Path) -> bytes:
     """Return a zipapp: a zip behind a line for the shell."""
     (tmp_path / "source").mkdir()
-    (tmp_path / "source" / "__main__.py").write_text("print('ready')\n")
+    (tmp_path / "source" / "__main__.py").write_text("print('ready')\n", encoding="utf-8")
     zipapp.create_archive(tmp_path / "source", tmp_path / "app.pyz", interpreter="/usr/bin/env python3")
     return (tmp_path / "app.pyz").read_bytes()
 
@@ -350,6 +351,19 @@ def test_program_that_would_break_is_refused_unless_forced(kind: str, archive: P
     assert zcrecord.load_record(program)["w"].sum() == 15
     detach(program, discard=True)
     assert program.read_bytes() == data
+
+
+def test_model_of_another_format_is_refused_unless_forced_and_then_it_is_asked_for(
+    archive: Path, tmp_path: Path
+) -> None:
+    model = put(tmp_path / "m.gguf", b"GGUF\3" + bytes(99))
+    with pytest.raises(UnsupportedError, match="this is a GGUF file, whose readers would not see the archive"):
+        attach(model, archive)
+    attach(model, archive, force=True)
+    with pytest.raises(FormatError, match=r"m\.gguf: this is a GGUF file, with a zcrecord archive attached"):
+        zcrecord.load_record(model)
+    assert zcrecord.load_record(model, embedded="suffix")["w"].sum() == 15
+    assert detach(model, discard=True).exact
 
 
 @pytest.mark.parametrize("kind", BEAR)
@@ -495,6 +509,7 @@ except SourceError as error:
 """
 
 
+@pytest.mark.slow
 @POSIX
 def test_full_disk_is_one_error_and_the_program_untouched(program: Path, archive: Path, tmp_path: Path) -> None:
     said = r.run_python(LIMITED, program, archive).stdout
@@ -513,6 +528,7 @@ attach(sys.argv[1], sys.argv[2], progress=kill)
 """
 
 
+@pytest.mark.slow
 @POSIX
 def test_killed_process_leaves_the_program_as_it_was(program: Path, archive: Path) -> None:
     done = r.run_python(KILLED, program, archive, ok=False)

@@ -117,7 +117,7 @@ int main(void) { puts("running"); fflush(stdout); return getchar() == 'x' ? 0 : 
 @pytest.mark.needs("gcc")
 def test_running_program_is_attached_to_and_keeps_running(archive: Path, tmp_path: Path) -> None:
     source, program = tmp_path / "sleeper.c", tmp_path / "sleeper"
-    source.write_text(SLEEPER)
+    source.write_text(SLEEPER, encoding="utf-8")
     subprocess.run(["gcc", "-o", program, source], check=True)
     with subprocess.Popen([program], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as running:
         assert running.stdout is not None

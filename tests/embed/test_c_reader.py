@@ -47,7 +47,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 def golden(name: str) -> tuple[bytes, Mode]:
     """Return a golden archive, and how it is to be opened."""
-    embedded = json.loads((GOLDEN / f"{name}.json").read_text())["embedded"]
+    embedded = json.loads((GOLDEN / f"{name}.json").read_text(encoding="utf-8"))["embedded"]
     return (GOLDEN / f"{name}.zcr").read_bytes(), MODES[embedded]
 
 

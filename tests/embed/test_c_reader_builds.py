@@ -64,7 +64,10 @@ STRICT = ["-Wold-style-cast", "-Wzero-as-null-pointer-constant"]
 ], ids=" ".join)  # fmt: skip
 def test_header_is_quiet_for_whoever_asks_cpp_for_more_warnings(flags: list[str], tmp_path: Path) -> None:
     source = tmp_path / "quiet.cpp"
-    source.write_text('#include "zcrecord.h"\nunsigned one(float x);\nunsigned one(float x) { return (unsigned)x; }\n')
+    source.write_text(
+        '#include "zcrecord.h"\nunsigned one(float x);\nunsigned one(float x) { return (unsigned)x; }\n',
+        encoding="utf-8",
+    )
     command = [*flags, "-std=c++11", *STRICT, f"-I{HEADER.parent}", "-c", source, "-o", tmp_path / "quiet.o"]
     done = subprocess.run([*map(str, command)], capture_output=True, text=True)
     assert "zcrecord.h" not in done.stderr
@@ -75,7 +78,7 @@ def test_header_is_quiet_for_whoever_asks_cpp_for_more_warnings(flags: list[str]
 @pytest.mark.parametrize("compiler", ["gcc", "clang-19"])
 def test_a_file_that_calls_nothing_has_nothing_and_no_warning(compiler: str, tmp_path: Path) -> None:
     source = tmp_path / "nothing.c"
-    source.write_text('#include "zcrecord.h"\n#include "zcrecord.h"\nextern int one;\nint one = 1;\n')
+    source.write_text('#include "zcrecord.h"\n#include "zcrecord.h"\nextern int one;\nint one = 1;\n', encoding="utf-8")
     for optimise in ("-O1", "-O2", "-Os"):
         program = compile_object(compiler, source, tmp_path / "nothing.o", "-std=c99", optimise)
         assert not [line for line in run("nm", program).splitlines() if " t " in line.lower()]
@@ -84,7 +87,7 @@ def test_a_file_that_calls_nothing_has_nothing_and_no_warning(compiler: str, tmp
 @pytest.mark.needs("gcc", "nm")
 def test_what_is_needed_would_be_seen(tmp_path: Path) -> None:
     source = tmp_path / "needs.c"
-    source.write_text("extern int f(void);\nextern int g(void);\nint f(void) { return g(); }\n")
+    source.write_text("extern int f(void);\nextern int g(void);\nint f(void) { return g(); }\n", encoding="utf-8")
     assert undefined("nm", compile_object("gcc", source, tmp_path / "needs.o")) == {"g"}
 
 
@@ -133,7 +136,7 @@ def questions(archives: Sequence[bytes], folder: Path) -> None:
     """Write the archives as small.c includes them."""
     data = b"".join(len(archive).to_bytes(2, "little") + archive for archive in archives) + bytes(2)
     text = f"static const uint8_t questions[] PROGMEM = {{{','.join(map(str, data))}}};\n"
-    (folder / "questions.h").write_text(text)
+    (folder / "questions.h").write_text(text, encoding="utf-8")
 
 
 def beyond_16_bits(data: bytes) -> list[bytes]:

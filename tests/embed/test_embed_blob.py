@@ -75,7 +75,7 @@ def test_constant_is_the_archive_and_its_tensors_lie_where_they_should(
         named = enumerate(zip(each.constants, each.local, strict=True))
         paths |= {(p, n): member(each, name) for n, (k, name) in named if k.place == "archive"}
     source = g.folder / f"{form}{'.cpp' if plus else '.c'}"
-    source.write_text(e.uses(g.plans, [f"{each.stem}_blob.h" for each in g.plans], paths))
+    source.write_text(e.uses(g.plans, [f"{each.stem}_blob.h" for each in g.plans], paths), encoding="utf-8")
     out = g.folder / f"{form} {compiler}"
     e.compiled(e.COMPILERS[compiler], out, [source, *g.sources(form)], f"-I{g.folder / form}")
     shown = e.shown(out)
@@ -98,7 +98,8 @@ def test_it_is_read_only_and_needs_no_relocation(generated: Generated, form: str
     name = "every_thing_blob"
     source = g.folder / "tiny.c"
     source.write_text(
-        f'#include "{name}.h"\nfloat _start(void);\nfloat _start(void) {{ return {name}.at.layer_f32[1][2]; }}\n'
+        f'#include "{name}.h"\nfloat _start(void);\nfloat _start(void) {{ return {name}.at.layer_f32[1][2]; }}\n',
+        encoding="utf-8",
     )
     flags = ["-nostdlib", "-nostartfiles", "-fPIE", "-pie", "-fno-stack-protector", f"-I{g.folder / form}"]
     (made,) = (p for p in g.sources(form) if p.stem == name)
@@ -126,7 +127,8 @@ def test_cortex_m3_has_it_in_flash(generated: Generated, form: str) -> None:
 def test_reader_opens_it(generated: Generated, form: str) -> None:
     g = generated
     source = g.folder / "opens.c"
-    source.write_text("""
+    source.write_text(
+        """
 #include "zcrecord.h"
 #include "every_thing_blob.h"
 int main(void)
@@ -141,7 +143,9 @@ int main(void)
     }
     return zcr_f32(&tensor) == &every_thing_blob.at.layer_f32[0][0] && every_thing_is_current() ? 0 : 3;
 }
-""")
+""",
+        encoding="utf-8",
+    )
     (made,) = (p for p in g.sources(form) if p.stem == "every_thing_blob")
     flags = (f"-I{g.folder / form}", f"-I{READER}")
     e.quiet(e.compiled(e.COMPILERS["clang"], g.folder / f"opens_{form}", [source, made], *flags))
@@ -166,14 +170,16 @@ def test_literals_are_ones_that_every_compiler_takes(generated: Generated) -> No
 
 def test_literals_end_in_a_zero_of_the_archive_where_there_is_one(generated: Generated) -> None:
     """One without room for its zero is what C++ refuses, and what compilers warn of in C."""
-    header = (generated.folder / "string" / "noise_blob.h").read_text()
-    assert (generated.folder / "string" / "noise_blob.c").read_text().count("#ifdef __cplusplus") <= 1  # the last bytes
+    header = (generated.folder / "string" / "noise_blob.h").read_text(encoding="utf-8")
+    assert (generated.folder / "string" / "noise_blob.c").read_text(encoding="utf-8").count(
+        "#ifdef __cplusplus"
+    ) <= 1  # the last bytes
     sizes = [int(n) for n in re.findall(r"unsigned char part\d+\[(\d+)\];", header)]
     assert sum(sizes) == (generated.folder / "noise.zcr").stat().st_size
 
 
 def test_strided_tensors_are_said_to_have_no_constant(generated: Generated) -> None:
-    header = (generated.folder / "incbin" / "views_blob.h").read_text()
+    header = (generated.folder / "incbin" / "views_blob.h").read_text(encoding="utf-8")
     assert "/* column: float32 [6]: strided, so it has no constant here; zcrecord.h reads it */" in header
     assert "VIEWS_COLUMN_OFFSET" not in header and "column[" not in header
     assert "#define VIEWS_ROWS_OFFSET 1376\n" in header
@@ -237,7 +243,7 @@ def test_assembler_has_incbin_alone(tmp_path: Path, form: Any) -> None:
         blob.files(each, str(tmp_path), form=form, language="asm")
     write(blob.files(each, str(tmp_path), form="incbin", language="asm"), tmp_path)
     program = '.include "m_blob.inc"\n.long M_A_OFFSET\n'
-    (tmp_path / "p.S").write_text(program)
+    (tmp_path / "p.S").write_text(program, encoding="utf-8")
     e.quiet("gcc", f"-I{tmp_path}", "-c", tmp_path / "p.S", "-o", tmp_path / "p.o")
     assert each.constants[0].offset.to_bytes(4, "little") in (tmp_path / "p.o").read_bytes()
 
@@ -264,7 +270,9 @@ def test_archive_that_changes_meanwhile_is_noticed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("form", ["incbin", "embed"])
 def test_header_of_another_archive_is_noticed(tmp_path: Path, form: blob.Form) -> None:
-    (tmp_path / "main.c").write_text('#include "m_blob.h"\nint main(void) { return m_is_current(); }\n')
+    (tmp_path / "main.c").write_text(
+        '#include "m_blob.h"\nint main(void) { return m_is_current(); }\n', encoding="utf-8"
+    )
     for value, current in ((1.0, 1), (2.0, 0)):
         zcrecord.save_record({"a": np.full(3, value)}, tmp_path / "m.zcr")
         if current:

@@ -47,7 +47,7 @@ class Generated:
             names = zip(each.constants, local, strict=True)
             paths |= {(p, n): scope + found for n, (k, found) in enumerate(names) if k.nbytes}
         path = self.folder / f"{name}.{'cpp' if suffix == 'hpp' else 'c'}"
-        path.write_text(e.uses(plans, headers, paths))
+        path.write_text(e.uses(plans, headers, paths), encoding="utf-8")
         return path
 
     def sources(self) -> list[Path]:
@@ -97,7 +97,8 @@ def test_c_header_is_cpp_too_and_both_go_together(generated: Generated) -> None:
     lines = [f'#include "{p.stem}.{suffix}"\n' for p in g.plans for suffix in ("h", "hpp", "h")]
     source = g.folder / "both.cpp"
     source.write_text(
-        "".join(lines) + "int main() { return views::views_is_current() && ::views_is_current() ? 0 : 1; }\n"
+        "".join(lines) + "int main() { return views::views_is_current() && ::views_is_current() ? 0 : 1; }\n",
+        encoding="utf-8",
     )
     for compiler in ("g++", "clang++"):
         flags = (f"-I{g.folder}/gen", "-std=c++17")
@@ -109,7 +110,8 @@ def test_two_files_that_include_the_header_have_one_of_each(generated: Generated
     source = g.program("main_of_two", g.plans, "h")
     other = g.folder / "other.c"
     other.write_text(
-        '#include "views.h"\nconst float *other(void);\nconst float *other(void) { return &views_base[0][0]; }\n'
+        '#include "views.h"\nconst float *other(void);\nconst float *other(void) { return &views_base[0][0]; }\n',
+        encoding="utf-8",
     )
     out = e.compiled(["gcc"], g.folder / "two", [source, other, *g.sources()], f"-I{g.folder}/gen")
     check_shown(out, g.plans, g.own)
@@ -159,7 +161,7 @@ def test_nothing_is_left_for_the_loader_to_do(generated: Generated, compiler: st
     kept = [k for k in each.constants if k.nbytes]
     reads = "".join(f"    sink = *(const volatile unsigned char *)&{k.identifier};\n" for k in kept)
     source = g.folder / "loaded.c"
-    source.write_text(TINY.format(header="every_thing.h", reads=reads))
+    source.write_text(TINY.format(header="every_thing.h", reads=reads), encoding="utf-8")
     flags = ["-nostdlib", "-nostartfiles", "-fPIE", "-pie", "-fno-stack-protector", f"-I{g.folder}/gen"]
     out = e.compiled(
         e.COMPILERS[compiler], g.folder / f"loaded_{compiler}", [source, g.folder / "gen/every_thing.S"], *flags
@@ -176,7 +178,9 @@ def test_nothing_is_left_for_the_loader_to_do(generated: Generated, compiler: st
 def test_linker_drops_what_nothing_uses(generated: Generated) -> None:
     g = generated
     source = g.folder / "one.c"
-    source.write_text(TINY.format(header="every_thing.h", reads="    sink = every_thing_layer_i8[0][0];"))
+    source.write_text(
+        TINY.format(header="every_thing.h", reads="    sink = every_thing_layer_i8[0][0];"), encoding="utf-8"
+    )
     flags = ["-nostdlib", "-nostartfiles", "-fno-stack-protector", f"-I{g.folder}/gen"]
     sizes = {}
     for how in ("--no-gc-sections", "--gc-sections"):
@@ -190,7 +194,9 @@ def test_linker_drops_what_nothing_uses(generated: Generated) -> None:
 def test_tied_and_equal_and_view_symbols_keep_what_they_are_part_of(generated: Generated) -> None:
     g = generated
     source = g.folder / "view.c"
-    source.write_text(TINY.format(header="every_thing.h", reads="    sink = (int)every_thing_layer_rows[1][2];"))
+    source.write_text(
+        TINY.format(header="every_thing.h", reads="    sink = (int)every_thing_layer_rows[1][2];"), encoding="utf-8"
+    )
     flags = ["-nostdlib", "-nostartfiles", "-fno-stack-protector", f"-I{g.folder}/gen", "-Wl,--gc-sections"]
     out = e.compiled(["gcc"], g.folder / "view", [source, g.folder / "gen/every_thing.S"], *flags)
     kept = {name for name in e.symbols(out) if name.startswith("every_thing")}
@@ -275,7 +281,8 @@ def test_declaration_of(tmp_path: Path, name: str, value: Any, declared: str | N
 def test_numbers_and_values_are_what_numpy_has(generated: Generated) -> None:
     g = generated
     source = g.folder / "values.c"
-    source.write_text("""
+    source.write_text(
+        """
 #include <stdio.h>
 #include "every_thing.h"
 static const int shape[] = EVERY_THING_LAYER_I8_SHAPE;
@@ -290,7 +297,9 @@ int main(void)
         EVERY_THING_LAYER_INT4_BITS);
     return 0;
 }
-""")
+""",
+        encoding="utf-8",
+    )
     out = e.compiled(
         ["gcc", "-std=c99"], g.folder / "values", [source, g.folder / "gen/every_thing.S"], f"-I{g.folder}/gen"
     )
@@ -299,7 +308,7 @@ int main(void)
 
 def test_header_of_another_archive_is_noticed(tmp_path: Path) -> None:
     main = tmp_path / "main.c"
-    main.write_text('#include "m.h"\nint main(void) { return m_is_current(); }\n')
+    main.write_text('#include "m.h"\nint main(void) { return m_is_current(); }\n', encoding="utf-8")
     files = {}
     for value in (1.0, 2.0):  # of one size, so that the assembler has nothing to say
         zcrecord.save_record({"a": np.full(3, value)}, tmp_path / "m.zcr")
@@ -316,7 +325,9 @@ def test_assembler_programs_have_equates(generated: Generated) -> None:
     each = next(p for p in g.plans if p.stem == "every_thing")
     write(asm.files(each, str(g.folder / "asm")), g.folder / "asm")
     source = g.folder / "program.S"
-    source.write_text('.include "every_thing.inc"\n.long EVERY_THING_LAYER_I8_DIM1, EVERY_THING_LAYER_F32_NBYTES\n')
+    source.write_text(
+        '.include "every_thing.inc"\n.long EVERY_THING_LAYER_I8_DIM1, EVERY_THING_LAYER_F32_NBYTES\n', encoding="utf-8"
+    )
     for compiler in ("gcc", "clang-19"):
         e.quiet(compiler, f"-I{g.folder}/asm", "-c", source, "-o", g.folder / "program.o")
         assert np.array([4, 96], np.int32).tobytes() in (g.folder / "program.o").read_bytes()

@@ -246,6 +246,7 @@ HOWS = {
 }
 
 
+@pytest.mark.measured
 @pytest.mark.exhaustive(keep=2)
 @pytest.mark.skipif(sys.platform != "linux", reason="platform: VmHWM is Linux's")
 @pytest.mark.parametrize("how", HOWS)
@@ -320,6 +321,7 @@ except SourceError as error:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="platform: has limits of a file's size")
 def test_full_disk_leaves_none_of_the_files(tmp_path: Path) -> None:
     """Small pieces are gathered and fail only when they are handed on: before another file takes their place."""

@@ -41,7 +41,7 @@ class Project:
     def __init__(self, folder: Path, recipe: str) -> None:
         self.folder = folder
         shutil.copytree(RECIPES / recipe, folder, dirs_exist_ok=True)
-        (folder / "main.c").write_text(MAIN)
+        (folder / "main.c").write_text(MAIN, encoding="utf-8")
         self._age = 0
 
     def save(self, *values: float) -> None:
@@ -111,8 +111,8 @@ def test_cmake_takes_an_archive_of_any_name(tmp_path: Path) -> None:
     (tmp_path / "model.zcr").rename(tmp_path / "Mobile Net-v2.zcr")
     changes = ("CMakeLists.txt", "model.zcr", '"Mobile Net-v2.zcr"'), ("main.c", "model", "mobile_net_v2")
     for name, old, new in changes:
-        text = (tmp_path / name).read_text().replace(old, new)
-        (tmp_path / name).write_text(text.replace("MODEL", "MOBILE_NET_V2"))
+        text = (tmp_path / name).read_text(encoding="utf-8").replace(old, new)
+        (tmp_path / name).write_text(text.replace("MODEL", "MOBILE_NET_V2"), encoding="utf-8")
     command = f"-DZCRECORD_COMMAND={sys.executable};-m;zcrecord"
     project.run("cmake", "-S", ".", "-B", "build", "-G", "Ninja", command)
     project.run("cmake", "--build", "build")

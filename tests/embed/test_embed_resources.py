@@ -48,8 +48,8 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     project = tmp_path_factory.mktemp("weighty")
     package = project / "weighty"
     package.mkdir()
-    (project / "pyproject.toml").write_text(PROJECT)
-    (package / "__init__.py").write_text('"""A package with weights."""\n')
+    (project / "pyproject.toml").write_text(PROJECT, encoding="utf-8")
+    (package / "__init__.py").write_text('"""A package with weights."""\n', encoding="utf-8")
     zcrecord.save_record(TREE, package / "model.zcr", durable=False)
     code = "import hatchling.build; print(hatchling.build.build_wheel('dist'))"
     done = subprocess.run([sys.executable, "-c", code], cwd=project, capture_output=True, text=True, check=False)
@@ -66,6 +66,7 @@ def used(*path: Path) -> dict[str, Any]:
     return result
 
 
+@pytest.mark.slow
 @LINUX
 def test_resource_of_an_installed_wheel_is_mapped(wheel: Path, tmp_path: Path) -> None:
     pip = [sys.executable, "-m", "pip", "install", "--no-index", "--no-deps", "--target", str(tmp_path), str(wheel)]
@@ -76,6 +77,7 @@ def test_resource_of_an_installed_wheel_is_mapped(wheel: Path, tmp_path: Path) -
     assert result["mapped"] and result["maps"] == 1
 
 
+@pytest.mark.slow
 @LINUX
 @pytest.mark.parametrize("method", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
 def test_resource_of_a_zipped_package_is_read_into_aligned_memory(method: int, wheel: Path, tmp_path: Path) -> None:

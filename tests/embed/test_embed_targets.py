@@ -127,7 +127,7 @@ def test_other_machines_symbols_lie_where_they_should(each: Plan, target: str, t
 def test_header_goes_with_every_machine(each: Plan, target: str, tmp_path: Path) -> None:
     names = [k.identifier for k in each.constants if k.nbytes]
     reads = "".join(f"    sink = *(const volatile unsigned char *)&{name};\n" for name in names)
-    (tmp_path / "main.c").write_text(FREESTANDING.format(header="model.h", reads=reads))
+    (tmp_path / "main.c").write_text(FREESTANDING.format(header="model.h", reads=reads), encoding="utf-8")
     flags = ["-ffreestanding", *e.WARNINGS, f"-I{Path(each.archive).parent}"]
     e.quiet(*clang(target), *flags, "-c", tmp_path / "main.c", "-o", tmp_path / "main.o")
 
@@ -184,7 +184,7 @@ console.log(is_current(), sum().toFixed(6), tied() - base(), row() - base(), bas
 @pytest.mark.needs("clang-19", "wasm-ld-19", "node")
 def test_webassembly_has_typed_symbols_and_drops_those_that_nothing_uses(each: Plan, tmp_path: Path) -> None:
     folder = Path(each.archive).parent
-    (tmp_path / "main.c").write_text(WASM)
+    (tmp_path / "main.c").write_text(WASM, encoding="utf-8")
     for source in (tmp_path / "main.c", folder / "model.S"):
         out = tmp_path / f"{source.stem}.o"
         e.quiet(*clang("wasm32"), "-O2", f"-I{folder}", "-c", source, "-o", out)
@@ -216,7 +216,9 @@ def test_windows_program_has_its_weights(each: Plan, form: str, tmp_path: Path) 
         header, values = "model_blob.h", "model_blob.at.layer_f64"
         source = "model_blob.S" if form == "incbin" else "model_blob.c"
     alignment = next(k.alignment for k in each.constants if k.name == "layer.f64")
-    (tmp_path / "main.c").write_text(WINDOWS.format(header=header, values=values, alignment=alignment))
+    (tmp_path / "main.c").write_text(
+        WINDOWS.format(header=header, values=values, alignment=alignment), encoding="utf-8"
+    )
     command = ["x86_64-w64-mingw32-gcc", *e.WARNINGS, "-I.", "main.c", source, "-o", "app.exe"]
     e.quiet(*command, cwd=tmp_path)
     environment = {**os.environ, "WINEDEBUG": "-all", "WINEPREFIX": str(tmp_path / "wine")}

@@ -32,13 +32,13 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     scripts.mkdir()
     for name, function in (("zcrecord", "main"), ("onnx2zc", "onnx2zc_main")):
         code = f"import sys; from zcrecord.cli.dispatch import {function}; sys.exit({function}())"
-        (scripts / name).write_text(f"#!/bin/sh\nexec {sys.executable} -c '{code}' \"$@\"\n")
+        (scripts / name).write_text(f"#!/bin/sh\nexec {sys.executable} -c '{code}' \"$@\"\n", encoding="utf-8")
         (scripts / name).chmod(0o755)
     monkeypatch.setenv("PATH", str(scripts), prepend=os.pathsep)
     monkeypatch.setenv("PYTHONPATH", str(c.ROOT), prepend=os.pathsep)
     for _, name, text in BLOCK.findall(PAGE):
         if name:
-            (tmp_path / name).write_text(text)
+            (tmp_path / name).write_text(text, encoding="utf-8")
     return tmp_path
 
 
@@ -54,7 +54,8 @@ def run(script: str, folder: Path) -> str:
 def test_programs_of_the_page_build_and_run_as_it_shows_them(folder: Path) -> None:
     told = [run(text, folder) for language, name, text in BLOCK.findall(PAGE) if language == "sh" and not name]
     runs = [text for text in told if "10 x 32" in text or "[10, 32]" in text]
-    assert len(runs) == 4, told
+    assert len(runs) == 5, told
+    assert runs[4] == "10 x 32 of its own\n"
     assert "classifier.weight float32" in runs[2]
 
 
@@ -70,7 +71,11 @@ def test_avr_program_reads_its_own_flash(folder: Path) -> None:
 @pytest.mark.needs("avr-gcc")
 def test_avr_program_has_no_weight_in_its_ram(folder: Path) -> None:
     run("onnx2zc digits.onnx digits.zcr --quiet", folder)
-    build = "".join(line for line in (folder / "avr.sh").read_text().splitlines(keepends=True) if "simavr" not in line)
+    build = "".join(
+        line
+        for line in (folder / "avr.sh").read_text(encoding="utf-8").splitlines(keepends=True)
+        if "simavr" not in line
+    )
     run(build, folder)
     sizes = run("avr-size avr.elf", folder).splitlines()[1].split()
     assert int(sizes[1]) + int(sizes[2]) < 64  # .data and .bss; the tensor has 40 bytes, the strings are the program's

@@ -311,6 +311,7 @@ def test_quantized_model_has_weights_of_7_bits_and_is_small() -> None:
     assert {n.op_type for n in model.graph.node} == {"Mul", "QuantizeLinear", "DequantizeLinear", "Gemm"}
 
 
+@pytest.mark.measured
 def test_quantized_model_is_what_its_script_makes() -> None:
     made = onnx.load_model_from_string(quantize(DATA / "digits.onnx"))
     kept = onnx.load(DATA / "digits_int8.onnx")
@@ -323,6 +324,7 @@ def test_quantized_model_is_what_its_script_makes() -> None:
         np.testing.assert_allclose(values, expected, rtol=1e-5, atol=0 if values.dtype == np.float32 else 1)
 
 
+@pytest.mark.measured
 def test_quantized_model_classifies_nearly_as_well() -> None:
     with np.load(DATA / "digits_heldout.npz") as heldout:
         labels = heldout["labels"]

@@ -344,7 +344,10 @@ def test_compiles_without_a_warning_as_a_crate_and_as_a_private_module(
     rustc: str, edition: str, tmp_path: Path
 ) -> None:
     host = tmp_path / "host.rs"
-    host.write_text(f'#[path = "{READER}"]\nmod zcrecord;\nfn main() {{\n    zcrecord::Archive::open(&[]).err();\n}}\n')
+    host.write_text(
+        f'#[path = "{READER}"]\nmod zcrecord;\nfn main() {{\n    zcrecord::Archive::open(&[]).err();\n}}\n',
+        encoding="utf-8",
+    )
     build(rustc, READER, tmp_path / "lib.rlib", "--crate-type", "rlib", "-W", "missing-docs", edition=edition)
     build(rustc, host, tmp_path / "host", edition=edition)
 
@@ -352,11 +355,12 @@ def test_compiles_without_a_warning_as_a_crate_and_as_a_private_module(
 @pytest.mark.parametrize("rustc", compilers())
 def test_one_line_makes_its_error_one_of_std(rustc: str, tmp_path: Path) -> None:
     """The line is the guide's, and the file's own."""
-    guide = (READER.parent / "README.md").read_text()
+    guide = (READER.parent / "README.md").read_text(encoding="utf-8")
     (line,) = {line for line in guide.splitlines() if line.startswith("impl ") and "error::Error" in line}
-    assert f"//! {line}" in READER.read_text()
+    assert f"//! {line}" in READER.read_text(encoding="utf-8")
     host = tmp_path / "host.rs"
-    host.write_text(f"""#[path = "{READER}"]
+    host.write_text(
+        f"""#[path = "{READER}"]
 mod zcrecord;
 {line}
 fn opened() -> Result<u32, Box<dyn std::error::Error + Send + Sync>> {{
@@ -365,13 +369,15 @@ fn opened() -> Result<u32, Box<dyn std::error::Error + Send + Sync>> {{
 fn main() {{
     println!("{{}}", opened().unwrap_err());
 }}
-""")
+""",
+        encoding="utf-8",
+    )
     done = subprocess.run([build(rustc, host, tmp_path / "host")], capture_output=True, text=True, check=True)
     assert done.stdout == "R1: too few bytes for an archive; the source is truncated\n"
 
 
 def test_has_no_unsafe_code_and_lets_none_in() -> None:
-    text = READER.read_text()
+    text = READER.read_text(encoding="utf-8")
     assert text.startswith("// SPDX-License-Identifier: 0BSD\n")
     assert "#![forbid(unsafe_code)]" in text
     code = "".join(line for line in text.splitlines(keepends=True) if not line.startswith("//"))
@@ -382,7 +388,7 @@ def link_bare(rustc: str, folder: Path, *flags: str) -> subprocess.CompletedProc
     """Link the reader and a program without C library, std or panics; all that is not reached is dropped."""
     library = build(rustc, SOURCES / "bare.rs", folder / "libbare.a", *BARE, *flags)
     data = golden("nested")[0]
-    (folder / "model.inc").write_text(",".join(map(str, data)))
+    (folder / "model.inc").write_text(",".join(map(str, data)), encoding="utf-8")
     command = ["gcc", "-O2", "-static", "-nostdlib", "-nostartfiles", "-Wl,--gc-sections", f"-I{folder}"]
     command += [str(SOURCES / "bare.c"), str(library), "-o", str(folder / "bare")]
     return subprocess.run(command, capture_output=True, text=True)

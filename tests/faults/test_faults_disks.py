@@ -178,6 +178,7 @@ for name, save in SAVES.items():
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("limit", "value"),
     [("resource.RLIMIT_FSIZE", "500"), ("resource.RLIMIT_FSIZE", "0"), ("resource.RLIMIT_NOFILE", "3"),
@@ -218,6 +219,7 @@ def test_every_number_of_free_descriptors_is_enough_or_one_typed_error(tmp_path:
     assert os.listdir(tmp_path) == ["m.zcr"]
 
 
+@pytest.mark.slow
 def test_no_memory_is_no_half_file(tmp_path: Path) -> None:
     code = """
 import os, resource, sys
@@ -238,6 +240,36 @@ except MemoryError:
 assert open(path, 'rb').read() == before and os.listdir(os.path.dirname(path)) == ['m.zcr']
 """
     assert r.run_python(code, tmp_path / "m.zcr").stdout == "out of memory\n"
+
+
+@pytest.mark.slow
+def test_an_archive_larger_than_the_address_space_is_told_and_its_shards_open(tmp_path: Path) -> None:
+    big = {f"w{i}": np.full(1 << 20, i) for i in range(8)}
+    zcrecord.save_record(big, tmp_path / "m.zcr", durable=False)
+    zcrecord.save_record(big, tmp_path / "s.zcr", durable=False, max_shard_size=8 << 20)
+    code = """
+import os, resource, sys
+import numpy as np, zcrecord
+from zcrecord.cli.dispatch import main
+main(['ls', sys.argv[2], 'w1'])
+with open('/proc/self/statm') as file:
+    used = int(file.read().split()[0]) * os.sysconf('SC_PAGE_SIZE')
+resource.setrlimit(resource.RLIMIT_AS, (used + (32 << 20), -1))
+sys.stderr = sys.stdout
+for mmap in (True, False):
+    try:
+        zcrecord.load_record(sys.argv[1], mmap=mmap)
+    except zcrecord.SourceError as error:
+        print(error.message)
+main(['ls', sys.argv[1]])
+main(['ls', sys.argv[2], 'w1'])
+print(zcrecord.load_record(sys.argv[2])['w7'][0])
+"""
+    first, *told = r.run_python(code, tmp_path / "m.zcr", tmp_path / "s.zcr").stdout.splitlines()
+    why = "this process may not have as much address space as the file has bytes; raise its limit"
+    what = f"cannot be read: Cannot allocate memory: {why}"
+    assert told[0] == told[1] and told[0].startswith(what)
+    assert told[2:] == [f"zcrecord: error: {tmp_path / 'm.zcr'}: {told[0]}", first, "7"]
 
 
 READ_ONLY = """
@@ -278,6 +310,7 @@ for case in cases:
 """
 
 
+@pytest.mark.slow
 def test_read_only_folder_is_one_typed_error_of_every_save() -> None:
     import tempfile
 
@@ -300,6 +333,7 @@ STREAMED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", STREAMED)
 def test_full_device_on_standard_output_is_one_line(what: str, folder: Path) -> None:
     program, *arguments = (a.format(digits=DIGITS, archive=folder / "in.zcr") for a in STREAMED[what])
@@ -310,6 +344,7 @@ def test_full_device_on_standard_output_is_one_line(what: str, folder: Path) -> 
     assert b"No space left on device" in done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("program", "size"), [("onnx2zc", 0), ("onnx2zc", 20_000), ("zcrecord", 5000)])
 def test_standard_input_that_ends_early_is_one_line_and_leaves_the_old_file(
     program: str, size: int, tmp_path: Path

@@ -22,7 +22,7 @@ from exhaustive import rounds
 import zcrecord
 from tools.faults.kills import generation, kill_saves, written
 from zcrecord import RecordWriter, SourceError
-from zcrecord.storage.scratch import note_of, scratch_file
+from zcrecord.storage.scratch import ListedFile, note_of, scratch_file
 
 POSIX = pytest.mark.skipif(os.name != "posix", reason="platform: fork, signals and locks of POSIX")
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="platform: Linux lists open files")
@@ -35,15 +35,16 @@ def beside(path: Path) -> list[str]:
 
 def dead(path: Path, *, folder: Path | None = None) -> Path:
     """Leave what a killed save of a path leaves."""
-    with scratch_file(str(path)) as (fd, name):
-        os.write(fd, b"half of an archive")
-        os.close(fd)
+    with scratch_file(str(path)) as (file, name):
+        os.write(file.fileno(), b"half of an archive")
+        file.close()
         left = (folder or path.parent) / os.path.basename(name)
         os.rename(name, f"{name}.kept")
     os.rename(f"{name}.kept", left)
     return left
 
 
+@pytest.mark.exhaustive(keep=1)
 @pytest.mark.filterwarnings("ignore")  # jax, where another test has brought it, warns of forks
 @POSIX
 @pytest.mark.parametrize("durable", [False, True])
@@ -54,6 +55,7 @@ def test_save_killed_at_any_moment_leaves_one_generation_whole(durable: bool, tm
     assert told.scratches, "no save was killed in the middle, so nothing was tried"
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # as above
 @POSIX
 @pytest.mark.parametrize("durable", [False, True])
@@ -76,6 +78,7 @@ zcrecord.save_record(written(3), sys.argv[1], max_shard_size=300_000)
 """
 
 
+@pytest.mark.slow
 @POSIX
 def test_next_save_removes_shards_that_appeared_before_their_writer_died(tmp_path: Path) -> None:
     """Between the shards and the catalogue that names them; whoever else has such a name keeps his file."""
@@ -93,16 +96,45 @@ def test_next_save_removes_shards_that_appeared_before_their_writer_died(tmp_pat
     assert (tmp_path / "m-00007-of-00009.zcr").read_bytes() == b"somebody's"
 
 
+DIES_LATER = DIES.replace("sharded_writer.catalogue_tree", "file_group.remove_unnamed").replace(
+    "zcrecord.record import sharded_writer", "zcrecord.storage import file_group"
+)
+
+
+@pytest.mark.slow
+@POSIX
+@pytest.mark.parametrize("moved", [False, True])
+def test_next_save_removes_shards_that_were_replaced_before_their_writer_died(moved: bool, tmp_path: Path) -> None:
+    """Those of the old catalogue; but none of the new one, wherever in the folder that is by then."""
+    path = tmp_path / "m.zcr"
+    zcrecord.save_record(written(2), path, max_shard_size=300_000)
+    old = {*os.listdir(tmp_path)} - {path.name}
+    assert r.run_python(DIES_LATER, path, ok=False).returncode == -signal.SIGKILL
+    assert old < {*os.listdir(tmp_path)}, "it was to die before the old shards were removed"
+    kept = path.rename(tmp_path / "kept.zcr") if moved else path
+    if not moved:
+        assert generation(zcrecord.load_record(path, verify="full")) == 3
+    zcrecord.save_record(written(4), path, max_shard_size=300_000)
+    assert not [name for name in os.listdir(tmp_path) if name.endswith("scratch")]
+    assert generation(zcrecord.load_record(path, verify="full")) == 4
+    if moved:
+        assert generation(zcrecord.load_record(kept, verify="full")) == 3
+    named = {name for file in {path, kept} for name in zcrecord.load_record(file).archive.shard_names}
+    assert {*os.listdir(tmp_path)} == named | {path.name, kept.name}
+
+
 @POSIX
 def test_note_of_shards_that_a_catalogue_names_by_now_removes_none(tmp_path: Path) -> None:
     """Its writer died after the catalogue had appeared, before the note was gone."""
     path = tmp_path / "m.zcr"
     zcrecord.save_record(written(1), path, max_shard_size=300_000)
     note = dead(path)
-    names = zcrecord.load_record(path).archive.shard_names
-    note.write_bytes(note_of([*names, "../elsewhere.zcr", "m.zcr"]))
-    with scratch_file(str(path)) as (fd, _):
-        os.close(fd)
+    names = [*zcrecord.load_record(path).archive.shard_names, "../elsewhere.zcr", "m.zcr"]
+    (tmp_path.parent / "elsewhere.zcr").write_bytes(b"somebody's")
+    note.write_bytes(note_of([ListedFile.at(str(tmp_path / name), name) for name in names]))
+    with scratch_file(str(path)):
+        pass
+    assert (tmp_path.parent / "elsewhere.zcr").exists()
     assert generation(zcrecord.load_record(path, verify="full")) == 1
     assert not note.exists()
 
@@ -169,6 +201,7 @@ with RecordWriter(sys.argv[1]) as out:
 """
 
 
+@pytest.mark.slow
 @POSIX
 def test_scratch_file_of_a_save_that_lives_in_another_process_stays(tmp_path: Path) -> None:
     path = tmp_path / "m.zcr"
@@ -203,6 +236,7 @@ def test_saves_of_one_path_by_many_threads_all_succeed(tmp_path: Path) -> None:
     assert beside(path) == []
 
 
+@pytest.mark.slow
 def test_saves_in_shards_of_one_path_by_many_threads_leave_one_of_them_whole(tmp_path: Path) -> None:
     path = tmp_path / "m.zcr"
     options: dict[str, Any] = {"durable": False, "max_shard_size": 300_000}

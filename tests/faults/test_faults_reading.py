@@ -30,6 +30,7 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "m.zcr"
 
 
+@pytest.mark.slow
 @pytest.mark.exhaustive(keep=("True",))
 @POSIX
 @pytest.mark.parametrize(("times", "durable"), [(80, False), (15, True)])
@@ -61,6 +62,7 @@ print(int(rec['a'][-1]))
 """
 
 
+@pytest.mark.slow
 @LINUX
 def test_file_that_is_shortened_ends_the_process_that_has_it_mapped_and_no_other(path: Path) -> None:
     """As load_record's documentation says; the reason for mmap=False."""
@@ -144,6 +146,7 @@ def test_short_reads_are_completed(most: int, path: Path, monkeypatch: pytest.Mo
     assert len(made) > 1000
 
 
+@pytest.mark.slow
 @POSIX
 def test_signals_that_arrive_all_the_time_change_nothing(tmp_path: Path) -> None:
     code = """

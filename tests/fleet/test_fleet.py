@@ -19,8 +19,9 @@ from onnx import TensorProto, numpy_helper
 import zcrecord
 from tools.bench.fleet import write_models
 from zcrecord import SourceError, SourceNotFoundError, formats
-from zcrecord.errors import OnnxError
-from zcrecord.fleet import Job, Outcome, convert_one, plan, sources, stamps
+from zcrecord.errors import FormatError, OnnxError
+from zcrecord.fleet import Job, Outcome, convert_one, plan, sources
+from zcrecord.storage.urls import file_beside, leads_inside
 
 KEY = "zcrecord.source"
 
@@ -200,13 +201,21 @@ def test_truncated_model_is_refused_and_not_tried_again(folder: Path, monkeypatc
     assert (again.state, again.error) == ("refused", refused.error)
 
 
+def test_file_of_somebody_else_under_the_name_of_a_refusal_is_not_removed(folder: Path) -> None:
+    Path("out/0").mkdir(parents=True)
+    note = Path("out/0/00000.zcr.refused")
+    note.write_text('{"reason": "ours"}', encoding="utf-8")
+    assert {outcome.state for outcome in fleet()} == {"converted"}
+    assert note.read_text(encoding="utf-8") == '{"reason": "ours"}'
+
+
 def mended() -> None:
     write_models(Path("models"), 1, 1)
 
 
 def upgraded() -> None:
     note = Path("out/0/00000.zcr.refused")
-    note.write_text(note.read_text().replace(zcrecord.__version__, "0.0.1"))
+    note.write_text(note.read_text(encoding="utf-8").replace(zcrecord.__version__, "0.0.1"), encoding="utf-8")
 
 
 @pytest.mark.parametrize(
@@ -262,7 +271,10 @@ def test_refused_model_leaves_the_archive_of_the_one_before(folder: Path) -> Non
 def test_archive_that_no_fleet_wrote_is_refused_by_name(folder: Path) -> None:
     [job, _] = plan("models", "out", durable=False)
     os.makedirs(os.path.dirname(job.dest))
-    for there in (lambda: zcrecord.save_record({"w": np.ones(2)}, job.dest), lambda: Path(job.dest).write_text("x")):
+    for there in (
+        lambda: zcrecord.save_record({"w": np.ones(2)}, job.dest),
+        lambda: Path(job.dest).write_text("x", encoding="utf-8"),
+    ):
         there()
         before = Path(job.dest).read_bytes()
         outcome = convert_one(job)
@@ -306,7 +318,7 @@ def test_model_that_changes_while_it_is_converted_is_for_the_engine_to_try_again
 
 def test_faults_of_the_system_are_raised(folder: Path) -> None:
     [job, _] = plan("models", "out", durable=False)
-    Path("out").write_text("a file in the place of the folder")
+    Path("out").write_text("a file in the place of the folder", encoding="utf-8")
     with pytest.raises(SourceError, match=r"Not a directory|File exists"):
         convert_one(job)
     os.unlink(job.source)
@@ -340,5 +352,21 @@ def test_stamp_of_a_stranger_is_no_stamp(text: str, folder: Path, monkeypatch: p
 
 @pytest.mark.parametrize("name", ["../secret", "/etc/passwd", "a/../../b", "a\\b", "", ".", "a//b", "a\0"])
 def test_stamp_has_no_file_outside_of_the_model_s_folder_looked_at(name: str, folder: Path) -> None:
-    assert not stamps._is_inside(name)
-    assert stamps._is_inside("sub/w.bin")
+    assert not leads_inside(name)
+    assert leads_inside("sub/w.bin")
+    with pytest.raises(FormatError, match=r"https://host/a/m\.onnx: the file name .* leads to another folder"):
+        file_beside("https://host/a/m.onnx?t=1", name)
+
+
+@pytest.mark.parametrize(
+    ("url", "name", "beside"),
+    [
+        ("https://host/a/m.onnx", "b/w.bin", "https://host/a/b/w.bin"),
+        ("https://host/a/m.onnx?t=1", "%2e%2e%2fw?#", "https://host/a/%252e%252e%252fw%3F%23?t=1"),
+        ("simplecache::https://host/m.onnx", "a::b %", "simplecache::https://host/a%3A%3Ab%20%25"),
+        ("zip://a/m.onnx::https://host/b/m.zip", "%2e w", "zip://a/%2e w::https://host/b/m.zip"),
+        ("s3://bucket/a/m.onnx", "%2e%2e w", "s3://bucket/a/%2e%2e w"),
+    ],
+)
+def test_file_beside_another_is_named_as_its_server_takes_names(url: str, name: str, beside: str) -> None:
+    assert file_beside(url, name) == beside

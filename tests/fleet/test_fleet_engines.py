@@ -31,7 +31,9 @@ def digests(folder: Path) -> dict[str, str]:
 
 def recipe(engine: str) -> str:
     """Return the program that the guide has for an engine."""
-    found = re.search(rf"^\*\*{engine}\.\*\*.*?^```python\n(.*?)^```$", GUIDE.read_text(), re.MULTILINE | re.DOTALL)
+    found = re.search(
+        rf"^\*\*{engine}\.\*\*.*?^```python\n(.*?)^```$", GUIDE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL
+    )
     assert found is not None
     return found[1]
 
@@ -64,7 +66,7 @@ def test_engines_lose_nothing_and_write_the_same_bytes(tmp_path: Path, monkeypat
 
     program = recipe("Dask").replace("s3://bucket/models", f"{tmp_path}/models")
     program = program.replace("s3://bucket/archives", f"{tmp_path}/dask") + "    print(*[o.state for o in outcomes])\n"
-    (tmp_path / "recipe.py").write_text(program)
+    (tmp_path / "recipe.py").write_text(program, encoding="utf-8")
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     ran = subprocess.run([sys.executable, tmp_path / "recipe.py"], capture_output=True, text=True, env=environment)
     assert sorted(ran.stdout.split()) == ["kept"] * len(whole) + ["refused"], ran.stderr

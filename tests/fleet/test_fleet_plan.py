@@ -80,6 +80,13 @@ def test_two_models_that_would_become_one_archive_are_named(models: Path) -> Non
     assert planned(models, source_format="safetensors") == {"m/model.safetensors": "m/model.zcr"}
 
 
+def test_an_archive_that_would_be_a_folder_of_others_is_named(models: Path) -> None:
+    make(models, "a.onnx", "a.zcr/b/c.onnx", "a.zcr.d/e.onnx")
+    told = r"models: a\.onnx would become a\.zcr, a folder of models, too; rename one"
+    with pytest.raises(NameCollisionError, match=told):
+        plan(models, "out")
+
+
 def test_wrong_options_are_refused_at_once(models: Path) -> None:
     make(models, "a.onnx")
     with pytest.raises(LimitError, match="alignment"):

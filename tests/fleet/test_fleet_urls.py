@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import pickle
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
 
 import fsspec
 import numpy as np
@@ -17,7 +20,7 @@ from onnx import TensorProto, numpy_helper
 import zcrecord
 from tools.bench.fleet import write_models
 from tools.range_server import serving
-from zcrecord import SourceError, SourceNotFoundError, formats
+from zcrecord import SourceError, SourceNotFoundError, UnsupportedError, formats
 from zcrecord.fleet import Job, convert_one, plan, sources
 from zcrecord.remote import files
 
@@ -44,10 +47,15 @@ def put(fs: Any, path: str, data: bytes) -> str:
     return f"{ALL}/{path}"
 
 
-def external() -> bytes:
-    t = TensorProto(name="w", data_type=TensorProto.FLOAT, dims=[6], data_location=TensorProto.EXTERNAL)
-    t.external_data.add(key="location", value="sub/w.bin")
-    data: bytes = m.model_of(t).SerializeToString()
+def external(*locations: str) -> bytes:
+    tensors = []
+    for location in locations or ["sub/w.bin"]:
+        t = TensorProto(name=location, data_type=TensorProto.FLOAT, dims=[6], data_location=TensorProto.EXTERNAL)
+        t.external_data.add(key="location", value=location)
+        tensors.append(t)
+    if not locations:
+        tensors[0].name = "w"
+    data: bytes = m.model_of(*tensors).SerializeToString()
     return data
 
 
@@ -59,6 +67,7 @@ def run(tmp_path: Path, **options: Any) -> list[str]:
     return [convert_one(job).state for job in plan(ALL, tmp_path / "out", durable=False, **options)]
 
 
+@pytest.mark.slow
 def test_models_below_a_url_are_planned_and_converted(memory: Any, tmp_path: Path) -> None:
     whole = write_models(tmp_path / "models", 20, 1)
     memory.put(f"{tmp_path}/models/", "/models/", recursive=True)
@@ -169,6 +178,74 @@ def test_model_that_is_gone_since_it_was_planned_is_raised(memory: Any, tmp_path
         convert_one(job)
 
 
+NAMES = ["%2e%2e/secret.safetensors", "%2e%2e%2fsecret.safetensors", "%252e%252e%252fsecret.safetensors",
+         "a?/../../secret.safetensors", "a#.safetensors"]  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["onnx", "json"])
+@pytest.mark.parametrize("name", NAMES)
+def test_a_name_in_a_model_leads_to_no_other_folder_of_the_server(name: str, kind: str, tmp_path: Path) -> None:
+    """A server takes a name apart as it likes."""
+    folder = tmp_path / "web" / "public"
+    folder.mkdir(parents=True)
+    secret = folder.parent / "secret.safetensors"
+    zcrecord.save_record({"w": np.arange(6, dtype="<f4")}, tmp_path / "s.zcr")
+    formats.convert(tmp_path / "s.zcr", secret)
+    (folder / "m.onnx").write_bytes(external(name))
+    (folder / "m.safetensors.index.json").write_text(json.dumps({"weight_map": {"w": name}}), encoding="utf-8")
+    with serving(folder.parent) as server:
+        url = f"{server.url}/public/m.onnx" if kind == "onnx" else f"{server.url}/public/m.safetensors.index.json"
+        job = Job(url, str(tmp_path / "m.zcr"), "onnx" if kind == "onnx" else "safetensors", durable=False)
+        with contextlib.suppress(SourceNotFoundError):
+            assert convert_one(job).state == "refused"
+        asked = [unquote(request.path) for request in server.requests]
+    assert all(path.startswith("/public/") and "/.." not in path for path in asked), asked
+    assert not os.path.exists(job.dest)
+
+
+def test_a_stamp_by_a_stranger_leads_to_no_other_folder_of_the_server(tmp_path: Path) -> None:
+    (tmp_path / "public").mkdir()
+    (tmp_path / "public" / "m.onnx").write_bytes(external())
+    (tmp_path / "secret").write_bytes(b"secret")
+    with serving(tmp_path) as server:
+        job = Job(f"{server.url}/public/m.onnx", str(tmp_path / "m.zcr"), "onnx", durable=False)
+        model = sources.Model(job.source, "onnx", {})
+        stamp = {"files": {"m.onnx": model.version("m.onnx"), "%2e%2e/secret": "6-1"}}
+        zcrecord.save_record({"w": np.ones(2)}, job.dest, metadata={"zcrecord.source": json.dumps(stamp)})
+        convert_one(job)
+        assert "/secret" not in {unquote(request.path).replace("/public/..", "") for request in server.requests}
+
+
+@pytest.mark.parametrize("locations", [("d", "d/x"), ("d", "d/e/x", "d.e"), ("m.onnx/w",), ("d", "e", "e/x")])
+@pytest.mark.parametrize("place", ["memory", "disk"])
+def test_a_file_that_is_the_folder_of_another_is_refused_once(
+    locations: tuple[str, ...], place: str, memory: Any, tmp_path: Path
+) -> None:
+    source = put(memory, "m.onnx", external(*locations))
+    for location in {*locations} - {"m.onnx/w"}:
+        memory.store[f"/models/{location}"] = memory.store["/models/m.onnx"]  # object stores have both
+    if place == "disk":
+        source = str(tmp_path / "m.onnx")
+        Path(source).write_bytes(external(*locations))
+        (tmp_path / "d").write_bytes(bytes(24))
+    refused = convert_one(Job(source, str(tmp_path / "m.zcr"), "onnx", durable=False))
+    assert (refused.state, refused.error.startswith(f"{source}: ")) == ("refused", True)
+    assert "a file by one location, and a folder by another" in refused.error
+
+
+def test_a_model_whose_external_data_are_in_itself_is_converted(memory: Any, tmp_path: Path) -> None:
+    put(memory, "m.onnx", external("m.onnx"))
+    assert run(tmp_path) == ["converted"]
+
+
+def test_http_servers_are_not_listed(tmp_path: Path) -> None:
+    with serving(tmp_path) as server:
+        for url in (server.url, f"simplecache::{server.url}/models", f"zip://::{server.url}/m.zip"):
+            with pytest.raises(UnsupportedError, match=r"HTTP servers list no files; name the bucket behind it"):
+                plan(url, tmp_path / "out", storage_options={"headers": {"X-Api-Key": "hush"}})
+        assert not server.requests
+
+
 @pytest.mark.parametrize(("etag", "again"), [('"1"', "kept"), ('W/"1"', "converted"), (None, "converted")])
 def test_file_of_a_server_that_tells_no_version_is_never_taken_for_current(
     etag: str | None, again: str, tmp_path: Path
@@ -192,6 +269,7 @@ def fill(s3: S3, tmp_path: Path, count: int = 20) -> list[str]:
     return whole
 
 
+@pytest.mark.slow
 def test_a_fleet_goes_from_a_bucket_to_a_bucket_once(s3: S3, tmp_path: Path) -> None:
     whole = fill(s3, tmp_path)
     jobs = plan(*BUCKET, storage_options=s3.options)
@@ -211,6 +289,7 @@ def test_a_fleet_goes_from_a_bucket_to_a_bucket_once(s3: S3, tmp_path: Path) -> 
     assert all(zcrecord.load_record(job.dest, verify="full", storage_options=s3.options).metadata for job in jobs)
 
 
+@pytest.mark.slow
 def test_options_of_both_buckets_may_differ_and_archives_of_others_stay(s3: S3, tmp_path: Path) -> None:
     fill(s3, tmp_path, 1)
     [job] = plan(tmp_path / "models", BUCKET[1], dest_storage_options=s3.options)
@@ -222,6 +301,7 @@ def test_options_of_both_buckets_may_differ_and_archives_of_others_stay(s3: S3, 
     assert [convert_one(job).state for _ in range(2)] == ["converted", "kept"]
 
 
+@pytest.mark.slow
 def test_fault_of_the_store_is_raised_and_the_old_archive_stays(s3: S3, tmp_path: Path) -> None:
     fill(s3, tmp_path, 1)
     [job] = plan(*BUCKET, storage_options=s3.options)

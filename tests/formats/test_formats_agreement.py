@@ -198,6 +198,7 @@ def test_model_is_refused_or_read_as_protobuf_and_onnx_read_it(kind: str) -> Non
 # GGUF.
 
 
+@pytest.mark.slow
 def test_gguf_with_a_byte_flipped_is_refused_or_read_as_its_own_package_reads_it(tmp_path: Path) -> None:
     """But text that is not UTF-8, which that package cannot read: it comes as bytes."""
     path = tmp_path / "m.gguf"

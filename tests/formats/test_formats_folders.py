@@ -49,9 +49,9 @@ def hub(tmp_path: Path) -> Path:
         safetensors.numpy.save_file(part, folder / file, metadata={"format": "pt"})
         weight_map |= dict.fromkeys(part, file)
     index = {"metadata": {"total_size": sum(t.nbytes for t in tensors.values())}, "weight_map": weight_map}
-    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index), encoding="utf-8")
     for name in (*SMALL, *OTHERS):
-        (folder / name).write_text(f"this is {name}")
+        (folder / name).write_text(f"this is {name}", encoding="utf-8")
     (folder / "sub").mkdir()
     return folder
 
@@ -78,12 +78,12 @@ def test_a_folder_in_shards_becomes_one_of_archives_and_comes_back(hub: Path, tm
     report = convert(hub, tmp_path / "out/", max_shard_size=6000)
     assert (report.dest, report.tensors) == (str(tmp_path / "out/model.zcr"), 20)
     assert files(tmp_path / "out") == sorted([*SMALL, "model.zcr", *numbered(9)])
-    assert all((tmp_path / "out" / name).read_text() == f"this is {name}" for name in SMALL)
+    assert all((tmp_path / "out" / name).read_text(encoding="utf-8") == f"this is {name}" for name in SMALL)
     record = zcrecord.load_record(tmp_path / "out/model.zcr", verify="full")
     r.assert_same({n: np.array(v) for n, v in record.items()}, {name: weights()[name] for name in record})
     assert record.metadata == {"format": "pt"}
     convert(tmp_path / "out", f"{tmp_path}/back/", dest_format="safetensors", max_shard_size=9000)
-    index = json.loads((tmp_path / "back/model.safetensors.index.json").read_text())
+    index = json.loads((tmp_path / "back/model.safetensors.index.json").read_text(encoding="utf-8"))
     assert list(index["weight_map"]) == list(record)
     assert files(tmp_path / "back") == sorted([*SMALL, "model.safetensors.index.json", *numbered(8, "safetensors")])
     assert tensors_in(tmp_path / "back") == tensors_in(hub)
@@ -134,6 +134,20 @@ def test_one_file_of_weights_is_taken_as_well(hub: Path, tmp_path: Path) -> None
     assert files(tmp_path / "back") == sorted([*SMALL, "model.safetensors"])
 
 
+@pytest.mark.parametrize("stem", ["adapter_model", "diffusion_pytorch_model"])
+def test_weights_keep_the_name_by_which_their_own_library_finds_them(stem: str, tmp_path: Path) -> None:
+    folder = tmp_path / "theirs"
+    folder.mkdir()
+    (folder / "adapter_config.json").write_text("{}", encoding="utf-8")
+    weights = {"base_model.model.h.0.lora_A.weight": np.ones((2, 3), np.float32)}
+    safetensors.numpy.save_file(weights, folder / f"{stem}.safetensors", metadata={"format": "pt"})
+    assert convert(folder, tmp_path / "ours").dest == str(tmp_path / "ours" / f"{stem}.zcr")
+    convert(tmp_path / "ours", f"{tmp_path}/back/", dest_format="safetensors")
+    assert sorted(os.listdir(tmp_path / "back")) == ["adapter_config.json", f"{stem}.safetensors"]
+    found = safetensors.numpy.load_file(tmp_path / "back" / f"{stem}.safetensors")
+    assert {name: array.tolist() for name, array in found.items()} == {name: w.tolist() for name, w in weights.items()}
+
+
 def test_a_file_converts_into_a_folder_by_itself(hub: Path, tmp_path: Path) -> None:
     convert(hub / "model.safetensors.index.json", f"{tmp_path}/new/", max_shard_size=9000)
     assert files(tmp_path / "new") == [*numbered(8), "model.zcr"]
@@ -145,31 +159,31 @@ def test_a_file_converts_into_a_folder_by_itself(hub: Path, tmp_path: Path) -> N
 def test_in_a_folder_that_is_there_other_files_stay_and_old_shards_go(hub: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     convert(hub, f"{out}/", max_shard_size=6000)
-    (out / "notes.md").write_text("mine")
+    (out / "notes.md").write_text("mine", encoding="utf-8")
     convert(hub, out, max_shard_size=9000, force=True)
     assert files(out) == sorted([*SMALL, "model.zcr", "notes.md", *numbered(8)])
     convert(hub, out, force=True)
     assert files(out) == sorted([*SMALL, "model.zcr", "notes.md"])
-    assert (out / "notes.md").read_text() == "mine"
+    assert (out / "notes.md").read_text(encoding="utf-8") == "mine"
 
 
 @pytest.mark.parametrize("there", ["model.zcr", "config.json"])
 def test_nothing_is_replaced_without_force(there: str, hub: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     out.mkdir()
-    (out / there).write_text("old")
+    (out / there).write_text("old", encoding="utf-8")
     with pytest.raises(DestinationExistsError, match=f"{there}: exists already; force=True replaces it"):
         convert(hub, out, max_shard_size=6000)
     assert files(out) == [there]
-    assert (out / there).read_text() == "old"
+    assert (out / there).read_text(encoding="utf-8") == "old"
     convert(hub, out, max_shard_size=6000, force=True)
     assert files(out) == sorted([*SMALL, "model.zcr", *numbered(9)])
-    assert (out / "config.json").read_text() == "this is config.json"
+    assert (out / "config.json").read_text(encoding="utf-8") == "this is config.json"
 
 
 def test_shards_of_safetensors_that_are_there_are_not_replaced_without_force(hub: Path, tmp_path: Path) -> None:
     convert(hub, tmp_path / "m.zcr")
-    (tmp_path / "n-00002-of-00008.safetensors").write_text("old")
+    (tmp_path / "n-00002-of-00008.safetensors").write_text("old", encoding="utf-8")
     with pytest.raises(DestinationExistsError, match=r"n-00002-of-00008\.safetensors: exists already"):
         convert(tmp_path / "m.zcr", tmp_path / "n.safetensors", max_shard_size=9000)
     assert not (tmp_path / "n.safetensors.index.json").exists()
@@ -189,7 +203,7 @@ def test_a_folder_that_cannot_be_read_leaves_no_other(damage: str, there: bool, 
         os.truncate(lost, 500)
     else:
         index = hub / "model.safetensors.index.json"
-        index.write_text(index.read_text().replace("00003-of", "../00003-of"))
+        index.write_text(index.read_text(encoding="utf-8").replace("00003-of", "../00003-of"), encoding="utf-8")
     with pytest.raises((SourceNotFoundError, FormatError), match=r"00003-of-00004\.safetensors"):
         convert(hub, f"{out}/", max_shard_size=6000, force=True)
     assert ({path.name: path.read_bytes() for path in out.iterdir()} if there else {}) == before
@@ -211,7 +225,7 @@ def test_a_model_is_not_written_over_itself(options: dict[str, Any], hub: Path, 
 
 
 def test_links_out_of_the_folder_are_not_followed(hub: Path, tmp_path: Path) -> None:
-    (tmp_path / "secret.json").write_text("secret")
+    (tmp_path / "secret.json").write_text("secret", encoding="utf-8")
     (hub / "stolen.json").symlink_to(tmp_path / "secret.json")
     (hub / "alias.json").symlink_to(hub / "config.json")
     (hub / "dangling.json").symlink_to(hub / "nothing")
@@ -308,10 +322,11 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
         part = {f"w{number}.{i}": rng.integers(0, 1 << 60, MIB) for i in range(3)}
         safetensors.numpy.save_file(part, folder / file)
         weight_map |= dict.fromkeys(part, file)
-    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}), encoding="utf-8")
     return folder
 
 
+@pytest.mark.measured
 @pytest.mark.exhaustive(keep=0)
 def test_converting_folders_there_and_back_takes_bounded_memory(large: Path, tmp_path: Path) -> None:
     assert peak(large, tmp_path / "out", "zcr") < MOST
@@ -320,6 +335,7 @@ def test_converting_folders_there_and_back_takes_bounded_memory(large: Path, tmp
     assert tensors_in(tmp_path / "back") == tensors_in(large)
 
 
+@pytest.mark.measured
 @pytest.mark.exhaustive(keep=0)
 def test_a_copy_of_the_shards_in_memory_would_be_noticed(large: Path, tmp_path: Path) -> None:
     assert peak(large, tmp_path / "out", "copy") > 90 * MIB

@@ -148,6 +148,7 @@ def test_metadata_that_was_there_before_stays(tmp_path: Path) -> None:
     assert zcrecord.load_record(tmp_path / "m.zcr").metadata == {"source": "hub", "general.architecture": "llama"}
 
 
+@pytest.mark.slow
 def test_large_vocabulary_comes_whole(tmp_path: Path) -> None:
     tokens = [f"token {i}" for i in range(100_000)]
     path = written(tmp_path / "m.gguf", fields=lambda made: made.add_token_list(tokens))
@@ -299,6 +300,7 @@ def test_big_endian_file_is_refused_with_the_way_out(tmp_path: Path) -> None:
         read_bytes(b"GGUF" + (3).to_bytes(4, "big") + bytes(16), tmp_path)
 
 
+@pytest.mark.slow
 def test_truncated_anywhere_it_is_an_error(tmp_path: Path) -> None:
     fields = KEY + ARRAY + u32(8) + u64(2) + text("ab") + text("c") + text("n") + u32(10) + u64(5)
     whole = padded(head(2, 2) + fields + described("w", [8]) + described("q", [32], 8, 32), FLOATS + bytes(34))
@@ -308,6 +310,7 @@ def test_truncated_anywhere_it_is_an_error(tmp_path: Path) -> None:
             read_bytes(whole[:size], tmp_path)
 
 
+@pytest.mark.slow
 def test_no_flipped_bit_gives_anything_but_an_archive_or_a_typed_error(tmp_path: Path) -> None:
     fields = KEY + ARRAY + u32(8) + u64(2) + text("ab") + text("c") + text("n") + u32(10) + u64(5)
     start = head(2, 2) + fields + described("w.a", [8]) + described("q", [32], 8, 32)
@@ -385,6 +388,7 @@ READ = "with RecordWriter(path + '.zcr', durable=False) as out: reading.read(pat
 WHOLE = "return open(path, 'rb').read()"
 
 
+@pytest.mark.measured
 @pytest.mark.exhaustive(keep=0)
 @LINUX
 def test_conversion_holds_one_window_of_payload(tmp_path: Path) -> None:

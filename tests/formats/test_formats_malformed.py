@@ -202,6 +202,7 @@ SMALL = file_of(
 )
 
 
+@pytest.mark.slow
 def test_safetensors_cut_anywhere_is_refused(tmp_path: Path) -> None:
     assert told(read(SMALL, tmp_path)) == peer_told(SMALL)
     for end in some(range(len(SMALL)), 100):
@@ -212,6 +213,7 @@ def test_safetensors_cut_anywhere_is_refused(tmp_path: Path) -> None:
                 convert(io.BytesIO(source), io.BytesIO(), source_format="safetensors")
 
 
+@pytest.mark.slow
 @pytest.mark.exhaustive(keep=1)
 @pytest.mark.parametrize("mask", [0x01, 0x80, 0xFF, 0x20])
 def test_safetensors_with_a_byte_flipped_is_refused_or_read_as_its_own_reader_reads_it(
@@ -278,6 +280,7 @@ BOMBS: dict[str, Callable[[], bytes]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.exhaustive(keep=("opening brackets", "a long name with escapes", "a wide entry"))
 @pytest.mark.parametrize("kind", BOMBS)
 def test_safetensors_header_costs_no_more_than_a_small_constant_times_its_length(kind: str, tmp_path: Path) -> None:
@@ -286,6 +289,7 @@ def test_safetensors_header_costs_no_more_than_a_small_constant_times_its_length
     assert peak < MOST * len(data) + 4 * MIB, said
 
 
+@pytest.mark.slow
 def test_a_stream_that_claims_much_costs_what_it_has(tmp_path: Path) -> None:
     for data in (file_of("{", length=MAX_HEADER), file_of({"w": tensor(0, 2**50)}, b"ab")):
         said, peak = cost(data, tmp_path)

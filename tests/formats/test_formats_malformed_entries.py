@@ -20,7 +20,7 @@ def shards_of(tmp_path: Path, weight_map: Any, **more: Any) -> Path:
     (tmp_path / "m-1.safetensors").write_bytes(file_of({"a": tensor(0, 1), "b": tensor(1, 2)}, b"ab"))
     (tmp_path / "m-2.safetensors").write_bytes(file_of({"c": tensor(0, 1)}, b"c"))
     index = tmp_path / "m.safetensors.index.json"
-    index.write_text(json.dumps({"weight_map": weight_map, **more}))
+    index.write_text(json.dumps({"weight_map": weight_map, **more}), encoding="utf-8")
     return index
 
 

@@ -139,6 +139,7 @@ def test_npz_is_never_unpickled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         convert(tmp_path / "in.npz", tmp_path / "out.zcr")
 
 
+@pytest.mark.slow
 def test_npz_cut_anywhere_is_refused(tmp_path: Path) -> None:
     whole = npz(("a.npy", npy(described(), b"ab")), ("b.npy", npy(described("'<U2'"), bytes(16))))
     assert set(read(whole, tmp_path, ".npz")) == {"a", "b"}
@@ -147,6 +148,7 @@ def test_npz_cut_anywhere_is_refused(tmp_path: Path) -> None:
             read(whole[:end], tmp_path, ".npz")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("deflate", [False, True])
 def test_npz_with_a_byte_flipped_is_refused_or_holds_the_same(deflate: bool, tmp_path: Path) -> None:
     members = ("a.npy", npy(described("'<u2'"), b"abcd")), ("b.npy", npy(described("'<U2'"), b"a\0\0\0" * 4))
@@ -186,12 +188,14 @@ def bomb(header: str, nbytes: int) -> bytes:
     return local + raw + entry_ + end
 
 
+@pytest.mark.slow
 def test_npz_that_inflates_costs_one_piece(tmp_path: Path) -> None:
     said, peak = cost(bomb(described("'<f4'", f"({64 * MIB},)"), 256 * MIB), tmp_path, "npz")
     assert said == "read"
     assert peak < 8 * MIB
 
 
+@pytest.mark.slow
 @pytest.mark.exhaustive(keep=2)
 @pytest.mark.parametrize(
     "header, nbytes, pattern",
@@ -211,6 +215,7 @@ def test_npz_that_claims_too_much_costs_nothing(header: str, nbytes: int, patter
         read(data, tmp_path, ".npz")
 
 
+@pytest.mark.slow
 def test_npz_of_many_names_costs_no_more_than_a_small_constant_times_its_length(tmp_path: Path) -> None:
     data = npz(*((f"{i}.npy", npy(described("'|u1'", "(0,)"))) for i in range(5000)))
     said, peak = cost(data, tmp_path, "npz")

@@ -255,6 +255,7 @@ print(peak_rss() - before)
 """
 
 
+@pytest.mark.measured
 @pytest.mark.exhaustive(keep=0)
 def test_conversions_take_bounded_memory(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)

@@ -80,6 +80,7 @@ def test_what_training_saves_asks_for_less_than_the_file_has(zipped: bool) -> No
         assert sum(claimed(out) for _ in range(5)) < size
 
 
+@pytest.mark.slow
 def test_many_bytes_of_a_file_that_has_as_many_come_over(tmp_path: Path) -> None:
     """The bound is for what is made of little."""
     torch.save({"large": bytes(96 * MIB), "w": torch.ones(1)}, tmp_path / "m.pt")

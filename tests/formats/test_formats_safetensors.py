@@ -271,7 +271,7 @@ def test_damaged_payload_is_noticed_and_nothing_is_written(tmp_path: Path) -> No
 
 def test_tensors_that_share_too_much_are_not_written_apart() -> None:
     w = np.zeros(1 << 20)
-    with pytest.raises(LimitError, match="its tensors share bytes, and written apart come to"):
+    with pytest.raises(LimitError, match="tensors that share their bytes would take"):
         safetensors_of({f"{i}": w for i in range(300)})
 
 
@@ -306,6 +306,7 @@ def files(draw: st.DrawFn) -> dict[str, tuple[DType, Any]]:
     return {n: (k, r.filled(k, tuple(shape), i)) for i, (n, (k, shape)) in enumerate(found.items())}
 
 
+@pytest.mark.slow
 @given(files(), st.dictionaries(NAMES.filter(lambda n: n != KEY), st.text(st.characters(codec="utf-8")), max_size=3))
 @settings(max_examples=rounds(100), deadline=None)
 def test_any_file_of_its_own_writer_comes_back_equal(found: Any, metadata: dict[str, str]) -> None:
@@ -412,7 +413,7 @@ def test_shards_and_their_index_are_read_by_name_and_come_back(tmp_path: Path) -
     assert shards_in(tmp_path, TREE) == [
         *(f"m-0000{i}-of-00002.safetensors" for i in (1, 2)), "m.safetensors.index.json",
     ]  # fmt: skip
-    index = json.loads((tmp_path / "m.safetensors.index.json").read_text())
+    index = json.loads((tmp_path / "m.safetensors.index.json").read_text(encoding="utf-8"))
     assert index["metadata"]["total_size"] == 84
     assert index["weight_map"] == dict.fromkeys(["a.w"], "m-00001-of-00002.safetensors") | dict.fromkeys(
         ["b", "c", "z"], "m-00002-of-00002.safetensors"
@@ -449,7 +450,7 @@ def test_metadata_of_shards_is_merged_and_nothing_of_it_lost(tmp_path: Path) -> 
         np_peer.save_file({f"w{i}": np.ones(2)}, tmp_path / f"{i}.safetensors", metadata)
     index: dict[str, Any] = {"weight_map": {"w1": "1.safetensors", "w2": "2.safetensors"}}
     index["metadata"] = {"total_size": 32, "parameters": 4, "deep": {"a": [1]}, "format": "index"}
-    (tmp_path / "any.json").write_text(json.dumps(index))
+    (tmp_path / "any.json").write_text(json.dumps(index), encoding="utf-8")
     convert(tmp_path / "any.json", tmp_path / "m.zcr")
     assert zcrecord.load_record(tmp_path / "m.zcr").metadata == {
         "format": "pt", "step": "1", "2.safetensors: step": "2", "own": "x", "parameters": 4, "deep": '{"a":[1]}',
@@ -529,6 +530,7 @@ def peak(source: Path, dest: Path, how: str = "convert") -> int:
     return int(r.run_python(MEASURED, source, dest, how).stdout)
 
 
+@pytest.mark.measured
 @pytest.mark.parametrize("how", ["convert", "pipe"])
 def test_reading_takes_bounded_memory(how: str, large: Path, tmp_path: Path) -> None:
     assert peak(large / "m.safetensors", tmp_path / "out.zcr", how) < MOST
@@ -536,6 +538,7 @@ def test_reading_takes_bounded_memory(how: str, large: Path, tmp_path: Path) -> 
         assert record["w5"].nbytes == 16 * MIB
 
 
+@pytest.mark.measured
 @pytest.mark.parametrize("source", ["m.zcr", "wide.zcr"])
 def test_writing_takes_bounded_memory(source: str, large: Path, tmp_path: Path) -> None:
     assert peak(large / source, tmp_path / "out.safetensors") < MOST
@@ -544,8 +547,9 @@ def test_writing_takes_bounded_memory(source: str, large: Path, tmp_path: Path) 
         assert all(np.array_equal(loaded[name], record[name]) for name in record)
 
 
+@pytest.mark.measured
 def test_a_copy_in_memory_would_be_noticed(large: Path, tmp_path: Path) -> None:
-    assert peak(large / "m.safetensors", tmp_path / "x", "copy") >= 96 * MIB > MOST
+    assert peak(large / "m.safetensors", tmp_path / "x", "copy") >= 90 * MIB > MOST
 
 
 SHRINKING = """
@@ -563,6 +567,7 @@ except RecordError as error:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("suffixes", [("safetensors", "zcr"), ("zcr", "safetensors")])
 def test_a_file_that_shrinks_meanwhile_is_an_error_and_no_crash(suffixes: tuple[str, str], tmp_path: Path) -> None:
     source, dest = (tmp_path / f"m.{suffix}" for suffix in suffixes)

@@ -192,6 +192,7 @@ def mutated(draw: st.DrawFn) -> str:
     return text
 
 
+@pytest.mark.slow
 @given(mutated(), LENGTHS)
 @example(BASES[0].replace("a.b", "a.c"), 13)
 @settings(max_examples=rounds(1500), deadline=None)

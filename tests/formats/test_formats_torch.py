@@ -240,7 +240,9 @@ def test_file_of_another_kind_is_named_where_that_is_plain(tmp_path: Path) -> No
         b"": "the file is empty",
         b"GGUF" + bytes(99): "this is a GGUF file, not a torch checkpoint; zcrecord convert",
         b"version https://git-lfs.github.com/spec/v1": "Git LFS pointer",
-        b"hello " * 99: "no torch checkpoint, or a damaged one",
+        b"hello " * 99: r"no torch checkpoint, which begins as a zip file or a pickle; name its format .*--from\)$",
+        b"\x80\x02"
+        + b"hello " * 99: "no torch checkpoint, or a damaged one: its pickle cannot be read; copy it again$",
     }.items():
         (tmp_path / "m.pt").write_bytes(head)
         with pytest.raises(zcrecord.FormatError, match=message):
@@ -285,6 +287,7 @@ def test_list_that_holds_itself_is_refused(tmp_path: Path) -> None:
         saved(endless, tmp_path)
 
 
+@pytest.mark.slow
 def test_few_bytes_that_stand_for_billions_of_items_are_refused(tmp_path: Path) -> None:
     value: Any = ["x"] * 10
     for _ in range(12):
@@ -294,6 +297,7 @@ def test_few_bytes_that_stand_for_billions_of_items_are_refused(tmp_path: Path) 
     assert (tmp_path / "m.pt").stat().st_size < 10_000
 
 
+@pytest.mark.slow
 def test_lists_that_are_there_many_times_are_welcome(tmp_path: Path) -> None:
     betas, text = (0.9, 0.999), "a text that is there many times"
     groups = [{"betas": betas, "text": text, "lr": 0.1} for _ in range(3000)]
@@ -348,6 +352,7 @@ READ = "with RecordWriter(path + '.zcr', durable=False) as out: reading.read(pat
 WHOLE = "kept = torch.load(path); look()"
 
 
+@pytest.mark.measured
 @LINUX
 def test_conversion_takes_no_private_memory_for_tensors(tmp_path: Path) -> None:
     for name, count in (("large", 1 << 21), ("small", 8)):

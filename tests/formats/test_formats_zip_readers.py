@@ -119,6 +119,7 @@ def members_of_torch(path: Path) -> dict[str, tuple[int, bytes]] | None:
         return None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind, changes", [("torch.save", [0xFF]), ("torch.save, packed again", [0xFF, 0x01, 0x08])])
 def test_what_is_taken_torchs_own_reader_reads_the_same(kind: str, changes: list[int], tmp_path: Path) -> None:
     """Each byte of headers, directory and end records is changed; names may then differ, bytes may not."""

@@ -271,11 +271,12 @@ def test_tree_of_torch_lies_on_the_device_that_is_named() -> None:
     assert (found["a"][0].device.type, found["n"]) == ("meta", 1)
 
 
-def test_what_torch_has_no_type_for_is_named_and_can_be_left_out() -> None:
-    record = r.round_trip({"m": {"w": torch.ones(2), "words": np.array(["a"])}})
-    with pytest.raises(zcrecord.UnsupportedError, match=r"tensor 'm\.words': .* has no dtype for string; leave"):
-        record.tree("torch")
-    assert list(record.select("m.w").tree("torch")["m"]) == ["w"]
+def test_a_vocabulary_beside_weights_comes_back_in_every_tree(tmp_path: Path) -> None:
+    zcrecord.save_record({"w": torch.ones(2), "vocab": np.array(["a", "bb"])}, tmp_path / "m.zcr")
+    record = zcrecord.load_record(tmp_path / "m.zcr")
+    for found in (record.torch(), record.jax(), record.tree("torch"), record.tree("jax"), record.tree()):
+        assert found["vocab"].unpack().tolist() == ["a", "bb"]
+        assert found["w"].tolist() == [1, 1]
 
 
 @pytest.mark.parametrize(

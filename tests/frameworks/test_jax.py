@@ -350,14 +350,15 @@ def test_64_bits_are_kept_or_refused_never_halved(kind: DType, tmp_path: Path) -
         jax.config.update("jax_enable_x64", False)
 
 
-@pytest.mark.parametrize("name", ["string", "float6_e2m3fn"])
-def test_what_jax_has_no_type_for_is_named_and_can_be_left_out(name: str, tmp_path: Path) -> None:
-    value = np.array(["a"]) if name == "string" else zcrecord.PackedTensor(np.zeros(3, np.uint8), name, (4,))
-    rec = opened(tmp_path, {"m": {"w": ONE, "x": value}})
-    message = rf"model\.zcr: tensor 'm\.x': jax .*; leave such out with names=lambda tensor: .* != '{name}'"
-    with pytest.raises(UnsupportedError, match=message):
-        rec.jax()
-    assert list(rec.jax(names=["m.w"])) == ["m.w"]
+@pytest.mark.parametrize("kind", [d for d in DTYPES if d not in KINDS], ids=lambda d: d.name)
+def test_tensors_that_jax_has_no_type_for_come_as_the_records_views(kind: DType, tmp_path: Path) -> None:
+    value = np.array(["a"]) if kind.numpy is None else zcrecord.PackedTensor.pack(r.filled(kind, (4,)))
+    rec = opened(tmp_path, {"m": {"x": value, "w": ONE}})
+    found = rec.jax()
+    assert list(found) == ["m.x", "m.w"]
+    r.assert_same(found["m.x"], value)
+    assert address_of(found["m.w"]) == r.address(rec["m.w"])
+    r.assert_same(rec.tree("jax", like={"m": {"x": value, "w": ONE}})["m"]["x"], value)
 
 
 def test_names_choose_tensors_by_name_pattern_or_module(tmp_path: Path) -> None:
@@ -390,6 +391,7 @@ print(jax.jit(lambda x: x + 1, donate_argnums=0)(array).tolist(), rec["x"].tolis
 """
 
 
+@pytest.mark.slow
 def test_donating_an_array_writes_nothing_into_the_mapping(tmp_path: Path) -> None:
     opened(tmp_path, {"x": ONE})
     assert r.run_python(DONATED, tmp_path / "model.zcr").stdout.strip() == f"{[2.0] * 4} {[1.0] * 4}"
@@ -409,6 +411,7 @@ print(after.private - before.private)
 """
 
 
+@pytest.mark.measured
 @pytest.mark.skipif(sys.platform != "linux", reason="platform: only Linux tells private from shared memory")
 def test_arrays_take_no_private_memory_where_a_copy_would_be_noticed(tmp_path: Path) -> None:
     for name, each in (("large", 16 * MIB), ("small", 160)):
@@ -434,6 +437,7 @@ except zcrecord.DependencyError as error:
 """
 
 
+@pytest.mark.slow
 def test_without_jax_saving_works_and_the_error_says_how_to_install_it(tmp_path: Path) -> None:
     assert (
         "pip install jax, or in a checkout of zcrecord pip install '.[jax]'"

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from torch.nn import functional
 
 import zcrecord
-from zcrecord.dtypes import DTYPES, DType
+from zcrecord.dtypes import DTYPES, DType, by_name
 from zcrecord.errors import TensorNotFoundError, UnsupportedError
 
 KINDS = [d for d in DTYPES if d.torch and hasattr(torch, d.torch)]
@@ -168,6 +168,7 @@ def test_a_negative_stride_is_copied_since_torch_has_none(tmp_path: Path) -> Non
     assert found["back"].tolist() == base[::-1].tolist()
 
 
+@pytest.mark.slow
 @given(st.data())
 def test_any_views_of_any_tensors_come_back_equal(data: st.DataObject) -> None:
     kinds = [d for d in KINDS if d.numpy is not None and d.numpy.isbuiltin != 2]
@@ -183,26 +184,39 @@ def test_any_views_of_any_tensors_come_back_equal(data: st.DataObject) -> None:
             assert r.patterns(found[name].numpy()) == r.patterns(tensor.numpy())
 
 
-UNSUPPORTED: dict[str, tuple[Any, str]] = {
-    "strings": (np.array(["a"]), r"torch \S+ has no dtype for string"),
-    "int4": (zcrecord.PackedTensor(np.zeros(2, np.uint8), "int4", (4,)), r"torch \S+ has no dtype for int4"),
-    "float6": (
-        zcrecord.PackedTensor(np.zeros(3, np.uint8), "float6_e2m3fn", (4,)),
-        r"torch \S+ has no dtype for float6_e2m3fn",
-    ),
-    "odd": (zcrecord.PackedTensor(np.zeros(2, np.uint8), "float4_e2m1fn", (3,)), r"shape \(3,\) of float4_e2m1fn"),
-    "alone": (zcrecord.PackedTensor(np.zeros(1, np.uint8), "float4_e2m1fn", ()), r"shape \(\) of float4_e2m1fn"),
+WITHOUT_TYPE: dict[str, Any] = {
+    "strings": np.array(["a", "bb"]),
+    "int4": zcrecord.PackedTensor(np.arange(2, dtype=np.uint8), "int4", (4,)),
+    "int4 unpacked": r.filled(by_name["int4"], (3,)),
+    "float6": zcrecord.PackedTensor(np.arange(3, dtype=np.uint8), "float6_e2m3fn", (4,)),
+    "odd": zcrecord.PackedTensor(np.array([1, 2], np.uint8), "float4_e2m1fn", (3,)),
+    "alone": zcrecord.PackedTensor(np.ones(1, np.uint8), "float4_e2m1fn", ()),
 }
 
 
-@pytest.mark.parametrize("name", UNSUPPORTED)
-def test_what_torch_has_no_type_for_is_named_and_can_be_left_out(name: str, tmp_path: Path) -> None:
-    value, message = UNSUPPORTED[name]
-    rec = opened(tmp_path, {"m": {"w": np.ones(2), "x": value}})
-    with pytest.raises(UnsupportedError, match=rf"model\.zcr: tensor 'm\.x': {message}.*leave such out with names="):
-        rec.torch()
+@pytest.mark.parametrize("options", [{}, {"mode": "c"}, {"verify": "touch"}], ids=str)
+@pytest.mark.parametrize("name", WITHOUT_TYPE)
+def test_tensors_that_torch_has_no_type_for_come_as_the_records_views(
+    name: str, options: dict[str, Any], tmp_path: Path
+) -> None:
+    value = WITHOUT_TYPE[name]
+    rec = opened(tmp_path, {"m": {"x": value, "tied": value, "w": np.ones(2)}, "v": np.zeros(1)}, **options)
+    for found in (rec.torch(), rec.torch(writable=False), rec.torch("meta"), rec.torch(names=["m", "v"])):
+        assert list(found) == list(rec)
+        r.assert_same(found["m.x"], value)
+        r.assert_same(found["m.tied"], value)
+        assert isinstance(found["m.w"], torch.Tensor) and isinstance(found["v"], torch.Tensor)
+    r.assert_same(rec.tree("torch")["m"]["x"], value)
+    r.assert_same(r.round_trip(rec.tree("torch")).tree(), rec.tree())
     assert list(rec.torch(names="m.w")) == ["m.w"]
-    assert list(rec.torch(names=lambda tensor: tensor.dtype.name == "float64")) == ["m.w"]
+
+
+def test_tensors_beside_views_are_private_and_stay_tied(tmp_path: Path) -> None:
+    weight = np.arange(4.0)
+    rec = opened(tmp_path, {"a": weight, "words": np.array(["a"]), "b": weight[:2]})
+    found = rec.torch()
+    found["a"].zero_()
+    assert found["b"].tolist() == [0, 0] and rec["b"].tolist() == [0, 1]
 
 
 def test_tied_pairs_of_float4_stay_tied(tmp_path: Path) -> None:
@@ -250,7 +264,7 @@ def test_warns_of_nothing_and_leaves_the_filters_of_warnings_alone(writable: boo
 
 def mappings(path: Path) -> int:
     """How often a file is mapped, as the kernel tells."""
-    return sum(str(path) in line for line in Path("/proc/self/maps").read_text().splitlines())
+    return sum(str(path) in line for line in Path("/proc/self/maps").read_text(encoding="utf-8").splitlines())
 
 
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="platform: only Linux tells what is mapped")
@@ -320,6 +334,7 @@ except zcrecord.DependencyError as error:
 """
 
 
+@pytest.mark.slow
 def test_without_torch_the_error_says_how_to_install_it(tmp_path: Path) -> None:
     path = file_of(tmp_path, {"a": np.ones(2)})
     assert (
@@ -441,6 +456,7 @@ def grown(how: str, archives: tuple[Path, Path]) -> tuple[int, int]:
     return int(private), int(rss)
 
 
+@pytest.mark.measured
 @LINUX
 @pytest.mark.parametrize("how", ["writable", "read-only"])
 def test_tensors_take_no_memory_before_they_are_used(how: str, archives: tuple[Path, Path]) -> None:
@@ -449,6 +465,7 @@ def test_tensors_take_no_memory_before_they_are_used(how: str, archives: tuple[P
     assert rss < 4 * MIB
 
 
+@pytest.mark.measured
 @LINUX
 def test_tensors_that_are_read_take_no_private_memory(archives: tuple[Path, Path]) -> None:
     private, rss = grown("read", archives)
@@ -456,6 +473,7 @@ def test_tensors_that_are_read_take_no_private_memory(archives: tuple[Path, Path
     assert rss > 90 * MIB
 
 
+@pytest.mark.measured
 @LINUX
 def test_tensors_that_are_written_take_private_memory_for_themselves(archives: tuple[Path, Path]) -> None:
     private, _ = grown("written", archives)

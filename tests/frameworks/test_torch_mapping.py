@@ -186,6 +186,7 @@ print(memory().private - before)
 """
 
 
+@pytest.mark.slow
 @LINUX
 def test_of_a_file_that_is_gone_no_more_is_copied_than_was_asked_for(tmp_path: Path) -> None:
     zcrecord.save_record({f"w{i}": np.full(16 << 20, i + 1, np.uint8) for i in range(6)}, tmp_path / "m", durable=False)

@@ -89,6 +89,7 @@ PARTS: dict[str, Callable[[Any], Any]] = {
 }
 
 
+@pytest.mark.exhaustive(keep=2)
 @pytest.mark.parametrize("part", PARTS)
 def test_a_copy_asks_for_the_pages_of_the_part_and_for_no_others(part: str, weight: Any, asked: Asked) -> None:
     source = PARTS[part](weight)
@@ -131,6 +132,7 @@ def test_pages_of_any_strides_are_those_of_the_elements() -> None:
             assert found == exact
 
 
+@pytest.mark.slow
 @linux
 def test_columns_of_a_cold_file_are_read_and_not_what_lies_between(tmp_path: Path) -> None:
     path = tmp_path / "cold.zcr"
@@ -152,7 +154,7 @@ def bytes_read(path: Path, columns: slice) -> int:
 
 
 def read_by_this_process() -> int:
-    lines = Path("/proc/self/io").read_text().splitlines()
+    lines = Path("/proc/self/io").read_text(encoding="utf-8").splitlines()
     return int(dict(line.split(": ") for line in lines)["read_bytes"])
 
 
@@ -222,8 +224,8 @@ def test_the_mapping_goes_with_the_last_tensor(tmp_path: Path) -> None:
     gc.disable()  # a circle of references would keep it until it is collected
     try:
         assert part.sum() == 6
-        assert str(path) in Path("/proc/self/maps").read_text()
+        assert str(path) in Path("/proc/self/maps").read_text(encoding="utf-8")
         del part
-        assert str(path) not in Path("/proc/self/maps").read_text()
+        assert str(path) not in Path("/proc/self/maps").read_text(encoding="utf-8")
     finally:
         gc.enable()

@@ -403,6 +403,7 @@ def test_tensors_of_a_device_are_fetched_when_written_and_tied_ones_once() -> No
     run_torch(DEVICE + FETCHES)
 
 
+@pytest.mark.measured
 def test_tensors_of_a_device_are_in_the_hosts_memory_one_at_a_time() -> None:
     run_torch(DEVICE + ONE_AT_A_TIME)
 
@@ -428,10 +429,12 @@ print(peak_rss() - before)
 """
 
 
+@pytest.mark.measured
 def test_saving_takes_no_memory_for_tensors_that_lie_in_one_piece() -> None:
     assert int(run_torch(SAVED.format(record="record")).stdout) < 8 << 20
 
 
+@pytest.mark.measured
 def test_saving_a_copy_would_be_noticed() -> None:
     copy = "{k: v.detach().clone() for k, v in record.items()}"
     assert int(run_torch(SAVED.format(record=copy)).stdout) > 60 << 20

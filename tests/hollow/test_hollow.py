@@ -140,6 +140,7 @@ def test_a_filled_record_is_the_record(way: str) -> None:
     assert_same(hollow.seal(), record())
 
 
+@pytest.mark.exhaustive(keep=1)
 @pytest.mark.parametrize("way", ["set, from the last", "pairs", "file", "host"])
 @hypothesis.given(tree=r.trees().filter(r.names_are_unique))
 @hypothesis.settings(max_examples=15)
@@ -698,6 +699,7 @@ def test_of_threads_that_fill_one_constant_one_does() -> None:
 # ONNX.
 
 
+@pytest.mark.measured
 def test_a_skeleton_filled_tensor_by_tensor_from_the_model_runs(tmp_path: Path) -> None:
     """With digits.onnx, and an If whose branches share a matrix; the archive is gone by then."""
     with (tmp_path / "branches.onnx").open("wb") as file:

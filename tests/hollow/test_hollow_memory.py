@@ -10,10 +10,15 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import records as r
+from attacks import tricks
 
+import zcrecord
 from tools.bench.sparse import COUNT, write_holes
+from zcrecord import LimitError
+from zcrecord.hollow import hollow_of
 
 MIB = 1 << 20
 LARGE = 2048 * MIB
@@ -86,6 +91,7 @@ BY_CHUNKS = "hollow.stream(chunks(hollow))"
 BY_ARRAYS = "hollow.stream(arrays(hollow))"
 
 
+@pytest.mark.measured
 @pytest.mark.exhaustive(keep=0)
 @pytest.mark.parametrize("fill", [FROM_FILE, BY_CHUNKS], ids=["file", "chunks"])
 def test_two_gibibytes_pass_to_a_device_in_the_memory_of_a_chunk(fill: str, archives: dict[int, Path]) -> None:
@@ -95,12 +101,14 @@ def test_two_gibibytes_pass_to_a_device_in_the_memory_of_a_chunk(fill: str, arch
     assert found["grown"] < LITTLE
 
 
+@pytest.mark.measured
 def test_two_gibibytes_pass_to_a_device_in_the_memory_of_one_payload(archives: dict[int, Path]) -> None:
     found = measured(ACT.format(keeps=0, sink="device", fill=BY_ARRAYS), archives)
     assert found["taken"] > LARGE
     assert PAYLOAD // 2 < found["grown"] < PAYLOAD + LITTLE
 
 
+@pytest.mark.measured
 @pytest.mark.exhaustive(keep=("[file]", "[arrays]"))
 @pytest.mark.parametrize("fill", [FROM_FILE, BY_CHUNKS], ids=["file", "chunks"])
 def test_one_payload_that_is_kept_would_be_noticed(fill: str, archives: dict[int, Path]) -> None:
@@ -108,6 +116,7 @@ def test_one_payload_that_is_kept_would_be_noticed(fill: str, archives: dict[int
     assert found["grown"] > PAYLOAD - MIB > LITTLE
 
 
+@pytest.mark.measured
 @pytest.mark.parametrize("fill", [FROM_FILE, BY_CHUNKS, BY_ARRAYS], ids=["file", "chunks", "arrays"])
 def test_memory_of_its_own_is_filled_in_place_and_sealing_adds_nothing(fill: str, archives: dict[int, Path]) -> None:
     found = measured(ACT.format(keeps=0, sink="None", fill=fill), archives, SMALL)
@@ -115,5 +124,18 @@ def test_memory_of_its_own_is_filled_in_place_and_sealing_adds_nothing(fill: str
     assert SMALL - LITTLE < found["grown"] < SMALL + besides + LITTLE
 
 
+@pytest.mark.measured
 def test_declaring_takes_no_memory_for_weights(archives: dict[int, Path]) -> None:
     assert measured("return hollow_of(path).state", archives)["grown"] < LITTLE
+
+
+def test_bytes_that_many_payloads_share_are_not_taken_for_each(tmp_path: Path) -> None:
+    """A MiB that 2,000 payloads name would be 2 GiB as bytes, and 2 GiB of memory to fill."""
+    forged = tricks.attributes(2000, {"n": bytes(MIB)})
+    forged.columns["payloads"] = np.repeat(forged.columns["payloads"], 2000)
+    forged.columns["attributes"]["value"] = np.arange(2000)
+    (tmp_path / "m.zcr").write_bytes(forged.seal())
+    with pytest.raises(LimitError, match=r"m\.zcr: tensors that share their bytes would take 2\.1e\+09 bytes"):
+        hollow_of(zcrecord.load_record(tmp_path / "m.zcr"))
+    saved = r.saved({f"w{i}": np.zeros(MIB, np.uint8) for i in range(20)})
+    assert len(hollow_of(saved)) == 20

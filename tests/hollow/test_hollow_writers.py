@@ -141,6 +141,7 @@ def memory_of(hollow: HollowRecord) -> Any:
     return weakref.ref(hollow._octets.obj)
 
 
+@pytest.mark.measured
 def test_sealed_hollow_record_keeps_none_of_the_memory_it_filled() -> None:
     hollow = hollow_of(DATA)
     memory = memory_of(hollow)

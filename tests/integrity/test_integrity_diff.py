@@ -196,6 +196,7 @@ def test_tied_tensors_are_read_once() -> None:
     assert steps == [x.nbytes]
 
 
+@pytest.mark.slow
 def test_pairs_of_payloads_beyond_the_limit_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     rows, columns = ([np.full(50_000, i + 10 * k, np.uint8) for i in range(30)] for k in range(2))
     before = {f"{i}.{j}": rows[i] for i in range(30) for j in range(30)}
@@ -208,6 +209,7 @@ def test_pairs_of_payloads_beyond_the_limit_are_refused(monkeypatch: pytest.Monk
         list(compare(a, b))
 
 
+@pytest.mark.slow
 def test_large_tensors_are_compared_in_little_memory() -> None:
     before = np.zeros((2048, 2048), np.float32)
     after = np.asfortranarray(before)
@@ -285,6 +287,7 @@ def named_a_thousand_times() -> zcrecord.Record:
     return zcrecord.load_record(f.set("attributes", "l", value=start | 1001 << 32).seal())
 
 
+@pytest.mark.slow
 def test_bytes_that_a_list_names_a_thousand_times_are_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[int] = []
     equal_bytes = comparing._equal_bytes

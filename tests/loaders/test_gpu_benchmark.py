@@ -41,6 +41,7 @@ def test_a_disk_that_is_too_small_is_named(capsys: pytest.CaptureFixture[str]) -
     assert re.search(r"MiB free, this needs [\d,]+ MiB; set TMPDIR .*; nothing was measured\n", capsys.readouterr().err)
 
 
+@pytest.mark.slow
 @pytest.mark.exhaustive(keep=2)
 @pytest.mark.parametrize("way", [*gpu.OWN, gpu.SAFETENSORS])
 def test_every_way_loads_the_same_and_a_word_in_another_place_would_be_noticed(way: str, files: dict[str, str]) -> None:
@@ -68,6 +69,7 @@ def test_onnx_runtime_without_the_provider_is_missing_in_the_result() -> None:
     assert re.fullmatch(what, str(gpu._no_provider("CUDAExecutionProvider")))
 
 
+@pytest.mark.slow
 def test_a_way_that_fails_is_named_with_its_error(capfd: pytest.CaptureFixture[str]) -> None:
     found = gpu._Findings()
     assert gpu._asked(found, "this way", "load_seconds", way=OURS, device="no", ours="", theirs="", nbytes=0) is None
@@ -103,7 +105,7 @@ def test_a_run_writes_a_result_of_the_form_of_the_others(
     monkeypatch.setattr(gpu, "PEERS", {gpu.SAFETENSORS: "safetensors", gpu.RUNAI: "no-such-package"})
     out = tmp_path / "gpu.json"
     assert gpu.main(["--device", "cpu", "--gib", "0.003", "--json", str(out)]) == 0
-    result: dict[str, Any] = json.loads(out.read_text())
+    result: dict[str, Any] = json.loads(out.read_text(encoding="utf-8"))
     assert set(result) == {"quick", "machine", "versions", "rows", "missing", "failed"}
     assert result["quick"]
     assert result["missing"].pop("cold files", None) is None or "tmpfs" in result["machine"]["file_system"]

@@ -118,6 +118,7 @@ def test_ranges_of_a_grid_hold_its_bytes_and_merge_what_is_near(
     assert sum(block.nbytes for _, block in blocks) == grid.nbytes
 
 
+@pytest.mark.exhaustive(keep=2)
 @pytest.mark.parametrize("how", LOADERS)
 def test_long_runs_far_apart_and_large_blocks_are_cut_and_put_together(how: str, tmp_path: Path) -> None:
     value = np.random.default_rng(3).integers(0, 255, (24, 8, 100_000), np.uint8)

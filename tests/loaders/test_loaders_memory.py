@@ -66,21 +66,25 @@ def grown(way: str, archives: dict[str, Path], of: str = "large") -> int:
     return int(json.loads(r.run_python(MEASURED, archives[of], archives["tiny"], way).stdout))
 
 
+@pytest.mark.measured
 @pytest.mark.parametrize("way", ["copy", "host held"])
 def test_a_plain_copy_out_of_the_mapping_would_be_noticed(way: str, archives: dict[str, Path]) -> None:
     assert grown(way, archives) > PAYLOAD - LITTLE
 
 
+@pytest.mark.measured
 @pytest.mark.parametrize("device", ["host", "read"])
 def test_memory_of_the_callers_is_filled_with_little_besides(device: str, archives: dict[str, Path]) -> None:
     assert grown(device, archives) < IN_FLIGHT + LITTLE
 
 
+@pytest.mark.measured
 @pytest.mark.parametrize("device", ["host", "read"])
 def test_fresh_memory_is_all_that_is_taken_besides(device: str, archives: dict[str, Path]) -> None:
     assert PAYLOAD - LITTLE < grown(f"{device} fresh", archives) < PAYLOAD + IN_FLIGHT + LITTLE
 
 
+@pytest.mark.measured
 @pytest.mark.exhaustive(keep=0)
 def test_many_small_payloads_take_little_besides_either(archives: dict[str, Path]) -> None:
     known = grown("host held", archives, "many")
@@ -88,5 +92,6 @@ def test_many_small_payloads_take_little_besides_either(archives: dict[str, Path
     assert grown("host", archives, "many") < known - PAYLOAD + IN_FLIGHT + LITTLE
 
 
+@pytest.mark.measured
 def test_views_of_the_mapping_take_nothing(archives: dict[str, Path]) -> None:
     assert grown("mapped fresh", archives) < LITTLE

@@ -23,6 +23,7 @@ from torch_devices import LazyTorch
 import zcrecord
 from zcrecord.dtypes import DTYPES, DType
 from zcrecord.errors import DependencyError, LimitError, LoadCancelledError, SourceError, UnsupportedError
+from zcrecord.frameworks import torch as frameworks_module
 from zcrecord.loaders import load_into, loader_for, plan_load
 from zcrecord.loaders import torch as loader_module
 from zcrecord.loaders.torch import TorchLoader
@@ -225,6 +226,17 @@ def test_elements_that_torch_has_no_type_for_are_refused_by_name(kind: DType, tm
         loader.load(ref)
     loader.abort()
     assert load_into(rec, loader, names="fine")["fine"].tolist() == [1, 1, 1]
+
+
+def test_strings_come_as_views_beside_tensors_on_a_device(
+    fake: LazyTorch, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(frameworks_module, "import_torch", lambda: fake)
+    rec = opened(tmp_path, {"vocab": np.array(["a", "bb"]), "w": np.ones(3)})
+    for found in (rec.torch("cuda"), rec.torch("cuda", "*")):
+        assert list(found) == ["vocab", "w"]
+        assert found["vocab"].unpack().tolist() == ["a", "bb"]
+        assert octets(found["w"]) == np.ones(3).tobytes()
 
 
 def test_devices_that_are_not_here_or_hold_nothing_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -522,6 +534,7 @@ for size in map(int, in_flight):
 """
 
 
+@pytest.mark.measured
 @pytest.mark.exhaustive(keep=0)
 @pytest.mark.skipif(sys.platform != "linux", reason="platform: peaks of memory are told by /proc")
 def test_loading_takes_max_in_flight_besides_the_tensors(tmp_path: Path) -> None:

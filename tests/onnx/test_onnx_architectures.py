@@ -71,10 +71,12 @@ def assert_close(got: list[np.ndarray], served: Served) -> None:
         np.testing.assert_allclose(a, b, rtol=0, atol=CLOSE[served.name] * float(np.abs(b).max()))
 
 
+@pytest.mark.slow
 def test_a_session_for_speed_answers_bit_for_bit_as_the_onnx(served: Served) -> None:
     assert_equal(answers(session(served.archive, memory="speed")), served.answers)
 
 
+@pytest.mark.measured
 def test_a_session_over_the_one_copy_answers_close_to_the_onnx(served: Served) -> None:
     """Within 1e-5 of the largest answer, or 2e-2 for 4-bit matrices."""
     assert_close(answers(session(served.archive)), served)
@@ -113,6 +115,7 @@ def tuned(served: Served) -> Path:
     return path
 
 
+@pytest.mark.measured
 def test_a_tuned_archive_answers_bit_for_bit_as_the_onnx(served: Served, tuned: Path) -> None:
     made = session(tuned)
     assert tuning(made).used, tuning(made).reason

@@ -12,6 +12,7 @@ import numpy as np
 import onnx
 import onnx_models as m
 import pytest
+import records as r
 from onnx import TensorProto, helper, numpy_helper
 from onnx.external_data_helper import convert_model_to_external_data
 
@@ -210,6 +211,7 @@ def test_a_model_without_tensors_converts() -> None:
     assert len(check(m.model_of(nodes=[helper.make_node("Relu", ["x"], ["y"])]))) == 0
 
 
+@pytest.mark.slow
 def test_many_nodes_of_every_kind_stay_as_they_are() -> None:
     """Plain nodes are passed many at a time; none of the others may go with them."""
     rng = np.random.default_rng(0)
@@ -464,6 +466,16 @@ def test_a_scan_never_seeks_and_never_asks_for_more_than_the_window() -> None:
 # Memory.
 
 
+def test_a_conversion_allocates_a_window_and_the_graph_however_large_the_payload(tmp_path: Path) -> None:
+    """By count, on every machine; the measurements below notice what is allocated by other means."""
+    source = tmp_path / "m.onnx"
+    weights = numpy_helper.from_array(np.ones(4 << 20, np.float32), "w")
+    source.write_bytes(m.model_of(weights, numpy_helper.from_array(np.arange(9), "v")).SerializeToString())
+    assert r.most_allocated(lambda: convert(source, tmp_path / "m.zcr", durable=False, force=True)) < 4 << 20
+    assert r.most_allocated(source.read_bytes) > 16 << 20, "holding it would be noticed"
+
+
+@pytest.mark.measured
 def test_a_conversion_holds_no_payload_and_the_measurement_would_notice(tmp_path: Path) -> None:
     source, size = tmp_path / "m.onnx", 128 << 20
     header = m.field(1, size // 4) + m.field(2, TensorProto.FLOAT) + m.field(8, b"w") + b"\x4a" + m.varint(size)
@@ -478,6 +490,7 @@ def test_a_conversion_holds_no_payload_and_the_measurement_would_notice(tmp_path
     (tmp_path / "m.zcr").unlink()  # pytest keeps the folders of three runs
 
 
+@pytest.mark.measured
 def test_typed_values_are_not_held_either(tmp_path: Path) -> None:
     source, count = tmp_path / "m.onnx", 12_000_000
     values = np.arange(count) % 100
@@ -490,6 +503,7 @@ def test_typed_values_are_not_held_either(tmp_path: Path) -> None:
     (tmp_path / "m.zcr").unlink()
 
 
+@pytest.mark.slow
 def test_importing_it_imports_no_framework() -> None:
     code = "import sys, zcrecord.onnx; print(sorted({'onnx', 'google', 'onnxruntime', 'zstandard'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -390,6 +390,7 @@ def test_a_skeleton_from_strangers_is_one_typed_error(
     assert os.listdir(tmp_path) == ["m.zcr"]
 
 
+@pytest.mark.slow
 def test_a_skeleton_cut_off_or_changed_anywhere_gives_a_model_or_a_typed_error(tmp_path: Path) -> None:
     record = m.converted(named(notes=10))
     skeleton = bytes(graph.skeleton_of(record))
@@ -557,6 +558,7 @@ def large_archive(tmp_path_factory: pytest.TempPathFactory) -> Any:
     shutil.rmtree(folder)
 
 
+@pytest.mark.measured
 @pytest.mark.exhaustive(keep=0)
 @pytest.mark.parametrize("external", [False, True])
 def test_no_more_than_a_few_mib_are_held_and_the_measurement_would_notice(external: bool, large_archive: Any) -> None:
@@ -577,6 +579,7 @@ def test_no_more_than_a_few_mib_are_held_and_the_measurement_would_notice(extern
     dest.unlink()
 
 
+@pytest.mark.measured
 @pytest.mark.exhaustive(keep=0)
 def test_what_is_not_in_c_order_is_packed_a_part_at_a_time(large_archive: Any) -> None:
     strided = large_archive[1]

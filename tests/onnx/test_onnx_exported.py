@@ -69,6 +69,7 @@ def test_a_model_through_pipes_is_the_same(export: Exported) -> None:
     assert record.content_digest() == m.converted(export.data).content_digest()
 
 
+@pytest.mark.slow
 def test_a_model_with_external_data_converts_and_comes_back(external: tuple[Exported, Path]) -> None:
     _, path = external
     convert(path, path.with_suffix(".zcr"))
@@ -122,21 +123,25 @@ def assert_answers(source: Any, export: Exported) -> None:
         np.testing.assert_allclose(got[0], got[1], rtol=1e-3, atol=1e-4)  # torch computes in another order
 
 
+@pytest.mark.measured
 def test_onnx_runtime_answers_off_the_archive_as_off_the_model(export: Exported, tmp_path: Path) -> None:
     convert(io.BytesIO(export.data), tmp_path / "model.zcr")
     assert_answers(tmp_path / "model.zcr", export)
 
 
+@pytest.mark.measured
 def test_onnx_runtime_answers_off_the_archive_of_a_piped_model(export: Exported) -> None:
     assert_answers(m.through_pipes(export.data)[0], export)
 
 
+@pytest.mark.measured
 def test_onnx_runtime_answers_off_the_archive_of_external_data(external: tuple[Exported, Path]) -> None:
     export, path = external
     convert(path, path.with_suffix(".zcr"))
     assert_answers(path.with_suffix(".zcr"), export)
 
 
+@pytest.mark.measured
 def test_requests_tell_the_weights_apart(export: Exported) -> None:
     """Answers of a model with another value in each of its weights differ: those above mean something."""
     model = onnx.ModelProto.FromString(export.data)

@@ -31,6 +31,7 @@ from zcrecord.errors import (
     UnsupportedError,
 )
 from zcrecord.onnx import convert, fill_session, session, to_onnx, tune, tuned, tuning, untune, verify_external
+from zcrecord.storage import folders
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="platform: peaks are told by Linux alone")
 LARGE = 64 << 20  # bytes
@@ -75,6 +76,7 @@ def ranges(record: zcrecord.Record, module: str) -> set[tuple[int, int]]:
 # Conversion.
 
 
+@pytest.mark.slow
 def test_each_model_becomes_a_module_with_its_graph_beside_copies_of_the_small_files(
     exported: Path, served: Path
 ) -> None:
@@ -87,6 +89,7 @@ def test_each_model_becomes_a_module_with_its_graph_beside_copies_of_the_small_f
     record.verify()
 
 
+@pytest.mark.slow
 def test_every_value_is_that_of_the_model(exported: Path, served: Path) -> None:
     record = zcrecord.load_record(served / "model.zcr")
     for name in MODELS:
@@ -95,6 +98,7 @@ def test_every_value_is_that_of_the_model(exported: Path, served: Path) -> None:
             np.testing.assert_array_equal(part[tensor.name], onnx.numpy_helper.to_array(tensor))
 
 
+@pytest.mark.slow
 def test_weights_of_both_decoders_are_stored_once(exported: Path, served: Path) -> None:
     sizes = {name: (exported / f"{name}.onnx_data").stat().st_size for name in MODELS}
     record = zcrecord.load_record(served / "model.zcr")
@@ -110,6 +114,7 @@ def test_the_same_folder_gives_the_same_bytes(folder: Path, served: Path) -> Non
     assert (folder.parent / "again" / "model.zcr").read_bytes() == (served / "model.zcr").read_bytes()
 
 
+@pytest.mark.slow
 def test_convert_of_the_command_line_and_of_formats_do_the_same(folder: Path, served: Path) -> None:
     expected = (served / "model.zcr").read_bytes()
     formats.convert(folder, folder.parent / "a")
@@ -120,6 +125,7 @@ def test_convert_of_the_command_line_and_of_formats_do_the_same(folder: Path, se
         assert sorted(os.listdir(folder.parent / name)) == sorted([*BESIDE, "model.zcr"])
 
 
+@pytest.mark.slow
 def test_a_name_that_ends_in_zcr_and_a_stream_get_the_archive_alone(folder: Path, served: Path) -> None:
     expected, stream = (served / "model.zcr").read_bytes(), io.BytesIO()
     assert convert(folder, folder.parent / "t5.zcr", verify=True).verified
@@ -145,6 +151,7 @@ def test_progress_counts_the_bytes_of_all_models(folder: Path, tmp_path: Path) -
     assert set(totals) == {sum(path.stat().st_size for path in folder.glob("*.onnx"))}
 
 
+@pytest.mark.slow
 def test_a_folder_of_one_model_has_it_as_the_record_itself(tmp_path: Path) -> None:
     folder = copy_folder("text-generation", tmp_path / "llama")
     assert convert(folder, tmp_path / "served").left_out == 0
@@ -173,6 +180,7 @@ def twice(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.measured
 @pytest.mark.exhaustive(keep=0)
 @linux
 def test_a_folder_is_converted_in_a_few_mib(twice: Path) -> None:
@@ -182,6 +190,7 @@ def test_a_folder_is_converted_in_a_few_mib(twice: Path) -> None:
     assert (twice.parent / "served.zcr").stat().st_size < 1.1 * LARGE
 
 
+@pytest.mark.measured
 @pytest.mark.exhaustive(keep=0)
 @linux
 def test_sessions_of_two_models_hold_their_weights_once(twice: Path) -> None:
@@ -200,11 +209,11 @@ def test_sessions_of_two_models_hold_their_weights_once(twice: Path) -> None:
 
 def test_a_folder_that_exists_gets_the_files_and_keeps_its_own(folder: Path, served: Path, tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
-    (tmp_path / "out" / "notes.txt").write_text("mine")
+    (tmp_path / "out" / "notes.txt").write_text("mine", encoding="utf-8")
     shutil.copy(folder / "config.json", tmp_path / "out")
     convert(folder, tmp_path / "out")
     assert sorted(os.listdir(tmp_path / "out")) == sorted([*BESIDE, "model.zcr", "notes.txt"])
-    assert (tmp_path / "out" / "notes.txt").read_text() == "mine"
+    assert (tmp_path / "out" / "notes.txt").read_text(encoding="utf-8") == "mine"
 
 
 def test_the_archive_may_lie_beside_the_models_themselves(folder: Path, served: Path) -> None:
@@ -217,17 +226,17 @@ def test_the_archive_may_lie_beside_the_models_themselves(folder: Path, served: 
 @pytest.mark.parametrize("name", ["model.zcr", "config.json"])
 def test_another_file_of_a_name_is_replaced_on_request_alone(folder: Path, tmp_path: Path, name: str) -> None:
     (tmp_path / "out").mkdir()
-    (tmp_path / "out" / name).write_text("mine")
+    (tmp_path / "out" / name).write_text("mine", encoding="utf-8")
     with pytest.raises(DestinationExistsError, match=f"{name}: exists already; force=True replaces it"):
         convert(folder, tmp_path / "out")
     assert os.listdir(tmp_path / "out") == [name]
-    assert (tmp_path / "out" / name).read_text() == "mine"
+    assert (tmp_path / "out" / name).read_text(encoding="utf-8") == "mine"
     convert(folder, tmp_path / "out", force=True)
     assert (tmp_path / "out" / name).read_bytes() != b"mine"
 
 
 def test_links_out_of_the_folder_are_not_copied_but_those_of_a_hub_cache_are(folder: Path, tmp_path: Path) -> None:
-    (tmp_path / "secret.json").write_text("secret")
+    (tmp_path / "secret.json").write_text("secret", encoding="utf-8")
     (folder / "added_tokens.json").symlink_to(tmp_path / "secret.json")
     (folder / "._decoder_model.onnx").write_bytes(b"what some systems leave")
     convert(folder, tmp_path / "out")
@@ -241,6 +250,28 @@ def test_links_out_of_the_folder_are_not_copied_but_those_of_a_hub_cache_are(fol
     convert(snapshot, tmp_path / "cached")
     assert sorted(os.listdir(tmp_path / "cached")) == sorted([*BESIDE, "added_tokens.json", "model.zcr"])
     assert (tmp_path / "cached" / "model.zcr").read_bytes() == (tmp_path / "out" / "model.zcr").read_bytes()
+
+
+@pytest.mark.parametrize("kind", ["link", "pipe"])
+def test_a_link_that_takes_a_file_s_place_meanwhile_is_not_followed(
+    kind: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "secret.json").write_text("secret", encoding="utf-8")
+    found = folders.companions
+
+    def late(source: str) -> dict[str, str]:
+        names = found(source)
+        (folder / "config.json").unlink()
+        if kind == "link":
+            (folder / "config.json").symlink_to(tmp_path / "secret.json")
+        else:
+            os.mkfifo(folder / "config.json")
+        return names
+
+    monkeypatch.setattr(folders, "companions", late)
+    with pytest.raises(SourceError, match=r"config\.json: (cannot write: Too many levels|is no regular file)"):
+        convert(folder, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
 
 
 # Bad folders give one error that names the file, and leave nothing.
@@ -262,11 +293,13 @@ def test_a_missing_data_file(folder: Path) -> None:
     leaves_nothing(folder, ExternalDataError, what)
 
 
+@pytest.mark.slow
 def test_a_truncated_data_file(folder: Path) -> None:
     os.truncate(folder / "encoder_model.onnx_data", 1000)
     leaves_nothing(folder, ExternalDataError, r"encoder_model\.onnx: .*are past its end \(1000\)")
 
 
+@pytest.mark.slow
 def test_a_damaged_model(folder: Path) -> None:
     os.truncate(folder / "encoder_model.onnx", 20_000)
     leaves_nothing(folder, OnnxError, r"encoder_model\.onnx: byte 0x")
@@ -278,6 +311,7 @@ def test_two_models_of_one_name(folder: Path) -> None:
     leaves_nothing(folder, NameCollisionError, what)
 
 
+@pytest.mark.slow
 def test_models_whose_names_run_into_one_another(folder: Path) -> None:
     for name in ("decoder_model.onnx", "encoder_model.onnx"):
         (folder / name).unlink()
@@ -308,6 +342,7 @@ def test_patterns_are_for_one_model(folder: Path) -> None:
 # Sessions.
 
 
+@pytest.mark.measured
 @pytest.mark.parametrize("memory", ["shared", "speed"])
 def test_the_models_answer_as_those_in_the_folder(
     exported: Path, served: Path, memory: Literal["shared", "speed"]
@@ -319,6 +354,7 @@ def test_the_models_answer_as_those_in_the_folder(
     np.testing.assert_allclose(np.stack(ours), np.stack(logits), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_tuned_models_answer_bit_for_bit(exported: Path, tuned_folder: Path) -> None:
     made = {name: session(tuned_folder, module=name) for name in MODELS}
     assert all(tuning(found).used for found in made.values())
@@ -328,6 +364,7 @@ def test_tuned_models_answer_bit_for_bit(exported: Path, tuned_folder: Path) -> 
     np.testing.assert_array_equal(np.stack(ours), np.stack(logits))
 
 
+@pytest.mark.slow
 def test_sessions_of_one_record_or_of_its_module_share_its_memory(exported: Path, served: Path) -> None:
     record = zcrecord.load_record(served / "model.zcr")
     expected = generate(lambda name: original(exported, name))[0]
@@ -358,6 +395,7 @@ def test_a_model_is_named_among_several(served: Path, capsys: pytest.CaptureFixt
 # Tuning.
 
 
+@pytest.mark.slow
 def test_tuning_tunes_every_model_and_stores_equal_packed_weights_once(served: Path, tuned_folder: Path) -> None:
     record = zcrecord.load_record(tuned_folder / "model.zcr")
     part = tuned.read_tuned(record.archive)
@@ -368,6 +406,7 @@ def test_tuning_tunes_every_model_and_stores_equal_packed_weights_once(served: P
     assert sizes[list(first & later)].sum() > 0.9 * sizes[list(later)].sum()
 
 
+@pytest.mark.slow
 def test_tuning_a_folder_again_gives_the_same_bytes_and_untuning_those_from_before(
     served: Path, tuned_folder: Path, tmp_path: Path
 ) -> None:
@@ -380,6 +419,7 @@ def test_tuning_a_folder_again_gives_the_same_bytes_and_untuning_those_from_befo
     assert (work / "model.zcr").read_bytes() == (served / "model.zcr").read_bytes()
 
 
+@pytest.mark.slow
 def test_the_command_line_converts_tunes_and_tells_of_each_model(
     folder: Path, tuned_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -406,6 +446,7 @@ def test_a_failed_tuning_of_a_folder_leaves_nothing(folder: Path, capsys: pytest
     assert os.listdir(folder.parent) == ["t5"]
 
 
+@pytest.mark.slow
 def test_targets_that_swap_their_models_are_not_used(tuned_folder: Path) -> None:
     archive = zcrecord.load_record(tuned_folder / "model.zcr").archive
     part = tuned.read_tuned(archive)
@@ -420,6 +461,7 @@ def test_targets_that_swap_their_models_are_not_used(tuned_folder: Path) -> None
 # Back to ONNX.
 
 
+@pytest.mark.slow
 def test_each_model_comes_back_with_its_weights_inside(exported: Path, tuned_folder: Path, tmp_path: Path) -> None:
     for name in MODELS:
         to_onnx(tuned_folder, tmp_path / f"{name}.onnx", module=name)
@@ -435,6 +477,7 @@ def test_each_model_comes_back_with_its_weights_inside(exported: Path, tuned_fol
         assert (tmp_path / "cli.onnx").read_bytes() == (tmp_path / f"{name}.onnx").read_bytes()
 
 
+@pytest.mark.slow
 def test_small_models_refer_to_one_archive_and_are_written_again_when_it_is_tuned(
     exported: Path, served: Path, tmp_path: Path
 ) -> None:
@@ -464,6 +507,7 @@ def test_a_small_model_of_another_module_is_refused(served: Path, tmp_path: Path
         verify_external(work / "encoder.onnx")
 
 
+@pytest.mark.measured
 def test_a_module_that_is_saved_by_itself_is_an_archive_of_one_model(
     exported: Path, served: Path, tmp_path: Path
 ) -> None:

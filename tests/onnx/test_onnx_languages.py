@@ -56,7 +56,7 @@ def with_lines(source: Path, used: str, dest: Path) -> Path:
     """A program with lines that make a session in the place that is marked."""
     text, count = PLACE.subn(lambda _: used, source.read_text(encoding="utf-8"))
     assert count == 1, source
-    dest.write_text(text)
+    dest.write_text(text, encoding="utf-8")
     return dest
 
 
@@ -84,14 +84,16 @@ print(onnxruntime.__version__, private_bytes() - before)
 
 
 def python(folder: Path, change: Change = str) -> list[str]:
-    (folder / "session.py").write_text(PYTHON.replace("# the guide's lines\n", change(lines("python"))))
+    (folder / "session.py").write_text(
+        PYTHON.replace("# the guide's lines\n", change(lines("python"))), encoding="utf-8"
+    )
     return [sys.executable, str(folder / "session.py")]
 
 
 def cpp(folder: Path, change: Change = str) -> list[str]:
     library = folder / "libonnxruntime.so.1"
     library.symlink_to(onnx_runtimes.shared_library())
-    (folder / "session.inc").write_text(change(lines("cpp")))
+    (folder / "session.inc").write_text(change(lines("cpp")), encoding="utf-8")
     include = ["-isystem", str(onnx_runtimes.cpp_headers()), f"-I{folder}", "-DORT_API_MANUAL_INIT"]
     link = [str(library), f"-Wl,-rpath,{folder}"]
     source = str(TESTS / "cpp" / "session.cpp")
@@ -107,7 +109,7 @@ def node(folder: Path, change: Change = str) -> list[str]:
 def java(folder: Path, change: Change = str) -> list[str]:
     classes = onnx_runtimes.java_classes()
     library = folder / "libonnxruntime.so.1.17.0"
-    (folder / "versions").write_text("VERS_1.17.0 { global: Ort*; local: *; };\n")
+    (folder / "versions").write_text("VERS_1.17.0 { global: Ort*; local: *; };\n", encoding="utf-8")
     link = ["-shared", "-fPIC", f"-Wl,-soname,{library.name}", f"-Wl,--version-script={folder}/versions"]
     build(["gcc", *STRICT, *link, str(TESTS / "java" / "onnxruntime_1_17.c"), "-o", str(library)])
     source = with_lines(TESTS / "java" / "Session.java", change(lines("java")), folder / "Session.java")
@@ -191,6 +193,7 @@ def test_the_guide_and_the_command_line_give_the_options_that_are_meant(
         assert all(f'"{key}"' in lines(language) and f'"{value}"' in lines(language) for key, value in told.items())
 
 
+@pytest.mark.measured
 @pytest.mark.exhaustive(keep=("Python",))  # the others' packages have 400 MB
 @pytest.mark.parametrize("make", PROGRAMS)
 def test_outputs_equal_those_of_the_onnx_in_python(make: Program, branches: Path, tmp_path: Path) -> None:
@@ -207,6 +210,7 @@ def test_outputs_equal_those_of_the_onnx_in_python(make: Program, branches: Path
             assert_equal(make, found, expected)
 
 
+@pytest.mark.measured
 @pytest.mark.exhaustive(keep=("Python",))
 @pytest.mark.parametrize("make", PROGRAMS)
 def test_a_weight_of_two_branches_is_not_copied_and_the_measurement_would_notice(

@@ -14,6 +14,7 @@ import pickle
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -26,7 +27,7 @@ import pytest
 import test_onnx_convert
 import test_onnx_external
 import test_onnx_wire
-from exhaustive import ALL
+from exhaustive import KINDS, whole
 from onnx import TensorProto, helper, numpy_helper
 
 import zcrecord
@@ -98,7 +99,8 @@ def cases_of(*modules: ModuleType) -> Iterator[Any]:
             if not name.startswith("test_"):
                 continue
             marks = getattr(test, "pytestmark", ())
-            if not ALL and any(mark.name == "exhaustive" and mark.kwargs.get("keep") == 0 for mark in marks):
+            alone = {mark.name for mark in marks if mark.name != "exhaustive" or mark.kwargs.get("keep") == 0}
+            if not whole() and alone & KINDS.keys():
                 continue
             parameters = [mark.args[:2] for mark in marks if mark.name == "parametrize"]
             axes = [[args.replace(" ", "").split(","), values] for args, values in parameters]
@@ -139,6 +141,7 @@ def test_what_holds_of_a_conversion_holds_of_a_scan(
     test(**given)
 
 
+@pytest.mark.exhaustive(keep=2)
 @pytest.mark.parametrize("seed", range(6))
 def test_tensors_of_all_sizes_are_found_wherever_the_window_was_moved(seed: int, tmp_path: Path) -> None:
     rng = np.random.default_rng(seed)
@@ -251,6 +254,7 @@ def sparse_model(path: Path, size: int) -> Path:
     return path
 
 
+@pytest.mark.measured
 @pytest.mark.exhaustive(keep=0)
 @pytest.mark.skipif(sys.platform != "linux", reason="platform: only Linux tells private from shared memory")
 def test_a_scan_and_its_views_take_no_memory_and_the_measurement_would_notice(tmp_path: Path) -> None:
@@ -269,6 +273,7 @@ def test_a_scan_and_its_views_take_no_memory_and_the_measurement_would_notice(tm
     assert size < private < size + 4 * MIB
 
 
+@pytest.mark.slow
 def test_it_needs_neither_onnx_nor_protobuf(tmp_path: Path) -> None:
     path = written(tmp_path / "m.onnx", m.rich_model())
     code = f"""
@@ -505,15 +510,25 @@ def test_infos_are_values(tmp_path: Path) -> None:
     assert info == scan(tmp_path / "m.onnx").info("w")
 
 
-@pytest.mark.parametrize("mapped", [True, False])
-def test_threads_may_share_it(mapped: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize("how", ["mapped", "preadv", "lseek"])
+def test_threads_may_share_it(how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tensors = [numpy_helper.from_array(np.full(500 + i, i, "<i4"), f"w{i}") for i in range(50)]
     tensors += [helper.make_tensor(f"t{i}", TensorProto.INT64, [300], [i] * 300) for i in range(50)]
     for i in range(80):
         t = test_onnx_external.reference(f"{i}.bin", f"x{i}")
         np.full(6, i, "<f4").tofile(tmp_path / f"{i}.bin")
         tensors.append(t)
-    shared = scan(written(tmp_path / "m.onnx", m.model_of(*tensors)), mmap=mapped)
+    real = os.lseek
+
+    def seek(*given: int) -> int:
+        position = real(*given)
+        time.sleep(1e-5)  # another thread's turn
+        return position
+
+    if how == "lseek":  # as on Windows
+        monkeypatch.delattr(os, "preadv", raising=False)
+        monkeypatch.setattr(os, "lseek", seek)
+    shared = scan(written(tmp_path / "m.onnx", m.model_of(*tensors)), mmap=how == "mapped")
     wrong: list[str] = []
 
     def ask(seed: int) -> None:
@@ -528,6 +543,7 @@ def test_threads_may_share_it(mapped: bool, tmp_path: Path) -> None:
     assert not wrong
 
 
+@pytest.mark.slow
 def test_closing_while_others_read_harms_nobody(tmp_path: Path) -> None:
     path = written(
         tmp_path / "m.onnx", m.model_of(*(numpy_helper.from_array(np.full(99, i), f"w{i}") for i in range(9)))
@@ -723,6 +739,13 @@ def test_what_only_values_tell_is_an_error_at_access(tmp_path: Path) -> None:
         tensors["w"]
     with pytest.raises(OnnxError, match=r"m\.onnx: tensor 'v': byte 0x.*int32_data holds 128, out of range for int8"):
         tensors["v"]
+
+
+def test_a_device_that_takes_the_models_place_after_the_look_at_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    regular = os.stat(__file__)
+    monkeypatch.setattr(Path, "stat", lambda _: regular)
+    with pytest.raises(SourceError, match=r"not a regular file, .* convert it instead"):
+        scan(os.devnull)
 
 
 def test_only_a_regular_file_can_be_scanned(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ import onnx_models as m
 import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper, numpy_helper
+from other_processors import COUNTS_MEMORY
 
 import zcrecord
 from zcrecord.errors import DependencyError, FormatError, LimitError, OnnxError, SourceError, UnsupportedError
@@ -243,6 +244,20 @@ def test_a_replaced_archive_does_not_mix_in(version: str, tmp_path: Path) -> Non
     assert_same(session(record).run(None, inputs), plain(model, True).run(None, inputs))
 
 
+def test_a_file_that_begins_and_ends_as_the_archive_is_not_mapped_for_it(tmp_path: Path) -> None:
+    """Header and trailer have no digest of a weight."""
+    model, path = branches(), tmp_path / "model.zcr"
+    path.write_bytes(data := archive(model))
+    record = zcrecord.load_record(path)
+    start = record.archive.header.payload_offset  # of a branch's own weight, which is mapped from a file
+    (tmp_path / "other").write_bytes(data[:start] + bytes(16000) + data[start + 16000 :])
+    os.replace(tmp_path / "other", path)
+    for condition in (True, False):
+        feed = {"x": np.ones((1, 64), "f4"), "i": np.array([3]), "c": np.array([condition])}
+        ours, theirs = (session(given).run(None, feed)[0] for given in (record, data))
+        np.testing.assert_array_equal(ours, theirs)
+
+
 def test_an_archive_replaced_while_the_session_is_made_is_noticed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -392,6 +407,8 @@ def private_growth(make: str, path: Path) -> int:
     return int(done.stdout.split()[-1])
 
 
+@COUNTS_MEMORY
+@pytest.mark.measured
 @pytest.mark.skipif(not os.path.exists("/proc/self/smaps_rollup"), reason="platform: needs Linux's smaps_rollup")
 def test_no_weight_is_copied_and_the_measurement_would_notice(tmp_path: Path) -> None:
     plain_path, path = large_branches(tmp_path)

@@ -346,6 +346,7 @@ IN_PLACE = f"""(
 )[-1]"""
 
 
+@pytest.mark.measured
 @pytest.mark.exhaustive(keep=0)
 @pytest.mark.skipif(not os.path.exists("/proc/self/smaps_rollup"), reason="platform: needs Linux's smaps_rollup")
 def test_onnx_runtime_copies_no_weight_and_the_measurement_would_notice(tmp_path: Path) -> None:
@@ -507,6 +508,7 @@ def test_a_closed_scan_writes_nothing(original: Path) -> None:
         tensors.to_onnx(original.with_name("small.onnx"))
 
 
+@pytest.mark.slow
 def test_it_needs_neither_onnx_nor_protobuf(original: Path) -> None:
     code = f"""
 import sys

@@ -143,6 +143,7 @@ def ends_of_frames(data: bytes) -> set[int]:
     return {len(data) - len(SKIPPABLE)}
 
 
+@pytest.mark.exhaustive(keep=2)
 @pytest.mark.parametrize("kind", PACKED)
 def test_a_compressed_model_with_changed_bytes_is_an_error_or_a_model(kind: str) -> None:
     data, chance = bytearray(a_small_one(kind)), random.Random(kind)
@@ -226,6 +227,7 @@ def test_progress_of_a_compressed_file_is_told_in_its_own_bytes(tmp_path: Path) 
     assert report.input_bytes == len(MODEL)
 
 
+@pytest.mark.measured
 @pytest.mark.exhaustive(keep=0)
 def test_a_bomb_takes_time_and_no_memory(tmp_path: Path) -> None:
     """A few kilobytes that become 256 MiB of zeros in one tensor. To hold them would be noticed."""
@@ -484,7 +486,7 @@ def test_metadata_are_given_or_asked_for_at_the_end(given: Any, tmp_path: Path) 
 @pytest.mark.parametrize("metadata", [{"": 1}, {"a": {}}, 7])
 def test_metadata_that_no_archive_holds_leave_the_old_one(metadata: Any, tmp_path: Path) -> None:
     (tmp_path / "m.onnx").write_bytes(m.rich_model().SerializeToString())
-    (tmp_path / "m.zcr").write_text("old")
+    (tmp_path / "m.zcr").write_text("old", encoding="utf-8")
     with pytest.raises(UnsupportedError, match="metadata"):
         convert(tmp_path / "m.onnx", tmp_path / "m.zcr", metadata=lambda: metadata, force=True)
-    assert (tmp_path / "m.zcr").read_text() == "old"
+    assert (tmp_path / "m.zcr").read_text(encoding="utf-8") == "old"

@@ -46,6 +46,7 @@ def told(path: Path) -> dict[str, str]:
         return read_properties(file)
 
 
+@pytest.mark.measured
 def test_tuning_and_untuning_in_place_write_models_beside_the_archive_again(archive: Path, small: Path) -> None:
     before = small.read_bytes()
     assert tune(archive).models == (str(small),)
@@ -126,6 +127,7 @@ def test_where_weights_would_move_the_archive_stays_and_the_message_names_the_mo
     assert (untune if remove else tune)(archive).models == ()
 
 
+@pytest.mark.slow
 def test_a_tuned_model_for_this_cpu_alone_stays_one(tmp_path: Path) -> None:
     with (tmp_path / "model.onnx").open("wb") as file:
         convolutions.write_convolutions(file, 2)

@@ -81,7 +81,7 @@ def test_programs_get_the_archive_without_the_tuned_part(
     assert untuned.exists() == included
     if included:
         assert untuned.read_bytes() == plain.read_bytes()
-        texts = [path.read_text() for path in (tmp_path / "tuned").iterdir() if path != untuned]
+        texts = [path.read_text(encoding="utf-8") for path in (tmp_path / "tuned").iterdir() if path != untuned]
         assert any('"model_untuned.zcr"' in text for text in texts)
     elif options.get("blob") == "string" or options["lang"] == "python":
         assert {p.name: p.read_bytes() for p in (tmp_path / "tuned").iterdir()} == {
@@ -178,6 +178,7 @@ def product(size: int) -> onnx.ModelProto:
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
 
 
+@pytest.mark.measured
 @pytest.mark.exhaustive(keep=0)
 @LINUX
 def test_a_private_copy_of_a_tuned_archive_copies_no_weight(tmp_path: Path) -> None:

@@ -281,6 +281,7 @@ def test_nothing_depends_on_where_the_window_ends(shift: int) -> None:
     assert onnx.ModelProto.FromString(b"".join(graph.model_parts(record))) == m.normal(model)
 
 
+@pytest.mark.slow
 def test_typed_values_larger_than_the_window_are_decoded_piece_by_piece() -> None:
     rng = np.random.default_rng(0)
     wide = rng.integers(-(2**63), 2**63 - 1, 300_000)
@@ -297,6 +298,7 @@ def test_typed_values_larger_than_the_window_are_decoded_piece_by_piece() -> Non
         m.assert_equal(value, t)
 
 
+@pytest.mark.slow
 def test_varints_of_every_length_decode_as_protobuf_decodes_them() -> None:
     for bits in range(64):
         values = [1 << bits, (1 << bits) - 1, -(1 << bits), 0, 1, (1 << bits) // 3]
@@ -337,6 +339,7 @@ def odd_tensors(draw: st.DrawFn) -> list[bytes]:
     return [b"".join(pieces[a:b]) for a, b in itertools.pairwise(bounds)]
 
 
+@pytest.mark.slow
 @hypothesis.given(parts=odd_tensors())
 @hypothesis.settings(max_examples=rounds(300), deadline=None)
 def test_whatever_the_form_the_values_are_those_onnx_reads(parts: list[bytes]) -> None:

@@ -140,7 +140,7 @@ def test_exceptions_to_the_layers_are_still_needed() -> None:
 @pytest.mark.parametrize(
     "package, users",
     [
-        ("struct", {"zcrecord.codec.layout", "zcrecord.archive.archive", "zcrecord.formats.zip_files"}),
+        ("struct", {"zcrecord.codec.layout", "zcrecord.codec.index", "zcrecord.formats.zip_files"}),
         ("flatbuffers", {"zcrecord.codec.entries", "zcrecord._schema.tables"}),
         ("zcrecord._schema", {"zcrecord.codec.entries", "zcrecord.codec.index", "zcrecord.codec.verify"}),
         ("xxhash", {"zcrecord.codec.digests", "zcrecord.transport.frames"}),
@@ -342,6 +342,35 @@ def test_there_is_one_table_of_element_types() -> None:
         if len(names) > 4 and module != "zcrecord.dtypes":
             told.append(f"{where(module, 1)}: names {sorted(names)}; derive it from dtypes.DTYPES")
     assert not told, "\n".join(told)
+
+
+def in_the_systems_encoding(source: str) -> Iterator[int]:
+    """Yield the lines that read or write a text without an encoding: by another than UTF-8 on Windows."""
+    for call in (node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call)):
+        named = {keyword.arg: keyword.value for keyword in call.keywords}
+        if "encoding" in named or None in named:
+            continue
+        if isinstance(call.func, ast.Attribute) and call.func.attr in ("read_text", "write_text"):
+            if len(call.args) <= (call.func.attr == "write_text"):
+                yield call.lineno
+        elif isinstance(call.func, ast.Name) and call.func.id == "open":
+            mode = named.get("mode", call.args[1] if len(call.args) > 1 else ast.Constant("r"))
+            if isinstance(mode, ast.Constant) and "b" not in str(mode.value):
+                yield call.lineno
+
+
+def test_texts_are_utf_8_whatever_the_system_prefers() -> None:
+    sources = [path for folder in ("zcrecord", "tests", "tools") for path in modules_under(folder).values()]
+    texts = {path: path.read_text(encoding="utf-8") for path in sources}
+    told = [
+        f"{path.relative_to(ROOT)}:{line}"
+        for path, text in texts.items()
+        if "_text(" in text or "open(" in text  # parsing all of them takes seconds
+        for line in in_the_systems_encoding(text)
+    ]
+    assert not told, f'encoding="utf-8" is missing: {told}'
+    assert list(in_the_systems_encoding("p.read_text()\np.write_text(t)\nopen(p)\nopen(p, 'w')")) == [1, 2, 3, 4]
+    assert not list(in_the_systems_encoding("p.read_text('utf-8')\nopen(p, 'rb')\nos.open(p, 0)\nopen(p, mode)"))
 
 
 def test_nothing_is_left_to_do_in_the_code() -> None:

@@ -645,7 +645,7 @@ def test_ls_as_json_tells_the_shard_of_each_tensor(
 
 def test_report_tells_of_shards(folders: tuple[Path, Path], capsys: pytest.CaptureFixture[str]) -> None:
     assert run(capsys, "report", str(folders[1] / "model.zcr"), "-q")[0] == 0
-    page = (folders[1] / "model.html").read_text()
+    page = (folders[1] / "model.html").read_text(encoding="utf-8")
     assert "model-00001-of-00005.zcr" in page
 
 
@@ -764,6 +764,7 @@ def _digest(record: Record, answer: Any) -> None:
     answer.put(record.content_digest())
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.name != "posix", reason="platform: fork")
 @pytest.mark.filterwarnings("ignore")  # jax, where another test has brought it, warns of forks
 @pytest.mark.parametrize("way", ["fork", "spawn"])

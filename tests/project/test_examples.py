@@ -74,7 +74,10 @@ def run_blocks(text: str) -> list[re.Match[str]]:
 MARKS = {
     "schema/INTEGRITY.md": [pytest.mark.needs("openssl")],  # keys are made with it
     "zcrecord/onnx/README.md": [pytest.mark.needs("gzip")],
-    "zcrecord/fleet/README.md": [pytest.mark.exhaustive(keep=0)],  # each of its engines starts processes
+    **{
+        f"zcrecord/{room}/README.md": [pytest.mark.slow]  # they start processes
+        for room in ("cli", "compat", "distributed", "embed", "fleet", "frameworks", "web")
+    },
 }
 NAMES = [page.relative_to(ROOT).as_posix() for page in PAGES]
 
@@ -116,7 +119,7 @@ def test_javascript_of_a_page_works_beside_the_module(tmp_path: Path) -> None:
     program = "\n".join([webnn, *(match["code"] for match in blocks if match["kind"] == "js")])
     zcrecord.onnx.convert("model.onnx", "model.zcr")
     shutil.copytree(ROOT / "zcrecord" / "web" / "reader", tmp_path / "reader")
-    (tmp_path / "page.mjs").write_text(program)
+    (tmp_path / "page.mjs").write_text(program, encoding="utf-8")
     done = subprocess.run(["node", "page.mjs"], capture_output=True, text=True)
     told = "7 tensors\nFloat32Array 64x64\n8x64\n64 elements\n867 bytes of graph, 5 modules\n7 constants\n"
     told += "1061 bytes of model, 1 files of weights\n"

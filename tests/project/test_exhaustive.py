@@ -1,4 +1,7 @@
-"""Exhaustive families run whole under --all, and without it a few members of each that show what there is."""
+"""By default neither what is slow, measures or runs a tool is run, nor more than a few members of exhaustive families.
+
+Of a path all of it runs, and under --all all there is.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +36,19 @@ def test_none(): pass
 
 @pytest.mark.needs("gcc")
 @pytest.mark.exhaustive(keep=0)
+@pytest.mark.slow
 def test_lacks_a_tool(): pass
+
+@pytest.mark.needs("cc")
+def test_runs_a_tool(): pass
+
+@pytest.mark.slow
+@pytest.mark.measured
+def test_measures(): pass
+
+@pytest.mark.exhaustive(keep=1)
+@pytest.mark.parametrize("name", [pytest.param("large", marks=pytest.mark.slow), "small", "other"])
+def test_small_member(name): pass
 
 @pytest.mark.parametrize("cut", some(range(1000), 2))
 def test_loop(cut): pass
@@ -43,34 +58,60 @@ def test_round(round): pass
 """
 
 
-def collected(folder: Path, **environment: str) -> str:
-    """Collect the families with the real conftest, on a machine that has none of the system tools."""
-    (folder / "test_families.py").write_text(FAMILIES)
+def told_by_pytest(folder: Path, *arguments: str, **environment: str) -> str:
+    """Run pytest on the families with the real conftest, on a machine that has none of the system tools."""
+    (folder / "test_families.py").write_text(FAMILIES, encoding="utf-8")
     paths = [str(ROOT / place) for place in (".", "tests", "tests/support")]
     settings = {"PATH": "", "PYTHONPATH": os.pathsep.join(paths), **environment}
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "conftest", "-p", "no:cacheprovider", "--collect-only"]
-    done = subprocess.run(
-        [*command, "test_families.py"], cwd=folder, env=settings, capture_output=True, text=True, check=True
-    )
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "conftest", "-p", "no:cacheprovider"]
+    done = subprocess.run([*command, *arguments], cwd=folder, env=settings, capture_output=True, text=True, check=True)
     return done.stdout
 
 
 def test_each_value_of_each_parameter_runs_and_the_rest_is_counted(tmp_path: Path) -> None:
-    told = collected(tmp_path)
+    told = told_by_pytest(tmp_path, "--collect-only")
     found = [line.partition("::test_")[2] for line in told.splitlines() if "::" in line]
     assert found[:5] == ["grid[0-x]", "grid[1-y]", "grid[2-z]", "grid[3-x]", "grid[4-x]"]
     assert found[5:] == [
-        "list[0]", "list[50]", "list[100]", "named[one]", "named[three]",
+        "list[0]", "list[50]", "list[100]", "named[one]", "named[three]", "small_member[small]",
         "loop[0]", "loop[999]", "round[0]", "round[1]",
     ]  # fmt: skip
-    assert "\n110 tests of families that try every case: a few of each family ran\n" in told
-    assert "\n1 tests for want of a system tool: gcc 1\n" in told
+    assert "\n111 tests of families that try every case: a few of each family ran\n" in told
+    kinds = "2 tests that run a system tool\n1 tests that measure what the machine decides\n1 tests that are slow"
+    assert f"\n{kinds}\n" in told
 
 
+COUNT = 15 + 101 + 3 + 1 + 1 + 1 + 1 + 3 + 1000 + 10
+
+
+@pytest.mark.slow
+def test_all_of_a_path_runs_but_what_lacks_a_tool(tmp_path: Path) -> None:
+    told = told_by_pytest(tmp_path, "--collect-only", "test_families.py")
+    assert told.count("::") == COUNT - 2
+    assert "\ntests for want of a system tool: gcc 1, cc 1\n" in told
+
+
+@pytest.mark.slow
+def test_on_an_emulated_processor_no_more_of_a_path_runs_than_by_default(tmp_path: Path) -> None:
+    told = told_by_pytest(tmp_path, "--collect-only", "test_families.py", ZCRECORD_EMULATED="qemu-user")
+    assert told.count("::") == 15
+    assert "\ntests for want of a system tool: gcc 1, cc 1\n" in told
+
+
+@pytest.mark.slow
 def test_all_of_it_runs_under_all(tmp_path: Path) -> None:
-    told = collected(tmp_path, ZCRECORD_TEST_ALL="1")
-    assert told.count("::") == 15 + 101 + 3 + 1 + 1 + 1000 + 10
+    told = told_by_pytest(tmp_path, "--collect-only", ZCRECORD_TEST_ALL="1")
+    assert told.count("::") == COUNT
     assert "left out" not in told
+    assert "\nfound:" in told
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("arguments", "passed"), [((), 15), (("test_families.py",), COUNT - 2)])
+def test_further_processes_of_pytest_leave_out_the_same(
+    arguments: tuple[str, ...], passed: int, tmp_path: Path
+) -> None:
+    assert f"\n{passed} passed, " in told_by_pytest(tmp_path, "-n", "1", *arguments)
 
 
 @pytest.mark.parametrize(("few", "expected"), [(1, [0]), (2, [0, 9]), (4, [0, 3, 6, 9]), (10, [*range(10)]), (0, [])])

@@ -41,6 +41,7 @@ def test_nothing_but_record_errors_comes_of_the_corpus() -> None:
     assert 0 < sum(map(targets.model, inputs("model"))) < len(inputs("model"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", ["archive", "model"])
 def test_changes_are_the_same_for_the_same_seed_and_get_past_the_checksums(what: str) -> None:
     mutated = {"archive": archives.mutated, "model": models.mutated}[what]
@@ -57,6 +58,7 @@ def test_changes_are_the_same_for_the_same_seed_and_get_past_the_checksums(what:
     assert 30 < accepted < 580
 
 
+@pytest.mark.slow
 @pytest.mark.exhaustive(keep=1)
 @pytest.mark.parametrize("what", ["archive", "model"])
 def test_atheris_finds_nothing_in_a_short_run(tmp_path: Path, what: str) -> None:

@@ -19,6 +19,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import guides
+import numpy as np
 import pytest
 from node_packages import node_packages
 from packaging.requirements import Requirement
@@ -113,10 +114,11 @@ def installed(python_packages: list[Path], tmp_path_factory: pytest.TempPathFact
     return python
 
 
+@pytest.mark.slow
 def test_installed_wheel_runs_the_example_of_readme(installed: Path, tmp_path: Path) -> None:
     quickstart.act_one(Console(file=io.StringIO()), tmp_path)
     where = "\nimport importlib.util as u\nprint(zcrecord.__file__, u.find_spec('tests'), u.find_spec('tools'))"
-    (tmp_path / "example.py").write_text(example(guides.README, "python") + where)
+    (tmp_path / "example.py").write_text(example(guides.README, "python") + where, encoding="utf-8")
     file, *absent = run([installed, "example.py"], tmp_path).split()
     assert installed.parents[1] in Path(file).parents and absent == ["None", "None"]
     assert (tmp_path / "own.zcr").exists() and Path(file).with_name("py.typed").exists()
@@ -135,6 +137,7 @@ def convert_and_show(python: Path, folder: Path) -> None:
     assert run([python, "-m", "zcrecord", "ls", "model.zcr"], folder) == listed
 
 
+@pytest.mark.slow
 def test_installed_wheel_has_commands_that_convert_a_model_and_show_it(installed: Path, tmp_path: Path) -> None:
     convert_and_show(installed, tmp_path)
 
@@ -155,7 +158,7 @@ def npm_project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A project of ECMAScript modules into which npm installed the built package."""
     folder = tmp_path_factory.mktemp("npm")
     (package,) = built("npm", folder / "dist")
-    (folder / "package.json").write_text('{"type": "module", "private": true}')
+    (folder / "package.json").write_text('{"type": "module", "private": true}', encoding="utf-8")
     run(["npm", "install", "--offline", "--ignore-scripts", "--no-audit", "--no-fund", package], folder)
     return folder
 
@@ -163,7 +166,7 @@ def npm_project(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.needs("npm", "node")
 def test_npm_package_reads_an_archive_as_its_page_shows(npm_project: Path) -> None:
     shutil.copy(MODEL, npm_project / "model.zcr")
-    (npm_project / "page.js").write_text(example(ROOT / manifests.NPM.parent / "README.md", "js"))
+    (npm_project / "page.js").write_text(example(ROOT / manifests.NPM.parent / "README.md", "js"), encoding="utf-8")
     *infos, last = run(["node", "page.js"], npm_project).splitlines()
     record = zcrecord.load_record(MODEL)
     assert [line.split()[:2] for line in infos] == [[name, record.info(name).dtype.name] for name in record.names]
@@ -182,7 +185,7 @@ def test_npm_package_is_found_by_typescript(npm_project: Path) -> None:
         const wrong: string = record.length;
         export { values, wrong };
     """
-    (npm_project / "typed.ts").write_text(code)
+    (npm_project / "typed.ts").write_text(code, encoding="utf-8")
     compiler = node_packages() / "typescript" / "bin" / "tsc"
     for module, resolution in (("nodenext", "nodenext"), ("esnext", "bundler")):
         options = ["--strict", "--noEmit", "--target", "es2022", "--lib", "es2022,dom"]
@@ -195,7 +198,7 @@ def test_npm_package_holds_the_module_and_nothing_else(npm_project: Path) -> Non
     folder = npm_project / "node_modules" / "zcrecord"
     reader = ROOT / manifests.NPM.parent
     assert {path.name for path in folder.iterdir()} == {path.name for path in reader.iterdir()}
-    manifest = json.loads((folder / "package.json").read_text())
+    manifest = json.loads((folder / "package.json").read_text(encoding="utf-8"))
     assert manifest["version"] == VERSION
     assert not {"dependencies", "devDependencies", "scripts", "private"} & set(manifest)
     assert sum(path.stat().st_size for path in folder.iterdir()) < 200_000
@@ -217,10 +220,10 @@ def crate(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def cargo_project(crate: Path, folder: Path, program: str, features: str = "") -> None:
     """Make a project that depends on the crate."""
     (folder / "src").mkdir()
-    (folder / "src" / "main.rs").write_text(program)
+    (folder / "src" / "main.rs").write_text(program, encoding="utf-8")
     dependency = f'zcrecord = {{ path = "{crate}"{features} }}'
     package = '[package]\nname = "program"\nversion = "0.1.0"\nedition = "2021"\n'
-    (folder / "Cargo.toml").write_text(f"{package}\n[dependencies]\n{dependency}\n")
+    (folder / "Cargo.toml").write_text(f"{package}\n[dependencies]\n{dependency}\n", encoding="utf-8")
 
 
 @pytest.mark.needs("cargo", "rustc", "cc")
@@ -231,6 +234,9 @@ def test_crate_reads_an_archive_as_its_page_shows(crate: Path, tmp_path: Path) -
     record = zcrecord.load_record(MODEL)
     assert [line.split()[:2] for line in infos] == [[name, record.info(name).dtype.name] for name in record.names]
     assert last == f"sum {record['encoder.weight'].sum():g}"
+    zcrecord.save_record({"other": np.ones(2, np.float32)}, tmp_path / "model.zcr")
+    done = subprocess.run(["target/debug/program"], cwd=tmp_path, capture_output=True, text=True)
+    assert done.stderr == 'Error: "encoder.weight: there is none of that name or number"\n'
 
 
 @pytest.mark.needs("cargo", "rustc")
@@ -245,7 +251,9 @@ def test_crate_without_its_feature_std_needs_core_alone(crate: Path, tmp_path: P
     (tmp_path / "src" / "main.rs").rename(tmp_path / "src" / "lib.rs")
     run(["cargo", "check", "--offline", "--quiet"], tmp_path)
     manifest = tmp_path / "Cargo.toml"
-    manifest.write_text(manifest.read_text().replace(", default-features = false", ""))
+    manifest.write_text(
+        manifest.read_text(encoding="utf-8").replace(", default-features = false", ""), encoding="utf-8"
+    )
     done = subprocess.run(["cargo", "check", "--offline", "--quiet"], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode and "duplicate lang item `panic_impl`" in done.stderr, done.stderr
 
@@ -285,7 +293,7 @@ def cmake_project(folder: Path, version: str) -> list[str | Path]:
     """Make a project of the page's program in C and in C++; return the command that configures it."""
     program = example(ROOT / "zcrecord" / "embed" / "README.c.md", "c")
     for name in ("program.c", "program.cc"):
-        (folder / name).write_text(program)
+        (folder / name).write_text(program, encoding="utf-8")
     find, link = example(ROOT / "zcrecord" / "embed" / "README.c.md", "cmake").splitlines()
     text = f"""
         cmake_minimum_required(VERSION 3.20)
@@ -297,7 +305,7 @@ def cmake_project(folder: Path, version: str) -> list[str | Path]:
         {link}
         {link.replace("program", "program_in_cc")}
     """
-    (folder / "CMakeLists.txt").write_text(text)
+    (folder / "CMakeLists.txt").write_text(text, encoding="utf-8")
     compilers = ["-DCMAKE_C_COMPILER=gcc", "-DCMAKE_CXX_COMPILER=g++"]
     return ["cmake", "-S", folder, "-B", folder / "build", "-G", "Ninja", *compilers]
 
@@ -308,8 +316,12 @@ def test_installed_header_is_found_by_cmake_and_reads_an_archive_in_c_and_cpp(pr
     run(["cmake", "--build", "build"], tmp_path)
     record = zcrecord.load_record(MODEL)
     told = [f"{info.name}: {len(info.shape)} axes, {info.nbytes} bytes" for info in record.infos()]
+    zcrecord.save_record({"w": np.zeros(3_000_000, np.uint8)}, large := tmp_path / "large.zcr")
     for program in ("program", "program_in_cc"):
         assert run([tmp_path / "build" / program, MODEL], tmp_path).splitlines() == told
+        assert run([tmp_path / "build" / program, large], tmp_path) == "w: 1 axes, 3000000 bytes\n"
+        done = subprocess.run([tmp_path / "build" / program, "none.zcr"], capture_output=True, text=True)
+        assert done.returncode == 1 and done.stderr.endswith(": the file cannot be read\n")
     assert (prefix / "share" / "licenses" / "zcrecord" / "LICENSE").exists()
 
 

@@ -103,16 +103,19 @@ def test_wheel_suits_every_platform(wheel: Path) -> None:
     assert wheel.name.endswith("-py3-none-any.whl")
 
 
+@pytest.mark.slow
 def test_source_distribution_holds_what_it_takes_to_test_it(sdist: Path) -> None:
     found = {path.relative_to(sdist).as_posix() for path in sdist.rglob("*") if path.is_file()}
     expected = set.union(*(files_under(folder) for folder in ("zcrecord", "schema", "tests", "tools", ".github")))
     assert found == expected | {"README.md", "pyproject.toml", "PKG-INFO", ".gitignore"}
 
 
+@pytest.mark.slow
 def test_wheel_from_the_source_distribution_is_the_same(wheel: Path, sdist: Path, tmp_path: Path) -> None:
     assert contents(build("wheel", sdist, tmp_path / "again")) == contents(wheel)
 
 
+@pytest.mark.slow
 def test_editable_install_is_a_path_and_nothing_else(tmp_path: Path) -> None:
     files = contents(build("editable", ROOT, tmp_path / "editable"))
     (path,) = (name for name in files if not name.startswith(INFO))
@@ -164,6 +167,7 @@ def test_every_requirement_has_a_lower_bound() -> None:
     assert not bare
 
 
+@pytest.mark.slow
 def test_what_errors_say_to_install_is_what_the_extra_they_name_brings() -> None:
     extras = PROJECT["optional-dependencies"]
     calls = [

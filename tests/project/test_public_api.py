@@ -355,7 +355,7 @@ OnnxTensors.to_onnx(dest: str | os.PathLike[str], *, alignment: int = 1, force: 
     durable: bool = True) -> ConvertReport
 zcrecord.onnx.TuneReport(source: str, dest: str, targets: tuple[str, ...], modules: tuple[str, ...], weights: int,
     packed: int, packed_bytes: int, input_bytes: int, archive_bytes: int, content_digest_before: str,
-    content_digest: str, lapsed: tuple[str, ...], models: tuple[str, ...], seconds: float)
+    content_digest: str, lapsed: tuple[str, ...], models: tuple[str, ...], verified: bool, seconds: float)
 zcrecord.onnx.Tuning(used: bool, reason: str | None, targets: tuple[str, ...])
 zcrecord.onnx.convert(source: str | os.PathLike[str] | Binary, dest: str | os.PathLike[str] | Binary, *,
     alignment: int = 64, force: bool = False, durable: bool = True, allow_links: bool = False,
@@ -374,8 +374,8 @@ zcrecord.onnx.to_onnx(source: str | os.PathLike[str] | Any, dest: str | os.PathL
     durable: bool = True, progress: Progress | None = None, storage_options: Mapping[str,
     Any] | None = None) -> ConvertReport
 zcrecord.onnx.tune(archive: str | os.PathLike[str], dest: str | os.PathLike[str] | None = None, *,
-    threads: int | None = None, force: bool = False, durable: bool = True, progress: Progress | None = None,
-    storage_options: Mapping[str, Any] | None = None) -> TuneReport
+    threads: int | None = None, verify: bool = False, force: bool = False, durable: bool = True,
+    progress: Progress | None = None, storage_options: Mapping[str, Any] | None = None) -> TuneReport
 zcrecord.onnx.tuning(source: Any, *, module: str | None = None) -> Tuning
 zcrecord.onnx.untune(archive: str | os.PathLike[str], dest: str | os.PathLike[str] | None = None, *,
     force: bool = False, durable: bool = True, progress: Progress | None = None, storage_options: Mapping[str,

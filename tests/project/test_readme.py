@@ -9,6 +9,10 @@ import re
 
 import guides
 
+from zcrecord.cli.registry import COMMANDS
+from zcrecord.codec.file_types import FORMATS
+from zcrecord.loaders import load
+
 TEXT = guides.README.read_text(encoding="utf-8")
 NEIGHBOURS = ("safetensors", "GGUF", "`.npz`", "`torch.save`", "the `.onnx` itself", "a hex array in C")
 
@@ -50,3 +54,17 @@ def headings(text: str) -> set[str]:
     """Return the anchors of a page's headings, as GitHub makes them."""
     found = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in found}
+
+
+def test_tables_of_the_guides_have_every_command_format_and_loader() -> None:
+    """The map's recipes say so: what somebody adds is found."""
+    room = guides.ROOT / "zcrecord"
+    due = {
+        "cli": [f"`{name}" for name in COMMANDS],
+        "fleet": [f"{row.suffixes[0]}`" for row in FORMATS.values() if row.reads],
+        "loaders": [f'| `"{name}"` |' for name in load._OWN if name != "mapped"],
+    }
+    for folder, names in due.items():
+        text = (room / folder / "README.md").read_text("utf-8")
+        rows = "".join(line for line in text.splitlines(keepends=True) if line.startswith("|"))
+        assert [name for name in names if name not in rows] == [], f"a row is missing in {folder}/README.md"

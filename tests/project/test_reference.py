@@ -111,8 +111,8 @@ INNER = '''
 def page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     (tmp_path / "small").mkdir()
     text = textwrap.dedent(MODULE).replace("import cut", "import Part, cut")
-    (tmp_path / "small" / "__init__.py").write_text(text)
-    (tmp_path / "small" / "inner.py").write_text(textwrap.dedent(INNER))
+    (tmp_path / "small" / "__init__.py").write_text(text, encoding="utf-8")
+    (tmp_path / "small" / "inner.py").write_text(textwrap.dedent(INNER), encoding="utf-8")
     monkeypatch.setattr(reference, "ROOT", tmp_path)
     monkeypatch.setattr(reference, "MODULES", ("small", "zcrecord.onnx"))
     reference.source_of.cache_clear()

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -15,8 +17,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 import zcrecord
+from tools import quickstart as acts
 from tools.bench import reasons
 from tools.bench.__main__ import AREAS, ON_REQUEST, PAGES, RESULTS
 from tools.bench.__main__ import main as bench
@@ -37,6 +41,7 @@ posix = pytest.mark.skipif(os.name != "posix", reason="platform: signals and bas
 # -- what is measured ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.measured
 @linux
 def test_memory_measurement_notices_a_deliberate_copy(tmp_path: Path) -> None:
     archive = tmp_path / "model.zcr"
@@ -51,6 +56,7 @@ def test_memory_measurement_notices_a_deliberate_copy(tmp_path: Path) -> None:
     assert copied["inside"] == 0
 
 
+@pytest.mark.measured
 @linux
 def test_memory_of_a_process_adds_up() -> None:
     held = np.ones(4 * MIB)
@@ -64,6 +70,7 @@ def test_memory_of_a_process_adds_up() -> None:
     assert now.pss <= now.rss
 
 
+@pytest.mark.measured
 @pytest.mark.exhaustive(keep=0)
 @linux
 def test_peak_memory_is_the_child_s_own_and_notices_what_it_held(tmp_path: Path) -> None:
@@ -77,6 +84,7 @@ def test_peak_memory_is_the_child_s_own_and_notices_what_it_held(tmp_path: Path)
     assert 64 * MIB < peak < held.nbytes
 
 
+@pytest.mark.slow
 def test_worker_tells_what_went_wrong_in_it(capfd: Any) -> None:
     with Worker() as worker:
         with pytest.raises(WorkerError, match=r"FileNotFoundError: .*no-such-file"):
@@ -106,6 +114,7 @@ def test_archive_of_holes_takes_no_disk(tmp_path: Path) -> None:
     assert status.st_blocks * 512 < 4 * MIB  # the index, and what rounds each payload up to a page
 
 
+@pytest.mark.measured
 @pytest.mark.exhaustive(keep=0)
 @linux
 def test_producing_a_record_holds_one_chunk_and_holding_all_would_be_noticed(tmp_path: Path) -> None:
@@ -115,7 +124,7 @@ def test_producing_a_record_holds_one_chunk_and_holding_all_would_be_noticed(tmp
 
 
 def test_worker_takes_a_folder_of_packages_before_those_installed(tmp_path: Path) -> None:
-    (tmp_path / "numpy.py").write_text("def told(): return 'from the folder'\n")
+    (tmp_path / "numpy.py").write_text("def told(): return 'from the folder'\n", encoding="utf-8")
     assert call_alone("numpy:told", tmp_path) == "from the folder"
 
 
@@ -155,13 +164,15 @@ def test_table_says_what_was_missed_and_where_a_peer_wins() -> None:
 def test_rows_that_were_measured_later_say_what_was_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = [Row(area, f"work of {area}", "s", {OURS: 1.0, "peer": 2.0}) for area in ("small", "dropin")]
     path = tmp_path / "results.json"
-    path.write_text(json.dumps(results_of(*rows)))
+    path.write_text(json.dumps(results_of(*rows)), encoding="utf-8")
     later = results_of(rows[1])
     later["machine"] |= {"date": "2026-02-02"}
     later["versions"] |= {"python": "3.12"}
     monkeypatch.setattr("tools.bench.__main__._measure", lambda *_: later)
     assert bench(["--only", "dropin", "--update", "--json", str(path)]) == 0
-    assert "Measured again on 2026-02-02, python 3.12: work of dropin.\n" in markdown(json.loads(path.read_text()))
+    assert "Measured again on 2026-02-02, python 3.12: work of dropin.\n" in markdown(
+        json.loads(path.read_text(encoding="utf-8"))
+    )
     later["machine"] |= {"cpu": "another"}
     with pytest.raises(SystemExit, match="is of another machine"):
         bench(["--only", "dropin", "--update", "--json", str(path)])
@@ -254,6 +265,7 @@ NEEDS = {
 }
 
 
+@pytest.mark.slow
 @linux
 @pytest.mark.exhaustive(keep=("imports", "integrity", "sparse"))
 @pytest.mark.parametrize("area", [pytest.param(area, marks=NEEDS.get(area, ())) for area in (*AREAS, *ON_REQUEST)])
@@ -265,7 +277,7 @@ def test_benchmark_runs_at_a_small_size_and_leaves_no_files(
     monkeypatch.setattr("tempfile.tempdir", str(scratch))
     out = tmp_path / "results.json"
     assert bench(["--quick", "--only", area, "--json", str(out)]) == 0
-    results = json.loads(out.read_text())
+    results = json.loads(out.read_text(encoding="utf-8"))
     assert results["quick"]
     assert results["rows"]
     assert markdown(results)
@@ -302,6 +314,7 @@ def test_quickstart_shows_both_acts_and_leaves_the_small_model_alone(tmp_path: P
     assert zcrecord.load_record(tmp_path / "left" / "model.zcr", verify="full")
 
 
+@pytest.mark.slow
 @posix
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_quickstart_that_is_interrupted_leaves_no_large_files(number: int, status: int, tmp_path: Path) -> None:
@@ -317,6 +330,33 @@ def test_quickstart_that_is_interrupted_leaves_no_large_files(number: int, statu
     assert list((tmp_path / "temporary").iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    ("disk", "memory", "mib", "told"),
+    [
+        (4000, 9000, 512, ""),
+        (4000, None, 512, ""),
+        (1024, 9000, 128, "6 files of that size would not fit into .*; TMPDIR may name a roomier folder; taking 128 "),
+        (1024, 300, 16, "4 processes with the .onnx would not fit into memory here; taking 16 MiB instead"),
+        (352, 9000, 16, "taking 16 MiB instead"),
+        (351, 9000, 0, "has 351 MiB free, act two needs 352 MiB; set TMPDIR"),
+    ],
+)
+def test_quickstart_takes_a_model_that_disk_and_memory_have_room_for(
+    disk: int, memory: int | None, mib: int, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(acts, "free_bytes", lambda _: disk * MIB)
+    monkeypatch.setattr(acts, "_available_memory", lambda: memory and memory * MIB)
+    said = io.StringIO()
+    console = Console(file=said, width=400)
+    if mib:
+        assert acts._that_fits(console, tmp_path, 512) == mib
+        assert re.search(told, said.getvalue())
+        assert bool(said.getvalue()) is bool(told)
+    else:
+        with pytest.raises(acts.QuickstartError, match=told):
+            acts._that_fits(console, tmp_path, 512)
+
+
 @posix
 @pytest.mark.parametrize("script", ["quickstart", "test"])
 def test_entry_script_without_a_python_says_so_in_one_line(script: str, tmp_path: Path) -> None:
@@ -325,6 +365,23 @@ def test_entry_script_without_a_python_says_so_in_one_line(script: str, tmp_path
     assert done.returncode == 1
     assert done.stderr.startswith(f"tools/{script}: needs Python 3.11 or later")
     assert done.stderr.count("\n") == 1
+
+
+@posix
+def test_entry_script_with_a_python_for_musl_says_what_is_missing_before_it_fetches_anything(tmp_path: Path) -> None:
+    python = tmp_path / "python3"
+    python.write_text(
+        f'#!/bin/sh\ncase $* in *musl*) exit 1 ;; esac\nexec {shlex.quote(sys.executable)} "$@"\n', encoding="utf-8"
+    )
+    python.chmod(0o755)
+    for name in ("env.sh", "quickstart"):
+        (tmp_path / "tools").mkdir(exist_ok=True)
+        shutil.copy2(ROOT / "tools" / name, tmp_path / "tools")
+    (tmp_path / "pyproject.toml").touch()
+    environment = {**os.environ, "PYTHON": str(python)}
+    done = subprocess.run([tmp_path / "tools" / "quickstart"], env=environment, capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
+    assert "python3 is built for musl, and PyPI has no ONNX Runtime for it; use a system with glibc" in done.stderr
 
 
 # -- system tools ----------------------------------------------------------------------------------------------------
@@ -349,7 +406,7 @@ def test_a_bare_path_has_a_shell_and_python_and_no_optional_tool(tmp_path: Path)
 def test_a_compiler_with_an_option_is_there_only_if_it_builds_what_tests_build(
     body: str, there: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "gcc").write_text(f"#!/bin/bash\n{body}\n")
+    (tmp_path / "gcc").write_text(f"#!/bin/bash\n{body}\n", encoding="utf-8")
     (tmp_path / "gcc").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     assert has.__wrapped__("gcc -m32") is there

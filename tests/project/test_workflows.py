@@ -16,6 +16,12 @@ FOLDER = ROOT / ".github" / "workflows"
 TESTS, RELEASE = (yaml.safe_load((FOLDER / name).read_text("utf-8")) for name in ("tests.yml", "release.yml"))
 TEXT = (FOLDER / "release.yml").read_text("utf-8")
 ID_TOKEN = {"id-token": "write"}
+# Each job that publishes to a registry: its package, as tools.release has it, and its rights.
+PUBLISHING = {
+    "pypi": ("python", ID_TOKEN),
+    "npm": ("npm", ID_TOKEN),
+    "crates": ("rust", ID_TOKEN | {"contents": "read"}),
+}
 
 
 def steps(workflow: Any, job: str) -> list[dict[str, Any]]:
@@ -51,28 +57,24 @@ def test_everything_that_is_built_is_published() -> None:
     (page,) = (step["run"].split()[4] for step in steps(RELEASE, "github") if "run" in step)
     folders = [pypi, npm.removeprefix("./").removesuffix("/*.tgz")]
     assert folders == ["dist/python", "dist/npm"] and page == "dist/*/*"
-    assert {folder.partition("/")[2] for folder in folders} < set(BUILDERS) == {"python", "npm", "rust", "c"}
+    packages = [package for package, _ in PUBLISHING.values()]
+    assert sorted([*packages, "c"]) == sorted(BUILDERS), "name the job that publishes it in PUBLISHING"
 
 
 def test_only_jobs_that_publish_have_rights_beyond_reading() -> None:
     assert TESTS["permissions"] == RELEASE["permissions"] == {"contents": "read"}
     assert not any("permissions" in job for job in TESTS["jobs"].values())
     rights = {name: job["permissions"] for name, job in RELEASE["jobs"].items() if "permissions" in job}
-    assert rights == {
-        "pypi": ID_TOKEN,
-        "npm": ID_TOKEN,
-        "crates": ID_TOKEN | {"contents": "read"},
-        "github": {"contents": "write"},
-    }
+    assert rights == {name: due for name, (_, due) in PUBLISHING.items()} | {"github": {"contents": "write"}}
     assert "secrets." not in TEXT
 
 
 def test_nothing_is_published_before_the_tests_and_a_review() -> None:
-    for name in ("pypi", "npm", "crates"):
+    for name in PUBLISHING:
         job = RELEASE["jobs"][name]
         assert set(job["needs"]) == {"tests", "build"}
         assert job["environment"] == "release"
-    assert set(RELEASE["jobs"]["github"]["needs"]) == {"pypi", "npm", "crates"}
+    assert set(RELEASE["jobs"]["github"]["needs"]) == set(PUBLISHING)
     page = RELEASING.read_text("utf-8")
     assert "environment `release`" in page and "workflow `release.yml`" in page
 

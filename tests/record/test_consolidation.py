@@ -200,6 +200,7 @@ except RecordError as error:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="platform: only Linux tells beforehand that pages can be read")
 def test_a_shard_that_shrinks_meanwhile_is_an_error_and_no_crash(tmp_path: Path) -> None:
     values = np.ones((1024, 2048), np.float32)

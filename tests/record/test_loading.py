@@ -115,6 +115,7 @@ def test_refuses_a_path_that_runs_through_a_file(tmp_path: Path) -> None:
     check_refused(tmp_path / "file" / "m.zcr", SourceError, ": cannot be read: Not a directory$")
 
 
+@pytest.mark.slow
 @POSIX
 def test_refuses_a_file_that_may_not_be_read() -> None:
     with tempfile.TemporaryDirectory() as folder:

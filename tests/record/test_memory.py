@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import json
 import sys
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -96,6 +98,23 @@ READS = {
 }
 
 
+def _all_views(source: Path | bytes) -> list[Any]:
+    return list(zcrecord.load_record(source).values())
+
+
+def test_loading_and_views_allocate_nothing_that_grows_with_the_payload(tmp_path: Path) -> None:
+    """By count, on every machine; the measurements below notice what is allocated by other means."""
+    path = tmp_path / "m.zcr"
+    zcrecord.save_record({"m": [{"w": np.ones((4 * MIB, 2), np.uint8)}, np.ones(2 * MIB, "<f4")]}, path, durable=False)
+    data = path.read_bytes()
+    for source in (path, data):
+        record = zcrecord.load_record(source)
+        assert r.most_allocated(partial(_all_views, source)) < MIB // 4
+        assert r.most_allocated(record.verify) < 2 * MIB
+        assert r.most_allocated(record["m.0.w"].copy) >= 8 * MIB, "a copy would be noticed"
+
+
+@pytest.mark.measured
 @LINUX
 @pytest.mark.parametrize("how", LOADS)
 def test_loading_takes_no_memory_for_payloads_and_reads_none(how: str, archives: tuple[Path, Path]) -> None:
@@ -105,6 +124,7 @@ def test_loading_takes_no_memory_for_payloads_and_reads_none(how: str, archives:
     assert found["peak"] < LITTLE
 
 
+@pytest.mark.measured
 @LINUX
 def test_an_edit_takes_no_memory_for_payloads_and_reads_none(archives: tuple[Path, Path]) -> None:
     code = """
@@ -120,6 +140,7 @@ with zcrecord.edit(path, path + ".edited", force=True, durable=False) as model:
     assert found["peak"] < LITTLE
 
 
+@pytest.mark.measured
 @LINUX
 @pytest.mark.parametrize("how", READS)
 def test_reading_payloads_takes_no_private_memory(how: str, archives: tuple[Path, Path]) -> None:
@@ -129,6 +150,7 @@ def test_reading_payloads_takes_no_private_memory(how: str, archives: tuple[Path
     assert found["rss"] > PAYLOAD // 2, "the payloads were not read"
 
 
+@pytest.mark.measured
 @LINUX
 def test_content_digest_takes_memory_for_the_largest_permuted_tensor_alone(archives: tuple[Path, Path]) -> None:
     found = measured("rec = zcrecord.load_record(path)\nrec.content_digest()\nreturn rec", archives)
@@ -136,6 +158,7 @@ def test_content_digest_takes_memory_for_the_largest_permuted_tensor_alone(archi
     assert found["peak"] < PAYLOAD // 8 + LITTLE
 
 
+@pytest.mark.measured
 @LINUX
 @pytest.mark.parametrize("copy", ["np.array(v)", "v.tobytes()", "v + 1", "bytearray(v.data)"])
 def test_one_copy_of_one_tensor_would_be_noticed(copy: str, archives: tuple[Path, Path]) -> None:
@@ -145,6 +168,7 @@ def test_one_copy_of_one_tensor_would_be_noticed(copy: str, archives: tuple[Path
     assert found["peak"] >= PAYLOAD // 8
 
 
+@pytest.mark.measured
 @LINUX
 def test_reading_the_file_into_memory_would_be_noticed(archives: tuple[Path, Path]) -> None:
     found = measured(ALL_VIEWS.format(source="read(path)", options=""), archives)
@@ -152,6 +176,7 @@ def test_reading_the_file_into_memory_would_be_noticed(archives: tuple[Path, Pat
     assert PAYLOAD - LITTLE < found["peak"] < PAYLOAD + LITTLE
 
 
+@pytest.mark.measured
 @LINUX
 @pytest.mark.parametrize(
     "held", ["read(p)", "bytearray(read(p))", "memoryview(read(p))", "np.frombuffer(read(p), np.uint8)"]
@@ -194,15 +219,18 @@ def peak_of_saving(array: str, record: str) -> int:
     return int(r.run_python(SAVED.format(array=array, record=record)).stdout)
 
 
+@pytest.mark.exhaustive(keep=1)
 @pytest.mark.parametrize("kind", SAVES)
 def test_saving_takes_no_memory_for_arrays_that_lie_in_one_piece(kind: str) -> None:
     assert peak_of_saving(*SAVES[kind]) < LITTLE
 
 
+@pytest.mark.slow
 def test_saving_a_copy_would_be_noticed() -> None:
     assert peak_of_saving("np.ones((4096, 2048))", "{'x': array.copy()}") >= PAYLOAD
 
 
+@pytest.mark.slow
 def test_saving_one_array_with_gaps_holds_one_packed_copy_at_the_most() -> None:
     assert peak_of_saving("np.ones((4096, 4096))[:, ::2]", "tree") < PAYLOAD + LITTLE
 
@@ -218,6 +246,7 @@ def split(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, Pat
     return {how: (folder / f"{how}-large.zcr", folder / f"{how}-small.zcr") for how in ("rows", "columns")}
 
 
+@pytest.mark.measured
 @LINUX
 @pytest.mark.parametrize("how", ["rows", "columns"])
 def test_split_tensors_are_saved_and_hashed_with_memory_for_a_block(
@@ -234,6 +263,7 @@ return rec, rec.content_digest()
     assert found["peak"] < BLOCK + LITTLE
 
 
+@pytest.mark.measured
 @LINUX
 def test_assembling_a_split_tensor_would_be_noticed(split: dict[str, tuple[Path, Path]]) -> None:
     found = measured("rec = zcrecord.load_record(path)\nreturn rec['w']", split["columns"])

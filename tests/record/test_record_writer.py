@@ -59,6 +59,7 @@ def told(record: Any, out: RecordWriter, path: tuple[str, ...] = ()) -> None:
             told(value, out, where)
 
 
+@pytest.mark.slow
 @hypothesis.given(tree=r.trees())
 @hypothesis.settings(max_examples=rounds(150), deadline=None)
 def test_record_told_bit_by_bit_is_the_one_that_is_saved_at_once(tree: Any) -> None:
@@ -525,6 +526,7 @@ def test_modules_nest_a_hundred_deep() -> None:
     assert list(load_record(file.getvalue())) == [".".join(["k"] * 100)]
 
 
+@pytest.mark.slow
 def test_ten_thousand_tensors_are_told_in_linear_time_and_come_back() -> None:
     file = io.BytesIO()
     values = [np.full(3, i, np.int32) for i in range(10_000)]

@@ -227,7 +227,7 @@ def test_refuses_a_destination_that_is_no_path_and_no_file(dest: Any) -> None:
 
 
 def test_refuses_files_opened_for_text(tmp_path: Path) -> None:
-    with open(tmp_path / "text", "w") as file:
+    with open(tmp_path / "text", "w", encoding="utf-8") as file:
         for dest in (file, io.StringIO()):
             with pytest.raises(UnsupportedError, match="binary"):
                 zcrecord.save_record({"w": ONE}, dest)

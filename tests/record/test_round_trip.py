@@ -29,6 +29,7 @@ def test_tree_is_what_was_saved(tree: Any, digest: str, alignment: int) -> None:
     r.assert_same(rec.tree(), tree)
 
 
+@pytest.mark.slow
 @hypothesis.given(tree=r.trees())
 @hypothesis.settings(max_examples=rounds(60), deadline=None)
 def test_loaded_record_and_its_tree_can_be_saved_again(tree: Any) -> None:

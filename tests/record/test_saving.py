@@ -249,7 +249,8 @@ def test_nobody_can_open_the_scratch_file_who_could_not_open_the_old_one(
 
     def seen(name: Any, flags: int, *args: Any) -> int:
         fd = opened(name, flags, *args)
-        modes.append(stat.S_IMODE(os.fstat(fd).st_mode))
+        if flags & os.O_CREAT:
+            modes.append(stat.S_IMODE(os.fstat(fd).st_mode))
         return fd
 
     monkeypatch.setattr(os, "open", seen)

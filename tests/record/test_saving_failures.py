@@ -86,6 +86,7 @@ def test_failure_before_the_rename_leaves_the_old_file(
         zcrecord.save_record(TREE, path)
 
 
+@pytest.mark.slow
 @POSIX
 def test_limit_on_file_size_leaves_the_old_file(path: Path) -> None:
     code = """
@@ -100,6 +101,7 @@ except zcrecord.SourceError as error:
     assert "m.zcr: cannot write: File too large" in done.stdout
 
 
+@pytest.mark.slow
 @POSIX
 def test_folder_without_write_permission_is_refused_in_one_line() -> None:
     with tempfile.TemporaryDirectory() as folder:
@@ -186,6 +188,7 @@ zcrecord.save_record({'a': np.arange(300_000), 'b': np.ones(5)}, sys.argv[1])
 """
 
 
+@pytest.mark.exhaustive(keep=1)
 @POSIX
 @pytest.mark.parametrize("after", [0, 1, 2])
 def test_kill_in_the_middle_leaves_the_old_file_and_at_most_a_scratch_file_beside_it(
@@ -203,6 +206,7 @@ def test_kill_in_the_middle_leaves_the_old_file_and_at_most_a_scratch_file_besid
     r.assert_same(zcrecord.load_record(path, verify="full").tree(), TREE)
 
 
+@pytest.mark.slow
 @POSIX
 def test_control_c_in_the_middle_leaves_the_old_file(path: Path) -> None:
     code = KILLED.replace("SIGKILL", "SIGINT")
@@ -304,6 +308,7 @@ zcrecord.save_record({'new': np.arange(2_000_000)}, sys.argv[1])
 """
 
 
+@pytest.mark.slow
 @POSIX
 def test_reader_finds_the_old_file_or_the_new_one_and_never_half(tmp_path: Path) -> None:
     path = tmp_path / "m.zcr"

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import io
+import itertools
 import os
+import re
+import shutil
 import stat
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +17,9 @@ import pytest
 import records as r
 
 import zcrecord
+from zcrecord import formats
 from zcrecord.errors import ProducerError, SourceError, UnsupportedError
+from zcrecord.storage.scratch import ListedFile, note_of
 
 MODEL = {f"layer{i}": {"w": np.full(100, i, np.float32)} for i in range(5)}
 OTHER = {name: {"w": value["w"] + 1} for name, value in MODEL.items()}
@@ -156,6 +161,63 @@ def test_a_catalogue_of_somebody_else_does_not_have_his_files_removed(tmp_path: 
     assert (tmp_path / "precious.zcr").read_bytes() == b"somebody's"
 
 
+SAVES: list[Any] = [
+    pytest.param(lambda path: zcrecord.save_record(OTHER, path, max_shard_size=800), id="shards"),
+    pytest.param(lambda path: zcrecord.save_record(OTHER, path, max_shard_size=10_000), id="one shard"),
+    pytest.param(lambda path: formats.convert(io.BytesIO(r.saved(OTHER)), path, force=True), id="convert"),
+]
+
+
+@pytest.mark.parametrize("save", SAVES)
+def test_files_that_a_strangers_catalogue_names_and_that_are_not_its_shards_stay(save: Any, tmp_path: Path) -> None:
+    """They have the very names that its shards have; it came without those."""
+    path = tmp_path / "model.zcr"
+    (tmp_path / "strangers").mkdir()
+    zcrecord.save_record(MODEL, tmp_path / "strangers" / "model.zcr", max_shard_size=800)
+    os.replace(tmp_path / "strangers" / "model.zcr", path)
+    first, second, third = (tmp_path / name for name in numbered(3))
+    first.write_bytes(b"somebody's")
+    zcrecord.save_record(OTHER, second)
+    damaged = bytearray((tmp_path / "strangers" / third.name).read_bytes())
+    damaged[-100] ^= 1  # in its index: the trailer is the right one
+    third.write_bytes(damaged)
+    before = {file: file.read_bytes() for file in (first, second, third)}
+    save(path)
+    assert {file: file.read_bytes() for file in before} == before
+    r.assert_same(zcrecord.load_record(path, verify="full").tree(), OTHER)
+
+
+@pytest.mark.parametrize("save", SAVES)
+def test_shards_that_another_catalogue_there_names_stay(save: Any, tmp_path: Path) -> None:
+    path = tmp_path / "model.zcr"
+    zcrecord.save_record(MODEL, path, max_shard_size=800)
+    shutil.copy(path, tmp_path / "best.zcr")
+    save(path)
+    r.assert_same(zcrecord.load_record(tmp_path / "best.zcr", verify="full").tree(), MODEL)
+    r.assert_same(zcrecord.load_record(path, verify="full").tree(), OTHER)
+
+
+@pytest.mark.parametrize("save", SAVES)
+def test_shards_are_not_kept_by_a_catalogue_whose_own_end_in_their_names(save: Any, tmp_path: Path) -> None:
+    for name in ("big-model.zcr", "model.zcr"):
+        zcrecord.save_record(MODEL, tmp_path / name, max_shard_size=800)
+    save(tmp_path / "model.zcr")
+    assert not {*numbered(3)} & {*files(tmp_path)}
+    r.assert_same(zcrecord.load_record(tmp_path / "big-model.zcr", verify="full").tree(), MODEL)
+
+
+@pytest.mark.parametrize("guess", ["{name}", "0 {nbytes} {changed} {name}", "{inode} {nbytes} 0 {name}", "1 2 3 ../x"])
+def test_a_planted_note_has_nothing_removed(guess: str, tmp_path: Path) -> None:
+    """Its writer knows names and sizes, and not which files these are."""
+    mine = tmp_path / "model-00001-of-00002.zcr"
+    zcrecord.save_record(MODEL, mine)
+    line = guess.format(**ListedFile.at(str(mine), mine.name)._asdict())
+    note = tmp_path / ".model.zcr.0123456789ab.zcr-scratch"
+    note.write_bytes(note_of([]) + line.encode())
+    zcrecord.save_record(OTHER, tmp_path / "model.zcr")
+    assert files(tmp_path) == [mine.name, "model.zcr"]
+
+
 @pytest.mark.skipif(os.name != "posix", reason="platform: POSIX file systems")
 def test_shards_have_the_mode_of_the_file_that_they_replace(tmp_path: Path) -> None:
     path = tmp_path / "model.zcr"
@@ -186,6 +248,38 @@ def test_links_to_all_files_open_as_a_hub_keeps_them(tmp_path: Path) -> None:
 
 
 # Failures.
+
+
+@pytest.mark.skipif(os.name != "posix", reason="platform: folders that can be synced")
+def test_each_step_is_on_the_disk_before_the_next_one_needs_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shards, then what names them, and old shards go when nothing can bring back what named those."""
+    path, made = tmp_path / "model.zcr", []
+    zcrecord.save_record(MODEL, path, max_shard_size=800)
+    fsync, replace, unlink = os.fsync, os.replace, os.unlink
+
+    def named(what: str, name: str) -> str:
+        return f"{what} {re.sub('[0-9]+|~', '', os.path.basename(name))}"
+
+    def synced(fd: int) -> None:
+        fsync(fd)
+        made.append("sync folder" if stat.S_ISDIR(os.fstat(fd).st_mode) else "sync file")
+
+    def replaced(source: str, dest: str) -> None:
+        replace(source, dest)
+        made.append(named("name", dest))
+
+    def unlinked(name: str) -> None:
+        unlink(name)
+        if "scratch" not in name:
+            made.append(named("remove", name))
+
+    for name, call in (("fsync", synced), ("replace", replaced), ("unlink", unlinked)):
+        monkeypatch.setattr(os, name, call)
+    zcrecord.save_record(OTHER, path, max_shard_size=800)
+    assert [what for what, _ in itertools.groupby(made)] == [
+        "sync file", "name model--of-.zcr", "sync folder", "sync file", "name model.zcr", "sync folder",
+        "remove model--of-.zcr",
+    ]  # fmt: skip
 
 
 def test_a_producer_that_fails_leaves_the_old_record_alone(tmp_path: Path) -> None:
@@ -242,3 +336,39 @@ def test_a_folder_and_a_missing_folder_are_refused(tmp_path: Path) -> None:
         zcrecord.save_record(MODEL, tmp_path, max_shard_size=800)
     with pytest.raises(SourceError, match="No such file or directory"):
         zcrecord.save_record(MODEL, tmp_path / "none" / "model.zcr", max_shard_size=800)
+
+
+def test_one_payload_larger_than_a_shard_is_one_archive(tmp_path: Path) -> None:
+    zcrecord.save_record(MODEL, tmp_path / "model.zcr", max_shard_size=800)
+    zcrecord.save_record({"w": np.ones(500)}, tmp_path / "model.zcr", max_shard_size=800)
+    assert os.listdir(tmp_path) == ["model.zcr"]
+    assert zcrecord.load_record(tmp_path / "model.zcr")["w"].sum() == 500
+
+
+@pytest.mark.parametrize("name", ["llama:7b.zcr", "a?.zcr", 'a".zcr', "a\nb.zcr", "a\u202eb.zcr", "a\udcffb.zcr"])
+def test_a_name_that_no_catalogue_may_give_its_shards_is_refused_before_anything_is_written(
+    name: str, tmp_path: Path
+) -> None:
+    zcrecord.save_record({"w": np.ones(3)}, tmp_path / name)
+    before = os.listdir(tmp_path)
+    with pytest.raises(UnsupportedError, match="a catalogue's name, which its shards' begin with, has none of"):
+        zcrecord.save_record(MODEL, tmp_path / name, max_shard_size=800)
+    assert os.listdir(tmp_path) == before and zcrecord.load_record(tmp_path / name)["w"].sum() == 3
+
+
+@pytest.mark.parametrize("line", ["9" * 5000 + " 1 1 x", "٣ 1 1 x", "1 1"])
+def test_a_planted_note_is_no_reason_to_fail(line: str, tmp_path: Path) -> None:
+    note = tmp_path / ".model.zcr.0123456789ab.zcr-scratch"
+    note.write_text(f"zcrecord shards\n{line}", encoding="utf-8")
+    zcrecord.save_record(MODEL, tmp_path / "model.zcr")
+    assert len(zcrecord.load_record(tmp_path / "model.zcr")) == 5
+
+
+def test_a_shard_of_a_checkpoint_or_behind_a_link_is_not_edited(tmp_path: Path) -> None:
+    zcrecord.save_record(MODEL, tmp_path / "model.zcr", max_shard_size=800)
+    (tmp_path / "elsewhere.zcr").symlink_to(tmp_path / numbered(3)[0])
+    with (
+        pytest.raises(UnsupportedError, match=r"is a shard of model\.zcr"),
+        zcrecord.edit(tmp_path / "elsewhere.zcr") as model,
+    ):
+        model.metadata["a"] = 1

@@ -120,7 +120,7 @@ def test_trimming_takes_what_was_not_used_for_longest_and_nothing_of_others(serv
     oldest = payload_files(cache)[0]
     kept = payload_files(cache)[-2:]
     other = cache / "mine.txt"
-    other.write_text("mine")
+    other.write_text("mine", encoding="utf-8")
     left = trim_cache(cache, limit=210_000)
     assert 200_000 <= left <= 210_000
     assert not oldest.exists()
@@ -134,11 +134,11 @@ def test_trimming_takes_what_was_not_used_for_longest_and_nothing_of_others(serv
 def test_trimming_follows_no_link_to_elsewhere(tmp_path: Path, cache: Path) -> None:
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
-    (elsewhere / "mine.txt").write_text("mine")
+    (elsewhere / "mine.txt").write_text("mine", encoding="utf-8")
     cache.mkdir()
     (cache / "zcrecord-1").symlink_to(elsewhere)
     assert trim_cache(cache) == 0
-    assert (elsewhere / "mine.txt").read_text() == "mine"
+    assert (elsewhere / "mine.txt").read_text(encoding="utf-8") == "mine"
 
 
 def test_using_an_entry_counts_for_trimming(server: Server, cache: Path) -> None:
@@ -220,6 +220,7 @@ def test_a_malformed_index_in_the_cache_is_fetched_again_and_mended(server: Serv
     assert index_file(cache).read_bytes() == right
 
 
+@pytest.mark.slow
 def test_several_processes_may_fill_one_cache_at_once(server: Server, cache: Path) -> None:
     code = (
         "import sys, zcrecord; "

@@ -309,6 +309,7 @@ def test_trimming_leaves_no_empty_folders_and_a_record_that_is_open_goes_on(serv
     assert len(files(cache)) == 1
 
 
+@pytest.mark.slow
 def test_trimming_while_others_open_and_load_harms_nobody(server: Server, cache: Path) -> None:
     ended = threading.Event()
 

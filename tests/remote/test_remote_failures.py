@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -142,9 +142,11 @@ def test_a_silent_server_is_given_up(server: Server) -> None:
     import aiohttp
 
     options = {"client_kwargs": {"timeout": aiohttp.ClientTimeout(sock_read=0.05)}}
-    server.delay = 0.2
+    given_up = threading.Event()
+    server.misbehave = lambda handler, number: given_up.wait()
     with pytest.raises(SourceError, match="tried 5 times: no answer in time"):
         load(server, storage_options=options)
+    given_up.set()
 
 
 def test_nobody_listening_is_told(tmp_path: Path) -> None:
@@ -476,6 +478,29 @@ def test_secrets_for_one_server_do_not_go_on_to_another(
     assert "SECRET" not in str(heard)
 
 
+@pytest.mark.parametrize("how", ["headers", "session"])
+def test_secrets_in_a_chained_url_s_options_do_not_go_on_to_another_server(
+    server: Server, elsewhere: Server, how: str
+) -> None:
+    told: list[dict[str, str]] = []
+    heard: list[dict[str, str]] = []
+    server.misbehave, elsewhere.misbehave = sends_to(elsewhere, told), listens(heard)
+    secret = {"Authorization": "Bearer SECRET", "X-Api-Key": "SECRET"}
+    options: dict[str, dict[str, Any]] = {
+        "headers": {"headers": secret},
+        "session": {"client_kwargs": {"headers": secret}},
+    }
+    url = f"simplecache::{server.url}/m.zcr"
+    assert is_right(zcrecord.load_record(url, cache=False, storage_options={"http": options[how]}))
+    assert all("SECRET" in str(headers) for headers in told), "the first server is told"
+    assert len(heard) == len(told) > 0
+    assert "SECRET" not in str(heard)
+    cookies = {"client_kwargs": {"cookies": {"session": "SECRET"}}}
+    with pytest.raises(SourceError, match=r"m\.zcr: cannot be read: the server redirects to another, .* would go"):
+        zcrecord.load_record(url, cache=False, storage_options={"http": cookies})
+    assert len(heard) == len(told) - 1
+
+
 def test_headers_stay_where_a_server_sends_on_to_itself(server: Server) -> None:
     heard: list[dict[str, str]] = []
 
@@ -518,6 +543,21 @@ def test_a_user_of_the_url_stays_where_a_server_sends_on_to_itself_by_a_whole_ur
     assert set(heard) == {"Basic bWU6cC93"}
 
 
+def test_a_server_that_never_answers_is_given_up_soon(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a server that has answered once, more is put up with."""
+    stopped = threading.Event()
+    server.misbehave = lambda *_: stopped.wait(60)
+    monkeypatch.setattr(http, "_FIRST", 0.3)
+    with pytest.raises(SourceError, match=r"m\.zcr: cannot be read: only 0 of 65536 bytes came in \d+ seconds"):
+        load(server)
+    stopped.set()
+    server.misbehave = None
+    monkeypatch.undo()
+    record = load(server)
+    monkeypatch.setattr(http, "_FIRST", 0.0)
+    assert is_right(record)
+
+
 def test_a_trickle_of_bytes_is_given_up(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     rec = load(server)
     monkeypatch.setattr(http, "_PATIENCE", 0.3)
@@ -550,25 +590,18 @@ def test_bytes_that_come_slowly_have_the_time_that_they_take_once_they_have_begu
 ) -> None:
     rec = load(server)
     server.forget()
-    monkeypatch.setattr(http, "_PATIENCE", 2.0)  # for the first byte: much on a loaded machine, little for all of it
+    monkeypatch.setattr(http, "_PATIENCE", 100_000)
+    monkeypatch.setattr(http, "_SLOWEST", 0.01)
+    ends, reschedule = [], asyncio.Timeout.reschedule
 
-    def slow(handler: Any, number: int) -> bool:
-        start, end = request_of(handler, number).asked
-        data = (server.folder / "m.zcr").read_bytes()
-        handler.send_response(206)
-        handler.send_header("Content-Range", f"bytes {start}-{end - 1}/{len(data)}")
-        handler.send_header("ETag", '"1"')
-        handler.send_header("Content-Length", str(end - start))
-        handler.end_headers()
-        for at in range(start, end, 10_000):
-            handler.wfile.write(data[at : min(at + 10_000, end)])
-            handler.wfile.flush()
-            time.sleep(0.25)
-        return True
+    def noted(limit: asyncio.Timeout, when: float | None) -> None:
+        ends.append((when or 0) - asyncio.get_running_loop().time())
+        reschedule(limit, when)
 
-    server.misbehave = slow
+    monkeypatch.setattr(asyncio.Timeout, "reschedule", noted)
     assert np.array_equal(rec["w3"], WEIGHTS["w3"])
     assert len(server.requests) == 1
+    assert [round(end, -5) for end in ends if end > 50_000] == [100_000, 100_000 + 100_000 / 0.01]
 
 
 def test_a_header_that_never_ends_is_given_up(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -91,6 +91,7 @@ def test_neighbours_are_one_request_whatever_the_loader(server: Server, how: str
     assert len(server.requests) <= {100_000: 400, MIB: 60, 64 * MIB: 8}[most]
 
 
+@pytest.mark.exhaustive(keep=2)
 @pytest.mark.parametrize("most", [1 * MIB, 64 * MIB])
 @pytest.mark.parametrize("how", LOADERS)
 def test_a_loader_is_served_from_the_cache_and_fills_it(server: Server, tmp_path: Path, how: str, most: int) -> None:
@@ -104,6 +105,7 @@ def test_a_loader_is_served_from_the_cache_and_fills_it(server: Server, tmp_path
     assert not server.requests
 
 
+@pytest.mark.exhaustive(keep=2)
 @pytest.mark.parametrize("most", [1 * MIB, 64 * MIB])
 @pytest.mark.parametrize("name", ["large", "b2"])
 @pytest.mark.parametrize("how", LOADERS)
@@ -135,6 +137,7 @@ def test_small_payloads_that_were_damaged_on_their_way_are_fetched_again(server:
     assert len(server.requests) > 1
 
 
+@pytest.mark.exhaustive(keep=2)
 @pytest.mark.parametrize("how", ["flipped", "shorter", "pipe", "link", "folder"])
 def test_a_damaged_entry_of_the_cache_is_fetched_again_and_mended(server: Server, tmp_path: Path, how: str) -> None:
     cache = tmp_path / "cache"
@@ -160,6 +163,7 @@ def test_a_damaged_entry_of_the_cache_is_fetched_again_and_mended(server: Server
     assert how == "folder" or not server.requests
 
 
+@pytest.mark.slow
 def test_loading_takes_little_memory_whatever_the_payloads_size(tmp_path: Path) -> None:
     nbytes = 24 * MIB
     (tmp_path / "m.zcr").write_bytes(saved({"w": np.arange(nbytes, dtype=np.uint8)}))
@@ -177,6 +181,7 @@ def test_loading_takes_little_memory_whatever_the_payloads_size(tmp_path: Path) 
     assert peak < 7 * MIB, "two batches of 1 MiB each, and what aiohttp reads ahead"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["host", "read"])
 def test_loading_many_small_ones_takes_as_little_memory(how: str, tmp_path: Path) -> None:
     wanted = {f"w{i}": np.frombuffer(np.random.default_rng(i).bytes(1 << 16), np.uint8) for i in range(384)}
@@ -283,6 +288,7 @@ def test_what_is_there_is_not_looked_at_while_it_changes() -> None:
     assert held.seen == 50
 
 
+@pytest.mark.slow
 def test_a_loader_that_reads_backwards_is_checked_in_the_end(server: Server) -> None:
     class Backwards:
         """Reads the last bytes first, a little at a time."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import os
 import pickle
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +16,7 @@ from records import saved
 
 import zcrecord
 from tools.range_server import serving
-from zcrecord import FormatError, RecordError, SourceError, SourceNotFoundError
+from zcrecord import FormatError, RecordError, SourceError, SourceNotFoundError, formats
 from zcrecord.remote import fsspec
 
 if TYPE_CHECKING:
@@ -60,6 +61,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     return asked
 
 
+@pytest.mark.slow
 def test_an_archive_in_a_bucket_is_read_by_ranges(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     put(options, WEIGHTS)
     asked = counted(monkeypatch)
@@ -71,6 +73,7 @@ def test_an_archive_in_a_bucket_is_read_by_ranges(options: dict[str, Any], monke
     assert is_right(pickle.loads(pickle.dumps(rec)))
 
 
+@pytest.mark.slow
 def test_what_is_kept_of_a_bucket_is_found_again(
     options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -81,6 +84,7 @@ def test_what_is_kept_of_a_bucket_is_found_again(
     assert asked == [(0, 64)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("digest", ["xxh3", "none"])
 def test_an_object_that_is_replaced_is_never_mixed(options: dict[str, Any], digest: Any) -> None:
     put(options, WEIGHTS, digest=digest)
@@ -91,6 +95,7 @@ def test_an_object_that_is_replaced_is_never_mixed(options: dict[str, Any], dige
     assert is_right(zcrecord.load_record(URL, storage_options=options), NEWER)
 
 
+@pytest.mark.slow
 def test_a_missing_object_or_bucket_is_told(options: dict[str, Any]) -> None:
     with pytest.raises(SourceNotFoundError, match=r"s3://bucket/none\.zcr: no such file on the server"):
         zcrecord.load_record("s3://bucket/none.zcr", storage_options=options)
@@ -129,6 +134,7 @@ def failing(monkeypatch: pytest.MonkeyPatch, kind: Any, errors: list[Exception |
     monkeypatch.setattr(kind, "cat_file", cat_file)
 
 
+@pytest.mark.slow
 def test_errors_of_any_kind_and_short_answers_are_tried_again(monkeypatch: pytest.MonkeyPatch, memory: Any) -> None:
     failing(monkeypatch, memory, [ConnectionResetError(), Exception("busy"), TimeoutError(), 17])
     assert is_right(zcrecord.load_record("memory://m.zcr"))
@@ -172,6 +178,7 @@ def test_pieces_are_fetched_several_at_a_time_and_land_where_they_belong(
     assert is_right(zcrecord.load_record("memory://m.zcr"))
 
 
+@pytest.mark.slow
 def test_an_object_is_read_as_it_lies_whatever_it_is_said_to_be_encoded_by(options: dict[str, Any]) -> None:
     """Any publisher may say gzip of an object: what decompresses that on the way has no limit."""
     import s3fs
@@ -236,6 +243,49 @@ def test_an_http_server_behind_another_file_system_has_nothing_decompressed_eith
         assert is_right(zcrecord.load_record(url.replace("m.zcr", "n.zcr"), cache=False))
 
 
+@pytest.fixture
+def mute() -> Iterator[dict[str, Any]]:
+    """Options of an S3 server that takes connections and never answers."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        endpoint = f"http://127.0.0.1:{listening.getsockname()[1]}"
+        yield {"key": "a", "secret": "b", "client_kwargs": {"endpoint_url": endpoint}, "skip_instance_cache": True}
+
+
+@pytest.mark.parametrize("how", ["load", "convert", "cached"])
+def test_an_endpoint_that_never_answers_is_one_error(
+    how: str, mute: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("zcrecord.storage.urls._ANSWER", 0.3)
+    zcrecord.save_record(WEIGHTS, tmp_path / "m.zcr")
+    with pytest.raises(SourceError, match=r"s3://bucket/m\.zcr: cannot (be )?read: no answer in 0\.3 seconds; is the"):
+        if how == "convert":
+            formats.convert(tmp_path / "m.zcr", "s3://bucket/m.zcr", storage_options=mute)
+        elif how == "cached":
+            zcrecord.load_record("simplecache::s3://bucket/m.zcr", storage_options={"s3": mute}, cache=False)
+        else:
+            zcrecord.load_record("s3://bucket/m.zcr", storage_options=mute, cache=False)
+
+
+@pytest.mark.slow
+def test_a_server_of_s3_that_was_never_heard_of_is_asked_once(
+    options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its client tries again by itself."""
+    import s3fs
+
+    asked: list[str] = []
+
+    async def info(_: Any, path: str, **__: Any) -> Any:
+        asked.append(path)
+        raise ConnectionError("no connection")
+
+    monkeypatch.setattr(s3fs.S3FileSystem, "_info", info)
+    s3fs.S3FileSystem.clear_instance_cache()  # each takes hold of its methods when it is made
+    with pytest.raises(SourceError, match=r"m\.zcr: cannot be read: no connection"):
+        zcrecord.load_record(URL, storage_options=options, cache=False)
+    assert len(asked) == 1
+
+
 # Saving to file objects of fsspec, which publish what they got when they are closed, as `save_record(x, url)` does not.
 
 
@@ -249,6 +299,7 @@ def breaking_off(nbytes: int) -> dict[str, Any]:
     return {"w": zcrecord.LazyTensor("uint8", (nbytes + 1,), pieces())}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("nbytes", [100, 12 << 20])
 @pytest.mark.parametrize("where", ["s3", "memory", "file"])
 def test_a_save_to_a_file_system_publishes_half_of_it_but_inside_a_transaction(

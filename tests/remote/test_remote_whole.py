@@ -86,6 +86,7 @@ def change(server: Server, at: int, value: int, name: str | None = None) -> None
     path.write_bytes(data)
 
 
+@pytest.mark.slow
 def test_the_content_digest_is_that_of_the_local_file_and_can_be_expected(server: Server) -> None:
     digest = local(server).content_digest()
     url = f"{server.url}/m.zcr"
@@ -111,6 +112,7 @@ def poison(server: Server, ranges: list[tuple[int, int]] | None = None) -> None:
         zcrecord.load_record(path).verify()  # it does not notice
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["view", "host", "cache", "another process"])
 def test_what_was_expected_cannot_be_exchanged_afterwards_for_what_has_its_short_digest(
     server: Server, tmp_path: Path, how: str
@@ -137,6 +139,7 @@ def test_what_was_expected_cannot_be_exchanged_afterwards_for_what_has_its_short
             rec["large"] if how == "view" else rec.load_into("host", "large")
 
 
+@pytest.mark.slow
 def test_what_a_loader_was_given_once_is_not_given_to_it_otherwise_again(server: Server) -> None:
     rec = zcrecord.load_record(f"{server.url}/m.zcr", expect=local(server).content_digest())
     info = rec.info("large")
@@ -150,6 +153,7 @@ def test_what_a_loader_was_given_once_is_not_given_to_it_otherwise_again(server:
         ahead.readinto_at(info.offset, room)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["fill_by", "stream", "pickled"])
 def test_a_hollow_record_is_filled_with_what_was_expected_of_the_one_it_is_of(server: Server, how: str) -> None:
     url = f"{server.url}/m.zcr"
@@ -233,6 +237,7 @@ def test_elements_that_cannot_be_are_found_as_in_a_local_file(
         zcrecord.load_record(f"{server.url}/m.zcr", verify="full")
 
 
+@pytest.mark.slow
 def test_bytes_between_payloads_and_damaged_payloads_are_found_as_in_a_local_file(server: Server) -> None:
     rec = local(server)
     info = rec.info("packed")
@@ -257,9 +262,10 @@ def test_a_small_archive_is_kept_rather_than_fetched_again(server: Server, monke
 
 
 def resident() -> int:
-    return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
+    return int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[1]) * mmap.PAGESIZE
 
 
+@pytest.mark.measured
 @pytest.mark.skipif(sys.platform != "linux", reason="platform: /proc/self/statm is Linux's")
 def test_reading_all_of_it_keeps_little_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()

@@ -608,6 +608,8 @@ def answer(url: str, folder: Path) -> dict[str, Any]:
         return {"path": VIEW / name, "content_type": "text/javascript"}
     if name != "index.html":
         return {"status": 404}
-    data = re.search(r'<script type="application/json".*?</script>', (folder / "model.html").read_text(), re.DOTALL)
-    style = (VIEW / "view.css").read_text()
+    data = re.search(
+        r'<script type="application/json".*?</script>', (folder / "model.html").read_text(encoding="utf-8"), re.DOTALL
+    )
+    style = (VIEW / "view.css").read_text(encoding="utf-8")
     return {"body": f"<style>{style}</style>{data and data[0]}", "content_type": "text/html"}

@@ -56,7 +56,7 @@ def test_reader_gives_every_right_answer(reader: Callable[[Path], list[str]], la
 
 def test_every_rule_that_readers_check_has_an_invalid_archive_at_its_level() -> None:
     """R76 and R83 to R85 are about digests and the packed form; R23, R77 and R78 say what is accepted."""
-    told = json.loads((KIT / "invalid.json").read_text())
+    told = json.loads((KIT / "invalid.json").read_text(encoding="utf-8"))
     due = {n for n, (level, _) in specification.rules().items() if level != "writers"} - {23, 76, 77, 78, 83, 84, 85}
     broken: dict[int, set[str]] = {}
     for answers in told.values():
@@ -88,23 +88,30 @@ def test_generator_refuses_to_change_an_archive_of_version_1(
     old, new = tmp_path / "tests/conformance/valid/old.zcr", Path("tests/conformance/valid/new.zcr")
     old.parent.mkdir(parents=True)
     old.write_bytes(b"as it was")
+    old.with_suffix(".json").write_bytes(b"what it was")
     tiny = old.with_name("tiny.zcr")
     tiny.write_bytes(bytes(8) + b"\1")
-    (old.parents[1] / "SHA256SUMS").write_text(f"{hashlib.sha256(b'as it was').hexdigest()}  valid/old.zcr\n")
+    (old.parents[1] / "SHA256SUMS").write_text(
+        f"{hashlib.sha256(b'as it was').hexdigest()}  valid/old.zcr\n", encoding="utf-8"
+    )
 
     class Generator:
         FOLDERS = ()
 
         @staticmethod
         def files() -> dict[Path, str | bytes]:
-            of_version_1 = bytes(8) + b"\1"
-            return {tiny.relative_to(tmp_path): of_version_1, old.relative_to(tmp_path): b"as it is", new: b"added"}
+            beside, of_version_1 = (
+                old.with_suffix(".json").relative_to(tmp_path),
+                {tiny.relative_to(tmp_path): bytes(8) + b"\1"},
+            )
+            return {**of_version_1, old.relative_to(tmp_path): b"as it is", beside: b"what it is", new: b"added"}
 
     monkeypatch.setattr(generate, "ROOT", tmp_path)
     monkeypatch.setattr(generate, "GENERATORS", (Generator(),))
     assert generate.main([]) == 1
     assert "valid/old.zcr is of version 1 and never changes: " in capsys.readouterr().out
     assert (old.read_bytes(), (tmp_path / new).read_bytes()) == (b"as it was", b"added")
+    assert old.with_suffix(".json").read_bytes() == b"what it was", "it is about the archive that stays"
     tiny.write_bytes(bytes(9))
     assert generate.main([]) == 0, "of version 0 everything is generated again, also while version 1 is made of it"
     assert (old.read_bytes(), tiny.read_bytes()[8]) == (b"as it is", 1)
@@ -134,7 +141,7 @@ for line in sys.stdin:
 
 def faulty(folder: Path, fault: str) -> list[str]:
     program = folder / "faulty.py"
-    program.write_text(FAULTY.format(fault=fault))
+    program.write_text(FAULTY.format(fault=fault), encoding="utf-8")
     return [sys.executable, "-IS", str(program)]
 
 
@@ -240,7 +247,7 @@ VECTORS = ("tensors", "modules", "attributes", "metadata")
 
 def test_page_describes_every_field_of_the_answers() -> None:
     page = (KIT / "README.md").read_text(encoding="utf-8")
-    told = json.loads((KIT / "valid" / "nested.json").read_text())
+    told = json.loads((KIT / "valid" / "nested.json").read_text(encoding="utf-8"))
     fields = {*told, *(field for vector in VECTORS for field in told[vector][0])}
     header = {"version", "alignment", "base_alignment"} | {
         row["field"].strip("`") for row in specification.table("Header and")

@@ -239,6 +239,7 @@ def known(value: Any) -> Any:
     return type(value), struct.pack("<d", value) if isinstance(value, float) else value
 
 
+@pytest.mark.slow
 @hypothesis.given(trees=st.lists(st.dictionaries(KEYS, SMALL, max_size=2), min_size=2, max_size=12))
 @hypothesis.settings(max_examples=rounds(40), deadline=None)
 def test_small_records_share_a_digest_if_and_only_if_they_are_equal(trees: list[Any]) -> None:

@@ -19,9 +19,10 @@ import pytest
 
 import zcrecord
 from tools.conformance import judge_contents
-from tools.generate import golden, golden_catalogue
+from tools.generate import golden, golden_catalogue, golden_edges
 from tools.generate.__main__ import stale
 from tools.generate.golden_contents import elements
+from zcrecord import dtypes
 from zcrecord.archive.archive import Verify, open_archive
 from zcrecord.codec.layout import decode_header
 from zcrecord.onnx.graph import model_parts
@@ -29,6 +30,7 @@ from zcrecord.onnx.protobuf.reader import encode_field
 from zcrecord.storage.memory import Memory
 
 FOLDER = Path(__file__).parents[1] / "conformance" / "valid"
+EDGES = FOLDER.parent / "edges"
 CHECKPOINT = FOLDER.parents[1] / "golden_catalogue"
 PYTHON_READER = runpy.run_path(str(FOLDER.parent / "readers" / "reader.py"))
 CASES = golden.cases()
@@ -46,7 +48,7 @@ def read(name: str) -> bytes:
 def expected(name: str) -> dict[str, Any]:
     path = FOLDER / f"{name}.json"
     assert path.exists(), f"{path} is missing; it is never made by a test"
-    found: dict[str, Any] = json.loads(path.read_text())
+    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     return found
 
 
@@ -143,7 +145,7 @@ def test_tensors_of_an_unknown_type_are_offered_raw_and_refused_as_views() -> No
 @pytest.mark.parametrize("mode", ["r", "c"])
 def test_a_checkpoint_whose_tensors_are_split_is_the_record_written_down(level: Verify, mode: Any) -> None:
     """The catalogue's tables: first, origin and extent."""
-    want = json.loads((CHECKPOINT / "checkpoint.json").read_text())
+    want = json.loads((CHECKPOINT / "checkpoint.json").read_text(encoding="utf-8"))
     record = zcrecord.load_record(CHECKPOINT / "checkpoint.zcr", verify=level, mode=mode)
     assert list(judge_contents(want, json.loads(json.dumps(PYTHON_READER["contents"](record))))) == []
     assert tree(record.tree()) == tree(golden_catalogue.CONTENT.record)
@@ -182,3 +184,19 @@ def test_what_is_wrong_with_the_folder_is_named(tmp_path: Path) -> None:
     (folder / "other.zcr").write_bytes(b"")
     found = {path.name: data for path, data in stale(golden, tmp_path).items()}
     assert found == {"tiny.zcr": read("tiny"), "tiny.json": (FOLDER / "tiny.json").read_bytes(), "other.zcr": None}
+
+
+def test_a_later_element_type_has_archives_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The archive `dtypes` never changes, so that a row in `dtypes.py` is a recipe that works."""
+    later = dtypes.DType(55, "uint1", 1, None, None, None, "uint8_t", "u8")
+    monkeypatch.setattr(dtypes, "DTYPES", (*dtypes.DTYPES, later))
+    monkeypatch.setitem(dtypes.by_code, later.code, later)
+    monkeypatch.setitem(dtypes.by_name, later.name, later)
+    for module in (golden, golden_edges):
+        monkeypatch.setattr(module, "LATER", [later])
+    made = golden.cases()
+    assert made.keys() - CASES.keys() == {"dtype_uint1"}
+    assert made["dtypes"].build() == CASES["dtypes"].build()
+    narrow = dict(golden_edges.forged())
+    assert narrow.keys() - dict.fromkeys(path.stem for path in EDGES.glob("*.zcr")) == {"one_to_a_byte_uint1"}
+    assert narrow["one_to_a_byte"].build() == (EDGES / "one_to_a_byte.zcr").read_bytes()

@@ -94,7 +94,7 @@ def golden_questions() -> list[Question]:
     """Every golden archive, opened as its JSON says."""
     out = []
     for path in sorted(GOLDEN.glob("*.zcr")):
-        embedded = json.loads(path.with_suffix(".json").read_text())["embedded"]
+        embedded = json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))["embedded"]
         out.append(Question(path.read_bytes(), "w" if embedded is None else embedded[0]))
     assert len(out) >= 18
     return out

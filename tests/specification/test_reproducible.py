@@ -49,6 +49,7 @@ def test_same_record_gives_the_same_bytes_twice() -> None:
     assert built() == built()
 
 
+@pytest.mark.exhaustive(keep=1)
 @pytest.mark.parametrize("seed", ["0", "1", "4711"])
 def test_same_record_gives_the_same_bytes_in_another_process(seed: str) -> None:
     done = r.run_python(
@@ -80,6 +81,7 @@ def test_order_in_which_views_lie_in_memory_leaves_no_trace() -> None:
     assert r.saved(tree(0, 1)) == r.saved(tree(1, 0))
 
 
+@pytest.mark.slow
 @hypothesis.given(tree=r.trees(), alignment=st.sampled_from([16, 64, 4096]))
 @hypothesis.settings(max_examples=rounds(50), deadline=None)
 def test_archive_is_the_same_from_other_memory(tree: Any, alignment: int) -> None:

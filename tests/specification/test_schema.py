@@ -98,7 +98,7 @@ def test_generated_code_names_the_hash_of_the_schema() -> None:
 
 def test_another_schema_makes_other_code() -> None:
     """The check for staleness would pass if it did not."""
-    text = (ROOT / "schema" / "zcrecord.fbs").read_text()
+    text = (ROOT / "schema" / "zcrecord.fbs").read_text(encoding="utf-8")
     before, after = schema.generated(text), schema.generated(text.replace("XXH3_64 = 1", "XXH3_64 = 1, SHA_256 = 2"))
     assert all(before[path] != after[path] for path in before)
     assert "SHA_256 = 2" in after[schema.TARGET / "__init__.py"]
@@ -164,7 +164,7 @@ def test_plain_c_structs_lie_where_they_always_lay(tmp_path: Path) -> None:
         prints.append(f'  printf("{name} %zu %zu", sizeof({name}), _Alignof({name}));')
         prints += [f'  printf(" %zu", offsetof({name}, {field}));' for field in fields] + ['  puts("");']
     source = tmp_path / "layout.c"
-    source.write_text("\n".join([*lines, "int main(void) {", *prints, "  return 0;", "}", ""]))
+    source.write_text("\n".join([*lines, "int main(void) {", *prints, "  return 0;", "}", ""]), encoding="utf-8")
     program = tmp_path / "layout"
     subprocess.run(["gcc", "-std=c11", "-Wall", "-Wextra", "-Werror", "-o", program, source], check=True, timeout=60)
     said = subprocess.run([program], check=True, capture_output=True, text=True, timeout=60).stdout
@@ -202,7 +202,7 @@ def test_generated_code_alone_reads_the_same_tensors(name: str) -> None:
     """Promise P9: GetRoot(file[index_offset : index_offset + index_size])."""
     data = (GOLDEN / f"{name}.zcr").read_bytes()
     record = zcrecord.load_record(data)
-    assert generated_tensors(data, json.loads((GOLDEN / f"{name}.json").read_text())) == [
+    assert generated_tensors(data, json.loads((GOLDEN / f"{name}.json").read_text(encoding="utf-8"))) == [
         {
             "name": info.name,
             "dtype": info.dtype.code,
@@ -217,7 +217,7 @@ def test_generated_code_alone_reads_the_same_tensors(name: str) -> None:
 def test_generated_code_finds_every_name_by_binary_search() -> None:
     """R32: `by_name` ascends."""
     data = (GOLDEN / "dtypes.zcr").read_bytes()
-    header = json.loads((GOLDEN / "dtypes.json").read_text())
+    header = json.loads((GOLDEN / "dtypes.json").read_text(encoding="utf-8"))
     names = [tensor["name"] for tensor in generated_tensors(data, header)]
     start = header["index_offset"]
     root = GENERATED.Record.GetRootAs(data[start : start + header["index_size"]])

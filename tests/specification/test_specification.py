@@ -299,7 +299,9 @@ def test_recipe_for_a_reader_finds_every_tensor(name: str) -> None:
 
 @pytest.mark.needs("file")
 def test_entry_for_file_tells_archives_from_other_files(tmp_path: Path) -> None:
-    (tmp_path / "magic").write_text(specification.section("Identification").split("```magic\n")[1].split("```")[0])
+    (tmp_path / "magic").write_text(
+        specification.section("Identification").split("```magic\n")[1].split("```")[0], encoding="utf-8"
+    )
     (tmp_path / "other").write_bytes(VALID.joinpath("tiny.zcr").read_bytes()[1:])
 
     def told(*options: str) -> dict[str, str]:

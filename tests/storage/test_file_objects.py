@@ -36,6 +36,8 @@ from zcrecord import (
     transport,
 )
 from zcrecord.formats import npz, safetensors
+from zcrecord.record import load
+from zcrecord.storage import files
 
 TREE = {"a": np.arange(300_000), "m": {"b": np.ones((3, 5)), "c": "text"}}
 DATA = r.saved(TREE)
@@ -69,8 +71,8 @@ REFUSING: dict[str, tuple[Any, type[RecordError], int | None, str]] = {
     "a file opened to be read": (lambda: open(os.devnull, "rb"), SourceError, None, NOT_FOR_WRITING),
     "one without a buffer": (lambda: open(os.devnull, "rb", buffering=0), SourceError, None, NOT_FOR_WRITING),
     "a closed file": (shut, SourceError, None, "the file object is closed; open it again"),
-    "text": (lambda: open(os.devnull, "w"), UnsupportedError, None, "a file object in text mode; open it in binary"),
-    "text by another name": (lambda: codecs.open(os.devnull, "w", "utf-8"), UnsupportedError, None, "takes no bytes"),
+    "text": (lambda: open(os.devnull, "w", encoding="utf-8"), UnsupportedError, None, "text mode; open it in binary"),
+    "text by another name": (lambda: codecs.getwriter("utf-8")(io.BytesIO()), UnsupportedError, None, "takes no bytes"),
     "a store's own": (lambda: Raising(OSError("the bucket is gone")), SourceError, None, "object: the bucket is gone"),
 }  # fmt: skip
 
@@ -224,6 +226,25 @@ def test_loads_a_file_object_from_where_it_is_and_maps_what_open_gave(
         r.assert_same(rec.tree(), TREE)
         assert (rec.path is not None) == mapped
         assert rec["a"].flags.writeable == (mode == "c")
+
+
+@pytest.mark.parametrize("mmap", [True, False])
+def test_a_file_object_is_loaded_whatever_comes_to_its_path(
+    mmap: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "m.zcr"
+    path.write_bytes(DATA)
+    looked = files.path_of_open
+
+    def late(file: Any) -> str | None:
+        found = looked(file)
+        path.unlink()
+        zcrecord.save_record({"another": np.ones(1)}, path)
+        return found
+
+    monkeypatch.setattr(load, "path_of_open", late)
+    with path.open("rb") as file:
+        r.assert_same(zcrecord.load_record(file, mmap=mmap).tree(), TREE)
 
 
 def test_views_of_a_bytesio_are_its_own_bytes_until_it_is_written_to() -> None:

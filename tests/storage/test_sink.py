@@ -73,6 +73,7 @@ def test_a_full_disk_is_noticed_at_the_end_at_the_latest(tmp_path: Path, monkeyp
     assert os.listdir(tmp_path) == []
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     sys.platform != "linux", reason="platform: Linux alone starts to write out what it is advised about"
 )

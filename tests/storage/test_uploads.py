@@ -176,6 +176,7 @@ def test_an_upload_broken_off_at_every_request_leaves_the_old_object_and_no_part
         assert not s3.unfinished("bucket")
 
 
+@pytest.mark.slow
 @pytest.mark.exhaustive(keep=1)
 @pytest.mark.parametrize("how", ["closed", "lost", "503 SlowDown"])
 def test_a_request_that_fails_once_is_made_again(s3: S3, how: str) -> None:

@@ -17,7 +17,7 @@ WARNINGS = [
     "-Wall", "-Wextra", "-Wpedantic", "-Wconversion", "-Wsign-conversion", "-Wshadow", "-Wcast-qual", "-Wcast-align",
     "-Wunused", "-Werror",
 ]  # fmt: skip
-# Other processors' gcc has no -m32, and under qemu-user, as tools/processors.py has it, no sanitizer runs.
+# Other processors' gcc has no -m32, and under qemu-user, as tools/machines.py has it, no sanitizer runs.
 THOROUGH = platform.machine() == "x86_64"
 SANITIZERS = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-DCHECKER_ASAN", "-g"] if THOROUGH else []
 COMPILERS = ("gcc", "gcc -m32", "clang-19") if THOROUGH else ("gcc",)  # those that build the checkers

@@ -32,7 +32,7 @@ def run_torch(code: str, *arguments: object, ok: bool = True) -> subprocess.Comp
         forking.stdin.write(json.dumps(given) + "\n")
         forking.stdin.flush()
         status = int(forking.stdout.readline())
-        out, err = (Path(folder, name).read_text() for name in ("out", "err"))
+        out, err = (Path(folder, name).read_text(encoding="utf-8") for name in ("out", "err"))
     assert not ok or status == 0, f"exit status {status}: {err}"
     return subprocess.CompletedProcess(code, status, out, err)
 

@@ -1,4 +1,4 @@
-"""ONNX Runtime for Node, C++ and Java, out of packages of npm and PyPI: what tests need of them, pinned, below .cache.
+"""ONNX Runtime for Node, C++ and Java, and two programs over it: what tests need of them, pinned, below .cache.
 
 The Python package has the library that C++ programs link. C++ headers are in a package for Unity; the classes for Java
 and their native part, of ONNX Runtime 1.17, are in a search engine that has them in its archive of classes.
@@ -21,7 +21,7 @@ from pathlib import Path
 
 import onnxruntime
 
-__all__ = ["cpp_headers", "java_classes", "node_modules", "shared_library"]
+__all__ = ["GENAI", "cpp_headers", "genai", "java_classes", "node_modules", "shared_library", "transformers_js"]
 
 CACHE = Path(__file__).parents[2] / ".cache"
 NPM = {  # package: version, digest, and the parts of its files' paths
@@ -35,12 +35,18 @@ NPM = {  # package: version, digest, and the parts of its files' paths
         "sha512-7fdVWjAID1dVhH/G8qK3APARunV4VkBFoCQAP7qp4Wkab0mrorvmc+sqiT+mKXOzDqdjN5j+/Z9nb4gzNPWcyA==",
         ("package/package.json", "package/dist/"),
     ),
+    "@huggingface/transformers": (
+        "4.3.1",
+        "sha512-5+voSeUCFK6PCKlY15dPhNOKq3/zOTxDN7oC+Wy9dFb1QZ0TSQomZRRy7URRK8YRuUoE9fGMQTTPC5d/pWBJhA==",
+        ("package/package.json", "package/dist/transformers.node.mjs"),
+    ),
     "com.github.asus4.onnxruntime": (
         "0.4.9",
         "sha512-BkzxduSZ9IkeDP6Q8lz2TFU2ie7hSSvS7ZIfzMooExoq0CNzJnuuGaUJ7IsojBgqO4ouD1jXah8OYyJbCN29Fg==",
         ("package/Plugins/Android/onnxruntime.aar",),
     ),
 }
+GENAI = "0.18.0"
 ANSERINI = ("pyserini", "1.6.0", "sha256:e34761d700b33613c26bc61113effc6d65598dee6ada28a33214f79350f833f4")
 
 
@@ -58,6 +64,32 @@ def node_modules() -> Path:
             _unpack(name, folder / "node_modules" / name)
 
     return _cached(f"onnxruntime-node-{NPM['onnxruntime-node'][0]}", make)
+
+
+def transformers_js() -> Path:
+    """Return a folder with a node_modules that has transformers.js, without its package for images."""
+    name = "@huggingface/transformers"
+
+    def make(folder: Path) -> None:
+        _unpack(name, folder / "node_modules" / name)
+        images = folder / "node_modules" / "sharp"
+        images.mkdir()
+        (images / "index.mjs").write_text("export default () => {};\n", encoding="utf-8")
+        (images / "package.json").write_text('{"exports": "./index.mjs"}\n', encoding="utf-8")
+        for package in ("onnxruntime-node", "onnxruntime-common"):
+            (folder / "node_modules" / package).symlink_to(node_modules() / "node_modules" / package)
+
+    return _cached(f"transformers-js-{NPM[name][0]}", make)
+
+
+def genai() -> Path:
+    """Return a folder with the Python package onnxruntime-genai, which takes the onnxruntime that the tests use."""
+
+    def make(folder: Path) -> None:
+        pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--only-binary", ":all:"]
+        _run([*pip, "--target", str(folder), f"onnxruntime-genai=={GENAI}"])
+
+    return _cached(f"onnxruntime-genai-{GENAI}-{sys.implementation.cache_tag}", make)
 
 
 def cpp_headers() -> Path:
@@ -81,7 +113,7 @@ def java_classes() -> Path:
 
     def make(folder: Path) -> None:
         with tempfile.TemporaryDirectory(dir=CACHE) as scratch:
-            Path(scratch, "wanted.txt").write_text(f"{name}=={version} --hash={digest}\n")
+            Path(scratch, "wanted.txt").write_text(f"{name}=={version} --hash={digest}\n", encoding="utf-8")
             pip = [sys.executable, "-m", "pip", "download", "--no-deps", "--require-hashes", "--no-binary", name]
             _run([*pip, "--dest", scratch, "--requirement", f"{scratch}/wanted.txt"])
             with tarfile.open(Path(scratch, f"{name}-{version}.tar.gz")) as found:

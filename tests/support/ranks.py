@@ -40,7 +40,7 @@ class Rank:
 def run_ranks(script: Path, world: int, folder: Path, *names: str) -> dict[str, list[Any]]:
     """Run scenarios (all by default) of a script that calls `serve`; return for each what each rank returned."""
     forked.run_torch(_RUN, script, world, folder, *names)
-    found = [json.loads((folder / f"rank-{number}.json").read_text()) for number in range(world)]
+    found = [json.loads((folder / f"rank-{number}.json").read_text(encoding="utf-8")) for number in range(world)]
     return {name: [of_rank[name] for of_rank in found] for name in found[0]}
 
 
@@ -86,6 +86,6 @@ def _run(rank: Rank, scenarios: list[Scenario]) -> None:
         rank.scenario = rank.folder / scenario.__name__
         dist.barrier()
         found[scenario.__name__] = scenario(rank)
-    (rank.folder / f"rank-{rank.number}.json").write_text(json.dumps(found))
+    (rank.folder / f"rank-{rank.number}.json").write_text(json.dumps(found), encoding="utf-8")
     dist.barrier()
     dist.destroy_process_group()

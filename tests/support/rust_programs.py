@@ -10,6 +10,8 @@ import subprocess
 from functools import lru_cache
 from pathlib import Path
 
+from exhaustive import whole
+
 __all__ = ["READER", "SOURCES", "build", "compile_rust", "compilers", "editions"]
 
 SOURCES = Path(__file__).parents[1] / "rust"
@@ -19,23 +21,23 @@ DEBIANS = "/usr/bin/rustc"
 
 @lru_cache
 def compilers() -> list[str]:
-    """Return each rustc: that on PATH, and that of the system if it is of another version."""
+    """Return each rustc: that on PATH, and that of the system if it is of another version; by default none."""
     found: dict[str, str] = {}
     for command in ("rustc", DEBIANS):
-        if shutil.which(command):
+        if whole() and shutil.which(command):
             version = subprocess.run([command, "--version"], capture_output=True, text=True).stdout
             found.setdefault(version, command)
     return list(found.values())
 
 
 def editions(rustc: str) -> list[str]:
-    """Return the editions that a compiler takes, from 2018 on."""
+    """Return the editions that a compiler takes, from 2018 on; without it, or by default, one."""
 
     def takes(edition: str) -> bool:
         command = [rustc, "--edition", edition, "--print", "cfg", "-"]
         return subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True).returncode == 0
 
-    return list(filter(takes, ("2018", "2021", "2024")))
+    return list(filter(takes, ("2018", "2021", "2024"))) if rustc in compilers() else ["2021"]
 
 
 def compile_rust(

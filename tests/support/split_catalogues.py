@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 
 import zcrecord
-from zcrecord.codec.layout import HEADER_SIZE, NONE
+from zcrecord.codec.index import decode
+from zcrecord.codec.layout import HEADER_SIZE, NONE, align_up, front_header
 from zcrecord.writing.catalogue import write_catalogue
 
-__all__ = ["Box", "boxes_along", "outline_of", "save_split"]
+__all__ = ["Box", "boxes_along", "changed_index", "forge_catalogue", "outline_of", "save_split"]
 
 Box = tuple[slice, ...]
 _Piece = tuple[int, Any, list[int], list[int]]  # its shard, its values, origin and extent
@@ -96,3 +97,59 @@ def _save_shard(path: Path, pieces: list[_Piece], file: int, count: int, metadat
     index = found.buffer[found.header.index_offset :][: found.header.index_size]
     numbers = [found.row(found.find(piece)).payload for piece in mine]
     return name, found.header.encode(), hashlib.sha256(index).digest(), numbers
+
+
+def forge_catalogue(
+    path: Path,
+    outline: Any,
+    shards: Mapping[str, Any],
+    pieces: Sequence[tuple[int, int]],
+    *,
+    offsets: Any = None,
+    sizes: Any = None,
+    metadata: Any = None,
+    **tables: Any,
+) -> Path:
+    """Write a catalogue whose author says what he likes: an outline, shards by name, and the place of each payload.
+
+    Args:
+        outline: the tree of a record, or the bytes of its archive; `offsets` and `sizes` replace those of its payloads.
+        shards: trees, or bytes of archives, by file name.
+        pieces: by payload of the outline, file and number there.
+        tables: further ones, and `blobs`.
+    """
+    for name, shard in shards.items():
+        if isinstance(shard, bytes):
+            path.with_name(name).write_bytes(shard)
+        else:
+            zcrecord.save_record(shard, path.with_name(name), digest="none", durable=False)
+    if isinstance(outline, bytes):
+        path.write_bytes(outline)
+    else:
+        zcrecord.save_record(outline, path, digest="none", metadata=metadata, durable=False)
+    index, header = changed_index(zcrecord.load_record(path).archive, offsets, sizes)
+    found = [zcrecord.load_record(path.with_name(name), verify="touch").archive for name in shards]
+    seals = [hashlib.sha256(a.buffer[a.header.index_offset :][: a.header.index_size]).digest() for a in found]
+    files = {
+        "name": zcrecord.StringTensor.from_strings(list(shards)),
+        "trailer": np.frombuffer(b"".join(a.header.encode() for a in found), np.uint8).reshape(-1, HEADER_SIZE),
+        "index_sha256": np.frombuffer(b"".join(seals), np.uint8).reshape(-1, 32),
+    }
+    file, payload = (np.array(column, np.uint32) for column in zip(*pieces, strict=True))
+    made = {"files": files, "file": file, "payload": payload, **tables}
+    made["outline"] = np.frombuffer(header + index + header, np.uint8)
+    write_catalogue(made, str(path), kind=1, durable=False)
+    return path
+
+
+def changed_index(archive: Any, offsets: Any, sizes: Any) -> tuple[bytes, bytes]:
+    """Return the index of an archive with other offsets and sizes of payloads, and a header for it, index in front."""
+    index = bytearray(archive.buffer[archive.header.index_offset :][: archive.header.index_size])
+    rows = decode(memoryview(index), len(index)).payloads
+    if offsets is not None:
+        rows["offset"] = offsets
+    if sizes is not None:
+        rows["nbytes"] = sizes
+    end = int((rows["offset"] + rows["nbytes"]).max()) if len(rows) else 0
+    alignment, base = archive.header.alignment, archive.header.base_alignment
+    return bytes(index), front_header(bytes(index), alignment, base, align_up(end, alignment)).encode()

@@ -89,6 +89,10 @@ def same_tensors(model: Any, other: Any) -> bool:
 def off_the_mapping(model: Any, archive: Path) -> list[str]:
     """Return the names of a model's parameters that do not lie on mappings of an archive; on Linux alone."""
     assert sys.platform == "linux"
-    lines = [line.split() for line in Path("/proc/self/maps").read_text().splitlines() if line.endswith(str(archive))]
+    lines = [
+        line.split()
+        for line in Path("/proc/self/maps").read_text(encoding="utf-8").splitlines()
+        if line.endswith(str(archive))
+    ]
     ends = [tuple(int(end, 16) for end in line[0].split("-")) for line in lines]
     return [n for n, p in model.named_parameters() if not any(a <= p.data_ptr() < b for a, b in ends)]

@@ -585,6 +585,7 @@ print(json.dumps(peak_rss() - before))
 """
 
 
+@pytest.mark.measured
 @pytest.mark.exhaustive(keep=0)
 @pytest.mark.skipif(sys.platform == "win32", reason="platform: the peak is not told")
 def test_peak_memory_is_a_piece_whatever_the_record(tmp_path: Path) -> None:

@@ -42,6 +42,7 @@ def test_packs_in_c_order_whatever_the_strides(kind: DType, view: Any) -> None:
     assert PackedTensor.pack(array).unpack().tobytes() == array.tobytes()
 
 
+@pytest.mark.slow
 @hypothesis.given(
     kind=st.sampled_from(r.PACKED),
     shape=st.lists(st.integers(0, 5), min_size=1, max_size=3).map(tuple),
@@ -136,6 +137,7 @@ def test_strings_are_taken_by_number_from_either_end() -> None:
         tensor[len(STRINGS)]
 
 
+@pytest.mark.slow
 @hypothesis.given(
     shape=st.lists(st.integers(0, 4), min_size=1, max_size=3).map(tuple),
     start=st.integers(-5, 5) | st.none(),

@@ -71,6 +71,7 @@ ARCHITECTURES: dict[str, Callable[[], Any]] = {
 COPIED = re.compile(r".*\.experts\..*|(.*\.)?predictions\.bias|lm_head\.bias")  # joined, or padded, by transformers
 
 
+@pytest.mark.slow
 @pytest.mark.exhaustive(keep=("gemma3", "whisper"))
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_an_architecture_loads_as_from_safetensors(name: str, tmp_path: Path) -> None:

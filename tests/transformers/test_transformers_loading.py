@@ -70,6 +70,7 @@ def both(folders: Folders, make: Callable[[], Any], kind: Any, **options: Any) -
     return *ours, *theirs
 
 
+@pytest.mark.exhaustive(keep=2)
 @pytest.mark.parametrize("name", models.MAKERS)
 def test_a_model_is_bit_for_bit_the_one_that_transformers_loads_from_safetensors(name: str, folders: Folders) -> None:
     make = models.MAKERS[name]
@@ -126,6 +127,7 @@ def test_the_archive_of_a_base_model_loads_into_a_model_with_a_head_and_ties_it(
     assert "cls.predictions.transform.dense.weight" in told["missing_keys"] and not told["unexpected_keys"]
 
 
+@pytest.mark.exhaustive(keep=2)
 @pytest.mark.parametrize("name", models.MAKERS)
 def test_what_convert_makes_of_a_model_folder_loads_as_well(name: str, folders: Folders, tmp_path: Path) -> None:
     make = models.MAKERS[name]
@@ -205,6 +207,7 @@ print(json.dumps(told))
 """
 
 
+@pytest.mark.measured
 @LINUX
 def test_before_the_first_write_a_model_takes_no_more_private_memory_than_transformers_own(
     folders: Folders, tmp_path: Path
@@ -314,8 +317,8 @@ def test_a_generation_config_may_stand_in_the_model_s_config_as_it_once_did(tmp_
     model.save_pretrained(tmp_path)
     save_pretrained(model, tmp_path, durable=False)
     (tmp_path / "generation_config.json").unlink()
-    config = json.loads((tmp_path / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps(config | {"max_length": 17, "num_beams": 2}))
+    config = json.loads((tmp_path / "config.json").read_text(encoding="utf-8"))
+    (tmp_path / "config.json").write_text(json.dumps(config | {"max_length": 17, "num_beams": 2}), encoding="utf-8")
     ours, theirs = from_pretrained(tmp_path, hf.GPT2LMHeadModel), hf.GPT2LMHeadModel.from_pretrained(tmp_path)
     assert ours.generation_config == theirs.generation_config and ours.generation_config.max_length == 17
 
@@ -380,7 +383,7 @@ def own_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     package = tmp_path / "zcrecord_own_code"
     package.mkdir()
     for name, code in OWN.items():
-        (package / name).write_text(code)
+        (package / name).write_text(code, encoding="utf-8")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "cache"))
     from zcrecord_own_code.configuration_own import OwnConfig  # type: ignore[import-not-found]
@@ -401,7 +404,7 @@ def test_a_model_of_the_folder_s_own_code_is_saved_and_loaded_with_it(own_model:
     save_pretrained(own_model, ours, durable=False)
     own_model.save_pretrained(theirs)
     for name in ("config.json", *OWN):
-        assert (ours / name).read_text() == (theirs / name).read_text()
+        assert (ours / name).read_text(encoding="utf-8") == (theirs / name).read_text(encoding="utf-8")
     assert set(zcrecord.load_record(ours / "model.zcr")) == {"line.weight", "line.bias", "scale"}
     options = {"trust_remote_code": True, "output_loading_info": True}
     model, told = from_pretrained(ours, hf.AutoModel, **options)
@@ -427,13 +430,19 @@ def _damaged(folder: Path) -> None:
 
 
 def _with_adapter(folder: Path) -> None:
-    (folder / "adapter_config.json").write_text("{}")
+    (folder / "adapter_config.json").write_text("{}", encoding="utf-8")
 
 
 def _quantised(folder: Path) -> None:
-    config = json.loads((folder / "config.json").read_text())
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     config["quantization_config"] = {"quant_method": "gptq", "bits": 4}
-    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+
+
+def _with_int4(folder: Path) -> None:
+    with zcrecord.edit(folder / "model.zcr") as archive:
+        archive["vocab"] = np.array(["a", "bb"])
+        archive["packed"] = zcrecord.PackedTensor(np.zeros(2, np.uint8), "int4", (4,))
 
 
 def _of_another_model(folder: Path) -> None:
@@ -453,6 +462,7 @@ def _of_another_model(folder: Path) -> None:
             UnsupportedError,
             r"config.json names a quantised model \(gptq\).* zcrecord convert makes its",
         ),
+        (_with_int4, UnsupportedError, r"tensor 'packed': torch has no such tensors of int4; .* archive=record.select"),
         (_of_another_model, MismatchError, r"none of its 1 tensors belongs to a LlamaForCausalLM; .*record.module"),
     ],
 )
@@ -470,6 +480,14 @@ def test_a_folder_that_cannot_be_loaded_is_named_with_what_to_do(
     with pytest.raises(error, match=message) as found:
         from_pretrained(folder, kind)
     assert str(folder) in str(found.value)
+
+
+def test_strings_beside_the_weights_are_left_out(folders: Folders, tmp_path: Path) -> None:
+    folder = shutil.copytree(folders.ours(models.llama), tmp_path / "model")
+    with zcrecord.edit(folder / "model.zcr") as archive:
+        archive["vocab"] = np.array(["a", "bb"])
+    _, told = from_pretrained(folder, hf.AutoModelForCausalLM, output_loading_info=True)
+    assert not told["missing_keys"] and not told["unexpected_keys"]
 
 
 @pytest.mark.parametrize(

@@ -64,6 +64,7 @@ def test_every_golden_archive_comes_back_byte_for_byte(name: str, tmp_path: Path
     assert back.read_bytes() == GOLDEN[name]
 
 
+@pytest.mark.slow
 @HOW
 def test_large_archives_come_back_from_files_and_pipes_to_files_and_pipes(how: str, tmp_path: Path) -> None:
     data, there = encoded(how), tmp_path / "m.zcr.zst"
@@ -80,6 +81,7 @@ def test_large_archives_come_back_from_files_and_pipes_to_files_and_pipes(how: s
     assert out.written == data
 
 
+@pytest.mark.slow
 @POSIX
 def test_pipes_of_the_system_work_on_both_sides(tmp_path: Path) -> None:
     work = "import sys; from zcrecord.transport import {0}; {0}(sys.stdin.buffer, sys.stdout.buffer)"
@@ -107,6 +109,7 @@ def test_named_pipes_are_streams(tmp_path: Path) -> None:
     assert (tmp_path / "m.zcr.zst").read_bytes() == packed()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("threads", [1, 2, 5])
 def test_neither_threads_nor_the_way_in_change_a_byte(threads: int, archive: Path, tmp_path: Path) -> None:
     """R82."""
@@ -116,6 +119,7 @@ def test_neither_threads_nor_the_way_in_change_a_byte(threads: int, archive: Pat
     assert (tmp_path / "back.zcr").read_bytes() == encoded()
 
 
+@pytest.mark.slow
 def test_more_effort_gives_other_bytes_of_the_same_archive(archive: Path, tmp_path: Path) -> None:
     pack(archive, tmp_path / "m.zcr.zst", level=9)
     data = (tmp_path / "m.zcr.zst").read_bytes()
@@ -123,6 +127,7 @@ def test_more_effort_gives_other_bytes_of_the_same_archive(archive: Path, tmp_pa
     assert decompressed(data) == encoded()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("made", ["one frame", "of a stream", "many frames", "skippable frame first", "no checksums"])
 def test_what_other_programs_made_of_an_archive_is_unpacked(made: str, tmp_path: Path) -> None:
     """R85."""
@@ -154,6 +159,7 @@ def test_frames_of_other_programs_may_be_too_large_to_hold_several(tmp_path: Pat
 # Frames
 
 
+@pytest.mark.exhaustive(keep=2)
 @HOW
 def test_the_table_says_what_the_frames_are(how: str) -> None:
     """R81, R83."""
@@ -204,6 +210,7 @@ def test_an_archive_whose_index_comes_last_is_cut_evenly_as_it_comes() -> None:
                                          header.index_offset}  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_long_index_is_cut_too() -> None:
     data = r.saved({f"module.{i}.{'x' * 200}.weight": np.zeros(0) for i in range(50_000)})
     found = frames_of(streamed(data))
@@ -230,6 +237,7 @@ def test_the_report_says_what_was_done(archive: Path, tmp_path: Path) -> None:
     assert (streams.source, streams.dest, streams.frames, streams.packed_bytes) == (None, None, None, size)
 
 
+@pytest.mark.slow
 @HOW
 def test_progress_counts_the_archive_s_bytes(how: str, tmp_path: Path) -> None:
     source, size = tmp_path / "m.zcr", len(encoded(how))
@@ -425,6 +433,7 @@ print(peak_rss() - before)
 """
 
 
+@pytest.mark.measured
 @pytest.mark.exhaustive(keep=0)
 @LINUX
 def test_packing_and_unpacking_hold_some_frames_and_the_measurement_would_notice(tmp_path: Path) -> None:

@@ -84,6 +84,7 @@ def test_every_golden_archive_loads_packed(name: str, verify: Any, tmp_path: Pat
         got.verify()
 
 
+@pytest.mark.slow
 @HOW
 def test_large_archives_load_packed(how: str, tmp_path: Path) -> None:
     (tmp_path / "m.zcr.zst").write_bytes(packed(how))
@@ -95,7 +96,7 @@ def test_large_archives_load_packed(how: str, tmp_path: Path) -> None:
         assert bytes(got.archive.buffer) == encoded(how)
 
 
-@pytest.mark.exhaustive
+@pytest.mark.exhaustive(keep=2)
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("how", ["front", "unsealed"])
 def test_what_other_programs_packed_loads(form: str, how: str) -> None:
@@ -161,6 +162,7 @@ def test_typed_trees_come_of_packed_archives(there: Path, names: Any) -> None:
     assert loaded.twin.tolist() == got.twin.tolist()
 
 
+@pytest.mark.slow
 def test_the_content_digest_is_checked_over_everything(there: Path) -> None:
     digest = zcrecord.load_record(encoded()).content_digest()
     assert len(zcrecord.load_record(there, expect=digest)) > 60
@@ -182,6 +184,7 @@ def test_an_archive_appended_to_a_zstd_file_is_still_found() -> None:
     assert zcrecord.load_record(both, embedded="suffix")["w"].tolist() == [1, 2, 3]
 
 
+@pytest.mark.slow
 def test_several_threads_may_load_at_once(there: Path) -> None:
     want = zcrecord.load_record(encoded())
     with ThreadPoolExecutor(4) as pool:
@@ -189,6 +192,7 @@ def test_several_threads_may_load_at_once(there: Path) -> None:
             assert got["large"].tobytes() == want["large"].tobytes()
 
 
+@pytest.mark.slow
 def test_plain_archives_do_not_pay_for_packed_ones(tmp_path: Path) -> None:
     (tmp_path / "m.zcr").write_bytes(GOLDEN["nested"])
     code = "import sys, zcrecord; zcrecord.load_record(sys.argv[1]); print(*sorted(sys.modules))"
@@ -234,6 +238,7 @@ def test_only_frames_that_are_needed_are_decompressed(names: tuple[str, ...], mo
             zcrecord.load_record(source)
 
 
+@pytest.mark.exhaustive(keep=2)
 @HOW
 def test_parts_are_those_of_the_archive(how: str) -> None:
     whole = zcrecord.load_record(encoded(how))
@@ -268,6 +273,7 @@ def test_a_name_that_is_not_there_is_told_with_close_ones(there: Path) -> None:
         zcrecord.load_record(there, names="larg")
 
 
+@pytest.mark.slow
 def test_a_part_is_verified_by_itself() -> None:
     data = bytearray(encoded())
     info = zcrecord.load_record(encoded()).info("page")
@@ -325,6 +331,7 @@ def test_torch_tensors_are_private(names: Any, there: Path) -> None:
 # Life
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("names", [None, ["page", "tied"]])
 @pytest.mark.parametrize("mode", ["r", "c"])
 def test_closing_lets_go_of_the_memory_and_views_outlive_it(names: Any, mode: Any, there: Path) -> None:
@@ -339,6 +346,7 @@ def test_closing_lets_go_of_the_memory_and_views_outlive_it(names: Any, mode: An
     assert view.tobytes() == weights(4 * MIB, 3).tobytes()
 
 
+@pytest.mark.exhaustive(keep=2)
 @pytest.mark.parametrize("by", ["path", "bytes"])
 @pytest.mark.parametrize("names", [None, ["page", "deep.*"], "t"])
 def test_records_are_pickled_by_the_packed_form(by: str, names: Any, there: Path) -> None:
@@ -352,6 +360,7 @@ def test_records_are_pickled_by_the_packed_form(by: str, names: Any, there: Path
     assert pickle.loads(pickle.dumps(again)).content_digest() == record.content_digest()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("names", [None, "page"])
 def test_an_archive_replaced_meanwhile_is_not_unpickled(names: Any, there: Path) -> None:
     data = pickle.dumps(zcrecord.load_record(there, names=names))
@@ -407,6 +416,7 @@ print(memory().private - before, peak_rss() - peak)
 """
 
 
+@pytest.mark.measured
 @LINUX
 def test_a_part_takes_memory_for_itself_and_the_measurement_would_notice(tmp_path: Path) -> None:
     small, archive, there = tmp_path / "small.zst", tmp_path / "m.zcr", tmp_path / "m.zcr.zst"
@@ -463,6 +473,6 @@ def test_the_packed_file_is_not_held_open(there: Path) -> None:
     if not os.path.isdir("/proc/self/fd"):
         return
     record, part = zcrecord.load_record(there), zcrecord.load_record(there, names="page")
-    mapped = Path("/proc/self/maps").read_text()
+    mapped = Path("/proc/self/maps").read_text(encoding="utf-8")
     assert str(there) not in mapped
     assert record["page"].sum() == part["page"].sum()

@@ -17,7 +17,7 @@ from other_processors import COUNTS_MEMORY
 from packed_archives import GOLDEN, MIB, encoded, frames_of, packed, streamed, tabled, weights
 
 import zcrecord
-from zcrecord import FormatError, IntegrityError, LimitError, RecordError
+from zcrecord import FormatError, IntegrityError, LimitError, RecordError, formats
 from zcrecord.transport import unpack
 
 TREE = {"w": np.arange(60, dtype=np.float32).reshape(3, 20), "deep": [{"v": np.ones(3), "n": 5, "b": b"blob" * 20}]}
@@ -152,6 +152,12 @@ def resealed(rows: list[tuple[int, int, int]], descriptor: int = 0x80, count: in
     return TABLED[:END] + struct.pack("<II", 0x184D2A5E, len(body)) + body
 
 
+def padded() -> bytes:
+    """A frame of blocks that hold nothing before the others."""
+    frame = b"\x28\xb5\x2f\xfd\x00\x58" + bytes(69_999) + b"\1\0\0"
+    return frame + resealed([(len(frame), 0, 0), *ROWS])
+
+
 ROWS = [(f.nbytes, f.size, f.checksum) for f in FOUND]
 BIG = 0xFFFFFFFF
 WRONG: dict[str, tuple[bytes, type[RecordError], str]] = {
@@ -169,6 +175,8 @@ WRONG: dict[str, tuple[bytes, type[RecordError], str]] = {
                             r"holds \d+ bytes, the seek table says|trailer"),
     "less out of a frame": (resealed([(ROWS[0][0], ROWS[0][1] - 1, 0), *ROWS[1:]]), FormatError,
                             r"holds \d+ bytes, the seek table says|trailer"),
+    "a frame of padding": (padded(), FormatError,
+                           r"frame 0 takes 70008 bytes for 0 of content, at most twice as many and 65536 more are due"),
     "another checksum": (resealed([(*ROWS[0][:2], ROWS[0][2] ^ 1), *ROWS[1:]]), IntegrityError,
                          r"frame \[0x0, 0x[0-9a-f]+\): its checksum is not that of the seek table"),
     "terabytes": (resealed([(ROWS[0][0], BIG, 0), *[(0, BIG, 0)] * 5000, *ROWS[1:]]), LimitError,
@@ -223,6 +231,7 @@ def test_checksums_of_the_table_are_compared_where_frames_have_none() -> None:
         zcrecord.load_record(bytes(data))
 
 
+@pytest.mark.exhaustive(keep=2)
 @pytest.mark.parametrize("damage", range(1, 40, 7))
 def test_a_damaged_payload_is_found_by_its_frame(damage: int, tmp_path: Path) -> None:
     frame = max(frames_of(packed()), key=lambda f: f.size)
@@ -322,6 +331,7 @@ def test_the_error_is_that_of_the_first_damaged_frame_however_many_threads_there
     assert len(said) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["front", "unsealed"])
 def test_large_archives_cut_off_anywhere_are_refused(how: str, tmp_path: Path) -> None:
     data = packed(how)
@@ -331,6 +341,15 @@ def test_large_archives_cut_off_anywhere_are_refused(how: str, tmp_path: Path) -
                 unpack(source, tmp_path / "m.zcr") if hasattr(source, "read") else zcrecord.load_record(source)
     assert not (tmp_path / "m.zcr").exists()
     assert len(encoded(how)) > 20 * MIB
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("named", [True, False], ids=["path", "stream"])
+def test_what_expands_out_of_all_proportion_is_not_converted(named: bool, tmp_path: Path) -> None:
+    bomb = tmp_path / "m.zcr.zst"
+    bomb.write_bytes(zstandard.compress(SMALL + bytes(128 * MIB)))
+    with pytest.raises(LimitError, match=r"packed bytes would take .* bytes of memory; unpack it into a file"):
+        formats.convert(bomb if named else io.BytesIO(bomb.read_bytes()), tmp_path / "m.safetensors")
 
 
 def test_an_archive_whose_table_is_lost_still_loads() -> None:

@@ -70,6 +70,8 @@ def test_missing_field_is_named(tmp_path: Path) -> None:
         ({"a": True}, dict[str, int], "expected int, found bool True"),
         ({"a": 1}, dict[str, bool], "expected bool, found int 1"),
         ({"a": 2**63 - 1}, dict[str, float], "expected float, found int 9223372036854775807"),
+        ({"a": 2**4095}, dict[str, float], "expected float, found int 5221944407065762533"),
+        ({"a": -(2**1024)}, dict[str, float | str], r"expected float \| str, found int -179769313486231590"),
         ({"a": W}, dict[str, float], r"expected float, found an array of float32, shape \(2, 3\)"),
         ({"a": W}, dict[str, np.float32], "expected float32, found an array"),
         ({"a": "b"}, dict[str, bytes], "expected bytes, found str 'b'"),

@@ -47,7 +47,7 @@ def vllm(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def folder(tmp_path: Path) -> Path:
     """A model's folder."""
     zcrecord.save_record(TENSORS, tmp_path / "model.zcr", durable=False)
-    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "config.json").write_text("{}", encoding="utf-8")
     return tmp_path
 
 
@@ -89,6 +89,7 @@ print(*(name for name in ("torch", "zcrecord.vllm.weights", "zcrecord.frameworks
 CHOSEN = "stand_in_vllm.LOADERS['zcrecord'](stand_in_vllm.LoadConfig('zcrecord'))"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("then, imported", [("", []), (CHOSEN, ["torch", "zcrecord.vllm.weights"])])
 def test_registering_imports_two_small_modules_and_choosing_the_format_the_rest(then: str, imported: list[str]) -> None:
     code = REGISTERED.replace("{then}", then)

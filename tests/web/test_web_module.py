@@ -42,7 +42,7 @@ def results(served: Server) -> dict[str, str | None]:
 
 def names_in(file: str) -> int:
     """Return how many tests a file of the suite registers where it is read, those made in a loop once."""
-    return len(re.findall(r"^ *test\(", (SUITE / file).read_text(), re.MULTILINE))
+    return len(re.findall(r"^ *test\(", (SUITE / file).read_text(encoding="utf-8"), re.MULTILINE))
 
 
 def test_the_suite_passes_in_node(results: dict[str, str | None]) -> None:
@@ -63,7 +63,7 @@ def test_a_test_that_fails_is_noticed(tmp_path: Path) -> None:
         test("right", () => equal([1, Uint8Array.of(2)], [1, Uint8Array.of(2)]));
         console.log(JSON.stringify((await run({{}})).map(({{ error }}) => error !== null)));
     """
-    (tmp_path / "failing.mjs").write_text(script)
+    (tmp_path / "failing.mjs").write_text(script, encoding="utf-8")
     done = subprocess.run(["node", tmp_path / "failing.mjs"], capture_output=True, text=True, check=True)
     assert json.loads(done.stdout) == [True, True, True, False]
 
@@ -88,7 +88,7 @@ def test_what_is_declared_compiles_as_it_is_meant_to(tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == 0, done.stdout
     of_pages = {"HeadersInit", "RequestCache", "RequestInit", "BodyInit", "GPUDevice", "GPUBuffer"}  # Node has none
-    code = re.sub(r"/\*.*?\*/|//.*", "", (READER / "zcrecord.d.ts").read_text(), flags=re.DOTALL)
+    code = re.sub(r"/\*.*?\*/|//.*", "", (READER / "zcrecord.d.ts").read_text(encoding="utf-8"), flags=re.DOTALL)
     assert not of_pages & set(re.findall(r"\w+", code))
 
 
@@ -104,7 +104,7 @@ def test_a_bundle_for_browsers_has_all_of_it(options: list[str], served: Server,
           console.log((await record.modules()).size > 1, tensor.contiguous().data.join());
         }})();
     """
-    (tmp_path / "app.mjs").write_text(program)
+    (tmp_path / "app.mjs").write_text(program, encoding="utf-8")
     bundle = tmp_path / "bundle.mjs"
     done = bundled("esbuild", tmp_path / "app.mjs", bundle, *options)
     assert "[WARNING]" not in done.stderr, done.stderr
@@ -122,7 +122,7 @@ def bundled(bundler: str, program: Path, bundle: Path, *options: str) -> subproc
     }
     library = f'{{ entry: "{program}", formats: ["es"], fileName: () => "{bundle.name}" }}'
     output = f'{{ lib: {library}, minify: "oxc", outDir: "{bundle.parent}", emptyOutDir: false }}'
-    (bundle.parent / "vite.config.mjs").write_text(f"export default {{ build: {output} }};")
+    (bundle.parent / "vite.config.mjs").write_text(f"export default {{ build: {output} }};", encoding="utf-8")
     done = subprocess.run([*commands[bundler], *options], capture_output=True, text=True, cwd=bundle.parent)
     assert done.returncode == 0, done.stderr
     return done
@@ -142,9 +142,9 @@ def test_errors_keep_their_names_when_minified(bundler: str, options: list[str],
           .filter(([name]) => name.endsWith("Error"))
           .map(([name, Kind]) => [name, new Kind("what").name, Kind.name, String(new Kind("what"))])]));
     """
-    (tmp_path / "app.mjs").write_text(program)
+    (tmp_path / "app.mjs").write_text(program, encoding="utf-8")
     bundled(bundler, tmp_path / "app.mjs", tmp_path / "bundle.mjs", *options)
-    minified = (tmp_path / "bundle.mjs").read_text()
+    minified = (tmp_path / "bundle.mjs").read_text(encoding="utf-8")
     assert "class RecordError" not in minified  # or nothing would be shown
     done = subprocess.run(["node", tmp_path / "bundle.mjs"], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -157,18 +157,20 @@ def test_errors_keep_their_names_when_minified(bundler: str, options: list[str],
 
 def test_the_folder_is_one_of_modules_wherever_it_is_copied(tmp_path: Path) -> None:
     """A project whose package.json says that it is CommonJS would have its own way else."""
-    (tmp_path / "package.json").write_text('{"type": "commonjs"}')
+    (tmp_path / "package.json").write_text('{"type": "commonjs"}', encoding="utf-8")
     shutil.copytree(READER, tmp_path / "lib")
-    (tmp_path / "p.mjs").write_text('import { open } from "./lib/zcrecord.js"; console.log(typeof open);')
+    (tmp_path / "p.mjs").write_text(
+        'import { open } from "./lib/zcrecord.js"; console.log(typeof open);', encoding="utf-8"
+    )
     done = subprocess.run(["node", tmp_path / "p.mjs"], capture_output=True, text=True)
     assert done.stdout == "function\n", done.stderr
-    told = json.loads((READER / "package.json").read_text())
+    told = json.loads((READER / "package.json").read_text(encoding="utf-8"))
     assert (READER / told["main"]).is_file() and (READER / told["types"]).is_file()
 
 
 def test_what_is_declared_is_there(served: Server) -> None:
     """Every member of a class or interface in zcrecord.d.ts is one of the objects that it stands for, and no other."""
-    text = (READER / "zcrecord.d.ts").read_text()
+    text = (READER / "zcrecord.d.ts").read_text(encoding="utf-8")
     declared = {}
     for name in ("Record", "Tensor", "HollowRecord", "Writer"):
         body = re.search(rf"export (?:class|interface) {name}(?:<[^{{]+>)? {{\n(.*?)\n}}", text, re.DOTALL)
@@ -193,7 +195,7 @@ def test_what_is_declared_is_there(served: Server) -> None:
 
 
 def test_what_the_module_exports_is_declared_and_nothing_else() -> None:
-    text = (READER / "zcrecord.d.ts").read_text()
+    text = (READER / "zcrecord.d.ts").read_text(encoding="utf-8")
     declared = re.findall(r"^export (?:declare )?(?:function|class|const) (\w+)", text, re.MULTILINE)
     script = f'console.log(JSON.stringify(Object.keys(await import("{(READER / "zcrecord.js").as_uri()}"))))'
     done = subprocess.run(["node", "--input-type=module", "-e", script], capture_output=True, text=True, check=True)

@@ -27,7 +27,7 @@ def graph(folder: Path) -> dict[str, set[str]]:
     """Return the modules below a folder, each with those that it imports, at once or later; by their paths there."""
     found = {}
     for path in sorted(folder.rglob("*.js")):
-        text = re.sub(r"import\(/\*.*?\*/ *", "import(", path.read_text())
+        text = re.sub(r"import\(/\*.*?\*/ *", "import(", path.read_text(encoding="utf-8"))
         unreadable = re.findall(r"""\bimport\((?!"[^"]+"\)).*""", text)
         assert unreadable == FETCHED.get(path.relative_to(folder).as_posix(), []), f"{path}: {unreadable}"
         names = [name for name in imported(text) if name.startswith(".")]
@@ -41,7 +41,7 @@ def test_what_every_open_loads_is_small() -> None:
     loaded: dict[str, int] = {}
     due = ["./zcrecord.js"]
     while due:
-        text = (READER / (name := due.pop())).read_text()
+        text = (READER / (name := due.pop())).read_text(encoding="utf-8")
         loaded[name] = len(text.encode())
         due += imported(text, at_once=True) - set(loaded)
     assert imported('import {\n a } from "./a.js";\nexport { b } from "./b.js";\nimport("./c.js")', at_once=True) == {
@@ -62,9 +62,9 @@ def test_no_module_imports_itself_by_way_of_others_at_once_or_later() -> None:
 @pytest.mark.parametrize("last", ['import { a } from "./room/a.js";', 'const a = () => import("./room/a.js");'])
 def test_a_circle_is_noticed(last: str, tmp_path: Path) -> None:
     (tmp_path / "room").mkdir()
-    (tmp_path / "room" / "a.js").write_text('import {\n  b,\n} from "./b.js";\n')
-    (tmp_path / "room" / "b.js").write_text('export { c } from "../c.js";\n')
-    (tmp_path / "c.js").write_text(last)
+    (tmp_path / "room" / "a.js").write_text('import {\n  b,\n} from "./b.js";\n', encoding="utf-8")
+    (tmp_path / "room" / "b.js").write_text('export { c } from "../c.js";\n', encoding="utf-8")
+    (tmp_path / "c.js").write_text(last, encoding="utf-8")
     with pytest.raises(CycleError, match=r"room/a\.js.*(room/b|c)\.js"):
         TopologicalSorter(graph(tmp_path)).prepare()
 
@@ -77,7 +77,7 @@ def test_rooms_import_only_the_rooms_below_them() -> None:
 
 def test_every_module_is_free_to_use_and_imports_nothing_else() -> None:
     for path in WEB.rglob("*.js"):
-        text = path.read_text()
+        text = path.read_text(encoding="utf-8")
         assert text.startswith("// SPDX-License-Identifier: 0BSD\n")
         outside = {name for name in imported(text) if not (name.startswith(".") and (path.parent / name).is_file())}
         assert outside <= {"node:fs/promises"}, path.name
@@ -86,27 +86,27 @@ def test_every_module_is_free_to_use_and_imports_nothing_else() -> None:
 
 
 def test_the_errors_are_those_of_python_and_form_the_same_tree() -> None:
-    text = (READER / "format.js").read_text()
+    text = (READER / "format.js").read_text(encoding="utf-8")
     kinds = re.findall(r"export const \[([\w,\s]+)\] = kinds\((\w+), \"([^\"]+)\"\);", text)
     assert all(re.findall(r"\w+", exported) == re.findall(r"\w+", names) for exported, _, names in kinds)
     found = {name: base for _, base, names in kinds for name in re.findall(r"\w+", names)}
     assert len(found) == 11
     for name, base in found.items():
         assert base in [parent.__name__ for parent in getattr(zcrecord, name).__mro__], name
-    declared = (READER / "zcrecord.d.ts").read_text()
+    declared = (READER / "zcrecord.d.ts").read_text(encoding="utf-8")
     assert dict(re.findall(r"export class (\w+) extends (\w+)", declared)) == found | {"RecordError": "Error"}
 
 
 def test_there_are_words_for_every_rule_that_is_checked() -> None:
-    text = "".join((READER / name).read_text() for name in ("format.js", "zcrecord.js", "embedded.js"))
+    text = "".join((READER / name).read_text(encoding="utf-8") for name in ("format.js", "zcrecord.js", "embedded.js"))
     rules = set(re.findall(r"\b(?:rule|check|hold)\((\d+),", text))
-    words = re.findall(r"^(\d+) \S", (READER / "rules.js").read_text(), re.MULTILINE)
+    words = re.findall(r"^(\d+) \S", (READER / "rules.js").read_text(encoding="utf-8"), re.MULTILINE)
     assert len(rules) > 50 and sorted(rules, key=int) == words
 
 
 def test_every_option_that_is_read_is_declared() -> None:
     """An option that the declarations do not have is refused by whoever checks types, whatever the code does."""
-    text = (READER / "zcrecord.d.ts").read_text()
+    text = (READER / "zcrecord.d.ts").read_text(encoding="utf-8")
     declared = dict(re.findall(r"export interface (\w+)[^{]*{\n(.*?)\n}", text, re.DOTALL))
     options = {
         "OpenOptions": {"signal", "onProgress", "verify", "embedded", "fetch", "headers", "cache", "allowWhole"},
@@ -121,5 +121,5 @@ def test_every_option_that_is_read_is_declared() -> None:
         above = ["signal"] if name == "OnnxOptions" else inherited
         found = {*re.findall(r"^  (\w+)\?:", declared[name], re.MULTILINE), *above}
         assert found == wanted, name
-        code = "".join(path.read_text() for path in READER.glob("*.js"))
+        code = "".join(path.read_text(encoding="utf-8") for path in READER.glob("*.js"))
         assert all(re.search(rf"[{{,(]\s*{option}\b", code) for option in wanted)

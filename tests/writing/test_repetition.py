@@ -49,6 +49,7 @@ def test_a_text_is_stored_twice_only_where_the_budget_is_nearly_used_up(count: i
     assert exhausted > 3
 
 
+@pytest.mark.slow
 @hypothesis.given(RECORDS, st.dictionaries(TEXTS, VALUES, max_size=20))
 @hypothesis.settings(max_examples=rounds(100))
 def test_no_record_is_too_repetitive_to_be_saved(record: Any, metadata: dict[str, Any]) -> None:

@@ -325,6 +325,7 @@ def test_views_of_a_loaded_record_are_tied_by_the_memory_they_lie_in() -> None:
     assert second.nbytes == first.nbytes == BASE.nbytes
 
 
+@pytest.mark.slow
 def test_many_views_with_gaps_over_many_rows_are_placed_in_linear_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Compared with each other, these would take a minute."""
     base = np.arange(64_000, dtype=np.uint16).reshape(8000, 8)

@@ -263,6 +263,7 @@ def test_without_digests_their_fields_are_zero() -> None:
     assert (forge.digest_kind, forge.columns["payloads"]["digest"].tolist()) == (0, [0])
 
 
+@pytest.mark.slow
 @pytest.mark.exhaustive(keep=1)
 @pytest.mark.parametrize("seed", ["1", "2"])
 def test_every_golden_archive_comes_out_the_same_under_another_hash_seed(seed: str) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 from rich.console import Console
 
-from tools.bench.harness import Row, Settings, machine, versions
+from tools.bench.harness import Row, Settings, machine, on_path, versions
 from tools.bench.reasons import figures
 from tools.bench.table import MEASURED, markdown, page_with, terminal_table
 from tools.worker import ROOT, reused_processes
@@ -47,6 +47,10 @@ AREAS = (
     "web",
 )
 ON_REQUEST = ("architectures", "transformers")  # by --only alone: its figures are not in the results file
+NEEDS = {
+    "embedding": ("gcc", "clang-19", "rustc", "make", "arm-none-eabi-gcc", "qemu-system-arm"),
+    "web": ("chromium",),
+}  # tools of the system; a quick run does without
 RESULTS = ROOT / "tools" / "bench" / "results.json"
 SAME_MACHINE = ("cpu", "cores", "memory_mib", "file_system")
 PAGES = {ROOT / "README.md": figures, ROOT / "tools" / "bench" / "README.md": markdown}  # what each shows
@@ -106,14 +110,16 @@ def _console() -> Console:
 
 def _measure(areas: tuple[str, ...], quick: bool, console: Console) -> dict[str, Any]:
     rows: list[Row] = []
-    with tempfile.TemporaryDirectory(prefix="zcrecord-bench-") as folder:
-        settings = Settings(Path(folder), quick)
-        for area in areas:
-            with console.status(f"measuring {area}"), reused_processes() if quick else nullcontext():
-                made = list(importlib.import_module(f"tools.bench.{area}").run(settings))
-            rows += made
-            console.print(terminal_table(made))
-        described = machine(Path(folder))
+    missing = [tool for area in areas for tool in NEEDS.get(area, ()) if not (quick or on_path(tool))]
+    if missing:  # which is said now, and not after an hour
+        sys.exit(f"{', '.join(missing)} not on PATH; ./tools/test --all installs what the measurements need")
+    for area in areas:
+        own = tempfile.TemporaryDirectory(prefix="zcrecord-bench-")  # of no area before it are files left
+        with own as folder, console.status(f"measuring {area}"), reused_processes() if quick else nullcontext():
+            made = list(importlib.import_module(f"tools.bench.{area}").run(Settings(Path(folder), quick)))
+        rows += made
+        console.print(terminal_table(made))
+    described = machine(Path(tempfile.gettempdir()))
     return {"quick": quick, "machine": described, "versions": versions(), "rows": [row.as_json() for row in rows]}
 
 

@@ -229,7 +229,7 @@ def _write_catalogue(folder: Path, paths: dict[str, tuple[str, ...]], ranks: int
         for rank in range(ranks)
     ]  # fmt: skip
     tree = joined(reports, paths, None, alignment=ALIGNMENT, digest="xxh3")
-    CheckpointFolder(folder, durable=False).replace_catalogue(tree, 1)
+    CheckpointFolder(folder, durable=False).commit(tree, 1, {})
 
 
 def open_metadata(way: str, folder: str, small: str) -> dict[str, float]:

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 import zcrecord
-from tools.bench.harness import OURS, Promise, Row, Settings, collect
+from tools.bench.harness import OURS, Promise, Row, Settings, collect, on_path
 from tools.bench.peers import NPZ, SAFETENSORS
 from tools.firmware.figures import measure
 from tools.hosted import build_c, build_rust, run_together, write_model
@@ -42,24 +42,13 @@ PICKLE = "pickle.loads"
 
 
 def run(settings: Settings) -> Iterator[Row]:
-    """Yield the rows of weights that are part of a program.
-
-    Raises:
-        OSError: a tool is missing, and the run is not a quick one.
-    """
-    if _has(settings, "gcc", "rustc"):
+    """Yield the rows of weights that are part of a program; a quick run leaves out what lacks a tool."""
+    if on_path("gcc", "rustc"):
         yield from _at_load(settings)
     yield from _compiled(settings)
     yield _constant(settings)
-    if _has(settings, "make", "arm-none-eabi-gcc", "qemu-system-arm"):
+    if on_path("make", "arm-none-eabi-gcc", "qemu-system-arm"):
         yield from _on_a_microcontroller(settings)
-
-
-def _has(settings: Settings, *tools: str) -> bool:
-    missing = [tool for tool in tools if shutil.which(tool) is None]
-    if missing and not settings.quick:
-        raise OSError(f"{', '.join(missing)} not on PATH; ./tools/test --all installs what the measurements need")
-    return not missing
 
 
 # -- at load ---------------------------------------------------------------------------------------------------------
@@ -93,14 +82,14 @@ def _compiled(settings: Settings) -> Iterator[Row]:
     folder.mkdir()
     archive = folder / "model.zcr"
     zcrecord.save_record({"w": _noise(mib * MIB).view(np.float32)}, archive, durable=False)
-    for compiler in [name for name in ("gcc", "clang-19") if _has(settings, name)]:
+    for compiler in [name for name in ("gcc", "clang-19") if on_path(name)]:
         ways = {OURS: _compile(compiler, folder, archive, "c")}
         ways["zcrecord, string literal"] = _compile(compiler, folder, archive, "c", blob="string")
         if compiler == "clang-19":  # gcc has #embed from version 15 on
             ways["zcrecord, #embed"] = _compile(compiler, folder, archive, "c", blob="embed")
         promise = Promise("faster", 50, HEX_ARRAY)
         yield _compile_row(settings, f"{compiler}, {mib} MiB of weights to an object file", ways, promise, mib)
-    if _has(settings, "rustc"):
+    if on_path("rustc"):
         ways = {OURS: _compile("rustc", folder, archive, "rust")}
         ways["zcrecord, global_asm!"] = _compile("rustc", folder, archive, "rust", assembly=True)
         yield _compile_row(settings, f"rustc, {mib} MiB of weights to a library", ways, None, mib)
@@ -152,7 +141,7 @@ def _array(source: Path, compiler: str, nbytes: int) -> Callable[[], float]:
     rows = "".join(f"  {', '.join(f'0x{b:02x}' for b in data[at : at + 12])},\n" for at in range(0, nbytes, 12))
     rust = source.suffix == ".rs"
     head, tail = (f"pub static MODEL: [u8; {nbytes}] = [", "]") if rust else ("const unsigned char model[] = {", "}")
-    source.write_text(f"{head}\n{rows}{tail};\n")
+    source.write_text(f"{head}\n{rows}{tail};\n", encoding="utf-8")
     return lambda: _seconds(compiler, source)
 
 

@@ -137,8 +137,8 @@ def _with_command(source: str, dest: str, options: dict[str, Any], flag: Path) -
 
 def _worker_of(pid: int) -> int:
     """Return a worker of the command: the first child that runs conversions."""
-    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    workers = [c for c in children if "spawn_main" in Path(f"/proc/{c}/cmdline").read_text()]
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="utf-8").split()
+    workers = [c for c in children if "spawn_main" in Path(f"/proc/{c}/cmdline").read_text(encoding="utf-8")]
     return int(workers[0])
 
 

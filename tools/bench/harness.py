@@ -6,6 +6,7 @@ import gc
 import importlib.metadata
 import os
 import platform
+import shutil
 import statistics
 import time
 from collections.abc import Callable, Mapping
@@ -26,6 +27,7 @@ __all__ = [
     "collect",
     "machine",
     "median_seconds",
+    "on_path",
     "require_disk",
     "versions",
 ]
@@ -58,6 +60,11 @@ class Settings:
     def pick(self, full: int, quick: int) -> int:
         """Return a size or a number of repetitions."""
         return quick if self.quick else full
+
+
+def on_path(*tools: str) -> bool:
+    """Return True if system tools are there, all of them."""
+    return all(map(shutil.which, tools))
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +179,7 @@ def machine(folder: Path) -> dict[str, Any]:
 
 def _cpu() -> str:
     try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
             if line.startswith("model name"):
                 return line.partition(":")[2].strip()
     except OSError:
@@ -182,7 +189,7 @@ def _cpu() -> str:
 
 def _file_system(folder: Path) -> str:
     try:
-        mounts = [line.split()[1:3] for line in Path("/proc/mounts").read_text().splitlines()]
+        mounts = [line.split()[1:3] for line in Path("/proc/mounts").read_text(encoding="utf-8").splitlines()]
     except OSError:
         return "unknown"
     holding = [(len(at), kind) for at, kind in mounts if folder.resolve().is_relative_to(at)]

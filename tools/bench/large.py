@@ -226,7 +226,7 @@ def _mappings(path: str) -> list[tuple[int, int]]:
     """Return the address ranges at which the file is mapped into this process."""
     wanted = str(Path(path).resolve())
     found = []
-    for line in Path("/proc/self/maps").read_text().splitlines():
+    for line in Path("/proc/self/maps").read_text(encoding="utf-8").splitlines():
         words = line.split(maxsplit=5)
         if len(words) == 6 and words[5] == wanted:
             lo, hi = (int(word, 16) for word in words[0].split("-"))

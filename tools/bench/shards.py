@@ -35,7 +35,9 @@ def run(settings: Settings) -> Iterator[Row]:
         for name, part in zip(names, shards, strict=True):
             PEERS[SAFETENSORS].save(settings.folder / name, part)
         weight_map = {key: name for name, part in zip(names, shards, strict=True) for key in part}
-        index.write_text(json.dumps({"metadata": {"total_size": values.nbytes}, "weight_map": weight_map}))
+        index.write_text(
+            json.dumps({"metadata": {"total_size": values.nbytes}, "weight_map": weight_map}), encoding="utf-8"
+        )
 
     def save_ours() -> object:
         return zcrecord.save_record(tensors, ours, max_shard_size=most, durable=False)
@@ -47,7 +49,7 @@ def run(settings: Settings) -> Iterator[Row]:
 
     def one_of_theirs() -> object:
         name = names[next(wanted)]
-        file = json.loads(index.read_text())["weight_map"][name]
+        file = json.loads(index.read_text(encoding="utf-8"))["weight_map"][name]
         return PEERS[SAFETENSORS].one(settings.folder / file, name)
 
     few = settings.pick(30, 1)
@@ -59,7 +61,7 @@ def run(settings: Settings) -> Iterator[Row]:
     yield Row(AREA, work, "s", median_seconds(few, ways), Promise("under", 0.003), samples=few * BURST)
 
     def all_of_theirs(peer: str) -> object:
-        files = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+        files = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
         return {name: tensor for file in files for name, tensor in PEERS[peer].all(settings.folder / file).items()}
 
     few = settings.pick(7, 1)

@@ -91,7 +91,7 @@ def _drop(folder: Path) -> None:
 
 def _bytes_read() -> int:
     """Return how many bytes were read from disk for this process, by page faults and read-ahead, too."""
-    lines = Path("/proc/self/io").read_text().splitlines()
+    lines = Path("/proc/self/io").read_text(encoding="utf-8").splitlines()
     return int(dict(line.split(": ") for line in lines)["read_bytes"])
 
 

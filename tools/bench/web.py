@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from tools.bench.harness import OURS, Promise, Row, Settings
+from tools.bench.harness import OURS, Promise, Row, Settings, on_path
 from tools.bench.remote import write_sparse
 from tools.range_server import Server, serving
 
@@ -57,7 +57,9 @@ READY = """for (const mark of ["tree", "all"]) {
 
 
 def run(settings: Settings) -> Iterator[Row]:
-    """Yield the rows of the area."""
+    """Yield the rows of the area; a quick run without Chromium none."""
+    if not on_path("chromium"):
+        return
     if (tests := str(ROOT / "tests" / "support")) not in sys.path:
         sys.path.append(tests)  # tests are not installed
     from browser_heap import heap_growth

@@ -57,7 +57,7 @@ def reached(run: Callable[[], Any], wanted: dict[str, set[str] | None] | None = 
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.json"
         measured.json_report(outfile=str(report))
-        files = json.loads(report.read_text())["files"]
+        files = json.loads(report.read_text(encoding="utf-8"))["files"]
     branches = lines = 0
     missing = []
     for path, file in files.items():

@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 import sys
 
-import atheris  # type: ignore[import-untyped]  # it has no types
+import atheris
 
 from tools.measure import begin_peak, peak_rss
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 from attacks import broken, tricks
-from forge import Forge, build_index
+from forge import NONE, Forge, build_index
 from malformed import Case, saved, sequence
 from test_malformed_header import both
 from test_malformed_index import count, number
@@ -318,6 +318,26 @@ def reaching_over_an_uncle(f: Forge) -> None:
     f.set("modules", "p", end=5).set("modules", "p.a", end=5)
 
 
+def beyond_the_modules(f: Forge) -> None:
+    """Let the last attribute be in a module that lies, as it should be, behind those that count."""
+    f.add("modules", f.columns["modules"][1:])
+    f.set("attributes", "k", parent=2)
+    count("modules", 2)(f)
+
+
+def type_of_the_record(start: int | None) -> Callable[[Forge], None]:
+    """Return a change that gives module 0 a type name as long as a catalogue's, at `start`, or that without its NUL.
+
+    A reader that knows catalogues compares the name on opening, at level `touch` before any rule of it is checked.
+    """
+
+    def change(f: Forge) -> None:
+        at = f.text(b"zcr:catalogues")[0] if start is None else start
+        f.set("modules", 0, type_name=at, type_name_size=len("zcr:catalogue"))
+
+    return change
+
+
 def key_that_wraps(f: Forge) -> None:
     """Let the key be so long that it, a dot and the parent's name take the bytes of the name, modulo 2^32."""
     f.rename("modules", "abc.x", b"x").set("modules", "x", key_size=2**32 - 3)
@@ -421,6 +441,16 @@ GROUPS = (
     broken.Group(lambda: Forge(saved({"a": {"b": {}}, "c": {}})), [
         Case("R39", "range over a sibling", reaching_over_a_sibling, ""),
     ], "nested"),
+    broken.Group(lambda: Forge(saved({"w": np.ones(1, np.uint8), "m": {"k": 1}}, alignment=16)), [
+        Case("R64", "last parent one beyond the modules", lambda f: f.set("attributes", "k", parent=2), ""),
+        Case("R64", "last parent NONE", lambda f: f.set("attributes", "k", parent=NONE), ""),
+        Case("R64", "last parent behind those that count", beyond_the_modules, ""),
+    ], "attribute"),
+    broken.Group(floats, [
+        Case("R27", "type of the record past the pool", type_of_the_record(10**6), ""),
+        Case("R27", "type of the record wraps", type_of_the_record(2**32 - 8), ""),
+        Case("R27", "type of the record without its NUL", type_of_the_record(None), ""),
+    ], "module"),
     broken.Group(lambda: tricks.modules(40), [
         Case("R30", "type names by a byte", lambda f: f.use_up("modules", "type_name", 1), ""),
     ], "budget"),

@@ -107,4 +107,4 @@ def copy_with_archive(source: Path, folder: Path) -> Path:
 def change_config(folder: Path, **values: Any) -> None:
     """Set values of a model's config.json."""
     file = folder / "config.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | values))
+    file.write_text(json.dumps(json.loads(file.read_text(encoding="utf-8")) | values), encoding="utf-8")

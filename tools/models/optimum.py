@@ -235,9 +235,9 @@ def _write_tokenizer(folder: Path, words: int) -> None:
     none = dict.fromkeys(("truncation", "padding", "normalizer", "post_processor", "decoder"))
     parts = {"added_tokens": [], "pre_tokenizer": {"type": "WhitespaceSplit"}, "model": model}
     tokenizer: dict[str, Any] = {"version": "1.0", **none, **parts}
-    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer), encoding="utf-8")
     config = {"tokenizer_class": "PreTrainedTokenizerFast", "unk_token": "w2"}
-    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    (folder / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
 
 
 def _by_optimum(task: str, size: Size, folder: str) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import errno
 import os
-import struct
 import weakref
 import zlib
 from collections.abc import Callable, Iterator
@@ -19,18 +18,19 @@ import numpy as np
 
 from zcrecord import dtypes
 from zcrecord.codec.conventions import CATALOGUE_TYPE
-from zcrecord.codec.index import FORM, Index, TensorEntry, decode
+from zcrecord.codec.index import FORM, NUMPY, Index, Layout, Layouts, TensorEntry, decode
 from zcrecord.codec.layout import NONE, Header, locate
 from zcrecord.codec.verify import check_header, check_index, check_touched
 from zcrecord.errors import FormatError, IntegrityError, RecordError, UnsupportedError, printable
 from zcrecord.storage.memory import Memory, Mode
 from zcrecord.tensors.packed import PackedTensor, StringTensor
 
-from .private_copy import Twins, private_memory, twins_of
+from .private_copy import Twins, check_apart, private_memory, twins_nbytes, twins_of
+from .released import Released, closed
 
 __all__ = [
-    "Archive", "Embedded", "Progress", "Verify", "check_crc", "closed", "is_catalogue", "open_archive",
-    "takes_one_file",
+    "Archive", "Embedded", "Place", "Progress", "Verify", "check_crc", "is_catalogue",
+    "open_archive", "takes_one_file",
 ]  # fmt: skip
 
 Embedded = Literal["prefix", "suffix"]
@@ -38,9 +38,8 @@ Progress = Callable[[int, int], None]
 Verify = Literal["touch", "index", "full"]
 
 _ndarray = np.ndarray  # found sooner than an attribute of numpy: a tenth of the time of a view
-_FORM = struct.Struct("<IIBBB")  # dims, strides, dtype, bits, rank
-
-_Layout = tuple[tuple[int, ...], np.dtype[Any], tuple[int, ...] | None]  # shape, dtype, strides in bytes
+Place = tuple[int, int, int]  # a file, by its number, and the offset and size of a range of bytes in it
+_NOWHERE: Place = (-1, 0, 0)  # the place of no bytes
 
 
 def open_archive(memory: Memory, *, verify: Verify, embedded: Embedded | None = None, mode: Mode = "r") -> Archive:
@@ -63,7 +62,8 @@ def open_archive(memory: Memory, *, verify: Verify, embedded: Embedded | None = 
         how: dict[str, Any] = {"offset": offset, "mode": mode, "embedded": embedded, "whole": True}
         archive = Archive(memory, octets, header, index, verified="touch" if touch else "index", **how)
         if mode == "c":
-            for number in twins_of(index, len(octets)):
+            check_apart(twins_nbytes(index, len(octets)), len(octets), None)
+            for number in twins_of(index).tolist():
                 archive.home(number)  # before the first can be edited: nothing keeps the bytes as they were
     except RecordError as error:
         raise error.located(path=memory.path) from None
@@ -77,10 +77,10 @@ def check_crc(octets: memoryview, header: Header) -> None:
 
 
 def is_catalogue(archive: Archive) -> bool:
-    """Return True if an archive says that it is a catalogue; checks nothing else of it."""
-    ix = archive.index
-    named = len(ix.modules) and ix.modules["type_name_size"][0] == len(CATALOGUE_TYPE)
-    return bool(named) and ix.text_of(ix.modules[0], "type_name") == CATALOGUE_TYPE
+    """Return True if an archive says that it is a catalogue, by a name that keeps R27; checks nothing else of it."""
+    rows, name = archive.index.modules[:1], f"{CATALOGUE_TYPE}\0".encode()
+    spans = zip(rows["type_name"].tolist(), rows["type_name_size"].tolist(), strict=True)
+    return any(size + 1 == len(name) and archive.index.text[at : at + size + 1] == name for at, size in spans)
 
 
 def takes_one_file(archive: Archive, what: str) -> None:
@@ -90,24 +90,6 @@ def takes_one_file(archive: Archive, what: str) -> None:
     name = printable(os.path.basename(archive.path or "model.zcr"))
     advice = f"zcrecord convert {name} one.zcr makes one archive of it"
     raise UnsupportedError(f"is a catalogue of shards, and {what} takes one archive; {advice}", path=archive.path)
-
-
-def closed(path: str | None) -> UnsupportedError:
-    """Return the error for a record that was closed before, or by another thread meanwhile."""
-    return UnsupportedError("the record is closed; views taken before stay valid", path=path)
-
-
-class _Released:
-    """Takes the place of index and bytes in a released archive: every use of it raises the one typed error."""
-
-    def __init__(self, path: str | None) -> None:
-        self._path = path
-
-    def __getattr__(self, _: str) -> Any:
-        raise closed(self._path)
-
-    def __getitem__(self, _: Any) -> Any:
-        raise closed(self._path)
 
 
 class Archive:
@@ -168,8 +150,8 @@ class Archive:
         self._mappings: list[weakref.ref[Any]] = [] if memory.mapping is None else [weakref.ref(memory.mapping)]
         self._pool: Any = None  # with `_checked` for level "touch"
         self._checked: set[int] = set()
-        self._strings: set[tuple[int, int]] = set()  # offsets of payloads whose ends of strings were checked, how many
-        self._prepared: tuple[memoryview, list[_Layout | None], list[int]] | None = None
+        self._strings: set[tuple[Place, int]] = set()  # payloads whose ends of strings were checked, and how many ends
+        self._prepared: tuple[memoryview, list[Layout | None], list[int]] | None = None
         self._twins: Twins | None = None
         if mode == "c":
             source = self if original is None else original
@@ -192,11 +174,8 @@ class Archive:
             SourceError: the file was replaced since it was opened. LimitError: equal tensors, each by itself, would
             take out of all proportion to the archive.
         """
-        if self.verified != "touch":
-            try:
-                twins_of(self.index, len(self.buffer))
-            except RecordError as error:
-                raise error.located(path=self.path) from None
+        nbytes = self.opened_nbytes()
+        check_apart(twins_nbytes(self.index, nbytes), nbytes, self.path)
         self.bring()
         return self._private()
 
@@ -295,10 +274,7 @@ class Archive:
     @property
     def root(self) -> Archive:
         """The archive that this is a part of, or itself."""
-        root = self
-        while root.parent is not None:
-            root = root.parent[0]
-        return root
+        return self if self.parent is None else self.parent[0].root
 
     def held(self) -> Memory:
         """Return the memory of the whole file or buffer; raises UnsupportedError if the archive was released."""
@@ -392,6 +368,51 @@ class Archive:
         start = self.header.payload_offset + offset
         return self.buffer[start : start + nbytes]
 
+    def place_of(self, number: int) -> Place:
+        """Return the identity of a payload: its file and its range there. Payloads of one place are the same bytes.
+
+        Nothing else tells so: an offset in an index is an address within one layout, and of a catalogue two payloads of
+        one offset may lie in two files. In mode "c" each payload is memory of its own, and so a file of its own.
+        """
+        if number == NONE:
+            return _NOWHERE
+        if self.mode == "c":
+            return number, 0, 0
+        offset, nbytes, _ = self.index.payloads[number].item()
+        return 0, offset, nbytes
+
+    def stored_nbytes(self) -> int:
+        """Return the bytes of the index and of the payloads, each range once; of foreign bytes, those of the file.
+
+        Holes do not count, and neither do sizes that nothing holds: what work a record may ask for is measured by it.
+        """
+        rows = self.index.payloads
+        _, first = np.unique(rows["offset"], return_index=True)
+        return (self.header.index_size or self.header.archive_size) + int(rows["nbytes"][first].sum(dtype=np.uint64))
+
+    def opened_nbytes(self) -> int:
+        """Return the bytes of the archive, of a catalogue those of the shards that are open."""
+        return len(self.buffer)
+
+    def seal(self) -> bytes:
+        """Return the bytes that tell this archive from others: its header; of a catalogue the SHA-256 of all of it."""
+        return self.header.encode()
+
+    def pins(self) -> dict[Any, Any]:
+        """Return the SHA-256 digests that payloads of a remote archive had when all of it was hashed, for `pin`."""
+        return {} if self.remote is None else self.remote.pins
+
+    def pin(self, pins: dict[Any, Any]) -> None:
+        """Compare payloads of a remote archive, whenever they are fetched, with what they were then.
+
+        Raises:
+            IntegrityError: they are those of a catalogue, or of another one.
+        """
+        if any(isinstance(key, str) for key in pins):
+            raise IntegrityError("is not the catalogue that was checked; it was replaced since", path=self.path)
+        if self.remote is not None:
+            self.remote.pin(pins)
+
     def split(self, number: int) -> Iterator[memoryview] | None:  # noqa: ARG002  # a catalogue looks it up
         """Return the bytes of a payload in several pieces, block by block; None: it is in one, as all are here."""
         return None
@@ -438,9 +459,9 @@ class Archive:
         octets, start = self.home(number)
         return np.ndarray(shape, kind, octets, start + row.byte_offset, strides)
 
-    def layout_of(self, dims: int, strides: int, code: int, bits: int, rank: int) -> _Layout | None:
+    def layout_of(self, dims: int, strides: int, code: int, bits: int, rank: int) -> Layout | None:
         """Return shape, dtype and strides of an ndarray with these entries in its row; None for other tensors."""
-        kind = _NUMPY[code]
+        kind = NUMPY[code]
         if kind is None or bits < 8:
             return None
         ix = self.index
@@ -449,9 +470,9 @@ class Archive:
             return shape, kind, None
         return shape, kind, tuple((ix.strides[strides : strides + rank] * (bits >> 3)).tolist())
 
-    def layouts(self) -> list[_Layout | None]:
+    def layouts(self) -> list[Layout | None]:
         """Return shape, dtype and strides of every tensor that is an ndarray, each distinct one made once."""
-        return list(map(_Layouts(self.layout_of).__getitem__, self.index.tensors.view(FORM)["form"].tolist()))
+        return list(map(Layouts(self.layout_of).__getitem__, self.index.tensors.view(FORM)["form"].tolist()))
 
     def prepare_views(self) -> None:
         """Prepare for views of all tensors, each of which then takes a fraction of the time; 48 bytes for each.
@@ -488,11 +509,10 @@ class Archive:
         data = np.frombuffer(self.payload(number), np.uint8)
         if kind is None:
             code = self.row(i).dtype
-            raise UnsupportedError(
-                f"dtype code {code} is not known; .raw(name) gives its bytes", path=self.path, tensor=name
-            )
-        start = 0 if number == NONE else int(self.index.payloads["offset"][number])
-        if kind is dtypes.STRING and (start, prod(shape)) in self._strings:
+            what = f"dtype code {code} is not known; .raw(name) gives its bytes"
+            raise UnsupportedError(what, path=self.path, tensor=name)
+        known = (self.place_of(number), prod(shape))
+        if kind is dtypes.STRING and known in self._strings:
             return StringTensor(data, shape, checked=True)
         try:
             if kind is not dtypes.STRING:
@@ -501,7 +521,7 @@ class Archive:
                     data = np.frombuffer(octets, np.uint8)[at : at + len(data)]
                 return PackedTensor(data, kind, shape)
             checked = StringTensor(data, shape)
-            self._strings.add((start, prod(shape)))
+            self._strings.add(known)
             return checked
         except FormatError as error:
             raise error.located(path=self.path, tensor=name) from None
@@ -557,7 +577,7 @@ class Archive:
 
     def release(self) -> bool:
         """Drop the archive's own hold on its mapping; returns whether that, or a later view's end, released it."""
-        released: Any = _Released(self.path)
+        released: Any = Released(self.path)
         self.index = released  # first: numpy takes a lost `_octets` for leave to make new memory
         self.buffer = self._octets = released
         self._memory = self.parent = self.recipe = self.remote = self._prepared = self._twins = self._pool = None
@@ -570,27 +590,6 @@ class Archive:
             except BufferError:  # views live, or parts; the mapping goes with the last of them
                 gone = False
         return gone
-
-
-class _NumpyTypes(dict[int, Any]):
-    """numpy's dtype by an element type's code, None of strings and unknown types; ml_dtypes is imported when needed."""
-
-    def __missing__(self, code: int) -> Any:
-        kind = dtypes.by_code.get(code)
-        return self.setdefault(code, None if kind is None else kind.numpy)
-
-
-_NUMPY = _NumpyTypes()
-
-
-class _Layouts(dict[bytes, Any]):
-    """Layouts by the bytes of a row that tell them, each made once: many tensors have the same."""
-
-    def __init__(self, make: Callable[..., Any]) -> None:
-        self._make = make
-
-    def __missing__(self, form: bytes) -> Any:
-        return self.setdefault(form, self._make(*_FORM.unpack_from(form)))
 
 
 def _integers(column: np.ndarray[Any, Any]) -> memoryview:

@@ -7,6 +7,7 @@ A catalogue is a plain archive whose tensors are tables, by the convention of FO
 
 from __future__ import annotations
 
+import hashlib
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
@@ -16,21 +17,22 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from zcrecord.codec.digests import digest_of
-from zcrecord.codec.index import Index, decode
+from zcrecord.codec.index import Index, Layout, decode
 from zcrecord.codec.layout import HEADER_SIZE, NONE, Header, decode_header
-from zcrecord.codec.verify import check_header
+from zcrecord.codec.verify import PayloadColumns, check_header, check_payload
 from zcrecord.errors import FormatError, IntegrityError, RecordError, UnsupportedError
 from zcrecord.storage.memory import Memory
 
-from .archive import Archive, check_crc
+from .archive import Archive, Place, check_crc
 from .boxes import Box, blocks_of, box_of, put_together
-from .shards import COPY_AGAIN, PieceTable, Shards, blob_of, table_of, tiles
+from .private_copy import check_apart
+from .shards import COPY_AGAIN, PieceTable, Shards, table_of, tiles
 
 __all__ = ["ShardedArchive", "SplitPiece", "open_catalogue"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 _ndarray = np.ndarray
-_Layout = tuple[tuple[int, ...], np.dtype[Any], tuple[int, ...] | None]
+_SPLIT = -2  # in the place of a payload, for a file: the pieces of a split payload lie in several
 
 
 def open_catalogue(archive: Archive, open_shard: Callable[[str], Archive]) -> ShardedArchive:
@@ -90,7 +92,7 @@ class ShardedArchive(Archive):
     Payload offsets of its index are those that the whole would have in one file.
     """
 
-    __slots__ = ("_assembled", "_filled", "_ready", "_table", "_tiled", "_users", "complete", "shards")
+    __slots__ = ("_assembled", "_filled", "_put_together", "_ready", "_table", "_tiled", "_users", "complete", "shards")
 
     def __init__(self, memory: Memory, header: Header, index: Index, shards: Shards, table: PieceTable) -> None:
         super().__init__(memory, memory.octets, header, index, verified="touch")
@@ -98,8 +100,9 @@ class ShardedArchive(Archive):
         self.complete = True  # and no part
         self._filled: set[int] = set()  # files whose payloads were compared with this index
         self._tiled: set[tuple[int, tuple[int, ...]]] = set()  # split payloads whose boxes tile a shape
+        self._put_together: dict[int, int] = {}  # bytes of the split payloads that were in memory: pieces may repeat
         self._assembled: Any = weakref.WeakValueDictionary()  # split payloads in memory, while someone holds them
-        self._ready: tuple[list[_Layout | None], list[memoryview], list[int]] | None = None
+        self._ready: tuple[list[Layout | None], list[memoryview], list[int]] | None = None
         self._users: Array | None = None  # by payload, the first tensor that uses it
 
     # The same archive again, or a part of it.
@@ -168,18 +171,11 @@ class ShardedArchive(Archive):
 
     def _part_of(self, file: int, mine: Array) -> Archive:
         """Return the part of one file that has some tensors, all that lie in it whole, and every piece in it."""
-        used = self._table.payload[self._table.in_file(file)]
-        if file == NONE:
-            shard = self.shards.catalogue
-            used = np.array([blob_of(shard, number) for number in used.tolist()], np.int64)
-        else:
-            shard = self._shard(file)
-        used = np.unique(used)
+        shard, used, rows = self._stored_in(file)
         index = self._index_of(mine)
         numbers = self._numbers()[index.tensors["payload"]]
         index.tensors["payload"] = np.searchsorted(used, numbers)
-        rows, kind = shard.index.payloads[used], shard.index.digest_kind
-        return shard.part(index._replace(payloads=rows, digest_kind=kind), used.tolist())
+        return shard.part(index._replace(payloads=rows, digest_kind=shard.index.digest_kind), used.tolist())
 
     def _index_of(self, mine: Array) -> Index:
         """Return an index of some tensors, without attributes, and with the modules of the whole."""
@@ -228,6 +224,58 @@ class ShardedArchive(Archive):
 
     # Bytes.
 
+    def place_of(self, number: int) -> Place:
+        """Return the file of a payload and its range there; opens that file. A split payload is nobody else's.
+
+        Raises:
+            SourceError, FormatError, IntegrityError: the shard cannot be had, or is another.
+        """
+        if number == NONE or self.mode == "c":
+            return super().place_of(number)
+        pieces = self._table.pieces(number)
+        if len(pieces) > 1:
+            return _SPLIT, number, int(self.index.payloads["nbytes"][number])
+        archive, there = self._only_piece(number, pieces[0])
+        return int(self._table.file[pieces[0]]), *archive.place_of(there)[1:]
+
+    def stored_nbytes(self) -> int:
+        """Return the bytes of the index, and of the ranges that its payloads take in the shards, each once."""
+        return self.header.index_size + sum(
+            int(rows["nbytes"][np.unique(rows["offset"], return_index=True)[1]].sum(dtype=np.uint64))
+            for rows in (self._stored_in(file)[2] for file in np.unique(self._table.file).tolist())
+        )
+
+    def seal(self) -> bytes:
+        """Return the SHA-256 of the catalogue: the header of the outline says nothing of the shards."""
+        return hashlib.sha256(self.shards.catalogue.buffer).digest()
+
+    def pins(self) -> dict[Any, Any]:
+        """Return the seal, as "", and the pins of each shard that has any, by its name."""
+        found = {name: pins for name, shard in self.shards.opened_by_name() if (pins := shard.pins())}
+        return {"": self.seal(), **found} if found else {}
+
+    def pin(self, pins: dict[Any, Any]) -> None:
+        """Compare payloads with what they were, as of one archive; shards are not opened for that.
+
+        Raises:
+            IntegrityError: the pins are those of another archive.
+        """
+        if pins and pins.get("") != self.seal():
+            raise IntegrityError("is not the catalogue that was checked; it was replaced since", path=self.path)
+        self.shards.pin(pins)
+
+    def opened_nbytes(self) -> int:
+        """Return the bytes of the shards that are open."""
+        return sum(len(shard.buffer) for shard in self.shards.opened())
+
+    def _stored_in(self, file: int) -> tuple[Archive, Array, Array]:
+        """Return a file of the record, the numbers there of the payloads that are pieces of it, and their rows."""
+        numbers = np.unique(self._table.payload[self._table.in_file(file)])
+        archive = self.shards.catalogue if file == NONE else self._shard(file)
+        if file == NONE:
+            numbers = np.unique([self.shards.blob(number) for number in numbers.tolist()]).astype(np.int64)
+        return archive, numbers, archive.index.payloads[numbers]
+
     def _numbers(self) -> Array:
         """Return the number of each payload in its shard; of a split one that of its first piece."""
         first = self._table.first
@@ -247,16 +295,18 @@ class ShardedArchive(Archive):
 
     def _compare(self, file: int, shard: Archive) -> None:
         theirs, table = shard.index.payloads, self._table
+        try:
+            check_payload(PayloadColumns(shard.index, shard.header))  # all: one range is known by where it starts
+        except FormatError as error:
+            raise error.located(path=shard.path) from None
         pieces = table.in_file(file)
         named = table.payload[pieces]
         # Each once: a payload that is a piece of many tensors would be as many times the memory.
         if np.count_nonzero(named < len(theirs)) == len(named) == len(np.unique(named)):
             numbers = table.payloads_of(pieces)
             rows, mine = theirs[named], self.index.payloads[numbers]
-            room = np.uint64(shard.header.payload_room)
             whole = table.whole()[numbers] == file
             wrong = whole & (rows["nbytes"] != mine["nbytes"])
-            wrong |= (rows["nbytes"] > room) | (rows["offset"] > room - np.minimum(rows["nbytes"], room))
             if self.index.digest_kind:
                 wrong |= whole & ((rows["digest"] != mine["digest"]) | (shard.index.digest_kind == 0))
             if not np.count_nonzero(wrong):
@@ -269,7 +319,7 @@ class ShardedArchive(Archive):
         file, number = int(self._table.file[piece]), int(self._table.payload[piece])
         if file != NONE:
             return self._shard(file), number
-        return self.shards.catalogue, blob_of(self.shards.catalogue, number)
+        return self.shards.catalogue, self.shards.blob(number)
 
     def _only_piece(self, number: int, piece: int) -> tuple[Archive, int]:
         """Return the archive that a payload lies in, whole, and its number there, of the same size."""
@@ -286,7 +336,8 @@ class ShardedArchive(Archive):
             if self.parent is not None:
                 whole, numbers = self.parent
                 return whole.home(numbers[number])
-            return self._assembly(number, pieces).data, 0
+            octets = self._assembly(number, pieces).data
+            return (octets.toreadonly() if self.mode == "r" else octets), 0
         archive, there = self._only_piece(number, pieces[0])
         return archive.home(there)
 
@@ -343,6 +394,8 @@ class ShardedArchive(Archive):
     def _assemble(self, number: int, pieces: range) -> Array:
         shape, boxes = self._boxes(number, pieces)
         dtype = boxes[0].values.dtype
+        self._put_together[number] = prod(shape) * dtype.itemsize
+        check_apart(sum(self._put_together.values()), self.opened_nbytes(), self.path)
         out = np.empty(prod(shape) * dtype.itemsize, np.uint8)  # the owner of the memory, as which it is looked up
         put_together(out.view(dtype).reshape(shape), boxes)
         return out
@@ -367,7 +420,8 @@ class ShardedArchive(Archive):
         """
         if self._users is None:
             payloads = self.index.tensors["payload"]
-            order = np.flatnonzero(payloads != NONE)[::-1]
+            # At level "touch" any number may be there.
+            order = np.flatnonzero(payloads < len(self.index.payloads))[::-1]
             self._users = np.full(len(self.index.payloads), NONE, np.uint32)
             self._users[payloads[order]] = order  # of several the last one stays here, which is the first tensor
         if self._users[number] == NONE:
@@ -408,9 +462,13 @@ class ShardedArchive(Archive):
                 self._shard(file)
 
     def box_place(self, i: int, k: int) -> tuple[int, int]:
-        """Return the file that piece k of tensor i lies in, by its number, and its payload's number there."""
+        """Return the file of piece k of tensor i, and its number there: in this order pieces are read; opens none."""
         piece = self._piece_of(i, k)
         return int(self._table.file[piece]), int(self._table.payload[piece])
+
+    def box_payload(self, i: int, k: int) -> tuple[Archive, int]:
+        """Return the archive that piece k of tensor i lies in, and its payload's number there."""
+        return self._piece(self._piece_of(i, k))
 
     def box_octets(self, i: int, k: int, nbytes: int) -> memoryview:
         """Return the bytes of piece k of a split tensor i, in C order, over its shard's own; writable in mode "c".
@@ -461,7 +519,7 @@ class ShardedArchive(Archive):
             self._fill(i, ready)
         return found
 
-    def _fill(self, i: int, ready: tuple[list[_Layout | None], list[memoryview], list[int]]) -> None:
+    def _fill(self, i: int, ready: tuple[list[Layout | None], list[memoryview], list[int]]) -> None:
         """Fill in the places of all tensors in the shard of tensor i, if its bytes are in memory or mapped."""
         layouts, octets, starts = ready
         payloads, at = self.index.tensors["payload"], self._files_of_tensors()

@@ -91,8 +91,9 @@ class _DamageSearch:
 
     def __init__(self, archive: Archive, progress: Progress | None) -> None:
         ix, h = archive.index, archive.header
-        new = np.ones(len(ix.payloads), bool)
-        new[1:] = ix.payloads["offset"][1:] != ix.payloads["offset"][:-1]
+        offsets = ix.payloads["offset"]
+        new = np.ones(len(offsets), bool)
+        new[1:] = offsets[1:] != offsets[:-1]
         self.numbers = np.flatnonzero(new)  # of each range the first payload
         self.rows: Array = ix.payloads[self.numbers]
         self.found: list[tuple[int, int, int]] = []  # from where to where, and of `rows` which; -1 for a gap

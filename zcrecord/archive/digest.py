@@ -26,7 +26,7 @@ from . import damage
 from .damage import Progress
 
 if TYPE_CHECKING:
-    from .archive import Archive
+    from .archive import Archive, Place
 
 __all__ = ["check", "check_as_read", "check_indexes", "content_digest"]
 
@@ -55,6 +55,9 @@ def check(archive: Archive, progress: Progress | None = None) -> None:
     """
     archive.ensure_all()
     _check_files(archive, _check_file, progress)
+    if archive.shard_names:
+        for part in archive.parts_by_file():
+            _check_elements(part)  # by the element types of the whole: the shards' own may be others
 
 
 def check_indexes(archive: Archive) -> None:
@@ -106,9 +109,9 @@ def _check_file(archive: Archive, progress: Progress | None) -> None:
             return
         if found := damage.find(archive, progress):
             raise damage.error_of(found)
-        _check_elements(archive)
     except RecordError as error:
         raise error.located(path=archive.path) from None
+    _check_elements(archive)
 
 
 def check_as_read(archive: Archive, progress: Progress | None = None) -> None:
@@ -137,11 +140,17 @@ def _before_edits(archive: Archive) -> Archive | None:
 
 def _check_elements(archive: Archive) -> None:
     """Pad bits are zero, bools 0 or 1, string ends right (R70 to R72); each payload once, however many use it."""
-    rules = ElementRules(archive.index)
+    rules = ElementRules(archive.index, archive.place_of)
+    payloads = rules.payloads()
+    archive.bring([number for _, number in payloads])
     for i in rules.strings:
         archive.view(i)  # it checks itself, and the archive remembers
-    for start, number in rules.payloads():
-        rules.check(start, np.frombuffer(archive.payload(number), np.uint8), last=True)
+    try:
+        for place, number in payloads:
+            for octets in _octets(archive, number):
+                rules.check(place, np.frombuffer(octets, np.uint8), last=True)  # no split tensor has pad bits
+    except RecordError as error:
+        raise error.located(path=archive.path) from None
 
 
 def content_digest(
@@ -235,7 +244,13 @@ def _streamed(archive: Archive) -> Callable[[int], bytes] | None:
 
 
 def _local_sha256(archive: Archive, i: int) -> bytes:
-    return _sha256_of(_octets(archive, archive.row(i).payload))
+    row = archive.row(i)
+    return _sha256_of(_octets(archive, row.payload) if archive.strides(row) is None else [_dense(archive, i)])
+
+
+def _dense(archive: Archive, i: int) -> memoryview:
+    """Return a copy of a strided tensor's elements in C order, as bytes."""
+    return np.ascontiguousarray(archive.elements(i)).data.cast("B")
 
 
 def _octets(archive: Archive, number: int) -> Iterable[memoryview]:
@@ -247,29 +262,21 @@ def _distinct(archive: Archive) -> tuple[list[Any], dict[Any, int]]:
     """Return a key for each tensor by name, equal for the same logical bytes, and the first tensor of each key."""
     keys: list[Any] = []
     first: dict[Any, int] = {}
-    left = DIGEST_ALLOWANCE * _held_bytes(archive)
-    places = [*_places(archive), None]  # the last one for tensors without bytes
+    most = DIGEST_ALLOWANCE * archive.stored_nbytes()
+    strided = split = 0  # bytes to be hashed of strided tensors, and of others: more than there are if pieces repeat
     for i in archive.index.by_name.tolist():
         row = archive.row(i)
         strides = archive.strides(row)
-        at = places[min(row.payload, len(places) - 1)]
-        key = at if strides is None else (at, row.byte_offset, row.bits, archive.shape(row), strides)
+        at = archive.place_of(row.payload)
+        key: Any = at if strides is None else (at, row.byte_offset, row.bits, archive.shape(row), strides)
         keys.append(key)
         if key not in first:
             first[key] = i
-            if strides is not None and (left := left - prod(archive.shape(row)) * row.bits // 8) < 0:
+            strided += 0 if strides is None else prod(archive.shape(row)) * row.bits // 8
+            split += at[2] if strides is None else 0
+            if max(strided, split) > most:
                 raise LimitError(_TOO_MANY_VIEWS, tensor=archive.index.name(i))
     return keys, first
-
-
-def _held_bytes(archive: Archive) -> int:
-    """Return the bytes of index and payloads, not of the holes: a catalogue may claim 64 KiB between any two.
-
-    Of another format's bytes, which have no index, those of the file and of the payloads.
-    """
-    rows = archive.index.payloads
-    _, first = np.unique(rows["offset"], return_index=True)
-    return (archive.header.index_size or archive.header.archive_size) + int(rows["nbytes"][first].sum(dtype=np.uint64))
 
 
 class _Hashing:
@@ -303,9 +310,7 @@ class _Hashing:
             self._known[key] = self._sha256(_octets(self._archive, row.payload), going)
             return
         with self._copying:  # one copy is in memory at a time
-            dense = np.ascontiguousarray(self._archive.elements(i)).data.cast("B")
-            self._known[key] = self._sha256([dense], going)
-            del dense
+            self._known[key] = self._sha256([_dense(self._archive, i)], going)
 
     def _sha256(self, parts: Iterable[memoryview], going: Going) -> bytes:
         def seen(nbytes: int) -> bool:
@@ -321,13 +326,6 @@ class _Hashing:
             self._progress(self._done, self._total)
 
 
-def _places(archive: Archive) -> list[int]:
-    """Return a number for each payload, equal where payloads are the same bytes; in mode "c" no two are."""
-    rows = archive.index.payloads
-    places: list[int] = rows["offset"].tolist() if archive.mode == "r" else list(range(len(rows)))
-    return places
-
-
 def _sha256_of(parts: Iterable[memoryview], seen: Callable[[int], bool] = lambda _: True) -> bytes:
     """Return the SHA-256 of bytes, in pieces, so that Ctrl-C need not wait for a large payload; `seen` may end it."""
     digest = hashlib.sha256()
@@ -340,8 +338,7 @@ def _sha256_of(parts: Iterable[memoryview], seen: Callable[[int], bool] = lambda
 
 def _put_attributes(archive: Archive, numbers: Array, put: Callable[[bytes], None]) -> None:
     ix = archive.index
-    known: dict[int, bytes] = {}
-    places = _places(archive)
+    known: dict[Place, bytes] = {}
     parents = numbers[ix.attributes["parent"]].tolist()
     keys = _texts(ix, ix.attributes, "name")
     children = _children(ix, ix.attributes, keys, numbers)
@@ -356,8 +353,7 @@ def _put_attributes(archive: Archive, numbers: Array, put: Callable[[bytes], Non
             if kind == ValueType.TEXT:
                 put(_text(bytes(ix.text[w & NONE : (w & NONE) + (w >> 32)])))
             elif kind == ValueType.PAYLOAD:
-                at = -1 if w == NONE else places[w]
-                if at not in known:
+                if (at := archive.place_of(w)) not in known:
                     known[at] = _sha256_of([archive.payload(w)])
                 put(known[at])
             else:

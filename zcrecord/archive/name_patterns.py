@@ -12,7 +12,17 @@ from typing import Any
 
 from zcrecord.errors import TensorNotFoundError, UnsupportedError, printable
 
-__all__ = ["NameFilter", "Patterns", "is_pattern", "matcher", "name_test", "prefix_advice", "renamer", "starred"]
+__all__ = [
+    "NameFilter",
+    "Patterns",
+    "is_pattern",
+    "matcher",
+    "name_test",
+    "prefix_advice",
+    "renamer",
+    "star_match",
+    "starred",
+]
 
 Patterns = str | Iterable[str]
 
@@ -69,18 +79,20 @@ def _listed(patterns: Any, options: str = "select= and exclude= take") -> tuple[
 
 
 def name_test(
-    names: Any, tensors: Callable[[], list[str]], modules: list[str], path: str | None
+    names: Any, tensors: Callable[[], list[str]], modules: list[str], path: str | None, *, each: bool = False
 ) -> Callable[[str], bool]:
     """Return a test of names, of tensors and modules, against `names`, some of which may be patterns.
 
     Raises:
-        TensorNotFoundError: one without wildcards is not known. UnsupportedError: they are no names.
+        TensorNotFoundError: one without wildcards is not known; with `each` a pattern, too, that matches nothing.
+        UnsupportedError: they are no names.
     """
     if not isinstance(names, Iterable):
         raise UnsupportedError(f"names= takes a pattern, several, or a function, not a {type(names).__name__}")
     wanted = _listed(names, "names= takes")
     everything = {*tensors(), *modules} if wanted else set()
-    missing = [name for name in wanted if not is_pattern(name) and name not in everything]
+    missing = [name for name in wanted if name not in everything]
+    missing = [n for n in missing if not is_pattern(n) or (each and not any(map(matcher([n]), everything)))]
     if missing:
         why = prefix_advice(missing[0], tensors())
         raise TensorNotFoundError(missing[0], lambda: _to_suggest(missing[0], tensors(), modules), path=path, why=why)
@@ -132,6 +144,11 @@ def renamer(rename: Any) -> Callable[[str], str]:
     return new
 
 
+def star_match(old: str) -> Callable[[str], re.Match[str] | None]:
+    """Return a match of names against a pattern in which `*` alone stands for any text, each a group."""
+    return re.compile("(.*)".join(map(re.escape, old.split("*"))), re.DOTALL).fullmatch
+
+
 def starred(old: str, new: str) -> Callable[[str], str]:
     """Return a function from names to new ones: each `*` of `new` is the text that one of `old` stands for.
 
@@ -146,7 +163,7 @@ def starred(old: str, new: str) -> Callable[[str], str]:
     if old.count("*") != len(parts) - 1:
         what = f"'{printable(old)}' has {old.count('*')} *, the new name '{printable(new)}' {len(parts) - 1}"
         raise UnsupportedError(f"{what}; give it as many, each for the text of one")
-    match = re.compile("(.*)".join(map(re.escape, old.split("*"))), re.DOTALL).fullmatch
+    match = star_match(old)
 
     def renamed(name: str) -> str:
         found = match(name)

@@ -9,12 +9,13 @@ from typing import Any
 import numpy as np
 
 from zcrecord.codec.digests import RunningDigest
-from zcrecord.errors import IntegrityError, LimitError
+from zcrecord.errors import IntegrityError
 from zcrecord.storage.stream_reader import KEPT, SequentialMapping
 from zcrecord.tensors.strides import address, extent, in_blocks
 
 from .archive import Archive
 from .info import TensorInfo, infos
+from .private_copy import check_apart
 
 __all__ = ["Payloads"]
 
@@ -24,7 +25,6 @@ _SPAN = 2 << 20  # bytes of a record prepared at a time, in a thread of their ow
 _GATHERED = (
     16 << 20
 )  # bytes of a strided tensor put together at a time: each touches many pages, so the more the better
-_TIMES, _EXPANDED = 64, 1 << 30  # tensors written apart: at most so many times the archive, and so many bytes
 
 
 class Payloads:
@@ -39,9 +39,7 @@ class Payloads:
         """Raise LimitError if tensors that share their bytes would come to far more than the archive has."""
         self.infos = list(infos(archive))
         self.nbytes = sum(info.nbytes for info in self.infos)
-        if self.nbytes > _TIMES * archive.header.archive_size + _EXPANDED:
-            what = f"its tensors share bytes, and written apart come to {self.nbytes}"
-            raise LimitError(f"{what}; save what you need of it as a record of its own", path=archive.path)
+        check_apart(self.nbytes, archive.stored_nbytes(), archive.path)
         self._archive = archive
         self._sound: set[int] = set()
         self._memory: Any = None  # that of the last payload

@@ -17,9 +17,11 @@ from zcrecord.codec.index import Index
 from zcrecord.errors import LimitError, SourceError
 from zcrecord.storage.memory import Memory, aligned_empty, map_file, private_copy
 
-__all__ = ["Twins", "private_memory", "twins_of"]
+__all__ = ["Twins", "check_apart", "private_memory", "twins_nbytes", "twins_of"]
 
-_APART, _APART_FREE = 64, 1 << 30  # times the archive, and bytes, that twins may take
+Array = np.ndarray[Any, np.dtype[Any]]
+
+_APART, _APART_FREE = 64, 1 << 30  # times what an archive holds, and bytes, that payloads may take apart
 _MAPPED = 1 << 20  # bytes from which a private mapping is cheaper than a copy
 _MAPPINGS = 32  # of one file at the most: each takes addresses for all of it, and on some systems a descriptor
 
@@ -38,22 +40,26 @@ def private_memory(memory: Memory, buffer: memoryview, offset: int, mapped: bool
     return copy._replace(octets=copy.octets[offset : offset + len(buffer)], absolute=memory.absolute)
 
 
-def twins_of(index: Index, archive_nbytes: int) -> list[int]:
-    """Return the payloads whose bytes are stored once with those of an earlier one.
+def twins_of(index: Index) -> Array:
+    """Return the payloads whose bytes are stored once with those of an earlier one."""
+    offsets = index.payloads["offset"]
+    return np.flatnonzero(offsets[1:] == offsets[:-1]) + 1
 
-    Raises:
-        LimitError: apart they would take out of all proportion to the archive.
+
+def twins_nbytes(index: Index, held: int) -> int:
+    """Return the bytes that twins take apart; `held` is the archive's size, which no payload that is in it exceeds."""
+    sizes = index.payloads["nbytes"][twins_of(index)]
+    return int(np.minimum(sizes, np.uint64(held)).sum(dtype=np.float64))
+
+
+def check_apart(nbytes: int, held: int, path: str | None) -> None:
+    """Raise LimitError if payloads that share their bytes would take out of all proportion to the bytes that hold them.
+
+    Of an archive that is 64 times what it holds, and 1 GiB.
     """
-    rows = index.payloads
-    same = rows["offset"][1:] == rows["offset"][:-1]
-    if not np.count_nonzero(same):  # as in most archives
-        return []
-    twins = np.flatnonzero(same) + 1
-    apart = float(rows["nbytes"][twins].sum(dtype=np.float64))
-    if apart > _APART * archive_nbytes + _APART_FREE:
-        what = f"equal tensors that are not tied would take {apart:.3g} bytes, each by itself, in mode 'c'"
-        raise LimitError(what)
-    return twins.tolist()
+    if nbytes > _APART * held + _APART_FREE:
+        what = f"tensors that share their bytes would take {nbytes:.3g} bytes, each by itself"
+        raise LimitError(f"{what}; load those that you need, or save what you need as a record of its own", path=path)
 
 
 class Twins:

@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from math import prod
 from typing import Any
 
 import numpy as np
 
 from zcrecord.codec.entries import PayloadId
 from zcrecord.codec.layout import HEADER_SIZE, NONE, decode_header
-from zcrecord.errors import FormatError, IntegrityError, SourceError, printable
+from zcrecord.errors import FormatError, IntegrityError, RecordError, SourceError, printable
 from zcrecord.storage.folders import is_plain_name
 from zcrecord.tensors.packed import StringTensor
 from zcrecord.writing.catalogue import BLOBS
 
 from .archive import Archive
+from .private_copy import check_apart, twins_nbytes
 from .unflatten import attribute_entries
 
-__all__ = ["COPY_AGAIN", "PieceTable", "Shards", "blob_of", "table_of", "tiles"]
+__all__ = ["COPY_AGAIN", "PieceTable", "Shards", "table_of", "tiles"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 _FEW = 64  # boxes that are compared one by one, which takes less than a pass over columns
@@ -124,7 +127,7 @@ class Shards:
         names: their file names.
     """
 
-    __slots__ = ("_lock", "_open", "_opened", "_seals", "catalogue", "names")
+    __slots__ = ("_blobs", "_lock", "_open", "_opened", "_pins", "_seals", "catalogue", "names")
 
     def __init__(self, catalogue: Archive, open_shard: Callable[[str], Archive]) -> None:
         """Read the table of files.
@@ -137,6 +140,8 @@ class Shards:
         if not isinstance(names, StringTensor) or len(names.shape) != 1:
             raise FormatError("its table is missing, or not of strings", tensor="files.name")
         self.catalogue, self.names = catalogue, [str(n) for n in names.unpack().tolist()]
+        if len(set(self.names)) < len(self.names):
+            raise FormatError("names a file twice", tensor="files.name")
         for name in self.names:
             if not is_plain_name(name, ".zcr"):
                 what = (
@@ -150,6 +155,8 @@ class Shards:
         )
         self._open, self._lock = open_shard, threading.Lock()
         self._opened: dict[int, Archive] = {}
+        self._pins: dict[Any, Any] = {}
+        self._blobs: Sequence[Any] | None = None  # decoded once: each may be looked up
 
     def sizes(self) -> list[int]:
         """Return the bytes of each, as the catalogue's trailers of them say.
@@ -163,16 +170,26 @@ class Shards:
     def kept(self) -> Shards:
         """Return them once more, to be released by themselves."""
         with self._lock:
-            return self._copied(self._open, {f: shard.kept() for f, shard in self._opened.items()})
+            opened = {file: shard.kept() for file, shard in self._opened.items()}
+            return self._copied(self.catalogue.kept(), self._open, opened)
 
     def private(self) -> Shards:
         """Return private copies of them, each made when it is first needed."""
-        return self._copied(lambda name: self[self.names.index(name)].private(), {})
+        apart = held = 0
 
-    def _copied(self, open_shard: Callable[[str], Archive], opened: dict[int, Archive]) -> Shards:
+        def private(name: str) -> Archive:
+            nonlocal apart, held
+            shard = self[self.names.index(name)]
+            apart, held = apart + twins_nbytes(shard.index, len(shard.buffer)), held + len(shard.buffer)
+            check_apart(apart, held, self.catalogue.path)
+            return shard.private()
+
+        return self._copied(self.catalogue.private(), private, {})
+
+    def _copied(self, catalogue: Archive, open_shard: Callable[[str], Archive], opened: dict[int, Archive]) -> Shards:
         out = Shards.__new__(Shards)
-        out.catalogue, out.names, out._seals = self.catalogue.kept(), self.names, self._seals
-        out._open, out._opened, out._lock = open_shard, opened, threading.Lock()
+        out.catalogue, out.names, out._seals, out._pins = catalogue, self.names, self._seals, self._pins
+        out._open, out._opened, out._lock, out._blobs = open_shard, opened, threading.Lock(), self._blobs
         return out
 
     def __getitem__(self, file: int) -> Archive:
@@ -202,10 +219,19 @@ class Shards:
         elif hashlib.sha256(shard.buffer[h.index_offset :][: h.index_size]).digest() != digests[file].tobytes():
             what = f"its index is not the one that the catalogue names: {self._whose(file)}"
         else:
+            shard.pin(self._pins.get(self.names[file], {}))
             return shard
         path = shard.path
         shard.release()
         raise IntegrityError(what, path=path)
+
+    def proved(self) -> Iterator[tuple[str, Archive]]:
+        """Yield those files, by name, that are the shards which the catalogue was written for; each is released."""
+        for file, name in enumerate(self.names):
+            with contextlib.suppress(RecordError):
+                shard = self._checked(file)
+                yield name, shard
+                shard.release()
 
     def _whose(self, file: int) -> str:
         """Return in words whose shard a file is, and advice."""
@@ -214,28 +240,42 @@ class Shards:
             return f"{whose}, which was replaced since it was opened; load it again"
         return f"{whose}; {COPY_AGAIN}"
 
+    def blob(self, number: int) -> int:
+        """Return the payload of the catalogue that its list of blobs has at a place.
+
+        Raises:
+            FormatError: it has no such item.
+        """
+        if self._blobs is None:
+            ix = self.catalogue.index
+            values = [
+                a.value for a in attribute_entries(ix, ix.attributes, PayloadId) if a.key == BLOBS and not a.parent
+            ]
+            self._blobs = values[0] if values and isinstance(values[0], list | tuple) else ()
+        if number >= len(self._blobs) or not isinstance(self._blobs[number], PayloadId) or self._blobs[number] == NONE:
+            raise FormatError(f"the catalogue has no blob {number}", path=self.catalogue.path)
+        return int(self._blobs[number])
+
     def opened(self) -> list[Archive]:
         """Return those that are open."""
         return list(self._opened.values())
+
+    def opened_by_name(self) -> list[tuple[str, Archive]]:
+        """Return those that are open, with their names."""
+        return [(self.names[file], shard) for file, shard in list(self._opened.items())]
+
+    def pin(self, pins: dict[Any, Any]) -> None:
+        """Pin payloads of shards, given by their names, when these are opened."""
+        with self._lock:
+            self._pins = pins
+            for name, shard in self.opened_by_name():
+                shard.pin(pins.get(name, {}))
 
     def release(self) -> bool:
         """Let go of all; returns whether that released every mapping."""
         with self._lock:
             opened, self._opened = [*self._opened.values(), self.catalogue], {}
         return min([shard.release() for shard in opened])  # each is released
-
-
-def blob_of(catalogue: Archive, number: int) -> int:
-    """Return the payload of a catalogue that its list of blobs has at a place.
-
-    Raises:
-        FormatError: it has no such item.
-    """
-    ix = catalogue.index
-    blobs = next((a.value for a in attribute_entries(ix, ix.attributes, PayloadId) if a.key == BLOBS), ())
-    if not isinstance(blobs, list | tuple) or number >= len(blobs) or not isinstance(blobs[number], PayloadId):
-        raise FormatError(f"the catalogue has no blob {number}", path=catalogue.path)
-    return int(blobs[number])
 
 
 def _tile_one_axis(origin: list[list[int]], extent: list[list[int]], shape: tuple[int, ...]) -> bool | None:
@@ -257,10 +297,19 @@ def _tile_one_axis(origin: list[list[int]], extent: list[list[int]], shape: tupl
     return end == shape[axis]
 
 
-def tiles(origin: Array, extent: Array, shape: tuple[int, ...]) -> bool:
-    """Return True if boxes lie inside a shape and cover every element of it once; sorts, compares no pairs.
+def _are_apart(origin: Array, extent: Array) -> bool:
+    """Return True if no two boxes have an element in common."""
+    ends = origin + extent
+    return not any(
+        ((origin[i] < ends[i + 1 :]) & (origin[i + 1 :] < ends[i])).all(axis=1).any() for i in range(len(origin))
+    )
 
-    False, too, for boxes with more than 2^24 corners: 2^20 boxes may differ along four axes.
+
+def tiles(origin: Array, extent: Array, shape: tuple[int, ...]) -> bool:
+    """Return True if boxes lie inside a shape and cover every element of it once.
+
+    Few boxes of many axes are compared in pairs, others by their corners. False, too, for boxes with more than 2^24
+    corners: 2^20 boxes may differ along four axes.
     """
     rank = len(shape)
     if origin.shape[1] < rank or (origin.shape[1] > rank and (origin[:, rank:].any() or extent[:, rank:].any())):
@@ -274,6 +323,8 @@ def tiles(origin: Array, extent: Array, shape: tuple[int, ...]) -> bool:
     moving = [axis for axis in range(rank) if (extent[:, axis] != limit[axis]).any()]
     if len(origin) << len(moving) > _MOST_CORNERS:
         return False
+    if len(origin) < 1 << len(moving):
+        return _are_apart(origin[:, moving], extent[:, moving]) and sum(map(prod, extent.tolist())) == prod(shape)
     # How often an element is covered changes along every axis only at corners. If those of all boxes, each with its
     # sign, add up to the corners of the shape, then the boxes cover what the shape does, as often.
     keys, signs = np.zeros(len(origin) + 1, np.int64), np.ones(len(origin) + 1, np.int64)

@@ -86,7 +86,7 @@ def without(archive: Archive, names: Names) -> Archive:
     """Return an archive without the tensors, modules and attributes that names match; modules that are empty then go.
 
     Raises:
-        TensorNotFoundError: a name without wildcards is none of these.
+        TensorNotFoundError: a name is none of these, or a pattern matches none.
     """
     archive.ensure_all()
     builder = _PartBuilder(archive, 0)
@@ -200,7 +200,7 @@ class _PartBuilder:
             self._leave_out({i for i, told in enumerate(info.infos(archive)) if names(told)}, set(), set())
             return
         attributes = self._attribute_names()
-        matches = name_test(names, archive.names, [*self._names.values(), *attributes], archive.path)
+        matches = name_test(names, archive.names, [*self._names.values(), *attributes], archive.path, each=True)
         modules = {m for m, name in self._names.items() if m > self._top and matches(name)}
         for m in range(self._top + 1, self._last):
             if self._parent(m) in modules:

@@ -17,7 +17,7 @@ from zcrecord.storage.folders import MODEL, model_folder, takes_folder
 from .endings import writing
 from .parsers import Arguments, Parser, add_alignment, add_output_options, choose_dest, natural, size
 from .render import Printer, counted, human, showing_progress, shown
-from .stdio import binary, check_file, name_of, read_stdin, size_ahead
+from .stdio import binary, check_file, name_of, read_stdin, size_ahead, taking_urls
 from .tune import print_tuning, run_tuning
 
 __all__ = [
@@ -158,7 +158,8 @@ def onnx2zc_arguments(parser: Parser) -> None:
     parser.add_argument("--select", action="append", metavar="PATTERN", help=about)
     about = "leave out tensors whose names match; --select and --exclude leave out the graph, too"
     parser.add_argument("--exclude", action="append", metavar="PATTERN", help=about)
-    about = "read IN again and the archive back, and compare them, before OUT is replaced"
+    about = """read IN again and the archive back, and compare them, before OUT is replaced; with --tune, run the model
+        and the tuned graph once, on inputs made up for the model's shapes, and compare their answers, too"""
     parser.add_argument("--verify", action="store_true", help=about)
     parser.add_argument("--dry-run", action="store_true", help="read everything, write nothing, print the report")
     about = "tune the archive for this machine, as zcrecord tune does; IN and OUT have to be files"
@@ -180,7 +181,7 @@ def onnx2zc(args: Arguments) -> int:
     options = {name: getattr(args, name) for name in names}
     if args.tune:
         return _onnx2zc_tuned(args, options)
-    return run_conversion("onnx2zc", args, onnx.convert, _facts, **options)
+    return run_conversion("onnx2zc", args, taking_urls(onnx.convert), _facts, **options)
 
 
 def _onnx2zc_tuned(args: Arguments, options: dict[str, Any]) -> int:
@@ -203,7 +204,8 @@ def _onnx2zc_tuned(args: Arguments, options: dict[str, Any]) -> int:
         return replace(onnx.convert(source, scratch, **more), dest=told)
 
     def tuning(errors: Printer) -> Any:
-        return replace(run_tuning(scratch, args, errors, dest=dest), source=args.source, dest=told)
+        report = run_tuning(scratch, args, errors, dest=dest, verify=args.verify)
+        return replace(report, source=args.source, dest=told)
 
     with writing(args.source), contextlib.ExitStack() as stack:
         dest = told = args.dest

@@ -58,7 +58,7 @@ def info_arguments(parser: Parser) -> None:
 
 def info(args: Arguments) -> int:
     """Print an archive's sizes, layout, types, metadata and attributes."""
-    with opened_archive(args.file) as record:
+    with opened_archive(args.file, args.embedded) as record:
         _print_info(record, name_of(args.file), *printers(), args.digest, as_json=args.json)
     return 0
 
@@ -210,7 +210,7 @@ def ls_arguments(parser: Parser) -> None:
 
 def ls(args: Arguments) -> int:
     """List an archive's tensors."""
-    with opened_archive(args.file) as record:
+    with opened_archive(args.file, args.embedded) as record:
         _print_tensors(record, Printer(sys.stdout), as_json=args.json, sort=args.sort, patterns=args.patterns)
     return 0
 
@@ -303,7 +303,7 @@ def tree_arguments(parser: Parser) -> None:
 
 def tree(args: Arguments) -> int:
     """Print an archive's modules, tensors and attributes as they nest."""
-    with opened_archive(args.file) as record:
+    with opened_archive(args.file, args.embedded) as record:
         _print_tree(record, name_of(args.file), Printer(sys.stdout), as_json=args.json, depth=args.depth)
     return 0
 

@@ -8,6 +8,7 @@ from typing import Any
 from .convert import run_conversion
 from .parsers import Arguments, Parser, add_output_options, choose_dest, natural
 from .render import Printer, counted
+from .stdio import taking_urls
 
 __all__ = ["pack", "pack_arguments", "unpack", "unpack_arguments"]
 
@@ -31,7 +32,9 @@ def pack(args: Arguments) -> int:
     choose_dest(args, (), ".zst")
     if not 1 <= args.level <= 22:
         args.refuse(f"level {args.level} is not from 1 to 22")
-    return run_conversion("zcrecord", args, transport.pack, _facts, level=args.level, threads=args.threads or None)
+    return run_conversion(
+        "zcrecord", args, taking_urls(transport.pack), _facts, level=args.level, threads=args.threads or None
+    )
 
 
 def unpack_arguments(parser: Parser) -> None:
@@ -48,7 +51,7 @@ def unpack(args: Arguments) -> int:
     from zcrecord import transport
 
     choose_dest(args, (".zst",), "")
-    return run_conversion("zcrecord", args, transport.unpack, _facts, threads=args.threads or None)
+    return run_conversion("zcrecord", args, taking_urls(transport.unpack), _facts, threads=args.threads or None)
 
 
 def _add_threads(parser: Parser) -> None:

@@ -100,7 +100,8 @@ def zcrecord_parser() -> Parser:
     _add_version(parser)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=Parser)
     for command in COMMANDS.values():
-        commands.add_parser(command.name, help=command.purpose, declare=command.add_arguments)
+        own = commands.add_parser(command.name, help=command.purpose, declare=command.add_arguments)
+        own.set_defaults(refuse=own.error)
     return parser
 
 
@@ -112,9 +113,8 @@ def parse_zcrecord(arguments: Sequence[str] | None) -> Arguments:
     parser = zcrecord_parser()
     args: Arguments
     args, more = parser.parse_known_args(arguments)
-    args.refuse = parser.error
     if more and (not hasattr(args, "patterns") or any(m.startswith("-") for m in more)):
-        parser.error(f"unrecognized arguments: {printable(' '.join(more))}")
+        args.refuse(f"unrecognized arguments: {printable(' '.join(more))}")
     if more:
         args.patterns = [*args.patterns, *more]
     return args
@@ -136,8 +136,10 @@ def parse_onnx2zc(declare: Callable[[Parser], None], arguments: Sequence[str] | 
 
 
 def add_archive(parser: Parser) -> None:
-    """Add the argument FILE, an archive or standard input."""
+    """Add the argument FILE, an archive or standard input, and the option --embedded."""
     parser.add_argument("file", metavar="FILE", help="an archive; - for standard input, read into memory")
+    about = "take the archive that FILE ends in, or begins with; unasked one is looked for at the end of programs alone"
+    parser.add_argument("--embedded", choices=("suffix", "prefix"), help=about)
 
 
 def add_json(parser: Parser, what: str, where: str = "") -> None:

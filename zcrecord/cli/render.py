@@ -292,8 +292,8 @@ def showing_progress(label: str, printer: Printer) -> Iterator[Progress]:
         with _bar(label, printer) as update:
             yield _throttled(update, _REFRESH)
         return
-
-    started = time.monotonic()
+    started = 0.0
+    throttled: Progress | None = None
 
     def tell(done: int, total: int | None) -> None:
         seconds = time.monotonic() - started
@@ -301,7 +301,13 @@ def showing_progress(label: str, printer: Printer) -> Iterator[Progress]:
         left = f", {seconds * (total - done) / done:.0f} s left" if total is not None and done else ""
         printer.line(f"{label}: {human(done)}{of}, {human(int(done / max(seconds, 1e-3)))}/s{left}")
 
-    yield _throttled(tell, _PLAIN_REFRESH, first=False)
+    def first_or_later(done: int, total: int | None) -> None:
+        nonlocal started, throttled
+        if throttled is None:  # the clock starts here: what was imported before takes longer than many a conversion
+            started, throttled = time.monotonic(), _throttled(tell, _PLAIN_REFRESH, first=False)
+        throttled(done, total)
+
+    yield first_or_later
 
 
 @contextlib.contextmanager

@@ -90,7 +90,7 @@ def check_arguments(parser: Parser) -> None:
 def check(args: Arguments) -> int:
     """Check the signatures of an archive."""
     out, errors = printers(args.quiet)
-    with opened_archive(args.file) as record:
+    with opened_archive(args.file, args.embedded) as record:
         _check(record, name_of(args.file), args.key, out, errors, as_json=args.json)
     return 0
 

@@ -6,16 +6,28 @@ import contextlib
 import os
 import stat
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, BinaryIO
 
+from zcrecord.archive.archive import Embedded
 from zcrecord.errors import RecordError, SourceError
 from zcrecord.record.load import load_record
 from zcrecord.record.record import Record
+from zcrecord.storage.files import is_url
+from zcrecord.storage.folders import archive_in
 
 from .endings import located
 
-__all__ = ["binary", "check_file", "name_of", "opened_archive", "read_stdin", "size_ahead"]
+__all__ = [
+    "binary",
+    "check_file",
+    "name_of",
+    "opened_archive",
+    "read_stdin",
+    "size_ahead",
+    "source_of",
+    "taking_urls",
+]
 
 _PIPE = 1 << 20  # bytes of a pipe, where the system grants them; a sixteenth is usual, and as many more switches
 
@@ -50,17 +62,42 @@ def read_stdin() -> Any:
 
 
 def name_of(given: str) -> str:
-    """Return the name of an input for messages: "-" is standard input."""
+    """Return the name of an input for messages: "-" is standard input; a URL is without its secrets."""
+    if is_url(given):
+        from zcrecord.storage.urls import redacted  # here, because few inputs are
+
+        return redacted(given)
     return "standard input" if given == "-" else given
 
 
+def taking_urls(convert: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a conversion of files and streams that takes URLs, too: they are read forward."""
+
+    def converted(source: Any, dest: Any, **options: Any) -> Any:
+        if is_url(source):
+            from zcrecord.remote.files import open_forward  # here, because few sources are
+
+            source = open_forward(source)
+        return convert(source, dest, **options)
+
+    return converted
+
+
+def source_of(given: str) -> Any:
+    """Return the source of an archive: all of standard input if `given` is "-", the one archive in a folder.
+
+    Raises:
+        SourceError: standard input cannot be read, or a folder has no archive, or several.
+    """
+    if given == "-":
+        return read_stdin()
+    return archive_in(given) if os.path.isdir(given) else given
+
+
 @contextlib.contextmanager
-def opened_archive(given: str) -> Iterator[Record]:
-    """Open an archive, or standard input if `given` is "-"; errors inside the block name it."""
-    with (
-        located(name_of(given)),
-        load_record(read_stdin() if given == "-" else given) as record,
-    ):
+def opened_archive(given: str, embedded: Embedded | None = None) -> Iterator[Record]:
+    """Open an archive, as `source_of` finds it; errors inside the block name it."""
+    with located(name_of(given)), load_record(source_of(given), embedded=embedded) as record:
         yield record
 
 

@@ -63,6 +63,7 @@ def run_tuning(
     *,
     dest: str | None = None,
     threads: int | None = None,
+    verify: bool = False,
     remove: bool = False,
 ) -> Any:
     """Tune the archive at `source`, into `dest` if that is given; the size is told before anything is written."""
@@ -74,7 +75,7 @@ def run_tuning(
         if remove:
             return onnx.untune(source, dest, **options)
         try:
-            return onnx.tune(source, dest, threads=threads or None, **options)
+            return onnx.tune(source, dest, threads=threads or None, verify=verify, **options)
         except Exception as error:  # those of ONNX Runtime have no common class
             if not type(error).__module__.startswith("onnxruntime"):
                 raise
@@ -120,6 +121,8 @@ def _facts(report: Any, out: Printer) -> Iterator[tuple[str, str]]:
     before = report.content_digest_before
     yield "digest before", f"{before}, and that of the untuned part still: graph and weights are untouched"
     yield "digest now", report.content_digest
+    if report.verified:
+        yield "verified", "the tuned graph was run, and gave the model's answers"
     if report.lapsed:
         keys = ", ".join(map(shown, report.lapsed))
         yield "signatures", f"lapsed, of {counted(len(report.lapsed), 'key')}: {keys}; sign the tuned archive again"

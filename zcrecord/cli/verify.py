@@ -7,6 +7,8 @@ from typing import Any
 
 from zcrecord.archive.archive import Verify
 from zcrecord.archive.damage import Damage
+from zcrecord.archive.info import child_of_type
+from zcrecord.codec.conventions import TUNED_TYPE
 from zcrecord.errors import RecordError
 from zcrecord.record.load import load_record
 from zcrecord.record.record import Record
@@ -15,7 +17,7 @@ from .endings import located
 from .option_words import error_json
 from .parsers import Arguments, Parser, add_archive, add_json, add_quiet
 from .render import Printer, counted, printers, showing_progress, shown
-from .stdio import name_of, read_stdin
+from .stdio import name_of, source_of
 
 __all__ = ["verify", "verify_arguments"]
 
@@ -41,48 +43,51 @@ def verify(args: Arguments) -> int:
     name = name_of(args.file)
     out, errors = printers(args.quiet)
     with located(name):
-        if args.file.lower().endswith(".onnx"):
+        if args.file.lower().endswith(".onnx") and args.embedded is None:
             _check_model(args.file, out, errors, level=args.level, as_json=args.json)
         else:
-            source = read_stdin() if args.file == "-" else args.file
-            _check_archive(source, name, out, errors, level=args.level, digest=args.digest, as_json=args.json)
+            _check_archive(args, name, out, errors)
     return 0
 
 
-def _check_archive(
-    source: Any, name: str, out: Printer, progress_on: Printer, *, level: Verify, digest: bool, as_json: bool
-) -> None:
-    """Open an archive, check it as thoroughly as `level` says, and print that it is sound, or all that is damaged.
+def _check_archive(args: Arguments, name: str, out: Printer, progress_on: Printer) -> None:
+    """Open an archive, check it as thoroughly as --level says, and print that it is sound, or all that is damaged.
 
     Raises:
         RecordError: it is not sound.
     """
+    level: Verify = args.level
     told: dict[str, Any] = {"file": name, "ok": True, "level": level}
+    source = source_of(args.file)
     try:
-        with load_record(source, verify="touch" if level == "touch" else "index") as record:
+        with load_record(source, verify="touch" if level == "touch" else "index", embedded=args.embedded) as record:
             if level == "full":
                 with showing_progress("verifying", progress_on) as progress:
                     record.verify(progress=progress)
+                if child_of_type(record.archive, TUNED_TYPE) is not None:
+                    from zcrecord.onnx.tuned import check_interfaces  # here, as below, because few archives are tuned
+
+                    check_interfaces(record.archive)
             elif level == "index" and record.archive.shard_names:
                 from zcrecord.archive.digest import check_indexes  # here, because few archives have shards
 
                 check_indexes(record.archive)
             told |= {"tensors": len(record), "archive_nbytes": record.archive_nbytes}
-            told["content_digest"] = _digest(record, progress_on) if digest else None
+            told["content_digest"] = _digest(record, progress_on) if args.digest else None
     except RecordError as error:
         damage = error.damage
-        if as_json:
+        if args.json:
             out.json({**told, "ok": False, "error": error_json(error), "damage": [asdict(d) for d in damage]})
         elif len(damage) > 1 or any(d.nbytes and not d.tensors for d in damage):  # the one tensor is in the error
             for d in damage:
                 out.line(f"{shown(d.path or name)}: {_damaged(d)}")
         raise
-    if as_json:
+    if args.json:
         out.json(told)
         return
     size = out.size(told["archive_nbytes"])
     out.line(f"{shown(name)}: OK, {counted(told['tensors'], 'tensor')}, {size}, checked: {level}")
-    if digest:
+    if args.digest:
         out.line(f"{shown(name)}: {told['content_digest']}")
 
 

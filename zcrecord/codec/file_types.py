@@ -6,9 +6,10 @@ has its words here; whether a file is sound is left to its reader.
 
 from __future__ import annotations
 
+import re
 from typing import NamedTuple
 
-__all__ = ["FORMATS", "HEAD", "FileType", "Format", "program_of", "sniff_file_type", "wrong_type"]
+__all__ = ["FORMATS", "HEAD", "FileType", "Format", "program_of", "read_elsewhere", "sniff_file_type", "wrong_type"]
 
 HEAD = 256  # bytes that are enough for all types; fewer tell most of them
 _CONVERT = "zcrecord convert makes an archive of it"
@@ -63,13 +64,14 @@ class FileType(NamedTuple):
 
 
 _ZIP = b"PK\x03\x04"
+_PICKLE = FileType("this is a pickle (a checkpoint from before torch 1.6?)", _CONVERT, "torch", sure=False)
 _BY_MAGIC = {
     **{
         start: FileType(f"this is {row.title}", row.advice, row.name)
         for row in FORMATS.values()
         for start in row.starts
     },
-    b"\x80\x02": FileType("this is a pickle (a checkpoint from before torch 1.6?)", _CONVERT, "torch", sure=False),
+    **dict.fromkeys((b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05"), _PICKLE),
     b"\x28\xb5\x2f\xfd": FileType("this is a zstd stream", _DECOMPRESS),
     b"\x1f\x8b": FileType("this is a gzip stream", _DECOMPRESS),
     b"\x93NUMPY": FileType("this is a single array of numpy (.npy)", "load it and save it under a name"),
@@ -80,6 +82,8 @@ _BY_MAGIC = {
 }
 _PROGRAMS = {b"\x7fELF": "an ELF", b"MZ": "a Windows", b"\xcf\xfa\xed\xfe": "a Mach-O", b"\xca\xfe\xba\xbe": "a Mach-O"}
 _MODEL_STARTS = b"\x12\x1a\x22\x2a\x3a"  # tags that follow ir_version in a ModelProto
+_MOST_FIELDS = 1000  # of a message; what is one so far is taken for one
+_VARINT = re.compile(rb"[\x80-\xff]{0,9}[\0-\x7f]")
 
 
 def sniff_file_type(head: bytes) -> FileType | None:
@@ -89,20 +93,25 @@ def sniff_file_type(head: bytes) -> FileType | None:
         >>> sniff_file_type(b"GGUF\\3\\0\\0\\0").format
         'gguf'
     """
-    if head[8:9] == b"{" and not any(head[4:8]):  # the length of a header, and its start
-        return FileType("this is a safetensors file", _CONVERT, "safetensors")
-    if head.startswith(_ZIP):
-        return _zip_type(head)
-    known = next((known for magic, known in _BY_MAGIC.items() if head.startswith(magic)), None)
-    if known is not None:
+    if (known := _known_format(head)) is not None:
         return known
-    if head[:1] == b"\x08" and head[2:3] and head[2] in _MODEL_STARTS:
-        return FileType("this looks like an ONNX model", "onnx2zc makes an archive of it", "onnx", sure=False)
     if (kind := program_of(head)) is not None:
         return FileType(f"this is {kind} program", "`zcrecord detach` takes out an archive that is attached")
     if head and all(32 <= c < 127 or c in (9, 10, 13) for c in head[:64]):
         return FileType("this is a text file", sure=False)
     return None
+
+
+def _known_format(head: bytes) -> FileType | None:
+    """Return the type of a file of data; None for programs, text and what is unknown."""
+    if len(head) > 8 and not any(head[4:8]) and head[8:].lstrip(b" \t\r\n")[:1] in (b"{", b""):  # a header, its length
+        return FileType("this is a safetensors file", _CONVERT, "safetensors")
+    if head.startswith(_ZIP):
+        return _zip_type(head)
+    known = next((known for magic, known in _BY_MAGIC.items() if head.startswith(magic)), None)
+    if known is None and head[:1] == b"\x08" and head[2:3] and head[2] in _MODEL_STARTS:
+        return FileType("this looks like an ONNX model", "onnx2zc makes an archive of it", "onnx", sure=False)
+    return known
 
 
 def _zip_type(head: bytes) -> FileType:
@@ -121,6 +130,41 @@ def program_of(head: bytes) -> str | None:
     if 0 not in head:  # as it is in no text, which may well start with MZ
         return None
     return next((kind for magic, kind in _PROGRAMS.items() if head.startswith(magic)), None)
+
+
+def read_elsewhere(octets: memoryview) -> str | None:
+    """Return the words for a file in which other readers find tensors, or data, by its start; None for any other.
+
+    Programs and text are not of them, nor bytes of no type. A file that is protobuf from end to end is taken for an
+    ONNX model, whatever it starts with.
+    """
+    if (found := _known_format(bytes(octets[:HEAD]))) is not None:
+        return found.what
+    return "this looks like an ONNX model" if _is_protobuf(octets) else None
+
+
+def _is_protobuf(octets: memoryview) -> bool:
+    """Return True if bytes are the fields of a message from the first to the last; of many, the first are looked at."""
+    at = 0
+    for _ in range(_MOST_FIELDS):
+        tag, at = _varint(octets, at)
+        nbytes, kind = 0, tag & 7
+        if tag < 8 or kind > 5:
+            return False
+        if kind in (0, 2):
+            nbytes, at = _varint(octets, at)
+        at += {1: 8, 2: nbytes, 5: 4}.get(kind, 0)
+        if at == len(octets):
+            return True
+    return True
+
+
+def _varint(octets: memoryview, at: int) -> tuple[int, int]:
+    """Return a varint's value and its end; 0, and the bytes' own end, where there is none."""
+    found = _VARINT.match(octets, at)
+    if found is None:
+        return 0, len(octets) + 1
+    return sum((c & 127) << 7 * i for i, c in enumerate(found[0])), found.end()
 
 
 def wrong_type(head: bytes, wanted: str, *, sure: bool = False) -> str | None:

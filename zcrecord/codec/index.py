@@ -7,16 +7,19 @@ Knows the structs of `schema/zcrecord.fbs` and where the vectors lie. Whether th
 from __future__ import annotations
 
 import itertools
+import struct
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from zcrecord import dtypes
 from zcrecord._schema import ValueForm
 from zcrecord.errors import FormatError
 
 from .layout import NONE, u16_at
 
-__all__ = ["FORM", "Index", "TensorEntry", "TextPool", "decode"]
+__all__ = ["FORM", "NUMPY", "Index", "Layout", "Layouts", "TensorEntry", "TextPool", "decode"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -28,6 +31,8 @@ TENSOR = np.dtype(
 )  # fmt: skip
 # Type, shape and strides of a tensor's row, as opaque bytes.
 FORM = np.dtype({"names": ["form"], "formats": ["V16"], "offsets": [32], "itemsize": TENSOR.itemsize})
+_ROW_FORM = struct.Struct("<IIBBB")  # the same, read: dims, strides, dtype, bits, rank
+Layout = tuple[tuple[int, ...], np.dtype[Any], tuple[int, ...] | None]  # of a view: shape, dtype, strides in bytes
 MODULE = np.dtype(
     [("name", "<u4"), ("name_size", "<u4"), ("type_name", "<u4"), ("type_name_size", "<u4"), ("key_size", "<u4"),
      ("parent", "<u4"), ("end", "<u4"), ("place", "<u4"), ("first_tensor", "<u4"), ("first_attribute", "<u4"),
@@ -415,3 +420,24 @@ def _less(left: Array, right: Array) -> Array:
     for a, b in zip(left[-2::-1], right[-2::-1], strict=True):
         out = (a < b) | ((a == b) & out)
     return out
+
+
+class _NumpyTypes(dict[int, Any]):
+    """numpy's dtype by an element type's code, None of strings and unknown types; ml_dtypes is imported when needed."""
+
+    def __missing__(self, code: int) -> Any:
+        kind = dtypes.by_code.get(code)
+        return self.setdefault(code, None if kind is None else kind.numpy)
+
+
+NUMPY = _NumpyTypes()
+
+
+class Layouts(dict[bytes, Any]):
+    """Layouts by the bytes of a row that tell them: many tensors have the same."""
+
+    def __init__(self, make: Callable[..., Any]) -> None:
+        self._make = make
+
+    def __missing__(self, form: bytes) -> Any:
+        return self.setdefault(form, self._make(*_ROW_FORM.unpack_from(form)))

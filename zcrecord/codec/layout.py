@@ -287,11 +287,13 @@ def ends_in_archive(source: memoryview) -> bool:
     """Return True if bytes that are no archive end in one, placed as R18 asks: a program that has one attached.
 
     Raises:
-        FormatError: they are a program without one; or they end in one, but its elements might be misaligned.
+        FormatError: they are a program without one; or they end in one, but its elements might be misaligned, or they
+        are a model, whose readers find other tensors.
     """
-    size = len(source)
-    if size < 2 * HEADER_SIZE or source[:8] == MAGIC:
+    if len(source) < 2 * HEADER_SIZE or source[:8] == MAGIC:
         return False
+    from .file_types import HEAD, program_of, read_elsewhere
+
     end = unsigned_size(source)
     try:
         trailer = decode_header(bytes(source[end - HEADER_SIZE : end]), "trailer") if end >= HEADER_SIZE else None
@@ -301,20 +303,25 @@ def ends_in_archive(source: memoryview) -> bool:
         trailer = None
     start = 0 if trailer is None else end - trailer.archive_size
     if trailer is None or start <= 0 or source[start : start + 8] != MAGIC:
-        from .file_types import program_of
-
-        if (kind := program_of(bytes(source[:HEADER_SIZE]))) is None:
-            return False
-        gone = "`strip` takes an attached one off, and bytes behind one hide it; attach it with `zcrecord attach`"
-        what = f"this is {kind} program with no archive at its end; {gone}"
-        if end < size:
-            what = f"this is {kind} program, signed, with no archive before its signature; attach it, then sign"
-        raise FormatError(what)
+        if (kind := program_of(bytes(source[:HEAD]))) is not None:
+            raise _nothing_attached(kind, signed=end < len(source))
+        return False
+    if (model := read_elsewhere(source)) is not None:
+        what = f"{model}, with a zcrecord archive attached, whose tensors other readers of this file do not see"
+        raise FormatError(f"{what}: open that one with embedded='suffix', or copy it with `zcrecord detach --keep`")
     if start % trailer.base_alignment:
         where = f"from offset {start}, which is no multiple of its base alignment {trailer.base_alignment}"
         what = f"not a zcrecord archive; one is at its end, but {where}"
         raise FormatError(f"{what}: place it with `zcrecord attach`, or open it as it is with embedded='suffix'")
     return True
+
+
+def _nothing_attached(kind: str, *, signed: bool) -> FormatError:
+    if signed:
+        what = "signed, with no archive before its signature; attach it, then sign"
+        return FormatError(f"this is {kind} program, {what}")
+    gone = "`strip` takes an attached one off, and bytes behind one hide it; attach it with `zcrecord attach`"
+    return FormatError(f"this is {kind} program with no archive at its end; {gone}")
 
 
 def encode_attached(program_size: int) -> bytes:

@@ -16,12 +16,12 @@ import numpy as np
 from zcrecord import dtypes
 from zcrecord.archive.archive import Archive
 from zcrecord.archive.catalogue import ShardedArchive
-from zcrecord.archive.unflatten import attribute_entries, key_of, plain, unflatten
+from zcrecord.archive.unflatten import attribute_entries, check_full_names, key_of, plain, unflatten
 from zcrecord.codec.digests import digest_of
 from zcrecord.codec.entries import ModuleKind
 from zcrecord.codec.layout import NONE
 from zcrecord.dtypes import DType
-from zcrecord.errors import IntegrityError, TensorNotFoundError
+from zcrecord.errors import FormatError, IntegrityError, TensorNotFoundError, UnsupportedError
 from zcrecord.record.load import load_record
 
 from .folder import catalogue_of
@@ -31,7 +31,8 @@ from .values import PICKLED, Path, PickledValue, path_from_text
 __all__ = ["ByName", "Checkpoint", "PathsByName", "StoredBox"]
 
 
-_LONGER = 1 << 16  # items of lists that have no name, such as empty dicts
+_UNNAMED = 1 << 16  # keys that lead to items of lists without a name, such as empty dicts
+_MOST_KEYS = 500  # of a path; planners go through what they make of it by recursion
 
 
 class StoredBox(NamedTuple):
@@ -92,11 +93,18 @@ class Checkpoint:
         return self.tensors[name]
 
     def type_of(self, i: int) -> tuple[DType, int, tuple[int, ...]]:
-        """Return element type, stored bits and shape of a tensor, in elements."""
+        """Return element type, stored bits and shape of a tensor, in elements.
+
+        Raises:
+            UnsupportedError: the element type is not known.
+        """
         found = self._types.get(i)
         if found is None:
             row = self.archive.row(i)
-            found = self._types[i] = dtypes.by_code[row.dtype], row.bits, self.archive.shape(row)
+            if (kind := dtypes.by_code.get(row.dtype)) is None:
+                what = f"dtype code {row.dtype} is not known; upgrade zcrecord, or leave the tensor out of the load"
+                raise UnsupportedError(what, path=self.path, tensor=self.archive.index.name(i))
+            found = self._types[i] = kind, row.bits, self.archive.shape(row)
         return found
 
     def pieces(self, i: int) -> list[StoredBox]:
@@ -182,8 +190,8 @@ class Checkpoint:
         if place in self._verified:
             return
         archive, number = self.archive, place[1]
-        if isinstance(archive, ShardedArchive) and place[0] != NONE:
-            archive = archive.shards[place[0]]
+        if isinstance(archive, ShardedArchive):
+            archive, number = archive.box_payload(box.tensor, box.piece)
         if archive.index.digest_kind and digest_of(archive.payload(number)) != archive.index.payloads["digest"][number]:
             what = "its digest does not match; the file is damaged, copy it again or load another checkpoint"
             raise IntegrityError(what, path=archive.path, tensor=self.archive.index.name(box.tensor))
@@ -196,13 +204,14 @@ class Checkpoint:
         """The names of values; of each its attribute's row, or -1 and its module's number."""
         if self._values is None:
             ix = self.archive.index
+            check_full_names(ix, self.archive.header.index_size)
             names = list(map(ix.text_of, ix.modules))
             objects = self.metadata.get(OBJECTS, [])
             modules = dict(zip(names, range(len(names)), strict=True))
             inside = np.zeros(len(names), bool)
             self._values = {}
             for name in objects if isinstance(objects, list) else ():
-                if (m := modules.get(name)) is not None:
+                if m := modules.get(name):  # the record itself is none
                     inside[m : int(ix.modules["end"][m])] = True
                     self._values[name] = -1, m
             parents = ix.attributes["parent"].tolist()
@@ -225,8 +234,15 @@ class Checkpoint:
 
     @property
     def planner_bytes(self) -> bytes | None:
-        """The data of the planner, pickled, where they are not the paths of names."""
+        """The data of the planner, pickled, where they are not the paths of names.
+
+        Raises:
+            FormatError: they are no bytes.
+        """
         found = self.metadata.get(PLANNER_DATA)
+        if not isinstance(found, bytes | memoryview | None):
+            what = f"metadata '{PLANNER_DATA}' is a {type(found).__name__}, not bytes"
+            raise FormatError(f"{what}; the checkpoint is damaged, or of another writer: save it again", path=self.path)
         return None if found is None else bytes(found)
 
     @property
@@ -238,8 +254,39 @@ class Checkpoint:
         """Return by name the paths that the module tree does not tell."""
         given = self.metadata.get(PATHS, [])
         paths = map(path_from_text, given if isinstance(given, list) else [])
-        most = len(self.tensors) + len(self.values) + _LONGER
-        return {".".join(map(str, path)): path for path in paths if path and _is_bounded(path, most)}
+        return {".".join(map(str, path)): path for path in self._bounded(path for path in paths if path)}
+
+    def check_planner_data(self, data: Any) -> None:
+        """Raise UnsupportedError if planners would make lists out of all proportion of unpickled data of a planner."""
+        paths = [path for path in data.values() if isinstance(path, tuple | list)] if isinstance(data, dict) else []
+        plain = [tuple(key if type(key) in (int, str) else "" for key in path) for path in paths]
+        if len(list(self._bounded(plain))) < len(plain):
+            what = f"metadata '{PLANNER_DATA}' has paths with places in lists that are longer than the checkpoint"
+            raise UnsupportedError(f"{what}; if you trust where it comes from, allow_pickle=True", path=self.path)
+
+    def _bounded(self, paths: Iterable[Path]) -> Iterator[Path]:
+        """Yield the paths of which planners make lists of bounded length: a list is as long as the places in it say.
+
+        An item of a list, named or not, counts as often as keys lead to it, which is what going through it costs. Paths
+        that bring the sum out of proportion to the index are left out.
+        """
+        left = self.archive.header.index_size + _UNNAMED
+        root: dict[Any, Any] = {}  # by key; the length of a list under None
+        for path in paths:
+            if len(path) > _MOST_KEYS or any(type(key) is int and key < 0 for key in path):
+                continue
+            node, more = root, 0
+            lists: list[tuple[dict[Any, Any], int]] = []
+            for depth, key in enumerate(path, 1):
+                if isinstance(key, int) and key >= node.get(None, 0):
+                    more += depth * (key + 1 - node.get(None, 0))
+                    lists.append((node, key + 1))
+                node = node.setdefault(key, {})
+            if more <= left:
+                left -= more
+                for at, length in lists:
+                    at[None] = length
+                yield path
 
     def path_in_tree(self, name: str) -> Path:
         """Return the path of a name as the module tree has it."""
@@ -274,11 +321,6 @@ def _made(kind: int, type_name: str, items: list[tuple[str, Any]]) -> Any:
         if isinstance(data, bytes):
             return PickledValue(data)
     return plain(kind, type_name, items)
-
-
-def _is_bounded(path: Path, most: int) -> bool:
-    """Return True if the places in lists are such as there can be: planners make a list as long as a place says."""
-    return all(isinstance(key, str) or 0 <= key < most for key in path)
 
 
 class ByName(Mapping[str, Any]):

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from zcrecord.codec.layout import ALIGNMENT
-from zcrecord.storage.files import Binary, Progress
+from zcrecord.storage.files import Binary, Progress, is_url
 from zcrecord.writing.writers import ConvertReport
 
 __all__ = ["consolidate"]
@@ -31,11 +31,11 @@ def consolidate(
     time; the checkpoint stays as it is. It is `zcrecord.formats.convert` of the checkpoint's catalogue.
 
     Args:
-        path: the folder of the checkpoint, or its catalogue.
+        path: the folder of the checkpoint, or its catalogue; a URL's is fetched into memory first.
         dest: a path, a URL or a file object for an archive, or for another format that `convert` writes; into a folder
             goes model.zcr.
         force: replace a file that is there.
-        alignment, durable, storage_options: those of `zcrecord.save_record`.
+        alignment, durable, storage_options: those of `zcrecord.save_record`; the last for `path`, too.
         max_shard_size: write files of at most so many bytes of tensors, each whole in one, and a catalogue of them.
         progress: called with the bytes of tensors written, and those to be.
 
@@ -52,8 +52,10 @@ def consolidate(
     """
     from zcrecord.formats import convert  # here, because ranks that only save need no formats
 
+    from .folder import catalogue_of
+
     return convert(
-        path,
+        catalogue_of(path) if is_url(path) else path,
         dest,
         source_format="zcr",
         force=force,

@@ -3,7 +3,9 @@
     checkpoint.zcr                                        the catalogue; replacing it is what commits a save
     checkpoint~0123456789abcdef-00003-of-00008.zcr        the archive of one rank and one save; never overwritten
 
-Nothing else of `distributed` touches the file system. Reading goes through `load_record`.
+On a disk a rank's archive gets its name in the commit. Until then it is a scratch file, which the rank's process locks,
+so that the next save knows those of the dead. Behind a URL it has its name from the start. Nothing else of
+`distributed` touches the file system. Reading goes through `load_record`.
 """
 
 from __future__ import annotations
@@ -13,15 +15,16 @@ import errno
 import os
 import re
 import secrets
-from collections.abc import Iterable, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from zcrecord.errors import SourceError, SourceNotFoundError
+from zcrecord.record.own_shards import own_shards, proved_shards
 from zcrecord.storage import uploads
-from zcrecord.storage.files import is_url, open_sink, path_of, refusals, sync_folder
+from zcrecord.storage.file_group import FileGroup, appearing
+from zcrecord.storage.files import Identity, is_url, path_of, refusals, sync_folder, version_of
 from zcrecord.storage.folders import archive_in
-from zcrecord.storage.scratch import MOST_OF_CATALOGUE, remove_unnamed, shard_pattern, unnamed
+from zcrecord.storage.scratch import MOST_OF_CATALOGUE, folder_lock, shard_pattern, unnamed
 from zcrecord.storage.sink import Sink
 from zcrecord.storage.urls import redacted
 from zcrecord.writing.catalogue import write_catalogue
@@ -51,11 +54,17 @@ def checkpoint_folder(path: Any, *, durable: bool, options: Mapping[str, Any] | 
 
 
 class CheckpointFolder:
-    """A local folder that checkpoints are saved to, one at a time.
+    """A local folder that checkpoints are saved to.
+
+    Of two saves at one time the second fails: it finds that the catalogue is no longer the one that it is to replace.
 
     Args:
         path: the folder; made by `make` if it is not there.
         durable: fsync files and folder, so that they survive power loss.
+
+    Attributes:
+        scratch: the name of the scratch file that this rank's archive is; empty if it has its own name, or there is
+            none.
 
     Raises:
         UnsupportedError: no path.
@@ -64,6 +73,11 @@ class CheckpointFolder:
     def __init__(self, path: Any, *, durable: bool) -> None:
         self.path, self._durable = path_of(path), durable
         self._catalogue = os.path.join(self.path, CATALOGUE)
+        if os.path.islink(self._catalogue):  # what it leads to is replaced, and shards lie beside that
+            self._catalogue = os.path.realpath(self._catalogue)
+            self.path = os.path.dirname(self._catalogue)
+        self._written = contextlib.ExitStack()  # of the scratch file, which is gone at its end
+        self.scratch = ""
 
     def make(self) -> None:
         """Make the folder, and those above it, unless it is there.
@@ -85,33 +99,53 @@ class CheckpointFolder:
         for folder in new if self._durable and os.name == "posix" else ():
             sync_folder(os.path.dirname(folder))
 
-    def shards(self) -> set[str]:
-        """Return the names of the archives of ranks that are there, of whatever save.
-
-        Raises:
-            SourceError: the folder cannot be read.
-        """
-        with refusals(self.path):
-            return {name for name in os.listdir(self.path) if _SHARD.fullmatch(name)}
-
     def shard_name(self, rank: int, count: int) -> str:
         """Return a new name for the archive of a rank, 0 the first, of so many."""
         stem = CATALOGUE.removesuffix(".zcr")
         return f"{stem}~{secrets.token_hex(8)}-{rank + 1:05}-of-{max(count, rank + 1):05}.zcr"
 
-    def version(self) -> str | None:
-        """Return None: a path has no versions, and one save at a time may run for a folder."""
-        return None
-
-    def new_shard(self, name: str) -> AbstractContextManager[Sink]:
-        """Return a sink for a new file of this name, which appears, whole, when the block ends without an exception.
+    def version(self) -> Identity | str | None:
+        """Return the version of the catalogue that is there, empty if there is none, None if versions are not known.
 
         Raises:
             SourceError: the file system reports an error.
         """
-        return open_sink(os.path.join(self.path, name), durable=self._durable)
+        with refusals(self.path):
+            return version_of(self._catalogue)
 
-    def check_there(self, names: Iterable[str]) -> None:
+    @contextlib.contextmanager
+    def new_shard(self, name: str) -> Iterator[Sink]:
+        """Yield a sink for a new file, which is to have this name, and gets it by `commit`.
+
+        Raises:
+            SourceError: the file system reports an error.
+        """
+        with contextlib.ExitStack() as stack:
+            group = stack.enter_context(FileGroup(os.path.join(self.path, name), durable=self._durable))
+            yield group.add()
+            self.scratch = os.path.basename(group.finish()[0])
+            self._written = stack.pop_all()
+
+    def commit(self, tree: dict[str, Any], kind: int, archives: Mapping[str, str], version: Any = None) -> None:
+        """Give the ranks' archives their names, and replace the catalogue, if it is of this version, by a new one.
+
+        The archives that the old one named are removed after that, if they are known to be its own.
+
+        Args:
+            tree: of the new one's tables.
+            archives: of the ranks, names to scratch files.
+
+        Raises:
+            SourceError: another save has replaced the catalogue (DestinationExistsError: has made one); or the file
+            system reports an error. The catalogue there is the old one, or this one.
+        """
+        files = {os.path.join(self.path, scratch): name for name, scratch in archives.items()}
+        with folder_lock(self.path):
+            self._check_there(files)
+            with appearing(self._catalogue, files, own_shards(self._catalogue), durable=self._durable):
+                write_catalogue(tree, self._catalogue, kind=kind, durable=self._durable, replaces=version)
+
+    def _check_there(self, files: Mapping[str, str]) -> None:
         """Raise unless files that ranks have written are there: a node may have a folder of this name to itself.
 
         Each is looked up by its name, which a network file system asks its server for; a listing may be an old one.
@@ -119,31 +153,21 @@ class CheckpointFolder:
         Raises:
             SourceNotFoundError: one is not.
         """
-        for name in names:
-            if not os.path.exists(os.path.join(self.path, name)):
+        for scratch, name in files.items():
+            if not os.path.exists(scratch):
                 what = f"{name}, which a rank has written, is not in this folder as the first rank sees it"
                 advice = "all ranks save to one folder, on a file system that they share"
                 raise SourceNotFoundError(f"{what}; {advice}", path=self.path, errno=errno.ENOENT)
 
-    def replace_catalogue(self, tree: dict[str, Any], kind: int, version: str | None = None) -> None:  # noqa: ARG002
-        """Replace the catalogue, given as the tree of its tables, in one step; remove scratch files of dead writers.
+    def take_back(self, archives: Mapping[str, str]) -> None:
+        """Remove the archives of a save that failed: the scratch files that its ranks have told."""
+        for scratch in archives.values():
+            with contextlib.suppress(OSError):
+                os.unlink(os.path.join(self.path, scratch))
 
-        Raises:
-            SourceError: the file system reports an error; the catalogue there is the old one, or this one.
-        """
-        write_catalogue(tree, self._catalogue, kind=kind, durable=self._durable)
-
-    def remove(self, names: Iterable[str]) -> None:
-        """Remove archives of ranks that nothing names any more; failures are left to the next save."""
-        for name in names:
-            if _SHARD.fullmatch(name):
-                with contextlib.suppress(OSError):
-                    os.unlink(os.path.join(self.path, name))
-
-    def take_back(self, names: Iterable[str]) -> None:
-        """Remove archives of a save that failed, but for those that the catalogue names by now."""
-        with contextlib.suppress(OSError):
-            remove_unnamed(self._catalogue, names)
+    def close(self) -> None:
+        """Let go of what this rank has written; it is removed, unless a commit has taken it in."""
+        self._written.close()
 
 
 class CheckpointPrefix(CheckpointFolder):
@@ -175,22 +199,6 @@ class CheckpointPrefix(CheckpointFolder):
             with uploads.store_refusals(redacted(self.path), "cannot be made"):
                 fs.makedirs(path, exist_ok=True)
 
-    def shards(self) -> set[str]:
-        """Return the names of the archives of ranks that are there, of whatever save.
-
-        Raises:
-            SourceError: the store reports an error.
-        """
-        fs, path = uploads.connected(self.path, self._options)
-        with uploads.store_refusals(redacted(self.path), "cannot be listed"):
-            fs.invalidate_cache(path)
-            try:
-                found = fs.ls(path, detail=False)
-            except FileNotFoundError:
-                return set()
-        names = (name.rstrip("/").rpartition("/")[2] for name in found)
-        return {name for name in names if _SHARD.fullmatch(name)}
-
     def version(self) -> str | None:
         """Return the version of the catalogue that is there, "" if there is none, None if the store has no versions.
 
@@ -199,45 +207,43 @@ class CheckpointPrefix(CheckpointFolder):
         """
         return uploads.version_at(self._catalogue, self._options)
 
-    def new_shard(self, name: str) -> AbstractContextManager[Sink]:
-        """Return a sink for a new file of this name, which appears, whole, when the block ends without an exception.
+    @contextlib.contextmanager
+    def new_shard(self, name: str) -> Iterator[Sink]:
+        """Yield a sink for a new file of this name, which appears, whole, when the block ends without an exception.
 
         Raises:
             SourceError: the store reports an error.
         """
-        return uploads.upload(f"{self.path}/{name}", self._options)
+        with uploads.upload(f"{self.path}/{name}", self._options) as sink:
+            yield sink
+        self._written.callback(self._remove, [name])
 
-    def check_there(self, names: Iterable[str]) -> None:
-        """Do nothing: a URL leads all ranks to one store."""
-
-    def replace_catalogue(self, tree: dict[str, Any], kind: int, version: str | None = None) -> None:
-        """Replace the catalogue, given as the tree of its tables, in one step, if it is of this version.
+    def commit(self, tree: dict[str, Any], kind: int, archives: Mapping[str, str], version: Any = None) -> None:
+        """Replace the catalogue, if it is of this version, by a new one; remove the old one's archives, as on a disk.
 
         Raises:
             SourceError: another save has replaced it; or the store reports an error.
         """
+        replaced = {name for name, _ in proved_shards(self._catalogue, self._options)}
         write_catalogue(tree, self._catalogue, kind=kind, durable=True, options=self._options, replaces=version)
+        self._remove(replaced - archives.keys())
 
-    def remove(self, names: Iterable[str]) -> None:
-        """Remove archives of ranks that nothing names any more; failures are left to the next save."""
-        fs, path = uploads.connected(self.path, self._options)
-        for name in names:
-            if _SHARD.fullmatch(name):
-                with contextlib.suppress(Exception):  # file systems raise exceptions of any class
-                    fs.rm_file(f"{path}/{name}")
+    def take_back(self, archives: Mapping[str, str]) -> None:
+        """Remove the archives of a save that failed, but for those that a catalogue names."""
+        self._remove(archives)
 
-    def take_back(self, names: Iterable[str]) -> None:
-        """Remove archives of a save that failed, but for those that the catalogue names by now."""
+    def _remove(self, names: Iterable[str]) -> None:
+        """Remove archives of ranks, but for those that a catalogue names; none if that cannot be told."""
         fs, path = uploads.connected(self.path, self._options)
-        start = b""
-        try:
+        with contextlib.suppress(Exception):  # file systems raise exceptions of any class
             fs.invalidate_cache(path)
-            start = fs.cat_file(f"{path}/{CATALOGUE}", start=0, end=MOST_OF_CATALOGUE)
-        except FileNotFoundError:
-            pass
-        except Exception:  # nobody knows what it names
-            return
-        self.remove(unnamed(names, start))
+            found = {name.rstrip("/").rpartition("/")[2] for name in fs.ls(path, detail=False)}
+            for catalogue in {CATALOGUE, *(n for n in found if n.endswith(".zcr") and not _SHARD.fullmatch(n))}:
+                with contextlib.suppress(FileNotFoundError):
+                    names = unnamed(names, fs.cat_file(f"{path}/{catalogue}", start=0, end=MOST_OF_CATALOGUE))
+            for name in filter(_SHARD.fullmatch, names):
+                with contextlib.suppress(Exception):
+                    fs.rm_file(f"{path}/{name}")
 
 
 def catalogue_of(path: Any) -> str:

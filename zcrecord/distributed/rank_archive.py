@@ -64,6 +64,7 @@ class RankReport(NamedTuple):
         origin, extent: of the boxes, zeros past the tensor's rank.
         tensors: of all tensors that the rank has chunks of, empty ones among them.
         values: that are no tensors, by name.
+        scratch: the name of the scratch file that the archive is until the commit; empty if it has its own.
     """
 
     shard: WrittenShard | None
@@ -74,6 +75,7 @@ class RankReport(NamedTuple):
     extent: Array
     tensors: dict[str, WholeTensor]
     values: dict[str, Any]
+    scratch: str = ""
 
 
 class RankWriter:

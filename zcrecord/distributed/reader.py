@@ -107,6 +107,8 @@ class CheckpointReading(StorageReader):  # type: ignore[misc]  # mypy takes torc
         planner_data: Any = PathsByName(opened) if opened.has_paths else None
         if opened.planner_bytes is not None:
             planner_data = loaded_object(PickledValue(opened.planner_bytes), "", opened.path, self._allow_pickle)
+            if not self._allow_pickle:
+                opened.check_planner_data(planner_data)
         names: Any = _MetadataByName(opened)
         return Metadata(names, planner_data=planner_data, storage_meta=StorageMeta(checkpoint_id=self._path))
 

@@ -39,9 +39,10 @@ class CheckpointWriting(StorageWriter):  # type: ignore[misc]  # mypy takes torc
 
     The folder has the old checkpoint or the new one at any time, whole: replacing the catalogue is what commits.
     Archives are never overwritten, but get new names in each save. Those of the checkpoint before are removed after the
-    commit, so that during a save the folder needs room for both, and so are those of saves that were killed. Nothing
-    depends on clocks; one save at a time may run for a folder. If a rank fails, its own file is removed, the old
-    checkpoint stays, and DCP raises CheckpointException in every rank, with the error of the rank that failed.
+    commit, if trailer and index prove them to be its own, so that during a save the folder needs room for both; on a
+    disk those of saves that were killed are, too. Nothing depends on clocks. Of two saves to one folder at a time the
+    one that would end last is refused. If a rank fails, its own file is removed, the old checkpoint stays, and DCP
+    raises CheckpointException in every rank, with the error of the rank that failed.
 
     `zcrecord.load_record("checkpoints/100/checkpoint.zcr")` has the state dict as one record, its tensors whole.
     Tensors are written from their own memory; those of a device, and those not in C order, through 8 MiB. Tied ones
@@ -80,9 +81,12 @@ class CheckpointWriting(StorageWriter):  # type: ignore[misc]  # mypy takes torc
         self._path: Any = None
         self._options = storage_options
         self._rank, self._coordinates = 0, True
-        self._before: set[str] = set()
-        self._version: str | None = None
+        self._version: Any = None
+        self._opened: CheckpointFolder | None = None
         self.reset(path)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_opened": None}  # what a save has under way stays here
 
     @property
     def checkpoint_id(self) -> Any:
@@ -98,6 +102,7 @@ class CheckpointWriting(StorageWriter):  # type: ignore[misc]  # mypy takes torc
         """Set the folder of the next save, if one is given."""
         if checkpoint_id is not None:
             checkpoint_folder(checkpoint_id, durable=self._durable, options=self._options)
+            self._close()
             self._path = checkpoint_id
 
     def storage_meta(self) -> Any:
@@ -107,7 +112,7 @@ class CheckpointWriting(StorageWriter):  # type: ignore[misc]  # mypy takes torc
         return StorageMeta(checkpoint_id=self._path)
 
     def set_up_storage_writer(self, is_coordinator: bool, *_: Any, **kwargs: Any) -> None:
-        """Take note of this rank.
+        """Take note of this rank, and remove what it has written for an earlier save that failed.
 
         Raises:
             UnsupportedError: a save without collectives, in which no rank knows what the others wrote.
@@ -116,13 +121,14 @@ class CheckpointWriting(StorageWriter):  # type: ignore[misc]  # mypy takes torc
             what = "a checkpoint is one catalogue of what all ranks wrote; save it with use_collectives=True"
             raise UnsupportedError(what, path=None if self._path is None else str(self._path))
         self._rank, self._coordinates = kwargs.get("rank") or 0, is_coordinator
+        self._close()
 
     def prepare_local_plan(self, plan: Any) -> Any:
-        """Make the folder; in the coordinator, list what is there, which no rank has begun to write to yet."""
+        """Make the folder; in the coordinator, note the version of the catalogue that is to be replaced."""
         folder = self._folder()
         folder.make()
         if self._coordinates:
-            self._before, self._version = folder.shards(), folder.version()
+            self._version = folder.version()
         return plan
 
     def prepare_global_plan(self, plans: list[Any]) -> list[Any]:
@@ -162,7 +168,8 @@ class CheckpointWriting(StorageWriter):  # type: ignore[misc]  # mypy takes torc
             out = RankWriter(torch, sink, names, **options)
             for item, chunk in chunks:
                 out.add(chunk, planner.resolve_data(item))
-            return out.finish(name, values)
+            report = out.finish(name, values)
+        return report._replace(scratch=folder.scratch)
 
     def finish(self, metadata: Any, results: list[list[Any]]) -> None:
         """Commit: replace the catalogue, then remove the files that nothing names any more. Runs in the coordinator.
@@ -174,25 +181,31 @@ class CheckpointWriting(StorageWriter):  # type: ignore[misc]  # mypy takes torc
         """
         folder = self._folder()
         reports = [result.storage_data for rank in results for result in rank]
-        new = {report.shard.name for report in reports if report.shard is not None}
+        new = {report.shard.name: report.scratch for report in reports if report.shard is not None}
         planner_data, planner_bytes = metadata.planner_data, None
         if planner_data is not None and paths_of(planner_data) is None:
             planner_bytes = _pickled(import_torch(), planner_data).data
         try:
-            folder.check_there(new)
             options: dict[str, Any] = {"alignment": self._alignment, "digest": self._digest}
             tree = joined(reports, planner_data, planner_bytes, **options)
-            folder.replace_catalogue(tree, digest_kind(self._digest), self._version)
+            folder.commit(tree, digest_kind(self._digest), new, self._version)
         except BaseException as error:
             folder.take_back(new)
             raise (error.located(path=folder.path) if isinstance(error, RecordError) else error) from error.__cause__
-        folder.remove(self._before - new)
 
     def _folder(self) -> CheckpointFolder:
+        """Return the folder of this save, which knows what this rank has written."""
         if self._path is None:
             what = "no folder to save to was given: ZcrStorageWriter(path), or dcp.save(checkpoint_id=)"
             raise UnsupportedError(what)
-        return checkpoint_folder(self._path, durable=self._durable, options=self._options)
+        if self._opened is None:
+            self._opened = checkpoint_folder(self._path, durable=self._durable, options=self._options)
+        return self._opened
+
+    def _close(self) -> None:
+        opened, self._opened = self._opened, None
+        if opened is not None:
+            opened.close()
 
 
 def _chunk_of(item: Any) -> Chunk:

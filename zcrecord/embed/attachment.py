@@ -107,9 +107,9 @@ def attach(
         progress: called with the bytes written, and with all there are.
 
     Raises:
-        UnsupportedError: the program is a script, a zip, signed, or an archive. FormatError: the archive is none, or
-        the program is empty. IntegrityError: the archive is damaged. DestinationExistsError: `dest` exists and `force`
-        was not given. SourceError: the file system reports an error.
+        UnsupportedError: the program is a script, a zip, a model, signed, or an archive. FormatError: the archive is
+        none, or the program is empty. IntegrityError: the archive is damaged. DestinationExistsError: `dest` exists and
+        `force` was not given. SourceError: the file system reports an error, or the program was replaced meanwhile.
 
     Example:
         >>> import shutil, sys, numpy as np, zcrecord
@@ -127,12 +127,14 @@ def attach(
         _check_whole(record.archive)
         record.archive.bring()
         weights = record.archive.buffer
-        octets = map_file(path, least=0).octets
+        memory = map_file(path, least=0)
+        octets = memory.octets
         parts = _parts(octets, path)
         _check_unsigned(octets, parts, path)
         _check(octets[: parts.program], path, force)
         offset = align_up(parts.program + ATTACHED_SIZE, ATTACHED_ALIGNMENT)
-        with open_sink(out, durable=durable, like=path) as sink:
+        replaces = memory.identity if _same(out, path) else None
+        with open_sink(out, durable=durable, like=path, replaces=replaces) as sink:
             copy = _Copy(sink, offset + len(weights), progress)
             copy.add(octets[: parts.program])
             copy.add(bytes(offset - ATTACHED_SIZE - parts.program) + encode_attached(parts.program))
@@ -169,7 +171,7 @@ def detach(
         FormatError: no archive is attached. UnsupportedError: the program was signed since, and `keep` was not given;
         or `discard` beside `dest` or `keep`.
         DestinationExistsError: `dest` exists and `force` was not given, or is the program. SourceError: the file system
-        refused.
+        refused, or the program was replaced meanwhile, and `dest` has the archive.
 
     Example:
         >>> import shutil, sys, numpy as np, zcrecord
@@ -185,7 +187,8 @@ def detach(
     beside = f"{path.removesuffix('.exe')}.zcr" if dest is None else path_of(dest)
     out = None if discard else beside
     check_destination(path, out, force)
-    octets = map_file(path, least=0).octets
+    memory = map_file(path, least=0)
+    octets = memory.octets
     parts = _parts(octets, path)
     if parts.archive is None:
         raise FormatError("no archive is attached to this file", path=path)
@@ -195,7 +198,7 @@ def detach(
         with open_sink(out, durable=durable) as sink:
             _Copy(sink, 0, None).add(octets[parts.archive : parts.end])
     if not keep:
-        with open_sink(path, durable=durable, like=path) as sink:
+        with open_sink(path, durable=durable, like=path, replaces=memory.identity) as sink:
             _Copy(sink, 0, None).add(octets[: parts.program])
     return DetachReport(path, out, parts.program, parts.end - parts.archive, parts.noted)
 

@@ -1,10 +1,11 @@
-"""Files that bear no archive behind them: text, scripts, zip files, signed programs.
+"""Files that bear no archive behind them: text, scripts, zip files, signed programs, models.
 
 Knows just enough of Mach-O to find a signature, `layout` of Windows programs; what it says, a person reads.
 """
 
 from __future__ import annotations
 
+from zcrecord.codec.file_types import read_elsewhere
 from zcrecord.codec.layout import certificate_table
 
 __all__ = ["objection"]
@@ -33,6 +34,8 @@ def objection(program: memoryview) -> str | None:
         return "it has an Authenticode signature, which would no longer hold; attach first, then sign"
     if _is_signed_macho(program):
         return "it has a code signature, which would no longer hold; take it off, attach, and sign it again"
+    if (model := read_elsewhere(program)) is not None:
+        return f"{model}, whose readers would not see the archive; leave it beside it"
     return None
 
 

@@ -17,8 +17,9 @@ from zcrecord.errors import NameCollisionError, SourceError, UnsupportedError, p
 from zcrecord.formats.safetensors.shards import INDEX
 from zcrecord.storage.compressed import SUFFIXES
 from zcrecord.storage.files import absolute_path, is_url, path_of
+from zcrecord.storage.urls import is_http
 
-from .sources import list_files, local_path, shown
+from .sources import folder_among, list_files, local_path, shown
 
 __all__ = ["Job", "plan"]
 
@@ -73,7 +74,8 @@ def plan(
     equal plans.
 
     Args:
-        source_prefix, dest_prefix: folders, or URLs that fsspec knows; nothing has to be at `dest_prefix`.
+        source_prefix, dest_prefix: folders, or URLs that fsspec knows, but those of HTTP servers, which list no files;
+            nothing has to be at `dest_prefix`.
         source_format: list files of this format alone.
         alignment, max_shard_size, durable: as of `zcrecord.formats.convert`.
         force: convert everything anew, and replace archives that no fleet wrote.
@@ -81,8 +83,9 @@ def plan(
         dest_storage_options: the same for `dest_prefix`, where they differ.
 
     Raises:
-        NameCollisionError: two models would become one archive. SourceError: there is no model, or the prefix cannot
-        be listed. UnsupportedError, LimitError: an option is wrong. DependencyError: fsspec is not installed.
+        NameCollisionError: two models would become one archive, or one an archive and others a folder of its name.
+        SourceError: there is no model, or the prefix cannot be listed. UnsupportedError, LimitError: a prefix or an
+        option is wrong. DependencyError: fsspec is not installed.
 
     Example:
         >>> [(os.path.basename(job.source), os.path.basename(job.dest)) for job in plan(".", "archives")]
@@ -122,9 +125,12 @@ def _prefix(given: str | os.PathLike[str], options: Mapping[str, Any], *, writte
     """Return a URL, or an absolute path, which means the same on every worker.
 
     Raises:
-        UnsupportedError: it is no URL that is written to, if it is to be `written`.
+        UnsupportedError: it is no URL that is written to, if it is to be `written`, or one that cannot be listed.
     """
     if isinstance(given, str) and is_url(given):
+        if is_http(given) and not written:
+            what = "HTTP servers list no files; name the bucket behind it (s3://, gs://), a copy on a disk"
+            raise UnsupportedError(f"{what}, or make a zcrecord.fleet.Job of each model's URL", path=shown(given))
         from zcrecord.storage import uploads  # here, because many fleets stay on disks
 
         return (uploads.local_path if written else local_path)(given, options) or given
@@ -155,11 +161,17 @@ def _targets(models: Mapping[str, str], source: str, dest: str) -> dict[str, str
     out: dict[str, str] = {}
     for path in models:
         target = _stem(path) + ".zcr"
+        if "" in path.split("/"):  # the key of an object: a folder of files has one name for both
+            what = f"the name {printable(repr(path))} has an empty part; rename it"
+            raise NameCollisionError(what, path=shown(source))
         if (other := out.setdefault(target, path)) != path:
             what = f"{printable(other)} and {printable(path)} would both become {printable(target)}"
             raise NameCollisionError(f"{what}; choose one format (source_format=), or rename one", path=shown(source))
         if _below(source, path) == _below(dest, target):
             raise UnsupportedError("archives are converted to another folder, not over themselves", path=shown(source))
+    if folder := folder_among(out):
+        what = f"{printable(out[folder])} would become {printable(folder)}, a folder of models, too; rename one"
+        raise NameCollisionError(what, path=shown(source))
     return out
 
 

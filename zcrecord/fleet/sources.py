@@ -10,16 +10,17 @@ import contextlib
 import os
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import pairwise
 from typing import Any
 
-from zcrecord.errors import RecordError, SourceError, SourceNotFoundError
+from zcrecord.errors import ExternalDataError, RecordError, SourceError, SourceNotFoundError, printable
 from zcrecord.formats.safetensors.header import MAX_HEADER
 from zcrecord.formats.safetensors.shards import decode_index
 from zcrecord.storage.compressed import SUFFIXES
-from zcrecord.storage.files import is_url, open_source, scratch_folder
-from zcrecord.storage.urls import redacted
+from zcrecord.storage.files import is_url, open_source, refusals, scratch_folder
+from zcrecord.storage.urls import file_beside, redacted
 
-__all__ = ["GONE", "Model", "list_files", "local_path", "shown"]
+__all__ = ["GONE", "Model", "folder_among", "list_files", "local_path", "shown"]
 
 GONE = "missing"  # the version of a file that is not there
 
@@ -63,6 +64,12 @@ def list_files(prefix: str, options: Mapping[str, Any]) -> dict[str, int]:
     return dict(sorted(found.items()))
 
 
+def folder_among(names: Iterable[str]) -> str | None:
+    """Return a path that others lie below, of paths whose parts are joined by "/"; None if there is none such."""
+    parts = sorted(name.split("/") for name in set(names))
+    return next(("/".join(a) for a, b in pairwise(parts) if a == b[: len(a)]), None)
+
+
 class Model:
     """A model and the files that belong to it, by their paths from its folder on; where they are does not matter.
 
@@ -73,10 +80,7 @@ class Model:
 
     def __init__(self, source: str, kind: str, options: Mapping[str, Any]) -> None:
         self._source, self.kind, self._options = source, kind, options
-        path, self._mark, self._query = source.partition("?") if is_url(source) else (source, "", "")
-        separator = "/" if is_url(source) else os.sep
-        folder, between, self.name = path.rpartition(separator)
-        self._folder = folder + between
+        self.name = source.partition("?")[0].rpartition("/")[2] if is_url(source) else os.path.basename(source)
         self.versions: dict[str, str | None] = {}
         self._looked_at: dict[str, Any] = {}  # remote files whose size is known
 
@@ -90,7 +94,7 @@ class Model:
             path = self._place(name)
             try:
                 status = os.stat(path)
-            except FileNotFoundError:
+            except (FileNotFoundError, NotADirectoryError):
                 return GONE
             except OSError as error:
                 raise SourceError(f"cannot be read: {error.strerror}", path=path, errno=error.errno) from error
@@ -153,7 +157,8 @@ class Model:
             self.note([name])
             if self.versions[name] != GONE:  # which the reader of the model says better
                 path = os.path.join(folder, *name.split("/"))
-                os.makedirs(os.path.dirname(path), exist_ok=True)
+                with refusals(path):
+                    os.makedirs(os.path.dirname(path), exist_ok=True)
                 copy_to(self._looked_at[name], path)
 
     def _others(self, path: str) -> list[str]:
@@ -167,7 +172,11 @@ class Model:
         from zcrecord.onnx.lazy.locate import find_tensors
 
         located = find_tensors(open_model(path))[1]
-        return sorted({tensor.reference.location for tensor in located if tensor.reference is not None})
+        found = {tensor.reference.location for tensor in located if tensor.reference is not None}
+        if clash := folder_among([*found, self.name]):
+            what = f"external data '{printable(clash)}': a file by one location, and a folder by another"
+            raise ExternalDataError(what)
+        return sorted(found - {self.name})
 
     def _remote(self, name: str) -> Any:
         from zcrecord.remote.open import remote_file  # here, as above
@@ -180,5 +189,5 @@ class Model:
         if name == self.name:
             return self._source
         if is_url(self._source):
-            return f"{self._folder}{name}{self._mark}{self._query}"
-        return os.path.join(self._folder, *name.split("/"))
+            return file_beside(self._source, name)
+        return os.path.join(os.path.dirname(self._source), *name.split("/"))

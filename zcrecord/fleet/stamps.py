@@ -16,9 +16,10 @@ from typing import Any
 from zcrecord import __version__
 from zcrecord.codec.conventions import SOURCE_NAME
 from zcrecord.codec.layout import VERSION
-from zcrecord.errors import FormatError, SourceNotFoundError
+from zcrecord.errors import FormatError, SourceNotFoundError, printable
 from zcrecord.record.load import load_record
 from zcrecord.storage.files import is_url, open_sink, read_start, refusals
+from zcrecord.storage.urls import leads_inside
 
 from .jobs import Job
 from .sources import Model
@@ -68,6 +69,11 @@ def _decoded(text: Any) -> Stamp:
         found = json.loads(text)
     except (TypeError, ValueError, RecursionError):
         return {}
+    return _checked(found)
+
+
+def _checked(found: Any) -> Stamp:
+    """Return a stamp that anybody may have written, an empty one if it is none."""
     return found if isinstance(found, dict) and isinstance(found.get("files"), dict) else {}
 
 
@@ -78,21 +84,16 @@ def is_current(stamp: Stamp, job: Job, model: Model) -> bool:
     """
     named = stamp.get("files", {})
     versions = {model.name: model.versions[model.name]}
-    if named.get(model.name) != versions[model.name] or not all(map(_is_inside, named)):
+    if named.get(model.name) != versions[model.name] or not all(map(leads_inside, named)):  # it may be a stranger's
         return False
     versions |= {name: model.version(name) for name in named if name != model.name}
     return None not in versions.values() and stamp_of(job, versions) == stamp
 
 
-def _is_inside(name: str) -> bool:
-    """Return True for a path that leads no further up than it starts: an archive may be a stranger's."""
-    return not os.path.isabs(name) and not {"", ".", ".."} & set(name.split("/")) and set(name).isdisjoint("\\\0")
-
-
 def refusal_at(job: Job) -> tuple[Stamp, str] | None:
-    """Return the stamp and the error that an earlier run kept of a model it refused.
+    """Return the stamp and the error that an earlier run kept of a model it refused; None if there is no such file.
 
-    None if there is nothing, or another version of zcrecord wrote it, which may have known less.
+    Both are empty if another version of zcrecord wrote it, which may have known less.
 
     Raises:
         SourceError: the system or the server reports an error.
@@ -101,15 +102,17 @@ def refusal_at(job: Job) -> tuple[Stamp, str] | None:
         found = json.loads(_start(job.dest + _REFUSED, job.dest_storage_options))
     except (SourceNotFoundError, ValueError, RecursionError):
         return None
-    known = isinstance(found, dict) and found.get("zcrecord") == __version__
-    if not known or not isinstance(found.get("stamp"), dict) or not isinstance(found.get("error"), str):
+    if not isinstance(found, dict) or found.keys() != {"error", "stamp", "zcrecord"}:
+        return None  # somebody else's
+    known = found["zcrecord"] == __version__
+    if not known or not isinstance(found["stamp"], dict) or not isinstance(found["error"], str):
         return {}, ""
-    return found["stamp"], found["error"]
+    return _checked(found["stamp"]), printable(found["error"], _LONGEST)
 
 
 def _start(place: str, options: Mapping[str, Any]) -> bytes:
     if not is_url(place):
-        return read_start(place, _MOST)
+        return b"" if os.path.exists(place) and not os.path.isfile(place) else read_start(place, _MOST)  # no pipe
     from zcrecord.remote.open import remote_file  # here, because many fleets stay on disks
 
     file = remote_file(place, options)

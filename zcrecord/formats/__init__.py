@@ -35,6 +35,7 @@ from zcrecord.record.record import Record
 from zcrecord.record.record_writer import RecordWriter
 from zcrecord.record.save import Metadata, metadata_now, save_record
 from zcrecord.storage.compressed import SUFFIXES, PeekableStream, decompressed
+from zcrecord.storage.file_group import removing
 from zcrecord.storage.files import (
     Binary,
     Progress,
@@ -46,13 +47,14 @@ from zcrecord.storage.files import (
     scratch_file,
 )
 from zcrecord.storage.folders import archive_in, model_folder, names_folder, takes_folder
-from zcrecord.storage.scratch import remove_unnamed
 from zcrecord.writing.writers import ConvertReport, peak_rss
 
 __all__ = ["FORMATS", "ConvertReport", "Format", "convert"]
 
 ARCHIVE, ONNX, SAFETENSORS = "zcr", "onnx", "safetensors"
+_OWN_NAMES = ("adapter_model", "diffusion_pytorch_model")  # by which PEFT and Diffusers find weights in a folder
 _SHARD = re.compile(r"-\d{5}-of-\d{5}\.safetensors$")
+_PIECE = 1 << 20  # bytes read at a time of a packed archive
 
 
 def _module(kind: str) -> Any:
@@ -81,12 +83,14 @@ def convert(
     of version 0, a draft of the format, too, without its signatures and tuned part.
 
     Args:
-        source, dest: paths; where the format is one forward pass, binary file objects, too, and compressed sources. A
-            folder is read as the one model in it, or as all its .onnx (see `onnx.convert`); into a folder, one that is
-            there or whose name ends in "/", goes model.zcr or the like, with its companions. `dest` may be a URL.
+        source, dest: paths or URLs; where the format is one forward pass, binary file objects, too, and compressed
+            sources. A folder is read as the one model in it, or as all its .onnx (see `onnx.convert`); into a folder,
+            one that is there or whose name ends in "/", goes model.zcr or the like, with its companions (an adapter as
+            adapter_model.zcr). Of a URL ONNX and safetensors are read forward, archives fetched into memory, other
+            files copied to a temporary one.
         source_format, dest_format: names of FORMATS. By default what the first bytes say, or else the suffix; for
             `dest` the suffix, an archive for a file object.
-        alignment, durable, storage_options: those of `save_record`.
+        alignment, durable, storage_options: those of `save_record`; the last for `source`, too.
         max_shard_size: write files of at most so many bytes of tensors, and a catalogue (safetensors: index) of them.
         metadata: to add to that of an archive; a function in its place is called once `source` was read.
         progress: called with the bytes done of the input (an archive: of its tensors) and, where known, of all of it.
@@ -104,6 +108,12 @@ def convert(
         1
     """
     started = time.perf_counter()
+    remote = None
+    if is_url(source):
+        from .remote_model import remote_model  # here, because few sources are
+
+        remote = remote_model(source, storage_options)
+        source = remote if isinstance(remote, str) else source
     folder, source = path_or_none(source), _in_folder(source, source_format)
     source_path, dest_path = path_or_none(source), path_or_none(dest)
     into = dest_path is not None and _takes_folder(folder, dest_path, dest_format)
@@ -115,28 +125,29 @@ def convert(
             dest = stack.enter_context(_in_new_folder(source, folder, dest_path, target, force, durable))
             dest_path = os.path.join(dest_path, os.path.basename(dest))
         check_destination(source_path, dest_path, force, storage_options)
-        given, kind = stack.enter_context(_recognised(source, source_path, source_format))
+        opened: Any = source
+        if remote is not None and not isinstance(remote, str):
+            opened, source_path = remote, remote.shown
+        given, kind = stack.enter_context(_recognised(opened, source_path, source_format))
         how = force, alignment, durable, max_shard_size, metadata, progress or (lambda *_: None), storage_options
         work = _Conversion(source_path, path := path_or_none(dest), *how)
-        with _replacing(path if target == ARCHIVE else None):
+        with _replacing(path if target == ARCHIVE else None, durable):
             report = work.run(kind, given, target, dest)
     seconds = time.perf_counter() - started
     return dataclasses.replace(report, source=source_path, dest=dest_path, seconds=seconds, peak_rss=peak_rss())
 
 
 @contextlib.contextmanager
-def _replacing(dest: str | None) -> Iterator[None]:
+def _replacing(dest: str | None, durable: bool) -> Iterator[None]:
     """Remove the shards of a catalogue at a path once the block has replaced it."""
     if dest is None or not os.path.isfile(dest):
         yield
         return
-    from zcrecord.record.sharded_writer import shards_of  # here, because few archives have shards
+    from zcrecord.record.own_shards import own_shards  # here, because few archives have shards
 
     path = os.path.realpath(dest)
-    replaced = shards_of(path)
-    yield
-    with contextlib.suppress(OSError):  # the new archive is there
-        remove_unnamed(path, replaced)
+    with removing(path, own_shards(path), durable=durable):
+        yield
 
 
 @contextlib.contextmanager
@@ -148,7 +159,8 @@ def _in_new_folder(
     Raises:
         DestinationExistsError: the weights, in one file or with an index, are the source.
     """
-    weights = f"model{FORMATS[target].suffixes[0]}"
+    stem = os.path.basename(path_or_none(source) or "").partition(".")[0]
+    weights = f"{stem if stem in _OWN_NAMES else 'model'}{FORMATS[target].suffixes[0]}"
     for name in (weights, f"{weights}.index.json"):
         check_destination(path_or_none(source), os.path.join(dest, name), force=True)
     beside = folder if folder is not None and os.path.isdir(folder) else None
@@ -250,8 +262,8 @@ class _Conversion:
             beside = os.path.join(tempfile.gettempdir(), "zcrecord")
         with contextlib.ExitStack() as stack:
             with refusals(beside):
-                fd, between = stack.enter_context(scratch_file(f"{os.path.abspath(beside)}-between", 0o600))
-            with refusals(beside), open(fd, "w+b", buffering=0) as file:
+                made, between = stack.enter_context(scratch_file(f"{os.path.abspath(beside)}-between", 0o600))
+            with refusals(beside), open(made.fileno(), "w+b", buffering=0, closefd=False) as file:
                 scratch = dataclasses.replace(self, durable=False, max_shard_size=None)
                 first = scratch.to_archive(kind, given, file)
             last = self.from_archive(between, target, dest)
@@ -259,7 +271,24 @@ class _Conversion:
 
 
 def _loaded(given: Any) -> Record:
-    return load_record(given if isinstance(given, str) else given.read())
+    if isinstance(given, Record):
+        return given
+    return load_record(given if isinstance(given, str | bytearray) else given.read())
+
+
+def _expanded(given: Any, packed: PeekableStream, nbytes: int | None) -> bytearray:
+    """Return the bytes of an archive that a packed stream, of `nbytes` bytes if known, expands to.
+
+    Raises:
+        LimitError: they are out of all proportion to it.
+    """
+    from zcrecord.transport.frames import check_expansion  # here, because few archives are packed
+
+    out = bytearray()
+    while piece := given.read(_PIECE):
+        out += piece
+        check_expansion(len(out), packed.position if nbytes is None else nbytes)
+    return out
 
 
 def _without_signatures(metadata: Mapping[str, Any]) -> dict[str, Any]:
@@ -322,8 +351,10 @@ def _recognised(source: Any, path: str | None, named: str | None) -> Iterator[tu
         yield path, ONNX
         return
     with contextlib.ExitStack() as stack:
-        given, nbytes = source, None
-        if path is not None:
+        given, nbytes, fetch = source, None, getattr(source, "fetched", None)
+        if fetch is not None:
+            given = source.stream()
+        elif path is not None:
             given, nbytes = open_source(path)
             stack.enter_context(given)
         peeked = PeekableStream(given)
@@ -339,10 +370,12 @@ def _recognised(source: Any, path: str | None, named: str | None) -> Iterator[tu
             raise UnsupportedError(f"format {printable(kind)} is not known; {', '.join(FORMATS)}", path=path)
         if path is not None and nbytes is not None and not packed:
             given = path
+        elif fetch is not None and (kind == ARCHIVE or not (packed or FORMATS[kind].streams)):
+            given, packed = stack.enter_context(fetch(FORMATS[kind])), False
         elif not FORMATS[kind].streams:
             how = "compressed; decompress it first" if packed else "from a pipe; write it to a file first"
             raise UnsupportedError(f"{kind} cannot be read {how}", path=path)
-        yield given, kind
+        yield _expanded(given, peeked, nbytes) if packed and kind == ARCHIVE else given, kind
 
 
 def _by_suffix(path: str, off: tuple[str, ...] = ()) -> str | None:

@@ -14,24 +14,25 @@ record's, found by the keys on the way to each leaf, under which the tree was sa
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from zcrecord import dtypes
-from zcrecord.archive import subset, unflatten
+from zcrecord.archive import unflatten
 from zcrecord.archive.archive import Archive
 from zcrecord.archive.subset import Names
 from zcrecord.codec import conventions
 from zcrecord.codec.entries import ModuleKind
 from zcrecord.errors import MismatchError, RecordError, missing_package, printable
 from zcrecord.tensors.interop import path_key
-from zcrecord.tensors.packed import PackedTensor
 
-from .torch import shared_payloads, unsupported_elements
+from .elements import beside_views, unsupported_elements
+from .torch import shared_payloads
 
-__all__ = ["ElementCheck", "import_jax", "jax_arrays", "like_template"]
+__all__ = ["ElementCheck", "beside_jax_views", "import_jax", "jax_arrays", "like_template"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -45,7 +46,8 @@ def jax_arrays(archive: Archive, names: Names | None = None) -> dict[str, Any]:
     in C order, at an address that is a multiple of 64. Everything else is copied once: other strides, elements narrower
     than a byte, archives saved with `alignment=16` or 32 as it falls, all of a record of mode "c" (its memory may be
     edited, jax's never), and whatever goes to another device. Donating an uncopied array to a jitted function is safe:
-    jax does not write to memory that is not its own.
+    jax does not write to memory that is not its own. Tensors that jax has no type for, such as strings, come as the
+    record's own views: a StringTensor or a PackedTensor.
 
     Args:
         archive: an opened archive.
@@ -53,8 +55,8 @@ def jax_arrays(archive: Archive, names: Names | None = None) -> dict[str, Any]:
 
     Raises:
         DependencyError: jax is not installed. TensorNotFoundError: a name without wildcards is not there.
-        UnsupportedError: a tensor of strings, or of elements that jax has no type for, or that it would make 32 bits of
-        64 (unless `jax_enable_x64` is set); leave it out with `names`.
+        UnsupportedError: jax would make 32 bits of a tensor's 64, unless `jax_enable_x64` is set; or leave it out with
+        `names`.
 
     Example:
         >>> import numpy as np, zcrecord
@@ -63,10 +65,27 @@ def jax_arrays(archive: Archive, names: Names | None = None) -> dict[str, Any]:
         6.0
     """
     jax = import_jax()
-    if names is not None:
-        archive = subset.select(archive, names, None)
-    given = _JaxArrays(jax, archive)
-    return dict(zip(archive.names(), given.arrays(), strict=True))
+
+    def made(archive: Archive) -> dict[str, Any]:
+        return dict(zip(archive.names(), _JaxArrays(jax, archive).arrays(), strict=True))
+
+    return beside_jax_views(archive, names, made)
+
+
+def beside_jax_views(
+    archive: Archive, names: Names | None, make: Callable[[Archive], dict[str, Any]]
+) -> dict[str, Any]:
+    """Return tensors by name: those that jax has a type for made by `make`, the others as views of the record."""
+    jax = import_jax()
+
+    @functools.cache
+    def known(dtype: np.dtype[Any] | None) -> bool:
+        try:
+            return dtype is not None and jax.device_put(np.zeros(1, dtype)) is not None
+        except (TypeError, ValueError, RuntimeError):
+            return False
+
+    return beside_views(archive, names, lambda kind, _bits, _shape: known(kind.numpy), make)
 
 
 def import_jax() -> Any:
@@ -121,44 +140,32 @@ class ElementCheck:
         """Return a view of tensor i, or of a part of it, as an array; narrow elements are unpacked.
 
         Raises:
-            UnsupportedError: jax has no type for its elements, or would make 32 bits of 64.
+            UnsupportedError: jax would make 32 bits of 64.
         """
-        if not isinstance(view, np.ndarray | PackedTensor):
-            raise _unsupported(self._archive, i, dtypes.STRING.name, "jax has no tensors of strings")
         if view.dtype not in self._known:
             self._check(i, view.dtype)
         return view if isinstance(view, np.ndarray) else view.unpack()
 
     def dtype_of(self, i: int) -> np.dtype[Any]:
         """Return the type of tensor i's elements; raises UnsupportedError, as for a view of it."""
-        kind = dtypes.by_code.get(self._archive.row(i).dtype)
-        if kind is None or kind.numpy is None:
-            name = "strings" if kind is dtypes.STRING else "such elements"
-            raise _unsupported(
-                self._archive, i, "unknown" if kind is None else kind.name, f"jax has no tensors of {name}"
-            )
-        if kind.numpy not in self._known:
-            self._check(i, kind.numpy)
-        return kind.numpy
+        dtype = dtypes.by_code[self._archive.row(i).dtype].numpy
+        assert dtype is not None, "jax has it"
+        if dtype not in self._known:
+            self._check(i, dtype)
+        return dtype
 
     def _check(self, i: int, dtype: np.dtype[Any]) -> None:
         """Raise unless jax keeps elements of this type as they are."""
-        try:
-            found = self._jax.device_put(np.zeros(1, dtype)).dtype
-        except (TypeError, ValueError, RuntimeError) as error:
-            raise _unsupported(self._archive, i, dtype.name, f"jax does not take {dtype}: {error}") from error
+        found = self._jax.device_put(np.zeros(1, dtype)).dtype
         if found != dtype:
             what = f'jax would make {found} of {dtype}, unless jax.config.update("jax_enable_x64", True) comes first'
-            raise _unsupported(self._archive, i, dtype.name, what)
+            error = unsupported_elements(dtype.name, what)
+            raise error.located(path=self._archive.path, tensor=self._archive.index.name(i))
         self._known.add(dtype)
 
 
 def _copied(jax: Any) -> Callable[[Array], Any]:
     return lambda view: jax.numpy.array(view, copy=True)
-
-
-def _unsupported(archive: Archive, i: int, kind: str, what: str) -> RecordError:
-    return unsupported_elements(kind, what).located(path=archive.path, tensor=archive.index.name(i))
 
 
 class _Branch(NamedTuple):

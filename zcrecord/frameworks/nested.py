@@ -16,7 +16,7 @@ def tree(record: Any, tensors: str = "numpy", device: Any = None, like: Any = No
     """Return a record nested as it was saved: dicts, lists and tuples of tensors and plain values.
 
     Named tuples come as tuples, dataclasses as dicts, numpy's scalars as arrays of rank 0, bytes as memoryviews.
-    Elements that torch or jax have no type for are refused; leave it out with `record.select(...)`.
+    Tensors that torch or jax have no type for, such as strings, come as numpy's do: the record's own views.
 
     Args:
         record: a Record.
@@ -29,8 +29,8 @@ def tree(record: Any, tensors: str = "numpy", device: Any = None, like: Any = No
 
     Raises:
         MismatchError: a leaf of `like` is not in the record, or has another shape there; or `like` has no place for a
-        tensor or value of the record. UnsupportedError: arguments that do not go together, a tensor of
-        elements that torch or jax have no type for. DependencyError: torch or jax is not installed.
+        tensor or value of the record. UnsupportedError: arguments that do not go together; jax would make 32
+        bits of a tensor's 64. DependencyError: torch or jax is not installed.
 
     Example:
         >>> import numpy as np, zcrecord

@@ -11,22 +11,24 @@ numpy, DLPack   the record's own views, uncopied, and `np.from_dlpack` of them. 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 
 from zcrecord import dtypes
-from zcrecord.archive import subset
 from zcrecord.archive.archive import Archive
 from zcrecord.archive.subset import Names
 from zcrecord.codec.layout import NONE
 from zcrecord.dtypes import DType
-from zcrecord.errors import RecordError, UnsupportedError, missing_package
+from zcrecord.errors import UnsupportedError, missing_package
 from zcrecord.tensors.interop import FLOAT4_PAIRS
 from zcrecord.tensors.packed import PackedTensor
 
+from .elements import beside_views, unsupported_elements
+
 __all__ = [
+    "beside_torch_views",
     "import_torch",
     "shared_payloads",
     "torch_bytes",
@@ -35,7 +37,6 @@ __all__ = [
     "torch_over",
     "torch_shape",
     "torch_tensors",
-    "unsupported_elements",
 ]
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -64,12 +65,13 @@ def torch_tensors(
         writable: False gives tensors over the read-only mapping, on the CPU, shared with all that have mapped the file.
             **Any in-place write then ends the process**: torch has no read-only tensors.
 
-    A torch float4_e2m1fn_x2 has two elements to an entry, so that the last axis is half as long.
+    A torch float4_e2m1fn_x2 has two elements to an entry, so that the last axis is half as long. Tensors that torch has
+    no type for, such as strings and int4, come as the record's own views, on any device: a StringTensor, a
+    PackedTensor, or an ndarray.
 
     Raises:
         DependencyError: torch is not installed. TensorNotFoundError: a name without wildcards is not there.
-        UnsupportedError: a tensor of strings, or of elements that torch has no type for; leave it out with `names`. Or
-        no such device. SourceError: the file was changed in place since it was opened.
+        UnsupportedError: no such device. SourceError: the file was changed in place since it was opened.
 
     Example:
         >>> import numpy as np, zcrecord
@@ -80,12 +82,31 @@ def torch_tensors(
     """
     torch = import_torch()
     where = torch_device(torch, device)
-    if names is not None:
-        archive = subset.select(archive, names, None)
-    private = writable and where.type == "cpu" and archive.mode == "r"
-    copied = private and archive.gone
-    given = _TorchTensors(torch, archive.private() if private and not copied else archive, where, copied=copied)
-    return dict(zip(archive.names(), given.tensors(), strict=True))
+
+    def made(archive: Archive) -> dict[str, Any]:
+        private = writable and where.type == "cpu" and archive.mode == "r"
+        copied = private and archive.gone
+        given = _TorchTensors(torch, archive.private() if private and not copied else archive, where, copied=copied)
+        return dict(zip(archive.names(), given.tensors(), strict=True))
+
+    return beside_torch_views(archive, names, made)
+
+
+def beside_torch_views(
+    archive: Archive, names: Names | None, make: Callable[[Archive], dict[str, Any]]
+) -> dict[str, Any]:
+    """Return tensors by name: those that torch has a type for made by `make`, the others as views of the record."""
+    torch = import_torch()
+
+    def holds(kind: DType, bits: int, shape: tuple[int, ...]) -> bool:
+        try:
+            torch_dtype(torch, kind, bits)
+            torch_shape(kind, bits, shape)
+        except UnsupportedError:
+            return False
+        return True
+
+    return beside_views(archive, names, holds, make)
 
 
 def import_torch() -> Any:
@@ -162,11 +183,6 @@ def shared_payloads(archive: Archive) -> set[int]:
     return set(used[1:][used[1:] == used[:-1]].tolist())
 
 
-def unsupported_elements(kind: str, what: str) -> RecordError:
-    """Return the error for elements that a framework has no type for."""
-    return UnsupportedError(f"{what}; leave such out with names=lambda tensor: tensor.dtype.name != {kind!r}")
-
-
 class _TorchTensors:
     """One call of `torch_tensors`."""
 
@@ -190,38 +206,34 @@ class _TorchTensors:
             elif easy[i] and view.dtype in known:  # as nearly all are
                 yield from_numpy(view)
             else:
-                made = self._whole(i, view)
-                if easy[i] and self._form(i, view)[1] is view.dtype and from_numpy(view).dtype is made.dtype:
+                made = self._whole(view)
+                if easy[i] and self._form(view)[1] is view.dtype and from_numpy(view).dtype is made.dtype:
                     known.add(view.dtype)
                 yield made if self._on_cpu else made.to(self._where)
 
-    def _form(self, i: int, view: Any) -> tuple[Any, Any]:
+    def _form(self, view: Any) -> tuple[Any, Any]:
         """Return torch's dtype for a view, and numpy's for the same bytes, as torch takes them."""
         kind = getattr(view, "kind", None) or getattr(view, "dtype", None)
         form = self._forms.get(kind)
         if form is None:
-            form = self._forms[kind] = self._made_form(i, view)
+            form = self._forms[kind] = self._made_form(view)
         return form
 
-    def _made_form(self, i: int, view: Any) -> tuple[Any, Any]:
+    def _made_form(self, view: Any) -> tuple[Any, Any]:
         if isinstance(view, np.ndarray):
             kind: DType = dtypes.from_numpy(view.dtype)
             bits, carrier = 8 * view.itemsize, view.dtype
             if carrier.isbuiltin == 2:  # ml_dtypes', which torch does not know
                 carrier = np.dtype(np.uint8 if carrier.itemsize == 1 else np.int16)
         else:
-            kind = view.kind if isinstance(view, PackedTensor) else dtypes.STRING
-            bits, carrier = kind.bits, np.dtype(np.uint8)
-        try:
-            return torch_dtype(self._torch, kind, bits), carrier
-        except RecordError as error:
-            raise error.located(path=self._archive.path, tensor=self._archive.index.name(i)) from None
+            kind, bits, carrier = view.kind, view.kind.bits, np.dtype(np.uint8)
+        return torch_dtype(self._torch, kind, bits), carrier
 
-    def _whole(self, i: int, view: Any) -> Any:
+    def _whole(self, view: Any) -> Any:
         """Return the one tensor of a payload, over its bytes."""
-        dtype, carrier = self._form(i, view)
+        dtype, carrier = self._form(view)
         if isinstance(view, PackedTensor):
-            view = view.packed.reshape(self._paired(i, view))
+            view = view.packed.reshape(torch_shape(view.kind, view.kind.bits, view.shape))
         if not view.size:
             return self._torch.empty(view.shape, dtype=dtype, device="cpu")  # whatever the default device
         if carrier is not view.dtype:
@@ -237,21 +249,15 @@ class _TorchTensors:
             return view
         return view.copy("K") if self._copied else _as_writable(view)
 
-    def _paired(self, i: int, view: PackedTensor) -> tuple[int, ...]:
-        try:
-            return torch_shape(view.kind, view.kind.bits, view.shape)
-        except RecordError as error:
-            raise error.located(path=self._archive.path, tensor=self._archive.index.name(i)) from None
-
     def _part(self, i: int, number: int, view: Any) -> Any:
         """Return one of several tensors of a payload, in the storage that all of them have."""
-        dtype, _ = self._form(i, view)
+        dtype, _ = self._form(view)
         base = self._base(number)
         base = base[: len(base) // dtype.itemsize * dtype.itemsize].view(dtype)
         if isinstance(view, PackedTensor):
-            return base.view(self._paired(i, view)).detach()
+            return base.view(torch_shape(view.kind, view.kind.bits, view.shape)).detach()
         if min(view.strides, default=0) < 0:
-            made = self._whole(i, view)
+            made = self._whole(view)
             return made if self._on_cpu else made.to(self._where)
         strides = tuple(s // view.itemsize for s in view.strides)
         # Detached, it is no view to autograd, but shares the count of in-place writes with those it is tied to.

@@ -53,7 +53,8 @@ def hollow_of(source: Any, *, sink: Sink | None = None) -> HollowRecord:
             handed over, and a chunk is valid until `write` returns; that may return, as files do, how many it took.
 
     Raises:
-        RecordError: as `load_record`.
+        RecordError: as `load_record`. LimitError: equal tensors or bytes that are not tied would take out of all
+        proportion to the archive, each by itself.
 
     Example:
         >>> import numpy as np, zcrecord
@@ -306,8 +307,7 @@ class HollowRecord:
         found = self._skeleton.find_in(record.archive)
         if found is None:
             raise FillError("is not the archive that the hollow record is of", path=record.archive.path)
-        if found.remote is not None:
-            found.remote.pin(self._skeleton.pins)  # a loader's tensors on a device are not verified afterwards
+        found.pin(self._skeleton.pins)  # a loader's tensors on a device are not verified afterwards
         return found
 
     def _batches(self) -> Iterator[list[HollowConstant]]:

@@ -15,6 +15,7 @@ import numpy as np
 
 from zcrecord.archive import unflatten
 from zcrecord.archive.archive import Archive
+from zcrecord.archive.private_copy import check_apart, twins_nbytes
 from zcrecord.codec.digests import RunningDigest
 from zcrecord.codec.entries import PayloadId
 from zcrecord.codec.index import Index
@@ -37,7 +38,8 @@ class RecordSkeleton:
         blobs: the bytes of the payloads that attributes and metadata use, by number.
         header: of the archive; empty for a file of another format.
         path: of the archive.
-        pins: the expected SHA-256 of payloads, by their offsets, if a remote record was checked against them.
+        pins: the expected SHA-256 of payloads, by their offsets, if a remote record was checked against them; of a
+            catalogue as `Archive.pins` has them.
     """
 
     index: Index
@@ -45,19 +47,23 @@ class RecordSkeleton:
     blobs: dict[int, bytes]
     header: bytes = b""
     path: str | None = None
-    pins: dict[int, bytes] = field(default_factory=dict)
+    pins: dict[Any, Any] = field(default_factory=dict)
 
     @classmethod
     def of(cls, archive: Archive) -> RecordSkeleton:
-        """Return an archive's skeleton; of the payloads only those of attributes and metadata are read."""
+        """Return an archive's skeleton; of the payloads only those of attributes and metadata are read.
+
+        Raises:
+            LimitError: payloads that share their bytes would come to far more than the archive has.
+        """
         archive.ensure_all()
         ix, header = archive.index, archive.header
+        check_apart(twins_nbytes(ix, header.archive_size), header.archive_size, archive.path)
         places = ix.payloads.copy()
         places["offset"] += np.uint64(header.payload_offset)
         blobs = {number: bytes(archive.payload(number)) for number in _blob_numbers(ix)}
         path = archive.absolute or archive.path
-        pins = (archive.remote.pins if archive.remote is not None else None) or {}
-        return cls(_copied(ix), places, blobs, header.encode() if header.payload_offset else b"", path, pins)
+        return cls(_copied(ix), places, blobs, header.encode() if header.payload_offset else b"", path, archive.pins())
 
     def find_in(self, archive: Archive) -> Archive | None:
         """Return an archive, or the part of it, that this is the skeleton of; None if it is of another one."""

@@ -73,7 +73,7 @@ def compare(
         progress: called with the bytes compared so far, and None: the total is not known.
 
     Raises:
-        LimitError: comparing different views of the same bytes would read over 64 times both archives' size; or
+        LimitError: comparing different views of the same bytes would read over 64 times what both archives hold; or
         attributes' full names would be far larger than the index.
 
     Example:
@@ -106,7 +106,7 @@ class _TensorComparison:
     def __init__(self, a: Archive, b: Archive, fast: bool, progress: Callable[[int, int | None], None] | None) -> None:
         self._a, self._b, self._fast, self._progress = a, b, fast, progress
         self._known: dict[tuple[Key, Key], Difference | None] = {}
-        self._left = DIGEST_ALLOWANCE * (a.header.archive_size + b.header.archive_size)
+        self._left = DIGEST_ALLOWANCE * (a.stored_nbytes() + b.stored_nbytes())
         self._done = 0
 
     def changes(self) -> Iterator[Change]:
@@ -169,8 +169,7 @@ def _kind(archive: Archive, i: int) -> tuple[int, int, tuple[int, ...]]:
 def _place(archive: Archive, i: int) -> Key:
     """Return a key that is equal for tensors of one archive that are the same bytes in the same form."""
     row = archive.row(i)
-    at = row.payload if archive.mode == "c" else int(archive.index.payloads["offset"][row.payload])
-    return at, row.byte_offset, row.bits, row.dtype, archive.shape(row), archive.strides(row)
+    return archive.place_of(row.payload), row.byte_offset, row.bits, row.dtype, archive.shape(row), archive.strides(row)
 
 
 def _described_tensor(archive: Archive, i: int) -> str:

@@ -130,7 +130,7 @@ def _save_signed(record: Record, out: str, signature: dict[str, str], *, in_plac
 
         add_to_catalogue(record, signature, durable=durable)
     elif record.archive.mapped and not record.archive.shard_names:
-        add_metadata(record, out, signature, durable=durable)
+        add_metadata(record, None if in_place else out, signature, durable=durable)
     else:
         layout = record.layout
         options: dict[str, Any] = {"alignment": layout.alignment, "digest": layout.digest, "durable": durable}

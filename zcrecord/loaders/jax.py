@@ -21,7 +21,7 @@ from zcrecord.archive.archive import Archive
 from zcrecord.archive.name_patterns import is_pattern, matcher
 from zcrecord.archive.subset import Names
 from zcrecord.errors import TensorNotFoundError, UnsupportedError, printable
-from zcrecord.frameworks.jax import ElementCheck, import_jax
+from zcrecord.frameworks.jax import ElementCheck, beside_jax_views, import_jax
 
 from .boxes import Bounds, bounds_of
 from .host import MappedLoader
@@ -38,7 +38,7 @@ def sharded_arrays(archive: Archive, names: Names | None = None, *, shardings: A
     by `load_into` with boxes; of a tensor that is split over shards of a catalogue only the pieces that they meet are
     read. On the CPU a shard whose bytes follow one another lies on the archive's own memory, where it starts at a
     multiple of 64; other shards are copied once, and all of a record of mode "c". Tied tensors with one sharding are
-    one array.
+    one array. Tensors that jax has no type for, such as strings, come as the record's own views, on no device.
 
     Args:
         archive: an opened archive.
@@ -48,8 +48,8 @@ def sharded_arrays(archive: Archive, names: Names | None = None, *, shardings: A
 
     Raises:
         DependencyError: jax is not installed. TensorNotFoundError: a name without wildcards is not there.
-        UnsupportedError: a sharding does not divide its tensor, or is none; a tensor of strings, or of elements that
-        jax has no type for, or a shard of packed elements that does not start and end on whole bytes.
+        UnsupportedError: a sharding does not divide its tensor, or is none; jax would make 32 bits of a tensor's 64; or
+        a shard of packed elements does not start and end on whole bytes.
 
     Example:
         >>> import jax, numpy as np, zcrecord
@@ -62,8 +62,13 @@ def sharded_arrays(archive: Archive, names: Names | None = None, *, shardings: A
     jax = import_jax()
     if names is not None:
         archive = subset.select(archive, names, None)
+    chosen = _chooser(jax, shardings, archive.names(), archive.path)
+    return beside_jax_views(archive, None, lambda part: _sharded(jax, part, chosen))
+
+
+def _sharded(jax: Any, archive: Archive, chosen: Callable[[str], Any]) -> dict[str, Any]:
+    """Return arrays that jax has types for, each with its sharding."""
     everything = archive.names()
-    chosen = _chooser(jax, shardings, everything, archive.path)
     check = ElementCheck(jax, archive)
     kinds = [check.dtype_of(i) for i in range(len(everything))]
     placed = [_placed(archive, i, name, chosen(name)) for i, name in enumerate(everything)]

@@ -49,9 +49,10 @@ class _StoredPayload(NamedTuple):
         return found
 
     def is_checked(self, ranges: list[Range]) -> bool:
-        """Return True if these ranges are compared with the payload's digest as they are fetched."""
+        """Return True if these ranges are compared with the payload's digest, or its pin, as they are fetched."""
         archive = self.archive
-        return archive.remote is not None and bool(archive.index.digest_kind) and ranges == [(0, self.nbytes)]
+        known = archive.remote is not None and (archive.index.digest_kind or self.start in archive.pins())
+        return bool(known) and ranges == [(0, self.nbytes)]
 
 
 class PayloadSources:

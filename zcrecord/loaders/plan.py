@@ -16,6 +16,7 @@ from zcrecord import dtypes
 from zcrecord.archive import subset
 from zcrecord.archive.archive import Archive
 from zcrecord.archive.name_patterns import is_pattern, matcher
+from zcrecord.archive.private_copy import check_apart
 from zcrecord.archive.subset import Names
 from zcrecord.codec.layout import ALIGNMENT
 from zcrecord.errors import LimitError, RecordError, TensorNotFoundError, UnsupportedError
@@ -114,6 +115,11 @@ def plan_files(
         sources, names_here = PayloadSources(part, views), part.names()
         boxes = [(i, name, None if chosen is None else chosen(name)) for i, name in enumerate(names_here)]
         refs, found = _targets(part, sources, boxes, names_here, raw)
+        places = {
+            part.place_of(ref.payload) for ref in refs if ref.payload >= 0
+        }  # a server may claim any size of the rest
+        held = min(part.opened_nbytes(), part.header.index_size + sum(nbytes for *_, nbytes in places))
+        check_apart(sum(ref.nbytes for ref in refs), held if part.mode == "r" else part.opened_nbytes(), part.path)
         ahead = sources.announce(limit)
         targets = {name: found[name] for name in names_here}
         plans.append(LoadPlan(tuple(refs), targets, limit - ahead, sources.path, sources.identity))

@@ -12,7 +12,6 @@ plan. Small tensors share a buffer, and a read if they are neighbours; large one
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -122,8 +121,6 @@ class StagingRing:
             self._files.close()
             what = f"no memory of {count * size} bytes to copy from can be had; lower max_in_flight"
             raise LimitError(what) from error
-        if (self._file is not None or self._boxes) and not hasattr(os, "preadv"):
-            readers = 1  # without preadv a read seeks first, and the file has one position
         octets = staging.numpy()
         parts = [slice(i * size, (i + 1) * size) for i in range(count)]
         self._buffers = [_StagingBuffer(octets[part], staging[part], lane.event()) for part in parts]

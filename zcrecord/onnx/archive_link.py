@@ -7,27 +7,33 @@ Some metadata_props of such a model identify the archive that its offsets are fo
 from __future__ import annotations
 
 import hashlib
+import io
 import os
 import re
-from collections.abc import Callable, Sequence
+import stat
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from zcrecord.archive.archive import takes_one_file
+from zcrecord.archive.archive import open_archive, takes_one_file
 from zcrecord.archive.digest import content_digest
 from zcrecord.archive.info import TensorInfo
 from zcrecord.archive.payloads import Payloads
 from zcrecord.codec.file_types import HEAD
 from zcrecord.errors import IntegrityError, OnnxError, RecordError, UnsupportedError, printable
-from zcrecord.onnx.lazy.mapping import OnnxTensorInfo, scan
+from zcrecord.onnx.lazy.files import OpenFile
+from zcrecord.onnx.lazy.locate import LocatedTensor, find_tensors
+from zcrecord.onnx.names import full_names
+from zcrecord.onnx.protobuf.interfaces import difference, interface_of
 from zcrecord.onnx.protobuf.properties import read_properties
 from zcrecord.onnx.protobuf.scanner import check_head
 from zcrecord.record.load import load_record
 from zcrecord.record.record import Record
 from zcrecord.storage.files import Progress, open_source, path_of
+from zcrecord.storage.memory import map_file
 
 from . import external_data
-from .graph import OpenedModel, opened_model
+from .graph import OpenedModel, opened_model, skeleton_of
 
 __all__ = [
     "MODULE",
@@ -198,39 +204,55 @@ def verify_external(
     """
     model = path_of(path)
     try:
-        told = _told(model)
-        record = _archive(model, told, allow_links)
-        with scan(model, allow_links=allow_links) as tensors:
-            expected = [info for info in tensors.infos() if (info.field, info.file) == ("external_data", record.path)]
+        with open_source(model)[0] as file:  # once, so that all is told by one file
+            told = _told(file)
+            tensors = _tensors_by_location(file, model)
+            file.seek(0)
+            interface = interface_of(file)
+        record, location = _archive(model, told, allow_links)
+        expected = tensors.get(location, {})
     except RecordError as error:
         raise error.located(path=model) from error.__cause__
     with record:
         _compare(record, model, told, full, progress)
+        part = opened_model(record, told.get(MODULE)).part
         if TUNED_FOR in told:
             _check_tuned(record, model, expected)
+            if (what := difference(interface_of(skeleton_of(part)), interface)) is not None:
+                raise IntegrityError(
+                    f"it {what}, unlike the model in '{printable(record.path or '')}'; {_AGAIN}", path=model
+                )
         else:
-            part = opened_model(record, told.get(MODULE)).part
             known = {info.name: info for info in part.infos()} if expected else {}
-            for info in expected:
-                _check_reference(record, model, info, known.get(info.name))
+            for name, place in expected.items():
+                _check_reference(record, model, name, place, known.get(name))
     return ExternalReport(
         archive=record.path or "",
         content_digest=told[CONTENT_DIGEST],
         tensors=len(expected),
-        nbytes=sum(info.nbytes for info in expected),
+        nbytes=sum(place.nbytes for place in expected.values()),
         full=full,
     )
 
 
-def _told(model: str) -> dict[str, str]:
+def _tensors_by_location(file: io.FileIO, model: str) -> dict[str, dict[str, LocatedTensor]]:
+    """Return the tensors of an open model that are external data, by name, for each location."""
+    opened = OpenFile(os.dup(file.fileno()), model)
+    named, places = find_tensors(opened)
+    out: dict[str, dict[str, LocatedTensor]] = {}
+    for name, place in zip(full_names(named, opened.nbytes), places, strict=True):
+        if place.reference is not None:
+            out.setdefault(place.reference.location, {})[name] = place
+    return out
+
+
+def _told(file: io.FileIO) -> dict[str, str]:
     """Return the metadata_props by which a model identifies its archive."""
-    file, nbytes = open_source(model)
-    with file:
-        if nbytes is None:
-            raise UnsupportedError("not a regular file; write the model to one, beside its archive")
-        check_head(file.read(HEAD))
-        file.seek(0)
-        told = read_properties(file)
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        raise UnsupportedError("not a regular file; write the model to one, beside its archive")
+    check_head(file.read(HEAD))
+    file.seek(0)
+    told = read_properties(file)
     for key in PROPERTIES[:4]:
         if key not in told:
             what = f"no '{key}' in its metadata_props: it was not written by to_onnx(external=True)"
@@ -238,17 +260,23 @@ def _told(model: str) -> dict[str, str]:
     return told
 
 
-def _archive(model: str, told: dict[str, str], allow_links: bool) -> Record:
-    """Return the archive, if external data may lie at its path."""
+def _archive(model: str, told: dict[str, str], allow_links: bool) -> tuple[Record, str]:
+    """Return the archive, if external data may lie at its path, and its location; it is the very file that was checked.
+
+    Raises:
+        ExternalDataError: a rule of external data is broken.
+    """
     embedded: Any = told.get(EMBEDDED)
     if embedded not in (None, "prefix", "suffix"):
         raise OnnxError(f"its '{EMBEDDED}' is '{printable(str(embedded))}', not prefix or suffix; {_AGAIN}")
     location = external_data.parse({"location": told[ARCHIVE]}, 0).location
     with external_data.ModelFolder(os.path.dirname(os.path.abspath(model)), allow_links=allow_links) as folder:
-        os.close(folder.open(location))
-        found: Record = load_record(folder.locate(location), embedded=embedded)
-        takes_one_file(found.archive, "a model's external data")
-        return found
+        path = folder.locate(location)
+        with open(path, "rb", opener=lambda *_: folder.open(location)) as file:
+            memory = map_file(path, opened=file.fileno())
+    archive = open_archive(memory, verify="index", embedded=embedded)
+    takes_one_file(archive, "a model's external data")
+    return Record(archive), location
 
 
 def _compare(record: Record, model: str, told: dict[str, str], full: bool, progress: Progress | None) -> None:
@@ -266,7 +294,7 @@ def _compare(record: Record, model: str, told: dict[str, str], full: bool, progr
         differ("content digest", told[CONTENT_DIGEST], digest_of(Payloads(record.archive), record, progress))
 
 
-def _check_reference(record: Record, model: str, expected: OnnxTensorInfo, found: TensorInfo | None) -> None:
+def _check_reference(record: Record, model: str, name: str, expected: LocatedTensor, found: TensorInfo | None) -> None:
     """Raise IntegrityError unless the archive has a tensor with the type, shape and offset that the model gives."""
     if found is None:
         theirs = "nothing of this name"
@@ -276,19 +304,19 @@ def _check_reference(record: Record, model: str, expected: OnnxTensorInfo, found
         theirs = _described(found)
     if theirs != _described(expected):
         what = f"'{printable(model)}' expects {_described(expected)}, the archive has {theirs}; {_AGAIN}"
-        raise IntegrityError(what, path=record.archive.path, tensor=expected.name)
+        raise IntegrityError(what, path=record.archive.path, tensor=name)
 
 
-def _check_tuned(record: Record, model: str, expected: Sequence[OnnxTensorInfo]) -> None:
+def _check_tuned(record: Record, model: str, expected: Mapping[str, LocatedTensor]) -> None:
     """Raise IntegrityError unless each tensor that the model expects is a payload of the archive."""
     rows = record.archive.index.payloads
     offsets = (rows["offset"] + _payload_offset(record)).tolist()
     payloads = set(zip(offsets, rows["nbytes"].tolist(), strict=True))
-    for info in expected:
-        if (info.offset, info.nbytes) not in payloads:
-            what = f"'{printable(model)}' expects {_described(info)}, where the archive has no payload; {_AGAIN}"
-            raise IntegrityError(what, path=record.archive.path, tensor=info.name)
+    for name, place in expected.items():
+        if (place.offset, place.nbytes) not in payloads:
+            what = f"'{printable(model)}' expects {_described(place)}, where the archive has no payload; {_AGAIN}"
+            raise IntegrityError(what, path=record.archive.path, tensor=name)
 
 
-def _described(info: TensorInfo | OnnxTensorInfo) -> str:
+def _described(info: TensorInfo | LocatedTensor) -> str:
     return f"{info.dtype.name} of shape {list(info.shape)}, {info.nbytes} bytes at {info.offset}"

@@ -15,6 +15,7 @@ from math import prod
 from typing import TYPE_CHECKING, Any
 
 from zcrecord import dtypes
+from zcrecord.archive.archive import Place
 from zcrecord.archive.info import TensorInfo
 from zcrecord.archive.payloads import Payloads
 from zcrecord.errors import DependencyError, LimitError, RecordError, UnsupportedError, printable
@@ -285,12 +286,11 @@ class _ModelWriter:
         """Return the bytes of values in the model that the archive holds once for several, or in another order."""
         if self._link is not None:
             return sum(info.nbytes for info in inside if info.strides is not None)
-        rows = self._record.archive.index.payloads
-        seen: set[tuple[int, int]] = set()
+        seen: set[Place] = set()
         repeated = 0
         for info in inside:
             if info.payload is not None:
-                key = (int(rows["offset"][info.payload]), int(rows["nbytes"][info.payload]))
-                repeated += info.nbytes if key in seen else 0
-                seen.add(key)
+                place = self._record.archive.place_of(info.payload)
+                repeated += info.nbytes if place in seen else 0
+                seen.add(place)
         return repeated

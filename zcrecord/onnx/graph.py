@@ -146,10 +146,12 @@ def tuned_module(archive: Archive) -> int | None:
     return child_of_type(archive, TUNED_TYPE)
 
 
-def model_parts(record: Record, place: Callable[[Initializer], Any] | None = None) -> list[Any]:
+def model_parts(
+    record: Record, place: Callable[[Initializer], Any] | None = None, *, skeleton: Any = None
+) -> list[Any]:
     """Return a ModelProto as bytes-like parts in order; large values are views of the record, not copies.
 
-    `place` may return other fields in the place of a tensor's values, see `restore`.
+    `place` may return other fields in the place of a tensor's values, see `restore`, as for `skeleton`.
 
     Example:
         >>> from pathlib import Path
@@ -163,7 +165,7 @@ def model_parts(record: Record, place: Callable[[Initializer], Any] | None = Non
         UnsupportedError: the record holds no model. OnnxError: its skeleton is malformed. FormatError: the skeleton
             and the archive disagree about a tensor.
     """
-    return restore(record, place).parts
+    return restore(record, place, skeleton=skeleton).parts
 
 
 def restore(

@@ -33,10 +33,12 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
+from zcrecord.archive.archive import Archive
 from zcrecord.codec.layout import ALIGNMENT, align_up
 from zcrecord.errors import LimitError, SourceError, UnsupportedError, missing_package, printable
+from zcrecord.onnx.protobuf.interfaces import without_constant_inputs
 from zcrecord.record.record import Record
-from zcrecord.storage.files import identity_of
+from zcrecord.storage.files import Identity, identity_of
 from zcrecord.tensors.strides import address
 
 from . import graph
@@ -51,6 +53,7 @@ _DIRECT_SINCE = (1, 31)  # buffers used in place; earlier versions do not know t
 _CPU = "CPUExecutionProvider"
 _FOLDER = "session.model_external_initializers_file_folder_path"
 _FORMAT = "session.load_model_format"
+_READS_INNER_SINCE = (1, 31)  # the weights of subgraphs that it wrote
 _COMPARES_SINCE = (1, 32)  # packed weights of a file with those that its kernel makes; earlier versions trust them
 _MODEL_LIMIT = (1 << 31) - 1
 _DIRECT = "session.use_external_initializer_file_buffers_directly"
@@ -272,22 +275,23 @@ def _version(ort: Any) -> tuple[int, ...]:
     return tuple(int(part) for part in re.findall(r"\d+", ort.__version__)[:2])
 
 
-def make_session(record: Record, options: Any, *providers: Any, more: bytes) -> Any:
-    """Return a session as `session` does, with memory "shared", whose model has `more` fields at its end.
+def make_session(record: Record, options: Any, *providers: Any, skeleton: bytes) -> Any:
+    """Return a session as `session` does, with memory "shared", of the model with another skeleton.
 
     `providers` are the names and their options.
     """
-    return _SessionBuilder(onnxruntime_module(), record, True, options, *providers, more=more).make()
+    return _SessionBuilder(onnxruntime_module(), record, True, options, *providers, skeleton=skeleton).make()
 
 
 def optimise(record: Record, dest: str, weights: str, threads: int | None) -> None:
     """Have ONNX Runtime write the graph optimised for this CPU, and its weights with their packed forms in one file.
 
     `weights` is that file's name, beside the graph; it is not written where no weight is large enough. Before 1.32,
-    which would not compare them, no packed forms are written.
+    which would not compare them, no packed forms are written. Constants are taken off the model's inputs first: ONNX
+    Runtime leaves an input there whose constant it removes, or joins with an equal one.
 
     Raises:
-        UnsupportedError: ONNX Runtime cannot read what it wrote: 1.21 repeats the weights of subgraphs.
+        UnsupportedError: ONNX Runtime does not read what it wrote: 1.21 repeats the weights of subgraphs.
     """
     ort = onnxruntime_module()
     options = ort.SessionOptions()
@@ -298,7 +302,8 @@ def optimise(record: Record, dest: str, weights: str, threads: int | None) -> No
     _configure(options, "session.optimized_model_external_initializers_min_size_in_bytes", str(INLINE + 1))
     if compares_packed(ort):
         _configure(options, "session.save_external_prepacked_constant_initializers", "1")
-    _SessionBuilder(ort, record, False, options, [_CPU], None).make()
+    skeleton = without_constant_inputs(graph.skeleton_of(record))
+    _SessionBuilder(ort, record, False, options, [_CPU], None, skeleton=skeleton).make()
     options = ort.SessionOptions()
     options.log_severity_level = 4
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
@@ -306,8 +311,9 @@ def optimise(record: Record, dest: str, weights: str, threads: int | None) -> No
     try:
         ort.InferenceSession(dest, options, providers=[_CPU])
     except Exception as error:
-        what = f"onnxruntime {ort.__version__} cannot read the graph that it optimised; tune with a later one"
-        raise UnsupportedError(what, path=record.archive.path) from error
+        later = "; tune with a later one" if _version(ort) < _READS_INNER_SINCE else ""
+        what = f"onnxruntime {ort.__version__} does not read the graph that it optimised{later}"
+        raise UnsupportedError(f"{what}: {printable(str(error), 1000)}", path=record.archive.path) from error
     finally:
         _trim_memory()
 
@@ -324,55 +330,41 @@ def _whole(record: Record) -> Bytes:
 
 
 class _Home(NamedTuple):
-    """Memory in which weights lie, and the resolved path of the file that is mapped there; None if there is none."""
+    """Memory in which weights lie, the resolved path of the file that is mapped there, None for none, its identity."""
 
     memory: Bytes
-    path: str | None
+    path: str | None = None
+    identity: Identity = ()
 
 
 def _homes(record: Record) -> list[_Home]:
     """Return the memory of a record: of a catalogue that of each shard, of any other archive its whole file's."""
     whole = _whole(record)
     if not record.archive.shard_names:
-        return [_Home(whole, _file_of(record.path, whole) if record.path and record.mode == "r" else None)]
-    homes = [_Home(whole, None)]
-    for part in record.archive.parts_by_file():
-        if part.file is not None:
-            memory = np.frombuffer(part.mapping, np.uint8)
-            homes.append(_Home(memory, _file_of(part.file[0], memory)))
-    return homes
+        return [_Home(whole, *_file_of(record.archive))]
+    parts = [part for part in record.archive.parts_by_file() if part.file is not None]
+    return [_Home(whole), *(_Home(np.frombuffer(part.mapping, np.uint8), *_file_of(part)) for part in parts)]
 
 
-def _paths(found: Sequence[str | None]) -> list[str]:
-    """Return the paths of files, none of them unless all are known and lie in one folder."""
-    paths = [path for path in found if path is not None]
-    return paths if len(paths) == len(found) and len(set(map(os.path.dirname, paths))) == 1 else []
-
-
-def _file_of(given: str, whole: Bytes) -> str | None:
-    """Return the resolved path of the file that is mapped, None if it is no longer there."""
-    path = os.path.realpath(given)
-    try:
+def _file_of(archive: Archive) -> tuple[str | None, Identity]:
+    """Return the resolved path of the file that is mapped, and its identity; None if another is there, or none."""
+    if archive.file is None:
+        return None, ()
+    path, identity = os.path.realpath(archive.file[0]), archive.file[1]
+    with contextlib.suppress(OSError, ValueError):
         path.encode()  # ONNX Runtime takes no other names
-        with open(path, "rb") as file:
-            if os.fstat(file.fileno()).st_size != len(whole):
-                return None
-            first = file.read(64)
-            file.seek(-64, os.SEEK_END)
-            same = first == whole[:64].tobytes() and file.read(64) == whole[-64:].tobytes()
-    except (OSError, ValueError):
-        return None
-    return path if same else None
+        return (path if identity_of(path) == identity else None), identity
+    return None, ()
 
 
 class _SessionBuilder:
     """One call of `session`."""
 
     def __init__(
-        self, ort: Any, record: Record, shared: bool, options: Any, *providers: Any, more: bytes = b""
+        self, ort: Any, record: Record, shared: bool, options: Any, *providers: Any, skeleton: bytes | None = None
     ) -> None:
         self._ort = ort
-        self._more = more
+        self._skeleton = skeleton
         self._record = record
         self._shared = shared
         self._options = ort.SessionOptions() if options is None else options
@@ -383,8 +375,9 @@ class _SessionBuilder:
         name = f"zcrecord-{next(_calls)}"  # options may be given to several calls
         homes = _homes(self._record)
         places = self._places(homes)
-        files = _paths([homes[home].path if home >= 0 else None for home in {home for home, _ in places.values()}])
-        on_disk = bool(files)
+        used = [homes[home] if home >= 0 else None for home in {home for home, _ in places.values()}]
+        files = {home.path: home.identity for home in used if home is not None and home.path is not None}
+        on_disk = len(files) == len(used) and len(set(map(os.path.dirname, files))) == 1
         direct = _version(self._ort) >= _DIRECT_SINCE and (not on_disk or _cpu_alone(self._providers[0]))
         least = INLINE + 1 if direct else self._least()
         spill = _MappedWeights()
@@ -401,19 +394,18 @@ class _SessionBuilder:
                 return graph.encode_reference(key, offset, nbytes)
             return graph.encode_reference(*spill.place(homes[home].path if on_disk else None, offset, found), nbytes)
 
-        model = self._joined([*graph.model_parts(self._record, refer), self._more])
+        model = self._joined(graph.model_parts(self._record, refer, skeleton=self._skeleton))
         if direct and memories:
             _configure(self._options, _DIRECT, "1")
             held = list(memories.values())
             self._options.add_external_initializers_from_files_in_memory(list(memories), held, list(map(len, held)))
         with contextlib.ExitStack() as stack:
             if spill.used:
-                folder = os.path.dirname(files[0]) if files else stack.enter_context(spill.written())
+                folder = os.path.dirname(next(iter(files))) if on_disk else stack.enter_context(spill.written())
                 _configure(self._options, _FOLDER, folder)
-            before = {path: identity_of(path) for path in files}
             made = self._create(model)
-        for path, identity in before.items():
-            if spill.used and identity_of(path) != identity:
+        for path, identity in files.items():
+            if on_disk and spill.used and identity_of(path) != identity:
                 raise SourceError("replaced while the session was made; make it again", path=path)
         made._zcrecord = self._record, homes, memories  # must outlive the session
         return made

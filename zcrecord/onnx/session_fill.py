@@ -37,7 +37,6 @@ copy; `ort_optimizer_api_impl.cc` (GetConstant, TransposeInitializer) for the tr
 
 from __future__ import annotations
 
-import io
 import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -48,7 +47,8 @@ from zcrecord.dtypes import DType
 from zcrecord.errors import MismatchError, TensorNotFoundError, UnsupportedError
 from zcrecord.hollow import HollowRecord
 from zcrecord.loaders import Loader, load_into
-from zcrecord.onnx.protobuf.reader import LEN, OPEN_END, VARINT, ProtobufReader, encode_field, encode_varint
+from zcrecord.onnx.protobuf.interfaces import OVERRIDABLE, interface_of
+from zcrecord.onnx.protobuf.reader import VARINT, encode_field, encode_varint
 from zcrecord.record.record import Record
 from zcrecord.tensors import interop
 
@@ -60,7 +60,6 @@ __all__ = ["fill_session"]
 
 _IR_VERSION, _GRAPH, _INPUT, _NAME = 1, 7, 11, 1  # fields of ModelProto, GraphProto and ValueInfoProto
 _HELD: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()  # SessionOptions -> its weights' memory
-_OVERRIDABLE = 4  # the IR version from which on an initializer among the inputs is a default
 
 
 def fill_session(
@@ -120,7 +119,7 @@ def fill_session(
     _HELD[options] = held  # ONNX Runtime keeps addresses alone, and options pass them on to any session
     for weight, (value, _) in zip(weights, held, strict=True):
         options.add_initializer(weight.name, value)
-    made = make_session(record, options, providers, provider_options, more=_as_inputs(record, weights))
+    made = make_session(record, options, providers, provider_options, skeleton=_with_inputs(record, weights))
     made._zcrecord_weights = held
     return made
 
@@ -203,12 +202,14 @@ def _check_type(value: Any, weight: Initializer, name: str) -> None:
         raise MismatchError(f"{what}, the model has {kind.name} of shape {weight.value.shape}", tensor=name)
 
 
-def _as_inputs(record: Record, weights: Sequence[Initializer]) -> bytes:
-    """Return fields to append to a ModelProto that make weights inputs of its graph, besides those it has."""
-    version, known = _graph_inputs(graph.skeleton_of(record))
+def _with_inputs(record: Record, weights: Sequence[Initializer]) -> bytes:
+    """Return the skeleton of a model with weights as inputs of its graph, besides those it has."""
+    skeleton = graph.skeleton_of(record)
+    found = interface_of(skeleton)
+    known = dict(found.inputs)
     inputs = b"".join(encode_field(_INPUT, _value_info(w)) for w in weights if w.name not in known)
-    more = encode_field(_GRAPH, inputs)
-    return more if version >= _OVERRIDABLE else more + encode_varint(_IR_VERSION << 3 | VARINT) + b"\4"
+    version = encode_varint(_IR_VERSION << 3 | VARINT) + encode_varint(max(found.version, OVERRIDABLE))
+    return b"".join([skeleton, encode_field(_GRAPH, inputs), version])
 
 
 def _value_info(weight: Initializer) -> bytes:
@@ -218,33 +219,3 @@ def _value_info(weight: Initializer) -> bytes:
     assert code is not None, "tensors of an ONNX model have element types of ONNX"
     tensor = b"\x08" + encode_varint(code) + encode_field(2, dims)
     return encode_field(_NAME, weight.name.encode()) + encode_field(2, encode_field(1, tensor))
-
-
-def _graph_inputs(skeleton: memoryview) -> tuple[int, set[str]]:
-    """Return the IR version of a model, and the names of its graph's inputs."""
-    window = ProtobufReader(io.BytesIO(skeleton))
-    version, found = 0, set()
-    while not window.at_end():
-        _, tag, value = window.header(OPEN_END)
-        if tag == _IR_VERSION << 3 | VARINT:
-            version = value
-        elif tag == _GRAPH << 3 | LEN:
-            found |= _names(window, window.base + window.pos + value, (_INPUT, _NAME))
-        elif tag & 7 != VARINT:
-            window.skip(tag, value, OPEN_END)
-    return version, found
-
-
-def _names(window: ProtobufReader, end: int, path: tuple[int, ...]) -> set[str]:
-    """Return the texts of the fields at a path, in the message that ends at offset `end`."""
-    found: set[str] = set()
-    while window.base + window.pos < end:
-        _, tag, value = window.header(end)
-        if tag != path[0] << 3 | LEN:
-            if tag & 7 != VARINT:
-                window.skip(tag, value, end)
-        elif len(path) > 1:
-            found |= _names(window, window.base + window.pos + value, path[1:])
-        else:
-            found.add(window.text(value).decode("utf-8", "replace"))
-    return found

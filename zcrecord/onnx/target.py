@@ -209,7 +209,7 @@ def _build(ort: Any) -> str:
 def _cpuinfo_text() -> str:
     """Return /proc/cpuinfo, "" where there is none."""
     try:
-        return _CPUINFO.read_text(errors="replace")
+        return _CPUINFO.read_text(errors="replace", encoding="utf-8")
     except OSError:
         return ""
 

@@ -28,6 +28,7 @@ from zcrecord.codec.index import Index, decode
 from zcrecord.codec.layout import ALIGNMENT, DIGEST_ALLOWANCE, HEADER_SIZE, NONE, Header, decode_header, encode_unsealed
 from zcrecord.codec.verify import check_index
 from zcrecord.errors import FormatError, IntegrityError, LimitError, RecordError, printable
+from zcrecord.onnx.protobuf.interfaces import difference, interface_of
 from zcrecord.onnx.protobuf.reader import encode_field
 from zcrecord.onnx.protobuf.rewriting import ExternalTensor, rewrite, tensors_of
 from zcrecord.record.record import Record
@@ -38,7 +39,7 @@ from zcrecord.storage.threads import WORTH_A_THREAD, Going, cores, run_threads
 from .convert import STUB_KEY
 from .graph import MOST_MAPPED, tuned_module
 from .names import GRAPH_ATTRIBUTE
-from .target import TuningTarget
+from .target import CONVENTION, TuningTarget
 
 __all__ = [
     "BEFORE",
@@ -56,6 +57,7 @@ __all__ = [
     "TunedPlan",
     "TunedTarget",
     "bytes_before",
+    "check_interfaces",
     "describe",
     "encode_packed",
     "fitting",
@@ -135,6 +137,19 @@ class TunedTarget(NamedTuple):
         own = _rows(ix, np.array([self.graph, self.initializers, *self.payloads]))
         if seal_of(ix, self.target.encode(), self.module, own) != self.seal:
             raise IntegrityError("its tuned part is for other weights or another graph; tune it again")
+
+    def check_interface(self, archive: Archive) -> None:
+        """Check that the graph has the model's inputs and outputs; those of earlier versions may have others.
+
+        Raises:
+            FormatError: it has others. OnnxError: it is malformed.
+        """
+        found = interface_of(archive.payload(self.graph), archive.payload(self.initializers))
+        for skeleton in _skeletons(archive.index, self.module):
+            what = difference(interface_of(archive.payload(skeleton)), found)
+            if what is not None:
+                of = f" of module '{printable(self.module)}'" if self.module else ""
+                raise FormatError(f"its tuned graph{of} {what}, unlike the model; tune it again")
 
     def model(self, archive: Archive, location: str, start: int, *, packed: bool) -> TunedModel:
         """Return the model that ONNX Runtime takes; its external data lie in a file, where the archive is at `start`.
@@ -255,6 +270,20 @@ def read_tuned(archive: Archive) -> TunedPart | None:
     return TunedPart(top, archive.payload(_typed(above, BEFORE, PayloadId)), _payloads(above), targets)
 
 
+def check_interfaces(archive: Archive) -> None:
+    """Check that the tuned graphs of an archive have the inputs and outputs of their models, for whatever machine.
+
+    Those of other conventions may be written in another way, and are left out.
+
+    Raises:
+        FormatError: one has others, or the tuned part is not as FORMAT.md says.
+    """
+    part = read_tuned(archive)
+    for target in part.targets if part is not None else ():
+        if target.target.convention == CONVENTION:
+            target.check_interface(archive)
+
+
 def targets_of(archive: Archive) -> tuple[str, ...]:
     """Return the targets of a tuned part as text, each once; none if it is missing, or not as FORMAT.md says."""
     try:
@@ -279,7 +308,7 @@ def describe(archive: Archive, here: TuningTarget | None) -> dict[str, Any] | No
     before, sizes = _header_before(part).archive_size, archive.index.payloads["nbytes"]
     targets = []
     for found in part.targets:
-        added = {found.graph, found.initializers, *found.payloads} - set(part.originals)
+        added = {found.graph, found.initializers, *found.payloads} - {NONE, *part.originals}
         told = {"words": found.target.words(), **asdict(found.target), "module": found.module}
         told["nbytes"] = int(sizes[sorted(added)].sum())
         misfit = None if here is None else found.target.misfit(here)
@@ -307,6 +336,7 @@ def plan(archive: Archive, module: str, here: TuningTarget, *, packed: bool) -> 
         found = fitting(archive, module, here)
         found.check(archive)
         model = found.model(archive, os.path.basename(path), archive.offset, packed=packed)
+        found.check_interface(archive)
         count = len(model.weights) + len(model.packed)
         if count > MOST_MAPPED:
             raise NoTuning(f"its {count} weights and packed forms are each a mapping; {MOST_MAPPED} are the most")
@@ -478,14 +508,10 @@ def seal_of(ix: Index, target: str, module: str, own: Any) -> str:
     seal = hashlib.sha256(_SEAL)
     tensors = ix.tensors[ix.by_name]
     used = _rows(ix, tensors["payload"])
-    skeletons = [
-        a.value for a in unflatten.attribute_entries(ix, ix.attributes, PayloadId)
-        if a.key == GRAPH_ATTRIBUTE and isinstance(a.value, PayloadId) and ix.text_of(ix.modules[a.parent]) == module
-    ]  # fmt: skip
     strided = tensors[tensors["strides"] != NONE]
     parts = [
         np.frombuffer(target.encode(), np.uint8), own["digest"], own["nbytes"],
-        _rows(ix, np.array(skeletons, np.int64))["digest"],
+        _rows(ix, np.array(_skeletons(ix, module), np.int64))["digest"],
         used["digest"], used["nbytes"],
         tensors["dtype"], tensors["bits"], tensors["rank"], tensors["byte_offset"], tensors["name_size"],
         _gather(np.frombuffer(ix.text, np.uint8), tensors["name"], tensors["name_size"]),
@@ -498,6 +524,14 @@ def seal_of(ix: Index, target: str, module: str, own: Any) -> str:
         data = np.ascontiguousarray(part).tobytes()
         seal.update(len(data).to_bytes(8, "little") + data)
     return seal.hexdigest()
+
+
+def _skeletons(ix: Index, module: str) -> list[PayloadId]:
+    """Return the payloads of the models in a module, of which a sound archive has one."""
+    return [
+        a.value for a in unflatten.attribute_entries(ix, ix.attributes, PayloadId)
+        if a.key == GRAPH_ATTRIBUTE and isinstance(a.value, PayloadId) and ix.text_of(ix.modules[a.parent]) == module
+    ]  # fmt: skip
 
 
 def _rows(ix: Index, numbers: Any) -> Any:

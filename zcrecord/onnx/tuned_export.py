@@ -57,6 +57,7 @@ def tuned_graph(link: ArchiveLink, *, anywhere: bool) -> ExportedGraph:
         found, packed = fitting(archive, link.model.module, this_target(ort)), compares_packed(ort)
         found.check(archive)
         model = found.model(archive, link.location, archive.offset, packed=packed)
+        found.check_interface(archive)
         found.check_payloads(archive, {*model.weights, *model.packed})
         added = domains_of(memoryview(model.data)) - _SAFE - domains_of(graph.skeleton_of(link.model.part))
     except RecordError as error:

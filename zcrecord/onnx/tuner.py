@@ -25,6 +25,7 @@ from zcrecord.codec.index import PAYLOAD
 from zcrecord.codec.layout import ALIGNMENT, HEADER_SIZE, LARGE_PAYLOAD, NONE
 from zcrecord.errors import FormatError, IntegrityError, SourceError, UnsupportedError
 from zcrecord.integrity.signing import SIGNATURE_PREFIX
+from zcrecord.onnx.protobuf.interfaces import difference, interface_of
 from zcrecord.onnx.protobuf.reader import encode_field
 from zcrecord.onnx.protobuf.rewriting import ExternalTensor, rewrite
 from zcrecord.record.load import load_record
@@ -38,7 +39,7 @@ from zcrecord.writing.writers import StreamWriter
 from . import graph, tuned
 from .convert import STUB_KEY
 from .linked_models import LinkedModel, check_places, linked_models, rewrite_models
-from .runtime import onnxruntime_module, optimise
+from .runtime import compares_packed, onnxruntime_module, optimise, session, tuning
 from .target import TuningTarget, this_target
 from .tuned import TunedPart, TunedTarget
 
@@ -70,6 +71,7 @@ class TuneReport:
         content_digest: the content digest of the whole archive now.
         lapsed: the ids of keys whose signatures were left out, since they were of another content digest.
         models: the paths of models beside the archive, whose weights lie in it, that were written again.
+        verified: True if the tuned graphs were run, and gave the models' answers.
         seconds: all of it.
     """
 
@@ -86,6 +88,7 @@ class TuneReport:
     content_digest: str
     lapsed: tuple[str, ...]
     models: tuple[str, ...]
+    verified: bool
     seconds: float
 
 
@@ -94,6 +97,7 @@ def tune(
     dest: str | os.PathLike[str] | None = None,
     *,
     threads: int | None = None,
+    verify: bool = False,
     force: bool = False,
     durable: bool = True,
     progress: Progress | None = None,
@@ -108,6 +112,9 @@ def tune(
     is whole, or the archive is as it was. Takes the memory that ONNX Runtime takes for a session of the largest model,
     and disk space for the packed weights twice meanwhile, beside the archive.
 
+    The tuned graph has the model's inputs and outputs. An initializer that is an input, too, is a constant in models of
+    IR version 3; from version 4 on it is a default, which a caller may override as before, and is not packed.
+
     The content digest covers the tuned part, so signatures lapse: they are left out, and `untune` brings them back.
     Models in the archive's folder that `to_onnx(external=True)` wrote for it are written again, if it is replaced.
 
@@ -115,6 +122,9 @@ def tune(
         archive: the path of an archive that `convert` made, or of a folder with one.
         dest: a path for the tuned archive, or a URL, to which it is sent once it is whole; None replaces the archive.
         threads: those that ONNX Runtime may use meanwhile; None for one for each core.
+        verify: run the model and the tuned graph once, on inputs made up for the model's shapes, and compare their
+            answers, before anything is at `dest`. Takes the memory of both, and disk space for the archive once more.
+            If the model runs on no such inputs, the logger "zcrecord" is told.
         force, durable, storage_options: replace what is at `dest`; those of `save_record`.
         progress: called with the bytes written and all that will be written, with 0 before the first.
 
@@ -127,13 +137,14 @@ def tune(
 
     Raises:
         DependencyError: onnxruntime is not installed. UnsupportedError: it holds no ONNX model, has no digests, is
-            packed, remote or attached to a program, a model beside it needs its tensors at places that would change, or
-            ONNX Runtime is older than 1.21. IntegrityError: it is damaged. DestinationExistsError: something is at
-            `dest`. SourceError: the file system refused, or the archive was replaced meanwhile. Errors of ONNX Runtime
-            come as they are.
+            packed, remote or attached to a program, a model beside it needs its tensors at places that would change,
+            ONNX Runtime is older than 1.21, or its graph has other inputs, outputs or answers. IntegrityError: it is
+            damaged. DestinationExistsError: something is at `dest`. SourceError: the file system refused, or the
+            archive was replaced meanwhile. Errors of ONNX Runtime come as they are.
     """
     if is_url(dest):
-        return _sent(tune, archive, dest, force, storage_options, {"threads": threads, "progress": progress})
+        how = {"threads": threads, "verify": verify, "progress": progress}
+        return _sent(tune, archive, dest, force, storage_options, how)
     started = time.perf_counter()
     ort = onnxruntime_module()
     with _opened(archive, dest, force, durable) as work:
@@ -146,9 +157,10 @@ def tune(
             others = [t for t in work.part.targets if t.target != target] if work.part is not None else []
             graphs = [_TunedGraph.stored(record.archive, t) for t in others]
             graphs += [_TunedGraph.made(base, module, target, folder, threads) for module in modules]
+            verified = verify and work.same_answers(graphs, modules, folder)
             lapsed = work.write(graphs, models, progress)
         written = rewrite_models(models, work.dest, target.encode())
-        return work.report(before, graphs, len(others), lapsed, written, started)
+        return work.report(before, graphs, len(others), lapsed, written, verified, started)
 
 
 def untune(
@@ -194,7 +206,7 @@ def untune(
                 _tell(progress, sink.position, total)
                 sink.write(bytes(offset - sink.position))
                 sink.write(data)
-        return work.report(before, [], 0, (), rewrite_models(models, work.dest, None), started)
+        return work.report(before, [], 0, (), rewrite_models(models, work.dest, None), False, started)
 
 
 def _modules_to_tune(base: Record, path: str) -> list[str]:
@@ -261,16 +273,25 @@ class _Work(NamedTuple):
 
     @contextlib.contextmanager
     def sink(self) -> Iterator[Sink]:
-        """Yield a sink that takes the place of the destination at the end."""
-        with open_sink(self.dest, durable=self.durable) as sink:
+        """Yield a sink that takes the place of the destination at the end.
+
+        Raises:
+            SourceError: the archive was replaced meanwhile; or the file system reports an error.
+        """
+        assert self.record.archive.file is not None, "it is mapped"
+        path, identity = self.record.archive.file
+        with open_sink(self.dest, durable=self.durable, replaces=identity if self.in_place() else None) as sink:
             yield sink
-            file = self.record.archive.file
-            if file is None or identity_of(file[0]) != file[1]:
+            if identity_of(path) != identity:
                 raise SourceError("was replaced while it was tuned; tune it again", path=self.path)
 
     def models(self) -> list[LinkedModel]:
         """Return the models beside the archive that have to be written again, if the archive is replaced."""
-        return linked_models(self.record, Record(self.base)) if os.path.realpath(self.path) == self.dest else []
+        return linked_models(self.record, Record(self.base)) if self.in_place() else []
+
+    def in_place(self) -> bool:
+        """Return True if the archive itself is replaced."""
+        return os.path.realpath(self.path) == self.dest
 
     def places(self, numbers: list[PayloadId]) -> Any:
         """Return the offsets of payloads in the archive's file."""
@@ -303,6 +324,25 @@ class _Work(NamedTuple):
             _tell(progress, total, total)
         return lapsed
 
+    def same_answers(self, graphs: list[_TunedGraph], modules: list[str], folder: str) -> bool:
+        """Return True if sessions of the tuned archive answer as those of the models; it is written to a folder first.
+
+        Raises:
+            UnsupportedError: one answers otherwise, or does not use its tuned graph.
+        """
+        from .answers import same_answers  # here, because few compare them
+
+        path, cpu = os.path.join(folder, MODEL), ["CPUExecutionProvider"]
+        self._replace(dest=path, durable=False).write(graphs, [], None)
+        found = []
+        for module in modules:
+            made = session(path, module=module, providers=cpu)
+            if (reason := tuning(made).reason) is not None:
+                raise UnsupportedError(f"cannot be tuned: {reason}", path=self.path)
+            model = session(Record(self.base), module=module, memory="speed", providers=cpu)
+            found.append(same_answers(model, made, self.path, exact=compares_packed(onnxruntime_module())))
+        return all(found)
+
     def report(
         self,
         digest: str,
@@ -310,6 +350,7 @@ class _Work(NamedTuple):
         others: int,
         lapsed: tuple[str, ...],
         models: tuple[str, ...],
+        verified: bool,
         started: float,
     ) -> TuneReport:
         """Return the report, once the untuned part was found untouched; the first `others` graphs were there before.
@@ -339,6 +380,7 @@ class _Work(NamedTuple):
             content_digest=after,
             lapsed=lapsed,
             models=models,
+            verified=verified,
             seconds=time.perf_counter() - started,
         )
 
@@ -367,8 +409,13 @@ class _TunedGraph:
     @classmethod
     def made(cls, base: Record, module: str, target: TuningTarget, folder: str, threads: int | None) -> _TunedGraph:
         """Have ONNX Runtime write the one of a module's model into a new folder in `folder`; its file stays mapped."""
-        folder = tempfile.mkdtemp(dir=folder)
-        optimise(base.module(module), os.path.join(folder, _MODEL), _WEIGHTS, threads)
+        folder, part = tempfile.mkdtemp(dir=folder), base.module(module)
+        optimise(part, os.path.join(folder, _MODEL), _WEIGHTS, threads)
+        model = memoryview(Path(folder, _MODEL).read_bytes())
+        what = difference(interface_of(graph.skeleton_of(part)), interface_of(model))
+        if what is not None:
+            what = f"cannot be tuned: ONNX Runtime's optimised graph {what}, unlike the model"
+            raise UnsupportedError(what, path=part.archive.path)
         weights = Path(folder, _WEIGHTS)
         mapped = np.memmap(weights, np.uint8, "r") if weights.exists() else np.empty(0, np.uint8)
         out = cls(target.encode(), module, b"", b"", [])
@@ -381,8 +428,7 @@ class _TunedGraph:
             initializers.append(encode_field(_INITIALIZER, new))
             return None
 
-        model = Path(folder, _MODEL).read_bytes()
-        out.graph, out.initializers = rewrite(memoryview(model), refer), b"".join(initializers)
+        out.graph, out.initializers = rewrite(model, refer), b"".join(initializers)
         return out
 
     def _entries(self, entries: dict[str, str], mapped: Any) -> dict[str, str]:

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from zcrecord.archive.archive import Archive
-from zcrecord.errors import SourceError
-from zcrecord.storage.files import identity_of
+from zcrecord.codec.entries import PayloadId
+from zcrecord.errors import UnsupportedError
 from zcrecord.writing.catalogue import BLOBS, outline_of, write_catalogue
 
 from .record import Record
@@ -22,11 +22,15 @@ def add_to_catalogue(record: Record, metadata: Mapping[str, Any], *, durable: bo
     """Replace the catalogue of a record by one with more metadata, plain values but bytes; its shards stay as they are.
 
     Raises:
+        FormatError: its list of blobs is not one. UnsupportedError: the metadata have bytes under such a name.
         SourceError: the file was replaced since it was opened, or the file system reports an error.
     """
     archive: Any = record.archive
     catalogue: Archive = archive.shards.catalogue
     entries = stored_entries(archive)
+    if any(a.key in metadata and isinstance(a.value, PayloadId) for a in entries.metadata):
+        what = "has bytes in its metadata under a name that is to be written; zcrecord convert makes one archive of it"
+        raise UnsupportedError(what, path=archive.path)
     entries.metadata = [a for a in entries.metadata if a.key not in metadata] + metadata_entries(metadata)
     entries.payload_rows, kind = archive.index.payloads, archive.index.digest_kind
     entries.digest_kind, h = kind, archive.header
@@ -34,7 +38,8 @@ def add_to_catalogue(record: Record, metadata: Mapping[str, Any], *, durable: bo
     tree = Record(catalogue).tree()
     tree["outline"] = np.frombuffer(outline, np.uint8)
     if BLOBS in tree:
-        tree[BLOBS] = [bytes(blob) for blob in tree[BLOBS]]
-    if catalogue.file is None or identity_of(catalogue.file[0]) != catalogue.file[1]:
-        raise SourceError("was replaced since it was opened; load it again", path=archive.path)
-    write_catalogue(tree, catalogue.file[0], kind=kind, durable=durable)
+        count = len(tree[BLOBS]) if isinstance(tree[BLOBS], list | tuple) else 1  # else `blob` refuses it
+        tree[BLOBS] = [bytes(catalogue.payload(archive.shards.blob(i))) for i in range(count)]
+    assert catalogue.file is not None, "it is mapped"
+    path, identity = catalogue.file
+    write_catalogue(tree, path, kind=kind, durable=durable, replaces=identity)

@@ -19,7 +19,7 @@ import numpy as np
 
 from zcrecord.archive import info, subset, unflatten
 from zcrecord.archive.archive import Archive, Progress
-from zcrecord.archive.name_patterns import starred
+from zcrecord.archive.name_patterns import star_match, starred
 from zcrecord.archive.subset import GONE, Names, Rename
 from zcrecord.codec.conventions import SIGNATURE_PREFIX
 from zcrecord.codec.entries import Entries, PayloadId, TensorLayout, change_values, is_attribute
@@ -272,7 +272,7 @@ class RecordEditor(MutableMapping[str, Any]):
                 that is below them; or a function from TensorInfo to bool.
 
         Raises:
-            TensorNotFoundError: a name without wildcards is not there.
+            TensorNotFoundError: a name is not there, or a pattern matches nothing.
         """
         archive = self._settle()
         self._take(subset.without(archive, names), self._refs)
@@ -285,14 +285,19 @@ class RecordEditor(MutableMapping[str, Any]):
                 (`rename("model.*", "*")`); or, without `new`, what `Record.select` takes as `rename`.
 
         Raises:
-            TensorNotFoundError: a name is not there. NameCollisionError: two tensors would get one name.
+            TensorNotFoundError: a name is not there, or a pattern with `*` matches nothing. NameCollisionError: two
+            tensors would get one name.
         """
         archive = self._settle()
         rename: Any = old
         if isinstance(old, str):
             if not isinstance(new, str):
                 raise UnsupportedError(f"rename takes a new name for '{old}', not a {type(new).__name__}")
-            rename = starred(old, new) if "*" in old and old not in self._known() else {old: new}
+            if "*" in old and old not in self._known():
+                rename = starred(old, new)
+                self._check_known([old], star_match(old))
+            else:
+                rename = {old: new}
         elif isinstance(old, re.Pattern):
             rename = {old: new}
         elif new is not None:
@@ -307,12 +312,12 @@ class RecordEditor(MutableMapping[str, Any]):
         if not isinstance(name, str) or not name:
             raise UnsupportedError(f"{name!r}: a name is a non-empty str", path=self._source)
 
-    def _check_known(self, names: list[str]) -> None:
-        """Raise TensorNotFoundError for a name that is none, and that no name continues after a dot."""
+    def _check_known(self, names: list[str], match: Callable[[str], Any] = lambda _: None) -> None:
+        """Raise TensorNotFoundError for a name that is none, that no name continues after a dot, and none matches."""
         ix = self._now.index
         known = [*self._known(), *map(ix.text_of, ix.modules), *self._stored_attributes()] if names else []
         for name in names:
-            if not any(other == name or other.startswith(f"{name}.") for other in known):
+            if not any(other == name or other.startswith(f"{name}.") or match(other) for other in known):
                 raise TensorNotFoundError(name, lambda: known, path=self._source)
 
     # Payloads.
@@ -460,7 +465,7 @@ class RecordEditor(MutableMapping[str, Any]):
     def _write(self, edited: EditedArchive, out: str) -> Written:
         durable, progress = self._how
         path, identity = self._opened().archive.file or (self._source, None)
-        with open_sink(out, durable=durable) as sink:
+        with open_sink(out, durable=durable, replaces=identity if self._dest is None else None) as sink:
             if not sink.can_rewind:
                 raise UnsupportedError("an edited archive is a regular file in a folder; name one", path=out)
             written = edited.write(sink, progress)
@@ -559,8 +564,8 @@ def _mapped(value: Any, change: Callable[[Any], Any]) -> Any:
     return (list if isinstance(value, list) else tuple)(map(change, value))
 
 
-def add_metadata(record: Record, dest: str, added: Mapping[str, Any], *, durable: bool) -> None:
-    """Write a record's archive, that of a whole local file, with more metadata to a path, which may be its own.
+def add_metadata(record: Record, dest: str | None, added: Mapping[str, Any], *, durable: bool) -> None:
+    """Write a record's archive, that of a whole local file, with more metadata to a path, or in its own place.
 
     Raises:
         SourceError: the file system refused, or the archive was replaced meanwhile.

@@ -12,6 +12,7 @@ from zcrecord.codec.conventions import TUNED_TYPE
 from zcrecord.codec.entries import PayloadId, list_type, value_type
 from zcrecord.errors import UnsupportedError
 from zcrecord.storage.folders import SHARD_NAME
+from zcrecord.storage.scratch import SHARD_END
 
 from .load import load_record
 
@@ -44,8 +45,8 @@ def check_editable(archive: Archive) -> None:
 
 def check_no_shard(path: str) -> None:
     """Raise UnsupportedError if a file is a shard of the catalogue beside it, which would not know it again."""
-    folder, name = os.path.split(path)
-    stem = re.sub(r"(~\d+)?-\d{5}-of-\d{5}\.zcr", "", name)
+    folder, name = os.path.split(os.path.realpath(path))
+    stem = re.sub(f"{SHARD_END}$", "", name)
     beside = os.path.join(folder, f"{stem}.zcr")
     if SHARD_NAME.fullmatch(name) and os.path.isfile(beside):
         with load_record(beside) as record:

@@ -97,7 +97,8 @@ def load_record(
             one that is shortened in place ends the process that reads the lost part (SIGBUS).
         expect: the content digest that the archive must have ('sha256:...'); reads it all.
         embedded: 'prefix' for an archive followed by other bytes (flash), 'suffix' for one appended to a file; None
-            finds one that is appended where it is aligned, as by `zcrecord attach`, too.
+            finds one that is appended where it is aligned, as by `zcrecord attach`, too, but to no file that starts as
+            a model (safetensors, GGUF, ONNX, zip, pickle, ...): other readers find other tensors in that.
         cache: a folder for bytes fetched from URLs; None for the one that $ZCRECORD_CACHE names; False for none.
         storage_options: for fsspec, which opens URLs: headers, credentials, the endpoint of an S3 server.
 
@@ -124,24 +125,19 @@ def load_record(
 
 def _remote(url: str, verify: Verify, **how: Any) -> Archive | str:
     """Return a remote archive, or the path that a `file://` URL is of."""
-    from urllib.parse import quote  # both here, because few archives are
-
-    from zcrecord.remote import open
+    from zcrecord.remote import open  # both here, because few archives are
+    from zcrecord.storage.urls import file_beside
 
     archive = open.open_url(url, verify=verify, **how)
     if isinstance(archive, str) or not is_catalogue(archive):
         return archive
     archive.bring()
-    folder, question, query = url.partition("?")
-    folder = folder.rpartition("/")[0]
 
     def shard(name: str) -> Archive:
-        if re.match("(?i)https?:", url):
-            name = quote(name)  # a server takes `%2e%2e%2f` for the folder above, and `#` ends a URL
-        return _no_path(open.open_url(f"{folder}/{name}{question}{query}", verify="touch", **how))
+        return _no_path(open.open_url(file_beside(url, name), verify="touch", **how))
 
     named = {"cache": how["cache"], "storage_options": how["options"]}
-    return _over_shards(archive, shard, lambda whole: (_reload, (url, named, whole.header.encode())))
+    return _over_shards(archive, shard, lambda whole: (_reload, (url, named, whole.seal(), whole.pins())))
 
 
 def _no_path(archive: Archive | str) -> Archive:
@@ -252,8 +248,9 @@ def _check_content(archive: Archive, expect: str | None) -> None:
 
 def _memory(source: Any, mmap: bool) -> tuple[Memory, str | None]:
     """Return a source's bytes, and its name in errors; a resource's name is no path to load it from again."""
-    if hasattr(source, "read"):
-        source = path_of_open(source) or source
+    opened = None
+    if hasattr(source, "read") and (name := path_of_open(source)) is not None:
+        source, opened = name, source.fileno()
     if not isinstance(source, str | os.PathLike):
         if hasattr(source, "read_bytes"):
             return read_resource(source), str(source)
@@ -261,9 +258,9 @@ def _memory(source: Any, mmap: bool) -> tuple[Memory, str | None]:
         return read_stream(source) if stream else Memory(buffer_of(source)), None
     path, read = path_of(source), map_file if mmap else read_file
     try:
-        return read(path), path
+        return read(path, opened=opened), path
     except FormatError:
-        memory = read(path, least=0)  # a small archive is packed into less than an archive can have
+        memory = read(path, least=0, opened=opened)  # a small archive is packed into less than an archive can have
         if not is_packed(memory.octets):
             raise
         return memory, path
@@ -312,16 +309,17 @@ def _recipe(archive: Archive) -> tuple[Any, ...]:
     how: dict[str, Any] = {"verify": archive.verified}
     if path is not None:
         how |= {"embedded": archive.embedded, "mmap": archive.mapped}
-    return _reload, (bytes(archive.buffer) if path is None else path, how, archive.header.encode())
+    return _reload, (bytes(archive.buffer) if path is None else path, how, archive.seal())
 
 
-def _reload(source: str | bytes, how: dict[str, Any], seal: bytes) -> Archive:
+def _reload(source: str | bytes, how: dict[str, Any], seal: bytes, pins: dict[Any, Any] | None = None) -> Archive:
     """Return the archive that was pickled.
 
     Raises:
         IntegrityError: the file has other content by now.
     """
     archive: Archive = load_record(source, **how).archive
-    if archive.header.encode() != seal:
+    if archive.seal() != seal:
         raise IntegrityError("is not the archive that was pickled; it was replaced since", path=archive.path)
+    archive.pin(pins or {})
     return archive

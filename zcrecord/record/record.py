@@ -9,7 +9,8 @@ import numpy as np
 
 from zcrecord import dtypes
 from zcrecord.archive import unflatten
-from zcrecord.archive.archive import Archive, Progress, closed
+from zcrecord.archive.archive import Archive, Progress
+from zcrecord.archive.released import closed
 from zcrecord.codec.layout import NONE
 from zcrecord.errors import TensorNotFoundError, UnsupportedError
 from zcrecord.storage.memory import Mode
@@ -283,20 +284,23 @@ class Record(Mapping[str, Any]):
     def torch(self, device: Any = "cpu", names: Names | None = None, *, writable: bool = True) -> dict[str, Any]:
         """Return the tensors as torch's, by name, as `load_state_dict` takes them; see `zcrecord.frameworks.torch`.
 
-        On the CPU they lie on a private mapping, whose pages are copied when they are written: an optimizer step
-        changes neither the file nor any other tensor but tied ones. Each call makes a mapping of its own, but in mode
-        "c", whose memory they then share with the record's views. Any other device is filled as by `load_into`. Where
-        the file was replaced or removed since the record was opened, the tensors are copied out of the mapping.
+        Those that torch has no type for, such as strings, come as the record's views. On the CPU tensors lie on a
+        private mapping, whose pages are copied when they are written: an optimizer step changes neither the file nor
+        any other tensor but tied ones. Each call makes a mapping of its own, but in mode "c", whose memory they then
+        share with the record's views. Any other device is filled as by `load_into`. Where the file was replaced or
+        removed since the record was opened, the tensors are copied out of the mapping.
         """
         from zcrecord.frameworks import torch  # here, as below, because not everybody has torch or jax
 
         where = torch.torch_device(torch.import_torch(), device)
         if where.type not in ("cpu", "meta"):
-            return self.load_into(str(where), names)
+            return torch.beside_torch_views(self.archive, names, lambda part: Record(part).load_into(str(where)))
         return torch.torch_tensors(self.archive, device=where, names=names, writable=writable)
 
     def jax(self, names: Names | None = None, *, shardings: Any = None) -> dict[str, Any]:
         """Return the tensors as jax's, by name; see `zcrecord.frameworks.jax` for which are copied.
+
+        Those that jax has no type for, such as strings, come as the record's views.
 
         With `shardings`, a `jax.sharding.Sharding` or several by name or pattern, each process reads the shards of its
         own devices, from a URL only their ranges; see `zcrecord.loaders.jax.sharded_arrays`.

@@ -5,7 +5,6 @@ A payload lies in one shard, and so do all tensors that share it. FORMAT.md tell
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import itertools
 import operator
@@ -14,19 +13,19 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Any, SupportsIndex
 
-from zcrecord.archive.archive import is_catalogue, open_archive
-from zcrecord.archive.shards import Shards
 from zcrecord.codec.entries import Entries, digest_kind
 from zcrecord.codec.layout import NONE
-from zcrecord.errors import RecordError, SourceError, UnsupportedError
-from zcrecord.storage.file_group import FileGroup
-from zcrecord.storage.files import FileSink, is_url, path_of
-from zcrecord.storage.memory import map_file
-from zcrecord.storage.scratch import one_at_a_time, remove_unnamed
+from zcrecord.errors import SourceError, UnsupportedError
+from zcrecord.storage.file_group import FileGroup, appearing
+from zcrecord.storage.files import FileSink, is_url, path_of, put_in_place, refusals
+from zcrecord.storage.folders import is_plain_name
+from zcrecord.storage.scratch import folder_lock
 from zcrecord.writing.catalogue import WholeRecord, WrittenShard, catalogue_tree, some_of, write_catalogue
 from zcrecord.writing.writers import SaveReport, StreamWriter
 
-__all__ = ["ShardedWriter", "shards_of"]
+from .own_shards import own_shards
+
+__all__ = ["ShardedWriter"]
 
 
 class ShardedWriter:
@@ -42,7 +41,7 @@ class ShardedWriter:
         most: bytes of payloads in a shard; one that is larger has a shard of its own.
 
     Raises:
-        UnsupportedError: `dest` is no path, or `most` no number of bytes.
+        UnsupportedError: `dest` is no path, or its name no plain one, or `most` no number of bytes.
     """
 
     def __init__(self, dest: Any, most: Any, *, alignment: int, digest: str | None, durable: bool) -> None:
@@ -53,6 +52,10 @@ class ShardedWriter:
         self._path, self._most = os.path.realpath(path_of(dest)), operator.index(most)
         if os.path.exists(self._path) and not os.path.isfile(self._path):
             raise SourceError("is no regular file; name one, which is to be the catalogue", path=self._path)
+        name = os.path.basename(self._path)
+        if not is_plain_name(f"{name.removesuffix('.zcr')}-00001-of-00001.zcr", ".zcr"):
+            what = "a catalogue's name, which its shards' begin with, has none of"
+            raise UnsupportedError(f'{what} / \\ : * ? " < > | and no control character; rename it', path=self._path)
         self._alignment, self._digest, self._durable = alignment, digest, durable
         self._files = FileGroup(self._path, durable=durable)
         self._shards: list[tuple[StreamWriter, FileSink]] = []
@@ -105,38 +108,35 @@ class ShardedWriter:
     # The end.
 
     def finish(self, entries: Entries) -> SaveReport:
-        """Write indexes and the catalogue, and make them appear; the report counts the bytes of all files.
-
-        Saves in shards to one folder do so one after the other, so that none takes names that another is to remove.
-        """
-        with one_at_a_time(os.path.dirname(self._path)):
-            return self._finish(entries)
-
-    def _finish(self, entries: Entries) -> SaveReport:
-        replaced = shards_of(self._path)
+        """Write indexes and the catalogue, and make them appear; the report counts the bytes of all files."""
         if len(self._shards) < 2:
-            out = self._room(0)
-            entries.payloads = [NONE if p == NONE else self._homes[p][1] for p in entries.payloads]
-            report = out.finish(entries)
-            if replaced:
-                self._files.note(replaced)
-            self._files.appear([os.path.basename(self._path)])
-        else:
-            names = self._free_names(replaced)
-            shards = self._finish_shards(entries, names)
-            kind = digest_kind(self._digest)
-            whole = WholeRecord(entries, shards, alignment=self._alignment, kind=kind)
-            self._files.appear(names)
-            tree = catalogue_tree(whole, shards)
-            catalogue = write_catalogue(tree, self._path, kind=kind, durable=self._durable)
-            report = replace(
-                whole.report, archive_bytes=catalogue.archive_bytes + sum(shard.nbytes for shard in shards)
-            )
-        with contextlib.suppress(OSError):  # they are in nobody's way
-            remove_unnamed(self._path, replaced)
+            return self._finish_one(entries)
+        shards = self._finish_shards(entries)
+        kind = digest_kind(self._digest)
+        whole = WholeRecord(entries, shards, alignment=self._alignment, kind=kind)
+        scratches = self._files.finish()
+        with folder_lock(os.path.dirname(self._path)):  # so that none takes names that another is to remove
+            names = self._free_names()
+            replaced, files = own_shards(self._path), dict(zip(scratches, names, strict=True))
+            with appearing(self._path, files, replaced, durable=self._durable):
+                tree = catalogue_tree(whole, [s._replace(name=name) for s, name in zip(shards, names, strict=True)])
+                catalogue = write_catalogue(tree, self._path, kind=kind, durable=self._durable)
+        return replace(whole.report, archive_bytes=catalogue.archive_bytes + sum(shard.nbytes for shard in shards))
+
+    def _finish_one(self, entries: Entries) -> SaveReport:
+        """Write a plain archive."""
+        out = self._shards[0][0] if self._shards else self._room(0)  # a payload may be larger than a shard is to be
+        entries.payloads = [NONE if p == NONE else self._homes[p][1] for p in entries.payloads]
+        report = out.finish(entries)
+        [scratch] = self._files.finish()
+        with (
+            folder_lock(os.path.dirname(self._path)),
+            appearing(self._path, {}, own_shards(self._path), durable=self._durable),
+        ):
+            put_in_place(scratch, self._path, durable=self._durable)
         return report
 
-    def _finish_shards(self, entries: Entries, names: list[str]) -> list[WrittenShard]:
+    def _finish_shards(self, entries: Entries) -> list[WrittenShard]:
         """Write each shard's index, and number the payloads of `entries` shard by shard, as those indexes do."""
         users: list[list[int]] = [[] for _ in self._shards]
         for i, payload in enumerate(entries.payloads):
@@ -145,7 +145,7 @@ class ShardedWriter:
         out: list[WrittenShard] = []
         payloads = [NONE] * len(entries.payloads)
         first = 0
-        for name, chosen, (writer, sink) in zip(names, users, self._shards, strict=True):
+        for chosen, (writer, sink) in zip(users, self._shards, strict=True):
             some = some_of(entries, chosen)
             some.payloads = [self._homes[payload][1] for payload in some.payloads]
             writer.finish(some)
@@ -153,28 +153,18 @@ class ShardedWriter:
                 payloads[i] = first + payload
             first += len(some.payload_rows)
             sha256 = hashlib.sha256(writer.index).digest()
-            out.append(WrittenShard(name, sink.position, writer.trailer, sha256, some.payload_rows))
+            out.append(WrittenShard("", sink.position, writer.trailer, sha256, some.payload_rows))
         entries.payloads = payloads
         return out
 
-    def _free_names(self, replaced: list[str]) -> list[str]:
-        """Claim names for all shards, none of which is taken: the old record has some, or another save has."""
-        stem, count = os.path.basename(self._path).removesuffix(".zcr"), len(self._shards)
+    def _free_names(self) -> list[str]:
+        """Return names for all shards, none of which is taken: the old record has some, or another save has."""
+        folder, base = os.path.split(self._path)
+        stem, count = base.removesuffix(".zcr"), len(self._shards)
         for turn in itertools.count(1):
             tag = f"~{turn}" if turn > 1 else ""
             names = [f"{stem}{tag}-{i:05}-of-{count:05}.zcr" for i in range(1, count + 1)]
-            if self._files.claim(names, replaced):
-                return names
+            with refusals(self._path):
+                if not any(os.path.lexists(os.path.join(folder, name)) for name in names):
+                    return names
         raise AssertionError
-
-
-def shards_of(path: str) -> list[str]:
-    """Return the files that a catalogue at a path names; none if there is another file, or no file."""
-    with contextlib.suppress(RecordError):
-        archive = open_archive(map_file(path), verify="index")
-        try:
-            if is_catalogue(archive):
-                return Shards(archive, lambda _: archive).names
-        finally:
-            archive.release()
-    return []

@@ -104,6 +104,7 @@ class RemoteFile:
         """Return the error for a file that does not exist."""
         return SourceNotFoundError("no such file on the server", path=self.shown)
 
-    def failed(self, what: str) -> SourceError:
+    def failed(self, what: str, tries: int = TRIES) -> SourceError:
         """Return the error for a request that failed at every try."""
-        return SourceError(f"cannot be read, tried {TRIES} times: {what}", path=self.shown)
+        times = f", tried {tries} times" if tries > 1 else ""
+        return SourceError(f"cannot be read{times}: {what}", path=self.shown)

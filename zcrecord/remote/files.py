@@ -14,8 +14,9 @@ from zcrecord.storage.files import refusals
 from zcrecord.storage.urls import connect, redacted, said
 
 from .file import RemoteFile
+from .open import remote_file
 
-__all__ = ["ForwardReader", "copy_to", "list_files", "remove_file"]
+__all__ = ["ForwardReader", "copy_to", "list_files", "open_forward", "remove_file"]
 
 _PIECE = 4 << 20  # bytes of a request; of so many together
 _AT_ONCE = 4
@@ -60,7 +61,7 @@ def remove_file(url: str, options: Mapping[str, Any]) -> None:
 class ForwardReader(io.RawIOBase):
     """A remote file as a binary file object, read forward: some requests ahead at a time, nothing kept behind.
 
-    Some servers tell only on request that a file was replaced: the caller asks once more at the end (`look`).
+    Some servers tell only on request that a file was replaced: at the end they are asked once more.
     """
 
     def __init__(self, file: RemoteFile) -> None:
@@ -91,10 +92,21 @@ class ForwardReader(io.RawIOBase):
             return
         nbytes = min(_PIECE * _AT_ONCE, self._file.size - self._next)
         if not nbytes:
+            self._file.look()
             return
         room = memoryview(bytearray(nbytes))
         self._file.fill([(self._next + at, room[at : at + _PIECE]) for at in range(0, nbytes, _PIECE)])
         self._ahead, self._next = room, self._next + nbytes
+
+
+def open_forward(url: str) -> ForwardReader | str:
+    """Return the file behind a URL, to be read forward; of a `file://` URL the path.
+
+    Raises:
+        DependencyError, UnsupportedError: those of `connect`.
+    """
+    file = remote_file(url, None)
+    return file if isinstance(file, str) else ForwardReader(file)
 
 
 def copy_to(file: RemoteFile, path: str) -> None:
@@ -106,4 +118,3 @@ def copy_to(file: RemoteFile, path: str) -> None:
     with ForwardReader(file) as source, refusals(path), open(path, "xb") as dest:
         while piece := source.read(_PIECE):
             dest.write(piece)
-        file.look()

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from zcrecord.errors import RecordError, SourceError
 from zcrecord.storage.threads import map_ordered
-from zcrecord.storage.urls import said, version_tag
+from zcrecord.storage.urls import first_answer, said, version_tag
 
 from .file import MOST_AT_ONCE, TRIES, RemoteFile, Request, retry_delay
 
@@ -39,15 +39,19 @@ class FsspecFile(RemoteFile):
         return memoryview(first)
 
     def check_same(self) -> None:
-        """Ask for size and version anew, past the file system's cache."""
+        """Ask for size and version anew, past the file system's cache.
+
+        A server of S3 that was never heard of gets one try, in a limited time: its client makes 25 of it.
+        """
         fs, path = self.connection()
+        limit = first_answer(fs) if self.size < 0 else {}
 
         def ask() -> Mapping[str, Any]:
             fs.invalidate_cache(path)
-            found: Mapping[str, Any] = fs.info(path)
+            found: Mapping[str, Any] = fs.info(path, **limit)
             return found
 
-        self._check(self._retry(ask))
+        self._check(self._retry(ask, 1 if limit else TRIES))
 
     def _check(self, found: Mapping[str, Any]) -> None:
         if found.get("type") == "directory" or found.get("size") is None:
@@ -81,7 +85,7 @@ class FsspecFile(RemoteFile):
 
         target[:] = self._retry(ask)
 
-    def _retry(self, ask: Callable[[], T]) -> T:
+    def _retry(self, ask: Callable[[], T], tries: int = TRIES) -> T:
         """Return the result of `ask`, called several times if its error may pass.
 
         File systems raise exceptions of any class; those of `OSError` and of wrong arguments are not tried again.
@@ -92,16 +96,18 @@ class FsspecFile(RemoteFile):
                 return ask()
             except RecordError:
                 raise
-            except FileNotFoundError as error:
+            except FileNotFoundError as error:  # fsspec's word for whatever fails in a chained https://
+                if isinstance(error.__cause__, RecordError):
+                    raise error.__cause__ from None
                 raise self.missing() from error
             except (PermissionError, NotImplementedError, TypeError, ValueError) as error:
                 what = f"the server or fsspec refused it ({said(error)}); does storage_options= fit?"
                 raise SourceError(what, path=self.shown) from error
             except Exception as error:
                 tried += 1
-                if tried == TRIES:
+                if tried == tries:
                     self._check_replaced(error)
-                    raise self.failed(said(error)) from error
+                    raise self.failed(said(error), tries) from error
                 time.sleep(retry_delay(tried))
 
     def _check_replaced(self, error: Exception) -> None:

@@ -28,9 +28,12 @@ SMALL = 8 << 20  # bytes of a file that is fetched whole from a server without r
 _AGAIN = (408, 425, 429, 500, 502, 503, 504)  # statuses of servers that are busy or about to restart
 _MOVED = (301, 302, 303, 307, 308)
 _MOST_MOVES = 10  # redirects that are followed; aiohttp has the same limit, browsers 20
-_SECRET = ("headers", "auth", "cookies", "cookie_jar", "base_url")  # options for the first server alone
-_CONNECT, _SILENCE = 20.0, 60.0  # seconds to wait for a connection, and for the next byte
+_SHARED = frozenset(  # options of aiohttp that hold for a server that a redirect leads to; others may have secrets
+    ("timeout", "ssl", "proxy", "proxy_auth", "proxy_headers", "trust_env", "auto_decompress", "read_bufsize")
+)
+_CONNECT, _SILENCE = 5.0, 60.0  # seconds to wait for a connection, and for the next byte
 _PATIENCE = TRIES * _SILENCE  # seconds for one request with all its tries, however a server delays
+_FIRST = 60.0  # of them, for a server's first answer of all: it may be none
 _SLOWEST = 16 << 10  # bytes a second, by which a long request gets more time
 _MOST_COOKIES = 300  # kept by one session; older releases of aiohttp set no limit
 _LEAVE = 5.0  # seconds for requests to end when the caller is interrupted
@@ -134,7 +137,7 @@ class HttpFile(RemoteFile):
         nbytes, clock = part.left, asyncio.get_running_loop().time
         start = clock()
         try:
-            async with asyncio.timeout(_PATIENCE) as limit:
+            async with asyncio.timeout(_PATIENCE if self.size >= 0 else min(_PATIENCE, _FIRST)) as limit:
                 part.grant = lambda: limit.reschedule(start + _PATIENCE + nbytes / _SLOWEST)
                 return await self._repeat(part, first=first)
         except TimeoutError:
@@ -211,17 +214,16 @@ class HttpFile(RemoteFile):
                 at = at.with_user(hop.at.user).with_password(hop.at.password)
             return _Hop(at, hop.session, hop.headers, options)
         ours = {name: hop.headers[name] for name in ("Range", "Accept-Encoding")}
-        options = {name: value for name, value in options.items() if name not in _SECRET}
+        options = {name: value for name, value in options.items() if name in _SHARED}
         return _Hop(at, await self._bare_session(hop.session), ours, options)
 
     async def _bare_session(self, session: Any) -> Any:
         """Return a session without the user's headers, cookies and passwords: fsspec's own, or a new one."""
         fs, _ = self.connection()
-        if not any(name in fs.client_kwargs for name in _SECRET):
+        if _SHARED.issuperset(fs.client_kwargs):
             return session
         if self._bare is None or self._bare[0] is not fs:
-            shared = (*_SECRET, "connector")  # a connector is closed with its session
-            kept = {name: value for name, value in fs.client_kwargs.items() if name not in shared}
+            kept = {name: value for name, value in fs.client_kwargs.items() if name in _SHARED}
             self._bare = fs, await fs.get_client(loop=fs.loop, **kept)
             weakref.finalize(self, fs.close_session, fs.loop, self._bare[1])
         return self._bare[1]
@@ -329,9 +331,9 @@ class HttpFile(RemoteFile):
 
 def _said(error: BaseException) -> str:
     """Return an error's reason, without secrets."""
-    if isinstance(error, TimeoutError):
-        return "no answer in time"
     kind = type(error).__name__
+    if isinstance(error, TimeoutError):
+        return "no connection in time" if kind == "ConnectionTimeoutError" else "no answer in time"
     if kind == "ServerDisconnectedError":  # its text is a dump of an object of aiohttp's
         return "Server disconnected"
     if isinstance(error, ValueError) or "Redirect" in kind or "Url" in kind:  # their texts have the URL with its query

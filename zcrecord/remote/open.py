@@ -61,8 +61,7 @@ def open_url(
         raise error.located(path=file.shown) from error.__cause__
 
     def recipe(archive: Archive) -> tuple[Any, ...]:
-        pins = {} if archive.remote is None else archive.remote.pins
-        return _reopen, (url, verify, cache, options, _sha256(archive), pins)
+        return _reopen, (url, verify, cache, options, _sha256(archive), archive.pins())
 
     archive.recipe = recipe
     return archive
@@ -96,8 +95,7 @@ def _reopen(
     archive = open_url(url, verify=verify, cache=cache, options=options)
     if isinstance(archive, str) or _sha256(archive) != seal:
         raise IntegrityError("is not the archive that was pickled; it was replaced since", path=redacted(url))
-    if archive.remote is not None:
-        archive.remote.pin(pins)
+    archive.pin(pins)
     return archive
 
 

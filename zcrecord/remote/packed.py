@@ -83,11 +83,11 @@ class UnpackedFile(RemoteFile):
     def _groups(self, request: Request) -> list[list[int]]:
         """Return the frames that a request needs, in groups of limited size, so that not all of them are in memory."""
         offset, target = request
-        sizes = self._table.sizes
+        sizes = np.maximum(self._table.sizes, np.diff(self._table.starts))
         groups: list[list[int]] = []
-        held = _RECENT
+        held = 0
         for i in self._table.covering([(offset, offset + len(target))]).tolist():
-            if held + int(sizes[i]) > _RECENT:
+            if not groups or held + int(sizes[i]) > _RECENT:
                 groups.append([])
                 held = 0
             groups[-1].append(i)
@@ -106,16 +106,20 @@ class UnpackedFile(RemoteFile):
         found = {i: octets for i in group if (octets := self._recent.get(i)) is not None}
         missing = [i for i in group if i not in found]
         self._seen[missing] = True
-        frames.check_expansion(int(self._table.sizes[self._seen].sum()), self._packed.size, "download it, ")
+        packed = int(np.diff(self._table.starts)[self._seen].sum())  # that are fetched, whatever size the server claims
+        frames.check_expansion(int(self._table.sizes[self._seen].sum()), packed, "download it, ")
         try:
             made = self._fetch(missing)
         except (FormatError, IntegrityError):  # a SourceError was retried already
             self._packed.check_same()
             made = self._fetch(missing)  # a proxy's fault may have passed
-        recent = list({**self._recent, **made}.items())
-        while sum(len(octets) for _, octets in recent) > _RECENT:
-            del recent[0]
-        self._recent = dict(recent)  # in one step: other threads see the old dict or the new one
+        recent = {**self._recent, **made}
+        held = sum(map(len, recent.values()))
+        for i in list(recent):
+            if held <= _RECENT:
+                break
+            held -= len(recent.pop(i))
+        self._recent = recent  # in one step: other threads see the old dict or the new one
         return found | made
 
     def _fetch(self, chosen: list[int]) -> dict[int, memoryview]:

@@ -42,19 +42,22 @@ class RemoteMemory(OnDemandMemory):
             IntegrityError: a digest does not match. FormatError: another rule is broken. SourceError: reading failed.
         """
         self._keep_small(archive)
-        rules, base = ElementRules(archive.index), archive.header.payload_offset
+        rules, base = ElementRules(archive.index, archive.place_of), archive.header.payload_offset
         gaps = set(_gaps(archive))
         for row, at, piece in self._pieces([*_payloads(archive), *gaps], progress):
             if row in gaps and piece.any():
                 what = f"the gap [{row.start:#x}, {row.end:#x}) holds bytes that are not zero"
                 raise FormatError(what, path=self.shown, offset=row.start)
             if row not in gaps:
-                rules.check(row.start - base, piece, last=at + len(piece) == row.end)
+                place = 0, row.start - base, row.nbytes  # as `place_of` has it, of the one file
+                rules.check(place, piece, last=at + len(piece) == row.end)
         for i in rules.strings:
             archive.view(i)  # it checks itself, and the archive remembers
 
     def sha256_of(self, archive: Archive) -> Callable[[int], bytes]:
-        """Return a function that gives the SHA-256 of a tensor's logical bytes. Reads all payloads.
+        """Return a function that gives the SHA-256 of a tensor's logical bytes. Reads the whole archive.
+
+        So each frame of a packed one is checked: what its table says and what any zstd makes of it are the same.
 
         Payloads of strided tensors, and small archives, stay in memory. From then on each payload is checked by its
         SHA-256 whenever it is fetched: nobody can replace it by bytes with the same digest of 64 bits.
@@ -64,8 +67,11 @@ class RemoteMemory(OnDemandMemory):
         """
         self._keep_small(archive)
         found: dict[int, Any] = {}
-        for row, _, piece in self._pieces(_payloads(archive), None):
+        gaps = _gaps(archive)
+        for row, _, piece in self._pieces([*_payloads(archive), *gaps], None):
             found.setdefault(row.start, hashlib.sha256()).update(piece)
+        for gap in gaps:
+            del found[gap.start]
         known: dict[int, bytes] = {start: running.digest() for start, running in found.items()}
         self.pin(known)
 
@@ -108,7 +114,8 @@ def _payloads(archive: Archive) -> list[PayloadRange]:
     for number, (offset, nbytes, digest) in enumerate(ix.payloads.tolist()):
         if base + offset not in out:
             name = ix.name(users[number]) if number in users else ""
-            out[base + offset] = PayloadRange(base + offset, nbytes, digest if ix.digest_kind else None, name)
+            known = bool(ix.digest_kind) or base + offset in archive.pins()
+            out[base + offset] = PayloadRange(base + offset, nbytes, digest if known else None, name)
     return list(out.values())
 
 

@@ -189,6 +189,7 @@ def _tensors(archive: Archive) -> dict[str, Any]:
     ix = archive.index
     types: dict[str, int] = {}  # numbered as they come
     shapes: dict[str, int] = {}
+    steps: dict[str, int] = {}  # as shapes: tensors may share them, and text is far longer
     dtype, shape, strided = [], [], {}
     for i, row in enumerate(map(TensorEntry._make, ix.tensors.tolist())):
         dtype.append(types.setdefault(_type_name(row.dtype, row.bits), len(types)))
@@ -196,7 +197,8 @@ def _tensors(archive: Archive) -> dict[str, Any]:
         shape.append(shapes.setdefault(_listed(dims), len(shapes)))
         if (strides := archive.strides(row)) is not None:
             nbytes = dtypes.nbytes(math.prod(dims), row.bits)
-            strided[str(i)] = {"strides": _listed(strides), "byteOffset": row.byte_offset, "nbytes": nbytes}
+            number = steps.setdefault(_listed(strides), len(steps))
+            strided[str(i)] = {"strides": number, "byteOffset": row.byte_offset, "nbytes": nbytes}
     payloads = ix.tensors["payload"]
     columns = {
         "key": _keys(ix, ix.tensors),
@@ -206,7 +208,8 @@ def _tensors(archive: Archive) -> dict[str, Any]:
         "shape": shape,
         "payload": np.where(payloads == NONE, -1, payloads.astype(np.int64)).tolist(),
     }
-    return {"dtypes": list(types), "shapes": list(shapes), "tensors": columns, "strided": strided}
+    named = {"dtypes": list(types), "shapes": list(shapes), "strides": list(steps)}
+    return {**named, "tensors": columns, "strided": strided}
 
 
 def _type_name(code: int, bits: int) -> str:

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import io
 import zlib
+from collections.abc import Callable
 from typing import Any
 
 from zcrecord.errors import FormatError, SourceError, missing_package
 
 from .stream_reader import check_readable, read_into
 
-__all__ = ["SUFFIXES", "PeekableStream", "decompressed", "ends_whole", "import_zstandard"]
+__all__ = ["SUFFIXES", "PeekableStream", "ZstdFrames", "decompressed", "import_zstandard", "is_one_frame"]
 
 SUFFIXES = (".zst", ".gz")  # of files that are decompressed when they are read
 _ZSTD, _GZIP = b"\x28\xb5\x2f\xfd", b"\x1f\x8b"
@@ -38,6 +39,8 @@ class PeekableStream(io.RawIOBase):
         try:
             while len(head) < _HEAD and (more := stream.read(_HEAD - len(head))):
                 head += more
+        except SourceError:  # of a remote file, which says it better
+            raise
         except OSError as error:
             raise SourceError(f"cannot read: {error.strerror or error}", errno=error.errno) from error
         self.head = self._rest = head
@@ -69,7 +72,7 @@ def decompressed(stream: PeekableStream) -> Any:
 
         return _Expanded(stream, gzip.GzipFile(fileobj=stream, mode="rb"), "gzip", (EOFError, zlib.error))
     if stream.head.startswith(_ZSTD) or _is_skippable(stream.head[:4]):
-        frames, package = _Frames(stream), import_zstandard()
+        frames, package = ZstdFrames(io.BufferedReader(stream, 1 << 17).read), import_zstandard()
         # A frame may ask for as much memory as it likes; zstd itself takes 128 MiB unasked.
         reader = package.ZstdDecompressor().stream_reader(frames, read_across_frames=True)
         return _Expanded(stream, reader, "zstd", (package.ZstdError,), frames)
@@ -89,22 +92,30 @@ def import_zstandard() -> Any:
     return module
 
 
-def ends_whole(data: memoryview) -> bool:
-    """Return True if zstd data end at the end of a frame; looks at the headers of frames and blocks alone."""
-    frames = _Frames(None)
-    frames.follow(data, len(data))
-    return frames.whole
+def is_one_frame(data: memoryview) -> bool:
+    """Return True if zstd data are one frame with content, whole, and nothing else, by headers of frame and blocks."""
+    frames, at = ZstdFrames(bytes), 0
+    while at < len(data) and data[:4] == _ZSTD and frames.begun < 2:  # zeros are as many blocks as there are bytes
+        piece = data[at : at + frames.due]
+        frames.take(piece)
+        at += len(piece)
+    return at == len(data) and frames.whole and frames.begun == 1
 
 
 def _is_skippable(magic: bytes) -> bool:
-    return magic[:1] in _SKIPPABLE[0] and magic[1:] == _SKIPPABLE[1] if len(magic) == 4 else False
+    return magic[1:] == _SKIPPABLE[1] and magic[0] in _SKIPPABLE[0]
 
 
 class _Expanded(io.RawIOBase):
     """The decompressed bytes of a stream; refusals of the decompressor are one typed error."""
 
     def __init__(
-        self, stream: PeekableStream, reader: Any, kind: str, refusals: tuple[Any, ...], frames: _Frames | None = None
+        self,
+        stream: PeekableStream,
+        reader: Any,
+        kind: str,
+        refusals: tuple[Any, ...],
+        frames: ZstdFrames | None = None,
     ) -> None:
         self._stream, self._reader, self._kind, self._frames = stream, reader, kind, frames
         self._refusals = refusals
@@ -131,49 +142,56 @@ class _Expanded(io.RawIOBase):
         return FormatError(what, offset=where)
 
 
-class _Frames(io.RawIOBase):
-    """A zstd stream on its way to the decompressor, followed block by block, since that takes any end for the end.
+class ZstdFrames:
+    """zstd data on their way to the decompressor, which gets each header, and each block, by itself.
 
-    Attributes: `whole`, True if the bytes read so far end with a frame.
+    It takes any end for the end. And of a frame that breaks its rules, and refers to bytes before its window, it makes
+    one content or another by how the input is cut, and whether the output has room for all of it. So the input is
+    always cut like this, or there at once, and the room is less, where the window is (`transport.frames`).
+
+    Attributes: `begun`, how many frames have begun.
     """
 
-    def __init__(self, stream: Any) -> None:
-        self._stream = stream
+    def __init__(self, source: Callable[[int], bytes]) -> None:
+        """Take the function that reads so many bytes of the data, fewer at their end alone."""
+        self._source = source
         self._skip = 0  # bytes until the next thing to look at
         self._next, self._need = self._magic, 4
         self._seen = b""
         self._checksum = 0
-        self.whole = True
+        self.begun = 0
 
-    def readable(self) -> bool:
-        return True
+    @property
+    def due(self) -> int:
+        """Bytes that the next piece has at most."""
+        return self._skip or self._need - len(self._seen)
 
-    def readinto(self, buffer: Any) -> int:
-        done = self._stream.readinto(buffer) or 0
-        self.follow(buffer, done)
-        return done
+    def read(self, size: int) -> bytes:
+        """Return the next piece, of at most so many bytes; none at the end."""
+        data = self._source(min(size, self.due)) or b""  # None of one that does not wait, and has none ready
+        self.take(data)
+        return data
 
-    def follow(self, data: Any, done: int) -> None:
-        """Take the next bytes, the first `done` of `data`, for read."""
-        at = 0
-        while at < done:
-            passed = min(self._skip, done - at)
-            self._skip -= passed
-            at += passed
-            if self._skip or at == done:
-                break
-            taken = bytes(data[at : min(at + self._need - len(self._seen), done)])
-            at += len(taken)
-            self._seen += taken
-            if len(self._seen) == self._need:
-                seen, self._seen = self._seen, b""
-                self._next(seen)
-        self.whole = not (self._skip or self._seen) and self._next == self._magic
+    def take(self, piece: Any) -> None:
+        """Take the next bytes, at most as many as are due, for read."""
+        if self._skip:
+            self._skip -= len(piece)
+            return
+        self._seen += piece
+        if len(self._seen) == self._need:
+            seen, self._seen = self._seen, b""
+            self._next(seen)
+
+    @property
+    def whole(self) -> bool:
+        """True if the pieces so far end with a frame."""
+        return not (self._skip or self._seen) and self._next == self._magic
 
     def _expect(self, what: Any, nbytes: int, skip: int = 0) -> None:
         self._next, self._need, self._skip = what, nbytes, skip
 
     def _magic(self, seen: bytes) -> None:
+        self.begun += 1
         if _is_skippable(seen):
             self._expect(self._skippable, 4)
         else:  # if it is no frame, the decompressor says so

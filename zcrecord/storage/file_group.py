@@ -1,31 +1,34 @@
-"""New files of one folder that appear together, once all of them are whole."""
+"""New files of one folder that appear together, once all of them are whole, before the file that refers to them.
+
+Two steps: they are written as scratch files, by one process or several, and then get their names under the folder's
+lock, one of several savers at a time. A note, itself a scratch file, tells the next save what one that was killed left.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import stat
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
 
-from .files import FileSink, refusals, sync_file, sync_folder
-from .scratch import note_of, remove_unnamed, scratch_file
+from .files import FileSink, put_in_place, refusals, sync_file, sync_folder
+from .scratch import ListedFile, ScratchFile, note_of, remove_unnamed, scratch_file
 
-__all__ = ["FileGroup"]
+__all__ = ["FileGroup", "appearing", "removing"]
 
 _NEW = 0o666  # mode of a new file, before the mask
 
 
 class FileGroup:
-    """New files beside a path; scratch files until `appear` gives them their names.
+    """New files beside a path; scratch files, which are gone at the end unless they have got their names by then.
 
-    A context manager: leaving it by an exception removes them, even after they appeared, unless the file at the path
-    names them by then. Those of a process that was killed are removed by the next save to the path, as every scratch
-    file is: a note tells those that have appeared. Their mode is that of the file there.
+    A context manager. Those of a process that was killed are removed by the next save to the path. Their mode is that
+    of the file there.
 
     Args:
         path: absolute; what will refer to the files, and is written after them.
-        durable: fsync them and their folder, so that they survive power loss.
+        durable: fsync them, so that they survive power loss.
     """
 
     def __init__(self, path: str, *, durable: bool) -> None:
@@ -34,8 +37,7 @@ class FileGroup:
             with refusals(path), contextlib.suppress(FileNotFoundError):
                 self._mode = stat.S_IMODE(os.stat(path).st_mode)
         self._stack = contextlib.ExitStack()
-        self._files: list[tuple[int, str, FileSink]] = []
-        self._appeared: list[str] = []
+        self._files: list[tuple[ScratchFile, str, FileSink]] = []
 
     def __enter__(self) -> FileGroup:
         return self
@@ -43,10 +45,6 @@ class FileGroup:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if kind is not None:
-            with contextlib.suppress(OSError):
-                remove_unnamed(self._path, self._appeared)
-        self._close()
         self._stack.__exit__(kind, error, trace)
 
     def add(self) -> FileSink:
@@ -56,77 +54,79 @@ class FileGroup:
             SourceError: the file system reports an error; with very many files, that a process may open no more.
         """
         with refusals(self._path):
-            fd, scratch = self._stack.enter_context(scratch_file(self._path, self._mode, clear=not self._files))
-            sink = FileSink(fd, self._path, durable=self._durable)
-            self._files.append((fd, scratch, sink))
+            file, scratch = self._stack.enter_context(scratch_file(self._path, self._mode, clear=not self._files))
+            sink = FileSink(file.fileno(), self._path, durable=self._durable)
+            self._files.append((file, scratch, sink))
             if self._mode != _NEW:
                 os.chmod(scratch, self._mode)  # which the process's mask took from
         return sink
 
-    def claim(self, names: Sequence[str], replaced: Sequence[str]) -> bool:
-        """Reserve names for the files, against other saves, too; False if one is taken.
-
-        `replaced` are files that the one at the path names, until it is replaced: the caller removes them then.
+    def finish(self) -> list[str]:
+        """Finish the files; return their paths, in the order in which they were added.
 
         Raises:
             SourceError: the file system reports an error.
         """
-        folder = os.path.dirname(self._path)
-        first = os.path.join(folder, names[0])
-        with refusals(self._path), contextlib.ExitStack() as stack:
-            if any(os.path.lexists(os.path.join(folder, name)) for name in names):
-                return False
-            self._note(stack, [*names, *replaced])
-            try:
-                fd = os.open(first, os.O_WRONLY | os.O_CREAT | os.O_EXCL, self._mode)
-            except FileExistsError:  # another save was faster
-                return False
-            self._appeared.append(names[0])
-            os.close(fd)
-            self._stack.enter_context(stack.pop_all())
-        return True
-
-    def appear(self, names: Sequence[str]) -> None:
-        """Give the files their names, in the order in which they were added: claimed ones, or that of the path.
-
-        Raises:
-            SourceError: the file system reports an error.
-        """
-        folder = os.path.dirname(self._path)
         with refusals(self._path):
-            for fd, _, sink in self._files:
+            for file, _, sink in self._files:
                 sink.flush()
                 if self._durable:
-                    sync_file(fd)
-        files = self._files.copy()
-        self._close()
-        with refusals(self._path):
-            for name, (_, scratch, _) in zip(names, files, strict=True):
-                self._appeared.append(name)
-                os.replace(scratch, os.path.join(folder, name))
-        if self._durable and os.name == "posix":
-            sync_folder(folder)
+                    sync_file(file.fileno())
+                file.close()
+        return [scratch for _, scratch, _ in self._files]
 
-    def note(self, replaced: Sequence[str]) -> None:
-        """Have the next save remove files that the one at the path names until it is replaced, if this one is killed.
 
-        Raises:
-            SourceError: the file system reports an error.
-        """
-        with refusals(self._path):
-            self._note(self._stack, replaced)
+@contextlib.contextmanager
+def appearing(path: str, files: Mapping[str, str], replaced: Sequence[ListedFile], *, durable: bool) -> Iterator[None]:
+    """Give scratch files their names beside a path, for a block that puts a file there which refers to them.
 
-    def _note(self, stack: contextlib.ExitStack, names: Sequence[str]) -> None:
-        fd, _ = stack.enter_context(scratch_file(self._path, self._mode, clear=False))
+    At the end, whatever way it ends, that file tells which are removed: those of the new files, and of the `replaced`
+    ones, that it does not name. To be run under the folder's lock.
+
+    Args:
+        path: absolute.
+        files: scratch files to new names.
+        replaced: what the file at the path refers to until the block replaces it, and is known to be its own.
+
+    Raises:
+        SourceError: the file system reports an error; or a name is taken.
+    """
+    folder = os.path.dirname(path)
+    with refusals(path):
+        new = [ListedFile.at(scratch, name) for scratch, name in files.items()]
+    with removing(path, [*new, *replaced], durable=durable):
+        for scratch, name in files.items():
+            put_in_place(scratch, os.path.join(folder, name), durable=False, replaces=())
+        if durable and os.name == "posix":
+            sync_folder(folder)  # first, or power loss could leave a file that refers to none
+        yield
+
+
+@contextlib.contextmanager
+def removing(path: str, files: Sequence[ListedFile], *, durable: bool) -> Iterator[None]:
+    """Remove files beside a path at the end of a block, but for those that a catalogue in the folder names then.
+
+    If that is not done, since this process is killed or the system refuses, the next save to the path does it.
+
+    Raises:
+        SourceError: the file system reports an error before the block.
+    """
+    if not files:
+        yield
+        return
+    with contextlib.ExitStack() as stack:
+        with refusals(path):
+            note, _ = stack.enter_context(scratch_file(path, clear=False))
+            out = FileSink(note.fileno(), path, durable=durable)
+            out.write(note_of(files))
+            out.flush()
+            if durable:
+                sync_file(note.fileno())
+        note.stays = True
         try:
-            os.write(fd, note_of(names))
-            if self._durable:
-                sync_file(fd)
+            yield
         finally:
-            os.close(fd)
-
-    def _close(self) -> None:
-        files, self._files = self._files, []
-        for fd, _, _ in files:
             with contextlib.suppress(OSError):
-                os.close(fd)
+                if durable and os.name == "posix":
+                    sync_folder(os.path.dirname(path))  # first, or power loss could bring back what refers to them
+                note.stays = not remove_unnamed(path, files)

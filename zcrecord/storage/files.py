@@ -19,7 +19,7 @@ from typing import IO, Any, NoReturn, TypeGuard
 from zcrecord.errors import DestinationExistsError, SourceError, SourceNotFoundError, UnsupportedError
 
 from .copying import copy_range
-from .scratch import scratch_file
+from .scratch import Descriptor, folder_lock, scratch_file
 from .sink import ObjectSink, Sink
 
 __all__ = [
@@ -37,12 +37,14 @@ __all__ = [
     "path_of",
     "path_of_open",
     "path_or_none",
+    "put_in_place",
     "read_start",
     "refusals",
     "scratch_file",
     "scratch_folder",
     "sync_file",
     "sync_folder",
+    "version_of",
 ]
 
 Binary = IO[bytes] | io.RawIOBase | io.BufferedIOBase
@@ -125,23 +127,12 @@ def absolute_path(path: str) -> str:
 # Opening to read.
 
 
-def open_regular(path: str) -> tuple[int, Identity]:
-    """Return a descriptor of a regular file, to read it by position, and its identity.
+def _check_no_url(path: str) -> None:
+    if is_url(path):
+        from .urls import redacted  # here, because few paths are
 
-    Raises:
-        SourceError: it is a directory, a pipe or a device. OSError: the system refuses.
-    """
-    fd = os.open(path, os.O_RDONLY | _REGULAR)
-    try:
-        status = os.fstat(fd)
-        if stat.S_ISDIR(status.st_mode):
-            raise SourceError("is a directory; name an archive in it", path=path, errno=errno.EISDIR)
-        if not stat.S_ISREG(status.st_mode):
-            raise SourceError("not a regular file; read it and pass the bytes", path=path)
-    except BaseException:
-        os.close(fd)
-        raise
-    return fd, _identity(status)
+        what = "is a URL, and this reads files; download it, and name the file"
+        raise UnsupportedError(what, path=redacted(path))
 
 
 class _ReadOnlyFile(io.FileIO):
@@ -152,12 +143,34 @@ class _ReadOnlyFile(io.FileIO):
             super().close()
 
 
+def open_regular(path: str, opened: int | None = None) -> tuple[io.FileIO, Identity]:
+    """Return a regular file, to be read by position, and its identity; with `opened`, that of another descriptor.
+
+    Raises:
+        SourceError: it is a directory, a pipe or a device. OSError: the system refuses. UnsupportedError: it is a URL.
+    """
+    _check_no_url(path)
+    # Before it is opened: a file object refuses a directory's descriptor, and leaves it open.
+    if opened is None and os.path.isdir(path):
+        raise SourceError("is a directory; name an archive in it", path=path, errno=errno.EISDIR)
+    call = map(os.open, [path], [os.O_RDONLY | _REGULAR]) if opened is None else map(os.dup, [opened])
+    with contextlib.ExitStack() as stack:
+        # In one step of the interpreter: Ctrl-C cannot come between the descriptor and the object that closes it.
+        file = stack.enter_context(next(map(_ReadOnlyFile, call)))
+        status = os.fstat(file.fileno())
+        if not stat.S_ISREG(status.st_mode):
+            raise SourceError("not a regular file; read it and pass the bytes", path=path)
+        stack.pop_all()
+    return file, _identity(status)
+
+
 def open_source(path: str) -> tuple[io.FileIO, int | None]:
     """Return a file to read forward, and its length if it is a regular one.
 
     Raises:
-        SourceError: it is missing (SourceNotFoundError), a directory, or cannot be read.
+        SourceError: it is missing (SourceNotFoundError), a directory, or cannot be read. UnsupportedError: it is a URL.
     """
+    _check_no_url(path)
     try:
         with contextlib.ExitStack() as stack:
             file = stack.enter_context(_ReadOnlyFile(path))
@@ -198,6 +211,18 @@ def identity_of(file: int | str) -> Identity:
     except OSError as error:
         path = file if isinstance(file, str) else None
         raise SourceError(f"cannot be read: {error.strerror}", path=path, errno=error.errno) from error
+
+
+def version_of(path: str) -> Identity:
+    """Return the identity of the file at a path, which a saver may be given to replace; empty if none is there.
+
+    Raises:
+        OSError: the system does not tell.
+    """
+    try:
+        return _identity(os.stat(path))
+    except FileNotFoundError:
+        return ()
 
 
 def _identity(status: os.stat_result) -> Identity:
@@ -247,18 +272,20 @@ def open_sink(
     durable: bool = True,
     like: str | None = None,
     options: Mapping[str, Any] | None = None,
-    replaces: str | None = None,
+    replaces: Identity | str | None = None,
 ) -> Iterator[Sink]:
     """Yield a sink for a path, a URL or a binary file object.
 
     A path gets a scratch file beside it, which replaces the file there only when the block ends without an exception,
     and is removed otherwise: the path holds the old file or the new one, whole. `durable` adds an fsync of the file
     and of its folder. A symbolic link keeps pointing where it did; a device or a pipe is written to directly.
-    `uploads` does the same for a URL, with `options` for fsspec, and replaces only the version that `replaces` names,
-    if it is given; its sink cannot be read back.
+    `uploads` does the same for a URL, with `options` for fsspec; its sink cannot be read back.
+
+    `replaces` is the only version that may be replaced, as `version_of` tells it of a path, `uploads.version_at` of a
+    URL; None for any.
 
     Raises:
-        SourceError: the file system, or the store, reports an error; `errno` says how.
+        SourceError: the file system, or the store, reports an error, and `errno` says how; or another version is there.
     """
     if hasattr(dest, "write"):
         sink = ObjectSink(dest)
@@ -269,7 +296,7 @@ def open_sink(
         from . import uploads  # here, because few destinations are URLs
 
         if (local := uploads.local_path(dest, options)) is None:
-            with uploads.upload(dest, options, replaces=replaces) as uploaded:
+            with uploads.upload(dest, options, replaces=replaces if isinstance(replaces, str) else None) as uploaded:
                 yield uploaded
             return
         dest = local
@@ -285,7 +312,7 @@ def open_sink(
         with file:
             yield ObjectSink(file)
         return
-    yield from _replacing(path, mode, durable, like)
+    yield from _replacing(path, mode, durable, like, replaces)
 
 
 def _mode_of(path: str) -> int | None:
@@ -296,7 +323,9 @@ def _mode_of(path: str) -> int | None:
         return None
 
 
-def _replacing(path: str, old_mode: int | None, durable: bool, like: str | None) -> Iterator[Sink]:
+def _replacing(
+    path: str, old_mode: int | None, durable: bool, like: str | None, replaces: Identity | str | None
+) -> Iterator[Sink]:
     """Yield a sink over a scratch file that takes the place of `path` at the end.
 
     Refusals of the system are one typed error; an exception of the block goes through as it is.
@@ -305,26 +334,45 @@ def _replacing(path: str, old_mode: int | None, durable: bool, like: str | None)
     mode = stat.S_IMODE(old_mode) if replaced and old_mode is not None else 0o666
     with contextlib.ExitStack() as stack:
         with refusals(path):
-            fd, scratch = stack.enter_context(scratch_file(path, mode))
-        try:
+            file, scratch = stack.enter_context(scratch_file(path, mode))
             if replaced:
-                with refusals(path):
-                    os.chmod(scratch, mode)
-            sink = FileSink(fd, path, durable=durable)
-            yield sink
-            sink.flush()
-            with refusals(path):
-                if like is not None:  # last: writing takes setuid and capabilities away
-                    _make_like(scratch, like)
-                if durable:
-                    sync_file(fd)
-        finally:
-            with refusals(path):
-                os.close(fd)
+                os.chmod(scratch, mode)
+        sink = FileSink(file.fileno(), path, durable=durable)
+        yield sink
+        sink.flush()
         with refusals(path):
-            os.replace(scratch, path)
+            if like is not None:  # last: writing takes setuid and capabilities away
+                _make_like(scratch, like)
+            if durable:
+                sync_file(file.fileno())
+            file.close()
+        put_in_place(scratch, path, durable=durable, replaces=replaces)
+
+
+def put_in_place(scratch: str, path: str, *, durable: bool, replaces: Identity | str | None = None) -> None:
+    """Move a finished file to a path, where it replaces what is there: every saver's last step.
+
+    The folder is locked from the look at what is there to the move, so that no other saver comes in between. `durable`
+    adds an fsync of the folder; the file had its own.
+
+    Args:
+        replaces: the version, as `version_of` tells it, that alone may be replaced; None for any.
+
+    Raises:
+        SourceError: another version is there (DestinationExistsError: something is), and stays; or the file system
+        reports an error.
+    """
+    folder = os.path.dirname(path)
+    with refusals(path), folder_lock(folder):
+        if replaces is not None and version_of(path) != replaces:
+            if not replaces:
+                what = "was made by another saver meanwhile, and stays; look at it, and start again"
+                raise DestinationExistsError(what, path=path, errno=errno.EEXIST)
+            what = "was replaced meanwhile, and that stays; start again with the file that is there now"
+            raise SourceError(what, path=path)
+        os.replace(scratch, path)
     if durable and os.name == "posix":
-        sync_folder(os.path.dirname(path))
+        sync_folder(folder)
 
 
 def _make_like(path: str, like: str) -> None:
@@ -357,12 +405,9 @@ def sync_file(fd: int) -> None:
 
 def sync_folder(folder: str) -> None:
     """Flush a folder to the disk, so that a rename survives power loss; failures are ignored, since it is done."""
-    with contextlib.suppress(OSError):  # some network file systems cannot; some folders may be written but not read
-        fd = os.open(folder, os.O_RDONLY)
-        try:
-            sync_file(fd)
-        finally:
-            os.close(fd)
+    # Some network file systems cannot; some folders may be written but not read.
+    with contextlib.suppress(OSError), Descriptor(os.open, folder or ".", os.O_RDONLY) as opened:
+        sync_file(opened.fileno())
 
 
 class FileSink:

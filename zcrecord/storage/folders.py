@@ -10,13 +10,14 @@ import contextlib
 import errno
 import os
 import re
+import stat
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from zcrecord.errors import SourceError, printable
 
-from .files import check_destination, is_url, open_sink, path_of, refusals, scratch_folder, sync_folder
+from .files import check_destination, is_url, open_sink, path_of, put_in_place, refusals, scratch_folder, sync_folder
 
 __all__ = [
     "MODEL",
@@ -37,6 +38,7 @@ MODEL = "model.zcr"
 _BESIDE = (".json", ".txt", ".model", ".tiktoken", ".jinja", ".py", ".md", "LICENSE", "NOTICE")
 _INDEX = ".index.json"
 _PIECE = 1 << 20
+_UNLINKED = sum(getattr(os, name, 0) for name in ("O_NOFOLLOW", "O_NONBLOCK"))  # a pipe would wait for its writer
 SHARD_NAME = re.compile(r".*-\d{5}-of-\d{5}\.zcr")  # of a shard, which is no model by itself
 
 
@@ -82,10 +84,11 @@ def names_folder(dest: str) -> bool:
     return os.path.isdir(dest) or (dest.endswith(("/", os.sep)) and not os.path.exists(dest))
 
 
-def companions(folder: str) -> list[str]:
-    """Return the names of the files in a model folder that belong to it beside its weights, by their suffixes.
+def companions(folder: str) -> dict[str, str]:
+    """Return the files in a model folder that belong to it beside its weights, by their suffixes: names with paths.
 
-    Links out of the folder are left out, but for those inside one repository of a Hugging Face cache.
+    The paths have no link in them, so that `copy_file` follows none that takes a file's place meanwhile. Links out of
+    the folder are left out, but for those inside one repository of a Hugging Face cache.
 
     Raises:
         SourceError: the folder cannot be read.
@@ -95,7 +98,7 @@ def companions(folder: str) -> list[str]:
         names = [n for n in sorted(os.listdir(root)) if n.endswith(_BESIDE) and not n.endswith(_INDEX)]
     real = {name: os.path.realpath(os.path.join(root, name)) for name in names}
     inside = (n for n in names if os.path.dirname(real[n]) == root or in_hub_cache(root, real[n]))
-    return [name for name in inside if not name.startswith(".") and os.path.isfile(real[name])]
+    return {name: real[name] for name in inside if not name.startswith(".") and os.path.isfile(real[name])}
 
 
 def in_hub_cache(folder: str, path: str) -> bool:
@@ -120,8 +123,8 @@ def model_folder(source: str | None, dest: str, weights: str = MODEL, *, force: 
         SourceError: the file system reports an error.
     """
     there = os.path.isdir(dest)
-    found = [] if source is None else companions(source)
-    names = [name for name in found if not (there and _same(str(source), dest, name))]
+    found = {} if source is None else companions(source)
+    names = [name for name in found if not (there and _same(found[name], os.path.join(dest, name)))]
     for name in (*names, weights) if there else ():
         check_destination(None, os.path.join(dest, name), force)
     with scratch_folder(os.path.join(dest, weights) if there else os.path.abspath(dest)) as scratch:
@@ -129,13 +132,13 @@ def model_folder(source: str | None, dest: str, weights: str = MODEL, *, force: 
         with refusals(dest):
             os.mkdir(made)
         for name in names:
-            copy_file(os.path.join(str(source), name), os.path.join(made, name), durable=durable)
+            copy_file(found[name], os.path.join(made, name), durable=durable)
         yield os.path.join(dest if there else made, weights)
         with refusals(dest):
             if not there:
                 os.rename(made, os.path.abspath(dest))
             for name in names if there else ():
-                os.replace(os.path.join(made, name), os.path.join(dest, name))
+                put_in_place(os.path.join(made, name), os.path.join(dest, name), durable=False)
         if durable and os.name == "posix":
             sync_folder(dest if there else os.path.dirname(os.path.realpath(dest)))
 
@@ -144,18 +147,28 @@ def copy_file(source: str, dest: str, *, durable: bool, options: Mapping[str, An
     """Copy a file to a path or a URL, whole or not at all.
 
     Raises:
-        SourceError: the file system, or the store, reports an error.
+        SourceError: it is a link, or no regular file; or the file system, or the store, reports an error.
     """
-    with open_sink(dest, durable=durable, options=options) as sink, refusals(source), open(source, "rb") as file:
-        sink.reserve(os.fstat(file.fileno()).st_size)
+    with contextlib.ExitStack() as stack:
+        sink = stack.enter_context(open_sink(dest, durable=durable, options=options))
+        stack.enter_context(refusals(source))
+        file = stack.enter_context(open(source, "rb", opener=_open_unlinked))
+        status = os.fstat(file.fileno())
+        if not stat.S_ISREG(status.st_mode):
+            raise SourceError("is no regular file", path=source)
+        sink.reserve(status.st_size)
         while piece := file.read(_PIECE):
             sink.write(piece)
 
 
-def _same(source: str, dest: str, name: str) -> bool:
-    """Return True if two folders have the same file, or files with the same bytes, under one name."""
+def _open_unlinked(path: str, flags: int) -> int:
+    return os.open(path, flags | _UNLINKED)
+
+
+def _same(one: str, other: str) -> bool:
+    """Return True if two paths lead to one file, or to files with the same bytes."""
     import filecmp  # here, because few folders are written
 
     with contextlib.suppress(OSError):
-        return filecmp.cmp(os.path.join(source, name), os.path.join(dest, name), shallow=False)
+        return filecmp.cmp(one, other, shallow=False)
     return False

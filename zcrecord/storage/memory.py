@@ -13,11 +13,13 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import errno
 import functools
 import io
 import mmap
 import os
 import sys
+from _thread import allocate_lock  # threading takes a millisecond to import
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal, NamedTuple
 
@@ -51,8 +53,10 @@ __all__ = [
 
 Mode = Literal["r", "c"]
 
+_ROOM = "raise its limit (ulimit -v), or make shards of it (zcrecord convert --max-shard-size), each mapped when needed"
 _PACKED = (b"\xb5\x2f\xfd", b"\x2a\x4d\x18")  # zstd's magic from the second byte on: a frame, one to be skipped
 _PIECE = 1 << 20  # bytes of one read; many times a network's round trip is worth
+_POSITION = allocate_lock()  # a descriptor has one for all threads: seeking and reading are one step
 _READERS = 4  # reads under way at a time; a network file system answers each by itself
 
 _GENERIC = sys.platform == "linux" and os.uname().machine in ("x86_64", "aarch64", "riscv64", "i686", "armv7l")
@@ -90,15 +94,13 @@ class Piece(NamedTuple):
     buffers: list[memoryview]
 
 
-def _open(path: str, least: int) -> tuple[int, Identity]:
-    """Return a descriptor of a regular file that is long enough for an archive, and its identity."""
-    fd, identity = open_regular(path)
+def _open(path: str, least: int, opened: int | None) -> tuple[io.FileIO, Identity]:
+    """Return a regular file that is long enough for an archive, and its identity."""
+    file, identity = open_regular(path, opened)
     if identity[2] < least:
-        try:
-            raise too_short(identity[2], os.read(fd, HEADER_SIZE)).located(path=path)
-        finally:
-            os.close(fd)
-    return fd, identity
+        with file:
+            raise too_short(identity[2], os.read(file.fileno(), HEADER_SIZE)).located(path=path)
+    return file, identity
 
 
 def _refused(error: OSError, path: str) -> Exception:
@@ -107,6 +109,8 @@ def _refused(error: OSError, path: str) -> Exception:
     if isinstance(error, FileNotFoundError):
         return SourceNotFoundError("no such file", path=path, errno=error.errno)
     reason = os.strerror(error.errno) if error.errno else str(error)
+    if error.errno == errno.ENOMEM:
+        reason += f": this process may not have as much address space as the file has bytes; {_ROOM}"
     return SourceError(f"cannot be read: {reason}", path=path, errno=error.errno)
 
 
@@ -117,23 +121,23 @@ def _cause(error: OSError) -> BaseException | None:
     return None if isinstance(error, FileNotFoundError) else error
 
 
-def map_file(path: str, *, private: bool = False, least: int = 2 * HEADER_SIZE) -> Memory:
+def map_file(path: str, *, private: bool = False, least: int = 2 * HEADER_SIZE, opened: int | None = None) -> Memory:
     """Map a whole file: read-only, or private, with pages that are copied when they are written.
 
     A private one reserves no memory for pages that may be written, so that files larger than it can be mapped, too.
+    `opened` is a descriptor of it, if it is open: what was checked of that holds for the mapping, whatever is at the
+    path by now.
 
     Raises:
         SourceError: it is missing (SourceNotFoundError), a directory, or cannot be read. FormatError: it is too short.
     """
     try:
         absolute = absolute_path(path)
-        fd, identity = _open(path, least)
-        try:
+        file, identity = _open(path, least, opened)
+        with file:
             if not identity[2]:
                 return Memory(memoryview(b""), path, None, identity, absolute=absolute)  # nothing can be mapped of it
-            mapping = _mapping(fd, identity[2], private)
-        finally:
-            os.close(fd)
+            mapping = _mapping(file.fileno(), identity[2], private)
     except OSError as error:
         raise _refused(error, path) from _cause(error)
     return Memory(memoryview(mapping), path, mapping, identity, absolute=absolute)
@@ -153,24 +157,22 @@ def _mapping(fd: int, nbytes: int, private: bool) -> mmap.mmap:
     return mapping
 
 
-def read_file(path: str, *, least: int = 2 * HEADER_SIZE) -> Memory:
+def read_file(path: str, *, least: int = 2 * HEADER_SIZE, opened: int | None = None) -> Memory:
     """Read a whole file into memory of its own, at an address that is a multiple of 65536; several reads at a time.
 
     For network file systems, where page faults cost a round trip each, and for files that may shrink: a mapping's
-    reader would be killed.
+    reader would be killed. `opened` is that of `map_file`.
 
     Raises:
         SourceError: it is missing, a directory, cannot be read, or became shorter. FormatError: it is too short.
     """
     try:
         absolute = absolute_path(path)
-        fd, identity = _open(path, least)
-        try:
+        file, identity = _open(path, least, opened)
+        with file:
             block, octets = aligned(identity[2])
             starts = range(0, len(octets), _PIECE)
-            _read_all(fd, [Piece(start, [octets[start : start + _PIECE]]) for start in starts])
-        finally:
-            os.close(fd)
+            _read_all(file.fileno(), [Piece(start, [octets[start : start + _PIECE]]) for start in starts])
     except OSError as error:
         raise _refused(error, path) from _cause(error)
     return Memory(octets, path, block, identity, absolute=absolute)
@@ -261,11 +263,15 @@ def aligned_empty(nbytes: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
 
 
 def read_some(fd: int, buffer: memoryview, offset: int) -> int:
-    """Read a file's bytes from an offset, as many as fit or come at once; returns how many, 0 at its end."""
+    """Read a file's bytes from an offset, as many as fit or come at once; returns how many, 0 at its end.
+
+    Threads may read one descriptor; its position is no longer what it was where the system has no preadv (Windows).
+    """
     if hasattr(os, "preadv"):
         return os.preadv(fd, [buffer], offset)
-    os.lseek(fd, offset, os.SEEK_SET)
-    data = os.read(fd, len(buffer))
+    with _POSITION:
+        os.lseek(fd, offset, os.SEEK_SET)
+        data = os.read(fd, len(buffer))
     buffer[: len(data)] = data
     return len(data)
 
@@ -295,15 +301,13 @@ def read_pieces(
         SourceError: the file is missing, cannot be read, became shorter, or is not the one that `identity` tells.
     """
     try:
-        fd, found = open_regular(path)
-        try:
+        file, found = open_regular(path)
+        with file:
             if found != identity:
                 raise SourceError("was replaced or changed since it was opened; load it again", path=path)
-            _read_all(fd, pieces, done)
-            if identity_of(fd) != identity:
+            _read_all(file.fileno(), pieces, done)
+            if identity_of(file.fileno()) != identity:
                 raise SourceError("was changed while it was read; load it again", path=path)
-        finally:
-            os.close(fd)
     except OSError as error:
         raise _refused(error, path) from _cause(error)
 
@@ -326,10 +330,9 @@ def _read_piece(fd: int, piece: Piece) -> int:
 
 
 def _read_all(fd: int, pieces: Sequence[Piece], done: Callable[[int], None] | None = None) -> None:
-    threads = _READERS if hasattr(os, "preadv") else 1
     from .threads import each_piece  # here, because threading takes a millisecond to import
 
-    each_piece(lambda piece: _read_piece(fd, piece), pieces, threads=threads, done=done)
+    each_piece(lambda piece: _read_piece(fd, piece), pieces, threads=_READERS, done=done)
 
 
 def is_packed(octets: Any) -> bool:

@@ -1,7 +1,9 @@
 """Scratch files: new files beside the place that they are to take, and what is left of those whose writer died.
 
-Knows how they are named, and that a lock tells the living writers from the dead. Writing one, and putting it in its
-place, is `files`'s. One may be a note: the names of shards that are there before, or after, the catalogue names them.
+Knows how they are named, and the locks: of a scratch file, which tells the living writers from the dead, and of the
+folder, by which savers take turns. A lock is one on an open file (flock): the system takes it off when the process that
+has it ends, and no file is left of it. Writing a scratch file, and putting it in its place, is `files`'s. One may be a
+note: shards that are there before, or after, the catalogue names them.
 """
 
 from __future__ import annotations
@@ -10,12 +12,23 @@ import contextlib
 import os
 import re
 import stat
-from collections.abc import Iterable, Iterator
+import time
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextvars import ContextVar
+from types import TracebackType
+from typing import Any, NamedTuple, Self
+
+from zcrecord.errors import SourceError
 
 __all__ = [
     "MOST_OF_CATALOGUE",
+    "SHARD_END",
+    "Descriptor",
+    "ListedFile",
+    "ScratchFile",
+    "folder_lock",
     "note_of",
-    "one_at_a_time",
     "remove_unnamed",
     "scratch_file",
     "shard_pattern",
@@ -25,14 +38,168 @@ __all__ = [
 _SUFFIX = ".zcr-scratch"
 _LONGEST = 200  # bytes of a name that its scratch file's begins with
 _TRIES = 16  # to make a file that no other process removes before it is locked
-_NOTE = b"zcrecord shards\n"  # the start of a note; names follow, a line each
+_NOTE = b"zcrecord shards\n"  # the start of a note; a line for each file follows
+_LINE = re.compile(r"([0-9]{1,20}) ([0-9]{1,20}) (-?[0-9]{1,20}) (.+)")
+SHARD_END = r"(~\d+|~[0-9a-f]{16})?-\d{5}-of-\d{5}\.zcr"  # of a shard's name; a number or 16 random digits tell sets
 MOST_OF_CATALOGUE = 1 << 22  # bytes that are read of one, whose first payload has the names of its shards; or of a note
-_MORE = sum(getattr(os, name, 0) for name in ("O_BINARY", "O_CLOEXEC"))
+_EXACT = sum(getattr(os, name, 0) for name in ("O_BINARY", "O_CLOEXEC"))  # bytes as they are, and not for children
+_PATIENCE = 300.0  # seconds; no saver needs a folder nearly as long
+_PAUSES = 0.001, 0.05  # seconds between two looks at a lock: the first, the longest
+
+
+# Descriptors and locks.
+
+
+class Descriptor:
+    """A file descriptor, closed at the end of a block, or with the last reference to it.
+
+    The number goes from the system call into `_numbers`, and from there to `os.close`, in one step of the interpreter:
+    no signal is handled in between, where the number would be lost and the file stay open.
+
+    Args:
+        call: `os.open` or `os.dup`, with its arguments.
+    """
+
+    __slots__ = ("__weakref__", "_numbers")
+
+    def __init__(self, call: Callable[..., int], *arguments: Any) -> None:
+        self._numbers: list[int] = []
+        self._numbers.extend(map(call, *([argument] for argument in arguments)))
+
+    def fileno(self) -> int:
+        """Return the number.
+
+        Raises:
+            ValueError: it was closed.
+        """
+        if not self._numbers:
+            raise ValueError("the descriptor was closed")
+        return self._numbers[0]
+
+    def close(self) -> None:
+        """Close the file, unless that was done."""
+        if self._numbers:
+            next(map(os.close, iter(self._numbers.pop, None)))
+
+    def __bool__(self) -> bool:
+        return bool(self._numbers)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with contextlib.suppress(OSError):  # errors of a file that was written are told by the writer's own `close`
+            self.close()
+
+    def __del__(self) -> None:
+        self.__exit__(None, None, None)
+
+
+def _try_lock(file: Descriptor) -> bool | None:
+    """Lock a file while it is open; False if another descriptor has the lock, None where there are no locks."""
+    try:
+        import fcntl  # not on Windows
+
+        fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except (ImportError, OSError):
+        return None
+    return True
+
+
+_locked: ContextVar[Callable[[], Descriptor | None] | None] = ContextVar("_locked", default=None)  # by this thread
 
 
 @contextlib.contextmanager
-def scratch_file(path: str, mode: int = 0o666, *, clear: bool = True) -> Iterator[tuple[int, str]]:
-    """Yield a new file beside `path`, open for reading and writing, and its name; at the end it is gone, or renamed.
+def folder_lock(folder: str) -> Iterator[None]:
+    """Run a block while no other saver, of this process or another, does: files are replaced and removed only so.
+
+    The lock is the folder's own. A block inside another one of the same thread and folder goes on at once. Nothing is
+    locked on Windows, which opens no folder, on file systems that lock none, and in folders that may not be read.
+
+    Raises:
+        SourceError: another program has had the lock for minutes.
+    """
+    here = None
+    with contextlib.suppress(OSError):
+        here = Descriptor(os.open, folder or ".", os.O_RDONLY | _EXACT)
+    if here is None:
+        yield
+        return
+    with here:
+        outer = _locked.get()
+        around = outer() if outer is not None else None
+        inside = around and os.path.sameopenfile(around.fileno(), here.fileno())
+        locked = not inside and _wait(here, folder)
+        try:
+            if locked:
+                _locked.set(weakref.ref(here))
+            yield
+        finally:
+            if locked:
+                _unlock(here)
+            _locked.set(outer)
+
+
+def _wait(here: Descriptor, folder: str) -> bool:
+    """Lock a folder once nobody else has; returns False where there are no locks."""
+    pause, end = _PAUSES[0], time.monotonic() + _PATIENCE
+    while (locked := _try_lock(here)) is False:
+        if time.monotonic() > end:
+            what = f"another program has kept this folder locked for {_PATIENCE:.0f} seconds (lslocks tells which)"
+            raise SourceError(f"cannot write: {what}; end that, and save again", path=folder)
+        time.sleep(pause)
+        pause = min(2 * pause, _PAUSES[1])
+    return bool(locked)
+
+
+def _unlock(here: Descriptor) -> None:
+    """Take the lock off, which closing alone does not: a child that was forked meanwhile has the descriptor, too."""
+    import fcntl
+
+    with contextlib.suppress(OSError):
+        fcntl.flock(here.fileno(), fcntl.LOCK_UN)
+
+
+# Scratch files.
+
+
+class ListedFile(NamedTuple):
+    """A file in a folder, by what no other file has, and no file from elsewhere can know.
+
+    Attributes:
+        inode, nbytes, changed: its number in the file system, its size, and when it was last changed, in ns.
+        name: in the folder.
+    """
+
+    inode: int
+    nbytes: int
+    changed: int
+    name: str
+
+    @classmethod
+    def at(cls, path: str, name: str) -> ListedFile:
+        """Return the file at a path, which has this name or is to get it."""
+        status = os.stat(path)
+        return cls(status.st_ino, status.st_size, status.st_mtime_ns, name)
+
+
+class ScratchFile(Descriptor):
+    """A scratch file, open for reading and writing.
+
+    Attributes:
+        stays: whether it is left behind at the end, for the next save to find.
+    """
+
+    stays = False
+
+
+@contextlib.contextmanager
+def scratch_file(path: str, mode: int = 0o666, *, clear: bool = True) -> Iterator[tuple[ScratchFile, str]]:
+    """Yield a new file beside `path`, and its name; at the end it is gone, or renamed.
 
     The writer closes it. Unless `clear` is False, scratch files for this path of processes that were killed are removed
     first; that of a living process, in another container or, if the file system carries locks, on another machine,
@@ -47,123 +214,112 @@ def scratch_file(path: str, mode: int = 0o666, *, clear: bool = True) -> Iterato
     stem = f".{name}."
     if clear:
         _clear(folder, stem, path)
-    fd, held, scratch = _make(os.path.join(folder, stem), mode)
-    try:
-        yield fd, scratch
-    finally:
-        with contextlib.suppress(OSError):
-            os.unlink(scratch)
-        _close(held)
+    process = os.getpid()
+    for turn in range(_TRIES + 1):
+        file, scratch = None, f"{os.path.join(folder, stem)}{os.urandom(6).hex()}{_SUFFIX}"
+        try:  # before it is made: Ctrl-C may come right after
+            with (
+                # Its mode is that of the file to come from the start: it is never open to more people.
+                ScratchFile(os.open, scratch, os.O_RDWR | os.O_CREAT | os.O_EXCL | _EXACT, mode) as file,
+                _kept(file, scratch) if turn < _TRIES else contextlib.nullcontext(True) as ours,
+            ):
+                if ours:
+                    yield file, scratch
+                    return
+        finally:
+            if (file is None or not file.stays) and os.getpid() == process:  # a child that ends leaves it alone
+                with contextlib.suppress(OSError):
+                    os.unlink(scratch)
 
 
-def _make(start: str, mode: int) -> tuple[int, int, str]:
-    """Return a new file, a descriptor that locks it, so that no other process removes it, and its name."""
-    for _ in range(_TRIES):
-        fd, scratch = _new(start, mode)
-        held = None
-        try:
-            held = _hold(fd, scratch)
-            if held is not None and os.path.lexists(scratch):
-                return fd, held, scratch
-        except OSError:
-            _give_up(scratch, fd)
-            raise
-        _give_up(scratch, fd, held)  # it was removed between its making and its locking
-    fd, scratch = _new(start, mode)
-    return fd, -1, scratch
+@contextlib.contextmanager
+def _kept(file: Descriptor, scratch: str) -> Iterator[bool]:
+    """Lock a new file, so that no other process removes it, until the block ends; yields False if one has done so.
 
-
-def _new(start: str, mode: int) -> tuple[int, str]:
-    scratch = f"{start}{os.urandom(6).hex()}{_SUFFIX}"
-    return os.open(scratch, os.O_RDWR | os.O_CREAT | os.O_EXCL | _MORE, mode), scratch  # never open to more people
-
-
-def _hold(fd: int, scratch: str) -> int | None:
-    """Return another descriptor, which locks a file until it is closed; -1 without locks, None if another has it.
-
-    It is closed after the file took its place. Read-only, since no program can be started that is open for writing;
-    but on file systems that lock only files open for writing.
+    By another descriptor, since the writer closes its own before the file takes its place. Read-only, since no program
+    can be started that is open for writing; but on file systems that lock only files open for writing.
     """
-    if os.name != "posix":
-        return -1
-    for reading in (True, False):
+    for reading in (True, False) if os.name == "posix" else ():
         try:
-            held = os.open(scratch, os.O_RDONLY | _MORE) if reading else os.dup(fd)
+            way: tuple[Any, ...] = (os.open, scratch, os.O_RDONLY | _EXACT) if reading else (os.dup, file.fileno())
+            held = Descriptor(*way)
         except OSError:
             if not reading:
                 raise
             continue
-        locked = _lock(held)
-        if locked:
-            return held
-        _close(held)
-        if locked is False:
-            return None
-    return -1
+        with held:
+            locked = _try_lock(held)
+            if locked is not None:
+                yield locked and os.path.lexists(scratch)
+                return
+    yield True
 
 
-def _give_up(scratch: str, *descriptors: int | None) -> None:
-    _close(*descriptors)
-    with contextlib.suppress(OSError):
-        os.unlink(scratch)
+def note_of(files: Iterable[ListedFile]) -> bytes:
+    """Return a note: the content of a scratch file while files may be there that no catalogue names."""
+    return _NOTE + "\n".join(" ".join(map(str, file)) for file in files).encode()
 
 
-def _close(*descriptors: int | None) -> None:
-    """Close those that are descriptors; errors of the file are told when the writer closes its own."""
-    for fd in descriptors:
-        if fd is not None and fd >= 0:
-            with contextlib.suppress(OSError):
-                os.close(fd)
+def _noted(start: bytes) -> list[ListedFile]:
+    """Return the files that a note lists."""
+    lines = start[len(_NOTE) :].decode(errors="replace").split("\n")
+    found = [match.groups() for line in lines if (match := _LINE.fullmatch(line))]
+    return [ListedFile(int(inode), int(nbytes), int(changed), name) for inode, nbytes, changed, name in found]
 
 
-def _lock(fd: int) -> bool | None:
-    """Lock a file for as long as it is open; False if another process has the lock, None without locks."""
-    try:
-        import fcntl  # not on Windows
+def remove_unnamed(path: str, files: Sequence[ListedFile]) -> bool:
+    """Remove shards beside a path: those that are still the files listed, and that no catalogue in the folder names.
 
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except (ImportError, OSError):
-        return None
-    return True
-
-
-@contextlib.contextmanager
-def one_at_a_time(folder: str) -> Iterator[None]:
-    """Wait until no other such block, of this process or another, is run for a folder, where the system has locks."""
-    fd = -1
-    try:
-        with contextlib.suppress(ImportError, OSError):  # Windows opens no folder, some file systems lock none
-            import fcntl
-
-            fd = os.open(folder or ".", os.O_RDONLY | _MORE)
-            fcntl.flock(fd, fcntl.LOCK_EX)
-        yield
-    finally:
-        _close(fd)
-
-
-def note_of(names: Iterable[str]) -> bytes:
-    """Return a note: the content of a scratch file while shards of these names may be there that nothing names."""
-    return _NOTE + "\n".join(names).encode()
-
-
-def remove_unnamed(path: str, names: Iterable[str]) -> None:
-    """Remove shards beside a path, but for those that the catalogue there names; others' files are left alone.
+    Catalogues are known by `.zcr`, and read as far as MOST_OF_CATALOGUE; their names come first. Returns False if a
+    file could not be removed.
 
     Raises:
-        OSError: the catalogue cannot be read; nothing was removed.
+        SourceError: the folder is locked. OSError: the catalogue at the path cannot be read; nothing was removed.
     """
     folder, name = os.path.split(path)
     ours = re.compile(shard_pattern(name))
-    start = b""
-    with contextlib.suppress(FileNotFoundError), open(path, "rb") as file:
-        start = file.read(MOST_OF_CATALOGUE)
-    for shard in unnamed(names, start):
-        if ours.fullmatch(shard):
-            with contextlib.suppress(OSError):
+    with folder_lock(folder):
+        found = [file for file in files if ours.fullmatch(file.name) and _is_there(folder, file)]
+        names = [file.name for file in found]
+        for catalogue in _catalogues(folder, name, ours) if found else ():
+            names = unnamed(names, _start(folder, catalogue, name))
+        done = True
+        for shard in names:
+            try:
                 os.unlink(os.path.join(folder, shard))
+            except OSError:
+                done = False
+        return done
+
+
+def _is_there(folder: str, file: ListedFile) -> bool:
+    with contextlib.suppress(OSError):
+        return ListedFile.at(os.path.join(folder, file.name), file.name) == file
+    return False
+
+
+def _catalogues(folder: str, name: str, ours: re.Pattern[str]) -> list[str]:
+    """Return the names of files that may be catalogues: this one, and all in the folder but its own shards."""
+    out = [name]
+    with contextlib.suppress(OSError), os.scandir(folder or ".") as entries:  # it may be written to and not listed
+        for entry in entries:
+            if entry.name.endswith(".zcr") and entry.name != name and not ours.fullmatch(entry.name):
+                out += [entry.name] * entry.is_file()
+    return out
+
+
+def _start(folder: str, catalogue: str, name: str) -> bytes:
+    """Return the first bytes of a catalogue; none if it is not there, or is another than `name` and cannot be read.
+
+    Shards of `big-model.zcr` are left out: their names would be taken for those of `model.zcr`.
+    """
+    with contextlib.suppress(FileNotFoundError if catalogue == name else OSError):
+        with open(os.path.join(folder, catalogue), "rb") as file:
+            start = file.read(MOST_OF_CATALOGUE)
+        if catalogue != name and catalogue.endswith(name):
+            return re.sub(os.fsencode(shard_pattern(catalogue)), b"", start)
+        return start
+    return b""
 
 
 def unnamed(names: Iterable[str], start: bytes) -> list[str]:
@@ -174,16 +330,16 @@ def unnamed(names: Iterable[str], start: bytes) -> list[str]:
     names = list(names)
     if sum(map(len, names)) > MOST_OF_CATALOGUE // 4:
         return []
-    return [name for name in names if name.encode() not in start]
+    return [name for name in names if os.fsencode(name) not in start]
 
 
 def shard_pattern(name: str) -> str:
-    """Return a regular expression of the names of shards beside a catalogue; a number or 16 random digits tell sets."""
-    return rf"{re.escape(name.removesuffix('.zcr'))}(~\d+|~[0-9a-f]{{16}})?-\d{{5}}-of-\d{{5}}\.zcr"
+    """Return a regular expression of the names of shards beside a catalogue."""
+    return re.escape(name.removesuffix(".zcr")) + SHARD_END
 
 
 def _clear(folder: str, stem: str, path: str) -> None:
-    """Remove the scratch files of this stem, and of shards, that dead writers left, and shards that their notes name.
+    """Remove the scratch files of this stem, and of shards, that dead writers left, and shards that their notes list.
 
     Ranks of a distributed save write shards each by itself, without a note.
     """
@@ -201,17 +357,17 @@ def _remove_dead(scratch: str, path: str) -> None:
     if os.name != "posix":  # Windows removes no file that is open
         os.unlink(scratch)
         return
-    extra = os.O_NONBLOCK | os.O_NOFOLLOW | _MORE  # it may be anything
+    extra = os.O_NONBLOCK | os.O_NOFOLLOW | _EXACT  # it may be anything
     try:
-        fd = os.open(scratch, os.O_RDWR | extra)  # NFS locks only files open for writing
+        file = Descriptor(os.open, scratch, os.O_RDWR | extra)  # NFS locks only files open for writing
     except PermissionError:
-        fd = os.open(scratch, os.O_RDONLY | extra)
-    try:
-        status = os.fstat(fd)
-        if stat.S_ISREG(status.st_mode) and _lock(fd):
-            start = os.read(fd, MOST_OF_CATALOGUE if status.st_size <= MOST_OF_CATALOGUE else len(_NOTE))
-            if start.startswith(_NOTE) and status.st_uid == os.geteuid():
-                remove_unnamed(path, start[len(_NOTE) :].decode(errors="replace").split("\n"))
-            os.unlink(scratch)
-    finally:
-        os.close(fd)
+        file = Descriptor(os.open, scratch, os.O_RDONLY | extra)
+    with file:
+        status = os.fstat(file.fileno())
+        if not stat.S_ISREG(status.st_mode) or not _try_lock(file):
+            return
+        most = MOST_OF_CATALOGUE if status.st_size <= MOST_OF_CATALOGUE else len(_NOTE)
+        start = os.read(file.fileno(), most)
+        if start.startswith(_NOTE) and status.st_uid == os.geteuid() and not remove_unnamed(path, _noted(start)):
+            return  # for the next save
+        os.unlink(scratch)

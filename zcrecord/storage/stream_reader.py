@@ -179,6 +179,8 @@ class StreamReader:
     def _into(self, buffer: memoryview) -> int:
         try:
             done = read_into(self._stream, buffer)
+        except SourceError:  # of a remote file, which says it better
+            raise
         except OSError as error:
             raise SourceError(f"cannot read: {error.strerror or error}", path=self.path, errno=error.errno) from error
         if done is None:

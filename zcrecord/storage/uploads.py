@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from zcrecord.errors import DestinationExistsError, RecordError, SourceError, SourceNotFoundError, UnsupportedError
 
 from .sink import Sink, flat_view
-from .urls import connect, protocols_of, redacted, said, version_tag
+from .urls import connect, first_answer, protocols_of, redacted, said, version_tag
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -137,7 +137,7 @@ def connected(url: str, options: Mapping[str, Any] | None) -> tuple[Any, str]:
 def _version(fs: Any, path: str) -> str | None:
     fs.invalidate_cache(path)
     try:
-        found = fs.info(path)
+        found = fs.info(path, **first_answer(fs))
     except FileNotFoundError:
         return ""
     if found.get("type") == "directory":
@@ -358,7 +358,7 @@ class _MultipartUpload(_CheckedUpload):
         else:
             ours = _md5(last)
         with contextlib.suppress(Exception):  # the first error is told
-            found: str = self._fs.call_s3("head_object", **self._place)["ETag"]
+            found: str = self._fs.call_s3("head_object", **self._place, **first_answer(self._fs))["ETag"]
             return found.strip('"') == ours
         return False
 
@@ -452,8 +452,9 @@ class _WholeUpload(_CheckedUpload):
         super().__init__(fs, path, replaces)
         import tempfile  # here, because few stores need it
 
-        fd, self._scratch = tempfile.mkstemp(suffix=".zcr-scratch")
-        self._file = open(fd, "wb", buffering=0)  # noqa: SIM115  # closed by `commit` or `discard`
+        self._folder = tempfile.TemporaryDirectory(prefix=".zcrecord-")  # removed with its last reference, too
+        self._scratch = os.path.join(self._folder.name, "upload")
+        self._file = open(self._scratch, "xb", buffering=0)  # noqa: SIM115  # closed by `commit` or `discard`
 
     def put(self, part: bytearray) -> None:
         """Append to the scratch file."""
@@ -468,9 +469,9 @@ class _WholeUpload(_CheckedUpload):
         self._check()
         self._fs.put_file(self._scratch, self._path)
         self._fs.invalidate_cache(self._path)
-        os.unlink(self._scratch)
+        self._folder.cleanup()
 
     def discard(self) -> None:
         """Remove the scratch file."""
         self._file.close()
-        os.unlink(self._scratch)
+        self._folder.cleanup()

@@ -8,14 +8,27 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
+from functools import cache
 from typing import Any
-from urllib.parse import SplitResult, urlsplit
+from urllib.parse import SplitResult, quote, urlsplit
 
-from zcrecord.errors import DependencyError, UnsupportedError, missing_package
+from zcrecord.errors import DependencyError, FormatError, SourceError, UnsupportedError, missing_package, printable
 
-__all__ = ["connect", "protocols_of", "redacted", "said", "split_url", "version_tag"]
+__all__ = [
+    "connect",
+    "file_beside",
+    "first_answer",
+    "is_http",
+    "leads_inside",
+    "protocols_of",
+    "redacted",
+    "said",
+    "split_url",
+    "version_tag",
+]
 
 _CHAINED = re.compile(r"::(?=[A-Za-z][A-Za-z0-9+.-]*://)")  # not the :: of an IPv6 address
+_ANSWER = 20  # seconds for the first answer of an S3 server; its client connects in 5, and tries again by itself
 _PACKAGES = {  # the package that fsspec needs for a kind of URL, and the extra that installs it
     **dict.fromkeys(("http", "https"), ("aiohttp", "remote")),
     **dict.fromkeys(("s3", "s3a"), ("s3fs", "s3")),
@@ -38,6 +51,36 @@ def split_url(url: str) -> SplitResult:
     return urlsplit(_CHAINED.split(url)[-1])
 
 
+def is_http(url: str) -> bool:
+    """Return True for the URL of a file on an HTTP server, chained or not."""
+    return split_url(url).scheme in ("http", "https")
+
+
+def leads_inside(name: str) -> bool:
+    """Return True for a path, its parts joined by "/", that leads to a file in a folder or below, and nowhere else."""
+    plain = not {"", ".", ".."} & set(name.split("/")) and set(name).isdisjoint("\\\0")
+    return plain and not os.path.splitdrive(name)[0] and not re.search("[\ud800-\udfff]", name)
+
+
+def file_beside(url: str, name: str) -> str:
+    """Return the URL of a file that another refers to: a stranger's name, a path from the folder of the one at `url`.
+
+    A name is no part of a URL: in one for an HTTP server it is escaped, since `%2e%2e%2f` is the folder above there,
+    and `?` and `#` end a path.
+
+    Raises:
+        FormatError: it leads out of the folder.
+    """
+    if not leads_inside(name):
+        raise FormatError(f"the file name {printable(repr(name))} leads to another folder", path=redacted(url))
+    parts = _CHAINED.split(url)
+    at = next(i for i, part in enumerate(parts) if "://" in part)  # the first has the path, in a zip file for one
+    file, mark, query = parts[at].partition("?")
+    name = quote(name) if split_url(file).scheme in ("http", "https") else name
+    parts[at] = f"{file[: file.rindex('/')]}/{name}{mark}{query}"
+    return "::".join(parts)
+
+
 def connect(url: str, options: Mapping[str, Any] | None) -> tuple[Any, str]:
     """Return fsspec's file system for a URL, and the file's path in it.
 
@@ -54,7 +97,7 @@ def connect(url: str, options: Mapping[str, Any] | None) -> tuple[Any, str]:
     _check_url(url)
     scheme = url.partition("://")[0].rpartition("::")[2].lower()
     try:
-        fs, path = fsspec.core.url_to_fs(url, **_undecoded(url, options or {}))
+        fs, path = fsspec.core.url_to_fs(url, **_careful(url, options or {}))
     except ImportError as error:
         what = f"URLs of the kind {scheme}:// need another package ({error})"
         if scheme not in _PACKAGES:
@@ -71,16 +114,46 @@ def connect(url: str, options: Mapping[str, Any] | None) -> tuple[Any, str]:
     return fs, path
 
 
-def _undecoded(url: str, options: Mapping[str, Any]) -> dict[str, Any]:
+def _careful(url: str, options: Mapping[str, Any]) -> dict[str, Any]:
     """Return options that keep fsspec from decompressing what an HTTP server sends, in chained URLs.
 
-    Such as `simplecache::https://`; plain `https://` is left to `remote.http`.
+    Such as `simplecache::https://`; plain `https://` is left to `remote.http`. As there, the user's headers do not
+    follow a redirect to another server.
     """
     out = dict(options)
-    for scheme in {part.partition("://")[0] for part in _CHAINED.split(url)[1:]} & {"http", "https"}:
+    for scheme in {part.partition("://")[0].lower() for part in _CHAINED.split(url)[1:]} & {"http", "https"}:
         own = dict(out.get(scheme) or {})
-        out[scheme] = {**own, "client_kwargs": {**(own.get("client_kwargs") or {}), "auto_decompress": False}}
+        ours = {"auto_decompress": False, "trace_configs": [_redirects()]}
+        out[scheme] = {**own, "client_kwargs": {**(own.get("client_kwargs") or {}), **ours}}
     return out
+
+
+@cache
+def _redirects() -> Any:
+    """Return aiohttp's hook for redirects; one, since fsspec compares options to find a file system again."""
+    import aiohttp
+
+    hook = aiohttp.TraceConfig()
+    hook.on_request_redirect.append(_leave_headers)
+    return hook
+
+
+async def _leave_headers(session: Any, _context: Any, hop: Any) -> None:
+    """Take all headers off a redirect to another server but those that say what is asked for.
+
+    Raises:
+        SourceError: cookies would go there that the user gave for the first server.
+    """
+    try:
+        same = hop.url.join(type(hop.url)(hop.response.headers["Location"])).origin() == hop.url.origin()
+    except (KeyError, ValueError):  # aiohttp refuses it
+        same = False
+    given = any(not cookie["domain"] for cookie in session.cookie_jar) or session.auth is not None
+    if not same and (given or getattr(session, "_middlewares", None)):
+        what = "cannot be read: the server redirects to another, to which cookies or passwords would go"
+        raise SourceError(f"{what}; give the URL without what is before '::', or storage_options= without them")
+    for name in () if same else {*map(str.title, hop.headers)} - {"Range", "Accept-Encoding"}:
+        hop.headers.popall(name)
 
 
 def _check_url(url: str) -> None:
@@ -102,6 +175,11 @@ def protocols_of(fs: Any) -> tuple[str, ...]:
     return (fs.protocol,) if isinstance(fs.protocol, str) else tuple(fs.protocol)
 
 
+def first_answer(fs: Any) -> dict[str, float]:
+    """Return the option by which a file system of S3 gives up if its server does not answer; none of others."""
+    return {"timeout": _ANSWER} if hasattr(fs, "call_s3") else {}
+
+
 def version_tag(found: Mapping[str, Any]) -> str | None:
     """Return the version of a file, of what its file system's `info` tells; None if it tells none."""
     return next((f"{found[tag]}" for tag in _TAGS if found.get(tag)), None)
@@ -109,5 +187,7 @@ def version_tag(found: Mapping[str, Any]) -> str | None:
 
 def said(error: Exception) -> str:
     """Return the words of a file system's exception, for the end of a message."""
+    if type(error).__name__ == "FSTimeoutError":
+        return f"no answer in {_ANSWER} seconds; is the endpoint right, and does a proxy or firewall let it through?"
     text = str(error) or type(error).__name__
     return os.strerror(error.errno) if isinstance(error, OSError) and error.errno and not error.args[1:] else text

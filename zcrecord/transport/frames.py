@@ -15,7 +15,7 @@ import numpy as np
 import xxhash
 
 from zcrecord.errors import FormatError, IntegrityError, LimitError, RecordError
-from zcrecord.storage.compressed import import_zstandard
+from zcrecord.storage.compressed import import_zstandard, is_one_frame
 from zcrecord.storage.threads import map_ordered
 
 __all__ = [
@@ -36,6 +36,7 @@ _SKIPPABLE = (0x184D2A5E).to_bytes(4, "little")
 _SEEKABLE = (0x8F92EAB1).to_bytes(4, "little")
 _FOOTER = 9  # number of frames, descriptor, magic
 _CHECKSUMS, _RESERVED = 0x80, 0x7C  # of the descriptor
+_PADDING = 1 << 16  # bytes that a frame may take more than twice its content: no zstd makes any that does
 _BATCH = 1 << 20  # decompressed bytes of one unit of work, where frames are smaller
 _WIDE = 8 << 20  # bytes of a window that every thread may allocate; zstd's own advice to decoders
 _WIDE_LOCK = threading.Lock()  # held while a wider window is allocated
@@ -83,12 +84,16 @@ class SeekTable(NamedTuple):
         return int(self.bounds[i]), int(self.bounds[i + 1])
 
     def covering(self, ranges: Iterable[tuple[int, int]]) -> Numbers:
-        """Return the frames, ascending, that hold any byte of these ranges."""
+        """Return the frames, ascending, that hold any byte of these ranges, or none of any and lie beside these.
+
+        So all frames are among those of ranges that make up the whole.
+        """
         marks = np.zeros(len(self.bounds), np.int64)
-        lows, highs = np.array([r for r in ranges if r[0] < r[1]], np.int64).reshape(-1, 2).T
-        np.add.at(marks, np.searchsorted(self.bounds, lows, "right") - 1, 1)
-        np.add.at(marks, np.searchsorted(self.bounds, highs, "left"), -1)
-        return np.flatnonzero((np.cumsum(marks)[:-1] > 0) & (self.sizes > 0))
+        edges = np.array([r for r in ranges if r[0] < r[1]], np.int64).reshape(-1, 2)
+        first, last = np.searchsorted(self.bounds, edges, "left"), np.searchsorted(self.bounds, edges, "right") - 1
+        np.add.at(marks, np.minimum(first, last)[:, 0], 1)
+        np.add.at(marks, np.maximum(first, last)[:, 1], -1)
+        return np.flatnonzero(np.cumsum(marks)[:-1] > 0)
 
 
 def encode_table(entries: Iterable[SeekEntry]) -> bytes:
@@ -122,6 +127,9 @@ def read_table(size: int, read: Callable[[int, int], Any]) -> SeekTable | None:
     starts, bounds = (np.concatenate(([0], np.cumsum(rows[:, i], dtype=np.int64))) for i in (0, 1))
     if starts[-1] != start:
         raise _table_error(f"its frames take {int(starts[-1])} bytes, {start} stand before it", start)
+    for i in np.flatnonzero(np.diff(starts) > 2 * np.diff(bounds) + _PADDING)[:1].tolist():
+        what = f"frame {i} takes {int(rows[i, 0])} bytes for {int(rows[i, 1])} of content"
+        raise _table_error(f"{what}, at most twice as many and {_PADDING} more are due", int(starts[i]))
     return SeekTable(starts, bounds, rows[:, 2].astype(np.int64) if width == 3 else None)
 
 
@@ -133,8 +141,9 @@ def decompress_frames(data: memoryview, table: SeekTable, target: memoryview, ch
     """Decompress chosen frames of a file, each to its place in `target`, which has room for the whole archive.
 
     Raises:
-        FormatError: a frame is invalid, or its size is not that of the table (R84). IntegrityError: its checksum is not
-        that of the table. LimitError: it needs a window of more than 128 MiB.
+        FormatError: an entry of the table is not exactly one frame, or that is invalid, or its size is not that of the
+        table (R84). IntegrityError: its checksum is not that of the table. LimitError: it needs a window of more than
+        128 MiB.
     """
     batch = np.cumsum(table.sizes[chosen]) // _BATCH
     batches = np.split(chosen, np.flatnonzero(np.diff(batch)) + 1) if len(chosen) else []
@@ -168,16 +177,21 @@ def frame_decompressor(table: SeekTable) -> Callable[[int, Any, memoryview], Non
     def decompress(i: int, frame: Any, target: memoryview) -> None:
         offset = int(table.starts[i])
         try:
+            if not is_one_frame(frame):
+                what = "is not one zstd frame that ends there, as the seek table says"
+                raise _frame_error(what, offset, frame)
             header = package.get_frame_parameters(frame)
             if header.content_size not in (len(target), package.CONTENTSIZE_UNKNOWN):
                 raise _frame_error(
                     f"holds {header.content_size} bytes, the seek table says {len(target)}", offset, frame
                 )
-            if header.content_size != len(target) and header.window_size > _WIDE:
+            narrow = header.window_size < len(target)
+            step = len(target) - narrow  # bytes of the first piece: as in a stream, there is no room for all (R84)
+            if (narrow or header.content_size != len(target)) and header.window_size > _WIDE:
                 with _WIDE_LOCK:  # its window is memory beside the frame's own bytes: one at a time
-                    _decompress(package.ZstdDecompressor(), frame, target, offset)
+                    _decompress(package.ZstdDecompressor(), frame, target, offset, step)
             else:
-                _decompress(own, frame, target, offset)
+                _decompress(own, frame, target, offset, step)
         except package.ZstdError as error:
             raise zstd_error(error, _name(offset, frame), offset) from None
         if table.checksums is None:
@@ -191,10 +205,10 @@ def frame_decompressor(table: SeekTable) -> Callable[[int, Any, memoryview], Non
     return decompress
 
 
-def _decompress(decompressor: Any, frame: Any, target: memoryview, offset: int) -> None:
+def _decompress(decompressor: Any, frame: Any, target: memoryview, offset: int, step: int) -> None:
     reader = decompressor.stream_reader(frame)
     done = 0
-    while done < len(target) and (got := reader.readinto(target[done:])):
+    while done < len(target) and (got := reader.readinto(target[done : done + step])):
         done += got
     if done < len(target):
         raise _frame_error(f"ends after {done} of {len(target)} bytes", offset, frame)

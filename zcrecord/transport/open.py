@@ -15,7 +15,7 @@ from zcrecord.archive.archive import Archive, Verify, open_archive
 from zcrecord.archive.subset import Names, Rename
 from zcrecord.codec.layout import HEADER_SIZE, Header, decode_header
 from zcrecord.errors import FormatError, IntegrityError, LimitError, RecordError
-from zcrecord.storage.compressed import ends_whole, import_zstandard
+from zcrecord.storage.compressed import ZstdFrames, import_zstandard
 from zcrecord.storage.memory import Memory, Mode, aligned, buffer_of, map_file
 from zcrecord.storage.threads import cores
 
@@ -41,8 +41,7 @@ def open_packed(memory: Memory, *, verify: Verify, mode: Mode) -> Archive:
             block, octets = _decompress_stream(memory)
         else:
             block, octets = _room(memory, table.nbytes)
-            everything = np.flatnonzero(table.sizes)
-            frames.decompress_frames(memory.octets, table, octets, everything, cores())
+            frames.decompress_frames(memory.octets, table, octets, np.arange(len(table.sizes)), cores())
     except RecordError as error:
         raise error.located(path=memory.path) from error.__cause__
     return open_archive(memory._replace(octets=octets, mapping=block, identity=None), verify=verify, mode=mode)
@@ -160,10 +159,12 @@ def _decompress_stream(memory: Memory) -> tuple[Any, memoryview]:
     """Decompress frames one after the other, without a seek table."""
     package = import_zstandard()
     try:
-        size = _size(package, memory)
-        block, octets = _room(memory, size)
-        done = 0
-        with package.ZstdDecompressor().stream_reader(memory.octets, read_across_frames=True) as reader:
+        found, reader = _reader(package, memory)
+        with reader:
+            first = reader.read(HEADER_SIZE)
+            size, done = _size(package, memory, first), len(first)
+            block, octets = _room(memory, size)
+            octets[:done] = first
             while done < size and (got := reader.readinto(octets[done:])):
                 done += got
             more = reader.read(1)
@@ -171,27 +172,39 @@ def _decompress_stream(memory: Memory) -> tuple[Any, memoryview]:
         raise frames.zstd_error(error, "zstd") from None
     if done < size:
         raise FormatError(f"zstd: ends after {done} of {size} bytes; the file is truncated, copy it again")
-    if not ends_whole(memory.octets):
-        raise FormatError("zstd: it ends inside a frame; the file is truncated, copy it again")
     if more:
         raise FormatError(f"zstd: holds more than the archive's {size} bytes; is it several, one after the other?")
+    if not found.whole:
+        raise FormatError("zstd: it ends inside a frame; the file is truncated, copy it again")
     return block, octets
 
 
-def _size(package: Any, memory: Memory) -> int:
+def _reader(package: Any, memory: Memory) -> tuple[ZstdFrames, Any]:
+    """Return the frames in memory, and what decompresses them as in a stream."""
+    at = 0
+
+    def read(nbytes: int) -> bytes:
+        nonlocal at
+        at += nbytes
+        return bytes(memory.octets[at - nbytes : at])
+
+    found = ZstdFrames(read)
+    return found, package.ZstdDecompressor().stream_reader(found, read_across_frames=True)
+
+
+def _size(package: Any, memory: Memory, first: bytes) -> int:
     """Return the size of a packed archive: from its header, or by decompressing it once to count."""
-    with package.ZstdDecompressor().stream_reader(memory.octets, read_across_frames=True) as reader:
-        first = reader.read(HEADER_SIZE)
-        if len(first) < HEADER_SIZE:
-            raise _too_few(len(first))
-        header = decode_header(first)
-        if header is not None:
-            return header.archive_size
-        size = HEADER_SIZE
+    if len(first) < HEADER_SIZE:
+        raise _too_few(len(first))
+    header = decode_header(first)
+    if header is not None:
+        return header.archive_size
+    size = 0
+    with _reader(package, memory)[1] as reader:
         while piece := reader.read(_PIECE):
             size += len(piece)
             frames.check_expansion(size, len(memory.octets))
-        return size
+    return size
 
 
 def _too_few(size: int) -> FormatError:

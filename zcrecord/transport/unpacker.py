@@ -84,7 +84,7 @@ def unpack(
             packed_bytes = reader.position if reader.nbytes is None else reader.nbytes
     except RecordError as error:
         raise error.located(path=source_path) from error.__cause__
-    frames = None if table is None else int(np.count_nonzero(table.sizes))
+    frames = None if table is None else len(table.sizes)
     return PackReport(
         source_path, dest_path, check.done, packed_bytes, frames, time.perf_counter() - started, peak_rss()
     )
@@ -138,7 +138,7 @@ def _decompress_file(path: str, table: SeekTable, threads: int) -> Generator[Any
         return work
 
     with file:
-        yield from map_ordered(start, np.flatnonzero(sizes).tolist(), threads)
+        yield from map_ordered(start, range(len(sizes)), threads)
 
 
 def _decompress_stream(reader: StreamReader) -> Generator[bytes, None, None]:

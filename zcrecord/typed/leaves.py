@@ -7,6 +7,7 @@ These are scalars, bytes, enumerations and arrays. Annotations with parts (conta
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
@@ -144,7 +145,7 @@ class Number(Want):
         if type(value) is self.hint:
             return EXACT
         if not isinstance(value, np.ndarray):
-            return CONVERTED if self.hint is float and type(value) is int and float(value) == value else NO
+            return CONVERTED if self.hint is float and type(value) is int and _is_exact(value) else NO
         if issubclass(self.hint, np.generic):
             return CONVERTED if value.shape == () and issubclass(value.dtype.type, self.hint) else NO
         return ANYTHING if value.shape == () and value.dtype.kind in _NUMBERS[self.hint] else NO
@@ -153,6 +154,11 @@ class Number(Want):
         if not isinstance(value, np.ndarray):
             return self.hint(value)
         return value[()] if issubclass(self.hint, np.generic) else value.item()
+
+
+def _is_exact(value: int) -> bool:
+    """Return True if an integer is a float, too."""
+    return abs(value) <= sys.float_info.max and float(value) == value
 
 
 class FromValue(Want):

@@ -16,7 +16,7 @@ from zcrecord.codec.digests import digest_of
 from zcrecord.codec.entries import Entries, ModuleKind, PayloadId, change_values, encode
 from zcrecord.codec.index import PAYLOAD, Array
 from zcrecord.codec.layout import ALIGNMENT, HEADER_SIZE, NONE, front_header, plan_payloads
-from zcrecord.storage.files import open_sink
+from zcrecord.storage.files import Identity, open_sink
 from zcrecord.tensors.packed import StringTensor
 
 from . import flatten
@@ -224,7 +224,7 @@ def write_catalogue(
     kind: int,
     durable: bool,
     options: Mapping[str, Any] | None = None,
-    replaces: str | None = None,
+    replaces: Identity | str | None = None,
 ) -> SaveReport:
     """Write a catalogue, given as the tree of its tables, to a path or a URL; whole or not at all.
 

@@ -66,7 +66,7 @@ class safe_open:  # noqa: N801  # the name people import
         filename: a path; what the file is its content tells, not its suffix.
         framework: "pt" (torch, pytorch), "np" (numpy) or "jax" (flax).
         device: where torch's tensors go; "cpu", or None, for the others.
-        backend: "mmap", or "pread" to read the file into memory.
+        backend: "mmap", or "pread" to read the file into memory, all of it, now.
 
     Tensors of torch and numpy may be written: they lie on a private mapping, whose pages are copied when they are.
 
@@ -128,7 +128,7 @@ class safe_open:  # noqa: N801  # the name people import
             tensor = self._single(name)
         else:
             tensor = self._one_of_all(name)
-        return tensor.to(self._device) if self._framework == "torch" and not self._on_cpu else tensor
+        return tensor.to(self._device) if hasattr(tensor, "to") and not self._on_cpu else tensor
 
     def get_tensors(self) -> dict[str, Any]:
         """Return all tensors by name, in saved order; tied ones are tied."""

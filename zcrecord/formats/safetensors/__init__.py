@@ -20,7 +20,17 @@ from zcrecord.errors import FormatError, RecordError, UnsupportedError
 from zcrecord.formats.structure import KEY, Structure, decode_structure, structure_of
 from zcrecord.record.record import Record
 from zcrecord.record.record_writer import RecordWriter
-from zcrecord.storage.files import Binary, Progress, check_destination, is_url, open_sink, path_or_none
+from zcrecord.storage.files import (
+    Binary,
+    Progress,
+    check_destination,
+    is_url,
+    open_sink,
+    path_or_none,
+    refusals,
+    version_of,
+)
+from zcrecord.storage.scratch import folder_lock
 from zcrecord.storage.sink import Sink
 from zcrecord.storage.stream_reader import PIECE, StreamReader
 
@@ -286,12 +296,14 @@ class _Output:
         text = structure.encode()
         index = shards.encode_index(weight_map, {} if text is None else {KEY: text}, self._payloads.nbytes)
         headers = [encode_header(_entries(part), metadata) for part in plan]
+        old = version_of(dest) if os.path.isfile(dest) else ()
         with contextlib.ExitStack() as stack:
             sink = stack.enter_context(open_sink(index_path, durable=self._durable))  # left last
             sink.write(index)
             written = len(index)
             for path, header, part in zip(paths, headers, plan, strict=True):
                 written += self.file(stack.enter_context(open_sink(path, durable=self._durable)), header, part)
-        if os.path.isfile(dest) and not os.path.samefile(dest, index_path):
-            os.unlink(dest)  # what was to be replaced; readers would prefer it to the index
+        with refusals(dest), folder_lock(os.path.dirname(dest)):
+            if old and version_of(dest) == old:
+                os.unlink(dest)  # what was to be replaced; readers would prefer it to the index
         return written

@@ -33,7 +33,7 @@ from .pickled import claimed
 
 __all__ = ["read"]
 
-_ZIP = b"PK\x03\x04"
+_ZIP, _PICKLE = b"PK\x03\x04", b"\x80"
 _ADVICE = re.compile(r"torch\.load|weights_only|Weights only")  # lines that say what else one might do
 _REPEATS, _REPEATED = 1 << 16, 64  # items that may be met again: so many, and so many times those that are there
 _PICKLES = 5  # in a file from before torch 1.6: magic, version, system, the checkpoint, keys of its storages
@@ -96,6 +96,9 @@ def _load(torch: Any, path: str, head: bytes) -> Any:
     zipped = head.startswith(_ZIP)
     if not head:
         raise FormatError("the file is empty, no torch checkpoint")
+    if not head.startswith((_ZIP, _PICKLE)):
+        what = "no torch checkpoint, which begins as a zip file or a pickle; name its format (source_format=, --from)"
+        raise FormatError(wrong_type(head, "a torch checkpoint", sure=True) or what)
     try:
         (_check_zip if zipped else _check_pickles)(path)
         with warnings.catch_warnings():
@@ -105,8 +108,7 @@ def _load(torch: Any, path: str, head: bytes) -> Any:
     except (MemoryError, RecordError):
         raise
     except Exception as error:  # unpickling a damaged file raises anything
-        guess = None if zipped else wrong_type(head, "a torch checkpoint", sure=True)
-        raise FormatError(guess or _reason(error)) from error
+        raise FormatError(_reason(error)) from error
 
 
 def _check_zip(path: str) -> None:
@@ -150,7 +152,9 @@ def _reason(error: Exception) -> str:
         )
     lines = [line.strip() for line in text.splitlines()]
     line = next((line for line in lines if line and not _ADVICE.search(line)), "it ends too early")
-    return f"no torch checkpoint, or a damaged one: {type(error).__name__}: {printable(line)}"
+    if isinstance(error, LookupError):  # of a number that is no instruction of pickle, or whose values are not there
+        line = "its pickle cannot be read"
+    return f"no torch checkpoint, or a damaged one: {printable(line)}; copy it again"
 
 
 class _FoundTensor(NamedTuple):

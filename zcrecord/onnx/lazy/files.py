@@ -103,15 +103,19 @@ def open_model(path: str) -> OpenFile:
     Raises:
         SourceError: it is missing (SourceNotFoundError), not a regular file, or cannot be read.
     """
+    special = SourceError(
+        "not a regular file, and only values in one can be read on demand; convert it instead", path=path
+    )
     try:
         kind = Path(path).stat().st_mode
     except OSError:
         kind = stat.S_IFREG  # opening it tells the reason
     if not stat.S_ISREG(kind) and not stat.S_ISDIR(kind):  # before it is opened: a pipe would wait for its writer
-        what = "not a regular file, and only values in one can be read on demand; convert it instead"
-        raise SourceError(what, path=path)
-    stream, _ = open_source(path)
+        raise special
+    stream, nbytes = open_source(path)
     with stream:
+        if nbytes is None:
+            raise special
         try:
             file = OpenFile(os.dup(stream.fileno()), os.path.realpath(path))
         except OSError as error:

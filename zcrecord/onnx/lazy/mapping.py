@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from zcrecord.archive.archive import closed
+from zcrecord.archive.released import closed
 from zcrecord.dtypes import STRING, DType
 from zcrecord.errors import RecordError, TensorNotFoundError, UnsupportedError
 from zcrecord.onnx.external_data import ModelFolder

@@ -22,7 +22,7 @@ export function describe(record, name, { contentDigest = null } = {}) {
       indexNbytes: layout.indexSize, payloadOffset: layout.payloadOffset, front: layout.front, sealed: layout.sealed,
       alignment: layout.alignment, baseAlignment: layout.baseAlignment, digest: layout.digest, contentDigest,
     },
-    dtypes: [], shapes: [], strided: {},
+    dtypes: [], shapes: [], strides: [], strided: {},
     tensors: { key: [], module: [], place: [], dtype: [], shape: [], payload: [] },
     payloads: payloadsOf(ix), modules: modulesOf(ix), attributes: { key: [], module: [], place: [], value: [] },
     metadata: { key: [], value: [] },
@@ -47,7 +47,7 @@ function numberOf(text, list, numbers) {
 
 function addTensors({ _ix: ix }, out) {
   const { tensors: t, dims, strides } = ix;
-  const [types, shapes] = [new Map(), new Map()];
+  const [types, shapes, steps] = [new Map(), new Map(), new Map()];
   const textOf = (pool, at, rank, read) =>
     `[${Array.from({ length: rank }, (_, k) => read(big(pool, at + k))).join(", ")}]`;
   for (let i = 0; i < t.n; i++) {
@@ -61,8 +61,9 @@ function addTensors({ _ix: ix }, out) {
     });
     if (t.strides(i) === NONE) continue;
     const count = Array.from({ length: rank }, (_, k) => Number(big(dims, t.dims(i) + k)));
+    const text = textOf(strides, t.strides(i), rank, (step) => String(BigInt.asIntN(64, step)));
     out.strided[i] = {
-      strides: textOf(strides, t.strides(i), rank, (step) => String(BigInt.asIntN(64, step))),
+      strides: numberOf(text, out.strides, steps),
       byteOffset: t.offset(i), nbytes: Math.ceil((count.reduce((a, b) => a * b, 1) * bits) / 8),
     };
   }

@@ -169,10 +169,10 @@ function aboutModule(model, m) {
 }
 
 function aboutTensor(model, i, onSelect) {
-  const { tensors, strided, payloads, archive, shapes, dtypes } = model.d;
+  const { tensors, strided, strides, payloads, archive, shapes, dtypes } = model.d;
   const p = tensors.payload[i];
   const pairs = [["type", dtypes[tensors.dtype[i]]], ["shape", shapes[tensors.shape[i]]]];
-  if (strided[i]) pairs.push(["strides", `${strided[i].strides}, in elements`]);
+  if (strided[i]) pairs.push(["strides", `${strides[strided[i].strides]}, in elements`]);
   pairs.push(["bytes", both(model.nbytes[i])]);
   if (p < 0) return [...pairs, ["payload", "none: it is empty"]];
   const at = archive.payloadOffset + payloads.offset[p];

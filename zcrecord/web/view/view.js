@@ -13,8 +13,9 @@
  *                  baseAlignment, digest: "xxh3" | "none", contentDigest: "sha256:..." | null,
  *                  shards: ["model-00001-of-00002.zcr", ...] },              // of a catalogue alone
  *       dtypes: ["float32", ...], shapes: ["[3, 4]", ...],            // numbered in the columns dtype and shape
+ *       strides: ["[1, 3]", ...],                                     // numbered in strided
  *       tensors: { key, module, place, dtype, shape, payload },       // in saved order; payload -1: no bytes
- *       strided: { "7": { strides: "[1, 3]", byteOffset, nbytes } },  // by the number of the tensor
+ *       strided: { "7": { strides: 0, byteOffset, nbytes } },         // by the number of the tensor
  *       payloads: { offset, nbytes, digest },                         // ascending; digest: null, or 16 hex digits each
  *       modules: { key, parent, place, kind, type },                  // in pre-order, the record itself first
  *       attributes: { key, module, place, value },

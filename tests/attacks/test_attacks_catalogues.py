@@ -1,0 +1,332 @@
+"""Forged catalogues: their author writes every table and every shard, and needs no key.
+
+A catalogue never answers for other bytes than its views show, checks all that it shows, and takes work and memory in
+proportion to its files.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from forge import Forge
+from split_catalogues import changed_index, forge_catalogue, outline_of, save_split
+
+import zcrecord
+from attacks import tricks
+from tools.range_server import serving
+from zcrecord import FormatError, IntegrityError, LimitError, Record, UnsupportedError, integrity
+from zcrecord.archive import shards, unflatten
+from zcrecord.archive.archive import Verify
+from zcrecord.codec.layout import NONE
+from zcrecord.distributed.checkpoint import Checkpoint
+
+HONEST = {"a": np.zeros(16, np.float32), "b": np.zeros(16, np.float32)}
+OTHER = np.arange(16, dtype=np.float32)
+LEVELS: tuple[Verify, ...] = ("touch", "index", "full")
+MIB = 1 << 20
+
+
+def with_other_values(folder: Path, **saved: Any) -> Path:
+    """Return a catalogue of equal tensors, one range of its outline; the second lies in the attacker's shard."""
+    given = {"honest.zcr": {"a": HONEST["a"]}, "other.zcr": {"b": OTHER}}
+    return forge_catalogue(folder / "m.zcr", HONEST, given, [(0, 0), (1, 0)], offsets=0, **saved)
+
+
+def test_payloads_of_one_range_in_the_outline_are_told_apart(tmp_path: Path) -> None:
+    record = zcrecord.load_record(with_other_values(tmp_path))
+    zcrecord.save_record(HONEST, tmp_path / "one.zcr")
+    honest = zcrecord.load_record(tmp_path / "one.zcr")
+    assert np.array_equal(record["b"], OTHER), "each view shows its own piece"
+    assert record.content_digest() != honest.content_digest()
+    for before, after in ((honest, record), (record, honest)):
+        assert [change.name for change in integrity.compare(before, after)] == ["b"]
+    for level in LEVELS:
+        with pytest.raises(IntegrityError, match=r"content digest sha256:\w+ was expected, it has"):
+            zcrecord.load_record(tmp_path / "m.zcr", expect=honest.content_digest(), verify=level)
+    zcrecord.save_record(record, tmp_path / "copy.zcr")
+    copy = zcrecord.load_record(tmp_path / "copy.zcr")
+    assert np.array_equal(copy["b"], OTHER) and copy.content_digest() == record.content_digest()
+
+
+@pytest.mark.parametrize("mode", ["r", "c"])
+def test_the_signature_of_a_record_does_not_pass_for_other_values(mode: Any, tmp_path: Path) -> None:
+    key = Ed25519PrivateKey.generate()
+    zcrecord.save_record(HONEST, tmp_path / "signed.zcr")
+    integrity.sign(tmp_path / "signed.zcr", key)
+    signed = zcrecord.load_record(tmp_path / "signed.zcr")
+    integrity.check_signature(signed, key.public_key())
+    forged = with_other_values(tmp_path, metadata=signed.metadata)
+    with pytest.raises(IntegrityError, match="signature"):
+        integrity.check_signature(zcrecord.load_record(forged, mode=mode), key.public_key())
+
+
+def test_bytes_of_attributes_of_one_range_in_the_outline_are_told_apart(tmp_path: Path) -> None:
+    tree = {"a": b"same", "b": b"different"}
+    zcrecord.save_record({"a": b"same", "b": b"same"}, tmp_path / "one.zcr")
+    blobs = [b"same", b"else"]
+    forged = forge_catalogue(tmp_path / "m.zcr", tree, {}, [(NONE, 0), (NONE, 1)], offsets=0, sizes=4, blobs=blobs)
+    record = zcrecord.load_record(forged)
+    assert bytes(record.attributes["b"]) == b"else"
+    assert record.content_digest() != zcrecord.load_record(tmp_path / "one.zcr").content_digest()
+
+
+@pytest.mark.parametrize("split", [False, True])
+@pytest.mark.parametrize("part", [None, "mask"])
+def test_elements_are_checked_by_the_types_that_views_have(split: bool, part: str | None, tmp_path: Path) -> None:
+    values, path = np.array([[0, 1], [2, 1]], np.uint8), tmp_path / "m.zcr"
+    if split:
+        zcrecord.save_record({"mask": values.view(bool)}, path, digest="none")
+        outline = outline_of(path)
+        save_split(path, {"mask": values}, {"mask": [np.s_[:1, :], np.s_[1:, :]]}, forged={"outline": outline})
+    else:
+        forge_catalogue(path, {"mask": values.view(bool)}, {"s.zcr": {"mask": values}}, [(0, 0)])
+    record = zcrecord.load_record(path)
+    with pytest.raises(FormatError, match=r"'mask': a bool is neither 0 nor 1"):
+        (record if part is None else record.select(part)).verify()
+
+
+def test_every_tensor_of_one_range_in_the_outline_is_checked(tmp_path: Path) -> None:
+    sound, wrong = np.zeros(8, bool), np.full(8, 2, np.uint8)
+    given = {"sound.zcr": {"a": sound}, "wrong.zcr": {"b": wrong}}
+    tree = {"a": sound, "b": sound.copy()}
+    forged = forge_catalogue(tmp_path / "m.zcr", tree, given, [(0, 0), (1, 0)], offsets=0)
+    with pytest.raises(FormatError, match=r"'b': a bool is neither 0 nor 1"):
+        zcrecord.load_record(forged).verify()
+
+
+def test_ends_of_strings_are_checked_for_each_tensor(tmp_path: Path) -> None:
+    words = zcrecord.StringTensor.from_strings(["ab", "cd"])
+    ends = words.data.copy()
+    ends[:8] = np.array([1 << 40], np.uint64).view(np.uint8)
+    given = {"sound.zcr": {"a": words}, "wrong.zcr": {"b": ends}}
+    tree = {"a": words, "b": zcrecord.StringTensor.from_strings(["ab", "cd"])}
+    forged = forge_catalogue(tmp_path / "m.zcr", tree, given, [(0, 0), (1, 0)], offsets=0)
+    record = zcrecord.load_record(forged)
+    assert list(record["a"]) == [b"ab", b"cd"]
+    with pytest.raises(FormatError, match=r"'b': "):
+        record["b"]
+
+
+def test_a_piece_in_the_catalogue_is_compared_with_its_own_digest(tmp_path: Path) -> None:
+    values = np.arange(64, dtype=np.uint8)
+    blobs = [b"another", values.tobytes()]
+    path = forge_catalogue(tmp_path / "m.zcr", {"w": values}, {}, [(NONE, 1)], blobs=blobs)
+    opened = Checkpoint(path)
+    assert bytes(opened.octets(opened.pieces(0)[0], verify=True)) == values.tobytes()
+    octets = bytearray(path.read_bytes())
+    octets[octets.index(values.tobytes()) + 5] ^= 1
+    path.write_bytes(octets)
+    opened = Checkpoint(path)
+    with pytest.raises(IntegrityError, match="'w': its digest does not match"):
+        opened.octets(opened.pieces(0)[0], verify=True)
+
+
+def test_a_number_of_a_payload_beyond_the_last_is_one_typed_error_at_touch(tmp_path: Path) -> None:
+    tree, halves = {"w": np.arange(4.0), "x": np.arange(3)}, [(slice(0, 2),), (slice(2, 4),)]
+    zcrecord.save_record(tree, tmp_path / "one.zcr", digest="none")
+    (tmp_path / "one.zcr").write_bytes(Forge((tmp_path / "one.zcr").read_bytes()).set("tensors", 1, payload=99).seal())
+    archive = zcrecord.load_record(tmp_path / "one.zcr", verify="touch").archive
+    index, header = changed_index(archive, None, None)
+    outline = np.frombuffer(header + index + header, np.uint8)
+    save_split(tmp_path / "m.zcr", tree, {"w": halves}, forged={"outline": outline})
+    record = zcrecord.load_record(tmp_path / "m.zcr", verify="touch")
+    assert record["w"].tolist() == [0, 1, 2, 3]
+    with pytest.raises(FormatError, match=r"'x': .*payload"):
+        record["x"]
+
+
+@pytest.fixture
+def serve(tmp_path: Path) -> Iterator[Callable[[str], str]]:
+    """Serve the test's folder, and give the URL of a file in it."""
+    with serving(tmp_path) as server:
+        yield lambda name: f"{server.url}/{name}"
+
+
+def test_a_view_of_a_remote_catalogue_is_hashed_and_not_its_payload(tmp_path: Path, serve: Any) -> None:
+    values, other = np.arange(16, dtype=np.float32).reshape(4, 4), np.ones(8, np.float32)
+    zcrecord.save_record({"w": values, "b": other}, tmp_path / "one.zcr")
+    honest = zcrecord.load_record(tmp_path / "one.zcr").content_digest()
+    tree, pieces = {"w": values.T, "b": other}, [(NONE, 0), (0, 0)]
+    forge_catalogue(tmp_path / "m.zcr", tree, {"s.zcr": {"b": other}}, pieces, blobs=[values.tobytes()])
+    with pytest.raises(IntegrityError, match="was expected, it has"):
+        zcrecord.load_record(serve("m.zcr"), expect=honest)
+
+
+@pytest.mark.parametrize("change", [{"nbytes": 256}, {"offset": 64}, {"offset": 130}, {"nbytes": 1 << 40}])
+def test_payloads_of_a_shard_that_break_a_rule_are_refused_at_touch(change: dict[str, int], tmp_path: Path) -> None:
+    """A remote payload is known by where it starts, and sums of sizes are of bytes that are there."""
+    tree = {"a": np.zeros(32, np.float32), "b": OTHER, "c": OTHER + 1}
+    zcrecord.save_record(tree, tmp_path / "s.zcr", digest="none")
+    shard = Forge((tmp_path / "s.zcr").read_bytes()).set("payloads", 1, **change).seal()
+    forged = forge_catalogue(tmp_path / "m.zcr", {"a": tree["a"]}, {"s.zcr": shard}, [(0, 0)])
+    with pytest.raises(FormatError, match=r"s\.zcr: payload"):
+        zcrecord.load_record(forged, verify="touch")["a"]
+
+
+def test_a_checked_catalogue_stays_checked_in_another_process_and_as_a_hollow_record(
+    tmp_path: Path, serve: Any
+) -> None:
+    forge_catalogue(tmp_path / "m.zcr", {"w": OTHER}, {"s.zcr": {"w": OTHER}}, [(0, 0)])
+    record = zcrecord.load_record(serve("m.zcr"))
+    record.content_digest()
+    pickled, hollow = pickle.dumps(record), record.hollow()
+    assert np.array_equal(pickle.loads(pickled)["w"], OTHER)
+    forge_catalogue(tmp_path / "m.zcr", {"w": OTHER}, {"s.zcr": {"w": OTHER + 1}}, [(0, 0)])  # indexes are the same
+    with pytest.raises(IntegrityError, match="its digest does not match"):
+        pickle.loads(pickled)["w"]
+    with pytest.raises(IntegrityError, match="digest does not match"):
+        hollow.fill_by("host")
+    forge_catalogue(tmp_path / "m.zcr", {"w": OTHER}, {"s.zcr": {"w": OTHER, "x": OTHER}}, [(0, 0)])
+    with pytest.raises(IntegrityError, match="is not the archive that was pickled"):
+        pickle.loads(pickled)
+    with pytest.raises(IntegrityError, match="is not the catalogue that was checked"):
+        hollow.fill_by("host")
+
+
+def test_a_pickled_catalogue_of_files_is_told_from_one_of_other_weights(tmp_path: Path) -> None:
+    path = forge_catalogue(tmp_path / "m.zcr", {"w": OTHER}, {"s.zcr": {"w": OTHER}}, [(0, 0)])
+    pickled = pickle.dumps(zcrecord.load_record(path))
+    forge_catalogue(tmp_path / "m.zcr", {"w": OTHER}, {"s.zcr": {"w": OTHER, "x": OTHER}}, [(0, 0)])
+    with pytest.raises(IntegrityError, match="is not the archive that was pickled"):
+        pickle.loads(pickled)
+
+
+def test_a_tensor_in_the_catalogue_is_private_in_a_private_copy(tmp_path: Path) -> None:
+    path = forge_catalogue(tmp_path / "m.zcr", {"w": OTHER}, {}, [(NONE, 0)], blobs=[OTHER.tobytes()])
+    before = path.read_bytes()
+    zcrecord.load_record(path, mode="c")["w"][:] = 7
+    zcrecord.load_record(path).torch()["w"].fill_(7)
+    assert path.read_bytes() == before and np.array_equal(zcrecord.load_record(path)["w"], OTHER)
+
+
+def test_views_of_split_tensors_are_written_in_a_private_copy_alone(tmp_path: Path) -> None:
+    save_split(tmp_path / "m.zcr", {"w": np.arange(4.0)}, {"w": [(slice(0, 2),), (slice(2, 4),)]})
+    assert not zcrecord.load_record(tmp_path / "m.zcr")["w"].flags.writeable
+    assert zcrecord.load_record(tmp_path / "m.zcr", mode="c")["w"].flags.writeable
+
+
+@pytest.mark.parametrize("blobs", [["text"], "text", [0.5], [1 << 45], [None], 7])
+def test_signing_a_catalogue_leaves_one_that_opens_or_the_old_one(blobs: Any, tmp_path: Path) -> None:
+    key = Ed25519PrivateKey.generate()
+    path = forge_catalogue(tmp_path / "m.zcr", {"w": OTHER}, {"s.zcr": {"w": OTHER}}, [(0, 0)], blobs=blobs)
+    before = path.read_bytes()
+    with pytest.raises(FormatError, match="the catalogue has no blob 0"):
+        integrity.sign(path, key)
+    assert path.read_bytes() == before
+
+
+def test_a_signature_that_is_bytes_is_not_replaced_in_a_catalogue(tmp_path: Path) -> None:
+    key = Ed25519PrivateKey.generate()
+    zcrecord.save_record({"w": OTHER}, tmp_path / "one.zcr")
+    integrity.sign(tmp_path / "one.zcr", key)
+    [name] = zcrecord.load_record(tmp_path / "one.zcr").metadata
+    tree, given = {"w": OTHER, "x": OTHER + 1}, {"s.zcr": {"w": OTHER, "x": OTHER + 1}}
+    pieces = [(0, 0), (0, 1), (NONE, 0)]
+    path = forge_catalogue(tmp_path / "m.zcr", tree, given, pieces, metadata={name: b"bytes"}, blobs=[b"bytes"])
+    with pytest.raises(UnsupportedError, match="has bytes in its metadata under a name that is to be written"):
+        integrity.sign(path, key)
+    assert np.array_equal(zcrecord.load_record(path)["w"], OTHER)
+
+
+# Work and memory.
+
+
+def test_names_of_values_of_a_checkpoint_are_bounded(tmp_path: Path) -> None:
+    (tmp_path / "c.zcr").write_bytes(tricks.below_a_long_name())
+    with pytest.raises(LimitError, match="full names of attributes add up to"):
+        len(Checkpoint(tmp_path / "c.zcr").values)
+
+
+def test_few_boxes_of_many_axes_are_compared_in_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They have 2^24 corners: axis by axis half of what is left is cut off, 20 boxes in all."""
+    rank = 19
+    number, axis = np.indices((rank + 1, rank))
+    origin, extent = (axis < number).astype(np.int64), np.where(axis <= number, 1, 2).astype(np.int64)
+    monkeypatch.setattr(np, "unique", None)
+    assert shards.tiles(origin, extent, (2,) * rank)
+    origin[3, 7] = 1
+    assert not shards.tiles(origin, extent, (2,) * rank)
+    origin[3, 7], extent[3, 7] = 0, 1
+    assert not shards.tiles(origin, extent, (2,) * rank)
+
+
+def equal_payloads(count: int, nbytes: int) -> bytes:
+    """Return an archive of payloads that are one range."""
+    f = tricks.tensors(count, bytes(nbytes), payload=np.arange(count))
+    f.columns["payloads"] = np.repeat(f.columns["payloads"], count)
+    return f.seal()
+
+
+def one_range(folder: Path) -> tuple[Path, int]:
+    """Return a catalogue of payloads of a MiB that are one range of its shard, and apart in its outline; their sum."""
+    count = 1200
+    shard = equal_payloads(count, MIB)
+    apart = np.arange(count, dtype=np.uint64) * np.uint64(MIB)
+    made = forge_catalogue(folder / "m.zcr", shard, {"s.zcr": shard}, [(0, i) for i in range(count)], offsets=apart)
+    return made, count * MIB
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize(
+    "act",
+    [
+        lambda path, level: dict(zcrecord.load_record(path, mode="c", verify=level)),
+        lambda path, level: zcrecord.load_record(path, verify=level).torch(),
+        lambda path, level: zcrecord.load_record(path, verify=level).load_into("host"),
+    ],
+    ids=["mode c", "torch", "host"],
+)
+def test_payloads_of_one_range_take_no_memory_each(act: Callable[..., Any], level: Verify, tmp_path: Path) -> None:
+    path, nbytes = one_range(tmp_path)
+    assert nbytes > (1 << 30) + 64 * path.with_name("s.zcr").stat().st_size
+    for source in (path, path.with_name("s.zcr")):
+        with pytest.raises(LimitError, match="tensors that share their bytes would take"):
+            act(source, level)
+
+
+@pytest.mark.slow
+def test_split_tensors_over_one_range_take_no_memory_each(tmp_path: Path) -> None:
+    count, half = 600, MIB
+    tables = {
+        "first": np.arange(0, 2 * count + 1, 2, dtype=np.uint64),
+        "origin": np.tile(np.array([[0], [half]], np.uint64), (count, 1)),
+        "extent": np.full((2 * count, 1), half, np.uint64),
+    }
+    forged = forge_catalogue(
+        tmp_path / "m.zcr",
+        equal_payloads(count, 2 * half),
+        {"s.zcr": equal_payloads(2 * count, half)},
+        [(0, i) for i in range(2 * count)],
+        offsets=np.arange(count, dtype=np.uint64) * np.uint64(2 * half),
+        **tables,
+    )
+    for act in (dict, lambda record: record.load_into("host"), lambda record: record.torch()):
+        with pytest.raises(LimitError, match="tensors that share their bytes would take"):
+            act(zcrecord.load_record(forged))
+    with pytest.raises(LimitError, match="up to which there is a content digest"):
+        zcrecord.load_record(forged).content_digest()
+
+
+def test_bytes_in_the_catalogue_are_listed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    count, decoded = 300, 0
+    tree = {f"a{i}": b"%04d" % i for i in range(count)}
+    blobs = list(tree.values())
+    path = forge_catalogue(tmp_path / "m.zcr", tree, {}, [(NONE, i) for i in range(count)], blobs=blobs)
+    entries = unflatten.attribute_entries
+
+    def counted(*given: Any) -> Any:
+        nonlocal decoded
+        decoded += 1
+        return entries(*given)
+
+    monkeypatch.setattr(shards, "attribute_entries", counted)
+    record: Record = zcrecord.load_record(path)
+    assert {name: bytes(value) for name, value in record.attributes.items()} == tree
+    record.content_digest()
+    assert decoded == 1

@@ -1,0 +1,331 @@
+"""Several savers of one folder at once: a save that returned is undone by no edit of the file from before.
+
+Each other saver comes at the worst moment: as the file is synced, after everything was looked at, or as it is moved to
+its place. `python -m tools.faults` has them come at any.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import records as r
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+import zcrecord
+from zcrecord import embed, integrity, onnx
+from zcrecord.errors import DestinationExistsError, SourceError
+from zcrecord.storage import scratch
+from zcrecord.storage.files import open_sink
+
+POSIX = pytest.mark.skipif(os.name != "posix", reason="platform: locks of POSIX")
+DIGITS = r.ROOT / "tests" / "data" / "digits.onnx"
+KEY = Ed25519PrivateKey.generate()
+
+
+def archive(path: Path) -> None:
+    zcrecord.save_record({"w": np.arange(3000), "b": np.ones(5)}, path, durable=False)
+
+
+def catalogue(path: Path) -> None:
+    zcrecord.save_record({"w": np.arange(3000), "b": np.ones(5)}, path, durable=False, max_shard_size=100)
+
+
+def model(path: Path) -> None:
+    onnx.convert(DIGITS, path, durable=False, force=True)
+
+
+def tuned(path: Path) -> None:
+    model(path)
+    onnx.tune(path, durable=False)
+
+
+def program(path: Path) -> None:
+    path.write_bytes(b"\x7fELF" + bytes(range(256)) * 40)
+
+
+def attached(path: Path) -> None:
+    program(path)
+    archive(path.with_name("weights.zcr"))
+    embed.attach(path, path.with_name("weights.zcr"), durable=False)
+
+
+def edit(path: Path) -> None:
+    with zcrecord.edit(path) as edited:
+        edited.metadata["by"] = "editor"
+
+
+def attach(path: Path) -> None:
+    archive(path.with_name("weights.zcr"))
+    embed.attach(path, path.with_name("weights.zcr"))
+
+
+EDITS: list[Any] = [
+    pytest.param(archive, edit, id="edit"),
+    pytest.param(archive, lambda path: integrity.sign(path, KEY), id="sign"),
+    pytest.param(catalogue, lambda path: integrity.sign(path, KEY), id="sign a catalogue"),
+    pytest.param(model, onnx.tune, id="tune"),
+    pytest.param(tuned, onnx.untune, id="untune"),
+    pytest.param(program, attach, id="attach"),
+    pytest.param(attached, lambda path: embed.detach(path, path.with_name("off.zcr")), id="detach"),
+]
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "m.zcr"
+
+
+class Another:
+    """Another saver, who replaces the file once."""
+
+    def __init__(self, path: Path) -> None:
+        self.octets = r.saved({"by": np.full(10, 7)})
+        self.path, self.done = path, False
+
+    def save(self) -> None:
+        with open_sink(self.path, durable=False) as sink:
+            sink.write(self.octets)
+        self.done = True
+
+
+@pytest.mark.parametrize("make, change", EDITS)
+def test_a_save_that_returned_is_not_undone_by_an_edit_of_the_file_before(
+    make: Callable[[Path], None], change: Callable[[Path], None], path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make(path)
+    another, sync = Another(path), os.fsync
+
+    def synced(fd: int) -> None:
+        sync(fd)
+        if not another.done:
+            another.save()
+
+    monkeypatch.setattr(os, "fsync", synced)
+    with pytest.raises(SourceError, match="was replaced meanwhile, and that stays; start again") as caught:
+        change(path)
+    assert another.done
+    assert caught.value.path == str(path)
+    assert path.read_bytes() == another.octets
+    assert not [name for name in os.listdir(path.parent) if name.endswith("scratch")]
+
+
+@POSIX
+@pytest.mark.parametrize("make, change", EDITS[:1])
+def test_no_save_comes_between_the_look_at_the_file_and_its_replacement(
+    make: Callable[[Path], None], change: Callable[[Path], None], path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make(path)
+    another, replace = Another(path), os.replace
+    saver = threading.Thread(target=another.save)
+
+    def replaced(source: str, dest: str) -> None:
+        if threading.current_thread() is not saver:
+            saver.start()
+            saver.join(0.5)  # all that it takes, unless it waits
+        replace(source, dest)
+
+    monkeypatch.setattr(os, "replace", replaced)
+    change(path)
+    saver.join()
+    assert another.done
+    assert path.read_bytes() == another.octets, "the edit undid the save"
+
+
+def test_of_two_editors_the_second_is_told_and_the_work_of_the_first_stays(path: Path) -> None:
+    archive(path)
+    with pytest.raises(SourceError, match="was replaced meanwhile"), zcrecord.edit(path) as second:
+        second.metadata["by"] = "the second"
+        with zcrecord.edit(path) as first:
+            first.metadata["by"] = "the first"
+    assert zcrecord.load_record(path).metadata == {"by": "the first"}
+    assert os.listdir(path.parent) == [path.name]
+
+
+def test_of_many_editors_each_that_returned_is_there(path: Path) -> None:
+    archive(path)
+    returned: list[str] = []
+
+    def work(name: str) -> None:
+        for turn in range(20):
+            try:
+                with zcrecord.edit(path, durable=False) as edited:
+                    edited.metadata[f"{name}{turn}"] = True
+                returned.append(f"{name}{turn}")
+            except SourceError:
+                pass
+
+    workers = [threading.Thread(target=work, args=(name,)) for name in "ab"]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    assert returned
+    assert sorted(zcrecord.load_record(path).metadata) == sorted(returned)
+
+
+def test_an_archive_that_was_removed_meanwhile_is_not_made_again(path: Path) -> None:
+    archive(path)
+    with pytest.raises(SourceError, match=r"No such file|was replaced meanwhile"), zcrecord.edit(path) as edited:
+        edited.metadata["by"] = "editor"
+        path.unlink()
+    assert os.listdir(path.parent) == []
+
+
+def test_a_plain_save_over_another_wins_whole(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    archive(path)
+    another, sync = Another(path), os.fsync
+
+    def synced(fd: int) -> None:
+        sync(fd)
+        if not another.done:
+            another.save()
+
+    monkeypatch.setattr(os, "fsync", synced)
+    zcrecord.save_record({"last": np.arange(3)}, path)
+    assert another.done
+    assert list(zcrecord.load_record(path, verify="full")) == ["last"]
+
+
+def test_a_file_that_is_to_be_new_replaces_none(path: Path) -> None:
+    made = pytest.raises(DestinationExistsError, match="was made by another saver meanwhile, and stays")
+    with made, open_sink(path, replaces=()) as sink:
+        sink.write(b"mine")
+        path.write_bytes(b"another's")
+    assert path.read_bytes() == b"another's"
+
+
+# The lock.
+
+
+@POSIX
+def test_a_lock_inside_a_lock_goes_on_and_another_thread_waits_for_the_outer_one(tmp_path: Path) -> None:
+    told: list[str] = []
+
+    def other() -> None:
+        with scratch.folder_lock(str(tmp_path)):
+            told.append("other")
+
+    waiting = threading.Thread(target=other)
+    with scratch.folder_lock(str(tmp_path)):
+        waiting.start()
+        with scratch.folder_lock(f"{tmp_path}/."):
+            waiting.join(0.2)
+        waiting.join(0.2)
+        told.append("first")
+    waiting.join()
+    assert told == ["first", "other"]
+    assert os.listdir(tmp_path) == []
+
+
+@POSIX
+def test_a_save_from_within_a_save_goes_on(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As that of a signal's handler, which may come at any step."""
+    another, replace = Another(path.with_name("other.zcr")), os.replace
+
+    def replaced(source: str, dest: str) -> None:
+        if not another.done:
+            another.done = True
+            another.save()
+        replace(source, dest)
+
+    monkeypatch.setattr(os, "replace", replaced)
+    monkeypatch.setattr(scratch, "_PATIENCE", 0)
+    archive(path)
+    assert sorted(os.listdir(path.parent)) == ["m.zcr", "other.zcr"]
+
+
+@pytest.mark.filterwarnings("ignore")  # of forks beside threads
+@POSIX
+def test_a_child_that_was_forked_meanwhile_keeps_no_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wait, end = os.pipe()
+    with scratch.folder_lock(str(tmp_path)):
+        child = os.fork()
+        if not child:
+            os.close(end)
+            os.read(wait, 1)
+            os._exit(0)
+    monkeypatch.setattr(scratch, "_PATIENCE", 0)
+    try:
+        archive(tmp_path / "m.zcr")
+    finally:
+        os.close(end)
+        os.close(wait)
+        os.waitpid(child, 0)
+
+
+FORKS = """
+import os, sys
+import numpy as np, zcrecord
+with zcrecord.RecordWriter(sys.argv[1]) as out:
+    out.add("w", np.arange(3))
+    if not (child := os.fork()):
+        sys.exit()
+    os.waitpid(child, 0)
+"""
+
+
+@pytest.mark.slow
+@POSIX
+def test_a_child_that_ends_in_the_middle_of_a_save_leaves_it_alone(path: Path) -> None:
+    r.run_python(FORKS, path)
+    assert list(zcrecord.load_record(path)) == ["w"]
+    assert os.listdir(path.parent) == [path.name]
+
+
+@POSIX
+def test_a_folder_that_stays_locked_is_an_error_and_not_waited_for_for_ever(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import fcntl
+
+    archive(path)
+    before = path.read_bytes()
+    monkeypatch.setattr(scratch, "_PATIENCE", 0)
+    held = os.open(path.parent, os.O_RDONLY)
+    fcntl.flock(held, fcntl.LOCK_EX)
+    try:
+        with pytest.raises(SourceError, match="another program has kept this folder locked for 0 seconds"):
+            zcrecord.save_record({"w": np.arange(3)}, path)
+    finally:
+        os.close(held)
+    assert path.read_bytes() == before
+    assert os.listdir(path.parent) == [path.name]
+
+
+@POSIX
+@pytest.mark.parametrize("kind", ["no locks", "folders cannot be opened"])
+def test_where_folders_cannot_be_locked_saves_go_on_and_edits_still_look(
+    kind: str, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import fcntl
+
+    opened = os.open
+
+    def refuse(*_: Any) -> None:
+        raise OSError(95, "no locks here")
+
+    def unreadable(name: Any, flags: int, *more: Any) -> int:
+        if os.path.isdir(name):
+            raise PermissionError(13, "may be written, and not read")
+        return opened(name, flags, *more)
+
+    if kind == "no locks":
+        monkeypatch.setattr(fcntl, "flock", refuse)
+    else:
+        monkeypatch.setattr(os, "open", unreadable)
+    archive(path)
+    edit(path)
+    catalogue(path)
+    catalogue(path)
+    shutil.copy(path, path.with_name("copy.zcr"))
+    archive(path)
+    with pytest.raises(SourceError, match="was replaced meanwhile"), zcrecord.edit(path) as edited:
+        edited.metadata["by"] = "editor"
+        archive(path)

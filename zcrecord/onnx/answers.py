@@ -1,0 +1,81 @@
+"""Comparison of a tuned graph's answers with the model's, on inputs made up for the model's shapes."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import numpy as np
+
+from zcrecord.errors import UnsupportedError, printable
+
+__all__ = ["same_answers"]
+
+_SIZES = 1, 2, 32  # of dimensions that a model leaves open; the first is taken with which it runs
+_TYPES = {"tensor(float)": "f4", "tensor(double)": "f8", "tensor(float16)": "f2", "tensor(string)": "O"}
+_CLOSE = 1e-3  # of the largest value, where ONNX Runtime packs nothing of the tuned graph, and rounds in another order
+
+
+def same_answers(model: Any, tuned: Any, path: str, *, exact: bool) -> bool:
+    """Return True if both gave the same answers; False, and a line of the log, if the model runs on no inputs made up.
+
+    Answers of which the model gives others at its next run, such as random numbers, are not compared.
+
+    Args:
+        model, tuned: sessions of the model, and of the tuned graph.
+        path: of the archive, for messages.
+        exact: compare bit for bit.
+
+    Raises:
+        UnsupportedError: the tuned graph answers otherwise, or not at all.
+    """
+    told = ""
+    for size in _SIZES:
+        try:
+            feed = _feed(model, size)
+            expected = model.run(None, feed)
+        except Exception as error:  # those of ONNX Runtime have no common class
+            told = printable(str(error))
+            continue
+        try:
+            found = tuned.run(None, feed)
+        except Exception as error:
+            what = f"cannot be tuned: the tuned graph does not run: {printable(str(error))}"
+            raise UnsupportedError(what, path=path) from error
+        alike = [_alike(a, b, exact) for a, b in zip(expected, found, strict=True)]
+        if not all(alike):
+            again = model.run(None, feed)
+            for output, same, a, b in zip(model.get_outputs(), alike, expected, again, strict=True):
+                if not same and _alike(a, b, exact):
+                    what = f"the tuned graph gives other values of the output '{printable(output.name, 60)}'"
+                    raise UnsupportedError(f"cannot be tuned: {what} than the model", path=path)
+        return True
+    message = "%s: the tuned graph's answers are not compared: the model runs on no inputs made up for it: %s"
+    logging.getLogger("zcrecord").warning(message, path, told)
+    return False
+
+
+def _feed(made: Any, size: int) -> dict[str, Any]:
+    """Return inputs for a session, in the shapes that it tells: noise, ones, True and "a"."""
+    rng, feed = np.random.default_rng(0), {}
+    for value in made.get_inputs():
+        if not value.type.startswith("tensor("):
+            raise UnsupportedError(f"none is made up of type {value.type}")
+        shape = [n if isinstance(n, int) and n >= 0 else size for n in value.shape]
+        kind = np.dtype(_TYPES.get(value.type) or value.type[len("tensor(") : -1])
+        constant = "a" if kind.kind == "O" else 1
+        made_up = rng.standard_normal(shape) if kind.kind == "f" else np.full(shape, constant)
+        feed[value.name] = made_up.astype(kind)
+    return feed
+
+
+def _alike(one: Any, other: Any, exact: bool) -> bool:
+    if isinstance(one, list):
+        return len(one) == len(other) and all(_alike(a, b, exact) for a, b in zip(one, other, strict=True))
+    a, b = np.asarray(one), np.asarray(other)
+    if a.dtype != b.dtype or a.shape != b.shape:
+        return False
+    if a.dtype.kind not in "fc":
+        return not exact or bool(np.array_equal(a, b))
+    most = 0 if exact else _CLOSE * float(np.abs(a[np.isfinite(a)]).max(initial=0))
+    return bool(np.allclose(a, b, rtol=0, atol=most, equal_nan=True))

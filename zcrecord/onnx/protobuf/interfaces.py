@@ -1,0 +1,203 @@
+"""The inputs and outputs of a model's graph: read, compared with another's, and constants taken off the inputs.
+
+Before version 4 of the IR each initializer had to be among the graph's inputs as well, and was a constant all the same.
+From version 4 on an initializer among the inputs is a default, which a caller may override.
+
+Source: onnx's docs/IR.md; onnx.proto for the fields.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from zcrecord.errors import printable
+
+from .reader import LEN, MAX_NESTING, OPEN_END, VARINT, ProtobufReader, Skeleton, encode_varint
+
+__all__ = ["OVERRIDABLE", "ModelInterface", "difference", "interface_of", "without_constant_inputs"]
+
+OVERRIDABLE = 4  # the IR version from which on an initializer among the inputs is a default
+_VERSION, _GRAPH = 1 << 3 | VARINT, 7 << 3 | LEN  # tags of ModelProto
+_INITIALIZER, _INPUT, _OUTPUT, _SPARSE = (n << 3 | LEN for n in (5, 11, 12, 15))  # of GraphProto
+_NAME, _TYPE, _TENSOR_NAME, _VALUES = (n << 3 | LEN for n in (1, 2, 8, 1))  # ValueInfo, TensorProto, SparseTensorProto
+
+# Messages in a TypeProto by their tags: tensors and sparse ones, which have a shape of dimensions; sequences, maps,
+# optional ones.
+_DIMENSION: dict[int, Any] = {}
+_TENSOR = {2 << 3 | LEN: {1 << 3 | LEN: _DIMENSION}}
+_TYPES: dict[int, Any] = {1 << 3 | LEN: _TENSOR, 8 << 3 | LEN: _TENSOR}
+_TYPES |= {n << 3 | LEN: {inner << 3 | LEN: _TYPES} for n, inner in ((4, 1), (5, 2), (9, 1))}
+_DIM_PARAM, _OPEN = 2 << 3 | LEN, 0  # tag of a dimension's name, and the one by which it is known here
+
+
+class ModelInterface(NamedTuple):
+    """The inputs and outputs of a model's graph, in order: names with the bytes of their TypeProto.
+
+    Attributes:
+        version: of the IR.
+        inputs, outputs: as the graph lists them.
+        initial: the names of its initializers.
+    """
+
+    version: int
+    inputs: list[tuple[str, bytes]]
+    outputs: list[tuple[str, bytes]]
+    initial: set[str]
+
+    def required(self) -> list[tuple[str, bytes]]:
+        """Return the inputs that a caller has to feed."""
+        return [value for value in self.inputs if value[0] not in self.initial]
+
+    def defaults(self) -> list[tuple[str, bytes]]:
+        """Return the inputs that a caller may feed, or leave at their defaults."""
+        return [value for value in self.inputs if value[0] in self.initial and self.version >= OVERRIDABLE]
+
+
+def interface_of(model: Any, initializers: Any = b"") -> ModelInterface:
+    """Return the interface of a ModelProto, in a file or in memory; a GraphProto may have more initializers of it.
+
+    Raises:
+        OnnxError: it is malformed.
+    """
+    found = ModelInterface(0, [], [], set())
+    reader = ProtobufReader(model if hasattr(model, "readinto") else io.BytesIO(model))
+    for _, tag, value in _fields(reader, OPEN_END):
+        if tag == _VERSION:
+            found = found._replace(version=value)
+        elif tag == _GRAPH:
+            _add_graph(reader, _end(reader, value), found)
+    _add_graph(ProtobufReader(io.BytesIO(initializers)), OPEN_END, found)
+    return found
+
+
+def difference(model: ModelInterface, other: ModelInterface) -> str | None:
+    """Return the first thing in which another graph's interface differs from the model's, as a sentence's end.
+
+    The other graph may tell the type or shape of an output of which the model leaves them open.
+    """
+    pairs = {
+        "input": (model.required(), other.required()),
+        "output": (model.outputs, other.outputs),
+        "input with a default": (model.defaults(), other.defaults()),
+    }
+    for kind, (ours, theirs) in pairs.items():
+        a, b = dict(ours), dict(theirs)
+        for verb, left, right in (("has", b, a), ("lacks", a, b)):
+            if more := [name for name in left if name not in right]:
+                return f"{verb} the {kind} '{printable(more[0], 60)}'{f' and {len(more) - 1} more' * (len(more) > 1)}"
+        if [name for name, _ in ours] != [name for name, _ in theirs]:
+            return f"has the {kind}s in another order"
+        for (name, one), (_, two) in zip(ours, theirs, strict=True):
+            if one != two and not _same_type(one, two, exact=kind != "output"):
+                return f"has the {kind} '{printable(name, 60)}' with another type or shape"
+    return None
+
+
+def _same_type(one: bytes, other: bytes, *, exact: bool) -> bool:
+    """Return True if two types are equal, however they are written; or, unless `exact`, the other tells more."""
+    a, b = (_plain(ProtobufReader(io.BytesIO(data)), len(data), _TYPES, 0) for data in (one, other))
+    return a == b or (not exact and _tells(b, a))
+
+
+def _tells(more: Any, less: Any) -> bool:
+    """Return True if a type has all that another one has, but for the names of open dimensions."""
+    if not isinstance(less, tuple):
+        return bool(more == less)
+    for tag in {tag for tag, _ in less} - {_OPEN}:
+        ours, theirs = ([value for t, value in fields if t == tag] for fields in (less, more))
+        if len(ours) != len(theirs) or not all(map(_tells, theirs, ours)):
+            return False
+    return True
+
+
+def without_constant_inputs(model: Any) -> bytes:
+    """Return a ModelProto in which no constant is an input: from version 4 of the IR on as it is, else made version 4.
+
+    Raises:
+        OnnxError: it is malformed.
+    """
+    found = interface_of(model)
+    if found.version >= OVERRIDABLE:
+        return bytes(model)
+    kept, number = Skeleton(), 0
+    reader = ProtobufReader(io.BytesIO(model), kept)
+    for start, tag, value in _fields(reader, OPEN_END):
+        if tag != _GRAPH:
+            continue
+        end, mark = _end(reader, value), reader.open(start, tag, value)
+        for at, inner, nbytes in _fields(reader, end):
+            if inner == _INPUT:
+                if found.inputs[number][0] in found.initial:
+                    reader.drop(at)
+                    reader.advance(nbytes)
+                    reader.keep()
+                number += 1
+        reader.close(mark)
+    reader.finish()
+    return b"".join([*kept.finish(), encode_varint(_VERSION), encode_varint(OVERRIDABLE)])  # the last one counts
+
+
+def _add_graph(reader: ProtobufReader, end: int, found: ModelInterface) -> None:
+    for _, tag, value in _fields(reader, end):
+        after = _end(reader, value)
+        if tag in (_INPUT, _OUTPUT):
+            (found.inputs if tag == _INPUT else found.outputs).append(_value_info(reader, after))
+        elif tag == _INITIALIZER:
+            found.initial.add(_name_of(reader, after))
+        elif tag == _SPARSE:
+            for _, inner, nbytes in _fields(reader, after):
+                if inner == _VALUES:
+                    found.initial.add(_name_of(reader, _end(reader, nbytes)))
+
+
+def _value_info(reader: ProtobufReader, end: int) -> tuple[str, bytes]:
+    name, told = "", b""
+    for _, tag, value in _fields(reader, end):
+        if tag == _NAME:
+            name = reader.text(value).decode("utf-8", "replace")
+        elif tag == _TYPE:
+            told += reader.text(value)  # protobuf joins messages so
+    return name, told
+
+
+def _plain(reader: ProtobufReader, end: int, children: dict[int, Any], depth: int) -> tuple[Any, ...]:
+    """Return the fields of a type, sorted by their numbers: equal for equal types, however they are written."""
+    if depth > MAX_NESTING:
+        raise reader.fail(f"a type nested more than {MAX_NESTING} deep")
+    found: list[tuple[int, Any]] = []
+    for _, tag, value in _fields(reader, end):
+        if tag in children:
+            found.append((tag, _plain(reader, _end(reader, value), children[tag], depth + 1)))
+        elif tag & 7 == VARINT:
+            found.append((tag, value))
+        elif tag & 7 == LEN and value:
+            found.append((_OPEN if children is _DIMENSION and tag == _DIM_PARAM else tag, reader.text(value)))
+    return tuple(sorted(found, key=lambda field: field[0]))
+
+
+def _name_of(reader: ProtobufReader, end: int) -> str:
+    """Return the name of a TensorProto. Models have thousands, so no generator is made for each."""
+    found = b""
+    while reader.base + reader.pos < end:
+        _, tag, value = reader.header(end)
+        if tag == _TENSOR_NAME:
+            found = reader.text(value)
+        elif tag & 7 != VARINT:
+            reader.skip(tag, value, end)
+    return found.decode("utf-8", "replace")
+
+
+def _fields(reader: ProtobufReader, end: int) -> Iterator[tuple[int, int, int]]:
+    """Yield position, tag and length or value of each field of a message; what is not read of it is passed."""
+    while reader.base + reader.pos < end and not reader.at_end():
+        start, tag, value = reader.header(end)
+        at = reader.base + reader.pos
+        yield start, tag, value
+        if tag & 7 != VARINT and reader.base + reader.pos == at:
+            reader.skip(tag, value, end)
+
+
+def _end(reader: ProtobufReader, nbytes: int) -> int:
+    return reader.base + reader.pos + nbytes
