@@ -329,6 +329,7 @@ def named(*names: str) -> Callable[[], bytes]:
 
 LOADING = frozenset(name for name in DOORS if name.startswith("load_record"))  # they ask for all there is
 LOOKS = r"not a zcrecord archive"
+OTHERS = "with a zcrecord archive attached, whose tensors other readers of this file do not see"
 LONGER = "it is followed by other bytes"
 ATTACKS: tuple[Attack, ...] = (
     # Claims
@@ -384,8 +385,10 @@ ATTACKS: tuple[Attack, ...] = (
     trick("a text pool over all that follows it", "R22 R28", sealed(plain, text_is_the_index), FormatError, "UTF-8"),
     # Files that are two things
     trick("archive, then zip", "R14", lambda: whole() + zip_file(), FormatError, LONGER),
-    trick("zip, then archive", "R1", lambda: zip_file() + whole(), FormatError, LOOKS),
-    trick("zip, then archive on a multiple of 65536", "R1 R16", lambda: zip_file().ljust(65536, b"\0") + whole()),
+    trick("npz, then archive", "R1", lambda: zip_file() + whole(), FormatError, OTHERS),
+    trick(
+        "npz, then archive that is aligned", "R1", lambda: zip_file().ljust(65536, b"\0") + whole(), FormatError, OTHERS
+    ),
     trick("PNG, then archive", "R1", lambda: b"\x89PNG\r\n\x1a\n" + bytes(57) + whole(), FormatError, LOOKS),
     trick("ELF, then archive", "R1 R18", lambda: b"\x7fELF" + bytes(77) + whole(), FormatError, LOOKS),
     trick("cut off by a byte", "R14", lambda: whole()[:-1], FormatError, "the archive has"),
