@@ -54,7 +54,7 @@ def still(browser: Any, served: Server) -> Iterator[Any]:
 def test_the_suite_passes_in_chromium(pages: Pages, served: Server) -> None:
     page = pages()
     page.goto(f"{served.url}/tests/js/web/page.html")
-    page.wait_for_function("window.results", timeout=120_000)
+    page.wait_for_function("window.results", timeout=300_000)
     results = {one["name"]: one["error"] for one in page.evaluate("window.results")}
     failed = {name: why for name, why in results.items() if why is not None}
     assert not failed, "\n".join(f"{name}: {why}" for name, why in failed.items())

@@ -1,6 +1,7 @@
 // A test harness for zcrecord.js, in Node and in browsers alike: tests register themselves, and `run` runs them.
 
 const tests = [];
+const PATIENCE = 60; // seconds for one test; so that one that hangs is named
 
 /** Registers a test; `body` is called with { base, fetch }: where archives are served. */
 export function test(name, body) {
@@ -12,10 +13,16 @@ export async function run(context) {
   const results = [];
   for (const { name, body } of tests) {
     let error = null;
+    let timer;
+    const late = new Promise((_, reject) => {
+      timer = setTimeout(() => reject(new Error(`no answer in ${PATIENCE} seconds`)), 1000 * PATIENCE);
+    });
     try {
-      await body(context);
+      await Promise.race([body(context), late]);
     } catch (caught) {
       error = caught?.stack ?? String(caught);
+    } finally {
+      clearTimeout(timer);
     }
     results.push({ name, error });
   }
