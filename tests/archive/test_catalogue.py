@@ -19,6 +19,7 @@ from forge import Forge
 from split_catalogues import Box, save_split
 
 import zcrecord
+from zcrecord.archive.payloads import Payloads
 from zcrecord.codec.layout import HEADER_SIZE
 from zcrecord.errors import FormatError, IntegrityError, RecordError, SourceNotFoundError, UnsupportedError
 
@@ -434,6 +435,20 @@ def test_edits_of_a_split_tensor_stay(tmp_path: Path) -> None:
     record = zcrecord.load_record(tmp_path / "model.zcr", mode="c")
     record["w"][0, 0, 0] = 77
     assert record["w"][0, 0, 0] == 77
+
+
+def test_damage_in_a_piece_is_found_before_the_tensor_is_written_elsewhere(tmp_path: Path) -> None:
+    split_catalogue(tmp_path / "model.zcr", WHOLE, HALVES)
+    record = zcrecord.load_record(tmp_path / "model.zcr")
+    (damaged,) = (shard for shard in tmp_path.iterdir() if WHOLE[4:].tobytes() in shard.read_bytes())
+    octets = bytearray(damaged.read_bytes())
+    octets[octets.find(WHOLE[4:].tobytes())] ^= 1
+    damaged.write_bytes(octets)
+    with pytest.raises(IntegrityError, match=rf"{damaged.name}: tensor 'w': its payload's digest does not match"):
+        b"".join(map(bytes, Payloads(record.archive).pieces(record.info("w"))))
+    with pytest.raises(IntegrityError, match=rf"{damaged.name}: tensor 'w': its payload's digest does not match"):
+        zcrecord.save_record(record, tmp_path / "one.zcr")
+    assert not (tmp_path / "one.zcr").exists()
 
 
 @pytest.mark.parametrize(

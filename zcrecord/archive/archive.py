@@ -212,10 +212,7 @@ class Archive:
         return out
 
     def parts_by_file(self) -> list[Archive]:
-        """Return parts of this archive whose payloads lie in one file each: itself; of a catalogue one for each shard.
-
-        They have its names, but no tree of modules. Of a catalogue, the last one may lie in memory.
-        """
+        """Return parts by file: itself; of a catalogue one for each shard, without modules, some perhaps in memory."""
         return [self]
 
     def files(self) -> list[tuple[int, Callable[[], Archive]]]:
@@ -412,6 +409,10 @@ class Archive:
             raise IntegrityError("is not the catalogue that was checked; it was replaced since", path=self.path)
         if self.remote is not None:
             self.remote.pin(pins)
+
+    def pieces_of(self, number: int) -> list[tuple[Archive, int]]:
+        """Return the archives in which a payload is stored, piece by piece, and its numbers there."""
+        return [(self, number)]
 
     def split(self, number: int) -> Iterator[memoryview] | None:  # noqa: ARG002  # a catalogue looks it up
         """Return the bytes of a payload in several pieces, block by block; None: it is in one, as all are here."""

@@ -314,6 +314,10 @@ class ShardedArchive(Archive):
         what = f"the catalogue {self.path} names payloads that this shard does not have, or one twice; {COPY_AGAIN}"
         raise FormatError(what, path=shard.path)
 
+    def pieces_of(self, number: int) -> list[tuple[Archive, int]]:
+        """Return the archives in which a payload is stored, piece by piece, and its numbers there; opens them."""
+        return [self._piece(piece) for piece in self._table.pieces(number)]
+
     def _piece(self, piece: int) -> tuple[Archive, int]:
         """Return the archive that a piece lies in, and its payload's number there."""
         file, number = int(self._table.file[piece]), int(self._table.payload[piece])

@@ -23,7 +23,7 @@ from . import unflatten
 if TYPE_CHECKING:
     from .archive import Archive
 
-__all__ = ["Damage", "Progress", "error_of", "find"]
+__all__ = ["Damage", "Progress", "check_digest", "error_of", "find"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Progress = Callable[[int, int], None]
@@ -67,6 +67,18 @@ def find(archive: Archive, progress: Progress | None = None, *, threads: int | N
     if progress:
         progress(check.total, check.total)
     return _named(archive, check.numbers, found)
+
+
+def check_digest(archive: Archive, number: int, tensor: str | None) -> None:
+    """Check the digest of a payload, or of its pieces; the error names `tensor`. An archive without digests passes.
+
+    Raises:
+        IntegrityError: it does not match.
+    """
+    for file, there in archive.pieces_of(number):
+        if file.index.digest_kind and digest_of(file.payload(there)) != file.index.payloads["digest"][there]:
+            what = "its payload's digest does not match; the file is damaged, copy it again"
+            raise IntegrityError(what, path=file.path, tensor=tensor)
 
 
 def error_of(found: list[Damage]) -> FormatError:

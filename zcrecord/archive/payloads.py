@@ -14,6 +14,7 @@ from zcrecord.storage.stream_reader import KEPT, SequentialMapping
 from zcrecord.tensors.strides import address, extent, in_blocks
 
 from .archive import Archive
+from .damage import check_digest
 from .info import TensorInfo, infos
 from .private_copy import check_apart
 
@@ -70,6 +71,8 @@ class Payloads:
         if info.payload is None:
             return
         if (blocks := self._archive.split(info.payload)) is not None:
+            if self._archive.mode == "r":
+                check_digest(self._archive, info.payload, info.name)
             yield from blocks
             return
         raw = self._archive.payload(info.payload)

@@ -16,12 +16,12 @@ import numpy as np
 from zcrecord import dtypes
 from zcrecord.archive.archive import Archive
 from zcrecord.archive.catalogue import ShardedArchive
+from zcrecord.archive.damage import check_digest
 from zcrecord.archive.unflatten import attribute_entries, check_full_names, key_of, plain, unflatten
-from zcrecord.codec.digests import digest_of
 from zcrecord.codec.entries import ModuleKind
 from zcrecord.codec.layout import NONE
 from zcrecord.dtypes import DType
-from zcrecord.errors import FormatError, IntegrityError, TensorNotFoundError, UnsupportedError
+from zcrecord.errors import FormatError, TensorNotFoundError, UnsupportedError
 from zcrecord.record.load import load_record
 
 from .folder import catalogue_of
@@ -192,9 +192,7 @@ class Checkpoint:
         archive, number = self.archive, place[1]
         if isinstance(archive, ShardedArchive):
             archive, number = archive.box_payload(box.tensor, box.piece)
-        if archive.index.digest_kind and digest_of(archive.payload(number)) != archive.index.payloads["digest"][number]:
-            what = "its digest does not match; the file is damaged, copy it again or load another checkpoint"
-            raise IntegrityError(what, path=archive.path, tensor=self.archive.index.name(box.tensor))
+        check_digest(archive, number, self.archive.index.name(box.tensor))
         self._verified.add(place)
 
     # Values that are no tensors.

@@ -9,6 +9,7 @@ import numpy as np
 
 from zcrecord.archive import unflatten
 from zcrecord.archive.archive import Archive
+from zcrecord.archive.damage import check_digest
 from zcrecord.codec.entries import (
     AttributeEntry,
     Entries,
@@ -165,6 +166,10 @@ def _columns(rows: Any, *names: str) -> Iterator[tuple[int, ...]]:
 def _plan_of(archive: Archive) -> PayloadPlan:
     """Return the payloads of a loaded archive as they are: tied tensors stay tied, and no others become so."""
     out, ix = _layouts_of(archive), archive.index
+    if archive.mode == "r":  # a private copy may have been edited
+        users = dict(zip(ix.tensors["payload"].tolist(), archive.names(), strict=True))
+        for number in range(len(ix.payloads)):
+            check_digest(archive, number, users.get(number))
     out.sources = [_source_of(archive, p) for p in range(len(ix.payloads))]
     out.source_ids = [-1 if p == NONE else p for p in ix.tensors["payload"].tolist()]
     out.renumber()
