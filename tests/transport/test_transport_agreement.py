@@ -21,10 +21,11 @@ from packed_archives import OneWay, tabled, xxh64
 import zcrecord
 from tools.range_server import Server, serving
 from zcrecord import FormatError, RecordError, formats
+from zcrecord.codec.layout import HEADER_SIZE, decode_header
 from zcrecord.transport import unpack
 
 SIZE = 4096
-HONEST = r.saved({"a": np.zeros(100, np.uint8), "w": np.arange(SIZE // 4, dtype=np.uint32)})
+HONEST = r.saved({"a": np.zeros(128, np.uint8), "w": np.arange(SIZE // 4, dtype=np.uint32)})
 AT = HONEST.index(np.arange(SIZE // 4, dtype=np.uint32).tobytes())
 OTHER = HONEST[:AT] + colliding(HONEST[AT : AT + SIZE], bytes(SIZE)) + HONEST[AT + SIZE :]  # no 64 bits tell them apart
 WEIGHTS = HONEST[AT : AT + SIZE]
@@ -136,7 +137,8 @@ def of_bytes(path: Path) -> bytes:
 
 
 def part(path: Path) -> bytes:
-    return weights(zcrecord.load_record(path, names="w"))
+    """Read a part that needs every frame: of others a reader of parts checks nothing (R84)."""
+    return weights(zcrecord.load_record(path, names="*"))
 
 
 def unpacked(path: Path) -> bytes:
@@ -191,6 +193,23 @@ def server(tmp_path: Path) -> Iterator[Server]:
 
 def test_the_two_archives_differ_in_no_digest_of_64_bits() -> None:
     assert zcrecord.load_record(OTHER, verify="full").content_digest() != DIGEST
+
+
+def test_header_index_tensors_and_trailer_leave_no_byte_that_a_part_does_not_need() -> None:
+    h = decode_header(HONEST[:HEADER_SIZE])
+    assert h is not None
+    assert h.index_offset + h.index_size == h.payload_offset == AT - 128
+    assert len(HONEST) - HEADER_SIZE == AT + SIZE
+
+
+def test_a_part_is_checked_by_the_frames_that_it_needs(path: Path) -> None:
+    """R84."""
+    lie = in_a_skippable_frame(HONEST[AT - 128 : AT], OTHER[AT - 128 : AT])
+    path.write_bytes(file_of(honest(HONEST[: AT - 128]), lie, honest(HONEST[AT:])))
+    assert weights(zcrecord.load_record(path, names="w")) == WEIGHTS
+    for reader in (whole, part, unpacked):
+        with pytest.raises(FormatError, match="is not one zstd frame"):
+            reader(path)
 
 
 @pytest.mark.parametrize("checksums", [True, False])
