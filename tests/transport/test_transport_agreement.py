@@ -300,6 +300,41 @@ def test_frames_of_any_kind_that_tell_the_truth_are_read_alike(path: Path) -> No
         assert set(answers(path).values()) == {WEIGHTS}
 
 
+def declaring(size: int, *blocks: bytes) -> bytes:
+    return b"\x28\xb5\x2f\xfd\xa0" + size.to_bytes(4, "little") + b"".join(blocks)
+
+
+def block(content: bytes, last: bool = False) -> bytes:
+    return (len(content) << 3 | last).to_bytes(3, "little") + content
+
+
+@pytest.mark.parametrize("size", [5, 100_000])
+@pytest.mark.parametrize("place", ["behind", "in front", "between"])
+def test_a_frame_that_declares_more_than_it_holds_is_refused_though_its_last_block_is_empty(
+    size: int, place: str, path: Path
+) -> None:
+    """R85. zstd, as a stream, does not compare the sizes then."""
+    lie = declaring(size, block(b"", last=True))
+    cut = {"behind": len(HONEST), "in front": 0, "between": AT}[place]
+    parts = [frame(part) if part else b"" for part in (HONEST[:cut], HONEST[cut:])]
+    path.write_bytes(lie.join(parts))
+    found = answers(path)
+    del found["by_zstd"]  # it answers by what is there at once
+    assert set(found.values()) == {None}
+    path.write_bytes(declaring(len(HONEST) + size, block(HONEST), block(b"", last=True)))
+    with pytest.raises(FormatError, match="corruption"):
+        whole(path)
+
+
+def test_frames_whose_last_block_is_empty_are_read_alike(path: Path) -> None:
+    """R85."""
+    ended = declaring(len(HONEST), block(HONEST), block(b"", last=True))
+    nothing = [frame(b"", write_checksum=True), frame(b""), declaring(0, block(b"", last=True))]
+    for data in (ended, b"".join([*nothing, ended, *nothing])):
+        path.write_bytes(data)
+        assert set(answers(path).values()) == {WEIGHTS}
+
+
 # Chance
 
 

@@ -22,6 +22,7 @@ __all__ = ["SUFFIXES", "PeekableStream", "ZstdFrames", "decompressed", "import_z
 SUFFIXES = (".zst", ".gz")  # of files that are decompressed when they are read
 _ZSTD, _GZIP = b"\x28\xb5\x2f\xfd", b"\x1f\x8b"
 _SKIPPABLE = bytes(range(0x50, 0x60)), b"\x2a\x4d\x18"  # the first byte, and the three after it
+_NOTHING, _REPEATED = b"\1\0\0", b"\3\0\0\0"  # last blocks without content: no bytes, a byte repeated no times
 _HEAD = 256  # bytes that are looked at
 
 
@@ -149,6 +150,9 @@ class ZstdFrames:
     one content or another by how the input is cut, and whether the output has room for all of it. So the input is
     always cut like this, or there at once, and the room is less, where the window is (`transport.frames`).
 
+    Of a frame whose last block has no bytes it does not compare the size that the frame declares, unless all of it is
+    there at once. So it gets another block without content instead, after which it does.
+
     Attributes: `begun`, how many frames have begun.
     """
 
@@ -159,6 +163,7 @@ class ZstdFrames:
         self._next, self._need = self._magic, 4
         self._seen = b""
         self._checksum = 0
+        self._has_room = True  # the frame may have content
         self.begun = 0
 
     @property
@@ -169,8 +174,9 @@ class ZstdFrames:
     def read(self, size: int) -> bytes:
         """Return the next piece, of at most so many bytes; none at the end."""
         data = self._source(min(size, self.due)) or b""  # None of one that does not wait, and has none ready
+        is_block = self._next == self._block and not self._skip and self._has_room
         self.take(data)
-        return data
+        return _REPEATED if is_block and data == _NOTHING else data
 
     def take(self, piece: Any) -> None:
         """Take the next bytes, at most as many as are due, for read."""
@@ -203,8 +209,12 @@ class ZstdFrames:
     def _descriptor(self, seen: bytes) -> None:
         single = seen[0] >> 5 & 1
         content = (single, 2, 4, 8)[seen[0] >> 6]
-        self._checksum = 4 * (seen[0] >> 2 & 1)
-        self._expect(self._block, 3, (1 - single) + (0, 1, 2, 4)[seen[0] & 3] + content)
+        self._checksum, self._has_room = 4 * (seen[0] >> 2 & 1), not single or content == 2  # 0 in two bytes is 256
+        self._expect(self._content_size, (1 - single) + (0, 1, 2, 4)[seen[0] & 3] + content)
+
+    def _content_size(self, seen: bytes) -> None:
+        self._has_room = self._has_room or any(seen)  # or a block of one byte is too large for the frame
+        self._expect(self._block, 3)
 
     def _block(self, seen: bytes) -> None:
         header = int.from_bytes(seen, "little")
