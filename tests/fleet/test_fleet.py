@@ -63,10 +63,10 @@ def without_values(values: TensorProto) -> bytes:
     return data
 
 
-def external(folder: Path) -> Path:
-    """Write a model whose only tensor lies in sub/w.bin, which is not there."""
+def external(folder: Path, location: str = "sub/w.bin") -> Path:
+    """Write a model whose only tensor lies in a file that is not there."""
     t = TensorProto(name="w", data_type=TensorProto.FLOAT, dims=[6], data_location=TensorProto.EXTERNAL)
-    t.external_data.add(key="location", value="sub/w.bin")
+    t.external_data.add(key="location", value=location)
     (folder / "model.onnx").write_bytes(without_values(t))
     (folder / "sub").mkdir()
     return folder / "model.onnx"
@@ -247,6 +247,13 @@ def test_refusal_holds_until_something_changes(
     assert convert_one(job).state == (state or "refused")
     assert tried == ([job.source] if state else [])
     assert Path("out/0/00000.zcr.refused").exists() == (state != "converted")
+
+
+@pytest.mark.parametrize("location", ["sub/w.bin", "sub/" + "w" * 300])
+def test_a_name_that_no_file_can_have_is_the_models_fault_and_not_tried_again(tmp_path: Path, location: str) -> None:
+    job = job_of(external(tmp_path, location))
+    (tmp_path / "sub" / "w.bin").symlink_to("w.bin")  # a loop
+    assert convert_one(job).state == "refused"
 
 
 def test_model_whose_external_data_come_later_is_tried_again(tmp_path: Path) -> None:

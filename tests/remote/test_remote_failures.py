@@ -478,6 +478,13 @@ def test_secrets_for_one_server_do_not_go_on_to_another(
     assert "SECRET" not in str(heard)
 
 
+@pytest.mark.parametrize("kind", ["zip", "tar"])
+def test_a_file_that_is_no_file_system_is_one_error(kind: str, tmp_path: Path) -> None:
+    (tmp_path / f"{kind}.bad").write_bytes(b"neither")
+    with pytest.raises(SourceError, match=r"bad: cannot be opened: "):
+        zcrecord.load_record(f"{kind}://m.zcr::file://{tmp_path}/{kind}.bad")
+
+
 @pytest.mark.parametrize("how", ["headers", "session"])
 def test_secrets_in_a_chained_url_s_options_do_not_go_on_to_another_server(
     server: Server, elsewhere: Server, how: str

@@ -300,6 +300,16 @@ def test_a_store_that_fails_to_publish_keeps_what_was_there(
     assert (tmp_path / "m.zcr").read_bytes() == b"old"
 
 
+def test_a_store_that_refuses_before_the_first_byte_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any) -> None:
+        raise RuntimeError("any of theirs")
+
+    fsspec.register_implementation(Depot.protocol, Depot, clobber=True)
+    monkeypatch.setattr(uploads, "_kind", lambda _: refuse)
+    with pytest.raises(SourceError, match=r"m\.zcr: cannot write.*any of theirs"):
+        zcrecord.save_record(WEIGHTS, f"{Depot.protocol}://{tmp_path}/m.zcr")
+
+
 def test_a_rename_that_does_nothing_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fsspec.register_implementation("shelf", Shelf, clobber=True)
     (tmp_path / "m.zcr").write_bytes(b"old")

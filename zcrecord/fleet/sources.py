@@ -7,6 +7,7 @@ and what the server calls a version (ETag). It says nothing of host, folder or u
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
@@ -97,6 +98,8 @@ class Model:
             except (FileNotFoundError, NotADirectoryError):
                 return GONE
             except OSError as error:
+                if error.errno in (errno.ENAMETOOLONG, errno.ELOOP):  # a name that no file has: the model's fault
+                    return GONE
                 raise SourceError(f"cannot be read: {error.strerror}", path=path, errno=error.errno) from error
             return f"{status.st_size}-{status.st_mtime_ns:x}"
         file = self._remote(name)

@@ -12,7 +12,15 @@ from functools import cache
 from typing import Any
 from urllib.parse import SplitResult, quote, urlsplit
 
-from zcrecord.errors import DependencyError, FormatError, SourceError, UnsupportedError, missing_package, printable
+from zcrecord.errors import (
+    DependencyError,
+    FormatError,
+    RecordError,
+    SourceError,
+    UnsupportedError,
+    missing_package,
+    printable,
+)
 
 __all__ = [
     "connect",
@@ -98,6 +106,8 @@ def connect(url: str, options: Mapping[str, Any] | None) -> tuple[Any, str]:
     scheme = url.partition("://")[0].rpartition("::")[2].lower()
     try:
         fs, path = fsspec.core.url_to_fs(url, **_careful(url, options or {}))
+    except RecordError:
+        raise
     except ImportError as error:
         what = f"URLs of the kind {scheme}:// need another package ({error})"
         if scheme not in _PACKAGES:
@@ -111,6 +121,8 @@ def connect(url: str, options: Mapping[str, Any] | None) -> tuple[Any, str]:
         raise UnsupportedError(f"this is no URL: {error}") from error
     except TypeError as error:
         raise UnsupportedError(f"storage_options= does not fit URLs of the kind {scheme}://: {error}") from error
+    except Exception as error:  # a file system inside a file, such as zip://, reads that file here
+        raise SourceError(f"cannot be opened: {said(error)}", path=redacted(url)) from error
     return fs, path
 
 
