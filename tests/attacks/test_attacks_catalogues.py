@@ -123,7 +123,7 @@ def test_a_piece_in_the_catalogue_is_compared_with_its_own_digest(tmp_path: Path
     octets[octets.index(values.tobytes()) + 5] ^= 1
     path.write_bytes(octets)
     opened = Checkpoint(path)
-    with pytest.raises(IntegrityError, match="'w': its digest does not match"):
+    with pytest.raises(IntegrityError, match="'w': its payload's digest does not match"):
         opened.octets(opened.pieces(0)[0], verify=True)
 
 
