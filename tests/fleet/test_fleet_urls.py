@@ -20,7 +20,7 @@ from onnx import TensorProto, numpy_helper
 import zcrecord
 from tools.bench.fleet import write_models
 from tools.range_server import serving
-from zcrecord import SourceError, SourceNotFoundError, UnsupportedError, formats
+from zcrecord import NameCollisionError, SourceError, SourceNotFoundError, UnsupportedError, formats
 from zcrecord.fleet import Job, convert_one, plan, sources
 from zcrecord.remote import files
 
@@ -65,6 +65,12 @@ def never(*_: Any, **__: Any) -> Any:
 
 def run(tmp_path: Path, **options: Any) -> list[str]:
     return [convert_one(job).state for job in plan(ALL, tmp_path / "out", durable=False, **options)]
+
+
+def test_a_key_with_an_empty_part_is_refused_since_a_folder_has_no_such_name(memory: Any, tmp_path: Path) -> None:
+    put(memory, "a//b.onnx", external())
+    with pytest.raises(NameCollisionError, match=r"the name 'a//b\.onnx' has an empty part; rename it"):
+        plan(ALL, tmp_path / "out")
 
 
 @pytest.mark.slow
