@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import io
 import itertools
 import os
@@ -195,6 +196,45 @@ def test_shards_that_another_catalogue_there_names_stay(save: Any, tmp_path: Pat
     save(path)
     r.assert_same(zcrecord.load_record(tmp_path / "best.zcr", verify="full").tree(), MODEL)
     r.assert_same(zcrecord.load_record(path, verify="full").tree(), OTHER)
+
+
+@pytest.mark.parametrize("kind", ["unreadable", "link", "folder", "shard's name"])
+def test_shards_that_another_catalogue_may_name_stay(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that cannot be read now may name any; one may itself have a name as shards have."""
+    path = tmp_path / "model.zcr"
+    other = tmp_path / ("model~2-00001-of-00001.zcr" if kind == "shard's name" else "best.zcr")
+    zcrecord.save_record(MODEL, path, max_shard_size=800)
+    shutil.copy(path, tmp_path / "kept")
+    if kind == "link":
+        other.symlink_to(tmp_path / "kept.gone")
+    else:
+        shutil.copy(path, other)
+    opened = builtins.open
+
+    def unreadable(name: Any, *more: Any, **options: Any) -> Any:
+        if str(name) == str(other):
+            raise PermissionError(13, "Permission denied")
+        return opened(name, *more, **options)
+
+    def unlisted(_: Any) -> Any:
+        raise PermissionError(13, "Permission denied")
+
+    with monkeypatch.context() as patch:
+        if kind == "unreadable":
+            patch.setattr(builtins, "open", unreadable)
+        elif kind == "folder":
+            patch.setattr(os, "scandir", unlisted)
+        zcrecord.save_record(OTHER, path, max_shard_size=800)
+    r.assert_same(zcrecord.load_record(path, verify="full").tree(), OTHER)
+    if kind == "link":
+        other.unlink()
+        shutil.copy(tmp_path / "kept", other)
+    r.assert_same(zcrecord.load_record(other, verify="full").tree(), MODEL)
+    other.unlink()
+    zcrecord.save_record(OTHER, path)
+    assert (kind == "shard's name") or not {*numbered(3)} & {*files(tmp_path)}, "the next save removes them"
 
 
 @pytest.mark.parametrize("save", SAVES)

@@ -257,12 +257,12 @@ def _kept(file: Descriptor, scratch: str) -> Iterator[bool]:
 
 def note_of(files: Iterable[ListedFile]) -> bytes:
     """Return a note: the content of a scratch file while files may be there that no catalogue names."""
-    return _NOTE + "\n".join(" ".join(map(str, file)) for file in files).encode()
+    return _NOTE + "\n".join(" ".join(map(str, file)) for file in files).encode(errors="surrogateescape")
 
 
 def _noted(start: bytes) -> list[ListedFile]:
     """Return the files that a note lists."""
-    lines = start[len(_NOTE) :].decode(errors="replace").split("\n")
+    lines = start[len(_NOTE) :].decode(errors="surrogateescape").split("\n")
     found = [match.groups() for line in lines if (match := _LINE.fullmatch(line))]
     return [ListedFile(int(inode), int(nbytes), int(changed), name) for inode, nbytes, changed, name in found]
 
@@ -271,18 +271,19 @@ def remove_unnamed(path: str, files: Sequence[ListedFile]) -> bool:
     """Remove shards beside a path: those that are still the files listed, and that no catalogue in the folder names.
 
     Catalogues are known by `.zcr`, and read as far as MOST_OF_CATALOGUE; their names come first. Returns False if a
-    file could not be removed.
+    file could not be removed, or a catalogue not be read, which may name any: then nothing is removed.
 
     Raises:
-        SourceError: the folder is locked. OSError: the catalogue at the path cannot be read; nothing was removed.
+        SourceError: the folder cannot be locked.
     """
     folder, name = os.path.split(path)
     ours = re.compile(shard_pattern(name))
     with folder_lock(folder):
-        found = [file for file in files if ours.fullmatch(file.name) and _is_there(folder, file)]
-        names = [file.name for file in found]
-        for catalogue in _catalogues(folder, name, ours) if found else ():
-            names = unnamed(names, _start(folder, catalogue, name))
+        names = [file.name for file in files if ours.fullmatch(file.name) and _is_there(folder, file)]
+        try:
+            names = _unnamed_by_any(folder, name, names, ours) if names else []
+        except (OSError, UnicodeError):
+            return False
         done = True
         for shard in names:
             try:
@@ -293,33 +294,64 @@ def remove_unnamed(path: str, files: Sequence[ListedFile]) -> bool:
 
 
 def _is_there(folder: str, file: ListedFile) -> bool:
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError, UnicodeError):
         return ListedFile.at(os.path.join(folder, file.name), file.name) == file
     return False
 
 
-def _catalogues(folder: str, name: str, ours: re.Pattern[str]) -> list[str]:
-    """Return the names of files that may be catalogues: this one, and all in the folder but its own shards."""
+def _unnamed_by_any(folder: str, name: str, names: list[str], ours: re.Pattern[str]) -> list[str]:
+    """Return the shards that no catalogue in a folder names.
+
+    Files that have names as shards of `name` may be catalogues, too, but for these shards and those that one names.
+
+    Raises:
+        OSError: the folder, or a file in it that may be a catalogue, cannot be read.
+    """
+    catalogues = _catalogues(folder, name)
+    shards = [other for other in catalogues if ours.fullmatch(other) and other not in names]
+    for catalogue in catalogues:
+        if not ours.fullmatch(catalogue):
+            start = _start(folder, catalogue, name)
+            names, shards = unnamed(names, start), [shard for shard in shards if os.fsencode(shard) not in start]
+    for shard in shards:
+        names = unnamed(names, _start(folder, shard, name)) if names else names
+    return names
+
+
+def _catalogues(folder: str, name: str) -> list[str]:
+    """Return the names of files that may be catalogues: this one, and all in the folder; links that lead nowhere, too.
+
+    Raises:
+        OSError: the folder cannot be listed, or the system does not tell what a name in it is of.
+    """
     out = [name]
-    with contextlib.suppress(OSError), os.scandir(folder or ".") as entries:  # it may be written to and not listed
+    with os.scandir(folder or ".") as entries:
         for entry in entries:
-            if entry.name.endswith(".zcr") and entry.name != name and not ours.fullmatch(entry.name):
-                out += [entry.name] * entry.is_file()
+            if entry.name.endswith(".zcr") and entry.name != name:
+                lost = entry.is_symlink() and not os.path.exists(entry.path)
+                out += [entry.name] * (lost or entry.is_file())
     return out
 
 
 def _start(folder: str, catalogue: str, name: str) -> bytes:
-    """Return the first bytes of a catalogue; none if it is not there, or is another than `name` and cannot be read.
+    """Return the first bytes of a catalogue; none if `name` is not there.
 
     Shards of `big-model.zcr` are left out: their names would be taken for those of `model.zcr`.
+
+    Raises:
+        OSError: it cannot be read.
     """
-    with contextlib.suppress(FileNotFoundError if catalogue == name else OSError):
-        with open(os.path.join(folder, catalogue), "rb") as file:
+    path = os.path.join(folder, catalogue)
+    try:
+        with open(path, "rb") as file:
             start = file.read(MOST_OF_CATALOGUE)
-        if catalogue != name and catalogue.endswith(name):
-            return re.sub(os.fsencode(shard_pattern(catalogue)), b"", start)
-        return start
-    return b""
+    except FileNotFoundError:
+        if catalogue != name and os.path.islink(path):
+            raise
+        return b""
+    if catalogue != name and catalogue.endswith(name):
+        return re.sub(os.fsencode(shard_pattern(catalogue)), b"", start)
+    return start
 
 
 def unnamed(names: Iterable[str], start: bytes) -> list[str]:
