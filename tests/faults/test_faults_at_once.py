@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import stat
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -258,6 +259,99 @@ def test_a_child_that_was_forked_meanwhile_keeps_no_lock(tmp_path: Path, monkeyp
         os.close(end)
         os.close(wait)
         os.waitpid(child, 0)
+
+
+@pytest.mark.filterwarnings("ignore")  # of forks beside threads
+@POSIX
+def test_a_child_that_outlives_a_saver_that_died_keeps_no_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wait, end = os.pipe()
+    saver = os.fork()
+    if not saver:
+        with scratch.folder_lock(str(tmp_path)):
+            if not os.fork():
+                os.close(end)
+                os.read(wait, 1)
+            os._exit(0)
+    os.waitpid(saver, 0)
+    monkeypatch.setattr(scratch, "_PATIENCE", 0)
+    try:
+        archive(tmp_path / "m.zcr")
+    finally:
+        os.close(end)
+        os.close(wait)
+
+
+@POSIX
+def test_a_signal_s_handler_that_saves_as_a_folder_is_locked_does_not_wait_for_its_own_thread(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import fcntl
+
+    another, lock = Another(path.with_name("other.zcr")), fcntl.flock
+
+    def locked(fd: int, what: int) -> None:
+        lock(fd, what)
+        if stat.S_ISDIR(os.fstat(fd).st_mode) and not another.done:
+            another.done = True
+            another.save()
+
+    monkeypatch.setattr(fcntl, "flock", locked)
+    monkeypatch.setattr(scratch, "_PATIENCE", 0)
+    archive(path)
+    assert another.done
+    assert sorted(os.listdir(path.parent)) == ["m.zcr", "other.zcr"]
+
+
+@pytest.mark.parametrize("make, change", EDITS)
+def test_a_signal_s_handler_is_refused_between_a_look_at_the_file_and_its_replacement(
+    make: Callable[[Path], None], change: Callable[[Path], None], path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make(path)
+    before, another, replace = path.read_bytes(), Another(path), os.replace
+
+    def replaced(source: str, dest: str) -> None:
+        if dest == str(path):
+            another.save()
+        replace(source, dest)
+
+    monkeypatch.setattr(os, "replace", replaced)
+    with pytest.raises(SourceError, match="a signal's handler came as this thread was about to replace the file"):
+        change(path)
+    assert path.read_bytes() == before
+    assert not [name for name in os.listdir(path.parent) if name.endswith("scratch")]
+    monkeypatch.undo()
+    another.save()
+
+
+@POSIX
+@pytest.mark.parametrize("call", ["open", "flock"])
+def test_a_folder_whose_lock_cannot_be_asked_for_now_is_an_error(
+    call: str, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that may open no more files is not one whose file system has no locks."""
+    import fcntl
+
+    archive(path)
+    before, opened, lock = path.read_bytes(), os.open, fcntl.flock
+
+    def exhausted(name: Any, flags: int, *more: Any) -> int:
+        if os.path.isdir(name):
+            raise OSError(24, "Too many open files")
+        return opened(name, flags, *more)
+
+    def lost(fd: int, what: int) -> None:
+        if stat.S_ISDIR(os.fstat(fd).st_mode):
+            raise OSError(5, "Input/output error")
+        lock(fd, what)
+
+    if call == "open":
+        monkeypatch.setattr(os, "open", exhausted)
+    else:
+        monkeypatch.setattr(fcntl, "flock", lost)
+    with pytest.raises(SourceError, match=r"cannot write: the folder cannot be locked: (Too many|Input)"):
+        edit(path)
+    assert path.read_bytes() == before
+    assert os.listdir(path.parent) == [path.name]
 
 
 FORKS = """

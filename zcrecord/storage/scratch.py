@@ -9,6 +9,7 @@ note: shards that are there before, or after, the catalogue names them.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
 import stat
@@ -43,6 +44,10 @@ _LINE = re.compile(r"([0-9]{1,20}) ([0-9]{1,20}) (-?[0-9]{1,20}) (.+)")
 SHARD_END = r"(~\d+|~[0-9a-f]{16})?-\d{5}-of-\d{5}\.zcr"  # of a shard's name; a number or 16 random digits tell sets
 MOST_OF_CATALOGUE = 1 << 22  # bytes that are read of one, whose first payload has the names of its shards; or of a note
 _EXACT = sum(getattr(os, name, 0) for name in ("O_BINARY", "O_CLOEXEC"))  # bytes as they are, and not for children
+_NO_LOCKS = {  # errors that say that locks are not to be had here, or that nothing is there
+    *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOLCK, errno.ENOSYS, errno.EBADF, errno.EINVAL),
+    *(getattr(errno, "ENOTSUP", None), errno.EOPNOTSUPP, errno.ENOENT, errno.ENOTDIR),
+}
 _PATIENCE = 300.0  # seconds; no saver needs a folder nearly as long
 _PAUSES = 0.001, 0.05  # seconds between two looks at a lock: the first, the longest
 
@@ -98,17 +103,39 @@ class Descriptor:
 
 
 def _try_lock(file: Descriptor) -> bool | None:
-    """Lock a file while it is open; False if another descriptor has the lock, None where there are no locks."""
+    """Lock a file while it is open; False if another descriptor has the lock, None where there are no locks.
+
+    Raises:
+        OSError: the system tells neither.
+    """
+    _locks.add(file)
     try:
         import fcntl  # not on Windows
 
         fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
-    except (ImportError, OSError):
+    except ImportError:
+        return None
+    except OSError as error:
+        if error.errno not in _NO_LOCKS:
+            raise
         return None
     return True
 
+
+_locks: weakref.WeakSet[Descriptor] = weakref.WeakSet()  # descriptors that may have one
+
+
+def _leave_locks() -> None:
+    """Close, in a child that was forked, what its parent has locked: it would stay so when the parent ends."""
+    for lock in list(_locks):
+        lock.__exit__(None, None, None)
+    _locks.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_leave_locks)
 
 _locked: ContextVar[Callable[[], Descriptor | None] | None] = ContextVar("_locked", default=None)  # by this thread
 
@@ -121,46 +148,61 @@ def folder_lock(folder: str) -> Iterator[None]:
     locked on Windows, which opens no folder, on file systems that lock none, and in folders that may not be read.
 
     Raises:
-        SourceError: another program has had the lock for minutes.
+        SourceError: another program has had the lock for minutes, or the system reports an error.
     """
-    here = None
-    with contextlib.suppress(OSError):
+    try:
         here = Descriptor(os.open, folder or ".", os.O_RDONLY | _EXACT)
-    if here is None:
+    except OSError as error:
+        if error.errno not in _NO_LOCKS:
+            raise _refused(error, folder) from error
         yield
         return
     with here:
         outer = _locked.get()
         around = outer() if outer is not None else None
-        inside = around and os.path.sameopenfile(around.fileno(), here.fileno())
-        locked = not inside and _wait(here, folder)
+        if around and os.path.sameopenfile(around.fileno(), here.fileno()):
+            _wait(around, folder)  # a signal may have come before the outer block had the lock: it gets it now
+            yield
+            return
         try:
-            if locked:
-                _locked.set(weakref.ref(here))
+            _locked.set(weakref.ref(here))  # first, or the block of a signal's handler would wait for this one
+            _wait(here, folder)
             yield
         finally:
-            if locked:
-                _unlock(here)
+            _unlock(here)
             _locked.set(outer)
 
 
-def _wait(here: Descriptor, folder: str) -> bool:
-    """Lock a folder once nobody else has; returns False where there are no locks."""
+def _refused(error: OSError, folder: str) -> SourceError:
+    what = f"cannot write: the folder cannot be locked: {error.strerror}"
+    return SourceError(what, path=folder, errno=error.errno)
+
+
+def _wait(here: Descriptor, folder: str) -> None:
+    """Lock a folder once nobody else has, if it can be.
+
+    Raises:
+        SourceError: another program has had the lock for minutes, or the system reports an error.
+    """
     pause, end = _PAUSES[0], time.monotonic() + _PATIENCE
-    while (locked := _try_lock(here)) is False:
-        if time.monotonic() > end:
-            what = f"another program has kept this folder locked for {_PATIENCE:.0f} seconds (lslocks tells which)"
-            raise SourceError(f"cannot write: {what}; end that, and save again", path=folder)
-        time.sleep(pause)
-        pause = min(2 * pause, _PAUSES[1])
-    return bool(locked)
+    try:
+        while _try_lock(here) is False:
+            if time.monotonic() > end:
+                what = f"another program has kept this folder locked for {_PATIENCE:.0f} seconds (lslocks tells which)"
+                raise SourceError(f"cannot write: {what}; end that, and save again", path=folder)
+            time.sleep(pause)
+            pause = min(2 * pause, _PAUSES[1])
+    except OSError as error:
+        if isinstance(error, SourceError):
+            raise
+        raise _refused(error, folder) from error
 
 
 def _unlock(here: Descriptor) -> None:
     """Take the lock off, which closing alone does not: a child that was forked meanwhile has the descriptor, too."""
-    import fcntl
+    with contextlib.suppress(ImportError, OSError, ValueError):  # closed, in a child that was forked in the block
+        import fcntl
 
-    with contextlib.suppress(OSError):
         fcntl.flock(here.fileno(), fcntl.LOCK_UN)
 
 
