@@ -194,6 +194,41 @@ def test_a_plain_save_over_another_wins_whole(path: Path, monkeypatch: pytest.Mo
     assert list(zcrecord.load_record(path, verify="full")) == ["last"]
 
 
+def attach_to(path: Path) -> None:
+    program(path.with_name("program"))
+    archive(path.with_name("weights.zcr"))
+    embed.attach(path.with_name("program"), path.with_name("weights.zcr"), path)
+
+
+def detach_to(path: Path) -> None:
+    attached(path.with_name("program"))
+    embed.detach(path.with_name("program"), path)
+
+
+def edit_to(path: Path) -> None:
+    archive(path.with_name("old.zcr"))
+    with zcrecord.edit(path.with_name("old.zcr"), path) as edited:
+        edited.metadata["by"] = "editor"
+
+
+@pytest.mark.parametrize("make", [edit_to, attach_to, detach_to, lambda path: onnx.convert(DIGITS, path)])
+def test_what_came_to_a_free_place_meanwhile_is_replaced_only_by_force(
+    make: Callable[[Path], Any], path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    another, sync = Another(path), os.fsync
+
+    def synced(fd: int) -> None:
+        sync(fd)
+        if not another.done:
+            another.save()
+
+    monkeypatch.setattr(os, "fsync", synced)
+    with pytest.raises(DestinationExistsError, match="was made by another saver meanwhile, and stays"):
+        make(path)
+    assert another.done
+    assert path.read_bytes() == another.octets
+
+
 def test_a_file_that_is_to_be_new_replaces_none(path: Path) -> None:
     made = pytest.raises(DestinationExistsError, match="was made by another saver meanwhile, and stays")
     with made, open_sink(path, replaces=()) as sink:

@@ -121,8 +121,8 @@ def attach(
     """
     path = path_of(program)
     out = path if dest is None else path_of(dest)
-    if not _same(out, path):
-        check_destination(_path_or_none(archive), out, force)
+    in_place = _same(out, path)
+    new = None if in_place else check_destination(_path_or_none(archive), out, force)
     with load_record(archive, verify=verify) as record:
         _check_whole(record.archive)
         record.archive.bring()
@@ -133,7 +133,7 @@ def attach(
         _check_unsigned(octets, parts, path)
         _check(octets[: parts.program], path, force)
         offset = align_up(parts.program + ATTACHED_SIZE, ATTACHED_ALIGNMENT)
-        replaces = memory.identity if _same(out, path) else None
+        replaces = memory.identity if in_place else new
         with open_sink(out, durable=durable, like=path, replaces=replaces) as sink:
             copy = _Copy(sink, offset + len(weights), progress)
             copy.add(octets[: parts.program])
@@ -186,7 +186,7 @@ def detach(
         raise UnsupportedError("discard=True throws the archive away; leave out what is to keep it", path=path)
     beside = f"{path.removesuffix('.exe')}.zcr" if dest is None else path_of(dest)
     out = None if discard else beside
-    check_destination(path, out, force)
+    new = check_destination(path, out, force)
     memory = map_file(path, least=0)
     octets = memory.octets
     parts = _parts(octets, path)
@@ -195,7 +195,7 @@ def detach(
     if not keep:
         _check_unsigned(octets, parts, path)
     if out is not None:
-        with open_sink(out, durable=durable) as sink:
+        with open_sink(out, durable=durable, replaces=new) as sink:
             _Copy(sink, 0, None).add(octets[parts.archive : parts.end])
     if not keep:
         with open_sink(path, durable=durable, like=path, replaces=memory.identity) as sink:

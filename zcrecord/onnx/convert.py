@@ -180,9 +180,11 @@ def _destination(
                 if not dry_run:
                     dest = stack.enter_context(folders.model_folder(source, path, force=force, durable=durable))
                 path = os.path.join(path, folders.MODEL)
+        new = None
         for model in models:
-            check_destination(model.path, path, force or dry_run, options)
-        yield (NullSink() if dry_run else stack.enter_context(open_sink(dest, durable=durable, options=options))), path
+            new = check_destination(model.path, path, force or dry_run, options)
+        sink = None if dry_run else open_sink(dest, durable=durable, options=options, replaces=new)
+        yield (NullSink() if sink is None else stack.enter_context(sink)), path
 
 
 class _PassResult(NamedTuple):

@@ -94,10 +94,10 @@ def to_onnx(
         opened = opened_model(source, module)
         record = opened.record if opened.record is source else stack.enter_context(opened.record)
         try:
-            check_destination(record.path, dest_path, force, storage_options)
+            new = check_destination(record.path, dest_path, force, storage_options)
             model = _ModelWriter(opened, _linked(opened, dest_path, stack) if external else None, tuned)
             model.plan(progress)
-            with open_sink(dest, durable=durable, options=storage_options) as sink:
+            with open_sink(dest, durable=durable, options=storage_options, replaces=new) as sink:
                 model.write(sink)
         except RecordError as error:
             raise error.located(path=record.archive.path) from error.__cause__

@@ -26,7 +26,7 @@ from zcrecord.codec.entries import Entries, PayloadId, TensorLayout, change_valu
 from zcrecord.codec.index import PAYLOAD
 from zcrecord.codec.layout import NONE
 from zcrecord.errors import RecordError, SourceError, TensorNotFoundError, UnsupportedError
-from zcrecord.storage.files import check_destination, identity_of, is_url, open_sink, open_source, path_of
+from zcrecord.storage.files import Identity, check_destination, identity_of, is_url, open_sink, open_source, path_of
 from zcrecord.writing import flatten
 from zcrecord.writing.edited import EditedArchive, StoredArchive, Written, plan_edited
 from zcrecord.writing.sharing import layout_of, plan_sharing
@@ -118,7 +118,7 @@ class RecordEditor(MutableMapping[str, Any]):
 
     __slots__ = (
         "_attributes", "_blobs", "_content", "_dest", "_first", "_force", "_how", "_now", "_numbers", "_put",
-        "_record", "_refs", "_set", "_source", "_started", "_values", "_views", "metadata", "report",
+        "_record", "_refs", "_replaces", "_set", "_source", "_started", "_values", "_views", "metadata", "report",
     )  # fmt: skip
 
     def __init__(
@@ -139,6 +139,7 @@ class RecordEditor(MutableMapping[str, Any]):
         self._source = path_of(path)
         self._dest = None if dest is None else path_of(dest)
         self._force, self._how = force, (durable, progress)
+        self._replaces: Identity | None = None  # at `dest`
         self._record: Record | None = None
         self._put: dict[str, tuple[TensorLayout, int, Any] | None] = {}  # tensors: layout, reference, value
         self._set: dict[str, Any] = {}  # attributes
@@ -147,7 +148,7 @@ class RecordEditor(MutableMapping[str, Any]):
 
     def __enter__(self) -> RecordEditor:
         if self._dest is not None:
-            check_destination(self._source, self._dest, self._force)
+            self._replaces = check_destination(self._source, self._dest, self._force)
         else:
             check_no_shard(self._source)
         record = load_record(self._source)
@@ -465,7 +466,7 @@ class RecordEditor(MutableMapping[str, Any]):
     def _write(self, edited: EditedArchive, out: str) -> Written:
         durable, progress = self._how
         path, identity = self._opened().archive.file or (self._source, None)
-        with open_sink(out, durable=durable, replaces=identity if self._dest is None else None) as sink:
+        with open_sink(out, durable=durable, replaces=identity if self._dest is None else self._replaces) as sink:
             if not sink.can_rewind:
                 raise UnsupportedError("an edited archive is a regular file in a folder; name one", path=out)
             written = edited.write(sink, progress)

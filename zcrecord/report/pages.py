@@ -113,13 +113,13 @@ def report(
     """
     started = time.perf_counter()
     given, to = (path_or_none(file) if _is_path(file) else None for file in (source, dest))
-    check_destination(given, to, force, storage_options)
+    new = check_destination(given, to, force, storage_options)
     with load_record(source.read() if hasattr(source, "read") else source, storage_options=storage_options) as record:
         found = record.content_digest(progress=progress) if digest else None
         description = describe_archive(record, content_digest=found)
         page = report_page(description)
         counts = len(record), len(record.archive.index.modules), record.archive_nbytes
-    with open_sink(dest, durable=durable, options=storage_options) as sink:
+    with open_sink(dest, durable=durable, options=storage_options, replaces=new) as sink:
         sink.write(page)
     return PageReport(given, to, *counts, len(page), found, time.perf_counter() - started, peak_rss())
 

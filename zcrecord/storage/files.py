@@ -235,17 +235,18 @@ def _identity(status: os.stat_result) -> Identity:
 
 def check_destination(
     source: str | None, dest: str | None, force: bool, options: Mapping[str, Any] | None = None
-) -> None:
+) -> Identity | None:
     """Raise unless `dest` may be written: it is not there, or is to be replaced, and is never the source.
 
-    Both may be URLs; `options` are those for fsspec to reach `dest`.
+    Both may be URLs; `options` are those for fsspec to reach `dest`. Returns what `open_sink` may replace: of a path
+    where nothing is, nothing unless `force` is given, since another saver may come first.
 
     Raises:
         DestinationExistsError: it is there and `force` is not given, or it is the source.
         SourceError: the system, or the store, does not tell.
     """
     if dest is None:
-        return
+        return None
     if is_url(dest):
         from . import uploads  # here, because few destinations are URLs
 
@@ -253,17 +254,18 @@ def check_destination(
             if source == dest:
                 raise DestinationExistsError("source and destination are the same URL; name another", path=dest)
             uploads.check_new(dest, options, force)
-            return
+            return None
         dest = local
     from pathlib import Path  # here, because a program that only loads is spared 3 ms
 
     with refusals(dest):
         if not Path(dest).exists():
-            return
+            return None if force else ()
         if source is not None and Path(source).exists() and Path(dest).samefile(source):
             raise DestinationExistsError("source and destination are the same file; name another", path=dest)
         if not force and Path(dest).is_file():
             raise DestinationExistsError("exists already; force=True replaces it", path=dest)
+    return None
 
 
 @contextlib.contextmanager
