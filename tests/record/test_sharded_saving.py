@@ -162,7 +162,15 @@ def test_a_catalogue_of_somebody_else_does_not_have_his_files_removed(tmp_path: 
     assert (tmp_path / "precious.zcr").read_bytes() == b"somebody's"
 
 
+def write(path: Path) -> None:
+    with zcrecord.RecordWriter(path) as out:
+        for name, value in OTHER.items():
+            out.add(f"{name}.w", value["w"])
+
+
 SAVES: list[Any] = [
+    pytest.param(lambda path: zcrecord.save_record(OTHER, path), id="plain"),
+    pytest.param(write, id="writer"),
     pytest.param(lambda path: zcrecord.save_record(OTHER, path, max_shard_size=800), id="shards"),
     pytest.param(lambda path: zcrecord.save_record(OTHER, path, max_shard_size=10_000), id="one shard"),
     pytest.param(lambda path: formats.convert(io.BytesIO(r.saved(OTHER)), path, force=True), id="convert"),

@@ -31,11 +31,11 @@ from zcrecord.errors import FormatError, RecordError, SourceError, UnsupportedEr
 from zcrecord.formats.safetensors.shards import INDEX
 from zcrecord.onnx.tuned import untuned_record
 from zcrecord.record.load import load_record
+from zcrecord.record.own_shards import replacing
 from zcrecord.record.record import Record
 from zcrecord.record.record_writer import RecordWriter
 from zcrecord.record.save import Metadata, metadata_now, save_record
 from zcrecord.storage.compressed import SUFFIXES, PeekableStream, decompressed
-from zcrecord.storage.file_group import removing
 from zcrecord.storage.files import (
     Binary,
     Progress,
@@ -131,23 +131,10 @@ def convert(
         given, kind = stack.enter_context(_recognised(opened, source_path, source_format))
         how = force, alignment, durable, max_shard_size, metadata, progress or (lambda *_: None), storage_options
         work = _Conversion(source_path, path := path_or_none(dest), *how)
-        with _replacing(path if target == ARCHIVE else None, durable):
+        with replacing(path if target == ARCHIVE else None, durable):
             report = work.run(kind, given, target, dest)
     seconds = time.perf_counter() - started
     return dataclasses.replace(report, source=source_path, dest=dest_path, seconds=seconds, peak_rss=peak_rss())
-
-
-@contextlib.contextmanager
-def _replacing(dest: str | None, durable: bool) -> Iterator[None]:
-    """Remove the shards of a catalogue at a path once the block has replaced it."""
-    if dest is None or not os.path.isfile(dest):
-        yield
-        return
-    from zcrecord.record.own_shards import own_shards  # here, because few archives have shards
-
-    path = os.path.realpath(dest)
-    with removing(path, own_shards(path), durable=durable):
-        yield
 
 
 @contextlib.contextmanager

@@ -8,15 +8,23 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from zcrecord.archive.archive import Archive
-from zcrecord.archive.catalogue import ShardedArchive
 from zcrecord.codec.layout import MAGIC
 from zcrecord.errors import RecordError
-from zcrecord.storage.files import read_start
+from zcrecord.storage.file_group import removing
+from zcrecord.storage.files import is_url, path_of, read_start
 from zcrecord.storage.scratch import ListedFile
 
 from .load import load_record
 
-__all__ = ["own_shards", "proved_shards"]
+__all__ = ["own_shards", "proved_shards", "replacing"]
+
+
+@contextlib.contextmanager
+def replacing(dest: Any, durable: bool) -> Iterator[None]:
+    """Remove the shards of a catalogue at a path once the block has replaced it; of anything else there are none."""
+    path = None if dest is None or hasattr(dest, "write") or is_url(dest) else os.path.realpath(path_of(dest))
+    with removing(path or "", own_shards(path) if path else (), durable=durable):
+        yield
 
 
 def own_shards(path: str) -> list[ListedFile]:
@@ -36,6 +44,8 @@ def proved_shards(path: str, options: Mapping[str, Any] | None = None) -> Iterat
 
     What cannot be read is left out.
     """
+    from zcrecord.archive.catalogue import ShardedArchive  # here, because few records have shards
+
     with contextlib.suppress(RecordError), contextlib.ExitStack() as stack:
         record = load_record(path, verify="touch", cache=False, storage_options=options)
         archive = stack.enter_context(record).archive

@@ -27,6 +27,7 @@ from zcrecord.writing import flatten
 from zcrecord.writing.sharing import PayloadPlan, plan_sharing
 from zcrecord.writing.writers import SaveReport, StreamWriter, write_plan
 
+from .own_shards import replacing
 from .record import Record
 
 if TYPE_CHECKING:
@@ -93,7 +94,7 @@ def save_record(
 
         with ShardedWriter(dest, max_shard_size, alignment=alignment, digest=digest, durable=durable) as out:
             return _stream(flat, plan, out, told)
-    with open_sink(dest, durable=durable, options=storage_options) as sink:
+    with replacing(dest, durable), open_sink(dest, durable=durable, options=storage_options) as sink:
         if any(isinstance(s, LazyTensor) for s in plan.sources):
             return _stream(flat, plan, StreamWriter(sink, alignment=alignment, digest=digest), told)
         return write_plan(sink, flat, plan, alignment=alignment, kind=kind, progress=told)
