@@ -75,8 +75,9 @@ def save_record(
     Raises:
         UnsupportedError: a value or key the format cannot hold. NameCollisionError: two tensors would share a name.
         LimitError: alignment, depth, rank or size out of bounds. ProducerError: a LazyTensor gave other bytes than it
-        declared. SourceError: the file system or the file object reports an error (PipeClosedError: the reader closed
-        the pipe). A file object with a buffer may report the error again when it is closed.
+        declared. IntegrityError: a payload of a Record is damaged. SourceError: the file system or the file object
+        reports an error (PipeClosedError: the reader closed the pipe). A file object with a buffer may report the error
+        again when it is closed.
 
     Example:
         >>> import numpy as np
