@@ -169,6 +169,20 @@ def test_a_hollow_record_is_filled_with_what_was_expected_of_the_one_it_is_of(se
             pickle.loads(pickle.dumps(hollow)).fill_by("host", url)
 
 
+@pytest.mark.parametrize("loader", ["host", "cpu"])
+@pytest.mark.parametrize("box", [None, slice(1000, 2000)])
+def test_parts_of_payloads_are_those_that_were_expected_in_another_process(
+    server: Server, loader: str, box: slice | None
+) -> None:
+    tree = weights()
+    (server.folder / "m.zcr").write_bytes(saved({**tree, "rows": tree["large"][1000:9000]}))
+    rec = zcrecord.load_record(f"{server.url}/m.zcr", expect=local(server).content_digest(), cache=False)
+    again = pickle.loads(pickle.dumps(rec))
+    poison(server)
+    with pytest.raises(IntegrityError, match="digest does not match"):
+        again.load_into(loader, "rows" if box is None else "large", slices=box and {"large": box})
+
+
 def test_a_pickled_record_is_known_by_more_than_the_checksum_of_its_index(server: Server) -> None:
     """A CRC of 32 bits is matched by whoever wants to."""
     rec = zcrecord.load_record(f"{server.url}/m.zcr")
