@@ -73,6 +73,19 @@ def test_a_key_with_an_empty_part_is_refused_since_a_folder_has_no_such_name(mem
         plan(ALL, tmp_path / "out")
 
 
+@pytest.mark.parametrize("name", ["prod.zcr::x.onnx", "prod.onnx?x.onnx"])
+def test_a_name_that_means_another_file_in_a_url_is_refused(memory: Any, tmp_path: Path, name: str) -> None:
+    put(memory, name, external())
+    (tmp_path / "models").mkdir()
+    (tmp_path / "models" / name).write_bytes(external())
+    for source, dest in ((ALL, tmp_path / "out"), (tmp_path / "models", "memory://out")):
+        with pytest.raises(
+            NameCollisionError, match="'::' or '\\?' in it, which mean something else in a URL; rename it"
+        ):
+            plan(source, dest)
+    assert [job.nbytes for job in plan(tmp_path / "models", tmp_path / "out")] == [len(external())]
+
+
 @pytest.mark.slow
 def test_models_below_a_url_are_planned_and_converted(memory: Any, tmp_path: Path) -> None:
     whole = write_models(tmp_path / "models", 20, 1)

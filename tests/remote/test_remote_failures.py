@@ -479,6 +479,17 @@ def test_secrets_for_one_server_do_not_go_on_to_another(
     assert "SECRET" not in str(heard)
 
 
+def test_a_path_that_fsspec_would_cut_is_refused(tmp_path: Path) -> None:
+    zcrecord.save_record({"w": np.zeros(3)}, tmp_path / "model")
+    told = r": has '::' in it, where fsspec would cut it and take another file; write %3A%3A"
+    with pytest.raises(UnsupportedError, match=told):
+        zcrecord.load_record(f"file://{tmp_path}/model::v2.zcr")
+    with pytest.raises(UnsupportedError, match=told):
+        zcrecord.save_record({"w": np.ones(3)}, f"file://{tmp_path}/model::v2.zcr")
+    with pytest.raises(UnsupportedError, match=told):
+        zcrecord.load_record("http://[::1]:80/model.zcr")
+
+
 @pytest.mark.parametrize("kind", ["zip", "tar"])
 def test_a_file_that_is_no_file_system_is_one_error(kind: str, tmp_path: Path) -> None:
     (tmp_path / f"{kind}.bad").write_bytes(b"neither")

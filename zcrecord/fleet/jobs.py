@@ -164,6 +164,9 @@ def _targets(models: Mapping[str, str], source: str, dest: str) -> dict[str, str
         if "" in path.split("/"):  # the key of an object: a folder of files has one name for both
             what = f"the name {printable(repr(path))} has an empty part; rename it"
             raise NameCollisionError(what, path=shown(source))
+        if (is_url(source) or is_url(dest)) and ("::" in path or "?" in path):  # a URL with it is another file's
+            what = f"the name {printable(repr(path))} has '::' or '?' in it, which mean something else in a URL"
+            raise NameCollisionError(f"{what}; rename it", path=shown(source))
         if (other := out.setdefault(target, path)) != path:
             what = f"{printable(other)} and {printable(path)} would both become {printable(target)}"
             raise NameCollisionError(f"{what}; choose one format (source_format=), or rename one", path=shown(source))

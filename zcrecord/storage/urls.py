@@ -169,7 +169,9 @@ async def _leave_headers(session: Any, _context: Any, hop: Any) -> None:
 
 
 def _check_url(url: str) -> None:
-    """Raise UnsupportedError for a URL without a valid host and port; the message quotes nothing of it.
+    """Raise UnsupportedError for a URL that names no one file, such as one without a valid host and port.
+
+    The message quotes nothing that may be secret.
 
     A password with '/' or ':' in it, for one, makes the rest of the password a port.
     """
@@ -180,6 +182,11 @@ def _check_url(url: str) -> None:
     except ValueError:
         what = "this URL has no host and port that are valid"
         raise UnsupportedError(f"{what}; write special characters of user and password as %XX") from None
+    for part in _CHAINED.split(url):
+        if "::" in part.partition("://")[2]:
+            what = "has '::' in it, where fsspec would cut it and take another file"
+            how = "write %3A%3A for HTTP and addresses of IPv6 in full, or rename the file"
+            raise UnsupportedError(f"{what}; {how}", path=redacted(url))
 
 
 def protocols_of(fs: Any) -> tuple[str, ...]:
