@@ -34,6 +34,7 @@ _TRIES = 3  # of one job, if it fails by what may pass
 _KILLED = "its worker was killed {tried} times; is there enough memory for so many --jobs?"
 
 _ending = False  # this worker was told to end
+_working = False  # whether a job is running in this worker
 
 
 class _Results:
@@ -196,7 +197,10 @@ def _begin() -> None:
 
 
 def _end(number: int, _frame: Any) -> None:
+    """End this worker: by an exception that removes scratch files in a job; between jobs the pool would catch that."""
     global _ending
+    if not _working:
+        os._exit(128 + number)
     if not _ending:  # a second signal would come while scratch files are removed
         _ending = True
         raise SystemExit(128 + number)
@@ -210,6 +214,16 @@ def _follow() -> None:
 
 
 def _work(job: Job) -> Outcome:
-    if _ending:
-        raise SystemExit(1)
-    return convert_one(job)
+    try:
+        return _converted(job)
+    except SystemExit as ended:  # the pool would take it for the job's answer, and have this worker wait for the next
+        os._exit(int(ended.code or 1))
+
+
+def _converted(job: Job) -> Outcome:
+    global _working
+    _working = True
+    try:
+        return convert_one(job)
+    finally:
+        _working = False
