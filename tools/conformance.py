@@ -353,8 +353,9 @@ def cut(text: str) -> str:
 
 
 def rule_text(number: int) -> str:
-    """Return a rule of schema/FORMAT.md in one line, its level in brackets."""
-    text = (ROOT / "schema" / "FORMAT.md").read_text(encoding="utf-8")
+    """Return a rule of schema/FORMAT.md or CONVENTIONS.md in one line, its level in brackets."""
+    pages = ("FORMAT.md", "CONVENTIONS.md")
+    text = "\n".join((ROOT / "schema" / page).read_text(encoding="utf-8") for page in pages)
     found = re.search(rf"^\*\*R{number}\.\*\* (.*?)(?=\n\n|\Z)", text, re.MULTILINE | re.DOTALL)
     return f"R{number}. {' '.join(found[1].split())}" if found else f"R{number}"
 

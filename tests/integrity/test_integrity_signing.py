@@ -69,7 +69,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def test_signature_is_the_one_of_the_specification(path: Path) -> None:
-    """A signature made by FORMAT.md's text alone is equal."""
+    """A signature made by CONVENTIONS.md's text alone is equal."""
     with zcrecord.load_record(path) as record:
         value = record.metadata[f"zcrecord.signature.{KEY_ID}"]
         text = f"zcrecord signature 1 ed25519\n{KEY_ID}\n{record.content_digest()}\n"

@@ -78,7 +78,8 @@ def test_wheel_holds_the_package_and_the_schema_and_nothing_else(wheel: Path) ->
     about = {f"{INFO}/{name}" for name in ("METADATA", "WHEEL", "RECORD", "entry_points.txt")} | {
         f"{INFO}/licenses/{name}" for name in LICENSES
     }
-    assert {"schema/FORMAT.md", "schema/zcrecord.fbs", "zcrecord/_schema/__init__.py"} <= published
+    assert {"schema/FORMAT.md", "schema/CONVENTIONS.md", "schema/zcrecord.fbs"} <= published
+    assert "zcrecord/_schema/__init__.py" in published
     assert {"zcrecord/py.typed", "zcrecord/LICENSE", "zcrecord/CHANGELOG.md"} <= published
     assert set(contents(wheel)) == {re.sub("^schema/", "zcrecord/_schema/", name) for name in published} | about
 
@@ -96,7 +97,8 @@ def test_installed_package_is_found_by_vllm(wheel: Path) -> None:
 
 def test_wheel_holds_no_guide_and_no_page_of_the_reference(wheel: Path) -> None:
     texts = {name for name in contents(wheel) if name.endswith(".md")}
-    assert texts == {"zcrecord/CHANGELOG.md", "zcrecord/_schema/FORMAT.md", "zcrecord/_schema/SECURITY.md"}
+    pages = {f"zcrecord/_schema/{name}.md" for name in ("FORMAT", "CONVENTIONS", "SECURITY")}
+    assert texts == {"zcrecord/CHANGELOG.md"} | pages
 
 
 def test_wheel_suits_every_platform(wheel: Path) -> None:

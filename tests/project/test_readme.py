@@ -40,8 +40,9 @@ def test_readme_leads_to_every_guide_and_to_the_map() -> None:
     assert {*guides.GUIDES, guides.REFERENCE / "README.md", guides.MAP, guides.CONTRIBUTING} <= linked
 
 
-def test_links_of_readme_and_guides_lead_somewhere() -> None:
-    for page in (guides.README, guides.CONTRIBUTING, guides.RELEASING, guides.MAP, *guides.PACKAGES, *guides.GUIDES):
+def test_links_of_readme_guides_and_specification_lead_somewhere() -> None:
+    pages = (guides.README, guides.CONTRIBUTING, guides.RELEASING, guides.MAP, *guides.PACKAGES, *guides.GUIDES)
+    for page in (*pages, *(guides.ROOT / "schema").glob("*.md")):
         for target in re.findall(r"\]\(([^)]+)\)", page.read_text(encoding="utf-8")):
             if not target.startswith("https://"):
                 file, _, heading = target.partition("#")

@@ -138,7 +138,7 @@ def xxh64(data: bytes) -> int:
 
 
 def frames_of(data: bytes) -> list[Frame]:
-    """Return the seek table of a packed archive, taken apart by FORMAT.md alone."""
+    """Return the seek table of a packed archive, taken apart by CONVENTIONS.md alone."""
     count, descriptor, magic = struct.unpack("<IBI", data[-9:])
     assert (descriptor, magic) == (0x80, 0x8F92EAB1)
     table = data[-(12 * count + 17) :]

@@ -1,4 +1,4 @@
-"""schema/FORMAT.md and schema/zcrecord.fbs as data: tables, rules and the hex example; structs, enums and vectors."""
+"""FORMAT.md, CONVENTIONS.md and zcrecord.fbs as data: tables, rules, the hex example; structs, enums and vectors."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 __all__ = [
+    "CONVENTIONS",
     "FBS",
     "FORMAT",
     "LEVELS",
+    "PAGES",
     "Field",
     "Vector",
     "alignment_of",
@@ -24,6 +26,8 @@ __all__ = [
 
 ROOT = Path(__file__).resolve().parents[2]
 FORMAT = (ROOT / "schema" / "FORMAT.md").read_text(encoding="utf-8")
+CONVENTIONS = (ROOT / "schema" / "CONVENTIONS.md").read_text(encoding="utf-8")
+PAGES = f"{FORMAT}\n{CONVENTIONS}"
 FBS = re.sub(r"//.*", "", (ROOT / "schema" / "zcrecord.fbs").read_text(encoding="utf-8"))
 
 NAMES = {"ubyte": "u8", "ushort": "u16", "uint": "u32", "ulong": "u64", "int": "i32", "long": "i64"}
@@ -49,8 +53,8 @@ class Vector(NamedTuple):
 
 def section(title: str) -> str:
     """Return the text under a heading, up to the next of its level or above."""
-    found = re.search(rf"^(##+) {re.escape(title)}.*?\n(.*?)(?=^##+ |\Z)", FORMAT, re.MULTILINE | re.DOTALL)
-    assert found, f"FORMAT.md has no section '{title}'"
+    found = re.search(rf"^(##+) {re.escape(title)}.*?\n(.*?)(?=^##+ |\Z)", PAGES, re.MULTILINE | re.DOTALL)
+    assert found, f"no page has a section '{title}'"
     return found[2]
 
 
@@ -66,13 +70,8 @@ def table(title: str) -> list[dict[str, str]]:
 
 def rules() -> dict[int, tuple[str, str]]:
     """Return level and text of every rule, its lines joined, by its number."""
-    found = re.findall(r"^\*\*R(\d+)\.\*\* \[(\w+)\] (.*?)(?=\n\n|\Z)", section_of_rules(), re.MULTILINE | re.DOTALL)
+    found = re.findall(r"^\*\*R(\d+)\.\*\* \[(\w+)\] (.*?)(?=\n\n|\Z)", PAGES, re.MULTILINE | re.DOTALL)
     return {int(number): (level, " ".join(text.split())) for number, level, text in found}
-
-
-def section_of_rules() -> str:
-    """Return the part between the heading of the rules and the next one of its level."""
-    return FORMAT.split("\n## Rules\n", 1)[1].split("\n## ", 1)[0]
 
 
 def hex_example() -> bytes:

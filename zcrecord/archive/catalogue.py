@@ -1,6 +1,6 @@
 """Catalogues: one archive over many files, its shards. A shard is opened when something in it is first needed.
 
-A catalogue is a plain archive whose tensors are tables, by the convention of FORMAT.md. `open_catalogue` makes of it a
+A catalogue is a plain archive whose tensors are tables, as CONVENTIONS.md has them. `open_catalogue` makes of it a
 `ShardedArchive`: its index is that of the whole, its payloads lie in the shards, and what reads an archive by
 `view`, `payload` and `home` reads it, too. Copies nothing but tensors that are split over shards.
 """

@@ -1,7 +1,7 @@
 """Python values without a type of the format, as modules, and integer keys, as text: both ways; names of conventions.
 
-The conventions are those of schema/FORMAT.md. A value becomes a module of kind OBJECT with one attribute, `value`; keys
-that are integers make a mapping a NUMBERED module. `writing.flatten` takes records apart, `archive.unflatten` puts them
+schema/CONVENTIONS.md has them. A value becomes a module of kind OBJECT with one attribute, `value`; keys that
+are integers make a mapping a NUMBERED module. `writing.flatten` takes records apart, `archive.unflatten` puts them
 together.
 """
 

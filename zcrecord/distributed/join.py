@@ -25,7 +25,7 @@ __all__ = ["FLAT", "OBJECTS", "PATHS", "PLANNER_DATA", "VERSION", "joined"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
-# Names in the metadata of a checkpoint; FORMAT.md tells what they hold.
+# Names in the metadata of a checkpoint; CONVENTIONS.md tells what they hold.
 VERSION = "zcrecord.checkpoint"
 FLAT, OBJECTS, PATHS, PLANNER_DATA = (f"{VERSION}.{name}" for name in ("flat", "objects", "paths", "planner_data"))
 

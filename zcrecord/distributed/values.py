@@ -2,7 +2,7 @@
 
 None, bool, int, float, str and bytes are attributes, and lists, tuples and dicts of them attributes or modules, as
 `save_record` makes them; complex numbers, dtypes and devices the modules of `codec.conventions`. Everything else is the
-bytes that torch.save gives, in a module of type name `zcr:torch_save`. FORMAT.md has the convention.
+bytes that torch.save gives, in a module of type name `zcr:torch_save`. CONVENTIONS.md has the convention.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Stamps: what an archive keeps of the conversion it comes from, and what is kept of a model that was refused.
 
-A stamp is one text in the archive's metadata (FORMAT.md, "Conversions"): the versions of the files that were read, the
+A stamp is one text in the metadata (CONVENTIONS.md, "Conversions"): the versions of the files that were read, the
 options, the version of the format. Equal stamps mean equal archives. A refusal is a small file beside the place that
 the archive would have: the stamp it would have, and the error.
 """

@@ -1,7 +1,7 @@
 """Ed25519 signatures over a record's content digest, kept in the metadata of its archive.
 
 The content digest is the same for every layout and does not cover metadata, so a signature stays valid when the archive
-is aligned anew, packed, converted and converted back. FORMAT.md specifies the signed bytes. Keys and cryptography are
+is aligned anew, packed, converted and converted back. CONVENTIONS.md has the signed bytes. Keys and cryptography are
 left to the package `cryptography`.
 """
 

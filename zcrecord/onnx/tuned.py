@@ -2,7 +2,7 @@
 
 They are bytes attributes of a module of their own, of type "zcr:onnx_tuned": no tensors of the record. This module
 reads and checks a tuned part, gives the archive without it, and the model that ONNX Runtime takes. Making one is left
-to `tuner`, sessions to `runtime`. schema/FORMAT.md specifies it.
+to `tuner`, sessions to `runtime`. schema/CONVENTIONS.md specifies it.
 
 Source: ONNX Runtime 1.20 to 1.32, `tensor_external_data_info.cc` and `graph.cc` for `prepacked_N`, the entries of
 external_data that name packed weights.
@@ -159,7 +159,7 @@ class TunedTarget(NamedTuple):
 
         Raises:
             FormatError: external data are those of no initializer, or no payload's, or unaligned, or packed weights
-                are not as FORMAT.md says. LimitError: the model is too large, or has too many mappings.
+                are not as CONVENTIONS.md says. LimitError: the model is too large, or has too many mappings.
         """
         rows = archive.index.payloads
         base = start + archive.header.payload_offset
@@ -246,7 +246,7 @@ def read_tuned(archive: Archive) -> TunedPart | None:
     """Return the tuned part of an archive, None if it has none; reads no payload.
 
     Raises:
-        FormatError: it is not as FORMAT.md says.
+        FormatError: it is not as CONVENTIONS.md says.
     """
     top = tuned_module(archive)
     if top is None:
@@ -276,7 +276,7 @@ def check_interfaces(archive: Archive) -> None:
     Those of other conventions may be written in another way, and are left out.
 
     Raises:
-        FormatError: one has others, or the tuned part is not as FORMAT.md says.
+        FormatError: one has others, or the tuned part is not as CONVENTIONS.md says.
     """
     part = read_tuned(archive)
     for target in part.targets if part is not None else ():
@@ -285,7 +285,7 @@ def check_interfaces(archive: Archive) -> None:
 
 
 def targets_of(archive: Archive) -> tuple[str, ...]:
-    """Return the targets of a tuned part as text, each once; none if it is missing, or not as FORMAT.md says."""
+    """Return the targets of a tuned part as text, each once; none if it is missing, or not as CONVENTIONS.md says."""
     try:
         part = read_tuned(archive)
     except FormatError:
@@ -300,7 +300,7 @@ def describe(archive: Archive, here: TuningTarget | None) -> dict[str, Any] | No
     reason why it does not fit `here`. `fits` is None if `here` is not known.
 
     Raises:
-        FormatError: the tuned part is not as FORMAT.md says.
+        FormatError: the tuned part is not as CONVENTIONS.md says.
     """
     part = read_tuned(archive)
     if part is None:
@@ -435,7 +435,7 @@ def untuned_record(record: Record) -> Record:
     """Return a record as it was before tuning, for what the tuned part must not go into; itself if it has none.
 
     Raises:
-        FormatError: the tuned part is not as FORMAT.md says.
+        FormatError: the tuned part is not as CONVENTIONS.md says.
     """
     part = read_tuned(record.archive)
     return record if part is None else Record(untuned(record.archive, part))
@@ -451,7 +451,7 @@ def size_before(archive: Archive) -> int:
     """Return the size of an archive without its tuned part, in bytes; reads the header from before alone.
 
     Raises:
-        FormatError: the tuned part is not as FORMAT.md says.
+        FormatError: the tuned part is not as CONVENTIONS.md says.
     """
     part = read_tuned(archive)
     return archive.header.archive_size if part is None else _header_before(part).archive_size

@@ -1,6 +1,6 @@
 """`ShardedWriter`: payloads as they come, into archives of a limited size, and a catalogue that makes one of them.
 
-A payload lies in one shard, and so do all tensors that share it. FORMAT.md tells what a catalogue holds.
+A payload lies in one shard, and so do all tensors that share it. CONVENTIONS.md tells what a catalogue holds.
 """
 
 from __future__ import annotations

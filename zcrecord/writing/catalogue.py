@@ -1,4 +1,4 @@
-"""The tables of a catalogue: one record over many archives. FORMAT.md has the convention.
+"""The tables of a catalogue: one record over many archives. CONVENTIONS.md has the convention.
 
 The outline is header, index and trailer that the whole would have as one archive, index in front. The tables of pieces
 say in which file each payload of that index lies, and which box of a tensor each piece is, where tensors are split.
