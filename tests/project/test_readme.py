@@ -51,6 +51,13 @@ def test_links_of_readme_guides_and_specification_lead_somewhere() -> None:
                 assert not heading or heading in headings(found.read_text(encoding="utf-8")), f"{page}: {target}"
 
 
+def test_the_map_and_the_specification_open_with_the_same_terms() -> None:
+    pages = (guides.MAP, guides.ROOT / "schema" / "FORMAT.md")
+    map_, page = (path.read_text("utf-8").split("\n## ")[1].splitlines()[:20] for path in pages)
+    assert map_[0] == "Terms"
+    assert [line for line in map_ if line.startswith("|")] == [line for line in page if line.startswith("|")]
+
+
 def headings(text: str) -> set[str]:
     """Return the anchors of a page's headings, as GitHub makes them."""
     found = re.findall(r"^#+ (.+)$", text, re.MULTILINE)

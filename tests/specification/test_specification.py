@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import re
 import subprocess
@@ -9,6 +10,7 @@ import zlib
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 import specification
@@ -180,6 +182,41 @@ def test_dtype_table_is_the_code_s() -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.filterwarnings("ignore:invalid value encountered in cast:RuntimeWarning")  # numpy's, of NaNs
+def test_floats_are_read_as_the_table_says() -> None:
+    """Codes of types of up to 16 bits have the value that ml_dtypes gives them."""
+    rows = {row["name"]: row for row in specification.table("Floats")}
+    assert list(rows) == [d.name for d in dtypes.DTYPES if d.name.startswith(("float", "bfloat"))]
+    for name, row in rows.items():
+        bits, dtype = dtypes.by_name[name].bits, dtypes.by_name[name].numpy
+        assert dtype is not None
+        assert bits == int(row["exponent bits"]) + int(row["mantissa bits"]) + (name != "float8_e8m0fnu")
+        most = eval(row["greatest"].replace("^", "**"))
+        if bits > 16:
+            info = np.finfo(dtype)
+            assert (info.nexp, info.nmant, info.max) == (int(row["exponent bits"]), int(row["mantissa bits"]), most)
+            assert int(row["bias"]) == info.maxexp - 1 and row["specials"] == "infinities, NaN"
+        else:
+            codes = np.arange(0, 1 << bits, 1 if bits <= 8 else 31, dtype=np.uint16 if bits > 8 else np.uint8)
+            values = np.array([value(int(code), row) for code in codes])
+            np.testing.assert_array_equal(codes.view(dtype).astype(np.float64), values)
+            assert max(values[np.isfinite(values)]) <= most == float(ml_dtypes.finfo(dtype).max)
+
+
+def value(code: int, row: dict[str, str]) -> float:
+    """Return the value of a code by the words below the table."""
+    exponent, mantissa, bias = (int(row[column]) for column in ("exponent bits", "mantissa bits", "bias"))
+    m, e = code & (1 << mantissa) - 1, code >> mantissa & (1 << exponent) - 1
+    sign = -1 if code >> mantissa + exponent & 1 else 1
+    if code in {int(nan, 16) for nan in re.findall("0x[0-9A-F]{2}", row["specials"])}:
+        return float("nan")
+    if row["specials"] == "infinities, NaN" and e == (1 << exponent) - 1:
+        return float("nan") if m else sign * float("inf")
+    if not mantissa:
+        return float(2.0 ** (e - bias))
+    return float(sign * (2.0 ** (e - bias) * (1 + m / 2**mantissa) if e else 2.0 ** (1 - bias) * m / 2**mantissa))
+
+
 def test_dtypes_of_schema_table_and_generated_code_are_the_same() -> None:
     codes = {d.name.upper(): d.code for d in dtypes.DTYPES} | {"INVALID": 0}
     assert codes == ENUMS["DType"] == {key: code for key, code in vars(_schema.DType).items() if key.isupper()}
@@ -227,6 +264,17 @@ def test_hex_example_is_what_is_saved_today_and_loads() -> None:
     assert saved.getvalue() == specification.hex_example() == (VALID / "tiny.zcr").read_bytes()
     record = zcrecord.load_record(specification.hex_example(), verify="full")
     assert {name: value.tolist() for name, value in record.items()} == {"w": [1, 2, 3]}
+    assert f"`{record.content_digest()}`" in specification.section("A tiny archive, byte by byte")
+
+
+def test_content_digest_of_the_example_is_of_the_bytes_that_the_page_lists() -> None:
+    text = " ".join(specification.section("A tiny archive, byte by byte").split("```")[0].split())
+    numbers = [[int(n) for n in found.split(", ")] for found in re.findall(r"numbers ((?:\d+, )+\d+)", text)]
+    payload = hashlib.sha256(bytes([1, 2, 3]))
+    assert payload.hexdigest() in text
+    module, tensor, layout_of = (b"".join(n.to_bytes(8, "little") for n in part) for part in numbers)
+    data = b"zcrecord content digest 2\n" + module + tensor + b"w" + layout_of + payload.digest()
+    assert f"these {len(data)} bytes" in text and f"`sha256:{hashlib.sha256(data).hexdigest()}`" in text
 
 
 class Recipe:
