@@ -71,7 +71,7 @@ function aboutArchive(model) {
   return make("div", {}, make("h3", {}, "Archive"), list(pairs));
 }
 
-/** Returns the machines that an archive is tuned for, a line each; CONVENTIONS.md, "Tuned models", has the attributes. */
+/** Returns the machines that an archive is tuned for, a line each, by CONVENTIONS.md, "Tuned models". */
 function tunedFor({ modules, attributes }) {
   const targets = attributes.value.filter((_, i) =>
     attributes.key[i] === "target" && modules.type[attributes.module[i]] === "zcr:onnx_target");
