@@ -317,48 +317,6 @@ def test_a_child_that_outlives_a_saver_that_died_keeps_no_lock(tmp_path: Path, m
 
 
 @POSIX
-def test_a_signal_s_handler_that_saves_as_a_folder_is_locked_does_not_wait_for_its_own_thread(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    import fcntl
-
-    another, lock = Another(path.with_name("other.zcr")), fcntl.flock
-
-    def locked(fd: int, what: int) -> None:
-        lock(fd, what)
-        if stat.S_ISDIR(os.fstat(fd).st_mode) and not another.done:
-            another.done = True
-            another.save()
-
-    monkeypatch.setattr(fcntl, "flock", locked)
-    monkeypatch.setattr(scratch, "_PATIENCE", 0)
-    archive(path)
-    assert another.done
-    assert sorted(os.listdir(path.parent)) == ["m.zcr", "other.zcr"]
-
-
-@pytest.mark.parametrize("make, change", EDITS)
-def test_a_signal_s_handler_is_refused_between_a_look_at_the_file_and_its_replacement(
-    make: Callable[[Path], None], change: Callable[[Path], None], path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    make(path)
-    before, another, replace = path.read_bytes(), Another(path), os.replace
-
-    def replaced(source: str, dest: str) -> None:
-        if dest == str(path):
-            another.save()
-        replace(source, dest)
-
-    monkeypatch.setattr(os, "replace", replaced)
-    with pytest.raises(SourceError, match="a signal's handler came as this thread was about to replace the file"):
-        change(path)
-    assert path.read_bytes() == before
-    assert not [name for name in os.listdir(path.parent) if name.endswith("scratch")]
-    monkeypatch.undo()
-    another.save()
-
-
-@POSIX
 @pytest.mark.parametrize("call", ["open", "flock"])
 def test_a_folder_whose_lock_cannot_be_asked_for_now_is_an_error(
     call: str, path: Path, monkeypatch: pytest.MonkeyPatch

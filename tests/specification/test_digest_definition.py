@@ -5,6 +5,7 @@ The bytes are those of tools/generate/golden_contents.py, made from the page; th
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import struct
 from collections.abc import Callable, Iterable, Iterator
@@ -239,11 +240,18 @@ def known(value: Any) -> Any:
     return type(value), struct.pack("<d", value) if isinstance(value, float) else value
 
 
+def is_saved(tree: Any) -> bool:
+    """Return False if a list of plain values, an attribute, has the full name of another."""
+    with contextlib.suppress(zcrecord.NameCollisionError):
+        return bool(r.saved(tree))
+    return False
+
+
 @pytest.mark.slow
 @hypothesis.given(trees=st.lists(st.dictionaries(KEYS, SMALL, max_size=2), min_size=2, max_size=12))
 @hypothesis.settings(max_examples=rounds(40), deadline=None)
 def test_small_records_share_a_digest_if_and_only_if_they_are_equal(trees: list[Any]) -> None:
-    trees = [tree for tree in trees if r.names_are_unique(tree)]
+    trees = [tree for tree in trees if r.names_are_unique(tree) and is_saved(tree)]
     trees += [{key: tree[key] for key in reversed(tree)} for tree in trees]
     digests = [zcrecord.load_record(r.saved(tree)).content_digest() for tree in trees]
     for (a, one), (b, other) in itertools.combinations(zip(trees, digests, strict=True), 2):

@@ -81,7 +81,7 @@ def fails(capsys: pytest.CaptureFixture[str], status: int, pattern: str, start: 
 
 
 def python(*arguments: str, **options: Any) -> subprocess.CompletedProcess[bytes]:
-    return subprocess.run([sys.executable, *arguments], capture_output=True, timeout=60, **options)
+    return subprocess.run([sys.executable, *arguments], capture_output=True, timeout=300, **options)
 
 
 def safetensors(path: Path) -> None:
@@ -138,7 +138,7 @@ def run_console(block: str) -> int:
         shell = ["bash", "-c", SHELL + match["command"]]
         environment = {**os.environ, "PYTHONPATH": str(ROOT)}
         done = subprocess.run(
-            shell, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=60, env=environment
+            shell, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=300, env=environment
         )
         pattern = re.escape(match["shown"]).replace(r"\.\.\.", ".*")
         assert re.fullmatch(pattern, done.stdout), f"$ {match['command']}\n{done.stdout}\nshown is:\n{match['shown']}"

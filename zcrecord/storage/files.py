@@ -14,7 +14,6 @@ import re
 import stat
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextvars import ContextVar
 from typing import IO, Any, NoReturn, TypeGuard
 
 from zcrecord.errors import DestinationExistsError, SourceError, SourceNotFoundError, UnsupportedError
@@ -366,7 +365,7 @@ def put_in_place(scratch: str, path: str, *, durable: bool, replaces: Identity |
         reports an error.
     """
     folder = os.path.dirname(path)
-    with refusals(path), folder_lock(folder), _only_here(path, replaces is not None):
+    with refusals(path), folder_lock(folder):
         if replaces is not None and version_of(path) != replaces:
             if not replaces:
                 what = "was made by another saver meanwhile, and stays; look at it, and start again"
@@ -376,29 +375,6 @@ def put_in_place(scratch: str, path: str, *, durable: bool, replaces: Identity |
         os.replace(scratch, path)
     if durable and os.name == "posix":
         sync_folder(folder)
-
-
-_placing: ContextVar[tuple[str, ...]] = ContextVar("_placing", default=())  # paths that were looked at, by this thread
-
-
-@contextlib.contextmanager
-def _only_here(path: str, looks: bool) -> Iterator[None]:
-    """Run a block that puts a file at a path, after a look at what is there if it `looks`.
-
-    Raises:
-        SourceError: it comes between such a look and the move, as the block of a signal's handler may: no lock keeps
-        a thread from itself.
-    """
-    outer = _placing.get()
-    if path in outer:
-        what = "cannot write: a signal's handler came as this thread was about to replace the file"
-        raise SourceError(f"{what}; save from the handler under another name, or after it", path=path)
-    try:
-        if looks:
-            _placing.set((*outer, path))
-        yield
-    finally:
-        _placing.set(outer)
 
 
 def _make_like(path: str, like: str) -> None:

@@ -163,12 +163,11 @@ def folder_lock(folder: str) -> Iterator[None]:
         outer = _locked.get()
         around = outer() if outer is not None else None
         if around and os.path.sameopenfile(around.fileno(), here.fileno()):
-            _wait(around, folder)  # a signal may have come before the outer block had the lock: it gets it now
             yield
             return
+        _wait(here, folder)
         try:
-            _locked.set(weakref.ref(here))  # first, or the block of a signal's handler would wait for this one
-            _wait(here, folder)
+            _locked.set(weakref.ref(here))
             yield
         finally:
             _unlock(here)
