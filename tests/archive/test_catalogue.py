@@ -6,8 +6,10 @@ import hashlib
 import os
 import pickle
 import shutil
+import sys
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -143,6 +145,70 @@ def test_edits_of_a_private_copy_stay_apart(path: Path, one: zcrecord.Record) ->
     assert zcrecord.load_record(path)["head"][0] == 0
     assert record.content_digest() != one.content_digest()
     record.verify()
+
+
+ZEROS = {"m": {"w": np.zeros(100)}, "n": {"v": np.zeros(100)}}
+EDITED: str = zcrecord.load_record(r.saved({**ZEROS, "m": {"w": np.append(9.0, np.zeros(99))}})).content_digest()
+SEEN: dict[str, Callable[[zcrecord.Record], tuple[Any, Callable[[], Any]]]] = {
+    "a module's, by the record": lambda c: (c.module("m")["w"], lambda: c["m.w"]),
+    "a module's, by a save": lambda c: (c.module("m")["w"], lambda: zcrecord.load_record(r.saved(c))["m.w"]),
+    "the record's, by an earlier part": lambda c: (c["m.w"], partial(c.select("m.*").__getitem__, "m.w")),
+    "the record's, by a later part": lambda c: (c["m.w"], lambda: c.select("m.*")["m.w"]),
+    "torch's, by the record": lambda c: (c.torch()["m.w"], lambda: c["m.w"]),
+    "torch's of a module, by the record": lambda c: (c.module("m").torch()["w"], lambda: c["m.w"]),
+    "that in a tree for torch, by the record": lambda c: (c.tree("torch")["m"]["w"], lambda: c["m.w"]),
+    "that in a tree, by the record": lambda c: (c.tree()["m"]["w"], lambda: c["m.w"]),
+    "a module's, by the digest": lambda c: (c.module("m")["w"], lambda: [9 * (c.content_digest() == EDITED)]),
+    "the record's, by a hollow one that it fills": lambda c: (c["m.w"], lambda: filled_by(c)["m.w"]),
+    "a part's, by another": lambda c: (c.select("m.*")["m.w"], partial(c.select("*.w").__getitem__, "m.w")),
+}
+
+
+def filled_by(record: zcrecord.Record) -> zcrecord.Record:
+    hollow = record.hollow()
+    hollow.fill_by("read", record)
+    sealed: zcrecord.Record = hollow.seal()
+    return sealed
+
+
+@pytest.mark.parametrize("what", SEEN)
+def test_an_edit_of_a_private_copy_is_seen_by_the_record_and_all_its_parts(what: str, tmp_path: Path) -> None:
+    zcrecord.save_record(ZEROS, tmp_path / "one.zcr")
+    zcrecord.save_record(ZEROS, tmp_path / "model.zcr", max_shard_size=1300)
+    assert len(shards_of(tmp_path / "model.zcr")) == 2
+    for name in ("one.zcr", "model.zcr"):
+        edited, seen = SEEN[what](zcrecord.load_record(tmp_path / name, mode="c"))
+        edited[0] = 9
+        assert seen()[0] == 9, name
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="platform: only Linux lists what is mapped")
+@pytest.mark.parametrize("last", range(3))
+@pytest.mark.parametrize("mode", ["r", "c"])
+def test_shards_are_closed_with_the_last_part(mode: Any, last: int, path: Path) -> None:
+    def mapped() -> bool:
+        return str(path.parent) in Path("/proc/self/maps").read_text(encoding="utf-8")
+
+    record = zcrecord.load_record(path, mode=mode)
+    users = [record, record.module("layers"), record.select("layers.*")]
+    names = ["layers.8.w", "8.w", "layers.8.w"]
+    users[1]["8.w"]  # opens the shard
+    kept, name = users.pop(last), names[last]
+    for user in users:
+        assert user.close() is False and kept[name][0, 0] == 8
+    assert kept["layers.0.w" if name != "8.w" else "0.w"][0, 0] == 0, "opened now"
+    assert mapped() and kept.close() is True and not mapped()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="platform: only Linux lists what is mapped")
+@pytest.mark.parametrize("mode", ["r", "c"])
+def test_a_part_that_is_dropped_leaves_nothing_open(mode: Any, path: Path) -> None:
+    record = zcrecord.load_record(path, mode=mode)
+    part = record.module("layers")
+    assert part["8.w"][0, 0] == 8 and record.close() is False
+    del part
+    assert record.close() is True
+    assert str(path.parent) not in Path("/proc/self/maps").read_text(encoding="utf-8")
 
 
 def test_is_pickled_by_its_path(path: Path) -> None:

@@ -12,7 +12,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from math import prod
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
@@ -574,4 +574,5 @@ class ShardedArchive(Archive):
         """Let go of the catalogue and all shards; returns whether that released every mapping."""
         shards, self._ready, self._assembled = self.shards, None, {}
         super().release()
+        self._table = cast(Any, self.index)  # released, too: a view of the catalogue's tables holds its mapping
         return shards.release() if isinstance(shards, Shards) else True

@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from math import prod
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -20,6 +21,7 @@ from zcrecord.writing.catalogue import BLOBS
 
 from .archive import Archive
 from .private_copy import check_apart, twins_nbytes
+from .released import Released
 from .unflatten import attribute_entries
 
 __all__ = ["COPY_AGAIN", "PieceTable", "Shards", "table_of", "tiles"]
@@ -119,6 +121,36 @@ class PieceTable:
         return self._whole
 
 
+class _Opened:
+    """The shards that are open: one table for a record and all its parts. The last of them to be released closes them.
+
+    Attributes:
+        archives: those that are open, by number.
+        open: opens a shard by its file name.
+        pins: what their payloads are compared with, by file name.
+        source: of private copies, the shards that they are made of.
+        users: the record and its parts, which need not be released: they leave this when nothing holds them.
+    """
+
+    __slots__ = ("archives", "lock", "open", "pins", "source", "users")
+
+    def __init__(self, open_shard: Callable[[str], Archive], pins: dict[Any, Any], source: Shards | None) -> None:
+        self.open, self.pins, self.source, self.lock = open_shard, pins, source, threading.Lock()
+        self.archives: dict[int, Archive] = {}
+        self.users: weakref.WeakSet[Shards] = weakref.WeakSet()
+
+    def left(self, user: Shards) -> bool:
+        """Release all if no other user is left; returns whether that released every mapping."""
+        with self.lock:
+            self.users.discard(user)
+            if self.users:
+                return False
+            archives, self.archives = list(self.archives.values()), {}
+        if self.source is not None:
+            self.source.release()  # first: the copies hold the same mappings, and tell whether these are closed
+        return min([True, *[shard.release() for shard in archives]])  # each is released
+
+
 class Shards:
     """The files of a catalogue, each opened when first needed, and known by its trailer and the SHA-256 of its index.
 
@@ -127,7 +159,7 @@ class Shards:
         names: their file names.
     """
 
-    __slots__ = ("_blobs", "_lock", "_open", "_opened", "_pins", "_seals", "catalogue", "names")
+    __slots__ = ("__weakref__", "_blobs", "_opened", "_seals", "catalogue", "names")
 
     def __init__(self, catalogue: Archive, open_shard: Callable[[str], Archive]) -> None:
         """Read the table of files.
@@ -153,9 +185,8 @@ class Shards:
             table_of(catalogue, "files.trailer", np.uint8, (count, HEADER_SIZE)),
             table_of(catalogue, "files.index_sha256", np.uint8, (count, 32)),
         )
-        self._open, self._lock = open_shard, threading.Lock()
-        self._opened: dict[int, Archive] = {}
-        self._pins: dict[Any, Any] = {}
+        self._opened = _Opened(open_shard, {}, None)
+        self._opened.users.add(self)
         self._blobs: Sequence[Any] | None = None  # decoded once: each may be looked up
 
     def sizes(self) -> list[int]:
@@ -168,28 +199,28 @@ class Shards:
         return [0 if header is None else header.archive_size for header in found]
 
     def kept(self) -> Shards:
-        """Return them once more, to be released by themselves."""
-        with self._lock:
-            opened = {file: shard.kept() for file, shard in self._opened.items()}
-            return self._copied(self.catalogue.kept(), self._open, opened)
+        """Return them once more, to be released by themselves; a shard that either opens is open for both."""
+        return self._again(self.catalogue.kept(), self._opened)
 
     def private(self) -> Shards:
         """Return private copies of them, each made when it is first needed."""
-        apart = held = 0
+        source, apart, held = self.kept(), 0, 0
 
         def private(name: str) -> Archive:
             nonlocal apart, held
-            shard = self[self.names.index(name)]
+            shard = source[source.names.index(name)].kept()  # which the copy releases
             apart, held = apart + twins_nbytes(shard.index, len(shard.buffer)), held + len(shard.buffer)
-            check_apart(apart, held, self.catalogue.path)
+            check_apart(apart, held, source.catalogue.path)
             return shard.private()
 
-        return self._copied(self.catalogue.private(), private, {})
+        return self._again(self.catalogue.private(), _Opened(private, self._opened.pins, source))
 
-    def _copied(self, catalogue: Archive, open_shard: Callable[[str], Archive], opened: dict[int, Archive]) -> Shards:
+    def _again(self, catalogue: Archive, opened: _Opened) -> Shards:
         out = Shards.__new__(Shards)
-        out.catalogue, out.names, out._seals, out._pins = catalogue, self.names, self._seals, self._pins
-        out._open, out._opened, out._lock, out._blobs = open_shard, opened, threading.Lock(), self._blobs
+        out.catalogue, out.names, out._seals, out._blobs = catalogue, self.names, self._seals, self._blobs
+        out._opened = opened
+        with opened.lock:
+            opened.users.add(out)
         return out
 
     def __getitem__(self, file: int) -> Archive:
@@ -198,18 +229,19 @@ class Shards:
         Raises:
             SourceError: it is not there, or cannot be read. IntegrityError: it is not the one that the catalogue names.
         """
-        shard = self._opened.get(file)
+        opened = self._opened
+        shard = opened.archives.get(file)
         if shard is None:
-            with self._lock:
-                shard = self._opened.get(file)
+            with opened.lock:
+                shard = opened.archives.get(file)
                 if shard is None:
-                    shard = self._opened[file] = self._checked(file)
+                    shard = opened.archives[file] = self._checked(file)
         return shard
 
     def _checked(self, file: int) -> Archive:
         trailers, digests = self._seals
         try:
-            shard = self._open(self.names[file])
+            shard = self._opened.open(self.names[file])
         except SourceError as error:
             what = f"{error.message}; {self._whose(file)}"
             raise type(error)(what, path=error.path, errno=error.errno) from error
@@ -219,7 +251,7 @@ class Shards:
         elif hashlib.sha256(shard.buffer[h.index_offset :][: h.index_size]).digest() != digests[file].tobytes():
             what = f"its index is not the one that the catalogue names: {self._whose(file)}"
         else:
-            shard.pin(self._pins.get(self.names[file], {}))
+            shard.pin(self._opened.pins.get(self.names[file], {}))
             return shard
         path = shard.path
         shard.release()
@@ -258,24 +290,25 @@ class Shards:
 
     def opened(self) -> list[Archive]:
         """Return those that are open."""
-        return list(self._opened.values())
+        return list(self._opened.archives.values())
 
     def opened_by_name(self) -> list[tuple[str, Archive]]:
         """Return those that are open, with their names."""
-        return [(self.names[file], shard) for file, shard in list(self._opened.items())]
+        return [(self.names[file], shard) for file, shard in list(self._opened.archives.items())]
 
     def pin(self, pins: dict[Any, Any]) -> None:
         """Pin payloads of shards, given by their names, when these are opened."""
-        with self._lock:
-            self._pins = pins
+        with self._opened.lock:
+            self._opened.pins = pins
             for name, shard in self.opened_by_name():
                 shard.pin(pins.get(name, {}))
 
     def release(self) -> bool:
-        """Let go of all; returns whether that released every mapping."""
-        with self._lock:
-            opened, self._opened = [*self._opened.values(), self.catalogue], {}
-        return min([shard.release() for shard in opened])  # each is released
+        """Let go of all, and close what no part holds; returns whether that released every mapping."""
+        opened, released = self._opened, cast(Any, Released(self.catalogue.path))
+        # Views of the catalogue's tables hold its mapping. What parts have open goes with the last, released or not.
+        self._opened = self._seals = released
+        return min([True if isinstance(opened, Released) else opened.left(self), self.catalogue.release()])
 
 
 def _tile_one_axis(origin: list[list[int]], extent: list[list[int]], shape: tuple[int, ...]) -> bool | None:
