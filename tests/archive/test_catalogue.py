@@ -9,7 +9,6 @@ import shutil
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -152,7 +151,7 @@ EDITED: str = zcrecord.load_record(r.saved({**ZEROS, "m": {"w": np.append(9.0, n
 SEEN: dict[str, Callable[[zcrecord.Record], tuple[Any, Callable[[], Any]]]] = {
     "a module's, by the record": lambda c: (c.module("m")["w"], lambda: c["m.w"]),
     "a module's, by a save": lambda c: (c.module("m")["w"], lambda: zcrecord.load_record(r.saved(c))["m.w"]),
-    "the record's, by an earlier part": lambda c: (c["m.w"], partial(c.select("m.*").__getitem__, "m.w")),
+    "the record's, by an earlier part": lambda c: earlier_part(c),
     "the record's, by a later part": lambda c: (c["m.w"], lambda: c.select("m.*")["m.w"]),
     "torch's, by the record": lambda c: (c.torch()["m.w"], lambda: c["m.w"]),
     "torch's of a module, by the record": lambda c: (c.module("m").torch()["w"], lambda: c["m.w"]),
@@ -160,8 +159,13 @@ SEEN: dict[str, Callable[[zcrecord.Record], tuple[Any, Callable[[], Any]]]] = {
     "that in a tree, by the record": lambda c: (c.tree()["m"]["w"], lambda: c["m.w"]),
     "a module's, by the digest": lambda c: (c.module("m")["w"], lambda: [9 * (c.content_digest() == EDITED)]),
     "the record's, by a hollow one that it fills": lambda c: (c["m.w"], lambda: filled_by(c)["m.w"]),
-    "a part's, by another": lambda c: (c.select("m.*")["m.w"], partial(c.select("*.w").__getitem__, "m.w")),
+    "a part's, by another": lambda c: (c.select("m.*")["m.w"], lambda: c.select("*.w")["m.w"]),
 }
+
+
+def earlier_part(record: zcrecord.Record) -> tuple[Any, Callable[[], Any]]:
+    part = record.select("m.*")  # opens no shard
+    return record["m.w"], lambda: part["m.w"]
 
 
 def filled_by(record: zcrecord.Record) -> zcrecord.Record:
