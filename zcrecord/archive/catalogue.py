@@ -251,8 +251,8 @@ class ShardedArchive(Archive):
 
     def pins(self) -> dict[Any, Any]:
         """Return the seal, as "", and the pins of each shard that has any, by its name."""
-        found = {name: pins for name, shard in self.shards.opened_by_name() if (pins := shard.pins())}
-        return {"": self.seal(), **found} if found else {}
+        found = self.shards.pins()
+        return {**found, "": self.seal()} if found else {}
 
     def pin(self, pins: dict[Any, Any]) -> None:
         """Compare payloads with what they were, as of one archive; shards are not opened for that.

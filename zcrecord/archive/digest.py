@@ -233,6 +233,7 @@ def _text(octets: bytes) -> bytes:
 
 def _streamed(archive: Archive) -> Callable[[int], bytes] | None:
     """Return the SHA-256 of tensors of a remote archive, each hashed as it comes, in little memory; None for others."""
+    _pin_pieces(archive)  # before parts have shards of their own
     parts = archive.parts_by_file()
     if all(part.remote is None for part in parts):
         return None
@@ -241,6 +242,15 @@ def _streamed(archive: Archive) -> Callable[[int], bytes] | None:
         of = partial(_local_sha256, part) if part.remote is None else part.remote.sha256_of(part)
         by_name |= {name: partial(of, i) for i, name in enumerate(part.names())}
     return lambda i: by_name[archive.index.name(i)]()
+
+
+def _pin_pieces(archive: Any) -> None:
+    """Pin the pieces of split tensors in remote shards: a shard that has nothing else is not streamed."""
+    for number in archive.split_payloads() if archive.shard_names else ():
+        for file, there in archive.pieces_of(number):
+            start = file.header.payload_offset + int(file.index.payloads["offset"][there])
+            if file.remote is not None and start not in file.pins():
+                file.pin({start: hashlib.sha256(file.payload(there)).digest()})
 
 
 def _local_sha256(archive: Archive, i: int) -> bytes:

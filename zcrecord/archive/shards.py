@@ -296,6 +296,10 @@ class Shards:
         """Return those that are open, with their names."""
         return [(self.names[file], shard) for file, shard in list(self._opened.archives.items())]
 
+    def pins(self) -> dict[Any, Any]:
+        """Return the pins of each shard that has any, by its name; also of those that are not open yet."""
+        return {**self._opened.pins, **{name: pins for name, shard in self.opened_by_name() if (pins := shard.pins())}}
+
     def pin(self, pins: dict[Any, Any]) -> None:
         """Pin payloads of shards, given by their names, when these are opened."""
         with self._opened.lock:

@@ -18,7 +18,7 @@ import numpy as np
 from zcrecord.archive import subset
 from zcrecord.archive.archive import Archive
 from zcrecord.archive.info import ModuleInfo, TensorInfo
-from zcrecord.errors import FillError, ProducerError, RecordError, UnsupportedError
+from zcrecord.errors import FillError, LoadCancelledError, ProducerError, RecordError, UnsupportedError
 from zcrecord.loaders import Loader, load_into, plan_load
 from zcrecord.loaders.host import MappedLoader
 from zcrecord.loaders.load import loader_of
@@ -26,7 +26,9 @@ from zcrecord.loaders.plan import MAX_IN_FLIGHT
 from zcrecord.record.load import load_record
 from zcrecord.record.record import Record
 from zcrecord.storage.files import Progress
-from zcrecord.tensors.strides import as_bytes, memory_order
+from zcrecord.tensors import interop
+from zcrecord.tensors.packed import PackedTensor
+from zcrecord.tensors.strides import as_bytes
 
 from .skeleton import RecordSkeleton
 from .state import FillState, HollowConstant, State
@@ -240,20 +242,30 @@ class HollowRecord:
                 writer.write(chunk)
 
     def _stream_file(self, file: Any) -> None:
+        left = self._left()
+        for numbers, chunks in self._skeleton.read(file, left):
+            self._fill_payloads(numbers, left, chunks)
+
+    def _left(self) -> dict[int, list[HollowConstant]]:
+        """Return the missing constants by payload."""
         state = self._state
         left = {n: [c for c in cs if not state.is_filled(c)] for n, cs in state.by_payload.items()}
-        left = {number: constants for number, constants in left.items() if constants}
-        for numbers, chunks in self._skeleton.read(file, left):
-            with contextlib.ExitStack() as stack:
-                together = [c for number in numbers for c in left[number]]
-                writers = [stack.enter_context(self._open(c.name, together)) for c in together]
-                untouched = all(len(left[number]) == len(state.by_payload[number]) for number in numbers)
-                if self._sink is None and untouched:
-                    _copy([self._payload(number) for number in numbers], chunks)
-                else:
-                    _fan_out(writers, chunks, self._skeleton.nbytes(numbers[0]))
-                for writer in writers:
-                    writer.mark_complete()
+        return {number: constants for number, constants in left.items() if constants}
+
+    def _fill_payloads(
+        self, numbers: list[int], left: dict[int, list[HollowConstant]], chunks: Iterable[memoryview]
+    ) -> None:
+        """Fill the missing constants of payloads of equal bytes; `chunks` raise after the last if they are wrong."""
+        with contextlib.ExitStack() as stack:
+            together = [c for number in numbers for c in left[number]]
+            writers = [stack.enter_context(self._open(c.name, together)) for c in together]
+            untouched = all(len(left[number]) == len(self._state.by_payload[number]) for number in numbers)
+            if self._sink is None and untouched:
+                _copy([self._payload(number) for number in numbers], chunks)
+            else:
+                _fan_out(writers, chunks, self._skeleton.nbytes(numbers[0]))
+            for writer in writers:
+                writer.mark_complete()
 
     # Filling by a loader.
 
@@ -274,8 +286,9 @@ class HollowRecord:
             source: the same archive or, of a part, the whole one, as `load_record` takes it; None for the path that
                 the record was loaded from.
             progress, cancel: as in `load_into`.
-            verify_digests: compare the digest of each payload that a tensor covers, once it is in the host's memory.
-                A tensor on a device, and one edited in mode "c", is not verified.
+            verify_digests: compare each payload with its digest, or its SHA-256 if that is known after `expect=`. Of
+                a tensor that is a part of its payload, all of the payload is then read, without the loader. A record of
+                mode "c" is not compared: it may have edits.
 
         Raises:
             FillError: another archive, or no path is known. IntegrityError: a digest does not match. RecordError: as
@@ -287,7 +300,8 @@ class HollowRecord:
                 "views of the archive fill no memory of their own; fill by 'host' or 'read', or use the record itself"
             )
             raise UnsupportedError(what, path=archive.path)
-        done, total = 0, self.nbytes - self.nbytes_filled
+        done, before = 0, self.nbytes_filled
+        total = self.nbytes - before
 
         def advance(arrived: int, _: int | None) -> None:
             if progress is not None:
@@ -295,9 +309,20 @@ class HollowRecord:
 
         watch: Any = advance if progress is None or callable(progress) else progress  # load_into refuses others
         verify = verify_digests and archive.mode == "r"  # the edits of a private copy are meant to differ
-        for batch in self._batches():
+        parts = self._parts() if verify else {}
+        for batch in self._batches(parts):
             self._load(_part_of(archive, batch), chosen, batch, verify, progress=watch, cancel=cancel)
             done += sum(constant.nbytes for constant in batch)
+            if done < self.nbytes_filled - before:  # others lie in what was loaded
+                done = self.nbytes_filled - before
+                watch(0, None)
+        for number, constants in parts.items():  # a loader brings the part alone, which has no digest
+            if (getattr(cancel, "is_set", cancel) or bool)():
+                raise LoadCancelledError(f"cancelled after {done} of {total} bytes", path=archive.path)
+            there = archive.row(archive.find(constants[0].name)).payload
+            self._fill_payloads([number], parts, self._skeleton.verified(number, archive.payload(there)))
+            done += sum(constant.nbytes for constant in constants)
+            watch(0, None)
 
     def _archive(self, source: Any) -> Archive:
         """Return the archive to fill from, or the part of it that this hollow record was made of."""
@@ -310,10 +335,23 @@ class HollowRecord:
         found.pin(self._skeleton.pins)  # a loader's tensors on a device are not verified afterwards
         return found
 
-    def _batches(self) -> Iterator[list[HollowConstant]]:
-        """Yield the missing constants to load together: with a sink 64 MiB of them. Views of one payload go alone."""
+    def _parts(self) -> dict[int, list[HollowConstant]]:
+        """Return the missing constants of payloads that no loader brings whole, by payload; none without digests.
+
+        In memory the constant that covers a payload fills the others.
+        """
+        left = self._left() if self._skeleton.has_digests else {}
+        each = all if self._sink is not None else any
+        return {number: found for number, found in left.items() if not each(c.whole for c in found)}
+
+    def _batches(self, but: Collection[int]) -> Iterator[list[HollowConstant]]:
+        """Yield the missing constants to load together, but those of some payloads: with a sink 64 MiB of them.
+
+        Views of one payload go alone; first those that cover it.
+        """
         state = self._state
         missing = list(dict.fromkeys(state.constants[name] for name in state.missing()))
+        missing = sorted((c for c in missing if c.info.payload not in but), key=lambda c: not c.whole)
         batch: list[HollowConstant] = []
         nbytes = 0
         for constant in missing:
@@ -339,6 +377,7 @@ class HollowRecord:
                 constant = writer.constant
                 tensor = loaded.pop(constant.name)
                 if verify and self._sink is not None:
+                    tensor = _on_host(constant, tensor)
                     self._verify(constant, tensor)  # before the sink gets it
                 if constant.name in rooms and _lies_in(tensor, rooms[constant.name]):
                     writer.mark_complete()
@@ -352,25 +391,22 @@ class HollowRecord:
         """Return the memory for each tensor's bytes, as they lie in the payload."""
         rooms: dict[str, Any] = {}
         for part in archive.parts_by_file():
-            base, offsets = part.offset + part.header.payload_offset, part.index.payloads["offset"]
             for name, (ref, _) in plan_load(part, raw=True).targets.items():
                 constant = self._state.constants[name]
                 number = constant.info.payload
                 # A strided tensor is read with the bytes between its elements, which may be filled already.
                 apart = constant.info.strides is not None and len(self._state.sharing(constant)) > 1
                 if number is not None and not apart:
-                    start = ref.offset - base - int(offsets[ref.payload])
+                    start = constant.byte_offset - ref.byte_offset
                     rooms[name] = np.frombuffer(self._payload(number)[start : start + ref.nbytes], np.uint8)
         return rooms
 
     def _verify(self, constant: HollowConstant, tensor: Any) -> None:
-        """Raise IntegrityError if a constant is a whole payload in the host's memory and does not match its digest."""
+        """Raise IntegrityError if a constant is a whole payload and does not match its digest."""
         number = constant.info.payload
         if number is None or not constant.whole:
             return
-        octets = self._payload(number) if self._sink is None else _stored_bytes(tensor, constant.info.strides)
-        if octets is None:
-            return
+        octets = self._payload(number) if self._sink is None else _stored_bytes(constant, tensor)
         try:
             self._skeleton.verify(number, octets)
         except RecordError as error:
@@ -475,16 +511,18 @@ def _part_of(archive: Archive, constants: list[HollowConstant]) -> Archive:
     return subset.select(archive, lambda info: info.name in names, None)  # names may look like patterns
 
 
-def _stored_bytes(tensor: Any, strides: tuple[int, ...] | None) -> memoryview | None:
-    """Return a tensor's bytes in its payload's order; None if it is not on the host, or has other strides."""
-    array = getattr(tensor, "packed", tensor)
-    if not isinstance(array, np.ndarray):
-        return None
-    if strides is None:
-        return as_bytes(array).data
-    if array.strides != tuple(s * array.itemsize for s in strides):
-        return None
-    return memory_order(array[tuple(slice(None, None, -1 if s < 0 else 1) for s in strides)]).data
+def _on_host(constant: HollowConstant, tensor: Any) -> Any:
+    """Return a loader's tensor as an array in the host's memory, as which a sink gets it in any case."""
+    return interop.as_array(tensor) if constant.typed and not isinstance(tensor, PackedTensor) else tensor
+
+
+def _stored_bytes(constant: HollowConstant, tensor: Any) -> memoryview:
+    """Return the bytes of a tensor that is a whole payload in the payload's order."""
+    if constant.info.strides is None or not constant.typed:
+        return memoryview(as_bytes(np.asarray(getattr(tensor, "packed", tensor))).data)
+    octets = bytearray(constant.nbytes)
+    constant.view(octets)[...] = tensor
+    return memoryview(octets)
 
 
 def _lies_in(tensor: Any, room: Any) -> bool:

@@ -9,12 +9,13 @@ from __future__ import annotations
 import io
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from zcrecord.archive import unflatten
 from zcrecord.archive.archive import Archive
+from zcrecord.archive.catalogue import ShardedArchive
 from zcrecord.archive.private_copy import check_apart, twins_nbytes
 from zcrecord.codec.digests import RunningDigest
 from zcrecord.codec.entries import PayloadId
@@ -28,6 +29,17 @@ __all__ = ["RecordSkeleton"]
 _CHUNK = 1 << 20  # bytes read from a file at a time
 
 
+class _Expected(NamedTuple):
+    """The expected SHA-256 of a box of a payload, which is the whole of it unless it is split over shards.
+
+    `shape` is the payload's, in bytes: that of its elements, and the size of one.
+    """
+
+    sha256: bytes
+    shape: tuple[int, ...]
+    box: tuple[tuple[int, int], ...] = ()
+
+
 @dataclass(eq=False)
 class RecordSkeleton:
     """An archive without its tensors' bytes; small, and can be pickled.
@@ -38,8 +50,8 @@ class RecordSkeleton:
         blobs: the bytes of the payloads that attributes and metadata use, by number.
         header: of the archive; empty for a file of another format.
         path: of the archive.
-        pins: the expected SHA-256 of payloads, by their offsets, if a remote record was checked against them; of a
-            catalogue as `Archive.pins` has them.
+        pins: the expected SHA-256 of payloads as `Archive.pins` has them, if a remote record was checked against them.
+        expected: the same by a payload's number, each with the box of the payload that it is of.
     """
 
     index: Index
@@ -48,6 +60,7 @@ class RecordSkeleton:
     header: bytes = b""
     path: str | None = None
     pins: dict[Any, Any] = field(default_factory=dict)
+    expected: dict[int, list[_Expected]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, archive: Archive) -> RecordSkeleton:
@@ -62,8 +75,9 @@ class RecordSkeleton:
         places = ix.payloads.copy()
         places["offset"] += np.uint64(header.payload_offset)
         blobs = {number: bytes(archive.payload(number)) for number in _blob_numbers(ix)}
-        path = archive.absolute or archive.path
-        return cls(_copied(ix), places, blobs, header.encode() if header.payload_offset else b"", path, archive.pins())
+        path, start = archive.absolute or archive.path, header.encode() if header.payload_offset else b""
+        pins = archive.pins()
+        return cls(_copied(ix), places, blobs, start, path, pins, _expected_of(archive) if pins else {})
 
     def find_in(self, archive: Archive) -> Archive | None:
         """Return an archive, or the part of it, that this is the skeleton of; None if it is of another one."""
@@ -117,30 +131,36 @@ class RecordSkeleton:
         groups: dict[tuple[int, int, int], list[int]] = {}
         for number in sorted(wanted):
             groups.setdefault(self.places[number].item(), []).append(number)
-        for (offset, nbytes, digest), numbers in groups.items():
-            yield numbers, self._verified(reader.chunks(offset, nbytes), offset, digest)
+        for (offset, nbytes, _), numbers in groups.items():
+            yield numbers, self._verified(reader.chunks(offset, nbytes), numbers)
+
+    @property
+    def has_digests(self) -> bool:
+        """True if `verify` compares payloads with anything."""
+        return bool(self.index.digest_kind or self.expected)
 
     def verify(self, number: int, octets: memoryview) -> None:
         """Raise IntegrityError unless the bytes of a payload match its digest and expected SHA-256, if it has them."""
-        chunks = (octets[at : at + _CHUNK] for at in range(0, len(octets), _CHUNK))
-        for _ in self._verified(chunks, self.offset(number), int(self.places["digest"][number])):
+        for _ in self.verified(number, octets):
             pass
 
-    def _verified(self, chunks: Iterator[memoryview], offset: int, digest: int) -> Iterator[memoryview]:
-        """Pass on the chunks of a payload; raises IntegrityError after the last if they do not match."""
-        pin = self.pins.get(offset)
-        if pin is None and not self.index.digest_kind:
+    def verified(self, number: int, octets: memoryview) -> Iterator[memoryview]:
+        """Yield the bytes of a payload in chunks; raises IntegrityError after the last if they do not match."""
+        chunks = (octets[at : at + _CHUNK] for at in range(0, len(octets), _CHUNK))
+        return self._verified(chunks, [number])
+
+    def _verified(self, chunks: Iterator[memoryview], numbers: list[int]) -> Iterator[memoryview]:
+        """Pass on the chunks of payloads of one place; raises IntegrityError after the last if they do not match."""
+        expected = list(dict.fromkeys(e for number in numbers for e in self.expected.get(number, ())))
+        if not expected and not self.index.digest_kind:
             yield from chunks
             return
-        running: Any = RunningDigest()
-        if pin is not None:
-            import hashlib  # here, because it takes 3 ms
-
-            running = hashlib.sha256()
+        running: Any = _ExpectedBytes(expected) if expected else RunningDigest()
         for chunk in chunks:
             running.update(chunk)
             yield chunk
-        if running.digest() != (pin or digest.to_bytes(8, "big")):
+        digest = int(self.places["digest"][numbers[0]]).to_bytes(8, "big")
+        if not (running.matches() if expected else running.digest() == digest):
             what = "a payload's digest does not match; the file is damaged, or not the one the hollow record is of"
             raise IntegrityError(what, path=self.path)
 
@@ -170,6 +190,66 @@ def _blob_numbers(ix: Index) -> set[int]:
             values = a.value if isinstance(a.value, list | tuple) else [a.value]
             found |= {int(v) for v in values if isinstance(v, PayloadId)}
     return found - {NONE}
+
+
+def _expected_of(archive: Archive) -> dict[int, list[_Expected]]:
+    """Return the pins of an archive by payload: each is looked up in the file that the payload, or a piece, lies in."""
+    import hashlib  # here, because it takes 3 ms
+
+    found: dict[int, list[_Expected]] = {}
+    catalogue = archive.shards.catalogue if isinstance(archive, ShardedArchive) else None
+    for number, nbytes in enumerate(archive.index.payloads["nbytes"].tolist()):
+        pieces = archive.pieces_of(number)
+        pins = [file.pins().get(_offset_of(file, there)) for file, there in pieces]
+        if catalogue is not None and pieces[0][0] is catalogue:  # its SHA-256 is the seal, and it is in memory
+            pins = [hashlib.sha256(catalogue.payload(pieces[0][1])).digest()]
+        if any(pins):
+            split = isinstance(archive, ShardedArchive) and len(pieces) > 1
+            boxes = _boxes_of(archive, number) if split else [((nbytes,), ())]
+            # A piece without a pin matches nothing.
+            found[number] = [_Expected(pin or b"", *box) for pin, box in zip(pins, boxes, strict=True)]
+    return found
+
+
+def _offset_of(file: Archive, number: int) -> int:
+    return file.header.payload_offset + int(file.index.payloads["offset"][number])
+
+
+def _boxes_of(archive: Any, number: int) -> list[tuple[tuple[int, ...], tuple[tuple[int, int], ...]]]:
+    """Return the shape in bytes of a split payload, with the box of each piece."""
+    i = int(np.flatnonzero(archive.index.tensors["payload"] == number)[0])
+    row = archive.row(i)
+    shape = *archive.shape(row), row.bits >> 3
+    origin, extent = (found.tolist() for found in archive.boxes(i))
+    return [(shape, tuple(zip(lo, np.add(lo, n).tolist(), strict=True))) for lo, n in zip(origin, extent, strict=True)]
+
+
+class _ExpectedBytes:
+    """Compares a payload with its expected SHA-256, chunk by chunk; one that was split is held until all is there."""
+
+    def __init__(self, expected: list[_Expected]) -> None:
+        import hashlib  # here, because it takes 3 ms
+
+        self._expected, self._sha256 = expected, hashlib.sha256
+        self._whole = bytearray() if any(e.box for e in expected) else None
+        self._running = hashlib.sha256()
+
+    def update(self, chunk: memoryview) -> None:
+        """Take the next bytes."""
+        self._running.update(chunk)
+        if self._whole is not None:
+            self._whole += chunk
+
+    def matches(self) -> bool:
+        """Return True if all bytes are as expected."""
+        return all(self._digest(e) == e.sha256 for e in self._expected)
+
+    def _digest(self, expected: _Expected) -> bytes:
+        if self._whole is None or not expected.box:
+            return self._running.digest()
+        octets = np.frombuffer(self._whole, np.uint8).reshape(expected.shape)
+        box = octets[tuple(slice(*ends) for ends in expected.box)]
+        return self._sha256(np.ascontiguousarray(box).data).digest()
 
 
 class _ForwardFile:

@@ -1,0 +1,122 @@
+"""Hollow records take no other weights than those of the record they are of, whatever is tried."""
+
+from __future__ import annotations
+
+import io
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from collisions import colliding
+from forge import Forge
+from split_catalogues import boxes_along, save_split
+
+import zcrecord
+from tools.range_server import serving
+from zcrecord.errors import IntegrityError, RecordError
+from zcrecord.hollow import hollow_of
+
+W, V = np.arange(400.0), np.arange(400.0) * 2
+WRONG = "a payload's digest does not match"
+
+
+def forged(data: bytes, genuine: Any, evil: bytes) -> bytes:
+    """Return an archive with other weights."""
+    assert data.count(genuine.tobytes()) == 1
+    return data.replace(genuine.tobytes(), evil)
+
+
+@pytest.mark.parametrize("split", [False, True])
+@pytest.mark.parametrize("how", ["record", "part", "pickled", "pickled record"])
+def test_hollow_record_of_a_checked_catalogue_takes_no_weights_of_the_same_64_bits(
+    how: str, split: bool, tmp_path: Path
+) -> None:
+    whole, path = tmp_path / "whole.zcr", tmp_path / "m.zcr"
+    tree = {"a": {"w": W.reshape(20, 20)}, "b": {"v": V}}
+    zcrecord.save_record(tree, whole, durable=False, digest="none" if split else "xxh3")
+    if split:
+        save_split(path, tree, {"a.w": boxes_along(1, 3, (20, 20))})
+    else:
+        zcrecord.save_record(tree, path, max_shard_size=3300, durable=False)
+    genuine = whole.read_bytes()
+    evil = forged(genuine, W, colliding(W.tobytes(), np.full(400, 666.0).tobytes()))
+    with serving(tmp_path) as server:
+        rec = zcrecord.load_record(f"{server.url}/m.zcr", expect=zcrecord.load_record(whole).content_digest())
+        assert rec.archive.shard_names
+        source = {"part": lambda: rec.select("a.*"), "pickled record": lambda: pickle.loads(pickle.dumps(rec))}
+        hollow = hollow_of(source.get(how, lambda: rec)())
+        if how == "pickled":
+            hollow = pickle.loads(pickle.dumps(hollow))
+        with pytest.raises(IntegrityError, match=WRONG):
+            hollow.stream(io.BytesIO(evil))
+        assert "a.w" in hollow.missing()
+        hollow.stream(io.BytesIO(genuine))
+        assert hollow.seal()["a.w"].tobytes() == W.tobytes()
+
+
+def views(base_strides: list[int] | None = None) -> bytes:
+    """Return an archive of two halves of a payload, and of a whole that is saved with strides or without."""
+    x = W.reshape(20, 20)
+    out = io.BytesIO()
+    zcrecord.save_record({"l": x[:, :10], "base": x, "r": x[:, 10:]}, out)
+    if base_strides is None:
+        return out.getvalue()
+    forge = Forge(out.getvalue())
+    forge.set("tensors", "base", dims=forge.add("dims", [20, 10]), strides=forge.add("strides", base_strides))
+    return bytes(forge.seal())
+
+
+SINKS: dict[str, Any] = {"memory": None, "sink": lambda _name, info: bytearray(info.nbytes)}
+
+
+@pytest.mark.parametrize("sink", SINKS)
+@pytest.mark.parametrize("device", ["host", "read"])
+@pytest.mark.parametrize("names", [["l", "r"], ["l"], ["l", "base"]])
+@pytest.mark.parametrize("strides", [None, [20, 1]])
+def test_parts_of_payloads_are_compared_with_the_digest_of_the_whole(
+    strides: list[int] | None, names: list[str], device: str, sink: str, tmp_path: Path
+) -> None:
+    genuine = views(strides)
+    evil = forged(genuine, W, np.full(400, 666.0).tobytes())
+    part = zcrecord.load_record(genuine).select(names)
+    hollow = hollow_of(part, sink=SINKS[sink])
+    for source in (evil, tmp_path / "evil.zcr"):
+        (tmp_path / "evil.zcr").write_bytes(evil)
+        with pytest.raises(IntegrityError, match=WRONG):
+            hollow.fill_by(device, source)
+        assert hollow.missing() == list(part)
+    seen: list[tuple[int, int | None]] = []
+    with pytest.raises(RecordError, match="cancelled after"):
+        hollow.fill_by(device, genuine, cancel=lambda: True)
+    hollow.fill_by(device, genuine, progress=lambda done, total: seen.append((done, total)))
+    assert all(total == hollow.nbytes for _, total in seen) and seen[-1][0] >= W.nbytes // 2
+    sealed = hollow.seal()
+    for name, value in part.items():
+        assert (sealed[name].tobytes() if sink == "memory" else bytes(sealed[name])) == value.tobytes()
+
+
+def test_parts_of_a_checked_archive_behind_a_url_are_those_that_were_expected(tmp_path: Path) -> None:
+    genuine = views([20, 1])
+    (tmp_path / "m.zcr").write_bytes(genuine)
+    evil = forged(genuine, W, colliding(W.tobytes(), np.full(400, 666.0).tobytes()))
+    with serving(tmp_path) as server:
+        url = f"{server.url}/m.zcr"
+        rec = zcrecord.load_record(url, expect=zcrecord.load_record(genuine).content_digest(), cache=False)
+        hollow = pickle.loads(pickle.dumps(rec.hollow()))
+        (tmp_path / "m.zcr").write_bytes(evil)
+        for source in (None, evil):
+            with pytest.raises(IntegrityError, match="digest does not match"):
+                hollow.fill_by("read", source)
+
+
+@pytest.mark.parametrize("sink", SINKS)
+@pytest.mark.parametrize("device", ["host", "read"])
+def test_split_tensor_is_filled_by_a_loader(device: str, sink: str, tmp_path: Path) -> None:
+    tree = {"w": W.reshape(20, 20), "v": V}
+    save_split(tmp_path / "m.zcr", tree, {"w": boxes_along(1, 3, (20, 20))})
+    hollow = hollow_of(tmp_path / "m.zcr", sink=SINKS[sink])
+    hollow.fill_by(device)
+    sealed = hollow.seal()
+    assert {name: bytes(sealed[name]) for name in sealed} == {name: value.tobytes() for name, value in tree.items()}
