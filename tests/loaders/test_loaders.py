@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import ml_dtypes
 import numpy as np
@@ -354,6 +354,8 @@ def test_remote_bytes_are_asked_for_once_and_only_those_that_are_wanted(
     data, asked = (tmp_path / "m.zcr").read_bytes(), []
 
     class Far:
+        pins: ClassVar[dict[int, bytes]] = {}
+
         def readinto_at(self, offset: int, target: memoryview) -> None:
             asked.append((offset, len(target)))
             target[:] = data[offset : offset + len(target)]

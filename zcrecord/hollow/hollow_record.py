@@ -320,7 +320,10 @@ class HollowRecord:
             if (getattr(cancel, "is_set", cancel) or bool)():
                 raise LoadCancelledError(f"cancelled after {done} of {total} bytes", path=archive.path)
             there = archive.row(archive.find(constants[0].name)).payload
-            self._fill_payloads([number], parts, self._skeleton.verified(number, archive.payload(there)))
+            try:
+                self._fill_payloads([number], parts, self._skeleton.verified(number, archive.payload(there)))
+            except RecordError as error:
+                raise error.located(tensor=constants[0].name) from None
             done += sum(constant.nbytes for constant in constants)
             watch(0, None)
 
