@@ -22,7 +22,6 @@ from exhaustive import rounds
 import zcrecord
 from tools.faults.kills import generation, kill_saves, written
 from zcrecord import RecordWriter, SourceError
-from zcrecord.storage.files import scratch_folder
 from zcrecord.storage.scratch import ListedFile, note_of, scratch_file
 
 POSIX = pytest.mark.skipif(os.name != "posix", reason="platform: fork, signals and locks of POSIX")
@@ -299,70 +298,6 @@ def test_saves_leave_no_file_open(tmp_path: Path) -> None:
         zcrecord.save_record({"w": np.arange(3)}, tmp_path / "no folder" / "m.zcr")
     assert len(os.listdir("/proc/self/fd")) == before
     assert beside(tmp_path / "m.zcr") == []
-
-
-DIES_IN_A_FOLDER = """
-import os, signal, sys
-from zcrecord.storage.files import scratch_folder
-with scratch_folder(sys.argv[1]) as folder:
-    open(os.path.join(folder, "half"), "wb").close()
-    os.kill(os.getpid(), signal.SIGKILL)
-"""
-
-
-@pytest.mark.slow
-@POSIX
-def test_next_save_removes_the_scratch_folder_of_one_that_was_killed(tmp_path: Path) -> None:
-    path = tmp_path / "m.zcr"
-    assert r.run_python(DIES_IN_A_FOLDER, path, ok=False).returncode == -signal.SIGKILL
-    assert len(beside(path)) == 1
-    with scratch_folder(str(path)) as living:
-        zcrecord.save_record({"w": np.arange(3)}, path)
-        assert beside(path) == [os.path.basename(living)]
-    assert beside(path) == []
-
-
-@POSIX
-@pytest.mark.parametrize("kind", ["link", "for all", "another's path"])
-def test_what_only_has_the_name_of_a_scratch_folder_stays(kind: str, tmp_path: Path) -> None:
-    path, stem = tmp_path / "m.zcr", "n.zcr" if kind == "another's path" else "m.zcr"
-    name = tmp_path / f".{stem}.0123456789ab.zcr-scratch-folder"
-    mine = name if kind != "link" else tmp_path / "mine"
-    mine.mkdir(0o755 if kind == "for all" else 0o700)
-    (mine / "valuable").write_bytes(b"value")
-    if kind == "link":
-        name.symlink_to(mine)
-    zcrecord.save_record({"w": np.arange(3)}, path)
-    assert (name / "valuable").read_bytes() == b"value"
-
-
-def test_ctrl_c_as_a_scratch_folder_is_made_leaves_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    mkdir = os.mkdir
-
-    def interrupted(*args: Any) -> None:
-        mkdir(*args)
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(os, "mkdir", interrupted)
-    with pytest.raises(KeyboardInterrupt), scratch_folder(str(tmp_path / "m.zcr")):
-        pass
-    assert os.listdir(tmp_path) == []
-
-
-@pytest.mark.filterwarnings("ignore")  # jax, where another test has brought it, warns of forks
-@POSIX
-def test_a_child_that_ends_leaves_its_parent_s_scratch_folder(tmp_path: Path) -> None:
-    process = os.getpid()
-    try:
-        with scratch_folder(str(tmp_path / "m.zcr")) as folder:
-            if not (child := os.fork()):
-                raise ZeroDivisionError
-            os.waitpid(child, 0)
-            assert os.path.isdir(folder)
-    finally:
-        if os.getpid() != process:
-            os._exit(0)
-    assert os.listdir(tmp_path) == []
 
 
 def test_conversion_by_way_of_an_archive_removes_what_a_dead_one_left(tmp_path: Path) -> None:

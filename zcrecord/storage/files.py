@@ -19,7 +19,7 @@ from typing import IO, Any, NoReturn, TypeGuard
 from zcrecord.errors import DestinationExistsError, SourceError, SourceNotFoundError, UnsupportedError
 
 from .copying import copy_range
-from .scratch import Descriptor, folder_lock, locked_folder, scratch_file
+from .scratch import Descriptor, folder_lock, scratch_file
 from .sink import ObjectSink, Sink
 
 __all__ = [
@@ -520,8 +520,6 @@ class FileSink:
 def scratch_folder(beside: str) -> Iterator[str]:
     """Yield a new folder beside a path, or for a URL among temporary files; it is removed at the end, with its files.
 
-    That of a process that was killed is removed by the next save to the path; of a URL, by the next to any.
-
     Raises:
         SourceError: it cannot be made.
     """
@@ -529,8 +527,9 @@ def scratch_folder(beside: str) -> Iterator[str]:
 
     with contextlib.ExitStack() as stack:
         with refusals(beside):
-            at = os.path.join(tempfile.gettempdir(), "zcrecord") if is_url(beside) else os.path.realpath(beside)
-            folder = stack.enter_context(locked_folder(at))
+            where = None if is_url(beside) else os.path.dirname(os.path.realpath(beside))
+            found = tempfile.TemporaryDirectory(dir=where, prefix=".zcrecord-")
+            folder = stack.enter_context(found)
         yield folder
 
 

@@ -29,7 +29,6 @@ __all__ = [
     "ListedFile",
     "ScratchFile",
     "folder_lock",
-    "locked_folder",
     "note_of",
     "remove_unnamed",
     "scratch_file",
@@ -38,7 +37,6 @@ __all__ = [
 ]
 
 _SUFFIX = ".zcr-scratch"
-_FOLDER = ".zcr-scratch-folder"
 _LONGEST = 200  # bytes of a name that its scratch file's begins with
 _TRIES = 16  # to make a file that no other process removes before it is locked
 _NOTE = b"zcrecord shards\n"  # the start of a note; a line for each file follows
@@ -251,7 +249,10 @@ def scratch_file(path: str, mode: int = 0o666, *, clear: bool = True) -> Iterato
     Raises:
         OSError: the file system reports an error.
     """
-    folder, stem = _stem(path)
+    folder, name = os.path.split(path)
+    while len(os.fsencode(name)) > _LONGEST:  # file systems count bytes, and some take no part of a character
+        name = name[:-1]
+    stem = f".{name}."
     if clear:
         _clear(folder, stem, path)
     process = os.getpid()
@@ -270,44 +271,6 @@ def scratch_file(path: str, mode: int = 0o666, *, clear: bool = True) -> Iterato
             if (file is None or not file.stays) and os.getpid() == process:  # a child that ends leaves it alone
                 with contextlib.suppress(OSError):
                     os.unlink(scratch)
-
-
-def _stem(path: str) -> tuple[str, str]:
-    """Return the folder of a path, and what the names of its scratch files there begin with."""
-    folder, name = os.path.split(path)
-    while len(os.fsencode(name)) > _LONGEST:  # file systems count bytes, and some take no part of a character
-        name = name[:-1]
-    return folder, f".{name}."
-
-
-@contextlib.contextmanager
-def locked_folder(path: str) -> Iterator[str]:
-    """Yield the path of a new folder beside `path`, for its owner alone; at the end it is gone, with its files.
-
-    As `scratch_file`, but that no next save removes one on Windows or where folders cannot be locked.
-
-    Raises:
-        OSError: the file system reports an error.
-    """
-    import shutil  # here, because few files are written twice
-
-    folder, stem = _stem(path)
-    _clear(folder, stem, path)
-    process = os.getpid()
-    for turn in range(_TRIES + 1):
-        made = f"{os.path.join(folder, stem)}{os.urandom(6).hex()}{_FOLDER}"
-        with contextlib.ExitStack() as stack:
-            try:  # before it is made: Ctrl-C may come right after
-                os.mkdir(made, 0o700)
-                with contextlib.suppress(OSError):
-                    held = stack.enter_context(Descriptor(os.open, made, os.O_RDONLY | _EXACT))
-                    if turn < _TRIES and (_try_lock(held) is False or not os.path.lexists(made)):
-                        continue  # another process took it for a dead one's
-                yield made
-                return
-            finally:
-                if os.getpid() == process:  # a child that ends leaves it alone
-                    shutil.rmtree(made, ignore_errors=True)
 
 
 @contextlib.contextmanager
@@ -449,29 +412,18 @@ def shard_pattern(name: str) -> str:
 
 
 def _clear(folder: str, stem: str, path: str) -> None:
-    """Remove scratch files and folders of this stem, and of shards, that dead writers left, and shards in their notes.
+    """Remove the scratch files of this stem, and of shards, that dead writers left, and shards that their notes list.
 
     Ranks of a distributed save write shards each by itself, without a note.
     """
     shard = rf"\.{shard_pattern(os.path.basename(path))}\."
-    ours = re.compile(f"({re.escape(stem)}|{shard})[0-9a-f]{{12}}{re.escape(_SUFFIX)}(-folder)?")
+    ours = re.compile(f"({re.escape(stem)}|{shard})[0-9a-f]{{12}}{re.escape(_SUFFIX)}")
     with contextlib.suppress(OSError):  # a folder may be written to and not listed
         with os.scandir(folder or ".") as entries:
             found = [entry.path for entry in entries if ours.fullmatch(entry.name)]
         for scratch in found:
             with contextlib.suppress(OSError):  # of another process, or removed by it meanwhile
-                (_remove_dead_folder if scratch.endswith(_FOLDER) else _remove_dead)(scratch, path)
-
-
-def _remove_dead_folder(scratch: str, _: str) -> None:
-    """Remove a scratch folder of this user that no process has locked; in a folder for all, others may make some."""
-    import shutil  # here, because few savers die
-
-    if os.name == "posix":
-        with Descriptor(os.open, scratch, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | _EXACT) as held:
-            status = os.fstat(held.fileno())
-            if status.st_uid == os.geteuid() and stat.S_IMODE(status.st_mode) == 0o700 and _try_lock(held):
-                shutil.rmtree(scratch, ignore_errors=True)
+                _remove_dead(scratch, path)
 
 
 def _remove_dead(scratch: str, path: str) -> None:
