@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import pickle
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +46,10 @@ def test_hollow_record_of_a_checked_catalogue_takes_no_weights_of_the_same_64_bi
     with serving(tmp_path) as server:
         rec = zcrecord.load_record(f"{server.url}/m.zcr", expect=zcrecord.load_record(whole).content_digest())
         assert rec.archive.shard_names
-        source = {"part": lambda: rec.select("a.*"), "pickled record": lambda: pickle.loads(pickle.dumps(rec))}
+        source: dict[str, Callable[[], Any]] = {
+            "part": lambda: rec.select("a.*"),
+            "pickled record": lambda: pickle.loads(pickle.dumps(rec)),
+        }
         hollow = hollow_of(source.get(how, lambda: rec)())
         if how == "pickled":
             hollow = pickle.loads(pickle.dumps(hollow))
