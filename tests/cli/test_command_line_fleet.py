@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import re
@@ -17,9 +16,7 @@ import pytest
 
 import zcrecord
 from zcrecord import formats
-from zcrecord.cli import fleet
 from zcrecord.cli.dispatch import main
-from zcrecord.fleet import Job
 
 pytestmark = pytest.mark.usefixtures("model_folder")
 
@@ -145,27 +142,29 @@ def test_faults_of_the_plan_are_told_before_a_process_starts(capsys: pytest.Capt
     assert not os.path.exists("out")
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="platform: its processes are forked")
-@pytest.mark.parametrize("state", ["in a job", "between jobs"])
-def test_a_worker_that_is_told_to_end_asks_for_no_other_job(state: str, tmp_path: Path) -> None:
+TOLD = """
+import contextlib, os, signal, sys
+from zcrecord.cli import fleet
+
+def convert(_):
+    try:
+        os.kill(os.getpid(), signal.SIGTERM)
+    finally:
+        print("removed", flush=True)
+
+fleet.convert_one = convert
+signal.signal(signal.SIGTERM, fleet._end)
+with contextlib.suppress(BaseException):  # as the pool does
+    if sys.argv[1] == "in a job":
+        fleet._work(None)
+    os.kill(os.getpid(), signal.SIGTERM)
+os._exit(99)
+"""
+
+
+@pytest.mark.skipif(os.name != "posix", reason="platform: signals of POSIX")
+@pytest.mark.parametrize(("state", "out"), [("in a job", b"removed\n"), ("between jobs", b"")])
+def test_a_worker_that_is_told_to_end_asks_for_no_other_job(state: str, out: bytes) -> None:
     """A pool catches what a job raises, SystemExit too, and a worker then waits for ever where others were killed."""
-    removed = tmp_path / "removed"
-    pid = os.fork()
-    if pid == 0:
-        job = Job("m.onnx", "m.zcr", "onnx")
-
-        def convert(_: object) -> None:
-            try:
-                os.kill(os.getpid(), signal.SIGTERM)
-            finally:
-                removed.touch()
-
-        vars(fleet)["convert_one"] = convert
-        signal.signal(signal.SIGTERM, fleet._end)
-        with contextlib.suppress(BaseException):  # as the pool does
-            if state == "in a job":
-                fleet._work(job)
-            os.kill(os.getpid(), signal.SIGTERM)
-        os._exit(99)
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 128 + signal.SIGTERM
-    assert removed.exists() == (state == "in a job")
+    done = c.python("-c", TOLD, state)
+    assert (done.returncode, done.stdout) == (128 + signal.SIGTERM, out), done.stderr
