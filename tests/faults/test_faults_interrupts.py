@@ -111,7 +111,7 @@ def test_ctrl_c_at_any_step_leaves_no_file_open_and_nothing_that_the_next_save_d
         reset()
         before = open_files()
         steps_of(lambda: save(path), last)
-        assert open_files() == before, f"a file stays open after step {last}"
+        assert open_files() <= before, f"a file stays open after step {last}"  # fewer: what other tests left open
         left |= {*os.listdir(path.parent)} - files_of(path)
         save(path)
         assert {*os.listdir(path.parent)} == files_of(path), f"files stay after step {last}"
