@@ -99,6 +99,20 @@ def s3(s3_server: S3) -> Iterator[S3]:
     s3_server.answers = lambda _: None
 
 
+@pytest.fixture
+def memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """fsspec's files in memory, none at first; temporary files lie in a folder that is empty again at the end."""
+    import fsspec  # here, as above
+
+    fs = fsspec.filesystem("memory")
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
+    yield fs
+    fs.store.clear()
+    fs.pseudo_dirs[:] = [""]
+    assert os.listdir(tmp_path / "temporary") == []
+
+
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
     """Chromium, for the tests of one file."""

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import command_line as c
-import fsspec
 import numpy as np
 import pytest
 import torch
@@ -17,18 +14,7 @@ import zcrecord
 from zcrecord import transport
 from zcrecord.cli.dispatch import main, onnx2zc_main
 
-pytestmark = pytest.mark.usefixtures("model_folder")
-
-
-@pytest.fixture(autouse=True)
-def memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """fsspec's files in memory, none at first; temporary files lie in a folder that is empty again at the end."""
-    fs = fsspec.filesystem("memory")
-    (tmp_path / "temporary").mkdir()
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
-    yield fs
-    fs.store.clear()
-    assert os.listdir(tmp_path / "temporary") == []
+pytestmark = pytest.mark.usefixtures("model_folder", "memory")
 
 
 def put(memory: Any, *names: str) -> None:

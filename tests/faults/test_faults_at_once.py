@@ -96,11 +96,8 @@ class Another:
         self.done = True
 
 
-@pytest.mark.parametrize("make, change", EDITS)
-def test_a_save_that_returned_is_not_undone_by_an_edit_of_the_file_before(
-    make: Callable[[Path], None], change: Callable[[Path], None], path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    make(path)
+def saved_at_the_first_fsync(path: Path, monkeypatch: pytest.MonkeyPatch) -> Another:
+    """Return another saver, which comes as soon as the next one has synced its file."""
     another, sync = Another(path), os.fsync
 
     def synced(fd: int) -> None:
@@ -109,6 +106,15 @@ def test_a_save_that_returned_is_not_undone_by_an_edit_of_the_file_before(
             another.save()
 
     monkeypatch.setattr(os, "fsync", synced)
+    return another
+
+
+@pytest.mark.parametrize("make, change", EDITS)
+def test_a_save_that_returned_is_not_undone_by_an_edit_of_the_file_before(
+    make: Callable[[Path], None], change: Callable[[Path], None], path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make(path)
+    another = saved_at_the_first_fsync(path, monkeypatch)
     with pytest.raises(SourceError, match="was replaced meanwhile, and that stays; start again") as caught:
         change(path)
     assert another.done
@@ -181,14 +187,7 @@ def test_an_archive_that_was_removed_meanwhile_is_not_made_again(path: Path) -> 
 
 def test_a_plain_save_over_another_wins_whole(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     archive(path)
-    another, sync = Another(path), os.fsync
-
-    def synced(fd: int) -> None:
-        sync(fd)
-        if not another.done:
-            another.save()
-
-    monkeypatch.setattr(os, "fsync", synced)
+    another = saved_at_the_first_fsync(path, monkeypatch)
     zcrecord.save_record({"last": np.arange(3)}, path)
     assert another.done
     assert list(zcrecord.load_record(path, verify="full")) == ["last"]
@@ -215,14 +214,7 @@ def edit_to(path: Path) -> None:
 def test_what_came_to_a_free_place_meanwhile_is_replaced_only_by_force(
     make: Callable[[Path], Any], path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    another, sync = Another(path), os.fsync
-
-    def synced(fd: int) -> None:
-        sync(fd)
-        if not another.done:
-            another.save()
-
-    monkeypatch.setattr(os, "fsync", synced)
+    another = saved_at_the_first_fsync(path, monkeypatch)
     with pytest.raises(DestinationExistsError, match="was made by another saver meanwhile, and stays"):
         make(path)
     assert another.done

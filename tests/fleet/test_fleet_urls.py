@@ -6,12 +6,10 @@ import contextlib
 import json
 import os
 import pickle
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
-import fsspec
 import numpy as np
 import onnx_models as m
 import pytest
@@ -30,16 +28,7 @@ if TYPE_CHECKING:
 ALL = "memory://models"
 
 
-@pytest.fixture(autouse=True)
-def memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """fsspec's files in memory, none at first; temporary files lie in a folder that is empty again at the end."""
-    fs = fsspec.filesystem("memory")
-    (tmp_path / "temporary").mkdir()
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
-    yield fs
-    fs.store.clear()
-    fs.pseudo_dirs[:] = [""]
-    assert os.listdir(tmp_path / "temporary") == []
+pytestmark = pytest.mark.usefixtures("memory")
 
 
 def put(fs: Any, path: str, data: bytes) -> str:
