@@ -172,7 +172,7 @@ ATTACKS: tuple[Attack, ...] = (
     trick("empty name", "R29 span: name of a tensor: empty", tensors(b"wxyz", **{"": entry([4], 0, 4)}),
           npz((".npy", npy("(4,)", b"wxyz")))),
     trick("NUL in a name", "R29 span: name of a tensor: NUL inside", tensors(b"wxyz", **{"a\0b": entry([4], 0, 4)})),
-    trick("5,000 tensors of one payload, or of none", "tensors of one payload",
+    trick("5,000 tensors that share a payload, or are empty", "tensors of one payload",
           tensors(**{f"t{i}": entry([0], 0, 0) for i in range(tricks.MANY)}), many_npz),
     trick("nested 50,000 deep and more", "50,000 modules, each in the one before", header(DEEP)),
     trick("bytes behind the end", "archive, then zip", followed(SMALL), followed(npz(("w.npy", npy("(4,)", b"wxyz"))))),
