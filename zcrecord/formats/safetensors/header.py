@@ -1,8 +1,9 @@
 """The header of a safetensors file: scanned with care, every rule a typed error, and written.
 
-A file is the header's length (u64), the header (JSON: names to dtype, shape and offsets) and the tensors' bytes. The
-scanner goes once through the text and keeps nothing but entries, so no header costs more than a small constant times
-its length; one that is written as writers write it is read all at once. Where the bytes go is left to `safetensors`.
+A file is the header's length (u64), the header (JSON: names to dtype, shape and offsets) and the tensors' bytes. A
+header in the form that writers use is split by one regular expression. Any other goes through a scanner, which decides
+what is legal, passes once through the text and keeps nothing but entries: no header costs more than a small constant
+times its length. Where the bytes go is left to `safetensors`.
 
 Source: https://github.com/huggingface/safetensors#format; limits and rules as in its own reader, and the ones it lacks.
 """
@@ -25,16 +26,6 @@ from zcrecord.codec.layout import MAX_ARCHIVE_SIZE, MAX_RANK, align_up
 from zcrecord.dtypes import DType, by_safetensors, nbytes
 from zcrecord.errors import FormatError, LimitError, RecordError, printable
 
-__all__ = [
-    "MAX_HEADER",
-    "METADATA",
-    "HeaderEntry",
-    "SafetensorsHeader",
-    "check_length",
-    "decode_header",
-    "encode_header",
-]
-
 MAX_HEADER = 100_000_000  # bytes; the limit of safetensors' own reader, which writers have to keep, too
 METADATA = "__metadata__"
 _ALIGNMENT = 8  # of the tensors' bytes in the file, by its own writer's habit
@@ -42,11 +33,10 @@ _DIGITS = 20  # of a 64-bit number
 _COPY = "the file is damaged, copy it again"
 
 _NUMBER = rf"(?:0|[1-9][0-9]{{0,{_DIGITS - 1}}})"
-_USUAL = re.compile(  # an entry as writers write it: its name, _usual_form's part, and offsets
-    rf'"([^"\\\x00-\x1f]*+)":\{{"dtype":"([^]]*+)\],"data_offsets":\[({_NUMBER}),({_NUMBER})\]\}}'
+_USUAL = re.compile(  # an entry as writers write it: its name, its type and shape (see `_usual_form`), its offsets
+    r'"([^"\\]++)":\{"dtype":"([^]]*+)\],"data_offsets":\[([^]]*+)\]\}'
 )
 _DIMS = re.compile(rf"(?:{_NUMBER}(?:,{_NUMBER}){{0,{MAX_RANK - 1}}})?")
-_NAMED, _SHAPED, _PLACED, _ENDED = '":{"dtype":"', '","shape":[', '],"data_offsets":[', ']},"'  # between what differs
 _FIRST = f'{{"{METADATA}":'
 _SPACE = re.compile(r"[ \t\n\r]*+")
 _INTEGER = re.compile(r"-?[0-9]++(?:\.[0-9]*+)?(?:[eE][-+]?[0-9]*+)?")
@@ -107,8 +97,8 @@ def decode_header(header: bytes, data_nbytes: int | None) -> SafetensorsHeader:
     except UnicodeDecodeError as error:
         offset = 8 + error.start
         raise FormatError(f"byte {offset:#x}: the header is not UTF-8; {_COPY}", offset=offset) from None
-    found = _decode_usual(text, data_nbytes) if header and np.frombuffer(header, np.uint8).min() >= 0x20 else None
-    return found or _decode_any(text, len(header), data_nbytes)
+    usual = _decode_usual(text, data_nbytes) if header and np.frombuffer(header, np.uint8).min() >= 0x20 else None
+    return usual or _decode_any(text, len(header), data_nbytes)
 
 
 def _decode_any(text: str, header_nbytes: int, data_nbytes: int | None) -> SafetensorsHeader:
@@ -137,50 +127,33 @@ def _decode_usual(text: str, data_nbytes: int | None) -> SafetensorsHeader | Non
 
     `text` has no control characters.
     """
-    start, before = 1, "{"
     metadata: dict[str, str] = {}
+    body = text[1:]
     if text.startswith(_FIRST):
-        metadata, start = _HeaderScanner(text, len(_FIRST)).metadata()
-        start, before = start + 1, ","
-    end = text.rfind("}") + 1
-    if text[start - 1 : start + 1] != before + '"' or text[end - 3 : end] != "]}}" or text[end:].strip(" "):
+        metadata, end = _HeaderScanner(text, len(_FIRST)).metadata()
+        body = text[end + 1 :] if text[end : end + 1] == "," else ""
+    parts = _USUAL.split(body.rstrip(" "))
+    between, names, written_forms, placed = (parts[i::4] for i in range(4))
+    if text[:1] != "{" or between != ["", *[","] * (len(names) - 1), "}"]:
         return None
-    found = _usual_tensors(text[start + 1 : end - 3], data_nbytes)
-    return found and found._replace(metadata=metadata)
-
-
-def _usual_tensors(body: str, data_nbytes: int | None) -> SafetensorsHeader | None:
-    """Decode a header written in the usual form without a JSON parser; return None if it is not usual or not legal.
-
-    `body` is the text between the first quote and the last bracket. It is split at the texts that all entries have in
-    common, which leaves names, types and shapes; the offsets are computed from these. Then the header is encoded again:
-    if that gives the same text, it was decoded correctly. Names have no backslashes, control characters or quotes, so
-    they need no decoding.
-    """
-    parts = body.replace(_NAMED, "\n").replace(_PLACED, "\n").replace(_ENDED, "\n").split("\n")
-    names, said, placed = parts[0::3], parts[1::3], parts[2::3]
-    count, distinct = len(placed), set(names)
-    if len(distinct) != count or "" in distinct or METADATA in distinct or "\\" in body or '"' in "".join(names):
-        return None
-    numbers = {form: i for i, form in enumerate(dict.fromkeys(said))}
+    distinct = set(names)
+    numbers = {form: i for i, form in enumerate(dict.fromkeys(written_forms))}
     forms = [form for form in map(_usual_form, numbers) if form is not None]
-    if len(forms) != len(numbers) or len(parts) != 3 * count:
+    if len(distinct) != len(names) or METADATA in distinct or len(forms) != len(numbers):
         return None
-    form_ids = list(map(numbers.__getitem__, said))
+    form_ids = list(map(numbers.__getitem__, written_forms))
     sizes = [nbytes(prod(shape), kind.bits) for kind, shape in forms]
     bounds = [0, *accumulate(map(sizes.__getitem__, form_ids))]
     if bounds[-1] != data_nbytes and (data_nbytes is not None or bounds[-1] > MAX_ARCHIVE_SIZE):
         return None
-    again = [_NAMED] * (2 * len(parts) - 1)
-    again[0::2] = parts
-    again[3::6], again[5::6] = [_PLACED] * count, [_ENDED] * (count - 1)
-    same = "".join(again) == body and placed == list(map(",".join, pairwise(map(str, bounds))))
-    return SafetensorsHeader(names, form_ids, forms, bounds, {}) if same else None
+    if placed != list(map(",".join, pairwise(map(str, bounds)))):
+        return None
+    return SafetensorsHeader(names, form_ids, forms, bounds, metadata)
 
 
-def _usual_form(said: str) -> tuple[DType, tuple[int, ...]] | None:
-    """Return the element type and shape between _NAMED and _PLACED, None unless they are written as usual and legal."""
-    dtype, _, dims = said.partition(_SHAPED)
+def _usual_form(written: str) -> tuple[DType, tuple[int, ...]] | None:
+    """Return the element type and shape of an entry in the usual form; None unless they are legal."""
+    dtype, _, dims = written.partition('","shape":[')
     kind = by_safetensors.get(dtype)
     if kind is None or not _DIMS.fullmatch(dims):
         return None
@@ -230,113 +203,46 @@ class _HeaderScanner:
         names: set[str] = set()
         if not self._text.startswith("{"):
             raise self._fail("a header starts with '{'", 0)
-        self._pos = 1
-        if not self._skip("}"):
-            while True:
-                at = self._space()
-                entry = self._usual()
-                name = self._key() if entry is None else entry.name
-                if name in names:
-                    raise self._fail("this name is there twice", at, tensor=name)
-                names.add(name)
-                if name == METADATA:
-                    metadata, _ = self.metadata()
-                else:
-                    entries.append(entry or self._entry(name, at))
-                if self._closed("}"):
-                    break
+        for at in self._items("{", "}"):
+            name = self._key()
+            if name in names:
+                raise self._fail("this name is there twice", at, tensor=name)
+            names.add(name)
+            if name == METADATA:
+                metadata, _ = self.metadata()
+            else:
+                entries.append(self._entry(name, at))
         if self._space() != len(self._text):
             raise self._fail("something behind the header's object")
         return entries, metadata
 
-    def _space(self) -> int:
-        found = _SPACE.match(self._text, self._pos)
-        assert found is not None
-        self._pos = found.end()
-        return self._pos
-
-    def _skip(self, what: str) -> bool:
-        """Pass one character and the space before it, if it is the next."""
-        if self._text[self._space() : self._pos + 1] != what:
-            return False
-        self._pos += 1
-        return True
-
-    def _expect(self, what: str) -> None:
-        if not self._skip(what):
-            found = self._text[self._pos : self._pos + 1]
-            raise self._fail(f"expected '{what}', got '{printable(found)}'" if found else f"ends where '{what}' is due")
-
-    def _closed(self, end: str) -> bool:
-        """Return True if an object or array ends here; otherwise a comma has to follow."""
-        if self._skip(end):
-            return True
-        self._expect(",")
-        self._space()
-        return False
-
-    def _string(self) -> str:
-        self._expect('"')
-        start = self._pos
-        try:
-            scanned: tuple[str, int] = scanstring(self._text, start, True)
-        except ValueError as error:
-            raise self._fail(f"no string of JSON ({printable(str(error).partition(':')[0])})", start) from None
-        found, self._pos = scanned
-        if not encodable(found):
-            raise self._fail("a string with lone surrogates, which are not UTF-8", start)
-        return found
-
-    def _key(self) -> str:
-        name = self._string()
-        self._expect(":")
-        return name
-
-    def _usual(self) -> HeaderEntry | None:
-        """Return an entry that is written as most are, None where it has to be looked at closely."""
-        found = _USUAL.match(self._text, self._pos)
-        form = found and _usual_form(found[2])
-        if not found or not form or not found[1] or found[1] == METADATA:
-            return None
-        self._pos = found.end()
-        return HeaderEntry(found[1], *form, int(found[3]), int(found[4]))
-
     def metadata(self) -> tuple[dict[str, str], int]:
         """Return the metadata that is next, and where it ends."""
         out: dict[str, str] = {}
-        self._expect("{")
-        if self._skip("}"):
-            return out, self._pos
-        while True:
-            at = self._space()
+        for at in self._items("{", "}"):
             name = self._key()
             if not name or "\0" in name:
                 raise self._fail("a name in the metadata that is empty or has NUL", at)
             if name in out:
                 raise self._fail(f"metadata '{printable(name)}' is there twice", at)
-            self._space()
-            if self._text[self._pos : self._pos + 1] != '"':
+            if self._text[self._space() : self._pos + 1] != '"':
                 raise self._fail(f"metadata '{printable(name)}' is no string")
             out[name] = self._string()
-            if self._closed("}"):
-                return out, self._pos
+        return out, self._pos
 
     def _entry(self, name: str, at: int) -> HeaderEntry:
         try:
             if not name or "\0" in name:
                 raise self._fail("a name that is empty or has NUL", at)
-            found = self._fields()
+            return HeaderEntry(name, *self._fields())
         except RecordError as error:
             raise error.located(tensor=name) from None
-        return HeaderEntry(name, *found)
 
     def _fields(self) -> tuple[DType, tuple[int, ...], int, int]:
         kind: DType | None = None
         shape: tuple[int, ...] | None = None
         offsets: tuple[int, ...] | None = None
-        self._expect("{")
-        while True:
-            at = self._space()
+        for at in self._items("{", "}"):
             field = self._key()
             if field == "dtype" and kind is None:
                 kind = self._dtype()
@@ -346,8 +252,6 @@ class _HeaderScanner:
                 offsets = self._integers(2, "data_offsets")
             else:
                 raise self._fail(f"field '{printable(field)}' is unknown, or there twice", at)
-            if self._closed("}"):
-                break
         if kind is None or shape is None or offsets is None:
             raise self._fail("one of dtype, shape and data_offsets is missing")
         if len(offsets) != 2:
@@ -363,12 +267,9 @@ class _HeaderScanner:
 
     def _integers(self, most: int, what: str) -> tuple[int, ...]:
         out: list[int] = []
-        self._expect("[")
-        if self._skip("]"):
-            return ()
-        while True:
-            found = _INTEGER.match(self._text, self._space())
-            digits = found.group() if found else self._text[self._pos : self._pos + 1]
+        for at in self._items("[", "]"):
+            number = _INTEGER.match(self._text, at)
+            digits = number.group() if number else self._text[at : at + 1]
             if not (digits.isascii() and digits.isdigit()) or (digits[0] == "0" and len(digits) > 1):
                 raise self._fail(f"expected a whole number from 0 on, got '{printable(digits, 40)}'")
             if len(digits) > _DIGITS:
@@ -377,8 +278,51 @@ class _HeaderScanner:
                 raise self._fail(f"more than {most} {what}")
             out.append(int(digits))
             self._pos += len(digits)
-            if self._closed("]"):
-                return tuple(out)
+        return tuple(out)
+
+    def _items(self, opening: str, closing: str) -> Iterator[int]:
+        """Yield where each item of an object or array starts; the caller passes the item."""
+        self._expect(opening)
+        if self._skip(closing):
+            return
+        while True:
+            yield self._space()
+            if self._skip(closing):
+                return
+            self._expect(",")
+
+    def _key(self) -> str:
+        name = self._string()
+        self._expect(":")
+        return name
+
+    def _string(self) -> str:
+        self._expect('"')
+        start = self._pos
+        try:
+            text: str
+            text, self._pos = scanstring(self._text, start, True)
+        except ValueError as error:
+            raise self._fail(f"no string of JSON ({printable(str(error).partition(':')[0])})", start) from None
+        if not encodable(text):
+            raise self._fail("a string with lone surrogates, which are not UTF-8", start)
+        return text
+
+    def _expect(self, what: str) -> None:
+        if not self._skip(what):
+            char = self._text[self._pos : self._pos + 1]
+            raise self._fail(f"expected '{what}', got '{printable(char)}'" if char else f"ends where '{what}' is due")
+
+    def _skip(self, what: str) -> bool:
+        """Pass one character and the space before it, if it is the next."""
+        if not self._text.startswith(what, self._space()):
+            return False
+        self._pos += 1
+        return True
+
+    def _space(self) -> int:
+        self._pos = _SPACE.match(self._text, self._pos).end()  # type: ignore[union-attr]  # it matches everywhere
+        return self._pos
 
 
 def encode_header(entries: Iterable[HeaderEntry], metadata: Mapping[str, str]) -> bytes:
