@@ -16,18 +16,6 @@ import numpy as np
 
 from zcrecord.errors import UnsupportedError, printable
 
-__all__ = [
-    "ABSENT",
-    "CATALOGUE_TYPE",
-    "SIGNATURE_PREFIX",
-    "SOURCE_NAME",
-    "TUNED_TYPE",
-    "key_of_text",
-    "object_of",
-    "text_keys",
-    "value_of_object",
-]
-
 SIGNATURE_PREFIX = "zcrecord.signature."  # of a name in the metadata; the key's id follows
 SOURCE_NAME = "zcrecord.source"  # in the metadata: the files and options that an archive was converted from, as JSON
 TUNED_TYPE = "zcr:onnx_tuned"  # of the module that holds a tuned part, see `onnx.tuned`

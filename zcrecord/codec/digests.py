@@ -10,8 +10,6 @@ from typing import Any
 
 import xxhash
 
-__all__ = ["RunningDigest", "digest_of", "digest_of_pieces"]
-
 RunningDigest = xxhash.xxh3_64  # update(data), then intdigest() or digest()
 digest_of = xxhash.xxh3_64_intdigest  # of any bytes-like; C's own, since it is called for every payload
 

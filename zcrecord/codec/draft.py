@@ -11,8 +11,6 @@ from zcrecord.errors import FormatError, LimitError
 from .entries import ValueForm, ValueType
 from .index import Index, list_bounds
 
-__all__ = ["check_draft_budget"]
-
 _SPAN_ALLOWANCE = 256  # bytes for each entry of a column, beyond the pool's, that its spans may take
 _WORDS_ALLOWANCE = 32  # items for each attribute, beyond the pool's, that lists may have
 

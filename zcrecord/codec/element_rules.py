@@ -17,8 +17,6 @@ from zcrecord.errors import FormatError
 from .index import Index
 from .layout import NONE
 
-__all__ = ["ElementRules"]
-
 _BOOL = dtypes.by_name["bool"].code
 
 

@@ -13,33 +13,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from zcrecord._schema import ModuleKind, ValueForm, ValueType
+from zcrecord._schema import ModuleKind as ModuleKind  # re-exported
+from zcrecord._schema import ValueForm as ValueForm
+from zcrecord._schema import ValueType as ValueType
 from zcrecord.errors import LimitError, UnsupportedError
 
 from .index import ATTRIBUTE, IDENTIFIER, MODULE, TENSOR, VECTORS, Array, Index
 from .layout import INDEX_ALLOWANCE, MAX_ARCHIVE_SIZE, MAX_INDEX_SIZE, MAX_RANK, NONE, first_children
-
-__all__ = [
-    "DIGEST_NAMES",
-    "KIND_NAMES",
-    "AttributeEntry",
-    "Entries",
-    "ModuleEntry",
-    "ModuleKind",
-    "PayloadId",
-    "TensorLayout",
-    "ValueForm",
-    "ValueType",
-    "change_values",
-    "digest_kind",
-    "encodable",
-    "encode",
-    "in_memory",
-    "is_attribute",
-    "list_type",
-    "value_type",
-]
-
 
 KIND_NAMES = {
     ModuleKind.MAPPING: "mapping",

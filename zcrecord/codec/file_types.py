@@ -9,8 +9,6 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-__all__ = ["FORMATS", "HEAD", "FileType", "Format", "program_of", "read_elsewhere", "sniff_file_type", "wrong_type"]
-
 HEAD = 256  # bytes that are enough for all types; fewer tell most of them
 _CONVERT = "zcrecord convert makes an archive of it"
 _DECOMPRESS = "decompress it first"

@@ -19,8 +19,6 @@ from zcrecord.errors import FormatError
 
 from .layout import NONE, u16_at
 
-__all__ = ["FORM", "NUMPY", "Index", "Layout", "Layouts", "TensorEntry", "TextPool", "decode"]
-
 Array = np.ndarray[Any, np.dtype[Any]]
 
 PAYLOAD = np.dtype([("offset", "<u8"), ("nbytes", "<u8"), ("digest", "<u8")])

@@ -18,8 +18,6 @@ import numpy as np
 
 from zcrecord.errors import FormatError, IntegrityError, LimitError, RecordError, VersionError
 
-__all__ = ["ALIGNMENT", "HEADER_SIZE", "LARGE_ALIGNMENT", "LARGE_PAYLOAD", "MAGIC", "VERSION", "Header", "align_up"]
-
 Array = np.ndarray[Any, np.dtype[np.uint64]]
 
 if sys.byteorder != "little":

@@ -20,8 +20,6 @@ from zcrecord.errors import FormatError, LimitError, printable
 from .index import Index, TextPool, list_bounds
 from .layout import INDEX_ALLOWANCE, MAX_ARCHIVE_SIZE, MAX_DEPTH, MAX_RANK, NONE, Header, align_up, first_children
 
-__all__ = ["check_header", "check_index", "check_touched"]
-
 Array = np.ndarray[Any, np.dtype[Any]]
 Some = Any  # an int, or an array of them
 _BIT_LIMIT = MAX_ARCHIVE_SIZE * 8

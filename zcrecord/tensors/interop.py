@@ -21,8 +21,6 @@ from zcrecord.errors import UnsupportedError
 from .packed import PackedTensor
 from .strides import reach
 
-__all__ = ["FLOAT4_PAIRS", "DeviceTensor", "as_array", "is_foreign", "path_key", "pytree_children", "viewed"]
-
 Array = np.ndarray[Any, np.dtype[Any]]
 
 # torch's name for float4_e2m1fn, two elements to a byte, the first in the low bits as here, its last axis half as long.

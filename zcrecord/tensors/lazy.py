@@ -21,8 +21,6 @@ from . import interop
 from .packed import PackedTensor
 from .strides import as_bytes
 
-__all__ = ["LazyTensor", "Pieces"]
-
 _BOOL = dtypes.by_name["bool"]
 _SPENT = object()
 

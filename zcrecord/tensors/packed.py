@@ -19,8 +19,6 @@ from zcrecord.errors import FormatError, UnsupportedError
 if TYPE_CHECKING:
     import numpy.typing as npt  # costs 0.6 ms at run time
 
-__all__ = ["PackedTensor", "StringTensor", "pack_bits", "unpack_bits"]
-
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
 

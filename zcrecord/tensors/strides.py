@@ -14,19 +14,6 @@ import numpy as np
 if TYPE_CHECKING:
     import numpy.typing as npt  # costs 0.6 ms at run time
 
-__all__ = [
-    "address",
-    "addresses",
-    "as_bytes",
-    "c_strides",
-    "extent",
-    "in_blocks",
-    "is_c_order",
-    "is_dense",
-    "memory_order",
-    "reach",
-]
-
 Array = np.ndarray[Any, np.dtype[Any]]
 
 

@@ -30,8 +30,6 @@ from zcrecord.writing.flatten import children_of
 from . import containers, fields
 from .leaves import Array, FromValue, Instance, Number, OneOf, SavedModule, TorchClass, Want
 
-__all__ = ["into", "structure"]
-
 T = TypeVar("T")
 
 _KINDS: dict[Any, type[Want]] = {

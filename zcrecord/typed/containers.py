@@ -18,8 +18,6 @@ from zcrecord.tensors.packed import PackedTensor, StringTensor
 from . import fields
 from .leaves import CONVERTED, EXACT, NAMED, NO, SavedModule, Want, found, keys_of, mismatch
 
-__all__ = ["MAPPINGS", "SEQUENCES", "Choice", "Class", "Dict", "Sequence"]
-
 SEQUENCES: dict[Any, Any] = {  # and their constructors; None: list or tuple, as it was saved
     list: list,
     tuple: tuple,

@@ -15,8 +15,6 @@ from typing import Any, Generic, TypeVar, get_args, get_origin
 
 from zcrecord.errors import UnsupportedError, printable
 
-__all__ = ["ClassFields", "Field", "bare", "fields_of", "has_fields"]
-
 Hints = Mapping[str, Any]
 
 _WRAPPERS = {

@@ -24,27 +24,6 @@ from zcrecord.tensors.packed import PackedTensor, StringTensor
 
 from .fields import bare
 
-__all__ = [
-    "ANYTHING",
-    "CONVERTED",
-    "EXACT",
-    "NAMED",
-    "NO",
-    "Array",
-    "FromValue",
-    "Instance",
-    "Number",
-    "OneOf",
-    "SavedModule",
-    "TorchClass",
-    "Want",
-    "found",
-    "keys_of",
-    "mismatch",
-    "plain",
-    "spelled",
-]
-
 # How well a value fits, where an annotation has alternatives.
 NO, ANYTHING, CONVERTED, EXACT, NAMED = range(5)
 

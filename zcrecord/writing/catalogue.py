@@ -23,17 +23,6 @@ from . import flatten
 from .sharing import plan_sharing
 from .writers import SaveReport, report_of, write_plan
 
-__all__ = [
-    "BLOBS",
-    "PieceColumns",
-    "WholeRecord",
-    "WrittenShard",
-    "catalogue_tree",
-    "outline_of",
-    "some_of",
-    "write_catalogue",
-]
-
 BLOBS = "blobs"  # the attribute whose items are the payloads that lie in the catalogue itself
 
 

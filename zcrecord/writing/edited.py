@@ -26,8 +26,6 @@ from zcrecord.tensors.lazy import LazyTensor
 from .sharing import chunks
 from .writers import renumber_payloads, same_bytes
 
-__all__ = ["EditedArchive", "StoredArchive", "Written", "plan_edited"]
-
 _WORTH = 1 << 16  # bytes of a run from which on it is handed to the file system, and has to stay on its blocks
 _PIECE = 16 << 20  # bytes written at a time where it is not: signals are handled between two
 

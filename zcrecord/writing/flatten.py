@@ -35,14 +35,6 @@ from zcrecord.tensors.packed import PackedTensor, StringTensor
 from .module_tree import state_path
 from .sharing import check_supported
 
-__all__ = [
-    "FlatRecord",
-    "as_tensor",
-    "children_of",
-    "flatten",
-    "refuse_key",
-]
-
 _TENSORS = np.ndarray | np.generic | PackedTensor | StringTensor | LazyTensor
 
 

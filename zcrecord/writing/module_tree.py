@@ -24,8 +24,6 @@ from zcrecord.codec.entries import (
 from zcrecord.codec.layout import MAX_DEPTH, NONE
 from zcrecord.errors import LimitError, NameCollisionError, UnsupportedError
 
-__all__ = ["ModuleTreeBuilder", "path_of_name", "split_dotted", "state_path"]
-
 # Room for full names of modules: so many characters, and so many times those of tensors' names. Each is stored in
 # full: a file of deeply nested long names would else become one of 50 times its size, and take 300 times its memory.
 _ROOM, _TIMES = 16 << 20, 16

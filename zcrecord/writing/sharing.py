@@ -25,8 +25,6 @@ from zcrecord.tensors.strides import address, addresses, as_bytes, extent, is_de
 if TYPE_CHECKING:
     import numpy.typing as npt  # costs 0.6 ms at run time
 
-__all__ = ["PayloadPlan", "SplitSource", "check_supported", "chunks", "layout_of", "plan_sharing"]
-
 Array = np.ndarray[Any, np.dtype[Any]]
 _BOOL = dtypes.by_name["bool"]
 _CACHED = 1 << 26  # bytes of packed copies held in all; those beyond are made twice (digest, write)

@@ -43,18 +43,6 @@ from zcrecord.tensors.strides import address
 
 from .sharing import PayloadPlan, SplitSource, chunks
 
-__all__ = [
-    "HELD",
-    "ConvertReport",
-    "SaveReport",
-    "StreamWriter",
-    "peak_rss",
-    "renumber_payloads",
-    "report_of",
-    "same_bytes",
-    "write_plan",
-]
-
 _BATCH = 1 << 20  # bytes of small payloads joined into one write
 _COMPARE = 1 << 20  # bytes compared at a time
 _ZEROS = bytes(MAX_ALIGNMENT)

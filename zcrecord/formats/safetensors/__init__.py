@@ -37,8 +37,6 @@ from zcrecord.storage.stream_reader import PIECE, StreamReader
 from . import shards
 from .header import MAX_HEADER, METADATA, HeaderEntry, check_length, decode_header, encode_header
 
-__all__ = ["read", "write"]
-
 _FORMAT = "format"  # metadata without it is refused by transformers
 
 

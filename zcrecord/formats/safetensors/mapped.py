@@ -20,8 +20,6 @@ from zcrecord.writing.flatten import FlatRecord
 
 from .header import check_length, decode_header
 
-__all__ = ["open_record"]
-
 
 def open_record(source: Any, *, mmap: bool = True) -> Record:
     """Return a safetensors file as a record: its tensors as views, under their exact names, its metadata; no payload

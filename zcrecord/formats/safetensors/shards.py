@@ -16,8 +16,6 @@ from zcrecord.codec.entries import is_attribute
 from zcrecord.errors import FormatError, RecordError, printable
 from zcrecord.storage.folders import is_plain_name
 
-__all__ = ["INDEX", "ShardIndex", "check_shard", "decode_index", "encode_index", "fill", "merge", "shard_paths"]
-
 INDEX = ".safetensors.index.json"
 _SUFFIX = ".safetensors"
 _TOTAL = "total_size"
