@@ -17,7 +17,7 @@ import pytest
 from browser_heap import heap_growth
 from onnx import TensorProto, helper, numpy_helper
 from onnx_models import every_tensor, field, model_of, packaged_models, rich_model
-from web_archives import SUITE, Misbehaving, write_model
+from web_archives import SUITE, Misbehaving
 
 import zcrecord
 from tools.range_server import Server, serving
@@ -150,6 +150,7 @@ def test_a_skeleton_that_does_not_fit_its_archive_is_a_typed_error(tmp_path: Pat
         "a field ends past its message": (tensors, skeleton[:-1]),
         "a varint ends past its message": (tensors, skeleton + b"\x80"),
         "wire type 7 is not known": (tensors, skeleton + b"\x0f"),
+        "wire type 3 is not known": (tensors, skeleton + b"\x0b\x0c"),
         "a varint has more than 10 bytes": (tensors, skeleton + b"\x08" + b"\xff" * 11),
         "ModelProto has its field 7 twice; export the model again": (tensors, skeleton * 2),
         "messages are nested more than 100 deep": (tensors, field(7, deep)),
@@ -164,14 +165,26 @@ def test_a_skeleton_that_does_not_fit_its_archive_is_a_typed_error(tmp_path: Pat
 
 
 def test_names_of_nested_tensors_have_a_limit(tmp_path: Path) -> None:
-    write_model(tmp_path / "m.zcr")
     tensor = field(5, field(2, 1))  # of an attribute, with a data_type
     node = field(1, field(5, [field(1, b"n" * 60_000), tensor]))
-    tree = {**zcrecord.load_record(tmp_path / "m.zcr"), "onnx.graph": field(7, node * 40)}
+    tree = {**{f"t{i}": np.ones(1) for i in range(40)}, "onnx.graph": field(7, node * 40)}
     zcrecord.save_record(tree, tmp_path / "n.zcr", durable=False)
     (told,) = made([tmp_path / "n.zcr"])
     assert told["name"] == "LimitError"
     assert "the names of nested tensors take more than 8 times the record's" in told["message"]
+
+
+def test_tensors_that_share_their_bytes_take_no_memory_out_of_proportion(tmp_path: Path) -> None:
+    """2,000 names of a MiB that must be in the model, or that a runtime reads one by one, are 2 GiB."""
+    for kind, code in ((np.complex64, TensorProto.COMPLEX64), (np.uint8, TensorProto.UINT8)):
+        w = np.zeros((1 << 20) // np.dtype(kind).itemsize, kind)
+        names = [f"w{i}" for i in range(2000)]
+        tensors = [field(5, [field(8, name.encode()), field(2, code), field(1, w.size)]) for name in names]
+        tree = {**dict.fromkeys(names, w), "onnx.graph": field(7, tensors)}
+        zcrecord.save_record(tree, tmp_path / "m.zcr", durable=False)
+        (told,) = made([tmp_path / "m.zcr"])
+        assert told["name"] == "LimitError"
+        assert "tensors that share their bytes would take 2097152000 bytes, each by itself" in told["message"]
 
 
 # In Chromium.

@@ -1,7 +1,7 @@
 // Hollow records: the states and errors of Python's.
 
 import { open } from "../../../zcrecord/web/reader/zcrecord.js";
-import { equal, ok, rejects, test } from "./harness.mjs";
+import { counting, equal, ok, rejects, test } from "./harness.mjs";
 
 const things = (base) => open(`${base}/things.zcr`);
 
@@ -166,4 +166,14 @@ test("what a sink gave is let go of, not finished, once the record was given up"
     await rejects(() => step(writer), "FillError", /tensor 'scalar': the hollow record was given up; make another/);
   }
   equal(told, ["write", "abort", "write", "abort"]);
+});
+
+test("payloads that share their bytes take no memory out of proportion to the archive", async ({ base }) => {
+  const told = counting();
+  const record = await open(`${base}/twins.zcr`, { fetch: told.fetch });
+  const before = told.requests;
+  const what = /twins\.zcr: tensors that share their bytes would take 1258291200 bytes, each by itself; load those/;
+  await rejects(() => record.hollow(), "LimitError", what);
+  await rejects(() => record.hollow({ sink: () => { throw new Error("it was asked"); } }), "LimitError", what);
+  equal(told.requests, before);
 });

@@ -177,6 +177,17 @@ test("a device keeps nothing of an upload that is over", async ({ base }) => {
   equal(device.waiting, 1);
 });
 
+test("payloads that share their bytes get no buffers out of proportion to the archive", async ({ base }) => {
+  const told = counting();
+  const record = await open(`${base}/twins.zcr`, { fetch: told.fetch });
+  const before = told.requests;
+  const device = new FakeDevice({ keep: false });
+  const what = /twins\.zcr: tensors that share their bytes would take 1258291200 bytes, each by itself; load those/;
+  await rejects(() => record.uploadTo(device), "LimitError", what);
+  equal([told.requests, device.buffers.length], [before, 0]);
+  equal((await record.uploadTo(device, record.names.slice(0, 20))).size, 20);
+});
+
 test("requests at a time are a number", async ({ base }) => {
   const record = await open(`${base}/things.zcr`);
   for (const maxInFlight of [NaN, 0, -1, "many", null]) {

@@ -5,6 +5,7 @@
  */
 
 import { FormatError, KINDS, UnsupportedError, need } from "./format.js";
+import { checkApart } from "./payloads.js";
 import { parseSkeleton, rawData, reference, stringData } from "./skeleton.js";
 import { Weights } from "./weights.js";
 
@@ -29,8 +30,9 @@ export async function toOnnx(record, { signal, verify = false, module = "" } = {
   const none = `no attribute '${GRAPH}': the archive holds tensors but no ONNX model; make one with onnx2zc`;
   need(typeof skeleton?.read === "function", named || none, UnsupportedError);
   const octets = await skeleton.read({ signal });
-  const model = inSkeleton(() => parseSkeleton(octets, record.names.join("").length));
+  const model = inSkeleton(() => parseSkeleton(octets, record.names));
   const tensors = model.found.map((t) => [t, checked(record, t, prefix + t.full)]);
+  checkApart(record, tensors.reduce((sum, [, { nbytes }]) => sum + nbytes, 0));
   for (const [t, info] of tensors) t.outside = isOutside(t, info);
   const few = smallOnes(tensors);
   const rest = tensors.filter(([t, { payload }]) => t.outside && !few.has(payload)).map(([, { payload }]) => payload);

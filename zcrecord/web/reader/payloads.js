@@ -2,10 +2,17 @@
 /** Reads many payloads forward, in file order: neighbours in one request, a few requests at a time. */
 
 import { readPieces } from "./pieces.js";
-import { UnsupportedError, checkCancelled, need } from "./format.js";
+import { LimitError, UnsupportedError, checkCancelled, need } from "./format.js";
 
 export const NEAR = 1 << 16; // bytes between payloads that are fetched to save a request
 const GROUP = 1 << 26; // bytes of small payloads in one request, at most
+const [APART, APART_FREE] = [64, 2 ** 30]; // times what an archive has, and bytes, that tensors may take apart
+
+/** Throws LimitError if tensors that share their bytes would take, each by itself, far more than the archive has. */
+export function checkApart({ layout: { archiveSize } }, nbytes) {
+  need(nbytes <= APART * archiveSize + APART_FREE, () => `tensors that share their bytes would take ${nbytes} bytes, \
+each by itself; load those that you need, or save them as a record of their own`, LimitError);
+}
 
 /** Returns the distinct ranges of payloads in the file, ascending, each with the numbers of its payloads. */
 export function payloadRanges(record, numbers = Array.from({ length: record._ix.payloads.n }, (_, i) => i)) {

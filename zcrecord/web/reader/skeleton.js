@@ -6,10 +6,12 @@
  * Source of field numbers: onnx.proto.
  */
 
-import { FormatError, LimitError, need } from "./format.js";
+import { FormatError, LimitError, need, printable } from "./format.js";
 
 const [VARINT, FIXED64, LEN, FIXED32] = [0, 1, 2, 5];
 const NESTED = 100; // messages in messages, protobuf's own default
+const MOST_SHORT = 5; // bytes of a tag or a length: protobuf's parsers read no more, and of a tag no more than 32 bits
+const MOST_LENGTH = 2 ** 31 - 1; // bytes of a field
 const SPARE = 1 << 20; // bytes that names of nested tensors may take beyond those of the record
 
 /** Messages that can hold tensors: field number to the message in it; those with a star are repeated. */
@@ -28,9 +30,22 @@ const [DIMS, DATA_TYPE, NAME, RAW_DATA, EXTERNAL_DATA, DATA_LOCATION] = [1, 2, 8
 const SEGMENT = 3;
 const [STRING_DATA, VALUES] = [6, [4, 5, 6, 7, 9, 10, 11]]; // of TensorProto
 const LOOSE = new TextDecoder("utf-8", { ignoreBOM: true });
+const STRICT = new TextDecoder("utf-8", { ignoreBOM: true, fatal: true });
 const ENCODER = new TextEncoder();
 
 const loose = (octets) => LOOSE.decode(octets).replaceAll("\0", "\ufffd") || "_";
+
+/** Decodes an initializer's name, which the archive has as it is. */
+function strict(octets) {
+  let name = "";
+  try {
+    name = STRICT.decode(octets);
+  } catch {
+    // refused below
+  }
+  need(name && !name.includes("\0"), "an initializer has no name, or one with NUL or that is not UTF-8; name it");
+  return name;
+}
 
 /** Reads a varint; returns its value, rounded beyond 2^53, and the position after it. */
 function varint(octets, at) {
@@ -44,15 +59,22 @@ function varint(octets, at) {
   throw new FormatError("a varint has more than 10 bytes");
 }
 
+/** Reads a tag or a length as `varint` does, and refuses those of which other parsers read less. */
+function short(octets, start, most, what) {
+  const [value, at] = varint(octets, start);
+  need(value <= most && at - start <= MOST_SHORT, `${what} is more than ${most}, or has more than ${MOST_SHORT} bytes`);
+  return [value, at];
+}
+
 /** Yields a message's fields: number, wire type, [start, end), and the value or the first byte of its content. */
 function* fields(octets) {
   for (let start = 0, end; start < octets.length; start = end) {
-    const [tag, at] = varint(octets, start);
+    const [tag, at] = short(octets, start, 2 ** 32 - 1, "a tag");
     const [number, wire] = [Math.floor(tag / 8), tag % 8];
     let value = at;
     if (wire === VARINT) [value, end] = varint(octets, at);
     else if (wire === LEN) {
-      const [size, from] = varint(octets, at);
+      const [size, from] = short(octets, at, MOST_LENGTH, "a length");
       [value, end] = [from, from + size];
     } else {
       need(wire === FIXED64 || wire === FIXED32, `wire type ${wire} is not known`);
@@ -88,7 +110,9 @@ function read(scope, octets, found, depth) {
   parts.push(octets.subarray(kept));
 }
 
-function readTensor(t, octets, found) {
+function readTensor(t, octets, found, depth) {
+  need(depth <= NESTED, `messages are nested more than ${NESTED} deep`);
+  need(found.length < found.most, "the model has more tensors than the archive; save the record with all it had");
   Object.assign(t, { name: new Uint8Array(0), dims: [], type: 0, graph: graphOf(t.parent) });
   found.push(t);
   let kept = 0;
@@ -98,17 +122,20 @@ function readTensor(t, octets, found) {
   };
   for (const { number, wire, start, end, value } of fields(octets)) {
     if (number === DIMS && wire === VARINT) t.dims.push(value);
-    else if (number === DIMS) {
-      for (let at = value, dim; at < end; t.dims.push(dim)) [dim, at] = varint(octets, at);
-    } else if (number === DATA_TYPE) t.type = value;
-    else if (number === NAME) t.name = octets.subarray(value, end);
+    else if (number === DIMS && wire === LEN) {
+      let [at, dim] = [value, 0];
+      for (; at < end; t.dims.push(dim)) [dim, at] = varint(octets, at);
+      need(at === end, "dims end inside a varint");
+    } else if (number === DATA_TYPE && wire === VARINT) t.type = value;
+    else if (number === NAME && wire === LEN) t.name = octets.subarray(value, end);
     else if (number === EXTERNAL_DATA || number === DATA_LOCATION) leaveOut(start, end);
     else if (number === SEGMENT || VALUES.includes(number)) {
-      const none = wire === LEN && value === end && number !== RAW_DATA && number !== STRING_DATA;
+      const none = wire === LEN && value === end && ![SEGMENT, RAW_DATA, STRING_DATA].includes(number);
       need(none, () => `tensor '${loose(t.name)}' has values of its own; convert the model again`);
       leaveOut(start, end);
     }
   }
+  need(t.dims.every(Number.isSafeInteger), "a dim is more than 2^53");
   t.parts.push(octets.subarray(kept));
 }
 
@@ -125,21 +152,28 @@ function graphOf(scope) {
 /**
  * Returns { found, encode }: a model's tensors in its order, each with `name` (bytes), `full` (its name in the
  * archive), `dims`, `type` (ONNX's data_type) and `graph`; and a function that returns the model's bytes, each
- * tensor's `fields` in the place of its values. `room` limits the bytes of names made of nested ones.
+ * tensor's `fields` in the place of its values. The archive's `names` limit its tensors, and what names of nested ones
+ * take.
  */
-export function parseSkeleton(octets, room) {
-  const found = [];
+export function parseSkeleton(octets, names) {
+  const found = Object.assign([], { most: names.length });
   const model = { kind: "Model", parent: null, parts: [], counts: new Map(), texts: new Map() };
   read(model, octets, found, 0);
   need(model.counts.has(7), "it has no graph");
-  nameAll(found, 8 * room + SPARE);
+  nameAll(found, 8 * names.join("").length + SPARE);
   return { found, encode: () => encode(model) };
 }
 
 function nameAll(found, room) {
   const taken = new Set(["onnx.graph"]);
   const counters = new Map();
-  for (const t of found) if (t.graph === "main") taken.add((t.full = LOOSE.decode(t.name)));
+  for (const t of found.filter(({ parent }) => parent.kind === "Graph")) {
+    const names = (t.parent.names ??= new Set());
+    t.text = strict(t.name);
+    need(!names.has(t.text), () => `two initializers of one graph are called '${printable(t.text)}'; rename one`);
+    names.add(t.text);
+    if (t.graph === "main") taken.add((t.full = t.text));
+  }
   for (const t of found) {
     if (t.graph === "main") continue;
     const name = [...prefix(t.parent), ...last(t)].join(".");
@@ -151,8 +185,8 @@ function nameAll(found, room) {
   }
 }
 
-function last({ parent: { kind }, field, place, name }) {
-  if (kind === "Graph") return [LOOSE.decode(name)];
+function last({ parent: { kind }, field, place, text }) {
+  if (kind === "Graph") return [text];
   if (kind === "Sparse") return [field === 1 ? "values" : "indices"];
   return field === 5 ? [] : [String(place)];
 }

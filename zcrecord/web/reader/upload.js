@@ -5,7 +5,7 @@
  * Tied tensors share a buffer. Equal bytes that are not tied are fetched once, and get a buffer each.
  */
 
-import { payloadRanges, streamPayloads } from "./payloads.js";
+import { checkApart, payloadRanges, streamPayloads } from "./payloads.js";
 import { LimitError, SourceError, UnsupportedError, need, notLoaded } from "./format.js";
 
 const USAGE = 0x8c; // STORAGE | COPY_DST | COPY_SRC
@@ -30,6 +30,7 @@ export async function uploadTo(record, device, names = record.names, options = {
   need(typeof names !== "string", "uploadTo takes a list of names, not one name", UnsupportedError);
   const infos = [...names].map((name) => record.info(name));
   const ranges = payloadRanges(record, infos.filter((info) => info.payload !== null).map((info) => info.payload));
+  checkApart(record, ranges.reduce((sum, { start, end, numbers }) => sum + (end - start) * numbers.length, 0));
   const upload = new Upload(record, device, usage | COPY_DST);
   try {
     await upload.create(ranges);

@@ -229,7 +229,8 @@ export class Record<B extends ArrayBufferLike = ArrayBuffer> {
   /**
    * Every payload that the tensors need in a GPUBuffer, tied ones once. Neighbouring payloads come in one request;
    * memory holds a piece of 1 MiB for each request. On failure every buffer made is destroyed. Throws the errors of
-   * `tensor`, and LimitError: the device has no room for a payload.
+   * `tensor`, and LimitError: the device has no room for a payload, or payloads that share their bytes would take
+   * more than 64 times the archive and 1 GiB.
    */
   uploadTo<B extends BufferLike>(
     device: DeviceLike<B>, names?: Iterable<string>, options?: UploadOptions,
@@ -238,7 +239,8 @@ export class Record<B extends ArrayBufferLike = ArrayBuffer> {
   verify(options?: VerifyOptions): Promise<void>;
   /** "sha256:..." over the content, whatever the layout; reads everything. */
   contentDigest(options?: Cancellable): Promise<string>;
-  /** The record without its weights, to be filled by whatever makes them. */
+  /** The record without its weights, to be filled by whatever makes them. LimitError: tensors that share their bytes
+   *  would take, each by itself, more than 64 times the archive and 1 GiB. */
   hollow(options?: Cancellable & { sink?: null }): Promise<HollowRecord>;
   /** `T` is the sink's result for a constant. */
   hollow<T = unknown>(options: Cancellable & { sink: Sink }): Promise<HollowRecord<Map<string, T | null>>>;
@@ -248,7 +250,8 @@ export class Record<B extends ArrayBufferLike = ArrayBuffer> {
    * bytes, strings, complex numbers, tensors in attributes, functions and training_info, strided ones), and tensors
    * of up to 16 KiB, 8 MiB in all; no others. `signal` ends later reads, too, `verify` checks each payload's digest.
    * Throws UnsupportedError: there is no model, or there are several and `module` names none. FormatError: graph and
-   * tensors disagree. LimitError: with those values the model is over 2 GiB. And the errors of `tensor`.
+   * tensors disagree. LimitError: with those values the model is over 2 GiB, or tensors that share their bytes would take,
+   * each by itself, more than 64 times the archive and 1 GiB. And the errors of `tensor`.
    *
    * @example
    * const { model, externalData } = await record.toOnnx();
