@@ -1,50 +1,42 @@
-"""Tests that are left out by default, fixtures that many tests share, and where tests find `tools`.
+"""Tests that are left out by default, and fixtures that many tests share.
 
 By default neither tests that run a system tool run, nor those that are slow, measure, or try every case; they are
-counted at the end. See `exhaustive.py`. `@pytest.mark.needs("gcc")` names a tool as `tools/system_tools.py` does.
+counted at the end. See `exhaustive.py`. Of a path (`pytest tests/codec`) all tests run but those for which this machine
+lacks the tool. A test that wants a package which PyPI does not have for this machine is skipped (`absent_packages.py`).
 
-Of a path (`pytest tests/codec`) all tests run but those for which this machine lacks the tool.
-
-A test that wants a package which PyPI does not have for this machine is skipped, and named; see `absent_packages.py`.
-
-Under `tools/test --all` (ZCRECORD_TEST_ALL=1) nothing is left out: what lacks a tool fails, and so does every skip
-whose reason does not start with "platform:", which is for what another operating system alone can show. A test that
-runs a tool without a mark that names it fails there, too: by default it would run that tool.
+Under `tools/test --all` (ZCRECORD_TEST_ALL=1) nothing is left out: what lacks a tool fails (`named_tools.py`), and so
+does every skip whose reason does not start with "platform:", which is for what another operating system alone can show.
 """
 
 from __future__ import annotations
 
 import gc
 import os
-import shlex
-import shutil
 import signal
 import sys
-import tempfile
 import textwrap
 from collections import Counter
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import absent_packages
 import hypothesis
 import ml_dtypes  # noqa: F401  # numpy knows "int4" and "bfloat16" by name from it
+import named_tools
 import pytest
 from exhaustive import ALL, KINDS, left_out_by_default, run_whole, whole
+
+from tools.system_tools import PACKAGES, has
 
 if TYPE_CHECKING:
     from browsers import Pages
     from buckets import S3
     from playwright.sync_api import Browser
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # `tools` is not installed
-from tools.system_tools import PACKAGES, has
-
 LEFT_OUT = pytest.StashKey[dict[str, int]]()  # tests left out of each kind, or for want of each tool
 NAMED = pytest.StashKey[bool]()  # whether paths were given
 FROZEN = pytest.StashKey[int]()  # modules that were there when objects were frozen last
-TOOLS_RUN = pytest.StashKey[Path]()
 Report = TypeVar("Report", pytest.TestReport, pytest.CollectReport)
 
 gc.disable()  # until all tests are found: a third of the time that takes
@@ -133,35 +125,15 @@ def pages(browser: Browser) -> Iterator[Pages]:
     assert not made.complaints
 
 
-def named_tools(item: pytest.Item) -> list[str]:
-    """Return the tools that the test's marks name."""
-    return [str(tool) for mark in item.iter_markers("needs") for tool in mark.args]
-
-
-def missing_tools(item: pytest.Item) -> list[str]:
-    """Return the tools that the test's marks name and this machine does not have."""
-    return [tool for tool in named_tools(item) if tool in PACKAGES and not has(tool)]
-
-
 def pytest_configure(config: pytest.Config) -> None:
-    """Leave nothing out of a path, but what absent packages need. Under --all, note each use of a system tool."""
+    """Leave nothing out of a path, but what absent packages and tools need."""
     config.stash[LEFT_OUT] = {}
     config.pluginmanager.register(absent_packages)
+    config.pluginmanager.register(named_tools)
     given = config.args_source is config.ArgsSource.ARGS
     config.stash[NAMED] = named = getattr(config, "workerinput", {}).get("named", given)
     if named and "ZCRECORD_EMULATED" not in os.environ:  # emulated processors are slow
         run_whole()
-    if ALL:
-        folder = Path(tempfile.mkdtemp(prefix="tools-"))
-        config.add_cleanup(lambda: shutil.rmtree(folder))
-        config.stash[TOOLS_RUN] = folder / "run.log"
-        for command in {tool.split()[0] for tool in PACKAGES}:
-            if "/" not in command and (found := shutil.which(command)):
-                note = f"printf '%s\\0' \"{command} $*\" >>{folder}/run.log"
-                noting = f'#!/bin/sh\n{note}\nexec {shlex.quote(found)} "$@"\n'
-                (folder / command).write_text(noting, encoding="utf-8")
-                (folder / command).chmod(0o755)
-        os.environ["PATH"] = f"{folder}{os.pathsep}{os.environ['PATH']}"
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -175,9 +147,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if ALL:
         return
     if config.stash[NAMED]:
-        left_out = {item: tools[0] for item in items if (tools := missing_tools(item))}
+        left_out = {item: tools[0] for item in items if (tools := named_tools.missing_tools(item))}
     else:
-        left_out = dict.fromkeys(filter(named_tools, items), "needs")
+        left_out = dict.fromkeys(filter(named_tools.named_tools, items), "needs")
     if not whole():
         left_out |= left_out_by_default([item for item in items if item not in left_out])
     config.stash[LEFT_OUT] = dict(Counter(left_out.values()).most_common())
@@ -194,42 +166,15 @@ def freeze(config: pytest.Config) -> None:
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Forget which tools ran while the tests were found: some ask a compiler what they are to be tried with."""
+    """Collect garbage from here on, but not what was imported."""
     gc.freeze()  # uncollected: going through all that was imported takes seconds
     gc.enable()
     session.config.stash[FROZEN] = len(sys.modules)
-    if (log := session.config.stash.get(TOOLS_RUN, None)) is not None:
-        log.unlink(missing_ok=True)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Fail what lacks a tool and was not deselected, and what names one that nothing installs."""
+    """Freeze what earlier tests imported."""
     freeze(item.config)
-    if unknown := set(named_tools(item)) - PACKAGES.keys():
-        pytest.fail(f"needs {', '.join(sorted(unknown))}: add it to tools/system_tools.py", pytrace=False)
-    if missing := missing_tools(item):
-        pytest.fail(f"needs {', '.join(missing)}, which ./tools/test --all installs", pytrace=False)
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, None, None]:
-    """Under --all, fail a test that ran a tool, itself or by a program it ran, and does not say that it needs it."""
-    yield
-    log = item.config.stash.get(TOOLS_RUN, None)
-    if log is not None and log.exists():
-        unnamed = tools_run(log.read_text(errors="replace", encoding="utf-8").split("\0")[:-1]) - set(named_tools(item))
-        log.unlink()
-        if unnamed:
-            pytest.fail(f"runs {', '.join(sorted(unnamed))}; mark it with pytest.mark.needs", pytrace=False)
-
-
-def tools_run(commands: Iterable[str]) -> set[str]:
-    """Return the tools of tools/system_tools.py that command lines run; pip asks some for their versions alone."""
-    run = set()
-    for command, *options in map(str.split, commands):
-        if options != ["--version"]:
-            run |= {tool for tool in PACKAGES if command == tool.split()[0] and set(tool.split()[1:]) <= set(options)}
-    return run
 
 
 def _refuse_skip(report: Report) -> Report:

@@ -1,8 +1,7 @@
 """Programs of this machine with weights in them, built and run: what they allocate, of what pages their weights are.
 
-Knows the programs tests/c/host_*.c and tests/rust/host_*.rs. Each prints a line of JSON, with at least `address` and
-`nbytes` of its weights, and then waits for the end of its standard input. What is to be shown by them is left to tests
-and benchmarks.
+Knows the programs host_*.c and host_*.rs of tests/programs. Each prints a line of JSON, with at least `address` and
+`nbytes` of its weights, and then waits for the end of its standard input. Tests and benchmarks say what they show.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from zcrecord.embed import generate
 
 __all__ = ["WARNINGS", "Hosted", "Pages", "build_c", "build_rust", "run_together", "write_model"]
 
-TESTS = ROOT / "tests"
+PROGRAMS = ROOT / "tests" / "programs"
 WARNINGS = ("-Wall", "-Wextra", "-Wpedantic", "-Wconversion", "-Wshadow", "-Werror")
 BIASES = (1, -2, 3, -4)
 
@@ -70,12 +69,12 @@ def write_model(folder: Path, rows: int, columns: int) -> Path:
 def build_c(
     folder: Path, archive: Path, program: str, compiler: Sequence[str] = ("gcc",), *, copied: bool = False
 ) -> Path:
-    """Return a program of tests/c, with the weights of an archive in it as symbols or, for `host_archive`, as a blob.
+    """Return a program of tests/programs/c with the weights of an archive: symbols or, for `host_archive`, a blob.
 
     Args:
         folder: where files are generated and the program is written.
         archive: made by `write_model`.
-        program: its name in tests/c.
+        program: its name in tests/programs/c.
         compiler: a C or C++ compiler with its options. With one of -fsanitize the program does not count allocations:
             the sanitizer has an allocator of its own.
         copied: the program first copies its weights: what a measurement has to notice.
@@ -87,16 +86,16 @@ def build_c(
     report = generate(archive, made, lang=lang, blob="incbin" if whole else None, reader=whole)
     sources = [Path(file) for file in report.files if file.endswith((".S", ".c"))]
     sanitized = any(option.startswith("-fsanitize") for option in compiler)
-    counting = TESTS / "c" / ("host_uncounted.c" if sanitized else "host_counting.c")
+    counting = PROGRAMS / "c" / ("host_uncounted.c" if sanitized else "host_counting.c")
     objects = []
-    for source in (TESTS / "c" / f"{program}.c", counting, *sources):
+    for source in (PROGRAMS / "c" / f"{program}.c", counting, *sources):
         out = made / f"{source.stem}_{source.suffix[1:]}.o"
         # The program itself is C++ as well; the rest stays what it is.
         standard = ["-x", "c++", "-std=c++11"] if cpp and source.stem == program else []
         if cpp and source == counting:
             standard = ["-x", "c"]
         defines = ["-DHOST_COPY"] * copied
-        include = [f"-I{made}", f"-I{TESTS / 'c'}"]
+        include = [f"-I{made}", f"-I{PROGRAMS / 'c'}"]
         _run([*compiler, "-O2", "-g", *WARNINGS, *standard, *defines, *include, "-c", source, "-o", out], made)
         objects.append(out)
     _run([*compiler, *objects, "-o", made / program], made)
@@ -104,11 +103,11 @@ def build_c(
 
 
 def build_rust(folder: Path, archive: Path, program: str, *, assembly: bool = False, copied: bool = False) -> Path:
-    """Return a program of tests/rust, likewise; `assembly` has each tensor placed by `global_asm!`."""
+    """Return a program of tests/programs/rust, likewise; `assembly` has each tensor placed by `global_asm!`."""
     made = folder / "_".join([program, "rust", *(["assembly"] * assembly), *(["copied"] * copied)])
     generate(archive, made, lang="rust", assembly=assembly, reader=program == "host_archive")
     for name in (program, "host_counting"):
-        shutil.copy(TESTS / "rust" / f"{name}.rs", made)
+        shutil.copy(PROGRAMS / "rust" / f"{name}.rs", made)
     environment = {**os.environ, "HOST_COPY": "1"} if copied else None
     command = ["rustc", "--edition", "2021", "-O", "-D", "warnings", f"{program}.rs", "-o", program]
     _run(command, made, environment)

@@ -13,13 +13,13 @@ import hypothesis
 import numpy as np
 import pytest
 import records as r
+from digest_trees import BASE, LISTS, long_name, swapped
 from exhaustive import rounds
 from forge import Forge
 from hypothesis import strategies as st
 
 import zcrecord
 
-BASE = np.arange(12, dtype=np.float32).reshape(3, 4)
 TREE = {"a": BASE, "m": {"w": BASE, "n": 1, "x": {"v": np.arange(5)}}, "l": [np.ones(3), "text"], "b": b"blob"}
 
 
@@ -153,24 +153,6 @@ def test_every_bit_of_every_tensor_enters(data: st.DataObject) -> None:
     assert digest({"x": BASE, "y": array}) != digest({"x": BASE, "y": changed})
 
 
-def swapped(data: bytes, vector: str, *names: str) -> bytes:
-    """Return an archive of which two children of a module, of these names, have each other's place."""
-    f = Forge(data)
-    places = [f.get(vector, name, "place") for name in names]
-    for name, place in zip(names, reversed(places), strict=True):
-        f.set(vector, name, place=place)
-    return f.seal()
-
-
-LISTS: dict[str, tuple[Any, str, tuple[str, str]]] = {
-    "modules": ([{"w": BASE}, {"w": BASE + 1}], "modules", ("m.0", "m.1")),
-    "tensors": ([BASE, BASE + 1], "tensors", ("m.0", "m.1")),
-    "more than ten": ([np.full(2, i) for i in range(12)], "tensors", ("m.1", "m.10")),
-    "a tuple": ((BASE, BASE + 1), "tensors", ("m.0", "m.1")),
-    "a named tuple": (r.Pair(BASE, BASE + 1), "tensors", ("m.first", "m.second")),
-}
-
-
 @pytest.mark.parametrize(("items", "vector", "names"), LISTS.values(), ids=LISTS)
 def test_order_of_a_list_enters_though_its_keys_stay(items: Any, vector: str, names: tuple[str, str]) -> None:
     """R76: no reader refuses places that are not the keys, but what was signed is the list."""
@@ -186,13 +168,6 @@ def test_order_of_a_module_that_is_no_list_does_not_enter(kind: int) -> None:
     data = Forge(r.saved({"m": {"a": BASE, "b": BASE + 1}})).set("modules", "m", kind=kind).seal()
     turned = zcrecord.load_record(swapped(data, "tensors", "m.a", "m.b"), verify="full")
     assert turned.content_digest() == zcrecord.load_record(data).content_digest()
-
-
-def long_name() -> bytes:
-    """Return an archive of a module with a name of 100 kB, and a hundred attributes in it."""
-    f = Forge(r.saved({"m": {f"{i:03}": i for i in range(100)}}))
-    start, size = f.text(b"x" * 100_000)
-    return f.set("modules", 1, name=start, name_size=size, key_size=size).seal()
 
 
 def test_a_long_name_of_a_module_is_hashed_once() -> None:

@@ -1,7 +1,7 @@
 """Archives in which one numbered rule of FORMAT.md is broken and nothing else: those of the tests, and what they lack.
 
-The cases are those of `tests/test_malformed_*.py`, where each is shown at every question; here they go through every
-door, their cost is measured, and the page is held to have one for each rule that readers check.
+The cases are those of `tests/cases/malformed_*.py`, which the tests of `codec` show at every question; here
+they go through every door, their cost is measured, and each rule that readers check needs one.
 """
 
 from __future__ import annotations
@@ -10,15 +10,15 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import malformed_attributes as attributes
+import malformed_contents as contents
+import malformed_header as header
+import malformed_index as index
+import malformed_modules as modules
+import malformed_names as names
+import malformed_payloads as payloads
+import malformed_tensors as tensors
 import numpy as np
-import test_malformed_attributes as attributes
-import test_malformed_contents as contents
-import test_malformed_header as header
-import test_malformed_index as index
-import test_malformed_modules as modules
-import test_malformed_names as names
-import test_malformed_payloads as payloads
-import test_malformed_tensors as tensors
 from forge import Forge
 from malformed import Case, plain, rich, saved, sequence
 

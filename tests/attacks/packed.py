@@ -7,10 +7,9 @@ from functools import partial
 from pathlib import Path
 
 import packed_archives
-import test_transport_agreement as agreement
-import test_transport_malformed as transport
 import zstandard
 from malformed import plain
+from packed_faults import WAYS, WRONG, forged
 
 import zcrecord
 from attacks.broken import file
@@ -108,15 +107,15 @@ CLAIM = "packed bytes would take [0-9]+ bytes of memory|no room in memory|traile
 ATTACKS: tuple[Attack, ...] = (
     *(
         attack(f"table: {what}", "R83 R84", partial(bytes, data), error, message)
-        for what, (data, error, message) in transport.WRONG.items()
+        for what, (data, error, message) in WRONG.items()
         if what != "terabytes"
     ),
     *(
-        attack(f"two archives: {way.__name__.replace('_', ' ')}", "R84", partial(agreement.forged, way), FormatError,
+        attack(f"two archives: {way.__name__.replace('_', ' ')}", "R84", partial(forged, way), FormatError,
                r"frame \[.*(is not one zstd frame|holds)")
-        for way in agreement.WAYS
+        for way in WAYS
     ),
-    attack("table of terabytes", "R83", lambda: transport.WRONG["terabytes"][0], LimitError, CLAIM, LOADING),
+    attack("table of terabytes", "R83", lambda: WRONG["terabytes"][0], LimitError, CLAIM, LOADING),
     attack("frames of 4 GiB without a table", "R85", lambda: bomb(sized=True), FormatError, MORE),
     attack("frames of 4 GiB that do not say so", "R85", lambda: bomb(sized=False), FormatError, MORE),
     attack("frames of 4 GiB and a table that tells the truth", "R83 R84", tabled_bomb, LimitError, CLAIM, LOADING),

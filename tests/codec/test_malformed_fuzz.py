@@ -6,13 +6,13 @@ Warnings are errors in these tests, so neither is there one. Views of what is ac
 from __future__ import annotations
 
 import contextlib
-import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from changed_bytes import regions, resealed, variants, with_crc
 from exhaustive import rounds, some
 from forge import VECTORS
 from hypothesis import given, settings
@@ -120,35 +120,6 @@ def same(a: Record, b: Record) -> bool:
         return False
     infos = [(x.dtype, x.shape, x.strides, x.bits) for x in map(a.info, a)]
     return infos == [(x.dtype, x.shape, x.strides, x.bits) for x in map(b.info, b)] and a.metadata == b.metadata
-
-
-def regions(data: bytes) -> tuple[range, range, range]:
-    """Return the ranges of header, index and trailer."""
-    words = np.frombuffer(data[-64:], "<u8")
-    start = int(words[3])
-    return range(64), range(start, start + int(words[4])), range(len(data) - 64, len(data))
-
-
-def variants(data: bytes, places: range, values: str = "^1 ^80 =0 =ff") -> Iterator[bytes]:
-    """Yield the archive with one byte changed, for every place and value."""
-    for at in some(places, 50):
-        old = data[at]
-        known = {"^1": old ^ 1, "^80": old ^ 0x80, "=0": 0, "=ff": 255, "+1": (old + 1) & 255}
-        for new in {known[value] for value in values.split()} - {old}:
-            yield data[:at] + bytes([new]) + data[at + 1 :]
-
-
-def resealed(data: bytes) -> bytes:
-    """Return the archive with the CRC of the index, and those of both ends, made right again."""
-    _, index, _ = regions(data)
-    crc = np.uint32(zlib.crc32(data[index.start : index.stop])).tobytes()
-    end = with_crc(data[-64:-8] + crc)
-    start = end if data[16:60] != bytes(44) else with_crc(data[:60])
-    return start + data[64:-64] + end
-
-
-def with_crc(end: bytes) -> bytes:
-    return end + np.uint32(zlib.crc32(end)).tobytes()
 
 
 @pytest.mark.parametrize("level", LEVELS)

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from test_checkpoint_values import load, refused, save, shards_in
+from rank_checkpoints import load, refused, save, shards_in
 
 import zcrecord
 from zcrecord.codec.index import PAYLOAD

@@ -18,14 +18,14 @@ import records as r
 import torch
 import torch.distributed.checkpoint as dcp
 from forge import Forge
-from torch.distributed.checkpoint.api import CheckpointException
+from rank_checkpoints import WEIGHT, a_state, assert_equal, load, refused, save, shards_in
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner, _EmptyStateDictLoadPlanner
 from torch.distributed.checkpoint.state_dict_loader import _load_state_dict, _load_state_dict_from_keys
 
 import zcrecord
 from zcrecord.distributed import ZcrStorageReader, ZcrStorageWriter, load_views
 from zcrecord.distributed.checkpoint import Checkpoint
-from zcrecord.errors import DependencyError, FormatError, LimitError, RecordError, SourceError, UnsupportedError
+from zcrecord.errors import DependencyError, FormatError, LimitError, SourceError, UnsupportedError
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is (disabled|unavailable)")
 
@@ -42,47 +42,6 @@ class Custom:
     __hash__ = None  # type: ignore[assignment]
 
 
-def save(state: dict[str, Any], folder: Path, **options: Any) -> None:
-    planner = options.pop("planner", None)
-    dcp.save(state, storage_writer=ZcrStorageWriter(folder, **options), planner=planner, no_dist=True)
-
-
-def load(state: dict[str, Any], folder: Path, **options: Any) -> dict[str, Any]:
-    dcp.load(state, storage_reader=ZcrStorageReader(folder, **options), no_dist=True)
-    return state
-
-
-def refused(kind: type[RecordError], match: str, act: Any) -> None:
-    """Act, and expect that DCP wraps this error, whose message its own text has."""
-    with pytest.raises(CheckpointException, match=match) as caught:
-        act()
-    [(error, _)] = caught.value.failures.values()
-    assert type(error) is kind
-
-
-def shards_in(folder: Path) -> list[str]:
-    return sorted(name for name in os.listdir(folder) if "~" in name)
-
-
-WEIGHT = torch.arange(12.0).reshape(3, 4)
-
-
-def a_state() -> dict[str, Any]:
-    return {
-        "model": {"layers.0.weight": WEIGHT, "head": WEIGHT, "turned": WEIGHT.t(), "empty": torch.zeros(0, 3)},
-        "kinds": {
-            "b": torch.tensor([True, False]),
-            "bf": torch.ones(3, dtype=torch.bfloat16),
-            "scalar": torch.tensor(7),
-        },
-        "optim": {
-            "state": {"layers.0.weight": {"step": torch.tensor(3.0), "exp_avg": torch.zeros(3, 4)}},
-            "param_groups": [{"lr": 0.1, "betas": (0.9, 0.99), "params": ["a", "b"], "foreach": None}, {"lr": 0.2}],
-        },
-        "step": 500,
-    }
-
-
 def zeros(value: Any) -> Any:
     """Return a state of the same structure with other values."""
     if isinstance(value, torch.Tensor):
@@ -92,22 +51,6 @@ def zeros(value: Any) -> Any:
     if isinstance(value, list) and any(isinstance(item, dict | torch.Tensor) for item in value):
         return [zeros(item) for item in value]
     return "another"
-
-
-def assert_equal(a: Any, b: Any) -> None:
-    assert type(a) is type(b), (a, b)
-    if isinstance(a, torch.Tensor):
-        assert a.dtype == b.dtype and torch.equal(a, b)
-    elif isinstance(a, dict):
-        assert list(a) == list(b)
-        for key in a:
-            assert_equal(a[key], b[key])
-    elif isinstance(a, list | tuple):
-        assert len(a) == len(b)
-        for x, y in zip(a, b, strict=True):
-            assert_equal(x, y)
-    else:
-        assert a == b
 
 
 def test_a_state_comes_back_equal(tmp_path: Path) -> None:

@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 import torch
 from forked import run_torch
-from test_checkpoint_values import a_state, assert_equal, save, shards_in
-from test_rank_archives import written
+from rank_checkpoints import a_state, assert_equal, save, shards_in, written
 
 import zcrecord
 from tools.range_server import serving

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from forked import run_torch
-from test_checkpoint_values import assert_equal, load, save, shards_in
+from rank_checkpoints import assert_equal, load, save, shards_in, written
 from torch_devices import LazyTorch, OnDevice
 
 import zcrecord
@@ -19,7 +19,7 @@ from zcrecord.codec.index import PAYLOAD
 from zcrecord.distributed import ZcrStorageReader, load_views
 from zcrecord.distributed.folder import CheckpointFolder
 from zcrecord.distributed.join import joined
-from zcrecord.distributed.rank_archive import Chunk, RankReport, RankWriter, WholeTensor, _HostBlocks
+from zcrecord.distributed.rank_archive import Chunk, RankReport, WholeTensor, _HostBlocks
 from zcrecord.errors import UnsupportedError
 from zcrecord.tensors.strides import in_blocks
 from zcrecord.writing.catalogue import WrittenShard
@@ -112,19 +112,6 @@ def test_a_save_takes_at_most_16_mib_beside_its_tensors(tmp_path: Path) -> None:
 
 
 # Chunks and ties.
-
-
-def written(tmp_path: Path, chunks: list[tuple[Chunk, torch.Tensor]], **values: Any) -> zcrecord.Record:
-    """Return the checkpoint that one rank with these chunks makes."""
-    folder = CheckpointFolder(tmp_path, durable=False)
-    name = folder.shard_name(0, 1)
-    with folder.new_shard(name) as sink:
-        out = RankWriter(torch, sink, {chunk.name for chunk, _ in chunks}, alignment=64, digest="xxh3")
-        for chunk, tensor in chunks:
-            out.add(chunk, tensor)
-        report = out.finish(name, values)
-    folder.commit(joined([report], None, None, alignment=64, digest="xxh3"), 1, {name: folder.scratch})
-    return zcrecord.load_record(tmp_path / "checkpoint.zcr")
 
 
 def test_a_rank_may_have_several_chunks_of_one_name(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ import zcrecord
 from zcrecord import FormatError, UnsupportedError
 from zcrecord.embed.attachment import attach, detach
 
-HERE = Path(__file__).parents[1] / "attached"
+HERE = Path(__file__).parents[1] / "programs" / "attached"
 HEADERS = r.ROOT / "zcrecord" / "embed"
 TREE = {"weight": np.arange(6, dtype=np.float32), "large": np.ones(1 << 18, np.float32), "n": np.arange(3)}
 PRINTED = "0\n1\n2\n3\n4\n5\naligned to 64: 1\n"

@@ -8,47 +8,34 @@ from __future__ import annotations
 
 import importlib
 import itertools
-import json
-import random
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, get_args
+from typing import get_args
 
 import numpy as np
 import pytest
 import windows
 from c_programs import COMPILERS, agree, checkers
-from forge import VECTORS, Forge
+from changed_bytes import regions, resealed, variants, with_crc
+from forge import Forge
 from malformed import Case, compact, plain, rich, saved
+from malformed_index import at_the_budget
+from reader_archives import GOLDEN, SMALL, catalogue, corners, golden, mixed, sizes_below_two_ends
 from readers import Level, Mode, Question, ask, dump
 from records import edited_with_a_longer_index, repetitive
 from strided_views import questions, told
-from test_malformed_fuzz import regions, resealed, variants, with_crc
-from test_malformed_index import at_the_budget
 
 import zcrecord
 
 pytestmark = pytest.mark.needs(*COMPILERS)
 
-GOLDEN = Path(__file__).parents[1] / "conformance" / "valid"
 LEVELS: tuple[Level, ...] = get_args(Level)
-MOSTLY: list[Level] = ["i", "i", "f"]
 EACH: tuple[Mode, ...] = get_args(Mode)
-MODES: dict[str | None, Mode] = {None: "w", "prefix": "p", "suffix": "s"}
-# Small ones with something of each kind; `nested` has all kinds of modules and values, and is the largest.
-SMALL = ["tiny", "views", "strings", "deduplicated", "back_unsealed", "unknown_vector", "prefix", "suffix"]
 
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     return checkers(tmp_path_factory.mktemp("checkers"))
-
-
-def golden(name: str) -> tuple[bytes, Mode]:
-    """Return a golden archive, and how it is to be opened."""
-    embedded = json.loads((GOLDEN / f"{name}.json").read_text(encoding="utf-8"))["embedded"]
-    return (GOLDEN / f"{name}.zcr").read_bytes(), MODES[embedded]
 
 
 def test_elements_of_strided_tensors_are_found_whatever_the_strides(built: list[Path]) -> None:
@@ -152,80 +139,6 @@ def test_agrees_on_every_changed_byte_of_an_index_whose_crcs_are_right(built: li
         assert 0 < agree(built, questions) < len(questions)
 
 
-def key_that_wraps(vector: str, parent_size: int) -> bytes:
-    """R34: name a child shorter than its module, its key_size what is left of it, below 0, after module and dot.
-
-    Its name ends the pool, and the index the archive: as many bytes as the module's name has are not behind it.
-    """
-    forged = Forge(saved({"m": {"t": np.ones(1)}} if vector == "tensors" else {"m": {"t": {"n": 1}}}), front=False)
-    forged.rename("modules", "m", b"m" * parent_size).set("modules", 1, key_size=parent_size)
-    row = 0 if vector == "tensors" else 2
-    return forged.rename(vector, row, b"x").set(vector, row, key_size=(1 - 1 - parent_size) % 2**32).seal()
-
-
-def shared_payload(data: bytes, *views: dict[str, int]) -> bytes:
-    """Let tensors of several types, each a `dim` and perhaps strides, be made of the same bytes."""
-    tied = np.frombuffer(data, np.uint8)
-    forged = Forge(saved({f"t{i}": tied for i in range(len(views))}))
-    for row, view in enumerate(views):
-        fields = dict(view)
-        forged.set("tensors", row, dims=forged.add("dims", [fields.pop("dim")]), **fields)
-        if "strides" in fields:
-            forged.set("tensors", row, strides=forged.add("strides", [view["strides"]]))
-    return forged.seal()
-
-
-def shared_by_strings_and_bools() -> Iterator[bytes]:
-    """Yield payloads that are one, the other, both or none, used by both, either first (R71, R72)."""
-    for ends in ((0, 2), (1, 0), (0, 1), (2, 1)):
-        text = (b"ab" if 2 in ends else b"\1").ljust(8, b"\0")
-        data = text + b"".join(end.to_bytes(8, "little") for end in ends)
-        strings, bools = {"dtype": 64, "bits": 0, "dim": 1}, {"dtype": 1, "bits": 8, "dim": len(data)}
-        yield from (shared_payload(data, *views) for views in ((strings, bools), (bools, strings), (bools, bools)))
-    data = bytes([1, 0, 1, 0, 2])
-    few, all_but_one, every = ({"dtype": 1, "bits": 8, "strides": 1, "dim": dim} for dim in (2, 4, 5))
-    yield from (shared_payload(data, *views) for views in ((few, all_but_one), (few, every), (every, few)))
-
-
-def sizes_below_two_ends() -> Iterator[bytes]:
-    """Yield archives whose header, trailer or both are sealed and say that they are of fewer than 128 bytes."""
-    for front in (True, False):
-        for size in (0, 1, 64, 127):
-            for end in ("ends", "header", "trailer"):
-                forged = plain(front=front)
-                getattr(forged, end)["archive_size"] = size
-                yield forged.seal()
-        forged = plain(front=front)
-        forged.header = {"archive_size": 0, "index_size": 8, "payload_offset": 80, "index_crc": 0xDEADBEEF}
-        yield forged.seal()  # were it unsealed, no more than ten bytes of it would be compared with the trailer
-
-
-def corners() -> Iterator[bytes]:
-    """Yield archives that readers with fixed widths and flags once took for something else."""
-    yield from (key_that_wraps(vector, size) for vector in ("modules", "tensors") for size in (2, 70, 5000))
-    yield from shared_by_strings_and_bools()
-    yield from sizes_below_two_ends()
-
-
-def catalogue() -> Iterator[bytes]:
-    """Yield every archive that the tests of malformed archives forge, and corner cases."""
-    yield from corners()
-    starts = [plain(front=front, sealed=sealed) for front in (True, False) for sealed in (True, False)]
-    starts += [rich(), compact()]
-    ends = [start.seal() for start in starts]
-    names = ("attributes", "contents", "header", "index", "modules", "names", "payloads", "tensors")
-    for module in [importlib.import_module(f"test_malformed_{name}") for name in names]:
-        lists = [value for value in vars(module).values() if isinstance(value, list)]
-        for case in [item for found in lists for item in found if isinstance(item, Case)]:
-            for data in ends:
-                forged = Forge(data)
-                try:
-                    case.change(forged)
-                    yield forged.seal()
-                except (LookupError, StopIteration, ValueError):
-                    continue  # it changes what this archive does not have
-
-
 def test_agrees_on_every_rule_that_the_catalogue_of_malformed_archives_breaks(built: list[Path]) -> None:
     forged = list(catalogue())
     assert len(forged) > 1000
@@ -290,45 +203,6 @@ def test_digests_of_payloads_of_every_length_are_xxhash_s(built: list[Path]) -> 
         at = start + offset + nbytes - 1
         damaged.append(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
     assert agree(built, [Question(data, "w", "f"), *(Question(one, "w", "f") for one in damaged)]) == 1
-
-
-def mixed(seed: int, count: int) -> Iterator[Question]:
-    """Yield archives with a few numbers of their index changed, or a few of their bytes; their CRCs are right."""
-    rng = random.Random(seed)
-    starts = [rich(), compact(), plain(front=False)]
-    whole = [start.seal() for start in starts] + [golden(name)[0] for name in ("views", "nested", "dtypes", "onnx")]
-    for _ in range(count):
-        level = rng.choice(MOSTLY)
-        if rng.random() < 0.5:
-            data = rng.choice(whole)
-            places = regions(data)[1]
-            changed = bytearray(data)
-            for _ in range(rng.choice((1, 1, 2, 3))):
-                at = rng.randrange(places.start, places.stop)
-                changed[at] = rng.choice((0, 1, 2, 255, changed[at] ^ 1 << rng.randrange(8), rng.randrange(256)))
-            yield Question(resealed(bytes(changed)), "w", level)
-            continue
-        forged = Forge(rng.choice(whole[:3]))
-        for _ in range(rng.choice((1, 1, 2, 3))):
-            change_number(rng, forged)
-        yield Question(forged.seal(), "w", level)
-
-
-def change_number(rng: random.Random, forged: Forge) -> None:
-    """Write one number into one column: a small one, one of another row, or one around its limits."""
-    vector = rng.choice([name for name, column in forged.columns.items() if len(column)])
-    column: Any = forged.columns[vector]
-    dtype = VECTORS[vector][1]
-    if dtype.names:
-        field = rng.choice(dtype.names)
-        column, dtype = column[field], dtype[field]
-    bits = dtype.itemsize * 8
-    top = 1 << bits if dtype.kind == "u" else 1 << (bits - 1)
-    least = 0 if dtype.kind == "u" else -top
-    wild = (top - 1, least, top // 2, min(top - 1, 1 << 56), rng.randrange(least, top))
-    near = int(column[rng.randrange(len(column))])
-    choices = (rng.randrange(8), near, min(near + 1, top - 1), max(near - 1, least), rng.choice(wild))
-    column[rng.randrange(len(column))] = rng.choice(choices)
 
 
 @pytest.mark.parametrize("seed", range(3))

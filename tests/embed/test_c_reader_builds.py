@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from c_programs import HEADER, SOURCES, WARNINGS, build
-from test_malformed_fuzz import regions, resealed, with_crc
+from changed_bytes import regions, resealed, with_crc
 
 from tools.bench.embedding import reader_code_size
 

@@ -16,9 +16,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from c_programs import SOURCES, build
+from costly_archives import ARCHIVES, N, repeated, start
 from forge import Forge
 from malformed import saved
-from test_malformed_cost import ARCHIVES, N, repeated, start
 
 pytestmark = pytest.mark.needs("gcc")
 

@@ -9,25 +9,23 @@ from __future__ import annotations
 import importlib
 import os
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, get_args
+from typing import get_args
 
-import numpy as np
 import pytest
 import windows
 import xxhash
-from forge import Forge, build_index
+from changed_bytes import regions, resealed, variants, with_crc
+from costly_archives import ARCHIVES, strings
 from malformed import Case, compact, plain, rich, saved
+from malformed_index import at_the_budget
 from other_processors import X86_64
+from reader_archives import SMALL, bools, catalogue, golden, mixed, repeating, uneven, wide
 from readers import Level, Mode, Question, ask, disagreements, dump
 from records import edited_with_a_longer_index, repetitive
 from rust_programs import READER, SOURCES, build, compilers, editions
 from strided_views import questions, told
-from test_c_reader import SMALL, catalogue, golden, mixed
-from test_malformed_cost import ARCHIVES, BIG, large, strings, tensors
-from test_malformed_fuzz import regions, resealed, variants, with_crc
-from test_malformed_index import at_the_budget
 
 import zcrecord
 
@@ -110,121 +108,6 @@ def test_agrees_where_addresses_have_32_bits(checker: Path, tmp_path: Path) -> N
     questions = [*everything_golden(), *mixed(8, 1500), *(Question(data) for data in wide())]
     same = [(a.accepted, a.accepted and a.text) for a in ask([checker], questions)]
     assert same == [(a.accepted, a.accepted and a.text) for a in ask(command, questions)]
-
-
-def wide() -> Iterator[bytes]:
-    """Yield archives that speak of sizes past 2^32: the same in 32 bits as what is there, or nearly."""
-    data = plain().seal()
-    for field in (24, 32, 40, 48):
-        for more in (1 << 32, 1 << 33, 1 << 63):
-            number = int.from_bytes(data[field : field + 8], "little") + more
-            end = with_crc(data[:field] + number.to_bytes(8, "little") + data[field + 8 : 60])
-            yield end + data[64:-64] + end
-    for vector, column in (("payloads", "offset"), ("payloads", "nbytes"), ("tensors", "byte_offset")):
-        for row in range(2):
-            forged = rich()
-            forged.columns[vector][column][row] += np.uint64(1 << 32)
-            yield forged.seal()
-    for nbytes in (0, (1 << 64) - 64, (1 << 56) + 1):
-        forged = rich()
-        forged.set("payloads", forged.get("attributes", "blob", "value"), nbytes=nbytes)
-        yield forged.seal()
-    for name in ("dims", "strides", "words"):
-        for row in range(2):
-            forged = rich()
-            forged.columns[name][row] += forged.columns[name].dtype.type(1 << 32)
-            yield forged.seal()
-
-
-def uneven() -> Iterator[bytes]:
-    """Yield archives that break a rule which others mostly stand before."""
-    forged = Forge(saved({}))
-    forged.widen = 8
-    yield forged.seal()  # R11: nothing but payload_offset is unaligned
-    forged = rich()
-    dims = [2, 3, *[1] * 63]
-    yield forged.set("tensors", "w", rank=65, dims=forged.add("dims", dims)).seal()  # R47
-    wide = Forge(saved({"w": np.zeros(1 << 16, np.complex128)}))
-    pools = {"dims": wide.add("dims", [2] * 16), "strides": wide.add("strides", [1 << 56] * 16)}
-    yield wide.set("tensors", "w", rank=16, **pools).seal()  # R53: the highest byte is past 2^64, at 0
-    forged = plain()
-    index = build_index(forged.columns, forged.digest_kind)
-    table = int.from_bytes(index[:4], "little")
-    index[:4] = (table + 2).to_bytes(4, "little")
-    forged.index = index
-    yield forged.seal()  # R19
-    forged = plain()
-    index = build_index(forged.columns, forged.digest_kind) + bytes(64)
-    field = table + 8  # of the text, whose items may lie anywhere; the count may not
-    at, size = len(index) - 63, len(forged.columns["text"])
-    text = forged.columns["text"].tobytes()
-    index += bytes(size + 8 - (len(index) + size) % 8)
-    index[at : at + 4 + size] = size.to_bytes(4, "little") + text
-    index[field : field + 4] = (at - field).to_bytes(4, "little")
-    forged.index = index
-    yield forged.seal()  # R22
-    index = build_index(plain().columns, 1)
-    index[10:12] = (8).to_bytes(2, "little")
-    forged.index = index
-    yield forged.seal()  # R21: the table ends before its fields
-    forged.index = build_index(plain().columns, 1) + bytes(4)
-    yield forged.seal()  # R10
-    for log2 in (3, 17):
-        forged = Forge(saved({}))
-        forged.alignment_log2, forged.base_log2 = log2, max(log2, 6)
-        yield forged.seal()  # R4
-    for vector, name in (("attributes", "note"), ("metadata", "by")):
-        yield rich().rename(vector, name, b"").seal()  # R29
-    forged = Forge(saved({"w": np.ones(3), "blob": b"bytes"}))
-    row = forged.get("attributes", "blob", "value")
-    forged.payload = forged.payload[: forged.get("payloads", row, "offset")]
-    yield forged.set("payloads", row, nbytes=0).seal()  # R56
-    yield deep().seal()  # R40
-
-
-def deep() -> Forge:
-    """Nest 100 modules as an archive may, and one more in the innermost."""
-    record: dict[str, Any] = {"n": 1}
-    for _ in range(99):
-        record = {"a": record}
-    forged = Forge(saved(record))
-    modules = forged.columns["modules"]
-    assert len(modules) == 100
-    modules["end"] += 1
-    forged.columns["modules"] = np.concatenate((modules, modules[-1:]))
-    forged.rename("modules", 100, b".".join([b"a"] * 100))
-    return forged.set("modules", 100, parent=99, place=1, end=101, first_attribute=1)
-
-
-def repeating() -> Iterator[bytes]:
-    """Yield archives whose only fault is how often they repeat their pools (R30, R31); names differ in length."""
-    long = 20_000
-    for vector, record in (
-        ("tensors", {f"k{i:02}": np.full(1, i, np.uint8) for i in range(20)}),
-        ("attributes", {f"k{i:02}": i for i in range(20)}),
-        ("modules", {f"k{i:02}": {"n": i} for i in range(20)}),
-        ("metadata", {}),
-    ):
-        for short in (False, True):
-            forged = Forge(saved(record, metadata={f"k{i:02}": i for i in range(20)}))
-            start, _ = forged.text(b"x" * long)
-            column = forged.columns[vector][-20:]
-            sizes = np.arange(20) + (1 if short else long - 20)
-            column["name"], column["name_size"] = start + long - sizes, sizes
-            if "key_size" in (column.dtype.names or ()):
-                column["key_size"] = sizes
-            yield forged.seal()
-    forged = Forge(saved({f"k{i:02}": {"n": i} for i in range(20)}))
-    start, size = forged.text(b"x" * long)
-    forged.columns["modules"]["type_name"], forged.columns["modules"]["type_name_size"] = start, size
-    yield forged.seal()
-    forged = Forge(saved({f"k{i:02}": "text" for i in range(20)}))
-    start, size = forged.text(b"x" * long)
-    forged.columns["attributes"]["value"] = start | size << 32
-    yield forged.seal()
-    forged = Forge(saved({f"k{i:02}": [1, 2] for i in range(20)}))
-    forged.columns["attributes"]["value"] = forged.add("words", [7] * long) | long << 32
-    yield forged.seal()
 
 
 def test_agrees_on_what_may_be_repeated_and_how_often(checker: Path) -> None:
@@ -322,11 +205,6 @@ def test_agrees_on_archives_made_to_cost_much(checker: Path) -> None:
     assert accepted(checker, questions) == [kind for _, kind, _ in ARCHIVES.values()].count("")
     answers = ask([checker, "--terse"], [Question(forged.seal(), "w", "f") for forged in (strings(), bools())])
     assert [answer.accepted for answer in answers] == [True, True]
-
-
-def bools() -> Forge:
-    """Let as many tensors as `strings` share one payload of bools."""
-    return large(tensors(BIG, dtype=1, bits=8))
 
 
 def test_digests_of_every_size_are_xxh3(checker: Path) -> None:

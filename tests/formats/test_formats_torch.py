@@ -16,6 +16,7 @@ import pytest
 import records as r
 import torch
 from forked import run_torch
+from torch_files import converted, nothing, saved
 
 import zcrecord
 from zcrecord import RecordWriter
@@ -23,23 +24,6 @@ from zcrecord.formats import torch as reading
 
 MIB = 1 << 20
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="platform: only Linux tells private from shared memory")
-
-
-def nothing(done: int, total: int | None) -> None:
-    """Progress that nobody looks at."""
-
-
-def converted(path: Path, progress: Any = nothing) -> zcrecord.Record:
-    """Return the archive of a checkpoint, every digest checked."""
-    with RecordWriter(path.with_suffix(".zcr")) as out:
-        assert reading.read(str(path), out, progress) == path.stat().st_size
-    return zcrecord.load_record(path.with_suffix(".zcr"), verify="full")
-
-
-def saved(value: Any, folder: Path, **options: Any) -> zcrecord.Record:
-    """Return the archive of what torch saved."""
-    torch.save(value, folder / "m.pt", **options)
-    return converted(folder / "m.pt")
 
 
 def tied() -> Any:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import records as r
 import torch
-from test_formats_torch import converted, saved
+from torch_files import converted, saved
 
 import zcrecord
 

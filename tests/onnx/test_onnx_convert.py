@@ -15,6 +15,7 @@ import pytest
 import records as r
 from onnx import TensorProto, helper, numpy_helper
 from onnx.external_data_helper import convert_model_to_external_data
+from onnx_values import CODES, NUMBERS, sample
 
 import zcrecord
 from zcrecord.errors import DestinationExistsError, OnnxError, SourceNotFoundError
@@ -72,29 +73,10 @@ def test_the_data_sets_of_the_node_cases_convert_as_initializers() -> None:
 
 # Every type, in every form.
 
-CODES = sorted(set(zcrecord.dtypes.by_onnx) & set(TensorProto.DataType.values()))  # 6 bits: from onnx 1.23 on
-NUMBERS = sorted(set(CODES) - {TensorProto.STRING})
-
 
 def test_every_type_that_onnx_has_is_known() -> None:
     missing = set(TensorProto.DataType.values()) - {TensorProto.UNDEFINED} - set(CODES)
     assert not missing, f"zcrecord/dtypes.py lacks {sorted(map(TensorProto.DataType.Name, missing))}"
-
-
-def sample(code: int, shape: tuple[int, ...]) -> np.ndarray:
-    """An array of this type with many different bits in it."""
-    count = int(np.prod(shape))
-    if code == TensorProto.STRING:
-        return np.array([b"x" * (i % 5) + b"\xc3\xa9" for i in range(count)], object).reshape(shape)
-    kind: np.dtype[Any] = helper.tensor_dtype_to_np_dtype(code)
-    rng = np.random.default_rng(code)
-    width = zcrecord.dtypes.by_onnx[code].bits
-    if width < 8 or code == TensorProto.BOOL:
-        raw = rng.integers(0, 2 if code == TensorProto.BOOL else 1 << width, count).astype(np.uint8)
-        if kind.name.startswith("int"):
-            return raw.astype(np.int8).reshape(shape).astype(kind)  # numpy's form, the sign extended
-        return raw.view(kind).reshape(shape)
-    return np.frombuffer(rng.bytes(count * kind.itemsize), kind).reshape(shape)
 
 
 def typed(array: np.ndarray, code: int, name: str) -> TensorProto:

@@ -12,30 +12,11 @@ import onnx
 import onnx_models as m
 import pytest
 from onnx import TensorProto, helper, numpy_helper
+from onnx_values import DATA, reference, write
 
 import zcrecord
 from zcrecord.errors import ExternalDataError, OnnxError
 from zcrecord.onnx import convert, external_data
-
-DATA = np.arange(6, dtype="<f4")
-
-
-def reference(location: str | None = "w.bin", name: str = "w", **entries: str) -> TensorProto:
-    """A tensor of six floats that lies in a file."""
-    t = TensorProto(name=name, data_type=TensorProto.FLOAT, dims=[6], data_location=TensorProto.EXTERNAL)
-    if location is not None:
-        t.external_data.add(key="location", value=location)
-    for key, value in entries.items():
-        t.external_data.add(key=key, value=value)
-    return t
-
-
-def write(folder: Path, *tensors: TensorProto, data: bytes = DATA.tobytes()) -> Path:
-    """A folder with a model and w.bin; returns the model's path."""
-    folder.mkdir(exist_ok=True)
-    (folder / "w.bin").write_bytes(data)
-    (folder / "model.onnx").write_bytes(m.model_of(*tensors).SerializeToString())
-    return folder / "model.onnx"
 
 
 def read(path: Path, **options: Any) -> zcrecord.Record:

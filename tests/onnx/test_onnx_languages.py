@@ -1,6 +1,6 @@
 """ONNX Runtime in Python, C++, Node and Java runs the small model over an archive, by the guide's lines, uncopied.
 
-The lines are those of zcrecord/onnx/README.md. Programs of tests/cpp, tests/js and tests/java run what they make.
+The lines are those of zcrecord/onnx/README.md. Programs of tests/programs run what they make.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from zcrecord.cli.dispatch import main
 from zcrecord.onnx import convert, runtime, to_onnx, tune
 from zcrecord.onnx.external_data import ONE_COPY
 
-TESTS = Path(__file__).parents[1]
+SOURCES = Path(__file__).parents[1] / "programs"
 PAGE = (c.ROOT / "zcrecord" / "onnx" / "README.md").read_text(encoding="utf-8")
 STRICT = ["-Wall", "-Wextra", "-Wpedantic", "-Wconversion", "-Wshadow", "-Werror"]
 PLACE = re.compile(r"^ *// the guide's lines\n", re.MULTILINE)
@@ -96,14 +96,14 @@ def cpp(folder: Path, change: Change = str) -> list[str]:
     (folder / "session.inc").write_text(change(lines("cpp")), encoding="utf-8")
     include = ["-isystem", str(onnx_runtimes.cpp_headers()), f"-I{folder}", "-DORT_API_MANUAL_INIT"]
     link = [str(library), f"-Wl,-rpath,{folder}"]
-    source = str(TESTS / "cpp" / "session.cpp")
+    source = str(SOURCES / "cpp" / "session.cpp")
     build(["g++", "-std=c++17", *STRICT, *include, source, *link, "-o", str(folder / "session")])
     return [str(folder / "session")]
 
 
 def node(folder: Path, change: Change = str) -> list[str]:
     (folder / "node_modules").symlink_to(onnx_runtimes.node_modules() / "node_modules")
-    return ["node", str(with_lines(TESTS / "js" / "session.mjs", change(lines("js")), folder / "session.mjs"))]
+    return ["node", str(with_lines(SOURCES / "js" / "session.mjs", change(lines("js")), folder / "session.mjs"))]
 
 
 def java(folder: Path, change: Change = str) -> list[str]:
@@ -111,8 +111,8 @@ def java(folder: Path, change: Change = str) -> list[str]:
     library = folder / "libonnxruntime.so.1.17.0"
     (folder / "versions").write_text("VERS_1.17.0 { global: Ort*; local: *; };\n", encoding="utf-8")
     link = ["-shared", "-fPIC", f"-Wl,-soname,{library.name}", f"-Wl,--version-script={folder}/versions"]
-    build(["gcc", *STRICT, *link, str(TESTS / "java" / "onnxruntime_1_17.c"), "-o", str(library)])
-    source = with_lines(TESTS / "java" / "Session.java", change(lines("java")), folder / "Session.java")
+    build(["gcc", *STRICT, *link, str(SOURCES / "java" / "onnxruntime_1_17.c"), "-o", str(library)])
+    source = with_lines(SOURCES / "java" / "Session.java", change(lines("java")), folder / "Session.java")
     build(["javac", "-Xlint:all", "-Werror", "-cp", str(classes), "-d", str(folder), str(source)])
     options = ["-XX:+UseSerialGC", "-Xmx32m", f"-Donnxruntime.native.onnxruntime.path={library}"]
     return ["java", *options, "-cp", f"{folder}:{classes}", "Session"]

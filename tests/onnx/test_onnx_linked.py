@@ -15,7 +15,7 @@ import pytest
 import zstandard
 from exhaustive import rounds, some
 from onnx import TensorProto, helper, numpy_helper
-from test_onnx_export import (
+from onnx_exports import (
     LINK,
     OURS,
     X,

@@ -11,8 +11,8 @@ from typing import Any
 
 import onnxruntime as ort
 import pytest
+from onnx_graphs import conv
 from other_processors import run_on_processor
-from test_onnx_session import conv
 
 from zcrecord.onnx import convert, session, tune, tuning
 from zcrecord.onnx.target import TuningTarget, this_target

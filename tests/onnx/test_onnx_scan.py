@@ -23,12 +23,14 @@ from typing import Any
 import numpy as np
 import onnx
 import onnx_models as m
+import onnx_values
 import pytest
 import test_onnx_convert
 import test_onnx_external
 import test_onnx_wire
 from exhaustive import KINDS, whole
 from onnx import TensorProto, helper, numpy_helper
+from onnx_scans import MIB, assert_same, at, growth, stored_bytes, written
 
 import zcrecord
 from zcrecord.errors import (
@@ -43,33 +45,9 @@ from zcrecord.errors import (
 from zcrecord.onnx import OnnxTensors, convert, scan
 from zcrecord.onnx.lazy import files
 from zcrecord.onnx.lazy.locate import STEP
-from zcrecord.storage.memory import read_some
-from zcrecord.tensors.packed import PackedTensor, StringTensor
+from zcrecord.tensors.packed import StringTensor
 
-MIB = 1 << 20
 FLOATS = np.arange(6, dtype="<f4")
-
-
-def stored_bytes(value: Any) -> bytes:
-    """The bytes of a tensor as an archive has them."""
-    if isinstance(value, PackedTensor):
-        return value.packed.tobytes()
-    return value.data.tobytes() if isinstance(value, StringTensor) else value.tobytes()
-
-
-def assert_same(tensors: OnnxTensors, record: zcrecord.Record) -> None:
-    """Compare a scan with the archive of the same model: names, order, types, shapes, and every byte."""
-    assert tensors.names == record.names
-    for info, theirs in zip(tensors.infos(), record.infos(), strict=True):
-        ours, value = tensors[info.name], record[info.name]
-        assert type(ours) is type(value)
-        assert ours.dtype == value.dtype
-        assert (info.dtype, info.shape, info.nbytes) == (theirs.dtype, theirs.shape, ours.nbytes)
-        assert ours.shape == value.shape == info.shape
-        assert stored_bytes(ours) == stored_bytes(value)
-        if isinstance(ours, np.ndarray):
-            assert ours.flags.aligned
-            assert not ours.flags.writeable
 
 
 def compared(path: Path, **options: Any) -> OnnxTensors:
@@ -81,12 +59,6 @@ def compared(path: Path, **options: Any) -> OnnxTensors:
     tensors = scan(path, **options)
     assert_same(tensors, record)
     return tensors
-
-
-def written(path: Path, model: Any) -> Path:
-    """A model, as a ModelProto or as bytes, in a file."""
-    path.write_bytes(model if isinstance(model, bytes) else model.SerializeToString())
-    return path
 
 
 # The same as a conversion.
@@ -160,14 +132,14 @@ def test_tensors_of_all_sizes_are_found_wherever_the_window_was_moved(seed: int,
     compared(written(tmp_path / "m.onnx", m.model_of(*tensors, nodes=nodes)))
 
 
-@pytest.mark.parametrize("code", test_onnx_convert.NUMBERS, ids=TensorProto.DataType.Name)
+@pytest.mark.parametrize("code", onnx_values.NUMBERS, ids=TensorProto.DataType.Name)
 def test_every_type_is_read_from_external_data(code: int, tmp_path: Path) -> None:
-    array = test_onnx_convert.sample(code, (33,))
+    array = onnx_values.sample(code, (33,))
     data = numpy_helper.from_array(array).raw_data
     for offset in (0, 1):
-        t = test_onnx_external.reference(offset=str(offset))
+        t = onnx_values.reference(offset=str(offset))
         t.data_type, t.dims[0] = code, 33
-        tensors = compared(test_onnx_external.write(tmp_path / str(offset), t, data=bytes(offset) + data))
+        tensors = compared(onnx_values.write(tmp_path / str(offset), t, data=bytes(offset) + data))
         info = tensors.info("w")
         assert info.field == "external_data"
         assert info.file == os.path.realpath(tmp_path / str(offset) / "w.bin")
@@ -176,20 +148,6 @@ def test_every_type_is_read_from_external_data(code: int, tmp_path: Path) -> Non
 
 
 # Without reading a payload.
-
-
-@pytest.fixture()
-def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The bytes of each read of a file."""
-    read: list[int] = []
-
-    def counting(fd: int, buffer: memoryview, offset: int) -> int:
-        read.append(real(fd, buffer, offset))
-        return read[-1]
-
-    real = read_some
-    monkeypatch.setattr(files, "read_some", counting)
-    return read
 
 
 def test_a_scan_reads_no_payload(tmp_path: Path, counted: list[int]) -> None:
@@ -221,25 +179,6 @@ def test_small_tensors_and_a_graph_are_read_in_few_reads(tmp_path: Path, counted
     assert len(scan(path)) == 10_000
     assert len(counted) < 20
     assert sum(counted) <= path.stat().st_size
-
-
-MEASURED = """
-import sys
-from tools.measure import memory, peak_rss
-{setup}
-private, peak = memory().private, peak_rss()
-{work}
-print(memory().private - private, peak_rss() - peak)
-"""
-
-
-def growth(setup: str, work: str) -> tuple[int, int]:
-    """The bytes of private memory, and of the peak of all memory, that this work adds to a fresh process."""
-    code = MEASURED.format(setup=setup, work=work)
-    root = Path(__file__).resolve().parents[2]
-    done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True)
-    private, peak = done.stdout.split()[-2:]
-    return int(private), int(peak)
 
 
 def sparse_model(path: Path, size: int) -> Path:
@@ -289,17 +228,6 @@ with zcrecord.onnx.scan({str(path)!r}) as tensors:
 
 
 # Views and copies.
-
-
-def at(offset: int, t: TensorProto) -> bytes:
-    """A model whose one initializer has its raw_data at a multiple of 16, and this much further."""
-    model = m.model_of(t)
-    for pad in range(16):
-        model.producer_name = "x" * pad
-        data: bytes = model.SerializeToString()
-        if data.index(t.raw_data) % 16 == offset:
-            return data
-    raise AssertionError
 
 
 @pytest.mark.parametrize("kind", ["<f2", "<f4", "<f8", "<c16", "i1", "?"])
@@ -487,9 +415,7 @@ def test_leaving_ends_lookups_and_views_stay_valid(tmp_path: Path) -> None:
 
 def test_files_are_let_go_of(tmp_path: Path) -> None:
     before = set(os.listdir("/proc/self/fd")) if sys.platform == "linux" else set()
-    path = test_onnx_external.write(
-        tmp_path / "m", test_onnx_external.reference(), numpy_helper.from_array(FLOATS, "v")
-    )
+    path = onnx_values.write(tmp_path / "m", onnx_values.reference(), numpy_helper.from_array(FLOATS, "v"))
     tensors = scan(path)
     tensors.load_all()
     assert tensors.close()
@@ -515,7 +441,7 @@ def test_threads_may_share_it(how: str, tmp_path: Path, monkeypatch: pytest.Monk
     tensors = [numpy_helper.from_array(np.full(500 + i, i, "<i4"), f"w{i}") for i in range(50)]
     tensors += [helper.make_tensor(f"t{i}", TensorProto.INT64, [300], [i] * 300) for i in range(50)]
     for i in range(80):
-        t = test_onnx_external.reference(f"{i}.bin", f"x{i}")
+        t = onnx_values.reference(f"{i}.bin", f"x{i}")
         np.full(6, i, "<f4").tofile(tmp_path / f"{i}.bin")
         tensors.append(t)
     real = os.lseek
@@ -574,8 +500,8 @@ def test_closing_while_others_read_harms_nobody(tmp_path: Path) -> None:
 
 
 def test_external_data_is_a_view_of_its_file(tmp_path: Path) -> None:
-    reference = test_onnx_external.reference
-    path = test_onnx_external.write(
+    reference = onnx_values.reference
+    path = onnx_values.write(
         tmp_path / "m", reference(), reference(name="again"), reference(name="odd", offset="1"), data=bytes(40)
     )
     tensors = compared(path)
@@ -585,7 +511,7 @@ def test_external_data_is_a_view_of_its_file(tmp_path: Path) -> None:
 
 
 def test_a_scan_opens_no_external_data(tmp_path: Path) -> None:
-    absent = [test_onnx_external.reference(f"{i}/absent.bin", f"w{i}") for i in range(100)]
+    absent = [onnx_values.reference(f"{i}/absent.bin", f"w{i}") for i in range(100)]
     tensors = scan(written(tmp_path / "m.onnx", m.model_of(*absent, numpy_helper.from_array(FLOATS, "v"))))
     assert tensors.info("w7").file == os.path.realpath(tmp_path / "7" / "absent.bin")
     assert tensors["v"].tolist() == FLOATS.tolist()
@@ -654,8 +580,8 @@ def test_the_rules_of_external_data_are_those_of_a_conversion(
 
 
 def test_the_end_of_a_file_that_is_mapped_already_is_heeded(tmp_path: Path) -> None:
-    reference = test_onnx_external.reference
-    tensors = scan(test_onnx_external.write(tmp_path / "m", reference(), reference(name="v", offset="4")))
+    reference = onnx_values.reference
+    tensors = scan(onnx_values.write(tmp_path / "m", reference(), reference(name="v", offset="4")))
     kept = tensors["w"]
     with pytest.raises(ExternalDataError, match=r"tensor 'v': external data 'w\.bin': bytes 4 to 28 are past its end"):
         tensors["v"]
@@ -665,10 +591,10 @@ def test_the_end_of_a_file_that_is_mapped_already_is_heeded(tmp_path: Path) -> N
 def test_external_data_may_not_come_between_the_values_of_another_tensor(tmp_path: Path) -> None:
     start, rest = (m.field(4, part.tobytes()) for part in (FLOATS[:2], FLOATS[2:]))
     head = m.field(1, 6) + m.field(2, TensorProto.FLOAT)
-    between = test_onnx_external.reference().SerializeToString()
+    between = onnx_values.reference().SerializeToString()
     parts = [m.field(5, head + start), m.field(10, between), m.field(5, rest)]
     node = m.field(1, [m.field(2, b"c"), m.field(5, [m.field(1, b"value"), *parts])])
-    path = test_onnx_external.write(tmp_path / "m")
+    path = onnx_values.write(tmp_path / "m")
     written(path, m.wire_model(graph=node))
     for read in (scan, lambda path: convert(path, io.BytesIO())):
         with pytest.raises(OnnxError, match="values in two places, with those of another tensor in between"):
@@ -676,7 +602,7 @@ def test_external_data_may_not_come_between_the_values_of_another_tensor(tmp_pat
 
 
 def test_a_file_of_external_data_that_ends_early_is_an_error_at_access(tmp_path: Path) -> None:
-    path = test_onnx_external.write(tmp_path / "m", test_onnx_external.reference(), data=bytes(23))
+    path = onnx_values.write(tmp_path / "m", onnx_values.reference(), data=bytes(23))
     tensors = scan(path)
     assert tensors.info("w").nbytes == 24
     what = r"model\.onnx: tensor 'w': external data 'w\.bin': bytes 0 to 24 are past its end \(23\); the file is trunca"
@@ -688,7 +614,7 @@ def test_many_files_of_external_data_take_few_descriptors(tmp_path: Path) -> Non
     count = 400
     for i in range(count):
         np.full(6, i, "<f4").tofile(tmp_path / f"{i}.bin")
-    model = m.model_of(*(test_onnx_external.reference(f"{i}.bin", f"w{i}") for i in range(count)))
+    model = m.model_of(*(onnx_values.reference(f"{i}.bin", f"w{i}") for i in range(count)))
     tensors = scan(written(tmp_path / "m.onnx", model))
     folder = Path("/proc/self/fd" if sys.platform == "linux" else "/dev/fd")
     before = len(os.listdir(folder))

@@ -17,19 +17,21 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnx_graphs
 import onnx_models as m
+import onnx_values
 import onnxruntime as ort
 import pytest
 import test_onnx_convert
 import test_onnx_external
-import test_onnx_session
 import test_onnx_wire
 from exhaustive import some
 from onnx import TensorProto, helper, numpy_helper
-from test_onnx_export import assert_same, outside, plain
-from test_onnx_scan import MIB, at, cases_of, counted, external_cases, growth, written
-from test_onnx_scan import assert_same as assert_same_tensors
-from test_onnx_session import SHARED, private_growth
+from onnx_exports import assert_same, outside, plain
+from onnx_graphs import SHARED, private_growth
+from onnx_scans import MIB, at, counted, growth, written
+from onnx_scans import assert_same as assert_same_tensors
+from test_onnx_scan import cases_of, external_cases
 
 import zcrecord
 from zcrecord.errors import (
@@ -213,7 +215,7 @@ def test_messages_of_any_size_around_the_values_are_kept(tmp_path: Path, counted
 
 
 def test_external_data_of_the_original_stay_where_they_are(tmp_path: Path) -> None:
-    model = onnx.ModelProto.FromString(test_onnx_session.mlp().SerializeToString())
+    model = onnx.ModelProto.FromString(onnx_graphs.mlp().SerializeToString())
     (tmp_path / "a" / "b").mkdir(parents=True)
     path = tmp_path / "a" / "b" / "m.onnx"
     onnx.save_model(model, path, save_as_external_data=True, location="weights.bin", size_threshold=100)
@@ -238,11 +240,11 @@ def quantized() -> onnx.ModelProto:
         helper.make_node("MatMulInteger", ["a", "q", "c"], ["y"]),
     ]
     inits = {
-        "q": test_onnx_session.RNG.integers(-99, 99, (64, 64)).astype(np.int8),
-        "s": np.abs(test_onnx_session.floats(64)), "z": np.zeros(64, np.int8),
+        "q": onnx_graphs.RNG.integers(-99, 99, (64, 64)).astype(np.int8),
+        "s": np.abs(onnx_graphs.floats(64)), "z": np.zeros(64, np.int8),
     }  # fmt: skip
-    one, other = (test_onnx_session.value(n, "n", 64, kind=k) for n, k in (("x", 1), ("y", TensorProto.INT32)))
-    return test_onnx_session.graph_model(nodes, [one], [other], inits)
+    one, other = (onnx_graphs.value(n, "n", 64, kind=k) for n, k in (("x", 1), ("y", TensorProto.INT32)))
+    return onnx_graphs.graph_model(nodes, [one], [other], inits)
 
 
 def doubles() -> onnx.ModelProto:
@@ -255,18 +257,18 @@ def doubles() -> onnx.ModelProto:
         helper.make_node("Add", ["h", "f"], ["y"]),
     ]
     inits = {
-        "table": test_onnx_session.floats(32, 64).astype("f8"), "w": test_onnx_session.floats(64, 64).astype("f8"),
+        "table": onnx_graphs.floats(32, 64).astype("f8"), "w": onnx_graphs.floats(64, 64).astype("f8"),
         "numbers": np.arange(32 * 64).reshape(32, 64),
     }  # fmt: skip
-    x = test_onnx_session.value("x", "n", kind=TensorProto.INT64)
-    return test_onnx_session.graph_model(nodes, [x], [test_onnx_session.value("y", kind=TensorProto.DOUBLE)], inits)
+    x = onnx_graphs.value("x", "n", kind=TensorProto.INT64)
+    return onnx_graphs.graph_model(nodes, [x], [onnx_graphs.value("y", kind=TensorProto.DOUBLE)], inits)
 
 
 MODELS: dict[str, Callable[[], tuple[onnx.ModelProto, list[dict[str, Any]]]]] = {
-    "products": lambda: test_onnx_session.feeds()[0],
-    "branches": lambda: test_onnx_session.feeds()[1],
-    "convolutions": lambda: test_onnx_session.feeds()[2],
-    "int8": lambda: (quantized(), [{"x": test_onnx_session.floats(5, 64)}]),
+    "products": lambda: onnx_graphs.feeds()[0],
+    "branches": lambda: onnx_graphs.feeds()[1],
+    "convolutions": lambda: onnx_graphs.feeds()[2],
+    "int8": lambda: (quantized(), [{"x": onnx_graphs.floats(5, 64)}]),
     "doubles": lambda: (doubles(), [{"x": np.array([3, 1, 31])}]),
 }
 
@@ -350,7 +352,7 @@ IN_PLACE = f"""(
 @pytest.mark.exhaustive(keep=0)
 @pytest.mark.skipif(not os.path.exists("/proc/self/smaps_rollup"), reason="platform: needs Linux's smaps_rollup")
 def test_onnx_runtime_copies_no_weight_and_the_measurement_would_notice(tmp_path: Path) -> None:
-    path, archive = test_onnx_session.large_branches(tmp_path)
+    path, archive = onnx_graphs.large_branches(tmp_path)
     archive.unlink()
     data = shifted(onnx.load(path), 1)
     path.write_bytes(data)
@@ -362,7 +364,7 @@ def test_onnx_runtime_copies_no_weight_and_the_measurement_would_notice(tmp_path
 
 
 def test_the_report_says_what_was_done(tmp_path: Path) -> None:
-    path = written(tmp_path / "m.onnx", test_onnx_session.mlp())
+    path = written(tmp_path / "m.onnx", onnx_graphs.mlp())
     report = scan(path).to_onnx(tmp_path / "small.onnx")
     converted = convert(path, tmp_path / "m.zcr")
     assert (report.source, report.dest) == (str(path), str(tmp_path / "small.onnx"))
@@ -373,7 +375,7 @@ def test_the_report_says_what_was_done(tmp_path: Path) -> None:
     assert report.shared_bytes == report.repeated_bytes == 0
     wide = scan(path).to_onnx(tmp_path / "wide.onnx", alignment=65536)
     assert wide.payload_bytes == scan(path).nbytes
-    beside = test_onnx_external.write(tmp_path / "m", test_onnx_external.reference())
+    beside = onnx_values.write(tmp_path / "m", onnx_values.reference())
     report = scan(beside).to_onnx(tmp_path / "m" / "small.onnx")
     assert report.input_bytes == beside.stat().st_size + 24
 
@@ -384,9 +386,9 @@ def test_the_report_says_what_was_done(tmp_path: Path) -> None:
 @pytest.fixture
 def original(tmp_path: Path) -> Path:
     """A model with one tensor of 400 bytes in it and one of 400 beside it."""
-    beside = test_onnx_external.reference("w.bin")
+    beside = onnx_values.reference("w.bin")
     beside.dims[0] = 100
-    return test_onnx_external.write(
+    return onnx_values.write(
         tmp_path / "m", beside, numpy_helper.from_array(np.arange(100, dtype="f4"), "v"), data=bytes(400)
     )
 

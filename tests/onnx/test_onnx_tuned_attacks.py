@@ -22,7 +22,7 @@ import pytest
 from forge import END, Forge, build_index, end_bytes, read_index
 from guides import ROOT
 from onnx import AttributeProto, TensorProto, numpy_helper
-from test_onnx_session import branches, conv, mlp
+from onnx_graphs import branches, conv, mlp
 from tuned_archives import Tuned, answers, inputs
 
 import zcrecord

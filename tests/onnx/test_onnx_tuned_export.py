@@ -15,7 +15,7 @@ import onnx
 import onnxruntime as ort
 import pytest
 from onnx.external_data_helper import _get_all_tensors
-from test_onnx_session import branches, mlp
+from onnx_graphs import branches, mlp
 
 from tools.models import convolutions, gpt, quantized
 from zcrecord.cli.dispatch import main

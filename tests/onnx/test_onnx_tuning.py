@@ -13,7 +13,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from guides import ROOT
 from onnx import helper
-from test_onnx_session import branches, graph_model, value
+from onnx_graphs import branches, graph_model, value
 
 import zcrecord
 from tools.models import convolutions, gpt, quantized

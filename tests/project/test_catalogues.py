@@ -22,8 +22,8 @@ from typing import Any, NamedTuple
 
 import ml_dtypes
 import numpy as np
+import public_api
 import pytest
-import test_public_api
 
 import zcrecord
 from tools.range_server import serving
@@ -518,7 +518,7 @@ def test_no_public_name_is_forgotten() -> None:
     }
     public = {
         f"{prefix}.{name}"
-        for module, prefix in test_public_api.MODULES.items()
+        for module, prefix in public_api.MODULES.items()
         for name in module.__all__
         if prefix not in ELSEWHERE
         and not (isinstance(kind := getattr(module, name), type) and issubclass(kind, Exception))

@@ -8,9 +8,7 @@ line `<!-- not run: why -->` is left alone.
 from __future__ import annotations
 
 import doctest
-import importlib
 import io
-import pkgutil
 import re
 import shutil
 import subprocess
@@ -20,6 +18,7 @@ import command_line as c
 import pytest
 from guides import GUIDES, README, ROOT
 from optimum_folders import copy_folder
+from public_examples import EXAMPLES
 from rich.console import Console
 
 import zcrecord
@@ -32,17 +31,6 @@ OPTIONS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE | doctest.REPORT_ONLY_
 BLOCK = re.compile(
     r"(?P<before>[^\n]*)\n```(?P<kind>python|pycon|console|js)\n(?P<code>.*?)^```$", re.MULTILINE | re.DOTALL
 )
-MODULES = [
-    found.name
-    for found in pkgutil.walk_packages(zcrecord.__path__, "zcrecord.")
-    if found.name.rpartition(".")[2] != "__main__" and "._schema" not in found.name
-]
-EXAMPLES = [
-    test
-    for module in ["zcrecord", *MODULES]
-    for test in doctest.DocTestFinder(exclude_empty=True).find(importlib.import_module(module))
-    if test.examples
-]
 
 
 @pytest.fixture(autouse=True)

@@ -1,6 +1,6 @@
 """A short run of every fuzzer from the kept corpus on, always the same; and what the corpus itself shows.
 
-`python -m tools.fuzz` does longer ones. An input that once showed a fault lies in tests/corpus/found.
+`python -m tools.fuzz` does longer ones. An input that once showed a fault lies in tests/data/corpus/found.
 """
 
 from __future__ import annotations

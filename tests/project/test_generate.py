@@ -28,8 +28,8 @@ ROWS = {
     ("zcrecord/web/reader/format.js", "types"): r" int4:Int8",
     ("zcrecord/web/reader/onnx.js", "onnx"): r", 52",
     ("zcrecord/web/page/values.js", "floats"): r" *float4_e2m1fn: .*\n",
-    ("tests/c/everything.c", "calls"): r" *if \(zcr_u16.*\n",
-    ("tests/c/calls.c", "signed"): r" *case ZCR_INT2:\n",
+    ("tests/programs/c/everything.c", "calls"): r" *if \(zcr_u16.*\n",
+    ("tests/programs/c/calls.c", "signed"): r" *case ZCR_INT2:\n",
 }
 
 
@@ -85,7 +85,7 @@ def test_an_element_type_more_is_a_row_in_each_block() -> None:
         "zcrecord/embed/zcrecord.h": [" ZCR_INT7 = 200", " ZCR_INT7, 7,"],
         "zcrecord/embed/zcrecord.rs": ['INT7 "int7" 200 7,'],
         "zcrecord/web/reader/format.js": ["200 int7:Int8"],
-        "tests/c/calls.c": ["case ZCR_INT7:"],
+        "tests/programs/c/calls.c": ["case ZCR_INT7:"],
     }
     assert {str(path) for path in after if after[path] != before[path]} == set(rows)
     for path, found in rows.items():

@@ -10,8 +10,8 @@ import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
+import public_api
 import pytest
-import test_public_api
 
 import zcrecord
 from tools.generate import reference
@@ -20,8 +20,8 @@ FILES = reference.files()
 
 
 def test_every_public_module_has_a_page_and_every_public_name_a_section() -> None:
-    assert set(reference.MODULES) == {*test_public_api.MODULES.values(), "zcrecord.errors"}
-    for module, name in test_public_api.MODULES.items():
+    assert set(reference.MODULES) == {*public_api.MODULES.values(), "zcrecord.errors"}
+    for module, name in public_api.MODULES.items():
         page = FILES[reference.PAGES / f"{name.removeprefix('zcrecord.')}.md"]
         errors = FILES[reference.PAGES / "errors.md"]
         for public in module.__all__:
@@ -31,7 +31,7 @@ def test_every_public_module_has_a_page_and_every_public_name_a_section() -> Non
 
 def test_public_methods_that_are_promised_have_a_section() -> None:
     whole = "\n".join(FILES.values())
-    promised = re.findall(r"^(\w+\.\w+)(?:\(| ->)", test_public_api.PUBLIC, re.MULTILINE)
+    promised = re.findall(r"^(\w+\.\w+)(?:\(| ->)", public_api.PUBLIC, re.MULTILINE)
     own = [name for name in promised if not name.startswith(("zcrecord.", "LoadPlan.advance"))]
     missing = [name for name in own if f"\n### {name}\n" not in whole]
     assert len(own) > 50

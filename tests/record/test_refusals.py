@@ -12,11 +12,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import records as r
+from records import ONE, nested
 
 import zcrecord
 from zcrecord import LimitError, NameCollisionError, RecordError, UnsupportedError
 
-ONE = np.ones(2, np.float32)
 LONE = "a\ud800b"
 EMPTY: dict[str, Any] = {}
 
@@ -30,13 +30,6 @@ def cyclic_dict() -> dict[str, Any]:
 def cyclic_list() -> list[Any]:
     record: list[Any] = [ONE]
     record.append(record)
-    return record
-
-
-def nested(depth: int) -> dict[str, Any]:
-    record: dict[str, Any] = {"w": ONE}
-    for _ in range(depth - 1):
-        record = {"m": record}
     return record
 
 

@@ -32,7 +32,7 @@ pytestmark = pytest.mark.usefixtures("model_folder")
 
 ROOT = Path(__file__).resolve().parents[2]
 GOLDEN = sorted((ROOT / "tests" / "conformance" / "valid").glob("*.zcr"))
-DESCRIBING = ROOT / "tests" / "js" / "web" / "describing.mjs"
+DESCRIBING = ROOT / "tests" / "programs" / "js" / "web" / "describing.mjs"
 
 
 def embedded_of(path: Path) -> Any:

@@ -31,7 +31,7 @@ from zcrecord.storage.memory import Memory
 
 FOLDER = Path(__file__).parents[1] / "conformance" / "valid"
 EDGES = FOLDER.parent / "edges"
-CHECKPOINT = FOLDER.parents[1] / "golden_catalogue"
+CHECKPOINT = FOLDER.parents[1] / "data" / "catalogue"
 PYTHON_READER = runpy.run_path(str(FOLDER.parent / "readers" / "reader.py"))
 CASES = golden.cases()
 LEVELS = get_args(Verify)

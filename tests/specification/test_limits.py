@@ -19,7 +19,7 @@ import specification
 import zstandard
 from forge import NONE, Forge, build_index
 from malformed import LEVELS
-from test_refusals import nested
+from records import nested
 
 import zcrecord
 from zcrecord import FormatError, LimitError, PackedTensor, Record, RecordError

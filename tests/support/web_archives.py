@@ -38,13 +38,13 @@ __all__ = ["READER", "ROOT", "SUITE", "WEB", "Misbehaving", "everything_served",
 ROOT = Path(__file__).resolve().parents[2]
 WEB = ROOT / "zcrecord" / "web"
 READER = WEB / "reader"
-SUITE = ROOT / "tests" / "js" / "web"
+SUITE = ROOT / "tests" / "programs" / "js" / "web"
 OURS = {".js": "text/javascript", ".mjs": "text/javascript", ".html": "text/html; charset=utf-8",
         ".wasm": "application/wasm"}  # fmt: skip
 
 
 def things() -> dict[str, Any]:
-    """Return a record with something of everything; tests/js/web knows its values."""
+    """Return a record with something of everything; tests/programs/js/web knows its values."""
     w = np.arange(6, dtype=np.float32).reshape(2, 3)
     encoder = {
         "w": w,
@@ -115,7 +115,7 @@ class Misbehaving:
         self.stop = threading.Event()
 
     def __call__(self, handler: Any, number: int) -> bool:
-        if handler.path.startswith(("/zcrecord/web/", "/tests/js/web/", "/onnxruntime-web/")):
+        if handler.path.startswith(("/zcrecord/web/", "/tests/programs/js/web/", "/onnxruntime-web/")):
             root = node_packages() if handler.path.startswith("/onnxruntime-web/") else ROOT
             file = root / handler.path.partition("?")[0].lstrip("/")
             handler.say(200, file.read_bytes(), Content_Type=OURS[file.suffix], Cache_Control="no-store")
@@ -287,3 +287,11 @@ def everything_served(folder: Path) -> Iterator[Server]:
             yield server
         finally:
             misbehaving.stop.set()
+
+
+def names_in(file: str) -> int:
+    """Return how many tests a file of the suite registers where it is read, those made in a loop once."""
+    return len(re.findall(r"^ *test\(", (SUITE / file).read_text(encoding="utf-8"), re.MULTILINE))
+
+
+MOST = 30_000  # bytes that every `open` loads

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import random
-import struct
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -14,9 +13,25 @@ import numpy as np
 import pytest
 import records as r
 import zstandard
-from collisions import colliding
 from exhaustive import rounds
-from packed_archives import OneWay, tabled, xxh64
+from packed_archives import OneWay, tabled
+from packed_faults import (
+    AT,
+    HONEST,
+    OTHER,
+    SIZE,
+    WAYS,
+    WEIGHTS,
+    Entry,
+    Piece,
+    entry,
+    file_of,
+    forged,
+    frame,
+    honest,
+    in_a_skippable_frame,
+    skipped,
+)
 
 import zcrecord
 from tools.range_server import Server, serving
@@ -24,101 +39,10 @@ from zcrecord import FormatError, RecordError, formats
 from zcrecord.codec.layout import HEADER_SIZE, decode_header
 from zcrecord.transport import unpack
 
-SIZE = 4096
-HONEST = r.saved({"a": np.zeros(128, np.uint8), "w": np.arange(SIZE // 4, dtype=np.uint32)})
-AT = HONEST.index(np.arange(SIZE // 4, dtype=np.uint32).tobytes())
-OTHER = HONEST[:AT] + colliding(HONEST[AT : AT + SIZE], bytes(SIZE)) + HONEST[AT + SIZE :]  # no 64 bits tell them apart
-WEIGHTS = HONEST[AT : AT + SIZE]
 DIGEST = zcrecord.load_record(HONEST).content_digest()
-
-Entry = tuple[int, int, int]  # of a seek table: packed and unpacked size, checksum
-Piece = tuple[bytes, list[Entry]]  # bytes of a file, and their entries
-
-
-def frame(content: bytes, **options: Any) -> bytes:
-    return zstandard.ZstdCompressor(**options).compress(content)
-
-
-def skipped(content: bytes) -> bytes:
-    return struct.pack("<II", 0x184D2A50, len(content)) + content
-
-
-def entry(packed: bytes | int, content: bytes) -> Entry:
-    return packed if isinstance(packed, int) else len(packed), len(content), xxh64(content)
-
-
-def honest(content: bytes, **options: bool) -> Piece:
-    made = frame(content, **options)
-    return made, [entry(made, content)]
-
-
-def file_of(*pieces: Piece, behind: bytes = b"", checksums: bool = True) -> bytes:
-    """Return a file of these pieces, and the seek table of their entries."""
-    rows = [row if checksums else row[:2] for _, rows in pieces for row in rows]
-    body = b"".join(struct.pack(f"<{len(row)}I", *row) for row in rows)
-    body += struct.pack("<IBI", len(rows), 0x80 * checksums, 0x8F92EAB1)
-    return b"".join(data for data, _ in pieces) + struct.pack("<II", 0x184D2A5E, len(body)) + body + behind
 
 
 # Ways to have a table say `told` where a reader from front to back finds `found`.
-
-
-def behind_an_empty_entry(told: bytes, found: bytes) -> Piece:
-    hidden, shown = frame(found), frame(told)
-    return hidden + skipped(shown), [entry(len(hidden) + 8, b""), entry(shown, told)]
-
-
-def behind_an_entry_of_nothing_before(told: bytes, found: bytes) -> Piece:
-    hidden, shown = frame(found), frame(told)
-    return skipped(shown) + hidden, [entry(8, b""), entry(shown, told), entry(hidden, b"")]
-
-
-def in_a_skippable_frame(told: bytes, found: bytes) -> Piece:
-    hidden, shown = frame(found), frame(told)
-    return skipped(shown) + hidden, [entry(8 + len(shown) + len(hidden), told)]
-
-
-def of_two_frames(told: bytes, found: bytes) -> Piece:
-    if not found.startswith(told[:1]):
-        found = told[:1] + found[1:]
-    parts = [frame(told), frame(found)]
-    return b"".join(parts), [entry(b"".join(parts), told)]
-
-
-def through_a_skippable_frame_of_two(told: bytes, found: bytes) -> Piece:
-    """The header of a skippable frame is the end of one entry."""
-    first, shown, last = frame(b""), frame(told), frame(found)
-    return first + skipped(shown) + last, [entry(len(first) + 8, b""), entry(shown, told), entry(last, b"")]
-
-
-def under_a_wrong_size(told: bytes, found: bytes) -> Piece:
-    made = frame(found, write_content_size=False)
-    return made, [entry(made, told[: len(found) // 2]), entry(0, told[len(found) // 2 :])]
-
-
-def in_a_last_block_that_is_cut(told: bytes, found: bytes) -> Piece:
-    """A raw block holds a frame; the entry ends inside the block, where the frame does."""
-    shown = frame(told)
-    head = b"\x28\xb5\x2f\xfd\x00\x58" + (len(shown) << 3 | 1).to_bytes(3, "little")
-    return head + shown + frame(found), [entry(len(head), b""), entry(shown, told), entry(frame(found), b"")]
-
-
-WAYS: list[Callable[[bytes, bytes], Piece]] = [
-    behind_an_empty_entry,
-    behind_an_entry_of_nothing_before,
-    in_a_skippable_frame,
-    of_two_frames,
-    through_a_skippable_frame_of_two,
-    under_a_wrong_size,
-    in_a_last_block_that_is_cut,
-]
-
-
-def forged(way: Callable[[bytes, bytes], Piece], checksums: bool = True) -> bytes:
-    """Return a file whose table leads to the honest archive, and whose frames make another."""
-    ends = honest(HONEST[:AT]), honest(HONEST[AT + SIZE :])
-    middle = way(WEIGHTS, OTHER[AT : AT + SIZE])
-    return file_of(ends[0], middle, ends[1], checksums=checksums)
 
 
 # Readers: each returns the bytes of `w`, as it reads them.

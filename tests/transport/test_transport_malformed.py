@@ -8,23 +8,18 @@ import struct
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import numpy as np
 import pytest
 import records as r
 import zstandard
 from exhaustive import rounds, some
 from other_processors import COUNTS_MEMORY
-from packed_archives import GOLDEN, MIB, encoded, frames_of, packed, streamed, tabled, weights
+from packed_archives import GOLDEN, MIB, encoded, frames_of, packed, tabled, weights
+from packed_faults import BIG, END, ROWS, SMALL, TABLED, WRONG, resealed
 
 import zcrecord
 from zcrecord import FormatError, IntegrityError, LimitError, RecordError, formats
 from zcrecord.transport import unpack
 
-TREE = {"w": np.arange(60, dtype=np.float32).reshape(3, 20), "deep": [{"v": np.ones(3), "n": 5, "b": b"blob" * 20}]}
-SMALL = r.saved(TREE)
-TABLED = streamed(SMALL)
-FOUND = frames_of(TABLED)
-END = FOUND[-1].offset + FOUND[-1].nbytes  # where the table starts
 WAYS: dict[str, Callable[[bytes], bytes]] = {}
 
 
@@ -143,45 +138,6 @@ def plain_zstd(data: bytes) -> None:
 
 
 # The table
-
-
-def resealed(rows: list[tuple[int, int, int]], descriptor: int = 0x80, count: int | None = None) -> bytes:
-    """The frames under another table."""
-    body = b"".join(struct.pack("<III", *row) for row in rows)
-    body += struct.pack("<IBI", len(rows) if count is None else count, descriptor, 0x8F92EAB1)
-    return TABLED[:END] + struct.pack("<II", 0x184D2A5E, len(body)) + body
-
-
-def padded() -> bytes:
-    """A frame of blocks that hold nothing before the others."""
-    frame = b"\x28\xb5\x2f\xfd\x00\x58" + bytes(69_999) + b"\1\0\0"
-    return frame + resealed([(len(frame), 0, 0), *ROWS])
-
-
-ROWS = [(f.nbytes, f.size, f.checksum) for f in FOUND]
-BIG = 0xFFFFFFFF
-WRONG: dict[str, tuple[bytes, type[RecordError], str]] = {
-    "reserved bits": (resealed(ROWS, 0x84), FormatError, "descriptor 0x84 has reserved bits that are not zero"),
-    "too many frames": (resealed(ROWS, count=BIG), FormatError, r"4294967295 frames would take a table of \d+ bytes"),
-    "a frame more": (resealed(ROWS, count=len(ROWS) + 1), FormatError, "frames it would start at"),
-    "a frame less": (resealed(ROWS, count=len(ROWS) - 1), FormatError, "frames it would start at"),
-    "no checksums": (resealed(ROWS, 0), FormatError, "frames it would start at"),
-    "a line more": (resealed([*ROWS, (1, 1, 1)]), FormatError, r"its frames take \d+ bytes, \d+ stand before it"),
-    "no lines": (resealed([]), FormatError, r"its frames take 0 bytes, \d+ stand before it"),
-    "a frame past the end": (resealed([*ROWS[:-1], (BIG, 64, 0)]), FormatError, "its frames take"),
-    "a frame shorter": (resealed([(ROWS[0][0] - 1, *ROWS[0][1:]), (ROWS[1][0] + 1, *ROWS[1][1:]), *ROWS[2:]]),
-                        FormatError, "frame .0x0, "),
-    "more out of a frame": (resealed([(ROWS[0][0], ROWS[0][1] + 1, 0), *ROWS[1:]]), FormatError,
-                            r"holds \d+ bytes, the seek table says|trailer"),
-    "less out of a frame": (resealed([(ROWS[0][0], ROWS[0][1] - 1, 0), *ROWS[1:]]), FormatError,
-                            r"holds \d+ bytes, the seek table says|trailer"),
-    "a frame of padding": (padded(), FormatError,
-                           r"frame 0 takes 70008 bytes for 0 of content, at most twice as many and 65536 more are due"),
-    "another checksum": (resealed([(*ROWS[0][:2], ROWS[0][2] ^ 1), *ROWS[1:]]), IntegrityError,
-                         r"frame \[0x0, 0x[0-9a-f]+\): its checksum is not that of the seek table"),
-    "terabytes": (resealed([(ROWS[0][0], BIG, 0), *[(0, BIG, 0)] * 5000, *ROWS[1:]]), LimitError,
-                  "packed bytes would take .* bytes of memory; unpack it into a file|holds"),
-}  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -11,9 +11,7 @@ from typing import Any
 import pytest
 from browser_heap import heap_growth
 from browsers import Pages
-from test_web_module import names_in
-from test_web_sources import MOST
-from web_archives import READER, everything_served
+from web_archives import MOST, READER, everything_served, names_in
 
 from tools.range_server import Server
 
@@ -53,7 +51,7 @@ def still(browser: Any, served: Server) -> Iterator[Any]:
 
 def test_the_suite_passes_in_chromium(pages: Pages, served: Server) -> None:
     page = pages()
-    page.goto(f"{served.url}/tests/js/web/page.html")
+    page.goto(f"{served.url}/tests/programs/js/web/page.html")
     page.wait_for_function("window.results", timeout=300_000)
     results = {one["name"]: one["error"] for one in page.evaluate("window.results")}
     failed = {name: why for name, why in results.items() if why is not None}

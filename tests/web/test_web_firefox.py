@@ -12,8 +12,7 @@ import pytest
 import served
 from firefox import visit_in_firefox
 from node_packages import node_packages
-from test_web_module import names_in
-from web_archives import everything_served
+from web_archives import everything_served, names_in
 
 import zcrecord
 from zcrecord import formats
@@ -50,7 +49,7 @@ REPORT = f"""async () => {{{WAIT}
 def test_the_suite_of_the_reader_passes_in_firefox(tmp_path: Path) -> None:
     """Opens by ranges, verifies, reads every type; all but what needs a GPU, which Firefox has on other systems."""
     with everything_served(tmp_path) as server:
-        ((result, complaints),) = visit_in_firefox((f"{server.url}/tests/js/web/page.html", SUITE))
+        ((result, complaints),) = visit_in_firefox((f"{server.url}/tests/programs/js/web/page.html", SUITE))
     *failed, count = result
     assert failed == []
     files = ("reading.mjs", "serving.mjs", "uploading.mjs", "hollowing.mjs", "onnx.mjs", "browsing.mjs")

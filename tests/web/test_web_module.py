@@ -1,6 +1,6 @@
 """zcrecord.js reads what Python writes: its own suite, run in Node against a server that misbehaves when asked to.
 
-The suite (tests/js/web) runs in browsers as well: what it is given is a URL, and archives under it.
+The suite (tests/programs/js/web) runs in browsers as well: what it is given is a URL, and archives under it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 from node_packages import node_packages
-from web_archives import READER, SUITE, everything_served
+from web_archives import READER, SUITE, everything_served, names_in
 
 from tools.range_server import Server
 from zcrecord.dtypes import DTYPES
@@ -38,11 +38,6 @@ def results(served: Server) -> dict[str, str | None]:
     assert done.returncode == 0, done.stderr
     lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
     return {line["name"]: line["error"] for line in lines}
-
-
-def names_in(file: str) -> int:
-    """Return how many tests a file of the suite registers where it is read, those made in a loop once."""
-    return len(re.findall(r"^ *test\(", (SUITE / file).read_text(encoding="utf-8"), re.MULTILINE))
 
 
 def test_the_suite_passes_in_node(results: dict[str, str | None]) -> None:

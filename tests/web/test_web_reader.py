@@ -18,22 +18,21 @@ import records as r
 import windows
 import xxhash
 from attacks import broken, placed, tricks
+from changed_bytes import regions, resealed, variants, with_crc
+from costly_archives import ARCHIVES, ONES, alike, strings, tensors
+from digest_trees import LISTS, long_name, swapped
 from malformed import compact, plain
+from malformed_index import at_the_budget
+from reader_archives import SMALL, bools, catalogue, golden, mixed, repeating, uneven, wide
 from readers import Answer, Mode, Question, ask, disagreements, dump, ours
 from strided_views import ROOM, Strided, archive_of, elements_of, random_views
-from test_c_reader import SMALL, catalogue, golden, mixed
-from test_content_digest import LISTS, long_name, swapped
-from test_malformed_cost import ARCHIVES, ONES, alike, strings, tensors
-from test_malformed_fuzz import regions, resealed, variants, with_crc
-from test_malformed_index import at_the_budget
-from test_rust_reader import bools, repeating, uneven, wide
 
 import zcrecord
 from zcrecord.codec.layout import MAGIC
 
 pytestmark = pytest.mark.needs("node")
 
-CHECKER: list[str | Path] = ["node", Path(__file__).parents[1] / "js" / "web" / "checker.mjs"]
+CHECKER: list[str | Path] = ["node", Path(__file__).parents[1] / "programs" / "js" / "web" / "checker.mjs"]
 GOLDEN = sorted(path.stem for path in (Path(__file__).parents[1] / "conformance" / "valid").glob("*.zcr"))
 
 

@@ -8,11 +8,10 @@ from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
-from web_archives import READER, WEB
+from web_archives import MOST, READER, WEB
 
 import zcrecord
 
-MOST = 30_000  # bytes that every `open` loads
 ROOMS = {"reader": set(), "view": set(), "page": {"reader", "view"}, "report": {"view"}}  # each may import of others
 FETCHED = {"page/runtime.js": ["import(place);"]}  # onnxruntime-web, bytes that the page has checked
 

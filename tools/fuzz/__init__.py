@@ -11,5 +11,5 @@ from pathlib import Path
 __all__ = ["CORPUS", "ROOT"]
 
 ROOT = Path(__file__).resolve().parents[2]
-CORPUS = ROOT / "tests" / "corpus"
+CORPUS = ROOT / "tests" / "data" / "corpus"
 sys.path.insert(0, str(ROOT / "tests" / "support"))  # for `forge`, `malformed` and `readers`, which are no package's

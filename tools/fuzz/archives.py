@@ -1,7 +1,7 @@
 """Changes of archives that get past the checksums: index, payloads and ends are changed, then the CRCs made right.
 
 Knows where an archive has what, by means of its own (`forge`, numbers at offsets), and nothing of what is allowed.
-The same is done in C by tests/c/fuzz.c; here vectors may grow and shrink, too.
+The same is done in C by tests/programs/c/fuzz.c; here vectors may grow and shrink, too.
 """
 
 from __future__ import annotations

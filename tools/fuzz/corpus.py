@@ -1,4 +1,4 @@
-"""The inputs kept in tests/corpus: few and short, but every branch of the verifier and of the readers is reached.
+"""The inputs kept in tests/data/corpus: few and short, but every branch of the verifier and of the readers is reached.
 
 `make` writes them anew: from the archives that the tests forge, from what fuzzers found (folders of inputs), and from
 what is there already. An input that once showed a fault is kept in `found`, whatever it reaches.

@@ -1,7 +1,7 @@
 """The fuzzers of zcrecord.h and zcrecord.rs: how they are built, run, and what they said.
 
-tests/c/fuzz.c is the driver of both. For C it runs under AddressSanitizer and UBSan; for Rust the reader, built with
-overflow checks and debug assertions, is compared with the C one on every input.
+tests/programs/c/fuzz.c is the driver of both. For C it runs under AddressSanitizer and UBSan; for Rust the reader,
+built with overflow checks and debug assertions, is compared with the C one on every input.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ class Outcome(NamedTuple):
 
 def build(what: str, folder: Path) -> Path:
     """Compile the fuzzer of `c`, or of `rust` beside it."""
-    source, out = ROOT / "tests" / "c" / "fuzz.c", folder / f"fuzz_{what}"
+    source, out = ROOT / "tests" / "programs" / "c" / "fuzz.c", folder / f"fuzz_{what}"
     if what == "c":
         subprocess.run([CLANG, *C_FLAGS, *SANITIZERS, source, "-o", out], check=True)
         return out
     library = folder / "libfuzz_rust.a"
-    subprocess.run(["rustc", *RUST_FLAGS, ROOT / "tests" / "rust" / "fuzz.rs", "-o", library], check=True)
+    subprocess.run(["rustc", *RUST_FLAGS, ROOT / "tests" / "programs" / "rust" / "fuzz.rs", "-o", library], check=True)
     subprocess.run([CLANG, *C_FLAGS, "-DFUZZ_RUST", "-fsanitize=fuzzer", source, library, "-o", out], check=True)
     return out
 

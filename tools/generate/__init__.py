@@ -10,5 +10,5 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-# For `forge` and `specification`, and the cases of malformed archives, of which invalid ones of the kit are made.
-sys.path += [str(ROOT / "tests" / folder) for folder in ("support", "codec", ".")]
+# `forge` and `specification`, the cases of which invalid archives of the kit are made, and `attacks`.
+sys.path += [str(ROOT / "tests" / folder) for folder in ("support", "cases", ".")]

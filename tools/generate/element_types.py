@@ -180,8 +180,8 @@ BLOCKS: dict[Path, dict[str, Callable[[Sequence[DType]], _Lines]]] = {
     Path("zcrecord/web/reader/format.js"): {"types": _js_types},
     Path("zcrecord/web/reader/onnx.js"): {"onnx": _js_onnx},
     Path("zcrecord/web/page/values.js"): {"floats": _js_floats},
-    Path("tests/c/everything.c"): {"calls": _c_calls},
-    Path("tests/c/calls.c"): {"signed": _c_signed},
+    Path("tests/programs/c/everything.c"): {"calls": _c_calls},
+    Path("tests/programs/c/calls.c"): {"signed": _c_signed},
 }
 
 

@@ -27,7 +27,7 @@ from zcrecord.writing.writers import write_plan
 from .golden import f32, saved, text_of
 from .golden_contents import Content, describe
 
-FOLDER = Path("tests/golden_catalogue")
+FOLDER = Path("tests/data/catalogue")
 FOLDERS: tuple[Path, ...] = (FOLDER,)
 
 SQUARE, CUBE, BIAS = f32(6, 4), np.arange(12, dtype=np.int16).reshape(2, 3, 2), f32(4)

@@ -14,9 +14,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import malformed_header as header
+import malformed_index as index
 import numpy as np
-import test_malformed_header as header
-import test_malformed_index as index
 import windows
 from attacks import broken, tricks
 from forge import Forge

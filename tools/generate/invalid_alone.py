@@ -14,8 +14,8 @@ import numpy as np
 from attacks import broken, tricks
 from forge import NONE, Forge, build_index
 from malformed import Case, saved, sequence
-from test_malformed_header import both
-from test_malformed_index import count, number
+from malformed_header import both
+from malformed_index import count, number
 
 from zcrecord import StringTensor
 

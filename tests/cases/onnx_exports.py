@@ -1,0 +1,112 @@
+"""Exported models: how they are made, run and compared."""
+
+from __future__ import annotations
+
+import io
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_models as m
+import onnxruntime as ort
+from onnx import TensorProto, helper, numpy_helper
+
+import zcrecord
+from zcrecord.onnx import convert, to_onnx
+
+OURS = ("zcrecord.archive", "zcrecord.content_digest", "zcrecord.payload_offset", "zcrecord.index_crc")
+LINK = dict(zip(OURS, ("m.zcr", "sha256:" + "0" * 64, "128", "0123abcd"), strict=True))
+
+
+def archive(model: onnx.ModelProto, path: Path, **options: Any) -> Path:
+    """The archive of a model, at a path."""
+    convert(io.BytesIO(model.SerializeToString()), path, force=True, durable=False, **options)
+    return path
+
+
+def whole(source: Any, **options: Any) -> onnx.ModelProto:
+    """The model that an archive gives back, self-contained."""
+    out = io.BytesIO()
+    to_onnx(source, out, **options)
+    return onnx.ModelProto.FromString(out.getvalue())
+
+
+def pointing(source: Any, dest: Path, **options: Any) -> onnx.ModelProto:
+    """The small model written beside an archive, as `onnx.load` reads it, without what is said of the archive."""
+    to_onnx(source, dest, external=True, durable=False, **options)
+    return plain(onnx.load(dest))
+
+
+def plain(model: onnx.ModelProto) -> onnx.ModelProto:
+    """A model without what `to_onnx` adds, values in the form in which they come back."""
+    kept = [p for p in model.metadata_props if p.key not in (*OURS, "zcrecord.embedded")]
+    del model.metadata_props[:]
+    model.metadata_props.extend(kept)
+    for t in m.every_tensor(model):
+        t.ClearField("data_location")
+    return model
+
+
+def outside(path: Path) -> dict[str, dict[str, str]]:
+    """The external_data of every tensor of a model that has some, by the tensor's name."""
+    model = onnx.load(path, load_external_data=False)
+    return {t.name: {e.key: e.value for e in t.external_data} for t in m.every_tensor(model) if t.external_data}
+
+
+def floats(*shape: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal(shape).astype("f4")
+
+
+def mlp(seed: int = 0, **more: Any) -> onnx.ModelProto:
+    """Two matrices of one shape, a bias, a scalar and a Constant; whatever more initializers are given."""
+    nodes = [
+        helper.make_node("MatMul", ["x", "a.w"], ["h"]),
+        helper.make_node("Add", ["h", "a.b"], ["i"]),
+        helper.make_node("MatMul", ["i", "b.w"], ["k"]),
+        helper.make_node("Constant", [], ["c"], name="const", value=numpy_helper.from_array(floats(64, seed=seed + 4))),
+        helper.make_node("Mul", ["k", "c"], ["l"]),
+        helper.make_node("Mul", ["l", "scale"], ["y"]),
+    ]
+    arrays = {
+        "a.w": floats(64, 64, seed=seed + 1), "b.w": floats(64, 64, seed=seed + 2), "a.b": floats(64, seed=seed + 3),
+        "scale": np.array(0.5, "f4"), **more,
+    }  # fmt: skip
+    values = [helper.make_tensor_value_info(n, TensorProto.FLOAT, ["n", 64]) for n in "xy"]
+    tensors = [numpy_helper.from_array(a, n) for n, a in arrays.items()]
+    made = helper.make_graph(nodes, "g", values[:1], values[1:], tensors)
+    return helper.make_model(made, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+
+
+def outputs(model: Any, feeds: dict[str, Any]) -> list[Any]:
+    options = ort.SessionOptions()
+    options.log_severity_level = 4
+    source = os.fspath(model) if isinstance(model, Path) else model.SerializeToString()
+    return list(ort.InferenceSession(source, options).run(None, feeds))
+
+
+X = {"x": floats(3, 64, seed=9)}
+
+
+def assert_same(a: list[np.ndarray], b: list[np.ndarray]) -> None:
+    for x, y in zip(a, b, strict=True):
+        assert (x.dtype, x.shape, x.tobytes()) == (y.dtype, y.shape, y.tobytes())
+
+
+def named(notes: int) -> onnx.ModelProto:
+    """A small model with pairs of its own in its metadata_props, the second of so many bytes."""
+    model = m.model_of(numpy_helper.from_array(floats(64), "w"))
+    model.metadata_props.add(key="author", value="me")
+    model.metadata_props.add(key="notes", value="x" * notes)
+    return model
+
+
+def damaged(path: Path, name: str) -> None:
+    """Change one bit of a tensor's bytes in a file."""
+    offset = zcrecord.load_record(path).info(name).offset
+    with path.open("r+b") as file:
+        file.seek(offset + 9)
+        byte = file.read(1)[0]
+        file.seek(offset + 9)
+        file.write(bytes([byte ^ 4]))

@@ -1,0 +1,129 @@
+"""Models of a few nodes that ONNX Runtime runs, with inputs for them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_models as m
+from onnx import TensorProto, helper, numpy_helper
+
+from zcrecord.onnx import convert
+
+RNG = np.random.default_rng(0)
+SHARED = {"ConstantFolding", "NchwcTransformer"}
+
+
+def floats(*shape: int) -> np.ndarray:
+    return RNG.standard_normal(shape).astype("f4")
+
+
+def value(name: str, *shape: Any, kind: int = TensorProto.FLOAT) -> onnx.ValueInfoProto:
+    return helper.make_tensor_value_info(name, kind, shape or None)
+
+
+def graph_model(
+    nodes: list[Any], inputs: list[Any], outputs: list[Any], inits: dict[str, np.ndarray]
+) -> onnx.ModelProto:
+    tensors = [numpy_helper.from_array(a, n) for n, a in inits.items()]
+    made = helper.make_graph(nodes, "g", inputs, outputs, tensors)
+    return helper.make_model(made, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+
+
+def mlp() -> onnx.ModelProto:
+    """Two MatMuls with biases, an initializer of few bytes, a Constant."""
+    nodes = [
+        helper.make_node("MatMul", ["x", "a.w"], ["h"]),
+        helper.make_node("Add", ["h", "a.b"], ["i"]),
+        helper.make_node("Relu", ["i"], ["j"]),
+        helper.make_node("MatMul", ["j", "b.w"], ["k"]),
+        helper.make_node("Constant", [], ["c"], value=numpy_helper.from_array(floats(64))),
+        helper.make_node("Mul", ["k", "c"], ["l"]),
+        helper.make_node("Mul", ["l", "scale"], ["y"]),
+    ]
+    inits = {"a.w": floats(64, 64), "a.b": floats(64), "b.w": floats(64, 64), "scale": np.array(0.5, np.float32)}
+    return graph_model(nodes, [value("x", "n", 64)], [value("y", "n", 64)], inits)
+
+
+def branches() -> onnx.ModelProto:
+    """An If whose branches use one matrix of the graph around them, and each a matrix of its own, of one name."""
+    own = {b: numpy_helper.from_array(floats(64, 64), "own") for b in ("then", "else")}
+    then = helper.make_graph(
+        [helper.make_node("Gather", ["shared", "i"], ["g"]), helper.make_node("MatMul", ["g", "own"], ["t"])],
+        "then", [], [value("t")], [own["then"]],
+    )  # fmt: skip
+    other = helper.make_graph(
+        [helper.make_node("Transpose", ["shared"], ["s"], perm=[1, 0]), helper.make_node("MatMul", ["x", "s"], ["m"]),
+         helper.make_node("MatMul", ["m", "own"], ["e"])],
+        "else", [], [value("e")], [own["else"]],
+    )  # fmt: skip
+    node = helper.make_node("If", ["c"], ["y"], then_branch=then, else_branch=other)
+    inputs = [value("x", 1, 64), value("i", 1, kind=TensorProto.INT64), value("c", 1, kind=TensorProto.BOOL)]
+    return graph_model([node], inputs, [value("y")], {"shared": floats(64, 64)})
+
+
+def conv() -> onnx.ModelProto:
+    """Convolution, batch normalisation, and transposes that an optimizer pushes through a weight."""
+    nodes = [
+        helper.make_node("Conv", ["x", "w"], ["c"], pads=[1, 1, 1, 1]),
+        helper.make_node("BatchNormalization", ["c", "s", "b", "mean", "var"], ["n"]),
+        helper.make_node("Transpose", ["n"], ["t"], perm=[0, 2, 3, 1]),
+        helper.make_node("Add", ["t", "nhwc"], ["u"]),
+        helper.make_node("Transpose", ["u"], ["y"], perm=[0, 3, 1, 2]),
+    ]
+    inits = {"w": floats(48, 3, 3, 3), "s": floats(48), "b": floats(48), "mean": floats(48), "var": floats(48) ** 2,
+             "nhwc": floats(1, 8, 8, 48)}  # fmt: skip
+    return graph_model(nodes, [value("x", 1, 3, 8, 8)], [value("y")], inits)
+
+
+def feeds() -> list[tuple[onnx.ModelProto, list[dict[str, np.ndarray]]]]:
+    x, i = floats(1, 64), np.array([3])
+    return [
+        (mlp(), [{"x": floats(5, 64)}]),
+        (branches(), [{"x": x, "i": i, "c": np.array([c])} for c in (True, False)]),
+        (conv(), [{"x": floats(1, 3, 8, 8)}]),
+    ]
+
+
+MEASURE = """
+import mmap, sys
+import numpy as np, onnxruntime as ort
+from zcrecord.onnx import session
+def private():
+    fields = dict(line.split(":") for line in open("/proc/self/smaps_rollup") if "kB" in line)
+    return int(fields["Anonymous"].split()[0]) << 10
+def grow(make, feeds):
+    before = private()
+    made = make()
+    for feed in feeds:
+        made.run(None, feed)
+    return private() - before
+def mapped(path):
+    with open(path, "rb") as file:
+        return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+path = sys.argv[1]
+feeds = [{"x": np.ones((1, 2048), "f4"), "i": np.array([3]), "c": np.array([c])} for c in (True, False)]
+"""
+
+
+def large_branches(tmp_path: Path) -> tuple[Path, Path]:
+    """An If whose branches share a matrix of 16 MiB and have one of 16 MiB each, as .onnx and .zcr."""
+    model = branches()
+    size = {"shared": floats(2048, 2048), "own": floats(2048, 2048)}
+    for t in m.every_tensor(model):
+        t.CopyFrom(numpy_helper.from_array(size[t.name] * np.float32(len(t.raw_data) and RNG.random()), t.name))
+    del model.graph.input[0]
+    model.graph.input.insert(0, value("x", 1, 2048))
+    (tmp_path / "m.onnx").write_bytes(model.SerializeToString())
+    convert(tmp_path / "m.onnx", tmp_path / "m.zcr", durable=True)
+    return tmp_path / "m.onnx", tmp_path / "m.zcr"
+
+
+def private_growth(make: str, path: Path) -> int:
+    code = f"{MEASURE}\nprint(grow(lambda: {make}, feeds))"
+    done = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True, check=True)
+    return int(done.stdout.split()[-1])
