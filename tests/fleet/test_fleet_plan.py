@@ -72,6 +72,12 @@ def test_archives_are_models_only_on_request(models: Path) -> None:
         plan(models, models, source_format="zcr")
 
 
+def test_of_a_catalogue_and_its_shards_the_catalogue_is_the_model(models: Path) -> None:
+    make(models, "a/m.zcr", "a/m-00001-of-00002.zcr", "a/m~7-00002-of-00002.zcr", "b/m-00001-of-00002.zcr")
+    alone = "b/m-00001-of-00002.zcr"
+    assert planned(models, source_format="zcr") == {"a/m.zcr": "a/m.zcr", alone: alone}
+
+
 def test_two_models_that_would_become_one_archive_are_named(models: Path) -> None:
     make(models, "m/model.onnx", "m/model.safetensors")
     told = r"models: m/model.onnx and m/model.safetensors would both become m/model.zcr; choose one format"

@@ -119,6 +119,18 @@ def test_one_file_that_is_read_forward_is_streamed_in_pieces(
     assert np.array_equal(zcrecord.load_record(tmp_path / "out" / "m.zcr", verify="full")["w"], values)
 
 
+def test_catalogue_is_copied_with_its_shards_and_is_one_model(memory: Any, tmp_path: Path) -> None:
+    tensors = {"a": np.arange(9), "b": np.ones(9)}
+    (tmp_path / "m").mkdir()
+    zcrecord.save_record(tensors, tmp_path / "m" / "m.zcr", max_shard_size=72)
+    for path in (tmp_path / "m").iterdir():
+        put(memory, path.name, path.read_bytes())
+    assert run(tmp_path, source_format="zcr") == ["converted"]
+    assert run(tmp_path, source_format="zcr") == ["kept"]
+    found = zcrecord.load_record(tmp_path / "out" / "m.zcr")
+    assert {name: tensor.tolist() for name, tensor in found.items()} == {n: t.tolist() for n, t in tensors.items()}
+
+
 @pytest.mark.parametrize("kind", ["npz", "zcr"])
 def test_file_that_is_not_read_forward_is_copied_first(kind: str, memory: Any, tmp_path: Path) -> None:
     zcrecord.save_record({"w": np.arange(9)}, tmp_path / "m.zcr")

@@ -351,6 +351,72 @@ def test_metadata_without_end_is_refused_at_the_documented_limit(
         read_bytes(head(0, 1) + KEY + STRING + text(bytes(1 << 20)), tmp_path)
 
 
+def listed(key: str, kind: int, count: int, items: bytes) -> bytes:
+    return text(key) + ARRAY + u32(kind) + u64(count) + items
+
+
+LENGTH = 3000
+DENSE = {  # much in few bytes
+    "texts": head(0, 1) + listed("k", 8, LENGTH, b"".join(text(f"{i:03x}") for i in range(LENGTH))),
+    "texts that are not UTF-8": head(0, 1) + listed("k", 8, LENGTH, text(b"\xff") * LENGTH),
+    "empty texts": head(0, 1) + listed("k", 8, LENGTH, bytes(8 * LENGTH)),
+    "bytes": head(0, 1) + listed("k", 0, 5 * LENGTH, bytes(5 * LENGTH)),
+    "floats": head(0, 1) + listed("k", 6, 5 * LENGTH, np.arange(5 * LENGTH, dtype="<f4").tobytes()),
+    "bools": head(0, 1) + listed("k", 7, 5 * LENGTH, bytes(5 * LENGTH)),
+    "entries": head(0, LENGTH) + b"".join(text(f"{i:x}") + u32(0) + b"1" for i in range(LENGTH)),
+    "short lists": head(0, LENGTH) + b"".join(listed(f"{i:x}", 0, 3, b"123") for i in range(LENGTH)),
+    "lists of one text": head(0, LENGTH) + b"".join(listed(f"{i:x}", 8, 1, text(b"\xff")) for i in range(LENGTH)),
+    "tensors of no bytes": padded(head(LENGTH, 0) + b"".join(described(f"{i:x}", [0]) for i in range(LENGTH))),
+    "no blocks": padded(head(LENGTH // 9, 0) + b"".join(described(f"{i:x}", [0], 8) for i in range(LENGTH // 9))),
+    "dots": padded(head(99, 0) + b"".join(described(f"{i:x}{'.a' * 40}", [0]) for i in range(99))),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", DENSE)
+def test_entries_cost_at_most_the_memory_that_is_counted_for_them(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = DENSE[name]
+    read_bytes(padded(head(1, 0) + described("w", [8]), FLOATS), tmp_path)
+    counted = []
+    monkeypatch.setattr(reading._GgufHeader, "_reserve", lambda _, nbytes, __: counted.append(nbytes))
+    path = tmp_path / "m.gguf"
+    path.write_bytes(data)
+    tracemalloc.start()
+    try:
+        with RecordWriter(os.devnull) as out:
+            reading.read(str(path), out, nothing)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 2 * MIB + sum(counted) + 8 * len(data)
+
+
+@pytest.mark.parametrize("name", DENSE)
+def test_what_takes_far_more_memory_than_the_file_is_refused(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reading, "_HELD", 1 << 10)
+    with pytest.raises(zcrecord.LimitError, match=r"m\.gguf: .*more than 0 MiB and 16 times the file in memory"):
+        read_bytes(DENSE[name], tmp_path)
+
+
+def test_vocabulary_alone_in_a_file_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the proportions of the largest vocabularies there are, 262,144 tokens and 514,906 merges, one in 128 of it."""
+    monkeypatch.setattr(reading, "_HELD", reading._HELD >> 7)
+    tokens = [f"token{i:03}"[-7:] for i in range(1 << 11)]
+
+    def fields(made: Any) -> None:
+        made.add_token_list(tokens)
+        made.add_token_scores([-float(i) for i in range(len(tokens))])
+        made.add_token_types([1] * len(tokens))
+        made.add_token_merges([f"{i:04} {i:05}" for i in range(4022)])
+
+    path = written(tmp_path / "m.gguf", fields=fields)
+    assert converted(path).metadata["tokenizer.ggml.tokens"] == tokens
+
+
 # Around it.
 
 

@@ -215,6 +215,20 @@ def test_npz_that_claims_too_much_costs_nothing(header: str, nbytes: int, patter
         read(data, tmp_path, ".npz")
 
 
+def test_the_entry_of_its_own_is_bounded_for_readers_and_writers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    zcrecord.save_record({"w": np.ones(2), "note": "x" * 900}, tmp_path / "in.zcr")
+    convert(tmp_path / "in.zcr", tmp_path / "in.npz")
+    assert read((tmp_path / "in.npz").read_bytes(), tmp_path, ".npz").attributes == {"note": "x" * 900}
+    monkeypatch.setattr("zcrecord.formats.npz.MAX_TEXT", 900)
+    with pytest.raises(LimitError, match=r"in\.zcr: attributes and metadata take 9\d\d bytes as JSON, .*at most 900"):
+        convert(tmp_path / "in.zcr", tmp_path / "out.npz")
+    with pytest.raises(FormatError, match=r"in\.npz: zcrecord\.json has 9\d\d bytes, at most 900 are legal"):
+        convert(tmp_path / "in.npz", tmp_path / "new.zcr")
+    assert not {"out.npz", "new.zcr"} & {path.name for path in tmp_path.iterdir()}
+
+
 @pytest.mark.slow
 def test_npz_of_many_names_costs_no_more_than_a_small_constant_times_its_length(tmp_path: Path) -> None:
     data = npz(*((f"{i}.npy", npy(described("'|u1'", "(0,)"))) for i in range(5000)))

@@ -56,6 +56,18 @@ def pages_of(part: Any) -> Asked:
 
 # Reads.
 
+
+def test_check_runs_once_before_all_elements_are_read_together(tmp_path: Path) -> None:
+    zcrecord.save_record({"w": np.arange(12.0).reshape(3, 4)}, tmp_path / "model.zcr")
+    ran: list[int] = []
+    weight = paged(zcrecord.load_record(tmp_path / "model.zcr").torch(writable=False)["w"], lambda: ran.append(1))
+    parts = weight[1:].clone(), weight.narrow(1, 0, 2).sum(), weight.t().shape
+    assert not ran
+    assert [weight.t().sum().item(), weight.sum().item(), weight[None].clone().sum().item()] == [66, 66, 66]
+    assert len(parts) == 3
+    assert ran == [1]
+
+
 LOOKS: dict[str, Callable[[Any], Any]] = {
     "size": lambda w: (w.size(), w.shape, w.dim(), w.dtype, w.device, len(w), w.numel(), w.is_contiguous()),
     "narrow": lambda w: w.narrow(0, 1, 2).narrow(1, 3, 4),

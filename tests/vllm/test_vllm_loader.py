@@ -21,7 +21,7 @@ import torch
 
 import zcrecord
 from tools.range_server import serving
-from zcrecord.errors import FormatError, MismatchError, SourceError, UnsupportedError
+from zcrecord.errors import FormatError, IntegrityError, MismatchError, SourceError, UnsupportedError
 from zcrecord.vllm import FORMAT, weights
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -251,6 +251,24 @@ def test_damaged_archive_is_refused(vllm: None, folder: Path) -> None:
     (folder / "model.zcr").write_bytes(octets)
     with pytest.raises(FormatError, match=r"model\.zcr"):
         load(folder)
+
+
+def damaged(folder: Path, name: str) -> None:
+    """Change one byte of a tensor's payload."""
+    with zcrecord.load_record(folder / "model.zcr") as record:
+        at = record.info(name).offset
+    octets = bytearray((folder / "model.zcr").read_bytes())
+    octets[at] ^= 1
+    (folder / "model.zcr").write_bytes(octets)
+
+
+@pytest.mark.parametrize(("name", "ranks"), [(name, 1) for name in SHAPES] + [("norm", 2)])
+def test_tensor_that_is_copied_whole_is_checked_by_its_digest(name: str, ranks: int, vllm: None, folder: Path) -> None:
+    damaged(folder, name)
+    model = stand_in.Model(SHAPES, 0, ranks)
+    with pytest.raises(IntegrityError, match=rf"model\.zcr: tensor '{name}': its payload's digest does not match"):
+        load(folder, make=lambda _: model)
+    assert not model.parameters[name].any()
 
 
 STRANGE = {

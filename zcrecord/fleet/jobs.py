@@ -17,6 +17,7 @@ from zcrecord.errors import NameCollisionError, SourceError, UnsupportedError, p
 from zcrecord.formats.safetensors.shards import INDEX
 from zcrecord.storage.compressed import SUFFIXES
 from zcrecord.storage.files import absolute_path, is_url, path_of
+from zcrecord.storage.folders import catalogue_of_shard
 from zcrecord.storage.urls import is_http
 
 from .sources import folder_among, list_files, local_path, shown
@@ -69,7 +70,7 @@ def plan(
     """List the models below a folder or a URL, each with its archive at the same path below another; reads none.
 
     A model is a file with a suffix of a format that `zcrecord convert` reads, compressed ones included. Left out are
-    what belongs to another file: shards of safetensors beside their index, and .bin files beside an .onnx; archives,
+    what belongs to another file: shards beside their index or catalogue, and .bin files beside an .onnx; archives,
     unless `source_format` asks for them; and names that begin with a dot. Sorted by path, so that equal prefixes give
     equal plans.
 
@@ -148,7 +149,7 @@ def _models(listed: Mapping[str, int], named: str | None) -> dict[str, str]:
     with_onnx = {_folder(path) for path, kind in kinds.items() if kind == _ONNX}
     out = {}
     for path, kind in kinds.items():
-        shard = _folder(path) in with_index and _SHARD.search(path)
+        shard = catalogue_of_shard(path) in listed or (_folder(path) in with_index and _SHARD.search(path))
         external = kind == _TORCH and path.endswith(_EXTERNAL) and _folder(path) in with_onnx
         wanted = kind == named if named is not None else kind != _ARCHIVE and not external
         if wanted and not shard:

@@ -17,6 +17,7 @@ from typing import Any
 from zcrecord.errors import ExternalDataError, RecordError, SourceError, SourceNotFoundError, printable
 from zcrecord.formats.safetensors.header import MAX_HEADER
 from zcrecord.formats.safetensors.shards import decode_index
+from zcrecord.record.load import load_record
 from zcrecord.storage.compressed import SUFFIXES
 from zcrecord.storage.files import is_url, open_source, refusals, scratch_folder
 from zcrecord.storage.urls import file_beside, redacted
@@ -169,7 +170,12 @@ class Model:
         if path.endswith(".json"):
             with open_source(path)[0] as file:
                 return decode_index(file.read(MAX_HEADER)).files
-        if self.kind != "onnx" or path.lower().endswith(SUFFIXES):  # compressed ones have no others, see `conversion`
+        if path.lower().endswith(SUFFIXES):  # compressed ones have no others, see `conversion`
+            return []
+        if self.kind == "zcr":
+            with load_record(path, verify="touch") as record:
+                return list(record.archive.shard_names)
+        if self.kind != "onnx":
             return []
         from zcrecord.onnx.lazy.files import open_model  # here, because other models refer to none
         from zcrecord.onnx.lazy.locate import find_tensors

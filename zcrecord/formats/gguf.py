@@ -38,6 +38,11 @@ _NUMBERS = {
 _LEAST_FIELD, _LEAST_TENSOR = 13, 24  # bytes of the smallest metadata entry and the smallest description of a tensor
 _MOST_HEADER = 1 << 28  # bytes; a vocabulary takes some ten million
 _LONGEST_NAME = 65535
+# Bytes of memory that metadata and descriptions of tensors may take beyond so many times the file; and what each takes,
+# most of it while the archive's index is encoded. A file of short ones would else take 300 times its length.
+_HELD, _TIMES = 64 << 20, 16
+_FIELD_COST, _TEXT_COST, _NUMBER_COST = 640, 320, 96
+_BLOCKS_COST, _TENSOR_COST, _MODULE_COST = 3500, 600, 900  # of a quantised tensor, of another, of a dot in its name
 _PLAIN: dict[str, DType] = {d.safetensors: d for d in DTYPES if d.safetensors}  # F32, BF16, I8: ggml's names too
 
 
@@ -61,8 +66,10 @@ def read(path: str, out: RecordWriter, progress: Progress) -> int:
         {'general.architecture': 'llama'}
 
     Raises:
-        FormatError: it is no valid GGUF file. LimitError: metadata of more than 256 MiB. UnsupportedError: big-endian,
-            or lists within lists. DependencyError: gguf is not installed. SourceError: the file cannot be read.
+        FormatError: it is no valid GGUF file. LimitError: metadata of more than 256 MiB, or so many short texts,
+            numbers or tensors that they would take far more memory than the file has bytes. UnsupportedError:
+            big-endian, or lists within lists. DependencyError: gguf is not installed. SourceError: the file cannot be
+            read.
     """
     types = _types()
     try:
@@ -123,6 +130,7 @@ class _GgufHeader:
     def __init__(self, file: StreamReader, size: int, types: dict[int, _GgufType]) -> None:
         self._file, self._size, self._types = file, size, types
         self._buffer, self._base, self._pos = b"", 0, 0  # bytes read, where they lie in the file, how many are used
+        self._room = _HELD + _TIMES * size
         tensors, fields = self._start()
         self.metadata: dict[str, Any] = {}
         for _ in range(fields):
@@ -155,6 +163,13 @@ class _GgufHeader:
         self._buffer = rest + self._file.read(max(count - len(rest), PIECE))
         if len(self._buffer) < count:
             raise self._fail("the file became shorter while it was read")
+
+    def _reserve(self, nbytes: int, what: str) -> None:
+        """Count memory that something will take, before it is made."""
+        self._room -= nbytes
+        if self._room < 0:
+            limit = f"more than {_HELD >> 20} MiB and {_TIMES} times the file"
+            raise LimitError(f"byte {self._at:#x}: {what} would take {limit} in memory", offset=self._at)
 
     def _number(self, nbytes: int, what: str) -> int:
         return int.from_bytes(self._take(nbytes, what), "little")
@@ -196,6 +211,7 @@ class _GgufHeader:
         key = self._name("a metadata key")
         if key in self.metadata:
             raise self._fail(f"metadata key '{printable(key)}' is there twice")
+        self._reserve(_FIELD_COST, "the metadata")
         kind = self._number(4, "a metadata type")
         self.metadata[key] = self._list(key) if kind == _ARRAY else self._values(kind, 1, key)[0]
 
@@ -204,8 +220,10 @@ class _GgufHeader:
         if kind == _ARRAY:
             what = f"metadata '{printable(key)}' has lists within a list"
             raise UnsupportedError(f"byte {self._at:#x}: {what}", offset=self._at)
-        least = _NUMBERS[kind].itemsize if kind in _NUMBERS else 8
-        return self._values(kind, self._count(least, f"items of metadata '{printable(key)}'"), key)
+        least, cost = (_NUMBERS[kind].itemsize, _NUMBER_COST) if kind in _NUMBERS else (8, _TEXT_COST)
+        count = self._count(least, f"items of metadata '{printable(key)}'")
+        self._reserve(count * cost, f"the list '{printable(key)}'")
+        return self._values(kind, count, key)
 
     def _values(self, kind: int, count: int, key: str) -> list[Any]:
         """Return values of one type; text that is not UTF-8 turns all of them into bytes."""
@@ -256,6 +274,8 @@ class _GgufHeader:
             raise self._fail(f"dimensions {dims} claim more than 2^56 bytes")
         if kind.plain is None and (not dims or dims[0] % kind.block):
             raise self._fail(f"rows of {dims[:1]} elements are not whole blocks of {kind.block} ({kind.name})")
+        cost = _BLOCKS_COST if kind.plain is None else _TENSOR_COST
+        self._reserve(cost + _MODULE_COST * name.count("."), "the tensors' descriptions")
         return _GgufTensor(name, kind, tuple(reversed(dims)), offset, prod(dims) // kind.block * kind.nbytes)
 
     def _placed(self, t: _GgufTensor, start: int) -> _GgufTensor:

@@ -22,9 +22,10 @@ from zcrecord.record.record import Record
 from zcrecord.record.record_writer import RecordWriter
 from zcrecord.writing.module_tree import state_path
 
-__all__ = ["KEY", "Structure", "decode_structure", "structure_of"]
+__all__ = ["KEY", "MAX_TEXT", "Structure", "decode_structure", "structure_of"]
 
 KEY = "zcrecord"
+MAX_TEXT = 100_000_000  # bytes; as of a safetensors header, in which it lies there
 _VERSION = 1
 
 

@@ -163,9 +163,12 @@ def _check_member(info: zipfile.ZipInfo, name: bytes, file: Any) -> int:
 
 
 def members(
-    opened: zipfile.ZipFile, file: Any, total: int, suffix: str, besides: str
+    opened: zipfile.ZipFile, file: Any, total: int, suffix: str, besides: str, most: int
 ) -> tuple[dict[str, zipfile.ZipInfo], str | None]:
     """Return members by their names without `suffix`, in their order, and the text of the one named `besides`.
+
+    Args:
+        most: bytes that this text may have.
 
     Raises:
         FormatError: a name is empty or there twice, or `check_alike` says so. UnsupportedError: a member is encrypted,
@@ -188,10 +191,12 @@ def members(
         else:
             out[name] = info
     check_alike(opened, file, total)
-    return out, None if apart is None else _text(opened, apart)
+    return out, None if apart is None else _text(opened, apart, most)
 
 
-def _text(opened: zipfile.ZipFile, info: zipfile.ZipInfo) -> str:
+def _text(opened: zipfile.ZipFile, info: zipfile.ZipInfo, most: int) -> str:
+    if info.file_size > most:
+        raise FormatError(f"{info.filename} has {info.file_size} bytes, at most {most} are legal; it is not zcrecord's")
     if info.compress_type != zipfile.ZIP_STORED:
         raise FormatError(f"{info.filename} is compressed; it is not zcrecord's")
     with zip_faults():

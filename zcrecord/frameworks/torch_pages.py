@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import functools
 import mmap
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -41,7 +41,7 @@ _WRITES = frozenset(
 )
 
 
-def paged(tensor: Any) -> Any:
+def paged(tensor: Any, check: Callable[[], None] | None = None) -> Any:
     """Return a torch tensor over the same memory, whose pages are asked for when it or a part of it is read.
 
     It is an instance of a subclass of `torch.Tensor`; results that are not views of it are plain tensors. Copies
@@ -50,9 +50,10 @@ def paged(tensor: Any) -> Any:
 
     Args:
         tensor: a torch tensor on the CPU, such as those of `Record.torch(writable=False)`.
+        check: called once, before all elements are first read together; not for reads of parts.
     """
     made = tensor.as_subclass(_tensor_class())
-    made.mapped = True
+    made.mapped, made.check = True, check
     if hasattr(mmap, "MADV_RANDOM"):
         advise(tensor.data_ptr(), tensor.untyped_storage().nbytes(), mmap.MADV_RANDOM)
     return made
@@ -68,7 +69,7 @@ def _tensor_class() -> Any:
         """A tensor over a mapped file, or a view of one.
 
         A view has `whole`, the tensor that the file has; that has `mapped`, False once its memory is its own, to which
-        its views follow.
+        its views follow, and `check`, None once it was called.
         """
 
         @classmethod
@@ -156,7 +157,15 @@ def _put(tensor: Any, storage: Any) -> None:
 
 
 def _ask_for(tensor: Any) -> None:
-    """Have the system read the pages of a tensor, without waiting for them."""
+    """Have the system read the pages of a tensor, without waiting for them; check those of a whole one."""
+    _advise(tensor)
+    whole = _whole(tensor)
+    if whole.check is not None and tensor.numel() >= whole.numel():
+        whole.check()
+        whole.check = None
+
+
+def _advise(tensor: Any) -> None:
     if not tensor.numel() or not hasattr(mmap, "MADV_WILLNEED"):
         return
     for start, nbytes in _page_runs(tensor.data_ptr(), tensor.element_size(), tensor.shape, tensor.stride()):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 
 from zcrecord.archive import info, unflatten
 from zcrecord.archive.archive import Archive
@@ -11,8 +10,7 @@ from zcrecord.archive.catalogue import ShardedArchive
 from zcrecord.codec.conventions import TUNED_TYPE
 from zcrecord.codec.entries import PayloadId, list_type, value_type
 from zcrecord.errors import UnsupportedError
-from zcrecord.storage.folders import SHARD_NAME
-from zcrecord.storage.scratch import SHARD_END
+from zcrecord.storage.folders import catalogue_of_shard
 
 from .load import load_record
 
@@ -46,12 +44,11 @@ def check_editable(archive: Archive) -> None:
 def check_no_shard(path: str) -> None:
     """Raise UnsupportedError if a file is a shard of the catalogue beside it, which would not know it again."""
     folder, name = os.path.split(os.path.realpath(path))
-    stem = re.sub(f"{SHARD_END}$", "", name)
-    beside = os.path.join(folder, f"{stem}.zcr")
-    if SHARD_NAME.fullmatch(name) and os.path.isfile(beside):
+    catalogue = catalogue_of_shard(name)
+    if catalogue is not None and os.path.isfile(beside := os.path.join(folder, catalogue)):
         with load_record(beside) as record:
             archive = record.archive
             known = isinstance(archive, ShardedArchive) and name in archive.shards.names
         if known:
-            what = f"is a shard of {os.path.basename(beside)}, which knows it by its index"
+            what = f"is a shard of {catalogue}, which knows it by its index"
             raise UnsupportedError(f"{what}; name another file for the new one", path=path)

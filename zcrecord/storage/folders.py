@@ -18,11 +18,13 @@ from typing import Any
 from zcrecord.errors import SourceError, printable
 
 from .files import check_destination, is_url, open_sink, path_of, put_in_place, refusals, scratch_folder, sync_folder
+from .scratch import SHARD_END
 
 __all__ = [
     "MODEL",
     "SHARD_NAME",
     "archive_in",
+    "catalogue_of_shard",
     "companions",
     "copy_file",
     "in_hub_cache",
@@ -61,6 +63,11 @@ def archive_in(folder: str | os.PathLike[str]) -> str:
     else:
         what = f"is a folder without an archive ({MODEL}); zcrecord convert makes one"
     raise SourceError(what, path=where, errno=errno.ENOENT)
+
+
+def catalogue_of_shard(name: str) -> str | None:
+    """Return the name of the catalogue whose shard a file of this name would be; None for a name of no shard."""
+    return re.sub(f"{SHARD_END}$", ".zcr", name) if SHARD_NAME.fullmatch(name) else None
 
 
 def is_plain_name(file: str, suffix: str) -> bool:

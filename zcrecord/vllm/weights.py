@@ -5,10 +5,12 @@ Knows nothing of vLLM's classes.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from zcrecord.archive.damage import check_digest
 from zcrecord.archive.info import TensorInfo
 from zcrecord.errors import MismatchError, RecordError, UnsupportedError, printable
 from zcrecord.frameworks.torch import import_torch, torch_dtype, torch_shape
@@ -96,20 +98,32 @@ def torch_weights(record: Record, unused: Callable[[str], bool] | None = None) -
     """Yield (name, torch tensor), in saved order, but those whose name `unused` accepts.
 
     Tensors of a local archive lie on its mapping, read-only: of each the program reads the parts that it copies, see
-    `frameworks.torch_pages`. Those of a URL are fetched whole, 256 MiB at a time or one that is larger, each payload
-    checked by its digest; their memory is their own, and goes with them.
+    `frameworks.torch_pages`. If it reads all of one at once, the payload's digest is checked; parts are not checked.
+    Those of a URL are fetched whole, 256 MiB at a time or one that is larger, each payload checked by its digest; their
+    memory is their own, and goes with them.
 
     Raises:
-        UnsupportedError: torch has no type for a tensor; before anything is yielded. And errors of reading.
+        UnsupportedError: torch has no type for a tensor; before anything is yielded. IntegrityError: a payload is
+        damaged, when the tensor is read. And errors of reading.
     """
     wanted = [info for info in record.infos() if unused is None or not unused(info.name)]
     _check_types(wanted, record.path)
     if is_url(record.path):  # of a catalogue, too, whose shards are remote
         yield from _fetched(record, wanted)
         return
-    names = {info.name for info in wanted}
-    for name, tensor in record.torch(names=lambda info: info.name in names, writable=False).items():
-        yield name, paged(tensor)
+    infos = {info.name: info for info in wanted}
+    for name, tensor in record.torch(names=lambda info: info.name in infos, writable=False).items():
+        yield name, paged(tensor, functools.partial(_check_whole, record, infos[name]))
+
+
+def _check_whole(record: Record, info: TensorInfo) -> None:
+    """Check the digest of the payload that a tensor is all of; a larger one would be read for its digest alone.
+
+    Raises:
+        IntegrityError: it does not match.
+    """
+    if info.payload is not None and info.nbytes == record.archive.index.payloads["nbytes"][info.payload]:
+        check_digest(record.archive, info.payload, info.name)
 
 
 def _check_types(infos: list[TensorInfo], path: str | None) -> None:

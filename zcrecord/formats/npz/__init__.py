@@ -20,7 +20,7 @@ from zcrecord.archive.info import TensorInfo
 from zcrecord.archive.payloads import Payloads
 from zcrecord.codec.file_types import HEAD, wrong_type
 from zcrecord.errors import FormatError, LimitError, RecordError, UnsupportedError
-from zcrecord.formats.structure import Structure, decode_structure, structure_of
+from zcrecord.formats.structure import MAX_TEXT, Structure, decode_structure, structure_of
 from zcrecord.formats.zip_files import ZipSink, members, open_zip, read_end, read_exactly, zip_entry, zip_faults
 from zcrecord.record.record import Record
 from zcrecord.record.record_writer import RecordWriter
@@ -68,7 +68,7 @@ def read(path: str, out: RecordWriter, progress: Progress) -> int:
             reader = io.BufferedReader(file)
         with reader as buffered:
             opened = open_zip(buffered)
-            found, text = members(opened, buffered, total, _NPY, STRUCTURE)
+            found, text = members(opened, buffered, total, _NPY, STRUCTURE, MAX_TEXT)
             _Arrays(opened, found, decode_structure(text), out, total, progress).tell()
     return total
 
@@ -182,8 +182,8 @@ def write(
 
     Raises:
         UnsupportedError: a type that numpy's files cannot name (bfloat16, float8, narrower ones); names the tensor.
-        LimitError: a name of more than 65535 bytes. IntegrityError: a payload is damaged. SourceError: the file system
-        refused.
+        LimitError: a name of more than 65535 bytes, or attributes and metadata of more than 100 MB. IntegrityError: a
+        payload is damaged. SourceError: the file system refused.
     """
     payloads = Payloads(record.archive)
     for info in payloads.infos:
@@ -194,6 +194,10 @@ def write(
     structure = structure_of(record, payloads.infos, texts=False)
     octets = structure.metadata.pop(BYTES, ())
     octets = set(octets) if isinstance(octets, list | tuple) else set()
+    data = (structure.encode() or "").encode()
+    if len(data) > MAX_TEXT:
+        what = f"attributes and metadata take {len(data)} bytes as JSON, {STRUCTURE} has at most {MAX_TEXT}"
+        raise LimitError(what, path=record.archive.path)
     done = 0
     with open_sink(dest, durable=durable, options=storage_options) as sink:
         file: Any = ZipSink(sink)
@@ -207,8 +211,7 @@ def write(
                         done += memoryview(piece).nbytes
                         if progress is not None:
                             progress(done, max(done, payloads.nbytes))
-            if (text := structure.encode()) is not None:
-                data = text.encode()
+            if data:
                 opened.writestr(zip_entry(STRUCTURE, len(data)), data)
         payloads.let_go()
         return sink.position
