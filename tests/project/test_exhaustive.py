@@ -11,7 +11,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from exhaustive import spread
 
 ROOT = Path(__file__).resolve().parents[2]
 FAMILIES = """
@@ -92,28 +91,8 @@ def test_all_of_a_path_runs_but_what_lacks_a_tool(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_on_an_emulated_processor_no_more_of_a_path_runs_than_by_default(tmp_path: Path) -> None:
-    told = told_by_pytest(tmp_path, "--collect-only", "test_families.py", ZCRECORD_EMULATED="qemu-user")
-    assert told.count("::") == 15
-    assert "\ntests for want of a system tool: gcc 1, cc 1\n" in told
-
-
-@pytest.mark.slow
-def test_all_of_it_runs_under_all(tmp_path: Path) -> None:
-    told = told_by_pytest(tmp_path, "--collect-only", ZCRECORD_TEST_ALL="1")
-    assert told.count("::") == COUNT
-    assert "left out" not in told
-    assert "\nfound:" in told
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(("arguments", "passed"), [((), 15), (("test_families.py",), COUNT - 2)])
 def test_further_processes_of_pytest_leave_out_the_same(
     arguments: tuple[str, ...], passed: int, tmp_path: Path
 ) -> None:
     assert f"\n{passed} passed, " in told_by_pytest(tmp_path, "-n", "1", *arguments)
-
-
-@pytest.mark.parametrize(("few", "expected"), [(1, [0]), (2, [0, 9]), (4, [0, 3, 6, 9]), (10, [*range(10)]), (0, [])])
-def test_members_are_spread_from_the_first_to_the_last(few: int, expected: list[int]) -> None:
-    assert spread(range(10), few) == expected

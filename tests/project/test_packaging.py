@@ -7,7 +7,6 @@ installed in test_installable.py.
 from __future__ import annotations
 
 import ast
-import configparser
 import re
 import subprocess
 import sys
@@ -87,22 +86,6 @@ def test_wheel_holds_the_package_and_the_schema_and_nothing_else(wheel: Path) ->
 def is_documentation(name: str) -> bool:
     """Tell whether a file is read elsewhere alone: guides, the API reference, pages of other packages."""
     return Path(name).match("README*.md") or Path(name).name == "INTEGRITY.md" or name.startswith("zcrecord/reference/")
-
-
-def test_installed_package_is_found_by_vllm(wheel: Path) -> None:
-    points = configparser.ConfigParser()
-    points.read_string(contents(wheel)[f"{INFO}/entry_points.txt"].decode())
-    assert dict(points["vllm.general_plugins"]) == {"zcrecord": "zcrecord.vllm:register"}
-
-
-def test_wheel_holds_no_guide_and_no_page_of_the_reference(wheel: Path) -> None:
-    texts = {name for name in contents(wheel) if name.endswith(".md")}
-    pages = {f"zcrecord/_schema/{name}.md" for name in ("FORMAT", "CONVENTIONS", "SECURITY")}
-    assert texts == {"zcrecord/CHANGELOG.md"} | pages
-
-
-def test_wheel_suits_every_platform(wheel: Path) -> None:
-    assert wheel.name.endswith("-py3-none-any.whl")
 
 
 @pytest.mark.slow

@@ -22,14 +22,13 @@ from rich.console import Console
 import zcrecord
 from tools import quickstart as acts
 from tools.bench import reasons
-from tools.bench.__main__ import AREAS, ON_REQUEST, PAGES, RESULTS
+from tools.bench.__main__ import AREAS, PAGES, RESULTS
 from tools.bench.__main__ import main as bench
-from tools.bench.harness import OURS, Promise, Row
+from tools.bench.harness import OURS, Row
 from tools.bench.session import UNTUNED
 from tools.bench.sparse import write_holes
-from tools.bench.table import BEGIN, END, FLOORS, markdown, page_with, rows_of, wins
-from tools.measure import MIB, memory, peak_rss
-from tools.models import gpt
+from tools.bench.table import markdown, page_with, rows_of, wins
+from tools.measure import MIB
 from tools.system_tools import has, link_bare_commands
 from tools.worker import ROOT, Worker, WorkerError, call_alone
 from zcrecord.onnx import runtime
@@ -56,34 +55,6 @@ def test_memory_measurement_notices_a_deliberate_copy(tmp_path: Path) -> None:
     assert copied["inside"] == 0
 
 
-@pytest.mark.measured
-@linux
-def test_memory_of_a_process_adds_up() -> None:
-    held = np.ones(4 * MIB)
-    now = memory()
-    assert now is not None
-    assert now.pss is not None
-    assert now.private is not None
-    assert now.file_backed is not None
-    assert held.nbytes < now.private < now.rss
-    assert now.private + now.file_backed == now.rss
-    assert now.pss <= now.rss
-
-
-@pytest.mark.measured
-@pytest.mark.exhaustive(keep=0)
-@linux
-def test_peak_memory_is_the_child_s_own_and_notices_what_it_held(tmp_path: Path) -> None:
-    held = np.ones(64 * MIB)  # 512 MiB: getrusage would have the child inherit them
-    source = tmp_path / "gpt.onnx"
-    with source.open("wb") as sink:
-        gpt.write_gpt(sink, 64)
-    own, peak = peak_rss(), call_alone("tools.serving:onnx_load", source=str(source))["peak_rss"]
-    assert own is not None
-    assert own > held.nbytes
-    assert 64 * MIB < peak < held.nbytes
-
-
 @pytest.mark.slow
 def test_worker_tells_what_went_wrong_in_it(capfd: Any) -> None:
     with Worker() as worker:
@@ -91,11 +62,6 @@ def test_worker_tells_what_went_wrong_in_it(capfd: Any) -> None:
             worker.call("tools.serving:onnx_load", source="no-such-file")
         assert worker.call("tools.measure:free_bytes", folder=".") > 0
     assert "Traceback" in capfd.readouterr().err
-
-
-def test_worker_that_dies_is_noticed() -> None:
-    with Worker() as worker, pytest.raises(WorkerError, match="ended with status"):
-        worker.call("os:_exit", status=3)
 
 
 def test_archive_of_holes_is_what_save_record_would_write(tmp_path: Path) -> None:
@@ -106,85 +72,12 @@ def test_archive_of_holes_is_what_save_record_would_write(tmp_path: Path) -> Non
     assert (tmp_path / "zeros.zcr").read_bytes() == (tmp_path / "holes.zcr").read_bytes()
 
 
-@linux
-def test_archive_of_holes_takes_no_disk(tmp_path: Path) -> None:
-    write_holes(tmp_path / "holes.zcr", 1 << 30)
-    status = (tmp_path / "holes.zcr").stat()
-    assert status.st_size > 1 << 30
-    assert status.st_blocks * 512 < 4 * MIB  # the index, and what rounds each payload up to a page
-
-
-@pytest.mark.measured
-@pytest.mark.exhaustive(keep=0)
-@linux
-def test_producing_a_record_holds_one_chunk_and_holding_all_would_be_noticed(tmp_path: Path) -> None:
-    target, arguments = "tools.bench.exchange:produce", {"path": str(tmp_path / "m.zcr"), "mib": 128}
-    assert call_alone(target, **arguments)["growth"] < 32 * MIB
-    assert call_alone(target, **arguments, keep=True)["growth"] > 96 * MIB
-
-
-def test_worker_takes_a_folder_of_packages_before_those_installed(tmp_path: Path) -> None:
-    (tmp_path / "numpy.py").write_text("def told(): return 'from the folder'\n", encoding="utf-8")
-    assert call_alone("numpy:told", tmp_path) == "from the folder"
-
-
 # -- the benchmarks' results -----------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("promise", "ours", "peer", "reached"),
-    [
-        (Promise("faster", 5, "peer"), 1.0, 5.0, True),
-        (Promise("faster", 5, "peer"), 1.0, 4.9, False),
-        (Promise("within", 1.1, "peer"), 1.1, 1.0, True),
-        (Promise("within", 1.1, "peer"), 1.2, 1.0, False),
-        (Promise("under", 4), 3.9, 0.0, True),
-        (Promise("under", 4), 4.0, 9.0, False),
-    ],
-)
-def test_promise_knows_whether_it_was_kept(promise: Promise, ours: float, peer: float, reached: bool) -> None:
-    row = Row("area", "some work", "s", {OURS: ours, "peer": peer}, promise)
-    assert promise.reached(row.values) is reached
-    assert row.as_json()["reached"] is reached
-    assert Row.from_json(json.loads(json.dumps(row.as_json()))) == row
 
 
 def results_of(*rows: Row) -> dict[str, Any]:
     machine = {"date": "2026-01-01", "cpu": "some CPU", "cores": 2, "memory_mib": 2048, "file_system": "ext4"}
     return {"machine": machine, "versions": {"python": "3.11"}, "rows": [row.as_json() for row in rows]}
-
-
-def test_table_says_what_was_missed_and_where_a_peer_wins() -> None:
-    row = Row("area", "some work", "s", {OURS: 0.25, "peer": 0.5, "rival": 0.1}, Promise("faster", 5, "peer"))
-    text = markdown(results_of(row))
-    assert "| some work | 250 ms | peer 500 ms, rival 100 ms | 2.0x faster | 5x faster | **no** |" in text
-    assert "- some work: rival 100 ms, zcrecord 250 ms\n" in text
-
-
-def test_rows_that_were_measured_later_say_what_was_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = [Row(area, f"work of {area}", "s", {OURS: 1.0, "peer": 2.0}) for area in ("small", "dropin")]
-    path = tmp_path / "results.json"
-    path.write_text(json.dumps(results_of(*rows)), encoding="utf-8")
-    later = results_of(rows[1])
-    later["machine"] |= {"date": "2026-02-02"}
-    later["versions"] |= {"python": "3.12"}
-    monkeypatch.setattr("tools.bench.__main__._measure", lambda *_: later)
-    assert bench(["--only", "dropin", "--update", "--json", str(path)]) == 0
-    assert "Measured again on 2026-02-02, python 3.12: work of dropin.\n" in markdown(
-        json.loads(path.read_text(encoding="utf-8"))
-    )
-    later["machine"] |= {"cpu": "another"}
-    with pytest.raises(SystemExit, match="is of another machine"):
-        bench(["--only", "dropin", "--update", "--json", str(path)])
-
-
-def test_page_changes_only_between_the_markers() -> None:
-    page = f"# Title\n{BEGIN}\nold\n{END}\nrest\n"
-    made = page_with(page, "new")
-    assert made == f"# Title\n{BEGIN}\nnew\n{END}\nrest\n"
-    assert page_with(made, "new") == made
-    with pytest.raises(ValueError, match="the page has no lines"):
-        page_with("# Title\n", "new")
 
 
 def test_pages_show_the_figures_of_the_results_file() -> None:
@@ -240,13 +133,6 @@ def test_sessions_tell_how_much_slower_an_archive_answers_that_is_not_tuned() ->
     assert float(told[1]) - 0.1 < min(ratios) and max(ratios) < float(told[2]) + 0.1
 
 
-def test_what_can_only_be_approached_and_our_own_other_ways_are_no_neighbours() -> None:
-    row = Row("area", "some work", "s", {OURS: 1.0, "cp": 0.1, "zcrecord, mmap=False": 0.1, "peer": 0.9})
-    assert wins([row]) == [(row, "peer")]
-    named = {name for row in json.loads(RESULTS.read_text(encoding="utf-8"))["rows"] for name in row["values"]}
-    assert set(FLOORS) < named
-
-
 def test_readme_lists_all_that_others_win_at() -> None:
     results = json.loads(RESULTS.read_text(encoding="utf-8"))
     found = wins(rows_of(results))
@@ -268,7 +154,7 @@ NEEDS = {
 @pytest.mark.slow
 @linux
 @pytest.mark.exhaustive(keep=("imports", "integrity", "sparse"))
-@pytest.mark.parametrize("area", [pytest.param(area, marks=NEEDS.get(area, ())) for area in (*AREAS, *ON_REQUEST)])
+@pytest.mark.parametrize("area", [pytest.param(area, marks=NEEDS.get(area, ())) for area in AREAS])
 def test_benchmark_runs_at_a_small_size_and_leaves_no_files(
     area: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

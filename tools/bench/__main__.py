@@ -18,35 +18,13 @@ from tools.bench.reasons import figures
 from tools.bench.table import MEASURED, markdown, page_with, terminal_table
 from tools.worker import ROOT, reused_processes
 
-__all__ = ["AREAS", "ON_REQUEST", "PAGES", "RESULTS", "main"]
+__all__ = ["AREAS", "PAGES", "RESULTS", "main"]
 
 AREAS = (
-    "small",
-    "shards",
-    "dropin",
-    "growth",
-    "large",
-    "cold",
-    "sparse",
-    "imports",
-    "exchange",
-    "convert",
-    "session",
-    "embedding",
-    "loading",
-    "sharing",
-    "optimum",
-    "remote",
-    "jax",
-    "upload",
-    "integrity",
-    "edits",
-    "distributed",
-    "consolidate",
-    "fleet",
-    "web",
-)
-ON_REQUEST = ("architectures", "transformers")  # by --only alone: its figures are not in the results file
+    "small", "shards", "dropin", "growth", "large", "cold", "sparse", "imports", "exchange", "convert", "session",
+    "embedding", "loading", "sharing", "optimum", "remote", "jax", "upload", "integrity", "edits", "distributed",
+    "consolidate", "fleet", "web",
+)  # fmt: skip
 NEEDS = {
     "embedding": ("gcc", "clang-19", "rustc", "make", "arm-none-eabi-gcc", "qemu-system-arm"),
     "web": ("chromium",),
@@ -59,8 +37,7 @@ PAGES = {ROOT / "README.md": figures, ROOT / "tools" / "bench" / "README.md": ma
 def main(arguments: list[str] | None = None) -> int:
     """Measure, or bring the pages' tables up to date; a promise not kept is told, and is no error."""
     parser = argparse.ArgumentParser(prog="python -m tools.bench", description="zcrecord beside its neighbours.")
-    areas = (*AREAS, *ON_REQUEST)
-    parser.add_argument("--only", nargs="+", choices=areas, metavar="AREA", help=f"some of {', '.join(areas)}")
+    parser.add_argument("--only", nargs="+", choices=AREAS, metavar="AREA", help=f"some of {', '.join(AREAS)}")
     parser.add_argument("--quick", action="store_true", help="small sizes, few repetitions: for trying it out")
     parser.add_argument("--json", type=Path, metavar="OUT", help="results file (a full run: tools/bench/results.json)")
     parser.add_argument("--update", action="store_true", help="put what was measured in the place of its areas' rows")
@@ -69,8 +46,6 @@ def main(arguments: list[str] | None = None) -> int:
     args = parser.parse_args(arguments)
     if args.readme or args.check:
         return _pages(args.json or RESULTS, write=args.readme)
-    if args.update and (unkept := set(ON_REQUEST).intersection(args.only or ())):
-        parser.error(f"--update: the results file has no rows of {', '.join(unkept)}; leave --update out")
     results = _measure(args.only or AREAS, args.quick, _console())
     if args.update and not args.quick:
         _update(results, args.json or RESULTS)

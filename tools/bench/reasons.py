@@ -80,16 +80,6 @@ LABELS = (
     (r"onnx2zc on ([\d,]+) small initializers .*", "converting small initializers", r"for \1"),
     (r"ONNX Runtime, (\w+).*: steady latency, batch (\d+)", "latency in ONNX Runtime", r"for \1, batch \2"),
     (r"ONNX Runtime, (\w+).*: size of the file", "size beside a tuned archive", r"for \1"),
-    (
-        r"ONNX Runtime ([\d.]+), all 8 architectures: steady latency, batch (\d+), .*",
-        "latency of exported models",
-        r"for all 8 in ONNX Runtime \1, batch \2",
-    ),
-    (
-        r"ONNX Runtime [\d.]+, (.+), \d+ MB: steady latency, batch (\d+), (\d threads?)",
-        "latency of exported models",
-        r"for \1, batch \2, \3",
-    ),
 )
 
 

@@ -1,7 +1,5 @@
 """Stream an ONNX model whose If has one square matrix of any size in both branches, in bounded memory.
 
-    python -m tools.models.branches --mib 512 branches.onnx
-
 Where `gather` is true, rows of the matrix are looked up; else the other input is multiplied with its transpose, as an
 embedding that is the output matrix too would be. The matrix is an initializer of the graph around the branches, there
 once. ONNX Runtime, left to itself, copies it for each branch (onnxruntime issue 20709). How the weights are made and
@@ -11,15 +9,13 @@ written is left to `wire`.
 from __future__ import annotations
 
 import math
-import sys
 from dataclasses import dataclass
 from typing import IO
 
-from tools.models.wire import BOOL, FLOAT, INT64, Nodes, Weight, check_size, write_as_told, write_model
+from tools.models.wire import BOOL, FLOAT, INT64, Nodes, Weight, check_size, write_model
 
 __all__ = ["BranchesShape", "plan", "write_branches"]
 
-DEFAULT_MIB = 512
 MULTIPLE = 64  # of the matrix's side
 
 
@@ -67,12 +63,3 @@ def write_branches(sink: IO[bytes], mib: int) -> BranchesShape:
     inputs = [value("gather", BOOL, []), value("rows", INT64, ["batch"]), value("x", FLOAT, sized)]
     write_model(sink, "branches", graph, [weight], inputs=inputs, outputs=[value("y", FLOAT, sized)])
     return shape
-
-
-def main(arguments: list[str] | None = None) -> int:
-    """Write a model as the command line says; return the exit status."""
-    return write_as_told(write_branches, "branches", __doc__, DEFAULT_MIB, arguments)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,7 +1,5 @@
 """Stream an ONNX model of convolutions in the shape of ResNet-18, of any size, in bounded memory.
 
-    python -m tools.models.convolutions --mib 54 convolutions.onnx
-
 Batch normalisation is folded into the convolutions' weights and biases, as exporters for inference leave it. Weights
 are scaled by their fan-in, so outputs stay finite. How they are made and written is left to `wire`.
 """
@@ -9,16 +7,14 @@ are scaled by their fan-in, so outputs stay finite. How they are made and writte
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import IO
 
-from tools.models.wire import FLOAT, Nodes, Weight, check_size, write_as_told, write_model
+from tools.models.wire import FLOAT, Nodes, Weight, check_size, write_model
 
 __all__ = ["ConvolutionsShape", "plan", "write_convolutions"]
 
-DEFAULT_MIB = 54
 IMAGE = 112  # pixels to a side
 STAGES = 4
 BLOCKS = 2  # to a stage; each stage halves the image's sides and doubles the channels
@@ -147,12 +143,3 @@ def _weights(shape: ConvolutionsShape) -> Iterator[Weight]:
 def _items(channels: int) -> int:
     """Return how many elements a model of few classes has."""
     return sum(w.items for w in _weights(ConvolutionsShape(channels, LEAST_CLASSES)))
-
-
-def main(arguments: list[str] | None = None) -> int:
-    """Write a model as the command line says; return the exit status."""
-    return write_as_told(write_convolutions, "convolutions", __doc__, DEFAULT_MIB, arguments)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,7 +1,4 @@
-"""Stream a GPT-shaped ONNX model of any size up to protobuf's 2 GiB, in bounded memory, to a file or a pipe.
-
-    python -m tools.models.gpt --mib 512 gpt.onnx
-    python -m tools.models.gpt --mib 512 - | onnx2zc - gpt.zcr
+"""Stream a GPT-shaped ONNX model of any size up to protobuf's 2 GiB, in bounded memory.
 
 The same size gives the same bytes on every platform. Weights are scaled by their fan-in, so outputs stay finite at any
 depth. How they are made and written is left to `wire`.
@@ -10,19 +7,17 @@ depth. How they are made and written is left to `wire`.
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import IO
 
-from tools.models.wire import FLOAT, INT64, MAX_MIB, Nodes, Weight, check_size, write_as_told, write_model
+from tools.models.wire import FLOAT, INT64, MAX_MIB, Nodes, Weight, check_size, write_model
 
 __all__ = ["MAX_MIB", "GptShape", "plan", "write_gpt"]
 
 HEAD_SIZE = 64
 CONTEXT = 256
 BLOCK_SHARE = 0.62  # of all weights that lie in the blocks; the rest is embedding and output matrix, as in GPT-2
-DEFAULT_MIB = 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,12 +173,3 @@ def _attention(g: Nodes, x: str, mask: str, name: str) -> str:
     weighted = g.op("MatMul", g.op("Softmax", masked, out=f"{name}/softmax", axis=-1), v, out=f"{name}/weighted")
     joined = g.op("Transpose", weighted, out=f"{name}/joined", perm=[0, 2, 1, 3])
     return _add_linear(g, g.op("Reshape", joined, "constants.width", out=f"{name}/flat"), f"{name}.c_proj")
-
-
-def main(arguments: list[str] | None = None) -> int:
-    """Write a model as the command line says; return the exit status."""
-    return write_as_told(write_gpt, "gpt", __doc__, DEFAULT_MIB, arguments)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,7 +1,5 @@
 """Stream an ONNX model of int8 matrices in QDQ form, of any size, in bounded memory.
 
-    python -m tools.models.quantized --mib 256 quantized.onnx
-
 Blocks of two layers around a residual, as the MLPs of a transformer are: every MatMul takes activations that were
 quantized to uint8 and weights that lie as int8, each by way of a DequantizeLinear, which is how ONNX Runtime's own
 static quantization writes a model. ONNX Runtime computes in integers. How the weights are made and written is left to
@@ -11,16 +9,14 @@ static quantization writes a model. ONNX Runtime computes in integers. How the w
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import IO
 
-from tools.models.wire import FLOAT, INT8, UINT8, Nodes, Weight, check_size, write_as_told, write_model
+from tools.models.wire import FLOAT, INT8, UINT8, Nodes, Weight, check_size, write_model
 
 __all__ = ["QuantizedShape", "plan", "write_quantized"]
 
-DEFAULT_MIB = 256
 BLOCKS = 12
 MULTIPLE = 64  # of the width
 LEAST_CLASSES = 16
@@ -122,12 +118,3 @@ def _norm_weights(name: str, width: int) -> Iterator[Weight]:
 def _nbytes(width: int) -> int:
     """Return how many bytes a model of few classes takes."""
     return sum(w.nbytes for w in _weights(QuantizedShape(width, LEAST_CLASSES)))
-
-
-def main(arguments: list[str] | None = None) -> int:
-    """Write a model as the command line says; return the exit status."""
-    return write_as_told(write_quantized, "quantized", __doc__, DEFAULT_MIB, arguments)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -13,12 +13,9 @@ Source: field numbers from onnx.proto (ModelProto 1, 2, 7, 8; GraphProto 1, 2, 5
 
 from __future__ import annotations
 
-import argparse
 import math
-import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
@@ -35,7 +32,6 @@ __all__ = [
     "Nodes",
     "Weight",
     "check_size",
-    "write_as_told",
     "write_model",
 ]
 
@@ -156,29 +152,6 @@ def _write_floats(sink: IO[bytes], weight: Weight, generator: Any, chunk: np.nda
         values *= np.float32(2 * weight.spread)
         values += np.float32(weight.center)
         sink.write(values.data)
-
-
-def write_as_told(
-    write: Callable[[IO[bytes], int], object], name: str, about: str | None, mib: int, arguments: list[str] | None
-) -> int:
-    """Write a model as the command line says, by default of `mib` MiB; return the exit status."""
-    prog, description = f"python -m tools.models.{name}", (about or "").partition("\n")[0]
-    parser = argparse.ArgumentParser(prog=prog, description=description)
-    parser.add_argument("out", help="path of the .onnx file, or - for standard output")
-    parser.add_argument("--mib", type=int, default=mib, help=f"size of the weights, 1 to {MAX_MIB} (default {mib})")
-    args = parser.parse_args(arguments)
-    try:
-        check_size(args.mib)  # before the output is touched
-    except ValueError as error:
-        parser.error(str(error))
-    if args.out == "-":
-        shape = write(sys.stdout.buffer, args.mib)
-        sys.stdout.buffer.flush()
-    else:
-        with Path(args.out).open("wb") as sink:
-            shape = write(sink, args.mib)
-    print(f"{args.out}: {shape}", file=sys.stderr)
-    return 0
 
 
 # -- protobuf --------------------------------------------------------------------------------------------------------
