@@ -69,7 +69,7 @@ def test_a_name_that_means_another_file_in_a_url_is_refused(memory: Any, tmp_pat
     (tmp_path / "models" / name).write_bytes(external())
     for source, dest in ((ALL, tmp_path / "out"), (tmp_path / "models", "memory://out")):
         with pytest.raises(
-            NameCollisionError, match="'::' or '\\?' in it, which mean something else in a URL; rename it"
+            NameCollisionError, match=r"'(::|\?)' in it, which means something else in a URL; rename it"
         ):
             plan(source, dest)
     assert [job.nbytes for job in plan(tmp_path / "models", tmp_path / "out")] == [len(external())]

@@ -26,8 +26,11 @@ from zcrecord import (
     onnx,
     transport,
 )
+from zcrecord.fleet import plan
+from zcrecord.remote import files
 from zcrecord.report import report
 from zcrecord.storage import uploads
+from zcrecord.storage.urls import connect, file_beside
 
 if TYPE_CHECKING:
     from buckets import S3
@@ -267,6 +270,87 @@ def test_an_upload_of_too_many_parts_is_an_error(s3: S3, monkeypatch: pytest.Mon
 def test_a_url_that_cannot_be_written_is_told(s3: S3, url: str, kind: type[Exception], message: str) -> None:
     with pytest.raises(kind, match=message):
         zcrecord.save_record(SMALL, url, storage_options=s3.options if "s3" in url else None)
+
+
+@pytest.mark.parametrize("kind", ["memory", "shelf"])
+def test_a_folder_is_refused_before_the_first_byte(kind: str, tmp_path: Path) -> None:
+    fsspec.register_implementation("shelf", Shelf, clobber=True)
+    folder = f"{tmp_path}/models/m.zcr"
+    fs = fsspec.filesystem(kind)
+    fs.makedirs(folder)
+    fs.pipe_file(f"{folder}/old", b"old")
+    refused = pytest.raises(SourceError, match=r"m\.zcr: cannot write: is a folder; name a file in it")
+    with refused, uploads.upload(f"{kind}://{folder}"):
+        pytest.fail("it was opened")
+    assert fs.find(str(tmp_path)) == [f"{folder}/old"]
+    fs.rm(str(tmp_path), recursive=True)
+
+
+SIGNS = ["x*.zcr", "x[1].zcr", "[a]*/x.zcr", "x#1.zcr", "x%41.zcr", "x{1,2}.zcr", "~x.zcr", "é ü.zcr"]
+
+
+@pytest.mark.parametrize("name", SIGNS)
+@pytest.mark.parametrize("kind", ["s3", "memory", "shelf", "depot"])
+def test_signs_of_patterns_in_a_name_mean_themselves(
+    kind: str, name: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    fsspec.register_implementation("shelf", Shelf, clobber=True)
+    fsspec.register_implementation("depot", Depot, clobber=True)
+    options = request.getfixturevalue("s3").options if kind == "s3" else {}
+    folder, fs = "bucket/f" if kind == "s3" else f"{tmp_path}/f", fsspec.filesystem(kind, **options)
+    others = {f"{folder}/{other}" for other in ("x1.zcr", "xA.zcr", "a/x.zcr", "x.zcr")}
+    for other in others:
+        fs.makedirs(os.path.dirname(other), exist_ok=True)
+        fs.pipe_file(other, b"another")
+    if kind in ("shelf", "depot"):
+        fs.makedirs(os.path.dirname(f"{folder}/{name}"), exist_ok=True)
+    url = f"{kind}://{folder}/{name}"
+    for record in (SMALL, NEWER):
+        zcrecord.save_record(record, url, storage_options=options)
+        fs.invalidate_cache()
+        assert set(fs.find(folder)) == {*others, f"{folder}/{name}"}
+        loaded = zcrecord.load_record(url, storage_options=options)
+        assert loaded.path == url
+        assert all(np.array_equal(loaded[each], value) for each, value in record.items())
+    assert set(files.list_files(f"{kind}://{folder}", options)) == {name, *(o[len(folder) + 1 :] for o in others)}
+    files.remove_file(url, options)
+    fs.invalidate_cache()
+    assert {path: fs.cat_file(path) for path in fs.find(folder)} == dict.fromkeys(others, b"another")
+    fs.rm(folder, recursive=True)
+
+
+def test_a_query_is_refused_where_it_would_be_left_out(s3: S3) -> None:
+    told = r"/m: has '\?' in it, where a query begins, which only HTTP servers read, .*; rename the file"
+    for url, options in (("memory://f/m?.zcr", {}), ("s3://bucket/m?version=1", s3.options)):
+        with pytest.raises(UnsupportedError, match=told):
+            zcrecord.save_record(SMALL, url, storage_options=options)
+        with pytest.raises(UnsupportedError, match=told):
+            zcrecord.load_record(url, storage_options=options)
+
+
+def test_a_version_of_an_object_is_read_and_never_written(s3: S3) -> None:
+    fs = s3.file_system()
+    fs.call_s3("create_bucket", Bucket="versions")
+    fs.call_s3("put_bucket_versioning", Bucket="versions", VersioningConfiguration={"Status": "Enabled"})
+    zcrecord.save_record(SMALL, "s3://versions/m", storage_options=s3.options)
+    first = fs.call_s3("head_object", Bucket="versions", Key="m")["VersionId"]
+    zcrecord.save_record(NEWER, "s3://versions/m", storage_options=s3.options)
+    url = f"s3://versions/m?versionId={first}"
+    assert np.array_equal(zcrecord.load_record(url, storage_options=s3.options)["w"], SMALL["w"])
+    with pytest.raises(UnsupportedError, match="names one version of an object; leave out what follows"):
+        zcrecord.save_record(NEWER, url, storage_options=s3.options)
+
+
+def test_a_catalogue_s_shard_with_a_query_in_its_name_is_refused() -> None:
+    with pytest.raises(UnsupportedError, match=r"memory://f/n: has '\?' in it"):
+        connect(file_beside("memory://f/m.zcr", "n?1.zcr"), {})
+    assert file_beside("s3://f/m.zcr?versionId=1", "n.zcr") == "s3://f/n.zcr"  # the version is the catalogue's
+
+
+def test_brackets_in_place_of_a_host_are_one_error() -> None:
+    for act in (zcrecord.load_record, lambda url: zcrecord.save_record(SMALL, url), lambda url: plan(url, "out")):
+        with pytest.raises(UnsupportedError, match="this URL has no host and port that are valid"):
+            act("memory://a[1]/m.zcr")
 
 
 def test_a_missing_package_is_told_with_the_command_that_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:

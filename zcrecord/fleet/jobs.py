@@ -18,7 +18,7 @@ from zcrecord.formats.safetensors.shards import INDEX
 from zcrecord.storage.compressed import SUFFIXES
 from zcrecord.storage.files import absolute_path, is_url, path_of
 from zcrecord.storage.folders import catalogue_of_shard
-from zcrecord.storage.urls import is_http
+from zcrecord.storage.urls import cut_in_url, is_http
 
 from .sources import folder_among, list_files, local_path, shown
 
@@ -165,8 +165,8 @@ def _targets(models: Mapping[str, str], source: str, dest: str) -> dict[str, str
         if "" in path.split("/"):  # the key of an object: a folder of files has one name for both
             what = f"the name {printable(repr(path))} has an empty part; rename it"
             raise NameCollisionError(what, path=shown(source))
-        if (is_url(source) or is_url(dest)) and ("::" in path or "?" in path):  # a URL with it is another file's
-            what = f"the name {printable(repr(path))} has '::' or '?' in it, which mean something else in a URL"
+        if (is_url(source) or is_url(dest)) and (cut := cut_in_url(path)):  # a URL with it is another file's
+            what = f"the name {printable(repr(path))} has '{cut}' in it, which means something else in a URL"
             raise NameCollisionError(f"{what}; rename it", path=shown(source))
         if (other := out.setdefault(target, path)) != path:
             what = f"{printable(other)} and {printable(path)} would both become {printable(target)}"

@@ -12,7 +12,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from zcrecord.storage.urls import split_url
+from zcrecord.storage.urls import is_http
 
 __all__ = ["identity"]
 
@@ -46,7 +46,7 @@ def identity(url: str, options: Mapping[str, Any]) -> str:
         '["https://host/m.zcr?f=alice", {}]'
     """
     known: Any = dict(options)
-    if split_url(url).scheme in ("http", "https"):
+    if is_http(url):
         return json.dumps([_unsigned(url), _public(known)], sort_keys=True)
     known |= {name: os.environ[name] for name in _ELSEWHERE if name in os.environ}
     return json.dumps([url, _public(known)], sort_keys=True)

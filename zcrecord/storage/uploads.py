@@ -132,6 +132,8 @@ def connected(url: str, options: Mapping[str, Any] | None) -> tuple[Any, str]:
             "HTTP servers are for reading; write to the bucket behind it (s3://, gs://), or to a file and upload that"
         )
         raise UnsupportedError(what, path=redacted(url))
+    if "?" in path and getattr(fs, "version_aware", False):
+        raise UnsupportedError("names one version of an object; leave out what follows '?'", path=redacted(url))
     return fs, path
 
 
@@ -142,7 +144,7 @@ def _version(fs: Any, path: str) -> str | None:
     except FileNotFoundError:
         return ""
     if found.get("type") == "directory":
-        raise IsADirectoryError("is a folder")
+        raise IsADirectoryError("is a folder; name a file in it")
     return version_tag(found)
 
 
@@ -415,6 +417,7 @@ class _RenamedUpload(_CheckedUpload):
 
     def __init__(self, fs: Any, path: str, replaces: str | None) -> None:
         super().__init__(fs, path, replaces)
+        _version(fs, path)  # an error if it is a folder: a scratch file would be moved into that
         folder, slash, name = path.rpartition("/")
         self._scratch = f"{folder}{slash}.{name}.{os.urandom(6).hex()}.zcr-scratch"
         self._file: Any = None
@@ -430,9 +433,13 @@ class _RenamedUpload(_CheckedUpload):
         self.put(last)
         self._file.close()
         self._check()
-        self._fs.mv(self._scratch, self._path)
+        if "memory" in protocols_of(self._fs):  # whose `mv` expands patterns
+            self._fs.cp_file(self._scratch, self._path)
+            self._fs.rm_file(self._scratch)
+        else:
+            self._fs.mv(self._scratch, self._path)
         self._fs.invalidate_cache()
-        if self._fs.exists(self._scratch):  # WebHDFS answers so, and raises nothing
+        if self._fs.exists(self._scratch) or _version(self._fs, self._path) == "":  # WebHDFS raises nothing
             raise SourceError("the file system did not rename onto the file there; remove that first")
         self._file = None
 

@@ -24,6 +24,7 @@ from zcrecord.errors import (
 
 __all__ = [
     "connect",
+    "cut_in_url",
     "file_beside",
     "first_answer",
     "is_http",
@@ -36,6 +37,11 @@ __all__ = [
 ]
 
 _CHAINED = re.compile(r"::(?=[A-Za-z][A-Za-z0-9+.-]*://)")  # not the :: of an IPv6 address
+_CUTS = {  # texts at which a URL is cut: what that does, and what to do
+    "::": "where fsspec would cut it and take another file; write %3A%3A for HTTP and addresses of IPv6 in full, "
+    "or rename the file",
+    "?": "where a query begins, which only HTTP servers read, so that another file would be taken; rename the file",
+}
 _ANSWER = 20  # seconds for the first answer of an S3 server; its client connects in 5, and tries again by itself
 _PACKAGES = {  # the package that fsspec needs for a kind of URL, and the extra that installs it
     **dict.fromkeys(("http", "https"), ("aiohttp", "remote")),
@@ -49,9 +55,13 @@ _TAGS = ("ETag", "etag", "content_hash", "content_md5", "md5Hash", "md5", "gener
 def redacted(url: str) -> str:
     """Return a URL without user, password and query, which may be secret; a signature, for one."""
     *heads, last = _CHAINED.split(url)  # the last has the address
-    parts = split_url(last)
+    try:
+        parts = split_url(last)
+    except ValueError:  # brackets around something other than an IPv6 address, which `connect` refuses
+        return "::".join([*heads, f"{last.partition('://')[0]}://..."])
     host = parts.netloc.rpartition("@")[2]
-    return "::".join([*heads, f"{parts.scheme}://{host}{parts.path}"])
+    name = parts.path if is_http(last) or not parts.fragment else f"{parts.path}#{parts.fragment}"
+    return "::".join([*heads, f"{parts.scheme}://{host}{name}"])
 
 
 def split_url(url: str) -> SplitResult:
@@ -61,7 +71,16 @@ def split_url(url: str) -> SplitResult:
 
 def is_http(url: str) -> bool:
     """Return True for the URL of a file on an HTTP server, chained or not."""
-    return split_url(url).scheme in ("http", "https")
+    return _CHAINED.split(url)[-1].partition("://")[0].lower() in ("http", "https")
+
+
+def cut_in_url(path: str) -> str | None:
+    """Return the text in a path at which a URL with that path would be cut, `::` or `?`; None if it means itself.
+
+    The other signs are taken literally wherever there is no HTTP server: `*` and `[`, since no call of fsspec is used
+    that expands patterns, `#` and `%`, since no path is decoded. For an HTTP server a path is written with %XX.
+    """
+    return next((text for text in _CUTS if text in path), None)
 
 
 def leads_inside(name: str) -> bool:
@@ -74,7 +93,8 @@ def file_beside(url: str, name: str) -> str:
     """Return the URL of a file that another refers to: a stranger's name, a path from the folder of the one at `url`.
 
     A name is no part of a URL: in one for an HTTP server it is escaped, since `%2e%2e%2f` is the folder above there,
-    and `?` and `#` end a path.
+    and `?` and `#` end a path; a query is kept there alone, as it may be a signature. `connect` refuses other URLs
+    that a name has made ambiguous.
 
     Raises:
         FormatError: it leads out of the folder.
@@ -84,8 +104,8 @@ def file_beside(url: str, name: str) -> str:
     parts = _CHAINED.split(url)
     at = next(i for i, part in enumerate(parts) if "://" in part)  # the first has the path, in a zip file for one
     file, mark, query = parts[at].partition("?")
-    name = quote(name) if split_url(file).scheme in ("http", "https") else name
-    parts[at] = f"{file[: file.rindex('/')]}/{name}{mark}{query}"
+    folder = file[: file.rindex("/")]
+    parts[at] = f"{folder}/{quote(name)}{mark}{query}" if is_http(file) else f"{folder}/{name}"
     return "::".join(parts)
 
 
@@ -123,6 +143,8 @@ def connect(url: str, options: Mapping[str, Any] | None) -> tuple[Any, str]:
         raise UnsupportedError(f"storage_options= does not fit URLs of the kind {scheme}://: {error}") from error
     except Exception as error:  # a file system inside a file, such as zip://, reads that file here
         raise SourceError(f"cannot be opened: {said(error)}", path=redacted(url)) from error
+    if not getattr(fs, "version_aware", False):
+        _check_query(url)
     return fs, path
 
 
@@ -182,11 +204,20 @@ def _check_url(url: str) -> None:
     except ValueError:
         what = "this URL has no host and port that are valid"
         raise UnsupportedError(f"{what}; write special characters of user and password as %XX") from None
+    if any("::" in part.partition("://")[2] for part in _CHAINED.split(url)):
+        raise _cut("::", url)
+
+
+def _check_query(url: str) -> None:
+    """Raise UnsupportedError for a URL with a query that only HTTP servers take: others would ignore it."""
     for part in _CHAINED.split(url):
-        if "::" in part.partition("://")[2]:
-            what = "has '::' in it, where fsspec would cut it and take another file"
-            how = "write %3A%3A for HTTP and addresses of IPv6 in full, or rename the file"
-            raise UnsupportedError(f"{what}; {how}", path=redacted(url))
+        scheme, _, path = part.partition("://")
+        if "?" in path and scheme.lower() not in ("http", "https", "file", "local"):
+            raise _cut("?", url)
+
+
+def _cut(text: str, url: str) -> UnsupportedError:
+    return UnsupportedError(f"has '{text}' in it, {_CUTS[text]}", path=redacted(url))
 
 
 def protocols_of(fs: Any) -> tuple[str, ...]:
