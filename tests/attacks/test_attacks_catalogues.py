@@ -25,6 +25,7 @@ from zcrecord.archive import shards, unflatten
 from zcrecord.archive.archive import Verify
 from zcrecord.codec.layout import NONE
 from zcrecord.distributed.checkpoint import Checkpoint
+from zcrecord.hollow import hollow_of
 
 HONEST = {"a": np.zeros(16, np.float32), "b": np.zeros(16, np.float32)}
 OTHER = np.arange(16, dtype=np.float32)
@@ -279,8 +280,9 @@ def one_range(folder: Path) -> tuple[Path, int]:
         lambda path, level: dict(zcrecord.load_record(path, mode="c", verify=level)),
         lambda path, level: zcrecord.load_record(path, verify=level).torch(),
         lambda path, level: zcrecord.load_record(path, verify=level).load_into("host"),
+        lambda path, level: hollow_of(zcrecord.load_record(path, verify=level)),
     ],
-    ids=["mode c", "torch", "host"],
+    ids=["mode c", "torch", "host", "hollow"],
 )
 def test_payloads_of_one_range_take_no_memory_each(act: Callable[..., Any], level: Verify, tmp_path: Path) -> None:
     path, nbytes = one_range(tmp_path)

@@ -110,6 +110,12 @@ def test_what_is_deserialized_is_in_c_order_whatever_was_saved() -> None:
         OURS.top.deserialize(OURS.top.save({"s": np.array(["a"])}))
 
 
+def test_tied_tensors_are_not_deserialized_out_of_proportion() -> None:
+    data = r.saved(dict.fromkeys((f"w{i}" for i in range(1200)), np.zeros(1 << 20, np.uint8)))
+    with pytest.raises(zcrecord.LimitError, match=r"tensors that share their bytes would take 1\.26e\+09 bytes"):
+        OURS.top.deserialize(data)
+
+
 # Files that are open, and closed.
 
 

@@ -19,7 +19,7 @@ from jax import tree_util
 
 import zcrecord
 from zcrecord.dtypes import DTYPES, DType
-from zcrecord.errors import TensorNotFoundError, UnsupportedError
+from zcrecord.errors import LimitError, TensorNotFoundError, UnsupportedError
 from zcrecord.tensors import interop
 
 
@@ -329,6 +329,16 @@ def test_tied_tensors_are_one_array_and_equal_ones_are_two(tmp_path: Path) -> No
     assert found["equal"] is not found["a"]
     for name, array in tree.items():
         assert np.array_equal(found[name], array), name
+
+
+def test_views_of_the_same_bytes_are_not_copied_out_of_proportion(tmp_path: Path) -> None:
+    w = np.zeros(1 << 20, np.uint8)
+    record = opened(tmp_path, {f"w{i}": w[i:] for i in range(1200)})
+    shardings: tuple[Any, ...] = (None, jax.sharding.SingleDeviceSharding(jax.devices()[0]))
+    for one in shardings:
+        with pytest.raises(LimitError, match=r"tensors that share their bytes would take 1\.26e\+09 bytes"):
+            record.jax(shardings=one)
+    assert len(opened(tmp_path, dict.fromkeys((f"w{i}" for i in range(1200)), w)).jax()) == 1200  # one array
 
 
 @pytest.mark.parametrize("kind", WIDE, ids=lambda d: d.name)

@@ -139,3 +139,11 @@ def test_bytes_that_many_payloads_share_are_not_taken_for_each(tmp_path: Path) -
         hollow_of(zcrecord.load_record(tmp_path / "m.zcr"))
     saved = r.saved({f"w{i}": np.zeros(MIB, np.uint8) for i in range(20)})
     assert len(hollow_of(saved)) == 20
+
+
+def test_views_of_the_same_bytes_are_not_handed_to_a_sink_without_end() -> None:
+    w = np.zeros(MIB, np.uint8)
+    saved = r.saved({f"w{i}": w[i:] for i in range(1200)})
+    with pytest.raises(LimitError, match=r"tensors that share their bytes would take 1\.26e\+09 bytes"):
+        hollow_of(saved, sink=lambda *_: bytearray())
+    assert hollow_of(saved).state == "declared"  # in memory they are views of a MiB

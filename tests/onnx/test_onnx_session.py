@@ -17,6 +17,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 from onnx_graphs import RNG, SHARED, branches, feeds, floats, graph_model, large_branches, mlp, private_growth, value
 from other_processors import COUNTS_MEMORY
+from records import most_allocated, saved
 
 import zcrecord
 from zcrecord.errors import DependencyError, FormatError, LimitError, OnnxError, SourceError, UnsupportedError
@@ -283,6 +284,22 @@ def test_a_skeleton_that_disagrees_with_the_archive_is_refused(skeleton: bytes, 
     zcrecord.save_record({"w": np.ones(3, "f4"), "onnx.graph": skeleton}, out)
     with pytest.raises(kind, match=message):
         session(out.getvalue())
+
+
+@pytest.mark.parametrize("inner", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["strided", "of a subgraph"])
+def test_tensors_that_share_their_bytes_are_not_copied_each(inner: bool) -> None:
+    """1,100 views of a MiB that are not in C order, or that ONNX Runtime takes from files alone: 1.15 GB in all."""
+    w = np.zeros((512, 512), np.float32)
+    weights = [m.field(5, stub(str(i), 512, more=m.field(1, 512) + m.field(8, b"w%d" % i))) for i in range(1100)]
+    views = {f"w{i}": w if inner else w.T for i in range(1100)}
+    graph = m.field(7, m.field(1, m.field(5, m.field(1, b"g") + m.field(6, weights))) if inner else weights)
+    data = saved({**({"_": {"g": views}} if inner else views), "w": w, "onnx.graph": graph})
+
+    def refused() -> None:
+        with pytest.raises(LimitError, match=r"tensors that share their bytes would take 1\.15e\+09 bytes"):
+            session(data)
+
+    assert most_allocated(refused) < 1 << 24
 
 
 def test_a_model_too_large_for_protobuf_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

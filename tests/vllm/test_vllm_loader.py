@@ -21,7 +21,7 @@ import torch
 
 import zcrecord
 from tools.range_server import serving
-from zcrecord.errors import FormatError, IntegrityError, MismatchError, SourceError, UnsupportedError
+from zcrecord.errors import FormatError, IntegrityError, LimitError, MismatchError, SourceError, UnsupportedError
 from zcrecord.vllm import FORMAT, weights
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -198,6 +198,16 @@ def test_weights_of_a_url_are_fetched_once_in_few_requests(vllm: None, folder: P
         model = load("nowhere", {"url": f"{server.url}/model.zcr", "storage_options": {}, "cache": False})
         assert len(server.requests) <= 4
     assert same(model, TENSORS)
+
+
+def test_tied_tensors_of_a_url_are_not_fetched_out_of_proportion(tmp_path: Path) -> None:
+    tied = dict.fromkeys((f"w{i}" for i in range(1200)), np.zeros(1 << 20, np.uint8))
+    zcrecord.save_record(tied, tmp_path / "model.zcr", durable=False)
+    with serving(tmp_path) as server, zcrecord.load_record(f"{server.url}/model.zcr") as record:
+        asked = len(server.requests)
+        with pytest.raises(LimitError, match=r"tensors that share their bytes would take 1\.26e\+09 bytes"):
+            next(weights.torch_weights(record))
+        assert len(server.requests) == asked
 
 
 def test_ranks_of_a_machine_share_what_one_of_them_fetched(vllm: None, folder: Path) -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import mmap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
 
 from zcrecord.codec.digests import RunningDigest
+from zcrecord.codec.layout import NONE
 from zcrecord.errors import IntegrityError
 from zcrecord.storage.stream_reader import KEPT, SequentialMapping
 from zcrecord.tensors.strides import address, extent, in_blocks
@@ -18,7 +19,7 @@ from .damage import check_digest
 from .info import TensorInfo, infos
 from .private_copy import check_apart
 
-__all__ = ["Payloads"]
+__all__ = ["Payloads", "check_copies", "check_views"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -26,6 +27,20 @@ _SPAN = 2 << 20  # bytes of a record prepared at a time, in a thread of their ow
 _GATHERED = (
     16 << 20
 )  # bytes of a strided tensor put together at a time: each touches many pages, so the more the better
+
+
+def check_copies(archive: Archive, tensors: Iterable[TensorInfo]) -> None:
+    """Raise LimitError if copies of these tensors, one of each, would come to far more than the archive has."""
+    check_apart(sum(tensor.nbytes for tensor in tensors), archive.stored_nbytes(), archive.path)
+
+
+def check_views(archive: Archive) -> None:
+    """Raise LimitError if copies of an archive's tensors, tied ones once, would come to far more than it has."""
+    rows = archive.index.tensors
+    numbers = rows["payload"][rows["payload"] != NONE]
+    if archive.index.payloads["nbytes"][numbers].sum(dtype=np.float64) > archive.stored_nbytes():  # not all are apart
+        views = {(t.payload, t.offset, t.dtype, t.bits, t.shape, t.strides): t for t in infos(archive)}
+        check_copies(archive, views.values())
 
 
 class Payloads:
@@ -40,7 +55,7 @@ class Payloads:
         """Raise LimitError if tensors that share their bytes would come to far more than the archive has."""
         self.infos = list(infos(archive))
         self.nbytes = sum(info.nbytes for info in self.infos)
-        check_apart(self.nbytes, archive.stored_nbytes(), archive.path)
+        check_copies(archive, self.infos)
         self._archive = archive
         self._sound: set[int] = set()
         self._memory: Any = None  # that of the last payload

@@ -23,6 +23,7 @@ import numpy as np
 from zcrecord import dtypes
 from zcrecord.archive import unflatten
 from zcrecord.archive.archive import Archive
+from zcrecord.archive.payloads import check_views
 from zcrecord.archive.subset import Names
 from zcrecord.codec import conventions
 from zcrecord.codec.entries import ModuleKind
@@ -56,7 +57,7 @@ def jax_arrays(archive: Archive, names: Names | None = None) -> dict[str, Any]:
     Raises:
         DependencyError: jax is not installed. TensorNotFoundError: a name without wildcards is not there.
         UnsupportedError: jax would make 32 bits of a tensor's 64, unless `jax_enable_x64` is set; or leave it out with
-        `names`.
+        `names`. LimitError: different views of the same bytes, each by itself, would take out of all proportion.
 
     Example:
         >>> import numpy as np, zcrecord
@@ -133,6 +134,8 @@ class ElementCheck:
     """Gives what jax takes for tensors, after checking that it keeps their elements as they are."""
 
     def __init__(self, jax: Any, archive: Archive) -> None:
+        """Raise LimitError if copies of an archive's different views would come to far more than it has."""
+        check_views(archive)
         self._jax, self._archive = jax, archive
         self._known: set[Any] = set()
 

@@ -30,7 +30,7 @@ from zcrecord.tensors import interop
 from zcrecord.tensors.packed import PackedTensor
 from zcrecord.tensors.strides import as_bytes
 
-from .skeleton import RecordSkeleton
+from .skeleton import RecordSkeleton, check_filled
 from .state import FillState, HollowConstant, State
 from .writer import ConstantWriter, MemoryTarget, SinkTarget, sink_target
 
@@ -55,8 +55,8 @@ def hollow_of(source: Any, *, sink: Sink | None = None) -> HollowRecord:
             handed over, and a chunk is valid until `write` returns; that may return, as files do, how many it took.
 
     Raises:
-        RecordError: as `load_record`. LimitError: equal tensors or bytes that are not tied would take out of all
-        proportion to the archive, each by itself.
+        RecordError: as `load_record`. LimitError: equal tensors or bytes that are not tied, or with a sink
+        different views of the same bytes, would take out of all proportion to the archive, each by itself.
 
     Example:
         >>> import numpy as np, zcrecord
@@ -68,10 +68,13 @@ def hollow_of(source: Any, *, sink: Sink | None = None) -> HollowRecord:
     """
     if sink is not None and not callable(sink):
         raise UnsupportedError(f"sink= is a function of a name and a TensorInfo, not a {type(sink).__name__}")
-    if isinstance(source, Record):
-        return HollowRecord(RecordSkeleton.of(source.archive), sink)
-    with load_record(source) as record:
-        return HollowRecord(RecordSkeleton.of(record.archive), sink)
+    if not isinstance(source, Record):
+        with load_record(source) as record:
+            return hollow_of(record, sink=sink)
+    made = HollowRecord(RecordSkeleton.of(source.archive), sink)
+    if sink is not None:
+        check_filled(source.archive, made.nbytes)  # different views of a payload are handed over one by one
+    return made
 
 
 class HollowRecord:
@@ -492,11 +495,11 @@ def _copy(payloads: list[memoryview], chunks: Iterable[memoryview]) -> None:
 def _fan_out(writers: list[ConstantWriter], chunks: Iterable[memoryview], nbytes: int) -> None:
     """Write a payload to each constant that lies in it; strided ones need the whole payload first."""
     strided = [w for w in writers if w.constant.info.strides is not None]
+    plain = [w for w in writers if w.constant.info.strides is None]
     whole, done = bytearray(nbytes if strided else 0), 0
     for chunk in chunks:
-        for writer in writers:
-            if writer not in strided:
-                writer.write(chunk)
+        for writer in plain:
+            writer.write(chunk)
         if strided:
             whole[done : done + len(chunk)] = chunk
         done += len(chunk)

@@ -16,7 +16,7 @@ import numpy as np
 from zcrecord.archive import unflatten
 from zcrecord.archive.archive import Archive
 from zcrecord.archive.catalogue import ShardedArchive
-from zcrecord.archive.private_copy import check_apart, twins_nbytes
+from zcrecord.archive.private_copy import check_apart
 from zcrecord.codec.digests import RunningDigest
 from zcrecord.codec.entries import PayloadId
 from zcrecord.codec.index import Index
@@ -24,7 +24,7 @@ from zcrecord.codec.layout import ALIGNMENT, HEADER_SIZE, NONE, plan_payloads
 from zcrecord.errors import IntegrityError, SourceError, UnsupportedError
 from zcrecord.storage.memory import Memory, aligned
 
-__all__ = ["RecordSkeleton"]
+__all__ = ["RecordSkeleton", "check_filled"]
 
 _CHUNK = 1 << 20  # bytes read from a file at a time
 
@@ -71,7 +71,7 @@ class RecordSkeleton:
         """
         archive.ensure_all()
         ix, header = archive.index, archive.header
-        check_apart(twins_nbytes(ix, header.archive_size), header.archive_size, archive.path)
+        check_filled(archive, ix.payloads["nbytes"].sum(dtype=np.float64))
         places = ix.payloads.copy()
         places["offset"] += np.uint64(header.payload_offset)
         blobs = {number: bytes(archive.payload(number)) for number in _blob_numbers(ix)}
@@ -173,6 +173,11 @@ class RecordSkeleton:
         memory = memoryview(columns["memory"])
         index = Index(**{**columns, "memory": memory, "text": memory[: columns["text"]]})
         vars(self).update(state, index=index)
+
+
+def check_filled(archive: Archive, nbytes: float) -> None:
+    """Raise LimitError if the bytes to fill are out of all proportion to the files of an archive; opens no shard."""
+    check_apart(int(nbytes), sum(size for size, _ in archive.files()), archive.path)
 
 
 def _copied(ix: Index) -> Index:

@@ -19,6 +19,7 @@ from zcrecord import dtypes
 from zcrecord.archive import unflatten
 from zcrecord.archive.archive import Archive
 from zcrecord.archive.info import child_of_type
+from zcrecord.archive.private_copy import check_apart
 from zcrecord.codec.conventions import TUNED_TYPE
 from zcrecord.codec.entries import PayloadId
 from zcrecord.dtypes import DType
@@ -178,9 +179,15 @@ def restore(
             `encode_reference` makes them, or an object with a length, which becomes a part: raw_data's bytes, or the
             string_data fields of strings. May be called again for a tensor; then the last answer counts.
         skeleton: taken in the place of the record's own, such as one without some of its metadata_props.
+
+    Raises:
+        LimitError: tensors that are copied, since they are strided or strings, would take out of all proportion to the
+            bytes that they share. And the errors of `model_parts`.
     """
     data: Any = skeleton_of(record) if skeleton is None else skeleton
     values, path = _values(record), record.archive.path
+    if copied := sum(value.nbytes for _, value in values if not _is_stored_so(value)):
+        check_apart(copied, record.archive.stored_nbytes(), path)
     found = _restored(data, _RestoringSink(values, path, place))
     names, there = full_names(found.found, sum(map(len, record.names))), record.names
     if names != [there[number] for number in found.numbers]:
@@ -326,6 +333,11 @@ def _kind(value: Any) -> DType:
     if isinstance(value, StringTensor):
         return dtypes.STRING
     return value.kind if isinstance(value, PackedTensor) else dtypes.from_numpy(value.dtype)
+
+
+def _is_stored_so(value: Any) -> bool:
+    """Return True if the archive has a tensor's values as raw_data has them."""
+    return isinstance(value, PackedTensor) or (isinstance(value, np.ndarray) and value.flags.c_contiguous)
 
 
 def raw_bytes(value: Any) -> np.ndarray[Any, np.dtype[np.uint8]]:

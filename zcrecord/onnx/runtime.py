@@ -34,6 +34,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from zcrecord.archive.archive import Archive
+from zcrecord.archive.private_copy import check_apart
 from zcrecord.codec.layout import ALIGNMENT, align_up
 from zcrecord.errors import LimitError, SourceError, UnsupportedError, missing_package, printable
 from zcrecord.onnx.protobuf.interfaces import without_constant_inputs
@@ -92,8 +93,9 @@ def session(
     Raises:
         DependencyError: onnxruntime is not installed. UnsupportedError: the record holds no ONNX model, or several and
             `module` names none; the error lists them. TensorNotFoundError: there is no such module. FormatError: its
-            graph and its tensors disagree. SourceError: the archive was replaced meanwhile. Errors of ONNX Runtime
-            itself pass unchanged.
+            graph and its tensors disagree. LimitError: values that have to be copied, since they are strided, strings
+            or of a subgraph, take out of all proportion to the bytes that they share; before any is. SourceError: the
+            archive was replaced meanwhile. Errors of ONNX Runtime itself pass unchanged.
     """
     if memory not in ("shared", "speed"):
         raise UnsupportedError(f"memory={memory!r} is not known; 'shared' or 'speed'")
@@ -401,6 +403,7 @@ class _SessionBuilder:
             self._options.add_external_initializers_from_files_in_memory(list(memories), held, list(map(len, held)))
         with contextlib.ExitStack() as stack:
             if spill.used:
+                self._check_apart(spill.nbytes)
                 folder = os.path.dirname(next(iter(files))) if on_disk else stack.enter_context(spill.written())
                 _configure(self._options, _FOLDER, folder)
             made = self._create(model)
@@ -435,7 +438,12 @@ class _SessionBuilder:
         if size > _MODEL_LIMIT:
             what = f"{size} bytes of model without what can be external data; ONNX Runtime takes 2 GiB"
             raise LimitError(what, path=self._record.archive.path)
+        self._check_apart(size)
         return b"".join(parts)
+
+    def _check_apart(self, nbytes: int) -> None:
+        """Raise LimitError if so many bytes of values, which tensors may share, are out of all proportion."""
+        check_apart(nbytes, self._record.archive.stored_nbytes(), self._record.archive.path)
 
     def _create(self, model: bytes) -> Any:
         _configure(self._options, _FORMAT, "ONNX")  # or bytes that look like ONNX Runtime's own format are read as that
@@ -457,8 +465,8 @@ class _MappedWeights:
 
     def __init__(self) -> None:
         self.used = False
+        self.nbytes = 0  # of the temporary file
         self._pending: dict[int, tuple[int, Any]] = {}  # by number: `restore` may ask about a tensor again
-        self._end = 0
 
     def place(self, path: str | None, offset: int | None, found: Initializer) -> tuple[str, int]:
         """Return the name of the file in its folder, and the offset of the value in it, now or once it is written."""
@@ -466,8 +474,8 @@ class _MappedWeights:
         if path is not None and offset is not None:
             return Path(path).name, offset
         if found.number not in self._pending:
-            offset = align_up(self._end, ALIGNMENT)
-            self._end = offset + found.value.nbytes
+            offset = align_up(self.nbytes, ALIGNMENT)
+            self.nbytes = offset + found.value.nbytes
             self._pending[found.number] = offset, found.value
         return "weights", self._pending[found.number][0]
 

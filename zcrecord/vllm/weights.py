@@ -12,6 +12,7 @@ from typing import Any
 
 from zcrecord.archive.damage import check_digest
 from zcrecord.archive.info import TensorInfo
+from zcrecord.archive.payloads import check_copies
 from zcrecord.errors import MismatchError, RecordError, UnsupportedError, printable
 from zcrecord.frameworks.torch import import_torch, torch_dtype, torch_shape
 from zcrecord.frameworks.torch_pages import paged
@@ -143,6 +144,7 @@ def _check_types(infos: list[TensorInfo], path: str | None) -> None:
 def _fetched(record: Record, wanted: list[TensorInfo]) -> Iterator[tuple[str, Any]]:
     from zcrecord.loaders.torch import TorchLoader
 
+    check_copies(record.archive, wanted)
     loader = TorchLoader("cpu")
     for batch in _batches(wanted):
         tensors = record.load_into(loader, lambda info, batch=batch: info.name in batch)

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from zcrecord.archive.payloads import check_copies
 from zcrecord.codec.layout import MAX_ARCHIVE_SIZE, MAX_RANK
 from zcrecord.compat.safetensors.opening import dtype_name, open_record, write, write_bytes
 from zcrecord.dtypes import STRING, by_name, by_safetensors, nbytes
@@ -114,10 +115,12 @@ def deserialize(bytes: Any) -> list[tuple[str, dict[str, Any]]]:  # the name peo
         [('a', {'dtype': 'U8', 'shape': [3], 'data': bytearray(b'\\x00\\x01\\x02')})]
 
     Raises:
-        FormatError: it is neither. UnsupportedError: a tensor of strings.
+        FormatError: it is neither. UnsupportedError: a tensor of strings. LimitError: tensors that share their bytes
+        would take, each by itself, out of all proportion to them.
     """
     out = []
     with open_record(bytes, writable=False) as record:
+        check_copies(record.archive, record.infos())
         for name, view in record.items():
             if isinstance(view, StringTensor):
                 raise UnsupportedError(
